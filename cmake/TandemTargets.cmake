@@ -1,0 +1,83 @@
+# td_add_module(NAME SOURCES ... MAY_USE ...): a module of impl/ as objects; MAY_USE is what its files may include,
+#   and ci/check/floors.py holds them to it.
+# td_add_test(NAME SOURCES ... USES ... [WRAP symbol ...] [LABELS ...] [TIMEOUT seconds]): a CMocka program that links
+#   the static modules (so that --wrap sees their calls) and tests/support.
+
+include(CMakeParseArguments)
+
+add_library(td_flags INTERFACE)
+target_compile_features(td_flags INTERFACE c_std_11)
+target_compile_definitions(td_flags INTERFACE _GNU_SOURCE)
+# -std=c11 would switch fused multiply-add off (-ffp-contract); errno and floating-point traps, which nothing here
+# reads, would keep the compiler from vectorising. NaN and infinity keep their meaning: no -ffast-math.
+target_compile_options(td_flags INTERFACE -Wall -Wextra -Wpedantic -Werror -march=${TANDEM_MARCH}
+                       -ffp-contract=fast -fno-math-errno -fno-trapping-math -fvisibility=hidden)
+# gcc prefers 256-bit vectors on Intel's server cores; attention and the fused loops here gain from 512.
+target_compile_options(td_flags INTERFACE $<$<C_COMPILER_ID:GNU>:-mprefer-vector-width=512>)
+target_include_directories(td_flags INTERFACE "${PROJECT_SOURCE_DIR}/impl")
+target_link_libraries(td_flags INTERFACE OpenMP::OpenMP_C m)
+
+add_library(td_instrument INTERFACE)
+if(TANDEM_SANITIZE)
+  target_compile_options(td_instrument INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=all
+                         -fno-omit-frame-pointer)
+  target_link_options(td_instrument INTERFACE -fsanitize=address,undefined)
+endif()
+if(TANDEM_COVERAGE)
+  target_compile_options(td_instrument INTERFACE --coverage -fprofile-update=atomic)
+  target_link_options(td_instrument INTERFACE --coverage)
+endif()
+
+set_property(GLOBAL PROPERTY TD_MODULES "")
+
+function(td_add_module name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;MAY_USE;LIBRARIES" ${ARGN})
+  foreach(source IN LISTS ARG_SOURCES) # INTERIM
+    if(NOT EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${source}") # INTERIM
+      list(REMOVE_ITEM ARG_SOURCES ${source}) # INTERIM
+      message(STATUS "interim: ${name} lacks ${source}") # INTERIM
+    endif() # INTERIM
+  endforeach() # INTERIM
+  if(NOT ARG_SOURCES) # INTERIM
+    set(ARG_SOURCES ${PROJECT_SOURCE_DIR}/impl/base/clock.c) # INTERIM
+  endif() # INTERIM
+  add_library(td_${name} STATIC ${ARG_SOURCES})
+  set_target_properties(td_${name} PROPERTIES C_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON
+                        TD_MAY_USE "${ARG_MAY_USE}")
+  target_link_libraries(td_${name} PRIVATE td_flags td_instrument)
+  target_link_libraries(td_${name} PUBLIC ${ARG_LIBRARIES})
+  foreach(used IN LISTS ARG_MAY_USE)
+    target_link_libraries(td_${name} PUBLIC td_${used})
+  endforeach()
+  set_property(GLOBAL APPEND PROPERTY TD_MODULES td_${name})
+endfunction()
+
+function(td_add_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;USES;WRAP;LABELS;LIBRARIES" ${ARGN})
+  foreach(source IN LISTS ARG_SOURCES) # INTERIM
+    if(NOT EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${source}") # INTERIM
+      list(REMOVE_ITEM ARG_SOURCES ${source}) # INTERIM
+      message(STATUS "interim: ${name} lacks ${source}") # INTERIM
+    endif() # INTERIM
+  endforeach() # INTERIM
+  if(NOT ARG_SOURCES) # INTERIM
+    return() # INTERIM
+  endif() # INTERIM
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS unit cpu)
+  endif()
+  add_executable(test_${name} ${ARG_SOURCES})
+  set_target_properties(test_${name} PROPERTIES C_EXTENSIONS OFF)
+  target_link_libraries(test_${name} PRIVATE td_flags td_instrument td_support cmocka::cmocka ${ARG_LIBRARIES})
+  foreach(used IN LISTS ARG_USES)
+    target_link_libraries(test_${name} PRIVATE td_${used})
+  endforeach()
+  foreach(symbol IN LISTS ARG_WRAP)
+    target_link_options(test_${name} PRIVATE "-Wl,--wrap=${symbol}")
+  endforeach()
+  add_test(NAME ${name} COMMAND test_${name})
+  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
+endfunction()

@@ -1,0 +1,202 @@
+/** The arithmetic that reports quote: parameters, FLOPs, bytes, and models of communication.
+ *
+ * Pure functions; every formula stands beside its function. Bytes are exact counts; 1 MiB = 2^20. FLOPs count a
+ * multiply-add as 2. Counts beyond 2^63 - 1 are refused with TD_BAD_ARGUMENT, like every extent below 1, every
+ * non-finite or non-positive rate, and every NULL. */
+#ifndef TD_ACCOUNTING_ACCOUNTING_H
+#define TD_ACCOUNTING_ACCOUNTING_H
+
+#include "base/dtype.h"
+
+TD_BEGIN_DECLS
+
+/* ---- the model: parameters, FLOPs, memory (handout, sections 1 and 2) ---- */
+
+typedef struct td_account_model {
+    int64_t d_model, d_ff, layers, heads, vocab;
+} td_account_model;
+
+/** 2 V d + L (4 d^2 + 3 d d_ff + 2 d) + d, in 9 L + 3 tensors. */
+typedef struct td_account_parameters {
+    int64_t embedding, attention, ffn, norms, head; /* elements, summed over the layers */
+    int64_t total, tensors;
+} td_account_parameters;
+
+TD_API td_status td_account_model_parameters(const td_account_model *model, td_account_parameters *out);
+
+/** FLOPs of one forward pass over batch sequences of `context` tokens, by part: 2 tokens weights for a linear,
+ * 2 B H S^2 d_head each for QK^T and PV (halved when causal_half: what an implementation that skips the masked half
+ * does), 5 an element of the scores for the softmax. Backward of the linears and the naive products is 2x forward;
+ * flash attention's is 2.5x its products, because it computes QK^T again. */
+typedef struct td_account_flops {
+    double projections, attention_products, ffn, head; /* matrix products */
+    double softmax;
+    double forward_matmul; /* the sum of the first four */
+    double backward_matmul;
+} td_account_flops;
+
+TD_API td_status td_account_model_flops(const td_account_model *model, int64_t batch, int64_t context,
+                                        bool causal_half, bool flash, td_account_flops *out);
+
+/** Model FLOPs utilisation: flops / seconds / peak, all above 0. */
+TD_API td_status td_account_mfu(double flops, double seconds, double peak_flops_per_second, double *out);
+
+/** Sizes of the tensors that memory_profiling (d) and (e) ask for, in bytes, elements of element_bytes. */
+typedef struct td_account_activations {
+    int64_t residual; /* B S d        one tensor of the residual stream */
+    int64_t scores;   /* B H S^2      one score matrix of a layer */
+    int64_t ffn;      /* B S d_ff     one hidden tensor of the feed-forward */
+    int64_t logits;   /* B S V */
+} td_account_activations;
+
+TD_API td_status td_account_model_activations(const td_account_model *model, int64_t batch, int64_t context,
+                                              int64_t element_bytes, td_account_activations *out);
+
+/** Training memory without activations: parameters, gradients, and AdamW's two moments, elements of the given
+ * bytes (4, 4, 4 for f32: 16 bytes a parameter). */
+typedef struct td_account_training {
+    int64_t parameters, gradients, optimizer_state, total;
+} td_account_training;
+
+TD_API td_status td_account_training_memory(int64_t parameters, int64_t parameter_bytes,
+                                            int64_t gradient_bytes, int64_t moment_bytes,
+                                            td_account_training *out);
+
+/* ---- attention (handout, section "pytorch_attention") ---- */
+
+typedef struct td_account_attention {
+    int64_t matrix;        /* M = B S S_k e: one score matrix */
+    int64_t saved_naive;   /* matrices M + the four inputs and outputs q, k, v, o */
+    int64_t saved_flash;   /* q, k, v, o and the f32 logsumexp of each row */
+    int64_t forward_peak;  /* 4 M: what eager PyTorch holds at its forward peak */
+    int64_t backward_peak; /* 8 M: at its backward peak */
+    double forward_flops;  /* 4 B S S_k d, halved when causal */
+    double backward_flops; /* flash: 2.5 x forward; naive: 2 x the unhalved products */
+    double softmax_flops;  /* 5 an element */
+} td_account_attention;
+
+/** batch is batch times heads. `matrices` is how many score-sized matrices an implementation keeps for backward: 2
+ * for the course's four-step softmax, 1 for a fused one. */
+TD_API td_status td_account_attention_memory(int64_t batch, int64_t seq, int64_t seq_k, int64_t head_dim,
+                                             int64_t element_bytes, int64_t matrices, bool causal,
+                                             td_account_attention *out);
+
+/** The smallest power-of-two sequence length at which naive attention's backward peak no longer fits in
+ * `memory_bytes`. */
+TD_API td_status td_account_attention_oom(int64_t batch, int64_t head_dim, int64_t element_bytes,
+                                          int64_t memory_bytes, int64_t *out);
+
+/* ---- distributed data parallel: the overhead model (ddp_bucketed_benchmarking b) ---- */
+
+/** With s bytes of gradients, w bytes/s, o seconds a call, n_b equal buckets whose compute takes as long as their
+ * transfer:  overhead = s / (n_b w) + n_b o;   optimum n_b = sqrt(s / (o w)), bucket sqrt(s o w), overhead
+ * 2 sqrt(s o / w). */
+TD_API td_status td_account_ddp_overhead(double bytes, double bytes_per_second, double seconds_per_call,
+                                         double buckets, double *seconds);
+
+typedef struct td_account_ddp_optimum {
+    double buckets; /* real-valued optimum */
+    double bucket_bytes;
+    double seconds;
+} td_account_ddp_optimum;
+
+TD_API td_status td_account_ddp_optimum_find(double bytes, double bytes_per_second, double seconds_per_call,
+                                             td_account_ddp_optimum *out);
+
+/* ---- communication_accounting: XXL, blocks of two linears ---- */
+
+typedef struct td_account_xxl {
+    int64_t d_model, d_ff, blocks; /* 16384, 53248, 126 in the handout */
+} td_account_xxl;
+
+typedef struct td_account_xxl_memory {
+    int64_t parameters;                 /* 2 d d_ff blocks */
+    int64_t state_bytes;                /* 16 a parameter: f32 weights, gradients, two moments */
+    double devices_80gb, devices_80gib; /* state_bytes / 80e9 and / (80 2^30), not rounded */
+    int64_t saved_bytes_per_token;      /* bf16: the inputs of both linears of every block */
+} td_account_xxl_memory;
+
+TD_API td_status td_account_xxl_memory_of(const td_account_xxl *model, td_account_xxl_memory *out);
+
+/** Bytes a device under FSDP over `devices` with half of the saved activations sharded:
+ * (16 P + A / 2) / N + A / 2, A = tokens * saved_bytes_per_token. */
+TD_API td_status td_account_xxl_fsdp_bytes(const td_account_xxl *model, int64_t tokens, int64_t devices,
+                                           double *out);
+
+/** Smallest N for which that is at most device_bytes when A -> 0. */
+TD_API td_status td_account_xxl_devices(const td_account_xxl *model, double device_bytes, int64_t *out);
+
+/** When a two-dimensional mesh, X ways FSDP and Y ways tensor parallel, is bound by compute. alpha = C / W. */
+typedef struct td_account_mesh {
+    double flops_per_second;        /* C of one device */
+    double bytes_per_second;        /* W of one link, one direction */
+    int64_t fsdp, tensor;           /* X, Y */
+    int64_t fsdp_axes, tensor_axes; /* M_X, M_Y: axes of the mesh that carry each */
+} td_account_mesh;
+
+typedef struct td_account_mesh_batch {
+    double alpha;       /* C / W */
+    double fsdp_tokens; /* batch that hides FSDP: X alpha / M_X */
+    double fsdp_tokens_per_device;
+    double tensor_d_ff; /* d_ff that hides tensor parallelism: Y alpha / M_Y */
+    bool tensor_met;
+    double shared_wire_tokens; /* batch when both share the wire */
+    double shared_wire_tokens_per_device;
+    double optimum_tokens_per_device; /* alpha^2 / (M_X M_Y d_ff) */
+} td_account_mesh_batch;
+
+TD_API td_status td_account_mesh_batch_of(const td_account_xxl *model, const td_account_mesh *mesh,
+                                          td_account_mesh_batch *out);
+
+/* ---- the 2026 handout's parallelism calculations: one feed-forward of three d_model x d_ff matrices ---- */
+
+typedef struct td_account_parallel {
+    double tokens;           /* B, of the global batch */
+    double d_model, d_ff;    /* D, F */
+    double devices;          /* N */
+    double flops_per_second; /* C */
+    double bytes_per_second; /* W */
+} td_account_parallel;
+
+typedef struct td_account_parallel_times {
+    double forward_compute, backward_compute; /* seconds: 6 B D F / (N C), 12 B D F / (N C) */
+    double forward_comm, backward_comm;       /* seconds, by strategy */
+    double forward_devices,
+        backward_devices; /* largest N that stays bound by compute; infinite: no communication */
+} td_account_parallel_times;
+
+typedef enum td_account_strategy {
+    TD_ACCOUNT_DATA = 0, /* comm 0 and 12 D F (N - 1) / (N W);  backward N <= 1 + B W / C */
+    TD_ACCOUNT_FSDP,     /* comm 6 and 12 D F (N - 1) / (N W);  N <= 1 + B W / C both */
+    TD_ACCOUNT_TENSOR    /* comm 4 B D (N - 1) / (N W) each;    N <= 1 + 1.5 F W / C and 1 + 3 F W / C */
+} td_account_strategy;
+
+TD_API td_status td_account_parallel_times_of(td_account_strategy strategy,
+                                              const td_account_parallel *parallel,
+                                              td_account_parallel_times *out);
+
+/** FSDP and tensor parallelism together: N <= (1 + B W / C)(1 + 1.5 F W / C) when they overlap, and about
+ * (3 / 8) B F (W / C)^2 when they share the wire. */
+TD_API td_status td_account_fsdp_tensor_devices(const td_account_parallel *parallel, double *overlapped,
+                                                double *shared_wire);
+
+/** Seconds of one all-reduce of `bytes` over `ranks`: ring 2 (N - 1) / N S / W; the handout's alternate, where each
+ * rank passes whole buffers on, (N - 1) S / W. */
+TD_API td_status td_account_ring_all_reduce(double bytes, int64_t ranks, double bytes_per_second,
+                                            double *ring, double *alternate);
+
+/* ---- operations: what a kernel must do and move ---- */
+
+typedef struct td_cost {
+    double flops;
+    double bytes; /* read and written once, at the storage dtype: the least a kernel can move */
+} td_cost;
+
+TD_API td_status td_gemm_cost(int64_t batch, int64_t m, int64_t n, int64_t k, td_dtype dtype, td_cost *out);
+TD_API td_status td_flash_cost(int64_t batch, int64_t heads, int64_t seq, int64_t seq_k, int64_t head_dim,
+                               td_dtype dtype, bool causal, bool backward, td_cost *out);
+TD_API td_status td_adamw_cost(int64_t count, td_dtype dtype, td_cost *out);
+
+TD_END_DECLS
+
+#endif

@@ -1,0 +1,75 @@
+/** Attention with the score matrix materialised, and the interface that every way to attend shares.
+ *
+ *   S = scale * Q K^T,   P = softmax(mask(S)),   O = P V                             (Vaswani et al. 2017, eq. 1)
+ *
+ * A single-head problem, [batch, seq, head_dim] as in the handout's pytorch_attention, is heads = 1. */
+#ifndef TD_ATTENTION_ATTENTION_H
+#define TD_ATTENTION_ATTENTION_H
+
+#include "base/dtype.h"
+#include "device/device.h"
+
+TD_BEGIN_DECLS
+
+/** How a masked score looks before the softmax. Both give the same result unless every key of a row is masked or
+ * scores reach 1e6, and with top-left causal masking no row is: query 0 sees key 0. */
+typedef enum td_mask {
+    TD_MASK_INF = 0, /* masked scores are -infinity: PyTorch's and the course model's convention */
+    TD_MASK_ADD_1E6  /* -1e6 is added to masked scores: the convention of the handout's flash kernel */
+} td_mask;
+
+/** Causal masking compares absolute indices from the top left, also when seq and seq_k differ: query i sees key j
+ * if j <= i. (The flash-attn library aligns bottom right.) */
+typedef struct td_attention_shape {
+    int64_t batch, heads;
+    int64_t seq;      /* queries */
+    int64_t seq_k;    /* keys and values; 0: as many as seq */
+    int64_t head_dim; /* 1 to 256 for flash, any for naive */
+    td_dtype dtype;   /* of q, k, v, o and their gradients */
+    bool causal;
+    td_mask mask;
+    float scale; /* 0: 1 / sqrt(head_dim) */
+} td_attention_shape;
+
+/** Sizes in bytes of the memory that the caller brings, each 256-byte aligned. */
+typedef struct td_attention_sizes {
+    size_t saved;         /* written by forward, read by backward, beside q, k, v and o */
+    size_t forward_work;  /* scratch of forward */
+    size_t backward_work; /* scratch of backward */
+} td_attention_sizes;
+
+/** One way to attend. Tensors of forward and backward:
+ *
+ *   q, o, dout, dq  [batch, heads, seq,   head_dim]  dtype  contiguous, on dev
+ *   k, v, dk, dv    [batch, heads, seq_k, head_dim]  dtype
+ *
+ * Outputs overlap no input. Both are queued on dev's stream, allocate nothing and may be captured in a graph.
+ * TD_BAD_ARGUMENT: a NULL, an extent below 1, a product beyond 2^63 - 1, a non-finite or negative scale.
+ * TD_UNSUPPORTED: dev has no kernel for this dtype or head_dim. After either nothing was queued and every output
+ * is as it was. */
+typedef struct td_attention_impl {
+    const char *name;
+    td_status (*sizes)(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out);
+    td_status (*forward)(td_device *dev, const td_attention_shape *shape, const void *q, const void *k,
+                         const void *v, void *o, void *saved, void *work);
+    td_status (*backward)(td_device *dev, const td_attention_shape *shape, const void *q, const void *k,
+                          const void *v, const void *o, const void *dout, const void *saved, void *dq,
+                          void *dk, void *dv, void *work);
+} td_attention_impl;
+
+/** Naive attention: saved is P, [batch, heads, seq, seq_k] of dtype.
+ *
+ *   dV = P^T dO,   dP = dO V^T,   dS = P (dP - rowsum(P dP)),   dQ = scale dS K,   dK = scale dS^T Q */
+TD_API td_status td_attention_naive_sizes(td_device *dev, const td_attention_shape *shape,
+                                          td_attention_sizes *out);
+TD_API td_status td_attention_naive_forward(td_device *dev, const td_attention_shape *shape, const void *q,
+                                            const void *k, const void *v, void *o, void *saved, void *work);
+TD_API td_status td_attention_naive_backward(td_device *dev, const td_attention_shape *shape, const void *q,
+                                             const void *k, const void *v, const void *o, const void *dout,
+                                             const void *saved, void *dq, void *dk, void *dv, void *work);
+
+TD_API extern const td_attention_impl td_attention_naive; /* named "naive" */
+
+TD_END_DECLS
+
+#endif

@@ -1,0 +1,34 @@
+/** Internal to impl/: how a function refuses, and how it leaves.
+ *
+ * TD_CHECK (an argument) and TD_TRY (a call) are the only macros that hide a jump, and they jump to `cleanup`,
+ * with the reason in the local variable `status`. */
+#ifndef TD_BASE_CHECK_H
+#define TD_BASE_CHECK_H
+
+#include "base/status.h"
+
+#include <inttypes.h>
+
+/** Records the message for td_last_error() and returns `status`. */
+td_status td_fail(td_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#define TD_CHECK(condition, ...)                                                                             \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            status = td_fail(TD_BAD_ARGUMENT, __VA_ARGS__);                                                  \
+            goto cleanup;                                                                                    \
+        }                                                                                                    \
+    } while (0)
+
+#define TD_TRY(call)                                                                                         \
+    do {                                                                                                     \
+        status = (call);                                                                                     \
+        if (status != TD_OK)                                                                                 \
+            goto cleanup;                                                                                    \
+    } while (0)
+
+/** *out = the product of `count` extents. TD_BAD_ARGUMENT, naming `what`, if one is below 0 or the product is
+ * beyond 2^63 - 1; *out is then as it was. */
+td_status td_product(const char *what, int count, const int64_t *extents, int64_t *out);
+
+#endif

@@ -1,0 +1,42 @@
+/** Element types: names, sizes, correctly rounded conversion. */
+#ifndef TD_BASE_DTYPE_H
+#define TD_BASE_DTYPE_H
+
+#include "base/status.h"
+
+TD_BEGIN_DECLS
+
+typedef enum td_dtype {
+    TD_F64 = 0,
+    TD_F32, /* IEEE 754 binary32 */
+    TD_F16, /* IEEE 754 binary16: 1 sign, 5 exponent, 10 fraction bits; largest finite value 65504 */
+    TD_BF16 /* the upper half of a binary32: 1 sign, 8 exponent, 7 fraction bits */
+} td_dtype;
+
+/** "f64", "f32", "f16", "bf16"; "unknown dtype" for any other value. Never NULL. */
+TD_API const char *td_dtype_name(td_dtype dtype);
+
+/** Bytes of one element; 0 for a value that is no td_dtype. */
+TD_API size_t td_dtype_size(td_dtype dtype);
+
+/** Machine epsilon, the distance from 1 to the next larger value: 2^-52, 2^-23, 2^-10, 2^-7; NaN for a value
+ * that is no td_dtype. */
+TD_API double td_dtype_eps(td_dtype dtype);
+
+/** The dtype of that name. TD_BAD_ARGUMENT for NULL or a name not in td_dtype_name's list; *out is untouched. */
+TD_API td_status td_dtype_parse(const char *name, td_dtype *out);
+
+/** dst[i] = src[i] for i in [0, count), rounded to nearest, ties to even, straight from the source type (never
+ * twice). NaN stays NaN (quiet, sign kept), infinities stay, values beyond the largest finite one become
+ * infinite, and subnormals are exact.
+ *
+ *   src  [count]  in   src_dtype  contiguous, host memory
+ *   dst  [count]  out  dst_dtype  contiguous, host memory; overlaps src only if it is src and the sizes agree
+ *
+ * TD_BAD_ARGUMENT: a NULL with count > 0, count below 0, an unknown dtype. */
+TD_API td_status td_convert(int64_t count, td_dtype src_dtype, const void *src, td_dtype dst_dtype,
+                            void *dst);
+
+TD_END_DECLS
+
+#endif

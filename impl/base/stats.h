@@ -1,0 +1,30 @@
+/** What a list of samples comes to. */
+#ifndef TD_BASE_STATS_H
+#define TD_BASE_STATS_H
+
+#include "base/status.h"
+
+TD_BEGIN_DECLS
+
+typedef struct td_stats {
+    int64_t n;
+    double mean;
+    double std; /* sample standard deviation, divisor n - 1; 0 for a single sample */
+    double min, median, p95, p99, max;
+} td_stats;
+
+/** Statistics of samples[0 .. count); the samples stay as they are.
+ *
+ * Percentiles interpolate linearly between order statistics (the method of numpy.percentile's default). A NaN
+ * among the samples makes every field but n NaN.
+ *
+ * TD_BAD_ARGUMENT: a NULL, count below 1. TD_NO_MEMORY: no room for a sorted copy. */
+TD_API td_status td_stats_compute(const double *samples, int64_t count, td_stats *out);
+
+/** The p-th percentile, p in [0, 100], of samples sorted in ascending order. TD_BAD_ARGUMENT: a NULL, count
+ * below 1, p outside [0, 100] or NaN. */
+TD_API td_status td_stats_percentile(const double *sorted, int64_t count, double p, double *out);
+
+TD_END_DECLS
+
+#endif

@@ -1,0 +1,58 @@
+#include "base/check.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+static _Thread_local char last_error[512];
+
+const char *td_status_name(td_status status)
+{
+    switch (status) {
+    case TD_OK:
+        return "TD_OK";
+    case TD_BAD_ARGUMENT:
+        return "TD_BAD_ARGUMENT";
+    case TD_NO_MEMORY:
+        return "TD_NO_MEMORY";
+    case TD_UNSUPPORTED:
+        return "TD_UNSUPPORTED";
+    case TD_IO_ERROR:
+        return "TD_IO_ERROR";
+    case TD_LIBRARY_ERROR:
+        return "TD_LIBRARY_ERROR";
+    case TD_BAD_STATE:
+        return "TD_BAD_STATE";
+    }
+    return "unknown status";
+}
+
+const char *td_last_error(void)
+{
+    return last_error;
+}
+
+td_status td_fail(td_status status, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(last_error, sizeof last_error, format, args);
+    va_end(args);
+    return status;
+}
+
+td_status td_product(const char *what, int count, const int64_t *extents, int64_t *out)
+{
+    td_status status = TD_OK;
+    int64_t product = 1;
+
+    for (int i = 0; i < count; i++) {
+        TD_CHECK(extents[i] >= 0, "%s: extent %d is %" PRId64 ", needs at least 0", what, i, extents[i]);
+        TD_CHECK(!__builtin_mul_overflow(product, extents[i], &product),
+                 "%s: the product of its extents is beyond 2^63 - 1 (extent %d is %" PRId64 ")", what, i,
+                 extents[i]);
+    }
+    *out = product;
+cleanup:
+    return status;
+}

@@ -1,0 +1,56 @@
+/** Times the training step of a model: forward, backward and optimizer, each synchronised and timed apart. */
+#ifndef TD_BENCH_BENCH_H
+#define TD_BENCH_BENCH_H
+
+#include "base/stats.h"
+#include "transformer/transformer.h"
+
+TD_BEGIN_DECLS
+
+typedef enum td_bench_mode {
+    TD_BENCH_FORWARD = 0, /* "forward": forward only, a model for inference */
+    TD_BENCH_BACKWARD,    /* "backward": forward, loss, backward */
+    TD_BENCH_TRAIN        /* "train": and the AdamW step */
+} td_bench_mode;
+
+/** TD_BAD_ARGUMENT: NULL or an unknown name; the message lists the known ones. */
+TD_API td_status td_bench_mode_parse(const char *name, td_bench_mode *out);
+TD_API const char *td_bench_mode_name(td_bench_mode mode);
+
+typedef struct td_bench_config {
+    td_transformer_config model; /* `use` is set by the mode */
+    td_bench_mode mode;
+    int64_t warmup, steps; /* untimed and timed steps; warmup may be 0, steps at least 1 */
+    uint64_t seed;         /* weights and tokens */
+} td_bench_config;
+
+/** Called after every step, warm-up steps included; done counts from 1 to warmup + steps. A status other than TD_OK
+ * ends the run and is returned. */
+typedef td_status (*td_bench_progress)(void *user, int64_t done, int64_t total, double step_ms);
+
+typedef struct td_bench_result td_bench_result;
+
+typedef struct td_bench_phase {
+    td_stats ms;           /* over the timed steps */
+    const double *samples; /* steps of them, ms, in order; owned by the result */
+} td_bench_phase;
+
+typedef struct td_bench_summary {
+    td_bench_phase forward, backward, optimizer, step; /* phases that the mode leaves out have ms.n = 0 */
+    int64_t steps;
+    double tokens_per_second; /* batch * context / median step */
+    double first_loss, last_loss;
+    size_t peak_bytes;     /* device memory, over the run */
+    double flops_per_step; /* matrix products, by accounting.h */
+} td_bench_summary;
+
+/** Creates a model, runs warmup + steps steps on one random batch, and returns the times.
+ * Errors: those of td_transformer_create and its step; TD_BAD_ARGUMENT for steps below 1, warmup below 0. */
+TD_API td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_progress progress,
+                              void *user, td_bench_result **out);
+TD_API void td_bench_result_destroy(td_bench_result *result); /* accepts NULL */
+TD_API td_status td_bench_summary_of(const td_bench_result *result, td_bench_summary *out);
+
+TD_END_DECLS
+
+#endif

@@ -1,0 +1,126 @@
+/** A device owns memory and time: allocation, copies, events, and the account of every byte.
+ *
+ * Work is queued on the device's stream and is done when td_device_synchronize returns; on the CPU every call is
+ * done when it returns. One device object belongs to one thread at a time; the operations it runs may use all
+ * threads of the machine (OpenMP's). */
+#ifndef TD_DEVICE_DEVICE_H
+#define TD_DEVICE_DEVICE_H
+
+#include "base/status.h"
+
+TD_BEGIN_DECLS
+
+typedef struct td_device td_device;
+
+typedef enum td_device_kind { TD_DEVICE_CPU = 0, TD_DEVICE_CUDA } td_device_kind;
+
+/** Opens "cpu", or "cuda" / "cuda:<index>" in a build that has it.
+ *
+ * TD_BAD_ARGUMENT: a NULL, an unknown name. TD_UNSUPPORTED: a build without CUDA asked for it. TD_NO_MEMORY. */
+TD_API td_status td_device_open(const char *name, td_device **out);
+
+/** Frees the device and every block that is still allocated on it. Accepts NULL. */
+TD_API void td_device_close(td_device *dev);
+
+TD_API td_device_kind td_device_kind_of(const td_device *dev);
+TD_API const char *td_device_name(const td_device *dev); /* "cpu" or "cuda:<index>" */
+
+/** A block of `bytes`, 256-byte aligned, its contents undefined. bytes may be 0: the block then has an address of
+ * its own and no room. TD_BAD_ARGUMENT: a NULL. TD_NO_MEMORY, naming bytes and what is in use; *out is NULL. */
+TD_API td_status td_device_alloc(td_device *dev, size_t bytes, void **out);
+
+/** Returns a block of this device. Accepts NULL. TD_BAD_ARGUMENT: a pointer that is no live block of dev. */
+TD_API td_status td_device_free(td_device *dev, void *block);
+
+/** dst[0 .. bytes) = src[0 .. bytes), both on dev, not overlapping. TD_BAD_ARGUMENT: a NULL with bytes > 0. */
+TD_API td_status td_device_copy(td_device *dev, void *dst, const void *src, size_t bytes);
+
+/** Host memory to the device's and back; upload's src may be reused when it returns, download's dst is complete. */
+TD_API td_status td_device_upload(td_device *dev, void *dst, const void *src, size_t bytes);
+TD_API td_status td_device_download(td_device *dev, void *dst, const void *src, size_t bytes);
+
+/** Sets `bytes` bytes to `value` (0 to 255). */
+TD_API td_status td_device_fill(td_device *dev, void *dst, int value, size_t bytes);
+
+/** Waits until all queued work is done; an error of that work is reported here. */
+TD_API td_status td_device_synchronize(td_device *dev);
+
+/* ---- time ---- */
+
+typedef struct td_event td_event;
+
+TD_API td_status td_event_create(td_device *dev, td_event **out);
+TD_API void td_event_destroy(td_event *event); /* accepts NULL */
+
+/** Marks the point that the device's stream has reached. */
+TD_API td_status td_event_record(td_event *event);
+
+/** Milliseconds between two recorded events of one device; waits for the later. TD_BAD_STATE: one was never
+ * recorded. TD_BAD_ARGUMENT: a NULL, events of two devices. */
+TD_API td_status td_event_elapsed_ms(td_event *start, td_event *stop, double *out);
+
+/* ---- memory accounting ---- */
+
+typedef struct td_memory_stats {
+    size_t current_bytes; /* requested bytes of the live blocks */
+    size_t peak_bytes;    /* largest current_bytes since open or td_device_reset_peak */
+    int64_t live_blocks;
+    int64_t allocations; /* successful ones since open */
+} td_memory_stats;
+
+TD_API td_status td_device_memory(const td_device *dev, td_memory_stats *out);
+TD_API td_status td_device_reset_peak(td_device *dev); /* peak_bytes = current_bytes */
+
+/** Makes the nth allocation from now on (1 is the next) fail with TD_NO_MEMORY, once; 0 takes it back. For tests.
+ * TD_BAD_ARGUMENT: NULL, nth below 0. */
+TD_API td_status td_device_fail_allocation(td_device *dev, int64_t nth);
+
+/** Names what is going on, for the history: labels nest, and an event carries the path of those in force, such as
+ * "forward/layers.3/attention". The text is copied. TD_BAD_ARGUMENT: a NULL, an empty label or one with a '/'.
+ * TD_BAD_STATE: push beyond 32 levels, pop without push. */
+TD_API td_status td_device_push_label(td_device *dev, const char *label);
+TD_API td_status td_device_pop_label(td_device *dev);
+
+typedef enum td_memory_action {
+    TD_MEMORY_ALLOC = 0, /* the device gave a block */
+    TD_MEMORY_FREE,      /* the block went back */
+    TD_MEMORY_LIVE,      /* a tensor inside a block became live: a planned step allocates once and reuses */
+    TD_MEMORY_DEAD,      /* its contents were used for the last time */
+    TD_MEMORY_OOM        /* an allocation failed; address is NULL */
+} td_memory_action;
+
+typedef struct td_memory_event {
+    int64_t sequence; /* from 0, gapless over the recorded events */
+    int64_t time_ns;  /* td_clock_ns() */
+    td_memory_action action;
+    const void *address;
+    size_t bytes;         /* requested */
+    size_t current_bytes; /* of the live blocks, after the event (LIVE and DEAD do not change it) */
+    const char
+        *label; /* path of labels, "" at the top; for LIVE and DEAD the tensor's name is the last part */
+} td_memory_event;
+
+/** Records up to `capacity` events from now on; a running history is discarded first. Beyond the capacity events
+ * are counted, not kept, and the run goes on. TD_BAD_ARGUMENT: NULL, capacity below 1. TD_NO_MEMORY. */
+TD_API td_status td_device_history_begin(td_device *dev, int64_t capacity);
+
+/** Stops recording; the events stay readable until the next begin or close. TD_BAD_STATE: none is running. */
+TD_API td_status td_device_history_end(td_device *dev);
+
+/** The events so far, in order, and how many were dropped. The array and its labels belong to dev and are valid
+ * until the next begin or close; on a running history also only until the next event. */
+TD_API td_status td_device_history(const td_device *dev, const td_memory_event **events, int64_t *count,
+                                   int64_t *dropped);
+
+/** Notes that the tensor `name` of `bytes` at `address`, inside a block of dev, is live from here on (first write)
+ * or dead (after its last use). Free of effect unless a history is running. */
+TD_API td_status td_device_note_live(td_device *dev, const char *name, const void *address, size_t bytes);
+TD_API td_status td_device_note_dead(td_device *dev, const char *name, const void *address, size_t bytes);
+
+/** Threads that operations on the CPU use: OpenMP's maximum, for the whole process. TD_BAD_ARGUMENT: below 1. */
+TD_API int td_cpu_threads(void);
+TD_API td_status td_cpu_set_threads(int threads);
+
+TD_END_DECLS
+
+#endif

@@ -1,0 +1,33 @@
+/** FlashAttention-2: exact attention that never holds the score matrix (Dao 2023, algorithms 1 and 2).
+ *
+ * Forward walks the keys in tiles with an online softmax and keeps, beside O, only L = m + log(l) per query;
+ * backward rebuilds P = exp(S - L) tile by tile with D = rowsum(dO * O). Memory beyond inputs and outputs is
+ * O(seq) and the tiles of each thread. Shapes, masking and the rules for bad arguments are attention.h's. */
+#ifndef TD_FLASH_FLASH_H
+#define TD_FLASH_FLASH_H
+
+#include "attention/attention.h"
+
+TD_BEGIN_DECLS
+
+TD_API td_status td_flash_sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out);
+
+/** Forward.
+ *
+ *   lse  [batch, heads, seq]  out  f32  natural log of the row sums, of the scaled and masked scores
+ *
+ * TD_UNSUPPORTED: head_dim above 256; on the CPU a dtype other than f32 and bf16. */
+TD_API td_status td_flash_forward(td_device *dev, const td_attention_shape *shape, const void *q,
+                                  const void *k, const void *v, void *o, float *lse, void *work);
+
+/** Backward. Free of races: each of dq, dk, dv is written by one thread an element, in a fixed order, so the
+ * result does not depend on the number of threads, bit for bit. */
+TD_API td_status td_flash_backward(td_device *dev, const td_attention_shape *shape, const void *q,
+                                   const void *k, const void *v, const void *o, const void *dout,
+                                   const float *lse, void *dq, void *dk, void *dv, void *work);
+
+TD_API extern const td_attention_impl td_attention_flash; /* named "flash"; saved is lse */
+
+TD_END_DECLS
+
+#endif

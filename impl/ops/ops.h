@@ -1,0 +1,240 @@
+/** The operations a language model is made of, forward and backward, on any device.
+ *
+ * All tensors are on dev, contiguous and row-major unless a pitch or leading dimension says otherwise. `dtype` is
+ * the storage type, TD_F32 or TD_BF16; arithmetic and every reduction are f32 (the loss and the norms' sums at
+ * least), and a result is rounded once, when it is stored.
+ *
+ * Every function is queued on dev's stream, allocates nothing, and may be captured in a graph. Scratch is the
+ * caller's: where a function takes `work`, its _work_bytes twin gives the size; `work` is 256-byte aligned, and
+ * may be NULL where that size is 0.
+ *
+ * For all of them TD_BAD_ARGUMENT means a NULL, an extent below 1, a product beyond 2^63 - 1, a pitch below the
+ * row, a non-finite scalar; TD_UNSUPPORTED that the device has no kernel for the dtype. After either nothing was
+ * queued and every output is as it was. Unless it says "in place allowed", an output overlaps no other argument.
+ * Results are bit-for-bit repeatable for a given number of threads; those of one element or one row also between
+ * numbers of threads.
+ *
+ * NaN and infinity travel as IEEE 754 has them; nothing filters them out. */
+#ifndef TD_OPS_OPS_H
+#define TD_OPS_OPS_H
+
+#include "base/dtype.h"
+#include "device/device.h"
+
+TD_BEGIN_DECLS
+
+/* ---- matrix product ---- */
+
+/** C[b] = alpha * op(A[b]) op(B[b]) + beta * C[b],  b in [0, batch)
+ *
+ *   a  op(A) is [m, k]: A is [m, k] or, with trans_a, [k, m]; rows lda apart     in   dtype
+ *   b  op(B) is [k, n]: B is [k, n] or, with trans_b, [n, k]; rows ldb apart     in   dtype
+ *   c  [m, n], rows ldc apart; not read when beta is 0                           i/o  out_dtype
+ *
+ * A linear layer y = x W^T (W is [d_out, d_in]) is {trans_b = true}. Products are accumulated in f32, and bf16
+ * output is rounded once, after beta * C was added. out_dtype is dtype or TD_F32. */
+typedef struct td_gemm_shape {
+    int64_t batch, m, n, k;
+    int64_t lda, ldb, ldc; /* 0: the row's own length */
+    int64_t stride_a, stride_b,
+        stride_c; /* elements between matrices; 0: one shared matrix (not allowed for c
+                                             when batch > 1) */
+    bool trans_a, trans_b;
+    float alpha, beta;
+    td_dtype dtype, out_dtype;
+} td_gemm_shape;
+
+TD_API td_status td_gemm_work_bytes(td_device *dev, const td_gemm_shape *shape, size_t *out);
+TD_API td_status td_gemm(td_device *dev, const td_gemm_shape *shape, const void *a, const void *b, void *c,
+                         void *work);
+
+/* ---- embedding ---- */
+
+typedef struct td_embedding_shape {
+    int64_t tokens, vocab, d_model;
+    td_dtype dtype;
+} td_embedding_shape;
+
+/** y[t, :] = weight[ids[t], :]
+ *
+ *   ids     [tokens]          in   int64
+ *   weight  [vocab, d_model]  in   dtype
+ *   y       [tokens, d_model] out  dtype
+ *
+ * TD_BAD_ARGUMENT also for an id outside [0, vocab), named with its position, where the device can look (the CPU
+ * can). */
+TD_API td_status td_embedding_forward(td_device *dev, const td_embedding_shape *shape, const int64_t *ids,
+                                      const void *weight, void *y);
+
+/** dweight[v, :] = sum over t with ids[t] = v of dy[t, :], in ascending t; with `accumulate` added to what is
+ * there, else rows of no token become 0.   dy [tokens, d_model] in, dweight [vocab, d_model] out, dtype. */
+TD_API td_status td_embedding_backward_work_bytes(td_device *dev, const td_embedding_shape *shape,
+                                                  size_t *out);
+TD_API td_status td_embedding_backward(td_device *dev, const td_embedding_shape *shape, const int64_t *ids,
+                                       const void *dy, bool accumulate, void *dweight, void *work);
+
+/* ---- RMSNorm ---- */
+
+typedef struct td_rmsnorm_shape {
+    int64_t rows, cols;
+    float eps; /* above 0 */
+    td_dtype dtype;
+} td_rmsnorm_shape;
+
+/** y = x * rstd * weight,  rstd = 1 / sqrt(mean(x^2) + eps)        (Zhang and Sennrich 2019, eq. 4, with eps)
+ *
+ *   x, y    [rows, cols]  in, out  dtype  in place allowed
+ *   weight  [cols]        in       dtype
+ *   rstd    [rows]        out      f32    NULL: not wanted
+ *
+ * Both products are f32; y is rounded once. */
+TD_API td_status td_rmsnorm_forward(td_device *dev, const td_rmsnorm_shape *shape, const void *x,
+                                    const void *weight, void *y, float *rstd);
+
+/** With g = dy * weight and n = x * rstd:  dx = rstd * (g - n * mean(g * n)),  dweight = sum over rows of dy * n.
+ *
+ *   x, dy, weight, rstd  as forward had them                                              in
+ *   dx       [rows, cols]  i/o  dtype  accumulate_dx: added to what is there (the residual's gradient); in place
+ *                                      of dy allowed when it is not set
+ *   dweight  [cols]        i/o  dtype  accumulate_dweight: added to what is there */
+TD_API td_status td_rmsnorm_backward_work_bytes(td_device *dev, const td_rmsnorm_shape *shape, size_t *out);
+TD_API td_status td_rmsnorm_backward(td_device *dev, const td_rmsnorm_shape *shape, const void *x,
+                                     const void *weight, const float *rstd, const void *dy,
+                                     bool accumulate_dx, void *dx, bool accumulate_dweight, void *dweight,
+                                     void *work);
+
+/* ---- heads and rotary position embedding ---- */
+
+typedef struct td_heads_shape {
+    int64_t batch, heads, seq, head_dim;
+    int64_t
+        pitch; /* elements between tokens of the packed side, at least heads * head_dim; 0: exactly that */
+    td_dtype dtype;
+} td_heads_shape;
+
+/** The packed side is [batch, seq, pitch], heads being contiguous slices of a token's row; the split side is
+ * [batch, heads, seq, head_dim]. split copies packed to split; merge copies split to packed, leaving what lies
+ * between heads * head_dim and pitch alone. */
+TD_API td_status td_heads_split(td_device *dev, const td_heads_shape *shape, const void *packed, void *split);
+TD_API td_status td_heads_merge(td_device *dev, const td_heads_shape *shape, const void *split, void *packed);
+
+/** cos and sin of pos * theta^(-2i / head_dim), for pos in [0, positions) and i in [0, head_dim / 2).
+ *
+ *   cos, sin  [positions, head_dim / 2]  out  f32, from float64 angles
+ *
+ * TD_BAD_ARGUMENT also for an odd head_dim, theta not above 0. */
+TD_API td_status td_rope_table(td_device *dev, int64_t positions, int64_t head_dim, double theta, float *cos,
+                               float *sin);
+
+/** Rotary position embedding on interleaved pairs, fused with the split into heads (Su et al. 2021, eq. 34):
+ *   y[2i] = x[2i] cos - x[2i+1] sin,  y[2i+1] = x[2i] sin + x[2i+1] cos,  at the token's position in its sequence.
+ *
+ *   packed    [batch, seq, pitch]            in   dtype
+ *   cos, sin  [at least seq, head_dim / 2]   in   f32
+ *   split     [batch, heads, seq, head_dim]  out  dtype */
+TD_API td_status td_rope_forward(td_device *dev, const td_heads_shape *shape, const void *packed,
+                                 const float *cos, const float *sin, void *split);
+
+/** The transpose, which is the rotation by the opposite angle, fused with the merge of heads: dsplit in, dpacked
+ * out. */
+TD_API td_status td_rope_backward(td_device *dev, const td_heads_shape *shape, const void *dsplit,
+                                  const float *cos, const float *sin, void *dpacked);
+
+/* ---- SiLU * mul (the gate of SwiGLU) ---- */
+
+typedef struct td_rows_shape {
+    int64_t rows, cols;
+    int64_t pitch; /* elements between rows of gate, up, dgate and dup; 0: cols. y and dy are contiguous */
+    td_dtype dtype;
+} td_rows_shape;
+
+/** y = silu(gate) * up,  silu(z) = z / (1 + exp(-z)).   gate, up [rows, pitch] in, y [rows, cols] out. */
+TD_API td_status td_silu_mul_forward(td_device *dev, const td_rows_shape *shape, const void *gate,
+                                     const void *up, void *y);
+
+/** dgate = dy * up * s (1 + gate (1 - s)) with s = sigmoid(gate),  dup = dy * silu(gate).
+ * dgate may be gate and dup may be up (in place allowed). */
+TD_API td_status td_silu_mul_backward(td_device *dev, const td_rows_shape *shape, const void *gate,
+                                      const void *up, const void *dy, void *dgate, void *dup);
+
+/* ---- residual ---- */
+
+/** y = a + b, [count], dtype; in place of a or b allowed. Its gradient is the identity for both. */
+TD_API td_status td_residual_add(td_device *dev, int64_t count, td_dtype dtype, const void *a, const void *b,
+                                 void *y);
+
+/* ---- softmax over rows ---- */
+
+typedef struct td_softmax_shape {
+    int64_t rows, cols;
+    int64_t
+        causal_seq; /* 0: no mask. n > 0: row r is query r mod n of its matrix and sees columns 0 .. r mod n */
+    td_dtype dtype;
+} td_softmax_shape;
+
+/** y = exp(x - max) / sum(exp(x - max)) over the columns that the row sees; masked columns become 0.
+ * x, y [rows, cols], in place allowed. A row of -inf only becomes NaN, as in PyTorch. */
+TD_API td_status td_softmax_forward(td_device *dev, const td_softmax_shape *shape, const void *x, void *y);
+
+/** dx = scale * y * (dy - sum(y * dy)), masked columns 0; in place of dy allowed. */
+TD_API td_status td_softmax_backward(td_device *dev, const td_softmax_shape *shape, float scale,
+                                     const void *y, const void *dy, void *dx);
+
+/* ---- cross entropy, mean over tokens ---- */
+
+typedef struct td_cross_entropy_shape {
+    int64_t rows, vocab;
+    td_dtype dtype; /* of the logits */
+} td_cross_entropy_shape;
+
+/** loss = mean over rows of  lse[r] - logits[r, targets[r]],  lse[r] = log(sum(exp(logits[r, :]))) by max
+ * subtraction; the mean is summed in float64.
+ *
+ *   logits   [rows, vocab]  in   dtype
+ *   targets  [rows]         in   int64
+ *   loss     [1]            out  f32
+ *   lse      [rows]         out  f32
+ *
+ * TD_BAD_ARGUMENT also for a target outside [0, vocab), named with its row, where the device can look. */
+TD_API td_status td_cross_entropy_forward(td_device *dev, const td_cross_entropy_shape *shape,
+                                          const void *logits, const int64_t *targets, float *loss,
+                                          float *lse);
+
+/** dlogits = scale / rows * (exp(logits - lse) - onehot(target)); in place of logits allowed. scale is the
+ * gradient of the loss, 1 for plain training. */
+TD_API td_status td_cross_entropy_backward(td_device *dev, const td_cross_entropy_shape *shape,
+                                           const void *logits, const int64_t *targets, const float *lse,
+                                           float scale, void *dlogits);
+
+/* ---- optimizers ---- */
+
+/** The three published orders of an AdamW step (Loshchilov and Hutter 2019, algorithm 2). With
+ *   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2,   c1 = 1 - beta1^step,   c2 = 1 - beta2^step: */
+typedef enum td_adamw_variant {
+    TD_ADAMW_COURSE2025 = 0, /* p -= lr sqrt(c2) / c1 * m / (sqrt(v) + eps);  then p -= lr wd p */
+    TD_ADAMW_COURSE2026,     /* p -= lr wd p;  then as course2025's first line */
+    TD_ADAMW_TORCH           /* p -= lr wd p;  then p -= lr / c1 * m / (sqrt(v / c2) + eps) */
+} td_adamw_variant;
+
+typedef struct td_adamw {
+    td_adamw_variant variant;
+    float lr, beta1, beta2, eps, weight_decay;
+    int64_t step; /* from 1 */
+} td_adamw;
+
+/** One step over `count` parameters.
+ *
+ *   p     [count]  i/o  dtype
+ *   g     [count]  in   dtype
+ *   m, v  [count]  i/o  f32, zero before the first step
+ *
+ * TD_BAD_ARGUMENT also for step below 1, a beta outside [0, 1), eps or lr below 0, an unknown variant. */
+TD_API td_status td_adamw_step(td_device *dev, const td_adamw *adamw, int64_t count, td_dtype dtype, void *p,
+                               const void *g, float *m, float *v);
+
+/** p -= lr g.   p i/o, g in, [count], dtype. */
+TD_API td_status td_sgd_step(td_device *dev, float lr, int64_t count, td_dtype dtype, void *p, const void *g);
+
+TD_END_DECLS
+
+#endif

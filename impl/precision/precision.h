@@ -1,0 +1,84 @@
+/** What low precision does: accumulation loops, and which dtype each operation has under autocast. */
+#ifndef TD_PRECISION_PRECISION_H
+#define TD_PRECISION_PRECISION_H
+
+#include "base/dtype.h"
+
+TD_BEGIN_DECLS
+
+typedef enum td_sum_method {
+    TD_SUM_SEQUENTIAL = 0, /* s = round(s + x), one addition after the other */
+    TD_SUM_KAHAN,          /* compensated: the rounding error of each addition is carried to the next */
+    TD_SUM_PAIRWISE        /* recursive halves */
+} td_sum_method;
+
+typedef struct td_sum_case {
+    int64_t count;
+    double value;         /* rounded to `addend` before the first addition */
+    td_dtype addend;      /* dtype of the numbers that are added */
+    td_dtype accumulator; /* dtype of the sum, rounded to after every operation */
+    bool cast_first;      /* the addend is converted to the accumulator's dtype by an explicit cast before the
+                             addition, instead of by the promotion inside it; the same arithmetic */
+    td_sum_method method;
+} td_sum_case;
+
+/** Adds `value` count times, with every operation correctly rounded to the accumulator's dtype.
+ *
+ *   sum       out  the accumulator, exactly, as a double
+ *   stalled   out  the number of additions after which the sequential sum no longer changed: the accumulator's
+ *                  last growth; equals count when it grew to the end. NULL: not wanted. count for other methods
+ *
+ * TD_BAD_ARGUMENT: a NULL, count below 0, an unknown dtype or method, addend wider than the accumulator (PyTorch
+ * would promote the accumulator). */
+TD_API td_status td_precision_sum(const td_sum_case *sum_case, double *sum, int64_t *stalled);
+
+/** The four loops of the handout's mixed_precision_accumulation, 1000 additions of 0.01 each; index 0 to 3.
+ * TD_BAD_ARGUMENT: NULL, another index. */
+TD_API td_status td_precision_handout_case(int64_t index, td_sum_case *out);
+
+/* ---- autocast ---- */
+
+typedef enum td_autocast_device { TD_AUTOCAST_CPU = 0, TD_AUTOCAST_CUDA } td_autocast_device;
+
+typedef enum td_autocast_rule {
+    TD_AUTOCAST_LOWER = 0,     /* runs in the low precision */
+    TD_AUTOCAST_F32,           /* runs in f32 */
+    TD_AUTOCAST_WIDEST,        /* runs in the widest dtype of its inputs, explicitly promoted */
+    TD_AUTOCAST_TYPE_PROMOTION /* not listed: runs in what its inputs promote to */
+} td_autocast_rule;
+
+/** The rule of an operation, by PyTorch's name ("linear", "matmul", "layer_norm", "cross_entropy_loss", ...), in
+ * the published operator lists of torch.autocast (PyTorch 2.x, "Automatic Mixed Precision package").
+ * TD_BAD_ARGUMENT: a NULL, an unknown device. An operation in no list is TD_AUTOCAST_TYPE_PROMOTION. */
+TD_API td_status td_autocast_rule_find(td_autocast_device device, const char *op, td_autocast_rule *out);
+
+TD_API const char *td_autocast_rule_name(td_autocast_rule rule);
+
+/** Number of listed operations, and entry `index` of the list: for showing and checking the whole table. */
+TD_API int64_t td_autocast_list_size(td_autocast_device device);
+TD_API td_status td_autocast_list_entry(td_autocast_device device, int64_t index, const char **op,
+                                        td_autocast_rule *rule);
+
+/** The dtype that `op` produces from inputs of these dtypes under autocast to `low` (TD_F16 or TD_BF16).
+ *
+ *   inputs  [count]  in  dtypes of the floating-point inputs
+ *
+ * TD_BAD_ARGUMENT: a NULL, count below 1, a `low` that is no low precision. */
+TD_API td_status td_autocast_result(td_autocast_device device, td_dtype low, const char *op, int64_t count,
+                                    const td_dtype *inputs, td_dtype *out);
+
+/** One line of the answer to benchmarking_mixed_precision (a): the dtype of a component of the ToyModel
+ * (Linear(in, 10), ReLU, LayerNorm(10), Linear(10, out), no biases but the norm's) under autocast. */
+typedef struct td_toy_component {
+    const char *name; /* "parameters", "fc1", "relu", "ln", "logits", "loss", "gradients" */
+    td_dtype dtype;
+} td_toy_component;
+
+/** *count components of the ToyModel, at most 8, derived from the rules above.
+ * loss is "cross_entropy_loss", "mse_loss" or "mean" (a plain mean of the logits). */
+TD_API td_status td_autocast_toy_model(td_autocast_device device, td_dtype low, const char *loss,
+                                       td_toy_component components[8], int64_t *count);
+
+TD_END_DECLS
+
+#endif

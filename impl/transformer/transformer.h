@@ -1,0 +1,136 @@
+/** The course's Transformer language model: pre-norm blocks, RMSNorm, rotary embedding, SwiGLU, untied head.
+ *
+ *   x = token_embeddings[ids];  per layer  x = x + attn(ln1(x));  x = x + ffn(ln2(x));  logits = lm_head(ln_final(x))
+ *
+ * A model owns one planned block of parameters, one of gradients, one of optimizer state and one arena of
+ * activations and scratch: after creation a step allocates nothing. Every parameter is addressable by the name it
+ * has in the course's PyTorch state dict. */
+#ifndef TD_TRANSFORMER_TRANSFORMER_H
+#define TD_TRANSFORMER_TRANSFORMER_H
+
+#include "attention/attention.h"
+#include "base/dtype.h"
+#include "device/device.h"
+#include "ops/ops.h"
+
+TD_BEGIN_DECLS
+
+typedef struct td_model_size {
+    int64_t d_model, d_ff, layers, heads, vocab;
+} td_model_size;
+
+/** The sizes of the handout: "small", "medium", "large", "xl", "2.7B", and, of the 2026 handout, "10B", each with
+ * vocabulary 10,000. The 2025 "xl" is meant; the 2026 "xl" is "2.7B".
+ * TD_BAD_ARGUMENT: NULL, or an unknown name; the message lists the known ones. */
+TD_API td_status td_model_size_find(const char *name, td_model_size *out);
+
+/** Name number `index` of that table, NULL past its end. */
+TD_API const char *td_model_size_name(int64_t index);
+
+typedef enum td_model_use {
+    TD_MODEL_INFERENCE = 0, /* forward only: one layer's activations, no gradients, no optimizer state */
+    TD_MODEL_GRADIENTS,     /* forward and backward */
+    TD_MODEL_TRAINING       /* and the AdamW moments */
+} td_model_use;
+
+typedef struct td_transformer_config {
+    td_model_size size;
+    int64_t batch, context; /* the largest that forward will be given; the plan is made for these */
+    td_dtype dtype;         /* of parameters, gradients and activations; AdamW's moments are f32 */
+    const char *attention;  /* "naive" or "flash" */
+    td_model_use use;
+    double rope_theta; /* 0: 10,000 */
+} td_transformer_config;
+
+typedef struct td_transformer td_transformer;
+
+/** Plans and allocates a model on dev, which must outlive it; parameters are undefined until init or upload.
+ *
+ * TD_BAD_ARGUMENT: a NULL, an extent below 1, heads that do not divide d_model, an odd head size, an unknown
+ * attention, a product beyond 2^63 - 1. TD_UNSUPPORTED: a dtype or head size that dev cannot serve. TD_NO_MEMORY.
+ * *out is then NULL. */
+TD_API td_status td_transformer_create(td_device *dev, const td_transformer_config *config,
+                                       td_transformer **out);
+TD_API void td_transformer_destroy(td_transformer *model); /* accepts NULL */
+
+/** The course's initialisation: linears truncated normal with std sqrt(2 / (d_in + d_out)) cut at 3 std,
+ * embeddings std 1 cut at 3, norm weights 1. Parameter i draws from stream i of `seed`. Moments become 0 and the
+ * step count too. */
+TD_API td_status td_transformer_init(td_transformer *model, uint64_t seed);
+
+/* ---- parameters, in state-dict order ---- */
+
+typedef struct td_parameter {
+    const char *name;   /* "layers.0.attn.q_proj.weight"; owned by the model */
+    int64_t rows, cols; /* cols is 0 for a vector */
+    int64_t numel;
+    void *data;        /* on the device, config.dtype, row-major */
+    void *grad;        /* likewise; NULL for inference */
+    float *exp_avg;    /* the first moment; NULL unless training */
+    float *exp_avg_sq; /* the second */
+} td_parameter;
+
+TD_API int64_t
+td_transformer_parameter_count(const td_transformer *model);      /* tensors: 9 layers + 3; 0 for NULL */
+TD_API int64_t td_transformer_numel(const td_transformer *model); /* elements of all; 0 for NULL */
+
+/** Parameter `index` in state-dict order. TD_BAD_ARGUMENT: a NULL, an index out of range. */
+TD_API td_status td_transformer_parameter(const td_transformer *model, int64_t index, td_parameter *out);
+
+/** The parameter of that name. TD_BAD_ARGUMENT: a NULL, an unknown name. */
+TD_API td_status td_transformer_parameter_find(const td_transformer *model, const char *name,
+                                               td_parameter *out);
+
+/* ---- the step ---- */
+
+/** Runs the model on batch sequences of seq tokens.
+ *
+ *   ids     [batch, seq]         in   int64  on the device
+ *   logits  [batch, seq, vocab]  out  dtype  owned by the model, valid until its next forward or backward
+ *                                            (backward writes their gradient over them); NULL: not wanted
+ *
+ * TD_BAD_ARGUMENT: a NULL, batch or seq below 1 or above the plan, an id outside the vocabulary. */
+TD_API td_status td_transformer_forward(td_transformer *model, const int64_t *ids, int64_t batch, int64_t seq,
+                                        const void **logits);
+
+/** Mean cross entropy of the last forward against targets [batch, seq], int64 on the device.
+ *
+ *   loss  [1]  out  f32  host memory; waits for the device. NULL: not wanted, and no wait
+ *
+ * TD_BAD_STATE: no forward came before. */
+TD_API td_status td_transformer_loss(td_transformer *model, const int64_t *targets, float *loss);
+
+/** Called once for each parameter tensor, when its gradient is final, in the order in which they become final:
+ * lm_head, ln_final, then the layers from last to first, the embedding last. Queued work may still be running on a
+ * device with a stream. A status other than TD_OK ends the backward pass and is returned from it. */
+typedef td_status (*td_gradient_ready)(void *user, int64_t parameter);
+
+/** Gradients of the last loss for every parameter.
+ *
+ * accumulate: added to the gradients that are there (micro-batches); else they are overwritten. `ready` may be
+ * NULL. TD_BAD_STATE: no loss since the last forward, or a model for inference. */
+TD_API td_status td_transformer_backward(td_transformer *model, bool accumulate, td_gradient_ready ready,
+                                         void *user);
+
+/** One AdamW step on every parameter. adamw->step 0 means: the model counts its own steps, from 1.
+ * TD_BAD_STATE: a model without moments. */
+TD_API td_status td_transformer_adamw(td_transformer *model, const td_adamw *adamw);
+
+/** One SGD step, p -= lr g, on every parameter. TD_BAD_STATE: a model without gradients. */
+TD_API td_status td_transformer_sgd(td_transformer *model, float lr);
+
+/* ---- memory ---- */
+
+/** What a model of that configuration allocates, without allocating it. */
+typedef struct td_transformer_bytes {
+    size_t parameters, gradients, optimizer_state;
+    size_t activations; /* kept from forward for backward */
+    size_t scratch;     /* reused within the step: work of the operations, gradients of activations, tables */
+} td_transformer_bytes;
+
+TD_API td_status td_transformer_plan(td_device *dev, const td_transformer_config *config,
+                                     td_transformer_bytes *out);
+
+TD_END_DECLS
+
+#endif

@@ -1,0 +1,38 @@
+/** Assertions on floating-point results against a float64 truth. Each fails on NaN, and prints name, index, both
+ * values and the measure. */
+#ifndef TD_TESTS_COMPARE_H
+#define TD_TESTS_COMPARE_H
+
+#include "base/dtype.h"
+
+/** Reads element `index` of an array of `dtype`, exactly. */
+double td_value_at(td_dtype dtype, const void *data, int64_t index);
+
+typedef struct td_error {
+    double max_abs, rel_l2;
+    int64_t worst;       /* index of max_abs, or of the first non-finite mismatch */
+    bool finite_matches; /* NaN and infinities stand in the same places, with the same sign */
+} td_error;
+
+/** Errors of got against truth, over the elements where truth is finite. */
+td_error td_measure(td_dtype dtype, const void *got, const double *truth, int64_t count);
+
+/** Fails unless finite_matches, rel_l2 <= tolerance and max_abs <= tolerance * max |truth| * 8 (written so that NaN
+ * fails). */
+void td_assert_close(const char *name, td_dtype dtype, const void *got, const double *truth, int64_t count,
+                     double tolerance);
+
+/** Fails unless the bytes are equal, naming the first element that is not. */
+void td_assert_identical(const char *name, td_dtype dtype, const void *a, const void *b, int64_t count);
+
+/** Runs a call that must fail with `status` and a message that contains `words`. */
+#define td_assert_refused(call, status, words)                                                               \
+    td_check_refused(#call, (call), (status), (words), __FILE__, __LINE__)
+void td_check_refused(const char *text, td_status got, td_status want, const char *words, const char *file,
+                      int line);
+
+/** Runs a call that must succeed; prints td_last_error() otherwise. */
+#define td_assert_ok(call) td_check_ok(#call, (call), __FILE__, __LINE__)
+void td_check_ok(const char *text, td_status got, const char *file, int line);
+
+#endif
