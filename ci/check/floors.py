@@ -1,0 +1,62 @@
+"""Includes go down the floors: a file of impl/ includes only from its own module and those its MAY_USE names.
+
+The floors are read from impl/CMakeLists.txt (td_add_module(... MAY_USE ...)), so the build and this check cannot
+disagree. MAY_USE itself must go down: a module is listed after everything it may use.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+MODULE = re.compile(r"td_add_module\(\s*(\w+)(.*?)\)", re.DOTALL)
+
+
+def may_use(cmake: str) -> dict[str, set[str]]:
+    floors: dict[str, set[str]] = {}
+    for name, body in MODULE.findall(cmake):
+        words = body.split()
+        used: set[str] = set()
+        if "MAY_USE" in words:
+            for word in words[words.index("MAY_USE") + 1 :]:
+                if word.isupper():
+                    break
+                used.add(word)
+        for below in used:
+            if below not in floors:
+                raise SystemExit(f"impl/CMakeLists.txt: {name} may use {below}, which does not stand below it")
+        floors[name] = used
+    return floors
+
+
+def violations(impl: Path, floors: dict[str, set[str]]) -> list[str]:
+    found = []
+    # The command line stands on top of everything and is no module of the library.
+    allowed = {name: used | {name} for name, used in floors.items()} | {"cli": set(floors) | {"cli"}}
+    for path in sorted([*impl.rglob("*.c"), *impl.rglob("*.h")]):
+        module = path.relative_to(impl).parts[0]
+        where = path.relative_to(impl.parent)
+        if module not in allowed:
+            found.append(f"{where}: {module} is no module of impl/CMakeLists.txt")
+            continue
+        for included in INCLUDE.findall(path.read_text()):
+            target = included.split("/")[0]
+            if "/" not in included or not (impl / included).is_file():
+                found.append(f'{where}: "{included}" is no path from impl/')
+            elif target not in allowed[module]:
+                found.append(f'{where}: includes "{included}", but {module} may not use {target}')
+    return found
+
+
+def main() -> int:
+    floors = may_use((ROOT / "impl/CMakeLists.txt").read_text())
+    found = violations(ROOT / "impl", floors)
+    for line in found:
+        print(line)
+    print(f"floors: {len(floors)} modules, {len(found)} includes that go the wrong way")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""The checks of the house must reject a house that is wrong: each case breaks one thing and expects it named."""
+
+import tempfile
+import unittest
+from pathlib import Path
+
+import floors
+import readme
+import rooms
+
+CMAKE = """
+td_add_module(base SOURCES base/base.c)
+td_add_module(ops SOURCES ops/ops.c MAY_USE base LIBRARIES DNNL::dnnl)
+"""
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+class Floors(unittest.TestCase):
+    def check(self, files: dict[str, str]) -> list[str]:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            write(root, {"impl/base/base.h": "", "impl/ops/ops.h": "", "impl/cli/main.c": "", **files})
+            return floors.violations(root / "impl", floors.may_use(CMAKE))
+
+    def test_downward_and_own_floor_pass(self) -> None:
+        self.assertEqual(self.check({"impl/ops/ops.c": '#include "base/base.h"\n#include "ops/ops.h"\n'}), [])
+
+    def test_upward_is_named(self) -> None:
+        (line,) = self.check({"impl/base/base.c": '#include "ops/ops.h"\n'})
+        self.assertIn("base may not use ops", line)
+
+    def test_relative_include_is_named(self) -> None:
+        (line,) = self.check({"impl/ops/ops.c": '#include "../base/base.h"\n'})
+        self.assertIn("no path from impl/", line)
+        (line,) = self.check({"impl/ops/ops.c": '#include "ops.h"\n'})
+        self.assertIn("no path from impl/", line)
+
+    def test_unknown_module_is_named(self) -> None:
+        (line,) = self.check({"impl/extra/extra.c": ""})
+        self.assertIn("extra is no module", line)
+
+    def test_cli_may_use_everything_but_nothing_uses_cli(self) -> None:
+        self.assertEqual(self.check({"impl/cli/main.c": '#include "ops/ops.h"\n'}), [])
+        (line,) = self.check({"impl/cli/cli.h": "", "impl/ops/ops.c": '#include "cli/cli.h"\n'})
+        self.assertIn("ops may not use cli", line)
+
+    def test_may_use_goes_down(self) -> None:
+        with self.assertRaises(SystemExit):
+            floors.may_use("td_add_module(base SOURCES b.c MAY_USE ops)\ntd_add_module(ops SOURCES o.c)")
+
+
+class Rooms(unittest.TestCase):
+    def test_missing_room_is_named(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            write(root, {"impl/flash/flash.h": "", "impl/flash/flash.c": "", "tests/flash.c": "", "ref/flash.py": ""})
+            found = rooms.missing_rooms(root)
+        self.assertEqual(
+            found, ["flash: no parity (parity/flash.py)", "flash: no report (reports/cpu/flash.md)"]
+        )
+
+    def test_operation_without_case_is_named(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            header = "TD_API td_status td_gemm(int a);\nTD_API td_status td_gemm_work_bytes(int a);\n"
+            write(root, {"impl/ops/ops.h": header, "parity/ops.py": "c.td_rope_forward()\n"})
+            self.assertEqual(
+                rooms.operations_without_case(root), ["ops: td_gemm has no parity case in parity/ops.py"]
+            )
+
+
+class Readme(unittest.TestCase):
+    def check(self, text: str) -> list[str]:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            write(root, {"README.md": text, "table.md": "| a |\n|---|\n| 1 |\n"})
+            return readme.problems(root)
+
+    def test_true_quote_and_link_pass(self) -> None:
+        text = "[t](table.md)\n<!-- quoted from table.md -->\n| a |\n|---|\n| 1 |\n<!-- end -->\n"
+        self.assertEqual(self.check(text), [])
+
+    def test_changed_quote_is_named(self) -> None:
+        (line,) = self.check("<!-- quoted from table.md -->\n| a |\n|---|\n| 2 |\n<!-- end -->\n")
+        self.assertIn("other words", line)
+
+    def test_dead_link_is_named(self) -> None:
+        lines = self.check("[gone](gone.md)\n<!-- quoted from table.md -->\n| a |\n<!-- end -->\n")
+        self.assertEqual(lines, ["README.md links to gone.md, which is not there"])
+
+    def test_no_quote_is_named(self) -> None:
+        self.assertEqual(self.check("words"), ["README.md quotes nothing"])
+
+
+if __name__ == "__main__":
+    unittest.main()
