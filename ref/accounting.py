@@ -1,0 +1,81 @@
+"""What PyTorch itself counts: parameters, FLOPs and bytes of a model that is never allocated."""
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from ref.attention import attention
+from ref.transformer import Transformer, cross_entropy
+
+
+def meta_model(
+    d_model: int, d_ff: int, layers: int, heads: int, vocab: int, context: int
+) -> Transformer:
+    """The model on the meta device: shapes and dtypes without storage."""
+    with torch.device("meta"):
+        return Transformer(d_model, d_ff, layers, heads, vocab, context)
+
+
+def parameters(model: nn.Module) -> dict[str, int]:
+    """Elements by part, and the number of tensors."""
+    parts = {"embedding": 0, "attention": 0, "ffn": 0, "norms": 0, "head": 0}
+    for name, p in model.named_parameters():
+        keys = {"token_": "embedding", ".attn.": "attention", ".ffn.": "ffn", "lm_head": "head"}
+        part = next((part for key, part in keys.items() if key in name), "norms")
+        parts[part] += p.numel()
+    tensors = list(model.parameters())
+    return {**parts, "total": sum(p.numel() for p in tensors), "tensors": len(tensors)}
+
+
+def flops(model: Transformer, batch: int, context: int) -> dict[str, int]:
+    """Matrix-product FLOPs of a forward and of a backward pass, by PyTorch's counter."""
+    ids = torch.zeros(batch, context, dtype=torch.long, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        loss = cross_entropy(model(ids), ids)
+        forward = counter.get_total_flops()
+        loss.backward()
+    return {"forward": forward, "backward": counter.get_total_flops() - forward}
+
+
+def saved_bytes(function, *inputs) -> list[tuple[tuple[int, ...], int]]:
+    """(shape, bytes) of what autograd keeps for backward; a storage counts once."""
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        kept.setdefault(storage._cdata, (tuple(tensor.shape), storage.nbytes(), storage))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        function(*inputs)
+    return [(shape, size) for shape, size, _ in kept.values()]
+
+
+def attention_saved_bytes(
+    batch: int, seq: int, head_dim: int, dtype=torch.float32
+) -> dict[str, int]:
+    """What naive attention keeps for its backward: score-sized matrices, and everything."""
+    shape = (batch, seq, head_dim)
+    q, k, v = (torch.empty(shape, dtype=dtype, device="meta", requires_grad=True) for _ in "qkv")
+    kept = saved_bytes(attention, q, k, v)
+    matrices = sum(size for shape, size in kept if shape[-2:] == (seq, seq))
+    return {"matrices": matrices, "total": sum(size for _, size in kept)}
+
+
+def activation_bytes(
+    d_model: int, d_ff: int, heads: int, vocab: int, batch: int, context: int
+) -> dict[str, int]:
+    """Bytes of one residual, one score matrix, one hidden tensor and the logits."""
+    model = meta_model(d_model, d_ff, 1, heads, vocab, context)
+    seen = {}
+
+    def watch(name):
+        return lambda module, inputs, output: seen.update({name: output.nbytes})
+
+    model.token_embeddings.register_forward_hook(watch("residual"))
+    model.layers[0].ffn.w1.register_forward_hook(watch("ffn"))
+    model.lm_head.register_forward_hook(watch("logits"))
+    ids = torch.zeros(batch, context, dtype=torch.long, device="meta")
+    kept = saved_bytes(model, ids)
+    seen["scores"] = max(size for shape, size in kept if shape[-2:] == (context, context))
+    return seen

@@ -1,0 +1,57 @@
+"""Attention with the score matrix materialised, as the course writes it."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ref.ops import causal_mask, softmax
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    mask: str = "inf",
+    scale: float | None = None,
+) -> Tensor:
+    """softmax(scale q k^T + mask) v for q [..., seq, head_dim], k and v [..., seq_k, head_dim].
+
+    A masked score becomes -inf ("inf") or has 1e6 subtracted ("add_1e6").
+    """
+    return probabilities(q, k, causal, mask, scale) @ v
+
+
+def probabilities(
+    q: Tensor,
+    k: Tensor,
+    causal: bool = False,
+    mask: str = "inf",
+    scale: float | None = None,
+) -> Tensor:
+    scores = masked_scores(q, k, causal, mask, scale)
+    return softmax(scores)
+
+
+def masked_scores(
+    q: Tensor, k: Tensor, causal: bool, mask: str = "inf", scale: float | None = None
+) -> Tensor:
+    scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if not causal:
+        return scores
+    visible = causal_mask(q.shape[-2], k.shape[-2], q.device)
+    if mask == "add_1e6":
+        return scores + torch.where(visible, 0.0, -1e6).to(scores.dtype)
+    return torch.where(visible, scores, float("-inf"))
+
+
+def logsumexp(
+    q: Tensor,
+    k: Tensor,
+    causal: bool = False,
+    mask: str = "inf",
+    scale: float | None = None,
+) -> Tensor:
+    """Natural log of the row sums of exp(scores): what flash attention keeps for its backward."""
+    return masked_scores(q, k, causal, mask, scale).logsumexp(dim=-1)

@@ -1,0 +1,183 @@
+"""The course's Transformer language model, its loss, initialisation and optimizer.
+
+The state dict has the course's names in the course's order; rotary tables are no part of it.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ref import ops
+from ref.attention import attention
+
+# name: d_model, d_ff, layers, heads; vocabulary 10,000. "2.7B" is the 2026 handout's "xl".
+SIZES = {
+    "small": (768, 3072, 12, 12),
+    "medium": (1024, 4096, 24, 16),
+    "large": (1280, 5120, 36, 20),
+    "xl": (1600, 6400, 48, 25),
+    "2.7B": (2560, 10240, 32, 32),
+    "10B": (4608, 12288, 50, 36),
+}
+
+
+class Linear(nn.Module):
+    def __init__(self, d_in: int, d_out: int):
+        super().__init__()
+        std = math.sqrt(2 / (d_in + d_out))
+        self.weight = nn.Parameter(truncated_normal(d_out, d_in, std))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.mT
+
+
+class Embedding(nn.Module):
+    def __init__(self, vocab: int, d_model: int):
+        super().__init__()
+        self.weight = nn.Parameter(truncated_normal(vocab, d_model, 1.0))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return ops.embedding(ids, self.weight)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, d_model: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(d_model))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.rmsnorm(x, self.weight)
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, d_model: int, d_ff: int):
+        super().__init__()
+        self.w1 = Linear(d_model, d_ff)
+        self.w2 = Linear(d_ff, d_model)
+        self.w3 = Linear(d_model, d_ff)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(ops.silu_mul(self.w1(x), self.w3(x)))
+
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self, d_model: int, heads: int, context: int, rope_theta: float):
+        super().__init__()
+        self.heads = heads
+        self.q_proj = Linear(d_model, d_model)
+        self.k_proj = Linear(d_model, d_model)
+        self.v_proj = Linear(d_model, d_model)
+        self.output_proj = Linear(d_model, d_model)
+        # The table stays f32 whatever dtype the model is cast to; a float64 model has an exact one.
+        self.tables = {
+            dtype: ops.rope_table(context, d_model // heads, rope_theta, dtype)
+            for dtype in (torch.float32, torch.float64)
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            ops.heads_split(proj(x), self.heads) for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        table = self.tables[torch.promote_types(x.dtype, torch.float32)]
+        cos, sin = (part[: x.shape[1]] for part in table)
+        o = attention(ops.rope(q, cos, sin), ops.rope(k, cos, sin), v, causal=True)
+        return self.output_proj(ops.heads_merge(o))
+
+
+class Block(nn.Module):
+    def __init__(self, d_model: int, d_ff: int, heads: int, context: int, rope_theta: float):
+        super().__init__()
+        self.attn = CausalSelfAttention(d_model, heads, context, rope_theta)
+        self.ffn = SwiGLU(d_model, d_ff)
+        self.ln1 = RMSNorm(d_model)
+        self.ln2 = RMSNorm(d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln1(x))
+        return x + self.ffn(self.ln2(x))
+
+
+class Transformer(nn.Module):
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        layers: int,
+        heads: int,
+        vocab: int,
+        context: int,
+        rope_theta: float = 10_000.0,
+    ):
+        super().__init__()
+        self.token_embeddings = Embedding(vocab, d_model)
+        self.layers = nn.ModuleList(
+            Block(d_model, d_ff, heads, context, rope_theta) for _ in range(layers)
+        )
+        self.ln_final = RMSNorm(d_model)
+        self.lm_head = Linear(d_model, vocab)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits [batch, seq, vocab] for ids [batch, seq]."""
+        x = self.token_embeddings(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.lm_head(self.ln_final(x))
+
+
+def truncated_normal(rows: int, cols: int, std: float) -> Tensor:
+    weight = torch.empty(rows, cols)
+    return nn.init.trunc_normal_(weight, std=std, a=-3 * std, b=3 * std)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean over all tokens."""
+    return ops.cross_entropy(logits.flatten(0, -2), targets.flatten())[0]
+
+
+class AdamW(torch.optim.Optimizer):
+    """`course2025` decays the weights after the Adam step, `course2026` before it.
+
+    Moments and arithmetic are f32 or wider, the moments made at the first step; parameters without
+    a gradient are skipped.
+    """
+
+    def __init__(
+        self,
+        params,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        variant: str = "course2025",
+    ):
+        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, variant=variant)
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            lr, decay = group["lr"], group["weight_decay"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    wide = torch.promote_types(p.dtype, torch.float32)
+                    state["t"] = 0
+                    state["m"] = torch.zeros_like(p, dtype=wide)
+                    state["v"] = torch.zeros_like(p, dtype=wide)
+                state["t"] += 1
+                m, v, t = state["m"], state["v"], state["t"]
+                grad, weight = p.grad.to(m.dtype), p.to(m.dtype)  # p itself unless it is narrower
+                m.mul_(beta1).add_(grad, alpha=1 - beta1)
+                v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+                if group["variant"] == "course2026":
+                    weight.mul_(1 - lr * decay)
+                rate = lr * math.sqrt(1 - beta2**t) / (1 - beta1**t)
+                weight.addcdiv_(m, v.sqrt().add_(group["eps"]), value=-rate)
+                if group["variant"] == "course2025":
+                    weight.mul_(1 - lr * decay)
+                if weight is not p:
+                    p.copy_(weight)

@@ -1,0 +1,198 @@
+"""The PyTorch references against PyTorch's own implementations: whoever judges is judged too."""
+
+import math
+import unittest
+
+import torch
+import torch.nn.functional as F
+
+from ref import accounting, attention, bench, flash, ops, precision, transformer
+
+
+def seeded(name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(sum(ord(c) * 31**i for i, c in enumerate(name)) % 2**63)
+
+
+def normal(name: str, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=seeded(name), dtype=torch.float64)
+
+
+def gradients(function, *inputs):
+    """The output, and the gradients of its product with a fixed cotangent."""
+    inputs = [x.detach().clone().requires_grad_() for x in inputs]
+    y = function(*inputs)
+    return [y.detach(), *torch.autograd.grad(y, inputs, normal("cotangent", *y.shape))]
+
+
+class RefTest(unittest.TestCase):
+    def same(self, ours, theirs, tolerance=1e-12):
+        for a, b in zip(ours, theirs, strict=True):
+            self.assertEqual(a.shape, b.shape)
+            self.assertEqual(a.dtype, b.dtype)
+            error = (a - b).norm() / b.norm()
+            self.assertTrue(error <= tolerance, f"relative error {error}")
+
+    def test_gemm(self):
+        for trans_a in (False, True):
+            for trans_b in (False, True):
+                a = normal("a", *((3, 5, 4) if trans_a else (3, 4, 5)))
+                b = normal("b", *((3, 6, 5) if trans_b else (3, 5, 6)))
+                c = normal("c", 3, 4, 6)
+                ours = ops.gemm(a, b, c, trans_a, trans_b, alpha=0.5, beta=2.0)
+                left, right = a.mT if trans_a else a, b.mT if trans_b else b
+                self.same([ours], [torch.baddbmm(c, left, right, alpha=0.5, beta=2.0)])
+
+    def test_embedding(self):
+        ids = torch.tensor([3, 0, 3])
+        ours = gradients(lambda w: ops.embedding(ids, w), normal("w", 5, 4))
+        self.same(ours, gradients(lambda w: F.embedding(ids, w), normal("w", 5, 4)))
+
+    def test_rmsnorm(self):
+        inputs = normal("x", 7, 33), normal("w", 33)
+        theirs = gradients(lambda x, w: F.rms_norm(x, (33,), w, 1e-5), *inputs)
+        self.same(gradients(ops.rmsnorm, *inputs), theirs)
+
+    def test_rope_is_a_complex_rotation(self):
+        x = normal("x", 2, 3, 11, 80)
+        cos, sin = ops.rope_table(11, 80, dtype=torch.float64)
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+        turned = torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
+        self.same([ops.rope(x, cos, sin)], [turned])
+        self.assertAlmostEqual(math.acos(cos[1, 3]), 10_000 ** (-6 / 80), places=12)
+
+    def test_heads(self):
+        x = normal("x", 2, 5, 12)
+        split = ops.heads_split(x, 3)
+        self.assertTrue(torch.equal(split[1, 2, 4], x[1, 4, 8:]))
+        self.assertTrue(torch.equal(ops.heads_merge(split), x))
+
+    def test_silu_mul(self):
+        inputs = normal("gate", 7, 33), normal("up", 7, 33)
+        theirs = gradients(lambda gate, up: F.silu(gate) * up, *inputs)
+        self.same(gradients(ops.silu_mul, *inputs), theirs)
+
+    def test_softmax(self):
+        x = normal("x", 10, 33)
+        self.same(gradients(ops.softmax, x), gradients(lambda x: x.softmax(-1), x))
+        causal = ops.causal_softmax(x, 5)
+        self.assertTrue(torch.equal(causal[5], F.one_hot(torch.tensor(0), 33).double()))
+        self.same([causal[7, :3]], [x[7, :3].softmax(-1)])
+
+    def test_cross_entropy(self):
+        x, targets = normal("x", 7, 33), torch.arange(7)
+        theirs = gradients(lambda x: F.cross_entropy(x, targets), x)
+        self.same(gradients(lambda x: ops.cross_entropy(x, targets)[0], x), theirs)
+        self.same([ops.cross_entropy(x, targets)[1]], [x.logsumexp(-1)])
+
+    def test_adamw_is_torchs(self):
+        p = normal("p", 100)
+        m = v = torch.zeros(100, dtype=torch.float64)
+        theirs = torch.nn.Parameter(p.clone())
+        optimizer = torch.optim.AdamW([theirs], lr=0.1, weight_decay=0.1)
+        for step in range(1, 4):
+            theirs.grad = normal(f"g{step}", 100)
+            optimizer.step()
+            p, m, v = ops.adamw_step(
+                p, theirs.grad, m, v, step, lr=0.1, weight_decay=0.1, variant="torch"
+            )
+        self.same([p], [theirs.data])
+
+    def test_adamw_of_the_course(self):
+        for variant in ("course2025", "course2026"):
+            for dtype in (torch.float64, torch.float32, torch.bfloat16):
+                p = normal("p", 100).to(dtype)
+                m = v = torch.zeros(100, dtype=torch.promote_types(dtype, torch.float32))
+                theirs = torch.nn.Parameter(p.clone())
+                optimizer = transformer.AdamW([theirs], lr=0.1, weight_decay=0.1, variant=variant)
+                for step in range(1, 4):
+                    theirs.grad = normal(f"g{step}", 100).to(dtype)
+                    optimizer.step()
+                    p, m, v = ops.adamw_step(
+                        p, theirs.grad, m, v, step, lr=0.1, weight_decay=0.1, variant=variant
+                    )
+                self.same([theirs.data], [p], torch.finfo(dtype).eps)
+
+    def test_attention(self):
+        for seq, seq_k in ((17, 17), (5, 19), (19, 5)):
+            for causal in (False, True):
+                for mask in ("inf", "add_1e6"):
+                    with self.subTest(seq=seq, seq_k=seq_k, causal=causal, mask=mask):
+                        self.attention_case(seq, seq_k, causal, mask)
+
+    def attention_case(self, seq, seq_k, causal, mask):
+        q = normal("q", 2, 3, seq, 80)
+        k, v = normal("k", 2, 3, seq_k, 80), normal("v", 2, 3, seq_k, 80)
+        options = dict(causal=causal, mask=mask)
+        tiles = dict(tile_q=4, tile_k=8)
+        visible = ops.causal_mask(seq, seq_k) if causal else None
+        sdpa = F.scaled_dot_product_attention
+        theirs = gradients(lambda *qkv: sdpa(*qkv, attn_mask=visible), q, k, v)
+        self.same(gradients(lambda *qkv: attention.attention(*qkv, **options), q, k, v), theirs)
+        self.same(gradients(lambda *qkv: flash.flash(*qkv, **options, **tiles)[0], q, k, v), theirs)
+        lse = flash.flash(q, k, v, **options, **tiles)[1]
+        self.same([lse], [attention.logsumexp(q, k, **options)])
+
+    def test_transformer_names_and_sizes(self):
+        names = list(transformer.Transformer(16, 32, 2, 2, 11, 8).state_dict())
+        block = [f"attn.{name}_proj" for name in ("q", "k", "v", "output")]
+        block += ["ffn.w1", "ffn.w2", "ffn.w3", "ln1", "ln2"]
+        self.assertEqual(
+            names,
+            ["token_embeddings.weight"]
+            + [f"layers.{layer}.{part}.weight" for layer in (0, 1) for part in block]
+            + ["ln_final.weight", "lm_head.weight"],
+        )
+        for size, total in (
+            ("small", 128_625_408),
+            ("2.7B", 3_406_809_600),
+            ("10B", 12_832_823_808),
+        ):
+            model = accounting.meta_model(*transformer.SIZES[size], vocab=10_000, context=128)
+            self.assertEqual(accounting.parameters(model)["total"], total)
+
+    def test_transformer_is_causal_and_learns(self):
+        torch.manual_seed(0)
+        model = transformer.Transformer(32, 64, 2, 2, 11, 16)
+        ids, targets = bench.random_batch(4, 16, 11)
+        changed = ids.clone()
+        changed[:, 9:] = 0
+        self.assertTrue(torch.equal(model(ids)[:, :9], model(changed)[:, :9]))
+        trainer = bench.Trainer(model, ids, targets)
+        losses = bench.benchmark(trainer, warmup=1, steps=30).losses
+        self.assertEqual(len(trainer.times.step), 30)
+        self.assertLess(losses[-1], 0.8 * losses[0])
+
+    def test_initialisation(self):
+        torch.manual_seed(0)
+        weight = transformer.Linear(300, 500).weight
+        std = math.sqrt(2 / 800)
+        self.assertLessEqual(weight.abs().max().item(), 3 * std)
+        self.assertAlmostEqual(weight.std().item() / std, 0.9866, delta=0.005)  # cut at 3 std
+
+    def test_accumulation(self):
+        values = [loop.item() for loop in precision.handout_loops()]
+        self.assertEqual(
+            values, [10.000133514404297, 9.953125, 10.00213623046875, 10.00213623046875]
+        )
+        f16 = torch.float16
+        self.assertEqual(precision.pairwise(1024, 0.25, f16, f16).item(), 256.0)
+        self.assertEqual(precision.kahan(4096, 0.25, f16, f16).item(), 1024.0)
+
+    def test_toy_model_under_autocast(self):
+        seen = precision.toy_dtypes(torch.bfloat16, "cross_entropy_loss")
+        names = "parameters fc1 relu ln logits loss gradients".split()
+        self.assertEqual(sorted(seen), sorted(names))
+        self.assertEqual(seen["fc1"], torch.bfloat16)
+        self.assertEqual(seen["gradients"], torch.float32)
+
+    def test_counts(self):
+        model = accounting.meta_model(*transformer.SIZES["small"], vocab=10_000, context=512)
+        counted = accounting.flops(model, 4, 512)
+        self.assertAlmostEqual(counted["forward"] / 1e12, 0.534, delta=0.0005)
+        self.assertEqual(counted["backward"], 2 * counted["forward"])
+        kept = accounting.attention_saved_bytes(8, 1024, 64)
+        self.assertEqual(kept["matrices"], 2 * 8 * 1024**2 * 4)
+
+
+if __name__ == "__main__":
+    unittest.main()
