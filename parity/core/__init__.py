@@ -1,0 +1,125 @@
+"""What parity/<module>.py provides, and what it gets.
+
+A module is a file parity/<name>.py with four names. It imports torch, ref and this package, and lists no path,
+clock, file or tolerance of its own: drawing, calling C, judging, timing, recording and writing pages are core's.
+
+    DELIVERABLES             {id of the deliverable: its title in the index}
+    cases(profile)           yields Case objects for "quick" (minutes on two cores in all) or "full" (whole grids)
+    run(case, draw, c)       computes one case on every side and returns {impl: side, ...}, described below
+    report(page, records)    writes reports/<machine>/<name>.md from records alone; never runs anything
+
+Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, **keys)
+    keys         what the record's "case" holds: batch, heads, seq, seq_k, head_dim, dtype, causal, pass, size, ...
+                 with the meaning and spelling of README.md, "Records". `case.seq` reads one (`case["pass"]`, where
+                 the name is a word of Python), `case.get("seq_k", 0)` with a default. Values are JSON scalars.
+    measure      words of "error time memory", in one string; default "error"
+    seconds      the time one run of the case is expected to take; default 0.2. Earlier records know better
+    repeats      timed repetitions of each side; default: as many as a time budget allows. The case key `warmup`,
+                 where there is one, is the number of untimed calls before them
+    alone        True: a fresh process of its own under a memory limit, for cases that are hungry or must be cold
+    needs_bytes  memory that the hungriest side is known to need; where the machine has less, every side whose
+                 own `needs_bytes` does not say otherwise is `oom` without being tried
+
+draw             inputs seeded by the case's name and the tensor's, so a case is the same alone or in a sweep
+    draw.normal(name, shape, dtype, std=1.0, mean=0.0)   draw.uniform(name, shape, dtype, low=0.0, high=1.0)
+    draw.integers(name, shape, dtype="i64", low=0, high=...)      tokens (i64), or small whole numbers in any dtype
+    draw.poisoned(shape, dtype)                          an output: 0xFF bytes between fences, for C to overwrite
+    Inputs belong to both sides and must not be written: hand an operation that works in place a .clone().
+
+c                libtandem. `c.td_xyz(...)` calls the function of that name; a td_status other than TD_OK is raised
+                 as TandemError with td_last_error(). A tensor is passed as its address, no copy, after checking that
+                 it is contiguous, on the CPU, and of the pointer's type (void * takes any dtype); None is NULL.
+    c.device                                the handle of the device
+    c.struct("td_x_shape", case, field=...) a struct whose fields are filled by name: keywords first, then the
+                                            case's keys, else 0. "bf16" becomes TD_BF16, and so for every enum
+                                            ("course2025" -> TD_ADAMW_COURSE2025). A nested struct takes the same
+                                            case, or a dict given by keyword
+    c.value("td_x_work_bytes", c.device, desc)   calls a function that ends in an `out` pointer, returns what it got
+    c.create("td_transformer_create", c.device, config)   likewise; its _destroy runs when the case is over
+    c.work(nbytes)                          scratch on the device, 256-byte aligned, freed when the case is over
+    c.tensor(address, shape, dtype)         a tensor that looks at C's memory, no copy
+    c.bytes_peak()                          peak bytes of the device since the case began
+    c.ffi                                   the cffi object, for the rest: c.ffi.callback("td_gradient_ready", f)
+
+run returns {impl: side, ..., "truth": outputs, "rule": {...}}. Impl names are "c", "torch_eager" and the others of
+README.md, "Records"; a side whose name starts with "c" and is alone or followed by "_" is judged.
+    outputs      {"o": tensor, "loss": 3.5, "ln": "f32"}: tensors, numbers, strings. All sides of a case have the
+                 same output names, shapes and dtypes; "truth" has them in float64 and may lack some
+    side         outputs, or a function of no arguments that returns them (needed for time and memory; the function
+                 must do its whole work each time it is called, and return tensors that later calls may overwrite),
+                 or Side(call, before=..., flops=..., needs_bytes=..., record={...}):
+        before       called untimed before each call of `call`: a forward pass before a timed backward
+        flops        of one call, for "tflops"
+        needs_bytes  memory this side needs, against the case's
+        record       further keys of the record, such as {"series": {"loss": [...]}}, or a function that
+                     returns them after the calls
+    truth        float64 outputs, or a function that returns them (called only when the error is measured)
+    rule         optional {output name or pattern: rule}: the default is parity() of README.md; also
+                 equal() (same bits as torch), equal("truth") (exactly the truth), within(rel_l2=..., max_abs=...)
+                 (against the truth where it has that output, else against the first torch side)
+    reference    optional: the name of the side that C is judged against; default "torch_eager", else the first
+                 torch side
+
+Memory is what a call needs beyond its inputs: outputs, saved tensors, scratch. C's is the device recorder's peak
+since the case began plus the outputs that live outside the device; PyTorch's is its CPU allocator's peak.
+
+page             the report of one module
+    page.question(text)                     a heading: the deliverable's question in our words
+    page.text(text)                         a paragraph: the answer, with the derived figures
+    page.table(frame, columns={...}, units={...}, digits={...})    a DataFrame; columns selects, orders and titles
+    page.plot(name, curves, x=..., y=..., log=True, caption=...)   curves {label: (xs, ys)}; an SVG beside the page
+    page.verdict(deliverable, text)         adds to the line of the deliverable in the index
+
+records          a Records object: the newest result of each (case, impl) of the module
+    records.frame                           DataFrame, a row a (case, impl): deliverable, impl, status, verdict data
+                                            and one column a case key; ms (median), ms_mean, ms_std, ms_min, ms_p95,
+                                            n, tflops, peak_mib, max_abs, rel_l2, ulp_max; NaN where absent
+    records.only(deliverable, **keys)       a Records with fewer rows
+    records.wide(keys, value, base=None)    DataFrame, a row a case: the keys, one column an impl holding `value`
+                                            (oom and failures in words) and, with base, ratio columns "c / base"
+    records.series(name)                    [(impl, case keys, list)] of the records that hold series[name]
+    records.ratio(value, over="torch_eager", impl="c")    array of value(impl) / value(over) over the cases
+    geomean(array), from this package
+
+A complete example, parity/scale.py, for an imaginary td_scale(dev, count, dtype, factor, x, y):
+
+    import torch
+
+    from parity.core import Case, grid
+    from ref import scale as ref
+
+    DELIVERABLES = {"scaling": "Scaling a vector"}
+
+    def cases(profile):
+        # The loop is unrolled by 16: both sides of it, one element alone, and a long prime.
+        for keys in grid(count=[1, 15, 16, 17, 10007], dtype=["f32", "bf16"]):
+            yield Case("scaling", **keys)
+        if profile == "full":
+            for count in [2**20, 2**24]:
+                yield Case("scaling", measure="time memory", seconds=5, count=count, dtype="f32")
+
+    def run(case, draw, c):
+        x = draw.normal("x", (case.count,), case.dtype)
+        y = draw.poisoned((case.count,), case.dtype)
+
+        def tandem():
+            c.td_scale(c.device, case.count, c.enum("td_dtype", case.dtype), 0.5, x, y)
+            return {"y": y}
+
+        return {
+            "c": tandem,
+            "torch_eager": lambda: {"y": ref.forward(x, 0.5)},
+            "truth": lambda: {"y": ref.forward(x.double(), 0.5)},
+        }
+
+    def report(page, records):
+        page.question("Does C scale as exactly as PyTorch, and how fast?")
+        page.table(records.wide(["count", "dtype"], "rel_l2", base="torch_eager"))
+        timed = records.wide(["count"], "ms", base="torch_eager")
+        page.table(timed, units={"c": "ms", "torch_eager": "ms"})
+        page.text(f"C takes {records.ratio('ms').max():.2f} times PyTorch's time at most.")
+"""
+
+from parity.core.case import Case, Side, equal, grid, parity, within
+
+__all__ = ["Case", "Side", "equal", "grid", "parity", "within"]

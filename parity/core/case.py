@@ -1,0 +1,126 @@
+"""The nouns of the protocol: a case, a side of it, and the rule that judges an output."""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MEASURES = ("error", "time", "memory")
+
+
+def grid(**lists: list) -> Iterator[dict]:
+    """Every combination of the listed values, the last name varying fastest."""
+    for values in itertools.product(*lists.values()):
+        yield dict(zip(lists.keys(), values, strict=True))
+
+
+class Case:
+    """One point of a module's grid: what the record's "case" holds, and how it is to be measured."""
+
+    def __init__(
+        self,
+        deliverable: str,
+        *,
+        measure: str = "error",
+        seconds: float = 0.2,
+        repeats: int | None = None,
+        alone: bool = False,
+        needs_bytes: int = 0,
+        **keys: Any,
+    ):
+        self.deliverable = deliverable
+        self.measure = tuple(name for name in MEASURES if name in measure.split())
+        unknown = set(measure.split()) - set(MEASURES)
+        if unknown or not self.measure:
+            raise ValueError(f"measure is {measure!r}, needs words of: {', '.join(MEASURES)}")
+        if repeats is not None and repeats < 1:
+            raise ValueError(f"repeats is {repeats}, needs at least 1")
+        for key, value in keys.items():
+            if not isinstance(value, (bool, int, float, str)):
+                raise TypeError(f"case key {key} is {value!r}, needs a bool, a number or a string")
+        self.seconds = seconds
+        self.repeats = repeats
+        self.alone = alone
+        self.needs_bytes = needs_bytes
+        self.keys = keys
+
+    def __getattr__(self, key: str) -> Any:
+        keys = self.__dict__.get("keys", {})
+        if key in keys:
+            return keys[key]
+        raise AttributeError(
+            f"case {self.__dict__.get('deliverable')} has no key {key!r}, only: {', '.join(keys)}"
+        )
+
+    def __getitem__(self, key: str) -> Any:
+        return self.keys[key]
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.keys
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.keys.get(key, default)
+
+    @property
+    def name(self) -> str:
+        """Readable, unique within a module, and the seed of the case's inputs."""
+        return case_name(self.deliverable, self.keys)
+
+    def __repr__(self) -> str:
+        return f"<Case {self.name}>"
+
+
+def case_name(deliverable: str, keys: Mapping[str, Any]) -> str:
+    words = (f"{key}={json.dumps(value).strip(chr(34))}" for key, value in keys.items())
+    return f"{deliverable}/{','.join(words)}"
+
+
+def seed_of(*names: str) -> int:
+    """63 bits that depend on every name, the same on every machine."""
+    digest = hashlib.sha256("\0".join(names).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+Outputs = dict[str, Any]
+
+
+@dataclass
+class Side:
+    """One implementation's part in a case."""
+
+    call: Callable[[], Outputs]
+    before: Callable[[], None] | None = None
+    flops: float | None = None
+    needs_bytes: int | None = None
+    record: Mapping[str, Any] | Callable[[], Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one output is judged; made by parity(), equal() and within()."""
+
+    kind: str
+    against: str = "torch"
+    rel_l2: float | None = None
+    max_abs: float | None = None
+
+
+def parity() -> Rule:
+    """The rule of the house: non-finite values match, and the error is about PyTorch's own or less."""
+    return Rule("parity")
+
+
+def equal(against: str = "torch") -> Rule:
+    """The same bits as "torch", the reference side, or exactly the value of the "truth"."""
+    if against not in ("torch", "truth"):
+        raise ValueError(f"equal({against!r}), needs 'torch' or 'truth'")
+    return Rule("equal", against)
+
+
+def within(*, rel_l2: float | None = None, max_abs: float | None = None) -> Rule:
+    """An error against the truth (or, where it lacks the output, against the reference) of at most this."""
+    if rel_l2 is None and max_abs is None:
+        raise ValueError("within() needs rel_l2, max_abs or both")
+    return Rule("within", "truth", rel_l2, max_abs)

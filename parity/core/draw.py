@@ -1,0 +1,93 @@
+"""Inputs that are the same on every machine and in every order of cases, and outputs that start as poison."""
+
+import math
+
+import torch
+
+from parity.core.case import seed_of
+
+DTYPES = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "u8": torch.uint8,
+    "bool": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+POISON = 0xFF  # NaN in every float type, -1 in every signed one
+FENCE = 0xA5
+FENCE_BYTES = 256
+
+
+class Draw:
+    """Draws for one case. Random numbers come from PyTorch's CPU generator, seeded by names alone."""
+
+    def __init__(self, case_name: str):
+        self.case_name = case_name
+        self._inputs: dict[str, tuple[torch.Tensor, int]] = {}
+        self._fenced: list[tuple[torch.Tensor, int]] = []
+
+    def normal(self, name, shape, dtype, std: float = 1.0, mean: float = 0.0) -> torch.Tensor:
+        values = torch.empty(shape, dtype=_wide(dtype)).normal_(mean, std, generator=self._generator(name))
+        return self._keep(name, values.to(DTYPES[dtype]))
+
+    def uniform(self, name, shape, dtype, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
+        values = torch.empty(shape, dtype=_wide(dtype)).uniform_(low, high, generator=self._generator(name))
+        return self._keep(name, values.to(DTYPES[dtype]))
+
+    def integers(self, name, shape, dtype="i64", low: int = 0, high: int = 2) -> torch.Tensor:
+        """Whole numbers in [low, high)."""
+        values = torch.randint(low, high, tuple(shape), generator=self._generator(name))
+        return self._keep(name, values.to(DTYPES[dtype]))
+
+    def poisoned(self, shape, dtype) -> torch.Tensor:
+        """An output that nobody has written yet, with fences on both sides."""
+        kind = DTYPES[dtype]
+        nbytes = math.prod(shape) * kind.itemsize
+        # The fence in front keeps the 256-byte alignment that torch's own blocks (64 bytes) may lack.
+        block = torch.full((nbytes + 3 * FENCE_BYTES,), FENCE, dtype=torch.uint8)
+        start = FENCE_BYTES + -block.data_ptr() % FENCE_BYTES
+        block[start : start + nbytes] = POISON
+        self._fenced.append((block, start, nbytes))
+        return block[start : start + nbytes].view(kind).view(tuple(shape))
+
+    def complaints(self) -> list[str]:
+        """What a side did that it may not: inputs written, fences around outputs broken."""
+        found = [
+            f"input {name} was written" for name, (t, was) in self._inputs.items() if _checksum(t) != was
+        ]
+        for block, start, nbytes in self._fenced:
+            fences = torch.cat((block[:start], block[start + nbytes :]))
+            if not bool((fences == FENCE).all()):
+                found.append(f"an output of {nbytes} bytes was written beyond its bounds")
+        return found
+
+    def _generator(self, name: str) -> torch.Generator:
+        return torch.Generator().manual_seed(seed_of(self.case_name, name))
+
+    def _keep(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if name in self._inputs:
+            raise ValueError(f"{self.case_name} draws {name!r} twice")
+        self._inputs[name] = (tensor, _checksum(tensor))
+        return tensor
+
+
+def left_poisoned(tensor: torch.Tensor) -> int:
+    """How many elements still have every bit set, as poisoned() left them."""
+    width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return int((tensor.contiguous().view(width) == -1).sum())
+
+
+def _wide(dtype: str) -> torch.dtype:
+    return torch.float64 if dtype == "f64" else torch.float32
+
+
+def _checksum(tensor: torch.Tensor) -> int:
+    if tensor.numel() == 0:
+        return 0
+    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return int(tensor.detach().contiguous().view(width).sum(dtype=torch.int64))

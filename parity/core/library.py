@@ -1,0 +1,266 @@
+"""libtandem through cffi: prototypes read from the headers, tensors passed without a copy.
+
+torch is imported before the library is loaded, and must be: both want libgomp.so.1 by that name, and the loader gives
+the second the copy that the first brought, so that one OpenMP runtime and one pool of threads serves both sides.
+"""
+
+import math
+import subprocess
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cffi
+import torch
+
+from parity.core.draw import DTYPES
+
+ROOT = Path(__file__).resolve().parents[2]
+PRESET = "default"
+
+# What a typed pointer of a prototype takes; void * takes any tensor.
+POINTEES = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "int64_t": torch.int64,
+    "int32_t": torch.int32,
+    "int": torch.int32,
+    "uint8_t": torch.uint8,
+}
+
+
+class TandemError(RuntimeError):
+    """A call returned something other than TD_OK."""
+
+    def __init__(self, function: str, status: str, message: str):
+        super().__init__(f"{function}: {status}: {message}")
+        self.function, self.status, self.message = function, status, message
+
+
+def public_headers(impl: Path) -> list[Path]:
+    """The headers that declare the library's interface; those internal to impl/ have no C linkage block."""
+    return [path for path in sorted(impl.glob("*/*.h")) if "\nTD_BEGIN_DECLS" in path.read_text()]
+
+
+def read_prototypes(impl: Path) -> str:
+    """The public headers as plain declarations, by the C preprocessor."""
+    headers = public_headers(impl)
+    if not headers:
+        raise FileNotFoundError(f"no public header in {impl}")
+    source = "".join(f'#include "{path.relative_to(impl)}"\n' for path in headers)
+    command = ["cc", "-E", "-P", "-DTD_CFFI", f"-I{impl}", "-x", "c", "-"]
+    try:
+        done = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise RuntimeError(
+            "no C compiler named cc to preprocess the headers; ci/setup installs one"
+        ) from error
+    if done.returncode != 0:
+        raise RuntimeError(f"cc could not preprocess the headers of {impl}:\n{done.stderr}")
+    return done.stdout
+
+
+def default_library() -> Path:
+    return ROOT / "build" / PRESET / "impl" / "libtandem.so"
+
+
+def openmp_runtimes() -> list[str]:
+    """The OpenMP runtimes mapped into this process; more than one means two pools of threads."""
+    names = ("libgomp", "libiomp", "libomp")
+    files = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+    return sorted(file for file in files if Path(file).name.startswith(names))
+
+
+class Library:
+    """The loaded library: one a process."""
+
+    def __init__(self, path: Path | None = None, headers: Path = ROOT / "impl"):
+        self.path = Path(path) if path else default_library()
+        if not self.path.is_file():
+            raise FileNotFoundError(
+                f"no library at {self.path}: build it with cmake --preset {PRESET} && "
+                f"cmake --build --preset {PRESET}, or name one with --library"
+            )
+        self.ffi = cffi.FFI()
+        self.ffi.cdef(read_prototypes(headers))
+        self.lib = self.ffi.dlopen(str(self.path))
+        runtimes = openmp_runtimes()
+        if len(runtimes) > 1:
+            raise RuntimeError(f"two OpenMP runtimes in one process: {', '.join(runtimes)}")
+
+    def set_threads(self, threads: int) -> None:
+        """The same number of threads for PyTorch and for C."""
+        torch.set_num_threads(threads)
+        _check(self, "td_cpu_set_threads", self.lib.td_cpu_set_threads(threads))
+        seen = (torch.get_num_threads(), self.lib.td_cpu_threads())
+        if seen != (threads, threads):
+            raise RuntimeError(f"asked for {threads} threads; PyTorch has {seen[0]}, C has {seen[1]}")
+
+    def open(self, device: str = "cpu") -> "Session":
+        return Session(self, device)
+
+
+class Session:
+    """What run() gets as `c`: the library with one open device, for one case. A context manager."""
+
+    def __init__(self, library: Library, device: str):
+        self.library = library
+        self.ffi = library.ffi
+        self._later: list[tuple[str, Any]] = []
+        self._strings: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._blocks: list[tuple[int, int]] = []
+        self.device = self.value("td_device_open", device)
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Destroys what create() made, last first, and the device with every block on it."""
+        while self._later:
+            name, handle = self._later.pop()
+            getattr(self, name)(handle)
+        if self.device is not None:
+            self.td_device_close(self.device)
+            self.device = None
+
+    def __getattr__(self, name: str):
+        if not name.startswith("td_"):
+            raise AttributeError(f"{name!r} is neither a helper nor a function of libtandem")
+        try:
+            function = getattr(self.library.lib, name)
+        except AttributeError as error:
+            raise AttributeError(f"libtandem has no {name}: {error}") from error
+        kind = self.ffi.typeof(function) if callable(function) else None
+        if kind is None or kind.kind != "function":
+            return function  # a constant of an enum, or an object such as td_attention_flash
+
+        def call(*arguments):
+            if len(arguments) != len(kind.args):
+                raise TypeError(f"{name} takes {len(kind.args)} arguments, got {len(arguments)}")
+            given = [
+                self._pass(name, i, want, a)
+                for i, (want, a) in enumerate(zip(kind.args, arguments, strict=True))
+            ]
+            result = function(*given)
+            if kind.result.cname == "td_status":
+                return _check(self.library, name, result)
+            return result
+
+        call.__name__ = name
+        self.__dict__[name] = call  # the next use skips all of the above
+        return call
+
+    def enum(self, kind: str, name: str) -> int:
+        """The constant of an enum whose last words are `name`: enum("td_dtype", "bf16") is TD_BF16."""
+        elements = self.ffi.typeof(kind).relements
+        found = [value for element, value in elements.items() if element.endswith(f"_{name.upper()}")]
+        if len(found) != 1:
+            raise ValueError(f"{name!r} names {len(found)} constants of {kind}: {', '.join(elements)}")
+        return found[0]
+
+    def struct(self, kind: str, case: Mapping | Any = None, **fields: Any):
+        """A struct filled by name from keywords, then from the case; what neither has is 0."""
+        keys = dict(getattr(case, "keys", None) or {}) if not isinstance(case, Mapping) else dict(case)
+        pointer = self.ffi.new(f"{kind} *")
+        names = {name for name, _ in self.ffi.typeof(kind).fields}
+        unknown = set(fields) - names
+        if unknown:
+            raise TypeError(
+                f"{kind} has no field {', '.join(sorted(unknown))}, only: {', '.join(sorted(names))}"
+            )
+        self._strings[pointer] = []
+        self._fill(pointer[0], self.ffi.typeof(kind), keys, fields, self._strings[pointer])
+        return pointer
+
+    def value(self, name: str, *arguments):
+        """Calls a function whose last argument is an `out` pointer and returns what it was given."""
+        kind = self.ffi.typeof(getattr(self.library.lib, name))
+        out = self.ffi.new(kind.args[-1].cname)
+        getattr(self, name)(*arguments, out)
+        return out[0]
+
+    def create(self, name: str, *arguments):
+        """Calls a td_<noun>_create; the object's _destroy runs when the case is over."""
+        if not name.endswith("_create"):
+            raise ValueError(f"{name} is no _create")
+        handle = self.value(name, *arguments)
+        self._later.append((name.removesuffix("_create") + "_destroy", handle))
+        return handle
+
+    def work(self, nbytes: int):
+        """Scratch on the device until the case is over; None for no bytes."""
+        if nbytes == 0:
+            return None
+        block = self.value("td_device_alloc", self.device, nbytes)
+        self._blocks.append((int(self.ffi.cast("uintptr_t", block)), nbytes))
+        return block
+
+    def tensor(self, address, shape, dtype: str) -> torch.Tensor:
+        """A tensor over memory that C owns. It must not outlive the case."""
+        kind = DTYPES[dtype]
+        count = math.prod(shape)
+        if count == 0:
+            return torch.empty(tuple(shape), dtype=kind)
+        view = torch.frombuffer(
+            self.ffi.buffer(self.ffi.cast("char *", address), count * kind.itemsize), dtype=kind
+        )
+        return view.view(tuple(shape))
+
+    def bytes_peak(self) -> int:
+        return self.value("td_device_memory", self.device).peak_bytes
+
+    def on_device(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor looks at a block that work() gave."""
+        address = tensor.data_ptr()
+        return any(start <= address < start + nbytes for start, nbytes in self._blocks)
+
+    def _fill(self, target, kind, keys: Mapping, fields: Mapping, strings: list) -> None:
+        for name, field in kind.fields:
+            value = fields.get(name, keys.get(name))
+            if field.type.kind == "struct":
+                if isinstance(value, self.ffi.CData):
+                    setattr(target, name, value)
+                else:
+                    inner = value if isinstance(value, Mapping) else {}
+                    self._fill(getattr(target, name), field.type, keys, inner, strings)
+            elif value is None:
+                continue
+            elif field.type.kind == "enum" and isinstance(value, str):
+                setattr(target, name, self.enum(field.type.cname, value))
+            elif field.type.kind == "pointer" and isinstance(value, str):
+                strings.append(self.ffi.new("char[]", value.encode()))
+                setattr(target, name, strings[-1])
+            else:
+                setattr(target, name, value)
+
+    def _pass(self, function: str, position: int, want, argument):
+        """One argument as cffi takes it."""
+        if argument is None:
+            return self.ffi.NULL
+        if isinstance(argument, torch.Tensor):
+            return self._address(f"{function}, argument {position + 1}", want, argument)
+        if isinstance(argument, str):
+            return self.enum(want.cname, argument) if want.kind == "enum" else argument.encode()
+        return argument
+
+    def _address(self, where: str, want, tensor: torch.Tensor):
+        if want.kind != "pointer":
+            raise TypeError(f"{where}: a tensor, needs {want.cname}")
+        if tensor.device.type != "cpu":
+            raise ValueError(f"{where}: a tensor on {tensor.device}, the device is the CPU")
+        if not tensor.is_contiguous():
+            raise ValueError(f"{where}: a tensor of strides {tensor.stride()}, needs a contiguous one")
+        if want.item.kind != "void" and POINTEES.get(want.item.cname) != tensor.dtype:
+            raise TypeError(f"{where}: a tensor of {tensor.dtype}, needs {want.cname}")
+        return self.ffi.cast(want, tensor.data_ptr())
+
+
+def _check(library: Library, function: str, status: int) -> None:
+    if status != 0:
+        name = library.ffi.string(library.lib.td_status_name(status)).decode()
+        message = library.ffi.string(library.lib.td_last_error()).decode()
+        raise TandemError(function, name, message)
