@@ -218,7 +218,8 @@ typedef enum td_adamw_variant {
 
 typedef struct td_adamw {
     td_adamw_variant variant;
-    float lr, beta1, beta2, eps, weight_decay;
+    /* float64, as PyTorch keeps them: 1 - 0.999f is off by 1e-5, and v would be with it. */
+    double lr, beta1, beta2, eps, weight_decay;
     int64_t step; /* from 1 */
 } td_adamw;
 

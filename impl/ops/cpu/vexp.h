@@ -7,8 +7,9 @@
 #include <stdint.h>
 #include <string.h>
 
-/** exp(x), within 1.02 ulp (measured over every float). Results below 2^-126 become 0 (denormal numbers would cost the vector unit more than they
- * are worth beside a sum that is at least 1), results beyond the largest float become infinity, NaN stays NaN.
+/** exp(x), within 1.02 ulp (measured over every float). Results below 2^-126 become 0 (denormal numbers would cost
+ * the vector unit more than they are worth beside a sum that is at least 1), results beyond the largest float
+ * become infinity, NaN stays NaN.
  *
  * x = n ln2 + r with |r| <= ln2 / 2, and exp(r) = 1 + r + r^2 q(r) with q of degree 4, fitted by us to the least
  * largest relative error (3.1e-9 before rounding). Adding 1.5 * 2^23 rounds x / ln2 to the integer n and leaves n
@@ -16,8 +17,7 @@
 static inline float td_exp(float x)
 {
     const float to_integer = 0x1.8p23f;
-    const float ln2_high =
-        0x1.62e4p-1f; /* 14 bits: n * ln2_high is exact, with and without fused multiply-add */
+    const float ln2_high = 0x1.62e4p-1f; /* 14 bits, so that n * ln2_high is exact */
     const float ln2_low = 0x1.7f7d1cp-20f;
     float shifted = x * 0x1.715476p0f + to_integer;
     float n = shifted - to_integer;
