@@ -1,8 +1,9 @@
 /** The arithmetic that reports quote: parameters, FLOPs, bytes, and models of communication.
  *
  * Pure functions; every formula stands beside its function. Bytes are exact counts; 1 MiB = 2^20. FLOPs count a
- * multiply-add as 2. Counts beyond 2^63 - 1 are refused with TD_BAD_ARGUMENT, like every extent below 1, every
- * non-finite or non-positive rate, and every NULL. */
+ * multiply-add as 2 and are doubles, exact up to 2^53. Counts of elements and bytes beyond 2^63 - 1 are refused
+ * with TD_BAD_ARGUMENT, like every extent below 1, every non-finite or non-positive rate, and every NULL; the
+ * output is then as it was. */
 #ifndef TD_ACCOUNTING_ACCOUNTING_H
 #define TD_ACCOUNTING_ACCOUNTING_H
 
@@ -25,9 +26,10 @@ typedef struct td_account_parameters {
 TD_API td_status td_account_model_parameters(const td_account_model *model, td_account_parameters *out);
 
 /** FLOPs of one forward pass over batch sequences of `context` tokens, by part: 2 tokens weights for a linear,
- * 2 B H S^2 d_head each for QK^T and PV (halved when causal_half: what an implementation that skips the masked half
- * does), 5 an element of the scores for the softmax. Backward of the linears and the naive products is 2x forward;
- * flash attention's is 2.5x its products, because it computes QK^T again. */
+ * 2 B H S^2 d_head each for QK^T and PV, 5 an element of the scores for the softmax; the attention's are halved
+ * when causal_half: what an implementation that skips the masked half does. Backward of the linears and the naive
+ * products is 2x forward; flash attention's is 2.5x its products, because it computes QK^T again.
+ * TD_BAD_ARGUMENT also for heads that do not divide d_model. */
 typedef struct td_account_flops {
     double projections, attention_products, ffn, head; /* matrix products */
     double softmax;
@@ -62,17 +64,32 @@ TD_API td_status td_account_training_memory(int64_t parameters, int64_t paramete
                                             int64_t gradient_bytes, int64_t moment_bytes,
                                             td_account_training *out);
 
+/** Bytes of the low-precision copies that autocast keeps of every linear's weight until its context ends: the
+ * weights of attention, ffn and head (the embedding is looked up, not multiplied). Why bf16 autocast needs more
+ * memory for inference than f32 does. */
+TD_API td_status td_account_autocast_copies(const td_account_model *model, int64_t low_bytes, int64_t *out);
+
+/** Activations that gradient checkpointing keeps at its peak (2026 handout): `blocks` blocks in segments of
+ * `segment`, of which only the inputs are kept, and one segment recomputed in full:
+ *   ceil(blocks / segment) boundary_bytes + segment block_bytes.
+ * TD_BAD_ARGUMENT also for a segment longer than the model. */
+TD_API td_status td_account_checkpointing(int64_t blocks, int64_t segment, int64_t boundary_bytes,
+                                          int64_t block_bytes, int64_t *out);
+
 /* ---- attention (handout, section "pytorch_attention") ---- */
 
 typedef struct td_account_attention {
     int64_t matrix;        /* M = B S S_k e: one score matrix */
-    int64_t saved_naive;   /* matrices M + the four inputs and outputs q, k, v, o */
+    int64_t mask;          /* S S_k when causal: the one-byte mask that the whole batch shares; else 0 */
+    int64_t saved_naive;   /* matrices M + q, k, v, o; without the mask */
     int64_t saved_flash;   /* q, k, v, o and the f32 logsumexp of each row */
     int64_t forward_peak;  /* 4 M: what eager PyTorch holds at its forward peak */
     int64_t backward_peak; /* 8 M: at its backward peak */
     double forward_flops;  /* 4 B S S_k d, halved when causal */
-    double backward_flops; /* flash: 2.5 x forward; naive: 2 x the unhalved products */
-    double softmax_flops;  /* 5 an element */
+    double backward_flops; /* of flash attention: 2.5 forward_flops */
+    double
+        backward_flops_naive; /* 8 B S S_k d: two products for each of forward's, the masked half included */
+    double softmax_flops;     /* 5 an element of the scores, halved when causal */
 } td_account_attention;
 
 /** batch is batch times heads. `matrices` is how many score-sized matrices an implementation keeps for backward: 2
@@ -82,7 +99,7 @@ TD_API td_status td_account_attention_memory(int64_t batch, int64_t seq, int64_t
                                              td_account_attention *out);
 
 /** The smallest power-of-two sequence length at which naive attention's backward peak no longer fits in
- * `memory_bytes`. */
+ * `memory_bytes`: 8 M + 8 B S d e, the second term being q, k, v, o and their gradients. */
 TD_API td_status td_account_attention_oom(int64_t batch, int64_t head_dim, int64_t element_bytes,
                                           int64_t memory_bytes, int64_t *out);
 
@@ -128,8 +145,8 @@ TD_API td_status td_account_xxl_devices(const td_account_xxl *model, double devi
 
 /** When a two-dimensional mesh, X ways FSDP and Y ways tensor parallel, is bound by compute. alpha = C / W. */
 typedef struct td_account_mesh {
-    double flops_per_second;        /* C of one device */
-    double bytes_per_second;        /* W of one link, one direction */
+    double flops_per_second;        /* C of one device; the handout's figures take 4.6e14 */
+    double bytes_per_second;        /* W of one axis, both directions; the handout's figures take 2 x 9e10 */
     int64_t fsdp, tensor;           /* X, Y */
     int64_t fsdp_axes, tensor_axes; /* M_X, M_Y: axes of the mesh that carry each */
 } td_account_mesh;
@@ -138,11 +155,12 @@ typedef struct td_account_mesh_batch {
     double alpha;       /* C / W */
     double fsdp_tokens; /* batch that hides FSDP: X alpha / M_X */
     double fsdp_tokens_per_device;
-    double tensor_d_ff; /* d_ff that hides tensor parallelism: Y alpha / M_Y */
-    bool tensor_met;
-    double shared_wire_tokens; /* batch when both share the wire */
+    double tensor_d_ff;        /* d_ff that hides tensor parallelism: Y alpha / M_Y */
+    bool tensor_met;           /* the model's d_ff is at least that */
+    double shared_wire_tokens; /* batch when both share the wire: fsdp_tokens / (1 - tensor_d_ff / d_ff);
+                                  infinite where tensor parallelism alone fills it */
     double shared_wire_tokens_per_device;
-    double optimum_tokens_per_device; /* alpha^2 / (M_X M_Y d_ff) */
+    double optimum_tokens_per_device; /* the best mesh of any shape: alpha^2 / (M_X M_Y d_ff) */
 } td_account_mesh_batch;
 
 TD_API td_status td_account_mesh_batch_of(const td_account_xxl *model, const td_account_mesh *mesh,
@@ -153,7 +171,7 @@ TD_API td_status td_account_mesh_batch_of(const td_account_xxl *model, const td_
 typedef struct td_account_parallel {
     double tokens;           /* B, of the global batch */
     double d_model, d_ff;    /* D, F */
-    double devices;          /* N */
+    double devices;          /* N, at least 1 */
     double flops_per_second; /* C */
     double bytes_per_second; /* W */
 } td_account_parallel;
@@ -192,9 +210,16 @@ typedef struct td_cost {
     double bytes; /* read and written once, at the storage dtype: the least a kernel can move */
 } td_cost;
 
+/** batch products of [m, k] and [k, n]: 2 m n k FLOPs each. */
 TD_API td_status td_gemm_cost(int64_t batch, int64_t m, int64_t n, int64_t k, td_dtype dtype, td_cost *out);
+
+/** Forward: 4 B H S S_k d FLOPs, halved when causal; q, k, v read, o and the f32 logsumexp written. Backward: 2.5
+ * times the FLOPs; q, k, v, o, dO and the logsumexp read, dQ, dK, dV written. */
 TD_API td_status td_flash_cost(int64_t batch, int64_t heads, int64_t seq, int64_t seq_k, int64_t head_dim,
                                td_dtype dtype, bool causal, bool backward, td_cost *out);
+
+/** 14 FLOPs a parameter (3 for m, 4 for v, 5 for the step, 2 for the decay); p, m, v read and written, g read; m and
+ * v are f32. */
 TD_API td_status td_adamw_cost(int64_t count, td_dtype dtype, td_cost *out);
 
 TD_END_DECLS
