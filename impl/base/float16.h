@@ -8,24 +8,82 @@
 typedef uint16_t td_bf16; /* the bits of a bf16 */
 typedef uint16_t td_f16;  /* the bits of an IEEE binary16 */
 
+static inline uint32_t td_f32_bits(float value)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float td_f32_from_bits(uint32_t bits)
+{
+    float value;
+
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 static inline float td_bf16_to_f32(td_bf16 value)
 {
-    uint32_t bits = (uint32_t)value << 16;
-    float result;
-
-    memcpy(&result, &bits, sizeof result);
-    return result;
+    return td_f32_from_bits((uint32_t)value << 16);
 }
 
 /** Round to nearest, ties to even; NaN becomes a quiet NaN of the same sign. */
 static inline td_bf16 td_bf16_from_f32(float value)
 {
-    uint32_t bits;
-
-    memcpy(&bits, &value, sizeof bits);
+    uint32_t bits = td_f32_bits(value);
     uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
     uint32_t quiet = (bits >> 16) | 0x0040u;
+
     return (td_bf16)((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded);
+}
+
+/** Exact; NaN becomes a quiet NaN of the same sign and payload. */
+static inline float td_f16_to_f32(td_f16 value)
+{
+    uint32_t sign = (uint32_t)(value & 0x8000u) << 16;
+    uint32_t magnitude = (uint32_t)(value & 0x7FFFu) << 13;
+    uint32_t normal = magnitude + ((127u - 15u) << 23);
+    /* A subnormal is 0.fraction * 2^-14: put the fraction under an explicit one and take the one away again. */
+    uint32_t subnormal = td_f32_bits(td_f32_from_bits(magnitude | 0x38800000u) - 0x1p-14f);
+    uint32_t infinity = magnitude | 0x7F800000u;
+    uint32_t nan = infinity | 0x00400000u;
+    uint32_t bits = magnitude < 0x00800000u ? subnormal : normal;
+
+    bits = magnitude >= 0x0F800000u ? infinity : bits;
+    bits = magnitude > 0x0F800000u ? nan : bits;
+    return td_f32_from_bits(sign | bits);
+}
+
+/** Round to nearest, ties to even; from 65520 on infinity; NaN becomes a quiet NaN of the same sign. */
+static inline td_f16 td_f16_from_f32(float value)
+{
+    uint32_t bits = td_f32_bits(value);
+    uint32_t sign = (bits >> 16) & 0x8000u;
+    uint32_t magnitude = bits & 0x7FFFFFFFu;
+    uint32_t normal = (magnitude - ((127u - 15u) << 23) + 0x0FFFu + ((magnitude >> 13) & 1u)) >> 13;
+    /* Below 2^-14 the step is 2^-24, which is the step of a float in [0.5, 1): the addition itself rounds. */
+    uint32_t subnormal = td_f32_bits(td_f32_from_bits(magnitude) + 0.5f) - 0x3F000000u;
+    uint32_t quiet = 0x7E00u | ((magnitude >> 13) & 0x01FFu);
+    uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
+
+    half = magnitude >= 0x477FF000u ? 0x7C00u : half;
+    half = magnitude > 0x7F800000u ? quiet : half;
+    return (td_f16)(sign | half);
+}
+
+/** A double rounded to odd: towards zero, then the last bit set if anything was lost. Rounding the result to f16
+ * or bf16, which have at least two bits less, gives what rounding the double directly would give. */
+static inline float td_f32_to_odd(double value)
+{
+    float nearest = (float)value;
+    double back = nearest;
+    uint32_t bits = td_f32_bits(nearest);
+
+    bits -= __builtin_fabs(back) > __builtin_fabs(value);
+    bits |= back != value;
+    return td_f32_from_bits(bits);
 }
 
 #endif

@@ -1,0 +1,172 @@
+#include "base/dtype.h"
+
+#include "base/check.h"
+#include "base/float16.h"
+
+#include <math.h>
+
+/* Elements a thread converts at a time: source, float and result of a block stay in the first-level cache. */
+enum { BLOCK = 1024 };
+
+/* Below this a team of threads costs more than it brings. */
+enum { PARALLEL_FROM = 64 * BLOCK };
+
+static const struct {
+    const char *name;
+    size_t size;
+    double eps;
+} dtypes[] = {
+    [TD_F64] = {"f64", sizeof(double), 0x1p-52},
+    [TD_F32] = {"f32", sizeof(float), 0x1p-23},
+    [TD_F16] = {"f16", sizeof(td_f16), 0x1p-10},
+    [TD_BF16] = {"bf16", sizeof(td_bf16), 0x1p-7},
+};
+
+enum { DTYPES = sizeof dtypes / sizeof dtypes[0] };
+
+static bool is_dtype(td_dtype dtype)
+{
+    return (unsigned)dtype < DTYPES;
+}
+
+const char *td_dtype_name(td_dtype dtype)
+{
+    return is_dtype(dtype) ? dtypes[dtype].name : "unknown dtype";
+}
+
+size_t td_dtype_size(td_dtype dtype)
+{
+    return is_dtype(dtype) ? dtypes[dtype].size : 0;
+}
+
+double td_dtype_eps(td_dtype dtype)
+{
+    return is_dtype(dtype) ? dtypes[dtype].eps : NAN;
+}
+
+td_status td_dtype_parse(const char *name, td_dtype *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(name, "name is NULL");
+    TD_CHECK(out, "out is NULL");
+    for (int i = 0; i < DTYPES; i++)
+        if (strcmp(name, dtypes[i].name) == 0) {
+            *out = (td_dtype)i;
+            return TD_OK;
+        }
+    TD_CHECK(false, "dtype is '%s', needs f64, f32, f16 or bf16", name);
+cleanup:
+    return status;
+}
+
+/* A bf16 is a float cut short, so a signalling NaN would pass through its conversion as it is. */
+static float quiet(float value)
+{
+    uint32_t bits = td_f32_bits(value);
+
+    return td_f32_from_bits((bits & 0x7FFFFFFFu) > 0x7F800000u ? bits | 0x00400000u : bits);
+}
+
+/* Every narrow type fits into f32 exactly, so one rounding is left for the way down. */
+static void widen(int64_t count, td_dtype dtype, const void *src, float *restrict out)
+{
+    const td_f16 *f16 = src;
+    const td_bf16 *bf16 = src;
+
+    switch (dtype) {
+    case TD_F16:
+        for (int64_t i = 0; i < count; i++)
+            out[i] = td_f16_to_f32(f16[i]);
+        break;
+    case TD_BF16:
+        for (int64_t i = 0; i < count; i++)
+            out[i] = quiet(td_bf16_to_f32(bf16[i]));
+        break;
+    default:
+        memcpy(out, src, (size_t)count * sizeof *out);
+        break;
+    }
+}
+
+static void narrow(int64_t count, const float *restrict in, td_dtype dtype, void *dst)
+{
+    double *f64 = dst;
+    td_f16 *f16 = dst;
+    td_bf16 *bf16 = dst;
+
+    switch (dtype) {
+    case TD_F64:
+        for (int64_t i = 0; i < count; i++)
+            f64[i] = in[i];
+        break;
+    case TD_F16:
+        for (int64_t i = 0; i < count; i++)
+            f16[i] = td_f16_from_f32(in[i]);
+        break;
+    case TD_BF16:
+        for (int64_t i = 0; i < count; i++)
+            bf16[i] = td_bf16_from_f32(in[i]);
+        break;
+    default:
+        memcpy(dst, in, (size_t)count * sizeof *in);
+        break;
+    }
+}
+
+static void narrow_f64(int64_t count, const double *in, td_dtype dtype, void *dst)
+{
+    float *f32 = dst;
+    td_f16 *f16 = dst;
+    td_bf16 *bf16 = dst;
+
+    switch (dtype) {
+    case TD_F16:
+        for (int64_t i = 0; i < count; i++)
+            f16[i] = td_f16_from_f32(td_f32_to_odd(in[i]));
+        break;
+    case TD_BF16:
+        for (int64_t i = 0; i < count; i++)
+            bf16[i] = td_bf16_from_f32(td_f32_to_odd(in[i]));
+        break;
+    default:
+        for (int64_t i = 0; i < count; i++)
+            f32[i] = (float)in[i];
+        break;
+    }
+}
+
+td_status td_convert(int64_t count, td_dtype src_dtype, const void *src, td_dtype dst_dtype, void *dst)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(count >= 0, "count is %" PRId64 ", needs at least 0", count);
+    TD_CHECK(is_dtype(src_dtype), "src_dtype is %d, which is no td_dtype", (int)src_dtype);
+    TD_CHECK(is_dtype(dst_dtype), "dst_dtype is %d, which is no td_dtype", (int)dst_dtype);
+    TD_CHECK(src || count == 0, "src is NULL, count is %" PRId64, count);
+    TD_CHECK(dst || count == 0, "dst is NULL, count is %" PRId64, count);
+
+    size_t src_size = dtypes[src_dtype].size;
+    size_t dst_size = dtypes[dst_dtype].size;
+    int64_t blocks = count / BLOCK + (count % BLOCK != 0);
+
+#pragma omp parallel for schedule(static) if (count >= PARALLEL_FROM)
+    for (int64_t block = 0; block < blocks; block++) {
+        int64_t first = block * BLOCK;
+        int64_t length = count - first < BLOCK ? count - first : BLOCK;
+        const char *from = (const char *)src + (size_t)first * src_size;
+        char *to = (char *)dst + (size_t)first * dst_size;
+        float wide[BLOCK];
+
+        if (src_dtype == dst_dtype) {
+            memmove(to, from, (size_t)length * src_size);
+        } else if (src_dtype == TD_F64) {
+            narrow_f64(length, (const double *)(const void *)from, dst_dtype, to);
+        } else {
+            widen(length, src_dtype, from, wide);
+            narrow(length, wide, dst_dtype, to);
+        }
+    }
+cleanup:
+    return status;
+}

@@ -1,0 +1,360 @@
+#include "base/record.h"
+
+#include "base/check.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+struct td_record {
+    cJSON *root;
+};
+
+/* Keys are short words; a longer one is a mistake and gets a message instead of a cut. */
+enum { KEY_BYTES = 64 };
+
+static td_status no_memory(const char *what)
+{
+    return td_fail(TD_NO_MEMORY, "no memory for %s", what);
+}
+
+/* Copies the part of the path that starts at *path into key and moves *path behind it: to the next part, or to
+ * NULL after the last. */
+static td_status next_key(const char *whole, const char **path, char key[KEY_BYTES])
+{
+    td_status status = TD_OK;
+    size_t length = strcspn(*path, ".");
+
+    TD_CHECK(length > 0, "path is '%s', which has an empty part", whole);
+    TD_CHECK(length < KEY_BYTES, "path is '%s', a part of it is longer than %d bytes", whole, KEY_BYTES - 1);
+    memcpy(key, *path, length);
+    key[length] = '\0';
+    *path = (*path)[length] == '.' ? *path + length + 1 : NULL;
+cleanup:
+    return status;
+}
+
+/* Puts item under key into parent. Takes the item over, also when it fails; parent is then as it was. */
+static td_status put(cJSON *parent, const char *key, cJSON *item)
+{
+    cJSON *old = cJSON_GetObjectItemCaseSensitive(parent, key);
+    cJSON *carrier = old ? cJSON_CreateObject() : parent;
+
+    if (!carrier || !cJSON_AddItemToObject(carrier, key, item)) {
+        cJSON_Delete(item);
+        if (carrier != parent)
+            cJSON_Delete(carrier);
+        return no_memory("a record's value");
+    }
+    if (old) {
+        /* The item got its key, which takes memory, in the carrier; swapping it for the old one takes none. */
+        cJSON_DetachItemViaPointer(carrier, item);
+        cJSON_ReplaceItemViaPointer(parent, old, item);
+        cJSON_Delete(carrier);
+    }
+    return TD_OK;
+}
+
+/* Puts item at path. Takes the item over, also when it fails; the record is then as it was. */
+static td_status set(td_record *record, const char *path, cJSON *item)
+{
+    td_status status = TD_OK;
+    const char *rest = path;
+    char key[KEY_BYTES], first_missing[KEY_BYTES];
+    cJSON *parent = record->root; /* the deepest object that is there */
+    cJSON *top = NULL;            /* the objects that are not, from first_missing down */
+    cJSON *deepest = NULL;
+
+    TD_TRY(next_key(path, &rest, key));
+    while (rest) {
+        cJSON *child = deepest ? NULL : cJSON_GetObjectItemCaseSensitive(parent, key);
+
+        TD_CHECK(!child || cJSON_IsObject(child), "path is '%s', but '%s' is no object", path, key);
+        if (child) {
+            parent = child;
+        } else {
+            cJSON *object = cJSON_CreateObject();
+
+            if (!object) {
+                status = no_memory("a record's object");
+                goto cleanup;
+            }
+            if (deepest) {
+                TD_TRY(put(deepest, key, object));
+            } else {
+                memcpy(first_missing, key, sizeof key);
+                top = object;
+            }
+            deepest = object;
+        }
+        TD_TRY(next_key(path, &rest, key));
+    }
+
+    status = put(deepest ? deepest : parent, key, item);
+    item = NULL;
+    if (status == TD_OK && top) {
+        status = put(parent, first_missing, top);
+        top = NULL;
+    }
+cleanup:
+    cJSON_Delete(item);
+    cJSON_Delete(top);
+    return status;
+}
+
+static td_status set_value(td_record *record, const char *path, cJSON *item)
+{
+    return item ? set(record, path, item) : no_memory("a record's value");
+}
+
+/* cJSON keeps numbers as double: an integer goes in as its own text, so that none loses its last digits. */
+static cJSON *integer_item(int64_t value)
+{
+    char text[24];
+
+    snprintf(text, sizeof text, "%" PRId64, value);
+    return cJSON_CreateRaw(text);
+}
+
+td_status td_record_create(const char *deliverable, const char *module, const char *impl, td_record **out)
+{
+    td_status status = TD_OK;
+    td_record *record = NULL;
+    struct tm utc;
+    char text[32];
+    time_t now = time(NULL);
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_CHECK(deliverable && *deliverable, "deliverable is NULL or empty");
+    TD_CHECK(module && *module, "module is NULL or empty");
+    TD_CHECK(impl && *impl, "impl is NULL or empty");
+
+    record = calloc(1, sizeof *record);
+    if (record)
+        record->root = cJSON_CreateObject();
+    if (!record || !record->root) {
+        status = no_memory("a record");
+        goto cleanup;
+    }
+    strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+    TD_TRY(td_record_set_string(record, "deliverable", deliverable));
+    TD_TRY(td_record_set_string(record, "module", module));
+    TD_TRY(td_record_set_string(record, "impl", impl));
+    TD_TRY(td_record_set_string(record, "status", "ok"));
+    TD_TRY(td_record_set_string(record, "time", text));
+
+    *out = record;
+    record = NULL;
+cleanup:
+    td_record_destroy(record);
+    return status;
+}
+
+void td_record_destroy(td_record *record)
+{
+    if (record)
+        cJSON_Delete(record->root);
+    free(record);
+}
+
+td_status td_record_set_string(td_record *record, const char *path, const char *value)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(record, "record is NULL");
+    TD_CHECK(path, "path is NULL");
+    TD_CHECK(value, "value is NULL");
+    TD_TRY(set_value(record, path, cJSON_CreateString(value)));
+cleanup:
+    return status;
+}
+
+td_status td_record_set_number(td_record *record, const char *path, double value)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(record, "record is NULL");
+    TD_CHECK(path, "path is NULL");
+    TD_TRY(set_value(record, path, cJSON_CreateNumber(value)));
+cleanup:
+    return status;
+}
+
+td_status td_record_set_integer(td_record *record, const char *path, int64_t value)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(record, "record is NULL");
+    TD_CHECK(path, "path is NULL");
+    TD_TRY(set_value(record, path, integer_item(value)));
+cleanup:
+    return status;
+}
+
+td_status td_record_set_bool(td_record *record, const char *path, bool value)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(record, "record is NULL");
+    TD_CHECK(path, "path is NULL");
+    TD_TRY(set_value(record, path, cJSON_CreateBool(value)));
+cleanup:
+    return status;
+}
+
+td_status td_record_set_stats(td_record *record, const char *path, const td_stats *stats)
+{
+    td_status status = TD_OK;
+    cJSON *object = NULL;
+
+    TD_CHECK(record, "record is NULL");
+    TD_CHECK(path, "path is NULL");
+    TD_CHECK(stats, "stats is NULL");
+
+    object = cJSON_CreateObject();
+    bool whole = object && cJSON_AddNumberToObject(object, "median", stats->median) &&
+                 cJSON_AddNumberToObject(object, "mean", stats->mean) &&
+                 cJSON_AddNumberToObject(object, "std", stats->std) &&
+                 cJSON_AddNumberToObject(object, "min", stats->min) &&
+                 cJSON_AddNumberToObject(object, "max", stats->max) &&
+                 cJSON_AddNumberToObject(object, "p95", stats->p95) &&
+                 cJSON_AddNumberToObject(object, "n", (double)stats->n);
+    if (!whole) {
+        status = no_memory("a record's statistics");
+        goto cleanup;
+    }
+    status = set(record, path, object);
+    object = NULL;
+cleanup:
+    cJSON_Delete(object);
+    return status;
+}
+
+td_status td_record_set_samples(td_record *record, const char *path, const double *samples, int64_t count)
+{
+    td_status status = TD_OK;
+    cJSON *array = NULL;
+
+    TD_CHECK(record, "record is NULL");
+    TD_CHECK(path, "path is NULL");
+    TD_CHECK(count >= 0 && count <= INT32_MAX, "count is %" PRId64 ", needs 0 to 2^31 - 1", count);
+    TD_CHECK(samples || count == 0, "samples is NULL, count is %" PRId64, count);
+
+    array = count > 0 ? cJSON_CreateDoubleArray(samples, (int)count) : cJSON_CreateArray();
+    TD_TRY(set_value(record, path, array));
+cleanup:
+    return status;
+}
+
+td_status td_record_text(const td_record *record, char **out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_CHECK(record, "record is NULL");
+    *out = cJSON_PrintUnformatted(record->root);
+    if (!*out)
+        status = no_memory("a record's text");
+cleanup:
+    return status;
+}
+
+void td_record_text_free(char *text)
+{
+    cJSON_free(text);
+}
+
+static td_status io_error(const char *verb, const char *path, int error)
+{
+    char buffer[128];
+
+    return td_fail(TD_IO_ERROR, "cannot %s '%s': %s", verb, path, strerror_r(error, buffer, sizeof buffer));
+}
+
+/* 0, or the errno of the write that failed. */
+static int write_all(int file, const char *data, size_t bytes)
+{
+    while (bytes > 0) {
+        ssize_t written = write(file, data, bytes);
+
+        if (written < 0 && errno == EINTR)
+            continue;
+        if (written < 0)
+            return errno;
+        data += written;
+        bytes -= (size_t)written;
+    }
+    return 0;
+}
+
+td_status td_record_append(const td_record *record, const char *path)
+{
+    td_status status = TD_OK;
+    char *text = NULL, *line = NULL;
+    int file = -1;
+    struct stat info;
+    char last = '\n';
+
+    TD_CHECK(record, "record is NULL");
+    TD_CHECK(path && *path, "path is NULL or empty");
+    TD_TRY(td_record_text(record, &text));
+    size_t length = strlen(text);
+    line = malloc(length + 3);
+    if (!line) {
+        status = no_memory("a record's line");
+        goto cleanup;
+    }
+
+    file = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    if (file < 0) {
+        status = io_error("open", path, errno);
+        goto cleanup;
+    }
+    /* Writers take turns, so that what is cut off after a failure is never another's line. Where the file system
+     * knows no locks, a single write at the end is still whole or torn, never mixed. */
+    flock(file, LOCK_EX);
+    if (fstat(file, &info) != 0) {
+        status = io_error("examine", path, errno);
+        goto cleanup;
+    }
+    bool regular = S_ISREG(info.st_mode);
+    if (regular && info.st_size > 0 && pread(file, &last, 1, info.st_size - 1) != 1) {
+        status = io_error("read", path, errno);
+        goto cleanup;
+    }
+
+    size_t bytes = 0;
+    if (last != '\n')
+        line[bytes++] = '\n';
+    memcpy(line + bytes, text, length);
+    bytes += length;
+    line[bytes++] = '\n';
+
+    int error = write_all(file, line, bytes);
+    if (error == 0) {
+        int closing = file;
+
+        file = -1;
+        error = close(closing) == 0 ? 0 : errno;
+    }
+    if (error != 0) {
+        status = io_error("write", path, error);
+        if (file >= 0 && regular && ftruncate(file, info.st_size) != 0)
+            status = io_error("cut off the torn last line of", path, errno);
+    }
+cleanup:
+    if (file >= 0)
+        close(file);
+    free(line);
+    td_record_text_free(text);
+    return status;
+}

@@ -1,0 +1,43 @@
+/** Internal to impl/device/: what a kind of device implements. device.c checks the arguments, keeps the account and
+ * calls these; another kind of device is one more file with one more table. */
+#ifndef TD_DEVICE_BACKEND_H
+#define TD_DEVICE_BACKEND_H
+
+#include "device/device.h"
+
+typedef struct td_backend {
+    td_device_kind kind;
+    const char *name; /* what td_device_open is asked for, without an index */
+
+    /* A context is the backend's own state (stream, handles); the CPU needs none and leaves it NULL. */
+    td_status (*open)(int index, void **context);
+    void (*close)(void *context);
+
+    /* 256-byte aligned, an address of its own also for 0 bytes; TD_NO_MEMORY without a message of its own. */
+    td_status (*alloc)(void *context, size_t bytes, void **out);
+    void (*free)(void *context, void *block, size_t bytes);
+
+    /* Queued on the context's stream; bytes is above 0. */
+    td_status (*copy)(void *context, void *dst, const void *src, size_t bytes);
+    td_status (*upload)(void *context, void *dst, const void *src, size_t bytes);
+    td_status (*download)(void *context, void *dst, const void *src, size_t bytes);
+    td_status (*fill)(void *context, void *dst, int value, size_t bytes);
+    td_status (*synchronize)(void *context);
+
+    td_status (*event_create)(void *context, td_event *event);
+    void (*event_destroy)(td_event *event);
+    td_status (*event_record)(void *context, td_event *event);
+    td_status (*event_elapsed_ms)(td_event *start, td_event *stop, double *out);
+} td_backend;
+
+struct td_event {
+    td_device *dev;
+    const td_backend *backend;
+    bool recorded;
+    int64_t time_ns; /* the CPU's mark */
+    void *handle;    /* another backend's */
+};
+
+extern const td_backend td_backend_cpu;
+
+#endif

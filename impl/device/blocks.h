@@ -1,0 +1,30 @@
+/** Internal to impl/device/: the live blocks of a device, found by address in constant time. */
+#ifndef TD_DEVICE_BLOCKS_H
+#define TD_DEVICE_BLOCKS_H
+
+#include "base/status.h"
+
+typedef struct td_block {
+    void *address; /* NULL: the slot is free */
+    size_t bytes;
+} td_block;
+
+/** Open addressing with linear probing, at most half full. All zero is a valid empty table. */
+typedef struct td_blocks {
+    td_block *slots;
+    size_t capacity; /* 0 or a power of two */
+    size_t count;
+} td_blocks;
+
+/** Makes room for one more block, so that the next td_blocks_add cannot fail. TD_NO_MEMORY. */
+td_status td_blocks_reserve(td_blocks *blocks);
+
+/** Adds a block that is not in the table. Room must have been reserved. */
+void td_blocks_add(td_blocks *blocks, void *address, size_t bytes);
+
+/** Takes the block at exactly this address out; false if there is none. */
+bool td_blocks_remove(td_blocks *blocks, const void *address, size_t *bytes);
+
+void td_blocks_deinit(td_blocks *blocks);
+
+#endif

@@ -1,0 +1,113 @@
+#include "base/check.h"
+#include "base/clock.h"
+#include "device/backend.h"
+
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A cache line and every vector width divide it; CUDA's allocator promises the same. */
+enum { ALIGNMENT = 256 };
+
+static td_status cpu_open(int index, void **context)
+{
+    (void)index;
+    *context = NULL;
+    return TD_OK;
+}
+
+static void cpu_close(void *context)
+{
+    (void)context;
+}
+
+static td_status cpu_alloc(void *context, size_t bytes, void **out)
+{
+    (void)context;
+    return posix_memalign(out, ALIGNMENT, bytes > 0 ? bytes : 1) == 0 ? TD_OK : TD_NO_MEMORY;
+}
+
+static void cpu_free(void *context, void *block, size_t bytes)
+{
+    (void)context;
+    (void)bytes;
+    free(block);
+}
+
+static td_status cpu_copy(void *context, void *dst, const void *src, size_t bytes)
+{
+    (void)context;
+    memcpy(dst, src, bytes);
+    return TD_OK;
+}
+
+static td_status cpu_fill(void *context, void *dst, int value, size_t bytes)
+{
+    (void)context;
+    memset(dst, value, bytes);
+    return TD_OK;
+}
+
+static td_status cpu_synchronize(void *context)
+{
+    (void)context;
+    return TD_OK;
+}
+
+static td_status cpu_event_create(void *context, td_event *event)
+{
+    (void)context;
+    (void)event;
+    return TD_OK;
+}
+
+static void cpu_event_destroy(td_event *event)
+{
+    (void)event;
+}
+
+static td_status cpu_event_record(void *context, td_event *event)
+{
+    (void)context;
+    event->time_ns = td_clock_ns();
+    return TD_OK;
+}
+
+static td_status cpu_event_elapsed_ms(td_event *start, td_event *stop, double *out)
+{
+    *out = (double)(stop->time_ns - start->time_ns) / 1e6;
+    return TD_OK;
+}
+
+const td_backend td_backend_cpu = {
+    .kind = TD_DEVICE_CPU,
+    .name = "cpu",
+    .open = cpu_open,
+    .close = cpu_close,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .copy = cpu_copy,
+    .upload = cpu_copy,
+    .download = cpu_copy,
+    .fill = cpu_fill,
+    .synchronize = cpu_synchronize,
+    .event_create = cpu_event_create,
+    .event_destroy = cpu_event_destroy,
+    .event_record = cpu_event_record,
+    .event_elapsed_ms = cpu_event_elapsed_ms,
+};
+
+int td_cpu_threads(void)
+{
+    return omp_get_max_threads();
+}
+
+td_status td_cpu_set_threads(int threads)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(threads >= 1, "threads is %d, needs at least 1", threads);
+    omp_set_num_threads(threads);
+cleanup:
+    return status;
+}

@@ -1,0 +1,428 @@
+#include "device/device.h"
+
+#include "base/check.h"
+#include "device/backend.h"
+#include "device/blocks.h"
+#include "device/history.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct td_device {
+    const td_backend *backend;
+    void *context;
+    char name[24];
+    td_blocks blocks;
+    td_memory_stats memory;
+    int64_t fail_in; /* the nth allocation from now fails; 0: none */
+    td_history history;
+};
+
+/* *index = the number behind "name:", 0 for "name" alone, or -1 if `text` is neither. */
+static int parse_index(const char *text, const char *name)
+{
+    size_t length = strlen(name);
+    int index = 0;
+
+    if (strncmp(text, name, length) != 0)
+        return -1;
+    text += length;
+    if (*text == '\0')
+        return 0;
+    if (*text++ != ':' || *text == '\0')
+        return -1;
+    for (; *text; text++) {
+        if (*text < '0' || *text > '9' || index > 9999)
+            return -1;
+        index = 10 * index + (*text - '0');
+    }
+    return index;
+}
+
+td_status td_device_open(const char *name, td_device **out)
+{
+    td_status status = TD_OK;
+    td_device *dev = NULL;
+    const td_backend *backend = NULL;
+    int index = 0;
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_CHECK(name, "name is NULL");
+    if (strcmp(name, "cpu") == 0) {
+        backend = &td_backend_cpu;
+    } else {
+        index = parse_index(name, "cuda");
+        TD_CHECK(index >= 0, "name is '%s', needs cpu, cuda or cuda:<index>", name);
+#ifdef TANDEM_HAVE_CUDA
+        backend = &td_backend_cuda;
+#else
+        status =
+            td_fail(TD_UNSUPPORTED, "device '%s': this build of tandem has no CUDA (TANDEM_CUDA=ON)", name);
+        goto cleanup;
+#endif
+    }
+
+    dev = calloc(1, sizeof *dev);
+    if (!dev) {
+        status = td_fail(TD_NO_MEMORY, "no memory for device '%s'", name);
+        goto cleanup;
+    }
+    TD_TRY(backend->open(index, &dev->context));
+    dev->backend = backend;
+    if (backend->kind == TD_DEVICE_CPU)
+        snprintf(dev->name, sizeof dev->name, "%s", backend->name);
+    else
+        snprintf(dev->name, sizeof dev->name, "%s:%d", backend->name, index);
+
+    *out = dev;
+    dev = NULL;
+cleanup:
+    td_device_close(dev);
+    return status;
+}
+
+void td_device_close(td_device *dev)
+{
+    if (!dev)
+        return;
+    if (dev->backend) {
+        for (size_t i = 0; i < dev->blocks.capacity; i++)
+            if (dev->blocks.slots[i].address)
+                dev->backend->free(dev->context, dev->blocks.slots[i].address, dev->blocks.slots[i].bytes);
+        dev->backend->close(dev->context);
+    }
+    td_blocks_deinit(&dev->blocks);
+    td_history_deinit(&dev->history);
+    free(dev);
+}
+
+td_device_kind td_device_kind_of(const td_device *dev)
+{
+    return dev->backend->kind;
+}
+
+const char *td_device_name(const td_device *dev)
+{
+    return dev->name;
+}
+
+/* ---- blocks ---- */
+
+static void note(td_device *dev, td_memory_action action, const void *address, size_t bytes, const char *name)
+{
+    td_history_add(
+        &dev->history,
+        (td_memory_event){
+            .action = action, .address = address, .bytes = bytes, .current_bytes = dev->memory.current_bytes},
+        name);
+}
+
+td_status td_device_alloc(td_device *dev, size_t bytes, void **out)
+{
+    td_status status = TD_OK;
+    void *block = NULL;
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_CHECK(dev, "dev is NULL");
+
+    if (dev->fail_in > 0 && --dev->fail_in == 0) {
+        note(dev, TD_MEMORY_OOM, NULL, bytes, NULL);
+        status = td_fail(TD_NO_MEMORY, "%zu bytes refused on %s, as td_device_fail_allocation asked", bytes,
+                         dev->name);
+        goto cleanup;
+    }
+    TD_TRY(td_blocks_reserve(&dev->blocks));
+    /* No object may be larger than PTRDIFF_MAX; below that the backend decides. */
+    status = bytes <= PTRDIFF_MAX ? dev->backend->alloc(dev->context, bytes, &block) : TD_NO_MEMORY;
+    if (status != TD_OK) {
+        note(dev, TD_MEMORY_OOM, NULL, bytes, NULL);
+        if (status == TD_NO_MEMORY)
+            status = td_fail(TD_NO_MEMORY,
+                             "no room for %zu bytes on %s: %zu bytes in %" PRId64 " blocks are in use", bytes,
+                             dev->name, dev->memory.current_bytes, dev->memory.live_blocks);
+        goto cleanup;
+    }
+    td_blocks_add(&dev->blocks, block, bytes);
+    dev->memory.current_bytes += bytes;
+    dev->memory.live_blocks++;
+    dev->memory.allocations++;
+    if (dev->memory.peak_bytes < dev->memory.current_bytes)
+        dev->memory.peak_bytes = dev->memory.current_bytes;
+    note(dev, TD_MEMORY_ALLOC, block, bytes, NULL);
+    *out = block;
+cleanup:
+    return status;
+}
+
+td_status td_device_free(td_device *dev, void *block)
+{
+    td_status status = TD_OK;
+    size_t bytes = 0;
+
+    TD_CHECK(dev, "dev is NULL");
+    if (!block)
+        return TD_OK;
+    TD_CHECK(td_blocks_remove(&dev->blocks, block, &bytes), "block %p is no live block of %s", block,
+             dev->name);
+    dev->memory.current_bytes -= bytes;
+    dev->memory.live_blocks--;
+    note(dev, TD_MEMORY_FREE, block, bytes, NULL);
+    dev->backend->free(dev->context, block, bytes);
+cleanup:
+    return status;
+}
+
+/* ---- copies ---- */
+
+td_status td_device_copy(td_device *dev, void *dst, const void *src, size_t bytes)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(dst || bytes == 0, "dst is NULL, bytes is %zu", bytes);
+    TD_CHECK(src || bytes == 0, "src is NULL, bytes is %zu", bytes);
+    if (bytes > 0)
+        TD_TRY(dev->backend->copy(dev->context, dst, src, bytes));
+cleanup:
+    return status;
+}
+
+td_status td_device_upload(td_device *dev, void *dst, const void *src, size_t bytes)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(dst || bytes == 0, "dst is NULL, bytes is %zu", bytes);
+    TD_CHECK(src || bytes == 0, "src is NULL, bytes is %zu", bytes);
+    if (bytes > 0)
+        TD_TRY(dev->backend->upload(dev->context, dst, src, bytes));
+cleanup:
+    return status;
+}
+
+td_status td_device_download(td_device *dev, void *dst, const void *src, size_t bytes)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(dst || bytes == 0, "dst is NULL, bytes is %zu", bytes);
+    TD_CHECK(src || bytes == 0, "src is NULL, bytes is %zu", bytes);
+    if (bytes > 0)
+        TD_TRY(dev->backend->download(dev->context, dst, src, bytes));
+cleanup:
+    return status;
+}
+
+td_status td_device_fill(td_device *dev, void *dst, int value, size_t bytes)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(dst || bytes == 0, "dst is NULL, bytes is %zu", bytes);
+    TD_CHECK(value >= 0 && value <= 255, "value is %d, needs 0 to 255", value);
+    if (bytes > 0)
+        TD_TRY(dev->backend->fill(dev->context, dst, value, bytes));
+cleanup:
+    return status;
+}
+
+td_status td_device_synchronize(td_device *dev)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_TRY(dev->backend->synchronize(dev->context));
+cleanup:
+    return status;
+}
+
+/* ---- time ---- */
+
+td_status td_event_create(td_device *dev, td_event **out)
+{
+    td_status status = TD_OK;
+    td_event *event = NULL;
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_CHECK(dev, "dev is NULL");
+    event = calloc(1, sizeof *event);
+    if (!event) {
+        status = td_fail(TD_NO_MEMORY, "no memory for an event");
+        goto cleanup;
+    }
+    event->dev = dev;
+    event->backend = dev->backend;
+    TD_TRY(dev->backend->event_create(dev->context, event));
+    *out = event;
+    event = NULL;
+cleanup:
+    free(event);
+    return status;
+}
+
+void td_event_destroy(td_event *event)
+{
+    if (event)
+        event->backend->event_destroy(event);
+    free(event);
+}
+
+td_status td_event_record(td_event *event)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(event, "event is NULL");
+    TD_TRY(event->backend->event_record(event->dev->context, event));
+    event->recorded = true;
+cleanup:
+    return status;
+}
+
+td_status td_event_elapsed_ms(td_event *start, td_event *stop, double *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(start, "start is NULL");
+    TD_CHECK(stop, "stop is NULL");
+    TD_CHECK(out, "out is NULL");
+    TD_CHECK(start->dev == stop->dev, "start is an event of %s, stop of another device", start->dev->name);
+    if (!start->recorded || !stop->recorded) {
+        status = td_fail(TD_BAD_STATE, "%s was never recorded", start->recorded ? "stop" : "start");
+        goto cleanup;
+    }
+    TD_TRY(start->backend->event_elapsed_ms(start, stop, out));
+cleanup:
+    return status;
+}
+
+/* ---- memory accounting ---- */
+
+td_status td_device_memory(const td_device *dev, td_memory_stats *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(out, "out is NULL");
+    *out = dev->memory;
+cleanup:
+    return status;
+}
+
+td_status td_device_reset_peak(td_device *dev)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    dev->memory.peak_bytes = dev->memory.current_bytes;
+cleanup:
+    return status;
+}
+
+td_status td_device_fail_allocation(td_device *dev, int64_t nth)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(nth >= 0, "nth is %" PRId64 ", needs at least 0", nth);
+    dev->fail_in = nth;
+cleanup:
+    return status;
+}
+
+/* A label is one part of a path. */
+static td_status check_label(const char *what, const char *label)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(label, "%s is NULL", what);
+    TD_CHECK(*label && !strchr(label, '/'), "%s is '%s', needs text without a '/'", what, label);
+cleanup:
+    return status;
+}
+
+td_status td_device_push_label(td_device *dev, const char *label)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_TRY(check_label("label", label));
+    TD_TRY(td_history_push(&dev->history, label));
+cleanup:
+    return status;
+}
+
+td_status td_device_pop_label(td_device *dev)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_TRY(td_history_pop(&dev->history));
+cleanup:
+    return status;
+}
+
+td_status td_device_history_begin(td_device *dev, int64_t capacity)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(capacity >= 1, "capacity is %" PRId64 ", needs at least 1", capacity);
+    TD_TRY(td_history_begin(&dev->history, capacity));
+cleanup:
+    return status;
+}
+
+td_status td_device_history_end(td_device *dev)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    if (!dev->history.running)
+        status = td_fail(TD_BAD_STATE, "no history is running");
+    dev->history.running = false;
+cleanup:
+    return status;
+}
+
+td_status td_device_history(const td_device *dev, const td_memory_event **events, int64_t *count,
+                            int64_t *dropped)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(events, "events is NULL");
+    TD_CHECK(count, "count is NULL");
+    TD_CHECK(dropped, "dropped is NULL");
+    *events = dev->history.events;
+    *count = dev->history.count;
+    *dropped = dev->history.dropped;
+cleanup:
+    return status;
+}
+
+static td_status note_tensor(td_device *dev, td_memory_action action, const char *name, const void *address,
+                             size_t bytes)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_TRY(check_label("name", name));
+    TD_CHECK(address, "address is NULL");
+    note(dev, action, address, bytes, name);
+cleanup:
+    return status;
+}
+
+td_status td_device_note_live(td_device *dev, const char *name, const void *address, size_t bytes)
+{
+    return note_tensor(dev, TD_MEMORY_LIVE, name, address, bytes);
+}
+
+td_status td_device_note_dead(td_device *dev, const char *name, const void *address, size_t bytes)
+{
+    return note_tensor(dev, TD_MEMORY_DEAD, name, address, bytes);
+}
