@@ -37,6 +37,7 @@ c                libtandem. `c.td_xyz(...)` calls the function of that name; a t
     c.value("td_x_work_bytes", c.device, desc)   calls a function that ends in an `out` pointer, returns what it got
     c.create("td_transformer_create", c.device, config)   likewise; its _destroy runs when the case is over
     c.work(nbytes)                          scratch on the device, 256-byte aligned, freed when the case is over
+    c.side("c_naive")                       the same for another C variant of the case, on a device of its own
     c.tensor(address, shape, dtype)         a tensor that looks at C's memory, no copy
     c.bytes_peak()                          peak bytes of the device since the case began
     c.ffi                                   the cffi object, for the rest: c.ffi.callback("td_gradient_ready", f)
@@ -47,10 +48,12 @@ README.md, "Records"; a side whose name starts with "c" and is alone or followed
                  same output names, shapes and dtypes; "truth" has them in float64 and may lack some
     side         outputs, or a function of no arguments that returns them (needed for time and memory; the function
                  must do its whole work each time it is called, and return tensors that later calls may overwrite),
-                 or Side(call, before=..., flops=..., needs_bytes=..., record={...}):
+                 or Side(call, before=..., flops=..., needs_bytes=..., holds=..., record={...}):
         before       called untimed before each call of `call`: a forward pass before a timed backward
         flops        of one call, for "tflops"
         needs_bytes  memory this side needs, against the case's
+        holds        a function that lists the side's own tensors that live on between calls (parameters, gradients,
+                     moments; no inputs), for its memory. What C allocates on its device need not be listed
         record       further keys of the record, such as {"series": {"loss": [...]}}, or a function that
                      returns them after the calls
     truth        float64 outputs, or a function that returns them (called only when the error is measured)
@@ -60,30 +63,34 @@ README.md, "Records"; a side whose name starts with "c" and is alone or followed
     reference    optional: the name of the side that C is judged against; default "torch_eager", else the first
                  torch side
 
-Memory is what a call needs beyond its inputs: outputs, saved tensors, scratch. C's is the device recorder's peak
-since the case began plus the outputs that live outside the device; PyTorch's is its CPU allocator's peak.
+Memory is what `before` and `call` need beyond the inputs: outputs, saved tensors, scratch, and what the side holds. C's
+is the device recorder's peak since the case began plus the outputs that live outside the device; PyTorch's is its CPU
+allocator's peak during the call. A second C variant in one case works on a device of its own, c.side("c_naive"), so
+that its memory is its own.
 
 page             the report of one module
     page.question(text)                     a heading: the deliverable's question in our words
     page.text(text)                         a paragraph: the answer, with the derived figures
     page.table(frame, columns={...}, units={...}, digits={...})    a DataFrame; columns selects, orders and titles
-    page.plot(name, curves, x=..., y=..., log=True, caption=...)   curves {label: (xs, ys)}; an SVG beside the page
+    page.plot(name, curves, x=..., y=..., log=True, title=..., caption=...)   curves {label: (xs, ys)}, an SVG
     page.verdict(deliverable, text)         adds to the line of the deliverable in the index
 
 records          a Records object: the newest result of each (case, impl) of the module
-    records.frame                           DataFrame, a row a (case, impl): deliverable, impl, status, verdict data
-                                            and one column a case key; ms (median), ms_mean, ms_std, ms_min, ms_p95,
-                                            n, tflops, peak_mib, max_abs, rel_l2, ulp_max; NaN where absent
-    records.only(deliverable, **keys)       a Records with fewer rows
-    records.wide(keys, value, base=None)    DataFrame, a row a case: the keys, one column an impl holding `value`
-                                            (oom and failures in words) and, with base, ratio columns "c / base"
+    records.frame                           DataFrame, a row a (case, impl): deliverable, impl, status, message, a
+                                            column a case key, and the measured columns of view.MEASURED: ms (the
+                                            median), ms_std, ..., ratio, tflops, peak_mib, max_abs, rel_l2, ulp_max
+    records.only(deliverable, impl=..., **keys)   a Records with fewer rows; a list means any of its values
+    records.values(key)                     the values of a case key, in order;  records.impls() likewise
+    records.value(column, impl="c", **keys) one number, NaN where nothing was measured
+    records.wide(keys, column, base=None)   DataFrame, a row a case: the keys, one column an impl (oom and failures
+                                            in words) and, with base="torch_eager", columns "c / torch_eager"
+    records.ratio(column, over="torch_eager", impl="c")    array of column(impl) / column(over) over the cases
     records.series(name)                    [(impl, case keys, list)] of the records that hold series[name]
-    records.ratio(value, over="torch_eager", impl="c")    array of value(impl) / value(over) over the cases
     geomean(array), from this package
+    A column that is none of view.MEASURED is a key of the record, as "error.outputs.lse.rel_l2". Records may be few:
+    a page is written from whatever was measured so far.
 
 A complete example, parity/scale.py, for an imaginary td_scale(dev, count, dtype, factor, x, y):
-
-    import torch
 
     from parity.core import Case, grid
     from ref import scale as ref
@@ -115,11 +122,12 @@ A complete example, parity/scale.py, for an imaginary td_scale(dev, count, dtype
     def report(page, records):
         page.question("Does C scale as exactly as PyTorch, and how fast?")
         page.table(records.wide(["count", "dtype"], "rel_l2", base="torch_eager"))
-        timed = records.wide(["count"], "ms", base="torch_eager")
+        timed = records.only(count=[2**20, 2**24]).wide(["count"], "ms", base="torch_eager")
         page.table(timed, units={"c": "ms", "torch_eager": "ms"})
         page.text(f"C takes {records.ratio('ms').max():.2f} times PyTorch's time at most.")
 """
 
 from parity.core.case import Case, Side, equal, grid, parity, within
+from parity.core.view import Records, geomean
 
-__all__ = ["Case", "Side", "equal", "grid", "parity", "within"]
+__all__ = ["Case", "Records", "Side", "equal", "geomean", "grid", "parity", "within"]

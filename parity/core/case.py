@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +94,7 @@ class Side:
     before: Callable[[], None] | None = None
     flops: float | None = None
     needs_bytes: int | None = None
+    holds: Callable[[], Iterable[Any]] = tuple
     record: Mapping[str, Any] | Callable[[], Mapping[str, Any]] = field(default_factory=dict)
 
 

@@ -110,6 +110,7 @@ class Session:
         self._later: list[tuple[str, Any]] = []
         self._strings: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._blocks: list[tuple[int, int]] = []
+        self._sides: dict[str, Session] = {}
         self.device = self.value("td_device_open", device)
 
     def __enter__(self) -> "Session":
@@ -120,6 +121,9 @@ class Session:
 
     def close(self) -> None:
         """Destroys what create() made, last first, and the device with every block on it."""
+        for session in self._sides.values():
+            session.close()
+        self._sides.clear()
         while self._later:
             name, handle = self._later.pop()
             getattr(self, name)(handle)
@@ -153,6 +157,14 @@ class Session:
         call.__name__ = name
         self.__dict__[name] = call  # the next use skips all of the above
         return call
+
+    def side(self, impl: str) -> "Session":
+        """The session of the C variant `impl` of this case: this one for "c", else one with its own device."""
+        if impl == "c":
+            return self
+        if impl not in self._sides:
+            self._sides[impl] = Session(self.library, "cpu")
+        return self._sides[impl]
 
     def enum(self, kind: str, name: str) -> int:
         """The constant of an enum whose last words are `name`: enum("td_dtype", "bf16") is TD_BF16."""

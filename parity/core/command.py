@@ -1,0 +1,156 @@
+"""python -m parity run | report | compare | list."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from parity.core import compare, report, sweep
+from parity.core.library import ROOT, default_library
+from parity.core.record import FILE, Finished, RecordError, RecordFile, load
+from parity.core.tables import FORMATS
+from parity.core.worker import Settings, WorkerError
+
+BUDGETS = {"quick": 0.5, "full": 2.0}
+
+
+def main(package: str, arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    # In a pipe a line stays a line, however long.
+    console = Console(soft_wrap=not sys.stdout.isatty())
+    try:
+        return options.command(package, options, console)
+    except (sweep.SelectionError, RecordError, WorkerError, compare.CompareError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(
+            "interrupted: every finished case is recorded, the same command goes on from there",
+            file=sys.stderr,
+        )
+        return 130
+
+
+def run(package: str, options: argparse.Namespace, console: Console) -> int:
+    items = sweep.select(sweep.discover(package), options.profile, options.module, options.case)
+    budget = options.budget or BUDGETS[options.profile]
+    settings = Settings(options.library or default_library(), options.threads, budget)
+    with RecordFile(_folder(options)) as file:
+        _warn(file.loaded.warnings)
+        console.print(f"profile {options.profile}: {sweep.describe(items, Finished(file.loaded.records))}")
+        return sweep.run_sweep(items, file, settings, console, options.redo)
+
+
+def write_report(package: str, options: argparse.Namespace, console: Console) -> int:
+    loaded = load(_folder(options) / FILE)
+    _warn(loaded.warnings)
+    if not loaded.records:
+        raise RecordError(f"no records in {_folder(options) / FILE}; python -m parity run makes some")
+    for path in report.write(sweep.discover(package), loaded.newest(), _folder(options), options.format):
+        console.print(str(path), markup=False, highlight=False)
+    return 0
+
+
+def compare_records(package: str, options: argparse.Namespace, console: Console) -> int:
+    return compare.run(options.old, options.new, options.band, options.growth, options.common, console)
+
+
+def list_cases(package: str, options: argparse.Namespace, console: Console) -> int:
+    items = sweep.select(sweep.discover(package), options.profile, options.module, options.case)
+    records = load(_folder(options) / FILE)
+    _warn(records.warnings)
+    finished = Finished(records.records)
+    for item in items:
+        done = "done" if finished.covers(item.module, item.case, options.threads) else "    "
+        seconds = sweep.expected_seconds(item, finished)
+        line = f"{done} {seconds:7.1f} s  {' '.join(item.case.measure):<18} {item.name}"
+        console.print(line, markup=False, highlight=False)
+    console.print(f"profile {options.profile}: {sweep.describe(items, finished)}")
+    return 0
+
+
+def _folder(options: argparse.Namespace) -> Path:
+    return options.reports / options.machine
+
+
+def _warn(warnings: list[str]) -> None:
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m parity",
+        description="Runs identical inputs through PyTorch and through C, and reports what differs.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    records = argparse.ArgumentParser(add_help=False)
+    records.add_argument(
+        "--machine", default="local", help="the folder of reports/ to use (default: %(default)s)"
+    )
+    records.add_argument("--reports", type=Path, default=ROOT / "reports", help="where those folders are")
+
+    cases = argparse.ArgumentParser(add_help=False)
+    cases.add_argument(
+        "--profile",
+        choices=sweep.PROFILES,
+        default="quick",
+        help="quick: minutes on two cores; full: the whole grids (default: %(default)s). `list` and `run` state the "
+        "expected time of either",
+    )
+    cases.add_argument(
+        "--module", action="append", default=[], metavar="NAME", help="only this module; may be repeated"
+    )
+    cases.add_argument("--case", default="", metavar="REGEX", help="only cases whose module/name this finds")
+    cases.add_argument("--threads", type=_positive, default=2, help="of both sides (default: %(default)s)")
+
+    command = commands.add_parser("run", parents=[cases, records], help="measure what is not measured yet")
+    command.add_argument("--library", type=Path, help="libtandem.so (default: that of the preset)")
+    command.add_argument(
+        "--redo", action="store_true", help="repeat finished cases; reports use the newest result"
+    )
+    command.add_argument(
+        "--budget", type=float, metavar="SECONDS", help="of timing a side (default: by profile)"
+    )
+    command.set_defaults(command=run)
+
+    command = commands.add_parser("report", parents=[records], help="rewrite every page from the records")
+    command.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="md",
+        help="md writes the pages; latex, typst and csv write them and each table as a file (default: %(default)s)",
+    )
+    command.set_defaults(command=write_report)
+
+    command = commands.add_parser(
+        "compare", help="what moved between two runs; exits 1 if something got worse"
+    )
+    command.add_argument("old", type=Path, metavar="OLD", help="a folder of reports/ or a record file")
+    command.add_argument("new", type=Path, metavar="NEW")
+    command.add_argument(
+        "--band",
+        type=float,
+        default=0.15,
+        help="noise: changes of time and memory up to this are none (default: %(default)s)",
+    )
+    command.add_argument(
+        "--growth", type=float, default=2.0, help="errors that grow by more are worse (default: %(default)s)"
+    )
+    command.add_argument("--common", action="store_true", help="cases that NEW lacks are no matter")
+    command.set_defaults(command=compare_records)
+
+    command = commands.add_parser(
+        "list", parents=[cases, records], help="the cases of a profile and their time"
+    )
+    command.set_defaults(command=list_cases)
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value}, needs at least 1")
+    return value

@@ -1,0 +1,108 @@
+"""How much memory a side needs, how much there is, and how a case that wants more is stopped in time."""
+
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+KEPT_FREE = 256 * 2**20  # for the rest of the machine
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def peak_of_torch(call: Callable[[], object]) -> int:
+    """Peak bytes of PyTorch's CPU allocator during `call`, beyond what was allocated before it.
+
+    PyTorch keeps no such statistics for the CPU, but its profiler reports each allocation and each free, so the peak
+    is exact: bytes requested, as the recorder of libtandem counts them. Scratch that a library takes from malloc
+    itself is in neither account.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as seen:
+        result = call()
+    events = sorted(_allocations(seen.profiler.kineto_results.experimental_event_tree()))
+    del result
+    current = peak = 0
+    for _, size in events:
+        current += size
+        peak = max(peak, current)
+    return peak
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroups: Path = CGROUPS) -> int:
+    """What this process may still allocate: MemAvailable, or less where a control group allows less."""
+    limits = [_meminfo(meminfo)["MemAvailable"] * 1024]
+    for folder in _cgroup_folders(cgroups):
+        for limit, used in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            try:
+                # Version 2 writes "max" for no limit, version 1 a number beyond any machine.
+                limits.append(int((folder / limit).read_text()) - int((folder / used).read_text()))
+            except (OSError, ValueError):
+                continue
+    return max(0, min(limits) - KEPT_FREE)
+
+
+def limit_process() -> int:
+    """Lets this process grow by what is available now and no further, so that an allocation fails instead of the
+    machine. Returns that number of bytes."""
+    room = available_bytes()
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    soft = size + room if hard == resource.RLIM_INFINITY else min(size + room, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    return room
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception is the allocator's: Python's, PyTorch's, or libtandem's."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    if getattr(error, "status", None) == "TD_NO_MEMORY":
+        return True
+    words = (
+        "can't allocate memory",
+        "not enough memory",
+        "out of memory",
+        "std::bad_alloc",
+        "Cannot allocate memory",
+    )
+    return isinstance(error, (RuntimeError, OSError)) and any(word in str(error) for word in words)
+
+
+def outside_bytes(outputs, on_device: Callable[[torch.Tensor], bool]) -> int:
+    """Bytes of the output tensors that lie outside the device's blocks; views of one storage count once."""
+    found = {}
+    for value in outputs.values():
+        if isinstance(value, torch.Tensor) and not on_device(value):
+            found[value.data_ptr()] = max(found.get(value.data_ptr(), 0), value.nbytes)
+    return sum(found.values())
+
+
+def _allocations(events):
+    """(time, bytes) of every allocation (positive) and free (negative) in the profiler's tree of events."""
+    for event in events:
+        if event.tag == torch._C._profiler._EventType.Allocation and event.extra_fields.device.type == "cpu":
+            yield event.start_time_ns, event.extra_fields.alloc_size
+        yield from _allocations(event.children)
+
+
+def _meminfo(path: Path) -> dict[str, int]:
+    pairs = (line.split(":") for line in path.read_text().splitlines())
+    return {name: int(rest.split()[0]) for name, rest in pairs}
+
+
+def _cgroup_folders(root: Path):
+    """Where the limits of this process may stand: its own group and, as containers see it, the root."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            base = root / controllers
+            yield base / path.lstrip("/")
+            yield base

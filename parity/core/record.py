@@ -1,0 +1,250 @@
+"""reports/<machine>/records.jsonl: one JSON line a result, appended, flushed to the disk, never rewritten.
+
+The keys are those of README.md, "Records". Beside them core writes `message` (why a status is not "ok"), `samples`
+(the raw times, ms), `ratio` (to the reference's time, pair by pair), `series` (curves), and what a restarted sweep
+needs to know: `measure`, `threads`, `seconds` (the case took) and `sides` (records that the case wrote).
+"""
+
+import datetime
+import fcntl
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from parity.core.case import case_name
+from parity.core.library import ROOT
+
+FILE = "records.jsonl"
+ASIDE = "records.torn"
+REQUIRED = ("deliverable", "module", "case", "impl", "status")
+FINISHED = ("ok", "oom", "unsupported")
+
+
+class RecordError(RuntimeError):
+    """The record file cannot be read or written; what it held before is as it was."""
+
+
+def key_of(record: Mapping) -> tuple[str, str, str]:
+    """What a result is a result of: module, case, impl."""
+    return (record["module"], case_name(record["deliverable"], record["case"]), record["impl"])
+
+
+@dataclass
+class Loaded:
+    """The records of a file in order, and what was found there that is no record."""
+
+    records: list[dict] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    torn_at: int | None = None  # where a last line without its end begins
+
+    def newest(self) -> list[dict]:
+        """The newest record of each (module, case, impl), in the order in which the cases first appeared."""
+        latest = {}
+        for record in self.records:
+            latest[key_of(record)] = record
+        return list(latest.values())
+
+
+def load(path: Path) -> Loaded:
+    """Reads a record file; RecordError if that is impossible. A file that does not exist has no records."""
+    loaded = Loaded()
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return loaded
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror}") from error
+    position = 0
+    for number, line in enumerate(data.splitlines(keepends=True), 1):
+        record = _parse(line)
+        if record is not None:
+            loaded.records.append(record)
+        elif not line.endswith(b"\n"):
+            loaded.torn_at = position
+            loaded.warnings.append(f"{path}, line {number}: cut off in the middle of a record, left out")
+        elif line.strip():
+            loaded.warnings.append(f"{path}, line {number}: no record, left out")
+        position += len(line)
+    return loaded
+
+
+def _parse(line: bytes) -> dict | None:
+    try:
+        record = json.loads(line)
+    except ValueError:  # not JSON, not UTF-8
+        return None
+    if not isinstance(record, dict) or any(key not in record for key in REQUIRED):
+        return None
+    return record if isinstance(record["case"], dict) else None
+
+
+class RecordFile:
+    """A record file open for appending: one writer at a time. A context manager."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / FILE
+        self.loaded = load(self.path)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise RecordError(f"{self.path}: cannot be written: {error.strerror}") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._file)
+            raise RecordError(f"{self.path}: another run is writing it") from error
+        self.loaded = load(self.path)  # again: whoever held the lock has finished
+        self._mend()
+
+    def __enter__(self) -> "RecordFile":
+        return self
+
+    def __exit__(self, *_) -> None:
+        os.close(self._file)
+
+    def append(self, records: Iterable[Mapping]) -> None:
+        """Adds all of them or, with RecordError, none."""
+        records = [_finite(record) for record in records]
+        lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
+        before = os.fstat(self._file).st_size
+        try:
+            written = 0
+            while written < len(lines):
+                written += os.write(self._file, lines[written:])
+            os.fsync(self._file)
+        except OSError as error:
+            os.ftruncate(self._file, before)
+            raise RecordError(
+                f"{self.path}: cannot be written: {error.strerror}; the {len(self.loaded.records)} records before "
+                "are intact"
+            ) from error
+        self.loaded.records.extend(records)
+
+    def _mend(self) -> None:
+        """A killed writer may have left half a line: it is kept aside, so that the next line starts on its own."""
+        size = os.fstat(self._file).st_size
+        try:
+            if self.loaded.torn_at is not None:
+                aside = self.path.with_name(ASIDE)
+                with self.path.open("rb") as file, aside.open("ab") as torn:
+                    file.seek(self.loaded.torn_at)
+                    torn.write(file.read() + b"\n")
+                os.ftruncate(self._file, self.loaded.torn_at)
+                self.loaded.warnings[-1] += f" and kept in {aside.name}"
+            elif size and os.pread(self._file, 1, size - 1) != b"\n":
+                os.write(self._file, b"\n")
+        except OSError as error:
+            os.close(self._file)
+            raise RecordError(f"{self.path}: cannot be written: {error.strerror}") from error
+
+
+class Finished:
+    """Which cases a sweep need not repeat."""
+
+    def __init__(self, records: Iterable[Mapping]):
+        self._cases: dict[tuple[str, str], list[Mapping]] = {}
+        for record in records:
+            module, case, _ = key_of(record)
+            self._cases.setdefault((module, case), []).append(record)
+
+    def covers(self, module: str, case, threads: int) -> bool:
+        """Whether the newest run of the case is whole, failed nowhere, and measured what is asked for now."""
+        records = self._newest_run(module, case.name)
+        if not records or len(records) != records[0].get("sides", -1):
+            return False
+        for record in records:
+            if record["status"] not in FINISHED or record.get("threads") != threads:
+                return False
+            if not set(case.measure) <= set(record.get("measure", "").split()):
+                return False
+            few = record.get("ms", {}).get("n", math.inf) < (case.repeats or 0)
+            if record["status"] == "ok" and few:
+                return False
+        return True
+
+    def seconds(self, module: str, case) -> float | None:
+        """How long the newest run of the case took."""
+        records = self._newest_run(module, case.name)
+        return records[0].get("seconds") if records else None
+
+    def _newest_run(self, module: str, case: str) -> list[Mapping]:
+        """The records that the last run of the case appended together, fewer than its `sides` if it was cut off."""
+        records = self._cases.get((module, case), [])
+        together = records[-records[-1].get("sides", 1) :] if records else []
+        return [record for record in together if record.get("time") == records[-1].get("time")]
+
+
+def surroundings(library: Path) -> dict:
+    """What core adds to every record: machine, versions, commit."""
+    return {"machine": machine_name(), "versions": versions(library), "commit": commit()}
+
+
+def machine_name() -> str:
+    """The processor and how many of its hardware threads this process may use."""
+    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    model = found.group(1).strip() if found else platform.machine()
+    return f"{model}, {len(os.sched_getaffinity(0))} threads"
+
+
+def versions(library: Path) -> dict[str, str]:
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+    onednn = re.search(r"/libdnnl\.so\.([\d.]+)$", _mapped_files(), re.MULTILINE)
+    if onednn:
+        found["onednn"] = onednn.group(1)
+    cache = library.parent.parent / "CMakeCache.txt"
+    if cache.is_file():
+        compiler = re.search(r"^CMAKE_C_COMPILER:\w+=(.*)$", cache.read_text(), re.MULTILINE)
+        if compiler:
+            found["cc"] = _output([compiler.group(1), "-dumpfullversion"])
+    return found
+
+
+def commit() -> str:
+    """The commit of the checkout, "-dirty" where the code differs from it, "unknown" outside one."""
+    name = _output(["git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD"])
+    if not name:
+        return "unknown"
+    code = ["impl", "kernels", "ref", "parity", "CMakeLists.txt", "cmake"]
+    changed = _output(["git", "-C", str(ROOT), "status", "--porcelain", "--", *code])
+    return f"{name}-dirty" if changed else name
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _mapped_files() -> str:
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return "\n".join(str(Path(line.split()[-1]).resolve()) for line in maps if "libdnnl" in line)
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _finite(value):
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

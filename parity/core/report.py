@@ -1,0 +1,205 @@
+"""Pages from records: reports/<machine>/<module>.md, their plots and tables, and README.md, the index.
+
+Nothing here runs, measures or looks at the clock: the same records give the same bytes.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+
+from parity.core import plot
+from parity.core.judge import is_judged
+from parity.core.record import FILE, RecordError
+from parity.core.tables import SUFFIXES, Table
+from parity.core.view import Records, geomean
+
+
+class Page:
+    """What a module's report() writes to."""
+
+    def __init__(self, module: str, folder: Path, form: str):
+        self.module, self.folder, self.form = module, folder, form
+        self.blocks: list[str] = []
+        self.files: dict[str, str] = {}  # tables beside the page
+        self.plots: list[Path] = []
+        self.verdicts: dict[str, list[str]] = {}
+        self._tables = 0
+
+    def question(self, text: str) -> None:
+        """A deliverable's question, in our words."""
+        self.blocks.append(f"## {text}\n")
+
+    def text(self, text: str) -> None:
+        """A paragraph: the answer, with the derived figures."""
+        self.blocks.append(f"{text.strip()}\n")
+
+    def table(
+        self,
+        frame: pd.DataFrame,
+        columns: Mapping[str, str] | Sequence[str] | None = None,
+        units: Mapping[str, str] | None = None,
+        digits: Mapping[str, int] | None = None,
+    ) -> None:
+        """A table; without a row, a sentence that says so."""
+        if frame.empty:
+            self.blocks.append("*Not measured on this machine yet.*\n")
+            return
+        table = Table(frame, columns, units, digits)
+        self.blocks.append(table.render("md"))
+        self._tables += 1
+        if self.form != "md":
+            name = f"{self.module}_{self._tables}{SUFFIXES[self.form]}"
+            self.files[name] = table.render(self.form)
+
+    def plot(
+        self,
+        name: str,
+        curves: Mapping,
+        *,
+        x: str,
+        y: str,
+        log: bool = True,
+        title: str = "",
+        caption: str = "",
+    ) -> None:
+        """An SVG beside the page, with its caption as the text for those who do not see it; nothing where no curve
+        has a point."""
+        if not any(len(xs) for xs, _ in curves.values()):
+            return
+        path = self.folder / f"{self.module}_{name}.svg"
+        plot.write(path, curves, x=x, y=y, log=log, title=title)
+        self.plots.append(path)
+        self.blocks.append(f"![{caption or title or f'{y} against {x}'}]({path.name})\n")
+
+    def verdict(self, deliverable: str, text: str) -> None:
+        """Adds a sentence to the deliverable's line in the index."""
+        self.verdicts.setdefault(deliverable, []).append(text)
+
+
+def write(
+    modules: Mapping[str, ModuleType], records: Sequence[Mapping], folder: Path, form: str = "md"
+) -> list[Path]:
+    """Rewrites every page, and returns what was written."""
+    written: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        pages = {}
+        for name, module in modules.items():
+            mine = [record for record in records if record["module"] == name]
+            if not mine:
+                continue
+            page = pages[name] = Page(name, folder, form)
+            module.report(page, Records(mine))
+            body = [f"# {name}\n", _provenance(mine), *page.blocks, *_troubles(mine)]
+            written.append(_write(folder / f"{name}.md", "\n".join(body)))
+            written += page.plots
+            written += [_write(folder / "tables" / file, content) for file, content in page.files.items()]
+        written.append(_write(folder / "README.md", _index(modules, pages, records)))
+    except OSError as error:
+        raise RecordError(f"{folder}: the report cannot be written: {error}") from error
+    return written
+
+
+def _index(modules: Mapping[str, ModuleType], pages: Mapping[str, Page], records: Sequence[Mapping]) -> str:
+    """One line and one verdict a deliverable."""
+    rows = []
+    for name, module in modules.items():
+        for deliverable, title in module.DELIVERABLES.items():
+            mine = [r for r in records if r["module"] == name and r["deliverable"] == deliverable]
+            said = pages[name].verdicts.get(deliverable, []) if name in pages else []
+            rows.append(
+                {
+                    "deliverable": f"[{deliverable}]({name}.md)" if mine else deliverable,
+                    "title": title,
+                    "verdict": _verdict(mine),
+                    "in figures": " ".join([*said, _figures(Records(mine))]).strip(),
+                }
+            )
+    table = Table(pd.DataFrame(rows, columns=["deliverable", "title", "verdict", "in figures"]))
+    return "\n".join(
+        [
+            "# C against PyTorch\n",
+            _provenance(records),
+            table.render("md"),
+            "holds: C's answers obey the rule of the README (\"Parity\") in every judged case. The error ratio is C's "
+            "relative L2 error over PyTorch's, both against float64, as a geometric mean over the cases; below 1, C "
+            "is closer. The time ratio is C's median over PyTorch's in the same run, as a geometric mean; below 1, C "
+            "is faster.\n",
+            f"Written by `python -m parity report` from [{FILE}]({FILE}).\n",
+        ]
+    )
+
+
+def _verdict(records: Sequence[Mapping]) -> str:
+    mine = [record for record in records if is_judged(record["impl"])]
+    if not mine:
+        return "not measured"
+    statuses = Counter(record["status"] for record in mine)
+    bad = {status: count for status, count in statuses.items() if status != "ok"}
+    words = [f"{count} {status}" for status, count in sorted(bad.items())]
+    if "failed" in bad or "error" in bad:
+        return f"**fails** ({', '.join(words)} of {len(mine)})"
+    good = f"{statuses['ok']} ok"
+    return f"holds ({', '.join([good, *words])})"
+
+
+def _figures(records: Records) -> str:
+    words = []
+    errors = [error for error in _ratios(records, "rel_l2") if np.isfinite(error)]
+    if errors:
+        words.append(f"error ratio {geomean(errors):.2f}")
+    times = _ratios(records, "ms")
+    if len(times):
+        words.append(f"time ratio {geomean(times):.2f}")
+    return ", ".join(words)
+
+
+def _ratios(records: Records, value: str) -> np.ndarray:
+    torches = [impl for impl in records.impls() if impl.startswith("torch")]
+    over = "torch_eager" if "torch_eager" in torches else next(iter(torches), "")
+    return records.ratio(value, over)
+
+
+def _troubles(records: Sequence[Mapping]) -> list[str]:
+    """Every result that is no number, with its reason: a page hides nothing."""
+    rows = [
+        {
+            "case": ", ".join([record["deliverable"], *(f"{k} {v}" for k, v in record["case"].items())]),
+            "impl": record["impl"],
+            "status": record["status"],
+            "why": record.get("message", ""),
+        }
+        for record in records
+        if record["status"] != "ok" or record.get("message")
+    ]
+    return ["## What did not end with a number\n", Table(pd.DataFrame(rows)).render("md")] if rows else []
+
+
+def _provenance(records: Sequence[Mapping]) -> str:
+    """Where the numbers come from, in a line."""
+
+    def distinct(values: Iterable) -> str:
+        return " and ".join(dict.fromkeys(str(value) for value in values if value)) or "unknown"
+
+    versions: dict[str, dict] = {}
+    for record in records:
+        for name, version in record.get("versions", {}).items():
+            versions.setdefault(name, {})[version] = None
+    words = [f"{name} {'/'.join(found)}" for name, found in sorted(versions.items())]
+    dates = sorted(record["time"][:10] for record in records if "time" in record)
+    when = " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else "unknown"
+    threads = distinct(record.get("threads") for record in records)
+    return (
+        f"*{distinct(record.get('machine') for record in records)}; {threads} threads on both sides; "
+        f"{', '.join(words)}; commit {distinct(record.get('commit') for record in records)}; measured {when}.*\n"
+    )
+
+
+def _write(path: Path, content: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    return path

@@ -1,0 +1,177 @@
+"""Which cases there are, how long they take, and the run over those that are not finished."""
+
+import importlib
+import pkgutil
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from parity.core.case import Case
+from parity.core.record import Finished, RecordFile, now
+from parity.core.worker import Settings, Worker
+
+PROFILES = ("quick", "full")
+FRESH_PROCESS_S = 4.0  # importing PyTorch and loading the library, for a case that is alone
+BAD = ("failed", "error")
+
+
+class SelectionError(RuntimeError):
+    """The command line asks for cases that do not exist."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A case and the module it belongs to."""
+
+    module: str  # the last part of its name
+    path: str  # as it is imported
+    case: Case
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}/{self.case.name}"
+
+
+def discover(package: str) -> dict[str, ModuleType]:
+    """The modules of a package: every file beside core/ whose name does not begin with an underscore."""
+    root = importlib.import_module(package)
+    names = sorted(m.name for m in pkgutil.iter_modules(root.__path__) if not m.ispkg and m.name[0] != "_")
+    return {name: importlib.import_module(f"{package}.{name}") for name in names}
+
+
+def select(
+    modules: dict[str, ModuleType], profile: str, only: Sequence[str] = (), regex: str = ""
+) -> list[Item]:
+    """The cases of a profile, of the named modules, whose name `regex` finds."""
+    unknown = [name for name in only if name not in modules]
+    if unknown:
+        raise SelectionError(f"no module {', '.join(unknown)}; there are: {', '.join(modules)}")
+    try:
+        pattern = re.compile(regex)
+    except re.error as error:
+        raise SelectionError(f"--case {regex!r} is no regular expression: {error}") from error
+    items = []
+    for name, module in modules.items():
+        if only and name not in only:
+            continue
+        cases = [Item(name, module.__name__, case) for case in module.cases(profile)]
+        twice = [item for item, count in Counter(item.name for item in cases).items() if count > 1]
+        if twice:
+            raise SelectionError(f"parity/{name}.py lists a case twice: {twice[0]}")
+        items += [item for item in cases if pattern.search(item.name)]
+    if not items:
+        raise SelectionError(f"profile {profile} has no case that matches {regex!r}")
+    return items
+
+
+def expected_seconds(item: Item, finished: Finished) -> float:
+    """What the case took last time, else what its module says."""
+    seconds = finished.seconds(item.module, item.case)
+    return (item.case.seconds if seconds is None else seconds) + (FRESH_PROCESS_S if item.case.alone else 0)
+
+
+def describe(items: Iterable[Item], finished: Finished) -> str:
+    """ "412 cases, about 6 min (380 of them measured before)"."""
+    items = list(items)
+    known = sum(finished.seconds(item.module, item.case) is not None for item in items)
+    total = sum(expected_seconds(item, finished) for item in items)
+    words = f"{len(items)} cases, about {duration(total)}"
+    return f"{words} ({known} of them timed in earlier runs)" if known else words
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def run_sweep(
+    items: Sequence[Item], file: RecordFile, settings: Settings, console: Console, redo: bool
+) -> int:
+    """Runs what is not finished and appends its records; 1 if a case failed, else 0."""
+    finished = Finished(file.loaded.records)
+    pending = [
+        item for item in items if redo or not finished.covers(item.module, item.case, settings.threads)
+    ]
+    if len(pending) < len(items):
+        console.print(f"{len(items) - len(pending)} cases are finished; --redo repeats them")
+    if not pending:
+        return 0
+    counts: Counter = Counter()
+    bad = []
+    with Worker(settings) as worker, _progress(console) as progress:
+        watch = _Watch(progress, console, [expected_seconds(item, finished) for item in pending])
+        for item in pending:
+            watch.begin(item)
+            records = [
+                record | worker.surroundings | {"time": now()} for record in worker.run(item.path, item.case)
+            ]
+            file.append(records)
+            counts.update(record["status"] for record in records)
+            bad += [(item, record) for record in records if record["status"] in BAD]
+            watch.end(item, records)
+    console.print(", ".join(f"{count} {status}" for status, count in counts.most_common()))
+    for item, record in bad:
+        console.print(
+            f"{record['status']}: {item.name} {record['impl']}: {record['message']}",
+            style="red",
+            markup=False,
+        )
+    return 1 if bad else 0
+
+
+class _Watch:
+    """Says what is running and how long it will take: a bar on a terminal, a line a case in a pipe."""
+
+    def __init__(self, progress: Progress, console: Console, expected: list[float]):
+        self.progress, self.console, self.expected = progress, console, expected
+        self.started = time.monotonic()
+        self.done = 0
+        self.task = progress.add_task("", total=len(expected), eta="", name="")
+
+    def begin(self, item: Item) -> None:
+        self.progress.update(self.task, name=escape(item.name), eta=duration(self._left()))
+
+    def end(self, item: Item, records: list[dict]) -> None:
+        self.done += 1
+        self.progress.update(self.task, completed=self.done, eta=duration(self._left()))
+        bad = any(record["status"] in BAD for record in records)
+        if bad or not self.console.is_terminal:
+            line = f"[{self.done}/{len(self.expected)}] {item.name}: {'; '.join(map(_summary, records))}"
+            self.console.print(line, style="red" if bad else None, markup=False, highlight=False)
+
+    def _left(self) -> float:
+        """The expected time of the rest, corrected by how the finished ones did."""
+        past, rest = sum(self.expected[: self.done]), sum(self.expected[self.done :])
+        elapsed = time.monotonic() - self.started
+        return rest * (elapsed / past if self.done >= 3 else 1.0)
+
+
+def _summary(record: dict) -> str:
+    words = [record["impl"], record["status"]]
+    if "ms" in record:
+        words.append(f"{record['ms']['median']:.4g} ms")
+    if record.get("error", {}).get("rel_l2") is not None:
+        words.append(f"rel_l2 {record['error']['rel_l2']:.2g}")
+    return " ".join(words)
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("about {task.fields[eta]} left"),
+        TextColumn("{task.fields[name]}"),
+        console=console,
+        disable=not console.is_terminal,
+    )

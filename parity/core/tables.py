@@ -1,0 +1,127 @@
+"""A DataFrame as a table in Markdown, LaTeX, Typst or CSV: pure functions of the values."""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+FORMATS = ("md", "latex", "typst", "csv")
+SUFFIXES = {"md": ".md", "latex": ".tex", "typst": ".typ", "csv": ".csv"}
+DIGITS = 3
+
+
+class Table:
+    """Titles and cells in order; numbers stay numbers until they are rendered."""
+
+    def __init__(
+        self,
+        frame: pd.DataFrame,
+        columns: Mapping[str, str] | Sequence[str] | None = None,
+        units: Mapping[str, str] | None = None,
+        digits: Mapping[str, int] | None = None,
+    ):
+        """columns selects, orders and (as a mapping) titles the frame's columns; one that the frame lacks, because
+        nothing was measured, is left out. units follow the title in brackets. digits are significant digits."""
+        columns = columns if columns is not None else list(frame.columns)
+        titles = columns if isinstance(columns, Mapping) else {str(name): str(name) for name in columns}
+        unknown = (set(units or {}) | set(digits or {})) - set(titles) - set(frame.columns)
+        names = [name for name in titles if name in frame.columns]
+        if unknown - set(titles):
+            raise ValueError(f"units or digits for {', '.join(sorted(unknown))}, which is no column")
+        self.titles = [f"{titles[n]} ({units[n]})" if units and n in units else titles[n] for n in names]
+        self.digits = [(digits or {}).get(name, DIGITS) for name in names]
+        self.rows = [
+            [_plain(value) for value in row] for row in frame[names].itertuples(index=False, name=None)
+        ]
+        self.numeric = [any(_is_number(row[i]) for row in self.rows) for i in range(len(names))]
+
+    def render(self, form: str) -> str:
+        return {"md": self._markdown, "latex": self._latex, "typst": self._typst, "csv": self._csv}[form]()
+
+    def _cells(self, escape: Callable[[str], str]) -> list[list[str]]:
+        return [
+            [escape(text(value, digits)) for value, digits in zip(row, self.digits, strict=True)]
+            for row in self.rows
+        ]
+
+    def _markdown(self) -> str:
+        def line(cells):
+            return "| " + " | ".join(cells) + " |"
+
+        rule = ["---:" if numeric else "---" for numeric in self.numeric]
+        head = [_escape_markdown(title) for title in self.titles]
+        return "\n".join(line(cells) for cells in [head, rule, *self._cells(_escape_markdown)]) + "\n"
+
+    def _latex(self) -> str:
+        alignment = "".join("r" if numeric else "l" for numeric in self.numeric)
+        head = [_escape_latex(title) for title in self.titles]
+        lines = [" & ".join(cells) + r" \\" for cells in [head, *self._cells(_escape_latex)]]
+        body = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
+        return "\n".join([rf"\begin{{tabular}}{{{alignment}}}", *body, r"\end{tabular}"]) + "\n"
+
+    def _typst(self) -> str:
+        alignment = ", ".join("right" if numeric else "left" for numeric in self.numeric)
+        head = ", ".join(f"[{_escape_typst(title)}]" for title in self.titles)
+        lines = ["  " + ", ".join(f"[{cell}]" for cell in row) + "," for row in self._cells(_escape_typst)]
+        opening = (
+            f"#table(\n  columns: {len(self.titles)},\n  align: ({alignment},),\n  table.header({head}),"
+        )
+        return "\n".join([opening, *lines, ")"]) + "\n"
+
+    def _csv(self) -> str:
+        """Unrounded: what reads a CSV can round for itself."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(self.titles)
+        writer.writerows([["" if value is None else value for value in row] for row in self.rows])
+        return out.getvalue()
+
+
+def text(value: Any, digits: int = DIGITS) -> str:
+    """A value as a reader wants it: 1234567, 0.0123, 4.56e-08, yes, and nothing for what is missing."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return str(value)
+        if value == 0:
+            return "0"
+        magnitude = math.floor(math.log10(abs(value)))
+        if magnitude < -4 or magnitude > 9:
+            return f"{value:.{digits - 1}e}"
+        return f"{value:.{max(0, digits - 1 - magnitude)}f}"
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    """numpy's scalars as Python's, pandas' missing values as None."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if value is pd.NA or (isinstance(value, float) and math.isnan(value)):
+        return None
+    # pandas turns a column of integers with a gap into floats.
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) >= 1e3 else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _escape_markdown(cell: str) -> str:
+    return cell.replace("|", r"\|").replace("\n", " ")
+
+
+def _escape_latex(cell: str) -> str:
+    return re.sub(r"([&%$#_{}])", r"\\\1", cell.replace("\\", r"\textbackslash{}").replace("\n", " "))
+
+
+def _escape_typst(cell: str) -> str:
+    return re.sub(r"([\\#$*_@<>\[\]`])", r"\\\1", cell.replace("\n", " "))

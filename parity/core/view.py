@@ -1,0 +1,159 @@
+"""Records as a page looks at them: one row a (case, impl), sides next to each other, ratios."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+# Column of the frame -> where the record has it. `ms` alone is the median.
+MEASURED = {
+    "ms": ("ms", "median"),
+    "ms_mean": ("ms", "mean"),
+    "ms_std": ("ms", "std"),
+    "ms_min": ("ms", "min"),
+    "ms_max": ("ms", "max"),
+    "ms_p95": ("ms", "p95"),
+    "n": ("ms", "n"),
+    "ratio": ("ratio", "median"),
+    "ratio_p25": ("ratio", "p25"),
+    "ratio_p75": ("ratio", "p75"),
+    "tflops": ("tflops",),
+    "peak_mib": ("peak_mib",),
+    "max_abs": ("error", "max_abs"),
+    "rel_l2": ("error", "rel_l2"),
+    "ulp_max": ("error", "ulp_max"),
+}
+
+
+class Records:
+    """The newest record of each (case, impl) of a module, in the order in which the cases first ran."""
+
+    def __init__(self, records: Iterable[Mapping]):
+        self.records = list(records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        rows = []
+        for record in self.records:
+            row = {"deliverable": record["deliverable"], "impl": record["impl"], "status": record["status"]}
+            row |= {"message": record.get("message", "")}
+            row |= record["case"]
+            row |= {name: number(record, name) for name in MEASURED}
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    def only(self, deliverable: str | None = None, impl: str | None = None, **keys: Any) -> "Records":
+        """Those of a deliverable, of an impl, and with these case keys; a list means any of its values."""
+        return Records(
+            record
+            for record in self.records
+            if _matches(record["deliverable"], deliverable)
+            and _matches(record["impl"], impl)
+            and all(
+                key in record["case"] and _matches(record["case"][key], want) for key, want in keys.items()
+            )
+        )
+
+    def values(self, key: str) -> list:
+        """The values of a case key: numbers ascending, words in the order in which they first ran."""
+        found = dict.fromkeys(record["case"][key] for record in self.records if key in record["case"])
+        return sorted(found) if all(_is_number(value) for value in found) else list(found)
+
+    def impls(self) -> list[str]:
+        """C's first, then the others, each in the order in which they first ran."""
+        found = dict.fromkeys(record["impl"] for record in self.records)
+        return sorted(found, key=lambda impl: not _is_c(impl))
+
+    def value(self, name: str, impl: str = "c", **keys: Any) -> float:
+        """One number; NaN if there is none. ValueError if the keys leave more than one case."""
+        found = [
+            record for record in self.only(impl=impl, **keys).records if number(record, name) is not None
+        ]
+        if len(found) > 1:
+            raise ValueError(f"{len(found)} records of {impl} have {keys}; name more keys")
+        return number(found[0], name) if found else float("nan")
+
+    def wide(self, keys: Sequence[str], value: str, base: str | None = None) -> pd.DataFrame:
+        """A row for each combination of the case keys, a column for each impl; where a number is missing, the status
+        in words. With `base`, a column "c / base" for every C impl. ValueError if two cases meet in a cell."""
+        cells: dict[tuple, dict[str, Any]] = {}
+        for record in self.records:
+            row = cells.setdefault(tuple(record["case"].get(key) for key in keys), {})
+            if record["impl"] in row:
+                raise ValueError(f"two cases of {record['impl']} agree in {', '.join(keys)}; name more keys")
+            found = number(record, value)
+            row[record["impl"]] = (
+                (record["status"] if record["status"] != "ok" else None) if found is None else found
+            )
+        ranks = {key: {word: rank for rank, word in enumerate(self.values(key))} for key in keys}
+
+        def place(combination: tuple) -> list[int]:
+            return [ranks[key].get(word, -1) for key, word in zip(keys, combination, strict=True)]
+
+        impls = self.impls()
+        rows = []
+        for combination in sorted(cells, key=place):
+            row = dict(zip(keys, combination, strict=True)) | {
+                impl: cells[combination].get(impl) for impl in impls
+            }
+            for impl in filter(_is_c, impls) if base else ():
+                row[f"{impl} / {base}"] = _quotient(row[impl], row.get(base))
+            rows.append(row)
+        columns = [*keys, *impls, *(f"{impl} / {base}" for impl in impls if base and _is_c(impl))]
+        return pd.DataFrame(rows, columns=columns).dropna(axis="columns", how="all")
+
+    def ratio(self, value: str, over: str = "torch_eager", impl: str = "c") -> np.ndarray:
+        """value(impl) / value(over), for every case where both are numbers and the divisor is not 0."""
+        sides: dict[tuple, dict[str, float]] = {}
+        for record in self.records:
+            found = number(record, value)
+            if found is not None:
+                case = (record["deliverable"], *record["case"].items())
+                sides.setdefault(case, {})[record["impl"]] = found
+        pairs = [(side[impl], side[over]) for side in sides.values() if impl in side and side.get(over)]
+        return np.array([mine / theirs for mine, theirs in pairs], dtype=np.float64)
+
+    def series(self, name: str) -> list[tuple[str, dict, list]]:
+        """(impl, case keys, values) of the records that hold the series."""
+        return [
+            (record["impl"], record["case"], record["series"][name])
+            for record in self.records
+            if name in record.get("series", {})
+        ]
+
+
+def number(record: Mapping, name: str) -> float | None:
+    """A measured number of a record by its column's name; any other name is looked up as a key of the record, with
+    dots for keys inside keys."""
+    value: Any = record
+    for key in MEASURED.get(name, tuple(name.split("."))):
+        if not isinstance(value, Mapping) or key not in value:
+            return None
+        value = value[key]
+    return value if _is_number(value) else None
+
+
+def geomean(values: Iterable[float]) -> float:
+    """The geometric mean of the positive values; NaN of none."""
+    positive = [value for value in values if value > 0]
+    return float(np.exp(np.mean(np.log(positive)))) if positive else float("nan")
+
+
+def _quotient(mine: Any, theirs: Any) -> float | None:
+    return mine / theirs if _is_number(mine) and _is_number(theirs) and theirs else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_c(impl: str) -> bool:
+    return impl == "c" or impl.startswith("c_")
+
+
+def _matches(value: Any, want: Any) -> bool:
+    return want is None or value == want or (isinstance(want, (list, tuple, set)) and value in want)

@@ -1,0 +1,157 @@
+"""A process that measures cases, so that no crash, and no case that takes all memory, ends the sweep."""
+
+import ctypes
+import importlib
+import multiprocessing
+import multiprocessing.connection
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from parity.core import memory
+from parity.core.case import Case
+from parity.core.library import Library
+from parity.core.measure import measure_case
+from parity.core.record import surroundings
+
+PR_SET_PDEATHSIG = 1
+NAME_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What holds for every case of a sweep."""
+
+    library: Path
+    threads: int
+    budget: float  # seconds of timing a side
+
+
+class WorkerError(RuntimeError):
+    """The worker could not start; the message says why."""
+
+
+class Worker:
+    """Runs cases one after the other in a process of its own, which is replaced when it dies."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.surroundings: dict = {}
+        self._context = multiprocessing.get_context("spawn")
+        self._process = None
+
+    def __enter__(self) -> "Worker":
+        self._start()
+        return self
+
+    def __exit__(self, kind, *_) -> None:
+        if kind is not None and self._process is not None:
+            self._process.kill()  # interrupted: nobody waits for the case in flight
+        self._stop()
+
+    def run(self, module: str, case: Case) -> list[dict]:
+        """The records of a case. A side during which the process died is `oom` if the system killed it, else
+        `error`; the case is then run again without that side."""
+        if case.alone:
+            self._stop()
+        given_up: dict[str, tuple[str, str]] = {}
+        while True:
+            if self._process is None:
+                self._start()
+            self._pipe.send((module, case, given_up))
+            multiprocessing.connection.wait([self._pipe, self._process.sentinel])
+            if self._pipe.poll():
+                try:
+                    records = self._pipe.recv()
+                    break
+                except (EOFError, ConnectionResetError):
+                    pass
+            impl, end = self._called.value.decode(), self._bury()
+            if not impl or impl in given_up:
+                return [self._dead(module, case, impl or "c", *end)]
+            given_up[impl] = end
+        if case.alone:
+            self._stop()
+        return records
+
+    def _dead(self, module: str, case: Case, impl: str, status: str, message: str) -> dict:
+        """The record of a case that no process survives."""
+        return {
+            "deliverable": case.deliverable,
+            "module": module.rpartition(".")[2],
+            "case": case.keys,
+            "impl": impl,
+            "status": status,
+            "message": message,
+            "measure": " ".join(case.measure),
+            "threads": self.settings.threads,
+            "sides": 1,
+        }
+
+    def _start(self) -> None:
+        self._called = self._context.Array(ctypes.c_char, NAME_BYTES, lock=False)
+        self._pipe, theirs = self._context.Pipe()
+        self._process = self._context.Process(
+            target=_serve, args=(theirs, self._called, self.settings), daemon=True, name="parity worker"
+        )
+        self._process.start()
+        theirs.close()
+        try:
+            answer = self._pipe.recv()
+        except EOFError:
+            raise WorkerError(f"the measuring process ended at once: {self._bury()[1]}") from None
+        if isinstance(answer, str):
+            self._bury()
+            raise WorkerError(answer)
+        self.surroundings = answer
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._pipe.close()  # the worker's recv sees the end and returns
+            self._process.join(timeout=10)
+            self._bury()
+
+    def _bury(self) -> tuple[str, str]:
+        """Waits for the process to be gone; how it ended, as status and message."""
+        if self._process.exitcode is None:
+            self._process.join(timeout=1)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+        code = self._process.exitcode
+        self._process = None
+        self._pipe.close()
+        if code == -signal.SIGKILL:
+            return "oom", "the system killed the process: out of memory"
+        if code < 0:
+            return "error", f"the process died of {signal.Signals(-code).name}"
+        return "error", f"the process ended with status {code}"
+
+
+def _serve(pipe, called, settings: Settings) -> None:
+    """The worker's side: answers each case with its records until the pipe is closed."""
+    # A sweep that is killed must not leave a case running: Linux then kills this process too.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+
+    def calling(impl: str) -> None:
+        called.value = impl.encode()[: NAME_BYTES - 1]
+
+    try:
+        library = Library(settings.library)
+        library.set_threads(settings.threads)
+        pipe.send(surroundings(library.path))
+    except Exception as error:  # anything that keeps it from starting is told to whoever started it
+        pipe.send(f"{type(error).__name__}: {error}")
+        return
+    while True:
+        try:
+            name, case, given_up = pipe.recv()
+        except (EOFError, OSError):
+            return
+        calling("")
+        memory.limit_process()
+        module = importlib.import_module(name)
+        pipe.send(
+            measure_case(module, case, library, budget=settings.budget, given_up=given_up, calling=calling)
+        )
