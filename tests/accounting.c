@@ -10,7 +10,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
-/* cmocka needs the four above. */
+
 #include <cmocka.h>
 
 static const double mib = 1024.0 * 1024.0;
@@ -496,7 +496,8 @@ static void refused_overflow(void **state)
     BAD(td_account_attention_memory(1, big, half / big, 1, 4, 1, false, &at), "score bytes");
     BAD(td_account_attention_memory(1, big, 1, big, 1, 1, false, &at), "bytes of q and o");
     BAD(td_account_attention_memory(1, 1, big, big, 1, 1, false, &at), "bytes of k and v");
-    BAD(td_account_attention_memory(1, 1, 1, half / 2, 1, 1, false, &at), "bytes of q, k, v and o: the sum");
+    BAD(td_account_attention_memory(1, 1, 1, half / 2 + 1, 1, 1, false, &at),
+        "bytes of q, k, v and o: the sum");
     BAD(td_account_attention_memory(1, 4, 4, 1, 1, half, false, &at), "saved score bytes");
     BAD(td_account_attention_memory(1, 1, 1, 1, 1, INT64_MAX, false, &at), "saved bytes: the sum");
     BAD(td_account_attention_memory(INT64_MAX / 4, 1, 1, 1, 1, 1, false, &at), "the sum");
@@ -514,7 +515,7 @@ static void refused_overflow(void **state)
     BAD(td_flash_cost(1, 1, big, big, 1, TD_F32, false, false, &cost), "scores");
     BAD(td_flash_cost(1, 1, big, 1, big, TD_F32, false, false, &cost), "query side");
     BAD(td_flash_cost(1, 1, 1, big, big, TD_F32, false, false, &cost), "key side");
-    BAD(td_flash_cost(1, 1, 1, 1, half / 8, TD_F32, false, false, &cost), "bytes moved: the sum");
+    BAD(td_flash_cost(1, 1, 1, 1, half / 8 + 1, TD_F32, false, false, &cost), "bytes moved: the sum");
     BAD(td_adamw_cost(half, TD_F32, &cost), "bytes moved");
     assert_int_equal(bytes, 42);
 }
