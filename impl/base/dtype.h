@@ -28,7 +28,7 @@ TD_API td_status td_dtype_parse(const char *name, td_dtype *out);
 
 /** dst[i] = src[i] for i in [0, count), rounded to nearest, ties to even, straight from the source type (never
  * twice). NaN stays NaN (quiet, sign kept), infinities stay, values beyond the largest finite one become
- * infinite, and subnormals are exact.
+ * infinite, and subnormals are exact. Equal types copy the bits.
  *
  *   src  [count]  in   src_dtype  contiguous, host memory
  *   dst  [count]  out  dst_dtype  contiguous, host memory; overlaps src only if it is src and the sizes agree

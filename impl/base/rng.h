@@ -26,8 +26,12 @@ TD_API void td_philox4x32_10(const uint32_t counter[4], const uint32_t key[2], u
  * truncated_normal: N(mean, std) conditioned on [low, high] (absolute bounds, as torch.nn.init.trunc_normal_), by
  * the inverse of the cumulative distribution. tokens: integers in [0, bound), int64.
  *
- * TD_BAD_ARGUMENT: a NULL, offset or count below 0 or their sum beyond 2^63 - 1, a non-finite or inverted range,
- * std below 0, bound below 1. */
+ * Element i comes from word i mod 4 of the block with counter {i / 4, stream} (tokens: words 2 (i mod 2) and the
+ * next of block i / 2); the elements 2 j and 2 j + 1 of normal share their two words.
+ *
+ * TD_BAD_ARGUMENT: a NULL with count > 0, offset or count below 0 or their sum beyond 2^63 - 1, a non-finite mean,
+ * std or bound of a range, low above high, std below 0, bound below 1, a truncated range wholly beyond 10 std from
+ * mean. */
 TD_API td_status td_rng_uniform(const td_rng *rng, int64_t offset, int64_t count, float low, float high,
                                 float *out);
 TD_API td_status td_rng_normal(const td_rng *rng, int64_t offset, int64_t count, float mean, float std,

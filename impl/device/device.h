@@ -22,6 +22,7 @@ TD_API td_status td_device_open(const char *name, td_device **out);
 /** Frees the device and every block that is still allocated on it. Accepts NULL. */
 TD_API void td_device_close(td_device *dev);
 
+/** dev is an open device, never NULL. */
 TD_API td_device_kind td_device_kind_of(const td_device *dev);
 TD_API const char *td_device_name(const td_device *dev); /* "cpu" or "cuda:<index>" */
 
@@ -77,7 +78,7 @@ TD_API td_status td_device_fail_allocation(td_device *dev, int64_t nth);
 
 /** Names what is going on, for the history: labels nest, and an event carries the path of those in force, such as
  * "forward/layers.3/attention". The text is copied. TD_BAD_ARGUMENT: a NULL, an empty label or one with a '/'.
- * TD_BAD_STATE: push beyond 32 levels, pop without push. */
+ * TD_BAD_STATE: push beyond 32 levels, pop without push. TD_NO_MEMORY. */
 TD_API td_status td_device_push_label(td_device *dev, const char *label);
 TD_API td_status td_device_pop_label(td_device *dev);
 
@@ -113,11 +114,13 @@ TD_API td_status td_device_history(const td_device *dev, const td_memory_event *
                                    int64_t *dropped);
 
 /** Notes that the tensor `name` of `bytes` at `address`, inside a block of dev, is live from here on (first write)
- * or dead (after its last use). Free of effect unless a history is running. */
+ * or dead (after its last use). Free of effect unless a history is running. TD_BAD_ARGUMENT: a NULL, a name that is
+ * empty or has a '/'. */
 TD_API td_status td_device_note_live(td_device *dev, const char *name, const void *address, size_t bytes);
 TD_API td_status td_device_note_dead(td_device *dev, const char *name, const void *address, size_t bytes);
 
-/** Threads that operations on the CPU use: OpenMP's maximum, for the whole process. TD_BAD_ARGUMENT: below 1. */
+/** Threads that operations on the CPU use when the calling thread runs them: OpenMP's maximum, which every thread of
+ * the program has for itself. TD_BAD_ARGUMENT: below 1. */
 TD_API int td_cpu_threads(void);
 TD_API td_status td_cpu_set_threads(int threads);
 

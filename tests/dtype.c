@@ -1,0 +1,434 @@
+/** Conversions against a reference that shares nothing with them: the sorted list of every value a narrow type has,
+ * decoded with ldexp, and a search for the nearest one. */
+#include "base/dtype.h"
+
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/fence.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+typedef struct narrow {
+    td_dtype dtype;
+    int exponent_bits, fraction_bits;
+    uint16_t infinity; /* the bits; smaller ones are the finite values in ascending order */
+    double value[0x7F80 + 1];
+} narrow;
+
+static narrow f16 = {.dtype = TD_F16, .exponent_bits = 5, .fraction_bits = 10, .infinity = 0x7C00};
+static narrow bf16 = {.dtype = TD_BF16, .exponent_bits = 8, .fraction_bits = 7, .infinity = 0x7F80};
+
+static void decode(narrow *type)
+{
+    int bias = (1 << (type->exponent_bits - 1)) - 1;
+
+    for (int bits = 0; bits < type->infinity; bits++) {
+        int exponent = bits >> type->fraction_bits;
+        int fraction = bits & ((1 << type->fraction_bits) - 1);
+        int hidden = exponent > 0 ? 1 << type->fraction_bits : 0;
+
+        type->value[bits] =
+            ldexp(fraction + hidden, (exponent > 0 ? exponent : 1) - bias - type->fraction_bits);
+    }
+    /* Where the next value would stand: halfway to it numbers start to become infinite. */
+    type->value[type->infinity] = 2 * type->value[type->infinity - 1] - type->value[type->infinity - 2];
+}
+
+static int decode_both(void **state)
+{
+    (void)state;
+    decode(&f16);
+    decode(&bf16);
+    return 0;
+}
+
+/* The bits of the value nearest to x, which is no NaN; between two, the one whose last bit is 0. */
+static uint16_t nearest(const narrow *type, double x)
+{
+    uint16_t sign = signbit(x) ? 0x8000 : 0;
+    double magnitude = fabs(x);
+    int low = 0, high = type->infinity;
+
+    if (magnitude >= type->value[high])
+        return sign | type->infinity;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+
+        if (type->value[middle] <= magnitude)
+            low = middle;
+        else
+            high = middle;
+    }
+    /* Both differences are exact: the two values are within a factor of two of x, or x is below the smallest. */
+    double down = magnitude - type->value[low], up = type->value[high] - magnitude;
+    int bits = down < up || (down == up && low % 2 == 0) ? low : high;
+    return sign | (uint16_t)bits;
+}
+
+static bool is_nan16(const narrow *type, uint16_t bits)
+{
+    return (bits & 0x7FFF) > type->infinity;
+}
+
+static bool is_quiet16(const narrow *type, uint16_t bits)
+{
+    return is_nan16(type, bits) && (bits >> (type->fraction_bits - 1) & 1);
+}
+
+static double magnitude(const narrow *type, uint16_t bits)
+{
+    return (bits & 0x7FFF) == type->infinity ? INFINITY : type->value[bits & 0x7FFF];
+}
+
+static double from_bits64(uint64_t bits)
+{
+    double value;
+
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static float from_bits32(uint32_t bits)
+{
+    float value;
+
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* ---- tests ---- */
+
+static void every_bit_pattern_goes_up_exactly_and_comes_back(void **state)
+{
+    const narrow *types[] = {&f16, &bf16};
+    static uint16_t all[65536], back[65536];
+    static float as_f32[65536];
+    static double as_f64[65536];
+
+    (void)state;
+    for (int i = 0; i < 65536; i++)
+        all[i] = (uint16_t)i;
+    for (int t = 0; t < 2; t++) {
+        const narrow *type = types[t];
+
+        memset(as_f32, 0xFF, sizeof as_f32);
+        memset(as_f64, 0xFF, sizeof as_f64);
+        td_assert_ok(td_convert(65536, type->dtype, all, TD_F32, as_f32));
+        td_assert_ok(td_convert(65536, type->dtype, all, TD_F64, as_f64));
+        for (int i = 0; i < 65536; i++) {
+            double truth = is_nan16(type, all[i]) ? NAN : magnitude(type, all[i]);
+            uint32_t bits32;
+            uint64_t bits64;
+
+            memcpy(&bits32, &as_f32[i], sizeof bits32);
+            memcpy(&bits64, &as_f64[i], sizeof bits64);
+            assert_int_equal(bits32 >> 31, i >> 15);
+            assert_int_equal(bits64 >> 63, i >> 15);
+            if (is_nan16(type, all[i])) {
+                assert_true(isnan(as_f32[i]) && (bits32 & 0x00400000));
+                assert_true(isnan(as_f64[i]) && (bits64 & 0x0008000000000000));
+            } else {
+                assert_true(fabs((double)as_f32[i]) == truth);
+                assert_true(fabs(as_f64[i]) == truth);
+            }
+        }
+        for (int from = 0; from < 2; from++) {
+            memset(back, 0xAA, sizeof back);
+            td_assert_ok(td_convert(65536, from ? TD_F64 : TD_F32, from ? (void *)as_f64 : (void *)as_f32,
+                                    type->dtype, back));
+            for (int i = 0; i < 65536; i++)
+                if (is_nan16(type, all[i]))
+                    assert_true(is_quiet16(type, back[i]) && back[i] >> 15 == i >> 15);
+                else
+                    assert_int_equal(back[i], i);
+        }
+    }
+}
+
+/* Rounds x and -x from f64, and from f32 if a float holds it, and compares with the reference. */
+static void check_nearest(const narrow *type, double x)
+{
+    for (int sign = 0; sign < 2; sign++, x = -x) {
+        uint16_t want = nearest(type, x), got = 0xAAAA;
+        float single = (float)x;
+
+        td_assert_ok(td_convert(1, TD_F64, &x, type->dtype, &got));
+        if (got != want)
+            fail_msg("%s of the double %a is %04x, nearest is %04x", td_dtype_name(type->dtype), x, got,
+                     want);
+        if ((double)single == x) {
+            got = 0xAAAA;
+            td_assert_ok(td_convert(1, TD_F32, &single, type->dtype, &got));
+            if (got != want)
+                fail_msg("%s of the float %a is %04x, nearest is %04x", td_dtype_name(type->dtype), x, got,
+                         want);
+        }
+    }
+}
+
+static void ties_go_to_even_and_their_neighbours_to_the_nearer(void **state)
+{
+    const narrow *types[] = {&f16, &bf16};
+
+    (void)state;
+    for (int t = 0; t < 2; t++)
+        for (int bits = 0; bits < types[t]->infinity; bits++) {
+            double low = types[t]->value[bits], high = types[t]->value[bits + 1];
+            double tie = low + (high - low) / 2;
+
+            check_nearest(types[t], tie);
+            check_nearest(types[t], nextafter(tie, 0));
+            check_nearest(types[t], nextafter(tie, INFINITY));
+            if (tie <= 3.0e38 && tie >= 1e-44) { /* the neighbouring floats */
+                check_nearest(types[t], nextafterf((float)tie, 0));
+                check_nearest(types[t], nextafterf((float)tie, INFINITY));
+            }
+        }
+}
+
+/* Through a float these would round twice: up to the tie first, then from the tie to even. */
+static void doubles_are_rounded_once(void **state)
+{
+    double above = 1 + 0x1p-11 + 0x1p-40, below = 1 + 0x3p-11 - 0x1p-40;
+    uint16_t got;
+
+    (void)state;
+    assert_true((float)above == 1 + 0x1p-11f);
+    td_assert_ok(td_convert(1, TD_F64, &above, TD_F16, &got));
+    assert_int_equal(got, 0x3C01);
+    td_assert_ok(td_convert(1, TD_F64, &below, TD_F16, &got));
+    assert_int_equal(got, 0x3C01);
+    above = 1 + 0x1p-8 + 0x1p-40;
+    below = 1 + 0x3p-8 - 0x1p-40;
+    td_assert_ok(td_convert(1, TD_F64, &above, TD_BF16, &got));
+    assert_int_equal(got, 0x3F81);
+    td_assert_ok(td_convert(1, TD_F64, &below, TD_BF16, &got));
+    assert_int_equal(got, 0x3F81);
+    check_nearest(&bf16, 0x1p-134);               /* half the smallest subnormal: a tie with 0 */
+    check_nearest(&bf16, 0x1p-134 * (1 + 1e-15)); /* and just above it, below every float's reach */
+    check_nearest(&bf16, 5e-324);
+    check_nearest(&f16, 0x1p-25);
+    check_nearest(&f16, 0x1p-25 * (1 + 1e-15));
+    check_nearest(&f16, 5e-324);
+    check_nearest(&f16, 1e308);
+    check_nearest(&bf16, 1e308);
+    check_nearest(&f16, 65519.999999999);
+    check_nearest(&f16, 65520);
+}
+
+static void random_numbers_round_to_the_nearest(void **state)
+{
+    enum { COUNT = 200000 };
+    int64_t *bits = td_draw_tokens("dtype: random numbers", 0, COUNT, INT64_MAX);
+
+    (void)state;
+    for (int i = 0; i < COUNT; i++) {
+        float single = from_bits32((uint32_t)bits[i]);
+        /* An exponent near those of the narrow types: most doubles are far outside. */
+        double wide = ldexp(1 + (double)(bits[i] >> 11) * 0x1p-52, (int)((uint64_t)bits[i] % 48) - 28);
+
+        check_nearest(&f16, wide);
+        check_nearest(&bf16, wide);
+        if (!isnan(single)) {
+            check_nearest(&f16, single);
+            check_nearest(&bf16, single);
+        }
+    }
+    td_fence_free(bits);
+}
+
+static void f32_from_f64_rounds_to_nearest_even(void **state)
+{
+    static const struct {
+        double in;
+        float out;
+    } rows[] = {
+        {1 + 0x1p-24, 1.0f},
+        {1 + 0x3p-24, 1 + 0x1p-22f},
+        {1 + 0x1p-24 + 0x1p-52, 1 + 0x1p-23f},
+        {0x1.fffffefffffffp127, 0x1.fffffep127f},
+        {0x1.ffffffp127, INFINITY},
+        {1e300, INFINITY},
+        {0x1p-150, 0.0f},
+        {0x1.8p-149, 0x1p-148f},
+        {0x1.0000000000001p-150, 0x1p-149f},
+        {5e-324, 0.0f},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        for (int sign = 0; sign < 2; sign++) {
+            double in = sign ? -rows[i].in : rows[i].in;
+            float out = sign ? -rows[i].out : rows[i].out, got = NAN;
+
+            td_assert_ok(td_convert(1, TD_F64, &in, TD_F32, &got));
+            td_assert_identical("f32", TD_F32, &got, &out, 1);
+        }
+}
+
+static void nan_stays_nan_and_infinity_infinity_between_all_types(void **state)
+{
+    /* Quiet and signalling, payload in the last bits only, which a cut would turn into infinity. */
+    const double nan64[] = {from_bits64(0x7FF8000000000000), from_bits64(0x7FF0000000000001),
+                            from_bits64(0xFFF0000000000001), from_bits64(0xFFFFFFFFFFFFFFFF)};
+    const float nan32[] = {from_bits32(0x7FC00000), from_bits32(0x7F800001), from_bits32(0xFF800001),
+                           from_bits32(0xFFFFFFFF)};
+    const uint16_t nan16[] = {0x7E00, 0x7C01, 0xFC01, 0xFFFF};
+    const uint16_t nanb16[] = {0x7FC0, 0x7F81, 0xFF81, 0xFFFF};
+    const void *nans[] = {nan64, nan32, nan16, nanb16};
+    const double infinities[] = {INFINITY, -INFINITY};
+
+    (void)state;
+    for (int from = TD_F64; from <= TD_BF16; from++)
+        for (int to = TD_F64; to <= TD_BF16; to++) {
+            double got[4], source[2], result[2]; /* room for the widest type */
+
+            td_assert_ok(td_convert(4, (td_dtype)from, nans[from], (td_dtype)to, got));
+            for (int i = 0; i < 4; i++) {
+                double value = td_value_at((td_dtype)to, got, i);
+
+                assert_true(isnan(value));
+                assert_int_equal(signbit(value) != 0, i >= 2);
+            }
+            td_assert_ok(td_convert(2, TD_F64, infinities, (td_dtype)from, source));
+            td_assert_ok(td_convert(2, (td_dtype)from, source, (td_dtype)to, result));
+            assert_true(td_value_at((td_dtype)to, result, 0) == INFINITY);
+            assert_true(td_value_at((td_dtype)to, result, 1) == -INFINITY);
+        }
+}
+
+static void any_count_converts_alike_and_touches_nothing_else(void **state)
+{
+    static const int64_t counts[] = {0, 1, 15, 16, 17, 1023, 1024, 1025, 65536, 65537, 100003};
+
+    (void)state;
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
+        for (int from = TD_F64; from <= TD_BF16; from++)
+            for (int to = TD_F64; to <= TD_BF16; to++) {
+                int64_t count = counts[c];
+                void *src = td_draw_normal("dtype: any count", (uint64_t)c, (td_dtype)from, count);
+                void *dst = td_fence_alloc((size_t)count * td_dtype_size((td_dtype)to));
+                void *again = td_fence_alloc((size_t)count * td_dtype_size((td_dtype)to));
+
+                td_assert_ok(td_convert(count, (td_dtype)from, src, (td_dtype)to, dst));
+                td_fence_assert_written("dst", (td_dtype)to, dst, count);
+                for (int64_t i = 0; i < count; i += 7) /* one element at a time gives the same */
+                    td_assert_ok(
+                        td_convert(1, (td_dtype)from, (char *)src + (size_t)i * td_dtype_size((td_dtype)from),
+                                   (td_dtype)to, (char *)again + (size_t)i * td_dtype_size((td_dtype)to)));
+                for (int64_t i = 0; i < count; i += 7) {
+                    size_t at = (size_t)i * td_dtype_size((td_dtype)to);
+
+                    td_assert_identical("dst", (td_dtype)to, (char *)dst + at, (char *)again + at, 1);
+                }
+                td_fence_free(src);
+                td_fence_free(dst);
+                td_fence_free(again);
+            }
+}
+
+static void types_of_one_size_convert_in_place(void **state)
+{
+    enum { COUNT = 70001 };
+    uint16_t *block = td_draw_normal("dtype: in place", 0, TD_F16, COUNT);
+    uint16_t *apart = td_fence_alloc(COUNT * sizeof *apart);
+
+    (void)state;
+    td_assert_ok(td_convert(COUNT, TD_F16, block, TD_BF16, apart));
+    td_assert_ok(td_convert(COUNT, TD_F16, block, TD_BF16, block));
+    td_assert_identical("in place", TD_BF16, block, apart, COUNT);
+    td_assert_ok(td_convert(COUNT, TD_BF16, block, TD_BF16, block));
+    td_assert_identical("onto itself", TD_BF16, block, apart, COUNT);
+    td_fence_free(block);
+    td_fence_free(apart);
+}
+
+static void names_sizes_and_epsilons(void **state)
+{
+    static const struct {
+        td_dtype dtype;
+        const char *name;
+        size_t size;
+    } rows[] = {{TD_F64, "f64", 8}, {TD_F32, "f32", 4}, {TD_F16, "f16", 2}, {TD_BF16, "bf16", 2}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        td_dtype parsed = (td_dtype)99;
+        double above = 1 + td_dtype_eps(rows[i].dtype), tie = 1 + td_dtype_eps(rows[i].dtype) / 2;
+        double held, stored;
+
+        assert_string_equal(td_dtype_name(rows[i].dtype), rows[i].name);
+        assert_int_equal(td_dtype_size(rows[i].dtype), rows[i].size);
+        td_assert_ok(td_dtype_parse(rows[i].name, &parsed));
+        assert_int_equal(parsed, rows[i].dtype);
+        /* eps is the step above 1: 1 + eps is held, half of it is rounded away. */
+        td_assert_ok(td_convert(1, TD_F64, &above, rows[i].dtype, &stored));
+        held = td_value_at(rows[i].dtype, &stored, 0);
+        assert_true(held == above && held > 1);
+        td_assert_ok(td_convert(1, TD_F64, &tie, rows[i].dtype, &stored));
+        assert_true(rows[i].dtype == TD_F64 || td_value_at(rows[i].dtype, &stored, 0) == 1);
+    }
+    for (int wrong = -1; wrong <= 4; wrong += 5) {
+        assert_string_equal(td_dtype_name((td_dtype)wrong), "unknown dtype");
+        assert_int_equal(td_dtype_size((td_dtype)wrong), 0);
+        assert_true(isnan(td_dtype_eps((td_dtype)wrong)));
+    }
+}
+
+static void bad_input_is_refused_with_the_reason(void **state)
+{
+    static const struct {
+        const char *words;
+        int64_t count;
+        int src_dtype, dst_dtype;
+        bool src, dst;
+    } rows[] = {
+        {"count is -1", -1, TD_F32, TD_F16, true, true},
+        {"src_dtype is 4", 1, 4, TD_F16, true, true},
+        {"src_dtype is -1", 1, -1, TD_F16, true, true},
+        {"dst_dtype is 17", 1, TD_F32, 17, true, true},
+        {"src is NULL, count is 1", 1, TD_F32, TD_F16, false, true},
+        {"dst is NULL, count is 1", 1, TD_F32, TD_F16, true, false},
+    };
+    float src[1] = {1}, dst[1] = {2};
+    td_dtype parsed = TD_F16;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        td_assert_refused(td_convert(rows[i].count, (td_dtype)rows[i].src_dtype, rows[i].src ? src : NULL,
+                                     (td_dtype)rows[i].dst_dtype, rows[i].dst ? dst : NULL),
+                          TD_BAD_ARGUMENT, rows[i].words);
+    assert_true(dst[0] == 2);
+    td_assert_ok(td_convert(0, TD_F32, NULL, TD_F16, NULL));
+
+    td_assert_refused(td_dtype_parse(NULL, &parsed), TD_BAD_ARGUMENT, "name is NULL");
+    td_assert_refused(td_dtype_parse("f32", NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_dtype_parse("", &parsed), TD_BAD_ARGUMENT, "dtype is ''");
+    td_assert_refused(td_dtype_parse("F32", &parsed), TD_BAD_ARGUMENT, "dtype is 'F32'");
+    td_assert_refused(td_dtype_parse("float32", &parsed), TD_BAD_ARGUMENT, "needs f64, f32, f16 or bf16");
+    assert_int_equal(parsed, TD_F16);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_bit_pattern_goes_up_exactly_and_comes_back),
+        cmocka_unit_test(ties_go_to_even_and_their_neighbours_to_the_nearer),
+        cmocka_unit_test(doubles_are_rounded_once),
+        cmocka_unit_test(random_numbers_round_to_the_nearest),
+        cmocka_unit_test(f32_from_f64_rounds_to_nearest_even),
+        cmocka_unit_test(nan_stays_nan_and_infinity_infinity_between_all_types),
+        cmocka_unit_test(any_count_converts_alike_and_touches_nothing_else),
+        cmocka_unit_test(types_of_one_size_convert_in_place),
+        cmocka_unit_test(names_sizes_and_epsilons),
+        cmocka_unit_test(bad_input_is_refused_with_the_reason),
+    };
+
+    return cmocka_run_group_tests(tests, decode_both, NULL);
+}

@@ -1,0 +1,512 @@
+#include "base/rng.h"
+
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/fence.h"
+
+#include <float.h>
+#include <math.h>
+#include <omp.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* Enough for the tests of distribution to see an error of a few thousandths. */
+enum { MANY = 1 << 20 };
+
+static td_rng rng_of(const char *name)
+{
+    return (td_rng){.seed = td_seed(name), .stream = 7};
+}
+
+/* The four kinds behind one face, so that what holds for all is tested on all. */
+typedef struct kind {
+    const char *name;
+    td_dtype dtype; /* for comparing bits; tokens are as wide as f64 */
+} kind;
+
+static const kind kinds[] = {
+    {"uniform", TD_F32}, {"normal", TD_F32}, {"truncated_normal", TD_F32}, {"tokens", TD_F64}};
+
+static td_status draw(int k, const td_rng *rng, int64_t offset, int64_t count, void *out)
+{
+    switch (k) {
+    case 0:
+        return td_rng_uniform(rng, offset, count, -2.0f, 3.0f, out);
+    case 1:
+        return td_rng_normal(rng, offset, count, 0.5f, 2.0f, out);
+    case 2:
+        return td_rng_truncated_normal(rng, offset, count, 0.0f, 1.0f, -3.0f, 3.0f, out);
+    default:
+        return td_rng_tokens(rng, offset, count, 10000, out);
+    }
+}
+
+/* Word `word` of block `block`: what the header says an element is made of. */
+static uint32_t word_of(const td_rng *rng, uint64_t block, int word)
+{
+    const uint32_t counter[4] = {(uint32_t)block, (uint32_t)(block >> 32), (uint32_t)rng->stream,
+                                 (uint32_t)(rng->stream >> 32)};
+    const uint32_t key[2] = {(uint32_t)rng->seed, (uint32_t)(rng->seed >> 32)};
+    uint32_t out[4];
+
+    td_philox4x32_10(counter, key, out);
+    return out[word];
+}
+
+static double cumulative(double z)
+{
+    return 0.5 * erfc(-z / sqrt(2));
+}
+
+static int ascending(const void *a, const void *b)
+{
+    float left = *(const float *)a, right = *(const float *)b;
+
+    return (left > right) - (left < right);
+}
+
+/* ---- tests ---- */
+
+static void philox_gives_the_published_answers(void **state)
+{
+    /* The three vectors for philox4x32 with 10 rounds that the authors publish with Random123: all zero, all ones,
+     * and the first digits of pi. */
+    static const struct {
+        uint32_t counter[4], key[2], out[4];
+    } rows[] = {
+        {{0, 0, 0, 0}, {0, 0}, {0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8}},
+        {{0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF},
+         {0xFFFFFFFF, 0xFFFFFFFF},
+         {0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD}},
+        {{0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344},
+         {0xA4093822, 0x299F31D0},
+         {0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1}},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        uint32_t out[4] = {0};
+
+        td_philox4x32_10(rows[i].counter, rows[i].key, out);
+        assert_memory_equal(out, rows[i].out, sizeof out);
+    }
+}
+
+static void elements_come_from_the_words_the_header_names(void **state)
+{
+    /* Also where the block number needs its upper 32 bits, and seed and stream theirs. */
+    static const int64_t offsets[] = {0, 3, 255, 256, (INT64_C(1) << 34) - 5, (INT64_C(1) << 50) + 11};
+    td_rng rng = {.seed = 0x123456789ABCDEF0, .stream = 0xFEDCBA9876543210};
+    float uniform[9];
+    int64_t tokens[9];
+
+    (void)state;
+    for (size_t o = 0; o < sizeof offsets / sizeof offsets[0]; o++) {
+        td_assert_ok(td_rng_uniform(&rng, offsets[o], 9, 0.0f, 1.0f, uniform));
+        td_assert_ok(td_rng_tokens(&rng, offsets[o], 9, INT64_C(1) << 62, tokens));
+        for (int i = 0; i < 9; i++) {
+            uint64_t at = (uint64_t)offsets[o] + (uint64_t)i;
+            uint64_t low = word_of(&rng, at / 2, (int)(at % 2) * 2);
+            uint64_t high = word_of(&rng, at / 2, (int)(at % 2) * 2 + 1);
+
+            assert_true(uniform[i] == (float)(word_of(&rng, at / 4, (int)(at % 4)) >> 8) / 16777216.0f);
+            assert_int_equal(tokens[i], (high << 32 | low) >> 2);
+        }
+    }
+}
+
+static void slices_equal_the_whole(void **state)
+{
+    enum { WHOLE = 40000 };
+    static const struct {
+        int64_t offset, count;
+    } slices[] = {{0, 1},     {1, 1},     {0, 255},    {0, 256},   {0, 257},   {255, 2},   {256, 256},
+                  {300, 700}, {127, 129}, {513, 1023}, {3, 39990}, {39999, 1}, {20000, 0}, {17, 31337}};
+    td_rng rng = rng_of("rng: slices");
+
+    (void)state;
+    for (int k = 0; k < 4; k++) {
+        size_t size = td_dtype_size(kinds[k].dtype);
+        char *whole = td_fence_alloc(WHOLE * size);
+
+        td_assert_ok(draw(k, &rng, 0, WHOLE, whole));
+        for (size_t s = 0; s < sizeof slices / sizeof slices[0]; s++) {
+            void *slice = td_fence_alloc((size_t)slices[s].count * size);
+
+            td_assert_ok(draw(k, &rng, slices[s].offset, slices[s].count, slice));
+            td_assert_identical(kinds[k].name, kinds[k].dtype, slice, whole + (size_t)slices[s].offset * size,
+                                slices[s].count);
+            td_fence_free(slice);
+        }
+        td_fence_free(whole);
+    }
+}
+
+static void any_number_of_threads_draws_the_same(void **state)
+{
+    enum { COUNT = 100001 };
+    td_rng rng = rng_of("rng: threads");
+    int threads = omp_get_max_threads();
+
+    (void)state;
+    for (int k = 0; k < 4; k++) {
+        size_t size = td_dtype_size(kinds[k].dtype);
+        void *one = td_fence_alloc(COUNT * size), *three = td_fence_alloc(COUNT * size);
+
+        omp_set_num_threads(1);
+        td_assert_ok(draw(k, &rng, 11, COUNT, one));
+        omp_set_num_threads(3);
+        td_assert_ok(draw(k, &rng, 11, COUNT, three));
+        omp_set_num_threads(threads);
+        td_assert_identical(kinds[k].name, kinds[k].dtype, one, three, COUNT);
+        td_fence_free(one);
+        td_fence_free(three);
+    }
+}
+
+static void seeds_and_streams_are_streams_of_their_own(void **state)
+{
+    enum { COUNT = 1000 };
+    const td_rng rngs[] = {{1, 0}, {2, 0}, {1, 1}, {UINT64_C(1) << 32, 0}, {1, UINT64_C(1) << 32}};
+    int64_t drawn[5][COUNT];
+
+    (void)state;
+    for (int r = 0; r < 5; r++)
+        td_assert_ok(td_rng_tokens(&rngs[r], 0, COUNT, INT64_MAX, drawn[r]));
+    for (int a = 0; a < 5; a++)
+        for (int b = a + 1; b < 5; b++)
+            for (int i = 0; i < COUNT; i++)
+                assert_true(drawn[a][i] != drawn[b][i]);
+}
+
+/* Fails unless `sorted` looks drawn from the law whose cumulative distribution is given: Kolmogorov and Smirnov's
+ * largest distance, which exceeds 1.95 / sqrt(n) once in a thousand draws. Seeds are fixed, so it passes always or
+ * never. */
+static void assert_distributed(const char *name, const float *sorted, int64_t count,
+                               double (*law)(double, const double *), const double *parameters)
+{
+    double distance = 0;
+
+    for (int64_t i = 0; i < count; i++) {
+        double p = law(sorted[i], parameters);
+
+        distance = fmax(distance, fabs(p - (double)i / (double)count));
+        distance = fmax(distance, fabs(p - (double)(i + 1) / (double)count));
+    }
+    if (!(distance < 1.95 / sqrt((double)count)))
+        fail_msg("%s: distance %g from its distribution over %lld draws", name, distance, (long long)count);
+}
+
+static void moments(const float *values, int64_t count, double *mean, double *variance, double *fourth)
+{
+    double sum = 0, squares = 0, fourths = 0;
+
+    for (int64_t i = 0; i < count; i++)
+        sum += values[i];
+    *mean = sum / (double)count;
+    for (int64_t i = 0; i < count; i++) {
+        double d = values[i] - *mean;
+
+        squares += d * d;
+        fourths += d * d * d * d;
+    }
+    *variance = squares / (double)count;
+    *fourth = fourths / (double)count;
+}
+
+static double uniform_law(double x, const double *range)
+{
+    return (x - range[0]) / (range[1] - range[0]);
+}
+
+static void uniform_is_uniform(void **state)
+{
+    const double range[] = {-2, 3};
+    td_rng rng = rng_of("rng: uniform");
+    float *values = td_fence_alloc(MANY * sizeof *values);
+    double mean, variance, fourth;
+
+    (void)state;
+    td_assert_ok(td_rng_uniform(&rng, 0, MANY, -2.0f, 3.0f, values));
+    for (int i = 0; i < MANY; i++)
+        assert_true(values[i] >= -2.0f && values[i] < 3.0f);
+    moments(values, MANY, &mean, &variance, &fourth);
+    assert_true(fabs(mean - 0.5) < 5 * sqrt(25.0 / 12 / MANY));
+    assert_true(fabs(variance - 25.0 / 12) < 0.01);
+    qsort(values, MANY, sizeof *values, ascending);
+    assert_distributed("uniform", values, MANY, uniform_law, range);
+    td_fence_free(values);
+}
+
+static void uniform_keeps_its_bounds_at_the_edges_of_float(void **state)
+{
+    static const struct {
+        float low, high;
+    } rows[] = {{1.0f, 1.0f + 0x1p-23f},
+                {-FLT_MAX, FLT_MAX},
+                {0.0f, FLT_TRUE_MIN},
+                {16777216.0f, 16777220.0f},
+                {-1e-30f, 1e-30f}};
+    td_rng rng = rng_of("rng: edges");
+    float *values = td_fence_alloc(4096 * sizeof *values);
+
+    (void)state;
+    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
+        td_fence_poison(values);
+        td_assert_ok(td_rng_uniform(&rng, 0, 4096, rows[r].low, rows[r].high, values));
+        for (int i = 0; i < 4096; i++)
+            assert_true(values[i] >= rows[r].low && values[i] < rows[r].high);
+    }
+    td_assert_ok(td_rng_uniform(&rng, 0, 4096, 5.0f, 5.0f, values)); /* an empty range has its one end */
+    for (int i = 0; i < 4096; i++)
+        assert_true(values[i] == 5.0f);
+    td_fence_free(values);
+}
+
+static double normal_law(double x, const double *law)
+{
+    return cumulative((x - law[0]) / law[1]);
+}
+
+static void normal_is_normal(void **state)
+{
+    const double law[] = {0.5, 2};
+    td_rng rng = rng_of("rng: normal");
+    float *values = td_fence_alloc(MANY * sizeof *values);
+    double mean, variance, fourth, product = 0;
+    int64_t beyond_3 = 0, beyond_4 = 0;
+
+    (void)state;
+    td_assert_ok(td_rng_normal(&rng, 0, MANY, 0.5f, 2.0f, values));
+    moments(values, MANY, &mean, &variance, &fourth);
+    assert_true(fabs(mean - 0.5) < 5 * 2 / sqrt(MANY));
+    assert_true(fabs(variance - 4) < 5 * 4 * sqrt(2.0 / MANY));
+    assert_true(fabs(fourth / (variance * variance) - 3) < 5 * sqrt(24.0 / MANY));
+    for (int i = 0; i < MANY; i += 2) /* the two of a pair share their words, and yet are independent */
+        product += (values[i] - 0.5) * (values[i + 1] - 0.5) / 4;
+    assert_true(fabs(product / (MANY / 2)) < 5 / sqrt(MANY / 2));
+    for (int i = 0; i < MANY; i++) {
+        beyond_3 += fabs(values[i] - 0.5) > 6;
+        beyond_4 += fabs(values[i] - 0.5) > 8;
+    }
+    /* 2831 and 66.4 are expected; five standard deviations on both sides. */
+    assert_in_range(beyond_3, 2565, 3097);
+    assert_in_range(beyond_4, 26, 107);
+    qsort(values, MANY, sizeof *values, ascending);
+    assert_distributed("normal", values, MANY, normal_law, law);
+    td_fence_free(values);
+}
+
+static void normal_is_box_muller_of_its_words(void **state)
+{
+    enum { COUNT = 20000 };
+    td_rng rng = rng_of("rng: Box-Muller");
+    float *values = td_fence_alloc(COUNT * sizeof *values);
+
+    (void)state;
+    td_assert_ok(td_rng_normal(&rng, 0, COUNT, 0.0f, 1.0f, values));
+    for (int i = 0; i < COUNT; i += 2) {
+        double u = (word_of(&rng, (uint64_t)i / 4, i % 4) + 0.5) * 0x1p-32;
+        double turn = word_of(&rng, (uint64_t)i / 4, i % 4 + 1) * 0x1p-32;
+        double radius = sqrt(-2 * log((double)(float)u)); /* near 1 the float's own rounding is visible */
+
+        assert_true(fabs(values[i] - radius * cos(2 * M_PI * turn)) < 1e-6 * (1 + radius));
+        assert_true(fabs(values[i + 1] - radius * sin(2 * M_PI * turn)) < 1e-6 * (1 + radius));
+    }
+    td_fence_free(values);
+}
+
+static double truncated_law(double x, const double *law)
+{
+    double from = cumulative((law[2] - law[0]) / law[1]), to = cumulative((law[3] - law[0]) / law[1]);
+
+    return (cumulative((x - law[0]) / law[1]) - from) / (to - from);
+}
+
+static void truncated_normal_is_the_normal_between_its_bounds(void **state)
+{
+    /* mean, std, low, high: the model's, a lopsided one, one bound far out, narrow, only a tail on either side. */
+    static const double laws[][4] = {{0, 0.02, -0.06, 0.06}, {1, 2, -2, 1.5},   {0, 1, -1, 1e30},
+                                     {0, 1, 0.7, 0.71},      {0, 1, -1e30, -4}, {2, 1, -6, -2}};
+    td_rng rng = rng_of("rng: truncated normal");
+    float *values = td_fence_alloc(MANY * sizeof *values);
+
+    (void)state;
+    for (size_t l = 0; l < sizeof laws / sizeof laws[0]; l++) {
+        float low = (float)laws[l][2], high = (float)laws[l][3];
+        const double law[] = {(float)laws[l][0], (float)laws[l][1], low, high};
+
+        td_fence_poison(values);
+        td_assert_ok(
+            td_rng_truncated_normal(&rng, 0, MANY, (float)laws[l][0], (float)laws[l][1], low, high, values));
+        for (int i = 0; i < MANY; i++)
+            assert_true(values[i] >= low && values[i] <= high);
+        qsort(values, MANY, sizeof *values, ascending);
+        assert_distributed("truncated normal", values, MANY, truncated_law, law);
+    }
+    /* The variance of N(0, 1) cut at 3: 1 - 6 phi(3) / (2 Phi(3) - 1). */
+    double mean, variance, fourth, density = exp(-4.5) / sqrt(2 * M_PI);
+    td_assert_ok(td_rng_truncated_normal(&rng, 0, MANY, 0.0f, 1.0f, -3.0f, 3.0f, values));
+    moments(values, MANY, &mean, &variance, &fourth);
+    assert_true(fabs(mean) < 5 / sqrt(MANY));
+    assert_true(fabs(variance - (1 - 6 * density / (1 - 2 * cumulative(-3)))) < 5 * sqrt(2.0 / MANY));
+    td_fence_free(values);
+}
+
+/* Element by element: the quantile at (word + 1/2) / 2^32 of the way from P(low) to P(high), found through erfc. Far
+ * out on the right the law is mirrored, so there the way goes from the far end. */
+static void truncated_normal_inverts_the_cumulative_distribution(void **state)
+{
+    enum { COUNT = 20000 };
+    static const float ranges[][2] = {{-3, 3},   {-10, 10},   {-9.5f, -6}, {-1e30f, -10},
+                                      {6, 9.5f}, {10, 1e30f}, {0, 5}};
+    td_rng rng = rng_of("rng: quantile");
+    float *values = td_fence_alloc(COUNT * sizeof *values);
+
+    (void)state;
+    for (size_t r = 0; r < sizeof ranges / sizeof ranges[0]; r++) {
+        bool mirror = ranges[r][0] > 0;
+        double from = cumulative(mirror ? -ranges[r][1] : ranges[r][0]);
+        double to = cumulative(mirror ? -ranges[r][0] : ranges[r][1]);
+
+        td_fence_poison(values);
+        td_assert_ok(td_rng_truncated_normal(&rng, 0, COUNT, 0, 1, ranges[r][0], ranges[r][1], values));
+        for (int i = 0; i < COUNT; i++) {
+            double x = mirror ? -values[i] : values[i];
+            double p = from + (to - from) * (word_of(&rng, (uint64_t)i / 4, i % 4) + 0.5) * 0x1p-32;
+            /* Of p and 1 - p the smaller; the larger's distance is the same up to the rounding of 1. */
+            double error = x < 0 ? cumulative(x) - p : cumulative(-x) - (1 - p);
+            double slope = exp(-0.5 * x * x) / sqrt(2 * M_PI);
+
+            if (!(fabs(error / slope) < 1e-6 * (1 + fabs(x))))
+                fail_msg("element %d of [%g, %g] is %.9g, off by %g", i, (double)ranges[r][0],
+                         (double)ranges[r][1], (double)values[i], error / slope);
+        }
+    }
+    td_fence_free(values);
+}
+
+static void degenerate_laws_give_their_one_value(void **state)
+{
+    td_rng rng = rng_of("rng: degenerate");
+    float values[300];
+
+    (void)state;
+    td_assert_ok(td_rng_normal(&rng, 0, 300, 1.5f, 0.0f, values));
+    for (int i = 0; i < 300; i++)
+        assert_true(values[i] == 1.5f);
+    static const float laws[][4] = {{1, 0, 0, 2}, {1, 0, 1, 2}, {1, 0, 0, 1}, {1, 0, 1, 1}, {0, 1, 1, 1}};
+    for (size_t l = 0; l < sizeof laws / sizeof laws[0]; l++) {
+        memset(values, 0xFF, sizeof values);
+        td_assert_ok(
+            td_rng_truncated_normal(&rng, 0, 300, laws[l][0], laws[l][1], laws[l][2], laws[l][3], values));
+        for (int i = 0; i < 300; i++)
+            assert_true(values[i] == 1.0f);
+    }
+}
+
+static void tokens_are_even(void **state)
+{
+    enum { BOUND = 1000 };
+    td_rng rng = rng_of("rng: tokens");
+    int64_t *tokens = td_draw_tokens("rng: tokens", 0, MANY, BOUND);
+    double expected = (double)MANY / BOUND, chi = 0;
+    int64_t counts[BOUND] = {0};
+    int64_t one[100];
+
+    (void)state;
+    for (int i = 0; i < MANY; i++) {
+        assert_true(tokens[i] >= 0 && tokens[i] < BOUND);
+        counts[tokens[i]]++;
+    }
+    for (int t = 0; t < BOUND; t++)
+        chi += ((double)counts[t] - expected) * ((double)counts[t] - expected) / expected;
+    /* chi squared with 999 degrees of freedom: 999 +- 44.7; five of them. */
+    assert_true(chi > 775 && chi < 1223);
+    td_fence_free(tokens);
+    td_assert_ok(td_rng_tokens(&rng, 0, 100, 1, one));
+    for (int i = 0; i < 100; i++)
+        assert_int_equal(one[i], 0);
+}
+
+static void the_last_elements_of_a_stream_can_be_drawn(void **state)
+{
+    td_rng rng = rng_of("rng: the end");
+
+    (void)state;
+    for (int k = 0; k < 4; k++) {
+        double at_once[5], alone;
+        size_t size = td_dtype_size(kinds[k].dtype);
+
+        td_assert_ok(draw(k, &rng, INT64_MAX - 5, 5, at_once));
+        td_assert_ok(draw(k, &rng, INT64_MAX - 1, 1, &alone));
+        td_assert_identical(kinds[k].name, kinds[k].dtype, (char *)at_once + 4 * size, &alone, 1);
+    }
+}
+
+static void bad_input_is_refused_with_the_reason(void **state)
+{
+    td_rng rng = rng_of("rng: bad input");
+    double room[4] = {0};
+    float *out = (float *)room;
+
+    (void)state;
+    for (int k = 0; k < 4; k++) {
+        td_assert_refused(draw(k, NULL, 0, 1, room), TD_BAD_ARGUMENT, "rng is NULL");
+        td_assert_refused(draw(k, &rng, -1, 1, room), TD_BAD_ARGUMENT, "offset is -1");
+        td_assert_refused(draw(k, &rng, 0, -2, room), TD_BAD_ARGUMENT, "count is -2");
+        td_assert_refused(draw(k, &rng, INT64_MAX, 1, room), TD_BAD_ARGUMENT, "beyond 2^63 - 1");
+        td_assert_refused(draw(k, &rng, 0, 1, NULL), TD_BAD_ARGUMENT, "out is NULL");
+        td_assert_ok(draw(k, &rng, 0, 0, NULL));
+    }
+    td_assert_refused(td_rng_uniform(&rng, 0, 1, 1, 0, out), TD_BAD_ARGUMENT, "low is 1 and high 0");
+    td_assert_refused(td_rng_uniform(&rng, 0, 1, NAN, 0, out), TD_BAD_ARGUMENT, "low is nan");
+    td_assert_refused(td_rng_uniform(&rng, 0, 1, 0, INFINITY, out), TD_BAD_ARGUMENT, "high inf");
+    td_assert_refused(td_rng_normal(&rng, 0, 1, NAN, 1, out), TD_BAD_ARGUMENT, "mean is nan");
+    td_assert_refused(td_rng_normal(&rng, 0, 1, INFINITY, 1, out), TD_BAD_ARGUMENT, "mean is inf");
+    td_assert_refused(td_rng_normal(&rng, 0, 1, 0, -1, out), TD_BAD_ARGUMENT, "std is -1");
+    td_assert_refused(td_rng_normal(&rng, 0, 1, 0, NAN, out), TD_BAD_ARGUMENT, "std is nan");
+    td_assert_refused(td_rng_truncated_normal(&rng, 0, 1, NAN, 1, -1, 1, out), TD_BAD_ARGUMENT,
+                      "mean is nan");
+    td_assert_refused(td_rng_truncated_normal(&rng, 0, 1, 0, -1, -1, 1, out), TD_BAD_ARGUMENT, "std is -1");
+    td_assert_refused(td_rng_truncated_normal(&rng, 0, 1, 0, 1, 1, -1, out), TD_BAD_ARGUMENT,
+                      "low is 1 and high -1");
+    td_assert_refused(td_rng_truncated_normal(&rng, 0, 1, 0, 1, -1, INFINITY, out), TD_BAD_ARGUMENT,
+                      "high inf");
+    td_assert_refused(td_rng_truncated_normal(&rng, 0, 1, 0, 1, 11, 12, out), TD_BAD_ARGUMENT,
+                      "beyond 10 std");
+    td_assert_refused(td_rng_truncated_normal(&rng, 0, 1, 0, 1, -12, -11, out), TD_BAD_ARGUMENT,
+                      "beyond 10 std");
+    td_assert_refused(td_rng_truncated_normal(&rng, 0, 1, 0, 0, 1, 2, out), TD_BAD_ARGUMENT, "beyond 10 std");
+    td_assert_refused(td_rng_tokens(&rng, 0, 1, 0, (int64_t *)room), TD_BAD_ARGUMENT, "bound is 0");
+    td_assert_refused(td_rng_tokens(&rng, 0, 1, -5, (int64_t *)room), TD_BAD_ARGUMENT, "bound is -5");
+    for (int i = 0; i < 4; i++)
+        assert_true(room[i] == 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(philox_gives_the_published_answers),
+        cmocka_unit_test(elements_come_from_the_words_the_header_names),
+        cmocka_unit_test(slices_equal_the_whole),
+        cmocka_unit_test(any_number_of_threads_draws_the_same),
+        cmocka_unit_test(seeds_and_streams_are_streams_of_their_own),
+        cmocka_unit_test(uniform_is_uniform),
+        cmocka_unit_test(uniform_keeps_its_bounds_at_the_edges_of_float),
+        cmocka_unit_test(normal_is_normal),
+        cmocka_unit_test(normal_is_box_muller_of_its_words),
+        cmocka_unit_test(truncated_normal_is_the_normal_between_its_bounds),
+        cmocka_unit_test(truncated_normal_inverts_the_cumulative_distribution),
+        cmocka_unit_test(degenerate_laws_give_their_one_value),
+        cmocka_unit_test(tokens_are_even),
+        cmocka_unit_test(the_last_elements_of_a_stream_can_be_drawn),
+        cmocka_unit_test(bad_input_is_refused_with_the_reason),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
