@@ -1,0 +1,59 @@
+/** Internal to ops/cpu/: the entries of td_ops_cpu. ops.h says what each computes; arguments were checked and
+ * defaults filled in by ops.c. */
+#ifndef TD_OPS_CPU_CPU_H
+#define TD_OPS_CPU_CPU_H
+
+#include "ops/ops.h"
+
+/** TD_BAD_ARGUMENT naming the first of ids[0 .. count) that is outside [0, bound). */
+td_status td_cpu_check_ids(const char *name, const int64_t *ids, int64_t count, int64_t bound);
+
+size_t td_cpu_gemm_work_bytes(const td_gemm_shape *shape);
+td_status td_cpu_gemm(td_device *dev, const td_gemm_shape *shape, const void *a, const void *b, void *c,
+                      void *work);
+
+td_status td_cpu_embedding_forward(td_device *dev, const td_embedding_shape *shape, const int64_t *ids,
+                                   const void *weight, void *y);
+size_t td_cpu_embedding_backward_work_bytes(const td_embedding_shape *shape);
+td_status td_cpu_embedding_backward(td_device *dev, const td_embedding_shape *shape, const int64_t *ids,
+                                    const void *dy, bool accumulate, void *dweight, void *work);
+
+td_status td_cpu_rmsnorm_forward(td_device *dev, const td_rmsnorm_shape *shape, const void *x,
+                                 const void *weight, void *y, float *rstd);
+size_t td_cpu_rmsnorm_backward_work_bytes(const td_rmsnorm_shape *shape);
+td_status td_cpu_rmsnorm_backward(td_device *dev, const td_rmsnorm_shape *shape, const void *x,
+                                  const void *weight, const float *rstd, const void *dy, bool accumulate_dx,
+                                  void *dx, bool accumulate_dweight, void *dweight, void *work);
+
+td_status td_cpu_heads_split(td_device *dev, const td_heads_shape *shape, const void *packed, void *split);
+td_status td_cpu_heads_merge(td_device *dev, const td_heads_shape *shape, const void *split, void *packed);
+td_status td_cpu_rope_table(td_device *dev, int64_t positions, int64_t head_dim, double theta, float *cos,
+                            float *sin);
+td_status td_cpu_rope_forward(td_device *dev, const td_heads_shape *shape, const void *packed,
+                              const float *cos, const float *sin, void *split);
+td_status td_cpu_rope_backward(td_device *dev, const td_heads_shape *shape, const void *dsplit,
+                               const float *cos, const float *sin, void *dpacked);
+
+td_status td_cpu_silu_mul_forward(td_device *dev, const td_rows_shape *shape, const void *gate,
+                                  const void *up, void *y);
+td_status td_cpu_silu_mul_backward(td_device *dev, const td_rows_shape *shape, const void *gate,
+                                   const void *up, const void *dy, void *dgate, void *dup);
+
+td_status td_cpu_residual_add(td_device *dev, int64_t count, td_dtype dtype, const void *a, const void *b,
+                              void *y);
+
+td_status td_cpu_softmax_forward(td_device *dev, const td_softmax_shape *shape, const void *x, void *y);
+td_status td_cpu_softmax_backward(td_device *dev, const td_softmax_shape *shape, float scale, const void *y,
+                                  const void *dy, void *dx);
+
+td_status td_cpu_cross_entropy_forward(td_device *dev, const td_cross_entropy_shape *shape,
+                                       const void *logits, const int64_t *targets, float *loss, float *lse);
+td_status td_cpu_cross_entropy_backward(td_device *dev, const td_cross_entropy_shape *shape,
+                                        const void *logits, const int64_t *targets, const float *lse,
+                                        float scale, void *dlogits);
+
+td_status td_cpu_adamw_step(td_device *dev, const td_adamw *adamw, int64_t count, td_dtype dtype, void *p,
+                            const void *g, float *m, float *v);
+td_status td_cpu_sgd_step(td_device *dev, float lr, int64_t count, td_dtype dtype, void *p, const void *g);
+
+#endif

@@ -1,0 +1,64 @@
+/** Internal to ops/cpu/: one loop for every storage type.
+ *
+ * A kernel is written once, as an inline function whose first parameter is the dtype, reads and writes elements with
+ * td_load and td_store, and computes in f32. TD_BY_DTYPE calls it with that parameter a constant, and the compiler
+ * makes one vectorised loop of each type out of it. Loops over elements carry `omp simd`: without it the compiler
+ * would test for overlap first and fall back to one element at a time when an operation works in place. */
+#ifndef TD_OPS_CPU_ELEMENTS_H
+#define TD_OPS_CPU_ELEMENTS_H
+
+#include "base/dtype.h"
+#include "base/float16.h"
+
+#include <stdint.h>
+
+/** The functions that take a constant dtype: not inlined they would test it at every element. */
+#define TD_INLINE static inline __attribute__((always_inline))
+
+#define TD_BY_DTYPE(dtype, kernel, ...)                                                                      \
+    ((dtype) == TD_BF16 ? kernel(TD_BF16, __VA_ARGS__) : kernel(TD_F32, __VA_ARGS__))
+
+/** Elements below which starting a second thread costs more than it saves. */
+#define TD_PARALLEL_MIN 16384
+
+TD_INLINE float td_load(td_dtype dtype, const void *data, int64_t index)
+{
+    return dtype == TD_BF16 ? td_bf16_to_f32(((const td_bf16 *)data)[index]) : ((const float *)data)[index];
+}
+
+TD_INLINE void td_store(td_dtype dtype, void *data, int64_t index, float value)
+{
+    if (dtype == TD_BF16)
+        ((td_bf16 *)data)[index] = td_bf16_from_f32(value);
+    else
+        ((float *)data)[index] = value;
+}
+
+/** The address of an element. */
+static inline void *td_at(td_dtype dtype, const void *data, int64_t index)
+{
+    return (char *)data + index * (dtype == TD_BF16 ? 2 : 4);
+}
+
+/** Part `index` of `parts` nearly equal parts of count is [td_share(.., index, ..), td_share(.., index + 1, ..)). */
+static inline int64_t td_share(int64_t count, int64_t index, int64_t parts)
+{
+    int64_t more = count % parts; /* the first parts that are one longer */
+
+    return count / parts * index + (index < more ? index : more);
+}
+
+/** Flat arrays are dealt to the threads in blocks of this many elements. */
+enum { TD_BLOCK = 4096 };
+
+static inline int64_t td_blocks(int64_t count)
+{
+    return (count - 1) / TD_BLOCK + 1;
+}
+
+static inline int64_t td_block_end(int64_t count, int64_t begin)
+{
+    return count - begin < TD_BLOCK ? count : begin + TD_BLOCK;
+}
+
+#endif

@@ -1,0 +1,88 @@
+#include "base/check.h"
+#include "ops/cpu/cpu.h"
+#include "ops/cpu/elements.h"
+
+#include <string.h>
+
+td_status td_cpu_check_ids(const char *name, const int64_t *ids, int64_t count, int64_t bound)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] < 0 || ids[i] >= bound)
+            return td_fail(TD_BAD_ARGUMENT,
+                           "%s[%" PRId64 "] is %" PRId64 ", needs at least 0 and less than %" PRId64, name, i,
+                           ids[i], bound);
+    return TD_OK;
+}
+
+td_status td_cpu_embedding_forward(td_device *dev, const td_embedding_shape *shape, const int64_t *ids,
+                                   const void *weight, void *y)
+{
+    int64_t tokens = shape->tokens, d_model = shape->d_model;
+    td_status status = td_cpu_check_ids("ids", ids, tokens, shape->vocab);
+
+    (void)dev;
+    if (status != TD_OK)
+        return status;
+#pragma omp parallel for schedule(static) if (tokens * d_model >= TD_PARALLEL_MIN)
+    for (int64_t t = 0; t < tokens; t++)
+        memcpy(td_at(shape->dtype, y, t * d_model), td_at(shape->dtype, weight, ids[t] * d_model),
+               (size_t)d_model * td_dtype_size(shape->dtype));
+    return TD_OK;
+}
+
+/* work: for each row of the table its first token, for each token the next one of the same row; -1 ends a list. */
+size_t td_cpu_embedding_backward_work_bytes(const td_embedding_shape *shape)
+{
+    return (size_t)(shape->vocab + shape->tokens) * sizeof(int64_t);
+}
+
+/* Sums a row's tokens in f32, a piece of columns at a time, and writes it once. */
+TD_INLINE void sum_tokens(td_dtype dtype, int64_t d_model, const void *dy, int64_t first, const int64_t *next,
+                          bool accumulate, void *dweight, int64_t row)
+{
+    enum { PIECE = 1024 };
+    float sum[PIECE];
+
+    for (int64_t begin = 0; begin < d_model; begin += PIECE) {
+        int64_t piece = d_model - begin < PIECE ? d_model - begin : PIECE;
+
+#pragma omp simd
+        for (int64_t i = 0; i < piece; i++)
+            sum[i] = accumulate ? td_load(dtype, dweight, row * d_model + begin + i) : 0.0f;
+        for (int64_t t = first; t >= 0; t = next[t])
+#pragma omp simd
+            for (int64_t i = 0; i < piece; i++)
+                sum[i] += td_load(dtype, dy, t * d_model + begin + i);
+#pragma omp simd
+        for (int64_t i = 0; i < piece; i++)
+            td_store(dtype, dweight, row * d_model + begin + i, sum[i]);
+    }
+}
+
+/* Rows are dealt out in packs, next come first served: most only become 0, a few sum many tokens. */
+td_status td_cpu_embedding_backward(td_device *dev, const td_embedding_shape *shape, const int64_t *ids,
+                                    const void *dy, bool accumulate, void *dweight, void *work)
+{
+    enum { PACK = 32 };
+    int64_t vocab = shape->vocab, d_model = shape->d_model;
+    int64_t *first = work, *next = first + vocab;
+    td_status status = td_cpu_check_ids("ids", ids, shape->tokens, vocab);
+
+    (void)dev;
+    if (status != TD_OK)
+        return status;
+    memset(first, 0xFF, (size_t)vocab * sizeof *first);
+    for (int64_t t = shape->tokens - 1; t >= 0; t--) {
+        next[t] = first[ids[t]];
+        first[ids[t]] = t;
+    }
+#pragma omp parallel for schedule(dynamic, PACK) if (vocab * d_model >= TD_PARALLEL_MIN)
+    for (int64_t v = 0; v < vocab; v++) {
+        if (first[v] >= 0)
+            TD_BY_DTYPE(shape->dtype, sum_tokens, d_model, dy, first[v], next, accumulate, dweight, v);
+        else if (!accumulate)
+            memset(td_at(shape->dtype, dweight, v * d_model), 0,
+                   (size_t)d_model * td_dtype_size(shape->dtype));
+    }
+    return TD_OK;
+}

@@ -1,0 +1,173 @@
+#include "base/check.h"
+#include "ops/cpu/cpu.h"
+#include "ops/cpu/elements.h"
+
+#include <dnnl.h>
+#include <dnnl_debug.h>
+#include <omp.h>
+
+/* All products run in oneDNN's sgemm, bf16 ones on f32 copies of their operands: where the processor multiplies no
+ * bf16 itself, oneDNN's bf16 product is 2 to 2.5 times slower than copying and multiplying (2.6.3 and 3.12, AVX-512
+ * without bf16), and on processors without AVX-512 oneDNN 2.6 has none.
+ *
+ * work holds, in f32, the operands that all matrices share, then `slots` sets of the operands and the result of one
+ * matrix. Small matrices are multiplied one a thread, each in a slot; large ones one after the other with all
+ * threads on each. */
+typedef struct plan {
+    int64_t a, b, c;       /* floats of one copy; 0: none needed */
+    bool share_a, share_b; /* the copy serves all matrices */
+    int64_t slot, slots;   /* floats of a slot */
+} plan;
+
+/* More memory than this is not taken for the sake of multiplying many matrices at once. */
+static const int64_t slots_bytes_max = (int64_t)1 << 26;
+
+/* Every copy starts on a 256-byte boundary. */
+static int64_t padded(int64_t rows, int64_t cols)
+{
+    return (rows * cols + 63) / 64 * 64;
+}
+
+static plan plan_of(const td_gemm_shape *s)
+{
+    plan p = {.slots = 1};
+
+    if (s->dtype == TD_F32)
+        return p;
+    p.a = padded(s->m, s->k);
+    p.b = padded(s->k, s->n);
+    p.c = s->out_dtype == TD_BF16 ? padded(s->m, s->n) : 0;
+    p.share_a = s->batch == 1 || s->stride_a == 0;
+    p.share_b = s->batch == 1 || s->stride_b == 0;
+    p.slot = (p.share_a ? 0 : p.a) + (p.share_b ? 0 : p.b) + p.c;
+    if (p.slot > 0)
+        p.slots = slots_bytes_max / (p.slot * (int64_t)sizeof(float));
+    if (p.slots > s->batch)
+        p.slots = s->batch;
+    if (p.slots < 1)
+        p.slots = 1;
+    return p;
+}
+
+size_t td_cpu_gemm_work_bytes(const td_gemm_shape *shape)
+{
+    plan p = plan_of(shape);
+
+    return (size_t)((p.share_a ? p.a : 0) + (p.share_b ? p.b : 0) + p.slot * p.slots) * sizeof(float);
+}
+
+/* A bf16 matrix with rows `pitch` apart from and to a dense f32 one; on all threads unless they are busy already. */
+static void widen(int64_t rows, int64_t cols, const td_bf16 *from, int64_t pitch, float *to)
+{
+#pragma omp parallel for schedule(static) if (!omp_in_parallel() && rows * cols >= TD_PARALLEL_MIN)
+    for (int64_t r = 0; r < rows; r++)
+#pragma omp simd
+        for (int64_t i = 0; i < cols; i++)
+            to[r * cols + i] = td_bf16_to_f32(from[r * pitch + i]);
+}
+
+static void narrow(int64_t rows, int64_t cols, const float *from, td_bf16 *to, int64_t pitch)
+{
+#pragma omp parallel for schedule(static) if (!omp_in_parallel() && rows * cols >= TD_PARALLEL_MIN)
+    for (int64_t r = 0; r < rows; r++)
+#pragma omp simd
+        for (int64_t i = 0; i < cols; i++)
+            to[r * pitch + i] = td_bf16_from_f32(from[r * cols + i]);
+}
+
+/* The operands of one product, all f32. */
+typedef struct operands {
+    const float *a, *b;
+    float *c;
+    int64_t lda, ldb, ldc;
+} operands;
+
+static dnnl_status_t multiply(const td_gemm_shape *s, const operands *f)
+{
+    return dnnl_sgemm(s->trans_a ? 'T' : 'N', s->trans_b ? 'T' : 'N', s->m, s->n, s->k, s->alpha, f->a,
+                      f->lda, f->b, f->ldb, s->beta, f->c, f->ldc);
+}
+
+static void widen_a(const td_gemm_shape *s, const td_bf16 *a, float *to)
+{
+    widen(s->trans_a ? s->k : s->m, s->trans_a ? s->m : s->k, a, s->lda, to);
+}
+
+static void widen_b(const td_gemm_shape *s, const td_bf16 *b, float *to)
+{
+    widen(s->trans_b ? s->n : s->k, s->trans_b ? s->k : s->n, b, s->ldb, to);
+}
+
+static dnnl_status_t multiply_bf16(const td_gemm_shape *s, const plan *p, const float *shared_a,
+                                   const float *shared_b, const td_bf16 *a, const td_bf16 *b, void *c,
+                                   float *slot)
+{
+    float *own_a = slot;
+    float *own_b = own_a + (p->share_a ? 0 : p->a);
+    float *own_c = own_b + (p->share_b ? 0 : p->b);
+    bool narrows = p->c > 0;
+    operands f = {
+        .a = p->share_a ? shared_a : own_a,
+        .b = p->share_b ? shared_b : own_b,
+        .c = narrows ? own_c : c,
+        .lda = s->trans_a ? s->m : s->k,
+        .ldb = s->trans_b ? s->k : s->n,
+        .ldc = narrows ? s->n : s->ldc,
+    };
+
+    if (!p->share_a)
+        widen_a(s, a, own_a);
+    if (!p->share_b)
+        widen_b(s, b, own_b);
+    if (narrows && s->beta != 0.0f)
+        widen(s->m, s->n, c, s->ldc, own_c);
+
+    dnnl_status_t result = multiply(s, &f);
+
+    if (narrows && result == dnnl_success)
+        narrow(s->m, s->n, own_c, c, s->ldc);
+    return result;
+}
+
+static dnnl_status_t multiply_matrix(const td_gemm_shape *s, const plan *p, int64_t matrix, const void *a,
+                                     const void *b, void *c, float *work, int64_t slot)
+{
+    const float *shared_b = work + (p->share_a ? p->a : 0);
+    float *slots = work + (p->share_a ? p->a : 0) + (p->share_b ? p->b : 0);
+    operands f = {.lda = s->lda, .ldb = s->ldb, .ldc = s->ldc};
+
+    a = td_at(s->dtype, a, matrix * s->stride_a);
+    b = td_at(s->dtype, b, matrix * s->stride_b);
+    c = td_at(s->out_dtype, c, matrix * s->stride_c);
+    if (s->dtype == TD_BF16)
+        return multiply_bf16(s, p, work, shared_b, a, b, c, slots + slot * p->slot);
+    f.a = a;
+    f.b = b;
+    f.c = c;
+    return multiply(s, &f);
+}
+
+td_status td_cpu_gemm(td_device *dev, const td_gemm_shape *shape, const void *a, const void *b, void *c,
+                      void *work)
+{
+    plan p = plan_of(shape);
+    int threads = omp_get_max_threads();
+    int one_a_thread = shape->batch >= threads && (shape->dtype == TD_F32 || p.slots >= threads);
+    int result = dnnl_success;
+
+    (void)dev;
+    if (p.a > 0 && p.share_a)
+        widen_a(shape, a, work);
+    if (p.b > 0 && p.share_b)
+        widen_b(shape, b, (float *)work + (p.share_a ? p.a : 0));
+#pragma omp parallel for schedule(static) if (one_a_thread) reduction(max : result)
+    for (int64_t matrix = 0; matrix < shape->batch; matrix++) {
+        int got = multiply_matrix(shape, &p, matrix, a, b, c, work, one_a_thread ? omp_get_thread_num() : 0);
+
+        result = got > result ? got : result;
+    }
+    if (result != dnnl_success)
+        return td_fail(TD_LIBRARY_ERROR, "dnnl_sgemm of %" PRId64 " x %" PRId64 " x %" PRId64 ": %s",
+                       shape->m, shape->n, shape->k, dnnl_status2str((dnnl_status_t)result));
+    return TD_OK;
+}

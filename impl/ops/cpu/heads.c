@@ -1,0 +1,118 @@
+#include "ops/cpu/cpu.h"
+#include "ops/cpu/elements.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Where a token's head lies on either side; token counts through batch and seq. */
+static inline int64_t packed_index(const td_heads_shape *shape, int64_t token, int64_t head)
+{
+    return token * shape->pitch + head * shape->head_dim;
+}
+
+static inline int64_t split_index(const td_heads_shape *shape, int64_t token, int64_t head)
+{
+    int64_t matrix = token / shape->seq * shape->heads + head;
+
+    return (matrix * shape->seq + token % shape->seq) * shape->head_dim;
+}
+
+static inline bool worth_threads(const td_heads_shape *shape)
+{
+    return shape->batch * shape->seq * shape->heads * shape->head_dim >= TD_PARALLEL_MIN;
+}
+
+td_status td_cpu_heads_split(td_device *dev, const td_heads_shape *shape, const void *packed, void *split)
+{
+    int64_t tokens = shape->batch * shape->seq;
+    size_t bytes = (size_t)shape->head_dim * td_dtype_size(shape->dtype);
+
+    (void)dev;
+#pragma omp parallel for schedule(static) if (worth_threads(shape))
+    for (int64_t token = 0; token < tokens; token++)
+        for (int64_t head = 0; head < shape->heads; head++)
+            memcpy(td_at(shape->dtype, split, split_index(shape, token, head)),
+                   td_at(shape->dtype, packed, packed_index(shape, token, head)), bytes);
+    return TD_OK;
+}
+
+td_status td_cpu_heads_merge(td_device *dev, const td_heads_shape *shape, const void *split, void *packed)
+{
+    int64_t tokens = shape->batch * shape->seq;
+    size_t bytes = (size_t)shape->head_dim * td_dtype_size(shape->dtype);
+
+    (void)dev;
+#pragma omp parallel for schedule(static) if (worth_threads(shape))
+    for (int64_t token = 0; token < tokens; token++)
+        for (int64_t head = 0; head < shape->heads; head++)
+            memcpy(td_at(shape->dtype, packed, packed_index(shape, token, head)),
+                   td_at(shape->dtype, split, split_index(shape, token, head)), bytes);
+    return TD_OK;
+}
+
+td_status td_cpu_rope_table(td_device *dev, int64_t positions, int64_t head_dim, double theta, float *cos_out,
+                            float *sin_out)
+{
+    int64_t half = head_dim / 2;
+
+    (void)dev;
+#pragma omp parallel for schedule(static) if (positions * half >= TD_PARALLEL_MIN)
+    for (int64_t position = 0; position < positions; position++)
+        for (int64_t i = 0; i < half; i++) {
+            double angle = (double)position * pow(theta, -2.0 * (double)i / (double)head_dim);
+
+            cos_out[position * half + i] = (float)cos(angle);
+            sin_out[position * half + i] = (float)sin(angle);
+        }
+    return TD_OK;
+}
+
+/* Rotates one head by the angles whose cosines and sines are given; sign -1 turns it back. */
+TD_INLINE void rotate(td_dtype dtype, int64_t half, const float *cosine, const float *sine, float sign,
+                      const void *x, int64_t from, void *y, int64_t to)
+{
+#pragma omp simd
+    for (int64_t i = 0; i < half; i++) {
+        float even = td_load(dtype, x, from + 2 * i);
+        float odd = td_load(dtype, x, from + 2 * i + 1);
+        float c = cosine[i];
+        float s = sign * sine[i];
+
+        td_store(dtype, y, to + 2 * i, even * c - odd * s);
+        td_store(dtype, y, to + 2 * i + 1, even * s + odd * c);
+    }
+}
+
+td_status td_cpu_rope_forward(td_device *dev, const td_heads_shape *shape, const void *packed,
+                              const float *cosine, const float *sine, void *split)
+{
+    int64_t tokens = shape->batch * shape->seq, half = shape->head_dim / 2;
+
+    (void)dev;
+#pragma omp parallel for schedule(static) if (worth_threads(shape))
+    for (int64_t token = 0; token < tokens; token++) {
+        int64_t angles = token % shape->seq * half;
+
+        for (int64_t head = 0; head < shape->heads; head++)
+            TD_BY_DTYPE(shape->dtype, rotate, half, cosine + angles, sine + angles, 1.0f, packed,
+                        packed_index(shape, token, head), split, split_index(shape, token, head));
+    }
+    return TD_OK;
+}
+
+td_status td_cpu_rope_backward(td_device *dev, const td_heads_shape *shape, const void *dsplit,
+                               const float *cosine, const float *sine, void *dpacked)
+{
+    int64_t tokens = shape->batch * shape->seq, half = shape->head_dim / 2;
+
+    (void)dev;
+#pragma omp parallel for schedule(static) if (worth_threads(shape))
+    for (int64_t token = 0; token < tokens; token++) {
+        int64_t angles = token % shape->seq * half;
+
+        for (int64_t head = 0; head < shape->heads; head++)
+            TD_BY_DTYPE(shape->dtype, rotate, half, cosine + angles, sine + angles, -1.0f, dsplit,
+                        split_index(shape, token, head), dpacked, packed_index(shape, token, head));
+    }
+    return TD_OK;
+}

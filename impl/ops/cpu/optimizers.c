@@ -1,0 +1,84 @@
+#include "ops/cpu/cpu.h"
+#include "ops/cpu/elements.h"
+
+#include <math.h>
+
+/* A step in the form all variants share, its constants computed in float64 and rounded once:
+ *   m += gain1 (g - m),  v = beta2 v + gain2 g^2,  p -= rate m / (sqrt(v) root + eps),
+ * and p -= decay p before that or after it. */
+typedef struct adamw_constants {
+    float gain1, beta2, gain2, rate, root, eps, decay;
+} adamw_constants;
+
+TD_INLINE void adamw_block(td_dtype dtype, bool decay_last, adamw_constants k, void *p, const void *g,
+                           float *m, float *v, int64_t begin, int64_t end)
+{
+#pragma omp simd
+    for (int64_t i = begin; i < end; i++) {
+        float grad = td_load(dtype, g, i);
+        float weight = td_load(dtype, p, i);
+        float first = m[i] + k.gain1 * (grad - m[i]);
+        float second = k.beta2 * v[i] + k.gain2 * (grad * grad);
+
+        if (!decay_last)
+            weight -= k.decay * weight;
+        weight -= k.rate * (first / (sqrtf(second) * k.root + k.eps));
+        if (decay_last)
+            weight -= k.decay * weight;
+        m[i] = first;
+        v[i] = second;
+        td_store(dtype, p, i, weight);
+    }
+}
+
+td_status td_cpu_adamw_step(td_device *dev, const td_adamw *adamw, int64_t count, td_dtype dtype, void *p,
+                            const void *g, float *m, float *v)
+{
+    double correction1 = 1.0 - pow(adamw->beta1, (double)adamw->step);
+    double correction2 = 1.0 - pow(adamw->beta2, (double)adamw->step);
+    bool torch = adamw->variant == TD_ADAMW_TORCH;
+    bool decay_last = adamw->variant == TD_ADAMW_COURSE2025;
+    int64_t blocks = td_blocks(count);
+    adamw_constants k = {
+        .gain1 = (float)(1.0 - adamw->beta1),
+        .beta2 = (float)adamw->beta2,
+        .gain2 = (float)(1.0 - adamw->beta2),
+        .rate = (float)(adamw->lr * (torch ? 1.0 : sqrt(correction2)) / correction1),
+        .root = (float)(torch ? 1.0 / sqrt(correction2) : 1.0),
+        .eps = (float)adamw->eps,
+        .decay = (float)(adamw->lr * adamw->weight_decay),
+    };
+
+    (void)dev;
+#pragma omp parallel for schedule(static) if (count >= TD_PARALLEL_MIN)
+    for (int64_t block = 0; block < blocks; block++) {
+        int64_t begin = block * TD_BLOCK, end = td_block_end(count, begin);
+
+        if (decay_last)
+            TD_BY_DTYPE(dtype, adamw_block, true, k, p, g, m, v, begin, end);
+        else
+            TD_BY_DTYPE(dtype, adamw_block, false, k, p, g, m, v, begin, end);
+    }
+    return TD_OK;
+}
+
+TD_INLINE void sgd_block(td_dtype dtype, float lr, void *p, const void *g, int64_t begin, int64_t end)
+{
+#pragma omp simd
+    for (int64_t i = begin; i < end; i++)
+        td_store(dtype, p, i, td_load(dtype, p, i) - lr * td_load(dtype, g, i));
+}
+
+td_status td_cpu_sgd_step(td_device *dev, float lr, int64_t count, td_dtype dtype, void *p, const void *g)
+{
+    int64_t blocks = td_blocks(count);
+
+    (void)dev;
+#pragma omp parallel for schedule(static) if (count >= TD_PARALLEL_MIN)
+    for (int64_t block = 0; block < blocks; block++) {
+        int64_t begin = block * TD_BLOCK;
+
+        TD_BY_DTYPE(dtype, sgd_block, lr, p, g, begin, td_block_end(count, begin));
+    }
+    return TD_OK;
+}

@@ -1,0 +1,146 @@
+#include "ops/cpu/cpu.h"
+#include "ops/cpu/elements.h"
+
+#include <math.h>
+
+TD_INLINE float forward_row(td_dtype dtype, int64_t cols, float eps, const void *x, const void *weight,
+                            void *y, int64_t first)
+{
+    float squares = 0.0f;
+
+#pragma omp simd reduction(+ : squares)
+    for (int64_t i = 0; i < cols; i++) {
+        float value = td_load(dtype, x, first + i);
+
+        squares += value * value;
+    }
+    float rstd = (float)(1.0 / sqrt((double)squares / (double)cols + (double)eps));
+#pragma omp simd
+    for (int64_t i = 0; i < cols; i++)
+        td_store(dtype, y, first + i, td_load(dtype, x, first + i) * rstd * td_load(dtype, weight, i));
+    return rstd;
+}
+
+td_status td_cpu_rmsnorm_forward(td_device *dev, const td_rmsnorm_shape *shape, const void *x,
+                                 const void *weight, void *y, float *rstd)
+{
+    int64_t rows = shape->rows, cols = shape->cols;
+
+    (void)dev;
+#pragma omp parallel for schedule(static) if (rows * cols >= TD_PARALLEL_MIN)
+    for (int64_t r = 0; r < rows; r++) {
+        float of_row = TD_BY_DTYPE(shape->dtype, forward_row, cols, shape->eps, x, weight, y, r * cols);
+
+        if (rstd)
+            rstd[r] = of_row;
+    }
+    return TD_OK;
+}
+
+/* dweight sums over all rows. Runs of RUN rows are summed in f32, the runs of a part in float64 in the
+ * part's row of work, and the parts at the end: neither the order nor the number of parts depends on the threads. */
+enum { RUN = 16, PARTS = 64 };
+
+static int64_t runs_of(const td_rmsnorm_shape *shape)
+{
+    return (shape->rows - 1) / RUN + 1;
+}
+
+static int64_t parts_of(const td_rmsnorm_shape *shape)
+{
+    return runs_of(shape) < PARTS ? runs_of(shape) : PARTS;
+}
+
+size_t td_cpu_rmsnorm_backward_work_bytes(const td_rmsnorm_shape *shape)
+{
+    return (size_t)(parts_of(shape) * shape->cols) * sizeof(double);
+}
+
+TD_INLINE void sum_run(td_dtype dtype, int64_t cols, const void *x, const float *rstd, const void *dy,
+                       int64_t begin, int64_t end, double *sums)
+{
+    enum { PIECE = 1024 };
+    float sum[PIECE];
+
+    for (int64_t first = 0; first < cols; first += PIECE) {
+        int64_t piece = cols - first < PIECE ? cols - first : PIECE;
+
+        for (int64_t i = 0; i < piece; i++)
+            sum[i] = 0.0f;
+        for (int64_t r = begin; r < end; r++)
+#pragma omp simd
+            for (int64_t i = 0; i < piece; i++) {
+                int64_t at = r * cols + first + i;
+
+                sum[i] += td_load(dtype, dy, at) * (td_load(dtype, x, at) * rstd[r]);
+            }
+        for (int64_t i = 0; i < piece; i++)
+            sums[first + i] += (double)sum[i];
+    }
+}
+
+TD_INLINE void backward_row(td_dtype dtype, int64_t cols, const void *x, const void *weight, float rstd,
+                            const void *dy, bool accumulate, void *dx, int64_t first)
+{
+    float dot = 0.0f;
+
+#pragma omp simd reduction(+ : dot)
+    for (int64_t i = 0; i < cols; i++)
+        dot += td_load(dtype, dy, first + i) * td_load(dtype, weight, i) * td_load(dtype, x, first + i);
+    float mean = (float)((double)dot * (double)rstd * (double)rstd / (double)cols);
+#pragma omp simd
+    for (int64_t i = 0; i < cols; i++) {
+        float g = td_load(dtype, dy, first + i) * td_load(dtype, weight, i);
+        float before = accumulate ? td_load(dtype, dx, first + i) : 0.0f;
+
+        td_store(dtype, dx, first + i, before + rstd * (g - td_load(dtype, x, first + i) * mean));
+    }
+}
+
+/* dweight of a run comes before its dx, which may stand in the place of dy. */
+TD_INLINE void backward_run(td_dtype dtype, const td_rmsnorm_shape *shape, const void *x, const void *weight,
+                            const float *rstd, const void *dy, bool accumulate, void *dx, int64_t begin,
+                            double *sums)
+{
+    int64_t cols = shape->cols;
+    int64_t end = shape->rows - begin < RUN ? shape->rows : begin + RUN;
+
+    sum_run(dtype, cols, x, rstd, dy, begin, end, sums);
+    for (int64_t r = begin; r < end; r++)
+        backward_row(dtype, cols, x, weight, rstd[r], dy, accumulate, dx, r * cols);
+}
+
+TD_INLINE void add_parts(td_dtype dtype, int64_t cols, int64_t parts, const double *sums, bool accumulate,
+                         void *dweight)
+{
+    for (int64_t i = 0; i < cols; i++) {
+        double sum = accumulate ? (double)td_load(dtype, dweight, i) : 0.0;
+
+        for (int64_t part = 0; part < parts; part++)
+            sum += sums[part * cols + i];
+        td_store(dtype, dweight, i, (float)sum);
+    }
+}
+
+td_status td_cpu_rmsnorm_backward(td_device *dev, const td_rmsnorm_shape *shape, const void *x,
+                                  const void *weight, const float *rstd, const void *dy, bool accumulate_dx,
+                                  void *dx, bool accumulate_dweight, void *dweight, void *work)
+{
+    int64_t rows = shape->rows, cols = shape->cols;
+    int64_t runs = runs_of(shape), parts = parts_of(shape);
+    double *sums = work;
+
+    (void)dev;
+#pragma omp parallel for schedule(static) if (rows * cols >= TD_PARALLEL_MIN)
+    for (int64_t part = 0; part < parts; part++) {
+        double *own = sums + part * cols;
+
+        for (int64_t i = 0; i < cols; i++)
+            own[i] = 0.0;
+        for (int64_t run = td_share(runs, part, parts); run < td_share(runs, part + 1, parts); run++)
+            TD_BY_DTYPE(shape->dtype, backward_run, shape, x, weight, rstd, dy, accumulate_dx, dx, run * RUN,
+                        own);
+    }
+    TD_BY_DTYPE(shape->dtype, add_parts, cols, parts, sums, accumulate_dweight, dweight);
+    return TD_OK;
+}
