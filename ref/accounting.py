@@ -8,9 +8,7 @@ from ref.attention import attention
 from ref.transformer import Transformer, cross_entropy
 
 
-def meta_model(
-    d_model: int, d_ff: int, layers: int, heads: int, vocab: int, context: int
-) -> Transformer:
+def meta_model(d_model: int, d_ff: int, layers: int, heads: int, vocab: int, context: int) -> Transformer:
     """The model on the meta device: shapes and dtypes without storage."""
     with torch.device("meta"):
         return Transformer(d_model, d_ff, layers, heads, vocab, context)
@@ -51,9 +49,7 @@ def saved_bytes(function, *inputs) -> list[tuple[tuple[int, ...], int]]:
     return [(shape, size) for shape, size, _ in kept.values()]
 
 
-def attention_saved_bytes(
-    batch: int, seq: int, head_dim: int, dtype=torch.float32
-) -> dict[str, int]:
+def attention_saved_bytes(batch: int, seq: int, head_dim: int, dtype=torch.float32) -> dict[str, int]:
     """What naive attention keeps for its backward: score-sized matrices, and everything."""
     shape = (batch, seq, head_dim)
     q, k, v = (torch.empty(shape, dtype=dtype, device="meta", requires_grad=True) for _ in "qkv")

@@ -32,9 +32,7 @@ def random_batch(batch: int, context: int, vocab: int) -> tuple[torch.Tensor, to
 class Trainer:
     """One model, one random batch, one step at a time: `mode` is forward, backward or train."""
 
-    def __init__(
-        self, model: Transformer, ids, targets, mode: str = "train", autocast: bool = False
-    ):
+    def __init__(self, model: Transformer, ids, targets, mode: str = "train", autocast: bool = False):
         self.model, self.ids, self.targets = model, ids, targets
         self.mode, self.autocast = mode, autocast
         self.optimizer = AdamW(model.parameters()) if mode == "train" else None

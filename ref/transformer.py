@@ -76,9 +76,7 @@ class CausalSelfAttention(nn.Module):
         }
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            ops.heads_split(proj(x), self.heads) for proj in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = (ops.heads_split(proj(x), self.heads) for proj in (self.q_proj, self.k_proj, self.v_proj))
         table = self.tables[torch.promote_types(x.dtype, torch.float32)]
         cos, sin = (part[: x.shape[1]] for part in table)
         o = attention(ops.rope(q, cos, sin), ops.rope(k, cos, sin), v, causal=True)
@@ -111,9 +109,7 @@ class Transformer(nn.Module):
     ):
         super().__init__()
         self.token_embeddings = Embedding(vocab, d_model)
-        self.layers = nn.ModuleList(
-            Block(d_model, d_ff, heads, context, rope_theta) for _ in range(layers)
-        )
+        self.layers = nn.ModuleList(Block(d_model, d_ff, heads, context, rope_theta) for _ in range(layers))
         self.ln_final = RMSNorm(d_model)
         self.lm_head = Linear(d_model, vocab)
 

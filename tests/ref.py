@@ -92,9 +92,7 @@ class RefTest(unittest.TestCase):
         for step in range(1, 4):
             theirs.grad = normal(f"g{step}", 100)
             optimizer.step()
-            p, m, v = ops.adamw_step(
-                p, theirs.grad, m, v, step, lr=0.1, weight_decay=0.1, variant="torch"
-            )
+            p, m, v = ops.adamw_step(p, theirs.grad, m, v, step, lr=0.1, weight_decay=0.1, variant="torch")
         self.same([p], [theirs.data])
 
     def test_adamw_of_the_course(self):
@@ -170,20 +168,31 @@ class RefTest(unittest.TestCase):
         self.assertAlmostEqual(weight.std().item() / std, 0.9866, delta=0.005)  # cut at 3 std
 
     def test_accumulation(self):
-        values = [loop.item() for loop in precision.handout_loops()]
-        self.assertEqual(
-            values, [10.000133514404297, 9.953125, 10.00213623046875, 10.00213623046875]
-        )
+        values = precision.handout_loops()
+        self.assertEqual(values, [10.000133514404297, 9.953125, 10.00213623046875, 10.00213623046875])
         f16 = torch.float16
-        self.assertEqual(precision.pairwise(1024, 0.25, f16, f16).item(), 256.0)
-        self.assertEqual(precision.kahan(4096, 0.25, f16, f16).item(), 1024.0)
+        self.assertEqual(precision.pairwise(1024, 0.25, f16, f16), 256.0)
+        self.assertEqual(precision.kahan(4096, 0.25, f16, f16), 1024.0)
 
     def test_toy_model_under_autocast(self):
-        seen = precision.toy_dtypes(torch.bfloat16, "cross_entropy_loss")
         names = "parameters fc1 relu ln logits loss gradients".split()
-        self.assertEqual(sorted(seen), sorted(names))
-        self.assertEqual(seen["fc1"], torch.bfloat16)
-        self.assertEqual(seen["gradients"], torch.float32)
+        for device, norm in (("cpu", torch.float16), ("cuda", torch.float32)):
+            seen = precision.toy_dtypes(device, torch.float16, "cross_entropy_loss")
+            self.assertEqual(sorted(seen), sorted(names))
+            self.assertEqual(
+                [seen[name] for name in ("fc1", "ln", "logits")], [torch.float16, norm, torch.float16]
+            )
+            self.assertEqual([seen["loss"], seen["gradients"]], 2 * [torch.float32])
+        self.assertFalse(torch.is_autocast_enabled("cuda"))
+
+    def test_every_operation_runs_under_autocast(self):
+        for device in ("cpu", "cuda"):
+            for op, (count, _) in precision.OPS.items():
+                for dtype in (torch.float32, torch.bfloat16):
+                    with self.subTest(op=op, device=device, dtype=dtype):
+                        seen = precision.op_dtype(device, torch.bfloat16, op, [dtype] * count)
+                        banned = (device, op) == ("cuda", "binary_cross_entropy")
+                        self.assertEqual(seen is None, banned)
 
     def test_counts(self):
         model = accounting.meta_model(*transformer.SIZES["small"], vocab=10_000, context=512)
