@@ -136,6 +136,24 @@ static void narrow_f64(int64_t count, const double *in, td_dtype dtype, void *ds
     }
 }
 
+/* Elements [first, first + length) of the arrays; length is at most BLOCK. */
+static void convert_block(int64_t first, int64_t length, td_dtype src_dtype, const void *src,
+                          td_dtype dst_dtype, void *dst)
+{
+    const char *from = (const char *)src + (size_t)first * dtypes[src_dtype].size;
+    char *to = (char *)dst + (size_t)first * dtypes[dst_dtype].size;
+    float wide[BLOCK];
+
+    if (src_dtype == dst_dtype) {
+        memmove(to, from, (size_t)length * dtypes[src_dtype].size);
+    } else if (src_dtype == TD_F64) {
+        narrow_f64(length, (const double *)(const void *)from, dst_dtype, to);
+    } else {
+        widen(length, src_dtype, from, wide);
+        narrow(length, wide, dst_dtype, to);
+    }
+}
+
 td_status td_convert(int64_t count, td_dtype src_dtype, const void *src, td_dtype dst_dtype, void *dst)
 {
     td_status status = TD_OK;
@@ -146,26 +164,17 @@ td_status td_convert(int64_t count, td_dtype src_dtype, const void *src, td_dtyp
     TD_CHECK(src || count == 0, "src is NULL, count is %" PRId64, count);
     TD_CHECK(dst || count == 0, "dst is NULL, count is %" PRId64, count);
 
-    size_t src_size = dtypes[src_dtype].size;
-    size_t dst_size = dtypes[dst_dtype].size;
     int64_t blocks = count / BLOCK + (count % BLOCK != 0);
-
+    if (blocks == 1) { /* a parallel region costs half a microsecond even for a team of one */
+        convert_block(0, count, src_dtype, src, dst_dtype, dst);
+        goto cleanup;
+    }
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_FROM)
     for (int64_t block = 0; block < blocks; block++) {
         int64_t first = block * BLOCK;
         int64_t length = count - first < BLOCK ? count - first : BLOCK;
-        const char *from = (const char *)src + (size_t)first * src_size;
-        char *to = (char *)dst + (size_t)first * dst_size;
-        float wide[BLOCK];
 
-        if (src_dtype == dst_dtype) {
-            memmove(to, from, (size_t)length * src_size);
-        } else if (src_dtype == TD_F64) {
-            narrow_f64(length, (const double *)(const void *)from, dst_dtype, to);
-        } else {
-            widen(length, src_dtype, from, wide);
-            narrow(length, wide, dst_dtype, to);
-        }
+        convert_block(first, length, src_dtype, src, dst_dtype, dst);
     }
 cleanup:
     return status;

@@ -206,31 +206,41 @@ static void tokens_batch(const td_rng *rng, uint64_t batch, const void *paramete
 
 typedef void batch_function(const td_rng *rng, uint64_t batch, const void *parameters, void *out);
 
-/* out[0 .. count) = elements [offset, offset + count) of the stream; a batch holds `length` of `bytes` each. */
+/* The part of elements [from, to) that stands in `batch`, which holds `length` of `bytes` each; out is where element
+ * `from` goes. */
+static void draw_batch(const td_rng *rng, uint64_t from, uint64_t to, uint64_t batch, uint64_t length,
+                       size_t bytes, batch_function *function, const void *parameters, char *out)
+{
+    uint64_t start = batch * length, end = start + length;
+    uint64_t first = start > from ? start : from;
+    uint64_t last = end < to ? end : to;
+    char *target = out + (first - from) * bytes;
+    int64_t whole[WORDS];
+
+    if (last - first == length) {
+        function(rng, batch, parameters, target);
+    } else {
+        function(rng, batch, parameters, whole);
+        memcpy(target, (const char *)whole + (first - start) * bytes, (last - first) * bytes);
+    }
+}
+
+/* out[0 .. count) = elements [offset, offset + count) of the stream. */
 static void draw(const td_rng *rng, int64_t offset, int64_t count, uint64_t length, size_t bytes,
                  batch_function *function, const void *parameters, void *out)
 {
     if (count == 0)
         return;
 
-    uint64_t first = (uint64_t)offset / length;
-    uint64_t last = (uint64_t)(offset + count - 1) / length;
-
-#pragma omp parallel for schedule(static) if (last - first >= PARALLEL_FROM)
-    for (uint64_t batch = first; batch <= last; batch++) {
-        uint64_t start = batch * length, end = start + length;
-        uint64_t from = start > (uint64_t)offset ? start : (uint64_t)offset;
-        uint64_t to = end < (uint64_t)(offset + count) ? end : (uint64_t)(offset + count);
-        char *target = (char *)out + (from - (uint64_t)offset) * bytes;
-        int64_t whole[WORDS];
-
-        if (to - from == length) {
-            function(rng, batch, parameters, target);
-        } else {
-            function(rng, batch, parameters, whole);
-            memcpy(target, (const char *)whole + (from - start) * bytes, (to - from) * bytes);
-        }
+    uint64_t from = (uint64_t)offset, to = (uint64_t)(offset + count);
+    uint64_t first = from / length, last = (to - 1) / length;
+    if (first == last) { /* a parallel region costs half a microsecond even for a team of one */
+        draw_batch(rng, from, to, first, length, bytes, function, parameters, out);
+        return;
     }
+#pragma omp parallel for schedule(static) if (last - first >= PARALLEL_FROM)
+    for (uint64_t batch = first; batch <= last; batch++)
+        draw_batch(rng, from, to, batch, length, bytes, function, parameters, out);
 }
 
 static td_status check_slice(const td_rng *rng, int64_t offset, int64_t count, const void *out)

@@ -1,9 +1,11 @@
 #include "support/compare.h"
 
+#include "support/draw.h"
+
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -31,16 +33,15 @@ td_error td_measure(td_dtype dtype, const void *got, const double *truth, int64_
 {
     td_error error = {.finite_matches = true};
     double error_squares = 0, truth_squares = 0;
+    double *values = td_as_f64(dtype, got, count);
 
     for (int64_t i = 0; i < count; i++) {
-        double value = td_value_at(dtype, got, i);
-
-        if (!same_kind(value, truth[i])) {
+        if (!same_kind(values[i], truth[i])) {
             if (error.finite_matches)
                 error.worst = i;
             error.finite_matches = false;
         } else if (isfinite(truth[i])) {
-            double distance = fabs(value - truth[i]);
+            double distance = fabs(values[i] - truth[i]);
 
             error_squares += distance * distance;
             truth_squares += truth[i] * truth[i];
@@ -50,6 +51,7 @@ td_error td_measure(td_dtype dtype, const void *got, const double *truth, int64_
             }
         }
     }
+    free(values);
     error.rel_l2 = error_squares == 0 ? 0 : sqrt(error_squares / truth_squares);
     return error;
 }

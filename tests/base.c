@@ -1,0 +1,321 @@
+/** Status, checked products, the clock, statistics. */
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/stats.h"
+
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/fence.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- the allocation that fails ---- */
+
+void *__real_malloc(size_t bytes);
+void *__wrap_malloc(size_t bytes);
+
+static bool refuse_malloc;
+
+void *__wrap_malloc(size_t bytes)
+{
+    return refuse_malloc ? NULL : __real_malloc(bytes);
+}
+
+/* ---- status ---- */
+
+static void every_status_has_its_name(void **state)
+{
+    static const struct {
+        td_status status;
+        const char *name;
+    } rows[] = {{TD_OK, "TD_OK"},
+                {TD_BAD_ARGUMENT, "TD_BAD_ARGUMENT"},
+                {TD_NO_MEMORY, "TD_NO_MEMORY"},
+                {TD_UNSUPPORTED, "TD_UNSUPPORTED"},
+                {TD_IO_ERROR, "TD_IO_ERROR"},
+                {TD_LIBRARY_ERROR, "TD_LIBRARY_ERROR"},
+                {TD_BAD_STATE, "TD_BAD_STATE"},
+                {(td_status)-1, "unknown status"},
+                {(td_status)7, "unknown status"}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        assert_string_equal(td_status_name(rows[i].status), rows[i].name);
+}
+
+static void *fail_on_another_thread(void *message)
+{
+    bool empty_at_first = td_last_error()[0] == '\0';
+
+    td_fail(TD_IO_ERROR, "theirs");
+    strcpy(message, td_last_error());
+    return empty_at_first ? message : NULL;
+}
+
+static void each_thread_has_its_own_last_error(void **state)
+{
+    pthread_t thread;
+    char theirs[16] = "";
+    void *result = NULL;
+
+    (void)state;
+    assert_int_equal(td_fail(TD_NO_MEMORY, "mine is %d", 1), TD_NO_MEMORY);
+    assert_int_equal(pthread_create(&thread, NULL, fail_on_another_thread, theirs), 0);
+    assert_int_equal(pthread_join(thread, &result), 0);
+    assert_ptr_equal(result, theirs); /* it was empty before that thread's first failure */
+    assert_string_equal(theirs, "theirs");
+    assert_string_equal(td_last_error(), "mine is 1");
+}
+
+static void a_success_leaves_the_message(void **state)
+{
+    td_dtype dtype;
+
+    (void)state;
+    td_fail(TD_BAD_ARGUMENT, "before");
+    td_assert_ok(td_dtype_parse("f32", &dtype));
+    assert_string_equal(td_last_error(), "before");
+}
+
+static void a_long_message_is_cut(void **state)
+{
+    char words[2000];
+
+    (void)state;
+    memset(words, 'x', sizeof words - 1);
+    words[sizeof words - 1] = '\0';
+    td_fail(TD_BAD_ARGUMENT, "%s", words);
+    assert_in_range(strlen(td_last_error()), 100, 1999);
+    assert_memory_equal(td_last_error(), words, strlen(td_last_error()));
+}
+
+static void products_are_checked(void **state)
+{
+    static const struct {
+        int64_t extents[4], product; /* product -1: refused with these words */
+        const char *words;
+    } rows[] = {
+        {{2, 3, 5, 7}, 210, NULL},
+        {{INT64_MAX, 1, 1, 1}, INT64_MAX, NULL},
+        {{INT64_C(1) << 31, INT64_C(1) << 31, 1, 1}, INT64_C(1) << 62, NULL},
+        {{0, INT64_MAX, INT64_MAX, 1}, 0, NULL},
+        {{INT64_C(1) << 32, INT64_C(1) << 31, 1, 1},
+         -1,
+         "shape: the product of its extents is beyond 2^63 - 1"},
+        {{INT64_MAX, INT64_MAX, 0, 1}, -1, "extent 1 is 9223372036854775807"},
+        {{4, -1, 1, 1}, -1, "shape: extent 1 is -1, needs at least 0"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        int64_t product = -7;
+
+        if (rows[i].words) {
+            td_assert_refused(td_product("shape", 4, rows[i].extents, &product), TD_BAD_ARGUMENT,
+                              rows[i].words);
+            assert_int_equal(product, -7);
+        } else {
+            td_assert_ok(td_product("shape", 4, rows[i].extents, &product));
+            assert_int_equal(product, rows[i].product);
+        }
+    }
+}
+
+/* ---- clock ---- */
+
+static void the_clock_never_runs_backwards(void **state)
+{
+    int64_t start = td_clock_ns(), last = start;
+
+    (void)state;
+    for (int i = 0; i < 100000; i++) {
+        int64_t now = td_clock_ns();
+
+        assert_true(now >= last);
+        last = now;
+    }
+    assert_true(last > start);
+    assert_true(last - start < INT64_C(60000000000)); /* nanoseconds, not something finer */
+}
+
+/* ---- statistics ---- */
+
+static bool near(double got, double want)
+{
+    return fabs(got - want) <= 1e-14 * (1 + fabs(want));
+}
+
+static void figures_worked_by_hand(void **state)
+{
+    const double samples[] = {4, 1, 3, 2};
+    const double one[] = {-2.5};
+    td_stats stats;
+
+    (void)state;
+    memset(&stats, 0xFF, sizeof stats);
+    td_assert_ok(td_stats_compute(samples, 4, &stats));
+    assert_int_equal(stats.n, 4);
+    assert_true(stats.mean == 2.5);
+    assert_true(near(stats.std, sqrt(5.0 / 3))); /* 2.25 + 0.25 + 0.25 + 2.25 = 5, over 3 */
+    assert_true(stats.min == 1 && stats.max == 4);
+    assert_true(stats.median == 2.5);
+    assert_true(near(stats.p95, 3.85)); /* position 0.95 * 3 = 2.85: 3 + 0.85 */
+    assert_true(near(stats.p99, 3.97));
+    assert_true(samples[0] == 4 && samples[3] == 2); /* as they were */
+
+    td_assert_ok(td_stats_compute(one, 1, &stats));
+    assert_int_equal(stats.n, 1);
+    assert_true(stats.std == 0);
+    assert_true(stats.mean == -2.5 && stats.min == -2.5 && stats.median == -2.5 && stats.p95 == -2.5 &&
+                stats.p99 == -2.5 && stats.max == -2.5);
+}
+
+static void figures_of_numpy(void **state)
+{
+    /* mean, std(ddof=1) and percentile of numpy 2 in float64 on the same samples. */
+    const double samples[] = {3.5, -1.25, 7.75, 0.1, 2.0, 2.0, 1e3, -17.3};
+    const double times[] = {1.21, 1.20, 1.22, 1.24, 1.19};
+    double shifted[11], quarter;
+    td_stats stats;
+
+    (void)state;
+    td_assert_ok(td_stats_compute(samples, 8, &stats));
+    assert_true(near(stats.mean, 124.60000000000001));
+    assert_true(near(stats.std, 353.7916850755136));
+    assert_true(near(stats.median, 2.0));
+    assert_true(near(stats.p95, 652.7124999999994));
+    assert_true(near(stats.p99, 930.5424999999997));
+    assert_true(stats.min == -17.3 && stats.max == 1000);
+
+    td_assert_ok(td_stats_compute(times, 5, &stats));
+    assert_true(near(stats.mean, 1.212));
+    assert_true(near(stats.std, 0.01923538406167136));
+    assert_true(near(stats.p95, 1.236));
+    assert_true(near(stats.p99, 1.2392));
+
+    const double sorted[] = {-17.3, -1.25, 0.1, 2.0, 2.0, 3.5, 7.75, 1e3};
+    td_assert_ok(td_stats_percentile(sorted, 8, 25, &quarter));
+    assert_true(near(quarter, -0.2375));
+    td_assert_ok(td_stats_percentile(sorted, 8, 12.5, &quarter));
+    assert_true(near(quarter, -3.25625));
+
+    /* A small spread on a large mean: one pass over x^2 would lose all its digits. */
+    for (int i = 0; i < 11; i++)
+        shifted[i] = 1e9 + i * 1e-3;
+    td_assert_ok(td_stats_compute(shifted, 11, &stats));
+    assert_true(fabs(stats.std - 0.0033166144389484837) < 1e-9);
+}
+
+static void percentiles_reach_both_ends(void **state)
+{
+    const double sorted[] = {-INFINITY, 1, 1, INFINITY};
+    double value;
+
+    (void)state;
+    td_assert_ok(td_stats_percentile(sorted, 4, 0, &value));
+    assert_true(value == -INFINITY);
+    td_assert_ok(td_stats_percentile(sorted, 4, 100, &value));
+    assert_true(value == INFINITY);
+    td_assert_ok(td_stats_percentile(sorted, 4, 50, &value));
+    assert_true(value == 1);
+    td_assert_ok(td_stats_percentile(sorted + 1, 1, 73, &value));
+    assert_true(value == 1);
+}
+
+static void a_nan_makes_every_figure_nan(void **state)
+{
+    for (int at = 0; at < 3; at++) {
+        double samples[] = {1, 2, 3};
+        td_stats stats = {0};
+
+        (void)state;
+        samples[at] = NAN;
+        td_assert_ok(td_stats_compute(samples, 3, &stats));
+        assert_int_equal(stats.n, 3);
+        assert_true(isnan(stats.mean) && isnan(stats.std) && isnan(stats.min) && isnan(stats.median) &&
+                    isnan(stats.p95) && isnan(stats.p99) && isnan(stats.max));
+    }
+}
+
+static void many_samples_of_a_known_law(void **state)
+{
+    enum { COUNT = 100001 };
+    double *samples = malloc(COUNT * sizeof *samples);
+    td_stats stats;
+
+    (void)state;
+    assert_non_null(samples);
+    for (int i = 0; i < COUNT;
+         i++) /* 0 .. 100000 in an order of its own: 7919 has no factor in common with 100001 */
+        samples[i] = (double)((int64_t)i * 7919 % COUNT);
+    td_assert_ok(td_stats_compute(samples, COUNT, &stats));
+    assert_true(stats.min == 0 && stats.max == 100000);
+    assert_true(near(stats.mean, 50000) && near(stats.median, 50000));
+    assert_true(near(stats.p95, 95000) && near(stats.p99, 99000));
+    assert_true(near(stats.std, sqrt((double)COUNT * (COUNT + 1.0) / 12)));
+    free(samples);
+}
+
+static void statistics_refuse_bad_input_with_the_reason(void **state)
+{
+    const double samples[] = {1, 2};
+    td_stats stats = {.n = 77};
+    double value = 77;
+
+    (void)state;
+    td_assert_refused(td_stats_compute(NULL, 2, &stats), TD_BAD_ARGUMENT, "samples is NULL");
+    td_assert_refused(td_stats_compute(samples, 2, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_stats_compute(samples, 0, &stats), TD_BAD_ARGUMENT, "count is 0");
+    td_assert_refused(td_stats_compute(samples, -3, &stats), TD_BAD_ARGUMENT, "count is -3");
+    td_assert_refused(td_stats_percentile(NULL, 2, 50, &value), TD_BAD_ARGUMENT, "sorted is NULL");
+    td_assert_refused(td_stats_percentile(samples, 2, 50, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_stats_percentile(samples, 0, 50, &value), TD_BAD_ARGUMENT, "count is 0");
+    td_assert_refused(td_stats_percentile(samples, 2, -0.5, &value), TD_BAD_ARGUMENT, "p is -0.5");
+    td_assert_refused(td_stats_percentile(samples, 2, 100.5, &value), TD_BAD_ARGUMENT, "p is 100.5");
+    td_assert_refused(td_stats_percentile(samples, 2, NAN, &value), TD_BAD_ARGUMENT, "p is nan");
+    assert_int_equal(stats.n, 77);
+    assert_true(value == 77);
+}
+
+static void statistics_without_memory_say_so(void **state)
+{
+    const double samples[] = {1, 2};
+    td_stats stats = {.n = 77};
+
+    (void)state;
+    refuse_malloc = true;
+    td_status status = td_stats_compute(samples, 2, &stats);
+    refuse_malloc = false;
+    assert_int_equal(status, TD_NO_MEMORY);
+    assert_int_equal(stats.n, 77);
+    assert_non_null(strstr(td_last_error(), "sorted copy of 2 samples"));
+    td_assert_ok(td_stats_compute(samples, 2, &stats));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_status_has_its_name),
+        cmocka_unit_test(each_thread_has_its_own_last_error),
+        cmocka_unit_test(a_success_leaves_the_message),
+        cmocka_unit_test(a_long_message_is_cut),
+        cmocka_unit_test(products_are_checked),
+        cmocka_unit_test(the_clock_never_runs_backwards),
+        cmocka_unit_test(figures_worked_by_hand),
+        cmocka_unit_test(figures_of_numpy),
+        cmocka_unit_test(percentiles_reach_both_ends),
+        cmocka_unit_test(a_nan_makes_every_figure_nan),
+        cmocka_unit_test(many_samples_of_a_known_law),
+        cmocka_unit_test(statistics_refuse_bad_input_with_the_reason),
+        cmocka_unit_test(statistics_without_memory_say_so),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,311 @@
+/** The helpers of tests/support, held to what they promise: a wrong answer must fail the test that looks at it.
+ *
+ * The tests of `wrong` are run by the last test of `right`, in a child process with its output thrown away; each of
+ * them must fail there. */
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/fence.h"
+
+#include "base/check.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* ---- right ---- */
+
+static void errors_worked_by_hand(void **state)
+{
+    const double truth[] = {3, -4, INFINITY, NAN, 0};
+    const float got[] = {3, -4.5f, INFINITY, NAN, 0.25f};
+    td_error error = td_measure(TD_F32, got, truth, 5);
+
+    (void)state;
+    assert_true(error.finite_matches);
+    assert_true(error.max_abs == 0.5);
+    assert_int_equal(error.worst, 1);
+    assert_true(fabs(error.rel_l2 - sqrt(0.25 + 0.0625) / 5) < 1e-15);
+}
+
+static void nothing_is_no_error_and_something_for_nothing_is_infinite(void **state)
+{
+    const double zeros[] = {0, 0};
+    const float exact[] = {0, -0.0f}, off[] = {0, 1e-30f};
+
+    (void)state;
+    assert_true(td_measure(TD_F32, exact, zeros, 2).rel_l2 == 0);
+    assert_true(td_measure(TD_F32, off, zeros, 2).rel_l2 == INFINITY);
+    assert_true(td_measure(TD_F32, NULL, NULL, 0).rel_l2 == 0);
+}
+
+static void non_finite_values_must_match_in_place_and_sign(void **state)
+{
+    static const struct {
+        double truth;
+        float got;
+        bool matches;
+    } rows[] = {{1, NAN, false},          {1, INFINITY, false},
+                {NAN, 1, false},          {NAN, INFINITY, false},
+                {NAN, -NAN, true},        {INFINITY, -INFINITY, false},
+                {INFINITY, 1e38f, false}, {-INFINITY, -INFINITY, true},
+                {1e300, INFINITY, false}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const double truth[] = {1, rows[i].truth, NAN};
+        const float got[] = {1, rows[i].got, NAN};
+        td_error error = td_measure(TD_F32, got, truth, 3);
+
+        assert_int_equal(error.finite_matches, rows[i].matches);
+        if (!rows[i].matches)
+            assert_int_equal(error.worst, 1);
+    }
+}
+
+static void fences_hold_poison(void **state)
+{
+    static const size_t sizes[] = {0, 1, 7, 255, 256, 257, 100000};
+
+    (void)state;
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        unsigned char *block = td_fence_alloc(sizes[s]);
+
+        assert_int_equal((uintptr_t)block % 256, 0);
+        for (size_t i = 0; i < sizes[s]; i++) {
+            assert_int_equal(block[i], 0xFF);
+            block[i] = 1;
+        }
+        td_fence_poison(block);
+        for (size_t i = 0; i < sizes[s]; i++)
+            assert_int_equal(block[i], 0xFF);
+        td_fence_free(block);
+    }
+    td_fence_free(NULL);
+}
+
+static void draws_depend_on_name_stream_and_dtype_alone(void **state)
+{
+    float *a = td_draw_normal("support: a", 0, TD_F32, 1000),
+          *again = td_draw_normal("support: a", 0, TD_F32, 1000);
+    float *b = td_draw_normal("support: b", 0, TD_F32, 1000),
+          *other = td_draw_normal("support: a", 1, TD_F32, 1000);
+    uint16_t *half = td_draw_normal("support: a", 0, TD_BF16, 1000);
+    double *as_f64 = td_as_f64(TD_BF16, half, 1000);
+
+    (void)state;
+    td_assert_identical("again", TD_F32, a, again, 1000);
+    for (int i = 0; i < 1000; i++) {
+        assert_true(a[i] != b[i] && a[i] != other[i]);
+        assert_true(fabs(as_f64[i] - a[i]) <= ldexp(fabs(a[i]), -8));
+    }
+    /* The published value of FNV-1a of the empty text and of "a". */
+    assert_int_equal(td_seed(""), 0xCBF29CE484222325);
+    assert_int_equal(td_seed("a"), 0xAF63DC4C8601EC8C);
+    td_fence_free(a);
+    td_fence_free(again);
+    td_fence_free(b);
+    td_fence_free(other);
+    td_fence_free(half);
+    free(as_f64);
+}
+
+static void right_answers_pass(void **state)
+{
+    const double truth[] = {1, -2, 3, INFINITY, NAN};
+    const float got[] = {1.0000001f, -2, 3, INFINITY, NAN};
+
+    (void)state;
+    td_assert_close("got", TD_F32, got, truth, 5, 1e-6);
+    td_assert_identical("got", TD_F32, got, got, 5); /* NaN is identical to itself, bit for bit */
+    td_assert_refused(td_fail(TD_IO_ERROR, "the disk is full"), TD_IO_ERROR, "disk");
+    td_assert_ok(TD_OK);
+}
+
+/* ---- wrong ---- */
+
+static const double wrong_truth[] = {1, -2, 3, -4};
+
+static void one_element_off(void **state)
+{
+    const float got[] = {1, -2, 3.001f, -4};
+
+    (void)state;
+    td_assert_close("got", TD_F32, got, wrong_truth, 4, 1e-5);
+}
+
+static void a_nan_among_the_results(void **state)
+{
+    const float got[] = {1, -2, NAN, -4};
+
+    (void)state;
+    td_assert_close("got", TD_F32, got, wrong_truth, 4, 1e9);
+}
+
+static void an_infinity_among_the_results(void **state)
+{
+    const float got[] = {1, -2, INFINITY, -4};
+
+    (void)state;
+    td_assert_close("got", TD_F32, got, wrong_truth, 4, INFINITY);
+}
+
+static void a_result_of_poison(void **state)
+{
+    float *got = td_fence_alloc(sizeof wrong_truth / 2);
+
+    (void)state;
+    td_assert_close("got", TD_F32, got, wrong_truth, 4, 1e9);
+}
+
+static void a_tolerance_of_nan(void **state)
+{
+    const float got[] = {1, -2, 3, -4};
+
+    (void)state;
+    td_assert_close("got", TD_F32, got, wrong_truth, 4, NAN);
+}
+
+static void one_large_error_among_many_elements(void **state)
+{
+    static float got[100000];
+    static double truth[100000];
+
+    (void)state;
+    for (int i = 0; i < 100000; i++)
+        truth[i] = got[i] = 1;
+    got[77] = 1.01f; /* rel_l2 is 3e-5 only */
+    td_assert_close("got", TD_F32, got, truth, 100000, 1e-4);
+}
+
+static void one_bit_apart(void **state)
+{
+    const float a[] = {1, 0.0f}, b[] = {1, -0.0f};
+
+    (void)state;
+    td_assert_identical("a", TD_F32, a, b, 2);
+}
+
+static void an_element_never_written(void **state)
+{
+    uint16_t *block = td_fence_alloc(3 * sizeof *block);
+
+    (void)state;
+    block[0] = block[2] = 0;
+    td_fence_assert_written("block", TD_BF16, block, 3);
+}
+
+static void one_byte_too_far(void **state)
+{
+    unsigned char *block = td_fence_alloc(13);
+
+    (void)state;
+    block[13] = 0;
+    td_fence_free(block);
+}
+
+static void one_byte_too_early(void **state)
+{
+    unsigned char *block = td_fence_alloc(13);
+
+    (void)state;
+    block[-1] = 0;
+    td_fence_free(block);
+}
+
+static void the_last_byte_of_the_fence(void **state)
+{
+    unsigned char *block = td_fence_alloc(13);
+
+    (void)state;
+    block[13 + 255] = 0;
+    td_fence_free(block);
+}
+
+static void a_refusal_that_did_not_come(void **state)
+{
+    (void)state;
+    td_assert_refused(TD_OK, TD_BAD_ARGUMENT, "");
+}
+
+static void a_refusal_of_another_kind(void **state)
+{
+    (void)state;
+    td_assert_refused(td_fail(TD_NO_MEMORY, "words"), TD_BAD_ARGUMENT, "words");
+}
+
+static void a_refusal_in_other_words(void **state)
+{
+    (void)state;
+    td_assert_refused(td_fail(TD_BAD_ARGUMENT, "q is NULL"), TD_BAD_ARGUMENT, "k is NULL");
+}
+
+static void a_refusal_with_an_old_message(void **state)
+{
+    (void)state;
+    td_fail(TD_BAD_ARGUMENT, "k is NULL");
+    td_assert_refused(TD_BAD_ARGUMENT, TD_BAD_ARGUMENT, "k is NULL");
+}
+
+static void a_failure_taken_for_success(void **state)
+{
+    (void)state;
+    td_assert_ok(td_fail(TD_BAD_STATE, "not yet"));
+}
+
+static void every_wrong_answer_fails(void **state)
+{
+    const struct CMUnitTest wrong[] = {
+        cmocka_unit_test(one_element_off),
+        cmocka_unit_test(a_nan_among_the_results),
+        cmocka_unit_test(an_infinity_among_the_results),
+        cmocka_unit_test(a_result_of_poison),
+        cmocka_unit_test(a_tolerance_of_nan),
+        cmocka_unit_test(one_large_error_among_many_elements),
+        cmocka_unit_test(one_bit_apart),
+        cmocka_unit_test(an_element_never_written),
+        cmocka_unit_test(one_byte_too_far),
+        cmocka_unit_test(one_byte_too_early),
+        cmocka_unit_test(the_last_byte_of_the_fence),
+        cmocka_unit_test(a_refusal_that_did_not_come),
+        cmocka_unit_test(a_refusal_of_another_kind),
+        cmocka_unit_test(a_refusal_in_other_words),
+        cmocka_unit_test(a_refusal_with_an_old_message),
+        cmocka_unit_test(a_failure_taken_for_success),
+    };
+    int status = 0;
+
+    (void)state;
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr))
+            _exit(255);
+        _exit(cmocka_run_group_tests(wrong, NULL, NULL)); /* the number of tests that failed */
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), sizeof wrong / sizeof wrong[0]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest right[] = {
+        cmocka_unit_test(errors_worked_by_hand),
+        cmocka_unit_test(nothing_is_no_error_and_something_for_nothing_is_infinite),
+        cmocka_unit_test(non_finite_values_must_match_in_place_and_sign),
+        cmocka_unit_test(fences_hold_poison),
+        cmocka_unit_test(draws_depend_on_name_stream_and_dtype_alone),
+        cmocka_unit_test(right_answers_pass),
+        cmocka_unit_test(every_wrong_answer_fails),
+    };
+
+    return cmocka_run_group_tests(right, NULL, NULL);
+}
