@@ -9,7 +9,9 @@ static const struct {
     const char *op, *ends_in;
 } composites[] = {
     {"cross_entropy_loss", "nll_loss"}, /* log_softmax and nll_loss; the CPU's list has it itself */
-    {"einsum", "bmm"},                  /* permutations and bmm; CUDA's list has it itself */
+    {"einsum", "bmm"},                  /* permutations and bmm; CUDA's list has it itself, */
+    {"linalg_multi_dot", "mm"},         /* and these two */
+    {"tensordot", "mm"},
 };
 
 static bool is_device(td_autocast_device device)
