@@ -129,7 +129,6 @@ td_status td_device_alloc(td_device *dev, size_t bytes, void **out)
     TD_CHECK(dev, "dev is NULL");
 
     if (dev->fail_in > 0 && --dev->fail_in == 0) {
-        note(dev, TD_MEMORY_OOM, NULL, bytes, NULL);
         status = td_fail(TD_NO_MEMORY, "%zu bytes refused on %s, as td_device_fail_allocation asked", bytes,
                          dev->name);
         goto cleanup;
@@ -137,14 +136,10 @@ td_status td_device_alloc(td_device *dev, size_t bytes, void **out)
     TD_TRY(td_blocks_reserve(&dev->blocks));
     /* No object may be larger than PTRDIFF_MAX; below that the backend decides. */
     status = bytes <= PTRDIFF_MAX ? dev->backend->alloc(dev->context, bytes, &block) : TD_NO_MEMORY;
-    if (status != TD_OK) {
-        note(dev, TD_MEMORY_OOM, NULL, bytes, NULL);
-        if (status == TD_NO_MEMORY)
-            status = td_fail(TD_NO_MEMORY,
-                             "no room for %zu bytes on %s: %zu bytes in %" PRId64 " blocks are in use", bytes,
-                             dev->name, dev->memory.current_bytes, dev->memory.live_blocks);
-        goto cleanup;
-    }
+    if (status == TD_NO_MEMORY)
+        td_fail(status, "no room for %zu bytes on %s: %zu bytes in %" PRId64 " blocks are in use", bytes,
+                dev->name, dev->memory.current_bytes, dev->memory.live_blocks);
+    TD_TRY(status);
     td_blocks_add(&dev->blocks, block, bytes);
     dev->memory.current_bytes += bytes;
     dev->memory.live_blocks++;
@@ -154,6 +149,8 @@ td_status td_device_alloc(td_device *dev, size_t bytes, void **out)
     note(dev, TD_MEMORY_ALLOC, block, bytes, NULL);
     *out = block;
 cleanup:
+    if (status == TD_NO_MEMORY)
+        note(dev, TD_MEMORY_OOM, NULL, bytes, NULL);
     return status;
 }
 

@@ -1,0 +1,747 @@
+#include "device/device.h"
+
+#include "base/clock.h"
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/fence.h"
+
+#include <omp.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- the nth allocation of the host fails ---- */
+
+void *__real_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+
+static int64_t fail_in; /* 0: none fails */
+
+void *__wrap_calloc(size_t count, size_t bytes)
+{
+    return fail_in > 0 && --fail_in == 0 ? NULL : __real_calloc(count, bytes);
+}
+
+static int open_cpu(void **state)
+{
+    return td_device_open("cpu", (td_device **)state) == TD_OK ? 0 : -1;
+}
+
+static int close_cpu(void **state)
+{
+    fail_in = 0;
+    td_device_close(*state);
+    return 0;
+}
+
+static td_memory_stats memory_of(const td_device *dev)
+{
+    td_memory_stats stats;
+
+    memset(&stats, 0xFF, sizeof stats);
+    td_assert_ok(td_device_memory(dev, &stats));
+    return stats;
+}
+
+/* ---- opening ---- */
+
+static void the_cpu_opens_under_its_name(void **state)
+{
+    td_device *dev = *state;
+
+    assert_int_equal(td_device_kind_of(dev), TD_DEVICE_CPU);
+    assert_string_equal(td_device_name(dev), "cpu");
+    td_assert_ok(td_device_synchronize(dev));
+    td_device_close(NULL);
+}
+
+static void names_that_open_nothing_are_refused(void **state)
+{
+    static const struct {
+        const char *name, *words;
+    } rows[] = {
+        {NULL, "name is NULL"},
+        {"", "name is ''"},
+        {"CPU", "name is 'CPU'"},
+        {"cpu:0", "name is 'cpu:0'"},
+        {"gpu", "name is 'gpu'"},
+        {"cuda:", "name is 'cuda:'"},
+        {"cuda:x", "name is 'cuda:x'"},
+        {"cuda:-1", "cuda:<index>"},
+        {"cuda:1x", "needs cpu, cuda or cuda:<index>"},
+        {"cudax", "name is 'cudax'"},
+        {"cuda:99999999999", "name is 'cuda:99999999999'"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        td_device *dev = (td_device *)&dev; /* open must overwrite it */
+
+        td_assert_refused(td_device_open(rows[i].name, &dev), TD_BAD_ARGUMENT, rows[i].words);
+        assert_null(dev);
+    }
+    td_assert_refused(td_device_open("cpu", NULL), TD_BAD_ARGUMENT, "out is NULL");
+}
+
+static void a_build_without_cuda_says_so(void **state)
+{
+#ifdef TANDEM_HAVE_CUDA
+    skip();
+#endif
+    td_device *dev = (td_device *)&dev;
+
+    (void)state;
+    td_assert_refused(td_device_open("cuda", &dev), TD_UNSUPPORTED, "device 'cuda'");
+    assert_null(dev);
+    td_assert_refused(td_device_open("cuda:3", &dev), TD_UNSUPPORTED, "no CUDA");
+}
+
+static void open_undoes_itself_at_every_allocation(void **state)
+{
+    int64_t nth = 0;
+    td_status status;
+
+    (void)state;
+    do {
+        td_device *dev = (td_device *)&dev;
+
+        fail_in = ++nth;
+        status = td_device_open("cpu", &dev);
+        fail_in = 0;
+        assert_true(status == TD_OK || (status == TD_NO_MEMORY && !dev));
+        if (status == TD_OK)
+            td_device_close(dev);
+    } while (status != TD_OK);
+    assert_true(nth > 1);
+}
+
+/* ---- blocks ---- */
+
+static void blocks_are_aligned_and_counted(void **state)
+{
+    static const size_t sizes[] = {0, 1, 255, 256, 257, 4096, 100003, (2 << 20) - 1, 2 << 20, (6 << 20) + 5};
+    enum { BLOCKS = sizeof sizes / sizeof sizes[0] };
+    td_device *dev = *state;
+    void *blocks[BLOCKS];
+    size_t total = 0;
+
+    for (int i = 0; i < BLOCKS; i++) {
+        blocks[i] = NULL;
+        td_assert_ok(td_device_alloc(dev, sizes[i], &blocks[i]));
+        assert_non_null(blocks[i]);
+        assert_int_equal((uintptr_t)blocks[i] % 256, 0);
+        memset(blocks[i], i + 1, sizes[i]);
+        total += sizes[i];
+        td_memory_stats stats = memory_of(dev);
+        assert_int_equal(stats.current_bytes, total);
+        assert_int_equal(stats.peak_bytes, total);
+        assert_int_equal(stats.live_blocks, i + 1);
+        assert_int_equal(stats.allocations, i + 1);
+    }
+    for (int i = 0; i < BLOCKS; i++) { /* nobody wrote into another's */
+        const unsigned char *bytes = blocks[i];
+
+        for (size_t b = 0; b < sizes[i]; b++)
+            assert_int_equal(bytes[b], i + 1);
+    }
+    for (int i = 0; i < BLOCKS; i++) {
+        td_assert_ok(td_device_free(dev, blocks[i]));
+        total -= sizes[i];
+        assert_int_equal(memory_of(dev).current_bytes, total);
+    }
+    assert_int_equal(memory_of(dev).live_blocks, 0);
+    td_assert_ok(td_device_free(dev, NULL));
+    assert_int_equal(memory_of(dev).allocations, BLOCKS);
+}
+
+static void empty_blocks_have_addresses_of_their_own(void **state)
+{
+    td_device *dev = *state;
+    void *a, *b;
+
+    td_assert_ok(td_device_alloc(dev, 0, &a));
+    td_assert_ok(td_device_alloc(dev, 0, &b));
+    assert_true(a && b && a != b);
+    td_assert_ok(td_device_free(dev, a));
+    td_assert_ok(td_device_free(dev, b));
+}
+
+static void the_peak_is_the_largest_since_the_reset(void **state)
+{
+    td_device *dev = *state;
+    void *a, *b, *c;
+
+    td_assert_ok(td_device_alloc(dev, 1000, &a));
+    td_assert_ok(td_device_alloc(dev, 500, &b));
+    td_assert_ok(td_device_free(dev, a));
+    td_assert_ok(td_device_alloc(dev, 700, &c));
+    assert_int_equal(memory_of(dev).peak_bytes, 1500);
+    assert_int_equal(memory_of(dev).current_bytes, 1200);
+    td_assert_ok(td_device_reset_peak(dev));
+    assert_int_equal(memory_of(dev).peak_bytes, 1200);
+    td_assert_ok(td_device_free(dev, b));
+    assert_int_equal(memory_of(dev).peak_bytes, 1200);
+    td_assert_ok(td_device_alloc(dev, 600, &b));
+    assert_int_equal(memory_of(dev).peak_bytes, 1300);
+}
+
+static void only_live_blocks_of_the_device_are_freed(void **state)
+{
+    td_device *dev = *state, *other;
+    unsigned char *block;
+    void *theirs;
+    int on_the_stack;
+
+    td_assert_refused(td_device_free(dev, &on_the_stack), TD_BAD_ARGUMENT, "is no live block of cpu");
+    td_assert_ok(td_device_open("cpu", &other));
+    td_assert_ok(td_device_alloc(dev, 4096, (void **)&block));
+    td_assert_ok(td_device_alloc(other, 10, &theirs));
+    td_assert_refused(td_device_free(dev, block + 1), TD_BAD_ARGUMENT, "is no live block of cpu");
+    td_assert_refused(td_device_free(dev, block + 256), TD_BAD_ARGUMENT, "is no live block of cpu");
+    td_assert_refused(td_device_free(dev, block + 4096), TD_BAD_ARGUMENT, "is no live block of cpu");
+    td_assert_refused(td_device_free(dev, theirs), TD_BAD_ARGUMENT, "is no live block of cpu");
+    td_assert_refused(td_device_free(NULL, block), TD_BAD_ARGUMENT, "dev is NULL");
+    assert_int_equal(memory_of(dev).live_blocks, 1);
+    td_assert_ok(td_device_free(dev, block));
+    td_assert_refused(td_device_free(dev, block), TD_BAD_ARGUMENT, "is no live block of cpu"); /* twice */
+    assert_int_equal(memory_of(dev).current_bytes, 0);
+    td_device_close(other); /* with its block still live: the leak checker watches */
+}
+
+/* Thousands of blocks freed in an order of their own, with refills between: every chain of the table is opened and
+ * closed somewhere. */
+static void any_order_of_allocs_and_frees_keeps_the_account(void **state)
+{
+    enum { SLOTS = 3000, STEPS = 30000 };
+    td_device *dev = *state;
+    int64_t *choice = td_draw_tokens("device: any order", 0, STEPS, SLOTS);
+    void **block = calloc(SLOTS, sizeof *block);
+    size_t *bytes = calloc(SLOTS, sizeof *bytes), total = 0, peak = 0;
+    int64_t live = 0, allocations = 0;
+
+    assert_true(block && bytes);
+    for (int i = 0; i < STEPS; i++) {
+        int64_t s = choice[i];
+
+        if (block[s]) {
+            assert_int_equal(*(int64_t *)block[s], s);
+            td_assert_ok(td_device_free(dev, block[s]));
+            block[s] = NULL;
+            total -= bytes[s];
+            live--;
+        } else {
+            bytes[s] = 8 + (size_t)(choice[(i + 1) % STEPS] % 700);
+            td_assert_ok(td_device_alloc(dev, bytes[s], &block[s]));
+            *(int64_t *)block[s] = s;
+            total += bytes[s];
+            live++;
+            allocations++;
+        }
+        peak = total > peak ? total : peak;
+    }
+    td_memory_stats stats = memory_of(dev);
+    assert_int_equal(stats.current_bytes, total);
+    assert_int_equal(stats.peak_bytes, peak);
+    assert_int_equal(stats.live_blocks, live);
+    assert_int_equal(stats.allocations, allocations);
+    assert_true(live > 1000);
+    for (int s = 0; s < SLOTS; s++)
+        td_assert_ok(td_device_free(dev, block[s]));
+    assert_int_equal(memory_of(dev).live_blocks, 0);
+    free(block);
+    free(bytes);
+    td_fence_free(choice);
+}
+
+/* ---- allocations that fail ---- */
+
+static void no_room_names_the_request_and_what_is_in_use(void **state)
+{
+    td_device *dev = *state;
+    void *block, *huge = &huge;
+
+    td_assert_ok(td_device_alloc(dev, 12345, &block));
+    td_assert_refused(td_device_alloc(dev, SIZE_MAX, &huge), TD_NO_MEMORY,
+                      "18446744073709551615 bytes on cpu");
+    assert_null(huge);
+    td_assert_refused(td_device_alloc(dev, SIZE_MAX / 2 + 1, &huge), TD_NO_MEMORY, "12345 bytes in 1 blocks");
+    assert_int_equal(memory_of(dev).live_blocks, 1);
+    assert_int_equal(memory_of(dev).peak_bytes, 12345);
+    assert_int_equal(memory_of(dev).allocations, 1);
+}
+
+static void the_nth_allocation_fails_once_when_asked_to(void **state)
+{
+    td_device *dev = *state;
+    void *block;
+
+    for (int nth = 1; nth <= 3; nth++) {
+        td_assert_ok(td_device_fail_allocation(dev, nth));
+        for (int i = 1; i <= 4; i++) {
+            block = &block;
+            if (i == nth) {
+                td_assert_refused(td_device_alloc(dev, 77, &block), TD_NO_MEMORY, "77 bytes refused on cpu");
+                assert_null(block);
+            } else {
+                td_assert_ok(td_device_alloc(dev, 77, &block));
+            }
+        }
+    }
+    assert_int_equal(memory_of(dev).live_blocks, 9);
+    td_assert_ok(td_device_fail_allocation(dev, 1));
+    td_assert_ok(td_device_fail_allocation(dev, 0)); /* taken back */
+    td_assert_ok(td_device_alloc(dev, 77, &block));
+    td_assert_refused(td_device_fail_allocation(dev, -1), TD_BAD_ARGUMENT, "nth is -1");
+    td_assert_refused(td_device_fail_allocation(NULL, 1), TD_BAD_ARGUMENT, "dev is NULL");
+}
+
+static void a_table_that_cannot_grow_fails_the_allocation_alone(void **state)
+{
+    td_device *dev = *state;
+    int64_t failed = 0;
+
+    for (int i = 0; i < 1000; i++) {
+        void *block = &block;
+
+        fail_in = 1;
+        td_status status = td_device_alloc(dev, 16, &block);
+        fail_in = 0;
+        if (status == TD_OK)
+            continue;
+        failed++;
+        assert_int_equal(status, TD_NO_MEMORY);
+        assert_null(block);
+        assert_int_equal(memory_of(dev).live_blocks, i);
+        td_assert_ok(td_device_alloc(dev, 16, &block));
+    }
+    assert_in_range(failed, 3, 20); /* the table grew by doubling, and each time without success at first */
+    assert_int_equal(memory_of(dev).live_blocks, 1000);
+}
+
+/* ---- copies ---- */
+
+static void copies_move_exactly_the_bytes(void **state)
+{
+    static const size_t sizes[] = {0, 1, 1000, (1 << 20) + 3};
+    td_device *dev = *state;
+
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        size_t bytes = sizes[s];
+        unsigned char *host = td_fence_alloc(bytes), *back = td_fence_alloc(bytes);
+        unsigned char *a, *b;
+
+        td_assert_ok(td_device_alloc(dev, bytes + 2, (void **)&a));
+        td_assert_ok(td_device_alloc(dev, bytes + 2, (void **)&b));
+        for (size_t i = 0; i < bytes; i++)
+            host[i] = (unsigned char)(i * 31 + 7);
+        td_assert_ok(td_device_fill(dev, a, 0xA5, bytes + 2));
+        td_assert_ok(td_device_fill(dev, b, 0, bytes + 2));
+        td_assert_ok(td_device_upload(dev, a + 1, host, bytes));
+        td_assert_ok(td_device_copy(dev, b + 1, a + 1, bytes));
+        td_assert_ok(td_device_download(dev, back, b + 1, bytes));
+        td_assert_ok(td_device_synchronize(dev));
+        assert_true(bytes == 0 || memcmp(back, host, bytes) == 0);
+        assert_true(a[0] == 0xA5 && a[bytes + 1] == 0xA5 && b[0] == 0 && b[bytes + 1] == 0);
+        td_assert_ok(td_device_free(dev, a));
+        td_assert_ok(td_device_free(dev, b));
+        td_fence_free(host);
+        td_fence_free(back);
+    }
+}
+
+static void bad_copies_are_refused_with_the_reason(void **state)
+{
+    td_device *dev = *state;
+    char a[4] = "abc", b[4] = "xyz";
+
+    td_assert_refused(td_device_copy(NULL, a, b, 1), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_device_copy(dev, NULL, b, 1), TD_BAD_ARGUMENT, "dst is NULL, bytes is 1");
+    td_assert_refused(td_device_copy(dev, a, NULL, 1), TD_BAD_ARGUMENT, "src is NULL, bytes is 1");
+    td_assert_refused(td_device_upload(NULL, a, b, 1), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_device_upload(dev, NULL, b, 2), TD_BAD_ARGUMENT, "dst is NULL, bytes is 2");
+    td_assert_refused(td_device_upload(dev, a, NULL, 2), TD_BAD_ARGUMENT, "src is NULL, bytes is 2");
+    td_assert_refused(td_device_download(NULL, a, b, 1), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_device_download(dev, NULL, b, 3), TD_BAD_ARGUMENT, "dst is NULL, bytes is 3");
+    td_assert_refused(td_device_download(dev, a, NULL, 3), TD_BAD_ARGUMENT, "src is NULL, bytes is 3");
+    td_assert_refused(td_device_fill(NULL, a, 0, 1), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_device_fill(dev, NULL, 0, 1), TD_BAD_ARGUMENT, "dst is NULL, bytes is 1");
+    td_assert_refused(td_device_fill(dev, a, 256, 1), TD_BAD_ARGUMENT, "value is 256");
+    td_assert_refused(td_device_fill(dev, a, -1, 1), TD_BAD_ARGUMENT, "value is -1");
+    td_assert_refused(td_device_synchronize(NULL), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_ok(td_device_copy(dev, NULL, NULL, 0));
+    td_assert_ok(td_device_upload(dev, NULL, NULL, 0));
+    td_assert_ok(td_device_download(dev, NULL, NULL, 0));
+    td_assert_ok(td_device_fill(dev, NULL, 0, 0));
+    assert_string_equal(a, "abc");
+}
+
+static void other_bad_input_is_refused_with_the_reason(void **state)
+{
+    td_device *dev = *state;
+    td_memory_stats stats;
+    void *block = &block;
+
+    td_assert_refused(td_device_alloc(NULL, 1, &block), TD_BAD_ARGUMENT, "dev is NULL");
+    assert_null(block);
+    td_assert_refused(td_device_alloc(dev, 1, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_device_memory(NULL, &stats), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_device_memory(dev, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_device_reset_peak(NULL), TD_BAD_ARGUMENT, "dev is NULL");
+}
+
+/* ---- time ---- */
+
+static void events_measure_what_lies_between_them(void **state)
+{
+    td_device *dev = *state;
+    td_event *start, *stop;
+    double ms = -1;
+    int64_t from, to;
+
+    td_assert_ok(td_event_create(dev, &start));
+    td_assert_ok(td_event_create(dev, &stop));
+    from = td_clock_ns();
+    td_assert_ok(td_event_record(start));
+    int64_t inner = td_clock_ns();
+    while (td_clock_ns() - inner < 3000000)
+        ;
+    td_assert_ok(td_event_record(stop));
+    to = td_clock_ns();
+    td_assert_ok(td_event_elapsed_ms(start, stop, &ms));
+    assert_true(ms >= 3.0 && ms <= (double)(to - from) / 1e6);
+    td_assert_ok(td_event_elapsed_ms(start, start, &ms));
+    assert_true(ms == 0);
+    td_assert_ok(td_event_record(start)); /* an event can be recorded again */
+    td_assert_ok(td_event_elapsed_ms(stop, start, &ms));
+    assert_true(ms >= 0);
+    td_event_destroy(start);
+    td_event_destroy(stop);
+    td_event_destroy(NULL);
+}
+
+static void bad_events_are_refused_with_the_reason(void **state)
+{
+    td_device *dev = *state, *other;
+    td_event *a, *b, *theirs, *none = (td_event *)&none;
+    double ms = 77;
+
+    td_assert_ok(td_device_open("cpu", &other));
+    td_assert_ok(td_event_create(dev, &a));
+    td_assert_ok(td_event_create(dev, &b));
+    td_assert_ok(td_event_create(other, &theirs));
+    td_assert_refused(td_event_create(NULL, &none), TD_BAD_ARGUMENT, "dev is NULL");
+    assert_null(none);
+    td_assert_refused(td_event_create(dev, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_event_record(NULL), TD_BAD_ARGUMENT, "event is NULL");
+    td_assert_refused(td_event_elapsed_ms(NULL, b, &ms), TD_BAD_ARGUMENT, "start is NULL");
+    td_assert_refused(td_event_elapsed_ms(a, NULL, &ms), TD_BAD_ARGUMENT, "stop is NULL");
+    td_assert_refused(td_event_elapsed_ms(a, b, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_event_elapsed_ms(a, theirs, &ms), TD_BAD_ARGUMENT, "another device");
+    td_assert_refused(td_event_elapsed_ms(a, b, &ms), TD_BAD_STATE, "start was never recorded");
+    td_assert_ok(td_event_record(a));
+    td_assert_refused(td_event_elapsed_ms(a, b, &ms), TD_BAD_STATE, "stop was never recorded");
+    assert_true(ms == 77);
+    fail_in = 1;
+    none = (td_event *)&none;
+    td_status status = td_event_create(dev, &none);
+    fail_in = 0;
+    assert_int_equal(status, TD_NO_MEMORY);
+    assert_null(none);
+    td_event_destroy(a);
+    td_event_destroy(b);
+    td_event_destroy(theirs);
+    td_device_close(other);
+}
+
+/* ---- history ---- */
+
+typedef struct history {
+    const td_memory_event *events;
+    int64_t count, dropped;
+} history;
+
+static history history_of(const td_device *dev)
+{
+    history read = {NULL, -1, -1};
+
+    td_assert_ok(td_device_history(dev, &read.events, &read.count, &read.dropped));
+    return read;
+}
+
+static void the_history_tells_what_happened_and_under_which_label(void **state)
+{
+    td_device *dev = *state;
+    void *before, *a, *b, *huge;
+    int64_t start = td_clock_ns();
+
+    td_assert_ok(td_device_alloc(dev, 11, &before));
+    td_assert_ok(td_device_push_label(dev, "forward"));
+    td_assert_ok(td_device_history_begin(dev, 100));
+    td_assert_ok(td_device_alloc(dev, 100, &a));
+    td_assert_ok(td_device_push_label(dev, "layers.3"));
+    td_assert_ok(td_device_push_label(dev, "attention"));
+    td_assert_ok(td_device_alloc(dev, 50, &b));
+    td_assert_ok(td_device_note_live(dev, "scores", b, 40));
+    td_assert_ok(td_device_note_dead(dev, "scores", b, 40));
+    td_assert_ok(td_device_pop_label(dev));
+    td_assert_ok(td_device_free(dev, a));
+    td_assert_ok(td_device_pop_label(dev));
+    td_assert_ok(td_device_pop_label(dev));
+    assert_int_equal(td_device_alloc(dev, SIZE_MAX, &huge), TD_NO_MEMORY);
+    td_assert_ok(td_device_fail_allocation(dev, 1));
+    assert_int_equal(td_device_alloc(dev, 9, &huge), TD_NO_MEMORY);
+    td_assert_ok(td_device_note_live(dev, "loose", before, 1));
+    td_assert_ok(td_device_history_end(dev));
+    td_assert_ok(td_device_free(dev, b)); /* after the end: not recorded */
+
+    const struct {
+        td_memory_action action;
+        const void *address;
+        size_t bytes, current;
+        const char *label;
+    } want[] = {
+        {TD_MEMORY_ALLOC, a, 100, 111, "forward"},
+        {TD_MEMORY_ALLOC, b, 50, 161, "forward/layers.3/attention"},
+        {TD_MEMORY_LIVE, b, 40, 161, "forward/layers.3/attention/scores"},
+        {TD_MEMORY_DEAD, b, 40, 161, "forward/layers.3/attention/scores"},
+        {TD_MEMORY_FREE, a, 100, 61, "forward/layers.3"},
+        {TD_MEMORY_OOM, NULL, SIZE_MAX, 61, ""},
+        {TD_MEMORY_OOM, NULL, 9, 61, ""},
+        {TD_MEMORY_LIVE, before, 1, 61, "loose"},
+    };
+    history read = history_of(dev);
+    assert_int_equal(read.count, sizeof want / sizeof want[0]);
+    assert_int_equal(read.dropped, 0);
+    for (int64_t i = 0; i < read.count; i++) {
+        assert_int_equal(read.events[i].sequence, i);
+        assert_int_equal(read.events[i].action, want[i].action);
+        assert_ptr_equal(read.events[i].address, want[i].address);
+        assert_int_equal(read.events[i].bytes, want[i].bytes);
+        assert_int_equal(read.events[i].current_bytes, want[i].current);
+        assert_string_equal(read.events[i].label, want[i].label);
+        assert_true(read.events[i].time_ns >= start && read.events[i].time_ns <= td_clock_ns());
+        start = read.events[i].time_ns;
+    }
+}
+
+static void the_text_of_a_label_is_copied(void **state)
+{
+    td_device *dev = *state;
+    char label[] = "phase", name[] = "tensor";
+    int place;
+
+    td_assert_ok(td_device_history_begin(dev, 2));
+    td_assert_ok(td_device_push_label(dev, label));
+    td_assert_ok(td_device_note_live(dev, name, &place, sizeof place));
+    memset(label, 'x', sizeof label - 1);
+    memset(name, 'x', sizeof name - 1);
+    td_assert_ok(td_device_note_live(dev, "t", &place, sizeof place));
+    assert_string_equal(history_of(dev).events[0].label, "phase/tensor");
+    assert_string_equal(history_of(dev).events[1].label, "phase/t");
+}
+
+static void thousands_of_labels_stay_apart(void **state)
+{
+    enum { LABELS = 2000 };
+    td_device *dev = *state;
+    int place;
+    char text[32];
+
+    td_assert_ok(td_device_history_begin(dev, 2 * LABELS));
+    for (int i = 0; i < 2 * LABELS; i++) {
+        snprintf(text, sizeof text, "layers.%d", i % LABELS);
+        td_assert_ok(td_device_push_label(dev, text));
+        td_assert_ok(td_device_note_live(dev, "t", &place, 1));
+        td_assert_ok(td_device_pop_label(dev));
+    }
+    history read = history_of(dev);
+    assert_int_equal(read.count, 2 * LABELS);
+    for (int i = 0; i < 2 * LABELS; i++) {
+        snprintf(text, sizeof text, "layers.%d/t", i % LABELS);
+        assert_string_equal(read.events[i].label, text);
+        /* The same label is the same text, held once. */
+        assert_ptr_equal(read.events[i].label, read.events[i % LABELS].label);
+    }
+}
+
+static void a_full_history_counts_what_it_drops(void **state)
+{
+    td_device *dev = *state;
+    void *block;
+
+    td_assert_ok(td_device_history_begin(dev, 3));
+    for (int i = 0; i < 5; i++) {
+        td_assert_ok(td_device_alloc(dev, 10, &block));
+        td_assert_ok(td_device_free(dev, block));
+    }
+    assert_int_equal(history_of(dev).count, 3);
+    assert_int_equal(history_of(dev).dropped, 7);
+    td_assert_ok(td_device_history_begin(dev, 4)); /* a running one is discarded */
+    assert_int_equal(history_of(dev).count, 0);
+    assert_int_equal(history_of(dev).dropped, 0);
+    td_assert_ok(td_device_alloc(dev, 10, &block));
+    assert_int_equal(history_of(dev).events[0].sequence, 0);
+}
+
+static void without_a_history_nothing_is_kept(void **state)
+{
+    td_device *dev = *state;
+    void *block;
+
+    td_assert_ok(td_device_alloc(dev, 10, &block));
+    td_assert_ok(td_device_note_live(dev, "t", block, 10));
+    assert_null(history_of(dev).events);
+    assert_int_equal(history_of(dev).count, 0);
+    assert_int_equal(history_of(dev).dropped, 0);
+}
+
+static void labels_nest_32_deep(void **state)
+{
+    td_device *dev = *state;
+    char want[32 * 3] = "";
+    int place;
+
+    td_assert_refused(td_device_pop_label(dev), TD_BAD_STATE, "without a label");
+    for (int i = 0; i < 32; i++) {
+        char label[3] = {(char)('a' + i % 26), (char)('a' + i / 26), 0};
+
+        td_assert_ok(td_device_push_label(dev, label));
+        snprintf(want + strlen(want), sizeof want - strlen(want), "%s%s", i ? "/" : "", label);
+    }
+    td_assert_refused(td_device_push_label(dev, "deeper"), TD_BAD_STATE, "32 is the deepest");
+    td_assert_ok(td_device_history_begin(dev, 1));
+    td_assert_ok(td_device_note_live(dev, "t", &place, 1));
+    assert_memory_equal(history_of(dev).events[0].label, want, strlen(want));
+    assert_string_equal(history_of(dev).events[0].label + strlen(want), "/t");
+    for (int i = 0; i < 32; i++)
+        td_assert_ok(td_device_pop_label(dev));
+    td_assert_refused(td_device_pop_label(dev), TD_BAD_STATE, "without a label");
+}
+
+static void bad_labels_and_histories_are_refused_with_the_reason(void **state)
+{
+    td_device *dev = *state;
+    const td_memory_event *events;
+    int64_t count, dropped;
+    int place;
+
+    td_assert_refused(td_device_push_label(NULL, "a"), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_device_push_label(dev, NULL), TD_BAD_ARGUMENT, "label is NULL");
+    td_assert_refused(td_device_push_label(dev, ""), TD_BAD_ARGUMENT, "label is ''");
+    td_assert_refused(td_device_push_label(dev, "a/b"), TD_BAD_ARGUMENT, "label is 'a/b'");
+    td_assert_refused(td_device_pop_label(NULL), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_device_history_begin(NULL, 1), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_device_history_begin(dev, 0), TD_BAD_ARGUMENT, "capacity is 0");
+    td_assert_refused(td_device_history_begin(dev, -1), TD_BAD_ARGUMENT, "capacity is -1");
+    td_assert_refused(td_device_history_begin(dev, INT64_MAX), TD_NO_MEMORY,
+                      "history of 9223372036854775807");
+    td_assert_refused(td_device_history_end(NULL), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_device_history_end(dev), TD_BAD_STATE, "no history is running");
+    td_assert_refused(td_device_history(NULL, &events, &count, &dropped), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_device_history(dev, NULL, &count, &dropped), TD_BAD_ARGUMENT, "events is NULL");
+    td_assert_refused(td_device_history(dev, &events, NULL, &dropped), TD_BAD_ARGUMENT, "count is NULL");
+    td_assert_refused(td_device_history(dev, &events, &count, NULL), TD_BAD_ARGUMENT, "dropped is NULL");
+    td_assert_refused(td_device_note_live(NULL, "t", &place, 1), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_device_note_live(dev, NULL, &place, 1), TD_BAD_ARGUMENT, "name is NULL");
+    td_assert_refused(td_device_note_live(dev, "a/b", &place, 1), TD_BAD_ARGUMENT, "name is 'a/b'");
+    td_assert_refused(td_device_note_dead(dev, "t", NULL, 1), TD_BAD_ARGUMENT, "address is NULL");
+}
+
+/* One scenario with every kind of host allocation in it; the nth of them fails. */
+static void a_history_without_memory_hurts_nobody_else(void **state)
+{
+    int64_t nth = 0, reached;
+
+    (void)state;
+    do {
+        td_device *dev;
+        void *block = NULL;
+        int64_t events = 0;
+
+        td_assert_ok(td_device_open("cpu", &dev));
+        fail_in = ++nth;
+        td_status begin = td_device_history_begin(dev, 200);
+        td_status push = td_device_push_label(dev, "a label of some length");
+        td_status again = td_device_push_label(dev, "and one that makes the path grow beyond its room");
+        td_status alloc = td_device_alloc(dev, 10, &block);
+        for (int i = 0; i < 100; i++) {
+            char name[32];
+
+            snprintf(name, sizeof name, "tensor.%d", i);
+            assert_int_equal(td_device_note_live(dev, name, dev, 1), TD_OK); /* a lost event is no error */
+        }
+        reached = fail_in == 0;
+        fail_in = 0;
+        assert_true(begin == TD_OK || begin == TD_NO_MEMORY);
+        assert_true(push == TD_OK || push == TD_NO_MEMORY);
+        assert_true(again == TD_OK || again == TD_NO_MEMORY);
+        assert_true(alloc == TD_OK ? block != NULL : alloc == TD_NO_MEMORY && !block);
+        if (begin == TD_OK) {
+            events = history_of(dev).count + history_of(dev).dropped;
+            assert_int_equal(events,
+                             101); /* the block (given or refused) and the tensors: every one counted */
+        }
+        if (!reached)
+            assert_int_equal(history_of(dev).dropped, 0);
+        td_assert_ok(td_device_alloc(dev, 10, &block)); /* usable afterwards */
+        td_device_close(dev);
+    } while (reached);
+    assert_in_range(nth, 50, 1000);
+}
+
+/* ---- threads ---- */
+
+static void the_number_of_threads_is_openmps(void **state)
+{
+    int before = td_cpu_threads();
+
+    (void)state;
+    assert_int_equal(before, omp_get_max_threads());
+    td_assert_ok(td_cpu_set_threads(3));
+    assert_int_equal(td_cpu_threads(), 3);
+    assert_int_equal(omp_get_max_threads(), 3);
+    td_assert_refused(td_cpu_set_threads(0), TD_BAD_ARGUMENT, "threads is 0");
+    td_assert_refused(td_cpu_set_threads(-2), TD_BAD_ARGUMENT, "threads is -2");
+    assert_int_equal(td_cpu_threads(), 3);
+    td_assert_ok(td_cpu_set_threads(before));
+}
+
+#define WITH_CPU(test) cmocka_unit_test_setup_teardown(test, open_cpu, close_cpu)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        WITH_CPU(the_cpu_opens_under_its_name),
+        cmocka_unit_test(names_that_open_nothing_are_refused),
+        cmocka_unit_test(a_build_without_cuda_says_so),
+        cmocka_unit_test(open_undoes_itself_at_every_allocation),
+        WITH_CPU(blocks_are_aligned_and_counted),
+        WITH_CPU(empty_blocks_have_addresses_of_their_own),
+        WITH_CPU(the_peak_is_the_largest_since_the_reset),
+        WITH_CPU(only_live_blocks_of_the_device_are_freed),
+        WITH_CPU(any_order_of_allocs_and_frees_keeps_the_account),
+        WITH_CPU(no_room_names_the_request_and_what_is_in_use),
+        WITH_CPU(the_nth_allocation_fails_once_when_asked_to),
+        WITH_CPU(a_table_that_cannot_grow_fails_the_allocation_alone),
+        WITH_CPU(copies_move_exactly_the_bytes),
+        WITH_CPU(bad_copies_are_refused_with_the_reason),
+        WITH_CPU(other_bad_input_is_refused_with_the_reason),
+        WITH_CPU(events_measure_what_lies_between_them),
+        WITH_CPU(bad_events_are_refused_with_the_reason),
+        WITH_CPU(the_history_tells_what_happened_and_under_which_label),
+        WITH_CPU(the_text_of_a_label_is_copied),
+        WITH_CPU(thousands_of_labels_stay_apart),
+        WITH_CPU(a_full_history_counts_what_it_drops),
+        WITH_CPU(without_a_history_nothing_is_kept),
+        WITH_CPU(labels_nest_32_deep),
+        WITH_CPU(bad_labels_and_histories_are_refused_with_the_reason),
+        cmocka_unit_test(a_history_without_memory_hurts_nobody_else),
+        cmocka_unit_test(the_number_of_threads_is_openmps),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
