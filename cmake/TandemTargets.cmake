@@ -6,7 +6,6 @@
 include(CMakeParseArguments)
 
 add_library(td_flags INTERFACE)
-target_compile_features(td_flags INTERFACE c_std_11)
 target_compile_definitions(td_flags INTERFACE _GNU_SOURCE)
 # -std=c11 would switch fused multiply-add off (-ffp-contract); errno and floating-point traps, which nothing here
 # reads, would keep the compiler from vectorising. NaN and infinity keep their meaning: no -ffast-math.
@@ -42,7 +41,7 @@ function(td_add_module name)
     set(ARG_SOURCES ${PROJECT_SOURCE_DIR}/impl/base/clock.c) # INTERIM
   endif() # INTERIM
   add_library(td_${name} STATIC ${ARG_SOURCES})
-  set_target_properties(td_${name} PROPERTIES C_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON
+  set_target_properties(td_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON
                         TD_MAY_USE "${ARG_MAY_USE}")
   target_link_libraries(td_${name} PRIVATE td_flags td_instrument)
   target_link_libraries(td_${name} PUBLIC ${ARG_LIBRARIES})
@@ -70,7 +69,6 @@ function(td_add_test name)
     set(ARG_LABELS unit cpu)
   endif()
   add_executable(test_${name} ${ARG_SOURCES})
-  set_target_properties(test_${name} PROPERTIES C_EXTENSIONS OFF)
   target_link_libraries(test_${name} PRIVATE td_flags td_instrument td_support cmocka::cmocka ${ARG_LIBRARIES})
   foreach(used IN LISTS ARG_USES)
     target_link_libraries(test_${name} PRIVATE td_${used})
