@@ -1,0 +1,60 @@
+"""What the pages of several modules have in common; no module of its own."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from parity.core import geomean
+
+MIB = 2**20
+
+
+def valued(records, impl="c", **keys) -> list[dict]:
+    """The records of these keys that hold `values`, each as one row of its case keys and values."""
+    found = records.only(impl=impl, **keys).records
+    return [record["case"] | record["values"] for record in found if "values" in record]
+
+
+def errors_by(records, keys: Sequence[str], base: str = "torch_eager") -> pd.DataFrame:
+    """A row for each combination of the case keys: how many cases, the worst errors, and the ratio C / PyTorch."""
+    groups: dict[tuple, list[dict]] = {}
+    for record in records.records:
+        if "error" in record and all(key in record["case"] for key in keys):
+            groups.setdefault(tuple(record["case"][key] for key in keys), []).append(record)
+    rows = []
+    for combination, group in groups.items():
+        subset = type(records)(group)
+        ratios = subset.ratio("rel_l2", over=base)
+        worst = {
+            f"worst {impl}": max(r["error"]["rel_l2"] or 0.0 for r in group if r["impl"] == impl)
+            for impl in ("c", base)
+            if any(r["impl"] == impl for r in group)
+        }
+        row = dict(zip(keys, combination, strict=True)) | {"cases": len(subset.only(impl="c"))} | worst
+        rows.append(row | {"error ratio": geomean(ratios) if len(ratios) else None})
+    return pd.DataFrame(rows)
+
+
+def error_sentence(records, base: str = "torch_eager") -> str:
+    """How many cases hold, and which side is closer to float64."""
+    judged = [
+        r
+        for r in records.only(impl="c").records
+        if "error" in r["measure"] and r["status"] in ("ok", "failed")
+    ]
+    held = sum(r["status"] == "ok" for r in judged)
+    ratios = [ratio for ratio in records.ratio("rel_l2", over=base) if np.isfinite(ratio)]
+    words = f"The rule holds in {held} of {len(judged)} cases."
+    if not ratios:
+        return words
+    mean = geomean(ratios)
+    closer = "C is the closer one" if mean < 1 else "PyTorch is the closer one"
+    return (
+        f"{words} C's relative L2 error against float64 is {mean:.2f} times PyTorch's in the geometric mean: {closer}. "
+        f"The largest ratio of a single case is {max(ratios):.2f}."
+    )
+
+
+def mib(nbytes: float | None) -> float | None:
+    return None if nbytes is None else nbytes / MIB

@@ -1,0 +1,317 @@
+"""Accumulation in low precision, and which dtype each operation has under autocast."""
+
+import pandas as pd
+import torch
+
+from parity._pages import valued
+from parity.core import Case, Side, equal, grid
+from ref import precision as ref
+
+DELIVERABLES = {
+    "mixed_precision_accumulation": "Adding 0.01 a thousand times in f32, f16 and between",
+    "benchmarking_mixed_precision": "Dtypes of a model's components under autocast (parts a and b)",
+}
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+LOW = ["f16", "bf16"]
+DEVICES = ["cpu", "cuda"]
+LOSSES = ["cross_entropy_loss", "mse_loss", "mean"]
+METHODS = {"sequential": ref.accumulate, "kahan": ref.kahan, "pairwise": ref.pairwise}
+# (addend, accumulator): every accumulator with its own addend, and the low ones promoted into f32.
+SUMS = [("f64", "f64"), ("f32", "f32"), ("f16", "f16"), ("bf16", "bf16"), ("f16", "f32"), ("bf16", "f32")]
+
+
+def cases(profile):
+    for loop in range(4):
+        yield Case("mixed_precision_accumulation", loop=loop + 1)
+    counts = [10, 1000, 10_000] if profile == "quick" else [10, 100, 1000, 10_000, 100_000]
+    for keys in grid(value=[0.01, 0.1], count=counts, method=list(METHODS)):
+        for addend, accumulator in SUMS:
+            seconds = 2e-5 * keys["count"]
+            keys = {**keys, "addend": addend, "accumulator": accumulator}
+            yield Case("mixed_precision_accumulation", seconds=seconds, **keys)
+    for keys in grid(device=DEVICES, low=LOW, loss=LOSSES):
+        yield Case("benchmarking_mixed_precision", part="toy_model", **keys)
+    for keys in grid(device=DEVICES, low=LOW):
+        yield Case("benchmarking_mixed_precision", part="operations", seconds=1, **keys)
+    for device in DEVICES:
+        yield Case("benchmarking_mixed_precision", part="lists", device=device)
+    for keys in grid(dtype=["f32", "f16", "bf16"], x=[100.0, 255.0, 256.0, 1000.0]):
+        yield Case("benchmarking_mixed_precision", part="square", **keys)
+
+
+def run(case, draw, c):
+    if "loop" in case or "method" in case:
+        return sums(case, c)
+    parts = {"toy_model": toy_model, "operations": operations, "lists": lists, "square": square}
+    return parts[case.part](case, c)
+
+
+def sums(case, c):
+    """Every sum must be PyTorch's bit for bit, and so must the addition after which it stopped to grow."""
+    if "loop" in case:
+        desc = c.value("td_precision_handout_case", case.loop - 1)
+        addend, accumulator = (
+            c.ffi.string(c.td_dtype_name(x)).decode() for x in (desc.addend, desc.accumulator)
+        )
+        count, value, method, cast_first = desc.count, desc.value, "sequential", desc.cast_first
+        desc = c.ffi.addressof(desc)
+    else:
+        desc = c.struct("td_sum_case", case)
+        addend, accumulator, cast_first = case.addend, case.accumulator, False
+        count, value, method = case.count, case.value, case.method
+    arguments = (count, value, DTYPES[addend], DTYPES[accumulator])
+
+    def tandem():
+        total, stalled = c.ffi.new("double *"), c.ffi.new("int64_t *")
+        c.td_precision_sum(desc, total, stalled)
+        return {"sum": total[0], "stalled": stalled[0]}
+
+    def eager():
+        if method != "sequential":
+            return {"sum": METHODS[method](*arguments), "stalled": count}
+        totals = [0.0, *ref.running_sums(*arguments, cast_first)]
+        return {
+            "sum": totals[-1],
+            "stalled": max(i for i in range(1, count + 1) if totals[i] != totals[i - 1]),
+        }
+
+    def values(outputs):
+        named = {
+            "addend": addend,
+            "accumulator": accumulator,
+            "cast_first": bool(cast_first),
+            "exact": count * value,
+        }
+        return {"values": {**outputs, **named, "count": count}}
+
+    mine, theirs = tandem(), eager()
+    return {
+        "c": Side(lambda: mine, record=values(mine)),
+        "torch_eager": Side(lambda: theirs, record=values(theirs)),
+        "rule": {"*": equal()},
+    }
+
+
+def dtype_sides(mine, theirs):
+    return {
+        "c": Side(lambda: mine, record={"dtypes": mine}),
+        "torch_eager": Side(lambda: theirs, record={"dtypes": theirs}),
+        "rule": {"*": equal()},
+    }
+
+
+def name_of(c, dtype):
+    return c.ffi.string(c.td_dtype_name(dtype)).decode()
+
+
+def toy_model(case, c):
+    components, count = c.ffi.new("td_toy_component[8]"), c.ffi.new("int64_t *")
+    device = c.enum("td_autocast_device", case.device)
+    c.td_autocast_toy_model(device, c.enum("td_dtype", case.low), case.loss, components, count)
+    mine = {c.ffi.string(part.name).decode(): name_of(c, part.dtype) for part in components[0 : count[0]]}
+    seen = ref.toy_dtypes(case.device, DTYPES[case.low], case.loss)
+    return dtype_sides(mine, {name: NAMES[dtype] for name, dtype in seen.items()})
+
+
+def operations(case, c):
+    """Every operation that ref/precision.py can call, with f32 inputs, with low ones, and with both."""
+    mine, theirs = {}, {}
+    listed = ref.registered(case.device)
+    for op, (count, _) in ref.OPS.items():
+        inputs = [["f32"] * count, [case.low] * count]
+        if count == 2 and op in listed and rule_of(c, case.device, op) in ("lower", "widest"):
+            inputs.append(["f32", case.low])
+        for dtypes in inputs:
+            name = f"{op}({', '.join(dtypes)})"
+            mine[name] = result_by_tandem(c, case, op, dtypes)
+            theirs[name] = result_by_torch(case, op, dtypes)
+    return dtype_sides(mine, theirs)
+
+
+def rule_of(c, device, op):
+    rule = c.value("td_autocast_rule_find", c.enum("td_autocast_device", device), op)
+    return c.ffi.string(c.td_autocast_rule_name(rule)).decode()
+
+
+def result_by_tandem(c, case, op, dtypes):
+    if rule_of(c, case.device, op) == "banned":
+        return "banned"
+    inputs = c.ffi.new("td_dtype[]", [c.enum("td_dtype", dtype) for dtype in dtypes])
+    device, low = c.enum("td_autocast_device", case.device), c.enum("td_dtype", case.low)
+    return name_of(c, c.value("td_autocast_result", device, low, op, len(dtypes), inputs))
+
+
+def result_by_torch(case, op, dtypes):
+    dtype = ref.op_dtype(case.device, DTYPES[case.low], op, [DTYPES[name] for name in dtypes])
+    return "banned" if dtype is None else NAMES[dtype]
+
+
+def lists(case, c):
+    """C's lists name exactly the operators for which the installed PyTorch has an autocast kernel."""
+    device = c.enum("td_autocast_device", case.device)
+    by_rule = {}
+    for index in range(c.td_autocast_list_size(device)):
+        op, rule = c.ffi.new("char **"), c.ffi.new("td_autocast_rule *")
+        c.td_autocast_list_entry(device, index, op, rule)
+        rule = c.ffi.string(c.td_autocast_rule_name(rule[0])).decode()
+        by_rule.setdefault(rule, []).append(c.ffi.string(op[0]).decode())
+    named = sorted(op for ops in by_rule.values() for op in ops)
+    mine = {"operators": " ".join(named)}
+    theirs = {"operators": " ".join(sorted(ref.registered(case.device)))}
+    sides = dtype_sides(mine, theirs)
+    sides["c"] = Side(lambda: mine, record={"lists": by_rule})
+    return sides
+
+
+def square(case, c):
+    """What a layer norm does to one large value: x^2, and 1 / sqrt(x^2), each rounded to the dtype."""
+    dtype = c.enum("td_dtype", case.dtype)
+
+    def rounded(x):
+        given, narrow, wide = c.ffi.new("double *", x), c.ffi.new("double *"), c.ffi.new("double *")
+        c.td_convert(1, c.enum("td_dtype", "f64"), given, dtype, narrow)
+        c.td_convert(1, dtype, narrow, c.enum("td_dtype", "f64"), wide)
+        return wide[0]
+
+    squared = rounded(rounded(case.x) ** 2)
+    mine = {"square": squared, "rsqrt": rounded(1 / squared**0.5)}
+    x = torch.tensor(case.x, dtype=DTYPES[case.dtype])
+    theirs = {"square": (x * x).item(), "rsqrt": (1 / (x * x).sqrt()).item()}
+    return {
+        "c": Side(lambda: mine, record={"values": mine}),
+        "torch_eager": Side(lambda: theirs, record={"values": theirs}),
+        "rule": {"*": equal()},
+    }
+
+
+def report(page, records):
+    report_sums(page, records.only("mixed_precision_accumulation"))
+    autocast = records.only("benchmarking_mixed_precision")
+    report_toy_model(page, autocast)
+    report_layer_norm(page, autocast, records)
+    report_lists(page, autocast)
+
+
+def report_sums(page, records):
+    page.question(
+        "What do four ways to add 0.01 a thousand times come to, and where does each error come from?"
+    )
+    loops = [row for row in valued(records) if "loop" in row]
+    for row in loops:
+        row["error"] = row["sum"] - row["exact"]
+        row["in full"] = repr(row["sum"])
+        row["printed"] = f"{row['sum']:.4f}"
+        row["addend"] += ", cast before the addition" if row["cast_first"] else ""
+    page.table(
+        pd.DataFrame(loops),
+        columns={name: name for name in ("loop", "accumulator", "addend")}
+        | {"in full": "sum", "printed": "printed", "error": "sum - 10"},
+    )
+    if len(loops) == 4:
+        f32, f16, promoted, cast = (row["sum"] for row in loops)
+        page.text(
+            f"Every sum is PyTorch's, bit for bit. Loop 1 is off by {f32 - 10:.2g}, the rounding of a thousand f32 "
+            f"additions. Loops 3 and 4 are {'the same number' if promoted == cast else 'different numbers'}: the "
+            f"promotion inside the addition is the cast. Their error of {cast - 10:.2g} is not the accumulator's but "
+            f"the addend's, for f16 holds 0.01 as {(cast / 1000):.10f}, a thousand times. Loop 2 rounds its "
+            f"accumulator to f16 as well, and ends {10 - f16:.3g} short: the larger the sum, the coarser its steps. "
+            "So the accumulator should be wider than what is added to it."
+        )
+        page.verdict("mixed_precision_accumulation", f"sums {', '.join(row['printed'] for row in loops)}.")
+
+    page.question("How do other dtypes, and two ways to add more carefully, do?")
+    rows = {}
+    for row in valued(records, count=1000, value=0.01):
+        line = rows.setdefault(
+            (row["addend"], row["accumulator"]), {k: row[k] for k in ("addend", "accumulator")}
+        )
+        line[row["method"]] = row["sum"]
+        if row["method"] == "sequential":
+            line["grew until"] = row["stalled"]
+    page.table(pd.DataFrame(rows.values()), digits=dict.fromkeys(METHODS, 8))
+    for row in valued(records, count=1000, value=0.01, accumulator="bf16", method="sequential"):
+        page.text(
+            f"A bf16 accumulator stops growing at {row['sum']} after {row['stalled']} additions: there 0.01 is less "
+            "than half the distance to the next bf16 number, and every further addition rounds back. Kahan's "
+            "compensation carries what is lost to the next addition; pairwise summation adds numbers of like size. "
+            "The exact sum is 10 (for a low addend, a thousand times its rounded value)."
+        )
+    longest = max((row["count"] for row in valued(records) if "method" in row), default=0)
+    stalled = [row for row in valued(records, count=longest, method="sequential") if row["stalled"] < longest]
+    if stalled:
+        page.text(f"Sequential sums that stopped growing within {longest} additions:")
+        page.table(
+            pd.DataFrame(stalled),
+            columns=["addend", "accumulator", "value", "sum", "stalled"],
+            digits={"sum": 8},
+        )
+
+
+def report_toy_model(page, records):
+    page.question("Which dtype has each component of the toy model under autocast (parameters f32)?")
+    columns = {}
+    for record in records.only(part="toy_model", loss="cross_entropy_loss", impl="c").records:
+        columns[f"{record['case']['device']}, {record['case']['low']}"] = record.get("dtypes", {})
+    page.table(pd.DataFrame([
+        {"component": name} | {title: dtypes.get(name, "") for title, dtypes in columns.items()}
+        for name in next(iter(columns.values()), {})
+    ]))  # fmt: skip
+    page.text(
+        "The first linear and the logits are products and run in the low precision. Cross entropy is promoted to f32, "
+        "and gradients have the dtype of their parameters. The devices differ in the norm: CUDA's list runs "
+        "layer_norm in f32, the CPU's does not name it, so that it keeps the low precision of its input."
+    )
+    losses = {}
+    for record in records.only(part="toy_model", low="f16", impl="c").records:
+        row = losses.setdefault(record["case"]["loss"], {"loss": record["case"]["loss"]})
+        row[f"{record['case']['device']}, f16"] = record.get("dtypes", {}).get("loss", "")
+    page.text("The loss is f32 only if it is one that autocast promotes:")
+    page.table(pd.DataFrame(losses.values()))
+
+
+def report_layer_norm(page, records, everything):
+    page.question("Which parts of layer norm are sensitive to the precision, and is bf16 enough?")
+    rows = valued(records, part="square")
+    for row in rows:
+        row["square"] = "overflows" if row["square"] is None else row["square"]  # JSON has no infinity
+    page.table(
+        pd.DataFrame(rows),
+        columns={"dtype": "dtype", "x": "x", "square": "x^2", "rsqrt": "1 / sqrt(x^2)"},
+        digits={"x": 4},
+    )
+    worst = {row["dtype"]: row for row in rows if row["x"] == 1000.0}
+    bf16 = next(
+        iter(valued(everything, count=1000, value=0.01, accumulator="bf16", method="sequential")), None
+    )
+    if {"f16", "bf16"} <= set(worst) and bf16:
+        page.text(
+            f"The square, its mean and the reciprocal root: f16 ends at 65,504, so the square of x = 1000 "
+            f"{worst['f16']['square']}, and its reciprocal root is {worst['f16']['rsqrt']:g}. bf16 has the range of "
+            f"f32 ({worst['bf16']['square']:g} for the same square) but 8 significant bits: its sums still need an f32 "
+            f"accumulator (above, a bf16 one stopped at {bf16['sum']:g} of 10). So layer norm is kept in f32 for f16, "
+            "and under bf16 at least its reductions are."
+        )
+
+
+def report_lists(page, records):
+    page.question("Are the policies of both devices those of the installed PyTorch?")
+    rows = []
+    for device in DEVICES:
+        by_rule = {}
+        for record in records.only(part="lists", device=device, impl="c").records:
+            by_rule = {rule: len(ops) for rule, ops in record.get("lists", {}).items()}
+            same = record["status"] == "ok"
+            counts = {rule: by_rule.get(rule, 0) for rule in ("lower", "f32", "widest", "banned")}
+            rows.append({"device": device, **counts, "same names as PyTorch's dispatcher": same})
+    page.table(pd.DataFrame(rows))
+    calls = sum(len(record.get("dtypes", {})) for record in records.only(part="operations", impl="c").records)
+    wrong = sum(record["status"] != "ok" for record in records.only(part="operations", impl="c").records)
+    page.text(
+        f"The names are compared with the operators for which PyTorch registers an autocast kernel. Beyond the names, "
+        f"{calls} calls of {len(ref.OPS)} operations were made under torch.autocast to f16 and bf16, with f32, low and "
+        "mixed inputs, on the CPU and, as fake tensors that go through the same dispatcher, on CUDA: "
+        f"{'every dtype agrees.' if not wrong else f'{wrong} of these tables disagree, see below.'}"
+    )
+    page.verdict("benchmarking_mixed_precision", f"{calls} dtypes under autocast compared.")
