@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from parity.core import compare, report, sweep
-from parity.core.library import ROOT, default_library
+from parity.core.library import HEADERS, ROOT, default_library
 from parity.core.record import FILE, Finished, RecordError, RecordFile, load
 from parity.core.tables import FORMATS
 from parity.core.worker import Settings, WorkerError
@@ -15,8 +15,10 @@ from parity.core.worker import Settings, WorkerError
 BUDGETS = {"quick": 0.5, "full": 2.0}
 
 
-def main(package: str, arguments: list[str] | None = None) -> int:
+def main(package: str, arguments: list[str] | None = None, headers: Path = HEADERS) -> int:
+    """The command line of a package of modules, on the library that the headers declare; returns the exit status."""
     options = _parser().parse_args(arguments)
+    options.headers = headers
     # In a pipe a line stays a line, however long.
     console = Console(soft_wrap=not sys.stdout.isatty())
     try:
@@ -35,7 +37,7 @@ def main(package: str, arguments: list[str] | None = None) -> int:
 def run(package: str, options: argparse.Namespace, console: Console) -> int:
     items = sweep.select(sweep.discover(package), options.profile, options.module, options.case)
     budget = options.budget or BUDGETS[options.profile]
-    settings = Settings(options.library or default_library(), options.threads, budget)
+    settings = Settings(options.library or default_library(), options.threads, budget, options.headers)
     with RecordFile(_folder(options)) as file:
         _warn(file.loaded.warnings)
         console.print(f"profile {options.profile}: {sweep.describe(items, Finished(file.loaded.records))}")

@@ -17,6 +17,7 @@ import torch
 from parity.core.draw import DTYPES
 
 ROOT = Path(__file__).resolve().parents[2]
+HEADERS = ROOT / "impl"
 PRESET = "default"
 
 # What a typed pointer of a prototype takes; void * takes any tensor.
@@ -75,7 +76,7 @@ def openmp_runtimes() -> list[str]:
 class Library:
     """The loaded library: one a process."""
 
-    def __init__(self, path: Path | None = None, headers: Path = ROOT / "impl"):
+    def __init__(self, path: Path | None = None, headers: Path = HEADERS):
         self.path = Path(path) if path else default_library()
         if not self.path.is_file():
             raise FileNotFoundError(
@@ -132,7 +133,7 @@ class Session:
             self.device = None
 
     def __getattr__(self, name: str):
-        if not name.startswith("td_"):
+        if not name.lower().startswith("td_"):
             raise AttributeError(f"{name!r} is neither a helper nor a function of libtandem")
         try:
             function = getattr(self.library.lib, name)
@@ -171,7 +172,9 @@ class Session:
         elements = self.ffi.typeof(kind).relements
         found = [value for element, value in elements.items() if element.endswith(f"_{name.upper()}")]
         if len(found) != 1:
-            raise ValueError(f"{name!r} names {len(found)} constants of {kind}: {', '.join(elements)}")
+            raise ValueError(
+                f"{name!r} names {len(found)} constants of {kind}: {', '.join(sorted(elements, key=elements.get))}"
+            )
         return found[0]
 
     def struct(self, kind: str, case: Mapping | Any = None, **fields: Any):

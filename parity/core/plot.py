@@ -1,7 +1,9 @@
 """Curves as SVG files that depend on the values alone: the same records give the same bytes."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -26,25 +28,24 @@ MARKERS = ("o", "s", "^", "D", "v", "x")
 METADATA = {"Date": None, "Creator": None}
 
 
+def points(xs: Sequence, ys: Sequence, log: bool) -> list[tuple[float, float]]:
+    """The pairs that can be drawn: what is no number (an "oom", a gap) is left out, and on logarithmic axes what is
+    not above 0."""
+    numbers = [(x, y) for x, y in zip(xs, ys, strict=True) if _is_finite(x) and _is_finite(y)]
+    return [(x, y) for x, y in numbers if not log or (x > 0 and y > 0)]
+
+
 def write(
-    path: Path,
-    curves: Mapping[str, tuple[Sequence, Sequence]],
-    *,
-    x: str,
-    y: str,
-    log: bool = True,
-    title: str = "",
+    path: Path, curves: Mapping[str, list[tuple[float, float]]], *, x: str, y: str, log: bool, title: str
 ) -> None:
-    """Draws {label: (xs, ys)} with points that are None left out. `log` makes both axes logarithmic, the horizontal
-    one to base 2."""
+    """Draws {label: points}. `log` makes both axes logarithmic, the horizontal one to base 2."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
-        for i, (label, (xs, ys)) in enumerate(curves.items()):
-            points = [(a, b) for a, b in zip(xs, ys, strict=True) if a is not None and b is not None]
-            marker = MARKERS[i % len(MARKERS)] if len(points) <= 40 else None
+        for i, (label, pairs) in enumerate(curves.items()):
+            marker = MARKERS[i % len(MARKERS)] if len(pairs) <= 40 else None
             axes.plot(
-                [a for a, _ in points],
-                [b for _, b in points],
+                [a for a, _ in pairs],
+                [b for _, b in pairs],
                 color=COLOURS[i % len(COLOURS)],
                 marker=marker,
                 markersize=4,
@@ -66,3 +67,7 @@ def write(
             plt.close(figure)
     # matplotlib ends some lines with blanks, which would show up in every diff check.
     path.write_text("".join(line.rstrip() + "\n" for line in path.read_text().splitlines()))
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -68,10 +68,12 @@ class Page:
     ) -> None:
         """An SVG beside the page, with its caption as the text for those who do not see it; nothing where no curve
         has a point."""
-        if not any(len(xs) for xs, _ in curves.values()):
+        drawn = {label: plot.points(xs, ys, log) for label, (xs, ys) in curves.items()}
+        drawn = {label: pairs for label, pairs in drawn.items() if pairs}
+        if not drawn:
             return
         path = self.folder / f"{self.module}_{name}.svg"
-        plot.write(path, curves, x=x, y=y, log=log, title=title)
+        plot.write(path, drawn, x=x, y=y, log=log, title=title)
         self.plots.append(path)
         self.blocks.append(f"![{caption or title or f'{y} against {x}'}]({path.name})\n")
 

@@ -1,20 +1,23 @@
 """A process that measures cases, so that no crash, and no case that takes all memory, ends the sweep."""
 
+import contextlib
 import ctypes
 import importlib
 import multiprocessing
 import multiprocessing.connection
+import os
+import select
 import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from parity.core import memory
 from parity.core.case import Case
-from parity.core.library import Library
+from parity.core.library import HEADERS, Library
 from parity.core.measure import measure_case
 from parity.core.record import surroundings
 
-PR_SET_PDEATHSIG = 1
 NAME_BYTES = 64
 
 
@@ -25,6 +28,7 @@ class Settings:
     library: Path
     threads: int
     budget: float  # seconds of timing a side
+    headers: Path = HEADERS
 
 
 class WorkerError(RuntimeError):
@@ -37,16 +41,17 @@ class Worker:
     def __init__(self, settings: Settings):
         self.settings = settings
         self.surroundings: dict = {}
-        self._context = multiprocessing.get_context("spawn")
+        # A server that has imported PyTorch and done nothing else forks each worker: as clean as a new process, and
+        # there at once.
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["torch", "parity.core.measure"])
         self._process = None
 
     def __enter__(self) -> "Worker":
         self._start()
         return self
 
-    def __exit__(self, kind, *_) -> None:
-        if kind is not None and self._process is not None:
-            self._process.kill()  # interrupted: nobody waits for the case in flight
+    def __exit__(self, *_) -> None:
         self._stop()
 
     def run(self, module: str, case: Case) -> list[dict]:
@@ -107,14 +112,12 @@ class Worker:
 
     def _stop(self) -> None:
         if self._process is not None:
-            self._pipe.close()  # the worker's recv sees the end and returns
-            self._process.join(timeout=10)
+            self._pipe.close()  # which ends the process
             self._bury()
 
     def _bury(self) -> tuple[str, str]:
         """Waits for the process to be gone; how it ended, as status and message."""
-        if self._process.exitcode is None:
-            self._process.join(timeout=1)
+        self._process.join(timeout=5)
         if self._process.exitcode is None:
             self._process.kill()
             self._process.join()
@@ -129,29 +132,38 @@ class Worker:
 
 
 def _serve(pipe, called, settings: Settings) -> None:
-    """The worker's side: answers each case with its records until the pipe is closed."""
-    # A sweep that is killed must not leave a case running: Linux then kills this process too.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """The worker's side: answers each case with its records for as long as somebody listens."""
+    threading.Thread(target=_die_with_listener, args=(pipe.fileno(),), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
 
     def calling(impl: str) -> None:
         called.value = impl.encode()[: NAME_BYTES - 1]
 
     try:
-        library = Library(settings.library)
+        library = Library(settings.library, settings.headers)
         library.set_threads(settings.threads)
         pipe.send(surroundings(library.path))
     except Exception as error:  # anything that keeps it from starting is told to whoever started it
         pipe.send(f"{type(error).__name__}: {error}")
         return
-    while True:
-        try:
+    with contextlib.suppress(
+        EOFError, OSError
+    ):  # the watching thread ends the process as well, a moment later
+        while True:
             name, case, given_up = pipe.recv()
-        except (EOFError, OSError):
-            return
-        calling("")
-        memory.limit_process()
-        module = importlib.import_module(name)
-        pipe.send(
-            measure_case(module, case, library, budget=settings.budget, given_up=given_up, calling=calling)
-        )
+            calling("")
+            memory.limit_process()
+            module = importlib.import_module(name)
+            pipe.send(
+                measure_case(
+                    module, case, library, budget=settings.budget, given_up=given_up, calling=calling
+                )
+            )
+
+
+def _die_with_listener(pipe: int) -> None:
+    """A sweep that ends, or is killed, leaves no case running: the other end of the pipe closes with it."""
+    listener = select.poll()
+    listener.register(pipe, 0)  # POLLHUP alone, which needs no asking
+    listener.poll()
+    os.kill(os.getpid(), signal.SIGKILL)

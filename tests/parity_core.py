@@ -1,0 +1,519 @@
+"""The parts of parity/core that need no library: drawing, timing, weighing, tables, pages, comparisons."""
+
+import gc
+import io
+import json
+import math
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import types
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pandas as pd
+import torch
+from rich.console import Console
+
+from parity.core import clock, compare, memory, report
+from parity.core.case import Case, Side, grid, seed_of, within
+from parity.core.draw import Draw, left_poisoned
+from parity.core.record import FILE
+from parity.core.tables import Table, text
+from parity.core.view import Records, geomean
+
+torch.set_num_threads(1)  # the tensors are small
+MIB = 2**20
+
+
+class Cases(unittest.TestCase):
+    def test_grid(self):
+        self.assertEqual([*grid(a=[1, 2], b="xy")], [dict(a=a, b=b) for a in (1, 2) for b in "xy"])
+
+    def test_keys_are_read_by_name(self):
+        case = Case("flash_forward", seq=128, causal=True, **{"pass": "forward"})
+        self.assertEqual(case.name, "flash_forward/seq=128,causal=true,pass=forward")
+        self.assertEqual(
+            (case.seq, case["pass"], case.get("seq_k", 0), "seq" in case), (128, "forward", 0, True)
+        )
+        with self.assertRaisesRegex(AttributeError, "no key 'heads', only: seq, causal, pass"):
+            _ = case.heads
+        self.assertEqual(pickle.loads(pickle.dumps(case)).name, case.name)
+
+    def test_nonsense_is_refused(self):
+        for options, words in (
+            (dict(measure="speed"), "measure is 'speed'"),
+            (dict(measure=""), "needs words"),
+            (dict(repeats=0), "repeats is 0"),
+        ):
+            with self.assertRaisesRegex(ValueError, words):
+                Case("d", **options)
+        with self.assertRaisesRegex(TypeError, "case key shape"):
+            Case("d", shape=(1, 2))
+        with self.assertRaisesRegex(ValueError, "needs rel_l2"):
+            within()
+
+
+class Draws(unittest.TestCase):
+    def test_inputs_depend_on_names_alone(self):
+        first, second = Draw("case"), Draw("case")
+        second.normal("k", (3,), "f32")  # another order of draws
+        self.assertTrue(torch.equal(first.normal("q", (5, 7), "f32"), second.normal("q", (5, 7), "f32")))
+        self.assertFalse(
+            torch.equal(first.normal("v", (99,), "f32"), Draw("other").normal("v", (99,), "f32"))
+        )
+        with self.assertRaisesRegex(ValueError, "draws 'q' twice"):
+            first.normal("q", (5, 7), "f32")
+        self.assertEqual(seed_of("a", "b"), 7627090119978703148)
+        self.assertNotEqual(seed_of("a", "b"), seed_of("ab"))
+
+    def test_distributions(self):
+        draw = Draw("distributions")
+        normal = draw.normal("n", (100_000,), "f64", std=2.0, mean=1.0)
+        self.assertAlmostEqual(float(normal.mean()), 1.0, delta=0.05)
+        self.assertAlmostEqual(float(normal.std()), 2.0, delta=0.05)
+        uniform = draw.uniform("u", (100_000,), "f32", low=-1, high=3)
+        self.assertTrue(-1 <= float(uniform.min()) < -0.99 and 2.99 < float(uniform.max()) <= 3)
+        whole = draw.integers("i", (1000,), "bf16", low=-3, high=4)
+        self.assertEqual((whole.dtype, sorted(set(whole.tolist()))), (torch.bfloat16, [*range(-3, 4)]))
+        self.assertEqual(draw.integers("t", (2,)).dtype, torch.int64)
+
+    def test_poison(self):
+        draw = Draw("poison")
+        for dtype in ("f64", "f32", "f16", "bf16"):
+            tensor = draw.poisoned((3, 5), dtype)
+            self.assertTrue(bool(tensor.isnan().all()))
+            self.assertEqual((left_poisoned(tensor), tensor.data_ptr() % 256), (15, 0))
+            tensor[0] = 1.0
+            self.assertEqual(left_poisoned(tensor), 10)
+        self.assertEqual(draw.poisoned((4,), "i64").tolist(), [-1] * 4)
+        self.assertEqual(draw.poisoned((0, 4), "f32").shape, (0, 4))
+        self.assertEqual(draw.complaints(), [])
+
+    def test_fences_and_inputs_are_watched(self):
+        draw = Draw("fences")
+        output, source = draw.poisoned((10,), "f32"), draw.normal("x", (10,), "f32")
+        whole = torch.as_strided(output, (11,), (1,))  # one element too many
+        whole[10] = 0.0
+        self.assertEqual(draw.complaints(), ["an output of 40 bytes was written beyond its bounds"])
+        source[3] += 1
+        self.assertIn("input x was written", draw.complaints())
+
+
+class Clock(unittest.TestCase):
+    def setUp(self):
+        self.now = 0
+        self.enterContext(mock.patch("time.perf_counter_ns", lambda: self.now))
+
+    def pass_ms(self, ms):
+        self.now += round(ms * 1e6)
+
+    def test_sides_take_turns(self):
+        calls, prepared = [], []
+        sides = {
+            "c": Side(lambda: calls.append("c"), before=lambda: prepared.append(len(calls))),
+            "torch_eager": Side(lambda: calls.append("t")),
+        }
+        timings = clock.time_sides(sides, warmup=1, repeats=3)
+        self.assertEqual("".join(calls), "ctctctct")
+        self.assertEqual(prepared, [0, 2, 4, 6])
+        self.assertEqual([len(timing.samples) for timing in timings.values()], [3, 3])
+
+    def test_before_is_not_timed(self):
+        side = Side(lambda: self.pass_ms(2), before=lambda: self.pass_ms(20))
+        timing = clock.time_sides({"c": side}, warmup=0, repeats=3)["c"]
+        self.assertEqual(timing.samples, [2.0, 2.0, 2.0])
+
+    def test_repetitions_fit_the_budget(self):
+        def repetitions(ms, **options):
+            return len(clock.time_sides({"c": Side(lambda: self.pass_ms(ms))}, **options)["c"].samples)
+
+        self.assertEqual(repetitions(10, budget=0.5), 50)
+        self.assertEqual(repetitions(10, budget=0.5, warmup=0), 50)
+        self.assertEqual(repetitions(0.001, budget=0.5), clock.MOST)
+        self.assertEqual(repetitions(10_000, budget=0.5), clock.FEWEST)
+        self.assertEqual(repetitions(10_000, budget=0.5, repeats=2), 2)
+
+    def test_a_side_that_raises_drops_out(self):
+        def fail():
+            raise ValueError("no")
+
+        timings = clock.time_sides({"c": Side(fail), "torch_eager": Side(lambda: None)}, repeats=4)
+        self.assertEqual(str(timings["c"].failure), "no")
+        self.assertEqual(len(timings["torch_eager"].samples), 4)
+
+    def test_no_garbage_is_collected_meanwhile(self):
+        seen = []
+        clock.time_sides({"c": Side(lambda: seen.append(gc.isenabled()))}, repeats=2)
+        self.assertEqual(set(seen), {False})
+        self.assertTrue(gc.isenabled())
+
+    def test_statistics(self):
+        stats = clock.statistics([4.0, 1.0, 2.0, 3.0])
+        self.assertEqual(
+            (stats["median"], stats["mean"], stats["min"], stats["max"], stats["n"]), (2.5, 2.5, 1, 4, 4)
+        )
+        self.assertAlmostEqual(stats["std"], math.sqrt(5 / 3))
+        self.assertAlmostEqual(stats["p95"], 3.85)
+        self.assertEqual(clock.statistics([1.0])["std"], 0.0)
+        self.assertEqual(clock.ratio([2, 4, 9], [1, 4, 3]), {"median": 2.0, "p25": 1.5, "p75": 2.5})
+
+
+class Memory(unittest.TestCase):
+    def test_peak_of_torch_is_exact(self):
+        x = torch.randn(256, 256)
+
+        def call():
+            y = x @ x
+            z = torch.exp(y)
+            del y
+            return (z + 1).sum()
+
+        # y and z together, then z and z + 1: two matrices, and a few scalars.
+        self.assertTrue(0 <= memory.peak_of_torch(call) - 2 * x.nbytes <= 64)
+
+    def test_peak_of_torch_sees_backward(self):
+        x = torch.randn(512, 512, requires_grad=True)
+        peak = memory.peak_of_torch(lambda: torch.exp(x).sum().backward())
+        self.assertGreaterEqual(peak, 2 * x.nbytes)  # the saved result and the gradient
+        self.assertLess(peak, 4 * x.nbytes)
+
+    def test_the_process_s_high_water_agrees(self):
+        code = """
+import re, torch
+from pathlib import Path
+from parity.core.memory import peak_of_torch
+
+def status(name):
+    return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text()).group(1)) * 1024
+
+def call():
+    return torch.softmax(q @ q.transpose(-1, -2), -1) @ q
+
+q = torch.randn(8, 1024, 64)
+call()
+exact = peak_of_torch(call)
+Path("/proc/self/clear_refs").write_text("5")  # the high-water mark falls to the present size
+before = status("VmRSS")
+call()
+print(exact, status("VmHWM") - before)
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        exact, high = map(int, done.stdout.split())
+        self.assertEqual(exact, 2 * 8 * 1024**2 * 4 + 8 * 1024 * 64 * 4 - 8 * 1024 * 64 * 4)
+        self.assertAlmostEqual(high / exact, 1, delta=0.1)
+
+    def test_available_is_the_least_of_machine_and_group(self):
+        with tempfile.TemporaryDirectory() as folder:
+            meminfo, groups = Path(folder) / "meminfo", Path(folder) / "cgroup"
+            groups.mkdir()
+            meminfo.write_text("MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n")
+            self.assertEqual(memory.available_bytes(meminfo, groups), 4096 * MIB - memory.KEPT_FREE)
+            for line in Path("/proc/self/cgroup").read_text().splitlines():
+                controllers = line.split(":")[1]
+                if controllers in ("", "memory"):
+                    (groups / controllers).mkdir(exist_ok=True)
+                    (groups / controllers / "memory.max").write_text(str(2048 * MIB))
+                    (groups / controllers / "memory.current").write_text(str(1024 * MIB))
+            self.assertEqual(memory.available_bytes(meminfo, groups), 1024 * MIB - memory.KEPT_FREE)
+
+    def test_out_of_memory_is_told_from_other_errors(self):
+        for error in (
+            MemoryError(),
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"),
+        ):
+            self.assertTrue(memory.is_out_of_memory(error))
+        self.assertFalse(memory.is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
+
+    def test_a_limited_process_fails_instead_of_the_machine(self):
+        code = (
+            "import torch\n"
+            "from parity.core.memory import is_out_of_memory, limit_process\n"
+            "room = limit_process()\n"
+            "torch.empty(room // 4, dtype=torch.uint8)\n"
+            "try:\n"
+            "    torch.empty(room + 2**30, dtype=torch.uint8)\n"
+            "except RuntimeError as error:\n"
+            "    print(is_out_of_memory(error))\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        self.assertEqual(done.stdout, "True\n")
+
+    def test_outputs_count_once(self):
+        x = torch.zeros(100)
+        outputs = {"a": x, "b": x.view(10, 10), "c": torch.zeros(10), "d": 3.0, "e": torch.zeros(50)}
+        inside = outputs["e"]
+        self.assertEqual(memory.outside_bytes(outputs, lambda tensor: tensor is inside), 440)
+
+
+class Tables(unittest.TestCase):
+    frame = pd.DataFrame(
+        {
+            "dtype": ["f32", "a|b_c"],
+            "ms": [1234.5678, 0.0123456],
+            "n": [3, 4],
+            "x": ["oom", math.nan],
+            "ok": [True, False],
+        }
+    )
+
+    def test_markdown(self):
+        table = Table(self.frame, {"dtype": "dtype", "ms": "C", "n": "n", "x": "x", "ok": "ok"}, {"ms": "ms"})
+        self.assertEqual(
+            table.render("md"),
+            "| dtype | C (ms) | n | x | ok |\n| --- | ---: | ---: | --- | --- |\n"
+            "| f32 | 1235 | 3 | oom | yes |\n| a\\|b_c | 0.0123 | 4 |  | no |\n",
+        )
+
+    def test_other_formats(self):
+        table = Table(self.frame, ["dtype", "ms"])
+        self.assertIn("\\begin{tabular}{lr}\n\\toprule\ndtype & ms \\\\\n\\midrule\n", table.render("latex"))
+        self.assertIn("a|b\\_c & 0.0123 \\\\", table.render("latex"))
+        self.assertIn(
+            "columns: 2,\n  align: (left, right,),\n  table.header([dtype], [ms]),", table.render("typst")
+        )
+        self.assertIn("[a|b\\_c], [0.0123],", table.render("typst"))
+        self.assertEqual(table.render("csv"), "dtype,ms\nf32,1234.5678\na|b_c,0.0123456\n")
+
+    def test_numbers(self):
+        for value, want in (
+            (0.0, "0"),
+            (123456789, "123456789"),
+            (1.0, "1.00"),
+            (99.95, "100.0"),
+            (4.5678e-8, "4.57e-08"),
+            (-12.345, "-12.3"),
+            (math.inf, "inf"),
+            (True, "yes"),
+            (None, ""),
+        ):
+            self.assertEqual(text(value), want)
+
+    def test_columns(self):
+        self.assertEqual(Table(self.frame, ["n", "absent", "dtype"]).titles, ["n", "dtype"])
+        with self.assertRaisesRegex(ValueError, "units or digits for typo"):
+            Table(self.frame, units={"typo": "ms"})
+
+
+def record(impl="c", status="ok", case=None, module="scale", deliverable="scaling", **more):
+    base = dict(
+        deliverable=deliverable,
+        module=module,
+        case=case or {"seq": 128, "dtype": "f32"},
+        impl=impl,
+        status=status,
+    )
+    stamp = dict(machine="M", versions={"torch": "2"}, commit="abc", time="2026-11-21T10:00:00Z", threads=2)
+    return base | more | stamp
+
+
+def timed(impl, ms, **more):
+    return record(impl, ms=dict(median=ms, mean=ms, std=0.0, min=ms, max=ms, p95=ms, n=5), **more)
+
+
+class View(unittest.TestCase):
+    records = Records(
+        [
+            timed("torch_eager", 4.0, case={"seq": 1024, "dtype": "f32"}),
+            timed("c", 2.0, case={"seq": 1024, "dtype": "f32"}, peak_mib=3.5, series={"loss": [3.0, 2.0]}),
+            timed("torch_eager", 1.0),
+            timed(
+                "c", 0.25, error=dict(max_abs=0.1, rel_l2=0.01, ulp_max=None, outputs={"o": {"rel_l2": 0.5}})
+            ),
+            timed("c", 9.0, case={"seq": 128, "dtype": "bf16"}),
+            record("torch_eager", "oom", case={"seq": 128, "dtype": "bf16"}),
+        ]
+    )
+
+    def test_sides_side_by_side(self):
+        frame = self.records.wide(["dtype", "seq"], "ms", base="torch_eager")
+        self.assertEqual([*frame.columns], ["dtype", "seq", "c", "torch_eager", "c / torch_eager"])
+        self.assertEqual(frame.iloc[0].tolist(), ["f32", 128, 0.25, 1.0, 0.25])
+        self.assertEqual(frame.iloc[1].tolist(), ["f32", 1024, 2.0, 4.0, 0.5])
+        self.assertEqual(frame.iloc[2].tolist()[:4], ["bf16", 128, 9.0, "oom"])
+        self.assertTrue(math.isnan(frame.iloc[2]["c / torch_eager"]))
+        with self.assertRaisesRegex(ValueError, "two cases of .* agree in dtype"):
+            self.records.wide(["dtype"], "ms")
+
+    def test_numbers(self):
+        self.assertEqual(self.records.value("ms", seq=1024), 2.0)
+        self.assertEqual(self.records.value("peak_mib", seq=1024), 3.5)
+        self.assertEqual(self.records.value("error.outputs.o.rel_l2"), 0.5)
+        self.assertTrue(math.isnan(self.records.value("ulp_max", seq=128, dtype="f32")))
+        with self.assertRaisesRegex(ValueError, "name more keys"):
+            self.records.value("ms", seq=128)
+        self.assertEqual(sorted(self.records.ratio("ms")), [0.25, 0.5])
+        self.assertAlmostEqual(geomean(self.records.ratio("ms")), math.sqrt(0.125))
+        self.assertTrue(math.isnan(geomean([])))
+
+    def test_selection(self):
+        self.assertEqual(self.records.values("seq"), [128, 1024])
+        self.assertEqual(self.records.values("dtype"), ["f32", "bf16"])
+        self.assertEqual(len(self.records.only("scaling", impl="c", dtype=["f32", "f16"])), 2)
+        self.assertEqual(len(self.records.only("other")), 0)
+        self.assertEqual(self.records.series("loss"), [("c", {"seq": 1024, "dtype": "f32"}, [3.0, 2.0])])
+        self.assertEqual(self.records.frame.shape[0], 6)
+        self.assertEqual(self.records.frame["ms"].tolist()[:2], [4.0, 2.0])
+
+
+class Pages(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.module = types.SimpleNamespace(
+            DELIVERABLES={"scaling": "Scaling", "else": "Something else"}, report=self.write_page
+        )
+
+    @staticmethod
+    def write_page(page, records):
+        page.question("How fast?")
+        page.table(records.wide(["seq", "dtype"], "ms", base="torch_eager"), units={"c": "ms"})
+        page.table(records.only("nothing").frame)
+        xs = records.values("seq")
+        page.plot("time", {"c": (xs, [records.value("ms", seq=x, dtype="f32") for x in xs])}, x="seq", y="ms")
+        page.plot("none", {"c": ([1, 2, 3], ["oom", math.nan, 0.0])}, x="seq", y="ms")
+        page.text("It is.")
+        page.verdict("scaling", "Fast.")
+
+    def write(self, form="md"):
+        return report.write({"scale": self.module}, View.records.records, self.folder, form)
+
+    def test_a_page_and_the_index(self):
+        names = [path.name for path in self.write()]
+        self.assertEqual(names, ["scale.md", "scale_time.svg", "README.md"])
+        page = (self.folder / "scale.md").read_text()
+        self.assertIn(
+            "# scale\n\n*M; 2 threads on both sides; torch 2; commit abc; measured 2026-11-21.*", page
+        )
+        self.assertIn("## How fast?\n\n| seq | dtype | c (ms) | torch_eager | c / torch_eager |", page)
+        self.assertIn("*Not measured on this machine yet.*", page)
+        self.assertIn("![ms against seq](scale_time.svg)", page)
+        self.assertIn("## What did not end with a number", page)
+        index = (self.folder / "README.md").read_text()
+        self.assertIn("| [scaling](scale.md) | Scaling | holds (3 ok) | Fast. time ratio 0.35 |", index)
+        self.assertIn("| else | Something else | not measured |  |", index)
+
+    def test_the_same_records_give_the_same_bytes(self):
+        first = {path: path.read_bytes() for path in self.write()}
+        time.sleep(1.1)  # so that a date would differ
+        self.assertEqual({path: path.read_bytes() for path in self.write()}, first)
+
+    def test_tables_as_files(self):
+        names = [str(path.relative_to(self.folder)) for path in self.write("csv")]
+        self.assertIn("tables/scale_1.csv", names)
+        self.assertIn("128,f32,0.25,1.0,0.25", (self.folder / "tables/scale_1.csv").read_text())
+
+    def test_failures_show_in_the_verdict_and_on_the_page(self):
+        records = [
+            record("c", "failed", message="o: NaN at 3 elements"),
+            record("c", case={"seq": 1, "dtype": "f32"}),
+        ]
+        report.write({"scale": self.module}, records, self.folder)
+        self.assertIn("**fails** (1 failed of 2)", (self.folder / "README.md").read_text())
+        self.assertIn("o: NaN at 3 elements", (self.folder / "scale.md").read_text())
+
+
+class Comparisons(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def compare(self, old, new, **options):
+        for name, records in (("old", old), ("new", new)):
+            (self.folder / name).mkdir(exist_ok=True)
+            (self.folder / name / FILE).write_text("".join(json.dumps(record) + "\n" for record in records))
+        out = io.StringIO()
+        options = dict(band=0.15, growth=2.0, common=False) | options
+        status = compare.run(
+            self.folder / "old",
+            self.folder / "new" / FILE,
+            console=Console(file=out, soft_wrap=True),
+            **options,
+        )
+        return status, out.getvalue()
+
+    def test_the_same_is_no_worse(self):
+        status, said = self.compare(View.records.records, View.records.records)
+        self.assertEqual(status, 0)
+        self.assertIn("nothing got worse", said)
+        self.assertIn("noise band of time and memory 15%", said)
+
+    def test_new_failures(self):
+        status, said = self.compare([record()], [record(status="failed", message="NaN")])
+        self.assertEqual(status, 1)
+        self.assertIn("new failure: scale/scaling/seq=128,dtype=f32 c: ok -> failed: NaN", said)
+        self.assertEqual(self.compare([record()], [record(status="oom")])[0], 1)
+        self.assertEqual(self.compare([record(status="failed")], [record()])[0], 0)
+        self.assertEqual(self.compare([record(status="failed")], [record(status="error")])[0], 0)
+        self.assertEqual(self.compare([record("torch_eager")], [record("torch_eager", "oom")])[0], 0)
+        case = {"seq": 1}
+        self.assertEqual(self.compare([record()], [record(), record(case=case)])[0], 0)
+        self.assertEqual(self.compare([record()], [record(), record(status="failed", case=case)])[0], 1)
+
+    def test_error_growth(self):
+        def with_error(rel_l2):
+            return [record(error=dict(max_abs=1e-6, rel_l2=rel_l2))]
+
+        self.assertEqual(self.compare(with_error(1e-7), with_error(1.9e-7))[0], 0)
+        status, said = self.compare(with_error(1e-7), with_error(2.1e-7))
+        self.assertEqual(status, 1)
+        self.assertIn("error grew: scale/scaling/seq=128,dtype=f32 c: rel_l2 1e-07 -> 2.1e-07", said)
+        self.assertEqual(self.compare(with_error(0.0), with_error(1e-9))[0], 1)
+        self.assertEqual(self.compare(with_error(1e-7), with_error(1e-7), growth=1.0)[0], 0)
+
+    def test_slowdowns(self):
+        self.assertEqual(self.compare([timed("c", 1.0)], [timed("c", 1.14)])[0], 0)
+        status, said = self.compare([timed("c", 1.0)], [timed("c", 1.2)])
+        self.assertEqual(status, 1)
+        self.assertIn("more time: scale/scaling/seq=128,dtype=f32 c: 1 ms -> 1.2 (1.20x)", said)
+        self.assertEqual(self.compare([timed("c", 1.0)], [timed("c", 1.2)], band=0.25)[0], 0)
+
+    def test_a_machine_that_is_busy_is_no_slowdown(self):
+        def run(ms, ratio):
+            return [timed("c", ms, ratio=dict(over="torch_eager", median=ratio))]
+
+        self.assertEqual(self.compare(run(1.0, 0.5), run(2.0, 0.5))[0], 0)
+        self.assertEqual(self.compare(run(1.0, 0.5), run(2.0, 1.0))[0], 1)
+        elsewhere = [run(5.0, 0.5)[0] | {"machine": "N"}]
+        status, said = self.compare(run(1.0, 0.5), elsewhere)
+        self.assertEqual(status, 0)
+        self.assertIn("the machines differ", said)
+        self.assertEqual(self.compare(run(1.0, 0.4), elsewhere)[0], 1)
+
+    def test_memory(self):
+        self.assertEqual(self.compare([record(peak_mib=10.0)], [record(peak_mib=12.0)])[0], 1)
+        self.assertEqual(self.compare([record(peak_mib=12.0)], [record(peak_mib=10.0)])[0], 0)
+
+    def test_missing_cases(self):
+        both = [record(), record(case={"seq": 1})]
+        status, said = self.compare(both, both[:1])
+        self.assertEqual(status, 1)
+        self.assertIn("missing: scale/scaling/seq=1 c", said)
+        self.assertEqual(self.compare(both, both[:1], common=True)[0], 0)
+
+    def test_nothing_to_compare(self):
+        with self.assertRaisesRegex(compare.CompareError, "no record file"):
+            compare.run(self.folder, self.folder, 0.1, 2, False, Console(file=io.StringIO()))
+        (self.folder / FILE).write_text("")
+        with self.assertRaisesRegex(compare.CompareError, "holds no records"):
+            compare.run(self.folder, self.folder, 0.1, 2, False, Console(file=io.StringIO()))
+
+    def test_a_terminal_gets_tables(self):
+        out = io.StringIO()
+        self.compare([record()], [record(status="failed", message="x")])
+        console = Console(file=out, force_terminal=True, width=200, color_system=None)
+        compare.run(self.folder / "old", self.folder / "new", 0.1, 2, False, console)
+        self.assertRegex(re.sub(r"\s+", " ", out.getvalue()), r"new failure \(1\).*failed: x.*1 got worse")
+
+
+class Numbers(unittest.TestCase):
+    def test_pandas_makes_no_floats_of_whole_numbers(self):
+        frame = pd.DataFrame([{"seq": 4096, "d": 64}, {"seq": np.nan, "d": 64}])
+        self.assertIn("| 4096 | 64 |", Table(frame).render("md"))
+
+
+if __name__ == "__main__":
+    unittest.main()

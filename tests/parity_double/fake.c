@@ -1,0 +1,133 @@
+#include "fake/fake.h"
+
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { BLOCKS = 64 };
+
+struct td_device {
+    void *blocks[BLOCKS];
+    td_memory_stats stats;
+};
+
+struct td_fake {
+    td_device *dev;
+};
+
+static int live;
+static const char *message = "";
+
+const char *td_status_name(td_status status)
+{
+    static const char *const names[] = {"TD_OK", "TD_BAD_ARGUMENT", "TD_NO_MEMORY", "TD_UNSUPPORTED"};
+
+    return names[status];
+}
+
+const char *td_last_error(void)
+{
+    return message;
+}
+
+td_status td_device_open(const char *name, td_device **out)
+{
+    (void)name;
+    *out = calloc(1, sizeof **out);
+    return *out ? TD_OK : TD_NO_MEMORY;
+}
+
+void td_device_close(td_device *dev)
+{
+    for (int64_t i = 0; i < dev->stats.live_blocks; i++)
+        free(dev->blocks[i]);
+    free(dev);
+}
+
+td_status td_device_alloc(td_device *dev, size_t bytes, void **out)
+{
+    *out = dev->stats.live_blocks < BLOCKS ? aligned_alloc(256, (bytes + 255) / 256 * 256) : NULL;
+    if (!*out) {
+        message = "no room";
+        return TD_NO_MEMORY;
+    }
+    dev->blocks[dev->stats.live_blocks++] = *out;
+    dev->stats.current_bytes += bytes;
+    dev->stats.peak_bytes = dev->stats.current_bytes;
+    return TD_OK;
+}
+
+td_status td_device_memory(const td_device *dev, td_memory_stats *out)
+{
+    *out = dev->stats;
+    return TD_OK;
+}
+
+int td_cpu_threads(void)
+{
+    return omp_get_max_threads();
+}
+
+td_status td_cpu_set_threads(int threads)
+{
+    omp_set_num_threads(threads);
+    return TD_OK;
+}
+
+td_status td_fake_scale(td_device *dev, const td_fake_shape *shape, const float *x, float *y)
+{
+    (void)dev;
+    if (!x || !y) {
+        message = "x or y is NULL";
+        return TD_BAD_ARGUMENT;
+    }
+    for (int64_t i = 0; i < shape->count; i++)
+        y[i] = (shape->factor == 0.0f ? 0.5f : shape->factor) * x[i];
+    return TD_OK;
+}
+
+td_status td_fake_describe(const td_fake_shape *shape, char *text, size_t bytes)
+{
+    snprintf(text, bytes, "%d %d %d %g %d %s %d %d", (int)shape->count, (int)shape->dtype, (int)shape->order,
+             (double)shape->factor, (int)shape->causal, shape->attention ? shape->attention : "NULL",
+             (int)shape->size.layers, (int)shape->size.heads);
+    return TD_OK;
+}
+
+td_status td_fake_create(td_device *dev, td_fake **out)
+{
+    *out = calloc(1, sizeof **out);
+    if (!*out)
+        return TD_NO_MEMORY;
+    (*out)->dev = dev;
+    live++;
+    return TD_OK;
+}
+
+void td_fake_destroy(td_fake *fake)
+{
+    free(fake);
+    live--;
+}
+
+int td_fake_live(void)
+{
+    return live;
+}
+
+td_status td_fake_each(int64_t count, td_fake_ready ready, void *user)
+{
+    td_status status = TD_OK;
+
+    for (int64_t i = 0; i < count && status == TD_OK; i++)
+        status = ready(user, i);
+    return status;
+}
+
+td_status td_fake_fail(td_status status, bool crash)
+{
+    message = "as asked";
+    if (crash)
+        *(volatile int *)0 = 0;
+    return status;
+}

@@ -1,0 +1,45 @@
+"""Works: y = 0.5 x. Counts its runs in the file that FAKES_LOG names, and takes FAKES_SLEEP seconds for each."""
+
+import os
+import time
+
+from parity.core import Case, Side, geomean, grid
+
+DELIVERABLES = {"scaling": "Scaling a vector", "unmeasured": "Something that no case covers"}
+
+
+def cases(profile):
+    for keys in grid(count=[1, 15, 16, 17], dtype=["f32"]):
+        yield Case("scaling", seconds=0.1, **keys)
+    yield Case("scaling", measure="time memory", repeats=5, count=4096, dtype="f32")
+    if profile == "full":
+        yield Case("scaling", alone=True, count=1009, dtype="f32")
+
+
+def run(case, draw, c):
+    if "FAKES_LOG" in os.environ:
+        with open(os.environ["FAKES_LOG"], "a") as log:
+            log.write(case.name + "\n")
+    time.sleep(float(os.environ.get("FAKES_SLEEP", "0")))
+    x = draw.normal("x", (case.count,), case.dtype)
+    y = draw.poisoned((case.count,), case.dtype)
+    shape = c.struct("td_fake_shape", case)
+
+    def tandem():
+        c.td_fake_scale(c.device, shape, x, y)
+        return {"y": y}
+
+    return {
+        "c": Side(tandem, flops=case.count, record={"series": {"count": [1.0, 2.0]}}),
+        "torch_eager": lambda: {"y": x * 0.5},
+        "truth": lambda: {"y": x.double() * 0.5},
+    }
+
+
+def report(page, records):
+    page.question("Does C scale as exactly as PyTorch?")
+    page.table(records.wide(["count"], "rel_l2", base="torch_eager"), units={"c": "relative L2"})
+    timed = records.wide(["count"], "ms")
+    page.plot("time", {impl: (timed["count"], timed[impl]) for impl in records.impls()}, x="count", y="ms")
+    page.text(f"C takes {geomean(records.ratio('ms')):.2f} times as long.")
+    page.verdict("scaling", "Exact.")

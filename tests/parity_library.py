@@ -1,0 +1,191 @@
+"""libtandem through cffi: names, structs, tensors, errors and what is freed, on a library built for the purpose.
+
+With TANDEM_LIBRARY set, also that the real library loads with every prototype of the headers.
+"""
+
+import os
+import tempfile
+import unittest
+from pathlib import Path
+
+import parity_double
+import torch
+
+from parity.core.case import Case
+from parity.core.library import (
+    HEADERS,
+    Library,
+    TandemError,
+    openmp_runtimes,
+    public_headers,
+    read_prototypes,
+)
+
+
+class FakeLibrary(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+        cls.library = Library(parity_double.build(Path(cls.folder.name)), parity_double.HEADERS)
+
+    def setUp(self):
+        self.c = self.enterContext(self.library.open())
+        self.x = torch.arange(4, dtype=torch.float32)
+        self.y = torch.zeros(4)
+        self.shape = self.c.struct("td_fake_shape", count=4)
+
+    def test_tensors_are_passed_without_a_copy(self):
+        self.c.td_fake_scale(self.c.device, self.shape, self.x, self.y)
+        self.assertEqual(self.y.tolist(), [0.0, 0.5, 1.0, 1.5])
+
+    def test_a_tensor_that_does_not_fit_is_refused(self):
+        for tensor, words in (
+            (torch.zeros(4, dtype=torch.float64), "argument 4: a tensor of torch.float64, needs float"),
+            (torch.zeros(4, dtype=torch.bfloat16), "bfloat16"),
+            (torch.zeros(4, 2)[:, 0], "contiguous"),
+            (torch.zeros(4, device="meta"), "on meta"),
+        ):
+            with self.subTest(words=words), self.assertRaisesRegex((TypeError, ValueError), words):
+                self.c.td_fake_scale(self.c.device, self.shape, self.x, tensor)
+        with self.assertRaisesRegex(TypeError, "argument 2: a tensor of torch.float32, needs td_fake_shape"):
+            self.c.td_fake_scale(self.c.device, self.x, self.x, self.y)  # a struct of its own kind only
+
+    def test_a_failure_carries_the_library_s_words(self):
+        with self.assertRaisesRegex(TandemError, "td_fake_scale: TD_BAD_ARGUMENT: x or y is NULL") as caught:
+            self.c.td_fake_scale(self.c.device, self.shape, None, self.y)
+        self.assertEqual(caught.exception.status, "TD_BAD_ARGUMENT")
+
+    def test_wrong_number_of_arguments(self):
+        with self.assertRaisesRegex(TypeError, "takes 4 arguments, got 3"):
+            self.c.td_fake_scale(self.c.device, self.shape, self.x)
+
+    def test_unknown_names(self):
+        with self.assertRaisesRegex(AttributeError, "libtandem has no td_nothing"):
+            self.c.td_nothing()
+        with self.assertRaisesRegex(AttributeError, "neither a helper"):
+            self.c.nothing()
+        with self.assertRaisesRegex(TypeError, "no field counts"):
+            self.c.struct("td_fake_shape", counts=4)
+        with self.assertRaisesRegex(ValueError, "'f8' names 0 constants of td_dtype: TD_F64"):
+            self.c.struct("td_fake_shape", dtype="f8")
+
+    def test_structs_are_filled_by_name(self):
+        case = Case(
+            "d", count=7, dtype="f16", order="torch", causal=True, attention="flash", layers=3, heads=5
+        )
+        self.assertEqual(self.describe(case), "7 2 7 0 1 flash 3 5")
+        self.assertEqual(self.describe(case, factor=0.25, causal=False), "7 2 7 0.25 0 flash 3 5")
+        self.assertEqual(self.describe(case, size={"layers": 9}), "7 2 7 0 1 flash 9 5")
+        self.assertEqual(self.describe({"dtype": "bf16", "size": "small"}), "0 3 0 0 0 NULL 0 0")
+        self.assertEqual(self.describe(None, order="course2025"), "0 0 0 0 0 NULL 0 0")
+
+    def describe(self, case, **fields):
+        text = self.c.ffi.new("char[200]")
+        shape = self.c.struct("td_fake_shape", case, **fields)
+        self.c.td_fake_describe(shape, text, 200)
+        return self.c.ffi.string(text).decode()
+
+    def test_enums_by_name(self):
+        self.assertEqual(self.c.enum("td_dtype", "bf16"), 3)
+        self.assertEqual(self.c.enum("td_dtype", "f16"), 2)
+        self.assertEqual(self.c.TD_BF16, 3)
+
+    def test_work_is_aligned_counted_and_seen(self):
+        self.assertEqual(self.c.bytes_peak(), 0)
+        block = self.c.work(1000)
+        self.assertEqual(int(self.c.ffi.cast("uintptr_t", block)) % 256, 0)
+        self.assertEqual(self.c.bytes_peak(), 1000)
+        self.assertIsNone(self.c.work(0))
+        view = self.c.tensor(block, (5, 5), "f32")
+        view.fill_(2.0)
+        self.assertEqual(self.c.ffi.cast("float *", block)[24], 2.0)
+        self.assertTrue(self.c.on_device(view))
+        self.assertFalse(self.c.on_device(self.x))
+        self.assertEqual(self.c.tensor(block, (0, 3), "f32").shape, (0, 3))
+
+    def test_another_side_has_a_device_of_its_own(self):
+        self.assertIs(self.c.side("c"), self.c)
+        other = self.c.side("c_naive")
+        self.assertIs(self.c.side("c_naive"), other)
+        other.work(500)
+        self.assertEqual((self.c.bytes_peak(), other.bytes_peak()), (0, 500))
+
+    def test_created_objects_are_destroyed_with_the_case(self):
+        with self.library.open() as c:
+            c.create("td_fake_create", c.device)
+            c.side("c_naive").create("td_fake_create", c.device)
+            self.assertEqual(c.td_fake_live(), 2)
+        self.assertEqual(self.c.td_fake_live(), 0)
+        with self.assertRaisesRegex(ValueError, "is no _create"):
+            self.c.create("td_fake_scale")
+
+    def test_callbacks(self):
+        seen = []
+
+        @self.c.ffi.callback("td_fake_ready")
+        def ready(_, number):
+            seen.append(number)
+            return self.c.enum("td_status", "ok" if number < 2 else "unsupported")
+
+        with self.assertRaisesRegex(TandemError, "TD_UNSUPPORTED"):
+            self.c.td_fake_each(5, ready, None)
+        self.assertEqual(seen, [0, 1, 2])
+
+    def test_one_openmp_and_one_number_of_threads(self):
+        self.assertEqual(len(openmp_runtimes()), 1, openmp_runtimes())
+        for threads in (2, 1):
+            self.library.set_threads(threads)
+            self.assertEqual((torch.get_num_threads(), self.c.td_cpu_threads()), (threads, threads))
+
+    def test_a_library_that_is_not_there(self):
+        with self.assertRaisesRegex(FileNotFoundError, "no library at .*: build it with cmake --preset"):
+            Library(Path(self.folder.name) / "none.so")
+        with self.assertRaisesRegex(FileNotFoundError, "no public header"):
+            read_prototypes(Path(self.folder.name))
+
+
+class RealLibrary(unittest.TestCase):
+    def test_every_public_header_is_read(self):
+        names = {path.parent.name for path in public_headers(HEADERS)}
+        self.assertLessEqual({"base", "device", "ops", "attention", "flash", "transformer"}, names)
+        text = read_prototypes(HEADERS)
+        self.assertNotIn("#", text)
+        self.assertIn("td_flash_forward", text)
+
+    @unittest.skipUnless("TANDEM_LIBRARY" in os.environ, "TANDEM_LIBRARY names no library")
+    def test_it_loads_and_answers(self):
+        library = Library(Path(os.environ["TANDEM_LIBRARY"]))
+        library.set_threads(2)
+        self.assertEqual(len(openmp_runtimes()), 1, openmp_runtimes())
+        with library.open() as c:
+            self.assertEqual(c.ffi.string(c.td_device_name(c.device)), b"cpu")
+            with self.assertRaisesRegex(TandemError, "TD_BAD_ARGUMENT"):
+                c.value("td_dtype_parse", "f8")
+            self.assertEqual(c.value("td_dtype_parse", "bf16"), c.TD_BF16)
+            c.work(10_000)
+            self.assertEqual(c.bytes_peak(), 10_000)
+            missing = [name for name in dir(library.lib) if not _exported(library.lib, name)]
+            self.assertEqual(missing, [])
+
+    @unittest.skipUnless("TANDEM_LIBRARY" in os.environ, "TANDEM_LIBRARY names no library")
+    def test_an_operation_end_to_end(self):
+        with Library(Path(os.environ["TANDEM_LIBRARY"])).open() as c:
+            case = Case("d", batch=1, m=3, n=5, k=7, trans_b=True, dtype="f32")
+            shape = c.struct("td_gemm_shape", case, alpha=1.0, out_dtype="f32")
+            a, b = torch.randint(-4, 5, (3, 7)).float(), torch.randint(-4, 5, (5, 7)).float()
+            y = torch.full((3, 5), float("nan"))
+            c.td_gemm(c.device, shape, a, b, y, c.work(c.value("td_gemm_work_bytes", c.device, shape)))
+            self.assertTrue(torch.equal(y, a @ b.T))
+
+
+def _exported(lib, name):
+    try:
+        getattr(lib, name)
+    except AttributeError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,337 @@
+"""Whole sweeps over modules that work and modules that do not: records, restarts, crashes, full disks."""
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+import parity_double
+
+from parity.core.case import Case
+from parity.core.command import main
+from parity.core.record import ASIDE, FILE, Finished, RecordError, RecordFile, load
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Sweeps(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.library = parity_double.build(cls.folder)
+        cls.log = cls.folder / "runs"
+        # Set once: workers see the environment as it was when the first of them was started.
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        os.environ["FAKES_LOG"] = str(cls.log)
+
+    def setUp(self):
+        self.reports = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.records = self.reports / "local" / FILE
+        self.log.write_text("")
+
+    def arguments(self, command, *more):
+        return [command, "--reports", str(self.reports), *more]
+
+    def main(self, command, *more):
+        """Exit status, stdout and stderr of a command in this process."""
+        if command == "run":
+            more = ("--library", str(self.library), *more)
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = main("parity_double.fakes", self.arguments(command, *more), parity_double.HEADERS)
+        return status, out.getvalue(), err.getvalue()
+
+    def process(self, *more):
+        """The same as a process that can be killed, half a second a case."""
+        arguments = self.arguments("run", "--library", str(self.library), *more)
+        code = (
+            "import sys, parity_double; from parity.core.command import main; "
+            f"sys.exit(main('parity_double.fakes', {arguments!r}, parity_double.HEADERS))"
+        )
+        slow = os.environ | {"FAKES_SLEEP": "0.5"}
+        return subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.DEVNULL, cwd=self.folder, env=slow
+        )
+
+    def runs(self):
+        return self.log.read_text().splitlines()
+
+    def test_records_hold_what_was_measured(self):
+        status, out, _ = self.main("run", "--module", "scale", "--profile", "full")
+        self.assertEqual(status, 0, out)
+        self.assertIn("profile full: 6 cases, about", out)
+        self.assertIn("[6/6] scale/scaling/count=1009,dtype=f32: c ok rel_l2", out)
+        self.assertIn("12 ok", out)
+        records = [json.loads(line) for line in self.records.read_text().splitlines()]
+        self.assertEqual(len(records), 12)
+        first, timed = records[0], records[8]
+        self.assertEqual(
+            [*first][:5] + [*first][-3:],
+            ["deliverable", "module", "case", "impl", "status", "versions", "commit", "time"],
+        )
+        self.assertEqual((first["module"], first["case"]), ("scale", {"count": 1, "dtype": "f32"}))
+        self.assertEqual((first["impl"], first["status"], first["error"]["truth"]), ("c", "ok", "float64"))
+        self.assertEqual((first["threads"], first["measure"], first["sides"]), (2, "error", 2))
+        self.assertEqual((timed["ms"]["n"], len(timed["samples"])), (5, 5))
+        self.assertEqual(timed["peak_mib"], 4096 * 4 / 2**20)
+        self.assertEqual(timed["ratio"]["over"], "torch_eager")
+        self.assertAlmostEqual(timed["tflops"], 4096 / timed["ms"]["median"] / 1e9)
+        self.assertAlmostEqual(records[9]["peak_mib"], 4096 * 4 / 2**20, delta=1e-4)  # PyTorch's one output
+
+        status, out, _ = self.main("run", "--module", "scale", "--profile", "full")
+        self.assertEqual((status, len(self.runs())), (0, 6))
+        self.assertIn("6 cases are finished; --redo repeats them", out)
+        self.assertIn("(6 of them timed in earlier runs)", out)
+        self.main("run", "--module", "scale", "--case", "count=1,", "--redo")
+        self.assertEqual(self.runs()[6:], ["scaling/count=1,dtype=f32"])
+
+        status, out, _ = self.main("report")
+        self.assertEqual(status, 0)
+        self.assertIn("holds (6 ok)", (self.reports / "local/README.md").read_text())
+        self.assertIn("C takes", (self.reports / "local/scale.md").read_text())
+        status, out, _ = self.main("list", "--module", "scale", "--profile", "full")
+        self.assertEqual(out.count("done"), 6)
+        self.assertIn("profile full: 6 cases", out)
+
+    def test_everything_that_goes_wrong_is_a_result(self):
+        status, out, _ = self.main("run", "--module", "trouble")
+        self.assertEqual(status, 1)
+        found = {}
+        for record in load(self.records).records:
+            found.setdefault(record["case"]["way"], {})[record["impl"]] = (
+                record["status"],
+                record.get("message", ""),
+            )
+        c = {way: sides["c"] for way, sides in found.items()}
+        torch = {way: sides.get("torch_eager") for way, sides in found.items()}
+        for way, status, words in (
+            ("fine", "ok", ""),
+            ("wrong", "failed", "y: rel_l2"),
+            ("unwritten", "failed", "2 of 64 elements were never written"),
+            ("overrun", "failed", "256 bytes was written beyond its bounds"),
+            ("input", "failed", "input x was written"),
+            ("names", "failed", "outputs are z (f32), expected y (f32)"),
+            ("unsupported", "unsupported", "TD_UNSUPPORTED: as asked"),
+            ("raises", "error", "the C side is broken"),
+            ("run_raises", "error", "run() is broken"),
+            ("truth_raises", "error", "the truth is broken"),
+            ("c_oom", "oom", "TD_NO_MEMORY"),
+            ("crash", "error", "the process died of SIGSEGV"),
+            ("torch_oom", "ok", "not judged: torch_eager is oom"),
+            ("killed", "ok", "not judged: torch_eager is oom"),
+            ("predicted", "ok", "not judged: torch_eager is oom"),
+        ):
+            with self.subTest(way=way):
+                self.assertEqual(c[way][0], status, c[way])
+                self.assertIn(words, c[way][1])
+        for way, words in (
+            ("torch_oom", "can't allocate"),
+            ("killed", "the system killed"),
+            ("predicted", "needs"),
+        ):
+            with self.subTest(way=way):
+                self.assertEqual(torch[way][0], "oom")
+                self.assertIn(words, torch[way][1])
+        self.assertEqual(torch["crash"][0], "ok")
+        self.assertIn("error: trouble/trouble/way=crash c: the process died of SIGSEGV", out)
+
+        # What failed is tried again, what ended otherwise is not.
+        _, out, _ = self.main("run", "--module", "trouble", "--case", "way=(wrong|c_oom|fine|killed)")
+        self.assertIn("3 cases are finished", out)
+        self.assertIn("[1/1] trouble/trouble/way=wrong", out)
+
+    def test_a_killed_sweep_goes_on_where_it_was(self):
+        sweep = self.process("--module", "scale")
+        self.addCleanup(sweep.wait)
+        deadline = time.monotonic() + 60
+        while not self.records.is_file() or self.records.read_bytes().count(b"\n") < 4:
+            self.assertLess(time.monotonic(), deadline)
+            self.assertIsNone(sweep.poll())
+            time.sleep(0.02)
+        sweep.send_signal(signal.SIGKILL)
+        sweep.wait()
+        finished = {record["case"]["count"] for record in load(self.records).records}
+        time.sleep(0.7)  # the worker must be gone too: nothing more is run or recorded
+        before = self.runs()
+        time.sleep(0.7)
+        self.assertEqual(self.runs(), before)
+        status, out, _ = self.main("run", "--module", "scale")
+        self.assertEqual(status, 0, out)
+        again = [int(name.split("count=")[1].split(",")[0]) for name in self.runs()[len(before) :]]
+        self.assertEqual(again, [count for count in (1, 15, 16, 17, 4096) if count not in finished])
+        self.assertTrue(2 <= len(finished) < 5)
+        self.assertEqual(len(load(self.records).records), 10)
+
+    def test_the_command_line_refuses_clearly(self):
+        for arguments, words in (
+            (("run", "--module", "nothing"), "no module nothing; there are: scale, trouble"),
+            (("run", "--case", "nothing"), "no case that matches 'nothing'"),
+            (("run", "--case", "("), "is no regular expression"),
+            (("report",), "no records in"),
+            (("report", "--machine", "elsewhere"), "no records in"),
+        ):
+            with self.subTest(arguments=arguments):
+                status, _, err = self.main(*arguments)
+                self.assertEqual(status, 2)
+                self.assertIn(words, err)
+        arguments = self.arguments("run", "--library", "/nowhere.so", "--module", "scale")
+        with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()):
+            self.assertEqual(main("parity_double.fakes", arguments, parity_double.HEADERS), 2)
+        self.assertIn("no library at /nowhere.so: build it with cmake --preset default", err.getvalue())
+
+
+class RecordFiles(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.path = self.folder / FILE
+
+    @staticmethod
+    def record(count=1, impl="c", **more):
+        base = dict(deliverable="d", module="m", case={"count": count}, impl=impl, status="ok")
+        return base | dict(threads=2, measure="error time", sides=1, time="2026-11-21T10:00:00Z") | more
+
+    def append(self, *records):
+        with RecordFile(self.folder) as file:
+            file.append(records)
+
+    def test_what_is_appended_is_read(self):
+        self.append(self.record(1), self.record(2))
+        self.append(
+            self.record(1, status="oom"), self.record(3, peak_mib=float("nan"), series={"a": [float("inf")]})
+        )
+        loaded = load(self.path)
+        self.assertEqual((len(loaded.records), loaded.warnings), (4, []))
+        self.assertEqual([r["case"]["count"] for r in loaded.newest()], [1, 2, 3])
+        self.assertEqual(loaded.newest()[0]["status"], "oom")
+        self.assertEqual((loaded.records[3]["peak_mib"], loaded.records[3]["series"]), (None, {"a": [None]}))
+
+    def test_a_torn_last_line_is_kept_aside(self):
+        self.append(self.record(1))
+        whole = self.path.read_bytes()
+        self.path.write_bytes(whole + b'{"deliverable": "d", "mod')
+        loaded = load(self.path)  # a reader changes nothing
+        self.assertEqual(len(loaded.records), 1)
+        self.assertIn("line 2: cut off in the middle", loaded.warnings[0])
+        self.assertNotEqual(self.path.read_bytes(), whole)
+        with RecordFile(self.folder) as file:
+            self.assertIn(f"kept in {ASIDE}", file.loaded.warnings[0])
+            file.append([self.record(2)])
+        self.assertEqual((self.folder / ASIDE).read_text(), '{"deliverable": "d", "mod\n')
+        self.assertEqual(len(load(self.path).records), 2)
+        self.assertTrue(self.path.read_bytes().startswith(whole))
+
+    def test_a_last_line_that_lacks_only_its_end_is_a_record(self):
+        self.append(self.record(1))
+        self.path.write_bytes(self.path.read_bytes().rstrip(b"\n"))
+        self.append(self.record(2))
+        self.assertEqual((len(load(self.path).records), load(self.path).warnings), (2, []))
+
+    def test_lines_that_are_no_records_are_reported_and_stay(self):
+        self.append(self.record(1))
+        self.path.write_bytes(self.path.read_bytes() + b'nonsense\n[1]\n{"module": "m"}\n\xff\xfe\n\n')
+        self.append(self.record(2))
+        loaded = load(self.path)
+        self.assertEqual(
+            [warning.split(": ")[0].split(" ")[-1] for warning in loaded.warnings], ["2", "3", "4", "5"]
+        )
+        self.assertEqual(len(loaded.records), 2)
+        self.assertIn(b"nonsense", self.path.read_bytes())
+
+    def test_an_unreadable_file_is_refused_and_stays(self):
+        self.path.mkdir()
+        with self.assertRaisesRegex(RecordError, "cannot be read: Is a directory"):
+            load(self.path)
+        with self.assertRaisesRegex(RecordError, "cannot be read"):
+            RecordFile(self.folder)
+
+    def test_a_folder_that_cannot_be_made(self):
+        (self.folder / "file").touch()
+        with self.assertRaisesRegex(RecordError, "cannot be (read|written): Not a directory"):
+            RecordFile(self.folder / "file")
+
+    def test_a_read_only_folder_is_refused_and_stays(self):
+        self.append(self.record(1))
+        before = self.path.read_bytes()
+        os.chmod(self.path, 0o444)
+        os.chmod(self.folder, 0o555)
+        self.addCleanup(os.chmod, self.folder, 0o755)
+        code = (
+            "import os, sys\n"
+            "from pathlib import Path\n"
+            "from parity.core.record import RecordError, RecordFile\n"
+            "if os.getuid() == 0: os.setuid(65534)\n"  # root may write anywhere
+            "try: RecordFile(Path(sys.argv[1]))\n"
+            "except RecordError as error: print(error)\n"
+        )
+        with tempfile.TemporaryDirectory() as outside:
+            os.chmod(outside, 0o755)
+            done = subprocess.run(
+                [sys.executable, "-c", code, str(self.folder)], capture_output=True, text=True, cwd=ROOT
+            )
+        self.assertIn("cannot be written: Permission denied", done.stdout, done.stderr)
+        self.assertEqual(self.path.read_bytes(), before)
+
+    def test_a_full_disk_loses_nothing(self):
+        self.append(self.record(1))
+        before = self.path.read_bytes()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        try:
+            with RecordFile(self.folder) as file:
+                # The disk ends in the middle of the second record.
+                resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) * 2 + 10, limits[1]))
+                with self.assertRaisesRegex(
+                    RecordError, "cannot be written: .*; the 1 records before are intact"
+                ):
+                    file.append([self.record(2), self.record(3)])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, ignored)
+        self.assertEqual(self.path.read_bytes(), before)
+        self.append(self.record(2))
+        self.assertEqual(len(load(self.path).records), 2)
+
+    def test_one_writer_at_a_time(self):
+        with RecordFile(self.folder), self.assertRaisesRegex(RecordError, "another run is writing it"):
+            RecordFile(self.folder)
+        with self.path.open() as other:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with self.assertRaisesRegex(RecordError, "another run"):
+                RecordFile(self.folder)
+
+    def test_what_is_finished(self):
+        case = Case("d", measure="time", count=1)
+        pair = [self.record(impl=impl, sides=2) for impl in ("c", "torch_eager")]
+        late = [record | {"time": "2026-11-21T11:00:00Z"} for record in pair]
+        failed = [pair[0] | {"status": "failed"}, pair[1]]
+        for records, finished in (
+            ([], False),
+            (pair, True),
+            (pair[:1], False),  # the second line never made it to the disk
+            ([*pair, late[0]], False),
+            ([*pair, *late], True),
+            (failed, False),
+            ([*failed, *late], True),
+            ([*late, *failed], False),
+            ([record | {"status": "oom"} for record in pair], True),
+            ([record | {"threads": 1} for record in pair], False),
+            ([record | {"measure": "error"} for record in pair], False),
+        ):
+            with self.subTest(records=records):
+                self.assertEqual(Finished(records).covers("m", case, 2), finished)
+        more = Case("d", measure="time", repeats=10, count=1)
+        self.assertFalse(Finished([record | {"ms": {"n": 5}} for record in pair]).covers("m", more, 2))
+        self.assertTrue(Finished([record | {"ms": {"n": 10}} for record in pair]).covers("m", more, 2))
+
+
+if __name__ == "__main__":
+    unittest.main()
