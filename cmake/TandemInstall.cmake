@@ -1,0 +1,41 @@
+# td_install(): the libraries, their headers, and what lets others find them: find_package(tandem) and tandem.pc.
+
+include(CMakePackageConfigHelpers)
+
+# Public is <module>/<module>.h, and of base, where there is no such header, every file named here. ci/check/symbols.py
+# holds this list to what the library exports.
+set(TD_PUBLIC_HEADERS base/base.h base/clock.h base/dtype.h base/record.h base/rng.h base/stats.h base/status.h)
+
+function(td_install)
+  get_property(modules GLOBAL PROPERTY TD_MODULES)
+  foreach(module IN LISTS modules)
+    string(REPLACE "td_" "" name ${module})
+    if(NOT name STREQUAL "base")
+      list(APPEND TD_PUBLIC_HEADERS ${name}/${name}.h)
+    endif()
+  endforeach()
+  set_property(GLOBAL PROPERTY TD_PUBLIC_HEADERS ${TD_PUBLIC_HEADERS})
+  foreach(header IN LISTS TD_PUBLIC_HEADERS)
+    get_filename_component(folder ${header} DIRECTORY)
+    install(FILES "${PROJECT_SOURCE_DIR}/impl/${header}" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/tandem/${folder}")
+  endforeach()
+
+  set(package "${CMAKE_INSTALL_LIBDIR}/cmake/tandem")
+  foreach(kind shared static)
+    install(TARGETS tandem_${kind} EXPORT tandem-${kind}
+            LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+    install(EXPORT tandem-${kind} NAMESPACE tandem:: DESTINATION "${package}")
+  endforeach()
+  configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/tandemConfig.cmake.in"
+                                "${PROJECT_BINARY_DIR}/tandemConfig.cmake" INSTALL_DESTINATION "${package}")
+  # Before 1.0 a new minor version may change the interface.
+  write_basic_package_version_file("${PROJECT_BINARY_DIR}/tandemConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+  install(FILES "${PROJECT_BINARY_DIR}/tandemConfig.cmake" "${PROJECT_BINARY_DIR}/tandemConfigVersion.cmake"
+          DESTINATION "${package}")
+
+  # The prefix is found from where tandem.pc lies, so that an installed tree can be moved.
+  set(pc_folder "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+  file(RELATIVE_PATH TANDEM_PC_TO_PREFIX "/${pc_folder}" "/")
+  configure_file("${PROJECT_SOURCE_DIR}/cmake/tandem.pc.in" "${PROJECT_BINARY_DIR}/tandem.pc" @ONLY)
+  install(FILES "${PROJECT_BINARY_DIR}/tandem.pc" DESTINATION "${pc_folder}")
+endfunction()

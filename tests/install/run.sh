@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Installs a build into an empty prefix and uses it as a stranger would: through find_package and through pkg-config,
+# shared and static, from C and from C++, also after the tree has been moved.
+#   run.sh CMAKE BUILD_DIR SOURCE_DIR
+set -euo pipefail
+
+cmake=$1 build=$2 here=$3/tests/install
+work=$(mktemp -d "$build/install-XXXXXX")
+trap 'rm -rf "$work"' EXIT
+
+die() {
+    echo "error: $*" >&2
+    exit 1
+}
+
+"$cmake" --install "$build" --prefix "$work/first" >"$work/log" || die "cannot install: $(cat "$work/log")"
+mv "$work/first" "$work/prefix" # nothing in it may remember where it was put
+if grep -rIl "$work/first\|$3" "$work/prefix"; then
+    die "installed text names a folder of this build"
+fi
+
+"$cmake" -S "$here" -B "$work/consumer" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log" 2>&1 ||
+    die "find_package fails: $(cat "$work/log")"
+"$cmake" --build "$work/consumer" >"$work/log" 2>&1 || die "a consumer does not build: $(cat "$work/log")"
+for program in shared static cxx; do
+    "$work/consumer/$program" || die "find_package: the $program consumer fails"
+done
+
+# Another minor version may have another interface: it must not be taken for this one.
+mkdir "$work/other"
+sed 's/find_package(tandem [0-9.]*/find_package(tandem 0.99/' "$here/CMakeLists.txt" >"$work/other/CMakeLists.txt"
+if "$cmake" -S "$work/other" -B "$work/other/build" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log" 2>&1; then
+    die "find_package(tandem 0.99) takes this version"
+fi
+
+PKG_CONFIG_PATH=$(dirname "$(find "$work/prefix" -name tandem.pc)")
+export PKG_CONFIG_PATH
+libdir=$(pkg-config --variable=libdir tandem)
+read -ra cflags <<<"$(pkg-config --cflags tandem)"
+read -ra libs <<<"$(pkg-config --libs tandem)"
+read -ra all_libs <<<"$(pkg-config --static --libs tandem)"
+cc=${CC:-cc}
+"$cc" "$here/consumer.c" "${cflags[@]}" "${libs[@]}" -o "$work/pc-shared"
+LD_LIBRARY_PATH=$libdir "$work/pc-shared" || die "pkg-config: the shared consumer fails"
+"$cc" "$here/consumer.c" "${cflags[@]}" "${all_libs[@]/#-ltandem/-l:libtandem.a}" -o "$work/pc-static"
+"$work/pc-static" || die "pkg-config: the static consumer fails" # no library path: libtandem.so is not needed
+echo "installed, moved, found and run: find_package and pkg-config, shared and static, C and C++"
