@@ -136,7 +136,7 @@ td_status td_gemm_work_bytes(td_device *dev, const td_gemm_shape *shape, size_t 
     if (ops_of(dev)->gemm_work_bytes)
         *out = ops_of(dev)->gemm_work_bytes(&resolved);
     else
-        status = gap(dev, "gemm_work_bytes");
+        status = gap(dev, "gemm");
 cleanup:
     return status;
 }
@@ -200,7 +200,7 @@ td_status td_embedding_backward_work_bytes(td_device *dev, const td_embedding_sh
     if (ops_of(dev)->embedding_backward_work_bytes)
         *out = ops_of(dev)->embedding_backward_work_bytes(shape);
     else
-        status = gap(dev, "embedding_backward_work_bytes");
+        status = gap(dev, "embedding_backward");
 cleanup:
     return status;
 }
@@ -262,7 +262,7 @@ td_status td_rmsnorm_backward_work_bytes(td_device *dev, const td_rmsnorm_shape 
     if (ops_of(dev)->rmsnorm_backward_work_bytes)
         *out = ops_of(dev)->rmsnorm_backward_work_bytes(shape);
     else
-        status = gap(dev, "rmsnorm_backward_work_bytes");
+        status = gap(dev, "rmsnorm_backward");
 cleanup:
     return status;
 }

@@ -40,6 +40,32 @@ static inline void *td_at(td_dtype dtype, const void *data, int64_t index)
     return (char *)data + index * (dtype == TD_BF16 ? 2 : 4);
 }
 
+/** Long sums are f32 over runs of this many elements, and float64 over the runs: the error stays that of a short
+ * sum, also where the compiler makes one chain of it. */
+enum { TD_RUN = 512 };
+
+static inline int64_t td_run_end(int64_t count, int64_t begin)
+{
+    return count - begin < TD_RUN ? count : begin + TD_RUN;
+}
+
+/** The sum of a[first + i] b[first + i], i in [0, count). */
+TD_INLINE double td_dot(td_dtype dtype, const void *a, const void *b, int64_t first, int64_t count)
+{
+    double total = 0.0;
+
+    for (int64_t begin = 0; begin < count; begin += TD_RUN) {
+        int64_t end = td_run_end(count, begin);
+        float sum = 0.0f;
+
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = begin; i < end; i++)
+            sum += td_load(dtype, a, first + i) * td_load(dtype, b, first + i);
+        total += (double)sum;
+    }
+    return total;
+}
+
 /** Part `index` of `parts` nearly equal parts of count is [td_share(.., index, ..), td_share(.., index + 1, ..)). */
 static inline int64_t td_share(int64_t count, int64_t index, int64_t parts)
 {

@@ -6,15 +6,9 @@
 TD_INLINE float forward_row(td_dtype dtype, int64_t cols, float eps, const void *x, const void *weight,
                             void *y, int64_t first)
 {
-    float squares = 0.0f;
+    double mean_square = td_dot(dtype, x, x, first, cols) / (double)cols;
+    float rstd = (float)(1.0 / sqrt(mean_square + (double)eps));
 
-#pragma omp simd reduction(+ : squares)
-    for (int64_t i = 0; i < cols; i++) {
-        float value = td_load(dtype, x, first + i);
-
-        squares += value * value;
-    }
-    float rstd = (float)(1.0 / sqrt((double)squares / (double)cols + (double)eps));
 #pragma omp simd
     for (int64_t i = 0; i < cols; i++)
         td_store(dtype, y, first + i, td_load(dtype, x, first + i) * rstd * td_load(dtype, weight, i));
@@ -37,18 +31,18 @@ td_status td_cpu_rmsnorm_forward(td_device *dev, const td_rmsnorm_shape *shape, 
     return TD_OK;
 }
 
-/* dweight sums over all rows. Runs of RUN rows are summed in f32, the runs of a part in float64 in the
+/* dweight sums over all rows. Groups of GROUP rows are summed in f32, the groups of a part in float64 in the
  * part's row of work, and the parts at the end: neither the order nor the number of parts depends on the threads. */
-enum { RUN = 16, PARTS = 64 };
+enum { GROUP = 16, PARTS = 64 };
 
-static int64_t runs_of(const td_rmsnorm_shape *shape)
+static int64_t groups_of(const td_rmsnorm_shape *shape)
 {
-    return (shape->rows - 1) / RUN + 1;
+    return (shape->rows - 1) / GROUP + 1;
 }
 
 static int64_t parts_of(const td_rmsnorm_shape *shape)
 {
-    return runs_of(shape) < PARTS ? runs_of(shape) : PARTS;
+    return groups_of(shape) < PARTS ? groups_of(shape) : PARTS;
 }
 
 size_t td_cpu_rmsnorm_backward_work_bytes(const td_rmsnorm_shape *shape)
@@ -56,8 +50,8 @@ size_t td_cpu_rmsnorm_backward_work_bytes(const td_rmsnorm_shape *shape)
     return (size_t)(parts_of(shape) * shape->cols) * sizeof(double);
 }
 
-TD_INLINE void sum_run(td_dtype dtype, int64_t cols, const void *x, const float *rstd, const void *dy,
-                       int64_t begin, int64_t end, double *sums)
+TD_INLINE void sum_group(td_dtype dtype, int64_t cols, const void *x, const float *rstd, const void *dy,
+                         int64_t begin, int64_t end, double *sums)
 {
     enum { PIECE = 1024 };
     float sum[PIECE];
@@ -82,12 +76,20 @@ TD_INLINE void sum_run(td_dtype dtype, int64_t cols, const void *x, const float 
 TD_INLINE void backward_row(td_dtype dtype, int64_t cols, const void *x, const void *weight, float rstd,
                             const void *dy, bool accumulate, void *dx, int64_t first)
 {
-    float dot = 0.0f;
+    double dot = 0.0;
 
-#pragma omp simd reduction(+ : dot)
-    for (int64_t i = 0; i < cols; i++)
-        dot += td_load(dtype, dy, first + i) * td_load(dtype, weight, i) * td_load(dtype, x, first + i);
-    float mean = (float)((double)dot * (double)rstd * (double)rstd / (double)cols);
+    for (int64_t begin = 0; begin < cols; begin += TD_RUN) {
+        int64_t end = td_run_end(cols, begin);
+        float sum = 0.0f;
+
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = begin; i < end; i++)
+            sum += td_load(dtype, dy, first + i) * td_load(dtype, weight, i) * td_load(dtype, x, first + i);
+        dot += (double)sum;
+    }
+
+    float mean = (float)(dot * (double)rstd * (double)rstd / (double)cols);
+
 #pragma omp simd
     for (int64_t i = 0; i < cols; i++) {
         float g = td_load(dtype, dy, first + i) * td_load(dtype, weight, i);
@@ -97,15 +99,15 @@ TD_INLINE void backward_row(td_dtype dtype, int64_t cols, const void *x, const v
     }
 }
 
-/* dweight of a run comes before its dx, which may stand in the place of dy. */
-TD_INLINE void backward_run(td_dtype dtype, const td_rmsnorm_shape *shape, const void *x, const void *weight,
-                            const float *rstd, const void *dy, bool accumulate, void *dx, int64_t begin,
-                            double *sums)
+/* dweight of a group comes before its dx, which may stand in the place of dy. */
+TD_INLINE void backward_group(td_dtype dtype, const td_rmsnorm_shape *shape, const void *x,
+                              const void *weight, const float *rstd, const void *dy, bool accumulate,
+                              void *dx, int64_t begin, double *sums)
 {
     int64_t cols = shape->cols;
-    int64_t end = shape->rows - begin < RUN ? shape->rows : begin + RUN;
+    int64_t end = shape->rows - begin < GROUP ? shape->rows : begin + GROUP;
 
-    sum_run(dtype, cols, x, rstd, dy, begin, end, sums);
+    sum_group(dtype, cols, x, rstd, dy, begin, end, sums);
     for (int64_t r = begin; r < end; r++)
         backward_row(dtype, cols, x, weight, rstd[r], dy, accumulate, dx, r * cols);
 }
@@ -127,7 +129,7 @@ td_status td_cpu_rmsnorm_backward(td_device *dev, const td_rmsnorm_shape *shape,
                                   void *dx, bool accumulate_dweight, void *dweight, void *work)
 {
     int64_t rows = shape->rows, cols = shape->cols;
-    int64_t runs = runs_of(shape), parts = parts_of(shape);
+    int64_t groups = groups_of(shape), parts = parts_of(shape);
     double *sums = work;
 
     (void)dev;
@@ -137,9 +139,10 @@ td_status td_cpu_rmsnorm_backward(td_device *dev, const td_rmsnorm_shape *shape,
 
         for (int64_t i = 0; i < cols; i++)
             own[i] = 0.0;
-        for (int64_t run = td_share(runs, part, parts); run < td_share(runs, part + 1, parts); run++)
-            TD_BY_DTYPE(shape->dtype, backward_run, shape, x, weight, rstd, dy, accumulate_dx, dx, run * RUN,
-                        own);
+        for (int64_t group = td_share(groups, part, parts); group < td_share(groups, part + 1, parts);
+             group++)
+            TD_BY_DTYPE(shape->dtype, backward_group, shape, x, weight, rstd, dy, accumulate_dx, dx,
+                        group * GROUP, own);
     }
     TD_BY_DTYPE(shape->dtype, add_parts, cols, parts, sums, accumulate_dweight, dweight);
     return TD_OK;

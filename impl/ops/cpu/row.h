@@ -13,32 +13,36 @@ static inline int64_t td_row_piece(int64_t cols, int64_t first)
     return cols - first < TD_ROW_PIECE ? cols - first : TD_ROW_PIECE;
 }
 
-/** The largest of data[first .. first + cols), cols at least 1. Compared as integers whose order is that of the
- * floats: their order has no exception for NaN, so the loop vectorises. A positive NaN wins; a negative one loses
- * and makes the sum of the row NaN. */
+/** The bits of a float as an integer whose order is the float's, and back. Positive NaN comes last, negative NaN
+ * first. */
+static inline int32_t td_order_key(int32_t bits)
+{
+    return bits < 0 ? bits ^ 0x7FFFFFFF : bits;
+}
+
+/** The largest of data[first .. first + cols), cols at least 1. Compared as integers, whose order has no exception
+ * for NaN, so that the loop vectorises. A positive NaN wins; a negative one loses and makes the row's sum NaN. */
 TD_INLINE float td_row_max(td_dtype dtype, const void *data, int64_t first, int64_t cols)
 {
     int32_t max = INT32_MIN;
 
 #pragma omp simd reduction(max : max)
     for (int64_t i = 0; i < cols; i++) {
-        int32_t key = (int32_t)td_f32_bits(td_load(dtype, data, first + i));
+        int32_t key = td_order_key((int32_t)td_f32_bits(td_load(dtype, data, first + i)));
 
-        key ^= (key >> 31) & 0x7FFFFFFF;
         max = key > max ? key : max;
     }
-    return td_f32_from_bits((uint32_t)(max ^ ((max >> 31) & 0x7FFFFFFF)));
+    return td_f32_from_bits((uint32_t)td_order_key(max));
 }
 
-/** e[i] = exp(data[first + i] - max); returns their sum, in float64 over runs that are short enough for f32. */
+/** e[i] = exp(data[first + i] - max); returns their sum. */
 TD_INLINE double td_row_exp(td_dtype dtype, const void *data, int64_t first, int64_t cols, float max,
                             float *e)
 {
-    enum { RUN = 512 };
     double total = 0.0;
 
-    for (int64_t begin = 0; begin < cols; begin += RUN) {
-        int64_t end = cols - begin < RUN ? cols : begin + RUN;
+    for (int64_t begin = 0; begin < cols; begin += TD_RUN) {
+        int64_t end = td_run_end(cols, begin);
         float sum = 0.0f;
 
 #pragma omp simd reduction(+ : sum)

@@ -16,11 +16,8 @@ TD_INLINE void forward_row(td_dtype dtype, const void *x, void *y, int64_t first
 TD_INLINE void backward_row(td_dtype dtype, float scale, const void *y, const void *dy, void *dx,
                             int64_t first, int64_t seen, int64_t cols)
 {
-    float dot = 0.0f;
+    float dot = (float)td_dot(dtype, y, dy, first, seen);
 
-#pragma omp simd reduction(+ : dot)
-    for (int64_t i = first; i < first + seen; i++)
-        dot += td_load(dtype, y, i) * td_load(dtype, dy, i);
 #pragma omp simd
     for (int64_t i = first; i < first + seen; i++)
         td_store(dtype, dx, i, scale * (td_load(dtype, y, i) * (td_load(dtype, dy, i) - dot)));

@@ -1,0 +1,415 @@
+#include "ops_kit.h"
+
+#include <dnnl.h>
+
+/* One matrix of a batch as it lies in memory. */
+typedef struct layout {
+    int64_t rows, cols, pitch, stride, count;
+} layout;
+
+static layout lay(int64_t batch, int64_t rows, int64_t cols, int64_t more, int64_t gap)
+{
+    layout l = {.rows = rows, .cols = cols, .pitch = cols + more, .stride = rows * (cols + more) + gap};
+
+    l.count = batch * l.stride;
+    return l;
+}
+
+/* Integers from -3 to 3 at the elements, poison between them. */
+static void *draw_integers(ops_case *c, td_dtype dtype, int64_t batch, layout l)
+{
+    int64_t *drawn = ops_draw_ids(c, l.count, 7);
+    void *block = ops_room(c, dtype, l.count);
+
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t r = 0; r < l.rows; r++)
+            for (int64_t i = 0; i < l.cols; i++) {
+                int64_t at = b * l.stride + r * l.pitch + i;
+                float value = (float)(drawn[at] - 3);
+
+                td_assert_ok(
+                    td_convert(1, TD_F32, &value, dtype, (char *)block + (size_t)at * td_dtype_size(dtype)));
+            }
+    return block;
+}
+
+/* In place of the elements of c, in float64; what lies between them stays. */
+static void reference(const td_gemm_shape *s, const double *a, const double *b, double *c)
+{
+    for (int64_t batch = 0; batch < s->batch; batch++)
+        for (int64_t i = 0; i < s->m; i++)
+            for (int64_t j = 0; j < s->n; j++) {
+                const double *x = a + batch * s->stride_a, *y = b + batch * s->stride_b;
+                double *z = c + batch * s->stride_c + i * s->ldc + j;
+                double sum = 0;
+
+                for (int64_t l = 0; l < s->k; l++)
+                    sum += x[s->trans_a ? l * s->lda + i : i * s->lda + l] *
+                           y[s->trans_b ? j * s->ldb + l : l * s->ldb + j];
+                *z = s->alpha * sum + (s->beta == 0 ? 0 : s->beta * *z);
+            }
+}
+
+static void *work_for(ops_case *c, const td_gemm_shape *shape)
+{
+    size_t bytes = 1;
+
+    td_assert_ok(td_gemm_work_bytes(ops_cpu, shape, &bytes));
+    return ops_bytes(c, bytes);
+}
+
+typedef struct exact_case {
+    char name[64];
+    int64_t batch, m, n, k;
+    float alpha, beta;
+    int64_t more, gap; /* elements behind each row, and behind each matrix */
+} exact_case;
+
+/* Small integers have one right answer, whatever the order of the sums, and bf16 output its one rounding. Poison lies
+ * behind every row and every matrix: reading it shows in the result, writing it in the comparison. */
+static void integers_are_exact(void **state)
+{
+    const exact_case *row = *state;
+
+    for (int variant = 0; variant < 12; variant++) {
+        bool trans_a = variant & 1, trans_b = variant & 2;
+        td_dtype dtype = variant < 4 ? TD_F32 : TD_BF16, out_dtype = variant < 8 ? dtype : TD_F32;
+        ops_case c = ops_begin(dtype, "%s %d", row->name, variant);
+        layout a = trans_a ? lay(row->batch, row->k, row->m, row->more, row->gap)
+                           : lay(row->batch, row->m, row->k, row->more, row->gap);
+        layout b = trans_b ? lay(row->batch, row->n, row->k, 2 * row->more, row->gap)
+                           : lay(row->batch, row->k, row->n, 2 * row->more, row->gap);
+        layout out = lay(row->batch, row->m, row->n, 3 * row->more, row->gap);
+        td_gemm_shape shape = {
+            .batch = row->batch,
+            .m = row->m,
+            .n = row->n,
+            .k = row->k,
+            .lda = row->more ? a.pitch : 0,
+            .ldb = row->more ? b.pitch : 0,
+            .ldc = row->more ? out.pitch : 0,
+            .stride_a = a.stride,
+            .stride_b = b.stride,
+            .stride_c = out.stride,
+            .trans_a = trans_a,
+            .trans_b = trans_b,
+            .alpha = row->alpha,
+            .beta = row->beta,
+            .dtype = dtype,
+            .out_dtype = out_dtype,
+        };
+        td_gemm_shape full = shape;
+        void *x = draw_integers(&c, dtype, row->batch, a), *y = draw_integers(&c, dtype, row->batch, b);
+        void *before = row->beta != 0 ? draw_integers(&c, out_dtype, row->batch, out)
+                                      : ops_room(&c, out_dtype, out.count);
+        void *z = ops_room(&c, out_dtype, out.count), *want = ops_room(&c, out_dtype, out.count);
+        double *truth = ops_f64(&c, out_dtype, before, out.count);
+
+        full.lda = a.pitch;
+        full.ldb = b.pitch;
+        full.ldc = out.pitch;
+        reference(&full, ops_f64(&c, dtype, x, a.count), ops_f64(&c, dtype, y, b.count), truth);
+        memcpy(want, before, (size_t)out.count * td_dtype_size(out_dtype));
+        for (int64_t i = 0; i < out.count; i++)
+            if (!isnan(truth[i]))
+                td_assert_ok(td_convert(1, TD_F64, &truth[i], out_dtype,
+                                        (char *)want + (size_t)i * td_dtype_size(out_dtype)));
+        OPS_RUN(&c, out_dtype, z, out.count, before, td_gemm(ops_cpu, &shape, x, y, z, work_for(&c, &shape)));
+        td_assert_identical(c.name, out_dtype, z, want, out.count);
+        ops_finish(&c);
+    }
+}
+
+typedef struct random_case {
+    char name[64];
+    int64_t batch, m, n, k;
+} random_case;
+
+static void random_numbers_are_close(void **state)
+{
+    const random_case *row = *state;
+
+    for (int variant = 0; variant < 12; variant++) {
+        bool trans_a = variant & 1, trans_b = variant & 2;
+        td_dtype dtype = variant < 4 ? TD_F32 : TD_BF16, out_dtype = variant < 8 ? dtype : TD_F32;
+        ops_case c = ops_begin(dtype, "%s %d", row->name, variant);
+        int64_t mk = row->m * row->k, kn = row->k * row->n, mn = row->m * row->n;
+        td_gemm_shape shape = {
+            .batch = row->batch,
+            .m = row->m,
+            .n = row->n,
+            .k = row->k,
+            .lda = trans_a ? row->m : row->k,
+            .ldb = trans_b ? row->k : row->n,
+            .ldc = row->n,
+            .stride_a = mk,
+            .stride_b = kn,
+            .stride_c = mn,
+            .trans_a = trans_a,
+            .trans_b = trans_b,
+            .alpha = 0.5f,
+            .beta = -2.0f,
+            .dtype = dtype,
+            .out_dtype = out_dtype,
+        };
+        void *a = ops_draw(&c, row->batch * mk), *b = ops_draw(&c, row->batch * kn);
+        void *before = ops_draw_as(&c, out_dtype, row->batch * mn),
+             *out = ops_room(&c, out_dtype, row->batch * mn);
+        void *work = work_for(&c, &shape);
+        double *truth = ops_f64(&c, out_dtype, before, row->batch * mn);
+
+        reference(&shape, ops_f64(&c, dtype, a, row->batch * mk), ops_f64(&c, dtype, b, row->batch * kn),
+                  truth);
+        for (int round = 0; round < 2; round++) {
+            memcpy(out, before, (size_t)(row->batch * mn) * td_dtype_size(out_dtype));
+            td_fence_poison(work);
+            td_assert_ok(td_gemm(ops_cpu, &shape, a, b, out, work));
+            ops_assert_close(&c, "c", out_dtype, out, truth, row->batch * mn, 4);
+        }
+        ops_finish(&c);
+    }
+}
+
+/* One weight for all sequences, one input for all weights: a stride of 0, on either side. */
+static void shared_operands(void **state)
+{
+    enum { BATCH = 5, M = 7, N = 11, K = 13 };
+
+    (void)state;
+    for (int variant = 0; variant < 6; variant++) {
+        td_dtype dtype = variant & 1 ? TD_BF16 : TD_F32;
+        bool share_a = variant / 2 != 1, share_b = variant / 2 != 0;
+        ops_case c = ops_begin(dtype, "shared operands %d", variant);
+        layout a = lay(share_a ? 1 : BATCH, M, K, 0, 0), b = lay(share_b ? 1 : BATCH, K, N, 0, 0);
+        td_gemm_shape shape = {
+            .batch = BATCH,
+            .m = M,
+            .n = N,
+            .k = K,
+            .lda = K,
+            .ldb = N,
+            .ldc = N,
+            .stride_a = share_a ? 0 : a.stride,
+            .stride_b = share_b ? 0 : b.stride,
+            .stride_c = M * N,
+            .alpha = 1,
+            .dtype = dtype,
+            .out_dtype = TD_F32,
+        };
+        void *x = draw_integers(&c, dtype, share_a ? 1 : BATCH, a);
+        void *y = draw_integers(&c, dtype, share_b ? 1 : BATCH, b);
+        float *z = ops_room(&c, TD_F32, BATCH * M * N);
+        double *truth = ops_zeros(&c, BATCH * M * N);
+
+        reference(&shape, ops_f64(&c, dtype, x, a.count), ops_f64(&c, dtype, y, b.count), truth);
+        OPS_RUN(&c, TD_F32, z, BATCH * M * N, NULL, td_gemm(ops_cpu, &shape, x, y, z, work_for(&c, &shape)));
+        for (int i = 0; i < BATCH * M * N; i++)
+            assert_true((double)z[i] == truth[i]);
+        ops_finish(&c);
+    }
+}
+
+/* The heads of a token stand side by side: matrices of c interleave row by row. */
+static void interleaved_output(void **state)
+{
+    enum { HEADS = 3, SEQ = 5, DIM = 4, K = 6 };
+    ops_case c = ops_begin(TD_BF16, "interleaved output");
+    layout a = lay(HEADS, SEQ, K, 0, 0), b = lay(HEADS, K, DIM, 0, 0);
+    td_gemm_shape shape = {
+        .batch = HEADS,
+        .m = SEQ,
+        .n = DIM,
+        .k = K,
+        .lda = K,
+        .ldb = DIM,
+        .ldc = HEADS * DIM,
+        .stride_a = a.stride,
+        .stride_b = b.stride,
+        .stride_c = DIM,
+        .alpha = 1,
+        .dtype = TD_BF16,
+        .out_dtype = TD_BF16,
+    };
+    void *x = draw_integers(&c, TD_BF16, HEADS, a), *y = draw_integers(&c, TD_BF16, HEADS, b);
+    void *z = ops_room(&c, TD_BF16, HEADS * SEQ * DIM);
+    double *truth = ops_zeros(&c, HEADS * SEQ * DIM);
+
+    (void)state;
+    reference(&shape, ops_f64(&c, TD_BF16, x, a.count), ops_f64(&c, TD_BF16, y, b.count), truth);
+    OPS_RUN(&c, TD_BF16, z, HEADS * SEQ * DIM, NULL, td_gemm(ops_cpu, &shape, x, y, z, work_for(&c, &shape)));
+    for (int i = 0; i < HEADS * SEQ * DIM; i++)
+        assert_true(td_value_at(TD_BF16, z, i) == truth[i]);
+    ops_finish(&c);
+}
+
+/* 257 + 2 is 259, a tie that goes to 260; rounded before the addition, 256 + 2 would be 258. */
+static void bf16_output_is_rounded_once(void **state)
+{
+    ops_case c = ops_begin(TD_BF16, "rounded once");
+    td_gemm_shape shape = {
+        .batch = 1, .m = 1, .n = 1, .k = 257, .alpha = 1, .beta = 1, .dtype = TD_BF16, .out_dtype = TD_BF16};
+    float one = 1, two = 2;
+    char *ones = ops_room(&c, TD_BF16, 257);
+    void *out = ops_room(&c, TD_BF16, 1);
+
+    (void)state;
+    for (int i = 0; i < 257; i++)
+        td_assert_ok(td_convert(1, TD_F32, &one, TD_BF16, ones + 2 * i));
+    td_assert_ok(td_convert(1, TD_F32, &two, TD_BF16, out));
+    td_assert_ok(td_gemm(ops_cpu, &shape, ones, ones, out, work_for(&c, &shape)));
+    assert_true(td_value_at(TD_BF16, out, 0) == 260);
+    ops_finish(&c);
+}
+
+static void nan_and_infinity_travel(void **state)
+{
+    enum { M = 33, N = 17, K = 19 };
+    const td_dtype dtypes[] = {TD_F32, TD_BF16};
+
+    (void)state;
+    for (int d = 0; d < 2; d++) {
+        ops_case c = ops_begin(dtypes[d], "nan %s", td_dtype_name(dtypes[d]));
+        td_gemm_shape shape = {
+            .batch = 1, .m = M, .n = N, .k = K, .alpha = 1, .dtype = dtypes[d], .out_dtype = dtypes[d]};
+        char *a = ops_draw(&c, M * K), *b = ops_draw(&c, K * N);
+        void *out = ops_room(&c, c.dtype, M * N);
+        size_t size = td_dtype_size(c.dtype);
+        float nan = NAN, infinity = INFINITY;
+
+        td_assert_ok(td_convert(1, TD_F32, &nan, c.dtype, a + (5 * K + 3) * size));
+        td_assert_ok(td_convert(1, TD_F32, &infinity, c.dtype, b + (7 * N + 2) * size));
+        td_assert_ok(td_gemm(ops_cpu, &shape, a, b, out, work_for(&c, &shape)));
+        for (int i = 0; i < M; i++)
+            for (int j = 0; j < N; j++) {
+                double value = td_value_at(c.dtype, out, i * N + j);
+
+                if (i == 5)
+                    assert_true(isnan(value));
+                else if (j == 2)
+                    assert_true(isinf(value) &&
+                                signbit(value) == signbit(td_value_at(c.dtype, a, i * K + 7)));
+                else
+                    assert_true(isfinite(value));
+            }
+        ops_finish(&c);
+    }
+}
+
+/* Three outer products of 23 MB each in f32: more than is copied at a time, fewer slots than threads. */
+static void large_bf16_matrices_take_turns(void **state)
+{
+    enum { BATCH = 3, SIDE = 2400 };
+    ops_case c = ops_begin(TD_BF16, "large matrices");
+    layout side = lay(BATCH, SIDE, 1, 0, 0);
+    td_gemm_shape shape = {
+        .batch = BATCH,
+        .m = SIDE,
+        .n = SIDE,
+        .k = 1,
+        .stride_a = SIDE,
+        .stride_b = SIDE,
+        .stride_c = (int64_t)SIDE * SIDE,
+        .alpha = 1,
+        .dtype = TD_BF16,
+        .out_dtype = TD_BF16,
+    };
+    uint16_t *x = draw_integers(&c, TD_BF16, BATCH, side), *y = draw_integers(&c, TD_BF16, BATCH, side);
+    uint16_t *z = ops_room(&c, TD_BF16, (int64_t)BATCH * SIDE * SIDE);
+    double *a = ops_f64(&c, TD_BF16, x, BATCH * SIDE), *b = ops_f64(&c, TD_BF16, y, BATCH * SIDE);
+    size_t bytes;
+
+    (void)state;
+    td_assert_ok(td_gemm_work_bytes(ops_cpu, &shape, &bytes));
+    assert_in_range(bytes, 1, 80 << 20);
+    td_assert_ok(td_cpu_set_threads(3));
+    td_assert_ok(td_gemm(ops_cpu, &shape, x, y, z, work_for(&c, &shape)));
+    for (int64_t m = 0; m < BATCH; m++)
+        for (int64_t i = 0; i < SIDE; i++)
+            for (int64_t j = 0; j < SIDE; j += 7) {
+                uint32_t bits = (uint32_t)z[(m * SIDE + i) * SIDE + j] << 16;
+                float got;
+
+                memcpy(&got, &bits, sizeof got);
+                if (!((double)got == a[m * SIDE + i] * b[m * SIDE + j]))
+                    fail_msg("c[%d][%d][%d] is %g", (int)m, (int)i, (int)j, (double)got);
+            }
+    ops_finish(&c);
+}
+
+/* __wrap_dnnl_sgemm stands in front of the library in this program. */
+static dnnl_status_t injected = dnnl_success;
+
+dnnl_status_t __real_dnnl_sgemm(char trans_a, char trans_b, dnnl_dim_t m, dnnl_dim_t n, dnnl_dim_t k,
+                                float alpha, const float *a, dnnl_dim_t lda, const float *b, dnnl_dim_t ldb,
+                                float beta, float *c, dnnl_dim_t ldc);
+dnnl_status_t __wrap_dnnl_sgemm(char trans_a, char trans_b, dnnl_dim_t m, dnnl_dim_t n, dnnl_dim_t k,
+                                float alpha, const float *a, dnnl_dim_t lda, const float *b, dnnl_dim_t ldb,
+                                float beta, float *c, dnnl_dim_t ldc);
+dnnl_status_t __wrap_dnnl_sgemm(char trans_a, char trans_b, dnnl_dim_t m, dnnl_dim_t n, dnnl_dim_t k,
+                                float alpha, const float *a, dnnl_dim_t lda, const float *b, dnnl_dim_t ldb,
+                                float beta, float *c, dnnl_dim_t ldc)
+{
+    if (injected != dnnl_success)
+        return injected;
+    return __real_dnnl_sgemm(trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+static void a_failing_library_is_reported(void **state)
+{
+    float a[4] = {1, 2, 3, 4}, c[4];
+    td_gemm_shape shape = {.batch = 4,
+                           .m = 1,
+                           .n = 1,
+                           .k = 1,
+                           .stride_a = 1,
+                           .stride_b = 1,
+                           .stride_c = 1,
+                           .alpha = 1,
+                           .dtype = TD_F32,
+                           .out_dtype = TD_F32};
+
+    (void)state;
+    injected = dnnl_out_of_memory;
+    td_assert_refused(td_gemm(ops_cpu, &shape, a, a, c, NULL), TD_LIBRARY_ERROR, "dnnl_sgemm");
+    td_assert_refused(td_gemm(ops_cpu, &shape, a, a, c, NULL), TD_LIBRARY_ERROR, "out_of_memory");
+    injected = dnnl_success;
+    td_assert_ok(td_gemm(ops_cpu, &shape, a, a, c, NULL));
+    assert_true(c[0] == 1 && c[1] == 4 && c[2] == 9 && c[3] == 16);
+}
+
+static const exact_case exact_cases[] = {
+    {"exact one", 1, 1, 1, 1, 1, 0, 0, 0},
+    {"exact row by column", 1, 1, 1, 37, 1, 0, 3, 0},
+    {"exact row", 2, 1, 31, 17, 1, 0, 0, 0},
+    {"exact column", 2, 31, 1, 17, 2, 1, 1, 5},
+    {"exact outer product", 1, 13, 17, 1, 1, -1, 0, 0},
+    {"exact below a vector", 3, 15, 15, 15, 1, 1, 0, 3},
+    {"exact a vector", 2, 16, 16, 16, 2, 0, 0, 0},
+    {"exact above a vector", 2, 17, 17, 17, 1, 2, 5, 1},
+    {"exact primes", 3, 37, 53, 29, 1, 0, 2, 7},
+    {"exact head dim 80", 4, 33, 80, 65, 1, 1, 0, 0},
+};
+
+static const random_case random_cases[] = {
+    {"random row", 2, 1, 130, 257},       {"random column", 2, 130, 1, 257},
+    {"random long sum", 1, 17, 19, 8191}, {"random head dim 80", 3, 37, 53, 80},
+    {"random panels", 1, 129, 193, 65},
+};
+
+int ops_gemm_group(void)
+{
+    const struct CMUnitTest gemm_tests[] = {
+        cmocka_unit_test(shared_operands),
+        cmocka_unit_test(interleaved_output),
+        cmocka_unit_test(bf16_output_is_rounded_once),
+        cmocka_unit_test(nan_and_infinity_travel),
+        cmocka_unit_test(large_bf16_matrices_take_turns),
+        cmocka_unit_test(a_failing_library_is_reported),
+    };
+
+    return ops_run_cases("gemm, exact", exact_cases, sizeof exact_cases / sizeof *exact_cases,
+                         sizeof *exact_cases, integers_are_exact) +
+           ops_run_cases("gemm, random", random_cases, sizeof random_cases / sizeof *random_cases,
+                         sizeof *random_cases, random_numbers_are_close) +
+           cmocka_run_group_tests_name("gemm", gemm_tests, NULL, NULL);
+}

@@ -1,0 +1,91 @@
+/** What the groups of test_ops share: a device, the memory of a case, and the rule that every call is repeated. */
+#ifndef TD_TESTS_OPS_KIT_H
+#define TD_TESTS_OPS_KIT_H
+
+#include "device/device.h"
+#include "ops/ops.h"
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/fence.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* The groups, one a file; each returns how many of its tests failed. */
+int ops_exp_group(void);
+int ops_gemm_group(void);
+int ops_layout_group(void);
+int ops_gate_group(void);
+int ops_rmsnorm_group(void);
+int ops_softmax_group(void);
+int ops_cross_entropy_group(void);
+int ops_optimizers_group(void);
+int ops_refusals_group(void);
+
+/* The CPU, open from the first test to the last. */
+extern td_device *ops_cpu;
+
+/* What a test takes is noted here and given back by ops_finish, which checks the fences. */
+typedef struct ops_case {
+    char name[128]; /* seeds the inputs */
+    td_dtype dtype;
+    uint64_t stream;
+    void *fenced[32], *plain[64];
+    int fenced_count, plain_count;
+} ops_case;
+
+ops_case ops_begin(td_dtype dtype, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void ops_finish(ops_case *c);
+
+/* `count` N(0, 1) numbers of the case's dtype, or of the one given. */
+void *ops_draw(ops_case *c, int64_t count);
+void *ops_draw_as(ops_case *c, td_dtype dtype, int64_t count);
+int64_t *ops_draw_ids(ops_case *c, int64_t count, int64_t bound);
+
+/* Poisoned room for `count` elements, or for the bytes of a work area. */
+void *ops_room(ops_case *c, td_dtype dtype, int64_t count);
+void *ops_bytes(ops_case *c, size_t bytes);
+
+/* A fenced copy of `count` elements. */
+void *ops_copy(ops_case *c, td_dtype dtype, const void *data, int64_t count);
+
+double *ops_f64(ops_case *c, td_dtype dtype, const void *data, int64_t count);
+double *ops_zeros(ops_case *c, int64_t count); /* float64, for a truth */
+
+/* f32: rel_l2 within `units` of 2^-23. bf16: within the rounding of the store. */
+void ops_assert_close(const ops_case *c, const char *tensor, td_dtype dtype, const void *got,
+                      const double *truth, int64_t count, double units);
+
+/* Runs `call` on one thread and twice on three, each time on `before` (NULL: poison), and fails unless `out` has the
+ * same bits every time. */
+#define OPS_RUN(c, dtype, out, count, before, call)                                                          \
+    do {                                                                                                     \
+        size_t ops_size = (size_t)(count)*td_dtype_size(dtype);                                              \
+        const void *ops_before = (before);                                                                   \
+        void *ops_first = NULL;                                                                              \
+        for (int ops_round = 0; ops_round < 3; ops_round++) {                                                \
+            td_assert_ok(td_cpu_set_threads(ops_round == 0 ? 1 : 3));                                        \
+            td_fence_poison(out);                                                                            \
+            if (ops_before)                                                                                  \
+                memcpy(out, ops_before, ops_size);                                                           \
+            td_assert_ok(call);                                                                              \
+            if (ops_round == 0)                                                                              \
+                ops_first = ops_copy(c, dtype, out, count);                                                  \
+            else                                                                                             \
+                td_assert_identical((c)->name, dtype, ops_first, out, count);                                \
+        }                                                                                                    \
+    } while (0)
+
+/* sum a[i] b[i] */
+double ops_dot(const double *a, const double *b, int64_t count);
+
+/* Runs a group whose tests are the cases [0, count), each `size` bytes and starting with its name. */
+int ops_run_cases(const char *group, const void *cases, size_t count, size_t size, CMUnitTestFunction test);
+
+#endif

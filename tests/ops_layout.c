@@ -1,0 +1,276 @@
+#include "ops_kit.h"
+
+/* ---- embedding ---- */
+
+typedef struct embedding_case {
+    char name[64];
+    td_embedding_shape shape;
+} embedding_case;
+
+static void embedding_copies_rows_and_sums_them_back(void **state)
+{
+    const embedding_case *row = *state;
+    int64_t tokens = row->shape.tokens, vocab = row->shape.vocab, d_model = row->shape.d_model;
+    td_embedding_shape shape = row->shape;
+
+    for (int variant = 0; variant < 4; variant++) {
+        bool accumulate = variant & 1;
+        ops_case c = ops_begin(variant & 2 ? TD_BF16 : TD_F32, "%s %d", row->name, variant);
+        int64_t *ids = ops_draw_ids(&c, tokens, vocab);
+        void *weight = ops_draw(&c, vocab * d_model), *dy = ops_draw(&c, tokens * d_model);
+        void *y = ops_room(&c, c.dtype, tokens * d_model), *dweight = ops_room(&c, c.dtype, vocab * d_model);
+        double *w = ops_f64(&c, c.dtype, weight, vocab * d_model),
+               *d = ops_f64(&c, c.dtype, dy, tokens * d_model);
+        double *forward = ops_zeros(&c, tokens * d_model), *backward = ops_zeros(&c, vocab * d_model);
+        size_t bytes;
+
+        shape.dtype = c.dtype;
+        for (int64_t t = 0; t < tokens; t++)
+            for (int64_t i = 0; i < d_model; i++) {
+                forward[t * d_model + i] = w[ids[t] * d_model + i];
+                backward[ids[t] * d_model + i] += d[t * d_model + i];
+            }
+        if (accumulate)
+            for (int64_t i = 0; i < vocab * d_model; i++)
+                backward[i] += w[i];
+
+        OPS_RUN(&c, c.dtype, y, tokens * d_model, NULL,
+                td_embedding_forward(ops_cpu, &shape, ids, weight, y));
+        for (int64_t i = 0; i < tokens * d_model; i++)
+            assert_true(td_value_at(c.dtype, y, i) == forward[i]);
+
+        td_assert_ok(td_embedding_backward_work_bytes(ops_cpu, &shape, &bytes));
+        OPS_RUN(&c, c.dtype, dweight, vocab * d_model, accumulate ? weight : NULL,
+                td_embedding_backward(ops_cpu, &shape, ids, dy, accumulate, dweight, ops_bytes(&c, bytes)));
+        ops_assert_close(&c, "dweight", c.dtype, dweight, backward, vocab * d_model, 4);
+        ops_finish(&c);
+    }
+}
+
+/* 301 ones: a bf16 sum would stop at 256. */
+static void embedding_sums_in_f32(void **state)
+{
+    enum { TOKENS = 301 };
+    ops_case c = ops_begin(TD_BF16, "embedding sum");
+    td_embedding_shape shape = {.tokens = TOKENS, .vocab = 2, .d_model = 1, .dtype = TD_BF16};
+    int64_t *ids = ops_draw_ids(&c, TOKENS, 1);
+    uint16_t *dy = ops_room(&c, TD_BF16, TOKENS);
+    void *dweight = ops_room(&c, TD_BF16, 2);
+    size_t bytes;
+
+    (void)state;
+    for (int t = 0; t < TOKENS; t++) {
+        ids[t] = 1;
+        dy[t] = 0x3F80; /* 1 */
+    }
+    td_assert_ok(td_embedding_backward_work_bytes(ops_cpu, &shape, &bytes));
+    td_assert_ok(td_embedding_backward(ops_cpu, &shape, ids, dy, false, dweight, ops_bytes(&c, bytes)));
+    assert_true(td_value_at(TD_BF16, dweight, 0) == 0);
+    assert_true(td_value_at(TD_BF16, dweight, 1) == 300); /* 301 is a tie, and 300 is even */
+    ops_finish(&c);
+}
+
+static void embedding_refuses_unknown_ids(void **state)
+{
+    ops_case c = ops_begin(TD_F32, "unknown ids");
+    td_embedding_shape shape = {.tokens = 3, .vocab = 5, .d_model = 2, .dtype = TD_F32};
+    int64_t ids[3] = {0, 4, 5};
+    void *weight = ops_draw(&c, 10), *dy = ops_draw(&c, 6), *out = ops_room(&c, TD_F32, 10);
+    void *untouched = ops_copy(&c, TD_F32, out, 10), *work = ops_bytes(&c, 1024);
+
+    (void)state;
+    td_assert_refused(td_embedding_forward(ops_cpu, &shape, ids, weight, out), TD_BAD_ARGUMENT,
+                      "ids[2] is 5");
+    td_assert_refused(td_embedding_backward(ops_cpu, &shape, ids, dy, false, out, work), TD_BAD_ARGUMENT,
+                      "less than 5");
+    ids[2] = 1;
+    ids[0] = -1;
+    td_assert_refused(td_embedding_forward(ops_cpu, &shape, ids, weight, out), TD_BAD_ARGUMENT,
+                      "ids[0] is -1");
+    td_assert_refused(td_embedding_backward(ops_cpu, &shape, ids, dy, true, out, work), TD_BAD_ARGUMENT,
+                      "ids[0] is -1");
+    td_assert_identical("out", TD_F32, out, untouched, 10);
+    ops_finish(&c);
+}
+
+/* ---- heads and rotary position embedding ---- */
+
+typedef struct heads_case {
+    char name[64];
+    td_heads_shape shape;
+} heads_case;
+
+static int64_t packed_count(const td_heads_shape *s)
+{
+    return s->batch * s->seq * (s->pitch ? s->pitch : s->heads * s->head_dim);
+}
+
+/* Index of an element on the packed side. */
+static int64_t packed_at(const td_heads_shape *s, int64_t b, int64_t h, int64_t q, int64_t i)
+{
+    return (b * s->seq + q) * (s->pitch ? s->pitch : s->heads * s->head_dim) + h * s->head_dim + i;
+}
+
+/* Walks the split side in the order of memory: its index, and b_, h_, q_, i_. */
+#define FOR_EACH_ELEMENT(s, split)                                                                           \
+    for (int64_t split = 0, b_ = 0; b_ < (s).batch; b_++)                                                    \
+        for (int64_t h_ = 0; h_ < (s).heads; h_++)                                                           \
+            for (int64_t q_ = 0; q_ < (s).seq; q_++)                                                         \
+                for (int64_t i_ = 0; i_ < (s).head_dim; i_++, split++)
+
+static void heads_are_moved_bit_by_bit(void **state)
+{
+    const heads_case *row = *state;
+
+    for (int d = 0; d < 2; d++) {
+        ops_case c = ops_begin(d ? TD_BF16 : TD_F32, "%s %d", row->name, d);
+        td_heads_shape shape = row->shape;
+        int64_t count = shape.batch * shape.heads * shape.seq * shape.head_dim, packed = packed_count(&shape);
+        void *x = ops_draw(&c, packed), *split = ops_room(&c, c.dtype, count),
+             *back = ops_room(&c, c.dtype, packed);
+        void *expected = ops_copy(&c, c.dtype, back, packed); /* poison between the heads and the pitch */
+        size_t size = td_dtype_size(c.dtype);
+
+        shape.dtype = c.dtype;
+        OPS_RUN(&c, c.dtype, split, count, NULL, td_heads_split(ops_cpu, &shape, x, split));
+        OPS_RUN(&c, c.dtype, back, packed, NULL, td_heads_merge(ops_cpu, &shape, split, back));
+        FOR_EACH_ELEMENT(shape, at)
+        {
+            size_t from = (size_t)packed_at(&shape, b_, h_, q_, i_) * size;
+
+            assert_memory_equal((char *)split + (size_t)at * size, (char *)x + from, size);
+            memcpy((char *)expected + from, (char *)x + from, size);
+        }
+        td_assert_identical(c.name, c.dtype, back, expected, packed);
+        ops_finish(&c);
+    }
+}
+
+static void rope_turns_pairs_and_turns_them_back(void **state)
+{
+    const heads_case *row = *state;
+
+    for (int d = 0; d < 2; d++) {
+        ops_case c = ops_begin(d ? TD_BF16 : TD_F32, "%s %d", row->name, d);
+        td_heads_shape shape = row->shape;
+        int64_t count = shape.batch * shape.heads * shape.seq * shape.head_dim, packed = packed_count(&shape);
+        int64_t half = shape.head_dim / 2, angles = shape.seq * half;
+        void *x = ops_draw(&c, packed), *dy = ops_draw(&c, count);
+        void *y = ops_room(&c, c.dtype, count), *dx = ops_room(&c, c.dtype, packed);
+        float *cosine = ops_room(&c, TD_F32, angles), *sine = ops_room(&c, TD_F32, angles);
+        double *from = ops_f64(&c, c.dtype, x, packed), *d_from = ops_f64(&c, c.dtype, dy, count);
+        double *truth = ops_zeros(&c, count), *d_truth = ops_f64(&c, c.dtype, dx, packed);
+
+        shape.dtype = c.dtype;
+        OPS_RUN(&c, TD_F32, cosine, angles, NULL,
+                td_rope_table(ops_cpu, shape.seq, shape.head_dim, 10000.0, cosine, sine));
+        FOR_EACH_ELEMENT(shape, at)
+        {
+            int64_t table = q_ * half + i_ / 2, partner = i_ ^ 1;
+            double angle = (double)q_ * pow(10000.0, -(double)(i_ / 2 * 2) / (double)shape.head_dim);
+            double sign = i_ % 2 ? 1 : -1;
+
+            assert_true(fabs((double)cosine[table] - cos(angle)) <= 0x1p-24);
+            assert_true(fabs((double)sine[table] - sin(angle)) <= 0x1p-24);
+            truth[at] = from[packed_at(&shape, b_, h_, q_, i_)] * (double)cosine[table] +
+                        sign * from[packed_at(&shape, b_, h_, q_, partner)] * (double)sine[table];
+            d_truth[packed_at(&shape, b_, h_, q_, i_)] =
+                d_from[at] * (double)cosine[table] - sign * d_from[at - i_ + partner] * (double)sine[table];
+        }
+        OPS_RUN(&c, c.dtype, y, count, NULL, td_rope_forward(ops_cpu, &shape, x, cosine, sine, y));
+        ops_assert_close(&c, "split", c.dtype, y, truth, count, 1);
+        OPS_RUN(&c, c.dtype, dx, packed, NULL, td_rope_backward(ops_cpu, &shape, dy, cosine, sine, dx));
+        ops_assert_close(&c, "dpacked", c.dtype, dx, d_truth, packed, 1);
+        ops_finish(&c);
+    }
+}
+
+/* Position 0 is not turned at all, and a table for more positions serves a shorter sequence. */
+static void rope_begins_at_the_identity(void **state)
+{
+    ops_case c = ops_begin(TD_F32, "rope identity");
+    td_heads_shape shape = {.batch = 3, .heads = 2, .seq = 1, .head_dim = 6, .dtype = TD_F32};
+    float *cosine = ops_room(&c, TD_F32, 12), *sine = ops_room(&c, TD_F32, 12);
+    float *x = ops_draw(&c, 36), *y = ops_room(&c, TD_F32, 36);
+
+    (void)state;
+    td_assert_ok(td_rope_table(ops_cpu, 4, 6, 10000.0, cosine, sine));
+    td_assert_ok(td_rope_forward(ops_cpu, &shape, x, cosine, sine, y));
+    td_assert_identical("y", TD_F32, x, y, 36);
+    ops_finish(&c);
+}
+
+/* ---- residual ---- */
+
+static void residual_adds_in_place_or_not(void **state)
+{
+    static const int64_t counts[] = {1, 15, 16, 17, 1009, 4096, 20011};
+
+    (void)state;
+    for (int d = 0; d < 2; d++)
+        for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
+            int64_t count = counts[n];
+            ops_case c = ops_begin(d ? TD_BF16 : TD_F32, "residual %d %d", d, (int)count);
+            void *a = ops_draw(&c, count), *b = ops_draw(&c, count), *y = ops_room(&c, c.dtype, count);
+            void *own = ops_room(&c, c.dtype, count), *want = ops_room(&c, c.dtype, count);
+            double *x = ops_f64(&c, c.dtype, a, count), *z = ops_f64(&c, c.dtype, b, count);
+
+            for (int64_t i = 0; i < count; i++) {
+                float sum = (float)(x[i] + z[i]); /* exact in float64 */
+
+                td_assert_ok(
+                    td_convert(1, TD_F32, &sum, c.dtype, (char *)want + (size_t)i * td_dtype_size(c.dtype)));
+            }
+            OPS_RUN(&c, c.dtype, y, count, NULL, td_residual_add(ops_cpu, count, c.dtype, a, b, y));
+            td_assert_identical(c.name, c.dtype, y, want, count);
+            OPS_RUN(&c, c.dtype, own, count, a, td_residual_add(ops_cpu, count, c.dtype, own, b, own));
+            td_assert_identical(c.name, c.dtype, own, want, count);
+            OPS_RUN(&c, c.dtype, own, count, b, td_residual_add(ops_cpu, count, c.dtype, a, own, own));
+            td_assert_identical(c.name, c.dtype, own, want, count);
+            ops_finish(&c);
+        }
+}
+
+static void residual_keeps_nan_and_infinity(void **state)
+{
+    float a[6] = {NAN, 1, INFINITY, INFINITY, -INFINITY, 3e38f}, b[6] = {1, NAN, 1, -INFINITY, 2, 3e38f},
+          y[6];
+
+    (void)state;
+    td_assert_ok(td_residual_add(ops_cpu, 6, TD_F32, a, b, y));
+    assert_true(isnan(y[0]) && isnan(y[1]) && y[2] == INFINITY && isnan(y[3]) && y[4] == -INFINITY &&
+                y[5] == INFINITY);
+}
+
+static const embedding_case embedding_cases[] = {
+    {"embedding one", {1, 1, 1, TD_F32}},
+    {"embedding ragged", {257, 53, 83, TD_F32}},
+    {"embedding repeated tokens", {512, 7, 80, TD_F32}},
+    {"embedding mostly empty rows", {19, 701, 33, TD_F32}},
+    {"embedding wider than a piece", {40, 31, 1025, TD_F32}},
+};
+
+static const heads_case heads_cases[] = {
+    {"heads one", {1, 1, 1, 2, 0, TD_F32}},
+    {"heads small model", {2, 12, 16, 64, 0, TD_F32}},
+    {"heads ragged", {3, 5, 37, 80, 0, TD_F32}},
+    {"heads with a pitch", {2, 3, 19, 80, 247, TD_F32}},
+    {"heads of a fused projection", {2, 4, 33, 30, 360, TD_F32}},
+};
+
+int ops_layout_group(void)
+{
+    const struct CMUnitTest layout_tests[] = {
+        cmocka_unit_test(embedding_sums_in_f32),           cmocka_unit_test(embedding_refuses_unknown_ids),
+        cmocka_unit_test(rope_begins_at_the_identity),     cmocka_unit_test(residual_adds_in_place_or_not),
+        cmocka_unit_test(residual_keeps_nan_and_infinity),
+    };
+    size_t heads = sizeof heads_cases / sizeof *heads_cases;
+
+    return ops_run_cases("embedding", embedding_cases, sizeof embedding_cases / sizeof *embedding_cases,
+                         sizeof *embedding_cases, embedding_copies_rows_and_sums_them_back) +
+           ops_run_cases("heads", heads_cases, heads, sizeof *heads_cases, heads_are_moved_bit_by_bit) +
+           ops_run_cases("rope", heads_cases, heads, sizeof *heads_cases,
+                         rope_turns_pairs_and_turns_them_back) +
+           cmocka_run_group_tests_name("layout", layout_tests, NULL, NULL);
+}

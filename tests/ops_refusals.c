@@ -1,0 +1,510 @@
+/* Every refusal of ops.h: the argument, and the words that name it. Whatever is refused, no output is touched. */
+#include "ops_kit.h"
+
+static float in[64], out[64];
+static int64_t ids[8];
+
+/* The call with one field of the shape changed. */
+#define REFUSED(shape, field, value, call, status, words)                                                    \
+    do {                                                                                                     \
+        __typeof__(shape) kept = shape;                                                                      \
+        shape.field = (value);                                                                               \
+        td_assert_refused(call, status, words);                                                              \
+        shape = kept;                                                                                        \
+    } while (0)
+
+/* What every shape is refused for: its dtype. */
+#define REFUSED_DTYPES(shape, call)                                                                          \
+    do {                                                                                                     \
+        REFUSED(shape, dtype, TD_F64, call, TD_UNSUPPORTED, "dtype is f64: cpu");                            \
+        REFUSED(shape, dtype, TD_F16, call, TD_UNSUPPORTED, "dtype is f16: cpu");                            \
+        REFUSED(shape, dtype, (td_dtype)17, call, TD_BAD_ARGUMENT, "dtype is 17");                           \
+    } while (0)
+
+/* An extent: below 1 by name, and so large that the product leaves 63 bits. */
+#define REFUSED_EXTENT(shape, field, call)                                                                   \
+    do {                                                                                                     \
+        REFUSED(shape, field, 0, call, TD_BAD_ARGUMENT, #field " is 0, needs at least 1");                   \
+        REFUSED(shape, field, -3, call, TD_BAD_ARGUMENT, #field " is -3, needs at least 1");                 \
+        REFUSED(shape, field, INT64_MAX / 2, call, TD_BAD_ARGUMENT, "2^63 - 1");                             \
+    } while (0)
+
+static int poison(void **state)
+{
+    (void)state;
+    memset(out, 0xFF, sizeof out);
+    return 0;
+}
+
+static int check_poison(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof out; i++)
+        if (((unsigned char *)out)[i] != 0xFF)
+            return -1;
+    return 0;
+}
+
+static void gemm(void **state)
+{
+    td_gemm_shape s = {.batch = 2,
+                       .m = 2,
+                       .n = 3,
+                       .k = 4,
+                       .lda = 4,
+                       .ldb = 3,
+                       .ldc = 3,
+                       .stride_a = 8,
+                       .stride_b = 12,
+                       .stride_c = 6,
+                       .alpha = 1,
+                       .dtype = TD_F32,
+                       .out_dtype = TD_F32};
+    size_t bytes = 77;
+
+    (void)state;
+#define CALL td_gemm(ops_cpu, &s, in, in, out, NULL)
+    td_assert_refused(td_gemm(NULL, &s, in, in, out, NULL), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_gemm(ops_cpu, NULL, in, in, out, NULL), TD_BAD_ARGUMENT, "shape is NULL");
+    td_assert_refused(td_gemm(ops_cpu, &s, NULL, in, out, NULL), TD_BAD_ARGUMENT, "a is NULL");
+    td_assert_refused(td_gemm(ops_cpu, &s, in, NULL, out, NULL), TD_BAD_ARGUMENT, "b is NULL");
+    td_assert_refused(td_gemm(ops_cpu, &s, in, in, NULL, NULL), TD_BAD_ARGUMENT, "c is NULL");
+    td_assert_refused(td_gemm_work_bytes(NULL, &s, &bytes), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_gemm_work_bytes(ops_cpu, NULL, &bytes), TD_BAD_ARGUMENT, "shape is NULL");
+    td_assert_refused(td_gemm_work_bytes(ops_cpu, &s, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    REFUSED(s, batch, 0, CALL, TD_BAD_ARGUMENT, "batch is 0");
+    REFUSED(s, m, 0, CALL, TD_BAD_ARGUMENT, "m is 0");
+    REFUSED(s, n, -1, CALL, TD_BAD_ARGUMENT, "n is -1");
+    REFUSED(s, k, 0, CALL, TD_BAD_ARGUMENT, "k is 0");
+    REFUSED(s, lda, 3, CALL, TD_BAD_ARGUMENT, "lda is 3, needs at least the row's 4");
+    REFUSED(s, ldb, 2, CALL, TD_BAD_ARGUMENT, "ldb is 2");
+    REFUSED(s, ldc, 2, CALL, TD_BAD_ARGUMENT, "ldc is 2");
+    REFUSED(s, ldc, -7, CALL, TD_BAD_ARGUMENT, "ldc is -7");
+    REFUSED(s, stride_a, -1, CALL, TD_BAD_ARGUMENT, "stride_a is -1");
+    REFUSED(s, stride_b, -1, CALL, TD_BAD_ARGUMENT, "stride_b is -1");
+    REFUSED(s, stride_c, -1, CALL, TD_BAD_ARGUMENT, "stride_c is -1");
+    REFUSED(s, stride_c, 0, CALL, TD_BAD_ARGUMENT, "stride_c is 0");
+    REFUSED(s, batch, INT64_MAX, CALL, TD_BAD_ARGUMENT, "2^63 - 1");
+    REFUSED(s, m, INT64_MAX / 8, CALL, TD_BAD_ARGUMENT, "2^63 - 1");
+    REFUSED(s, lda, INT64_MAX, CALL, TD_BAD_ARGUMENT, "a: ");
+    REFUSED(s, ldb, INT64_MAX / 2, CALL, TD_BAD_ARGUMENT, "b: ");
+    REFUSED(s, stride_c, INT64_MAX / 2, CALL, TD_BAD_ARGUMENT, "c: ");
+    REFUSED(s, stride_a, INT64_MAX / 16, CALL, TD_BAD_ARGUMENT, "a: its last element is beyond 2^63 - 1");
+    REFUSED(s, alpha, NAN, CALL, TD_BAD_ARGUMENT, "alpha is nan");
+    REFUSED(s, beta, INFINITY, CALL, TD_BAD_ARGUMENT, "beta is inf");
+    REFUSED(s, out_dtype, TD_BF16, CALL, TD_BAD_ARGUMENT, "out_dtype is bf16");
+    REFUSED(s, out_dtype, TD_F64, CALL, TD_BAD_ARGUMENT, "out_dtype is f64");
+    REFUSED(s, trans_a, true, (s.lda = 1, CALL), TD_BAD_ARGUMENT, "lda is 1, needs at least the row's 2");
+    REFUSED(s, trans_b, true, CALL, TD_BAD_ARGUMENT, "ldb is 3, needs at least the row's 4");
+    REFUSED_DTYPES(s, CALL);
+    REFUSED(s, dtype, TD_BF16, CALL, TD_BAD_ARGUMENT, "work is NULL, needs");
+    REFUSED(s, k, 0, td_gemm_work_bytes(ops_cpu, &s, &bytes), TD_BAD_ARGUMENT, "k is 0");
+    assert_int_equal(bytes, 77);
+#undef CALL
+}
+
+static void embedding(void **state)
+{
+    td_embedding_shape s = {.tokens = 3, .vocab = 4, .d_model = 5, .dtype = TD_F32};
+    int64_t work[16];
+    size_t bytes = 77;
+
+    (void)state;
+#define FORWARD  td_embedding_forward(ops_cpu, &s, ids, in, out)
+#define BACKWARD td_embedding_backward(ops_cpu, &s, ids, in, true, out, work)
+    td_assert_refused(td_embedding_forward(NULL, &s, ids, in, out), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_embedding_forward(ops_cpu, NULL, ids, in, out), TD_BAD_ARGUMENT, "shape is NULL");
+    td_assert_refused(td_embedding_forward(ops_cpu, &s, NULL, in, out), TD_BAD_ARGUMENT, "ids is NULL");
+    td_assert_refused(td_embedding_forward(ops_cpu, &s, ids, NULL, out), TD_BAD_ARGUMENT, "weight is NULL");
+    td_assert_refused(td_embedding_forward(ops_cpu, &s, ids, in, NULL), TD_BAD_ARGUMENT, "y is NULL");
+    td_assert_refused(td_embedding_backward(NULL, &s, ids, in, true, out, work), TD_BAD_ARGUMENT,
+                      "dev is NULL");
+    td_assert_refused(td_embedding_backward(ops_cpu, NULL, ids, in, true, out, work), TD_BAD_ARGUMENT,
+                      "shape is");
+    td_assert_refused(td_embedding_backward(ops_cpu, &s, NULL, in, true, out, work), TD_BAD_ARGUMENT,
+                      "ids is NULL");
+    td_assert_refused(td_embedding_backward(ops_cpu, &s, ids, NULL, true, out, work), TD_BAD_ARGUMENT,
+                      "dy is NULL");
+    td_assert_refused(td_embedding_backward(ops_cpu, &s, ids, in, true, NULL, work), TD_BAD_ARGUMENT,
+                      "dweight is");
+    td_assert_refused(td_embedding_backward(ops_cpu, &s, ids, in, true, out, NULL), TD_BAD_ARGUMENT,
+                      "work is NULL");
+    td_assert_refused(td_embedding_backward_work_bytes(NULL, &s, &bytes), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_embedding_backward_work_bytes(ops_cpu, NULL, &bytes), TD_BAD_ARGUMENT,
+                      "shape is NULL");
+    td_assert_refused(td_embedding_backward_work_bytes(ops_cpu, &s, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    REFUSED_EXTENT(s, tokens, FORWARD);
+    REFUSED_EXTENT(s, vocab, FORWARD);
+    REFUSED_EXTENT(s, d_model, FORWARD);
+    REFUSED_EXTENT(s, tokens, BACKWARD);
+    REFUSED_EXTENT(s, vocab, BACKWARD);
+    REFUSED_EXTENT(s, d_model, BACKWARD);
+    REFUSED_DTYPES(s, FORWARD);
+    REFUSED_DTYPES(s, BACKWARD);
+    assert_int_equal(bytes, 77);
+#undef FORWARD
+#undef BACKWARD
+}
+
+static void rmsnorm(void **state)
+{
+    td_rmsnorm_shape s = {.rows = 3, .cols = 4, .eps = 1e-5f, .dtype = TD_F32};
+    double work[64];
+    size_t bytes = 77;
+
+    (void)state;
+#define FORWARD td_rmsnorm_forward(ops_cpu, &s, in, in, out, out)
+#define BACKWARD_WITH(d, p, x, w, r, dy, dx, dw, k)                                                          \
+    td_rmsnorm_backward(d, p, x, w, r, dy, true, dx, true, dw, k)
+#define BACKWARD BACKWARD_WITH(ops_cpu, &s, in, in, in, in, out, out, work)
+    td_assert_refused(td_rmsnorm_forward(NULL, &s, in, in, out, out), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_rmsnorm_forward(ops_cpu, NULL, in, in, out, out), TD_BAD_ARGUMENT, "shape is NULL");
+    td_assert_refused(td_rmsnorm_forward(ops_cpu, &s, NULL, in, out, out), TD_BAD_ARGUMENT, "x is NULL");
+    td_assert_refused(td_rmsnorm_forward(ops_cpu, &s, in, NULL, out, out), TD_BAD_ARGUMENT, "weight is NULL");
+    td_assert_refused(td_rmsnorm_forward(ops_cpu, &s, in, in, NULL, out), TD_BAD_ARGUMENT, "y is NULL");
+    td_assert_refused(BACKWARD_WITH(NULL, &s, in, in, in, in, out, out, work), TD_BAD_ARGUMENT,
+                      "dev is NULL");
+    td_assert_refused(BACKWARD_WITH(ops_cpu, NULL, in, in, in, in, out, out, work), TD_BAD_ARGUMENT,
+                      "shape is NULL");
+    td_assert_refused(BACKWARD_WITH(ops_cpu, &s, NULL, in, in, in, out, out, work), TD_BAD_ARGUMENT,
+                      "x is NULL");
+    td_assert_refused(BACKWARD_WITH(ops_cpu, &s, in, NULL, in, in, out, out, work), TD_BAD_ARGUMENT,
+                      "weight is NULL");
+    td_assert_refused(BACKWARD_WITH(ops_cpu, &s, in, in, NULL, in, out, out, work), TD_BAD_ARGUMENT,
+                      "rstd is NULL");
+    td_assert_refused(BACKWARD_WITH(ops_cpu, &s, in, in, in, NULL, out, out, work), TD_BAD_ARGUMENT,
+                      "dy is NULL");
+    td_assert_refused(BACKWARD_WITH(ops_cpu, &s, in, in, in, in, NULL, out, work), TD_BAD_ARGUMENT,
+                      "dx is NULL");
+    td_assert_refused(BACKWARD_WITH(ops_cpu, &s, in, in, in, in, out, NULL, work), TD_BAD_ARGUMENT,
+                      "dweight is");
+    td_assert_refused(BACKWARD_WITH(ops_cpu, &s, in, in, in, in, out, out, NULL), TD_BAD_ARGUMENT,
+                      "work is NULL");
+    td_assert_refused(td_rmsnorm_backward_work_bytes(NULL, &s, &bytes), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_rmsnorm_backward_work_bytes(ops_cpu, NULL, &bytes), TD_BAD_ARGUMENT,
+                      "shape is NULL");
+    td_assert_refused(td_rmsnorm_backward_work_bytes(ops_cpu, &s, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    REFUSED_EXTENT(s, rows, FORWARD);
+    REFUSED_EXTENT(s, cols, FORWARD);
+    REFUSED_EXTENT(s, rows, BACKWARD);
+    REFUSED_EXTENT(s, cols, BACKWARD);
+    REFUSED(s, eps, 0.0f, FORWARD, TD_BAD_ARGUMENT, "eps is 0");
+    REFUSED(s, eps, -1.0f, FORWARD, TD_BAD_ARGUMENT, "eps is -1");
+    REFUSED(s, eps, NAN, BACKWARD, TD_BAD_ARGUMENT, "eps is nan");
+    REFUSED(s, eps, INFINITY, BACKWARD, TD_BAD_ARGUMENT, "eps is inf");
+    REFUSED_DTYPES(s, FORWARD);
+    REFUSED_DTYPES(s, BACKWARD);
+    assert_int_equal(bytes, 77);
+#undef FORWARD
+#undef BACKWARD_WITH
+#undef BACKWARD
+}
+
+static void heads(void **state)
+{
+    td_heads_shape s = {.batch = 2, .heads = 2, .seq = 3, .head_dim = 4, .dtype = TD_F32};
+
+    (void)state;
+#define SPLIT   td_heads_split(ops_cpu, &s, in, out)
+#define MERGE   td_heads_merge(ops_cpu, &s, in, out)
+#define FORWARD td_rope_forward(ops_cpu, &s, in, in, in, out)
+#define BACK    td_rope_backward(ops_cpu, &s, in, in, in, out)
+    td_assert_refused(td_heads_split(NULL, &s, in, out), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_heads_split(ops_cpu, NULL, in, out), TD_BAD_ARGUMENT, "shape is NULL");
+    td_assert_refused(td_heads_split(ops_cpu, &s, NULL, out), TD_BAD_ARGUMENT, "packed is NULL");
+    td_assert_refused(td_heads_split(ops_cpu, &s, in, NULL), TD_BAD_ARGUMENT, "split is NULL");
+    td_assert_refused(td_heads_merge(NULL, &s, in, out), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_heads_merge(ops_cpu, NULL, in, out), TD_BAD_ARGUMENT, "shape is NULL");
+    td_assert_refused(td_heads_merge(ops_cpu, &s, NULL, out), TD_BAD_ARGUMENT, "split is NULL");
+    td_assert_refused(td_heads_merge(ops_cpu, &s, in, NULL), TD_BAD_ARGUMENT, "packed is NULL");
+    td_assert_refused(td_rope_forward(NULL, &s, in, in, in, out), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_rope_forward(ops_cpu, NULL, in, in, in, out), TD_BAD_ARGUMENT, "shape is NULL");
+    td_assert_refused(td_rope_forward(ops_cpu, &s, NULL, in, in, out), TD_BAD_ARGUMENT, "packed is NULL");
+    td_assert_refused(td_rope_forward(ops_cpu, &s, in, NULL, in, out), TD_BAD_ARGUMENT, "cos is NULL");
+    td_assert_refused(td_rope_forward(ops_cpu, &s, in, in, NULL, out), TD_BAD_ARGUMENT, "sin is NULL");
+    td_assert_refused(td_rope_forward(ops_cpu, &s, in, in, in, NULL), TD_BAD_ARGUMENT, "split is NULL");
+    td_assert_refused(td_rope_backward(NULL, &s, in, in, in, out), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_rope_backward(ops_cpu, NULL, in, in, in, out), TD_BAD_ARGUMENT, "shape is NULL");
+    td_assert_refused(td_rope_backward(ops_cpu, &s, NULL, in, in, out), TD_BAD_ARGUMENT, "dsplit is NULL");
+    td_assert_refused(td_rope_backward(ops_cpu, &s, in, NULL, in, out), TD_BAD_ARGUMENT, "cos is NULL");
+    td_assert_refused(td_rope_backward(ops_cpu, &s, in, in, NULL, out), TD_BAD_ARGUMENT, "sin is NULL");
+    td_assert_refused(td_rope_backward(ops_cpu, &s, in, in, in, NULL), TD_BAD_ARGUMENT, "dpacked is NULL");
+    REFUSED_EXTENT(s, batch, SPLIT);
+    REFUSED_EXTENT(s, heads, MERGE);
+    REFUSED_EXTENT(s, seq, FORWARD);
+    REFUSED_EXTENT(s, head_dim, BACK);
+    REFUSED(s, pitch, 7, SPLIT, TD_BAD_ARGUMENT, "pitch is 7, needs at least the row's 8");
+    REFUSED(s, pitch, -8, MERGE, TD_BAD_ARGUMENT, "pitch is -8");
+    REFUSED(s, pitch, INT64_MAX, MERGE, TD_BAD_ARGUMENT, "2^63 - 1");
+    REFUSED(s, head_dim, 3, FORWARD, TD_BAD_ARGUMENT, "head_dim is 3, needs to be even");
+    REFUSED(s, head_dim, 3, BACK, TD_BAD_ARGUMENT, "head_dim is 3, needs to be even");
+    REFUSED_DTYPES(s, SPLIT);
+    REFUSED_DTYPES(s, MERGE);
+    REFUSED_DTYPES(s, FORWARD);
+    REFUSED_DTYPES(s, BACK);
+#undef SPLIT
+#undef MERGE
+#undef FORWARD
+#undef BACK
+}
+
+static void rope_table(void **state)
+{
+    (void)state;
+    td_assert_refused(td_rope_table(NULL, 3, 4, 1e4, out, out), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_rope_table(ops_cpu, 0, 4, 1e4, out, out), TD_BAD_ARGUMENT, "positions is 0");
+    td_assert_refused(td_rope_table(ops_cpu, 3, 0, 1e4, out, out), TD_BAD_ARGUMENT, "head_dim is 0");
+    td_assert_refused(td_rope_table(ops_cpu, 3, 5, 1e4, out, out), TD_BAD_ARGUMENT,
+                      "head_dim is 5, needs to be even");
+    td_assert_refused(td_rope_table(ops_cpu, 3, 4, 0, out, out), TD_BAD_ARGUMENT, "theta is 0");
+    td_assert_refused(td_rope_table(ops_cpu, 3, 4, -1, out, out), TD_BAD_ARGUMENT, "theta is -1");
+    td_assert_refused(td_rope_table(ops_cpu, 3, 4, NAN, out, out), TD_BAD_ARGUMENT, "theta is nan");
+    td_assert_refused(td_rope_table(ops_cpu, 3, 4, INFINITY, out, out), TD_BAD_ARGUMENT, "theta is inf");
+    td_assert_refused(td_rope_table(ops_cpu, INT64_MAX, 4, 1e4, out, out), TD_BAD_ARGUMENT, "2^63 - 1");
+    td_assert_refused(td_rope_table(ops_cpu, 3, 4, 1e4, NULL, out), TD_BAD_ARGUMENT, "cos is NULL");
+    td_assert_refused(td_rope_table(ops_cpu, 3, 4, 1e4, out, NULL), TD_BAD_ARGUMENT, "sin is NULL");
+}
+
+static void gate_and_residual(void **state)
+{
+    td_rows_shape s = {.rows = 3, .cols = 4, .dtype = TD_F32};
+
+    (void)state;
+#define FORWARD  td_silu_mul_forward(ops_cpu, &s, in, in, out)
+#define BACKWARD td_silu_mul_backward(ops_cpu, &s, in, in, in, out, out)
+    td_assert_refused(td_silu_mul_forward(NULL, &s, in, in, out), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_silu_mul_forward(ops_cpu, NULL, in, in, out), TD_BAD_ARGUMENT, "shape is NULL");
+    td_assert_refused(td_silu_mul_forward(ops_cpu, &s, NULL, in, out), TD_BAD_ARGUMENT, "gate is NULL");
+    td_assert_refused(td_silu_mul_forward(ops_cpu, &s, in, NULL, out), TD_BAD_ARGUMENT, "up is NULL");
+    td_assert_refused(td_silu_mul_forward(ops_cpu, &s, in, in, NULL), TD_BAD_ARGUMENT, "y is NULL");
+    td_assert_refused(td_silu_mul_backward(NULL, &s, in, in, in, out, out), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_silu_mul_backward(ops_cpu, NULL, in, in, in, out, out), TD_BAD_ARGUMENT,
+                      "shape is NULL");
+    td_assert_refused(td_silu_mul_backward(ops_cpu, &s, NULL, in, in, out, out), TD_BAD_ARGUMENT,
+                      "gate is NULL");
+    td_assert_refused(td_silu_mul_backward(ops_cpu, &s, in, NULL, in, out, out), TD_BAD_ARGUMENT,
+                      "up is NULL");
+    td_assert_refused(td_silu_mul_backward(ops_cpu, &s, in, in, NULL, out, out), TD_BAD_ARGUMENT,
+                      "dy is NULL");
+    td_assert_refused(td_silu_mul_backward(ops_cpu, &s, in, in, in, NULL, out), TD_BAD_ARGUMENT,
+                      "dgate is NULL");
+    td_assert_refused(td_silu_mul_backward(ops_cpu, &s, in, in, in, out, NULL), TD_BAD_ARGUMENT,
+                      "dup is NULL");
+    REFUSED_EXTENT(s, rows, FORWARD);
+    REFUSED_EXTENT(s, cols, FORWARD);
+    REFUSED_EXTENT(s, rows, BACKWARD);
+    REFUSED_EXTENT(s, cols, BACKWARD);
+    REFUSED(s, pitch, 3, FORWARD, TD_BAD_ARGUMENT, "pitch is 3, needs at least the row's 4");
+    REFUSED(s, pitch, -1, BACKWARD, TD_BAD_ARGUMENT, "pitch is -1");
+    REFUSED_DTYPES(s, FORWARD);
+    REFUSED_DTYPES(s, BACKWARD);
+#undef FORWARD
+#undef BACKWARD
+    td_assert_refused(td_residual_add(NULL, 3, TD_F32, in, in, out), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_residual_add(ops_cpu, 0, TD_F32, in, in, out), TD_BAD_ARGUMENT, "count is 0");
+    td_assert_refused(td_residual_add(ops_cpu, INT64_MAX, TD_F32, in, in, out), TD_BAD_ARGUMENT, "2^63 - 1");
+    td_assert_refused(td_residual_add(ops_cpu, 3, TD_F64, in, in, out), TD_UNSUPPORTED, "dtype is f64");
+    td_assert_refused(td_residual_add(ops_cpu, 3, (td_dtype)-1, in, in, out), TD_BAD_ARGUMENT, "dtype is -1");
+    td_assert_refused(td_residual_add(ops_cpu, 3, TD_F32, NULL, in, out), TD_BAD_ARGUMENT, "a is NULL");
+    td_assert_refused(td_residual_add(ops_cpu, 3, TD_F32, in, NULL, out), TD_BAD_ARGUMENT, "b is NULL");
+    td_assert_refused(td_residual_add(ops_cpu, 3, TD_F32, in, in, NULL), TD_BAD_ARGUMENT, "y is NULL");
+}
+
+static void softmax(void **state)
+{
+    td_softmax_shape s = {.rows = 3, .cols = 4, .dtype = TD_F32};
+
+    (void)state;
+#define FORWARD  td_softmax_forward(ops_cpu, &s, in, out)
+#define BACKWARD td_softmax_backward(ops_cpu, &s, 1.0f, in, in, out)
+    td_assert_refused(td_softmax_forward(NULL, &s, in, out), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_softmax_forward(ops_cpu, NULL, in, out), TD_BAD_ARGUMENT, "shape is NULL");
+    td_assert_refused(td_softmax_forward(ops_cpu, &s, NULL, out), TD_BAD_ARGUMENT, "x is NULL");
+    td_assert_refused(td_softmax_forward(ops_cpu, &s, in, NULL), TD_BAD_ARGUMENT, "y is NULL");
+    td_assert_refused(td_softmax_backward(NULL, &s, 1.0f, in, in, out), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_softmax_backward(ops_cpu, NULL, 1.0f, in, in, out), TD_BAD_ARGUMENT,
+                      "shape is NULL");
+    td_assert_refused(td_softmax_backward(ops_cpu, &s, NAN, in, in, out), TD_BAD_ARGUMENT, "scale is nan");
+    td_assert_refused(td_softmax_backward(ops_cpu, &s, 1.0f, NULL, in, out), TD_BAD_ARGUMENT, "y is NULL");
+    td_assert_refused(td_softmax_backward(ops_cpu, &s, 1.0f, in, NULL, out), TD_BAD_ARGUMENT, "dy is NULL");
+    td_assert_refused(td_softmax_backward(ops_cpu, &s, 1.0f, in, in, NULL), TD_BAD_ARGUMENT, "dx is NULL");
+    REFUSED_EXTENT(s, rows, FORWARD);
+    REFUSED_EXTENT(s, cols, FORWARD);
+    REFUSED_EXTENT(s, rows, BACKWARD);
+    REFUSED_EXTENT(s, cols, BACKWARD);
+    REFUSED(s, causal_seq, -1, FORWARD, TD_BAD_ARGUMENT, "causal_seq is -1");
+    REFUSED(s, causal_seq, -1, BACKWARD, TD_BAD_ARGUMENT, "causal_seq is -1");
+    REFUSED_DTYPES(s, FORWARD);
+    REFUSED_DTYPES(s, BACKWARD);
+#undef FORWARD
+#undef BACKWARD
+}
+
+static void cross_entropy(void **state)
+{
+    td_cross_entropy_shape s = {.rows = 3, .vocab = 4, .dtype = TD_F32};
+
+    (void)state;
+#define FORWARD  td_cross_entropy_forward(ops_cpu, &s, in, ids, out, out)
+#define BACKWARD td_cross_entropy_backward(ops_cpu, &s, in, ids, in, 1.0f, out)
+    td_assert_refused(td_cross_entropy_forward(NULL, &s, in, ids, out, out), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_cross_entropy_forward(ops_cpu, NULL, in, ids, out, out), TD_BAD_ARGUMENT,
+                      "shape is NULL");
+    td_assert_refused(td_cross_entropy_forward(ops_cpu, &s, NULL, ids, out, out), TD_BAD_ARGUMENT,
+                      "logits is NULL");
+    td_assert_refused(td_cross_entropy_forward(ops_cpu, &s, in, NULL, out, out), TD_BAD_ARGUMENT,
+                      "targets is NULL");
+    td_assert_refused(td_cross_entropy_forward(ops_cpu, &s, in, ids, NULL, out), TD_BAD_ARGUMENT,
+                      "loss is NULL");
+    td_assert_refused(td_cross_entropy_forward(ops_cpu, &s, in, ids, out, NULL), TD_BAD_ARGUMENT,
+                      "lse is NULL");
+    td_assert_refused(td_cross_entropy_backward(NULL, &s, in, ids, in, 1.0f, out), TD_BAD_ARGUMENT,
+                      "dev is NULL");
+    td_assert_refused(td_cross_entropy_backward(ops_cpu, NULL, in, ids, in, 1.0f, out), TD_BAD_ARGUMENT,
+                      "shape is");
+    td_assert_refused(td_cross_entropy_backward(ops_cpu, &s, NULL, ids, in, 1.0f, out), TD_BAD_ARGUMENT,
+                      "logits is");
+    td_assert_refused(td_cross_entropy_backward(ops_cpu, &s, in, NULL, in, 1.0f, out), TD_BAD_ARGUMENT,
+                      "targets is");
+    td_assert_refused(td_cross_entropy_backward(ops_cpu, &s, in, ids, NULL, 1.0f, out), TD_BAD_ARGUMENT,
+                      "lse is NULL");
+    td_assert_refused(td_cross_entropy_backward(ops_cpu, &s, in, ids, in, 1.0f, NULL), TD_BAD_ARGUMENT,
+                      "dlogits is");
+    td_assert_refused(td_cross_entropy_backward(ops_cpu, &s, in, ids, in, INFINITY, out), TD_BAD_ARGUMENT,
+                      "scale is");
+    REFUSED_EXTENT(s, rows, FORWARD);
+    REFUSED_EXTENT(s, vocab, FORWARD);
+    REFUSED_EXTENT(s, rows, BACKWARD);
+    REFUSED_EXTENT(s, vocab, BACKWARD);
+    REFUSED_DTYPES(s, FORWARD);
+    REFUSED_DTYPES(s, BACKWARD);
+#undef FORWARD
+#undef BACKWARD
+}
+
+static void optimizers(void **state)
+{
+    td_adamw a = {.variant = TD_ADAMW_TORCH,
+                  .lr = 1e-3,
+                  .beta1 = 0.9,
+                  .beta2 = 0.999,
+                  .eps = 1e-8,
+                  .weight_decay = 0.01,
+                  .step = 1};
+
+    (void)state;
+#define STEP_WITH(dev, k, n, dtype, p, g, m, v) td_adamw_step(dev, k, n, dtype, p, g, m, v)
+#define STEP                                    STEP_WITH(ops_cpu, &a, 3, TD_F32, out, in, out, out)
+    td_assert_refused(STEP_WITH(NULL, &a, 3, TD_F32, out, in, out, out), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(STEP_WITH(ops_cpu, NULL, 3, TD_F32, out, in, out, out), TD_BAD_ARGUMENT,
+                      "adamw is NULL");
+    td_assert_refused(STEP_WITH(ops_cpu, &a, 0, TD_F32, out, in, out, out), TD_BAD_ARGUMENT, "count is 0");
+    td_assert_refused(STEP_WITH(ops_cpu, &a, INT64_MAX, TD_F32, out, in, out, out), TD_BAD_ARGUMENT,
+                      "2^63 - 1");
+    td_assert_refused(STEP_WITH(ops_cpu, &a, 3, TD_F16, out, in, out, out), TD_UNSUPPORTED, "dtype is f16");
+    td_assert_refused(STEP_WITH(ops_cpu, &a, 3, (td_dtype)9, out, in, out, out), TD_BAD_ARGUMENT,
+                      "dtype is 9");
+    td_assert_refused(STEP_WITH(ops_cpu, &a, 3, TD_F32, NULL, in, out, out), TD_BAD_ARGUMENT, "p is NULL");
+    td_assert_refused(STEP_WITH(ops_cpu, &a, 3, TD_F32, out, NULL, out, out), TD_BAD_ARGUMENT, "g is NULL");
+    td_assert_refused(STEP_WITH(ops_cpu, &a, 3, TD_F32, out, in, NULL, out), TD_BAD_ARGUMENT, "m is NULL");
+    td_assert_refused(STEP_WITH(ops_cpu, &a, 3, TD_F32, out, in, out, NULL), TD_BAD_ARGUMENT, "v is NULL");
+    REFUSED(a, variant, (td_adamw_variant)3, STEP, TD_BAD_ARGUMENT, "variant is 3");
+    REFUSED(a, lr, -1.0, STEP, TD_BAD_ARGUMENT, "lr is -1");
+    REFUSED(a, lr, NAN, STEP, TD_BAD_ARGUMENT, "lr is nan");
+    REFUSED(a, beta1, 1.0, STEP, TD_BAD_ARGUMENT, "beta1 is 1");
+    REFUSED(a, beta1, -0.1, STEP, TD_BAD_ARGUMENT, "beta1 is -0.1");
+    REFUSED(a, beta2, 1.5, STEP, TD_BAD_ARGUMENT, "beta2 is 1.5");
+    REFUSED(a, beta2, NAN, STEP, TD_BAD_ARGUMENT, "beta2 is nan");
+    REFUSED(a, eps, -1e-8, STEP, TD_BAD_ARGUMENT, "eps is -1e-08");
+    REFUSED(a, eps, INFINITY, STEP, TD_BAD_ARGUMENT, "eps is inf");
+    REFUSED(a, weight_decay, INFINITY, STEP, TD_BAD_ARGUMENT, "weight_decay is inf");
+    REFUSED(a, step, 0, STEP, TD_BAD_ARGUMENT, "step is 0");
+#undef STEP_WITH
+#undef STEP
+    td_assert_refused(td_sgd_step(NULL, 0.1f, 3, TD_F32, out, in), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_sgd_step(ops_cpu, NAN, 3, TD_F32, out, in), TD_BAD_ARGUMENT, "lr is nan");
+    td_assert_refused(td_sgd_step(ops_cpu, 0.1f, -1, TD_F32, out, in), TD_BAD_ARGUMENT, "count is -1");
+    td_assert_refused(td_sgd_step(ops_cpu, 0.1f, 3, TD_F64, out, in), TD_UNSUPPORTED, "dtype is f64");
+    td_assert_refused(td_sgd_step(ops_cpu, 0.1f, 3, TD_F32, NULL, in), TD_BAD_ARGUMENT, "p is NULL");
+    td_assert_refused(td_sgd_step(ops_cpu, 0.1f, 3, TD_F32, out, NULL), TD_BAD_ARGUMENT, "g is NULL");
+}
+
+/* A device of another kind stands before ops.c in this program when asked for. */
+static bool pretend_cuda;
+
+td_device_kind __real_td_device_kind_of(const td_device *dev);
+td_device_kind __wrap_td_device_kind_of(const td_device *dev);
+td_device_kind __wrap_td_device_kind_of(const td_device *dev)
+{
+    return pretend_cuda ? TD_DEVICE_CUDA : __real_td_device_kind_of(dev);
+}
+
+static int pretend(void **state)
+{
+    pretend_cuda = true;
+    return poison(state);
+}
+
+static int stop_pretending(void **state)
+{
+    pretend_cuda = false;
+    return check_poison(state);
+}
+
+/* A device without kernels refuses each operation by its name. */
+static void gaps_are_named(void **state)
+{
+    td_gemm_shape gemm_shape = {
+        .batch = 1, .m = 1, .n = 1, .k = 1, .alpha = 1, .dtype = TD_F32, .out_dtype = TD_F32};
+    td_embedding_shape embedding_shape = {1, 1, 1, TD_F32};
+    td_rmsnorm_shape rmsnorm_shape = {1, 1, 1e-5f, TD_F32};
+    td_heads_shape heads_shape = {1, 1, 1, 2, 0, TD_F32};
+    td_rows_shape rows_shape = {1, 1, 0, TD_F32};
+    td_softmax_shape softmax_shape = {1, 1, 0, TD_F32};
+    td_cross_entropy_shape cross_entropy_shape = {1, 1, TD_F32};
+    td_adamw adamw = {TD_ADAMW_TORCH, 1e-3, 0.9, 0.999, 1e-8, 0.01, 1};
+    td_device *d = ops_cpu;
+    size_t bytes;
+
+    (void)state;
+#define GAP(call, op) td_assert_refused(call, TD_UNSUPPORTED, op ": this build has no kernel for it on cuda")
+    GAP(td_gemm_work_bytes(d, &gemm_shape, &bytes), "gemm");
+    GAP(td_gemm(d, &gemm_shape, in, in, out, in), "gemm");
+    GAP(td_embedding_forward(d, &embedding_shape, ids, in, out), "embedding_forward");
+    GAP(td_embedding_backward_work_bytes(d, &embedding_shape, &bytes), "embedding_backward");
+    GAP(td_embedding_backward(d, &embedding_shape, ids, in, false, out, in), "embedding_backward");
+    GAP(td_rmsnorm_forward(d, &rmsnorm_shape, in, in, out, out), "rmsnorm_forward");
+    GAP(td_rmsnorm_backward_work_bytes(d, &rmsnorm_shape, &bytes), "rmsnorm_backward");
+    GAP(td_rmsnorm_backward(d, &rmsnorm_shape, in, in, in, in, false, out, false, out, in),
+        "rmsnorm_backward");
+    GAP(td_heads_split(d, &heads_shape, in, out), "heads_split");
+    GAP(td_heads_merge(d, &heads_shape, in, out), "heads_merge");
+    GAP(td_rope_table(d, 1, 2, 1e4, out, out), "rope_table");
+    GAP(td_rope_forward(d, &heads_shape, in, in, in, out), "rope_forward");
+    GAP(td_rope_backward(d, &heads_shape, in, in, in, out), "rope_backward");
+    GAP(td_silu_mul_forward(d, &rows_shape, in, in, out), "silu_mul_forward");
+    GAP(td_silu_mul_backward(d, &rows_shape, in, in, in, out, out), "silu_mul_backward");
+    GAP(td_residual_add(d, 1, TD_F32, in, in, out), "residual_add");
+    GAP(td_softmax_forward(d, &softmax_shape, in, out), "softmax_forward");
+    GAP(td_softmax_backward(d, &softmax_shape, 1.0f, in, in, out), "softmax_backward");
+    GAP(td_cross_entropy_forward(d, &cross_entropy_shape, in, ids, out, out), "cross_entropy_forward");
+    GAP(td_cross_entropy_backward(d, &cross_entropy_shape, in, ids, in, 1.0f, out), "cross_entropy_backward");
+    GAP(td_adamw_step(d, &adamw, 1, TD_F32, out, in, out, out), "adamw_step");
+    GAP(td_sgd_step(d, 0.1f, 1, TD_F32, out, in), "sgd_step");
+#undef GAP
+}
+
+int ops_refusals_group(void)
+{
+#define REFUSAL(test) cmocka_unit_test_setup_teardown(test, poison, check_poison)
+    const struct CMUnitTest refusals_tests[] = {
+        REFUSAL(gemm),       REFUSAL(embedding),
+        REFUSAL(rmsnorm),    REFUSAL(heads),
+        REFUSAL(rope_table), REFUSAL(gate_and_residual),
+        REFUSAL(softmax),    REFUSAL(cross_entropy),
+        REFUSAL(optimizers), cmocka_unit_test_setup_teardown(gaps_are_named, pretend, stop_pretending),
+    };
+#undef REFUSAL
+
+    return cmocka_run_group_tests_name("refusals", refusals_tests, NULL, NULL);
+}

@@ -1,0 +1,183 @@
+#include "ops_kit.h"
+
+typedef struct softmax_case {
+    char name[64];
+    td_softmax_shape shape;
+} softmax_case;
+
+static int64_t seen(const td_softmax_shape *s, int64_t r)
+{
+    if (s->causal_seq == 0 || r % s->causal_seq + 1 > s->cols)
+        return s->cols;
+    return r % s->causal_seq + 1;
+}
+
+/* Softmax of the first `count` of a row; the rest becomes 0. */
+static void softmax(const double *x, double *y, int64_t count, int64_t cols)
+{
+    double max = x[0], sum = 0;
+
+    for (int64_t i = 1; i < count; i++)
+        max = x[i] > max ? x[i] : max;
+    for (int64_t i = 0; i < count; i++)
+        sum += y[i] = exp(x[i] - max);
+    for (int64_t i = 0; i < cols; i++)
+        y[i] = i < count ? y[i] / sum : 0;
+}
+
+static void forward_and_backward(void **state)
+{
+    const softmax_case *row = *state;
+    int64_t rows = row->shape.rows, cols = row->shape.cols, all = rows * cols;
+
+    for (int d = 0; d < 2; d++) {
+        ops_case c = ops_begin(d ? TD_BF16 : TD_F32, "%s %d", row->name, d);
+        td_softmax_shape shape = row->shape;
+        void *x = ops_draw(&c, all), *dy = ops_draw(&c, all), *y = ops_room(&c, c.dtype, all);
+        void *dx = ops_room(&c, c.dtype, all), *own = ops_room(&c, c.dtype, all);
+        double *v = ops_f64(&c, c.dtype, x, all), *g = ops_f64(&c, c.dtype, dy, all);
+        double *truth = ops_zeros(&c, all), *d_truth = ops_zeros(&c, all);
+
+        shape.dtype = c.dtype;
+        for (int64_t r = 0; r < rows; r++)
+            softmax(v + r * cols, truth + r * cols, seen(&shape, r), cols);
+        OPS_RUN(&c, c.dtype, y, all, NULL, td_softmax_forward(ops_cpu, &shape, x, y));
+        ops_assert_close(&c, "y", c.dtype, y, truth, all, 2);
+        OPS_RUN(&c, c.dtype, own, all, x, td_softmax_forward(ops_cpu, &shape, own, own));
+        td_assert_identical("in place", c.dtype, own, y, all);
+
+        /* The backward of the y that was stored, rounded as it is. */
+        double *p = ops_f64(&c, c.dtype, y, all);
+        for (int64_t r = 0; r < rows; r++) {
+            double dot = ops_dot(p + r * cols, g + r * cols, seen(&shape, r));
+
+            for (int64_t i = r * cols; i < r * cols + seen(&shape, r); i++)
+                d_truth[i] = 0.125 * p[i] * (g[i] - dot);
+        }
+        OPS_RUN(&c, c.dtype, dx, all, NULL, td_softmax_backward(ops_cpu, &shape, 0.125f, y, dy, dx));
+        ops_assert_close(&c, "dx", c.dtype, dx, d_truth, all, 4);
+        OPS_RUN(&c, c.dtype, own, all, dy, td_softmax_backward(ops_cpu, &shape, 0.125f, y, own, own));
+        td_assert_identical("dx in place of dy", c.dtype, own, dx, all);
+        ops_finish(&c);
+    }
+}
+
+static void equal_scores_share_exactly(void **state)
+{
+    float x[64], y[64];
+    td_softmax_shape shape = {.rows = 1, .cols = 64, .dtype = TD_F32};
+
+    (void)state;
+    for (int i = 0; i < 64; i++)
+        x[i] = -12345.0f;
+    td_assert_ok(td_softmax_forward(ops_cpu, &shape, x, y));
+    for (int i = 0; i < 64; i++)
+        assert_true(y[i] == 0.015625f);
+}
+
+/* Columns behind the mask may hold anything: they change no bit and become 0. */
+static void the_mask_hides_what_is_behind_it(void **state)
+{
+    enum { SEQ = 37, ALL = 2 * SEQ * SEQ };
+    ops_case c = ops_begin(TD_F32, "causal softmax");
+    td_softmax_shape shape = {.rows = 2 * SEQ, .cols = SEQ, .causal_seq = SEQ, .dtype = TD_F32};
+    float *x = ops_draw(&c, ALL), *y = ops_room(&c, TD_F32, ALL), *again = ops_room(&c, TD_F32, ALL);
+    float *dy = ops_draw(&c, ALL), *dx = ops_room(&c, TD_F32, ALL), *dx_again = ops_room(&c, TD_F32, ALL);
+
+    (void)state;
+    td_assert_ok(td_softmax_forward(ops_cpu, &shape, x, y));
+    td_assert_ok(td_softmax_backward(ops_cpu, &shape, 1.0f, y, dy, dx));
+    for (int r = 0; r < 2 * SEQ; r++)
+        for (int i = r % SEQ + 1; i < SEQ; i++) {
+            assert_true(y[r * SEQ + i] == 0 && dx[r * SEQ + i] == 0);
+            x[r * SEQ + i] = i % 2 ? NAN : INFINITY;
+            dy[r * SEQ + i] = NAN;
+        }
+    td_assert_ok(td_softmax_forward(ops_cpu, &shape, x, again));
+    td_assert_ok(td_softmax_backward(ops_cpu, &shape, 1.0f, y, dy, dx_again));
+    td_assert_identical("y", TD_F32, y, again, ALL);
+    td_assert_identical("dx", TD_F32, dx, dx_again, ALL);
+    ops_finish(&c);
+}
+
+static void backward_is_the_derivative(void **state)
+{
+    enum { ROWS = 11, COLS = 53, ALL = ROWS * COLS };
+    ops_case c = ops_begin(TD_F32, "softmax derivative");
+    td_softmax_shape shape = {.rows = ROWS, .cols = COLS, .dtype = TD_F32};
+    float *x = ops_draw(&c, ALL), *dy = ops_draw(&c, ALL), *y = ops_room(&c, TD_F32, ALL);
+    float *dx = ops_room(&c, TD_F32, ALL);
+    double *v = ops_f64(&c, TD_F32, x, ALL), *g = ops_f64(&c, TD_F32, dy, ALL);
+    double *step = ops_f64(&c, TD_F32, ops_draw(&c, ALL), ALL), *moved = ops_zeros(&c, ALL);
+    double *p = ops_zeros(&c, ALL), difference = 0, derivative = 0, size = 0;
+
+    (void)state;
+    td_assert_ok(td_softmax_forward(ops_cpu, &shape, x, y));
+    td_assert_ok(td_softmax_backward(ops_cpu, &shape, 1.0f, y, dy, dx));
+    for (int sign = -1; sign <= 1; sign += 2) {
+        for (int i = 0; i < ALL; i++)
+            moved[i] = v[i] + sign * 1e-5 * step[i];
+        for (int r = 0; r < ROWS; r++)
+            softmax(moved + r * COLS, p + r * COLS, COLS, COLS);
+        difference += sign * ops_dot(p, g, ALL) / 2e-5;
+    }
+    for (int i = 0; i < ALL; i++) {
+        derivative += (double)dx[i] * step[i];
+        size += fabs((double)dx[i] * step[i]);
+    }
+    assert_true(fabs(derivative - difference) <= 1e-6 * size);
+    ops_finish(&c);
+}
+
+/* Row 0: NaN. 1: one masked by -inf. 2: all -inf. 3: +inf. 4: far apart. 5: ordinary. 6: a NaN of the other sign. */
+static void ends_of_the_range(void **state)
+{
+    enum { ROWS = 7, COLS = 3 };
+    float x[ROWS * COLS] = {1, NAN,   2,      -INFINITY, 1, 1, -INFINITY, -INFINITY, -INFINITY, INFINITY, 1,
+                            2, 3e38f, -3e38f, 0,         1, 1, -87,       1,         2,         -NAN};
+    const td_dtype dtypes[] = {TD_F32, TD_BF16};
+
+    (void)state;
+    for (int d = 0; d < 2; d++) {
+        ops_case c = ops_begin(dtypes[d], "softmax ends");
+        td_softmax_shape shape = {.rows = ROWS, .cols = COLS, .dtype = c.dtype};
+        void *in = ops_room(&c, c.dtype, ROWS * COLS), *out = ops_room(&c, c.dtype, ROWS * COLS);
+        double *y;
+
+        td_assert_ok(td_convert(ROWS * COLS, TD_F32, x, c.dtype, in));
+        td_assert_ok(td_softmax_forward(ops_cpu, &shape, in, out));
+        y = ops_f64(&c, c.dtype, out, ROWS * COLS);
+        for (int i = 0; i < COLS; i++)
+            assert_true(isnan(y[i]) && isnan(y[6 + i]) && isnan(y[9 + i]) && isnan(y[18 + i]));
+        assert_true(y[3] == 0 && y[4] == 0.5 && y[5] == 0.5);
+        assert_true(y[12] == 1 && y[13] == 0 && y[14] == 0);
+        assert_true(y[15] == 0.5 && y[16] == 0.5 && y[17] >= 0 && y[17] < 1e-37);
+        ops_finish(&c);
+    }
+}
+
+static const softmax_case cases[] = {
+    {"softmax one", {1, 1, 0, TD_F32}},
+    {"softmax below a vector", {19, 15, 0, TD_F32}},
+    {"softmax a vector", {8, 16, 0, TD_F32}},
+    {"softmax above a vector", {9, 17, 0, TD_F32}},
+    {"softmax prime", {33, 1009, 0, TD_F32}},
+    {"softmax long rows", {3, 9001, 0, TD_F32}},
+    {"softmax causal", {3 * 37, 37, 37, TD_F32}},
+    {"softmax causal, more keys", {2 * 33, 80, 33, TD_F32}},
+    {"softmax causal, fewer keys", {2 * 128, 65, 128, TD_F32}},
+};
+
+int ops_softmax_group(void)
+{
+    const struct CMUnitTest softmax_tests[] = {
+        cmocka_unit_test(equal_scores_share_exactly),
+        cmocka_unit_test(the_mask_hides_what_is_behind_it),
+        cmocka_unit_test(backward_is_the_derivative),
+        cmocka_unit_test(ends_of_the_range),
+    };
+
+    return ops_run_cases("softmax", cases, sizeof cases / sizeof *cases, sizeof *cases,
+                         forward_and_backward) +
+           cmocka_run_group_tests_name("softmax, ends", softmax_tests, NULL, NULL);
+}
