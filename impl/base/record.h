@@ -19,7 +19,8 @@ TD_API void td_record_destroy(td_record *record);
 
 /** Sets one key. `path` is a key or keys joined by dots: "case.batch" sets "batch" inside "case", which is made
  * where it is missing; an existing value is replaced. A non-finite number is stored as null, which JSON can hold.
- * TD_BAD_ARGUMENT: a NULL, an empty path or part of one, a path that runs through a value that is no object.
+ * TD_BAD_ARGUMENT: a NULL, an empty path, a part of one that is empty or beyond 63 bytes, a path that runs through a
+ * value that is no object, a count below 0 or beyond 2^31 - 1.
  * TD_NO_MEMORY. The record is unchanged after either. */
 TD_API td_status td_record_set_string(td_record *record, const char *path, const char *value);
 TD_API td_status td_record_set_number(td_record *record, const char *path, double value);

@@ -39,5 +39,6 @@ struct td_event {
 };
 
 extern const td_backend td_backend_cpu;
+extern const td_backend td_backend_cuda; /* where TANDEM_HAVE_CUDA is defined */
 
 #endif

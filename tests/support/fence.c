@@ -1,5 +1,6 @@
 #include "support/fence.h"
 
+#include <sanitizer/asan_interface.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -7,7 +8,8 @@
 
 #include <cmocka.h>
 
-/* [ book-keeping | front fence | inside | back fence ]; the inside starts on a multiple of 256. */
+/* [ book-keeping | front fence | inside | back fence ]; the inside starts on a multiple of 256. Under AddressSanitizer
+ * the fences are out of bounds, so that reading one fails as well as writing. */
 enum { ALIGNMENT = 256, FENCE_BYTES = 256, FENCE_BYTE = 0xA5, POISON_BYTE = 0xFF };
 
 static unsigned char *start_of(const void *block)
@@ -35,6 +37,8 @@ void *td_fence_alloc(size_t bytes)
     memset(block - FENCE_BYTES, FENCE_BYTE, FENCE_BYTES);
     memset(block + bytes, FENCE_BYTE, FENCE_BYTES);
     td_fence_poison(block);
+    ASAN_POISON_MEMORY_REGION(block - FENCE_BYTES, FENCE_BYTES);
+    ASAN_POISON_MEMORY_REGION(block + bytes, FENCE_BYTES);
     return block;
 }
 
@@ -50,6 +54,7 @@ void td_fence_free(void *block)
 
     const unsigned char *inside = block;
     size_t bytes = bytes_of(block);
+    ASAN_UNPOISON_MEMORY_REGION(inside - FENCE_BYTES, FENCE_BYTES + bytes + FENCE_BYTES);
     long touched = 0; /* distance from the nearer end of the inside, negative before it */
     for (long i = 1; i <= FENCE_BYTES && touched == 0; i++) {
         if (inside[-i] != FENCE_BYTE)
