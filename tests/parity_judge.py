@@ -240,9 +240,15 @@ class OtherRules(unittest.TestCase):
             judge({"c": one}, {}, {}, None)
 
     def test_ulps(self):
-        truth = torch.tensor([1.0, 1000.0, 0.0], dtype=torch.float64)
-        off = torch.tensor([1.0, 1000.0 + 2 * 2**-14, 0.0])
+        truth = torch.tensor([1.0, 1000.0, 800.0], dtype=torch.float64)
+        off = torch.tensor([1.0, 1000.0 + 2 * 2**-14, 800.0])
         self.assertEqual(verdict(off, off, truth).error()["ulp_max"], 2.0)
+        tiny = torch.tensor(
+            [1.0 + 2**-14, 1000.0, 800.0]
+        )  # measured by the typical element, not by 1.0's own ulp
+        self.assertEqual(verdict(tiny, tiny, truth).error()["ulp_max"], 1.0)
+        zero = torch.zeros(3)
+        self.assertEqual(verdict(zero, zero, zero.double()).error()["ulp_max"], 0.0)
 
 
 if __name__ == "__main__":

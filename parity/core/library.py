@@ -59,7 +59,8 @@ def read_prototypes(impl: Path) -> str:
         ) from error
     if done.returncode != 0:
         raise RuntimeError(f"cc could not preprocess the headers of {impl}:\n{done.stderr}")
-    return done.stdout
+    # cffi takes a const object for a constant, and a loaded library has none but integers.
+    return done.stdout.replace("extern const ", "extern ")
 
 
 def default_library() -> Path:

@@ -1,6 +1,7 @@
 """Which cases there are, how long they take, and the run over those that are not finished."""
 
 import importlib
+import os
 import pkgutil
 import re
 import time
@@ -106,6 +107,9 @@ def run_sweep(
         console.print(f"{len(items) - len(pending)} cases are finished; --redo repeats them")
     if not pending:
         return 0
+    busy = os.getloadavg()[0]
+    if busy > 1 and any("time" in item.case.measure for item in pending):
+        console.print(f"the machine is busy (load average {busy:.1f}): times will be noise", style="yellow")
     counts: Counter = Counter()
     bad = []
     with Worker(settings) as worker, _progress(console) as progress:
