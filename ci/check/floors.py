@@ -25,7 +25,9 @@ def may_use(cmake: str) -> dict[str, set[str]]:
                 used.add(word)
         for below in used:
             if below not in floors:
-                raise SystemExit(f"impl/CMakeLists.txt: {name} may use {below}, which does not stand below it")
+                raise SystemExit(
+                    f"impl/CMakeLists.txt: {name} may use {below}, which does not stand below it"
+                )
         floors[name] = used
     return floors
 

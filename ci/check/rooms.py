@@ -11,9 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 # The names of the house (the table of README.md, "Map"). A name counts once impl/ has its folder.
-MODULES = (
-    "precision attention jit flash transformer bench trace memory comm ddp shard accounting".split()
-)
+MODULES = "precision attention jit flash transformer bench trace memory comm ddp shard accounting".split()
 # The floor of operations has its rooms too, though no deliverable of its own.
 FLOORS = ["ops"]
 COMMITTED_REPORT = "cpu"

@@ -59,7 +59,10 @@ class Rooms(unittest.TestCase):
     def test_missing_room_is_named(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
-            write(root, {"impl/flash/flash.h": "", "impl/flash/flash.c": "", "tests/flash.c": "", "ref/flash.py": ""})
+            write(
+                root,
+                {"impl/flash/flash.h": "", "impl/flash/flash.c": "", "tests/flash.c": "", "ref/flash.py": ""},
+            )
             found = rooms.missing_rooms(root)
         self.assertEqual(
             found, ["flash: no parity (parity/flash.py)", "flash: no report (reports/cpu/flash.md)"]
