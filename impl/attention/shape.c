@@ -1,0 +1,40 @@
+#include "attention/shape.h"
+
+#include "base/check.h"
+
+#include <math.h>
+
+td_status td_attention_shape_resolve(const td_attention_shape *shape, td_attention_shape *out)
+{
+    td_status status = TD_OK;
+    td_attention_shape resolved;
+    int64_t bytes;
+
+    TD_CHECK(shape, "shape is NULL");
+    TD_CHECK(out, "out is NULL");
+    resolved = *shape;
+    TD_CHECK(shape->batch >= 1, "batch is %" PRId64 ", needs at least 1", shape->batch);
+    TD_CHECK(shape->heads >= 1, "heads is %" PRId64 ", needs at least 1", shape->heads);
+    TD_CHECK(shape->seq >= 1, "seq is %" PRId64 ", needs at least 1", shape->seq);
+    TD_CHECK(shape->seq_k >= 0, "seq_k is %" PRId64 ", needs at least 1, or 0 for as many as seq",
+             shape->seq_k);
+    TD_CHECK(shape->head_dim >= 1, "head_dim is %" PRId64 ", needs at least 1", shape->head_dim);
+    TD_CHECK(td_dtype_size(shape->dtype) > 0, "dtype is %d, needs a td_dtype", (int)shape->dtype);
+    TD_CHECK(shape->mask == TD_MASK_INF || shape->mask == TD_MASK_ADD_1E6, "mask is %d, needs a td_mask",
+             (int)shape->mask);
+    TD_CHECK(isfinite(shape->scale) && shape->scale >= 0.0f,
+             "scale is %g, needs a finite number above 0, or 0 for 1 / sqrt(head_dim)", (double)shape->scale);
+
+    if (resolved.seq_k == 0)
+        resolved.seq_k = resolved.seq;
+    if (resolved.scale == 0.0f)
+        resolved.scale = (float)(1.0 / sqrt((double)resolved.head_dim));
+    const int64_t element = (int64_t)td_dtype_size(shape->dtype);
+    const int64_t q[] = {resolved.batch, resolved.heads, resolved.seq, resolved.head_dim, element};
+    const int64_t k[] = {resolved.batch, resolved.heads, resolved.seq_k, resolved.head_dim, element};
+    TD_TRY(td_product("bytes of q", 5, q, &bytes));
+    TD_TRY(td_product("bytes of k", 5, k, &bytes));
+    *out = resolved;
+cleanup:
+    return status;
+}
