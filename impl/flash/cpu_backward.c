@@ -1,0 +1,374 @@
+#include "flash/cpu.h"
+
+#include "base/check.h"
+#include "flash/tile.h"
+
+#include <math.h>
+#include <omp.h>
+#include <sched.h>
+#include <stdalign.h>
+#include <stdatomic.h>
+
+/** One call. The pass walks the tiles of queries from the last to the first and, for each, all keys that it sees: dQ
+ * of the tile is then complete, while dK and dV of a tile of keys collect one term a tile of queries.
+ *
+ * They collect them in that order whoever computes them. As long as there are as many heads as threads, a thread takes
+ * a whole head. Of the heads that are left over, threads take one tile of queries after the other; a thread adds to a
+ * tile of keys once all tiles of queries before its own have been there, which `visits` counts. Tiles are taken in the
+ * order in which they are waited for, so the one waited for is always under way. */
+typedef struct backward {
+    const td_attention_shape *shape;
+    const void *q, *k, *v, *o, *dout;
+    const float *lse;
+    void *dq, *dk, *dv;
+    int64_t depth; /* head_dim rounded up to whole groups */
+    int64_t query_tiles, key_tiles;
+    int64_t whole_heads; /* the first ones; the rest is shared tile by tile */
+    int64_t seen_keys;   /* keys that some query sees */
+    float *sums; /* dK and dV in the making, [slot][2][seq_k, depth]; NULL: dk and dv themselves serve */
+    atomic_int *visits; /* [head, key tile]: tiles of queries that have been there */
+} backward;
+
+/** What one thread holds of one tile of queries. Columns of [.., TD_TILE_QUERIES] are queries. */
+typedef struct tile {
+    float *q, *dout; /* [depth, TD_TILE_QUERIES]         Q^T, dO^T */
+    float *dq;       /* [depth, TD_TILE_QUERIES]         dQ^T, without scale and factor */
+    float *p, *ds;   /* [TD_TILE_KEYS, TD_TILE_QUERIES]  S^T, then P^T;  dP^T, then dS^T; without factor */
+    float *q_rows, *dout_rows; /* [TD_TILE_QUERIES, depth]         scale factor Q, factor dO */
+    float *k, *v;              /* [TD_TILE_KEYS, head_dim]         as f32; unused if they are f32 already */
+    int64_t first, queries, groups;
+    alignas(64) float shift[TD_TILE_QUERIES]; /* what scores are taken relative to, in base 2 */
+    float delta[TD_TILE_QUERIES];             /* D = rowsum(dO * O) */
+    float factor[TD_TILE_QUERIES];            /* scale factor, which dQ lacks */
+    float one[TD_TILE_QUERIES];
+} tile;
+
+/** Floats of scratch that a thread needs, or, with a tile, where they are. */
+static int64_t lay_out(const td_attention_shape *shape, float *scratch, tile *t)
+{
+    const int64_t column = td_whole_groups(shape->head_dim) * TD_TILE_QUERIES;
+    const int64_t scores = TD_TILE_KEYS * TD_TILE_QUERIES;
+    const int64_t rows = shape->dtype == TD_F32 ? 0 : td_whole_groups(TD_TILE_KEYS * shape->head_dim);
+
+    if (t) {
+        t->q = scratch;
+        t->dout = t->q + column;
+        t->dq = t->dout + column;
+        t->q_rows = t->dq + column;
+        t->dout_rows = t->q_rows + column;
+        t->p = t->dout_rows + column;
+        t->ds = t->p + scores;
+        t->k = t->ds + scores;
+        t->v = t->k + rows;
+    }
+    return 5 * column + 2 * scores + 2 * rows;
+}
+
+/** Loads the queries of a tile: algorithm 2 of the paper, lines 5 to 8, with its D. */
+static void load_queries(const backward *b, tile *t, int64_t head, int64_t query_tile)
+{
+    const td_attention_shape *const s = b->shape;
+    const int64_t head_dim = s->head_dim, depth = b->depth;
+    const size_t row_bytes = (size_t)head_dim * td_dtype_size(s->dtype);
+
+    t->first = query_tile * TD_TILE_QUERIES;
+    t->queries = td_least(TD_TILE_QUERIES, s->seq - t->first);
+    t->groups = (t->queries + TD_GROUP - 1) / TD_GROUP;
+    const int64_t row = head * s->seq + t->first;
+    const char *const q = (const char *)b->q + (size_t)row * row_bytes;
+    const char *const o = (const char *)b->o + (size_t)row * row_bytes;
+    const char *const dout = (const char *)b->dout + (size_t)row * row_bytes;
+
+    td_tile_load_columns(s->dtype, t->queries, head_dim, q, s->scale * TD_LOG2E, t->p, t->q);
+    td_tile_load_columns(s->dtype, t->queries, head_dim, dout, 1.0, t->p, t->dout);
+    td_tile_load_columns(s->dtype, t->queries, head_dim, o, 1.0, t->p, t->dq);
+    memset(t->delta, 0, sizeof t->delta);
+    /* Summed as td_tile_multiply sums dP, so that a query with one key has dP - D = 0. */
+    for (int64_t i = 0; i < head_dim; i++)
+#pragma omp simd
+        for (int64_t c = 0; c < t->groups * TD_GROUP; c++)
+            t->delta[c] += t->dout[i * TD_TILE_QUERIES + c] * t->dq[i * TD_TILE_QUERIES + c];
+    memset(t->dq, 0, (size_t)(depth * TD_TILE_QUERIES) * sizeof(float));
+    for (int64_t c = 0; c < t->queries; c++) {
+        /* A row of P is computed relative to a shift of our choice near its largest scores, L - log(keys), where
+         * exponents are small and round little; dQ, dK and dV give the factor back, each once a row. */
+        const double lse = (double)b->lse[row + c] * TD_LOG2E;
+        const int64_t keys = s->causal ? td_least(s->seq_k, t->first + c + 1) : s->seq_k;
+        const float shift = isfinite(lse) ? (float)(lse - log2((double)keys)) : NAN;
+        const float factor = (float)exp2((double)shift - lse);
+
+        td_tile_load(s->dtype, 1, head_dim, dout + (size_t)c * row_bytes, factor, t->dout_rows + c * depth,
+                     depth);
+        td_tile_load(s->dtype, 1, head_dim, q + (size_t)c * row_bytes, s->scale * factor,
+                     t->q_rows + c * depth, depth);
+        t->shift[c] = shift; /* NaN after an infinite score, as in forward */
+        t->factor[c] = s->scale * factor;
+    }
+    for (int64_t c = t->queries; c < TD_TILE_QUERIES; c++)
+        t->shift[c] = INFINITY; /* no query: P = 0 */
+    for (int c = 0; c < TD_TILE_QUERIES; c++)
+        t->one[c] = 1.0f;
+}
+
+/** S^T to P^T and dP^T to dS^T, `width` queries of them; a constant where this is inlined. */
+static inline __attribute__((always_inline)) void gradients(const int width, tile *t, int64_t first,
+                                                            int64_t keys)
+{
+    const float *const shift = t->shift + first, *const delta = t->delta + first;
+
+    for (int64_t r = 0; r < keys; r++) {
+        float *const p = t->p + r * TD_TILE_QUERIES + first, *const ds = t->ds + r * TD_TILE_QUERIES + first;
+#pragma omp simd
+        for (int c = 0; c < width; c++) {
+            p[c] = td_exp2(p[c] - shift[c]);
+            ds[c] = p[c] * (ds[c] - delta[c]);
+        }
+    }
+}
+
+static __attribute__((noinline)) void gradients_tile(tile *t, int64_t keys)
+{
+    gradients(TD_TILE_QUERIES, t, 0, keys);
+}
+
+static __attribute__((noinline)) void gradients_group(tile *t, int64_t first, int64_t keys)
+{
+    gradients(TD_GROUP, t, first, keys);
+}
+
+/** One block of keys for the query groups from `group` on: lines 11 to 16. dk and dv point to its rows of the sums;
+ * `new_sums`: nothing is in them yet. */
+static void differentiate(const backward *b, tile *t, int64_t group, int64_t keys, const float *k,
+                          const float *v, float *dk, float *dv, bool diagonal, bool new_sums)
+{
+    const int64_t head_dim = b->shape->head_dim, depth = b->depth;
+    const int64_t skip = group * TD_GROUP;
+    td_tile_product scores = {.op = TD_TILE_STORE,
+                              .rows = keys,
+                              .groups = t->groups - group,
+                              .depth = head_dim,
+                              .lda = head_dim,
+                              .ldb = TD_TILE_QUERIES,
+                              .ldc = TD_TILE_QUERIES};
+    td_tile_product sums = {.op = new_sums ? TD_TILE_STORE : TD_TILE_ADD,
+                            .rows = keys,
+                            .groups = depth / TD_GROUP,
+                            .depth = t->queries - skip,
+                            .lda = TD_TILE_QUERIES,
+                            .ldb = depth,
+                            .ldc = depth};
+
+    scores.a = k;
+    scores.b = t->q + skip;
+    scores.c = t->p + skip;
+    td_tile_multiply(&scores);
+    scores.a = v;
+    scores.b = t->dout + skip;
+    scores.c = t->ds + skip;
+    td_tile_multiply(&scores);
+
+    if (diagonal)
+        td_tile_mask_diagonal(b->shape->mask, keys, t->p + skip);
+    if (group == 0 && t->groups == TD_TILE_QUERIES / TD_GROUP)
+        gradients_tile(t, keys);
+    else
+        for (int64_t g = group; g < t->groups; g++)
+            gradients_group(t, g * TD_GROUP, keys);
+
+    sums.a = t->p + skip;
+    sums.b = t->dout_rows + skip * depth;
+    sums.c = dv;
+    td_tile_multiply(&sums);
+    sums.a = t->ds + skip;
+    sums.b = t->q_rows + skip * depth;
+    sums.c = dk;
+    td_tile_multiply(&sums);
+    td_tile_multiply(&(td_tile_product){.op = TD_TILE_RESCALE,
+                                        .rows = head_dim,
+                                        .groups = t->groups - group,
+                                        .depth = keys,
+                                        .a = k,
+                                        .lda = head_dim,
+                                        .b = t->ds + skip,
+                                        .ldb = TD_TILE_QUERIES,
+                                        .c = t->dq + skip,
+                                        .ldc = TD_TILE_QUERIES,
+                                        .alpha = t->one});
+}
+
+/** Waits until `count` tiles of queries have added to a tile of keys. */
+static void wait_for(const atomic_int *visits, int count)
+{
+    for (int spins = 0; atomic_load_explicit(visits, memory_order_acquire) != count; spins++)
+        if (spins >= 1000)
+            sched_yield(); /* the thread it waits for may want this processor */
+}
+
+/** One tile of queries against all keys. Sums of dK and dV are [seq_k, depth]. */
+static void differentiate_tile(const backward *b, tile *t, int64_t head, int64_t query_tile, float *dk_sums,
+                               float *dv_sums)
+{
+    const td_attention_shape *const s = b->shape;
+    const int64_t head_dim = s->head_dim, depth = b->depth, row = head * s->seq_k;
+    const size_t row_bytes = (size_t)head_dim * td_dtype_size(s->dtype);
+    const int before = (int)(b->query_tiles - 1 - query_tile); /* tiles of queries that came first */
+
+    load_queries(b, t, head, query_tile);
+    const int64_t visible = s->causal ? td_least(s->seq_k, t->first + t->queries) : s->seq_k;
+    const int64_t unmasked = s->causal ? td_least(visible, t->first) : visible;
+
+    for (int64_t first = 0; first < visible; first += TD_TILE_KEYS) {
+        const int64_t end = td_least(visible, first + TD_TILE_KEYS);
+        atomic_int *const visits = b->visits + head * b->key_tiles + first / TD_TILE_KEYS;
+
+        wait_for(visits, before);
+        for (int64_t key = first, keys; key < end; key += keys) {
+            const bool diagonal = key >= unmasked;
+            const float *k = (const float *)((const char *)b->k + (size_t)(row + key) * row_bytes);
+            const float *v = (const float *)((const char *)b->v + (size_t)(row + key) * row_bytes);
+
+            keys = diagonal ? td_least(end - key, TD_GROUP) : td_least(unmasked, end) - key;
+            if (s->dtype != TD_F32) {
+                td_tile_load(s->dtype, keys, head_dim, k, 1.0f, t->k, head_dim);
+                td_tile_load(s->dtype, keys, head_dim, v, 1.0f, t->v, head_dim);
+                k = t->k;
+                v = t->v;
+            }
+            differentiate(b, t, diagonal ? (key - t->first) / TD_GROUP : 0, keys, k, v, dk_sums + key * depth,
+                          dv_sums + key * depth, diagonal, before == 0);
+        }
+
+        const bool last = s->causal ? t->first <= first : query_tile == 0;
+        if (last && b->sums) {
+            const int64_t keys = td_least(b->seen_keys - first, TD_TILE_KEYS);
+            td_tile_store(s->dtype, keys, head_dim, dk_sums + first * depth, depth,
+                          (char *)b->dk + (size_t)(row + first) * row_bytes);
+            td_tile_store(s->dtype, keys, head_dim, dv_sums + first * depth, depth,
+                          (char *)b->dv + (size_t)(row + first) * row_bytes);
+        }
+        atomic_store_explicit(visits, before + 1, memory_order_release);
+    }
+
+    td_tile_store_columns(s->dtype, t->queries, head_dim, t->dq, t->factor, t->p,
+                          (char *)b->dq + (size_t)(head * s->seq + t->first) * row_bytes);
+    if (before == 0) { /* keys that no query sees */
+        const size_t bytes = (size_t)(s->seq_k - b->seen_keys) * row_bytes;
+        memset((char *)b->dk + (size_t)(row + b->seen_keys) * row_bytes, 0, bytes);
+        memset((char *)b->dv + (size_t)(row + b->seen_keys) * row_bytes, 0, bytes);
+    }
+}
+
+static void differentiate_head_tile(const backward *b, tile *t, int64_t head, int64_t query_tile,
+                                    int64_t slot)
+{
+    const td_attention_shape *const s = b->shape;
+    const int64_t rows = s->seq_k * b->depth;
+
+    if (b->sums)
+        differentiate_tile(b, t, head, query_tile, b->sums + 2 * slot * rows,
+                           b->sums + (2 * slot + 1) * rows);
+    else
+        differentiate_tile(b, t, head, query_tile, (float *)b->dk + head * rows,
+                           (float *)b->dv + head * rows);
+}
+
+/** Where things are in `work`, in bytes. */
+typedef struct layout {
+    int64_t slots;   /* threads at most */
+    int64_t scratch; /* of one thread */
+    int64_t sums, visits, total;
+    bool has_sums;
+} layout;
+
+static td_status plan(const td_attention_shape *shape, layout *out)
+{
+    td_status status = TD_OK;
+    const int64_t heads = shape->batch * shape->heads, depth = td_whole_groups(shape->head_dim);
+    const int64_t query_tiles = (shape->seq + TD_TILE_QUERIES - 1) / TD_TILE_QUERIES;
+    const int64_t key_tiles = (shape->seq_k + TD_TILE_KEYS - 1) / TD_TILE_KEYS;
+    layout l = {.slots = td_flash_cpu_slots(heads * query_tiles),
+                .scratch = lay_out(shape, NULL, NULL) * (int64_t)sizeof(float),
+                .has_sums = shape->dtype != TD_F32 || depth != shape->head_dim};
+    int64_t sums = 0, visits;
+
+    /* Heads in progress: one a thread, and of those left over fewer than there are threads. */
+    if (l.has_sums) {
+        const int64_t extents[] = {td_least(heads, 2 * l.slots), 2, shape->seq_k, depth,
+                                   (int64_t)sizeof(float)};
+        TD_TRY(td_product("bytes of backward's sums", 5, extents, &sums));
+    }
+    const int64_t counters[] = {heads, key_tiles, (int64_t)sizeof(atomic_int)};
+    TD_TRY(td_product("bytes of backward's counters", 3, counters, &visits));
+    l.sums = l.slots * l.scratch;
+    TD_CHECK(!__builtin_add_overflow(l.sums, sums, &l.visits) &&
+                 !__builtin_add_overflow(l.visits, visits, &l.total),
+             "bytes of backward_work are beyond 2^63 - 1");
+    *out = l;
+cleanup:
+    return status;
+}
+
+td_status td_flash_cpu_backward_bytes(const td_attention_shape *shape, size_t *out)
+{
+    td_status status = TD_OK;
+    layout l = {0};
+
+    TD_TRY(plan(shape, &l));
+    *out = (size_t)l.total;
+cleanup:
+    return status;
+}
+
+td_status td_flash_cpu_backward(const td_attention_shape *shape, const void *q, const void *k, const void *v,
+                                const void *o, const void *dout, const float *lse, void *dq, void *dk,
+                                void *dv, void *work)
+{
+    td_status status = TD_OK;
+    layout l = {0};
+
+    TD_TRY(plan(shape, &l));
+    const int64_t heads = shape->batch * shape->heads;
+    const int64_t threads = td_least(td_cpu_threads(), l.slots);
+    const backward b = {.shape = shape,
+                        .q = q,
+                        .k = k,
+                        .v = v,
+                        .o = o,
+                        .dout = dout,
+                        .lse = lse,
+                        .dq = dq,
+                        .dk = dk,
+                        .dv = dv,
+                        .depth = td_whole_groups(shape->head_dim),
+                        .query_tiles = (shape->seq + TD_TILE_QUERIES - 1) / TD_TILE_QUERIES,
+                        .key_tiles = (shape->seq_k + TD_TILE_KEYS - 1) / TD_TILE_KEYS,
+                        .whole_heads = heads / threads * threads,
+                        .seen_keys = shape->causal ? td_least(shape->seq, shape->seq_k) : shape->seq_k,
+                        .sums = l.has_sums ? (float *)((char *)work + l.sums) : NULL,
+                        .visits = (atomic_int *)((char *)work + l.visits)};
+    const int64_t tasks = b.whole_heads + (heads - b.whole_heads) * b.query_tiles;
+    atomic_llong ticket = 0;
+
+    for (int64_t i = 0; i < heads * b.key_tiles; i++)
+        atomic_init(b.visits + i, 0);
+#pragma omp parallel num_threads((int)threads)
+    {
+        const int64_t thread = omp_get_thread_num(), shared_slots = b.whole_heads > 0 ? threads : 0;
+        tile t;
+
+        lay_out(shape, (float *)((char *)work + thread * l.scratch), &t);
+        for (int64_t task; (task = atomic_fetch_add(&ticket, 1)) < tasks;) {
+            if (task < b.whole_heads) {
+                for (int64_t i = b.query_tiles - 1; i >= 0; i--)
+                    differentiate_head_tile(&b, &t, task, i, thread);
+            } else {
+                const int64_t left = (task - b.whole_heads) / b.query_tiles;
+                differentiate_head_tile(&b, &t, b.whole_heads + left,
+                                        b.query_tiles - 1 - (task - b.whole_heads) % b.query_tiles,
+                                        shared_slots + left);
+            }
+        }
+    }
+cleanup:
+    return status;
+}

@@ -1,0 +1,228 @@
+#include "flash/cpu.h"
+
+#include "base/check.h"
+#include "flash/tile.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdalign.h>
+#include <unistd.h>
+
+typedef struct forward {
+    const td_attention_shape *shape;
+    const void *q, *k, *v;
+    void *o;
+    float *lse;
+    int64_t depth; /* head_dim rounded up to whole groups */
+    int64_t query_tiles;
+} forward;
+
+/** What one thread holds of one tile of queries. Columns are queries. */
+typedef struct tile {
+    float *q;      /* [depth, TD_TILE_QUERIES]          scale log2(e) Q^T: scores are in base 2 */
+    float *o;      /* [depth, TD_TILE_QUERIES]          O^T, not yet divided by the sums */
+    float *scores; /* [TD_TILE_KEYS, TD_TILE_QUERIES]   S^T, then P^T */
+    float *k,
+        *v; /* [TD_TILE_KEYS, head_dim]          keys and values as f32; unused if they are f32 already */
+    alignas(64) float max[TD_TILE_QUERIES]; /* running maximum m of the scores */
+    float sum[TD_TILE_QUERIES];             /* running sum l of 2^(S - m) */
+    float alpha[TD_TILE_QUERIES];           /* 2^(old m - new m) */
+} tile;
+
+/** Floats of scratch that a thread needs, or, with a tile, where they are. */
+static int64_t lay_out(const td_attention_shape *shape, float *scratch, tile *t)
+{
+    const int64_t column = td_whole_groups(shape->head_dim) * TD_TILE_QUERIES;
+    const int64_t scores = TD_TILE_KEYS * TD_TILE_QUERIES;
+    const int64_t rows = shape->dtype == TD_F32 ? 0 : td_whole_groups(TD_TILE_KEYS * shape->head_dim);
+
+    if (t) {
+        t->q = scratch;
+        t->o = t->q + column;
+        t->scores = t->o + column;
+        t->k = t->scores + scores;
+        t->v = t->k + rows;
+    }
+    return 2 * column + scores + 2 * rows;
+}
+
+/** Turns the scores of `width` queries into P relative to the new maximum, and brings max, sum and alpha up to date.
+ * width is a constant where this is inlined. */
+static inline __attribute__((always_inline)) void online_softmax(const int width, tile *t, int64_t first,
+                                                                 int64_t keys)
+{
+    float *const scores = t->scores + first;
+    float max[TD_TILE_QUERIES], sum[TD_TILE_QUERIES], shift[TD_TILE_QUERIES];
+
+#pragma omp simd
+    for (int c = 0; c < width; c++)
+        max[c] = t->max[first + c];
+    for (int64_t r = 0; r < keys; r++)
+#pragma omp simd
+        for (int c = 0; c < width; c++) {
+            float score = scores[r * TD_TILE_QUERIES + c];
+            max[c] = score > max[c] ? score : max[c]; /* passes over NaN, which exp brings back */
+        }
+#pragma omp simd
+    for (int c = 0; c < width; c++) {
+        /* Until there is a finite score the maximum is -inf, and -inf - -inf would be NaN. */
+        shift[c] = max[c] == -INFINITY ? 0.0f : max[c];
+        t->alpha[first + c] = td_exp2(t->max[first + c] - shift[c]);
+        t->max[first + c] = max[c];
+        sum[c] = 0.0f;
+    }
+    for (int64_t r = 0; r < keys; r++)
+#pragma omp simd
+        for (int c = 0; c < width; c++) {
+            float p = td_exp2(scores[r * TD_TILE_QUERIES + c] - shift[c]);
+            scores[r * TD_TILE_QUERIES + c] = p;
+            sum[c] += p;
+        }
+#pragma omp simd
+    for (int c = 0; c < width; c++)
+        t->sum[first + c] = t->sum[first + c] * t->alpha[first + c] + sum[c];
+}
+
+/** Of whole tiles, in which the four chains of a row keep the vector units busier, and of what is left. */
+static __attribute__((noinline)) void softmax_tile(tile *t, int64_t keys)
+{
+    online_softmax(TD_TILE_QUERIES, t, 0, keys);
+}
+
+static __attribute__((noinline)) void softmax_group(tile *t, int64_t first, int64_t keys)
+{
+    online_softmax(TD_GROUP, t, first, keys);
+}
+
+/** One block of keys [first, first + keys) for the query groups from `group` on: S, the online softmax, O. */
+static void attend(const forward *f, tile *t, int64_t group, int64_t groups, int64_t keys, const float *k,
+                   const float *v, bool diagonal)
+{
+    const int64_t head_dim = f->shape->head_dim;
+    const int64_t skip = group * TD_GROUP;
+
+    td_tile_multiply(&(td_tile_product){.op = TD_TILE_STORE,
+                                        .rows = keys,
+                                        .groups = groups - group,
+                                        .depth = head_dim,
+                                        .a = k,
+                                        .lda = head_dim,
+                                        .b = t->q + skip,
+                                        .ldb = TD_TILE_QUERIES,
+                                        .c = t->scores + skip,
+                                        .ldc = TD_TILE_QUERIES});
+
+    if (diagonal)
+        td_tile_mask_diagonal(f->shape->mask, keys, t->scores + skip);
+    if (group == 0 && groups == TD_TILE_QUERIES / TD_GROUP)
+        softmax_tile(t, keys);
+    else
+        for (int64_t g = group; g < groups; g++)
+            softmax_group(t, g * TD_GROUP, keys);
+
+    td_tile_multiply(&(td_tile_product){.op = TD_TILE_RESCALE,
+                                        .rows = head_dim,
+                                        .groups = groups - group,
+                                        .depth = keys,
+                                        .a = v,
+                                        .lda = head_dim,
+                                        .b = t->scores + skip,
+                                        .ldb = TD_TILE_QUERIES,
+                                        .c = t->o + skip,
+                                        .ldc = TD_TILE_QUERIES,
+                                        .alpha = t->alpha + skip});
+}
+
+/** All keys for one tile of queries: algorithm 1 of the paper, one iteration of its outer loop. */
+static void attend_tile(const forward *f, tile *t, int64_t head, int64_t query_tile)
+{
+    const td_attention_shape *const s = f->shape;
+    const size_t element = td_dtype_size(s->dtype);
+    const int64_t head_dim = s->head_dim;
+    const int64_t first = query_tile * TD_TILE_QUERIES;
+    const int64_t queries = td_least(TD_TILE_QUERIES, s->seq - first);
+    const int64_t groups = (queries + TD_GROUP - 1) / TD_GROUP;
+    const int64_t row = head * s->seq + first; /* of q, o and lse */
+    const char *const k = (const char *)f->k + (size_t)(head * s->seq_k * head_dim) * element;
+    const char *const v = (const char *)f->v + (size_t)(head * s->seq_k * head_dim) * element;
+    const int64_t visible = s->causal ? td_least(s->seq_k, first + queries) : s->seq_k;
+    const int64_t unmasked = s->causal ? td_least(visible, first) : visible; /* keys that every query sees */
+
+    td_tile_load_columns(s->dtype, queries, head_dim, (const char *)f->q + (size_t)(row * head_dim) * element,
+                         s->scale * TD_LOG2E, t->scores, t->q);
+    memset(t->o, 0, (size_t)(f->depth * TD_TILE_QUERIES) * sizeof(float));
+    for (int c = 0; c < TD_TILE_QUERIES; c++) {
+        t->max[c] = -INFINITY;
+        t->sum[c] = 0.0f;
+    }
+
+    for (int64_t key = 0, keys; key < visible; key += keys) {
+        const bool diagonal = key >= unmasked;
+        const float *k_tile = (const float *)(k + (size_t)(key * head_dim) * element);
+        const float *v_tile = (const float *)(v + (size_t)(key * head_dim) * element);
+
+        /* On the diagonal a group's keys at a time, so that queries before them are left out. */
+        keys = diagonal ? td_least(visible - key, TD_GROUP) : td_least(unmasked - key, TD_TILE_KEYS);
+        if (s->dtype != TD_F32) {
+            td_tile_load(s->dtype, keys, head_dim, k_tile, 1.0f, t->k, head_dim);
+            td_tile_load(s->dtype, keys, head_dim, v_tile, 1.0f, t->v, head_dim);
+            k_tile = t->k;
+            v_tile = t->v;
+        }
+        attend(f, t, diagonal ? (key - first) / TD_GROUP : 0, groups, keys, k_tile, v_tile, diagonal);
+    }
+
+    for (int64_t c = 0; c < queries; c++)
+        f->lse[row + c] = (float)((double)t->max[c] / TD_LOG2E + log((double)t->sum[c]));
+    for (int c = 0; c < TD_TILE_QUERIES; c++)
+        t->alpha[c] = 1.0f / t->sum[c];
+    td_tile_store_columns(s->dtype, queries, head_dim, t->o, t->alpha, t->scores,
+                          (char *)f->o + (size_t)(row * head_dim) * element);
+}
+
+int64_t td_flash_cpu_slots(int64_t tasks)
+{
+    const long processors = sysconf(_SC_NPROCESSORS_CONF);
+
+    return td_least(tasks, processors > 0 ? processors : 1);
+}
+
+static int64_t query_tiles_of(const td_attention_shape *shape)
+{
+    return (shape->seq + TD_TILE_QUERIES - 1) / TD_TILE_QUERIES;
+}
+
+td_status td_flash_cpu_forward_bytes(const td_attention_shape *shape, size_t *out)
+{
+    const int64_t slots = td_flash_cpu_slots(shape->batch * shape->heads * query_tiles_of(shape));
+
+    *out = (size_t)(slots * lay_out(shape, NULL, NULL)) * sizeof(float);
+    return TD_OK;
+}
+
+void td_flash_cpu_forward(const td_attention_shape *shape, const void *q, const void *k, const void *v,
+                          void *o, float *lse, void *work)
+{
+    const forward f = {.shape = shape,
+                       .q = q,
+                       .k = k,
+                       .v = v,
+                       .o = o,
+                       .lse = lse,
+                       .depth = td_whole_groups(shape->head_dim),
+                       .query_tiles = query_tiles_of(shape)};
+    const int64_t tasks = shape->batch * shape->heads * f.query_tiles;
+    const int threads = (int)td_least(td_cpu_threads(), td_flash_cpu_slots(tasks));
+
+#pragma omp parallel num_threads(threads)
+    {
+        tile t;
+
+        lay_out(shape, (float *)work + omp_get_thread_num() * lay_out(shape, NULL, NULL), &t);
+        /* Head by head, for K and V stay in the cache, and from the last queries to the first, as with a causal mask
+         * the last have the most keys and what is left at the end is small. */
+#pragma omp for schedule(dynamic)
+        for (int64_t task = 0; task < tasks; task++)
+            attend_tile(&f, &t, task / f.query_tiles, f.query_tiles - 1 - task % f.query_tiles);
+    }
+}

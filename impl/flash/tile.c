@@ -1,0 +1,256 @@
+#include "flash/tile.h"
+
+#include "base/float16.h"
+
+#include <math.h>
+
+/* The registers of a product: 6 rows of 4 vectors leave room for the 4 of B and one broadcast of A among AVX-512's
+ * 32; AVX2 has 16 and takes 6 rows of 2. A step of depth is then 24 fused multiply-adds for 10 loads. */
+#if defined(__AVX512F__)
+enum { LANES = 16, GROUPS = 4 };
+#elif defined(__AVX__)
+enum { LANES = 8, GROUPS = 1 };
+#else
+enum { LANES = 4, GROUPS = 1 };
+#endif
+enum { ROWS = 6, VECTORS = TD_GROUP / LANES };
+
+typedef float vector __attribute__((vector_size(LANES * sizeof(float))));
+typedef float unaligned __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float))));
+typedef int32_t lanes __attribute__((vector_size(LANES * sizeof(float))));
+
+/** One register block of C. rows, groups and op are constants where this is inlined. */
+static inline __attribute__((always_inline)) void block(const int rows, const int groups, const td_tile_op op,
+                                                        const td_tile_product *p, const float *a,
+                                                        const float *b, float *c, const float *alpha)
+{
+    const int width = groups * VECTORS;
+    const int64_t depth = p->depth, lda = p->lda, ldb = p->ldb, ldc = p->ldc;
+    vector sum[ROWS][GROUPS * VECTORS];
+
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int w = 0; w < width; w++)
+            sum[r][w] = (vector){0};
+
+    for (int64_t i = 0; i < depth; i++) {
+        vector right[GROUPS * VECTORS];
+#pragma GCC unroll 4
+        for (int w = 0; w < width; w++)
+            right[w] = *(const vector *)(b + i * ldb + w * LANES);
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; r++) {
+            const float left = op == TD_TILE_RESCALE ? a[i * lda + r] : a[r * lda + i];
+#pragma GCC unroll 4
+            for (int w = 0; w < width; w++)
+                sum[r][w] += left * right[w];
+        }
+    }
+
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int w = 0; w < width; w++) {
+            unaligned *out = (unaligned *)(c + r * ldc + w * LANES);
+            if (op == TD_TILE_STORE)
+                *out = sum[r][w];
+            else if (op == TD_TILE_ADD)
+                *out += sum[r][w];
+            else
+                *out = *out * *(const vector *)(alpha + w * LANES) + sum[r][w];
+        }
+}
+
+#define BLOCK(rows_, groups_)                                                                                \
+    case (rows_)*8 + (groups_):                                                                              \
+        if ((groups_) <= GROUPS)                                                                             \
+            block(rows_, groups_, op, p, a, b, c, alpha);                                                    \
+        break
+
+#define BLOCKS(rows_)                                                                                        \
+    BLOCK(rows_, 1);                                                                                         \
+    BLOCK(rows_, 2);                                                                                         \
+    BLOCK(rows_, 3);                                                                                         \
+    BLOCK(rows_, 4)
+
+/** All register blocks. Rows and columns are dealt out evenly (64 rows as two blocks of 5 and nine of 6), as a block
+ * with few sums waits for each of them. Columns run outside: their part of B stays in L1 while A streams. */
+static inline __attribute__((always_inline)) void blocks(const td_tile_op op, const td_tile_product *p)
+{
+    const int all_rows = (int)p->rows, all_groups = (int)p->groups;
+    const int row_blocks = (all_rows + ROWS - 1) / ROWS, group_blocks = (all_groups + GROUPS - 1) / GROUPS;
+    const int few_rows = all_rows / row_blocks, rows_over = all_rows % row_blocks;
+    const int few_groups = all_groups / group_blocks, groups_over = all_groups % group_blocks;
+    int group = 0;
+
+    for (int gb = 0; gb < group_blocks; gb++) {
+        const int groups = few_groups + (gb < groups_over);
+        const float *const b = p->b + group * TD_GROUP;
+        const float *const alpha = op == TD_TILE_RESCALE ? p->alpha + group * TD_GROUP : NULL;
+        int row = 0;
+
+        for (int rb = 0; rb < row_blocks; rb++) {
+            const int rows = few_rows + (rb < rows_over);
+            const float *const a = p->a + (op == TD_TILE_RESCALE ? row : row * p->lda);
+            float *const c = p->c + row * p->ldc + group * TD_GROUP;
+
+            switch (rows * 8 + groups) {
+                BLOCKS(1);
+                BLOCKS(2);
+                BLOCKS(3);
+                BLOCKS(4);
+                BLOCKS(5);
+                BLOCKS(6);
+            }
+            row += rows;
+        }
+        group += groups;
+    }
+}
+
+void td_tile_multiply(const td_tile_product *product)
+{
+    switch (product->op) {
+    case TD_TILE_STORE:
+        blocks(TD_TILE_STORE, product);
+        break;
+    case TD_TILE_ADD:
+        blocks(TD_TILE_ADD, product);
+        break;
+    case TD_TILE_RESCALE:
+        blocks(TD_TILE_RESCALE, product);
+        break;
+    }
+}
+
+void td_tile_mask_diagonal(td_mask mask, int64_t keys, float *scores)
+{
+    const bool replace = mask == TD_MASK_INF;
+    const float masked = replace ? -INFINITY : (float)(-1e6 * TD_LOG2E);
+
+    for (int r = 1; r < keys; r++) {
+        float *const score = scores + r * TD_TILE_QUERIES;
+#pragma omp simd
+        for (int c = 0; c < TD_GROUP; c++) {
+            float hidden = replace ? masked : score[c] + masked;
+            score[c] = c < r ? hidden : score[c];
+        }
+    }
+}
+
+void td_tile_load(td_dtype dtype, int64_t rows, int64_t cols, const void *src, float scale, float *dst,
+                  int64_t ld)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        float *const out = dst + r * ld;
+
+        if (dtype == TD_BF16) {
+            const td_bf16 *const in = (const td_bf16 *)src + r * cols;
+#pragma omp simd
+            for (int64_t c = 0; c < cols; c++)
+                out[c] = scale * td_bf16_to_f32(in[c]);
+        } else {
+            const float *const in = (const float *)src + r * cols;
+#pragma omp simd
+            for (int64_t c = 0; c < cols; c++)
+                out[c] = scale * in[c];
+        }
+        memset(out + cols, 0, (size_t)(ld - cols) * sizeof(float));
+    }
+}
+
+void td_tile_store(td_dtype dtype, int64_t rows, int64_t cols, const float *src, int64_t ld, void *dst)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        const float *const in = src + r * ld;
+
+        if (dtype == TD_BF16) {
+            td_bf16 *const out = (td_bf16 *)dst + r * cols;
+#pragma omp simd
+            for (int64_t c = 0; c < cols; c++)
+                out[c] = td_bf16_from_f32(in[c]);
+        } else {
+            memcpy((float *)dst + r * cols, in, (size_t)cols * sizeof(float));
+        }
+    }
+}
+
+/** Interleaves the first halves, and the second halves, of a and b. */
+static inline __attribute__((always_inline)) vector interleave(vector a, vector b, const int first)
+{
+#if defined(__AVX512F__)
+    const lanes low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+#elif defined(__AVX__)
+    const lanes low = {0, 8, 1, 9, 2, 10, 3, 11};
+#else
+    const lanes low = {0, 4, 1, 5};
+#endif
+    return __builtin_shuffle(a, b, low + first);
+}
+
+/** dst [16 cols, 16 rows] = the transpose of src [16 rows, 16 cols]. */
+static void transpose(int64_t rows, int64_t cols, const float *src, int64_t lds, float *dst, int64_t ldd)
+{
+    for (int64_t r = 0; r < rows; r += LANES)
+        for (int64_t c = 0; c < cols; c += LANES) {
+            vector v[LANES], w[LANES];
+
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++)
+                v[i] = *(const vector *)(src + (r + i) * lds + c);
+                /* Interleaving the rows of the upper half with those of the lower rotates the bits of an element's
+                 * address (row, column) by one; log2(LANES) rounds exchange row and column. */
+#pragma GCC unroll 4
+            for (int round = 1; round < LANES; round *= 2) {
+#pragma GCC unroll 8
+                for (int i = 0; i < LANES / 2; i++) {
+                    w[2 * i] = interleave(v[i], v[i + LANES / 2], 0);
+                    w[2 * i + 1] = interleave(v[i], v[i + LANES / 2], LANES / 2);
+                }
+#pragma GCC unroll 16
+                for (int i = 0; i < LANES; i++)
+                    v[i] = w[i];
+            }
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++)
+                *(vector *)(dst + (c + i) * ldd + r) = v[i];
+        }
+}
+
+void td_tile_load_columns(td_dtype dtype, int64_t rows, int64_t cols, const void *src, double scale,
+                          float *scratch, float *dst)
+{
+    const int64_t ld = td_whole_groups(cols);
+    const size_t step = (size_t)cols * td_dtype_size(dtype);
+
+    for (int64_t r = 0; r < rows; r += TD_GROUP) {
+        const int64_t here = td_least(rows - r, TD_GROUP);
+
+        td_tile_load(dtype, here, cols, (const char *)src + (size_t)r * step, 1.0f, scratch, ld);
+        if (scale != 1.0)
+#pragma omp simd
+            for (int64_t i = 0; i < here * ld; i++)
+                scratch[i] = (float)(scale * (double)scratch[i]);
+        memset(scratch + here * ld, 0, (size_t)((TD_GROUP - here) * ld) * sizeof(float));
+        transpose(TD_GROUP, ld, scratch, ld, dst + r, TD_TILE_QUERIES);
+    }
+}
+
+void td_tile_store_columns(td_dtype dtype, int64_t rows, int64_t cols, const float *src, const float *factor,
+                           float *scratch, void *dst)
+{
+    const int64_t ld = td_whole_groups(cols);
+    const size_t step = (size_t)cols * td_dtype_size(dtype);
+
+    for (int64_t r = 0; r < rows; r += TD_GROUP) {
+        const int64_t here = td_least(rows - r, TD_GROUP);
+
+        transpose(ld, TD_GROUP, src + r, TD_TILE_QUERIES, scratch, ld);
+        for (int64_t i = 0; i < here; i++)
+#pragma omp simd
+            for (int64_t c = 0; c < ld; c++)
+                scratch[i * ld + c] *= factor[r + i];
+        td_tile_store(dtype, here, cols, scratch, ld, (char *)dst + (size_t)r * step);
+    }
+}

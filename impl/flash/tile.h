@@ -1,0 +1,111 @@
+/** Internal to flash/: the matrix tiles that both passes on the CPU are made of.
+ *
+ * A tile holds queries as columns: scores are S^T [keys, queries], and Q, dO, O and dQ are held transposed, as
+ * [head_dim, queries]. Then maximum, exp and sum of the softmax run down a column, so 16 queries share each vector
+ * instruction and none adds across a vector; K and V enter the products element by element, so they are read where
+ * they lie, in any head_dim, and only Q is ever transposed, once for all keys.
+ *
+ * Columns are counted in groups of 16: one 512-bit vector, or two of 256 bits. */
+#ifndef TD_FLASH_TILE_H
+#define TD_FLASH_TILE_H
+
+#include "attention/attention.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#define TD_LOG2E 1.4426950408889634
+
+enum {
+    TD_GROUP = 16,
+    /* The sizes of a tile. With head_dim 64 a product reads one operand of 64 x 64 floats (16 KiB) again and again,
+     * which stays in an L1 of 32 KiB while the other streams through it. */
+    TD_TILE_QUERIES = 64,
+    TD_TILE_KEYS = 64,
+    TD_MAX_HEAD_DIM = 256
+};
+
+static inline int64_t td_least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t td_whole_groups(int64_t count)
+{
+    return (count + TD_GROUP - 1) / TD_GROUP * TD_GROUP;
+}
+
+typedef enum td_tile_op {
+    TD_TILE_STORE = 0, /* C = A B:                      S^T = K Q^T,  dP^T = V dO^T */
+    TD_TILE_ADD,       /* C = C + A B:                  dV += P^T dO,  dK += dS^T Q */
+    TD_TILE_RESCALE    /* C = C diag(alpha) + A^T B:    O^T = O^T diag(alpha) + V^T P^T,  dQ^T += K^T dS^T */
+} td_tile_op;
+
+/** A product of tiles: C is [rows, 16 groups], B [depth, 16 groups], A [rows, depth], or [depth, rows] for
+ * TD_TILE_RESCALE; the rows of each are ld* elements apart. b is 64-byte aligned and ldb a multiple of 16; the others
+ * need no alignment. Sums start at 0 and run in ascending order of depth, whatever the other extents. */
+typedef struct td_tile_product {
+    td_tile_op op;
+    int64_t rows, groups, depth;
+    const float *a;
+    int64_t lda;
+    const float *b;
+    int64_t ldb;
+    float *c;
+    int64_t ldc;
+    const float *alpha; /* [16 groups], for TD_TILE_RESCALE */
+} td_tile_product;
+
+void td_tile_multiply(const td_tile_product *product);
+
+/** dst[r, c] = scale * src[r, c], and 0 for c in [cols, ld).   src [rows, cols] dtype, dst [rows, ld] */
+void td_tile_load(td_dtype dtype, int64_t rows, int64_t cols, const void *src, float scale, float *dst,
+                  int64_t ld);
+
+/** dst = scale times the transpose of src, rounded once, with 0 for what src lacks up to whole groups, at most TD_TILE_QUERIES rows.
+ *
+ *   src      [rows, cols]                           dtype
+ *   scratch  [TD_GROUP, cols in whole groups]       64-byte aligned, like dst
+ *   dst      [cols in whole groups, TD_TILE_QUERIES] */
+void td_tile_load_columns(td_dtype dtype, int64_t rows, int64_t cols, const void *src, double scale,
+                          float *scratch, float *dst);
+
+/** The way back: dst = the transpose of src times factor[column], rounded once. */
+void td_tile_store_columns(td_dtype dtype, int64_t rows, int64_t cols, const float *src, const float *factor,
+                           float *scratch, void *dst);
+
+/** dst[r, c] = src[r, c], rounded once.   src [rows, ld], dst [rows, cols] dtype */
+void td_tile_store(td_dtype dtype, int64_t rows, int64_t cols, const float *src, int64_t ld, void *dst);
+
+/** Masks scores [keys, 16] whose key r is the query of column r; rows are TD_TILE_QUERIES apart. The scores are in
+ * base 2, so TD_MASK_ADD_1E6 adds -1e6 log2(e). */
+void td_tile_mask_diagonal(td_mask mask, int64_t keys, float *scores);
+
+/** 2^x for x below 128, within 1 ulp; 0 below 2^-126, NaN for NaN. Scores are kept in base 2, log2(e)
+ * being folded into their scale, because 2^x has nothing to reduce: with n the nearest integer, 2^(x - n) is a
+ * polynomial of degree 6 (fitted by us to the least largest relative error, 3.0e-9 before rounding) and n goes into
+ * the exponent. Without a branch, so that a loop over it becomes vector code. */
+static inline float td_exp2(float x)
+{
+    const float to_integer = 0x1.8p23f; /* adding it rounds to an integer, left in the low bits */
+    float shifted = x + to_integer;
+    float r = x - (shifted - to_integer);
+    float y = 0x1.416b5cp-13f;
+    uint32_t bits;
+    float power;
+
+    y = y * r + 0x1.5f083p-10f;
+    y = y * r + 0x1.3b2dep-7f;
+    y = y * r + 0x1.c6af7cp-5f;
+    y = y * r + 0x1.ebfbdcp-3f;
+    y = y * r + 0x1.62e43p-1f;
+    y = y * r + 1.0f;
+
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits << 23) + 0x3F800000u;
+    memcpy(&power, &bits, sizeof power);
+    y *= power; /* a product, so that NaN stays NaN whatever is in bits */
+    return x < -126.0f ? 0.0f : y;
+}
+
+#endif
