@@ -1,0 +1,326 @@
+#include "cli/attend.h"
+
+#include "accounting/accounting.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/rng.h"
+#include "cli/options.h"
+#include "cli/output.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { MOST_LENGTHS = 64 };
+
+enum {
+    KEY_BATCH = TD_OPTION_KEY,
+    KEY_HEADS,
+    KEY_SEQ,
+    KEY_HEAD_DIM,
+    KEY_DTYPE,
+    KEY_CAUSAL,
+    KEY_WARMUP,
+    KEY_ITERS
+};
+
+static const struct argp_option options[] = {
+    {0, 0, 0, 0, "The problem:", 1},
+    {"batch", KEY_BATCH, "N", 0, "sequences (1)", 1},
+    {"heads", KEY_HEADS, "N", 0, "heads (1)", 1},
+    {"seq", KEY_SEQ, "N,N,...", 0, "lengths of queries and keys, one after the other (1024)", 1},
+    {"head-dim", KEY_HEAD_DIM, "N", 0, "size of a head (64)", 1},
+    {"dtype", KEY_DTYPE, "NAME", 0, "f32 (the default) or bf16", 1},
+    {"causal", KEY_CAUSAL, 0, 0, "query i sees keys 0 to i only", 1},
+    {0, 0, 0, 0, "The measurement:", 2},
+    {"warmup", KEY_WARMUP, "N", 0, "untimed calls of each pass (5)", 2},
+    {"iters", KEY_ITERS, "N", 0, "timed calls of each pass (20)", 2},
+    {0}};
+
+typedef struct arguments {
+    td_common common;
+    td_attention_shape shape; /* seq is that of the length at hand */
+    int64_t lengths[MOST_LENGTHS];
+    int length_count;
+    int64_t warmup, iters;
+} arguments;
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    arguments *args = state->input;
+
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &args->common;
+        return 0;
+    case KEY_BATCH:
+        args->shape.batch = td_option_integer(state, "batch", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_HEADS:
+        args->shape.heads = td_option_integer(state, "heads", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_SEQ:
+        args->length_count = td_option_list(state, "seq", arg, INT32_MAX, args->lengths, MOST_LENGTHS);
+        return 0;
+    case KEY_HEAD_DIM:
+        args->shape.head_dim = td_option_integer(state, "head-dim", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_DTYPE:
+        args->shape.dtype = td_option_dtype(state, "dtype", arg);
+        return 0;
+    case KEY_CAUSAL:
+        args->shape.causal = true;
+        return 0;
+    case KEY_WARMUP:
+        args->warmup = td_option_integer(state, "warmup", arg, 0, INT32_MAX);
+        return 0;
+    case KEY_ITERS:
+        args->iters = td_option_integer(state, "iters", arg, 1, INT32_MAX);
+        return 0;
+    case ARGP_KEY_ARG:
+        td_option_no_argument(state, arg);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* ---- one length ---- */
+
+enum { Q, K, V, O, DOUT, DQ, DK, DV, TENSORS };
+
+typedef struct problem {
+    td_device *dev;
+    const td_attention_impl *impl;
+    td_attention_shape shape;
+    td_attention_sizes sizes;
+    void *tensors[TENSORS];
+    void *saved, *work;
+} problem;
+
+static void problem_deinit(problem *p)
+{
+    for (int i = 0; i < TENSORS; i++)
+        td_device_free(p->dev, p->tensors[i]);
+    td_device_free(p->dev, p->saved);
+    td_device_free(p->dev, p->work);
+}
+
+static td_status draw(problem *p, int tensor, int64_t count)
+{
+    td_status status = TD_OK;
+    const td_rng rng = {.seed = 0, .stream = (uint64_t)tensor};
+    size_t size = td_dtype_size(p->shape.dtype);
+    float *normal = malloc((size_t)count * sizeof *normal);
+    void *narrow = malloc((size_t)count * size);
+
+    if (!normal || !narrow) {
+        status = td_fail(TD_NO_MEMORY, "no memory to draw %" PRId64 " numbers", count);
+        goto cleanup;
+    }
+    TD_TRY(td_rng_normal(&rng, 0, count, 0.0f, 1.0f, normal));
+    TD_TRY(td_convert(count, TD_F32, normal, p->shape.dtype, narrow));
+    TD_TRY(td_device_upload(p->dev, p->tensors[tensor], narrow, (size_t)count * size));
+cleanup:
+    free(normal);
+    free(narrow);
+    return status;
+}
+
+/** Allocates and draws everything. */
+static td_status problem_init(problem *p)
+{
+    td_status status = TD_OK;
+    int64_t count = 0;
+
+    TD_TRY(td_product("elements of q", 4,
+                      (const int64_t[]){p->shape.batch, p->shape.heads, p->shape.seq, p->shape.head_dim},
+                      &count));
+    TD_TRY(p->impl->sizes(p->dev, &p->shape, &p->sizes));
+    size_t bytes = (size_t)count * td_dtype_size(p->shape.dtype);
+    size_t work =
+        p->sizes.forward_work > p->sizes.backward_work ? p->sizes.forward_work : p->sizes.backward_work;
+    TD_TRY(td_common_fits(p->dev, TENSORS * (double)bytes + (double)p->sizes.saved + (double)work));
+    for (int i = 0; i < TENSORS; i++)
+        TD_TRY(td_device_alloc(p->dev, bytes, &p->tensors[i]));
+    TD_TRY(td_device_alloc(p->dev, p->sizes.saved, &p->saved));
+    TD_TRY(td_device_alloc(p->dev, work, &p->work));
+    TD_TRY(draw(p, Q, count));
+    TD_TRY(draw(p, K, count));
+    TD_TRY(draw(p, V, count));
+    TD_TRY(draw(p, DOUT, count));
+cleanup:
+    return status;
+}
+
+static td_status run_pass(const problem *p, bool backward)
+{
+    void *const *t = p->tensors;
+
+    return backward ? p->impl->backward(p->dev, &p->shape, t[Q], t[K], t[V], t[O], t[DOUT], p->saved, t[DQ],
+                                        t[DK], t[DV], p->work)
+                    : p->impl->forward(p->dev, &p->shape, t[Q], t[K], t[V], t[O], p->saved, p->work);
+}
+
+static td_status time_pass(const problem *p, bool backward, int64_t warmup, int64_t iters, double *samples)
+{
+    td_status status = TD_OK;
+
+    for (int64_t i = -warmup; i < iters; i++) {
+        int64_t start = td_clock_ns();
+        TD_TRY(run_pass(p, backward));
+        TD_TRY(td_device_synchronize(p->dev));
+        double ms = (double)(td_clock_ns() - start) / 1e6;
+        if (i >= 0)
+            samples[i] = ms;
+        td_progress("seq %" PRId64 ", %s %" PRId64 " of %" PRId64 ": %.2f ms", p->shape.seq,
+                    backward ? "backward" : "forward", warmup + i + 1, warmup + iters, ms);
+    }
+cleanup:
+    td_progress_end();
+    return status;
+}
+
+/* ---- what comes out ---- */
+
+/** One measured pass; samples is NULL when there was no memory for it. */
+typedef struct result {
+    bool backward;
+    const double *samples;
+    td_stats ms;
+    double gflops, saved_mib, peak_mib;
+} result;
+
+static td_status append_record(const td_attend *attend, const arguments *args, const result *r,
+                               const td_device *dev)
+{
+    td_status status = TD_OK;
+    td_record *record = NULL;
+    const td_attention_shape *shape = &args->shape;
+
+    TD_TRY(td_output_record(dev, attend->deliverable, attend->module, &record));
+    TD_TRY(td_record_set_integer(record, "case.batch", shape->batch));
+    TD_TRY(td_record_set_integer(record, "case.heads", shape->heads));
+    TD_TRY(td_record_set_integer(record, "case.seq", shape->seq));
+    TD_TRY(td_record_set_integer(record, "case.head_dim", shape->head_dim));
+    TD_TRY(td_record_set_string(record, "case.dtype", td_dtype_name(shape->dtype)));
+    TD_TRY(td_record_set_bool(record, "case.causal", shape->causal));
+    TD_TRY(td_record_set_integer(record, "case.warmup", args->warmup));
+    TD_TRY(td_record_set_string(record, "case.pass", r->backward ? "backward" : "forward"));
+    if (r->samples) {
+        TD_TRY(td_record_set_stats(record, "ms", &r->ms));
+        TD_TRY(td_record_set_samples(record, "samples", r->samples, r->ms.n));
+        TD_TRY(td_record_set_number(record, "tflops", r->gflops / 1e3));
+        TD_TRY(td_record_set_number(record, "peak_mib", r->peak_mib));
+    } else {
+        TD_TRY(td_record_set_string(record, "status", "oom"));
+    }
+    TD_TRY(td_record_append(record, args->common.json));
+cleanup:
+    td_record_destroy(record);
+    return status;
+}
+
+static td_status add_row(td_table *table, int64_t seq, const result *r)
+{
+    const char *pass = r->backward ? "backward" : "forward";
+
+    if (!r->samples)
+        return td_table_row(table, "%" PRId64 "\t%s\toom", seq, pass);
+    return td_table_row(table, "%" PRId64 "\t%s\t%.3f\t%.3f\t%.3f\t%.3f\t%.1f\t%.3f\t%.2f", seq, pass,
+                        r->ms.mean, r->ms.std, r->ms.median, r->ms.min, r->gflops, r->saved_mib, r->peak_mib);
+}
+
+/** Times both passes of args->shape into samples [2 iters] and results. */
+static td_status measure(const td_attend *attend, const arguments *args, td_device *dev, double *samples,
+                         result results[2])
+{
+    td_status status = TD_OK;
+    problem p = {.dev = dev, .impl = attend->impl, .shape = args->shape};
+    const td_attention_shape *shape = &args->shape;
+    td_memory_stats memory;
+    td_cost cost;
+
+    TD_TRY(td_device_reset_peak(dev));
+    TD_TRY(problem_init(&p));
+    TD_TRY(td_device_memory(dev, &memory));
+    for (int i = 0; i < 2; i++) {
+        result *r = &results[i];
+        TD_TRY(time_pass(&p, r->backward, args->warmup, args->iters, &samples[i * args->iters]));
+        TD_TRY(td_stats_compute(&samples[i * args->iters], args->iters, &r->ms));
+        TD_TRY(td_flash_cost(shape->batch, shape->heads, shape->seq, shape->seq, shape->head_dim,
+                             shape->dtype, shape->causal, r->backward, &cost));
+        r->gflops = cost.flops / (r->ms.median / 1e3) / 1e9;
+        r->saved_mib = (double)p.sizes.saved / 1048576.0;
+        r->peak_mib = (double)memory.peak_bytes / 1048576.0;
+    }
+    for (int i = 0; i < 2; i++) /* both or none */
+        results[i].samples = &samples[i * args->iters];
+cleanup:
+    problem_deinit(&p);
+    return status;
+}
+
+/** Fills the table, length by length; what is there when a length fails stays there. */
+static td_status measure_lengths(const td_attend *attend, arguments *args, td_device *dev, double *samples,
+                                 td_table *table)
+{
+    td_status status = TD_OK;
+
+    for (int i = 0; i < args->length_count; i++) {
+        result results[2] = {{.backward = false}, {.backward = true}};
+        args->shape.seq = args->lengths[i];
+        status = measure(attend, args, dev, samples, results);
+        if (status != TD_OK && status != TD_NO_MEMORY) /* which is a result, and the table says so */
+            goto cleanup;
+        status = TD_OK;
+        for (int j = 0; j < 2; j++) {
+            TD_TRY(add_row(table, args->shape.seq, &results[j]));
+            if (args->common.json)
+                TD_TRY(append_record(attend, args, &results[j], dev));
+        }
+    }
+cleanup:
+    return status;
+}
+
+td_status td_attend_run(const td_attend *attend, int argc, char **argv)
+{
+    const struct argp_child children[] = {{&td_common_argp, 0, NULL, 3}, {0}};
+    const struct argp argp = {.options = options, .parser = parse, .doc = attend->doc, .children = children};
+    arguments args = {.common = {.device = "cpu"},
+                      .shape = {.batch = 1, .heads = 1, .head_dim = 64, .dtype = TD_F32},
+                      .lengths = {1024},
+                      .length_count = 1,
+                      .warmup = 5,
+                      .iters = 20};
+    td_status status = TD_OK;
+    td_device *dev = NULL;
+    td_table *table = NULL;
+    double *samples = NULL;
+    char machine[160];
+
+    argp_parse(&argp, argc, argv, 0, NULL, &args);
+    TD_TRY(td_common_begin(&args.common, &dev));
+    samples = malloc(2 * (size_t)args.iters * sizeof *samples);
+    if (!samples) {
+        status = td_fail(TD_NO_MEMORY, "no memory for %" PRId64 " samples", 2 * args.iters);
+        goto cleanup;
+    }
+    TD_TRY(td_table_create(
+        "rlrrrrrrr", "seq\tpass\tmean ms\tstd ms\tmedian ms\tmin ms\tGFLOP/s\tsaved MiB\tpeak MiB", &table));
+    printf("%s attention: batch %" PRId64 ", heads %" PRId64 ", head_dim %" PRId64 ", %s%s, %" PRId64
+           " warm-up and %" PRId64 " timed calls on %s: %s",
+           attend->impl->name, args.shape.batch, args.shape.heads, args.shape.head_dim,
+           td_dtype_name(args.shape.dtype), args.shape.causal ? ", causal" : "", args.warmup, args.iters,
+           td_device_name(dev), td_machine_name(dev, machine));
+    if (td_device_kind_of(dev) == TD_DEVICE_CPU)
+        printf("; %d used", td_cpu_threads());
+    printf("\n\n");
+    status = measure_lengths(attend, &args, dev, samples, table);
+    td_table_print(table);
+cleanup:
+    td_table_destroy(table);
+    free(samples);
+    td_device_close(dev);
+    return status;
+}

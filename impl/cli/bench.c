@@ -1,0 +1,325 @@
+#include "bench/bench.h"
+
+#include "accounting/accounting.h"
+#include "base/check.h"
+#include "cli/commands.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "flash/flash.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    KEY_SIZE = TD_OPTION_KEY,
+    KEY_D_MODEL,
+    KEY_D_FF,
+    KEY_LAYERS,
+    KEY_HEADS,
+    KEY_VOCAB,
+    KEY_BATCH,
+    KEY_CONTEXT,
+    KEY_MODE,
+    KEY_DTYPE,
+    KEY_ATTENTION,
+    KEY_WARMUP,
+    KEY_STEPS,
+    KEY_SEED
+};
+
+static const struct argp_option options[] = {
+    {0, 0, 0, 0, "The model:", 1},
+    {"size", KEY_SIZE, "NAME", 0, "small (the default), medium, large, xl, 2.7B or 10B", 1},
+    {"d-model", KEY_D_MODEL, "N", 0, "width, in place of the size's own", 1},
+    {"d-ff", KEY_D_FF, "N", 0, "width of the feed-forward", 1},
+    {"layers", KEY_LAYERS, "N", 0, "number of blocks", 1},
+    {"heads", KEY_HEADS, "N", 0, "heads of attention; they divide d-model", 1},
+    {"vocab", KEY_VOCAB, "N", 0, "vocabulary", 1},
+    {"dtype", KEY_DTYPE, "NAME", 0, "f32 (the default) or bf16", 1},
+    {"attention", KEY_ATTENTION, "NAME", 0, "naive (the default) or flash", 1},
+    {0, 0, 0, 0, "The measurement:", 2},
+    {"batch", KEY_BATCH, "N", 0, "sequences a step (4)", 2},
+    {"context", KEY_CONTEXT, "N", 0, "tokens a sequence (128)", 2},
+    {"mode", KEY_MODE, "NAME", 0, "forward, backward (and forward), or train (the default: AdamW too)", 2},
+    {"warmup", KEY_WARMUP, "N", 0, "untimed steps (5)", 2},
+    {"steps", KEY_STEPS, "N", 0, "timed steps (10)", 2},
+    {"seed", KEY_SEED, "N", 0, "of weights and tokens (0)", 2},
+    {0}};
+
+typedef struct arguments {
+    td_common common;
+    td_bench_config config;
+    const char *size; /* NULL once an extent differs from the size's own */
+    const char *size_option;
+    td_model_size extents; /* as options gave them; 0: the size's own */
+} arguments;
+
+static void take_size(const struct argp_state *state, arguments *args)
+{
+    const td_model_size *given = &args->extents;
+    td_model_size *size = &args->config.model.size;
+
+    if (td_model_size_find(args->size_option, size) != TD_OK)
+        argp_error(state, "--size: %s", td_last_error());
+    const td_model_size named = *size;
+    size->d_model = given->d_model > 0 ? given->d_model : named.d_model;
+    size->d_ff = given->d_ff > 0 ? given->d_ff : named.d_ff;
+    size->layers = given->layers > 0 ? given->layers : named.layers;
+    size->heads = given->heads > 0 ? given->heads : named.heads;
+    size->vocab = given->vocab > 0 ? given->vocab : named.vocab;
+    args->size = memcmp(size, &named, sizeof named) == 0 ? args->size_option : NULL;
+    if (size->d_model % size->heads != 0)
+        argp_error(state, "--heads: '%" PRId64 "' needs to divide --d-model, which is %" PRId64, size->heads,
+                   size->d_model);
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    arguments *args = state->input;
+    td_transformer_config *model = &args->config.model;
+
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &args->common;
+        return 0;
+    case KEY_SIZE:
+        args->size_option = arg;
+        return 0;
+    case KEY_D_MODEL:
+        args->extents.d_model = td_option_integer(state, "d-model", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_D_FF:
+        args->extents.d_ff = td_option_integer(state, "d-ff", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_LAYERS:
+        args->extents.layers = td_option_integer(state, "layers", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_HEADS:
+        args->extents.heads = td_option_integer(state, "heads", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_VOCAB:
+        args->extents.vocab = td_option_integer(state, "vocab", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_BATCH:
+        model->batch = td_option_integer(state, "batch", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_CONTEXT:
+        model->context = td_option_integer(state, "context", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_MODE:
+        if (td_bench_mode_parse(arg, &args->config.mode) != TD_OK)
+            argp_error(state, "--mode: %s", td_last_error());
+        return 0;
+    case KEY_DTYPE:
+        model->dtype = td_option_dtype(state, "dtype", arg);
+        return 0;
+    case KEY_ATTENTION:
+        if (strcmp(arg, td_attention_naive.name) != 0 && strcmp(arg, td_attention_flash.name) != 0)
+            argp_error(state, "--attention: '%s' needs to be naive or flash", arg);
+        model->attention = arg;
+        return 0;
+    case KEY_WARMUP:
+        args->config.warmup = td_option_integer(state, "warmup", arg, 0, INT32_MAX);
+        return 0;
+    case KEY_STEPS:
+        args->config.steps = td_option_integer(state, "steps", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_SEED:
+        args->config.seed = (uint64_t)td_option_integer(state, "seed", arg, 0, INT64_MAX);
+        return 0;
+    case ARGP_KEY_ARG:
+        td_option_no_argument(state, arg);
+        return 0;
+    case ARGP_KEY_END:
+        take_size(state, args);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static td_status show_step(void *user, int64_t done, int64_t total, double step_ms)
+{
+    (void)user;
+    td_progress("step %" PRId64 " of %" PRId64 ": %.1f ms", done, total, step_ms);
+    return TD_OK;
+}
+
+/* ---- what comes out ---- */
+
+typedef struct pass {
+    const char *name;
+    td_bench_phase phase;
+} pass;
+
+/** The passes that the mode timed, with the names that records give them; returns how many. A forward pass that keeps
+ * nothing for backward is "inference". */
+static int passes_of(td_bench_mode mode, const td_bench_summary *summary, pass passes[4])
+{
+    if (mode == TD_BENCH_FORWARD) {
+        passes[0] = (pass){"inference", summary->forward};
+        return 1;
+    }
+    int count = 0;
+    passes[count++] = (pass){"forward", summary->forward};
+    passes[count++] = (pass){"backward", summary->backward};
+    if (mode == TD_BENCH_TRAIN)
+        passes[count++] = (pass){"optimizer", summary->optimizer};
+    passes[count++] = (pass){"step", summary->step};
+    return count;
+}
+
+static td_status print_passes(const arguments *args, const td_bench_summary *summary, const td_device *dev)
+{
+    td_status status = TD_OK;
+    td_table *table = NULL;
+    pass passes[4];
+    td_account_parameters parameters;
+    const td_transformer_config *model = &args->config.model;
+    const td_model_size *size = &model->size;
+    char count[32], machine[160];
+
+    TD_TRY(td_account_model_parameters(
+        &(td_account_model){size->d_model, size->d_ff, size->layers, size->heads, size->vocab}, &parameters));
+    printf("%s: d_model %" PRId64 ", d_ff %" PRId64 ", layers %" PRId64 ", heads %" PRId64 ", vocab %" PRId64
+           ": %s parameters, %s, %s attention\n"
+           "batch %" PRId64 ", context %" PRId64 ", %" PRId64 " warm-up and %" PRId64
+           " timed steps on %s: %s",
+           args->size ? args->size : "custom", size->d_model, size->d_ff, size->layers, size->heads,
+           size->vocab, td_grouped(parameters.total, count), td_dtype_name(model->dtype), model->attention,
+           model->batch, model->context, args->config.warmup, args->config.steps, td_device_name(dev),
+           td_machine_name(dev, machine));
+    if (td_device_kind_of(dev) == TD_DEVICE_CPU)
+        printf("; %d used", td_cpu_threads());
+    printf("\n\n");
+
+    TD_TRY(td_table_create("lrrrrr", "pass\tmean ms\tstd ms\tmedian ms\tmin ms\ttokens/s", &table));
+    int passes_timed = passes_of(args->config.mode, summary, passes);
+    double tokens = (double)model->batch * (double)model->context;
+    for (int i = 0; i < passes_timed; i++) {
+        const td_stats *ms = &passes[i].phase.ms;
+        TD_TRY(td_table_row(table, "%s\t%.3f\t%.3f\t%.3f\t%.3f\t%.0f", passes[i].name, ms->mean, ms->std,
+                            ms->median, ms->min, tokens / (ms->median / 1e3)));
+    }
+    td_table_print(table);
+
+    double seconds = passes[passes_timed - 1].phase.ms.median / 1e3;
+    printf("matrix products %.3f GFLOP a step, %.1f GFLOP/s; peak memory %.1f MiB",
+           summary->flops_per_step / 1e9, summary->flops_per_step / seconds / 1e9,
+           (double)summary->peak_bytes / 1048576.0);
+    if (args->config.mode != TD_BENCH_FORWARD)
+        printf("; loss %.4f to %.4f", summary->first_loss, summary->last_loss);
+    printf("\n");
+cleanup:
+    td_table_destroy(table);
+    return status;
+}
+
+/** A pass without samples is one that there was no memory for. */
+static td_status append_record(const arguments *args, const td_bench_summary *summary, const pass *timed,
+                               const td_device *dev)
+{
+    td_status status = TD_OK;
+    td_record *record = NULL;
+    const td_transformer_config *model = &args->config.model;
+    double tokens = (double)model->batch * (double)model->context;
+
+    TD_TRY(td_output_record(dev, "benchmarking_script", "bench", &record));
+    if (args->size)
+        TD_TRY(td_record_set_string(record, "case.size", args->size));
+    TD_TRY(td_record_set_integer(record, "case.d_model", model->size.d_model));
+    TD_TRY(td_record_set_integer(record, "case.d_ff", model->size.d_ff));
+    TD_TRY(td_record_set_integer(record, "case.layers", model->size.layers));
+    TD_TRY(td_record_set_integer(record, "case.heads", model->size.heads));
+    TD_TRY(td_record_set_integer(record, "case.vocab", model->size.vocab));
+    TD_TRY(td_record_set_integer(record, "case.batch", model->batch));
+    TD_TRY(td_record_set_integer(record, "case.context", model->context));
+    TD_TRY(td_record_set_string(record, "case.dtype", td_dtype_name(model->dtype)));
+    TD_TRY(td_record_set_string(record, "case.attention", model->attention));
+    TD_TRY(td_record_set_integer(record, "case.warmup", args->config.warmup));
+    TD_TRY(td_record_set_string(record, "case.pass", timed->name));
+    if (timed->phase.ms.n > 0) {
+        TD_TRY(td_record_set_stats(record, "ms", &timed->phase.ms));
+        TD_TRY(td_record_set_samples(record, "samples", timed->phase.samples, timed->phase.ms.n));
+        TD_TRY(td_record_set_number(record, "tokens_per_second", tokens / (timed->phase.ms.median / 1e3)));
+        TD_TRY(td_record_set_number(record, "peak_mib", (double)summary->peak_bytes / 1048576.0));
+    } else {
+        TD_TRY(td_record_set_string(record, "status", "oom"));
+    }
+    TD_TRY(td_record_append(record, args->common.json));
+cleanup:
+    td_record_destroy(record);
+    return status;
+}
+
+static td_status append_records(const arguments *args, const td_bench_summary *summary, const td_device *dev)
+{
+    td_status status = TD_OK;
+    pass passes[4];
+    int count = passes_of(args->config.mode, summary, passes);
+
+    for (int i = 0; args->common.json && i < count; i++)
+        TD_TRY(append_record(args, summary, &passes[i], dev));
+cleanup:
+    return status;
+}
+
+static td_status run(const arguments *args, td_device *dev, td_bench_result **out)
+{
+    static const td_model_use uses[] = {[TD_BENCH_FORWARD] = TD_MODEL_INFERENCE,
+                                        [TD_BENCH_BACKWARD] = TD_MODEL_GRADIENTS,
+                                        [TD_BENCH_TRAIN] = TD_MODEL_TRAINING};
+    td_status status = TD_OK;
+    td_transformer_config model = args->config.model;
+    td_transformer_bytes bytes;
+
+    model.use = uses[args->config.mode];
+    TD_TRY(td_transformer_plan(dev, &model, &bytes));
+    TD_TRY(td_common_fits(dev, (double)bytes.parameters + (double)bytes.gradients +
+                                   (double)bytes.optimizer_state + (double)bytes.activations +
+                                   (double)bytes.scratch));
+    status = td_bench_run(dev, &args->config, show_step, NULL, out);
+    td_progress_end();
+cleanup:
+    return status;
+}
+
+td_status td_command_bench(int argc, char **argv)
+{
+    static const struct argp_child children[] = {{&td_common_argp, 0, NULL, 3}, {0}};
+    static const struct argp argp = {
+        .options = options,
+        .parser = parse,
+        .doc =
+            "Times the training step of the course's Transformer on one random batch: forward, backward and "
+            "optimizer apart, each until the device is done.\v"
+            "Tokens a second are those of the median. With --mode forward the model keeps nothing for a "
+            "backward "
+            "pass, and the pass is called inference.\n\n"
+            "Example: tandem bench --size small --context 256 --attention flash --json records.jsonl",
+        .children = children};
+    arguments args = {.common = {.device = "cpu"},
+                      .size_option = "small",
+                      .config = {.model = {.batch = 4, .context = 128, .dtype = TD_F32, .attention = "naive"},
+                                 .mode = TD_BENCH_TRAIN,
+                                 .warmup = 5,
+                                 .steps = 10}};
+    td_status status = TD_OK;
+    td_device *dev = NULL;
+    td_bench_result *result = NULL;
+    td_bench_summary summary = {0};
+
+    argp_parse(&argp, argc, argv, 0, NULL, &args);
+    TD_TRY(td_common_begin(&args.common, &dev));
+    status = run(&args, dev, &result);
+    if (status == TD_NO_MEMORY) /* a result as well, for the records */
+        append_records(&args, &summary, dev);
+    TD_TRY(status);
+    TD_TRY(td_bench_summary_of(result, &summary));
+    TD_TRY(print_passes(&args, &summary, dev));
+    TD_TRY(append_records(&args, &summary, dev));
+cleanup:
+    td_bench_result_destroy(result);
+    td_device_close(dev);
+    return status;
+}

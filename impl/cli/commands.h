@@ -1,0 +1,17 @@
+/** The commands of the program `tandem`: each parses its arguments, runs, and prints its tables.
+ *
+ * A usage error ends the program with exit status 2 from inside, as argp does. Any other failure is the status that
+ * the command returns; main prints td_last_error() for it and exits with 1. argv[0] is "tandem <command>". */
+#ifndef TD_CLI_COMMANDS_H
+#define TD_CLI_COMMANDS_H
+
+#include "base/status.h"
+
+td_status td_command_account(int argc, char **argv);
+td_status td_command_attention(int argc, char **argv);
+td_status td_command_bench(int argc, char **argv);
+td_status td_command_flash(int argc, char **argv);
+td_status td_command_precision(int argc, char **argv);
+td_status td_command_sizes(int argc, char **argv);
+
+#endif

@@ -1,0 +1,15 @@
+#include "flash/flash.h"
+
+#include "cli/attend.h"
+#include "cli/commands.h"
+
+td_status td_command_flash(int argc, char **argv)
+{
+    const td_attend attend = {.impl = &td_attention_flash,
+                              .deliverable = "flash_benchmarking",
+                              .module = "flash",
+                              .doc = "Times FlashAttention-2, which never holds the score matrix, on random "
+                                     "queries, keys and values." TD_ATTEND_NOTES};
+
+    return td_attend_run(&attend, argc, argv);
+}

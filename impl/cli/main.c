@@ -1,0 +1,89 @@
+#include "cli/commands.h"
+
+#include <argp.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { EXIT_FAILED = 1, EXIT_USAGE = 2 };
+
+/* Exported, for it takes the place of the C library's own. */
+TD_API const char *argp_program_version = "tandem " TANDEM_VERSION;
+
+static const struct command {
+    const char *name;
+    td_status (*run)(int argc, char **argv);
+} commands[] = {
+    {"bench", td_command_bench},         {"attention", td_command_attention}, {"flash", td_command_flash},
+    {"precision", td_command_precision}, {"sizes", td_command_sizes},         {"account", td_command_account},
+};
+
+enum { COMMANDS = sizeof commands / sizeof commands[0] };
+
+typedef struct invocation {
+    const struct command *command;
+    int argc;
+    char **argv; /* from the command's name on */
+} invocation;
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    invocation *call = state->input;
+
+    switch (key) {
+    case ARGP_KEY_ARG:
+        for (int i = 0; i < COMMANDS && !call->command; i++)
+            if (strcmp(arg, commands[i].name) == 0)
+                call->command = &commands[i];
+        if (!call->command)
+            argp_error(state,
+                       "'%s' is no command; there are bench, attention, flash, precision, sizes, account",
+                       arg);
+        call->argc = state->argc - state->next + 1;
+        call->argv = &state->argv[state->next - 1];
+        state->next = state->argc; /* the rest belongs to the command */
+        return 0;
+    case ARGP_KEY_NO_ARGS:
+        argp_state_help(state, state->err_stream, ARGP_HELP_USAGE | ARGP_HELP_DOC | ARGP_HELP_EXIT_ERR);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static const struct argp argp = {
+        .parser = parse,
+        .args_doc = "COMMAND [OPTION...]",
+        .doc = "Measures and accounts for the training of language models, in C.\n"
+               "\n"
+               "  bench      time a Transformer: forward, backward, optimizer\n"
+               "  attention  time attention with the score matrix in memory\n"
+               "  flash      time FlashAttention-2\n"
+               "  precision  add in low precision; show what autocast does to each component\n"
+               "  sizes      show the model sizes of the handout\n"
+               "  account    show the arithmetic: parameters, FLOPs, memory, communication\n"
+               "\v"
+               "`tandem COMMAND --help' explains a command. Tables go to standard output, in Markdown; "
+               "messages and "
+               "progress go to standard error. The exit status is 0, or 1 if something failed, or 2 for a "
+               "mistake in "
+               "the arguments."};
+    invocation call = {0};
+    char name[64];
+
+    argp_err_exit_status = EXIT_USAGE;
+    argp_parse(&argp, argc, argv, ARGP_IN_ORDER, NULL, &call);
+    snprintf(name, sizeof name, "tandem %s", call.command->name);
+    call.argv[0] = name;
+
+    td_status status = call.command->run(call.argc, call.argv);
+    if (status != TD_OK)
+        fprintf(stderr, "%s: %s\n", name, td_last_error());
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fprintf(stderr, "%s: standard output: %s\n", name, strerror(errno));
+        return EXIT_FAILED;
+    }
+    return status == TD_OK ? 0 : EXIT_FAILED;
+}

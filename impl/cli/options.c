@@ -1,0 +1,139 @@
+#include "cli/options.h"
+
+#include "base/check.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Far above any machine; OpenMP reserves a stack for each. */
+enum { MOST_THREADS = 4096 };
+
+enum { KEY_DEVICE = 2 * TD_OPTION_KEY, KEY_THREADS, KEY_JSON };
+
+int64_t td_option_integer(const struct argp_state *state, const char *option, const char *text, int64_t least,
+                          int64_t most)
+{
+    char *end = NULL;
+
+    errno = 0;
+    long long value = strtoll(text, &end, 10);
+    bool whole = end != text && *end == '\0' && !isspace((unsigned char)text[0]);
+    if (!whole)
+        argp_error(state, "--%s: '%s' is no whole number", option, text);
+    else if (value < least)
+        argp_error(state, "--%s: '%s' needs to be at least %lld", option, text, (long long)least);
+    else if (value > most || errno == ERANGE)
+        argp_error(state, "--%s: '%s' needs to be at most %lld", option, text, (long long)most);
+    return value;
+}
+
+double td_option_number(const struct argp_state *state, const char *option, const char *text)
+{
+    char *end = NULL;
+    double value = strtod(text, &end);
+
+    if (end == text || *end != '\0' || isspace((unsigned char)text[0]))
+        argp_error(state, "--%s: '%s' is no number", option, text);
+    if (!isfinite(value))
+        argp_error(state, "--%s: '%s' needs to be finite", option, text);
+    return value;
+}
+
+int td_option_list(const struct argp_state *state, const char *option, const char *text, int64_t most,
+                   int64_t *out, int capacity)
+{
+    int count = 0;
+
+    for (;;) {
+        char item[32];
+        size_t length = strcspn(text, ",");
+        if (count == capacity)
+            argp_error(state, "--%s: more than %d numbers", option, capacity);
+        /* An item too long for any number is cut, and refused as too large or as no number all the same. */
+        snprintf(item, sizeof item, "%.*s", (int)(length < sizeof item ? length : sizeof item - 1), text);
+        out[count++] = td_option_integer(state, option, item, 1, most);
+        if (text[length] == '\0')
+            return count;
+        text += length + 1;
+    }
+}
+
+td_dtype td_option_dtype(const struct argp_state *state, const char *option, const char *text)
+{
+    td_dtype dtype = TD_F32;
+
+    if (td_dtype_parse(text, &dtype) != TD_OK)
+        argp_error(state, "--%s: %s", option, td_last_error());
+    return dtype;
+}
+
+void td_option_no_argument(const struct argp_state *state, const char *text)
+{
+    argp_error(state, "'%s' is one argument too many", text);
+}
+
+static error_t parse_common(int key, char *arg, struct argp_state *state)
+{
+    td_common *common = state->input;
+
+    switch (key) {
+    case KEY_DEVICE:
+        if (strcmp(arg, "cpu") != 0 && strcmp(arg, "cuda") != 0 && strncmp(arg, "cuda:", 5) != 0)
+            argp_error(state, "--device: '%s' needs to be cpu, cuda or cuda:<index>", arg);
+        common->device = arg;
+        return 0;
+    case KEY_THREADS:
+        common->threads = (int)td_option_integer(state, "threads", arg, 1, MOST_THREADS);
+        return 0;
+    case KEY_JSON:
+        if (arg[0] == '\0')
+            argp_error(state, "--json: '' is no file name");
+        common->json = arg;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_option common_options[] = {
+    {0, 0, 0, 0, "The machine:", 0},
+    {"device", KEY_DEVICE, "NAME", 0, "cpu (the default), cuda or cuda:<index>", 0},
+    {"threads", KEY_THREADS, "N", 0, "threads of the CPU's operations (default: OpenMP's)", 0},
+    {"json", KEY_JSON, "FILE", 0, "append each result to FILE, one JSON object a line", 0},
+    {0}};
+
+const struct argp td_common_argp = {.options = common_options, .parser = parse_common};
+
+td_status td_common_begin(const td_common *common, td_device **dev)
+{
+    td_status status = TD_OK;
+
+    if (common->threads > 0)
+        TD_TRY(td_cpu_set_threads(common->threads));
+    if (common->json) {
+        int file = open(common->json, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+        if (file < 0) {
+            status = td_fail(TD_IO_ERROR, "--json: %s: %s", common->json, strerror(errno));
+            goto cleanup;
+        }
+        close(file);
+    }
+    TD_TRY(td_device_open(common->device, dev));
+cleanup:
+    return status;
+}
+
+td_status td_common_fits(const td_device *dev, double bytes)
+{
+    double machine = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGE_SIZE);
+
+    if (td_device_kind_of(dev) == TD_DEVICE_CPU && bytes > machine)
+        return td_fail(TD_NO_MEMORY, "%.0f MiB are more than the machine's %.0f", bytes / 1048576.0,
+                       machine / 1048576.0);
+    return TD_OK;
+}

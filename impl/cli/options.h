@@ -1,0 +1,49 @@
+/** Strict parsing of option values, and the options that every measuring command shares.
+ *
+ * A value that is refused ends the program with exit status 2 and a line that names the program, the option, the value
+ * and the demand:  tandem bench: --steps: '0' needs to be at least 1 */
+#ifndef TD_CLI_OPTIONS_H
+#define TD_CLI_OPTIONS_H
+
+#include "base/dtype.h"
+#include "device/device.h"
+
+#include <argp.h>
+
+/** A whole decimal number from least to most. */
+int64_t td_option_integer(const struct argp_state *state, const char *option, const char *text, int64_t least,
+                          int64_t most);
+
+/** A finite number. */
+double td_option_number(const struct argp_state *state, const char *option, const char *text);
+
+/** Whole numbers from 1 to most, separated by commas, at most `capacity`; returns how many. */
+int td_option_list(const struct argp_state *state, const char *option, const char *text, int64_t most,
+                   int64_t *out, int capacity);
+
+td_dtype td_option_dtype(const struct argp_state *state, const char *option, const char *text);
+
+/** Refuses an argument that is no option. */
+void td_option_no_argument(const struct argp_state *state, const char *text);
+
+/** Keys of long options without a letter: an enum of a command starts here. */
+enum { TD_OPTION_KEY = 0x100 };
+
+/** --device, --threads, --json: a child of a command's argp, its input a td_common. */
+typedef struct td_common {
+    const char *device; /* "cpu" until set otherwise */
+    const char *json;   /* NULL: no records wanted */
+    int threads;        /* 0: as many as OpenMP takes by itself */
+} td_common;
+
+extern const struct argp td_common_argp;
+
+/** Sets the number of threads, makes sure that the record file can be appended to, before anything is measured, and
+ * opens the device. Errors: those of the calls; TD_IO_ERROR names the file. */
+td_status td_common_begin(const td_common *common, td_device **dev);
+
+/** TD_NO_MEMORY for more bytes on the CPU than the machine has at all: the system would hand out addresses that it cannot
+ * back, and end the program when they are used. */
+td_status td_common_fits(const td_device *dev, double bytes);
+
+#endif

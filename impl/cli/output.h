@@ -1,0 +1,43 @@
+/** What the program says: tables, the progress line, records. */
+#ifndef TD_CLI_OUTPUT_H
+#define TD_CLI_OUTPUT_H
+
+#include "base/record.h"
+#include "device/device.h"
+
+/* ---- tables ---- */
+
+/** A Markdown table with padded columns, which reads well in a terminal too. Cells stand between tabs. */
+typedef struct td_table td_table;
+
+/** align has a letter a column, 'l' or 'r'; heads are the column heads, units included. */
+td_status td_table_create(const char *align, const char *heads, td_table **out);
+void td_table_destroy(td_table *table); /* accepts NULL */
+
+/** Adds a row, formatted as printf does: "%s\t%.2f". A row with fewer cells than columns ends in empty ones. */
+td_status td_table_row(td_table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/** Prints the table and an empty line to standard output; nothing for a table without rows. */
+void td_table_print(const td_table *table);
+
+/** number with a comma between groups of three digits, in text. Returns text. */
+const char *td_grouped(int64_t number, char text[32]);
+
+/* ---- progress ---- */
+
+/** Shows one line on standard error, over the last one; nothing unless that is a terminal. */
+void td_progress(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/** Wipes the line. */
+void td_progress_end(void);
+
+/* ---- records ---- */
+
+/** What the device is: for the CPU the processor's model, and how many of its threads this process may use. */
+const char *td_machine_name(const td_device *dev, char text[160]);
+
+/** A record of impl "c" with machine, threads and versions filled in. */
+td_status td_output_record(const td_device *dev, const char *deliverable, const char *module,
+                           td_record **out);
+
+#endif

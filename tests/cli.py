@@ -1,0 +1,375 @@
+"""The program `tandem`: every command's success, help and version, and every mistake it must name.
+
+Run by CTest as  python3 cli.py PATH_OF_TANDEM ; Python's standard library is all it needs.
+"""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+COMMANDS = ["bench", "attention", "flash", "precision", "sizes", "account"]
+TINY = "--d-model 16 --d-ff 24 --layers 2 --heads 2 --vocab 17 --batch 2 --context 8 --warmup 1 --steps 3".split()
+SHORT = "--batch 2 --heads 3 --head-dim 8 --warmup 1 --iters 3".split()
+
+tandem = ""
+
+
+def run(*args, stdout=subprocess.PIPE):
+    return subprocess.run(
+        [tandem, *args],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=100,
+    )
+
+
+def tables(text: str) -> list[list[dict[str, str]]]:
+    """The Markdown tables of an output, a dict a row, after checking that their columns line up."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
+        lines = block.splitlines()
+        assert len({len(line) for line in lines}) == 1, f"ragged table:\n{block}"
+        rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
+        assert all(re.fullmatch(r"-+:?", cell) for cell in rows[1]), block
+        found.append([dict(zip(rows[0], row, strict=True)) for row in rows[2:]])
+    return found
+
+
+class CliTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.json = self.folder / "records.jsonl"
+
+    def succeed(self, *args) -> str:
+        done = run(*args)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), args)
+        self.assertTrue(done.stdout)
+        return done.stdout
+
+    def fail(self, status: int, message: str, *args):
+        """Exit status, and the first line of standard error; nothing on standard output."""
+        done = run(*args)
+        self.assertEqual((done.returncode, done.stdout), (status, ""), (args, done.stderr))
+        self.assertIn(message, done.stderr.splitlines()[0], args)
+
+    def records(self) -> list[dict]:
+        return [json.loads(line) for line in self.json.read_text().splitlines()]
+
+    # ---- the program ----
+
+    def test_nothing_prints_usage(self):
+        done = run()
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertIn("Usage: tandem", done.stderr)
+        for command in COMMANDS:
+            self.assertRegex(done.stderr, rf"\n  {command}  ")
+
+    def test_help_and_version(self):
+        for command in [[], *([name] for name in COMMANDS)]:
+            with self.subTest(command=command):
+                text = self.succeed(*command, "--help")
+                self.assertIn("Usage: " + " ".join(["tandem", *command]), text)
+                self.assertIn("--version", text)
+                self.assertLess(max(len(line) for line in text.splitlines()), 80)
+                self.assertRegex(self.succeed(*command, "--version"), r"^tandem \d+\.\d+\.\d+\n$")
+        self.assertIn("there are bench, attention", run("nonsense").stderr)
+
+    def test_mistakes_end_with_status_2(self):
+        for args, message in [
+            ("nonsense", "tandem: 'nonsense' is no command"),
+            ("--nonsense", "unrecognized option '--nonsense'"),
+            ("bench --nonsense", "tandem bench: unrecognized option '--nonsense'"),
+            ("bench --steps", "option '--steps' requires an argument"),
+            ("bench --steps 0", "tandem bench: --steps: '0' needs to be at least 1"),
+            ("bench --steps -3", "tandem bench: --steps: '-3' needs to be at least 1"),
+            ("bench --steps ten", "tandem bench: --steps: 'ten' is no whole number"),
+            ("bench --steps 10x", "tandem bench: --steps: '10x' is no whole number"),
+            ("bench --steps 1e3", "tandem bench: --steps: '1e3' is no whole number"),
+            ("bench --steps=", "tandem bench: --steps: '' is no whole number"),
+            (
+                "bench --steps 2147483648",
+                "tandem bench: --steps: '2147483648' needs to be at most 2147483647",
+            ),
+            ("bench --steps 99999999999999999999", "'99999999999999999999' needs to be at most"),
+            ("bench --steps -99999999999999999999", "'-99999999999999999999' needs to be at least 1"),
+            ("bench --warmup -1", "tandem bench: --warmup: '-1' needs to be at least 0"),
+            ("bench --batch 0", "--batch: '0' needs to be at least 1"),
+            ("bench --context 0", "--context: '0' needs to be at least 1"),
+            ("bench --d-model 0", "--d-model: '0'"),
+            ("bench --d-ff 0", "--d-ff: '0'"),
+            ("bench --layers 0", "--layers: '0'"),
+            ("bench --heads 0", "--heads: '0'"),
+            ("bench --heads 7", "--heads: '7' needs to divide --d-model, which is 768"),
+            ("bench --vocab 0", "--vocab: '0'"),
+            ("bench --seed -1", "--seed: '-1' needs to be at least 0"),
+            ("bench --threads 0", "--threads: '0' needs to be at least 1"),
+            ("bench --threads 99999", "--threads: '99999' needs to be at most 4096"),
+            ("bench --size huge", "tandem bench: --size: "),
+            ("bench --size Small", "'Small', needs small, medium, large, xl, 2.7B or 10B"),
+            ("bench --mode sideways", "tandem bench: --mode: "),
+            ("bench --dtype f8", "tandem bench: --dtype: dtype is 'f8', needs f64, f32, f16 or bf16"),
+            ("bench --attention fast", "tandem bench: --attention: 'fast' needs to be naive or flash"),
+            ("bench --device tpu", "tandem bench: --device: 'tpu' needs to be cpu, cuda or cuda:<index>"),
+            ("bench --json=", "tandem bench: --json: '' is no file name"),
+            ("bench small", "tandem bench: 'small' is one argument too many"),
+            ("attention --seq 0", "tandem attention: --seq: '0' needs to be at least 1"),
+            ("attention --seq 8,", "tandem attention: --seq: '' is no whole number"),
+            ("attention --seq 8,,9", "tandem attention: --seq: '' is no whole number"),
+            ("attention --seq " + "9" * 60, "needs to be at most 2147483647"),
+            ("attention --seq " + ",".join(["1"] * 65), "tandem attention: --seq: more than 64 numbers"),
+            ("attention --iters 0", "tandem attention: --iters: '0' needs to be at least 1"),
+            ("attention 128", "tandem attention: '128' is one argument too many"),
+            ("flash --head-dim 0", "tandem flash: --head-dim: '0' needs to be at least 1"),
+            ("flash --batch 0", "tandem flash: --batch: '0' needs to be at least 1"),
+            ("flash --heads 0", "tandem flash: --heads: '0' needs to be at least 1"),
+            ("flash --warmup -1", "tandem flash: --warmup: '-1' needs to be at least 0"),
+            ("flash --dtype int8", "tandem flash: --dtype: dtype is 'int8'"),
+            ("precision --count -1", "tandem precision: --count: '-1' needs to be at least 0"),
+            (
+                "precision --count 10000001",
+                "tandem precision: --count: '10000001' needs to be at most 10000000",
+            ),
+            ("precision --value one", "tandem precision: --value: 'one' is no number"),
+            ("precision --value inf", "tandem precision: --value: 'inf' needs to be finite"),
+            ("precision --value 1e999", "tandem precision: --value: '1e999' needs to be finite"),
+            ("precision 3", "tandem precision: '3' is one argument too many"),
+            ("sizes --batch 0", "tandem sizes: --batch: '0' needs to be at least 1"),
+            ("sizes --context x", "tandem sizes: --context: 'x' is no whole number"),
+            ("sizes small", "tandem sizes: 'small' is one argument too many"),
+            ("account everything", "tandem account: 'everything' is no section; there are parameters,"),
+        ]:
+            with self.subTest(args=args):
+                self.fail(2, message, *args.split(" "))
+
+    def test_failures_end_with_status_1(self):
+        self.fail(1, "tandem bench: ", "bench", *TINY, "--dtype", "f16")
+        self.fail(1, "cuda", "bench", *TINY, "--device", "cuda:99")
+        self.fail(
+            1, "tandem bench: ", "bench", "--d-model", "6", "--heads", "2", "--layers", "1"
+        )  # odd head size
+        self.fail(
+            1, "more than the machine's", "bench", "--size", "10B", "--batch", "4096", "--context", "2048"
+        )
+        done = run("flash", *SHORT, "--dtype", "f16")
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, r"^tandem flash: .*f16")
+
+    def test_records_that_cannot_be_written_are_refused_before_the_measurement(self):
+        for command in (
+            ["bench", *TINY, "--steps", "1000000000"],
+            ["flash", *SHORT, "--iters", "1000000000"],
+        ):
+            for path, reason in (
+                (self.folder / "missing" / "x.jsonl", "No such file or directory"),
+                (self.folder, "Is a directory"),
+            ):
+                with self.subTest(command=command[0], reason=reason):
+                    self.fail(
+                        1, f"tandem {command[0]}: --json: {path}: {reason}", *command, "--json", str(path)
+                    )
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_full_disks_are_failures(self):
+        with open("/dev/full", "w") as full:
+            done = run("sizes", stdout=full)
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stderr, "tandem sizes: standard output: No space left on device\n")
+        done = run("bench", *TINY, "--json", "/dev/full")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("/dev/full", done.stderr)
+        self.assertIn("No space left on device", done.stderr)
+
+    def test_progress_is_for_terminals_alone(self):
+        for args, words in (
+            (["bench", *TINY], r"step 4 of 4: \d+\.\d ms"),
+            (["attention", *SHORT, "--seq", "16"], r"seq 16, backward 4 of 4: \d+\.\d\d ms"),
+        ):
+            with self.subTest(command=args[0]):
+                self.succeed(*args)  # a pipe: asserts that standard error is empty
+                ours, theirs = pty.openpty()
+                child = subprocess.Popen([tandem, *args], stdout=subprocess.PIPE, stderr=theirs, text=True)
+                os.close(theirs)
+                seen = b""
+                while True:
+                    try:
+                        part = os.read(ours, 4096)
+                    except OSError:  # the terminal's other end was closed
+                        break
+                    if not part:
+                        break
+                    seen += part
+                os.close(ours)
+                self.assertTrue(tables(child.communicate()[0]))
+                self.assertEqual(child.returncode, 0)
+                self.assertRegex(seen.decode(), words)
+                self.assertTrue(seen.decode().endswith("\r\x1b[K"), "the line is wiped at the end")
+                self.assertNotIn("\n", seen.decode())
+
+    # ---- the commands ----
+
+    def test_bench(self):
+        for mode, passes in (
+            ("forward", ["inference"]),
+            ("backward", ["forward", "backward", "step"]),
+            ("train", ["forward", "backward", "optimizer", "step"]),
+        ):
+            with self.subTest(mode=mode):
+                self.json.unlink(missing_ok=True)
+                text = self.succeed(
+                    "bench", *TINY, "--mode", mode, "--threads", "1", "--json", str(self.json)
+                )
+                (rows,) = tables(text)
+                self.assertEqual([row["pass"] for row in rows], passes)
+                self.assertIn("custom: d_model 16, d_ff 24, layers 2, heads 2, vocab 17", text)
+                self.assertEqual("loss" in text, mode != "forward")
+                found = self.records()
+                self.assertEqual([record["case"]["pass"] for record in found], passes)
+                for row, record in zip(rows, found, strict=True):
+                    self.check_bench_record(row, record)
+
+    def check_bench_record(self, row, record):
+        case = dict(record["case"])
+        self.assertEqual(case.pop("pass"), row["pass"])
+        expected = {"d_model": 16, "d_ff": 24, "layers": 2, "heads": 2, "vocab": 17, "batch": 2, "context": 8}
+        self.assertEqual(case, {**expected, "dtype": "f32", "attention": "naive", "warmup": 1})
+        self.check_record(record, "benchmarking_script", "bench", row)
+        self.assertEqual(record["threads"], 1)
+        tokens = 16 / (record["ms"]["median"] / 1e3)
+        self.assertAlmostEqual(record["tokens_per_second"], tokens, delta=1e-9 * tokens)
+        self.assertAlmostEqual(float(row["tokens/s"]), tokens, delta=0.51)
+
+    def check_record(self, record, deliverable, module, row):
+        self.assertEqual((record["deliverable"], record["module"]), (deliverable, module))
+        self.assertEqual((record["impl"], record["status"]), ("c", "ok"))
+        self.assertTrue(record["machine"])
+        self.assertRegex(record["versions"]["tandem"], r"^\d+\.\d+\.\d+$")
+        self.assertRegex(record["time"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
+        self.assertGreater(record["peak_mib"], 0)
+        ms, samples = record["ms"], sorted(record["samples"])
+        self.assertEqual(ms["n"], 3)
+        self.assertEqual(len(samples), 3)
+        self.assertGreater(samples[0], 0)
+        self.assertEqual((ms["min"], ms["median"], ms["max"]), tuple(samples))
+        self.assertAlmostEqual(ms["mean"], sum(samples) / 3, places=9)
+        for key in ("mean", "std", "median", "min"):
+            self.assertAlmostEqual(float(row[f"{key} ms"]), ms[key], delta=0.00051)
+
+    def test_bench_takes_every_attention_dtype_and_a_named_size(self):
+        for dtype in ("f32", "bf16"):
+            for attention in ("naive", "flash"):
+                self.succeed(
+                    "bench", *TINY, "--dtype", dtype, "--attention", attention, "--json", str(self.json)
+                )
+        found = self.records()
+        self.assertEqual(len(found), 16)  # earlier lines stay
+        self.assertEqual(
+            [(r["case"]["dtype"], r["case"]["attention"]) for r in found[::4]],
+            [("f32", "naive"), ("f32", "flash"), ("bf16", "naive"), ("bf16", "flash")],
+        )
+        self.assertNotIn("size", found[0]["case"])
+        self.json.unlink()
+        args = (
+            "bench --batch 1 --context 4 --warmup 0 --steps 1 --mode forward --size small --layers 12".split()
+        )
+        self.assertIn("small: d_model 768", self.succeed(*args, "--json", str(self.json)))
+        self.assertEqual(self.records()[0]["case"]["size"], "small")
+
+    def test_bench_without_the_memory_leaves_records(self):
+        args = "bench --size 10B --batch 4096 --context 2048 --mode backward --json".split()
+        done = run(*args, str(self.json))
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertEqual([r["status"] for r in self.records()], ["oom"] * 3)
+        self.assertNotIn("ms", self.records()[0])
+
+    def test_attention_and_flash(self):
+        for command, deliverable in (("attention", "pytorch_attention"), ("flash", "flash_benchmarking")):
+            for flags in ([], ["--causal"], ["--dtype", "bf16"]):
+                with self.subTest(command=command, flags=flags):
+                    self.json.unlink(missing_ok=True)
+                    text = self.succeed(command, *SHORT, *flags, "--seq", "16,33", "--json", str(self.json))
+                    (rows,) = tables(text)
+                    passes = [("16", "forward"), ("16", "backward"), ("33", "forward"), ("33", "backward")]
+                    self.assertEqual([(row["seq"], row["pass"]) for row in rows], passes)
+                    for row, record in zip(rows, self.records(), strict=True):
+                        self.check_record(record, deliverable, command, row)
+                        expected = {
+                            "batch": 2,
+                            "heads": 3,
+                            "seq": int(row["seq"]),
+                            "head_dim": 8,
+                            "warmup": 1,
+                        }
+                        expected["dtype"] = "bf16" if "bf16" in flags else "f32"
+                        expected["causal"] = "--causal" in flags
+                        self.assertEqual(record["case"], {**expected, "pass": row["pass"]})
+                        flops = 4 * 6 * expected["seq"] ** 2 * 8 * (0.5 if expected["causal"] else 1)
+                        flops *= 2.5 if row["pass"] == "backward" else 1
+                        tflops = flops / record["ms"]["median"] / 1e9
+                        self.assertAlmostEqual(record["tflops"], tflops, delta=1e-9 * tflops)
+                        saved = 6 * expected["seq"] * (expected["seq"] if command == "attention" else 1)
+                        saved *= 2 if command == "attention" and expected["dtype"] == "bf16" else 4
+                        self.assertGreaterEqual(float(row["saved MiB"]), saved / 2**20 - 0.0006)
+
+    def test_attention_without_the_memory_is_a_row(self):
+        args = [*"attention --seq 16,4000000 --warmup 0 --iters 1 --json".split(), str(self.json)]
+        (rows,) = tables(self.succeed(*args))
+        self.assertEqual([row["mean ms"] == "oom" for row in rows], [False, False, True, True])
+        self.assertEqual([r["status"] for r in self.records()], ["ok", "ok", "oom", "oom"])
+
+    def test_precision(self):
+        loops, toy = tables(self.succeed("precision"))
+        sums = {(row["accumulator"], row["addend"], row["method"]): row for row in loops}
+        self.assertEqual([row["sum"] for row in loops[:4]], ["10.0001", "9.9531", "10.0021", "10.0021"])
+        exactly = ["10.000133514404297", "9.953125", "10.00213623046875", "10.00213623046875"]
+        self.assertEqual([row["exactly"] for row in loops[:4]], exactly)
+        self.assertEqual(sums["bf16", "bf16", "sequential"]["sum"], "4.0000")
+        self.assertIn("stalls after 350", sums["bf16", "bf16", "sequential"].values())
+        self.assertEqual(sums["bf16", "bf16", "Kahan"]["exactly"], "10")
+        self.assertEqual(len(toy), 12)
+        self.assertEqual(
+            list(toy[0].values()),
+            ["CUDA", "f16", "cross_entropy_loss", "f32", "f16", "f16", "f32", "f16", "f32", "f32"],
+        )
+        few = tables(self.succeed("precision", "--count", "3", "--value", "-0.5"))[0]
+        self.assertEqual({row["exactly"] for row in few}, {"-1.5"})
+        (ops,) = tables(self.succeed("precision", "--ops"))
+        found = {(row["device"], row["operation"]): row["rule"] for row in ops}
+        self.assertEqual(len(found), len(ops))
+        self.assertEqual(found["CUDA", "layer_norm"], "f32")
+        self.assertNotIn(("CPU", "layer_norm"), found)
+
+    def test_sizes(self):
+        (rows,) = tables(self.succeed("sizes"))
+        self.assertEqual([row["size"] for row in rows], ["small", "medium", "large", "xl", "2.7B", "10B"])
+        self.assertEqual(rows[0]["parameters"], "128,625,408")
+        self.assertEqual(rows[4]["head_dim"], "80")
+        self.assertEqual([row["forward TFLOP"] for row in rows][:2], ["0.534", "1.794"])
+        (rows,) = tables(self.succeed("sizes", "--batch", "8", "--context", "512"))
+        self.assertEqual(rows[0]["forward TFLOP"], "1.068")
+
+    def test_account(self):
+        whole = self.succeed("account")
+        for figure in (
+            "3,406,809,600", "12995.95", "14.192", "50.77", "8,125,698,048", "219,848,638,464", "17,547,264",
+            "2555.6", "20444", "10222", "25302", "61.3", "89.4", "235.1", "16512",
+        ):  # fmt: skip
+            self.assertIn(figure, whole)
+        sections = "parameters flops activations training attention ddp xxl parallel operations".split()
+        self.assertEqual("".join(self.succeed("account", name) for name in sections), whole)
+        self.assertEqual(self.succeed("account", "xxl", "ddp"), self.succeed("account", "ddp", "xxl"))
+        self.assertTrue(all(tables(whole)))
+
+
+if __name__ == "__main__":
+    tandem = sys.argv.pop(1)
+    unittest.main()
