@@ -225,6 +225,9 @@ static void percentiles_reach_both_ends(void **state)
     assert_true(value == INFINITY);
     td_assert_ok(td_stats_percentile(sorted, 4, 50, &value));
     assert_true(value == 1);
+    const double infinite[] = {1, INFINITY, INFINITY};
+    td_assert_ok(td_stats_percentile(infinite, 3, 75, &value)); /* halfway from infinity to infinity */
+    assert_true(value == INFINITY);
     td_assert_ok(td_stats_percentile(sorted + 1, 1, 73, &value));
     assert_true(value == 1);
 }
