@@ -15,6 +15,8 @@ typedef enum td_bench_mode {
 
 /** TD_BAD_ARGUMENT: NULL or an unknown name; the message lists the known ones. */
 TD_API td_status td_bench_mode_parse(const char *name, td_bench_mode *out);
+
+/** "forward", "backward" or "train"; "unknown mode" for any other value. Never NULL. */
 TD_API const char *td_bench_mode_name(td_bench_mode mode);
 
 typedef struct td_bench_config {
@@ -36,16 +38,18 @@ typedef struct td_bench_phase {
 } td_bench_phase;
 
 typedef struct td_bench_summary {
-    td_bench_phase forward, backward, optimizer, step; /* phases that the mode leaves out have ms.n = 0 */
+    /* A phase that the mode leaves out has ms.n = 0; forward includes the loss where backward follows. */
+    td_bench_phase forward, backward, optimizer, step;
     int64_t steps;
-    double tokens_per_second; /* batch * context / median step */
-    double first_loss, last_loss;
-    size_t peak_bytes;     /* device memory, over the run */
-    double flops_per_step; /* matrix products, by accounting.h */
+    double tokens_per_second;     /* batch * context / median step */
+    double first_loss, last_loss; /* of all steps, warm-up included; NaN in the mode forward */
+    size_t peak_bytes;            /* device memory, over the run */
+    double flops_per_step;        /* matrix products, by accounting.h */
 } td_bench_summary;
 
 /** Creates a model, runs warmup + steps steps on one random batch, and returns the times.
- * Errors: those of td_transformer_create and its step; TD_BAD_ARGUMENT for steps below 1, warmup below 0. */
+ * Errors: those of td_transformer_create and its step; TD_BAD_ARGUMENT for a NULL, steps below 1, warmup below 0, an
+ * unknown mode; TD_NO_MEMORY. *out is then NULL, and nothing is left on the device. */
 TD_API td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_progress progress,
                               void *user, td_bench_result **out);
 TD_API void td_bench_result_destroy(td_bench_result *result); /* accepts NULL */

@@ -55,7 +55,7 @@ TD_API void td_transformer_destroy(td_transformer *model); /* accepts NULL */
 
 /** The course's initialisation: linears truncated normal with std sqrt(2 / (d_in + d_out)) cut at 3 std,
  * embeddings std 1 cut at 3, norm weights 1. Parameter i draws from stream i of `seed`. Moments become 0 and the
- * step count too. */
+ * step count too. TD_NO_MEMORY: no room for the numbers on their way through the host. */
 TD_API td_status td_transformer_init(td_transformer *model, uint64_t seed);
 
 /* ---- parameters, in state-dict order ---- */
@@ -89,7 +89,9 @@ TD_API td_status td_transformer_parameter_find(const td_transformer *model, cons
  *   logits  [batch, seq, vocab]  out  dtype  owned by the model, valid until its next forward or backward
  *                                            (backward writes their gradient over them); NULL: not wanted
  *
- * TD_BAD_ARGUMENT: a NULL, batch or seq below 1 or above the plan, an id outside the vocabulary. */
+ * ids may change once it returns. TD_BAD_ARGUMENT: a NULL, batch or seq below 1 or above the plan, an id outside the
+ * vocabulary; the last forward is then as it was. TD_BAD_STATE: operations need more scratch than was planned,
+ * because the number of threads was raised after creation. */
 TD_API td_status td_transformer_forward(td_transformer *model, const int64_t *ids, int64_t batch, int64_t seq,
                                         const void **logits);
 
@@ -97,7 +99,8 @@ TD_API td_status td_transformer_forward(td_transformer *model, const int64_t *id
  *
  *   loss  [1]  out  f32  host memory; waits for the device. NULL: not wanted, and no wait
  *
- * TD_BAD_STATE: no forward came before. */
+ * targets may change once it returns. TD_BAD_ARGUMENT: a NULL, a target outside the vocabulary. TD_BAD_STATE: no
+ * forward came before, or backward, init or an update came since. */
 TD_API td_status td_transformer_loss(td_transformer *model, const int64_t *targets, float *loss);
 
 /** Called once for each parameter tensor, when its gradient is final, in the order in which they become final:
@@ -112,8 +115,8 @@ typedef td_status (*td_gradient_ready)(void *user, int64_t parameter);
 TD_API td_status td_transformer_backward(td_transformer *model, bool accumulate, td_gradient_ready ready,
                                          void *user);
 
-/** One AdamW step on every parameter. adamw->step 0 means: the model counts its own steps, from 1.
- * TD_BAD_STATE: a model without moments. */
+/** One AdamW step on every parameter. adamw->step 0 means: the model counts its own steps, from 1; any other is
+ * taken, and counting goes on from it. TD_BAD_STATE: a model without moments. */
 TD_API td_status td_transformer_adamw(td_transformer *model, const td_adamw *adamw);
 
 /** One SGD step, p -= lr g, on every parameter. TD_BAD_STATE: a model without gradients. */

@@ -1,0 +1,245 @@
+#include "transformer/transformer_internal.h"
+
+#include "base/check.h"
+
+/* Shapes as in forward.c. Each line of backward stands under the line of forward that it differentiates. The
+ * residual stream's gradient is one tensor: the norms' backward adds to it in place. */
+
+/** What every part of backward needs to know. */
+typedef struct pass {
+    td_transformer *model;
+    bool accumulate;
+    td_gradient_ready ready;
+    void *user;
+} pass;
+
+static td_status report(const pass *p, int64_t parameter)
+{
+    return p->ready ? p->ready(p->user, parameter) : TD_OK;
+}
+
+static void *grad(const pass *p, int64_t parameter)
+{
+    return p->model->parameters[parameter].grad;
+}
+
+/** Through y = norm(x): adds to the residual's gradient, or begins it. */
+static td_status norm_backward(const pass *p, int64_t parameter, const void *x, const void *dy, bool begin)
+{
+    td_transformer *model = p->model;
+    const td_rmsnorm_shape shape = td_norm_shape(model);
+    td_status status = TD_OK;
+
+    TD_TRY(td_rmsnorm_backward(model->dev, &shape, x, model->parameters[parameter].data,
+                               td_tensor_at(model, TD_T_RSTD, 0), dy, !begin,
+                               td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0), p->accumulate, grad(p, parameter),
+                               td_tensor_at(model, TD_T_WORK, 0)));
+    TD_TRY(report(p, parameter));
+cleanup:
+    return status;
+}
+
+static td_status head_backward(const pass *p)
+{
+    td_transformer *model = p->model;
+    const td_model_size *size = &model->plan.config.size;
+    const int64_t d = size->d_model, lm_head = td_p_lm_head(size);
+    const td_cross_entropy_shape loss = {
+        .rows = model->batch * model->seq, .vocab = size->vocab, .dtype = model->plan.config.dtype};
+    char *dlogits = td_tensor_at(model, TD_T_LOGITS, 0);         /* [B, S, V], over the logits */
+    char *norm = td_tensor_at(model, TD_T_NORM_FINAL, 0);        /* [B, S, d], still forward's */
+    char *dnorm = td_tensor_at(model, TD_T_NORM_FINAL_GRAD, 0);  /* [B, S, d] */
+    char *input = td_tensor_at(model, TD_T_INPUT, size->layers); /* [B, S, d] */
+    td_status status = TD_OK;
+
+    /* loss = cross_entropy(logits, targets) */
+    TD_TRY(td_step_enter(model, TD_STEP_HEAD_WEIGHT_GRAD, size->layers));
+    TD_TRY(td_cross_entropy_backward(model->dev, &loss, dlogits, td_tensor_at(model, TD_T_TARGETS, 0),
+                                     td_tensor_at(model, TD_T_LSE, 0), 1, dlogits));
+    /* logits = norm lm_head^T */
+    TD_TRY(td_linear_weight_grad(model, d, size->vocab, dlogits, norm, p->accumulate, grad(p, lm_head)));
+    TD_TRY(report(p, lm_head));
+    TD_TRY(td_step_enter(model, TD_STEP_HEAD_GRAD, size->layers));
+    TD_TRY(td_linear_input_grad(model, d, size->vocab, dlogits, model->parameters[lm_head].data, dnorm));
+
+    /* norm = ln_final(input) */
+    TD_TRY(td_step_enter(model, TD_STEP_FINAL_GRAD, size->layers));
+    TD_TRY(norm_backward(p, td_p_ln_final(size), input, dnorm, true));
+    TD_TRY(td_tensor_dead(model, TD_T_INPUT, size->layers)); /* the inputs of layers die by their steps */
+cleanup:
+    return status;
+}
+
+static td_status feed_forward_backward(const pass *p, int64_t layer)
+{
+    td_transformer *model = p->model;
+    td_device *dev = model->dev;
+    const td_plan *plan = &model->plan;
+    const int64_t d = plan->config.size.d_model, f = plan->config.size.d_ff,
+                  tokens = model->batch * model->seq;
+    const int64_t w1 = td_p_layer(layer, TD_W_W1), w2 = td_p_layer(layer, TD_W_W2),
+                  w3 = td_p_layer(layer, TD_W_W3);
+    const td_rows_shape rows = {.rows = tokens, .cols = f, .pitch = 2 * f, .dtype = plan->config.dtype};
+    char *middle = td_tensor_at(model, TD_T_MIDDLE, layer); /* [B, S, d] */
+    char *gate = td_tensor_at(model, TD_T_GATE_UP, layer);  /* [B, S, 2 f]; its gradient comes over it */
+    char *up = gate + (size_t)f * td_dtype_size(plan->config.dtype); /* its second half */
+    char *hidden = td_tensor_at(model, TD_T_HIDDEN_AGAIN, layer);    /* [B, S, f] */
+    char *dhidden = td_tensor_at(model, TD_T_HIDDEN_GRAD, layer);    /* [B, S, f] */
+    char *norm = td_tensor_at(model, TD_T_NORM2_AGAIN, layer);       /* [B, S, d] */
+    char *dnorm = td_tensor_at(model, TD_T_NORM2_GRAD, layer);       /* [B, S, d] */
+    char *dx = td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0);           /* [B, S, d] */
+    td_status status = TD_OK;
+
+    /* output = middle + hidden w2^T: dx is middle's gradient already */
+    TD_TRY(td_step_enter(model, TD_STEP_DOWN_WEIGHT_GRAD, layer));
+    TD_TRY(td_silu_mul_forward(dev, &rows, gate, up, hidden));
+    TD_TRY(td_linear_weight_grad(model, f, d, dx, hidden, p->accumulate, grad(p, w2)));
+    TD_TRY(report(p, w2));
+    TD_TRY(td_step_enter(model, TD_STEP_DOWN_GRAD, layer));
+    TD_TRY(td_linear_input_grad(model, f, d, dx, model->parameters[w2].data, dhidden));
+
+    /* hidden = silu(gate) * up */
+    TD_TRY(td_step_enter(model, TD_STEP_SILU_GRAD, layer));
+    TD_TRY(td_silu_mul_backward(dev, &rows, gate, up, dhidden, gate, up));
+
+    /* [gate, up] = norm [w1; w3]^T */
+    TD_TRY(td_step_enter(model, TD_STEP_GATE_UP_WEIGHT_GRAD, layer));
+    TD_TRY(td_norm(model, middle, td_weight_at(model, layer, TD_W_LN2), norm));
+    TD_TRY(td_linear_weight_grad(model, d, 2 * f, gate, norm, p->accumulate, grad(p, w1)));
+    TD_TRY(report(p, w1));
+    TD_TRY(report(p, w3));
+    TD_TRY(td_step_enter(model, TD_STEP_GATE_UP_GRAD, layer));
+    TD_TRY(td_linear_input_grad(model, d, 2 * f, gate, model->parameters[w1].data, dnorm));
+
+    /* norm = ln2(middle) */
+    TD_TRY(td_step_enter(model, TD_STEP_NORM2_GRAD, layer));
+    TD_TRY(norm_backward(p, td_p_layer(layer, TD_W_LN2), middle, dnorm, false));
+cleanup:
+    return status;
+}
+
+static td_status attention_backward(const pass *p, int64_t layer)
+{
+    td_transformer *model = p->model;
+    td_device *dev = model->dev;
+    const td_plan *plan = &model->plan;
+    const int64_t d = plan->config.size.d_model;
+    const size_t third = (size_t)d * td_dtype_size(plan->config.dtype);
+    const int64_t wq = td_p_layer(layer, TD_W_Q), wo = td_p_layer(layer, TD_W_OUTPUT);
+    const td_attention_shape shape = td_plan_attention_shape(plan, model->batch, model->seq);
+    const td_heads_shape in_qkv = td_heads_shape_of(model, 3 * d), alone = td_heads_shape_of(model, d);
+    const float *cos = td_tensor_at(model, TD_T_COS, 0); /* [context, D / 2] */
+    const float *sin = td_tensor_at(model, TD_T_SIN, 0);
+    char *input = td_tensor_at(model, TD_T_INPUT, layer);         /* [B, S, d] */
+    char *q = td_tensor_at(model, TD_T_Q, layer);                 /* [B, H, S, D] */
+    char *k = td_tensor_at(model, TD_T_K, layer);                 /* [B, H, S, D] */
+    char *v = td_tensor_at(model, TD_T_V, layer);                 /* [B, H, S, D] */
+    char *o = td_tensor_at(model, TD_T_O, layer);                 /* [B, H, S, D] */
+    char *saved = td_tensor_at(model, TD_T_SAVED, layer);         /* attention's own */
+    char *merged = td_tensor_at(model, TD_T_MERGED_AGAIN, layer); /* [B, S, d] */
+    char *dmerged = td_tensor_at(model, TD_T_MERGED_GRAD, layer); /* [B, S, d] */
+    char *d_o = td_tensor_at(model, TD_T_O_GRAD, layer);          /* [B, H, S, D] */
+    char *dq = td_tensor_at(model, TD_T_Q_GRAD, layer);           /* [B, H, S, D] */
+    char *dk = td_tensor_at(model, TD_T_K_GRAD, layer);           /* [B, H, S, D] */
+    char *dv = td_tensor_at(model, TD_T_V_GRAD, layer);           /* [B, H, S, D] */
+    char *dqkv = td_tensor_at(model, TD_T_QKV_GRAD, layer);       /* [B, S, 3 d] */
+    char *norm = td_tensor_at(model, TD_T_NORM1_AGAIN, layer);    /* [B, S, d] */
+    char *dnorm = td_tensor_at(model, TD_T_NORM1_GRAD, layer);    /* [B, S, d] */
+    char *dx = td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0);        /* [B, S, d] */
+    td_status status = TD_OK;
+
+    /* middle = input + merged output_proj^T: dx is input's gradient already */
+    TD_TRY(td_step_enter(model, TD_STEP_OUTPUT_WEIGHT_GRAD, layer));
+    TD_TRY(td_heads_merge(dev, &alone, o, merged));
+    TD_TRY(td_linear_weight_grad(model, d, d, dx, merged, p->accumulate, grad(p, wo)));
+    TD_TRY(report(p, wo));
+    TD_TRY(td_step_enter(model, TD_STEP_OUTPUT_GRAD, layer));
+    TD_TRY(td_linear_input_grad(model, d, d, dx, model->parameters[wo].data, dmerged));
+
+    /* merged = heads_merge(o),  o = attention(q, k, v) */
+    TD_TRY(td_step_enter(model, TD_STEP_HEADS_GRAD, layer));
+    TD_TRY(td_heads_split(dev, &alone, dmerged, d_o));
+    TD_TRY(td_step_enter(model, TD_STEP_ATTEND_GRAD, layer));
+    TD_TRY(plan->attend->impl->backward(dev, &shape, q, k, v, o, d_o, saved, dq, dk, dv,
+                                        td_tensor_at(model, TD_T_ATTEND_GRAD_WORK, layer)));
+
+    /* [rope^-1(q), rope^-1(k), v] = norm [q_proj; k_proj; v_proj]^T */
+    TD_TRY(td_step_enter(model, TD_STEP_ROPE_GRAD, layer));
+    TD_TRY(td_rope_backward(dev, &in_qkv, dq, cos, sin, dqkv));
+    TD_TRY(td_rope_backward(dev, &in_qkv, dk, cos, sin, dqkv + third));
+    TD_TRY(td_heads_merge(dev, &in_qkv, dv, dqkv + 2 * third));
+    TD_TRY(td_step_enter(model, TD_STEP_QKV_WEIGHT_GRAD, layer));
+    TD_TRY(td_norm(model, input, td_weight_at(model, layer, TD_W_LN1), norm));
+    TD_TRY(td_linear_weight_grad(model, d, 3 * d, dqkv, norm, p->accumulate, grad(p, wq)));
+    TD_TRY(report(p, wq));
+    TD_TRY(report(p, td_p_layer(layer, TD_W_K)));
+    TD_TRY(report(p, td_p_layer(layer, TD_W_V)));
+    TD_TRY(td_step_enter(model, TD_STEP_QKV_GRAD, layer));
+    TD_TRY(td_linear_input_grad(model, d, 3 * d, dqkv, model->parameters[wq].data, dnorm));
+
+    /* norm = ln1(input) */
+    TD_TRY(td_step_enter(model, TD_STEP_NORM1_GRAD, layer));
+    TD_TRY(norm_backward(p, td_p_layer(layer, TD_W_LN1), input, dnorm, false));
+cleanup:
+    return status;
+}
+
+static td_status layer_backward(const pass *p, int64_t layer)
+{
+    td_device *dev = p->model->dev;
+    td_status status = TD_OK;
+
+    TD_TRY(td_push_layer(dev, layer));
+    status = feed_forward_backward(p, layer);
+    if (status == TD_OK)
+        status = attention_backward(p, layer);
+    status = td_pop_after(dev, status);
+cleanup:
+    return status;
+}
+
+static td_status run(const pass *p)
+{
+    td_transformer *model = p->model;
+    const td_model_size *size = &model->plan.config.size;
+    const td_embedding_shape embedding = {.tokens = model->batch * model->seq,
+                                          .vocab = size->vocab,
+                                          .d_model = size->d_model,
+                                          .dtype = model->plan.config.dtype};
+    td_status status = TD_OK;
+
+    TD_TRY(head_backward(p));
+    for (int64_t layer = size->layers - 1; layer >= 0; layer--)
+        TD_TRY(layer_backward(p, layer));
+
+    TD_TRY(td_step_enter(model, TD_STEP_EMBED_GRAD, 0));
+    TD_TRY(td_embedding_backward(model->dev, &embedding, td_tensor_at(model, TD_T_IDS, 0),
+                                 td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0), p->accumulate,
+                                 grad(p, TD_P_EMBEDDING), td_tensor_at(model, TD_T_WORK, 0)));
+    TD_TRY(report(p, TD_P_EMBEDDING));
+    TD_TRY(td_step_enter(model, TD_STEP_NONE, 0));
+cleanup:
+    return status;
+}
+
+td_status td_transformer_backward(td_transformer *model, bool accumulate, td_gradient_ready ready, void *user)
+{
+    td_status status = TD_OK;
+    pass p = {.model = model, .accumulate = accumulate, .ready = ready, .user = user};
+
+    TD_CHECK(model, "model is NULL");
+    if (!model->grads) {
+        status = td_fail(TD_BAD_STATE, "the model has no gradients: it was created for TD_MODEL_INFERENCE");
+        goto cleanup;
+    }
+    if (model->progress != TD_AFTER_LOSS) {
+        status =
+            td_fail(TD_BAD_STATE, "no loss came since the last forward, or backward or an update used it up");
+        goto cleanup;
+    }
+    model->progress = TD_AT_START; /* the activations are written over from here on */
+    TD_TRY(td_device_push_label(model->dev, "backward"));
+    status = td_pop_after(model->dev, run(&p));
+cleanup:
+    return status;
+}

@@ -1,0 +1,245 @@
+#include "transformer/transformer_internal.h"
+
+#include "base/check.h"
+#include "base/rng.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/** By td_weight: the name inside "layers.N.". */
+static const char *const weight_names[TD_WEIGHTS] = {
+    [TD_W_Q] = "attn.q_proj.weight", [TD_W_K] = "attn.k_proj.weight",
+    [TD_W_V] = "attn.v_proj.weight", [TD_W_OUTPUT] = "attn.output_proj.weight",
+    [TD_W_W1] = "ffn.w1.weight",     [TD_W_W2] = "ffn.w2.weight",
+    [TD_W_W3] = "ffn.w3.weight",     [TD_W_LN1] = "ln1.weight",
+    [TD_W_LN2] = "ln2.weight",
+};
+
+/** The order in memory, and which weights follow the one before them without a gap. */
+static const struct {
+    td_weight weight;
+    bool adjacent;
+} storage[TD_WEIGHTS] = {
+    {TD_W_Q, false}, {TD_W_K, true},   {TD_W_V, true},    {TD_W_OUTPUT, false}, {TD_W_W1, false},
+    {TD_W_W3, true}, {TD_W_W2, false}, {TD_W_LN1, false}, {TD_W_LN2, false},
+};
+
+#define ALIGNMENT 256
+
+int64_t td_p_layer(int64_t layer, td_weight weight)
+{
+    return 1 + layer * TD_WEIGHTS + weight;
+}
+
+int64_t td_p_ln_final(const td_model_size *size)
+{
+    return 1 + size->layers * TD_WEIGHTS;
+}
+
+int64_t td_p_lm_head(const td_model_size *size)
+{
+    return td_p_ln_final(size) + 1;
+}
+
+static void weight_shape(const td_model_size *size, td_weight weight, int64_t *rows, int64_t *cols)
+{
+    *rows = size->d_model;
+    *cols = size->d_model;
+    if (weight == TD_W_W1 || weight == TD_W_W3)
+        *rows = size->d_ff;
+    if (weight == TD_W_W2)
+        *cols = size->d_ff;
+    if (weight == TD_W_LN1 || weight == TD_W_LN2)
+        *cols = 0;
+}
+
+static int64_t numel_of(int64_t rows, int64_t cols)
+{
+    return rows * (cols > 0 ? cols : 1);
+}
+
+/** *at = where a group of `count` elements that may follow *end begins; *end moves behind it. */
+static td_status append(int64_t alignment, int64_t count, int64_t *at, int64_t *end)
+{
+    td_status status = TD_OK;
+    int64_t begin;
+
+    TD_CHECK(*end <= INT64_MAX - alignment, "parameters: more than 2^63 - 1");
+    begin = (*end + alignment - 1) / alignment * alignment;
+    TD_CHECK(begin <= INT64_MAX - count, "parameters: more than 2^63 - 1");
+    *at = begin;
+    *end = begin + count;
+cleanup:
+    return status;
+}
+
+td_status td_layout_make(const td_model_size *size, td_dtype dtype, td_layout *out)
+{
+    const int64_t alignment = ALIGNMENT / (int64_t)td_dtype_size(dtype);
+    const char *what = "parameters";
+    int64_t table, products[2], layers, end = 0, layer_end = 0, layer_numel = 0;
+    td_layout layout = {0};
+    td_status status = TD_OK;
+
+    /* Every product of two extents that a layer knows is at most one of these. */
+    TD_TRY(td_product(what, 2, (int64_t[]){size->vocab, size->d_model}, &table));
+    TD_TRY(td_product(what, 3, (int64_t[]){16, size->d_model, size->d_model}, &products[0]));
+    TD_TRY(td_product(what, 3, (int64_t[]){16, size->d_model, size->d_ff}, &products[1]));
+
+    TD_TRY(append(alignment, table, &layout.embedding, &end));
+    for (int i = 0; i < TD_WEIGHTS; i++) {
+        const td_weight weight = storage[i].weight;
+        int64_t rows, cols;
+        weight_shape(size, weight, &rows, &cols);
+        TD_TRY(append(storage[i].adjacent ? 1 : alignment, numel_of(rows, cols), &layout.in_layer[weight],
+                      &layer_end));
+        layer_numel += numel_of(rows, cols);
+    }
+    TD_TRY(append(alignment, 0, &layout.layer_stride, &layer_end));
+    TD_TRY(td_product(what, 2, (int64_t[]){size->layers, layout.layer_stride}, &layers));
+    TD_TRY(append(alignment, layers, &layout.layers, &end));
+    TD_TRY(append(alignment, size->d_model, &layout.ln_final, &end));
+    TD_TRY(append(alignment, table, &layout.lm_head, &end));
+    TD_TRY(append(alignment, 0, &layout.elements, &end));
+    layout.numel = 2 * table + size->layers * layer_numel + size->d_model;
+    *out = layout;
+cleanup:
+    return status;
+}
+
+static void fill(td_transformer *model, int64_t index, int64_t rows, int64_t cols, int64_t offset)
+{
+    const size_t element = td_dtype_size(model->plan.config.dtype);
+
+    model->parameters[index] = (td_parameter){
+        .name = model->names[index],
+        .rows = rows,
+        .cols = cols,
+        .numel = numel_of(rows, cols),
+        .data = model->params + (size_t)offset * element,
+        .grad = model->grads ? model->grads + (size_t)offset * element : NULL,
+        .exp_avg = model->exp_avg ? model->exp_avg + offset : NULL,
+        .exp_avg_sq = model->exp_avg_sq ? model->exp_avg_sq + offset : NULL,
+    };
+}
+
+void td_parameters_fill(td_transformer *model)
+{
+    const td_model_size *size = &model->plan.config.size;
+    const td_layout *layout = &model->plan.layout;
+
+    snprintf(model->names[TD_P_EMBEDDING], TD_PARAMETER_NAME_BYTES, "token_embeddings.weight");
+    fill(model, TD_P_EMBEDDING, size->vocab, size->d_model, layout->embedding);
+    for (int64_t layer = 0; layer < size->layers; layer++) {
+        for (td_weight weight = TD_W_Q; weight < TD_WEIGHTS; weight++) {
+            const int64_t index = td_p_layer(layer, weight);
+            int64_t rows, cols;
+            weight_shape(size, weight, &rows, &cols);
+            snprintf(model->names[index], TD_PARAMETER_NAME_BYTES, "layers.%" PRId64 ".%s", layer,
+                     weight_names[weight]);
+            fill(model, index, rows, cols,
+                 layout->layers + layer * layout->layer_stride + layout->in_layer[weight]);
+        }
+    }
+    snprintf(model->names[td_p_ln_final(size)], TD_PARAMETER_NAME_BYTES, "ln_final.weight");
+    fill(model, td_p_ln_final(size), size->d_model, 0, layout->ln_final);
+    snprintf(model->names[td_p_lm_head(size)], TD_PARAMETER_NAME_BYTES, "lm_head.weight");
+    fill(model, td_p_lm_head(size), size->vocab, size->d_model, layout->lm_head);
+}
+
+int64_t td_transformer_parameter_count(const td_transformer *model)
+{
+    return model ? td_p_lm_head(&model->plan.config.size) + 1 : 0;
+}
+
+int64_t td_transformer_numel(const td_transformer *model)
+{
+    return model ? model->plan.layout.numel : 0;
+}
+
+td_status td_transformer_parameter(const td_transformer *model, int64_t index, td_parameter *out)
+{
+    td_status status = TD_OK;
+    const int64_t count = td_transformer_parameter_count(model);
+
+    TD_CHECK(model, "model is NULL");
+    TD_CHECK(out, "out is NULL");
+    TD_CHECK(index >= 0 && index < count, "index is %" PRId64 ", needs 0 to %" PRId64, index, count - 1);
+    *out = model->parameters[index];
+cleanup:
+    return status;
+}
+
+td_status td_transformer_parameter_find(const td_transformer *model, const char *name, td_parameter *out)
+{
+    td_status status = TD_OK;
+    const int64_t count = td_transformer_parameter_count(model);
+
+    TD_CHECK(model, "model is NULL");
+    TD_CHECK(name, "name is NULL");
+    TD_CHECK(out, "out is NULL");
+    for (int64_t i = 0; i < count; i++) {
+        if (strcmp(name, model->names[i]) == 0) {
+            *out = model->parameters[i];
+            goto cleanup;
+        }
+    }
+    TD_CHECK(false, "name is '%.64s', which is no parameter of this model", name);
+cleanup:
+    return status;
+}
+
+/** Numbers that pass through host memory at a time, on their way to the device. */
+#define STAGED INT64_C(262144)
+
+/** Fills the parameter with its initial numbers; `drawn` and `rounded` have room for STAGED of them. */
+static td_status init_parameter(td_transformer *model, int64_t index, uint64_t seed, float *drawn,
+                                void *rounded)
+{
+    const td_parameter *parameter = &model->parameters[index];
+    const td_dtype dtype = model->plan.config.dtype;
+    const size_t element = td_dtype_size(dtype);
+    const td_rng rng = {.seed = seed, .stream = (uint64_t)index};
+    const double variance = 2.0 / ((double)parameter->rows + (double)parameter->cols);
+    const float std = index == TD_P_EMBEDDING ? 1.0f : (float)sqrt(variance);
+    td_status status = TD_OK;
+
+    for (int64_t offset = 0; offset < parameter->numel; offset += STAGED) {
+        const int64_t count = parameter->numel - offset < STAGED ? parameter->numel - offset : STAGED;
+        if (parameter->cols > 0)
+            TD_TRY(td_rng_truncated_normal(&rng, offset, count, 0, std, -3 * std, 3 * std, drawn));
+        else
+            TD_TRY(td_rng_uniform(&rng, offset, count, 1, 1, drawn)); /* norms begin as 1 */
+        TD_TRY(td_convert(count, TD_F32, drawn, dtype, rounded));
+        TD_TRY(td_device_upload(model->dev, (char *)parameter->data + (size_t)offset * element, rounded,
+                                (size_t)count * element));
+    }
+cleanup:
+    return status;
+}
+
+td_status td_transformer_init(td_transformer *model, uint64_t seed)
+{
+    td_status status = TD_OK;
+    float *staged = NULL;
+    int64_t count;
+
+    TD_CHECK(model, "model is NULL");
+    staged = calloc(2 * STAGED, sizeof *staged);
+    if (!staged) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " initial weights", STAGED);
+        goto cleanup;
+    }
+    count = td_transformer_parameter_count(model);
+    model->progress = TD_AT_START;
+    for (int64_t i = 0; i < count; i++)
+        TD_TRY(init_parameter(model, i, seed, staged, staged + STAGED));
+    if (model->exp_avg)
+        TD_TRY(td_device_fill(model->dev, model->exp_avg, 0, model->plan.total.optimizer_state));
+    model->adamw_steps = 0;
+cleanup:
+    free(staged);
+    return status;
+}

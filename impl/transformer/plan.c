@@ -1,0 +1,443 @@
+#include "transformer/transformer_internal.h"
+
+#include "base/check.h"
+#include "flash/flash.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const td_attend attends[] = {
+    {&td_attention_naive, "scores"},
+    {&td_attention_flash, "lse"},
+};
+
+/** What the size of a tensor follows from. */
+typedef enum extent {
+    EXTENT_MODEL = 0, /* [tokens, d_model] */
+    EXTENT_QKV,       /* [tokens, 3 d_model] */
+    EXTENT_FFN,       /* [tokens, d_ff] */
+    EXTENT_GATE_UP,   /* [tokens, 2 d_ff] */
+    EXTENT_VOCAB,     /* [tokens, vocab] */
+    EXTENT_TOKENS,    /* [tokens] int64 */
+    EXTENT_ROWS,      /* [tokens] f32 */
+    EXTENT_ONE,       /* [1] f32 */
+    EXTENT_TABLE,     /* [context, head_dim / 2] f32 */
+    EXTENT_SAVED,     /* what attention, and what the other operations ask for */
+    EXTENT_ATTEND_WORK,
+    EXTENT_ATTEND_GRAD_WORK,
+    EXTENT_WORK,
+    EXTENTS
+} extent;
+
+/** Names, extents and lifetimes. A tensor that outlives its layer's forward for the sake of backward is kept, one
+ * instance a layer; the others share memory with whatever lives at another time. What costs one pass over memory to
+ * compute again (norms, merged heads, silu(gate) * up) is not kept: that takes a third off the bytes of a layer. */
+static const struct {
+    const char *name;
+    extent extent;
+    td_step first;
+    td_step last_inference; /* TD_STEP_NONE: backward alone needs it */
+    td_step last;
+} tensors[TD_TENSORS] = {
+    [TD_T_COS] = {"rope.cos", EXTENT_TABLE, TD_STEP_EMBED, TD_STEP_EMBED_GRAD, TD_STEP_EMBED_GRAD},
+    [TD_T_SIN] = {"rope.sin", EXTENT_TABLE, TD_STEP_EMBED, TD_STEP_EMBED_GRAD, TD_STEP_EMBED_GRAD},
+    [TD_T_IDS] = {"ids", EXTENT_TOKENS, TD_STEP_EMBED, TD_STEP_NONE, TD_STEP_EMBED_GRAD},
+    [TD_T_TARGETS] = {"targets", EXTENT_TOKENS, TD_STEP_EMBED, TD_STEP_NONE, TD_STEP_EMBED_GRAD},
+    [TD_T_RSTD] = {"rstd", EXTENT_ROWS, TD_STEP_EMBED, TD_STEP_NONE, TD_STEP_EMBED_GRAD},
+    [TD_T_LSE] = {"loss.lse", EXTENT_ROWS, TD_STEP_EMBED, TD_STEP_EMBED_GRAD, TD_STEP_EMBED_GRAD},
+    [TD_T_LOSS] = {"loss", EXTENT_ONE, TD_STEP_EMBED, TD_STEP_EMBED_GRAD, TD_STEP_EMBED_GRAD},
+    [TD_T_WORK] = {"work", EXTENT_WORK, TD_STEP_EMBED, TD_STEP_EMBED_GRAD, TD_STEP_EMBED_GRAD},
+
+    [TD_T_INPUT] = {"input", EXTENT_MODEL, TD_STEP_EMBED, TD_STEP_FINAL, TD_STEP_NORM1_GRAD},
+    [TD_T_Q] = {"attn.q", EXTENT_MODEL, TD_STEP_ROPE, TD_STEP_ATTEND, TD_STEP_ATTEND_GRAD},
+    [TD_T_K] = {"attn.k", EXTENT_MODEL, TD_STEP_ROPE, TD_STEP_ATTEND, TD_STEP_ATTEND_GRAD},
+    [TD_T_V] = {"attn.v", EXTENT_MODEL, TD_STEP_ROPE, TD_STEP_ATTEND, TD_STEP_ATTEND_GRAD},
+    [TD_T_SAVED] = {"attn", EXTENT_SAVED, TD_STEP_ATTEND, TD_STEP_ATTEND, TD_STEP_ATTEND_GRAD},
+    [TD_T_O] = {"attn.o", EXTENT_MODEL, TD_STEP_ATTEND, TD_STEP_ATTEND, TD_STEP_ATTEND_GRAD},
+    [TD_T_MIDDLE] = {"middle", EXTENT_MODEL, TD_STEP_OUTPUT, TD_STEP_DOWN, TD_STEP_NORM2_GRAD},
+    [TD_T_GATE_UP] = {"ffn.gate_up", EXTENT_GATE_UP, TD_STEP_GATE_UP, TD_STEP_SILU, TD_STEP_GATE_UP_GRAD},
+
+    [TD_T_NORM1] = {"ln1.output", EXTENT_MODEL, TD_STEP_NORM1, TD_STEP_QKV, TD_STEP_QKV},
+    [TD_T_QKV] = {"attn.qkv", EXTENT_QKV, TD_STEP_QKV, TD_STEP_ROPE, TD_STEP_ROPE},
+    [TD_T_ATTEND_WORK] = {"attn.work", EXTENT_ATTEND_WORK, TD_STEP_ATTEND, TD_STEP_ATTEND, TD_STEP_ATTEND},
+    [TD_T_MERGED] = {"attn.merged", EXTENT_MODEL, TD_STEP_ATTEND, TD_STEP_OUTPUT, TD_STEP_OUTPUT},
+    [TD_T_NORM2] = {"ln2.output", EXTENT_MODEL, TD_STEP_NORM2, TD_STEP_GATE_UP, TD_STEP_GATE_UP},
+    [TD_T_HIDDEN] = {"ffn.hidden", EXTENT_FFN, TD_STEP_SILU, TD_STEP_DOWN, TD_STEP_DOWN},
+    [TD_T_NORM_FINAL] = {"ln_final.output", EXTENT_MODEL, TD_STEP_FINAL, TD_STEP_HEAD,
+                         TD_STEP_HEAD_WEIGHT_GRAD},
+    [TD_T_LOGITS] = {"logits", EXTENT_VOCAB, TD_STEP_HEAD, TD_STEP_EMBED_GRAD, TD_STEP_HEAD_GRAD},
+
+    [TD_T_NORM_FINAL_GRAD] = {"ln_final.output.grad", EXTENT_MODEL, TD_STEP_HEAD_GRAD, TD_STEP_NONE,
+                              TD_STEP_FINAL_GRAD},
+    [TD_T_RESIDUAL_GRAD] = {"residual.grad", EXTENT_MODEL, TD_STEP_FINAL_GRAD, TD_STEP_NONE,
+                            TD_STEP_EMBED_GRAD},
+    [TD_T_HIDDEN_AGAIN] = {"ffn.hidden.again", EXTENT_FFN, TD_STEP_DOWN_WEIGHT_GRAD, TD_STEP_NONE,
+                           TD_STEP_DOWN_WEIGHT_GRAD},
+    [TD_T_HIDDEN_GRAD] = {"ffn.hidden.grad", EXTENT_FFN, TD_STEP_DOWN_GRAD, TD_STEP_NONE, TD_STEP_SILU_GRAD},
+    [TD_T_NORM2_AGAIN] = {"ln2.output.again", EXTENT_MODEL, TD_STEP_GATE_UP_WEIGHT_GRAD, TD_STEP_NONE,
+                          TD_STEP_GATE_UP_WEIGHT_GRAD},
+    [TD_T_NORM2_GRAD] = {"ln2.output.grad", EXTENT_MODEL, TD_STEP_GATE_UP_GRAD, TD_STEP_NONE,
+                         TD_STEP_NORM2_GRAD},
+    [TD_T_MERGED_AGAIN] = {"attn.merged.again", EXTENT_MODEL, TD_STEP_OUTPUT_WEIGHT_GRAD, TD_STEP_NONE,
+                           TD_STEP_OUTPUT_WEIGHT_GRAD},
+    [TD_T_MERGED_GRAD] = {"attn.merged.grad", EXTENT_MODEL, TD_STEP_OUTPUT_GRAD, TD_STEP_NONE,
+                          TD_STEP_HEADS_GRAD},
+    [TD_T_O_GRAD] = {"attn.o.grad", EXTENT_MODEL, TD_STEP_HEADS_GRAD, TD_STEP_NONE, TD_STEP_ATTEND_GRAD},
+    [TD_T_Q_GRAD] = {"attn.q.grad", EXTENT_MODEL, TD_STEP_ATTEND_GRAD, TD_STEP_NONE, TD_STEP_ROPE_GRAD},
+    [TD_T_K_GRAD] = {"attn.k.grad", EXTENT_MODEL, TD_STEP_ATTEND_GRAD, TD_STEP_NONE, TD_STEP_ROPE_GRAD},
+    [TD_T_V_GRAD] = {"attn.v.grad", EXTENT_MODEL, TD_STEP_ATTEND_GRAD, TD_STEP_NONE, TD_STEP_ROPE_GRAD},
+    [TD_T_ATTEND_GRAD_WORK] = {"attn.work.grad", EXTENT_ATTEND_GRAD_WORK, TD_STEP_ATTEND_GRAD, TD_STEP_NONE,
+                               TD_STEP_ATTEND_GRAD},
+    [TD_T_QKV_GRAD] = {"attn.qkv.grad", EXTENT_QKV, TD_STEP_ROPE_GRAD, TD_STEP_NONE, TD_STEP_QKV_GRAD},
+    [TD_T_NORM1_AGAIN] = {"ln1.output.again", EXTENT_MODEL, TD_STEP_QKV_WEIGHT_GRAD, TD_STEP_NONE,
+                          TD_STEP_QKV_WEIGHT_GRAD},
+    [TD_T_NORM1_GRAD] = {"ln1.output.grad", EXTENT_MODEL, TD_STEP_QKV_GRAD, TD_STEP_NONE, TD_STEP_NORM1_GRAD},
+};
+
+#define ALIGNMENT 256
+
+static bool in_layer(td_step step)
+{
+    return (step >= TD_STEP_NORM1 && step <= TD_STEP_DOWN) ||
+           (step >= TD_STEP_DOWN_WEIGHT_GRAD && step <= TD_STEP_NORM1_GRAD);
+}
+
+static bool has_backward(const td_plan *plan)
+{
+    return plan->config.use != TD_MODEL_INFERENCE;
+}
+
+void td_tensor_life(const td_plan *plan, td_tensor tensor, td_step *first, td_step *last)
+{
+    *last = has_backward(plan) ? tensors[tensor].last : tensors[tensor].last_inference;
+    *first = *last == TD_STEP_NONE ? TD_STEP_NONE : tensors[tensor].first;
+}
+
+void td_tensor_name(const td_plan *plan, td_tensor tensor, int64_t layer, char *out, size_t capacity)
+{
+    const char *name = tensors[tensor].name;
+
+    if (tensor == TD_T_INPUT && layer == plan->config.size.layers)
+        snprintf(out, capacity, "ln_final.input");
+    else if (tensor == TD_T_SAVED)
+        snprintf(out, capacity, "layers.%" PRId64 ".%s.%s", layer, name, plan->attend->saved_name);
+    else if (tensor == TD_T_INPUT || in_layer(tensors[tensor].first))
+        snprintf(out, capacity, "layers.%" PRId64 ".%s", layer, name);
+    else
+        snprintf(out, capacity, "%s", name);
+}
+
+td_attention_shape td_plan_attention_shape(const td_plan *plan, int64_t batch, int64_t seq)
+{
+    const td_model_size *size = &plan->config.size;
+
+    return (td_attention_shape){.batch = batch,
+                                .heads = size->heads,
+                                .seq = seq,
+                                .head_dim = size->d_model / size->heads,
+                                .dtype = plan->config.dtype,
+                                .causal = true};
+}
+
+/** *out = count elements of `size` bytes, rounded up to the alignment. */
+static td_status aligned_bytes(const char *what, int64_t count, size_t size, size_t *out)
+{
+    td_status status = TD_OK;
+    int64_t bytes;
+
+    TD_TRY(td_product(what, 2, (int64_t[]){count, (int64_t)size}, &bytes));
+    TD_CHECK(bytes <= INT64_MAX - ALIGNMENT, "%s: %" PRId64 " bytes are beyond 2^63 - 1", what, bytes);
+    *out = ((size_t)bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+cleanup:
+    return status;
+}
+
+static td_status add_bytes(const char *what, size_t bytes, size_t *total)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(bytes <= INT64_MAX && *total <= INT64_MAX - bytes, "%s: the bytes of all are beyond 2^63 - 1",
+             what);
+    *total += bytes;
+cleanup:
+    return status;
+}
+
+static td_status gemm_work(td_device *dev, const td_gemm_shape *shape, size_t *most)
+{
+    size_t bytes;
+    td_status status = td_gemm_work_bytes(dev, shape, &bytes);
+
+    if (status == TD_OK && bytes > *most)
+        *most = bytes;
+    return status;
+}
+
+/** The most scratch that an operation other than attention asks for, with `tokens` tokens. */
+static td_status work_bytes(td_device *dev, const td_transformer_config *config, int64_t tokens, size_t *out)
+{
+    const td_model_size *size = &config->size;
+    const td_dtype dtype = config->dtype;
+    const int64_t linears[][2] = {{size->d_model, 3 * size->d_model},
+                                  {size->d_model, size->d_model},
+                                  {size->d_model, 2 * size->d_ff},
+                                  {size->d_ff, size->d_model},
+                                  {size->d_model, size->vocab}};
+    const bool backward = config->use != TD_MODEL_INFERENCE;
+    td_status status = TD_OK;
+    size_t most = 0, bytes;
+
+    for (size_t i = 0; i < sizeof linears / sizeof *linears; i++) {
+        const int64_t d_in = linears[i][0], d_out = linears[i][1];
+        for (int beta = 0; beta <= 1; beta++) {
+            td_gemm_shape y = td_linear_forward_shape(dtype, tokens, d_in, d_out, (float)beta);
+            td_gemm_shape dw = td_linear_weight_grad_shape(dtype, tokens, d_in, d_out, (float)beta);
+            td_gemm_shape dx = td_linear_input_grad_shape(dtype, tokens, d_in, d_out);
+            TD_TRY(gemm_work(dev, &y, &most));
+            if (backward) {
+                TD_TRY(gemm_work(dev, &dw, &most));
+                TD_TRY(gemm_work(dev, &dx, &most));
+            }
+        }
+    }
+    if (backward) {
+        td_rmsnorm_shape norm = {.rows = tokens, .cols = size->d_model, .eps = TD_NORM_EPS, .dtype = dtype};
+        td_embedding_shape embedding = {
+            .tokens = tokens, .vocab = size->vocab, .d_model = size->d_model, .dtype = dtype};
+        TD_TRY(td_rmsnorm_backward_work_bytes(dev, &norm, &bytes));
+        most = bytes > most ? bytes : most;
+        TD_TRY(td_embedding_backward_work_bytes(dev, &embedding, &bytes));
+        most = bytes > most ? bytes : most;
+    }
+    *out = most;
+cleanup:
+    return status;
+}
+
+static td_status check_config(const td_transformer_config *config)
+{
+    const td_model_size *size = &config->size;
+    td_status status = TD_OK;
+
+    TD_CHECK(size->d_model >= 1, "size.d_model is %" PRId64 ", needs at least 1", size->d_model);
+    TD_CHECK(size->d_ff >= 1, "size.d_ff is %" PRId64 ", needs at least 1", size->d_ff);
+    TD_CHECK(size->layers >= 1, "size.layers is %" PRId64 ", needs at least 1", size->layers);
+    TD_CHECK(size->heads >= 1, "size.heads is %" PRId64 ", needs at least 1", size->heads);
+    TD_CHECK(size->vocab >= 1, "size.vocab is %" PRId64 ", needs at least 1", size->vocab);
+    TD_CHECK(config->batch >= 1, "batch is %" PRId64 ", needs at least 1", config->batch);
+    TD_CHECK(config->context >= 1, "context is %" PRId64 ", needs at least 1", config->context);
+    TD_CHECK(size->d_model % size->heads == 0, "size.heads is %" PRId64 ", needs to divide d_model %" PRId64,
+             size->heads, size->d_model);
+    TD_CHECK(size->d_model / size->heads % 2 == 0,
+             "size.heads is %" PRId64 ", which makes the head size %" PRId64 ": it needs to be even",
+             size->heads, size->d_model / size->heads);
+    TD_CHECK(td_dtype_size(config->dtype) > 0, "dtype is %d, which is no td_dtype", (int)config->dtype);
+    TD_CHECK(config->use >= TD_MODEL_INFERENCE && config->use <= TD_MODEL_TRAINING,
+             "use is %d, needs TD_MODEL_INFERENCE, TD_MODEL_GRADIENTS or TD_MODEL_TRAINING",
+             (int)config->use);
+    /* Written so that NaN is refused. */
+    TD_CHECK(config->rope_theta >= 0 && config->rope_theta <= 1e300,
+             "rope_theta is %g, needs to be above 0, or 0 for 10,000", config->rope_theta);
+cleanup:
+    return status;
+}
+
+static td_status find_attend(const char *name, const td_attend **out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(name, "attention is NULL");
+    *out = NULL;
+    for (size_t i = 0; i < sizeof attends / sizeof *attends; i++) {
+        if (strcmp(name, attends[i].impl->name) == 0)
+            *out = &attends[i];
+    }
+    TD_CHECK(*out, "attention is '%.32s', needs naive or flash", name);
+cleanup:
+    return status;
+}
+
+/** Bytes of every extent, for the largest step. */
+static td_status measure(td_device *dev, td_plan *plan, size_t bytes[EXTENTS])
+{
+    const td_transformer_config *config = &plan->config;
+    const td_model_size *size = &config->size;
+    const size_t element = td_dtype_size(config->dtype);
+    const int64_t widths[] = {[EXTENT_MODEL] = size->d_model,
+                              [EXTENT_QKV] = 3 * size->d_model,
+                              [EXTENT_FFN] = size->d_ff,
+                              [EXTENT_GATE_UP] = 2 * size->d_ff,
+                              [EXTENT_VOCAB] = size->vocab};
+    td_attention_sizes attention;
+    td_attention_shape shape;
+    td_status status = TD_OK;
+    int64_t tokens, count;
+    size_t work;
+
+    TD_TRY(td_product("tokens (batch * context)", 2, (int64_t[]){config->batch, config->context}, &tokens));
+    for (int i = EXTENT_MODEL; i <= EXTENT_VOCAB; i++) {
+        TD_TRY(td_product("activations (tokens * width)", 2, (int64_t[]){tokens, widths[i]}, &count));
+        TD_TRY(aligned_bytes("activations (tokens * width)", count, element, &bytes[i]));
+    }
+    TD_TRY(aligned_bytes("tokens", tokens, sizeof(int64_t), &bytes[EXTENT_TOKENS]));
+    TD_TRY(aligned_bytes("tokens", tokens, sizeof(float), &bytes[EXTENT_ROWS]));
+    TD_TRY(aligned_bytes("loss", 1, sizeof(float), &bytes[EXTENT_ONE]));
+    TD_TRY(td_product("rotary table (context * head size / 2)", 2,
+                      (int64_t[]){config->context, size->d_model / size->heads / 2}, &count));
+    TD_TRY(
+        aligned_bytes("rotary table (context * head size / 2)", count, sizeof(float), &bytes[EXTENT_TABLE]));
+
+    shape = td_plan_attention_shape(plan, config->batch, config->context);
+    TD_TRY(plan->attend->impl->sizes(dev, &shape, &attention));
+    TD_TRY(work_bytes(dev, config, tokens, &work));
+    TD_CHECK(attention.saved <= INT64_MAX && attention.forward_work <= INT64_MAX &&
+                 attention.backward_work <= INT64_MAX && work <= INT64_MAX,
+             "scratch: its bytes are beyond 2^63 - 1");
+    TD_TRY(aligned_bytes("attention", (int64_t)attention.saved, 1, &bytes[EXTENT_SAVED]));
+    TD_TRY(aligned_bytes("attention", (int64_t)attention.forward_work, 1, &bytes[EXTENT_ATTEND_WORK]));
+    TD_TRY(aligned_bytes("attention", (int64_t)attention.backward_work, 1, &bytes[EXTENT_ATTEND_GRAD_WORK]));
+    TD_TRY(aligned_bytes("work", (int64_t)work, 1, &bytes[EXTENT_WORK]));
+cleanup:
+    return status;
+}
+
+/** Lays out one layer's kept tensors one after the other, from the arena's begin; the residual stream comes first,
+ * because it alone has an instance behind the last layer. */
+static td_status place_kept(td_plan *plan)
+{
+    td_status status = TD_OK;
+    size_t stride = 0;
+    int64_t layers;
+
+    for (int i = TD_T_INPUT; i <= TD_T_GATE_UP; i++) {
+        plan->kept[i] = true;
+        plan->offset[i] = stride;
+        TD_TRY(add_bytes("kept activations", plan->bytes[i], &stride));
+    }
+    TD_TRY(
+        td_product("kept activations", 2, (int64_t[]){plan->config.size.layers, (int64_t)stride}, &layers));
+    plan->layer_stride = stride;
+    plan->total.activations = (size_t)layers;
+    /* The residual stream after the last layer is the input of layer number `layers`. */
+    TD_TRY(add_bytes("kept activations", plan->bytes[TD_T_INPUT], &plan->total.activations));
+cleanup:
+    return status;
+}
+
+/** The steps that a tensor is needed in, as bits. */
+static uint64_t steps_of(const td_plan *plan, td_tensor tensor)
+{
+    /* Steps whose operations take no work: attention brings its own, and may use this memory meanwhile. */
+    const uint64_t idle = UINT64_C(1) << TD_STEP_ROPE | UINT64_C(1) << TD_STEP_ATTEND |
+                          UINT64_C(1) << TD_STEP_SILU | UINT64_C(1) << TD_STEP_SILU_GRAD |
+                          UINT64_C(1) << TD_STEP_HEADS_GRAD | UINT64_C(1) << TD_STEP_ATTEND_GRAD |
+                          UINT64_C(1) << TD_STEP_ROPE_GRAD;
+    uint64_t bits = 0;
+    td_step first, last;
+
+    td_tensor_life(plan, tensor, &first, &last);
+    for (int step = first; step <= (int)last; step++)
+        bits |= UINT64_C(1) << step;
+    return tensor == TD_T_WORK ? bits & ~idle : bits;
+}
+
+/** Places what is not kept behind the kept tensors: the largest first, each at the lowest offset where no tensor
+ * that is alive at the same time stands. Within one layer's steps that is enough, because the steps of all layers
+ * are the same. */
+static td_status place_scratch(td_plan *plan)
+{
+    const size_t begin = plan->total.activations;
+    bool placed[TD_TENSORS] = {false};
+    td_status status = TD_OK;
+    size_t end = begin;
+
+    for (;;) {
+        td_tensor next = TD_TENSORS;
+        for (int i = 0; i < TD_TENSORS; i++) {
+            if (plan->bytes[i] > 0 && !plan->kept[i] && !placed[i] &&
+                (next == TD_TENSORS || plan->bytes[i] > plan->bytes[next]))
+                next = (td_tensor)i;
+        }
+        if (next == TD_TENSORS)
+            break;
+        size_t offset = begin, top;
+        for (bool moved = true; moved;) { /* each pass steps behind a tensor in the way, so this ends */
+            moved = false;
+            for (int i = 0; i < TD_TENSORS; i++) {
+                if (placed[i] && (steps_of(plan, next) & steps_of(plan, (td_tensor)i)) &&
+                    offset < plan->offset[i] + plan->bytes[i] &&
+                    plan->offset[i] < offset + plan->bytes[next]) {
+                    offset = plan->offset[i] + plan->bytes[i];
+                    moved = true;
+                }
+            }
+        }
+        top = offset;
+        TD_TRY(add_bytes("scratch", plan->bytes[next], &top));
+        plan->offset[next] = offset;
+        placed[next] = true;
+        end = top > end ? top : end;
+    }
+    plan->arena_bytes = end;
+    plan->total.scratch = end - begin;
+cleanup:
+    return status;
+}
+
+td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_plan *out)
+{
+    td_plan plan = {.config = *config};
+    size_t bytes[EXTENTS];
+    td_status status = TD_OK;
+    int64_t block;
+
+    TD_TRY(check_config(config));
+    TD_TRY(find_attend(config->attention, &plan.attend));
+    plan.config.attention = plan.attend->impl->name;
+    if (config->rope_theta == 0)
+        plan.config.rope_theta = 10000;
+
+    TD_TRY(td_layout_make(&config->size, config->dtype, &plan.layout));
+    TD_TRY(td_product("parameters", 2,
+                      (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(config->dtype)}, &block));
+    plan.total.parameters = (size_t)block;
+    plan.total.gradients = has_backward(&plan) ? (size_t)block : 0;
+    if (config->use == TD_MODEL_TRAINING) {
+        TD_TRY(td_product("moments", 2, (int64_t[]){plan.layout.elements, 2 * sizeof(float)}, &block));
+        plan.total.optimizer_state = (size_t)block;
+    }
+
+    TD_TRY(measure(dev, &plan, bytes));
+    for (int i = 0; i < TD_TENSORS; i++) {
+        td_step first, last;
+        td_tensor_life(&plan, (td_tensor)i, &first, &last);
+        plan.bytes[i] = last == TD_STEP_NONE ? 0 : bytes[tensors[i].extent];
+    }
+    if (has_backward(&plan))
+        TD_TRY(place_kept(&plan));
+    TD_TRY(place_scratch(&plan));
+    *out = plan;
+cleanup:
+    return status;
+}
+
+td_status td_plan_check(td_device *dev, const td_plan *plan, int64_t batch, int64_t seq)
+{
+    const td_attention_shape shape = td_plan_attention_shape(plan, batch, seq);
+    td_attention_sizes sizes;
+    td_status status = TD_OK;
+    size_t work;
+
+    TD_TRY(plan->attend->impl->sizes(dev, &shape, &sizes));
+    TD_TRY(work_bytes(dev, &plan->config, batch * seq, &work));
+    if (work > plan->bytes[TD_T_WORK] || sizes.saved > plan->bytes[TD_T_SAVED] ||
+        sizes.forward_work > plan->bytes[TD_T_ATTEND_WORK] ||
+        (has_backward(plan) && sizes.backward_work > plan->bytes[TD_T_ATTEND_GRAD_WORK]))
+        status =
+            td_fail(TD_BAD_STATE,
+                    "batch %" PRId64 ", seq %" PRId64 " need more scratch than was planned: was the number "
+                    "of threads raised after the model was created?",
+                    batch, seq);
+cleanup:
+    return status;
+}

@@ -1,0 +1,40 @@
+#include "base/check.h"
+#include "transformer/transformer.h"
+
+#include <string.h>
+
+static const struct {
+    const char *name;
+    td_model_size size;
+} sizes[] = {
+    {"small", {.d_model = 768, .d_ff = 3072, .layers = 12, .heads = 12, .vocab = 10000}},
+    {"medium", {.d_model = 1024, .d_ff = 4096, .layers = 24, .heads = 16, .vocab = 10000}},
+    {"large", {.d_model = 1280, .d_ff = 5120, .layers = 36, .heads = 20, .vocab = 10000}},
+    {"xl", {.d_model = 1600, .d_ff = 6400, .layers = 48, .heads = 25, .vocab = 10000}},
+    {"2.7B", {.d_model = 2560, .d_ff = 10240, .layers = 32, .heads = 32, .vocab = 10000}},
+    {"10B", {.d_model = 4608, .d_ff = 12288, .layers = 50, .heads = 36, .vocab = 10000}},
+};
+
+#define SIZES ((int64_t)(sizeof sizes / sizeof *sizes))
+
+const char *td_model_size_name(int64_t index)
+{
+    return index >= 0 && index < SIZES ? sizes[index].name : NULL;
+}
+
+td_status td_model_size_find(const char *name, td_model_size *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(name, "name is NULL");
+    TD_CHECK(out, "out is NULL");
+    for (int64_t i = 0; i < SIZES; i++) {
+        if (strcmp(name, sizes[i].name) == 0) {
+            *out = sizes[i].size;
+            goto cleanup;
+        }
+    }
+    TD_CHECK(false, "name is '%.32s', needs small, medium, large, xl, 2.7B or 10B", name);
+cleanup:
+    return status;
+}

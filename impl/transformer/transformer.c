@@ -1,0 +1,316 @@
+#include "transformer/transformer_internal.h"
+
+#include "base/check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static td_status host_array(const char *what, int64_t count, size_t size, void **out)
+{
+    *out = calloc((size_t)count, size);
+    return *out ? TD_OK
+                : td_fail(TD_NO_MEMORY, "%s: no host memory for %" PRId64 " times %zu bytes", what, count,
+                          size);
+}
+
+/** A block of zeros. */
+static td_status device_block(td_device *dev, size_t bytes, void **out)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(td_device_alloc(dev, bytes, out));
+    TD_TRY(td_device_fill(dev, *out, 0, bytes));
+cleanup:
+    return status;
+}
+
+td_status td_transformer_create(td_device *dev, const td_transformer_config *config, td_transformer **out)
+{
+    td_transformer *model = NULL;
+    td_status status = TD_OK;
+    const td_transformer_config *planned;
+    int64_t count;
+    void *block;
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(config, "config is NULL");
+
+    TD_TRY(host_array("model", 1, sizeof *model, &block));
+    model = block;
+    model->dev = dev;
+    TD_TRY(td_plan_make(dev, config, &model->plan));
+    planned = &model->plan.config;
+
+    count = td_transformer_parameter_count(model);
+    TD_TRY(host_array("parameters", count, sizeof *model->parameters, &block));
+    model->parameters = block;
+    TD_TRY(host_array("parameter names", count, sizeof *model->names, &block));
+    model->names = block;
+
+    TD_TRY(device_block(dev, model->plan.total.parameters, &block));
+    model->params = block;
+    if (planned->use != TD_MODEL_INFERENCE) {
+        TD_TRY(device_block(dev, model->plan.total.gradients, &block));
+        model->grads = block;
+    }
+    if (planned->use == TD_MODEL_TRAINING) {
+        TD_TRY(device_block(dev, model->plan.total.optimizer_state, &block));
+        model->exp_avg = block;
+        model->exp_avg_sq = model->exp_avg + model->plan.layout.elements;
+    }
+    TD_TRY(td_device_alloc(dev, model->plan.arena_bytes, &block));
+    model->arena = block;
+    td_parameters_fill(model);
+    TD_TRY(td_rope_table(dev, planned->context, planned->size.d_model / planned->size.heads,
+                         planned->rope_theta, td_tensor_at(model, TD_T_COS, 0),
+                         td_tensor_at(model, TD_T_SIN, 0)));
+
+    *out = model; /* whole: the caller owns it from here */
+    model = NULL;
+cleanup:
+    td_transformer_destroy(model);
+    return status;
+}
+
+void td_transformer_destroy(td_transformer *model)
+{
+    if (!model)
+        return;
+    /* Each is NULL or a live block of dev, which free accepts. */
+    (void)td_device_free(model->dev, model->params);
+    (void)td_device_free(model->dev, model->grads);
+    (void)td_device_free(model->dev, model->exp_avg);
+    (void)td_device_free(model->dev, model->arena);
+    free(model->parameters);
+    free(model->names);
+    free(model);
+}
+
+td_status td_transformer_plan(td_device *dev, const td_transformer_config *config, td_transformer_bytes *out)
+{
+    td_status status = TD_OK;
+    td_plan plan;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(config, "config is NULL");
+    TD_CHECK(out, "out is NULL");
+    TD_TRY(td_plan_make(dev, config, &plan));
+    *out = plan.total;
+cleanup:
+    return status;
+}
+
+void *td_weight_at(const td_transformer *model, int64_t layer, td_weight weight)
+{
+    return model->parameters[td_p_layer(layer, weight)].data;
+}
+
+void *td_tensor_at(const td_transformer *model, td_tensor tensor, int64_t layer)
+{
+    const td_plan *plan = &model->plan;
+
+    return model->arena + plan->offset[tensor] +
+           (plan->kept[tensor] ? (size_t)layer * plan->layer_stride : 0);
+}
+
+/* ---- the memory history ---- */
+
+td_status td_tensor_live(td_transformer *model, td_tensor tensor, int64_t layer)
+{
+    char name[64];
+
+    td_tensor_name(&model->plan, tensor, layer, name, sizeof name);
+    return td_device_note_live(model->dev, name, td_tensor_at(model, tensor, layer),
+                               model->plan.bytes[tensor]);
+}
+
+td_status td_tensor_dead(td_transformer *model, td_tensor tensor, int64_t layer)
+{
+    char name[64];
+
+    td_tensor_name(&model->plan, tensor, layer, name, sizeof name);
+    return td_device_note_dead(model->dev, name, td_tensor_at(model, tensor, layer),
+                               model->plan.bytes[tensor]);
+}
+
+td_status td_step_enter(td_transformer *model, td_step step, int64_t layer)
+{
+    td_status status = TD_OK;
+
+    for (int i = TD_T_INPUT; i < TD_TENSORS; i++) {
+        td_step first, last;
+        if (model->plan.bytes[i] == 0)
+            continue;
+        td_tensor_life(&model->plan, (td_tensor)i, &first, &last);
+        if (last == model->step && model->step != TD_STEP_NONE)
+            TD_TRY(td_tensor_dead(model, (td_tensor)i, model->layer));
+    }
+    for (int i = TD_T_INPUT; i < TD_TENSORS; i++) {
+        td_step first, last;
+        if (model->plan.bytes[i] == 0)
+            continue;
+        td_tensor_life(&model->plan, (td_tensor)i, &first, &last);
+        if (first == step && step != TD_STEP_NONE)
+            TD_TRY(td_tensor_live(model, (td_tensor)i, layer));
+    }
+    model->step = step;
+    model->layer = layer;
+cleanup:
+    return status;
+}
+
+td_status td_push_layer(td_device *dev, int64_t layer)
+{
+    char label[32];
+
+    snprintf(label, sizeof label, "layers.%" PRId64, layer);
+    return td_device_push_label(dev, label);
+}
+
+td_status td_pop_after(td_device *dev, td_status status)
+{
+    const td_status popped = td_device_pop_label(dev);
+
+    return status == TD_OK ? popped : status;
+}
+
+/* ---- operations on the tokens of a step ---- */
+
+td_gemm_shape td_linear_forward_shape(td_dtype dtype, int64_t tokens, int64_t d_in, int64_t d_out, float beta)
+{
+    return (td_gemm_shape){.batch = 1,
+                           .m = tokens,
+                           .n = d_out,
+                           .k = d_in,
+                           .trans_b = true,
+                           .alpha = 1,
+                           .beta = beta,
+                           .dtype = dtype,
+                           .out_dtype = dtype};
+}
+
+td_gemm_shape td_linear_weight_grad_shape(td_dtype dtype, int64_t tokens, int64_t d_in, int64_t d_out,
+                                          float beta)
+{
+    return (td_gemm_shape){.batch = 1,
+                           .m = d_out,
+                           .n = d_in,
+                           .k = tokens,
+                           .trans_a = true,
+                           .alpha = 1,
+                           .beta = beta,
+                           .dtype = dtype,
+                           .out_dtype = dtype};
+}
+
+td_gemm_shape td_linear_input_grad_shape(td_dtype dtype, int64_t tokens, int64_t d_in, int64_t d_out)
+{
+    return (td_gemm_shape){
+        .batch = 1, .m = tokens, .n = d_in, .k = d_out, .alpha = 1, .dtype = dtype, .out_dtype = dtype};
+}
+
+static int64_t tokens_of(const td_transformer *model)
+{
+    return model->batch * model->seq;
+}
+
+td_status td_linear_forward(td_transformer *model, int64_t d_in, int64_t d_out, const void *x, const void *w,
+                            float beta, void *y)
+{
+    const td_gemm_shape shape =
+        td_linear_forward_shape(model->plan.config.dtype, tokens_of(model), d_in, d_out, beta);
+
+    return td_gemm(model->dev, &shape, x, w, y, td_tensor_at(model, TD_T_WORK, 0));
+}
+
+td_status td_linear_weight_grad(td_transformer *model, int64_t d_in, int64_t d_out, const void *dy,
+                                const void *x, bool accumulate, void *dw)
+{
+    const td_gemm_shape shape = td_linear_weight_grad_shape(model->plan.config.dtype, tokens_of(model), d_in,
+                                                            d_out, accumulate ? 1 : 0);
+
+    return td_gemm(model->dev, &shape, dy, x, dw, td_tensor_at(model, TD_T_WORK, 0));
+}
+
+td_status td_linear_input_grad(td_transformer *model, int64_t d_in, int64_t d_out, const void *dy,
+                               const void *w, void *dx)
+{
+    const td_gemm_shape shape =
+        td_linear_input_grad_shape(model->plan.config.dtype, tokens_of(model), d_in, d_out);
+
+    return td_gemm(model->dev, &shape, dy, w, dx, td_tensor_at(model, TD_T_WORK, 0));
+}
+
+td_rmsnorm_shape td_norm_shape(const td_transformer *model)
+{
+    return (td_rmsnorm_shape){.rows = tokens_of(model),
+                              .cols = model->plan.config.size.d_model,
+                              .eps = TD_NORM_EPS,
+                              .dtype = model->plan.config.dtype};
+}
+
+td_status td_norm(td_transformer *model, const void *x, const void *weight, void *y)
+{
+    const td_rmsnorm_shape shape = td_norm_shape(model);
+    float *rstd = model->grads ? td_tensor_at(model, TD_T_RSTD, 0) : NULL;
+
+    return td_rmsnorm_forward(model->dev, &shape, x, weight, y, rstd);
+}
+
+td_heads_shape td_heads_shape_of(const td_transformer *model, int64_t pitch)
+{
+    const td_model_size *size = &model->plan.config.size;
+
+    return (td_heads_shape){.batch = model->batch,
+                            .heads = size->heads,
+                            .seq = model->seq,
+                            .head_dim = size->d_model / size->heads,
+                            .pitch = pitch,
+                            .dtype = model->plan.config.dtype};
+}
+
+/* ---- optimizers ---- */
+
+td_status td_transformer_adamw(td_transformer *model, const td_adamw *adamw)
+{
+    td_status status = TD_OK;
+    td_adamw step;
+
+    TD_CHECK(model, "model is NULL");
+    TD_CHECK(adamw, "adamw is NULL");
+    if (!model->exp_avg) {
+        status = td_fail(TD_BAD_STATE, "the model has no moments: it was not created for TD_MODEL_TRAINING");
+        goto cleanup;
+    }
+    step = *adamw;
+    if (step.step == 0)
+        step.step = model->adamw_steps + 1;
+    TD_TRY(td_device_push_label(model->dev, "optimizer"));
+    status = td_adamw_step(model->dev, &step, model->plan.layout.elements, model->plan.config.dtype,
+                           model->params, model->grads, model->exp_avg, model->exp_avg_sq);
+    TD_TRY(td_pop_after(model->dev, status));
+    model->adamw_steps = step.step;
+    model->progress = TD_AT_START;
+cleanup:
+    return status;
+}
+
+td_status td_transformer_sgd(td_transformer *model, float lr)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(model, "model is NULL");
+    if (!model->grads) {
+        status = td_fail(TD_BAD_STATE, "the model has no gradients: it was created for TD_MODEL_INFERENCE");
+        goto cleanup;
+    }
+    TD_TRY(td_device_push_label(model->dev, "optimizer"));
+    status = td_sgd_step(model->dev, lr, model->plan.layout.elements, model->plan.config.dtype, model->params,
+                         model->grads);
+    TD_TRY(td_pop_after(model->dev, status));
+    model->progress = TD_AT_START;
+cleanup:
+    return status;
+}

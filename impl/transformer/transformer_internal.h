@@ -1,0 +1,225 @@
+/** Internal to transformer/: the plan of a model's memory, and the model. */
+#ifndef TD_TRANSFORMER_INTERNAL_H
+#define TD_TRANSFORMER_INTERNAL_H
+
+#include "transformer/transformer.h"
+
+/* ---- parameters ---- */
+
+/** The weights of a layer, in state-dict order. */
+typedef enum td_weight {
+    TD_W_Q = 0,
+    TD_W_K,
+    TD_W_V,
+    TD_W_OUTPUT,
+    TD_W_W1,
+    TD_W_W2,
+    TD_W_W3,
+    TD_W_LN1,
+    TD_W_LN2,
+    TD_WEIGHTS
+} td_weight;
+
+/** Where each tensor stands in the block, in elements; the same for parameters, gradients and moments.
+ *
+ * q, k and v are neighbours, and so are w1 and w3: each group is one matrix to the forward and backward products.
+ * Every group begins on a 256-byte boundary; the padding before it is 0 in all four blocks, which AdamW and SGD
+ * leave at 0, so that one call updates the whole block. */
+typedef struct td_layout {
+    int64_t embedding;
+    int64_t layers, layer_stride, in_layer[TD_WEIGHTS];
+    int64_t ln_final, lm_head;
+    int64_t elements; /* of the block, padding included */
+    int64_t numel;    /* of the parameters alone */
+} td_layout;
+
+td_status td_layout_make(const td_model_size *size, td_dtype dtype, td_layout *out);
+
+/** Index of a parameter in state-dict order. */
+#define TD_P_EMBEDDING INT64_C(0)
+int64_t td_p_layer(int64_t layer, td_weight weight);
+int64_t td_p_ln_final(const td_model_size *size);
+int64_t td_p_lm_head(const td_model_size *size);
+
+/* ---- activations ---- */
+
+/** The step, in the order in which it runs; a layer's steps run once a layer. */
+typedef enum td_step {
+    TD_STEP_NONE = 0,
+    TD_STEP_EMBED,
+    TD_STEP_NORM1, /* forward of a layer, from here */
+    TD_STEP_QKV,
+    TD_STEP_ROPE,
+    TD_STEP_ATTEND,
+    TD_STEP_OUTPUT,
+    TD_STEP_NORM2,
+    TD_STEP_GATE_UP,
+    TD_STEP_SILU,
+    TD_STEP_DOWN, /* to here */
+    TD_STEP_FINAL,
+    TD_STEP_HEAD,
+    TD_STEP_HEAD_WEIGHT_GRAD,
+    TD_STEP_HEAD_GRAD,
+    TD_STEP_FINAL_GRAD,
+    TD_STEP_DOWN_WEIGHT_GRAD, /* backward of a layer, from here */
+    TD_STEP_DOWN_GRAD,
+    TD_STEP_SILU_GRAD,
+    TD_STEP_GATE_UP_WEIGHT_GRAD,
+    TD_STEP_GATE_UP_GRAD,
+    TD_STEP_NORM2_GRAD,
+    TD_STEP_OUTPUT_WEIGHT_GRAD,
+    TD_STEP_OUTPUT_GRAD,
+    TD_STEP_HEADS_GRAD,
+    TD_STEP_ATTEND_GRAD,
+    TD_STEP_ROPE_GRAD,
+    TD_STEP_QKV_WEIGHT_GRAD,
+    TD_STEP_QKV_GRAD,
+    TD_STEP_NORM1_GRAD, /* to here */
+    TD_STEP_EMBED_GRAD
+} td_step;
+
+/** Every tensor of the arena. plan.c has their names, extents and lifetimes. */
+typedef enum td_tensor {
+    TD_T_COS = 0, /* whole step, from here */
+    TD_T_SIN,
+    TD_T_IDS,
+    TD_T_TARGETS,
+    TD_T_RSTD,
+    TD_T_LSE,
+    TD_T_LOSS,
+    TD_T_WORK,  /* to here */
+    TD_T_INPUT, /* the residual stream before a layer; for layer number `layers`, before ln_final */
+    TD_T_Q,
+    TD_T_K,
+    TD_T_V,
+    TD_T_SAVED,
+    TD_T_O,
+    TD_T_MIDDLE,  /* the residual stream between attention and feed-forward */
+    TD_T_GATE_UP, /* [tokens, 2 d_ff]; backward writes its gradient over it */
+    TD_T_NORM1,
+    TD_T_QKV,
+    TD_T_ATTEND_WORK,
+    TD_T_MERGED,
+    TD_T_NORM2,
+    TD_T_HIDDEN,
+    TD_T_NORM_FINAL,
+    TD_T_LOGITS, /* backward writes their gradient over them */
+    TD_T_NORM_FINAL_GRAD,
+    TD_T_RESIDUAL_GRAD,
+    TD_T_HIDDEN_AGAIN,
+    TD_T_HIDDEN_GRAD,
+    TD_T_NORM2_AGAIN,
+    TD_T_NORM2_GRAD,
+    TD_T_MERGED_AGAIN,
+    TD_T_MERGED_GRAD,
+    TD_T_O_GRAD,
+    TD_T_Q_GRAD,
+    TD_T_K_GRAD,
+    TD_T_V_GRAD,
+    TD_T_ATTEND_GRAD_WORK,
+    TD_T_QKV_GRAD,
+    TD_T_NORM1_AGAIN,
+    TD_T_NORM1_GRAD,
+    TD_TENSORS
+} td_tensor;
+
+/** A way to attend, by its name in td_transformer_config. */
+typedef struct td_attend {
+    const td_attention_impl *impl;
+    const char *saved_name; /* what its `saved` is called in the memory history */
+} td_attend;
+
+typedef struct td_plan {
+    td_transformer_config config; /* with defaults filled in; `attention` is the implementation's own name */
+    const td_attend *attend;
+    td_layout layout;
+    size_t bytes[TD_TENSORS];  /* 0: the model has no such tensor */
+    size_t offset[TD_TENSORS]; /* from the arena's begin; of layer 0, for a kept tensor */
+    bool kept[TD_TENSORS];     /* from forward to backward: one instance a layer, layer_stride apart */
+    size_t layer_stride, arena_bytes;
+    td_transformer_bytes total;
+} td_plan;
+
+/** Checks the configuration and plans; allocates nothing. */
+td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_plan *out);
+
+/** Fails with TD_BAD_STATE if a step of that shape needs more scratch than was planned: operations may take
+ * scratch by the thread, and the number of threads can be raised after creation. */
+td_status td_plan_check(td_device *dev, const td_plan *plan, int64_t batch, int64_t seq);
+
+td_attention_shape td_plan_attention_shape(const td_plan *plan, int64_t batch, int64_t seq);
+
+/** The tensor's name in the memory history, such as "layers.3.attn.q". */
+void td_tensor_name(const td_plan *plan, td_tensor tensor, int64_t layer, char *out, size_t capacity);
+
+/** The steps between which the tensor's contents matter, first and last. */
+void td_tensor_life(const td_plan *plan, td_tensor tensor, td_step *first, td_step *last);
+
+/* ---- the model ---- */
+
+/** How far the activations have come. */
+typedef enum td_progress { TD_AT_START = 0, TD_AFTER_FORWARD, TD_AFTER_LOSS } td_progress;
+
+#define TD_PARAMETER_NAME_BYTES 56 /* "layers.<19 digits>.attn.output_proj.weight" and its 0 */
+
+struct td_transformer {
+    td_device *dev;
+    td_plan plan;
+    char *params, *grads, *arena; /* grads: NULL for inference */
+    float *exp_avg, *exp_avg_sq;  /* one block; NULL unless training */
+    td_parameter *parameters;     /* in state-dict order */
+    char (*names)[TD_PARAMETER_NAME_BYTES];
+    int64_t adamw_steps;
+    td_progress progress;
+    int64_t batch, seq; /* of the last forward */
+    td_step step;       /* being run, for the memory history */
+    int64_t layer;
+};
+
+/** Fills model->parameters and model->names from the layout. */
+void td_parameters_fill(td_transformer *model);
+
+/** The weight of a layer on the device; q_proj begins the neighbours q, k, v, and w1 begins w1, w3. */
+void *td_weight_at(const td_transformer *model, int64_t layer, td_weight weight);
+
+void *td_tensor_at(const td_transformer *model, td_tensor tensor, int64_t layer);
+/** The memory history's view: from here on `step` of `layer` runs, and what only the step before it needed is
+ * dead. TD_STEP_NONE: nothing runs. */
+td_status td_step_enter(td_transformer *model, td_step step, int64_t layer);
+
+/** A tensor whose life is not told by its steps alone becomes live or dead. */
+td_status td_tensor_live(td_transformer *model, td_tensor tensor, int64_t layer);
+td_status td_tensor_dead(td_transformer *model, td_tensor tensor, int64_t layer);
+
+/** Pushes "layers.<layer>". */
+td_status td_push_layer(td_device *dev, int64_t layer);
+
+/** Pops the label; returns `status`, or the pop's if that was TD_OK. */
+td_status td_pop_after(td_device *dev, td_status status);
+
+/* The three products of a linear layer, x [tokens, d_in], W [d_out, d_in], y [tokens, d_out]:
+ *   y = beta y + x W^T,   dw = beta dw + dy^T x,   dx = dy W. */
+td_gemm_shape td_linear_forward_shape(td_dtype dtype, int64_t tokens, int64_t d_in, int64_t d_out,
+                                      float beta);
+td_gemm_shape td_linear_weight_grad_shape(td_dtype dtype, int64_t tokens, int64_t d_in, int64_t d_out,
+                                          float beta);
+td_gemm_shape td_linear_input_grad_shape(td_dtype dtype, int64_t tokens, int64_t d_in, int64_t d_out);
+
+/* And on the tokens of the model's step. */
+td_status td_linear_forward(td_transformer *model, int64_t d_in, int64_t d_out, const void *x, const void *w,
+                            float beta, void *y);
+td_status td_linear_weight_grad(td_transformer *model, int64_t d_in, int64_t d_out, const void *dy,
+                                const void *x, bool accumulate, void *dw);
+td_status td_linear_input_grad(td_transformer *model, int64_t d_in, int64_t d_out, const void *dy,
+                               const void *w, void *dx);
+
+#define TD_NORM_EPS 1e-5f
+
+/** RMSNorm over the tokens of the model's step; its rstd goes to TD_T_RSTD. */
+td_status td_norm(td_transformer *model, const void *x, const void *weight, void *y);
+td_rmsnorm_shape td_norm_shape(const td_transformer *model);
+
+/** Heads whose packed side has rows of `pitch` elements: d_model, or 3 d_model inside q, k, v together. */
+td_heads_shape td_heads_shape_of(const td_transformer *model, int64_t pitch);
+
+#endif

@@ -1,0 +1,274 @@
+#include "bench/bench.h"
+
+#include "accounting/accounting.h"
+#include "support/compare.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+static const td_bench_config tiny = {
+    .model = {.size = {.d_model = 24, .d_ff = 40, .layers = 2, .heads = 3, .vocab = 41},
+              .batch = 2,
+              .context = 9,
+              .dtype = TD_F32,
+              .attention = "flash"},
+    .mode = TD_BENCH_TRAIN,
+    .warmup = 2,
+    .steps = 5,
+    .seed = 11,
+};
+
+static int64_t calls, fail_at; /* of calloc; fail_at 0: never */
+void *__real_calloc(size_t count, size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+
+void *__wrap_calloc(size_t count, size_t size)
+{
+    return ++calls == fail_at ? NULL : __real_calloc(count, size);
+}
+
+static int open_device(void **state)
+{
+    return td_device_open("cpu", (td_device **)state) == TD_OK ? 0 : -1;
+}
+
+static int close_device(void **state)
+{
+    td_memory_stats memory = {.live_blocks = -1};
+
+    td_assert_ok(td_device_memory(*state, &memory));
+    assert_int_equal(memory.live_blocks, 0);
+    td_device_close(*state);
+    return 0;
+}
+
+static void modes_have_names(void **state)
+{
+    static const char *const names[] = {"forward", "backward", "train"};
+    td_bench_mode mode = (td_bench_mode)7;
+
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        assert_string_equal(td_bench_mode_name((td_bench_mode)i), names[i]);
+        td_assert_ok(td_bench_mode_parse(names[i], &mode));
+        assert_int_equal(mode, i);
+    }
+    assert_string_equal(td_bench_mode_name((td_bench_mode)3), "unknown mode");
+    assert_string_equal(td_bench_mode_name((td_bench_mode)-1), "unknown mode");
+}
+
+/* A phase holds `steps` times above 0, and their statistics. */
+static void assert_phase(const td_bench_phase *phase, int64_t steps)
+{
+    td_stats stats;
+
+    assert_int_equal(phase->ms.n, steps);
+    for (int64_t i = 0; i < steps; i++)
+        assert_true(phase->samples[i] > 0 && phase->samples[i] < 1e5);
+    td_assert_ok(td_stats_compute(phase->samples, steps, &stats));
+    assert_memory_equal(&stats, &phase->ms, sizeof stats);
+}
+
+static void assert_absent(const td_bench_phase *phase)
+{
+    assert_int_equal(phase->ms.n, 0);
+    assert_null(phase->samples);
+}
+
+static void every_mode_times_its_phases(void **state)
+{
+    for (int i = 0; i < 3 * 2 * 2; i++) {
+        td_bench_config config = tiny;
+        td_bench_result *result;
+        td_bench_summary s;
+        td_account_flops flops;
+        td_transformer_bytes bytes;
+        const td_account_model model = {.d_model = 24, .d_ff = 40, .layers = 2, .heads = 3, .vocab = 41};
+        const bool flash = i / 3 % 2;
+
+        config.mode = (td_bench_mode)(i % 3);
+        config.model.attention = flash ? "flash" : "naive";
+        config.model.dtype = i / 6 ? TD_BF16 : TD_F32;
+        td_assert_ok(td_bench_run(*state, &config, NULL, NULL, &result));
+        td_assert_ok(td_bench_summary_of(result, &s));
+        assert_int_equal(s.steps, 5);
+        assert_phase(&s.forward, 5);
+        assert_phase(&s.step, 5);
+        if (config.mode >= TD_BENCH_BACKWARD)
+            assert_phase(&s.backward, 5);
+        else
+            assert_absent(&s.backward);
+        if (config.mode >= TD_BENCH_TRAIN)
+            assert_phase(&s.optimizer, 5);
+        else
+            assert_absent(&s.optimizer);
+        for (int64_t j = 0; j < 5; j++) {
+            const double parts = s.forward.samples[j] + (s.backward.samples ? s.backward.samples[j] : 0) +
+                                 (s.optimizer.samples ? s.optimizer.samples[j] : 0);
+            assert_true(fabs(s.step.samples[j] - parts) <= 1e-9 * parts);
+        }
+        const double speed = 18e3 / s.step.ms.median;
+        assert_true(fabs(s.tokens_per_second - speed) <= 1e-9 * speed);
+
+        /* A fresh model guesses: log 41 = 3.7, and unit embeddings spread the logits. Training brings it down. */
+        if (config.mode == TD_BENCH_FORWARD)
+            assert_true(isnan(s.first_loss) && isnan(s.last_loss));
+        else
+            assert_true(s.first_loss > 3 && s.first_loss < 8);
+        if (config.mode == TD_BENCH_BACKWARD)
+            assert_true(s.last_loss == s.first_loss);
+        if (config.mode == TD_BENCH_TRAIN)
+            assert_true(s.last_loss < s.first_loss);
+
+        td_assert_ok(td_account_model_flops(&model, 2, 9, flash, flash, &flops));
+        const double expected =
+            flops.forward_matmul + (config.mode >= TD_BENCH_BACKWARD ? flops.backward_matmul : 0);
+        assert_true(s.flops_per_step == expected);
+        config.model.use = (td_model_use)(i % 3);
+        td_assert_ok(td_transformer_plan(*state, &config.model, &bytes));
+        assert_int_equal(s.peak_bytes, bytes.parameters + bytes.gradients + bytes.optimizer_state +
+                                           bytes.activations + bytes.scratch + 2 * 18 * sizeof(int64_t));
+        td_bench_result_destroy(result);
+    }
+    td_bench_result_destroy(NULL);
+}
+
+/* Weights, tokens and so the losses follow from the seed. */
+static void seeds_repeat(void **state)
+{
+    td_bench_summary s[3];
+
+    for (int i = 0; i < 3; i++) {
+        td_bench_config config = tiny;
+        td_bench_result *result;
+        config.warmup = i == 1 ? 0 : 2; /* as many steps in all, fewer of them warm-up */
+        config.steps = i == 1 ? 7 : 5;
+        config.seed = i == 2 ? 12 : 11;
+        td_assert_ok(td_bench_run(*state, &config, NULL, NULL, &result));
+        td_assert_ok(td_bench_summary_of(result, &s[i]));
+        td_bench_result_destroy(result);
+    }
+    assert_true(s[0].first_loss == s[1].first_loss && s[0].last_loss == s[1].last_loss);
+    assert_true(s[0].first_loss != s[2].first_loss);
+}
+
+typedef struct ticks {
+    int64_t calls, stop_at; /* stop_at 0: never */
+} ticks;
+
+static td_status tick(void *user, int64_t done, int64_t total, double step_ms)
+{
+    ticks *t = user;
+
+    assert_int_equal(done, ++t->calls);
+    assert_int_equal(total, 7);
+    assert_true(step_ms > 0);
+    return done == t->stop_at ? TD_IO_ERROR : TD_OK;
+}
+
+static void progress_follows_every_step(void **state)
+{
+    for (int64_t stop_at = 0; stop_at <= 7; stop_at++) {
+        td_bench_result *result = (td_bench_result *)&stop_at;
+        td_memory_stats memory;
+        ticks t = {.stop_at = stop_at};
+        const td_status status = td_bench_run(*state, &tiny, tick, &t, &result);
+
+        assert_int_equal(status, stop_at ? TD_IO_ERROR : TD_OK);
+        assert_int_equal(t.calls, stop_at ? stop_at : 7);
+        if (stop_at)
+            assert_null(result);
+        td_bench_result_destroy(result);
+        td_assert_ok(td_device_memory(*state, &memory));
+        assert_int_equal(memory.live_blocks, 0);
+    }
+}
+
+static void run_undoes_itself_at_every_allocation(void **state)
+{
+    td_device *dev = *state;
+    td_memory_stats memory;
+    int64_t nth;
+
+    for (int host = 0; host < 2; host++) {
+        for (nth = 1;; nth++) {
+            td_bench_result *result = (td_bench_result *)&nth; /* run must overwrite it */
+            calls = 0;
+            if (host)
+                fail_at = nth;
+            else
+                td_assert_ok(td_device_fail_allocation(dev, nth));
+            const td_status status = td_bench_run(dev, &tiny, NULL, NULL, &result);
+            const bool reached = host ? calls >= nth : status != TD_OK;
+            fail_at = 0;
+            td_assert_ok(td_device_fail_allocation(dev, 0));
+            if (!reached) {
+                assert_int_equal(status, TD_OK);
+                td_bench_result_destroy(result);
+                break;
+            }
+            assert_int_equal(status, TD_NO_MEMORY);
+            assert_null(result);
+            td_assert_ok(td_device_memory(dev, &memory));
+            assert_int_equal(memory.live_blocks, 0);
+        }
+        assert_true(nth > 5); /* a loop that injected nothing proves nothing */
+    }
+}
+
+static void bad_arguments(void **state)
+{
+    td_device *dev = *state;
+    td_bench_config config = tiny;
+    td_bench_result *result = (td_bench_result *)&config;
+    td_bench_summary summary;
+    td_bench_mode mode;
+
+    td_assert_refused(td_bench_mode_parse(NULL, &mode), TD_BAD_ARGUMENT, "name is NULL");
+    td_assert_refused(td_bench_mode_parse("train", NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_bench_mode_parse("step", &mode), TD_BAD_ARGUMENT,
+                      "name is 'step', needs forward, backward or train");
+    td_assert_refused(td_bench_run(NULL, &config, NULL, NULL, &result), TD_BAD_ARGUMENT, "dev is NULL");
+    assert_null(result);
+    td_assert_refused(td_bench_run(dev, NULL, NULL, NULL, &result), TD_BAD_ARGUMENT, "config is NULL");
+    td_assert_refused(td_bench_run(dev, &config, NULL, NULL, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    config.mode = (td_bench_mode)3;
+    td_assert_refused(td_bench_run(dev, &config, NULL, NULL, &result), TD_BAD_ARGUMENT, "mode is 3");
+    config = tiny;
+    config.warmup = -1;
+    td_assert_refused(td_bench_run(dev, &config, NULL, NULL, &result), TD_BAD_ARGUMENT, "warmup is -1");
+    config.warmup = INT64_MAX;
+    td_assert_refused(td_bench_run(dev, &config, NULL, NULL, &result), TD_BAD_ARGUMENT, "below 2^57");
+    config = tiny;
+    config.steps = 0;
+    td_assert_refused(td_bench_run(dev, &config, NULL, NULL, &result), TD_BAD_ARGUMENT, "steps is 0");
+    config = tiny;
+    config.model.size.heads = 5;
+    td_assert_refused(td_bench_run(dev, &config, NULL, NULL, &result), TD_BAD_ARGUMENT, "size.heads is 5");
+    config = tiny;
+    config.model.attention = "fast";
+    td_assert_refused(td_bench_run(dev, &config, NULL, NULL, &result), TD_BAD_ARGUMENT,
+                      "attention is 'fast'");
+    td_assert_refused(td_bench_summary_of(NULL, &summary), TD_BAD_ARGUMENT, "result is NULL");
+    td_assert_ok(td_bench_run(dev, &tiny, NULL, NULL, &result));
+    td_assert_refused(td_bench_summary_of(result, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_bench_result_destroy(result);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(modes_have_names),
+        cmocka_unit_test_setup_teardown(every_mode_times_its_phases, open_device, close_device),
+        cmocka_unit_test_setup_teardown(seeds_repeat, open_device, close_device),
+        cmocka_unit_test_setup_teardown(progress_follows_every_step, open_device, close_device),
+        cmocka_unit_test_setup_teardown(run_undoes_itself_at_every_allocation, open_device, close_device),
+        cmocka_unit_test_setup_teardown(bad_arguments, open_device, close_device),
+    };
+
+    return cmocka_run_group_tests_name("bench", tests, NULL, NULL);
+}

@@ -1,0 +1,766 @@
+/* Sizes, names, memory, refusals and failures of the model; its step is in transformer_step.c. */
+#include "transformer/transformer.h"
+
+#include "support/compare.h"
+#include "support/draw.h"
+#include "transformer_cases.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const td_transformer_config tiny = {
+    .size = {.d_model = 24, .d_ff = 37, .layers = 2, .heads = 3, .vocab = 41},
+    .batch = 2,
+    .context = 9,
+    .dtype = TD_F32,
+    .attention = "flash",
+    .use = TD_MODEL_TRAINING};
+
+static int64_t calls, fail_at; /* of calloc; fail_at 0: never */
+void *__real_calloc(size_t count, size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+
+void *__wrap_calloc(size_t count, size_t size)
+{
+    return ++calls == fail_at ? NULL : __real_calloc(count, size);
+}
+
+static int open_device(void **state)
+{
+    return td_device_open("cpu", (td_device **)state) == TD_OK ? 0 : -1;
+}
+
+static int close_device(void **state)
+{
+    td_memory_stats memory = {.live_blocks = -1};
+
+    td_assert_ok(td_device_memory(*state, &memory));
+    assert_int_equal(memory.live_blocks, 0);
+    td_device_close(*state);
+    return 0;
+}
+
+/* ---- sizes and names ---- */
+
+static void sizes_are_the_handouts(void **state)
+{
+    static const struct {
+        const char *name;
+        int64_t d_model, d_ff, layers, heads, head_dim, parameters, tensors;
+    } table[] = {
+        {"small", 768, 3072, 12, 12, 64, 128625408, 111},
+        {"medium", 1024, 4096, 24, 16, 64, 423183360, 219},
+        {"large", 1280, 5120, 36, 20, 64, 969411840, 327},
+        {"xl", 1600, 6400, 48, 25, 64, 1998235200, 435},
+        {"2.7B", 2560, 10240, 32, 32, 80, 3406809600, 291},
+        {"10B", 4608, 12288, 50, 36, 128, 12832823808, 453},
+    };
+
+    for (int64_t i = 0; i < 6; i++) {
+        td_transformer_config config = {.batch = 1, .context = 1, .dtype = TD_BF16, .attention = "flash"};
+        td_transformer_bytes bytes;
+        td_model_size *s = &config.size;
+        assert_string_equal(td_model_size_name(i), table[i].name);
+        td_assert_ok(td_model_size_find(table[i].name, s));
+        assert_int_equal(s->d_model, table[i].d_model);
+        assert_int_equal(s->d_ff, table[i].d_ff);
+        assert_int_equal(s->layers, table[i].layers);
+        assert_int_equal(s->heads, table[i].heads);
+        assert_int_equal(s->vocab, 10000);
+        assert_int_equal(s->d_model, s->heads * table[i].head_dim);
+        assert_int_equal(9 * s->layers + 3, table[i].tensors);
+        /* Padding to 256 bytes: less than that a tensor. */
+        td_assert_ok(td_transformer_plan(*state, &config, &bytes));
+        assert_in_range(bytes.parameters, 2 * table[i].parameters,
+                        2 * table[i].parameters + 256 * table[i].tensors);
+        assert_int_equal(bytes.gradients, 0);
+        config.use = TD_MODEL_TRAINING;
+        config.dtype = TD_F32;
+        td_assert_ok(td_transformer_plan(*state, &config, &bytes));
+        /* In f32 every extent of the table is a multiple of the alignment: there is no padding. */
+        assert_int_equal(bytes.parameters, 4 * table[i].parameters);
+        assert_int_equal(bytes.gradients, 4 * table[i].parameters);
+        assert_int_equal(bytes.optimizer_state, 8 * table[i].parameters);
+    }
+    assert_null(td_model_size_name(6));
+    assert_null(td_model_size_name(-1));
+    assert_null(td_model_size_name(INT64_MAX));
+    assert_null(td_model_size_name(INT64_MIN));
+}
+
+static void names_are_the_state_dicts(void **state)
+{
+    static const struct {
+        const char *name;
+        int64_t rows, cols;
+    } expected[] = {
+        {"token_embeddings.weight", 41, 24},
+        {"layers.0.attn.q_proj.weight", 24, 24},
+        {"layers.0.attn.k_proj.weight", 24, 24},
+        {"layers.0.attn.v_proj.weight", 24, 24},
+        {"layers.0.attn.output_proj.weight", 24, 24},
+        {"layers.0.ffn.w1.weight", 37, 24},
+        {"layers.0.ffn.w2.weight", 24, 37},
+        {"layers.0.ffn.w3.weight", 37, 24},
+        {"layers.0.ln1.weight", 24, 0},
+        {"layers.0.ln2.weight", 24, 0},
+        {"layers.1.attn.q_proj.weight", 24, 24},
+        {"layers.1.attn.k_proj.weight", 24, 24},
+        {"layers.1.attn.v_proj.weight", 24, 24},
+        {"layers.1.attn.output_proj.weight", 24, 24},
+        {"layers.1.ffn.w1.weight", 37, 24},
+        {"layers.1.ffn.w2.weight", 24, 37},
+        {"layers.1.ffn.w3.weight", 37, 24},
+        {"layers.1.ln1.weight", 24, 0},
+        {"layers.1.ln2.weight", 24, 0},
+        {"ln_final.weight", 24, 0},
+        {"lm_head.weight", 41, 24},
+    };
+    td_transformer *model;
+    int64_t numel = 0;
+
+    td_assert_ok(td_transformer_create(*state, &tiny, &model));
+    assert_int_equal(td_transformer_parameter_count(model), 21);
+    for (int64_t i = 0; i < 21; i++) {
+        td_parameter p, found;
+        td_assert_ok(td_transformer_parameter(model, i, &p));
+        assert_string_equal(p.name, expected[i].name);
+        assert_int_equal(p.rows, expected[i].rows);
+        assert_int_equal(p.cols, expected[i].cols);
+        assert_int_equal(p.numel, p.rows * (p.cols > 0 ? p.cols : 1));
+        td_assert_ok(td_transformer_parameter_find(model, expected[i].name, &found));
+        assert_memory_equal(&p, &found, sizeof p);
+        numel += p.numel;
+    }
+    assert_int_equal(td_transformer_numel(model), numel);
+    td_transformer_destroy(model);
+    td_transformer_destroy(NULL);
+}
+
+static int by_address(const void *a, const void *b)
+{
+    const td_parameter *x = a, *y = b;
+
+    return (x->data > y->data) - (x->data < y->data);
+}
+
+static bool is_zero(const char *from, const char *to)
+{
+    for (; from < to; from++)
+        if (*from)
+            return false;
+    return true;
+}
+
+/* Tensors stand apart, at the same place in every block, and what lies between them is 0 and stays it. */
+static void parameters_stand_apart(void **state)
+{
+    for (int dtype = 0; dtype < 2; dtype++) {
+        const size_t element = dtype ? 2 : 4;
+        td_transformer_config config = tiny;
+        td_parameter p[21];
+        int64_t ids[18] = {0}, gaps = 0;
+        td_transformer *model;
+        const td_adamw adamw = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
+
+        config.dtype = dtype ? TD_BF16 : TD_F32;
+        td_assert_ok(td_transformer_create(*state, &config, &model));
+        td_assert_ok(td_transformer_init(model, 5));
+        td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
+        td_assert_ok(td_transformer_loss(model, ids, NULL));
+        td_assert_ok(td_transformer_backward(model, false, NULL, NULL));
+        td_assert_ok(td_transformer_adamw(model, &adamw));
+        td_assert_ok(td_transformer_sgd(model, 1e-3f));
+        for (int64_t i = 0; i < 21; i++)
+            td_assert_ok(td_transformer_parameter(model, i, &p[i]));
+        qsort(p, 21, sizeof *p, by_address);
+        for (int64_t i = 0; i < 21; i++) {
+            const char *data = p[i].data, *end = data + (size_t)p[i].numel * element, *grad = p[i].grad;
+            const ptrdiff_t at = (data - (char *)p[0].data) / (ptrdiff_t)element;
+            assert_int_equal(grad - (char *)p[0].grad, data - (char *)p[0].data);
+            assert_int_equal(p[i].exp_avg - p[0].exp_avg, at);
+            assert_int_equal(p[i].exp_avg_sq - p[0].exp_avg_sq, at);
+            if (i + 1 == 21)
+                break;
+            const char *next = p[i + 1].data;
+            assert_true(next >= end);
+            assert_true(is_zero(end, next));
+            assert_true(is_zero(grad + (end - data), grad + (next - data)));
+            gaps += next > end;
+        }
+        assert_true(gaps > 5); /* 24 * 37 is no multiple of the alignment */
+        td_transformer_destroy(model);
+    }
+}
+
+static void init_is_the_courses(void **state)
+{
+    td_transformer_config config = tiny;
+    td_transformer *models[3];
+    const uint64_t seeds[] = {7, 7, 8};
+
+    config.size.d_model = 60;
+    config.size.d_ff = 130;
+    for (int i = 0; i < 3; i++) {
+        td_assert_ok(td_transformer_create(*state, &config, &models[i]));
+        td_assert_ok(td_transformer_init(models[i], seeds[i]));
+    }
+    for (int64_t i = 0; i < 21; i++) {
+        td_parameter p, same, other;
+        td_assert_ok(td_transformer_parameter(models[0], i, &p));
+        td_assert_ok(td_transformer_parameter(models[1], i, &same));
+        td_assert_ok(td_transformer_parameter(models[2], i, &other));
+        td_assert_identical(p.name, TD_F32, p.data, same.data, p.numel);
+        const float *x = p.data;
+        double sum = 0, squares = 0, largest = 0;
+        for (int64_t j = 0; j < p.numel; j++) {
+            sum += (double)x[j];
+            squares += (double)x[j] * (double)x[j];
+            largest = fmax(largest, fabs((double)x[j]));
+            if (p.cols == 0)
+                assert_true(x[j] == 1);
+        }
+        if (p.cols == 0)
+            continue;
+        assert_memory_not_equal(p.data, other.data, (size_t)p.numel * sizeof(float));
+        const double std = i == 0 ? 1 : sqrt(2.0 / (double)(p.rows + p.cols)), n = (double)p.numel;
+        /* Cutting at 3 std leaves 0.98658 of the standard deviation; five standard errors around both. */
+        const double deviation = sqrt(squares / n) / std;
+        assert_true(fabs(sum / n) <= 5 * std / sqrt(n));
+        assert_true(fabs(deviation - 0.98658) <= 5 / sqrt(2 * n));
+        assert_true(largest <= 3 * std * (1 + 1e-6) && largest > 2 * std);
+    }
+    for (int i = 0; i < 3; i++)
+        td_transformer_destroy(models[i]);
+}
+
+/* ---- memory ---- */
+
+static void plan_is_what_create_takes(void **state)
+{
+    static const char *const attentions[] = {"naive", "flash"};
+    td_device *dev = *state;
+
+    for (int i = 0; i < 2 * 2 * 3; i++) {
+        td_transformer_config config = tiny;
+        td_transformer_bytes plan;
+        td_memory_stats before, after;
+        td_transformer *model;
+
+        config.attention = attentions[i % 2];
+        config.dtype = i / 2 % 2 ? TD_BF16 : TD_F32;
+        config.use = (td_model_use)(i / 4);
+        td_assert_ok(td_device_memory(dev, &before));
+        td_assert_ok(td_transformer_plan(dev, &config, &plan));
+        td_assert_ok(td_device_memory(dev, &after));
+        assert_int_equal(before.allocations, after.allocations);
+        assert_int_equal(plan.gradients > 0, config.use != TD_MODEL_INFERENCE);
+        assert_int_equal(plan.activations > 0, config.use != TD_MODEL_INFERENCE);
+        assert_int_equal(plan.optimizer_state > 0, config.use == TD_MODEL_TRAINING);
+
+        td_assert_ok(td_transformer_create(dev, &config, &model));
+        td_assert_ok(td_device_memory(dev, &after));
+        assert_int_equal(after.current_bytes - before.current_bytes, plan.parameters + plan.gradients +
+                                                                         plan.optimizer_state +
+                                                                         plan.activations + plan.scratch);
+        assert_int_equal(after.allocations - before.allocations, 2 + config.use);
+        td_transformer_destroy(model);
+    }
+}
+
+/* A layer keeps 6 tensors of d_model and one of 2 d_ff a token, and what attention saves. */
+static void activations_grow_as_they_should(void **state)
+{
+    td_transformer_config config = {
+        .size = {.d_model = 64, .d_ff = 128, .layers = 1, .heads = 4, .vocab = 64},
+        .batch = 4,
+        .context = 64,
+        .dtype = TD_F32,
+        .attention = "flash",
+        .use = TD_MODEL_GRADIENTS};
+    const size_t tokens = 4 * 64;
+    td_transformer_bytes one, three;
+
+    for (int naive = 0; naive < 2; naive++) {
+        config.attention = naive ? "naive" : "flash";
+        config.size.layers = 1;
+        td_assert_ok(td_transformer_plan(*state, &config, &one));
+        config.size.layers = 3;
+        td_assert_ok(td_transformer_plan(*state, &config, &three));
+        const size_t saved = naive ? (size_t)4 * 4 * 64 * 64 * 4 : (size_t)4 * 4 * 64 * 4;
+        assert_int_equal(three.activations - one.activations, 2 * (tokens * (6 * 64 + 2 * 128) * 4 + saved));
+        assert_int_equal(three.scratch, one.scratch);
+    }
+    config.use = TD_MODEL_INFERENCE;
+    td_assert_ok(td_transformer_plan(*state, &config, &three));
+    config.size.layers = 1;
+    td_assert_ok(td_transformer_plan(*state, &config, &one));
+    assert_int_equal(three.scratch, one.scratch);
+}
+
+static void steps_allocate_nothing(void **state)
+{
+    const td_adamw adamw = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
+    int64_t ids[18] = {1, 2, 3};
+    td_device *dev = *state;
+    td_memory_stats before, after;
+    td_transformer *model;
+    td_parameter p;
+    float loss;
+
+    for (int dtype = 0; dtype < 4; dtype++) {
+        td_transformer_config config = tiny;
+        config.dtype = dtype % 2 ? TD_BF16 : TD_F32;
+        config.attention = dtype / 2 ? "naive" : "flash";
+        td_assert_ok(td_transformer_create(dev, &config, &model));
+        td_assert_ok(td_device_push_label(dev, "a first label, for which the device keeps room"));
+        td_assert_ok(td_device_memory(dev, &before));
+        /* The next allocation on the device would fail; init alone borrows from the host. */
+        td_assert_ok(td_device_fail_allocation(dev, 1));
+        calls = 0;
+        fail_at = 1;
+        td_assert_refused(td_transformer_init(model, 3), TD_NO_MEMORY, "initial weights");
+        td_assert_ok(td_transformer_init(model, 3));
+        calls = 0;
+        for (int step = 0; step < 3; step++) {
+            td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
+            td_assert_ok(td_transformer_loss(model, ids, &loss));
+            td_assert_ok(td_transformer_backward(model, step > 0, NULL, NULL));
+            td_assert_ok(td_transformer_adamw(model, &adamw));
+            td_assert_ok(td_transformer_sgd(model, 1e-3f));
+            td_assert_ok(td_transformer_parameter_find(model, "lm_head.weight", &p));
+        }
+        assert_int_equal(calls, 0);
+        fail_at = 0;
+        td_assert_ok(td_device_fail_allocation(dev, 0));
+        td_assert_ok(td_device_memory(dev, &after));
+        assert_int_equal(before.allocations, after.allocations);
+        assert_int_equal(before.current_bytes, after.current_bytes);
+        td_assert_ok(td_device_pop_label(dev));
+        td_transformer_destroy(model);
+    }
+}
+
+/* ---- the memory history ---- */
+
+typedef struct alive {
+    const char *name; /* the last part of the label */
+    const char *from, *to;
+} alive;
+
+static const char *last_part(const char *label)
+{
+    const char *slash = strrchr(label, '/');
+
+    return slash ? slash + 1 : label;
+}
+
+/* Replays the events, and returns how many tensors are left alive: no two may overlap, each dies where it lived. */
+static int64_t replay(td_device *dev, const char *arena, size_t arena_bytes, size_t *peak)
+{
+    const td_memory_event *events;
+    alive list[64];
+    int64_t count, dropped, n = 0;
+    size_t bytes = 0;
+
+    *peak = 0;
+    td_assert_ok(td_device_history(dev, &events, &count, &dropped));
+    assert_int_equal(dropped, 0);
+    for (int64_t i = 0; i < count; i++) {
+        const td_memory_event *e = &events[i];
+        const char *name = last_part(e->label), *from = e->address, *to = from + e->bytes;
+        if (e->action == TD_MEMORY_LIVE) {
+            assert_true(from >= arena && to <= arena + arena_bytes);
+            for (int64_t j = 0; j < n; j++)
+                if (from < list[j].to && list[j].from < to)
+                    fail_msg("%s and %s share memory", e->label, list[j].name);
+            assert_true(n < 64);
+            list[n++] = (alive){name, from, to};
+            bytes += e->bytes;
+            *peak = bytes > *peak ? bytes : *peak;
+        } else if (e->action == TD_MEMORY_DEAD) {
+            int64_t j = 0;
+            while (j < n && (strcmp(list[j].name, name) != 0 || list[j].from != from || list[j].to != to))
+                j++;
+            if (j == n)
+                fail_msg("%s dies without having lived", e->label);
+            list[j] = list[--n];
+            bytes -= e->bytes;
+        }
+    }
+    return n;
+}
+
+static bool happened(td_device *dev, td_memory_action action, const char *label)
+{
+    const td_memory_event *events;
+    int64_t count, dropped;
+
+    td_assert_ok(td_device_history(dev, &events, &count, &dropped));
+    for (int64_t i = 0; i < count; i++)
+        if (events[i].action == action && strcmp(events[i].label, label) == 0)
+            return true;
+    return false;
+}
+
+/* The arena is the last block that create takes. */
+static const td_memory_event *last_allocation(td_device *dev)
+{
+    const td_memory_event *events;
+    int64_t count, dropped;
+
+    td_assert_ok(td_device_history(dev, &events, &count, &dropped));
+    while (count > 0 && events[count - 1].action != TD_MEMORY_ALLOC)
+        count--;
+    assert_true(count > 0);
+    return &events[count - 1];
+}
+
+static void live_tensors_never_overlap(void **state)
+{
+    td_device *dev = *state;
+    const int64_t ids[18] = {0};
+
+    for (int i = 0; i < 12; i++) {
+        td_transformer_config config = tiny;
+        td_transformer *model;
+        td_memory_event arena;
+        size_t peak;
+
+        config.use = (td_model_use)(i % 3);
+        config.attention = i / 3 % 2 ? "naive" : "flash";
+        config.dtype = i / 6 ? TD_BF16 : TD_F32;
+        config.size.d_ff = i % 2 ? 37 : 400; /* the feed-forward or the attention takes more */
+        td_assert_ok(td_device_history_begin(dev, 10000));
+        td_assert_ok(td_transformer_create(dev, &config, &model));
+        td_assert_ok(td_transformer_init(model, 3));
+        arena = *last_allocation(dev);
+        /* One forward is abandoned for the next. */
+        for (int step = 0; step < 3; step++) {
+            td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
+            td_assert_ok(td_transformer_loss(model, ids, NULL));
+            if (step > 0 && config.use != TD_MODEL_INFERENCE)
+                td_assert_ok(td_transformer_backward(model, false, NULL, NULL));
+        }
+        td_assert_ok(td_device_history_end(dev));
+        /* Of an inference the logits stay. */
+        const int64_t left = replay(dev, arena.address, arena.bytes, &peak);
+        assert_int_equal(left, config.use == TD_MODEL_INFERENCE ? 1 : 0);
+        assert_true(peak <= arena.bytes);
+        assert_true(happened(dev, TD_MEMORY_LIVE, "forward/layers.1/layers.1.attn.q"));
+        assert_true(happened(dev, TD_MEMORY_DEAD, "forward/layers.0/layers.0.attn.qkv"));
+        assert_true(happened(dev, TD_MEMORY_LIVE,
+                             i / 3 % 2 ? "forward/layers.0/layers.0.attn.scores"
+                                       : "forward/layers.0/layers.0.attn.lse"));
+        assert_true(happened(dev, TD_MEMORY_LIVE, "forward/layers.1/ln_final.input"));
+        assert_true(happened(dev, TD_MEMORY_LIVE, "forward/logits"));
+        if (config.use != TD_MODEL_INFERENCE) {
+            assert_true(happened(dev, TD_MEMORY_DEAD, "backward/layers.1/layers.1.ffn.gate_up"));
+            assert_true(happened(dev, TD_MEMORY_DEAD, "backward/residual.grad"));
+        }
+        td_transformer_destroy(model);
+    }
+}
+
+/* The scratch of `small` is what its neediest moment needs: logits and ln_final's output with their work, or the
+ * feed-forward's tensors. Attention's scratch takes the place of the other operations'. */
+static void scratch_is_reused(void **state)
+{
+    td_transformer_config config = {.batch = 4, .context = 512, .dtype = TD_F32, .attention = "flash"};
+    const size_t tokens = 4 * 512, small_change = 2 << 20;
+    td_transformer_bytes bytes, naive;
+
+    td_assert_ok(td_model_size_find("small", &config.size));
+    for (int use = 0; use < 3; use++) {
+        config.use = (td_model_use)use;
+        td_assert_ok(td_transformer_plan(*state, &config, &bytes));
+        assert_in_range(bytes.scratch, tokens * (10000 + 768) * 4, tokens * (10000 + 768) * 4 + small_change);
+    }
+    config.dtype = TD_BF16;
+    td_assert_ok(td_transformer_plan(*state, &config, &bytes));
+    config.attention = "naive";
+    td_assert_ok(td_transformer_plan(*state, &config, &naive));
+    assert_in_range(naive.scratch, bytes.scratch, bytes.scratch + small_change);
+}
+
+/* ---- failures ---- */
+
+static void create_undoes_itself_at_every_allocation(void **state)
+{
+    td_device *dev = *state;
+    td_memory_stats memory;
+    int64_t nth;
+
+    for (int host = 0; host < 2; host++) {
+        for (nth = 1;; nth++) {
+            td_transformer *model = (td_transformer *)&nth; /* create must overwrite it */
+            calls = 0;
+            if (host)
+                fail_at = nth;
+            else
+                td_assert_ok(td_device_fail_allocation(dev, nth));
+            const td_status status = td_transformer_create(dev, &tiny, &model);
+            const bool reached = host ? calls >= nth : status != TD_OK;
+            fail_at = 0;
+            td_assert_ok(td_device_fail_allocation(dev, 0));
+            if (!reached) {
+                assert_int_equal(status, TD_OK);
+                td_transformer_destroy(model);
+                break;
+            }
+            assert_int_equal(status, TD_NO_MEMORY);
+            assert_null(model);
+            td_assert_ok(td_device_memory(dev, &memory));
+            assert_int_equal(memory.live_blocks, 0);
+        }
+        assert_true(nth > 3); /* a loop that injected nothing proves nothing */
+    }
+}
+
+/* ---- refusals ---- */
+
+static td_status create_with(td_device *dev, td_transformer_config config)
+{
+    td_transformer_bytes bytes;
+    td_memory_stats before, after;
+    td_transformer *model = (td_transformer *)&bytes;
+    td_status status, planned;
+
+    td_assert_ok(td_device_memory(dev, &before));
+    planned = td_transformer_plan(dev, &config, &bytes);
+    status = td_transformer_create(dev, &config, &model);
+    assert_int_equal(planned, status);
+    assert_null(model);
+    td_assert_ok(td_device_memory(dev, &after));
+    assert_int_equal(before.allocations, after.allocations);
+    return status;
+}
+
+static void bad_configurations(void **state)
+{
+    static const struct {
+        const char *words;
+        td_status status;
+        size_t offset; /* of the int64_t that is changed */
+        int64_t value;
+    } table[] = {
+#define FIELD(field) offsetof(td_transformer_config, field)
+        {"size.d_model is 0", TD_BAD_ARGUMENT, FIELD(size.d_model), 0},
+        {"size.d_model is -24", TD_BAD_ARGUMENT, FIELD(size.d_model), -24},
+        {"size.d_ff is 0", TD_BAD_ARGUMENT, FIELD(size.d_ff), 0},
+        {"size.d_ff is -1", TD_BAD_ARGUMENT, FIELD(size.d_ff), -1},
+        {"size.layers is 0", TD_BAD_ARGUMENT, FIELD(size.layers), 0},
+        {"size.heads is 0", TD_BAD_ARGUMENT, FIELD(size.heads), 0},
+        {"size.heads is -3", TD_BAD_ARGUMENT, FIELD(size.heads), -3},
+        {"size.vocab is 0", TD_BAD_ARGUMENT, FIELD(size.vocab), 0},
+        {"batch is 0", TD_BAD_ARGUMENT, FIELD(batch), 0},
+        {"batch is -9223372036854775808", TD_BAD_ARGUMENT, FIELD(batch), INT64_MIN},
+        {"context is 0", TD_BAD_ARGUMENT, FIELD(context), 0},
+        {"size.heads is 5, needs to divide d_model 24", TD_BAD_ARGUMENT, FIELD(size.heads), 5},
+        {"makes the head size 3: it needs to be even", TD_BAD_ARGUMENT, FIELD(size.heads), 8},
+        {"makes the head size 1: it needs to be even", TD_BAD_ARGUMENT, FIELD(size.heads), 24},
+        {"parameters", TD_BAD_ARGUMENT, FIELD(size.vocab), INT64_MAX},
+        {"parameters", TD_BAD_ARGUMENT, FIELD(size.d_model), INT64_MAX / 6 * 6},
+        {"parameters", TD_BAD_ARGUMENT, FIELD(size.d_model), INT64_C(6) << 32},
+        {"parameters", TD_BAD_ARGUMENT, FIELD(size.d_ff), INT64_C(1) << 58},
+        {"parameters", TD_BAD_ARGUMENT, FIELD(size.layers), INT64_C(1) << 51},
+        {"moments", TD_BAD_ARGUMENT, FIELD(size.layers), INT64_C(1) << 48},
+        {"tokens", TD_BAD_ARGUMENT, FIELD(batch), INT64_C(1) << 60},
+        {"2^63", TD_BAD_ARGUMENT, FIELD(batch), INT64_C(1) << 55},
+        {"2^63", TD_BAD_ARGUMENT, FIELD(context), INT64_C(1) << 56},
+    };
+    td_device *dev = *state;
+    td_transformer_config config;
+    td_transformer_bytes bytes;
+    td_transformer *model = (td_transformer *)&bytes;
+
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        config = tiny;
+        memcpy((char *)&config + table[i].offset, &table[i].value, sizeof table[i].value);
+        td_assert_refused(create_with(dev, config), table[i].status, table[i].words);
+    }
+    config = tiny;
+    config.dtype = (td_dtype)99;
+    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "dtype is 99");
+    config.dtype = TD_F64;
+    td_assert_refused(create_with(dev, config), TD_UNSUPPORTED, "f64");
+    config.dtype = TD_F16;
+    td_assert_refused(create_with(dev, config), TD_UNSUPPORTED, "f16");
+    config.attention = "naive";
+    td_assert_refused(create_with(dev, config), TD_UNSUPPORTED, "f16");
+    config = tiny;
+    config.use = (td_model_use)3;
+    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "use is 3");
+    config = tiny;
+    config.attention = "fast";
+    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "attention is 'fast', needs naive or flash");
+    config.attention = NULL;
+    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "attention is NULL");
+    config = tiny;
+    config.rope_theta = -1;
+    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "rope_theta is -1");
+    config.rope_theta = NAN;
+    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "rope_theta is");
+    config.rope_theta = INFINITY;
+    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "rope_theta is inf");
+    config = tiny;
+    config.size.d_model = 258;
+    config.size.heads = 1;
+    td_assert_refused(create_with(dev, config), TD_UNSUPPORTED, "head_dim is 258");
+
+    td_assert_refused(td_transformer_create(NULL, &tiny, &model), TD_BAD_ARGUMENT, "dev is NULL");
+    assert_null(model);
+    td_assert_refused(td_transformer_create(dev, NULL, &model), TD_BAD_ARGUMENT, "config is NULL");
+    td_assert_refused(td_transformer_create(dev, &tiny, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_transformer_plan(NULL, &tiny, &bytes), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_transformer_plan(dev, NULL, &bytes), TD_BAD_ARGUMENT, "config is NULL");
+    td_assert_refused(td_transformer_plan(dev, &tiny, NULL), TD_BAD_ARGUMENT, "out is NULL");
+}
+
+static void bad_calls(void **state)
+{
+    const td_adamw adamw = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
+    const int64_t ids[18] = {0};
+    td_adamw wrong = adamw;
+    td_transformer_config config = tiny;
+    td_transformer *model, *inference, *gradients;
+    td_model_size size;
+    td_parameter p;
+    float loss;
+
+    td_assert_refused(td_model_size_find(NULL, &size), TD_BAD_ARGUMENT, "name is NULL");
+    td_assert_refused(td_model_size_find("small", NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_model_size_find("tiny", &size), TD_BAD_ARGUMENT,
+                      "name is 'tiny', needs small, medium, large, xl, 2.7B or 10B");
+    td_assert_refused(td_model_size_find("", &size), TD_BAD_ARGUMENT, "name is ''");
+
+    td_assert_ok(td_transformer_create(*state, &tiny, &model));
+    config.use = TD_MODEL_INFERENCE;
+    td_assert_ok(td_transformer_create(*state, &config, &inference));
+    config.use = TD_MODEL_GRADIENTS;
+    td_assert_ok(td_transformer_create(*state, &config, &gradients));
+
+    assert_int_equal(td_transformer_parameter_count(NULL), 0);
+    assert_int_equal(td_transformer_numel(NULL), 0);
+    td_assert_refused(td_transformer_init(NULL, 1), TD_BAD_ARGUMENT, "model is NULL");
+    td_assert_refused(td_transformer_parameter(NULL, 0, &p), TD_BAD_ARGUMENT, "model is NULL");
+    td_assert_refused(td_transformer_parameter(model, 0, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_transformer_parameter(model, -1, &p), TD_BAD_ARGUMENT, "index is -1, needs 0 to 20");
+    td_assert_refused(td_transformer_parameter(model, 21, &p), TD_BAD_ARGUMENT, "index is 21");
+    td_assert_refused(td_transformer_parameter_find(NULL, "x", &p), TD_BAD_ARGUMENT, "model is NULL");
+    td_assert_refused(td_transformer_parameter_find(model, NULL, &p), TD_BAD_ARGUMENT, "name is NULL");
+    td_assert_refused(td_transformer_parameter_find(model, "lm_head.weight", NULL), TD_BAD_ARGUMENT,
+                      "out is NULL");
+    td_assert_refused(td_transformer_parameter_find(model, "layers.2.ln1.weight", &p), TD_BAD_ARGUMENT,
+                      "name is 'layers.2.ln1.weight'");
+
+    td_assert_refused(td_transformer_loss(model, ids, &loss), TD_BAD_STATE, "no forward");
+    td_assert_refused(td_transformer_backward(model, false, NULL, NULL), TD_BAD_STATE, "no loss");
+    td_assert_ok(td_transformer_init(model, 1));
+    td_assert_ok(td_transformer_init(inference, 1));
+    td_assert_refused(td_transformer_forward(NULL, ids, 2, 9, NULL), TD_BAD_ARGUMENT, "model is NULL");
+    td_assert_refused(td_transformer_forward(model, NULL, 2, 9, NULL), TD_BAD_ARGUMENT, "ids is NULL");
+    td_assert_refused(td_transformer_forward(model, ids, 0, 9, NULL), TD_BAD_ARGUMENT,
+                      "batch is 0, needs 1 to 2");
+    td_assert_refused(td_transformer_forward(model, ids, 3, 9, NULL), TD_BAD_ARGUMENT,
+                      "batch is 3, needs 1 to 2");
+    td_assert_refused(td_transformer_forward(model, ids, 2, 0, NULL), TD_BAD_ARGUMENT,
+                      "seq is 0, needs 1 to 9");
+    td_assert_refused(td_transformer_forward(model, ids, 2, 10, NULL), TD_BAD_ARGUMENT,
+                      "seq is 10, needs 1 to 9");
+    td_assert_refused(td_transformer_loss(model, ids, &loss), TD_BAD_STATE, "no forward");
+
+    td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
+    td_assert_refused(td_transformer_backward(model, false, NULL, NULL), TD_BAD_STATE, "no loss");
+    td_assert_refused(td_transformer_loss(NULL, ids, &loss), TD_BAD_ARGUMENT, "model is NULL");
+    td_assert_refused(td_transformer_loss(model, NULL, &loss), TD_BAD_ARGUMENT, "targets is NULL");
+    td_assert_ok(td_transformer_loss(model, ids, NULL));
+    td_assert_refused(td_transformer_backward(NULL, false, NULL, NULL), TD_BAD_ARGUMENT, "model is NULL");
+    td_assert_ok(td_transformer_backward(model, false, NULL, NULL));
+    td_assert_refused(td_transformer_backward(model, false, NULL, NULL), TD_BAD_STATE, "backward");
+    td_assert_refused(td_transformer_loss(model, ids, &loss), TD_BAD_STATE, "backward");
+
+    /* Gradients of weights that have changed since would be wrong. */
+    td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
+    td_assert_ok(td_transformer_loss(model, ids, NULL));
+    td_assert_ok(td_transformer_adamw(model, &adamw));
+    td_assert_refused(td_transformer_backward(model, false, NULL, NULL), TD_BAD_STATE, "update");
+    td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
+    td_assert_ok(td_transformer_sgd(model, 0.1f));
+    td_assert_refused(td_transformer_loss(model, ids, &loss), TD_BAD_STATE, "update");
+
+    td_assert_ok(td_transformer_forward(inference, ids, 2, 9, NULL));
+    td_assert_ok(td_transformer_loss(inference, ids, &loss));
+    assert_true(loss > 0);
+    td_assert_refused(td_transformer_backward(inference, false, NULL, NULL), TD_BAD_STATE, "no gradients");
+    td_assert_refused(td_transformer_adamw(inference, &adamw), TD_BAD_STATE, "no moments");
+    td_assert_refused(td_transformer_sgd(inference, 0.1f), TD_BAD_STATE, "no gradients");
+    td_assert_refused(td_transformer_adamw(gradients, &adamw), TD_BAD_STATE, "no moments");
+    td_assert_ok(td_transformer_sgd(gradients, 0.1f));
+    td_assert_refused(td_transformer_adamw(NULL, &adamw), TD_BAD_ARGUMENT, "model is NULL");
+    td_assert_refused(td_transformer_adamw(model, NULL), TD_BAD_ARGUMENT, "adamw is NULL");
+    td_assert_refused(td_transformer_sgd(NULL, 0.1f), TD_BAD_ARGUMENT, "model is NULL");
+    td_assert_refused(td_transformer_sgd(model, NAN), TD_BAD_ARGUMENT, "lr");
+    wrong.step = -1;
+    td_assert_refused(td_transformer_adamw(model, &wrong), TD_BAD_ARGUMENT, "step is -1");
+    wrong = adamw;
+    wrong.beta1 = 1;
+    td_assert_refused(td_transformer_adamw(model, &wrong), TD_BAD_ARGUMENT, "beta1 is 1");
+
+    td_transformer_destroy(model);
+    td_transformer_destroy(inference);
+    td_transformer_destroy(gradients);
+}
+
+/* Labels are popped on every way out. */
+static void labels_stay_balanced(void **state)
+{
+    td_device *dev = *state;
+    const int64_t bad[18] = {-1}, ids[18] = {0};
+    td_transformer *model;
+    int levels = 0;
+
+    td_assert_ok(td_transformer_create(dev, &tiny, &model));
+    td_assert_ok(td_transformer_init(model, 1));
+    td_assert_refused(td_transformer_forward(model, bad, 2, 9, NULL), TD_BAD_ARGUMENT, "-1");
+    /* With every level but one taken, "forward" has room and "layers.0" has not. */
+    for (; levels < 31; levels++)
+        td_assert_ok(td_device_push_label(dev, "outer"));
+    td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "layers.0");
+    td_assert_ok(td_device_push_label(dev, "outer"));
+    td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "forward");
+    td_assert_ok(td_device_pop_label(dev));
+    td_assert_ok(td_device_pop_label(dev));
+    td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
+    while (--levels > 0)
+        td_assert_ok(td_device_pop_label(dev));
+    td_assert_refused(td_device_pop_label(dev), TD_BAD_STATE, "without");
+    td_transformer_destroy(model);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(sizes_are_the_handouts, open_device, close_device),
+        cmocka_unit_test_setup_teardown(names_are_the_state_dicts, open_device, close_device),
+        cmocka_unit_test_setup_teardown(parameters_stand_apart, open_device, close_device),
+        cmocka_unit_test_setup_teardown(init_is_the_courses, open_device, close_device),
+        cmocka_unit_test_setup_teardown(plan_is_what_create_takes, open_device, close_device),
+        cmocka_unit_test_setup_teardown(activations_grow_as_they_should, open_device, close_device),
+        cmocka_unit_test_setup_teardown(steps_allocate_nothing, open_device, close_device),
+        cmocka_unit_test_setup_teardown(live_tensors_never_overlap, open_device, close_device),
+        cmocka_unit_test_setup_teardown(scratch_is_reused, open_device, close_device),
+        cmocka_unit_test_setup_teardown(create_undoes_itself_at_every_allocation, open_device, close_device),
+        cmocka_unit_test_setup_teardown(bad_configurations, open_device, close_device),
+        cmocka_unit_test_setup_teardown(bad_calls, open_device, close_device),
+        cmocka_unit_test_setup_teardown(labels_stay_balanced, open_device, close_device),
+    };
+
+    return cmocka_run_group_tests_name("transformer", tests, NULL, NULL) + td_run_step_tests();
+}

@@ -1,0 +1,111 @@
+#include "transformer_cases.h"
+
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/fence.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+td_parameter td_trial_parameter(const td_trial *trial, int64_t index)
+{
+    td_parameter parameter;
+
+    td_assert_ok(td_transformer_parameter(trial->model, index, &parameter));
+    return parameter;
+}
+
+/* data = base + scale * N(0, 1) for a norm, data *= scale for the embedding. */
+static void reshape(td_trial *trial, int64_t index)
+{
+    const td_dtype dtype = trial->c.config.dtype;
+    const td_parameter p = td_trial_parameter(trial, index);
+    void *drawn = td_draw_normal(trial->c.name, 1000 + (uint64_t)index, TD_F32, p.numel);
+    double *values = td_as_f64(dtype, p.data, p.numel);
+
+    for (int64_t i = 0; i < p.numel; i++)
+        values[i] =
+            p.cols == 0 ? 1 + 0.3 * td_value_at(TD_F32, drawn, i) : values[i] * trial->c.embedding_scale;
+    td_assert_ok(td_convert(p.numel, TD_F64, values, dtype, p.data));
+    free(values);
+    td_fence_free(drawn);
+}
+
+td_trial *td_trial_open(const td_case *c)
+{
+    td_trial *trial = calloc(1, sizeof *trial);
+
+    assert_non_null(trial);
+    trial->c = *c;
+    if (trial->c.batch == 0)
+        trial->c.batch = c->config.batch;
+    if (trial->c.seq == 0)
+        trial->c.seq = c->config.context;
+    trial->tokens = trial->c.batch * trial->c.seq;
+    td_assert_ok(td_device_open("cpu", &trial->dev));
+    td_assert_ok(td_transformer_create(trial->dev, &c->config, &trial->model));
+    td_assert_ok(td_transformer_init(trial->model, td_seed(c->name)));
+    trial->count = td_transformer_parameter_count(trial->model);
+    for (int64_t i = 0; i < trial->count; i++)
+        if (td_trial_parameter(trial, i).cols == 0 || (i == 0 && c->embedding_scale > 0))
+            reshape(trial, i);
+    trial->ids = td_draw_tokens(c->name, 1, trial->tokens, c->config.size.vocab);
+    trial->targets = td_draw_tokens(c->name, 2, trial->tokens, c->config.size.vocab);
+    return trial;
+}
+
+void td_trial_close(td_trial *trial)
+{
+    td_memory_stats memory;
+
+    td_transformer_destroy(trial->model);
+    td_assert_ok(td_device_memory(trial->dev, &memory));
+    assert_int_equal(memory.live_blocks, 0);
+    td_device_close(trial->dev);
+    td_fence_free(trial->ids);
+    td_fence_free(trial->targets);
+    free(trial);
+}
+
+float td_trial_gradients(td_trial *trial, bool accumulate)
+{
+    float loss;
+
+    td_assert_ok(td_transformer_forward(trial->model, trial->ids, trial->c.batch, trial->c.seq, NULL));
+    td_assert_ok(td_transformer_loss(trial->model, trial->targets, &loss));
+    td_assert_ok(td_transformer_backward(trial->model, accumulate, NULL, NULL));
+    return loss;
+}
+
+size_t td_trial_bytes(const td_trial *trial)
+{
+    return (size_t)td_transformer_numel(trial->model) * td_dtype_size(trial->c.config.dtype);
+}
+
+void *td_trial_copy(td_trial *trial, bool gradients)
+{
+    char *all = malloc(td_trial_bytes(trial));
+    size_t at = 0;
+
+    assert_non_null(all);
+    for (int64_t i = 0; i < trial->count; i++) {
+        const td_parameter p = td_trial_parameter(trial, i);
+        const size_t bytes = (size_t)p.numel * td_dtype_size(trial->c.config.dtype);
+        memcpy(all + at, gradients ? p.grad : p.data, bytes);
+        at += bytes;
+    }
+    assert_int_equal(at, td_trial_bytes(trial));
+    return all;
+}
+
+void td_trial_poison(td_trial *trial)
+{
+    for (int64_t i = 0; i < trial->count; i++) {
+        const td_parameter p = td_trial_parameter(trial, i);
+        memset(p.grad, 0xFF, (size_t)p.numel * td_dtype_size(trial->c.config.dtype));
+    }
+}

@@ -1,0 +1,41 @@
+/** Shared by tests/transformer*.c: tiny models with weights, tokens and targets from the case's name. */
+#ifndef TD_TESTS_TRANSFORMER_CASES_H
+#define TD_TESTS_TRANSFORMER_CASES_H
+
+#include "transformer/transformer.h"
+
+/** A model, and the shape of the step that is run on it. */
+typedef struct td_case {
+    const char *name;
+    td_transformer_config config;
+    int64_t batch, seq;    /* at most config's; 0: as planned */
+    float embedding_scale; /* 0: 1. Small ones make RMSNorm's eps count */
+} td_case;
+
+typedef struct td_trial {
+    td_case c;
+    td_device *dev;
+    td_transformer *model;
+    int64_t *ids, *targets;
+    int64_t count, tokens;
+} td_trial;
+
+/** Creates the case's model on a device of its own, initialised, its norm weights no longer 1. */
+td_trial *td_trial_open(const td_case *c);
+void td_trial_close(td_trial *trial);
+
+/** Forward, loss, backward. */
+float td_trial_gradients(td_trial *trial, bool accumulate);
+
+/** Copies of all parameters (or gradients), one after the other in state-dict order; free() it. */
+void *td_trial_copy(td_trial *trial, bool gradients);
+size_t td_trial_bytes(const td_trial *trial);
+
+/** 0xFF over every gradient. */
+void td_trial_poison(td_trial *trial);
+
+td_parameter td_trial_parameter(const td_trial *trial, int64_t index);
+
+int td_run_step_tests(void);
+
+#endif

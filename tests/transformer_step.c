@@ -1,0 +1,547 @@
+/* The step: forward, loss, gradients and updates, held against the float64 model. */
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/fence.h"
+#include "transformer_cases.h"
+#include "transformer_reference.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* d_model, d_ff, layers, heads, vocabulary; the largest batch and context; dtype, attention */
+#define CONFIG(d, f, l, h, v, b, c, type, attend)                                                            \
+    {                                                                                                        \
+        .size = {.d_model = d, .d_ff = f, .layers = l, .heads = h, .vocab = v}, .batch = b, .context = c,    \
+        .dtype = type, .attention = attend, .use = TD_MODEL_TRAINING                                         \
+    }
+
+static const td_case cases[] = {
+    {"one of everything, f32 naive", CONFIG(2, 1, 1, 1, 2, 1, 1, TD_F32, "naive"), 0, 0, 0},
+    {"one of everything, f32 flash", CONFIG(2, 1, 1, 1, 2, 1, 1, TD_F32, "flash"), 0, 0, 0},
+    {"even, f32 naive", CONFIG(32, 64, 2, 4, 50, 2, 16, TD_F32, "naive"), 0, 0, 0},
+    {"even, f32 flash", CONFIG(32, 64, 2, 4, 50, 2, 16, TD_F32, "flash"), 0, 0, 0},
+    {"below the plan, f32 naive", CONFIG(24, 37, 3, 3, 41, 5, 29, TD_F32, "naive"), 3, 17, 0},
+    {"below the plan, f32 flash", CONFIG(24, 37, 3, 3, 41, 5, 29, TD_F32, "flash"), 3, 17, 0},
+    {"head size 80, f32 naive", CONFIG(160, 96, 2, 2, 61, 2, 19, TD_F32, "naive"), 0, 0, 0},
+    {"head size 80, f32 flash", CONFIG(160, 96, 2, 2, 61, 2, 19, TD_F32, "flash"), 0, 0, 0},
+    {"25 heads, f32 naive", CONFIG(100, 72, 2, 25, 67, 2, 23, TD_F32, "naive"), 0, 0, 0},
+    {"25 heads, f32 flash", CONFIG(100, 72, 2, 25, 67, 2, 23, TD_F32, "flash"), 0, 0, 0},
+    {"longer than a tile, f32 flash", CONFIG(16, 24, 1, 1, 31, 1, 131, TD_F32, "flash"), 0, 0, 0},
+    {"eps counts, f32 flash", CONFIG(32, 48, 1, 2, 40, 2, 11, TD_F32, "flash"), 0, 0, 3e-3f},
+    {"even, bf16 naive", CONFIG(32, 64, 2, 4, 50, 2, 16, TD_BF16, "naive"), 0, 0, 0},
+    {"even, bf16 flash", CONFIG(32, 64, 2, 4, 50, 2, 16, TD_BF16, "flash"), 0, 0, 0},
+    {"below the plan, bf16 naive", CONFIG(24, 37, 3, 3, 41, 5, 29, TD_BF16, "naive"), 3, 17, 0},
+    {"below the plan, bf16 flash", CONFIG(24, 37, 3, 3, 41, 5, 29, TD_BF16, "flash"), 3, 17, 0},
+    {"head size 80, bf16 flash", CONFIG(160, 96, 2, 2, 61, 2, 19, TD_BF16, "flash"), 0, 0, 0},
+};
+
+enum { CASES = sizeof cases / sizeof *cases };
+
+/* Largest error that rounding leaves behind: a few dozen roundings in sequence lie between a weight and a gradient. */
+static double tolerance(td_dtype dtype)
+{
+    return 16 * td_dtype_eps(dtype);
+}
+
+static void assert_gradients(td_trial *trial, const td_reference *reference, double scale, double within)
+{
+    for (int64_t i = 0; i < trial->count; i++) {
+        const td_parameter p = td_trial_parameter(trial, i);
+        double *truth = malloc((size_t)p.numel * sizeof *truth);
+        assert_non_null(truth);
+        for (int64_t j = 0; j < p.numel; j++)
+            truth[j] = scale * reference->grads[i][j];
+        td_assert_close(p.name, trial->c.config.dtype, p.grad, truth, p.numel, within);
+        free(truth);
+    }
+}
+
+static void step_is_the_reference(void **state)
+{
+    td_trial *trial = td_trial_open(*state);
+    const td_case *c = &trial->c;
+    const td_dtype dtype = c->config.dtype;
+    td_reference *reference = td_reference_of(trial->model, &c->config);
+    const int64_t numel = trial->tokens * c->config.size.vocab;
+    const double truth = td_reference_loss(reference, trial->ids, trial->targets, c->batch, c->seq);
+    const void *logits;
+    float loss = NAN;
+
+    td_reference_backward(reference, trial->ids, trial->targets);
+    for (int run = 0; run < 2; run++) {
+        td_assert_ok(td_transformer_forward(trial->model, trial->ids, c->batch, c->seq, &logits));
+        td_assert_close("logits", dtype, logits, reference->logits, numel, tolerance(dtype));
+        td_assert_ok(td_transformer_loss(trial->model, trial->targets, &loss));
+        assert_true(fabs((double)loss - truth) <= tolerance(dtype) * truth);
+        td_trial_poison(trial);
+        td_assert_ok(td_transformer_backward(trial->model, false, NULL, NULL));
+        assert_gradients(trial, reference, 1, 2 * tolerance(dtype));
+    }
+    td_reference_free(reference);
+    td_trial_close(trial);
+}
+
+static void step_repeats_itself(void **state)
+{
+    const td_case *c = *state;
+    void *copies[2];
+    float losses[2];
+    size_t bytes = 0;
+
+    /* Two models, and two steps of one: nothing is left over from a step, or from the memory before it. */
+    for (int i = 0; i < 2; i++) {
+        td_trial *trial = td_trial_open(c);
+        for (int run = 0; run <= i; run++) {
+            td_trial_poison(trial);
+            losses[i] = td_trial_gradients(trial, false);
+        }
+        copies[i] = td_trial_copy(trial, true);
+        bytes = td_trial_bytes(trial);
+        td_trial_close(trial);
+    }
+    assert_memory_equal(&losses[0], &losses[1], sizeof losses[0]);
+    td_assert_identical("gradients", c->config.dtype, copies[0], copies[1],
+                        (int64_t)(bytes / td_dtype_size(c->config.dtype)));
+    free(copies[0]);
+    free(copies[1]);
+}
+
+/* ---- gradients against differences ---- */
+
+/* The derivative of the reference's loss along `direction` of tensor `index`, by central differences. */
+static double difference(td_reference *r, const td_trial *trial, int64_t index, const double *direction)
+{
+    const double h = 1e-5;
+    double *weights = r->weights[index], *kept = malloc((size_t)r->numel[index] * sizeof *kept), loss[2];
+
+    assert_non_null(kept);
+    memcpy(kept, weights, (size_t)r->numel[index] * sizeof *kept);
+    for (int side = 0; side < 2; side++) {
+        for (int64_t i = 0; i < r->numel[index]; i++)
+            weights[i] = kept[i] + (side ? h : -h) * direction[i];
+        loss[side] = td_reference_loss(r, trial->ids, trial->targets, trial->c.batch, trial->c.seq);
+    }
+    memcpy(weights, kept, (size_t)r->numel[index] * sizeof *kept);
+    free(kept);
+    return (loss[1] - loss[0]) / (2 * h);
+}
+
+static double norm(const double *x, int64_t count)
+{
+    double squares = 0;
+
+    for (int64_t i = 0; i < count; i++)
+        squares += x[i] * x[i];
+    return sqrt(squares);
+}
+
+static void gradients_are_differences(void **state)
+{
+    td_trial *trial = td_trial_open(*state);
+    td_reference *reference = td_reference_of(trial->model, &trial->c.config);
+
+    td_trial_gradients(trial, false);
+    (void)td_reference_loss(reference, trial->ids, trial->targets, trial->c.batch, trial->c.seq);
+    td_reference_backward(reference, trial->ids, trial->targets);
+    for (int64_t i = 0; i < trial->count; i++) {
+        const td_parameter p = td_trial_parameter(trial, i);
+        const double size = norm(reference->grads[i], p.numel);
+        assert_true(size > 0);
+        for (uint64_t draw = 0; draw < 3; draw++) {
+            void *drawn = td_draw_normal(trial->c.name, 2000 + 3 * (uint64_t)i + draw, TD_F64, p.numel);
+            double *direction = drawn, along_c = 0, along_truth = 0;
+            double length = norm(direction, p.numel);
+            for (int64_t j = 0; j < p.numel; j++) {
+                direction[j] /= length;
+                along_c += direction[j] * td_value_at(TD_F32, p.grad, j);
+                along_truth += direction[j] * reference->grads[i][j];
+            }
+            const double measured = difference(reference, trial, i, direction);
+            if (!(fabs(along_truth - measured) <= 1e-7 * size) || !(fabs(along_c - measured) <= 1e-5 * size))
+                fail_msg("%s, direction %d: %.9g in C, %.9g in the reference, %.9g by differences; |g| %.9g",
+                         p.name, (int)draw, along_c, along_truth, measured, size);
+            td_fence_free(drawn);
+        }
+    }
+    td_reference_free(reference);
+    td_trial_close(trial);
+}
+
+/* ---- micro-batches ---- */
+
+static void micro_batches_add_up(void **state)
+{
+    td_trial *trial = td_trial_open(*state);
+    const td_case *c = &trial->c;
+    td_reference *reference = td_reference_of(trial->model, &c->config);
+    const int64_t half = c->batch / 2;
+
+    assert_int_equal(2 * half, c->batch);
+    (void)td_reference_loss(reference, trial->ids, trial->targets, c->batch, c->seq);
+    td_reference_backward(reference, trial->ids, trial->targets);
+    td_trial_poison(trial);
+    for (int64_t part = 0; part < 2; part++) {
+        const int64_t at = part * half * c->seq;
+        td_assert_ok(td_transformer_forward(trial->model, trial->ids + at, half, c->seq, NULL));
+        td_assert_ok(td_transformer_loss(trial->model, trial->targets + at, NULL));
+        td_assert_ok(td_transformer_backward(trial->model, part > 0, NULL, NULL));
+    }
+    /* The mean over half as many tokens is twice the share of the whole. */
+    assert_gradients(trial, reference, 2, 2 * tolerance(c->config.dtype));
+    td_reference_free(reference);
+    td_trial_close(trial);
+}
+
+/* ---- the callback ---- */
+
+typedef struct watch {
+    td_trial *trial;
+    int64_t calls, stop_at; /* stop_at -1: never */
+    int64_t *order;
+    char **seen; /* [count]: each gradient when it was reported */
+} watch;
+
+static td_status note_gradient(void *user, int64_t parameter)
+{
+    watch *w = user;
+
+    assert_in_range(parameter, 0, w->trial->count - 1);
+    assert_true(w->calls < w->trial->count);
+    if (w->calls == w->stop_at) {
+        w->calls++;
+        return TD_IO_ERROR;
+    }
+    const td_parameter p = td_trial_parameter(w->trial, parameter);
+    const size_t bytes = (size_t)p.numel * td_dtype_size(w->trial->c.config.dtype);
+    if (w->seen) {
+        w->seen[parameter] = malloc(bytes);
+        assert_non_null(w->seen[parameter]);
+        memcpy(w->seen[parameter], p.grad, bytes);
+    }
+    w->order[w->calls++] = parameter;
+    return TD_OK;
+}
+
+static void gradients_are_reported_when_final(void **state)
+{
+    td_trial *trial = td_trial_open(*state);
+    const int64_t layers = trial->c.config.size.layers, count = trial->count;
+    /* Inside a layer, by place in the state dict: w2, then w1 and w3 together, ln2, output, q k v together, ln1. */
+    static const int64_t in_layer[] = {5, 4, 6, 8, 3, 0, 1, 2, 7};
+    watch w = {.trial = trial, .stop_at = -1};
+
+    w.order = calloc((size_t)count, sizeof *w.order);
+    w.seen = calloc((size_t)count, sizeof *w.seen);
+    assert_true(w.order && w.seen);
+    td_assert_ok(td_transformer_forward(trial->model, trial->ids, trial->c.batch, trial->c.seq, NULL));
+    td_assert_ok(td_transformer_loss(trial->model, trial->targets, NULL));
+    td_trial_poison(trial);
+    td_assert_ok(td_transformer_backward(trial->model, false, note_gradient, &w));
+
+    assert_int_equal(w.calls, count);
+    assert_int_equal(w.order[0], count - 1);
+    assert_int_equal(w.order[1], count - 2);
+    for (int64_t layer = layers - 1, at = 2; layer >= 0; layer--)
+        for (int i = 0; i < 9; i++)
+            assert_int_equal(w.order[at++], 1 + 9 * layer + in_layer[i]);
+    assert_int_equal(w.order[count - 1], 0);
+    for (int64_t i = 0; i < count; i++) {
+        const td_parameter p = td_trial_parameter(trial, i);
+        assert_non_null(w.seen[i]);
+        td_assert_identical(p.name, trial->c.config.dtype, w.seen[i], p.grad, p.numel);
+        free(w.seen[i]);
+    }
+    free(w.seen);
+    free(w.order);
+    td_trial_close(trial);
+}
+
+static void callback_stops_backward(void **state)
+{
+    td_trial *trial = td_trial_open(*state);
+    const size_t element = td_dtype_size(trial->c.config.dtype);
+    watch w = {.trial = trial};
+
+    w.order = calloc((size_t)trial->count, sizeof *w.order);
+    assert_non_null(w.order);
+    td_trial_gradients(trial, false);
+    void *clean = td_trial_copy(trial, true);
+    for (w.stop_at = 0; w.stop_at < trial->count; w.stop_at++) {
+        w.calls = 0;
+        td_assert_ok(td_transformer_forward(trial->model, trial->ids, trial->c.batch, trial->c.seq, NULL));
+        td_assert_ok(td_transformer_loss(trial->model, trial->targets, NULL));
+        assert_int_equal(td_transformer_backward(trial->model, false, note_gradient, &w), TD_IO_ERROR);
+        assert_int_equal(w.calls, w.stop_at + 1);
+        td_assert_refused(td_transformer_backward(trial->model, false, NULL, NULL), TD_BAD_STATE, "no loss");
+    }
+    td_trial_gradients(trial, false);
+    void *after = td_trial_copy(trial, true);
+    td_assert_identical("gradients", trial->c.config.dtype, clean, after,
+                        (int64_t)(td_trial_bytes(trial) / element));
+    free(clean);
+    free(after);
+    free(w.order);
+    td_trial_close(trial);
+}
+
+/* ---- bad data ---- */
+
+static void bad_tokens_leave_the_model_as_it_was(void **state)
+{
+    td_trial *trial = td_trial_open(*state);
+    const td_case *c = &trial->c;
+    const int64_t vocab = c->config.size.vocab, bad[] = {-1, vocab, INT64_MAX, INT64_MIN};
+    const int64_t where = trial->tokens - 1;
+    char position[32];
+    float loss;
+
+    snprintf(position, sizeof position, "%d", (int)where);
+    td_trial_gradients(trial, false);
+    void *clean = td_trial_copy(trial, true);
+    for (int i = 0; i < 4; i++) {
+        /* A refused forward leaves the last one as it was, and a refused loss too: backward comes out the same. */
+        td_trial_poison(trial);
+        td_assert_ok(td_transformer_forward(trial->model, trial->ids, c->batch, c->seq, NULL));
+        const int64_t id = trial->ids[where], target = trial->targets[where];
+        trial->ids[where] = bad[i];
+        td_assert_refused(td_transformer_forward(trial->model, trial->ids, c->batch, c->seq, NULL),
+                          TD_BAD_ARGUMENT, position);
+        trial->ids[where] = id;
+        td_assert_ok(td_transformer_loss(trial->model, trial->targets, &loss));
+        trial->targets[where] = bad[i];
+        td_assert_refused(td_transformer_loss(trial->model, trial->targets, &loss), TD_BAD_ARGUMENT,
+                          position);
+        trial->targets[where] = target;
+        td_assert_ok(td_transformer_backward(trial->model, false, NULL, NULL));
+        void *after = td_trial_copy(trial, true);
+        td_assert_identical("gradients", c->config.dtype, clean, after, td_transformer_numel(trial->model));
+        free(after);
+    }
+    free(clean);
+    td_trial_close(trial);
+}
+
+static void caller_may_reuse_tokens(void **state)
+{
+    td_trial *trial = td_trial_open(*state);
+
+    td_trial_gradients(trial, false);
+    void *clean = td_trial_copy(trial, true);
+    td_assert_ok(td_transformer_forward(trial->model, trial->ids, trial->c.batch, trial->c.seq, NULL));
+    td_fence_poison(trial->ids);
+    td_assert_ok(td_transformer_loss(trial->model, trial->targets, NULL));
+    td_fence_poison(trial->targets);
+    td_assert_ok(td_transformer_backward(trial->model, false, NULL, NULL));
+    void *after = td_trial_copy(trial, true);
+    td_assert_identical("gradients", trial->c.config.dtype, clean, after, td_transformer_numel(trial->model));
+    free(clean);
+    free(after);
+    td_trial_close(trial);
+}
+
+static void nan_reaches_the_loss(void **state)
+{
+    td_trial *trial = td_trial_open(*state);
+    const size_t element = td_dtype_size(trial->c.config.dtype);
+
+    for (int64_t i = 0; i < trial->count; i++) {
+        const td_parameter p = td_trial_parameter(trial, i);
+        /* In the embedding the first token's row: another row might not be read. */
+        char *at = (char *)p.data + (i == 0 ? (size_t)(trial->ids[0] * p.cols) : 0) * element;
+        char kept[4];
+        memcpy(kept, at, element);
+        memset(at, 0xFF, element); /* NaN in both types */
+        if (!isnan(td_trial_gradients(trial, false)))
+            fail_msg("a NaN in %s does not reach the loss", p.name);
+        memcpy(at, kept, element);
+        if (!isfinite(td_trial_gradients(trial, false)))
+            fail_msg("a NaN in %s stays in the model", p.name);
+    }
+    td_trial_close(trial);
+}
+
+/* ---- updates ---- */
+
+static void adamw_is_the_formula(void **state)
+{
+    td_trial *trial = td_trial_open(*state);
+    const td_dtype dtype = trial->c.config.dtype;
+    td_adamw adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
+
+    td_trial_gradients(trial, false);
+    for (int step = 1; step <= 4; step++) {
+        /* The model counts 1, 2; the caller says 7; the model goes on with 8. */
+        const int t = step <= 2 ? step : step + 4;
+        adamw.step = step == 3 ? 7 : 0;
+        double **old = calloc((size_t)trial->count * 3, sizeof *old);
+        assert_non_null(old);
+        for (int64_t i = 0; i < trial->count; i++) {
+            const td_parameter p = td_trial_parameter(trial, i);
+            old[3 * i] = td_as_f64(dtype, p.data, p.numel);
+            old[3 * i + 1] = td_as_f64(TD_F32, p.exp_avg, p.numel);
+            old[3 * i + 2] = td_as_f64(TD_F32, p.exp_avg_sq, p.numel);
+        }
+        td_assert_ok(td_transformer_adamw(trial->model, &adamw));
+        for (int64_t i = 0; i < trial->count; i++) {
+            const td_parameter p = td_trial_parameter(trial, i);
+            double *x = old[3 * i], *m = old[3 * i + 1], *v = old[3 * i + 2];
+            const double rate = adamw.lr * sqrt(1 - pow(adamw.beta2, t)) / (1 - pow(adamw.beta1, t));
+            for (int64_t j = 0; j < p.numel; j++) {
+                const double g = td_value_at(dtype, p.grad, j);
+                m[j] = adamw.beta1 * m[j] + (1 - adamw.beta1) * g;
+                v[j] = adamw.beta2 * v[j] + (1 - adamw.beta2) * g * g;
+                x[j] -= rate * m[j] / (sqrt(v[j]) + adamw.eps);
+                x[j] -= adamw.lr * adamw.weight_decay * x[j];
+            }
+            td_assert_close(p.name, dtype, p.data, x, p.numel, td_dtype_eps(dtype));
+            td_assert_close(p.name, TD_F32, p.exp_avg, m, p.numel, 1e-6);
+            td_assert_close(p.name, TD_F32, p.exp_avg_sq, v, p.numel, 1e-6);
+        }
+        for (int64_t i = 0; i < 3 * trial->count; i++)
+            free(old[i]);
+        free(old);
+    }
+    /* init begins anew: moments and count. */
+    td_assert_ok(td_transformer_init(trial->model, 1));
+    for (int64_t i = 0; i < trial->count; i++) {
+        const td_parameter p = td_trial_parameter(trial, i);
+        for (int64_t j = 0; j < p.numel; j++)
+            assert_true(p.exp_avg[j] == 0 && p.exp_avg_sq[j] == 0);
+    }
+    td_trial_close(trial);
+}
+
+static void sgd_is_the_formula(void **state)
+{
+    td_trial *trial = td_trial_open(*state);
+    const td_dtype dtype = trial->c.config.dtype;
+    const float lr = 0.5f;
+
+    td_trial_gradients(trial, false);
+    void *before = td_trial_copy(trial, false);
+    td_assert_ok(td_transformer_sgd(trial->model, lr));
+    for (int64_t i = 0, at = 0; i < trial->count; i++) {
+        const td_parameter p = td_trial_parameter(trial, i);
+        double *truth = malloc((size_t)p.numel * sizeof *truth);
+        assert_non_null(truth);
+        for (int64_t j = 0; j < p.numel; j++)
+            truth[j] = td_value_at(dtype, before, at + j) - (double)lr * td_value_at(dtype, p.grad, j);
+        td_assert_close(p.name, dtype, p.data, truth, p.numel, td_dtype_eps(dtype));
+        at += p.numel;
+        free(truth);
+    }
+    free(before);
+    td_trial_close(trial);
+}
+
+static void loss_falls(void **state)
+{
+    td_trial *trial = td_trial_open(*state);
+    const td_adamw adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
+    const float first = td_trial_gradients(trial, false);
+    float last = first;
+
+    for (int step = 0; step < 60; step++) {
+        td_assert_ok(td_transformer_adamw(trial->model, &adamw));
+        last = td_trial_gradients(trial, false);
+    }
+    if (!(last < 0.2f * first))
+        fail_msg("60 steps on one batch bring the loss from %g to %g", (double)first, (double)last);
+    td_trial_close(trial);
+}
+
+static void threads_may_change(void **state)
+{
+    const int threads = td_cpu_threads();
+    const td_case *c = *state;
+    td_trial *trial;
+    td_reference *reference;
+
+    td_assert_ok(td_cpu_set_threads(1));
+    trial = td_trial_open(c);
+    reference = td_reference_of(trial->model, &trial->c.config);
+    (void)td_reference_loss(reference, trial->ids, trial->targets, trial->c.batch, trial->c.seq);
+    td_reference_backward(reference, trial->ids, trial->targets);
+    td_assert_ok(td_cpu_set_threads(3));
+    const td_status status =
+        td_transformer_forward(trial->model, trial->ids, trial->c.batch, trial->c.seq, NULL);
+    if (status == TD_OK) {
+        td_assert_ok(td_transformer_loss(trial->model, trial->targets, NULL));
+        td_assert_ok(td_transformer_backward(trial->model, false, NULL, NULL));
+        assert_gradients(trial, reference, 1, 2 * tolerance(c->config.dtype));
+    } else {
+        td_check_refused("forward with more threads than planned for", status, TD_BAD_STATE, "threads",
+                         __FILE__, __LINE__);
+    }
+    td_assert_ok(td_cpu_set_threads(threads));
+    if (threads == 1 || status == TD_OK) {
+        td_trial_gradients(trial, false);
+        assert_gradients(trial, reference, 1, 2 * tolerance(c->config.dtype));
+    }
+    td_reference_free(reference);
+    td_trial_close(trial);
+}
+
+static const td_case *case_named(const char *name)
+{
+    for (int i = 0; i < CASES; i++)
+        if (strcmp(name, cases[i].name) == 0)
+            return &cases[i];
+    fail_msg("no case '%s'", name);
+    return NULL;
+}
+
+int td_run_step_tests(void)
+{
+    static struct CMUnitTest tests[2 * CASES + 32];
+    static char names[CASES][2][96];
+    size_t count = 0;
+
+    for (int i = 0; i < CASES; i++) {
+        snprintf(names[i][0], sizeof names[i][0], "step_is_the_reference: %s", cases[i].name);
+        snprintf(names[i][1], sizeof names[i][1], "step_repeats_itself: %s", cases[i].name);
+        tests[count++] = (struct CMUnitTest){
+            .name = names[i][0], .test_func = step_is_the_reference, .initial_state = (void *)&cases[i]};
+        tests[count++] = (struct CMUnitTest){
+            .name = names[i][1], .test_func = step_repeats_itself, .initial_state = (void *)&cases[i]};
+    }
+    const struct {
+        const char *name, *on;
+        CMUnitTestFunction function;
+    } more[] = {
+        {"gradients_are_differences: flash", "below the plan, f32 flash", gradients_are_differences},
+        {"gradients_are_differences: naive", "even, f32 naive", gradients_are_differences},
+        {"micro_batches_add_up: f32", "25 heads, f32 flash", micro_batches_add_up},
+        {"micro_batches_add_up: naive", "even, f32 naive", micro_batches_add_up},
+        {"micro_batches_add_up: bf16", "even, bf16 flash", micro_batches_add_up},
+        {"gradients_are_reported_when_final: f32", "below the plan, f32 flash",
+         gradients_are_reported_when_final},
+        {"gradients_are_reported_when_final: bf16", "even, bf16 naive", gradients_are_reported_when_final},
+        {"callback_stops_backward", "even, f32 flash", callback_stops_backward},
+        {"bad_tokens_leave_the_model_as_it_was", "below the plan, f32 naive",
+         bad_tokens_leave_the_model_as_it_was},
+        {"caller_may_reuse_tokens", "even, f32 flash", caller_may_reuse_tokens},
+        {"nan_reaches_the_loss: f32", "even, f32 flash", nan_reaches_the_loss},
+        {"nan_reaches_the_loss: naive", "even, f32 naive", nan_reaches_the_loss},
+        {"nan_reaches_the_loss: bf16", "even, bf16 flash", nan_reaches_the_loss},
+        {"adamw_is_the_formula: f32", "below the plan, f32 flash", adamw_is_the_formula},
+        {"adamw_is_the_formula: bf16", "even, bf16 flash", adamw_is_the_formula},
+        {"sgd_is_the_formula: f32", "below the plan, f32 flash", sgd_is_the_formula},
+        {"sgd_is_the_formula: bf16", "even, bf16 flash", sgd_is_the_formula},
+        {"loss_falls: f32", "even, f32 flash", loss_falls},
+        {"loss_falls: bf16", "even, bf16 flash", loss_falls},
+        {"threads_may_change: naive", "even, f32 naive", threads_may_change},
+        {"threads_may_change: flash", "even, f32 flash", threads_may_change},
+    };
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++)
+        tests[count++] = (struct CMUnitTest){.name = more[i].name,
+                                             .test_func = more[i].function,
+                                             .initial_state = (void *)case_named(more[i].on)};
+    return _cmocka_run_group_tests("transformer step", tests, count, NULL, NULL);
+}
