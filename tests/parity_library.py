@@ -103,6 +103,11 @@ class FakeLibrary(unittest.TestCase):
         self.assertTrue(self.c.on_device(view))
         self.assertFalse(self.c.on_device(self.x))
         self.assertEqual(self.c.tensor(block, (0, 3), "f32").shape, (0, 3))
+        self.c.free(block)
+        self.assertFalse(self.c.on_device(view))  # the address may be anybody's by now
+        self.c.work(100)
+        self.assertEqual(self.c.bytes_peak(), 1000)
+        self.c.free(None)
 
     def test_another_side_has_a_device_of_its_own(self):
         self.assertIs(self.c.side("c"), self.c)

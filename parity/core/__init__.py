@@ -36,7 +36,8 @@ c                libtandem. `c.td_xyz(...)` calls the function of that name; a t
                                             case, or a dict given by keyword
     c.value("td_x_work_bytes", c.device, desc)   calls a function that ends in an `out` pointer, returns what it got
     c.create("td_transformer_create", c.device, config)   likewise; its _destroy runs when the case is over
-    c.work(nbytes)                          scratch on the device, 256-byte aligned, freed when the case is over
+    c.work(nbytes)                          scratch on the device, 256-byte aligned, freed when the case is over;
+                                            c.free(block) gives it back before
     c.side("c_naive")                       the same for another C variant of the case, on a device of its own
     c.tensor(address, shape, dtype)         a tensor that looks at C's memory, no copy
     c.bytes_peak()                          peak bytes of the device since the case began

@@ -111,7 +111,7 @@ class Session:
         self.ffi = library.ffi
         self._later: list[tuple[str, Any]] = []
         self._strings: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-        self._blocks: list[tuple[int, int]] = []
+        self._blocks: dict[int, int] = {}  # address: bytes of what work() gave
         self._sides: dict[str, Session] = {}
         self.device = self.value("td_device_open", device)
 
@@ -212,8 +212,14 @@ class Session:
         if nbytes == 0:
             return None
         block = self.value("td_device_alloc", self.device, nbytes)
-        self._blocks.append((int(self.ffi.cast("uintptr_t", block)), nbytes))
+        self._blocks[self._number(block)] = nbytes
         return block
+
+    def free(self, block) -> None:
+        """Gives back what work() gave before the case is over; None is nothing."""
+        if block is not None:
+            del self._blocks[self._number(block)]
+            self.td_device_free(self.device, block)
 
     def tensor(self, address, shape, dtype: str) -> torch.Tensor:
         """A tensor over memory that C owns. It must not outlive the case."""
@@ -232,7 +238,10 @@ class Session:
     def on_device(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor looks at a block that work() gave."""
         address = tensor.data_ptr()
-        return any(start <= address < start + nbytes for start, nbytes in self._blocks)
+        return any(start <= address < start + nbytes for start, nbytes in self._blocks.items())
+
+    def _number(self, pointer) -> int:
+        return int(self.ffi.cast("uintptr_t", pointer))
 
     def _fill(self, target, kind, keys: Mapping, fields: Mapping, strings: list) -> None:
         for name, field in kind.fields:

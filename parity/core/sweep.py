@@ -13,6 +13,7 @@ from types import ModuleType
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from parity.core.case import Case
 from parity.core.record import Finished, RecordFile, now
@@ -170,12 +171,14 @@ def _summary(record: dict) -> str:
 
 
 def _progress(console: Console) -> Progress:
+    whole = Column(no_wrap=True)
     return Progress(
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("about {task.fields[eta]} left"),
-        TextColumn("{task.fields[name]}"),
+        BarColumn(bar_width=24, table_column=whole),
+        MofNCompleteColumn(table_column=whole),
+        TimeElapsedColumn(table_column=whole),
+        TextColumn("about {task.fields[eta]} left", table_column=whole),
+        TextColumn("{task.fields[name]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
         console=console,
         disable=not console.is_terminal,
+        expand=True,
     )

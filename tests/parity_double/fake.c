@@ -8,6 +8,7 @@ enum { BLOCKS = 64 };
 
 struct td_device {
     void *blocks[BLOCKS];
+    size_t bytes[BLOCKS];
     td_memory_stats stats;
 };
 
@@ -39,22 +40,44 @@ td_status td_device_open(const char *name, td_device **out)
 
 void td_device_close(td_device *dev)
 {
-    for (int64_t i = 0; i < dev->stats.live_blocks; i++)
+    for (int i = 0; i < BLOCKS; i++)
         free(dev->blocks[i]);
     free(dev);
 }
 
 td_status td_device_alloc(td_device *dev, size_t bytes, void **out)
 {
-    *out = dev->stats.live_blocks < BLOCKS ? aligned_alloc(256, (bytes + 255) / 256 * 256) : NULL;
+    int i = 0;
+
+    while (i < BLOCKS && dev->blocks[i])
+        i++;
+    *out = i < BLOCKS ? aligned_alloc(256, (bytes + 255) / 256 * 256) : NULL;
     if (!*out) {
         message = "no room";
         return TD_NO_MEMORY;
     }
-    dev->blocks[dev->stats.live_blocks++] = *out;
+    dev->blocks[i] = *out;
+    dev->bytes[i] = bytes;
+    dev->stats.live_blocks++;
     dev->stats.current_bytes += bytes;
-    dev->stats.peak_bytes = dev->stats.current_bytes;
+    if (dev->stats.peak_bytes < dev->stats.current_bytes)
+        dev->stats.peak_bytes = dev->stats.current_bytes;
     return TD_OK;
+}
+
+td_status td_device_free(td_device *dev, void *block)
+{
+    for (int i = 0; i < BLOCKS; i++) {
+        if (dev->blocks[i] == block) {
+            free(block);
+            dev->blocks[i] = NULL;
+            dev->stats.live_blocks--;
+            dev->stats.current_bytes -= dev->bytes[i];
+            return TD_OK;
+        }
+    }
+    message = "no such block";
+    return TD_BAD_ARGUMENT;
 }
 
 td_status td_device_memory(const td_device *dev, td_memory_stats *out)

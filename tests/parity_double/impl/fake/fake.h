@@ -31,6 +31,7 @@ typedef struct td_memory_stats {
 td_status td_device_open(const char *name, td_device **out);
 void td_device_close(td_device *dev);
 td_status td_device_alloc(td_device *dev, size_t bytes, void **out);
+td_status td_device_free(td_device *dev, void *block);
 td_status td_device_memory(const td_device *dev, td_memory_stats *out);
 int td_cpu_threads(void);
 td_status td_cpu_set_threads(int threads);
