@@ -230,6 +230,13 @@ static void rules_of_the_lists(void **state)
         {"bmm", TD_AUTOCAST_LOWER, TD_AUTOCAST_LOWER},
         {"einsum", TD_AUTOCAST_LOWER, TD_AUTOCAST_LOWER}, /* on the CPU through bmm */
         {"scaled_dot_product_attention", TD_AUTOCAST_LOWER, TD_AUTOCAST_LOWER},
+        {"linalg_multi_dot", TD_AUTOCAST_LOWER, TD_AUTOCAST_LOWER},
+        {"chain_matmul", TD_AUTOCAST_LOWER, TD_AUTOCAST_LOWER},
+        {"matrix_power", TD_AUTOCAST_LOWER, TD_AUTOCAST_LOWER}, /* through mm */
+        {"tensordot", TD_AUTOCAST_LOWER, TD_AUTOCAST_WIDEST},
+        {"inner", TD_AUTOCAST_LOWER, TD_AUTOCAST_WIDEST}, /* through tensordot */
+        {"mv", TD_AUTOCAST_TYPE_PROMOTION, TD_AUTOCAST_LOWER},
+        {"dot", TD_AUTOCAST_TYPE_PROMOTION, TD_AUTOCAST_WIDEST},
         {"mse_loss", TD_AUTOCAST_F32, TD_AUTOCAST_F32},
         {"nll_loss", TD_AUTOCAST_F32, TD_AUTOCAST_F32},
         {"cross_entropy_loss", TD_AUTOCAST_F32, TD_AUTOCAST_F32}, /* on CUDA through nll_loss */

@@ -4,14 +4,18 @@
 
 #include <string.h>
 
-/* Operations that a device's lists leave out because PyTorch runs them as a few others, and the one that ends them. */
+/* Operations that a device's lists leave out because PyTorch runs them as others, and the one that ends them. A list
+ * that names such an operation itself comes first: CUDA's has einsum, say. */
 static const struct {
     const char *op, *ends_in;
 } composites[] = {
-    {"cross_entropy_loss", "nll_loss"}, /* log_softmax and nll_loss; the CPU's list has it itself */
-    {"einsum", "bmm"},                  /* permutations and bmm; CUDA's list has it itself, */
-    {"linalg_multi_dot", "mm"},         /* and these two */
+    {"cross_entropy_loss", "nll_loss"},
+    {"einsum", "bmm"},
+    {"linalg_multi_dot", "mm"},
+    {"chain_matmul", "mm"},
+    {"matrix_power", "mm"},
     {"tensordot", "mm"},
+    {"inner", "tensordot"},
 };
 
 static bool is_device(td_autocast_device device)
@@ -53,6 +57,17 @@ static td_autocast_rule listed_rule(td_autocast_device device, const char *op)
     return TD_AUTOCAST_TYPE_PROMOTION;
 }
 
+static td_autocast_rule rule_of(td_autocast_device device, const char *op)
+{
+    td_autocast_rule rule = listed_rule(device, op);
+
+    for (size_t i = 0; rule == TD_AUTOCAST_TYPE_PROMOTION && i < sizeof composites / sizeof composites[0];
+         i++)
+        if (strcmp(op, composites[i].op) == 0)
+            rule = rule_of(device, composites[i].ends_in);
+    return rule;
+}
+
 td_status td_autocast_rule_find(td_autocast_device device, const char *op, td_autocast_rule *out)
 {
     td_status status = TD_OK;
@@ -60,12 +75,7 @@ td_status td_autocast_rule_find(td_autocast_device device, const char *op, td_au
     TD_CHECK(is_device(device), "device is %d, needs a td_autocast_device", (int)device);
     TD_CHECK(op, "op is NULL");
     TD_CHECK(out, "out is NULL");
-    td_autocast_rule rule = listed_rule(device, op);
-    if (rule == TD_AUTOCAST_TYPE_PROMOTION)
-        for (size_t i = 0; i < sizeof composites / sizeof composites[0]; i++)
-            if (strcmp(op, composites[i].op) == 0)
-                rule = listed_rule(device, composites[i].ends_in);
-    *out = rule;
+    *out = rule_of(device, op);
 cleanup:
     return status;
 }
