@@ -1,0 +1,152 @@
+"""What attention and flash have in common: the two sides of any way to attend; no module of its own."""
+
+import torch
+
+from parity.core import Side
+
+# C's ways to attend, by the prefix of their functions.
+WAYS = {"naive": "td_attention_naive", "flash": "td_flash"}
+GRADIENTS = ("dq", "dk", "dv")
+
+
+def inputs(case, draw):
+    """q, k, v and dout of a case."""
+    queries = (case.batch, case.heads, case.seq, case.head_dim)
+    keys = (case.batch, case.heads, case.get("seq_k", case.seq), case.head_dim)
+    q = draw.normal("q", queries, case.dtype)
+    k, v = draw.normal("k", keys, case.dtype), draw.normal("v", keys, case.dtype)
+    return q, k, v, draw.normal("dout", queries, case.dtype)
+
+
+def judged(case, draw, c, way, tensors, saved_name, saved_shape, saved_dtype):
+    """C's forward and backward into poisoned outputs; what forward saves is an output as well."""
+    q, k, v, dout = tensors
+    outputs = {"o": draw.poisoned(q.shape, case.dtype), saved_name: draw.poisoned(saved_shape, saved_dtype)}
+    outputs |= {
+        name: draw.poisoned(x.shape, case.dtype) for name, x in zip(GRADIENTS, (q, k, v), strict=True)
+    }
+    desc = c.struct("td_attention_shape", case)
+    sizes = c.value(f"{WAYS[way]}_sizes", c.device, desc)
+    forward_work, backward_work = c.work(sizes.forward_work), c.work(sizes.backward_work)
+    o, saved, *grads = outputs.values()
+
+    def call():
+        getattr(c, f"{WAYS[way]}_forward")(c.device, desc, q, k, v, o, saved, forward_work)
+        getattr(c, f"{WAYS[way]}_backward")(c.device, desc, q, k, v, o, dout, saved, *grads, backward_work)
+        return outputs
+
+    return call
+
+
+def by_autograd(attend, q, k, v, dout):
+    """o and the gradients of o * dout."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    o = attend(*leaves)
+    grads = torch.autograd.grad(o, leaves, dout)
+    return {"o": o.detach(), **dict(zip(GRADIENTS, grads, strict=True))}
+
+
+class Tandem:
+    """C's forward and backward for the clock and the scales.
+
+    Memory is taken at the first call and stays, for C plans it once; `fleeting` gives it back after every call, so
+    that sides which each fill the machine can take turns.
+    """
+
+    def __init__(self, case, c, way, tensors, fleeting=False):
+        self.c, self.prefix, self.fleeting = c, WAYS[way], fleeting
+        self.q, self.k, self.v, self.dout = tensors
+        self.desc = c.struct("td_attention_shape", case)
+        self.sizes = c.value(f"{self.prefix}_sizes", c.device, self.desc)
+        self.blocks = {}
+        self.o = None
+
+    def side(self, phase, **options):
+        def both():
+            return self.forward() | self.backward()
+
+        calls = {
+            "forward": lambda: self.done(self.forward()),
+            "backward": lambda: self.done(self.backward()),
+            "both": lambda: self.done(both()),
+        }
+        before = self.forward if phase == "backward" else None
+        return Side(calls[phase], before=before, **options)
+
+    def forward(self):
+        self.o = torch.empty_like(self.q)
+        saved, work = self.block("saved"), self.block("forward_work")
+        forward = getattr(self.c, f"{self.prefix}_forward")
+        forward(self.c.device, self.desc, self.q, self.k, self.v, self.o, saved, work)
+        return {"o": self.o}
+
+    def backward(self):
+        grads = {
+            name: torch.empty_like(x) for name, x in zip(GRADIENTS, (self.q, self.k, self.v), strict=True)
+        }
+        saved, work = self.block("saved"), self.block("backward_work")
+        backward = getattr(self.c, f"{self.prefix}_backward")
+        backward(
+            self.c.device, self.desc, self.q, self.k, self.v, self.o, self.dout, saved, *grads.values(), work
+        )
+        return grads
+
+    def block(self, name):
+        nbytes = getattr(self.sizes, name)
+        if name not in self.blocks and nbytes:
+            self.blocks[name] = self.c.value("td_device_alloc", self.c.device, nbytes)
+        return self.blocks.get(name)
+
+    def done(self, outputs):
+        if self.fleeting:
+            for block in self.blocks.values():
+                self.c.td_device_free(self.c.device, block)
+            self.blocks.clear()
+        return outputs
+
+
+class Eager:
+    """PyTorch's forward, which keeps its graph, and backward."""
+
+    def __init__(self, attend, tensors):
+        *qkv, self.dout = tensors
+        self.attend = attend
+        self.leaves = [x.detach().requires_grad_() for x in qkv]
+        self.graph = []
+
+    def side(self, phase, **options):
+        def forward():
+            return {"o": self.attend(*self.leaves)}
+
+        def both():
+            self.before()
+            return self.backward()
+
+        if phase == "backward":
+            return Side(self.backward, before=self.before, **options)
+        return Side(forward if phase == "forward" else both, **options)
+
+    def before(self):
+        self.graph[:] = [self.attend(*self.leaves)]
+
+    def backward(self):
+        o = self.graph.pop()
+        return {
+            "o": o.detach(),
+            **dict(zip(GRADIENTS, torch.autograd.grad(o, self.leaves, self.dout), strict=True)),
+        }
+
+
+def account(case, c, matrices):
+    """libtandem's arithmetic for the case."""
+    element_bytes = c.td_dtype_size(c.enum("td_dtype", case.dtype))
+    return c.value(
+        "td_account_attention_memory", case.batch * case.heads, case.seq, case.get("seq_k", case.seq),
+        case.head_dim, element_bytes, matrices, case.causal,
+    )  # fmt: skip
+
+
+def flops_of(account, phase):
+    """FLOPs by which both sides' speed is stated: of the method, flash backward included, whoever does more."""
+    flops = {"forward": account.forward_flops, "backward": account.backward_flops}
+    return flops.get(phase) or sum(flops.values())

@@ -1,0 +1,252 @@
+"""Attention with the score matrix materialised: answers, times, and what it must hold in memory."""
+
+import pandas as pd
+
+from parity import _attend
+from parity._pages import error_sentence, errors_by, mib, valued
+from parity.core import Case, grid
+from ref import accounting
+from ref import attention as ref
+
+DELIVERABLES = {
+    "pytorch_attention": "Attention with the scores materialised: time, memory, and where it ends"
+}
+
+DTYPES = ["f32", "bf16"]
+HEAD_DIMS = [16, 32, 64, 128]
+SEQS = {"quick": [256, 1024], "full": [256, 1024, 4096, 8192, 16384]}
+BATCH = 8  # the handout's, without a head dimension
+COURSE_MATRICES = 2  # that the course's four-step softmax keeps for backward
+OUR_MATRICES = 1  # that libtandem keeps: the probabilities
+
+
+def cases(profile):
+    for shape in [
+        dict(batch=1, heads=1, seq=1, head_dim=1),
+        dict(batch=2, heads=3, seq=16, head_dim=16),
+        dict(batch=1, heads=2, seq=127, head_dim=64),
+        dict(batch=2, heads=2, seq=129, head_dim=80),
+        dict(batch=1, heads=1, seq=37, seq_k=101, head_dim=33),
+        dict(batch=1, heads=2, seq=101, seq_k=37, head_dim=80),
+    ]:
+        for keys in grid(causal=[False, True], dtype=DTYPES):
+            yield Case("pytorch_attention", **shape, **keys, mask="inf")
+    for dtype in DTYPES:
+        shape = dict(batch=2, heads=2, seq=61, head_dim=80, causal=True)
+        yield Case("pytorch_attention", **shape, dtype=dtype, mask="add_1e6")
+    for seq in SEQS[profile]:
+        for head_dim in HEAD_DIMS:
+            for phase in ("forward", "backward"):
+                yield grid_case(profile, seq, head_dim, phase)
+
+
+def grid_case(profile, seq, head_dim, phase):
+    """A point of the handout's grid: 100 calls as it asks, fewer where they take minutes on a CPU."""
+    matrix = 4 * BATCH * seq**2  # bytes of a score matrix: how a case is run, not what it reports
+    keys = dict(batch=BATCH, heads=1, seq=seq, head_dim=head_dim, dtype="f32", causal=False, mask="inf")
+    repeats = (20 if profile == "quick" else 100) if seq <= 1024 else 3
+    seconds = (repeats + 3) * (3 if phase == "backward" else 1) * max(matrix, 2**23) / 2**28
+    how = dict(measure="time memory", seconds=seconds, repeats=repeats, alone=matrix >= 2**28)
+    return Case("pytorch_attention", **how, **keys, **{"pass": phase})
+
+
+def run(case, draw, c):
+    return timed_sides(case, draw, c) if "time" in case.measure else error_sides(case, draw, c)
+
+
+def error_sides(case, draw, c):
+    """Forward and backward in one case: o, the probabilities that backward reads, and three gradients."""
+    q, k, v, dout = tensors = _attend.inputs(case, draw)
+    scores = (case.batch, case.heads, q.shape[2], k.shape[2])
+
+    def eager(q, k, v, dout):
+        outputs = _attend.by_autograd(lambda *qkv: ref.attention(*qkv, case.causal, case.mask), q, k, v, dout)
+        return outputs | {"p": ref.probabilities(q, k, case.causal, case.mask)}
+
+    return {
+        "c": _attend.judged(case, draw, c, "naive", tensors, "p", scores, case.dtype),
+        "torch_eager": lambda: eager(q, k, v, dout),
+        "truth": lambda: eager(q.double(), k.double(), v.double(), dout.double()),
+    }
+
+
+def timed_sides(case, draw, c):
+    tensors = _attend.inputs(case, draw)
+    tandem = _attend.Tandem(case, c, "naive", tensors, fleeting=case.alone)
+    eager = _attend.Eager(lambda *qkv: ref.attention(*qkv, case.causal), tensors)
+    theirs = _attend.account(case, c, COURSE_MATRICES)
+    ours = _attend.account(case, c, OUR_MATRICES)
+    kept = accounting.attention_saved_bytes(case.batch * case.heads, case.seq, case.head_dim)
+    flops = theirs.forward_flops if case["pass"] == "forward" else theirs.backward_flops_naive
+    return {
+        "c": tandem.side(
+            case["pass"],
+            flops=flops,
+            record={
+                "values": {
+                    "saved_mib": mib(tandem.sizes.saved + 4 * tensors[0].nbytes),
+                    "account_mib": mib(ours.saved_naive),
+                    "flash_mib": mib(ours.saved_flash),
+                }
+            },
+        ),
+        "torch_eager": eager.side(
+            case["pass"],
+            flops=flops,
+            record={
+                "values": {
+                    # Autograd keeps q, k and v; o is the caller's, and counts as in the arithmetic.
+                    "saved_mib": mib(kept["total"] + tensors[0].nbytes),
+                    "account_mib": mib(theirs.saved_naive),
+                    "matrix_mib": mib(theirs.matrix),
+                    "forward_peak_mib": mib(theirs.forward_peak),
+                    "backward_peak_mib": mib(theirs.backward_peak),
+                    **ends_by_arithmetic(case, c),
+                }
+            },
+        ),
+    }
+
+
+BUDGETS_GIB = (16, 24, 80)
+
+
+def ends_by_arithmetic(case, c):
+    """The smallest power of two of queries whose backward does not fit in so many GiB."""
+    return {
+        f"end_{gib}_gib": c.value("td_account_attention_oom", case.batch, case.head_dim, 4, gib * 2**30)
+        for gib in BUDGETS_GIB
+    }
+
+
+def report(page, records):
+    timed = type(records)(record for record in records.records if "pass" in record["case"])
+    page.question("Does attention, forward and backward, give PyTorch's answers?")
+    page.text(error_sentence(records))
+    page.table(errors_by(records, ["causal", "dtype"]))
+
+    page.question(
+        "How long do forward and backward take, and how much memory is in use before the backward pass?"
+    )
+    page.table(grid_table(timed), units=dict.fromkeys(TIMES, "ms"))
+    page.text(
+        f"Batch {BATCH}, one head, no mask, f32. Memory before backward is what forward leaves behind: q, k, v, o and "
+        "the score-sized matrices, for PyTorch counted by hooks on the tensors that autograd saves, for C the size of "
+        "the block it asks for. Peaks are of the call alone, and forward's for backward included. `oom` and `error` "
+        "rows are results."
+    )
+    for side, over in (("c", "torch_eager"),):
+        forward, backward = (
+            timed.only(**{"pass": phase}).ratio("ms", over, side) for phase in ("forward", "backward")
+        )
+        if len(forward) and len(backward):
+            page.verdict(
+                "pytorch_attention",
+                f"forward {forward.min():.2f} to {forward.max():.2f}, backward {backward.min():.2f} to "
+                f"{backward.max():.2f} times PyTorch's time.",
+            )
+    page.plot(
+        "time",
+        {
+            f"{impl}, {phase}": curve(timed.only(**{"pass": phase}), impl, "ms")
+            for impl in ("c", "torch_eager")
+            for phase in ("forward", "backward")
+        },
+        x="seq",
+        y="ms",
+        caption="Time against sequence length, head_dim 64",
+    )
+    report_memory(page, timed)
+
+
+TIMES = ("c forward", "torch forward", "c backward", "torch backward")
+
+
+def grid_table(timed):
+    """A row a shape: times of both passes and both sides, memory before backward, and its arithmetic."""
+    rows = {}
+    for record in timed.records:
+        case, side = record["case"], "c" if record["impl"] == "c" else "torch"
+        row = rows.setdefault(
+            (case["seq"], case["head_dim"]), {"seq": case["seq"], "head_dim": case["head_dim"]}
+        )
+        row[f"{side} {case['pass']}"] = record["ms"]["median"] if "ms" in record else record["status"]
+        if case["pass"] == "forward" and "values" in record:
+            row[f"{side} before backward (MiB)"] = record["values"]["saved_mib"]
+            row[f"{side} arithmetic (MiB)"] = record["values"]["account_mib"]
+    order = ["seq", "head_dim", *TIMES]
+    order += [f"{side} {what} (MiB)" for side in ("c", "torch") for what in ("before backward", "arithmetic")]
+    table = pd.DataFrame([rows[key] for key in sorted(rows)])
+    return table[[name for name in order if name in table]] if len(table) else table
+
+
+def curve(records, impl, name, head_dim=64):
+    points = records.only(impl=impl, head_dim=head_dim)
+    seqs = points.values("seq")
+    values = [points.value(name, impl=impl, seq=seq) for seq in seqs]
+    return seqs, [None if value != value else value for value in values]
+
+
+def report_memory(page, timed):
+    page.question("Where does it run out of memory, and does the arithmetic say so?")
+    rows = []
+    for record in timed.only(impl="torch_eager", head_dim=64).records:
+        values = record.get("values", {})
+        phase = record["case"]["pass"]
+        rows.append({"seq": record["case"]["seq"], "pass": phase, "status": record["status"],
+                     "peak": record.get("peak_mib"), "predicted": values.get(f"{phase}_peak_mib"),
+                     "matrix": values.get("matrix_mib")})  # fmt: skip
+    for row in rows:
+        row["peak / matrix"] = row["peak"] / row["matrix"] if row["peak"] and row["matrix"] else None
+    page.table(pd.DataFrame(rows), units={"peak": "MiB", "predicted": "MiB", "matrix": "MiB"})
+    measured = [row for row in rows if row["peak"] and row["predicted"]]
+    if measured:
+        largest = max(measured, key=lambda row: row["predicted"])
+        page.text(
+            f"Eager PyTorch, head_dim 64. The arithmetic counts 4 score matrices at forward's peak and, as measured on "
+            f"a GPU, 8 at backward's; here seq {largest['seq']} {largest['pass']} needed "
+            f"{largest['peak / matrix']:.1f}, for PyTorch frees more of them early."
+        )
+    for arithmetic in valued(timed, "torch_eager", head_dim=64)[:1]:
+        limits = ", ".join(f"{arithmetic.get(f'end_{gib}_gib')} in {gib} GiB" for gib in BUDGETS_GIB)
+        page.text(f"By that arithmetic the smallest power of two that no longer fits is {limits}.")
+    ends = {}
+    for record in timed.records:
+        if record["status"] in ("oom", "error"):
+            ends.setdefault((record["impl"], record["case"]["pass"]), []).append(record["case"]["seq"])
+    longest = max(timed.values("seq"), default=0)
+    for (impl, phase), seqs in ends.items():
+        page.text(f"The smallest case that {impl} {phase} cannot hold here has seq {min(seqs)}.")
+    if not ends:
+        page.text(f"No case up to seq {longest} ran out of memory here; the full profile goes on to 16384.")
+
+    page.question("How does the memory saved for backward grow, and what would remove it?")
+    page.plot(
+        "memory",
+        {
+            "c, saved": curve(timed.only(**{"pass": "forward"}), "c", "values.saved_mib"),
+            "torch_eager, saved": curve(timed.only(**{"pass": "forward"}), "torch_eager", "values.saved_mib"),
+            "c, its arithmetic": curve(timed.only(**{"pass": "forward"}), "c", "values.account_mib"),
+            "flash, arithmetic": curve(timed.only(**{"pass": "forward"}), "c", "values.flash_mib"),
+        },
+        x="seq",
+        y="MiB",
+        caption="Memory kept for backward against sequence length, head_dim 64",
+    )
+    kept = {row["seq"]: row for row in valued(timed, head_dim=64, **{"pass": "forward"})}
+    theirs = {row["seq"]: row for row in valued(timed, "torch_eager", head_dim=64, **{"pass": "forward"})}
+    if len(kept) >= 2:
+        first, last = min(kept), max(kept)
+        growth = theirs[last]["saved_mib"] / theirs[first]["saved_mib"]
+        off = max(
+            abs(row["saved_mib"] / row["account_mib"] - 1) for row in [*kept.values(), *theirs.values()]
+        )
+        page.text(
+            f"From seq {first} to {last}, {last // first} times longer, PyTorch's saved memory grows {growth:.1f} "
+            f"times: with the square, once the matrices outweigh q, k, v and o. The arithmetic is within "
+            f"{100 * off:.1f} % of what was counted. C keeps only the probabilities, one matrix where the course's "
+            f"softmax keeps two: {kept[last]['saved_mib']:.1f} MiB against {theirs[last]['saved_mib']:.1f}. Keeping no "
+            f"matrix at all, and computing the probabilities again in backward from one number a row, would leave "
+            f"{kept[last]['flash_mib']:.2f} MiB: that is flash attention."
+        )
+        page.verdict("pytorch_attention", f"Saved memory within {100 * off:.1f} % of the arithmetic.")

@@ -1,0 +1,284 @@
+"""Flash attention: answers at every edge of its tiles, times beside plain attention, and memory against length."""
+
+import pandas as pd
+import torch.nn.functional as F
+
+from parity import _attend
+from parity._pages import error_sentence, errors_by, mib
+from parity.core import Case, geomean, grid, within
+from ref import attention as naive
+from ref import flash as ref
+
+DELIVERABLES = {
+    "flash_forward": "Flash attention, forward: tiled, in plain tensor code and fused in C",
+    "flash_backward": "Flash attention, backward from the logsumexp",
+    "flash_benchmarking": "Flash attention beside plain attention: time and memory",
+}
+
+DTYPES = ["f32", "bf16"]
+PHASES = ["forward", "backward", "both"]
+MIB = 2**20
+# The sequence lengths of the memory curves, and the head size of all curves.
+MEMORY_SEQS = [256, 512, 1024, 2048, 4096, 8192]
+HEAD_DIM = 64
+
+
+def cases(profile):
+    yield from error_cases()
+    yield from headline_cases()
+    for seq in MEMORY_SEQS:
+        keys = dict(batch=1, heads=1, seq=seq, head_dim=HEAD_DIM, dtype="f32", causal=True, mask="inf")
+        seconds = 0.3 + 3 * (seq / 8192) ** 2
+        yield Case("flash_benchmarking", measure="memory", seconds=seconds, **keys, **{"pass": "memory"})
+    yield from grid_cases(profile)
+
+
+def error_cases():
+    """Tiles are 64 queries by 64 keys and columns come in groups of 16: one row, both sides of each, and primes."""
+    shapes = []
+    for seq in [1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 509]:
+        shapes.append(dict(batch=1, heads=2, seq=seq, seq_k=seq, head_dim=64))
+    for head_dim in [1, 3, 16, 33, 80, 127, 128, 256]:
+        shapes.append(dict(batch=2, heads=1, seq=129, seq_k=129, head_dim=head_dim))
+    for seq, seq_k in [(37, 101), (101, 37), (1, 300), (300, 1), (64, 65)]:
+        shapes.append(dict(batch=2, heads=2, seq=seq, seq_k=seq_k, head_dim=80))
+    for shape in shapes:
+        for keys in grid(causal=[False, True], dtype=DTYPES):
+            yield from both_deliverables(mask="inf", **shape, **keys)
+    for seq, dtype in [(65, "f32"), (65, "bf16"), (257, "f32"), (257, "bf16")]:
+        shape = dict(batch=1, heads=2, seq=seq, seq_k=seq, head_dim=64)
+        yield from both_deliverables(mask="add_1e6", **shape, causal=True, dtype=dtype)
+
+
+def both_deliverables(**keys):
+    for deliverable in ("flash_forward", "flash_backward"):
+        yield Case(deliverable, **keys)
+
+
+def headline_cases():
+    """The comparison by which a change is judged, in every profile."""
+    for phase in ("forward", "backward"):
+        yield timed_case(10, batch=8, heads=1, seq=2048, head_dim=64, dtype="f32", phase=phase)
+
+
+def grid_cases(profile):
+    """The handout's grid: batch 1, one head, causal."""
+    if profile == "quick":
+        points = [(seq, 64, "f32") for seq in (128, 512, 2048)]
+        points += [(512, head_dim, "f32") for head_dim in (16, 32, 128)]
+        points += [(512, 64, "bf16"), (2048, 64, "bf16")]
+    else:
+        seqs = [2**power for power in range(7, 17)]
+        points = [tuple(keys.values()) for keys in grid(seq=seqs, head_dim=[16, 32, 64, 128], dtype=DTYPES)]
+    for seq, head_dim, dtype in points:
+        for phase in PHASES:
+            repeats = None if seq < 4096 else 5 if seq < 32768 else 3
+            yield timed_case(repeats, batch=1, heads=1, seq=seq, head_dim=head_dim, dtype=dtype, phase=phase)
+
+
+def timed_case(repeats, phase, **keys):
+    scores = keys["batch"] * keys["seq"] ** 2
+    seconds = 1.5 if scores < 2**24 else scores / 2**27 * (repeats + 2) * (0.3 if phase == "forward" else 1)
+    how = dict(measure="time", seconds=seconds, repeats=repeats, alone=scores >= 2**28)
+    return Case("flash_benchmarking", **how, **keys, causal=True, mask="inf", **{"pass": phase})
+
+
+def run(case, draw, c):
+    if case.measure == ("error",):
+        return error_sides(case, draw, c)
+    return measured_sides(case, draw, c)
+
+
+def error_sides(case, draw, c):
+    """o and the logsumexp are flash_forward's, the gradients flash_backward's."""
+    tensors = _attend.inputs(case, draw)
+    forward = case.deliverable == "flash_forward"
+
+    def of_deliverable(outputs):
+        return {name: value for name, value in outputs.items() if forward == (name in ("o", "lse"))}
+
+    def plain(q, k, v, dout):
+        outputs = _attend.by_autograd(
+            lambda *qkv: naive.attention(*qkv, case.causal, case.mask), q, k, v, dout
+        )
+        wide = (x.double() if x.dtype.itemsize == 8 else x.float() for x in (q, k))
+        return of_deliverable(outputs | {"lse": naive.logsumexp(*wide, case.causal, case.mask)})
+
+    def tiled(q, k, v, dout):
+        outputs = _attend.by_autograd(lambda *qkv: ref.flash(*qkv, case.causal, case.mask)[0], q, k, v, dout)
+        return of_deliverable(outputs | {"lse": ref.flash(q, k, v, case.causal, case.mask)[1]})
+
+    call = _attend.judged(case, draw, c, "flash", tensors, "lse", tensors[0].shape[:3], "f32")
+    sides = {
+        "c": lambda: of_deliverable(call()),
+        "torch_eager": lambda: plain(*tensors),
+        "torch_tiled": lambda: tiled(*tensors),
+        "truth": lambda: plain(*(x.double() for x in tensors)),
+    }
+    if not forward and case.seq == 1:
+        # One row has one logsumexp, and its rounding is in every probability that backward rebuilds from it, where
+        # many rows average it out. The same algorithm in PyTorch is the fair bar.
+        sides["reference"] = "torch_tiled"
+    if not forward and (case.seq_k == 1 or (case.seq == 1 and case.causal)):
+        # A softmax over one key has no gradient: the truth is 0, and dP - D leaves the rounding of its two sums.
+        sides["rule"] = {"dq": within(max_abs=1e-5), "dk": within(max_abs=1e-5)}
+    return sides
+
+
+def measured_sides(case, draw, c):
+    tensors = _attend.inputs(case, draw)
+    account = _attend.account(case, c, matrices=1)
+    weigh = case["pass"] == "memory"
+    phase = "forward" if weigh else case["pass"]
+    flops = _attend.flops_of(account, phase)
+    rows = tensors[0].nbytes / MIB  # one of q, k, v, o
+    flash = _attend.Tandem(case, c, "flash", tensors, fleeting=case.alone)
+    eager = _attend.Eager(lambda *qkv: naive.attention(*qkv, case.causal), tensors)
+    library = _attend.Eager(lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=case.causal), tensors)
+    sides = {
+        "c": flash.side(
+            phase, flops=flops, record={"values": {"account_mib": mib(account.saved_flash) - 3 * rows}}
+        ),
+        "torch_eager": eager.side(
+            phase, flops=flops, record={"values": {"account_mib": mib(account.forward_peak + account.mask)}}
+        ),
+        "torch_flash": library.side(phase, flops=flops),
+    }
+    if weigh:
+        plain = _attend.Tandem(case, c.side("c_naive"), "naive", tensors)
+        record = {"values": {"account_mib": mib(account.saved_naive) - 3 * rows}}
+        sides["c_naive"] = plain.side(phase, flops=flops, record=record)
+    return sides
+
+
+def report(page, records):
+    page.question("Does the fused forward give o and the logsumexp, at every edge of its tiles?")
+    report_errors(page, records.only("flash_forward"), "flash_forward")
+    page.question("Does the backward from o, dO and the logsumexp give PyTorch's gradients?")
+    report_errors(page, records.only("flash_backward"), "flash_backward")
+
+    timed = type(records)(record for record in records.only("flash_benchmarking").records if "ms" in record or
+                          record["case"]["pass"] != "memory")  # fmt: skip
+    report_headline(page, timed.only(batch=8))
+    report_grid(page, timed.only(batch=1))
+    report_memory(page, records.only("flash_benchmarking", **{"pass": "memory"}))
+
+
+def report_errors(page, records, deliverable):
+    page.text(error_sentence(records))
+    page.table(errors_by(records, ["head_dim", "dtype"]))
+    tiled = records.ratio("rel_l2", "torch_eager", "torch_tiled")
+    if len(tiled):
+        page.text(
+            "Sequences from 1 to 509 on both sides of tiles and vectors, unequal lengths, causal and not, both masks. "
+            "The tiled algorithm in plain tensor code (torch_tiled) was run on the same inputs: its error is "
+            f"{geomean(tiled):.2f} times that of plain attention."
+        )
+
+
+def report_headline(page, timed):
+    page.question(
+        "How fast is it where one change is compared with the next (batch 8, seq 2048, head_dim 64, f32)?"
+    )
+    frame = timed.wide(["pass"], "ms", base="torch_eager")
+    if "torch_flash" in frame:
+        frame["c / torch_flash"] = frame["c"] / frame["torch_flash"]
+    page.table(frame, units=dict.fromkeys(timed.impls(), "ms"))
+    figures = {
+        (phase, over): timed.only(**{"pass": phase}).ratio("ms", over)
+        for phase in ("forward", "backward")
+        for over in ("torch_eager", "torch_flash")
+    }
+    if all(len(found) for found in figures.values()):
+        ratio = {key: found[0] for key, found in figures.items()}
+        page.text(
+            f"Causal forward takes {ratio['forward', 'torch_eager']:.2f} times plain attention's time and "
+            f"{ratio['forward', 'torch_flash']:.2f} times that of PyTorch's own fused attention "
+            f"(scaled_dot_product_attention); backward {ratio['backward', 'torch_eager']:.2f} and "
+            f"{ratio['backward', 'torch_flash']:.2f} times."
+        )
+        page.verdict(
+            "flash_benchmarking",
+            f"forward {ratio['forward', 'torch_eager']:.2f} x plain, {ratio['forward', 'torch_flash']:.2f} x PyTorch's "
+            f"fused; backward {ratio['backward', 'torch_eager']:.2f} x plain.",
+        )
+
+
+def report_grid(page, timed):
+    page.question("How does it compare over lengths, head sizes and dtypes (batch 1, one head, causal)?")
+    for phase in PHASES:
+        part = timed.only(**{"pass": phase})
+        page.text(f"**{phase}**")
+        frame = part.wide(["dtype", "head_dim", "seq"], "ms", base="torch_eager")
+        speed = part.only(impl="c").wide(["dtype", "head_dim", "seq"], "tflops")
+        if len(frame) and "c" in speed:
+            frame["GFLOP/s of c"] = [1e3 * x if isinstance(x, float) else None for x in speed["c"]]
+        page.table(frame, units=dict.fromkeys(part.impls(), "ms"))
+    page.text(
+        "FLOPs are 4 batch heads seq^2 head_dim, half of it when causal, and 2.5 times that for backward, for both "
+        "sides alike. Backward is measured, after an untimed forward, and not the difference of two times. The inputs "
+        "may stay in the caches between calls: on a CPU nothing flushes them."
+    )
+    for phase in ("forward", "backward"):
+        ratios = timed.only(**{"pass": phase}).ratio("ms")
+        if len(ratios):
+            page.text(f"{phase}: {ratios.min():.2f} to {ratios.max():.2f} times plain attention's time, "
+                      f"{geomean(ratios):.2f} in the geometric mean of {len(ratios)} shapes.")  # fmt: skip
+    curves = {}
+    for impl in ("c", "torch_eager", "torch_flash"):
+        for phase in ("forward", "backward"):
+            points = timed.only(impl=impl, head_dim=HEAD_DIM, dtype="f32", **{"pass": phase})
+            seqs = points.values("seq")
+            curves[f"{impl}, {phase}"] = (
+                seqs,
+                [known(points.value("ms", impl=impl, seq=seq)) for seq in seqs],
+            )
+    page.plot(
+        "time",
+        curves,
+        x="seq",
+        y="ms",
+        caption=f"Time against sequence length, head_dim {HEAD_DIM}, f32, causal",
+    )
+
+
+def report_memory(page, records):
+    page.question("How does memory grow with the sequence?")
+    rows, curves = [], {}
+    for seq in records.values("seq"):
+        row = {"seq": seq}
+        for impl in ("c", "c_naive", "torch_eager", "torch_flash"):
+            row[impl] = known(records.value("peak_mib", impl=impl, seq=seq))
+            row[f"{impl} arithmetic"] = known(records.value("values.account_mib", impl=impl, seq=seq))
+        rows.append(row)
+    frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
+    page.table(frame, units={name: "MiB" for name in frame if name != "seq"})
+    for impl in ("c", "c_naive", "torch_eager", "torch_flash"):
+        curves[impl] = ([row["seq"] for row in rows], [row[impl] for row in rows])
+    page.plot(
+        "memory",
+        curves,
+        x="seq",
+        y="MiB",
+        caption="Forward's memory beyond its inputs against sequence length",
+    )
+    if len(rows) < 2 or not rows[-1].get("c") or not rows[-1].get("c_naive"):
+        return
+    last, before = rows[-1], rows[-2]
+    off = abs(last["c_naive"] / last["c_naive arithmetic"] - 1)
+    page.text(
+        f"From seq {before['seq']} to {last['seq']} flash attention's memory grows {last['c'] / before['c']:.2f} times "
+        f"and plain attention's {last['c_naive'] / before['c_naive']:.2f} times: linear against quadratic. At seq "
+        f"{last['seq']} C holds {last['c']:.2f} MiB with flash attention and {last['c_naive']:.0f} MiB without; the "
+        f"arithmetic (one score matrix and o) is off by {100 * off:.2f} %. PyTorch's plain attention needs "
+        f"{last['torch_eager']:.0f} MiB."
+    )
+    page.verdict(
+        "flash_benchmarking",
+        f"At seq {last['seq']} {last['c']:.1f} MiB against {last['c_naive']:.0f} plain, "
+        f"{100 * off:.1f} % off the arithmetic.",
+    )
+
+
+def known(value):
+    return None if value != value else value
