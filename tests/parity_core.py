@@ -411,6 +411,22 @@ class Pages(unittest.TestCase):
         self.assertIn("tables/scale_1.csv", names)
         self.assertIn("128,f32,0.25,1.0,0.25", (self.folder / "tables/scale_1.csv").read_text())
 
+    def test_a_page_that_fails_costs_no_other_page(self):
+        def fail(page, records):
+            raise KeyError("no such column")
+
+        modules = {
+            "broken": types.SimpleNamespace(DELIVERABLES={"b": "B"}, report=fail),
+            "scale": self.module,
+        }
+        records = [record(module="broken", deliverable="b"), *View.records.records]
+        with self.assertRaisesRegex(
+            report.ReportError, r"parity/broken.py: report\(\) failed(.|\n)*no such column"
+        ):
+            report.write(modules, records, self.folder)
+        self.assertIn("How fast?", (self.folder / "scale.md").read_text())
+        self.assertIn("| [scaling](scale.md) |", (self.folder / "README.md").read_text())
+
     def test_failures_show_in_the_verdict_and_on_the_page(self):
         records = [
             record("c", "failed", message="o: NaN at 3 elements"),

@@ -1,5 +1,6 @@
 """The checker checked: wrong answers that judge() must reject, and right ones that it must not."""
 
+import itertools
 import math
 import unittest
 
@@ -14,26 +15,56 @@ torch.set_num_threads(1)  # the tensors are small
 F32, BF16 = torch.float32, torch.bfloat16
 
 
-def attention(q, k, v):
-    """Causal attention as PyTorch would run it eagerly, in the dtype of its inputs."""
-    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-    seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    return torch.softmax(scores.masked_fill(~seen, -math.inf), dim=-1) @ v
+def normal(name, dtype, *shape):
+    return Draw(f"judge/{name}").normal(name, shape, "f32").to(dtype)
 
 
-def attention_inputs(seed, dtype, seq=130, head_dim=80):
-    draw = Draw(f"judge/attention/{seed}")
-    return [draw.normal(name, (2, 3, seq, head_dim), "f32").to(dtype) for name in "qkv"]
+class Attention:
+    """Causal, [2, 3, 130, 80]."""
+
+    @staticmethod
+    def inputs(seed, dtype):
+        return [normal(f"{name}{seed}", dtype, 2, 3, 130, 80) for name in "qkv"]
+
+    @staticmethod
+    def eager(q, k, v):
+        """As PyTorch runs it, in the dtype of its inputs."""
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        return torch.softmax(scores.masked_fill(~seen, -math.inf), dim=-1) @ v
+
+    @staticmethod
+    def kernel(q, k, v, dropped=None):
+        """What a good C kernel returns: the sums in another order and in f32, rounded once. A key may be dropped."""
+        wide = [tensor.float() for tensor in (q, k.flip(-2), v.flip(-2))]
+        scores = wide[0] @ wide[1].transpose(-1, -2) / math.sqrt(q.shape[-1])
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        if dropped is not None:
+            seen[dropped + 1 :, dropped] = False  # for every later query; its own keeps it, or would see none
+        weights = torch.exp(scores.masked_fill(~seen.flip(-1), -math.inf) - scores.amax(-1, keepdim=True))
+        return ((weights @ wide[2]) / weights.sum(-1, keepdim=True)).to(q.dtype)
 
 
-def better(inputs):
-    """What a good C kernel returns: the sums in another order and in f32, rounded once."""
-    q, k, v = (tensor.float() for tensor in inputs)
-    flipped = [tensor.flip(-2) for tensor in (k, v)]
-    scores = q @ flipped[0].transpose(-1, -2) / math.sqrt(q.shape[-1])
-    seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril().flip(-1)
-    weights = torch.exp(scores.masked_fill(~seen, -math.inf) - scores.amax(-1, keepdim=True))
-    return ((weights @ flipped[1]) / weights.sum(-1, keepdim=True)).to(inputs[0].dtype)
+class Product:
+    """C = A B, [33, 200] x [200, 65]."""
+
+    @staticmethod
+    def inputs(seed, dtype):
+        return [normal(f"a{seed}", dtype, 33, 200), normal(f"b{seed}", dtype, 200, 65)]
+
+    @staticmethod
+    def eager(a, b):
+        return a @ b
+
+    @staticmethod
+    def kernel(a, b, dropped=None):
+        wide = a.float()
+        if dropped is not None:
+            wide = wide.index_fill(1, torch.tensor(dropped), 0.0)
+        return (wide.flip(1) @ b.float().flip(0)).to(a.dtype)
+
+
+PROBLEMS = (Attention, Product)
 
 
 def verdict(answer, torchs, truth, rule=None):
@@ -43,21 +74,13 @@ def verdict(answer, torchs, truth, rule=None):
 
 class RightAnswers(unittest.TestCase):
     def test_another_order_of_summation_passes(self):
-        for dtype in (F32, BF16):
-            for seed in range(20):
-                with self.subTest(dtype=dtype, seed=seed):
-                    inputs = attention_inputs(seed, dtype)
-                    truth = attention(*(tensor.double() for tensor in inputs))
-                    found = verdict(better(inputs), attention(*inputs), truth)
-                    self.assertEqual(found.complaints, [])
-                    self.assertLess(found.error()["rel_l2"], 1e-6 if dtype == F32 else 1e-2)
-
-    def test_matrix_product_passes(self):
-        draw = Draw("judge/gemm")
-        for dtype in ("f32", "bf16"):
-            a, b = draw.normal(f"a {dtype}", (33, 200), dtype), draw.normal(f"b {dtype}", (200, 65), dtype)
-            mine = (a.float().flip(1) @ b.float().flip(0)).to(a.dtype)
-            self.assertEqual(verdict(mine, a @ b, a.double() @ b.double()).complaints, [])
+        for problem, dtype, seed in itertools.product(PROBLEMS, (F32, BF16), range(20)):
+            with self.subTest(problem=problem.__name__, dtype=dtype, seed=seed):
+                inputs = problem.inputs(seed, dtype)
+                truth = problem.eager(*(tensor.double() for tensor in inputs))
+                found = verdict(problem.kernel(*inputs), problem.eager(*inputs), truth)
+                self.assertEqual(found.complaints, [])
+                self.assertLess(found.error()["rel_l2"], 1e-6 if dtype == F32 else 1e-2)
 
     def test_nan_and_infinity_where_the_truth_has_them_pass(self):
         truth = torch.tensor([1.0, math.nan, math.inf, -math.inf], dtype=torch.float64)
@@ -73,71 +96,82 @@ class RightAnswers(unittest.TestCase):
 class WrongAnswers(unittest.TestCase):
     """Each must be refused whatever PyTorch's own error is, in f32 and, where the dtype can show it, in bf16."""
 
-    def refused(self, dtype, spoil, words="", seeds=10):
-        for seed in range(seeds):
-            with self.subTest(dtype=dtype, seed=seed):
-                inputs = attention_inputs(seed, dtype)
-                truth = attention(*(tensor.double() for tensor in inputs))
-                good = better(inputs)
-                bad = spoil(good.clone(), inputs)
+    def refused(self, dtype, spoil, words=""):
+        """spoil(answer, problem, inputs) returns a wrong answer; in 10 draws of each problem it must not pass."""
+        for problem, seed in itertools.product(PROBLEMS, range(10)):
+            with self.subTest(problem=problem.__name__, dtype=dtype, seed=seed):
+                inputs = problem.inputs(seed, dtype)
+                truth = problem.eager(*(tensor.double() for tensor in inputs))
+                good = problem.kernel(*inputs)
+                bad = spoil(good.clone(), problem, inputs)
                 self.assertFalse(torch.equal(bad, good), "the answer was not spoilt")
-                found = verdict(bad, attention(*inputs), truth)
+                found = verdict(bad, problem.eager(*inputs), truth)
                 self.assertFalse(found.passed)
                 self.assertIn(words, found.complaints[0])
 
     def test_dropped_key(self):
-        def drop(good, inputs):
-            q, k, v = inputs
-            far = k.clone()
-            far[..., 5, :] = 0  # key 5 scores 0 and brings nothing
-            gone = v.clone()
-            gone[..., 5, :] = 0
-            return better((q, far, gone))
+        def drop(_, problem, inputs):
+            return problem.kernel(*inputs, dropped=29)
 
         self.refused(F32, drop, "rel_l2")
         self.refused(BF16, drop)
 
     def test_zeroed_row(self):
-        def zero(good, _):
-            good[1, 2, 77] = 0
+        def zero(good, *_):
+            good[..., 17, :] = 0
+            return good
+
+        self.refused(F32, zero)
+        self.refused(BF16, zero)
+
+    def test_one_zeroed_row_of_many(self):
+        def zero(good, *_):
+            good.view(-1, good.shape[-1])[-1] = 0
             return good
 
         self.refused(F32, zero)
         self.refused(BF16, zero)
 
     def test_swapped_rows(self):
-        def swap(good, _):
-            good[0, 1, [40, 41]] = good[0, 1, [41, 40]]
+        def swap(good, *_):
+            rows = good.view(-1, good.shape[-1])
+            rows[[20, 21]] = rows[[21, 20]]
             return good
 
         self.refused(F32, swap)
         self.refused(BF16, swap)
 
     def test_scale_off_by_a_thousandth(self):
-        self.refused(F32, lambda good, _: good * 1.001, "rel_l2")
+        self.refused(F32, lambda good, *_: good * 1.001, "rel_l2")
         # In bf16 0.1 % is a quarter of the rounding error; 1 % is the least that it can show.
-        self.refused(BF16, lambda good, _: (good.float() * 1.01).to(BF16))
+        self.refused(BF16, lambda good, *_: (good.float() * 1.01).to(BF16))
+
+    def test_inputs_rounded_to_bf16(self):
+        def coarse(_, problem, inputs):
+            return problem.kernel(*(tensor.bfloat16().float() for tensor in inputs))
+
+        self.refused(F32, coarse, "rel_l2")
 
     def test_probabilities_kept_in_bf16(self):
-        def coarse(_, inputs):
-            q, k, v = inputs
-            scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-            seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-            return torch.softmax(scores.masked_fill(~seen, -math.inf), -1).bfloat16().float() @ v
-
-        self.refused(F32, coarse)
+        for seed in range(10):
+            q, k, v = Attention.inputs(seed, F32)
+            truth = Attention.eager(q.double(), k.double(), v.double())
+            seen = torch.ones(130, 130, dtype=torch.bool).tril()
+            scores = (q @ k.transpose(-1, -2) / math.sqrt(80)).masked_fill(~seen, -math.inf)
+            answer = torch.softmax(scores, -1).bfloat16().float() @ v
+            self.assertFalse(verdict(answer, Attention.eager(q, k, v), truth).passed)
 
     def test_nan(self):
-        def nan(good, _):
-            good[1, 1, 9, 3] = math.nan
+        def nan(good, *_):
+            good.view(-1)[777] = math.nan
             return good
 
         self.refused(F32, nan, "NaN")
         self.refused(BF16, nan, "NaN")
 
     def test_infinity(self):
-        def inf(good, _):
-            good[1, 1, 9, 3] = math.inf
+        def inf(good, *_):
+            good.view(-1)[777] = math.inf
             return good
 
         self.refused(F32, inf, "+inf")
@@ -156,7 +190,7 @@ class WrongAnswers(unittest.TestCase):
             self.assertFalse(verdict(torch.tensor([1.0, 3e38]), truth.float(), truth).passed)
 
     def test_left_poisoned(self):
-        def leave(good, _):
+        def leave(good, *_):
             poison = Draw("poison").poisoned(good.shape, "f32" if good.dtype == F32 else "bf16")
             poison[..., 1:] = good[..., 1:]
             return poison

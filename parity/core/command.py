@@ -12,6 +12,7 @@ from parity.core.record import FILE, Finished, RecordError, RecordFile, load
 from parity.core.tables import FORMATS
 from parity.core.worker import Settings, WorkerError
 
+ERRORS = (sweep.SelectionError, RecordError, WorkerError, report.ReportError, compare.CompareError)
 BUDGETS = {"quick": 0.5, "full": 2.0}
 
 
@@ -23,7 +24,7 @@ def main(package: str, arguments: list[str] | None = None, headers: Path = HEADE
     console = Console(soft_wrap=not sys.stdout.isatty())
     try:
         return options.command(package, options, console)
-    except (sweep.SelectionError, RecordError, WorkerError, compare.CompareError) as error:
+    except ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

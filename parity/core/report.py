@@ -3,6 +3,7 @@
 Nothing here runs, measures or looks at the clock: the same records give the same bytes.
 """
 
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,10 @@ from parity.core.judge import is_judged
 from parity.core.record import FILE, RecordError
 from parity.core.tables import SUFFIXES, Table
 from parity.core.view import Records, geomean
+
+
+class ReportError(RuntimeError):
+    """A module could not write its page; every other page was written."""
 
 
 class Page:
@@ -87,15 +92,21 @@ def write(
 ) -> list[Path]:
     """Rewrites every page, and returns what was written."""
     written: list[Path] = []
+    broken: list[str] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        pages = {}
+        pages: dict[str, Page] = {}
         for name, module in modules.items():
             mine = [record for record in records if record["module"] == name]
             if not mine:
                 continue
-            page = pages[name] = Page(name, folder, form)
-            module.report(page, Records(mine))
+            page = Page(name, folder, form)
+            try:
+                module.report(page, Records(mine))
+            except Exception:  # one module's mistake must not cost the others their pages
+                broken.append(f"parity/{name}.py: report() failed\n{traceback.format_exc()}")
+                continue
+            pages[name] = page
             body = [f"# {name}\n", _provenance(mine), *page.blocks, *_troubles(mine)]
             written.append(_write(folder / f"{name}.md", "\n".join(body)))
             written += page.plots
@@ -103,6 +114,8 @@ def write(
         written.append(_write(folder / "README.md", _index(modules, pages, records)))
     except OSError as error:
         raise RecordError(f"{folder}: the report cannot be written: {error}") from error
+    if broken:
+        raise ReportError("\n".join(broken))
     return written
 
 
