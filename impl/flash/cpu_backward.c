@@ -36,7 +36,9 @@ typedef struct tile {
     float *p, *ds;   /* [TD_TILE_KEYS, TD_TILE_QUERIES]  S^T, then P^T;  dP^T, then dS^T; without factor */
     float *q_rows, *dout_rows; /* [TD_TILE_QUERIES, depth]         scale factor Q, factor dO */
     float *k, *v;              /* [TD_TILE_KEYS, head_dim]         as f32; unused if they are f32 already */
-    int64_t first, queries, groups;
+    int64_t first, queries;
+    int64_t visible;                          /* keys that some query of the tile sees */
+    bool alone;                               /* they fit in one tile */
     alignas(64) float shift[TD_TILE_QUERIES]; /* what scores are taken relative to, in base 2 */
     float delta[TD_TILE_QUERIES];             /* D = rowsum(dO * O) */
     float factor[TD_TILE_QUERIES];            /* scale factor, which dQ lacks */
@@ -73,7 +75,8 @@ static void load_queries(const backward *b, tile *t, int64_t head, int64_t query
 
     t->first = query_tile * TD_TILE_QUERIES;
     t->queries = td_least(TD_TILE_QUERIES, s->seq - t->first);
-    t->groups = (t->queries + TD_GROUP - 1) / TD_GROUP;
+    t->visible = s->causal ? td_least(s->seq_k, t->first + t->queries) : s->seq_k;
+    t->alone = t->visible <= TD_TILE_KEYS;
     const int64_t row = head * s->seq + t->first;
     const char *const q = (const char *)b->q + (size_t)row * row_bytes;
     const char *const o = (const char *)b->o + (size_t)row * row_bytes;
@@ -86,7 +89,7 @@ static void load_queries(const backward *b, tile *t, int64_t head, int64_t query
     /* Summed as td_tile_multiply sums dP, so that a query with one key has dP - D = 0. */
     for (int64_t i = 0; i < head_dim; i++)
 #pragma omp simd
-        for (int64_t c = 0; c < t->groups * TD_GROUP; c++)
+        for (int64_t c = 0; c < td_whole_groups(t->queries); c++)
             t->delta[c] += t->dout[i * TD_TILE_QUERIES + c] * t->dq[i * TD_TILE_QUERIES + c];
     memset(t->dq, 0, (size_t)(depth * TD_TILE_QUERIES) * sizeof(float));
     for (int64_t c = 0; c < t->queries; c++) {
@@ -95,7 +98,7 @@ static void load_queries(const backward *b, tile *t, int64_t head, int64_t query
         const double lse = (double)b->lse[row + c] * TD_LOG2E;
         const int64_t keys = s->causal ? td_least(s->seq_k, t->first + c + 1) : s->seq_k;
         const float shift = isfinite(lse) ? (float)(lse - log2((double)keys)) : NAN;
-        const float factor = (float)exp2((double)shift - lse);
+        const float factor = t->alone ? 1.0f : (float)exp2((double)shift - lse);
 
         td_tile_load(s->dtype, 1, head_dim, dout + (size_t)c * row_bytes, factor, t->dout_rows + c * depth,
                      depth);
@@ -136,64 +139,111 @@ static __attribute__((noinline)) void gradients_group(tile *t, int64_t first, in
     gradients(TD_GROUP, t, first, keys);
 }
 
-/** One block of keys for the query groups from `group` on: lines 11 to 16. dk and dv point to its rows of the sums;
- * `new_sums`: nothing is in them yet. */
-static void differentiate(const backward *b, tile *t, int64_t group, int64_t keys, const float *k,
-                          const float *v, float *dk, float *dv, bool diagonal, bool new_sums)
+/** The same for queries that see this tile of keys alone: here P and D can be those of a softmax over the row at hand,
+ * D = rowsum(P * dP). With few keys it shows that L and O were rounded. */
+static void gradients_alone(tile *t, int64_t first, int64_t keys)
+{
+    float max[TD_GROUP], sum[TD_GROUP] = {0}, delta[TD_GROUP] = {0};
+
+    for (int c = 0; c < TD_GROUP; c++)
+        max[c] = -INFINITY;
+    for (int64_t r = 0; r < keys; r++) {
+        const float *const score = t->p + r * TD_TILE_QUERIES + first;
+#pragma omp simd
+        for (int c = 0; c < TD_GROUP; c++)
+            max[c] = score[c] > max[c] ? score[c] : max[c];
+    }
+    for (int64_t r = 0; r < keys; r++) {
+        float *const p = t->p + r * TD_TILE_QUERIES + first;
+        const float *const dp = t->ds + r * TD_TILE_QUERIES + first;
+#pragma omp simd
+        for (int c = 0; c < TD_GROUP; c++) {
+            p[c] = td_exp2(p[c] - max[c]);
+            sum[c] += p[c];
+            delta[c] += p[c] * dp[c];
+        }
+    }
+    for (int c = 0; c < TD_GROUP; c++) {
+        sum[c] = first + c < t->queries ? 1.0f / sum[c] : 0.0f;
+        delta[c] *= sum[c];
+    }
+    for (int64_t r = 0; r < keys; r++) {
+        float *const p = t->p + r * TD_TILE_QUERIES + first, *const ds = t->ds + r * TD_TILE_QUERIES + first;
+#pragma omp simd
+        for (int c = 0; c < TD_GROUP; c++) {
+            p[c] *= sum[c];
+            ds[c] = p[c] * (ds[c] - delta[c]);
+        }
+    }
+}
+
+/** One tile of keys: lines 11 to 16. dk and dv point to its rows of the sums; `new_sums`: nothing is in them yet. */
+static void differentiate(const backward *b, tile *t, const td_tile_view *view, const float *k,
+                          const float *v, float *dk, float *dv, bool new_sums)
 {
     const int64_t head_dim = b->shape->head_dim, depth = b->depth;
-    const int64_t skip = group * TD_GROUP;
-    td_tile_product scores = {.op = TD_TILE_STORE,
-                              .rows = keys,
-                              .groups = t->groups - group,
-                              .depth = head_dim,
-                              .lda = head_dim,
-                              .ldb = TD_TILE_QUERIES,
-                              .ldc = TD_TILE_QUERIES};
-    td_tile_product sums = {.op = new_sums ? TD_TILE_STORE : TD_TILE_ADD,
-                            .rows = keys,
-                            .groups = depth / TD_GROUP,
-                            .depth = t->queries - skip,
-                            .lda = TD_TILE_QUERIES,
-                            .ldb = depth,
-                            .ldc = depth};
+    td_tile_block block;
 
-    scores.a = k;
-    scores.b = t->q + skip;
-    scores.c = t->p + skip;
-    td_tile_multiply(&scores);
-    scores.a = v;
-    scores.b = t->dout + skip;
-    scores.c = t->ds + skip;
-    td_tile_multiply(&scores);
+    for (int64_t row = 0; row < view->keys; row += block.rows) {
+        block = td_tile_block_at(view, row);
+        const int64_t skip = block.group * TD_GROUP, corner = row * TD_TILE_QUERIES + skip;
+        td_tile_product scores = {.op = TD_TILE_STORE,
+                                  .rows = block.rows,
+                                  .groups = view->groups - block.group,
+                                  .depth = head_dim,
+                                  .lda = head_dim,
+                                  .ldb = TD_TILE_QUERIES,
+                                  .ldc = TD_TILE_QUERIES};
 
-    if (diagonal)
-        td_tile_mask_diagonal(b->shape->mask, keys, t->p + skip);
-    if (group == 0 && t->groups == TD_TILE_QUERIES / TD_GROUP)
-        gradients_tile(t, keys);
+        scores.a = k + row * head_dim;
+        scores.b = t->q + skip;
+        scores.c = t->p + corner;
+        td_tile_multiply(&scores);
+        scores.a = v + row * head_dim;
+        scores.b = t->dout + skip;
+        scores.c = t->ds + corner;
+        td_tile_multiply(&scores);
+        if (block.diagonal)
+            td_tile_mask_diagonal(b->shape->mask, block.rows, t->p + corner);
+    }
+
+    if (!t->alone && td_tile_is_full(view))
+        gradients_tile(t, view->keys);
     else
-        for (int64_t g = group; g < t->groups; g++)
-            gradients_group(t, g * TD_GROUP, keys);
+        for (int64_t g = 0; g < view->groups; g++)
+            (t->alone ? gradients_alone : gradients_group)(t, g * TD_GROUP, td_tile_keys_of(view, g));
 
-    sums.a = t->p + skip;
-    sums.b = t->dout_rows + skip * depth;
-    sums.c = dv;
-    td_tile_multiply(&sums);
-    sums.a = t->ds + skip;
-    sums.b = t->q_rows + skip * depth;
-    sums.c = dk;
-    td_tile_multiply(&sums);
-    td_tile_multiply(&(td_tile_product){.op = TD_TILE_RESCALE,
-                                        .rows = head_dim,
-                                        .groups = t->groups - group,
-                                        .depth = keys,
-                                        .a = k,
-                                        .lda = head_dim,
-                                        .b = t->ds + skip,
-                                        .ldb = TD_TILE_QUERIES,
-                                        .c = t->dq + skip,
-                                        .ldc = TD_TILE_QUERIES,
-                                        .alpha = t->one});
+    for (int64_t row = 0; row < view->keys; row += block.rows) {
+        block = td_tile_block_at(view, row);
+        const int64_t skip = block.group * TD_GROUP, corner = row * TD_TILE_QUERIES + skip;
+        td_tile_product sums = {.op = new_sums ? TD_TILE_STORE : TD_TILE_ADD,
+                                .rows = block.rows,
+                                .groups = depth / TD_GROUP,
+                                .depth = t->queries - skip,
+                                .lda = TD_TILE_QUERIES,
+                                .ldb = depth,
+                                .ldc = depth};
+
+        sums.a = t->p + corner;
+        sums.b = t->dout_rows + skip * depth;
+        sums.c = dv + row * depth;
+        td_tile_multiply(&sums);
+        sums.a = t->ds + corner;
+        sums.b = t->q_rows + skip * depth;
+        sums.c = dk + row * depth;
+        td_tile_multiply(&sums);
+        td_tile_multiply(&(td_tile_product){.op = TD_TILE_RESCALE,
+                                            .rows = head_dim,
+                                            .groups = view->groups - block.group,
+                                            .depth = block.rows,
+                                            .a = k + row * head_dim,
+                                            .lda = head_dim,
+                                            .b = t->ds + corner,
+                                            .ldb = TD_TILE_QUERIES,
+                                            .c = t->dq + skip,
+                                            .ldc = TD_TILE_QUERIES,
+                                            .alpha = t->one});
+    }
 }
 
 /** Waits until `count` tiles of queries have added to a tile of keys. */
@@ -214,37 +264,28 @@ static void differentiate_tile(const backward *b, tile *t, int64_t head, int64_t
     const int before = (int)(b->query_tiles - 1 - query_tile); /* tiles of queries that came first */
 
     load_queries(b, t, head, query_tile);
-    const int64_t visible = s->causal ? td_least(s->seq_k, t->first + t->queries) : s->seq_k;
-    const int64_t unmasked = s->causal ? td_least(visible, t->first) : visible;
+    for (int64_t key = 0; key < t->visible; key += TD_TILE_KEYS) {
+        const td_tile_view view = td_tile_view_of(s, key, t->first, t->queries);
+        const void *k = (const char *)b->k + (size_t)(row + key) * row_bytes;
+        const void *v = (const char *)b->v + (size_t)(row + key) * row_bytes;
+        atomic_int *const visits = b->visits + head * b->key_tiles + key / TD_TILE_KEYS;
 
-    for (int64_t first = 0; first < visible; first += TD_TILE_KEYS) {
-        const int64_t end = td_least(visible, first + TD_TILE_KEYS);
-        atomic_int *const visits = b->visits + head * b->key_tiles + first / TD_TILE_KEYS;
-
-        wait_for(visits, before);
-        for (int64_t key = first, keys; key < end; key += keys) {
-            const bool diagonal = key >= unmasked;
-            const float *k = (const float *)((const char *)b->k + (size_t)(row + key) * row_bytes);
-            const float *v = (const float *)((const char *)b->v + (size_t)(row + key) * row_bytes);
-
-            keys = diagonal ? td_least(end - key, TD_GROUP) : td_least(unmasked, end) - key;
-            if (s->dtype != TD_F32) {
-                td_tile_load(s->dtype, keys, head_dim, k, 1.0f, t->k, head_dim);
-                td_tile_load(s->dtype, keys, head_dim, v, 1.0f, t->v, head_dim);
-                k = t->k;
-                v = t->v;
-            }
-            differentiate(b, t, diagonal ? (key - t->first) / TD_GROUP : 0, keys, k, v, dk_sums + key * depth,
-                          dv_sums + key * depth, diagonal, before == 0);
+        if (s->dtype != TD_F32) {
+            td_tile_load(s->dtype, view.keys, head_dim, k, 1.0f, t->k, head_dim);
+            td_tile_load(s->dtype, view.keys, head_dim, v, 1.0f, t->v, head_dim);
+            k = t->k;
+            v = t->v;
         }
+        wait_for(visits, before);
+        differentiate(b, t, &view, k, v, dk_sums + key * depth, dv_sums + key * depth, before == 0);
 
-        const bool last = s->causal ? t->first <= first : query_tile == 0;
+        const bool last = s->causal ? t->first <= key : query_tile == 0;
         if (last && b->sums) {
-            const int64_t keys = td_least(b->seen_keys - first, TD_TILE_KEYS);
-            td_tile_store(s->dtype, keys, head_dim, dk_sums + first * depth, depth,
-                          (char *)b->dk + (size_t)(row + first) * row_bytes);
-            td_tile_store(s->dtype, keys, head_dim, dv_sums + first * depth, depth,
-                          (char *)b->dv + (size_t)(row + first) * row_bytes);
+            const int64_t keys = td_least(b->seen_keys - key, TD_TILE_KEYS);
+            td_tile_store(s->dtype, keys, head_dim, dk_sums + key * depth, depth,
+                          (char *)b->dk + (size_t)(row + key) * row_bytes);
+            td_tile_store(s->dtype, keys, head_dim, dv_sums + key * depth, depth,
+                          (char *)b->dv + (size_t)(row + key) * row_bytes);
         }
         atomic_store_explicit(visits, before + 1, memory_order_release);
     }

@@ -26,7 +26,8 @@ typedef struct tile {
         *v; /* [TD_TILE_KEYS, head_dim]          keys and values as f32; unused if they are f32 already */
     alignas(64) float max[TD_TILE_QUERIES]; /* running maximum m of the scores */
     float sum[TD_TILE_QUERIES];             /* running sum l of 2^(S - m) */
-    float alpha[TD_TILE_QUERIES];           /* 2^(old m - new m) */
+    float one[TD_TILE_QUERIES];
+    float alpha[TD_TILE_QUERIES]; /* 2^(old m - new m) */
 } tile;
 
 /** Floats of scratch that a thread needs, or, with a tile, where they are. */
@@ -94,43 +95,51 @@ static __attribute__((noinline)) void softmax_group(tile *t, int64_t first, int6
     online_softmax(TD_GROUP, t, first, keys);
 }
 
-/** One block of keys [first, first + keys) for the query groups from `group` on: S, the online softmax, O. */
-static void attend(const forward *f, tile *t, int64_t group, int64_t groups, int64_t keys, const float *k,
-                   const float *v, bool diagonal)
+/** One tile of keys: S, the online softmax, O. */
+static void attend(const td_attention_shape *shape, tile *t, const td_tile_view *view, const float *k,
+                   const float *v)
 {
-    const int64_t head_dim = f->shape->head_dim;
-    const int64_t skip = group * TD_GROUP;
+    const int64_t head_dim = shape->head_dim;
+    td_tile_block block;
 
-    td_tile_multiply(&(td_tile_product){.op = TD_TILE_STORE,
-                                        .rows = keys,
-                                        .groups = groups - group,
-                                        .depth = head_dim,
-                                        .a = k,
-                                        .lda = head_dim,
-                                        .b = t->q + skip,
-                                        .ldb = TD_TILE_QUERIES,
-                                        .c = t->scores + skip,
-                                        .ldc = TD_TILE_QUERIES});
+    for (int64_t row = 0; row < view->keys; row += block.rows) {
+        block = td_tile_block_at(view, row);
+        float *const scores = t->scores + row * TD_TILE_QUERIES + block.group * TD_GROUP;
+        td_tile_multiply(&(td_tile_product){.op = TD_TILE_STORE,
+                                            .rows = block.rows,
+                                            .groups = view->groups - block.group,
+                                            .depth = head_dim,
+                                            .a = k + row * head_dim,
+                                            .lda = head_dim,
+                                            .b = t->q + block.group * TD_GROUP,
+                                            .ldb = TD_TILE_QUERIES,
+                                            .c = scores,
+                                            .ldc = TD_TILE_QUERIES});
+        if (block.diagonal)
+            td_tile_mask_diagonal(shape->mask, block.rows, scores);
+    }
 
-    if (diagonal)
-        td_tile_mask_diagonal(f->shape->mask, keys, t->scores + skip);
-    if (group == 0 && groups == TD_TILE_QUERIES / TD_GROUP)
-        softmax_tile(t, keys);
+    if (td_tile_is_full(view))
+        softmax_tile(t, view->keys);
     else
-        for (int64_t g = group; g < groups; g++)
-            softmax_group(t, g * TD_GROUP, keys);
+        for (int64_t g = 0; g < view->groups; g++)
+            softmax_group(t, g * TD_GROUP, td_tile_keys_of(view, g));
 
-    td_tile_multiply(&(td_tile_product){.op = TD_TILE_RESCALE,
-                                        .rows = head_dim,
-                                        .groups = groups - group,
-                                        .depth = keys,
-                                        .a = v,
-                                        .lda = head_dim,
-                                        .b = t->scores + skip,
-                                        .ldb = TD_TILE_QUERIES,
-                                        .c = t->o + skip,
-                                        .ldc = TD_TILE_QUERIES,
-                                        .alpha = t->alpha + skip});
+    for (int64_t row = 0; row < view->keys; row += block.rows) {
+        block = td_tile_block_at(view, row);
+        td_tile_multiply(
+            &(td_tile_product){.op = TD_TILE_RESCALE,
+                               .rows = head_dim,
+                               .groups = view->groups - block.group,
+                               .depth = block.rows,
+                               .a = v + row * head_dim,
+                               .lda = head_dim,
+                               .b = t->scores + row * TD_TILE_QUERIES + block.group * TD_GROUP,
+                               .ldb = TD_TILE_QUERIES,
+                               .c = t->o + block.group * TD_GROUP,
+                               .ldc = TD_TILE_QUERIES,
+                               .alpha = (row == 0 ? t->alpha : t->one) + block.group * TD_GROUP});
+    }
 }
 
 /** All keys for one tile of queries: algorithm 1 of the paper, one iteration of its outer loop. */
@@ -141,12 +150,10 @@ static void attend_tile(const forward *f, tile *t, int64_t head, int64_t query_t
     const int64_t head_dim = s->head_dim;
     const int64_t first = query_tile * TD_TILE_QUERIES;
     const int64_t queries = td_least(TD_TILE_QUERIES, s->seq - first);
-    const int64_t groups = (queries + TD_GROUP - 1) / TD_GROUP;
     const int64_t row = head * s->seq + first; /* of q, o and lse */
     const char *const k = (const char *)f->k + (size_t)(head * s->seq_k * head_dim) * element;
     const char *const v = (const char *)f->v + (size_t)(head * s->seq_k * head_dim) * element;
     const int64_t visible = s->causal ? td_least(s->seq_k, first + queries) : s->seq_k;
-    const int64_t unmasked = s->causal ? td_least(visible, first) : visible; /* keys that every query sees */
 
     td_tile_load_columns(s->dtype, queries, head_dim, (const char *)f->q + (size_t)(row * head_dim) * element,
                          s->scale * TD_LOG2E, t->scores, t->q);
@@ -154,22 +161,21 @@ static void attend_tile(const forward *f, tile *t, int64_t head, int64_t query_t
     for (int c = 0; c < TD_TILE_QUERIES; c++) {
         t->max[c] = -INFINITY;
         t->sum[c] = 0.0f;
+        t->one[c] = 1.0f;
     }
 
-    for (int64_t key = 0, keys; key < visible; key += keys) {
-        const bool diagonal = key >= unmasked;
-        const float *k_tile = (const float *)(k + (size_t)(key * head_dim) * element);
-        const float *v_tile = (const float *)(v + (size_t)(key * head_dim) * element);
+    for (int64_t key = 0; key < visible; key += TD_TILE_KEYS) {
+        const td_tile_view view = td_tile_view_of(s, key, first, queries);
+        const void *k_tile = k + (size_t)(key * head_dim) * element;
+        const void *v_tile = v + (size_t)(key * head_dim) * element;
 
-        /* On the diagonal a group's keys at a time, so that queries before them are left out. */
-        keys = diagonal ? td_least(visible - key, TD_GROUP) : td_least(unmasked - key, TD_TILE_KEYS);
         if (s->dtype != TD_F32) {
-            td_tile_load(s->dtype, keys, head_dim, k_tile, 1.0f, t->k, head_dim);
-            td_tile_load(s->dtype, keys, head_dim, v_tile, 1.0f, t->v, head_dim);
+            td_tile_load(s->dtype, view.keys, head_dim, k_tile, 1.0f, t->k, head_dim);
+            td_tile_load(s->dtype, view.keys, head_dim, v_tile, 1.0f, t->v, head_dim);
             k_tile = t->k;
             v_tile = t->v;
         }
-        attend(f, t, diagonal ? (key - first) / TD_GROUP : 0, groups, keys, k_tile, v_tile, diagonal);
+        attend(s, t, &view, k_tile, v_tile);
     }
 
     for (int64_t c = 0; c < queries; c++)

@@ -15,26 +15,28 @@ enum { LANES = 4, GROUPS = 1 };
 #endif
 enum { ROWS = 6, VECTORS = TD_GROUP / LANES };
 
+/* Scores and dP are sums over head_dim in runs of this many: the rounding of a sum grows with its length, and theirs is
+ * most of the error of attention in f32. */
+enum { RUN = 32 };
+
 typedef float vector __attribute__((vector_size(LANES * sizeof(float))));
 typedef float unaligned __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float))));
 typedef int32_t lanes __attribute__((vector_size(LANES * sizeof(float))));
 
-/** One register block of C. rows, groups and op are constants where this is inlined. */
-static inline __attribute__((always_inline)) void block(const int rows, const int groups, const td_tile_op op,
-                                                        const td_tile_product *p, const float *a,
-                                                        const float *b, float *c, const float *alpha)
+/** sum = A B over [begin, end) of the depth, for one register block. The first three are constants where this is
+ * inlined, as they are in block. */
+static inline __attribute__((always_inline)) void accumulate(const int rows, const int width,
+                                                             const td_tile_op op, int64_t begin, int64_t end,
+                                                             const float *a, int64_t lda, const float *b,
+                                                             int64_t ldb, vector sum[ROWS][GROUPS * VECTORS])
 {
-    const int width = groups * VECTORS;
-    const int64_t depth = p->depth, lda = p->lda, ldb = p->ldb, ldc = p->ldc;
-    vector sum[ROWS][GROUPS * VECTORS];
-
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
         for (int w = 0; w < width; w++)
             sum[r][w] = (vector){0};
 
-    for (int64_t i = 0; i < depth; i++) {
+    for (int64_t i = begin; i < end; i++) {
         vector right[GROUPS * VECTORS];
 #pragma GCC unroll 4
         for (int w = 0; w < width; w++)
@@ -47,7 +49,19 @@ static inline __attribute__((always_inline)) void block(const int rows, const in
                 sum[r][w] += left * right[w];
         }
     }
+}
 
+/** One register block of C. */
+static inline __attribute__((always_inline)) void block(const int rows, const int groups, const td_tile_op op,
+                                                        const td_tile_product *p, const float *a,
+                                                        const float *b, float *c, const float *alpha)
+{
+    const int width = groups * VECTORS;
+    const int64_t depth = p->depth, lda = p->lda, ldb = p->ldb, ldc = p->ldc;
+    const int64_t first = op == TD_TILE_STORE ? td_least(depth, RUN) : depth;
+    vector sum[ROWS][GROUPS * VECTORS];
+
+    accumulate(rows, width, op, 0, first, a, lda, b, ldb, sum);
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
@@ -59,6 +73,16 @@ static inline __attribute__((always_inline)) void block(const int rows, const in
                 *out += sum[r][w];
             else
                 *out = *out * *(const vector *)(alpha + w * LANES) + sum[r][w];
+        }
+
+    if (op == TD_TILE_STORE)
+        for (int64_t i = first; i < depth; i += RUN) {
+            accumulate(rows, width, op, i, td_least(i + RUN, depth), a, lda, b, ldb, sum);
+#pragma GCC unroll 6
+            for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+                for (int w = 0; w < width; w++)
+                    *(unaligned *)(c + r * ldc + w * LANES) += sum[r][w];
         }
 }
 

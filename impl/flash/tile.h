@@ -58,6 +58,60 @@ typedef struct td_tile_product {
 
 void td_tile_multiply(const td_tile_product *product);
 
+/** One tile of keys as a tile of queries sees it: the first `square` keys by all queries, and then, where a causal mask
+ * cuts through, 16 keys at a time by fewer and fewer: keys [square + 16 i, ...) by the groups from first_group + i on. */
+typedef struct td_tile_view {
+    int64_t keys, groups; /* of the tile; keys that no query sees are not counted */
+    int64_t square, first_group;
+} td_tile_view;
+
+typedef struct td_tile_block {
+    int64_t row, rows; /* keys */
+    int64_t group;     /* the first group of queries that sees them */
+    bool diagonal;     /* key r of it is the query of column r of that group */
+} td_tile_block;
+
+/** first_key is the tile's first key, first_query the query tile's first query, both in the sequence. */
+static inline td_tile_view td_tile_view_of(const td_attention_shape *shape, int64_t first_key,
+                                           int64_t first_query, int64_t queries)
+{
+    td_tile_view view = {.keys = td_least(shape->seq_k - first_key, TD_TILE_KEYS),
+                         .groups = td_whole_groups(queries) / TD_GROUP};
+
+    view.square = view.keys;
+    if (shape->causal) {
+        view.keys = td_least(view.keys, first_query + queries - first_key);
+        view.square = first_query > first_key ? td_least(view.keys, first_query - first_key) : 0;
+        view.first_group = (first_key + view.square - first_query) / TD_GROUP;
+    }
+    return view;
+}
+
+/** The block that starts at key `row`. */
+static inline td_tile_block td_tile_block_at(const td_tile_view *view, int64_t row)
+{
+    if (row < view->square)
+        return (td_tile_block){.row = row, .rows = view->square - row};
+    return (td_tile_block){.row = row,
+                           .rows = td_least(view->keys - row, TD_GROUP),
+                           .group = view->first_group + (row - view->square) / TD_GROUP,
+                           .diagonal = true};
+}
+
+/** Keys that some query of the group sees. */
+static inline int64_t td_tile_keys_of(const td_tile_view *view, int64_t group)
+{
+    return group < view->first_group
+               ? view->square
+               : td_least(view->keys, view->square + (group - view->first_group + 1) * TD_GROUP);
+}
+
+/** Whether every group sees every key, as it mostly is. */
+static inline bool td_tile_is_full(const td_tile_view *view)
+{
+    return view->square == view->keys && view->groups == TD_TILE_QUERIES / TD_GROUP;
+}
+
 /** dst[r, c] = scale * src[r, c], and 0 for c in [cols, ld).   src [rows, cols] dtype, dst [rows, ld] */
 void td_tile_load(td_dtype dtype, int64_t rows, int64_t cols, const void *src, float scale, float *dst,
                   int64_t ld);
