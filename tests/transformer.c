@@ -3,6 +3,7 @@
 
 #include "support/compare.h"
 #include "support/draw.h"
+#include "transformer/transformer_internal.h"
 #include "transformer_cases.h"
 
 #include <math.h>
@@ -489,6 +490,21 @@ static void scratch_is_reused(void **state)
     assert_in_range(naive.scratch, bytes.scratch, bytes.scratch + small_change);
 }
 
+/* No operation here takes more scratch with more threads, so the plan is made too small by hand. */
+static void scratch_that_is_too_small_is_noticed(void **state)
+{
+    static const td_tensor scratch[] = {TD_T_WORK, TD_T_SAVED, TD_T_ATTEND_WORK, TD_T_ATTEND_GRAD_WORK};
+    td_plan plan;
+
+    for (int i = 0; i < 4; i++) {
+        td_assert_ok(td_plan_make(*state, &tiny, &plan));
+        td_assert_ok(td_plan_check(*state, &plan, 2, 9));
+        assert_true(plan.bytes[scratch[i]] > 0);
+        plan.bytes[scratch[i]] = 1;
+        td_assert_refused(td_plan_check(*state, &plan, 2, 9), TD_BAD_STATE, "more scratch than was planned");
+    }
+}
+
 /* ---- failures ---- */
 
 static void create_undoes_itself_at_every_allocation(void **state)
@@ -756,6 +772,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(steps_allocate_nothing, open_device, close_device),
         cmocka_unit_test_setup_teardown(live_tensors_never_overlap, open_device, close_device),
         cmocka_unit_test_setup_teardown(scratch_is_reused, open_device, close_device),
+        cmocka_unit_test_setup_teardown(scratch_that_is_too_small_is_noticed, open_device, close_device),
         cmocka_unit_test_setup_teardown(create_undoes_itself_at_every_allocation, open_device, close_device),
         cmocka_unit_test_setup_teardown(bad_configurations, open_device, close_device),
         cmocka_unit_test_setup_teardown(bad_calls, open_device, close_device),

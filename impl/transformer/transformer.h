@@ -47,8 +47,8 @@ typedef struct td_transformer td_transformer;
 /** Plans and allocates a model on dev, which must outlive it; parameters are undefined until init or upload.
  *
  * TD_BAD_ARGUMENT: a NULL, an extent below 1, heads that do not divide d_model, an odd head size, an unknown
- * attention, a product beyond 2^63 - 1. TD_UNSUPPORTED: a dtype or head size that dev cannot serve. TD_NO_MEMORY.
- * *out is then NULL. */
+ * attention, dtype or use, a rope_theta that is negative or not finite, a product beyond 2^63 - 1. TD_UNSUPPORTED: a
+ * dtype or head size that dev cannot serve. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_transformer_create(td_device *dev, const td_transformer_config *config,
                                        td_transformer **out);
 TD_API void td_transformer_destroy(td_transformer *model); /* accepts NULL */
