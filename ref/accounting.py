@@ -75,3 +75,54 @@ def activation_bytes(
     kept = saved_bytes(model, ids)
     seen["scores"] = max(size for shape, size in kept if shape[-2:] == (context, context))
     return seen
+
+
+def ddp_optimum(size: float, bytes_per_second: float, seconds_per_call: float) -> dict[str, float]:
+    """The best number of buckets by trying them, a hundredth at a time."""
+    buckets = torch.arange(100, 100_000, dtype=torch.float64) / 100
+    seconds = size / (buckets * bytes_per_second) + buckets * seconds_per_call
+    best = seconds.argmin()
+    return {
+        "buckets": buckets[best].item(),
+        "bucket_bytes": size / buckets[best].item(),
+        "seconds": seconds[best].item(),
+    }
+
+
+def xxl(d_model: int, d_ff: int, blocks: int) -> dict[str, int]:
+    """Blocks of two linears on the meta device: weights, AdamW's state, and what one token saves in bf16."""
+    with torch.device("meta"):
+        block = nn.Sequential(nn.Linear(d_model, d_ff, bias=False), nn.Linear(d_ff, d_model, bias=False))
+        token = torch.empty(1, d_model, dtype=torch.bfloat16, requires_grad=True)
+    numel = blocks * sum(p.numel() for p in block.parameters())
+    kept = saved_bytes(block.bfloat16(), token)
+    saved = sum(size for shape, size in kept if shape[0] == 1)
+    return {"parameters": numel, "state_bytes": 4 * 4 * numel, "saved_bytes_per_token": blocks * saved}
+
+
+def ring(size: int, ranks: int, bytes_per_second: float) -> dict[str, float]:
+    """Step by step: parts go round twice, to be summed and to be spread; the alternate ring sends all in each."""
+    parts = sum(size / ranks for _ in range(2 * (ranks - 1)))
+    whole = sum(size for _ in range(ranks - 1))
+    return {"ring": parts / bytes_per_second, "alternate": whole / bytes_per_second}
+
+
+def parallel_times(strategy, d_model, d_ff, devices, tokens, flops_per_second, bytes_per_second):
+    """One feed-forward of three matrices in 16 bits, by the collectives that each strategy calls."""
+    weights, activations = 3 * d_model * d_ff * 2, tokens * d_model * 2
+    products = 3 * 2 * tokens * d_model * d_ff / (devices * flops_per_second)
+
+    def gather(size):  # a reduce-scatter moves as much
+        return (devices - 1) / devices * size / bytes_per_second
+
+    forward, backward = {
+        "data": (0.0, 2 * gather(weights)),  # all-reduce of the gradients
+        "fsdp": (gather(weights), 2 * gather(weights)),  # weights; weights again, and gradients
+        "tensor": (2 * gather(activations), 2 * gather(activations)),  # into the layer, and out of it
+    }[strategy]
+    return {
+        "forward_compute": products,
+        "backward_compute": 2 * products,
+        "forward_comm": forward,
+        "backward_comm": backward,
+    }
