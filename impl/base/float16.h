@@ -29,14 +29,15 @@ static inline float td_bf16_to_f32(td_bf16 value)
     return td_f32_from_bits((uint32_t)value << 16);
 }
 
-/** Round to nearest, ties to even; NaN becomes a quiet NaN of the same sign. */
+/** Round to nearest, ties to even; NaN becomes a quiet NaN of the same sign. All in 32 bits with one shift at the
+ * end: 8 vector instructions for 16 elements, where selecting between the shifted values takes 12. */
 static inline td_bf16 td_bf16_from_f32(float value)
 {
     uint32_t bits = td_f32_bits(value);
-    uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-    uint32_t quiet = (bits >> 16) | 0x0040u;
+    uint32_t rounded = bits + 0x7FFFu + ((bits >> 16) & 1u);
+    uint32_t quiet = bits | 0x00400000u;
 
-    return (td_bf16)((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded);
+    return (td_bf16)((value != value ? quiet : rounded) >> 16);
 }
 
 /** Exact; NaN becomes a quiet NaN of the same sign and payload. */

@@ -26,7 +26,7 @@ td_status td_cpu_embedding_forward(td_device *dev, const td_embedding_shape *sha
 #pragma omp parallel for schedule(static) if (tokens * d_model >= TD_PARALLEL_MIN)
     for (int64_t t = 0; t < tokens; t++)
         memcpy(td_at(shape->dtype, y, t * d_model), td_at(shape->dtype, weight, ids[t] * d_model),
-               (size_t)d_model * td_dtype_size(shape->dtype));
+               td_bytes(shape->dtype, d_model));
     return TD_OK;
 }
 
@@ -59,11 +59,26 @@ TD_INLINE void sum_tokens(td_dtype dtype, int64_t d_model, const void *dy, int64
     }
 }
 
-/* Rows are dealt out in packs, next come first served: most only become 0, a few sum many tokens. */
+/* The rows [begin, end) of the table: most only become 0, and do so together; a few sum their tokens. */
+TD_INLINE void sum_rows(td_dtype dtype, int64_t d_model, const void *dy, const int64_t *first,
+                        const int64_t *next, bool accumulate, void *dweight, int64_t begin, int64_t end)
+{
+    for (int64_t v = begin; v < end; v++) {
+        int64_t empty = v;
+
+        while (v < end && first[v] < 0)
+            v++;
+        if (!accumulate)
+            memset(td_at(dtype, dweight, empty * d_model), 0, td_bytes(dtype, (v - empty) * d_model));
+        if (v < end)
+            sum_tokens(dtype, d_model, dy, first[v], next, accumulate, dweight, v);
+    }
+}
+
 td_status td_cpu_embedding_backward(td_device *dev, const td_embedding_shape *shape, const int64_t *ids,
                                     const void *dy, bool accumulate, void *dweight, void *work)
 {
-    enum { PACK = 32 };
+    enum { PACK = 64 };
     int64_t vocab = shape->vocab, d_model = shape->d_model;
     int64_t *first = work, *next = first + vocab;
     td_status status = td_cpu_check_ids("ids", ids, shape->tokens, vocab);
@@ -76,13 +91,10 @@ td_status td_cpu_embedding_backward(td_device *dev, const td_embedding_shape *sh
         next[t] = first[ids[t]];
         first[ids[t]] = t;
     }
-#pragma omp parallel for schedule(dynamic, PACK) if (vocab * d_model >= TD_PARALLEL_MIN)
-    for (int64_t v = 0; v < vocab; v++) {
-        if (first[v] >= 0)
-            TD_BY_DTYPE(shape->dtype, sum_tokens, d_model, dy, first[v], next, accumulate, dweight, v);
-        else if (!accumulate)
-            memset(td_at(shape->dtype, dweight, v * d_model), 0,
-                   (size_t)d_model * td_dtype_size(shape->dtype));
-    }
+    /* In packs, first come first served: packs with many tokens take longer. */
+#pragma omp parallel for schedule(dynamic) if (vocab * d_model >= TD_PARALLEL_MIN)
+    for (int64_t begin = 0; begin < vocab; begin += PACK)
+        TD_BY_DTYPE(shape->dtype, sum_rows, d_model, dy, first, next, accumulate, dweight, begin,
+                    vocab - begin < PACK ? vocab : begin + PACK);
     return TD_OK;
 }

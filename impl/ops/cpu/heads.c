@@ -22,31 +22,44 @@ static inline bool worth_threads(const td_heads_shape *shape)
     return shape->batch * shape->seq * shape->heads * shape->head_dim >= TD_PARALLEL_MIN;
 }
 
+/* A head is 2 to 8 cache lines: copied by the line, the call of memcpy is saved. */
+static inline void copy_head(td_dtype dtype, const void *from, int64_t from_index, void *to, int64_t to_index,
+                             int64_t head_dim)
+{
+    enum { LINE = 64 };
+    const char *source = td_at(dtype, from, from_index);
+    char *target = td_at(dtype, to, to_index);
+    size_t bytes = td_bytes(dtype, head_dim), done = 0;
+
+    for (; done + LINE <= bytes; done += LINE)
+        memcpy(target + done, source + done, LINE);
+    if (done < bytes)
+        memcpy(target + done, source + done, bytes - done);
+}
+
 td_status td_cpu_heads_split(td_device *dev, const td_heads_shape *shape, const void *packed, void *split)
 {
     int64_t tokens = shape->batch * shape->seq;
-    size_t bytes = (size_t)shape->head_dim * td_dtype_size(shape->dtype);
 
     (void)dev;
 #pragma omp parallel for schedule(static) if (worth_threads(shape))
     for (int64_t token = 0; token < tokens; token++)
         for (int64_t head = 0; head < shape->heads; head++)
-            memcpy(td_at(shape->dtype, split, split_index(shape, token, head)),
-                   td_at(shape->dtype, packed, packed_index(shape, token, head)), bytes);
+            copy_head(shape->dtype, packed, packed_index(shape, token, head), split,
+                      split_index(shape, token, head), shape->head_dim);
     return TD_OK;
 }
 
 td_status td_cpu_heads_merge(td_device *dev, const td_heads_shape *shape, const void *split, void *packed)
 {
     int64_t tokens = shape->batch * shape->seq;
-    size_t bytes = (size_t)shape->head_dim * td_dtype_size(shape->dtype);
 
     (void)dev;
 #pragma omp parallel for schedule(static) if (worth_threads(shape))
     for (int64_t token = 0; token < tokens; token++)
         for (int64_t head = 0; head < shape->heads; head++)
-            memcpy(td_at(shape->dtype, packed, packed_index(shape, token, head)),
-                   td_at(shape->dtype, split, split_index(shape, token, head)), bytes);
+            copy_head(shape->dtype, split, split_index(shape, token, head), packed,
+                      packed_index(shape, token, head), shape->head_dim);
     return TD_OK;
 }
 

@@ -6,7 +6,7 @@
 TD_INLINE float forward_row(td_dtype dtype, int64_t cols, float eps, const void *x, const void *weight,
                             void *y, int64_t first)
 {
-    double mean_square = td_dot(dtype, x, x, first, cols) / (double)cols;
+    double mean_square = td_dot(dtype, x, x, NULL, first, cols) / (double)cols;
     float rstd = (float)(1.0 / sqrt(mean_square + (double)eps));
 
 #pragma omp simd
@@ -76,18 +76,7 @@ TD_INLINE void sum_group(td_dtype dtype, int64_t cols, const void *x, const floa
 TD_INLINE void backward_row(td_dtype dtype, int64_t cols, const void *x, const void *weight, float rstd,
                             const void *dy, bool accumulate, void *dx, int64_t first)
 {
-    double dot = 0.0;
-
-    for (int64_t begin = 0; begin < cols; begin += TD_RUN) {
-        int64_t end = td_run_end(cols, begin);
-        float sum = 0.0f;
-
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = begin; i < end; i++)
-            sum += td_load(dtype, dy, first + i) * td_load(dtype, weight, i) * td_load(dtype, x, first + i);
-        dot += (double)sum;
-    }
-
+    double dot = td_dot(dtype, dy, x, weight, first, cols);
     float mean = (float)(dot * (double)rstd * (double)rstd / (double)cols);
 
 #pragma omp simd

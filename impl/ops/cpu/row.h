@@ -1,16 +1,42 @@
-/** Internal to ops/cpu/: the steps of a stable softmax over a row, for softmax.c and cross_entropy.c. */
+/** Internal to ops/cpu/: the steps of a stable softmax over a row, for softmax.c and cross_entropy.c.
+ *
+ * A row is a piece of f32 at a time: load it, exponentiate it in place, scale it into the output. A row that is
+ * longer than a piece is loaded again for each step; its exponentials are computed twice rather than taken through
+ * memory, where bf16 has no room for them. */
 #ifndef TD_OPS_CPU_ROW_H
 #define TD_OPS_CPU_ROW_H
 
 #include "ops/cpu/elements.h"
 #include "ops/cpu/vexp.h"
 
-/** Elements of a row that are worked on at a time: 16 KiB of f32, half of a first-level cache. */
-enum { TD_ROW_PIECE = 4096 };
+#include <math.h>
+#include <string.h>
 
-static inline int64_t td_row_piece(int64_t cols, int64_t first)
+/** 64 KiB on the stack: the course's vocabulary is one piece. */
+enum { TD_ROW_PIECE = 16384 };
+
+/** Pieces are filled up to whole vectors, because what is left over behind them is done one by one. */
+static inline int64_t td_row_pad(int64_t count)
 {
-    return cols - first < TD_ROW_PIECE ? cols - first : TD_ROW_PIECE;
+    return (count + TD_LANES - 1) / TD_LANES * TD_LANES;
+}
+
+/** A row of `cols` elements from index `first` on, of which the first `seen` take part. */
+typedef struct td_row {
+    int64_t first, seen, cols;
+} td_row;
+
+static inline int64_t td_row_piece(td_row row, int64_t done)
+{
+    return row.seen - done < TD_ROW_PIECE ? row.seen - done : TD_ROW_PIECE;
+}
+
+/** How far whole vectors may run over a piece without leaving the row's memory. */
+static inline int64_t td_row_reach(td_row row, int64_t done)
+{
+    int64_t padded = td_row_pad(td_row_piece(row, done));
+
+    return padded < row.cols - done ? padded : row.cols - done;
 }
 
 /** The bits of a float as an integer whose order is the float's, and back. Positive NaN comes last, negative NaN
@@ -20,71 +46,93 @@ static inline int32_t td_order_key(int32_t bits)
     return bits < 0 ? bits ^ 0x7FFFFFFF : bits;
 }
 
-/** The largest of data[first .. first + cols), cols at least 1. Compared as integers, whose order has no exception
- * for NaN, so that the loop vectorises. A positive NaN wins; a negative one loses and makes the row's sum NaN. */
-TD_INLINE float td_row_max(td_dtype dtype, const void *data, int64_t first, int64_t cols)
+/** Loads the piece from column `done` on into e, -infinity behind it. Returns the key of its largest element:
+ * integers have no exception for NaN, so the loop vectorises. A positive NaN is the largest; a negative one is not,
+ * and makes the row's sum NaN. */
+TD_INLINE int32_t td_row_load(td_dtype dtype, const void *data, td_row row, int64_t done, float *e)
 {
+    int32_t piece = (int32_t)td_row_piece(row, done), reach = (int32_t)td_row_reach(row, done);
     int32_t max = INT32_MIN;
 
-#pragma omp simd reduction(max : max)
-    for (int64_t i = 0; i < cols; i++) {
-        int32_t key = td_order_key((int32_t)td_f32_bits(td_load(dtype, data, first + i)));
+    data = td_at(dtype, data, row.first + done);
+    for (int32_t i = 0; i < reach; i++) { /* 32 bits: as many indices in a vector as elements */
+        float value = i < piece ? td_load(dtype, data, i) : -INFINITY;
+        int32_t key = td_order_key((int32_t)td_f32_bits(value));
 
         max = key > max ? key : max;
+        e[i] = value;
     }
-    return td_f32_from_bits((uint32_t)td_order_key(max));
+    for (int64_t i = reach; i < td_row_pad(piece); i++)
+        e[i] = -INFINITY;
+    return max;
 }
 
-/** e[i] = exp(data[first + i] - max); returns their sum. */
-TD_INLINE double td_row_exp(td_dtype dtype, const void *data, int64_t first, int64_t cols, float max,
-                            float *e)
+/** e[i] = exp(e[i] - max) for a whole number of vectors; returns their sum. */
+static inline double td_row_exp(float *e, int64_t count, float max)
 {
     double total = 0.0;
 
-    for (int64_t begin = 0; begin < cols; begin += TD_RUN) {
-        int64_t end = td_run_end(cols, begin);
-        float sum = 0.0f;
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++)
+        e[i] = td_exp(e[i] - max);
+    for (int64_t begin = 0; begin < count; begin += TD_RUN) {
+        int64_t end = td_run_end(count, begin);
+        float lanes[TD_LANES] = {0.0f};
 
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = begin; i < end; i++) {
-            e[i] = td_exp(td_load(dtype, data, first + i) - max);
-            sum += e[i];
-        }
-        total += (double)sum;
+        for (int64_t i = begin; i < end; i += TD_LANES)
+#pragma GCC unroll 32
+            for (int l = 0; l < TD_LANES; l++)
+                lanes[l] += e[i + l];
+        total += td_lanes_sum(lanes);
     }
     return total;
 }
 
-/** The sum of exp(data[first .. first + cols) - max). Leaves the exponentials of the last piece in e, which is the
- * whole row if it has one piece. */
-TD_INLINE double td_row_sum(td_dtype dtype, const void *data, int64_t first, int64_t cols, float max,
-                            float e[TD_ROW_PIECE])
+/** The row's largest element and the sum of exp(element - max). Leaves the exponentials of the last piece in e. */
+TD_INLINE double td_row_sum(td_dtype dtype, const void *data, td_row row, float *e, float *max)
 {
+    int32_t key = INT32_MIN;
     double sum = 0.0;
 
-    for (int64_t done = 0; done < cols; done += TD_ROW_PIECE)
-        sum += td_row_exp(dtype, data, first + done, td_row_piece(cols, done), max, e);
+    for (int64_t done = 0; done < row.seen; done += TD_ROW_PIECE) {
+        int32_t largest = td_row_load(dtype, data, row, done, e);
+
+        key = largest > key ? largest : key;
+    }
+    *max = td_f32_from_bits((uint32_t)td_order_key(key));
+    for (int64_t done = 0; done < row.seen; done += TD_ROW_PIECE) {
+        if (row.seen > TD_ROW_PIECE)
+            td_row_load(dtype, data, row, done, e);
+        sum += td_row_exp(e, td_row_pad(td_row_piece(row, done)), *max);
+    }
     return sum;
 }
 
-/** y[first + i] = factor e[i] for the whole row, with e computed again for the pieces of a long one: cheaper than a
- * second trip of y through memory, and bf16 has no room for it. The factor comes in two floats, so that its own
- * rounding is not in every element. */
-TD_INLINE void td_row_scale(td_dtype dtype, const void *data, int64_t first, int64_t cols, float max,
-                            double factor, float e[TD_ROW_PIECE], void *y)
+/** y = factor * exp(data - max) over the part of the row that takes part, with e as td_row_sum left it. The factor
+ * comes in two floats, so that its own rounding is not in every element. */
+TD_INLINE void td_row_scale(td_dtype dtype, const void *data, td_row row, float *e, float max, double factor,
+                            void *y)
 {
     float high = (float)factor;
     float low = (float)(factor - (double)high);
 
-    for (int64_t done = 0; done < cols; done += TD_ROW_PIECE) {
-        int64_t piece = td_row_piece(cols, done);
+    for (int64_t done = 0; done < row.seen; done += TD_ROW_PIECE) {
+        int64_t reach = td_row_reach(row, done);
 
-        if (cols > TD_ROW_PIECE)
-            td_row_exp(dtype, data, first + done, piece, max, e);
+        if (row.seen > TD_ROW_PIECE) {
+            td_row_load(dtype, data, row, done, e);
+            td_row_exp(e, td_row_pad(td_row_piece(row, done)), max);
+        }
 #pragma omp simd
-        for (int64_t i = 0; i < piece; i++)
-            td_store(dtype, y, first + done + i, e[i] * high + e[i] * low);
+        for (int64_t i = 0; i < reach; i++)
+            td_store(dtype, y, row.first + done + i, e[i] * high + e[i] * low);
     }
+}
+
+/** Zeros in the part of the row that does not take part. */
+static inline void td_row_clear(td_dtype dtype, td_row row, void *y)
+{
+    memset(td_at(dtype, y, row.first + row.seen), 0, td_bytes(dtype, row.cols - row.seen));
 }
 
 #endif

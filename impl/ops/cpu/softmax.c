@@ -1,63 +1,84 @@
 #include "ops/cpu/cpu.h"
 #include "ops/cpu/row.h"
 
-TD_INLINE void forward_row(td_dtype dtype, const void *x, void *y, int64_t first, int64_t seen, int64_t cols)
-{
-    float e[TD_ROW_PIECE];
-    float max = td_row_max(dtype, x, first, seen);
-    double sum = td_row_sum(dtype, x, first, seen, max, e);
-
-    td_row_scale(dtype, x, first, seen, max, 1.0 / sum, e, y);
-#pragma omp simd
-    for (int64_t i = first + seen; i < first + cols; i++)
-        td_store(dtype, y, i, 0.0f);
-}
-
-TD_INLINE void backward_row(td_dtype dtype, float scale, const void *y, const void *dy, void *dx,
-                            int64_t first, int64_t seen, int64_t cols)
-{
-    float dot = (float)td_dot(dtype, y, dy, first, seen);
-
-#pragma omp simd
-    for (int64_t i = first; i < first + seen; i++)
-        td_store(dtype, dx, i, scale * (td_load(dtype, y, i) * (td_load(dtype, dy, i) - dot)));
-#pragma omp simd
-    for (int64_t i = first + seen; i < first + cols; i++)
-        td_store(dtype, dx, i, 0.0f);
-}
-
-/* Columns that row r sees: all, or up to its own index under the causal mask. */
-static inline int64_t columns_seen(const td_softmax_shape *shape, int64_t r)
+/* Row r, the given query of its matrix; under the causal mask it sees the columns up to its own index. */
+static inline td_row row_of(const td_softmax_shape *shape, int64_t r, int64_t query)
 {
     int64_t cols = shape->cols;
+    int64_t seen = shape->causal_seq == 0 || query >= cols ? cols : query + 1;
 
-    if (shape->causal_seq == 0)
-        return cols;
-    return r % shape->causal_seq + 1 < cols ? r % shape->causal_seq + 1 : cols;
+    return (td_row){.first = r * cols, .seen = seen, .cols = cols};
+}
+
+/* The query of row r, and of the one behind it: a division costs as much as a vector of exponentials. */
+static inline int64_t query_of(const td_softmax_shape *shape, int64_t r)
+{
+    return shape->causal_seq == 0 ? 0 : r % shape->causal_seq;
+}
+
+static inline int64_t next_query(const td_softmax_shape *shape, int64_t query)
+{
+    return query + 1 < shape->causal_seq ? query + 1 : 0;
+}
+
+TD_INLINE void forward_row(td_dtype dtype, const void *x, void *y, td_row row)
+{
+    float e[TD_ROW_PIECE];
+    float max;
+    double sum = td_row_sum(dtype, x, row, e, &max);
+
+    td_row_scale(dtype, x, row, e, max, 1.0 / sum, y);
+    td_row_clear(dtype, row, y);
+}
+
+TD_INLINE void backward_row(td_dtype dtype, float scale, const void *y, const void *dy, void *dx, td_row row)
+{
+    float dot = (float)td_dot(dtype, y, dy, NULL, row.first, row.seen);
+
+#pragma omp simd
+    for (int64_t i = row.first; i < row.first + row.seen; i++)
+        td_store(dtype, dx, i, scale * (td_load(dtype, y, i) * (td_load(dtype, dy, i) - dot)));
+    td_row_clear(dtype, row, dx);
 }
 
 /* Causal rows grow longer: dealt out in small packs, every thread gets short and long ones. */
 enum { PACK = 8 };
 
+TD_INLINE void forward_pack(td_dtype dtype, const td_softmax_shape *shape, const void *x, void *y,
+                            int64_t begin)
+{
+    int64_t end = shape->rows - begin < PACK ? shape->rows : begin + PACK;
+    int64_t query = query_of(shape, begin);
+
+    for (int64_t r = begin; r < end; r++, query = next_query(shape, query))
+        forward_row(dtype, x, y, row_of(shape, r, query));
+}
+
+TD_INLINE void backward_pack(td_dtype dtype, const td_softmax_shape *shape, float scale, const void *y,
+                             const void *dy, void *dx, int64_t begin)
+{
+    int64_t end = shape->rows - begin < PACK ? shape->rows : begin + PACK;
+    int64_t query = query_of(shape, begin);
+
+    for (int64_t r = begin; r < end; r++, query = next_query(shape, query))
+        backward_row(dtype, scale, y, dy, dx, row_of(shape, r, query));
+}
+
 td_status td_cpu_softmax_forward(td_device *dev, const td_softmax_shape *shape, const void *x, void *y)
 {
-    int64_t rows = shape->rows, cols = shape->cols;
-
     (void)dev;
-#pragma omp parallel for schedule(static, PACK) if (rows * cols >= TD_PARALLEL_MIN)
-    for (int64_t r = 0; r < rows; r++)
-        TD_BY_DTYPE(shape->dtype, forward_row, x, y, r * cols, columns_seen(shape, r), cols);
+#pragma omp parallel for schedule(static, 1) if (shape->rows * shape->cols >= TD_PARALLEL_MIN)
+    for (int64_t begin = 0; begin < shape->rows; begin += PACK)
+        TD_BY_DTYPE(shape->dtype, forward_pack, shape, x, y, begin);
     return TD_OK;
 }
 
 td_status td_cpu_softmax_backward(td_device *dev, const td_softmax_shape *shape, float scale, const void *y,
                                   const void *dy, void *dx)
 {
-    int64_t rows = shape->rows, cols = shape->cols;
-
     (void)dev;
-#pragma omp parallel for schedule(static, PACK) if (rows * cols >= TD_PARALLEL_MIN)
-    for (int64_t r = 0; r < rows; r++)
-        TD_BY_DTYPE(shape->dtype, backward_row, scale, y, dy, dx, r * cols, columns_seen(shape, r), cols);
+#pragma omp parallel for schedule(static, 1) if (shape->rows * shape->cols >= TD_PARALLEL_MIN)
+    for (int64_t begin = 0; begin < shape->rows; begin += PACK)
+        TD_BY_DTYPE(shape->dtype, backward_pack, shape, scale, y, dy, dx, begin);
     return TD_OK;
 }
