@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "flash/tile.h"
 
+#include <assert.h>
 #include <math.h>
 #include <omp.h>
 #include <sched.h>
@@ -313,13 +314,15 @@ static void differentiate_head_tile(const backward *b, tile *t, int64_t head, in
                            (float *)b->dv + head * rows);
 }
 
-/** Where things are in `work`, in bytes. */
+/** Where things are in `work`, in floats: the threads' tiles, the sums, and the visits, which are as large. */
 typedef struct layout {
     int64_t slots;   /* threads at most */
     int64_t scratch; /* of one thread */
-    int64_t sums, visits, total;
+    int64_t sums, visits, bytes;
     bool has_sums;
 } layout;
+
+static_assert(sizeof(atomic_int) == sizeof(float), "visits are counted in floats");
 
 static td_status plan(const td_attention_shape *shape, layout *out)
 {
@@ -328,21 +331,21 @@ static td_status plan(const td_attention_shape *shape, layout *out)
     const int64_t query_tiles = (shape->seq + TD_TILE_QUERIES - 1) / TD_TILE_QUERIES;
     const int64_t key_tiles = (shape->seq_k + TD_TILE_KEYS - 1) / TD_TILE_KEYS;
     layout l = {.slots = td_flash_cpu_slots(heads * query_tiles),
-                .scratch = lay_out(shape, NULL, NULL) * (int64_t)sizeof(float),
+                .scratch = lay_out(shape, NULL, NULL),
                 .has_sums = shape->dtype != TD_F32 || depth != shape->head_dim};
-    int64_t sums = 0, visits;
+    const int64_t visits[] = {heads, key_tiles};
+    int64_t sums = 0, counters, floats;
 
     /* Heads in progress: one a thread, and of those left over fewer than there are threads. */
     if (l.has_sums) {
-        const int64_t extents[] = {td_least(heads, 2 * l.slots), 2, shape->seq_k, depth,
-                                   (int64_t)sizeof(float)};
-        TD_TRY(td_product("bytes of backward's sums", 5, extents, &sums));
+        const int64_t extents[] = {td_least(heads, 2 * l.slots), 2, shape->seq_k, depth};
+        TD_TRY(td_product("sums of backward", 4, extents, &sums));
     }
-    const int64_t counters[] = {heads, key_tiles, (int64_t)sizeof(atomic_int)};
-    TD_TRY(td_product("bytes of backward's counters", 3, counters, &visits));
+    TD_TRY(td_product("counters of backward", 2, visits, &counters));
     l.sums = l.slots * l.scratch;
     TD_CHECK(!__builtin_add_overflow(l.sums, sums, &l.visits) &&
-                 !__builtin_add_overflow(l.visits, visits, &l.total),
+                 !__builtin_add_overflow(l.visits, counters, &floats) &&
+                 !__builtin_mul_overflow(floats, (int64_t)sizeof(float), &l.bytes),
              "bytes of backward_work are beyond 2^63 - 1");
     *out = l;
 cleanup:
@@ -355,7 +358,7 @@ td_status td_flash_cpu_backward_bytes(const td_attention_shape *shape, size_t *o
     layout l = {0};
 
     TD_TRY(plan(shape, &l));
-    *out = (size_t)l.total;
+    *out = (size_t)l.bytes;
 cleanup:
     return status;
 }
@@ -385,8 +388,8 @@ td_status td_flash_cpu_backward(const td_attention_shape *shape, const void *q, 
                         .key_tiles = (shape->seq_k + TD_TILE_KEYS - 1) / TD_TILE_KEYS,
                         .whole_heads = heads / threads * threads,
                         .seen_keys = shape->causal ? td_least(shape->seq, shape->seq_k) : shape->seq_k,
-                        .sums = l.has_sums ? (float *)((char *)work + l.sums) : NULL,
-                        .visits = (atomic_int *)((char *)work + l.visits)};
+                        .sums = l.has_sums ? (float *)work + l.sums : NULL,
+                        .visits = (atomic_int *)((float *)work + l.visits)};
     const int64_t tasks = b.whole_heads + (heads - b.whole_heads) * b.query_tiles;
     atomic_llong ticket = 0;
 
@@ -397,7 +400,7 @@ td_status td_flash_cpu_backward(const td_attention_shape *shape, const void *q, 
         const int64_t thread = omp_get_thread_num(), shared_slots = b.whole_heads > 0 ? threads : 0;
         tile t;
 
-        lay_out(shape, (float *)((char *)work + thread * l.scratch), &t);
+        lay_out(shape, (float *)work + thread * l.scratch, &t);
         for (int64_t task; (task = atomic_fetch_add(&ticket, 1)) < tasks;) {
             if (task < b.whole_heads) {
                 for (int64_t i = b.query_tiles - 1; i >= 0; i--)

@@ -1,0 +1,106 @@
+#include "attention_kit.h"
+
+#include "accounting/accounting.h"
+#include "support/compare.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+static int open_cpu(void **state)
+{
+    td_assert_ok(td_device_open("cpu", (td_device **)state));
+    return 0;
+}
+
+static int close_cpu(void **state)
+{
+    td_device_close(*state);
+    return 0;
+}
+
+/* What stays until backward is q, k, v, o and P, byte for byte as the accounting has it; backward adds dP. */
+static void memory_is_what_the_accounting_says(void **state)
+{
+    td_device *dev = *state;
+    const td_attention_shape shapes[] = {
+        {.batch = 2, .heads = 3, .seq = 64, .head_dim = 16, .dtype = TD_F32},
+        {.batch = 2, .heads = 1, .seq = 33, .seq_k = 57, .head_dim = 5, .dtype = TD_F32, .causal = true},
+        {.batch = 1, .heads = 2, .seq = 128, .head_dim = 80, .dtype = TD_BF16},
+    };
+
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const td_attention_shape *s = &shapes[i];
+        const int64_t seq_k = s->seq_k ? s->seq_k : s->seq, heads = s->batch * s->heads;
+        const size_t element = td_dtype_size(s->dtype);
+        const size_t query = (size_t)(heads * s->seq * s->head_dim) * element;
+        const size_t key = (size_t)(heads * seq_k * s->head_dim) * element;
+        td_attention_sizes sizes;
+        td_account_attention account;
+        td_memory_stats memory;
+        void *q, *k, *v, *o, *saved, *work = NULL;
+
+        td_assert_ok(td_attention_naive_sizes(dev, s, &sizes));
+        td_assert_ok(td_account_attention_memory(heads, s->seq, seq_k, s->head_dim, (int64_t)element, 1,
+                                                 s->causal, &account));
+        td_assert_ok(td_device_alloc(dev, query, &q));
+        td_assert_ok(td_device_alloc(dev, key, &k));
+        td_assert_ok(td_device_alloc(dev, key, &v));
+        td_assert_ok(td_device_alloc(dev, query, &o));
+        td_assert_ok(td_device_alloc(dev, sizes.saved, &saved));
+        td_assert_ok(td_device_fill(dev, q, 0, query));
+        td_assert_ok(td_device_fill(dev, k, 0, key));
+        td_assert_ok(td_device_fill(dev, v, 0, key));
+        if (sizes.forward_work > 0)
+            td_assert_ok(td_device_alloc(dev, sizes.forward_work, &work));
+        td_assert_ok(td_attention_naive_forward(dev, s, q, k, v, o, saved, work));
+        td_assert_ok(td_device_free(dev, work));
+        td_assert_ok(td_device_memory(dev, &memory));
+        assert_int_equal(memory.current_bytes, account.saved_naive);
+        assert_int_equal(sizes.saved, account.matrix);
+        assert_true(sizes.backward_work >= (size_t)account.matrix);
+        if (s->dtype == TD_F32) /* whose products need no scratch */
+            assert_int_equal(sizes.backward_work, account.matrix);
+
+        void *const blocks[] = {q, k, v, o, saved};
+        for (size_t b = 0; b < sizeof blocks / sizeof *blocks; b++)
+            td_assert_ok(td_device_free(dev, blocks[b]));
+    }
+}
+
+static void refuses_a_score_matrix_that_no_machine_could_hold(void **state)
+{
+    td_attention_sizes sizes;
+    td_attention_shape shape = {
+        .batch = 1, .heads = 1, .seq = (int64_t)1 << 40, .head_dim = 1, .dtype = TD_F32};
+
+    td_assert_refused(td_attention_naive_sizes(*state, &shape, &sizes), TD_BAD_ARGUMENT,
+                      "bytes of the scores");
+    shape.batch = (int64_t)1 << 20;
+    shape.seq = (int64_t)1 << 20; /* 2^60 scores, 2^62 bytes: two of them are beyond 2^63 - 1 */
+    shape.dtype = TD_F32;
+    td_assert_refused(td_attention_naive_sizes(*state, &shape, &sizes), TD_BAD_ARGUMENT,
+                      "bytes of the scores");
+}
+
+static void it_is_called_naive(void **state)
+{
+    (void)state;
+    assert_string_equal(td_attention_naive.name, "naive");
+}
+
+int main(void)
+{
+    /* f32: products of up to 256 terms. bf16: S, P, dP and dS are rounded to 8 bits, as PyTorch rounds them. */
+    const td_attend_subject naive = {&td_attention_naive, {3e-6, 3e-2}, false};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(memory_is_what_the_accounting_says),
+        cmocka_unit_test(refuses_a_score_matrix_that_no_machine_could_hold),
+        cmocka_unit_test(it_is_called_naive),
+    };
+
+    return td_attend_common_tests(&naive) +
+           cmocka_run_group_tests_name("attention, naive", tests, open_cpu, close_cpu);
+}

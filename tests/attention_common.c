@@ -1,0 +1,555 @@
+#include "attention_kit.h"
+
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/fence.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+typedef struct trial {
+    const td_attend_subject *subject;
+    char name[96];
+    td_attention_shape shape;
+} trial;
+
+static double tolerance_of(const td_attend_subject *subject, td_dtype dtype)
+{
+    return subject->tolerance[dtype == TD_BF16];
+}
+
+/* ---- against float64, at both sides of every tile ---- */
+
+static void agrees_with_float64_and_with_itself(void **state)
+{
+    const trial *t = *state;
+    const td_dtype dtype = t->shape.dtype;
+    const double tolerance = tolerance_of(t->subject, dtype);
+    td_attend_run *run = td_attend_open(t->subject->impl, t->name, &t->shape);
+    td_attend_run *again = td_attend_open(t->subject->impl, t->name, &t->shape);
+    td_attend_truth truth = td_attend_truth_of(run);
+
+    td_assert_ok(td_cpu_set_threads(1));
+    td_attend_go(run, false);
+    td_assert_close("o", dtype, run->o, truth.o, run->queries, tolerance);
+    td_assert_close("dv", dtype, run->dv, truth.dv, run->keys, tolerance);
+    if (t->shape.seq_k != 1) { /* with one key the truth is the rounding of float64 around 0 */
+        td_assert_close("dq", dtype, run->dq, truth.dq, run->queries, tolerance);
+        td_assert_close("dk", dtype, run->dk, truth.dk, run->keys, tolerance);
+    }
+
+    td_attend_go(again, false);
+    td_attend_assert_identical(run, again);
+    td_assert_ok(td_cpu_set_threads(2));
+    if (!t->subject->any_threads)
+        td_attend_go(run, false);
+    td_attend_go(again, false);
+    td_attend_assert_identical(run, again);
+
+    td_attend_truth_free(&truth);
+    td_attend_close(run);
+    td_attend_close(again);
+}
+
+/* Tiles are 64 x 64, columns come in groups of 16, registers hold 6 rows: both sides of each, one of everything, two
+ * tiles and a tail, primes, and fewer or more keys than queries. */
+static const td_attention_shape sizes[] = {
+    {.batch = 1, .heads = 1, .seq = 1, .head_dim = 64},
+    {.batch = 1, .heads = 2, .seq = 1, .seq_k = 37, .head_dim = 16},
+    {.batch = 1, .heads = 1, .seq = 1, .seq_k = 200, .head_dim = 3},
+    {.batch = 2, .heads = 1, .seq = 37, .seq_k = 1, .head_dim = 3},
+    {.batch = 1, .heads = 1, .seq = 2, .head_dim = 1},
+    {.batch = 1, .heads = 2, .seq = 15, .head_dim = 7},
+    {.batch = 1, .heads = 2, .seq = 16, .head_dim = 16},
+    {.batch = 2, .heads = 3, .seq = 17, .head_dim = 6},
+    {.batch = 1, .heads = 1, .seq = 63, .head_dim = 64},
+    {.batch = 1, .heads = 3, .seq = 64, .head_dim = 64},
+    {.batch = 1, .heads = 1, .seq = 65, .head_dim = 64},
+    {.batch = 1, .heads = 1, .seq = 127, .head_dim = 1},
+    {.batch = 1, .heads = 1, .seq = 128, .head_dim = 80},
+    {.batch = 1, .heads = 2, .seq = 129, .head_dim = 96},
+    {.batch = 1, .heads = 5, .seq = 131, .head_dim = 17},
+    {.batch = 1, .heads = 1, .seq = 100, .seq_k = 259, .head_dim = 20},
+    {.batch = 1, .heads = 1, .seq = 259, .seq_k = 100, .head_dim = 20},
+    {.batch = 1, .heads = 1, .seq = 64, .seq_k = 65, .head_dim = 16},
+    {.batch = 1, .heads = 1, .seq = 65, .seq_k = 64, .head_dim = 16},
+    {.batch = 1, .heads = 1, .seq = 48, .seq_k = 40, .head_dim = 128},
+    {.batch = 1, .heads = 1, .seq = 66, .head_dim = 200},
+    {.batch = 1, .heads = 1, .seq = 67, .seq_k = 129, .head_dim = 256},
+};
+
+enum { SIZES = sizeof sizes / sizeof *sizes, TRIALS = SIZES * 4 + 2 };
+
+static trial name_trial(const td_attend_subject *subject, td_attention_shape shape)
+{
+    trial t = {.subject = subject, .shape = shape};
+
+    snprintf(t.name, sizeof t.name,
+             "%s %" PRId64 "x%" PRId64 "x%" PRId64 "x%" PRId64 " head_dim %" PRId64 " %s%s%s",
+             subject->impl->name, shape.batch, shape.heads, shape.seq, shape.seq_k ? shape.seq_k : shape.seq,
+             shape.head_dim, td_dtype_name(shape.dtype), shape.causal ? " causal" : "",
+             shape.mask == TD_MASK_ADD_1E6 ? " -1e6" : "");
+    return t;
+}
+
+static int run_trials(const td_attend_subject *subject)
+{
+    static trial trials[TRIALS];
+    static struct CMUnitTest tests[TRIALS];
+    int count = 0;
+
+    for (int i = 0; i < SIZES; i++)
+        for (int causal = 0; causal < 2; causal++)
+            for (int bf16 = 0; bf16 < 2; bf16++) {
+                td_attention_shape shape = sizes[i];
+                shape.causal = causal;
+                shape.dtype = bf16 ? TD_BF16 : TD_F32;
+                trials[count++] = name_trial(subject, shape);
+            }
+    for (int bf16 = 0; bf16 < 2; bf16++)
+        trials[count++] = name_trial(subject, (td_attention_shape){.batch = 2,
+                                                                   .heads = 2,
+                                                                   .seq = 81,
+                                                                   .seq_k = 70,
+                                                                   .head_dim = 24,
+                                                                   .dtype = bf16 ? TD_BF16 : TD_F32,
+                                                                   .causal = true,
+                                                                   .mask = TD_MASK_ADD_1E6,
+                                                                   .scale = 0.3f});
+    for (int i = 0; i < count; i++)
+        tests[i] = (struct CMUnitTest){.name = trials[i].name,
+                                       .test_func = agrees_with_float64_and_with_itself,
+                                       .initial_state = &trials[i]};
+    return _cmocka_run_group_tests("attention, against float64", tests, (size_t)count, NULL, NULL);
+}
+
+/* ---- exact cases ---- */
+
+static void fill(td_dtype dtype, void *data, int64_t count, const float *values)
+{
+    td_assert_ok(td_convert(count, TD_F32, values, dtype, data));
+}
+
+static float *floats(int64_t count)
+{
+    float *values = calloc((size_t)count, sizeof *values);
+
+    assert_non_null(values);
+    return values;
+}
+
+/* Scores are 0, so P is 1 / keys; with a power of two of keys and small integers nothing is rounded. */
+static void without_a_query_the_output_is_the_mean_of_v(void **state)
+{
+    const td_attend_subject *subject = *state;
+    const int64_t keys[] = {1, 2, 16, 64, 128, 256};
+
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        const int64_t n = keys[i], d = 5;
+        const td_attention_shape shape = {
+            .batch = 1, .heads = 1, .seq = 3, .seq_k = n, .head_dim = d, .dtype = TD_F32};
+        td_attend_run *run = td_attend_open(subject->impl, "mean of v", &shape);
+        float *v = floats(n * d), *zero = floats(run->queries);
+
+        for (int64_t j = 0; j < n * d; j++)
+            v[j] = (float)((j * 7) % 11 - 5);
+        fill(TD_F32, run->q, run->queries, zero);
+        fill(TD_F32, run->v, run->keys, v);
+        td_attend_go(run, false);
+        for (int64_t c = 0; c < d; c++) {
+            double mean = 0;
+            for (int64_t j = 0; j < n; j++)
+                mean += v[j * d + c] / (double)n;
+            for (int64_t row = 0; row < 3; row++)
+                assert_true(td_value_at(TD_F32, run->o, row * d + c) == mean);
+        }
+        for (int64_t j = 0; j < run->keys; j++) /* dK = dS^T Q */
+            assert_true(td_value_at(TD_F32, run->dk, j) == 0);
+        free(v);
+        free(zero);
+        td_attend_close(run);
+    }
+}
+
+/* Query i and key i share one large component: P is the identity, exactly, and its derivative 0. A product of more
+ * than 88 would overflow exp. */
+static void scores_of_ten_thousand_choose_one_key(void **state)
+{
+    const td_attend_subject *subject = *state;
+    const int64_t n = 80;
+
+    for (int causal = 0; causal < 2; causal++) {
+        const td_attention_shape shape = {
+            .batch = 1, .heads = 1, .seq = n, .head_dim = n, .dtype = TD_F32, .causal = causal, .scale = 1};
+        td_attend_run *run = td_attend_open(subject->impl, "one key", &shape);
+        float *values = floats(n * n);
+
+        for (int64_t i = 0; i < n; i++)
+            values[i * n + i] = 100;
+        fill(TD_F32, run->q, n * n, values);
+        fill(TD_F32, run->k, n * n, values);
+        td_attend_go(run, false);
+        td_assert_identical("o", TD_F32, run->o, run->v, n * n);
+        double *dout = td_as_f64(TD_F32, run->dout, n * n);
+        td_assert_close("dv", TD_F32, run->dv, dout, n * n, 5e-4); /* half an ulp of a logsumexp of 10000 */
+        for (int64_t i = 0; i < n * n; i++) { /* nothing, beside what dP - D leaves of two equal sums */
+            assert_true(fabs(td_value_at(TD_F32, run->dq, i)) < 1e-2);
+            assert_true(fabs(td_value_at(TD_F32, run->dk, i)) < 1e-2);
+        }
+        free(dout);
+        free(values);
+        td_attend_close(run);
+    }
+}
+
+static void a_causal_query_ignores_the_future(void **state)
+{
+    const td_attend_subject *subject = *state;
+    const int64_t seq = 150, d = 24;
+    /* In the first group, at the end of a group, inside a tile, at both sides of its end. */
+    const int64_t presents[] = {0, 15, 40, 63, 64, 148};
+
+    for (int masks = 0; masks < 2; masks++)
+        for (size_t i = 0; i < sizeof presents / sizeof *presents; i++) {
+            const int64_t seen = presents[i] + 1;
+            const td_attention_shape shape = {.batch = 1,
+                                              .heads = 1,
+                                              .seq = seq,
+                                              .head_dim = d,
+                                              .dtype = TD_F32,
+                                              .causal = true,
+                                              .mask = masks ? TD_MASK_ADD_1E6 : TD_MASK_INF};
+            td_attend_run *run = td_attend_open(subject->impl, "future", &shape);
+            td_attend_run *other = td_attend_open(subject->impl, "future", &shape);
+            void *k = td_draw_normal("another future", 1, TD_F32, run->keys);
+            void *v = td_draw_normal("another future", 2, TD_F32, run->keys);
+            const size_t bytes = (size_t)((seq - seen) * d) * sizeof(float);
+
+            memcpy(td_attend_row(other, other->k, seen), td_attend_row(other, k, seen), bytes);
+            memcpy(td_attend_row(other, other->v, seen), td_attend_row(other, v, seen), bytes);
+            td_attend_go(run, false);
+            td_attend_go(other, false);
+            td_assert_identical("o", TD_F32, run->o, other->o, seen * d);
+            td_assert_identical("dq", TD_F32, run->dq, other->dq, seen * d);
+            assert_memory_not_equal(td_attend_row(run, run->o, seen), td_attend_row(other, other->o, seen),
+                                    (size_t)d * sizeof(float));
+            td_fence_free(k);
+            td_fence_free(v);
+            td_attend_close(run);
+            td_attend_close(other);
+        }
+}
+
+/* Keys in another order are other sums, so the bits may change; keys that swap places with their values are the same
+ * keys. */
+static void the_order_of_keys_does_not_matter(void **state)
+{
+    const td_attend_subject *subject = *state;
+    const int64_t seq_k = 101, d = 32;
+    const td_attention_shape shape = {
+        .batch = 1, .heads = 1, .seq = 70, .seq_k = seq_k, .head_dim = d, .dtype = TD_F32};
+    td_attend_run *run = td_attend_open(subject->impl, "order", &shape);
+    td_attend_run *other = td_attend_open(subject->impl, "order", &shape);
+    double *dk = malloc((size_t)run->keys * sizeof *dk), *dv = malloc((size_t)run->keys * sizeof *dv);
+
+    assert_non_null(dk);
+    assert_non_null(dv);
+    for (int64_t j = 0; j < seq_k; j++) { /* 30 is prime to 101 */
+        memcpy(td_attend_row(other, other->k, j * 30 % seq_k), td_attend_row(run, run->k, j),
+               (size_t)d * sizeof(float));
+        memcpy(td_attend_row(other, other->v, j * 30 % seq_k), td_attend_row(run, run->v, j),
+               (size_t)d * sizeof(float));
+    }
+    td_attend_go(run, false);
+    td_attend_go(other, false);
+    double *o = td_as_f64(TD_F32, run->o, run->queries), *dq = td_as_f64(TD_F32, run->dq, run->queries);
+    for (int64_t j = 0; j < seq_k; j++)
+        for (int64_t c = 0; c < d; c++) {
+            dk[j * 30 % seq_k * d + c] = td_value_at(TD_F32, run->dk, j * d + c);
+            dv[j * 30 % seq_k * d + c] = td_value_at(TD_F32, run->dv, j * d + c);
+        }
+    td_assert_close("o", TD_F32, other->o, o, run->queries, 2e-6);
+    td_assert_close("dq", TD_F32, other->dq, dq, run->queries, 2e-6);
+    td_assert_close("dk", TD_F32, other->dk, dk, run->keys, 2e-6);
+    td_assert_close("dv", TD_F32, other->dv, dv, run->keys, 2e-6);
+    free(o);
+    free(dq);
+    free(dk);
+    free(dv);
+    td_attend_close(run);
+    td_attend_close(other);
+}
+
+/* ---- gradients ---- */
+
+/* <O(q + h u, ...), dO> in float64. */
+static double loss_at(td_attend_run *run, int which, const double *direction, double h)
+{
+    void **const inputs[] = {&run->q, &run->k, &run->v};
+    const int64_t count = which == 0 ? run->queries : run->keys;
+    void *const was = *inputs[which];
+    double *moved = td_as_f64(run->shape.dtype, was, count);
+    td_attend_run wide = *run;
+
+    for (int64_t i = 0; i < count; i++)
+        moved[i] += h * direction[i];
+    wide.shape.dtype = TD_F64; /* the truth's inputs, moved by less than f32 can tell */
+    wide.q = td_as_f64(run->shape.dtype, run->q, run->queries);
+    wide.k = td_as_f64(run->shape.dtype, run->k, run->keys);
+    wide.v = td_as_f64(run->shape.dtype, run->v, run->keys);
+    wide.dout = td_as_f64(run->shape.dtype, run->dout, run->queries);
+    void **const wides[] = {&wide.q, &wide.k, &wide.v};
+    free(*wides[which]);
+    *wides[which] = moved;
+
+    td_attend_truth truth = td_attend_truth_of(&wide);
+    double loss = 0;
+    const double *const dout = wide.dout;
+    for (int64_t i = 0; i < run->queries; i++)
+        loss += truth.o[i] * dout[i];
+    td_attend_truth_free(&truth);
+    free(wide.q);
+    free(wide.k);
+    free(wide.v);
+    free(wide.dout);
+    return loss;
+}
+
+static void gradients_are_directional_differences(void **state)
+{
+    const td_attend_subject *subject = *state;
+    const double h = 1e-5;
+
+    for (int causal = 0; causal < 2; causal++) {
+        const td_attention_shape shape = {.batch = 1,
+                                          .heads = 2,
+                                          .seq = 70,
+                                          .seq_k = 66,
+                                          .head_dim = 12,
+                                          .dtype = TD_F32,
+                                          .causal = causal};
+        td_attend_run *run = td_attend_open(subject->impl, "differences", &shape);
+        void *const gradients[] = {run->dq, run->dk, run->dv};
+
+        td_attend_go(run, false);
+        for (int which = 0; which < 3; which++) {
+            const int64_t count = which == 0 ? run->queries : run->keys;
+            void *drawn = td_draw_normal("differences", 10 + (uint64_t)which, TD_F32, count);
+            double *direction = td_as_f64(TD_F32, drawn, count);
+            double *gradient = td_as_f64(TD_F32, gradients[which], count);
+            double difference =
+                (loss_at(run, which, direction, h) - loss_at(run, which, direction, -h)) / (2 * h);
+            double product = 0, length = 0;
+
+            for (int64_t i = 0; i < count; i++) {
+                product += gradient[i] * direction[i];
+                length += gradient[i] * gradient[i];
+            }
+            /* The product is about N(0, length); f32 is off by some 1e-6 of that. */
+            if (!(fabs(product - difference) <= 1e-5 * sqrt(length)))
+                fail_msg("gradient %d: product %.12g, difference %.12g", which, product, difference);
+            free(direction);
+            free(gradient);
+            td_fence_free(drawn);
+        }
+        td_attend_close(run);
+    }
+}
+
+/* ---- NaN ---- */
+
+static void poison_element(td_attend_run *run, void *data, int64_t index)
+{
+    const float not_a_number = NAN;
+
+    fill(run->shape.dtype, (char *)data + (size_t)index * td_dtype_size(run->shape.dtype), 1, &not_a_number);
+}
+
+static bool is_nan_at(const td_attend_run *run, const void *data, int64_t index)
+{
+    return isnan(td_value_at(run->shape.dtype, data, index));
+}
+
+/* NaN in one query spoils its row and no other; in a key, every query that sees it; in a value, its column. */
+static void nan_goes_where_it_must(void **state)
+{
+    const td_attend_subject *subject = *state;
+    const int64_t seq = 90, d = 20, bad = 70;
+
+    for (int which = 0; which < 3; which++)
+        for (int bf16 = 0; bf16 < 2; bf16++) {
+            const td_dtype dtype = bf16 ? TD_BF16 : TD_F32;
+            const td_attention_shape shape = {
+                .batch = 1, .heads = 1, .seq = seq, .head_dim = d, .dtype = dtype};
+            td_attend_run *clean = td_attend_open(subject->impl, "nan", &shape);
+            td_attend_run *run = td_attend_open(subject->impl, "nan", &shape);
+            void *const inputs[] = {run->q, run->k, run->v};
+
+            poison_element(run, inputs[which], bad * d + 3);
+            td_attend_go(clean, false);
+            td_attend_go(run, false);
+            for (int64_t row = 0; row < seq; row++)
+                for (int64_t c = 0; c < d; c++) {
+                    bool spoilt = which == 1 || (which == 0 ? row == bad : c == 3);
+                    if (is_nan_at(run, run->o, row * d + c) != spoilt)
+                        fail_msg("input %d: o[%d, %d] is %s", which, (int)row, (int)c,
+                                 spoilt ? "no NaN" : "NaN");
+                    if (!spoilt)
+                        td_assert_identical("o", dtype,
+                                            (char *)clean->o + (size_t)(row * d + c) * td_dtype_size(dtype),
+                                            (char *)run->o + (size_t)(row * d + c) * td_dtype_size(dtype), 1);
+                }
+            for (int64_t c = 0; c < d; c++) {
+                assert_true(is_nan_at(run, run->dq, bad * d + c));
+                assert_true(is_nan_at(run, run->dk, bad * d + c));
+            }
+            td_attend_close(clean);
+            td_attend_close(run);
+        }
+}
+
+static void infinite_scores_end_as_nan(void **state)
+{
+    const td_attend_subject *subject = *state;
+    const td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 70, .head_dim = 8, .dtype = TD_F32};
+    const float infinity = INFINITY;
+    td_attend_run *run = td_attend_open(subject->impl, "infinity", &shape);
+
+    /* Query 5 times every key is +inf, -inf or NaN: some key is +inf, and inf - inf is NaN. */
+    fill(TD_F32, td_attend_row(run, run->q, 5), 1, &infinity);
+    td_attend_go(run, false);
+    for (int64_t c = 0; c < 8; c++) {
+        assert_true(is_nan_at(run, run->o, 5 * 8 + c));
+        assert_true(is_nan_at(run, run->dq, 5 * 8 + c));
+        assert_false(is_nan_at(run, run->o, 4 * 8 + c));
+        assert_false(is_nan_at(run, run->dq, 4 * 8 + c));
+    }
+    td_attend_close(run);
+}
+
+/* ---- refusals ---- */
+
+typedef struct refusal {
+    const char *words;
+    td_attention_shape shape;
+    td_status status;
+} refusal;
+
+#define GOOD .batch = 2, .heads = 2, .seq = 5, .head_dim = 4, .dtype = TD_F32
+
+static const refusal refusals[] = {
+    {"batch is 0", {.batch = 0, .heads = 2, .seq = 5, .head_dim = 4, .dtype = TD_F32}, TD_BAD_ARGUMENT},
+    {"heads is -1", {.batch = 2, .heads = -1, .seq = 5, .head_dim = 4, .dtype = TD_F32}, TD_BAD_ARGUMENT},
+    {"seq is 0", {.batch = 2, .heads = 2, .seq = 0, .head_dim = 4, .dtype = TD_F32}, TD_BAD_ARGUMENT},
+    {"seq_k is -3", {GOOD, .seq_k = -3}, TD_BAD_ARGUMENT},
+    {"head_dim is 0", {.batch = 2, .heads = 2, .seq = 5, .dtype = TD_F32}, TD_BAD_ARGUMENT},
+    {"dtype is 99",
+     {.batch = 2, .heads = 2, .seq = 5, .head_dim = 4, .dtype = (td_dtype)99},
+     TD_BAD_ARGUMENT},
+    {"f16", {.batch = 2, .heads = 2, .seq = 5, .head_dim = 4, .dtype = TD_F16}, TD_UNSUPPORTED},
+    {"f64", {.batch = 2, .heads = 2, .seq = 5, .head_dim = 4, .dtype = TD_F64}, TD_UNSUPPORTED},
+    {"mask is 7", {GOOD, .mask = (td_mask)7}, TD_BAD_ARGUMENT},
+    {"scale is -1", {GOOD, .scale = -1}, TD_BAD_ARGUMENT},
+    {"scale is nan", {GOOD, .scale = NAN}, TD_BAD_ARGUMENT},
+    {"scale is inf", {GOOD, .scale = INFINITY}, TD_BAD_ARGUMENT},
+    {"bytes of q",
+     {.batch = INT64_MAX / 2, .heads = 2, .seq = 5, .head_dim = 4, .dtype = TD_F32},
+     TD_BAD_ARGUMENT},
+    {"bytes of k", {GOOD, .seq_k = INT64_MAX / 8}, TD_BAD_ARGUMENT},
+};
+
+static void refuses_bad_shapes_and_touches_nothing(void **state)
+{
+    const td_attend_subject *subject = *state;
+    const td_attention_impl *impl = subject->impl;
+    td_attention_shape good = {GOOD};
+    td_attend_run *run = td_attend_open(impl, "refusals", &good);
+    void *const outputs[] = {run->o, run->saved, run->dq, run->dk, run->dv};
+    const int64_t counts[] = {run->queries, (int64_t)(run->sizes.saved / sizeof(float)), run->queries,
+                              run->keys, run->keys};
+
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        const refusal *r = &refusals[i];
+        td_attention_sizes sizes = {1, 2, 3};
+
+        td_forget_error();
+        td_assert_refused(impl->sizes(run->dev, &r->shape, &sizes), r->status, r->words);
+        assert_true(sizes.saved == 1 && sizes.forward_work == 2 && sizes.backward_work == 3);
+        td_forget_error();
+        td_assert_refused(
+            impl->forward(run->dev, &r->shape, run->q, run->k, run->v, run->o, run->saved, run->forward_work),
+            r->status, r->words);
+        td_forget_error();
+        td_assert_refused(impl->backward(run->dev, &r->shape, run->q, run->k, run->v, run->o, run->dout,
+                                         run->saved, run->dq, run->dk, run->dv, run->backward_work),
+                          r->status, r->words);
+    }
+    for (size_t i = 0; i < sizeof outputs / sizeof *outputs; i++)
+        for (int64_t j = 0; j < counts[i]; j++)
+            assert_true(isnan(td_value_at(TD_F32, outputs[i], j)));
+    td_attend_close(run);
+}
+
+static void refuses_null(void **state)
+{
+    const td_attend_subject *subject = *state;
+    const td_attention_impl *impl = subject->impl;
+    td_attention_shape good = {GOOD};
+    td_attend_run *r = td_attend_open(impl, "null", &good);
+    td_attention_sizes sizes;
+    const char *const forward_names[] = {"dev", "shape", "q", "k", "v", "o", NULL, "work"};
+    const char *const backward_names[] = {"dev",  "shape", "q",  "k",  "v",  "o",
+                                          "dout", NULL,    "dq", "dk", "dv", "work"};
+    char words[32];
+
+    td_assert_refused(impl->sizes(NULL, &good, &sizes), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(impl->sizes(r->dev, NULL, &sizes), TD_BAD_ARGUMENT, "shape is NULL");
+    td_assert_refused(impl->sizes(r->dev, &good, NULL), TD_BAD_ARGUMENT, "out is NULL");
+
+    for (int i = 0; i < 8; i++) {
+        void *a[] = {r->dev, &good, r->q, r->k, r->v, r->o, r->saved, r->forward_work};
+        if (i == 7 && r->sizes.forward_work == 0)
+            continue; /* there may be no work */
+        a[i] = NULL;
+        snprintf(words, sizeof words, "%s is NULL", forward_names[i] ? forward_names[i] : "");
+        td_forget_error();
+        td_assert_refused(impl->forward(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]), TD_BAD_ARGUMENT,
+                          words);
+    }
+    for (int i = 0; i < 12; i++) {
+        void *a[] = {r->dev,  &good,    r->q,  r->k,  r->v,  r->o,
+                     r->dout, r->saved, r->dq, r->dk, r->dv, r->backward_work};
+        a[i] = NULL;
+        snprintf(words, sizeof words, "%s is NULL", backward_names[i] ? backward_names[i] : "");
+        td_forget_error();
+        td_assert_refused(
+            impl->backward(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11]),
+            TD_BAD_ARGUMENT, words);
+    }
+    td_attend_close(r);
+}
+
+int td_attend_common_tests(const td_attend_subject *subject)
+{
+    void *const state = (void *)(uintptr_t)subject;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_prestate(without_a_query_the_output_is_the_mean_of_v, state),
+        cmocka_unit_test_prestate(scores_of_ten_thousand_choose_one_key, state),
+        cmocka_unit_test_prestate(a_causal_query_ignores_the_future, state),
+        cmocka_unit_test_prestate(the_order_of_keys_does_not_matter, state),
+        cmocka_unit_test_prestate(gradients_are_directional_differences, state),
+        cmocka_unit_test_prestate(nan_goes_where_it_must, state),
+        cmocka_unit_test_prestate(infinite_scores_end_as_nan, state),
+        cmocka_unit_test_prestate(refuses_bad_shapes_and_touches_nothing, state),
+        cmocka_unit_test_prestate(refuses_null, state),
+    };
+
+    return run_trials(subject) + cmocka_run_group_tests_name("attention, its properties", tests, NULL, NULL);
+}

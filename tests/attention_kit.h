@@ -1,0 +1,54 @@
+/** What test_attention and test_flash share: the truth of attention in float64, a run of one implementation between
+ * fences, and the tests that every way to attend must pass. */
+#ifndef TD_TESTS_ATTENTION_KIT_H
+#define TD_TESTS_ATTENTION_KIT_H
+
+#include "attention/attention.h"
+
+/** An implementation under test. */
+typedef struct td_attend_subject {
+    const td_attention_impl *impl;
+    double tolerance[2]; /* rel_l2 in f32 and in bf16 */
+    bool any_threads;    /* the bits do not depend on the number of threads */
+} td_attend_subject;
+
+/** The tensors of a shape. Outputs, saved and scratch are poisoned until td_attend_go. */
+typedef struct td_attend_run {
+    const td_attention_impl *impl;
+    td_device *dev;
+    td_attention_shape shape; /* seq_k is filled in */
+    td_attention_sizes sizes;
+    int64_t queries, keys; /* elements of q, o and dq; of k, v, dk and dv */
+    int64_t rows;          /* batch heads seq */
+    void *q, *k, *v, *dout;
+    void *o, *dq, *dk, *dv, *saved, *forward_work, *backward_work;
+} td_attend_run;
+
+/** Inputs N(0, 1), the seed from `name`; all blocks fenced. */
+td_attend_run *td_attend_open(const td_attention_impl *impl, const char *name,
+                              const td_attention_shape *shape);
+
+/** Forward, and backward too unless `forward_only`, from poisoned outputs and scratch. */
+void td_attend_go(td_attend_run *run, bool forward_only);
+
+/** Checks the fences. Accepts NULL. */
+void td_attend_close(td_attend_run *run);
+
+/** The address of a row of q, k, v or their like. */
+void *td_attend_row(const td_attend_run *run, void *data, int64_t row);
+
+/** The outputs must have the same bits, `saved` as f32 too. */
+void td_attend_assert_identical(const td_attend_run *a, const td_attend_run *b);
+
+/** The formulas in float64 loops, on the values that the run got. */
+typedef struct td_attend_truth {
+    double *o, *lse, *dq, *dk, *dv;
+} td_attend_truth;
+
+td_attend_truth td_attend_truth_of(const td_attend_run *run);
+void td_attend_truth_free(td_attend_truth *truth);
+
+/** Runs every shared test on the subject; returns how many failed. */
+int td_attend_common_tests(const td_attend_subject *subject);
+
+#endif

@@ -1,0 +1,262 @@
+#include "attention_kit.h"
+
+#include "flash/flash.h"
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/fence.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static int open_cpu(void **state)
+{
+    td_assert_ok(td_device_open("cpu", (td_device **)state));
+    return 0;
+}
+
+static int close_cpu(void **state)
+{
+    td_device_close(*state);
+    return 0;
+}
+
+static void lse_is_the_log_of_the_row_sums(void **state)
+{
+    const td_attention_shape shapes[] = {
+        {.batch = 1, .heads = 2, .seq = 1, .seq_k = 130, .head_dim = 8, .dtype = TD_F32},
+        {.batch = 2, .heads = 1, .seq = 131, .head_dim = 64, .dtype = TD_F32, .causal = true},
+        {.batch = 1, .heads = 1, .seq = 65, .seq_k = 200, .head_dim = 80, .dtype = TD_BF16},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        td_attend_run *run = td_attend_open(&td_attention_flash, "lse", &shapes[i]);
+        td_attend_truth truth = td_attend_truth_of(run);
+
+        td_attend_go(run, true);
+        td_fence_assert_written("lse", TD_F32, run->saved, run->rows);
+        td_assert_close("lse", TD_F32, run->saved, truth.lse, run->rows, 2e-7);
+        td_attend_truth_free(&truth);
+        td_attend_close(run);
+    }
+}
+
+/* Scores of 0: L = log(keys), rounded once. Scores of 10000: L is the score itself. */
+static void lse_is_exact_where_it_can_be(void **state)
+{
+    const td_attention_shape shape = {
+        .batch = 1, .heads = 1, .seq = 70, .head_dim = 16, .dtype = TD_F32, .causal = true, .scale = 1};
+    td_attend_run *run = td_attend_open(&td_attention_flash, "exact lse", &shape);
+
+    (void)state;
+    memset(run->q, 0, (size_t)run->queries * sizeof(float));
+    td_attend_go(run, true);
+    for (int64_t row = 0; row < 70; row++)
+        assert_true(td_value_at(TD_F32, run->saved, row) == (float)log((double)(row + 1)));
+
+    memset(run->k, 0, (size_t)run->keys * sizeof(float));
+    for (int64_t row = 0; row < 70; row++) {
+        ((float *)run->q)[row * 16] = 100;
+        ((float *)run->k)[row * 16] = row == 0 ? 100 : -100;
+    }
+    td_attend_go(run, true);
+    for (int64_t row = 0; row < 70; row++)
+        assert_true(fabs(td_value_at(TD_F32, run->saved, row) - 10000) <= 1e-3); /* an ulp of 1e4 */
+    td_attend_close(run);
+}
+
+/* Without a score matrix: forward's scratch does not grow with the sequence at all, backward's by the sums of dK and
+ * dV of the heads in progress, and a counter a tile. */
+static void memory_is_linear(void **state)
+{
+    const td_dtype dtypes[] = {TD_F32, TD_BF16};
+    const int64_t head_dims[] = {64, 80, 256};
+    const long processors = sysconf(_SC_NPROCESSORS_CONF);
+
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 3; j++) {
+            td_attention_shape shape = {.batch = 1, .heads = 1, .head_dim = head_dims[j], .dtype = dtypes[i]};
+            td_attention_sizes small, large;
+            const size_t d = (size_t)head_dims[j];
+
+            shape.seq = 1 << 16;
+            td_assert_ok(td_flash_sizes(*state, &shape, &small));
+            shape.seq = 1 << 17;
+            td_assert_ok(td_flash_sizes(*state, &shape, &large));
+            assert_int_equal(small.saved, sizeof(float) << 16);
+            assert_int_equal(large.saved, sizeof(float) << 17);
+            assert_int_equal(large.forward_work, small.forward_work);
+            /* Six tiles of 64 x head_dim and two of 64 x 64 a thread, or less. */
+            assert_in_range(large.forward_work, 1,
+                            (uintmax_t)processors * (6 * 64 * (d + 16) + 2 * 64 * 64) * 4);
+            assert_true(large.backward_work <= 2 * small.backward_work);
+            assert_in_range(large.backward_work, 1,
+                            (uintmax_t)processors * (9 * 64 * (d + 16) + 2 * 64 * 64) * 4 +
+                                (2 * (d + 16) * 4 + 1) * ((uintmax_t)1 << 17));
+        }
+}
+
+/* A size stays good when the number of threads changes after it was asked for. */
+static void sizes_hold_for_any_number_of_threads(void **state)
+{
+    const td_attention_shape shape = {.batch = 4, .heads = 4, .seq = 300, .head_dim = 40, .dtype = TD_BF16};
+    td_attention_sizes one, many;
+
+    td_assert_ok(td_cpu_set_threads(1));
+    td_assert_ok(td_flash_sizes(*state, &shape, &one));
+    td_attend_run *run = td_attend_open(&td_attention_flash, "threads", &shape);
+    td_assert_ok(td_cpu_set_threads(9));
+    td_assert_ok(td_flash_sizes(*state, &shape, &many));
+    assert_memory_equal(&one, &many, sizeof one);
+    td_attend_go(run, false); /* between fences */
+    td_assert_ok(td_cpu_set_threads(2));
+    td_attend_close(run);
+}
+
+/* The same bits from a thread that works alone and from threads that wait for each other, many times over. */
+static void one_head_shared_by_threads_repeats(void **state)
+{
+    const td_attention_shape shapes[] = {
+        {.batch = 1, .heads = 1, .seq = 700, .head_dim = 16, .dtype = TD_F32, .causal = true},
+        {.batch = 1, .heads = 1, .seq = 300, .seq_k = 500, .head_dim = 24, .dtype = TD_BF16},
+        {.batch = 1, .heads = 3, .seq = 333, .seq_k = 222, .head_dim = 8, .dtype = TD_F32, .causal = true},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        td_attend_run *alone = td_attend_open(&td_attention_flash, "shared head", &shapes[i]);
+        td_attend_run *shared = td_attend_open(&td_attention_flash, "shared head", &shapes[i]);
+
+        td_assert_ok(td_cpu_set_threads(1));
+        td_attend_go(alone, false);
+        for (int round = 0; round < 10; round++) {
+            td_assert_ok(td_cpu_set_threads(2 + round % 3));
+            td_attend_go(shared, false);
+            td_attend_assert_identical(alone, shared);
+        }
+        td_assert_ok(td_cpu_set_threads(2));
+        td_attend_close(alone);
+        td_attend_close(shared);
+    }
+}
+
+/* A head of many is that head alone, bit for bit: heads share work with threads, and results must not show it. */
+static void a_head_is_the_same_alone(void **state)
+{
+    (void)state;
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        const td_dtype dtype = bf16 ? TD_BF16 : TD_F32;
+        td_attention_shape shape = {
+            .batch = 3, .heads = 1, .seq = 200, .seq_k = 170, .head_dim = 40, .dtype = dtype, .causal = true};
+        td_attend_run *all = td_attend_open(&td_attention_flash, "heads", &shape);
+        shape.batch = 1;
+        td_attend_run *one = td_attend_open(&td_attention_flash, "heads", &shape);
+
+        for (int threads = 1; threads <= 3; threads++) {
+            td_assert_ok(td_cpu_set_threads(threads));
+            td_attend_go(all, false);
+            for (int64_t head = 0; head < 3; head++) {
+                memcpy(one->q, td_attend_row(all, all->q, head * 200),
+                       (size_t)one->queries * td_dtype_size(dtype));
+                memcpy(one->k, td_attend_row(all, all->k, head * 170),
+                       (size_t)one->keys * td_dtype_size(dtype));
+                memcpy(one->v, td_attend_row(all, all->v, head * 170),
+                       (size_t)one->keys * td_dtype_size(dtype));
+                memcpy(one->dout, td_attend_row(all, all->dout, head * 200),
+                       (size_t)one->queries * td_dtype_size(dtype));
+                td_attend_go(one, false);
+                td_assert_identical("o", dtype, one->o, td_attend_row(all, all->o, head * 200), one->queries);
+                td_assert_identical("dq", dtype, one->dq, td_attend_row(all, all->dq, head * 200),
+                                    one->queries);
+                td_assert_identical("dk", dtype, one->dk, td_attend_row(all, all->dk, head * 170), one->keys);
+                td_assert_identical("dv", dtype, one->dv, td_attend_row(all, all->dv, head * 170), one->keys);
+            }
+        }
+        td_attend_close(all);
+        td_attend_close(one);
+    }
+}
+
+/* More keys than queries under a causal mask: those behind the last query have no gradient, and it must be written. */
+static void keys_that_no_query_sees_have_no_gradient(void **state)
+{
+    const int64_t seqs[] = {1, 16, 50, 64, 100};
+
+    (void)state;
+    for (int bf16 = 0; bf16 < 2; bf16++)
+        for (size_t i = 0; i < sizeof seqs / sizeof *seqs; i++) {
+            const td_dtype dtype = bf16 ? TD_BF16 : TD_F32;
+            const td_attention_shape shape = {.batch = 2,
+                                              .heads = 1,
+                                              .seq = seqs[i],
+                                              .seq_k = 200,
+                                              .head_dim = 16,
+                                              .dtype = dtype,
+                                              .causal = true};
+            td_attend_run *run = td_attend_open(&td_attention_flash, "unseen", &shape);
+
+            td_attend_go(run, false);
+            for (int64_t head = 0; head < 2; head++)
+                for (int64_t j = seqs[i] * 16; j < 200 * 16; j++) {
+                    assert_true(td_value_at(dtype, run->dk, head * 200 * 16 + j) == 0);
+                    assert_true(td_value_at(dtype, run->dv, head * 200 * 16 + j) == 0);
+                }
+            td_attend_close(run);
+        }
+}
+
+static void refuses_what_it_has_no_kernel_for(void **state)
+{
+    td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 3, .head_dim = 257, .dtype = TD_F32};
+    td_attention_sizes sizes;
+
+    td_assert_refused(td_flash_sizes(*state, &shape, &sizes), TD_UNSUPPORTED, "head_dim is 257");
+    shape.head_dim = 256;
+    td_assert_ok(td_flash_sizes(*state, &shape, &sizes));
+
+    /* 2^61 keys: k has 2^62 bytes, which is allowed; the sums of dK and dV would not be. */
+    shape = (td_attention_shape){
+        .batch = 1, .heads = 1, .seq = 1, .seq_k = (int64_t)1 << 60, .head_dim = 1, .dtype = TD_F32};
+    td_assert_refused(td_flash_sizes(*state, &shape, &sizes), TD_BAD_ARGUMENT, "backward");
+    shape = (td_attention_shape){
+        .batch = 1, .heads = 1, .seq = (int64_t)1 << 61, .seq_k = 1, .head_dim = 1, .dtype = TD_BF16};
+    td_assert_refused(td_flash_sizes(*state, &shape, &sizes), TD_BAD_ARGUMENT, "bytes of lse");
+}
+
+static void refuses_a_null_lse_by_its_name(void **state)
+{
+    const td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 1, .head_dim = 1, .dtype = TD_F32};
+    float x = 0;
+
+    td_assert_refused(td_flash_forward(*state, &shape, &x, &x, &x, &x, NULL, &x), TD_BAD_ARGUMENT,
+                      "lse is NULL");
+    td_assert_refused(td_flash_backward(*state, &shape, &x, &x, &x, &x, &x, NULL, &x, &x, &x, &x),
+                      TD_BAD_ARGUMENT, "lse is NULL");
+    assert_string_equal(td_attention_flash.name, "flash");
+}
+
+int main(void)
+{
+    /* f32: P is rebuilt from an L of f32, whose rounding alone is some 2e-7. bf16: one rounding of the output; of o,
+     * which D is made of, another in the gradients. */
+    const td_attend_subject flash = {&td_attention_flash, {1.5e-6, 8e-3}, true};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(lse_is_the_log_of_the_row_sums),
+        cmocka_unit_test(lse_is_exact_where_it_can_be),
+        cmocka_unit_test(memory_is_linear),
+        cmocka_unit_test(sizes_hold_for_any_number_of_threads),
+        cmocka_unit_test(one_head_shared_by_threads_repeats),
+        cmocka_unit_test(a_head_is_the_same_alone),
+        cmocka_unit_test(keys_that_no_query_sees_have_no_gradient),
+        cmocka_unit_test(refuses_what_it_has_no_kernel_for),
+        cmocka_unit_test(refuses_a_null_lse_by_its_name),
+    };
+
+    return td_attend_common_tests(&flash) + cmocka_run_group_tests_name("flash", tests, open_cpu, close_cpu);
+}
