@@ -31,18 +31,8 @@ set_property(GLOBAL PROPERTY TD_MODULES "")
 
 function(td_add_module name)
   cmake_parse_arguments(ARG "" "" "SOURCES;MAY_USE;LIBRARIES" ${ARGN})
-  foreach(source IN LISTS ARG_SOURCES) # INTERIM
-    if(NOT EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${source}") # INTERIM
-      list(REMOVE_ITEM ARG_SOURCES ${source}) # INTERIM
-      message(STATUS "interim: ${name} lacks ${source}") # INTERIM
-    endif() # INTERIM
-  endforeach() # INTERIM
-  if(NOT ARG_SOURCES) # INTERIM
-    set(ARG_SOURCES ${PROJECT_SOURCE_DIR}/impl/base/clock.c) # INTERIM
-  endif() # INTERIM
   add_library(td_${name} STATIC ${ARG_SOURCES})
-  set_target_properties(td_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON
-                        TD_MAY_USE "${ARG_MAY_USE}")
+  set_target_properties(td_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   target_link_libraries(td_${name} PRIVATE td_flags td_instrument)
   target_link_libraries(td_${name} PUBLIC ${ARG_LIBRARIES})
   foreach(used IN LISTS ARG_MAY_USE)
@@ -53,15 +43,6 @@ endfunction()
 
 function(td_add_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;USES;WRAP;LABELS;LIBRARIES" ${ARGN})
-  foreach(source IN LISTS ARG_SOURCES) # INTERIM
-    if(NOT EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${source}") # INTERIM
-      list(REMOVE_ITEM ARG_SOURCES ${source}) # INTERIM
-      message(STATUS "interim: ${name} lacks ${source}") # INTERIM
-    endif() # INTERIM
-  endforeach() # INTERIM
-  if(NOT ARG_SOURCES) # INTERIM
-    return() # INTERIM
-  endif() # INTERIM
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
