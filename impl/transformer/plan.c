@@ -30,8 +30,9 @@ typedef enum extent {
 } extent;
 
 /** Names, extents and lifetimes. A tensor that outlives its layer's forward for the sake of backward is kept, one
- * instance a layer; the others share memory with whatever lives at another time. What costs one pass over memory to
- * compute again (norms, merged heads, silu(gate) * up) is not kept: that takes a third off the bytes of a layer. */
+ * instance a layer; the others share memory with whatever lives at another time. What one pass over memory computes
+ * again (norms, merged heads, silu(gate) * up) is not kept: that takes a third off the bytes of a layer, for 1 % of
+ * the step's time (small, 4 x 128 tokens, f32, two cores, 2026-11). */
 static const struct {
     const char *name;
     extent extent;
