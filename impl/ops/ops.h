@@ -201,7 +201,8 @@ TD_API td_status td_cross_entropy_forward(td_device *dev, const td_cross_entropy
                                           float *lse);
 
 /** dlogits = scale / rows * (exp(logits - lse) - onehot(target)); in place of logits allowed. scale is the
- * gradient of the loss, 1 for plain training. */
+ * gradient of the loss, 1 for plain training. lse is forward's, of the same logits; a device may sum the row again
+ * instead, because lse in f32 has the largest rounding error of all. */
 TD_API td_status td_cross_entropy_backward(td_device *dev, const td_cross_entropy_shape *shape,
                                            const void *logits, const int64_t *targets, const float *lse,
                                            float scale, void *dlogits);

@@ -3,9 +3,9 @@
 #ifndef TD_OPS_CPU_VEXP_H
 #define TD_OPS_CPU_VEXP_H
 
+#include "base/float16.h"
+
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
 
 /** exp(x), within 1.02 ulp (measured over every float). Results below 2^-126 become 0 (denormal numbers would cost
  * the vector unit more than they are worth beside a sum that is at least 1), results beyond the largest float
@@ -23,7 +23,6 @@ static inline float td_exp(float x)
     float n = shifted - to_integer;
     float r = (x - n * ln2_high) - n * ln2_low;
     float q = 0x1.6a2256p-10f;
-    uint32_t bits, integer;
     float y;
 
     q = q * r + 0x1.123b02p-7f;
@@ -32,11 +31,7 @@ static inline float td_exp(float x)
     q = q * r + 0x1.fffffcp-2f;
     y = 1.0f + (r + r * r * q);
 
-    memcpy(&bits, &y, sizeof bits);
-    memcpy(&integer, &shifted, sizeof integer);
-    bits += integer << 23;
-    memcpy(&y, &bits, sizeof y);
-
+    y = td_f32_from_bits(td_f32_bits(y) + (td_f32_bits(shifted) << 23));
     y = x < -0x1.5d589ep6f ? 0.0f : y;            /* ln(2^-126) */
     return x <= 0x1.62e42ep6f ? y : x * INFINITY; /* ln(2^128): infinity above, and NaN for NaN */
 }
