@@ -388,6 +388,7 @@ static const exact_case exact_cases[] = {
     {"exact above a vector", 2, 17, 17, 17, 1, 2, 5, 1},
     {"exact primes", 3, 37, 53, 29, 1, 0, 2, 7},
     {"exact head dim 80", 4, 33, 80, 65, 1, 1, 0, 0},
+    {"exact pieces for each thread", 1, 161, 401, 101, 1, 1, 3, 0}, /* 6.5 million products: cut in three */
 };
 
 static const random_case random_cases[] = {

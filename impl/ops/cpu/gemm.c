@@ -19,8 +19,9 @@ typedef struct plan {
     int64_t slot, slots;   /* floats of a slot */
 } plan;
 
-/* More memory than this is not taken for the sake of multiplying many matrices at once. */
-static const int64_t slots_bytes_max = (int64_t)1 << 26;
+/* More memory than this is not taken for the sake of multiplying many matrices at once: from 2048 x 2048 on, all
+ * threads on one matrix are as fast. */
+static const int64_t slots_bytes_max = (int64_t)1 << 24;
 
 /* Every copy starts on a 256-byte boundary. */
 static int64_t padded(int64_t rows, int64_t cols)
