@@ -102,6 +102,17 @@ class Sweeps(unittest.TestCase):
         self.assertEqual(out.count("done"), 6)
         self.assertIn("profile full: 6 cases", out)
 
+    def test_only_what_is_asked_for_is_measured(self):
+        status, out, _ = self.main("run", "--module", "scale", "--measure", "memory")
+        self.assertEqual(status, 0, out)
+        records = [json.loads(line) for line in self.records.read_text().splitlines()]
+        self.assertEqual(
+            [record["measure"] for record in records], ["memory", "memory"]
+        )  # one case, two sides
+        self.assertNotIn("ms", records[0])
+        status, out, _ = self.main("run", "--module", "scale")  # what is missing is measured now
+        self.assertEqual((status, len(self.runs())), (0, 6))
+
     def test_everything_that_goes_wrong_is_a_result(self):
         status, out, _ = self.main("run", "--module", "trouble")
         self.assertEqual(status, 1)

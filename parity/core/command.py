@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from parity.core import compare, report, sweep
+from parity.core.case import MEASURES
 from parity.core.library import HEADERS, ROOT, default_library
 from parity.core.record import FILE, Finished, RecordError, RecordFile, load
 from parity.core.tables import FORMATS
@@ -36,7 +37,9 @@ def main(package: str, arguments: list[str] | None = None, headers: Path = HEADE
 
 
 def run(package: str, options: argparse.Namespace, console: Console) -> int:
-    items = sweep.select(sweep.discover(package), options.profile, options.module, options.case)
+    items = sweep.select(
+        sweep.discover(package), options.profile, options.module, options.case, options.measure or MEASURES
+    )
     budget = options.budget or BUDGETS[options.profile]
     settings = Settings(options.library or default_library(), options.threads, budget, options.headers)
     with RecordFile(_folder(options)) as file:
@@ -60,7 +63,9 @@ def compare_records(package: str, options: argparse.Namespace, console: Console)
 
 
 def list_cases(package: str, options: argparse.Namespace, console: Console) -> int:
-    items = sweep.select(sweep.discover(package), options.profile, options.module, options.case)
+    items = sweep.select(
+        sweep.discover(package), options.profile, options.module, options.case, options.measure or MEASURES
+    )
     records = load(_folder(options) / FILE)
     _warn(records.warnings)
     finished = Finished(records.records)
@@ -107,6 +112,9 @@ def _parser() -> argparse.ArgumentParser:
         "--module", action="append", default=[], metavar="NAME", help="only this module; may be repeated"
     )
     cases.add_argument("--case", default="", metavar="REGEX", help="only cases whose module/name this finds")
+    cases.add_argument(
+        "--measure", action="append", choices=MEASURES, help="only this of each case; may be repeated"
+    )
     cases.add_argument("--threads", type=_positive, default=2, help="of both sides (default: %(default)s)")
 
     command = commands.add_parser("run", parents=[cases, records], help="measure what is not measured yet")

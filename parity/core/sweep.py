@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from parity.core.case import Case
+from parity.core.case import MEASURES, Case
 from parity.core.record import Finished, RecordFile, now
 from parity.core.worker import Settings, Worker
 
@@ -49,9 +49,13 @@ def discover(package: str) -> dict[str, ModuleType]:
 
 
 def select(
-    modules: dict[str, ModuleType], profile: str, only: Sequence[str] = (), regex: str = ""
+    modules: dict[str, ModuleType],
+    profile: str,
+    only: Sequence[str] = (),
+    regex: str = "",
+    measures: Sequence[str] = MEASURES,
 ) -> list[Item]:
-    """The cases of a profile, of the named modules, whose name `regex` finds."""
+    """The cases of a profile, of the named modules, whose name `regex` finds, cut down to what is to be measured."""
     unknown = [name for name in only if name not in modules]
     if unknown:
         raise SelectionError(f"no module {', '.join(unknown)}; there are: {', '.join(modules)}")
@@ -67,7 +71,9 @@ def select(
         twice = [item for item, count in Counter(item.name for item in cases).items() if count > 1]
         if twice:
             raise SelectionError(f"parity/{name}.py lists a case twice: {twice[0]}")
-        items += [item for item in cases if pattern.search(item.name)]
+        for item in cases:
+            item.case.measure = tuple(name for name in item.case.measure if name in measures)
+        items += [item for item in cases if item.case.measure and pattern.search(item.name)]
     if not items:
         raise SelectionError(f"profile {profile} has no case that matches {regex!r}")
     return items
