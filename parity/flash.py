@@ -36,7 +36,9 @@ def cases(profile):
 def error_cases():
     """Tiles are 64 queries by 64 keys and columns come in groups of 16: one row, both sides of each, and primes."""
     shapes = []
-    for seq in [1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 509]:
+    # A few numbers, such as the logsumexp of two queries, would be judged by PyTorch's luck with its roundings.
+    shapes.append(dict(batch=4, heads=16, seq=1, seq_k=1, head_dim=64))
+    for seq in [15, 16, 17, 63, 64, 65, 127, 128, 129, 509]:
         shapes.append(dict(batch=1, heads=2, seq=seq, seq_k=seq, head_dim=64))
     for head_dim in [1, 3, 16, 33, 80, 127, 128, 256]:
         shapes.append(dict(batch=2, heads=1, seq=129, seq_k=129, head_dim=head_dim))

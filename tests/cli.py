@@ -27,7 +27,7 @@ def run(*args, stdout=subprocess.PIPE):
         stderr=subprocess.PIPE,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=100,
+        timeout=300,
     )
 
 
