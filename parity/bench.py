@@ -227,8 +227,8 @@ def report_warmup(page, records):
     page.text(
         "Each row is a process of its own. Without warm-up the first step takes "
         + " and ".join(f"{ratio:.2f} times the median in {impl}" for impl, ratio in cold.items())
-        + f"; after five steps {median(warm):.2f} times. It pays for what happens once: pages of memory touched for the "
-        "first time, the matrix library generating its kernels, threads being started, caches being filled. One such "
+        + f"; after five steps {median(warm):.2f} times. It pays for what happens once: pages of memory touched for "
+        "the first time, the matrix library generating its kernels, threads being started, caches being filled. One such "
         "step among ten moves the mean and the standard deviation, the median hardly; so medians are quoted here."
     )
 
@@ -263,7 +263,7 @@ def report_bf16(page, script, mixed):
             page.text(
                 f"{impl}: f32 takes {geomean(found):.2f} times bf16's time. Weights and activations are bf16 here, "
                 "sums f32. Half the bytes help only where the processor multiplies bf16 itself, or where bytes are "
-                "the limit; without such instructions a product is converted first, and the larger it is the less that shows."
+                "the limit; without such instructions the operands of a product are converted first."
             )
     mine = [row["speedup"] for row in rows if row["impl"] == "c"]
     page.verdict("benchmarking_mixed_precision", f"bf16 speed-up of C {geomean(mine):.2f} on this CPU.")
