@@ -60,7 +60,7 @@ def both_deliverables(**keys):
 def headline_cases():
     """The comparison by which a change is judged, in every profile."""
     for phase in ("forward", "backward"):
-        yield timed_case(10, batch=8, heads=1, seq=2048, head_dim=64, dtype="f32", phase=phase)
+        yield timed_case(5, batch=8, heads=1, seq=2048, head_dim=64, dtype="f32", phase=phase)
 
 
 def grid_cases(profile):
