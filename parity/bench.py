@@ -228,8 +228,8 @@ def report_warmup(page, records):
         "Each row is a process of its own. Without warm-up the first step takes "
         + " and ".join(f"{ratio:.2f} times the median in {impl}" for impl, ratio in cold.items())
         + f"; after five steps {median(warm):.2f} times. It pays for what happens once: pages of memory touched for "
-        "the first time, the matrix library generating its kernels, threads being started, caches being filled. One such "
-        "step among ten moves the mean and the standard deviation, the median hardly; so medians are quoted here."
+        "the first time, the matrix library generating its kernels, threads being started, caches being filled. One "
+        "such step among ten moves the mean and the standard deviation, the median hardly; so medians are quoted here."
     )
 
 
