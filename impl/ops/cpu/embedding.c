@@ -59,20 +59,13 @@ TD_INLINE void sum_tokens(td_dtype dtype, int64_t d_model, const void *dy, int64
     }
 }
 
-/* The rows [begin, end) of the table: most only become 0, and do so together; a few sum their tokens. */
+/* The rows [begin, end) of the table: a few sum their tokens, most become 0. */
 TD_INLINE void sum_rows(td_dtype dtype, int64_t d_model, const void *dy, const int64_t *first,
                         const int64_t *next, bool accumulate, void *dweight, int64_t begin, int64_t end)
 {
-    for (int64_t v = begin; v < end; v++) {
-        int64_t empty = v;
-
-        while (v < end && first[v] < 0)
-            v++;
-        if (!accumulate)
-            memset(td_at(dtype, dweight, empty * d_model), 0, td_bytes(dtype, (v - empty) * d_model));
-        if (v < end)
+    for (int64_t v = begin; v < end; v++)
+        if (first[v] >= 0 || !accumulate)
             sum_tokens(dtype, d_model, dy, first[v], next, accumulate, dweight, v);
-    }
 }
 
 td_status td_cpu_embedding_backward(td_device *dev, const td_embedding_shape *shape, const int64_t *ids,

@@ -4,17 +4,20 @@
 #include <math.h>
 #include <string.h>
 
-/* Where a token's head lies on either side; token counts through batch and seq. */
-static inline int64_t packed_index(const td_heads_shape *shape, int64_t token, int64_t head)
-{
-    return token * shape->pitch + head * shape->head_dim;
-}
+/* Where the first head of a token lies on either side; the next is head_dim further on the packed side, and a matrix
+ * on the split one. token counts through batch and seq. */
+typedef struct place {
+    int64_t packed, split, matrix;
+} place;
 
-static inline int64_t split_index(const td_heads_shape *shape, int64_t token, int64_t head)
+static inline place place_of(const td_heads_shape *shape, int64_t token)
 {
-    int64_t matrix = token / shape->seq * shape->heads + head;
+    int64_t matrix = shape->seq * shape->head_dim;
+    int64_t sequence = token / shape->seq, query = token % shape->seq;
 
-    return (matrix * shape->seq + token % shape->seq) * shape->head_dim;
+    return (place){.packed = token * shape->pitch,
+                   .split = sequence * shape->heads * matrix + query * shape->head_dim,
+                   .matrix = matrix};
 }
 
 static inline bool worth_threads(const td_heads_shape *shape)
@@ -39,27 +42,33 @@ static inline void copy_head(td_dtype dtype, const void *from, int64_t from_inde
 
 td_status td_cpu_heads_split(td_device *dev, const td_heads_shape *shape, const void *packed, void *split)
 {
-    int64_t tokens = shape->batch * shape->seq;
+    int64_t tokens = shape->batch * shape->seq, heads = shape->heads, head_dim = shape->head_dim;
+    td_dtype dtype = shape->dtype;
 
     (void)dev;
 #pragma omp parallel for schedule(static) if (worth_threads(shape))
-    for (int64_t token = 0; token < tokens; token++)
-        for (int64_t head = 0; head < shape->heads; head++)
-            copy_head(shape->dtype, packed, packed_index(shape, token, head), split,
-                      split_index(shape, token, head), shape->head_dim);
+    for (int64_t token = 0; token < tokens; token++) {
+        place at = place_of(shape, token);
+
+        for (int64_t head = 0; head < heads; head++, at.packed += head_dim, at.split += at.matrix)
+            copy_head(dtype, packed, at.packed, split, at.split, head_dim);
+    }
     return TD_OK;
 }
 
 td_status td_cpu_heads_merge(td_device *dev, const td_heads_shape *shape, const void *split, void *packed)
 {
-    int64_t tokens = shape->batch * shape->seq;
+    int64_t tokens = shape->batch * shape->seq, heads = shape->heads, head_dim = shape->head_dim;
+    td_dtype dtype = shape->dtype;
 
     (void)dev;
 #pragma omp parallel for schedule(static) if (worth_threads(shape))
-    for (int64_t token = 0; token < tokens; token++)
-        for (int64_t head = 0; head < shape->heads; head++)
-            copy_head(shape->dtype, split, split_index(shape, token, head), packed,
-                      packed_index(shape, token, head), shape->head_dim);
+    for (int64_t token = 0; token < tokens; token++) {
+        place at = place_of(shape, token);
+
+        for (int64_t head = 0; head < heads; head++, at.packed += head_dim, at.split += at.matrix)
+            copy_head(dtype, split, at.split, packed, at.packed, head_dim);
+    }
     return TD_OK;
 }
 
@@ -99,16 +108,18 @@ TD_INLINE void rotate(td_dtype dtype, int64_t half, const float *cosine, const f
 td_status td_cpu_rope_forward(td_device *dev, const td_heads_shape *shape, const void *packed,
                               const float *cosine, const float *sine, void *split)
 {
-    int64_t tokens = shape->batch * shape->seq, half = shape->head_dim / 2;
+    int64_t tokens = shape->batch * shape->seq, heads = shape->heads, head_dim = shape->head_dim;
+    int64_t half = head_dim / 2;
 
     (void)dev;
 #pragma omp parallel for schedule(static) if (worth_threads(shape))
     for (int64_t token = 0; token < tokens; token++) {
         int64_t angles = token % shape->seq * half;
+        place at = place_of(shape, token);
 
-        for (int64_t head = 0; head < shape->heads; head++)
-            TD_BY_DTYPE(shape->dtype, rotate, half, cosine + angles, sine + angles, 1.0f, packed,
-                        packed_index(shape, token, head), split, split_index(shape, token, head));
+        for (int64_t head = 0; head < heads; head++, at.packed += head_dim, at.split += at.matrix)
+            TD_BY_DTYPE(shape->dtype, rotate, half, cosine + angles, sine + angles, 1.0f, packed, at.packed,
+                        split, at.split);
     }
     return TD_OK;
 }
@@ -116,16 +127,18 @@ td_status td_cpu_rope_forward(td_device *dev, const td_heads_shape *shape, const
 td_status td_cpu_rope_backward(td_device *dev, const td_heads_shape *shape, const void *dsplit,
                                const float *cosine, const float *sine, void *dpacked)
 {
-    int64_t tokens = shape->batch * shape->seq, half = shape->head_dim / 2;
+    int64_t tokens = shape->batch * shape->seq, heads = shape->heads, head_dim = shape->head_dim;
+    int64_t half = head_dim / 2;
 
     (void)dev;
 #pragma omp parallel for schedule(static) if (worth_threads(shape))
     for (int64_t token = 0; token < tokens; token++) {
         int64_t angles = token % shape->seq * half;
+        place at = place_of(shape, token);
 
-        for (int64_t head = 0; head < shape->heads; head++)
-            TD_BY_DTYPE(shape->dtype, rotate, half, cosine + angles, sine + angles, -1.0f, dsplit,
-                        split_index(shape, token, head), dpacked, packed_index(shape, token, head));
+        for (int64_t head = 0; head < heads; head++, at.packed += head_dim, at.split += at.matrix)
+            TD_BY_DTYPE(shape->dtype, rotate, half, cosine + angles, sine + angles, -1.0f, dsplit, at.split,
+                        dpacked, at.packed);
     }
     return TD_OK;
 }

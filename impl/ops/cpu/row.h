@@ -132,7 +132,8 @@ TD_INLINE void td_row_scale(td_dtype dtype, const void *data, td_row row, float 
 /** Zeros in the part of the row that does not take part. */
 static inline void td_row_clear(td_dtype dtype, td_row row, void *y)
 {
-    memset(td_at(dtype, y, row.first + row.seen), 0, td_bytes(dtype, row.cols - row.seen));
+    if (row.seen < row.cols)
+        memset(td_at(dtype, y, row.first + row.seen), 0, td_bytes(dtype, row.cols - row.seen));
 }
 
 #endif
