@@ -1,6 +1,7 @@
 #include "attention_kit.h"
 
 #include "flash/flash.h"
+#include "flash/tile.h"
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
@@ -71,6 +72,29 @@ static void lse_is_exact_where_it_can_be(void **state)
     td_attend_close(run);
 }
 
+/* A score that overflows to -infinity weighs nothing, also when a whole tile of them comes first, and the running
+ * maximum is still -infinity after it. In float64 they are -1e40, which weighs as little. */
+static void a_tile_of_hopeless_keys_weighs_nothing(void **state)
+{
+    const int64_t seq_k = 150, d = 16;
+    const td_attention_shape shape = {
+        .batch = 1, .heads = 1, .seq = 20, .seq_k = seq_k, .head_dim = d, .dtype = TD_F32, .scale = 1};
+    td_attend_run *run = td_attend_open(&td_attention_flash, "hopeless", &shape);
+
+    (void)state;
+    for (int64_t row = 0; row < 20; row++)
+        *(float *)td_attend_row(run, run->q, row) = 1e20f;
+    for (int64_t row = 0; row < seq_k; row++)
+        *(float *)td_attend_row(run, run->k, row) = row < 100 ? -1e20f : 0;
+    td_attend_truth truth = td_attend_truth_of(run);
+    td_attend_go(run, false);
+    td_assert_close("o", TD_F32, run->o, truth.o, run->queries, 2e-6);
+    td_assert_close("lse", TD_F32, run->saved, truth.lse, run->rows, 2e-6);
+    td_assert_close("dv", TD_F32, run->dv, truth.dv, run->keys, 2e-6);
+    td_attend_truth_free(&truth);
+    td_attend_close(run);
+}
+
 /* Without a score matrix: forward's scratch does not grow with the sequence at all, backward's by the sums of dK and
  * dV of the heads in progress, and a counter a tile. */
 static void memory_is_linear(void **state)
@@ -135,7 +159,7 @@ static void one_head_shared_by_threads_repeats(void **state)
 
         td_assert_ok(td_cpu_set_threads(1));
         td_attend_go(alone, false);
-        for (int round = 0; round < 10; round++) {
+        for (int round = 0; round < 6; round++) {
             td_assert_ok(td_cpu_set_threads(2 + round % 3));
             td_attend_go(shared, false);
             td_attend_assert_identical(alone, shared);
@@ -241,6 +265,73 @@ static void refuses_a_null_lse_by_its_name(void **state)
     assert_string_equal(td_attention_flash.name, "flash");
 }
 
+static void refuses_work_out_of_line(void **state)
+{
+    const td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 5, .head_dim = 4, .dtype = TD_F32};
+    td_attend_run *r = td_attend_open(&td_attention_flash, "alignment", &shape);
+    char *const work = (char *)r->backward_work + 64;
+
+    (void)state;
+    td_assert_refused(td_flash_forward(r->dev, &shape, r->q, r->k, r->v, r->o, r->saved, work),
+                      TD_BAD_ARGUMENT, "needs a multiple of 256");
+    td_assert_refused(td_flash_backward(r->dev, &shape, r->q, r->k, r->v, r->o, r->dout, r->saved, r->dq,
+                                        r->dk, r->dv, work),
+                      TD_BAD_ARGUMENT, "needs a multiple of 256");
+    td_attend_close(r);
+}
+
+/* Tensors need the alignment of their elements and no more. */
+static void takes_tensors_at_any_address(void **state)
+{
+    const td_attention_shape shape = {
+        .batch = 1, .heads = 1, .seq = 70, .head_dim = 16, .dtype = TD_F32, .causal = true};
+    td_attend_run *run = td_attend_open(&td_attention_flash, "addresses", &shape);
+    float *tensors[8]; /* q, k, v, dout, o, dq, dk, dv, each one float off */
+    void *const from[] = {run->q, run->k, run->v, run->dout};
+    float *lse = td_fence_alloc((size_t)(run->rows + 1) * sizeof(float));
+
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        tensors[i] = td_fence_alloc((size_t)(run->queries + 1) * sizeof(float));
+        if (i < 4)
+            memcpy(tensors[i] + 1, from[i], (size_t)run->queries * sizeof(float));
+    }
+    td_attend_go(run, false);
+    td_assert_ok(td_flash_forward(run->dev, &shape, tensors[0] + 1, tensors[1] + 1, tensors[2] + 1,
+                                  tensors[4] + 1, lse + 1, run->forward_work));
+    td_assert_ok(td_flash_backward(run->dev, &shape, tensors[0] + 1, tensors[1] + 1, tensors[2] + 1,
+                                   tensors[4] + 1, tensors[3] + 1, lse + 1, tensors[5] + 1, tensors[6] + 1,
+                                   tensors[7] + 1, run->backward_work));
+    td_assert_identical("lse", TD_F32, lse + 1, run->saved, run->rows);
+    td_assert_identical("o", TD_F32, tensors[4] + 1, run->o, run->queries);
+    td_assert_identical("dq", TD_F32, tensors[5] + 1, run->dq, run->queries);
+    td_assert_identical("dk", TD_F32, tensors[6] + 1, run->dk, run->keys);
+    td_assert_identical("dv", TD_F32, tensors[7] + 1, run->dv, run->keys);
+    for (int i = 0; i < 8; i++)
+        td_fence_free(tensors[i]);
+    td_fence_free(lse);
+    td_attend_close(run);
+}
+
+static void exp2_is_within_an_ulp(void **state)
+{
+    (void)state;
+    assert_true(td_exp2(0) == 1);
+    assert_true(td_exp2(-INFINITY) == 0 && td_exp2(-1e30f) == 0 && td_exp2(-127) == 0);
+    assert_true(isnan(td_exp2(NAN)));
+    for (int n = -126; n < 128; n++)
+        assert_true(td_exp2((float)n) == ldexp(1, n));
+    for (int i = 0; i < 1000000; i++) {
+        const float x = (float)(-126 + 253e-6 * i);
+        const double truth = exp2((double)x);
+        int exponent;
+
+        (void)frexp(truth, &exponent);
+        if (!(fabs((double)td_exp2(x) - truth) <= 0.81 * ldexp(1, exponent - 24)))
+            fail_msg("exp2(%.9g) is %.9g, truth %.9g", (double)x, (double)td_exp2(x), truth);
+    }
+}
+
 int main(void)
 {
     /* f32: P is rebuilt from an L of f32, whose rounding alone is some 2e-7. bf16: one rounding of the output; of o,
@@ -249,6 +340,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lse_is_the_log_of_the_row_sums),
         cmocka_unit_test(lse_is_exact_where_it_can_be),
+        cmocka_unit_test(a_tile_of_hopeless_keys_weighs_nothing),
         cmocka_unit_test(memory_is_linear),
         cmocka_unit_test(sizes_hold_for_any_number_of_threads),
         cmocka_unit_test(one_head_shared_by_threads_repeats),
@@ -256,6 +348,9 @@ int main(void)
         cmocka_unit_test(keys_that_no_query_sees_have_no_gradient),
         cmocka_unit_test(refuses_what_it_has_no_kernel_for),
         cmocka_unit_test(refuses_a_null_lse_by_its_name),
+        cmocka_unit_test(refuses_work_out_of_line),
+        cmocka_unit_test(takes_tensors_at_any_address),
+        cmocka_unit_test(exp2_is_within_an_ulp),
     };
 
     return td_attend_common_tests(&flash) + cmocka_run_group_tests_name("flash", tests, open_cpu, close_cpu);

@@ -67,6 +67,21 @@ static int64_t lay_out(const td_attention_shape *shape, float *scratch, tile *t)
     return 5 * column + 2 * scores + 2 * rows;
 }
 
+/** What the scores of a row are taken relative to, in base 2, and the factor that P lacks for it.
+ *
+ * exp(S - L) would be P itself. But L is some log(keys) above the scores that matter, and the larger an exponent, the
+ * more of it is rounded away: so it is L - log2(keys), about, and dQ, dK and dV get the factor, each once a row. The
+ * factor also makes up for the rounding of that difference. */
+static float shift_of(float lse, int64_t keys, float *shift)
+{
+    const double base2 = (double)lse * TD_LOG2E;
+    const int doublings = 63 - __builtin_clzll((unsigned long long)keys);
+
+    *shift = (float)(base2 - doublings);
+    const double rounding = (double)*shift - (base2 - doublings);
+    return td_exp2((float)rounding) * td_exp2((float)-doublings);
+}
+
 /** Loads the queries of a tile: algorithm 2 of the paper, lines 5 to 8, with its D. */
 static void load_queries(const backward *b, tile *t, int64_t head, int64_t query_tile)
 {
@@ -83,33 +98,29 @@ static void load_queries(const backward *b, tile *t, int64_t head, int64_t query
     const char *const o = (const char *)b->o + (size_t)row * row_bytes;
     const char *const dout = (const char *)b->dout + (size_t)row * row_bytes;
 
-    td_tile_load_columns(s->dtype, t->queries, head_dim, q, s->scale * TD_LOG2E, t->p, t->q);
-    td_tile_load_columns(s->dtype, t->queries, head_dim, dout, 1.0, t->p, t->dout);
-    td_tile_load_columns(s->dtype, t->queries, head_dim, o, 1.0, t->p, t->dq);
-    memset(t->delta, 0, sizeof t->delta);
-    /* Summed as td_tile_multiply sums dP, so that a query with one key has dP - D = 0. */
-    for (int64_t i = 0; i < head_dim; i++)
-#pragma omp simd
-        for (int64_t c = 0; c < td_whole_groups(t->queries); c++)
-            t->delta[c] += t->dout[i * TD_TILE_QUERIES + c] * t->dq[i * TD_TILE_QUERIES + c];
-    memset(t->dq, 0, (size_t)(depth * TD_TILE_QUERIES) * sizeof(float));
+    td_tile_load_columns(s->dtype, t->queries, head_dim, q, s->scale * TD_LOG2E, t->q_rows, t->q);
+    td_tile_load_columns(s->dtype, t->queries, head_dim, dout, 1.0, t->dout_rows, t->dout);
+    td_tile_load(s->dtype, t->queries, head_dim, o, t->dq, depth);
     for (int64_t c = 0; c < t->queries; c++) {
-        /* A row of P is computed relative to a shift of our choice near its largest scores, L - log(keys), where
-         * exponents are small and round little; dQ, dK and dV give the factor back, each once a row. */
-        const double lse = (double)b->lse[row + c] * TD_LOG2E;
+        float *const q_row = t->q_rows + c * depth, *const dout_row = t->dout_rows + c * depth;
+        const float *const o_row = t->dq + c * depth;
         const int64_t keys = s->causal ? td_least(s->seq_k, t->first + c + 1) : s->seq_k;
-        const float shift = isfinite(lse) ? (float)(lse - log2((double)keys)) : NAN;
-        const float factor = t->alone ? 1.0f : (float)exp2((double)shift - lse);
+        const float factor = shift_of(b->lse[row + c], keys, &t->shift[c]);
+        const float v_factor = t->alone ? 1.0f : factor, k_factor = s->scale * v_factor;
+        float delta = 0.0f;
 
-        td_tile_load(s->dtype, 1, head_dim, dout + (size_t)c * row_bytes, factor, t->dout_rows + c * depth,
-                     depth);
-        td_tile_load(s->dtype, 1, head_dim, q + (size_t)c * row_bytes, s->scale * factor,
-                     t->q_rows + c * depth, depth);
-        t->shift[c] = shift; /* NaN after an infinite score, as in forward */
-        t->factor[c] = s->scale * factor;
+#pragma omp simd reduction(+ : delta)
+        for (int64_t i = 0; i < depth; i++) {
+            delta += dout_row[i] * o_row[i];
+            dout_row[i] *= v_factor;
+            q_row[i] *= k_factor;
+        }
+        t->delta[c] = delta;
+        t->factor[c] = k_factor;
     }
+    memset(t->dq, 0, (size_t)(depth * TD_TILE_QUERIES) * sizeof(float));
     for (int64_t c = t->queries; c < TD_TILE_QUERIES; c++)
-        t->shift[c] = INFINITY; /* no query: P = 0 */
+        t->shift[c] = 0.0f; /* no query: whatever P becomes, nobody adds it up */
     for (int c = 0; c < TD_TILE_QUERIES; c++)
         t->one[c] = 1.0f;
 }
@@ -165,7 +176,7 @@ static void gradients_alone(tile *t, int64_t first, int64_t keys)
         }
     }
     for (int c = 0; c < TD_GROUP; c++) {
-        sum[c] = first + c < t->queries ? 1.0f / sum[c] : 0.0f;
+        sum[c] = 1.0f / sum[c];
         delta[c] *= sum[c];
     }
     for (int64_t r = 0; r < keys; r++) {
@@ -178,9 +189,18 @@ static void gradients_alone(tile *t, int64_t first, int64_t keys)
     }
 }
 
-/** One tile of keys: lines 11 to 16. dk and dv point to its rows of the sums; `new_sums`: nothing is in them yet. */
+/** Waits until `count` tiles of queries have added to a tile of keys. */
+static void wait_for(const atomic_int *visits, int count)
+{
+    for (int spins = 0; atomic_load_explicit(visits, memory_order_acquire) != count; spins++)
+        if (spins >= 1000)
+            sched_yield(); /* the thread it waits for may want this processor */
+}
+
+/** One tile of keys: lines 11 to 16. dk and dv point to its rows of the sums, in which `before` tiles of queries are
+ * to be when it is this one's turn. */
 static void differentiate(const backward *b, tile *t, const td_tile_view *view, const float *k,
-                          const float *v, float *dk, float *dv, bool new_sums)
+                          const float *v, float *dk, float *dv, const atomic_int *visits, int before)
 {
     const int64_t head_dim = b->shape->head_dim, depth = b->depth;
     td_tile_block block;
@@ -214,10 +234,11 @@ static void differentiate(const backward *b, tile *t, const td_tile_view *view, 
         for (int64_t g = 0; g < view->groups; g++)
             (t->alone ? gradients_alone : gradients_group)(t, g * TD_GROUP, td_tile_keys_of(view, g));
 
+    wait_for(visits, before);
     for (int64_t row = 0; row < view->keys; row += block.rows) {
         block = td_tile_block_at(view, row);
         const int64_t skip = block.group * TD_GROUP, corner = row * TD_TILE_QUERIES + skip;
-        td_tile_product sums = {.op = new_sums ? TD_TILE_STORE : TD_TILE_ADD,
+        td_tile_product sums = {.op = before == 0 ? TD_TILE_STORE : TD_TILE_ADD,
                                 .rows = block.rows,
                                 .groups = depth / TD_GROUP,
                                 .depth = t->queries - skip,
@@ -247,14 +268,6 @@ static void differentiate(const backward *b, tile *t, const td_tile_view *view, 
     }
 }
 
-/** Waits until `count` tiles of queries have added to a tile of keys. */
-static void wait_for(const atomic_int *visits, int count)
-{
-    for (int spins = 0; atomic_load_explicit(visits, memory_order_acquire) != count; spins++)
-        if (spins >= 1000)
-            sched_yield(); /* the thread it waits for may want this processor */
-}
-
 /** One tile of queries against all keys. Sums of dK and dV are [seq_k, depth]. */
 static void differentiate_tile(const backward *b, tile *t, int64_t head, int64_t query_tile, float *dk_sums,
                                float *dv_sums)
@@ -272,13 +285,12 @@ static void differentiate_tile(const backward *b, tile *t, int64_t head, int64_t
         atomic_int *const visits = b->visits + head * b->key_tiles + key / TD_TILE_KEYS;
 
         if (s->dtype != TD_F32) {
-            td_tile_load(s->dtype, view.keys, head_dim, k, 1.0f, t->k, head_dim);
-            td_tile_load(s->dtype, view.keys, head_dim, v, 1.0f, t->v, head_dim);
+            td_tile_load(s->dtype, view.keys, head_dim, k, t->k, head_dim);
+            td_tile_load(s->dtype, view.keys, head_dim, v, t->v, head_dim);
             k = t->k;
             v = t->v;
         }
-        wait_for(visits, before);
-        differentiate(b, t, &view, k, v, dk_sums + key * depth, dv_sums + key * depth, before == 0);
+        differentiate(b, t, &view, k, v, dk_sums + key * depth, dv_sums + key * depth, visits, before);
 
         const bool last = s->causal ? t->first <= key : query_tile == 0;
         if (last && b->sums) {

@@ -22,8 +22,8 @@ typedef struct tile {
     float *q;      /* [depth, TD_TILE_QUERIES]          scale log2(e) Q^T: scores are in base 2 */
     float *o;      /* [depth, TD_TILE_QUERIES]          O^T, not yet divided by the sums */
     float *scores; /* [TD_TILE_KEYS, TD_TILE_QUERIES]   S^T, then P^T */
-    float *k,
-        *v; /* [TD_TILE_KEYS, head_dim]          keys and values as f32; unused if they are f32 already */
+    float *k;      /* [TD_TILE_KEYS, head_dim]          keys as f32; unused if they are f32 already */
+    float *v;      /* [TD_TILE_KEYS, head_dim]          values, likewise */
     alignas(64) float max[TD_TILE_QUERIES]; /* running maximum m of the scores */
     float sum[TD_TILE_QUERIES];             /* running sum l of 2^(S - m) */
     float one[TD_TILE_QUERIES];
@@ -156,7 +156,7 @@ static void attend_tile(const forward *f, tile *t, int64_t head, int64_t query_t
     const int64_t visible = s->causal ? td_least(s->seq_k, first + queries) : s->seq_k;
 
     td_tile_load_columns(s->dtype, queries, head_dim, (const char *)f->q + (size_t)(row * head_dim) * element,
-                         s->scale * TD_LOG2E, t->scores, t->q);
+                         s->scale * TD_LOG2E, t->o, t->q);
     memset(t->o, 0, (size_t)(f->depth * TD_TILE_QUERIES) * sizeof(float));
     for (int c = 0; c < TD_TILE_QUERIES; c++) {
         t->max[c] = -INFINITY;
@@ -170,8 +170,8 @@ static void attend_tile(const forward *f, tile *t, int64_t head, int64_t query_t
         const void *v_tile = v + (size_t)(key * head_dim) * element;
 
         if (s->dtype != TD_F32) {
-            td_tile_load(s->dtype, view.keys, head_dim, k_tile, 1.0f, t->k, head_dim);
-            td_tile_load(s->dtype, view.keys, head_dim, v_tile, 1.0f, t->v, head_dim);
+            td_tile_load(s->dtype, view.keys, head_dim, k_tile, t->k, head_dim);
+            td_tile_load(s->dtype, view.keys, head_dim, v_tile, t->v, head_dim);
             k_tile = t->k;
             v_tile = t->v;
         }

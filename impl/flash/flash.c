@@ -27,6 +27,12 @@ cleanup:
     return status;
 }
 
+/* The vectors of the kernels want 64; 256 is what attention.h promises of any implementation. */
+static bool is_aligned(const void *work)
+{
+    return (uintptr_t)work % 256 == 0;
+}
+
 td_status td_flash_sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out)
 {
     td_status status = TD_OK;
@@ -56,6 +62,7 @@ td_status td_flash_forward(td_device *dev, const td_attention_shape *shape, cons
     TD_CHECK(o, "o is NULL");
     TD_CHECK(lse, "lse is NULL");
     TD_CHECK(work, "work is NULL");
+    TD_CHECK(is_aligned(work), "work is %p, needs a multiple of 256", work);
     td_flash_cpu_forward(&s, q, k, v, o, lse, work);
 cleanup:
     return status;
@@ -79,6 +86,7 @@ td_status td_flash_backward(td_device *dev, const td_attention_shape *shape, con
     TD_CHECK(dk, "dk is NULL");
     TD_CHECK(dv, "dv is NULL");
     TD_CHECK(work, "work is NULL");
+    TD_CHECK(is_aligned(work), "work is %p, needs a multiple of 256", work);
     TD_TRY(td_flash_cpu_backward(&s, q, k, v, o, dout, lse, dq, dk, dv, work));
 cleanup:
     return status;

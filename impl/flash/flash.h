@@ -2,7 +2,10 @@
  *
  * Forward walks the keys in tiles with an online softmax and keeps, beside O, only L = m + log(l) per query;
  * backward rebuilds P = exp(S - L) tile by tile with D = rowsum(dO * O). Memory beyond inputs and outputs is
- * O(seq) and the tiles of each thread. Shapes, masking and the rules for bad arguments are attention.h's. */
+ * O(seq) and the tiles of each thread. Shapes, masking and the rules for bad arguments are attention.h's.
+ *
+ * Tiles of keys that a causal mask hides from every query are left out under both conventions of masking, which is
+ * exact as exp(-1e6) is 0. */
 #ifndef TD_FLASH_FLASH_H
 #define TD_FLASH_FLASH_H
 
@@ -10,18 +13,20 @@
 
 TD_BEGIN_DECLS
 
+/** A size holds for any number of threads, also one set later. */
 TD_API td_status td_flash_sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out);
 
 /** Forward.
  *
  *   lse  [batch, heads, seq]  out  f32  natural log of the row sums, of the scaled and masked scores
  *
- * TD_UNSUPPORTED: head_dim above 256; on the CPU a dtype other than f32 and bf16. */
+ * TD_UNSUPPORTED: head_dim above 256; on the CPU a dtype other than f32 and bf16. TD_BAD_ARGUMENT also for work that
+ * is not 256-byte aligned. */
 TD_API td_status td_flash_forward(td_device *dev, const td_attention_shape *shape, const void *q,
                                   const void *k, const void *v, void *o, float *lse, void *work);
 
-/** Backward. Free of races: each of dq, dk, dv is written by one thread an element, in a fixed order, so the
- * result does not depend on the number of threads, bit for bit. */
+/** Backward. Free of races: every element of dq, dk and dv is a sum in a fixed order, whichever threads add to it, so
+ * the result does not depend on the number of threads, bit for bit. */
 TD_API td_status td_flash_backward(td_device *dev, const td_attention_shape *shape, const void *q,
                                    const void *k, const void *v, const void *o, const void *dout,
                                    const float *lse, void *dq, void *dk, void *dv, void *work);

@@ -163,9 +163,13 @@ void td_tile_mask_diagonal(td_mask mask, int64_t keys, float *scores)
     }
 }
 
-void td_tile_load(td_dtype dtype, int64_t rows, int64_t cols, const void *src, float scale, float *dst,
-                  int64_t ld)
+void td_tile_load(td_dtype dtype, int64_t rows, int64_t cols, const void *src, float *dst, int64_t ld)
 {
+    if (ld == cols) { /* one long row */
+        cols *= rows;
+        ld = cols;
+        rows = 1;
+    }
     for (int64_t r = 0; r < rows; r++) {
         float *const out = dst + r * ld;
 
@@ -173,31 +177,40 @@ void td_tile_load(td_dtype dtype, int64_t rows, int64_t cols, const void *src, f
             const td_bf16 *const in = (const td_bf16 *)src + r * cols;
 #pragma omp simd
             for (int64_t c = 0; c < cols; c++)
-                out[c] = scale * td_bf16_to_f32(in[c]);
+                out[c] = td_bf16_to_f32(in[c]);
         } else {
-            const float *const in = (const float *)src + r * cols;
-#pragma omp simd
-            for (int64_t c = 0; c < cols; c++)
-                out[c] = scale * in[c];
+            memcpy(out, (const float *)src + r * cols, (size_t)cols * sizeof(float));
         }
-        memset(out + cols, 0, (size_t)(ld - cols) * sizeof(float));
+        for (int64_t c = cols; c < ld; c++)
+            out[c] = 0.0f;
     }
 }
 
-void td_tile_store(td_dtype dtype, int64_t rows, int64_t cols, const float *src, int64_t ld, void *dst)
+/** dst[r, c] = factor[r] * src[r, c], rounded once; factor NULL: 1. */
+static void store(td_dtype dtype, int64_t rows, int64_t cols, const float *src, int64_t ld,
+                  const float *factor, void *dst)
 {
     for (int64_t r = 0; r < rows; r++) {
         const float *const in = src + r * ld;
+        const float by = factor ? factor[r] : 1.0f;
 
         if (dtype == TD_BF16) {
             td_bf16 *const out = (td_bf16 *)dst + r * cols;
 #pragma omp simd
             for (int64_t c = 0; c < cols; c++)
-                out[c] = td_bf16_from_f32(in[c]);
+                out[c] = td_bf16_from_f32(by * in[c]);
         } else {
-            memcpy((float *)dst + r * cols, in, (size_t)cols * sizeof(float));
+            float *const out = (float *)dst + r * cols;
+#pragma omp simd
+            for (int64_t c = 0; c < cols; c++)
+                out[c] = by * in[c];
         }
     }
+}
+
+void td_tile_store(td_dtype dtype, int64_t rows, int64_t cols, const float *src, int64_t ld, void *dst)
+{
+    store(dtype, rows, cols, src, ld, NULL, dst);
 }
 
 /** Interleaves the first halves, and the second halves, of a and b. */
@@ -243,22 +256,22 @@ static void transpose(int64_t rows, int64_t cols, const float *src, int64_t lds,
 }
 
 void td_tile_load_columns(td_dtype dtype, int64_t rows, int64_t cols, const void *src, double scale,
-                          float *scratch, float *dst)
+                          float *copy, float *dst)
 {
-    const int64_t ld = td_whole_groups(cols);
-    const size_t step = (size_t)cols * td_dtype_size(dtype);
+    const int64_t ld = td_whole_groups(cols), all_rows = td_whole_groups(rows);
+    const float high = (float)scale, low = (float)(scale - (double)high);
 
-    for (int64_t r = 0; r < rows; r += TD_GROUP) {
-        const int64_t here = td_least(rows - r, TD_GROUP);
-
-        td_tile_load(dtype, here, cols, (const char *)src + (size_t)r * step, 1.0f, scratch, ld);
-        if (scale != 1.0)
+    td_tile_load(dtype, rows, cols, src, copy, ld);
+    memset(copy + rows * ld, 0, (size_t)((all_rows - rows) * ld) * sizeof(float));
+    transpose(all_rows, ld, copy, ld, dst, TD_TILE_QUERIES);
+    if (scale == 1.0)
+        return;
+    for (int64_t r = 0; r < ld; r++)
 #pragma omp simd
-            for (int64_t i = 0; i < here * ld; i++)
-                scratch[i] = (float)(scale * (double)scratch[i]);
-        memset(scratch + here * ld, 0, (size_t)((TD_GROUP - here) * ld) * sizeof(float));
-        transpose(TD_GROUP, ld, scratch, ld, dst + r, TD_TILE_QUERIES);
-    }
+        for (int64_t c = 0; c < all_rows; c++) {
+            float *const x = dst + r * TD_TILE_QUERIES + c;
+            *x = *x * high + *x * low;
+        }
 }
 
 void td_tile_store_columns(td_dtype dtype, int64_t rows, int64_t cols, const float *src, const float *factor,
@@ -271,10 +284,6 @@ void td_tile_store_columns(td_dtype dtype, int64_t rows, int64_t cols, const flo
         const int64_t here = td_least(rows - r, TD_GROUP);
 
         transpose(ld, TD_GROUP, src + r, TD_TILE_QUERIES, scratch, ld);
-        for (int64_t i = 0; i < here; i++)
-#pragma omp simd
-            for (int64_t c = 0; c < ld; c++)
-                scratch[i * ld + c] *= factor[r + i];
-        td_tile_store(dtype, here, cols, scratch, ld, (char *)dst + (size_t)r * step);
+        store(dtype, here, cols, scratch, ld, factor + r, (char *)dst + (size_t)r * step);
     }
 }
