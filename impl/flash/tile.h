@@ -137,7 +137,7 @@ void td_tile_store(td_dtype dtype, int64_t rows, int64_t cols, const float *src,
  * base 2, so TD_MASK_ADD_1E6 adds -1e6 log2(e). */
 void td_tile_mask_diagonal(td_mask mask, int64_t keys, float *scores);
 
-/** 2^x for x up to 127, within 0.8 ulp (measured over every float of that range); 0 below 2^-126, NaN for NaN.
+/** 2^x for x up to 127, within 0.8 ulp if products are fused (measured over every float); 0 below 2^-126, NaN for NaN.
  *
  * Scores are kept in base 2, log2(e) being folded into their scale, because 2^x has nothing to reduce: with n the
  * nearest integer, 2^(x - n) is a polynomial of degree 6 (fitted by us to the least largest relative error, 3.0e-9
