@@ -31,15 +31,16 @@ TD_INLINE void forward_row(td_dtype dtype, const void *x, void *y, td_row row)
     td_row_clear(dtype, row, y);
 }
 
-/* Whole vectors may run over the end of what is seen: what they leave there is cleared. */
+/* Whole vectors may run over the end of what is seen: what they leave there is cleared. The scale comes last: folded
+ * into dot it would round dy and dot apart, and a row that sees one column would not have the gradient 0. */
 TD_INLINE void backward_row(td_dtype dtype, float scale, const void *y, const void *dy, void *dx, td_row row)
 {
     int64_t reach = td_row_pad(row.seen) < row.cols ? td_row_pad(row.seen) : row.cols;
-    float scaled_dot = (float)((double)scale * td_dot(dtype, y, dy, NULL, row.first, row.seen));
+    float dot = (float)td_dot(dtype, y, dy, NULL, row.first, row.seen);
 
 #pragma omp simd
     for (int64_t i = row.first; i < row.first + reach; i++)
-        td_store(dtype, dx, i, td_load(dtype, y, i) * (scale * td_load(dtype, dy, i) - scaled_dot));
+        td_store(dtype, dx, i, scale * (td_load(dtype, y, i) * (td_load(dtype, dy, i) - dot)));
     td_row_clear(dtype, row, dx);
 }
 
