@@ -31,7 +31,7 @@ function(td_install)
   # Before 1.0 a new minor version may change the interface.
   write_basic_package_version_file("${PROJECT_BINARY_DIR}/tandemConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
   install(FILES "${PROJECT_BINARY_DIR}/tandemConfig.cmake" "${PROJECT_BINARY_DIR}/tandemConfigVersion.cmake"
-          DESTINATION "${package}")
+          "${PROJECT_SOURCE_DIR}/cmake/Finddnnl.cmake" DESTINATION "${package}")
 
   # The prefix is found from where tandem.pc lies, so that an installed tree can be moved.
   set(pc_folder "${CMAKE_INSTALL_LIBDIR}/pkgconfig")

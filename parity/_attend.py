@@ -100,7 +100,7 @@ class Tandem:
     def done(self, outputs):
         if self.fleeting:
             for block in self.blocks.values():
-                self.c.td_device_free(self.c.device, block)
+                self.c.free(block)
             self.blocks.clear()
         return outputs
 

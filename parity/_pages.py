@@ -58,3 +58,8 @@ def error_sentence(records, base: str = "torch_eager") -> str:
 
 def mib(nbytes: float | None) -> float | None:
     return None if nbytes is None else nbytes / MIB
+
+
+def units_of(frame: pd.DataFrame, names, unit: str) -> dict[str, str]:
+    """The unit for those of the columns that the frame has: a side that measured nothing has none."""
+    return {name: unit for name in names if name in frame}

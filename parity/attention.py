@@ -3,7 +3,7 @@
 import pandas as pd
 
 from parity import _attend
-from parity._pages import error_sentence, errors_by, mib, valued
+from parity._pages import error_sentence, errors_by, mib, units_of, valued
 from parity.core import Case, grid
 from ref import accounting
 from ref import attention as ref
@@ -128,7 +128,8 @@ def report(page, records):
     page.question(
         "How long do forward and backward take, and how much memory is in use before the backward pass?"
     )
-    page.table(grid_table(timed), units=dict.fromkeys(TIMES, "ms"))
+    grid_of_times = grid_table(timed)
+    page.table(grid_of_times, units=units_of(grid_of_times, TIMES, "ms"))
     page.text(
         f"Batch {BATCH}, one head, no mask, f32. Memory before backward is what forward leaves behind: q, k, v, o and "
         "the score-sized matrices, for PyTorch counted by hooks on the tensors that autograd saves, for C the size of "
@@ -198,7 +199,8 @@ def report_memory(page, timed):
                      "matrix": values.get("matrix_mib")})  # fmt: skip
     for row in rows:
         row["peak / matrix"] = row["peak"] / row["matrix"] if row["peak"] and row["matrix"] else None
-    page.table(pd.DataFrame(rows), units={"peak": "MiB", "predicted": "MiB", "matrix": "MiB"})
+    frame = pd.DataFrame(rows)
+    page.table(frame, units=units_of(frame, ("peak", "predicted", "matrix"), "MiB"))
     measured = [row for row in rows if row["peak"] and row["predicted"]]
     if measured:
         largest = max(measured, key=lambda row: row["predicted"])
@@ -235,8 +237,9 @@ def report_memory(page, timed):
     )
     kept = {row["seq"]: row for row in valued(timed, head_dim=64, **{"pass": "forward"})}
     theirs = {row["seq"]: row for row in valued(timed, "torch_eager", head_dim=64, **{"pass": "forward"})}
-    if len(kept) >= 2:
-        first, last = min(kept), max(kept)
+    both = sorted(set(kept) & set(theirs))
+    if len(both) >= 2:
+        first, last = both[0], both[-1]
         growth = theirs[last]["saved_mib"] / theirs[first]["saved_mib"]
         off = max(
             abs(row["saved_mib"] / row["account_mib"] - 1) for row in [*kept.values(), *theirs.values()]

@@ -224,6 +224,8 @@ def report_warmup(page, records):
     )
     cold = {row["impl"]: row["first_over"] for row in few if row["warmup"] == 0}
     warm = [row["first_over"] for row in few if row["warmup"] == 5]
+    if not cold or not warm:
+        return
     page.text(
         "Each row is a process of its own. Without warm-up the first step takes "
         + " and ".join(f"{ratio:.2f} times the median in {impl}" for impl, ratio in cold.items())

@@ -4,7 +4,7 @@ import pandas as pd
 import torch.nn.functional as F
 
 from parity import _attend
-from parity._pages import error_sentence, errors_by, mib
+from parity._pages import error_sentence, errors_by, mib, units_of
 from parity.core import Case, geomean, grid, within
 from ref import attention as naive
 from ref import flash as ref
@@ -183,9 +183,8 @@ def report_headline(page, timed):
         "How fast is it where one change is compared with the next (batch 8, seq 2048, head_dim 64, f32)?"
     )
     frame = timed.wide(["pass"], "ms", base="torch_eager")
-    if "torch_flash" in frame:
-        frame["c / torch_flash"] = frame["c"] / frame["torch_flash"]
-    page.table(frame, units=dict.fromkeys(timed.impls(), "ms"))
+    frame["c / torch_flash"] = timed.wide(["pass"], "ms", base="torch_flash").get("c / torch_flash")
+    page.table(frame, units=units_of(frame, timed.impls(), "ms"))
     figures = {
         (phase, over): timed.only(**{"pass": phase}).ratio("ms", over)
         for phase in ("forward", "backward")
@@ -212,10 +211,10 @@ def report_grid(page, timed):
         part = timed.only(**{"pass": phase})
         page.text(f"**{phase}**")
         frame = part.wide(["dtype", "head_dim", "seq"], "ms", base="torch_eager")
-        speed = part.only(impl="c").wide(["dtype", "head_dim", "seq"], "tflops")
-        if len(frame) and "c" in speed:
+        speed = part.wide(["dtype", "head_dim", "seq"], "tflops")
+        if "c" in speed:
             frame["GFLOP/s of c"] = [1e3 * x if isinstance(x, float) else None for x in speed["c"]]
-        page.table(frame, units=dict.fromkeys(part.impls(), "ms"))
+        page.table(frame, units=units_of(frame, part.impls(), "ms"))
     page.text(
         "FLOPs are 4 batch heads seq^2 head_dim, half of it when causal, and 2.5 times that for backward, for both "
         "sides alike. Backward is measured, after an untimed forward, and not the difference of two times. The inputs "
@@ -264,9 +263,10 @@ def report_memory(page, records):
         y="MiB",
         caption="Forward's memory beyond its inputs against sequence length",
     )
-    if len(rows) < 2 or not rows[-1].get("c") or not rows[-1].get("c_naive"):
+    whole = [row for row in rows if all(row[impl] for impl in ("c", "c_naive", "torch_eager"))]
+    if len(whole) < 2:
         return
-    last, before = rows[-1], rows[-2]
+    last, before = whole[-1], whole[-2]
     off = abs(last["c_naive"] / last["c_naive arithmetic"] - 1)
     page.text(
         f"From seq {before['seq']} to {last['seq']} flash attention's memory grows {last['c'] / before['c']:.2f} times "

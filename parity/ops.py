@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from parity._pages import error_sentence, errors_by
+from parity._pages import error_sentence, errors_by, units_of
 from parity.core import Case, Side, equal, geomean, grid
 from ref import ops as ref
 
@@ -686,15 +686,14 @@ def report(page, records):
 
     timed = type(records)(record for record in records.records if "ms" in record)
     page.question("How fast are the products of the small model (batch 4, context 128)?")
-    page.table(
-        timed.only(op="gemm").wide(["m", "n", "k", "trans_a", "trans_b", "dtype"], "ms", base="torch_eager"),
-        units={"c": "ms", "torch_eager": "ms"},
-    )
+    table_of_times(page, timed.only(op="gemm"), ["m", "n", "k", "trans_a", "trans_b", "dtype"])
     rates = timed.only(op="gemm", dtype="f32")
-    if len(rates):
-        best = {
-            impl: max(record["tflops"] for record in rates.only(impl=impl).records) for impl in rates.impls()
-        }
+    best = {
+        impl: max(r["tflops"] for r in rates.only(impl=impl).records)
+        for impl in ("c", "torch_eager")
+        if len(rates.only(impl=impl))
+    }
+    if len(best) == 2:
         page.text(
             f"In f32 C reaches {1e3 * best['c']:.0f} GFLOP/s and PyTorch {1e3 * best['torch_eager']:.0f}: C calls "
             "oneDNN, PyTorch MKL. The C / PyTorch columns are ratios of medians of calls that alternate in one process."
@@ -702,10 +701,7 @@ def report(page, records):
 
     page.question("How fast is everything between the products?")
     between = [op for op in timed.values("op") if op not in ("gemm", "adamw_step", "sgd_step")]
-    page.table(
-        timed.only(op=between).wide(["op", "dtype"], "ms", base="torch_eager"),
-        units=dict.fromkeys(timed.only(op=between).impls(), "ms"),
-    )
+    table_of_times(page, timed.only(op=between), ["op", "dtype"])
     ratios, library = (
         timed.only(op=between).ratio("ms", over=side) for side in ("torch_eager", "torch_library")
     )
@@ -718,16 +714,19 @@ def report(page, records):
 
     page.question("How long does an optimizer step take on the small model's parameters?")
     steps = timed.only(op=["adamw_step", "sgd_step"])
-    page.table(
-        steps.wide(["op", "count"], "ms", base="torch_eager"), units=dict.fromkeys(steps.impls(), "ms")
-    )
+    table_of_times(page, steps, ["op", "count"])
     adamw, fused = (
         steps.only(op="adamw_step").ratio("ms", over=side) for side in ("torch_eager", "torch_library")
     )
-    if len(adamw):
+    if len(adamw) and len(fused):
         said = f"AdamW takes {adamw[0]:.2f} times torch.optim.AdamW(foreach=True)"
         page.text(
             f"{said} and {fused[0]:.2f} times its fused form: one pass over p, g, m and v instead of one for each "
             "elementary operation."
         )
         page.verdict("operations", said + ".")
+
+
+def table_of_times(page, records, keys):
+    frame = records.wide(keys, "ms", base="torch_eager")
+    page.table(frame, units=units_of(frame, records.impls(), "ms"))

@@ -230,7 +230,8 @@ def report_sums(page, records):
         line[row["method"]] = row["sum"]
         if row["method"] == "sequential":
             line["grew until"] = row["stalled"]
-    page.table(pd.DataFrame(rows.values()), digits=dict.fromkeys(METHODS, 8))
+    frame = pd.DataFrame(rows.values())
+    page.table(frame, digits={method: 8 for method in METHODS if method in frame})
     for row in valued(records, count=1000, value=0.01, accumulator="bf16", method="sequential"):
         page.text(
             f"A bf16 accumulator stops growing at {row['sum']} after {row['stalled']} additions: there 0.01 is less "
