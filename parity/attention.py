@@ -22,11 +22,11 @@ OUR_MATRICES = 1  # that libtandem keeps: the probabilities
 
 def cases(profile):
     for shape in [
-        dict(batch=1, heads=1, seq=1, head_dim=1),
+        dict(batch=4, heads=16, seq=1, head_dim=1),
         dict(batch=2, heads=3, seq=16, head_dim=16),
         dict(batch=1, heads=2, seq=127, head_dim=64),
         dict(batch=2, heads=2, seq=129, head_dim=80),
-        dict(batch=1, heads=1, seq=37, seq_k=101, head_dim=33),
+        dict(batch=1, heads=4, seq=37, seq_k=101, head_dim=33),
         dict(batch=1, heads=2, seq=101, seq_k=37, head_dim=80),
     ]:
         for keys in grid(causal=[False, True], dtype=DTYPES):

@@ -39,11 +39,11 @@ def error_cases():
     # A few numbers, such as the logsumexp of two queries, would be judged by PyTorch's luck with its roundings.
     shapes.append(dict(batch=4, heads=16, seq=1, seq_k=1, head_dim=64))
     for seq in [15, 16, 17, 63, 64, 65, 127, 128, 129, 509]:
-        shapes.append(dict(batch=1, heads=2, seq=seq, seq_k=seq, head_dim=64))
+        shapes.append(dict(batch=1, heads=8, seq=seq, seq_k=seq, head_dim=64))
     for head_dim in [1, 3, 16, 33, 80, 127, 128, 256]:
-        shapes.append(dict(batch=2, heads=1, seq=129, seq_k=129, head_dim=head_dim))
+        shapes.append(dict(batch=2, heads=16, seq=129, seq_k=129, head_dim=head_dim))
     for seq, seq_k in [(37, 101), (101, 37), (1, 300), (300, 1), (64, 65)]:
-        shapes.append(dict(batch=2, heads=2, seq=seq, seq_k=seq_k, head_dim=80))
+        shapes.append(dict(batch=2, heads=16, seq=seq, seq_k=seq_k, head_dim=80))
     for shape in shapes:
         for keys in grid(causal=[False, True], dtype=DTYPES):
             yield from both_deliverables(mask="inf", **shape, **keys)

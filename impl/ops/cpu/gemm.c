@@ -133,7 +133,9 @@ static dnnl_status_t multiply(const td_gemm_shape *s, const operands *f)
     int64_t row_blocks = (s->m - 1) / BLOCK + 1, col_blocks = (s->n - 1) / BLOCK + 1;
     int result = dnnl_success;
 
-#pragma omp parallel for schedule(static) if (g.rows * g.cols > 1) reduction(max : result)
+    if (g.rows * g.cols == 1)
+        return multiply_piece(s, f, 0, s->m, 0, s->n);
+#pragma omp parallel for schedule(static) reduction(max : result)
     for (int64_t piece = 0; piece < g.rows * g.cols; piece++) {
         int64_t i = td_share(row_blocks, piece / g.cols, g.rows) * BLOCK;
         int64_t j = td_share(col_blocks, piece % g.cols, g.cols) * BLOCK;
@@ -219,11 +221,18 @@ td_status td_cpu_gemm(td_device *dev, const td_gemm_shape *shape, const void *a,
         widen_a(shape, a, work);
     if (p.b > 0 && p.share_b)
         widen_b(shape, b, (float *)work + (p.share_a ? p.a : 0));
-#pragma omp parallel for schedule(static) if (one_a_thread) reduction(max : result)
-    for (int64_t matrix = 0; matrix < shape->batch; matrix++) {
-        int got = multiply_matrix(shape, &p, matrix, a, b, c, work, one_a_thread ? omp_get_thread_num() : 0);
+    /* Two loops, and no if clause on one: a parallel region that it switches off still makes the region inside a nested
+     * one, for which gcc's runtime starts new threads every time instead of waking those it has. */
+    if (one_a_thread) {
+#pragma omp parallel for schedule(static) reduction(max : result)
+        for (int64_t matrix = 0; matrix < shape->batch; matrix++) {
+            int got = multiply_matrix(shape, &p, matrix, a, b, c, work, omp_get_thread_num());
 
-        result = got > result ? got : result;
+            result = got > result ? got : result;
+        }
+    } else {
+        for (int64_t matrix = 0; matrix < shape->batch && result == dnnl_success; matrix++)
+            result = multiply_matrix(shape, &p, matrix, a, b, c, work, 0);
     }
     if (result != dnnl_success)
         return td_fail(TD_LIBRARY_ERROR, "dnnl_sgemm of %" PRId64 " x %" PRId64 " x %" PRId64 ": %s",
