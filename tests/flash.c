@@ -253,6 +253,24 @@ static void refuses_what_it_has_no_kernel_for(void **state)
     td_assert_refused(td_flash_sizes(*state, &shape, &sizes), TD_BAD_ARGUMENT, "bytes of lse");
 }
 
+/* The CPU always is. */
+static void deterministic_changes_nothing(void **state)
+{
+    td_attention_shape shape = {
+        .batch = 2, .heads = 2, .seq = 70, .head_dim = 24, .dtype = TD_F32, .causal = true};
+    td_attend_run *plain = td_attend_open(&td_attention_flash, "deterministic", &shape);
+    shape.deterministic = true;
+    td_attend_run *set = td_attend_open(&td_attention_flash, "deterministic", &shape);
+
+    (void)state;
+    assert_memory_equal(&plain->sizes, &set->sizes, sizeof set->sizes);
+    td_attend_go(plain, false);
+    td_attend_go(set, false);
+    td_attend_assert_identical(plain, set);
+    td_attend_close(plain);
+    td_attend_close(set);
+}
+
 static void refuses_a_null_lse_by_its_name(void **state)
 {
     const td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 1, .head_dim = 1, .dtype = TD_F32};
@@ -347,6 +365,7 @@ int main(void)
         cmocka_unit_test(one_head_shared_by_threads_repeats),
         cmocka_unit_test(a_head_is_the_same_alone),
         cmocka_unit_test(keys_that_no_query_sees_have_no_gradient),
+        cmocka_unit_test(deterministic_changes_nothing),
         cmocka_unit_test(refuses_what_it_has_no_kernel_for),
         cmocka_unit_test(refuses_a_null_lse_by_its_name),
         cmocka_unit_test(refuses_work_out_of_line),

@@ -29,6 +29,9 @@ typedef struct td_attention_shape {
     bool causal;
     td_mask mask;
     float scale; /* 0: 1 / sqrt(head_dim) */
+    bool
+        tf32; /* f32 inputs are rounded to TF32, 10 bits of fraction, and multiplied by tensor cores. CUDA only */
+    bool deterministic; /* the same bits from every call, where that costs something: see flash.h */
 } td_attention_shape;
 
 /** Sizes in bytes of the memory that the caller brings, each 256-byte aligned. */
@@ -44,9 +47,9 @@ typedef struct td_attention_sizes {
  *   k, v, dk, dv    [batch, heads, seq_k, head_dim]  dtype
  *
  * Outputs overlap no input. Both are queued on dev's stream, allocate nothing and may be captured in a graph.
- * TD_BAD_ARGUMENT: a NULL, an extent below 1, a product beyond 2^63 - 1, a non-finite or negative scale.
- * TD_UNSUPPORTED: dev has no kernel for this dtype or head_dim. After either nothing was queued and every output
- * is as it was. */
+ * TD_BAD_ARGUMENT: a NULL, an extent below 1, a product beyond 2^63 - 1, a non-finite or negative scale, tf32 beside
+ * a dtype other than TD_F32. TD_UNSUPPORTED: dev has no kernel for this dtype or head_dim, or no TF32. After either
+ * nothing was queued and every output is as it was. */
 typedef struct td_attention_impl {
     const char *name;
     td_status (*sizes)(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out);

@@ -24,6 +24,8 @@ td_status td_attention_shape_resolve(const td_attention_shape *shape, td_attenti
              (int)shape->mask);
     TD_CHECK(isfinite(shape->scale) && shape->scale >= 0.0f,
              "scale is %g, needs a finite number above 0, or 0 for 1 / sqrt(head_dim)", (double)shape->scale);
+    TD_CHECK(!shape->tf32 || shape->dtype == TD_F32, "tf32 is set, but dtype is %s, needs f32",
+             td_dtype_name(shape->dtype));
 
     if (resolved.seq_k == 0)
         resolved.seq_k = resolved.seq;

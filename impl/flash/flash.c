@@ -3,10 +3,56 @@
 #include "attention/shape.h"
 #include "base/check.h"
 #include "flash/cpu.h"
+#include "flash/passes.h"
 #include "flash/tile.h"
 
-/** *out = the shape with its defaults, if dev has kernels for it. */
-static td_status resolve(td_device *dev, const td_attention_shape *shape, td_attention_shape *out)
+static td_status cpu_sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out)
+{
+    td_status status = TD_OK;
+
+    (void)dev;
+    TD_TRY(td_flash_cpu_forward_bytes(shape, &out->forward_work));
+    TD_TRY(td_flash_cpu_backward_bytes(shape, &out->backward_work));
+cleanup:
+    return status;
+}
+
+static td_status cpu_forward(td_device *dev, const td_attention_shape *shape, const void *q, const void *k,
+                             const void *v, void *o, float *lse, void *work)
+{
+    (void)dev;
+    td_flash_cpu_forward(shape, q, k, v, o, lse, work);
+    return TD_OK;
+}
+
+static td_status cpu_backward(td_device *dev, const td_attention_shape *shape, const void *q, const void *k,
+                              const void *v, const void *o, const void *dout, const float *lse, void *dq,
+                              void *dk, void *dv, void *work)
+{
+    (void)dev;
+    return td_flash_cpu_backward(shape, q, k, v, o, dout, lse, dq, dk, dv, work);
+}
+
+static const td_flash_passes cpu_passes = {.device = "the cpu",
+                                           .dtypes = "f32 and bf16",
+                                           .has_dtype = 1 << TD_F32 | 1 << TD_BF16,
+                                           .sizes = cpu_sizes,
+                                           .forward = cpu_forward,
+                                           .backward = cpu_backward};
+
+static const td_flash_passes *passes_of(const td_device *dev)
+{
+#ifdef TANDEM_HAVE_CUDA
+    if (td_device_kind_of(dev) == TD_DEVICE_CUDA)
+        return &td_flash_cuda;
+#endif
+    (void)dev;
+    return &cpu_passes;
+}
+
+/** *out = the shape with its defaults, *passes = the device's, if it has them for this shape. */
+static td_status resolve(td_device *dev, const td_attention_shape *shape, td_attention_shape *out,
+                         const td_flash_passes **passes)
 {
     td_status status = TD_OK;
 
@@ -15,35 +61,42 @@ static td_status resolve(td_device *dev, const td_attention_shape *shape, td_att
     const int64_t lse[] = {out->batch, out->heads, out->seq, (int64_t)sizeof(float)};
     int64_t bytes;
     TD_TRY(td_product("bytes of lse", 4, lse, &bytes));
-    if (td_device_kind_of(dev) != TD_DEVICE_CPU)
-        status = td_fail(TD_UNSUPPORTED, "flash attention has no kernels for device %s", td_device_name(dev));
-    else if (out->head_dim > TD_MAX_HEAD_DIM)
+    *passes = passes_of(dev);
+    if (out->head_dim > TD_MAX_HEAD_DIM)
         status = td_fail(TD_UNSUPPORTED, "head_dim is %" PRId64 ", flash attention goes up to %d",
                          out->head_dim, TD_MAX_HEAD_DIM);
-    else if (out->dtype != TD_F32 && out->dtype != TD_BF16)
-        status = td_fail(TD_UNSUPPORTED, "dtype is %s, flash attention on the cpu has f32 and bf16",
-                         td_dtype_name(out->dtype));
+    else if (!((*passes)->has_dtype & (1u << out->dtype)))
+        status = td_fail(TD_UNSUPPORTED, "dtype is %s, flash attention on %s has %s",
+                         td_dtype_name(out->dtype), (*passes)->device, (*passes)->dtypes);
+    else if (out->tf32 && !(*passes)->has_tf32)
+        status = td_fail(TD_UNSUPPORTED, "tf32 is set: %s multiplies f32 in f32 only", (*passes)->device);
 cleanup:
     return status;
 }
 
-/* The vectors of the kernels want 64; 256 is what attention.h promises of any implementation. */
-static bool is_aligned(const void *work)
+/** work may be NULL where none is needed. */
+static td_status check_work(const void *work, size_t bytes)
 {
-    return (uintptr_t)work % 256 == 0;
+    td_status status = TD_OK;
+
+    TD_CHECK(work || bytes == 0, "work is NULL, needs %zu bytes", bytes);
+    /* The vectors of the kernels want 64; 256 is what attention.h promises of any implementation. */
+    TD_CHECK((uintptr_t)work % 256 == 0, "work is %p, needs a multiple of 256", work);
+cleanup:
+    return status;
 }
 
 td_status td_flash_sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out)
 {
     td_status status = TD_OK;
+    const td_flash_passes *passes = NULL;
     td_attention_shape s;
-    td_attention_sizes sizes;
+    td_attention_sizes sizes = {0};
 
     TD_CHECK(out, "out is NULL");
-    TD_TRY(resolve(dev, shape, &s));
+    TD_TRY(resolve(dev, shape, &s, &passes));
     sizes.saved = (size_t)(s.batch * s.heads * s.seq) * sizeof(float);
-    TD_TRY(td_flash_cpu_forward_bytes(&s, &sizes.forward_work));
-    TD_TRY(td_flash_cpu_backward_bytes(&s, &sizes.backward_work));
+    TD_TRY(passes->sizes(dev, &s, &sizes));
     *out = sizes;
 cleanup:
     return status;
@@ -53,17 +106,19 @@ td_status td_flash_forward(td_device *dev, const td_attention_shape *shape, cons
                            const void *v, void *o, float *lse, void *work)
 {
     td_status status = TD_OK;
+    const td_flash_passes *passes = NULL;
+    td_attention_sizes sizes;
     td_attention_shape s;
 
-    TD_TRY(resolve(dev, shape, &s));
+    TD_TRY(resolve(dev, shape, &s, &passes));
     TD_CHECK(q, "q is NULL");
     TD_CHECK(k, "k is NULL");
     TD_CHECK(v, "v is NULL");
     TD_CHECK(o, "o is NULL");
     TD_CHECK(lse, "lse is NULL");
-    TD_CHECK(work, "work is NULL");
-    TD_CHECK(is_aligned(work), "work is %p, needs a multiple of 256", work);
-    td_flash_cpu_forward(&s, q, k, v, o, lse, work);
+    TD_TRY(passes->sizes(dev, &s, &sizes));
+    TD_TRY(check_work(work, sizes.forward_work));
+    TD_TRY(passes->forward(dev, &s, q, k, v, o, lse, work));
 cleanup:
     return status;
 }
@@ -73,9 +128,11 @@ td_status td_flash_backward(td_device *dev, const td_attention_shape *shape, con
                             void *dk, void *dv, void *work)
 {
     td_status status = TD_OK;
+    const td_flash_passes *passes = NULL;
+    td_attention_sizes sizes;
     td_attention_shape s;
 
-    TD_TRY(resolve(dev, shape, &s));
+    TD_TRY(resolve(dev, shape, &s, &passes));
     TD_CHECK(q, "q is NULL");
     TD_CHECK(k, "k is NULL");
     TD_CHECK(v, "v is NULL");
@@ -85,9 +142,9 @@ td_status td_flash_backward(td_device *dev, const td_attention_shape *shape, con
     TD_CHECK(dq, "dq is NULL");
     TD_CHECK(dk, "dk is NULL");
     TD_CHECK(dv, "dv is NULL");
-    TD_CHECK(work, "work is NULL");
-    TD_CHECK(is_aligned(work), "work is %p, needs a multiple of 256", work);
-    TD_TRY(td_flash_cpu_backward(&s, q, k, v, o, dout, lse, dq, dk, dv, work));
+    TD_TRY(passes->sizes(dev, &s, &sizes));
+    TD_TRY(check_work(work, sizes.backward_work));
+    TD_TRY(passes->backward(dev, &s, q, k, v, o, dout, lse, dq, dk, dv, work));
 cleanup:
     return status;
 }

@@ -1,0 +1,32 @@
+/** FlashAttention-2 on CUDA, sm_80 and later. `shape` is resolved: seq_k and scale are filled in; dtype is
+ * TD_F32 (with or without tf32), TD_BF16 or TD_F16, head_dim at most 256. Tensors and their order are
+ * flash/flash.h's; `work` is 256-byte aligned and has as many bytes as the function beside says for the same
+ * arguments, may be NULL where that is 0.
+ *
+ * `multiprocessors` of the device decide how many blocks a sequence is cut into, and so in what order sums run. */
+#ifndef TD_KERNELS_FLASH_H
+#define TD_KERNELS_FLASH_H
+
+#include "attention/attention.h"
+
+#include <cuda_runtime_api.h>
+
+TD_BEGIN_DECLS
+
+/** Whether a grid has blocks for all tiles of the shape; the functions below take no other. */
+bool td_cuda_flash_fits(const td_attention_shape *shape);
+
+size_t td_cuda_flash_forward_bytes(int multiprocessors, const td_attention_shape *shape);
+size_t td_cuda_flash_backward_bytes(int multiprocessors, const td_attention_shape *shape);
+
+cudaError_t td_cuda_flash_forward(cudaStream_t stream, int multiprocessors, const td_attention_shape *shape,
+                                  const void *q, const void *k, const void *v, void *o, float *lse,
+                                  void *work);
+cudaError_t td_cuda_flash_backward(cudaStream_t stream, int multiprocessors, const td_attention_shape *shape,
+                                   const void *q, const void *k, const void *v, const void *o,
+                                   const void *dout, const float *lse, void *dq, void *dk, void *dv,
+                                   void *work);
+
+TD_END_DECLS
+
+#endif

@@ -1,0 +1,165 @@
+#include "kernels/flash_f32.cuh"
+
+namespace
+{
+
+template <int D>
+using grid_of = grid_f32<forward_tiling_f32(D).threads, forward_tiling_f32(D).across,
+                         forward_tiling_f32(D).rows, forward_tiling_f32(D).others, D>;
+
+template <int D> constexpr int forward_bytes()
+{
+    using G = grid_of<D>;
+    return 4 * ((G::ROWS + 2 * G::OTHERS) * G::PITCH + G::ROWS * G::P_PITCH);
+}
+
+/** One tile of queries by one part of the keys, from the last tile of keys to the first. The next keys are
+ * fetched while the values are used, and the other way round. */
+template <int D>
+__global__ __launch_bounds__(forward_tiling_f32(D).threads, forward_tiling_f32(D).residents) //
+    void td_attention_flash_forward_f32(const forward_args args)
+{
+    using G = grid_of<D>;
+    extern __shared__ float4 memory[];
+    float *const q_tile = reinterpret_cast<float *>(memory), *const k_tile = q_tile + G::ROWS * G::PITCH;
+    float *const v_tile = k_tile + G::OTHERS * G::PITCH, *const p_tile = v_tile + G::OTHERS * G::PITCH;
+
+    const int across = threadIdx.x % G::ACROSS, down = threadIdx.x / G::ACROSS;
+    const place here = place_of(args.blocks);
+    const int first = (args.blocks.tiles - 1 - here.rank) * G::ROWS;
+    const int visible = args.causal ? min(args.seq_k, first + G::ROWS) : args.seq_k;
+    const int begin = here.part * args.blocks.steps;
+    const int end = min((visible + G::OTHERS - 1) / G::OTHERS, begin + args.blocks.steps);
+    const int64_t queries = (int64_t)here.head * args.seq, keys = (int64_t)here.head * args.seq_k;
+    const int64_t part_row = ((int64_t)here.part * args.heads + here.head) * args.seq;
+
+    if (begin >= end) { /* of a causal mask, and of several parts */
+        for (int row = first + (int)threadIdx.x; row < min(args.seq, first + G::ROWS); row += G::THREADS)
+            args.part_lse[part_row + row] = -INFINITY;
+        return;
+    }
+
+    const float *const q = static_cast<const float *>(args.q) + (queries + first) * args.head_dim;
+    const auto fetch_rows = [&](float *to, const void *from, int j) {
+        const float *const start =
+            static_cast<const float *>(from) + (keys + (int64_t)j * G::OTHERS) * args.head_dim;
+        tile::fetch<float, G::OTHERS, G::COLUMNS, G::THREADS>(
+            tile::shared_address(to), start, args.seq_k - j * G::OTHERS, args.head_dim, args.vectors);
+        tile::copy_commit();
+    };
+
+    tile::fetch<float, G::ROWS, G::COLUMNS, G::THREADS>(tile::shared_address(q_tile), q, args.seq - first,
+                                                        args.head_dim, args.vectors);
+    fetch_rows(k_tile, args.k, end - 1);
+    tile::copy_wait<0>();
+    __syncthreads();
+    fetch_rows(v_tile, args.v, end - 1);
+
+    float o[G::R][G::M][4] = {}, max[G::R], sum[G::R] = {};
+#pragma unroll
+    for (int r = 0; r < G::R; r++)
+        max[r] = -INFINITY;
+
+#pragma unroll 1
+    for (int j = end - 1; j >= begin; j--) {
+        float s[G::R][G::N];
+
+        products<G>(s, q_tile + down * G::PITCH, k_tile + across * G::PITCH);
+        tile::copy_wait<0>();
+        __syncthreads(); /* V is there, and all are done with K */
+        if (j > begin)
+            fetch_rows(k_tile, args.k, j - 1);
+
+        const int first_key = j * G::OTHERS;
+        if (first_key + G::OTHERS > args.seq_k || (args.causal && first_key + G::OTHERS - 1 > first)) {
+#pragma unroll
+            for (int r = 0; r < G::R; r++)
+#pragma unroll
+                for (int n = 0; n < G::N; n++) {
+                    const int query = first + down + G::DOWN * r, key = first_key + across + G::ACROSS * n;
+                    if (args.causal && key > query)
+                        s[r][n] = hide(s[r][n], args.hidden);
+                    if (key >= args.seq_k)
+                        s[r][n] = -INFINITY;
+                }
+        }
+#pragma unroll
+        for (int r = 0; r < G::R; r++) {
+            float top = max[r], added = 0.0f;
+#pragma unroll
+            for (int n = 0; n < G::N; n++)
+                top = fmaxf(top, s[r][n]);
+#pragma unroll
+            for (int step = G::ACROSS / 2; step > 0; step /= 2)
+                top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+            /* Until there is a finite score the maximum is -inf, and -inf - -inf would be NaN. */
+            const float shift = top == -INFINITY ? 0.0f : top * args.scale;
+            const float alpha = tile::exp2_fast(__fmul_rn(max[r], args.scale) - shift);
+            max[r] = top;
+#pragma unroll
+            for (int n = 0; n < G::N; n++) {
+                s[r][n] = tile::exp2_fast(fmaf(s[r][n], args.scale, -shift));
+                added += s[r][n];
+            }
+            sum[r] = sum[r] * alpha + added;
+#pragma unroll
+            for (int m = 0; m < G::M; m++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    o[r][m][i] *= alpha;
+        }
+        share<G>(p_tile + down * G::P_PITCH + across, s);
+        add_products<G>(o, p_tile + down * G::P_PITCH, v_tile + 4 * across);
+        tile::copy_wait<0>();
+        __syncthreads(); /* the next K is there, and all are done with V */
+        if (j > begin)
+            fetch_rows(v_tile, args.v, j - 1);
+    }
+
+#pragma unroll
+    for (int r = 0; r < G::R; r++) {
+        const int row = first + down + G::DOWN * r;
+        float all = sum[r];
+#pragma unroll
+        for (int step = G::ACROSS / 2; step > 0; step /= 2)
+            all += __shfl_xor_sync(~0u, all, step);
+        if (row >= args.seq)
+            continue;
+        const float lse = __fmul_rn(max[r], args.scale) + log2f(all);
+        const bool whole = args.blocks.parts == 1;
+        float *const to = whole ? static_cast<float *>(args.o) + (queries + row) * args.head_dim
+                                : args.part_o + (part_row + row) * args.head_dim;
+        if (across == 0)
+            *(whole ? args.lse + queries + row : args.part_lse + part_row + row) = whole ? lse * LN2 : lse;
+#pragma unroll
+        for (int m = 0; m < G::M; m++)
+            store_four(to, 4 * across + 4 * G::ACROSS * m, args.head_dim, args.vectors, o[r][m], 1.0f / all);
+    }
+}
+
+template <int D> cudaError_t forward_of_width(cudaStream_t stream, const forward_args &args)
+{
+    return launch(td_attention_flash_forward_f32<D>,
+                  (int64_t)args.blocks.tiles * args.blocks.parts * args.heads, grid_of<D>::THREADS,
+                  forward_bytes<D>(), stream, args);
+}
+
+} // namespace
+
+cudaError_t flash::forward_f32(cudaStream_t stream, const forward_args &args)
+{
+    switch (args.width) {
+    case 16:
+        return forward_of_width<16>(stream, args);
+    case 32:
+        return forward_of_width<32>(stream, args);
+    case 64:
+        return forward_of_width<64>(stream, args);
+    case 80:
+        return forward_of_width<80>(stream, args);
+    case 128:
+        return forward_of_width<128>(stream, args);
+    default:
+        return forward_of_width<256>(stream, args);
+    }
+}

@@ -1,0 +1,265 @@
+/** What the launchers and kernels of flash attention agree on: tile sizes, and how a call is cut into blocks. */
+#ifndef TD_KERNELS_FLASH_PLAN_CUH
+#define TD_KERNELS_FLASH_PLAN_CUH
+
+#include "kernels/flash.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace flash
+{
+
+/** In what arithmetic products are made; all of them sum in f32. */
+enum class kind { bf16, f16, tf32, f32 };
+
+constexpr float LOG2E = 1.44269504088896340736f, LN2 = 0.69314718055994530942f;
+
+/** Head dimensions with kernels of their own; others are filled up with zeros to the next. */
+constexpr int WIDTHS[] = {16, 32, 64, 80, 128, 256};
+
+inline int width_of(int64_t head_dim)
+{
+    for (int width : WIDTHS)
+        if (head_dim <= width)
+            return width;
+    return 0;
+}
+
+/** A block of `warps` warps keeps `rows` rows (of queries, or of keys) in shared memory and walks over the
+ * other side `others` rows at a time. Two blocks should fit a multiprocessor wherever they can, so that one
+ * computes while the other waits: `residents` is what fits an H100. */
+struct tiling {
+    int warps, rows, others;
+    int chunk;   /* columns of scores that a warp has in registers at a time; backward */
+    int columns; /* of the outputs that a block computes; backward */
+    int stages;  /* of `others` in shared memory */
+    int residents;
+};
+
+/* Tensor cores. A warp of 32 rows reads half as much shared memory per product as one of 16, and is taken where
+ * its accumulators fit 255 registers: 2 rows * width / 32 of them for the outputs of the backward pass. */
+constexpr tiling forward_tiling(kind k, int width)
+{
+    if (k == kind::tf32) {
+        if (width <= 32)
+            return {4, 128, 64, 0, 0, 2, 2};
+        if (width <= 80)
+            return {4, 128, 32, 0, 0, 2, 2};
+        if (width <= 128)
+            return {8, 128, 32, 0, 0, 2, 1};
+        return {4, 64, 16, 0, 0, 2, 1};
+    }
+    if (width <= 80)
+        return {4, 128, 64, 0, 0, 2, 2};
+    if (width <= 128)
+        return {4, 128, 32, 0, 0, 2, 2};
+    return {4, 64, 32, 0, 0, 2, 2};
+}
+
+constexpr tiling backward_tiling(kind k, int width)
+{
+    if (k == kind::tf32) {
+        if (width <= 32)
+            return {4, 128, 64, 32, width, 2, 2};
+        if (width <= 64)
+            return {4, 128, 32, 32, width, 1, 2};
+        if (width <= 80)
+            return {4, 64, 32, 32, width, 2, 2};
+        if (width <= 128)
+            return {4, 64, 32, 32, width, 1, 2};
+        return {2, 32, 16, 16, 128, 1, 2};
+    }
+    if (width <= 64)
+        return {4, 128, 64, 32, width, 2, 2};
+    if (width <= 128)
+        return {8, 128, 64, 64, width, 2, 1};
+    return {4, 64, 32, 32, 128, 2, 1};
+}
+
+/* f32 on CUDA cores. A block's threads form a grid of 32 warps / `across` by `across`; a thread has every
+ * `across`th column of the scores, and 4 neighbouring columns of the outputs every 4 * across. The products are
+ * bound by reads of shared memory, of which a thread's 8 x 8 block of scores needs 16 per 256 multiplications,
+ * 4 x 8 24. */
+struct tiling_f32 {
+    int threads, across, rows, others, residents;
+};
+
+constexpr tiling_f32 forward_tiling_f32(int width)
+{
+    if (width <= 64)
+        return {128, 8, 128, 64, 2};
+    if (width <= 80)
+        return {128, 8, 64, 64, 2};
+    if (width <= 128)
+        return {256, 16, 128, 64, 1};
+    return {256, 16, 64, 32, 1};
+}
+
+constexpr tiling_f32 backward_tiling_f32(int width)
+{
+    if (width <= 80)
+        return {128, 8, 64, 64, 2};
+    if (width <= 128)
+        return {256, 16, 64, 64, 1};
+    return {256, 16, 32, 32, 1};
+}
+
+/** The stationary rows times what they walk over, cut into parts where there are too few tiles for all
+ * multiprocessors. The parts' results are added up afterwards, in order. */
+struct cut {
+    int tiles; /* of the stationary side, per head */
+    int parts;
+    int steps; /* of the other side, per part */
+};
+
+struct forward_args {
+    const void *q, *k, *v;
+    void *o;
+    float *lse;
+    float *part_o,
+        *part_lse; /* [parts, heads, seq, head_dim] and [parts, heads, seq], lse in base 2; if parts > 1 */
+    cut blocks;
+    int heads; /* of all batches */
+    int seq, seq_k, head_dim, width;
+    float scale;          /* times log2(e): scores are in base 2 */
+    float hidden;         /* added to a masked score before it is scaled */
+    bool causal, vectors; /* vectors: every row of every tensor starts at a multiple of 16 bytes */
+};
+
+struct backward_args {
+    const void *q, *k, *v, *dout;
+    void *dq, *dk, *dv;
+    const float *lse, *dot; /* [heads, rows_padded]: log2 of the row sums, rowsum(dO * O) */
+    float *dq_sums;         /* where blocks by keys add their shares of dQ; NULL: nowhere. On tensor cores
+                             * [heads, rows_padded, width] in the order of accumulators, in f32 dQ itself */
+    float *parts; /* [parts, heads, rows, head_dim] of dK and then of dV, or of dQ; if blocks.parts > 1 */
+    cut blocks;
+    int heads, seq, seq_k, head_dim, width;
+    int rows_padded;
+    float scale, scale_log2, hidden;
+    bool causal, vectors;
+};
+
+/** Rows of lse, dot and dq_sums: whole tiles of every tiling. */
+constexpr int ROWS_PADDING = 128;
+
+cudaError_t forward_bf16(cudaStream_t stream, const forward_args &args);
+cudaError_t forward_f16(cudaStream_t stream, const forward_args &args);
+cudaError_t forward_tf32(cudaStream_t stream, const forward_args &args);
+cudaError_t forward_f32(cudaStream_t stream, const forward_args &args);
+
+/** by_keys: dK and dV, and dQ into dq_sums if there are any; else dQ. */
+cudaError_t backward_bf16(cudaStream_t stream, const backward_args &args, bool by_keys);
+cudaError_t backward_f16(cudaStream_t stream, const backward_args &args, bool by_keys);
+cudaError_t backward_tf32(cudaStream_t stream, const backward_args &args, bool by_keys);
+cudaError_t backward_f32(cudaStream_t stream, const backward_args &args, bool by_keys);
+
+#ifdef __CUDACC__
+
+/** A block's task: which head, which of its tiles, which part of the other side, which slice of the outputs'
+ * columns. */
+struct place {
+    int head, rank, part, slice;
+};
+
+/** Volatile, so that a kernel that asks again after its loop keeps none of it in registers during the loop. */
+__device__ inline place place_of(const cut &blocks, int slices = 1)
+{
+    unsigned block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    const unsigned tile = block / slices, rest = tile / blocks.tiles;
+    return {(int)(rest / blocks.parts), (int)(tile % blocks.tiles), (int)(rest % blocks.parts),
+            (int)(block % slices)};
+}
+
+template <typename T> struct kind_of;
+template <> struct kind_of<__nv_bfloat16> {
+    static constexpr kind value = kind::bf16;
+};
+template <> struct kind_of<__half> {
+    static constexpr kind value = kind::f16;
+};
+template <> struct kind_of<float> {
+    static constexpr kind value = kind::tf32;
+};
+
+__device__ inline void store_value(float *to, float x)
+{
+    *to = x;
+}
+__device__ inline void store_value(__nv_bfloat16 *to, float x)
+{
+    *to = __float2bfloat16_rn(x);
+}
+__device__ inline void store_value(__half *to, float x)
+{
+    *to = __float2half_rn(x);
+}
+
+__device__ inline void store_two(float *to, float x, float y)
+{
+    *reinterpret_cast<float2 *>(to) = make_float2(x, y);
+}
+__device__ inline void store_two(__nv_bfloat16 *to, float x, float y)
+{
+    *reinterpret_cast<__nv_bfloat162 *>(to) = __floats2bfloat162_rn(x, y);
+}
+__device__ inline void store_two(__half *to, float x, float y)
+{
+    *reinterpret_cast<__half2 *>(to) = __floats2half2_rn(x, y);
+}
+
+/** Elements `column` and the next of a row of `columns`, of which `vectors` says that two are aligned. */
+template <typename T>
+__device__ inline void store_pair(T *row, int column, int columns, bool vectors, float x, float y)
+{
+    if (vectors) {
+        if (column < columns)
+            store_two(row + column, x, y);
+    } else {
+        if (column < columns)
+            store_value(row + column, x);
+        if (column + 1 < columns)
+            store_value(row + column + 1, y);
+    }
+}
+
+/** Adds four values to what lies at a multiple of 16 bytes, in whatever order blocks come. */
+__device__ inline void add_to(float *sums, const float (&c)[4])
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sums), "f"(c[0]),
+                 "f"(c[1]), "f"(c[2]), "f"(c[3])
+                 : "memory");
+#else
+    for (int i = 0; i < 4; i++)
+        atomicAdd(sums + i, c[i]);
+#endif
+}
+
+/** A score that the mask hides: -infinity, or 1e6 less before scaling. The former also of what is no number. */
+__device__ inline float hide(float score, float hidden)
+{
+    return hidden == -INFINITY ? -INFINITY : score + hidden;
+}
+
+/** Lets a kernel use `bytes` of dynamic shared memory, and launches it. */
+template <typename Args>
+inline cudaError_t launch(void (*kernel)(Args), int64_t blocks, int threads, int bytes, cudaStream_t stream,
+                          const Args &args)
+{
+    cudaError_t error =
+        cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+
+    if (error != cudaSuccess)
+        return error;
+    kernel<<<(unsigned)blocks, threads, bytes, stream>>>(args);
+    return cudaGetLastError();
+}
+
+#endif
+
+} // namespace flash
+
+#endif

@@ -1,0 +1,235 @@
+/** A tile of rows in shared memory, and its four ways to become an operand of a warp's matrix product.
+ *
+ * Rows are D elements, zero beyond the head's own, and 16 bytes of padding: their starts then fall into
+ * different banks, so ldmatrix and the accesses below are free of conflicts, and addresses stay linear, which
+ * leaves the offsets of an unrolled loop to the instructions' immediate fields. */
+#ifndef TD_KERNELS_TILE_OPERAND_CUH
+#define TD_KERNELS_TILE_OPERAND_CUH
+
+#include "kernels/tile/mma.cuh"
+
+namespace tile
+{
+
+/** Bytes from row to row of a tile of D columns. */
+template <typename T, int D> constexpr int PITCH = D *(int)sizeof(T) + 16;
+
+/* The contraction over rows of a tile in TF32 takes them in the order 0 2 4 6 1 3 5 7 within every eight: an
+ * accumulator's columns 2t and 2t + 1 are then the elements t and t + 4 that a lane must hold of the left
+ * operand, and no value moves between lanes. The right operand follows suit, and so does a left operand that is
+ * read from shared memory for the same product. */
+
+/** Where a lane starts to read: add the tile's address, and the row and column of the block. */
+template <typename T, int PITCH> struct lanes {
+    /** Left operand [m, k], or right operand [k, n] of 16-bit elements, k being the row. */
+    __device__ static uint32_t straight(int lane)
+    {
+        return (lane & 15) * PITCH + 16 * (lane >> 4);
+    }
+
+    /** Right operand stored as [n, k], 16 rows of it; or left operand stored as [k, m], of 16-bit elements. */
+    __device__ static uint32_t crossed(int lane)
+    {
+        return ((lane & 7) + 8 * (lane >> 4)) * PITCH + 16 * ((lane >> 3) & 1);
+    }
+
+    /** Word by word, what ldmatrix cannot transpose. */
+    __device__ static uint32_t words(int lane)
+    {
+        return 2 * (lane & 3) * PITCH + 4 * (lane >> 2);
+    }
+
+    __device__ static uint32_t left(int lane)
+    {
+        return straight(lane);
+    }
+    __device__ static uint32_t right_by_columns(int lane)
+    {
+        return crossed(lane);
+    }
+    __device__ static uint32_t right_by_rows(int lane)
+    {
+        return std::is_same_v<T, float> ? words(lane) : straight(lane);
+    }
+    __device__ static uint32_t left_transposed(int lane)
+    {
+        return std::is_same_v<T, float> ? words(lane) : crossed(lane);
+    }
+};
+
+/** a [16, STEP] of a tile [m, k]. */
+template <typename T> __device__ inline void load_left(uint32_t (&a)[4], uint32_t address)
+{
+    load_matrices(a, address);
+    round_operand<T>(a);
+}
+
+/** Two blocks b [STEP, 8] side by side, of a tile stored as [n, k]: S = Q K^T reads K so. */
+template <typename T> __device__ inline void load_right_by_columns(uint32_t (&b)[4], uint32_t address)
+{
+    load_matrices(b, address);
+    round_operand<T>(b);
+}
+
+/** Two blocks b [STEP, 8] side by side, of a tile stored as [k, n]: O = P V reads V so. */
+template <typename T, int PITCH> __device__ inline void load_right_by_rows(uint32_t (&b)[4], uint32_t address)
+{
+    if constexpr (std::is_same_v<T, float>) {
+        b[0] = load_word(address);
+        b[1] = load_word(address + PITCH);
+        b[2] = load_word(address + 32);
+        b[3] = load_word(address + PITCH + 32);
+        round_operand<T>(b);
+    } else {
+        load_matrices_transposed(b, address);
+    }
+}
+
+/** a [16, STEP] of a tile stored as [k, m]: dQ = dS K reads dS^T so. */
+template <typename T, int PITCH>
+__device__ inline void load_left_transposed(uint32_t (&a)[4], uint32_t address)
+{
+    if constexpr (std::is_same_v<T, float>) {
+        a[0] = load_word(address);
+        a[1] = load_word(address + 32);
+        a[2] = load_word(address + PITCH);
+        a[3] = load_word(address + PITCH + 32);
+        round_operand<T>(a);
+    } else {
+        load_matrices_transposed(a, address);
+    }
+}
+
+/** Two neighbours of a row to shared memory. */
+template <typename T> __device__ inline void store_pair(uint32_t address, float x, float y)
+{
+    if constexpr (std::is_same_v<T, float>)
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+    else
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(pack<T>(x, y)) : "memory");
+}
+
+/** Step `step` of a left operand whose values are accumulators c [16, 8 blocks]. */
+template <typename T, int BLOCKS>
+__device__ inline void left_of_accumulators(uint32_t (&a)[4], const float (&c)[BLOCKS][4], int step)
+{
+    if constexpr (std::is_same_v<T, float>) {
+        a[0] = to_tf32(c[step][0]);
+        a[1] = to_tf32(c[step][2]);
+        a[2] = to_tf32(c[step][1]);
+        a[3] = to_tf32(c[step][3]);
+    } else {
+        a[0] = pack<T>(c[2 * step][0], c[2 * step][1]);
+        a[1] = pack<T>(c[2 * step][2], c[2 * step][3]);
+        a[2] = pack<T>(c[2 * step + 1][0], c[2 * step + 1][1]);
+        a[3] = pack<T>(c[2 * step + 1][2], c[2 * step + 1][3]);
+    }
+}
+
+/** c = a b^T of this warp's rows of one tile by the rows of another, over D columns: 16 BLOCKS rows by 8 NB
+ * columns. `left` and `right` are the addresses at which this lane starts to read. */
+template <typename T, int D, int BLOCKS, int NB>
+__device__ inline void product_by_columns(float (&c)[BLOCKS][NB][4], uint32_t left, uint32_t right)
+{
+    static_assert(NB % 2 == 0, "right operands are loaded two blocks at a time");
+#pragma unroll
+    for (int i = 0; i < BLOCKS; i++)
+#pragma unroll
+        for (int n = 0; n < NB; n++)
+            c[i][n][0] = c[i][n][1] = c[i][n][2] = c[i][n][3] = 0.0f;
+#pragma unroll
+    for (int step = 0; step < D / STEP<T>; step++) {
+        uint32_t a[BLOCKS][4];
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++)
+            load_left<T>(a[i], left + i * 16 * PITCH<T, D> + step * 32);
+#pragma unroll
+        for (int n = 0; n < NB; n += 2) {
+            uint32_t b[4];
+            load_right_by_columns<T>(b, right + n * 8 * PITCH<T, D> + step * 32);
+#pragma unroll
+            for (int i = 0; i < BLOCKS; i++) {
+                multiply<T>(c[i][n], a[i], b[0], b[1]);
+                multiply<T>(c[i][n + 1], a[i], b[2], b[3]);
+            }
+        }
+    }
+}
+
+/** sum += c b of accumulators c [16 BLOCKS, 8 NB] by the first 8 NB rows of a tile, of which 8 ON columns. */
+template <typename T, int D, int BLOCKS, int NB, int ON>
+__device__ inline void add_product_by_rows(float (&sum)[BLOCKS][ON][4], const float (&c)[BLOCKS][NB][4],
+                                           uint32_t right)
+{
+    static_assert(ON % 2 == 0, "right operands are loaded two blocks at a time");
+#pragma unroll
+    for (int step = 0; step < NB * 8 / STEP<T>; step++) {
+        uint32_t a[BLOCKS][4];
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++)
+            left_of_accumulators<T>(a[i], c[i], step);
+#pragma unroll
+        for (int n = 0; n < ON; n += 2) {
+            uint32_t b[4];
+            load_right_by_rows<T, PITCH<T, D>>(b,
+                                               right + step * STEP<T> * PITCH<T, D> + n * 8 * (int)sizeof(T));
+#pragma unroll
+            for (int i = 0; i < BLOCKS; i++) {
+                multiply<T>(sum[i][n], a[i], b[0], b[1]);
+                multiply<T>(sum[i][n + 1], a[i], b[2], b[3]);
+            }
+        }
+    }
+}
+
+/** Starts to copy a tile of ROWS x D. Rows from `rows` on and columns from `columns` on become 0. With
+ * `vectors` every row starts at a multiple of 16 bytes; otherwise elements are copied one by one, and are there
+ * after the next barrier. */
+template <typename T, int ROWS, int D, int THREADS>
+__device__ inline void fetch(uint32_t dst, const T *src, int rows, int columns, bool vectors)
+{
+    constexpr int PER = 16 / (int)sizeof(T), CHUNKS = D / PER;
+
+    if (vectors && THREADS % CHUNKS == 0) { /* a thread keeps its columns */
+        constexpr int AT_ONCE = THREADS >= CHUNKS ? THREADS / CHUNKS : 1;
+        static_assert(THREADS % CHUNKS || ROWS % AT_ONCE == 0, "every thread copies as many rows");
+        const int first = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+        const int within = chunk * PER < columns ? rows : 0;
+        const T *from = src + first * columns + chunk * PER;
+        dst += first * PITCH<T, D> + 16 * chunk;
+#pragma unroll
+        for (int row = 0; row < ROWS; row += AT_ONCE) {
+            copy16(dst + row * PITCH<T, D>, from, first + row < within);
+            from += AT_ONCE * columns;
+        }
+    } else if (vectors) {
+#pragma unroll
+        for (int start = 0; start < ROWS * CHUNKS; start += THREADS) {
+            const int i = start + threadIdx.x, row = i / CHUNKS, chunk = i % CHUNKS;
+            if (ROWS * CHUNKS % THREADS == 0 || i < ROWS * CHUNKS) {
+                const bool wanted = row < rows && chunk * PER < columns;
+                copy16(dst + row * PITCH<T, D> + 16 * chunk, wanted ? src + row * columns + chunk * PER : src,
+                       wanted);
+            }
+        }
+    } else {
+#pragma unroll 1
+        for (int i = threadIdx.x; i < ROWS * D; i += THREADS) {
+            const int row = i / D, column = i % D;
+            const bool wanted = row < rows && column < columns;
+            const uint32_t address = dst + row * PITCH<T, D> + column * (int)sizeof(T);
+            if constexpr (sizeof(T) == 4) {
+                const float x = wanted ? src[row * columns + column] : 0.0f;
+                asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+            } else {
+                const uint16_t *const bits = reinterpret_cast<const uint16_t *>(src);
+                const uint16_t x = wanted ? bits[row * columns + column] : (uint16_t)0;
+                asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(x) : "memory");
+            }
+        }
+    }
+}
+
+} // namespace tile
+
+#endif

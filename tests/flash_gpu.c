@@ -1,0 +1,573 @@
+#include "attention_kit.h"
+
+#include "flash/flash.h"
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/fence.h"
+#include "support/gpu.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static td_device *gpu;
+
+/* ---- a run of a shape on the GPU ---- */
+
+typedef struct results {
+    void *o, *dq, *dk, *dv;
+    float *lse;
+} results;
+
+static void free_results(results *r)
+{
+    free(r->o);
+    free(r->dq);
+    free(r->dk);
+    free(r->dv);
+    free(r->lse);
+}
+
+/* Inputs on the host, as the kit's truth wants them. */
+static td_attend_run inputs_of(const char *name, const td_attention_shape *shape)
+{
+    td_attend_run run = {.shape = *shape};
+
+    if (run.shape.seq_k == 0)
+        run.shape.seq_k = shape->seq;
+    run.rows = shape->batch * shape->heads * shape->seq;
+    run.queries = run.rows * shape->head_dim;
+    run.keys = shape->batch * shape->heads * run.shape.seq_k * shape->head_dim;
+    run.q = td_draw_normal(name, 1, shape->dtype, run.queries);
+    run.k = td_draw_normal(name, 2, shape->dtype, run.keys);
+    run.v = td_draw_normal(name, 3, shape->dtype, run.keys);
+    run.dout = td_draw_normal(name, 4, shape->dtype, run.queries);
+    return run;
+}
+
+static void free_inputs(td_attend_run *run)
+{
+    td_fence_free(run->q);
+    td_fence_free(run->k);
+    td_fence_free(run->v);
+    td_fence_free(run->dout);
+}
+
+typedef struct blocks {
+    void *q, *k, *v, *dout, *o, *dq, *dk, *dv, *lse, *forward_work, *backward_work;
+    td_attention_sizes sizes;
+} blocks;
+
+/* Every tensor starts `skip` elements into its block. */
+static blocks open_blocks(const td_attend_run *run, size_t skip)
+{
+    const size_t element = td_dtype_size(run->shape.dtype), shift = skip * element;
+    const size_t queries = (size_t)run->queries * element, keys = (size_t)run->keys * element;
+    td_attention_sizes sizes;
+
+    td_assert_ok(td_flash_sizes(gpu, &run->shape, &sizes));
+    assert_int_equal(sizes.saved, (size_t)run->rows * sizeof(float));
+    const blocks b = {.q = td_gpu_block(gpu, NULL, queries + shift),
+                      .k = td_gpu_block(gpu, NULL, keys + shift),
+                      .v = td_gpu_block(gpu, NULL, keys + shift),
+                      .dout = td_gpu_block(gpu, NULL, queries + shift),
+                      .o = td_gpu_block(gpu, NULL, queries + shift),
+                      .dq = td_gpu_block(gpu, NULL, queries + shift),
+                      .dk = td_gpu_block(gpu, NULL, keys + shift),
+                      .dv = td_gpu_block(gpu, NULL, keys + shift),
+                      .lse = td_gpu_block(gpu, NULL, sizes.saved),
+                      .forward_work = td_gpu_block(gpu, NULL, sizes.forward_work),
+                      .backward_work = td_gpu_block(gpu, NULL, sizes.backward_work),
+                      .sizes = sizes};
+
+    td_assert_ok(td_device_upload(gpu, (char *)b.q + shift, run->q, queries));
+    td_assert_ok(td_device_upload(gpu, (char *)b.k + shift, run->k, keys));
+    td_assert_ok(td_device_upload(gpu, (char *)b.v + shift, run->v, keys));
+    td_assert_ok(td_device_upload(gpu, (char *)b.dout + shift, run->dout, queries));
+    return b;
+}
+
+static void close_blocks(const blocks *b)
+{
+    void *const all[] = {
+        b->q, b->k, b->v, b->dout, b->o, b->dq, b->dk, b->dv, b->lse, b->forward_work, b->backward_work};
+
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        td_gpu_free(gpu, all[i]);
+}
+
+static void run_passes(const td_attention_shape *shape, const blocks *b, size_t shift)
+{
+    td_assert_ok(td_flash_forward(gpu, shape, (char *)b->q + shift, (char *)b->k + shift,
+                                  (char *)b->v + shift, (char *)b->o + shift, b->lse, b->forward_work));
+    td_assert_ok(td_flash_backward(gpu, shape, (char *)b->q + shift, (char *)b->k + shift,
+                                   (char *)b->v + shift, (char *)b->o + shift, (char *)b->dout + shift,
+                                   b->lse, (char *)b->dq + shift, (char *)b->dk + shift,
+                                   (char *)b->dv + shift, b->backward_work));
+}
+
+/* The tensor behind `skip` elements of a block; what lies before them must still be poison. */
+static void *read_behind(const td_attend_run *run, void *block, int64_t count, size_t skip)
+{
+    const size_t element = td_dtype_size(run->shape.dtype), bytes = (size_t)count * element;
+    unsigned char *data = td_gpu_read(gpu, block, bytes + skip * element);
+
+    for (size_t i = 0; i < skip * element; i++)
+        assert_int_equal(data[i], 0xFF);
+    memmove(data, data + skip * element, bytes);
+    return data;
+}
+
+static results compute(const td_attend_run *run, size_t skip)
+{
+    const blocks b = open_blocks(run, skip);
+    results r;
+
+    run_passes(&run->shape, &b, skip * td_dtype_size(run->shape.dtype));
+    td_assert_ok(td_device_synchronize(gpu));
+    r = (results){.o = read_behind(run, b.o, run->queries, skip),
+                  .dq = read_behind(run, b.dq, run->queries, skip),
+                  .dk = read_behind(run, b.dk, run->keys, skip),
+                  .dv = read_behind(run, b.dv, run->keys, skip),
+                  .lse = td_gpu_read(gpu, b.lse, (size_t)run->rows * sizeof(float))};
+    free(td_gpu_read(gpu, b.forward_work, b.sizes.forward_work)); /* for the fences */
+    free(td_gpu_read(gpu, b.backward_work, b.sizes.backward_work));
+    close_blocks(&b);
+    return r;
+}
+
+/* ---- against float64 ---- */
+
+typedef struct trial {
+    char name[112];
+    td_attention_shape shape;
+} trial;
+
+/* f32: P is rebuilt from an L of f32. tf32 and the 16-bit types: operands are rounded, P and dS among them,
+ * then the outputs. Errors of the single term average out, so these are some units of the type's rounding. */
+static double tolerance_of(const td_attention_shape *shape)
+{
+    if (shape->dtype == TD_F32)
+        return shape->tf32 ? 3e-3 : 3e-6;
+    return shape->dtype == TD_BF16 ? 8e-3 : 1.5e-3;
+}
+
+static void assert_identical_results(const td_attend_run *run, const results *a, const results *b,
+                                     bool with_dq)
+{
+    const td_dtype dtype = run->shape.dtype;
+
+    td_assert_identical("lse", TD_F32, a->lse, b->lse, run->rows);
+    td_assert_identical("o", dtype, a->o, b->o, run->queries);
+    td_assert_identical("dk", dtype, a->dk, b->dk, run->keys);
+    td_assert_identical("dv", dtype, a->dv, b->dv, run->keys);
+    if (with_dq)
+        td_assert_identical("dq", dtype, a->dq, b->dq, run->queries);
+}
+
+/* 0, beside the rounding of dP - D, of which TF32 has most: D is made of an O of f32. */
+static void assert_next_to_nothing(const char *name, const td_attend_run *run, const void *data,
+                                   int64_t count)
+{
+    const double most = run->shape.tf32 ? 0.1 : 1e-4;
+
+    for (int64_t i = 0; i < count; i++)
+        if (!(fabs(td_value_at(run->shape.dtype, data, i)) <= most))
+            fail_msg("%s[%d] is %g", name, (int)i, td_value_at(run->shape.dtype, data, i));
+}
+
+/* A logarithm, whose error is absolute: that of a score, which is of the order of 1, and more in TF32. */
+static void assert_lse(const td_attend_run *run, const float *lse, const double *truth)
+{
+    const double tolerance = run->shape.tf32 ? 4e-3 : 1e-6;
+
+    for (int64_t i = 0; i < run->rows; i++)
+        if (!(fabs((double)lse[i] - truth[i]) <= tolerance * fmax(1, fabs(truth[i]))))
+            fail_msg("lse[%d] is %.9g, truth %.9g", (int)i, (double)lse[i], truth[i]);
+}
+
+static void agrees_with_float64_and_repeats(void **state)
+{
+    const trial *t = *state;
+    const td_dtype dtype = t->shape.dtype;
+    const double tolerance = tolerance_of(&t->shape);
+    td_attend_run run = inputs_of(t->name, &t->shape);
+    td_attend_truth truth = td_attend_truth_of(&run);
+    results r = compute(&run, 0), again = compute(&run, 0);
+
+    td_assert_close("o", dtype, r.o, truth.o, run.queries, tolerance);
+    assert_lse(&run, r.lse, truth.lse);
+    td_assert_close("dv", dtype, r.dv, truth.dv, run.keys, tolerance);
+    if (run.shape.seq_k == 1 ||
+        (run.shape.seq == 1 && run.shape.causal)) { /* one key: P is 1 whatever it is */
+        assert_next_to_nothing("dq", &run, r.dq, run.queries);
+        assert_next_to_nothing("dk", &run, r.dk, run.keys);
+    } else {
+        td_assert_close("dq", dtype, r.dq, truth.dq, run.queries, tolerance);
+        td_assert_close("dk", dtype, r.dk, truth.dk, run.keys, tolerance);
+    }
+    assert_identical_results(&run, &r, &again, t->shape.deterministic);
+
+    free_results(&r);
+    free_results(&again);
+    td_attend_truth_free(&truth);
+    free_inputs(&run);
+}
+
+/* Tiles are 128, 64 or 32 rows, and heads are filled up to 16, 32, 64, 80, 128 or 256 columns: both sides of
+ * each. 1100 keys of one head are cut into parts, which are put together again. */
+static const struct {
+    int64_t batch, heads, seq, seq_k;
+} extents[] = {{1, 1, 1, 1},    {1, 2, 1, 37},    {2, 1, 37, 1},    {1, 2, 63, 65},  {2, 3, 64, 64},
+               {1, 1, 127, 33}, {1, 3, 129, 129}, {1, 1, 100, 259}, {1, 2, 259, 100}};
+static const int64_t head_dims[] = {1, 3, 16, 32, 33, 64, 80, 96, 127, 128, 160, 256};
+static const struct {
+    td_dtype dtype;
+    bool tf32;
+} kinds[] = {{TD_F32, false}, {TD_F32, true}, {TD_BF16, false}, {TD_F16, false}};
+
+enum {
+    EXTENTS = sizeof extents / sizeof *extents,
+    HEAD_DIMS = sizeof head_dims / sizeof *head_dims,
+    KINDS = sizeof kinds / sizeof *kinds,
+    TRIALS = (EXTENTS * HEAD_DIMS + 3) * KINDS * 2 + KINDS
+};
+
+static trial name_trial(td_attention_shape shape)
+{
+    trial t = {.shape = shape};
+
+    snprintf(t.name, sizeof t.name,
+             "%" PRId64 "x%" PRId64 "x%" PRId64 "x%" PRId64 " head_dim %" PRId64 " %s%s%s%s", shape.batch,
+             shape.heads, shape.seq, shape.seq_k, shape.head_dim,
+             shape.tf32 ? "tf32" : td_dtype_name(shape.dtype), shape.causal ? " causal" : "",
+             shape.mask == TD_MASK_ADD_1E6 ? " -1e6" : "", shape.deterministic ? " deterministic" : "");
+    return t;
+}
+
+static int run_trials(void)
+{
+    static trial trials[TRIALS];
+    static struct CMUnitTest tests[TRIALS];
+    int count = 0;
+
+    for (int kind = 0; kind < KINDS; kind++) {
+        td_attention_shape shape = {.dtype = kinds[kind].dtype, .tf32 = kinds[kind].tf32};
+
+        for (int i = 0; i < EXTENTS * HEAD_DIMS; i++)
+            for (int causal = 0; causal < 2; causal++) {
+                shape.batch = extents[i / HEAD_DIMS].batch;
+                shape.heads = extents[i / HEAD_DIMS].heads;
+                shape.seq = extents[i / HEAD_DIMS].seq;
+                shape.seq_k = extents[i / HEAD_DIMS].seq_k;
+                shape.head_dim = head_dims[i % HEAD_DIMS];
+                shape.causal = causal;
+                shape.deterministic = (i / HEAD_DIMS + i + causal) % 2;
+                trials[count++] = name_trial(shape);
+            }
+        for (int i = 0; i < 6; i++) {
+            shape = (td_attention_shape){.batch = 1,
+                                         .heads = 1,
+                                         .seq = i / 2 == 1 ? 700 : 1100,
+                                         .seq_k = i / 2 == 2 ? 700 : 1100,
+                                         .head_dim = i / 2 == 0 ? 64 : 24,
+                                         .dtype = kinds[kind].dtype,
+                                         .tf32 = kinds[kind].tf32,
+                                         .causal = i % 2,
+                                         .deterministic = i % 2};
+            trials[count++] = name_trial(shape);
+        }
+        trials[count++] = name_trial((td_attention_shape){.batch = 2,
+                                                          .heads = 2,
+                                                          .seq = 81,
+                                                          .seq_k = 70,
+                                                          .head_dim = 24,
+                                                          .dtype = kinds[kind].dtype,
+                                                          .tf32 = kinds[kind].tf32,
+                                                          .causal = true,
+                                                          .mask = TD_MASK_ADD_1E6,
+                                                          .scale = 0.3f});
+    }
+    for (int i = 0; i < count; i++)
+        tests[i] = (struct CMUnitTest){.name = trials[i].name,
+                                       .test_func = agrees_with_float64_and_repeats,
+                                       .initial_state = &trials[i]};
+    return _cmocka_run_group_tests("flash attention on a GPU, against float64", tests, (size_t)count, NULL,
+                                   NULL);
+}
+
+/* ---- properties ---- */
+
+/* Rows that do not start at 16 bytes are read element by element, in the same order of sums. */
+static void takes_tensors_at_any_address(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < KINDS; kind++) {
+        const td_attention_shape shape = {.batch = 1,
+                                          .heads = 2,
+                                          .seq = 150,
+                                          .seq_k = 90,
+                                          .head_dim = 64,
+                                          .dtype = kinds[kind].dtype,
+                                          .tf32 = kinds[kind].tf32,
+                                          .causal = true,
+                                          .deterministic = true};
+        td_attend_run run = inputs_of("addresses", &shape);
+        results aligned = compute(&run, 0), shifted = compute(&run, 1);
+
+        /* rowsum(dO * O) is summed by other lanes, so what is made of it may differ in the last bit. */
+        td_assert_identical("o", shape.dtype, aligned.o, shifted.o, run.queries);
+        td_assert_identical("dv", shape.dtype, aligned.dv, shifted.dv, run.keys);
+        double *dq = td_as_f64(shape.dtype, aligned.dq, run.queries);
+        double *dk = td_as_f64(shape.dtype, aligned.dk, run.keys);
+        td_assert_close("dq", shape.dtype, shifted.dq, dq, run.queries, tolerance_of(&shape));
+        td_assert_close("dk", shape.dtype, shifted.dk, dk, run.keys, tolerance_of(&shape));
+        free(dq);
+        free(dk);
+        free_results(&aligned);
+        free_results(&shifted);
+        free_inputs(&run);
+    }
+}
+
+/* More keys than queries under a causal mask: those behind the last query have no gradient, and it must be
+ * written. */
+static void keys_that_no_query_sees_have_no_gradient(void **state)
+{
+    const int64_t seqs[] = {1, 16, 50, 64, 100, 128};
+
+    (void)state;
+    for (int kind = 0; kind < KINDS; kind++)
+        for (size_t i = 0; i < sizeof seqs / sizeof *seqs; i++) {
+            const td_attention_shape shape = {.batch = 2,
+                                              .heads = 1,
+                                              .seq = seqs[i],
+                                              .seq_k = 200,
+                                              .head_dim = 16,
+                                              .dtype = kinds[kind].dtype,
+                                              .tf32 = kinds[kind].tf32,
+                                              .causal = true};
+            td_attend_run run = inputs_of("unseen", &shape);
+            results r = compute(&run, 0);
+
+            for (int64_t head = 0; head < 2; head++)
+                for (int64_t j = seqs[i] * 16; j < 200 * 16; j++) {
+                    assert_true(td_value_at(shape.dtype, r.dk, head * 200 * 16 + j) == 0);
+                    assert_true(td_value_at(shape.dtype, r.dv, head * 200 * 16 + j) == 0);
+                }
+            free_results(&r);
+            free_inputs(&run);
+        }
+}
+
+/* Scores that overflow to -infinity weigh nothing, also when whole tiles of them come first (from the last key
+ * down). */
+static void tiles_of_hopeless_keys_weigh_nothing(void **state)
+{
+    const int64_t seq = 20, seq_k = 300, d = 16;
+
+    (void)state;
+    for (int kind = 0; kind < 2; kind++) {
+        const td_attention_shape shape = {.batch = 1,
+                                          .heads = 1,
+                                          .seq = seq,
+                                          .seq_k = seq_k,
+                                          .head_dim = d,
+                                          .dtype = TD_F32,
+                                          .tf32 = kinds[kind].tf32,
+                                          .scale = 1};
+        td_attend_run run = inputs_of("hopeless", &shape);
+
+        for (int64_t row = 0; row < seq; row++)
+            *(float *)td_attend_row(&run, run.q, row) = 0x1p70f;
+        for (int64_t row = 0; row < seq_k; row++)
+            *(float *)td_attend_row(&run, run.k, row) = row < 100 ? 0 : -0x1p70f;
+        td_attend_truth truth = td_attend_truth_of(&run);
+        results r = compute(&run, 0);
+        td_assert_close("o", TD_F32, r.o, truth.o, run.queries, tolerance_of(&shape));
+        td_assert_close("dv", TD_F32, r.dv, truth.dv, run.keys, tolerance_of(&shape));
+        free_results(&r);
+        td_attend_truth_free(&truth);
+        free_inputs(&run);
+    }
+}
+
+/* NaN in one query spoils its row and no other; in a key, every query that sees it. */
+static void nan_goes_where_it_must(void **state)
+{
+    const int64_t seq = 90, d = 20, bad = 70;
+    const float not_a_number = NAN;
+
+    (void)state;
+    for (int kind = 0; kind < KINDS; kind++)
+        for (int which = 0; which < 2; which++) {
+            const td_attention_shape shape = {.batch = 1,
+                                              .heads = 1,
+                                              .seq = seq,
+                                              .head_dim = d,
+                                              .dtype = kinds[kind].dtype,
+                                              .tf32 = kinds[kind].tf32};
+            td_attend_run run = inputs_of("nan", &shape);
+
+            td_assert_ok(td_convert(1, TD_F32, &not_a_number, shape.dtype,
+                                    td_attend_row(&run, which ? run.k : run.q, bad)));
+            results r = compute(&run, 0);
+            for (int64_t row = 0; row < seq; row++)
+                for (int64_t c = 0; c < d; c++)
+                    assert_int_equal(isnan(td_value_at(shape.dtype, r.o, row * d + c)) != 0,
+                                     which == 1 || row == bad);
+            for (int64_t c = 0; c < d; c++) {
+                assert_true(isnan(td_value_at(shape.dtype, r.dq, bad * d + c)));
+                assert_true(isnan(td_value_at(shape.dtype, r.dk, bad * d + c)));
+            }
+            free_results(&r);
+            free_inputs(&run);
+        }
+}
+
+/* A captured step does what the calls do. */
+static void may_be_captured_in_a_graph(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < KINDS; kind++) {
+        const td_attention_shape shape = {.batch = 1,
+                                          .heads = 2,
+                                          .seq = 1100,
+                                          .head_dim = 32,
+                                          .dtype = kinds[kind].dtype,
+                                          .tf32 = kinds[kind].tf32,
+                                          .causal = true,
+                                          .deterministic = true};
+        td_attend_run run = inputs_of("graph", &shape);
+        results called = compute(&run, 0);
+        const blocks b = open_blocks(&run, 0);
+        td_graph *graph;
+
+        td_assert_ok(td_graph_begin(gpu));
+        run_passes(&run.shape, &b, 0);
+        td_assert_ok(td_graph_end(gpu, &graph));
+        td_assert_ok(td_graph_launch(graph));
+        td_assert_ok(td_graph_launch(graph));
+        td_assert_ok(td_device_synchronize(gpu));
+        results replayed = {.o = read_behind(&run, b.o, run.queries, 0),
+                            .dq = read_behind(&run, b.dq, run.queries, 0),
+                            .dk = read_behind(&run, b.dk, run.keys, 0),
+                            .dv = read_behind(&run, b.dv, run.keys, 0),
+                            .lse = td_gpu_read(gpu, b.lse, (size_t)run.rows * sizeof(float))};
+        assert_identical_results(&run, &called, &replayed, true);
+        td_graph_destroy(graph);
+        close_blocks(&b);
+        free_results(&called);
+        free_results(&replayed);
+        free_inputs(&run);
+    }
+}
+
+/* ---- sizes and refusals ---- */
+
+/* Scratch is some rows for each row, also where a sequence is cut into parts. */
+static void memory_is_linear(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < KINDS; kind++)
+        for (int deterministic = 0; deterministic < 2; deterministic++) {
+            td_attention_shape shape = {.batch = 1,
+                                        .heads = 1,
+                                        .head_dim = 64,
+                                        .dtype = kinds[kind].dtype,
+                                        .tf32 = kinds[kind].tf32,
+                                        .causal = true,
+                                        .deterministic = deterministic};
+            for (shape.seq = 128; shape.seq <= 1 << 22; shape.seq *= 2) {
+                const size_t row = 64 * sizeof(float);
+                td_attention_sizes sizes;
+
+                td_assert_ok(td_flash_sizes(gpu, &shape, &sizes));
+                assert_int_equal(sizes.saved, (size_t)shape.seq * sizeof(float));
+                assert_true(sizes.forward_work <= 33 * row * (size_t)shape.seq + 4096);
+                assert_true(sizes.backward_work <= 66 * row * (size_t)shape.seq + 65536);
+                if (shape.seq >= 1 << 18) { /* tiles enough for every multiprocessor */
+                    assert_true(sizes.forward_work == 0);
+                    assert_true(sizes.backward_work <= 2 * row * (size_t)shape.seq);
+                }
+            }
+        }
+}
+
+static void refuses_what_it_has_no_kernel_for(void **state)
+{
+    const struct {
+        const char *words;
+        td_attention_shape shape;
+        td_status status;
+    } cases[] = {
+        {"head_dim is 257",
+         {.batch = 1, .heads = 1, .seq = 3, .head_dim = 257, .dtype = TD_BF16},
+         TD_UNSUPPORTED},
+        {"dtype is f64", {.batch = 1, .heads = 1, .seq = 3, .head_dim = 4, .dtype = TD_F64}, TD_UNSUPPORTED},
+        {"more tiles than a grid",
+         {.batch = 1 << 20, .heads = 1 << 10, .seq = 1 << 10, .head_dim = 4, .dtype = TD_BF16},
+         TD_UNSUPPORTED},
+        {"tf32 is set, but dtype is bf16",
+         {.batch = 1, .heads = 1, .seq = 3, .head_dim = 4, .dtype = TD_BF16, .tf32 = true},
+         TD_BAD_ARGUMENT},
+    };
+    float x = 0;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const td_attention_shape *const shape = &cases[i].shape;
+        td_attention_sizes sizes;
+
+        td_assert_refused(td_flash_sizes(gpu, shape, &sizes), cases[i].status, cases[i].words);
+        td_assert_refused(td_flash_forward(gpu, shape, &x, &x, &x, &x, &x, &x), cases[i].status,
+                          cases[i].words);
+        td_assert_refused(td_flash_backward(gpu, shape, &x, &x, &x, &x, &x, &x, &x, &x, &x, &x),
+                          cases[i].status, cases[i].words);
+    }
+}
+
+static void work_may_be_null_where_none_is_needed(void **state)
+{
+    const td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 5, .head_dim = 4, .dtype = TD_BF16};
+    td_attend_run run = inputs_of("no work", &shape);
+    const blocks b = open_blocks(&run, 0);
+    td_attention_sizes sizes;
+
+    (void)state;
+    td_assert_ok(td_flash_sizes(gpu, &shape, &sizes));
+    assert_int_equal(sizes.forward_work, 0);
+    td_assert_ok(td_flash_forward(gpu, &shape, b.q, b.k, b.v, b.o, b.lse, NULL));
+    td_assert_refused(
+        td_flash_backward(gpu, &shape, b.q, b.k, b.v, b.o, b.dout, b.lse, b.dq, b.dk, b.dv, NULL),
+        TD_BAD_ARGUMENT, "work is NULL");
+    td_assert_ok(td_device_synchronize(gpu));
+    close_blocks(&b);
+    free_inputs(&run);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(takes_tensors_at_any_address),
+        cmocka_unit_test(keys_that_no_query_sees_have_no_gradient),
+        cmocka_unit_test(tiles_of_hopeless_keys_weigh_nothing),
+        cmocka_unit_test(nan_goes_where_it_must),
+        cmocka_unit_test(may_be_captured_in_a_graph),
+        cmocka_unit_test(memory_is_linear),
+        cmocka_unit_test(refuses_what_it_has_no_kernel_for),
+        cmocka_unit_test(work_may_be_null_where_none_is_needed),
+    };
+
+    gpu = td_gpu_open();
+    const int failed =
+        run_trials() + cmocka_run_group_tests_name("flash attention on a GPU", tests, NULL, NULL);
+    td_device_close(gpu);
+    return failed;
+}
