@@ -304,7 +304,9 @@ def rmsnorm_backward(case, draw, c):
         if accumulate:
             dx.copy_(before_dx)
             dweight.copy_(before_dweight)
-        c.td_rmsnorm_backward(c.device, desc, x, weight, rstd, dy, accumulate, dx, accumulate, dweight, work)
+        c.td_rmsnorm_backward(
+            c.device, desc, x, weight, rstd, dy, accumulate, dx, None, accumulate, dweight, work
+        )
         return {"dx": dx, "dweight": dweight}
 
     def finish(grads):
@@ -548,9 +550,10 @@ def cross_entropy_forward(case, draw, c):
     logits, targets = cross_entropy_inputs(case, draw)
     loss, lse = draw.poisoned((1,), "f32"), draw.poisoned((case.rows,), "f32")
     desc = c.struct("td_cross_entropy_shape", case)
+    work = c.work(c.value("td_cross_entropy_work_bytes", c.device, desc))
 
     def tandem():
-        c.td_cross_entropy_forward(c.device, desc, logits, targets, loss, lse)
+        c.td_cross_entropy_forward(c.device, desc, logits, targets, loss, lse, work)
         return {"loss": loss, "lse": lse}
 
     def torch_cross_entropy(logits):
@@ -569,7 +572,8 @@ def cross_entropy_backward(case, draw, c):
     loss, lse = draw.poisoned((1,), "f32"), draw.poisoned((case.rows,), "f32")
     dlogits = draw.poisoned(logits.shape, case.dtype)
     desc = c.struct("td_cross_entropy_shape", case)
-    c.td_cross_entropy_forward(c.device, desc, logits, targets, loss, lse)
+    work = c.work(c.value("td_cross_entropy_work_bytes", c.device, desc))
+    c.td_cross_entropy_forward(c.device, desc, logits, targets, loss, lse, work)
 
     def tandem():
         c.td_cross_entropy_backward(c.device, desc, logits, targets, lse, 1.0, dlogits)

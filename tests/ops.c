@@ -4,10 +4,7 @@ int main(void)
 {
     int failed = 0;
 
-    if (td_device_open("cpu", &ops_cpu) != TD_OK) {
-        fprintf(stderr, "cpu: %s\n", td_last_error());
-        return 1;
-    }
+    ops_open("cpu");
     failed += ops_exp_group();
     failed += ops_gemm_group();
     failed += ops_layout_group();
@@ -17,6 +14,6 @@ int main(void)
     failed += ops_cross_entropy_group();
     failed += ops_optimizers_group();
     failed += ops_refusals_group();
-    td_device_close(ops_cpu);
+    td_device_close(ops_dev);
     return failed != 0;
 }

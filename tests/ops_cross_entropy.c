@@ -36,16 +36,31 @@ static void *draw_logits(ops_case *c, int64_t count, double spread)
     return logits;
 }
 
+static void *work_for(ops_case *c, const td_cross_entropy_shape *shape)
+{
+    size_t bytes;
+
+    td_assert_ok(td_cross_entropy_work_bytes(ops_dev, shape, &bytes));
+    return ops_bytes(c, bytes);
+}
+
+/* f16 ends at 2^-24: there a gradient is scaled up, as in training. */
+static float scale_for(const ops_case *c, int64_t rows)
+{
+    return c->dtype == TD_F16 ? 1.5f * (float)rows : 1.5f;
+}
+
 static void forward_and_backward(void **state)
 {
     const cross_entropy_case *row = *state;
     int64_t rows = row->rows, vocab = row->vocab, all = rows * vocab;
 
-    for (int d = 0; d < 2; d++) {
-        ops_case c = ops_begin(d ? TD_BF16 : TD_F32, "%s %d", row->name, d);
+    for (int d = 0; d < ops_dtype_count; d++) {
+        ops_case c = ops_begin(ops_dtypes[d], "%s %d", row->name, d);
         td_cross_entropy_shape shape = {.rows = rows, .vocab = vocab, .dtype = c.dtype};
         void *logits = draw_logits(&c, all, row->spread), *dlogits = ops_room(&c, c.dtype, all);
-        void *own = ops_room(&c, c.dtype, all);
+        void *own = ops_room(&c, c.dtype, all), *work = work_for(&c, &shape);
+        float scale = scale_for(&c, rows);
         int64_t *targets = ops_draw_ids(&c, rows, vocab);
         float *loss = ops_room(&c, TD_F32, 1), *lse = ops_room(&c, TD_F32, rows);
         double *x = ops_f64(&c, c.dtype, logits, all), *lse_truth = ops_zeros(&c, rows),
@@ -54,20 +69,36 @@ static void forward_and_backward(void **state)
 
         for (int64_t r = 0; r < rows; r++)
             for (int64_t i = 0; i < vocab; i++)
-                truth[r * vocab + i] =
-                    1.5 / (double)rows * (exp(x[r * vocab + i] - lse_truth[r]) - (i == targets[r] ? 1 : 0));
-        OPS_RUN(&c, TD_F32, loss, 1, NULL,
-                td_cross_entropy_forward(ops_cpu, &shape, logits, targets, loss, lse));
-        OPS_RUN(&c, TD_F32, lse, rows, NULL,
-                td_cross_entropy_forward(ops_cpu, &shape, logits, targets, loss, lse));
+                truth[r * vocab + i] = (double)scale / (double)rows *
+                                       (exp(x[r * vocab + i] - lse_truth[r]) - (i == targets[r] ? 1 : 0));
+        OPS_RUN(
+            &c, TD_F32, loss, 1, NULL,
+            td_cross_entropy_forward(ops_dev, &shape, on(logits), on(targets), on(loss), on(lse), on(work)));
+        OPS_RUN(
+            &c, TD_F32, lse, rows, NULL,
+            td_cross_entropy_forward(ops_dev, &shape, on(logits), on(targets), on(loss), on(lse), on(work)));
         ops_assert_close(&c, "loss", TD_F32, loss, &loss_truth, 1, 2);
         ops_assert_close(&c, "lse", TD_F32, lse, lse_truth, rows, 1);
-        OPS_RUN(&c, c.dtype, dlogits, all, NULL,
-                td_cross_entropy_backward(ops_cpu, &shape, logits, targets, lse, 1.5f, dlogits));
+        OPS_RUN(
+            &c, c.dtype, dlogits, all, NULL,
+            td_cross_entropy_backward(ops_dev, &shape, on(logits), on(targets), on(lse), scale, on(dlogits)));
         ops_assert_close(&c, "dlogits", c.dtype, dlogits, truth, all, 4);
         OPS_RUN(&c, c.dtype, own, all, logits,
-                td_cross_entropy_backward(ops_cpu, &shape, own, targets, lse, 1.5f, own));
+                td_cross_entropy_backward(ops_dev, &shape, on(own), on(targets), on(lse), scale, on(own)));
         td_assert_identical("in place of logits", c.dtype, own, dlogits, all);
+
+        /* Both at once: the same numbers, not in place and in place. */
+        void *fused = ops_room(&c, c.dtype, all);
+        float *fused_loss = ops_room(&c, TD_F32, 1);
+        OPS_RUN(&c, c.dtype, fused, all, NULL,
+                td_cross_entropy_fused(ops_dev, &shape, on(logits), on(targets), scale, on(fused_loss),
+                                       on(fused), on(work)));
+        ops_assert_close(&c, "fused loss", TD_F32, fused_loss, &loss_truth, 1, 2);
+        td_assert_identical("fused dlogits", c.dtype, fused, dlogits, all);
+        OPS_RUN(&c, c.dtype, own, all, logits,
+                td_cross_entropy_fused(ops_dev, &shape, on(own), on(targets), scale, on(fused_loss), on(own),
+                                       on(work)));
+        td_assert_identical("fused in place", c.dtype, own, dlogits, all);
         ops_finish(&c);
     }
 }
@@ -78,15 +109,16 @@ static void backward_is_the_derivative(void **state)
     ops_case c = ops_begin(TD_F32, "cross entropy derivative");
     td_cross_entropy_shape shape = {.rows = ROWS, .vocab = VOCAB, .dtype = TD_F32};
     float *logits = ops_draw(&c, ALL), *dlogits = ops_room(&c, TD_F32, ALL),
-          *lse = ops_room(&c, TD_F32, ROWS), loss;
+          *lse = ops_room(&c, TD_F32, ROWS), *loss = ops_room(&c, TD_F32, 1);
     int64_t *targets = ops_draw_ids(&c, ROWS, VOCAB);
+    void *work = work_for(&c, &shape);
     double *x = ops_f64(&c, TD_F32, logits, ALL), *step = ops_f64(&c, TD_F32, ops_draw(&c, ALL), ALL);
     double *moved = ops_zeros(&c, ALL), *ignored = ops_zeros(&c, ROWS), difference = 0, derivative = 0,
            size = 0;
 
     (void)state;
-    td_assert_ok(td_cross_entropy_forward(ops_cpu, &shape, logits, targets, &loss, lse));
-    td_assert_ok(td_cross_entropy_backward(ops_cpu, &shape, logits, targets, lse, 1.0f, dlogits));
+    OPS_CALL(td_cross_entropy_forward(ops_dev, &shape, on(logits), on(targets), on(loss), on(lse), on(work)));
+    OPS_CALL(td_cross_entropy_backward(ops_dev, &shape, on(logits), on(targets), on(lse), 1.0f, on(dlogits)));
     for (int sign = -1; sign <= 1; sign += 2) {
         for (int i = 0; i < ALL; i++)
             moved[i] = x[i] + sign * 1e-5 * step[i];
@@ -100,60 +132,100 @@ static void backward_is_the_derivative(void **state)
     ops_finish(&c);
 }
 
+/* What a case on given logits has: forward and backward of them. */
+typedef struct given {
+    td_cross_entropy_shape shape;
+    float *logits, *dlogits, *loss, *lse;
+    int64_t *targets;
+} given;
+
+static given run_given(ops_case *c, int64_t rows, int64_t vocab, const float *logits, const int64_t *targets)
+{
+    given g = {.shape = {.rows = rows, .vocab = vocab, .dtype = TD_F32}};
+    void *work = work_for(c, &g.shape);
+
+    g.logits = ops_given(c, TD_F32, rows * vocab, logits);
+    g.targets = ops_bytes(c, (size_t)rows * sizeof *targets);
+    memcpy(g.targets, targets, (size_t)rows * sizeof *targets);
+    g.dlogits = ops_room(c, TD_F32, rows * vocab);
+    g.loss = ops_room(c, TD_F32, 1);
+    g.lse = ops_room(c, TD_F32, rows);
+    OPS_CALL(td_cross_entropy_forward(ops_dev, &g.shape, on(g.logits), on(g.targets), on(g.loss), on(g.lse),
+                                      on(work)));
+    OPS_CALL(td_cross_entropy_backward(ops_dev, &g.shape, on(g.logits), on(g.targets), on(g.lse), 1.0f,
+                                       on(g.dlogits)));
+    return g;
+}
+
 static void equal_logits_give_the_log_of_the_vocabulary(void **state)
 {
-    float logits[64], dlogits[64], loss, lse;
-    int64_t target = 5;
-    td_cross_entropy_shape shape = {.rows = 1, .vocab = 64, .dtype = TD_F32};
+    ops_case c = ops_begin(TD_F32, "equal logits");
+    float logits[64];
 
     (void)state;
     for (int i = 0; i < 64; i++)
         logits[i] = 3;
-    td_assert_ok(td_cross_entropy_forward(ops_cpu, &shape, logits, &target, &loss, &lse));
-    assert_true(loss == (float)log(64.0) && lse == (float)(3 + log(64.0)));
-    td_assert_ok(td_cross_entropy_backward(ops_cpu, &shape, logits, &target, &lse, 1.0f, dlogits));
+    given g = run_given(&c, 1, 64, logits, (const int64_t[]){5});
+    assert_true(*g.loss == (float)log(64.0) && *g.lse == (float)(3 + log(64.0)));
     for (int i = 0; i < 64; i++)
-        assert_true(dlogits[i] == (i == 5 ? -0.984375f : 0.015625f));
+        assert_true(g.dlogits[i] == (i == 5 ? -0.984375f : 0.015625f));
+    ops_finish(&c);
 }
 
 /* lse is near 1e4, where floats are 2^-10 apart; the loss of a sure row is far smaller, and its gradient. */
 static void a_sure_row_keeps_its_small_loss(void **state)
 {
-    float logits[3] = {9993, 10000, 9993}, dlogits[3], loss, lse;
-    int64_t target = 1;
+    ops_case c = ops_begin(TD_F32, "sure row");
     double others = 2 * exp(-7.0);
-    td_cross_entropy_shape shape = {.rows = 1, .vocab = 3, .dtype = TD_F32};
+    given g = run_given(&c, 1, 3, (const float[]){9993, 10000, 9993}, (const int64_t[]){1});
 
     (void)state;
-    td_assert_ok(td_cross_entropy_forward(ops_cpu, &shape, logits, &target, &loss, &lse));
-    assert_true(lse == 10000.001953125f);
-    assert_true(fabs((double)loss - log1p(others)) <= 0x1p-22);
-    td_assert_ok(td_cross_entropy_backward(ops_cpu, &shape, logits, &target, &lse, 1.0f, dlogits));
-    assert_true(fabs((double)dlogits[1] + others / (1 + others)) <= 1e-7);
-    assert_true(fabs((double)dlogits[0] - others / 2 / (1 + others)) <= 1e-9);
+    assert_true(*g.lse == 10000.001953125f);
+    assert_true(fabs((double)*g.loss - log1p(others)) <= 0x1p-22);
+    assert_true(fabs((double)g.dlogits[1] + others / (1 + others)) <= 1e-7);
+    assert_true(fabs((double)g.dlogits[0] - others / 2 / (1 + others)) <= 1e-9);
+    ops_finish(&c);
 }
 
 static void nan_and_infinity_travel(void **state)
 {
     enum { ROWS = 4, VOCAB = 3 };
-    float logits[ROWS * VOCAB] = {1, 2, 3, 1, NAN, 3, -INFINITY, 2, 2, 1, INFINITY, 1};
-    float dlogits[ROWS * VOCAB], loss, lse[ROWS];
-    int64_t targets[ROWS] = {0, 0, 1, 0};
-    td_cross_entropy_shape shape = {.rows = ROWS, .vocab = VOCAB, .dtype = TD_F32};
+    const float logits[ROWS * VOCAB] = {1, 2, 3, 1, NAN, 3, -INFINITY, 2, 2, 1, INFINITY, 1};
+    ops_case c = ops_begin(TD_F32, "nan");
+    given g = run_given(&c, ROWS, VOCAB, logits, (const int64_t[]){0, 0, 1, 0});
 
     (void)state;
-    td_assert_ok(td_cross_entropy_forward(ops_cpu, &shape, logits, targets, &loss, lse));
-    assert_true(isnan(loss) && isfinite(lse[0]) && isnan(lse[1]) && isnan(lse[3]));
-    assert_true(fabs((double)lse[2] - (2 + log(2.0))) <= 1e-6);
-    td_assert_ok(td_cross_entropy_backward(ops_cpu, &shape, logits, targets, lse, 1.0f, dlogits));
+    assert_true(isnan(*g.loss) && isfinite(g.lse[0]) && isnan(g.lse[1]) && isnan(g.lse[3]));
+    assert_true(fabs((double)g.lse[2] - (2 + log(2.0))) <= 1e-6);
     for (int i = 0; i < ROWS * VOCAB; i++)
-        assert_int_equal(isnan(dlogits[i]) != 0, i / VOCAB == 1 || i / VOCAB == 3);
-    assert_true(dlogits[6] == 0 && dlogits[8] == 0.125f && dlogits[7] == -0.125f);
+        assert_int_equal(isnan(g.dlogits[i]) != 0, i / VOCAB == 1 || i / VOCAB == 3);
+    assert_true(g.dlogits[6] == 0 && g.dlogits[8] == 0.125f && g.dlogits[7] == -0.125f);
     /* A target that the mask of the vocabulary hides costs infinity. */
-    shape.rows = 1;
-    targets[0] = 0;
-    td_assert_ok(td_cross_entropy_forward(ops_cpu, &shape, logits + 6, targets, &loss, lse));
-    assert_true(loss == INFINITY);
+    assert_true(*run_given(&c, 1, VOCAB, logits + 6, (const int64_t[]){0}).loss == INFINITY);
+    ops_finish(&c);
+}
+
+/* The CPU sees the targets and refuses; a GPU's kernel makes the loss NaN, and the row of the gradient. */
+static void unknown_targets_are_not_read(void **state)
+{
+    enum { VOCAB = 3 };
+    const float logits[2 * VOCAB] = {1, 2, 3, 4, 5, 6};
+    const int64_t unknown[] = {3, -1, INT64_MAX, INT64_MIN};
+
+    (void)state;
+    for (int i = 0; ops_on_gpu() && i < 4; i++) {
+        ops_case c = ops_begin(TD_F32, "unknown target %d", i);
+        given g = run_given(&c, 2, VOCAB, logits, (const int64_t[]){2, unknown[i]});
+        float *fused = ops_room(&c, TD_F32, 2 * VOCAB);
+
+        assert_true(isnan(*g.loss) && isfinite(g.lse[0]) && isfinite(g.lse[1]));
+        OPS_CALL(td_cross_entropy_fused(ops_dev, &g.shape, on(g.logits), on(g.targets), 1.0f, on(g.loss),
+                                        on(fused), on(work_for(&c, &g.shape))));
+        assert_true(isnan(*g.loss));
+        for (int j = 0; j < 2 * VOCAB; j++)
+            assert_true((isnan(g.dlogits[j]) != 0) == (j >= VOCAB) && (isnan(fused[j]) != 0) == (j >= VOCAB));
+        ops_finish(&c);
+    }
 }
 
 static void unknown_targets_are_refused(void **state)
@@ -163,10 +235,14 @@ static void unknown_targets_are_refused(void **state)
     td_cross_entropy_shape shape = {.rows = 2, .vocab = 3, .dtype = TD_F32};
 
     (void)state;
-    td_assert_refused(td_cross_entropy_forward(ops_cpu, &shape, logits, targets, &loss, lse), TD_BAD_ARGUMENT,
-                      "targets[1] is 3");
+    if (ops_on_gpu())
+        return;
+    td_assert_refused(td_cross_entropy_forward(ops_dev, &shape, logits, targets, &loss, lse, NULL),
+                      TD_BAD_ARGUMENT, "targets[1] is 3");
     targets[1] = -1;
-    td_assert_refused(td_cross_entropy_backward(ops_cpu, &shape, logits, targets, lse, 1.0f, dlogits),
+    td_assert_refused(td_cross_entropy_backward(ops_dev, &shape, logits, targets, lse, 1.0f, dlogits),
+                      TD_BAD_ARGUMENT, "targets[1] is -1");
+    td_assert_refused(td_cross_entropy_fused(ops_dev, &shape, logits, targets, 1.0f, &loss, dlogits, NULL),
                       TD_BAD_ARGUMENT, "targets[1] is -1");
     assert_true(loss == 7 && lse[0] == 7 && lse[1] == 7);
     for (int i = 0; i < 6; i++)
@@ -181,6 +257,8 @@ static const cross_entropy_case cases[] = {
     {"cross entropy prime", 37, 1009, 1},
     {"cross entropy course", 19, 10000, 1},
     {"cross entropy three pieces", 3, 33001, 1},
+    {"cross entropy in vectors", 5, 33024, 1},
+    {"cross entropy beyond registers", 2, 150016, 1},
     {"cross entropy sure", 61, 257, 8},
 };
 
@@ -191,6 +269,7 @@ int ops_cross_entropy_group(void)
         cmocka_unit_test(equal_logits_give_the_log_of_the_vocabulary),
         cmocka_unit_test(a_sure_row_keeps_its_small_loss),
         cmocka_unit_test(nan_and_infinity_travel),
+        cmocka_unit_test(unknown_targets_are_not_read),
         cmocka_unit_test(unknown_targets_are_refused),
     };
 

@@ -34,8 +34,8 @@ static void forward_and_backward(void **state)
 {
     const gate_case *row = *state;
 
-    for (int d = 0; d < 2; d++) {
-        ops_case c = ops_begin(d ? TD_BF16 : TD_F32, "%s %d", row->name, d);
+    for (int d = 0; d < ops_dtype_count; d++) {
+        ops_case c = ops_begin(ops_dtypes[d], "%s %d", row->name, d);
         td_rows_shape shape = row->shape;
         int64_t rows = shape.rows, cols = shape.cols, pitch = shape.pitch ? shape.pitch : cols,
                 all = rows * pitch;
@@ -56,13 +56,15 @@ static void forward_and_backward(void **state)
                 dgate_truth[at] = dz[out] * u[at] * s * (1 + z[at] * (1 - s));
                 dup_truth[at] = dz[out] * silu(z[at]);
             }
-        OPS_RUN(&c, c.dtype, y, rows * cols, NULL, td_silu_mul_forward(ops_cpu, &shape, gate, up, y));
+        OPS_RUN(&c, c.dtype, y, rows * cols, NULL,
+                td_silu_mul_forward(ops_dev, &shape, on(gate), on(up), on(y)));
         ops_assert_close(&c, "y", c.dtype, y, truth, rows * cols, 2);
 
         /* What lies between cols and pitch stays as it was: poison here, the operand in place. */
         OPS_RUN(&c, c.dtype, dgate, all, NULL,
-                td_silu_mul_backward(ops_cpu, &shape, gate, up, dy, dgate, dup));
-        OPS_RUN(&c, c.dtype, dup, all, NULL, td_silu_mul_backward(ops_cpu, &shape, gate, up, dy, dgate, dup));
+                td_silu_mul_backward(ops_dev, &shape, on(gate), on(up), on(dy), on(dgate), on(dup)));
+        OPS_RUN(&c, c.dtype, dup, all, NULL,
+                td_silu_mul_backward(ops_dev, &shape, on(gate), on(up), on(dy), on(dgate), on(dup)));
         ops_assert_close(&c, "dgate", c.dtype, dgate, dgate_truth, all, 4);
         ops_assert_close(&c, "dup", c.dtype, dup, dup_truth, all, 2);
 
@@ -84,7 +86,8 @@ static void forward_and_backward(void **state)
         }
 
         void *own_gate = ops_copy(&c, c.dtype, gate, all), *own_up = ops_copy(&c, c.dtype, up, all);
-        td_assert_ok(td_silu_mul_backward(ops_cpu, &shape, own_gate, own_up, dy, own_gate, own_up));
+        OPS_CALL(td_silu_mul_backward(ops_dev, &shape, on(own_gate), on(own_up), on(dy), on(own_gate),
+                                      on(own_up)));
         for (int64_t r = 0; r < rows; r++) {
             size_t at = (size_t)(r * pitch) * td_dtype_size(c.dtype);
 
@@ -97,18 +100,22 @@ static void forward_and_backward(void **state)
 
 static void ends_of_the_range(void **state)
 {
-    float gate[6] = {100, -100, 0, NAN, INFINITY, 1}, up[6] = {2, 2, 2, 2, 2, NAN},
-          ones[6] = {1, 1, 1, 1, 1, 1};
-    float y[6], dgate[6], dup[6];
-    td_rows_shape shape = {.rows = 1, .cols = 6, .dtype = TD_F32};
+    enum { N = 6 };
+    ops_case c = ops_begin(TD_F32, "gate ends");
+    td_rows_shape shape = {.rows = 1, .cols = N, .dtype = TD_F32};
+    float *gate = ops_given(&c, TD_F32, N, (const float[]){100, -100, 0, NAN, INFINITY, 1});
+    float *up = ops_given(&c, TD_F32, N, (const float[]){2, 2, 2, 2, 2, NAN});
+    float *ones = ops_given(&c, TD_F32, N, (const float[]){1, 1, 1, 1, 1, 1});
+    float *y = ops_room(&c, TD_F32, N), *dgate = ops_room(&c, TD_F32, N), *dup = ops_room(&c, TD_F32, N);
 
     (void)state;
-    td_assert_ok(td_silu_mul_forward(ops_cpu, &shape, gate, up, y));
+    OPS_CALL(td_silu_mul_forward(ops_dev, &shape, on(gate), on(up), on(y)));
     assert_true(y[0] == 200 && y[1] == 0 && y[2] == 0 && isnan(y[3]) && y[4] == INFINITY && isnan(y[5]));
-    td_assert_ok(td_silu_mul_backward(ops_cpu, &shape, gate, up, ones, dgate, dup));
+    OPS_CALL(td_silu_mul_backward(ops_dev, &shape, on(gate), on(up), on(ones), on(dgate), on(dup)));
     assert_true(dgate[0] == 2 && dgate[1] == 0 && dgate[2] == 1 && isnan(dgate[3]) && isnan(dgate[5]));
     assert_true(dup[0] == 100 && dup[1] == 0 && dup[2] == 0 && isnan(dup[3]) && dup[4] == INFINITY);
     assert_true(fabsf(dup[5] - 0.731058579f) < 1e-6f);
+    ops_finish(&c);
 }
 
 static const gate_case cases[] = {

@@ -54,7 +54,7 @@ static void *work_for(ops_case *c, const td_gemm_shape *shape)
 {
     size_t bytes = 1;
 
-    td_assert_ok(td_gemm_work_bytes(ops_cpu, shape, &bytes));
+    td_assert_ok(td_gemm_work_bytes(ops_dev, shape, &bytes));
     return ops_bytes(c, bytes);
 }
 
@@ -114,7 +114,7 @@ static void integers_are_exact(void **state)
             if (!isnan(truth[i]))
                 td_assert_ok(td_convert(1, TD_F64, &truth[i], out_dtype,
                                         (char *)want + (size_t)i * td_dtype_size(out_dtype)));
-        OPS_RUN(&c, out_dtype, z, out.count, before, td_gemm(ops_cpu, &shape, x, y, z, work_for(&c, &shape)));
+        OPS_RUN(&c, out_dtype, z, out.count, before, td_gemm(ops_dev, &shape, x, y, z, work_for(&c, &shape)));
         td_assert_identical(c.name, out_dtype, z, want, out.count);
         ops_finish(&c);
     }
@@ -163,7 +163,7 @@ static void random_numbers_are_close(void **state)
         for (int round = 0; round < 2; round++) {
             memcpy(out, before, (size_t)(row->batch * mn) * td_dtype_size(out_dtype));
             td_fence_poison(work);
-            td_assert_ok(td_gemm(ops_cpu, &shape, a, b, out, work));
+            td_assert_ok(td_gemm(ops_dev, &shape, a, b, out, work));
             ops_assert_close(&c, "c", out_dtype, out, truth, row->batch * mn, 4);
         }
         ops_finish(&c);
@@ -202,7 +202,7 @@ static void shared_operands(void **state)
         double *truth = ops_zeros(&c, BATCH * M * N);
 
         reference(&shape, ops_f64(&c, dtype, x, a.count), ops_f64(&c, dtype, y, b.count), truth);
-        OPS_RUN(&c, TD_F32, z, BATCH * M * N, NULL, td_gemm(ops_cpu, &shape, x, y, z, work_for(&c, &shape)));
+        OPS_RUN(&c, TD_F32, z, BATCH * M * N, NULL, td_gemm(ops_dev, &shape, x, y, z, work_for(&c, &shape)));
         for (int i = 0; i < BATCH * M * N; i++)
             assert_true((double)z[i] == truth[i]);
         ops_finish(&c);
@@ -236,7 +236,7 @@ static void interleaved_output(void **state)
 
     (void)state;
     reference(&shape, ops_f64(&c, TD_BF16, x, a.count), ops_f64(&c, TD_BF16, y, b.count), truth);
-    OPS_RUN(&c, TD_BF16, z, HEADS * SEQ * DIM, NULL, td_gemm(ops_cpu, &shape, x, y, z, work_for(&c, &shape)));
+    OPS_RUN(&c, TD_BF16, z, HEADS * SEQ * DIM, NULL, td_gemm(ops_dev, &shape, x, y, z, work_for(&c, &shape)));
     for (int i = 0; i < HEADS * SEQ * DIM; i++)
         assert_true(td_value_at(TD_BF16, z, i) == truth[i]);
     ops_finish(&c);
@@ -256,7 +256,7 @@ static void bf16_output_is_rounded_once(void **state)
     for (int i = 0; i < 257; i++)
         td_assert_ok(td_convert(1, TD_F32, &one, TD_BF16, ones + 2 * i));
     td_assert_ok(td_convert(1, TD_F32, &two, TD_BF16, out));
-    td_assert_ok(td_gemm(ops_cpu, &shape, ones, ones, out, work_for(&c, &shape)));
+    td_assert_ok(td_gemm(ops_dev, &shape, ones, ones, out, work_for(&c, &shape)));
     assert_true(td_value_at(TD_BF16, out, 0) == 260);
     ops_finish(&c);
 }
@@ -278,7 +278,7 @@ static void nan_and_infinity_travel(void **state)
 
         td_assert_ok(td_convert(1, TD_F32, &nan, c.dtype, a + (5 * K + 3) * size));
         td_assert_ok(td_convert(1, TD_F32, &infinity, c.dtype, b + (7 * N + 2) * size));
-        td_assert_ok(td_gemm(ops_cpu, &shape, a, b, out, work_for(&c, &shape)));
+        td_assert_ok(td_gemm(ops_dev, &shape, a, b, out, work_for(&c, &shape)));
         for (int i = 0; i < M; i++)
             for (int j = 0; j < N; j++) {
                 double value = td_value_at(c.dtype, out, i * N + j);
@@ -319,10 +319,10 @@ static void large_bf16_matrices_take_turns(void **state)
     size_t bytes;
 
     (void)state;
-    td_assert_ok(td_gemm_work_bytes(ops_cpu, &shape, &bytes));
+    td_assert_ok(td_gemm_work_bytes(ops_dev, &shape, &bytes));
     assert_in_range(bytes, 1, 80 << 20);
     td_assert_ok(td_cpu_set_threads(3));
-    td_assert_ok(td_gemm(ops_cpu, &shape, x, y, z, work_for(&c, &shape)));
+    td_assert_ok(td_gemm(ops_dev, &shape, x, y, z, work_for(&c, &shape)));
     for (int64_t m = 0; m < BATCH; m++)
         for (int64_t i = 0; i < SIDE; i++)
             for (int64_t j = 0; j < SIDE; j += 7) {
@@ -370,10 +370,10 @@ static void a_failing_library_is_reported(void **state)
 
     (void)state;
     injected = dnnl_out_of_memory;
-    td_assert_refused(td_gemm(ops_cpu, &shape, a, a, c, NULL), TD_LIBRARY_ERROR, "dnnl_sgemm");
-    td_assert_refused(td_gemm(ops_cpu, &shape, a, a, c, NULL), TD_LIBRARY_ERROR, "out_of_memory");
+    td_assert_refused(td_gemm(ops_dev, &shape, a, a, c, NULL), TD_LIBRARY_ERROR, "dnnl_sgemm");
+    td_assert_refused(td_gemm(ops_dev, &shape, a, a, c, NULL), TD_LIBRARY_ERROR, "out_of_memory");
     injected = dnnl_success;
-    td_assert_ok(td_gemm(ops_cpu, &shape, a, a, c, NULL));
+    td_assert_ok(td_gemm(ops_dev, &shape, a, a, c, NULL));
     assert_true(c[0] == 1 && c[1] == 4 && c[2] == 9 && c[3] == 16);
 }
 

@@ -1,6 +1,35 @@
 #include "ops_kit.h"
 
-td_device *ops_cpu;
+#include "support/gpu.h"
+
+td_device *ops_dev;
+int ops_dtype_count = 2;
+td_dtype ops_dtypes[3] = {TD_F32, TD_BF16, TD_F16};
+
+/* The fenced tensors of the running case. Without a mirror the device is the CPU. */
+static struct block {
+    void *host, *mirror;
+    size_t bytes;
+} blocks[96];
+static int block_count;
+static bool gpu;
+
+void ops_open(const char *name)
+{
+    gpu = strcmp(name, "cpu") != 0;
+    if (gpu) {
+        ops_dev = td_gpu_open();
+        ops_dtype_count = 3;
+    } else if (td_device_open(name, &ops_dev) != TD_OK) {
+        fprintf(stderr, "%s: %s\n", name, td_last_error());
+        exit(1);
+    }
+}
+
+bool ops_on_gpu(void)
+{
+    return gpu;
+}
 
 ops_case ops_begin(td_dtype dtype, const char *format, ...)
 {
@@ -15,17 +44,54 @@ ops_case ops_begin(td_dtype dtype, const char *format, ...)
 
 void ops_finish(ops_case *c)
 {
-    for (int i = 0; i < c->fenced_count; i++)
-        td_fence_free(c->fenced[i]);
+    while (block_count > 0) {
+        struct block *block = &blocks[--block_count];
+
+        td_gpu_free(ops_dev, block->mirror);
+        td_fence_free(block->host);
+    }
     for (int i = 0; i < c->plain_count; i++)
         free(c->plain[i]);
 }
 
-static void *keep(ops_case *c, void *block)
+static void *keep(void *host, size_t bytes)
 {
-    assert_in_range(c->fenced_count, 0, sizeof c->fenced / sizeof *c->fenced - 1);
-    c->fenced[c->fenced_count++] = block;
-    return block;
+    assert_in_range(block_count, 0, sizeof blocks / sizeof *blocks - 1);
+    blocks[block_count++] = (struct block){
+        .host = host, .mirror = gpu ? td_gpu_block(ops_dev, host, bytes) : NULL, .bytes = bytes};
+    return host;
+}
+
+void *on(const void *tensor)
+{
+    const char *address = tensor;
+
+    if (!gpu || !tensor)
+        return (void *)tensor;
+    for (int i = 0; i < block_count; i++) {
+        const char *start = blocks[i].host;
+
+        if (address >= start && address < start + blocks[i].bytes)
+            return (char *)blocks[i].mirror + (address - start);
+    }
+    fail_msg("%p is in no tensor of the case", tensor);
+    return NULL;
+}
+
+void ops_upload(void)
+{
+    for (int i = 0; gpu && i < block_count; i++)
+        td_assert_ok(td_device_upload(ops_dev, blocks[i].mirror, blocks[i].host, blocks[i].bytes));
+}
+
+void ops_download(void)
+{
+    for (int i = 0; gpu && i < block_count; i++) {
+        void *got = td_gpu_read(ops_dev, blocks[i].mirror, blocks[i].bytes);
+
+        memcpy(blocks[i].host, got, blocks[i].bytes);
+        free(got);
+    }
 }
 
 static double *keep_plain(ops_case *c, double *block)
@@ -38,7 +104,7 @@ static double *keep_plain(ops_case *c, double *block)
 
 void *ops_draw_as(ops_case *c, td_dtype dtype, int64_t count)
 {
-    return keep(c, td_draw_normal(c->name, c->stream++, dtype, count));
+    return keep(td_draw_normal(c->name, c->stream++, dtype, count), (size_t)count * td_dtype_size(dtype));
 }
 
 void *ops_draw(ops_case *c, int64_t count)
@@ -48,12 +114,13 @@ void *ops_draw(ops_case *c, int64_t count)
 
 int64_t *ops_draw_ids(ops_case *c, int64_t count, int64_t bound)
 {
-    return keep(c, td_draw_tokens(c->name, c->stream++, count, bound));
+    return keep(td_draw_tokens(c->name, c->stream++, count, bound), (size_t)count * sizeof(int64_t));
 }
 
 void *ops_bytes(ops_case *c, size_t bytes)
 {
-    return keep(c, td_fence_alloc(bytes));
+    (void)c;
+    return keep(td_fence_alloc(bytes), bytes);
 }
 
 void *ops_room(ops_case *c, td_dtype dtype, int64_t count)
@@ -63,7 +130,18 @@ void *ops_room(ops_case *c, td_dtype dtype, int64_t count)
 
 void *ops_copy(ops_case *c, td_dtype dtype, const void *data, int64_t count)
 {
-    return memcpy(ops_room(c, dtype, count), data, (size_t)count * td_dtype_size(dtype));
+    const size_t bytes = (size_t)count * td_dtype_size(dtype);
+
+    (void)c;
+    return keep(memcpy(td_fence_alloc(bytes), data, bytes), bytes);
+}
+
+void *ops_given(ops_case *c, td_dtype dtype, int64_t count, const float *values)
+{
+    void *block = ops_room(c, dtype, count);
+
+    td_assert_ok(td_convert(count, TD_F32, values, dtype, block));
+    return block;
 }
 
 double *ops_f64(ops_case *c, td_dtype dtype, const void *data, int64_t count)
@@ -82,7 +160,10 @@ void ops_assert_close(const ops_case *c, const char *tensor, td_dtype dtype, con
     char name[256];
 
     snprintf(name, sizeof name, "%s: %s", c->name, tensor);
-    td_assert_close(name, dtype, got, truth, count, dtype == TD_BF16 ? 0x1.01p-8 : units * 0x1p-23);
+    td_assert_close(name, dtype, got, truth, count,
+                    dtype == TD_BF16  ? 0x1.01p-8
+                    : dtype == TD_F16 ? 0x1.01p-11
+                                      : units * 0x1p-23);
 }
 
 double ops_dot(const double *a, const double *b, int64_t count)

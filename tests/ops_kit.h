@@ -1,4 +1,9 @@
-/** What the groups of test_ops share: a device, the memory of a case, and the rule that every call is repeated. */
+/** What the groups of test_ops and test_ops_gpu share: a device, the memory of a case, and the rule that every call is
+ * repeated.
+ *
+ * A test is written once for every device. It keeps its tensors in host memory, where it makes and judges them, and gives
+ * the operation on(tensor). On the CPU that is the tensor itself, elsewhere its mirror in the device's memory: before a
+ * call every tensor of the case is uploaded, after it everything is read back. */
 #ifndef TD_TESTS_OPS_KIT_H
 #define TD_TESTS_OPS_KIT_H
 
@@ -28,16 +33,22 @@ int ops_cross_entropy_group(void);
 int ops_optimizers_group(void);
 int ops_refusals_group(void);
 
-/* The CPU, open from the first test to the last. */
-extern td_device *ops_cpu;
+/* The device, open from the first test to the last, and the types that it has kernels for, f32 first. */
+extern td_device *ops_dev;
+extern int ops_dtype_count;
+extern td_dtype ops_dtypes[3];
+
+/* Opens "cpu", or a GPU: td_gpu_open says what happens where there is none. */
+void ops_open(const char *name);
+bool ops_on_gpu(void);
 
 /* What a test takes is noted here and given back by ops_finish, which checks the fences. */
 typedef struct ops_case {
     char name[128]; /* seeds the inputs */
     td_dtype dtype;
     uint64_t stream;
-    void *fenced[32], *plain[64];
-    int fenced_count, plain_count;
+    void *plain[64];
+    int plain_count;
 } ops_case;
 
 ops_case ops_begin(td_dtype dtype, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -52,15 +63,29 @@ int64_t *ops_draw_ids(ops_case *c, int64_t count, int64_t bound);
 void *ops_room(ops_case *c, td_dtype dtype, int64_t count);
 void *ops_bytes(ops_case *c, size_t bytes);
 
-/* A fenced copy of `count` elements. */
+/* A fenced copy of `count` elements; and of numbers that are rounded to dtype. */
 void *ops_copy(ops_case *c, td_dtype dtype, const void *data, int64_t count);
+void *ops_given(ops_case *c, td_dtype dtype, int64_t count, const float *values);
 
 double *ops_f64(ops_case *c, td_dtype dtype, const void *data, int64_t count);
 double *ops_zeros(ops_case *c, int64_t count); /* float64, for a truth */
 
-/* f32: rel_l2 within `units` of 2^-23. bf16: within the rounding of the store. */
+/* Where the device finds a tensor of the case, or an element inside one. NULL stays NULL. */
+void *on(const void *tensor);
+
+/* f32: rel_l2 within `units` of 2^-23. bf16 and f16: within the rounding of the store. */
 void ops_assert_close(const ops_case *c, const char *tensor, td_dtype dtype, const void *got,
                       const double *truth, int64_t count, double units);
+
+/* Runs a call whose tensors are given as on(tensor). */
+#define OPS_CALL(call)                                                                                       \
+    do {                                                                                                     \
+        ops_upload();                                                                                        \
+        td_assert_ok(call);                                                                                  \
+        ops_download();                                                                                      \
+    } while (0)
+void ops_upload(void);
+void ops_download(void);
 
 /* Runs `call` on one thread and twice on three, each time on `before` (NULL: poison), and fails unless `out` has the
  * same bits every time. */
@@ -74,7 +99,7 @@ void ops_assert_close(const ops_case *c, const char *tensor, td_dtype dtype, con
             td_fence_poison(out);                                                                            \
             if (ops_before)                                                                                  \
                 memcpy(out, ops_before, ops_size);                                                           \
-            td_assert_ok(call);                                                                              \
+            OPS_CALL(call);                                                                                  \
             if (ops_round == 0)                                                                              \
                 ops_first = ops_copy(c, dtype, out, count);                                                  \
             else                                                                                             \

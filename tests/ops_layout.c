@@ -7,42 +7,47 @@ typedef struct embedding_case {
     td_embedding_shape shape;
 } embedding_case;
 
+/* dweight has dy's type, or beside f32 each other one. */
 static void embedding_copies_rows_and_sums_them_back(void **state)
 {
     const embedding_case *row = *state;
     int64_t tokens = row->shape.tokens, vocab = row->shape.vocab, d_model = row->shape.d_model;
-    td_embedding_shape shape = row->shape;
 
-    for (int variant = 0; variant < 4; variant++) {
-        bool accumulate = variant & 1;
-        ops_case c = ops_begin(variant & 2 ? TD_BF16 : TD_F32, "%s %d", row->name, variant);
+    for (int variant = 0; variant < 2 * (2 * ops_dtype_count - 1); variant++) {
+        bool accumulate = variant & 1, mixed = variant / 2 >= ops_dtype_count;
+        td_embedding_shape shape = row->shape;
+        shape.dtype = mixed ? TD_F32 : ops_dtypes[variant / 2];
+        shape.dweight_dtype = mixed ? ops_dtypes[variant / 2 - ops_dtype_count + 1] : (td_dtype)0;
+        td_dtype dweight_dtype = mixed ? shape.dweight_dtype : shape.dtype;
+        ops_case c = ops_begin(shape.dtype, "%s %d", row->name, variant);
         int64_t *ids = ops_draw_ids(&c, tokens, vocab);
         void *weight = ops_draw(&c, vocab * d_model), *dy = ops_draw(&c, tokens * d_model);
-        void *y = ops_room(&c, c.dtype, tokens * d_model), *dweight = ops_room(&c, c.dtype, vocab * d_model);
+        void *before = ops_draw_as(&c, dweight_dtype, vocab * d_model);
+        void *y = ops_room(&c, c.dtype, tokens * d_model);
+        void *dweight = ops_room(&c, dweight_dtype, vocab * d_model);
         double *w = ops_f64(&c, c.dtype, weight, vocab * d_model),
                *d = ops_f64(&c, c.dtype, dy, tokens * d_model);
-        double *forward = ops_zeros(&c, tokens * d_model), *backward = ops_zeros(&c, vocab * d_model);
+        double *forward = ops_zeros(&c, tokens * d_model);
+        double *backward =
+            accumulate ? ops_f64(&c, dweight_dtype, before, vocab * d_model) : ops_zeros(&c, vocab * d_model);
         size_t bytes;
 
-        shape.dtype = c.dtype;
         for (int64_t t = 0; t < tokens; t++)
             for (int64_t i = 0; i < d_model; i++) {
                 forward[t * d_model + i] = w[ids[t] * d_model + i];
                 backward[ids[t] * d_model + i] += d[t * d_model + i];
             }
-        if (accumulate)
-            for (int64_t i = 0; i < vocab * d_model; i++)
-                backward[i] += w[i];
 
         OPS_RUN(&c, c.dtype, y, tokens * d_model, NULL,
-                td_embedding_forward(ops_cpu, &shape, ids, weight, y));
+                td_embedding_forward(ops_dev, &shape, on(ids), on(weight), on(y)));
         for (int64_t i = 0; i < tokens * d_model; i++)
             assert_true(td_value_at(c.dtype, y, i) == forward[i]);
 
-        td_assert_ok(td_embedding_backward_work_bytes(ops_cpu, &shape, &bytes));
-        OPS_RUN(&c, c.dtype, dweight, vocab * d_model, accumulate ? weight : NULL,
-                td_embedding_backward(ops_cpu, &shape, ids, dy, accumulate, dweight, ops_bytes(&c, bytes)));
-        ops_assert_close(&c, "dweight", c.dtype, dweight, backward, vocab * d_model, 4);
+        td_assert_ok(td_embedding_backward_work_bytes(ops_dev, &shape, &bytes));
+        OPS_RUN(&c, dweight_dtype, dweight, vocab * d_model, accumulate ? before : NULL,
+                td_embedding_backward(ops_dev, &shape, on(ids), on(dy), accumulate, on(dweight),
+                                      on(ops_bytes(&c, bytes))));
+        ops_assert_close(&c, "dweight", dweight_dtype, dweight, backward, vocab * d_model, 4);
         ops_finish(&c);
     }
 }
@@ -63,10 +68,47 @@ static void embedding_sums_in_f32(void **state)
         ids[t] = 1;
         dy[t] = 0x3F80; /* 1 */
     }
-    td_assert_ok(td_embedding_backward_work_bytes(ops_cpu, &shape, &bytes));
-    td_assert_ok(td_embedding_backward(ops_cpu, &shape, ids, dy, false, dweight, ops_bytes(&c, bytes)));
+    td_assert_ok(td_embedding_backward_work_bytes(ops_dev, &shape, &bytes));
+    OPS_CALL(td_embedding_backward(ops_dev, &shape, on(ids), on(dy), false, on(dweight),
+                                   on(ops_bytes(&c, bytes))));
     assert_true(td_value_at(TD_BF16, dweight, 0) == 0);
     assert_true(td_value_at(TD_BF16, dweight, 1) == 300); /* 301 is a tie, and 300 is even */
+    ops_finish(&c);
+}
+
+/* The CPU sees the ids and refuses; a GPU's kernel gives a row of NaN for such an id, and leaves it out of the sums. */
+static void embedding_reads_no_unknown_row(void **state)
+{
+    enum { TOKENS = 6, VOCAB = 5, DIM = 8 };
+    const int64_t given[TOKENS] = {0, VOCAB, 4, -1, INT64_MAX, INT64_MIN};
+    ops_case c = ops_begin(TD_F32, "unknown rows");
+    td_embedding_shape shape = {.tokens = TOKENS, .vocab = VOCAB, .d_model = DIM, .dtype = TD_F32};
+    int64_t *ids = ops_bytes(&c, sizeof given);
+    float *weight = ops_draw(&c, VOCAB * DIM), *dy = ops_draw(&c, TOKENS * DIM);
+    float *y = ops_room(&c, TD_F32, TOKENS * DIM), *dweight = ops_room(&c, TD_F32, VOCAB * DIM);
+    size_t bytes;
+
+    (void)state;
+    memcpy(ids, given, sizeof given);
+    td_assert_ok(td_embedding_backward_work_bytes(ops_dev, &shape, &bytes));
+    if (ops_on_gpu()) {
+        OPS_CALL(td_embedding_forward(ops_dev, &shape, on(ids), on(weight), on(y)));
+        OPS_CALL(td_embedding_backward(ops_dev, &shape, on(ids), on(dy), false, on(dweight),
+                                       on(ops_bytes(&c, bytes))));
+        for (int i = 0; i < TOKENS * DIM; i++) {
+            int t = i / DIM;
+
+            if (t == 0 || t == 2)
+                assert_true(y[i] == weight[given[t] * DIM + i % DIM]);
+            else
+                assert_true(isnan(y[i]));
+        }
+        for (int i = 0; i < VOCAB * DIM; i++) {
+            int v = i / DIM;
+
+            assert_true(dweight[i] == (v == 0 ? dy[i] : v == 4 ? dy[2 * DIM + i % DIM] : 0));
+        }
+    }
     ops_finish(&c);
 }
 
@@ -79,15 +121,19 @@ static void embedding_refuses_unknown_ids(void **state)
     void *untouched = ops_copy(&c, TD_F32, out, 10), *work = ops_bytes(&c, 1024);
 
     (void)state;
-    td_assert_refused(td_embedding_forward(ops_cpu, &shape, ids, weight, out), TD_BAD_ARGUMENT,
+    if (ops_on_gpu()) {
+        ops_finish(&c);
+        return;
+    }
+    td_assert_refused(td_embedding_forward(ops_dev, &shape, ids, weight, out), TD_BAD_ARGUMENT,
                       "ids[2] is 5");
-    td_assert_refused(td_embedding_backward(ops_cpu, &shape, ids, dy, false, out, work), TD_BAD_ARGUMENT,
+    td_assert_refused(td_embedding_backward(ops_dev, &shape, ids, dy, false, out, work), TD_BAD_ARGUMENT,
                       "less than 5");
     ids[2] = 1;
     ids[0] = -1;
-    td_assert_refused(td_embedding_forward(ops_cpu, &shape, ids, weight, out), TD_BAD_ARGUMENT,
+    td_assert_refused(td_embedding_forward(ops_dev, &shape, ids, weight, out), TD_BAD_ARGUMENT,
                       "ids[0] is -1");
-    td_assert_refused(td_embedding_backward(ops_cpu, &shape, ids, dy, true, out, work), TD_BAD_ARGUMENT,
+    td_assert_refused(td_embedding_backward(ops_dev, &shape, ids, dy, true, out, work), TD_BAD_ARGUMENT,
                       "ids[0] is -1");
     td_assert_identical("out", TD_F32, out, untouched, 10);
     ops_finish(&c);
@@ -122,8 +168,8 @@ static void heads_are_moved_bit_by_bit(void **state)
 {
     const heads_case *row = *state;
 
-    for (int d = 0; d < 2; d++) {
-        ops_case c = ops_begin(d ? TD_BF16 : TD_F32, "%s %d", row->name, d);
+    for (int d = 0; d < ops_dtype_count; d++) {
+        ops_case c = ops_begin(ops_dtypes[d], "%s %d", row->name, d);
         td_heads_shape shape = row->shape;
         int64_t count = shape.batch * shape.heads * shape.seq * shape.head_dim, packed = packed_count(&shape);
         void *x = ops_draw(&c, packed), *split = ops_room(&c, c.dtype, count),
@@ -132,8 +178,8 @@ static void heads_are_moved_bit_by_bit(void **state)
         size_t size = td_dtype_size(c.dtype);
 
         shape.dtype = c.dtype;
-        OPS_RUN(&c, c.dtype, split, count, NULL, td_heads_split(ops_cpu, &shape, x, split));
-        OPS_RUN(&c, c.dtype, back, packed, NULL, td_heads_merge(ops_cpu, &shape, split, back));
+        OPS_RUN(&c, c.dtype, split, count, NULL, td_heads_split(ops_dev, &shape, on(x), on(split)));
+        OPS_RUN(&c, c.dtype, back, packed, NULL, td_heads_merge(ops_dev, &shape, on(split), on(back)));
         FOR_EACH_ELEMENT(shape, at)
         {
             size_t from = (size_t)packed_at(&shape, b_, h_, q_, i_) * size;
@@ -150,8 +196,8 @@ static void rope_turns_pairs_and_turns_them_back(void **state)
 {
     const heads_case *row = *state;
 
-    for (int d = 0; d < 2; d++) {
-        ops_case c = ops_begin(d ? TD_BF16 : TD_F32, "%s %d", row->name, d);
+    for (int d = 0; d < ops_dtype_count; d++) {
+        ops_case c = ops_begin(ops_dtypes[d], "%s %d", row->name, d);
         td_heads_shape shape = row->shape;
         int64_t count = shape.batch * shape.heads * shape.seq * shape.head_dim, packed = packed_count(&shape);
         int64_t half = shape.head_dim / 2, angles = shape.seq * half;
@@ -163,7 +209,7 @@ static void rope_turns_pairs_and_turns_them_back(void **state)
 
         shape.dtype = c.dtype;
         OPS_RUN(&c, TD_F32, cosine, angles, NULL,
-                td_rope_table(ops_cpu, shape.seq, shape.head_dim, 10000.0, cosine, sine));
+                td_rope_table(ops_dev, shape.seq, shape.head_dim, 10000.0, on(cosine), on(sine)));
         FOR_EACH_ELEMENT(shape, at)
         {
             int64_t table = q_ * half + i_ / 2, partner = i_ ^ 1;
@@ -177,10 +223,64 @@ static void rope_turns_pairs_and_turns_them_back(void **state)
             d_truth[packed_at(&shape, b_, h_, q_, i_)] =
                 d_from[at] * (double)cosine[table] - sign * d_from[at - i_ + partner] * (double)sine[table];
         }
-        OPS_RUN(&c, c.dtype, y, count, NULL, td_rope_forward(ops_cpu, &shape, x, cosine, sine, y));
+        OPS_RUN(&c, c.dtype, y, count, NULL,
+                td_rope_forward(ops_dev, &shape, on(x), on(cosine), on(sine), on(y)));
         ops_assert_close(&c, "split", c.dtype, y, truth, count, 1);
-        OPS_RUN(&c, c.dtype, dx, packed, NULL, td_rope_backward(ops_cpu, &shape, dy, cosine, sine, dx));
+        OPS_RUN(&c, c.dtype, dx, packed, NULL,
+                td_rope_backward(ops_dev, &shape, on(dy), on(cosine), on(sine), on(dx)));
         ops_assert_close(&c, "dpacked", c.dtype, dx, d_truth, packed, 1);
+        ops_finish(&c);
+    }
+}
+
+/* The bits that rope and split give for each third of the rows, forward and back. */
+static void qkv_is_split_in_one_pass(void **state)
+{
+    const heads_case *row = *state;
+
+    for (int d = 0; d < ops_dtype_count; d++) {
+        ops_case c = ops_begin(ops_dtypes[d], "%s %d", row->name, d);
+        td_heads_shape shape = row->shape;
+        int64_t third = shape.heads * shape.head_dim, more = shape.pitch ? shape.pitch - third : 0;
+        int64_t tokens = shape.batch * shape.seq, count = tokens * third, half = shape.head_dim / 2;
+        int64_t pitch = 3 * third + more, packed = tokens * pitch;
+        void *qkv = ops_draw(&c, packed), *dqkv = ops_room(&c, c.dtype, packed);
+        void *want_dqkv = ops_room(&c, c.dtype, packed);
+        void *got[3], *want[3], *grad[3];
+        float *cosine = ops_room(&c, TD_F32, shape.seq * half),
+              *sine = ops_room(&c, TD_F32, shape.seq * half);
+        size_t bytes = (size_t)third * td_dtype_size(c.dtype);
+
+        shape.dtype = c.dtype;
+        shape.pitch = more ? pitch : 0;
+        OPS_CALL(td_rope_table(ops_dev, shape.seq, shape.head_dim, 10000.0, on(cosine), on(sine)));
+        td_heads_shape alone = shape;
+        alone.pitch = pitch;
+        for (int part = 0; part < 3; part++) {
+            const char *from = (const char *)qkv + (size_t)part * bytes;
+            char *to = (char *)want_dqkv + (size_t)part * bytes;
+
+            got[part] = ops_room(&c, c.dtype, count);
+            want[part] = ops_room(&c, c.dtype, count);
+            grad[part] = ops_draw(&c, count);
+            if (part < 2) {
+                OPS_CALL(td_rope_forward(ops_dev, &alone, on(from), on(cosine), on(sine), on(want[part])));
+                OPS_CALL(td_rope_backward(ops_dev, &alone, on(grad[part]), on(cosine), on(sine), on(to)));
+            } else {
+                OPS_CALL(td_heads_split(ops_dev, &alone, on(from), on(want[part])));
+                OPS_CALL(td_heads_merge(ops_dev, &alone, on(grad[part]), on(to)));
+            }
+        }
+        for (int part = 0; part < 3; part++) {
+            OPS_RUN(&c, c.dtype, got[part], count, NULL,
+                    td_qkv_split_forward(ops_dev, &shape, on(qkv), on(cosine), on(sine), on(got[0]),
+                                         on(got[1]), on(got[2])));
+            td_assert_identical(c.name, c.dtype, got[part], want[part], count);
+        }
+        OPS_RUN(&c, c.dtype, dqkv, packed, NULL,
+                td_qkv_split_backward(ops_dev, &shape, on(grad[0]), on(grad[1]), on(grad[2]), on(cosine),
+                                      on(sine), on(dqkv)));
+        td_assert_identical(c.name, c.dtype, dqkv, want_dqkv, packed);
         ops_finish(&c);
     }
 }
@@ -194,23 +294,52 @@ static void rope_begins_at_the_identity(void **state)
     float *x = ops_draw(&c, 36), *y = ops_room(&c, TD_F32, 36);
 
     (void)state;
-    td_assert_ok(td_rope_table(ops_cpu, 4, 6, 10000.0, cosine, sine));
-    td_assert_ok(td_rope_forward(ops_cpu, &shape, x, cosine, sine, y));
+    OPS_CALL(td_rope_table(ops_dev, 4, 6, 10000.0, on(cosine), on(sine)));
+    OPS_CALL(td_rope_forward(ops_dev, &shape, on(x), on(cosine), on(sine), on(y)));
     td_assert_identical("y", TD_F32, x, y, 36);
     ops_finish(&c);
 }
 
-/* ---- residual ---- */
+/* ---- rounding, residual ---- */
+
+static void round_is_the_conversion(void **state)
+{
+    static const int64_t counts[] = {1, 15, 16, 17, 1009, 20011};
+
+    (void)state;
+    for (int from = 0; from < ops_dtype_count; from++)
+        for (int to = 0; to < ops_dtype_count; to++)
+            for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
+                int64_t count = counts[n];
+                ops_case c = ops_begin(ops_dtypes[to], "round %d %d %d", from, to, (int)count);
+                void *src = ops_draw_as(&c, ops_dtypes[from], count), *dst = ops_room(&c, c.dtype, count);
+                void *want = ops_room(&c, c.dtype, count);
+
+                td_assert_ok(td_convert(count, ops_dtypes[from], src, c.dtype, want));
+                OPS_RUN(&c, c.dtype, dst, count, NULL,
+                        td_round(ops_dev, count, ops_dtypes[from], on(src), c.dtype, on(dst)));
+                td_assert_identical(c.name, c.dtype, dst, want, count);
+                ops_finish(&c);
+            }
+
+    ops_case c = ops_begin(TD_BF16, "round ends");
+    float *src = ops_given(&c, TD_F32, 4, (const float[]){NAN, INFINITY, -INFINITY, 3.4e38f});
+    void *dst = ops_room(&c, TD_BF16, 4);
+    OPS_CALL(td_round(ops_dev, 4, TD_F32, on(src), TD_BF16, on(dst)));
+    assert_true(isnan(td_value_at(TD_BF16, dst, 0)) && td_value_at(TD_BF16, dst, 1) == INFINITY);
+    assert_true(td_value_at(TD_BF16, dst, 2) == -INFINITY && td_value_at(TD_BF16, dst, 3) == INFINITY);
+    ops_finish(&c);
+}
 
 static void residual_adds_in_place_or_not(void **state)
 {
     static const int64_t counts[] = {1, 15, 16, 17, 1009, 4096, 20011};
 
     (void)state;
-    for (int d = 0; d < 2; d++)
+    for (int d = 0; d < ops_dtype_count; d++)
         for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
             int64_t count = counts[n];
-            ops_case c = ops_begin(d ? TD_BF16 : TD_F32, "residual %d %d", d, (int)count);
+            ops_case c = ops_begin(ops_dtypes[d], "residual %d %d", d, (int)count);
             void *a = ops_draw(&c, count), *b = ops_draw(&c, count), *y = ops_room(&c, c.dtype, count);
             void *own = ops_room(&c, c.dtype, count), *want = ops_room(&c, c.dtype, count);
             double *x = ops_f64(&c, c.dtype, a, count), *z = ops_f64(&c, c.dtype, b, count);
@@ -221,11 +350,14 @@ static void residual_adds_in_place_or_not(void **state)
                 td_assert_ok(
                     td_convert(1, TD_F32, &sum, c.dtype, (char *)want + (size_t)i * td_dtype_size(c.dtype)));
             }
-            OPS_RUN(&c, c.dtype, y, count, NULL, td_residual_add(ops_cpu, count, c.dtype, a, b, y));
+            OPS_RUN(&c, c.dtype, y, count, NULL,
+                    td_residual_add(ops_dev, count, c.dtype, on(a), on(b), on(y)));
             td_assert_identical(c.name, c.dtype, y, want, count);
-            OPS_RUN(&c, c.dtype, own, count, a, td_residual_add(ops_cpu, count, c.dtype, own, b, own));
+            OPS_RUN(&c, c.dtype, own, count, a,
+                    td_residual_add(ops_dev, count, c.dtype, on(own), on(b), on(own)));
             td_assert_identical(c.name, c.dtype, own, want, count);
-            OPS_RUN(&c, c.dtype, own, count, b, td_residual_add(ops_cpu, count, c.dtype, a, own, own));
+            OPS_RUN(&c, c.dtype, own, count, b,
+                    td_residual_add(ops_dev, count, c.dtype, on(a), on(own), on(own)));
             td_assert_identical(c.name, c.dtype, own, want, count);
             ops_finish(&c);
         }
@@ -233,21 +365,27 @@ static void residual_adds_in_place_or_not(void **state)
 
 static void residual_keeps_nan_and_infinity(void **state)
 {
-    float a[6] = {NAN, 1, INFINITY, INFINITY, -INFINITY, 3e38f}, b[6] = {1, NAN, 1, -INFINITY, 2, 3e38f},
-          y[6];
+    ops_case c = ops_begin(TD_F32, "residual nan");
+    float *a = ops_given(&c, TD_F32, 6, (const float[]){NAN, 1, INFINITY, INFINITY, -INFINITY, 3e38f});
+    float *b = ops_given(&c, TD_F32, 6, (const float[]){1, NAN, 1, -INFINITY, 2, 3e38f});
+    float *y = ops_room(&c, TD_F32, 6);
 
     (void)state;
-    td_assert_ok(td_residual_add(ops_cpu, 6, TD_F32, a, b, y));
+    OPS_CALL(td_residual_add(ops_dev, 6, TD_F32, on(a), on(b), on(y)));
     assert_true(isnan(y[0]) && isnan(y[1]) && y[2] == INFINITY && isnan(y[3]) && y[4] == -INFINITY &&
                 y[5] == INFINITY);
+    ops_finish(&c);
 }
 
 static const embedding_case embedding_cases[] = {
-    {"embedding one", {1, 1, 1, TD_F32}},
-    {"embedding ragged", {257, 53, 83, TD_F32}},
-    {"embedding repeated tokens", {512, 7, 80, TD_F32}},
-    {"embedding mostly empty rows", {19, 701, 33, TD_F32}},
-    {"embedding wider than a piece", {40, 31, 1025, TD_F32}},
+    {"embedding one", {1, 1, 1, TD_F32, 0}},
+    {"embedding ragged", {257, 53, 83, TD_F32, 0}},
+    {"embedding repeated tokens", {512, 7, 80, TD_F32, 0}},
+    {"embedding one token only", {301, 1, 24, TD_F32, 0}},
+    {"embedding mostly empty rows", {19, 701, 33, TD_F32, 0}},
+    {"embedding wider than a piece", {40, 31, 1025, TD_F32, 0}},
+    {"embedding in vectors", {300, 90, 776, TD_F32, 0}},
+    {"embedding large vocabulary", {600, 150001, 4, TD_F32, 0}},
 };
 
 static const heads_case heads_cases[] = {
@@ -255,21 +393,24 @@ static const heads_case heads_cases[] = {
     {"heads small model", {2, 12, 16, 64, 0, TD_F32}},
     {"heads ragged", {3, 5, 37, 80, 0, TD_F32}},
     {"heads with a pitch", {2, 3, 19, 80, 247, TD_F32}},
+    {"heads 25 of 64", {1, 25, 70, 64, 0, TD_F32}},
     {"heads of a fused projection", {2, 4, 33, 30, 360, TD_F32}},
 };
 
 int ops_layout_group(void)
 {
     const struct CMUnitTest layout_tests[] = {
-        cmocka_unit_test(embedding_sums_in_f32),           cmocka_unit_test(embedding_refuses_unknown_ids),
-        cmocka_unit_test(rope_begins_at_the_identity),     cmocka_unit_test(residual_adds_in_place_or_not),
-        cmocka_unit_test(residual_keeps_nan_and_infinity),
+        cmocka_unit_test(embedding_sums_in_f32),          cmocka_unit_test(embedding_refuses_unknown_ids),
+        cmocka_unit_test(embedding_reads_no_unknown_row), cmocka_unit_test(rope_begins_at_the_identity),
+        cmocka_unit_test(residual_adds_in_place_or_not),  cmocka_unit_test(residual_keeps_nan_and_infinity),
+        cmocka_unit_test(round_is_the_conversion),
     };
     size_t heads = sizeof heads_cases / sizeof *heads_cases;
 
     return ops_run_cases("embedding", embedding_cases, sizeof embedding_cases / sizeof *embedding_cases,
                          sizeof *embedding_cases, embedding_copies_rows_and_sums_them_back) +
            ops_run_cases("heads", heads_cases, heads, sizeof *heads_cases, heads_are_moved_bit_by_bit) +
+           ops_run_cases("qkv", heads_cases, heads, sizeof *heads_cases, qkv_is_split_in_one_pass) +
            ops_run_cases("rope", heads_cases, heads, sizeof *heads_cases,
                          rope_turns_pairs_and_turns_them_back) +
            cmocka_run_group_tests_name("layout", layout_tests, NULL, NULL);

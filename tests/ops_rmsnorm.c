@@ -10,62 +10,131 @@ static double rstd_of(const double *x, int64_t cols, double eps)
     return 1 / sqrt(ops_dot(x, x, cols) / (double)cols + eps);
 }
 
+/* Each type alone, and each 16-bit type beside x in f32. */
+static int combinations(void)
+{
+    return 2 * ops_dtype_count - 1;
+}
+
+static td_rmsnorm_shape shape_of(const rmsnorm_case *row, int combination)
+{
+    td_rmsnorm_shape shape = row->shape;
+    bool mixed = combination >= ops_dtype_count;
+
+    shape.dtype = ops_dtypes[mixed ? combination - ops_dtype_count + 1 : combination];
+    shape.x_dtype = mixed             ? TD_F32
+                    : combination % 2 ? (td_dtype)0
+                                      : shape.dtype; /* 0 is dtype, said shortly */
+    return shape;
+}
+
+static td_dtype x_dtype_of(const td_rmsnorm_shape *shape)
+{
+    return shape->x_dtype ? shape->x_dtype : shape->dtype;
+}
+
 static void forward(void **state)
 {
     const rmsnorm_case *row = *state;
     int64_t rows = row->shape.rows, cols = row->shape.cols;
 
-    for (int d = 0; d < 2; d++) {
-        ops_case c = ops_begin(d ? TD_BF16 : TD_F32, "%s forward %d", row->name, d);
-        td_rmsnorm_shape shape = row->shape;
-        void *x = ops_draw(&c, rows * cols), *weight = ops_draw(&c, cols),
+    for (int d = 0; d < combinations(); d++) {
+        td_rmsnorm_shape shape = shape_of(row, d);
+        td_dtype x_dtype = x_dtype_of(&shape);
+        ops_case c = ops_begin(shape.dtype, "%s forward %d", row->name, d);
+        void *x = ops_draw_as(&c, x_dtype, rows * cols), *weight = ops_draw_as(&c, x_dtype, cols),
              *y = ops_room(&c, c.dtype, rows * cols);
         void *own = ops_room(&c, c.dtype, rows * cols);
         float *rstd = ops_room(&c, TD_F32, rows);
-        double *v = ops_f64(&c, c.dtype, x, rows * cols), *w = ops_f64(&c, c.dtype, weight, cols);
+        double *v = ops_f64(&c, x_dtype, x, rows * cols), *w = ops_f64(&c, x_dtype, weight, cols);
         double *truth = ops_zeros(&c, rows * cols), *rstd_truth = ops_zeros(&c, rows);
 
-        shape.dtype = c.dtype;
         for (int64_t r = 0; r < rows; r++) {
             rstd_truth[r] = rstd_of(v + r * cols, cols, (double)shape.eps);
             for (int64_t i = 0; i < cols; i++)
                 truth[r * cols + i] = v[r * cols + i] * rstd_truth[r] * w[i];
         }
-        OPS_RUN(&c, c.dtype, y, rows * cols, NULL, td_rmsnorm_forward(ops_cpu, &shape, x, weight, y, rstd));
-        OPS_RUN(&c, TD_F32, rstd, rows, NULL, td_rmsnorm_forward(ops_cpu, &shape, x, weight, y, rstd));
+        OPS_RUN(&c, c.dtype, y, rows * cols, NULL,
+                td_rmsnorm_forward(ops_dev, &shape, on(x), on(weight), on(y), on(rstd)));
+        OPS_RUN(&c, TD_F32, rstd, rows, NULL,
+                td_rmsnorm_forward(ops_dev, &shape, on(x), on(weight), on(y), on(rstd)));
         ops_assert_close(&c, "y", c.dtype, y, truth, rows * cols, 8);
         ops_assert_close(&c, "rstd", TD_F32, rstd, rstd_truth, rows, 8);
-        OPS_RUN(&c, c.dtype, own, rows * cols, x,
-                td_rmsnorm_forward(ops_cpu, &shape, own, weight, own, NULL));
-        td_assert_identical("in place, without rstd", c.dtype, own, y, rows * cols);
+        if (x_dtype == c.dtype) {
+            OPS_RUN(&c, c.dtype, own, rows * cols, x,
+                    td_rmsnorm_forward(ops_dev, &shape, on(own), on(weight), on(own), NULL));
+            td_assert_identical("in place, without rstd", c.dtype, own, y, rows * cols);
+        }
         ops_finish(&c);
     }
 }
 
-/* All eight: f32 and bf16, dx and dweight accumulated or not. */
+/* The bits of an addition and a norm behind it. */
+static void residual_forward(void **state)
+{
+    const rmsnorm_case *row = *state;
+    int64_t rows = row->shape.rows, cols = row->shape.cols, all = rows * cols;
+
+    for (int d = 0; d < combinations(); d++) {
+        td_rmsnorm_shape shape = shape_of(row, d);
+        td_dtype x_dtype = x_dtype_of(&shape);
+        ops_case c = ops_begin(shape.dtype, "%s residual %d", row->name, d);
+        void *a = ops_draw_as(&c, x_dtype, all), *b = ops_draw(&c, all),
+             *weight = ops_draw_as(&c, x_dtype, cols);
+        void *sum = ops_room(&c, x_dtype, all), *want_sum = ops_room(&c, x_dtype, all);
+        void *y = ops_room(&c, c.dtype, all), *want = ops_room(&c, c.dtype, all);
+        float *rstd = ops_room(&c, TD_F32, rows), *want_rstd = ops_room(&c, TD_F32, rows);
+        double *x = ops_f64(&c, x_dtype, a, all), *z = ops_f64(&c, c.dtype, b, all);
+
+        for (int64_t i = 0; i < all; i++) {
+            float exact = (float)(x[i] + z[i]); /* exact in float64, or nearly so */
+
+            td_assert_ok(td_convert(1, TD_F32, &exact, x_dtype,
+                                    (char *)want_sum + (size_t)i * td_dtype_size(x_dtype)));
+        }
+        OPS_CALL(td_rmsnorm_forward(ops_dev, &shape, on(want_sum), on(weight), on(want), on(want_rstd)));
+        OPS_RUN(
+            &c, c.dtype, y, all, NULL,
+            td_residual_rmsnorm_forward(ops_dev, &shape, on(a), on(b), on(weight), on(sum), on(y), on(rstd)));
+        td_assert_identical(c.name, x_dtype, sum, want_sum, all);
+        td_assert_identical(c.name, c.dtype, y, want, all);
+        td_assert_identical(c.name, TD_F32, rstd, want_rstd, rows);
+        OPS_RUN(
+            &c, x_dtype, sum, all, a,
+            td_residual_rmsnorm_forward(ops_dev, &shape, on(sum), on(b), on(weight), on(sum), on(y), NULL));
+        td_assert_identical("in place", x_dtype, sum, want_sum, all);
+        td_assert_identical("in place, without rstd", c.dtype, y, want, all);
+        ops_finish(&c);
+    }
+}
+
+/* All types, dx and dweight accumulated or not. */
 static void backward(void **state)
 {
     const rmsnorm_case *row = *state;
     int64_t rows = row->shape.rows, cols = row->shape.cols, all = rows * cols;
 
-    for (int variant = 0; variant < 8; variant++) {
+    for (int variant = 0; variant < 4 * combinations(); variant++) {
         bool add_dx = variant & 1, add_dweight = variant & 2;
-        ops_case c = ops_begin(variant & 4 ? TD_BF16 : TD_F32, "%s backward %d", row->name, variant);
-        td_rmsnorm_shape shape = row->shape;
-        void *x = ops_draw(&c, all), *weight = ops_draw(&c, cols), *dy = ops_draw(&c, all);
-        void *dx_before = ops_draw(&c, all), *dweight_before = ops_draw(&c, cols);
-        void *y = ops_room(&c, c.dtype, all), *dx = ops_room(&c, c.dtype, all),
+        td_rmsnorm_shape shape = shape_of(row, variant / 4);
+        td_dtype x_dtype = x_dtype_of(&shape);
+        bool mixed = x_dtype != shape.dtype;
+        ops_case c = ops_begin(shape.dtype, "%s backward %d", row->name, variant);
+        void *x = ops_draw_as(&c, x_dtype, all), *weight = ops_draw_as(&c, x_dtype, cols),
+             *dy = ops_draw(&c, all);
+        void *dx_before = ops_draw_as(&c, x_dtype, all), *dweight_before = ops_draw(&c, cols);
+        void *y = ops_room(&c, c.dtype, all), *dx = ops_room(&c, x_dtype, all),
              *dweight = ops_room(&c, c.dtype, cols);
+        void *rounded = mixed ? ops_room(&c, c.dtype, all) : NULL;
         float *rstd = ops_room(&c, TD_F32, rows);
-        double *v = ops_f64(&c, c.dtype, x, all), *w = ops_f64(&c, c.dtype, weight, cols);
+        double *v = ops_f64(&c, x_dtype, x, all), *w = ops_f64(&c, x_dtype, weight, cols);
         double *g = ops_f64(&c, c.dtype, dy, all);
-        double *dx_truth = add_dx ? ops_f64(&c, c.dtype, dx_before, all) : ops_zeros(&c, all);
+        double *dx_truth = add_dx ? ops_f64(&c, x_dtype, dx_before, all) : ops_zeros(&c, all);
         double *dweight_truth =
             add_dweight ? ops_f64(&c, c.dtype, dweight_before, cols) : ops_zeros(&c, cols);
         size_t bytes;
 
-        shape.dtype = c.dtype;
-        td_assert_ok(td_rmsnorm_forward(ops_cpu, &shape, x, weight, y, rstd));
+        OPS_CALL(td_rmsnorm_forward(ops_dev, &shape, on(x), on(weight), on(y), on(rstd)));
         for (int64_t r = 0; r < rows; r++) {
             double scale = rstd_of(v + r * cols, cols, (double)shape.eps), mean = 0;
 
@@ -76,23 +145,30 @@ static void backward(void **state)
                 dweight_truth[i - r * cols] += g[i] * v[i] * scale;
             }
         }
-        td_assert_ok(td_rmsnorm_backward_work_bytes(ops_cpu, &shape, &bytes));
+        td_assert_ok(td_rmsnorm_backward_work_bytes(ops_dev, &shape, &bytes));
+#define BACKWARD(dy, dx, rounded)                                                                            \
+    td_rmsnorm_backward(ops_dev, &shape, on(x), on(weight), on(rstd), on(dy), add_dx, on(dx), on(rounded),   \
+                        add_dweight, on(dweight), on(ops_bytes(&c, bytes)))
         /* The other output of each run only has to hold numbers: it is checked in its own. */
         memcpy(dweight, dweight_before, (size_t)cols * td_dtype_size(c.dtype));
-        OPS_RUN(&c, c.dtype, dx, all, add_dx ? dx_before : NULL,
-                td_rmsnorm_backward(ops_cpu, &shape, x, weight, rstd, dy, add_dx, dx, add_dweight, dweight,
-                                    ops_bytes(&c, bytes)));
-        ops_assert_close(&c, "dx", c.dtype, dx, dx_truth, all, 8);
-        void *dx_kept = ops_copy(&c, c.dtype, dx, all);
-        OPS_RUN(&c, c.dtype, dweight, cols, add_dweight ? dweight_before : NULL,
-                td_rmsnorm_backward(ops_cpu, &shape, x, weight, rstd, dy, add_dx, dx, add_dweight, dweight,
-                                    ops_bytes(&c, bytes)));
+        OPS_RUN(&c, x_dtype, dx, all, add_dx ? dx_before : NULL, BACKWARD(dy, dx, rounded));
+        ops_assert_close(&c, "dx", x_dtype, dx, dx_truth, all, 8);
+        void *dx_kept = ops_copy(&c, x_dtype, dx, all);
+        if (mixed) {
+            void *want = ops_room(&c, c.dtype, all);
+
+            td_assert_ok(td_convert(all, TD_F32, dx, c.dtype, want));
+            td_assert_identical("dx, rounded", c.dtype, rounded, want, all);
+            OPS_RUN(&c, x_dtype, dx, all, add_dx ? dx_before : NULL, BACKWARD(dy, dx, NULL));
+            td_assert_identical("dx alone", x_dtype, dx, dx_kept, all);
+        }
+        OPS_RUN(&c, c.dtype, dweight, cols, add_dweight ? dweight_before : NULL, BACKWARD(dy, dx, rounded));
         ops_assert_close(&c, "dweight", c.dtype, dweight, dweight_truth, cols, 4);
-        if (!add_dx) {
-            td_assert_ok(td_rmsnorm_backward(ops_cpu, &shape, x, weight, rstd, dy, false, dy, false, dweight,
-                                             ops_bytes(&c, bytes)));
+        if (!add_dx && !mixed) {
+            OPS_CALL(BACKWARD(dy, dy, NULL));
             td_assert_identical("dx in place of dy", c.dtype, dy, dx_kept, all);
         }
+#undef BACKWARD
         ops_finish(&c);
     }
 }
@@ -130,10 +206,10 @@ static void backward_is_the_derivative(void **state)
     size_t bytes;
 
     (void)state;
-    td_assert_ok(td_rmsnorm_forward(ops_cpu, &shape, x, weight, y, rstd));
-    td_assert_ok(td_rmsnorm_backward_work_bytes(ops_cpu, &shape, &bytes));
-    td_assert_ok(td_rmsnorm_backward(ops_cpu, &shape, x, weight, rstd, dy, false, dx, false, dweight,
-                                     ops_bytes(&c, bytes)));
+    OPS_CALL(td_rmsnorm_forward(ops_dev, &shape, on(x), on(weight), on(y), on(rstd)));
+    td_assert_ok(td_rmsnorm_backward_work_bytes(ops_dev, &shape, &bytes));
+    OPS_CALL(td_rmsnorm_backward(ops_dev, &shape, on(x), on(weight), on(rstd), on(dy), false, on(dx), NULL,
+                                 false, on(dweight), on(ops_bytes(&c, bytes))));
     for (int direction = 0; direction < 3; direction++) {
         double *x_step = ops_f64(&c, TD_F32, ops_draw(&c, ROWS * COLS), ROWS * COLS);
         double *w_step = ops_f64(&c, TD_F32, ops_draw(&c, COLS), COLS);
@@ -169,10 +245,10 @@ static void nan_stays_in_its_row(void **state)
 
     (void)state;
     x[COLS + 7] = NAN;
-    td_assert_ok(td_rmsnorm_forward(ops_cpu, &shape, x, weight, y, rstd));
-    td_assert_ok(td_rmsnorm_backward_work_bytes(ops_cpu, &shape, &bytes));
-    td_assert_ok(td_rmsnorm_backward(ops_cpu, &shape, x, weight, rstd, dy, false, dx, false, dweight,
-                                     ops_bytes(&c, bytes)));
+    OPS_CALL(td_rmsnorm_forward(ops_dev, &shape, on(x), on(weight), on(y), on(rstd)));
+    td_assert_ok(td_rmsnorm_backward_work_bytes(ops_dev, &shape, &bytes));
+    OPS_CALL(td_rmsnorm_backward(ops_dev, &shape, on(x), on(weight), on(rstd), on(dy), false, on(dx), NULL,
+                                 false, on(dweight), on(ops_bytes(&c, bytes))));
     for (int i = 0; i < ROWS * COLS; i++) {
         assert_int_equal(isnan(y[i]) != 0, i / COLS == 1);
         assert_int_equal(isnan(dx[i]) != 0, i / COLS == 1);
@@ -185,21 +261,31 @@ static void nan_stays_in_its_row(void **state)
 /* Squares beyond the largest float make rstd 0, as they do in PyTorch. */
 static void overflow_of_the_squares(void **state)
 {
-    float x[2] = {3e30f, 1}, weight[2] = {1, 1}, y[2], rstd;
+    ops_case c = ops_begin(TD_F32, "overflow");
     td_rmsnorm_shape shape = {.rows = 1, .cols = 2, .eps = 1e-5f, .dtype = TD_F32};
+    float *x = ops_given(&c, TD_F32, 2, (const float[]){3e30f, 1});
+    float *weight = ops_given(&c, TD_F32, 2, (const float[]){1, 1});
+    float *y = ops_room(&c, TD_F32, 2), *rstd = ops_room(&c, TD_F32, 1);
 
     (void)state;
-    td_assert_ok(td_rmsnorm_forward(ops_cpu, &shape, x, weight, y, &rstd));
-    assert_true(rstd == 0 && y[0] == 0 && y[1] == 0);
+    OPS_CALL(td_rmsnorm_forward(ops_dev, &shape, on(x), on(weight), on(y), on(rstd)));
+    assert_true(*rstd == 0 && y[0] == 0 && y[1] == 0);
+    ops_finish(&c);
 }
 
 /* A sum of 512 products costs up to 4 units where the compiler makes one chain of it. With a small eps, dx of a row
  * of one element is all cancellation: no rstd in f32 could give it. */
 static const rmsnorm_case cases[] = {
-    {"rmsnorm one", {1, 1, 0.5f, TD_F32}},         {"rmsnorm below a vector", {5, 15, 1e-5f, TD_F32}},
-    {"rmsnorm a group", {16, 16, 1e-3f, TD_F32}},  {"rmsnorm above a group", {17, 33, 1e-5f, TD_F32}},
-    {"rmsnorm prime", {127, 1009, 1e-5f, TD_F32}}, {"rmsnorm head dim", {1100, 80, 1e-5f, TD_F32}},
-    {"rmsnorm wide", {3, 2570, 1e-5f, TD_F32}},
+    {"rmsnorm one", {1, 1, 0.5f, TD_F32, 0}},
+    {"rmsnorm below a vector", {5, 15, 1e-5f, TD_F32, 0}},
+    {"rmsnorm a group", {16, 16, 1e-3f, TD_F32, 0}},
+    {"rmsnorm above a group", {17, 33, 1e-5f, TD_F32, 0}},
+    {"rmsnorm prime", {127, 1009, 1e-5f, TD_F32, 0}},
+    {"rmsnorm head dim", {1100, 80, 1e-5f, TD_F32, 0}},
+    {"rmsnorm small model", {67, 768, 1e-5f, TD_F32, 0}},
+    {"rmsnorm wide", {3, 2570, 1e-5f, TD_F32, 0}},
+    {"rmsnorm largest model", {19, 2560, 1e-5f, TD_F32, 0}},
+    {"rmsnorm beyond registers", {2, 35000, 1e-5f, TD_F32, 0}},
 };
 
 int ops_rmsnorm_group(void)
@@ -212,6 +298,7 @@ int ops_rmsnorm_group(void)
     size_t count = sizeof cases / sizeof *cases;
 
     return ops_run_cases("rmsnorm, forward", cases, count, sizeof *cases, forward) +
+           ops_run_cases("rmsnorm, residual", cases, count, sizeof *cases, residual_forward) +
            ops_run_cases("rmsnorm, backward", cases, count, sizeof *cases, backward) +
            cmocka_run_group_tests_name("rmsnorm", rmsnorm_tests, NULL, NULL);
 }

@@ -1,8 +1,11 @@
 /** The operations a language model is made of, forward and backward, on any device.
  *
  * All tensors are on dev, contiguous and row-major unless a pitch or leading dimension says otherwise. `dtype` is
- * the storage type, TD_F32 or TD_BF16; arithmetic and every reduction are f32 (the loss and the norms' sums at
- * least), and a result is rounded once, when it is stored.
+ * the storage type, TD_F32 or TD_BF16, on CUDA also TD_F16; arithmetic and every reduction are f32 (the loss and the
+ * norms' sums at least), and a result is rounded once, when it is stored.
+ *
+ * Mixed precision keeps weights and the residual stream in f32 and multiplies in 16 bits. Where tensors of one
+ * operation differ in type, a second dtype field says so; 0 there (TD_F64, which no kernel takes) means "as dtype".
  *
  * Every function is queued on dev's stream, allocates nothing, and may be captured in a graph. Scratch is the
  * caller's: where a function takes `work`, its _work_bytes twin gives the size; `work` is 256-byte aligned, and
@@ -32,7 +35,9 @@ TD_BEGIN_DECLS
  *   c  [m, n], rows ldc apart; not read when beta is 0                           i/o  out_dtype
  *
  * A linear layer y = x W^T (W is [d_out, d_in]) is {trans_b = true}. Products are accumulated in f32, and bf16
- * output is rounded once, after beta * C was added. out_dtype is dtype or TD_F32. */
+ * output is rounded once, after beta * C was added. out_dtype is dtype or TD_F32.
+ *
+ * TD_BAD_ARGUMENT also for tf32 beside a dtype other than TD_F32. TD_UNSUPPORTED also for tf32 on the CPU. */
 typedef struct td_gemm_shape {
     int64_t batch, m, n, k;
     int64_t lda, ldb, ldc; /* 0: the row's own length */
@@ -42,6 +47,8 @@ typedef struct td_gemm_shape {
     bool trans_a, trans_b;
     float alpha, beta;
     td_dtype dtype, out_dtype;
+    bool
+        tf32; /* f32 inputs are rounded to TF32, 10 bits of fraction, and multiplied by tensor cores. CUDA only */
 } td_gemm_shape;
 
 TD_API td_status td_gemm_work_bytes(td_device *dev, const td_gemm_shape *shape, size_t *out);
@@ -53,6 +60,7 @@ TD_API td_status td_gemm(td_device *dev, const td_gemm_shape *shape, const void 
 typedef struct td_embedding_shape {
     int64_t tokens, vocab, d_model;
     td_dtype dtype;
+    td_dtype dweight_dtype; /* 0: dtype; or a 16-bit type beside a dtype of TD_F32 */
 } td_embedding_shape;
 
 /** y[t, :] = weight[ids[t], :]
@@ -61,13 +69,16 @@ typedef struct td_embedding_shape {
  *   weight  [vocab, d_model]  in   dtype
  *   y       [tokens, d_model] out  dtype
  *
- * TD_BAD_ARGUMENT also for an id outside [0, vocab), named with its position, where the device can look (the CPU
- * can). */
+ * TD_BAD_ARGUMENT also for an id outside [0, vocab), named with its position, where the device can look: the CPU can.
+ * On CUDA the ids are seen by the kernel alone, and such an id gives a row of NaN; backward skips it. */
 TD_API td_status td_embedding_forward(td_device *dev, const td_embedding_shape *shape, const int64_t *ids,
                                       const void *weight, void *y);
 
-/** dweight[v, :] = sum over t with ids[t] = v of dy[t, :], in ascending t; with `accumulate` added to what is
- * there, else rows of no token become 0.   dy [tokens, d_model] in, dweight [vocab, d_model] out, dtype. */
+/** dweight[v, :] = sum over t with ids[t] = v of dy[t, :], in an order that depends on ids alone; with `accumulate`
+ * added to what is there, else rows of no token become 0.
+ *
+ *   dy       [tokens, d_model]  in   dtype
+ *   dweight  [vocab, d_model]   i/o  dweight_dtype */
 TD_API td_status td_embedding_backward_work_bytes(td_device *dev, const td_embedding_shape *shape,
                                                   size_t *out);
 TD_API td_status td_embedding_backward(td_device *dev, const td_embedding_shape *shape, const int64_t *ids,
@@ -77,31 +88,49 @@ TD_API td_status td_embedding_backward(td_device *dev, const td_embedding_shape 
 
 typedef struct td_rmsnorm_shape {
     int64_t rows, cols;
-    float eps; /* above 0 */
-    td_dtype dtype;
+    float eps;        /* above 0 */
+    td_dtype dtype;   /* of y, dy and dweight */
+    td_dtype x_dtype; /* of x, dx and weight: dtype, or TD_F32 beside a 16-bit dtype; 0: dtype */
 } td_rmsnorm_shape;
 
 /** y = x * rstd * weight,  rstd = 1 / sqrt(mean(x^2) + eps)        (Zhang and Sennrich 2019, eq. 4, with eps)
  *
- *   x, y    [rows, cols]  in, out  dtype  in place allowed
- *   weight  [cols]        in       dtype
- *   rstd    [rows]        out      f32    NULL: not wanted
+ *   x       [rows, cols]  in   x_dtype
+ *   weight  [cols]        in   x_dtype
+ *   y       [rows, cols]  out  dtype    in place of x allowed if their types are one
+ *   rstd    [rows]        out  f32      NULL: not wanted
  *
  * Both products are f32; y is rounded once. */
 TD_API td_status td_rmsnorm_forward(td_device *dev, const td_rmsnorm_shape *shape, const void *x,
                                     const void *weight, void *y, float *rstd);
 
+/** The residual's addition and the norm that follows it, in one pass: sum = a + b, and the norm of sum as it is stored.
+ *
+ *   a       [rows, cols]  in   x_dtype
+ *   b       [rows, cols]  in   dtype
+ *   weight  [cols]        in   x_dtype
+ *   sum     [rows, cols]  out  x_dtype  in place of a allowed
+ *   y       [rows, cols]  out  dtype
+ *   rstd    [rows]        out  f32      NULL: not wanted */
+TD_API td_status td_residual_rmsnorm_forward(td_device *dev, const td_rmsnorm_shape *shape, const void *a,
+                                             const void *b, const void *weight, void *sum, void *y,
+                                             float *rstd);
+
 /** With g = dy * weight and n = x * rstd:  dx = rstd * (g - n * mean(g * n)),  dweight = sum over rows of dy * n.
  *
- *   x, dy, weight, rstd  as forward had them                                              in
- *   dx       [rows, cols]  i/o  dtype  accumulate_dx: added to what is there (the residual's gradient); in place
- *                                      of dy allowed when it is not set
- *   dweight  [cols]        i/o  dtype  accumulate_dweight: added to what is there */
+ *   x, weight, rstd  as forward had them                                                     in
+ *   dy          [rows, cols]  in   dtype
+ *   dx          [rows, cols]  i/o  x_dtype  accumulate_dx: added to what is there (the residual's gradient); in place
+ *                                           of dy allowed when it is not set and their types are one
+ *   dx_rounded  [rows, cols]  out  dtype    dx as it is then, rounded, for the products that come next; NULL: not wanted
+ *   dweight     [cols]        i/o  dtype    accumulate_dweight: added to what is there
+ *
+ * TD_BAD_ARGUMENT also for dx_rounded where x_dtype is dtype: dx is it already. */
 TD_API td_status td_rmsnorm_backward_work_bytes(td_device *dev, const td_rmsnorm_shape *shape, size_t *out);
 TD_API td_status td_rmsnorm_backward(td_device *dev, const td_rmsnorm_shape *shape, const void *x,
                                      const void *weight, const float *rstd, const void *dy,
-                                     bool accumulate_dx, void *dx, bool accumulate_dweight, void *dweight,
-                                     void *work);
+                                     bool accumulate_dx, void *dx, void *dx_rounded, bool accumulate_dweight,
+                                     void *dweight, void *work);
 
 /* ---- heads and rotary position embedding ---- */
 
@@ -140,6 +169,20 @@ TD_API td_status td_rope_forward(td_device *dev, const td_heads_shape *shape, co
 TD_API td_status td_rope_backward(td_device *dev, const td_heads_shape *shape, const void *dsplit,
                                   const float *cos, const float *sin, void *dpacked);
 
+/** All of that for the fused projection of q, k and v, in one pass. A token's row of qkv holds its q, k and v one after
+ * the other, each of heads * head_dim; q and k are rotated as in td_rope_forward, v is copied.
+ *
+ *   qkv      [batch, seq, pitch]            in   dtype  pitch at least 3 * heads * head_dim; 0: exactly that
+ *   cos, sin [at least seq, head_dim / 2]   in   f32
+ *   q, k, v  [batch, heads, seq, head_dim]  out  dtype */
+TD_API td_status td_qkv_split_forward(td_device *dev, const td_heads_shape *shape, const void *qkv,
+                                      const float *cos, const float *sin, void *q, void *k, void *v);
+
+/** dq, dk, dv in, dqkv out; what lies between 3 * heads * head_dim and pitch is left alone. */
+TD_API td_status td_qkv_split_backward(td_device *dev, const td_heads_shape *shape, const void *dq,
+                                       const void *dk, const void *dv, const float *cos, const float *sin,
+                                       void *dqkv);
+
 /* ---- SiLU * mul (the gate of SwiGLU) ---- */
 
 typedef struct td_rows_shape {
@@ -157,7 +200,11 @@ TD_API td_status td_silu_mul_forward(td_device *dev, const td_rows_shape *shape,
 TD_API td_status td_silu_mul_backward(td_device *dev, const td_rows_shape *shape, const void *gate,
                                       const void *up, const void *dy, void *dgate, void *dup);
 
-/* ---- residual ---- */
+/* ---- rounding, residual ---- */
+
+/** dst = src, rounded to nearest, ties to even, [count].   src in, src_dtype; dst out, dst_dtype. */
+TD_API td_status td_round(td_device *dev, int64_t count, td_dtype src_dtype, const void *src,
+                          td_dtype dst_dtype, void *dst);
 
 /** y = a + b, [count], dtype; in place of a or b allowed. Its gradient is the identity for both. */
 TD_API td_status td_residual_add(td_device *dev, int64_t count, td_dtype dtype, const void *a, const void *b,
@@ -195,10 +242,13 @@ typedef struct td_cross_entropy_shape {
  *   loss     [1]            out  f32
  *   lse      [rows]         out  f32
  *
- * TD_BAD_ARGUMENT also for a target outside [0, vocab), named with its row, where the device can look. */
+ * TD_BAD_ARGUMENT also for a target outside [0, vocab), named with its row, where the device can look: the CPU can.
+ * On CUDA such a target makes the loss NaN, and its row of dlogits. */
+TD_API td_status td_cross_entropy_work_bytes(td_device *dev, const td_cross_entropy_shape *shape,
+                                             size_t *out);
 TD_API td_status td_cross_entropy_forward(td_device *dev, const td_cross_entropy_shape *shape,
-                                          const void *logits, const int64_t *targets, float *loss,
-                                          float *lse);
+                                          const void *logits, const int64_t *targets, float *loss, float *lse,
+                                          void *work);
 
 /** dlogits = scale / rows * (exp(logits - lse) - onehot(target)); in place of logits allowed. scale is the
  * gradient of the loss, 1 for plain training. lse is forward's, of the same logits; a device may sum the row again
@@ -207,7 +257,18 @@ TD_API td_status td_cross_entropy_backward(td_device *dev, const td_cross_entrop
                                            const void *logits, const int64_t *targets, const float *lse,
                                            float scale, void *dlogits);
 
-/* ---- optimizers ---- */
+/** Both at once, for a training step: each row of logits is read once and its gradient written, in place allowed.
+ * work as in td_cross_entropy_forward. */
+TD_API td_status td_cross_entropy_fused(td_device *dev, const td_cross_entropy_shape *shape,
+                                        const void *logits, const int64_t *targets, float scale, float *loss,
+                                        void *dlogits, void *work);
+
+/* ---- gradients and optimizers ---- */
+
+/** norm = sqrt(sum of g^2), summed in float64.   g [count] in, dtype; norm [1] out, f32. */
+TD_API td_status td_global_norm_work_bytes(td_device *dev, int64_t count, td_dtype dtype, size_t *out);
+TD_API td_status td_global_norm(td_device *dev, int64_t count, td_dtype dtype, const void *g, float *norm,
+                                void *work);
 
 /** The three published orders of an AdamW step (Loshchilov and Hutter 2019, algorithm 2). With
  *   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2,   c1 = 1 - beta1^step,   c2 = 1 - beta2^step: */
@@ -233,6 +294,29 @@ typedef struct td_adamw {
  * TD_BAD_ARGUMENT also for step below 1, a beta outside [0, 1), eps or lr below 0, an unknown variant. */
 TD_API td_status td_adamw_step(td_device *dev, const td_adamw *adamw, int64_t count, td_dtype dtype, void *p,
                                const void *g, float *m, float *v);
+
+typedef struct td_adamw_tensors {
+    int64_t count;
+    td_dtype dtype;      /* of p */
+    td_dtype grad_dtype; /* of g and copy: dtype, or a 16-bit type beside a dtype of TD_F32; 0: dtype */
+    void *p;             /* [count] i/o */
+    const void *g;       /* [count] in */
+    float *m, *v;        /* [count] i/o, zero before the first step */
+    void *copy;          /* [count] out, p as it is then, rounded to grad_dtype; NULL: not wanted */
+} td_adamw_tensors;
+
+/** The step of mixed precision and of captured graphs; the same numbers as td_adamw_step where both apply.
+ *
+ * With `on_device` adamw is in dev's memory and read when the update runs, so that a graph which is replayed sees what
+ * has changed since: the learning rate that the caller uploaded, the step that td_adamw_advance counted. Its values are
+ * then checked where the device can look: the CPU can. Without it adamw is the host's, checked and read by this call.
+ *
+ * TD_BAD_ARGUMENT also for a copy where grad_dtype is dtype: p is it already. */
+TD_API td_status td_adamw_update(td_device *dev, const td_adamw *adamw, bool on_device,
+                                 const td_adamw_tensors *tensors);
+
+/** adamw->step += 1.   adamw is in dev's memory. */
+TD_API td_status td_adamw_advance(td_device *dev, td_adamw *adamw);
 
 /** p -= lr g.   p i/o, g in, [count], dtype. */
 TD_API td_status td_sgd_step(td_device *dev, float lr, int64_t count, td_dtype dtype, void *p, const void *g);

@@ -8,8 +8,12 @@
 
 #include "ops/ops.h"
 
+/** Sets of types, as bits 1 << dtype. */
+enum { TD_CPU_DTYPES = 1 << TD_F32 | 1 << TD_BF16, TD_CUDA_DTYPES = TD_CPU_DTYPES | 1 << TD_F16 };
+
 typedef struct td_ops {
     const char *device;
+    unsigned dtypes; /* that it has kernels for */
     size_t (*gemm_work_bytes)(const td_gemm_shape *);
     td_status (*gemm)(td_device *, const td_gemm_shape *, const void *, const void *, void *, void *);
     td_status (*embedding_forward)(td_device *, const td_embedding_shape *, const int64_t *, const void *,
@@ -19,9 +23,11 @@ typedef struct td_ops {
                                     bool, void *, void *);
     td_status (*rmsnorm_forward)(td_device *, const td_rmsnorm_shape *, const void *, const void *, void *,
                                  float *);
+    td_status (*residual_rmsnorm_forward)(td_device *, const td_rmsnorm_shape *, const void *, const void *,
+                                          const void *, void *, void *, float *);
     size_t (*rmsnorm_backward_work_bytes)(const td_rmsnorm_shape *);
     td_status (*rmsnorm_backward)(td_device *, const td_rmsnorm_shape *, const void *, const void *,
-                                  const float *, const void *, bool, void *, bool, void *, void *);
+                                  const float *, const void *, bool, void *, void *, bool, void *, void *);
     td_status (*heads_split)(td_device *, const td_heads_shape *, const void *, void *);
     td_status (*heads_merge)(td_device *, const td_heads_shape *, const void *, void *);
     td_status (*rope_table)(td_device *, int64_t, int64_t, double, float *, float *);
@@ -29,22 +35,33 @@ typedef struct td_ops {
                               void *);
     td_status (*rope_backward)(td_device *, const td_heads_shape *, const void *, const float *,
                                const float *, void *);
+    td_status (*qkv_split_forward)(td_device *, const td_heads_shape *, const void *, const float *,
+                                   const float *, void *, void *, void *);
+    td_status (*qkv_split_backward)(td_device *, const td_heads_shape *, const void *, const void *,
+                                    const void *, const float *, const float *, void *);
     td_status (*silu_mul_forward)(td_device *, const td_rows_shape *, const void *, const void *, void *);
     td_status (*silu_mul_backward)(td_device *, const td_rows_shape *, const void *, const void *,
                                    const void *, void *, void *);
+    td_status (*round)(td_device *, int64_t, td_dtype, const void *, td_dtype, void *);
     td_status (*residual_add)(td_device *, int64_t, td_dtype, const void *, const void *, void *);
     td_status (*softmax_forward)(td_device *, const td_softmax_shape *, const void *, void *);
     td_status (*softmax_backward)(td_device *, const td_softmax_shape *, float, const void *, const void *,
                                   void *);
+    size_t (*cross_entropy_work_bytes)(const td_cross_entropy_shape *);
     td_status (*cross_entropy_forward)(td_device *, const td_cross_entropy_shape *, const void *,
-                                       const int64_t *, float *, float *);
+                                       const int64_t *, float *, float *, void *);
     td_status (*cross_entropy_backward)(td_device *, const td_cross_entropy_shape *, const void *,
                                         const int64_t *, const float *, float, void *);
-    td_status (*adamw_step)(td_device *, const td_adamw *, int64_t, td_dtype, void *, const void *, float *,
-                            float *);
+    td_status (*cross_entropy_fused)(td_device *, const td_cross_entropy_shape *, const void *,
+                                     const int64_t *, float, float *, void *, void *);
+    size_t (*global_norm_work_bytes)(int64_t, td_dtype);
+    td_status (*global_norm)(td_device *, int64_t, td_dtype, const void *, float *, void *);
+    td_status (*adamw_update)(td_device *, const td_adamw *, bool, const td_adamw_tensors *);
+    td_status (*adamw_advance)(td_device *, td_adamw *);
     td_status (*sgd_step)(td_device *, float, int64_t, td_dtype, void *, const void *);
 } td_ops;
 
 extern const td_ops td_ops_cpu;
+extern const td_ops td_ops_cuda; /* where TANDEM_HAVE_CUDA is defined */
 
 #endif

@@ -32,8 +32,8 @@ static td_status norm_backward(const pass *p, int64_t parameter, const void *x, 
 
     TD_TRY(td_rmsnorm_backward(model->dev, &shape, x, model->parameters[parameter].data,
                                td_tensor_at(model, TD_T_RSTD, 0), dy, !begin,
-                               td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0), p->accumulate, grad(p, parameter),
-                               td_tensor_at(model, TD_T_WORK, 0)));
+                               td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0), NULL, p->accumulate,
+                               grad(p, parameter), td_tensor_at(model, TD_T_WORK, 0)));
     TD_TRY(report(p, parameter));
 cleanup:
     return status;

@@ -201,6 +201,9 @@ static td_status work_bytes(td_device *dev, const td_transformer_config *config,
             }
         }
     }
+    td_cross_entropy_shape loss = {.rows = tokens, .vocab = size->vocab, .dtype = dtype};
+    TD_TRY(td_cross_entropy_work_bytes(dev, &loss, &bytes));
+    most = bytes > most ? bytes : most;
     if (backward) {
         td_rmsnorm_shape norm = {.rows = tokens, .cols = size->d_model, .eps = TD_NORM_EPS, .dtype = dtype};
         td_embedding_shape embedding = {

@@ -20,10 +20,13 @@ td_status td_cpu_embedding_backward(td_device *dev, const td_embedding_shape *sh
 
 td_status td_cpu_rmsnorm_forward(td_device *dev, const td_rmsnorm_shape *shape, const void *x,
                                  const void *weight, void *y, float *rstd);
+td_status td_cpu_residual_rmsnorm_forward(td_device *dev, const td_rmsnorm_shape *shape, const void *a,
+                                          const void *b, const void *weight, void *sum, void *y, float *rstd);
 size_t td_cpu_rmsnorm_backward_work_bytes(const td_rmsnorm_shape *shape);
 td_status td_cpu_rmsnorm_backward(td_device *dev, const td_rmsnorm_shape *shape, const void *x,
                                   const void *weight, const float *rstd, const void *dy, bool accumulate_dx,
-                                  void *dx, bool accumulate_dweight, void *dweight, void *work);
+                                  void *dx, void *dx_rounded, bool accumulate_dweight, void *dweight,
+                                  void *work);
 
 td_status td_cpu_heads_split(td_device *dev, const td_heads_shape *shape, const void *packed, void *split);
 td_status td_cpu_heads_merge(td_device *dev, const td_heads_shape *shape, const void *split, void *packed);
@@ -33,12 +36,19 @@ td_status td_cpu_rope_forward(td_device *dev, const td_heads_shape *shape, const
                               const float *cos, const float *sin, void *split);
 td_status td_cpu_rope_backward(td_device *dev, const td_heads_shape *shape, const void *dsplit,
                                const float *cos, const float *sin, void *dpacked);
+td_status td_cpu_qkv_split_forward(td_device *dev, const td_heads_shape *shape, const void *qkv,
+                                   const float *cos, const float *sin, void *q, void *k, void *v);
+td_status td_cpu_qkv_split_backward(td_device *dev, const td_heads_shape *shape, const void *dq,
+                                    const void *dk, const void *dv, const float *cos, const float *sin,
+                                    void *dqkv);
 
 td_status td_cpu_silu_mul_forward(td_device *dev, const td_rows_shape *shape, const void *gate,
                                   const void *up, void *y);
 td_status td_cpu_silu_mul_backward(td_device *dev, const td_rows_shape *shape, const void *gate,
                                    const void *up, const void *dy, void *dgate, void *dup);
 
+td_status td_cpu_round(td_device *dev, int64_t count, td_dtype src_dtype, const void *src, td_dtype dst_dtype,
+                       void *dst);
 td_status td_cpu_residual_add(td_device *dev, int64_t count, td_dtype dtype, const void *a, const void *b,
                               void *y);
 
@@ -46,14 +56,23 @@ td_status td_cpu_softmax_forward(td_device *dev, const td_softmax_shape *shape, 
 td_status td_cpu_softmax_backward(td_device *dev, const td_softmax_shape *shape, float scale, const void *y,
                                   const void *dy, void *dx);
 
+size_t td_cpu_cross_entropy_work_bytes(const td_cross_entropy_shape *shape);
 td_status td_cpu_cross_entropy_forward(td_device *dev, const td_cross_entropy_shape *shape,
-                                       const void *logits, const int64_t *targets, float *loss, float *lse);
+                                       const void *logits, const int64_t *targets, float *loss, float *lse,
+                                       void *work);
 td_status td_cpu_cross_entropy_backward(td_device *dev, const td_cross_entropy_shape *shape,
                                         const void *logits, const int64_t *targets, const float *lse,
                                         float scale, void *dlogits);
+td_status td_cpu_cross_entropy_fused(td_device *dev, const td_cross_entropy_shape *shape, const void *logits,
+                                     const int64_t *targets, float scale, float *loss, void *dlogits,
+                                     void *work);
 
-td_status td_cpu_adamw_step(td_device *dev, const td_adamw *adamw, int64_t count, td_dtype dtype, void *p,
-                            const void *g, float *m, float *v);
+size_t td_cpu_global_norm_work_bytes(int64_t count, td_dtype dtype);
+td_status td_cpu_global_norm(td_device *dev, int64_t count, td_dtype dtype, const void *g, float *norm,
+                             void *work);
+td_status td_cpu_adamw_update(td_device *dev, const td_adamw *adamw, bool on_device,
+                              const td_adamw_tensors *tensors);
+td_status td_cpu_adamw_advance(td_device *dev, td_adamw *adamw);
 td_status td_cpu_sgd_step(td_device *dev, float lr, int64_t count, td_dtype dtype, void *p, const void *g);
 
 #endif

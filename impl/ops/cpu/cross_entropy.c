@@ -5,32 +5,38 @@
  * sum. */
 enum { PARTS = 256 };
 
-/* lse of one row, and its loss as max - logit + log(sum): the difference is exact or nearly so, where lse - logit
- * would lose the loss of a confident row to the rounding of lse. */
-TD_INLINE double forward_row(td_dtype dtype, const void *logits, td_row row, int64_t target, float *lse)
+/* The loss of a row as max - logit + log(sum): the difference is exact or nearly so, where lse - logit would lose the
+ * loss of a confident row to the rounding of lse.
+ *
+ * The gradient takes the row's sum, not lse: rounded to f32, lse would put an error of its own, the largest there is, on
+ * every probability. The probability of the target less one is computed last, without the others' rounding. */
+TD_INLINE double one_row(td_dtype dtype, const void *logits, td_row row, int64_t target, float *lse,
+                         double scale, void *dlogits)
 {
     float e[TD_ROW_PIECE];
     float max;
-    double log_sum = log(td_row_sum(dtype, logits, row, e, &max));
+    double sum = td_row_sum(dtype, logits, row, e, &max);
+    double log_sum = log(sum);
+    double of_target = (double)td_load(dtype, logits, row.first + target) - (double)max;
 
-    *lse = (float)((double)max + log_sum);
-    return (double)max - (double)td_load(dtype, logits, row.first + target) + log_sum;
+    if (lse)
+        *lse = (float)((double)max + log_sum);
+    if (dlogits) {
+        td_row_scale(dtype, logits, row, e, max, scale / sum, dlogits);
+        td_store(dtype, dlogits, row.first + target, (float)(scale * (exp(of_target) / sum - 1.0)));
+    }
+    return log_sum - of_target;
 }
 
-static inline td_row row_of(int64_t vocab, int64_t r)
-{
-    return (td_row){.first = r * vocab, .seen = vocab, .cols = vocab};
-}
-
-td_status td_cpu_cross_entropy_forward(td_device *dev, const td_cross_entropy_shape *shape,
-                                       const void *logits, const int64_t *targets, float *loss, float *lse)
+/* The mean loss; lse and dlogits where they are not NULL. */
+static td_status all_rows(const td_cross_entropy_shape *shape, const void *logits, const int64_t *targets,
+                          float *loss, float *lse, float scale, void *dlogits)
 {
     int64_t rows = shape->rows, vocab = shape->vocab;
     int64_t parts = rows < PARTS ? rows : PARTS;
     double sums[PARTS], total = 0.0;
     td_status status = td_cpu_check_ids("targets", targets, rows, vocab);
 
-    (void)dev;
     if (status != TD_OK)
         return status;
 #pragma omp parallel for schedule(static) if (rows * vocab >= TD_PARALLEL_MIN)
@@ -38,9 +44,12 @@ td_status td_cpu_cross_entropy_forward(td_device *dev, const td_cross_entropy_sh
         int64_t begin = td_share(rows, part, parts), end = td_share(rows, part + 1, parts);
 
         sums[part] = 0.0;
-        for (int64_t r = begin; r < end; r++)
-            sums[part] +=
-                TD_BY_DTYPE(shape->dtype, forward_row, logits, row_of(vocab, r), targets[r], &lse[r]);
+        for (int64_t r = begin; r < end; r++) {
+            td_row row = {.first = r * vocab, .seen = vocab, .cols = vocab};
+
+            sums[part] += TD_BY_DTYPE(shape->dtype, one_row, logits, row, targets[r], lse ? &lse[r] : NULL,
+                                      (double)scale / (double)rows, dlogits);
+        }
     }
     for (int64_t part = 0; part < parts; part++)
         total += sums[part];
@@ -48,35 +57,37 @@ td_status td_cpu_cross_entropy_forward(td_device *dev, const td_cross_entropy_sh
     return TD_OK;
 }
 
-/* The row's sum is computed again rather than taken from lse: rounded to f32, lse would put an error of its own, the
- * largest there is, on every probability of the row. The probability of the target less one is computed last,
- * without the others' rounding. */
-TD_INLINE void backward_row(td_dtype dtype, const void *logits, td_row row, int64_t target, double scale,
-                            void *dlogits)
+size_t td_cpu_cross_entropy_work_bytes(const td_cross_entropy_shape *shape)
 {
-    float e[TD_ROW_PIECE];
-    float max;
-    double sum = td_row_sum(dtype, logits, row, e, &max);
-    double of_target = exp((double)td_load(dtype, logits, row.first + target) - (double)max);
+    (void)shape;
+    return 0;
+}
 
-    td_row_scale(dtype, logits, row, e, max, scale / sum, dlogits);
-    td_store(dtype, dlogits, row.first + target, (float)(scale * (of_target / sum - 1.0)));
+td_status td_cpu_cross_entropy_forward(td_device *dev, const td_cross_entropy_shape *shape,
+                                       const void *logits, const int64_t *targets, float *loss, float *lse,
+                                       void *work)
+{
+    (void)dev;
+    (void)work;
+    return all_rows(shape, logits, targets, loss, lse, 0.0f, NULL);
 }
 
 td_status td_cpu_cross_entropy_backward(td_device *dev, const td_cross_entropy_shape *shape,
                                         const void *logits, const int64_t *targets, const float *lse,
                                         float scale, void *dlogits)
 {
-    int64_t rows = shape->rows, vocab = shape->vocab;
-    td_status status = td_cpu_check_ids("targets", targets, rows, vocab);
+    float loss;
 
     (void)dev;
     (void)lse;
-    if (status != TD_OK)
-        return status;
-#pragma omp parallel for schedule(static) if (rows * vocab >= TD_PARALLEL_MIN)
-    for (int64_t r = 0; r < rows; r++)
-        TD_BY_DTYPE(shape->dtype, backward_row, logits, row_of(vocab, r), targets[r],
-                    (double)scale / (double)rows, dlogits);
-    return TD_OK;
+    return all_rows(shape, logits, targets, &loss, NULL, scale, dlogits);
+}
+
+td_status td_cpu_cross_entropy_fused(td_device *dev, const td_cross_entropy_shape *shape, const void *logits,
+                                     const int64_t *targets, float scale, float *loss, void *dlogits,
+                                     void *work)
+{
+    (void)dev;
+    (void)work;
+    return all_rows(shape, logits, targets, loss, NULL, scale, dlogits);
 }

@@ -18,6 +18,13 @@
 #define TD_BY_DTYPE(dtype, kernel, ...)                                                                      \
     ((dtype) == TD_BF16 ? kernel(TD_BF16, __VA_ARGS__) : kernel(TD_F32, __VA_ARGS__))
 
+/** The same for a kernel of two types, f32 and bf16 in any combination. */
+#define TD_BY_DTYPES(first, second, kernel, ...)                                                             \
+    ((first) == TD_BF16 ? TD_BY_DTYPE(second, TD_CURRY_BF16, kernel, __VA_ARGS__)                            \
+                        : TD_BY_DTYPE(second, TD_CURRY_F32, kernel, __VA_ARGS__))
+#define TD_CURRY_BF16(second, kernel, ...) kernel(TD_BF16, second, __VA_ARGS__)
+#define TD_CURRY_F32(second, kernel, ...)  kernel(TD_F32, second, __VA_ARGS__)
+
 /** Elements below which starting a second thread costs more than it saves. */
 #define TD_PARALLEL_MIN 16384
 
@@ -67,9 +74,9 @@ static inline double td_lanes_sum(float lanes[TD_LANES])
     return (double)lanes[0];
 }
 
-/** The sum of a[first + i] b[first + i] weight[i], i in [0, count); a weight of NULL is 1. */
-TD_INLINE double td_dot(td_dtype dtype, const void *a, const void *b, const void *weight, int64_t first,
-                        int64_t count)
+/** The sum of a[first + i] b[first + i] weight[i], i in [0, count); a weight of NULL is 1. a has a type of its own. */
+TD_INLINE double td_dot(td_dtype a_dtype, const void *a, td_dtype dtype, const void *b, const void *weight,
+                        int64_t first, int64_t count)
 {
     double total = 0.0;
 
@@ -80,11 +87,11 @@ TD_INLINE double td_dot(td_dtype dtype, const void *a, const void *b, const void
         for (; i + TD_LANES <= end; i += TD_LANES)
 #pragma GCC unroll 32
             for (int l = 0; l < TD_LANES; l++)
-                lanes[l] += td_load(dtype, a, first + i + l) *
+                lanes[l] += td_load(a_dtype, a, first + i + l) *
                             (weight ? td_load(dtype, weight, i + l) : 1.0f) *
                             td_load(dtype, b, first + i + l);
         for (int l = 0; i + l < end; l++)
-            lanes[l] += td_load(dtype, a, first + i + l) * (weight ? td_load(dtype, weight, i + l) : 1.0f) *
+            lanes[l] += td_load(a_dtype, a, first + i + l) * (weight ? td_load(dtype, weight, i + l) : 1.0f) *
                         td_load(dtype, b, first + i + l);
         total += td_lanes_sum(lanes);
     }

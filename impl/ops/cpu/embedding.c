@@ -37,8 +37,8 @@ size_t td_cpu_embedding_backward_work_bytes(const td_embedding_shape *shape)
 }
 
 /* Sums a row's tokens in f32, a piece of columns at a time, and writes it once. */
-TD_INLINE void sum_tokens(td_dtype dtype, int64_t d_model, const void *dy, int64_t first, const int64_t *next,
-                          bool accumulate, void *dweight, int64_t row)
+TD_INLINE void sum_tokens(td_dtype dtype, td_dtype dweight_dtype, int64_t d_model, const void *dy,
+                          int64_t first, const int64_t *next, bool accumulate, void *dweight, int64_t row)
 {
     enum { PIECE = 1024 };
     float sum[PIECE];
@@ -48,24 +48,25 @@ TD_INLINE void sum_tokens(td_dtype dtype, int64_t d_model, const void *dy, int64
 
 #pragma omp simd
         for (int64_t i = 0; i < piece; i++)
-            sum[i] = accumulate ? td_load(dtype, dweight, row * d_model + begin + i) : 0.0f;
+            sum[i] = accumulate ? td_load(dweight_dtype, dweight, row * d_model + begin + i) : 0.0f;
         for (int64_t t = first; t >= 0; t = next[t])
 #pragma omp simd
             for (int64_t i = 0; i < piece; i++)
                 sum[i] += td_load(dtype, dy, t * d_model + begin + i);
 #pragma omp simd
         for (int64_t i = 0; i < piece; i++)
-            td_store(dtype, dweight, row * d_model + begin + i, sum[i]);
+            td_store(dweight_dtype, dweight, row * d_model + begin + i, sum[i]);
     }
 }
 
 /* The rows [begin, end) of the table: a few sum their tokens, most become 0. */
-TD_INLINE void sum_rows(td_dtype dtype, int64_t d_model, const void *dy, const int64_t *first,
-                        const int64_t *next, bool accumulate, void *dweight, int64_t begin, int64_t end)
+TD_INLINE void sum_rows(td_dtype dtype, td_dtype dweight_dtype, int64_t d_model, const void *dy,
+                        const int64_t *first, const int64_t *next, bool accumulate, void *dweight,
+                        int64_t begin, int64_t end)
 {
     for (int64_t v = begin; v < end; v++)
         if (first[v] >= 0 || !accumulate)
-            sum_tokens(dtype, d_model, dy, first[v], next, accumulate, dweight, v);
+            sum_tokens(dtype, dweight_dtype, d_model, dy, first[v], next, accumulate, dweight, v);
 }
 
 td_status td_cpu_embedding_backward(td_device *dev, const td_embedding_shape *shape, const int64_t *ids,
@@ -87,7 +88,7 @@ td_status td_cpu_embedding_backward(td_device *dev, const td_embedding_shape *sh
     /* In packs, first come first served: packs with many tokens take longer. */
 #pragma omp parallel for schedule(dynamic) if (vocab * d_model >= TD_PARALLEL_MIN)
     for (int64_t begin = 0; begin < vocab; begin += PACK)
-        TD_BY_DTYPE(shape->dtype, sum_rows, d_model, dy, first, next, accumulate, dweight, begin,
-                    vocab - begin < PACK ? vocab : begin + PACK);
+        TD_BY_DTYPES(shape->dtype, shape->dweight_dtype, sum_rows, d_model, dy, first, next, accumulate,
+                     dweight, begin, vocab - begin < PACK ? vocab : begin + PACK);
     return TD_OK;
 }

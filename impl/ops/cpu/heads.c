@@ -142,3 +142,25 @@ td_status td_cpu_rope_backward(td_device *dev, const td_heads_shape *shape, cons
     }
     return TD_OK;
 }
+
+/* q, k and v are thirds of a token's row: the pitch of the shape spans them. */
+td_status td_cpu_qkv_split_forward(td_device *dev, const td_heads_shape *shape, const void *qkv,
+                                   const float *cosine, const float *sine, void *q, void *k, void *v)
+{
+    int64_t third = shape->heads * shape->head_dim;
+
+    td_cpu_rope_forward(dev, shape, qkv, cosine, sine, q);
+    td_cpu_rope_forward(dev, shape, td_at(shape->dtype, qkv, third), cosine, sine, k);
+    return td_cpu_heads_split(dev, shape, td_at(shape->dtype, qkv, 2 * third), v);
+}
+
+td_status td_cpu_qkv_split_backward(td_device *dev, const td_heads_shape *shape, const void *dq,
+                                    const void *dk, const void *dv, const float *cosine, const float *sine,
+                                    void *dqkv)
+{
+    int64_t third = shape->heads * shape->head_dim;
+
+    td_cpu_rope_backward(dev, shape, dq, cosine, sine, dqkv);
+    td_cpu_rope_backward(dev, shape, dk, cosine, sine, td_at(shape->dtype, dqkv, third));
+    return td_cpu_heads_merge(dev, shape, dv, td_at(shape->dtype, dqkv, 2 * third));
+}

@@ -10,12 +10,16 @@ typedef struct adamw_constants {
     float gain1, beta2, gain2, rate, root, eps, decay;
 } adamw_constants;
 
-TD_INLINE void adamw_block(td_dtype dtype, bool decay_last, adamw_constants k, void *p, const void *g,
-                           float *m, float *v, int64_t begin, int64_t end)
+TD_INLINE void adamw_block(td_dtype dtype, td_dtype grad_dtype, bool decay_last, adamw_constants k,
+                           const td_adamw_tensors *t, int64_t begin, int64_t end)
 {
+    void *p = t->p;
+    const void *g = t->g;
+    float *m = t->m, *v = t->v;
+
 #pragma omp simd
     for (int64_t i = begin; i < end; i++) {
-        float grad = td_load(dtype, g, i);
+        float grad = td_load(grad_dtype, g, i);
         float weight = td_load(dtype, p, i);
         float first = m[i] + k.gain1 * (grad - m[i]);
         float second = k.beta2 * v[i] + k.gain2 * (grad * grad);
@@ -29,16 +33,21 @@ TD_INLINE void adamw_block(td_dtype dtype, bool decay_last, adamw_constants k, v
         v[i] = second;
         td_store(dtype, p, i, weight);
     }
+    if (!t->copy)
+        return;
+#pragma omp simd
+    for (int64_t i = begin; i < end; i++)
+        td_store(grad_dtype, t->copy, i, td_load(dtype, p, i));
 }
 
-td_status td_cpu_adamw_step(td_device *dev, const td_adamw *adamw, int64_t count, td_dtype dtype, void *p,
-                            const void *g, float *m, float *v)
+td_status td_cpu_adamw_update(td_device *dev, const td_adamw *adamw, bool on_device,
+                              const td_adamw_tensors *tensors)
 {
     double correction1 = 1.0 - pow(adamw->beta1, (double)adamw->step);
     double correction2 = 1.0 - pow(adamw->beta2, (double)adamw->step);
     bool torch = adamw->variant == TD_ADAMW_TORCH;
     bool decay_last = adamw->variant == TD_ADAMW_COURSE2025;
-    int64_t blocks = td_blocks(count);
+    int64_t count = tensors->count, blocks = td_blocks(count);
     adamw_constants k = {
         .gain1 = (float)(1.0 - adamw->beta1),
         .beta2 = (float)adamw->beta2,
@@ -50,15 +59,23 @@ td_status td_cpu_adamw_step(td_device *dev, const td_adamw *adamw, int64_t count
     };
 
     (void)dev;
+    (void)on_device;
 #pragma omp parallel for schedule(static) if (count >= TD_PARALLEL_MIN)
     for (int64_t block = 0; block < blocks; block++) {
         int64_t begin = block * TD_BLOCK, end = td_block_end(count, begin);
 
         if (decay_last)
-            TD_BY_DTYPE(dtype, adamw_block, true, k, p, g, m, v, begin, end);
+            TD_BY_DTYPES(tensors->dtype, tensors->grad_dtype, adamw_block, true, k, tensors, begin, end);
         else
-            TD_BY_DTYPE(dtype, adamw_block, false, k, p, g, m, v, begin, end);
+            TD_BY_DTYPES(tensors->dtype, tensors->grad_dtype, adamw_block, false, k, tensors, begin, end);
     }
+    return TD_OK;
+}
+
+td_status td_cpu_adamw_advance(td_device *dev, td_adamw *adamw)
+{
+    (void)dev;
+    adamw->step += 1;
     return TD_OK;
 }
 

@@ -3,15 +3,16 @@
 
 #include <math.h>
 
-TD_INLINE float forward_row(td_dtype dtype, int64_t cols, float eps, const void *x, const void *weight,
-                            void *y, int64_t first)
+/* x and weight have a type of their own: x_dtype here and below. */
+TD_INLINE float forward_row(td_dtype dtype, td_dtype x_dtype, int64_t cols, float eps, const void *x,
+                            const void *weight, void *y, int64_t first)
 {
-    double mean_square = td_dot(dtype, x, x, NULL, first, cols) / (double)cols;
+    double mean_square = td_dot(x_dtype, x, x_dtype, x, NULL, first, cols) / (double)cols;
     float rstd = (float)(1.0 / sqrt(mean_square + (double)eps));
 
 #pragma omp simd
     for (int64_t i = 0; i < cols; i++)
-        td_store(dtype, y, first + i, td_load(dtype, x, first + i) * rstd * td_load(dtype, weight, i));
+        td_store(dtype, y, first + i, td_load(x_dtype, x, first + i) * rstd * td_load(x_dtype, weight, i));
     return rstd;
 }
 
@@ -23,7 +24,34 @@ td_status td_cpu_rmsnorm_forward(td_device *dev, const td_rmsnorm_shape *shape, 
     (void)dev;
 #pragma omp parallel for schedule(static) if (rows * cols >= TD_PARALLEL_MIN)
     for (int64_t r = 0; r < rows; r++) {
-        float of_row = TD_BY_DTYPE(shape->dtype, forward_row, cols, shape->eps, x, weight, y, r * cols);
+        float of_row =
+            TD_BY_DTYPES(shape->dtype, shape->x_dtype, forward_row, cols, shape->eps, x, weight, y, r * cols);
+
+        if (rstd)
+            rstd[r] = of_row;
+    }
+    return TD_OK;
+}
+
+TD_INLINE float residual_row(td_dtype dtype, td_dtype x_dtype, int64_t cols, float eps, const void *a,
+                             const void *b, const void *weight, void *sum, void *y, int64_t first)
+{
+#pragma omp simd
+    for (int64_t i = first; i < first + cols; i++)
+        td_store(x_dtype, sum, i, td_load(x_dtype, a, i) + td_load(dtype, b, i));
+    return forward_row(dtype, x_dtype, cols, eps, sum, weight, y, first);
+}
+
+td_status td_cpu_residual_rmsnorm_forward(td_device *dev, const td_rmsnorm_shape *shape, const void *a,
+                                          const void *b, const void *weight, void *sum, void *y, float *rstd)
+{
+    int64_t rows = shape->rows, cols = shape->cols;
+
+    (void)dev;
+#pragma omp parallel for schedule(static) if (rows * cols >= TD_PARALLEL_MIN)
+    for (int64_t r = 0; r < rows; r++) {
+        float of_row = TD_BY_DTYPES(shape->dtype, shape->x_dtype, residual_row, cols, shape->eps, a, b,
+                                    weight, sum, y, r * cols);
 
         if (rstd)
             rstd[r] = of_row;
@@ -50,8 +78,8 @@ size_t td_cpu_rmsnorm_backward_work_bytes(const td_rmsnorm_shape *shape)
     return (size_t)(parts_of(shape) * shape->cols) * sizeof(double);
 }
 
-TD_INLINE void sum_group(td_dtype dtype, int64_t cols, const void *x, const float *rstd, const void *dy,
-                         int64_t begin, int64_t end, double *sums)
+TD_INLINE void sum_group(td_dtype dtype, td_dtype x_dtype, int64_t cols, const void *x, const float *rstd,
+                         const void *dy, int64_t begin, int64_t end, double *sums)
 {
     enum { PIECE = 1024 };
     float sum[PIECE];
@@ -66,39 +94,45 @@ TD_INLINE void sum_group(td_dtype dtype, int64_t cols, const void *x, const floa
             for (int64_t i = 0; i < piece; i++) {
                 int64_t at = r * cols + first + i;
 
-                sum[i] += td_load(dtype, dy, at) * (td_load(dtype, x, at) * rstd[r]);
+                sum[i] += td_load(dtype, dy, at) * (td_load(x_dtype, x, at) * rstd[r]);
             }
         for (int64_t i = 0; i < piece; i++)
             sums[first + i] += (double)sum[i];
     }
 }
 
-TD_INLINE void backward_row(td_dtype dtype, int64_t cols, const void *x, const void *weight, float rstd,
-                            const void *dy, bool accumulate, void *dx, int64_t first)
+TD_INLINE void backward_row(td_dtype dtype, td_dtype x_dtype, int64_t cols, const void *x, const void *weight,
+                            float rstd, const void *dy, bool accumulate, void *dx, void *dx_rounded,
+                            int64_t first)
 {
-    double dot = td_dot(dtype, dy, x, weight, first, cols);
+    double dot = td_dot(dtype, dy, x_dtype, x, weight, first, cols);
     float mean = (float)(dot * (double)rstd * (double)rstd / (double)cols);
 
 #pragma omp simd
     for (int64_t i = 0; i < cols; i++) {
-        float g = td_load(dtype, dy, first + i) * td_load(dtype, weight, i);
-        float before = accumulate ? td_load(dtype, dx, first + i) : 0.0f;
+        float g = td_load(dtype, dy, first + i) * td_load(x_dtype, weight, i);
+        float before = accumulate ? td_load(x_dtype, dx, first + i) : 0.0f;
 
-        td_store(dtype, dx, first + i, before + rstd * (g - td_load(dtype, x, first + i) * mean));
+        td_store(x_dtype, dx, first + i, before + rstd * (g - td_load(x_dtype, x, first + i) * mean));
     }
+    if (!dx_rounded)
+        return;
+#pragma omp simd
+    for (int64_t i = first; i < first + cols; i++)
+        td_store(dtype, dx_rounded, i, td_load(x_dtype, dx, i));
 }
 
 /* dweight of a group comes before its dx, which may stand in the place of dy. */
-TD_INLINE void backward_group(td_dtype dtype, const td_rmsnorm_shape *shape, const void *x,
+TD_INLINE void backward_group(td_dtype dtype, td_dtype x_dtype, const td_rmsnorm_shape *shape, const void *x,
                               const void *weight, const float *rstd, const void *dy, bool accumulate,
-                              void *dx, int64_t begin, double *sums)
+                              void *dx, void *dx_rounded, int64_t begin, double *sums)
 {
     int64_t cols = shape->cols;
     int64_t end = shape->rows - begin < GROUP ? shape->rows : begin + GROUP;
 
-    sum_group(dtype, cols, x, rstd, dy, begin, end, sums);
+    sum_group(dtype, x_dtype, cols, x, rstd, dy, begin, end, sums);
     for (int64_t r = begin; r < end; r++)
-        backward_row(dtype, cols, x, weight, rstd[r], dy, accumulate, dx, r * cols);
+        backward_row(dtype, x_dtype, cols, x, weight, rstd[r], dy, accumulate, dx, dx_rounded, r * cols);
 }
 
 TD_INLINE void add_parts(td_dtype dtype, int64_t cols, int64_t parts, const double *sums, bool accumulate,
@@ -115,7 +149,8 @@ TD_INLINE void add_parts(td_dtype dtype, int64_t cols, int64_t parts, const doub
 
 td_status td_cpu_rmsnorm_backward(td_device *dev, const td_rmsnorm_shape *shape, const void *x,
                                   const void *weight, const float *rstd, const void *dy, bool accumulate_dx,
-                                  void *dx, bool accumulate_dweight, void *dweight, void *work)
+                                  void *dx, void *dx_rounded, bool accumulate_dweight, void *dweight,
+                                  void *work)
 {
     int64_t rows = shape->rows, cols = shape->cols;
     int64_t groups = groups_of(shape), parts = parts_of(shape);
@@ -130,8 +165,8 @@ td_status td_cpu_rmsnorm_backward(td_device *dev, const td_rmsnorm_shape *shape,
             own[i] = 0.0;
         for (int64_t group = td_share(groups, part, parts); group < td_share(groups, part + 1, parts);
              group++)
-            TD_BY_DTYPE(shape->dtype, backward_group, shape, x, weight, rstd, dy, accumulate_dx, dx,
-                        group * GROUP, own);
+            TD_BY_DTYPES(shape->dtype, shape->x_dtype, backward_group, shape, x, weight, rstd, dy,
+                         accumulate_dx, dx, dx_rounded, group * GROUP, own);
     }
     TD_BY_DTYPE(shape->dtype, add_parts, cols, parts, sums, accumulate_dweight, dweight);
     return TD_OK;

@@ -36,7 +36,7 @@ TD_INLINE void forward_row(td_dtype dtype, const void *x, void *y, td_row row)
 TD_INLINE void backward_row(td_dtype dtype, float scale, const void *y, const void *dy, void *dx, td_row row)
 {
     int64_t reach = td_row_pad(row.seen) < row.cols ? td_row_pad(row.seen) : row.cols;
-    float dot = (float)td_dot(dtype, y, dy, NULL, row.first, row.seen);
+    float dot = (float)td_dot(dtype, y, dtype, dy, NULL, row.first, row.seen);
 
 #pragma omp simd
     for (int64_t i = row.first; i < row.first + reach; i++)

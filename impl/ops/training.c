@@ -1,0 +1,204 @@
+/* The loss and what makes a step of its gradients. */
+#include "base/check.h"
+#include "ops/checks.h"
+#include "ops/ops.h"
+
+/* ---- cross entropy ---- */
+
+static td_status check_cross_entropy(const td_device *dev, const td_cross_entropy_shape *shape)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(shape, "shape is NULL");
+    TD_TRY(check_extent("rows", shape->rows));
+    TD_TRY(check_extent("vocab", shape->vocab));
+    TD_TRY(check_dtype(dev, shape->dtype));
+    TD_TRY(check_size("rows * vocab", shape->rows, shape->vocab, 1));
+cleanup:
+    return status;
+}
+
+td_status td_cross_entropy_work_bytes(td_device *dev, const td_cross_entropy_shape *shape, size_t *out)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_cross_entropy(dev, shape));
+    TD_CHECK(out, "out is NULL");
+    TD_TRY(WORK_BYTES(dev, cross_entropy, out, shape));
+cleanup:
+    return status;
+}
+
+td_status td_cross_entropy_forward(td_device *dev, const td_cross_entropy_shape *shape, const void *logits,
+                                   const int64_t *targets, float *loss, float *lse, void *work)
+{
+    td_status status = TD_OK;
+    size_t bytes = 0;
+
+    TD_TRY(check_cross_entropy(dev, shape));
+    TD_TRY(WORK_BYTES(dev, cross_entropy, &bytes, shape));
+    TD_CHECK(logits, "logits is NULL");
+    TD_CHECK(targets, "targets is NULL");
+    TD_CHECK(loss, "loss is NULL");
+    TD_CHECK(lse, "lse is NULL");
+    TD_TRY(check_work(work, bytes));
+    TD_TRY(CALL(dev, cross_entropy_forward, shape, logits, targets, loss, lse, work));
+cleanup:
+    return status;
+}
+
+td_status td_cross_entropy_backward(td_device *dev, const td_cross_entropy_shape *shape, const void *logits,
+                                    const int64_t *targets, const float *lse, float scale, void *dlogits)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_cross_entropy(dev, shape));
+    TD_TRY(check_finite("scale", (double)scale));
+    TD_CHECK(logits, "logits is NULL");
+    TD_CHECK(targets, "targets is NULL");
+    TD_CHECK(lse, "lse is NULL");
+    TD_CHECK(dlogits, "dlogits is NULL");
+    TD_TRY(CALL(dev, cross_entropy_backward, shape, logits, targets, lse, scale, dlogits));
+cleanup:
+    return status;
+}
+
+td_status td_cross_entropy_fused(td_device *dev, const td_cross_entropy_shape *shape, const void *logits,
+                                 const int64_t *targets, float scale, float *loss, void *dlogits, void *work)
+{
+    td_status status = TD_OK;
+    size_t bytes = 0;
+
+    TD_TRY(check_cross_entropy(dev, shape));
+    TD_TRY(WORK_BYTES(dev, cross_entropy, &bytes, shape));
+    TD_TRY(check_finite("scale", (double)scale));
+    TD_CHECK(logits, "logits is NULL");
+    TD_CHECK(targets, "targets is NULL");
+    TD_CHECK(loss, "loss is NULL");
+    TD_CHECK(dlogits, "dlogits is NULL");
+    TD_TRY(check_work(work, bytes));
+    TD_TRY(CALL(dev, cross_entropy_fused, shape, logits, targets, scale, loss, dlogits, work));
+cleanup:
+    return status;
+}
+
+/* ---- gradients and optimizers ---- */
+
+static td_status check_array(const td_device *dev, int64_t count, td_dtype dtype)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_TRY(check_extent("count", count));
+    TD_TRY(check_dtype(dev, dtype));
+    TD_TRY(check_size("count", count, 1, 1));
+cleanup:
+    return status;
+}
+
+td_status td_global_norm_work_bytes(td_device *dev, int64_t count, td_dtype dtype, size_t *out)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_array(dev, count, dtype));
+    TD_CHECK(out, "out is NULL");
+    TD_TRY(WORK_BYTES(dev, global_norm, out, count, dtype));
+cleanup:
+    return status;
+}
+
+td_status td_global_norm(td_device *dev, int64_t count, td_dtype dtype, const void *g, float *norm,
+                         void *work)
+{
+    td_status status = TD_OK;
+    size_t bytes = 0;
+
+    TD_TRY(check_array(dev, count, dtype));
+    TD_TRY(WORK_BYTES(dev, global_norm, &bytes, count, dtype));
+    TD_CHECK(g, "g is NULL");
+    TD_CHECK(norm, "norm is NULL");
+    TD_TRY(check_work(work, bytes));
+    TD_TRY(CALL(dev, global_norm, count, dtype, g, norm, work));
+cleanup:
+    return status;
+}
+
+static td_status check_adamw(const td_adamw *adamw)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(adamw->variant == TD_ADAMW_COURSE2025 || adamw->variant == TD_ADAMW_COURSE2026 ||
+                 adamw->variant == TD_ADAMW_TORCH,
+             "variant is %d, needs to be a td_adamw_variant", (int)adamw->variant);
+    TD_CHECK(isfinite(adamw->lr) && adamw->lr >= 0.0, "lr is %g, needs to be finite and at least 0",
+             adamw->lr);
+    TD_CHECK(adamw->beta1 >= 0.0 && adamw->beta1 < 1.0, "beta1 is %g, needs at least 0 and less than 1",
+             adamw->beta1);
+    TD_CHECK(adamw->beta2 >= 0.0 && adamw->beta2 < 1.0, "beta2 is %g, needs at least 0 and less than 1",
+             adamw->beta2);
+    TD_CHECK(isfinite(adamw->eps) && adamw->eps >= 0.0, "eps is %g, needs to be finite and at least 0",
+             adamw->eps);
+    TD_TRY(check_finite("weight_decay", adamw->weight_decay));
+    TD_CHECK(adamw->step >= 1, "step is %" PRId64 ", needs at least 1", adamw->step);
+cleanup:
+    return status;
+}
+
+td_status td_adamw_update(td_device *dev, const td_adamw *adamw, bool on_device,
+                          const td_adamw_tensors *tensors)
+{
+    td_status status = TD_OK;
+    td_adamw_tensors t;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(adamw, "adamw is NULL");
+    TD_CHECK(tensors, "tensors is NULL");
+    t = *tensors;
+    if (!on_device || td_device_kind_of(dev) == TD_DEVICE_CPU) /* whose memory is the host's */
+        TD_TRY(check_adamw(adamw));
+    TD_TRY(check_array(dev, t.count, t.dtype));
+    TD_TRY(check_second(dev, "grad_dtype", false, t.dtype, &t.grad_dtype));
+    TD_CHECK(t.p, "p is NULL");
+    TD_CHECK(t.g, "g is NULL");
+    TD_CHECK(t.m, "m is NULL");
+    TD_CHECK(t.v, "v is NULL");
+    TD_CHECK(!t.copy || t.grad_dtype != t.dtype, "copy is wanted, but grad_dtype is dtype, %s: p is it",
+             td_dtype_name(t.dtype));
+    TD_TRY(CALL(dev, adamw_update, adamw, on_device, &t));
+cleanup:
+    return status;
+}
+
+td_status td_adamw_step(td_device *dev, const td_adamw *adamw, int64_t count, td_dtype dtype, void *p,
+                        const void *g, float *m, float *v)
+{
+    const td_adamw_tensors tensors = {.count = count, .dtype = dtype, .p = p, .g = g, .m = m, .v = v};
+
+    return td_adamw_update(dev, adamw, false, &tensors);
+}
+
+td_status td_adamw_advance(td_device *dev, td_adamw *adamw)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(adamw, "adamw is NULL");
+    TD_TRY(CALL(dev, adamw_advance, adamw));
+cleanup:
+    return status;
+}
+
+td_status td_sgd_step(td_device *dev, float lr, int64_t count, td_dtype dtype, void *p, const void *g)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_TRY(check_finite("lr", (double)lr));
+    TD_TRY(check_array(dev, count, dtype));
+    TD_CHECK(p, "p is NULL");
+    TD_CHECK(g, "g is NULL");
+    TD_TRY(CALL(dev, sgd_step, lr, count, dtype, p, g));
+cleanup:
+    return status;
+}

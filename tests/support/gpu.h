@@ -1,0 +1,20 @@
+/** The GPU of a test program that needs one. */
+#ifndef TD_TESTS_GPU_H
+#define TD_TESTS_GPU_H
+
+#include "device/device.h"
+
+/** Opens "cuda". Without a usable GPU it prints the reason and exits the program: with 77, which CTest shows as skipped,
+ * or with 1 where the environment variable TD_REQUIRE_GPU is set. */
+td_device *td_gpu_open(void);
+
+/** A block of the GPU with `bytes` from the host, or poisoned (0xFF) where `data` is NULL, between fences. */
+void *td_gpu_block(td_device *dev, const void *data, size_t bytes);
+
+/** The block's contents in malloc'ed host memory. Fails the running test if a fence was touched. */
+void *td_gpu_read(td_device *dev, const void *block, size_t bytes);
+
+/** Gives such a block back. Accepts NULL. */
+void td_gpu_free(td_device *dev, void *block);
+
+#endif
