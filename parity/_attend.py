@@ -49,8 +49,8 @@ def by_autograd(attend, q, k, v, dout):
 class Tandem:
     """C's forward and backward for the clock and the scales.
 
-    Memory is taken at the first call and stays, for C plans it once; `fleeting` gives it back after every call, so
-    that sides which each fill the machine can take turns.
+    Memory is taken at the first call and stays, for C plans it once, until the side is closed; `fleeting` gives it back
+    after every call, so that sides which each fill the machine can take turns.
     """
 
     def __init__(self, case, c, way, tensors, fleeting=False):
@@ -71,7 +71,7 @@ class Tandem:
             "both": lambda: self.done(both()),
         }
         before = self.forward if phase == "backward" else None
-        return Side(calls[phase], before=before, **options)
+        return Side(calls[phase], before=before, close=self.close, **options)
 
     def forward(self):
         self.o = torch.empty_like(self.q)
@@ -94,15 +94,18 @@ class Tandem:
     def block(self, name):
         nbytes = getattr(self.sizes, name)
         if name not in self.blocks and nbytes:
-            self.blocks[name] = self.c.value("td_device_alloc", self.c.device, nbytes)
+            self.blocks[name] = self.c.work(nbytes)
         return self.blocks.get(name)
 
     def done(self, outputs):
         if self.fleeting:
-            for block in self.blocks.values():
-                self.c.free(block)
-            self.blocks.clear()
+            self.close()
         return outputs
+
+    def close(self):
+        for block in self.blocks.values():
+            self.c.free(block)
+        self.blocks.clear()
 
 
 class Eager:
@@ -122,6 +125,7 @@ class Eager:
             self.before()
             return self.backward()
 
+        options |= {"close": self.graph.clear}
         if phase == "backward":
             return Side(self.backward, before=self.before, **options)
         return Side(forward if phase == "forward" else both, **options)

@@ -9,6 +9,20 @@ from parity.core import geomean
 
 MIB = 2**20
 
+# Dense matrix products by the vendor's data sheets (SXM), TFLOP/s: the peaks by which utilisation is stated.
+PEAKS = {name: {"bf16": 989.4, "f16": 989.4, "tf32": 494.7, "f32": 66.9} for name in ("H100", "H200")}
+
+
+def peak_of(record) -> float | None:
+    """The peak, in TFLOP/s, of the dtype in which the record's products are computed; None of a machine not listed."""
+    dtype = record["case"].get("dtype", "").removesuffix("_mixed")
+    found = [peaks for name, peaks in PEAKS.items() if name in record.get("machine", "")]
+    return found[0].get(dtype) if found else None
+
+
+def on_gpu(records) -> bool:
+    return any(record.get("device") == "cuda" for record in records.records)
+
 
 def valued(records, impl="c", **keys) -> list[dict]:
     """The records of these keys that hold `values`, each as one row of its case keys and values."""

@@ -28,7 +28,7 @@ STRATEGIES = ["data", "fsdp", "tensor"]
 LAYER = {"d_model": 16384.0, "d_ff": 53248.0, "devices": 64.0, "tokens": 2.0**20}
 
 
-def cases(profile):
+def cases(profile, device):
     for size in SIZES:
         for context in CONTEXTS:
             yield Case("memory_accounting", seconds=1, size=size, batch=4, context=context)

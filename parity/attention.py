@@ -3,7 +3,7 @@
 import pandas as pd
 
 from parity import _attend
-from parity._pages import error_sentence, errors_by, mib, units_of, valued
+from parity._pages import error_sentence, errors_by, mib, on_gpu, units_of, valued
 from parity.core import Case, grid
 from ref import accounting
 from ref import attention as ref
@@ -12,15 +12,18 @@ DELIVERABLES = {
     "pytorch_attention": "Attention with the scores materialised: time, memory, and where it ends"
 }
 
-DTYPES = ["f32", "bf16"]
+DTYPES = {"cpu": ["f32", "bf16"], "cuda": ["f32", "tf32", "bf16", "f16"]}
 HEAD_DIMS = [16, 32, 64, 128]
-SEQS = {"quick": [256, 1024], "full": [256, 1024, 4096, 8192, 16384]}
+SEQS = {
+    "cpu": {"quick": [256, 1024], "full": [256, 1024, 4096, 8192, 16384]},
+    "cuda": {"quick": [256, 1024, 4096], "full": [256, 1024, 4096, 8192, 16384]},
+}
 BATCH = 8  # the handout's, without a head dimension
 COURSE_MATRICES = 2  # that the course's four-step softmax keeps for backward
 OUR_MATRICES = 1  # that libtandem keeps: the probabilities
 
 
-def cases(profile):
+def cases(profile, device):
     for shape in [
         dict(batch=4, heads=16, seq=1, head_dim=1),
         dict(batch=2, heads=3, seq=16, head_dim=16),
@@ -29,21 +32,26 @@ def cases(profile):
         dict(batch=1, heads=4, seq=37, seq_k=101, head_dim=33),
         dict(batch=1, heads=2, seq=101, seq_k=37, head_dim=80),
     ]:
-        for keys in grid(causal=[False, True], dtype=DTYPES):
+        for keys in grid(causal=[False, True], dtype=DTYPES[device]):
             yield Case("pytorch_attention", **shape, **keys, mask="inf")
-    for dtype in DTYPES:
+    for dtype in DTYPES[device]:
         shape = dict(batch=2, heads=2, seq=61, head_dim=80, causal=True)
         yield Case("pytorch_attention", **shape, dtype=dtype, mask="add_1e6")
-    for seq in SEQS[profile]:
+    for seq in SEQS[device][profile]:
         for head_dim in HEAD_DIMS:
             for phase in ("forward", "backward"):
-                yield grid_case(profile, seq, head_dim, phase)
+                yield grid_case(profile, device, seq, head_dim, phase)
 
 
-def grid_case(profile, seq, head_dim, phase):
+def grid_case(profile, device, seq, head_dim, phase):
     """A point of the handout's grid: 100 calls as it asks, fewer where they take minutes on a CPU."""
     matrix = 4 * BATCH * seq**2  # bytes of a score matrix: how a case is run, not what it reports
     keys = dict(batch=BATCH, heads=1, seq=seq, head_dim=head_dim, dtype="f32", causal=False, mask="inf")
+    if device == "cuda":
+        repeats = 20 if profile == "quick" else 100
+        seconds = 0.5 + repeats * matrix / 2**33 * (0.3 if phase == "backward" else 0.06)
+        how = dict(measure="time memory", seconds=seconds, repeats=repeats, in_turn=matrix >= 2**33)
+        return Case("pytorch_attention", **how, **keys, **{"pass": phase})
     repeats = (20 if profile == "quick" else 100) if seq <= 1024 else 3
     seconds = (repeats + 3) * (3 if phase == "backward" else 1) * max(matrix, 2**23) / 2**28
     how = dict(measure="time memory", seconds=seconds, repeats=repeats, alone=matrix >= 2**28)
@@ -146,6 +154,11 @@ def report(page, records):
                 f"forward {forward.min():.2f} to {forward.max():.2f}, backward {backward.min():.2f} to "
                 f"{backward.max():.2f} times PyTorch's time.",
             )
+            if on_gpu(timed):
+                cells = [*forward, *backward]
+                page.text(
+                    f"{sum(ratio <= 1 for ratio in cells)} of {len(cells)} cells are at or below PyTorch's time."
+                )
     page.plot(
         "time",
         {

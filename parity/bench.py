@@ -22,7 +22,9 @@ GIB = 2**30
 RATE = 1e11  # FLOP/s to expect, for the estimates alone
 
 
-def cases(profile):
+def cases(profile, device):
+    if device != "cpu":
+        return
     if profile == "quick":
         yield step("small", 128, "f32", "step", warmup=5, repeats=10)
         for warmup in (0, 1, 2, 5):

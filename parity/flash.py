@@ -2,9 +2,10 @@
 
 import pandas as pd
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from parity import _attend
-from parity._pages import error_sentence, errors_by, mib, units_of
+from parity._pages import error_sentence, errors_by, mib, on_gpu, peak_of, units_of
 from parity.core import Case, geomean, grid, within
 from ref import attention as naive
 from ref import flash as ref
@@ -15,25 +16,27 @@ DELIVERABLES = {
     "flash_benchmarking": "Flash attention beside plain attention: time and memory",
 }
 
-DTYPES = ["f32", "bf16"]
+DTYPES = {"cpu": ["f32", "bf16"], "cuda": ["f32", "tf32", "bf16", "f16"]}
 PHASES = ["forward", "backward", "both"]
 MIB = 2**20
+SEQS = [2**power for power in range(7, 17)]
+HEAD_DIMS = [16, 32, 64, 128]
 # The sequence lengths of the memory curves, and the head size of all curves.
-MEMORY_SEQS = [256, 512, 1024, 2048, 4096, 8192]
+MEMORY_SEQS = {"cpu": [256, 512, 1024, 2048, 4096, 8192], "cuda": [1024, 2048, 4096, 8192, 16384, 32768]}
 HEAD_DIM = 64
 
 
-def cases(profile):
-    yield from error_cases()
-    yield from headline_cases()
-    for seq in MEMORY_SEQS:
+def cases(profile, device):
+    yield from error_cases(DTYPES[device])
+    yield from gpu_headline_cases(profile) if device == "cuda" else headline_cases()
+    for seq in MEMORY_SEQS[device]:
         keys = dict(batch=1, heads=1, seq=seq, head_dim=HEAD_DIM, dtype="f32", causal=True, mask="inf")
         seconds = 0.3 + 3 * (seq / 8192) ** 2
         yield Case("flash_benchmarking", measure="memory", seconds=seconds, **keys, **{"pass": "memory"})
-    yield from grid_cases(profile)
+    yield from gpu_grid_cases(profile) if device == "cuda" else grid_cases(profile)
 
 
-def error_cases():
+def error_cases(dtypes):
     """Tiles are 64 queries by 64 keys and columns come in groups of 16: one row, both sides of each, and primes."""
     shapes = []
     # A few numbers, such as the logsumexp of two queries, would be judged by PyTorch's luck with its roundings.
@@ -45,7 +48,7 @@ def error_cases():
     for seq, seq_k in [(37, 101), (101, 37), (1, 300), (300, 1), (64, 65)]:
         shapes.append(dict(batch=2, heads=16, seq=seq, seq_k=seq_k, head_dim=80))
     for shape in shapes:
-        for keys in grid(causal=[False, True], dtype=DTYPES):
+        for keys in grid(causal=[False, True], dtype=dtypes):
             yield from both_deliverables(mask="inf", **shape, **keys)
     for seq, dtype in [(65, "f32"), (65, "bf16"), (257, "f32"), (257, "bf16")]:
         shape = dict(batch=1, heads=2, seq=seq, seq_k=seq, head_dim=64)
@@ -70,8 +73,7 @@ def grid_cases(profile):
         points += [(512, head_dim, "f32") for head_dim in (16, 32, 128)]
         points += [(512, 64, "bf16"), (2048, 64, "bf16")]
     else:
-        seqs = [2**power for power in range(7, 17)]
-        points = [tuple(keys.values()) for keys in grid(seq=seqs, head_dim=[16, 32, 64, 128], dtype=DTYPES)]
+        points = [tuple(keys.values()) for keys in grid(seq=SEQS, head_dim=HEAD_DIMS, dtype=DTYPES["cpu"])]
     for seq, head_dim, dtype in points:
         for phase in PHASES:
             repeats = None if seq < 4096 else 5 if seq < 32768 else 3
@@ -82,6 +84,37 @@ def timed_case(repeats, phase, **keys):
     scores = keys["batch"] * keys["seq"] ** 2
     seconds = 1.5 if scores < 2**24 else scores / 2**27 * (repeats + 2) * (0.3 if phase == "forward" else 1)
     how = dict(measure="time", seconds=seconds, repeats=repeats, alone=scores >= 2**28)
+    return Case("flash_benchmarking", **how, **keys, causal=True, mask="inf", **{"pass": phase})
+
+
+def gpu_headline_cases(profile):
+    """The leaderboard's shape, and the same with heads of 128."""
+    for head_dim in [64, 128] if profile == "full" else [64]:
+        for phase in ("forward", "backward"):
+            keys = dict(batch=1, heads=16, seq=16384, head_dim=head_dim, dtype="bf16", phase=phase)
+            yield gpu_timed_case(20, **keys)
+
+
+def gpu_grid_cases(profile):
+    """The handout's grid, which asks for bf16 and f32; TF32 is how f32 runs fast."""
+    if profile == "quick":
+        points = [(seq, 64, "bf16") for seq in (512, 4096, 16384)] + [(4096, 128, "bf16"), (4096, 64, "f32")]
+    else:
+        dtypes = ["bf16", "f32", "tf32"]
+        points = [tuple(keys.values()) for keys in grid(seq=SEQS, head_dim=HEAD_DIMS, dtype=dtypes)]
+    for seq, head_dim, dtype in points:
+        for phase in PHASES:
+            repeats = None if seq < 16384 else 10 if seq < 65536 else 5
+            yield gpu_timed_case(
+                repeats, batch=1, heads=1, seq=seq, head_dim=head_dim, dtype=dtype, phase=phase
+            )
+
+
+def gpu_timed_case(repeats, phase, **keys):
+    matrix = keys["batch"] * keys["heads"] * keys["seq"] ** 2 * (2 if keys["dtype"] == "bf16" else 4)
+    seconds = 0.6 + (repeats or 0) * matrix / 2**33 * (0.1 if phase == "forward" else 0.4)
+    # Plain attention's matrices may fill the GPU.
+    how = dict(measure="time", seconds=seconds, repeats=repeats, in_turn=matrix >= 2**31)
     return Case("flash_benchmarking", **how, **keys, causal=True, mask="inf", **{"pass": phase})
 
 
@@ -136,7 +169,6 @@ def measured_sides(case, draw, c):
     rows = tensors[0].nbytes / MIB  # one of q, k, v, o
     flash = _attend.Tandem(case, c, "flash", tensors, fleeting=case.alone)
     eager = _attend.Eager(lambda *qkv: naive.attention(*qkv, case.causal), tensors)
-    library = _attend.Eager(lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=case.causal), tensors)
     sides = {
         "c": flash.side(
             phase, flops=flops, record={"values": {"account_mib": mib(account.saved_flash) - 3 * rows}}
@@ -144,13 +176,43 @@ def measured_sides(case, draw, c):
         "torch_eager": eager.side(
             phase, flops=flops, record={"values": {"account_mib": mib(account.forward_peak + account.mask)}}
         ),
-        "torch_flash": library.side(phase, flops=flops),
     }
+    for impl, attend in libraries(case, draw.device).items():
+        sides[impl] = _attend.Eager(attend, tensors).side(phase, flops=flops)
     if weigh:
         plain = _attend.Tandem(case, c.side("c_naive"), "naive", tensors)
         record = {"values": {"account_mib": mib(account.saved_naive) - 3 * rows}}
         sides["c_naive"] = plain.side(phase, flops=flops, record=record)
     return sides
+
+
+def libraries(case, device):
+    """PyTorch's own fused attention, by kernel where it has several: FlashAttention-2, cuDNN's, and for f32, which
+    neither of them takes, its memory-efficient one."""
+
+    def fused(*qkv):
+        return F.scaled_dot_product_attention(*qkv, is_causal=case.causal)
+
+    def of(backend):
+        def attend(*qkv):
+            with sdpa_kernel(backend):
+                try:
+                    return fused(*qkv)
+                except RuntimeError as error:
+                    if "No available kernel" not in str(error):
+                        raise
+                    raise NotImplementedError(f"PyTorch has no {backend.name} for this") from error
+
+        return attend
+
+    if device.type == "cpu":
+        return {"torch_flash": fused}
+    if case.dtype in ("f32", "tf32"):
+        return {"torch_efficient": of(SDPBackend.EFFICIENT_ATTENTION)}
+    return {
+        "torch_flash": of(SDPBackend.FLASH_ATTENTION),
+        "torch_cudnn": of(SDPBackend.CUDNN_ATTENTION),
+    }
 
 
 def report(page, records):
@@ -161,8 +223,11 @@ def report(page, records):
 
     timed = type(records)(record for record in records.only("flash_benchmarking").records if "ms" in record or
                           record["case"]["pass"] != "memory")  # fmt: skip
-    report_headline(page, timed.only(batch=8))
-    report_grid(page, timed.only(batch=1))
+    if on_gpu(records):
+        report_gpu_headline(page, timed.only(heads=16))
+    else:
+        report_headline(page, timed.only(batch=8))
+    report_grid(page, timed.only(batch=1, heads=1))
     report_memory(page, records.only("flash_benchmarking", **{"pass": "memory"}))
 
 
@@ -172,7 +237,8 @@ def report_errors(page, records, deliverable):
     tiled = records.ratio("rel_l2", "torch_eager", "torch_tiled")
     if len(tiled):
         page.text(
-            "Sequences from 1 to 509 on both sides of tiles and vectors, unequal lengths, causal and not, both masks. "
+            "Sequences from 1 to 509 on both sides of tiles and vectors, unequal lengths, causal and not, both "
+            "masks. "
             "The tiled algorithm in plain tensor code (torch_tiled) was run on the same inputs: its error is "
             f"{geomean(tiled):.2f} times that of plain attention."
         )
@@ -200,12 +266,47 @@ def report_headline(page, timed):
         )
         page.verdict(
             "flash_benchmarking",
-            f"forward {ratio['forward', 'torch_eager']:.2f} x plain, {ratio['forward', 'torch_flash']:.2f} x PyTorch's "
+            f"forward {ratio['forward', 'torch_eager']:.2f} x plain, {ratio['forward', 'torch_flash']:.2f} x "
+            f"PyTorch's "
             f"fused; backward {ratio['backward', 'torch_eager']:.2f} x plain.",
         )
 
 
+def report_gpu_headline(page, timed):
+    page.question("How fast is it at the leaderboard's shape (batch 1, 16 heads, seq 16384, bf16, causal)?")
+    rows = []
+    for head_dim in timed.values("head_dim"):
+        for phase in ("forward", "backward"):
+            part = timed.only(head_dim=head_dim, **{"pass": phase})
+            if not len(part):
+                continue
+            row = {"head_dim": head_dim, "pass": phase}
+            row |= {r["impl"]: r["ms"]["median"] if "ms" in r else r["status"] for r in part.records}
+            mine = part.only(impl="c").records
+            speed = mine[0].get("tflops") if mine else None
+            row["TFLOP/s of c"] = speed
+            peak = peak_of(mine[0]) if mine else None
+            row["of the peak"] = f"{100 * speed / peak:.0f} %" if speed and peak else None
+            for other in ("torch_flash", "torch_eager"):
+                ratio = part.ratio("ms", other)
+                row[f"c / {other}"] = ratio[0] if len(ratio) else None
+            rows.append(row)
+    frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
+    page.table(frame, units=units_of(frame, timed.impls(), "ms"))
+    found = [row for row in rows if row["c / torch_flash"]]
+    if found:
+        said = ", ".join(
+            f"{1 / row['c / torch_flash']:.2f} ({row['pass']}, {row['head_dim']})" for row in found
+        )
+        page.text(
+            f"Speed relative to FlashAttention-2 as PyTorch has it: {said}. torch_eager holds the score matrices, "
+            "torch_cudnn is cuDNN's fused attention."
+        )
+        page.verdict("flash_benchmarking", f"16 x 64, 16384: {said} times FlashAttention-2's speed.")
+
+
 def report_grid(page, timed):
+    gpu = on_gpu(timed)
     page.question("How does it compare over lengths, head sizes and dtypes (batch 1, one head, causal)?")
     for phase in PHASES:
         part = timed.only(**{"pass": phase})
@@ -213,22 +314,36 @@ def report_grid(page, timed):
         frame = part.wide(["dtype", "head_dim", "seq"], "ms", base="torch_eager")
         speed = part.wide(["dtype", "head_dim", "seq"], "tflops")
         if "c" in speed:
-            frame["GFLOP/s of c"] = [1e3 * x if isinstance(x, float) else None for x in speed["c"]]
+            scale = 1 if gpu else 1e3
+            name = f"{'T' if gpu else 'G'}FLOP/s of c"
+            frame[name] = [scale * x if isinstance(x, float) else None for x in speed["c"]]
         page.table(frame, units=units_of(frame, part.impls(), "ms"))
     page.text(
         "FLOPs are 4 batch heads seq^2 head_dim, half of it when causal, and 2.5 times that for backward, for both "
-        "sides alike. Backward is measured, after an untimed forward, and not the difference of two times. The inputs "
-        "may stay in the caches between calls: on a CPU nothing flushes them."
+        "sides alike. Backward is measured, after an untimed forward, and not the difference of two times. "
+        + (
+            "The second-level cache is overwritten before each call. torch_flash is FlashAttention-2, "
+            "torch_cudnn cuDNN's "
+            "kernel, torch_efficient PyTorch's own for f32."
+            if gpu
+            else "The inputs may stay in the caches between calls: on a CPU nothing flushes them."
+        )
     )
     for phase in ("forward", "backward"):
         ratios = timed.only(**{"pass": phase}).ratio("ms")
         if len(ratios):
             page.text(f"{phase}: {ratios.min():.2f} to {ratios.max():.2f} times plain attention's time, "
                       f"{geomean(ratios):.2f} in the geometric mean of {len(ratios)} shapes.")  # fmt: skip
+    if gpu:
+        ratios = timed.only(seq=[seq for seq in SEQS if seq <= 16384]).ratio("ms")
+        if len(ratios):
+            ahead = f"{sum(ratio < 1 for ratio in ratios)} of {len(ratios)}"
+            page.verdict("flash_benchmarking", f"{ahead} cells up to 16384 ahead of plain attention.")
     curves = {}
-    for impl in ("c", "torch_eager", "torch_flash"):
+    dtype = "bf16" if gpu else "f32"
+    for impl in timed.impls():
         for phase in ("forward", "backward"):
-            points = timed.only(impl=impl, head_dim=HEAD_DIM, dtype="f32", **{"pass": phase})
+            points = timed.only(impl=impl, head_dim=HEAD_DIM, dtype=dtype, **{"pass": phase})
             seqs = points.values("seq")
             curves[f"{impl}, {phase}"] = (
                 seqs,
@@ -239,22 +354,23 @@ def report_grid(page, timed):
         curves,
         x="seq",
         y="ms",
-        caption=f"Time against sequence length, head_dim {HEAD_DIM}, f32, causal",
+        caption=f"Time against sequence length, head_dim {HEAD_DIM}, {dtype}, causal",
     )
 
 
 def report_memory(page, records):
     page.question("How does memory grow with the sequence?")
     rows, curves = [], {}
+    impls = dict.fromkeys(("c", "c_naive", "torch_eager", *records.impls()))
     for seq in records.values("seq"):
         row = {"seq": seq}
-        for impl in ("c", "c_naive", "torch_eager", "torch_flash"):
+        for impl in impls:
             row[impl] = known(records.value("peak_mib", impl=impl, seq=seq))
             row[f"{impl} arithmetic"] = known(records.value("values.account_mib", impl=impl, seq=seq))
         rows.append(row)
     frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
     page.table(frame, units={name: "MiB" for name in frame if name != "seq"})
-    for impl in ("c", "c_naive", "torch_eager", "torch_flash"):
+    for impl in impls:
         curves[impl] = ([row["seq"] for row in rows], [row[impl] for row in rows])
     page.plot(
         "memory",
@@ -269,7 +385,8 @@ def report_memory(page, records):
     last, before = whole[-1], whole[-2]
     off = abs(last["c_naive"] / last["c_naive arithmetic"] - 1)
     page.text(
-        f"From seq {before['seq']} to {last['seq']} flash attention's memory grows {last['c'] / before['c']:.2f} times "
+        f"From seq {before['seq']} to {last['seq']} flash attention's memory grows "
+        f"{last['c'] / before['c']:.2f} times "
         f"and plain attention's {last['c_naive'] / before['c_naive']:.2f} times: linear against quadratic. At seq "
         f"{last['seq']} C holds {last['c']:.2f} MiB with flash attention and {last['c_naive']:.0f} MiB without; the "
         f"arithmetic (one score matrix and o) is off by {100 * off:.2f} %. PyTorch's plain attention needs "

@@ -3,27 +3,35 @@
 import torch
 import torch.nn.functional as F
 
-from parity._pages import error_sentence, errors_by, units_of
-from parity.core import Case, Side, equal, geomean, grid
+from parity import _ops_fused, _ops_pages
+from parity._ops_fused import ADAMW, EPS, GAP, rounded
+from parity._ops_sides import Compiled, backward_sides, forward_sides
+from parity.core import DTYPES as DRAWN
+from parity.core import Case, Side, equal, grid
 from ref import ops as ref
+from ref.transformer import SIZES
 
 DELIVERABLES = {"operations": "The operations a model is made of, forward and backward"}
 
-DTYPES = ["f32", "bf16"]
-EPS = float(torch.tensor(1e-5))  # RMSNorm's, as the f32 that C's struct holds
-ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
+DTYPES = {"cpu": ["f32", "bf16"], "cuda": ["f32", "bf16", "f16"]}
 SMALL = dict(d_model=768, d_ff=3072, heads=12, head_dim=64, vocab=10_000, batch=4, seq=128)
 SMALL_NUMEL = 128_625_408
 
 
-def cases(profile):
-    yield from error_cases()
-    yield from timed_cases()
+def cases(profile, device):
+    yield from error_cases(DTYPES[device])
+    if device == "cuda":
+        for shape in [dict(batch=1, m=128, n=192, k=64), dict(batch=3, m=37, n=53, k=80)]:
+            for trans in grid(trans_a=[False, True], trans_b=[False, True]):
+                yield operation("gemm", **shape, **trans, dtype="tf32")
+        yield from gpu_timed_cases(profile)
+    else:
+        yield from timed_cases()
 
 
-def error_cases():
+def error_cases(dtypes):
     """Per operation: a row of one, the model's own ratios, ragged sizes on both sides of a vector register."""
-    for dtype in DTYPES:
+    for dtype in dtypes:
         for shape in [
             dict(batch=1, m=1, n=1, k=1),
             dict(batch=1, m=128, n=192, k=64),
@@ -37,7 +45,7 @@ def error_cases():
         yield operation("gemm", batch=2, m=31, n=47, k=63, exact=True, dtype=dtype)
     yield operation("gemm", batch=2, m=33, n=65, k=80, trans_b=True, dtype="bf16", out_dtype="f32")
 
-    for dtype in DTYPES:
+    for dtype in dtypes:
         for shape in [
             dict(tokens=1, vocab=1, d_model=1),
             dict(tokens=512, vocab=1000, d_model=64),
@@ -64,6 +72,22 @@ def error_cases():
             for name in ("heads_split", "heads_merge", "rope_forward", "rope_backward"):
                 yield operation(name, **shape, dtype=dtype)
 
+        for shape in [dict(rows=33, cols=80), dict(rows=127, cols=1009)]:
+            yield operation("residual_rmsnorm_forward", **shape, dtype=dtype)
+            if dtype != "f32":
+                for name in ("rmsnorm_forward", "rmsnorm_backward", "residual_rmsnorm_forward"):
+                    yield operation(name, **shape, dtype=dtype, x_dtype="f32")
+                keys = dict(dtype=dtype, x_dtype="f32", accumulate=True)
+                yield operation("rmsnorm_backward", **shape, **keys)
+
+        for shape in [
+            dict(batch=1, heads=1, seq=1, head_dim=2),
+            dict(batch=3, heads=5, seq=37, head_dim=80),
+            dict(batch=2, heads=3, seq=19, head_dim=16, pitch=3 * 3 * 16 + 7),
+        ]:
+            yield operation("qkv_split_forward", **shape, dtype=dtype)
+            yield operation("qkv_split_backward", **shape, dtype=dtype)
+
         for shape in [dict(rows=1, cols=1), dict(rows=128, cols=3072), dict(rows=33, cols=1009, pitch=2018)]:
             yield operation("silu_mul_forward", **shape, dtype=dtype)
             yield operation("silu_mul_backward", **shape, dtype=dtype)
@@ -71,9 +95,16 @@ def error_cases():
         for count in [1, 1009, 98_304]:
             yield operation("residual_add", count=count, dtype=dtype)
             yield operation("sgd_step", count=count, dtype=dtype)
+            yield operation("global_norm", count=count, dtype=dtype)
             for variant in ("course2025", "course2026", "torch"):
                 for step in (1, 3):
                     yield operation("adamw_step", count=count, variant=variant, step=step, dtype=dtype)
+            if dtype != "f32":
+                yield operation("round", count=count, dtype="f32", out_dtype=dtype)
+                yield operation("round", count=count, dtype=dtype, out_dtype="f32")
+            for on_device in [False, True] if dtype != "f32" else []:
+                keys = dict(variant="course2025", step=3, grad_dtype=dtype, on_device=on_device)
+                yield operation("adamw_update", count=count, dtype="f32", **keys)
 
         for shape in [
             dict(rows=1, cols=1),
@@ -86,8 +117,8 @@ def error_cases():
             yield operation("softmax_backward", **shape, dtype=dtype)
 
         for shape in [dict(rows=1, vocab=1), dict(rows=128, vocab=10_000), dict(rows=37, vocab=1009)]:
-            yield operation("cross_entropy_forward", **shape, dtype=dtype)
-            yield operation("cross_entropy_backward", **shape, dtype=dtype)
+            for way in ("forward", "backward", "fused"):
+                yield operation(f"cross_entropy_{way}", **shape, dtype=dtype)
 
     for positions, head_dim in [(1, 2), (128, 64), (1009, 80), (2048, 128)]:
         yield operation("rope_table", positions=positions, head_dim=head_dim)
@@ -98,12 +129,9 @@ def timed_cases():
     d_model, d_ff, vocab = SMALL["d_model"], SMALL["d_ff"], SMALL["vocab"]
     heads = {key: SMALL[key] for key in ("batch", "heads", "seq", "head_dim")}
     scores = SMALL["batch"] * SMALL["heads"] * SMALL["seq"]
-    for dtype in DTYPES:
-        # Forward of the projections, both sides of the feed-forward and the head; then the two gradients of w1.
-        for n, k in [(d_model, d_model), (d_ff, d_model), (d_model, d_ff), (vocab, d_model)]:
-            yield timed("gemm", batch=1, m=tokens, n=n, k=k, trans_a=False, trans_b=True, dtype=dtype)
-        yield timed("gemm", batch=1, m=tokens, n=d_model, k=d_ff, trans_a=False, trans_b=False, dtype=dtype)
-        yield timed("gemm", batch=1, m=d_ff, n=d_model, k=tokens, trans_a=True, trans_b=False, dtype=dtype)
+    for dtype in DTYPES["cpu"]:
+        for shape in products(tokens, d_model, d_ff, vocab):
+            yield timed("gemm", **shape, dtype=dtype)
         both = {
             "embedding": dict(tokens=tokens, vocab=vocab, d_model=d_model),
             "rmsnorm": dict(rows=tokens, cols=d_model),
@@ -122,6 +150,58 @@ def timed_cases():
         yield operation(name, measure="time", seconds=25, repeats=5, needs_bytes=56 * SMALL_NUMEL, **keys)
 
 
+def products(tokens, d_model, d_ff, vocab):
+    """Forward of the projections, both sides of the feed-forward and the head; then the two gradients of w1."""
+    for n, k in [(d_model, d_model), (d_ff, d_model), (d_model, d_ff), (vocab, d_model)]:
+        yield dict(batch=1, m=tokens, n=n, k=k, trans_a=False, trans_b=True)
+    yield dict(batch=1, m=tokens, n=d_model, k=d_ff, trans_a=False, trans_b=False)
+    yield dict(batch=1, m=d_ff, n=d_model, k=tokens, trans_a=True, trans_b=False)
+
+
+def gpu_timed_cases(profile):
+    """The smallest and the largest model at batch 4, context 512; and what the GPU can do at best."""
+    batch, seq, vocab = 4, 512, 10_000
+    tokens = batch * seq
+    for power in [20, 22, 24, 26, 28]:
+        yield operation("copy", measure="time", seconds=0.3, count=2**power, dtype="f32")
+    for dtype in ["bf16", "f16", "tf32", "f32"]:
+        square = dict(batch=1, m=8192, n=8192, k=8192, trans_a=False, trans_b=True)
+        yield operation("gemm", measure="time", seconds=1.5, **square, dtype=dtype)
+    full = profile == "full"
+    for size in ["small", "2.7B"] if full else ["2.7B"]:
+        d_model, d_ff, _, heads = SIZES[size]
+        for dtype in ["bf16", "tf32", "f32"] if full else ["bf16"]:
+            for shape in products(tokens, d_model, d_ff, vocab):
+                yield operation("gemm", measure="time", seconds=0.5, **shape, dtype=dtype)
+        split = dict(batch=batch, heads=heads, seq=seq, head_dim=d_model // heads)
+        both = {
+            "embedding": dict(tokens=tokens, vocab=vocab, d_model=d_model),
+            "rmsnorm": dict(rows=tokens, cols=d_model),
+            "rope": split,
+            "silu_mul": dict(rows=tokens, cols=d_ff),
+            "softmax": dict(rows=batch * heads * seq, cols=seq, causal_seq=seq),
+            "cross_entropy": dict(rows=tokens, vocab=vocab),
+        }
+        for dtype in ["bf16", "f32"] if full else ["bf16"]:
+            for name, shape in both.items():
+                yield operation(f"{name}_forward", measure="error time", seconds=4, **shape, dtype=dtype)
+                yield operation(f"{name}_backward", measure="error time", seconds=4, **shape, dtype=dtype)
+            once = dict(measure="error time", seconds=4, dtype=dtype)
+            yield operation("residual_add", **once, count=tokens * d_model)
+            yield operation("residual_rmsnorm_forward", **once, **both["rmsnorm"])
+            if dtype != "f32":
+                yield operation("residual_rmsnorm_forward", **once, x_dtype="f32", **both["rmsnorm"])
+            yield operation("qkv_split_forward", **once, **split)
+            yield operation("qkv_split_backward", **once, **split)
+            yield operation("cross_entropy_fused", **once, **both["cross_entropy"])
+    for dtype in ["f32", "bf16"]:
+        keys = dict(count=SMALL_NUMEL, dtype=dtype, variant="torch", step=1)
+        yield operation("adamw_step", measure="time", seconds=6, needs_bytes=80 * SMALL_NUMEL, **keys)
+    keys = dict(count=SMALL_NUMEL, dtype="f32", variant="torch", step=1, grad_dtype="bf16", on_device=True)
+    yield operation("adamw_update", measure="time", seconds=6, needs_bytes=80 * SMALL_NUMEL, **keys)
+    yield operation("global_norm", measure="error time", seconds=3, count=SMALL_NUMEL, dtype="bf16")
+
+
 def operation(op, measure="error", seconds=0.1, repeats=None, needs_bytes=0, **keys):
     how = dict(measure=measure, seconds=seconds, repeats=repeats, needs_bytes=needs_bytes)
     return Case("operations", **how, op=op, **keys)
@@ -132,54 +212,62 @@ def timed(op, **keys):
 
 
 def run(case, draw, c):
-    return OPERATIONS[case.op](case, draw, c)
+    sides = OPERATIONS[case.op](case, draw, c)
+    # Compiling takes seconds, and a C++ compiler on the CPU: only beside a time on a GPU.
+    if draw.device.type == "cpu" or "time" not in case.measure:
+        sides.pop("torch_compile", None)
+    if "time" in case.measure:
+        for impl in [impl for impl in sides if impl == "c" or impl.startswith("torch")]:
+            side = sides[impl] if isinstance(sides[impl], Side) else Side(sides[impl])
+            side.nbytes = moved_bytes(case, c)
+            sides[impl] = side
+    return sides
+
+
+def moved_bytes(case, c):
+    """The bytes an operation cannot do without, each element read or written once; None where arithmetic decides.
+
+    Of a causal softmax the visible half is read, and all is written."""
+    if case.op == "gemm":
+        return None
+    dtype = c.enum("td_dtype", case.dtype)
+    if case.op == "adamw_step":
+        return c.value("td_adamw_cost", case.count, dtype).bytes
+    get, half = case.get, 0.5 if "causal_seq" in case else 1
+    size = c.td_dtype_size(dtype)
+    wider = c.td_dtype_size(c.enum("td_dtype", get("x_dtype", case.dtype)))
+    count = get("count", 0)
+    elements = get("rows", 0) * get("cols", get("vocab", 0))
+    elements = elements or get("batch", 0) * get("heads", 0) * get("seq", 0) * get("head_dim", 0)
+    rows = get("tokens", 0) * get("d_model", 0)
+    return {
+        "copy": 2 * count * size,
+        "residual_add": 3 * count * size,
+        "sgd_step": 3 * count * size,
+        "global_norm": count * size,
+        # p, m and v are read and written, the gradient is read and the copy written.
+        "adamw_update": count * (6 * 4 + 2 * 2),
+        "embedding_forward": 2 * rows * size,
+        "embedding_backward": (rows + get("vocab", 0) * get("d_model", 0)) * size,
+        "rmsnorm_forward": elements * (wider + size),
+        "rmsnorm_backward": elements * (2 * wider + size),
+        "residual_rmsnorm_forward": elements * 2 * (wider + size),
+        "heads_merge": 2 * elements * size,
+        "rope_forward": 2 * elements * size,
+        "rope_backward": 2 * elements * size,
+        "qkv_split_forward": 6 * elements * size,
+        "qkv_split_backward": 6 * elements * size,
+        "silu_mul_forward": 3 * elements * size,
+        "silu_mul_backward": 5 * elements * size,
+        "softmax_forward": (half + 1) * elements * size,
+        "softmax_backward": (2 * half + 1) * elements * size,
+        "cross_entropy_forward": elements * size,
+        "cross_entropy_backward": 2 * elements * size,
+        "cross_entropy_fused": 2 * elements * size,
+    }[case.op]
 
 
 # ---- both sides of each operation ----
-
-
-def forward_sides(tandem, function, *inputs, rule=None, library=None):
-    """Sides of a function that returns outputs by name; `library` is PyTorch's own fused form of it."""
-    sides = {
-        "c": tandem,
-        "torch_eager": lambda: function(*inputs),
-        "truth": lambda: function(*map(wide, inputs)),
-        "rule": rule or {},
-    }
-    if library:
-        sides["torch_library"] = lambda: library(*inputs)
-    return sides
-
-
-def backward_sides(tandem, names, function, inputs, cotangent, library=None, finish=lambda grads: grads):
-    """Sides of the gradients, called `names`, of a function of `inputs`; `finish` maps them to the outputs."""
-
-    def side(function, inputs, cotangent):
-        leaves = [x.detach().clone().requires_grad_() for x in inputs]
-        graph = []
-
-        def forward():
-            graph[:] = [function(*leaves)]
-
-        def backward():
-            grads = torch.autograd.grad(graph.pop(), leaves, cotangent)
-            return finish(dict(zip(names, grads, strict=True)))
-
-        return Side(backward, before=forward)
-
-    def truth():
-        exact = side(function, [wide(x) for x in inputs], wide(cotangent))
-        exact.before()
-        return exact.call()
-
-    sides = {"c": tandem, "torch_eager": side(function, inputs, cotangent), "truth": truth}
-    if library:
-        sides["torch_library"] = side(library, inputs, cotangent)
-    return sides
-
-
-def wide(x):
-    return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
 
 def gemm(case, draw, c):
@@ -218,7 +306,21 @@ def gemm(case, draw, c):
     cost = c.value("td_gemm_cost", case.batch, rows, cols, inner, c.enum("td_dtype", case.dtype))
     for impl in ("c", "torch_eager"):
         sides[impl] = Side(sides[impl], flops=cost.flops)
+    del sides["torch_compile"]  # which calls the same library
     return sides
+
+
+def copy(case, draw, c):
+    """No operation of a model, but what all others are measured by: the bytes that the device moves at best."""
+    x = draw.normal("x", (case.count,), case.dtype)
+    y = draw.poisoned(x.shape, case.dtype)
+
+    def tandem():
+        c.td_device_copy(c.device, y, x, x.nbytes)
+        return {"y": y}
+
+    other = torch.empty_like(x)
+    return {"c": tandem, "torch_eager": lambda: {"y": other.copy_(x)}}
 
 
 def embedding_forward(case, draw, c):
@@ -263,8 +365,14 @@ def embedding_backward(case, draw, c):
 
 
 def rmsnorm_inputs(case, draw):
-    x = draw.normal("x", (case.rows, case.cols), case.dtype)
-    return x, draw.normal("weight", (case.cols,), case.dtype, mean=1.0, std=0.1)
+    """x and the weight, which in mixed precision are wider than the rest."""
+    wider = case.get("x_dtype", case.dtype)
+    x = draw.normal("x", (case.rows, case.cols), wider)
+    return x, draw.normal("weight", (case.cols,), wider, mean=1.0, std=0.1)
+
+
+def rmsnorm_function(x, weight):
+    return ref.rmsnorm(x, weight, EPS)
 
 
 def rmsnorm_library(x, weight):
@@ -280,52 +388,47 @@ def rmsnorm_forward(case, draw, c):
         c.td_rmsnorm_forward(c.device, desc, x, weight, y, rstd)
         return {"y": y}
 
-    def torch_rmsnorm(x, weight):
-        return {"y": ref.rmsnorm(x, weight, EPS)}
+    def of(norm):
+        return lambda x, weight: {"y": rounded(norm(x, weight), y.dtype)}
 
-    return forward_sides(
-        tandem, torch_rmsnorm, x, weight, library=lambda x, weight: {"y": rmsnorm_library(x, weight)}
-    )
+    return forward_sides(tandem, of(rmsnorm_function), x, weight, library=of(rmsnorm_library))
 
 
 def rmsnorm_backward(case, draw, c):
     x, weight = rmsnorm_inputs(case, draw)
+    wider, mixed = case.get("x_dtype", case.dtype), "x_dtype" in case
     dy = draw.normal("dy", x.shape, case.dtype)
-    before_dx = draw.normal("before dx", x.shape, case.dtype)
+    before_dx = draw.normal("before dx", x.shape, wider)
     before_dweight = draw.normal("before dweight", weight.shape, case.dtype)
     y, rstd = draw.poisoned(x.shape, case.dtype), draw.poisoned((case.rows,), "f32")
-    dx, dweight = draw.poisoned(x.shape, case.dtype), draw.poisoned(weight.shape, case.dtype)
+    dx, dweight = draw.poisoned(x.shape, wider), draw.poisoned(weight.shape, case.dtype)
+    outputs = {"dx": dx, "dweight": dweight}
+    if mixed:
+        outputs["dx_rounded"] = draw.poisoned(x.shape, case.dtype)
     desc = c.struct("td_rmsnorm_shape", case, eps=EPS)
     work = c.work(c.value("td_rmsnorm_backward_work_bytes", c.device, desc))
-    accumulate = case.get("accumulate", False)
+    add = case.get("accumulate", False)
     c.td_rmsnorm_forward(c.device, desc, x, weight, y, rstd)
 
     def tandem():
-        if accumulate:
+        if add:
             dx.copy_(before_dx)
             dweight.copy_(before_dweight)
-        c.td_rmsnorm_backward(
-            c.device, desc, x, weight, rstd, dy, accumulate, dx, None, accumulate, dweight, work
-        )
-        return {"dx": dx, "dweight": dweight}
+        dx_rounded = outputs.get("dx_rounded")
+        c.td_rmsnorm_backward(c.device, desc, x, weight, rstd, dy, add, dx, dx_rounded, add, dweight, work)
+        return outputs
 
     def finish(grads):
-        if not accumulate:
-            return grads
-        return {"dx": grads["dx"] + before_dx, "dweight": grads["dweight"] + before_dweight}
+        dx, dweight = grads["dx"], rounded(grads["dweight"], before_dweight.dtype)
+        if add:
+            dx, dweight = dx + before_dx, dweight + before_dweight
+        return {"dx": dx, "dweight": dweight} | ({"dx_rounded": rounded(dx, dy.dtype)} if mixed else {})
 
-    return backward_sides(
-        tandem,
-        ["dx", "dweight"],
-        lambda x, w: ref.rmsnorm(x, w, EPS),
-        [x, weight],
-        dy,
-        rmsnorm_library,
-        finish,
-    )
+    def of(norm):
+        return lambda x, weight: rounded(norm(x, weight), dy.dtype)
 
-
-GAP = 7.0  # what stands between the heads and the pitch, and must stand there afterwards
+    names, inputs = ["dx", "dweight"], [x, weight]
+    return backward_sides(tandem, names, of(rmsnorm_function), inputs, dy, of(rmsnorm_library), finish)
 
 
 def heads_shapes(case):
@@ -386,7 +489,11 @@ def rope_table(case, draw, c):
 
     def torch_table(dtype):
         return dict(
-            zip(("cos", "sin"), ref.rope_table(case.positions, case.head_dim, dtype=dtype), strict=True)
+            zip(
+                ("cos", "sin"),
+                ref.rope_table(case.positions, case.head_dim, dtype=dtype, device=draw.device),
+                strict=True,
+            )
         )
 
     return {
@@ -400,7 +507,7 @@ def rope_forward(case, draw, c):
     width, packed_shape, split_shape = heads_shapes(case)
     packed = draw.normal("packed", packed_shape, case.dtype)
     split = draw.poisoned(split_shape, case.dtype)
-    cos, sin = ref.rope_table(case.seq, case.head_dim)
+    cos, sin = ref.rope_table(case.seq, case.head_dim, device=draw.device)
     desc = c.struct("td_heads_shape", case)
 
     def tandem():
@@ -418,7 +525,7 @@ def rope_backward(case, draw, c):
     packed = draw.normal("packed", (*packed_shape[:2], width), case.dtype)
     dsplit = draw.normal("dsplit", split_shape, case.dtype)
     dpacked = packed_output(case, draw)
-    cos, sin = ref.rope_table(case.seq, case.head_dim)
+    cos, sin = ref.rope_table(case.seq, case.head_dim, device=draw.device)
     desc = c.struct("td_heads_shape", case)
 
     def tandem():
@@ -507,17 +614,20 @@ def softmax_forward(case, draw, c):
         c.td_softmax_forward(c.device, desc, x, y)
         return {"y": y}
 
-    return forward_sides(tandem, lambda x: {"y": function(x)}, x, library=softmax_library(case, outputs=True))
+    return forward_sides(
+        tandem, lambda x: {"y": function(x)}, x, library=softmax_library(case, draw.device, True)
+    )
 
 
-def softmax_library(case, outputs=False):
+def softmax_library(case, device, outputs=False):
     """PyTorch's fused softmax, of scores that were masked before."""
     if "causal_seq" in case:
-        visible = ref.causal_mask(case.causal_seq, case.cols).repeat(case.rows // case.causal_seq, 1)
-        bias = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
+        visible = ref.causal_mask(case.causal_seq, case.cols, device)
+        bias = torch.zeros(visible.shape, device=device).masked_fill(~visible, float("-inf"))
+        bias = bias.to(DRAWN[case.dtype]).repeat(case.rows // case.causal_seq, 1)
 
     def library(x):
-        y = (x + bias.to(x.dtype) if "causal_seq" in case else x).softmax(-1)
+        y = (x + bias if "causal_seq" in case else x).softmax(-1)
         return {"y": y} if outputs else y
 
     return library
@@ -538,7 +648,9 @@ def softmax_backward(case, draw, c):
     def finish(grads):
         return {"dx": grads["dx"] * scale}
 
-    return backward_sides(tandem, ["dx"], softmax_function(case), [x], dy, softmax_library(case), finish)
+    return backward_sides(
+        tandem, ["dx"], softmax_function(case), [x], dy, softmax_library(case, draw.device), finish
+    )
 
 
 def cross_entropy_inputs(case, draw):
@@ -585,7 +697,9 @@ def cross_entropy_backward(case, draw, c):
     def library(logits):
         return F.cross_entropy(logits.float(), targets)
 
-    return backward_sides(tandem, ["dlogits"], function, [logits], torch.tensor(1.0), library)
+    return backward_sides(
+        tandem, ["dlogits"], function, [logits], torch.tensor(1.0, device=draw.device), library
+    )
 
 
 def adamw_step(case, draw, c):
@@ -593,7 +707,7 @@ def adamw_step(case, draw, c):
     if case.step > 1:
         m, v = draw.normal("m", (case.count,), "f32", std=0.3), draw.uniform("v", (case.count,), "f32")
     else:
-        m, v = torch.zeros(case.count), torch.zeros(case.count)
+        m, v = (torch.zeros(case.count, device=draw.device) for _ in range(2))
     ours = [p.clone(), m.clone(), v.clone()]
     desc = c.struct("td_adamw", case, **ADAMW)
     dtype = c.enum("td_dtype", case.dtype)
@@ -616,16 +730,18 @@ def adamw_step(case, draw, c):
         "c": tandem,
         "torch_eager": optimizer(p, g, foreach=True),
         "torch_library": optimizer(p, g, fused=True),
+        "torch_compile": optimizer(p, g, compiled=True, foreach=True, capturable=p.is_cuda),
     }
 
 
-def optimizer(p, g, **how):
+def optimizer(p, g, compiled=False, **how):
     weight = torch.nn.Parameter(p.clone())
     weight.grad = g
     adamw = torch.optim.AdamW([weight], **how)
+    update = Compiled(adamw.step) if compiled else adamw.step
 
     def step():
-        adamw.step()
+        update()
         return {"p": weight.detach()}
 
     return step
@@ -657,6 +773,7 @@ def sgd_step(case, draw, c):
 
 # Each function of ops.h and the cases that judge it.
 OPERATIONS = {
+    "copy": copy,
     "gemm": gemm,  # td_gemm
     "embedding_forward": embedding_forward,
     "embedding_backward": embedding_backward,
@@ -676,61 +793,11 @@ OPERATIONS = {
     "cross_entropy_backward": cross_entropy_backward,
     "adamw_step": adamw_step,
     "sgd_step": sgd_step,
+    # td_residual_rmsnorm_forward, td_qkv_split_forward, td_qkv_split_backward, td_round, td_cross_entropy_fused,
+    # td_global_norm, td_adamw_update, td_adamw_advance
+    **_ops_fused.OPERATIONS,
 }
 
 
 def report(page, records):
-    page.question("Is every operation as exact as PyTorch's, forward and backward?")
-    page.text(error_sentence(records))
-    page.table(errors_by(records, ["op", "dtype"]))
-    page.text(
-        "Errors are relative L2 errors against float64, the worst of an operation's cases, with every size in the "
-        "records. Copies (embedding, heads) and products of small whole numbers must be exact, and are compared so."
-    )
-
-    timed = type(records)(record for record in records.records if "ms" in record)
-    page.question("How fast are the products of the small model (batch 4, context 128)?")
-    table_of_times(page, timed.only(op="gemm"), ["m", "n", "k", "trans_a", "trans_b", "dtype"])
-    rates = timed.only(op="gemm", dtype="f32")
-    best = {
-        impl: max(r["tflops"] for r in rates.only(impl=impl).records)
-        for impl in ("c", "torch_eager")
-        if len(rates.only(impl=impl))
-    }
-    if len(best) == 2:
-        page.text(
-            f"In f32 C reaches {1e3 * best['c']:.0f} GFLOP/s and PyTorch {1e3 * best['torch_eager']:.0f}: C calls "
-            "oneDNN, PyTorch MKL. The C / PyTorch columns are ratios of medians of calls that alternate in one process."
-        )
-
-    page.question("How fast is everything between the products?")
-    between = [op for op in timed.values("op") if op not in ("gemm", "adamw_step", "sgd_step")]
-    table_of_times(page, timed.only(op=between), ["op", "dtype"])
-    ratios, library = (
-        timed.only(op=between).ratio("ms", over=side) for side in ("torch_eager", "torch_library")
-    )
-    if len(ratios):
-        page.text(
-            f"C takes {geomean(ratios):.2f} times the time of the formula in eager PyTorch (torch_eager), and "
-            f"{geomean(library):.2f} times that of PyTorch's own fused function where it has one (torch_library), both "
-            "as geometric means."
-        )
-
-    page.question("How long does an optimizer step take on the small model's parameters?")
-    steps = timed.only(op=["adamw_step", "sgd_step"])
-    table_of_times(page, steps, ["op", "count"])
-    adamw, fused = (
-        steps.only(op="adamw_step").ratio("ms", over=side) for side in ("torch_eager", "torch_library")
-    )
-    if len(adamw) and len(fused):
-        said = f"AdamW takes {adamw[0]:.2f} times torch.optim.AdamW(foreach=True)"
-        page.text(
-            f"{said} and {fused[0]:.2f} times its fused form: one pass over p, g, m and v instead of one for each "
-            "elementary operation."
-        )
-        page.verdict("operations", said + ".")
-
-
-def table_of_times(page, records, keys):
-    frame = records.wide(keys, "ms", base="torch_eager")
-    page.table(frame, units=units_of(frame, records.impls(), "ms"))
+    _ops_pages.report(page, records)

@@ -22,7 +22,7 @@ METHODS = {"sequential": ref.accumulate, "kahan": ref.kahan, "pairwise": ref.pai
 SUMS = [("f64", "f64"), ("f32", "f32"), ("f16", "f16"), ("bf16", "bf16"), ("f16", "f32"), ("bf16", "f32")]
 
 
-def cases(profile):
+def cases(profile, device):
     for loop in range(4):
         yield Case("mixed_precision_accumulation", loop=loop + 1)
     counts = [10, 1000, 10_000] if profile == "quick" else [10, 100, 1000, 10_000, 100_000]

@@ -52,12 +52,16 @@ def heads_merge(split: Tensor) -> Tensor:
 
 
 def rope_table(
-    positions: int, head_dim: int, theta: float = 10_000.0, dtype: torch.dtype = torch.float32
+    positions: int,
+    head_dim: int,
+    theta: float = 10_000.0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
 ) -> tuple[Tensor, Tensor]:
-    """cos, sin [positions, head_dim / 2] of the float64 angles pos * theta^(-2i / head_dim)."""
-    frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angle = torch.outer(torch.arange(positions, dtype=torch.float64), frequency)
-    return angle.cos().to(dtype), angle.sin().to(dtype)
+    """cos, sin [positions, head_dim / 2] of the float64 angles pos * theta^(-2i / head_dim), by the CPU's functions."""
+    frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)
+    angle = torch.outer(torch.arange(positions, dtype=torch.float64, device="cpu"), frequency)
+    return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

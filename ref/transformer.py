@@ -6,6 +6,7 @@ The state dict has the course's names in the course's order; rotary tables are n
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ref import ops
@@ -61,32 +62,47 @@ class SwiGLU(nn.Module):
         return self.w2(ops.silu_mul(self.w1(x), self.w3(x)))
 
 
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """PyTorch's own, which never holds the scores: what a compiled model uses at its best."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
 class CausalSelfAttention(nn.Module):
-    def __init__(self, d_model: int, heads: int, context: int, rope_theta: float):
+    def __init__(self, d_model: int, heads: int, context: int, rope_theta: float, attend):
         super().__init__()
-        self.heads = heads
+        self.heads, self.attend = heads, attend
         self.q_proj = Linear(d_model, d_model)
         self.k_proj = Linear(d_model, d_model)
         self.v_proj = Linear(d_model, d_model)
         self.output_proj = Linear(d_model, d_model)
-        # The table stays f32 whatever dtype the model is cast to; a float64 model has an exact one.
+        self.table = context, d_model // heads, rope_theta
+        self.make_tables()
+
+    def make_tables(self):
+        """The table stays f32 whatever dtype the model is cast to, a float64 model has an exact one, and both are where
+        the weights are."""
         self.tables = {
-            dtype: ops.rope_table(context, d_model // heads, rope_theta, dtype)
+            dtype: ops.rope_table(*self.table, dtype, self.q_proj.weight.device)
             for dtype in (torch.float32, torch.float64)
         }
 
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        self.make_tables()
+        return self
+
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (ops.heads_split(proj(x), self.heads) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        table = self.tables[torch.promote_types(x.dtype, torch.float32)]
+        table = self.tables[torch.float64 if x.dtype == torch.float64 else torch.float32]
         cos, sin = (part[: x.shape[1]] for part in table)
-        o = attention(ops.rope(q, cos, sin), ops.rope(k, cos, sin), v, causal=True)
+        o = self.attend(ops.rope(q, cos, sin), ops.rope(k, cos, sin), v, causal=True)
         return self.output_proj(ops.heads_merge(o))
 
 
 class Block(nn.Module):
-    def __init__(self, d_model: int, d_ff: int, heads: int, context: int, rope_theta: float):
+    def __init__(self, d_model: int, d_ff: int, heads: int, context: int, rope_theta: float, attend):
         super().__init__()
-        self.attn = CausalSelfAttention(d_model, heads, context, rope_theta)
+        self.attn = CausalSelfAttention(d_model, heads, context, rope_theta, attend)
         self.ffn = SwiGLU(d_model, d_ff)
         self.ln1 = RMSNorm(d_model)
         self.ln2 = RMSNorm(d_model)
@@ -106,10 +122,13 @@ class Transformer(nn.Module):
         vocab: int,
         context: int,
         rope_theta: float = 10_000.0,
+        attend=attention,
     ):
         super().__init__()
         self.token_embeddings = Embedding(vocab, d_model)
-        self.layers = nn.ModuleList(Block(d_model, d_ff, heads, context, rope_theta) for _ in range(layers))
+        self.layers = nn.ModuleList(
+            Block(d_model, d_ff, heads, context, rope_theta, attend) for _ in range(layers)
+        )
         self.ln_final = RMSNorm(d_model)
         self.lm_head = Linear(d_model, vocab)
 

@@ -52,6 +52,8 @@ class Cases(unittest.TestCase):
         ):
             with self.assertRaisesRegex(ValueError, words):
                 Case("d", **options)
+        with self.assertRaisesRegex(ValueError, "together is 0"):
+            Case("d", together=0)
         with self.assertRaisesRegex(TypeError, "case key shape"):
             Case("d", shape=(1, 2))
         with self.assertRaisesRegex(ValueError, "needs rel_l2"):

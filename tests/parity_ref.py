@@ -71,6 +71,15 @@ class RefTest(unittest.TestCase):
         theirs = gradients(lambda gate, up: F.silu(gate) * up, *inputs)
         self.same(gradients(ops.silu_mul, *inputs), theirs)
 
+    def test_a_model_that_attends_by_pytorch_s_own_kernel(self):
+        with torch.device("cpu"):
+            torch.manual_seed(0)
+            ours = transformer.Transformer(16, 24, 2, 2, 11, 9).double()
+            theirs = transformer.Transformer(16, 24, 2, 2, 11, 9, attend=transformer.fused_attention).double()
+        theirs.load_state_dict(ours.state_dict())
+        ids = torch.tensor([[1, 7, 3, 10, 0]])
+        self.same([ours(ids).detach()], [theirs(ids).detach()])
+
     def test_softmax(self):
         x = normal("x", 10, 33)
         self.same(gradients(ops.softmax, x), gradients(lambda x: x.softmax(-1), x))

@@ -102,6 +102,13 @@ class Sweeps(unittest.TestCase):
         self.assertEqual(out.count("done"), 6)
         self.assertIn("profile full: 6 cases", out)
 
+    def test_a_run_stops_in_time_and_goes_on(self):
+        status, out, _ = self.main("run", "--module", "scale", "--within", "0")
+        self.assertEqual((status, len(self.runs())), (3, 1))
+        self.assertIn("4 cases are left: the time is up", out)
+        status, out, _ = self.main("run", "--module", "scale", "--within", "600")
+        self.assertEqual((status, len(self.runs())), (0, 5))
+
     def test_only_what_is_asked_for_is_measured(self):
         status, out, _ = self.main("run", "--module", "scale", "--measure", "memory")
         self.assertEqual(status, 0, out)

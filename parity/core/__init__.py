@@ -4,11 +4,12 @@ A module is a file parity/<name>.py with four names. It imports torch, ref and t
 clock, file or tolerance of its own: drawing, calling C, judging, timing, recording and writing pages are core's.
 
     DELIVERABLES             {id of the deliverable: its title in the index}
-    cases(profile)           yields Case objects for "quick" (minutes on two cores in all) or "full" (whole grids)
+    cases(profile, device)   yields Case objects for "quick" (minutes in all) or "full" (whole grids), for the "cpu" or
+                             for "cuda", one GPU
     run(case, draw, c)       computes one case on every side and returns {impl: side, ...}, described below
     report(page, records)    writes reports/<machine>/<name>.md from records alone; never runs anything
 
-Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, **keys)
+Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, together, **keys)
     keys         what the record's "case" holds: batch, heads, seq, seq_k, head_dim, dtype, causal, pass, size, ...
                  with the meaning and spelling of README.md, "Records". `case.seq` reads one (`case["pass"]`, where
                  the name is a word of Python), `case.get("seq_k", 0)` with a default. Values are JSON scalars.
@@ -19,23 +20,35 @@ Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, **keys)
     alone        True: a fresh process of its own under a memory limit, for cases that are hungry or must be cold
     needs_bytes  memory that the hungriest side is known to need; where the machine has less, every side whose
                  own `needs_bytes` does not say otherwise is `oom` without being tried
+    in_turn      True: one side after the other is opened, measured and closed, where together they would not fit;
+                 else their calls alternate
+    together     calls in a row that make up one timed sample, default 1: steps that nothing waits for in between. A
+                 sample is their mean
 
-draw             inputs seeded by the case's name and the tensor's, so a case is the same alone or in a sweep
+draw             inputs seeded by the case's name and the tensor's, so a case is the same alone, in a sweep, and on
+                 every device: the CPU draws them, and they are then on the device
+    draw.device                                          where they are, a torch.device, for a module's own tensors
     draw.normal(name, shape, dtype, std=1.0, mean=0.0)   draw.uniform(name, shape, dtype, low=0.0, high=1.0)
     draw.integers(name, shape, dtype="i64", low=0, high=...)      tokens (i64), or small whole numbers in any dtype
+    draw.quickly(name, shape, dtype, std=1.0, mean=0.0)  normal, drawn by the device itself: weights of a large model
+                                                         whose time alone matters
     draw.poisoned(shape, dtype)                          an output: 0xFF bytes between fences, for C to overwrite
     Inputs belong to both sides and must not be written: hand an operation that works in place a .clone().
 
 c                libtandem. `c.td_xyz(...)` calls the function of that name; a td_status other than TD_OK is raised
                  as TandemError with td_last_error(). A tensor is passed as its address, no copy, after checking that
-                 it is contiguous, on the CPU, and of the pointer's type (void * takes any dtype); None is NULL.
-    c.device                                the handle of the device
+                 it is contiguous, on C's device, and of the pointer's type (void * takes any dtype); None is NULL.
+                 Host memory is a c.ffi.new("float *")
+    c.device                                the handle of the device; on a GPU it queues on PyTorch's current stream
+    c.on                                    what parity.core.device says of it: c.on.kind, c.on.synchronize()
     c.struct("td_x_shape", case, field=...) a struct whose fields are filled by name: keywords first, then the
                                             case's keys, else 0. "bf16" becomes TD_BF16, and so for every enum
-                                            ("course2025" -> TD_ADAMW_COURSE2025). A nested struct takes the same
+                                            ("course2025" -> TD_ADAMW_COURSE2025); "tf32" becomes TD_F32 and sets the
+                                            field tf32, "bf16_mixed" TD_BF16 and mixed. A nested struct takes the same
                                             case, or a dict given by keyword
     c.value("td_x_work_bytes", c.device, desc)   calls a function that ends in an `out` pointer, returns what it got
-    c.create("td_transformer_create", c.device, config)   likewise; its _destroy runs when the case is over
+    c.create("td_transformer_create", c.device, config)   likewise; its _destroy runs when the case is over, or with
+                                            c.destroy(object)
     c.work(nbytes)                          scratch on the device, 256-byte aligned, freed when the case is over;
                                             c.free(block) gives it back before
     c.side("c_naive")                       the same for another C variant of the case, on a device of its own
@@ -49,9 +62,12 @@ README.md, "Records"; a side whose name starts with "c" and is alone or followed
                  same output names, shapes and dtypes; "truth" has them in float64 and may lack some
     side         outputs, or a function of no arguments that returns them (needed for time and memory; the function
                  must do its whole work each time it is called, and return tensors that later calls may overwrite),
-                 or Side(call, before=..., flops=..., needs_bytes=..., holds=..., record={...}):
+                 or Side(call, before=..., open=..., close=..., flops=..., nbytes=..., needs_bytes=..., holds=...,
+                 record={...}):
         before       called untimed before each call of `call`: a forward pass before a timed backward
-        flops        of one call, for "tflops"
+        open, close  called before the first call and after the last: what the side needs, and its giving back. A side
+                     that failed, in its open as well, is closed too
+        flops        of one call, for "tflops";  nbytes: that one call must move, for "gb_s"
         needs_bytes  memory this side needs, against the case's
         holds        a function that lists the side's own tensors that live on between calls (parameters, gradients,
                      moments; no inputs), for its memory. What C allocates on its device need not be listed
@@ -65,8 +81,9 @@ README.md, "Records"; a side whose name starts with "c" and is alone or followed
                  torch side
 
 Memory is what `before` and `call` need beyond the inputs: outputs, saved tensors, scratch, and what the side holds. C's
-is the device recorder's peak since the case began plus the outputs that live outside the device; PyTorch's is its CPU
-allocator's peak during the call. A second C variant in one case works on a device of its own, c.side("c_naive"), so
+is the device recorder's peak since the case began plus the outputs that live outside the device; PyTorch's is its
+allocator's peak during the call, and of a side in its turn on a GPU also all that it has allocated since it was opened,
+so that `holds` need not list it. A second C variant in one case works on a device of its own, c.side("c_naive"), so
 that its memory is its own.
 
 page             the report of one module
@@ -98,7 +115,7 @@ A complete example, parity/scale.py, for an imaginary td_scale(dev, count, dtype
 
     DELIVERABLES = {"scaling": "Scaling a vector"}
 
-    def cases(profile):
+    def cases(profile, device):
         # The loop is unrolled by 16: both sides of it, one element alone, and a long prime.
         for keys in grid(count=[1, 15, 16, 17, 10007], dtype=["f32", "bf16"]):
             yield Case("scaling", **keys)
@@ -129,6 +146,7 @@ A complete example, parity/scale.py, for an imaginary td_scale(dev, count, dtype
 """
 
 from parity.core.case import Case, Side, equal, grid, parity, within
+from parity.core.draw import DTYPES, NAMES
 from parity.core.view import Records, geomean
 
-__all__ = ["Case", "Records", "Side", "equal", "geomean", "grid", "parity", "within"]
+__all__ = ["DTYPES", "NAMES", "Case", "Records", "Side", "equal", "geomean", "grid", "parity", "within"]

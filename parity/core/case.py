@@ -28,6 +28,8 @@ class Case:
         repeats: int | None = None,
         alone: bool = False,
         needs_bytes: int = 0,
+        in_turn: bool = False,
+        together: int = 1,
         **keys: Any,
     ):
         self.deliverable = deliverable
@@ -37,6 +39,8 @@ class Case:
             raise ValueError(f"measure is {measure!r}, needs words of: {', '.join(MEASURES)}")
         if repeats is not None and repeats < 1:
             raise ValueError(f"repeats is {repeats}, needs at least 1")
+        if together < 1:
+            raise ValueError(f"together is {together}, needs at least 1")
         for key, value in keys.items():
             if not isinstance(value, (bool, int, float, str)):
                 raise TypeError(f"case key {key} is {value!r}, needs a bool, a number or a string")
@@ -44,6 +48,8 @@ class Case:
         self.repeats = repeats
         self.alone = alone
         self.needs_bytes = needs_bytes
+        self.in_turn = in_turn
+        self.together = together
         self.keys = keys
 
     def __getattr__(self, key: str) -> Any:
@@ -92,7 +98,10 @@ class Side:
 
     call: Callable[[], Outputs]
     before: Callable[[], None] | None = None
+    open: Callable[[], None] | None = None
+    close: Callable[[], None] | None = None
     flops: float | None = None
+    nbytes: float | None = None
     needs_bytes: int | None = None
     holds: Callable[[], Iterable[Any]] = tuple
     record: Mapping[str, Any] | Callable[[], Mapping[str, Any]] = field(default_factory=dict)

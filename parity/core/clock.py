@@ -1,4 +1,8 @@
-"""One clock for every side of a case: calls interleaved A B A B ..., the same threads, no garbage collection."""
+"""One clock for every side of a case: calls interleaved A B A B ..., the same threads, no garbage collection.
+
+On a GPU a call is timed by two events on the stream that both sides queue on, after the second-level cache was
+overwritten; several calls in a row may share one pair of events, so that nothing waits between them.
+"""
 
 import gc
 import time
@@ -8,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from parity.core.case import Side
+from parity.core.device import Cpu, Device, DeviceLost
 
 WARMUP = 2
 FEWEST, MOST = 5, 200
@@ -19,6 +24,7 @@ class Timing:
 
     samples: list[float] = field(default_factory=list)
     failure: Exception | None = None
+    first_ms: float | None = None  # of the very first call, the host's time: compiling, loading, allocating
 
     def stats(self) -> dict:
         return statistics(self.samples)
@@ -45,11 +51,15 @@ def time_sides(
     repeats: int | None = None,
     budget: float = 1.0,
     calling: Callable[[str], None] = lambda impl: None,
+    device: Device | None = None,
+    together: int = 1,
 ) -> dict[str, Timing]:
-    """Times each side `repeats` times, or as often as about `budget` seconds a side allow (5 to 200 times).
+    """Times each side `repeats` times, or as often as about `budget` seconds a side allow (5 to 200 times). A sample is
+    the time of one of `together` calls in a row.
 
     A side that raises drops out with its exception; the others go on. `calling` hears which side runs next.
     """
+    device = device or Cpu()
     timings = {impl: Timing() for impl in sides}
     collecting = gc.isenabled()
     gc.collect()
@@ -57,15 +67,15 @@ def time_sides(
     try:
         round_s = 0.0
         for _ in range(warmup):
-            round_s = _round(sides, timings, calling, keep=False)
+            round_s = together * _round(sides, timings, calling, device, 1)
         if repeats is None:
             if warmup == 0:
-                round_s = _round(sides, timings, calling, keep=True)
+                round_s = _round(sides, timings, calling, device, together, keep=True)
             done = max(len(timing.samples) for timing in timings.values())
             fit = int(budget * len(sides) / max(round_s, 1e-9))
             repeats = min(max(fit, FEWEST), MOST) - done
         for _ in range(repeats):
-            _round(sides, timings, calling, keep=True)
+            _round(sides, timings, calling, device, together, keep=True)
     finally:
         if collecting:
             gc.enable()
@@ -79,23 +89,31 @@ def ratio(samples, reference) -> dict:
     return {"median": float(middle), "p25": float(low), "p75": float(high)}
 
 
-def _round(sides, timings, calling, keep: bool) -> float:
-    """Calls every side that still runs once, in order; returns the seconds of it all."""
+def _round(sides, timings, calling, device: Device, together: int, keep: bool = False) -> float:
+    """Calls every side that still runs once (or `together` times), in order; returns the seconds of it all."""
     started = time.perf_counter_ns()
     for impl, side in sides.items():
-        if timings[impl].failure is not None:
+        timing = timings[impl]
+        if timing.failure is not None:
             continue
         calling(impl)
+        begun = time.perf_counter_ns()
         try:
             if side.before is not None:
                 side.before()
-            start = time.perf_counter_ns()
-            result = side.call()
-            stop = time.perf_counter_ns()
+            if together == 1:
+                device.clear_caches()
+            sample = device.timed_ms(side.call, together)
+        except DeviceLost:
+            raise
         except Exception as error:  # any failure of a side is a result, never the end of the sweep
-            timings[impl].failure = error
+            # Its traceback would keep the side's tensors alive, which the others may need the room of.
+            timing.failure = error.with_traceback(None)
+            device.check_alive()
+            device.release()
             continue
-        del result  # after the clock was read: freeing is not part of the call
+        if timing.first_ms is None:
+            timing.first_ms = (time.perf_counter_ns() - begun) / 1e6
         if keep:
-            timings[impl].samples.append((stop - start) / 1e6)
+            timing.samples.append(sample)
     return (time.perf_counter_ns() - started) / 1e9

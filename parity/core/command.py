@@ -1,6 +1,8 @@
 """python -m parity run | report | compare | list."""
 
 import argparse
+import math
+import re
 import sys
 from pathlib import Path
 
@@ -8,13 +10,15 @@ from rich.console import Console
 
 from parity.core import compare, report, sweep
 from parity.core.case import MEASURES
+from parity.core.device import kind_of
 from parity.core.library import HEADERS, ROOT, default_library
 from parity.core.record import FILE, Finished, RecordError, RecordFile, load
 from parity.core.tables import FORMATS
 from parity.core.worker import Settings, WorkerError
 
 ERRORS = (sweep.SelectionError, RecordError, WorkerError, report.ReportError, compare.CompareError)
-BUDGETS = {"quick": 0.5, "full": 2.0}
+BUDGETS = {"cpu": {"quick": 0.5, "full": 2.0}, "cuda": {"quick": 0.1, "full": 0.3}}
+MACHINES = {"cpu": "local", "cuda": "local-cuda"}
 
 
 def main(package: str, arguments: list[str] | None = None, headers: Path = HEADERS) -> int:
@@ -37,15 +41,20 @@ def main(package: str, arguments: list[str] | None = None, headers: Path = HEADE
 
 
 def run(package: str, options: argparse.Namespace, console: Console) -> int:
-    items = sweep.select(
-        sweep.discover(package), options.profile, options.module, options.case, options.measure or MEASURES
-    )
-    budget = options.budget or BUDGETS[options.profile]
-    settings = Settings(options.library or default_library(), options.threads, budget, options.headers)
+    items = _selected(package, options)
+    kind = kind_of(options.device)
+    budget = options.budget or BUDGETS[kind][options.profile]
+    library = options.library or default_library()
+    settings = Settings(library, options.threads, budget, options.headers, options.device)
     with RecordFile(_folder(options)) as file:
         _warn(file.loaded.warnings)
+        others = {record.get("device", "cpu") for record in file.loaded.records} - {kind}
+        if others:
+            raise RecordError(
+                f"{file.path} holds records of {', '.join(sorted(others))}: name another --machine"
+            )
         console.print(f"profile {options.profile}: {sweep.describe(items, Finished(file.loaded.records))}")
-        return sweep.run_sweep(items, file, settings, console, options.redo)
+        return sweep.run_sweep(items, file, settings, console, options.redo, options.within)
 
 
 def write_report(package: str, options: argparse.Namespace, console: Console) -> int:
@@ -63,9 +72,7 @@ def compare_records(package: str, options: argparse.Namespace, console: Console)
 
 
 def list_cases(package: str, options: argparse.Namespace, console: Console) -> int:
-    items = sweep.select(
-        sweep.discover(package), options.profile, options.module, options.case, options.measure or MEASURES
-    )
+    items = _selected(package, options)
     records = load(_folder(options) / FILE)
     _warn(records.warnings)
     finished = Finished(records.records)
@@ -78,8 +85,19 @@ def list_cases(package: str, options: argparse.Namespace, console: Console) -> i
     return 0
 
 
+def _selected(package: str, options: argparse.Namespace) -> list[sweep.Item]:
+    return sweep.select(
+        sweep.discover(package),
+        options.profile,
+        options.module,
+        options.case,
+        options.measure or MEASURES,
+        kind_of(options.device),
+    )
+
+
 def _folder(options: argparse.Namespace) -> Path:
-    return options.reports / options.machine
+    return options.reports / (options.machine or MACHINES[kind_of(getattr(options, "device", "cpu"))])
 
 
 def _warn(warnings: list[str]) -> None:
@@ -96,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
 
     records = argparse.ArgumentParser(add_help=False)
     records.add_argument(
-        "--machine", default="local", help="the folder of reports/ to use (default: %(default)s)"
+        "--machine", help="the folder of reports/ to use (default: local, on a GPU local-cuda)"
     )
     records.add_argument("--reports", type=Path, default=ROOT / "reports", help="where those folders are")
 
@@ -115,6 +133,9 @@ def _parser() -> argparse.ArgumentParser:
     cases.add_argument(
         "--measure", action="append", choices=MEASURES, help="only this of each case; may be repeated"
     )
+    cases.add_argument(
+        "--device", type=_device, default="cpu", help="cpu, cuda or cuda:INDEX (default: %(default)s)"
+    )
     cases.add_argument("--threads", type=_positive, default=2, help="of both sides (default: %(default)s)")
 
     command = commands.add_parser("run", parents=[cases, records], help="measure what is not measured yet")
@@ -124,6 +145,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument(
         "--budget", type=float, metavar="SECONDS", help="of timing a side (default: by profile)"
+    )
+    command.add_argument(
+        "--within",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="start no case that is expected to end later; the exit status is 3 where cases are left",
     )
     command.set_defaults(command=run)
 
@@ -158,6 +186,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(command=list_cases)
     return parser
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no device: cpu, cuda or cuda:INDEX")
+    return text
 
 
 def _positive(text: str) -> int:

@@ -6,7 +6,10 @@ import torch
 
 from parity.core.case import seed_of
 
+# How a case's dtype is stored. TF32 is a way to multiply f32; bf16_mixed has f32 weights and bf16 activations.
 DTYPES = {
+    "tf32": torch.float32,
+    "bf16_mixed": torch.float32,
     "f64": torch.float64,
     "f32": torch.float32,
     "f16": torch.float16,
@@ -24,10 +27,12 @@ FENCE_BYTES = 256
 
 
 class Draw:
-    """Draws for one case. Random numbers come from PyTorch's CPU generator, seeded by names alone."""
+    """Draws for one case. Random numbers come from PyTorch's CPU generator, seeded by names alone, and are then moved
+    to the device: every device gets the same."""
 
-    def __init__(self, case_name: str):
+    def __init__(self, case_name: str, device: torch.device | None = None):
         self.case_name = case_name
+        self.device = device or torch.device("cpu")
         self._inputs: dict[str, tuple[torch.Tensor, int]] = {}
         self._fenced: list[tuple[torch.Tensor, int]] = []
 
@@ -44,12 +49,19 @@ class Draw:
         values = torch.randint(low, high, tuple(shape), generator=self._generator(name))
         return self._keep(name, values.to(DTYPES[dtype]))
 
+    def quickly(self, name, shape, dtype, std: float = 1.0, mean: float = 0.0) -> torch.Tensor:
+        """As normal(), but drawn by the device itself, so that each kind of device gets other numbers: for times and
+        memory, of tensors that would take the CPU's generator longer than the case."""
+        generator = torch.Generator(self.device).manual_seed(seed_of(self.case_name, name))
+        values = torch.empty(shape, dtype=DTYPES[dtype], device=self.device)
+        return self._keep(name, values.normal_(mean, std, generator=generator))
+
     def poisoned(self, shape, dtype) -> torch.Tensor:
         """An output that nobody has written yet, with fences on both sides."""
         kind = DTYPES[dtype]
         nbytes = math.prod(shape) * kind.itemsize
         # The fence in front keeps the 256-byte alignment that torch's own blocks (64 bytes) may lack.
-        block = torch.full((nbytes + 3 * FENCE_BYTES,), FENCE, dtype=torch.uint8)
+        block = torch.full((nbytes + 3 * FENCE_BYTES,), FENCE, dtype=torch.uint8, device=self.device)
         start = FENCE_BYTES + -block.data_ptr() % FENCE_BYTES
         block[start : start + nbytes] = POISON
         self._fenced.append((block, start, nbytes))
@@ -72,6 +84,7 @@ class Draw:
     def _keep(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         if name in self._inputs:
             raise ValueError(f"{self.case_name} draws {name!r} twice")
+        tensor = tensor.to(self.device)
         self._inputs[name] = (tensor, _checksum(tensor))
         return tensor
 

@@ -14,6 +14,7 @@ from typing import Any
 import cffi
 import torch
 
+from parity.core.device import Cpu, Device
 from parity.core.draw import DTYPES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +30,9 @@ POINTEES = {
     "int": torch.int32,
     "uint8_t": torch.uint8,
 }
+
+# dtypes of cases that are more than a td_dtype: the fields that say the same in a struct of C.
+WAYS = {"tf32": {"dtype": "f32", "tf32": True}, "bf16_mixed": {"dtype": "bf16", "mixed": True}}
 
 
 class TandemError(RuntimeError):
@@ -99,21 +103,27 @@ class Library:
         if seen != (threads, threads):
             raise RuntimeError(f"asked for {threads} threads; PyTorch has {seen[0]}, C has {seen[1]}")
 
-    def open(self, device: str = "cpu") -> "Session":
-        return Session(self, device)
+    def open(self, on: Device | None = None) -> "Session":
+        return Session(self, on or Cpu())
 
 
 class Session:
     """What run() gets as `c`: the library with one open device, for one case. A context manager."""
 
-    def __init__(self, library: Library, device: str):
+    def __init__(self, library: Library, on: Device):
         self.library = library
+        self.on = on
         self.ffi = library.ffi
         self._later: list[tuple[str, Any]] = []
         self._strings: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._blocks: dict[int, int] = {}  # address: bytes of what work() gave
         self._sides: dict[str, Session] = {}
-        self.device = self.value("td_device_open", device)
+        self.device = self.value("td_device_open", on.name)
+        self._stream = None
+        native = on.stream()
+        if native is not None:
+            self._stream = self.value("td_stream_wrap", self.device, self.ffi.cast("void *", native))
+            self.td_device_set_stream(self.device, self._stream)
 
     def __enter__(self) -> "Session":
         return self
@@ -130,6 +140,9 @@ class Session:
             name, handle = self._later.pop()
             getattr(self, name)(handle)
         if self.device is not None:
+            if self._stream is not None:
+                self.td_device_set_stream(self.device, None)
+                self.td_stream_destroy(self._stream)
             self.td_device_close(self.device)
             self.device = None
 
@@ -165,11 +178,12 @@ class Session:
         if impl == "c":
             return self
         if impl not in self._sides:
-            self._sides[impl] = Session(self.library, "cpu")
+            self._sides[impl] = Session(self.library, self.on)
         return self._sides[impl]
 
     def enum(self, kind: str, name: str) -> int:
         """The constant of an enum whose last words are `name`: enum("td_dtype", "bf16") is TD_BF16."""
+        name = WAYS.get(name, {"dtype": name})["dtype"]
         elements = self.ffi.typeof(kind).relements
         found = [value for element, value in elements.items() if element.endswith(f"_{name.upper()}")]
         if len(found) != 1:
@@ -181,6 +195,7 @@ class Session:
     def struct(self, kind: str, case: Mapping | Any = None, **fields: Any):
         """A struct filled by name from keywords, then from the case; what neither has is 0."""
         keys = dict(getattr(case, "keys", None) or {}) if not isinstance(case, Mapping) else dict(case)
+        keys |= WAYS.get(keys.get("dtype"), {})
         pointer = self.ffi.new(f"{kind} *")
         names = {name for name, _ in self.ffi.typeof(kind).fields}
         unknown = set(fields) - names
@@ -207,6 +222,12 @@ class Session:
         self._later.append((name.removesuffix("_create") + "_destroy", handle))
         return handle
 
+    def destroy(self, handle) -> None:
+        """Destroys what create() made before the case is over."""
+        name = next(name for name, made in self._later if made == handle)
+        self._later.remove((name, handle))
+        getattr(self, name)(handle)
+
     def work(self, nbytes: int):
         """Scratch on the device until the case is over; None for no bytes."""
         if nbytes == 0:
@@ -224,13 +245,16 @@ class Session:
     def tensor(self, address, shape, dtype: str) -> torch.Tensor:
         """A tensor over memory that C owns. It must not outlive the case."""
         kind = DTYPES[dtype]
-        count = math.prod(shape)
-        if count == 0:
-            return torch.empty(tuple(shape), dtype=kind)
-        view = torch.frombuffer(
-            self.ffi.buffer(self.ffi.cast("char *", address), count * kind.itemsize), dtype=kind
-        )
-        return view.view(tuple(shape))
+        nbytes = math.prod(shape) * kind.itemsize
+        if nbytes == 0:
+            return torch.empty(tuple(shape), dtype=kind, device=self.on.torch)
+        if self.on.kind == "cpu":
+            view = torch.frombuffer(
+                self.ffi.buffer(self.ffi.cast("char *", address), nbytes), dtype=torch.uint8
+            )
+        else:
+            view = torch.as_tensor(_Memory(self._number(address), nbytes), device=self.on.torch)
+        return view.view(kind).view(tuple(shape))
 
     def bytes_peak(self) -> int:
         return self.value("td_device_memory", self.device).peak_bytes
@@ -275,13 +299,25 @@ class Session:
     def _address(self, where: str, want, tensor: torch.Tensor):
         if want.kind != "pointer":
             raise TypeError(f"{where}: a tensor, needs {want.cname}")
-        if tensor.device.type != "cpu":
-            raise ValueError(f"{where}: a tensor on {tensor.device}, the device is the CPU")
+        if tensor.device != self.on.torch:
+            raise ValueError(f"{where}: a tensor on {tensor.device}, C's device is {self.on.torch}")
         if not tensor.is_contiguous():
             raise ValueError(f"{where}: a tensor of strides {tensor.stride()}, needs a contiguous one")
         if want.item.kind != "void" and POINTEES.get(want.item.cname) != tensor.dtype:
             raise TypeError(f"{where}: a tensor of {tensor.dtype}, needs {want.cname}")
         return self.ffi.cast(want, tensor.data_ptr())
+
+
+class _Memory:
+    """Bytes on a GPU as PyTorch takes them, by the CUDA array interface."""
+
+    def __init__(self, address: int, nbytes: int):
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
 
 
 def _check(library: Library, function: str, status: int) -> None:

@@ -1,7 +1,7 @@
 """One case: every side of it computed, judged, timed and weighed, and a record of each."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 
 from parity.core import clock, memory
 from parity.core.case import Case, Outputs, Side
+from parity.core.device import Cpu, Device, DeviceLost
 from parity.core.draw import Draw
 from parity.core.judge import ProtocolError, is_judged, judge
 from parity.core.library import Library, Session
@@ -40,12 +41,19 @@ def status_of(error: BaseException) -> tuple[str, str]:
 
 
 class Measurement:
-    """One run of one case."""
+    """One run of one case: all its sides at once, or each by itself where together they would not fit."""
 
     def __init__(
-        self, case: Case, plan: Mapping[str, Any], draw: Draw, c: Session, calling: Callable[[str], None]
+        self,
+        case: Case,
+        plan: Mapping[str, Any],
+        draw: Draw,
+        c: Session,
+        calling: Callable[[str], None],
+        device: Device | None = None,
     ):
         self.case, self.draw, self.c, self.calling = case, draw, c, calling
+        self.device = device or Cpu()
         plan = dict(plan)
         self.truth = plan.pop("truth", {})
         self.rules = plan.pop("rule", {})
@@ -53,12 +61,33 @@ class Measurement:
         self.sides = {impl: self._side(impl, value) for impl, value in plan.items()}
         self.results = {impl: Result() for impl in self.sides}
         self.outputs: dict[str, Outputs] = {}
+        self.complaints: dict[str, list[str]] = {}
+        self.opened: list[str] = []
+        self.held: dict[str, int] = {}  # by PyTorch before the sides of a turn were opened
         if not self.sides:
             raise ProtocolError("run() returned no side")
 
+    def run(self, budget: float) -> None:
+        turns = [[impl] for impl in self.sides] if self.case.in_turn else [list(self.sides)]
+        timings: dict[str, clock.Timing] = {}
+        for impls in turns:
+            self._open(impls)
+            if "error" in self.case.measure:
+                self.error(impls)
+                if not self.case.in_turn:
+                    self.judge()  # before later calls overwrite the outputs
+            if "time" in self.case.measure:
+                timings |= self.time(impls, budget)
+            if "memory" in self.case.measure:
+                self.memory(impls)
+            self._close()
+        if "error" in self.case.measure and self.case.in_turn:
+            self.judge()
+        self.compare(timings)
+
     def give_up(self, given_up: Mapping[str, tuple[str, str]]) -> None:
         """Sides that are known to fail: they ended an earlier process, or want more memory than there is."""
-        room = memory.available_bytes()
+        room = self.device.available_bytes()
         for impl, side in self.sides.items():
             needs = self.case.needs_bytes if side.needs_bytes is None else side.needs_bytes
             if impl in given_up:
@@ -68,20 +97,24 @@ class Measurement:
                     "oom", f"needs {needs // MIB} MiB, {room // MIB} MiB are available"
                 )
 
-    def error(self) -> None:
-        complaints: dict[str, list[str]] = {}
-        for impl in self._alive():
+    def error(self, impls: Iterable[str]) -> None:
+        """The outputs of each side, and what C did that it may not."""
+        for impl in self._alive(impls):
             self._attempt(impl, lambda impl=impl: self.outputs.update({impl: self._call(impl)}))
             if is_judged(impl):
-                known = [text for texts in complaints.values() for text in texts]
-                complaints[impl] = [text for text in self.draw.complaints() if text not in known]
+                known = [text for texts in self.complaints.values() for text in texts]
+                self.complaints[impl] = [text for text in self.draw.complaints() if text not in known]
         self.calling("")
+
+    def judge(self) -> None:
         try:
             truth = self.truth() if callable(self.truth) else self.truth
             alive = {impl: self.outputs[impl] for impl in self._alive()}
             lost = self.reference is not None and self.reference not in alive
             judged = {impl: o for impl, o in alive.items() if not (lost and is_judged(impl))}
             verdicts = judge(judged, truth, self.rules, self.reference)
+        except DeviceLost:
+            raise
         except Exception as error:  # the truth failed, or the module broke the protocol
             for impl in filter(is_judged, self._alive()):
                 self.results[impl].end(error)
@@ -94,33 +127,52 @@ class Measurement:
         for impl, verdict in verdicts.items():
             if verdict.error():
                 self.results[impl].measured["error"] = verdict.error()
-            found = complaints.get(impl, []) + verdict.complaints
+            found = self.complaints.get(impl, []) + verdict.complaints
             if found:
                 self.results[impl].status, self.results[impl].message = "failed", "; ".join(found)
 
-    def time(self, budget: float) -> None:
-        sides = {impl: self.sides[impl] for impl in self._alive()}
+    def time(self, impls: Iterable[str], budget: float) -> dict[str, clock.Timing]:
+        sides = {impl: self.sides[impl] for impl in self._alive(impls)}
         if not sides:
-            return
+            return {}
         options = {} if "warmup" not in self.case else {"warmup": self.case.warmup}
         timings = clock.time_sides(
-            sides, repeats=self.case.repeats, budget=budget, calling=self.calling, **options
+            sides,
+            repeats=self.case.repeats,
+            budget=budget,
+            calling=self.calling,
+            device=self.device,
+            together=self.case.together,
+            **options,
         )
         for impl, timing in timings.items():
             if timing.failure is not None:
                 self.results[impl].end(timing.failure)
+        return timings
+
+    def compare(self, timings: Mapping[str, clock.Timing]) -> None:
+        """What the samples say: statistics, rates, and the ratio to the reference."""
+        reference = timings.get(self.reference)
+        for impl, timing in timings.items():
+            if timing.failure is not None or self.results[impl].status not in ("ok", "failed"):
                 continue
             measured = self.results[impl].measured
             measured["ms"] = timing.stats()
-            if sides[impl].flops:
-                measured["tflops"] = sides[impl].flops / (measured["ms"]["median"] / 1e3) / 1e12
-            reference = timings.get(self.reference)
+            if timing.first_ms is not None:
+                measured["first_ms"] = round(timing.first_ms, 3)
+            if self.case.together > 1:
+                measured["together"] = self.case.together
+            seconds = measured["ms"]["median"] / 1e3
+            if self.sides[impl].flops:
+                measured["tflops"] = self.sides[impl].flops / seconds / 1e12
+            if self.sides[impl].nbytes:
+                measured["gb_s"] = self.sides[impl].nbytes / seconds / 1e9
             if is_judged(impl) and reference is not None and reference.failure is None:
                 measured["ratio"] = {"over": self.reference, **clock.ratio(timing.samples, reference.samples)}
             measured["samples"] = [round(sample, 6) for sample in timing.samples]
 
-    def memory(self) -> None:
-        for impl in self._alive():
+    def memory(self, impls: Iterable[str]) -> None:
+        for impl in self._alive(impls):
             self._attempt(impl, lambda impl=impl: self._weigh(impl))
 
     def records(self) -> list[dict]:
@@ -136,15 +188,39 @@ class Measurement:
         return found
 
     def _weigh(self, impl: str) -> None:
-        held = {tensor.data_ptr(): tensor.nbytes for tensor in self.sides[impl].holds()}
+        side, measured = self.sides[impl], self.results[impl].measured
+        held = {tensor.data_ptr(): tensor.nbytes for tensor in side.holds()}
         if is_judged(impl):
             session = self.c.side(impl)
             outputs = self.outputs[impl] if impl in self.outputs else self._call(impl)
             outside = {k: v for k, v in outputs.items() if not _is_among(v, held)}
             nbytes = session.bytes_peak() + memory.outside_bytes(outside, session.on_device)
-        else:
-            nbytes = memory.peak_of_torch(lambda: self._call(impl))
-        self.results[impl].measured["peak_mib"] = (nbytes + sum(held.values())) / MIB
+            measured["peak_mib"] = (nbytes + sum(held.values())) / MIB
+            return
+        before = self.device.held_by_torch()
+        peaks = self.device.peak_of_torch(lambda: self._call(impl))
+        for name, nbytes in peaks.items():
+            # In its turn everything that PyTorch has come to hold since the side was opened is the side's own.
+            own = before[name] - self.held[name] if self.held else sum(held.values())
+            measured[f"{name}_mib"] = (nbytes + own) / MIB
+
+    def _open(self, impls: Iterable[str]) -> None:
+        self.device.release()
+        self.held = self.device.held_by_torch() if self.case.in_turn else {}
+        self.opened = self._alive(impls)
+        for impl in self.opened:
+            if self.sides[impl].open is not None:
+                self._attempt(impl, self.sides[impl].open)
+
+    def _close(self) -> None:
+        """Also of a side that failed: what it has opened goes back."""
+        for impl in self.opened:
+            if self.sides[impl].close is not None:
+                try:
+                    self.sides[impl].close()
+                except Exception as error:  # as in _attempt
+                    self.results[impl].end(error)
+        self.device.release()
 
     def _call(self, impl: str) -> Outputs:
         side = self.sides[impl]
@@ -156,11 +232,19 @@ class Measurement:
         self.calling(impl)
         try:
             act()
+            self.device.synchronize()
+        except DeviceLost:
+            raise
         except Exception as error:  # any failure of a side is a result, never the end of the sweep
             self.results[impl].end(error)
+            self.device.check_alive()
+        if self.results[impl].status not in ("ok", "failed"):
+            self.device.release()  # now that the exception and its frames are gone
 
-    def _alive(self) -> list[str]:
-        return [impl for impl, result in self.results.items() if result.status in ("ok", "failed")]
+    def _alive(self, impls: Iterable[str] | None = None) -> list[str]:
+        """Those of `impls`, or of all, that nothing has ended."""
+        found = self.results if impls is None else impls
+        return [impl for impl in found if self.results[impl].status in ("ok", "failed")]
 
     def _side(self, impl: str, value: Any) -> Side:
         if isinstance(value, Side):
@@ -182,27 +266,30 @@ def measure_case(
     budget: float,
     given_up: Mapping[str, tuple[str, str]] | None = None,
     calling: Callable[[str], None] = lambda impl: None,
+    device: Device | None = None,
 ) -> list[dict]:
     """The records of one case, without what every record of a run has in common.
 
     `calling` hears the name of the side that runs next, so that whoever watches knows whose fault a crash was.
     """
+    device = device or Cpu()
     started = time.perf_counter()
-    with library.open() as c:
-        draw = Draw(case.name)
+    device.precision(case.get("dtype"))
+    with library.open(device) as c:
+        draw = Draw(case.name, device.torch)
         try:
-            run = Measurement(case, module.run(case, draw, c), draw, c, calling)
+            run = Measurement(case, module.run(case, draw, c), draw, c, calling, device)
             run.give_up(given_up or {})
-            if "error" in case.measure:
-                run.error()
-            if "time" in case.measure:
-                run.time(budget)
-            if "memory" in case.measure:
-                run.memory()
+            run.run(budget)
             records = run.records()
+        except DeviceLost:
+            raise
         except Exception as error:  # before there were sides to blame
             status, message = status_of(error)
             records = [{"impl": "c", "status": status, "message": message}]
+            device.check_alive()
+        run = draw = None
+    device.end_case()
     for record in records:
         record["measure"] = " ".join(case.measure)
         record["threads"] = torch.get_num_threads()

@@ -68,6 +68,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         "out of memory",
         "std::bad_alloc",
         "Cannot allocate memory",
+        "CUBLAS_STATUS_ALLOC_FAILED",
     )
     return isinstance(error, (RuntimeError, OSError)) and any(word in str(error) for word in words)
 

@@ -1,7 +1,9 @@
 """reports/<machine>/records.jsonl: one JSON line a result, appended, flushed to the disk, never rewritten.
 
 The keys are those of README.md, "Records". Beside them core writes `message` (why a status is not "ok"), `samples`
-(the raw times, ms), `ratio` (to the reference's time, pair by pair), `series` (curves), and what a restarted sweep
+(the raw times, ms), `together` (calls that a sample is the mean of), `first_ms` (of the very first call, with what is
+compiled and loaded then), `ratio` (to the reference's time, pair by pair), `gb_s`, `requested_mib` (a GPU's `peak_mib`
+before its allocator rounds), `series` (curves), `device` ("cuda"; left out on the CPU), and what a restarted sweep
 needs to know: `measure`, `threads`, `seconds` (the case took) and `sides` (records that the case wrote).
 """
 
@@ -21,12 +23,15 @@ import numpy as np
 import torch
 
 from parity.core.case import case_name
+from parity.core.device import Cpu, Device
 from parity.core.library import ROOT
 
 FILE = "records.jsonl"
 ASIDE = "records.torn"
 REQUIRED = ("deliverable", "module", "case", "impl", "status")
 FINISHED = ("ok", "oom", "unsupported")
+# Variables by which the environment changes what a library computes; where they are set they are part of a result.
+OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_EMULATE_SINGLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
 
 
 class RecordError(RuntimeError):
@@ -184,9 +189,12 @@ class Finished:
         return [record for record in together if record.get("time") == records[-1].get("time")]
 
 
-def surroundings(library: Path) -> dict:
-    """What core adds to every record: machine, versions, commit."""
-    return {"machine": machine_name(), "versions": versions(library), "commit": commit()}
+def surroundings(library: Path, device: Device | None = None) -> dict:
+    """What core adds to every record: machine, versions, commit, and of a GPU its own name for `machine`."""
+    more = (device or Cpu()).surroundings()
+    found = {"machine": machine_name(), "versions": versions(library), "commit": commit()} | more
+    found["versions"] = versions(library) | more.get("versions", {})
+    return found
 
 
 def machine_name() -> str:
@@ -205,6 +213,9 @@ def versions(library: Path) -> dict[str, str]:
     onednn = re.search(r"/libdnnl\.so\.([\d.]+)$", _mapped_files(), re.MULTILINE)
     if onednn:
         found["onednn"] = onednn.group(1)
+    for name in OVERRIDES:
+        if name in os.environ:
+            found[name] = os.environ[name]
     cache = library.parent.parent / "CMakeCache.txt"
     if cache.is_file():
         compiler = re.search(r"^CMAKE_C_COMPILER:\w+=(.*)$", cache.read_text(), re.MULTILINE)

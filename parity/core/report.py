@@ -207,9 +207,12 @@ def _provenance(records: Sequence[Mapping]) -> str:
     words = [f"{name} {'/'.join(found)}" for name, found in sorted(versions.items())]
     dates = sorted(record["time"][:10] for record in records if "time" in record)
     when = " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else "unknown"
-    threads = distinct(record.get("threads") for record in records)
+    on_cpu = any("device" not in record for record in records)
+    threads = (
+        f"{distinct(record.get('threads') for record in records)} threads on both sides; " if on_cpu else ""
+    )
     return (
-        f"*{distinct(record.get('machine') for record in records)}; {threads} threads on both sides; "
+        f"*{distinct(record.get('machine') for record in records)}; {threads}"
         f"{', '.join(words)}; commit {distinct(record.get('commit') for record in records)}; measured {when}.*\n"
     )
 

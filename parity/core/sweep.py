@@ -1,6 +1,7 @@
 """Which cases there are, how long they take, and the run over those that are not finished."""
 
 import importlib
+import math
 import os
 import pkgutil
 import re
@@ -22,6 +23,7 @@ from parity.core.worker import Settings, Worker
 PROFILES = ("quick", "full")
 FRESH_PROCESS_S = 4.0  # importing PyTorch and loading the library, for a case that is alone
 BAD = ("failed", "error")
+MORE = 3  # exit status of a run that stopped in time, with cases left
 
 
 class SelectionError(RuntimeError):
@@ -54,8 +56,10 @@ def select(
     only: Sequence[str] = (),
     regex: str = "",
     measures: Sequence[str] = MEASURES,
+    device: str = "cpu",
 ) -> list[Item]:
-    """The cases of a profile, of the named modules, whose name `regex` finds, cut down to what is to be measured."""
+    """The cases of a profile on a kind of device, of the named modules, whose name `regex` finds, cut down to what is
+    to be measured."""
     unknown = [name for name in only if name not in modules]
     if unknown:
         raise SelectionError(f"no module {', '.join(unknown)}; there are: {', '.join(modules)}")
@@ -67,7 +71,7 @@ def select(
     for name, module in modules.items():
         if only and name not in only:
             continue
-        cases = [Item(name, module.__name__, case) for case in module.cases(profile)]
+        cases = [Item(name, module.__name__, case) for case in module.cases(profile, device)]
         twice = [item for item, count in Counter(item.name for item in cases).items() if count > 1]
         if twice:
             raise SelectionError(f"parity/{name}.py lists a case twice: {twice[0]}")
@@ -103,9 +107,16 @@ def duration(seconds: float) -> str:
 
 
 def run_sweep(
-    items: Sequence[Item], file: RecordFile, settings: Settings, console: Console, redo: bool
+    items: Sequence[Item],
+    file: RecordFile,
+    settings: Settings,
+    console: Console,
+    redo: bool,
+    within: float = math.inf,
 ) -> int:
-    """Runs what is not finished and appends its records; 1 if a case failed, else 0."""
+    """Runs what is not finished and appends its records; 1 if a case failed, else MORE if the time `within` was up
+    before all were run, else 0."""
+    started = time.monotonic()
     finished = Finished(file.loaded.records)
     pending = [
         item for item in items if redo or not finished.covers(item.module, item.case, settings.threads)
@@ -122,6 +133,10 @@ def run_sweep(
     with Worker(settings) as worker, _progress(console) as progress:
         watch = _Watch(progress, console, [expected_seconds(item, finished) for item in pending])
         for item in pending:
+            spent = time.monotonic() - started
+            # The first case is always tried: a time that fits none would otherwise never end.
+            if watch.done and spent + expected_seconds(item, finished) > within:
+                break
             watch.begin(item)
             records = [
                 record | worker.surroundings | {"time": now()} for record in worker.run(item.path, item.case)
@@ -131,13 +146,16 @@ def run_sweep(
             bad += [(item, record) for record in records if record["status"] in BAD]
             watch.end(item, records)
     console.print(", ".join(f"{count} {status}" for status, count in counts.most_common()))
+    left = len(pending) - watch.done
+    if left:
+        console.print(f"{left} cases are left: the time is up, the same command goes on from here")
     for item, record in bad:
         console.print(
             f"{record['status']}: {item.name} {record['impl']}: {record['message']}",
             style="red",
             markup=False,
         )
-    return 1 if bad else 0
+    return 1 if bad else MORE if left else 0
 
 
 class _Watch:

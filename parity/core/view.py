@@ -19,6 +19,7 @@ MEASURED = {
     "ratio_p25": ("ratio", "p25"),
     "ratio_p75": ("ratio", "p75"),
     "tflops": ("tflops",),
+    "gb_s": ("gb_s",),
     "peak_mib": ("peak_mib",),
     "max_abs": ("error", "max_abs"),
     "rel_l2": ("error", "rel_l2"),

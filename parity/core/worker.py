@@ -9,16 +9,18 @@ import os
 import select
 import signal
 import threading
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from parity.core import memory
 from parity.core.case import Case
+from parity.core.device import DeviceLost, open_device
 from parity.core.library import HEADERS, Library
 from parity.core.measure import measure_case
 from parity.core.record import surroundings
 
 NAME_BYTES = 64
+LOST = 70  # exit status of a process whose GPU ended its context
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Settings:
     threads: int
     budget: float  # seconds of timing a side
     headers: Path = HEADERS
+    device: str = "cpu"
 
 
 class WorkerError(RuntimeError):
@@ -128,6 +131,11 @@ class Worker:
             return "oom", "the system killed the process: out of memory"
         if code < 0:
             return "error", f"the process died of {signal.Signals(-code).name}"
+        if code == LOST:
+            return (
+                "error",
+                "the GPU ended the process's work: an access to memory that is not there, or a failed launch",
+            )
         return "error", f"the process ended with status {code}"
 
 
@@ -142,7 +150,11 @@ def _serve(pipe, called, settings: Settings) -> None:
     try:
         library = Library(settings.library, settings.headers)
         library.set_threads(settings.threads)
-        pipe.send(surroundings(library.path))
+        # PyTorch's own threads say so when they first multiply; nothing is wrong.
+        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
+        device = open_device(settings.device)
+        library.open(device).close()  # a build without CUDA, or an old driver, is an error of the whole run
+        pipe.send(surroundings(library.path, device))
     except Exception as error:  # anything that keeps it from starting is told to whoever started it
         pipe.send(f"{type(error).__name__}: {error}")
         return
@@ -152,13 +164,15 @@ def _serve(pipe, called, settings: Settings) -> None:
         while True:
             name, case, given_up = pipe.recv()
             calling("")
-            memory.limit_process()
+            device.limit_process()
             module = importlib.import_module(name)
-            pipe.send(
-                measure_case(
-                    module, case, library, budget=settings.budget, given_up=given_up, calling=calling
-                )
-            )
+            how = dict(budget=settings.budget, given_up=given_up, calling=calling, device=device)
+            try:
+                pipe.send(measure_case(module, case, library, **how))
+            except DeviceLost:
+                os._exit(
+                    LOST
+                )  # whoever listens starts another process, and leaves out the side that was called
 
 
 def _die_with_listener(pipe: int) -> None:

@@ -6,7 +6,12 @@
 
 enum { BLOCKS = 64 };
 
+struct td_stream {
+    void *native;
+};
+
 struct td_device {
+    td_stream *stream;
     void *blocks[BLOCKS];
     size_t bytes[BLOCKS];
     td_memory_stats stats;
@@ -84,6 +89,32 @@ td_status td_device_memory(const td_device *dev, td_memory_stats *out)
 {
     *out = dev->stats;
     return TD_OK;
+}
+
+td_status td_stream_wrap(td_device *dev, void *native, td_stream **out)
+{
+    (void)dev;
+    *out = calloc(1, sizeof **out);
+    if (!*out)
+        return TD_NO_MEMORY;
+    (*out)->native = native;
+    return TD_OK;
+}
+
+void td_stream_destroy(td_stream *stream)
+{
+    free(stream);
+}
+
+td_status td_device_set_stream(td_device *dev, td_stream *stream)
+{
+    dev->stream = stream;
+    return TD_OK;
+}
+
+int64_t td_fake_stream(td_device *dev)
+{
+    return dev->stream ? (int64_t)(intptr_t)dev->stream->native : 0;
 }
 
 int td_cpu_threads(void)

@@ -8,7 +8,7 @@ from parity.core import Case, Side, geomean, grid
 DELIVERABLES = {"scaling": "Scaling a vector", "unmeasured": "Something that no case covers"}
 
 
-def cases(profile):
+def cases(profile, device):
     for keys in grid(count=[1, 15, 16, 17], dtype=["f32"]):
         yield Case("scaling", seconds=0.1, **keys)
     yield Case("scaling", measure="time memory", repeats=5, count=4096, dtype="f32")

@@ -26,7 +26,7 @@ WAYS = [
 ALONE = ("torch_oom", "killed")
 
 
-def cases(profile):
+def cases(profile, device):
     for way in WAYS:
         yield Case("trouble", way=way, alone=way in ALONE)
 

@@ -33,6 +33,13 @@ void td_device_close(td_device *dev);
 td_status td_device_alloc(td_device *dev, size_t bytes, void **out);
 td_status td_device_free(td_device *dev, void *block);
 td_status td_device_memory(const td_device *dev, td_memory_stats *out);
+
+typedef struct td_stream td_stream;
+td_status td_stream_wrap(td_device *dev, void *native, td_stream **out);
+void td_stream_destroy(td_stream *stream);
+td_status td_device_set_stream(td_device *dev, td_stream *stream);
+int64_t td_fake_stream(td_device *dev); /* the native stream that is set; 0: none */
+
 int td_cpu_threads(void);
 td_status td_cpu_set_threads(int threads);
 
@@ -47,7 +54,7 @@ typedef struct td_fake_shape {
     td_dtype dtype;
     td_fake_order order;
     float factor; /* 0: 0.5 */
-    bool causal;
+    bool causal, tf32, mixed;
     const char *attention;
     td_fake_size size;
 } td_fake_shape;

@@ -1,0 +1,222 @@
+"""Operations that a training step fuses, with the sides of each; the cases are parity/ops.py's."""
+
+import torch
+import torch.nn.functional as F
+
+from parity._ops_sides import Compiled, backward_sides, forward_sides
+from parity.core import DTYPES, equal
+from ref import ops as ref
+
+EPS = float(torch.tensor(1e-5))  # RMSNorm's, as the f32 that C's struct holds
+ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
+GAP = 7.0  # what stands between the heads and the pitch, and must stand there afterwards
+
+
+def rounded(x, dtype):
+    """As it is stored; the truth is not rounded."""
+    return x if x.dtype == torch.float64 else x.to(dtype)
+
+
+def residual_rmsnorm_forward(case, draw, c):
+    wider = case.get("x_dtype", case.dtype)
+    shape = (case.rows, case.cols)
+    a, b = draw.normal("a", shape, wider), draw.normal("b", shape, case.dtype)
+    weight = draw.normal("weight", (case.cols,), wider, mean=1.0, std=0.1)
+    total, y = draw.poisoned(shape, wider), draw.poisoned(shape, case.dtype)
+    rstd = draw.poisoned((case.rows,), "f32")
+    desc = c.struct("td_rmsnorm_shape", case, eps=EPS)
+
+    def tandem():
+        c.td_residual_rmsnorm_forward(c.device, desc, a, b, weight, total, y, rstd)
+        return {"sum": total, "y": y}
+
+    def function(a, b, weight):
+        total = a + b
+        return {"sum": total, "y": rounded(ref.rmsnorm(total, weight, EPS), y.dtype)}
+
+    def library(a, b, weight):
+        total = a + b
+        return {"sum": total, "y": F.rms_norm(total, weight.shape, weight, EPS).to(y.dtype)}
+
+    return forward_sides(tandem, function, a, b, weight, library=library)
+
+
+def qkv_inputs(case, draw):
+    """The extent of one of q, k and v in a token's row, the shape of the packed side, and the tables."""
+    width = case.heads * case.head_dim
+    packed = (case.batch, case.seq, case.get("pitch", 3 * width))
+    return width, packed, ref.rope_table(case.seq, case.head_dim, device=draw.device)
+
+
+def split(qkv, heads, tables):
+    """q, k and v of [batch, seq, 3 * heads * head_dim], q and k rotated."""
+    cos, sin = (table.double() for table in tables) if qkv.dtype == torch.float64 else tables
+    q, k, v = (ref.heads_split(part, heads) for part in qkv.chunk(3, dim=-1))
+    return ref.rope(q, cos, sin), ref.rope(k, cos, sin), v
+
+
+def qkv_split_forward(case, draw, c):
+    width, packed_shape, tables = qkv_inputs(case, draw)
+    qkv = draw.normal("qkv", packed_shape, case.dtype)
+    shape = (case.batch, case.heads, case.seq, case.head_dim)
+    outputs = {name: draw.poisoned(shape, case.dtype) for name in "qkv"}
+    desc = c.struct("td_heads_shape", case)
+
+    def tandem():
+        c.td_qkv_split_forward(c.device, desc, qkv, *tables, *outputs.values())
+        return outputs
+
+    def function(qkv):
+        return dict(zip("qkv", split(qkv[..., : 3 * width], case.heads, tables), strict=True))
+
+    return forward_sides(tandem, function, qkv)
+
+
+def qkv_split_backward(case, draw, c):
+    width, packed_shape, tables = qkv_inputs(case, draw)
+    shape = (case.batch, case.heads, case.seq, case.head_dim)
+    qkv = draw.normal("qkv", (*packed_shape[:2], 3 * width), case.dtype)
+    grads = [draw.normal(f"d{name}", shape, case.dtype) for name in "qkv"]
+    dqkv = draw.poisoned(packed_shape, case.dtype)
+    dqkv[..., 3 * width :] = GAP
+    desc = c.struct("td_heads_shape", case)
+
+    def tandem():
+        c.td_qkv_split_backward(c.device, desc, *grads, *tables, dqkv)
+        return {"dqkv": dqkv}
+
+    def function(qkv):
+        return torch.stack(split(qkv, case.heads, tables))
+
+    def finish(found):
+        return {"dqkv": F.pad(found["dqkv"], (0, packed_shape[-1] - 3 * width), value=GAP)}
+
+    return backward_sides(tandem, ["dqkv"], function, [qkv], torch.stack(grads), finish=finish)
+
+
+def cross_entropy_fused(case, draw, c):
+    logits = draw.normal("logits", (case.rows, case.vocab), case.dtype, std=2.0)
+    targets = draw.integers("targets", (case.rows,), high=case.vocab)
+    loss, dlogits = draw.poisoned((1,), "f32"), draw.poisoned(logits.shape, case.dtype)
+    desc = c.struct("td_cross_entropy_shape", case)
+    work = c.work(c.value("td_cross_entropy_work_bytes", c.device, desc))
+
+    def tandem():
+        c.td_cross_entropy_fused(c.device, desc, logits, targets, 1.0, loss, dlogits, work)
+        return {"loss": loss, "dlogits": dlogits}
+
+    def by(loss_of):
+        def function(logits):
+            leaf = logits.detach().requires_grad_()
+            loss = loss_of(leaf)
+            (grad,) = torch.autograd.grad(loss, [leaf])
+            return {"loss": loss.detach().reshape(1), "dlogits": grad}
+
+        return function
+
+    def formula(logits):
+        return ref.cross_entropy(logits, targets)[0]
+
+    sides = forward_sides(
+        tandem, by(formula), logits, library=by(lambda logits: F.cross_entropy(logits.float(), targets))
+    )
+    # The compiler takes the forward and the backward of a function, not a gradient inside of one.
+    compiled = by(Compiled(formula))
+    sides["torch_compile"] = lambda: compiled(logits)
+    return sides
+
+
+def round_to(case, draw, c):
+    x = draw.normal("x", (case.count,), case.dtype)
+    y = draw.poisoned(x.shape, case.out_dtype)
+    dtypes = [c.enum("td_dtype", dtype) for dtype in (case.dtype, case.out_dtype)]
+
+    def tandem():
+        c.td_round(c.device, case.count, dtypes[0], x, dtypes[1], y)
+        return {"y": y}
+
+    def function(x):
+        return {"y": x.to(y.dtype)}
+
+    return forward_sides(tandem, function, x, rule={"y": equal()})
+
+
+def global_norm(case, draw, c):
+    g = draw.normal("g", (case.count,), case.dtype)
+    norm = draw.poisoned((1,), "f32")
+    dtype = c.enum("td_dtype", case.dtype)
+    work = c.work(c.value("td_global_norm_work_bytes", c.device, case.count, dtype))
+
+    def tandem():
+        c.td_global_norm(c.device, case.count, dtype, g, norm, work)
+        return {"norm": norm}
+
+    def function(g):
+        return {"norm": torch.linalg.vector_norm(ref.at_least_f32(g)).reshape(1)}
+
+    return forward_sides(tandem, function, g)
+
+
+def adamw_update(case, draw, c):
+    """AdamW on f32 weights with gradients of 16 bits, which writes a copy of 16 bits along."""
+    p, g = draw.normal("p", (case.count,), "f32"), draw.normal("g", (case.count,), case.grad_dtype)
+    m, v = draw.normal("m", (case.count,), "f32", std=0.3), draw.uniform("v", (case.count,), "f32")
+    ours = {name: x.clone() for name, x in zip("pmv", (p, m, v), strict=True)}
+    ours["copy"] = draw.poisoned((case.count,), case.grad_dtype)
+    addresses = {name: c.ffi.cast("void *", x.data_ptr()) for name, x in {**ours, "g": g}.items()}
+    tensors = c.struct("td_adamw_tensors", case, **addresses)
+    adamw = c.struct("td_adamw", case, **ADAMW)
+    on_device = None
+    if case.on_device:
+        nbytes = c.ffi.sizeof("td_adamw")
+        on_device = c.ffi.cast("td_adamw *", c.work(nbytes))
+        adamw.step -= 1  # which td_adamw_advance adds
+        c.td_device_upload(c.device, on_device, adamw, nbytes)
+    timed = "time" in case.measure
+
+    def tandem():
+        if not timed:
+            for mine, before in zip(ours.values(), (p, m, v), strict=False):
+                mine.copy_(before)
+        if case.on_device:
+            c.td_adamw_advance(c.device, on_device)
+        c.td_adamw_update(c.device, on_device or adamw, case.on_device, tensors)
+        return ours
+
+    def function(p, g, m, v):
+        found = ref.adamw_step(p, g, m, v, case.step, variant=case.variant, **ADAMW)
+        return {**dict(zip("pmv", found, strict=True)), "copy": rounded(found[0], DTYPES[case.grad_dtype])}
+
+    if not timed:
+        return forward_sides(tandem, function, p, g, m, v)
+    return {
+        "c": tandem,
+        "torch_eager": torch_step(p, g, foreach=True),
+        "torch_library": torch_step(p, g, fused=True),
+    }
+
+
+def torch_step(p, g, **how):
+    """PyTorch's optimizer on f32 weights and gradients, as under autocast, and the copy for the next forward."""
+    weight = torch.nn.Parameter(p.clone())
+    weight.grad = g.float()
+    copy = torch.empty_like(g)
+    adamw = torch.optim.AdamW([weight], **how)
+
+    def step():
+        adamw.step()
+        copy.copy_(weight.detach())
+        return {"p": weight.detach(), "copy": copy}
+
+    return step
+
+
+OPERATIONS = {
+    "residual_rmsnorm_forward": residual_rmsnorm_forward,
+    "qkv_split_forward": qkv_split_forward,
+    "qkv_split_backward": qkv_split_backward,
+    "round": round_to,
+    "cross_entropy_fused": cross_entropy_fused,
+    "global_norm": global_norm,
+    "adamw_update": adamw_update,
+}

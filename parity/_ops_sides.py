@@ -1,0 +1,65 @@
+"""What every operation of parity/ops.py has in common: its sides, from one function; no module of its own."""
+
+from functools import partial
+
+import torch
+
+from parity.core import Side
+
+
+class Compiled:
+    """A function that torch.compile makes when it is first called: importing the compiler alone takes seconds."""
+
+    def __init__(self, function):
+        self.function, self.compiled = function, None
+
+    def __call__(self, *arguments):
+        if self.compiled is None:
+            self.compiled = torch.compile(self.function, dynamic=False)
+        return self.compiled(*arguments)
+
+
+def forward_sides(tandem, function, *inputs, rule=None, library=None):
+    """Sides of a function that returns outputs by name; `library` is PyTorch's own fused form of it."""
+    sides = {
+        "c": tandem,
+        "torch_eager": lambda: function(*inputs),
+        "torch_compile": partial(Compiled(function), *inputs),
+        "truth": lambda: function(*map(wide, inputs)),
+        "rule": rule or {},
+    }
+    if library:
+        sides["torch_library"] = lambda: library(*inputs)
+    return sides
+
+
+def backward_sides(tandem, names, function, inputs, cotangent, library=None, finish=lambda grads: grads):
+    """Sides of the gradients, called `names`, of a function of `inputs`; `finish` maps them to the outputs."""
+
+    def side(function, inputs, cotangent):
+        leaves = [x.detach().clone().requires_grad_() for x in inputs]
+        graph = []
+
+        def forward():
+            graph[:] = [function(*leaves)]
+
+        def backward():
+            grads = torch.autograd.grad(graph.pop(), leaves, cotangent)
+            return finish(dict(zip(names, grads, strict=True)))
+
+        return Side(backward, before=forward)
+
+    def truth():
+        exact = side(function, [wide(x) for x in inputs], wide(cotangent))
+        exact.before()
+        return exact.call()
+
+    sides = {"c": tandem, "torch_eager": side(function, inputs, cotangent), "truth": truth}
+    sides["torch_compile"] = side(Compiled(function), inputs, cotangent)
+    if library:
+        sides["torch_library"] = side(library, inputs, cotangent)
+    return sides
+
+
+def wide(x):
+    return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x

@@ -1,0 +1,240 @@
+"""The device layer without a GPU: the CPU's answers, and a GPU that is only pretended. parity_gpu.py has a real one."""
+
+import tempfile
+import types
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import parity_double
+import torch
+
+from parity.core import clock, device, memory
+from parity.core.case import Case, Side
+from parity.core.command import main
+from parity.core.device import Cpu, DeviceError, DeviceLost, driver_version, kind_of, open_device
+from parity.core.draw import Draw
+from parity.core.library import Library
+from parity.core.measure import measure_case
+
+MIB = 2**20
+
+
+class Pretended(Cpu):
+    """A device whose memory is counted and may end: what a GPU does, by plain numbers."""
+
+    kind = "pretended"
+
+    def __init__(self):
+        self.log, self.allocated, self.lost = [], 0, False
+
+    def clear_caches(self):
+        self.log.append("clear")
+
+    def release(self):
+        self.log.append("release")
+
+    def precision(self, dtype):
+        self.log.append(f"precision {dtype}")
+
+    def check_alive(self):
+        if self.lost:
+            raise DeviceLost("an illegal access")
+
+    def held_by_torch(self):
+        return {"peak": self.allocated, "requested": self.allocated - 1}
+
+    def peak_of_torch(self, call):
+        call()
+        return {"peak": 3 * MIB, "requested": 2 * MIB}
+
+
+class Devices(unittest.TestCase):
+    def test_names(self):
+        self.assertEqual(open_device("cpu").torch, torch.device("cpu"))
+        self.assertEqual((kind_of("cuda:3"), kind_of("cpu")), ("cuda", "cpu"))
+        for name in ("gpu", "cuda:", "cuda:x", "cpu:0"):
+            with self.assertRaisesRegex(DeviceError, "is no device"):
+                open_device(name)
+
+    def test_a_machine_without_a_gpu_says_so(self):
+        with (
+            mock.patch("torch.cuda.is_available", lambda: False),
+            self.assertRaisesRegex(DeviceError, "no CUDA device"),
+        ):
+            open_device("cuda")
+        with (
+            mock.patch("torch.cuda.is_available", lambda: True),
+            mock.patch("torch.cuda.device_count", lambda: 2),
+            self.assertRaisesRegex(DeviceError, "cuda:2 of 2"),
+        ):
+            open_device("cuda:2")
+
+    def test_the_driver_s_version(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "version"
+            for line in (
+                "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16 UTC 2025\n",
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n",
+            ):
+                path.write_text(line)
+                self.assertEqual(driver_version(path), "580.95.05")
+            with mock.patch.object(device.subprocess, "run", side_effect=OSError):
+                self.assertEqual(driver_version(Path(folder) / "none"), "unknown")
+
+    def test_a_gpu_s_words_for_no_memory(self):
+        for words in ("CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"):
+            self.assertTrue(memory.is_out_of_memory(RuntimeError(words)))
+        self.assertFalse(memory.is_out_of_memory(RuntimeError("CUDA error: an illegal memory access")))
+
+
+class Timing(unittest.TestCase):
+    def test_calls_together_share_a_sample(self):
+        now, calls = [0], []
+
+        def call():
+            calls.append(1)
+            now[0] += 2_000_000
+
+        on = Pretended()
+        with mock.patch("time.perf_counter_ns", lambda: now[0]):
+            timing = clock.time_sides({"c": Side(call)}, warmup=1, repeats=3, device=on, together=4)["c"]
+        self.assertEqual((timing.samples, len(calls)), ([2.0] * 3, 1 + 3 * 4))
+        self.assertEqual((timing.first_ms, on.log), (2.0, ["clear"]))  # only the warm-up is a call by itself
+
+    def test_caches_are_cleared_after_before_and_outside_the_time(self):
+        on = Pretended()
+        side = Side(lambda: on.log.append("call"), before=lambda: on.log.append("before"))
+        clock.time_sides({"c": side}, warmup=0, repeats=2, device=on)
+        self.assertEqual(on.log, ["before", "clear", "call"] * 2)
+
+    def test_a_failure_gives_its_memory_back(self):
+        def fail():
+            raise RuntimeError("CUDA error: out of memory")
+
+        on = Pretended()
+        timing = clock.time_sides({"c": Side(fail)}, repeats=2, device=on)["c"]
+        self.assertEqual(on.log, ["clear", "release"])
+        self.assertIsNone(timing.failure.__traceback__)
+
+    def test_a_lost_device_ends_the_case(self):
+        on = Pretended()
+
+        def fail():
+            on.lost = True
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        with self.assertRaises(DeviceLost):
+            clock.time_sides({"c": Side(fail)}, repeats=2, device=on)
+
+
+class Turns(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        cls.library = Library(parity_double.build(folder), parity_double.HEADERS)
+
+    def measure(self, sides, on, **options):
+        options = dict(measure="time memory", repeats=2, in_turn=True) | options
+        module = types.SimpleNamespace(__name__="parity.turns", run=lambda case, draw, c: sides)
+        records = measure_case(
+            module, Case("d", dtype="tf32", **options), self.library, budget=0.01, device=on
+        )
+        return {record["impl"]: record for record in records}
+
+    def test_sides_are_opened_and_closed_by_themselves(self):
+        on, log = Pretended(), []
+
+        def side(name, holds):
+            def opened():
+                log.append(f"open {name}")
+                on.allocated += holds
+
+            def closed():
+                log.append(f"close {name}")
+                on.allocated -= holds
+
+            return Side(dict, open=opened, close=closed)
+
+        found = self.measure({"c": side("c", 0), "torch_eager": side("torch", 5 * MIB)}, on, together=3)
+        self.assertEqual(log, ["open c", "close c", "open torch", "close torch"])
+        self.assertEqual(on.log[0], "precision tf32")
+        eager = found["torch_eager"]
+        self.assertEqual((eager["peak_mib"], eager["requested_mib"]), (3 + 5, 2 + 5))
+        self.assertEqual((eager["together"], eager["ms"]["n"]), (3, 2))
+        self.assertEqual(found["c"]["ratio"]["over"], "torch_eager")
+
+    def test_a_side_that_does_not_fit_is_closed_and_costs_no_other(self):
+        on, log = Pretended(), []
+
+        def full():
+            raise RuntimeError("CUDA error: out of memory")
+
+        sides = {
+            "c": Side(dict, open=full, close=lambda: log.append("close")),
+            "torch_eager": Side(dict),
+        }
+        found = self.measure(sides, on)
+        self.assertEqual((found["c"]["status"], found["torch_eager"]["status"]), ("oom", "ok"))
+        self.assertEqual(log, ["close"])
+        self.assertNotIn("ms", found["c"])
+
+    def test_errors_are_judged_after_all_turns(self):
+        def outputs():
+            return {"y": torch.ones(3)}
+
+        sides = {"c": outputs, "torch_eager": outputs, "truth": lambda: {"y": torch.ones(3).double()}}
+        found = self.measure(sides, Pretended(), measure="error")
+        self.assertEqual((found["c"]["status"], found["c"]["error"]["rel_l2"]), ("ok", 0.0))
+
+    def test_a_stream_is_handed_to_c(self):
+        on = Pretended()
+        on.stream = lambda: 4711
+        with self.library.open(on) as c:
+            self.assertEqual(c.td_fake_stream(c.device), 4711)
+            other = c.side("c_naive")
+            self.assertEqual(other.td_fake_stream(other.device), 4711)
+
+    def test_dtypes_that_are_more_than_a_dtype(self):
+        with self.library.open() as c:
+            shape = c.struct("td_fake_shape", Case("d", count=3, dtype="tf32"))
+            self.assertEqual((shape.dtype, shape.tf32, shape.mixed), (c.TD_F32, True, False))
+            shape = c.struct("td_fake_shape", Case("d", count=3, dtype="bf16_mixed"))
+            self.assertEqual((shape.dtype, shape.tf32, shape.mixed), (c.TD_BF16, False, True))
+            self.assertEqual(c.enum("td_dtype", "tf32"), c.TD_F32)
+        draw = Draw("case")
+        self.assertEqual(draw.normal("x", (3,), "tf32").dtype, torch.float32)
+        self.assertEqual(draw.quickly("y", (3,), "bf16").dtype, torch.bfloat16)
+
+    def test_destroying_before_the_case_is_over(self):
+        with self.library.open() as c:
+            handles = [c.create("td_fake_create", c.device) for _ in range(2)]
+            c.destroy(handles[0])
+            self.assertEqual(c.td_fake_live(), 1)
+        self.assertEqual(self.library.lib.td_fake_live(), 0)
+
+
+class CommandLine(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def main(self, *arguments):
+        return main("parity_double.fakes", [*arguments, "--reports", str(self.folder)], parity_double.HEADERS)
+
+    def test_one_folder_holds_one_kind_of_device(self):
+        machine = self.folder / "here"
+        machine.mkdir()
+        (machine / "records.jsonl").write_text(
+            '{"deliverable": "d", "module": "m", "case": {}, "impl": "c", "status": "ok", "device": "cuda"}\n'
+        )
+        with mock.patch("sys.stderr") as err:
+            self.assertEqual(self.main("run", "--machine", "here"), 2)
+        self.assertIn("holds records of cuda", "".join(call.args[0] for call in err.write.call_args_list))
+
+    def test_devices_are_checked(self):
+        with mock.patch("sys.stderr"), self.assertRaises(SystemExit):
+            self.main("run", "--device", "gpu")
+
+
+if __name__ == "__main__":
+    unittest.main()
