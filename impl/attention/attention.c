@@ -56,8 +56,11 @@ static td_status make_plan(td_device *dev, const td_attention_shape *shape, plan
     }
 
     const int64_t query = s->seq * s->head_dim, key = s->seq_k * s->head_dim, score = s->seq * s->seq_k;
-    const td_gemm_shape all = {
-        .batch = s->batch * s->heads, .alpha = 1.0f, .dtype = s->dtype, .out_dtype = s->dtype};
+    const td_gemm_shape all = {.batch = s->batch * s->heads,
+                               .alpha = 1.0f,
+                               .dtype = s->dtype,
+                               .out_dtype = s->dtype,
+                               .tf32 = s->tf32};
 
     p.scores = p.output = p.dscores = p.dquery = p.dkey = all;
 
