@@ -29,9 +29,52 @@ function(td_backend name what sources found)
   endif()
 endfunction()
 
+# The toolkit as its package has it, or in pieces: nvcc, and cuBLAS from elsewhere (ci/setup takes it from PyPI).
 find_program(TANDEM_NVCC nvcc HINTS /usr/local/cuda/bin)
-mark_as_advanced(TANDEM_NVCC)
-td_backend(CUDA "the CUDA toolkit (nvcc)" impl/device/cuda.c "${TANDEM_NVCC}")
+file(GLOB cublas_wheels "${PROJECT_SOURCE_DIR}/build/venv/lib/python3*/site-packages/nvidia/cu13"
+     "/usr/local/cuda/targets/x86_64-linux")
+get_filename_component(nvcc_folder "${TANDEM_NVCC}" REALPATH)
+get_filename_component(toolkit "${nvcc_folder}/../.." ABSOLUTE)
+find_path(TANDEM_CUDART_INCLUDE cuda_runtime_api.h HINTS "${toolkit}/include" /usr/local/cuda/include)
+find_library(TANDEM_CUDART NAMES cudart_static HINTS "${toolkit}/lib64" /usr/local/cuda/lib64)
+find_path(TANDEM_CUBLASLT_INCLUDE cublasLt.h HINTS "${toolkit}/include" /usr/local/cuda/include ${cublas_wheels}
+          PATH_SUFFIXES include)
+find_library(TANDEM_CUBLASLT NAMES cublasLt libcublasLt.so.13 HINTS "${toolkit}/lib64" /usr/local/cuda/lib64 ${cublas_wheels}
+             PATH_SUFFIXES lib)
+mark_as_advanced(TANDEM_NVCC TANDEM_CUDART_INCLUDE TANDEM_CUDART TANDEM_CUBLASLT_INCLUDE TANDEM_CUBLASLT)
+set(cuda_found OFF)
+if(TANDEM_NVCC AND TANDEM_CUDART_INCLUDE AND TANDEM_CUDART AND TANDEM_CUBLASLT_INCLUDE AND TANDEM_CUBLASLT)
+  set(cuda_found ON)
+endif()
+td_backend(CUDA "the CUDA toolkit (nvcc, cudart and cuBLASLt)" impl/device/cuda.c "${cuda_found}")
+
+if(TANDEM_HAVE_CUDA)
+  set(TANDEM_CUDA_ARCHITECTURES 90a CACHE STRING
+      "GPU architectures to build for, 80 or newer, as in -gencode arch=compute_<arch>,code=sm_<arch>")
+  set(TANDEM_CUDA_FLAGS "")
+  foreach(arch IN LISTS TANDEM_CUDA_ARCHITECTURES)
+    list(APPEND TANDEM_CUDA_FLAGS "-gencode=arch=compute_${arch},code=sm_${arch}")
+  endforeach()
+  # The flags above name the architectures, in a form that every CMake accepts.
+  set(CMAKE_CUDA_ARCHITECTURES OFF)
+  set(CMAKE_CUDA_COMPILER "${TANDEM_NVCC}")
+  set(CMAKE_CUDA_STANDARD 17)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  enable_language(CUDA)
+
+  get_filename_component(TANDEM_CUDART_FOLDER "${TANDEM_CUDART}" DIRECTORY)
+  get_filename_component(TANDEM_CUBLASLT_FOLDER "${TANDEM_CUBLASLT}" DIRECTORY)
+
+  add_library(tandem_cudart STATIC IMPORTED GLOBAL)
+  set_target_properties(tandem_cudart PROPERTIES IMPORTED_LOCATION "${TANDEM_CUDART}"
+                        INTERFACE_LINK_LIBRARIES "dl;rt;pthread;stdc++")
+  target_include_directories(tandem_cudart SYSTEM INTERFACE "${TANDEM_CUDART_INCLUDE}")
+  # Headers alone: the library is loaded when it is needed, from where the loader looks, or in this build from where it was
+  # found.
+  add_library(tandem_cublaslt INTERFACE)
+  target_include_directories(tandem_cublaslt SYSTEM INTERFACE "${TANDEM_CUBLASLT_INCLUDE}")
+  set(CMAKE_BUILD_RPATH "${TANDEM_CUBLASLT_FOLDER}")
+endif()
 
 find_package(MPI QUIET COMPONENTS C)
 td_backend(MPI "an MPI library" impl/comm/mpi.c "${MPI_C_FOUND}")

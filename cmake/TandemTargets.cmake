@@ -1,5 +1,7 @@
-# td_add_module(NAME SOURCES ... MAY_USE ...): a module of impl/ as objects; MAY_USE is what its files may include,
-#   and ci/check/floors.py holds them to it.
+# td_add_module(NAME SOURCES ... MAY_USE ... [CUDA_SOURCES ...]): a module of impl/ as objects; MAY_USE is what its files
+#   may include, and ci/check/floors.py holds them to it. CUDA_SOURCES, which may include kernels/ too, are left out of a
+#   build without CUDA.
+# td_add_kernels(SOURCES ...): kernels/ as objects.
 # td_add_test(NAME SOURCES ... USES ... [WRAP symbol ...] [LABELS ...] [TIMEOUT seconds]): a CMocka program that links
 #   the static modules (so that --wrap sees their calls) and tests/support.
 
@@ -27,11 +29,19 @@ if(TANDEM_COVERAGE)
   target_link_options(td_instrument INTERFACE --coverage)
 endif()
 
+if(TANDEM_HAVE_CUDA)
+  target_compile_definitions(td_flags INTERFACE TANDEM_HAVE_CUDA)
+endif()
+
 set_property(GLOBAL PROPERTY TD_MODULES "")
 
 function(td_add_module name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;MAY_USE;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;MAY_USE;LIBRARIES;CUDA_SOURCES" ${ARGN})
   add_library(td_${name} STATIC ${ARG_SOURCES})
+  if(TANDEM_HAVE_CUDA AND ARG_CUDA_SOURCES)
+    target_sources(td_${name} PRIVATE ${ARG_CUDA_SOURCES})
+    target_link_libraries(td_${name} PUBLIC td_kernels tandem_cudart tandem_cublaslt)
+  endif()
   set_target_properties(td_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   target_link_libraries(td_${name} PRIVATE td_flags td_instrument)
   target_link_libraries(td_${name} PUBLIC ${ARG_LIBRARIES})
@@ -39,6 +49,18 @@ function(td_add_module name)
     target_link_libraries(td_${name} PUBLIC td_${used})
   endforeach()
   set_property(GLOBAL APPEND PROPERTY TD_MODULES td_${name})
+endfunction()
+
+# Kernels see the public headers of impl/ for their structs.
+function(td_add_kernels)
+  cmake_parse_arguments(ARG "" "" "SOURCES" ${ARGN})
+  add_library(td_kernels STATIC ${ARG_SOURCES})
+  set_target_properties(td_kernels PROPERTIES POSITION_INDEPENDENT_CODE ON LINKER_LANGUAGE C)
+  target_include_directories(td_kernels PRIVATE "${PROJECT_SOURCE_DIR}/impl")
+  target_include_directories(td_kernels PUBLIC "${PROJECT_SOURCE_DIR}")
+  target_compile_options(td_kernels PRIVATE -Xcompiler=-Wall,-Wextra,-fvisibility=hidden -Werror all-warnings
+                         --diag-suppress=128 ${TANDEM_CUDA_FLAGS}) # 128: a template whose loop has no turns
+  set_property(GLOBAL APPEND PROPERTY TD_MODULES td_kernels)
 endfunction()
 
 function(td_add_test name)

@@ -2,6 +2,9 @@
 
 The floors are read from impl/CMakeLists.txt (td_add_module(... MAY_USE ...)), so the build and this check cannot
 disagree. MAY_USE itself must go down: a module is listed after everything it may use.
+
+kernels/ stands beside the floors. Its files see the public headers below attention/, for the structs that describe a
+shape, and each other; of impl/ only a module's CUDA files (cuda.c, cuda/*.c) may include them.
 """
 
 import re
@@ -10,6 +13,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+PUBLIC = "\nTD_BEGIN_DECLS"
+SEEN_BY_KERNELS = {"base", "device", "ops", "attention"}
+DECLARATIONS = "base/base.h"  # what makes a public header
 MODULE = re.compile(r"td_add_module\(\s*(\w+)(.*?)\)", re.DOTALL)
 
 
@@ -44,16 +50,37 @@ def violations(impl: Path, floors: dict[str, set[str]]) -> list[str]:
             continue
         for included in INCLUDE.findall(path.read_text()):
             target = included.split("/")[0]
-            if "/" not in included or not (impl / included).is_file():
+            if target == "kernels" and (impl.parent / included).is_file():
+                if "cuda" not in (path.stem, path.parent.name):
+                    found.append(f'{where}: includes "{included}", which is for cuda.c and cuda/ alone')
+            elif "/" not in included or not (impl / included).is_file():
                 found.append(f'{where}: "{included}" is no path from impl/')
             elif target not in allowed[module]:
                 found.append(f'{where}: includes "{included}", but {module} may not use {target}')
     return found
 
 
+def kernel_violations(kernels: Path, impl: Path) -> list[str]:
+    found = []
+    for path in sorted(path for path in kernels.rglob("*") if path.suffix in (".h", ".cu", ".cuh")):
+        where = path.relative_to(kernels.parent)
+        for included in INCLUDE.findall(path.read_text()):
+            target = included.split("/")[0]
+            if target == "kernels":
+                if not (kernels.parent / included).is_file():
+                    found.append(f'{where}: "{included}" is not there')
+            elif not (impl / included).is_file():
+                found.append(f'{where}: "{included}" is no path from impl/')
+            elif included != DECLARATIONS and (
+                target not in SEEN_BY_KERNELS or PUBLIC not in (impl / included).read_text()
+            ):
+                found.append(f'{where}: includes "{included}", which is not for kernels')
+    return found
+
+
 def main() -> int:
     floors = may_use((ROOT / "impl/CMakeLists.txt").read_text())
-    found = violations(ROOT / "impl", floors)
+    found = violations(ROOT / "impl", floors) + kernel_violations(ROOT / "kernels", ROOT / "impl")
     for line in found:
         print(line)
     print(f"floors: {len(floors)} modules, {len(found)} includes that go the wrong way")

@@ -50,6 +50,27 @@ class Floors(unittest.TestCase):
         (line,) = self.check({"impl/cli/cli.h": "", "impl/ops/ops.c": '#include "cli/cli.h"\n'})
         self.assertIn("ops may not use cli", line)
 
+    def test_only_cuda_files_may_use_kernels(self) -> None:
+        files = {"kernels/add.h": "", "impl/ops/cuda.c": '#include "kernels/add.h"\n'}
+        self.assertEqual(self.check(files), [])
+        (line,) = self.check({**files, "impl/ops/ops.c": '#include "kernels/add.h"\n'})
+        self.assertIn("for cuda.c and cuda/ alone", line)
+
+    def test_kernels_see_public_headers_only(self) -> None:
+        files = {
+            "impl/ops/ops.h": "\nTD_BEGIN_DECLS\n",
+            "impl/ops/table.h": "",
+            "impl/flash/flash.h": "\nTD_BEGIN_DECLS\n",
+            "kernels/add.h": '#include "ops/ops.h"\n',
+        }
+        for include, words in (("ops/ops.h", None), ("ops/table.h", "not for"), ("flash/flash.h", "not for")):
+            with tempfile.TemporaryDirectory() as folder:
+                root = Path(folder)
+                write(root, {**files, "kernels/add.cu": f'#include "{include}"\n'})
+                found = floors.kernel_violations(root / "kernels", root / "impl")
+                self.assertEqual(len(found), 0 if words is None else 1)
+                self.assertIn(words or "", "".join(found))
+
     def test_may_use_goes_down(self) -> None:
         with self.assertRaises(SystemExit):
             floors.may_use("td_add_module(base SOURCES b.c MAY_USE ops)\ntd_add_module(ops SOURCES o.c)")

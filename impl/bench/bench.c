@@ -11,7 +11,7 @@
 
 struct td_bench_result {
     td_bench_summary summary;
-    double *samples; /* forward, backward, optimizer, step: `steps` of each */
+    double *samples; /* [PARTS, steps] */
 };
 
 static const char *const modes[] = {
@@ -49,12 +49,19 @@ cleanup:
     return status;
 }
 
+/** The phases of a step, and the step as one. */
+typedef enum part { FORWARD = 0, BACKWARD, OPTIMIZER, STEP, PARTS } part;
+
 /** One run: what it works on. */
 typedef struct run {
     td_device *dev;
     const td_bench_config *config;
     td_transformer *model;
     int64_t *ids, *targets; /* [batch, context], on the device */
+    td_adamw *adamw;        /* on the device, where graphs read it */
+    bool tried[PARTS];      /* the part ran once, so that everything it needs is loaded */
+    td_graph *graphs[PARTS];
+    td_event **marks; /* one before the first step and one behind each, for `whole` */
 } run;
 
 /** Batch windows of context tokens, and the same windows one token later. */
@@ -89,13 +96,65 @@ cleanup:
     return status;
 }
 
-/** *ms = the time since *since, when the device is done; *since moves to now. */
-static td_status lap(td_device *dev, int64_t *since, double *ms)
+/* ---- steps ---- */
+
+static td_status queue(const run *r, part what)
+{
+    const td_transformer_config *model = &r->config->model;
+    const td_bench_mode mode = r->config->mode;
+    td_status status = TD_OK;
+
+    if (what == FORWARD || what == STEP) {
+        TD_TRY(td_transformer_forward(r->model, r->ids, model->batch, model->context, NULL));
+        if (mode >= TD_BENCH_BACKWARD)
+            TD_TRY(td_transformer_loss(r->model, r->targets, NULL));
+    }
+    if (what == BACKWARD || (what == STEP && mode >= TD_BENCH_BACKWARD))
+        TD_TRY(td_transformer_backward(r->model, false, NULL, NULL));
+    if (what == OPTIMIZER || (what == STEP && mode >= TD_BENCH_TRAIN))
+        TD_TRY(r->config->graph ? td_transformer_adamw_on_device(r->model, r->adamw)
+                                : td_transformer_adamw(r->model, &adamw));
+cleanup:
+    return status;
+}
+
+static td_status capture(run *r, part what)
+{
+    td_status status = TD_OK, ended;
+
+    TD_TRY(td_graph_begin(r->dev));
+    status = queue(r, what);
+    ended = td_graph_end(r->dev, &r->graphs[what]);
+    if (status == TD_OK)
+        status = ended;
+cleanup:
+    return status;
+}
+
+static td_status run_part(run *r, part what)
+{
+    td_status status = TD_OK;
+
+    if (r->config->graph && r->tried[what]) {
+        if (!r->graphs[what])
+            TD_TRY(capture(r, what));
+        TD_TRY(td_graph_launch(r->graphs[what]));
+    } else {
+        TD_TRY(queue(r, what));
+        r->tried[what] = true;
+    }
+cleanup:
+    return status;
+}
+
+/** Runs a part and waits; *ms is the time since *since, and *since moves to now. */
+static td_status lap(run *r, part what, int64_t *since, double *ms)
 {
     td_status status = TD_OK;
     int64_t now;
 
-    TD_TRY(td_device_synchronize(dev));
+    TD_TRY(run_part(r, what));
+    TD_TRY(td_device_synchronize(r->dev));
     now = td_clock_ns();
     *ms = (double)(now - *since) / 1e6;
     *since = now;
@@ -103,62 +162,109 @@ cleanup:
     return status;
 }
 
-/** Times of one step, and its loss; NaN where the mode has none. */
-typedef struct step {
-    double forward, backward, optimizer, loss;
-} step;
-
-static td_status run_step(const run *r, step *out)
+static td_status read_loss(const run *r, double *out)
 {
-    const td_transformer_config *model = &r->config->model;
-    const td_bench_mode mode = r->config->mode;
     td_status status = TD_OK;
     float loss = NAN;
-    int64_t since;
 
-    *out = (step){.backward = 0, .optimizer = 0};
-    TD_TRY(td_device_synchronize(r->dev));
-    since = td_clock_ns();
-    TD_TRY(td_transformer_forward(r->model, r->ids, model->batch, model->context, NULL));
-    if (mode >= TD_BENCH_BACKWARD)
-        TD_TRY(td_transformer_loss(r->model, r->targets, &loss));
-    TD_TRY(lap(r->dev, &since, &out->forward));
-    if (mode >= TD_BENCH_BACKWARD) {
-        TD_TRY(td_transformer_backward(r->model, false, NULL, NULL));
-        TD_TRY(lap(r->dev, &since, &out->backward));
-    }
-    if (mode >= TD_BENCH_TRAIN) {
-        TD_TRY(td_transformer_adamw(r->model, &adamw));
-        TD_TRY(lap(r->dev, &since, &out->optimizer));
-    }
-    out->loss = (double)loss;
+    if (r->config->mode >= TD_BENCH_BACKWARD)
+        TD_TRY(td_transformer_last_loss(r->model, &loss));
+    *out = (double)loss;
 cleanup:
     return status;
 }
 
-static td_status run_steps(const run *r, td_bench_progress progress, void *user, td_bench_result *result)
+/** Every phase of every step by itself. */
+static td_status run_phases(run *r, td_bench_progress progress, void *user, td_bench_result *result)
+{
+    const int64_t warmup = r->config->warmup, steps = r->config->steps;
+    const part last = r->config->mode == TD_BENCH_TRAIN      ? OPTIMIZER
+                      : r->config->mode == TD_BENCH_BACKWARD ? BACKWARD
+                                                             : FORWARD;
+    td_status status = TD_OK;
+
+    for (int64_t i = -warmup; i < steps; i++) {
+        double ms[PARTS] = {0};
+        TD_TRY(td_device_synchronize(r->dev));
+        int64_t since = td_clock_ns();
+        for (part what = FORWARD; what <= last; what++) {
+            TD_TRY(lap(r, what, &since, &ms[what]));
+            ms[STEP] += ms[what];
+        }
+        if (i == -warmup)
+            TD_TRY(read_loss(r, &result->summary.first_loss));
+        for (part what = FORWARD; i >= 0 && what < PARTS; what++)
+            result->samples[what * steps + i] = ms[what];
+        if (progress)
+            TD_TRY(progress(user, warmup + i + 1, warmup + steps, ms[STEP]));
+    }
+cleanup:
+    return status;
+}
+
+/** All steps in one queue. */
+static td_status run_whole(run *r, td_bench_progress progress, void *user, td_bench_result *result)
 {
     const int64_t warmup = r->config->warmup, steps = r->config->steps;
     td_status status = TD_OK;
-    step last = {.loss = NAN};
+    double ms;
 
-    for (int64_t i = -warmup; i < steps; i++) {
-        TD_TRY(run_step(r, &last));
-        const double whole = last.forward + last.backward + last.optimizer;
-        if (i == -warmup)
-            result->summary.first_loss = last.loss;
-        if (i >= 0) {
-            result->samples[i] = last.forward;
-            result->samples[steps + i] = last.backward;
-            result->samples[2 * steps + i] = last.optimizer;
-            result->samples[3 * steps + i] = whole;
-        }
-        if (progress)
-            TD_TRY(progress(user, warmup + i + 1, warmup + steps, whole));
+    r->marks = calloc((size_t)(warmup + steps) + 1, sizeof *r->marks);
+    if (!r->marks) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for the marks of %" PRId64 " steps", warmup + steps);
+        goto cleanup;
     }
-    result->summary.last_loss = last.loss;
+    for (int64_t i = 0; i <= warmup + steps; i++)
+        TD_TRY(td_event_create(r->dev, &r->marks[i]));
+    TD_TRY(td_event_record(r->marks[0]));
+    for (int64_t i = 0; i < warmup + steps; i++) {
+        TD_TRY(run_part(r, STEP));
+        TD_TRY(td_event_record(r->marks[i + 1]));
+        if (i == 0)
+            TD_TRY(read_loss(r, &result->summary.first_loss));
+        /* The timed steps follow each other, and no warm-up step's way through the host stands before the first. */
+        if (i + 1 == warmup)
+            TD_TRY(td_device_synchronize(r->dev));
+    }
+    for (int64_t i = 0; i < warmup + steps; i++) {
+        TD_TRY(td_event_elapsed_ms(r->marks[i], r->marks[i + 1], &ms));
+        if (i >= warmup)
+            result->samples[STEP * steps + i - warmup] = ms;
+        if (progress)
+            TD_TRY(progress(user, i + 1, warmup + steps, ms));
+    }
 cleanup:
     return status;
+}
+
+static td_status run_steps(run *r, td_bench_progress progress, void *user, td_bench_result *result)
+{
+    td_status status = TD_OK;
+    void *block;
+
+    if (r->config->graph) {
+        TD_TRY(td_device_alloc(r->dev, sizeof adamw, &block));
+        r->adamw = block;
+        TD_TRY(td_device_upload(r->dev, r->adamw, &adamw, sizeof adamw));
+    }
+    TD_TRY(r->config->whole ? run_whole(r, progress, user, result) : run_phases(r, progress, user, result));
+    TD_TRY(read_loss(r, &result->summary.last_loss));
+cleanup:
+    return status;
+}
+
+static void run_deinit(run *r)
+{
+    for (part what = FORWARD; what < PARTS; what++)
+        td_graph_destroy(r->graphs[what]);
+    for (int64_t i = 0; r->marks && i <= r->config->warmup + r->config->steps; i++)
+        td_event_destroy(r->marks[i]);
+    free(r->marks);
+    td_transformer_destroy(r->model);
+    /* Each is NULL or a live block of dev, which free accepts. */
+    (void)td_device_free(r->dev, r->ids);
+    (void)td_device_free(r->dev, r->targets);
+    (void)td_device_free(r->dev, r->adamw);
 }
 
 static td_status summarise_phase(const double *samples, int64_t steps, td_bench_phase *out)
@@ -193,12 +299,14 @@ static td_status summarise(const td_bench_config *config, td_bench_result *resul
     td_status status = TD_OK;
 
     summary->steps = steps;
-    TD_TRY(summarise_phase(result->samples, steps, &summary->forward));
-    if (config->mode >= TD_BENCH_BACKWARD)
-        TD_TRY(summarise_phase(result->samples + steps, steps, &summary->backward));
-    if (config->mode >= TD_BENCH_TRAIN)
-        TD_TRY(summarise_phase(result->samples + 2 * steps, steps, &summary->optimizer));
-    TD_TRY(summarise_phase(result->samples + 3 * steps, steps, &summary->step));
+    if (!config->whole) {
+        TD_TRY(summarise_phase(result->samples + FORWARD * steps, steps, &summary->forward));
+        if (config->mode >= TD_BENCH_BACKWARD)
+            TD_TRY(summarise_phase(result->samples + BACKWARD * steps, steps, &summary->backward));
+        if (config->mode >= TD_BENCH_TRAIN)
+            TD_TRY(summarise_phase(result->samples + OPTIMIZER * steps, steps, &summary->optimizer));
+    }
+    TD_TRY(summarise_phase(result->samples + STEP * steps, steps, &summary->step));
     summary->tokens_per_second =
         1e3 * (double)(config->model.batch * config->model.context) / summary->step.ms.median;
     TD_TRY(count_flops(config, &summary->flops_per_step));
@@ -216,7 +324,7 @@ td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_p
     td_transformer_config model;
     td_memory_stats memory;
     td_status status = TD_OK;
-    run r = {.dev = dev, .config = config};
+    run r = {.config = config};
 
     TD_CHECK(out, "out is NULL");
     *out = NULL;
@@ -230,11 +338,12 @@ td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_p
 
     result = calloc(1, sizeof *result);
     if (result)
-        result->samples = calloc((size_t)config->steps, 4 * sizeof *result->samples);
+        result->samples = calloc((size_t)config->steps, PARTS * sizeof *result->samples);
     if (!result || !result->samples) {
         status = td_fail(TD_NO_MEMORY, "no host memory for the times of %" PRId64 " steps", config->steps);
         goto cleanup;
     }
+    r.dev = dev;
     TD_TRY(td_device_reset_peak(dev));
     model = config->model;
     model.use = uses[config->mode];
@@ -250,11 +359,8 @@ td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_p
     result = NULL;
 cleanup:
     td_bench_result_destroy(result);
-    td_transformer_destroy(r.model);
-    if (r.ids)
-        (void)td_device_free(dev, r.ids);
-    if (r.targets)
-        (void)td_device_free(dev, r.targets);
+    if (r.dev)
+        run_deinit(&r);
     return status;
 }
 

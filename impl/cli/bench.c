@@ -24,7 +24,10 @@ enum {
     KEY_ATTENTION,
     KEY_WARMUP,
     KEY_STEPS,
-    KEY_SEED
+    KEY_SEED,
+    KEY_GRAPH,
+    KEY_WHOLE,
+    KEY_TRANSIENT
 };
 
 static const struct argp_option options[] = {
@@ -35,7 +38,9 @@ static const struct argp_option options[] = {
     {"layers", KEY_LAYERS, "N", 0, "number of blocks", 1},
     {"heads", KEY_HEADS, "N", 0, "heads of attention; they divide d-model", 1},
     {"vocab", KEY_VOCAB, "N", 0, "vocabulary", 1},
-    {"dtype", KEY_DTYPE, "NAME", 0, "f32 (the default) or bf16", 1},
+    {"dtype", KEY_DTYPE, "NAME", 0,
+     "f32 (the default), tf32, bf16, f16, or bf16_mixed or f16_mixed for f32 weights beside 16-bit products",
+     1},
     {"attention", KEY_ATTENTION, "NAME", 0, "naive (the default) or flash", 1},
     {0, 0, 0, 0, "The measurement:", 2},
     {"batch", KEY_BATCH, "N", 0, "sequences a step (4)", 2},
@@ -44,6 +49,9 @@ static const struct argp_option options[] = {
     {"warmup", KEY_WARMUP, "N", 0, "untimed steps (5)", 2},
     {"steps", KEY_STEPS, "N", 0, "timed steps (10)", 2},
     {"seed", KEY_SEED, "N", 0, "of weights and tokens (0)", 2},
+    {"graph", KEY_GRAPH, 0, 0, "capture each phase as a CUDA graph and replay it", 2},
+    {"whole", KEY_WHOLE, 0, 0, "time whole steps without waiting inside; with --graph, one graph a step", 2},
+    {"transient-gradients", KEY_TRANSIENT, 0, 0, "let gradients share memory with activations", 2},
     {0}};
 
 typedef struct arguments {
@@ -51,6 +59,7 @@ typedef struct arguments {
     td_bench_config config;
     const char *size; /* NULL once an extent differs from the size's own */
     const char *size_option;
+    const char *dtype;
     td_model_size extents; /* as options gave them; 0: the size's own */
 } arguments;
 
@@ -71,6 +80,24 @@ static void take_size(const struct argp_state *state, arguments *args)
     if (size->d_model % size->heads != 0)
         argp_error(state, "--heads: '%" PRId64 "' needs to divide --d-model, which is %" PRId64, size->heads,
                    size->d_model);
+}
+
+/** A dtype of td_dtype_parse's, tf32, or a 16-bit one with _mixed behind it. */
+static void take_dtype(const struct argp_state *state, const char *text, arguments *args)
+{
+    td_transformer_config *model = &args->config.model;
+    const char *const suffix = strstr(text, "_mixed");
+    char name[8] = "";
+
+    model->mixed = suffix && strcmp(suffix, "_mixed") == 0;
+    model->tf32 = strcmp(text, "tf32") == 0;
+    const size_t length = model->mixed ? (size_t)(suffix - text) : strlen(text);
+    if (length < sizeof name)
+        memcpy(name, text, length);
+    model->dtype = TD_F32;
+    if (!model->tf32 && td_dtype_parse(name, &model->dtype) != TD_OK)
+        argp_error(state, "--dtype: '%s' needs to be f32, tf32, bf16, f16, bf16_mixed or f16_mixed", text);
+    args->dtype = text;
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -111,7 +138,16 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "--mode: %s", td_last_error());
         return 0;
     case KEY_DTYPE:
-        model->dtype = td_option_dtype(state, "dtype", arg);
+        take_dtype(state, arg, args);
+        return 0;
+    case KEY_GRAPH:
+        args->config.graph = true;
+        return 0;
+    case KEY_WHOLE:
+        args->config.whole = true;
+        return 0;
+    case KEY_TRANSIENT:
+        model->transient_gradients = true;
         return 0;
     case KEY_ATTENTION:
         if (strcmp(arg, td_attention_naive.name) != 0 && strcmp(arg, td_attention_flash.name) != 0)
@@ -154,10 +190,12 @@ typedef struct pass {
 
 /** The passes that the mode timed, with the names that records give them; returns how many. A forward pass that keeps
  * nothing for backward is "inference". */
-static int passes_of(td_bench_mode mode, const td_bench_summary *summary, pass passes[4])
+static int passes_of(const td_bench_config *config, const td_bench_summary *summary, pass passes[4])
 {
-    if (mode == TD_BENCH_FORWARD) {
-        passes[0] = (pass){"inference", summary->forward};
+    const td_bench_mode mode = config->mode;
+
+    if (mode == TD_BENCH_FORWARD || config->whole) {
+        passes[0] = (pass){mode == TD_BENCH_FORWARD ? "inference" : "step", summary->step};
         return 1;
     }
     int count = 0;
@@ -181,20 +219,19 @@ static td_status print_passes(const arguments *args, const td_bench_summary *sum
 
     TD_TRY(td_account_model_parameters(
         &(td_account_model){size->d_model, size->d_ff, size->layers, size->heads, size->vocab}, &parameters));
-    printf("%s: d_model %" PRId64 ", d_ff %" PRId64 ", layers %" PRId64 ", heads %" PRId64 ", vocab %" PRId64
-           ": %s parameters, %s, %s attention\n"
-           "batch %" PRId64 ", context %" PRId64 ", %" PRId64 " warm-up and %" PRId64
-           " timed steps on %s: %s",
-           args->size ? args->size : "custom", size->d_model, size->d_ff, size->layers, size->heads,
-           size->vocab, td_grouped(parameters.total, count), td_dtype_name(model->dtype), model->attention,
-           model->batch, model->context, args->config.warmup, args->config.steps, td_device_name(dev),
-           td_machine_name(dev, machine));
+    printf(
+        "%s: d_model %" PRId64 ", d_ff %" PRId64 ", layers %" PRId64 ", heads %" PRId64 ", vocab %" PRId64
+        ": %s parameters, %s, %s attention\n"
+        "batch %" PRId64 ", context %" PRId64 ", %" PRId64 " warm-up and %" PRId64 " timed steps on %s: %s",
+        args->size ? args->size : "custom", size->d_model, size->d_ff, size->layers, size->heads, size->vocab,
+        td_grouped(parameters.total, count), args->dtype, model->attention, model->batch, model->context,
+        args->config.warmup, args->config.steps, td_device_name(dev), td_machine_name(dev, machine));
     if (td_device_kind_of(dev) == TD_DEVICE_CPU)
         printf("; %d used", td_cpu_threads());
     printf("\n\n");
 
     TD_TRY(td_table_create("lrrrrr", "pass\tmean ms\tstd ms\tmedian ms\tmin ms\ttokens/s", &table));
-    int passes_timed = passes_of(args->config.mode, summary, passes);
+    int passes_timed = passes_of(&args->config, summary, passes);
     double tokens = (double)model->batch * (double)model->context;
     for (int i = 0; i < passes_timed; i++) {
         const td_stats *ms = &passes[i].phase.ms;
@@ -225,6 +262,8 @@ static td_status append_record(const arguments *args, const td_bench_summary *su
     double tokens = (double)model->batch * (double)model->context;
 
     TD_TRY(td_output_record(dev, "benchmarking_script", "bench", &record));
+    if (args->config.graph)
+        TD_TRY(td_record_set_string(record, "impl", "c_graph"));
     if (args->size)
         TD_TRY(td_record_set_string(record, "case.size", args->size));
     TD_TRY(td_record_set_integer(record, "case.d_model", model->size.d_model));
@@ -234,7 +273,7 @@ static td_status append_record(const arguments *args, const td_bench_summary *su
     TD_TRY(td_record_set_integer(record, "case.vocab", model->size.vocab));
     TD_TRY(td_record_set_integer(record, "case.batch", model->batch));
     TD_TRY(td_record_set_integer(record, "case.context", model->context));
-    TD_TRY(td_record_set_string(record, "case.dtype", td_dtype_name(model->dtype)));
+    TD_TRY(td_record_set_string(record, "case.dtype", args->dtype));
     TD_TRY(td_record_set_string(record, "case.attention", model->attention));
     TD_TRY(td_record_set_integer(record, "case.warmup", args->config.warmup));
     TD_TRY(td_record_set_string(record, "case.pass", timed->name));
@@ -256,7 +295,7 @@ static td_status append_records(const arguments *args, const td_bench_summary *s
 {
     td_status status = TD_OK;
     pass passes[4];
-    int count = passes_of(args->config.mode, summary, passes);
+    int count = passes_of(&args->config, summary, passes);
 
     for (int i = 0; args->common.json && i < count; i++)
         TD_TRY(append_record(args, summary, &passes[i], dev));
@@ -275,7 +314,7 @@ static td_status run(const arguments *args, td_device *dev, td_bench_result **ou
 
     model.use = uses[args->config.mode];
     TD_TRY(td_transformer_plan(dev, &model, &bytes));
-    TD_TRY(td_common_fits(dev, (double)bytes.parameters + (double)bytes.gradients +
+    TD_TRY(td_common_fits(dev, (double)bytes.parameters + (double)bytes.copies + (double)bytes.gradients +
                                    (double)bytes.optimizer_state + (double)bytes.activations +
                                    (double)bytes.scratch));
     status = td_bench_run(dev, &args->config, show_step, NULL, out);
@@ -300,6 +339,7 @@ td_status td_command_bench(int argc, char **argv)
         .children = children};
     arguments args = {.common = {.device = "cpu"},
                       .size_option = "small",
+                      .dtype = "f32",
                       .config = {.model = {.batch = 4, .context = 128, .dtype = TD_F32, .attention = "naive"},
                                  .mode = TD_BENCH_TRAIN,
                                  .warmup = 5,

@@ -177,7 +177,7 @@ const char *td_machine_name(const td_device *dev, char text[160])
     cpu_set_t mine;
 
     if (td_device_kind_of(dev) != TD_DEVICE_CPU) {
-        snprintf(text, 160, "%s", td_device_name(dev));
+        snprintf(text, 160, "%s", td_device_model(dev));
         return text;
     }
     FILE *file = fopen("/proc/cpuinfo", "r");

@@ -12,6 +12,7 @@ typedef struct td_backend {
     /* A context is the backend's own state (stream, handles); the CPU needs none and leaves it NULL. */
     td_status (*open)(int index, void **context);
     void (*close)(void *context);
+    const char *(*model)(void *context);
 
     /* 256-byte aligned, an address of its own also for 0 bytes; TD_NO_MEMORY without a message of its own. */
     td_status (*alloc)(void *context, size_t bytes, void **out);
@@ -23,10 +24,25 @@ typedef struct td_backend {
     td_status (*download)(void *context, void *dst, const void *src, size_t bytes);
     td_status (*fill)(void *context, void *dst, int value, size_t bytes);
     td_status (*synchronize)(void *context);
+    td_status (*alloc_host)(void *context, size_t bytes, void **out); /* TD_NO_MEMORY without a message */
+    void (*free_host)(void *context, void *block);
+    td_status (*upload_async)(void *context, void *dst, const void *host, size_t bytes);
+    td_status (*download_async)(void *context, void *host, const void *src, size_t bytes);
+
+    /* NULL in a backend without streams and graphs. `native` of a stream is the backend's own handle. */
+    td_status (*stream_create)(void *context, void **native);
+    void (*stream_destroy)(void *context, void *native);
+    void (*set_stream)(void *context, bool own,
+                       void *native); /* own: the context's own, whatever native is */
+    td_status (*graph_begin)(void *context);
+    td_status (*graph_end)(void *context, void **graph);
+    td_status (*graph_launch)(void *context, void *graph);
+    void (*graph_destroy)(void *context, void *graph);
 
     td_status (*event_create)(void *context, td_event *event);
     void (*event_destroy)(td_event *event);
     td_status (*event_record)(void *context, td_event *event);
+    td_status (*event_wait)(void *context, td_event *event);
     td_status (*event_elapsed_ms)(td_event *start, td_event *stop, double *out);
 } td_backend;
 
@@ -37,6 +53,9 @@ struct td_event {
     int64_t time_ns; /* the CPU's mark */
     void *handle;    /* another backend's */
 };
+
+/** The backend's own state of a device. */
+void *td_device_context(td_device *dev);
 
 extern const td_backend td_backend_cpu;
 extern const td_backend td_backend_cuda; /* where TANDEM_HAVE_CUDA is defined */

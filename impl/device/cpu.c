@@ -24,6 +24,12 @@ static void cpu_close(void *context)
     (void)context;
 }
 
+static const char *cpu_model(void *context)
+{
+    (void)context;
+    return "";
+}
+
 static td_status cpu_alloc(void *context, size_t bytes, void **out)
 {
     size_t alignment = bytes < HUGE_PAGE ? ALIGNMENT : HUGE_PAGE;
@@ -63,6 +69,19 @@ static td_status cpu_synchronize(void *context)
     return TD_OK;
 }
 
+static td_status cpu_alloc_host(void *context, size_t bytes, void **out)
+{
+    (void)context;
+    *out = malloc(bytes > 0 ? bytes : 1);
+    return *out ? TD_OK : TD_NO_MEMORY;
+}
+
+static void cpu_free_host(void *context, void *block)
+{
+    (void)context;
+    free(block);
+}
+
 static td_status cpu_event_create(void *context, td_event *event)
 {
     (void)context;
@@ -82,6 +101,14 @@ static td_status cpu_event_record(void *context, td_event *event)
     return TD_OK;
 }
 
+/* Every call is done when it returns. */
+static td_status cpu_event_wait(void *context, td_event *event)
+{
+    (void)context;
+    (void)event;
+    return TD_OK;
+}
+
 static td_status cpu_event_elapsed_ms(td_event *start, td_event *stop, double *out)
 {
     *out = (double)(stop->time_ns - start->time_ns) / 1e6;
@@ -93,6 +120,7 @@ const td_backend td_backend_cpu = {
     .name = "cpu",
     .open = cpu_open,
     .close = cpu_close,
+    .model = cpu_model,
     .alloc = cpu_alloc,
     .free = cpu_free,
     .copy = cpu_copy,
@@ -100,9 +128,14 @@ const td_backend td_backend_cpu = {
     .download = cpu_copy,
     .fill = cpu_fill,
     .synchronize = cpu_synchronize,
+    .alloc_host = cpu_alloc_host,
+    .free_host = cpu_free_host,
+    .upload_async = cpu_copy,
+    .download_async = cpu_copy,
     .event_create = cpu_event_create,
     .event_destroy = cpu_event_destroy,
     .event_record = cpu_event_record,
+    .event_wait = cpu_event_wait,
     .event_elapsed_ms = cpu_event_elapsed_ms,
 };
 

@@ -9,6 +9,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+struct td_stream {
+    td_device *dev;
+    void *native;
+    bool own; /* made by us */
+};
+
+struct td_graph {
+    td_device *dev;
+    void *native;
+};
+
 struct td_device {
     const td_backend *backend;
     void *context;
@@ -16,6 +27,7 @@ struct td_device {
     td_blocks blocks;
     td_memory_stats memory;
     int64_t fail_in; /* the nth allocation from now fails; 0: none */
+    bool capturing;
     td_history history;
 };
 
@@ -101,6 +113,16 @@ void td_device_close(td_device *dev)
 td_device_kind td_device_kind_of(const td_device *dev)
 {
     return dev->backend->kind;
+}
+
+void *td_device_context(td_device *dev)
+{
+    return dev->context;
+}
+
+const char *td_device_model(const td_device *dev)
+{
+    return dev->backend->model(dev->context);
 }
 
 const char *td_device_name(const td_device *dev)
@@ -213,6 +235,52 @@ cleanup:
     return status;
 }
 
+td_status td_device_alloc_host(td_device *dev, size_t bytes, void **out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_CHECK(dev, "dev is NULL");
+    status = bytes <= PTRDIFF_MAX ? dev->backend->alloc_host(dev->context, bytes, out) : TD_NO_MEMORY;
+    if (status == TD_NO_MEMORY)
+        td_fail(status, "no room for %zu bytes of host memory for %s", bytes, dev->name);
+cleanup:
+    return status;
+}
+
+void td_device_free_host(td_device *dev, void *block)
+{
+    if (block)
+        dev->backend->free_host(dev->context, block);
+}
+
+td_status td_device_upload_async(td_device *dev, void *dst, const void *host, size_t bytes)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(dst || bytes == 0, "dst is NULL, bytes is %zu", bytes);
+    TD_CHECK(host || bytes == 0, "host is NULL, bytes is %zu", bytes);
+    if (bytes > 0)
+        TD_TRY(dev->backend->upload_async(dev->context, dst, host, bytes));
+cleanup:
+    return status;
+}
+
+td_status td_device_download_async(td_device *dev, void *host, const void *src, size_t bytes)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(host || bytes == 0, "host is NULL, bytes is %zu", bytes);
+    TD_CHECK(src || bytes == 0, "src is NULL, bytes is %zu", bytes);
+    if (bytes > 0)
+        TD_TRY(dev->backend->download_async(dev->context, host, src, bytes));
+cleanup:
+    return status;
+}
+
 td_status td_device_fill(td_device *dev, void *dst, int value, size_t bytes)
 {
     td_status status = TD_OK;
@@ -234,6 +302,137 @@ td_status td_device_synchronize(td_device *dev)
     TD_TRY(dev->backend->synchronize(dev->context));
 cleanup:
     return status;
+}
+
+/* ---- streams and graphs ---- */
+
+static td_status check_streams(const td_device *dev)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    if (!dev->backend->stream_create)
+        status = td_fail(TD_UNSUPPORTED, "%s has no streams and no graphs", dev->name);
+cleanup:
+    return status;
+}
+
+static td_status make_stream(td_device *dev, bool own, void *native, td_stream **out)
+{
+    td_status status = TD_OK;
+    td_stream *stream = NULL;
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_TRY(check_streams(dev));
+    stream = calloc(1, sizeof *stream);
+    if (!stream) {
+        status = td_fail(TD_NO_MEMORY, "no memory for a stream");
+        goto cleanup;
+    }
+    *stream = (td_stream){.dev = dev, .native = native, .own = own};
+    if (own)
+        TD_TRY(dev->backend->stream_create(dev->context, &stream->native));
+    *out = stream;
+    stream = NULL;
+cleanup:
+    free(stream);
+    return status;
+}
+
+td_status td_stream_create(td_device *dev, td_stream **out)
+{
+    return make_stream(dev, true, NULL, out);
+}
+
+td_status td_stream_wrap(td_device *dev, void *native, td_stream **out)
+{
+    return make_stream(dev, false, native, out);
+}
+
+void td_stream_destroy(td_stream *stream)
+{
+    if (stream && stream->own)
+        stream->dev->backend->stream_destroy(stream->dev->context, stream->native);
+    free(stream);
+}
+
+td_status td_device_set_stream(td_device *dev, td_stream *stream)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_streams(dev));
+    TD_CHECK(!stream || stream->dev == dev, "stream is one of %s, dev is %s", stream->dev->name, dev->name);
+    if (dev->capturing) {
+        status = td_fail(TD_BAD_STATE, "the stream of %s cannot be changed while it is captured", dev->name);
+        goto cleanup;
+    }
+    dev->backend->set_stream(dev->context, !stream, stream ? stream->native : NULL);
+cleanup:
+    return status;
+}
+
+td_status td_graph_begin(td_device *dev)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_streams(dev));
+    if (dev->capturing) {
+        status = td_fail(TD_BAD_STATE, "a capture is running on %s", dev->name);
+        goto cleanup;
+    }
+    TD_TRY(dev->backend->graph_begin(dev->context));
+    dev->capturing = true;
+cleanup:
+    return status;
+}
+
+td_status td_graph_end(td_device *dev, td_graph **out)
+{
+    td_status status = TD_OK;
+    td_graph *graph = NULL;
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_TRY(check_streams(dev));
+    if (!dev->capturing) {
+        status = td_fail(TD_BAD_STATE, "no capture is running on %s", dev->name);
+        goto cleanup;
+    }
+    dev->capturing = false;
+    graph = calloc(1, sizeof *graph);
+    void *native = NULL;
+    status = dev->backend->graph_end(dev->context, &native);
+    if (status != TD_OK)
+        goto cleanup;
+    if (!graph) {
+        dev->backend->graph_destroy(dev->context, native);
+        status = td_fail(TD_NO_MEMORY, "no memory for a graph");
+        goto cleanup;
+    }
+    *graph = (td_graph){.dev = dev, .native = native};
+    *out = graph;
+    graph = NULL;
+cleanup:
+    free(graph);
+    return status;
+}
+
+td_status td_graph_launch(td_graph *graph)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(graph, "graph is NULL");
+    TD_TRY(graph->dev->backend->graph_launch(graph->dev->context, graph->native));
+cleanup:
+    return status;
+}
+
+void td_graph_destroy(td_graph *graph)
+{
+    if (graph)
+        graph->dev->backend->graph_destroy(graph->dev->context, graph->native);
+    free(graph);
 }
 
 /* ---- time ---- */
@@ -275,6 +474,20 @@ td_status td_event_record(td_event *event)
     TD_CHECK(event, "event is NULL");
     TD_TRY(event->backend->event_record(event->dev->context, event));
     event->recorded = true;
+cleanup:
+    return status;
+}
+
+td_status td_event_wait(td_event *event)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(event, "event is NULL");
+    if (!event->recorded) {
+        status = td_fail(TD_BAD_STATE, "event was never recorded");
+        goto cleanup;
+    }
+    TD_TRY(event->backend->event_wait(event->dev->context, event));
 cleanup:
     return status;
 }

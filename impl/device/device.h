@@ -16,7 +16,9 @@ typedef enum td_device_kind { TD_DEVICE_CPU = 0, TD_DEVICE_CUDA } td_device_kind
 
 /** Opens "cpu", or "cuda" / "cuda:<index>" in a build that has it.
  *
- * TD_BAD_ARGUMENT: a NULL, an unknown name. TD_UNSUPPORTED: a build without CUDA asked for it. TD_NO_MEMORY. */
+ * TD_BAD_ARGUMENT: a NULL, an unknown name, an index that no device of the machine has. TD_UNSUPPORTED: a build
+ * without CUDA asked for it, no GPU or no driver, a driver older than the toolkit, a GPU that the kernels were not
+ * built for. TD_NO_MEMORY. */
 TD_API td_status td_device_open(const char *name, td_device **out);
 
 /** Frees the device and every block that is still allocated on it. Accepts NULL. */
@@ -24,7 +26,8 @@ TD_API void td_device_close(td_device *dev);
 
 /** dev is an open device, never NULL. */
 TD_API td_device_kind td_device_kind_of(const td_device *dev);
-TD_API const char *td_device_name(const td_device *dev); /* "cpu" or "cuda:<index>" */
+TD_API const char *td_device_name(const td_device *dev);  /* "cpu" or "cuda:<index>" */
+TD_API const char *td_device_model(const td_device *dev); /* "NVIDIA H200"; "" for the CPU */
 
 /** A block of `bytes`, 256-byte aligned, its contents undefined. bytes may be 0: the block then has an address of
  * its own and no room. TD_BAD_ARGUMENT: a NULL. TD_NO_MEMORY, naming bytes and what is in use; *out is NULL. */
@@ -40,11 +43,59 @@ TD_API td_status td_device_copy(td_device *dev, void *dst, const void *src, size
 TD_API td_status td_device_upload(td_device *dev, void *dst, const void *src, size_t bytes);
 TD_API td_status td_device_download(td_device *dev, void *dst, const void *src, size_t bytes);
 
+/** Page-locked host memory, which uploads and downloads without a copy in between. Belongs to dev like a block, but is
+ * not counted among them; free it before dev is closed. On the CPU ordinary memory. TD_NO_MEMORY. */
+TD_API td_status td_device_alloc_host(td_device *dev, size_t bytes, void **out);
+TD_API void td_device_free_host(td_device *dev, void *block); /* accepts NULL */
+
+/** As upload and download, but only queued: host must be memory of td_device_alloc_host and stay as it is (upload), or
+ * be left alone (download), until the stream has come so far. May be captured in a graph. */
+TD_API td_status td_device_upload_async(td_device *dev, void *dst, const void *host, size_t bytes);
+TD_API td_status td_device_download_async(td_device *dev, void *host, const void *src, size_t bytes);
+
 /** Sets `bytes` bytes to `value` (0 to 255). */
 TD_API td_status td_device_fill(td_device *dev, void *dst, int value, size_t bytes);
 
 /** Waits until all queued work is done; an error of that work is reported here. */
 TD_API td_status td_device_synchronize(td_device *dev);
+
+/* ---- streams ---- */
+
+/** A queue of work on a device: work of one stream runs in order, work of two may overlap. A device has a stream of its
+ * own, which is the current one until another is set. The CPU has none: TD_UNSUPPORTED. */
+typedef struct td_stream td_stream;
+
+TD_API td_status td_stream_create(td_device *dev, td_stream **out);
+
+/** A stream that belongs to the caller (a cudaStream_t; NULL is CUDA's default stream), to be named to
+ * td_device_set_stream. The caller keeps it alive for as long as the td_stream. */
+TD_API td_status td_stream_wrap(td_device *dev, void *native, td_stream **out);
+
+/** Waits for the work of a stream that td_stream_create made. The device's current stream must be another one.
+ * Accepts NULL. */
+TD_API void td_stream_destroy(td_stream *stream);
+
+/** What follows is queued on `stream`; NULL: on the device's own. The order between what was queued before and what
+ * follows is the caller's to make, with td_event_wait. TD_BAD_ARGUMENT: a stream of another device. */
+TD_API td_status td_device_set_stream(td_device *dev, td_stream *stream);
+
+/* ---- graphs ---- */
+
+/** Work that was captured once and is replayed with one launch: the same operations on the same addresses with the same
+ * scalars. Operations may be captured where their headers say so; what waits for the device may not. */
+typedef struct td_graph td_graph;
+
+/** From here on work of the current stream is captured, not run. TD_BAD_STATE: a capture is running.
+ * TD_UNSUPPORTED: the device has no graphs (the CPU). */
+TD_API td_status td_graph_begin(td_device *dev);
+
+/** Ends the capture, also after a failure in between, in which case it fails too and *out is NULL.
+ * TD_BAD_STATE: no capture is running. */
+TD_API td_status td_graph_end(td_device *dev, td_graph **out);
+
+/** Queues the whole graph on the current stream. */
+TD_API td_status td_graph_launch(td_graph *graph);
+TD_API void td_graph_destroy(td_graph *graph); /* accepts NULL */
 
 /* ---- time ---- */
 
@@ -55,6 +106,10 @@ TD_API void td_event_destroy(td_event *event); /* accepts NULL */
 
 /** Marks the point that the device's stream has reached. */
 TD_API td_status td_event_record(td_event *event);
+
+/** What is queued on the device's current stream from here on waits until the recorded point has passed.
+ * TD_BAD_STATE: it was never recorded. */
+TD_API td_status td_event_wait(td_event *event);
 
 /** Milliseconds between two recorded events of one device; waits for the later. TD_BAD_STATE: one was never
  * recorded. TD_BAD_ARGUMENT: a NULL, events of two devices. */

@@ -23,16 +23,23 @@ static void *grad(const pass *p, int64_t parameter)
     return p->model->parameters[parameter].grad;
 }
 
+/** The residual's gradient as the products read it. */
+static const void *stream_grad(const td_transformer *model)
+{
+    return td_tensor_at(model, model->plan.config.mixed ? TD_T_RESIDUAL_GRAD_ROUNDED : TD_T_RESIDUAL_GRAD, 0);
+}
+
 /** Through y = norm(x): adds to the residual's gradient, or begins it. */
 static td_status norm_backward(const pass *p, int64_t parameter, const void *x, const void *dy, bool begin)
 {
     td_transformer *model = p->model;
-    const td_rmsnorm_shape shape = td_norm_shape(model);
+    const td_rmsnorm_shape shape = td_norm_shape(&model->plan, model->batch * model->seq);
+    void *rounded = model->plan.config.mixed ? td_tensor_at(model, TD_T_RESIDUAL_GRAD_ROUNDED, 0) : NULL;
     td_status status = TD_OK;
 
     TD_TRY(td_rmsnorm_backward(model->dev, &shape, x, model->parameters[parameter].data,
                                td_tensor_at(model, TD_T_RSTD, 0), dy, !begin,
-                               td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0), NULL, p->accumulate,
+                               td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0), rounded, p->accumulate,
                                grad(p, parameter), td_tensor_at(model, TD_T_WORK, 0)));
     TD_TRY(report(p, parameter));
 cleanup:
@@ -47,7 +54,7 @@ static td_status head_backward(const pass *p)
     const td_cross_entropy_shape loss = {
         .rows = model->batch * model->seq, .vocab = size->vocab, .dtype = model->plan.config.dtype};
     char *dlogits = td_tensor_at(model, TD_T_LOGITS, 0);         /* [B, S, V], over the logits */
-    char *norm = td_tensor_at(model, TD_T_NORM_FINAL, 0);        /* [B, S, d], still forward's */
+    char *norm = td_tensor_at(model, TD_T_NORM, 0);              /* [B, S, d], still forward's */
     char *dnorm = td_tensor_at(model, TD_T_NORM_FINAL_GRAD, 0);  /* [B, S, d] */
     char *input = td_tensor_at(model, TD_T_INPUT, size->layers); /* [B, S, d] */
     td_status status = TD_OK;
@@ -60,7 +67,7 @@ static td_status head_backward(const pass *p)
     TD_TRY(td_linear_weight_grad(model, d, size->vocab, dlogits, norm, p->accumulate, grad(p, lm_head)));
     TD_TRY(report(p, lm_head));
     TD_TRY(td_step_enter(model, TD_STEP_HEAD_GRAD, size->layers));
-    TD_TRY(td_linear_input_grad(model, d, size->vocab, dlogits, model->parameters[lm_head].data, dnorm));
+    TD_TRY(td_linear_input_grad(model, d, size->vocab, dlogits, td_product_weight(model, lm_head), dnorm));
 
     /* norm = ln_final(input) */
     TD_TRY(td_step_enter(model, TD_STEP_FINAL_GRAD, size->layers));
@@ -87,7 +94,7 @@ static td_status feed_forward_backward(const pass *p, int64_t layer)
     char *dhidden = td_tensor_at(model, TD_T_HIDDEN_GRAD, layer);    /* [B, S, f] */
     char *norm = td_tensor_at(model, TD_T_NORM2_AGAIN, layer);       /* [B, S, d] */
     char *dnorm = td_tensor_at(model, TD_T_NORM2_GRAD, layer);       /* [B, S, d] */
-    char *dx = td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0);           /* [B, S, d] */
+    const void *dx = stream_grad(model);                             /* [B, S, d] */
     td_status status = TD_OK;
 
     /* output = middle + hidden w2^T: dx is middle's gradient already */
@@ -96,7 +103,7 @@ static td_status feed_forward_backward(const pass *p, int64_t layer)
     TD_TRY(td_linear_weight_grad(model, f, d, dx, hidden, p->accumulate, grad(p, w2)));
     TD_TRY(report(p, w2));
     TD_TRY(td_step_enter(model, TD_STEP_DOWN_GRAD, layer));
-    TD_TRY(td_linear_input_grad(model, f, d, dx, model->parameters[w2].data, dhidden));
+    TD_TRY(td_linear_input_grad(model, f, d, dx, td_product_weight(model, w2), dhidden));
 
     /* hidden = silu(gate) * up */
     TD_TRY(td_step_enter(model, TD_STEP_SILU_GRAD, layer));
@@ -104,12 +111,12 @@ static td_status feed_forward_backward(const pass *p, int64_t layer)
 
     /* [gate, up] = norm [w1; w3]^T */
     TD_TRY(td_step_enter(model, TD_STEP_GATE_UP_WEIGHT_GRAD, layer));
-    TD_TRY(td_norm(model, middle, td_weight_at(model, layer, TD_W_LN2), norm));
+    TD_TRY(td_norm(model, middle, td_p_layer(layer, TD_W_LN2), norm));
     TD_TRY(td_linear_weight_grad(model, d, 2 * f, gate, norm, p->accumulate, grad(p, w1)));
     TD_TRY(report(p, w1));
     TD_TRY(report(p, w3));
     TD_TRY(td_step_enter(model, TD_STEP_GATE_UP_GRAD, layer));
-    TD_TRY(td_linear_input_grad(model, d, 2 * f, gate, model->parameters[w1].data, dnorm));
+    TD_TRY(td_linear_input_grad(model, d, 2 * f, gate, td_product_weight(model, w1), dnorm));
 
     /* norm = ln2(middle) */
     TD_TRY(td_step_enter(model, TD_STEP_NORM2_GRAD, layer));
@@ -124,7 +131,6 @@ static td_status attention_backward(const pass *p, int64_t layer)
     td_device *dev = model->dev;
     const td_plan *plan = &model->plan;
     const int64_t d = plan->config.size.d_model;
-    const size_t third = (size_t)d * td_dtype_size(plan->config.dtype);
     const int64_t wq = td_p_layer(layer, TD_W_Q), wo = td_p_layer(layer, TD_W_OUTPUT);
     const td_attention_shape shape = td_plan_attention_shape(plan, model->batch, model->seq);
     const td_heads_shape in_qkv = td_heads_shape_of(model, 3 * d), alone = td_heads_shape_of(model, d);
@@ -145,7 +151,7 @@ static td_status attention_backward(const pass *p, int64_t layer)
     char *dqkv = td_tensor_at(model, TD_T_QKV_GRAD, layer);       /* [B, S, 3 d] */
     char *norm = td_tensor_at(model, TD_T_NORM1_AGAIN, layer);    /* [B, S, d] */
     char *dnorm = td_tensor_at(model, TD_T_NORM1_GRAD, layer);    /* [B, S, d] */
-    char *dx = td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0);        /* [B, S, d] */
+    const void *dx = stream_grad(model);                          /* [B, S, d] */
     td_status status = TD_OK;
 
     /* middle = input + merged output_proj^T: dx is input's gradient already */
@@ -154,7 +160,7 @@ static td_status attention_backward(const pass *p, int64_t layer)
     TD_TRY(td_linear_weight_grad(model, d, d, dx, merged, p->accumulate, grad(p, wo)));
     TD_TRY(report(p, wo));
     TD_TRY(td_step_enter(model, TD_STEP_OUTPUT_GRAD, layer));
-    TD_TRY(td_linear_input_grad(model, d, d, dx, model->parameters[wo].data, dmerged));
+    TD_TRY(td_linear_input_grad(model, d, d, dx, td_product_weight(model, wo), dmerged));
 
     /* merged = heads_merge(o),  o = attention(q, k, v) */
     TD_TRY(td_step_enter(model, TD_STEP_HEADS_GRAD, layer));
@@ -165,17 +171,15 @@ static td_status attention_backward(const pass *p, int64_t layer)
 
     /* [rope^-1(q), rope^-1(k), v] = norm [q_proj; k_proj; v_proj]^T */
     TD_TRY(td_step_enter(model, TD_STEP_ROPE_GRAD, layer));
-    TD_TRY(td_rope_backward(dev, &in_qkv, dq, cos, sin, dqkv));
-    TD_TRY(td_rope_backward(dev, &in_qkv, dk, cos, sin, dqkv + third));
-    TD_TRY(td_heads_merge(dev, &in_qkv, dv, dqkv + 2 * third));
+    TD_TRY(td_qkv_split_backward(dev, &in_qkv, dq, dk, dv, cos, sin, dqkv));
     TD_TRY(td_step_enter(model, TD_STEP_QKV_WEIGHT_GRAD, layer));
-    TD_TRY(td_norm(model, input, td_weight_at(model, layer, TD_W_LN1), norm));
+    TD_TRY(td_norm(model, input, td_p_layer(layer, TD_W_LN1), norm));
     TD_TRY(td_linear_weight_grad(model, d, 3 * d, dqkv, norm, p->accumulate, grad(p, wq)));
     TD_TRY(report(p, wq));
     TD_TRY(report(p, td_p_layer(layer, TD_W_K)));
     TD_TRY(report(p, td_p_layer(layer, TD_W_V)));
     TD_TRY(td_step_enter(model, TD_STEP_QKV_GRAD, layer));
-    TD_TRY(td_linear_input_grad(model, d, 3 * d, dqkv, model->parameters[wq].data, dnorm));
+    TD_TRY(td_linear_input_grad(model, d, 3 * d, dqkv, td_product_weight(model, wq), dnorm));
 
     /* norm = ln1(input) */
     TD_TRY(td_step_enter(model, TD_STEP_NORM1_GRAD, layer));
@@ -198,14 +202,35 @@ cleanup:
     return status;
 }
 
+/** Transient gradients leave between the parameters what the activations were; updates are to find 0 there. */
+static td_status clear_padding(td_transformer *model)
+{
+    const int64_t count = td_transformer_parameter_count(model);
+    const size_t element = td_dtype_size(model->plan.config.dtype);
+    const char *const end = model->grads + model->plan.gradient_bytes;
+    td_status status = TD_OK;
+
+    for (int64_t i = 0; i < count; i++) {
+        char *const behind = (char *)model->parameters[i].grad + (size_t)model->parameters[i].numel * element;
+        const char *next = end; /* the nearest parameter behind this one: memory has an order of its own */
+
+        for (int64_t j = 0; j < count; j++) {
+            const char *other = model->parameters[j].grad;
+            if (other >= behind && other < next)
+                next = other;
+        }
+        if (next > behind)
+            TD_TRY(td_device_fill(model->dev, behind, 0, (size_t)(next - behind)));
+    }
+cleanup:
+    return status;
+}
+
 static td_status run(const pass *p)
 {
     td_transformer *model = p->model;
     const td_model_size *size = &model->plan.config.size;
-    const td_embedding_shape embedding = {.tokens = model->batch * model->seq,
-                                          .vocab = size->vocab,
-                                          .d_model = size->d_model,
-                                          .dtype = model->plan.config.dtype};
+    const td_embedding_shape embedding = td_embedding_shape_of(&model->plan, model->batch * model->seq);
     td_status status = TD_OK;
 
     TD_TRY(head_backward(p));
@@ -218,6 +243,8 @@ static td_status run(const pass *p)
                                  grad(p, TD_P_EMBEDDING), td_tensor_at(model, TD_T_WORK, 0)));
     TD_TRY(report(p, TD_P_EMBEDDING));
     TD_TRY(td_step_enter(model, TD_STEP_NONE, 0));
+    if (model->plan.config.transient_gradients)
+        TD_TRY(clear_padding(model));
 cleanup:
     return status;
 }
@@ -237,9 +264,12 @@ td_status td_transformer_backward(td_transformer *model, bool accumulate, td_gra
             td_fail(TD_BAD_STATE, "no loss came since the last forward, or backward or an update used it up");
         goto cleanup;
     }
+    TD_CHECK(!accumulate || !model->plan.config.transient_gradients,
+             "accumulate is set, but the model's gradients are transient");
     model->progress = TD_AT_START; /* the activations are written over from here on */
     TD_TRY(td_device_push_label(model->dev, "backward"));
-    status = td_pop_after(model->dev, run(&p));
+    TD_TRY(td_pop_after(model->dev, run(&p)));
+    model->grads_lost = false;
 cleanup:
     return status;
 }

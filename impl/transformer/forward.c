@@ -4,39 +4,33 @@
 
 /* In the shapes below B is batch, S seq, H heads, D head_dim, d d_model = H D, f d_ff and V vocab. */
 
-/** middle = input + output_proj(attention(rope(q_proj(h)), rope(k_proj(h)), v_proj(h))),  h = ln1(input) */
+/** branch = output_proj(attention(rope(q_proj(h)), rope(k_proj(h)), v_proj(h))),  h = ln1(input), there already */
 static td_status attention_forward(td_transformer *model, int64_t layer)
 {
     td_device *dev = model->dev;
     const td_plan *plan = &model->plan;
     const int64_t d = plan->config.size.d_model;
-    const size_t third = (size_t)d * td_dtype_size(plan->config.dtype);
     const td_attention_shape shape = td_plan_attention_shape(plan, model->batch, model->seq);
     const td_heads_shape in_qkv = td_heads_shape_of(model, 3 * d), alone = td_heads_shape_of(model, d);
     const float *cos = td_tensor_at(model, TD_T_COS, 0); /* [context, D / 2] */
     const float *sin = td_tensor_at(model, TD_T_SIN, 0);
-    char *input = td_tensor_at(model, TD_T_INPUT, layer);   /* [B, S, d] */
-    char *norm = td_tensor_at(model, TD_T_NORM1, layer);    /* [B, S, d] */
-    char *qkv = td_tensor_at(model, TD_T_QKV, layer);       /* [B, S, 3 d] */
-    char *q = td_tensor_at(model, TD_T_Q, layer);           /* [B, H, S, D] */
-    char *k = td_tensor_at(model, TD_T_K, layer);           /* [B, H, S, D] */
-    char *v = td_tensor_at(model, TD_T_V, layer);           /* [B, H, S, D] */
-    char *o = td_tensor_at(model, TD_T_O, layer);           /* [B, H, S, D] */
-    char *saved = td_tensor_at(model, TD_T_SAVED, layer);   /* attention's own */
-    char *merged = td_tensor_at(model, TD_T_MERGED, layer); /* [B, S, d] */
-    char *middle = td_tensor_at(model, TD_T_MIDDLE, layer); /* [B, S, d] */
+    char *norm = td_tensor_at(model, TD_T_NORM, layer);          /* [B, S, d] */
+    char *qkv = td_tensor_at(model, TD_T_QKV, layer);            /* [B, S, 3 d] */
+    char *q = td_tensor_at(model, TD_T_Q, layer);                /* [B, H, S, D] */
+    char *k = td_tensor_at(model, TD_T_K, layer);                /* [B, H, S, D] */
+    char *v = td_tensor_at(model, TD_T_V, layer);                /* [B, H, S, D] */
+    char *o = td_tensor_at(model, TD_T_O, layer);                /* [B, H, S, D] */
+    char *saved = td_tensor_at(model, TD_T_SAVED, layer);        /* attention's own */
+    char *merged = td_tensor_at(model, TD_T_MERGED, layer);      /* [B, S, d] */
+    char *branch = td_tensor_at(model, TD_T_ATTN_BRANCH, layer); /* [B, S, d] */
     td_status status = TD_OK;
 
-    TD_TRY(td_step_enter(model, TD_STEP_NORM1, layer));
-    TD_TRY(td_norm(model, input, td_weight_at(model, layer, TD_W_LN1), norm));
-
     TD_TRY(td_step_enter(model, TD_STEP_QKV, layer));
-    TD_TRY(td_linear_forward(model, d, 3 * d, norm, td_weight_at(model, layer, TD_W_Q), 0, qkv));
+    TD_TRY(
+        td_linear_forward(model, d, 3 * d, norm, td_product_weight(model, td_p_layer(layer, TD_W_Q)), qkv));
 
     TD_TRY(td_step_enter(model, TD_STEP_ROPE, layer));
-    TD_TRY(td_rope_forward(dev, &in_qkv, qkv, cos, sin, q));
-    TD_TRY(td_rope_forward(dev, &in_qkv, qkv + third, cos, sin, k));
-    TD_TRY(td_heads_split(dev, &in_qkv, qkv + 2 * third, v));
+    TD_TRY(td_qkv_split_forward(dev, &in_qkv, qkv, cos, sin, q, k, v));
 
     TD_TRY(td_step_enter(model, TD_STEP_ATTEND, layer));
     TD_TRY(plan->attend->impl->forward(dev, &shape, q, k, v, o, saved,
@@ -44,44 +38,62 @@ static td_status attention_forward(td_transformer *model, int64_t layer)
     TD_TRY(td_heads_merge(dev, &alone, o, merged));
 
     TD_TRY(td_step_enter(model, TD_STEP_OUTPUT, layer));
-    TD_TRY(td_device_copy(dev, middle, input, (size_t)(model->batch * model->seq) * third));
-    TD_TRY(td_linear_forward(model, d, d, merged, td_weight_at(model, layer, TD_W_OUTPUT), 1, middle));
+    TD_TRY(td_linear_forward(model, d, d, merged, td_product_weight(model, td_p_layer(layer, TD_W_OUTPUT)),
+                             branch));
 cleanup:
     return status;
 }
 
-/** output = middle + w2(silu(w1(h)) * w3(h)),  h = ln2(middle); output is the next layer's input */
+/** middle = input + branch;  output = w2(silu(w1(h)) * w3(h)),  h = ln2(middle) */
 static td_status feed_forward(td_transformer *model, int64_t layer)
 {
     td_device *dev = model->dev;
     const td_plan *plan = &model->plan;
     const int64_t d = plan->config.size.d_model, f = plan->config.size.d_ff,
                   tokens = model->batch * model->seq;
-    const size_t element = td_dtype_size(plan->config.dtype);
     const td_rows_shape rows = {.rows = tokens, .cols = f, .pitch = 2 * f, .dtype = plan->config.dtype};
-    char *middle = td_tensor_at(model, TD_T_MIDDLE, layer);    /* [B, S, d] */
-    char *norm = td_tensor_at(model, TD_T_NORM2, layer);       /* [B, S, d] */
-    char *gate = td_tensor_at(model, TD_T_GATE_UP, layer);     /* [B, S, 2 f], first half of the rows */
-    char *up = gate + (size_t)f * element;                     /* second half */
-    char *hidden = td_tensor_at(model, TD_T_HIDDEN, layer);    /* [B, S, f] */
-    char *output = td_tensor_at(model, TD_T_INPUT, layer + 1); /* [B, S, d] */
+    char *input = td_tensor_at(model, TD_T_INPUT, layer);        /* [B, S, d] */
+    char *branch = td_tensor_at(model, TD_T_ATTN_BRANCH, layer); /* [B, S, d] */
+    char *output = td_tensor_at(model, TD_T_FFN_BRANCH, layer);  /* [B, S, d] */
+    char *middle = td_tensor_at(model, TD_T_MIDDLE, layer);      /* [B, S, d] */
+    char *norm = td_tensor_at(model, TD_T_NORM2, layer);         /* [B, S, d] */
+    char *gate = td_tensor_at(model, TD_T_GATE_UP, layer);       /* [B, S, 2 f], first half of the rows */
+    char *up = gate + (size_t)f * td_dtype_size(rows.dtype);     /* second half */
+    char *hidden = td_tensor_at(model, TD_T_HIDDEN, layer);      /* [B, S, f] */
     td_status status = TD_OK;
 
     TD_TRY(td_step_enter(model, TD_STEP_NORM2, layer));
-    TD_TRY(td_norm(model, middle, td_weight_at(model, layer, TD_W_LN2), norm));
+    TD_TRY(td_add_norm(model, input, branch, td_p_layer(layer, TD_W_LN2), middle, norm));
 
     TD_TRY(td_step_enter(model, TD_STEP_GATE_UP, layer));
-    TD_TRY(td_linear_forward(model, d, 2 * f, norm, td_weight_at(model, layer, TD_W_W1), 0, gate));
+    TD_TRY(
+        td_linear_forward(model, d, 2 * f, norm, td_product_weight(model, td_p_layer(layer, TD_W_W1)), gate));
 
     TD_TRY(td_step_enter(model, TD_STEP_SILU, layer));
     TD_TRY(td_silu_mul_forward(dev, &rows, gate, up, hidden));
 
     TD_TRY(td_step_enter(model, TD_STEP_DOWN, layer));
+    TD_TRY(
+        td_linear_forward(model, f, d, hidden, td_product_weight(model, td_p_layer(layer, TD_W_W2)), output));
+cleanup:
+    return status;
+}
+
+/** input(layer + 1) = middle + output, and its norm, which the next layer or the head begins with. */
+static td_status next_input(td_transformer *model, int64_t layer)
+{
+    const td_plan *plan = &model->plan;
+    const bool last = layer + 1 == plan->config.size.layers;
+    td_status status = TD_OK;
+
+    TD_TRY(td_step_enter(model, TD_STEP_ADD, layer));
     if (!plan->kept[TD_T_INPUT])
         TD_TRY(td_tensor_dead(model, TD_T_INPUT, layer)); /* the next input takes its place */
     TD_TRY(td_tensor_live(model, TD_T_INPUT, layer + 1));
-    TD_TRY(td_device_copy(dev, output, middle, (size_t)(tokens * d) * element));
-    TD_TRY(td_linear_forward(model, f, d, hidden, td_weight_at(model, layer, TD_W_W2), 1, output));
+    TD_TRY(td_add_norm(model, td_tensor_at(model, TD_T_MIDDLE, layer),
+                       td_tensor_at(model, TD_T_FFN_BRANCH, layer),
+                       last ? td_p_ln_final(&plan->config.size) : td_p_layer(layer + 1, TD_W_LN1),
+                       td_tensor_at(model, TD_T_INPUT, layer + 1), td_tensor_at(model, TD_T_NORM, layer)));
 cleanup:
     return status;
 }
@@ -94,6 +106,8 @@ static td_status layer_forward(td_transformer *model, int64_t layer)
     status = attention_forward(model, layer);
     if (status == TD_OK)
         status = feed_forward(model, layer);
+    if (status == TD_OK)
+        status = next_input(model, layer);
     status = td_pop_after(model->dev, status);
 cleanup:
     return status;
@@ -115,7 +129,7 @@ static td_status abandon(td_transformer *model)
     if (model->plan.kept[TD_T_INPUT])
         TD_TRY(td_tensor_dead(model, TD_T_INPUT, model->plan.config.size.layers));
     if (model->grads)
-        TD_TRY(td_tensor_dead(model, TD_T_NORM_FINAL, 0));
+        TD_TRY(td_tensor_dead(model, TD_T_NORM, 0));
     TD_TRY(td_tensor_dead(model, TD_T_LOGITS, 0));
 cleanup:
     return status;
@@ -126,11 +140,9 @@ static td_status run(td_transformer *model, const int64_t *ids, int64_t batch, i
     td_device *dev = model->dev;
     const td_plan *plan = &model->plan;
     const td_model_size *size = &plan->config.size;
-    const td_embedding_shape embedding = {
-        .tokens = batch * seq, .vocab = size->vocab, .d_model = size->d_model, .dtype = plan->config.dtype};
-    const int64_t ln_final = td_p_ln_final(size), lm_head = td_p_lm_head(size);
-    char *norm = td_tensor_at(model, TD_T_NORM_FINAL, 0); /* [B, S, d] */
-    char *logits = td_tensor_at(model, TD_T_LOGITS, 0);   /* [B, S, V] */
+    const td_embedding_shape embedding = td_embedding_shape_of(plan, batch * seq);
+    char *norm = td_tensor_at(model, TD_T_NORM, 0);     /* [B, S, d] */
+    char *logits = td_tensor_at(model, TD_T_LOGITS, 0); /* [B, S, V] */
     td_status status = TD_OK;
 
     /* The embedding goes first, because it refuses bad ids and then leaves the last forward as it was. */
@@ -141,21 +153,22 @@ static td_status run(td_transformer *model, const int64_t *ids, int64_t batch, i
     model->batch = batch;
     model->seq = seq;
     model->step = TD_STEP_NONE;
+    model->grads_lost = plan->config.transient_gradients;
     TD_TRY(td_step_enter(model, TD_STEP_EMBED, 0));
     if (model->grads)
         TD_TRY(
             td_device_copy(dev, td_tensor_at(model, TD_T_IDS, 0), ids, (size_t)(batch * seq) * sizeof *ids));
 
+    TD_TRY(td_step_enter(model, TD_STEP_NORM1, 0));
+    TD_TRY(td_norm(model, td_tensor_at(model, TD_T_INPUT, 0), td_p_layer(0, TD_W_LN1),
+                   td_tensor_at(model, TD_T_NORM, 0)));
     for (int64_t layer = 0; layer < size->layers; layer++)
         TD_TRY(layer_forward(model, layer));
 
     TD_TRY(td_step_enter(model, TD_STEP_FINAL, size->layers));
-    TD_TRY(td_norm(model, td_tensor_at(model, TD_T_INPUT, size->layers), model->parameters[ln_final].data,
-                   norm));
-
     TD_TRY(td_step_enter(model, TD_STEP_HEAD, size->layers));
-    TD_TRY(td_linear_forward(model, size->d_model, size->vocab, norm, model->parameters[lm_head].data, 0,
-                             logits));
+    TD_TRY(td_linear_forward(model, size->d_model, size->vocab, norm,
+                             td_product_weight(model, td_p_lm_head(size)), logits));
 
     TD_TRY(td_step_enter(model, TD_STEP_NONE, 0));
     model->progress = TD_AFTER_FORWARD;
@@ -208,7 +221,18 @@ td_status td_transformer_loss(td_transformer *model, const int64_t *targets, flo
                               (size_t)shape.rows * sizeof *targets));
     model->progress = TD_AFTER_LOSS;
     if (loss)
-        TD_TRY(td_device_download(model->dev, loss, on_device, sizeof *loss));
+        TD_TRY(td_transformer_last_loss(model, loss));
+cleanup:
+    return status;
+}
+
+td_status td_transformer_last_loss(td_transformer *model, float *loss)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(model, "model is NULL");
+    TD_CHECK(loss, "loss is NULL");
+    TD_TRY(td_device_download(model->dev, loss, td_tensor_at(model, TD_T_LOSS, 0), sizeof *loss));
 cleanup:
     return status;
 }

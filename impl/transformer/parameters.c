@@ -111,15 +111,17 @@ cleanup:
 
 static void fill(td_transformer *model, int64_t index, int64_t rows, int64_t cols, int64_t offset)
 {
-    const size_t element = td_dtype_size(model->plan.config.dtype);
+    const td_dtype dtype = model->plan.wide, grad_dtype = model->plan.config.dtype;
 
     model->parameters[index] = (td_parameter){
         .name = model->names[index],
         .rows = rows,
         .cols = cols,
         .numel = numel_of(rows, cols),
-        .data = model->params + (size_t)offset * element,
-        .grad = model->grads ? model->grads + (size_t)offset * element : NULL,
+        .dtype = dtype,
+        .grad_dtype = grad_dtype,
+        .data = model->params + (size_t)offset * td_dtype_size(dtype),
+        .grad = model->grads ? model->grads + (size_t)offset * td_dtype_size(grad_dtype) : NULL,
         .exp_avg = model->exp_avg ? model->exp_avg + offset : NULL,
         .exp_avg_sq = model->exp_avg_sq ? model->exp_avg_sq + offset : NULL,
     };
@@ -199,7 +201,7 @@ static td_status init_parameter(td_transformer *model, int64_t index, uint64_t s
                                 void *rounded)
 {
     const td_parameter *parameter = &model->parameters[index];
-    const td_dtype dtype = model->plan.config.dtype;
+    const td_dtype dtype = parameter->dtype;
     const size_t element = td_dtype_size(dtype);
     const td_rng rng = {.seed = seed, .stream = (uint64_t)index};
     const double variance = 2.0 / ((double)parameter->rows + (double)parameter->cols);
@@ -236,6 +238,7 @@ td_status td_transformer_init(td_transformer *model, uint64_t seed)
     model->progress = TD_AT_START;
     for (int64_t i = 0; i < count; i++)
         TD_TRY(init_parameter(model, i, seed, staged, staged + STAGED));
+    TD_TRY(td_transformer_refresh(model));
     if (model->exp_avg)
         TD_TRY(td_device_fill(model->dev, model->exp_avg, 0, model->plan.total.optimizer_state));
     model->adamw_steps = 0;

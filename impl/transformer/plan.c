@@ -13,16 +13,18 @@ static const td_attend attends[] = {
 
 /** What the size of a tensor follows from. */
 typedef enum extent {
-    EXTENT_MODEL = 0, /* [tokens, d_model] */
-    EXTENT_QKV,       /* [tokens, 3 d_model] */
-    EXTENT_FFN,       /* [tokens, d_ff] */
-    EXTENT_GATE_UP,   /* [tokens, 2 d_ff] */
-    EXTENT_VOCAB,     /* [tokens, vocab] */
-    EXTENT_TOKENS,    /* [tokens] int64 */
-    EXTENT_ROWS,      /* [tokens] f32 */
-    EXTENT_ONE,       /* [1] f32 */
-    EXTENT_TABLE,     /* [context, head_dim / 2] f32 */
-    EXTENT_SAVED,     /* what attention, and what the other operations ask for */
+    EXTENT_STREAM = 0, /* [tokens, d_model], the residual stream */
+    EXTENT_ROUNDED,    /* the same in dtype, in mixed precision; else nothing */
+    EXTENT_MODEL,      /* [tokens, d_model] */
+    EXTENT_QKV,        /* [tokens, 3 d_model] */
+    EXTENT_FFN,        /* [tokens, d_ff] */
+    EXTENT_GATE_UP,    /* [tokens, 2 d_ff] */
+    EXTENT_VOCAB,      /* [tokens, vocab] */
+    EXTENT_TOKENS,     /* [tokens] int64 */
+    EXTENT_ROWS,       /* [tokens] f32 */
+    EXTENT_ONE,        /* [1] f32 */
+    EXTENT_TABLE,      /* [context, head_dim / 2] f32 */
+    EXTENT_SAVED,      /* what attention, and what the other operations ask for */
     EXTENT_ATTEND_WORK,
     EXTENT_ATTEND_GRAD_WORK,
     EXTENT_WORK,
@@ -49,28 +51,30 @@ static const struct {
     [TD_T_LOSS] = {"loss", EXTENT_ONE, TD_STEP_EMBED, TD_STEP_EMBED_GRAD, TD_STEP_EMBED_GRAD},
     [TD_T_WORK] = {"work", EXTENT_WORK, TD_STEP_EMBED, TD_STEP_EMBED_GRAD, TD_STEP_EMBED_GRAD},
 
-    [TD_T_INPUT] = {"input", EXTENT_MODEL, TD_STEP_EMBED, TD_STEP_FINAL, TD_STEP_NORM1_GRAD},
+    [TD_T_INPUT] = {"input", EXTENT_STREAM, TD_STEP_EMBED, TD_STEP_FINAL, TD_STEP_NORM1_GRAD},
     [TD_T_Q] = {"attn.q", EXTENT_MODEL, TD_STEP_ROPE, TD_STEP_ATTEND, TD_STEP_ATTEND_GRAD},
     [TD_T_K] = {"attn.k", EXTENT_MODEL, TD_STEP_ROPE, TD_STEP_ATTEND, TD_STEP_ATTEND_GRAD},
     [TD_T_V] = {"attn.v", EXTENT_MODEL, TD_STEP_ROPE, TD_STEP_ATTEND, TD_STEP_ATTEND_GRAD},
     [TD_T_SAVED] = {"attn", EXTENT_SAVED, TD_STEP_ATTEND, TD_STEP_ATTEND, TD_STEP_ATTEND_GRAD},
     [TD_T_O] = {"attn.o", EXTENT_MODEL, TD_STEP_ATTEND, TD_STEP_ATTEND, TD_STEP_ATTEND_GRAD},
-    [TD_T_MIDDLE] = {"middle", EXTENT_MODEL, TD_STEP_OUTPUT, TD_STEP_DOWN, TD_STEP_NORM2_GRAD},
+    [TD_T_MIDDLE] = {"middle", EXTENT_STREAM, TD_STEP_NORM2, TD_STEP_ADD, TD_STEP_NORM2_GRAD},
     [TD_T_GATE_UP] = {"ffn.gate_up", EXTENT_GATE_UP, TD_STEP_GATE_UP, TD_STEP_SILU, TD_STEP_GATE_UP_GRAD},
 
-    [TD_T_NORM1] = {"ln1.output", EXTENT_MODEL, TD_STEP_NORM1, TD_STEP_QKV, TD_STEP_QKV},
+    [TD_T_NORM] = {"norm.output", EXTENT_MODEL, TD_STEP_NORM1, TD_STEP_HEAD, TD_STEP_HEAD_WEIGHT_GRAD},
+    [TD_T_ATTN_BRANCH] = {"attn.output", EXTENT_MODEL, TD_STEP_OUTPUT, TD_STEP_NORM2, TD_STEP_NORM2},
+    [TD_T_FFN_BRANCH] = {"ffn.output", EXTENT_MODEL, TD_STEP_DOWN, TD_STEP_ADD, TD_STEP_ADD},
     [TD_T_QKV] = {"attn.qkv", EXTENT_QKV, TD_STEP_QKV, TD_STEP_ROPE, TD_STEP_ROPE},
     [TD_T_ATTEND_WORK] = {"attn.work", EXTENT_ATTEND_WORK, TD_STEP_ATTEND, TD_STEP_ATTEND, TD_STEP_ATTEND},
     [TD_T_MERGED] = {"attn.merged", EXTENT_MODEL, TD_STEP_ATTEND, TD_STEP_OUTPUT, TD_STEP_OUTPUT},
     [TD_T_NORM2] = {"ln2.output", EXTENT_MODEL, TD_STEP_NORM2, TD_STEP_GATE_UP, TD_STEP_GATE_UP},
     [TD_T_HIDDEN] = {"ffn.hidden", EXTENT_FFN, TD_STEP_SILU, TD_STEP_DOWN, TD_STEP_DOWN},
-    [TD_T_NORM_FINAL] = {"ln_final.output", EXTENT_MODEL, TD_STEP_FINAL, TD_STEP_HEAD,
-                         TD_STEP_HEAD_WEIGHT_GRAD},
     [TD_T_LOGITS] = {"logits", EXTENT_VOCAB, TD_STEP_HEAD, TD_STEP_EMBED_GRAD, TD_STEP_HEAD_GRAD},
 
     [TD_T_NORM_FINAL_GRAD] = {"ln_final.output.grad", EXTENT_MODEL, TD_STEP_HEAD_GRAD, TD_STEP_NONE,
                               TD_STEP_FINAL_GRAD},
-    [TD_T_RESIDUAL_GRAD] = {"residual.grad", EXTENT_MODEL, TD_STEP_FINAL_GRAD, TD_STEP_NONE,
+    [TD_T_RESIDUAL_GRAD_ROUNDED] = {"residual.grad.rounded", EXTENT_ROUNDED, TD_STEP_FINAL_GRAD, TD_STEP_NONE,
+                                    TD_STEP_EMBED_GRAD},
+    [TD_T_RESIDUAL_GRAD] = {"residual.grad", EXTENT_STREAM, TD_STEP_FINAL_GRAD, TD_STEP_NONE,
                             TD_STEP_EMBED_GRAD},
     [TD_T_HIDDEN_AGAIN] = {"ffn.hidden.again", EXTENT_FFN, TD_STEP_DOWN_WEIGHT_GRAD, TD_STEP_NONE,
                            TD_STEP_DOWN_WEIGHT_GRAD},
@@ -99,7 +103,7 @@ static const struct {
 
 static bool in_layer(td_step step)
 {
-    return (step >= TD_STEP_NORM1 && step <= TD_STEP_DOWN) ||
+    return (step >= TD_STEP_QKV && step <= TD_STEP_ADD) ||
            (step >= TD_STEP_DOWN_WEIGHT_GRAD && step <= TD_STEP_NORM1_GRAD);
 }
 
@@ -137,7 +141,8 @@ td_attention_shape td_plan_attention_shape(const td_plan *plan, int64_t batch, i
                                 .seq = seq,
                                 .head_dim = size->d_model / size->heads,
                                 .dtype = plan->config.dtype,
-                                .causal = true};
+                                .causal = true,
+                                .tf32 = plan->config.tf32};
 }
 
 /** *out = count elements of `size` bytes, rounded up to the alignment. */
@@ -175,10 +180,10 @@ static td_status gemm_work(td_device *dev, const td_gemm_shape *shape, size_t *m
 }
 
 /** The most scratch that an operation other than attention asks for, with `tokens` tokens. */
-static td_status work_bytes(td_device *dev, const td_transformer_config *config, int64_t tokens, size_t *out)
+static td_status work_bytes(td_device *dev, const td_plan *plan, int64_t tokens, size_t *out)
 {
+    const td_transformer_config *config = &plan->config;
     const td_model_size *size = &config->size;
-    const td_dtype dtype = config->dtype;
     const int64_t linears[][2] = {{size->d_model, 3 * size->d_model},
                                   {size->d_model, size->d_model},
                                   {size->d_model, 2 * size->d_ff},
@@ -190,24 +195,22 @@ static td_status work_bytes(td_device *dev, const td_transformer_config *config,
 
     for (size_t i = 0; i < sizeof linears / sizeof *linears; i++) {
         const int64_t d_in = linears[i][0], d_out = linears[i][1];
-        for (int beta = 0; beta <= 1; beta++) {
-            td_gemm_shape y = td_linear_forward_shape(dtype, tokens, d_in, d_out, (float)beta);
-            td_gemm_shape dw = td_linear_weight_grad_shape(dtype, tokens, d_in, d_out, (float)beta);
-            td_gemm_shape dx = td_linear_input_grad_shape(dtype, tokens, d_in, d_out);
-            TD_TRY(gemm_work(dev, &y, &most));
-            if (backward) {
-                TD_TRY(gemm_work(dev, &dw, &most));
-                TD_TRY(gemm_work(dev, &dx, &most));
-            }
+        td_gemm_shape y = td_linear_forward_shape(config, tokens, d_in, d_out);
+        td_gemm_shape dx = td_linear_input_grad_shape(config, tokens, d_in, d_out);
+        TD_TRY(gemm_work(dev, &y, &most));
+        if (backward)
+            TD_TRY(gemm_work(dev, &dx, &most));
+        for (int beta = 0; backward && beta <= 1; beta++) {
+            td_gemm_shape dw = td_linear_weight_grad_shape(config, tokens, d_in, d_out, (float)beta);
+            TD_TRY(gemm_work(dev, &dw, &most));
         }
     }
-    td_cross_entropy_shape loss = {.rows = tokens, .vocab = size->vocab, .dtype = dtype};
+    td_cross_entropy_shape loss = {.rows = tokens, .vocab = size->vocab, .dtype = config->dtype};
     TD_TRY(td_cross_entropy_work_bytes(dev, &loss, &bytes));
     most = bytes > most ? bytes : most;
     if (backward) {
-        td_rmsnorm_shape norm = {.rows = tokens, .cols = size->d_model, .eps = TD_NORM_EPS, .dtype = dtype};
-        td_embedding_shape embedding = {
-            .tokens = tokens, .vocab = size->vocab, .d_model = size->d_model, .dtype = dtype};
+        td_rmsnorm_shape norm = td_norm_shape(plan, tokens);
+        td_embedding_shape embedding = td_embedding_shape_of(plan, tokens);
         TD_TRY(td_rmsnorm_backward_work_bytes(dev, &norm, &bytes));
         most = bytes > most ? bytes : most;
         TD_TRY(td_embedding_backward_work_bytes(dev, &embedding, &bytes));
@@ -236,6 +239,10 @@ static td_status check_config(const td_transformer_config *config)
              "size.heads is %" PRId64 ", which makes the head size %" PRId64 ": it needs to be even",
              size->heads, size->d_model / size->heads);
     TD_CHECK(td_dtype_size(config->dtype) > 0, "dtype is %d, which is no td_dtype", (int)config->dtype);
+    TD_CHECK(!config->mixed || td_dtype_size(config->dtype) == 2,
+             "mixed is set, but dtype is %s, needs f16 or bf16", td_dtype_name(config->dtype));
+    TD_CHECK(!config->tf32 || config->dtype == TD_F32, "tf32 is set, but dtype is %s, needs f32",
+             td_dtype_name(config->dtype));
     TD_CHECK(config->use >= TD_MODEL_INFERENCE && config->use <= TD_MODEL_TRAINING,
              "use is %d, needs TD_MODEL_INFERENCE, TD_MODEL_GRADIENTS or TD_MODEL_TRAINING",
              (int)config->use);
@@ -267,11 +274,10 @@ static td_status measure(td_device *dev, td_plan *plan, size_t bytes[EXTENTS])
     const td_transformer_config *config = &plan->config;
     const td_model_size *size = &config->size;
     const size_t element = td_dtype_size(config->dtype);
-    const int64_t widths[] = {[EXTENT_MODEL] = size->d_model,
-                              [EXTENT_QKV] = 3 * size->d_model,
-                              [EXTENT_FFN] = size->d_ff,
-                              [EXTENT_GATE_UP] = 2 * size->d_ff,
-                              [EXTENT_VOCAB] = size->vocab};
+    const int64_t widths[] = {
+        [EXTENT_STREAM] = size->d_model,  [EXTENT_ROUNDED] = size->d_model, [EXTENT_MODEL] = size->d_model,
+        [EXTENT_QKV] = 3 * size->d_model, [EXTENT_FFN] = size->d_ff,        [EXTENT_GATE_UP] = 2 * size->d_ff,
+        [EXTENT_VOCAB] = size->vocab};
     td_attention_sizes attention;
     td_attention_shape shape;
     td_status status = TD_OK;
@@ -279,10 +285,13 @@ static td_status measure(td_device *dev, td_plan *plan, size_t bytes[EXTENTS])
     size_t work;
 
     TD_TRY(td_product("tokens (batch * context)", 2, (int64_t[]){config->batch, config->context}, &tokens));
-    for (int i = EXTENT_MODEL; i <= EXTENT_VOCAB; i++) {
+    for (int i = EXTENT_STREAM; i <= EXTENT_VOCAB; i++) {
+        const size_t size_of_one = i == EXTENT_STREAM ? td_dtype_size(plan->wide) : element;
         TD_TRY(td_product("activations (tokens * width)", 2, (int64_t[]){tokens, widths[i]}, &count));
-        TD_TRY(aligned_bytes("activations (tokens * width)", count, element, &bytes[i]));
+        TD_TRY(aligned_bytes("activations (tokens * width)", count, size_of_one, &bytes[i]));
     }
+    if (!config->mixed)
+        bytes[EXTENT_ROUNDED] = 0;
     TD_TRY(aligned_bytes("tokens", tokens, sizeof(int64_t), &bytes[EXTENT_TOKENS]));
     TD_TRY(aligned_bytes("tokens", tokens, sizeof(float), &bytes[EXTENT_ROWS]));
     TD_TRY(aligned_bytes("loss", 1, sizeof(float), &bytes[EXTENT_ONE]));
@@ -293,7 +302,7 @@ static td_status measure(td_device *dev, td_plan *plan, size_t bytes[EXTENTS])
 
     shape = td_plan_attention_shape(plan, config->batch, config->context);
     TD_TRY(plan->attend->impl->sizes(dev, &shape, &attention));
-    TD_TRY(work_bytes(dev, config, tokens, &work));
+    TD_TRY(work_bytes(dev, plan, tokens, &work));
     TD_CHECK(attention.saved <= INT64_MAX && attention.forward_work <= INT64_MAX &&
                  attention.backward_work <= INT64_MAX && work <= INT64_MAX,
              "scratch: its bytes are beyond 2^63 - 1");
@@ -328,6 +337,30 @@ cleanup:
     return status;
 }
 
+/** Transient gradients, over the kept activations. The backward pass of a layer finds the layers behind it done with: when
+ * it writes its gradients, the activations of it and the layers before it matter, those behind do not. So the block of
+ * gradients, whose layers stand in the same order, begins as low as that allows. */
+static void place_gradients(td_plan *plan)
+{
+    const size_t element = td_dtype_size(plan->config.dtype), input = plan->bytes[TD_T_INPUT];
+    const int64_t layers = plan->config.size.layers;
+    size_t begin = 0;
+
+    for (int64_t layer = 0; layer <= layers; layer++) {
+        /* Behind the last layer stand ln_final and lm_head: they are written first, when everything matters. */
+        const int64_t first =
+            layer < layers ? plan->layout.layers + layer * plan->layout.layer_stride : plan->layout.ln_final;
+        const size_t ahead = (size_t)first * element;
+        const size_t needed = layer < layers ? (size_t)(layer + 1) * plan->layer_stride
+                                             : (size_t)layers * plan->layer_stride + input;
+        if (needed > ahead && needed - ahead > begin)
+            begin = needed - ahead;
+    }
+    plan->gradient_offset = (begin + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    const size_t end = plan->gradient_offset + plan->gradient_bytes;
+    plan->total.gradients = end > plan->total.activations ? end - plan->total.activations : 0;
+}
+
 /** The steps that a tensor is needed in, as bits. */
 static uint64_t steps_of(const td_plan *plan, td_tensor tensor)
 {
@@ -350,7 +383,8 @@ static uint64_t steps_of(const td_plan *plan, td_tensor tensor)
  * are the same. */
 static td_status place_scratch(td_plan *plan)
 {
-    const size_t begin = plan->total.activations;
+    const size_t begin =
+        plan->total.activations + (plan->config.transient_gradients ? plan->total.gradients : 0);
     bool placed[TD_TENSORS] = {false};
     td_status status = TD_OK;
     size_t end = begin;
@@ -401,11 +435,16 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     if (config->rope_theta == 0)
         plan.config.rope_theta = 10000;
 
+    plan.wide = config->mixed ? TD_F32 : config->dtype;
     TD_TRY(td_layout_make(&config->size, config->dtype, &plan.layout));
-    TD_TRY(td_product("parameters", 2,
-                      (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(config->dtype)}, &block));
+    TD_TRY(td_product("parameters", 2, (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(plan.wide)},
+                      &block));
     plan.total.parameters = (size_t)block;
-    plan.total.gradients = has_backward(&plan) ? (size_t)block : 0;
+    TD_TRY(td_product("gradients", 2,
+                      (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(config->dtype)}, &block));
+    plan.total.copies = config->mixed ? (size_t)block : 0;
+    plan.gradient_bytes = has_backward(&plan) ? (size_t)block : 0;
+    plan.total.gradients = plan.gradient_bytes;
     if (config->use == TD_MODEL_TRAINING) {
         TD_TRY(td_product("moments", 2, (int64_t[]){plan.layout.elements, 2 * sizeof(float)}, &block));
         plan.total.optimizer_state = (size_t)block;
@@ -419,6 +458,8 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     }
     if (has_backward(&plan))
         TD_TRY(place_kept(&plan));
+    if (has_backward(&plan) && config->transient_gradients)
+        place_gradients(&plan);
     TD_TRY(place_scratch(&plan));
     *out = plan;
 cleanup:
@@ -433,7 +474,7 @@ td_status td_plan_check(td_device *dev, const td_plan *plan, int64_t batch, int6
     size_t work;
 
     TD_TRY(plan->attend->impl->sizes(dev, &shape, &sizes));
-    TD_TRY(work_bytes(dev, &plan->config, batch * seq, &work));
+    TD_TRY(work_bytes(dev, plan, batch * seq, &work));
     if (work > plan->bytes[TD_T_WORK] || sizes.saved > plan->bytes[TD_T_SAVED] ||
         sizes.forward_work > plan->bytes[TD_T_ATTEND_WORK] ||
         (has_backward(plan) && sizes.backward_work > plan->bytes[TD_T_ATTEND_GRAD_WORK]))

@@ -51,8 +51,12 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
 
     TD_TRY(device_block(dev, model->plan.total.parameters, &block));
     model->params = block;
-    if (planned->use != TD_MODEL_INFERENCE) {
-        TD_TRY(device_block(dev, model->plan.total.gradients, &block));
+    if (planned->mixed) {
+        TD_TRY(device_block(dev, model->plan.total.copies, &block));
+        model->copies = block;
+    }
+    if (planned->use != TD_MODEL_INFERENCE && !planned->transient_gradients) {
+        TD_TRY(device_block(dev, model->plan.gradient_bytes, &block));
         model->grads = block;
     }
     if (planned->use == TD_MODEL_TRAINING) {
@@ -62,6 +66,10 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
     }
     TD_TRY(td_device_alloc(dev, model->plan.arena_bytes, &block));
     model->arena = block;
+    if (planned->use != TD_MODEL_INFERENCE && planned->transient_gradients) {
+        model->grads = model->arena + model->plan.gradient_offset;
+        model->grads_lost = true;
+    }
     td_parameters_fill(model);
     TD_TRY(td_rope_table(dev, planned->context, planned->size.d_model / planned->size.heads,
                          planned->rope_theta, td_tensor_at(model, TD_T_COS, 0),
@@ -80,7 +88,9 @@ void td_transformer_destroy(td_transformer *model)
         return;
     /* Each is NULL or a live block of dev, which free accepts. */
     (void)td_device_free(model->dev, model->params);
-    (void)td_device_free(model->dev, model->grads);
+    (void)td_device_free(model->dev, model->copies);
+    if (!model->plan.config.transient_gradients)
+        (void)td_device_free(model->dev, model->grads);
     (void)td_device_free(model->dev, model->exp_avg);
     (void)td_device_free(model->dev, model->arena);
     free(model->parameters);
@@ -102,9 +112,26 @@ cleanup:
     return status;
 }
 
-void *td_weight_at(const td_transformer *model, int64_t layer, td_weight weight)
+const void *td_product_weight(const td_transformer *model, int64_t parameter)
 {
-    return model->parameters[td_p_layer(layer, weight)].data;
+    const char *data = model->parameters[parameter].data;
+
+    if (!model->copies)
+        return data;
+    return model->copies + (size_t)(data - model->params) / td_dtype_size(model->plan.wide) *
+                               td_dtype_size(model->plan.config.dtype);
+}
+
+td_status td_transformer_refresh(td_transformer *model)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(model, "model is NULL");
+    if (model->copies)
+        TD_TRY(td_round(model->dev, model->plan.layout.elements, model->plan.wide, model->params,
+                        model->plan.config.dtype, model->copies));
+cleanup:
+    return status;
 }
 
 void *td_tensor_at(const td_transformer *model, td_tensor tensor, int64_t layer)
@@ -178,37 +205,41 @@ td_status td_pop_after(td_device *dev, td_status status)
 
 /* ---- operations on the tokens of a step ---- */
 
-td_gemm_shape td_linear_forward_shape(td_dtype dtype, int64_t tokens, int64_t d_in, int64_t d_out, float beta)
+static td_gemm_shape product(const td_transformer_config *config, int64_t m, int64_t n, int64_t k)
 {
     return (td_gemm_shape){.batch = 1,
-                           .m = tokens,
-                           .n = d_out,
-                           .k = d_in,
-                           .trans_b = true,
+                           .m = m,
+                           .n = n,
+                           .k = k,
                            .alpha = 1,
-                           .beta = beta,
-                           .dtype = dtype,
-                           .out_dtype = dtype};
+                           .dtype = config->dtype,
+                           .out_dtype = config->dtype,
+                           .tf32 = config->tf32};
 }
 
-td_gemm_shape td_linear_weight_grad_shape(td_dtype dtype, int64_t tokens, int64_t d_in, int64_t d_out,
-                                          float beta)
+td_gemm_shape td_linear_forward_shape(const td_transformer_config *config, int64_t tokens, int64_t d_in,
+                                      int64_t d_out)
 {
-    return (td_gemm_shape){.batch = 1,
-                           .m = d_out,
-                           .n = d_in,
-                           .k = tokens,
-                           .trans_a = true,
-                           .alpha = 1,
-                           .beta = beta,
-                           .dtype = dtype,
-                           .out_dtype = dtype};
+    td_gemm_shape shape = product(config, tokens, d_out, d_in);
+
+    shape.trans_b = true;
+    return shape;
 }
 
-td_gemm_shape td_linear_input_grad_shape(td_dtype dtype, int64_t tokens, int64_t d_in, int64_t d_out)
+td_gemm_shape td_linear_weight_grad_shape(const td_transformer_config *config, int64_t tokens, int64_t d_in,
+                                          int64_t d_out, float beta)
 {
-    return (td_gemm_shape){
-        .batch = 1, .m = tokens, .n = d_in, .k = d_out, .alpha = 1, .dtype = dtype, .out_dtype = dtype};
+    td_gemm_shape shape = product(config, d_out, d_in, tokens);
+
+    shape.trans_a = true;
+    shape.beta = beta;
+    return shape;
+}
+
+td_gemm_shape td_linear_input_grad_shape(const td_transformer_config *config, int64_t tokens, int64_t d_in,
+                                         int64_t d_out)
+{
+    return product(config, tokens, d_in, d_out);
 }
 
 static int64_t tokens_of(const td_transformer *model)
@@ -217,10 +248,9 @@ static int64_t tokens_of(const td_transformer *model)
 }
 
 td_status td_linear_forward(td_transformer *model, int64_t d_in, int64_t d_out, const void *x, const void *w,
-                            float beta, void *y)
+                            void *y)
 {
-    const td_gemm_shape shape =
-        td_linear_forward_shape(model->plan.config.dtype, tokens_of(model), d_in, d_out, beta);
+    const td_gemm_shape shape = td_linear_forward_shape(&model->plan.config, tokens_of(model), d_in, d_out);
 
     return td_gemm(model->dev, &shape, x, w, y, td_tensor_at(model, TD_T_WORK, 0));
 }
@@ -228,8 +258,8 @@ td_status td_linear_forward(td_transformer *model, int64_t d_in, int64_t d_out, 
 td_status td_linear_weight_grad(td_transformer *model, int64_t d_in, int64_t d_out, const void *dy,
                                 const void *x, bool accumulate, void *dw)
 {
-    const td_gemm_shape shape = td_linear_weight_grad_shape(model->plan.config.dtype, tokens_of(model), d_in,
-                                                            d_out, accumulate ? 1 : 0);
+    const td_gemm_shape shape =
+        td_linear_weight_grad_shape(&model->plan.config, tokens_of(model), d_in, d_out, accumulate ? 1 : 0);
 
     return td_gemm(model->dev, &shape, dy, x, dw, td_tensor_at(model, TD_T_WORK, 0));
 }
@@ -238,25 +268,48 @@ td_status td_linear_input_grad(td_transformer *model, int64_t d_in, int64_t d_ou
                                const void *w, void *dx)
 {
     const td_gemm_shape shape =
-        td_linear_input_grad_shape(model->plan.config.dtype, tokens_of(model), d_in, d_out);
+        td_linear_input_grad_shape(&model->plan.config, tokens_of(model), d_in, d_out);
 
     return td_gemm(model->dev, &shape, dy, w, dx, td_tensor_at(model, TD_T_WORK, 0));
 }
 
-td_rmsnorm_shape td_norm_shape(const td_transformer *model)
+td_rmsnorm_shape td_norm_shape(const td_plan *plan, int64_t tokens)
 {
-    return (td_rmsnorm_shape){.rows = tokens_of(model),
-                              .cols = model->plan.config.size.d_model,
+    return (td_rmsnorm_shape){.rows = tokens,
+                              .cols = plan->config.size.d_model,
                               .eps = TD_NORM_EPS,
-                              .dtype = model->plan.config.dtype};
+                              .dtype = plan->config.dtype,
+                              .x_dtype = plan->wide};
 }
 
-td_status td_norm(td_transformer *model, const void *x, const void *weight, void *y)
+td_embedding_shape td_embedding_shape_of(const td_plan *plan, int64_t tokens)
 {
-    const td_rmsnorm_shape shape = td_norm_shape(model);
-    float *rstd = model->grads ? td_tensor_at(model, TD_T_RSTD, 0) : NULL;
+    return (td_embedding_shape){.tokens = tokens,
+                                .vocab = plan->config.size.vocab,
+                                .d_model = plan->config.size.d_model,
+                                .dtype = plan->wide,
+                                .dweight_dtype = plan->config.dtype};
+}
 
-    return td_rmsnorm_forward(model->dev, &shape, x, weight, y, rstd);
+static float *rstd_of(const td_transformer *model)
+{
+    return model->grads ? td_tensor_at(model, TD_T_RSTD, 0) : NULL;
+}
+
+td_status td_norm(td_transformer *model, const void *x, int64_t parameter, void *y)
+{
+    const td_rmsnorm_shape shape = td_norm_shape(&model->plan, tokens_of(model));
+
+    return td_rmsnorm_forward(model->dev, &shape, x, model->parameters[parameter].data, y, rstd_of(model));
+}
+
+td_status td_add_norm(td_transformer *model, const void *a, const void *b, int64_t parameter, void *sum,
+                      void *y)
+{
+    const td_rmsnorm_shape shape = td_norm_shape(&model->plan, tokens_of(model));
+
+    return td_residual_rmsnorm_forward(model->dev, &shape, a, b, model->parameters[parameter].data, sum, y,
+                                       rstd_of(model));
 }
 
 td_heads_shape td_heads_shape_of(const td_transformer *model, int64_t pitch)
@@ -273,10 +326,39 @@ td_heads_shape td_heads_shape_of(const td_transformer *model, int64_t pitch)
 
 /* ---- optimizers ---- */
 
-td_status td_transformer_adamw(td_transformer *model, const td_adamw *adamw)
+static td_status check_gradients(const td_transformer *model)
+{
+    if (!model->grads)
+        return td_fail(TD_BAD_STATE, "the model has no gradients: it was created for TD_MODEL_INFERENCE");
+    if (model->grads_lost)
+        return td_fail(TD_BAD_STATE,
+                       "the model has no gradients: they are transient, and no backward came since "
+                       "the last forward");
+    return TD_OK;
+}
+
+static td_status adamw_update(td_transformer *model, const td_adamw *adamw, bool on_device)
+{
+    const td_adamw_tensors tensors = {.count = model->plan.layout.elements,
+                                      .dtype = model->plan.wide,
+                                      .grad_dtype = model->plan.config.dtype,
+                                      .p = model->params,
+                                      .g = model->grads,
+                                      .m = model->exp_avg,
+                                      .v = model->exp_avg_sq,
+                                      .copy = model->copies};
+    td_status status = TD_OK;
+
+    TD_TRY(td_device_push_label(model->dev, "optimizer"));
+    TD_TRY(td_pop_after(model->dev, td_adamw_update(model->dev, adamw, on_device, &tensors)));
+    model->progress = TD_AT_START;
+cleanup:
+    return status;
+}
+
+static td_status check_moments(const td_transformer *model, const td_adamw *adamw)
 {
     td_status status = TD_OK;
-    td_adamw step;
 
     TD_CHECK(model, "model is NULL");
     TD_CHECK(adamw, "adamw is NULL");
@@ -284,15 +366,33 @@ td_status td_transformer_adamw(td_transformer *model, const td_adamw *adamw)
         status = td_fail(TD_BAD_STATE, "the model has no moments: it was not created for TD_MODEL_TRAINING");
         goto cleanup;
     }
+    TD_TRY(check_gradients(model));
+cleanup:
+    return status;
+}
+
+td_status td_transformer_adamw(td_transformer *model, const td_adamw *adamw)
+{
+    td_status status = TD_OK;
+    td_adamw step;
+
+    TD_TRY(check_moments(model, adamw));
     step = *adamw;
     if (step.step == 0)
         step.step = model->adamw_steps + 1;
-    TD_TRY(td_device_push_label(model->dev, "optimizer"));
-    status = td_adamw_step(model->dev, &step, model->plan.layout.elements, model->plan.config.dtype,
-                           model->params, model->grads, model->exp_avg, model->exp_avg_sq);
-    TD_TRY(td_pop_after(model->dev, status));
+    TD_TRY(adamw_update(model, &step, false));
     model->adamw_steps = step.step;
-    model->progress = TD_AT_START;
+cleanup:
+    return status;
+}
+
+td_status td_transformer_adamw_on_device(td_transformer *model, td_adamw *adamw)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_moments(model, adamw));
+    TD_TRY(td_adamw_advance(model->dev, adamw));
+    TD_TRY(adamw_update(model, adamw, true));
 cleanup:
     return status;
 }
@@ -302,8 +402,9 @@ td_status td_transformer_sgd(td_transformer *model, float lr)
     td_status status = TD_OK;
 
     TD_CHECK(model, "model is NULL");
-    if (!model->grads) {
-        status = td_fail(TD_BAD_STATE, "the model has no gradients: it was created for TD_MODEL_INFERENCE");
+    TD_TRY(check_gradients(model));
+    if (model->copies) {
+        status = td_fail(TD_UNSUPPORTED, "SGD on a model of mixed precision");
         goto cleanup;
     }
     TD_TRY(td_device_push_label(model->dev, "optimizer"));

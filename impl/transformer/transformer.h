@@ -40,6 +40,15 @@ typedef struct td_transformer_config {
     const char *attention;  /* "naive" or "flash" */
     td_model_use use;
     double rope_theta; /* 0: 10,000 */
+
+    /* Mixed precision, beside a 16-bit dtype: parameters, the residual stream and every reduction are f32; products read
+     * a copy of the parameters in dtype, which AdamW writes along; gradients are dtype. (PyTorch's autocast.) */
+    bool mixed;
+    bool tf32; /* beside TD_F32: products round their inputs to TF32. CUDA only */
+
+    /* Gradients share memory with the activations that backward has done with: they are lost with the next forward, and
+     * backward cannot accumulate. */
+    bool transient_gradients;
 } td_transformer_config;
 
 typedef struct td_transformer td_transformer;
@@ -64,10 +73,12 @@ typedef struct td_parameter {
     const char *name;   /* "layers.0.attn.q_proj.weight"; owned by the model */
     int64_t rows, cols; /* cols is 0 for a vector */
     int64_t numel;
-    void *data;        /* on the device, config.dtype, row-major */
-    void *grad;        /* likewise; NULL for inference */
-    float *exp_avg;    /* the first moment; NULL unless training */
-    float *exp_avg_sq; /* the second */
+    td_dtype dtype;      /* of data: config.dtype, or f32 in mixed precision */
+    td_dtype grad_dtype; /* of grad: config.dtype */
+    void *data;          /* on the device, row-major; after writing there, call td_transformer_refresh */
+    void *grad;          /* likewise; NULL for inference */
+    float *exp_avg;      /* the first moment; NULL unless training */
+    float *exp_avg_sq;   /* the second */
 } td_parameter;
 
 TD_API int64_t
@@ -80,6 +91,10 @@ TD_API td_status td_transformer_parameter(const td_transformer *model, int64_t i
 /** The parameter of that name. TD_BAD_ARGUMENT: a NULL, an unknown name. */
 TD_API td_status td_transformer_parameter_find(const td_transformer *model, const char *name,
                                                td_parameter *out);
+
+/** Rounds the parameters to the copies that the products read in mixed precision; init and AdamW do so themselves.
+ * Without mixed precision there is nothing to do. */
+TD_API td_status td_transformer_refresh(td_transformer *model);
 
 /* ---- the step ---- */
 
@@ -103,6 +118,9 @@ TD_API td_status td_transformer_forward(td_transformer *model, const int64_t *id
  * forward came before, or backward, init or an update came since. */
 TD_API td_status td_transformer_loss(td_transformer *model, const int64_t *targets, float *loss);
 
+/** The loss that was computed last, also by the replay of a graph; waits for the device. TD_BAD_ARGUMENT: a NULL. */
+TD_API td_status td_transformer_last_loss(td_transformer *model, float *loss);
+
 /** Called once for each parameter tensor, when its gradient is final, in the order in which they become final:
  * lm_head, ln_final, then the layers from last to first, the embedding last. Queued work may still be running on a
  * device with a stream. A status other than TD_OK ends the backward pass and is returned from it. */
@@ -111,7 +129,8 @@ typedef td_status (*td_gradient_ready)(void *user, int64_t parameter);
 /** Gradients of the last loss for every parameter.
  *
  * accumulate: added to the gradients that are there (micro-batches); else they are overwritten. `ready` may be
- * NULL. TD_BAD_STATE: no loss since the last forward, or a model for inference. */
+ * NULL. TD_BAD_STATE: no loss since the last forward, or a model for inference.
+ * TD_BAD_ARGUMENT: accumulate with transient gradients. */
 TD_API td_status td_transformer_backward(td_transformer *model, bool accumulate, td_gradient_ready ready,
                                          void *user);
 
@@ -119,14 +138,21 @@ TD_API td_status td_transformer_backward(td_transformer *model, bool accumulate,
  * taken, and counting goes on from it. TD_BAD_STATE: a model without moments. */
 TD_API td_status td_transformer_adamw(td_transformer *model, const td_adamw *adamw);
 
-/** One SGD step, p -= lr g, on every parameter. TD_BAD_STATE: a model without gradients. */
+/** The same with hyperparameters in dev's memory, for a step that is captured in a graph: each replay first adds 1 to
+ * adamw->step, then reads them. */
+TD_API td_status td_transformer_adamw_on_device(td_transformer *model, td_adamw *adamw);
+
+/** One SGD step, p -= lr g, on every parameter. TD_BAD_STATE: a model without gradients. TD_UNSUPPORTED: one of mixed
+ * precision. */
 TD_API td_status td_transformer_sgd(td_transformer *model, float lr);
 
 /* ---- memory ---- */
 
 /** What a model of that configuration allocates, without allocating it. */
 typedef struct td_transformer_bytes {
-    size_t parameters, gradients, optimizer_state;
+    size_t parameters, optimizer_state;
+    size_t copies;      /* of the parameters, in mixed precision */
+    size_t gradients;   /* transient ones: what they take beyond the activations */
     size_t activations; /* kept from forward for backward */
     size_t scratch;     /* reused within the step: work of the operations, gradients of activations, tables */
 } td_transformer_bytes;

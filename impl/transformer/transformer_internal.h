@@ -47,15 +47,16 @@ int64_t td_p_lm_head(const td_model_size *size);
 typedef enum td_step {
     TD_STEP_NONE = 0,
     TD_STEP_EMBED,
-    TD_STEP_NORM1, /* forward of a layer, from here */
-    TD_STEP_QKV,
+    TD_STEP_NORM1, /* of the first layer */
+    TD_STEP_QKV,   /* forward of a layer, from here */
     TD_STEP_ROPE,
     TD_STEP_ATTEND,
     TD_STEP_OUTPUT,
     TD_STEP_NORM2,
     TD_STEP_GATE_UP,
     TD_STEP_SILU,
-    TD_STEP_DOWN, /* to here */
+    TD_STEP_DOWN,
+    TD_STEP_ADD, /* to here: the next layer's input and its norm */
     TD_STEP_FINAL,
     TD_STEP_HEAD,
     TD_STEP_HEAD_WEIGHT_GRAD,
@@ -94,18 +95,20 @@ typedef enum td_tensor {
     TD_T_V,
     TD_T_SAVED,
     TD_T_O,
-    TD_T_MIDDLE,  /* the residual stream between attention and feed-forward */
-    TD_T_GATE_UP, /* [tokens, 2 d_ff]; backward writes its gradient over it */
-    TD_T_NORM1,
+    TD_T_MIDDLE,      /* the residual stream between attention and feed-forward */
+    TD_T_GATE_UP,     /* [tokens, 2 d_ff]; backward writes its gradient over it */
+    TD_T_NORM,        /* of a layer's input; behind the last layer, what the head multiplies */
+    TD_T_ATTN_BRANCH, /* what attention adds to the residual stream */
+    TD_T_FFN_BRANCH,  /* and feed-forward */
     TD_T_QKV,
     TD_T_ATTEND_WORK,
     TD_T_MERGED,
     TD_T_NORM2,
     TD_T_HIDDEN,
-    TD_T_NORM_FINAL,
     TD_T_LOGITS, /* backward writes their gradient over them */
     TD_T_NORM_FINAL_GRAD,
     TD_T_RESIDUAL_GRAD,
+    TD_T_RESIDUAL_GRAD_ROUNDED, /* in dtype, for the products of mixed precision */
     TD_T_HIDDEN_AGAIN,
     TD_T_HIDDEN_GRAD,
     TD_T_NORM2_AGAIN,
@@ -132,11 +135,13 @@ typedef struct td_attend {
 typedef struct td_plan {
     td_transformer_config config; /* with defaults filled in; `attention` is the implementation's own name */
     const td_attend *attend;
+    td_dtype wide; /* of parameters and the residual stream: dtype, or f32 in mixed precision */
     td_layout layout;
     size_t bytes[TD_TENSORS];  /* 0: the model has no such tensor */
     size_t offset[TD_TENSORS]; /* from the arena's begin; of layer 0, for a kept tensor */
     bool kept[TD_TENSORS];     /* from forward to backward: one instance a layer, layer_stride apart */
     size_t layer_stride, arena_bytes;
+    size_t gradient_bytes, gradient_offset; /* the offset is in the arena, for transient gradients */
     td_transformer_bytes total;
 } td_plan;
 
@@ -166,11 +171,13 @@ struct td_transformer {
     td_device *dev;
     td_plan plan;
     char *params, *grads, *arena; /* grads: NULL for inference */
+    char *copies;                 /* NULL unless mixed */
     float *exp_avg, *exp_avg_sq;  /* one block; NULL unless training */
     td_parameter *parameters;     /* in state-dict order */
     char (*names)[TD_PARAMETER_NAME_BYTES];
     int64_t adamw_steps;
     td_progress progress;
+    bool grads_lost;    /* transient gradients: a forward came since backward, or no backward yet */
     int64_t batch, seq; /* of the last forward */
     td_step step;       /* being run, for the memory history */
     int64_t layer;
@@ -179,8 +186,8 @@ struct td_transformer {
 /** Fills model->parameters and model->names from the layout. */
 void td_parameters_fill(td_transformer *model);
 
-/** The weight of a layer on the device; q_proj begins the neighbours q, k, v, and w1 begins w1, w3. */
-void *td_weight_at(const td_transformer *model, int64_t layer, td_weight weight);
+/** A weight as the products read it; q_proj begins the neighbours q, k, v, and w1 begins w1, w3. */
+const void *td_product_weight(const td_transformer *model, int64_t parameter);
 
 void *td_tensor_at(const td_transformer *model, td_tensor tensor, int64_t layer);
 /** The memory history's view: from here on `step` of `layer` runs, and what only the step before it needed is
@@ -198,16 +205,17 @@ td_status td_push_layer(td_device *dev, int64_t layer);
 td_status td_pop_after(td_device *dev, td_status status);
 
 /* The three products of a linear layer, x [tokens, d_in], W [d_out, d_in], y [tokens, d_out]:
- *   y = beta y + x W^T,   dw = beta dw + dy^T x,   dx = dy W. */
-td_gemm_shape td_linear_forward_shape(td_dtype dtype, int64_t tokens, int64_t d_in, int64_t d_out,
-                                      float beta);
-td_gemm_shape td_linear_weight_grad_shape(td_dtype dtype, int64_t tokens, int64_t d_in, int64_t d_out,
-                                          float beta);
-td_gemm_shape td_linear_input_grad_shape(td_dtype dtype, int64_t tokens, int64_t d_in, int64_t d_out);
+ *   y = x W^T,   dw = beta dw + dy^T x,   dx = dy W. */
+td_gemm_shape td_linear_forward_shape(const td_transformer_config *config, int64_t tokens, int64_t d_in,
+                                      int64_t d_out);
+td_gemm_shape td_linear_weight_grad_shape(const td_transformer_config *config, int64_t tokens, int64_t d_in,
+                                          int64_t d_out, float beta);
+td_gemm_shape td_linear_input_grad_shape(const td_transformer_config *config, int64_t tokens, int64_t d_in,
+                                         int64_t d_out);
 
 /* And on the tokens of the model's step. */
 td_status td_linear_forward(td_transformer *model, int64_t d_in, int64_t d_out, const void *x, const void *w,
-                            float beta, void *y);
+                            void *y);
 td_status td_linear_weight_grad(td_transformer *model, int64_t d_in, int64_t d_out, const void *dy,
                                 const void *x, bool accumulate, void *dw);
 td_status td_linear_input_grad(td_transformer *model, int64_t d_in, int64_t d_out, const void *dy,
@@ -215,9 +223,14 @@ td_status td_linear_input_grad(td_transformer *model, int64_t d_in, int64_t d_ou
 
 #define TD_NORM_EPS 1e-5f
 
-/** RMSNorm over the tokens of the model's step; its rstd goes to TD_T_RSTD. */
-td_status td_norm(td_transformer *model, const void *x, const void *weight, void *y);
-td_rmsnorm_shape td_norm_shape(const td_transformer *model);
+/** RMSNorm over the tokens of the model's step; its rstd goes to TD_T_RSTD. `parameter` is the norm's weight. */
+td_status td_norm(td_transformer *model, const void *x, int64_t parameter, void *y);
+
+/** The same for x = a + b, which goes to `sum`. */
+td_status td_add_norm(td_transformer *model, const void *a, const void *b, int64_t parameter, void *sum,
+                      void *y);
+td_rmsnorm_shape td_norm_shape(const td_plan *plan, int64_t tokens);
+td_embedding_shape td_embedding_shape_of(const td_plan *plan, int64_t tokens);
 
 /** Heads whose packed side has rows of `pitch` elements: d_model, or 3 d_model inside q, k, v together. */
 td_heads_shape td_heads_shape_of(const td_transformer *model, int64_t pitch);

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Installs a build into an empty prefix and uses it as a stranger would: through find_package and through pkg-config,
 # shared and static, from C and from C++, also after the tree has been moved.
-#   run.sh CMAKE BUILD_DIR SOURCE_DIR
+#   run.sh CMAKE BUILD_DIR SOURCE_DIR [LIBRARY_DIR...]
+# The last are folders of libraries that the static library needs and that stand where nobody would look for them.
 set -euo pipefail
 
 cmake=$1 build=$2 here=$3/tests/install
+library_path=$(IFS=: && echo "${*:4}")
 work=$(mktemp -d "$build/install-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
@@ -19,7 +21,8 @@ if grep -rIl "$work/first\|$3" "$work/prefix"; then
     die "installed text names a folder of this build"
 fi
 
-"$cmake" -S "$here" -B "$work/consumer" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log" 2>&1 ||
+"$cmake" -S "$here" -B "$work/consumer" -DCMAKE_PREFIX_PATH="$work/prefix" \
+    -DCMAKE_LIBRARY_PATH="${library_path//:/;}" >"$work/log" 2>&1 ||
     die "find_package fails: $(cat "$work/log")"
 "$cmake" --build "$work/consumer" >"$work/log" 2>&1 || die "a consumer does not build: $(cat "$work/log")"
 for program in shared static cxx; do
@@ -42,6 +45,7 @@ read -ra all_libs <<<"$(pkg-config --static --libs tandem)"
 cc=${CC:-cc}
 "$cc" "$here/consumer.c" "${cflags[@]}" "${libs[@]}" -o "$work/pc-shared"
 LD_LIBRARY_PATH=$libdir "$work/pc-shared" || die "pkg-config: the shared consumer fails"
-"$cc" "$here/consumer.c" "${cflags[@]}" "${all_libs[@]/#-ltandem/-l:libtandem.a}" -o "$work/pc-static"
-"$work/pc-static" || die "pkg-config: the static consumer fails" # no library path: libtandem.so is not needed
+LIBRARY_PATH=$library_path "$cc" "$here/consumer.c" "${cflags[@]}" "${all_libs[@]/#-ltandem/-l:libtandem.a}" \
+    -o "$work/pc-static"
+LD_LIBRARY_PATH=$library_path "$work/pc-static" || die "pkg-config: the static consumer fails" # libtandem.so is not on that path
 echo "installed, moved, found and run: find_package and pkg-config, shared and static, C and C++"

@@ -1,0 +1,347 @@
+#include "device/cuda.h"
+
+#include "base/check.h"
+#include "device/backend.h"
+#include "kernels/probe.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+td_status td_cuda_status(cudaError_t code, const char *what)
+{
+    if (code == cudaSuccess)
+        return TD_OK;
+    /* Errors that are not sticky would otherwise be reported by the next launch. */
+    (void)cudaGetLastError();
+    return td_fail(code == cudaErrorMemoryAllocation ? TD_NO_MEMORY : TD_LIBRARY_ERROR, "%s: %s (%s)", what,
+                   cudaGetErrorString(code), cudaGetErrorName(code));
+}
+
+/* A GPU is current by thread, and a device may be passed from thread to thread. */
+static td_cuda *enter(void *context)
+{
+    td_cuda *cuda = context;
+
+    (void)cudaSetDevice(cuda->index);
+    return cuda;
+}
+
+td_cuda *td_device_cuda(td_device *dev)
+{
+    return enter(td_device_context(dev));
+}
+
+static td_status find_gpus(int *count)
+{
+    const cudaError_t code = cudaGetDeviceCount(count);
+    int driver = 0, runtime = 0;
+
+    if (code == cudaErrorInsufficientDriver) {
+        (void)cudaGetLastError();
+        (void)cudaDriverGetVersion(&driver);
+        (void)cudaRuntimeGetVersion(&runtime);
+        if (driver == 0)
+            return td_fail(TD_UNSUPPORTED, "device 'cuda': this machine has no NVIDIA driver");
+        return td_fail(
+            TD_UNSUPPORTED,
+            "device 'cuda': the driver serves CUDA %d.%d, this build needs %d.%d: update the driver",
+            driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    }
+    if (code == cudaErrorNoDevice || (code == cudaSuccess && *count == 0)) {
+        (void)cudaGetLastError();
+        return td_fail(TD_UNSUPPORTED, "device 'cuda': this machine has no NVIDIA GPU");
+    }
+    return td_cuda_status(code, "looking for GPUs");
+}
+
+static void cuda_close(void *context)
+{
+    if (!context)
+        return;
+
+    td_cuda *cuda = enter(context);
+    if (cuda->ops)
+        cuda->ops_destroy(cuda->ops);
+    if (cuda->own)
+        (void)cudaStreamDestroy(cuda->own);
+    free(cuda);
+}
+
+static td_status cuda_open(int index, void **context)
+{
+    td_status status = TD_OK;
+    td_cuda *cuda = NULL;
+    struct cudaDeviceProp properties;
+    int count = 0;
+
+    TD_TRY(find_gpus(&count));
+    TD_CHECK(index < count, "device 'cuda:%d': this machine has %d GPU%s, cuda:0 to cuda:%d", index, count,
+             count == 1 ? "" : "s", count - 1);
+    cuda = calloc(1, sizeof *cuda);
+    if (!cuda) {
+        status = td_fail(TD_NO_MEMORY, "no memory for device 'cuda:%d'", index);
+        goto cleanup;
+    }
+    cuda->index = index;
+    TD_TRY(td_cuda_status(cudaSetDevice(index), "cudaSetDevice"));
+    TD_TRY(td_cuda_status(cudaGetDeviceProperties(&properties, index), "reading the GPU's properties"));
+    cuda->multiprocessors = properties.multiProcessorCount;
+    snprintf(cuda->model, sizeof cuda->model, "%s", properties.name);
+    if (td_cuda_probe() == cudaErrorNoKernelImageForDevice) {
+        (void)cudaGetLastError();
+        status = td_fail(
+            TD_UNSUPPORTED,
+            "device 'cuda:%d': the kernels were not built for this GPU (TANDEM_CUDA_ARCHITECTURES)", index);
+        goto cleanup;
+    }
+    /* Non-blocking: it neither waits for the default stream nor holds it up. */
+    TD_TRY(td_cuda_status(cudaStreamCreateWithFlags(&cuda->own, cudaStreamNonBlocking), "making a stream"));
+    cuda->stream = cuda->own;
+    *context = cuda;
+    cuda = NULL;
+cleanup:
+    cuda_close(cuda);
+    return status;
+}
+
+static const char *cuda_model(void *context)
+{
+    return ((const td_cuda *)context)->model;
+}
+
+static td_status cuda_alloc(void *context, size_t bytes, void **out)
+{
+    (void)enter(context);
+    const cudaError_t code = cudaMalloc(out, bytes > 0 ? bytes : 1);
+
+    if (code == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        return TD_NO_MEMORY; /* the caller knows more to say about it */
+    }
+    return td_cuda_status(code, "cudaMalloc");
+}
+
+static void cuda_free(void *context, void *block, size_t bytes)
+{
+    (void)enter(context);
+    (void)bytes;
+    (void)cudaFree(block);
+}
+
+static td_status cuda_copy(void *context, void *dst, const void *src, size_t bytes)
+{
+    td_cuda *cuda = enter(context);
+
+    return td_cuda_status(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, cuda->stream),
+                          "copying on the device");
+}
+
+static td_status transfer(void *context, void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind,
+                          bool wait)
+{
+    td_cuda *cuda = enter(context);
+    cudaError_t code = cudaMemcpyAsync(dst, src, bytes, kind, cuda->stream);
+
+    if (code == cudaSuccess && wait)
+        code = cudaStreamSynchronize(cuda->stream);
+    return td_cuda_status(code, kind == cudaMemcpyHostToDevice ? "uploading" : "downloading");
+}
+
+static td_status cuda_upload(void *context, void *dst, const void *src, size_t bytes)
+{
+    return transfer(context, dst, src, bytes, cudaMemcpyHostToDevice, true);
+}
+
+static td_status cuda_download(void *context, void *dst, const void *src, size_t bytes)
+{
+    return transfer(context, dst, src, bytes, cudaMemcpyDeviceToHost, true);
+}
+
+static td_status cuda_upload_async(void *context, void *dst, const void *host, size_t bytes)
+{
+    return transfer(context, dst, host, bytes, cudaMemcpyHostToDevice, false);
+}
+
+static td_status cuda_download_async(void *context, void *host, const void *src, size_t bytes)
+{
+    return transfer(context, host, src, bytes, cudaMemcpyDeviceToHost, false);
+}
+
+static td_status cuda_alloc_host(void *context, size_t bytes, void **out)
+{
+    (void)enter(context);
+    const cudaError_t code = cudaMallocHost(out, bytes > 0 ? bytes : 1);
+
+    if (code == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        return TD_NO_MEMORY;
+    }
+    return td_cuda_status(code, "cudaMallocHost");
+}
+
+static void cuda_free_host(void *context, void *block)
+{
+    (void)enter(context);
+    (void)cudaFreeHost(block);
+}
+
+static td_status cuda_fill(void *context, void *dst, int value, size_t bytes)
+{
+    td_cuda *cuda = enter(context);
+
+    return td_cuda_status(cudaMemsetAsync(dst, value, bytes, cuda->stream), "filling");
+}
+
+static td_status cuda_synchronize(void *context)
+{
+    td_cuda *cuda = enter(context);
+
+    return td_cuda_status(cudaStreamSynchronize(cuda->stream), "waiting for the device");
+}
+
+/* ---- streams and graphs ---- */
+
+static td_status cuda_stream_create(void *context, void **native)
+{
+    cudaStream_t stream = NULL;
+
+    (void)enter(context);
+    const td_status status =
+        td_cuda_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
+    *native = stream;
+    return status;
+}
+
+static void cuda_stream_destroy(void *context, void *native)
+{
+    (void)enter(context);
+    (void)cudaStreamSynchronize(native);
+    (void)cudaStreamDestroy(native);
+}
+
+static void cuda_set_stream(void *context, bool own, void *native)
+{
+    td_cuda *cuda = context;
+
+    cuda->stream = own ? cuda->own : native;
+}
+
+static td_status cuda_graph_begin(void *context)
+{
+    td_cuda *cuda = enter(context);
+
+    /* Thread-local: other threads may allocate or wait meanwhile. */
+    const td_status status = td_cuda_status(
+        cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
+    cuda->captured = status == TD_OK;
+    return status;
+}
+
+static td_status cuda_graph_end(void *context, void **graph)
+{
+    td_cuda *cuda = enter(context);
+    cudaGraph_t captured = NULL;
+    cudaGraphExec_t exec = NULL;
+    td_status status = TD_OK;
+
+    cuda->captured = false;
+    TD_TRY(td_cuda_status(cudaStreamEndCapture(cuda->stream, &captured), "ending a capture"));
+    TD_TRY(td_cuda_status(cudaGraphInstantiate(&exec, captured, 0), "instantiating a graph"));
+    TD_TRY(td_cuda_status(cudaGraphUpload(exec, cuda->stream), "uploading a graph"));
+    *graph = exec;
+    exec = NULL;
+cleanup:
+    if (exec)
+        (void)cudaGraphExecDestroy(exec);
+    if (captured)
+        (void)cudaGraphDestroy(captured);
+    return status;
+}
+
+static td_status cuda_graph_launch(void *context, void *graph)
+{
+    td_cuda *cuda = enter(context);
+
+    return td_cuda_status(cudaGraphLaunch(graph, cuda->stream), "launching a graph");
+}
+
+static void cuda_graph_destroy(void *context, void *graph)
+{
+    (void)enter(context);
+    (void)cudaGraphExecDestroy(graph);
+}
+
+/* ---- events ---- */
+
+static td_status cuda_event_create(void *context, td_event *event)
+{
+    cudaEvent_t handle = NULL;
+
+    (void)enter(context);
+    const td_status status = td_cuda_status(cudaEventCreate(&handle), "making an event");
+    event->handle = handle;
+    return status;
+}
+
+static void cuda_event_destroy(td_event *event)
+{
+    (void)cudaEventDestroy(event->handle);
+}
+
+static td_status cuda_event_record(void *context, td_event *event)
+{
+    td_cuda *cuda = enter(context);
+
+    return td_cuda_status(cudaEventRecord(event->handle, cuda->stream), "recording an event");
+}
+
+static td_status cuda_event_wait(void *context, td_event *event)
+{
+    td_cuda *cuda = enter(context);
+
+    return td_cuda_status(cudaStreamWaitEvent(cuda->stream, event->handle, 0), "waiting for an event");
+}
+
+static td_status cuda_event_elapsed_ms(td_event *start, td_event *stop, double *out)
+{
+    td_status status = TD_OK;
+    float ms = 0;
+
+    TD_TRY(td_cuda_status(cudaEventSynchronize(start->handle), "waiting for an event"));
+    TD_TRY(td_cuda_status(cudaEventSynchronize(stop->handle), "waiting for an event"));
+    TD_TRY(td_cuda_status(cudaEventElapsedTime(&ms, start->handle, stop->handle), "timing two events"));
+    *out = (double)ms;
+cleanup:
+    return status;
+}
+
+const td_backend td_backend_cuda = {
+    .kind = TD_DEVICE_CUDA,
+    .name = "cuda",
+    .open = cuda_open,
+    .close = cuda_close,
+    .model = cuda_model,
+    .alloc = cuda_alloc,
+    .free = cuda_free,
+    .copy = cuda_copy,
+    .upload = cuda_upload,
+    .download = cuda_download,
+    .fill = cuda_fill,
+    .synchronize = cuda_synchronize,
+    .alloc_host = cuda_alloc_host,
+    .free_host = cuda_free_host,
+    .upload_async = cuda_upload_async,
+    .download_async = cuda_download_async,
+    .stream_create = cuda_stream_create,
+    .stream_destroy = cuda_stream_destroy,
+    .set_stream = cuda_set_stream,
+    .graph_begin = cuda_graph_begin,
+    .graph_end = cuda_graph_end,
+    .graph_launch = cuda_graph_launch,
+    .graph_destroy = cuda_graph_destroy,
+    .event_create = cuda_event_create,
+    .event_destroy = cuda_event_destroy,
+    .event_record = cuda_event_record,
+    .event_wait = cuda_event_wait,
+    .event_elapsed_ms = cuda_event_elapsed_ms,
+};

@@ -1,0 +1,28 @@
+/** Internal to impl/: what the CUDA files of other modules need of a CUDA device. */
+#ifndef TD_DEVICE_CUDA_H
+#define TD_DEVICE_CUDA_H
+
+#include "device/device.h"
+
+#include <cuda_runtime_api.h>
+
+typedef struct td_cuda {
+    int index; /* of the device, as CUDA counts */
+    int multiprocessors;
+    char model[256];     /* its name */
+    cudaStream_t stream; /* to queue on */
+    cudaStream_t own;    /* the context's own stream */
+    bool captured;       /* the stream is being captured */
+
+    /* State that ops/ keeps with the device: handles of libraries. It is made when it is first needed. */
+    void *ops;
+    void (*ops_destroy)(void *ops);
+} td_cuda;
+
+/** dev is a device of kind TD_DEVICE_CUDA. Its GPU is made current on the calling thread. */
+td_cuda *td_device_cuda(td_device *dev);
+
+/** TD_OK for cudaSuccess; TD_NO_MEMORY, or TD_LIBRARY_ERROR with CUDA's own text, naming what was tried. */
+td_status td_cuda_status(cudaError_t code, const char *what);
+
+#endif

@@ -1,0 +1,331 @@
+#include "base/check.h"
+#include "device/cuda.h"
+#include "ops/cuda/cuda.h"
+
+#include <cublasLt.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What NVIDIA recommends for Hopper; less loses the split-k algorithms, and the library's own default is none. */
+#define WORK_BYTES ((size_t)32 << 20)
+
+/** Everything that decides how a product is computed; compared as bytes, so it is made from zeroed memory. */
+typedef struct key {
+    td_gemm_shape shape; /* alpha 0, and beta 0 or 1: whether C is read */
+    uint32_t align_a, align_b, align_c;
+} key;
+
+typedef struct product {
+    key key;
+    uint64_t hash;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulAlgo_t algo;
+} product;
+
+/** The functions of cuBLASLt that are called here. The library is looked for when a product first needs it, so that a
+ * machine without a GPU, where it is half a gigabyte of nothing, need not have it. */
+#define EACH_FUNCTION(f)                                                                                     \
+    f(Create) f(Destroy) f(GetStatusString) f(Matmul) f(MatmulAlgoGetHeuristic) f(MatmulDescCreate)          \
+        f(MatmulDescDestroy) f(MatmulDescSetAttribute) f(MatrixLayoutCreate) f(MatrixLayoutDestroy)          \
+            f(MatrixLayoutSetAttribute) f(MatmulPreferenceCreate) f(MatmulPreferenceDestroy)                 \
+                f(MatmulPreferenceSetAttribute)
+#define DECLARE(name) __typeof__(&cublasLt##name) name;
+typedef struct library {
+    EACH_FUNCTION(DECLARE)
+} library;
+
+/** The handle, and the products so far with their algorithms: asking for one takes tens of microseconds. */
+typedef struct products {
+    library lt;
+    cublasLtHandle_t handle;
+    product *slots; /* capacity of them, a power of two; a slot without desc is free */
+    size_t capacity, count;
+} products;
+
+static td_status load_library(library *out)
+{
+    char name[32];
+
+    snprintf(name, sizeof name, "libcublasLt.so.%d", CUBLAS_VER_MAJOR);
+    /* It stays loaded: others in the process may use it, and it keeps threads and memory of its own. */
+    void *loaded = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (!loaded)
+        return td_fail(TD_LIBRARY_ERROR, "no matrix products on CUDA without cuBLASLt: %s", dlerror());
+#define LOAD(function)                                                                                       \
+    *(void **)&out->function = dlsym(loaded, "cublasLt" #function);                                          \
+    if (!out->function)                                                                                      \
+        return td_fail(TD_LIBRARY_ERROR, "%s has no cublasLt" #function, name);
+    EACH_FUNCTION(LOAD)
+    return TD_OK;
+}
+
+static td_status check_lt(const products *all, cublasStatus_t code, const char *what)
+{
+    if (code == CUBLAS_STATUS_SUCCESS)
+        return TD_OK;
+    return td_fail(code == CUBLAS_STATUS_ALLOC_FAILED ? TD_NO_MEMORY : TD_LIBRARY_ERROR,
+                   "%s: cuBLASLt says %s", what, all->lt.GetStatusString(code));
+}
+
+static void product_deinit(const products *all, product *p)
+{
+    if (p->a)
+        (void)all->lt.MatrixLayoutDestroy(p->a);
+    if (p->b)
+        (void)all->lt.MatrixLayoutDestroy(p->b);
+    if (p->c)
+        (void)all->lt.MatrixLayoutDestroy(p->c);
+    if (p->desc)
+        (void)all->lt.MatmulDescDestroy(p->desc);
+}
+
+static void products_destroy(void *state)
+{
+    products *all = state;
+
+    if (!all)
+        return;
+    for (size_t i = 0; i < all->capacity; i++)
+        product_deinit(all, &all->slots[i]);
+    free(all->slots);
+    if (all->handle)
+        (void)all->lt.Destroy(all->handle);
+    free(all);
+}
+
+static td_status products_of(td_cuda *cuda, products **out)
+{
+    td_status status = TD_OK;
+    products *all = NULL;
+
+    if (!cuda->ops) {
+        all = calloc(1, sizeof *all);
+        if (!all) {
+            status = td_fail(TD_NO_MEMORY, "no memory for the matrix products");
+            goto cleanup;
+        }
+        TD_TRY(load_library(&all->lt));
+        TD_TRY(check_lt(all, all->lt.Create(&all->handle), "opening cuBLASLt"));
+        cuda->ops = all;
+        cuda->ops_destroy = products_destroy;
+        all = NULL;
+    }
+    *out = cuda->ops;
+cleanup:
+    products_destroy(all);
+    return status;
+}
+
+static cudaDataType_t type_of(td_dtype dtype)
+{
+    return dtype == TD_F32 ? CUDA_R_32F : dtype == TD_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+}
+
+/* A row-major matrix is the transpose of the column-major one that cuBLAS sees at its address. */
+static td_status make_layout(const products *all, td_dtype dtype, int64_t rows, int64_t cols, int64_t pitch,
+                             int64_t batch, int64_t stride, cublasLtMatrixLayout_t *out)
+{
+    td_status status = TD_OK;
+    const int32_t count = (int32_t)batch;
+
+    TD_TRY(check_lt(all,
+                    all->lt.MatrixLayoutCreate(out, type_of(dtype), (uint64_t)cols, (uint64_t)rows, pitch),
+                    "describing a matrix"));
+    TD_TRY(check_lt(
+        all, all->lt.MatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count),
+        "describing a batch"));
+    TD_TRY(check_lt(all,
+                    all->lt.MatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                                     &stride, sizeof stride),
+                    "describing a batch"));
+cleanup:
+    return status;
+}
+
+static td_status choose_algorithm(const products *all, product *p)
+{
+    td_status status = TD_OK;
+    cublasLtMatmulPreference_t preference = NULL;
+    cublasLtMatmulHeuristicResult_t found;
+    const size_t work = WORK_BYTES;
+    /* Partial sums stay in the type of the accumulator: summed in bf16 they would lose what it keeps. */
+    const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    int count = 0;
+
+    TD_TRY(check_lt(all, all->lt.MatmulPreferenceCreate(&preference), "choosing an algorithm"));
+    const struct {
+        cublasLtMatmulPreferenceAttributes_t attribute;
+        const void *value;
+        size_t size;
+    } wanted[] = {
+        {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &work, sizeof work},
+        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &p->key.align_b, sizeof p->key.align_b},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &p->key.align_a, sizeof p->key.align_a},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &p->key.align_c, sizeof p->key.align_c},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &p->key.align_c, sizeof p->key.align_c},
+    };
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
+        TD_TRY(check_lt(all,
+                        all->lt.MatmulPreferenceSetAttribute(preference, wanted[i].attribute, wanted[i].value,
+                                                             wanted[i].size),
+                        "choosing an algorithm"));
+    const cublasStatus_t code = all->lt.MatmulAlgoGetHeuristic(all->handle, p->desc, p->b, p->a, p->c, p->c,
+                                                               preference, 1, &found, &count);
+    if (code == CUBLAS_STATUS_NOT_SUPPORTED || (code == CUBLAS_STATUS_SUCCESS && count == 0)) {
+        const td_gemm_shape *s = &p->key.shape;
+        status = td_fail(TD_UNSUPPORTED,
+                         "gemm: cuBLASLt has no algorithm for %s, batch %" PRId64 ", m %" PRId64
+                         ", n %" PRId64 ", k %" PRId64,
+                         td_dtype_name(s->dtype), s->batch, s->m, s->n, s->k);
+        goto cleanup;
+    }
+    TD_TRY(check_lt(all, code, "choosing an algorithm"));
+    p->algo = found.algo;
+cleanup:
+    if (preference)
+        (void)all->lt.MatmulPreferenceDestroy(preference);
+    return status;
+}
+
+/** C^T = op(B)^T op(A)^T in cuBLAS's columns: our b is its A, our a its B. */
+static td_status product_init(const products *all, const key *k, uint64_t hash, product *out)
+{
+    td_status status = TD_OK;
+    const td_gemm_shape *s = &k->shape;
+    product p = {.key = *k, .hash = hash};
+    const cublasOperation_t op_a = s->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t op_b = s->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+
+    TD_TRY(check_lt(all,
+                    all->lt.MatmulDescCreate(
+                        &p.desc, s->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F),
+                    "describing a product"));
+    TD_TRY(check_lt(all,
+                    all->lt.MatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a),
+                    "describing a product"));
+    TD_TRY(check_lt(all,
+                    all->lt.MatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b),
+                    "describing a product"));
+    TD_TRY(make_layout(all, s->dtype, s->trans_a ? s->k : s->m, s->trans_a ? s->m : s->k, s->lda, s->batch,
+                       s->stride_a, &p.a));
+    TD_TRY(make_layout(all, s->dtype, s->trans_b ? s->n : s->k, s->trans_b ? s->k : s->n, s->ldb, s->batch,
+                       s->stride_b, &p.b));
+    TD_TRY(make_layout(all, s->out_dtype, s->m, s->n, s->ldc, s->batch, s->stride_c, &p.c));
+    TD_TRY(choose_algorithm(all, &p));
+    *out = p;
+    p = (product){.desc = NULL};
+cleanup:
+    product_deinit(all, &p);
+    return status;
+}
+
+/* FNV-1a. */
+static uint64_t hash_of(const key *k)
+{
+    const unsigned char *bytes = (const unsigned char *)k;
+    uint64_t hash = UINT64_C(14695981039346656037);
+
+    for (size_t i = 0; i < sizeof *k; i++)
+        hash = (hash ^ bytes[i]) * UINT64_C(1099511628211);
+    return hash;
+}
+
+static product *slot_of(product *slots, size_t capacity, const key *k, uint64_t hash)
+{
+    size_t i = (size_t)hash & (capacity - 1);
+
+    while (slots[i].desc && (slots[i].hash != hash || memcmp(&slots[i].key, k, sizeof *k) != 0))
+        i = (i + 1) & (capacity - 1);
+    return &slots[i];
+}
+
+static td_status make_room(products *all)
+{
+    if (2 * (all->count + 1) <= all->capacity)
+        return TD_OK;
+
+    const size_t capacity = all->capacity ? 2 * all->capacity : 128;
+    product *slots = calloc(capacity, sizeof *slots);
+    if (!slots)
+        return td_fail(TD_NO_MEMORY, "no memory for %zu matrix products", capacity / 2);
+    for (size_t i = 0; i < all->capacity; i++)
+        if (all->slots[i].desc)
+            *slot_of(slots, capacity, &all->slots[i].key, all->slots[i].hash) = all->slots[i];
+    free(all->slots);
+    all->slots = slots;
+    all->capacity = capacity;
+    return TD_OK;
+}
+
+static td_status find_product(products *all, const key *k, const product **out)
+{
+    td_status status = TD_OK;
+    const uint64_t hash = hash_of(k);
+    product *slot;
+
+    TD_TRY(make_room(all));
+    slot = slot_of(all->slots, all->capacity, k, hash);
+    if (!slot->desc) {
+        TD_TRY(product_init(all, k, hash, slot));
+        all->count++;
+    }
+    *out = slot;
+cleanup:
+    return status;
+}
+
+/* The largest power of two up to 256 that divides the address and the bytes between the matrices of a batch. */
+static uint32_t alignment(const void *pointer, int64_t stride, td_dtype dtype)
+{
+    const uintptr_t bits = (uintptr_t)pointer | ((uintptr_t)stride * td_dtype_size(dtype)) | 256;
+
+    return (uint32_t)(bits & (~bits + 1));
+}
+
+/* Field by field into zeroed memory: what lies between the fields must not tell two equal keys apart. */
+static void key_make(const td_gemm_shape *s, const void *a, const void *b, const void *c, key *out)
+{
+    memset(out, 0, sizeof *out);
+    td_gemm_shape *k = &out->shape;
+    k->batch = s->batch, k->m = s->m, k->n = s->n, k->k = s->k;
+    k->lda = s->lda, k->ldb = s->ldb, k->ldc = s->ldc;
+    k->stride_a = s->stride_a, k->stride_b = s->stride_b, k->stride_c = s->stride_c;
+    k->trans_a = s->trans_a, k->trans_b = s->trans_b, k->tf32 = s->tf32;
+    k->beta = s->beta != 0 ? 1.0f : 0.0f;
+    k->dtype = s->dtype, k->out_dtype = s->out_dtype;
+    out->align_a = alignment(a, s->stride_a, s->dtype);
+    out->align_b = alignment(b, s->stride_b, s->dtype);
+    out->align_c = alignment(c, s->stride_c, s->out_dtype);
+}
+
+size_t td_ops_cuda_gemm_work_bytes(const td_gemm_shape *shape)
+{
+    (void)shape;
+    return WORK_BYTES;
+}
+
+td_status td_ops_cuda_gemm(td_device *dev, const td_gemm_shape *shape, const void *a, const void *b, void *c,
+                           void *work)
+{
+    td_status status = TD_OK;
+    td_cuda *cuda = td_device_cuda(dev);
+    products *all = NULL;
+    const product *p = NULL;
+    key k;
+
+    TD_CHECK(shape->batch <= INT32_MAX, "batch is %" PRId64 ", cuBLASLt goes up to 2^31 - 1", shape->batch);
+    TD_CHECK((uintptr_t)work % 256 == 0, "work is %p, needs a multiple of 256", work);
+    TD_TRY(products_of(cuda, &all));
+    key_make(shape, a, b, c, &k);
+    TD_TRY(find_product(all, &k, &p));
+    TD_TRY(check_lt(all,
+                    all->lt.Matmul(all->handle, p->desc, &shape->alpha, b, p->b, a, p->a, &shape->beta, c,
+                                   p->c, c, p->c, &p->algo, work, WORK_BYTES, cuda->stream),
+                    "gemm"));
+cleanup:
+    return status;
+}

@@ -1,0 +1,302 @@
+#include "ops/table.h"
+
+#include "base/check.h"
+#include "device/cuda.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/embedding.h"
+#include "kernels/heads.h"
+#include "kernels/norm.h"
+#include "kernels/optimizers.h"
+#include "kernels/residual.h"
+#include "kernels/rmsnorm.h"
+#include "kernels/round.h"
+#include "kernels/silu_mul.h"
+#include "kernels/softmax.h"
+#include "ops/cuda/cuda.h"
+
+/* What the kernels count in 32 bits. */
+static td_status check_count(const char *op, const char *name, int64_t count)
+{
+    const int64_t most = INT64_C(1) << 30;
+
+    if (count > most)
+        return td_fail(TD_UNSUPPORTED, "%s: %s is %" PRId64 ", cuda has kernels up to %" PRId64, op, name,
+                       count, most);
+    return TD_OK;
+}
+
+static cudaStream_t stream_of(td_device *dev)
+{
+    return td_device_cuda(dev)->stream;
+}
+
+static td_status embedding_forward(td_device *dev, const td_embedding_shape *shape, const int64_t *ids,
+                                   const void *weight, void *y)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_count("embedding_forward", "d_model", shape->d_model));
+    TD_TRY(td_cuda_status(td_cuda_embedding_forward(stream_of(dev), shape, ids, weight, y),
+                          "embedding_forward"));
+cleanup:
+    return status;
+}
+
+static td_status embedding_backward(td_device *dev, const td_embedding_shape *shape, const int64_t *ids,
+                                    const void *dy, bool accumulate, void *dweight, void *work)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_count("embedding_backward", "tokens", shape->tokens));
+    TD_TRY(check_count("embedding_backward", "vocab", shape->vocab));
+    TD_TRY(check_count("embedding_backward", "d_model", shape->d_model));
+    TD_TRY(
+        td_cuda_status(td_cuda_embedding_backward(stream_of(dev), shape, ids, dy, accumulate, dweight, work),
+                       "embedding_backward"));
+cleanup:
+    return status;
+}
+
+static td_status rmsnorm_forward(td_device *dev, const td_rmsnorm_shape *shape, const void *x,
+                                 const void *weight, void *y, float *rstd)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_count("rmsnorm_forward", "cols", shape->cols));
+    TD_TRY(td_cuda_status(td_cuda_rmsnorm_forward(stream_of(dev), shape, x, NULL, weight, NULL, y, rstd),
+                          "rmsnorm_forward"));
+cleanup:
+    return status;
+}
+
+static td_status residual_rmsnorm_forward(td_device *dev, const td_rmsnorm_shape *shape, const void *a,
+                                          const void *b, const void *weight, void *sum, void *y, float *rstd)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_count("residual_rmsnorm_forward", "cols", shape->cols));
+    TD_TRY(td_cuda_status(td_cuda_rmsnorm_forward(stream_of(dev), shape, a, b, weight, sum, y, rstd),
+                          "residual_rmsnorm_forward"));
+cleanup:
+    return status;
+}
+
+static td_status rmsnorm_backward(td_device *dev, const td_rmsnorm_shape *shape, const void *x,
+                                  const void *weight, const float *rstd, const void *dy, bool accumulate_dx,
+                                  void *dx, void *dx_rounded, bool accumulate_dweight, void *dweight,
+                                  void *work)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_count("rmsnorm_backward", "cols", shape->cols));
+    TD_TRY(td_cuda_status(td_cuda_rmsnorm_backward(stream_of(dev), shape, x, weight, rstd, dy, accumulate_dx,
+                                                   dx, dx_rounded, accumulate_dweight, dweight, work),
+                          "rmsnorm_backward"));
+cleanup:
+    return status;
+}
+
+static td_status heads_split(td_device *dev, const td_heads_shape *shape, const void *packed, void *split)
+{
+    return td_cuda_status(td_cuda_heads_split(stream_of(dev), shape, 1, 0, packed, NULL, NULL, &split),
+                          "heads_split");
+}
+
+static td_status heads_merge(td_device *dev, const td_heads_shape *shape, const void *split, void *packed)
+{
+    return td_cuda_status(td_cuda_heads_merge(stream_of(dev), shape, 1, 0, &split, NULL, NULL, packed),
+                          "heads_merge");
+}
+
+static td_status rope_table(td_device *dev, int64_t positions, int64_t head_dim, double theta, float *cos,
+                            float *sin)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_count("rope_table", "head_dim", head_dim));
+    TD_TRY(td_cuda_status(td_cuda_rope_table(stream_of(dev), positions, head_dim, theta, cos, sin),
+                          "rope_table"));
+cleanup:
+    return status;
+}
+
+static td_status rope_forward(td_device *dev, const td_heads_shape *shape, const void *packed,
+                              const float *cos, const float *sin, void *split)
+{
+    return td_cuda_status(td_cuda_heads_split(stream_of(dev), shape, 1, 1, packed, cos, sin, &split),
+                          "rope_forward");
+}
+
+static td_status rope_backward(td_device *dev, const td_heads_shape *shape, const void *dsplit,
+                               const float *cos, const float *sin, void *dpacked)
+{
+    return td_cuda_status(td_cuda_heads_merge(stream_of(dev), shape, 1, 1, &dsplit, cos, sin, dpacked),
+                          "rope_backward");
+}
+
+static td_status qkv_split_forward(td_device *dev, const td_heads_shape *shape, const void *qkv,
+                                   const float *cos, const float *sin, void *q, void *k, void *v)
+{
+    return td_cuda_status(
+        td_cuda_heads_split(stream_of(dev), shape, 3, 2, qkv, cos, sin, (void *const[]){q, k, v}),
+        "qkv_split_forward");
+}
+
+static td_status qkv_split_backward(td_device *dev, const td_heads_shape *shape, const void *dq,
+                                    const void *dk, const void *dv, const float *cos, const float *sin,
+                                    void *dqkv)
+{
+    return td_cuda_status(
+        td_cuda_heads_merge(stream_of(dev), shape, 3, 2, (const void *const[]){dq, dk, dv}, cos, sin, dqkv),
+        "qkv_split_backward");
+}
+
+static td_status silu_mul_forward(td_device *dev, const td_rows_shape *shape, const void *gate,
+                                  const void *up, void *y)
+{
+    return td_cuda_status(td_cuda_silu_mul_forward(stream_of(dev), shape, gate, up, y), "silu_mul_forward");
+}
+
+static td_status silu_mul_backward(td_device *dev, const td_rows_shape *shape, const void *gate,
+                                   const void *up, const void *dy, void *dgate, void *dup)
+{
+    return td_cuda_status(td_cuda_silu_mul_backward(stream_of(dev), shape, gate, up, dy, dgate, dup),
+                          "silu_mul_backward");
+}
+
+static td_status round_to(td_device *dev, int64_t count, td_dtype src_dtype, const void *src,
+                          td_dtype dst_dtype, void *dst)
+{
+    return td_cuda_status(td_cuda_round(stream_of(dev), count, src_dtype, src, dst_dtype, dst), "round");
+}
+
+static td_status residual_add(td_device *dev, int64_t count, td_dtype dtype, const void *a, const void *b,
+                              void *y)
+{
+    return td_cuda_status(td_cuda_residual_add(stream_of(dev), count, dtype, a, b, y), "residual_add");
+}
+
+static td_status softmax_forward(td_device *dev, const td_softmax_shape *shape, const void *x, void *y)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_count("softmax_forward", "cols", shape->cols));
+    TD_TRY(td_cuda_status(td_cuda_softmax_forward(stream_of(dev), shape, x, y), "softmax_forward"));
+cleanup:
+    return status;
+}
+
+static td_status softmax_backward(td_device *dev, const td_softmax_shape *shape, float scale, const void *y,
+                                  const void *dy, void *dx)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_count("softmax_backward", "cols", shape->cols));
+    TD_TRY(td_cuda_status(td_cuda_softmax_backward(stream_of(dev), shape, scale, y, dy, dx),
+                          "softmax_backward"));
+cleanup:
+    return status;
+}
+
+static td_status cross_entropy(td_device *dev, const char *op, const td_cross_entropy_shape *shape,
+                               const void *logits, const int64_t *targets, float scale, float *loss,
+                               float *lse, void *dlogits, void *work)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_count(op, "rows", shape->rows));
+    TD_TRY(check_count(op, "vocab", shape->vocab));
+    TD_TRY(td_cuda_status(
+        td_cuda_cross_entropy(stream_of(dev), shape, logits, targets, scale, loss, lse, dlogits, work), op));
+cleanup:
+    return status;
+}
+
+static td_status cross_entropy_forward(td_device *dev, const td_cross_entropy_shape *shape,
+                                       const void *logits, const int64_t *targets, float *loss, float *lse,
+                                       void *work)
+{
+    return cross_entropy(dev, "cross_entropy_forward", shape, logits, targets, 0.0f, loss, lse, NULL, work);
+}
+
+static td_status cross_entropy_backward(td_device *dev, const td_cross_entropy_shape *shape,
+                                        const void *logits, const int64_t *targets, const float *lse,
+                                        float scale, void *dlogits)
+{
+    (void)lse; /* the row is in registers: its sum costs nothing, and is more exact */
+    return cross_entropy(dev, "cross_entropy_backward", shape, logits, targets, scale, NULL, NULL, dlogits,
+                         NULL);
+}
+
+static td_status cross_entropy_fused(td_device *dev, const td_cross_entropy_shape *shape, const void *logits,
+                                     const int64_t *targets, float scale, float *loss, void *dlogits,
+                                     void *work)
+{
+    return cross_entropy(dev, "cross_entropy_fused", shape, logits, targets, scale, loss, NULL, dlogits,
+                         work);
+}
+
+static size_t global_norm_work_bytes(int64_t count, td_dtype dtype)
+{
+    (void)count;
+    (void)dtype;
+    return td_cuda_global_norm_work_bytes();
+}
+
+static td_status global_norm(td_device *dev, int64_t count, td_dtype dtype, const void *g, float *norm,
+                             void *work)
+{
+    return td_cuda_status(td_cuda_global_norm(stream_of(dev), count, dtype, g, norm, work), "global_norm");
+}
+
+static td_status adamw_update(td_device *dev, const td_adamw *adamw, bool on_device,
+                              const td_adamw_tensors *tensors)
+{
+    return td_cuda_status(td_cuda_adamw_update(stream_of(dev), adamw, on_device, tensors), "adamw_update");
+}
+
+static td_status adamw_advance(td_device *dev, td_adamw *adamw)
+{
+    return td_cuda_status(td_cuda_adamw_advance(stream_of(dev), adamw), "adamw_advance");
+}
+
+static td_status sgd_step(td_device *dev, float lr, int64_t count, td_dtype dtype, void *p, const void *g)
+{
+    return td_cuda_status(td_cuda_sgd_step(stream_of(dev), lr, count, dtype, p, g), "sgd_step");
+}
+
+const td_ops td_ops_cuda = {
+    .device = "cuda",
+    .dtypes = TD_CUDA_DTYPES,
+    .gemm_work_bytes = td_ops_cuda_gemm_work_bytes,
+    .gemm = td_ops_cuda_gemm,
+    .embedding_forward = embedding_forward,
+    .embedding_backward_work_bytes = td_cuda_embedding_backward_work_bytes,
+    .embedding_backward = embedding_backward,
+    .rmsnorm_forward = rmsnorm_forward,
+    .residual_rmsnorm_forward = residual_rmsnorm_forward,
+    .rmsnorm_backward_work_bytes = td_cuda_rmsnorm_backward_work_bytes,
+    .rmsnorm_backward = rmsnorm_backward,
+    .heads_split = heads_split,
+    .heads_merge = heads_merge,
+    .rope_table = rope_table,
+    .rope_forward = rope_forward,
+    .rope_backward = rope_backward,
+    .qkv_split_forward = qkv_split_forward,
+    .qkv_split_backward = qkv_split_backward,
+    .silu_mul_forward = silu_mul_forward,
+    .silu_mul_backward = silu_mul_backward,
+    .round = round_to,
+    .residual_add = residual_add,
+    .softmax_forward = softmax_forward,
+    .softmax_backward = softmax_backward,
+    .cross_entropy_work_bytes = td_cuda_cross_entropy_work_bytes,
+    .cross_entropy_forward = cross_entropy_forward,
+    .cross_entropy_backward = cross_entropy_backward,
+    .cross_entropy_fused = cross_entropy_fused,
+    .global_norm_work_bytes = global_norm_work_bytes,
+    .global_norm = global_norm,
+    .adamw_update = adamw_update,
+    .adamw_advance = adamw_advance,
+    .sgd_step = sgd_step,
+};

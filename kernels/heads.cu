@@ -1,0 +1,217 @@
+#include "kernels/heads.h"
+
+#include "kernels/tile/elements.cuh"
+
+namespace
+{
+
+using namespace tile;
+
+__global__ void td_elem_rope_table(int64_t count, int half, double theta, float *cosine, float *sine)
+{
+    const int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+
+    if (index >= count)
+        return;
+    const int64_t position = index / half, i = index % half;
+    double s, c;
+    sincos((double)position * pow(theta, -(double)i / (double)half), &s, &c);
+    cosine[index] = (float)c;
+    sine[index] = (float)s;
+}
+
+constexpr int BLOCK = 128, UNROLL = 4;
+
+template <typename T> struct split_heads {
+    T *first, *second, *third;
+
+    __device__ T *of_part(int part) const
+    {
+        return part == 0 ? first : part == 1 ? second : third;
+    }
+};
+
+/* Turns the pairs of a pack that begins at element `first` of a head, or back with sign -1. */
+template <typename T, int W>
+__device__ inline pack<T, W> turned(const pack<T, W> &x, const float *cosine, const float *sine, float sign)
+{
+    float result[W];
+
+    if constexpr (W % 2 == 0) {
+        const pack<float, W / 2> c = load<W / 2>(cosine, 0), s = load<W / 2>(sine, 0);
+#pragma unroll
+        for (int i = 0; i < W / 2; i++) {
+            const float even = x[2 * i], odd = x[2 * i + 1], turn = sign * s[i];
+            result[2 * i] = even * c[i] - odd * turn;
+            result[2 * i + 1] = even * turn + odd * c[i];
+        }
+    }
+    return rounded<T>(result);
+}
+
+/* Both directions write whole lines and gather the pieces of head_dim elements. A block of the split has UNROLL * BLOCK
+ * neighbouring packs of one head, whose tokens follow each other there. All heads of a sequence run at about the same time, so
+ * that both sides' pages are used up while they are open. */
+template <typename T, int W>
+__global__ void __launch_bounds__(BLOCK)
+    td_elem_heads_split(td_heads_shape s, int parts, int rotated, const T *packed, const float *cosine,
+                        const float *sine, split_heads<T> split)
+{
+    const int head_packs = (int)s.head_dim / W, count = (int)s.seq * head_packs, sets = (int)s.heads * parts;
+
+    for (int64_t b = blockIdx.z; b < s.batch; b += gridDim.z)
+        for (int set = blockIdx.y; set < sets; set += gridDim.y) {
+            const int part = set / (int)s.heads, head = set % (int)s.heads;
+            T *alone = split.of_part(part) + (b * s.heads + head) * s.seq * s.head_dim;
+            const T *row = packed + b * s.seq * s.pitch + (int64_t)set * s.head_dim;
+            pack<T, W> packs[UNROLL];
+            int tokens[UNROLL], offsets[UNROLL];
+
+#pragma unroll
+            for (int u = 0; u < UNROLL; u++) {
+                const int index = (blockIdx.x * UNROLL + u) * BLOCK + threadIdx.x;
+                tokens[u] = index / head_packs;
+                offsets[u] = index % head_packs * W;
+                if (index < count)
+                    packs[u] = load<W>(row + tokens[u] * s.pitch + offsets[u], 0);
+            }
+#pragma unroll
+            for (int u = 0; u < UNROLL; u++) {
+                const int index = (blockIdx.x * UNROLL + u) * BLOCK + threadIdx.x;
+                if (index >= count)
+                    break;
+                if (part < rotated) {
+                    const int64_t angle = (tokens[u] * s.head_dim + offsets[u]) / 2;
+                    packs[u] = turned(packs[u], cosine + angle, sine + angle, 1.0f);
+                }
+                store(alone, index, packs[u]);
+            }
+        }
+}
+
+/* A block of the merge has UNROLL * BLOCK packs of the packed rows, one row after the other. */
+template <typename T, int W>
+__global__ void __launch_bounds__(BLOCK)
+    td_elem_heads_merge(td_heads_shape s, int parts, int rotated, T *packed, const float *cosine,
+                        const float *sine, split_heads<T> split)
+{
+    const uint32_t head_packs = (uint32_t)s.head_dim / W, heads = (uint32_t)s.heads, seq = (uint32_t)s.seq;
+    const uint32_t row_packs = head_packs * heads * parts, count = row_packs * seq * (uint32_t)s.batch;
+    const uint32_t begin = blockIdx.x * (UNROLL * BLOCK) + threadIdx.x;
+    pack<T, W> packs[UNROLL];
+    int64_t places[UNROLL], angles[UNROLL]; /* an angle below 0: the pack is not turned */
+
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        const uint32_t index = begin + u * BLOCK;
+        const uint32_t token = index / row_packs, in_row = index % row_packs;
+        const uint32_t set = in_row / head_packs, offset = in_row % head_packs;
+        const uint32_t part = set / heads, head = set % heads, b = token / seq, place = token % seq;
+        if (index < count)
+            packs[u] = load<W>(split.of_part(part),
+                               ((int64_t)(b * heads + head) * seq + place) * head_packs + offset);
+        places[u] = token * s.pitch + in_row * W;
+        angles[u] = part < rotated ? ((int64_t)place * s.head_dim + offset * W) / 2 : -1;
+    }
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        if (begin + u * BLOCK >= count)
+            break;
+        if (angles[u] >= 0)
+            packs[u] = turned(packs[u], cosine + angles[u], sine + angles[u], -1.0f);
+        store(packed + places[u], 0, packs[u]);
+    }
+}
+
+/* Element by element, for heads whose rows do not begin at multiples of 16 bytes, or that are too many for that: a thread has a pair, of which the second
+ * lacks at the end of an odd head. */
+template <typename T, bool SPLIT>
+__global__ void __launch_bounds__(BLOCK)
+    td_elem_heads_plain(td_heads_shape s, int parts, int rotated, T *packed, const float *cosine,
+                        const float *sine, split_heads<T> split)
+{
+    const int64_t pairs = (s.head_dim + 1) / 2, all = s.batch * parts * s.heads * s.seq * pairs;
+
+    for (int64_t index = (int64_t)blockIdx.x * BLOCK + threadIdx.x; index < all;
+         index += (int64_t)gridDim.x * BLOCK) {
+        const int64_t pair = index % pairs, token = index / pairs % s.seq, matrix = index / pairs / s.seq;
+        const int64_t set = matrix % (parts * s.heads), b = matrix / (parts * s.heads);
+        const int part = (int)(set / s.heads);
+        T *alone =
+            split.of_part(part) + ((b * s.heads + set % s.heads) * s.seq + token) * s.head_dim + 2 * pair;
+        T *row = packed + (b * s.seq + token) * s.pitch + set * s.head_dim + 2 * pair;
+        const bool whole = 2 * pair + 1 < s.head_dim;
+        const T *from = SPLIT ? row : alone;
+        T *to = SPLIT ? alone : row;
+        T even = from[0], odd = whole ? from[1] : even;
+
+        if (part < rotated) {
+            const float c = cosine[token * pairs + pair],
+                        turn = (SPLIT ? 1.0f : -1.0f) * sine[token * pairs + pair];
+            const float x = widen(even), y = widen(odd);
+            even = narrow<T>(x * c - y * turn);
+            odd = narrow<T>(x * turn + y * c);
+        }
+        to[0] = even;
+        if (whole)
+            to[1] = odd;
+    }
+}
+
+template <bool SPLIT>
+cudaError_t launch(cudaStream_t stream, const td_heads_shape *shape, int parts, int rotated,
+                   const void *packed, const float *cosine, const float *sine, const void *const *split)
+{
+    return by_dtype(shape->dtype, [&](auto dtype) {
+        using T = typename decltype(dtype)::element;
+        constexpr int W = full_width<T>();
+        const split_heads<T> heads = {(T *)split[0], (T *)split[parts / 2], (T *)split[parts - 1]};
+        const int64_t sets = parts * shape->heads, packs = shape->seq * shape->head_dim / W;
+        if (packs_fit(W, shape->head_dim, packed, heads.first, heads.second, heads.third, cosine, sine) &&
+            shape->pitch % W == 0 && shape->batch * sets * packs < (1 << 30)) {
+            if constexpr (SPLIT) {
+                const dim3 grid((unsigned)((packs - 1) / (UNROLL * BLOCK) + 1),
+                                (unsigned)(sets < 65535 ? sets : 65535),
+                                (unsigned)(shape->batch < 65535 ? shape->batch : 65535));
+                td_elem_heads_split<T, W><<<grid, BLOCK, 0, stream>>>(*shape, parts, rotated,
+                                                                      (const T *)packed, cosine, sine, heads);
+            } else {
+                const unsigned blocks = (unsigned)((shape->batch * sets * packs - 1) / (UNROLL * BLOCK) + 1);
+                td_elem_heads_merge<T, W>
+                    <<<blocks, BLOCK, 0, stream>>>(*shape, parts, rotated, (T *)packed, cosine, sine, heads);
+            }
+        } else {
+            const int64_t blocks =
+                (shape->batch * parts * shape->heads * shape->seq * ((shape->head_dim + 1) / 2) - 1) / BLOCK +
+                1;
+            td_elem_heads_plain<T, SPLIT>
+                <<<(unsigned)(blocks < (1 << 20) ? blocks : 1 << 20), BLOCK, 0, stream>>>(
+                    *shape, parts, rotated, (T *)packed, cosine, sine, heads);
+        }
+        return cudaGetLastError();
+    });
+}
+
+} // namespace
+
+cudaError_t td_cuda_rope_table(cudaStream_t stream, int64_t positions, int64_t head_dim, double theta,
+                               float *cos, float *sin)
+{
+    const int64_t count = positions * (head_dim / 2);
+
+    td_elem_rope_table<<<(unsigned)((count - 1) / 256 + 1), 256, 0, stream>>>(count, (int)(head_dim / 2),
+                                                                              theta, cos, sin);
+    return cudaGetLastError();
+}
+
+cudaError_t td_cuda_heads_split(cudaStream_t stream, const td_heads_shape *shape, int parts, int rotated,
+                                const void *packed, const float *cos, const float *sin, void *const *split)
+{
+    return launch<true>(stream, shape, parts, rotated, packed, cos, sin, split);
+}
+
+cudaError_t td_cuda_heads_merge(cudaStream_t stream, const td_heads_shape *shape, int parts, int rotated,
+                                const void *const *split, const float *cos, const float *sin, void *packed)
+{
+    return launch<false>(stream, shape, parts, rotated, packed, cos, sin, split);
+}

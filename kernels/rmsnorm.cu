@@ -1,0 +1,342 @@
+#include "kernels/rmsnorm.h"
+
+#include "kernels/tile/row.cuh"
+
+namespace
+{
+
+using namespace tile;
+
+/* X is the type of x, weight, sum and dx; T that of everything else. ADD: x and b are added first. */
+template <typename T, typename X, int W, typename G, bool ADD>
+__global__ void __launch_bounds__(G::BLOCK, 1)
+    td_norm_rmsnorm_forward(int64_t rows, int cols, float eps, const X *x, const T *b, const X *weight,
+                            X *sum, T *y, float *rstd_out)
+{
+    __shared__ float scratch[32];
+    const int64_t r = (int64_t)blockIdx.x * G::ROWS + G::row();
+    const int packs = cols / W;
+    row<X, W, G> in;
+    float squares = 0.0f;
+
+    if (r >= rows) /* whole warps: rows share a block only where they are a warp's */
+        return;
+    for_pieces<G>(packs, [&](int first, int count) {
+        const int64_t at = r * cols + (int64_t)first * W;
+        in.take(x + at, count);
+        if constexpr (ADD) {
+            row<T, W, G> more;
+            more.take(b + at, count);
+            for_packs<G>(count, [&](int slot, int index) {
+                float total[W];
+#pragma unroll
+                for (int i = 0; i < W; i++)
+                    total[i] = in.packs[slot][i] + more.packs[slot][i];
+                in.packs[slot] = rounded<X>(total);
+                store(sum + at, index, in.packs[slot]);
+            });
+        }
+        for_packs<G>(count, [&](int slot, int) {
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                squares += in.packs[slot][i] * in.packs[slot][i];
+        });
+    });
+    const float rstd = 1.0f / sqrtf(reduce<G>(squares, add(), scratch) / (float)cols + eps);
+    if (rstd_out && G::thread() == 0)
+        rstd_out[r] = rstd;
+    for_pieces<G>(packs, [&](int first, int count) {
+        const int64_t at = r * cols + (int64_t)first * W;
+        if (packs > G::MOST)
+            in.take((ADD ? sum : x) + at, count);
+        for_packs<G>(count, [&](int slot, int index) {
+            const pack<X, W> scale = load<W>(weight, first + index);
+            float result[W];
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                result[i] = in.packs[slot][i] * rstd * scale[i];
+            store(y + at, index, rounded<T>(result));
+        });
+    });
+}
+
+/* dweight sums over all rows: every group of threads sums its rows in registers, a block its groups in shared memory, into a
+ * row of work of its own; td_reduce_dweight adds those up. How many blocks there are depends on the shape alone, and so does
+ * the order of the sums. Two fit on each of the 132 multiprocessors of an H100. */
+constexpr int BLOCKS = 264;
+
+inline int blocks_of(int64_t rows, int rows_of_block)
+{
+    const int64_t needed = (rows - 1) / rows_of_block + 1;
+
+    return (int)(needed < BLOCKS ? needed : BLOCKS);
+}
+
+/* Starts the copy of a pack to shared memory. */
+template <int W, typename T> __device__ inline void fetch(pack<T, W> *to, const T *array, int64_t index)
+{
+    const uint32_t address = (uint32_t)__cvta_generic_to_shared(to);
+    const T *from = array + index * W;
+
+    if constexpr (sizeof(pack<T, W>) == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from),
+                     "n"(sizeof(pack<T, W>))
+                     : "memory");
+}
+
+/* While a group computes one row, its next is on the way to shared memory, where each thread has its own packs: none waits
+ * for another's. */
+template <typename T, typename X, int W, typename G>
+__global__ void __launch_bounds__(G::BLOCK, 2)
+    td_norm_rmsnorm_backward(int64_t rows, int cols, const X *x, const X *weight, const float *rstd,
+                             const T *dy, bool accumulate, X *dx, T *dx_rounded, float *partial)
+{
+    constexpr int SIZE = G::HELD * G::BLOCK;
+    __shared__ float scratch[2][32];
+    extern __shared__ uint4 shared[];
+    pack<X, W> *const all_x = (pack<X, W> *)shared, *const all_dx =
+                                                        all_x + 2 * SIZE; /* [2][HELD][BLOCK] each */
+    pack<T, W> *const all_dy = (pack<T, W> *)(all_dx + 2 * SIZE);
+    const int packs = cols / W;
+    const int64_t first = (int64_t)blockIdx.x * G::ROWS + G::row(), step = (int64_t)gridDim.x * G::ROWS;
+    float sums[G::HELD][W] = {};
+    int turn = 0;
+
+    const auto fetch_row = [&](int64_t r, int to) {
+        if (r < rows)
+            for_packs<G>(packs, [&](int slot, int index) {
+                const int at = to * SIZE + slot * G::BLOCK + threadIdx.x;
+                fetch<W>(all_x + at, x + r * cols, index);
+                fetch<W>(all_dy + at, dy + r * cols, index);
+                if (accumulate)
+                    fetch<W>(all_dx + at, dx + r * cols, index);
+            });
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+
+    fetch_row(first, 0);
+    for (int64_t r = first; r < rows; r += step) {
+        const pack<X, W> *const mine_x = all_x + turn * SIZE + threadIdx.x;
+        const pack<X, W> *const mine_dx = all_dx + turn * SIZE + threadIdx.x;
+        const pack<T, W> *const mine_dy = all_dy + turn * SIZE + threadIdx.x;
+        const float scale = rstd[r];
+        float dot = 0.0f;
+
+        fetch_row(r + step, 1 - turn);
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        for_packs<G>(packs, [&](int slot, int index) {
+            const pack<X, W> value = load<W>(&mine_x[slot * G::BLOCK].at[0], 0), w = load<W>(weight, index);
+            const pack<T, W> g = load<W>(&mine_dy[slot * G::BLOCK].at[0], 0);
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                dot += g[i] * w[i] * value[i];
+        });
+        const float mean = reduce<G>(dot, add(), scratch[turn]) * scale * scale / (float)cols;
+        for_packs<G>(packs, [&](int slot, int index) {
+            const pack<X, W> value = load<W>(&mine_x[slot * G::BLOCK].at[0], 0), w = load<W>(weight, index);
+            const pack<T, W> g = load<W>(&mine_dy[slot * G::BLOCK].at[0], 0);
+            pack<X, W> before = {};
+            float result[W];
+            if (accumulate)
+                before = load<W>(&mine_dx[slot * G::BLOCK].at[0], 0);
+#pragma unroll
+            for (int i = 0; i < W; i++) {
+                result[i] = before[i] + scale * (g[i] * w[i] - value[i] * mean);
+                sums[slot][i] += g[i] * (value[i] * scale);
+            }
+            store(dx + r * cols, index, rounded<X>(result));
+            if (dx_rounded)
+                store(dx_rounded + r * cols, index, rounded<T>(result));
+        });
+        turn = 1 - turn;
+    }
+
+    /* The upper half of the groups gives its sums to the lower, and so on. */
+    for (int half = G::ROWS / 2; half > 0; half /= 2) {
+        const bool gives = G::row() >= half && G::row() < 2 * half;
+        float *between =
+            (float *)shared + threadIdx.x - (gives ? half * G::THREADS : 0); /* [HELD * W][BLOCK / 2] */
+        __syncthreads();
+        if (gives)
+#pragma unroll
+            for (int n = 0; n < G::HELD * W; n++)
+                between[n * (G::BLOCK / 2)] = sums[n / W][n % W];
+        __syncthreads();
+        if (G::row() < half)
+#pragma unroll
+            for (int n = 0; n < G::HELD * W; n++)
+                sums[n / W][n % W] += between[n * (G::BLOCK / 2)];
+    }
+    if (G::row() == 0)
+        for_packs<G>(packs, [&](int slot, int index) {
+            pack<float, W> total;
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                total.at[i] = sums[slot][i];
+            store(partial + (int64_t)blockIdx.x * cols, index, total);
+        });
+}
+
+/* Rows too long for that, or that do not begin at multiples of 16 bytes: element by element, and sums in memory. */
+template <typename T, typename X>
+__global__ void __launch_bounds__(256)
+    td_norm_rmsnorm_backward_plain(int64_t rows, int cols, const X *x, const X *weight, const float *rstd,
+                                   const T *dy, bool accumulate, X *dx, T *dx_rounded, float *partial)
+{
+    using G = group<256, 1>;
+    __shared__ float scratch[2][32];
+    int turn = 0;
+
+    partial += (int64_t)blockIdx.x * cols;
+    for (int i = threadIdx.x; i < cols; i += G::BLOCK)
+        partial[i] = 0.0f;
+    for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
+        const int64_t start = r * cols;
+        const float scale = rstd[r];
+        float dot = 0.0f;
+
+        for_packs<G>(
+            cols, [&](int, int i) { dot += widen(dy[start + i]) * widen(weight[i]) * widen(x[start + i]); });
+        const float mean = reduce<G>(dot, add(), scratch[turn]) * scale * scale / (float)cols;
+        turn = 1 - turn;
+        for (int i = threadIdx.x; i < cols; i += G::BLOCK) {
+            const float g = widen(dy[start + i]), value = widen(x[start + i]);
+            const float before = accumulate ? widen(dx[start + i]) : 0.0f;
+            const float result = before + scale * (g * widen(weight[i]) - value * mean);
+            dx[start + i] = narrow<X>(result);
+            if (dx_rounded)
+                dx_rounded[start + i] = narrow<T>(result);
+            partial[i] += g * (value * scale);
+        }
+    }
+}
+
+/* A warp's lanes have 32 neighbouring columns, its 32 warps take the rows of `partial` in turns. */
+template <typename T>
+__global__ void __launch_bounds__(1024)
+    td_reduce_dweight(int parts, int cols, const float *partial, bool accumulate, T *dweight)
+{
+    __shared__ double sums[32][33];
+    const int lane = threadIdx.x, warp = threadIdx.y, col = blockIdx.x * 32 + lane;
+    double sum = 0.0;
+
+    if (col < cols) {
+#pragma unroll 4
+        for (int part = warp; part < parts; part += 32)
+            sum += (double)partial[(int64_t)part * cols + col];
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    sum = sums[lane][warp];
+    for (int distance = 16; distance > 0; distance /= 2)
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
+    const int mine = blockIdx.x * 32 + warp;
+    if (lane == 0 && mine < cols)
+        dweight[mine] = narrow<T>((float)((accumulate ? (double)widen(dweight[mine]) : 0.0) + sum));
+}
+
+/* Calls f with the packs' width, as std::integral_constant, and the group. */
+template <typename T, typename X, typename F, typename... P>
+cudaError_t by_forward_shape(int64_t cols, F f, const P *...pointers)
+{
+    constexpr auto wide = std::integral_constant<int, full_width<T, X>()>();
+
+    if (packs_fit(wide, cols, pointers...))
+        return by_group(cols / wide, [&](auto group) { return f(wide, group); });
+    return by_plain_group(cols, [&](auto group) { return f(std::integral_constant<int, 1>(), group); });
+}
+
+template <typename T, typename X>
+cudaError_t backward(cudaStream_t stream, const td_rmsnorm_shape *shape, const X *x, const X *weight,
+                     const float *rstd, const T *dy, bool accumulate_dx, X *dx, T *dx_rounded,
+                     bool accumulate_dweight, T *dweight, float *partial)
+{
+    constexpr int W = full_width<T, X>();
+    const int cols = (int)shape->cols;
+    const int64_t packs = cols / W;
+    int blocks = 0;
+
+    const auto launch = [&](auto group) {
+        using G = decltype(group);
+        const auto kernel = td_norm_rmsnorm_backward<T, X, W, G>;
+        const size_t shared = 2 * G::HELD * G::BLOCK * (2 * sizeof(pack<X, W>) + sizeof(pack<T, W>));
+        const cudaError_t code =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+
+        blocks = blocks_of(shape->rows, G::ROWS);
+        if (code == cudaSuccess)
+            kernel<<<blocks, G::BLOCK, shared, stream>>>(shape->rows, cols, x, weight, rstd, dy,
+                                                         accumulate_dx, dx, dx_rounded, partial);
+        return code == cudaSuccess ? cudaGetLastError() : code;
+    };
+    cudaError_t code;
+    if (!packs_fit(W, cols, x, weight, dy, dx, dx_rounded, partial) || packs > 1024) {
+        blocks = blocks_of(shape->rows, 1);
+        td_norm_rmsnorm_backward_plain<T, X><<<blocks, 256, 0, stream>>>(
+            shape->rows, cols, x, weight, rstd, dy, accumulate_dx, dx, dx_rounded, partial);
+        code = cudaGetLastError();
+    } else if (packs <= 32) {
+        code = launch(group<32, 1, 16>());
+    } else if (packs <= 128) {
+        code = launch(group<32, 4, 8>());
+    } else if (packs <= 256) {
+        code = launch(group<128, 2, 4>());
+    } else if (packs <= 512) {
+        code = launch(group<128, 4, 2>());
+    } else {
+        code = launch(group<256, 4, 1>());
+    }
+    if (code != cudaSuccess)
+        return code;
+    td_reduce_dweight<T><<<(cols - 1) / 32 + 1, dim3(32, 32), 0, stream>>>(blocks, cols, partial,
+                                                                           accumulate_dweight, dweight);
+    return cudaGetLastError();
+}
+
+} // namespace
+
+cudaError_t td_cuda_rmsnorm_forward(cudaStream_t stream, const td_rmsnorm_shape *shape, const void *x,
+                                    const void *b, const void *weight, void *sum, void *y, float *rstd)
+{
+    return by_dtype_and_wide(shape->dtype, shape->x_dtype, [&](auto dtype, auto x_dtype) {
+        using T = typename decltype(dtype)::element;
+        using X = typename decltype(x_dtype)::element;
+        return by_forward_shape<T, X>(
+            shape->cols,
+            [&](auto width, auto group) {
+                using G = decltype(group);
+                constexpr int W = decltype(width)::value;
+                const unsigned blocks = (unsigned)((shape->rows - 1) / G::ROWS + 1);
+                if (b)
+                    td_norm_rmsnorm_forward<T, X, W, G, true><<<blocks, G::BLOCK, 0, stream>>>(
+                        shape->rows, (int)shape->cols, shape->eps, (const X *)x, (const T *)b,
+                        (const X *)weight, (X *)sum, (T *)y, rstd);
+                else
+                    td_norm_rmsnorm_forward<T, X, W, G, false><<<blocks, G::BLOCK, 0, stream>>>(
+                        shape->rows, (int)shape->cols, shape->eps, (const X *)x, (const T *)b,
+                        (const X *)weight, (X *)sum, (T *)y, rstd);
+                return cudaGetLastError();
+            },
+            x, b, weight, sum, y);
+    });
+}
+
+size_t td_cuda_rmsnorm_backward_work_bytes(const td_rmsnorm_shape *shape)
+{
+    return (size_t)BLOCKS * shape->cols * sizeof(float);
+}
+
+cudaError_t td_cuda_rmsnorm_backward(cudaStream_t stream, const td_rmsnorm_shape *shape, const void *x,
+                                     const void *weight, const float *rstd, const void *dy,
+                                     bool accumulate_dx, void *dx, void *dx_rounded, bool accumulate_dweight,
+                                     void *dweight, void *work)
+{
+    return by_dtype_and_wide(shape->dtype, shape->x_dtype, [&](auto dtype, auto x_dtype) {
+        using T = typename decltype(dtype)::element;
+        using X = typename decltype(x_dtype)::element;
+        return backward(stream, shape, (const X *)x, (const X *)weight, rstd, (const T *)dy, accumulate_dx,
+                        (X *)dx, (T *)dx_rounded, accumulate_dweight, (T *)dweight, (float *)work);
+    });
+}

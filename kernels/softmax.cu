@@ -1,0 +1,196 @@
+#include "kernels/softmax.h"
+
+#include "kernels/tile/softmax.cuh"
+
+namespace
+{
+
+using namespace tile;
+
+/* The columns that row r sees. */
+__device__ inline int seen_by(int64_t r, int cols, int64_t causal_seq)
+{
+    if (causal_seq == 0)
+        return cols;
+    const int64_t query =
+        r < (1LL << 31) && causal_seq < (1LL << 31) ? (uint32_t)r % (uint32_t)causal_seq : r % causal_seq;
+    return query < cols ? (int)query + 1 : cols;
+}
+
+/* A part of the whole. f32 takes the reciprocal in two floats, so that its own rounding is not in every element: a division's
+ * result at a fifth of its price. */
+template <typename T> struct share {
+    float high, low;
+
+    __device__ share(float sum) : high(1.0f / sum), low(fmaf(-high, sum, 1.0f) * high)
+    {
+    }
+    __device__ float operator()(float part) const
+    {
+        return std::is_same_v<T, float> ? fmaf(part, high, part * low) : part * high;
+    }
+};
+
+/* Zeros from pack `from` to the end of a row of `packs`. */
+template <typename T, int W, typename G> __device__ inline void clear(T *row, int from, int packs)
+{
+    for (int index = from + G::thread(); index < packs; index += G::THREADS)
+        store(row, index, pack<T, W>());
+}
+
+/* Only packs with a column that is seen are loaded; the other columns become 0. A row for a warp keeps its exponentials: to
+ * reduce the maximum first costs a warp little. A block saves the second barrier, and computes them again. */
+template <typename T, int W, typename G>
+__global__ void __launch_bounds__(G::BLOCK, 1)
+    td_softmax_forward(int64_t rows, int cols, int64_t causal_seq, const T *x, T *y)
+{
+    __shared__ running<T> scratch[32];
+    const int64_t r = (int64_t)blockIdx.x * G::ROWS + G::row();
+    row<T, W, G> in;
+
+    if (r >= rows) /* whole warps: rows share a block only where they are a warp's */
+        return;
+    const int seen = seen_by(r, cols, causal_seq), packs = (seen - 1) / W + 1;
+    const auto take = [&](int first, int count) {
+        in.take(x + r * cols + (int64_t)first * W, count);
+        for_packs<G>(count,
+                     [&](int slot, int index) { mask(in.packs[slot], first + index, seen, -INFINITY); });
+    };
+    y += r * cols;
+    if constexpr (G::WARPS == 1) {
+        float top = -INFINITY, sum = 0.0f, e[G::HELD][W];
+
+        take(0, packs);
+        for_packs<G>(packs, [&](int slot, int) { top = fmaxf(top, largest(in.packs[slot])); });
+        top = reduce<G>(top, larger(), (float *)nullptr);
+        for_packs<G>(packs, [&](int slot, int) {
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                sum += e[slot][i] = exp_for<T>(in.packs[slot][i] - top);
+        });
+        const share<T> of(reduce<G>(sum, add(), (float *)nullptr));
+        for_packs<G>(packs, [&](int slot, int index) {
+            float result[W];
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                result[i] = of(e[slot][i]);
+            store(y, index, rounded<T>(result));
+        });
+    } else {
+        running<T> all;
+
+        for_pieces<G>(packs, [&](int first, int count) {
+            take(first, count);
+            all = all + sum_piece<T, W, G>(in, count);
+        });
+        all = reduce<G>(all, add(), scratch);
+        const share<T> of(all.sum);
+        for_pieces<G>(packs, [&](int first, int count) {
+            if (packs > G::MOST)
+                take(first, count);
+            for_packs<G>(count, [&](int slot, int index) {
+                float result[W];
+#pragma unroll
+                for (int i = 0; i < W; i++)
+                    result[i] = of(exp_for<T>(in.packs[slot][i] - all.top));
+                store(y, first + index, rounded<T>(result));
+            });
+        });
+    }
+    clear<T, W, G>(y, packs, cols / W);
+}
+
+template <typename T, int W, typename G>
+__global__ void __launch_bounds__(G::BLOCK, 1)
+    td_softmax_backward(int64_t rows, int cols, int64_t causal_seq, float scale, const T *y, const T *dy,
+                        T *dx)
+{
+    __shared__ float scratch[32];
+    const int64_t r = (int64_t)blockIdx.x * G::ROWS + G::row();
+    row<T, W, G> in, grad;
+    float dot = 0.0f;
+
+    if (r >= rows)
+        return;
+    const int seen = seen_by(r, cols, causal_seq), packs = (seen - 1) / W + 1;
+    const auto take = [&](int first, int count) {
+        in.take(y + r * cols + (int64_t)first * W, count);
+        grad.take(dy + r * cols + (int64_t)first * W, count);
+        for_packs<G>(count, [&](int slot, int index) {
+            mask(in.packs[slot], first + index, seen, 0.0f);
+            mask(grad.packs[slot], first + index, seen, 0.0f);
+        });
+    };
+    for_pieces<G>(packs, [&](int first, int count) {
+        take(first, count);
+        for_packs<G>(count, [&](int slot, int) {
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                dot += in.packs[slot][i] * grad.packs[slot][i];
+        });
+    });
+    dot = reduce<G>(dot, add(), scratch);
+    dx += r * cols;
+    for_pieces<G>(packs, [&](int first, int count) {
+        if (packs > G::MOST)
+            take(first, count);
+        for_packs<G>(count, [&](int slot, int index) {
+            float result[W];
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                result[i] = scale * (in.packs[slot][i] * (grad.packs[slot][i] - dot));
+            store(dx, first + index, rounded<T>(result));
+        });
+    });
+    clear<T, W, G>(dx, packs, cols / W);
+}
+
+/* Calls f with the packs' width, as std::integral_constant, and the group. */
+template <typename T, typename F, typename... P> cudaError_t by_shape(int64_t cols, F f, const P *...pointers)
+{
+    constexpr int wide = full_width<T>();
+
+    if (packs_fit(wide, cols, pointers...))
+        return by_group(cols / wide,
+                        [&](auto group) { return f(std::integral_constant<int, wide>(), group); });
+    return by_plain_group(cols, [&](auto group) { return f(std::integral_constant<int, 1>(), group); });
+}
+
+} // namespace
+
+cudaError_t td_cuda_softmax_forward(cudaStream_t stream, const td_softmax_shape *shape, const void *x,
+                                    void *y)
+{
+    return by_dtype(shape->dtype, [&](auto dtype) {
+        using T = typename decltype(dtype)::element;
+        return by_shape<T>(
+            shape->cols,
+            [&](auto width, auto group) {
+                using G = decltype(group);
+                td_softmax_forward<T, decltype(width)::value, G>
+                    <<<(unsigned)((shape->rows - 1) / G::ROWS + 1), G::BLOCK, 0, stream>>>(
+                        shape->rows, (int)shape->cols, shape->causal_seq, (const T *)x, (T *)y);
+                return cudaGetLastError();
+            },
+            x, y);
+    });
+}
+
+cudaError_t td_cuda_softmax_backward(cudaStream_t stream, const td_softmax_shape *shape, float scale,
+                                     const void *y, const void *dy, void *dx)
+{
+    return by_dtype(shape->dtype, [&](auto dtype) {
+        using T = typename decltype(dtype)::element;
+        return by_shape<T>(
+            shape->cols,
+            [&](auto width, auto group) {
+                using G = decltype(group);
+                td_softmax_backward<T, decltype(width)::value, G>
+                    <<<(unsigned)((shape->rows - 1) / G::ROWS + 1), G::BLOCK, 0, stream>>>(
+                        shape->rows, (int)shape->cols, shape->causal_seq, scale, (const T *)y, (const T *)dy,
+                        (T *)dx);
+                return cudaGetLastError();
+            },
+            y, dy, dx);
+    });
+}

@@ -1,0 +1,178 @@
+/** Elements of every storage type: f32 in registers, packs of them in memory, 16 bytes at a time where rows allow it.
+ *
+ * A kernel is a template of the type T and of the width W of its packs. W is 1 where an address or a row's length does not
+ * suit wider packs; the rest of the kernel is the same. */
+#ifndef TD_KERNELS_TILE_ELEMENTS_CUH
+#define TD_KERNELS_TILE_ELEMENTS_CUH
+
+#include "base/dtype.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include <stdint.h>
+#include <string.h>
+#include <type_traits>
+
+namespace tile
+{
+
+using bf16 = __nv_bfloat16;
+using f16 = __half;
+
+__device__ inline float widen(float value)
+{
+    return value;
+}
+__device__ inline float widen(bf16 value)
+{
+    return __bfloat162float(value);
+}
+__device__ inline float widen(f16 value)
+{
+    return __half2float(value);
+}
+
+template <typename T> __device__ inline T narrow(float value);
+template <> __device__ inline float narrow<float>(float value)
+{
+    return value;
+}
+template <> __device__ inline bf16 narrow<bf16>(float value)
+{
+    return __float2bfloat16_rn(value);
+}
+template <> __device__ inline f16 narrow<f16>(float value)
+{
+    return __float2half_rn(value);
+}
+
+/** W elements as they lie in memory, read and written with as few accesses as 16 bytes each allow. */
+template <typename T, int W> struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) pack {
+    T at[W];
+
+    __device__ float operator[](int i) const
+    {
+        return widen(at[i]);
+    }
+};
+
+/* The compiler would copy the elements of a pack one by one: it is told to move words. */
+template <int BYTES>
+using word = std::conditional_t<
+    BYTES % 16 == 0, uint4,
+    std::conditional_t<BYTES == 8, uint2, std::conditional_t<BYTES == 4, uint32_t, uint16_t>>>;
+
+/** Pack number `index` of an array. */
+template <int W, typename T> __device__ inline pack<T, W> load(const T *array, int64_t index)
+{
+    using piece = word<W * sizeof(T)>;
+    constexpr int PIECES = W * sizeof(T) / sizeof(piece);
+    piece words[PIECES];
+    pack<T, W> result;
+
+#pragma unroll
+    for (int i = 0; i < PIECES; i++)
+        words[i] = reinterpret_cast<const piece *>(array)[index * PIECES + i];
+    memcpy(&result, words, sizeof result);
+    return result;
+}
+
+template <typename T, int W> __device__ inline void store(T *array, int64_t index, const pack<T, W> &values)
+{
+    using piece = word<W * sizeof(T)>;
+    constexpr int PIECES = W * sizeof(T) / sizeof(piece);
+    piece words[PIECES];
+
+    memcpy(words, &values, sizeof values);
+#pragma unroll
+    for (int i = 0; i < PIECES; i++)
+        reinterpret_cast<piece *>(array)[index * PIECES + i] = words[i];
+}
+
+/** Rounds W numbers: two by one instruction where the type has one. */
+template <typename T, int W> __device__ inline pack<T, W> rounded(const float (&values)[W])
+{
+    pack<T, W> result;
+
+    if constexpr (W % 2 == 0 && std::is_same_v<T, bf16>) {
+        __nv_bfloat162 pairs[W / 2];
+#pragma unroll
+        for (int i = 0; i < W / 2; i++)
+            pairs[i] = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
+        memcpy(&result, pairs, sizeof result);
+    } else if constexpr (W % 2 == 0 && std::is_same_v<T, f16>) {
+        __half2 pairs[W / 2];
+#pragma unroll
+        for (int i = 0; i < W / 2; i++)
+            pairs[i] = __floats2half2_rn(values[2 * i], values[2 * i + 1]);
+        memcpy(&result, pairs, sizeof result);
+    } else {
+#pragma unroll
+        for (int i = 0; i < W; i++)
+            result.at[i] = narrow<T>(values[i]);
+    }
+    return result;
+}
+
+/** exp(x) for results of type T: to the last bits for f32, where 16 bits would round them away by three instructions (2^-22,
+ * results below 2^-126 become 0). */
+template <typename T> __device__ inline float exp_for(float x)
+{
+    if constexpr (std::is_same_v<T, float>)
+        return expf(x);
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+    return y;
+}
+
+/** x / y for results of type T, likewise. */
+template <typename T> __device__ inline float divide_for(float x, float y)
+{
+    if constexpr (std::is_same_v<T, float>)
+        return x / y;
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(y));
+    return x * inverse;
+}
+
+/* ---- on the host ---- */
+
+template <typename T> struct type {
+    using element = T;
+};
+
+/** Calls f with the type<T> of a dtype that the device has kernels for. */
+template <typename F> cudaError_t by_dtype(td_dtype dtype, F f)
+{
+    return dtype == TD_BF16 ? f(type<bf16>()) : dtype == TD_F16 ? f(type<f16>()) : f(type<float>());
+}
+
+/** Calls f with the type of `dtype` and that of `second`, which is the same, or f32 beside 16 bits. */
+template <typename F> cudaError_t by_dtype_and_wide(td_dtype dtype, td_dtype second, F f)
+{
+    return by_dtype(
+        dtype, [&](auto narrow) { return dtype == second ? f(narrow, narrow) : f(narrow, type<float>()); });
+}
+
+/** Packs of 16 bytes of the widest of the types. */
+template <typename... T> constexpr int full_width()
+{
+    constexpr size_t sizes[] = {sizeof(T)...};
+    size_t most = 0;
+
+    for (size_t size : sizes)
+        most = size > most ? size : most;
+    return (int)(16 / most);
+}
+
+/** Whether packs of `width` elements fill an extent, and every address is a multiple of 16 bytes (NULL is). */
+template <typename... P> bool packs_fit(int width, int64_t extent, const P *...pointers)
+{
+    return extent % width == 0 && ((reinterpret_cast<uintptr_t>(pointers) | ... | 0) & 15) == 0;
+}
+
+} // namespace tile
+
+#endif

@@ -1,0 +1,95 @@
+/** The stable softmax of a row: its largest element and the sum of the exponentials, together. */
+#ifndef TD_KERNELS_TILE_SOFTMAX_CUH
+#define TD_KERNELS_TILE_SOFTMAX_CUH
+
+#include "kernels/tile/row.cuh"
+
+namespace tile
+{
+
+/** sum = sum of exp(element - top), where top is the largest element so far. */
+template <typename T> struct running {
+    float top = -INFINITY, sum = 0.0f;
+
+    /** Both of a row's parts. Where neither has seen more than -infinity the difference of the tops would be NaN. */
+    __device__ running operator+(running other) const
+    {
+        running both;
+
+        both.top = fmaxf(top, other.top);
+        both.sum = sum * (top == both.top ? 1.0f : exp_for<T>(top - both.top)) +
+                   other.sum * (other.top == both.top ? 1.0f : exp_for<T>(other.top - both.top));
+        return both;
+    }
+
+    /** What the exponentials of a part are taken relative to: NaN must show beside -infinity, which must not make one. */
+    __device__ float pivot() const
+    {
+        return top == -INFINITY ? 0.0f : top;
+    }
+};
+
+struct larger {
+    __device__ float operator()(float a, float b) const
+    {
+        return fmaxf(a, b);
+    }
+};
+
+template <typename T> __device__ inline running<T> shuffled(running<T> value, int distance)
+{
+    value.top = __shfl_xor_sync(0xFFFFFFFFu, value.top, distance);
+    value.sum = __shfl_xor_sync(0xFFFFFFFFu, value.sum, distance);
+    return value;
+}
+
+/** The largest element of a pack; NaN only if there is nothing else. */
+template <typename T, int W> __device__ inline float largest(const pack<T, W> &values)
+{
+    if constexpr (W % 2 == 0 && !std::is_same_v<T, float>) {
+        using pair = std::conditional_t<std::is_same_v<T, bf16>, __nv_bfloat162, __half2>;
+        pair pairs[W / 2];
+        memcpy(pairs, &values, sizeof values);
+#pragma unroll
+        for (int i = 1; i < W / 2; i++)
+            pairs[0] = __hmax2(pairs[0], pairs[i]);
+        return fmaxf(widen(pairs[0].x), widen(pairs[0].y));
+    } else {
+        float most = values[0];
+#pragma unroll
+        for (int i = 1; i < W; i++)
+            most = fmaxf(most, values[i]);
+        return most;
+    }
+}
+
+/** Puts `value` in place of the elements that lie behind the first `seen` of a row; few packs have any. */
+template <typename T, int W> __device__ inline void mask(pack<T, W> &values, int index, int seen, float value)
+{
+    if (index * W + W <= seen)
+        return;
+#pragma unroll
+    for (int i = 0; i < W; i++)
+        if (index * W + i >= seen)
+            values.at[i] = narrow<T>(value);
+}
+
+/** The thread's share of a piece of a row. */
+template <typename T, int W, typename G>
+__device__ inline running<T> sum_piece(const row<T, W, G> &in, int count)
+{
+    running<T> mine;
+
+    for_packs<G>(count, [&](int slot, int) { mine.top = fmaxf(mine.top, largest(in.packs[slot])); });
+    const float pivot = mine.pivot();
+    for_packs<G>(count, [&](int slot, int) {
+#pragma unroll
+        for (int i = 0; i < W; i++)
+            mine.sum += exp_for<T>(in.packs[slot][i] - pivot);
+    });
+    return mine;
+}
+
+} // namespace tile
+
+#endif

@@ -1,0 +1,181 @@
+/* The CUDA device: what device.c tests on the CPU, where a GPU can differ. */
+#include "device/device.h"
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/gpu.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static td_device *gpu;
+
+static void an_index_beyond_the_machine_is_refused(void **state)
+{
+    td_device *dev = gpu;
+
+    (void)state;
+    td_assert_refused(td_device_open("cuda:9999", &dev), TD_BAD_ARGUMENT,
+                      "device 'cuda:9999': this machine has");
+    assert_null(dev);
+    td_assert_ok(td_device_open("cuda:0", &dev));
+    assert_string_equal(td_device_name(dev), "cuda:0");
+    assert_int_equal(td_device_kind_of(dev), TD_DEVICE_CUDA);
+    td_device_close(dev);
+}
+
+static void bytes_travel_and_come_back(void **state)
+{
+    enum { BYTES = 100003 };
+    unsigned char *sent = malloc(BYTES);
+    void *block = td_gpu_block(gpu, NULL, BYTES), *copy = td_gpu_block(gpu, NULL, BYTES);
+
+    (void)state;
+    for (size_t i = 0; i < BYTES; i++)
+        sent[i] = (unsigned char)(i * 7 % 251);
+    td_assert_ok(td_device_upload(gpu, block, sent, BYTES));
+    td_assert_ok(td_device_copy(gpu, copy, block, BYTES));
+    unsigned char *got = td_gpu_read(gpu, copy, BYTES);
+    assert_memory_equal(got, sent, BYTES);
+    free(got);
+    td_assert_ok(td_device_fill(gpu, copy, 0x5A, BYTES));
+    got = td_gpu_read(gpu, copy, BYTES);
+    for (size_t i = 0; i < BYTES; i++)
+        assert_int_equal(got[i], 0x5A);
+    free(got);
+    free(sent);
+    td_gpu_free(gpu, block);
+    td_gpu_free(gpu, copy);
+}
+
+static void what_does_not_fit_is_refused_and_the_rest_goes_on(void **state)
+{
+    td_memory_stats before, after;
+    void *block = &before;
+
+    (void)state;
+    td_assert_ok(td_device_memory(gpu, &before));
+    td_assert_refused(td_device_alloc(gpu, (size_t)1 << 45, &block), TD_NO_MEMORY,
+                      "no room for 35184372088832 bytes on cuda:0");
+    assert_null(block);
+    td_assert_ok(td_device_alloc(gpu, 1 << 20, &block));
+    td_assert_ok(td_device_fill(gpu, block, 1, 1 << 20));
+    td_assert_ok(td_device_synchronize(gpu));
+    td_assert_ok(td_device_memory(gpu, &after));
+    assert_int_equal(after.current_bytes, before.current_bytes + (1 << 20));
+    assert_int_equal((uintptr_t)block % 256, 0);
+    td_assert_ok(td_device_free(gpu, block));
+}
+
+/* A long queue on one stream, a mark, and another stream that waits for it. */
+static void a_stream_waits_for_the_event_of_another(void **state)
+{
+    enum { BYTES = 256 << 20, ROUNDS = 20 };
+    td_stream *side = NULL;
+    td_event *start = NULL, *stop = NULL;
+    void *big, *host;
+    double ms = -1;
+
+    (void)state;
+    td_assert_ok(td_device_alloc(gpu, BYTES, &big));
+    td_assert_ok(td_device_alloc_host(gpu, 1, &host));
+    td_assert_ok(td_stream_create(gpu, &side));
+    td_assert_ok(td_event_create(gpu, &start));
+    td_assert_ok(td_event_create(gpu, &stop));
+    td_assert_refused(td_event_wait(stop), TD_BAD_STATE, "never recorded");
+
+    td_assert_ok(td_event_record(start));
+    for (int i = 1; i <= ROUNDS; i++)
+        td_assert_ok(td_device_fill(gpu, big, i, BYTES));
+    td_assert_ok(td_event_record(stop));
+    td_assert_ok(td_device_set_stream(gpu, side));
+    td_assert_ok(td_event_wait(stop));
+    td_assert_ok(td_device_download_async(gpu, host, (char *)big + BYTES - 1, 1));
+    td_assert_ok(td_device_synchronize(gpu));
+    assert_int_equal(*(unsigned char *)host, ROUNDS);
+    td_assert_ok(td_device_set_stream(gpu, NULL));
+    td_assert_ok(td_event_elapsed_ms(start, stop, &ms));
+    assert_true(ms > 0.1); /* 5 GiB take longer on any GPU */
+
+    td_event_destroy(start);
+    td_event_destroy(stop);
+    td_stream_destroy(side);
+    td_device_free_host(gpu, host);
+    td_assert_ok(td_device_free(gpu, big));
+}
+
+static void a_graph_replays_what_was_captured(void **state)
+{
+    td_graph *graph = NULL;
+    unsigned char *got;
+    void *from = td_gpu_block(gpu, NULL, 1000), *to = td_gpu_block(gpu, NULL, 1000);
+
+    (void)state;
+    td_assert_refused(td_graph_end(gpu, &graph), TD_BAD_STATE, "no capture is running");
+    td_assert_ok(td_graph_begin(gpu));
+    td_assert_refused(td_graph_begin(gpu), TD_BAD_STATE, "a capture is running");
+    td_assert_refused(td_device_set_stream(gpu, NULL), TD_BAD_STATE, "while it is captured");
+    td_assert_ok(td_device_copy(gpu, to, from, 1000));
+    td_assert_ok(td_graph_end(gpu, &graph));
+    for (int round = 1; round <= 2; round++) {
+        td_assert_ok(td_device_fill(gpu, from, round, 1000));
+        td_assert_ok(td_graph_launch(graph));
+        got = td_gpu_read(gpu, to, 1000);
+        for (int i = 0; i < 1000; i++)
+            assert_int_equal(got[i], round);
+        free(got);
+    }
+    td_graph_destroy(graph);
+
+    /* Waiting is not allowed inside: the capture fails, and the device works on. */
+    td_assert_ok(td_graph_begin(gpu));
+    assert_int_not_equal(td_device_synchronize(gpu), TD_OK);
+    assert_int_not_equal(td_graph_end(gpu, &graph), TD_OK);
+    assert_null(graph);
+    td_assert_ok(td_device_fill(gpu, to, 9, 1000));
+    got = td_gpu_read(gpu, to, 1000);
+    assert_int_equal(got[999], 9);
+    free(got);
+    td_gpu_free(gpu, from);
+    td_gpu_free(gpu, to);
+}
+
+/* CUDA's default stream, as a caller would hand it in. */
+static void a_callers_stream_is_used(void **state)
+{
+    td_stream *wrapped = NULL;
+    void *block = td_gpu_block(gpu, NULL, 64);
+
+    (void)state;
+    td_assert_ok(td_device_synchronize(gpu));
+    td_assert_ok(td_stream_wrap(gpu, NULL, &wrapped));
+    td_assert_ok(td_device_set_stream(gpu, wrapped));
+    td_assert_ok(td_device_fill(gpu, block, 3, 64));
+    unsigned char *got = td_gpu_read(gpu, block, 64);
+    assert_int_equal(got[63], 3);
+    free(got);
+    td_assert_ok(td_device_set_stream(gpu, NULL));
+    td_stream_destroy(wrapped);
+    td_gpu_free(gpu, block);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_index_beyond_the_machine_is_refused),
+        cmocka_unit_test(bytes_travel_and_come_back),
+        cmocka_unit_test(what_does_not_fit_is_refused_and_the_rest_goes_on),
+        cmocka_unit_test(a_stream_waits_for_the_event_of_another),
+        cmocka_unit_test(a_graph_replays_what_was_captured),
+        cmocka_unit_test(a_callers_stream_is_used),
+    };
+
+    gpu = td_gpu_open();
+    const int failed = cmocka_run_group_tests_name("device on a GPU", tests, NULL, NULL);
+    td_device_close(gpu);
+    return failed;
+}
