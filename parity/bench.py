@@ -1,29 +1,34 @@
-"""The training step of the course's models, timed phase by phase, in C and in PyTorch from the same weights."""
+"""The training step of the course's models, in C and in PyTorch from the same weights: phase by phase, each
+synchronised, as the handout asks for; and on a GPU as a whole, captured and compiled, where nothing waits inside."""
 
-from statistics import median
-
-import pandas as pd
 import torch
 
-from parity.core import Case, Side, geomean, grid
-from parity.core.clock import statistics
-from parity.transformer import DTYPES, Tandem, initial_state, torch_model
+from parity import _bench_pages
+from parity.core import Case, Side, grid
+from parity.core.clock import statistics, time_sides
+from parity.transformer import Tandem, initial_state, torch_model
 from ref import bench as ref
-from ref.transformer import SIZES
+from ref.transformer import SIZES, fused_attention
 
 DELIVERABLES = {
     "benchmarking_script": "Forward, backward and optimizer of the models, and what warm-up changes",
     "benchmarking_mixed_precision": "bf16 against f32, by size (part c)",
+    "torch_compile": "The whole training step, captured and compiled (part b)",
 }
 
 VOCAB, BATCH = 10_000, 4
-PHASES = ("forward", "backward", "optimizer")
+PHASES = _bench_pages.PHASES
+CONTEXTS = [128, 256, 512, 1024]
 GIB = 2**30
-RATE = 1e11  # FLOP/s to expect, for the estimates alone
+RATES = {"cpu": 1e11, "cuda": 2e13}  # FLOP/s to expect, for the estimates alone
+LOW = ("bf16", "bf16_mixed")
+WHOLE_STEPS, PHASE_STEPS = 10, 5
+COLD_CONTEXT = _bench_pages.COLD_CONTEXT  # none of CONTEXTS, so that no two cases are one
 
 
 def cases(profile, device):
-    if device != "cpu":
+    if device == "cuda":
+        yield from gpu_cases(profile)
         return
     if profile == "quick":
         yield step("small", 128, "f32", "step", warmup=5, repeats=10)
@@ -31,7 +36,7 @@ def cases(profile, device):
             yield step("small", 128, "f32", "inference", warmup=warmup, repeats=10)
         yield step("small", 128, "bf16", "inference", warmup=1, repeats=3)
         return
-    for keys in grid(size=list(SIZES), context=[128, 256, 512, 1024], mode=["step", "inference"]):
+    for keys in grid(size=list(SIZES), context=CONTEXTS, mode=["step", "inference"]):
         yield step(keys["size"], keys["context"], "f32", keys["mode"], warmup=5, repeats=10)
     for warmup in (0, 1, 2):
         for keys in grid(size=["small", "medium"], mode=["step", "inference"]):
@@ -40,23 +45,54 @@ def cases(profile, device):
         yield step(keys["size"], 128, "bf16", keys["mode"], warmup=1, repeats=3)
 
 
-def step(size, context, dtype, mode, *, warmup, repeats):
+def gpu_cases(profile):
+    """The whole step of every size and dtype; the handout's grid of phases; and the first steps of a cold process."""
+    sizes = [size for size in SIZES if size != "10B"]
+    if profile == "quick":
+        yield whole("small", "bf16_mixed")
+        yield step("small", 512, "bf16_mixed", "step", "cuda", warmup=5, repeats=10)
+        for warmup in (0, 5):
+            yield step(
+                "small", COLD_CONTEXT, "bf16_mixed", "step", "cuda", warmup=warmup, repeats=10, cold=True
+            )
+        return
+    for keys in grid(dtype=["bf16_mixed", "f32", "tf32", "bf16"], size=sizes):
+        yield whole(keys["size"], keys["dtype"])
+    for size in ["small", "2.7B"]:
+        yield whole(size, "bf16_mixed", mode="parts")
+    for keys in grid(
+        dtype=["bf16_mixed", "f32", "tf32"], size=sizes, context=CONTEXTS, mode=["step", "inference"]
+    ):
+        yield step(keys["size"], keys["context"], keys["dtype"], keys["mode"], "cuda", warmup=5, repeats=10)
+    for warmup in (0, 1, 2, 5):
+        for size in ["small", "xl"]:
+            yield step(size, COLD_CONTEXT, "bf16_mixed", "step", "cuda", warmup=warmup, repeats=10, cold=True)
+
+
+def shape_of(size, context):
     d_model, d_ff, layers, heads = SIZES[size]
-    shape = dict(
-        d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=VOCAB, batch=BATCH, context=context
-    )
-    numel = 2 * VOCAB * d_model + layers * (4 * d_model**2 + 3 * d_model * d_ff)
-    element = 4 if dtype == "f32" else 2
-    # Weights on both sides; gradients and f32 moments when training; activations are small beside them at batch 4.
-    held = 2 * numel * (2 * element + 8 if mode == "step" else element) + numel * element
+    shape = dict(d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=VOCAB, batch=BATCH)
+    return shape | dict(context=context), 2 * VOCAB * d_model + layers * (4 * d_model**2 + 3 * d_model * d_ff)
+
+
+def step(size, context, dtype, mode, device="cpu", *, warmup, repeats, cold=False):
+    shape, numel = shape_of(size, context)
+    element = 2 if dtype == "bf16" else 4
+    # Weights of a side and what both start from; gradients and f32 moments when training; activations are small beside
+    # them at batch 4.
+    held = numel * (2 * element + 8 if mode == "step" else element)
+    held = held * (2 if device == "cpu" else 1) + numel * element
     work = BATCH * context * 2 * numel * (3 if mode == "step" else 1)
-    deliverable = "benchmarking_mixed_precision" if dtype == "bf16" else "benchmarking_script"
+    slow = 3 if dtype == "bf16" and device == "cpu" else 1
+    seconds = 2 * (warmup + repeats + 1) * work / RATES[device] * slow
+    seconds += numel / 2e7 if device == "cpu" else 2 + numel / 5e8
     return Case(
-        deliverable,
+        "benchmarking_mixed_precision" if dtype in LOW and not cold else "benchmarking_script",
         measure="time memory" if mode == "step" else "time",
         repeats=repeats,
-        seconds=numel / 2e7 + 2 * (warmup + repeats + 1) * work / RATE * (3 if dtype == "bf16" else 1),
-        alone=True,  # cold, which is what the warm-up is about, and hungry
+        seconds=seconds,
+        alone=cold or device == "cpu",  # cold, which is what the warm-up is about, or hungry
+        in_turn=device != "cpu",
         needs_bytes=held,
         size=size,
         **shape,
@@ -66,57 +102,284 @@ def step(size, context, dtype, mode, *, warmup, repeats):
     )
 
 
+def whole(size, dtype, context=512, mode="step"):
+    """Steps that nothing waits for between two readings of the clock, or one step and what its kernels take. Compiling
+    takes most of the case's time."""
+    shape, numel = shape_of(size, context)
+    work = BATCH * context * 6 * numel
+    slow = 3 if dtype == "f32" else 1
+    return Case(
+        "torch_compile",
+        measure="time memory" if mode == "step" else "memory",
+        repeats=3,
+        together=WHOLE_STEPS,
+        in_turn=True,
+        alone=mode == "parts",
+        seconds=15 + SIZES[size][2] * 1.5 + 4 * (3 * WHOLE_STEPS + 8) * work * slow / 1e14,
+        needs_bytes=numel * (2 if dtype == "bf16" else 4) * 2 + 8 * numel,
+        size=size,
+        **shape,
+        dtype=dtype,
+        warmup=2,
+        **{"pass": mode},
+    )
+
+
 def run(case, draw, c):
-    training = case["pass"] == "step"
-    state = initial_state(case, draw)
+    cpu = draw.device.type == "cpu"
+    state = initial_state(case, draw.normal if cpu else draw.quickly)
     tokens = draw.integers("tokens", (case.batch, case.context + 1), high=case.vocab)
     ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    batch = (case, c, state, ids, targets)
+    if case["pass"] == "parts":
+        rates = ceilings(draw, c)
+        return {
+            "c": Parts(*batch).weighed(rates),
+            "torch_eager": TorchParts(*batch).weighed(rates),
+            "torch_compile": TorchParts(*batch, best=True).weighed(rates),
+        }
+    if case.deliverable == "torch_compile":
+        sides = {
+            "c": Whole(*batch).side(),
+            "c_graph": Whole(*batch, impl="c_graph").side(),
+            "torch_eager": TorchWhole(*batch).side(),
+            "torch_compile": TorchWhole(*batch, best=True).side(),
+        }
+        if case.dtype == "bf16_mixed":
+            sides["torch_compile_graph"] = TorchWhole(*batch, best=True, captured=True).side()
+        return sides
+    sides = {"c": Phases(*batch).side(), "torch_eager": TorchPhases(*batch).side()}
+    if not cpu and case["pass"] == "step" and case.context != COLD_CONTEXT:
+        sides["c_graph"] = Whole(*batch, impl="c_graph").side()  # as one launch, which has no phases
+    return sides
 
-    tandem = Tandem(case, c, "flash", use="training" if training else "inference")
-    tandem.restart(state)
-    mine = ref.Times()
 
-    def call_tandem():
-        laps = [ref.perf_counter()]
-        tandem.forward(ids)
-        if training:
-            loss = tandem.loss(targets)
-        laps.append(ref.perf_counter())
-        if training:
-            tandem.backward()
-            laps.append(ref.perf_counter())
-            tandem.update()
-            laps.append(ref.perf_counter())
-            mine.losses.append(loss.item())
+class Phases:
+    """C's side of a step whose phases are timed apart."""
+
+    def __init__(self, case, c, state, ids, targets, impl="c"):
+        self.case, self.c, self.impl = case, c.side(impl), impl
+        self.state, self.ids, self.targets = state, ids, targets
+        self.training = case["pass"] != "inference"
+        self.times = ref.Times()
+        # On a GPU gradients may be gone after the step; on a CPU the figures so far were taken with them kept.
+        transient = self.training and self.c.on.kind == "cuda"
+        use = "training" if self.training else "inference"
+        self.model = Tandem(case, self.c, "flash", use=use, transient_gradients=transient)
+        self.flops = model_flops(case, self.c)
+
+    def side(self):
+        return Side(
+            self.call,
+            open=self.open,
+            close=self.close,
+            flops=self.flops,
+            holds=self.holds,
+            record=self.record,
+        )
+
+    def open(self):
+        self.model.open().begin(self.state)
+
+    def close(self):
+        self.model.close()
+
+    def holds(self):
+        return ()
+
+    def call(self):
+        laps = [self.lap()]
+        self.model.forward(self.ids)
+        if self.training:
+            loss = self.model.loss(self.targets)
+        laps.append(self.lap())
+        if self.training:
+            self.model.backward()
+            laps.append(self.lap())
+            self.model.update()
+            laps.append(self.lap())
+            self.times.losses.append(loss.item())
         for phase, start, end in zip(PHASES, laps, laps[1:], strict=False):
-            getattr(mine, phase).append(1e3 * (end - start))
+            getattr(self.times, phase).append(1e3 * (end - start))
         return {}
 
-    model = torch_model(case, state, DTYPES[case.dtype])
-    trainer = ref.Trainer(model, ids, targets, mode="train" if training else "forward")
+    def lap(self):
+        self.c.td_device_synchronize(self.c.device)
+        return ref.perf_counter()
 
-    def call_torch():
-        trainer.step()
-        return {}
+    def record(self):
+        """Of the timed calls: those after the warm-up, without the one that weighs the memory."""
+        return self.values(slice(self.case.warmup, self.case.warmup + self.case.repeats))
 
-    def torch_holds():
-        held = list(model.parameters())
-        if trainer.optimizer:
-            held += [v for s in trainer.optimizer.state.values() for v in s.values() if torch.is_tensor(v)]
+    def values(self, timed):
+        found = {phase: getattr(self.times, phase)[timed] for phase in PHASES}
+        found = {phase: statistics(samples) for phase, samples in found.items() if samples}
+        return {
+            "phases": found,
+            "values": {"tokens": self.case.batch * self.case.context, "flops": self.flops},
+        }
+
+
+class TorchPhases(Phases):
+    """PyTorch's. `best` is compiled, with its own fused attention and optimizer."""
+
+    def __init__(self, *batch, best=False):
+        super().__init__(*batch)
+        self.best, self.model, self.trainer = best, None, None
+
+    def open(self):
+        attend = {"attend": fused_attention} if self.best else {}
+        self.trainer = ref.Trainer(
+            torch_model(self.case, self.state, **attend),
+            self.ids,
+            self.targets,
+            mode="train" if self.training else "forward",
+            autocast=self.case.dtype == "bf16_mixed",
+            best=self.best,
+            synchronize=self.c.on.synchronize,
+        )
+        self.trainer.times = self.times
+
+    def close(self):
+        self.trainer = None
+
+    def holds(self):
+        held = list(self.trainer.model.parameters())
+        if self.trainer.optimizer:
+            states = self.trainer.optimizer.state.values()
+            held += [value for state in states for value in state.values() if hasattr(value, "data_ptr")]
         return held
 
-    flops = model_flops(case, c)
+    def call(self):
+        self.trainer.step()
+        return {}
 
-    def phases(times):
-        """Of the timed calls: those after the warm-up, without the one that weighs the memory."""
-        first, last = case.warmup, case.warmup + case.repeats
-        found = {phase: getattr(times, phase)[first:last] for phase in PHASES}
-        found = {phase: statistics(samples) for phase, samples in found.items() if samples}
-        return {"phases": found, "values": {"tokens": case.batch * case.context, "flops": flops}}
 
+class WholeSteps:
+    """Steps without a look at the clock inside; then, before the side is closed, a few whose phases are timed."""
+
+    whole = None
+    called = False
+    captured = False  # a graph has no phases
+
+    def call(self):
+        self.whole()
+        self.called = True
+        return {}
+
+    def close(self):
+        self.whole = None
+        try:
+            if self.called and not self.captured:
+                for _ in range(PHASE_STEPS):
+                    super().call()
+        finally:
+            super().close()
+
+    def record(self):
+        return self.values(slice(1, PHASE_STEPS))
+
+
+class Whole(WholeSteps, Phases):
+    """C's step, queued operation by operation, or as `c_graph` captured once and replayed."""
+
+    def __init__(self, *batch, impl="c"):
+        super().__init__(*batch, impl=impl)
+        self.captured = impl == "c_graph"
+
+    def open(self):
+        super().open()
+        if self.captured:
+            self.model.capture(self.ids, self.targets)
+            self.whole = self.model.replay
+        else:
+            self.whole = lambda: self.model.step(self.ids, self.targets)
+
+
+class TorchWhole(WholeSteps, TorchPhases):
+    """PyTorch's: eager, at its best, and that captured as a graph."""
+
+    def __init__(self, *batch, best=False, captured=False):
+        super().__init__(*batch, best=best)
+        self.captured = captured
+        self.peak = None
+
+    def open(self):
+        before = self.c.on.held_by_torch()
+        super().open()
+        if not self.captured:
+            self.whole = self.trainer.whole
+            return
+
+        def capture():
+            self.whole = self.trainer.capture()
+
+        # Replays use memory that the allocator counts as free again: the peak is that of the capture.
+        held = self.c.on.held_by_torch()
+        peaks = self.c.on.peak_of_torch(capture)
+        self.peak = {f"{name}_mib": (held[name] - before[name] + peaks[name]) / 2**20 for name in peaks}
+
+    def record(self):
+        return super().record() | (self.peak or {})
+
+
+class PartsOfStep:
+    """One step after a few, and the GPU time of each kernel in it."""
+
+    captured = True  # and without phases
+    parts = None
+
+    def weighed(self, rates):
+        side = self.side()
+        side.record = lambda: {"parts": self.parts or {}, "values": rates | floors(self.case, self.c, rates)}
+        return side
+
+    def open(self):
+        super().open()
+        for _ in range(3):
+            self.whole()
+
+    def call(self):
+        self.parts = self.c.on.kernels(self.whole)
+        return {}
+
+
+class Parts(PartsOfStep, Whole):
+    pass
+
+
+class TorchParts(PartsOfStep, TorchWhole):
+    pass
+
+
+def ceilings(draw, c):
+    """What the GPU does at best: TFLOP/s of a large product, GB/s of a large copy, both PyTorch's."""
+    a, b = (draw.quickly(name, (8192, 8192), "bf16") for name in ("a", "b"))
+    x = draw.quickly("x", (2**28,), "f32")
+    y = torch.empty_like(x)
+    sides = {"product": Side(lambda: a @ b), "copy": Side(lambda: y.copy_(x))}
+    ms = {name: t.stats()["median"] for name, t in time_sides(sides, repeats=10, device=c.on).items()}
+    return {"product_tflops": 2 * 8192**3 / ms["product"] / 1e9, "copy_gb_s": 2 * x.nbytes / ms["copy"] / 1e6}
+
+
+def floors(case, c, rates):
+    """Milliseconds that each part of a step in mixed precision must take at those rates."""
+    size = c.struct("td_account_model", case)
+    flops = c.value("td_account_model_flops", size, case.batch, case.context, True, True)
+    numel = c.value("td_account_model_parameters", size).total
+    tokens = case.batch * case.context
+    # Of a layer, bytes a token: two norms with their residuals read x (4) and what is added (2), write the sum (4) and
+    # the result (2), and backward reads x and dy, updates dx (8) and writes its rounded copy; q, k and v are read and
+    # written, both ways; the gate reads two and writes one, its backward reads three and writes two.
+    layer = case.d_model * (2 * (12 + 16) + 2 * 12) + case.d_ff * (6 + 10)
+    moved = tokens * (case.layers * layer + 4 * case.vocab)
+    products = 3 * (flops.projections + flops.ffn + flops.head)
+    # p, m and v are f32 and read and written, the gradient is read, and the bf16 copy of p written.
     return {
-        "c": Side(call_tandem, flops=flops, record=lambda: phases(mine)),
-        "torch_eager": Side(call_torch, flops=flops, holds=torch_holds, record=lambda: phases(trainer.times)),
+        "floor_products": products / rates["product_tflops"] / 1e9,
+        "floor_attention": 3.5 * flops.attention_products / rates["product_tflops"] / 1e9,
+        "floor_optimizer": numel * (6 * 4 + 2 + 2) / rates["copy_gb_s"] / 1e6,
+        "floor_rest": moved / rates["copy_gb_s"] / 1e6,
     }
 
 
@@ -124,150 +387,8 @@ def model_flops(case, c):
     """Matrix products of the model, the same for both sides: all of S^2, backward twice forward."""
     size = c.struct("td_account_model", case)
     counted = c.value("td_account_model_flops", size, case.batch, case.context, False, False)
-    return counted.forward_matmul + (counted.backward_matmul if case["pass"] == "step" else 0.0)
+    return counted.forward_matmul + (0.0 if case["pass"] == "inference" else counted.backward_matmul)
 
 
 def report(page, records):
-    script = records.only("benchmarking_script")
-    report_phases(page, script)
-    report_warmup(page, script)
-    report_bf16(page, script, records.only("benchmarking_mixed_precision"))
-
-
-def rows_of(records):
-    """A row for each implementation of a case, with its phases beside the whole."""
-    for record in records.records:
-        row = dict(record["case"]) | {"impl": record["impl"], "status": record["status"]}
-        if "ms" in record:
-            row |= {
-                "median": record["ms"]["median"],
-                "mean": record["ms"]["mean"],
-                "std": record["ms"]["std"],
-            }
-            row |= {"cv": record["ms"]["std"] / record["ms"]["mean"], "first": record["samples"][0]}
-            row |= {"min": record["ms"]["min"], "p95": record["ms"]["p95"]}
-            row["tokens_s"] = record["values"]["tokens"] / record["ms"]["median"] * 1e3
-            row["gflops"] = record["values"]["flops"] / record["ms"]["median"] / 1e6
-            for phase, found in record["phases"].items():
-                row[phase] = f"{found['mean']:.0f} ± {found['std']:.0f}"
-        row["peak_mib"] = record.get("peak_mib")
-        yield row
-
-
-def report_phases(page, records):
-    page.question("How long do forward, backward and optimizer take (batch 4, 5 warm-up and 10 timed steps)?")
-    warm = records.only(warmup=5)
-    keys = ["size", "context", "impl"]
-    columns = [*keys, *PHASES, "median", "min", "p95", "cv", "tokens_s", "gflops", "peak_mib", "status"]
-    steps = pd.DataFrame(rows_of(warm.only(**{"pass": "step"})))
-    names = {
-        "median": "step",
-        "cv": "std / mean",
-        "tokens_s": "tokens/s",
-        "gflops": "GFLOP/s",
-        "peak_mib": "peak",
-    }
-    units = dict.fromkeys((*PHASES, "median", "min", "p95"), "ms") | {"peak_mib": "MiB"}
-    if len(steps):
-        page.table(
-            steps,
-            columns={name: names.get(name, name) for name in columns if name in steps},
-            units={name: unit for name, unit in units.items() if name in steps},
-        )
-    ratios = warm.only(**{"pass": "step"}).ratio("ms")
-    peaks = warm.only(**{"pass": "step"}).ratio("peak_mib")
-    if len(ratios):
-        page.text(
-            "A step is forward, loss, backward and AdamW; phases are means ± standard deviations, the step's median "
-            f"is {geomean(ratios):.2f} times PyTorch's with {geomean(peaks):.2f} times its memory (geometric means). "
-            "C attends with flash, PyTorch as the course does; both run AdamW in the course's order. GFLOP/s counts "
-            "the matrix products alone."
-        )
-        page.verdict(
-            "benchmarking_script",
-            f"step {geomean(ratios):.2f} x PyTorch eager's time, {geomean(peaks):.2f} x its memory.",
-        )
-    inference = pd.DataFrame(rows_of(warm.only(**{"pass": "inference"})))
-    if len(inference):
-        page.text("Forward alone, with nothing kept for a backward pass:")
-        page.table(
-            inference,
-            columns={
-                name: names.get(name, name)
-                for name in [*keys, "mean", "std", "median", "cv", "tokens_s", "gflops"]
-            }
-            | {"median": "median"},
-            units=dict.fromkeys(("mean", "std", "median"), "ms"),
-        )
-
-
-def report_warmup(page, records):
-    page.question("What do fewer warm-up steps change, and why?")
-    few = [row for row in rows_of(records) if row["warmup"] in (0, 1, 2, 5) and "mean" in row]
-    compared = {(row["size"], row["pass"]) for row in few if row["warmup"] == 0}
-    few = [row for row in few if (row["size"], row["pass"]) in compared and row["context"] == 128]
-    if not few:
-        return
-    for row in few:
-        row["first_over"] = row["first"] / row["median"]
-    frame = pd.DataFrame(few).sort_values(["size", "pass", "impl", "warmup"])
-    page.table(
-        frame,
-        columns={
-            "size": "size",
-            "pass": "pass",
-            "impl": "impl",
-            "warmup": "warm-up steps",
-            "mean": "mean",
-            "std": "std",
-        }
-        | {"median": "median", "cv": "std / mean", "first_over": "first / median"},
-        units=dict.fromkeys(("mean", "std", "median"), "ms"),
-    )
-    cold = {row["impl"]: row["first_over"] for row in few if row["warmup"] == 0}
-    warm = [row["first_over"] for row in few if row["warmup"] == 5]
-    if not cold or not warm:
-        return
-    page.text(
-        "Each row is a process of its own. Without warm-up the first step takes "
-        + " and ".join(f"{ratio:.2f} times the median in {impl}" for impl, ratio in cold.items())
-        + f"; after five steps {median(warm):.2f} times. It pays for what happens once: pages of memory touched for "
-        "the first time, the matrix library generating its kernels, threads being started, caches being filled. One "
-        "such step among ten moves the mean and the standard deviation, the median hardly; so medians are quoted here."
-    )
-
-
-def report_bf16(page, script, mixed):
-    page.question("What does bf16 do to the time of each size?")
-    rows = []
-    for row in rows_of(mixed):
-        same = dict(size=row["size"], context=row["context"], impl=row["impl"], warmup=5)
-        base = [other for other in rows_of(script.only(**same | {"pass": row["pass"]})) if "median" in other]
-        if "median" in row and base:
-            row |= {"f32": base[0]["median"], "speedup": base[0]["median"] / row["median"]}
-            rows.append(row)
-    if not rows:
-        return
-    page.table(
-        pd.DataFrame(rows),
-        columns={
-            "size": "size",
-            "context": "context",
-            "pass": "pass",
-            "impl": "impl",
-            "f32": "f32",
-            "median": "bf16",
-        }
-        | {"speedup": "f32 / bf16"},
-        units={"f32": "ms", "median": "ms"},
-    )
-    for impl in ("c", "torch_eager"):
-        found = [row["speedup"] for row in rows if row["impl"] == impl]
-        if found:
-            page.text(
-                f"{impl}: f32 takes {geomean(found):.2f} times bf16's time. Weights and activations are bf16 here, "
-                "sums f32. Half the bytes help only where the processor multiplies bf16 itself, or where bytes are "
-                "the limit; without such instructions the operands of a product are converted first."
-            )
-    mine = [row["speedup"] for row in rows if row["impl"] == "c"]
-    page.verdict("benchmarking_mixed_precision", f"bf16 speed-up of C {geomean(mine):.2f} on this CPU.")
+    _bench_pages.report(page, records)

@@ -1,5 +1,5 @@
 """The pages of parity/<module>.py are written from whatever records there are: none missing, some, or ends without a
-number. Tried on the committed records, thinned and spoiled by a seeded choice."""
+number. Tried on the committed records, and on invented ones of a GPU, thinned and spoiled by a seeded choice."""
 
 import random
 import unittest
@@ -7,13 +7,29 @@ from pathlib import Path
 from unittest.mock import patch
 
 from parity.core import plot, sweep
+from parity.core.clock import statistics
 from parity.core.record import FILE, load
 from parity.core.report import Page
 from parity.core.view import Records
 
 COMMITTED = Path(__file__).resolve().parents[1] / "reports" / "cpu" / FILE
-MEASURED = "ms error peak_mib tflops samples ratio values series dtypes lists phases".split()
+MEASURED = """ms error peak_mib requested_mib tflops gb_s samples first_ms ratio values series dtypes lists phases
+parts""".split()
 TRIALS = 40
+# Of every kind that some page reads.
+IMPLS = {
+    "accounting": ["c", "torch_eager"],
+    "precision": ["c", "torch_eager"],
+    "ops": ["c", "torch_eager", "torch_compile", "torch_library"],
+    "attention": ["c", "torch_eager"],
+    "flash": ["c", "c_naive", "torch_eager", "torch_flash", "torch_cudnn", "torch_efficient"],
+    "transformer": ["c", "c_graph", "torch_eager", "torch_eager_f32"],
+    "bench": ["c", "c_graph", "torch_eager", "torch_compile", "torch_compile_graph"],
+}
+VALUES = """tokens flops account_mib saved_mib matrix_mib flash_mib forward_peak_mib backward_peak_mib end_16_gib
+end_24_gib
+end_80_gib bytes largest mean product_tflops copy_gb_s floor_products floor_attention floor_optimizer floor_rest
+furthest_grad_rel_l2 furthest_weight_rel_l2""".split()
 
 
 class PagesTest(unittest.TestCase):
@@ -26,6 +42,21 @@ class PagesTest(unittest.TestCase):
             for trial in range(TRIALS):
                 with self.subTest(module=name, trial=trial):
                     self.write(module, name, self.thinned(mine, random.Random(f"{name} {trial}")))
+
+    def test_every_page_is_written_from_a_gpu_s_records(self):
+        for name, module in sweep.discover("parity").items():
+            if name in ("accounting", "precision"):
+                continue  # arithmetic, which has no device
+            for profile in ("quick", "full"):
+                mine = [
+                    invented(name, case, impl)
+                    for case in module.cases(profile, "cuda")
+                    for impl in IMPLS[name]
+                ]
+                self.write(module, name, mine)
+                for trial in range(TRIALS // 4):
+                    with self.subTest(module=name, profile=profile, trial=trial):
+                        self.write(module, name, self.thinned(mine, random.Random(f"{name} {trial}")))
 
     def thinned(self, records, rng):
         """Some of them or all; a fifth of what is kept has ended without a number."""
@@ -43,6 +74,35 @@ class PagesTest(unittest.TestCase):
             page = Page(name, Path("nowhere"), "csv")
             module.report(page, Records(records))
         self.assertTrue(page.blocks)
+
+
+def invented(module, case, impl):
+    """A record of a GPU with a number wherever a page may look for one."""
+    rng = random.Random(f"{case.name} {impl}")
+    found = dict(module=module, deliverable=case.deliverable, case=case.keys, impl=impl, status="ok")
+    found |= dict(
+        machine="NVIDIA H200", device="cuda", measure=" ".join(case.measure), versions={"cuda": "13.0"}
+    )
+    if "error" in case.measure:
+        found["error"] = {"max_abs": rng.random(), "rel_l2": rng.random(), "ulp_max": 1.0, "truth": "float64"}
+    if "time" in case.measure:
+        samples = [1 + rng.random() for _ in range(5)]
+        found |= {"ms": statistics(samples), "samples": samples, "first_ms": 30.0, "ratio": {"median": 1.0}}
+        found |= {"tflops": rng.random(), "gb_s": rng.random() * 4000}
+    if "memory" in case.measure:
+        found |= {"peak_mib": 10 * rng.random(), "requested_mib": 9.0}
+    phases = {name: statistics([rng.random(), 1.0]) for name in ("forward", "backward", "optimizer")}
+    found |= {
+        "phases": phases,
+        "parts": {"td_optimizer_adamw": 1.0, "nvjet_tst": 2.0, "td_attention_forward": 1.5},
+    }
+    found["values"] = {name: 1 + rng.random() for name in VALUES} | {
+        "furthest_grad": "a",
+        "furthest_weight": "b",
+    }
+    if case.deliverable == "transformer_training":
+        found["series"] = {"loss": [5.0 - rng.random() for _ in range(case.steps)]}
+    return found
 
 
 if __name__ == "__main__":
