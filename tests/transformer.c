@@ -781,5 +781,6 @@ int main(void)
         cmocka_unit_test_setup_teardown(labels_stay_balanced, open_device, close_device),
     };
 
-    return cmocka_run_group_tests_name("transformer", tests, NULL, NULL) + td_run_step_tests();
+    return cmocka_run_group_tests_name("transformer", tests, NULL, NULL) + td_run_step_tests() +
+           td_run_mixed_tests();
 }

@@ -22,8 +22,8 @@ td_parameter td_trial_parameter(const td_trial *trial, int64_t index)
 /* data = base + scale * N(0, 1) for a norm, data *= scale for the embedding. */
 static void reshape(td_trial *trial, int64_t index)
 {
-    const td_dtype dtype = trial->c.config.dtype;
     const td_parameter p = td_trial_parameter(trial, index);
+    const td_dtype dtype = p.dtype;
     void *drawn = td_draw_normal(trial->c.name, 1000 + (uint64_t)index, TD_F32, p.numel);
     double *values = td_as_f64(dtype, p.data, p.numel);
 
@@ -53,6 +53,7 @@ td_trial *td_trial_open(const td_case *c)
     for (int64_t i = 0; i < trial->count; i++)
         if (td_trial_parameter(trial, i).cols == 0 || (i == 0 && c->embedding_scale > 0))
             reshape(trial, i);
+    td_assert_ok(td_transformer_refresh(trial->model));
     trial->ids = td_draw_tokens(c->name, 1, trial->tokens, c->config.size.vocab);
     trial->targets = td_draw_tokens(c->name, 2, trial->tokens, c->config.size.vocab);
     return trial;

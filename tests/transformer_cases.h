@@ -37,5 +37,6 @@ void td_trial_poison(td_trial *trial);
 td_parameter td_trial_parameter(const td_trial *trial, int64_t index);
 
 int td_run_step_tests(void);
+int td_run_mixed_tests(void);
 
 #endif

@@ -209,7 +209,7 @@ td_reference *td_reference_of(const td_transformer *model, const td_transformer_
         td_parameter parameter;
         td_assert_ok(td_transformer_parameter(model, i, &parameter));
         r->numel[i] = parameter.numel;
-        r->weights[i] = td_as_f64(config->dtype, parameter.data, parameter.numel);
+        r->weights[i] = td_as_f64(parameter.dtype, parameter.data, parameter.numel);
         r->grads[i] = zeros(parameter.numel);
     }
     return r;

@@ -98,6 +98,17 @@ cleanup:
 
 /* ---- steps ---- */
 
+static td_status queue_update(const run *r)
+{
+    td_adamw host = adamw;
+
+    if (r->config->overlap)
+        return td_transformer_backward_adamw(r->model, r->config->graph ? r->adamw : &host, r->config->graph,
+                                             r->config->multiprocessors);
+    return r->config->graph ? td_transformer_adamw_on_device(r->model, r->adamw)
+                            : td_transformer_adamw(r->model, &host);
+}
+
 static td_status queue(const run *r, part what)
 {
     const td_transformer_config *model = &r->config->model;
@@ -109,11 +120,10 @@ static td_status queue(const run *r, part what)
         if (mode >= TD_BENCH_BACKWARD)
             TD_TRY(td_transformer_loss(r->model, r->targets, NULL));
     }
-    if (what == BACKWARD || (what == STEP && mode >= TD_BENCH_BACKWARD))
+    if (what == BACKWARD || (what == STEP && mode >= TD_BENCH_BACKWARD && !r->config->overlap))
         TD_TRY(td_transformer_backward(r->model, false, NULL, NULL));
     if (what == OPTIMIZER || (what == STEP && mode >= TD_BENCH_TRAIN))
-        TD_TRY(r->config->graph ? td_transformer_adamw_on_device(r->model, r->adamw)
-                                : td_transformer_adamw(r->model, &adamw));
+        TD_TRY(queue_update(r));
 cleanup:
     return status;
 }
@@ -333,6 +343,8 @@ td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_p
     TD_CHECK((unsigned)config->mode < MODES, "mode is %d, which is no td_bench_mode", (int)config->mode);
     TD_CHECK(config->warmup >= 0, "warmup is %" PRId64 ", needs at least 0", config->warmup);
     TD_CHECK(config->steps >= 1, "steps is %" PRId64 ", needs at least 1", config->steps);
+    TD_CHECK(!config->overlap || (config->whole && config->mode == TD_BENCH_TRAIN),
+             "overlap is set, which needs whole steps of the mode train");
     TD_CHECK(config->steps <= INT64_MAX / 64 && config->warmup <= INT64_MAX / 64,
              "warmup %" PRId64 " and steps %" PRId64 " need to be below 2^57", config->warmup, config->steps);
 

@@ -27,6 +27,7 @@ enum {
     KEY_SEED,
     KEY_GRAPH,
     KEY_WHOLE,
+    KEY_OVERLAP,
     KEY_TRANSIENT
 };
 
@@ -51,6 +52,9 @@ static const struct argp_option options[] = {
     {"seed", KEY_SEED, "N", 0, "of weights and tokens (0)", 2},
     {"graph", KEY_GRAPH, 0, 0, "capture each phase as a CUDA graph and replay it", 2},
     {"whole", KEY_WHOLE, 0, 0, "time whole steps without waiting inside; with --graph, one graph a step", 2},
+    {"overlap", KEY_OVERLAP, "N", OPTION_ARG_OPTIONAL,
+     "with --whole: update each layer beside the backward pass, which leaves N multiprocessors (16) to that",
+     2},
     {"transient-gradients", KEY_TRANSIENT, 0, 0, "let gradients share memory with activations", 2},
     {0}};
 
@@ -146,6 +150,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_WHOLE:
         args->config.whole = true;
         return 0;
+    case KEY_OVERLAP:
+        args->config.overlap = true;
+        args->config.multiprocessors = arg ? (int)td_option_integer(state, "overlap", arg, 0, 1024) : 16;
+        return 0;
     case KEY_TRANSIENT:
         model->transient_gradients = true;
         return 0;
@@ -167,6 +175,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         td_option_no_argument(state, arg);
         return 0;
     case ARGP_KEY_END:
+        if (args->config.overlap && (!args->config.whole || args->config.mode != TD_BENCH_TRAIN))
+            argp_error(state, "--overlap: needs --whole and --mode train");
         take_size(state, args);
         return 0;
     default:

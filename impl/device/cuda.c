@@ -72,7 +72,7 @@ static td_status cuda_open(int index, void **context)
     td_status status = TD_OK;
     td_cuda *cuda = NULL;
     struct cudaDeviceProp properties;
-    int count = 0;
+    int count = 0, least = 0, greatest = 0;
 
     TD_TRY(find_gpus(&count));
     TD_CHECK(index < count, "device 'cuda:%d': this machine has %d GPU%s, cuda:0 to cuda:%d", index, count,
@@ -95,7 +95,9 @@ static td_status cuda_open(int index, void **context)
         goto cleanup;
     }
     /* Non-blocking: it neither waits for the default stream nor holds it up. */
-    TD_TRY(td_cuda_status(cudaStreamCreateWithFlags(&cuda->own, cudaStreamNonBlocking), "making a stream"));
+    TD_TRY(td_cuda_status(cudaDeviceGetStreamPriorityRange(&least, &greatest), "reading priorities"));
+    TD_TRY(td_cuda_status(cudaStreamCreateWithPriority(&cuda->own, cudaStreamNonBlocking, greatest),
+                          "making a stream"));
     cuda->stream = cuda->own;
     *context = cuda;
     cuda = NULL;
@@ -203,12 +205,16 @@ static td_status cuda_synchronize(void *context)
 
 static td_status cuda_stream_create(void *context, void **native)
 {
+    td_status status = TD_OK;
     cudaStream_t stream = NULL;
+    int least = 0, greatest = 0;
 
     (void)enter(context);
-    const td_status status =
-        td_cuda_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
+    TD_TRY(td_cuda_status(cudaDeviceGetStreamPriorityRange(&least, &greatest), "reading priorities"));
+    TD_TRY(td_cuda_status(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, least),
+                          "making a stream"));
     *native = stream;
+cleanup:
     return status;
 }
 
@@ -226,6 +232,18 @@ static void cuda_set_stream(void *context, bool own, void *native)
     cuda->stream = own ? cuda->own : native;
 }
 
+static td_status cuda_leave_multiprocessors(void *context, int count)
+{
+    td_status status = TD_OK;
+    td_cuda *cuda = context;
+
+    TD_CHECK(count < cuda->multiprocessors, "count is %d, the GPU has %d multiprocessors", count,
+             cuda->multiprocessors);
+    cuda->left = count;
+cleanup:
+    return status;
+}
+
 static td_status cuda_graph_begin(void *context)
 {
     td_cuda *cuda = enter(context);
@@ -233,7 +251,7 @@ static td_status cuda_graph_begin(void *context)
     /* Thread-local: other threads may allocate or wait meanwhile. */
     const td_status status = td_cuda_status(
         cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
-    cuda->captured = status == TD_OK;
+    cuda->origin = cuda->stream;
     return status;
 }
 
@@ -244,9 +262,9 @@ static td_status cuda_graph_end(void *context, void **graph)
     cudaGraphExec_t exec = NULL;
     td_status status = TD_OK;
 
-    cuda->captured = false;
-    TD_TRY(td_cuda_status(cudaStreamEndCapture(cuda->stream, &captured), "ending a capture"));
-    TD_TRY(td_cuda_status(cudaGraphInstantiate(&exec, captured, 0), "instantiating a graph"));
+    TD_TRY(td_cuda_status(cudaStreamEndCapture(cuda->origin, &captured), "ending a capture"));
+    TD_TRY(td_cuda_status(cudaGraphInstantiate(&exec, captured, cudaGraphInstantiateFlagUseNodePriority),
+                          "instantiating a graph"));
     TD_TRY(td_cuda_status(cudaGraphUpload(exec, cuda->stream), "uploading a graph"));
     *graph = exec;
     exec = NULL;
@@ -332,6 +350,7 @@ const td_backend td_backend_cuda = {
     .free_host = cuda_free_host,
     .upload_async = cuda_upload_async,
     .download_async = cuda_download_async,
+    .leave_multiprocessors = cuda_leave_multiprocessors,
     .stream_create = cuda_stream_create,
     .stream_destroy = cuda_stream_destroy,
     .set_stream = cuda_set_stream,

@@ -12,7 +12,8 @@ typedef struct td_cuda {
     char model[256];     /* its name */
     cudaStream_t stream; /* to queue on */
     cudaStream_t own;    /* the context's own stream */
-    bool captured;       /* the stream is being captured */
+    cudaStream_t origin; /* on which a capture began */
+    int left;            /* multiprocessors that products leave to other streams */
 
     /* State that ops/ keeps with the device: handles of libraries. It is made when it is first needed. */
     void *ops;

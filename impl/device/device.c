@@ -28,6 +28,7 @@ struct td_device {
     td_memory_stats memory;
     int64_t fail_in; /* the nth allocation from now fails; 0: none */
     bool capturing;
+    td_stream *stream; /* the current one; NULL: the backend's own */
     td_history history;
 };
 
@@ -363,11 +364,24 @@ td_status td_device_set_stream(td_device *dev, td_stream *stream)
 
     TD_TRY(check_streams(dev));
     TD_CHECK(!stream || stream->dev == dev, "stream is one of %s, dev is %s", stream->dev->name, dev->name);
-    if (dev->capturing) {
-        status = td_fail(TD_BAD_STATE, "the stream of %s cannot be changed while it is captured", dev->name);
-        goto cleanup;
-    }
     dev->backend->set_stream(dev->context, !stream, stream ? stream->native : NULL);
+    dev->stream = stream;
+cleanup:
+    return status;
+}
+
+td_stream *td_device_stream(const td_device *dev)
+{
+    return dev->stream;
+}
+
+td_status td_device_leave_multiprocessors(td_device *dev, int count)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(count >= 0, "count is %d, needs at least 0", count);
+    TD_TRY(dev->backend->leave_multiprocessors(dev->context, count));
 cleanup:
     return status;
 }

@@ -65,6 +65,7 @@ TD_API td_status td_device_synchronize(td_device *dev);
  * own, which is the current one until another is set. The CPU has none: TD_UNSUPPORTED. */
 typedef struct td_stream td_stream;
 
+/** A new one. Where both have work for a multiprocessor that becomes free, the device's own goes first. */
 TD_API td_status td_stream_create(td_device *dev, td_stream **out);
 
 /** A stream that belongs to the caller (a cudaStream_t; NULL is CUDA's default stream), to be named to
@@ -79,17 +80,25 @@ TD_API void td_stream_destroy(td_stream *stream);
  * follows is the caller's to make, with td_event_wait. TD_BAD_ARGUMENT: a stream of another device. */
 TD_API td_status td_device_set_stream(td_device *dev, td_stream *stream);
 
+/** The current stream; NULL: the device's own, or there is none. dev is an open device, never NULL. */
+TD_API td_stream *td_device_stream(const td_device *dev);
+
+/** A hint: the matrix products that are queued from here on plan for so many multiprocessors less than the GPU has, which
+ * leaves those to work on another stream; 0: for all. TD_BAD_ARGUMENT: below 0, or all of them. */
+TD_API td_status td_device_leave_multiprocessors(td_device *dev, int count);
+
 /* ---- graphs ---- */
 
 /** Work that was captured once and is replayed with one launch: the same operations on the same addresses with the same
  * scalars. Operations may be captured where their headers say so; what waits for the device may not. */
 typedef struct td_graph td_graph;
 
-/** From here on work of the current stream is captured, not run. TD_BAD_STATE: a capture is running.
- * TD_UNSUPPORTED: the device has no graphs (the CPU). */
+/** From here on work of the current stream is captured, not run, and so is that of a stream that waits for an event of a
+ * captured one. TD_BAD_STATE: a capture is running. TD_UNSUPPORTED: the device has no graphs (the CPU). */
 TD_API td_status td_graph_begin(td_device *dev);
 
 /** Ends the capture, also after a failure in between, in which case it fails too and *out is NULL.
+ * The current stream must be the one that it began on, and have waited for all others that were captured with it.
  * TD_BAD_STATE: no capture is running. */
 TD_API td_status td_graph_end(td_device *dev, td_graph **out);
 

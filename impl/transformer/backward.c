@@ -11,7 +11,68 @@ typedef struct pass {
     bool accumulate;
     td_gradient_ready ready;
     void *user;
+
+    /* Updates along the way; NULL: none. */
+    const td_adamw *adamw;
+    bool on_device;
 } pass;
+
+/** Parameters that stand next to each other in memory, in elements of the block and by their indices. */
+typedef struct group {
+    int64_t begin, end, first, last;
+} group;
+
+/** Transient gradients leave between the parameters what the activations were; updates are to find 0 there. */
+static td_status clear_padding(td_transformer *model, const group *g)
+{
+    const size_t element = td_dtype_size(model->plan.config.dtype);
+    const char *const end = model->grads + (size_t)g->end * element;
+    td_status status = TD_OK;
+
+    for (int64_t i = g->first; i <= g->last; i++) {
+        char *const behind = (char *)model->parameters[i].grad + (size_t)model->parameters[i].numel * element;
+        const char *next = end; /* the nearest parameter behind this one: memory has an order of its own */
+
+        for (int64_t j = g->first; j <= g->last; j++) {
+            const char *other = model->parameters[j].grad;
+            if (other >= behind && other < next)
+                next = other;
+        }
+        if (next > behind)
+            TD_TRY(td_device_fill(model->dev, behind, 0, (size_t)(next - behind)));
+    }
+cleanup:
+    return status;
+}
+
+/** The group's gradients are final and its weights read for the last time: updates it if that is asked for, beside what
+ * follows where the device has a second stream. */
+static td_status update(const pass *p, group g)
+{
+    td_transformer *model = p->model;
+    td_stream *const main = td_device_stream(model->dev);
+    const int64_t begin = g.begin, end = g.end;
+    td_status status = TD_OK;
+
+    if (model->plan.config.transient_gradients)
+        TD_TRY(clear_padding(model, &g));
+    if (!p->adamw)
+        goto cleanup;
+    if (!model->side) {
+        TD_TRY(td_adamw_range(model, p->adamw, p->on_device, begin, end));
+        goto cleanup;
+    }
+    TD_TRY(td_event_record(model->ready));
+    TD_TRY(td_device_set_stream(model->dev, model->side));
+    status = td_event_wait(model->ready);
+    if (status == TD_OK)
+        status = td_adamw_range(model, p->adamw, p->on_device, begin, end);
+    if (status == TD_OK)
+        status = td_event_record(model->finished);
+    (void)td_device_set_stream(model->dev, main);
+cleanup:
+    return status;
+}
 
 static td_status report(const pass *p, int64_t parameter)
 {
@@ -202,40 +263,22 @@ cleanup:
     return status;
 }
 
-/** Transient gradients leave between the parameters what the activations were; updates are to find 0 there. */
-static td_status clear_padding(td_transformer *model)
-{
-    const int64_t count = td_transformer_parameter_count(model);
-    const size_t element = td_dtype_size(model->plan.config.dtype);
-    const char *const end = model->grads + model->plan.gradient_bytes;
-    td_status status = TD_OK;
-
-    for (int64_t i = 0; i < count; i++) {
-        char *const behind = (char *)model->parameters[i].grad + (size_t)model->parameters[i].numel * element;
-        const char *next = end; /* the nearest parameter behind this one: memory has an order of its own */
-
-        for (int64_t j = 0; j < count; j++) {
-            const char *other = model->parameters[j].grad;
-            if (other >= behind && other < next)
-                next = other;
-        }
-        if (next > behind)
-            TD_TRY(td_device_fill(model->dev, behind, 0, (size_t)(next - behind)));
-    }
-cleanup:
-    return status;
-}
-
 static td_status run(const pass *p)
 {
     td_transformer *model = p->model;
     const td_model_size *size = &model->plan.config.size;
+    const td_layout *layout = &model->plan.layout;
     const td_embedding_shape embedding = td_embedding_shape_of(&model->plan, model->batch * model->seq);
     td_status status = TD_OK;
 
     TD_TRY(head_backward(p));
-    for (int64_t layer = size->layers - 1; layer >= 0; layer--)
+    TD_TRY(update(p, (group){layout->ln_final, layout->elements, td_p_ln_final(size), td_p_lm_head(size)}));
+    for (int64_t layer = size->layers - 1; layer >= 0; layer--) {
+        const int64_t begin = layout->layers + layer * layout->layer_stride;
         TD_TRY(layer_backward(p, layer));
+        TD_TRY(update(p, (group){begin, begin + layout->layer_stride, td_p_layer(layer, 0),
+                                 td_p_layer(layer, TD_WEIGHTS - 1)}));
+    }
 
     TD_TRY(td_step_enter(model, TD_STEP_EMBED_GRAD, 0));
     TD_TRY(td_embedding_backward(model->dev, &embedding, td_tensor_at(model, TD_T_IDS, 0),
@@ -243,18 +286,18 @@ static td_status run(const pass *p)
                                  grad(p, TD_P_EMBEDDING), td_tensor_at(model, TD_T_WORK, 0)));
     TD_TRY(report(p, TD_P_EMBEDDING));
     TD_TRY(td_step_enter(model, TD_STEP_NONE, 0));
-    if (model->plan.config.transient_gradients)
-        TD_TRY(clear_padding(model));
+    TD_TRY(update(p, (group){0, layout->layers, TD_P_EMBEDDING, TD_P_EMBEDDING}));
+    if (p->adamw && model->side)
+        TD_TRY(td_event_wait(model->finished));
 cleanup:
     return status;
 }
 
-td_status td_transformer_backward(td_transformer *model, bool accumulate, td_gradient_ready ready, void *user)
+static td_status backward(const pass *p)
 {
+    td_transformer *model = p->model;
     td_status status = TD_OK;
-    pass p = {.model = model, .accumulate = accumulate, .ready = ready, .user = user};
 
-    TD_CHECK(model, "model is NULL");
     if (!model->grads) {
         status = td_fail(TD_BAD_STATE, "the model has no gradients: it was created for TD_MODEL_INFERENCE");
         goto cleanup;
@@ -264,12 +307,66 @@ td_status td_transformer_backward(td_transformer *model, bool accumulate, td_gra
             td_fail(TD_BAD_STATE, "no loss came since the last forward, or backward or an update used it up");
         goto cleanup;
     }
-    TD_CHECK(!accumulate || !model->plan.config.transient_gradients,
+    TD_CHECK(!p->accumulate || !model->plan.config.transient_gradients,
              "accumulate is set, but the model's gradients are transient");
     model->progress = TD_AT_START; /* the activations are written over from here on */
     TD_TRY(td_device_push_label(model->dev, "backward"));
-    TD_TRY(td_pop_after(model->dev, run(&p)));
+    TD_TRY(td_pop_after(model->dev, run(p)));
     model->grads_lost = false;
+cleanup:
+    return status;
+}
+
+td_status td_transformer_backward(td_transformer *model, bool accumulate, td_gradient_ready ready, void *user)
+{
+    const pass p = {.model = model, .accumulate = accumulate, .ready = ready, .user = user};
+    td_status status = TD_OK;
+
+    TD_CHECK(model, "model is NULL");
+    TD_TRY(backward(&p));
+cleanup:
+    return status;
+}
+
+/** Makes the side stream and its events, on a device that has streams. */
+static td_status prepare_side(td_transformer *model)
+{
+    td_status status = TD_OK;
+
+    if (td_device_kind_of(model->dev) == TD_DEVICE_CPU || model->side)
+        goto cleanup;
+    if (!model->ready)
+        TD_TRY(td_event_create(model->dev, &model->ready));
+    if (!model->finished)
+        TD_TRY(td_event_create(model->dev, &model->finished));
+    TD_TRY(td_stream_create(model->dev, &model->side));
+cleanup:
+    return status;
+}
+
+td_status td_transformer_backward_adamw(td_transformer *model, td_adamw *adamw, bool on_device,
+                                        int multiprocessors)
+{
+    td_status status = TD_OK;
+    td_adamw step;
+    pass p = {.model = model, .adamw = adamw, .on_device = on_device};
+
+    TD_TRY(td_check_update(model, adamw, false));
+    TD_TRY(prepare_side(model));
+    if (on_device) {
+        TD_TRY(td_adamw_advance(model->dev, adamw));
+    } else {
+        step = *adamw;
+        if (step.step == 0)
+            step.step = model->adamw_steps + 1;
+        p.adamw = &step;
+    }
+    TD_TRY(td_device_leave_multiprocessors(model->dev, multiprocessors));
+    status = backward(&p);
+    const td_status restored = td_device_leave_multiprocessors(model->dev, 0);
+    TD_TRY(status == TD_OK ? restored : status);
+    if (!on_device)
+        model->adamw_steps = step.step;
 cleanup:
     return status;
 }

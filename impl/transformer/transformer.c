@@ -86,6 +86,9 @@ void td_transformer_destroy(td_transformer *model)
 {
     if (!model)
         return;
+    td_event_destroy(model->ready);
+    td_event_destroy(model->finished);
+    td_stream_destroy(model->side);
     /* Each is NULL or a live block of dev, which free accepts. */
     (void)td_device_free(model->dev, model->params);
     (void)td_device_free(model->dev, model->copies);
@@ -337,26 +340,23 @@ static td_status check_gradients(const td_transformer *model)
     return TD_OK;
 }
 
-static td_status adamw_update(td_transformer *model, const td_adamw *adamw, bool on_device)
+td_status td_adamw_range(td_transformer *model, const td_adamw *adamw, bool on_device, int64_t begin,
+                         int64_t end)
 {
-    const td_adamw_tensors tensors = {.count = model->plan.layout.elements,
+    const size_t wide = td_dtype_size(model->plan.wide), narrow = td_dtype_size(model->plan.config.dtype);
+    const td_adamw_tensors tensors = {.count = end - begin,
                                       .dtype = model->plan.wide,
                                       .grad_dtype = model->plan.config.dtype,
-                                      .p = model->params,
-                                      .g = model->grads,
-                                      .m = model->exp_avg,
-                                      .v = model->exp_avg_sq,
-                                      .copy = model->copies};
-    td_status status = TD_OK;
+                                      .p = model->params + (size_t)begin * wide,
+                                      .g = model->grads + (size_t)begin * narrow,
+                                      .m = model->exp_avg + begin,
+                                      .v = model->exp_avg_sq + begin,
+                                      .copy = model->copies ? model->copies + (size_t)begin * narrow : NULL};
 
-    TD_TRY(td_device_push_label(model->dev, "optimizer"));
-    TD_TRY(td_pop_after(model->dev, td_adamw_update(model->dev, adamw, on_device, &tensors)));
-    model->progress = TD_AT_START;
-cleanup:
-    return status;
+    return td_adamw_update(model->dev, adamw, on_device, &tensors);
 }
 
-static td_status check_moments(const td_transformer *model, const td_adamw *adamw)
+td_status td_check_update(const td_transformer *model, const td_adamw *adamw, bool gradients)
 {
     td_status status = TD_OK;
 
@@ -366,7 +366,19 @@ static td_status check_moments(const td_transformer *model, const td_adamw *adam
         status = td_fail(TD_BAD_STATE, "the model has no moments: it was not created for TD_MODEL_TRAINING");
         goto cleanup;
     }
-    TD_TRY(check_gradients(model));
+    if (gradients)
+        TD_TRY(check_gradients(model));
+cleanup:
+    return status;
+}
+
+static td_status update_all(td_transformer *model, const td_adamw *adamw, bool on_device)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(td_device_push_label(model->dev, "optimizer"));
+    TD_TRY(td_pop_after(model->dev, td_adamw_range(model, adamw, on_device, 0, model->plan.layout.elements)));
+    model->progress = TD_AT_START;
 cleanup:
     return status;
 }
@@ -376,11 +388,11 @@ td_status td_transformer_adamw(td_transformer *model, const td_adamw *adamw)
     td_status status = TD_OK;
     td_adamw step;
 
-    TD_TRY(check_moments(model, adamw));
+    TD_TRY(td_check_update(model, adamw, true));
     step = *adamw;
     if (step.step == 0)
         step.step = model->adamw_steps + 1;
-    TD_TRY(adamw_update(model, &step, false));
+    TD_TRY(update_all(model, &step, false));
     model->adamw_steps = step.step;
 cleanup:
     return status;
@@ -390,9 +402,9 @@ td_status td_transformer_adamw_on_device(td_transformer *model, td_adamw *adamw)
 {
     td_status status = TD_OK;
 
-    TD_TRY(check_moments(model, adamw));
+    TD_TRY(td_check_update(model, adamw, true));
     TD_TRY(td_adamw_advance(model->dev, adamw));
-    TD_TRY(adamw_update(model, adamw, true));
+    TD_TRY(update_all(model, adamw, true));
 cleanup:
     return status;
 }

@@ -176,6 +176,8 @@ struct td_transformer {
     td_parameter *parameters;     /* in state-dict order */
     char (*names)[TD_PARAMETER_NAME_BYTES];
     int64_t adamw_steps;
+    td_stream *side;            /* for updates beside backward; made when first used */
+    td_event *ready, *finished; /* gradients for the side stream; the side stream's work */
     td_progress progress;
     bool grads_lost;    /* transient gradients: a forward came since backward, or no backward yet */
     int64_t batch, seq; /* of the last forward */
@@ -197,6 +199,13 @@ td_status td_step_enter(td_transformer *model, td_step step, int64_t layer);
 /** A tensor whose life is not told by its steps alone becomes live or dead. */
 td_status td_tensor_live(td_transformer *model, td_tensor tensor, int64_t layer);
 td_status td_tensor_dead(td_transformer *model, td_tensor tensor, int64_t layer);
+
+/** The AdamW step on elements [begin, end) of the block. */
+td_status td_adamw_range(td_transformer *model, const td_adamw *adamw, bool on_device, int64_t begin,
+                         int64_t end);
+
+/** TD_BAD_STATE for a model without moments or without gradients that an update could read; TD_BAD_ARGUMENT for a NULL. */
+td_status td_check_update(const td_transformer *model, const td_adamw *adamw, bool gradients);
 
 /** Pushes "layers.<layer>". */
 td_status td_push_layer(td_device *dev, int64_t layer);

@@ -1,0 +1,251 @@
+/* What a training step may do beside plain precision and plain memory: f32 weights beside 16-bit products, gradients that
+ * share memory with activations, updates along the backward pass. */
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/fence.h"
+#include "transformer_cases.h"
+#include "transformer_reference.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const td_transformer_config base = {
+    .size = {.d_model = 24, .d_ff = 37, .layers = 3, .heads = 3, .vocab = 41},
+    .batch = 3,
+    .context = 17,
+    .dtype = TD_F32,
+    .attention = "flash",
+    .use = TD_MODEL_TRAINING,
+};
+
+static const td_adamw adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
+
+static td_trial *open_trial(const char *name, td_dtype dtype, bool mixed, bool transient)
+{
+    td_case c = {.name = name, .config = base};
+
+    c.config.dtype = dtype;
+    c.config.mixed = mixed;
+    c.config.transient_gradients = transient;
+    return td_trial_open(&c);
+}
+
+/* All weights, as they are stored, one parameter after the other. */
+static char *weights_of(const td_trial *trial, size_t *bytes)
+{
+    char *all = malloc((size_t)td_transformer_numel(trial->model) * sizeof(float));
+
+    assert_non_null(all);
+    *bytes = 0;
+    for (int64_t i = 0; i < trial->count; i++) {
+        const td_parameter p = td_trial_parameter(trial, i);
+        const size_t size = (size_t)p.numel * td_dtype_size(p.dtype);
+        memcpy(all + *bytes, p.data, size);
+        *bytes += size;
+    }
+    return all;
+}
+
+static void mixed_precision_is_the_reference(void **state)
+{
+    td_trial *trial = open_trial("mixed", TD_BF16, true, false);
+    const td_case *c = &trial->c;
+    td_reference *reference = td_reference_of(trial->model, &c->config);
+    const double truth = td_reference_loss(reference, trial->ids, trial->targets, c->batch, c->seq);
+    const double within = 16 * td_dtype_eps(TD_BF16);
+    const void *logits;
+    float loss = NAN;
+
+    (void)state;
+    td_reference_backward(reference, trial->ids, trial->targets);
+    td_assert_ok(td_transformer_forward(trial->model, trial->ids, c->batch, c->seq, &logits));
+    td_assert_close("logits", TD_BF16, logits, reference->logits, trial->tokens * c->config.size.vocab,
+                    within);
+    td_assert_ok(td_transformer_loss(trial->model, trial->targets, &loss));
+    assert_true(fabs((double)loss - truth) <= 0.02 * truth);
+    td_trial_poison(trial);
+    td_assert_ok(td_transformer_backward(trial->model, false, NULL, NULL));
+    for (int64_t i = 0; i < trial->count; i++) {
+        const td_parameter p = td_trial_parameter(trial, i);
+        assert_int_equal(p.dtype, TD_F32);
+        assert_int_equal(p.grad_dtype, TD_BF16);
+        td_assert_close(p.name, TD_BF16, p.grad, reference->grads[i], p.numel, within);
+    }
+    td_reference_free(reference);
+    td_trial_close(trial);
+}
+
+/* An update smaller than a bf16 weight can show is kept in f32, and the products see it once it has grown. */
+static void small_updates_are_not_lost(void **state)
+{
+    td_trial *trial = open_trial("small updates", TD_BF16, true, false);
+    td_adamw slow = adamw;
+    size_t bytes;
+    float first, loss;
+
+    (void)state;
+    slow.lr = 1e-5;
+    slow.weight_decay = 0;
+    char *before = weights_of(trial, &bytes);
+    first = td_trial_gradients(trial, false);
+    for (int step = 0; step < 300; step++) {
+        td_assert_ok(td_transformer_adamw(trial->model, &slow));
+        loss = td_trial_gradients(trial, false);
+    }
+    char *after = weights_of(trial, &bytes);
+    double moved = 0;
+    const int64_t count = (int64_t)(bytes / sizeof(float));
+    for (int64_t i = 0; i < count; i++)
+        moved += fabs(td_value_at(TD_F32, after, i) - td_value_at(TD_F32, before, i));
+    assert_true(moved / (double)count > 1e-3); /* 300 steps of about 1e-5 */
+    assert_true(loss < first);
+    free(before);
+    free(after);
+    td_trial_close(trial);
+}
+
+static void products_read_what_was_refreshed(void **state)
+{
+    td_trial *trial = open_trial("refreshed", TD_BF16, true, false);
+    const td_case *c = &trial->c;
+    const td_parameter head = td_trial_parameter(trial, trial->count - 1);
+    const int64_t count = trial->tokens * c->config.size.vocab;
+    const void *logits;
+
+    (void)state;
+    td_assert_ok(td_transformer_forward(trial->model, trial->ids, c->batch, c->seq, &logits));
+    void *before = malloc((size_t)count * 2);
+    assert_non_null(before);
+    memcpy(before, logits, (size_t)count * 2);
+    memset(head.data, 0, (size_t)head.numel * sizeof(float));
+    td_assert_ok(td_transformer_forward(trial->model, trial->ids, c->batch, c->seq, &logits));
+    td_assert_identical("logits before refresh", TD_BF16, logits, before, count);
+    td_assert_ok(td_transformer_refresh(trial->model));
+    td_assert_ok(td_transformer_forward(trial->model, trial->ids, c->batch, c->seq, &logits));
+    for (int64_t i = 0; i < count; i++)
+        assert_true(td_value_at(TD_BF16, logits, i) == 0);
+    free(before);
+    td_trial_close(trial);
+}
+
+static void transient_gradients_are_the_same_and_pass(void **state)
+{
+    static const struct {
+        td_dtype dtype;
+        bool mixed;
+    } kinds[] = {{TD_F32, false}, {TD_BF16, false}, {TD_BF16, true}};
+    td_transformer_bytes with, without;
+
+    (void)state;
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        td_trial *kept = open_trial("transient", kinds[k].dtype, kinds[k].mixed, false);
+        td_trial *passing = open_trial("transient", kinds[k].dtype, kinds[k].mixed, true);
+
+        td_assert_refused(td_transformer_adamw(passing->model, &adamw), TD_BAD_STATE, "they are transient");
+        for (int step = 0; step < 3; step++) {
+            td_trial_gradients(kept, false);
+            td_trial_gradients(passing, false);
+            for (int64_t i = 0; i < kept->count; i++) {
+                const td_parameter p = td_trial_parameter(kept, i), q = td_trial_parameter(passing, i);
+                td_assert_identical(p.name, p.grad_dtype, q.grad, p.grad, p.numel);
+            }
+            td_assert_ok(td_transformer_adamw(kept->model, &adamw));
+            td_assert_ok(td_transformer_adamw(passing->model, &adamw));
+            for (int64_t i = 0; i < kept->count; i++) {
+                const td_parameter p = td_trial_parameter(kept, i), q = td_trial_parameter(passing, i);
+                td_assert_identical(p.name, p.dtype, q.data, p.data, p.numel);
+            }
+        }
+        td_assert_ok(td_transformer_forward(passing->model, passing->ids, base.batch, base.context, NULL));
+        td_assert_refused(td_transformer_adamw(passing->model, &adamw), TD_BAD_STATE, "they are transient");
+        td_assert_ok(td_transformer_loss(passing->model, passing->targets, NULL));
+        td_assert_refused(td_transformer_backward(passing->model, true, NULL, NULL), TD_BAD_ARGUMENT,
+                          "gradients are transient");
+        td_assert_ok(td_transformer_plan(kept->dev, &kept->c.config, &without));
+        td_assert_ok(td_transformer_plan(passing->dev, &passing->c.config, &with));
+        assert_true(with.gradients + with.scratch < without.gradients + without.scratch);
+        td_trial_close(kept);
+        td_trial_close(passing);
+    }
+}
+
+static void updates_along_the_way_are_the_same(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < 6; kind++) {
+        const td_dtype dtype = kind / 2 == 0 ? TD_F32 : TD_BF16;
+        td_trial *apart = open_trial("along", dtype, kind / 2 == 2, false);
+        td_trial *along = open_trial("along", dtype, kind / 2 == 2, kind % 2 == 1);
+        td_adamw here = adamw;
+        size_t bytes;
+
+        here.step = 0;
+        for (int step = 0; step < 4; step++) {
+            td_trial_gradients(apart, false);
+            td_assert_ok(td_transformer_adamw(apart->model, &adamw));
+            td_assert_ok(td_transformer_forward(along->model, along->ids, base.batch, base.context, NULL));
+            td_assert_ok(td_transformer_loss(along->model, along->targets, NULL));
+            /* The model counts its steps; then the "device", which the CPU is too, holds the count. */
+            if (step == 2)
+                here.step = 2;
+            td_assert_ok(td_transformer_backward_adamw(along->model, &here, step >= 2, 0));
+        }
+        char *a = weights_of(apart, &bytes), *b = weights_of(along, &bytes);
+        assert_memory_equal(a, b, bytes);
+        free(a);
+        free(b);
+        td_assert_refused(td_transformer_backward_adamw(along->model, &here, false, 0), TD_BAD_STATE,
+                          "no loss");
+        td_assert_refused(td_transformer_backward_adamw(along->model, NULL, false, 0), TD_BAD_ARGUMENT,
+                          "adamw is NULL");
+        td_assert_refused(td_transformer_backward_adamw(NULL, &here, false, 0), TD_BAD_ARGUMENT,
+                          "model is NULL");
+        td_trial_close(apart);
+        td_trial_close(along);
+    }
+}
+
+static void combinations_that_make_no_sense_are_refused(void **state)
+{
+    td_transformer_config config = base;
+    td_transformer *model;
+    td_device *dev;
+
+    (void)state;
+    td_assert_ok(td_device_open("cpu", &dev));
+    config.mixed = true;
+    td_assert_refused(td_transformer_create(dev, &config, &model), TD_BAD_ARGUMENT,
+                      "mixed is set, but dtype is f32");
+    config.mixed = false;
+    config.tf32 = true;
+    td_assert_refused(td_transformer_create(dev, &config, &model), TD_UNSUPPORTED, "tf32");
+    config.dtype = TD_BF16;
+    td_assert_refused(td_transformer_create(dev, &config, &model), TD_BAD_ARGUMENT,
+                      "tf32 is set, but dtype is bf16");
+    config.tf32 = false;
+    config.mixed = true;
+    td_assert_ok(td_transformer_create(dev, &config, &model));
+    td_assert_refused(td_transformer_sgd(model, 0.1f), TD_UNSUPPORTED, "mixed precision");
+    td_transformer_destroy(model);
+    td_device_close(dev);
+}
+
+int td_run_mixed_tests(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(mixed_precision_is_the_reference),
+        cmocka_unit_test(small_updates_are_not_lost),
+        cmocka_unit_test(products_read_what_was_refreshed),
+        cmocka_unit_test(transient_gradients_are_the_same_and_pass),
+        cmocka_unit_test(updates_along_the_way_are_the_same),
+        cmocka_unit_test(combinations_that_make_no_sense_are_refused),
+    };
+
+    return cmocka_run_group_tests_name("mixed precision and memory", tests, NULL, NULL);
+}
