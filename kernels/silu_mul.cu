@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(BLOCK)
 template <typename T, int W, typename Index>
 __global__ void __launch_bounds__(BLOCK)
     td_elem_silu_mul_backward(Index all, Index packs, int64_t pitch, const T *gate, const T *up, const T *dy,
-                              T *dgate, T *dup)
+                              T *dgate, T *dup, T *y)
 {
     pack<T, W> z[UNROLL], u[UNROLL], d[UNROLL];
     const Index first = (Index)blockIdx.x * (UNROLL * BLOCK) + threadIdx.x;
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(BLOCK)
 #pragma unroll
     for (int n = 0; n < UNROLL; n++) {
         const Index index = first + n * BLOCK;
-        float of_gate[W], of_up[W];
+        float of_gate[W], of_up[W], again[W];
         if (index >= all)
             break;
         const place<Index> at(index, packs, pitch);
@@ -79,9 +79,12 @@ __global__ void __launch_bounds__(BLOCK)
             const float s = divide_for<T>(1.0f, 1.0f + exp_for<T>(-z[n][i]));
             of_gate[i] = d[n][i] * u[n][i] * (s * (1.0f + z[n][i] * (1.0f - s)));
             of_up[i] = d[n][i] * (z[n][i] * s);
+            again[i] = divide_for<T>(z[n][i], 1.0f + exp_for<T>(-z[n][i])) * u[n][i];
         }
         store(dgate, at.wide, rounded<T>(of_gate));
         store(dup, at.wide, rounded<T>(of_up));
+        if (y)
+            store(y, index, rounded<T>(again));
     }
 }
 
@@ -123,7 +126,7 @@ cudaError_t td_cuda_silu_mul_forward(cudaStream_t stream, const td_rows_shape *s
 }
 
 cudaError_t td_cuda_silu_mul_backward(cudaStream_t stream, const td_rows_shape *shape, const void *gate,
-                                      const void *up, const void *dy, void *dgate, void *dup)
+                                      const void *up, const void *dy, void *dgate, void *dup, void *y)
 {
     return by_dtype(shape->dtype, [&](auto dtype) {
         using T = typename decltype(dtype)::element;
@@ -136,9 +139,9 @@ cudaError_t td_cuda_silu_mul_backward(cudaStream_t stream, const td_rows_shape *
                 td_elem_silu_mul_backward<T, W, Index>
                     <<<(unsigned)((all - 1) / (UNROLL * BLOCK) + 1), BLOCK, 0, stream>>>(
                         (Index)all, (Index)packs, shape->pitch / W, (const T *)gate, (const T *)up,
-                        (const T *)dy, (T *)dgate, (T *)dup);
+                        (const T *)dy, (T *)dgate, (T *)dup, (T *)y);
                 return cudaGetLastError();
             },
-            gate, up, dy, dgate, dup);
+            gate, up, dy, dgate, dup, y);
     });
 }

@@ -11,7 +11,7 @@ TD_BEGIN_DECLS
 cudaError_t td_cuda_silu_mul_forward(cudaStream_t stream, const td_rows_shape *shape, const void *gate,
                                      const void *up, void *y);
 cudaError_t td_cuda_silu_mul_backward(cudaStream_t stream, const td_rows_shape *shape, const void *gate,
-                                      const void *up, const void *dy, void *dgate, void *dup);
+                                      const void *up, const void *dy, void *dgate, void *dup, void *y);
 
 TD_END_DECLS
 

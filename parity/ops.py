@@ -574,7 +574,7 @@ def silu_mul_backward(case, draw, c):
     desc = c.struct("td_rows_shape", case)
 
     def tandem():
-        c.td_silu_mul_backward(c.device, desc, gate, up, dy, dgate, dup)
+        c.td_silu_mul_backward(c.device, desc, gate, up, dy, dgate, dup, None)
         return {"dgate": dgate, "dup": dup}
 
     def finish(grads):

@@ -62,9 +62,9 @@ static void forward_and_backward(void **state)
 
         /* What lies between cols and pitch stays as it was: poison here, the operand in place. */
         OPS_RUN(&c, c.dtype, dgate, all, NULL,
-                td_silu_mul_backward(ops_dev, &shape, on(gate), on(up), on(dy), on(dgate), on(dup)));
+                td_silu_mul_backward(ops_dev, &shape, on(gate), on(up), on(dy), on(dgate), on(dup), NULL));
         OPS_RUN(&c, c.dtype, dup, all, NULL,
-                td_silu_mul_backward(ops_dev, &shape, on(gate), on(up), on(dy), on(dgate), on(dup)));
+                td_silu_mul_backward(ops_dev, &shape, on(gate), on(up), on(dy), on(dgate), on(dup), NULL));
         ops_assert_close(&c, "dgate", c.dtype, dgate, dgate_truth, all, 4);
         ops_assert_close(&c, "dup", c.dtype, dup, dup_truth, all, 2);
 
@@ -86,8 +86,11 @@ static void forward_and_backward(void **state)
         }
 
         void *own_gate = ops_copy(&c, c.dtype, gate, all), *own_up = ops_copy(&c, c.dtype, up, all);
-        OPS_CALL(td_silu_mul_backward(ops_dev, &shape, on(own_gate), on(own_up), on(dy), on(own_gate),
-                                      on(own_up)));
+        /* Everything in place, and forward's output over its gradient. */
+        void *again = ops_copy(&c, c.dtype, dy, rows * cols);
+        OPS_CALL(td_silu_mul_backward(ops_dev, &shape, on(own_gate), on(own_up), on(again), on(own_gate),
+                                      on(own_up), on(again)));
+        td_assert_identical("y once more", c.dtype, again, y, rows * cols);
         for (int64_t r = 0; r < rows; r++) {
             size_t at = (size_t)(r * pitch) * td_dtype_size(c.dtype);
 
@@ -111,7 +114,7 @@ static void ends_of_the_range(void **state)
     (void)state;
     OPS_CALL(td_silu_mul_forward(ops_dev, &shape, on(gate), on(up), on(y)));
     assert_true(y[0] == 200 && y[1] == 0 && y[2] == 0 && isnan(y[3]) && y[4] == INFINITY && isnan(y[5]));
-    OPS_CALL(td_silu_mul_backward(ops_dev, &shape, on(gate), on(up), on(ones), on(dgate), on(dup)));
+    OPS_CALL(td_silu_mul_backward(ops_dev, &shape, on(gate), on(up), on(ones), on(dgate), on(dup), NULL));
     assert_true(dgate[0] == 2 && dgate[1] == 0 && dgate[2] == 1 && isnan(dgate[3]) && isnan(dgate[5]));
     assert_true(dup[0] == 100 && dup[1] == 0 && dup[2] == 0 && isnan(dup[3]) && dup[4] == INFINITY);
     assert_true(fabsf(dup[5] - 0.731058579f) < 1e-6f);

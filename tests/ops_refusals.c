@@ -327,24 +327,25 @@ static void gate_and_residual(void **state)
 
     (void)state;
 #define FORWARD  td_silu_mul_forward(ops_dev, &s, in, in, out)
-#define BACKWARD td_silu_mul_backward(ops_dev, &s, in, in, in, out, out)
+#define BACKWARD td_silu_mul_backward(ops_dev, &s, in, in, in, out, out, NULL)
     td_assert_refused(td_silu_mul_forward(NULL, &s, in, in, out), TD_BAD_ARGUMENT, "dev is NULL");
     td_assert_refused(td_silu_mul_forward(ops_dev, NULL, in, in, out), TD_BAD_ARGUMENT, "shape is NULL");
     td_assert_refused(td_silu_mul_forward(ops_dev, &s, NULL, in, out), TD_BAD_ARGUMENT, "gate is NULL");
     td_assert_refused(td_silu_mul_forward(ops_dev, &s, in, NULL, out), TD_BAD_ARGUMENT, "up is NULL");
     td_assert_refused(td_silu_mul_forward(ops_dev, &s, in, in, NULL), TD_BAD_ARGUMENT, "y is NULL");
-    td_assert_refused(td_silu_mul_backward(NULL, &s, in, in, in, out, out), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_silu_mul_backward(ops_dev, NULL, in, in, in, out, out), TD_BAD_ARGUMENT,
+    td_assert_refused(td_silu_mul_backward(NULL, &s, in, in, in, out, out, NULL), TD_BAD_ARGUMENT,
+                      "dev is NULL");
+    td_assert_refused(td_silu_mul_backward(ops_dev, NULL, in, in, in, out, out, NULL), TD_BAD_ARGUMENT,
                       "shape is NULL");
-    td_assert_refused(td_silu_mul_backward(ops_dev, &s, NULL, in, in, out, out), TD_BAD_ARGUMENT,
+    td_assert_refused(td_silu_mul_backward(ops_dev, &s, NULL, in, in, out, out, NULL), TD_BAD_ARGUMENT,
                       "gate is NULL");
-    td_assert_refused(td_silu_mul_backward(ops_dev, &s, in, NULL, in, out, out), TD_BAD_ARGUMENT,
+    td_assert_refused(td_silu_mul_backward(ops_dev, &s, in, NULL, in, out, out, NULL), TD_BAD_ARGUMENT,
                       "up is NULL");
-    td_assert_refused(td_silu_mul_backward(ops_dev, &s, in, in, NULL, out, out), TD_BAD_ARGUMENT,
+    td_assert_refused(td_silu_mul_backward(ops_dev, &s, in, in, NULL, out, out, NULL), TD_BAD_ARGUMENT,
                       "dy is NULL");
-    td_assert_refused(td_silu_mul_backward(ops_dev, &s, in, in, in, NULL, out), TD_BAD_ARGUMENT,
+    td_assert_refused(td_silu_mul_backward(ops_dev, &s, in, in, in, NULL, out, NULL), TD_BAD_ARGUMENT,
                       "dgate is NULL");
-    td_assert_refused(td_silu_mul_backward(ops_dev, &s, in, in, in, out, NULL), TD_BAD_ARGUMENT,
+    td_assert_refused(td_silu_mul_backward(ops_dev, &s, in, in, in, out, NULL, NULL), TD_BAD_ARGUMENT,
                       "dup is NULL");
     REFUSED_EXTENT(s, rows, FORWARD);
     REFUSED_EXTENT(s, cols, FORWARD);
@@ -607,7 +608,7 @@ static void gaps_are_named(void **state)
     GAP(td_qkv_split_forward(d, &heads_shape, in, in, in, out, out, out), "qkv_split_forward");
     GAP(td_qkv_split_backward(d, &heads_shape, in, in, in, in, in, out), "qkv_split_backward");
     GAP(td_silu_mul_forward(d, &rows_shape, in, in, out), "silu_mul_forward");
-    GAP(td_silu_mul_backward(d, &rows_shape, in, in, in, out, out), "silu_mul_backward");
+    GAP(td_silu_mul_backward(d, &rows_shape, in, in, in, out, out, NULL), "silu_mul_backward");
     GAP(td_round(d, 1, TD_F32, in, TD_F16, out), "round");
     GAP(td_residual_add(d, 1, TD_F32, in, in, out), "residual_add");
     GAP(td_softmax_forward(d, &softmax_shape, in, out), "softmax_forward");

@@ -432,7 +432,7 @@ cleanup:
 }
 
 td_status td_silu_mul_backward(td_device *dev, const td_rows_shape *shape, const void *gate, const void *up,
-                               const void *dy, void *dgate, void *dup)
+                               const void *dy, void *dgate, void *dup, void *y)
 {
     td_status status = TD_OK;
     td_rows_shape resolved;
@@ -443,7 +443,7 @@ td_status td_silu_mul_backward(td_device *dev, const td_rows_shape *shape, const
     TD_CHECK(dy, "dy is NULL");
     TD_CHECK(dgate, "dgate is NULL");
     TD_CHECK(dup, "dup is NULL");
-    TD_TRY(CALL(dev, silu_mul_backward, &resolved, gate, up, dy, dgate, dup));
+    TD_TRY(CALL(dev, silu_mul_backward, &resolved, gate, up, dy, dgate, dup, y));
 cleanup:
     return status;
 }

@@ -196,9 +196,12 @@ TD_API td_status td_silu_mul_forward(td_device *dev, const td_rows_shape *shape,
                                      const void *up, void *y);
 
 /** dgate = dy * up * s (1 + gate (1 - s)) with s = sigmoid(gate),  dup = dy * silu(gate).
- * dgate may be gate and dup may be up (in place allowed). */
+ * dgate may be gate and dup may be up (in place allowed).
+ *
+ *   y  [rows, cols]  out  dtype  forward's output once more, for a backward pass that has not kept it; in place of dy
+ *                                allowed; NULL: not wanted */
 TD_API td_status td_silu_mul_backward(td_device *dev, const td_rows_shape *shape, const void *gate,
-                                      const void *up, const void *dy, void *dgate, void *dup);
+                                      const void *up, const void *dy, void *dgate, void *dup, void *y);
 
 /* ---- rounding, residual ---- */
 

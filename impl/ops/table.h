@@ -41,7 +41,7 @@ typedef struct td_ops {
                                     const void *, const float *, const float *, void *);
     td_status (*silu_mul_forward)(td_device *, const td_rows_shape *, const void *, const void *, void *);
     td_status (*silu_mul_backward)(td_device *, const td_rows_shape *, const void *, const void *,
-                                   const void *, void *, void *);
+                                   const void *, void *, void *, void *);
     td_status (*round)(td_device *, int64_t, td_dtype, const void *, td_dtype, void *);
     td_status (*residual_add)(td_device *, int64_t, td_dtype, const void *, const void *, void *);
     td_status (*softmax_forward)(td_device *, const td_softmax_shape *, const void *, void *);

@@ -151,24 +151,20 @@ static td_status feed_forward_backward(const pass *p, int64_t layer)
     char *middle = td_tensor_at(model, TD_T_MIDDLE, layer); /* [B, S, d] */
     char *gate = td_tensor_at(model, TD_T_GATE_UP, layer);  /* [B, S, 2 f]; its gradient comes over it */
     char *up = gate + (size_t)f * td_dtype_size(plan->config.dtype); /* its second half */
-    char *hidden = td_tensor_at(model, TD_T_HIDDEN_AGAIN, layer);    /* [B, S, f] */
-    char *dhidden = td_tensor_at(model, TD_T_HIDDEN_GRAD, layer);    /* [B, S, f] */
+    char *hidden = td_tensor_at(model, TD_T_HIDDEN_GRAD, layer);     /* [B, S, f], its gradient first */
     char *norm = td_tensor_at(model, TD_T_NORM2_AGAIN, layer);       /* [B, S, d] */
     char *dnorm = td_tensor_at(model, TD_T_NORM2_GRAD, layer);       /* [B, S, d] */
     const void *dx = stream_grad(model);                             /* [B, S, d] */
     td_status status = TD_OK;
 
-    /* output = middle + hidden w2^T: dx is middle's gradient already */
+    /* output = middle + hidden w2^T: dx is middle's gradient already. hidden itself comes back where its gradient was. */
+    TD_TRY(td_step_enter(model, TD_STEP_DOWN_GRAD, layer));
+    TD_TRY(td_linear_input_grad(model, f, d, dx, td_product_weight(model, w2), hidden));
+    TD_TRY(td_step_enter(model, TD_STEP_SILU_GRAD, layer));
+    TD_TRY(td_silu_mul_backward(dev, &rows, gate, up, hidden, gate, up, hidden));
     TD_TRY(td_step_enter(model, TD_STEP_DOWN_WEIGHT_GRAD, layer));
-    TD_TRY(td_silu_mul_forward(dev, &rows, gate, up, hidden));
     TD_TRY(td_linear_weight_grad(model, f, d, dx, hidden, p->accumulate, grad(p, w2)));
     TD_TRY(report(p, w2));
-    TD_TRY(td_step_enter(model, TD_STEP_DOWN_GRAD, layer));
-    TD_TRY(td_linear_input_grad(model, f, d, dx, td_product_weight(model, w2), dhidden));
-
-    /* hidden = silu(gate) * up */
-    TD_TRY(td_step_enter(model, TD_STEP_SILU_GRAD, layer));
-    TD_TRY(td_silu_mul_backward(dev, &rows, gate, up, dhidden, gate, up));
 
     /* [gate, up] = norm [w1; w3]^T */
     TD_TRY(td_step_enter(model, TD_STEP_GATE_UP_WEIGHT_GRAD, layer));

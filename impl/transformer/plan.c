@@ -76,9 +76,8 @@ static const struct {
                                     TD_STEP_EMBED_GRAD},
     [TD_T_RESIDUAL_GRAD] = {"residual.grad", EXTENT_STREAM, TD_STEP_FINAL_GRAD, TD_STEP_NONE,
                             TD_STEP_EMBED_GRAD},
-    [TD_T_HIDDEN_AGAIN] = {"ffn.hidden.again", EXTENT_FFN, TD_STEP_DOWN_WEIGHT_GRAD, TD_STEP_NONE,
-                           TD_STEP_DOWN_WEIGHT_GRAD},
-    [TD_T_HIDDEN_GRAD] = {"ffn.hidden.grad", EXTENT_FFN, TD_STEP_DOWN_GRAD, TD_STEP_NONE, TD_STEP_SILU_GRAD},
+    [TD_T_HIDDEN_GRAD] = {"ffn.hidden.grad", EXTENT_FFN, TD_STEP_DOWN_GRAD, TD_STEP_NONE,
+                          TD_STEP_DOWN_WEIGHT_GRAD},
     [TD_T_NORM2_AGAIN] = {"ln2.output.again", EXTENT_MODEL, TD_STEP_GATE_UP_WEIGHT_GRAD, TD_STEP_NONE,
                           TD_STEP_GATE_UP_WEIGHT_GRAD},
     [TD_T_NORM2_GRAD] = {"ln2.output.grad", EXTENT_MODEL, TD_STEP_GATE_UP_GRAD, TD_STEP_NONE,
@@ -104,7 +103,7 @@ static const struct {
 static bool in_layer(td_step step)
 {
     return (step >= TD_STEP_QKV && step <= TD_STEP_ADD) ||
-           (step >= TD_STEP_DOWN_WEIGHT_GRAD && step <= TD_STEP_NORM1_GRAD);
+           (step >= TD_STEP_DOWN_GRAD && step <= TD_STEP_NORM1_GRAD);
 }
 
 static bool has_backward(const td_plan *plan)

@@ -62,9 +62,9 @@ typedef enum td_step {
     TD_STEP_HEAD_WEIGHT_GRAD,
     TD_STEP_HEAD_GRAD,
     TD_STEP_FINAL_GRAD,
-    TD_STEP_DOWN_WEIGHT_GRAD, /* backward of a layer, from here */
-    TD_STEP_DOWN_GRAD,
+    TD_STEP_DOWN_GRAD, /* backward of a layer, from here */
     TD_STEP_SILU_GRAD,
+    TD_STEP_DOWN_WEIGHT_GRAD,
     TD_STEP_GATE_UP_WEIGHT_GRAD,
     TD_STEP_GATE_UP_GRAD,
     TD_STEP_NORM2_GRAD,
@@ -109,8 +109,7 @@ typedef enum td_tensor {
     TD_T_NORM_FINAL_GRAD,
     TD_T_RESIDUAL_GRAD,
     TD_T_RESIDUAL_GRAD_ROUNDED, /* in dtype, for the products of mixed precision */
-    TD_T_HIDDEN_AGAIN,
-    TD_T_HIDDEN_GRAD,
+    TD_T_HIDDEN_GRAD,           /* then hidden once more, over it */
     TD_T_NORM2_AGAIN,
     TD_T_NORM2_GRAD,
     TD_T_MERGED_AGAIN,

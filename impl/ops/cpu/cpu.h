@@ -45,7 +45,7 @@ td_status td_cpu_qkv_split_backward(td_device *dev, const td_heads_shape *shape,
 td_status td_cpu_silu_mul_forward(td_device *dev, const td_rows_shape *shape, const void *gate,
                                   const void *up, void *y);
 td_status td_cpu_silu_mul_backward(td_device *dev, const td_rows_shape *shape, const void *gate,
-                                   const void *up, const void *dy, void *dgate, void *dup);
+                                   const void *up, const void *dy, void *dgate, void *dup, void *y);
 
 td_status td_cpu_round(td_device *dev, int64_t count, td_dtype src_dtype, const void *src, td_dtype dst_dtype,
                        void *dst);

@@ -15,7 +15,7 @@ TD_INLINE void forward_row(td_dtype dtype, int64_t cols, const void *gate, const
 }
 
 TD_INLINE void backward_row(td_dtype dtype, int64_t cols, const void *gate, const void *up, int64_t first,
-                            const void *dy, int64_t packed, void *dgate, void *dup)
+                            const void *dy, int64_t packed, void *dgate, void *dup, void *y)
 {
 #pragma omp simd
     for (int64_t i = 0; i < cols; i++) {
@@ -26,6 +26,8 @@ TD_INLINE void backward_row(td_dtype dtype, int64_t cols, const void *gate, cons
 
         td_store(dtype, dgate, first + i, d * u * (s * (1.0f + z * (1.0f - s))));
         td_store(dtype, dup, first + i, d * (z * s));
+        if (y)
+            td_store(dtype, y, packed + i, z / (1.0f + td_exp(-z)) * u);
     }
 }
 
@@ -42,13 +44,14 @@ td_status td_cpu_silu_mul_forward(td_device *dev, const td_rows_shape *shape, co
 }
 
 td_status td_cpu_silu_mul_backward(td_device *dev, const td_rows_shape *shape, const void *gate,
-                                   const void *up, const void *dy, void *dgate, void *dup)
+                                   const void *up, const void *dy, void *dgate, void *dup, void *y)
 {
     int64_t rows = shape->rows, cols = shape->cols;
 
     (void)dev;
 #pragma omp parallel for schedule(static) if (rows * cols >= TD_PARALLEL_MIN)
     for (int64_t r = 0; r < rows; r++)
-        TD_BY_DTYPE(shape->dtype, backward_row, cols, gate, up, r * shape->pitch, dy, r * cols, dgate, dup);
+        TD_BY_DTYPE(shape->dtype, backward_row, cols, gate, up, r * shape->pitch, dy, r * cols, dgate, dup,
+                    y);
     return TD_OK;
 }

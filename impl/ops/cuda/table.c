@@ -158,9 +158,9 @@ static td_status silu_mul_forward(td_device *dev, const td_rows_shape *shape, co
 }
 
 static td_status silu_mul_backward(td_device *dev, const td_rows_shape *shape, const void *gate,
-                                   const void *up, const void *dy, void *dgate, void *dup)
+                                   const void *up, const void *dy, void *dgate, void *dup, void *y)
 {
-    return td_cuda_status(td_cuda_silu_mul_backward(stream_of(dev), shape, gate, up, dy, dgate, dup),
+    return td_cuda_status(td_cuda_silu_mul_backward(stream_of(dev), shape, gate, up, dy, dgate, dup, y),
                           "silu_mul_backward");
 }
 
