@@ -51,10 +51,9 @@ def report_products(page, timed):
         best = ", ".join(f"{dtype} {rate:.0f}" for dtype, rate in ceilings.items())
         page.text(
             f"The best rates of either side are {best} TFLOP/s. Both call the vendor's library; C takes "
-            f"{geomean(ratios):.2f} times PyTorch's time in the geometric mean of {len(ratios)} products. f32 "
-            f"is true f32 "
-            "and tf32 is TF32 on both sides, as the case says; the second-level cache is overwritten before "
-            "each call."
+            f"{geomean(ratios):.2f} times PyTorch's time in the geometric mean of {len(ratios)} products. "
+            "f32 is true f32 and tf32 is TF32 on both sides, as the case says; the second-level cache is "
+            "overwritten before each call."
         )
 
 
@@ -82,13 +81,11 @@ def report_bandwidth(page, timed, copies):
     ops = [op for op in timed.values("op") if op not in ("gemm", "copy", *OPTIMIZERS)]
     shares = share_table(page, timed.only(op=ops), copies)
     page.text(
-        "GB/s counts the bytes that the operation cannot do without, each read or written once. The share is "
-        "that of the "
-        "largest copy above; beside it stands the share of a copy that moves as many bytes, for a short call "
-        "ends before "
-        "the memory is at full speed. torch_eager is the formula, torch_compile the same formula compiled, "
-        "torch_library "
-        "PyTorch's own fused function where it has one."
+        "GB/s counts the bytes that the operation cannot do without, each read or written once. The share "
+        "is that of the largest copy above; beside it stands the share of a copy that moves as many bytes, "
+        "for a short call ends before the memory is at full speed. torch_eager is the formula, "
+        "torch_compile the same formula compiled, torch_library PyTorch's own fused function where it has "
+        "one."
     )
     say_shares(page, shares, BARS["else"], "operations")
     for over in ("torch_eager", "torch_compile", "torch_library"):
@@ -140,9 +137,8 @@ def say_shares(page, shares, bar, what):
     equal = sum(share >= bar for _, _, share in shares)
     worst = min(shares, key=lambda found: found[1])
     page.text(
-        f"{held} of {len(shares)} {what} reach {bar:.0%} of the largest copy, {equal} that share of a copy of "
-        f"their size. "
-        f"The lowest is {worst[0]}, {worst[1]:.0%} and {worst[2]:.0%}."
+        f"{held} of {len(shares)} {what} reach {bar:.0%} of the largest copy, {equal} that share of a copy "
+        f"of their size. The lowest is {worst[0]}, {worst[1]:.0%} and {worst[2]:.0%}."
     )
     page.verdict(
         "operations", f"{what}: {held} of {len(shares)} at {bar:.0%} of a copy, {equal} of one of their size."
@@ -180,10 +176,9 @@ def report_cpu(page, timed):
     )
     if len(ratios):
         page.text(
-            f"C takes {geomean(ratios):.2f} times the time of the formula in eager PyTorch (torch_eager), and "
-            f"{geomean(library):.2f} times that of PyTorch's own fused function where it has one "
-            f"(torch_library), both "
-            "as geometric means."
+            f"C takes {geomean(ratios):.2f} times the time of the formula in eager PyTorch (torch_eager), "
+            f"and {geomean(library):.2f} times that of PyTorch's own fused function where it has one "
+            "(torch_library), both as geometric means."
         )
 
     page.question("How long does an optimizer step take on the small model's parameters?")

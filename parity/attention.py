@@ -33,6 +33,8 @@ def cases(profile, device):
         dict(batch=1, heads=2, seq=101, seq_k=37, head_dim=80),
     ]:
         for keys in grid(causal=[False, True], dtype=DTYPES[device]):
+            if keys["dtype"] == "tf32" and shape["head_dim"] < 16:
+                continue  # below what a matrix unit takes PyTorch multiplies in f32
             yield Case("pytorch_attention", **shape, **keys, mask="inf")
     for dtype in DTYPES[device]:
         shape = dict(batch=2, heads=2, seq=61, head_dim=80, causal=True)

@@ -8,7 +8,7 @@ import torch
 
 from parity.core.case import equal, within
 from parity.core.draw import Draw
-from parity.core.judge import ProtocolError, judge
+from parity.core.judge import EPS, ProtocolError, judge
 
 torch.set_num_threads(1)  # the tensors are small
 
@@ -263,6 +263,14 @@ class OtherRules(unittest.TestCase):
         truth = {"w.0": torch.ones(2).double()}
         self.assertFalse(judge(sides, truth, {}, "torch_eager")["c"].passed)
         self.assertTrue(judge(sides, truth, {"w.*": within(rel_l2=1e-2)}, "torch_eager")["c"].passed)
+
+    def test_an_eps_that_is_no_output_s(self):
+        truth = torch.linspace(1, 2, 100).double()
+        for off, passes in ((4e-4, True), (6e-4, False)):
+            sides = {"c": {"o": (truth * (1 + off)).float()}, "torch_eager": {"o": truth.float()}}
+            found = judge(sides, {"o": truth}, {}, "torch_eager", EPS["tf32"])
+            self.assertEqual(found["c"].passed, passes)
+            self.assertFalse(judge(sides, {"o": truth}, {}, "torch_eager")["c"].passed)
 
     def test_a_module_that_breaks_the_protocol_is_told(self):
         one = torch.ones(2)

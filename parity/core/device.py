@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from parity.core import memory
 
 FLUSH_BYTES = 256 * 2**20  # several times the second-level cache of any GPU so far
+KEPT_BYTES = 2**30  # that PyTorch's allocator may keep from case to case
 FLUSHES = 6  # about 0.4 ms on an H200: PyTorch queues some thirty operations in that time
 
 
@@ -166,7 +167,7 @@ class Cuda:
             torch.cuda.synchronize()
         found: Counter = Counter()
         for event in seen.profiler.kineto_results.events():
-            if event.activity_type() in ("kernel", "gpu_memcpy", "gpu_memset"):
+            if event.device_type() == torch.autograd.DeviceType.CUDA and not event.is_user_annotation():
                 found[event.name()] += event.duration_ns() / 1e6
         return dict(found.most_common())
 
@@ -192,7 +193,8 @@ class Cuda:
         """Compiled code goes too: for the shapes of a second case torch.compile would make one that fits all shapes."""
         if "torch._dynamo" in sys.modules:
             torch._dynamo.reset()
-        self.release()
+        if torch.cuda.memory_reserved() > KEPT_BYTES:  # to look for it takes longer than a small case does
+            self.release()
 
     def surroundings(self) -> dict[str, Any]:
         versions = {"cuda": torch.version.cuda or "unknown", "driver": driver_version()}

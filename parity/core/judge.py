@@ -3,6 +3,9 @@
 The rule is README.md's ("Parity"): non-finite values match in place and sign; then, with eps of the output's dtype,
 
     rel_l2(c) <= 1.1 rel_l2(torch) + eps / 2     and     max_abs(c) <= 3 max_abs(torch) + eps max|truth|
+
+A case of dtype TF32 asks for products of inputs that were rounded to TF32, and eps is TF32's: where a shape does not
+suit the matrix units PyTorch silently multiplies in f32, which is more than was asked for.
 """
 
 import math
@@ -15,6 +18,8 @@ import torch
 
 from parity.core.case import Outputs, Rule, parity
 from parity.core.draw import NAMES, left_poisoned
+
+EPS = {"tf32": 2.0**-10}  # of dtypes that are no output's
 
 
 class ProtocolError(RuntimeError):
@@ -49,15 +54,22 @@ def is_judged(impl: str) -> bool:
     return impl == "c" or impl.startswith("c_")
 
 
-def judge(sides: Mapping[str, Outputs], truth: Outputs, rules: Mapping[str, Rule], reference: str | None):
-    """{impl: Verdict}. PyTorch's sides get their errors measured; C's are held to the rules as well."""
+def judge(
+    sides: Mapping[str, Outputs],
+    truth: Outputs,
+    rules: Mapping[str, Rule],
+    reference: str | None,
+    eps: float | None = None,
+):
+    """{impl: Verdict}. PyTorch's sides get their errors measured; C's are held to the rules as well, with the eps of
+    each output's dtype unless another is given."""
     sides = {impl: _tensors(outputs) for impl, outputs in sides.items()}
     truth = _tensors(truth)
     verdicts = {}
     for impl, outputs in sides.items():
         verdicts[impl] = Verdict()
         if is_judged(impl):
-            verdicts[impl].complaints = _complaints(outputs, sides.get(reference), truth, rules)
+            verdicts[impl].complaints = _complaints(outputs, sides.get(reference), truth, rules, eps)
         for name, value in outputs.items():
             if name not in truth or isinstance(value, str):
                 continue
@@ -70,7 +82,7 @@ def judge(sides: Mapping[str, Outputs], truth: Outputs, rules: Mapping[str, Rule
     return verdicts
 
 
-def _complaints(got: Outputs, reference: Outputs | None, truth: Outputs, rules) -> list[str]:
+def _complaints(got: Outputs, reference: Outputs | None, truth: Outputs, rules, eps) -> list[str]:
     found = []
     expected = reference if reference is not None else truth
     if set(got) != set(expected):
@@ -80,7 +92,7 @@ def _complaints(got: Outputs, reference: Outputs | None, truth: Outputs, rules) 
         complaint = _shape_complaint(value, expected[name], reference is not None)
         if not complaint:
             complaint = _rule_complaint(
-                rule, value, None if reference is None else reference[name], truth.get(name)
+                rule, value, None if reference is None else reference[name], truth.get(name), eps
             )
         if complaint:
             found.append(f"{name}: {complaint}")
@@ -97,7 +109,7 @@ def _shape_complaint(value, expected, same_dtype: bool) -> str:
     return ""
 
 
-def _rule_complaint(rule: Rule, value, reference, truth) -> str:
+def _rule_complaint(rule: Rule, value, reference, truth, eps) -> str:
     if isinstance(value, str):
         return ""  # compared with the shapes
     if truth is not None and truth.shape != value.shape:
@@ -121,16 +133,18 @@ def _rule_complaint(rule: Rule, value, reference, truth) -> str:
         return _within(rule, value, target.double())
     if truth is None:
         raise ProtocolError("the parity rule on an output that the truth lacks; name another rule for it")
-    return _parity(value, reference, truth)
+    return _parity(value, reference, truth, eps)
 
 
-def _parity(value: torch.Tensor, reference: torch.Tensor | None, truth: torch.Tensor) -> str:
+def _parity(
+    value: torch.Tensor, reference: torch.Tensor | None, truth: torch.Tensor, eps: float | None = None
+) -> str:
     complaint = _kind_complaint(value, truth)
     if complaint:
         return complaint
     if not value.is_floating_point():
         return _different(value.double() != truth, value, truth)
-    eps = torch.finfo(value.dtype).eps
+    eps = torch.finfo(value.dtype).eps if eps is None else eps
     finite = _rounded(truth, value.dtype).isfinite()
     scale = _max(truth[finite].abs())
     mine = _errors(value.double()[finite], truth[finite])

@@ -12,7 +12,7 @@ from parity.core import clock, memory
 from parity.core.case import Case, Outputs, Side
 from parity.core.device import Cpu, Device, DeviceLost
 from parity.core.draw import Draw
-from parity.core.judge import ProtocolError, is_judged, judge
+from parity.core.judge import EPS, ProtocolError, is_judged, judge
 from parity.core.library import Library, Session
 
 MIB = 2**20
@@ -87,9 +87,12 @@ class Measurement:
 
     def give_up(self, given_up: Mapping[str, tuple[str, str]]) -> None:
         """Sides that are known to fail: they ended an earlier process, or want more memory than there is."""
-        room = self.device.available_bytes()
-        for impl, side in self.sides.items():
-            needs = self.case.needs_bytes if side.needs_bytes is None else side.needs_bytes
+        wanted = {
+            impl: self.case.needs_bytes if side.needs_bytes is None else side.needs_bytes
+            for impl, side in self.sides.items()
+        }
+        room = self.device.available_bytes() if any(wanted.values()) else 0
+        for impl, needs in wanted.items():
             if impl in given_up:
                 self.results[impl] = Result(*given_up[impl])
             elif needs > room:
@@ -112,7 +115,7 @@ class Measurement:
             alive = {impl: self.outputs[impl] for impl in self._alive()}
             lost = self.reference is not None and self.reference not in alive
             judged = {impl: o for impl, o in alive.items() if not (lost and is_judged(impl))}
-            verdicts = judge(judged, truth, self.rules, self.reference)
+            verdicts = judge(judged, truth, self.rules, self.reference, EPS.get(self.case.get("dtype")))
         except DeviceLost:
             raise
         except Exception as error:  # the truth failed, or the module broke the protocol
@@ -205,8 +208,9 @@ class Measurement:
             measured[f"{name}_mib"] = (nbytes + own) / MIB
 
     def _open(self, impls: Iterable[str]) -> None:
-        self.device.release()
-        self.held = self.device.held_by_torch() if self.case.in_turn else {}
+        if self.case.in_turn:
+            self.device.release()
+            self.held = self.device.held_by_torch()
         self.opened = self._alive(impls)
         for impl in self.opened:
             if self.sides[impl].open is not None:
@@ -220,7 +224,8 @@ class Measurement:
                     self.sides[impl].close()
                 except Exception as error:  # as in _attempt
                     self.results[impl].end(error)
-        self.device.release()
+        if self.case.in_turn:
+            self.device.release()
 
     def _call(self, impl: str) -> Outputs:
         side = self.sides[impl]
