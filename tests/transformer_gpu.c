@@ -1,0 +1,305 @@
+/* The model on a GPU, against the float64 model and against itself: eager, captured, updated along the way. */
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/gpu.h"
+#include "transformer_cases.h"
+#include "transformer_reference.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static td_device *gpu;
+
+typedef struct kind {
+    const char *name;
+    td_dtype dtype;
+    bool tf32, mixed;
+    double within; /* relative, of logits and gradients */
+} kind;
+
+static const kind kinds[] = {
+    {"f32", TD_F32, false, false, 16 * 0x1p-23},       {"tf32", TD_F32, true, false, 16 * 0x1p-10},
+    {"bf16", TD_BF16, false, false, 16 * 0x1p-7},      {"f16", TD_F16, false, false, 16 * 0x1p-10},
+    {"bf16_mixed", TD_BF16, false, true, 16 * 0x1p-7}, {"f16_mixed", TD_F16, false, true, 16 * 0x1p-10},
+};
+
+static const struct {
+    const char *name;
+    td_model_size size;
+    int64_t batch, context;
+} shapes[] = {
+    {"even", {64, 128, 2, 4, 50}, 2, 32},
+    {"ragged", {24, 37, 3, 3, 41}, 3, 17},
+    {"head size 80", {160, 96, 2, 2, 61}, 2, 67},
+    {"25 heads", {100, 72, 2, 25, 67}, 2, 23},
+};
+
+enum { KINDS = sizeof kinds / sizeof *kinds, SHAPES = sizeof shapes / sizeof *shapes };
+
+static const td_adamw adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
+
+static td_transformer_config config_of(int shape, const kind *k, const char *attention)
+{
+    return (td_transformer_config){.size = shapes[shape].size,
+                                   .batch = shapes[shape].batch,
+                                   .context = shapes[shape].context,
+                                   .dtype = k->dtype,
+                                   .tf32 = k->tf32,
+                                   .mixed = k->mixed,
+                                   .attention = attention,
+                                   .use = TD_MODEL_TRAINING};
+}
+
+/** A model on the GPU with the weights of a trial on the CPU, rounded to the GPU model's type, and its tokens. */
+typedef struct twin {
+    td_trial *cpu; /* f32, or in the type of the weights where the CPU has it: the reference is made of it */
+    td_transformer *model;
+    int64_t *ids, *targets;
+    int64_t tokens;
+} twin;
+
+static twin twin_open(int shape, const kind *k, const char *attention, bool transient)
+{
+    td_case c = {.name = shapes[shape].name, .config = config_of(shape, k, "flash")};
+    td_transformer_config config = config_of(shape, k, attention);
+    twin t = {.model = NULL};
+    void *block;
+
+    c.config.tf32 = c.config.mixed = false;
+    c.config.dtype = TD_F32;
+    t.cpu = td_trial_open(&c);
+    t.tokens = t.cpu->tokens;
+    config.transient_gradients = transient;
+    td_assert_ok(td_transformer_create(gpu, &config, &t.model));
+    td_assert_ok(td_transformer_init(t.model, 1)); /* moments, and every weight is written over */
+    for (int64_t i = 0; i < t.cpu->count; i++) {
+        const td_parameter from = td_trial_parameter(t.cpu, i);
+        td_parameter to;
+        td_assert_ok(td_transformer_parameter(t.model, i, &to));
+        assert_int_equal(to.dtype, k->mixed ? TD_F32 : k->dtype);
+        const size_t bytes = (size_t)to.numel * td_dtype_size(to.dtype);
+        void *rounded = malloc(bytes);
+        assert_non_null(rounded);
+        td_assert_ok(td_convert(to.numel, TD_F32, from.data, to.dtype, rounded));
+        td_assert_ok(td_device_upload(gpu, to.data, rounded, bytes));
+        /* The reference multiplies what the GPU has. */
+        td_assert_ok(td_convert(to.numel, to.dtype, rounded, TD_F32, from.data));
+        free(rounded);
+    }
+    td_assert_ok(td_transformer_refresh(t.model));
+    const size_t bytes = (size_t)t.tokens * sizeof(int64_t);
+    td_assert_ok(td_device_alloc(gpu, bytes, &block));
+    t.ids = block;
+    td_assert_ok(td_device_alloc(gpu, bytes, &block));
+    t.targets = block;
+    td_assert_ok(td_device_upload(gpu, t.ids, t.cpu->ids, bytes));
+    td_assert_ok(td_device_upload(gpu, t.targets, t.cpu->targets, bytes));
+    return t;
+}
+
+static void twin_close(twin *t)
+{
+    td_transformer_destroy(t->model);
+    td_assert_ok(td_device_free(gpu, t->ids));
+    td_assert_ok(td_device_free(gpu, t->targets));
+    td_trial_close(t->cpu);
+}
+
+static void *fetch(const void *device, size_t bytes)
+{
+    void *host = malloc(bytes);
+
+    assert_non_null(host);
+    td_assert_ok(td_device_download(gpu, host, device, bytes));
+    return host;
+}
+
+static void run_loss(twin *t)
+{
+    td_assert_ok(td_transformer_forward(t->model, t->ids, t->cpu->c.batch, t->cpu->c.seq, NULL));
+    td_assert_ok(td_transformer_loss(t->model, t->targets, NULL));
+}
+
+/* All weights and moments, as bytes. */
+static char *state_of(const twin *t, size_t *bytes)
+{
+    char *all = NULL;
+
+    *bytes = 0;
+    for (int64_t i = 0; i < t->cpu->count; i++) {
+        td_parameter p;
+        td_assert_ok(td_transformer_parameter(t->model, i, &p));
+        const size_t weights = (size_t)p.numel * td_dtype_size(p.dtype),
+                     moments = (size_t)p.numel * sizeof(float);
+        all = realloc(all, *bytes + weights + 2 * moments);
+        assert_non_null(all);
+        td_assert_ok(td_device_download(gpu, all + *bytes, p.data, weights));
+        td_assert_ok(td_device_download(gpu, all + *bytes + weights, p.exp_avg, moments));
+        td_assert_ok(td_device_download(gpu, all + *bytes + weights + moments, p.exp_avg_sq, moments));
+        *bytes += weights + 2 * moments;
+    }
+    return all;
+}
+
+static void step_is_the_reference(void **state)
+{
+    static const char *const ways[] = {"flash", "naive"};
+
+    (void)state;
+    for (int shape = 0; shape < SHAPES; shape++)
+        for (int i = 0; i < KINDS; i++)
+            for (int way = 0; way < 2; way++) {
+                const kind *k = &kinds[i];
+                twin t = twin_open(shape, k, ways[way], false);
+                td_reference *reference = td_reference_of(t.cpu->model, &t.cpu->c.config);
+                const double truth =
+                    td_reference_loss(reference, t.cpu->ids, t.cpu->targets, t.cpu->c.batch, t.cpu->c.seq);
+                const int64_t count = t.tokens * shapes[shape].size.vocab;
+                const void *logits;
+                float loss = NAN;
+
+                print_message("%s, %s, %s\n", shapes[shape].name, k->name, ways[way]);
+                td_reference_backward(reference, t.cpu->ids, t.cpu->targets);
+                td_assert_ok(td_transformer_forward(t.model, t.ids, t.cpu->c.batch, t.cpu->c.seq, &logits));
+                void *host = fetch(logits, (size_t)count * td_dtype_size(k->dtype));
+                td_assert_close("logits", k->dtype, host, reference->logits, count, k->within);
+                free(host);
+                td_assert_ok(td_transformer_loss(t.model, t.targets, &loss));
+                assert_true(fabs((double)loss - truth) <= k->within * truth);
+                for (int64_t j = 0; j < t.cpu->count; j++) {
+                    td_parameter p;
+                    td_assert_ok(td_transformer_parameter(t.model, j, &p));
+                    td_assert_ok(
+                        td_device_fill(gpu, p.grad, 0xFF, (size_t)p.numel * td_dtype_size(p.grad_dtype)));
+                }
+                td_assert_ok(td_transformer_backward(t.model, false, NULL, NULL));
+                for (int64_t j = 0; j < t.cpu->count; j++) {
+                    td_parameter p;
+                    td_assert_ok(td_transformer_parameter(t.model, j, &p));
+                    host = fetch(p.grad, (size_t)p.numel * td_dtype_size(p.grad_dtype));
+                    td_assert_close(p.name, p.grad_dtype, host, reference->grads[j], p.numel, k->within);
+                    free(host);
+                }
+                td_reference_free(reference);
+                twin_close(&t);
+            }
+}
+
+/* The hyperparameters live on the device, and so the replays count the steps. */
+static void a_captured_step_is_the_eager_one(void **state)
+{
+    (void)state;
+    for (int i = 0; i < KINDS; i++)
+        for (int along = 0; along < 2; along++) {
+            twin eager = twin_open(0, &kinds[i], "naive", false);
+            twin graph = twin_open(0, &kinds[i], "naive", along == 1);
+            td_graph *step = NULL;
+            size_t bytes;
+            void *on_device;
+
+            td_assert_ok(td_device_alloc(gpu, sizeof adamw, &on_device));
+            td_assert_ok(td_device_upload(gpu, on_device, &adamw, sizeof adamw));
+            for (int n = 0; n < 4; n++) {
+                run_loss(&eager);
+                td_assert_ok(td_transformer_backward(eager.model, false, NULL, NULL));
+                td_assert_ok(td_transformer_adamw(eager.model, &adamw));
+            }
+            for (int n = 0; n < 4; n++) {
+                if (n == 1)
+                    td_assert_ok(td_graph_begin(gpu));
+                if (n < 2) {
+                    run_loss(&graph);
+                    if (along) {
+                        td_assert_ok(td_transformer_backward_adamw(graph.model, on_device, true, 0));
+                    } else {
+                        td_assert_ok(td_transformer_backward(graph.model, false, NULL, NULL));
+                        td_assert_ok(td_transformer_adamw_on_device(graph.model, on_device));
+                    }
+                }
+                if (n == 1)
+                    td_assert_ok(td_graph_end(gpu, &step));
+                if (n > 0)
+                    td_assert_ok(td_graph_launch(step));
+            }
+            char *a = state_of(&eager, &bytes), *b = state_of(&graph, &bytes);
+            if (memcmp(a, b, bytes) != 0)
+                fail_msg("%s, %s: the replayed step is not the eager one", kinds[i].name,
+                         along ? "along" : "apart");
+            td_adamw after;
+            td_assert_ok(td_device_download(gpu, &after, on_device, sizeof after));
+            assert_int_equal(after.step, 4);
+            free(a);
+            free(b);
+            td_graph_destroy(step);
+            td_assert_ok(td_device_free(gpu, on_device));
+            twin_close(&eager);
+            twin_close(&graph);
+        }
+}
+
+static void a_model_too_large_is_refused_and_the_device_goes_on(void **state)
+{
+    td_transformer_config config = config_of(0, &kinds[0], "naive");
+    td_memory_stats before, after;
+    td_transformer *model;
+
+    (void)state;
+    td_assert_ok(td_device_memory(gpu, &before));
+    td_assert_ok(td_model_size_find("10B", &config.size));
+    config.context = 8192;
+    config.batch = 64;
+    td_assert_refused(td_transformer_create(gpu, &config, &model), TD_NO_MEMORY, "no room for");
+    assert_null(model);
+    td_assert_ok(td_device_memory(gpu, &after));
+    assert_int_equal(after.current_bytes, before.current_bytes);
+    twin t = twin_open(0, &kinds[0], "flash", false);
+    run_loss(&t);
+    td_assert_ok(td_device_synchronize(gpu));
+    twin_close(&t);
+}
+
+/* A planned step allocates once: the history tells the tensors inside. */
+static void the_history_knows_the_tensors_of_a_step(void **state)
+{
+    const td_memory_event *events;
+    int64_t count, dropped, live = 0, dead = 0, blocks = 0;
+    twin t = twin_open(0, &kinds[4], "flash", false);
+
+    (void)state;
+    td_assert_ok(td_device_history_begin(gpu, 100000));
+    run_loss(&t);
+    td_assert_ok(td_transformer_backward(t.model, false, NULL, NULL));
+    td_assert_ok(td_transformer_adamw(t.model, &adamw));
+    td_assert_ok(td_device_history_end(gpu));
+    td_assert_ok(td_device_history(gpu, &events, &count, &dropped));
+    for (int64_t i = 0; i < count; i++) {
+        live += events[i].action == TD_MEMORY_LIVE;
+        dead += events[i].action == TD_MEMORY_DEAD;
+        blocks += events[i].action == TD_MEMORY_ALLOC;
+    }
+    assert_int_equal(dropped, 0);
+    assert_int_equal(blocks, 0);
+    assert_true(live > 30 && dead > 30);
+    twin_close(&t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(step_is_the_reference),
+        cmocka_unit_test(a_captured_step_is_the_eager_one),
+        cmocka_unit_test(a_model_too_large_is_refused_and_the_device_goes_on),
+        cmocka_unit_test(the_history_knows_the_tensors_of_a_step),
+    };
+
+    gpu = td_gpu_open();
+    const int failed = cmocka_run_group_tests_name("transformer on a GPU", tests, NULL, NULL);
+    td_device_close(gpu);
+    return failed;
+}
