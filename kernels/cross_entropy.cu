@@ -18,19 +18,18 @@ __global__ void __launch_bounds__(G::BLOCK, RESIDENT<G>)
                              float *lse, T *dlogits)
 {
     __shared__ running<T> scratch[32];
-    const int64_t r = blockIdx.x, target = targets[r];
-    const bool known = target >= 0 && target < vocab;
-    const T *start = logits + r * vocab;
+    const int64_t r = blockIdx.x, wanted = targets[r];
     const int packs = vocab / W;
-    /* Before anything is written, which may be over it. */
-    const float of_target = known ? widen(start[target]) : NAN;
     row<T, W, G> in;
     running<T> all;
 
     for_pieces<G>(packs, [&](int first, int count) {
-        in.take(start + (int64_t)first * W, count);
+        in.take(logits + (r * vocab + (int64_t)first * W), count);
         all = all + sum_piece<T, W, G>(in, count);
     });
+    /* After the loads above, which would wait for this one; before the barrier, behind which the row may be written over. */
+    const int target = wanted >= 0 && wanted < vocab ? (int)wanted : -1;
+    const float of_target = target >= 0 ? widen(logits[r * vocab + target]) : NAN;
     all = reduce<G>(all, add(), scratch);
     if (all.top == -INFINITY) /* nothing has a share of nothing */
         all.sum = NAN;
@@ -44,23 +43,22 @@ __global__ void __launch_bounds__(G::BLOCK, RESIDENT<G>)
     if (!dlogits)
         return;
     /* The row's sum, not lse: rounded to f32, lse would put an error of its own on every probability. */
-    const float factor = known ? scale / all.sum : NAN;
-    dlogits += r * vocab;
+    const float factor = target >= 0 ? scale / all.sum : NAN;
     for_pieces<G>(packs, [&](int first, int count) {
-        if (packs > G::MOST)
-            in.take(start + (int64_t)first * W, count);
+        if (!G::WHOLE)
+            in.take(logits + (r * vocab + (int64_t)first * W), count);
         for_packs<G>(count, [&](int slot, int index) {
             float result[W];
 #pragma unroll
             for (int i = 0; i < W; i++)
                 result[i] = factor * exp_for<T>(in.packs[slot][i] - all.top);
-            store(dlogits, first + index, rounded<T>(result));
+            store(dlogits + (r * vocab + (int64_t)first * W), index, rounded<T>(result));
         });
     });
     /* The target's probability less one, without the others' rounding, by the thread that wrote the pack around it. */
-    if (known && (int)target / W % G::THREADS == G::thread()) {
+    if (target >= 0 && target / W % G::THREADS == G::thread()) {
         const double share = exp((double)of_target - (double)all.top) / (double)all.sum;
-        dlogits[target] = narrow<T>((float)(scale * (share - 1.0)));
+        dlogits[r * vocab + target] = narrow<T>((float)(scale * (share - 1.0)));
     }
 }
 
@@ -85,11 +83,16 @@ cudaError_t by_shape(int64_t vocab, const void *logits, const void *dlogits, F f
     constexpr auto one = std::integral_constant<int, 1>();
 
     if (!packs_fit(wide, vocab, logits, dlogits))
-        return f(one, group<256, 8>());
+        return f(one, group<256, 8, 1, false>());
     const int64_t packs = vocab / wide;
     if (packs <= 256)
         return f(wide, group<128, 2>());
-    return packs <= 1280 ? f(wide, group<256, 5>()) : f(wide, group<512, 5>());
+    if (packs <= 1280)
+        return f(wide, group<256, 5>());
+    if constexpr (sizeof(T) == 2)
+        return f(wide, group<512, 4, 1, false>());
+    else
+        return packs <= 2560 ? f(wide, group<512, 5>()) : f(wide, group<512, 5, 1, false>());
 }
 
 } // namespace

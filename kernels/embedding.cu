@@ -25,14 +25,12 @@ __global__ void __launch_bounds__(BLOCK) td_elem_embedding_forward(int64_t all, 
         return;
     const int64_t token = all < (1LL << 31) ? (uint32_t)index / (uint32_t)packs : index / packs;
     const int64_t id = ids[token];
-    pack<T, W> values;
-    if (is_row(id, vocab)) {
-        values = load<W>(weight, id * packs + (index - token * packs));
-    } else {
+    float nothing[W];
 #pragma unroll
-        for (int i = 0; i < W; i++)
-            values.at[i] = narrow<T>(NAN);
-    }
+    for (int i = 0; i < W; i++)
+        nothing[i] = NAN;
+    const pack<T, W> values =
+        is_row(id, vocab) ? load<W>(weight, id * packs + (index - token * packs)) : rounded<T>(nothing);
     store(y, index, values);
 }
 
@@ -45,10 +43,14 @@ __global__ void __launch_bounds__(BLOCK) td_elem_embedding_forward(int64_t all, 
 
 constexpr int FEW = 16;
 
+/* A row's tokens: how many, and where they begin in a list. */
+struct range {
+    int count, start;
+};
+
 struct lists {
-    int *count;   /* [vocab] tokens of a row */
+    range *rows;  /* [vocab] */
     int *used;    /* [2] entries of `listed` and of `crowded` so far */
-    int *start;   /* [vocab] of a row's tokens in `listed` */
     int *place;   /* [tokens] of a token among its row's, as they came */
     int *listed;  /* [tokens] the rows' tokens, as they came */
     int *ordered; /* [tokens] the same, ascending within a row */
@@ -61,17 +63,17 @@ __global__ void __launch_bounds__(BLOCK)
     const int token = blockIdx.x * BLOCK + threadIdx.x;
 
     if (token < tokens && is_row(ids[token], vocab))
-        l.place[token] = atomicAdd(&l.count[ids[token]], 1);
+        l.place[token] = atomicAdd(&l.rows[ids[token]].count, 1);
 }
 
 __global__ void __launch_bounds__(BLOCK) td_reduce_start(int vocab, lists l)
 {
     const int row = blockIdx.x * BLOCK + threadIdx.x;
-    const int count = row < vocab ? l.count[row] : 0;
+    const int count = row < vocab ? l.rows[row].count : 0;
 
     if (count == 0)
         return;
-    l.start[row] = atomicAdd(&l.used[0], count);
+    l.rows[row].start = atomicAdd(&l.used[0], count);
     if (count > FEW)
         l.crowded[atomicAdd(&l.used[1], 1)] = row;
 }
@@ -82,7 +84,7 @@ __global__ void __launch_bounds__(BLOCK)
     const int token = blockIdx.x * BLOCK + threadIdx.x;
 
     if (token < tokens && is_row(ids[token], vocab))
-        l.listed[l.start[ids[token]] + l.place[token]] = token;
+        l.listed[l.rows[ids[token]].start + l.place[token]] = token;
 }
 
 /* A token's place in ascending order is the number of smaller ones in its list. */
@@ -93,92 +95,117 @@ __global__ void __launch_bounds__(BLOCK)
 
     if (token >= tokens || !is_row(ids[token], vocab))
         return;
-    const int start = l.start[ids[token]], count = l.count[ids[token]];
+    const range mine = l.rows[ids[token]];
     int smaller = 0;
 #pragma unroll 8
-    for (int i = 0; i < count; i++)
-        smaller += l.listed[start + i] < token;
-    l.ordered[start + smaller] = token;
+    for (int i = 0; i < mine.count; i++)
+        smaller += l.listed[mine.start + i] < token;
+    l.ordered[mine.start + smaller] = token;
 }
 
-/* Adds the pack of columns `index` of `count` tokens to `sum`, in their order, with the loads of eight under way at a time. */
-template <typename T, int W>
-__device__ inline void add_tokens(float (&sum)[W], const T *dy, int64_t packs, int64_t index,
+/* Adds PIECES packs of `count` tokens to `sum`, in the tokens' order, 32 packs apart and the first of them number `first` of
+ * a row of `packs`; the loads of TOKENS tokens are under way at a time. */
+template <int PIECES, int TOKENS, typename T, int W>
+__device__ inline void add_tokens(float (&sum)[PIECES][W], const T *dy, int packs, int first,
                                   const int *tokens, int count)
 {
-    constexpr int UNROLL = 8;
-
-    for (int first = 0; first < count; first += UNROLL) {
-        pack<T, W> values[UNROLL];
+    for (int begin = 0; begin < count; begin += TOKENS) {
+        pack<T, W> values[TOKENS][PIECES];
 #pragma unroll
-        for (int u = 0; u < UNROLL; u++)
-            if (first + u < count)
-                values[u] = load<W>(dy, tokens[first + u] * packs + index);
+        for (int n = 0; n < TOKENS; n++)
 #pragma unroll
-        for (int u = 0; u < UNROLL; u++)
-            if (first + u < count)
-                for (int i = 0; i < W; i++)
-                    sum[i] += values[u][i];
+            for (int piece = 0; piece < PIECES; piece++)
+                if (begin + n < count && first + 32 * piece < packs)
+                    values[n][piece] = load<W>(dy, (int64_t)tokens[begin + n] * packs + first + 32 * piece);
+#pragma unroll
+        for (int n = 0; n < TOKENS; n++)
+#pragma unroll
+            for (int piece = 0; piece < PIECES; piece++)
+                if (begin + n < count && first + 32 * piece < packs)
+#pragma unroll
+                    for (int i = 0; i < W; i++)
+                        sum[piece][i] += values[n][piece][i];
     }
 }
 
-/* A warp has a row of the table. */
-template <typename T, typename D, int W>
-__global__ void __launch_bounds__(BLOCK, 1)
-    td_reduce_rows(int vocab, int packs, const T *dy, bool accumulate, D *dweight, lists l)
+/* Writes a sum to pack `at` of dweight, or adds it to what is there. */
+template <typename D, int W>
+__device__ inline void finish(float (&sum)[W], bool accumulate, D *dweight, int64_t at)
 {
-    const int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    if (accumulate) {
+        const pack<D, W> before = load<W>(dweight, at);
+#pragma unroll
+        for (int i = 0; i < W; i++)
+            sum[i] += before[i];
+    }
+    store(dweight, at, rounded<D>(sum));
+}
 
-    if (row >= vocab)
+/* A warp's row of the table. */
+template <typename T, typename D, int W>
+__device__ inline void sum_row(int64_t row, int packs, const T *dy, bool accumulate, D *dweight,
+                               const lists &l)
+{
+    constexpr int PIECES = W == 8 ? 2 : 4;
+    const range mine = l.rows[row];
+
+    if (mine.count > FEW || (mine.count == 0 && accumulate))
         return;
-    const int count = l.count[row];
-    if (count > FEW || (count == 0 && accumulate))
-        return;
-    const int *tokens = l.ordered + (count > 0 ? l.start[row] : 0);
-    for (int64_t index = threadIdx.x % 32; index < packs; index += 32) {
-        float sum[W] = {};
-        if (accumulate) {
-            const pack<D, W> before = load<W>(dweight, row * packs + index);
-            for (int i = 0; i < W; i++)
-                sum[i] = before[i];
-        }
-        add_tokens(sum, dy, packs, index, tokens, count);
-        store(dweight, row * packs + index, rounded<D>(sum));
+    for (int first = threadIdx.x % 32; first < packs; first += 32 * PIECES) {
+        float sum[PIECES][W] = {};
+        add_tokens<PIECES, 2>(sum, dy, packs, first, l.ordered + mine.start, mine.count);
+#pragma unroll
+        for (int piece = 0; piece < PIECES; piece++)
+            if (first + 32 * piece < packs)
+                finish(sum[piece], accumulate, dweight, row * packs + first + 32 * piece);
     }
 }
 
-/* A block has 32 packs of a crowded row; its warps have the row's tokens in nearly equal, consecutive shares. */
+/* A block's 32 packs of a crowded row; its warps have the row's tokens in nearly equal, consecutive shares. */
 template <typename T, typename D, int W>
-__global__ void __launch_bounds__(BLOCK)
-    td_reduce_crowded(int packs, const T *dy, bool accumulate, D *dweight, lists l)
+__device__ inline void sum_crowded(int64_t row, int first, int packs, const T *dy, bool accumulate,
+                                   D *dweight, const lists &l)
 {
     __shared__ float sums[WARPS][32][W + 1];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pieces = (packs - 1) / 32 + 1;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const range mine = l.rows[row];
+    const int begin = (int)((int64_t)mine.count * warp / WARPS),
+              end = (int)((int64_t)mine.count * (warp + 1) / WARPS);
+    float sum[1][W] = {};
 
-    for (int64_t item = blockIdx.x; item < (int64_t)l.used[1] * pieces; item += gridDim.x) {
-        const int64_t row = l.crowded[item / pieces], index = item % pieces * 32 + lane;
-        const int64_t count = l.count[row];
-        const int begin = (int)(count * warp / WARPS), end = (int)(count * (warp + 1) / WARPS);
-        float sum[W] = {};
-
-        if (index < packs)
-            add_tokens(sum, dy, packs, index, l.ordered + l.start[row] + begin, end - begin);
-        for (int i = 0; i < W; i++)
-            sums[warp][lane][i] = sum[i];
-        __syncthreads();
-        if (warp == 0 && index < packs) {
-            if (accumulate) {
-                const pack<D, W> before = load<W>(dweight, row * packs + index);
-                for (int i = 0; i < W; i++)
-                    sum[i] += before[i];
-            }
-            for (int other = 1; other < WARPS; other++)
-                for (int i = 0; i < W; i++)
-                    sum[i] += sums[other][lane][i];
-            store(dweight, row * packs + index, rounded<D>(sum));
-        }
-        __syncthreads();
+    add_tokens<1, 8>(sum, dy, packs, first + lane, l.ordered + mine.start + begin, end - begin);
+#pragma unroll
+    for (int i = 0; i < W; i++)
+        sums[warp][lane][i] = sum[0][i];
+    __syncthreads();
+    if (warp == 0 && first + lane < packs) {
+        for (int other = 1; other < WARPS; other++)
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                sum[0][i] += sums[other][lane][i];
+        finish(sum[0], accumulate, dweight, row * packs + first + lane);
     }
+    __syncthreads();
+}
+
+/* The first blocks have the crowded rows, which take longest; the others a row for each warp. */
+constexpr int CROWD_BLOCKS = 132 * 2;
+
+template <typename T, typename D, int W>
+__global__ void __launch_bounds__(BLOCK, 3)
+    td_reduce_rows(int vocab, int packs, const T *dy, bool accumulate, D *dweight, lists l)
+{
+    const int pieces = (packs - 1) / 32 + 1;
+    const int64_t row = ((int64_t)blockIdx.x - CROWD_BLOCKS) * WARPS + threadIdx.x / 32;
+
+    if (blockIdx.x >= CROWD_BLOCKS) {
+        if (row < vocab)
+            sum_row<T, D, W>(row, packs, dy, accumulate, dweight, l);
+        return;
+    }
+    for (int64_t item = blockIdx.x; item < (int64_t)l.used[1] * pieces; item += CROWD_BLOCKS)
+        sum_crowded<T, D, W>(l.crowded[item / pieces], (int)(item % pieces) * 32, packs, dy, accumulate,
+                             dweight, l);
 }
 
 /* Where the arrays stand in work; the bytes of it all. */
@@ -191,9 +218,8 @@ size_t place_lists(const td_embedding_shape *shape, void *work, lists *l)
         return mine;
     };
 
-    l->count = take(shape->vocab);
+    l->rows = (range *)take(2 * shape->vocab);
     l->used = take(2);
-    l->start = take(shape->vocab);
     l->place = take(shape->tokens);
     l->listed = take(shape->tokens);
     l->ordered = take(shape->tokens);
@@ -207,11 +233,8 @@ cudaError_t sum_rows(cudaStream_t stream, const td_embedding_shape *shape, const
 {
     const int vocab = (int)shape->vocab, packs = (int)(shape->d_model / W);
 
-    td_reduce_rows<T, D, W><<<(vocab - 1) / WARPS + 1, BLOCK, 0, stream>>>(vocab, packs, (const T *)dy,
-                                                                           accumulate, (D *)dweight, l);
-    if (shape->tokens > FEW)
-        td_reduce_crowded<T, D, W>
-            <<<132 * 4, BLOCK, 0, stream>>>(packs, (const T *)dy, accumulate, (D *)dweight, l);
+    td_reduce_rows<T, D, W><<<CROWD_BLOCKS + (vocab - 1) / WARPS + 1, BLOCK, 0, stream>>>(
+        vocab, packs, (const T *)dy, accumulate, (D *)dweight, l);
     return cudaGetLastError();
 }
 
@@ -255,7 +278,7 @@ cudaError_t td_cuda_embedding_backward(cudaStream_t stream, const td_embedding_s
 
     place_lists(shape, work, &l);
     const cudaError_t code =
-        cudaMemsetAsync(l.count, 0, (shape->vocab + 2) * sizeof(int), stream); /* and l.used */
+        cudaMemsetAsync(work, 0, (char *)l.place - (char *)work, stream); /* rows and used */
     if (code != cudaSuccess)
         return code;
     td_reduce_count<<<token_blocks, BLOCK, 0, stream>>>(tokens, vocab, ids, l);

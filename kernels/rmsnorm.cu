@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(G::BLOCK, 1)
         rstd_out[r] = rstd;
     for_pieces<G>(packs, [&](int first, int count) {
         const int64_t at = r * cols + (int64_t)first * W;
-        if (packs > G::MOST)
+        if (!G::WHOLE)
             in.take((ADD ? sum : x) + at, count);
         for_packs<G>(count, [&](int slot, int index) {
             const pack<X, W> scale = load<W>(weight, first + index);
@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(G::BLOCK, 2)
     constexpr int SIZE = G::HELD * G::BLOCK;
     __shared__ float scratch[2][32];
     extern __shared__ uint4 shared[];
-    pack<X, W> *const all_x = (pack<X, W> *)shared, *const all_dx =
-                                                        all_x + 2 * SIZE; /* [2][HELD][BLOCK] each */
+    pack<X, W> *const all_x = (pack<X, W> *)shared; /* [2][HELD][BLOCK], and so the others */
+    pack<X, W> *const all_dx = all_x + 2 * SIZE;
     pack<T, W> *const all_dy = (pack<T, W> *)(all_dx + 2 * SIZE);
     const int packs = cols / W;
     const int64_t first = (int64_t)blockIdx.x * G::ROWS + G::row(), step = (int64_t)gridDim.x * G::ROWS;
@@ -118,29 +118,29 @@ __global__ void __launch_bounds__(G::BLOCK, 2)
 
     fetch_row(first, 0);
     for (int64_t r = first; r < rows; r += step) {
-        const pack<X, W> *const mine_x = all_x + turn * SIZE + threadIdx.x;
-        const pack<X, W> *const mine_dx = all_dx + turn * SIZE + threadIdx.x;
-        const pack<T, W> *const mine_dy = all_dy + turn * SIZE + threadIdx.x;
+        const X *const mine_x = (const X *)(all_x + turn * SIZE + threadIdx.x);
+        const X *const mine_dx = (const X *)(all_dx + turn * SIZE + threadIdx.x);
+        const T *const mine_dy = (const T *)(all_dy + turn * SIZE + threadIdx.x);
         const float scale = rstd[r];
         float dot = 0.0f;
 
         fetch_row(r + step, 1 - turn);
         asm volatile("cp.async.wait_group 1;" ::: "memory");
         for_packs<G>(packs, [&](int slot, int index) {
-            const pack<X, W> value = load<W>(&mine_x[slot * G::BLOCK].at[0], 0), w = load<W>(weight, index);
-            const pack<T, W> g = load<W>(&mine_dy[slot * G::BLOCK].at[0], 0);
+            const pack<X, W> value = load<W>(mine_x, slot * G::BLOCK), w = load<W>(weight, index);
+            const pack<T, W> g = load<W>(mine_dy, slot * G::BLOCK);
 #pragma unroll
             for (int i = 0; i < W; i++)
                 dot += g[i] * w[i] * value[i];
         });
         const float mean = reduce<G>(dot, add(), scratch[turn]) * scale * scale / (float)cols;
         for_packs<G>(packs, [&](int slot, int index) {
-            const pack<X, W> value = load<W>(&mine_x[slot * G::BLOCK].at[0], 0), w = load<W>(weight, index);
-            const pack<T, W> g = load<W>(&mine_dy[slot * G::BLOCK].at[0], 0);
+            const pack<X, W> value = load<W>(mine_x, slot * G::BLOCK), w = load<W>(weight, index);
+            const pack<T, W> g = load<W>(mine_dy, slot * G::BLOCK);
             pack<X, W> before = {};
             float result[W];
             if (accumulate)
-                before = load<W>(&mine_dx[slot * G::BLOCK].at[0], 0);
+                before = load<W>(mine_dx, slot * G::BLOCK);
 #pragma unroll
             for (int i = 0; i < W; i++) {
                 result[i] = before[i] + scale * (g[i] * w[i] - value[i] * mean);
@@ -197,8 +197,8 @@ __global__ void __launch_bounds__(256)
         const float scale = rstd[r];
         float dot = 0.0f;
 
-        for_packs<G>(
-            cols, [&](int, int i) { dot += widen(dy[start + i]) * widen(weight[i]) * widen(x[start + i]); });
+        for (int i = threadIdx.x; i < cols; i += G::BLOCK)
+            dot += widen(dy[start + i]) * widen(weight[i]) * widen(x[start + i]);
         const float mean = reduce<G>(dot, add(), scratch[turn]) * scale * scale / (float)cols;
         turn = 1 - turn;
         for (int i = threadIdx.x; i < cols; i += G::BLOCK) {

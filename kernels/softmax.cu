@@ -7,6 +7,9 @@ namespace
 
 using namespace tile;
 
+/* Blocks that should fit on a multiprocessor, which has 64 Ki registers. */
+template <typename G> constexpr int RESIDENT = (G::HELD > 4 ? 512 : 1024) / G::BLOCK;
+
 /* The columns that row r sees. */
 __device__ inline int seen_by(int64_t r, int cols, int64_t causal_seq)
 {
@@ -41,7 +44,7 @@ template <typename T, int W, typename G> __device__ inline void clear(T *row, in
 /* Only packs with a column that is seen are loaded; the other columns become 0. A row for a warp keeps its exponentials: to
  * reduce the maximum first costs a warp little. A block saves the second barrier, and computes them again. */
 template <typename T, int W, typename G>
-__global__ void __launch_bounds__(G::BLOCK, 1)
+__global__ void __launch_bounds__(G::BLOCK, RESIDENT<G>)
     td_softmax_forward(int64_t rows, int cols, int64_t causal_seq, const T *x, T *y)
 {
     __shared__ running<T> scratch[32];
@@ -86,7 +89,7 @@ __global__ void __launch_bounds__(G::BLOCK, 1)
         all = reduce<G>(all, add(), scratch);
         const share<T> of(all.sum);
         for_pieces<G>(packs, [&](int first, int count) {
-            if (packs > G::MOST)
+            if (!G::WHOLE)
                 take(first, count);
             for_packs<G>(count, [&](int slot, int index) {
                 float result[W];
@@ -101,7 +104,7 @@ __global__ void __launch_bounds__(G::BLOCK, 1)
 }
 
 template <typename T, int W, typename G>
-__global__ void __launch_bounds__(G::BLOCK, 1)
+__global__ void __launch_bounds__(G::BLOCK, RESIDENT<G>)
     td_softmax_backward(int64_t rows, int cols, int64_t causal_seq, float scale, const T *y, const T *dy,
                         T *dx)
 {
@@ -132,7 +135,7 @@ __global__ void __launch_bounds__(G::BLOCK, 1)
     dot = reduce<G>(dot, add(), scratch);
     dx += r * cols;
     for_pieces<G>(packs, [&](int first, int count) {
-        if (packs > G::MOST)
+        if (!G::WHOLE)
             take(first, count);
         for_packs<G>(count, [&](int slot, int index) {
             float result[W];
@@ -148,12 +151,17 @@ __global__ void __launch_bounds__(G::BLOCK, 1)
 /* Calls f with the packs' width, as std::integral_constant, and the group. */
 template <typename T, typename F, typename... P> cudaError_t by_shape(int64_t cols, F f, const P *...pointers)
 {
-    constexpr int wide = full_width<T>();
+    constexpr auto wide = std::integral_constant<int, full_width<T>()>();
+    const int64_t packs = cols / wide;
 
-    if (packs_fit(wide, cols, pointers...))
-        return by_group(cols / wide,
-                        [&](auto group) { return f(std::integral_constant<int, wide>(), group); });
-    return by_plain_group(cols, [&](auto group) { return f(std::integral_constant<int, 1>(), group); });
+    if (!packs_fit(wide, cols, pointers...))
+        return by_plain_group(cols, [&](auto group) { return f(std::integral_constant<int, 1>(), group); });
+    /* The scores of sequences of 512 and 1024 are rows for a warp, in either width. */
+    if (packs > 32 && packs <= 64)
+        return f(wide, group<32, 2>());
+    if (packs > 128 && packs <= 256)
+        return f(wide, group<32, 8>());
+    return by_group(packs, [&](auto group) { return f(wide, group); });
 }
 
 } // namespace

@@ -48,17 +48,24 @@ template <> __device__ inline f16 narrow<f16>(float value)
     return __float2half_rn(value);
 }
 
-/** W elements as they lie in memory, read and written with as few accesses as 16 bytes each allow. */
+/** W elements as they lie in memory, read and written with as few accesses as 16 bytes each allow. 16-bit elements are held in
+ * words: of elements the compiler would give each a register of its own. */
 template <typename T, int W> struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) pack {
-    T at[W];
+    static constexpr bool in_words = sizeof(T) == 2 && W % 2 == 0;
+    std::conditional_t<in_words, uint32_t, T> at[in_words ? W / 2 : W];
 
     __device__ float operator[](int i) const
     {
-        return widen(at[i]);
+        if constexpr (!in_words)
+            return widen(at[i]);
+        else if constexpr (std::is_same_v<T, bf16>) /* the upper half of an f32 */
+            return __uint_as_float(i % 2 ? at[i / 2] & 0xFFFF0000u : at[i / 2] << 16);
+        else
+            return __half2float(__ushort_as_half((unsigned short)(i % 2 ? at[i / 2] >> 16 : at[i / 2])));
     }
 };
 
-/* The compiler would copy the elements of a pack one by one: it is told to move words. */
+/* A struct is copied member by member: what moves a pack is told to move words. */
 template <int BYTES>
 using word = std::conditional_t<
     BYTES % 16 == 0, uint4,

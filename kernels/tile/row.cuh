@@ -11,9 +11,11 @@
 namespace tile
 {
 
-/** Threads of a row, packs that each holds, and rows that a block has at a time. */
-template <int THREADS_, int HELD_, int ROWS_ = THREADS_<128 ? 128 / THREADS_ : 1> struct group {
+/** Threads of a row, packs that each holds, and rows that a block has at a time. WHOLE: no row has more packs than that. */
+template <int THREADS_, int HELD_,
+          int ROWS_ = THREADS_<128 ? 128 / THREADS_ : 1, bool WHOLE_ = true> struct group {
     static constexpr int THREADS = THREADS_, HELD = HELD_, ROWS = ROWS_;
+    static constexpr bool WHOLE = WHOLE_;
     static constexpr int WARPS = THREADS / 32, BLOCK = THREADS * ROWS;
     static constexpr int MOST = THREADS * HELD; /* packs of a piece */
 
@@ -47,11 +49,14 @@ template <typename G, typename F> __device__ inline void for_packs(int count, F 
     }
 }
 
-/** f(first, count) for the pieces of a row of `packs`: one, if it is no longer than the group can hold. */
+/** f(first, count) for the pieces of a row of `packs`. */
 template <typename G, typename F> __device__ inline void for_pieces(int packs, F f)
 {
-    for (int first = 0; first < packs; first += G::MOST)
-        f(first, packs - first < G::MOST ? packs - first : G::MOST);
+    if constexpr (G::WHOLE)
+        f(0, packs);
+    else
+        for (int first = 0; first < packs; first += G::MOST)
+            f(first, packs - first < G::MOST ? packs - first : G::MOST);
 }
 
 template <typename T, int W, typename G> struct row {
@@ -104,13 +109,15 @@ template <typename F> cudaError_t by_group(int64_t packs, F f)
         return f(group<32, 4>());
     if (packs <= 256)
         return f(group<128, 2>());
-    return packs <= 512 ? f(group<128, 4>()) : f(group<256, 4>());
+    if (packs <= 512)
+        return f(group<128, 4>());
+    return packs <= 1024 ? f(group<256, 4>()) : f(group<256, 4, 1, false>());
 }
 
 /** The same for rows that come element by element: fewer kinds, no speed to speak of. */
 template <typename F> cudaError_t by_plain_group(int64_t packs, F f)
 {
-    return packs <= 128 ? f(group<32, 4>()) : f(group<256, 8>());
+    return packs <= 128 ? f(group<32, 4>()) : f(group<256, 8, 1, false>());
 }
 
 } // namespace tile

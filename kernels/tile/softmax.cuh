@@ -66,12 +66,24 @@ template <typename T, int W> __device__ inline float largest(const pack<T, W> &v
 /** Puts `value` in place of the elements that lie behind the first `seen` of a row; few packs have any. */
 template <typename T, int W> __device__ inline void mask(pack<T, W> &values, int index, int seen, float value)
 {
-    if (index * W + W <= seen)
+    const int here = seen - index * W;
+
+    if (here >= W)
         return;
+    if constexpr (pack<T, W>::in_words) {
+        const float two[2] = {value, value};
+        const uint32_t filler = rounded<T>(two).at[0];
 #pragma unroll
-    for (int i = 0; i < W; i++)
-        if (index * W + i >= seen)
-            values.at[i] = narrow<T>(value);
+        for (int i = 0; i < W / 2; i++) {
+            const uint32_t keep = here > 2 * i + 1 ? 0xFFFFFFFFu : here == 2 * i + 1 ? 0xFFFFu : 0u;
+            values.at[i] = (values.at[i] & keep) | (filler & ~keep);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < W; i++)
+            if (i >= here)
+                values.at[i] = narrow<T>(value);
+    }
 }
 
 /** The thread's share of a piece of a row. */
