@@ -152,6 +152,9 @@ def _serve(pipe, called, settings: Settings) -> None:
         library.set_threads(settings.threads)
         # PyTorch's own threads say so when they first multiply; nothing is wrong.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
+        warnings.filterwarnings(
+            "ignore", message="Warning: Profiler clears events"
+        )  # of which there is one cycle
         device = open_device(settings.device)
         library.open(device).close()  # a build without CUDA, or an old driver, is an error of the whole run
         pipe.send(surroundings(library.path, device))
