@@ -4,9 +4,9 @@ The rule is README.md's ("Parity"): non-finite values match in place and sign; t
 
     rel_l2(c) <= 1.1 rel_l2(torch) + eps / 2     and     max_abs(c) <= 3 max_abs(torch) + eps max|truth|
 
-A case of dtype TF32 asks for products of inputs that were rounded to TF32, each by up to 2^-11: such a product is off by
-up to 2^-10, which is eps / 2 there. Where a shape does not suit the matrix units PyTorch silently multiplies in f32, and
-its own error is no measure.
+A case of dtype TF32 asks for products of inputs that were rounded to TF32, each by up to 2^-11: such a product is off
+by up to 2^-10, which is eps / 2 there. Where a shape does not suit the matrix units PyTorch silently multiplies in f32,
+and its own error is no measure.
 """
 
 import math
