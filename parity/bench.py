@@ -23,7 +23,6 @@ GIB = 2**30
 RATES = {"cpu": 1e11, "cuda": 2e13}  # FLOP/s to expect, for the estimates alone
 LOW = ("bf16", "bf16_mixed")
 WHOLE_STEPS, PHASE_STEPS = 10, 5
-BESIDE = 16  # multiprocessors that the backward pass leaves to the update of the weights
 COLD_CONTEXT = _bench_pages.COLD_CONTEXT  # none of CONTEXTS, so that no two cases are one
 
 
@@ -143,7 +142,7 @@ def run(case, draw, c):
         sides = {
             "c": Whole(*batch).side(),
             "c_graph": Whole(*batch, impl="c_graph").side(),
-            "c_graph_overlap": Whole(*batch, impl="c_graph_overlap", beside=BESIDE).side(),
+            "c_graph_overlap": Whole(*batch, impl="c_graph_overlap", overlap=True).side(),
             "torch_eager": TorchWhole(*batch).side(),
             "torch_compile": TorchWhole(*batch, best=True).side(),
         }
@@ -286,14 +285,14 @@ class Whole(WholeSteps, Phases):
     """C's step, queued operation by operation, or captured once and replayed: as it is, or with the weights updated
     along the backward pass."""
 
-    def __init__(self, *batch, impl="c", beside=None):
+    def __init__(self, *batch, impl="c", overlap=False):
         super().__init__(*batch, impl=impl)
-        self.captured, self.beside = impl != "c", beside
+        self.captured, self.overlap = impl != "c", overlap
 
     def open(self):
         super().open()
         if self.captured:
-            self.model.capture(self.ids, self.targets, self.beside)
+            self.model.capture(self.ids, self.targets, self.overlap)
             self.whole = self.model.replay
         else:
             self.whole = lambda: self.model.step(self.ids, self.targets)

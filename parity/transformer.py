@@ -184,14 +184,14 @@ class Tandem:
     def update(self):
         self.c.td_transformer_adamw(self.model, self.adamw)
 
-    def step(self, ids, targets, beside=None):
-        """A training step that waits for nothing: nobody asks for the loss. `beside`: the weights are updated along the
-        backward pass, which leaves so many multiprocessors to that."""
+    def step(self, ids, targets, overlap=False):
+        """A training step that waits for nothing: nobody asks for the loss. `overlap`: the weights are updated along
+        the backward pass."""
         self.c.td_transformer_forward(self.model, ids, *ids.shape, None)
         self.c.td_transformer_loss(self.model, targets, None)
-        if beside is not None:
+        if overlap:
             adamw = self.on_device or self.adamw
-            self.c.td_transformer_backward_adamw(self.model, adamw, self.on_device is not None, beside)
+            self.c.td_transformer_backward_adamw(self.model, adamw, self.on_device is not None)
             return
         self.backward()
         if self.on_device is None:
@@ -199,15 +199,15 @@ class Tandem:
         else:
             self.c.td_transformer_adamw_on_device(self.model, self.on_device)
 
-    def capture(self, ids, targets, beside=None):
+    def capture(self, ids, targets, overlap=False):
         """Turns the step into a graph, to be replayed by `replay`. One step runs before, for what is done only once."""
         block = self.c.work(self.c.ffi.sizeof("td_adamw"))
         self.on_device = self.c.ffi.cast("td_adamw *", block)
         self.upload_adamw()
-        self.step(ids, targets, beside)
+        self.step(ids, targets, overlap)
         self.c.td_device_synchronize(self.c.device)
         self.c.td_graph_begin(self.c.device)
-        self.step(ids, targets, beside)
+        self.step(ids, targets, overlap)
         self.graph = self.c.value("td_graph_end", self.c.device)
 
     def replay(self):

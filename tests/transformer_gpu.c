@@ -216,7 +216,7 @@ static void a_captured_step_is_the_eager_one(void **state)
                 if (n < 2) {
                     run_loss(&graph);
                     if (along) {
-                        td_assert_ok(td_transformer_backward_adamw(graph.model, on_device, true, 0));
+                        td_assert_ok(td_transformer_backward_adamw(graph.model, on_device, true));
                     } else {
                         td_assert_ok(td_transformer_backward(graph.model, false, NULL, NULL));
                         td_assert_ok(td_transformer_adamw_on_device(graph.model, on_device));

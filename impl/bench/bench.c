@@ -103,8 +103,7 @@ static td_status queue_update(const run *r)
     td_adamw host = adamw;
 
     if (r->config->overlap)
-        return td_transformer_backward_adamw(r->model, r->config->graph ? r->adamw : &host, r->config->graph,
-                                             r->config->multiprocessors);
+        return td_transformer_backward_adamw(r->model, r->config->graph ? r->adamw : &host, r->config->graph);
     return r->config->graph ? td_transformer_adamw_on_device(r->model, r->adamw)
                             : td_transformer_adamw(r->model, &host);
 }

@@ -33,10 +33,9 @@ typedef struct td_bench_config {
      * next by events on the device; only `step` is timed. */
     bool whole;
 
-    /* With `whole`, for training: AdamW updates each layer beside the backward pass of those before it, which leaves it so
-     * many multiprocessors (td_transformer_backward_adamw). */
+    /* With `whole`, for training: AdamW updates each layer beside the backward pass of those before it
+     * (td_transformer_backward_adamw). */
     bool overlap;
-    int multiprocessors;
 } td_bench_config;
 
 /** Called after every step, warm-up steps included (with `whole`, for all of them when the last is done); done counts from 1 to warmup + steps. A status other than TD_OK

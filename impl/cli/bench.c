@@ -52,9 +52,8 @@ static const struct argp_option options[] = {
     {"seed", KEY_SEED, "N", 0, "of weights and tokens (0)", 2},
     {"graph", KEY_GRAPH, 0, 0, "capture each phase as a CUDA graph and replay it", 2},
     {"whole", KEY_WHOLE, 0, 0, "time whole steps without waiting inside; with --graph, one graph a step", 2},
-    {"overlap", KEY_OVERLAP, "N", OPTION_ARG_OPTIONAL,
-     "with --whole: update each layer beside the backward pass, which leaves N multiprocessors (16) to that",
-     2},
+    {"overlap", KEY_OVERLAP, 0, 0,
+     "with --whole: update each layer beside the backward pass of those before it", 2},
     {"transient-gradients", KEY_TRANSIENT, 0, 0, "let gradients share memory with activations", 2},
     {0}};
 
@@ -152,7 +151,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_OVERLAP:
         args->config.overlap = true;
-        args->config.multiprocessors = arg ? (int)td_option_integer(state, "overlap", arg, 0, 1024) : 16;
         return 0;
     case KEY_TRANSIENT:
         model->transient_gradients = true;

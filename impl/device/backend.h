@@ -29,8 +29,6 @@ typedef struct td_backend {
     td_status (*upload_async)(void *context, void *dst, const void *host, size_t bytes);
     td_status (*download_async)(void *context, void *host, const void *src, size_t bytes);
 
-    td_status (*leave_multiprocessors)(void *context, int count);
-
     /* NULL in a backend without streams and graphs. `native` of a stream is the backend's own handle. */
     td_status (*stream_create)(void *context, void **native);
     void (*stream_destroy)(void *context, void *native);

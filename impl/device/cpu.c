@@ -82,13 +82,6 @@ static void cpu_free_host(void *context, void *block)
     free(block);
 }
 
-static td_status cpu_leave_multiprocessors(void *context, int count)
-{
-    (void)context;
-    (void)count;
-    return TD_OK;
-}
-
 static td_status cpu_event_create(void *context, td_event *event)
 {
     (void)context;
@@ -139,7 +132,6 @@ const td_backend td_backend_cpu = {
     .free_host = cpu_free_host,
     .upload_async = cpu_copy,
     .download_async = cpu_copy,
-    .leave_multiprocessors = cpu_leave_multiprocessors,
     .event_create = cpu_event_create,
     .event_destroy = cpu_event_destroy,
     .event_record = cpu_event_record,

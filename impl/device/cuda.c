@@ -232,18 +232,6 @@ static void cuda_set_stream(void *context, bool own, void *native)
     cuda->stream = own ? cuda->own : native;
 }
 
-static td_status cuda_leave_multiprocessors(void *context, int count)
-{
-    td_status status = TD_OK;
-    td_cuda *cuda = context;
-
-    TD_CHECK(count < cuda->multiprocessors, "count is %d, the GPU has %d multiprocessors", count,
-             cuda->multiprocessors);
-    cuda->left = count;
-cleanup:
-    return status;
-}
-
 static td_status cuda_graph_begin(void *context)
 {
     td_cuda *cuda = enter(context);
@@ -350,7 +338,6 @@ const td_backend td_backend_cuda = {
     .free_host = cuda_free_host,
     .upload_async = cuda_upload_async,
     .download_async = cuda_download_async,
-    .leave_multiprocessors = cuda_leave_multiprocessors,
     .stream_create = cuda_stream_create,
     .stream_destroy = cuda_stream_destroy,
     .set_stream = cuda_set_stream,

@@ -13,7 +13,6 @@ typedef struct td_cuda {
     cudaStream_t stream; /* to queue on */
     cudaStream_t own;    /* the context's own stream */
     cudaStream_t origin; /* on which a capture began */
-    int left;            /* multiprocessors that products leave to other streams */
 
     /* State that ops/ keeps with the device: handles of libraries. It is made when it is first needed. */
     void *ops;

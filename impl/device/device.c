@@ -375,17 +375,6 @@ td_stream *td_device_stream(const td_device *dev)
     return dev->stream;
 }
 
-td_status td_device_leave_multiprocessors(td_device *dev, int count)
-{
-    td_status status = TD_OK;
-
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(count >= 0, "count is %d, needs at least 0", count);
-    TD_TRY(dev->backend->leave_multiprocessors(dev->context, count));
-cleanup:
-    return status;
-}
-
 td_status td_graph_begin(td_device *dev)
 {
     td_status status = TD_OK;

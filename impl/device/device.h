@@ -83,10 +83,6 @@ TD_API td_status td_device_set_stream(td_device *dev, td_stream *stream);
 /** The current stream; NULL: the device's own, or there is none. dev is an open device, never NULL. */
 TD_API td_stream *td_device_stream(const td_device *dev);
 
-/** A hint: the matrix products that are queued from here on plan for so many multiprocessors less than the GPU has, which
- * leaves those to work on another stream; 0: for all. TD_BAD_ARGUMENT: below 0, or all of them. */
-TD_API td_status td_device_leave_multiprocessors(td_device *dev, int count);
-
 /* ---- graphs ---- */
 
 /** Work that was captured once and is replayed with one launch: the same operations on the same addresses with the same

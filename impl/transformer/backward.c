@@ -340,8 +340,7 @@ cleanup:
     return status;
 }
 
-td_status td_transformer_backward_adamw(td_transformer *model, td_adamw *adamw, bool on_device,
-                                        int multiprocessors)
+td_status td_transformer_backward_adamw(td_transformer *model, td_adamw *adamw, bool on_device)
 {
     td_status status = TD_OK;
     td_adamw step;
@@ -357,10 +356,7 @@ td_status td_transformer_backward_adamw(td_transformer *model, td_adamw *adamw, 
             step.step = model->adamw_steps + 1;
         p.adamw = &step;
     }
-    TD_TRY(td_device_leave_multiprocessors(model->dev, multiprocessors));
-    status = backward(&p);
-    const td_status restored = td_device_leave_multiprocessors(model->dev, 0);
-    TD_TRY(status == TD_OK ? restored : status);
+    TD_TRY(backward(&p));
     if (!on_device)
         model->adamw_steps = step.step;
 cleanup:

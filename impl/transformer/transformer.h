@@ -144,11 +144,9 @@ TD_API td_status td_transformer_adamw_on_device(td_transformer *model, td_adamw 
 
 /** Backward (without accumulation) and the AdamW step in one. Where dev has streams, a layer's parameters are updated on a
  * second one as soon as its gradients are final and nothing reads its weights any more, beside the products of the layers
- * before it, which leave `multiprocessors` of the GPU to that (0: none; 16 is good for large models). adamw is as in
- * td_transformer_adamw or, with `on_device`, as in td_transformer_adamw_on_device. The result is that of the two calls.
- * TD_BAD_STATE and TD_BAD_ARGUMENT as there. */
-TD_API td_status td_transformer_backward_adamw(td_transformer *model, td_adamw *adamw, bool on_device,
-                                               int multiprocessors);
+ * before it. adamw is as in td_transformer_adamw or, with `on_device`, as in td_transformer_adamw_on_device. The result is
+ * that of the two calls. TD_BAD_STATE and TD_BAD_ARGUMENT as there. */
+TD_API td_status td_transformer_backward_adamw(td_transformer *model, td_adamw *adamw, bool on_device);
 
 /** One SGD step, p -= lr g, on every parameter. TD_BAD_STATE: a model without gradients. TD_UNSUPPORTED: one of mixed
  * precision. */

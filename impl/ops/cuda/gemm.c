@@ -15,7 +15,6 @@
 typedef struct key {
     td_gemm_shape shape; /* alpha 0, and beta 0 or 1: whether C is read */
     uint32_t align_a, align_b, align_c;
-    int32_t multiprocessors; /* to plan for; 0: all */
 } key;
 
 typedef struct product {
@@ -211,11 +210,6 @@ static td_status product_init(const products *all, const key *k, uint64_t hash, 
     TD_TRY(check_lt(all,
                     all->lt.MatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b),
                     "describing a product"));
-    if (k->multiprocessors > 0)
-        TD_TRY(check_lt(all,
-                        all->lt.MatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
-                                                       &k->multiprocessors, sizeof k->multiprocessors),
-                        "describing a product"));
     TD_TRY(make_layout(all, s->dtype, s->trans_a ? s->k : s->m, s->trans_a ? s->m : s->k, s->lda, s->batch,
                        s->stride_a, &p.a));
     TD_TRY(make_layout(all, s->dtype, s->trans_b ? s->n : s->k, s->trans_b ? s->k : s->n, s->ldb, s->batch,
@@ -327,7 +321,6 @@ td_status td_ops_cuda_gemm(td_device *dev, const td_gemm_shape *shape, const voi
     TD_CHECK((uintptr_t)work % 256 == 0, "work is %p, needs a multiple of 256", work);
     TD_TRY(products_of(cuda, &all));
     key_make(shape, a, b, c, &k);
-    k.multiprocessors = cuda->left > 0 ? cuda->multiprocessors - cuda->left : 0;
     TD_TRY(find_product(all, &k, &p));
     TD_TRY(check_lt(all,
                     all->lt.Matmul(all->handle, p->desc, &shape->alpha, b, p->b, a, p->a, &shape->beta, c,
