@@ -137,6 +137,38 @@ static void every_mode_times_its_phases(void **state)
     td_bench_result_destroy(NULL);
 }
 
+/* Whole steps compute what the phases do, and have no phases; updates along the backward pass change no number. */
+static void whole_steps_are_the_same_steps(void **state)
+{
+    td_bench_config config = tiny;
+    td_bench_result *result;
+    td_bench_summary apart, whole;
+
+    td_assert_ok(td_bench_run(*state, &config, NULL, NULL, &result));
+    td_assert_ok(td_bench_summary_of(result, &apart));
+    td_bench_result_destroy(result);
+    config.whole = true;
+    for (int overlap = 0; overlap < 2; overlap++) {
+        config.overlap = overlap;
+        config.model.transient_gradients = overlap;
+        td_assert_ok(td_bench_run(*state, &config, NULL, NULL, &result));
+        td_assert_ok(td_bench_summary_of(result, &whole));
+        assert_phase(&whole.step, 5);
+        assert_absent(&whole.forward);
+        assert_absent(&whole.backward);
+        assert_absent(&whole.optimizer);
+        assert_true(whole.first_loss == apart.first_loss && whole.last_loss == apart.last_loss);
+        td_bench_result_destroy(result);
+    }
+    config.whole = false;
+    td_assert_refused(td_bench_run(*state, &config, NULL, NULL, &result), TD_BAD_ARGUMENT, "overlap is set");
+    config = tiny;
+    config.graph = true;
+    td_assert_refused(td_bench_run(*state, &config, NULL, NULL, &result), TD_UNSUPPORTED,
+                      "cpu has no streams");
+    assert_null(result);
+}
+
 /* Weights, tokens and so the losses follow from the seed. */
 static void seeds_repeat(void **state)
 {
@@ -194,7 +226,10 @@ static void run_undoes_itself_at_every_allocation(void **state)
     td_memory_stats memory;
     int64_t nth;
 
-    for (int host = 0; host < 2; host++) {
+    for (int i = 0; i < 4; i++) {
+        const bool host = i % 2;
+        td_bench_config config = tiny;
+        config.whole = i / 2;
         for (nth = 1;; nth++) {
             td_bench_result *result = (td_bench_result *)&nth; /* run must overwrite it */
             calls = 0;
@@ -202,7 +237,7 @@ static void run_undoes_itself_at_every_allocation(void **state)
                 fail_at = nth;
             else
                 td_assert_ok(td_device_fail_allocation(dev, nth));
-            const td_status status = td_bench_run(dev, &tiny, NULL, NULL, &result);
+            const td_status status = td_bench_run(dev, &config, NULL, NULL, &result);
             const bool reached = host ? calls >= nth : status != TD_OK;
             fail_at = 0;
             td_assert_ok(td_device_fail_allocation(dev, 0));
@@ -264,6 +299,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(modes_have_names),
         cmocka_unit_test_setup_teardown(every_mode_times_its_phases, open_device, close_device),
+        cmocka_unit_test_setup_teardown(whole_steps_are_the_same_steps, open_device, close_device),
         cmocka_unit_test_setup_teardown(seeds_repeat, open_device, close_device),
         cmocka_unit_test_setup_teardown(progress_follows_every_step, open_device, close_device),
         cmocka_unit_test_setup_teardown(run_undoes_itself_at_every_allocation, open_device, close_device),

@@ -56,7 +56,7 @@ class CliTest(unittest.TestCase):
         self.assertTrue(done.stdout)
         return done.stdout
 
-    def fail(self, status: int, message: str, *args):
+    def refuse(self, status: int, message: str, *args):
         """Exit status, and the first line of standard error; nothing on standard output."""
         done = run(*args)
         self.assertEqual((done.returncode, done.stdout), (status, ""), (args, done.stderr))
@@ -119,6 +119,7 @@ class CliTest(unittest.TestCase):
             ("bench --mode sideways", "tandem bench: --mode: "),
             ("bench --dtype f8", "'f8' needs to be f32, tf32, bf16, f16, bf16_mixed or f16_mixed"),
             ("bench --dtype bf16_mix", "'bf16_mix' needs to be f32, tf32, bf16"),
+            ("bench --overlap", "tandem bench: --overlap: needs --whole and --mode train"),
             ("bench --attention fast", "tandem bench: --attention: 'fast' needs to be naive or flash"),
             ("bench --device tpu", "tandem bench: --device: 'tpu' needs to be cpu, cuda or cuda:<index>"),
             ("bench --json=", "tandem bench: --json: '' is no file name"),
@@ -150,15 +151,17 @@ class CliTest(unittest.TestCase):
             ("account everything", "tandem account: 'everything' is no section; there are parameters,"),
         ]:
             with self.subTest(args=args):
-                self.fail(2, message, *args.split(" "))
+                self.refuse(2, message, *args.split(" "))
 
     def test_failures_end_with_status_1(self):
-        self.fail(1, "tandem bench: ", "bench", *TINY, "--dtype", "f16")
-        self.fail(1, "cuda", "bench", *TINY, "--device", "cuda:99")
-        self.fail(
+        self.refuse(1, "tandem bench: ", "bench", *TINY, "--dtype", "f16")
+        self.refuse(1, "cuda", "bench", *TINY, "--device", "cuda:99")
+        self.refuse(1, "cpu has no streams and no graphs", "bench", *TINY, "--graph")
+        self.refuse(1, "cpu has kernels for f32 and bf16", "bench", *TINY, "--dtype", "f16_mixed")
+        self.refuse(
             1, "tandem bench: ", "bench", "--d-model", "6", "--heads", "2", "--layers", "1"
         )  # odd head size
-        self.fail(
+        self.refuse(
             1, "more than the machine's", "bench", "--size", "10B", "--batch", "4096", "--context", "2048"
         )
         done = run("flash", *SHORT, "--dtype", "f16")
@@ -175,7 +178,7 @@ class CliTest(unittest.TestCase):
                 (self.folder, "Is a directory"),
             ):
                 with self.subTest(command=command[0], reason=reason):
-                    self.fail(
+                    self.refuse(
                         1, f"tandem {command[0]}: --json: {path}: {reason}", *command, "--json", str(path)
                     )
         self.assertEqual(list(self.folder.iterdir()), [])

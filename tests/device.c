@@ -423,6 +423,71 @@ static void events_measure_what_lies_between_them(void **state)
     td_event_destroy(NULL);
 }
 
+static void the_cpu_has_no_streams_and_no_graphs(void **state)
+{
+    td_device *dev = *state;
+    td_stream *stream = (td_stream *)&stream;
+    td_graph *graph = (td_graph *)&graph;
+
+    td_assert_refused(td_stream_create(dev, &stream), TD_UNSUPPORTED, "cpu has no streams and no graphs");
+    assert_null(stream);
+    stream = (td_stream *)&stream;
+    td_assert_refused(td_stream_wrap(dev, NULL, &stream), TD_UNSUPPORTED, "cpu has no streams");
+    assert_null(stream);
+    td_assert_refused(td_stream_create(dev, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_stream_create(NULL, &stream), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_device_set_stream(dev, NULL), TD_UNSUPPORTED, "cpu has no streams");
+    assert_null(td_device_stream(dev));
+    td_assert_refused(td_graph_begin(dev), TD_UNSUPPORTED, "no graphs");
+    td_assert_refused(td_graph_begin(NULL), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_graph_end(dev, &graph), TD_UNSUPPORTED, "no graphs");
+    assert_null(graph);
+    td_assert_refused(td_graph_end(dev, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_graph_launch(NULL), TD_BAD_ARGUMENT, "graph is NULL");
+    td_stream_destroy(NULL);
+    td_graph_destroy(NULL);
+    assert_string_equal(td_device_model(dev), "");
+}
+
+static void host_memory_and_queued_copies(void **state)
+{
+    td_device *dev = *state;
+    void *host, *block, *none = &none;
+    td_event *event;
+
+    td_assert_ok(td_device_alloc_host(dev, 100, &host));
+    td_assert_ok(td_device_alloc(dev, 100, &block));
+    memset(host, 7, 100);
+    td_assert_ok(td_device_upload_async(dev, block, host, 100));
+    memset(host, 0, 100);
+    td_assert_ok(td_device_download_async(dev, host, block, 99));
+    assert_int_equal(((char *)host)[98], 7);
+    assert_int_equal(((char *)host)[99], 0);
+    td_assert_ok(td_device_upload_async(dev, NULL, NULL, 0));
+    td_assert_refused(td_device_upload_async(NULL, block, host, 1), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_device_upload_async(dev, NULL, host, 1), TD_BAD_ARGUMENT, "dst is NULL, bytes is 1");
+    td_assert_refused(td_device_upload_async(dev, block, NULL, 1), TD_BAD_ARGUMENT,
+                      "host is NULL, bytes is 1");
+    td_assert_refused(td_device_download_async(NULL, host, block, 1), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_device_download_async(dev, NULL, block, 1), TD_BAD_ARGUMENT, "host is NULL");
+    td_assert_refused(td_device_download_async(dev, host, NULL, 1), TD_BAD_ARGUMENT, "src is NULL");
+    td_assert_refused(td_device_alloc_host(NULL, 1, &none), TD_BAD_ARGUMENT, "dev is NULL");
+    assert_null(none);
+    td_assert_refused(td_device_alloc_host(dev, 1, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_device_alloc_host(dev, SIZE_MAX, &none), TD_NO_MEMORY,
+                      "bytes of host memory for cpu");
+    td_device_free_host(dev, NULL);
+    td_device_free_host(dev, host);
+    td_assert_ok(td_device_free(dev, block));
+
+    td_assert_ok(td_event_create(dev, &event));
+    td_assert_refused(td_event_wait(event), TD_BAD_STATE, "never recorded");
+    td_assert_refused(td_event_wait(NULL), TD_BAD_ARGUMENT, "event is NULL");
+    td_assert_ok(td_event_record(event));
+    td_assert_ok(td_event_wait(event));
+    td_event_destroy(event);
+}
+
 static void bad_events_are_refused_with_the_reason(void **state)
 {
     td_device *dev = *state, *other;
@@ -731,6 +796,8 @@ int main(void)
         WITH_CPU(bad_copies_are_refused_with_the_reason),
         WITH_CPU(other_bad_input_is_refused_with_the_reason),
         WITH_CPU(events_measure_what_lies_between_them),
+        WITH_CPU(the_cpu_has_no_streams_and_no_graphs),
+        WITH_CPU(host_memory_and_queued_copies),
         WITH_CPU(bad_events_are_refused_with_the_reason),
         WITH_CPU(the_history_tells_what_happened_and_under_which_label),
         WITH_CPU(the_text_of_a_label_is_copied),
