@@ -29,8 +29,8 @@ typedef struct td_attention_shape {
     bool causal;
     td_mask mask;
     float scale; /* 0: 1 / sqrt(head_dim) */
-    bool
-        tf32; /* f32 inputs are rounded to TF32, 10 bits of fraction, and multiplied by tensor cores. CUDA only */
+    /* f32 inputs are rounded to TF32, 10 bits of fraction, and multiplied by tensor cores. CUDA only */
+    bool tf32;
     bool deterministic; /* the same bits from every call, where that costs something: see flash.h */
 } td_attention_shape;
 

@@ -47,8 +47,8 @@ typedef struct td_gemm_shape {
     bool trans_a, trans_b;
     float alpha, beta;
     td_dtype dtype, out_dtype;
-    bool
-        tf32; /* f32 inputs are rounded to TF32, 10 bits of fraction, and multiplied by tensor cores. CUDA only */
+    /* f32 inputs are rounded to TF32, 10 bits of fraction, and multiplied by tensor cores. CUDA only */
+    bool tf32;
 } td_gemm_shape;
 
 TD_API td_status td_gemm_work_bytes(td_device *dev, const td_gemm_shape *shape, size_t *out);
