@@ -1,49 +1,12 @@
 #include "kernels/optimizers.h"
 
+#include "kernels/tile/adamw.cuh"
 #include "kernels/tile/flat.cuh"
-
-#include <math.h>
 
 namespace
 {
 
 using namespace tile;
-
-/* A step in the form all variants share, its constants computed in float64 and rounded once:
- *   m += gain1 (g - m),  v = beta2 v + gain2 g^2,  p -= rate m / (sqrt(v) root + eps),
- * and p -= decay p before that or after it. */
-struct constants {
-    float gain1, beta2, gain2, rate, root, eps, decay;
-    bool decay_last;
-};
-
-/* By multiplication alone, which rounds the same on the host and on the device. */
-__host__ __device__ double power(double base, int64_t exponent)
-{
-    double result = 1.0;
-
-    for (; exponent > 0; exponent /= 2, base *= base)
-        if (exponent % 2 == 1)
-            result *= base;
-    return result;
-}
-
-__host__ __device__ constants constants_of(const td_adamw &a)
-{
-    const bool torch = a.variant == TD_ADAMW_TORCH;
-    const double correction1 = 1.0 - power(a.beta1, a.step), correction2 = 1.0 - power(a.beta2, a.step);
-    constants k;
-
-    k.gain1 = (float)(1.0 - a.beta1);
-    k.beta2 = (float)a.beta2;
-    k.gain2 = (float)(1.0 - a.beta2);
-    k.rate = (float)(a.lr * (torch ? 1.0 : sqrt(correction2)) / correction1);
-    k.root = (float)(torch ? 1.0 / sqrt(correction2) : 1.0);
-    k.eps = (float)a.eps;
-    k.decay = (float)(a.lr * a.weight_decay);
-    k.decay_last = a.variant == TD_ADAMW_COURSE2025;
-    return k;
-}
 
 /* N parameters as they lie in memory. */
 template <typename T, typename G, int N> struct parameters {
@@ -59,21 +22,13 @@ template <typename T, typename G, int N> struct parameters {
         second = load<N>(v, index);
     }
 
-    __device__ void step(const constants &k, int64_t index, T *p, float *m, float *v, G *copy)
+    __device__ void step(const adamw_constants &k, int64_t index, T *p, float *m, float *v, G *copy)
     {
         float result[N];
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            const float grad = grads[i];
-            float weight = weights[i];
-            first.at[i] += k.gain1 * (grad - first.at[i]);
-            second.at[i] = k.beta2 * second.at[i] + k.gain2 * (grad * grad);
-            if (!k.decay_last)
-                weight -= k.decay * weight;
-            weight -= k.rate * (first.at[i] / (sqrtf(second.at[i]) * k.root + k.eps));
-            if (k.decay_last)
-                weight -= k.decay * weight;
-            result[i] = weight;
+            result[i] = weights[i];
+            k.step(grads[i], result[i], first.at[i], second.at[i]);
         }
         store(m, index, first);
         store(v, index, second);
@@ -90,10 +45,10 @@ template <typename T, typename G, int N> struct parameters {
  * out while the block's loads are on their way. */
 template <typename T, typename G, int W>
 __global__ void __launch_bounds__(FLAT_BLOCK)
-    td_optimizer_adamw(constants k, const td_adamw *on_device, int64_t count, T *p, const G *g, float *m,
-                       float *v, G *copy)
+    td_optimizer_adamw(adamw_constants k, const td_adamw *on_device, int64_t count, T *p, const G *g,
+                       float *m, float *v, G *copy)
 {
-    __shared__ constants shared;
+    __shared__ adamw_constants shared;
     const int64_t thread = (int64_t)blockIdx.x * FLAT_BLOCK + threadIdx.x, packs = count / W;
     const int64_t left_over = packs * W + (thread - packs);
     parameters<T, G, W> mine;
@@ -140,8 +95,8 @@ cudaError_t adamw(cudaStream_t stream, const td_adamw *adamw, bool on_device, co
     const int64_t threads = t->count / W + t->count % W;
 
     td_optimizer_adamw<T, G, W><<<(unsigned)((threads - 1) / FLAT_BLOCK + 1), FLAT_BLOCK, 0, stream>>>(
-        on_device ? constants() : constants_of(*adamw), on_device ? adamw : nullptr, t->count, (T *)t->p,
-        (const G *)t->g, t->m, t->v, (G *)t->copy);
+        on_device ? adamw_constants() : constants_of(*adamw), on_device ? adamw : nullptr, t->count,
+        (T *)t->p, (const G *)t->g, t->m, t->v, (G *)t->copy);
     return cudaGetLastError();
 }
 

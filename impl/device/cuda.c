@@ -86,6 +86,7 @@ static td_status cuda_open(int index, void **context)
     TD_TRY(td_cuda_status(cudaSetDevice(index), "cudaSetDevice"));
     TD_TRY(td_cuda_status(cudaGetDeviceProperties(&properties, index), "reading the GPU's properties"));
     cuda->multiprocessors = properties.multiProcessorCount;
+    cuda->capability = 10 * properties.major + properties.minor;
     snprintf(cuda->model, sizeof cuda->model, "%s", properties.name);
     if (td_cuda_probe() == cudaErrorNoKernelImageForDevice) {
         (void)cudaGetLastError();

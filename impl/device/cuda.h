@@ -9,6 +9,7 @@
 typedef struct td_cuda {
     int index; /* of the device, as CUDA counts */
     int multiprocessors;
+    int capability;      /* 10 major + minor */
     char model[256];     /* its name */
     cudaStream_t stream; /* to queue on */
     cudaStream_t own;    /* the context's own stream */

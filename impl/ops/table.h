@@ -57,6 +57,9 @@ typedef struct td_ops {
     size_t (*global_norm_work_bytes)(int64_t, td_dtype);
     td_status (*global_norm)(td_device *, int64_t, td_dtype, const void *, float *, void *);
     td_status (*adamw_update)(td_device *, const td_adamw *, bool, const td_adamw_tensors *);
+    bool (*linear_adamw_has)(td_device *, const td_linear_adamw *);
+    bool (*linear_adamw_pays)(td_device *, int, const td_linear_adamw *);
+    td_status (*linear_adamw_update)(td_device *, const td_adamw *, bool, int, const td_linear_adamw *);
     td_status (*adamw_advance)(td_device *, td_adamw *);
     td_status (*sgd_step)(td_device *, float, int64_t, td_dtype, void *, const void *);
 } td_ops;

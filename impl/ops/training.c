@@ -178,6 +178,126 @@ td_status td_adamw_step(td_device *dev, const td_adamw *adamw, int64_t count, td
     return td_adamw_update(dev, adamw, false, &tensors);
 }
 
+/** Fills in p_dtype. */
+static td_status check_linear(const td_device *dev, td_linear_adamw *l)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_extent("tokens", l->tokens));
+    TD_TRY(check_extent("d_in", l->d_in));
+    TD_TRY(check_extent("d_out", l->d_out));
+    TD_TRY(check_dtype(dev, l->dtype));
+    TD_TRY(check_size("tokens * d_in", l->tokens, l->d_in, 1));
+    TD_TRY(check_size("tokens * d_out", l->tokens, l->d_out, 1));
+    TD_TRY(check_size("d_out * d_in", l->d_out, l->d_in, 1));
+    if (l->p_dtype == 0)
+        l->p_dtype = l->dtype;
+    TD_CHECK(l->p_dtype == l->dtype || l->p_dtype == TD_F32,
+             "p_dtype is %s beside dtype %s, needs that or f32", td_dtype_name(l->p_dtype),
+             td_dtype_name(l->dtype));
+cleanup:
+    return status;
+}
+
+/** Checks extents and types, and copies the layers with the defaults filled in. */
+static td_status check_linears(const td_device *dev, int64_t count, const td_linear_adamw *layers,
+                               td_linear_adamw *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(count >= 1 && count <= TD_LINEAR_ADAMW_MOST, "count is %" PRId64 ", needs 1 to %d", count,
+             TD_LINEAR_ADAMW_MOST);
+    TD_CHECK(layers, "layers is NULL");
+    for (int64_t i = 0; i < count; i++) {
+        out[i] = layers[i];
+        TD_TRY(check_linear(dev, &out[i]));
+        TD_CHECK(out[i].dtype == out->dtype && out[i].p_dtype == out->p_dtype,
+                 "layers[%" PRId64 "] is of %s and %s, the first of %s and %s", i,
+                 td_dtype_name(out[i].dtype), td_dtype_name(out[i].p_dtype), td_dtype_name(out->dtype),
+                 td_dtype_name(out->p_dtype));
+    }
+cleanup:
+    return status;
+}
+
+/** The first of the layers that dev has no fused update for; NULL: it has one for all. */
+static const td_linear_adamw *first_without(td_device *dev, int64_t count, const td_linear_adamw *layers)
+{
+    const td_ops *ops = ops_of(dev);
+
+    for (int64_t i = 0; i < count; i++)
+        if (!ops->linear_adamw_has || !ops->linear_adamw_has(dev, &layers[i]))
+            return &layers[i];
+    return NULL;
+}
+
+td_status td_linear_adamw_pays(td_device *dev, int64_t count, const td_linear_adamw *layers, bool *out)
+{
+    td_status status = TD_OK;
+    td_linear_adamw l[TD_LINEAR_ADAMW_MOST];
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(out, "out is NULL");
+    TD_TRY(check_linears(dev, count, layers, l));
+    *out = !first_without(dev, count, l) && ops_of(dev)->linear_adamw_pays(dev, (int)count, l);
+cleanup:
+    return status;
+}
+
+static td_status check_aligned(const char *name, const void *address)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(address, "%s is NULL", name);
+    TD_CHECK((uintptr_t)address % 16 == 0, "%s is %p, needs a multiple of 16", name, address);
+cleanup:
+    return status;
+}
+
+static td_status check_pointers(const td_linear_adamw *l)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_aligned("x", l->x));
+    TD_TRY(check_aligned("dy", l->dy));
+    TD_TRY(check_aligned("p", l->p));
+    TD_TRY(check_aligned("m", l->m));
+    TD_TRY(check_aligned("v", l->v));
+    if (l->copy) {
+        TD_CHECK(l->p_dtype != l->dtype, "copy is wanted, but p_dtype is dtype, %s: p is it",
+                 td_dtype_name(l->dtype));
+        TD_TRY(check_aligned("copy", l->copy));
+    }
+cleanup:
+    return status;
+}
+
+td_status td_linear_adamw_update(td_device *dev, const td_adamw *adamw, bool on_device, int64_t count,
+                                 const td_linear_adamw *layers)
+{
+    td_status status = TD_OK;
+    td_linear_adamw l[TD_LINEAR_ADAMW_MOST];
+    const td_linear_adamw *without;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(adamw, "adamw is NULL");
+    if (!on_device || td_device_kind_of(dev) == TD_DEVICE_CPU) /* whose memory is the host's */
+        TD_TRY(check_adamw(adamw));
+    TD_TRY(check_linears(dev, count, layers, l));
+    for (int64_t i = 0; i < count; i++)
+        TD_TRY(check_pointers(&l[i]));
+    without = first_without(dev, count, l);
+    if (without) {
+        status = td_fail(TD_UNSUPPORTED,
+                         "linear_adamw: %s has no fused update for %s, d_in %" PRId64 ", d_out %" PRId64,
+                         ops_of(dev)->device, td_dtype_name(without->dtype), without->d_in, without->d_out);
+        goto cleanup;
+    }
+    TD_TRY(CALL(dev, linear_adamw_update, adamw, on_device, (int)count, l));
+cleanup:
+    return status;
+}
+
 td_status td_adamw_advance(td_device *dev, td_adamw *adamw)
 {
     td_status status = TD_OK;

@@ -5,6 +5,7 @@
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
 #include "kernels/heads.h"
+#include "kernels/linear_adamw.h"
 #include "kernels/norm.h"
 #include "kernels/optimizers.h"
 #include "kernels/residual.h"
@@ -255,6 +256,26 @@ static td_status adamw_update(td_device *dev, const td_adamw *adamw, bool on_dev
     return td_cuda_status(td_cuda_adamw_update(stream_of(dev), adamw, on_device, tensors), "adamw_update");
 }
 
+static bool linear_adamw_has(td_device *dev, const td_linear_adamw *l)
+{
+    const int64_t most = INT64_C(1) << 30; /* what the kernel counts in 32 bits */
+
+    return l->dtype != TD_F32 && l->d_in % 8 == 0 && l->d_out % 8 == 0 && l->tokens <= most &&
+           l->d_in <= most && l->d_out <= most && td_cuda_linear_adamw_built(td_device_cuda(dev)->capability);
+}
+
+static bool linear_adamw_pays(td_device *dev, int count, const td_linear_adamw *layers)
+{
+    return td_cuda_linear_adamw_pays(td_device_cuda(dev)->multiprocessors, count, layers);
+}
+
+static td_status linear_adamw_update(td_device *dev, const td_adamw *adamw, bool on_device, int count,
+                                     const td_linear_adamw *layers)
+{
+    return td_cuda_status(td_cuda_linear_adamw(stream_of(dev), adamw, on_device, count, layers),
+                          "linear_adamw_update");
+}
+
 static td_status adamw_advance(td_device *dev, td_adamw *adamw)
 {
     return td_cuda_status(td_cuda_adamw_advance(stream_of(dev), adamw), "adamw_advance");
@@ -297,6 +318,9 @@ const td_ops td_ops_cuda = {
     .global_norm_work_bytes = global_norm_work_bytes,
     .global_norm = global_norm,
     .adamw_update = adamw_update,
+    .linear_adamw_has = linear_adamw_has,
+    .linear_adamw_pays = linear_adamw_pays,
+    .linear_adamw_update = linear_adamw_update,
     .adamw_advance = adamw_advance,
     .sgd_step = sgd_step,
 };

@@ -1,0 +1,493 @@
+/* dW = dy^T x on Hopper's tensor cores, and beside the products of the next tile the AdamW step on the last one, whose gradient
+ * never leaves the multiprocessor. The step is bound by memory and the products by arithmetic: together they take little longer than
+ * the longer of the two.
+ *
+ * A block has four warpgroups. Two multiply, 64 x 192 of the tile each, and leave their sums, rounded, in shared memory. Of the other
+ * eight warps one has the copy engine bring dy and x, 32 tokens at a time, and six take the sums and update the weights, reading
+ * memory ahead. (256 columns would need 154 registers a thread, which leaves room for three such warps.) Two blocks make a cluster, one
+ * tile above the other: each brings half of x's tokens for both. (Of clusters of four an H200 runs 30 at a time, which leaves twelve
+ * multiprocessors idle. Tiles of 64 x 384, whose rows are longer in memory, bring more of dy and x through the cache, and lose more by
+ * that than they gain.)
+ *
+ * A launch takes several layers, one after the other: when it begins there is nothing yet to update, and when it ends nothing to
+ * multiply, and that is better paid for once. */
+#include "kernels/linear_adamw.h"
+
+#include "kernels/tile/adamw.cuh"
+#include "kernels/tile/hopper.cuh"
+
+#include <atomic>
+#include <cudaTypedefs.h>
+
+namespace
+{
+
+using namespace tile;
+
+constexpr int GROUP = 128, THREADS = 4 * GROUP; /* of a warpgroup, of a block */
+constexpr int ROWS = 128, COLUMNS = 192, DEPTH = 32, STAGES = 8;
+constexpr int HALF = ROWS / 2;               /* the rows of one multiplying warpgroup */
+constexpr int CLUSTER = 2;                   /* blocks */
+constexpr int PANEL = DEPTH * PANEL_COLUMNS; /* elements */
+constexpr int DY_PANELS = ROWS / PANEL_COLUMNS, X_PANELS = COLUMNS / PANEL_COLUMNS;
+constexpr int STAGE_PANELS = DY_PANELS + X_PANELS;
+constexpr uint32_t PANEL_BYTES = PANEL * 2, STAGE_BYTES = STAGE_PANELS * PANEL_BYTES;
+/* Of the gradient's rows: eight of them, four words each, are in 32 banks. */
+constexpr int PITCH = COLUMNS + 8;
+constexpr int WARPS = GROUP / 32, UPDATERS = 6; /* of a multiplying warpgroup; that update */
+
+template <typename T> struct alignas(1024) shared_memory {
+    T stages[STAGES][STAGE_PANELS][PANEL];
+    T grads[2][HALF * PITCH];
+    uint64_t full[STAGES], empty[STAGES];
+    uint64_t grads_full[2], grads_empty[2];
+};
+
+template <typename P, typename T> struct layer {
+    int64_t tokens, d_in, d_out;
+    int begin;        /* the first of its pairs of tiles, which are a cluster's */
+    int high, across; /* pairs */
+    P *p;
+    float *m, *v;
+    T *copy; /* or NULL */
+};
+
+template <typename P, typename T> struct batch {
+    CUtensorMap dy[TD_LINEAR_ADAMW_MOST], x[TD_LINEAR_ADAMW_MOST];
+    layer<P, T> layers[TD_LINEAR_ADAMW_MOST];
+    int count, end; /* layers, pairs of all */
+};
+
+/* The cluster's pairs of tiles, in an order that keeps those which run together close: they share dy and x in the cache. */
+template <typename P, typename T> struct tiles {
+    static constexpr int GROUPED = 8;
+    const batch<P, T> &all;
+    int index, which = 0; /* of the pair, of its layer */
+
+    __device__ explicit tiles(const batch<P, T> &b) : all(b), index((int)blockIdx.x / CLUSTER)
+    {
+        find();
+    }
+
+    __device__ void find()
+    {
+        while (which + 1 < all.count && index >= all.layers[which + 1].begin)
+            which++;
+    }
+
+    __device__ bool more() const
+    {
+        return index < all.end;
+    }
+
+    __device__ void next()
+    {
+        index += (int)gridDim.x / CLUSTER;
+        find();
+    }
+
+    __device__ const layer<P, T> &of() const
+    {
+        return all.layers[which];
+    }
+
+    __device__ void place(int64_t &row, int64_t &column) const
+    {
+        const int within = index - of().begin, first = within / (GROUPED * of().across) * GROUPED;
+        const int high = min(GROUPED, of().high - first), left = within - first * of().across;
+
+        row = (int64_t)((first + left % high) * CLUSTER + (int)cluster_rank()) * ROWS;
+        column = (int64_t)(left / high) * COLUMNS;
+    }
+};
+
+/* ---- the warp that has dy and x brought ---- */
+
+template <typename P, typename T> __device__ void bring(shared_memory<T> &shared, const batch<P, T> &all)
+{
+    constexpr int SHARE = DEPTH / CLUSTER; /* of x's tokens */
+    const int mine = (int)cluster_rank() * SHARE;
+    ring<STAGES> stage;
+
+    for (tiles<P, T> tile(all); tile.more(); tile.next()) {
+        const CUtensorMap *dy = &all.dy[tile.which], *x = &all.x[tile.which];
+        const int tokens = (int)tile.of().tokens;
+        int64_t row, column;
+        tile.place(row, column);
+        for (int token = 0; token < tokens; token += DEPTH, stage.advance()) {
+            T(&panels)[STAGE_PANELS][PANEL] = shared.stages[stage.place];
+            uint64_t *full = &shared.full[stage.place];
+
+            barrier_wait(&shared.empty[stage.place], stage.parity ^ 1);
+            barrier_expect(full, STAGE_BYTES);
+            for (int i = 0; i < DY_PANELS; i++)
+                copy_box(panels[i], dy, (int)row + i * PANEL_COLUMNS, token, full);
+            for (int i = 0; i < X_PANELS; i++)
+                copy_box_to((1 << CLUSTER) - 1, panels[DY_PANELS + i] + mine * PANEL_COLUMNS, x,
+                            (int)column + i * PANEL_COLUMNS, token + mine, full);
+        }
+    }
+}
+
+/* ---- the warpgroups that multiply ---- */
+
+template <typename T> __device__ void put_grads(T *grads, const float (&sums)[COLUMNS / 2])
+{
+    const int lane = threadIdx.x % 32, row = threadIdx.x % GROUP / 32 * 16 + lane / 4;
+
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 8; j++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float pair[2] = {sums[4 * j + 2 * h], sums[4 * j + 2 * h + 1]};
+            store(grads + (row + 8 * h) * PITCH + 8 * j + lane % 4 * 2, 0, rounded<T>(pair));
+        }
+}
+
+template <typename P, typename T>
+__device__ void multiply(shared_memory<T> &shared, const batch<P, T> &all, int half)
+{
+    const int lane = threadIdx.x % 32;
+    ring<STAGES> stage;
+    ring<1> turn;
+
+    for (tiles<P, T> tile(all); tile.more(); tile.next(), turn.advance()) {
+        float sums[COLUMNS / 2];
+        const int tokens = (int)tile.of().tokens;
+        int before = 0; /* the stage whose products may still be under way */
+
+        for (int token = 0; token < tokens; token += DEPTH, stage.advance()) {
+            T(&panels)[STAGE_PANELS][PANEL] = shared.stages[stage.place];
+            const uint64_t a = transposed_panels(panels[half], PANEL_BYTES),
+                           b = transposed_panels(panels[DY_PANELS], PANEL_BYTES);
+
+            barrier_wait(&shared.full[stage.place], stage.parity);
+            product_begin();
+#pragma unroll
+            for (int k = 0; k < DEPTH / 16; k++)
+                product_64x192_transposed<T>(sums, a + k * PANEL_STEP, b + k * PANEL_STEP,
+                                             token > 0 || k > 0);
+            product_commit();
+            product_wait<1>();
+            if (token > 0 && lane < CLUSTER)
+                barrier_arrive_at(&shared.empty[before], lane);
+            before = stage.place;
+        }
+        product_finish(sums);
+        if (lane < CLUSTER)
+            barrier_arrive_at(&shared.empty[before], lane);
+
+        barrier_wait(&shared.grads_empty[half], turn.parity ^ 1);
+        put_grads(shared.grads[half], sums);
+        __syncwarp();
+        if (lane == 0)
+            barrier_arrive(&shared.grads_full[half]);
+    }
+}
+
+/* ---- the warps that update ---- */
+
+/* Every byte of the weights and their moments is used once a step: it need not stay in the cache. */
+template <typename T> __device__ pack<T, 4> load_once(const T *array)
+{
+    using piece = word<4 * sizeof(T)>;
+    const piece bits = __ldcs(reinterpret_cast<const piece *>(array));
+    pack<T, 4> result;
+
+    memcpy(&result, &bits, sizeof result);
+    return result;
+}
+
+template <typename T> __device__ void store_once(T *array, const pack<T, 4> &values)
+{
+    using piece = word<4 * sizeof(T)>;
+    piece bits;
+
+    memcpy(&bits, &values, sizeof bits);
+    __stcs(reinterpret_cast<piece *>(array), bits);
+}
+
+/* What a thread updates at a time: four columns of two rows. */
+template <typename P> struct piece {
+    pack<P, 4> weights[2];
+    pack<float, 4> first[2], second[2];
+};
+
+constexpr int QUADS = COLUMNS / 4, STRIDE = 32 * UPDATERS / QUADS; /* of a row; rows taken at a time */
+constexpr int PIECES = HALF / STRIDE / 2;
+static_assert(QUADS * STRIDE == 32 * UPDATERS && PIECES * STRIDE * 2 == HALF && PIECES % 2 == 0);
+
+/* A thread's part of half a tile: four columns of every STRIDE-th row. */
+template <typename P, typename T> struct part {
+    P *p;
+    float *m, *v;
+    T *copy;
+    int64_t step; /* elements from one of its rows to the next */
+    int rows;     /* of the weight, from its first row on; 0 or less: none */
+
+    __device__ part(const tiles<P, T> &tile, int half, int thread) : rows(0)
+    {
+        int64_t row, column;
+
+        if (!tile.more())
+            return;
+        tile.place(row, column);
+        row += half * HALF + thread / QUADS;
+        column += thread % QUADS * 4;
+
+        const layer<P, T> &of = tile.of();
+        const int64_t at = row * of.d_in + column;
+        p = of.p + at;
+        m = of.m + at;
+        v = of.v + at;
+        copy = of.copy ? of.copy + at : nullptr;
+        step = STRIDE * of.d_in;
+        rows = column < of.d_in ? (int)min(of.d_out - row, (int64_t)HALF) : 0;
+    }
+
+    __device__ bool has(int row) const
+    {
+        return row * STRIDE < rows;
+    }
+
+    __device__ void bring(int index, piece<P> &out) const
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (has(2 * index + i)) {
+                const int64_t at = (2 * index + i) * step;
+                out.weights[i] = load_once(p + at);
+                out.first[i] = load_once(m + at);
+                out.second[i] = load_once(v + at);
+            }
+    }
+
+    /* Both rows' arithmetic before their stores: eight chains of it fill each other's waits. `grads` are those of the thread's first
+     * row and columns. */
+    __device__ void update(const adamw_constants &k, int index, const T *grads, piece<P> &mine) const
+    {
+        float result[2][4];
+
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const pack<T, 4> grad = load<4>(grads + (2 * index + i) * STRIDE * PITCH, 0);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                result[i][j] = mine.weights[i][j];
+                k.step(grad[j], result[i][j], mine.first[i].at[j], mine.second[i].at[j]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (has(2 * index + i)) {
+                const int64_t at = (2 * index + i) * step;
+                store_once(m + at, mine.first[i]);
+                store_once(v + at, mine.second[i]);
+                store_once(p + at, rounded<P>(result[i]));
+                if (copy)
+                    store_once(copy + at, rounded<T>(result[i]));
+            }
+    }
+};
+
+/* One piece is on its way from memory while the other is updated, each brought with all its loads at once: a warp waits for loads by
+ * one of six counters, and where younger loads have joined an older one's it waits for them too. */
+template <typename P, typename T>
+__device__ void update(shared_memory<T> &shared, const batch<P, T> &all, int thread, adamw_constants k,
+                       const td_adamw *on_device)
+{
+    const int grads_at = thread / QUADS * PITCH + thread % QUADS * 4;
+    piece<P> a = {}, b = {};
+    ring<1> turn;
+
+    if (on_device)
+        k = constants_of(*on_device);
+    tiles<P, T> tile(all);
+    part<P, T> now(tile, 0, thread);
+    now.bring(0, a);
+    for (; tile.more(); turn.advance()) {
+        for (int half = 0; half < 2; half++) {
+            const T *grads = shared.grads[half] + grads_at;
+
+            if (half == 1)
+                tile.next();
+            const part<P, T> next(tile, half ^ 1, thread);
+            barrier_wait(&shared.grads_full[half], turn.parity);
+#pragma unroll 1
+            for (int i = 0; i < PIECES; i += 2) {
+                now.bring(i + 1, b);
+                now.update(k, i, grads, a);
+                if (i + 2 < PIECES)
+                    now.bring(i + 2, a);
+                else
+                    next.bring(0, a);
+                now.update(k, i + 1, grads, b);
+            }
+            __syncwarp();
+            if (thread % 32 == 0)
+                barrier_arrive(&shared.grads_empty[half]);
+            now = next;
+        }
+    }
+}
+
+/* ---- the kernel ---- */
+
+template <typename P, typename T>
+__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+    td_linear_adamw_update(const __grid_constant__ batch<P, T> all, adamw_constants k,
+                           const td_adamw *on_device)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) unsigned char memory[];
+    shared_memory<T> &shared = *reinterpret_cast<shared_memory<T> *>(memory);
+    const int group = threadIdx.x / GROUP, server = (int)threadIdx.x - 2 * GROUP;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < all.count; i++) {
+            prefetch_map(&all.dy[i]);
+            prefetch_map(&all.x[i]);
+        }
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(&shared.full[i], 1);
+            barrier_init(&shared.empty[i], CLUSTER * 2 * WARPS); /* whoever multiplies, in both blocks */
+        }
+        for (int i = 0; i < 2; i++) {
+            barrier_init(&shared.grads_full[i], WARPS);
+            barrier_init(&shared.grads_empty[i], UPDATERS);
+        }
+        barrier_init_done();
+    }
+    cluster_sync();
+    if (group < 2)
+        multiply(shared, all, group);
+    else if (server < 32 * UPDATERS)
+        update(shared, all, server, k, on_device);
+    else if (server == 2 * GROUP - 32)
+        bring(shared, all);
+    __syncwarp();
+    cluster_sync(); /* the other block may still copy and arrive here */
+#endif
+}
+
+/* ---- on the host ---- */
+
+/* The driver's function, without linking the driver. */
+PFN_cuTensorMapEncodeTiled_v12000 map_encoder()
+{
+    void *found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault,
+                                         &result) != cudaSuccess ||
+        result != cudaDriverEntryPointSuccess)
+        return nullptr;
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found);
+}
+
+/* A matrix [tokens, columns] in boxes of `rows` rows of a panel; what lies outside is read as 0. */
+template <typename T>
+bool map_matrix(const void *matrix, int64_t tokens, int64_t columns, int rows, CUtensorMap *out)
+{
+    static const PFN_cuTensorMapEncodeTiled_v12000 encode = map_encoder();
+    const cuuint64_t extents[] = {(cuuint64_t)columns, (cuuint64_t)tokens},
+                     pitch[] = {(cuuint64_t)columns * sizeof(T)};
+    const cuuint32_t box[] = {PANEL_COLUMNS, (cuuint32_t)rows}, steps[] = {1, 1};
+
+    return encode &&
+           encode(out,
+                  std::is_same_v<T, bf16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                          : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                  2, const_cast<void *>(matrix), extents, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/* How many clusters run at a time on the current GPU: parts of it may have multiprocessors to spare. */
+template <typename P, typename T> cudaError_t clusters_of(int *out)
+{
+    constexpr int KNOWN = 64;
+    static std::atomic<int> known[KNOWN];
+    cudaLaunchConfig_t launch = {};
+    int device;
+    cudaError_t code = cudaGetDevice(&device);
+
+    if (code != cudaSuccess)
+        return code;
+    if (device < KNOWN && known[device] > 0) {
+        *out = known[device];
+        return cudaSuccess;
+    }
+    code = cudaFuncSetAttribute(td_linear_adamw_update<P, T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                (int)sizeof(shared_memory<T>));
+    launch.gridDim = dim3(CLUSTER);
+    launch.blockDim = dim3(THREADS);
+    launch.dynamicSmemBytes = sizeof(shared_memory<T>);
+    if (code == cudaSuccess)
+        code = cudaOccupancyMaxActiveClusters(out, td_linear_adamw_update<P, T>, &launch);
+    if (code == cudaSuccess && device < KNOWN)
+        known[device] = *out;
+    return code;
+}
+
+template <typename P, typename T>
+cudaError_t launch(cudaStream_t stream, const td_adamw *adamw, bool on_device, int count,
+                   const td_linear_adamw *given)
+{
+    batch<P, T> all = {};
+    int most = 0;
+    const cudaError_t code = clusters_of<P, T>(&most);
+
+    if (code != cudaSuccess)
+        return code;
+    all.count = count;
+    for (int i = 0; i < count; i++) {
+        const td_linear_adamw *l = &given[i];
+        const int high = (int)((l->d_out - 1) / (CLUSTER * ROWS) + 1),
+                  across = (int)((l->d_in - 1) / COLUMNS + 1);
+
+        all.layers[i] = {l->tokens, l->d_in,   l->d_out, all.end, high,
+                         across,    (P *)l->p, l->m,     l->v,    (T *)l->copy};
+        all.end += high * across;
+        if (!map_matrix<T>(l->dy, l->tokens, l->d_out, DEPTH, &all.dy[i]) ||
+            !map_matrix<T>(l->x, l->tokens, l->d_in, DEPTH / CLUSTER, &all.x[i]))
+            return cudaErrorNotSupported;
+    }
+    td_linear_adamw_update<P, T>
+        <<<(unsigned)(CLUSTER * (all.end < most ? all.end : most)), THREADS, sizeof(shared_memory<T>),
+           stream>>>(all, on_device ? adamw_constants() : constants_of(*adamw), on_device ? adamw : nullptr);
+    return cudaGetLastError();
+}
+
+} // namespace
+
+bool td_cuda_linear_adamw_built(int capability)
+{
+#ifdef TANDEM_HAVE_SM90A
+    return capability == 90;
+#else
+    (void)capability;
+    return false;
+#endif
+}
+
+bool td_cuda_linear_adamw_pays(int multiprocessors, int count, const td_linear_adamw *layers)
+{
+    int64_t tiles = 0;
+
+    for (int i = 0; i < count; i++)
+        tiles += ((layers[i].d_out - 1) / ROWS + 1) * ((layers[i].d_in - 1) / COLUMNS + 1);
+    return tiles >= 2 * multiprocessors;
+}
+
+cudaError_t td_cuda_linear_adamw(cudaStream_t stream, const td_adamw *adamw, bool on_device, int count,
+                                 const td_linear_adamw *layers)
+{
+    const bool wide = layers->p_dtype == TD_F32;
+
+    if (layers->dtype == TD_F16)
+        return wide ? launch<float, f16>(stream, adamw, on_device, count, layers)
+                    : launch<f16, f16>(stream, adamw, on_device, count, layers);
+    return wide ? launch<float, bf16>(stream, adamw, on_device, count, layers)
+                : launch<bf16, bf16>(stream, adamw, on_device, count, layers);
+}

@@ -1,0 +1,80 @@
+/** The AdamW step on parameters in registers, for the kernels that update a tensor and those that compute its gradient too. */
+#ifndef TD_KERNELS_TILE_ADAMW_CUH
+#define TD_KERNELS_TILE_ADAMW_CUH
+
+#include "kernels/tile/elements.cuh"
+#include "ops/ops.h"
+
+#include <math.h>
+
+namespace tile
+{
+
+/* To 2^-22 and without branches. The update that is made of them is small beside the weight, which is rounded to 2^-24; and
+ * where few warps are there to fill each other's waits, the exact ones take longer than the memory. */
+__device__ inline float square_root(float x)
+{
+    float root;
+
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(x));
+    return root;
+}
+
+__device__ inline float divide(float x, float y)
+{
+    float quotient;
+
+    asm("div.approx.f32 %0, %1, %2;" : "=f"(quotient) : "f"(x), "f"(y));
+    return quotient;
+}
+
+/** A step in the form that all variants share, its constants computed in float64 and rounded once:
+ *   m += gain1 (g - m),  v = beta2 v + gain2 g^2,  p -= rate m / (sqrt(v) root + eps),
+ * and p -= decay p before that or after it. */
+struct adamw_constants {
+    float gain1, beta2, gain2, rate, root, eps, decay;
+    bool decay_last;
+
+    __device__ void step(float grad, float &weight, float &first, float &second) const
+    {
+        first += gain1 * (grad - first);
+        second = beta2 * second + gain2 * (grad * grad);
+        if (!decay_last)
+            weight -= decay * weight;
+        weight -= rate * divide(first, square_root(second) * root + eps);
+        if (decay_last)
+            weight -= decay * weight;
+    }
+};
+
+/* By multiplication alone, which rounds the same on the host and on the device. */
+__host__ __device__ inline double power(double base, int64_t exponent)
+{
+    double result = 1.0;
+
+    for (; exponent > 0; exponent /= 2, base *= base)
+        if (exponent % 2 == 1)
+            result *= base;
+    return result;
+}
+
+__host__ __device__ inline adamw_constants constants_of(const td_adamw &a)
+{
+    const bool torch = a.variant == TD_ADAMW_TORCH;
+    const double correction1 = 1.0 - power(a.beta1, a.step), correction2 = 1.0 - power(a.beta2, a.step);
+    adamw_constants k;
+
+    k.gain1 = (float)(1.0 - a.beta1);
+    k.beta2 = (float)a.beta2;
+    k.gain2 = (float)(1.0 - a.beta2);
+    k.rate = (float)(a.lr * (torch ? 1.0 : sqrt(correction2)) / correction1);
+    k.root = (float)(torch ? 1.0 / sqrt(correction2) : 1.0);
+    k.eps = (float)a.eps;
+    k.decay = (float)(a.lr * a.weight_decay);
+    k.decay_last = a.variant == TD_ADAMW_COURSE2025;
+    return k;
+}
+
+} // namespace tile
+
+#endif

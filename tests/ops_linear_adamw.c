@@ -1,0 +1,268 @@
+/* The fused update of a linear layer, against float64: the gradient is found again in the first moment, which starts at 0. */
+#include "ops_kit.h"
+
+typedef struct layer_case {
+    char name[40];
+    int64_t tokens, d_in, d_out;
+} layer_case;
+
+/* Tiles are 128 x 192, two of them, one above the other, a cluster's, and stages 32 tokens. The last two have more tiles than a GPU has
+ * multiprocessors, so that each takes several. */
+static const layer_case layer_cases[] = {
+    {"one pair of tiles", 64, 192, 256},
+    {"four pairs", 192, 384, 512},
+    {"smallest", 1, 8, 8},
+    {"less than a tile", 7, 24, 40},
+    {"ragged", 200, 264, 392},
+    {"few rows, many columns", 65, 1032, 8},
+    {"one row of tiles, many stages", 1000, 16, 136},
+    {"several tiles each", 40, 1024, 5000},
+    {"several ragged tiles each", 67, 1608, 3304},
+};
+
+/* g[o, i] = sum over t of dy[t, o] x[t, i] */
+static void weight_grad(const layer_case *row, const double *dy, const double *x, double *g)
+{
+    for (int64_t o = 0; o < row->d_out; o++)
+        for (int64_t t = 0; t < row->tokens; t++)
+            for (int64_t i = 0; i < row->d_in; i++)
+                g[o * row->d_in + i] += dy[t * row->d_out + o] * x[t * row->d_in + i];
+}
+
+/* One step in float64 with m = 0 before it. */
+static void reference(const td_adamw *a, int64_t count, const double *g, double *m, double *v, double *p)
+{
+    const double correction1 = 1 - pow(a->beta1, (double)a->step),
+                 correction2 = 1 - pow(a->beta2, (double)a->step);
+
+    for (int64_t i = 0; i < count; i++) {
+        m[i] = (1 - a->beta1) * g[i];
+        v[i] = a->beta2 * v[i] + (1 - a->beta2) * g[i] * g[i];
+        p[i] -= a->lr * a->weight_decay * p[i];
+        p[i] -= a->lr / correction1 * m[i] / (sqrt(v[i] / correction2) + a->eps);
+    }
+}
+
+/* The gradients that the moments were made with: gain * g, so that g / gain has the bits of a number in `dtype`. */
+static void assert_gradient(ops_case *c, const layer_case *row, const float *m, const double *truth,
+                            double *out)
+{
+    const int64_t count = row->d_in * row->d_out;
+    /* Half a unit in the last place, at most; and what a sum of `tokens` products of N(0, 1) numbers is off in f32. */
+    const double gain = 0.1, half = c->dtype == TD_BF16 ? 0x1p-8 : 0x1p-11,
+                 sum = 1e-5 * sqrt((double)row->tokens);
+    float *found = ops_room(c, TD_F32, count);
+    void *rounded = ops_room(c, c->dtype, count);
+
+    for (int64_t i = 0; i < count; i++)
+        found[i] = (float)((double)m[i] / gain);
+    td_assert_ok(td_convert(count, TD_F32, found, c->dtype, rounded));
+    for (int64_t i = 0; i < count; i++) {
+        const double g = td_value_at(c->dtype, rounded, i);
+
+        if (!(fabs((double)found[i] - g) <= 0x1p-20 * fabs(g)))
+            fail_msg("%s: m[%lld] is %.9g, and %.9g is no number of %s", c->name, (long long)i, (double)m[i],
+                     (double)found[i], td_dtype_name(c->dtype));
+        if (!(fabs(g - truth[i]) <= half * fabs(truth[i]) + sum))
+            fail_msg("%s: the gradient [%lld] is %.9g, needs %.9g", c->name, (long long)i, g, truth[i]);
+        out[i] = g;
+    }
+}
+
+/* A layer's tensors before the call, and what they are to be after it. */
+typedef struct layer {
+    const layer_case *row;
+    int64_t count;
+    td_linear_adamw given;
+    void *p, *copy;
+    float *m;
+    double *g, *m_truth, *v_truth, *p_truth;
+    float *v;
+} layer;
+
+static layer layer_make(ops_case *c, const layer_case *row, bool narrow)
+{
+    const int64_t count = row->d_in * row->d_out, in = row->tokens * row->d_in,
+                  out = row->tokens * row->d_out;
+    const td_dtype p_dtype = narrow ? c->dtype : TD_F32;
+    layer l = {.row = row, .count = count};
+    void *x = ops_draw(c, in), *dy = ops_draw(c, out);
+
+    l.p = ops_draw_as(c, p_dtype, count);
+    l.copy = narrow ? NULL : ops_room(c, c->dtype, count);
+    l.m = ops_room(c, TD_F32, count);
+    l.v = ops_draw_as(c, TD_F32, count);
+    for (int64_t i = 0; i < count; i++) {
+        l.m[i] = 0;
+        l.v[i] = l.v[i] * l.v[i] + 0.01f;
+    }
+    l.given = (td_linear_adamw){.tokens = row->tokens,
+                                .d_in = row->d_in,
+                                .d_out = row->d_out,
+                                .dtype = c->dtype,
+                                .p_dtype = p_dtype,
+                                .x = on(x),
+                                .dy = on(dy),
+                                .p = on(l.p),
+                                .m = on(l.m),
+                                .v = on(l.v),
+                                .copy = on(l.copy)};
+    l.g = ops_zeros(c, count);
+    l.m_truth = ops_zeros(c, count);
+    l.v_truth = ops_f64(c, TD_F32, l.v, count);
+    l.p_truth = ops_f64(c, p_dtype, l.p, count);
+    weight_grad(row, ops_f64(c, c->dtype, dy, out), ops_f64(c, c->dtype, x, in), l.g);
+    return l;
+}
+
+static void layer_check(ops_case *c, const td_adamw *adamw, const layer *l)
+{
+    double *used = ops_zeros(c, l->count);
+
+    assert_gradient(c, l->row, l->m, l->g, used);
+    reference(adamw, l->count, used, l->m_truth, l->v_truth, l->p_truth);
+    ops_assert_close(c, "m", TD_F32, l->m, l->m_truth, l->count, 1);
+    ops_assert_close(c, "v", TD_F32, l->v, l->v_truth, l->count, 1);
+    ops_assert_close(c, "p", l->given.p_dtype, l->p, l->p_truth, l->count, 1);
+    if (l->copy) {
+        void *want = ops_room(c, c->dtype, l->count);
+        td_assert_ok(td_convert(l->count, TD_F32, l->p, c->dtype, want));
+        td_assert_identical(c->name, c->dtype, l->copy, want, l->count);
+    }
+}
+
+static const td_adamw settings = {.variant = TD_ADAMW_TORCH,
+                                  .lr = 0.1,
+                                  .beta1 = 0.9,
+                                  .beta2 = 0.95,
+                                  .eps = 1e-8,
+                                  .weight_decay = 0.1,
+                                  .step = 3};
+
+/* The layers in one call, of every type, with hyperparameters from the host and from the device. */
+static void update_together(const layer_case *const *rows, int64_t count)
+{
+    const bool large = rows[0]->d_in * rows[0]->d_out > 1 << 20;
+
+    for (int variant = 0; variant < 8; variant += large ? 7 : 1) {
+        const bool narrow = variant & 1, on_device = variant & 2;
+        ops_case c = ops_begin(variant & 4 ? TD_F16 : TD_BF16, "%s %d", rows[0]->name, variant);
+        td_adamw *adamw = ops_bytes(&c, sizeof *adamw);
+        layer layers[TD_LINEAR_ADAMW_MOST];
+        td_linear_adamw given[TD_LINEAR_ADAMW_MOST];
+        td_status status;
+
+        *adamw = settings;
+        for (int64_t i = 0; i < count; i++) {
+            layers[i] = layer_make(&c, rows[i], narrow);
+            given[i] = layers[i].given;
+        }
+        ops_upload();
+        status = td_linear_adamw_update(ops_dev, on_device ? on(adamw) : adamw, on_device, count, given);
+        if (status == TD_UNSUPPORTED)
+            skip(); /* a GPU that is no Hopper */
+        td_assert_ok(status);
+        ops_download();
+        for (int64_t i = 0; i < count; i++)
+            layer_check(&c, adamw, &layers[i]);
+        ops_finish(&c);
+    }
+}
+
+static void updates_with_its_gradient(void **state)
+{
+    const layer_case *row = *state;
+
+    update_together(&row, 1);
+}
+
+static void layers_share_a_call(void **state)
+{
+    const layer_case *rows[] = {&layer_cases[4], &layer_cases[2], &layer_cases[1]};
+
+    (void)state;
+    update_together(rows, 3);
+}
+
+static void says_what_it_has_not(void **state)
+{
+    static _Alignas(16) float block[64];
+    td_linear_adamw good = {.tokens = 2,
+                            .d_in = 8,
+                            .d_out = 8,
+                            .dtype = TD_BF16,
+                            .p_dtype = TD_F32,
+                            .x = block,
+                            .dy = block,
+                            .p = block,
+                            .m = block,
+                            .v = block},
+                    l = good;
+    bool pays = true;
+
+    (void)state;
+#define REFUSED(status, words)                                                                               \
+    td_assert_refused(td_linear_adamw_update(ops_dev, &settings, false, 1, &l), status, words), l = good
+    td_assert_refused(td_linear_adamw_update(NULL, &settings, false, 1, &l), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_linear_adamw_update(ops_dev, NULL, false, 1, &l), TD_BAD_ARGUMENT, "adamw is NULL");
+    td_assert_refused(td_linear_adamw_update(ops_dev, &settings, false, 1, NULL), TD_BAD_ARGUMENT,
+                      "layers is NULL");
+    l.tokens = 0;
+    REFUSED(TD_BAD_ARGUMENT, "tokens is 0");
+    l.d_in = -8;
+    REFUSED(TD_BAD_ARGUMENT, "d_in is -8");
+    l.d_out = 0;
+    REFUSED(TD_BAD_ARGUMENT, "d_out is 0");
+    l.d_out = INT64_MAX / 8;
+    REFUSED(TD_BAD_ARGUMENT, "tokens * d_out");
+    l.dtype = (td_dtype)77;
+    REFUSED(TD_BAD_ARGUMENT, "dtype is 77");
+    l.p_dtype = TD_F64;
+    l.copy = block;
+    REFUSED(TD_BAD_ARGUMENT, "copy is wanted");
+    l.x = NULL;
+    REFUSED(TD_BAD_ARGUMENT, "x is NULL");
+    l.dy = (char *)block + 8;
+    REFUSED(TD_BAD_ARGUMENT, "needs a multiple of 16");
+    l.p = NULL;
+    REFUSED(TD_BAD_ARGUMENT, "p is NULL");
+    l.m = block + 1;
+    REFUSED(TD_BAD_ARGUMENT, "m is ");
+    l.v = NULL;
+    REFUSED(TD_BAD_ARGUMENT, "v is NULL");
+    l.d_in = 12;
+    REFUSED(TD_UNSUPPORTED, "d_in 12");
+    l.dtype = l.p_dtype = TD_F32;
+    REFUSED(TD_UNSUPPORTED, "no fused update for f32");
+    td_assert_refused(td_linear_adamw_pays(ops_dev, 1, &good, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_linear_adamw_pays(NULL, 1, &good, &pays), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_linear_adamw_pays(ops_dev, 1, NULL, &pays), TD_BAD_ARGUMENT, "layers is NULL");
+    td_assert_refused(td_linear_adamw_update(ops_dev, &settings, false, 0, &good), TD_BAD_ARGUMENT,
+                      "count is 0");
+    td_assert_refused(td_linear_adamw_update(ops_dev, &settings, false, 5, &good), TD_BAD_ARGUMENT,
+                      "count is 5");
+    td_linear_adamw two[2] = {good, good};
+    two[1].p_dtype = TD_BF16;
+    td_assert_refused(td_linear_adamw_update(ops_dev, &settings, false, 2, two), TD_BAD_ARGUMENT,
+                      "layers[1] is of bf16 and bf16");
+    if (!ops_on_gpu()) {
+        td_assert_ok(td_linear_adamw_pays(ops_dev, 1, &good, &pays));
+        assert_false(pays);
+        REFUSED(TD_UNSUPPORTED, "cpu has no fused update for bf16");
+    }
+#undef REFUSED
+}
+
+int ops_linear_adamw_group(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(says_what_it_has_not)};
+    const struct CMUnitTest together[] = {cmocka_unit_test(layers_share_a_call)};
+    int failed = cmocka_run_group_tests_name("linear_adamw refusals", tests, NULL, NULL);
+
+    if (!ops_on_gpu())
+        return failed;
+    failed += cmocka_run_group_tests_name("linear_adamw together", together, NULL, NULL);
+    failed += ops_run_cases("linear_adamw", layer_cases, sizeof layer_cases / sizeof *layer_cases,
+                            sizeof *layer_cases, updates_with_its_gradient);
+    return failed;
+}
