@@ -1,9 +1,12 @@
 /** The launchers of flash attention: how a call is cut into blocks, and the small kernels before and after the
  * large ones. */
 #include "kernels/flash_plan.cuh"
+#include "kernels/tile/mma.cuh"
 
 #include <algorithm>
+#include <cfloat>
 #include <climits>
+#include <cmath>
 
 namespace
 {
@@ -39,10 +42,11 @@ constexpr shortest shortest_backward(kind k)
 
 /** Parts are made only where tiles leave multiprocessors idle: as many as fill the machine once, and where a
  * causal mask makes blocks unequal, up to four times as many, so that they even out. */
-cut cut_of(int64_t tiles, int64_t heads, int64_t steps, int64_t slots, bool causal, shortest least)
+cut cut_of(int64_t tiles, int64_t heads, int64_t slices, int64_t steps, int64_t slots, bool causal,
+           shortest least)
 {
     constexpr int64_t MOST = 32; /* a part for each lane of the warp that adds them up */
-    const int64_t blocks = tiles * heads;
+    const int64_t blocks = tiles * heads * slices;
     int64_t parts = 1;
 
     if (blocks < (causal ? 2 : 1) * slots) {
@@ -51,7 +55,11 @@ cut cut_of(int64_t tiles, int64_t heads, int64_t steps, int64_t slots, bool caus
         parts = std::clamp<int64_t>(std::max(filling, balancing), 1, MOST);
     }
     const int64_t per = whole(steps, parts);
-    return {(int)tiles, (int)whole(steps, per), (int)per};
+    /* Under a causal mask the first tile is the longest. Where the machine is filled only a few times over, the long
+     * tiles of all heads come first, so that the short ones even out what is left. Longer sequences go head by head, as
+     * the tiles of a head read the same memory. */
+    const bool by_tile = causal && tiles < 32 && blocks < 8 * slots;
+    return {(int)tiles, (int)whole(steps, per), (int)per, by_tile ? (int)heads : 0};
 }
 
 kind kind_of_shape(const td_attention_shape *shape)
@@ -75,7 +83,7 @@ cut cut_forward(int multiprocessors, const td_attention_shape *shape)
 
     if (k == kind::f32)
         c = as_tiling(forward_tiling_f32(width), width);
-    return cut_of(whole(shape->seq, c.rows), shape->batch * shape->heads, whole(shape->seq_k, c.others),
+    return cut_of(whole(shape->seq, c.rows), shape->batch * shape->heads, 1, whole(shape->seq_k, c.others),
                   (int64_t)multiprocessors * c.residents, shape->causal, shortest_forward(k));
 }
 
@@ -87,9 +95,8 @@ cut cut_backward(int multiprocessors, const td_attention_shape *shape, bool by_k
 
     if (k == kind::f32)
         c = as_tiling(backward_tiling_f32(width), width);
-    return cut_of(whole(by_keys ? shape->seq_k : shape->seq, c.rows),
-                  shape->batch * shape->heads * (width / c.columns),
-                  whole(by_keys ? shape->seq : shape->seq_k, c.others),
+    return cut_of(whole(by_keys ? shape->seq_k : shape->seq, c.rows), shape->batch * shape->heads,
+                  width / c.columns, whole(by_keys ? shape->seq : shape->seq_k, c.others),
                   (int64_t)multiprocessors * c.residents, shape->causal, shortest_backward(k));
 }
 
@@ -144,14 +151,25 @@ template <typename T> __device__ float to_float(T x)
     return static_cast<float>(x);
 }
 
+/** As products read it. */
+template <kind K, typename T> __device__ float as_operand(T x)
+{
+    return K == kind::tf32 ? __uint_as_float(tile::to_tf32(to_float(x))) : to_float(x);
+}
+
 /** dot = rowsum(dO * O), lse in base 2, and zeros where dQ will be summed. `lanes` threads share a row. Rows
- * beyond the sequence get what gives them no weight: an lse of infinity. */
-template <typename T>
-__global__ __launch_bounds__(THREADS) void td_attention_flash_prepare(
-    const T *o, const T *dout, const float *lse, float *lse2, float *dot, float *dq_sums, int64_t rows,
-    int seq, int rows_padded, int head_dim, int width, int lanes, bool vectors)
+ * beyond the sequence get what gives them no weight: an lse of infinity.
+ *
+ * In TF32 dO is rounded here as products round it: what that does to dP it does to D, and dP - D has less of it. */
+template <typename T, kind K>
+__global__ __launch_bounds__(THREADS) void td_attention_flash_prepare(const T *o, const T *dout,
+                                                                      const float *lse, float *lse2,
+                                                                      float *dot, const backward_args args,
+                                                                      int lanes)
 {
     constexpr int PER = 16 / (int)sizeof(T);
+    const int head_dim = args.head_dim, rows_padded = args.rows_padded;
+    const int64_t rows = (int64_t)args.heads * rows_padded;
     const int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / lanes;
     const int lane = threadIdx.x % lanes;
     const int64_t head = row / rows_padded;
@@ -159,66 +177,74 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_prepare(
     float sum = 0.0f;
 
     if (row < rows) {
-        if (query < seq) {
-            const int64_t start = (head * seq + query) * head_dim;
-            if (vectors) {
+        if (query < args.seq) {
+            const int64_t start = o_start(args, (int)head) + query * o_pitch(args);
+            if (args.vectors) {
                 for (int c = lane * PER; c < head_dim; c += lanes * PER) {
                     alignas(16) T a[PER], b[PER];
                     *reinterpret_cast<uint4 *>(a) = *reinterpret_cast<const uint4 *>(o + start + c);
                     *reinterpret_cast<uint4 *>(b) = *reinterpret_cast<const uint4 *>(dout + start + c);
 #pragma unroll
                     for (int i = 0; i < PER; i++)
-                        sum += to_float(a[i]) * to_float(b[i]);
+                        sum += to_float(a[i]) * as_operand<K>(b[i]);
                 }
             } else {
                 for (int c = lane; c < head_dim; c += lanes)
-                    sum += to_float(o[start + c]) * to_float(dout[start + c]);
+                    sum += to_float(o[start + c]) * as_operand<K>(dout[start + c]);
             }
         }
-        if (dq_sums)
-            for (int c = lane * 4; c < width; c += lanes * 4)
-                *reinterpret_cast<float4 *>(dq_sums + row * width + c) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    if (args.dq_sums) {
+        const int64_t first = (int64_t)blockIdx.x * (THREADS / lanes) * args.width;
+        const int64_t end = min(rows * args.width, first + (int64_t)THREADS / lanes * args.width);
+        for (int64_t i = first + threadIdx.x * 4; i < end; i += THREADS * 4)
+            *reinterpret_cast<float4 *>(args.dq_sums + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
     for (int step = lanes / 2; step > 0; step /= 2)
         sum += __shfl_xor_sync(~0u, sum, step);
     if (row < rows && lane == 0) {
-        lse2[row] = query < seq ? lse[head * seq + query] * LOG2E : INFINITY;
-        dot[row] = query < seq ? sum : 0.0f;
+        const bool inside = query < args.seq;
+        const int less = K == kind::f32 ? doublings_of(query, args.seq_k, args.causal) : 0;
+        lse2[row] = inside ? (float)((double)lse[head * args.seq + query] * LOG2E - less) : INFINITY;
+        dot[row] = inside ? sum : 0.0f;
     }
 }
 
-/** O of the parts' O, a warp a row: weights 2^(lse - max). Parts without a visible key have an lse of
- * -infinity, and no O. */
+/** O of the parts' O, a warp a row: weights are the parts' sums relative to the largest score of all. Parts without a
+ * visible key have -infinity for a largest score, and no O. */
 template <typename T>
-__global__ __launch_bounds__(THREADS) void td_attention_flash_combine(const float *part_o,
-                                                                      const float *part_lse, T *o, float *lse,
-                                                                      int64_t rows, int parts, int head_dim)
+__global__ __launch_bounds__(THREADS) void td_attention_flash_combine(T *o, const forward_args args)
 {
+    const int64_t rows = (int64_t)args.heads * args.seq;
     const int64_t row = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, parts = args.blocks.parts, head_dim = args.head_dim;
 
     if (row >= rows)
         return;
-    const float mine = lane < parts ? part_lse[lane * rows + row] : -INFINITY;
-    float max = mine, all;
+    const float2 mine = lane < parts ? args.part_sums[lane * rows + row] : make_float2(-INFINITY, 0.0f);
+    float max = mine.x, all;
     for (int step = 16; step > 0; step /= 2)
         max = fmaxf(max, __shfl_xor_sync(~0u, max, step));
-    float weight = mine == -INFINITY ? 0.0f : exp2f(mine - max);
+    const float below = mine.x - max;
+    float weight = mine.x == -INFINITY
+                       ? 0.0f
+                       : mine.y * exp2f(fmaf(below, args.exponent.high, below * args.exponent.low));
     all = weight;
     for (int step = 16; step > 0; step /= 2)
         all += __shfl_xor_sync(~0u, all, step);
     weight /= all;
     if (lane == 0)
-        lse[row] = (max + log2f(all)) * LN2;
+        args.lse[row] = fmaf(max, args.scale, logf(all));
+    T *const to = o + o_start(args, (int)row / args.seq) + (int)row % args.seq * o_pitch(args);
     for (int c = lane; c - lane < head_dim; c += 32) { /* all lanes, for the shuffle */
         float sum = 0.0f;
         for (int part = 0; part < parts; part++) {
             const float by = __shfl_sync(~0u, weight, part);
             if (by != 0.0f && c < head_dim) /* true of NaN */
-                sum += by * part_o[(part * rows + row) * head_dim + c];
+                sum += by * args.part_o[(part * rows + row) * head_dim + c];
         }
         if (c < head_dim)
-            store_value(o + row * head_dim + c, sum);
+            store_value(to + c, sum);
     }
 }
 
@@ -239,33 +265,40 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_add_parts(const fl
     store_value((blockIdx.y ? second : first) + i, blockIdx.y ? sum : scale * sum);
 }
 
-/** dQ of its sums, which lie in the order of accumulators: 128 floats for each 16 rows by 8 columns. A thread
- * has two blocks side by side, of which it writes two elements of two rows each. */
+/** dQ of its sums, which lie in the order of accumulators: 128 floats for each 16 rows by 8 columns, of which row g or
+ * g + 8 has its pairs of columns 4 floats apart. A warp has two blocks side by side, a thread 8 columns of a row. */
 template <typename T>
 __global__ __launch_bounds__(THREADS) void td_attention_flash_convert_dq(const float *sums, T *dq,
-                                                                         int64_t blocks, int seq,
-                                                                         int rows_padded, int head_dim,
-                                                                         int width, float scale, bool vectors)
+                                                                         const backward_args args)
 {
-    const int64_t block = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
-    const int lane = threadIdx.x % 32, pairs = width / 16;
+    const int pairs = args.width / 16, lane = threadIdx.x % 32, side = lane % 2, row = lane / 2;
+    const unsigned block = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32, row_block = block / pairs;
+    const unsigned padded = row_block * 16 + row, head = padded / args.rows_padded;
+    const int query = (int)(padded % args.rows_padded), column = (int)(block % pairs) * 16 + side * 8;
 
-    if (block >= blocks)
+    if (head >= (unsigned)args.heads || query >= args.seq || column >= args.head_dim)
         return;
-    const int64_t row_block = block / pairs, head = row_block * 16 / rows_padded;
-    const int first = (int)(row_block * 16 % rows_padded) + lane / 4;
-    const int column = (int)(block % pairs) * 16 + lane % 4 * 2;
-    const float4 *const from = reinterpret_cast<const float4 *>(sums) + block * 64 + lane;
+    const float *const from = sums + (int64_t)block * 256 + side * 128 + row % 8 * 16 + row / 8 * 2;
+    T *const to = dq + ((int64_t)head * args.seq + query) * args.head_dim;
+    alignas(16) T values[8];
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
-        const float4 x = from[n * 32];
-        if (first < seq)
-            store_pair(dq + (head * seq + first) * head_dim, column + 8 * n, head_dim, vectors, scale * x.x,
-                       scale * x.y);
-        if (first + 8 < seq)
-            store_pair(dq + (head * seq + first + 8) * head_dim, column + 8 * n, head_dim, vectors,
-                       scale * x.z, scale * x.w);
+    for (int pair = 0; pair < 4; pair++) {
+        const float2 x = *reinterpret_cast<const float2 *>(from + 4 * pair);
+        store_value(values + 2 * pair, args.scale * x.x);
+        store_value(values + 2 * pair + 1, args.scale * x.y);
     }
+    constexpr int PER = 16 / (int)sizeof(T);
+#pragma unroll
+    for (int c = 0; c < 8; c += PER)
+        if (args.vectors) { /* rows are then whole vectors */
+            if (column + c < args.head_dim)
+                *reinterpret_cast<uint4 *>(to + column + c) = *reinterpret_cast<const uint4 *>(values + c);
+        } else {
+#pragma unroll
+            for (int i = c; i < c + PER; i++)
+                if (column + i < args.head_dim)
+                    to[column + i] = values[i];
+        }
 }
 
 /* ---- launching ---- */
@@ -277,6 +310,18 @@ bool starts_rows_at_16_bytes(const td_attention_shape *shape, const void *const 
     for (int i = 0; i < count; i++)
         all |= (uintptr_t)tensors[i];
     return all % 16 == 0;
+}
+
+split_scale exponent_of(const td_attention_shape *shape)
+{
+    const double scale = (double)shape->scale * LOG2E;
+    float high = (float)scale;
+
+    if (kind_of_shape(shape) != kind::f32)
+        return {high, 0.0f};
+    if ((double)high >= scale)
+        high = nextafterf(high, 0.0f);
+    return {high, std::max((float)(scale - (double)high), FLT_MIN)};
 }
 
 float hidden_of(const td_attention_shape *shape)
@@ -306,9 +351,8 @@ cudaError_t run_forward(cudaStream_t stream, const td_attention_shape *shape, co
     }
     if (error != cudaSuccess || args.blocks.parts == 1)
         return error;
-    td_attention_flash_combine<T><<<(unsigned)whole(rows, THREADS / 32), THREADS, 0, stream>>>(
-        args.part_o, args.part_lse, static_cast<T *>(args.o), args.lse, rows, args.blocks.parts,
-        args.head_dim);
+    td_attention_flash_combine<T>
+        <<<(unsigned)whole(rows, THREADS / 32), THREADS, 0, stream>>>(static_cast<T *>(args.o), args);
     return cudaGetLastError();
 }
 
@@ -338,20 +382,31 @@ cudaError_t add_parts(cudaStream_t stream, const backward_args &args, void *firs
     return cudaGetLastError();
 }
 
+template <typename T, kind K>
+cudaError_t prepare(cudaStream_t stream, const backward_args &args, const backward_plan &plan, const void *o,
+                    const float *lse)
+{
+    const int64_t rows = (int64_t)args.heads * args.rows_padded;
+    const int row_bytes = args.head_dim * (int)sizeof(T);
+    const int lanes = !args.vectors || row_bytes > 256 ? 32 : row_bytes > 128 ? 16 : 8;
+
+    td_attention_flash_prepare<T, K><<<(unsigned)whole(rows * lanes, THREADS), THREADS, 0, stream>>>(
+        static_cast<const T *>(o), static_cast<const T *>(args.dout), lse, plan.lse, plan.dot, args, lanes);
+    return cudaGetLastError();
+}
+
 template <typename T>
 cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, const backward_plan &plan,
                          backward_args args, const void *o, const float *lse)
 {
     const kind k = kind_of_shape(shape);
-    const int64_t rows = (int64_t)args.heads * args.rows_padded;
-    const int row_bytes = args.head_dim * (int)sizeof(T);
-    const int lanes = !args.vectors || row_bytes > 256 ? 32 : row_bytes > 128 ? 16 : 8;
-    cudaError_t error;
+    cudaError_t error = cudaSuccess;
 
-    td_attention_flash_prepare<T><<<(unsigned)whole(rows * lanes, THREADS), THREADS, 0, stream>>>(
-        static_cast<const T *>(o), static_cast<const T *>(args.dout), lse, plan.lse, plan.dot, plan.dq_sums,
-        rows, args.seq, args.rows_padded, args.head_dim, args.width, lanes, args.vectors);
-    error = cudaGetLastError();
+    if constexpr (sizeof(T) == 4)
+        error = k == kind::f32 ? prepare<T, kind::f32>(stream, args, plan, o, lse)
+                               : prepare<T, kind::tf32>(stream, args, plan, o, lse);
+    else
+        error = prepare<T, kind::bf16>(stream, args, plan, o, lse); /* f16 needs nothing else */
 
     if (error == cudaSuccess && k == kind::f32 && !shape->deterministic) {
         args.dq_sums = static_cast<float *>(args.dq);
@@ -366,10 +421,9 @@ cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, c
         return error;
 
     if (plan.dq_sums) {
-        const int64_t blocks = rows / 16 * (args.width / 16);
+        const int64_t blocks = (int64_t)args.heads * args.rows_padded / 16 * (args.width / 16);
         td_attention_flash_convert_dq<T><<<(unsigned)whole(blocks * 32, THREADS), THREADS, 0, stream>>>(
-            plan.dq_sums, static_cast<T *>(args.dq), blocks, args.seq, args.rows_padded, args.head_dim,
-            args.width, args.scale, args.vectors);
+            plan.dq_sums, static_cast<T *>(args.dq), args);
         return cudaGetLastError();
     }
     args.blocks = plan.by_queries;
@@ -399,7 +453,7 @@ size_t td_cuda_flash_forward_bytes(int multiprocessors, const td_attention_shape
 
     if (blocks.parts > 1) {
         rest.floats(blocks.parts * rows * shape->head_dim);
-        rest.floats(blocks.parts * rows);
+        rest.floats(blocks.parts * rows * 2);
     }
     return rest.used;
 }
@@ -424,18 +478,20 @@ cudaError_t td_cuda_flash_forward(cudaStream_t stream, int multiprocessors, cons
     args.lse = lse;
     args.blocks = cut_forward(multiprocessors, shape);
     args.heads = (int)(shape->batch * shape->heads);
+    args.o_heads = shape->o_bshd ? (int)shape->heads : 1;
     args.seq = (int)shape->seq;
     args.seq_k = (int)shape->seq_k;
     args.head_dim = (int)shape->head_dim;
     args.width = width_of(shape->head_dim);
-    args.scale = shape->scale * LOG2E;
+    args.scale = shape->scale;
+    args.exponent = exponent_of(shape);
     args.hidden = hidden_of(shape);
     args.causal = shape->causal;
     args.vectors = starts_rows_at_16_bytes(shape, tensors, 4);
     if (args.blocks.parts > 1) {
         const int64_t rows = (int64_t)args.heads * args.seq;
         args.part_o = rest.floats(args.blocks.parts * rows * args.head_dim);
-        args.part_lse = rest.floats(args.blocks.parts * rows);
+        args.part_sums = reinterpret_cast<float2 *>(rest.floats(args.blocks.parts * rows * 2));
     }
     if (shape->dtype == TD_F32)
         return run_forward<float>(stream, shape, args);
@@ -465,13 +521,14 @@ cudaError_t td_cuda_flash_backward(cudaStream_t stream, int multiprocessors, con
     args.dq_sums = plan.dq_sums;
     args.parts = plan.parts;
     args.heads = (int)(shape->batch * shape->heads);
+    args.o_heads = shape->o_bshd ? (int)shape->heads : 1;
     args.seq = (int)shape->seq;
     args.seq_k = (int)shape->seq_k;
     args.head_dim = (int)shape->head_dim;
     args.width = width_of(shape->head_dim);
     args.rows_padded = (int)(whole(shape->seq, ROWS_PADDING) * ROWS_PADDING);
     args.scale = shape->scale;
-    args.scale_log2 = shape->scale * LOG2E;
+    args.exponent = exponent_of(shape);
     args.hidden = hidden_of(shape);
     args.causal = shape->causal;
     args.vectors = starts_rows_at_16_bytes(shape, tensors, 8);

@@ -112,22 +112,23 @@ __global__ __launch_bounds__(backward_tiling_f32(D).threads, backward_tiling_f32
                   G::OTHERS);
 
     const int64_t start = (int64_t)here.head * fixed_rows * args.head_dim;
+    const int64_t moving_start = (int64_t)here.head * moving_rows * args.head_dim;
+    const float *const dout = static_cast<const float *>(args.dout) + o_start(args, here.head);
     const float *const lse = args.lse + (int64_t)here.head * args.rows_padded;
     const float *const dot = args.dot + (int64_t)here.head * args.rows_padded;
-    const auto fetch_fixed = [&](float *to, const void *from) {
-        tile::fetch<float, G::ROWS, G::COLUMNS, G::THREADS>(tile::shared_address(to),
-                                                            static_cast<const float *>(from) + start +
-                                                                (int64_t)first * args.head_dim,
-                                                            fixed_rows - first, args.head_dim, args.vectors);
+    const auto fetch_fixed = [&](float *to, const float *from, int64_t pitch) {
+        fetch<float, G::ROWS, G::COLUMNS, G::THREADS>(tile::shared_address(to), from + first * pitch, pitch,
+                                                      fixed_rows - first, args.head_dim, args.vectors);
     };
-    const auto fetch_moving = [&](float *to, const void *from, int j) {
-        const int64_t row = (int64_t)here.head * moving_rows + (int64_t)j * G::OTHERS;
-        tile::fetch<float, G::OTHERS, G::COLUMNS, G::THREADS>(
-            tile::shared_address(to), static_cast<const float *>(from) + row * args.head_dim,
-            moving_rows - j * G::OTHERS, args.head_dim, args.vectors);
+    const auto fetch_moving = [&](float *to, const float *from, int64_t pitch, int j) {
+        fetch<float, G::OTHERS, G::COLUMNS, G::THREADS>(
+            tile::shared_address(to), from + j * G::OTHERS * pitch, pitch, moving_rows - j * G::OTHERS,
+            args.head_dim, args.vectors);
         tile::copy_commit();
     };
-    const void *const from_a = BY_KEYS ? args.q : args.k, *const from_b = BY_KEYS ? args.dout : args.v;
+    const float *const from_a = static_cast<const float *>(BY_KEYS ? args.q : args.k) + moving_start;
+    const float *const from_b = BY_KEYS ? dout : static_cast<const float *>(args.v) + moving_start;
+    const int64_t pitch_a = args.head_dim, pitch_b = BY_KEYS ? o_pitch(args) : args.head_dim;
 
     float first_sum[G::R][G::M][4] = {};                /* dK, or dQ */
     float second_sum[BY_KEYS ? G::R : 1][G::M][4] = {}; /* dV */
@@ -141,10 +142,11 @@ __global__ __launch_bounds__(backward_tiling_f32(D).threads, backward_tiling_f32
     }
 
     if (begin < end) {
-        fetch_fixed(fixed_a, BY_KEYS ? args.k : args.q);
-        fetch_fixed(fixed_b, BY_KEYS ? args.v : args.dout);
-        fetch_moving(moving_a, from_a, begin);
-        fetch_moving(moving_b, from_b, begin);
+        fetch_fixed(fixed_a, static_cast<const float *>(BY_KEYS ? args.k : args.q) + start, args.head_dim);
+        fetch_fixed(fixed_b, BY_KEYS ? static_cast<const float *>(args.v) + start : dout,
+                    BY_KEYS ? args.head_dim : o_pitch(args));
+        fetch_moving(moving_a, from_a, pitch_a, begin);
+        fetch_moving(moving_b, from_b, pitch_b, begin);
     }
 #pragma unroll 1
     for (int j = begin; j < end; j++) {
@@ -179,10 +181,31 @@ __global__ __launch_bounds__(backward_tiling_f32(D).threads, backward_tiling_f32
                 }
         }
 #pragma unroll
-        for (int r = 0; r < G::R; r++)
+        for (int i = 0; i < (BY_KEYS ? G::N : G::R); i++) {
+            const int query = BY_KEYS ? first_moving + across + G::ACROSS * i : first + down + G::DOWN * i;
+            const int doublings = doublings_of(query, args.seq_k, args.causal);
+            const float weight = __int_as_float((127 - doublings) << 23); /* 2^-doublings */
 #pragma unroll
-            for (int n = 0; n < G::N; n++)
-                p[r][n] = tile::exp2_fast(fmaf(p[r][n], args.scale_log2, -own_lse[BY_KEYS ? n : r]));
+            for (int j = 0; j < (BY_KEYS ? G::R : G::N); j++) {
+                float &x = BY_KEYS ? p[j][i] : p[i][j];
+                const float low = fmaf(x, args.exponent.low, -own_lse[i]);
+                x = weight * tile::exp2_fast(fmaf(x, args.exponent.high, low));
+            }
+        }
+        /* Of a query that sees one key P is 1 whatever the score, and dS is 0; or both are NaN. This spares them the
+         * rounding of lse and of two equal sums. */
+        const auto sees_one = [&](int r, int n) {
+            return args.seq_k == 1 || (args.causal && 0 == (BY_KEYS ? first_moving + across + G::ACROSS * n
+                                                                    : first + down + G::DOWN * r));
+        };
+        if (masked) {
+#pragma unroll
+            for (int r = 0; r < G::R; r++)
+#pragma unroll
+                for (int n = 0; n < G::N; n++)
+                    if (sees_one(r, n) && p[r][n] != 0.0f)
+                        p[r][n] = p[r][n] - p[r][n] + 1.0f;
+        }
         if constexpr (BY_KEYS) {
             share<G>(p_tile + down * G::P_PITCH + across, p);
             add_products<G>(second_sum, p_tile + down * G::P_PITCH, moving_b + 4 * across);
@@ -193,9 +216,17 @@ __global__ __launch_bounds__(backward_tiling_f32(D).threads, backward_tiling_f32
 #pragma unroll
             for (int n = 0; n < G::N; n++)
                 ds[r][n] = p[r][n] * (ds[r][n] - own_dot[BY_KEYS ? n : r]);
+        if (masked) {
+#pragma unroll
+            for (int r = 0; r < G::R; r++)
+#pragma unroll
+                for (int n = 0; n < G::N; n++)
+                    if (sees_one(r, n))
+                        ds[r][n] *= 0.0f;
+        }
         __syncthreads(); /* all are done with the second tile */
         if (j + 1 < end)
-            fetch_moving(moving_b, from_b, j + 1);
+            fetch_moving(moving_b, from_b, pitch_b, j + 1);
         share<G>(p_tile + down * G::P_PITCH + across, ds);
         add_products<G>(first_sum, p_tile + down * G::P_PITCH, moving_a + 4 * across);
         if constexpr (BY_KEYS) {
@@ -208,7 +239,7 @@ __global__ __launch_bounds__(backward_tiling_f32(D).threads, backward_tiling_f32
         }
         __syncthreads();
         if (j + 1 < end)
-            fetch_moving(moving_a, from_a, j + 1);
+            fetch_moving(moving_a, from_a, pitch_a, j + 1);
     }
 
     const int64_t heads_rows = (int64_t)args.heads * fixed_rows * args.head_dim;

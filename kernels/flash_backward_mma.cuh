@@ -10,8 +10,8 @@
 #ifndef TD_KERNELS_FLASH_BACKWARD_MMA_CUH
 #define TD_KERNELS_FLASH_BACKWARD_MMA_CUH
 
+#include "kernels/flash_fetch.cuh"
 #include "kernels/flash_plan.cuh"
-#include "kernels/tile/operand.cuh"
 
 namespace
 {
@@ -84,9 +84,13 @@ __global__ __launch_bounds__(backward_layout<T, D, BY_KEYS>::THREADS,
     const int64_t fixed_start = ((int64_t)here.head * fixed_rows + first) * args.head_dim;
     const int64_t moving_start = (int64_t)here.head * moving_rows * args.head_dim;
     const T *const fixed_a = static_cast<const T *>(BY_KEYS ? args.k : args.q) + fixed_start;
-    const T *const fixed_b = static_cast<const T *>(BY_KEYS ? args.v : args.dout) + fixed_start;
     const T *const moving_a = static_cast<const T *>(BY_KEYS ? args.q : args.k) + moving_start;
-    const T *const moving_b = static_cast<const T *>(BY_KEYS ? args.dout : args.v) + moving_start;
+    const T *const dout = static_cast<const T *>(args.dout) + o_start(args, here.head);
+    const T *const fixed_b =
+        BY_KEYS ? static_cast<const T *>(args.v) + fixed_start : dout + first * o_pitch(args);
+    const T *const moving_b = BY_KEYS ? dout : static_cast<const T *>(args.v) + moving_start;
+    const int64_t fixed_pitch = BY_KEYS ? args.head_dim : o_pitch(args); /* of the second tensor */
+    const int64_t moving_pitch = BY_KEYS ? o_pitch(args) : args.head_dim;
     const float *const lse = args.lse + (int64_t)here.head * args.rows_padded;
     const float *const dot = args.dot + (int64_t)here.head * args.rows_padded;
 
@@ -101,15 +105,31 @@ __global__ __launch_bounds__(backward_layout<T, D, BY_KEYS>::THREADS,
         const int64_t row = (int64_t)j * C.others;
         const int rows = moving_rows - j * C.others;
         const uint32_t to = moving + stage * 2 * layout::STAGE;
-        tile::fetch<T, C.others, D, THREADS>(to, moving_a + row * args.head_dim, rows, args.head_dim,
-                                             args.vectors);
-        tile::fetch<T, C.others, D, THREADS>(to + layout::STAGE, moving_b + row * args.head_dim, rows,
-                                             args.head_dim, args.vectors);
+        fetch<T, C.others, D, THREADS>(to, moving_a + row * args.head_dim, args.head_dim, rows, args.head_dim,
+                                       args.vectors);
+        fetch<T, C.others, D, THREADS>(to + layout::STAGE, moving_b + row * moving_pitch, moving_pitch, rows,
+                                       args.head_dim, args.vectors);
         if (BY_KEYS && (int)threadIdx.x < C.others / 2) { /* lse and dot, 4 at a time */
             const int i = threadIdx.x % (C.others / 4);
             const float *const from = (int)threadIdx.x < C.others / 4 ? lse : dot;
             tile::copy16(stats + stage * 8 * C.others + threadIdx.x * 16, from + row + 4 * i, true);
         }
+    };
+
+    /* dS^T to shared memory, if dQ is made of it. */
+    const auto share_dscores = [&](int chunk, const float(&ds)[BLOCKS][NB][4]) {
+        if (!BY_KEYS || !args.dq_sums)
+            return;
+#pragma unroll
+        for (int i = 0; i < BLOCKS; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const uint32_t row = dscores + (own_rows + 16 * i + 8 * h + g) * DS_PITCH;
+#pragma unroll
+                for (int n = 0; n < NB; n++)
+                    tile::store_pair<T>(row + (chunk + 8 * n + 2 * t) * (int)sizeof(T), ds[i][n][2 * h],
+                                        ds[i][n][2 * h + 1]);
+            }
     };
 
     float first_sum[BLOCKS][ON][4] = {};                /* dK, or dQ */
@@ -126,9 +146,10 @@ __global__ __launch_bounds__(backward_layout<T, D, BY_KEYS>::THREADS,
     }
 
     if (begin < end) {
-        tile::fetch<T, C.rows, D, THREADS>(fixed, fixed_a, fixed_rows - first, args.head_dim, args.vectors);
-        tile::fetch<T, C.rows, D, THREADS>(fixed + layout::FIXED, fixed_b, fixed_rows - first, args.head_dim,
-                                           args.vectors);
+        fetch<T, C.rows, D, THREADS>(fixed, fixed_a, args.head_dim, fixed_rows - first, args.head_dim,
+                                     args.vectors);
+        fetch<T, C.rows, D, THREADS>(fixed + layout::FIXED, fixed_b, fixed_pitch, fixed_rows - first,
+                                     args.head_dim, args.vectors);
         fetch_moving(begin, 0);
         tile::copy_commit();
     }
@@ -183,7 +204,7 @@ __global__ __launch_bounds__(backward_layout<T, D, BY_KEYS>::THREADS,
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
                         const float l = BY_KEYS ? (e % 2 ? column_lse.y : column_lse.x) : row_lse[i][e / 2];
-                        p[i][n][e] = tile::exp2_fast(fmaf(p[i][n][e], args.scale_log2, -l));
+                        p[i][n][e] = tile::exp2_fast(fmaf(p[i][n][e], args.exponent.high, -l));
                     }
             }
             if constexpr (BY_KEYS)
@@ -203,20 +224,22 @@ __global__ __launch_bounds__(backward_layout<T, D, BY_KEYS>::THREADS,
                         ds[i][n][e] = p[i][n][e] * (ds[i][n][e] - d);
                     }
             }
-            if constexpr (BY_KEYS) {
-                if (args.dq_sums) {
+            if (sizeof(T) == 4 && masked) {
+                /* Of a query that sees one key P is 1 whatever the score: dS is 0, or NaN, without the rounding of two
+                 * equal sums. */
 #pragma unroll
-                    for (int i = 0; i < BLOCKS; i++)
+                for (int i = 0; i < BLOCKS; i++)
 #pragma unroll
-                        for (int h = 0; h < 2; h++) {
-                            const uint32_t row = dscores + (own_rows + 16 * i + 8 * h + g) * DS_PITCH;
+                    for (int n = 0; n < NB; n++)
 #pragma unroll
-                            for (int n = 0; n < NB; n++)
-                                tile::store_pair<T>(row + (chunk + 8 * n + 2 * t) * (int)sizeof(T),
-                                                    ds[i][n][2 * h], ds[i][n][2 * h + 1]);
+                        for (int e = 0; e < 4; e++) {
+                            const int query = BY_KEYS ? first_moving + chunk + 8 * n + 2 * t + e % 2
+                                                      : own + 16 * i + 8 * (e / 2);
+                            if (args.seq_k == 1 || (args.causal && query == 0))
+                                ds[i][n][e] *= 0.0f;
                         }
-                }
             }
+            share_dscores(chunk, ds);
             tile::add_product_by_rows<T, D>(first_sum, ds, rows_lane + at);
         }
 

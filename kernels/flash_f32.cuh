@@ -2,8 +2,8 @@
 #ifndef TD_KERNELS_FLASH_F32_CUH
 #define TD_KERNELS_FLASH_F32_CUH
 
+#include "kernels/flash_fetch.cuh"
 #include "kernels/flash_plan.cuh"
-#include "kernels/tile/operand.cuh"
 
 namespace
 {

@@ -13,6 +13,12 @@ template <int D> constexpr int forward_bytes()
     return 4 * ((G::ROWS + 2 * G::OTHERS) * G::PITCH + G::ROWS * G::P_PITCH);
 }
 
+/** 2^(score * scale). Relative to the row's largest score, which is then exactly 1. */
+__device__ inline float exp2_scaled(float score, const split_scale &scale)
+{
+    return tile::exp2_fast(fmaf(score, scale.high, score * scale.low));
+}
+
 /** One tile of queries by one part of the keys, from the last tile of keys to the first. The next keys are
  * fetched while the values are used, and the other way round. */
 template <int D>
@@ -35,7 +41,7 @@ __global__ __launch_bounds__(forward_tiling_f32(D).threads, forward_tiling_f32(D
 
     if (begin >= end) { /* of a causal mask, and of several parts */
         for (int row = first + (int)threadIdx.x; row < min(args.seq, first + G::ROWS); row += G::THREADS)
-            args.part_lse[part_row + row] = -INFINITY;
+            args.part_sums[part_row + row] = make_float2(-INFINITY, 0.0f);
         return;
     }
 
@@ -43,18 +49,21 @@ __global__ __launch_bounds__(forward_tiling_f32(D).threads, forward_tiling_f32(D
     const auto fetch_rows = [&](float *to, const void *from, int j) {
         const float *const start =
             static_cast<const float *>(from) + (keys + (int64_t)j * G::OTHERS) * args.head_dim;
-        tile::fetch<float, G::OTHERS, G::COLUMNS, G::THREADS>(
-            tile::shared_address(to), start, args.seq_k - j * G::OTHERS, args.head_dim, args.vectors);
+        fetch<float, G::OTHERS, G::COLUMNS, G::THREADS>(tile::shared_address(to), start, args.head_dim,
+                                                        args.seq_k - j * G::OTHERS, args.head_dim,
+                                                        args.vectors);
         tile::copy_commit();
     };
 
-    tile::fetch<float, G::ROWS, G::COLUMNS, G::THREADS>(tile::shared_address(q_tile), q, args.seq - first,
-                                                        args.head_dim, args.vectors);
+    fetch<float, G::ROWS, G::COLUMNS, G::THREADS>(tile::shared_address(q_tile), q, args.head_dim,
+                                                  args.seq - first, args.head_dim, args.vectors);
     fetch_rows(k_tile, args.k, end - 1);
     tile::copy_wait<0>();
     __syncthreads();
     fetch_rows(v_tile, args.v, end - 1);
 
+    /* A tile of keys has sums of its own: the rounding of a sum grows with its length, and this costs nothing, as what
+     * is there is rescaled anyway. */
     float o[G::R][G::M][4] = {}, max[G::R], sum[G::R] = {};
 #pragma unroll
     for (int r = 0; r < G::R; r++)
@@ -62,7 +71,7 @@ __global__ __launch_bounds__(forward_tiling_f32(D).threads, forward_tiling_f32(D
 
 #pragma unroll 1
     for (int j = end - 1; j >= begin; j--) {
-        float s[G::R][G::N];
+        float s[G::R][G::N], alpha[G::R], tile_o[G::R][G::M][4] = {};
 
         products<G>(s, q_tile + down * G::PITCH, k_tile + across * G::PITCH);
         tile::copy_wait<0>();
@@ -93,23 +102,25 @@ __global__ __launch_bounds__(forward_tiling_f32(D).threads, forward_tiling_f32(D
             for (int step = G::ACROSS / 2; step > 0; step /= 2)
                 top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
             /* Until there is a finite score the maximum is -inf, and -inf - -inf would be NaN. */
-            const float shift = top == -INFINITY ? 0.0f : top * args.scale;
-            const float alpha = tile::exp2_fast(__fmul_rn(max[r], args.scale) - shift);
+            const float base = top == -INFINITY ? 0.0f : top;
+            alpha[r] = exp2_scaled(max[r] - base, args.exponent);
             max[r] = top;
 #pragma unroll
             for (int n = 0; n < G::N; n++) {
-                s[r][n] = tile::exp2_fast(fmaf(s[r][n], args.scale, -shift));
+                s[r][n] = exp2_scaled(s[r][n] - base, args.exponent);
                 added += s[r][n];
             }
-            sum[r] = sum[r] * alpha + added;
+            sum[r] = sum[r] * alpha[r] + added;
+        }
+        share<G>(p_tile + down * G::P_PITCH + across, s);
+        add_products<G>(tile_o, p_tile + down * G::P_PITCH, v_tile + 4 * across);
+#pragma unroll
+        for (int r = 0; r < G::R; r++)
 #pragma unroll
             for (int m = 0; m < G::M; m++)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    o[r][m][i] *= alpha;
-        }
-        share<G>(p_tile + down * G::P_PITCH + across, s);
-        add_products<G>(o, p_tile + down * G::P_PITCH, v_tile + 4 * across);
+                    o[r][m][i] = fmaf(o[r][m][i], alpha[r], tile_o[r][m][i]);
         tile::copy_wait<0>();
         __syncthreads(); /* the next K is there, and all are done with V */
         if (j > begin)
@@ -125,12 +136,14 @@ __global__ __launch_bounds__(forward_tiling_f32(D).threads, forward_tiling_f32(D
             all += __shfl_xor_sync(~0u, all, step);
         if (row >= args.seq)
             continue;
-        const float lse = __fmul_rn(max[r], args.scale) + log2f(all);
         const bool whole = args.blocks.parts == 1;
-        float *const to = whole ? static_cast<float *>(args.o) + (queries + row) * args.head_dim
-                                : args.part_o + (part_row + row) * args.head_dim;
-        if (across == 0)
-            *(whole ? args.lse + queries + row : args.part_lse + part_row + row) = whole ? lse * LN2 : lse;
+        float *const to = whole
+                              ? static_cast<float *>(args.o) + o_start(args, here.head) + row * o_pitch(args)
+                              : args.part_o + (part_row + row) * args.head_dim;
+        if (across == 0 && whole)
+            args.lse[queries + row] = fmaf(max[r], args.scale, logf(all));
+        else if (across == 0)
+            args.part_sums[part_row + row] = make_float2(max[r], all);
 #pragma unroll
         for (int m = 0; m < G::M; m++)
             store_four(to, 4 * across + 4 * G::ACROSS * m, args.head_dim, args.vectors, o[r][m], 1.0f / all);

@@ -2,8 +2,8 @@
 #ifndef TD_KERNELS_FLASH_FORWARD_MMA_CUH
 #define TD_KERNELS_FLASH_FORWARD_MMA_CUH
 
+#include "kernels/flash_fetch.cuh"
 #include "kernels/flash_plan.cuh"
-#include "kernels/tile/operand.cuh"
 
 namespace
 {
@@ -41,7 +41,8 @@ __global__ __launch_bounds__(forward_layout<T, D>::THREADS, forward_layout<T, D>
 
     if (begin >= end) { /* of a causal mask, and of several parts */
         for (int row = first + (int)threadIdx.x; row < min(args.seq, first + C.rows); row += THREADS)
-            args.part_lse[((int64_t)here.part * args.heads + here.head) * args.seq + row] = -INFINITY;
+            args.part_sums[((int64_t)here.part * args.heads + here.head) * args.seq + row] =
+                make_float2(-INFINITY, 0.0f);
         return;
     }
 
@@ -55,15 +56,15 @@ __global__ __launch_bounds__(forward_layout<T, D>::THREADS, forward_layout<T, D>
     const auto fetch_keys = [&](int j, int stage) {
         const int64_t start = keys + (int64_t)j * C.others * args.head_dim;
         const int rows = args.seq_k - j * C.others;
-        tile::fetch<T, C.others, D, THREADS>(k_tile + stage * STAGE, static_cast<const T *>(args.k) + start,
-                                             rows, args.head_dim, args.vectors);
-        tile::fetch<T, C.others, D, THREADS>(v_tile + stage * STAGE, static_cast<const T *>(args.v) + start,
-                                             rows, args.head_dim, args.vectors);
+        fetch<T, C.others, D, THREADS>(k_tile + stage * STAGE, static_cast<const T *>(args.k) + start,
+                                       args.head_dim, rows, args.head_dim, args.vectors);
+        fetch<T, C.others, D, THREADS>(v_tile + stage * STAGE, static_cast<const T *>(args.v) + start,
+                                       args.head_dim, rows, args.head_dim, args.vectors);
     };
 
-    tile::fetch<T, C.rows, D, THREADS>(
+    fetch<T, C.rows, D, THREADS>(
         q_tile, static_cast<const T *>(args.q) + ((int64_t)here.head * args.seq + first) * args.head_dim,
-        args.seq - first, args.head_dim, args.vectors);
+        args.head_dim, args.seq - first, args.head_dim, args.vectors);
     fetch_keys(end - 1, 0);
     tile::copy_commit();
 
@@ -145,7 +146,7 @@ __global__ __launch_bounds__(forward_layout<T, D>::THREADS, forward_layout<T, D>
                     x = fmaxf(x, fmaxf(s[i][n][2 * h], s[i][n][2 * h + 1]));
                 x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
                 top[i][h] = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-                outgrown |= (top[i][h] - max[i][h]) * args.scale > 8.0f;
+                outgrown |= (top[i][h] - max[i][h]) * args.exponent.high > 8.0f;
             }
         if (__any_sync(~0u, outgrown)) {
 #pragma unroll
@@ -154,8 +155,8 @@ __global__ __launch_bounds__(forward_layout<T, D>::THREADS, forward_layout<T, D>
                 for (int h = 0; h < 2; h++) {
                     const float now = fmaxf(top[i][h], max[i][h]);
                     /* Until there is a finite score the maximum is -inf, and -inf - -inf would be NaN. */
-                    const float shift = now == -INFINITY ? 0.0f : now * args.scale;
-                    const float alpha = tile::exp2_fast(__fmul_rn(max[i][h], args.scale) - shift);
+                    const float shift = now == -INFINITY ? 0.0f : now * args.exponent.high;
+                    const float alpha = tile::exp2_fast(__fmul_rn(max[i][h], args.exponent.high) - shift);
                     max[i][h] = now;
                     sum[i][h] *= alpha;
 #pragma unroll
@@ -169,11 +170,12 @@ __global__ __launch_bounds__(forward_layout<T, D>::THREADS, forward_layout<T, D>
         for (int i = 0; i < BLOCKS; i++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const float shift = max[i][h] == -INFINITY ? 0.0f : __fmul_rn(max[i][h], args.scale);
+                const float shift = max[i][h] == -INFINITY ? 0.0f : __fmul_rn(max[i][h], args.exponent.high);
 #pragma unroll
                 for (int n = 0; n < NB; n++) {
-                    s[i][n][2 * h] = tile::exp2_fast(fmaf(s[i][n][2 * h], args.scale, -shift));
-                    s[i][n][2 * h + 1] = tile::exp2_fast(fmaf(s[i][n][2 * h + 1], args.scale, -shift));
+                    s[i][n][2 * h] = tile::exp2_fast(fmaf(s[i][n][2 * h], args.exponent.high, -shift));
+                    s[i][n][2 * h + 1] =
+                        tile::exp2_fast(fmaf(s[i][n][2 * h + 1], args.exponent.high, -shift));
                     sum[i][h] += s[i][n][2 * h] + s[i][n][2 * h + 1];
                 }
             }
@@ -193,11 +195,15 @@ __global__ __launch_bounds__(forward_layout<T, D>::THREADS, forward_layout<T, D>
             all += __shfl_xor_sync(~0u, all, 2);
             if (row >= args.seq)
                 continue;
-            const float inverse = 1.0f / all, lse = __fmul_rn(max[i][h], args.scale) + log2f(all);
+            const float inverse = 1.0f / all;
+            /* The sum is relative to the rounded exponent of the largest score; less what was rounded away it is
+             * relative to the score itself, of which a row with one visible key has its lse. */
+            const float base = max[i][h] == -INFINITY ? 0.0f : max[i][h];
+            const float rounded = LN2 * fmaf(base, args.exponent.high, -__fmul_rn(base, args.exponent.high));
             if (args.blocks.parts == 1) {
-                T *const to = static_cast<T *>(args.o) + (queries + row) * args.head_dim;
+                T *const to = static_cast<T *>(args.o) + o_start(args, there.head) + row * o_pitch(args);
                 if (t == 0)
-                    args.lse[queries + row] = lse * LN2;
+                    args.lse[queries + row] = fmaf(max[i][h], args.scale, logf(all) - rounded);
 #pragma unroll
                 for (int n = 0; n < D / 8; n++)
                     store_pair(to, 8 * n + 2 * t, args.head_dim, args.vectors, o[i][n][2 * h] * inverse,
@@ -205,7 +211,7 @@ __global__ __launch_bounds__(forward_layout<T, D>::THREADS, forward_layout<T, D>
             } else {
                 float *const to = args.part_o + (part_row + row) * args.head_dim;
                 if (t == 0)
-                    args.part_lse[part_row + row] = lse;
+                    args.part_sums[part_row + row] = make_float2(max[i][h], fmaf(all, -rounded, all));
 #pragma unroll
                 for (int n = 0; n < D / 8; n++)
                     store_pair(to, 8 * n + 2 * t, args.head_dim, args.vectors, o[i][n][2 * h] * inverse,

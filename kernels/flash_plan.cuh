@@ -13,7 +13,8 @@ namespace flash
 /** In what arithmetic products are made; all of them sum in f32. */
 enum class kind { bf16, f16, tf32, f32 };
 
-constexpr float LOG2E = 1.44269504088896340736f, LN2 = 0.69314718055994530942f;
+constexpr double LOG2E = 1.4426950408889634;
+constexpr float LN2 = 0.69314718055994530942f;
 
 /** Head dimensions with kernels of their own; others are filled up with zeros to the next. */
 constexpr int WIDTHS[] = {16, 32, 64, 80, 128, 256};
@@ -41,7 +42,8 @@ struct tiling {
  * accumulators fit 255 registers: 2 rows * width / 32 of them for the outputs of the backward pass. 64 keys at width
  * 128 spill. Measured on an H200, 16 heads, seq 8192, causal (2026-11-21): TF32 backward at width 64 takes 3.36 ms with
  * one stage and two blocks a multiprocessor, 4.20 with two stages and one; at width 80 4.87 ms with 64 rows, 5.97 with
- * 128. */
+ * 128. bf16 backward at width 80, 128 heads, seq 512, causal: 105 us with 4 warps and chunks of 16, which leave
+ * registers for 32 rows a warp, 122 with 8 warps and chunks of 64, 110 to 116 with tiles of 64 rows. */
 constexpr tiling forward_tiling(kind k, int width)
 {
     if (k == kind::tf32) {
@@ -75,6 +77,8 @@ constexpr tiling backward_tiling(kind k, int width)
     }
     if (width <= 64)
         return {4, 128, 64, 32, width, 2, 2};
+    if (width <= 80)
+        return {4, 128, 64, 16, width, 2, 2};
     if (width <= 128)
         return {8, 128, 64, 64, width, 2, 1};
     return {4, 64, 32, 32, 128, 2, 1};
@@ -114,33 +118,47 @@ struct cut {
     int tiles; /* of the stationary side, per head */
     int parts;
     int steps; /* of the other side, per part */
+    int heads; /* blocks come tile by tile, the first of all so many heads before any second; 0: head by head */
 };
 
+/** scale * log2(e), by which a score becomes an exponent of 2, and for f32 what `high` lacks of it: there it was
+ * rounded down, so that both are positive and an infinite score keeps its sign. */
+struct split_scale {
+    float high, low;
+};
+
+/* At most 128 bytes: beyond, the code of nvcc 13.0 for the masks makes the forward pass in bf16 at width 64 some 4 %
+ * slower (16 heads, seq 16384, H200, 2026-11-21). */
 struct forward_args {
     const void *q, *k, *v;
     void *o;
     float *lse;
-    float *part_o,
-        *part_lse; /* [parts, heads, seq, head_dim] and [parts, heads, seq], lse in base 2; if parts > 1 */
+    float *part_o;     /* [parts, heads, seq, head_dim], each divided by its own sum; if parts > 1 */
+    float2 *part_sums; /* [parts, heads, seq]: the largest score, unscaled, and the sum relative to it */
     cut blocks;
-    int heads; /* of all batches */
+    int heads;   /* of all batches */
+    int o_heads; /* o is [heads / o_heads, seq, o_heads, head_dim] */
     int seq, seq_k, head_dim, width;
-    float scale;          /* times log2(e): scores are in base 2 */
+    float scale;
+    split_scale exponent;
     float hidden;         /* added to a masked score before it is scaled */
     bool causal, vectors; /* vectors: every row of every tensor starts at a multiple of 16 bytes */
 };
+static_assert(sizeof(forward_args) <= 128, "see above");
 
 struct backward_args {
     const void *q, *k, *v, *dout;
     void *dq, *dk, *dv;
-    const float *lse, *dot; /* [heads, rows_padded]: log2 of the row sums, rowsum(dO * O) */
-    float *dq_sums;         /* where blocks by keys add their shares of dQ; NULL: nowhere. On tensor cores
+    const float *lse,
+        *dot;       /* [heads, rows_padded]: log2 of the row sums, in f32 less doublings_of; rowsum(dO * O) */
+    float *dq_sums; /* where blocks by keys add their shares of dQ; NULL: nowhere. On tensor cores
                              * [heads, rows_padded, width] in the order of accumulators, in f32 dQ itself */
-    float *parts; /* [parts, heads, rows, head_dim] of dK and then of dV, or of dQ; if blocks.parts > 1 */
+    float *parts;   /* [parts, heads, rows, head_dim] of dK and then of dV, or of dQ; if blocks.parts > 1 */
     cut blocks;
-    int heads, seq, seq_k, head_dim, width;
+    int heads, o_heads, seq, seq_k, head_dim, width;
     int rows_padded;
-    float scale, scale_log2, hidden;
+    float scale, hidden;
+    split_scale exponent;
     bool causal, vectors;
 };
 
@@ -171,9 +189,21 @@ __device__ inline place place_of(const cut &blocks, int slices = 1)
 {
     unsigned block;
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-    const unsigned tile = block / slices, rest = tile / blocks.tiles;
-    return {(int)(rest / blocks.parts), (int)(tile % blocks.tiles), (int)(rest % blocks.parts),
-            (int)(block % slices)};
+    const unsigned tile = block / slices, each = blocks.heads * blocks.parts;
+    const unsigned rest = each ? tile % each : tile / blocks.tiles,
+                   rank = each ? tile / each : tile % blocks.tiles;
+    return {(int)(rest / blocks.parts), (int)rank, (int)(rest % blocks.parts), (int)(block % slices)};
+}
+
+/** Elements from row to row of a head of o and dout, and before its first row. */
+template <typename Args> __device__ inline int64_t o_pitch(const Args &args)
+{
+    return (int64_t)args.o_heads * args.head_dim;
+}
+
+template <typename Args> __device__ inline int64_t o_start(const Args &args, int head)
+{
+    return ((int64_t)(head / args.o_heads) * args.seq * args.o_heads + head % args.o_heads) * args.head_dim;
 }
 
 template <typename T> struct kind_of;
@@ -245,6 +275,14 @@ __device__ inline void add_to(float *sums, const float (&c)[4])
 __device__ inline float hide(float score, float hidden)
 {
     return hidden == -INFINITY ? -INFINITY : score + hidden;
+}
+
+/** The powers of two in the number of keys that a query sees. P is 2^(S - L), and L some log2(keys) above the scores
+ * that matter; the larger an exponent, the more of it is rounded away. So in f32 the lse of backward is smaller by this,
+ * and P makes up for it. */
+__device__ inline int doublings_of(int query, int seq_k, bool causal)
+{
+    return 31 - __clz(causal ? min(seq_k, query + 1) : seq_k);
 }
 
 /** Lets a kernel use `bytes` of dynamic shared memory, and launches it. */

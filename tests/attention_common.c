@@ -298,6 +298,58 @@ static void the_order_of_keys_does_not_matter(void **state)
     td_attend_close(other);
 }
 
+/* With o_bshd o and dout lie elsewhere, and that is all. Where an implementation makes its own sums their bits are the
+ * same; where a library multiplies, it may take the products of a batch element in another way than those of all. */
+static void o_may_lie_as_the_projection_reads_it(void **state)
+{
+    const td_attend_subject *subject = *state;
+    const struct {
+        int64_t batch, heads, seq, seq_k, head_dim;
+    } extents[] = {{3, 5, 70, 70, 20}, {2, 2, 129, 90, 64}, {1, 4, 33, 150, 17}, {4, 1, 50, 50, 16},
+                   {2, 3, 1, 40, 8},   {2, 7, 65, 65, 80},  {3, 2, 200, 31, 1}};
+
+    for (size_t i = 0; i < 4 * sizeof extents / sizeof *extents; i++) {
+        const td_dtype dtype = i % 2 ? TD_BF16 : TD_F32;
+        td_attention_shape shape = {.batch = extents[i / 4].batch,
+                                    .heads = extents[i / 4].heads,
+                                    .seq = extents[i / 4].seq,
+                                    .seq_k = extents[i / 4].seq_k,
+                                    .head_dim = extents[i / 4].head_dim,
+                                    .dtype = dtype,
+                                    .causal = i / 2 % 2};
+        td_attend_run *plain = td_attend_open(subject->impl, "layout", &shape);
+        shape.o_bshd = true;
+        td_attend_run *other = td_attend_open(subject->impl, "layout", &shape);
+        void *o = td_fence_alloc((size_t)plain->queries * td_dtype_size(dtype));
+
+        td_attend_exchange(&shape, true, plain->dout, other->dout);
+        td_attend_go(plain, false);
+        td_attend_go(other, false);
+        td_attend_exchange(&shape, false, other->o, o);
+        memcpy(other->o, o, (size_t)plain->queries * td_dtype_size(dtype));
+        if (subject->any_threads) {
+            td_attend_assert_identical(plain, other);
+        } else {
+            void *const got[] = {other->o, other->dq, other->dk, other->dv};
+            void *const expected[] = {plain->o, plain->dq, plain->dk, plain->dv};
+
+            for (int which = 0; which < 4; which++) {
+                const int64_t count = which < 2 ? plain->queries : plain->keys;
+                double *values = td_as_f64(dtype, expected[which], count);
+                if (shape.seq == 1 && shape.causal && which > 0 && which < 3)
+                    assert_nothing("dq or dk", dtype, got[which], count); /* as of any query of one key */
+                else
+                    td_assert_close("o or a gradient", dtype, got[which], values, count,
+                                    tolerance_of(subject, dtype));
+                free(values);
+            }
+        }
+        td_fence_free(o);
+        td_attend_close(plain);
+        td_attend_close(other);
+    }
+}
+
 /* ---- gradients ---- */
 
 /* <O(q + h u, ...), dO> in float64. */
@@ -559,6 +611,7 @@ int td_attend_common_tests(const td_attend_subject *subject)
         cmocka_unit_test_prestate(scores_of_ten_thousand_choose_one_key, state),
         cmocka_unit_test_prestate(a_causal_query_ignores_the_future, state),
         cmocka_unit_test_prestate(the_order_of_keys_does_not_matter, state),
+        cmocka_unit_test_prestate(o_may_lie_as_the_projection_reads_it, state),
         cmocka_unit_test_prestate(gradients_are_directional_differences, state),
         cmocka_unit_test_prestate(nan_goes_where_it_must, state),
         cmocka_unit_test_prestate(infinite_scores_end_as_nan, state),

@@ -106,6 +106,21 @@ void *td_attend_row(const td_attend_run *run, void *data, int64_t row)
     return (char *)data + (size_t)(row * run->shape.head_dim) * td_dtype_size(run->shape.dtype);
 }
 
+void td_attend_exchange(const td_attention_shape *shape, bool to_bshd, const void *from, void *to)
+{
+    const size_t row = (size_t)shape->head_dim * td_dtype_size(shape->dtype);
+
+    for (int64_t b = 0; b < shape->batch; b++)
+        for (int64_t h = 0; h < shape->heads; h++)
+            for (int64_t s = 0; s < shape->seq; s++) {
+                const size_t bhsd = (size_t)((b * shape->heads + h) * shape->seq + s) * row;
+                const size_t bshd = (size_t)((b * shape->seq + s) * shape->heads + h) * row;
+
+                memcpy((char *)to + (to_bshd ? bshd : bhsd), (const char *)from + (to_bshd ? bhsd : bshd),
+                       row);
+            }
+}
+
 static double *zeros(int64_t count)
 {
     double *values = calloc((size_t)count, sizeof *values);

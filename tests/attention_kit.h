@@ -37,6 +37,9 @@ void td_attend_close(td_attend_run *run);
 /** The address of a row of q, k, v or their like. */
 void *td_attend_row(const td_attend_run *run, void *data, int64_t row);
 
+/** `to` = o or dout `from` the order of q to that of o_bshd, or back. */
+void td_attend_exchange(const td_attention_shape *shape, bool to_bshd, const void *from, void *to);
+
 /** The outputs must have the same bits, `saved` as f32 too. */
 void td_attend_assert_identical(const td_attend_run *a, const td_attend_run *b);
 

@@ -8,30 +8,68 @@
 /* What is added to a masked score under TD_MASK_ADD_1E6. */
 #define MASKED -1e6f
 
-/** The five matrix products, each over all heads of all batches at once. */
+/** A matrix product over heads: of all batches at once, or batch by batch, with so many elements between them. */
+typedef struct product {
+    td_gemm_shape shape;
+    int64_t calls, step_a, step_b, step_c;
+} product;
+
 typedef struct plan {
     td_attention_shape shape; /* resolved */
     int64_t rows;             /* batch heads seq: rows of the score matrices */
-    td_gemm_shape scores;     /* S  = scale Q K^T */
-    td_gemm_shape output;     /* O  = P V */
-    td_gemm_shape dscores;    /* dP = dO V^T */
-    td_gemm_shape dquery;     /* dQ = dS K */
-    td_gemm_shape dkey;       /* dK = dS^T Q,  dV = P^T dO */
+    product scores;           /* S  = scale Q K^T */
+    product output;           /* O  = P V */
+    product dscores;          /* dP = dO V^T */
+    product dquery;           /* dQ = dS K */
+    product dkey;             /* dK = dS^T Q */
+    product dvalue;           /* dV = P^T dO */
     size_t matrix;            /* bytes of one score matrix */
     size_t matrix_step;       /* matrix, rounded up so that what follows is 256-byte aligned */
     size_t forward_gemm, backward_gemm;
 } plan;
 
-static td_status gemm_bytes(td_device *dev, const td_gemm_shape *shape, size_t *largest)
+static td_status gemm_bytes(td_device *dev, const product *p, size_t *largest)
 {
     td_status status = TD_OK;
     size_t bytes;
 
-    TD_TRY(td_gemm_work_bytes(dev, shape, &bytes));
+    TD_TRY(td_gemm_work_bytes(dev, &p->shape, &bytes));
     if (bytes > *largest)
         *largest = bytes;
 cleanup:
     return status;
+}
+
+static td_status multiply(td_device *dev, const product *p, const void *a, const void *b, void *c, void *work)
+{
+    td_status status = TD_OK;
+    const int64_t element = (int64_t)td_dtype_size(p->shape.dtype);
+
+    for (int64_t i = 0; i < p->calls; i++)
+        TD_TRY(td_gemm(dev, &p->shape, (const char *)a + i * p->step_a * element,
+                       (const char *)b + i * p->step_b * element, (char *)c + i * p->step_c * element, work));
+cleanup:
+    return status;
+}
+
+/** Lets the products of o and dout find their rows where o_bshd has them. The heads of one batch element then lie a
+ * row's length apart, and no stride leads from the last of them to the first of the next element. */
+static void interleave_heads(plan *p)
+{
+    const td_attention_shape *const s = &p->shape;
+    product *const batched[] = {&p->output, &p->dscores, &p->dvalue};
+
+    for (int i = 0; i < 3; i++) {
+        product *const b = batched[i];
+
+        b->calls = s->batch;
+        b->shape.batch = s->heads;
+        b->step_a = s->heads * b->shape.stride_a;
+        b->step_b = s->heads * b->shape.stride_b;
+        b->step_c = s->heads * b->shape.stride_c;
+    }
+    p->output.shape.ldc = p->dscores.shape.lda = p->dvalue.shape.ldb = td_attention_o_pitch(s);
+    p->output.shape.stride_c = p->dscores.shape.stride_a = p->dvalue.shape.stride_b = s->head_dim;
 }
 
 /** Fills `out` for a shape, or says what is wrong with it. */
@@ -62,37 +100,41 @@ static td_status make_plan(td_device *dev, const td_attention_shape *shape, plan
                                .out_dtype = s->dtype,
                                .tf32 = s->tf32};
 
-    p.scores = p.output = p.dscores = p.dquery = p.dkey = all;
+    p.scores = p.output = p.dscores = p.dquery = p.dkey = (product){.shape = all, .calls = 1};
 
-    p.scores.m = p.dscores.m = s->seq;
-    p.scores.n = p.dscores.n = s->seq_k;
-    p.scores.k = p.dscores.k = s->head_dim;
-    p.scores.stride_a = p.dscores.stride_a = query;
-    p.scores.stride_b = p.dscores.stride_b = key;
-    p.scores.stride_c = p.dscores.stride_c = score;
-    p.scores.trans_b = p.dscores.trans_b = true;
-    p.scores.alpha = s->scale;
+    p.scores.shape.m = p.dscores.shape.m = s->seq;
+    p.scores.shape.n = p.dscores.shape.n = s->seq_k;
+    p.scores.shape.k = p.dscores.shape.k = s->head_dim;
+    p.scores.shape.stride_a = p.dscores.shape.stride_a = query;
+    p.scores.shape.stride_b = p.dscores.shape.stride_b = key;
+    p.scores.shape.stride_c = p.dscores.shape.stride_c = score;
+    p.scores.shape.trans_b = p.dscores.shape.trans_b = true;
+    p.scores.shape.alpha = s->scale;
 
-    p.output.m = p.dquery.m = s->seq;
-    p.output.n = p.dquery.n = s->head_dim;
-    p.output.k = p.dquery.k = s->seq_k;
-    p.output.stride_a = p.dquery.stride_a = score;
-    p.output.stride_b = p.dquery.stride_b = key;
-    p.output.stride_c = p.dquery.stride_c = query;
+    p.output.shape.m = p.dquery.shape.m = s->seq;
+    p.output.shape.n = p.dquery.shape.n = s->head_dim;
+    p.output.shape.k = p.dquery.shape.k = s->seq_k;
+    p.output.shape.stride_a = p.dquery.shape.stride_a = score;
+    p.output.shape.stride_b = p.dquery.shape.stride_b = key;
+    p.output.shape.stride_c = p.dquery.shape.stride_c = query;
 
-    p.dkey.m = s->seq_k;
-    p.dkey.n = s->head_dim;
-    p.dkey.k = s->seq;
-    p.dkey.trans_a = true;
-    p.dkey.stride_a = score;
-    p.dkey.stride_b = query;
-    p.dkey.stride_c = key;
+    p.dkey.shape.m = s->seq_k;
+    p.dkey.shape.n = s->head_dim;
+    p.dkey.shape.k = s->seq;
+    p.dkey.shape.trans_a = true;
+    p.dkey.shape.stride_a = score;
+    p.dkey.shape.stride_b = query;
+    p.dkey.shape.stride_c = key;
+    p.dvalue = p.dkey;
+    if (s->o_bshd)
+        interleave_heads(&p);
 
     TD_TRY(gemm_bytes(dev, &p.scores, &p.forward_gemm));
     TD_TRY(gemm_bytes(dev, &p.output, &p.forward_gemm));
     TD_TRY(gemm_bytes(dev, &p.dscores, &p.backward_gemm));
     TD_TRY(gemm_bytes(dev, &p.dquery, &p.backward_gemm));
     TD_TRY(gemm_bytes(dev, &p.dkey, &p.backward_gemm));
+    TD_TRY(gemm_bytes(dev, &p.dvalue, &p.backward_gemm));
 
     p.rows = rows;
     p.matrix = (size_t)bytes;
@@ -162,11 +204,11 @@ td_status td_attention_naive_forward(td_device *dev, const td_attention_shape *s
     TD_CHECK(work || p.forward_gemm == 0, "work is NULL, needs %zu bytes", p.forward_gemm);
 
     const td_softmax_shape softmax = softmax_of(&p);
-    TD_TRY(td_gemm(dev, &p.scores, q, k, saved, work));
+    TD_TRY(multiply(dev, &p.scores, q, k, saved, work));
     if (p.shape.causal && p.shape.mask == TD_MASK_ADD_1E6)
         add_mask(&p, saved);
     TD_TRY(td_softmax_forward(dev, &softmax, saved, saved));
-    TD_TRY(td_gemm(dev, &p.output, saved, v, o, work));
+    TD_TRY(multiply(dev, &p.output, saved, v, o, work));
 cleanup:
     return status;
 }
@@ -194,11 +236,11 @@ td_status td_attention_naive_backward(td_device *dev, const td_attention_shape *
     void *const dscores = work;
     void *const gemm_work = p.backward_gemm > 0 ? (char *)work + p.matrix_step : NULL;
     const td_softmax_shape softmax = softmax_of(&p);
-    TD_TRY(td_gemm(dev, &p.dkey, saved, dout, dv, gemm_work));
-    TD_TRY(td_gemm(dev, &p.dscores, dout, v, dscores, gemm_work));
+    TD_TRY(multiply(dev, &p.dvalue, saved, dout, dv, gemm_work));
+    TD_TRY(multiply(dev, &p.dscores, dout, v, dscores, gemm_work));
     TD_TRY(td_softmax_backward(dev, &softmax, p.shape.scale, saved, dscores, dscores));
-    TD_TRY(td_gemm(dev, &p.dquery, dscores, k, dq, gemm_work));
-    TD_TRY(td_gemm(dev, &p.dkey, dscores, q, dk, gemm_work));
+    TD_TRY(multiply(dev, &p.dquery, dscores, k, dq, gemm_work));
+    TD_TRY(multiply(dev, &p.dkey, dscores, q, dk, gemm_work));
 cleanup:
     return status;
 }

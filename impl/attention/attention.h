@@ -32,6 +32,9 @@ typedef struct td_attention_shape {
     /* f32 inputs are rounded to TF32, 10 bits of fraction, and multiplied by tensor cores. CUDA only */
     bool tf32;
     bool deterministic; /* the same bits from every call, where that costs something: see flash.h */
+    /* o and dout are [batch, seq, heads, head_dim], as the output projection reads them and its gradient writes them,
+     * instead of in the order of q. No sum depends on it */
+    bool o_bshd;
 } td_attention_shape;
 
 /** Sizes in bytes of the memory that the caller brings, each 256-byte aligned. */
@@ -45,6 +48,7 @@ typedef struct td_attention_sizes {
  *
  *   q, o, dout, dq  [batch, heads, seq,   head_dim]  dtype  contiguous, on dev
  *   k, v, dk, dv    [batch, heads, seq_k, head_dim]  dtype
+ *   o, dout         [batch, seq, heads,   head_dim]         with o_bshd
  *
  * Outputs overlap no input. Both are queued on dev's stream, allocate nothing and may be captured in a graph.
  * TD_BAD_ARGUMENT: a NULL, an extent below 1, a product beyond 2^63 - 1, a non-finite or negative scale, tf32 beside

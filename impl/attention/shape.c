@@ -31,6 +31,7 @@ td_status td_attention_shape_resolve(const td_attention_shape *shape, td_attenti
         resolved.seq_k = resolved.seq;
     if (resolved.scale == 0.0f)
         resolved.scale = (float)(1.0 / sqrt((double)resolved.head_dim));
+    resolved.o_bshd = shape->o_bshd && shape->heads > 1;
     const int64_t element = (int64_t)td_dtype_size(shape->dtype);
     const int64_t q[] = {resolved.batch, resolved.heads, resolved.seq, resolved.head_dim, element};
     const int64_t k[] = {resolved.batch, resolved.heads, resolved.seq_k, resolved.head_dim, element};

@@ -1,5 +1,6 @@
 #include "flash/cpu.h"
 
+#include "attention/shape.h"
 #include "base/check.h"
 #include "flash/tile.h"
 
@@ -95,12 +96,14 @@ static void load_queries(const backward *b, tile *t, int64_t head, int64_t query
     t->alone = t->visible <= TD_TILE_KEYS;
     const int64_t row = head * s->seq + t->first;
     const char *const q = (const char *)b->q + (size_t)row * row_bytes;
-    const char *const o = (const char *)b->o + (size_t)row * row_bytes;
-    const char *const dout = (const char *)b->dout + (size_t)row * row_bytes;
+    const int64_t o_pitch = td_attention_o_pitch(s);
+    const size_t o_start =
+        (size_t)(td_attention_o_start(s, head) + t->first * o_pitch) * td_dtype_size(s->dtype);
 
-    td_tile_load_columns(s->dtype, t->queries, head_dim, q, s->scale * TD_LOG2E, t->q_rows, t->q);
-    td_tile_load_columns(s->dtype, t->queries, head_dim, dout, 1.0, t->dout_rows, t->dout);
-    td_tile_load(s->dtype, t->queries, head_dim, o, t->dq, depth);
+    td_tile_load_columns(s->dtype, t->queries, head_dim, q, head_dim, s->scale * TD_LOG2E, t->q_rows, t->q);
+    td_tile_load_columns(s->dtype, t->queries, head_dim, (const char *)b->dout + o_start, o_pitch, 1.0,
+                         t->dout_rows, t->dout);
+    td_tile_load(s->dtype, t->queries, head_dim, (const char *)b->o + o_start, o_pitch, t->dq, depth);
     for (int64_t c = 0; c < t->queries; c++) {
         float *const q_row = t->q_rows + c * depth, *const dout_row = t->dout_rows + c * depth;
         const float *const o_row = t->dq + c * depth;
@@ -285,8 +288,8 @@ static void differentiate_tile(const backward *b, tile *t, int64_t head, int64_t
         atomic_int *const visits = b->visits + head * b->key_tiles + key / TD_TILE_KEYS;
 
         if (s->dtype != TD_F32) {
-            td_tile_load(s->dtype, view.keys, head_dim, k, t->k, head_dim);
-            td_tile_load(s->dtype, view.keys, head_dim, v, t->v, head_dim);
+            td_tile_load(s->dtype, view.keys, head_dim, k, head_dim, t->k, head_dim);
+            td_tile_load(s->dtype, view.keys, head_dim, v, head_dim, t->v, head_dim);
             k = t->k;
             v = t->v;
         }
@@ -304,7 +307,7 @@ static void differentiate_tile(const backward *b, tile *t, int64_t head, int64_t
     }
 
     td_tile_store_columns(s->dtype, t->queries, head_dim, t->dq, t->factor, t->p,
-                          (char *)b->dq + (size_t)(head * s->seq + t->first) * row_bytes);
+                          (char *)b->dq + (size_t)(head * s->seq + t->first) * row_bytes, head_dim);
     if (before == 0) { /* keys that no query sees */
         const size_t bytes = (size_t)(s->seq_k - b->seen_keys) * row_bytes;
         memset((char *)b->dk + (size_t)(row + b->seen_keys) * row_bytes, 0, bytes);

@@ -1,5 +1,6 @@
 #include "flash/cpu.h"
 
+#include "attention/shape.h"
 #include "base/check.h"
 #include "flash/tile.h"
 
@@ -150,13 +151,14 @@ static void attend_tile(const forward *f, tile *t, int64_t head, int64_t query_t
     const int64_t head_dim = s->head_dim;
     const int64_t first = query_tile * TD_TILE_QUERIES;
     const int64_t queries = td_least(TD_TILE_QUERIES, s->seq - first);
-    const int64_t row = head * s->seq + first; /* of q, o and lse */
+    const int64_t row = head * s->seq + first; /* of q and lse */
+    const int64_t o_pitch = td_attention_o_pitch(s);
     const char *const k = (const char *)f->k + (size_t)(head * s->seq_k * head_dim) * element;
     const char *const v = (const char *)f->v + (size_t)(head * s->seq_k * head_dim) * element;
     const int64_t visible = s->causal ? td_least(s->seq_k, first + queries) : s->seq_k;
 
     td_tile_load_columns(s->dtype, queries, head_dim, (const char *)f->q + (size_t)(row * head_dim) * element,
-                         s->scale * TD_LOG2E, t->o, t->q);
+                         head_dim, s->scale * TD_LOG2E, t->o, t->q);
     memset(t->o, 0, (size_t)(f->depth * TD_TILE_QUERIES) * sizeof(float));
     for (int c = 0; c < TD_TILE_QUERIES; c++) {
         t->max[c] = -INFINITY;
@@ -170,8 +172,8 @@ static void attend_tile(const forward *f, tile *t, int64_t head, int64_t query_t
         const void *v_tile = v + (size_t)(key * head_dim) * element;
 
         if (s->dtype != TD_F32) {
-            td_tile_load(s->dtype, view.keys, head_dim, k_tile, t->k, head_dim);
-            td_tile_load(s->dtype, view.keys, head_dim, v_tile, t->v, head_dim);
+            td_tile_load(s->dtype, view.keys, head_dim, k_tile, head_dim, t->k, head_dim);
+            td_tile_load(s->dtype, view.keys, head_dim, v_tile, head_dim, t->v, head_dim);
             k_tile = t->k;
             v_tile = t->v;
         }
@@ -183,7 +185,8 @@ static void attend_tile(const forward *f, tile *t, int64_t head, int64_t query_t
     for (int c = 0; c < TD_TILE_QUERIES; c++)
         t->alpha[c] = 1.0f / t->sum[c];
     td_tile_store_columns(s->dtype, queries, head_dim, t->o, t->alpha, t->scores,
-                          (char *)f->o + (size_t)(row * head_dim) * element);
+                          (char *)f->o + (size_t)(td_attention_o_start(s, head) + first * o_pitch) * element,
+                          o_pitch);
 }
 
 int64_t td_flash_cpu_slots(int64_t tasks)

@@ -163,9 +163,10 @@ void td_tile_mask_diagonal(td_mask mask, int64_t keys, float *scores)
     }
 }
 
-void td_tile_load(td_dtype dtype, int64_t rows, int64_t cols, const void *src, float *dst, int64_t ld)
+void td_tile_load(td_dtype dtype, int64_t rows, int64_t cols, const void *src, int64_t lds, float *dst,
+                  int64_t ld)
 {
-    if (ld == cols) { /* one long row */
+    if (ld == cols && lds == cols) { /* one long row */
         cols *= rows;
         ld = cols;
         rows = 1;
@@ -174,12 +175,12 @@ void td_tile_load(td_dtype dtype, int64_t rows, int64_t cols, const void *src, f
         float *const out = dst + r * ld;
 
         if (dtype == TD_BF16) {
-            const td_bf16 *const in = (const td_bf16 *)src + r * cols;
+            const td_bf16 *const in = (const td_bf16 *)src + r * lds;
 #pragma omp simd
             for (int64_t c = 0; c < cols; c++)
                 out[c] = td_bf16_to_f32(in[c]);
         } else {
-            memcpy(out, (const float *)src + r * cols, (size_t)cols * sizeof(float));
+            memcpy(out, (const float *)src + r * lds, (size_t)cols * sizeof(float));
         }
         for (int64_t c = cols; c < ld; c++)
             out[c] = 0.0f;
@@ -188,19 +189,19 @@ void td_tile_load(td_dtype dtype, int64_t rows, int64_t cols, const void *src, f
 
 /** dst[r, c] = factor[r] * src[r, c], rounded once; factor NULL: 1. */
 static void store(td_dtype dtype, int64_t rows, int64_t cols, const float *src, int64_t ld,
-                  const float *factor, void *dst)
+                  const float *factor, void *dst, int64_t ldd)
 {
     for (int64_t r = 0; r < rows; r++) {
         const float *const in = src + r * ld;
         const float by = factor ? factor[r] : 1.0f;
 
         if (dtype == TD_BF16) {
-            td_bf16 *const out = (td_bf16 *)dst + r * cols;
+            td_bf16 *const out = (td_bf16 *)dst + r * ldd;
 #pragma omp simd
             for (int64_t c = 0; c < cols; c++)
                 out[c] = td_bf16_from_f32(by * in[c]);
         } else {
-            float *const out = (float *)dst + r * cols;
+            float *const out = (float *)dst + r * ldd;
 #pragma omp simd
             for (int64_t c = 0; c < cols; c++)
                 out[c] = by * in[c];
@@ -210,7 +211,7 @@ static void store(td_dtype dtype, int64_t rows, int64_t cols, const float *src, 
 
 void td_tile_store(td_dtype dtype, int64_t rows, int64_t cols, const float *src, int64_t ld, void *dst)
 {
-    store(dtype, rows, cols, src, ld, NULL, dst);
+    store(dtype, rows, cols, src, ld, NULL, dst, cols);
 }
 
 /** Interleaves the first halves, and the second halves, of a and b. */
@@ -255,13 +256,13 @@ static void transpose(int64_t rows, int64_t cols, const float *src, int64_t lds,
         }
 }
 
-void td_tile_load_columns(td_dtype dtype, int64_t rows, int64_t cols, const void *src, double scale,
-                          float *copy, float *dst)
+void td_tile_load_columns(td_dtype dtype, int64_t rows, int64_t cols, const void *src, int64_t lds,
+                          double scale, float *copy, float *dst)
 {
     const int64_t ld = td_whole_groups(cols), all_rows = td_whole_groups(rows);
     const float high = (float)scale, low = (float)(scale - (double)high);
 
-    td_tile_load(dtype, rows, cols, src, copy, ld);
+    td_tile_load(dtype, rows, cols, src, lds, copy, ld);
     memset(copy + rows * ld, 0, (size_t)((all_rows - rows) * ld) * sizeof(float));
     transpose(all_rows, ld, copy, ld, dst, TD_TILE_QUERIES);
     if (scale == 1.0)
@@ -275,15 +276,15 @@ void td_tile_load_columns(td_dtype dtype, int64_t rows, int64_t cols, const void
 }
 
 void td_tile_store_columns(td_dtype dtype, int64_t rows, int64_t cols, const float *src, const float *factor,
-                           float *scratch, void *dst)
+                           float *scratch, void *dst, int64_t ldd)
 {
     const int64_t ld = td_whole_groups(cols);
-    const size_t step = (size_t)cols * td_dtype_size(dtype);
+    const size_t step = (size_t)ldd * td_dtype_size(dtype);
 
     for (int64_t r = 0; r < rows; r += TD_GROUP) {
         const int64_t here = td_least(rows - r, TD_GROUP);
 
         transpose(ld, TD_GROUP, src + r, TD_TILE_QUERIES, scratch, ld);
-        store(dtype, here, cols, scratch, ld, factor + r, (char *)dst + (size_t)r * step);
+        store(dtype, here, cols, scratch, ld, factor + r, (char *)dst + (size_t)r * step, ldd);
     }
 }

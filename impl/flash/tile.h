@@ -113,22 +113,23 @@ static inline bool td_tile_is_full(const td_tile_view *view)
     return view->square == view->keys && view->groups == TD_TILE_QUERIES / TD_GROUP;
 }
 
-/** dst[r, c] = src[r, c], and 0 for c in [cols, ld).   src [rows, cols] dtype, dst [rows, ld] */
-void td_tile_load(td_dtype dtype, int64_t rows, int64_t cols, const void *src, float *dst, int64_t ld);
+/** dst[r, c] = src[r, c], and 0 for c in [cols, ld).   src [rows, cols] dtype, rows lds apart; dst [rows, ld] */
+void td_tile_load(td_dtype dtype, int64_t rows, int64_t cols, const void *src, int64_t lds, float *dst,
+                  int64_t ld);
 
 /** dst = scale times the transpose of src, rounded once. Both are filled up with 0 to whole groups.
  *
- *   src   [rows, cols]               dtype, at most TD_TILE_QUERIES rows
+ *   src   [rows, cols]               dtype, at most TD_TILE_QUERIES rows, lds apart
  *   copy  [rows, cols]               src as it is; 64-byte aligned, like dst
  *   dst   [cols, TD_TILE_QUERIES] */
-void td_tile_load_columns(td_dtype dtype, int64_t rows, int64_t cols, const void *src, double scale,
-                          float *copy, float *dst);
+void td_tile_load_columns(td_dtype dtype, int64_t rows, int64_t cols, const void *src, int64_t lds,
+                          double scale, float *copy, float *dst);
 
-/** The way back: dst = the transpose of src times factor[column], rounded once.
+/** The way back: dst = the transpose of src times factor[column], rounded once; rows of dst are ldd apart.
  *
  *   scratch  [TD_GROUP, cols in whole groups]  64-byte aligned */
 void td_tile_store_columns(td_dtype dtype, int64_t rows, int64_t cols, const float *src, const float *factor,
-                           float *scratch, void *dst);
+                           float *scratch, void *dst, int64_t ldd);
 
 /** dst[r, c] = src[r, c], rounded once.   src [rows, ld], dst [rows, cols] dtype */
 void td_tile_store(td_dtype dtype, int64_t rows, int64_t cols, const float *src, int64_t ld, void *dst);
