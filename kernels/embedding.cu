@@ -1,6 +1,8 @@
 #include "kernels/embedding.h"
 
+#include "kernels/tile/behind.cuh"
 #include "kernels/tile/elements.cuh"
+#include "kernels/tile/sort.cuh"
 
 namespace
 {
@@ -36,89 +38,213 @@ __global__ void __launch_bounds__(BLOCK) td_elem_embedding_forward(int64_t all, 
 
 /* ---- backward ----
  *
- * First the tokens of each row of the table are listed, in ascending order; then each row is summed and written once. Counting
- * and placing by atomic operations on integers leaves the lists in an order of chance, which td_reduce_order mends, so that the
- * sums are the same every time. A row of many tokens ("the") would be a long wait for one warp: rows beyond FEW are summed by
- * a block for every piece of their columns, each warp taking a share of the tokens. */
+ * A block sorts a chunk of the tokens by their rows of the table, stably, so that the order of every sum is the same every
+ * time. Most calls are one chunk; several are put together afterwards. Then each row that has tokens is summed and written
+ * once. The others become 0: which they are any block can tell from the ids, and so that is done while one sorts. All of it takes a time that grows with
+ * the tokens alone, whatever the ids. A row of many tokens ("the") would be a long wait for one warp: rows beyond FEW are
+ * summed by a block for every piece of their columns. */
 
 constexpr int FEW = 16;
-
-/* A row's tokens: how many, and where they begin in a list. */
+/* A row's tokens in a list. */
 struct range {
-    int count, start;
+    int start, count;
 };
 
+/* A token whose id is no row counts as one of row `vocab`, which is not there and is left out. */
 struct lists {
-    range *rows;  /* [vocab] */
-    int *used;    /* [2] entries of `listed` and of `crowded` so far */
-    int *place;   /* [tokens] of a token among its row's, as they came */
-    int *listed;  /* [tokens] the rows' tokens, as they came */
-    int *ordered; /* [tokens] the same, ascending within a row */
-    int *crowded; /* [tokens / FEW] rows of more than FEW tokens */
+    int *used;      /* [2] entries of `ordered`, where chunks are put together, and of `crowded` */
+    int *rows;      /* [tokens] the row of each token of `ordered` */
+    int *ordered;   /* [tokens] the tokens, row by row, ascending within a row */
+    range *crowded; /* [tokens / FEW] in `ordered`, of rows of more than FEW tokens */
+    /* Where there are several chunks: */
+    int *listed;   /* [tokens] a chunk's tokens, row by row */
+    range *chunks; /* [chunks][vocab + 1] in `listed`; `start` becomes the way from there to `ordered` */
 };
 
-__global__ void __launch_bounds__(BLOCK)
-    td_reduce_count(int tokens, int64_t vocab, const int64_t *ids, lists l)
+__device__ inline int row_of(int64_t id, int vocab)
 {
-    const int token = blockIdx.x * BLOCK + threadIdx.x;
-
-    if (token < tokens && is_row(ids[token], vocab))
-        l.place[token] = atomicAdd(&l.rows[ids[token]].count, 1);
+    return is_row(id, vocab) ? (int)id : vocab;
 }
 
-__global__ void __launch_bounds__(BLOCK) td_reduce_start(int vocab, lists l)
-{
-    const int row = blockIdx.x * BLOCK + threadIdx.x;
-    const int count = row < vocab ? l.rows[row].count : 0;
+/* The table's gradient, as bytes. */
+struct table {
+    char *start; /* NULL: nothing becomes 0 */
+    int64_t row_bytes;
+    int vocab;
+};
 
-    if (count == 0)
-        return;
-    l.rows[row].start = atomicAdd(&l.used[0], count);
-    if (count > FEW)
-        l.crowded[atomicAdd(&l.used[1], 1)] = row;
+/* The rows of [begin, end) whose bit is not set become 0. */
+__device__ void clear_rows(const table &t, int begin, int end, const uint32_t *bits)
+{
+    const auto clear = [&](auto zero) {
+        const int packs = (int)(t.row_bytes / sizeof zero);
+        for (int64_t i = threadIdx.x; i < (int64_t)(end - begin) * packs; i += blockDim.x) {
+            const int row = (int)(i < (1LL << 31) ? (uint32_t)i / (uint32_t)packs : i / packs);
+            if (!(bits[row / 32] >> row % 32 & 1))
+                *(decltype(zero) *)(t.start + begin * t.row_bytes + i * sizeof zero) = zero;
+        }
+    };
+    if (((t.row_bytes | (int64_t)t.start) & 15) == 0)
+        clear(uint4());
+    else
+        clear(uint16_t());
 }
 
-__global__ void __launch_bounds__(BLOCK)
-    td_reduce_list(int tokens, int64_t vocab, const int64_t *ids, lists l)
+/* A block's share of the rows of no token becomes 0. */
+__device__ void clear_share(const table &t, int share, int shares, int tokens, const int64_t *ids)
 {
-    const int token = blockIdx.x * BLOCK + threadIdx.x;
+    constexpr int MOST = 8192; /* rows at a time */
+    __shared__ uint32_t bits[MOST / 32];
+    const int first = (int)((int64_t)t.vocab * share / shares),
+              last = (int)((int64_t)t.vocab * (share + 1) / shares);
 
-    if (token < tokens && is_row(ids[token], vocab))
-        l.listed[l.rows[ids[token]].start + l.place[token]] = token;
-}
-
-/* A token's place in ascending order is the number of smaller ones in its list. */
-__global__ void __launch_bounds__(BLOCK)
-    td_reduce_order(int tokens, int64_t vocab, const int64_t *ids, lists l)
-{
-    const int token = blockIdx.x * BLOCK + threadIdx.x;
-
-    if (token >= tokens || !is_row(ids[token], vocab))
-        return;
-    const range mine = l.rows[ids[token]];
-    int smaller = 0;
+    for (int begin = first; begin < last; begin += MOST) {
+        const int end = last - begin < MOST ? last : begin + MOST;
+        for (int i = threadIdx.x; i < MOST / 32; i += blockDim.x)
+            bits[i] = 0;
+        __syncthreads();
 #pragma unroll 8
-    for (int i = 0; i < mine.count; i++)
-        smaller += l.listed[mine.start + i] < token;
-    l.ordered[mine.start + smaller] = token;
+        for (int token = threadIdx.x; token < tokens; token += blockDim.x) {
+            const int64_t row = ids[token] - begin;
+            if (row >= 0 && row < end - begin)
+                atomicOr(&bits[row / 32], 1u << row % 32);
+        }
+        __syncthreads();
+        clear_rows(t, begin, end, bits);
+        __syncthreads();
+    }
+}
+
+/* Sorts a chunk for each block. */
+__global__ void __launch_bounds__(SORT_BLOCK)
+    td_reduce_sort(int tokens, int vocab, const int64_t *ids, lists l)
+{
+    __shared__ sorter s;
+    __shared__ int crowded;
+    const int begin = blockIdx.x * CHUNK, count = tokens - begin < CHUNK ? tokens - begin : CHUNK;
+    const int turns = (count - 1) / SORT_BLOCK + 1, all = turns * SORT_BLOCK;
+    const int first = threadIdx.x / 32 * 32 * turns + threadIdx.x % 32;
+    const bool alone = gridDim.x == 1;
+    range *const ranges = l.chunks + (int64_t)blockIdx.x * (vocab + 1);
+    int key[TURNS], place[TURNS];
+
+    let_begin();
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+        place[turn] = first + 32 * turn;
+        key[turn] = vocab;
+        if (turn < turns && place[turn] < count)
+            key[turn] = row_of(ids[begin + place[turn]], vocab);
+    }
+    for (int row = threadIdx.x; !alone && row <= vocab; row += SORT_BLOCK)
+        ranges[row] = {};
+    if (threadIdx.x == 0)
+        crowded = 0;
+    for (int shift = 0; vocab >> shift; shift += DIGIT_BITS) {
+        s.pass(shift, turns, key, place);
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++)
+            if (turn < turns) {
+                key[turn] = s.keys[first + 32 * turn];
+                place[turn] = s.places[first + 32 * turn];
+            }
+    }
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+        const int at = first + 32 * turn, row = key[turn];
+        if (turn >= turns || at >= count)
+            break;
+        const bool begins = at == 0 || s.keys[at - 1] != row;
+        if (!alone) {
+            l.listed[begin + at] = begin + place[turn];
+            if (begins)
+                ranges[row] = {begin + at, min(s.end_of(at, all), count) - at};
+        } else {
+            l.rows[at] = row;
+            l.ordered[at] = place[turn];
+            if (begins && row < vocab && at + FEW < all && s.keys[at + FEW] == row)
+                l.crowded[atomicAdd(&crowded, 1)] = {at, s.end_of(at, all) - at};
+        }
+    }
+    __syncthreads();
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        l.used[0] = 0;
+        l.used[1] = crowded;
+    }
+}
+
+/* Gives every row a place in `ordered`, and its tokens of every chunk one in it. Which row comes first there is chance, and
+ * makes no difference. */
+__global__ void __launch_bounds__(BLOCK) td_reduce_place(int chunks, table t, lists l)
+{
+    __shared__ uint32_t bits[BLOCK / 32];
+    const int begin = blockIdx.x * BLOCK, row = begin + threadIdx.x;
+    int count = 0, place = 0;
+
+    wait_for_first();
+    let_begin();
+    range *const found = l.chunks + row; /* in the first chunk, the next a pitch away */
+    const int64_t pitch = t.vocab + 1;
+#pragma unroll 4
+    for (int chunk = 0; row <= t.vocab && chunk < chunks; chunk++)
+        count += found[chunk * pitch].count;
+    if (count)
+        place = atomicAdd(&l.used[0], count);
+    if (count > FEW && row < t.vocab)
+        l.crowded[atomicAdd(&l.used[1], 1)] = {place, count};
+    for (int first = 0; count && first < chunks; first += 4) {
+        range four[4];
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            four[n] = first + n < chunks ? found[(first + n) * pitch] : range();
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            if (first + n < chunks)
+                found[(first + n) * pitch].start = place - four[n].start;
+            place += four[n].count;
+        }
+    }
+    const uint32_t any = __ballot_sync(0xFFFFFFFFu, count > 0);
+    if (threadIdx.x % 32 == 0)
+        bits[threadIdx.x / 32] = any;
+    __syncthreads();
+    if (t.start)
+        clear_rows(t, begin, t.vocab - begin < BLOCK ? t.vocab : begin + BLOCK, bits);
+}
+
+__global__ void __launch_bounds__(BLOCK) td_reduce_list(int tokens, int vocab, const int64_t *ids, lists l)
+{
+    const int at = blockIdx.x * BLOCK + threadIdx.x;
+
+    wait_for_first();
+    let_begin();
+    if (at >= tokens)
+        return;
+    const int token = l.listed[at], row = row_of(ids[token], vocab);
+    const int place = at + l.chunks[(int64_t)(at / CHUNK) * (vocab + 1) + row].start;
+    l.ordered[place] = token;
+    l.rows[place] = row;
 }
 
 /* Adds PIECES packs of `count` tokens to `sum`, in the tokens' order, 32 packs apart and the first of them number `first` of
- * a row of `packs`; the loads of TOKENS tokens are under way at a time. */
-template <int PIECES, int TOKENS, typename T, int W>
-__device__ inline void add_tokens(float (&sum)[PIECES][W], const T *dy, int packs, int first,
-                                  const int *tokens, int count)
+ * a row of `packs`; the loads of AT_ONCE tokens are under way at a time. token_of(n) is the n-th. */
+template <int PIECES, int AT_ONCE, typename T, int W, typename F>
+__device__ inline void add_tokens(float (&sum)[PIECES][W], const T *dy, int packs, int first, int count,
+                                  F token_of)
 {
-    for (int begin = 0; begin < count; begin += TOKENS) {
-        pack<T, W> values[TOKENS][PIECES];
+    for (int begin = 0; begin < count; begin += AT_ONCE) {
+        pack<T, W> values[AT_ONCE][PIECES];
 #pragma unroll
-        for (int n = 0; n < TOKENS; n++)
+        for (int n = 0; n < AT_ONCE; n++)
+            if (begin + n < count) {
+                const int64_t start = (int64_t)token_of(begin + n) * packs + first;
 #pragma unroll
-            for (int piece = 0; piece < PIECES; piece++)
-                if (begin + n < count && first + 32 * piece < packs)
-                    values[n][piece] = load<W>(dy, (int64_t)tokens[begin + n] * packs + first + 32 * piece);
+                for (int piece = 0; piece < PIECES; piece++)
+                    if (first + 32 * piece < packs)
+                        values[n][piece] = load<W>(dy, start + 32 * piece);
+            }
 #pragma unroll
-        for (int n = 0; n < TOKENS; n++)
+        for (int n = 0; n < AT_ONCE; n++)
 #pragma unroll
             for (int piece = 0; piece < PIECES; piece++)
                 if (begin + n < count && first + 32 * piece < packs)
@@ -141,76 +267,113 @@ __device__ inline void finish(float (&sum)[W], bool accumulate, D *dweight, int6
     store(dweight, at, rounded<D>(sum));
 }
 
-/* A warp's row of the table. */
-template <typename T, typename D, int W>
-__device__ inline void sum_row(int64_t row, int packs, const T *dy, bool accumulate, D *dweight,
-                               const lists &l)
-{
-    constexpr int PIECES = W == 8 ? 2 : 4;
-    const range mine = l.rows[row];
+template <int W> constexpr int PIECES = W == 8 ? 2 : 4;
 
-    if (mine.count > FEW || (mine.count == 0 && accumulate))
+/* A warp's piece of the columns of the row whose tokens begin at `at` of the list, if some do. */
+template <typename T, typename D, int W>
+__device__ inline void sum_few(int64_t at, int begin, int tokens, int vocab, int packs, const T *dy,
+                               bool accumulate, D *dweight, const lists &l)
+{
+    const int lane = threadIdx.x % 32;
+    const int64_t mine = lane == 31 ? at - 1 : at + lane; /* the last lane looks back */
+    const bool there = mine >= 0 && mine < tokens;
+    const int row = there ? l.rows[mine] : -1, token = there ? l.ordered[mine] : -1;
+    const int this_row = __shfl_sync(0xFFFFFFFFu, row, 0);
+    const uint32_t others = __ballot_sync(0xFFFFFFFFu, row != this_row);
+    const int count = __ffs((int)(others | 1u << (FEW + 1))) - 1;
+    const int first = begin + lane;
+    float sum[PIECES<W>][W] = {};
+
+    if (this_row < 0 || this_row == vocab || others >> 31 == 0 || count > FEW)
         return;
-    for (int first = threadIdx.x % 32; first < packs; first += 32 * PIECES) {
-        float sum[PIECES][W] = {};
-        add_tokens<PIECES, 2>(sum, dy, packs, first, l.ordered + mine.start, mine.count);
+    add_tokens<PIECES<W>, 2>(sum, dy, packs, first, count,
+                             [&](int n) { return __shfl_sync(0xFFFFFFFFu, token, n); });
 #pragma unroll
-        for (int piece = 0; piece < PIECES; piece++)
-            if (first + 32 * piece < packs)
-                finish(sum[piece], accumulate, dweight, row * packs + first + 32 * piece);
-    }
+    for (int piece = 0; piece < PIECES<W>; piece++)
+        if (first + 32 * piece < packs)
+            finish(sum[piece], accumulate, dweight, (int64_t)this_row * packs + first + 32 * piece);
 }
 
-/* A block's 32 packs of a crowded row; its warps have the row's tokens in nearly equal, consecutive shares. */
+/* A block's piece of a crowded row: NARROW packs. So many threads side by side have a share of the row's tokens; the shares
+ * are nearly equal, and the tokens of each follow each other. */
+constexpr int NARROW = 4, SHARES = BLOCK / NARROW;
+
 template <typename T, typename D, int W>
-__device__ inline void sum_crowded(int64_t row, int first, int packs, const T *dy, bool accumulate,
-                                   D *dweight, const lists &l)
+__device__ inline void sum_crowded(range mine, int begin, int packs, const T *dy, bool accumulate, D *dweight,
+                                   const lists &l)
 {
-    __shared__ float sums[WARPS][32][W + 1];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const range mine = l.rows[row];
-    const int begin = (int)((int64_t)mine.count * warp / WARPS),
-              end = (int)((int64_t)mine.count * (warp + 1) / WARPS);
+    __shared__ float sums[SHARES][NARROW * W + 1];
+    const int share = threadIdx.x / NARROW, column = threadIdx.x % NARROW;
+    const int from = (int)((int64_t)mine.count * share / SHARES),
+              to = (int)((int64_t)mine.count * (share + 1) / SHARES);
+    const int *tokens = l.ordered + mine.start + from;
     float sum[1][W] = {};
 
-    add_tokens<1, 8>(sum, dy, packs, first + lane, l.ordered + mine.start + begin, end - begin);
+    add_tokens<1, 8>(sum, dy, packs, begin + column, to - from, [&](int n) { return tokens[n]; });
 #pragma unroll
     for (int i = 0; i < W; i++)
-        sums[warp][lane][i] = sum[0][i];
+        sums[share][column * W + i] = sum[0][i];
     __syncthreads();
-    if (warp == 0 && first + lane < packs) {
-        for (int other = 1; other < WARPS; other++)
+    if (threadIdx.x < NARROW * W) {
+        float total = 0.0f;
 #pragma unroll
-            for (int i = 0; i < W; i++)
-                sum[0][i] += sums[other][lane][i];
-        finish(sum[0], accumulate, dweight, row * packs + first + lane);
+        for (int other = 0; other < SHARES; other++)
+            total += sums[other][threadIdx.x];
+        sums[0][threadIdx.x] = total;
+    }
+    __syncthreads();
+    if (share == 0 && begin + column < packs) {
+#pragma unroll
+        for (int i = 0; i < W; i++)
+            sum[0][i] = sums[0][column * W + i];
+        finish(sum[0], accumulate, dweight, (int64_t)l.rows[mine.start] * packs + begin + column);
     }
     __syncthreads();
 }
 
-/* The first blocks have the crowded rows, which take longest; the others a row for each warp. */
-constexpr int CROWD_BLOCKS = 132 * 2;
+/* Three blocks fit on each of the 132 multiprocessors of an H100. The first clear, for which they need not wait; then come the
+ * crowded rows, which take longest. */
+constexpr int CLEAR_BLOCKS = 132 * 3, CROWD_BLOCKS = 132 * 3;
+
+/* Places of the list for a warp: where there are many tokens, few of them are the first of their row. */
+__host__ __device__ inline int positions_of(int tokens)
+{
+    const int chunks = (tokens - 1) / CHUNK + 1;
+
+    return chunks < 8 ? chunks : 8;
+}
 
 template <typename T, typename D, int W>
 __global__ void __launch_bounds__(BLOCK, 3)
-    td_reduce_rows(int vocab, int packs, const T *dy, bool accumulate, D *dweight, lists l)
+    td_reduce_rows(int tokens, int clears, table t, const int64_t *ids, int packs, const T *dy,
+                   bool accumulate, D *dweight, lists l)
 {
-    const int pieces = (packs - 1) / 32 + 1;
-    const int64_t row = ((int64_t)blockIdx.x - CROWD_BLOCKS) * WARPS + threadIdx.x / 32;
+    constexpr int PIECE = 32 * PIECES<W>;
+    const int pieces = (packs - 1) / PIECE + 1, narrow_pieces = (packs - 1) / NARROW + 1;
 
-    if (blockIdx.x >= CROWD_BLOCKS) {
-        if (row < vocab)
-            sum_row<T, D, W>(row, packs, dy, accumulate, dweight, l);
+    if (blockIdx.x < clears) {
+        clear_share(t, blockIdx.x, clears, tokens, ids);
         return;
     }
-    for (int64_t item = blockIdx.x; item < (int64_t)l.used[1] * pieces; item += CROWD_BLOCKS)
-        sum_crowded<T, D, W>(l.crowded[item / pieces], (int)(item % pieces) * 32, packs, dy, accumulate,
-                             dweight, l);
+    wait_for_first();
+    const int block = blockIdx.x - clears;
+    if (block >= CROWD_BLOCKS) {
+        const int per_warp = positions_of(tokens);
+        const int64_t item = ((int64_t)block - CROWD_BLOCKS) * WARPS + threadIdx.x / 32;
+        for (int n = 0; n < per_warp; n++)
+            sum_few<T, D, W>(item / pieces * per_warp + n, (int)(item % pieces) * PIECE, tokens, t.vocab,
+                             packs, dy, accumulate, dweight, l);
+        return;
+    }
+    for (int64_t item = block; item < (int64_t)l.used[1] * narrow_pieces; item += CROWD_BLOCKS)
+        sum_crowded<T, D, W>(l.crowded[item / narrow_pieces], (int)(item % narrow_pieces) * NARROW, packs, dy,
+                             accumulate, dweight, l);
 }
 
 /* Where the arrays stand in work; the bytes of it all. */
 size_t place_lists(const td_embedding_shape *shape, void *work, lists *l)
 {
+    const int64_t chunks = (shape->tokens - 1) / CHUNK + 1;
     int *next = (int *)work;
     const auto take = [&](int64_t count) {
         int *mine = next;
@@ -218,24 +381,26 @@ size_t place_lists(const td_embedding_shape *shape, void *work, lists *l)
         return mine;
     };
 
-    l->rows = (range *)take(2 * shape->vocab);
     l->used = take(2);
-    l->place = take(shape->tokens);
-    l->listed = take(shape->tokens);
+    l->crowded = (range *)take(2 * (shape->tokens / FEW));
+    l->chunks = (range *)take(chunks > 1 ? 2 * chunks * (shape->vocab + 1) : 0);
+    l->rows = take(shape->tokens);
     l->ordered = take(shape->tokens);
-    l->crowded = take(shape->tokens / FEW + 1);
+    l->listed = take(chunks > 1 ? shape->tokens : 0);
     return (size_t)((char *)next - (char *)work);
 }
 
 template <typename T, typename D, int W>
-cudaError_t sum_rows(cudaStream_t stream, const td_embedding_shape *shape, const void *dy, bool accumulate,
-                     void *dweight, const lists &l)
+cudaError_t sum_rows(cudaStream_t stream, const td_embedding_shape *shape, int clears, const table &t,
+                     const int64_t *ids, const void *dy, bool accumulate, void *dweight, const lists &l)
 {
-    const int vocab = (int)shape->vocab, packs = (int)(shape->d_model / W);
+    const int tokens = (int)shape->tokens, packs = (int)(shape->d_model / W);
+    const int64_t warps =
+        ((tokens - 1) / positions_of(tokens) + 1) * (int64_t)((packs - 1) / (32 * PIECES<W>)+1);
 
-    td_reduce_rows<T, D, W><<<CROWD_BLOCKS + (vocab - 1) / WARPS + 1, BLOCK, 0, stream>>>(
-        vocab, packs, (const T *)dy, accumulate, (D *)dweight, l);
-    return cudaGetLastError();
+    return launch_behind(stream, (unsigned)(clears + CROWD_BLOCKS + (warps - 1) / WARPS + 1), BLOCK,
+                         td_reduce_rows<T, D, W>, tokens, clears, t, ids, packs, (const T *)dy, accumulate,
+                         (D *)dweight, l);
 }
 
 } // namespace
@@ -272,26 +437,29 @@ cudaError_t td_cuda_embedding_backward(cudaStream_t stream, const td_embedding_s
                                        const int64_t *ids, const void *dy, bool accumulate, void *dweight,
                                        void *work)
 {
-    const int tokens = (int)shape->tokens, vocab = (int)shape->vocab;
-    const int token_blocks = (tokens - 1) / BLOCK + 1;
+    const int tokens = (int)shape->tokens, vocab = (int)shape->vocab, chunks = (tokens - 1) / CHUNK + 1;
+    const int64_t row_bytes = shape->d_model * (shape->dweight_dtype == TD_F32 ? 4 : 2);
+    const table t = {accumulate ? nullptr : (char *)dweight, row_bytes, vocab};
+    const int clears = chunks > 1 || accumulate ? 0 : vocab < CLEAR_BLOCKS ? vocab : CLEAR_BLOCKS;
+    cudaError_t code;
     lists l;
 
     place_lists(shape, work, &l);
-    const cudaError_t code =
-        cudaMemsetAsync(work, 0, (char *)l.place - (char *)work, stream); /* rows and used */
+    td_reduce_sort<<<chunks, SORT_BLOCK, 0, stream>>>(tokens, vocab, ids, l);
+    code = cudaGetLastError();
+    if (chunks > 1 && code == cudaSuccess)
+        code = launch_behind(stream, vocab / BLOCK + 1, BLOCK, td_reduce_place, chunks, t, l);
+    if (chunks > 1 && code == cudaSuccess)
+        code = launch_behind(stream, (tokens - 1) / BLOCK + 1, BLOCK, td_reduce_list, tokens, vocab, ids, l);
     if (code != cudaSuccess)
         return code;
-    td_reduce_count<<<token_blocks, BLOCK, 0, stream>>>(tokens, vocab, ids, l);
-    td_reduce_start<<<(vocab - 1) / BLOCK + 1, BLOCK, 0, stream>>>(vocab, l);
-    td_reduce_list<<<token_blocks, BLOCK, 0, stream>>>(tokens, vocab, ids, l);
-    td_reduce_order<<<token_blocks, BLOCK, 0, stream>>>(tokens, vocab, ids, l);
     /* Beside f32 the table's gradient may be narrow; a narrow dy has one of its own type. */
     return by_dtype_and_wide(shape->dweight_dtype, shape->dtype, [&](auto dweight_dtype, auto dtype) {
         using T = typename decltype(dtype)::element;
         using D = typename decltype(dweight_dtype)::element;
         constexpr int wide = full_width<T, D>();
         return packs_fit(wide, shape->d_model, dy, dweight)
-                   ? sum_rows<T, D, wide>(stream, shape, dy, accumulate, dweight, l)
-                   : sum_rows<T, D, 1>(stream, shape, dy, accumulate, dweight, l);
+                   ? sum_rows<T, D, wide>(stream, shape, clears, t, ids, dy, accumulate, dweight, l)
+                   : sum_rows<T, D, 1>(stream, shape, clears, t, ids, dy, accumulate, dweight, l);
     });
 }

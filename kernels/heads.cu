@@ -31,23 +31,30 @@ template <typename T> struct split_heads {
     }
 };
 
-/* Turns the pairs of a pack that begins at element `first` of a head, or back with sign -1. */
-template <typename T, int W>
-__device__ inline pack<T, W> turned(const pack<T, W> &x, const float *cosine, const float *sine, float sign)
-{
-    float result[W];
+/* The angles of a pack's pairs. They are loaded with the packs, so that both are on their way together. */
+template <int W> struct angles {
+    pack<float, W / 2> cosine, sine;
 
-    if constexpr (W % 2 == 0) {
-        const pack<float, W / 2> c = load<W / 2>(cosine, 0), s = load<W / 2>(sine, 0);
+    __device__ void take(const float *cosines, const float *sines, int64_t first)
+    {
+        cosine = load<W / 2>(cosines + first, 0);
+        sine = load<W / 2>(sines + first, 0);
+    }
+
+    /* The pack, turned by them, or back with sign -1. */
+    template <typename T> __device__ pack<T, W> turn(const pack<T, W> &x, float sign) const
+    {
+        float result[W];
+
 #pragma unroll
         for (int i = 0; i < W / 2; i++) {
-            const float even = x[2 * i], odd = x[2 * i + 1], turn = sign * s[i];
-            result[2 * i] = even * c[i] - odd * turn;
-            result[2 * i + 1] = even * turn + odd * c[i];
+            const float even = x[2 * i], odd = x[2 * i + 1], s = sign * sine[i];
+            result[2 * i] = even * cosine[i] - odd * s;
+            result[2 * i + 1] = even * s + odd * cosine[i];
         }
+        return rounded<T>(result);
     }
-    return rounded<T>(result);
-}
+};
 
 /* Both directions write whole lines and gather the pieces of head_dim elements. A block of the split has UNROLL * BLOCK
  * neighbouring packs of one head, whose tokens follow each other there. All heads of a sequence run at about the same time, so
@@ -65,26 +72,23 @@ __global__ void __launch_bounds__(BLOCK)
             T *alone = split.of_part(part) + (b * s.heads + head) * s.seq * s.head_dim;
             const T *row = packed + b * s.seq * s.pitch + (int64_t)set * s.head_dim;
             pack<T, W> packs[UNROLL];
-            int tokens[UNROLL], offsets[UNROLL];
+            angles<W> by[UNROLL];
 
 #pragma unroll
             for (int u = 0; u < UNROLL; u++) {
                 const int index = (blockIdx.x * UNROLL + u) * BLOCK + threadIdx.x;
-                tokens[u] = index / head_packs;
-                offsets[u] = index % head_packs * W;
+                const int token = index / head_packs, offset = index % head_packs * W;
                 if (index < count)
-                    packs[u] = load<W>(row + tokens[u] * s.pitch + offsets[u], 0);
+                    packs[u] = load<W>(row + token * s.pitch + offset, 0);
+                if (index < count && part < rotated)
+                    by[u].take(cosine, sine, (token * s.head_dim + offset) / 2);
             }
 #pragma unroll
             for (int u = 0; u < UNROLL; u++) {
                 const int index = (blockIdx.x * UNROLL + u) * BLOCK + threadIdx.x;
                 if (index >= count)
                     break;
-                if (part < rotated) {
-                    const int64_t angle = (tokens[u] * s.head_dim + offsets[u]) / 2;
-                    packs[u] = turned(packs[u], cosine + angle, sine + angle, 1.0f);
-                }
-                store(alone, index, packs[u]);
+                store(alone, index, part < rotated ? by[u].turn(packs[u], 1.0f) : packs[u]);
             }
         }
 }
@@ -99,7 +103,9 @@ __global__ void __launch_bounds__(BLOCK)
     const uint32_t row_packs = head_packs * heads * parts, count = row_packs * seq * (uint32_t)s.batch;
     const uint32_t begin = blockIdx.x * (UNROLL * BLOCK) + threadIdx.x;
     pack<T, W> packs[UNROLL];
-    int64_t places[UNROLL], angles[UNROLL]; /* an angle below 0: the pack is not turned */
+    angles<W> by[UNROLL];
+    int64_t places[UNROLL];
+    bool turns[UNROLL];
 
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
@@ -111,15 +117,15 @@ __global__ void __launch_bounds__(BLOCK)
             packs[u] = load<W>(split.of_part(part),
                                ((int64_t)(b * heads + head) * seq + place) * head_packs + offset);
         places[u] = token * s.pitch + in_row * W;
-        angles[u] = part < rotated ? ((int64_t)place * s.head_dim + offset * W) / 2 : -1;
+        turns[u] = index < count && part < rotated;
+        if (turns[u])
+            by[u].take(cosine, sine, ((int64_t)place * s.head_dim + offset * W) / 2);
     }
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
         if (begin + u * BLOCK >= count)
             break;
-        if (angles[u] >= 0)
-            packs[u] = turned(packs[u], cosine + angles[u], sine + angles[u], -1.0f);
-        store(packed + places[u], 0, packs[u]);
+        store(packed + places[u], 0, turns[u] ? by[u].turn(packs[u], -1.0f) : packs[u]);
     }
 }
 

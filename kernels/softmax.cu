@@ -20,6 +20,18 @@ __device__ inline int seen_by(int64_t r, int cols, int64_t causal_seq)
     return query < cols ? (int)query + 1 : cols;
 }
 
+/* What there is of row r, in columns and in packs. Behind the last row there is nothing: its threads stay for the shuffles of
+ * the others. */
+template <int W> struct extent {
+    int seen, seen_packs, packs;
+
+    __device__ extent(int64_t r, int64_t rows, int cols, int64_t causal_seq)
+        : seen(seen_by(r, cols, causal_seq)), seen_packs(r < rows ? (seen - 1) / W + 1 : 0),
+          packs(r < rows ? cols / W : 0)
+    {
+    }
+};
+
 /* A part of the whole. f32 takes the reciprocal in two floats, so that its own rounding is not in every element: a division's
  * result at a fifth of its price. */
 template <typename T> struct share {
@@ -51,16 +63,15 @@ __global__ void __launch_bounds__(G::BLOCK, RESIDENT<G>)
     const int64_t r = (int64_t)blockIdx.x * G::ROWS + G::row();
     row<T, W, G> in;
 
-    if (r >= rows) /* whole warps: rows share a block only where they are a warp's */
-        return;
-    const int seen = seen_by(r, cols, causal_seq), packs = (seen - 1) / W + 1;
+    const extent<W> here(r, rows, cols, causal_seq);
+    const int packs = here.seen_packs;
     const auto take = [&](int first, int count) {
         in.take(x + r * cols + (int64_t)first * W, count);
         for_packs<G>(count,
-                     [&](int slot, int index) { mask(in.packs[slot], first + index, seen, -INFINITY); });
+                     [&](int slot, int index) { mask(in.packs[slot], first + index, here.seen, -INFINITY); });
     };
     y += r * cols;
-    if constexpr (G::WARPS == 1) {
+    if constexpr (G::THREADS <= 32) {
         float top = -INFINITY, sum = 0.0f, e[G::HELD][W];
 
         take(0, packs);
@@ -100,7 +111,7 @@ __global__ void __launch_bounds__(G::BLOCK, RESIDENT<G>)
             });
         });
     }
-    clear<T, W, G>(y, packs, cols / W);
+    clear<T, W, G>(y, packs, here.packs);
 }
 
 template <typename T, int W, typename G>
@@ -113,15 +124,14 @@ __global__ void __launch_bounds__(G::BLOCK, RESIDENT<G>)
     row<T, W, G> in, grad;
     float dot = 0.0f;
 
-    if (r >= rows)
-        return;
-    const int seen = seen_by(r, cols, causal_seq), packs = (seen - 1) / W + 1;
+    const extent<W> here(r, rows, cols, causal_seq);
+    const int packs = here.seen_packs;
     const auto take = [&](int first, int count) {
         in.take(y + r * cols + (int64_t)first * W, count);
         grad.take(dy + r * cols + (int64_t)first * W, count);
         for_packs<G>(count, [&](int slot, int index) {
-            mask(in.packs[slot], first + index, seen, 0.0f);
-            mask(grad.packs[slot], first + index, seen, 0.0f);
+            mask(in.packs[slot], first + index, here.seen, 0.0f);
+            mask(grad.packs[slot], first + index, here.seen, 0.0f);
         });
     };
     for_pieces<G>(packs, [&](int first, int count) {
@@ -145,7 +155,7 @@ __global__ void __launch_bounds__(G::BLOCK, RESIDENT<G>)
             store(dx, first + index, rounded<T>(result));
         });
     });
-    clear<T, W, G>(dx, packs, cols / W);
+    clear<T, W, G>(dx, packs, here.packs);
 }
 
 /* Calls f with the packs' width, as std::integral_constant, and the group. */
@@ -156,7 +166,12 @@ template <typename T, typename F, typename... P> cudaError_t by_shape(int64_t co
 
     if (!packs_fit(wide, cols, pointers...))
         return by_plain_group(cols, [&](auto group) { return f(std::integral_constant<int, 1>(), group); });
-    /* The scores of sequences of 512 and 1024 are rows for a warp, in either width. */
+    /* Short rows share a warp: its reductions cost more than their elements (49,152 rows of 128 in bf16: 14.1 -> 8.2 us, of 256:
+     * 14.4 -> 12.6, H200, 21 November 2026). The scores of sequences of 512 and 1024 are rows for a warp, in either width. */
+    if (packs <= 16)
+        return f(wide, group<16, 1>());
+    if (packs <= 32)
+        return f(wide, group<16, 2>());
     if (packs > 32 && packs <= 64)
         return f(wide, group<32, 2>());
     if (packs > 128 && packs <= 256)

@@ -76,6 +76,32 @@ static void embedding_sums_in_f32(void **state)
     ops_finish(&c);
 }
 
+/* One row, of more tokens than are sorted at a time: whole numbers, of which every order gives the same sum. */
+static void embedding_sums_many_tokens_of_one_row(void **state)
+{
+    enum { TOKENS = 9001, VOCAB = 3, DIM = 12 };
+    ops_case c = ops_begin(TD_F32, "embedding one row");
+    td_embedding_shape shape = {.tokens = TOKENS, .vocab = VOCAB, .d_model = DIM, .dtype = TD_F32};
+    int64_t *ids = ops_draw_ids(&c, TOKENS, 1);
+    float *dy = ops_room(&c, TD_F32, TOKENS * DIM), *dweight = ops_room(&c, TD_F32, VOCAB * DIM);
+    float want[VOCAB * DIM] = {0};
+    size_t bytes;
+
+    (void)state;
+    for (int t = 0; t < TOKENS; t++) {
+        ids[t] = t == 4500 ? 2 : 1;
+        for (int i = 0; i < DIM; i++) {
+            dy[t * DIM + i] = (float)((t + i) % 7 - 2);
+            want[ids[t] * DIM + i] += dy[t * DIM + i];
+        }
+    }
+    td_assert_ok(td_embedding_backward_work_bytes(ops_dev, &shape, &bytes));
+    OPS_CALL(td_embedding_backward(ops_dev, &shape, on(ids), on(dy), false, on(dweight),
+                                   on(ops_bytes(&c, bytes))));
+    td_assert_identical("dweight", TD_F32, dweight, want, VOCAB * DIM);
+    ops_finish(&c);
+}
+
 /* The CPU sees the ids and refuses; a GPU's kernel gives a row of NaN for such an id, and leaves it out of the sums. */
 static void embedding_reads_no_unknown_row(void **state)
 {
@@ -386,6 +412,8 @@ static const embedding_case embedding_cases[] = {
     {"embedding wider than a piece", {40, 31, 1025, TD_F32, 0}},
     {"embedding in vectors", {300, 90, 776, TD_F32, 0}},
     {"embedding large vocabulary", {600, 150001, 4, TD_F32, 0}},
+    {"embedding a chunk and one", {4097, 1500, 9, TD_F32, 0}},
+    {"embedding chunks", {9001, 301, 16, TD_F32, 0}},
 };
 
 static const heads_case heads_cases[] = {
@@ -400,10 +428,14 @@ static const heads_case heads_cases[] = {
 int ops_layout_group(void)
 {
     const struct CMUnitTest layout_tests[] = {
-        cmocka_unit_test(embedding_sums_in_f32),          cmocka_unit_test(embedding_refuses_unknown_ids),
-        cmocka_unit_test(embedding_reads_no_unknown_row), cmocka_unit_test(rope_begins_at_the_identity),
-        cmocka_unit_test(residual_adds_in_place_or_not),  cmocka_unit_test(residual_keeps_nan_and_infinity),
+        cmocka_unit_test(embedding_sums_in_f32),
+        cmocka_unit_test(embedding_refuses_unknown_ids),
+        cmocka_unit_test(embedding_reads_no_unknown_row),
+        cmocka_unit_test(rope_begins_at_the_identity),
+        cmocka_unit_test(residual_adds_in_place_or_not),
+        cmocka_unit_test(residual_keeps_nan_and_infinity),
         cmocka_unit_test(round_is_the_conversion),
+        cmocka_unit_test(embedding_sums_many_tokens_of_one_row),
     };
     size_t heads = sizeof heads_cases / sizeof *heads_cases;
 

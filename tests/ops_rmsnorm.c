@@ -284,6 +284,7 @@ static const rmsnorm_case cases[] = {
     {"rmsnorm head dim", {1100, 80, 1e-5f, TD_F32, 0}},
     {"rmsnorm small model", {67, 768, 1e-5f, TD_F32, 0}},
     {"rmsnorm wide", {3, 2570, 1e-5f, TD_F32, 0}},
+    {"rmsnorm xl", {21, 1600, 1e-5f, TD_F32, 0}},
     {"rmsnorm largest model", {19, 2560, 1e-5f, TD_F32, 0}},
     {"rmsnorm beyond registers", {2, 35000, 1e-5f, TD_F32, 0}},
 };

@@ -171,6 +171,10 @@ static const softmax_case cases[] = {
     {"softmax causal", {3 * 37, 37, 37, TD_F32}},
     {"softmax causal, more keys", {2 * 33, 80, 33, TD_F32}},
     {"softmax causal, fewer keys", {2 * 128, 65, 128, TD_F32}},
+    {"softmax short rows in vectors", {35, 120, 0, TD_F32}},
+    {"softmax causal, context 256", {2 * 67, 256, 67, TD_F32}},
+    {"softmax causal, context 512", {131, 512, 512, TD_F32}},
+    {"softmax causal, context 1024", {2 * 41, 1024, 41, TD_F32}},
 };
 
 int ops_softmax_group(void)

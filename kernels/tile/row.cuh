@@ -1,4 +1,4 @@
-/** A row that a group of threads holds in registers: a warp, or a whole block.
+/** A row that a group of threads holds in registers: half a warp, a warp, or a whole block.
  *
  * The row is cut into packs; thread t of the group has the packs t, t + THREADS, t + 2 THREADS ..., at most HELD of them. All
  * loads of a row are then under way before the first value is needed, and a row is read from memory once. A longer row comes
@@ -16,7 +16,7 @@ template <int THREADS_, int HELD_,
           int ROWS_ = THREADS_<128 ? 128 / THREADS_ : 1, bool WHOLE_ = true> struct group {
     static constexpr int THREADS = THREADS_, HELD = HELD_, ROWS = ROWS_;
     static constexpr bool WHOLE = WHOLE_;
-    static constexpr int WARPS = THREADS / 32, BLOCK = THREADS * ROWS;
+    static constexpr int WARPS = (THREADS + 31) / 32, BLOCK = THREADS * ROWS;
     static constexpr int MOST = THREADS * HELD; /* packs of a piece */
 
     __device__ static int thread()
@@ -26,15 +26,6 @@ template <int THREADS_, int HELD_,
     __device__ static int row()
     {
         return threadIdx.x / THREADS;
-    }
-
-    /** Waits for the group's warps. */
-    __device__ static void wait()
-    {
-        if constexpr (ROWS == 1)
-            __syncthreads();
-        else
-            asm volatile("bar.sync %0, %1;" ::"r"(row() + 1), "n"(THREADS) : "memory");
     }
 };
 
@@ -81,17 +72,17 @@ struct add {
     }
 };
 
-/** The reduction of a value over the threads of a group, in an order of its own; every thread gets it. `scratch` has a
- * place for each warp of the block. Rounds of a loop take turns with two of them: a thread may still read the last one. */
+/** The reduction of a value over the threads of a group, in an order of its own; every thread gets it. Where a group has
+ * several warps, all groups of the block come along. `scratch` has a place for each warp of the block. Rounds of a loop take turns with two of them: a thread may still read the last one. */
 template <typename G, typename V, typename Op> __device__ inline V reduce(V value, Op op, V *scratch)
 {
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2)
+    for (int distance = (G::THREADS < 32 ? G::THREADS : 32) / 2; distance > 0; distance /= 2)
         value = op(value, shuffled(value, distance));
     if constexpr (G::WARPS > 1) {
         if (threadIdx.x % 32 == 0)
             scratch[threadIdx.x / 32] = value;
-        G::wait();
+        __syncthreads();
         value = scratch[G::row() * G::WARPS + threadIdx.x % G::WARPS];
 #pragma unroll
         for (int distance = G::WARPS / 2; distance > 0; distance /= 2)

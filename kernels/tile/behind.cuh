@@ -1,0 +1,47 @@
+/** A kernel behind another of the same operation, in the same stream: it is launched while the other's last blocks run, and
+ * waits for them on the device. In stream order the multiprocessors would stand still for a microsecond in between. */
+#ifndef TD_KERNELS_TILE_BEHIND_CUH
+#define TD_KERNELS_TILE_BEHIND_CUH
+
+#include <cuda_runtime.h>
+
+namespace tile
+{
+
+/** In the first kernel: the one behind it may be launched once every block has said this, or has ended. */
+__device__ inline void let_begin()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+/** In the kernel behind it, in every block: returns when the first has ended, and all that it wrote can be seen. */
+__device__ inline void wait_for_first()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/** Launches a kernel that calls wait_for_first() behind the one that was launched last. */
+template <typename... P, typename... A>
+cudaError_t launch_behind(cudaStream_t stream, dim3 blocks, dim3 threads, void (*kernel)(P...),
+                          A... arguments)
+{
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t config = {};
+
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = blocks;
+    config.blockDim = threads;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...);
+}
+
+} // namespace tile
+
+#endif
