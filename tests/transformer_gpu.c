@@ -243,6 +243,106 @@ static void a_captured_step_is_the_eager_one(void **state)
         }
 }
 
+/* Elements of the parameter's gradient that still hold the poison. */
+static bool untouched(const td_parameter *p)
+{
+    const size_t bytes = (size_t)p->numel * td_dtype_size(p->grad_dtype);
+    unsigned char *grad = fetch(p->grad, bytes);
+    size_t poisoned = 0;
+
+    while (poisoned < bytes && grad[poisoned] == 0xFF)
+        poisoned++;
+    free(grad);
+    return poisoned == bytes;
+}
+
+/* One step of two equal models, with the update apart and along the way. Where the gradient of a weight is fused with its update it
+ * is summed in another order, which moves some of the roundings to 16 bits by one unit. */
+static void large_weights_are_updated_with_their_gradients(void **state)
+{
+    static const struct {
+        td_model_size size;
+        bool head, layers; /* what a Hopper GPU fuses */
+    } cases[] = {
+        {{.d_model = 768, .d_ff = 2048, .layers = 2, .heads = 12, .vocab = 1000}, false, true},
+        {{.d_model = 512, .d_ff = 512, .layers = 1, .heads = 4, .vocab = 40000}, true, false},
+        {{.d_model = 800, .d_ff = 2048, .layers = 1, .heads = 10, .vocab = 10000}, true, true},
+    };
+    static const char *const fused_names[] = {"lm_head.weight", "layers.0.ffn.w1.weight",
+                                              "layers.0.attn.output_proj.weight"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int mixed = 0; mixed < 2; mixed++) {
+            const td_transformer_config config = {.size = cases[i].size,
+                                                  .batch = 2,
+                                                  .context = 70,
+                                                  .dtype = TD_BF16,
+                                                  .attention = "flash",
+                                                  .mixed = mixed,
+                                                  .use = TD_MODEL_TRAINING};
+            const bool fused[] = {mixed && cases[i].head, mixed && cases[i].layers, mixed && cases[i].layers};
+            const td_linear_adamw large = {.tokens = 140, .d_in = 8192, .d_out = 8192, .dtype = TD_BF16};
+            td_transformer *models[2]; /* apart, along */
+            int64_t ids[140];
+            bool hopper;
+            void *block;
+
+            td_assert_ok(td_linear_adamw_pays(gpu, 1, &large, &hopper));
+            for (int j = 0; j < 140; j++)
+                ids[j] = (int64_t)(j * 7919 % 997);
+            td_assert_ok(td_device_alloc(gpu, sizeof ids, &block));
+            td_assert_ok(td_device_upload(gpu, block, ids, sizeof ids));
+            for (int along = 0; along < 2; along++) {
+                td_adamw given = adamw;
+                given.step = 1;
+                td_assert_ok(td_transformer_create(gpu, &config, &models[along]));
+                td_assert_ok(td_transformer_init(models[along], 7));
+                for (int64_t j = 0; j < td_transformer_parameter_count(models[along]); j++) {
+                    td_parameter p;
+                    td_assert_ok(td_transformer_parameter(models[along], j, &p));
+                    td_assert_ok(
+                        td_device_fill(gpu, p.grad, 0xFF, (size_t)p.numel * td_dtype_size(p.grad_dtype)));
+                }
+                td_assert_ok(td_transformer_forward(models[along], block, 2, 70, NULL));
+                td_assert_ok(td_transformer_loss(models[along], block, NULL));
+                if (along) {
+                    td_assert_ok(td_transformer_backward_adamw(models[along], &given, false));
+                } else {
+                    td_assert_ok(td_transformer_backward(models[along], false, NULL, NULL));
+                    td_assert_ok(td_transformer_adamw(models[along], &given));
+                }
+            }
+            for (int64_t j = 0; j < td_transformer_parameter_count(models[0]); j++) {
+                td_parameter a, b;
+                td_assert_ok(td_transformer_parameter(models[0], j, &a));
+                td_assert_ok(td_transformer_parameter(models[1], j, &b));
+                const void *from[] = {a.exp_avg, b.exp_avg, a.exp_avg_sq, b.exp_avg_sq, a.data, b.data};
+                for (int k = 0; k < 6; k += 2) {
+                    const td_dtype dtype = k == 4 ? a.dtype : TD_F32;
+                    void *want = fetch(from[k], (size_t)a.numel * td_dtype_size(dtype)),
+                         *got = fetch(from[k + 1], (size_t)a.numel * td_dtype_size(dtype));
+                    double *truth = malloc((size_t)a.numel * sizeof *truth);
+                    assert_non_null(truth);
+                    for (int64_t n = 0; n < a.numel; n++)
+                        truth[n] = td_value_at(dtype, want, n);
+                    td_assert_close(a.name, dtype, got, truth, a.numel, k == 4 ? 0x1p-11 : 0x1p-8);
+                    free(truth);
+                    free(want);
+                    free(got);
+                }
+            }
+            for (int j = 0; j < 3; j++) {
+                td_parameter p;
+                td_assert_ok(td_transformer_parameter_find(models[1], fused_names[j], &p));
+                assert_int_equal(untouched(&p), hopper && fused[j]);
+            }
+            td_assert_ok(td_device_free(gpu, block));
+            td_transformer_destroy(models[0]);
+            td_transformer_destroy(models[1]);
+        }
+}
+
 static void a_model_too_large_is_refused_and_the_device_goes_on(void **state)
 {
     td_transformer_config config = config_of(0, &kinds[0], "naive");
@@ -294,6 +394,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(step_is_the_reference),
         cmocka_unit_test(a_captured_step_is_the_eager_one),
+        cmocka_unit_test(large_weights_are_updated_with_their_gradients),
         cmocka_unit_test(a_model_too_large_is_refused_and_the_device_goes_on),
         cmocka_unit_test(the_history_knows_the_tensors_of_a_step),
     };

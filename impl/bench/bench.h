@@ -33,8 +33,7 @@ typedef struct td_bench_config {
      * next by events on the device; only `step` is timed. */
     bool whole;
 
-    /* With `whole`, for training: AdamW updates each layer beside the backward pass of those before it
-     * (td_transformer_backward_adamw). */
+    /* With `whole`, for training: AdamW updates the weights along the backward pass (td_transformer_backward_adamw). */
     bool overlap;
 } td_bench_config;
 

@@ -52,8 +52,7 @@ static const struct argp_option options[] = {
     {"seed", KEY_SEED, "N", 0, "of weights and tokens (0)", 2},
     {"graph", KEY_GRAPH, 0, 0, "capture each phase as a CUDA graph and replay it", 2},
     {"whole", KEY_WHOLE, 0, 0, "time whole steps without waiting inside; with --graph, one graph a step", 2},
-    {"overlap", KEY_OVERLAP, 0, 0,
-     "with --whole: update each layer beside the backward pass of those before it", 2},
+    {"overlap", KEY_OVERLAP, 0, 0, "with --whole: update the weights along the backward pass", 2},
     {"transient-gradients", KEY_TRANSIENT, 0, 0, "let gradients share memory with activations", 2},
     {0}};
 

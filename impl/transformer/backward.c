@@ -12,10 +12,16 @@ typedef struct pass {
     td_gradient_ready ready;
     void *user;
 
-    /* Updates along the way; NULL: none. */
+    /* Updates along the way; NULL: none. Where the products of the weights' gradients update them too. */
     const td_adamw *adamw;
-    bool on_device;
+    bool on_device, fused_head, fused_layers;
 } pass;
+
+/** A linear layer and the ends of its weight's gradient, dy^T x. */
+typedef struct linear {
+    int64_t parameter, d_in, d_out;
+    const void *dy, *x;
+} linear;
 
 /** Parameters that stand next to each other in memory, in elements of the block and by their indices. */
 typedef struct group {
@@ -45,6 +51,12 @@ cleanup:
     return status;
 }
 
+/** Whether updates run on a second stream: what is fused keeps the memory busy already. */
+static bool beside(const pass *p)
+{
+    return p->model->side && !p->fused_layers;
+}
+
 /** The group's gradients are final and its weights read for the last time: updates it if that is asked for, beside what
  * follows where the device has a second stream. */
 static td_status update(const pass *p, group g)
@@ -58,7 +70,7 @@ static td_status update(const pass *p, group g)
         TD_TRY(clear_padding(model, &g));
     if (!p->adamw)
         goto cleanup;
-    if (!model->side) {
+    if (!beside(p)) {
         TD_TRY(td_adamw_range(model, p->adamw, p->on_device, begin, end));
         goto cleanup;
     }
@@ -84,18 +96,19 @@ static void *grad(const pass *p, int64_t parameter)
     return p->model->parameters[parameter].grad;
 }
 
-/** The residual's gradient as the products read it. */
-static const void *stream_grad(const td_transformer *model)
+/** The residual's gradient as the products behind a branch read it. */
+static void *branch_grad(const td_transformer *model, td_tensor branch)
 {
-    return td_tensor_at(model, model->plan.config.mixed ? TD_T_RESIDUAL_GRAD_ROUNDED : TD_T_RESIDUAL_GRAD, 0);
+    return td_tensor_at(model, model->plan.config.mixed ? branch : TD_T_RESIDUAL_GRAD, 0);
 }
 
-/** Through y = norm(x): adds to the residual's gradient, or begins it. */
-static td_status norm_backward(const pass *p, int64_t parameter, const void *x, const void *dy, bool begin)
+/** Through y = norm(x): adds to the residual's gradient, or begins it, for `branch` to read. */
+static td_status norm_backward(const pass *p, int64_t parameter, const void *x, const void *dy, bool begin,
+                               td_tensor branch)
 {
     td_transformer *model = p->model;
     const td_rmsnorm_shape shape = td_norm_shape(&model->plan, model->batch * model->seq);
-    void *rounded = model->plan.config.mixed ? td_tensor_at(model, TD_T_RESIDUAL_GRAD_ROUNDED, 0) : NULL;
+    void *rounded = model->plan.config.mixed ? td_tensor_at(model, branch, 0) : NULL;
     td_status status = TD_OK;
 
     TD_TRY(td_rmsnorm_backward(model->dev, &shape, x, model->parameters[parameter].data,
@@ -103,6 +116,29 @@ static td_status norm_backward(const pass *p, int64_t parameter, const void *x, 
                                td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0), rounded, p->accumulate,
                                grad(p, parameter), td_tensor_at(model, TD_T_WORK, 0)));
     TD_TRY(report(p, parameter));
+cleanup:
+    return status;
+}
+
+/** The gradients of the weights of up to TD_LINEAR_ADAMW_MOST layers. Nothing reads the weights any more: fused, they are
+ * updated at once, and their gradients stored nowhere. */
+static td_status weight_grads(const pass *p, bool fused, int64_t count, const linear *linears)
+{
+    td_transformer *model = p->model;
+    td_linear_adamw layers[TD_LINEAR_ADAMW_MOST];
+    td_status status = TD_OK;
+
+    for (int64_t i = 0; i < count; i++) {
+        const linear *l = &linears[i];
+        layers[i] = td_linear_adamw_of(model, l->parameter, model->batch * model->seq, l->d_in, l->d_out);
+        layers[i].dy = l->dy;
+        layers[i].x = l->x;
+        if (!fused)
+            TD_TRY(td_linear_weight_grad(model, l->d_in, l->d_out, l->dy, l->x, p->accumulate,
+                                         grad(p, l->parameter)));
+    }
+    if (fused)
+        TD_TRY(td_linear_adamw_update(model->dev, p->adamw, p->on_device, count, layers));
 cleanup:
     return status;
 }
@@ -121,18 +157,18 @@ static td_status head_backward(const pass *p)
     td_status status = TD_OK;
 
     /* loss = cross_entropy(logits, targets) */
-    TD_TRY(td_step_enter(model, TD_STEP_HEAD_WEIGHT_GRAD, size->layers));
+    TD_TRY(td_step_enter(model, TD_STEP_HEAD_GRAD, size->layers));
     TD_TRY(td_cross_entropy_backward(model->dev, &loss, dlogits, td_tensor_at(model, TD_T_TARGETS, 0),
                                      td_tensor_at(model, TD_T_LSE, 0), 1, dlogits));
     /* logits = norm lm_head^T */
-    TD_TRY(td_linear_weight_grad(model, d, size->vocab, dlogits, norm, p->accumulate, grad(p, lm_head)));
-    TD_TRY(report(p, lm_head));
-    TD_TRY(td_step_enter(model, TD_STEP_HEAD_GRAD, size->layers));
     TD_TRY(td_linear_input_grad(model, d, size->vocab, dlogits, td_product_weight(model, lm_head), dnorm));
+    TD_TRY(td_step_enter(model, TD_STEP_HEAD_WEIGHT_GRAD, size->layers));
+    TD_TRY(weight_grads(p, p->fused_head, 1, &(linear){lm_head, d, size->vocab, dlogits, norm}));
+    TD_TRY(report(p, lm_head));
 
     /* norm = ln_final(input) */
     TD_TRY(td_step_enter(model, TD_STEP_FINAL_GRAD, size->layers));
-    TD_TRY(norm_backward(p, td_p_ln_final(size), input, dnorm, true));
+    TD_TRY(norm_backward(p, td_p_ln_final(size), input, dnorm, true, TD_T_FFN_BRANCH_GRAD));
     TD_TRY(td_tensor_dead(model, TD_T_INPUT, size->layers)); /* the inputs of layers die by their steps */
 cleanup:
     return status;
@@ -154,7 +190,7 @@ static td_status feed_forward_backward(const pass *p, int64_t layer)
     char *hidden = td_tensor_at(model, TD_T_HIDDEN_GRAD, layer);     /* [B, S, f], its gradient first */
     char *norm = td_tensor_at(model, TD_T_NORM2_AGAIN, layer);       /* [B, S, d] */
     char *dnorm = td_tensor_at(model, TD_T_NORM2_GRAD, layer);       /* [B, S, d] */
-    const void *dx = stream_grad(model);                             /* [B, S, d] */
+    const void *dx = branch_grad(model, TD_T_FFN_BRANCH_GRAD);       /* [B, S, d] */
     td_status status = TD_OK;
 
     /* output = middle + hidden w2^T: dx is middle's gradient already. hidden itself comes back where its gradient was. */
@@ -162,22 +198,22 @@ static td_status feed_forward_backward(const pass *p, int64_t layer)
     TD_TRY(td_linear_input_grad(model, f, d, dx, td_product_weight(model, w2), hidden));
     TD_TRY(td_step_enter(model, TD_STEP_SILU_GRAD, layer));
     TD_TRY(td_silu_mul_backward(dev, &rows, gate, up, hidden, gate, up, hidden));
-    TD_TRY(td_step_enter(model, TD_STEP_DOWN_WEIGHT_GRAD, layer));
-    TD_TRY(td_linear_weight_grad(model, f, d, dx, hidden, p->accumulate, grad(p, w2)));
-    TD_TRY(report(p, w2));
 
     /* [gate, up] = norm [w1; w3]^T */
-    TD_TRY(td_step_enter(model, TD_STEP_GATE_UP_WEIGHT_GRAD, layer));
-    TD_TRY(td_norm(model, middle, td_p_layer(layer, TD_W_LN2), norm));
-    TD_TRY(td_linear_weight_grad(model, d, 2 * f, gate, norm, p->accumulate, grad(p, w1)));
-    TD_TRY(report(p, w1));
-    TD_TRY(report(p, w3));
     TD_TRY(td_step_enter(model, TD_STEP_GATE_UP_GRAD, layer));
     TD_TRY(td_linear_input_grad(model, d, 2 * f, gate, td_product_weight(model, w1), dnorm));
 
+    TD_TRY(td_step_enter(model, TD_STEP_FFN_WEIGHT_GRAD, layer));
+    TD_TRY(td_norm(model, middle, td_p_layer(layer, TD_W_LN2), norm));
+    if (!p->fused_layers)
+        TD_TRY(weight_grads(p, false, 2, (linear[]){{w2, f, d, dx, hidden}, {w1, d, 2 * f, gate, norm}}));
+    TD_TRY(report(p, w2));
+    TD_TRY(report(p, w1));
+    TD_TRY(report(p, w3));
+
     /* norm = ln2(middle) */
     TD_TRY(td_step_enter(model, TD_STEP_NORM2_GRAD, layer));
-    TD_TRY(norm_backward(p, td_p_layer(layer, TD_W_LN2), middle, dnorm, false));
+    TD_TRY(norm_backward(p, td_p_layer(layer, TD_W_LN2), middle, dnorm, false, TD_T_ATTN_BRANCH_GRAD));
 cleanup:
     return status;
 }
@@ -187,41 +223,33 @@ static td_status attention_backward(const pass *p, int64_t layer)
     td_transformer *model = p->model;
     td_device *dev = model->dev;
     const td_plan *plan = &model->plan;
-    const int64_t d = plan->config.size.d_model;
+    const int64_t d = plan->config.size.d_model, f = plan->config.size.d_ff;
     const int64_t wq = td_p_layer(layer, TD_W_Q), wo = td_p_layer(layer, TD_W_OUTPUT);
     const td_attention_shape shape = td_plan_attention_shape(plan, model->batch, model->seq);
-    const td_heads_shape in_qkv = td_heads_shape_of(model, 3 * d), alone = td_heads_shape_of(model, d);
+    const td_heads_shape in_qkv = td_heads_shape_of(model, 3 * d);
     const float *cos = td_tensor_at(model, TD_T_COS, 0); /* [context, D / 2] */
     const float *sin = td_tensor_at(model, TD_T_SIN, 0);
-    char *input = td_tensor_at(model, TD_T_INPUT, layer);         /* [B, S, d] */
-    char *q = td_tensor_at(model, TD_T_Q, layer);                 /* [B, H, S, D] */
-    char *k = td_tensor_at(model, TD_T_K, layer);                 /* [B, H, S, D] */
-    char *v = td_tensor_at(model, TD_T_V, layer);                 /* [B, H, S, D] */
-    char *o = td_tensor_at(model, TD_T_O, layer);                 /* [B, H, S, D] */
-    char *saved = td_tensor_at(model, TD_T_SAVED, layer);         /* attention's own */
-    char *merged = td_tensor_at(model, TD_T_MERGED_AGAIN, layer); /* [B, S, d] */
-    char *dmerged = td_tensor_at(model, TD_T_MERGED_GRAD, layer); /* [B, S, d] */
-    char *d_o = td_tensor_at(model, TD_T_O_GRAD, layer);          /* [B, H, S, D] */
-    char *dq = td_tensor_at(model, TD_T_Q_GRAD, layer);           /* [B, H, S, D] */
-    char *dk = td_tensor_at(model, TD_T_K_GRAD, layer);           /* [B, H, S, D] */
-    char *dv = td_tensor_at(model, TD_T_V_GRAD, layer);           /* [B, H, S, D] */
-    char *dqkv = td_tensor_at(model, TD_T_QKV_GRAD, layer);       /* [B, S, 3 d] */
-    char *norm = td_tensor_at(model, TD_T_NORM1_AGAIN, layer);    /* [B, S, d] */
-    char *dnorm = td_tensor_at(model, TD_T_NORM1_GRAD, layer);    /* [B, S, d] */
-    const void *dx = stream_grad(model);                          /* [B, S, d] */
+    char *input = td_tensor_at(model, TD_T_INPUT, layer);       /* [B, S, d] */
+    char *q = td_tensor_at(model, TD_T_Q, layer);               /* [B, H, S, D] */
+    char *k = td_tensor_at(model, TD_T_K, layer);               /* [B, H, S, D] */
+    char *v = td_tensor_at(model, TD_T_V, layer);               /* [B, H, S, D] */
+    char *o = td_tensor_at(model, TD_T_O, layer);               /* [B, S, H, D] */
+    char *saved = td_tensor_at(model, TD_T_SAVED, layer);       /* attention's own */
+    char *d_o = td_tensor_at(model, TD_T_O_GRAD, layer);        /* [B, S, H, D] */
+    char *dq = td_tensor_at(model, TD_T_Q_GRAD, layer);         /* [B, H, S, D] */
+    char *dk = td_tensor_at(model, TD_T_K_GRAD, layer);         /* [B, H, S, D] */
+    char *dv = td_tensor_at(model, TD_T_V_GRAD, layer);         /* [B, H, S, D] */
+    char *dqkv = td_tensor_at(model, TD_T_QKV_GRAD, layer);     /* [B, S, 3 d] */
+    char *norm = td_tensor_at(model, TD_T_NORM1_AGAIN, layer);  /* [B, S, d] */
+    char *dnorm = td_tensor_at(model, TD_T_NORM1_GRAD, layer);  /* [B, S, d] */
+    const void *dx = branch_grad(model, TD_T_ATTN_BRANCH_GRAD); /* [B, S, d] */
     td_status status = TD_OK;
 
-    /* middle = input + merged output_proj^T: dx is input's gradient already */
-    TD_TRY(td_step_enter(model, TD_STEP_OUTPUT_WEIGHT_GRAD, layer));
-    TD_TRY(td_heads_merge(dev, &alone, o, merged));
-    TD_TRY(td_linear_weight_grad(model, d, d, dx, merged, p->accumulate, grad(p, wo)));
-    TD_TRY(report(p, wo));
+    /* middle = input + o output_proj^T: dx is input's gradient already */
     TD_TRY(td_step_enter(model, TD_STEP_OUTPUT_GRAD, layer));
-    TD_TRY(td_linear_input_grad(model, d, d, dx, td_product_weight(model, wo), dmerged));
+    TD_TRY(td_linear_input_grad(model, d, d, dx, td_product_weight(model, wo), d_o));
 
-    /* merged = heads_merge(o),  o = attention(q, k, v) */
-    TD_TRY(td_step_enter(model, TD_STEP_HEADS_GRAD, layer));
-    TD_TRY(td_heads_split(dev, &alone, dmerged, d_o));
+    /* o = attention(q, k, v) */
     TD_TRY(td_step_enter(model, TD_STEP_ATTEND_GRAD, layer));
     TD_TRY(plan->attend->impl->backward(dev, &shape, q, k, v, o, d_o, saved, dq, dk, dv,
                                         td_tensor_at(model, TD_T_ATTEND_GRAD_WORK, layer)));
@@ -229,18 +257,30 @@ static td_status attention_backward(const pass *p, int64_t layer)
     /* [rope^-1(q), rope^-1(k), v] = norm [q_proj; k_proj; v_proj]^T */
     TD_TRY(td_step_enter(model, TD_STEP_ROPE_GRAD, layer));
     TD_TRY(td_qkv_split_backward(dev, &in_qkv, dq, dk, dv, cos, sin, dqkv));
-    TD_TRY(td_step_enter(model, TD_STEP_QKV_WEIGHT_GRAD, layer));
-    TD_TRY(td_norm(model, input, td_p_layer(layer, TD_W_LN1), norm));
-    TD_TRY(td_linear_weight_grad(model, d, 3 * d, dqkv, norm, p->accumulate, grad(p, wq)));
-    TD_TRY(report(p, wq));
-    TD_TRY(report(p, td_p_layer(layer, TD_W_K)));
-    TD_TRY(report(p, td_p_layer(layer, TD_W_V)));
     TD_TRY(td_step_enter(model, TD_STEP_QKV_GRAD, layer));
     TD_TRY(td_linear_input_grad(model, d, 3 * d, dqkv, td_product_weight(model, wq), dnorm));
 
+    TD_TRY(td_step_enter(model, TD_STEP_ATTN_WEIGHT_GRAD, layer));
+    TD_TRY(td_norm(model, input, td_p_layer(layer, TD_W_LN1), norm));
+    if (p->fused_layers) /* the feed-forward's with them: the more there is to do at once, the better */
+        TD_TRY(weight_grads(
+            p, true, 4,
+            (linear[]){{td_p_layer(layer, TD_W_W1), d, 2 * f, td_tensor_at(model, TD_T_GATE_UP, layer),
+                        td_tensor_at(model, TD_T_NORM2_AGAIN, layer)},
+                       {td_p_layer(layer, TD_W_W2), f, d, branch_grad(model, TD_T_FFN_BRANCH_GRAD),
+                        td_tensor_at(model, TD_T_HIDDEN_GRAD, layer)},
+                       {wq, d, 3 * d, dqkv, norm},
+                       {wo, d, d, dx, o}}));
+    else
+        TD_TRY(weight_grads(p, false, 2, (linear[]){{wo, d, d, dx, o}, {wq, d, 3 * d, dqkv, norm}}));
+    TD_TRY(report(p, wo));
+    TD_TRY(report(p, wq));
+    TD_TRY(report(p, td_p_layer(layer, TD_W_K)));
+    TD_TRY(report(p, td_p_layer(layer, TD_W_V)));
+
     /* norm = ln1(input) */
     TD_TRY(td_step_enter(model, TD_STEP_NORM1_GRAD, layer));
-    TD_TRY(norm_backward(p, td_p_layer(layer, TD_W_LN1), input, dnorm, false));
+    TD_TRY(norm_backward(p, td_p_layer(layer, TD_W_LN1), input, dnorm, false, TD_T_FFN_BRANCH_GRAD));
 cleanup:
     return status;
 }
@@ -259,6 +299,19 @@ cleanup:
     return status;
 }
 
+/** Updates what of a layer was not updated with its gradient. */
+static td_status update_layer(const pass *p, int64_t layer)
+{
+    const td_layout *layout = &p->model->plan.layout;
+    const int64_t begin = layout->layers + layer * layout->layer_stride;
+
+    return p->fused_layers
+               ? update(p, (group){begin + layout->in_layer[TD_W_LN1], begin + layout->layer_stride,
+                                   td_p_layer(layer, TD_W_LN1), td_p_layer(layer, TD_W_LN2)})
+               : update(p, (group){begin, begin + layout->layer_stride, td_p_layer(layer, 0),
+                                   td_p_layer(layer, TD_WEIGHTS - 1)});
+}
+
 static td_status run(const pass *p)
 {
     td_transformer *model = p->model;
@@ -268,12 +321,15 @@ static td_status run(const pass *p)
     td_status status = TD_OK;
 
     TD_TRY(head_backward(p));
-    TD_TRY(update(p, (group){layout->ln_final, layout->elements, td_p_ln_final(size), td_p_lm_head(size)}));
+    if (p->fused_head)
+        TD_TRY(
+            update(p, (group){layout->ln_final, layout->lm_head, td_p_ln_final(size), td_p_ln_final(size)}));
+    else
+        TD_TRY(
+            update(p, (group){layout->ln_final, layout->elements, td_p_ln_final(size), td_p_lm_head(size)}));
     for (int64_t layer = size->layers - 1; layer >= 0; layer--) {
-        const int64_t begin = layout->layers + layer * layout->layer_stride;
         TD_TRY(layer_backward(p, layer));
-        TD_TRY(update(p, (group){begin, begin + layout->layer_stride, td_p_layer(layer, 0),
-                                 td_p_layer(layer, TD_WEIGHTS - 1)}));
+        TD_TRY(update_layer(p, layer));
     }
 
     TD_TRY(td_step_enter(model, TD_STEP_EMBED_GRAD, 0));
@@ -283,7 +339,7 @@ static td_status run(const pass *p)
     TD_TRY(report(p, TD_P_EMBEDDING));
     TD_TRY(td_step_enter(model, TD_STEP_NONE, 0));
     TD_TRY(update(p, (group){0, layout->layers, TD_P_EMBEDDING, TD_P_EMBEDDING}));
-    if (p->adamw && model->side)
+    if (p->adamw && beside(p))
         TD_TRY(td_event_wait(model->finished));
 cleanup:
     return status;
@@ -305,6 +361,11 @@ static td_status backward(const pass *p)
     }
     TD_CHECK(!p->accumulate || !model->plan.config.transient_gradients,
              "accumulate is set, but the model's gradients are transient");
+    if (p->accumulate && model->grads_lost) {
+        status = td_fail(TD_BAD_STATE, "accumulate is set, but the gradients were used up by an update along "
+                                       "the backward pass");
+        goto cleanup;
+    }
     model->progress = TD_AT_START; /* the activations are written over from here on */
     TD_TRY(td_device_push_label(model->dev, "backward"));
     TD_TRY(td_pop_after(model->dev, run(p)));
@@ -340,6 +401,32 @@ cleanup:
     return status;
 }
 
+/** Which of the model's weights it is faster to update with their gradients. */
+static td_status choose_fused(pass *p)
+{
+    const td_transformer *model = p->model;
+    const td_model_size *size = &model->plan.config.size;
+    const int64_t tokens = model->batch * model->seq, d = size->d_model, f = size->d_ff;
+    td_status status = TD_OK;
+
+    if (model->progress != TD_AFTER_LOSS)
+        goto cleanup; /* there is no step yet: backward says so */
+    /* Without mixed precision the residual's gradient behind feed-forward is gone when the layer's products come together. */
+    if (!model->plan.config.mixed)
+        goto cleanup;
+    const td_linear_adamw layer[] = {
+        td_linear_adamw_of(model, td_p_layer(0, TD_W_W1), tokens, d, 2 * f),
+        td_linear_adamw_of(model, td_p_layer(0, TD_W_W2), tokens, f, d),
+        td_linear_adamw_of(model, td_p_layer(0, TD_W_Q), tokens, d, 3 * d),
+        td_linear_adamw_of(model, td_p_layer(0, TD_W_OUTPUT), tokens, d, d),
+    };
+    const td_linear_adamw head = td_linear_adamw_of(model, td_p_lm_head(size), tokens, d, size->vocab);
+    TD_TRY(td_linear_adamw_pays(model->dev, 4, layer, &p->fused_layers));
+    TD_TRY(td_linear_adamw_pays(model->dev, 1, &head, &p->fused_head));
+cleanup:
+    return status;
+}
+
 td_status td_transformer_backward_adamw(td_transformer *model, td_adamw *adamw, bool on_device)
 {
     td_status status = TD_OK;
@@ -347,6 +434,7 @@ td_status td_transformer_backward_adamw(td_transformer *model, td_adamw *adamw, 
     pass p = {.model = model, .adamw = adamw, .on_device = on_device};
 
     TD_TRY(td_check_update(model, adamw, false));
+    TD_TRY(choose_fused(&p));
     TD_TRY(prepare_side(model));
     if (on_device) {
         TD_TRY(td_adamw_advance(model->dev, adamw));
@@ -357,6 +445,7 @@ td_status td_transformer_backward_adamw(td_transformer *model, td_adamw *adamw, 
         p.adamw = &step;
     }
     TD_TRY(backward(&p));
+    model->grads_lost = true;
     if (!on_device)
         model->adamw_steps = step.step;
 cleanup:

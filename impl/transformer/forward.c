@@ -11,7 +11,7 @@ static td_status attention_forward(td_transformer *model, int64_t layer)
     const td_plan *plan = &model->plan;
     const int64_t d = plan->config.size.d_model;
     const td_attention_shape shape = td_plan_attention_shape(plan, model->batch, model->seq);
-    const td_heads_shape in_qkv = td_heads_shape_of(model, 3 * d), alone = td_heads_shape_of(model, d);
+    const td_heads_shape in_qkv = td_heads_shape_of(model, 3 * d);
     const float *cos = td_tensor_at(model, TD_T_COS, 0); /* [context, D / 2] */
     const float *sin = td_tensor_at(model, TD_T_SIN, 0);
     char *norm = td_tensor_at(model, TD_T_NORM, layer);          /* [B, S, d] */
@@ -19,9 +19,8 @@ static td_status attention_forward(td_transformer *model, int64_t layer)
     char *q = td_tensor_at(model, TD_T_Q, layer);                /* [B, H, S, D] */
     char *k = td_tensor_at(model, TD_T_K, layer);                /* [B, H, S, D] */
     char *v = td_tensor_at(model, TD_T_V, layer);                /* [B, H, S, D] */
-    char *o = td_tensor_at(model, TD_T_O, layer);                /* [B, H, S, D] */
+    char *o = td_tensor_at(model, TD_T_O, layer);                /* [B, S, H, D] */
     char *saved = td_tensor_at(model, TD_T_SAVED, layer);        /* attention's own */
-    char *merged = td_tensor_at(model, TD_T_MERGED, layer);      /* [B, S, d] */
     char *branch = td_tensor_at(model, TD_T_ATTN_BRANCH, layer); /* [B, S, d] */
     td_status status = TD_OK;
 
@@ -35,11 +34,10 @@ static td_status attention_forward(td_transformer *model, int64_t layer)
     TD_TRY(td_step_enter(model, TD_STEP_ATTEND, layer));
     TD_TRY(plan->attend->impl->forward(dev, &shape, q, k, v, o, saved,
                                        td_tensor_at(model, TD_T_ATTEND_WORK, layer)));
-    TD_TRY(td_heads_merge(dev, &alone, o, merged));
 
     TD_TRY(td_step_enter(model, TD_STEP_OUTPUT, layer));
-    TD_TRY(td_linear_forward(model, d, d, merged, td_product_weight(model, td_p_layer(layer, TD_W_OUTPUT)),
-                             branch));
+    TD_TRY(
+        td_linear_forward(model, d, d, o, td_product_weight(model, td_p_layer(layer, TD_W_OUTPUT)), branch));
 cleanup:
     return status;
 }
@@ -153,7 +151,7 @@ static td_status run(td_transformer *model, const int64_t *ids, int64_t batch, i
     model->batch = batch;
     model->seq = seq;
     model->step = TD_STEP_NONE;
-    model->grads_lost = plan->config.transient_gradients;
+    model->grads_lost |= plan->config.transient_gradients;
     TD_TRY(td_step_enter(model, TD_STEP_EMBED, 0));
     if (model->grads)
         TD_TRY(

@@ -33,7 +33,7 @@ typedef enum extent {
 
 /** Names, extents and lifetimes. A tensor that outlives its layer's forward for the sake of backward is kept, one
  * instance a layer; the others share memory with whatever lives at another time. What one pass over memory computes
- * again (norms, merged heads, silu(gate) * up) is not kept: that takes a third off the bytes of a layer, for 1 % of
+ * again (norms, silu(gate) * up) is not kept: that takes a third off the bytes of a layer, for 1 % of
  * the step's time (small, 4 x 128 tokens, f32, two cores, 2026-11). */
 static const struct {
     const char *name;
@@ -56,45 +56,43 @@ static const struct {
     [TD_T_K] = {"attn.k", EXTENT_MODEL, TD_STEP_ROPE, TD_STEP_ATTEND, TD_STEP_ATTEND_GRAD},
     [TD_T_V] = {"attn.v", EXTENT_MODEL, TD_STEP_ROPE, TD_STEP_ATTEND, TD_STEP_ATTEND_GRAD},
     [TD_T_SAVED] = {"attn", EXTENT_SAVED, TD_STEP_ATTEND, TD_STEP_ATTEND, TD_STEP_ATTEND_GRAD},
-    [TD_T_O] = {"attn.o", EXTENT_MODEL, TD_STEP_ATTEND, TD_STEP_ATTEND, TD_STEP_ATTEND_GRAD},
+    [TD_T_O] = {"attn.o", EXTENT_MODEL, TD_STEP_ATTEND, TD_STEP_OUTPUT, TD_STEP_ATTN_WEIGHT_GRAD},
     [TD_T_MIDDLE] = {"middle", EXTENT_STREAM, TD_STEP_NORM2, TD_STEP_ADD, TD_STEP_NORM2_GRAD},
-    [TD_T_GATE_UP] = {"ffn.gate_up", EXTENT_GATE_UP, TD_STEP_GATE_UP, TD_STEP_SILU, TD_STEP_GATE_UP_GRAD},
+    [TD_T_GATE_UP] = {"ffn.gate_up", EXTENT_GATE_UP, TD_STEP_GATE_UP, TD_STEP_SILU, TD_STEP_ATTN_WEIGHT_GRAD},
 
     [TD_T_NORM] = {"norm.output", EXTENT_MODEL, TD_STEP_NORM1, TD_STEP_HEAD, TD_STEP_HEAD_WEIGHT_GRAD},
     [TD_T_ATTN_BRANCH] = {"attn.output", EXTENT_MODEL, TD_STEP_OUTPUT, TD_STEP_NORM2, TD_STEP_NORM2},
     [TD_T_FFN_BRANCH] = {"ffn.output", EXTENT_MODEL, TD_STEP_DOWN, TD_STEP_ADD, TD_STEP_ADD},
     [TD_T_QKV] = {"attn.qkv", EXTENT_QKV, TD_STEP_QKV, TD_STEP_ROPE, TD_STEP_ROPE},
     [TD_T_ATTEND_WORK] = {"attn.work", EXTENT_ATTEND_WORK, TD_STEP_ATTEND, TD_STEP_ATTEND, TD_STEP_ATTEND},
-    [TD_T_MERGED] = {"attn.merged", EXTENT_MODEL, TD_STEP_ATTEND, TD_STEP_OUTPUT, TD_STEP_OUTPUT},
     [TD_T_NORM2] = {"ln2.output", EXTENT_MODEL, TD_STEP_NORM2, TD_STEP_GATE_UP, TD_STEP_GATE_UP},
     [TD_T_HIDDEN] = {"ffn.hidden", EXTENT_FFN, TD_STEP_SILU, TD_STEP_DOWN, TD_STEP_DOWN},
-    [TD_T_LOGITS] = {"logits", EXTENT_VOCAB, TD_STEP_HEAD, TD_STEP_EMBED_GRAD, TD_STEP_HEAD_GRAD},
+    [TD_T_LOGITS] = {"logits", EXTENT_VOCAB, TD_STEP_HEAD, TD_STEP_EMBED_GRAD, TD_STEP_HEAD_WEIGHT_GRAD},
 
     [TD_T_NORM_FINAL_GRAD] = {"ln_final.output.grad", EXTENT_MODEL, TD_STEP_HEAD_GRAD, TD_STEP_NONE,
                               TD_STEP_FINAL_GRAD},
-    [TD_T_RESIDUAL_GRAD_ROUNDED] = {"residual.grad.rounded", EXTENT_ROUNDED, TD_STEP_FINAL_GRAD, TD_STEP_NONE,
-                                    TD_STEP_EMBED_GRAD},
     [TD_T_RESIDUAL_GRAD] = {"residual.grad", EXTENT_STREAM, TD_STEP_FINAL_GRAD, TD_STEP_NONE,
                             TD_STEP_EMBED_GRAD},
+    [TD_T_FFN_BRANCH_GRAD] = {"ffn.output.grad", EXTENT_ROUNDED, TD_STEP_FINAL_GRAD, TD_STEP_NONE,
+                              TD_STEP_EMBED_GRAD},
+    [TD_T_ATTN_BRANCH_GRAD] = {"attn.output.grad", EXTENT_ROUNDED, TD_STEP_NORM2_GRAD, TD_STEP_NONE,
+                               TD_STEP_ATTN_WEIGHT_GRAD},
     [TD_T_HIDDEN_GRAD] = {"ffn.hidden.grad", EXTENT_FFN, TD_STEP_DOWN_GRAD, TD_STEP_NONE,
-                          TD_STEP_DOWN_WEIGHT_GRAD},
-    [TD_T_NORM2_AGAIN] = {"ln2.output.again", EXTENT_MODEL, TD_STEP_GATE_UP_WEIGHT_GRAD, TD_STEP_NONE,
-                          TD_STEP_GATE_UP_WEIGHT_GRAD},
+                          TD_STEP_ATTN_WEIGHT_GRAD},
+    [TD_T_NORM2_AGAIN] = {"ln2.output.again", EXTENT_MODEL, TD_STEP_FFN_WEIGHT_GRAD, TD_STEP_NONE,
+                          TD_STEP_ATTN_WEIGHT_GRAD},
     [TD_T_NORM2_GRAD] = {"ln2.output.grad", EXTENT_MODEL, TD_STEP_GATE_UP_GRAD, TD_STEP_NONE,
                          TD_STEP_NORM2_GRAD},
-    [TD_T_MERGED_AGAIN] = {"attn.merged.again", EXTENT_MODEL, TD_STEP_OUTPUT_WEIGHT_GRAD, TD_STEP_NONE,
-                           TD_STEP_OUTPUT_WEIGHT_GRAD},
-    [TD_T_MERGED_GRAD] = {"attn.merged.grad", EXTENT_MODEL, TD_STEP_OUTPUT_GRAD, TD_STEP_NONE,
-                          TD_STEP_HEADS_GRAD},
-    [TD_T_O_GRAD] = {"attn.o.grad", EXTENT_MODEL, TD_STEP_HEADS_GRAD, TD_STEP_NONE, TD_STEP_ATTEND_GRAD},
+    [TD_T_O_GRAD] = {"attn.o.grad", EXTENT_MODEL, TD_STEP_OUTPUT_GRAD, TD_STEP_NONE, TD_STEP_ATTEND_GRAD},
     [TD_T_Q_GRAD] = {"attn.q.grad", EXTENT_MODEL, TD_STEP_ATTEND_GRAD, TD_STEP_NONE, TD_STEP_ROPE_GRAD},
     [TD_T_K_GRAD] = {"attn.k.grad", EXTENT_MODEL, TD_STEP_ATTEND_GRAD, TD_STEP_NONE, TD_STEP_ROPE_GRAD},
     [TD_T_V_GRAD] = {"attn.v.grad", EXTENT_MODEL, TD_STEP_ATTEND_GRAD, TD_STEP_NONE, TD_STEP_ROPE_GRAD},
     [TD_T_ATTEND_GRAD_WORK] = {"attn.work.grad", EXTENT_ATTEND_GRAD_WORK, TD_STEP_ATTEND_GRAD, TD_STEP_NONE,
                                TD_STEP_ATTEND_GRAD},
-    [TD_T_QKV_GRAD] = {"attn.qkv.grad", EXTENT_QKV, TD_STEP_ROPE_GRAD, TD_STEP_NONE, TD_STEP_QKV_GRAD},
-    [TD_T_NORM1_AGAIN] = {"ln1.output.again", EXTENT_MODEL, TD_STEP_QKV_WEIGHT_GRAD, TD_STEP_NONE,
-                          TD_STEP_QKV_WEIGHT_GRAD},
+    [TD_T_QKV_GRAD] = {"attn.qkv.grad", EXTENT_QKV, TD_STEP_ROPE_GRAD, TD_STEP_NONE,
+                       TD_STEP_ATTN_WEIGHT_GRAD},
+    [TD_T_NORM1_AGAIN] = {"ln1.output.again", EXTENT_MODEL, TD_STEP_ATTN_WEIGHT_GRAD, TD_STEP_NONE,
+                          TD_STEP_ATTN_WEIGHT_GRAD},
     [TD_T_NORM1_GRAD] = {"ln1.output.grad", EXTENT_MODEL, TD_STEP_QKV_GRAD, TD_STEP_NONE, TD_STEP_NORM1_GRAD},
 };
 
@@ -141,7 +139,8 @@ td_attention_shape td_plan_attention_shape(const td_plan *plan, int64_t batch, i
                                 .head_dim = size->d_model / size->heads,
                                 .dtype = plan->config.dtype,
                                 .causal = true,
-                                .tf32 = plan->config.tf32};
+                                .tf32 = plan->config.tf32,
+                                .o_bshd = true};
 }
 
 /** *out = count elements of `size` bytes, rounded up to the alignment. */
@@ -366,8 +365,7 @@ static uint64_t steps_of(const td_plan *plan, td_tensor tensor)
     /* Steps whose operations take no work: attention brings its own, and may use this memory meanwhile. */
     const uint64_t idle = UINT64_C(1) << TD_STEP_ROPE | UINT64_C(1) << TD_STEP_ATTEND |
                           UINT64_C(1) << TD_STEP_SILU | UINT64_C(1) << TD_STEP_SILU_GRAD |
-                          UINT64_C(1) << TD_STEP_HEADS_GRAD | UINT64_C(1) << TD_STEP_ATTEND_GRAD |
-                          UINT64_C(1) << TD_STEP_ROPE_GRAD;
+                          UINT64_C(1) << TD_STEP_ATTEND_GRAD | UINT64_C(1) << TD_STEP_ROPE_GRAD;
     uint64_t bits = 0;
     td_step first, last;
 

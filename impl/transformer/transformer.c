@@ -276,6 +276,22 @@ td_status td_linear_input_grad(td_transformer *model, int64_t d_in, int64_t d_ou
     return td_gemm(model->dev, &shape, dy, w, dx, td_tensor_at(model, TD_T_WORK, 0));
 }
 
+td_linear_adamw td_linear_adamw_of(const td_transformer *model, int64_t parameter, int64_t tokens,
+                                   int64_t d_in, int64_t d_out)
+{
+    const td_parameter *weight = &model->parameters[parameter];
+
+    return (td_linear_adamw){.tokens = tokens,
+                             .d_in = d_in,
+                             .d_out = d_out,
+                             .dtype = model->plan.config.dtype,
+                             .p_dtype = model->plan.wide,
+                             .p = weight->data,
+                             .m = weight->exp_avg,
+                             .v = weight->exp_avg_sq,
+                             .copy = model->copies ? (void *)td_product_weight(model, parameter) : NULL};
+}
+
 td_rmsnorm_shape td_norm_shape(const td_plan *plan, int64_t tokens)
 {
     return (td_rmsnorm_shape){.rows = tokens,
@@ -334,9 +350,10 @@ static td_status check_gradients(const td_transformer *model)
     if (!model->grads)
         return td_fail(TD_BAD_STATE, "the model has no gradients: it was created for TD_MODEL_INFERENCE");
     if (model->grads_lost)
-        return td_fail(TD_BAD_STATE,
-                       "the model has no gradients: they are transient, and no backward came since "
-                       "the last forward");
+        return td_fail(
+            TD_BAD_STATE,
+            "the model has no gradients: they were used up along the backward pass, or are transient, "
+            "and no backward came since the last forward");
     return TD_OK;
 }
 

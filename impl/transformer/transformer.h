@@ -142,10 +142,12 @@ TD_API td_status td_transformer_adamw(td_transformer *model, const td_adamw *ada
  * adamw->step, then reads them. */
 TD_API td_status td_transformer_adamw_on_device(td_transformer *model, td_adamw *adamw);
 
-/** Backward (without accumulation) and the AdamW step in one. Where dev has streams, a layer's parameters are updated on a
- * second one as soon as its gradients are final and nothing reads its weights any more, beside the products of the layers
- * before it. adamw is as in td_transformer_adamw or, with `on_device`, as in td_transformer_adamw_on_device. The result is
- * that of the two calls. TD_BAD_STATE and TD_BAD_ARGUMENT as there. */
+/** Backward (without accumulation) and the AdamW step in one, and the gradients used up: `grad` of a parameter is undefined behind
+ * it. Parameters are updated as soon as nothing reads them any more: large weights by the kernel that computes their gradients, which
+ * are then stored nowhere (td_linear_adamw_update); where that does not pay, on a second stream beside the products of the layers
+ * before, if dev has streams. adamw is as in td_transformer_adamw or, with `on_device`, as in td_transformer_adamw_on_device. The
+ * result is that of the two calls but for the order in which the fused gradients are summed. TD_BAD_STATE and TD_BAD_ARGUMENT as
+ * there. */
 TD_API td_status td_transformer_backward_adamw(td_transformer *model, td_adamw *adamw, bool on_device);
 
 /** One SGD step, p -= lr g, on every parameter. TD_BAD_STATE: a model without gradients. TD_UNSUPPORTED: one of mixed

@@ -59,23 +59,20 @@ typedef enum td_step {
     TD_STEP_ADD, /* to here: the next layer's input and its norm */
     TD_STEP_FINAL,
     TD_STEP_HEAD,
-    TD_STEP_HEAD_WEIGHT_GRAD,
     TD_STEP_HEAD_GRAD,
+    TD_STEP_HEAD_WEIGHT_GRAD,
     TD_STEP_FINAL_GRAD,
     TD_STEP_DOWN_GRAD, /* backward of a layer, from here */
     TD_STEP_SILU_GRAD,
-    TD_STEP_DOWN_WEIGHT_GRAD,
-    TD_STEP_GATE_UP_WEIGHT_GRAD,
     TD_STEP_GATE_UP_GRAD,
+    TD_STEP_FFN_WEIGHT_GRAD, /* of its two products, where they are not fused with the update */
     TD_STEP_NORM2_GRAD,
-    TD_STEP_OUTPUT_WEIGHT_GRAD,
     TD_STEP_OUTPUT_GRAD,
-    TD_STEP_HEADS_GRAD,
     TD_STEP_ATTEND_GRAD,
     TD_STEP_ROPE_GRAD,
-    TD_STEP_QKV_WEIGHT_GRAD,
     TD_STEP_QKV_GRAD,
-    TD_STEP_NORM1_GRAD, /* to here */
+    TD_STEP_ATTN_WEIGHT_GRAD, /* of its two; fused, of all four */
+    TD_STEP_NORM1_GRAD,       /* to here */
     TD_STEP_EMBED_GRAD
 } td_step;
 
@@ -102,18 +99,16 @@ typedef enum td_tensor {
     TD_T_FFN_BRANCH,  /* and feed-forward */
     TD_T_QKV,
     TD_T_ATTEND_WORK,
-    TD_T_MERGED,
     TD_T_NORM2,
     TD_T_HIDDEN,
     TD_T_LOGITS, /* backward writes their gradient over them */
     TD_T_NORM_FINAL_GRAD,
     TD_T_RESIDUAL_GRAD,
-    TD_T_RESIDUAL_GRAD_ROUNDED, /* in dtype, for the products of mixed precision */
-    TD_T_HIDDEN_GRAD,           /* then hidden once more, over it */
+    TD_T_FFN_BRANCH_GRAD,  /* the residual's gradient in dtype, for the products of mixed precision: behind */
+    TD_T_ATTN_BRANCH_GRAD, /* feed-forward, and behind attention */
+    TD_T_HIDDEN_GRAD,      /* then hidden once more, over it */
     TD_T_NORM2_AGAIN,
     TD_T_NORM2_GRAD,
-    TD_T_MERGED_AGAIN,
-    TD_T_MERGED_GRAD,
     TD_T_O_GRAD,
     TD_T_Q_GRAD,
     TD_T_K_GRAD,
@@ -178,7 +173,7 @@ struct td_transformer {
     td_stream *side;            /* for updates beside backward; made when first used */
     td_event *ready, *finished; /* gradients for the side stream; the side stream's work */
     td_progress progress;
-    bool grads_lost;    /* transient gradients: a forward came since backward, or no backward yet */
+    bool grads_lost;    /* used up; or transient, and a forward came since backward, or no backward yet */
     int64_t batch, seq; /* of the last forward */
     td_step step;       /* being run, for the memory history */
     int64_t layer;
@@ -228,6 +223,10 @@ td_status td_linear_weight_grad(td_transformer *model, int64_t d_in, int64_t d_o
                                 const void *x, bool accumulate, void *dw);
 td_status td_linear_input_grad(td_transformer *model, int64_t d_in, int64_t d_out, const void *dy,
                                const void *w, void *dx);
+
+/** The layer's fused update, but for what its gradient is made of. */
+td_linear_adamw td_linear_adamw_of(const td_transformer *model, int64_t parameter, int64_t tokens,
+                                   int64_t d_in, int64_t d_out);
 
 #define TD_NORM_EPS 1e-5f
 
