@@ -3,18 +3,9 @@
 import torch
 import torch.nn.functional as F
 
-from parity._ops_sides import Compiled, backward_sides, forward_sides
-from parity.core import DTYPES, equal
+from parity._ops_sides import EPS, GAP, Compiled, backward_sides, forward_sides, rounded
+from parity.core import equal
 from ref import ops as ref
-
-EPS = float(torch.tensor(1e-5))  # RMSNorm's, as the f32 that C's struct holds
-ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
-GAP = 7.0  # what stands between the heads and the pitch, and must stand there afterwards
-
-
-def rounded(x, dtype):
-    """As it is stored; the truth is not rounded."""
-    return x if x.dtype == torch.float64 else x.to(dtype)
 
 
 def residual_rmsnorm_forward(case, draw, c):
@@ -139,84 +130,3 @@ def round_to(case, draw, c):
         return {"y": x.to(y.dtype)}
 
     return forward_sides(tandem, function, x, rule={"y": equal()})
-
-
-def global_norm(case, draw, c):
-    g = draw.normal("g", (case.count,), case.dtype)
-    norm = draw.poisoned((1,), "f32")
-    dtype = c.enum("td_dtype", case.dtype)
-    work = c.work(c.value("td_global_norm_work_bytes", c.device, case.count, dtype))
-
-    def tandem():
-        c.td_global_norm(c.device, case.count, dtype, g, norm, work)
-        return {"norm": norm}
-
-    def function(g):
-        return {"norm": torch.linalg.vector_norm(ref.at_least_f32(g)).reshape(1)}
-
-    return forward_sides(tandem, function, g)
-
-
-def adamw_update(case, draw, c):
-    """AdamW on f32 weights with gradients of 16 bits, which writes a copy of 16 bits along."""
-    p, g = draw.normal("p", (case.count,), "f32"), draw.normal("g", (case.count,), case.grad_dtype)
-    m, v = draw.normal("m", (case.count,), "f32", std=0.3), draw.uniform("v", (case.count,), "f32")
-    ours = {name: x.clone() for name, x in zip("pmv", (p, m, v), strict=True)}
-    ours["copy"] = draw.poisoned((case.count,), case.grad_dtype)
-    addresses = {name: c.ffi.cast("void *", x.data_ptr()) for name, x in {**ours, "g": g}.items()}
-    tensors = c.struct("td_adamw_tensors", case, **addresses)
-    adamw = c.struct("td_adamw", case, **ADAMW)
-    on_device = None
-    if case.on_device:
-        nbytes = c.ffi.sizeof("td_adamw")
-        on_device = c.ffi.cast("td_adamw *", c.work(nbytes))
-        adamw.step -= 1  # which td_adamw_advance adds
-        c.td_device_upload(c.device, on_device, adamw, nbytes)
-    timed = "time" in case.measure
-
-    def tandem():
-        if not timed:
-            for mine, before in zip(ours.values(), (p, m, v), strict=False):
-                mine.copy_(before)
-        if case.on_device:
-            c.td_adamw_advance(c.device, on_device)
-        c.td_adamw_update(c.device, on_device or adamw, case.on_device, tensors)
-        return ours
-
-    def function(p, g, m, v):
-        found = ref.adamw_step(p, g, m, v, case.step, variant=case.variant, **ADAMW)
-        return {**dict(zip("pmv", found, strict=True)), "copy": rounded(found[0], DTYPES[case.grad_dtype])}
-
-    if not timed:
-        return forward_sides(tandem, function, p, g, m, v)
-    return {
-        "c": tandem,
-        "torch_eager": torch_step(p, g, foreach=True),
-        "torch_library": torch_step(p, g, fused=True),
-    }
-
-
-def torch_step(p, g, **how):
-    """PyTorch's optimizer on f32 weights and gradients, as under autocast, and the copy for the next forward."""
-    weight = torch.nn.Parameter(p.clone())
-    weight.grad = g.float()
-    copy = torch.empty_like(g)
-    adamw = torch.optim.AdamW([weight], **how)
-
-    def step():
-        adamw.step()
-        copy.copy_(weight.detach())
-        return {"p": weight.detach(), "copy": copy}
-
-    return step
-
-
-OPERATIONS = {
-    "residual_rmsnorm_forward": residual_rmsnorm_forward,
-    "qkv_split_forward": qkv_split_forward,
-    "qkv_split_backward": qkv_split_backward,
-    "round": round_to,
-    "cross_entropy_fused": cross_entropy_fused,
-    "global_norm": global_norm,
-    "adamw_update": adamw_update,
-}

@@ -7,6 +7,7 @@ from parity._pages import error_sentence, errors_by, on_gpu, units_of
 from parity.core import geomean
 
 OPTIMIZERS = ("adamw_step", "adamw_update", "sgd_step")
+FUSED = "linear_adamw_update"
 # Of the bandwidth that a copy reaches.
 BARS = {"adamw": 0.85, "else": 0.80}
 SIDES = ("c", "torch_eager", "torch_compile", "torch_library")
@@ -78,7 +79,7 @@ def report_copies(page, timed):
 
 def report_bandwidth(page, timed, copies):
     page.question("What share of that do the operations between the products reach?")
-    ops = [op for op in timed.values("op") if op not in ("gemm", "copy", *OPTIMIZERS)]
+    ops = [op for op in timed.values("op") if op not in ("gemm", "copy", FUSED, *OPTIMIZERS)]
     shares = share_table(page, timed.only(op=ops), copies)
     page.text(
         "GB/s counts the bytes that the operation cannot do without, each read or written once. The share "
@@ -99,6 +100,13 @@ def report_bandwidth(page, timed, copies):
     page.question("What share does AdamW reach?")
     shares = share_table(page, timed.only(op=list(OPTIMIZERS)), copies)
     say_shares(page, shares, BARS["adamw"], "optimizers")
+
+    page.question("And the gradient of a weight with its AdamW step in one?")
+    share_table(page, timed.only(op=FUSED), copies)
+    page.text(
+        "GB/s counts the weight, its moments and its copy; the products are done beside them. On PyTorch's side the "
+        "product, the gradient in f32, AdamW and the copy for the next forward, one after the other."
+    )
 
 
 def share_table(page, timed, copies):

@@ -6,6 +6,9 @@ import torch
 
 from parity.core import Side
 
+EPS = float(torch.tensor(1e-5))  # RMSNorm's, as the f32 that C's struct holds
+GAP = 7.0  # what stands between the heads and the pitch, and must stand there afterwards
+
 
 class Compiled:
     """A function that torch.compile makes when it is first called: importing the compiler alone takes seconds."""
@@ -63,3 +66,8 @@ def backward_sides(tandem, names, function, inputs, cotangent, library=None, fin
 
 def wide(x):
     return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+
+def rounded(x, dtype):
+    """As it is stored; the truth is not rounded."""
+    return x if x.dtype == torch.float64 else x.to(dtype)

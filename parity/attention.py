@@ -51,8 +51,8 @@ def grid_case(profile, device, seq, head_dim, phase):
     keys = dict(batch=BATCH, heads=1, seq=seq, head_dim=head_dim, dtype="f32", causal=False, mask="inf")
     if device == "cuda":
         repeats = 20 if profile == "quick" else 100
-        seconds = 0.5 + repeats * matrix / 2**33 * (0.3 if phase == "backward" else 0.06)
-        how = dict(measure="time memory", seconds=seconds, repeats=repeats, in_turn=matrix >= 2**33)
+        seconds = 0.5 + repeats * matrix / 2**33 * (0.2 if phase == "backward" else 0.08)
+        how = dict(measure="time memory", seconds=seconds, repeats=repeats, in_turn=matrix >= 2**33, stage=3)
         return Case("pytorch_attention", **how, **keys, **{"pass": phase})
     repeats = (20 if profile == "quick" else 100) if seq <= 1024 else 3
     seconds = (repeats + 3) * (3 if phase == "backward" else 1) * max(matrix, 2**23) / 2**28

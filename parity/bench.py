@@ -3,7 +3,8 @@ synchronised, as the handout asks for; and on a GPU as a whole, captured and com
 
 import torch
 
-from parity import _bench_pages
+from parity import _bench_gpu_pages, _bench_pages
+from parity._pages import on_gpu
 from parity.core import Case, Side, grid
 from parity.core.clock import statistics, time_sides
 from parity.transformer import Tandem, initial_state, torch_model
@@ -17,13 +18,18 @@ DELIVERABLES = {
 }
 
 VOCAB, BATCH = 10_000, 4
+OVERHEAD_S = 1.0  # of a case on a GPU: weights drawn and laid out for each side
 PHASES = _bench_pages.PHASES
 CONTEXTS = [128, 256, 512, 1024]
-GIB = 2**30
-RATES = {"cpu": 1e11, "cuda": 2e13}  # FLOP/s to expect, for the estimates alone
+# FLOP/s to expect, which decide how often a case repeats and how long it is expected to take.
+RATES = {"cpu": 1e11, "f32": 4.5e13, "tf32": 2.5e14, "bf16": 4e14, "bf16_mixed": 4e14}
+EAGER_LAYER_S = 7e-3  # a layer's operations, queued by PyTorch one by one, whatever their size
 LOW = ("bf16", "bf16_mixed")
 WHOLE_STEPS, PHASE_STEPS = 10, 5
-COLD_CONTEXT = _bench_pages.COLD_CONTEXT  # none of CONTEXTS, so that no two cases are one
+COLD_CONTEXT = _bench_gpu_pages.COLD_CONTEXT  # none of CONTEXTS, so that no two cases are one
+COLD_STEPS = max(_bench_pages.WARMUPS) + 10
+GPU_SIZES = ["2.7B", "xl", "small", "large", "medium"]  # the ones that matter most first
+WHOLE_CONTEXT = _bench_gpu_pages.WHOLE_CONTEXT
 
 
 def cases(profile, device):
@@ -46,27 +52,27 @@ def cases(profile, device):
 
 
 def gpu_cases(profile):
-    """The whole step of every size and dtype; the handout's grid of phases; and the first steps of a cold process."""
-    sizes = [size for size in SIZES if size != "10B"]
+    """The whole step of every size against compiled PyTorch; where its time goes; the handout's grid of phases; and the
+    first steps of a cold process."""
     if profile == "quick":
         yield whole("small", "bf16_mixed")
-        yield step("small", 512, "bf16_mixed", "step", "cuda", warmup=5, repeats=10)
-        for warmup in (0, 5):
-            yield step(
-                "small", COLD_CONTEXT, "bf16_mixed", "step", "cuda", warmup=warmup, repeats=10, cold=True
-            )
+        yield gpu_step("small", WHOLE_CONTEXT, "bf16_mixed", "step")
+        yield cold("small")
         return
-    for keys in grid(dtype=["bf16_mixed", "f32", "tf32", "bf16"], size=sizes):
-        yield whole(keys["size"], keys["dtype"])
-    for size in ["small", "2.7B"]:
+    for size in GPU_SIZES:
+        yield whole(size, "bf16_mixed")
+    for size in ["2.7B", "small"]:
         yield whole(size, "bf16_mixed", mode="parts")
-    for keys in grid(
-        dtype=["bf16_mixed", "f32", "tf32"], size=sizes, context=CONTEXTS, mode=["step", "inference"]
-    ):
-        yield step(keys["size"], keys["context"], keys["dtype"], keys["mode"], "cuda", warmup=5, repeats=10)
-    for warmup in (0, 1, 2, 5):
-        for size in ["small", "xl"]:
-            yield step(size, COLD_CONTEXT, "bf16_mixed", "step", "cuda", warmup=warmup, repeats=10, cold=True)
+    for dtype in ["f32", "tf32"]:  # beside the cases above: f32's headline
+        for size in GPU_SIZES:
+            yield gpu_step(size, WHOLE_CONTEXT, dtype, "step", stage=1)
+    for keys in grid(dtype=["bf16_mixed", "f32", "tf32"], context=CONTEXTS, size=GPU_SIZES):
+        if keys["context"] != WHOLE_CONTEXT or keys["dtype"] == "bf16_mixed":
+            yield gpu_step(**keys, mode="step", stage=2)
+    for size in GPU_SIZES:
+        yield cold(size)
+    for keys in grid(dtype=["bf16_mixed", "f32"], size=GPU_SIZES):
+        yield gpu_step(**keys, context=WHOLE_CONTEXT, mode="inference", stage=4)
 
 
 def shape_of(size, context):
@@ -75,25 +81,22 @@ def shape_of(size, context):
     return shape | dict(context=context), 2 * VOCAB * d_model + layers * (4 * d_model**2 + 3 * d_model * d_ff)
 
 
-def step(size, context, dtype, mode, device="cpu", *, warmup, repeats, cold=False):
+def step(size, context, dtype, mode, *, warmup, repeats):
+    """Phase by phase, on a CPU."""
     shape, numel = shape_of(size, context)
     element = 2 if dtype == "bf16" else 4
     # Weights of a side and what both start from; gradients and f32 moments when training; activations are small beside
     # them at batch 4.
     held = numel * (2 * element + 8 if mode == "step" else element)
-    held = held * (2 if device == "cpu" else 1) + numel * element
     work = BATCH * context * 2 * numel * (3 if mode == "step" else 1)
-    slow = 3 if dtype == "bf16" and device == "cpu" else 1
-    seconds = 2 * (warmup + repeats + 1) * work / RATES[device] * slow
-    seconds += numel / 2e7 if device == "cpu" else 2 + numel / 5e8
+    slow = 3 if dtype == "bf16" else 1
     return Case(
-        "benchmarking_mixed_precision" if dtype in LOW and not cold else "benchmarking_script",
+        "benchmarking_mixed_precision" if dtype in LOW else "benchmarking_script",
         measure="time memory" if mode == "step" else "time",
         repeats=repeats,
-        seconds=seconds,
-        alone=cold or device == "cpu",  # cold, which is what the warm-up is about, or hungry
-        in_turn=device != "cpu",
-        needs_bytes=held,
+        seconds=2 * (warmup + repeats + 1) * work / RATES["cpu"] * slow + numel / 2e7,
+        alone=True,  # hungry, and cold, which is what the warm-up is about
+        needs_bytes=2 * held + numel * element,
         size=size,
         **shape,
         dtype=dtype,
@@ -102,12 +105,55 @@ def step(size, context, dtype, mode, device="cpu", *, warmup, repeats, cold=Fals
     )
 
 
-def whole(size, dtype, context=512, mode="step"):
-    """Steps that nothing waits for between two readings of the clock, or one step and what its kernels take. Compiling
-    takes most of the case's time."""
+def gpu_step(size, context, dtype, mode, stage=0):
+    """Phase by phase, on a GPU: the handout's 5 warm-up steps and 10 timed ones, fewer of the long."""
     shape, numel = shape_of(size, context)
-    work = BATCH * context * 6 * numel
-    slow = 3 if dtype == "f32" else 1
+    mine, theirs = step_seconds(size, context, dtype, mode)
+    long, longest = _bench_gpu_pages.LONG_S, _bench_gpu_pages.LONGEST_S
+    warmup, repeats = (5, 10) if theirs < long else (2, 5) if theirs < longest else (1, 3)
+    training = mode == "step"
+    return Case(
+        "benchmarking_mixed_precision" if dtype in LOW else "benchmarking_script",
+        measure="time memory" if training else "time",
+        repeats=repeats,
+        seconds=OVERHEAD_S + numel / 2e9 + (warmup + repeats + 2) * ((2 if training else 1) * mine + theirs),
+        in_turn=True,
+        stage=stage,
+        needs_bytes=numel * (20 if training else 8),
+        size=size,
+        **shape,
+        dtype=dtype,
+        warmup=warmup,
+        **{"pass": mode},
+    )
+
+
+def cold(size):
+    """The first steps of a process, none of which is left out: the page looks at them as runs of ten after any number
+    of warm-up steps."""
+    shape, numel = shape_of(size, COLD_CONTEXT)
+    return Case(
+        "benchmarking_script",
+        measure="time",
+        repeats=COLD_STEPS,
+        seconds=OVERHEAD_S + numel / 2e9 + COLD_STEPS * sum(step_seconds(size, COLD_CONTEXT, "bf16_mixed")),
+        alone=True,
+        in_turn=True,
+        stage=2,
+        needs_bytes=numel * 20,
+        size=size,
+        **shape,
+        dtype="bf16_mixed",
+        warmup=0,
+        **{"pass": "step"},
+    )
+
+
+def whole(size, dtype, mode="step"):
+    """Steps that nothing waits for between two readings of the clock, or one step and what its kernels take."""
+    shape, numel = shape_of(size, WHOLE_CONTEXT)
+    mine, theirs = step_seconds(size, WHOLE_CONTEXT, dtype)
+    steps = 3 * WHOLE_STEPS + 8 if mode == "step" else 6
     return Case(
         "torch_compile",
         measure="time memory" if mode == "step" else "memory",
@@ -115,8 +161,11 @@ def whole(size, dtype, context=512, mode="step"):
         together=WHOLE_STEPS,
         in_turn=True,
         alone=mode == "parts",
-        seconds=15 + SIZES[size][2] * 1.5 + 4 * (3 * WHOLE_STEPS + 8) * work * slow / 1e14,
-        needs_bytes=numel * (2 if dtype == "bf16" else 4) * 2 + 8 * numel,
+        ahead=mode == "step",
+        stage=-2 if mode == "step" else -1,
+        # With what is compiled ahead of its turn.
+        seconds=OVERHEAD_S + numel / 2e9 + SIZES[size][2] * 0.5 + steps * (5 * mine + theirs),
+        needs_bytes=numel * 20,
         size=size,
         **shape,
         dtype=dtype,
@@ -125,16 +174,39 @@ def whole(size, dtype, context=512, mode="step"):
     )
 
 
+def step_seconds(size, context, dtype, mode="step"):
+    """What a step is expected to take on a GPU: C's, and PyTorch's queued operation by operation."""
+    numel = shape_of(size, context)[1]
+    passes = 3 if mode == "step" else 1
+    mine = BATCH * context * 2 * numel * passes / RATES[dtype] + (28 * numel / 4e12 if mode == "step" else 0)
+    return mine, max(1.5 * mine, SIZES[size][2] * EAGER_LAYER_S * passes / 3)
+
+
+def ahead(case, draw):
+    """Compiles PyTorch's step for the case, which then finds it in the cache on the disk. Which variant of a kernel is
+    the fastest is left for the case to find out, where nothing disturbs the clock."""
+
+    def zeros(name, shape, dtype, **how):  # weights that take no room beside the model's
+        return torch.zeros((), device=draw.device).expand(shape)
+
+    ids, targets = inputs(case, draw)
+    model = torch_model(case, initial_state(case, zeros), attend=fused_attention)
+    autocast = case.dtype == "bf16_mixed"
+    from torch._inductor import config  # which nobody else has to wait for
+
+    with config.patch(autotune_local_cache=False):
+        ref.Trainer(model, ids, targets, mode="backward", autocast=autocast, best=True).whole()
+
+
 def run(case, draw, c):
     cpu = draw.device.type == "cpu"
     state = initial_state(case, draw.normal if cpu else draw.quickly)
-    tokens = draw.integers("tokens", (case.batch, case.context + 1), high=case.vocab)
-    ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    batch = (case, c, state, ids, targets)
+    batch = (case, c, state, *inputs(case, draw))
     if case["pass"] == "parts":
         rates = ceilings(draw, c)
         return {
             "c": Parts(*batch).weighed(rates),
+            "c_graph_overlap": Parts(*batch, impl="c_graph_overlap", overlap=True).weighed(rates),
             "torch_eager": TorchParts(*batch).weighed(rates),
             "torch_compile": TorchParts(*batch, best=True).weighed(rates),
         }
@@ -153,6 +225,11 @@ def run(case, draw, c):
     if not cpu and case["pass"] == "step" and case.context != COLD_CONTEXT:
         sides["c_graph"] = Whole(*batch, impl="c_graph").side()  # as one launch, which has no phases
     return sides
+
+
+def inputs(case, draw):
+    tokens = draw.integers("tokens", (case.batch, case.context + 1), high=case.vocab)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
 class Phases:
@@ -393,4 +470,5 @@ def model_flops(case, c):
 
 
 def report(page, records):
-    _bench_pages.report(page, records)
+    pages = _bench_gpu_pages if on_gpu(records) else _bench_pages
+    pages.report(page, records)

@@ -6,7 +6,7 @@ import unittest
 
 import torch
 
-from parity.core.case import equal, within
+from parity.core.case import amid, equal, within
 from parity.core.draw import Draw
 from parity.core.judge import EPS, ProtocolError, judge
 
@@ -257,6 +257,28 @@ class OtherRules(unittest.TestCase):
         self.assertFalse(verdict(close, close, truth, within(max_abs=5e-5)).passed)
         close[0] = math.nan
         self.assertFalse(verdict(close, close, truth, within(max_abs=1.0)).passed)
+
+    def test_amid_the_noise_of_another_side(self):
+        base = torch.linspace(5, 1, 200)
+        noise = base + 0.01 * torch.linspace(-1, 1, 200)
+
+        def found(answer, **sides):
+            sides = {"c": {"loss": answer}, "torch_eager": {"loss": base}} | sides
+            return judge(sides, {}, {"loss": amid("torch_seed")}, "torch_eager")["c"]
+
+        other = {"torch_seed": {"loss": noise}}
+        self.assertTrue(found(base + 0.004, **other).passed)
+        self.assertTrue(found(base, **other).passed)
+        self.assertIn("mean distance 0.006 exceeds 0.005", found(base + 0.006, **other).complaints[0])
+        once = base.clone()
+        once[7] += 0.02
+        self.assertIn("largest distance 0.02 exceeds 0.01", found(once, **other).complaints[0])
+        once[7] = math.nan
+        self.assertFalse(found(once, **other).passed)
+        self.assertIn("no loss of torch_seed", found(base).complaints[0])
+        self.assertIn("no loss of torch_seed", found(base, torch_seed={"other": base}).complaints[0])
+        with self.assertRaisesRegex(ValueError, "name of a side"):
+            amid("")
 
     def test_rules_go_by_pattern(self):
         sides = {impl: {"w.0": torch.ones(2) + off} for impl, off in (("c", 1e-3), ("torch_eager", 0.0))}

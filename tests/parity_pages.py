@@ -6,7 +6,8 @@ import unittest
 from pathlib import Path
 from unittest.mock import patch
 
-from parity.core import plot, sweep
+from parity import _bench_gpu_pages, bench
+from parity.core import grid, plot, sweep
 from parity.core.clock import statistics
 from parity.core.record import FILE, load
 from parity.core.report import Page
@@ -23,7 +24,7 @@ IMPLS = {
     "ops": ["c", "torch_eager", "torch_compile", "torch_library"],
     "attention": ["c", "torch_eager"],
     "flash": ["c", "c_naive", "torch_eager", "torch_flash", "torch_cudnn", "torch_efficient"],
-    "transformer": ["c", "c_graph", "torch_eager", "torch_eager_f32"],
+    "transformer": ["c", "c_graph", "torch_eager", "torch_eager_f32", "torch_eager_seed"],
     "bench": ["c", "c_graph", "c_graph_overlap", "torch_eager", "torch_compile", "torch_compile_graph"],
 }
 VALUES = """tokens flops account_mib saved_mib matrix_mib flash_mib forward_peak_mib backward_peak_mib end_16_gib
@@ -74,6 +75,41 @@ class PagesTest(unittest.TestCase):
             page = Page(name, Path("nowhere"), "csv")
             module.report(page, Records(records))
         self.assertTrue(page.blocks)
+
+
+class BenchOnAGpu(unittest.TestCase):
+    def test_the_grid_is_whole_and_what_matters_most_comes_first(self):
+        items = sweep.select({"bench": bench}, "full", device="cuda")
+        compiled = [item.case for item in items[:5]]
+        self.assertEqual({case.deliverable for case in compiled}, {"torch_compile"})
+        self.assertEqual([case.size for case in compiled][:2], ["2.7B", "xl"])
+        self.assertTrue(all(case.ahead for case in compiled))
+        steps = [item.case for item in items[5:] if item.case["pass"] == "step"]
+        found = {(case.dtype, case.size, case.context) for case in steps}
+        sizes, dtypes = ["small", "medium", "large", "xl", "2.7B"], ["f32", "tf32", "bf16_mixed"]
+        cells = {tuple(keys.values()) for keys in grid(dtype=dtypes, size=sizes, context=bench.CONTEXTS)}
+        cold = {("bf16_mixed", size, bench.COLD_CONTEXT) for size in sizes}
+        self.assertEqual(found, cells | cold)
+        self.assertEqual({case.repeats for case in steps if case.warmup == 0}, {15})
+
+    def test_rows_of_any_warmup_come_from_one_trace(self):
+        case = next(case for case in bench.cases("quick", "cuda") if case.warmup == 0)
+        record = invented("bench", case, "c")
+        record["samples"] = [31.0, 5.0, *[1.0] * 13]
+        page = Page("bench", Path("nowhere"), "md")
+        _bench_gpu_pages.report_warmup(page, Records([record]))
+        text = "\n".join(page.blocks)
+        for row in (
+            "| small | c | 0 | 4.40 |",  # (31 + 5 + 8) / 10
+            "| small | c | 1 | 1.40 |",
+            "| small | c | 2 | 1.00 |",
+            "| small | c | 5 | 1.00 |",
+            "| small | c | 31.0 | 5.00 | 1.00 |",
+        ):
+            self.assertIn(row, text)
+        self.assertIn(
+            "c's first step takes 31.00 to 31.00 times as long as its settled ones, 30 to 30 ms more", text
+        )
 
 
 def invented(module, case, impl):

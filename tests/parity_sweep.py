@@ -11,14 +11,18 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 import unittest
+import unittest.mock
 from pathlib import Path
 
 import parity_double
 
+from parity.core import worker
 from parity.core.case import Case
 from parity.core.command import main
 from parity.core.record import ASIDE, FILE, Finished, RecordError, RecordFile, load
+from parity.core.sweep import SelectionError, select
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -109,6 +113,43 @@ class Sweeps(unittest.TestCase):
         status, out, _ = self.main("run", "--module", "scale", "--within", "600")
         self.assertEqual((status, len(self.runs())), (0, 5))
 
+    def test_order_and_what_goes_ahead(self):
+        """What is timed waits for what is done ahead of it; what is not runs meanwhile."""
+        status, out, _ = self.main("run", "--module", "early")
+        self.assertEqual(status, 0, out)
+        self.assertIn("2 cases are being compiled", out)
+        self.assertIn("early/n=3: not compiled ahead of its turn", out)
+        self.assertNotIn("n=2: not compiled", out)
+        runs = self.runs()
+        self.assertEqual([line for line in runs if line[0] == "r"], [f"run {n}" for n in (4, 1, 3, 2)])
+        self.assertEqual(
+            sorted(line for line in runs if line[0] == "a"), [f"ahead of {n} on cpu" for n in (2, 3)]
+        )
+        self.assertLess(max(runs.index(f"ahead of {n} on cpu") for n in (2, 3)), runs.index("run 3"))
+        self.log.write_text("")
+        status, out, _ = self.main("run", "--module", "early", "--redo", "--measure", "error")
+        self.assertEqual(self.runs(), ["run 4", "run 1"])
+
+    def test_what_goes_ahead_has_its_time(self):
+        with unittest.mock.patch.object(worker, "AHEAD_S", 0.0):
+            status, out, _ = self.main("run", "--module", "early", "--measure", "time")
+        self.assertEqual(status, 0, out)
+        self.assertIn("n=2: not compiled ahead of its turn", out)
+        self.assertEqual([line for line in self.runs() if line[0] == "r"], ["run 3", "run 2"])
+
+    def test_a_case_is_judged_whenever_it_runs(self):
+        for has, asked, expected in (
+            (("error", "time"), ["time"], ("error", "time")),
+            (("error", "time", "memory"), ["error"], ("error",)),
+            (("time", "memory"), ["time"], ("time",)),
+            (("error", "time"), ["memory"], ()),
+        ):
+            case = Case("d", measure=" ".join(has))
+            module = types.SimpleNamespace(__name__="m", cases=lambda profile, device, case=case: [case])
+            with contextlib.suppress(SelectionError):
+                select({"m": module}, "quick", measures=asked)
+            self.assertEqual(case.measure, expected)
+
     def test_only_what_is_asked_for_is_measured(self):
         status, out, _ = self.main("run", "--module", "scale", "--measure", "memory")
         self.assertEqual(status, 0, out)
@@ -191,7 +232,7 @@ class Sweeps(unittest.TestCase):
 
     def test_the_command_line_refuses_clearly(self):
         for arguments, words in (
-            (("run", "--module", "nothing"), "no module nothing; there are: scale, trouble"),
+            (("run", "--module", "nothing"), "no module nothing; there are: early, scale, trouble"),
             (("run", "--case", "nothing"), "no case that matches 'nothing'"),
             (("run", "--case", "("), "is no regular expression"),
             (("report",), "no records in"),

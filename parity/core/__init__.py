@@ -9,7 +9,7 @@ clock, file or tolerance of its own: drawing, calling C, judging, timing, record
     run(case, draw, c)       computes one case on every side and returns {impl: side, ...}, described below
     report(page, records)    writes reports/<machine>/<name>.md from records alone; never runs anything
 
-Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, together, **keys)
+Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, together, stage, ahead, **keys)
     keys         what the record's "case" holds: batch, heads, seq, seq_k, head_dim, dtype, causal, pass, size, ...
                  with the meaning and spelling of README.md, "Records". `case.seq` reads one (`case["pass"]`, where
                  the name is a word of Python), `case.get("seq_k", 0)` with a default. Values are JSON scalars.
@@ -24,6 +24,10 @@ Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, tog
                  else their calls alternate
     together     calls in a row that make up one timed sample, default 1: steps that nothing waits for in between. A
                  sample is their mean
+    stage        cases of a lower stage run first, whatever their module; default 0. A sweep that is cut short has them
+    ahead        True: the module has a fifth name, ahead(case, draw), which does what is kept on disk from then on,
+                 such as compiling. It is called before the case is timed, in a process of its own, beside those of
+                 other cases and beside cases whose errors alone are measured
 
 draw             inputs seeded by the case's name and the tensor's, so a case is the same alone, in a sweep, and on
                  every device: the CPU draws them, and they are then on the device
@@ -76,7 +80,8 @@ README.md, "Records"; a side whose name starts with "c" and is alone or followed
     truth        float64 outputs, or a function that returns them (called only when the error is measured)
     rule         optional {output name or pattern: rule}: the default is parity() of README.md; also
                  equal() (same bits as torch), equal("truth") (exactly the truth), within(rel_l2=..., max_abs=...)
-                 (against the truth where it has that output, else against the first torch side)
+                 (against the truth where it has that output, else against the first torch side), and
+                 amid("torch_other") (as near to the reference as that side is, for what has no truth but noise)
     reference    optional: the name of the side that C is judged against; default "torch_eager", else the first
                  torch side
 
@@ -145,8 +150,20 @@ A complete example, parity/scale.py, for an imaginary td_scale(dev, count, dtype
         page.text(f"C takes {records.ratio('ms').max():.2f} times PyTorch's time at most.")
 """
 
-from parity.core.case import Case, Side, equal, grid, parity, within
+from parity.core.case import Case, Side, amid, equal, grid, parity, within
 from parity.core.draw import DTYPES, NAMES
 from parity.core.view import Records, geomean
 
-__all__ = ["DTYPES", "NAMES", "Case", "Records", "Side", "equal", "geomean", "grid", "parity", "within"]
+__all__ = [
+    "DTYPES",
+    "NAMES",
+    "Case",
+    "Records",
+    "Side",
+    "amid",
+    "equal",
+    "geomean",
+    "grid",
+    "parity",
+    "within",
+]

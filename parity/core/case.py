@@ -30,6 +30,8 @@ class Case:
         needs_bytes: int = 0,
         in_turn: bool = False,
         together: int = 1,
+        stage: int = 0,
+        ahead: bool = False,
         **keys: Any,
     ):
         self.deliverable = deliverable
@@ -50,6 +52,8 @@ class Case:
         self.needs_bytes = needs_bytes
         self.in_turn = in_turn
         self.together = together
+        self.stage = stage
+        self.ahead = ahead
         self.keys = keys
 
     def __getattr__(self, key: str) -> Any:
@@ -109,7 +113,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Rule:
-    """How one output is judged; made by parity(), equal() and within()."""
+    """How one output is judged; made by parity(), equal(), within() and amid()."""
 
     kind: str
     against: str = "torch"
@@ -134,3 +138,10 @@ def within(*, rel_l2: float | None = None, max_abs: float | None = None) -> Rule
     if rel_l2 is None and max_abs is None:
         raise ValueError("within() needs rel_l2, max_abs or both")
     return Rule("within", "truth", rel_l2, max_abs)
+
+
+def amid(against: str) -> Rule:
+    """No further from the reference, in the mean and at the most, than the side `against` is: within its noise."""
+    if not against:
+        raise ValueError("amid() needs the name of a side")
+    return Rule("amid", against)

@@ -17,7 +17,7 @@ from parity.core.tables import FORMATS
 from parity.core.worker import Settings, WorkerError
 
 ERRORS = (sweep.SelectionError, RecordError, WorkerError, report.ReportError, compare.CompareError)
-BUDGETS = {"cpu": {"quick": 0.5, "full": 2.0}, "cuda": {"quick": 0.1, "full": 0.3}}
+BUDGETS = {"cpu": {"quick": 0.5, "full": 2.0}, "cuda": {"quick": 0.1, "full": 0.1}}
 MACHINES = {"cpu": "local", "cuda": "local-cuda"}
 
 
@@ -131,7 +131,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     cases.add_argument("--case", default="", metavar="REGEX", help="only cases whose module/name this finds")
     cases.add_argument(
-        "--measure", action="append", choices=MEASURES, help="only this of each case; may be repeated"
+        "--measure",
+        action="append",
+        choices=MEASURES,
+        help="only this of each case, and its error; may be repeated",
     )
     cases.add_argument(
         "--device", type=_device, default="cpu", help="cpu, cuda or cuda:INDEX (default: %(default)s)"

@@ -106,6 +106,7 @@ class Cuda:
             )
         if index >= torch.cuda.device_count():
             raise DeviceError(f"cuda:{index} of {torch.cuda.device_count()} CUDA devices")
+        gc.freeze()  # what is imported so far: release() looks for garbage between sides
         self.name = f"cuda:{index}"
         self.torch = torch.device("cuda", index)
         torch.cuda.set_device(index)

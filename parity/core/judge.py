@@ -69,7 +69,7 @@ def judge(
     for impl, outputs in sides.items():
         verdicts[impl] = Verdict()
         if is_judged(impl):
-            verdicts[impl].complaints = _complaints(outputs, sides.get(reference), truth, rules, eps)
+            verdicts[impl].complaints = _complaints(outputs, reference, sides, truth, rules, eps)
         for name, value in outputs.items():
             if name not in truth or isinstance(value, str):
                 continue
@@ -82,15 +82,18 @@ def judge(
     return verdicts
 
 
-def _complaints(got: Outputs, reference: Outputs | None, truth: Outputs, rules, eps) -> list[str]:
+def _complaints(got: Outputs, name_of_reference: str | None, sides, truth: Outputs, rules, eps) -> list[str]:
     found = []
+    reference = sides.get(name_of_reference)
     expected = reference if reference is not None else truth
     if set(got) != set(expected):
         return [f"outputs are {_listed(got)}, expected {_listed(expected)}"]
     for name, value in got.items():
         rule = next((rules[pattern] for pattern in rules if fnmatchcase(name, pattern)), parity())
         complaint = _shape_complaint(value, expected[name], reference is not None)
-        if not complaint:
+        if not complaint and rule.kind == "amid":
+            complaint = _amid(name, value, reference, sides.get(rule.against), rule.against)
+        elif not complaint:
             complaint = _rule_complaint(
                 rule, value, None if reference is None else reference[name], truth.get(name), eps
             )
@@ -175,6 +178,22 @@ def _within(rule: Rule, value: torch.Tensor, target: torch.Tensor) -> str:
         if limit is not None and not mine[key] <= limit
     ]
     return "; ".join(over)
+
+
+def _amid(name: str, value, reference: Outputs | None, other: Outputs | None, other_name: str) -> str:
+    """The distances, from one side, of an answer and of another whose distance is noise."""
+    if reference is None or other is None or name not in other:
+        return f"not judged: there is no {name} of {other_name} to say how much is noise"
+    base = reference[name].double()
+    mine, noise = ((x.double() - base).abs() for x in (value, other[name]))
+    return "; ".join(
+        f"{what} distance {got:.3g} exceeds {limit:.3g}, that of {other_name}"
+        for what, got, limit in (
+            ("mean", float(mine.mean()), float(noise.mean())),
+            ("largest", float(mine.max()), float(noise.max())),
+        )
+        if not got <= limit
+    )
 
 
 def _kind_complaint(value: torch.Tensor, truth: torch.Tensor) -> str:

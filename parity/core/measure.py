@@ -70,6 +70,8 @@ class Measurement:
     def run(self, budget: float) -> None:
         turns = [[impl] for impl in self.sides] if self.case.in_turn else [list(self.sides)]
         timings: dict[str, clock.Timing] = {}
+        if self.case.in_turn:
+            self.device.release()
         for impls in turns:
             self._open(impls)
             if "error" in self.case.measure:
@@ -209,7 +211,6 @@ class Measurement:
 
     def _open(self, impls: Iterable[str]) -> None:
         if self.case.in_turn:
-            self.device.release()
             self.held = self.device.held_by_torch()
         self.opened = self._alive(impls)
         for impl in self.opened:

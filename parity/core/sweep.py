@@ -18,12 +18,13 @@ from rich.table import Column
 
 from parity.core.case import MEASURES, Case
 from parity.core.record import Finished, RecordFile, now
-from parity.core.worker import Settings, Worker
+from parity.core.worker import Ahead, Settings, Worker
 
 PROFILES = ("quick", "full")
 FRESH_PROCESS_S = 4.0  # importing PyTorch and loading the library, for a case that is alone
 BAD = ("failed", "error")
 MORE = 3  # exit status of a run that stopped in time, with cases left
+SMALL_BYTES = 2**34  # that a case may need beside what goes ahead of others
 
 
 class SelectionError(RuntimeError):
@@ -59,7 +60,7 @@ def select(
     device: str = "cpu",
 ) -> list[Item]:
     """The cases of a profile on a kind of device, of the named modules, whose name `regex` finds, cut down to what is
-    to be measured."""
+    to be measured, in the order in which they run."""
     unknown = [name for name in only if name not in modules]
     if unknown:
         raise SelectionError(f"no module {', '.join(unknown)}; there are: {', '.join(modules)}")
@@ -76,11 +77,18 @@ def select(
         if twice:
             raise SelectionError(f"parity/{name}.py lists a case twice: {twice[0]}")
         for item in cases:
-            item.case.measure = tuple(name for name in item.case.measure if name in measures)
+            item.case.measure = _asked(item.case.measure, measures)
         items += [item for item in cases if item.case.measure and pattern.search(item.name)]
     if not items:
         raise SelectionError(f"profile {profile} has no case that matches {regex!r}")
-    return items
+    return sorted(items, key=lambda item: item.case.stage)
+
+
+def _asked(has: Sequence[str], measures: Sequence[str]) -> tuple[str, ...]:
+    """What is asked for of what a case has. Answers are judged wherever the case runs at all: its newest record is the
+    one that counts, and would otherwise lack the error that an earlier run has found."""
+    found = tuple(name for name in has if name in measures)
+    return tuple(name for name in has if name in found or (found and name == "error"))
 
 
 def expected_seconds(item: Item, finished: Finished) -> float:
@@ -130,7 +138,11 @@ def run_sweep(
         console.print(f"the machine is busy (load average {busy:.1f}): times will be noise", style="yellow")
     counts: Counter = Counter()
     bad = []
-    with Worker(settings) as worker, _progress(console) as progress:
+    early = [(item.path, item.case) for item in pending if item.case.ahead and _is_measured(item)]
+    if early:
+        pending.sort(key=_waits)
+        console.print(f"{len(early)} cases are being compiled, beside those whose errors alone are measured")
+    with Worker(settings) as worker, Ahead(settings, early) as ahead, _progress(console) as progress:
         watch = _Watch(progress, console, [expected_seconds(item, finished) for item in pending])
         for item in pending:
             spent = time.monotonic() - started
@@ -138,6 +150,11 @@ def run_sweep(
             if watch.done and spent + expected_seconds(item, finished) > within:
                 break
             watch.begin(item)
+            if _waits(item):
+                for case in ahead.wait():
+                    console.print(
+                        f"{case.name}: not compiled ahead of its turn", style="yellow", markup=False
+                    )
             records = [
                 record | worker.surroundings | {"time": now()} for record in worker.run(item.path, item.case)
             ]
@@ -156,6 +173,16 @@ def run_sweep(
             markup=False,
         )
     return 1 if bad else MORE if left else 0
+
+
+def _is_measured(item: Item) -> bool:
+    """Whether a clock or a scale is set on the case, which wants the machine to itself."""
+    return item.case.measure != ("error",)
+
+
+def _waits(item: Item) -> bool:
+    """Whether the case cannot run beside what goes ahead of others."""
+    return _is_measured(item) or item.case.needs_bytes > SMALL_BYTES
 
 
 class _Watch:

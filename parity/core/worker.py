@@ -9,17 +9,23 @@ import os
 import select
 import signal
 import threading
+import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from parity.core.case import Case
 from parity.core.device import DeviceLost, open_device
+from parity.core.draw import Draw
 from parity.core.library import HEADERS, Library
 from parity.core.measure import measure_case
 from parity.core.record import surroundings
 
 NAME_BYTES = 64
+AHEAD_S = 300.0  # that a sweep waits at most for what goes ahead of its cases
 LOST = 70  # exit status of a process whose GPU ended its context
 
 
@@ -44,10 +50,7 @@ class Worker:
     def __init__(self, settings: Settings):
         self.settings = settings
         self.surroundings: dict = {}
-        # A server that has imported PyTorch and done nothing else forks each worker: as clean as a new process, and
-        # there at once.
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch", "parity.core.measure"])
+        self._context = _processes()
         self._process = None
 
     def __enter__(self) -> "Worker":
@@ -137,6 +140,57 @@ class Worker:
                 "the GPU ended the process's work: an access to memory that is not there, or a failed launch",
             )
         return "error", f"the process ended with status {code}"
+
+
+class Ahead:
+    """What cases need from the disk and take long to put there, each in a process of its own: what torch.compile has
+    compiled once it finds again. They share the machine, and so run beside nothing that is timed."""
+
+    def __init__(self, settings: Settings, cases: Sequence[tuple[str, Case]]):
+        context = _processes()
+        self._running = []
+        for module, case in cases:
+            process = context.Process(target=_go_ahead, args=(module, case, settings), daemon=True)
+            process.start()
+            self._running.append((case, process))
+
+    def __enter__(self) -> "Ahead":
+        return self
+
+    def __exit__(self, *_) -> None:
+        for _case, process in self._running:
+            process.kill()
+            process.join()
+        self._running = []
+
+    def wait(self) -> list[Case]:
+        """Returns when all are done, or have had their time; those that failed, which costs their cases no more than
+        time."""
+        end = time.monotonic() + AHEAD_S
+        for _case, process in self._running:
+            process.join(timeout=max(0.0, end - time.monotonic()))
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+        failed = [case for case, process in self._running if process.exitcode != 0]
+        self._running = []
+        return failed
+
+
+def _processes():
+    """A server that has imported PyTorch and done nothing else forks each process: as clean as a new one, and there at
+    once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "parity.core.measure"])
+    return context
+
+
+def _go_ahead(name: str, case: Case, settings: Settings) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(settings.threads)
+    device = open_device(settings.device)
+    device.precision(case.get("dtype"))
+    importlib.import_module(name).ahead(case, Draw(case.name, device.torch))
 
 
 def _serve(pipe, called, settings: Settings) -> None:

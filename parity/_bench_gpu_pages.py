@@ -1,0 +1,413 @@
+"""The page of parity/bench.py on a GPU; no module of its own."""
+
+import re
+
+import pandas as pd
+
+from parity._bench_pages import PHASES, WARMUPS, rows_of
+from parity._pages import peak_of, units_of
+from parity.core import geomean
+from parity.core.clock import statistics
+from ref.transformer import SIZES
+
+WHOLE_CONTEXT = 512  # of the steps that are compared with compiled PyTorch
+COLD_CONTEXT = 384  # of the cases that measure what warm-up changes
+LONG_S, LONGEST_S = 0.2, 0.5  # steps from which on fewer are timed
+COMPILED = ("torch_compile", "torch_compile_graph")
+GRAPHS = ("c_graph", "c_graph_overlap")
+ORDER = ("c", *GRAPHS, "torch_eager", *COMPILED)
+DTYPES = ("bf16_mixed", "f32", "tf32")
+# What a step is to reach: C's captured step over PyTorch's best, C's eager step over PyTorch's eager one.
+BARS = {"bf16_mixed": (0.80, 0.50), "f32": (None, 0.90)}
+
+
+def report(page, records):
+    compiled = records.only("torch_compile")
+    grid = records.only(["benchmarking_script", "benchmarking_mixed_precision"])
+    warm = type(records)(in_order(r for r in grid.records if r["case"]["context"] != COLD_CONTEXT))
+    steps = warm.only(context=WHOLE_CONTEXT, dtype=["f32", "tf32"], **{"pass": "step"}).records
+    whole = type(records)(in_order([*compiled.only(**{"pass": "step"}).records, *steps]))
+    report_whole(page, whole)
+    report_memory(page, whole)
+    report_apart(page, whole.only("torch_compile"))
+    parts = compiled.only(**{"pass": "parts"})
+    report_parts(page, type(records)(in_order(parts.records)), whole)
+    report_warmup(page, type(records)(in_order(grid.only(context=COLD_CONTEXT).records)))
+    report_grid(page, warm)
+    report_speedups(page, warm)
+
+
+def in_order(records):
+    """By dtype, size and context, whatever order they ran in."""
+
+    def place(record):
+        case = record["case"]
+        dtype = DTYPES.index(case["dtype"]) if case["dtype"] in DTYPES else len(DTYPES)
+        return dtype, list(SIZES).index(case["size"]), case["context"], ORDER.index(record["impl"])
+
+    return sorted(records, key=place)
+
+
+def by_case(records, keys):
+    """{case keys: {impl: record}} in order."""
+    found = {}
+    for record in records.records:
+        found.setdefault(tuple(record["case"][key] for key in keys), {})[record["impl"]] = record
+    return found
+
+
+def best_of(impls, sides, name):
+    """The smallest number of these sides; None where none has one."""
+    values = [number_of(sides.get(impl), name) for impl in impls]
+    return min((value for value in values if value is not None), default=None)
+
+
+def number_of(record, name):
+    if record is None:
+        return None
+    return record["ms"]["median"] if name == "ms" and "ms" in record else record.get(name)
+
+
+def quotient(mine, theirs):
+    return mine / theirs if mine and theirs else None
+
+
+def shown(record, name):
+    """The number, or in words why there is none."""
+    value = number_of(record, name)
+    return value if value is not None or record is None else record["status"]
+
+
+def report_whole(page, records):
+    page.question("How long does a training step take, when nothing waits inside (batch 4, context 512)?")
+    rows = []
+    impls = [impl for impl in ORDER if len(records.only(impl=impl))]
+    for (dtype, size), sides in by_case(records, ["dtype", "size"]).items():
+        row = {"dtype": dtype, "size": size} | {impl: shown(sides.get(impl), "ms") for impl in impls}
+        mine, best = best_of(GRAPHS, sides, "ms"), best_of(COMPILED, sides, "ms")
+        eager = [number_of(sides.get(impl), "ms") for impl in ("c", "torch_eager")]
+        row["c_graph / torch_compile"] = quotient(mine, number_of(sides.get("torch_compile"), "ms"))
+        row["c_graph / best PyTorch"] = quotient(mine, best)
+        row["c / torch_eager"] = quotient(*eager)
+        bars = BARS.get(dtype, (None, None))
+        row["of the bar"] = quotient(row["c_graph / best PyTorch"], bars[0])
+        row["of the eager bar"] = quotient(row["c / torch_eager"], bars[1])
+        row["MFU of C"] = utilisation(sides, ("c", *GRAPHS))
+        row["MFU of PyTorch"] = utilisation(sides, ("torch_eager", *COMPILED))
+        rows.append(row)
+    frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
+    page.table(frame, units=units_of(frame, impls, "ms"))
+    if not rows:
+        return
+    page.text(
+        "bf16_mixed: medians of groups of ten steps between two events on the stream; f32 and tf32: of the steps of "
+        "the grid below, long enough for the waits between their phases not to matter. A step is forward, loss, "
+        "backward and AdamW. bf16_mixed has f32 weights: in PyTorch by autocast. torch_eager attends and steps as "
+        "the course does; torch_compile compiles the model with its loss, attends by scaled_dot_product_attention "
+        "and steps by the fused AdamW; torch_compile_graph is that, captured as one CUDA graph; compiling is in no "
+        "mean. c_graph is C's step, captured; c_graph_overlap the same with each layer's weights updated along the "
+        "backward pass. Ratios of c_graph have the faster of either two, best PyTorch the faster of the compiled two. "
+        "The bar is "
+        + " and ".join(
+            f"{graph:.2f} of the best PyTorch, {eager:.2f} of PyTorch eager in {dtype}" if graph else
+            f"{eager:.2f} of PyTorch eager in {dtype}"
+            for dtype, (graph, eager) in BARS.items()
+        )
+        + f"; what the step takes of it is below 1 where it holds. {stated_peaks(records)}"
+    )  # fmt: skip
+    for dtype, (graph_bar, eager_bar) in BARS.items():
+        mine = [row for row in rows if row["dtype"] == dtype]
+        for name, bar, title in (
+            (
+                "c_graph / best PyTorch",
+                graph_bar,
+                "C's captured step takes {} times PyTorch's best compiled one",
+            ),
+            ("c / torch_eager", eager_bar, "C's eager step takes {} times PyTorch's eager one"),
+        ):
+            found = {row["size"]: row[name] for row in mine if row.get(name)}
+            if not found or bar is None:
+                continue
+            figures = ", ".join(f"{ratio:.2f} ({size})" for size, ratio in found.items())
+            held = sum(ratio <= bar for ratio in found.values())
+            held = "all" if held == len(found) else f"{held} of {len(found)}"
+            page.text(f"{dtype}: {title.format(figures)}; {held} at or below {bar:.2f}.")
+            page.verdict(
+                "torch_compile", f"{dtype}: {name} {min(found.values()):.2f} to {max(found.values()):.2f}."
+            )
+    curves = {}
+    for record in records.only(dtype="bf16_mixed").records:
+        if "ms" in record:
+            xs, ys = curves.setdefault(record["impl"], ([], []))
+            xs.append(record["values"]["flops"] / 1e12)
+            ys.append(record["ms"]["median"])
+    page.plot(
+        "step",
+        curves,
+        x="TFLOP a step",
+        y="ms",
+        caption="Training step in bf16 mixed precision against its work",
+    )
+
+
+def utilisation(sides, impls):
+    """The fastest side's share of the peak."""
+    found = [sides[impl] for impl in impls if impl in sides and sides[impl].get("tflops")]
+    best = max(found, key=lambda record: record["tflops"], default=None)
+    peak = peak_of(best) if best else None
+    return f"{100 * best['tflops'] / peak:.0f} %" if peak else None
+
+
+def stated_peaks(records):
+    peaks = {r["case"]["dtype"]: peak_of(r) for r in records.records if peak_of(r)}
+    stated = ", ".join(f"{dtype} {peak:g}" for dtype, peak in peaks.items())
+    if not stated:
+        return ""
+    return (
+        "MFU is the model's matrix products, all of the square of attention among them, over the step's time and the "
+        f"data sheet's peak of dense products, which is in TFLOP/s: {stated}."
+    )
+
+
+def report_memory(page, records):
+    page.question("How much memory does the training step need?")
+    rows = []
+    impls = [impl for impl in ORDER if len(records.only(impl=impl))]
+    for (dtype, size), sides in by_case(records, ["dtype", "size"]).items():
+        row = {"dtype": dtype, "size": size} | {impl: shown(sides.get(impl), "peak_mib") for impl in impls}
+        mine = best_of(("c_graph", "c"), sides, "peak_mib")
+        row["c / torch_compile"] = quotient(mine, number_of(sides.get("torch_compile"), "peak_mib"))
+        row["c / torch_eager"] = quotient(mine, number_of(sides.get("torch_eager"), "peak_mib"))
+        row["requested by torch_compile"] = number_of(sides.get("torch_compile"), "requested_mib")
+        rows.append(row)
+    frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
+    page.table(frame, units=units_of(frame, [*impls, "requested by torch_compile"], "MiB"))
+    if rows:
+        page.text(
+            "Peaks of the whole side: weights, gradients, moments, activations and scratch. C's is its "
+            "recorder's, PyTorch's the peak of allocated blocks (which its allocator rounds up; the bytes "
+            "requested stand beside). Memory of the driver, of loaded kernels and of graphs is in neither; "
+            "torch_compile_graph's is the peak of its capture, whose blocks stay taken."
+        )
+    for over in ("torch_compile", "torch_eager"):
+        found = [row[f"c / {over}"] for row in rows if row.get(f"c / {over}")]
+        if found:
+            page.verdict("torch_compile", f"Memory {min(found):.2f} to {max(found):.2f} x {over}'s.")
+
+
+def report_apart(page, records):
+    """Phases of the cases above, measured after them."""
+    rows = []
+    for record in records.records:
+        phases = record.get("phases") or {}
+        if phases:
+            row = {"size": record["case"]["size"], "impl": record["impl"]}
+            rows.append(row | {phase: found["median"] for phase, found in phases.items()})
+    if not rows:
+        return
+    page.question("How does the step divide into forward, backward and optimizer, each synchronised?")
+    page.table(
+        pd.DataFrame(rows), units={phase: "ms" for phase in PHASES if any(phase in row for row in rows)}
+    )
+    page.text(
+        "bf16_mixed. Medians of a few steps after the ones above, by the host's clock with the device synchronised at "
+        "each boundary."
+    )
+
+
+# Kernels by name: ours are called td_<class>_<operation>, the libraries' as they please.
+FUSED = "products with AdamW"
+PARTS = {
+    FUSED: r"td_linear_adamw",
+    "optimizer": r"td_optimizer|[Aa]dam|multi_tensor_apply",
+    "attention": r"td_attention|td_flash|flash|fmha|sdpa|attention",
+    "products": r"gemm|nvjet|cutlass|xmma|cublas|gemv|splitK|td_gemm",
+}
+
+
+def part_of(kernel):
+    return next((part for part, names in PARTS.items() if re.search(names, kernel)), "rest")
+
+
+def report_parts(page, records, whole):
+    """GPU time of the kernels of one step, by part, beside the least that each part can take."""
+    if not any(record.get("parts") for record in records.records):
+        return
+    page.question("Where does the time of a step go, beside the floor of each part (bf16_mixed)?")
+    rows = []
+    for (size,), sides in by_case(records, ["size"]).items():
+        taken = {}
+        for impl, record in sides.items():
+            for kernel, ms in (record.get("parts") or {}).items():
+                sums = taken.setdefault(impl, {})
+                sums[part_of(kernel)] = sums.get(part_of(kernel), 0.0) + ms
+        values = next((record["values"] for record in sides.values() if record.get("parts")), None)
+        if values is None:
+            continue
+        for part in (*PARTS, "rest"):
+            row = {"size": size, "part": part} | {impl: sums.get(part) for impl, sums in taken.items()}
+            row["floor"] = values.get(f"floor_{part}")
+            row["c / floor"] = quotient(row.get("c"), row["floor"])
+            if part != FUSED or any(sums.get(part) for sums in taken.values()):
+                rows.append(row)
+        total = {"size": size, "part": "sum"} | {impl: sum(sums.values()) for impl, sums in taken.items()}
+        total["floor"] = sum(values[f"floor_{part}"] for part in (*PARTS, "rest") if part != FUSED)
+        for impl in ("c", "c_graph_overlap"):
+            total[f"{impl} / floor"] = quotient(total.get(impl), total["floor"])
+        rows.append(total)
+        step = whole.only(size=size, dtype="bf16_mixed")
+        page.text(
+            f"{size}: at {values['product_tflops']:.0f} TFLOP/s (a product of 8192 cubed) and "
+            f"{values['copy_gb_s']:.0f} GB/s (a copy of 1 GiB), both measured in the same process"
+            + "".join(
+                f"; {impl}'s whole step takes {step.value('ms', impl=impl):.3g} ms"
+                for impl in ORDER
+                if step.value("ms", impl=impl) == step.value("ms", impl=impl)
+            )
+            + "."
+        )
+    impls = [impl for impl in ORDER if any(impl in row for row in rows)]
+    frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
+    names = ["size", "part", *impls, "floor", "c / floor", "c_graph_overlap / floor"]
+    page.table(
+        frame,
+        columns=[name for name in names if name in frame],
+        units=units_of(frame, [*impls, "floor"], "ms"),
+    )
+    page.text(
+        "Sums of the GPU time of the kernels of one step, as the profiler reports them. Floors: FLOPs of "
+        "the linear layers, forward and both gradients, and of causal attention with its recomputation, at "
+        "the product's rate; bytes of AdamW (28 a parameter) and of everything between the products at the "
+        "copy's. torch_eager attends by products and elementwise kernels, which count as products and rest. "
+        f"{FUSED[0].upper()}{FUSED[1:]} update the weights they are the gradient of: the floors of both are theirs."
+    )
+
+
+def report_grid(page, records):
+    page.question("How long do forward, backward and optimizer take by context (batch 4)?")
+    rows = []
+    for row in rows_of(records):
+        row["n"] = str(row.get("n", ""))
+        if row.get("peak_tflops"):
+            row["MFU"] = f"{100 * row['gflops'] / 1e3 / row['peak_tflops']:.0f} %"
+        rows.append(row)
+    keys = ["dtype", "size", "context", "impl"]
+    numbers = ["median", "cv", "n", "tokens_s", "MFU"]
+    steps = pd.DataFrame([row for row in rows if row["pass"] == "step"])
+    table_of_steps(page, steps, [*keys, *PHASES, *numbers, "peak_mib", "status"])
+    page.text(
+        "Phases are means ± standard deviations, by the host's clock with the device synchronised at each boundary; "
+        "the step is the median between two events. c_graph is C's whole step as one launch, which has no phases. 5 "
+        "steps of warm-up and 10 timed ones, as in the handout; 2 and 5 where PyTorch was expected to take more than "
+        f"{LONG_S:g} s, 1 and 3 where more than {LONGEST_S:g} s. torch_eager is autocast where the dtype is "
+        f"bf16_mixed; compiled PyTorch is above, at context {WHOLE_CONTEXT}. A row without times ended as its status "
+        f"says: oom is a size and context that this side cannot hold. {stated_peaks(records)}"
+    )
+    for dtype in records.values("dtype"):
+        ratios = records.only(dtype=dtype, **{"pass": "step"}).ratio("ms")
+        if len(ratios):
+            page.text(
+                f"{dtype}: C's step takes {ratios.min():.2f} to {ratios.max():.2f} times PyTorch eager's time, "
+                f"{geomean(ratios):.2f} in the geometric mean of {len(ratios)} sizes and contexts."
+            )
+            deliverable = (
+                "benchmarking_script" if dtype in ("f32", "tf32") else "benchmarking_mixed_precision"
+            )
+            page.verdict(deliverable, f"{dtype} step {geomean(ratios):.2f} x PyTorch eager's time.")
+    inference = pd.DataFrame([row for row in rows if row["pass"] == "inference"])
+    if len(inference):
+        page.text("Forward alone, with nothing kept for a backward pass:")
+        table_of_steps(page, inference, [*keys, "mean", "std", *numbers, "status"])
+
+
+def report_warmup(page, records):
+    """Rows of any number of warm-up steps, from one process whose every step was timed."""
+    page.question("What do fewer warm-up steps change, and why?")
+    cold = [record for record in records.records if len(record.get("samples", [])) >= max(WARMUPS) + 2]
+    if not cold:
+        page.table(pd.DataFrame())
+        return
+    rows, first = [], []
+    for record in cold:
+        steps = record["samples"]
+        key = {"size": record["case"]["size"], "impl": record["impl"]}
+        for warmup in WARMUPS:
+            timed = steps[warmup : warmup + len(steps) - max(WARMUPS)]
+            found = statistics(timed)
+            row = key | {"warm-up steps": warmup} | {name: found[name] for name in ("mean", "std", "median")}
+            rows.append(row | {"std / mean": found["std"] / found["mean"], "n": found["n"]})
+        settled = statistics(steps[max(WARMUPS) :])["median"]
+        row = key | {f"step {i + 1}": steps[i] for i in range(max(WARMUPS) + 1)} | {"settled": settled}
+        first.append(row | {"first / settled": steps[0] / settled, "second / settled": steps[1] / settled})
+    page.table(pd.DataFrame(rows), units=dict.fromkeys(("mean", "std", "median"), "ms"))
+    names = [*(f"step {i + 1}" for i in range(max(WARMUPS) + 1)), "settled"]
+    page.text(
+        f"bf16_mixed, context {COLD_CONTEXT}, a fresh process a size, each of whose first "
+        f"{len(cold[0]['samples'])} steps was timed: the row of w warm-up steps is of the ten that follow the first w "
+        "of that one run. C's steps come first in the process, PyTorch's after them. The first steps one by one:"
+    )
+    page.table(pd.DataFrame(first), units=dict.fromkeys(names, "ms"))
+    said = []
+    for impl in dict.fromkeys(row["impl"] for row in first):
+        mine = [row for row in first if row["impl"] == impl]
+        once, twice = ([row[f"{name} / settled"] for row in mine] for name in ("first", "second"))
+        cost = [row["step 1"] - row["settled"] for row in mine]
+        said.append(
+            f"{impl}'s first step takes {min(once):.2f} to {max(once):.2f} times as long as its settled ones, "
+            f"{min(cost):.0f} to {max(cost):.0f} ms more, and its second {min(twice):.2f} to {max(twice):.2f} times"
+        )
+    page.text(
+        "; ".join(said)
+        + ". The first step pays for what happens once: kernels being loaded when they are first "
+        "launched, the matrix library choosing an algorithm for each shape, PyTorch's allocator asking the driver for "
+        "each new size of block, where C planned all of them before the first step. The driver's own start is outside, "
+        "for the harness has used the GPU before. With no warm-up that one step moves the mean and the standard "
+        "deviation of ten, the median hardly, which is why medians are quoted here; what is left after one or two "
+        "steps of warm-up are the differences between the rows above."
+    )
+    page.verdict("benchmarking_script", f"{said[0]}.")
+
+
+def report_speedups(page, records):
+    page.question("What do TF32 and bf16 do to the time of each size?")
+    times = {}
+    for row in rows_of(records):
+        if "median" in row:
+            key = tuple(row[name] for name in ("size", "context", "pass", "impl"))
+            times.setdefault(key, {})[row["dtype"]] = row["median"]
+    rows = []
+    order = list(SIZES)
+    for (size, context, mode, impl), found in sorted(times.items(), key=lambda item: order.index(item[0][0])):
+        row = {"size": size, "context": context, "pass": mode, "impl": impl} | found
+        for dtype in ("tf32", "bf16_mixed"):
+            row[f"f32 / {dtype}"] = quotient(found.get("f32"), found.get(dtype))
+        rows.append(row)
+    rows = [row for row in rows if row["f32 / tf32"] or row["f32 / bf16_mixed"]]
+    if not rows:
+        page.text("Not measured in two dtypes yet.")
+        return
+    frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
+    page.table(frame, units=units_of(frame, ("f32", "tf32", "bf16_mixed"), "ms"))
+    for impl in ("c", "torch_eager"):
+        found = [row["f32 / bf16_mixed"] for row in rows if row["impl"] == impl and row["f32 / bf16_mixed"]]
+        if found:
+            page.text(
+                f"{impl}: bf16 mixed precision is {min(found):.2f} to {max(found):.2f} times as fast as "
+                "f32. The gain grows with the products' share of the step: small models wait for launches "
+                "and for memory."
+            )
+            if impl == "c":
+                page.verdict("benchmarking_mixed_precision", f"bf16 speed-up of C {geomean(found):.2f}.")
+
+
+def table_of_steps(page, frame, columns):
+    names = {
+        "median": "step",
+        "cv": "std / mean",
+        "tokens_s": "tokens/s",
+        "gflops": "GFLOP/s",
+        "peak_mib": "peak",
+    }
+    units = dict.fromkeys((*PHASES, "mean", "std", "median", "min", "p95"), "ms") | {"peak_mib": "MiB"}
+    columns = {name: names.get(name, name) for name in columns if name in frame}
+    page.table(frame, columns=columns, units={name: unit for name, unit in units.items() if name in columns})

@@ -1,0 +1,235 @@
+"""Operations on rows, norm, gate, softmax and loss, with the sides of each."""
+
+import torch
+import torch.nn.functional as F
+
+from parity._ops_sides import EPS, GAP, backward_sides, forward_sides, rounded
+from parity.core import DTYPES, equal
+from ref import ops as ref
+
+
+def rmsnorm_inputs(case, draw):
+    """x and the weight, which in mixed precision are wider than the rest."""
+    wider = case.get("x_dtype", case.dtype)
+    x = draw.normal("x", (case.rows, case.cols), wider)
+    return x, draw.normal("weight", (case.cols,), wider, mean=1.0, std=0.1)
+
+
+def rmsnorm_function(x, weight):
+    return ref.rmsnorm(x, weight, EPS)
+
+
+def rmsnorm_library(x, weight):
+    return F.rms_norm(x, weight.shape, weight, EPS)
+
+
+def rmsnorm_forward(case, draw, c):
+    x, weight = rmsnorm_inputs(case, draw)
+    y, rstd = draw.poisoned(x.shape, case.dtype), draw.poisoned((case.rows,), "f32")
+    desc = c.struct("td_rmsnorm_shape", case, eps=EPS)
+
+    def tandem():
+        c.td_rmsnorm_forward(c.device, desc, x, weight, y, rstd)
+        return {"y": y}
+
+    def of(norm):
+        return lambda x, weight: {"y": rounded(norm(x, weight), y.dtype)}
+
+    return forward_sides(tandem, of(rmsnorm_function), x, weight, library=of(rmsnorm_library))
+
+
+def rmsnorm_backward(case, draw, c):
+    x, weight = rmsnorm_inputs(case, draw)
+    wider, mixed = case.get("x_dtype", case.dtype), "x_dtype" in case
+    dy = draw.normal("dy", x.shape, case.dtype)
+    before_dx = draw.normal("before dx", x.shape, wider)
+    before_dweight = draw.normal("before dweight", weight.shape, case.dtype)
+    y, rstd = draw.poisoned(x.shape, case.dtype), draw.poisoned((case.rows,), "f32")
+    dx, dweight = draw.poisoned(x.shape, wider), draw.poisoned(weight.shape, case.dtype)
+    outputs = {"dx": dx, "dweight": dweight}
+    if mixed:
+        outputs["dx_rounded"] = draw.poisoned(x.shape, case.dtype)
+    desc = c.struct("td_rmsnorm_shape", case, eps=EPS)
+    work = c.work(c.value("td_rmsnorm_backward_work_bytes", c.device, desc))
+    add = case.get("accumulate", False)
+    c.td_rmsnorm_forward(c.device, desc, x, weight, y, rstd)
+
+    def tandem():
+        if add:
+            dx.copy_(before_dx)
+            dweight.copy_(before_dweight)
+        dx_rounded = outputs.get("dx_rounded")
+        c.td_rmsnorm_backward(c.device, desc, x, weight, rstd, dy, add, dx, dx_rounded, add, dweight, work)
+        return outputs
+
+    def finish(grads):
+        dx, dweight = grads["dx"], rounded(grads["dweight"], before_dweight.dtype)
+        if add:
+            dx, dweight = dx + before_dx, dweight + before_dweight
+        return {"dx": dx, "dweight": dweight} | ({"dx_rounded": rounded(dx, dy.dtype)} if mixed else {})
+
+    def of(norm):
+        return lambda x, weight: rounded(norm(x, weight), dy.dtype)
+
+    names, inputs = ["dx", "dweight"], [x, weight]
+    return backward_sides(tandem, names, of(rmsnorm_function), inputs, dy, of(rmsnorm_library), finish)
+
+
+def silu_mul_inputs(case, draw):
+    shape = (case.rows, case.get("pitch", case.cols))
+    return draw.normal("gate", shape, case.dtype, std=2.0), draw.normal("up", shape, case.dtype)
+
+
+def silu_mul_forward(case, draw, c):
+    gate, up = silu_mul_inputs(case, draw)
+    y = draw.poisoned((case.rows, case.cols), case.dtype)
+    desc = c.struct("td_rows_shape", case)
+
+    def tandem():
+        c.td_silu_mul_forward(c.device, desc, gate, up, y)
+        return {"y": y}
+
+    def torch_silu_mul(gate, up):
+        return {"y": ref.silu_mul(gate[:, : case.cols], up[:, : case.cols])}
+
+    def library(gate, up):
+        return {"y": F.silu(gate[:, : case.cols]) * up[:, : case.cols]}
+
+    return forward_sides(tandem, torch_silu_mul, gate, up, library=library)
+
+
+def silu_mul_backward(case, draw, c):
+    gate, up = silu_mul_inputs(case, draw)
+    dy = draw.normal("dy", (case.rows, case.cols), case.dtype)
+    dgate, dup = draw.poisoned(gate.shape, case.dtype), draw.poisoned(up.shape, case.dtype)
+    dgate[:, case.cols :] = GAP
+    dup[:, case.cols :] = GAP
+    desc = c.struct("td_rows_shape", case)
+
+    def tandem():
+        c.td_silu_mul_backward(c.device, desc, gate, up, dy, dgate, dup, None)
+        return {"dgate": dgate, "dup": dup}
+
+    def finish(grads):
+        pad = (0, gate.shape[1] - case.cols)
+        return {name: F.pad(grad, pad, value=GAP) for name, grad in grads.items()}
+
+    inputs = [x[:, : case.cols].contiguous() for x in (gate, up)]
+    return backward_sides(
+        tandem, ["dgate", "dup"], ref.silu_mul, inputs, dy, lambda gate, up: F.silu(gate) * up, finish
+    )
+
+
+def residual_add(case, draw, c):
+    a, b = (draw.normal(name, (case.count,), case.dtype) for name in "ab")
+    y = draw.poisoned((case.count,), case.dtype)
+    dtype = c.enum("td_dtype", case.dtype)
+
+    def tandem():
+        c.td_residual_add(c.device, case.count, dtype, a, b, y)
+        return {"y": y}
+
+    return forward_sides(tandem, lambda a, b: {"y": ref.residual_add(a, b)}, a, b, rule={"y": equal()})
+
+
+def softmax_function(case):
+    causal_seq = case.get("causal_seq", 0)
+    return (lambda x: ref.causal_softmax(x, causal_seq)) if causal_seq else ref.softmax
+
+
+def softmax_forward(case, draw, c):
+    x = draw.normal("x", (case.rows, case.cols), case.dtype, std=2.0)
+    y = draw.poisoned(x.shape, case.dtype)
+    desc = c.struct("td_softmax_shape", case)
+    function = softmax_function(case)
+
+    def tandem():
+        c.td_softmax_forward(c.device, desc, x, y)
+        return {"y": y}
+
+    return forward_sides(
+        tandem, lambda x: {"y": function(x)}, x, library=softmax_library(case, draw.device, True)
+    )
+
+
+def softmax_library(case, device, outputs=False):
+    """PyTorch's fused softmax, of scores that were masked before."""
+    if "causal_seq" in case:
+        visible = ref.causal_mask(case.causal_seq, case.cols, device)
+        bias = torch.zeros(visible.shape, device=device).masked_fill(~visible, float("-inf"))
+        bias = bias.to(DTYPES[case.dtype]).repeat(case.rows // case.causal_seq, 1)
+
+    def library(x):
+        y = (x + bias if "causal_seq" in case else x).softmax(-1)
+        return {"y": y} if outputs else y
+
+    return library
+
+
+def softmax_backward(case, draw, c):
+    scale = 0.125
+    x = draw.normal("x", (case.rows, case.cols), case.dtype, std=2.0)
+    dy = draw.normal("dy", x.shape, case.dtype)
+    y, dx = draw.poisoned(x.shape, case.dtype), draw.poisoned(x.shape, case.dtype)
+    desc = c.struct("td_softmax_shape", case)
+    c.td_softmax_forward(c.device, desc, x, y)
+
+    def tandem():
+        c.td_softmax_backward(c.device, desc, scale, y, dy, dx)
+        return {"dx": dx}
+
+    def finish(grads):
+        return {"dx": grads["dx"] * scale}
+
+    return backward_sides(
+        tandem, ["dx"], softmax_function(case), [x], dy, softmax_library(case, draw.device), finish
+    )
+
+
+def cross_entropy_inputs(case, draw):
+    logits = draw.normal("logits", (case.rows, case.vocab), case.dtype, std=2.0)
+    return logits, draw.integers("targets", (case.rows,), high=case.vocab)
+
+
+def cross_entropy_forward(case, draw, c):
+    logits, targets = cross_entropy_inputs(case, draw)
+    loss, lse = draw.poisoned((1,), "f32"), draw.poisoned((case.rows,), "f32")
+    desc = c.struct("td_cross_entropy_shape", case)
+    work = c.work(c.value("td_cross_entropy_work_bytes", c.device, desc))
+
+    def tandem():
+        c.td_cross_entropy_forward(c.device, desc, logits, targets, loss, lse, work)
+        return {"loss": loss, "lse": lse}
+
+    def torch_cross_entropy(logits):
+        loss, lse = ref.cross_entropy(logits, targets)
+        return {"loss": loss.reshape(1), "lse": lse}
+
+    def library(logits):
+        wide = logits.float()
+        return {"loss": F.cross_entropy(wide, targets).reshape(1), "lse": wide.logsumexp(-1)}
+
+    return forward_sides(tandem, torch_cross_entropy, logits, library=library)
+
+
+def cross_entropy_backward(case, draw, c):
+    logits, targets = cross_entropy_inputs(case, draw)
+    loss, lse = draw.poisoned((1,), "f32"), draw.poisoned((case.rows,), "f32")
+    dlogits = draw.poisoned(logits.shape, case.dtype)
+    desc = c.struct("td_cross_entropy_shape", case)
+    work = c.work(c.value("td_cross_entropy_work_bytes", c.device, desc))
+    c.td_cross_entropy_forward(c.device, desc, logits, targets, loss, lse, work)
+
+    def tandem():
+        c.td_cross_entropy_backward(c.device, desc, logits, targets, lse, 1.0, dlogits)
+        return {"dlogits": dlogits}
+
+    def function(logits):
+        return ref.cross_entropy(logits, targets)[0]
+
+    def library(logits):
+        return F.cross_entropy(logits.float(), targets)
+
+    return backward_sides(
+        tandem, ["dlogits"], function, [logits], torch.tensor(1.0, device=draw.device), library
+    )

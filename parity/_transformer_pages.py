@@ -1,0 +1,147 @@
+"""The page of parity/transformer.py; no module of its own."""
+
+import pandas as pd
+
+from parity._pages import error_sentence, valued
+
+SMALL_STEPS = 3
+WEIGHTS_WITHIN = 1e-5  # relative L2, of every weight tensor after those steps
+LOSSES_WITHIN = 1e-3  # of every loss of a training run in f32
+OTHER_SEED = "torch_eager_seed"  # within whose distance from PyTorch a run in mixed precision has to stay
+
+
+def report(page, records):
+    exact = records.only("transformer_exactness")
+    page.question("Does the model compute what PyTorch's does, from the same weights?")
+    page.text(error_sentence(exact))
+    rows = []
+    for record in exact.only(impl="c").records:
+        case, outputs = record["case"], record.get("error", {}).get("outputs", {})
+        other = exact.only(impl="torch_eager", **case).records
+        theirs = other[0].get("error", {}).get("outputs", {}) if other else {}
+        row = {key: case[key] for key in ("size", "d_model", "heads", "layers", "seq", "dtype", "attention")}
+        for name in ("logits", "loss"):
+            row[name] = outputs.get(name, {}).get("rel_l2")
+        mine, his = ({k: v for k, v in found.items() if k.startswith("grad.")} for found in (outputs, theirs))
+        row["gradients"] = outputs.get("gradients", {}).get("rel_l2")
+        row["PyTorch's"] = theirs.get("gradients", {}).get("rel_l2")
+        row["worst gradient"] = max((v["rel_l2"] for v in mine.values()), default=None)
+        row["PyTorch's worst"] = max((v["rel_l2"] for v in his.values()), default=None)
+        for what, title in (("grad", "gradient"), ("weight", "weight")):
+            row[f"{title} from PyTorch's"] = record.get("values", {}).get(f"furthest_{what}_rel_l2")
+        rows.append(row)
+    page.table(pd.DataFrame(rows))
+    page.text(
+        "Logits, loss and gradients of the first step: relative L2 errors against the same model in "
+        "float64 (of small the gradients in the full profile only). The last two columns are the largest "
+        "relative L2 distances of a gradient and of a weight tensor from PyTorch's, the weights after the "
+        f"AdamW steps: one for the tiny models, {SMALL_STEPS} for `small`, and f32 only, for a bf16 weight "
+        "moves by its own rounding."
+    )
+    for row in valued(exact, size="small", steps=SMALL_STEPS):
+        far = row["furthest_weight_rel_l2"]
+        page.text(
+            f"After {row['steps']} AdamW steps on the `small` model (128.6 M parameters, batch "
+            f"{row['batch']}, context {row['context']}) the weight furthest from PyTorch's is "
+            f"{row['furthest_weight']}, at {far:.2g}: {'within' if far <= WEIGHTS_WITHIN else 'beyond'} "
+            f"{WEIGHTS_WITHIN:g}. The furthest gradient of the first step is {row['furthest_grad']}, at "
+            f"{row['furthest_grad_rel_l2']:.2g}."
+        )
+        page.verdict(
+            "transformer_exactness", f"`small` after {row['steps']} steps: every weight within {far:.1g}."
+        )
+
+    report_training(page, records.only("transformer_training"))
+
+
+def report_training(page, records):
+    page.question("Does it learn the same, step by step?")
+    runs = {}  # the case's keys: {impl: its record with a curve}
+    for record in records.records:
+        if "series" in record:
+            runs.setdefault(tuple(record["case"].items()), {})[record["impl"]] = record
+    rows, curves, apart = [], {}, {}
+    for keys, sides in runs.items():
+        case = dict(keys)
+        name = f", seed {case['seed']}" if "seed" in case else ""
+        theirs = sides["torch_eager"]["series"]["loss"] if "torch_eager" in sides else []
+        for impl, record in sides.items():
+            losses, values = record["series"]["loss"], record["values"]
+            label = (f"{impl}, {case['attention']}" if impl == "c" else impl) + name
+            curves[label] = (list(range(1, len(losses) + 1)), losses)
+            row = {"side": label, "dtype": case["dtype"], "first": losses[0], "last": losses[-1]}
+            if impl != "torch_eager" and theirs:
+                row |= {"largest difference": values.get("largest"), "mean difference": values.get("mean")}
+                distances = [abs(mine - other) or None for mine, other in zip(losses, theirs, strict=True)]
+                apart[label] = (curves[label][0], distances)
+            rows.append(row)
+    page.table(pd.DataFrame(rows), digits={"first": 6, "last": 6} if rows else None)
+    page.plot("loss", curves, x="step", y="loss", log=False, caption="Loss of the byte-level model")
+    page.plot(
+        "apart", apart, x="step", y="distance of the losses", caption="Distance of the losses from PyTorch's"
+    )
+    for row in valued(records):
+        page.text(
+            f"A byte-level model (vocab {row['vocab']}, d_model {row['d_model']}, {row['layers']} layers, "
+            f"{row['heads']} heads, context {row['context']}, batch {row['batch']}) trained {row['steps']} steps on "
+            f"the {row['bytes']} bytes of this repository's hand-written Markdown files, from the same weights and "
+            f"with the same batches, in {row['dtype']}. "
+            f"The largest difference of a loss is {row['largest']:.2g}{allowed(row)}."
+            if row.get("largest") is not None
+            else f"Of the run with {row['attention']} attention only C's side has ended."
+        )
+        if row.get("largest") is not None and row["dtype"] == "f32":
+            page.verdict("transformer_training", f"{row['steps']} losses within {row['largest']:.1g}.")
+    graphs = [sides for sides in runs.values() if {"c", "c_graph"} <= set(sides)]
+    if graphs:
+        same = sum(sides["c"]["series"]["loss"] == sides["c_graph"]["series"]["loss"] for sides in graphs)
+        page.text(
+            "c_graph replays a captured step: its losses are those of the steps queued one by one, bit for "
+            f"bit, in {same} of {len(graphs)} runs."
+        )
+    report_noise(page, runs)
+
+
+def allowed(row):
+    return f"; {LOSSES_WITHIN:g} is allowed" if row["dtype"] == "f32" else ""
+
+
+def report_noise(page, runs):
+    """Mixed precision: how far each curve is from PyTorch's autocast, beside how far another seed's is."""
+    for sides in runs.values():
+        if not {"c", "torch_eager", OTHER_SEED} <= set(sides):
+            continue
+        noise = sides[OTHER_SEED]["values"]
+        rows = []
+        for impl, words in (
+            ("c", "C"),
+            ("c_graph", "C, captured"),
+            ("torch_eager_f32", "PyTorch in f32"),
+            (OTHER_SEED, "PyTorch's autocast, other seed"),
+        ):
+            if impl in sides:
+                found = sides[impl]["values"]
+                row = {"curve": words, "mean distance": found["mean"], "largest distance": found["largest"]}
+                over = {
+                    f"{name} / seed's": found[name] / noise[name]
+                    for name in ("mean", "largest")
+                    if noise[name]
+                }
+                rows.append(row | over)
+        page.text(
+            "How much is noise? Distances of the losses from those of PyTorch's autocast, step by step:"
+        )
+        page.table(pd.DataFrame(rows))
+        mine = sides["c"]["values"]
+        held = mine["mean"] <= noise["mean"] and mine["largest"] <= noise["largest"]
+        page.text(
+            "The other seed draws other weights and sees the same batches: two runs of PyTorch's autocast that nobody "
+            f"would tell apart are {noise['mean']:.2g} from each other in the mean and {noise['largest']:.2g} at the "
+            f"most. C is {'within' if held else 'beyond'} that noise, at {mine['mean']:.2g} and "
+            f"{mine['largest']:.2g}, and has to be within it in both. PyTorch in f32 has the same weights and shows "
+            "what rounding alone does to the curve."
+        )
+        page.verdict(
+            "transformer_training",
+            f"bf16_mixed: mean distance from autocast {mine['mean']:.1g}, that of another seed {noise['mean']:.1g}.",
+        )

@@ -1,0 +1,34 @@
+"""Cases out of order, two of which have something done ahead, one of them in vain. Logs as scale.py does."""
+
+import os
+
+from parity.core import Case
+
+DELIVERABLES = {"early": "Cases that run first, and what is done before them"}
+
+
+def cases(profile, device):
+    yield Case("early", n=1, stage=1)
+    yield Case("early", n=2, measure="time", repeats=1, ahead=True)
+    yield Case("early", n=3, measure="time", repeats=1, ahead=True, stage=-1)
+    yield Case("early", n=4)
+
+
+def log(words):
+    with open(os.environ["FAKES_LOG"], "a") as file:
+        file.write(words + "\n")
+
+
+def ahead(case, draw):
+    log(f"ahead of {case.n} on {draw.device}")
+    if case.n == 3:
+        raise ValueError("there is no disk to put it on")
+
+
+def run(case, draw, c):
+    log(f"run {case.n}")
+    return {"c": lambda: {"y": 1.0}, "torch_eager": lambda: {"y": 1.0}, "truth": {"y": 1.0}}
+
+
+def report(page, records):
+    page.text("Early.")
