@@ -1,12 +1,14 @@
 """Attention with the score matrix materialised: answers, times, and what it must hold in memory."""
 
 import pandas as pd
+import torch
 
 from parity import _attend
 from parity._pages import error_sentence, errors_by, mib, on_gpu, units_of, valued
 from parity.core import Case, grid
 from ref import accounting
 from ref import attention as ref
+from ref.ops import tf32_matmul
 
 DELIVERABLES = {
     "pytorch_attention": "Attention with the scores materialised: time, memory, and where it ends"
@@ -69,15 +71,21 @@ def error_sides(case, draw, c):
     q, k, v, dout = tensors = _attend.inputs(case, draw)
     scores = (case.batch, case.heads, q.shape[2], k.shape[2])
 
-    def eager(q, k, v, dout):
-        outputs = _attend.by_autograd(lambda *qkv: ref.attention(*qkv, case.causal, case.mask), q, k, v, dout)
-        return outputs | {"p": ref.probabilities(q, k, case.causal, case.mask)}
+    def eager(q, k, v, dout, matmul=torch.matmul):
+        outputs = _attend.by_autograd(
+            lambda *qkv: ref.attention(*qkv, case.causal, case.mask, matmul=matmul), q, k, v, dout
+        )
+        return outputs | {"p": ref.probabilities(q, k, case.causal, case.mask, matmul=matmul)}
 
-    return {
+    sides = {
         "c": _attend.judged(case, draw, c, "naive", tensors, "p", scores, case.dtype),
         "torch_eager": lambda: eager(q, k, v, dout),
         "truth": lambda: eager(q.double(), k.double(), v.double(), dout.double()),
     }
+    if case.dtype == "tf32":
+        sides["torch_tf32"] = lambda: eager(q, k, v, dout, tf32_matmul)
+        sides["reference"] = "torch_tf32"
+    return sides
 
 
 def timed_sides(case, draw, c):

@@ -1,6 +1,7 @@
 """Flash attention: answers at every edge of its tiles, times beside plain attention, and memory against length."""
 
 import pandas as pd
+import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -9,6 +10,7 @@ from parity._pages import error_sentence, errors_by, mib, on_gpu, peak_of, units
 from parity.core import Case, geomean, grid, within
 from ref import attention as naive
 from ref import flash as ref
+from ref.ops import tf32_matmul
 
 DELIVERABLES = {
     "flash_forward": "Flash attention, forward: tiled, in plain tensor code and fused in C",
@@ -136,12 +138,13 @@ def error_sides(case, draw, c):
     def of_deliverable(outputs):
         return {name: value for name, value in outputs.items() if forward == (name in ("o", "lse"))}
 
-    def plain(q, k, v, dout):
+    def plain(q, k, v, dout, matmul=torch.matmul):
         outputs = _attend.by_autograd(
-            lambda *qkv: naive.attention(*qkv, case.causal, case.mask), q, k, v, dout
+            lambda *qkv: naive.attention(*qkv, case.causal, case.mask, matmul=matmul), q, k, v, dout
         )
         wide = (x.double() if x.dtype.itemsize == 8 else x.float() for x in (q, k))
-        return of_deliverable(outputs | {"lse": naive.logsumexp(*wide, case.causal, case.mask)})
+        lse = naive.logsumexp(*wide, case.causal, case.mask, matmul=matmul)
+        return of_deliverable(outputs | {"lse": lse})
 
     def tiled(q, k, v, dout):
         outputs = _attend.by_autograd(lambda *qkv: ref.flash(*qkv, case.causal, case.mask)[0], q, k, v, dout)
@@ -158,6 +161,9 @@ def error_sides(case, draw, c):
         # One row has one logsumexp, and its rounding is in every probability that backward rebuilds from it, where
         # many rows average it out. The same algorithm in PyTorch is the fair bar.
         sides["reference"] = "torch_tiled"
+    if case.dtype == "tf32":
+        sides["torch_tf32"] = lambda: plain(*tensors, matmul=tf32_matmul)
+        sides["reference"] = "torch_tf32"
     if not forward and (case.seq_k == 1 or (case.seq == 1 and case.causal)):
         # A softmax over one key has no gradient: the truth is 0, and dP - D leaves the rounding of its two sums.
         sides["rule"] = {"dq": within(max_abs=1e-5), "dk": within(max_abs=1e-5)}

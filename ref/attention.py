@@ -15,12 +15,13 @@ def attention(
     causal: bool = False,
     mask: str = "inf",
     scale: float | None = None,
+    matmul=torch.matmul,
 ) -> Tensor:
     """softmax(scale q k^T + mask) v for q [..., seq, head_dim], k and v [..., seq_k, head_dim].
 
     A masked score becomes -inf ("inf") or has 1e6 subtracted ("add_1e6").
     """
-    return probabilities(q, k, causal, mask, scale) @ v
+    return matmul(probabilities(q, k, causal, mask, scale, matmul), v)
 
 
 def probabilities(
@@ -29,15 +30,21 @@ def probabilities(
     causal: bool = False,
     mask: str = "inf",
     scale: float | None = None,
+    matmul=torch.matmul,
 ) -> Tensor:
-    scores = masked_scores(q, k, causal, mask, scale)
+    scores = masked_scores(q, k, causal, mask, scale, matmul)
     return softmax(scores)
 
 
 def masked_scores(
-    q: Tensor, k: Tensor, causal: bool, mask: str = "inf", scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    causal: bool,
+    mask: str = "inf",
+    scale: float | None = None,
+    matmul=torch.matmul,
 ) -> Tensor:
-    scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    scores = matmul(q, k.mT) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if not causal:
         return scores
     visible = causal_mask(q.shape[-2], k.shape[-2], q.device)
@@ -52,6 +59,7 @@ def logsumexp(
     causal: bool = False,
     mask: str = "inf",
     scale: float | None = None,
+    matmul=torch.matmul,
 ) -> Tensor:
     """Natural log of the row sums of exp(scores): what flash attention keeps for its backward."""
-    return masked_scores(q, k, causal, mask, scale).logsumexp(dim=-1)
+    return masked_scores(q, k, causal, mask, scale, matmul).logsumexp(dim=-1)

@@ -12,6 +12,31 @@ def at_least_f32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def as_tf32(x: Tensor) -> Tensor:
+    """f32 rounded to TF32, 10 bits of fraction: to nearest, ties away from 0."""
+    bits = (x.view(torch.int32) + 0x1000) & ~0x1FFF
+    return torch.where(x.isfinite(), bits.view(torch.float32), x)
+
+
+class _Tf32Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return as_tf32(a) @ as_tf32(b)
+
+    @staticmethod
+    def backward(ctx, grad):
+        a, b = map(as_tf32, ctx.saved_tensors)
+        grad = as_tf32(grad)
+        return grad @ b.mT, a.mT @ grad
+
+
+def tf32_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b of f32 matrices of equal batches, and its gradients, from operands that are rounded to TF32: what a GPU's
+    matrix units do. PyTorch's own product does so where the shape suits them, and multiplies in f32 where not."""
+    return _Tf32Product.apply(a.contiguous(), b.contiguous())
+
+
 def gemm(
     a: Tensor,
     b: Tensor,

@@ -139,6 +139,30 @@ class RefTest(unittest.TestCase):
         lse = flash.flash(q, k, v, **options, **tiles)[1]
         self.same([lse], [attention.logsumexp(q, k, **options)])
 
+    def test_products_in_tf32(self):
+        ulp = 2.0**-10
+        given = torch.tensor(
+            [1 + ulp / 2, 1 + ulp / 2 - ulp / 512, -1 - ulp / 2, 3.0, 0.0, math.inf, -math.inf]
+        )
+        rounded = torch.tensor([1 + ulp, 1.0, -1 - ulp, 3.0, 0.0, math.inf, -math.inf])
+        self.assertTrue(torch.equal(ops.as_tf32(given), rounded))
+        self.assertTrue(ops.as_tf32(torch.tensor([math.nan])).isnan().item())
+        a, b, cotangent = (
+            normal(name, 3, *shape).float()
+            for name, shape in [("a", (20, 30)), ("b", (30, 10)), ("c", (20, 10))]
+        )
+        leaves = [x.clone().requires_grad_() for x in (a, b)]
+        product = ops.tf32_matmul(*leaves)
+        grads = torch.autograd.grad(product, leaves, cotangent)
+        for got, left, right in [
+            (product, a, b),
+            (grads[0], cotangent, b.mT),
+            (grads[1], a.mT, cotangent),
+        ]:
+            self.assertTrue(torch.allclose(got, ops.as_tf32(left) @ ops.as_tf32(right), rtol=1e-5, atol=1e-5))
+            error = (got - left.double() @ right.double()).norm() / (left.double() @ right.double()).norm()
+            self.assertTrue(1e-4 < error < 5e-4, error)
+
     def test_transformer_names_and_sizes(self):
         names = list(transformer.Transformer(16, 32, 2, 2, 11, 8).state_dict())
         block = [f"attn.{name}_proj" for name in ("q", "k", "v", "output")]

@@ -4,8 +4,9 @@ The rule is README.md's ("Parity"): non-finite values match in place and sign; t
 
     rel_l2(c) <= 1.1 rel_l2(torch) + eps / 2     and     max_abs(c) <= 3 max_abs(torch) + eps max|truth|
 
-A case of dtype TF32 asks for products of inputs that were rounded to TF32, and eps is TF32's: where a shape does not
-suit the matrix units PyTorch silently multiplies in f32, which is more than was asked for.
+A case of dtype TF32 asks for products of inputs that were rounded to TF32, and eps is TF32's. Where a shape does not
+suit the matrix units PyTorch silently multiplies in f32, which is more than was asked for: modules whose products
+follow one another, so that their roundings add up, bring a side that rounds the inputs of each product itself.
 """
 
 import math
