@@ -1,4 +1,4 @@
-#include "device/device.h"
+#include "device_kit.h"
 
 #include "base/clock.h"
 #include "support/compare.h"
@@ -19,19 +19,19 @@
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
 
-static int64_t fail_in; /* 0: none fails */
+int64_t fail_in;
 
 void *__wrap_calloc(size_t count, size_t bytes)
 {
     return fail_in > 0 && --fail_in == 0 ? NULL : __real_calloc(count, bytes);
 }
 
-static int open_cpu(void **state)
+int open_cpu(void **state)
 {
     return td_device_open("cpu", (td_device **)state) == TD_OK ? 0 : -1;
 }
 
-static int close_cpu(void **state)
+int close_cpu(void **state)
 {
     fail_in = 0;
     td_device_close(*state);
@@ -522,242 +522,6 @@ static void bad_events_are_refused_with_the_reason(void **state)
     td_device_close(other);
 }
 
-/* ---- history ---- */
-
-typedef struct history {
-    const td_memory_event *events;
-    int64_t count, dropped;
-} history;
-
-static history history_of(const td_device *dev)
-{
-    history read = {NULL, -1, -1};
-
-    td_assert_ok(td_device_history(dev, &read.events, &read.count, &read.dropped));
-    return read;
-}
-
-static void the_history_tells_what_happened_and_under_which_label(void **state)
-{
-    td_device *dev = *state;
-    void *before, *a, *b, *huge;
-    int64_t start = td_clock_ns();
-
-    td_assert_ok(td_device_alloc(dev, 11, &before));
-    td_assert_ok(td_device_push_label(dev, "forward"));
-    td_assert_ok(td_device_history_begin(dev, 100));
-    td_assert_ok(td_device_alloc(dev, 100, &a));
-    td_assert_ok(td_device_push_label(dev, "layers.3"));
-    td_assert_ok(td_device_push_label(dev, "attention"));
-    td_assert_ok(td_device_alloc(dev, 50, &b));
-    td_assert_ok(td_device_note_live(dev, "scores", b, 40));
-    td_assert_ok(td_device_note_dead(dev, "scores", b, 40));
-    td_assert_ok(td_device_pop_label(dev));
-    td_assert_ok(td_device_free(dev, a));
-    td_assert_ok(td_device_pop_label(dev));
-    td_assert_ok(td_device_pop_label(dev));
-    assert_int_equal(td_device_alloc(dev, SIZE_MAX, &huge), TD_NO_MEMORY);
-    td_assert_ok(td_device_fail_allocation(dev, 1));
-    assert_int_equal(td_device_alloc(dev, 9, &huge), TD_NO_MEMORY);
-    td_assert_ok(td_device_note_live(dev, "loose", before, 1));
-    td_assert_ok(td_device_history_end(dev));
-    td_assert_ok(td_device_free(dev, b)); /* after the end: not recorded */
-
-    const struct {
-        td_memory_action action;
-        const void *address;
-        size_t bytes, current;
-        const char *label;
-    } want[] = {
-        {TD_MEMORY_ALLOC, a, 100, 111, "forward"},
-        {TD_MEMORY_ALLOC, b, 50, 161, "forward/layers.3/attention"},
-        {TD_MEMORY_LIVE, b, 40, 161, "forward/layers.3/attention/scores"},
-        {TD_MEMORY_DEAD, b, 40, 161, "forward/layers.3/attention/scores"},
-        {TD_MEMORY_FREE, a, 100, 61, "forward/layers.3"},
-        {TD_MEMORY_OOM, NULL, SIZE_MAX, 61, ""},
-        {TD_MEMORY_OOM, NULL, 9, 61, ""},
-        {TD_MEMORY_LIVE, before, 1, 61, "loose"},
-    };
-    history read = history_of(dev);
-    assert_int_equal(read.count, sizeof want / sizeof want[0]);
-    assert_int_equal(read.dropped, 0);
-    for (int64_t i = 0; i < read.count; i++) {
-        assert_int_equal(read.events[i].sequence, i);
-        assert_int_equal(read.events[i].action, want[i].action);
-        assert_ptr_equal(read.events[i].address, want[i].address);
-        assert_int_equal(read.events[i].bytes, want[i].bytes);
-        assert_int_equal(read.events[i].current_bytes, want[i].current);
-        assert_string_equal(read.events[i].label, want[i].label);
-        assert_true(read.events[i].time_ns >= start && read.events[i].time_ns <= td_clock_ns());
-        start = read.events[i].time_ns;
-    }
-}
-
-static void the_text_of_a_label_is_copied(void **state)
-{
-    td_device *dev = *state;
-    char label[] = "phase", name[] = "tensor";
-    int place;
-
-    td_assert_ok(td_device_history_begin(dev, 2));
-    td_assert_ok(td_device_push_label(dev, label));
-    td_assert_ok(td_device_note_live(dev, name, &place, sizeof place));
-    memset(label, 'x', sizeof label - 1);
-    memset(name, 'x', sizeof name - 1);
-    td_assert_ok(td_device_note_live(dev, "t", &place, sizeof place));
-    assert_string_equal(history_of(dev).events[0].label, "phase/tensor");
-    assert_string_equal(history_of(dev).events[1].label, "phase/t");
-}
-
-static void thousands_of_labels_stay_apart(void **state)
-{
-    enum { LABELS = 2000 };
-    td_device *dev = *state;
-    int place;
-    char text[32];
-
-    td_assert_ok(td_device_history_begin(dev, 2 * LABELS));
-    for (int i = 0; i < 2 * LABELS; i++) {
-        snprintf(text, sizeof text, "layers.%d", i % LABELS);
-        td_assert_ok(td_device_push_label(dev, text));
-        td_assert_ok(td_device_note_live(dev, "t", &place, 1));
-        td_assert_ok(td_device_pop_label(dev));
-    }
-    history read = history_of(dev);
-    assert_int_equal(read.count, 2 * LABELS);
-    for (int i = 0; i < 2 * LABELS; i++) {
-        snprintf(text, sizeof text, "layers.%d/t", i % LABELS);
-        assert_string_equal(read.events[i].label, text);
-        /* The same label is the same text, held once. */
-        assert_ptr_equal(read.events[i].label, read.events[i % LABELS].label);
-    }
-}
-
-static void a_full_history_counts_what_it_drops(void **state)
-{
-    td_device *dev = *state;
-    void *block;
-
-    td_assert_ok(td_device_history_begin(dev, 3));
-    for (int i = 0; i < 5; i++) {
-        td_assert_ok(td_device_alloc(dev, 10, &block));
-        td_assert_ok(td_device_free(dev, block));
-    }
-    assert_int_equal(history_of(dev).count, 3);
-    assert_int_equal(history_of(dev).dropped, 7);
-    td_assert_ok(td_device_history_begin(dev, 4)); /* a running one is discarded */
-    assert_int_equal(history_of(dev).count, 0);
-    assert_int_equal(history_of(dev).dropped, 0);
-    td_assert_ok(td_device_alloc(dev, 10, &block));
-    assert_int_equal(history_of(dev).events[0].sequence, 0);
-}
-
-static void without_a_history_nothing_is_kept(void **state)
-{
-    td_device *dev = *state;
-    void *block;
-
-    td_assert_ok(td_device_alloc(dev, 10, &block));
-    td_assert_ok(td_device_note_live(dev, "t", block, 10));
-    assert_null(history_of(dev).events);
-    assert_int_equal(history_of(dev).count, 0);
-    assert_int_equal(history_of(dev).dropped, 0);
-}
-
-static void labels_nest_32_deep(void **state)
-{
-    td_device *dev = *state;
-    char want[32 * 3] = "";
-    int place;
-
-    td_assert_refused(td_device_pop_label(dev), TD_BAD_STATE, "without a label");
-    for (int i = 0; i < 32; i++) {
-        char label[3] = {(char)('a' + i % 26), (char)('a' + i / 26), 0};
-
-        td_assert_ok(td_device_push_label(dev, label));
-        snprintf(want + strlen(want), sizeof want - strlen(want), "%s%s", i ? "/" : "", label);
-    }
-    td_assert_refused(td_device_push_label(dev, "deeper"), TD_BAD_STATE, "32 is the deepest");
-    td_assert_ok(td_device_history_begin(dev, 1));
-    td_assert_ok(td_device_note_live(dev, "t", &place, 1));
-    assert_memory_equal(history_of(dev).events[0].label, want, strlen(want));
-    assert_string_equal(history_of(dev).events[0].label + strlen(want), "/t");
-    for (int i = 0; i < 32; i++)
-        td_assert_ok(td_device_pop_label(dev));
-    td_assert_refused(td_device_pop_label(dev), TD_BAD_STATE, "without a label");
-}
-
-static void bad_labels_and_histories_are_refused_with_the_reason(void **state)
-{
-    td_device *dev = *state;
-    const td_memory_event *events;
-    int64_t count, dropped;
-    int place;
-
-    td_assert_refused(td_device_push_label(NULL, "a"), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_device_push_label(dev, NULL), TD_BAD_ARGUMENT, "label is NULL");
-    td_assert_refused(td_device_push_label(dev, ""), TD_BAD_ARGUMENT, "label is ''");
-    td_assert_refused(td_device_push_label(dev, "a/b"), TD_BAD_ARGUMENT, "label is 'a/b'");
-    td_assert_refused(td_device_pop_label(NULL), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_device_history_begin(NULL, 1), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_device_history_begin(dev, 0), TD_BAD_ARGUMENT, "capacity is 0");
-    td_assert_refused(td_device_history_begin(dev, -1), TD_BAD_ARGUMENT, "capacity is -1");
-    td_assert_refused(td_device_history_begin(dev, INT64_MAX), TD_NO_MEMORY,
-                      "history of 9223372036854775807");
-    td_assert_refused(td_device_history_end(NULL), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_device_history_end(dev), TD_BAD_STATE, "no history is running");
-    td_assert_refused(td_device_history(NULL, &events, &count, &dropped), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_device_history(dev, NULL, &count, &dropped), TD_BAD_ARGUMENT, "events is NULL");
-    td_assert_refused(td_device_history(dev, &events, NULL, &dropped), TD_BAD_ARGUMENT, "count is NULL");
-    td_assert_refused(td_device_history(dev, &events, &count, NULL), TD_BAD_ARGUMENT, "dropped is NULL");
-    td_assert_refused(td_device_note_live(NULL, "t", &place, 1), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_device_note_live(dev, NULL, &place, 1), TD_BAD_ARGUMENT, "name is NULL");
-    td_assert_refused(td_device_note_live(dev, "a/b", &place, 1), TD_BAD_ARGUMENT, "name is 'a/b'");
-    td_assert_refused(td_device_note_dead(dev, "t", NULL, 1), TD_BAD_ARGUMENT, "address is NULL");
-}
-
-/* One scenario with every kind of host allocation in it; the nth of them fails. */
-static void a_history_without_memory_hurts_nobody_else(void **state)
-{
-    int64_t nth = 0, reached;
-
-    (void)state;
-    do {
-        td_device *dev;
-        void *block = NULL;
-        int64_t events = 0;
-
-        td_assert_ok(td_device_open("cpu", &dev));
-        fail_in = ++nth;
-        td_status begin = td_device_history_begin(dev, 200);
-        td_status push = td_device_push_label(dev, "a label of some length");
-        td_status again = td_device_push_label(dev, "and one that makes the path grow beyond its room");
-        td_status alloc = td_device_alloc(dev, 10, &block);
-        for (int i = 0; i < 100; i++) {
-            char name[32];
-
-            snprintf(name, sizeof name, "tensor.%d", i);
-            assert_int_equal(td_device_note_live(dev, name, dev, 1), TD_OK); /* a lost event is no error */
-        }
-        reached = fail_in == 0;
-        fail_in = 0;
-        assert_true(begin == TD_OK || begin == TD_NO_MEMORY);
-        assert_true(push == TD_OK || push == TD_NO_MEMORY);
-        assert_true(again == TD_OK || again == TD_NO_MEMORY);
-        assert_true(alloc == TD_OK ? block != NULL : alloc == TD_NO_MEMORY && !block);
-        if (begin == TD_OK) {
-            events = history_of(dev).count + history_of(dev).dropped;
-            assert_int_equal(events,
-                             101); /* the block (given or refused) and the tensors: every one counted */
-        }
-        if (!reached)
-            assert_int_equal(history_of(dev).dropped, 0);
-        td_assert_ok(td_device_alloc(dev, 10, &block)); /* usable afterwards */
-        td_device_close(dev);
-    } while (reached);
-    assert_in_range(nth, 50, 1000);
-}
-
 /* ---- threads ---- */
 
 static void the_number_of_threads_is_openmps(void **state)
@@ -774,8 +538,6 @@ static void the_number_of_threads_is_openmps(void **state)
     assert_int_equal(td_cpu_threads(), 3);
     td_assert_ok(td_cpu_set_threads(before));
 }
-
-#define WITH_CPU(test) cmocka_unit_test_setup_teardown(test, open_cpu, close_cpu)
 
 int main(void)
 {
@@ -799,16 +561,8 @@ int main(void)
         WITH_CPU(the_cpu_has_no_streams_and_no_graphs),
         WITH_CPU(host_memory_and_queued_copies),
         WITH_CPU(bad_events_are_refused_with_the_reason),
-        WITH_CPU(the_history_tells_what_happened_and_under_which_label),
-        WITH_CPU(the_text_of_a_label_is_copied),
-        WITH_CPU(thousands_of_labels_stay_apart),
-        WITH_CPU(a_full_history_counts_what_it_drops),
-        WITH_CPU(without_a_history_nothing_is_kept),
-        WITH_CPU(labels_nest_32_deep),
-        WITH_CPU(bad_labels_and_histories_are_refused_with_the_reason),
-        cmocka_unit_test(a_history_without_memory_hurts_nobody_else),
         cmocka_unit_test(the_number_of_threads_is_openmps),
     };
 
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL) + device_history_group();
 }

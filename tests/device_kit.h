@@ -1,0 +1,19 @@
+/** What the two files of test_device share: a CPU device for a test, and host allocations that fail on demand. */
+#ifndef TD_TESTS_DEVICE_KIT_H
+#define TD_TESTS_DEVICE_KIT_H
+
+#include "device/device.h"
+
+/* The fail_in-th calloc from now on fails; 0: none does. */
+extern int64_t fail_in;
+
+/* Setup and teardown of a test: *state is the device. */
+int open_cpu(void **state);
+int close_cpu(void **state);
+
+#define WITH_CPU(test) cmocka_unit_test_setup_teardown(test, open_cpu, close_cpu)
+
+/* The tests of the memory history; returns how many failed. */
+int device_history_group(void);
+
+#endif
