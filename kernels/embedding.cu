@@ -74,7 +74,7 @@ struct table {
 };
 
 /* The rows of [begin, end) whose bit is not set become 0. */
-__device__ void clear_rows(const table &t, int begin, int end, const uint32_t *bits)
+__device__ inline void clear_rows(const table &t, int begin, int end, const uint32_t *bits)
 {
     const auto clear = [&](auto zero) {
         const int packs = (int)(t.row_bytes / sizeof zero);
@@ -91,7 +91,7 @@ __device__ void clear_rows(const table &t, int begin, int end, const uint32_t *b
 }
 
 /* A block's share of the rows of no token becomes 0. */
-__device__ void clear_share(const table &t, int share, int shares, int tokens, const int64_t *ids)
+__device__ inline void clear_share(const table &t, int share, int shares, int tokens, const int64_t *ids)
 {
     constexpr int MOST = 8192; /* rows at a time */
     __shared__ uint32_t bits[MOST / 32];

@@ -16,7 +16,6 @@
 #include "kernels/tile/adamw.cuh"
 #include "kernels/tile/hopper.cuh"
 
-#include <atomic>
 #include <cudaTypedefs.h>
 
 namespace
@@ -372,8 +371,10 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
 
 /* ---- on the host ---- */
 
-/* The driver's function, without linking the driver. */
-PFN_cuTensorMapEncodeTiled_v12000 map_encoder()
+/* The driver's function that makes a map, without linking the driver; nullptr: it has none. */
+using map_encoder = PFN_cuTensorMapEncodeTiled_v12000;
+
+map_encoder find_map_encoder()
 {
     void *found = nullptr;
     cudaDriverEntryPointQueryResult result;
@@ -382,20 +383,19 @@ PFN_cuTensorMapEncodeTiled_v12000 map_encoder()
                                          &result) != cudaSuccess ||
         result != cudaDriverEntryPointSuccess)
         return nullptr;
-    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found);
+    return reinterpret_cast<map_encoder>(found);
 }
 
 /* A matrix [tokens, columns] in boxes of `rows` rows of a panel; what lies outside is read as 0. */
 template <typename T>
-bool map_matrix(const void *matrix, int64_t tokens, int64_t columns, int rows, CUtensorMap *out)
+bool map_matrix(map_encoder encode, const void *matrix, int64_t tokens, int64_t columns, int rows,
+                CUtensorMap *out)
 {
-    static const PFN_cuTensorMapEncodeTiled_v12000 encode = map_encoder();
     const cuuint64_t extents[] = {(cuuint64_t)columns, (cuuint64_t)tokens},
                      pitch[] = {(cuuint64_t)columns * sizeof(T)};
     const cuuint32_t box[] = {PANEL_COLUMNS, (cuuint32_t)rows}, steps[] = {1, 1};
 
-    return encode &&
-           encode(out,
+    return encode(out,
                   std::is_same_v<T, bf16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                           : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
                   2, const_cast<void *>(matrix), extents, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -403,43 +403,21 @@ bool map_matrix(const void *matrix, int64_t tokens, int64_t columns, int rows, C
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/* How many clusters run at a time on the current GPU: parts of it may have multiprocessors to spare. */
-template <typename P, typename T> cudaError_t clusters_of(int *out)
-{
-    constexpr int KNOWN = 64;
-    static std::atomic<int> known[KNOWN];
-    cudaLaunchConfig_t launch = {};
-    int device;
-    cudaError_t code = cudaGetDevice(&device);
-
-    if (code != cudaSuccess)
-        return code;
-    if (device < KNOWN && known[device] > 0) {
-        *out = known[device];
-        return cudaSuccess;
-    }
-    code = cudaFuncSetAttribute(td_linear_adamw_update<P, T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                (int)sizeof(shared_memory<T>));
-    launch.gridDim = dim3(CLUSTER);
-    launch.blockDim = dim3(THREADS);
-    launch.dynamicSmemBytes = sizeof(shared_memory<T>);
-    if (code == cudaSuccess)
-        code = cudaOccupancyMaxActiveClusters(out, td_linear_adamw_update<P, T>, &launch);
-    if (code == cudaSuccess && device < KNOWN)
-        known[device] = *out;
-    return code;
-}
-
 template <typename P, typename T>
-cudaError_t launch(cudaStream_t stream, const td_adamw *adamw, bool on_device, int count,
+cudaError_t launch(cudaStream_t stream, int multiprocessors, const td_adamw *adamw, bool on_device, int count,
                    const td_linear_adamw *given)
 {
+    constexpr int BYTES = (int)sizeof(shared_memory<T>);
+    const map_encoder encode = find_map_encoder();
+    const int most = multiprocessors / CLUSTER; /* that run at a time: a block fills a multiprocessor */
     batch<P, T> all = {};
-    int most = 0;
-    const cudaError_t code = clusters_of<P, T>(&most);
+    const cudaError_t code = cudaFuncSetAttribute(td_linear_adamw_update<P, T>,
+                                                  cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
 
     if (code != cudaSuccess)
         return code;
+    if (!encode)
+        return cudaErrorNotSupported;
     all.count = count;
     for (int i = 0; i < count; i++) {
         const td_linear_adamw *l = &given[i];
@@ -449,13 +427,13 @@ cudaError_t launch(cudaStream_t stream, const td_adamw *adamw, bool on_device, i
         all.layers[i] = {l->tokens, l->d_in,   l->d_out, all.end, high,
                          across,    (P *)l->p, l->m,     l->v,    (T *)l->copy};
         all.end += high * across;
-        if (!map_matrix<T>(l->dy, l->tokens, l->d_out, DEPTH, &all.dy[i]) ||
-            !map_matrix<T>(l->x, l->tokens, l->d_in, DEPTH / CLUSTER, &all.x[i]))
+        if (!map_matrix<T>(encode, l->dy, l->tokens, l->d_out, DEPTH, &all.dy[i]) ||
+            !map_matrix<T>(encode, l->x, l->tokens, l->d_in, DEPTH / CLUSTER, &all.x[i]))
             return cudaErrorNotSupported;
     }
     td_linear_adamw_update<P, T>
-        <<<(unsigned)(CLUSTER * (all.end < most ? all.end : most)), THREADS, sizeof(shared_memory<T>),
-           stream>>>(all, on_device ? adamw_constants() : constants_of(*adamw), on_device ? adamw : nullptr);
+        <<<(unsigned)(CLUSTER * (all.end < most ? all.end : most)), THREADS, BYTES, stream>>>(
+            all, on_device ? adamw_constants() : constants_of(*adamw), on_device ? adamw : nullptr);
     return cudaGetLastError();
 }
 
@@ -480,14 +458,14 @@ bool td_cuda_linear_adamw_pays(int multiprocessors, int count, const td_linear_a
     return tiles >= 2 * multiprocessors;
 }
 
-cudaError_t td_cuda_linear_adamw(cudaStream_t stream, const td_adamw *adamw, bool on_device, int count,
-                                 const td_linear_adamw *layers)
+cudaError_t td_cuda_linear_adamw(cudaStream_t stream, int multiprocessors, const td_adamw *adamw,
+                                 bool on_device, int count, const td_linear_adamw *layers)
 {
     const bool wide = layers->p_dtype == TD_F32;
 
     if (layers->dtype == TD_F16)
-        return wide ? launch<float, f16>(stream, adamw, on_device, count, layers)
-                    : launch<f16, f16>(stream, adamw, on_device, count, layers);
-    return wide ? launch<float, bf16>(stream, adamw, on_device, count, layers)
-                : launch<bf16, bf16>(stream, adamw, on_device, count, layers);
+        return wide ? launch<float, f16>(stream, multiprocessors, adamw, on_device, count, layers)
+                    : launch<f16, f16>(stream, multiprocessors, adamw, on_device, count, layers);
+    return wide ? launch<float, bf16>(stream, multiprocessors, adamw, on_device, count, layers)
+                : launch<bf16, bf16>(stream, multiprocessors, adamw, on_device, count, layers);
 }

@@ -17,8 +17,8 @@ bool td_cuda_linear_adamw_pays(int multiprocessors, int count, const td_linear_a
 
 /** All layers have the same dtype and p_dtype; d_in and d_out are multiples of 8, every address one of 16 bytes.
  * cudaErrorNotSupported: the driver makes no tensor maps. */
-cudaError_t td_cuda_linear_adamw(cudaStream_t stream, const td_adamw *adamw, bool on_device, int count,
-                                 const td_linear_adamw *layers);
+cudaError_t td_cuda_linear_adamw(cudaStream_t stream, int multiprocessors, const td_adamw *adamw,
+                                 bool on_device, int count, const td_linear_adamw *layers);
 
 TD_END_DECLS
 

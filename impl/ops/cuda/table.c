@@ -272,8 +272,11 @@ static bool linear_adamw_pays(td_device *dev, int count, const td_linear_adamw *
 static td_status linear_adamw_update(td_device *dev, const td_adamw *adamw, bool on_device, int count,
                                      const td_linear_adamw *layers)
 {
-    return td_cuda_status(td_cuda_linear_adamw(stream_of(dev), adamw, on_device, count, layers),
-                          "linear_adamw_update");
+    const td_cuda *cuda = td_device_cuda(dev);
+
+    return td_cuda_status(
+        td_cuda_linear_adamw(cuda->stream, cuda->multiprocessors, adamw, on_device, count, layers),
+        "linear_adamw_update");
 }
 
 static td_status adamw_advance(td_device *dev, td_adamw *adamw)
