@@ -51,6 +51,13 @@ td_backend(CUDA "the CUDA toolkit (nvcc, cudart and cuBLASLt)" impl/device/cuda.
 if(TANDEM_HAVE_CUDA)
   set(TANDEM_CUDA_ARCHITECTURES 90a CACHE STRING
       "GPU architectures to build for, 80 or newer, as in -gencode arch=compute_<arch>,code=sm_<arch>")
+  if("90" IN_LIST TANDEM_CUDA_ARCHITECTURES AND "90a" IN_LIST TANDEM_CUDA_ARCHITECTURES)
+    message(FATAL_ERROR "TANDEM_CUDA_ARCHITECTURES has 90 beside 90a: a GPU of 9.0 would load either, and 90 lacks kernels")
+  endif()
+  set(TANDEM_HAVE_SM90A OFF)
+  if("90a" IN_LIST TANDEM_CUDA_ARCHITECTURES)
+    set(TANDEM_HAVE_SM90A ON)
+  endif()
   set(TANDEM_CUDA_FLAGS "")
   foreach(arch IN LISTS TANDEM_CUDA_ARCHITECTURES)
     list(APPEND TANDEM_CUDA_FLAGS "-gencode=arch=compute_${arch},code=sm_${arch}")

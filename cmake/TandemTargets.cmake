@@ -30,7 +30,7 @@ if(TANDEM_COVERAGE)
 endif()
 
 if(TANDEM_HAVE_CUDA)
-  target_compile_definitions(td_flags INTERFACE TANDEM_HAVE_CUDA)
+  target_compile_definitions(td_flags INTERFACE TANDEM_HAVE_CUDA $<$<BOOL:${TANDEM_HAVE_SM90A}>:TANDEM_HAVE_SM90A>)
 endif()
 
 set_property(GLOBAL PROPERTY TD_MODULES "")

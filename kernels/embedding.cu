@@ -40,8 +40,9 @@ __global__ void __launch_bounds__(BLOCK) td_elem_embedding_forward(int64_t all, 
  *
  * A block sorts a chunk of the tokens by their rows of the table, stably, so that the order of every sum is the same every
  * time. Most calls are one chunk; several are put together afterwards. Then each row that has tokens is summed and written
- * once. The others become 0: which they are any block can tell from the ids, and so that is done while one sorts. All of it takes a time that grows with
- * the tokens alone, whatever the ids. A row of many tokens ("the") would be a long wait for one warp: rows beyond FEW are
+ * once. The others become 0: which they are any block can tell from the ids, and so that is done while one sorts. The time does
+ * not depend on which ids they are: it grows with the tokens and, beyond one chunk, with chunks times vocabulary, as the work
+ * area does. A row of many tokens ("the") would be a long wait for one warp: rows beyond FEW are
  * summed by a block for every piece of their columns. */
 
 constexpr int FEW = 16;
@@ -351,6 +352,7 @@ __global__ void __launch_bounds__(BLOCK, 3)
     constexpr int PIECE = 32 * PIECES<W>;
     const int pieces = (packs - 1) / PIECE + 1, narrow_pieces = (packs - 1) / NARROW + 1;
 
+    /* They touch nothing that the first kernel does, and it was launched in the stream's order: they need not wait. */
     if (blockIdx.x < clears) {
         clear_share(t, blockIdx.x, clears, tokens, ids);
         return;

@@ -186,8 +186,8 @@ __global__ __launch_bounds__(backward_tiling_f32(D).threads, backward_tiling_f32
             const int doublings = doublings_of(query, args.seq_k, args.causal);
             const float weight = __int_as_float((127 - doublings) << 23); /* 2^-doublings */
 #pragma unroll
-            for (int j = 0; j < (BY_KEYS ? G::R : G::N); j++) {
-                float &x = BY_KEYS ? p[j][i] : p[i][j];
+            for (int n = 0; n < (BY_KEYS ? G::R : G::N); n++) {
+                float &x = BY_KEYS ? p[n][i] : p[i][n];
                 const float low = fmaf(x, args.exponent.low, -own_lse[i]);
                 x = weight * tile::exp2_fast(fmaf(x, args.exponent.high, low));
             }

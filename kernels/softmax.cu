@@ -172,7 +172,7 @@ template <typename T, typename F, typename... P> cudaError_t by_shape(int64_t co
         return f(wide, group<16, 1>());
     if (packs <= 32)
         return f(wide, group<16, 2>());
-    if (packs > 32 && packs <= 64)
+    if (packs <= 64)
         return f(wide, group<32, 2>());
     if (packs > 128 && packs <= 256)
         return f(wide, group<32, 8>());

@@ -414,6 +414,7 @@ static const embedding_case embedding_cases[] = {
     {"embedding large vocabulary", {600, 150001, 4, TD_F32, 0}},
     {"embedding a chunk and one", {4097, 1500, 9, TD_F32, 0}},
     {"embedding chunks", {9001, 301, 16, TD_F32, 0}},
+    {"embedding many chunks", {37001, 401, 4, TD_F32, 0}},
 };
 
 static const heads_case heads_cases[] = {

@@ -147,7 +147,7 @@ static void transient_gradients_are_the_same_and_pass(void **state)
         td_trial *kept = open_trial("transient", kinds[k].dtype, kinds[k].mixed, false);
         td_trial *passing = open_trial("transient", kinds[k].dtype, kinds[k].mixed, true);
 
-        td_assert_refused(td_transformer_adamw(passing->model, &adamw), TD_BAD_STATE, "or are transient");
+        td_assert_refused(td_transformer_adamw(passing->model, &adamw), TD_BAD_STATE, "they are transient");
         for (int step = 0; step < 3; step++) {
             td_trial_gradients(kept, false);
             td_trial_gradients(passing, false);
@@ -163,7 +163,7 @@ static void transient_gradients_are_the_same_and_pass(void **state)
             }
         }
         td_assert_ok(td_transformer_forward(passing->model, passing->ids, base.batch, base.context, NULL));
-        td_assert_refused(td_transformer_adamw(passing->model, &adamw), TD_BAD_STATE, "or are transient");
+        td_assert_refused(td_transformer_adamw(passing->model, &adamw), TD_BAD_STATE, "they are transient");
         td_assert_ok(td_transformer_loss(passing->model, passing->targets, NULL));
         td_assert_refused(td_transformer_backward(passing->model, true, NULL, NULL), TD_BAD_ARGUMENT,
                           "gradients are transient");
@@ -201,9 +201,9 @@ static void updates_along_the_way_are_the_same(void **state)
         free(a);
         free(b);
         td_assert_refused(td_transformer_backward_adamw(along->model, &here, false), TD_BAD_STATE, "no loss");
-        td_assert_refused(td_transformer_adamw(along->model, &adamw), TD_BAD_STATE, "were used up");
+        td_assert_refused(td_transformer_adamw(along->model, &adamw), TD_BAD_STATE, "used them up");
         td_assert_ok(td_transformer_forward(along->model, along->ids, base.batch, base.context, NULL));
-        td_assert_refused(td_transformer_adamw(along->model, &adamw), TD_BAD_STATE, "were used up");
+        td_assert_refused(td_transformer_adamw(along->model, &adamw), TD_BAD_STATE, "used them up");
         if (kind % 2 == 0) {
             td_assert_ok(td_transformer_loss(along->model, along->targets, NULL));
             td_assert_refused(td_transformer_backward(along->model, true, NULL, NULL), TD_BAD_STATE,

@@ -321,7 +321,7 @@ TD_API td_status td_adamw_update(td_device *dev, const td_adamw *adamw, bool on_
 /** A linear layer y = x w^T, its weight and what the end of a training step knows of it. */
 typedef struct td_linear_adamw {
     int64_t tokens, d_in, d_out;
-    td_dtype dtype;   /* TD_BF16 or TD_F16, of x, dy and copy */
+    td_dtype dtype;   /* of x, dy and copy */
     td_dtype p_dtype; /* dtype or TD_F32; 0: dtype */
     const void *x;    /* [tokens, d_in] in */
     const void *dy;   /* [tokens, d_out] in */
@@ -342,12 +342,13 @@ typedef struct td_linear_adamw {
  *   layers  [count], 1 to TD_LINEAR_ADAMW_MOST of one dtype and p_dtype; the outputs of one are no other's
  *
  * TD_BAD_ARGUMENT also for a count or types out of that, a copy where p_dtype is dtype, an address that is no multiple of 16.
- * TD_UNSUPPORTED but on a GPU of compute capability 9.0, and for a d_in or d_out that is no multiple of 8. */
+ * TD_UNSUPPORTED but on a GPU of compute capability 9.0 with kernels built for 90a, for a dtype of TD_F32, a d_in or d_out that is
+ * no multiple of 8, and an extent above 2^30. */
 TD_API td_status td_linear_adamw_update(td_device *dev, const td_adamw *adamw, bool on_device, int64_t count,
                                         const td_linear_adamw *layers);
 
 /** Whether dev has that for layers of these extents and types, and is faster with it than with the two one after the other: a GPU
- * is where the layers are large. Their pointers are not looked at. */
+ * is where the layers are large. Their pointers are not looked at. *out is false after an error. */
 TD_API td_status td_linear_adamw_pays(td_device *dev, int64_t count, const td_linear_adamw *layers,
                                       bool *out);
 

@@ -238,6 +238,7 @@ td_status td_linear_adamw_pays(td_device *dev, int64_t count, const td_linear_ad
 
     TD_CHECK(dev, "dev is NULL");
     TD_CHECK(out, "out is NULL");
+    *out = false;
     TD_TRY(check_linears(dev, count, layers, l));
     *out = !first_without(dev, count, l) && ops_of(dev)->linear_adamw_pays(dev, (int)count, l);
 cleanup:

@@ -363,13 +363,14 @@ static td_status backward(const pass *p)
              "accumulate is set, but the model's gradients are transient");
     if (p->accumulate && model->grads_lost) {
         status = td_fail(TD_BAD_STATE, "accumulate is set, but the gradients were used up by an update along "
-                                       "the backward pass");
+                                       "the backward pass, or backward failed");
         goto cleanup;
     }
     model->progress = TD_AT_START; /* the activations are written over from here on */
+    model->grads_lost = true;      /* until all are there */
     TD_TRY(td_device_push_label(model->dev, "backward"));
     TD_TRY(td_pop_after(model->dev, run(p)));
-    model->grads_lost = false;
+    model->grads_lost = p->adamw != NULL;
 cleanup:
     return status;
 }
@@ -435,7 +436,8 @@ td_status td_transformer_backward_adamw(td_transformer *model, td_adamw *adamw, 
 
     TD_TRY(td_check_update(model, adamw, false));
     TD_TRY(choose_fused(&p));
-    TD_TRY(prepare_side(model));
+    if (!p.fused_layers)
+        TD_TRY(prepare_side(model));
     if (on_device) {
         TD_TRY(td_adamw_advance(model->dev, adamw));
     } else {
@@ -445,7 +447,6 @@ td_status td_transformer_backward_adamw(td_transformer *model, td_adamw *adamw, 
         p.adamw = &step;
     }
     TD_TRY(backward(&p));
-    model->grads_lost = true;
     if (!on_device)
         model->adamw_steps = step.step;
 cleanup:

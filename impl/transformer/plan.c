@@ -112,6 +112,10 @@ static bool has_backward(const td_plan *plan)
 void td_tensor_life(const td_plan *plan, td_tensor tensor, td_step *first, td_step *last)
 {
     *last = has_backward(plan) ? tensors[tensor].last : tensors[tensor].last_inference;
+    /* Only in mixed precision do the feed-forward's weights wait for attention's. */
+    if (*last == TD_STEP_ATTN_WEIGHT_GRAD && !plan->config.mixed &&
+        (tensor == TD_T_GATE_UP || tensor == TD_T_HIDDEN_GRAD || tensor == TD_T_NORM2_AGAIN))
+        *last = TD_STEP_FFN_WEIGHT_GRAD;
     *first = *last == TD_STEP_NONE ? TD_STEP_NONE : tensors[tensor].first;
 }
 

@@ -352,8 +352,8 @@ static td_status check_gradients(const td_transformer *model)
     if (model->grads_lost)
         return td_fail(
             TD_BAD_STATE,
-            "the model has no gradients: they were used up along the backward pass, or are transient, "
-            "and no backward came since the last forward");
+            "the model has no gradients: an update along the backward pass used them up, backward failed, or "
+            "they are transient and no backward came since the last forward");
     return TD_OK;
 }
 

@@ -130,28 +130,31 @@ typedef td_status (*td_gradient_ready)(void *user, int64_t parameter);
  *
  * accumulate: added to the gradients that are there (micro-batches); else they are overwritten. `ready` may be
  * NULL. TD_BAD_STATE: no loss since the last forward, or a model for inference.
+ * TD_BAD_STATE also for accumulate where the gradients were used up, or the last backward failed.
  * TD_BAD_ARGUMENT: accumulate with transient gradients. */
 TD_API td_status td_transformer_backward(td_transformer *model, bool accumulate, td_gradient_ready ready,
                                          void *user);
 
 /** One AdamW step on every parameter. adamw->step 0 means: the model counts its own steps, from 1; any other is
- * taken, and counting goes on from it. TD_BAD_STATE: a model without moments. */
+ * taken, and counting goes on from it. TD_BAD_STATE: a model without moments, or whose gradients are transient and gone, used
+ * up by td_transformer_backward_adamw, or left unfinished by a backward that failed. */
 TD_API td_status td_transformer_adamw(td_transformer *model, const td_adamw *adamw);
 
 /** The same with hyperparameters in dev's memory, for a step that is captured in a graph: each replay first adds 1 to
  * adamw->step, then reads them. */
 TD_API td_status td_transformer_adamw_on_device(td_transformer *model, td_adamw *adamw);
 
-/** Backward (without accumulation) and the AdamW step in one, and the gradients used up: `grad` of a parameter is undefined behind
- * it. Parameters are updated as soon as nothing reads them any more: large weights by the kernel that computes their gradients, which
- * are then stored nowhere (td_linear_adamw_update); where that does not pay, on a second stream beside the products of the layers
- * before, if dev has streams. adamw is as in td_transformer_adamw or, with `on_device`, as in td_transformer_adamw_on_device. The
- * result is that of the two calls but for the order in which the fused gradients are summed. TD_BAD_STATE and TD_BAD_ARGUMENT as
- * there. */
+/** Backward (without accumulation) and the AdamW step in one. The gradients are used up: `grad` of a parameter is undefined
+ * behind it. In mixed precision, large weights are updated by the kernel that computes their gradients, which are then stored
+ * nowhere (td_linear_adamw_update), a layer's together when its backward pass is through. Where that does not pay for the
+ * layers, parameters are updated on a second stream as soon as nothing reads them any more, beside the products of the layers
+ * before, if dev has streams. adamw is as in td_transformer_adamw or, with `on_device`, as in td_transformer_adamw_on_device.
+ * The result is that of the two calls but for the order in which the fused gradients are summed. TD_BAD_STATE and
+ * TD_BAD_ARGUMENT as there. */
 TD_API td_status td_transformer_backward_adamw(td_transformer *model, td_adamw *adamw, bool on_device);
 
-/** One SGD step, p -= lr g, on every parameter. TD_BAD_STATE: a model without gradients. TD_UNSUPPORTED: one of mixed
- * precision. */
+/** One SGD step, p -= lr g, on every parameter. TD_BAD_STATE: a model without gradients, or as in
+ * td_transformer_adamw. TD_UNSUPPORTED: one of mixed precision. */
 TD_API td_status td_transformer_sgd(td_transformer *model, float lr);
 
 /* ---- memory ---- */

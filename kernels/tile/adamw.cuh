@@ -10,8 +10,9 @@
 namespace tile
 {
 
-/* To 2^-22 and without branches. The update that is made of them is small beside the weight, which is rounded to 2^-24; and
- * where few warps are there to fill each other's waits, the exact ones take longer than the memory. */
+/* Without branches, and together within 2^-21 of the update (a denominator above 2^126 gives 0). A learning rate makes that small
+ * beside the weight, which is rounded to 2^-24; and where few warps are there to fill each other's waits, the exact ones take longer
+ * than the memory. */
 __device__ inline float square_root(float x)
 {
     float root;

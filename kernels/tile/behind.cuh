@@ -16,7 +16,8 @@ __device__ inline void let_begin()
 #endif
 }
 
-/** In the kernel behind it, in every block: returns when the first has ended, and all that it wrote can be seen. */
+/** In the kernel behind it: returns when the first has ended, and all that it wrote can be seen. Every block calls it that touches
+ * what the first does; and what came before the first has ended only if the first itself was launched in the stream's order. */
 __device__ inline void wait_for_first()
 {
 #if __CUDA_ARCH__ >= 900

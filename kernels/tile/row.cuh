@@ -73,7 +73,8 @@ struct add {
 };
 
 /** The reduction of a value over the threads of a group, in an order of its own; every thread gets it. Where a group has
- * several warps, all groups of the block come along. `scratch` has a place for each warp of the block. Rounds of a loop take turns with two of them: a thread may still read the last one. */
+ * several warps, all groups of the block come along. `scratch` has a place for each warp of the block. Rounds of a loop take
+ * turns with two of them: a thread may still read the last one. */
 template <typename G, typename V, typename Op> __device__ inline V reduce(V value, Op op, V *scratch)
 {
 #pragma unroll
