@@ -5,7 +5,7 @@ import re
 import pandas as pd
 
 from parity._bench_pages import PHASES, WARMUPS, rows_of
-from parity._pages import peak_of, units_of
+from parity._pages import peak_of, spread, units_of
 from parity.core import geomean
 from parity.core.clock import statistics
 from ref.transformer import SIZES
@@ -19,6 +19,9 @@ ORDER = ("c", *GRAPHS, "torch_eager", *COMPILED)
 DTYPES = ("bf16_mixed", "f32", "tf32")
 # What a step is to reach: C's captured step over PyTorch's best, C's eager step over PyTorch's eager one.
 BARS = {"bf16_mixed": (0.80, 0.50), "f32": (None, 0.90)}
+BEST = "best PyTorch"
+MEMORY_RATIOS = [("c_graph", "torch_compile"), ("c", "torch_eager")]
+EAGER = "torch_eager attends by materialised scores and runs AdamW as a Python loop over the parameters"
 
 
 def report(page, records):
@@ -57,9 +60,16 @@ def by_case(records, keys):
 
 
 def best_of(impls, sides, name):
-    """The smallest number of these sides; None where none has one."""
-    values = [number_of(sides.get(impl), name) for impl in impls]
-    return min((value for value in values if value is not None), default=None)
+    """Which of these sides has the smallest number; None where none has one."""
+    values = {impl: number_of(sides.get(impl), name) for impl in impls}
+    return min((impl for impl in impls if values[impl] is not None), key=values.get, default=None)
+
+
+def table_of_ratios(page, frame, keys):
+    """Where there is a ratio at all; a column without a number is left out."""
+    frame = frame.dropna(axis="columns", how="all")
+    if len(frame.columns) > len(keys):
+        page.table(frame.dropna(subset=[name for name in frame if name not in keys], how="all"))
 
 
 def number_of(record, name):
@@ -80,61 +90,49 @@ def shown(record, name):
 
 def report_whole(page, records):
     page.question("How long does a training step take, when nothing waits inside (batch 4, context 512)?")
-    rows = []
+    times, ratios, shares = [], [], []
     impls = [impl for impl in ORDER if len(records.only(impl=impl))]
     for (dtype, size), sides in by_case(records, ["dtype", "size"]).items():
-        row = {"dtype": dtype, "size": size} | {impl: shown(sides.get(impl), "ms") for impl in impls}
-        mine, best = best_of(GRAPHS, sides, "ms"), best_of(COMPILED, sides, "ms")
-        eager = [number_of(sides.get(impl), "ms") for impl in ("c", "torch_eager")]
-        row["c_graph / torch_compile"] = quotient(mine, number_of(sides.get("torch_compile"), "ms"))
-        row["c_graph / best PyTorch"] = quotient(mine, best)
-        row["c / torch_eager"] = quotient(*eager)
-        bars = BARS.get(dtype, (None, None))
-        row["of the bar"] = quotient(row["c_graph / best PyTorch"], bars[0])
-        row["of the eager bar"] = quotient(row["c / torch_eager"], bars[1])
-        row["MFU of C"] = utilisation(sides, ("c", *GRAPHS))
-        row["MFU of PyTorch"] = utilisation(sides, ("torch_eager", *COMPILED))
-        rows.append(row)
-    frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
+        key = {"dtype": dtype, "size": size}
+        times.append(key | {impl: shown(sides.get(impl), "ms") for impl in impls} | spread(sides.values()))
+        ratios.append(key | ratios_of(sides, BARS.get(dtype, (None, None))))
+        shares.append(key | {impl: utilisation(sides.get(impl)) for impl in impls})
+    frame = pd.DataFrame(times).dropna(axis="columns", how="all")
     page.table(frame, units=units_of(frame, impls, "ms"))
-    if not rows:
+    if not times:
         return
     page.text(
-        "bf16_mixed: medians of groups of ten steps between two events on the stream; f32 and tf32: of the steps of "
-        "the grid below, long enough for the waits between their phases not to matter. A step is forward, loss, "
-        "backward and AdamW. bf16_mixed has f32 weights: in PyTorch by autocast. torch_eager attends and steps as "
-        "the course does; torch_compile compiles the model with its loss, attends by scaled_dot_product_attention "
-        "and steps by the fused AdamW; torch_compile_graph is that, captured as one CUDA graph; compiling is in no "
-        "mean. c_graph is C's step, captured; c_graph_overlap the same with each layer's weights updated along the "
-        "backward pass. Ratios of c_graph have the faster of either two, best PyTorch the faster of the compiled two. "
-        "The bar is "
-        + " and ".join(
-            f"{graph:.2f} of the best PyTorch, {eager:.2f} of PyTorch eager in {dtype}" if graph else
-            f"{eager:.2f} of PyTorch eager in {dtype}"
-            for dtype, (graph, eager) in BARS.items()
-        )
-        + f"; what the step takes of it is below 1 where it holds. {stated_peaks(records)}"
-    )  # fmt: skip
+        "Medians; n is how many samples each is of, the largest spread is (max - min) / median of the side named. A "
+        "sample of bf16_mixed is the mean of ten steps between two events on the stream; of f32 and tf32 it is a step "
+        "of the grid below, in which c and torch_eager wait for the device after each phase. The sides were measured "
+        "one after the other, each opened, timed and closed alone, not interleaved. A step is forward, loss, backward "
+        f"and AdamW. bf16_mixed has f32 weights: in PyTorch by autocast. {EAGER}, as the course does. torch_compile "
+        "compiles the model with its loss, attends by scaled_dot_product_attention and steps by the fused AdamW; "
+        "torch_compile_graph is that, captured as one CUDA graph; compiling is in no sample. c queues its step "
+        "operation by operation; c_graph is that step, captured. c_graph_overlap is one captured step too, of the same "
+        "forward, backward and AdamW: each layer's weights are updated along the backward pass, large ones by the "
+        "kernel that computes their gradients."
+    )
+    table_of_ratios(page, pd.DataFrame(ratios), ("dtype", "size"))
+    bars = " and ".join(
+        (f"{graph:.2f} of the best PyTorch for a captured step and " if graph else "")
+        + f"{eager:.2f} of torch_eager for c in {dtype}"
+        for dtype, (graph, eager) in BARS.items()
+    )
+    page.text(
+        "Ratios of the medians above, each of the two sides in its title; below 1, C is faster. The best PyTorch is "
+        "the faster of torch_compile and torch_compile_graph, and its column says which. The bars that these ratios "
+        f"are held against: {bars}."
+    )
     for dtype, (graph_bar, eager_bar) in BARS.items():
-        mine = [row for row in rows if row["dtype"] == dtype]
-        for name, bar, title in (
-            (
-                "c_graph / best PyTorch",
-                graph_bar,
-                "C's captured step takes {} times PyTorch's best compiled one",
-            ),
-            ("c / torch_eager", eager_bar, "C's eager step takes {} times PyTorch's eager one"),
-        ):
-            found = {row["size"]: row[name] for row in mine if row.get(name)}
-            if not found or bar is None:
-                continue
-            figures = ", ".join(f"{ratio:.2f} ({size})" for size, ratio in found.items())
-            held = sum(ratio <= bar for ratio in found.values())
-            held = "all" if held == len(found) else f"{held} of {len(found)}"
-            page.text(f"{dtype}: {title.format(figures)}; {held} at or below {bar:.2f}.")
-            page.verdict(
-                "torch_compile", f"{dtype}: {name} {min(found.values()):.2f} to {max(found.values()):.2f}."
-            )
+        mine = [row for row in ratios if row["dtype"] == dtype]
+        for impl in GRAPHS:
+            say_ratios(page, dtype, mine, impl, BEST, graph_bar)
+        say_ratios(page, dtype, mine, "c", "torch_eager", eager_bar, f" ({EAGER})")
+    stated = stated_peaks(records)
+    if stated:
+        page.text(stated)
+        table_of_ratios(page, pd.DataFrame(shares), ("dtype", "size"))
     curves = {}
     for record in records.only(dtype="bf16_mixed").records:
         if "ms" in record:
@@ -150,12 +148,39 @@ def report_whole(page, records):
     )
 
 
-def utilisation(sides, impls):
-    """The fastest side's share of the peak."""
-    found = [sides[impl] for impl in impls if impl in sides and sides[impl].get("tflops")]
-    best = max(found, key=lambda record: record["tflops"], default=None)
-    peak = peak_of(best) if best else None
-    return f"{100 * best['tflops'] / peak:.0f} %" if peak else None
+def ratios_of(sides, bars):
+    """Of one case: each captured step of C over compiled PyTorch, its queued step over eager PyTorch, and the bars."""
+
+    def over(mine, theirs):
+        return quotient(number_of(sides.get(mine), "ms"), number_of(sides.get(theirs), "ms"))
+
+    best = best_of(COMPILED, sides, "ms")
+    row = {f"{impl} / torch_compile": over(impl, "torch_compile") for impl in GRAPHS}
+    row |= {BEST: best} | {f"{impl} / {BEST}": over(impl, best) for impl in GRAPHS}
+    row[f"bar over {BEST}"] = bars[0] if any(row[f"{impl} / {BEST}"] for impl in GRAPHS) else None
+    row["c / torch_eager"] = over("c", "torch_eager")
+    row["bar over torch_eager"] = bars[1] if row["c / torch_eager"] else None
+    return row
+
+
+def say_ratios(page, dtype, rows, impl, over, bar, remark=""):
+    found = {row["size"]: row[f"{impl} / {over}"] for row in rows if row[f"{impl} / {over}"]}
+    if not found or bar is None:
+        return
+    figures = ", ".join(f"{ratio:.2f} ({size})" for size, ratio in found.items())
+    held = f"{sum(ratio <= bar for ratio in found.values())} of {len(found)} at or below {bar:.2f}"
+    whose = f"{over}'s" if over != BEST else "the best compiled PyTorch side's"
+    page.text(f"{dtype}: {impl} takes {figures} times {whose} time; {held}{remark}.")
+    page.verdict(
+        "torch_compile",
+        f"{dtype}: {impl} {ranged(found.values())} x {whose} time, {held}{remark}.",
+    )
+
+
+def utilisation(record):
+    """The share of the peak that a side's products reach."""
+    peak = peak_of(record) if record and record.get("tflops") else None
+    return f"{100 * record['tflops'] / peak:.0f} %" if peak else None
 
 
 def stated_peaks(records):
@@ -175,34 +200,41 @@ def report_memory(page, records):
     impls = [impl for impl in ORDER if len(records.only(impl=impl))]
     for (dtype, size), sides in by_case(records, ["dtype", "size"]).items():
         row = {"dtype": dtype, "size": size} | {impl: shown(sides.get(impl), "peak_mib") for impl in impls}
-        mine = best_of(("c_graph", "c"), sides, "peak_mib")
-        row["c / torch_compile"] = quotient(mine, number_of(sides.get("torch_compile"), "peak_mib"))
-        row["c / torch_eager"] = quotient(mine, number_of(sides.get("torch_eager"), "peak_mib"))
-        row["requested by torch_compile"] = number_of(sides.get("torch_compile"), "requested_mib")
+        requested = number_of(sides.get("torch_compile"), "requested_mib")
+        for mine, theirs in MEMORY_RATIOS:
+            found = (number_of(sides.get(impl), "peak_mib") for impl in (mine, theirs))
+            row[f"{mine} / {theirs}"] = quotient(*found)
+        row["requested by torch_compile"] = requested
+        row["c_graph / requested by torch_compile"] = quotient(
+            number_of(sides.get("c_graph"), "peak_mib"), requested
+        )
         rows.append(row)
     frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
     page.table(frame, units=units_of(frame, [*impls, "requested by torch_compile"], "MiB"))
     if rows:
         page.text(
             "Peaks of the whole side: weights, gradients, moments, activations and scratch. C's is its "
-            "recorder's, PyTorch's the peak of allocated blocks (which its allocator rounds up; the bytes "
-            "requested stand beside). Memory of the driver, of loaded kernels and of graphs is in neither; "
-            "torch_compile_graph's is the peak of its capture, whose blocks stay taken."
+            "recorder's, PyTorch's the peak of allocated blocks, which its allocator rounds up; the bytes "
+            "that torch_compile requested stand beside. Memory of the driver, of loaded kernels and of graphs is in "
+            "neither; torch_compile_graph's is the peak of its capture, whose blocks stay taken."
         )
-    for over in ("torch_compile", "torch_eager"):
-        found = [row[f"c / {over}"] for row in rows if row.get(f"c / {over}")]
+    for mine, theirs in MEMORY_RATIOS:
+        found = [row[f"{mine} / {theirs}"] for row in rows if row[f"{mine} / {theirs}"]]
         if found:
-            page.verdict("torch_compile", f"Memory {min(found):.2f} to {max(found):.2f} x {over}'s.")
+            page.verdict(
+                "torch_compile", f"Memory of {mine} {min(found):.2f} to {max(found):.2f} x {theirs}'s."
+            )
 
 
 def report_apart(page, records):
     """Phases of the cases above, measured after them."""
-    rows = []
+    rows, counts = [], set()
     for record in records.records:
         phases = record.get("phases") or {}
         if phases:
             row = {"size": record["case"]["size"], "impl": record["impl"]}
             rows.append(row | {phase: found["median"] for phase, found in phases.items()})
+            counts |= {found["n"] for found in phases.values()}
     if not rows:
         return
     page.question("How does the step divide into forward, backward and optimizer, each synchronised?")
@@ -210,8 +242,8 @@ def report_apart(page, records):
         pd.DataFrame(rows), units={phase: "ms" for phase in PHASES if any(phase in row for row in rows)}
     )
     page.text(
-        "bf16_mixed. Medians of a few steps after the ones above, by the host's clock with the device synchronised at "
-        "each boundary."
+        f"bf16_mixed. Medians of {' or '.join(map(str, sorted(counts)))} steps after the ones above, by the host's "
+        "clock with the device synchronised at each boundary."
     )
 
 
@@ -220,12 +252,16 @@ FUSED = "products with AdamW"
 PARTS = {
     FUSED: r"td_linear_adamw",
     "optimizer": r"td_optimizer|[Aa]dam|multi_tensor_apply",
-    "attention": r"td_attention|td_flash|flash|fmha|sdpa|attention",
+    "attention": r"td_attention|flash|fmha|sdpa|attention",
     "products": r"gemm|nvjet|cutlass|xmma|cublas|gemv|splitK|td_gemm",
 }
+# What the compiler fuses between products is named after the operations around it, attention among them.
+BETWEEN = r"triton_(poi|red|per|for)_"
 
 
 def part_of(kernel):
+    if re.match(BETWEEN, kernel):
+        return "rest"
     return next((part for part, names in PARTS.items() if re.search(names, kernel)), "rest")
 
 
@@ -278,7 +314,9 @@ def report_parts(page, records, whole):
         "Sums of the GPU time of the kernels of one step, as the profiler reports them. Floors: FLOPs of "
         "the linear layers, forward and both gradients, and of causal attention with its recomputation, at "
         "the product's rate; bytes of AdamW (28 a parameter) and of everything between the products at the "
-        "copy's. torch_eager attends by products and elementwise kernels, which count as products and rest. "
+        "copy's. Kernels are told apart by their names. torch_eager attends by products and elementwise kernels, which "
+        "count as products and rest; and its AdamW is made of elementwise kernels (mul, addcmul, sqrt, addcdiv) that "
+        "do not say what they are for: they match no part and are in rest too. "
         f"{FUSED[0].upper()}{FUSED[1:]} update the weights they are the gradient of: the floors of both are theirs."
     )
 
@@ -299,21 +337,22 @@ def report_grid(page, records):
         "Phases are means ± standard deviations, by the host's clock with the device synchronised at each boundary; "
         "the step is the median between two events. c_graph is C's whole step as one launch, which has no phases. 5 "
         "steps of warm-up and 10 timed ones, as in the handout; 2 and 5 where PyTorch was expected to take more than "
-        f"{LONG_S:g} s, 1 and 3 where more than {LONGEST_S:g} s. torch_eager is autocast where the dtype is "
-        f"bf16_mixed; compiled PyTorch is above, at context {WHOLE_CONTEXT}. A row without times ended as its status "
-        f"says: oom is a size and context that this side cannot hold. {stated_peaks(records)}"
+        f"{LONG_S:g} s, 1 and 3 where more than {LONGEST_S:g} s; n says how many. The sides ran one after the other, "
+        f"not interleaved. {EAGER}, as the course does; it is autocast where the dtype is bf16_mixed; compiled PyTorch "
+        f"is above, at context {WHOLE_CONTEXT}. A row without times ended as its status says: oom is a size and "
+        f"context that this side cannot hold. {stated_peaks(records)}"
     )
     for dtype in records.values("dtype"):
         ratios = records.only(dtype=dtype, **{"pass": "step"}).ratio("ms")
         if len(ratios):
             page.text(
-                f"{dtype}: C's step takes {ratios.min():.2f} to {ratios.max():.2f} times PyTorch eager's time, "
-                f"{geomean(ratios):.2f} in the geometric mean of {len(ratios)} sizes and contexts."
+                f"{dtype}: the step of c takes {ratios.min():.2f} to {ratios.max():.2f} times torch_eager's time, "
+                f"{geomean(ratios):.2f} in the geometric mean of the {len(ratios)} sizes and contexts measured."
             )
             deliverable = (
                 "benchmarking_script" if dtype in ("f32", "tf32") else "benchmarking_mixed_precision"
             )
-            page.verdict(deliverable, f"{dtype} step {geomean(ratios):.2f} x PyTorch eager's time.")
+            page.verdict(deliverable, f"{dtype} step {geomean(ratios):.2f} x torch_eager's time ({EAGER}).")
     inference = pd.DataFrame([row for row in rows if row["pass"] == "inference"])
     if len(inference):
         page.text("Forward alone, with nothing kept for a backward pass:")
@@ -327,16 +366,17 @@ def report_warmup(page, records):
     if not cold:
         page.table(pd.DataFrame())
         return
-    rows, first = [], []
+    rows, first, shifts = [], [], {}
     for record in cold:
         steps = record["samples"]
         key = {"size": record["case"]["size"], "impl": record["impl"]}
+        settled = statistics(steps[max(WARMUPS) :])["median"]
         for warmup in WARMUPS:
             timed = steps[warmup : warmup + len(steps) - max(WARMUPS)]
             found = statistics(timed)
             row = key | {"warm-up steps": warmup} | {name: found[name] for name in ("mean", "std", "median")}
             rows.append(row | {"std / mean": found["std"] / found["mean"], "n": found["n"]})
-        settled = statistics(steps[max(WARMUPS) :])["median"]
+            shifts.setdefault((record["impl"], warmup), []).append((found["mean"], found["median"], settled))
         row = key | {f"step {i + 1}": steps[i] for i in range(max(WARMUPS) + 1)} | {"settled": settled}
         first.append(row | {"first / settled": steps[0] / settled, "second / settled": steps[1] / settled})
     page.table(pd.DataFrame(rows), units=dict.fromkeys(("mean", "std", "median"), "ms"))
@@ -358,14 +398,25 @@ def report_warmup(page, records):
         )
     page.text(
         "; ".join(said)
-        + ". The first step pays for what happens once: kernels being loaded when they are first "
-        "launched, the matrix library choosing an algorithm for each shape, PyTorch's allocator asking the driver for "
-        "each new size of block, where C planned all of them before the first step. The driver's own start is outside, "
-        "for the harness has used the GPU before. With no warm-up that one step moves the mean and the standard "
-        "deviation of ten, the median hardly, which is why medians are quoted here; what is left after one or two "
-        "steps of warm-up are the differences between the rows above."
+        + ". Once in a process kernels are loaded, when they are first launched, the matrix library chooses an "
+        "algorithm for each shape, and PyTorch's allocator asks the driver for each new size of block, where C planned "
+        "all of them before the first step. The driver's own start is outside, for the harness has used the GPU before."
     )
+    for impl in dict.fromkeys(row["impl"] for row in first):
+        moved = [
+            f"{warmup}, {ranged(mean / settled for mean, _, settled in shifts[impl, warmup])} and "
+            f"{ranged(median / settled for _, median, settled in shifts[impl, warmup])}"
+            for warmup in WARMUPS
+        ]
+        page.text(
+            f"{impl}: mean and median of ten steps over the settled step, by steps of warm-up: {'; '.join(moved)}."
+        )
     page.verdict("benchmarking_script", f"{said[0]}.")
+
+
+def ranged(values):
+    values = list(values)
+    return f"{min(values):.2f} to {max(values):.2f}"
 
 
 def report_speedups(page, records):
@@ -389,12 +440,16 @@ def report_speedups(page, records):
     frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
     page.table(frame, units=units_of(frame, ("f32", "tf32", "bf16_mixed"), "ms"))
     for impl in ("c", "torch_eager"):
-        found = [row["f32 / bf16_mixed"] for row in rows if row["impl"] == impl and row["f32 / bf16_mixed"]]
+        mine = [row for row in rows if row["impl"] == impl and row["f32 / bf16_mixed"]]
+        found = [row["f32 / bf16_mixed"] for row in mine]
         if found:
+            by_size = {
+                size: [row["f32 / bf16_mixed"] for row in mine if row["size"] == size] for size in order
+            }
+            means = ", ".join(f"{geomean(gains):.2f} ({size})" for size, gains in by_size.items() if gains)
             page.text(
-                f"{impl}: bf16 mixed precision is {min(found):.2f} to {max(found):.2f} times as fast as "
-                "f32. The gain grows with the products' share of the step: small models wait for launches "
-                "and for memory."
+                f"{impl}: bf16 mixed precision is {ranged(found)} times as fast as f32; by size, in the geometric mean "
+                f"of its contexts and passes, {means}."
             )
             if impl == "c":
                 page.verdict("benchmarking_mixed_precision", f"bf16 speed-up of C {geomean(found):.2f}.")

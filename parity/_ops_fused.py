@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from parity._ops_sides import EPS, GAP, Compiled, backward_sides, forward_sides, rounded
+from parity._ops_sides import EPS, GAP, Compiled, backward_sides, forward_sides, padded, rounded
 from parity.core import equal
 from ref import ops as ref
 
@@ -80,7 +80,7 @@ def qkv_split_backward(case, draw, c):
         return torch.stack(split(qkv, case.heads, tables))
 
     def finish(found):
-        return {"dqkv": F.pad(found["dqkv"], (0, packed_shape[-1] - 3 * width), value=GAP)}
+        return {"dqkv": padded(found["dqkv"], packed_shape[-1])}
 
     return backward_sides(tandem, ["dqkv"], function, [qkv], torch.stack(grads), finish=finish)
 

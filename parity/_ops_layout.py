@@ -1,9 +1,8 @@
 """Operations that move numbers, embedding, heads and rotary positions, with the sides of each."""
 
 import torch
-import torch.nn.functional as F
 
-from parity._ops_sides import GAP, backward_sides, forward_sides
+from parity._ops_sides import GAP, backward_sides, forward_sides, padded
 from parity.core import equal
 from ref import ops as ref
 
@@ -76,8 +75,7 @@ def packed_output(case, draw):
 
 
 def packed_by_torch(case, merged):
-    width, packed_shape, _ = heads_shapes(case)
-    return F.pad(merged, (0, packed_shape[-1] - width), value=GAP)
+    return padded(merged, heads_shapes(case)[1][-1])
 
 
 def heads_split(case, draw, c):

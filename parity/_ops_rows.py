@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from parity._ops_sides import EPS, GAP, backward_sides, forward_sides, rounded
+from parity._ops_sides import EPS, GAP, backward_sides, forward_sides, padded, rounded
 from parity.core import DTYPES, equal
 from ref import ops as ref
 
@@ -111,8 +111,7 @@ def silu_mul_backward(case, draw, c):
         return {"dgate": dgate, "dup": dup}
 
     def finish(grads):
-        pad = (0, gate.shape[1] - case.cols)
-        return {name: F.pad(grad, pad, value=GAP) for name, grad in grads.items()}
+        return {name: padded(grad, gate.shape[1]) for name, grad in grads.items()}
 
     inputs = [x[:, : case.cols].contiguous() for x in (gate, up)]
     return backward_sides(
@@ -157,10 +156,13 @@ def softmax_library(case, device, outputs=False):
     if "causal_seq" in case:
         visible = ref.causal_mask(case.causal_seq, case.cols, device)
         bias = torch.zeros(visible.shape, device=device).masked_fill(~visible, float("-inf"))
-        bias = bias.to(DTYPES[case.dtype]).repeat(case.rows // case.causal_seq, 1)
+        bias = bias.to(DTYPES[case.dtype])
+
+    def masked(x):
+        return (x.unflatten(0, (-1, case.causal_seq)) + bias).flatten(0, 1) if "causal_seq" in case else x
 
     def library(x):
-        y = (x + bias if "causal_seq" in case else x).softmax(-1)
+        y = masked(x).softmax(-1)
         return {"y": y} if outputs else y
 
     return library
@@ -178,12 +180,12 @@ def softmax_backward(case, draw, c):
         c.td_softmax_backward(c.device, desc, scale, y, dy, dx)
         return {"dx": dx}
 
-    def finish(grads):
-        return {"dx": grads["dx"] * scale}
+    def of(softmax):
+        return lambda scores: softmax(scores * scale)
 
-    return backward_sides(
-        tandem, ["dx"], softmax_function(case), [x], dy, softmax_library(case, draw.device), finish
-    )
+    # A power of two: the scores, scaled, are x again.
+    function, library = of(softmax_function(case)), of(softmax_library(case, draw.device))
+    return backward_sides(tandem, ["dx"], function, [x / scale], dy, library)
 
 
 def cross_entropy_inputs(case, draw):

@@ -3,6 +3,7 @@
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from parity.core import Side
 
@@ -62,6 +63,12 @@ def backward_sides(tandem, names, function, inputs, cotangent, library=None, fin
     if library:
         sides["torch_library"] = side(library, inputs, cotangent)
     return sides
+
+
+def padded(x, width):
+    """Rows of x with the gap behind them, and x as it is where there is none: its copy would be timed."""
+    gap = width - x.shape[-1]
+    return F.pad(x, (0, gap), value=GAP) if gap else x
 
 
 def wide(x):

@@ -37,14 +37,18 @@ def cases(profile, device):
         for keys in grid(causal=[False, True], dtype=DTYPES[device]):
             if keys["dtype"] == "tf32" and shape["head_dim"] < 16:
                 continue  # below what a matrix unit takes PyTorch multiplies in f32
-            yield Case("pytorch_attention", **shape, **keys, mask="inf")
+            yield judged_case(**shape, **keys, mask="inf")
     for dtype in DTYPES[device]:
         shape = dict(batch=2, heads=2, seq=61, head_dim=80, causal=True)
-        yield Case("pytorch_attention", **shape, dtype=dtype, mask="add_1e6")
+        yield judged_case(**shape, dtype=dtype, mask="add_1e6")
     for seq in SEQS[device][profile]:
         for head_dim in HEAD_DIMS:
             for phase in ("forward", "backward"):
                 yield grid_case(profile, device, seq, head_dim, phase)
+
+
+def judged_case(**keys):
+    return Case("pytorch_attention", **keys, reference="torch_tf32" if keys["dtype"] == "tf32" else None)
 
 
 def grid_case(profile, device, seq, head_dim, phase):

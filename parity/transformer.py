@@ -10,7 +10,14 @@ from pathlib import Path
 import torch
 
 from parity import _transformer_pages
-from parity._transformer_pages import LOSSES_WITHIN, OTHER_SEED, SMALL_STEPS, WEIGHTS_WITHIN
+from parity._transformer_pages import (
+    LOSSES_WITHIN,
+    OTHER_SEED,
+    ROUNDING,
+    ROUNDINGS,
+    SMALL_STEPS,
+    WEIGHTS_WITHIN,
+)
 from parity.core import DTYPES, NAMES, Case, Side, amid, grid, within
 from ref import transformer as ref
 
@@ -373,8 +380,8 @@ def corpus():
 
 def train(case, draw, c):
     """All sides from the same weights through the same batches. In mixed precision two further curves of PyTorch show
-    how much is noise: in f32, which is what rounding does, and from weights of another seed, within whose distance C
-    has to stay."""
+    how much is noise: from weights of another seed, within whose distance C has to stay, and in f32 from the same
+    weights, which is what rounding does, within ROUNDINGS times whose distance it has to stay as well."""
     text = corpus()
     if len(text) <= case.context:
         raise ValueError(f"the Markdown files have {len(text)} bytes, a window needs {case.context + 1}")
@@ -388,7 +395,14 @@ def train(case, draw, c):
     def side(impl, losses_of, **options):
         def call():
             curves[impl] = losses_of()
-            return {"losses": curves[impl]}
+            outputs = {"losses": curves[impl]}
+            if mixed:
+                # The same curve once more, to be judged by the second rule; the side whose distance is that rule's
+                # measure is moved away from PyTorch's autocast to the edge of the band.
+                base = curves.get("torch_eager", curves[impl])
+                edge = base + ROUNDINGS * (curves[impl] - base)
+                outputs[f"losses_{ROUNDINGS}_roundings"] = edge if impl == ROUNDING else curves[impl]
+            return outputs
 
         def record():
             values = {"bytes": len(text)}
@@ -441,7 +455,10 @@ def train(case, draw, c):
     sides = {
         "c": side("c", tandem, open=model.open, close=model.close),
         "torch_eager": side("torch_eager", lambda: by_torch(autocast(case, draw.device), state)),
-        "rule": {"losses": amid(OTHER_SEED) if mixed else within(max_abs=LOSSES_WITHIN)},
+        "rule": {
+            f"losses_{ROUNDINGS}_roundings": amid(ROUNDING),
+            "losses": amid(OTHER_SEED) if mixed else within(max_abs=LOSSES_WITHIN),
+        },
     }
     if draw.device.type == "cuda":
         graphed = Tandem(case, c.side("c_graph"), case.attention, transient_gradients=True)
@@ -452,7 +469,7 @@ def train(case, draw, c):
             return draw.normal(f"{name} of seed {case.seed + 1}", *how, **more)
 
         other = initial_state(case, anew)
-        sides["torch_eager_f32"] = side("torch_eager_f32", lambda: by_torch(nullcontext(), state))
+        sides[ROUNDING] = side(ROUNDING, lambda: by_torch(nullcontext(), state))
         sides[OTHER_SEED] = side(OTHER_SEED, lambda: by_torch(autocast(case, draw.device), other))
     return sides
 

@@ -16,7 +16,6 @@ class Times:
     forward: list[float] = field(default_factory=list)
     backward: list[float] = field(default_factory=list)
     optimizer: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
 
     @property
     def step(self) -> list[float]:
@@ -94,7 +93,6 @@ class Trainer:
         if self.optimizer:
             self.optimizer.step()
             times.optimizer.append(1e3 * (self.lap() - end))
-        times.losses.append(result.item())
 
     def lap(self) -> float:
         self.synchronize()

@@ -1,5 +1,6 @@
 """The device layer without a GPU: the CPU's answers, and a GPU that is only pretended. parity_gpu.py has a real one."""
 
+import math
 import tempfile
 import types
 import unittest
@@ -9,10 +10,11 @@ from unittest import mock
 import parity_double
 import torch
 
+from parity import bench
 from parity.core import clock, device, memory
 from parity.core.case import Case, Side
 from parity.core.command import main
-from parity.core.device import Cpu, DeviceError, DeviceLost, driver_version, kind_of, open_device
+from parity.core.device import Cpu, Cuda, DeviceError, DeviceLost, driver_version, kind_of, open_device
 from parity.core.draw import Draw
 from parity.core.library import Library
 from parity.core.measure import measure_case
@@ -108,6 +110,31 @@ class Timing(unittest.TestCase):
         clock.time_sides({"c": side}, warmup=0, repeats=2, device=on)
         self.assertEqual(on.log, ["before", "clear", "call"] * 2)
 
+    def test_the_host_gets_ahead_by_what_the_quickest_call_took_it(self):
+        on, leads = Pretended(), []
+        on.get_ahead = leads.append
+        for warmup, queued, expected in (
+            (2, [5000.0, 3.0, 4.0, 2.0, 2.5], [3.0, 3.0, 2.0]),  # the first call compiles
+            (0, [5000.0, 3.0, 4.0], [math.inf, 5000.0, 3.0]),
+        ):
+            calls = iter(queued)
+            on.timed_ms = lambda call, together, calls=calls: (1.0, next(calls))
+            clock.time_sides({"c": Side(dict)}, warmup=warmup, repeats=3, device=on)
+            self.assertEqual(leads, expected)
+            leads.clear()
+        on.timed_ms = lambda call, together: (1.0, 1.0)
+        clock.time_sides({"c": Side(dict)}, repeats=3, device=on, together=2)
+        self.assertEqual(leads, [])
+
+    def test_a_gpu_is_kept_busy_meanwhile(self):
+        gpu = object.__new__(Cuda)
+        with mock.patch("torch.cuda._sleep") as sleep:
+            for queue_ms in (0.5, 15.0, 25.0, math.inf):  # the last two are bound by the host
+                gpu.get_ahead(queue_ms)
+        self.assertEqual(
+            [call.args[0] / device.CYCLES_PER_MS for call in sleep.call_args_list], [1.0, device.LEAD_MS]
+        )
+
     def test_a_failure_gives_its_memory_back(self):
         def fail():
             raise RuntimeError("CUDA error: out of memory")
@@ -186,6 +213,51 @@ class Turns(unittest.TestCase):
         sides = {"c": outputs, "torch_eager": outputs, "truth": lambda: {"y": torch.ones(3).double()}}
         found = self.measure(sides, Pretended(), measure="error")
         self.assertEqual((found["c"]["status"], found["c"]["error"]["rel_l2"]), ("ok", 0.0))
+
+    def test_a_case_says_what_it_is_judged_against(self):
+        def outputs():
+            return {"y": torch.ones(3)}
+
+        sides = {"c": outputs, "torch_eager": outputs, "truth": lambda: {"y": torch.ones(3).double()}}
+        found = self.measure(sides, Pretended(), measure="error", reference="torch_tf32")
+        self.assertIn("judged against torch_eager, its case says torch_tf32", found["c"]["message"])
+        sides |= {"torch_tf32": outputs, "reference": "torch_tf32"}
+        found = self.measure(sides, Pretended(), measure="error", reference="torch_tf32")
+        self.assertEqual((found["c"]["status"], found["c"]["reference"]), ("ok", "torch_tf32"))
+        self.assertNotIn("reference", self.measure(sides, Pretended(), measure="error")["c"])
+
+    def test_a_device_that_is_lost_when_a_side_closes(self):
+        on = Pretended()
+
+        def close():
+            on.lost = True
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        with self.assertRaises(DeviceLost):
+            self.measure({"c": Side(dict, close=close)}, on)
+
+    def test_phases_that_fail_cost_the_steps_nothing(self):
+        class Phases:
+            closed = False
+
+            def call(self):
+                raise RuntimeError("CUDA error: out of memory")
+
+            def close(self):
+                self.closed = True
+
+            def values(self, timed):
+                return {"phases": {"forward": {}}, "values": {"tokens": 1}}
+
+        class Steps(bench.WholeSteps, Phases):
+            whole = dict
+
+        steps = Steps()
+        side = Side(steps.call, close=steps.close, record=steps.record)
+        found = self.measure({"c": side}, Pretended(), measure="time")["c"]
+        self.assertEqual((found["status"], found["ms"]["n"], found["phases"]), ("ok", 2, {}))
+        self.assertEqual(found["message"], "phases were not timed: RuntimeError: CUDA error: out of memory")
+        self.assertTrue(steps.closed)
 
     def test_a_stream_is_handed_to_c(self):
         on = Pretended()

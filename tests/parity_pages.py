@@ -2,12 +2,13 @@
 number. Tried on the committed records, and on invented ones of a GPU, thinned and spoiled by a seeded choice."""
 
 import random
+import tempfile
 import unittest
 from pathlib import Path
 from unittest.mock import patch
 
-from parity import _bench_gpu_pages, bench
-from parity.core import grid, plot, sweep
+from parity import _bench_gpu_pages, _transformer_pages, bench, flash
+from parity.core import grid, plot, report, sweep
 from parity.core.clock import statistics
 from parity.core.record import FILE, load
 from parity.core.report import Page
@@ -110,6 +111,188 @@ class BenchOnAGpu(unittest.TestCase):
         self.assertIn(
             "c's first step takes 31.00 to 31.00 times as long as its settled ones, 30 to 30 ms more", text
         )
+
+
+# Of a step and of the memory of a side, by size: what the pages must make of them can be done in the head.
+STEP_MS = {
+    "small": dict(
+        c=30, c_graph=20, c_graph_overlap=15, torch_eager=100, torch_compile=40, torch_compile_graph=25
+    ),
+    "xl": dict(
+        c=90, c_graph=60, c_graph_overlap=50, torch_eager=150, torch_compile=80, torch_compile_graph=100
+    ),
+}
+STEP_MIB = dict(
+    c=300, c_graph=200, c_graph_overlap=250, torch_eager=600, torch_compile=400, torch_compile_graph=500
+)
+
+
+class WholeSteps(unittest.TestCase):
+    def setUp(self):
+        self.records = []
+        for case in bench.gpu_cases("full"):
+            if case.deliverable == "torch_compile" and case["pass"] == "step" and case.size in STEP_MS:
+                for impl, ms in STEP_MS[case.size].items():
+                    longest = 1.3 if impl == "torch_compile" else 1.1
+                    record = plain("bench", case, impl, [0.9 * ms, ms, longest * ms]) | {"tflops": 9894 / ms}
+                    self.records.append(record | {"peak_mib": STEP_MIB[impl]})
+                    self.records[-1]["values"] = {"tokens": 2048, "flops": 1e12}
+        self.records.sort(key=lambda record: record["case"]["size"])
+
+    def test_each_captured_step_has_its_own_ratios_and_bars(self):
+        page = written(bench, "bench", self.records)
+        for line in (
+            "| bf16_mixed | small | 30.0 | 20.0 | 15.0 | 100 | 40.0 | 25.0 | 3 | 40.0 % (torch_compile) |",
+            "| bf16_mixed | small | 0.500 | 0.375 | torch_compile_graph | 0.800 | 0.600 | 0.800 | 0.300 | 0.500 |",
+            "| bf16_mixed | xl | 0.750 | 0.625 | torch_compile | 0.750 | 0.625 | 0.800 | 0.600 | 0.500 |",
+            "c_graph takes 0.80 (small), 0.75 (xl) times the best compiled PyTorch side's time; 2 of 2 at or below 0.8",
+            "c_graph_overlap takes 0.60 (small), 0.62 (xl) times the best compiled PyTorch side's time; 2 of 2 at",
+            "c takes 0.30 (small), 0.60 (xl) times torch_eager's time; 1 of 2 at or below 0.50 (torch_eager attends by",
+            "| bf16_mixed | small | 33 % | 50 % | 67 % | 10 % | 25 % | 40 % |",
+        ):
+            self.assertIn(line, page)
+
+    def test_memory_is_over_what_each_side_took_and_asked_for(self):
+        for record in self.records:
+            if record["impl"] == "torch_compile":
+                record["requested_mib"] = 320
+        page = written(bench, "bench", self.records)
+        self.assertIn(
+            "| c_graph / torch_compile | c / torch_eager | requested by torch_compile (MiB) |", page
+        )
+        self.assertIn("| xl | 300 | 200 | 250 | 600 | 400 | 500 | 0.500 | 0.500 | 320 | 0.625 |", page)
+
+    def test_the_index_says_that_nothing_was_judged_and_over_which_side_a_time_is(self):
+        index = indexed({"bench": bench}, self.records)
+        for words in (
+            "| measured (6) |",
+            "c_graph 0.75 to 0.80 x the best compiled PyTorch side's time, 2 of 2 at or below 0.80.",
+            "c_graph_overlap 0.60 to 0.62 x the best compiled PyTorch side's time, 2 of 2 at or below 0.80.",
+            "c 0.30 to 0.60 x torch_eager's time, 1 of 2 at or below 0.50 (torch_eager attends by materialised scores",
+            "Memory of c_graph 0.50 to 0.50 x torch_compile's. Memory of c 0.50 to 0.50 x torch_eager's.",
+            # sqrt(0.3 0.6), and of c over 25 and 80: sqrt(1.2 1.125)
+            "time ratio 0.42 over torch_eager, 1.16 over the fastest PyTorch side of each case |",
+        ):
+            self.assertIn(words, index)
+
+    def test_what_was_judged_and_what_was_only_measured_are_counted_apart(self):
+        case = dict(self.records[0]["case"])
+        judged = [
+            plain("bench", None, "c", [1.0]) | {"case": case | {"seed": seed}, "measure": "error"}
+            for seed in range(3)
+        ]
+        for record in judged:
+            record["deliverable"] = "torch_compile"
+        judged[2]["message"] = "not judged: torch_eager is oom"
+        self.assertIn("| holds (2 ok, 6 measured, 1 not judged) |", indexed({}, [*self.records, *judged]))
+        for record in self.records:
+            record["status"] = "oom"
+        self.assertIn("| no result (6 oom) |", indexed({}, self.records))
+
+    def test_kernels_are_told_apart_by_name(self):
+        for kernel, part in (
+            ("void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", "attention"),
+            ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop", "attention"),
+            ("td_attention_forward_bf16", "attention"),
+            ("triton_poi_fused__scaled_dot_product_flash_attention_mul_3", "rest"),
+            ("triton_red_fused_mm_attention_12", "rest"),
+            ("triton_per_fused_add_native_gemm_1", "rest"),
+            ("nvjet_tst_256x128_64x4", "products"),
+            ("td_linear_adamw_bf16", "products with AdamW"),
+            ("multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
+            ("vectorized_elementwise_kernel<4, addcdiv_cuda_kernel>", "rest"),
+        ):
+            self.assertEqual(_bench_gpu_pages.part_of(kernel), part, kernel)
+
+
+class FlashOnAGpu(unittest.TestCase):
+    def test_the_fastest_side_of_pytorch_has_its_say(self):
+        sides = dict(c=2.0, torch_eager=40.0, torch_flash=3.0, torch_cudnn=1.0)
+        records = [
+            plain("flash", case, impl, [ms])
+            for case in flash.cases("full", "cuda")
+            if "time" in case.measure and case.dtype == "bf16"
+            for impl, ms in sides.items()
+        ]
+        page = written(flash, "flash", records)
+        self.assertIn("1.50 (forward, 64), 1.50 (backward, 64), 1.50 (forward, 128)", page)
+        self.assertIn("0.50 (forward, 64), 0.50 (backward, 64), 0.50 (forward, 128)", page)
+        self.assertIn("forward: C is slower than torch_flash in 0 of 32, than torch_cudnn in 32 of 32", page)
+        index = indexed({"flash": flash}, records)
+        self.assertIn(
+            "C slower than plain attention in 0 of 96 and than the fastest fused attention of PyTorch in 96 of 96",
+            index,
+        )
+        self.assertIn(
+            "time ratio 0.05 over torch_eager, 2.00 over the fastest PyTorch side of each case", index
+        )
+
+    def test_memory_is_stated_as_it_was_measured(self):
+        """A workspace that does not grow, as C has on a GPU, beside sides that grow by the length and by its square."""
+        records = []
+        for case in flash.cases("full", "cuda"):
+            if case.get("pass") == "memory":
+                length = case.seq / 1024
+                for impl, mib, account in (
+                    ("c", 32 + length, length),
+                    ("c_naive", 4 * length**2, 4 * length**2),
+                    ("torch_eager", 10 * length**2, 8 * length**2),
+                    ("torch_efficient", length, None),
+                ):
+                    record = plain("flash", case, impl) | {"peak_mib": mib, "values": {}}
+                    if account:
+                        record["values"]["account_mib"] = account
+                    records.append(record)
+        page = written(flash, "flash", records)
+        for words in (
+            "From seq 1024 to 32768, 32 times the length: c 33.0 to 64.0 MiB, 1.94 times (over the arithmetic by 32.0 "
+            "and 32.0 MiB, at the end 100 %)",
+            "c_naive 4.00 to 4096 MiB, 1024 times (over the arithmetic by 0 and 0 MiB, at the end 0 %)",
+            "torch_efficient 1.00 to 32.0 MiB, 32.0 times.",
+            "At seq 32768 c takes 0.016 times c_naive's, 0.0063 times torch_eager's, 2 times torch_efficient's memory.",
+        ):
+            self.assertIn(words, page)
+
+
+class TrainingInMixedPrecision(unittest.TestCase):
+    def test_both_bands_are_shown_and_said(self):
+        def side(mean, largest):
+            return {"values": {"mean": mean, "largest": largest}}
+
+        sides = {"torch_eager": {}, "c": side(0.02, 0.1), "torch_eager_seed": side(0.1, 0.5)}
+        for rounding, word in ((side(0.01, 0.04), "within"), (side(0.01, 0.03), "beyond")):
+            page = Page("transformer", Path("nowhere"), "md")
+            _transformer_pages.report_noise(page, {(): sides | {"torch_eager_f32": rounding}})
+            text = "\n".join(page.blocks)
+            self.assertIn("C is within that noise, at 0.02 and 0.1", text)
+            self.assertIn(f"C is {word} 3 times that", text)
+
+
+def plain(module, case, impl, samples=()):
+    """A record of a GPU with these times and nothing else."""
+    found = dict(
+        module=module, impl=impl, status="ok", machine="NVIDIA H200", device="cuda", measure="time memory"
+    )
+    if case is not None:
+        found |= dict(deliverable=case.deliverable, case=case.keys)
+    return found | ({"ms": statistics(samples), "samples": list(samples)} if samples else {})
+
+
+def written(module, name, records):
+    with patch.object(plot, "write"):
+        page = Page(name, Path("nowhere"), "md")
+        module.report(page, Records(records))
+    return "\n".join(page.blocks)
+
+
+def indexed(modules, records):
+    """The index, of these modules or of one that says nothing."""
+    with tempfile.TemporaryDirectory() as folder, patch.object(plot, "write"):
+        silent = type(
+            "silent", (), {"DELIVERABLES": bench.DELIVERABLES, "report": staticmethod(lambda *_: None)}
+        )
+        report.write(modules or {"bench": silent}, records, Path(folder))
+        return (Path(folder) / "README.md").read_text()
 
 
 def invented(module, case, impl):

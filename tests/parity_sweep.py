@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import io
 import json
+import math
 import os
 import resource
 import signal
@@ -17,8 +18,9 @@ import unittest.mock
 from pathlib import Path
 
 import parity_double
+from rich.console import Console
 
-from parity.core import worker
+from parity.core import sweep, worker
 from parity.core.case import Case
 from parity.core.command import main
 from parity.core.record import ASIDE, FILE, Finished, RecordError, RecordFile, load
@@ -100,7 +102,7 @@ class Sweeps(unittest.TestCase):
 
         status, out, _ = self.main("report")
         self.assertEqual(status, 0)
-        self.assertIn("holds (6 ok)", (self.reports / "local/README.md").read_text())
+        self.assertIn("holds (5 ok, 1 measured)", (self.reports / "local/README.md").read_text())
         self.assertIn("C takes", (self.reports / "local/scale.md").read_text())
         status, out, _ = self.main("list", "--module", "scale", "--profile", "full")
         self.assertEqual(out.count("done"), 6)
@@ -113,8 +115,19 @@ class Sweeps(unittest.TestCase):
         status, out, _ = self.main("run", "--module", "scale", "--within", "600")
         self.assertEqual((status, len(self.runs())), (0, 5))
 
+    def test_a_file_of_another_machine_is_no_secret(self):
+        self.records.parent.mkdir()
+        record = dict(deliverable="d", module="m", case={}, impl="c", status="ok", machine="NVIDIA H100")
+        self.records.write_text(json.dumps(record) + "\n")
+        _, out, _ = self.main("run", "--module", "scale", "--case", "count=1,")
+        self.assertIn("holds records of NVIDIA H100, this is ", out)
+        self.records.unlink()
+        for _ in range(2):
+            _, out, _ = self.main("run", "--module", "scale", "--case", "count=1,", "--redo")
+            self.assertNotIn("holds records of", out)
+
     def test_order_and_what_goes_ahead(self):
-        """What is timed waits for what is done ahead of it; what is not runs meanwhile."""
+        """What is timed waits for what is done ahead of it; what is not runs meanwhile, the lower stage first."""
         status, out, _ = self.main("run", "--module", "early")
         self.assertEqual(status, 0, out)
         self.assertIn("2 cases are being compiled", out)
@@ -136,6 +149,55 @@ class Sweeps(unittest.TestCase):
         self.assertEqual(status, 0, out)
         self.assertIn("n=2: not compiled ahead of its turn", out)
         self.assertEqual([line for line in self.runs() if line[0] == "r"], ["run 3", "run 2"])
+
+    def order(self, busy, seconds=0.0, within=math.inf):
+        """What run_sweep does with an error-only and a timed case, each in two stages, if what goes ahead takes as
+        long as `busy` cases, or as waiting `seconds` for it."""
+        log, now = [], [0.0]
+
+        class Worker:
+            surroundings = types.MappingProxyType({"machine": "M"})
+
+            def run(self, path, case):
+                log.append(case.n)
+                return [dict(impl="c", status="ok")]
+
+        class Ahead:
+            def busy(self):
+                return len(log) < busy
+
+            def wait(self, left):
+                if self.busy():
+                    log.append("wait")
+                    now[0] += min(seconds, left)
+                return []
+
+        cases = [
+            Case("d", n=n, stage=stage, measure=measure, ahead=measure == "time", seconds=1.0)
+            for n, stage, measure in ((1, 0, "error"), (2, 1, "error"), (3, -2, "time"), (4, 0, "time"))
+        ]
+        items = sorted((sweep.Item("m", "m", case) for case in cases), key=lambda item: item.case.stage)
+        file = types.SimpleNamespace(loaded=types.SimpleNamespace(records=[]), append=lambda records: None)
+        out = io.StringIO()
+        with (
+            unittest.mock.patch.object(sweep, "Worker", lambda *_: contextlib.nullcontext(Worker())),
+            unittest.mock.patch.object(sweep, "Ahead", lambda *_: contextlib.nullcontext(Ahead())),
+            unittest.mock.patch.object(sweep.time, "monotonic", lambda: now[0]),
+        ):
+            status = sweep.run_sweep(
+                items, file, worker.Settings(Path(), 2, 1.0), Console(file=out), False, within
+            )
+        return status, log
+
+    def test_stages_count_as_soon_as_nothing_goes_ahead(self):
+        self.assertEqual(self.order(busy=0), (0, [3, 1, 4, 2]))
+        self.assertEqual(self.order(busy=1), (0, [1, 3, 4, 2]))
+        self.assertEqual(self.order(busy=9), (0, [1, 2, "wait", 3, "wait", 4]))
+
+    def test_waiting_takes_time_too(self):
+        self.assertEqual(self.order(busy=3, seconds=50.0, within=51.0), (0, [1, 2, "wait", 3, 4]))
+        self.assertEqual(self.order(busy=3, seconds=50.0, within=50.5), (3, [1, 2, "wait"]))
+        self.assertEqual(self.order(busy=3, seconds=50.0, within=0.5), (3, [1, "wait"]))
 
     def test_a_case_is_judged_whenever_it_runs(self):
         for has, asked, expected in (
@@ -387,6 +449,14 @@ class RecordFiles(unittest.TestCase):
         ):
             with self.subTest(records=records):
                 self.assertEqual(Finished(records).covers("m", case, 2), finished)
+        tf32 = [record | {"reference": "torch_tf32"} for record in pair]
+        for records, reference, finished in (
+            (pair, "torch_tf32", False),  # judged before the case said by what
+            (tf32, "torch_tf32", True),
+            (tf32, None, False),
+        ):
+            now = Case("d", measure="time", reference=reference, count=1)
+            self.assertEqual(Finished(records).covers("m", now, 2), finished)
         more = Case("d", measure="time", repeats=10, count=1)
         self.assertFalse(Finished([record | {"ms": {"n": 5}} for record in pair]).covers("m", more, 2))
         self.assertTrue(Finished([record | {"ms": {"n": 10}} for record in pair]).covers("m", more, 2))

@@ -9,7 +9,7 @@ clock, file or tolerance of its own: drawing, calling C, judging, timing, record
     run(case, draw, c)       computes one case on every side and returns {impl: side, ...}, described below
     report(page, records)    writes reports/<machine>/<name>.md from records alone; never runs anything
 
-Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, together, stage, ahead, **keys)
+Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, together, stage, ahead, reference, **keys)
     keys         what the record's "case" holds: batch, heads, seq, seq_k, head_dim, dtype, causal, pass, size, ...
                  with the meaning and spelling of README.md, "Records". `case.seq` reads one (`case["pass"]`, where
                  the name is a word of Python), `case.get("seq_k", 0)` with a default. Values are JSON scalars.
@@ -27,7 +27,9 @@ Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, tog
     stage        cases of a lower stage run first, whatever their module; default 0. A sweep that is cut short has them
     ahead        True: the module has a fifth name, ahead(case, draw), which does what is kept on disk from then on,
                  such as compiling. It is called before the case is timed, in a process of its own, beside those of
-                 other cases and beside cases whose errors alone are measured
+                 other cases. Until all are done only cases whose errors alone are measured run, whatever their stage
+    reference    the name that run() will give as its "reference", where this was not always so: only records that say
+                 the same are results of the case as it is now. default: whatever run() gives
 
 draw             inputs seeded by the case's name and the tensor's, so a case is the same alone, in a sweep, and on
                  every device: the CPU draws them, and they are then on the device
@@ -83,7 +85,7 @@ README.md, "Records"; a side whose name starts with "c" and is alone or followed
                  (against the truth where it has that output, else against the first torch side), and
                  amid("torch_other") (as near to the reference as that side is, for what has no truth but noise)
     reference    optional: the name of the side that C is judged against; default "torch_eager", else the first
-                 torch side
+                 torch side. It must be the case's `reference`, where that has one
 
 Memory is what `before` and `call` need beyond the inputs: outputs, saved tensors, scratch, and what the side holds. C's
 is the device recorder's peak since the case began plus the outputs that live outside the device; PyTorch's is its

@@ -32,6 +32,7 @@ class Case:
         together: int = 1,
         stage: int = 0,
         ahead: bool = False,
+        reference: str | None = None,
         **keys: Any,
     ):
         self.deliverable = deliverable
@@ -54,6 +55,7 @@ class Case:
         self.together = together
         self.stage = stage
         self.ahead = ahead
+        self.reference = reference
         self.keys = keys
 
     def __getattr__(self, key: str) -> Any:

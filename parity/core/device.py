@@ -23,6 +23,9 @@ from parity.core import memory
 FLUSH_BYTES = 256 * 2**20  # several times the second-level cache of any GPU so far
 KEPT_BYTES = 2**30  # that PyTorch's allocator may keep from case to case
 FLUSHES = 6  # about 0.4 ms on an H200: PyTorch queues some thirty operations in that time
+LEAD_MS = 20.0  # that the host is put ahead of a call at most
+LEAD = 2.0  # times what the quickest call so far took the host, which is not always as quick
+CYCLES_PER_MS = 2_000_000  # of a data centre's GPU at its fastest; a slower one spins for longer
 
 
 class DeviceError(RuntimeError):
@@ -47,18 +50,24 @@ class Cpu:
     def precision(self, dtype: str | None) -> None:
         """Sets how PyTorch multiplies f32 for a case of this dtype: what an earlier case left is no matter."""
 
+    def get_ahead(self, queue_ms: float) -> None:
+        """Called, untimed, before the caches are cleared for a timed call that takes the host `queue_ms` to queue: so
+        that the host has queued all of it before the device begins. On a CPU nothing is queued."""
+
     def clear_caches(self) -> None:
         """Called, untimed, before each timed call. What the inputs' caches hold stays: nothing flushes a CPU's."""
 
-    def timed_ms(self, call: Callable[[], Any], together: int = 1) -> float:
-        """Milliseconds of one of `together` calls in a row. The result is freed after the clock was read."""
+    def timed_ms(self, call: Callable[[], Any], together: int = 1) -> tuple[float, float]:
+        """Milliseconds of one of `together` calls in a row, and those that it kept the host. The result is freed after
+        the clock was read."""
         start = time.perf_counter_ns()
         for _ in range(together - 1):
             call()
         result = call()
         stop = time.perf_counter_ns()
         del result
-        return (stop - start) / 1e6 / together
+        ms = (stop - start) / 1e6 / together
+        return ms, ms
 
     def synchronize(self) -> None:
         """Waits for queued work; an error of it is raised here."""
@@ -124,21 +133,33 @@ class Cuda:
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32
 
+    def get_ahead(self, queue_ms: float) -> None:
+        """Keeps the GPU busy, before the first event, for longer than the host needs to queue the call: many small
+        kernels are then timed without the gaps between their launches, which depend on the host alone. What clearing
+        the caches takes comes on top, and is enough for a call of a few kernels.
+
+        A call that keeps the host for longer than LEAD_MS is bound by the host by nature, and is timed as it is. One
+        that waits for the GPU inside (a number read back) loses nothing: it waits for the lead as well, which ends
+        before the first event, and then takes what it would have taken."""
+        if queue_ms <= LEAD_MS:
+            torch.cuda._sleep(int(min(LEAD * queue_ms, LEAD_MS) * CYCLES_PER_MS))
+
     def clear_caches(self) -> None:
-        """Overwrites the second-level cache, and goes on for long enough that the host queues a short call meanwhile:
-        such a call is timed without the gaps between its launches, which depend on the host alone."""
+        """Overwrites the second-level cache, several times over: for so long the host is ahead of any call."""
         for _ in range(FLUSHES):
             self._flush.zero_()
 
-    def timed_ms(self, call: Callable[[], Any], together: int = 1) -> float:
+    def timed_ms(self, call: Callable[[], Any], together: int = 1) -> tuple[float, float]:
         self._start.record()
+        begun = time.perf_counter_ns()
         for _ in range(together - 1):
             call()
         result = call()
+        queue_ms = (time.perf_counter_ns() - begun) / 1e6
         self._stop.record()
         self._stop.synchronize()
         del result
-        return self._start.elapsed_time(self._stop) / together
+        return self._start.elapsed_time(self._stop) / together, queue_ms / together
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()

@@ -6,7 +6,8 @@ The rule is README.md's ("Parity"): non-finite values match in place and sign; t
 
 A case of dtype TF32 asks for products of inputs that were rounded to TF32, and eps is TF32's. Where a shape does not
 suit the matrix units PyTorch silently multiplies in f32, which is more than was asked for: modules whose products
-follow one another, so that their roundings add up, bring a side that rounds the inputs of each product itself.
+follow one another, so that their roundings add up, bring a side that rounds the inputs of each product itself, and eps
+is the output's again.
 """
 
 import math

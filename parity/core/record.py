@@ -4,7 +4,8 @@ The keys are those of README.md, "Records". Beside them core writes `message` (w
 (the raw times, ms), `together` (calls that a sample is the mean of), `first_ms` (of the very first call, with what is
 compiled and loaded then), `ratio` (to the reference's time, pair by pair), `gb_s`, `requested_mib` (a GPU's `peak_mib`
 before its allocator rounds), `series` (curves), `device` ("cuda"; left out on the CPU), and what a restarted sweep
-needs to know: `measure`, `threads`, `seconds` (the case took) and `sides` (records that the case wrote).
+needs to know: `measure`, `threads`, `seconds` (the case took), `sides` (records that the case wrote) and, of cases that
+say so, `reference` (what C was judged against).
 """
 
 import datetime
@@ -169,6 +170,8 @@ class Finished:
             return False
         for record in records:
             if record["status"] not in FINISHED or record.get("threads") != threads:
+                return False
+            if record.get("reference") != case.reference:
                 return False
             if not set(case.measure) <= set(record.get("measure", "").split()):
                 return False

@@ -140,10 +140,12 @@ def _index(modules: Mapping[str, ModuleType], pages: Mapping[str, Page], records
             "# C against PyTorch\n",
             _provenance(records),
             table.render("md"),
-            "holds: C's answers obey the rule of the README (\"Parity\") in every judged case. The error ratio is C's "
-            "relative L2 error over PyTorch's, both against float64, as a geometric mean over the cases; below 1, C "
-            "is closer. The time ratio is C's median over PyTorch's in the same run, as a geometric mean; below 1, C "
-            "is faster.\n",
+            'holds: C\'s answers obey the rule of the README ("Parity") in every judged case; measured: time or '
+            "memory alone, of so many results of C's sides, no answer being judged. The error ratio is C's relative L2 "
+            "error over PyTorch's, both against float64, as a geometric mean over the cases; below 1, C is closer. The "
+            "time ratio is the median of the side c over that of the side named, as a geometric mean over the cases "
+            "measured; below 1, C is faster. torch_eager is the formula in PyTorch, operation by operation; the "
+            "fastest PyTorch side is chosen case by case among those that were timed there.\n",
             f"Written by `python -m parity report` from [{FILE}]({FILE}).\n",
         ]
     )
@@ -158,25 +160,32 @@ def _verdict(records: Sequence[Mapping]) -> str:
     words = [f"{count} {status}" for status, count in sorted(bad.items())]
     if "failed" in bad or "error" in bad:
         return f"**fails** ({', '.join(words)} of {len(mine)})"
-    good = f"{statuses['ok']} ok"
-    return f"holds ({', '.join([good, *words])})"
+    if not statuses["ok"]:
+        return f"no result ({', '.join(words)})"
+    asked = [r for r in mine if r["status"] == "ok" and "error" in r.get("measure", r)]  # or has an error
+    unjudged = sum(record.get("message", "").startswith("not judged") for record in asked)
+    held, measured = len(asked) - unjudged, statuses["ok"] - len(asked)
+    words = [f"{unjudged} not judged", *words] if unjudged else words
+    if not held:
+        return f"measured ({', '.join([str(measured), *words])})"
+    words = [f"{measured} measured", *words] if measured else words
+    return f"holds ({', '.join([f'{held} ok', *words])})"
 
 
 def _figures(records: Records) -> str:
     words = []
-    errors = [error for error in _ratios(records, "rel_l2") if np.isfinite(error)]
+    torches = records.torches()
+    base = "torch_eager" if "torch_eager" in torches else next(iter(torches), "")
+    errors = [error for error in records.ratio("rel_l2", base) if np.isfinite(error)]
     if errors:
         words.append(f"error ratio {geomean(errors):.2f}")
-    times = _ratios(records, "ms")
+    times = records.ratio("ms", base)
     if len(times):
-        words.append(f"time ratio {geomean(times):.2f}")
+        words.append(f"time ratio {geomean(times):.2f} over {base}")
+    fastest = records.ratio("ms", torches)
+    if len(fastest) and {impl for impl in torches if len(records.ratio("ms", impl))} != {base}:
+        words.append(f"{geomean(fastest):.2f} over the fastest PyTorch side of each case")
     return ", ".join(words)
-
-
-def _ratios(records: Records, value: str) -> np.ndarray:
-    torches = [impl for impl in records.impls() if impl.startswith("torch")]
-    over = "torch_eager" if "torch_eager" in torches else next(iter(torches), "")
-    return records.ratio(value, over)
 
 
 def _troubles(records: Sequence[Mapping]) -> list[str]:

@@ -7,7 +7,7 @@ import pkgutil
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -138,23 +138,34 @@ def run_sweep(
         console.print(f"the machine is busy (load average {busy:.1f}): times will be noise", style="yellow")
     counts: Counter = Counter()
     bad = []
+    expected = {item.name: expected_seconds(item, finished) for item in pending}
     early = [(item.path, item.case) for item in pending if item.case.ahead and _is_measured(item)]
     if early:
-        pending.sort(key=_waits)
         console.print(f"{len(early)} cases are being compiled, beside those whose errors alone are measured")
     with Worker(settings) as worker, Ahead(settings, early) as ahead, _progress(console) as progress:
-        watch = _Watch(progress, console, [expected_seconds(item, finished) for item in pending])
-        for item in pending:
-            spent = time.monotonic() - started
+        _warn_of_others(file, worker.surroundings, console)
+        watch = _Watch(progress, console, expected)
+
+        def left() -> float:
+            return within - (time.monotonic() - started)
+
+        def fits(item: Item) -> bool:
             # The first case is always tried: a time that fits none would otherwise never end.
-            if watch.done and spent + expected_seconds(item, finished) > within:
-                break
-            watch.begin(item)
-            if _waits(item):
-                for case in ahead.wait():
+            return not watch.done or expected[item.name] <= left()
+
+        while pending:
+            beside = (item for item in pending if not _waits(item) and fits(item))
+            item = next(beside, None) if ahead.busy() else None
+            if item is None:
+                for case in ahead.wait(left()):
                     console.print(
                         f"{case.name}: not compiled ahead of its turn", style="yellow", markup=False
                     )
+                item = pending[0]
+                if not fits(item):
+                    break
+            pending.remove(item)
+            watch.begin(item)
             records = [
                 record | worker.surroundings | {"time": now()} for record in worker.run(item.path, item.case)
             ]
@@ -163,16 +174,27 @@ def run_sweep(
             bad += [(item, record) for record in records if record["status"] in BAD]
             watch.end(item, records)
     console.print(", ".join(f"{count} {status}" for status, count in counts.most_common()))
-    left = len(pending) - watch.done
-    if left:
-        console.print(f"{left} cases are left: the time is up, the same command goes on from here")
+    if pending:
+        console.print(f"{len(pending)} cases are left: the time is up, the same command goes on from here")
     for item, record in bad:
         console.print(
             f"{record['status']}: {item.name} {record['impl']}: {record['message']}",
             style="red",
             markup=False,
         )
-    return 1 if bad else MORE if left else 0
+    return 1 if bad else MORE if pending else 0
+
+
+def _warn_of_others(file: RecordFile, surroundings: Mapping, console: Console) -> None:
+    """Pages compare what stands in one file as if one machine had measured all of it."""
+    machine = surroundings["machine"]
+    others = sorted({record.get("machine", machine) for record in file.loaded.records} - {machine})
+    if others:
+        console.print(
+            f"{file.path} holds records of {', '.join(others)}, this is {machine}: name another --machine",
+            style="yellow",
+            markup=False,
+        )
 
 
 def _is_measured(item: Item) -> bool:
@@ -188,10 +210,10 @@ def _waits(item: Item) -> bool:
 class _Watch:
     """Says what is running and how long it will take: a bar on a terminal, a line a case in a pipe."""
 
-    def __init__(self, progress: Progress, console: Console, expected: list[float]):
+    def __init__(self, progress: Progress, console: Console, expected: Mapping[str, float]):
         self.progress, self.console, self.expected = progress, console, expected
         self.started = time.monotonic()
-        self.done = 0
+        self.done, self.past = 0, 0.0  # cases, and the seconds they were expected to take
         self.task = progress.add_task("", total=len(expected), eta="", name="")
 
     def begin(self, item: Item) -> None:
@@ -199,6 +221,7 @@ class _Watch:
 
     def end(self, item: Item, records: list[dict]) -> None:
         self.done += 1
+        self.past += self.expected[item.name]
         self.progress.update(self.task, completed=self.done, eta=duration(self._left()))
         bad = any(record["status"] in BAD for record in records)
         if bad or not self.console.is_terminal:
@@ -207,9 +230,9 @@ class _Watch:
 
     def _left(self) -> float:
         """The expected time of the rest, corrected by how the finished ones did."""
-        past, rest = sum(self.expected[: self.done]), sum(self.expected[self.done :])
+        rest = sum(self.expected.values()) - self.past
         elapsed = time.monotonic() - self.started
-        return rest * (elapsed / past if self.done >= 3 else 1.0)
+        return rest * (elapsed / self.past if self.done >= 3 else 1.0)
 
 
 def _summary(record: dict) -> str:

@@ -107,16 +107,26 @@ class Records:
         columns = [*keys, *impls, *(f"{impl} / {base}" for impl in impls if base and _is_c(impl))]
         return pd.DataFrame(rows, columns=columns).dropna(axis="columns", how="all")
 
-    def ratio(self, value: str, over: str = "torch_eager", impl: str = "c") -> np.ndarray:
-        """value(impl) / value(over), for every case where both are numbers and the divisor is not 0."""
+    def ratio(self, value: str, over: str | Sequence[str] = "torch_eager", impl: str = "c") -> np.ndarray:
+        """value(impl) / value(over), for every case where both are numbers and the divisor is not 0. Over several
+        impls: over the smallest of what each case has of them."""
+        others = [over] if isinstance(over, str) else over
         sides: dict[tuple, dict[str, float]] = {}
         for record in self.records:
             found = number(record, value)
             if found is not None:
                 case = (record["deliverable"], *record["case"].items())
                 sides.setdefault(case, {})[record["impl"]] = found
-        pairs = [(side[impl], side[over]) for side in sides.values() if impl in side and side.get(over)]
-        return np.array([mine / theirs for mine, theirs in pairs], dtype=np.float64)
+        pairs = [
+            (side[impl], min((side[other] for other in others if side.get(other)), default=None))
+            for side in sides.values()
+            if impl in side
+        ]
+        return np.array([mine / theirs for mine, theirs in pairs if theirs], dtype=np.float64)
+
+    def torches(self) -> list[str]:
+        """PyTorch's sides."""
+        return [impl for impl in self.impls() if impl.startswith("torch")]
 
     def series(self, name: str) -> list[tuple[str, dict, list]]:
         """(impl, case keys, values) of the records that hold the series."""

@@ -87,7 +87,7 @@ class Worker:
 
     def _dead(self, module: str, case: Case, impl: str, status: str, message: str) -> dict:
         """The record of a case that no process survives."""
-        return {
+        found = {
             "deliverable": case.deliverable,
             "module": module.rpartition(".")[2],
             "case": case.keys,
@@ -98,6 +98,7 @@ class Worker:
             "threads": self.settings.threads,
             "sides": 1,
         }
+        return found | ({"reference": case.reference} if case.reference else {})
 
     def _start(self) -> None:
         self._called = self._context.Array(ctypes.c_char, NAME_BYTES, lock=False)
@@ -163,10 +164,13 @@ class Ahead:
             process.join()
         self._running = []
 
-    def wait(self) -> list[Case]:
-        """Returns when all are done, or have had their time; those that failed, which costs their cases no more than
-        time."""
-        end = time.monotonic() + AHEAD_S
+    def busy(self) -> bool:
+        return any(process.exitcode is None for _case, process in self._running)
+
+    def wait(self, seconds: float) -> list[Case]:
+        """Returns when all are done, or have had `seconds` or AHEAD_S; those that failed, which costs their cases no
+        more than time."""
+        end = time.monotonic() + min(seconds, AHEAD_S)
         for _case, process in self._running:
             process.join(timeout=max(0.0, end - time.monotonic()))
             if process.exitcode is None:

@@ -1,6 +1,8 @@
-"""Cases out of order, two of which have something done ahead, one of them in vain. Logs as scale.py does."""
+"""Cases out of order, two of which have something done ahead: one in vain, one for as long as the cases take that need
+not wait for it. Logs as scale.py does."""
 
 import os
+import time
 
 from parity.core import Case
 
@@ -19,10 +21,18 @@ def log(words):
         file.write(words + "\n")
 
 
+def read_log():
+    with open(os.environ["FAKES_LOG"]) as file:
+        return file.read()
+
+
 def ahead(case, draw):
     log(f"ahead of {case.n} on {draw.device}")
     if case.n == 3:
         raise ValueError("there is no disk to put it on")
+    deadline = time.monotonic() + 60
+    while "run 1\n" not in read_log() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def run(case, draw, c):
