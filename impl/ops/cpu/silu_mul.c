@@ -14,8 +14,9 @@ TD_INLINE void forward_row(td_dtype dtype, int64_t cols, const void *gate, const
     }
 }
 
-TD_INLINE void backward_row(td_dtype dtype, int64_t cols, const void *gate, const void *up, int64_t first,
-                            const void *dy, int64_t packed, void *dgate, void *dup, void *y)
+/* Whether y is wanted is a constant too: decided at every element it would keep the loop from being vectorised. */
+TD_INLINE void backward_row(td_dtype dtype, bool again, int64_t cols, const void *gate, const void *up,
+                            int64_t first, const void *dy, int64_t packed, void *dgate, void *dup, void *y)
 {
 #pragma omp simd
     for (int64_t i = 0; i < cols; i++) {
@@ -26,7 +27,7 @@ TD_INLINE void backward_row(td_dtype dtype, int64_t cols, const void *gate, cons
 
         td_store(dtype, dgate, first + i, d * u * (s * (1.0f + z * (1.0f - s))));
         td_store(dtype, dup, first + i, d * (z * s));
-        if (y)
+        if (again)
             td_store(dtype, y, packed + i, z / (1.0f + td_exp(-z)) * u);
     }
 }
@@ -50,8 +51,13 @@ td_status td_cpu_silu_mul_backward(td_device *dev, const td_rows_shape *shape, c
 
     (void)dev;
 #pragma omp parallel for schedule(static) if (rows * cols >= TD_PARALLEL_MIN)
-    for (int64_t r = 0; r < rows; r++)
-        TD_BY_DTYPE(shape->dtype, backward_row, cols, gate, up, r * shape->pitch, dy, r * cols, dgate, dup,
-                    y);
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t first = r * shape->pitch, packed = r * cols;
+
+        if (y)
+            TD_BY_DTYPE(shape->dtype, backward_row, true, cols, gate, up, first, dy, packed, dgate, dup, y);
+        else
+            TD_BY_DTYPE(shape->dtype, backward_row, false, cols, gate, up, first, dy, packed, dgate, dup, y);
+    }
     return TD_OK;
 }
