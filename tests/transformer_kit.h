@@ -1,0 +1,19 @@
+/** What transformer.c and transformer_memory.c share: a small model, a device for a test, and callocs that fail. */
+#ifndef TD_TESTS_TRANSFORMER_KIT_H
+#define TD_TESTS_TRANSFORMER_KIT_H
+
+#include "transformer/transformer.h"
+
+extern const td_transformer_config tiny;
+
+/* Calls of calloc so far, and which of them fails; fail_at 0: none. */
+extern int64_t calls, fail_at;
+
+/* Setup and teardown of a test: *state is a CPU device, which must be empty again at the end. */
+int open_device(void **state);
+int close_device(void **state);
+
+/* Returns how many tests failed. */
+int td_run_memory_tests(void);
+
+#endif

@@ -1,0 +1,291 @@
+/* What a model takes: the plan, its scratch, and the memory history of a step. */
+#include "transformer_kit.h"
+
+#include "support/compare.h"
+#include "transformer/transformer_internal.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void plan_is_what_create_takes(void **state)
+{
+    static const char *const attentions[] = {"naive", "flash"};
+    td_device *dev = *state;
+
+    for (int i = 0; i < 2 * 2 * 3; i++) {
+        td_transformer_config config = tiny;
+        td_transformer_bytes plan;
+        td_memory_stats before, after;
+        td_transformer *model;
+
+        config.attention = attentions[i % 2];
+        config.dtype = i / 2 % 2 ? TD_BF16 : TD_F32;
+        config.use = (td_model_use)(i / 4);
+        td_assert_ok(td_device_memory(dev, &before));
+        td_assert_ok(td_transformer_plan(dev, &config, &plan));
+        td_assert_ok(td_device_memory(dev, &after));
+        assert_int_equal(before.allocations, after.allocations);
+        assert_int_equal(plan.gradients > 0, config.use != TD_MODEL_INFERENCE);
+        assert_int_equal(plan.activations > 0, config.use != TD_MODEL_INFERENCE);
+        assert_int_equal(plan.optimizer_state > 0, config.use == TD_MODEL_TRAINING);
+
+        td_assert_ok(td_transformer_create(dev, &config, &model));
+        td_assert_ok(td_device_memory(dev, &after));
+        assert_int_equal(after.current_bytes - before.current_bytes, plan.parameters + plan.gradients +
+                                                                         plan.optimizer_state +
+                                                                         plan.activations + plan.scratch);
+        assert_int_equal(after.allocations - before.allocations, 2 + config.use);
+        td_transformer_destroy(model);
+    }
+}
+
+/* A layer keeps 6 tensors of d_model and one of 2 d_ff a token, and what attention saves. */
+static void activations_grow_as_they_should(void **state)
+{
+    td_transformer_config config = {
+        .size = {.d_model = 64, .d_ff = 128, .layers = 1, .heads = 4, .vocab = 64},
+        .batch = 4,
+        .context = 64,
+        .dtype = TD_F32,
+        .attention = "flash",
+        .use = TD_MODEL_GRADIENTS};
+    const size_t tokens = 4 * 64;
+    td_transformer_bytes one, three;
+
+    for (int naive = 0; naive < 2; naive++) {
+        config.attention = naive ? "naive" : "flash";
+        config.size.layers = 1;
+        td_assert_ok(td_transformer_plan(*state, &config, &one));
+        config.size.layers = 3;
+        td_assert_ok(td_transformer_plan(*state, &config, &three));
+        const size_t saved = naive ? (size_t)4 * 4 * 64 * 64 * 4 : (size_t)4 * 4 * 64 * 4;
+        assert_int_equal(three.activations - one.activations, 2 * (tokens * (6 * 64 + 2 * 128) * 4 + saved));
+        assert_int_equal(three.scratch, one.scratch);
+    }
+    config.use = TD_MODEL_INFERENCE;
+    td_assert_ok(td_transformer_plan(*state, &config, &three));
+    config.size.layers = 1;
+    td_assert_ok(td_transformer_plan(*state, &config, &one));
+    assert_int_equal(three.scratch, one.scratch);
+}
+
+static void steps_allocate_nothing(void **state)
+{
+    const td_adamw adamw = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
+    int64_t ids[18] = {1, 2, 3};
+    td_device *dev = *state;
+    td_memory_stats before, after;
+    td_transformer *model;
+    td_parameter p;
+    float loss;
+
+    for (int dtype = 0; dtype < 4; dtype++) {
+        td_transformer_config config = tiny;
+        config.dtype = dtype % 2 ? TD_BF16 : TD_F32;
+        config.attention = dtype / 2 ? "naive" : "flash";
+        td_assert_ok(td_transformer_create(dev, &config, &model));
+        td_assert_ok(td_device_push_label(dev, "a first label, for which the device keeps room"));
+        td_assert_ok(td_device_memory(dev, &before));
+        /* The next allocation on the device would fail; init alone borrows from the host. */
+        td_assert_ok(td_device_fail_allocation(dev, 1));
+        calls = 0;
+        fail_at = 1;
+        td_assert_refused(td_transformer_init(model, 3), TD_NO_MEMORY, "initial weights");
+        td_assert_ok(td_transformer_init(model, 3));
+        calls = 0;
+        for (int step = 0; step < 3; step++) {
+            td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
+            td_assert_ok(td_transformer_loss(model, ids, &loss));
+            td_assert_ok(td_transformer_backward(model, step > 0, NULL, NULL));
+            td_assert_ok(td_transformer_adamw(model, &adamw));
+            td_assert_ok(td_transformer_sgd(model, 1e-3f));
+            td_assert_ok(td_transformer_parameter_find(model, "lm_head.weight", &p));
+        }
+        assert_int_equal(calls, 0);
+        fail_at = 0;
+        td_assert_ok(td_device_fail_allocation(dev, 0));
+        td_assert_ok(td_device_memory(dev, &after));
+        assert_int_equal(before.allocations, after.allocations);
+        assert_int_equal(before.current_bytes, after.current_bytes);
+        td_assert_ok(td_device_pop_label(dev));
+        td_transformer_destroy(model);
+    }
+}
+
+/* ---- the memory history ---- */
+
+typedef struct alive {
+    const char *name; /* the last part of the label */
+    const char *from, *to;
+} alive;
+
+static const char *last_part(const char *label)
+{
+    const char *slash = strrchr(label, '/');
+
+    return slash ? slash + 1 : label;
+}
+
+/* Replays the events, and returns how many tensors are left alive: no two may overlap, each dies where it lived. */
+static int64_t replay(td_device *dev, const char *arena, size_t arena_bytes, size_t *peak)
+{
+    const td_memory_event *events;
+    alive list[64];
+    int64_t count, dropped, n = 0;
+    size_t bytes = 0;
+
+    *peak = 0;
+    td_assert_ok(td_device_history(dev, &events, &count, &dropped));
+    assert_int_equal(dropped, 0);
+    for (int64_t i = 0; i < count; i++) {
+        const td_memory_event *e = &events[i];
+        const char *name = last_part(e->label), *from = e->address, *to = from + e->bytes;
+        if (e->action == TD_MEMORY_LIVE) {
+            assert_true(from >= arena && to <= arena + arena_bytes);
+            for (int64_t j = 0; j < n; j++)
+                if (from < list[j].to && list[j].from < to)
+                    fail_msg("%s and %s share memory", e->label, list[j].name);
+            assert_true(n < 64);
+            list[n++] = (alive){name, from, to};
+            bytes += e->bytes;
+            *peak = bytes > *peak ? bytes : *peak;
+        } else if (e->action == TD_MEMORY_DEAD) {
+            int64_t j = 0;
+            while (j < n && (strcmp(list[j].name, name) != 0 || list[j].from != from || list[j].to != to))
+                j++;
+            if (j == n)
+                fail_msg("%s dies without having lived", e->label);
+            list[j] = list[--n];
+            bytes -= e->bytes;
+        }
+    }
+    return n;
+}
+
+static bool happened(td_device *dev, td_memory_action action, const char *label)
+{
+    const td_memory_event *events;
+    int64_t count, dropped;
+
+    td_assert_ok(td_device_history(dev, &events, &count, &dropped));
+    for (int64_t i = 0; i < count; i++)
+        if (events[i].action == action && strcmp(events[i].label, label) == 0)
+            return true;
+    return false;
+}
+
+/* The arena is the last block that create takes. */
+static const td_memory_event *last_allocation(td_device *dev)
+{
+    const td_memory_event *events;
+    int64_t count, dropped;
+
+    td_assert_ok(td_device_history(dev, &events, &count, &dropped));
+    while (count > 0 && events[count - 1].action != TD_MEMORY_ALLOC)
+        count--;
+    assert_true(count > 0);
+    return &events[count - 1];
+}
+
+static void live_tensors_never_overlap(void **state)
+{
+    td_device *dev = *state;
+    const int64_t ids[18] = {0};
+
+    for (int i = 0; i < 12; i++) {
+        td_transformer_config config = tiny;
+        td_transformer *model;
+        td_memory_event arena;
+        size_t peak;
+
+        config.use = (td_model_use)(i % 3);
+        config.attention = i / 3 % 2 ? "naive" : "flash";
+        config.dtype = i / 6 ? TD_BF16 : TD_F32;
+        config.size.d_ff = i % 2 ? 37 : 400; /* the feed-forward or the attention takes more */
+        td_assert_ok(td_device_history_begin(dev, 10000));
+        td_assert_ok(td_transformer_create(dev, &config, &model));
+        td_assert_ok(td_transformer_init(model, 3));
+        arena = *last_allocation(dev);
+        /* One forward is abandoned for the next. */
+        for (int step = 0; step < 3; step++) {
+            td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
+            td_assert_ok(td_transformer_loss(model, ids, NULL));
+            if (step > 0 && config.use != TD_MODEL_INFERENCE)
+                td_assert_ok(td_transformer_backward(model, false, NULL, NULL));
+        }
+        td_assert_ok(td_device_history_end(dev));
+        /* Of an inference the logits stay. */
+        const int64_t left = replay(dev, arena.address, arena.bytes, &peak);
+        assert_int_equal(left, config.use == TD_MODEL_INFERENCE ? 1 : 0);
+        assert_true(peak <= arena.bytes);
+        assert_true(happened(dev, TD_MEMORY_LIVE, "forward/layers.1/layers.1.attn.q"));
+        assert_true(happened(dev, TD_MEMORY_DEAD, "forward/layers.0/layers.0.attn.qkv"));
+        assert_true(happened(dev, TD_MEMORY_LIVE,
+                             i / 3 % 2 ? "forward/layers.0/layers.0.attn.scores"
+                                       : "forward/layers.0/layers.0.attn.lse"));
+        assert_true(happened(dev, TD_MEMORY_LIVE, "forward/layers.1/ln_final.input"));
+        assert_true(happened(dev, TD_MEMORY_LIVE, "forward/logits"));
+        if (config.use != TD_MODEL_INFERENCE) {
+            assert_true(happened(dev, TD_MEMORY_DEAD, "backward/layers.1/layers.1.ffn.gate_up"));
+            assert_true(happened(dev, TD_MEMORY_DEAD, "backward/residual.grad"));
+        }
+        td_transformer_destroy(model);
+    }
+}
+
+/* The scratch of `small` is what its neediest moment needs: logits, ln_final's output and its gradient, or the
+ * feed-forward's tensors. Attention's scratch takes the place of the other operations'. */
+static void scratch_is_reused(void **state)
+{
+    td_transformer_config config = {.batch = 4, .context = 512, .dtype = TD_F32, .attention = "flash"};
+    const size_t tokens = 4 * 512, small_change = 2 << 20;
+    td_transformer_bytes bytes, naive;
+
+    td_assert_ok(td_model_size_find("small", &config.size));
+    for (int use = 0; use < 3; use++) {
+        config.use = (td_model_use)use;
+        td_assert_ok(td_transformer_plan(*state, &config, &bytes));
+        /* For inference the feed-forward: gate and up, hidden, and input, its norm and middle, which are kept otherwise. */
+        const size_t width = use == TD_MODEL_INFERENCE ? 3 * 3072 + 3 * 768 : 10000 + 2 * 768;
+        assert_in_range(bytes.scratch, tokens * width * 4, tokens * width * 4 + small_change);
+    }
+    config.dtype = TD_BF16;
+    td_assert_ok(td_transformer_plan(*state, &config, &bytes));
+    config.attention = "naive";
+    td_assert_ok(td_transformer_plan(*state, &config, &naive));
+    assert_in_range(naive.scratch, bytes.scratch, bytes.scratch + small_change);
+}
+
+/* No operation here takes more scratch with more threads, so the plan is made too small by hand. */
+static void scratch_that_is_too_small_is_noticed(void **state)
+{
+    static const td_tensor scratch[] = {TD_T_WORK, TD_T_SAVED, TD_T_ATTEND_WORK, TD_T_ATTEND_GRAD_WORK};
+    td_plan plan;
+
+    for (int i = 0; i < 4; i++) {
+        td_assert_ok(td_plan_make(*state, &tiny, &plan));
+        td_assert_ok(td_plan_check(*state, &plan, 2, 9));
+        assert_true(plan.bytes[scratch[i]] > 0);
+        plan.bytes[scratch[i]] = 1;
+        td_assert_refused(td_plan_check(*state, &plan, 2, 9), TD_BAD_STATE, "more scratch than was planned");
+    }
+}
+
+int td_run_memory_tests(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(plan_is_what_create_takes, open_device, close_device),
+        cmocka_unit_test_setup_teardown(activations_grow_as_they_should, open_device, close_device),
+        cmocka_unit_test_setup_teardown(steps_allocate_nothing, open_device, close_device),
+        cmocka_unit_test_setup_teardown(live_tensors_never_overlap, open_device, close_device),
+        cmocka_unit_test_setup_teardown(scratch_is_reused, open_device, close_device),
+        cmocka_unit_test_setup_teardown(scratch_that_is_too_small_is_noticed, open_device, close_device),
+    };
+
+    return cmocka_run_group_tests_name("memory of a transformer", tests, NULL, NULL);
+}
