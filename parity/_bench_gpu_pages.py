@@ -4,7 +4,7 @@ import re
 
 import pandas as pd
 
-from parity._bench_pages import PHASES, WARMUPS, rows_of
+from parity._bench_pages import PHASES, WARMUPS, rows_of, table_of_steps
 from parity._pages import peak_of, spread, units_of
 from parity.core import geomean
 from parity.core.clock import statistics
@@ -453,16 +453,3 @@ def report_speedups(page, records):
             )
             if impl == "c":
                 page.verdict("benchmarking_mixed_precision", f"bf16 speed-up of C {geomean(found):.2f}.")
-
-
-def table_of_steps(page, frame, columns):
-    names = {
-        "median": "step",
-        "cv": "std / mean",
-        "tokens_s": "tokens/s",
-        "gflops": "GFLOP/s",
-        "peak_mib": "peak",
-    }
-    units = dict.fromkeys((*PHASES, "mean", "std", "median", "min", "p95"), "ms") | {"peak_mib": "MiB"}
-    columns = {name: names.get(name, name) for name in columns if name in frame}
-    page.table(frame, columns=columns, units={name: unit for name, unit in units.items() if name in columns})

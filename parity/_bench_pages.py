@@ -38,26 +38,27 @@ def rows_of(records):
         yield row
 
 
+def table_of_steps(page, frame, columns):
+    names = {
+        "median": "step" if "backward" in frame else "median",  # of forward alone
+        "cv": "std / mean",
+        "tokens_s": "tokens/s",
+        "gflops": "GFLOP/s",
+        "peak_mib": "peak",
+    }
+    units = dict.fromkeys((*PHASES, "mean", "std", "median", "min", "p95"), "ms") | {"peak_mib": "MiB"}
+    columns = {name: names.get(name, name) for name in columns if name in frame}
+    page.table(frame, columns=columns, units={name: unit for name, unit in units.items() if name in columns})
+
+
 def report_phases(page, records):
     page.question("How long do forward, backward and optimizer take (batch 4, 5 warm-up and 10 timed steps)?")
     warm = records.only(warmup=5)
     keys = ["size", "context", "impl"]
     columns = [*keys, *PHASES, "median", "min", "p95", "cv", "tokens_s", "gflops", "peak_mib", "status"]
     steps = pd.DataFrame(rows_of(warm.only(**{"pass": "step"})))
-    names = {
-        "median": "step",
-        "cv": "std / mean",
-        "tokens_s": "tokens/s",
-        "gflops": "GFLOP/s",
-        "peak_mib": "peak",
-    }
-    units = dict.fromkeys((*PHASES, "median", "min", "p95"), "ms") | {"peak_mib": "MiB"}
     if len(steps):
-        page.table(
-            steps,
-            columns={name: names.get(name, name) for name in columns if name in steps},
-            units={name: unit for name, unit in units.items() if name in steps},
-        )
+        table_of_steps(page, steps, columns)
     ratios = warm.only(**{"pass": "step"}).ratio("ms")
     peaks = warm.only(**{"pass": "step"}).ratio("peak_mib")
     if len(ratios):
@@ -75,15 +76,7 @@ def report_phases(page, records):
     inference = pd.DataFrame(rows_of(warm.only(**{"pass": "inference"})))
     if len(inference):
         page.text("Forward alone, with nothing kept for a backward pass:")
-        page.table(
-            inference,
-            columns={
-                name: names.get(name, name)
-                for name in [*keys, "mean", "std", "median", "cv", "tokens_s", "gflops"]
-            }
-            | {"median": "median"},
-            units=dict.fromkeys(("mean", "std", "median"), "ms"),
-        )
+        table_of_steps(page, inference, [*keys, "mean", "std", "median", "cv", "tokens_s", "gflops"])
 
 
 def report_warmup(page, records):

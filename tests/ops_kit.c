@@ -193,3 +193,21 @@ int ops_run_cases(const char *group, const void *cases, size_t count, size_t siz
     free(tests);
     return failed;
 }
+
+void ops_adamw_truth(const td_adamw *a, int64_t count, double *p, const double *g, double *m, double *v)
+{
+    double correction1 = 1 - pow(a->beta1, (double)a->step), correction2 = 1 - pow(a->beta2, (double)a->step);
+
+    for (int64_t i = 0; i < count; i++) {
+        m[i] = a->beta1 * m[i] + (1 - a->beta1) * g[i];
+        v[i] = a->beta2 * v[i] + (1 - a->beta2) * g[i] * g[i];
+        if (a->variant != TD_ADAMW_COURSE2025)
+            p[i] -= a->lr * a->weight_decay * p[i];
+        if (a->variant == TD_ADAMW_TORCH)
+            p[i] -= a->lr / correction1 * m[i] / (sqrt(v[i] / correction2) + a->eps);
+        else
+            p[i] -= a->lr * sqrt(correction2) / correction1 * m[i] / (sqrt(v[i]) + a->eps);
+        if (a->variant == TD_ADAMW_COURSE2025)
+            p[i] -= a->lr * a->weight_decay * p[i];
+    }
+}

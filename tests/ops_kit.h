@@ -108,6 +108,9 @@ void ops_download(void);
         }                                                                                                    \
     } while (0)
 
+/* One AdamW step in float64, each variant as it was published. */
+void ops_adamw_truth(const td_adamw *a, int64_t count, double *p, const double *g, double *m, double *v);
+
 /* sum a[i] b[i] */
 double ops_dot(const double *a, const double *b, int64_t count);
 

@@ -30,27 +30,6 @@ static void weight_grad(const layer_case *row, const double *dy, const double *x
                 g[o * row->d_in + i] += dy[t * row->d_out + o] * x[t * row->d_in + i];
 }
 
-/* One step in float64. */
-static void reference(const td_adamw *a, int64_t count, const double *g, double *m, double *v, double *p)
-{
-    const double correction1 = 1 - pow(a->beta1, (double)a->step),
-                 correction2 = 1 - pow(a->beta2, (double)a->step);
-    const bool torch = a->variant == TD_ADAMW_TORCH, last = a->variant == TD_ADAMW_COURSE2025;
-
-    for (int64_t i = 0; i < count; i++) {
-        m[i] = a->beta1 * m[i] + (1 - a->beta1) * g[i];
-        v[i] = a->beta2 * v[i] + (1 - a->beta2) * g[i] * g[i];
-        if (!last)
-            p[i] -= a->lr * a->weight_decay * p[i];
-        if (torch)
-            p[i] -= a->lr / correction1 * m[i] / (sqrt(v[i] / correction2) + a->eps);
-        else
-            p[i] -= a->lr * sqrt(correction2) / correction1 * m[i] / (sqrt(v[i]) + a->eps);
-        if (last)
-            p[i] -= a->lr * a->weight_decay * p[i];
-    }
-}
-
 /* The gradients that the moments were made with: gain * g, so that g / gain has the bits of a number in `dtype`. */
 static void assert_gradient(ops_case *c, const layer_case *row, const float *m, const double *truth,
                             double *out)
@@ -128,7 +107,7 @@ static void layer_check(ops_case *c, const td_adamw *adamw, const layer *l)
     double *used = ops_zeros(c, l->count);
 
     assert_gradient(c, l->row, l->m, l->g, used);
-    reference(adamw, l->count, used, l->m_truth, l->v_truth, l->p_truth);
+    ops_adamw_truth(adamw, l->count, l->p_truth, used, l->m_truth, l->v_truth);
     ops_assert_close(c, "m", TD_F32, l->m, l->m_truth, l->count, 1);
     ops_assert_close(c, "v", TD_F32, l->v, l->v_truth, l->count, 1);
     ops_assert_close(c, "p", l->given.p_dtype, l->p, l->p_truth, l->count, 1);
@@ -206,7 +185,7 @@ static void moments_go_on(void **state)
         double *g = ops_zeros(&c, COUNT), *p_truth = ops_f64(&c, TD_F32, p, COUNT),
                *m_truth = ops_f64(&c, TD_F32, m, COUNT), *v_truth = ops_f64(&c, TD_F32, v, COUNT);
         weight_grad(&row, wide[1], wide[0], g);
-        reference(&adamw, COUNT, g, m_truth, v_truth, p_truth);
+        ops_adamw_truth(&adamw, COUNT, p_truth, g, m_truth, v_truth);
         const td_linear_adamw layer = {.tokens = TOKENS,
                                        .d_in = IN,
                                        .d_out = OUT,

@@ -2,25 +2,6 @@
 
 static const char *const variant_names[] = {"course2025", "course2026", "torch"};
 
-/* One step in float64, each variant as it was published. */
-static void reference(const td_adamw *a, int64_t count, double *p, const double *g, double *m, double *v)
-{
-    double correction1 = 1 - pow(a->beta1, (double)a->step), correction2 = 1 - pow(a->beta2, (double)a->step);
-
-    for (int64_t i = 0; i < count; i++) {
-        m[i] = a->beta1 * m[i] + (1 - a->beta1) * g[i];
-        v[i] = a->beta2 * v[i] + (1 - a->beta2) * g[i] * g[i];
-        if (a->variant != TD_ADAMW_COURSE2025)
-            p[i] -= a->lr * a->weight_decay * p[i];
-        if (a->variant == TD_ADAMW_TORCH)
-            p[i] -= a->lr / correction1 * m[i] / (sqrt(v[i] / correction2) + a->eps);
-        else
-            p[i] -= a->lr * sqrt(correction2) / correction1 * m[i] / (sqrt(v[i]) + a->eps);
-        if (a->variant == TD_ADAMW_COURSE2025)
-            p[i] -= a->lr * a->weight_decay * p[i];
-    }
-}
-
 typedef struct adamw_case {
     char name[64];
     int64_t count, step;
@@ -57,7 +38,7 @@ static void three_variants(void **state)
         double *p_truth = ops_f64(&c, c.dtype, p_before, n), *grad = ops_f64(&c, c.dtype, g, n);
         double *m_truth = ops_f64(&c, TD_F32, m, n), *v_truth = ops_f64(&c, TD_F32, v, n);
 
-        reference(&adamw, n, p_truth, grad, m_truth, v_truth);
+        ops_adamw_truth(&adamw, n, p_truth, grad, m_truth, v_truth);
         OPS_RUN(&c, c.dtype, p, n, p_before,
                 (m = ops_copy(&c, TD_F32, m_before, n), v = ops_copy(&c, TD_F32, v_before, n),
                  td_adamw_step(ops_dev, &adamw, n, c.dtype, on(p), on(g), on(m), on(v))));
@@ -102,7 +83,7 @@ static void mixed_update(void **state)
         double *p_truth = ops_f64(&c, TD_F32, p_before, n), *grad = ops_f64(&c, grad_dtype, g, n);
         double *m_truth = ops_f64(&c, TD_F32, m_before, n), *v_truth = ops_f64(&c, TD_F32, v_before, n);
 
-        reference(adamw, n, p_truth, grad, m_truth, v_truth);
+        ops_adamw_truth(adamw, n, p_truth, grad, m_truth, v_truth);
         for (int on_device = 0; on_device < 2; on_device++) {
             td_adamw_tensors t = {.count = n,
                                   .dtype = TD_F32,
@@ -152,7 +133,7 @@ static void the_device_counts_the_steps(void **state)
         OPS_CALL(td_adamw_advance(ops_dev, on(adamw)));
         assert_int_equal(adamw->step, step);
         OPS_CALL(td_adamw_update(ops_dev, on(adamw), true, &t));
-        reference(adamw, N, truth, grad, first, second);
+        ops_adamw_truth(adamw, N, truth, grad, first, second);
         ops_assert_close(&c, "p", TD_F32, p, truth, N, 2);
     }
     ops_finish(&c);
@@ -183,7 +164,7 @@ static void many_steps_stay_together(void **state)
 
             memcpy(g, p, N * sizeof *g);
             OPS_CALL(td_adamw_step(ops_dev, &adamw, N, TD_F32, on(p), on(g), on(m), on(v)));
-            reference(&adamw, N, truth, grad, first, second);
+            ops_adamw_truth(&adamw, N, truth, grad, first, second);
             ops_assert_close(&c, "p", TD_F32, p, truth, N, 8);
         }
         ops_finish(&c);

@@ -143,6 +143,17 @@ cleanup:
     return status;
 }
 
+/** The products of the feed-forward's weights: they wait for attention's where the update is fused. */
+static void ffn_linears(const td_transformer *model, int64_t layer, linear out[2])
+{
+    const int64_t d = model->plan.config.size.d_model, f = model->plan.config.size.d_ff;
+
+    out[0] = (linear){td_p_layer(layer, TD_W_W1), d, 2 * f, td_tensor_at(model, TD_T_GATE_UP, layer),
+                      td_tensor_at(model, TD_T_NORM2_AGAIN, layer)};
+    out[1] = (linear){td_p_layer(layer, TD_W_W2), f, d, branch_grad(model, TD_T_FFN_BRANCH_GRAD),
+                      td_tensor_at(model, TD_T_HIDDEN_GRAD, layer)};
+}
+
 static td_status head_backward(const pass *p)
 {
     td_transformer *model = p->model;
@@ -205,8 +216,11 @@ static td_status feed_forward_backward(const pass *p, int64_t layer)
 
     TD_TRY(td_step_enter(model, TD_STEP_FFN_WEIGHT_GRAD, layer));
     TD_TRY(td_norm(model, middle, td_p_layer(layer, TD_W_LN2), norm));
-    if (!p->fused_layers)
-        TD_TRY(weight_grads(p, false, 2, (linear[]){{w2, f, d, dx, hidden}, {w1, d, 2 * f, gate, norm}}));
+    if (!p->fused_layers) {
+        linear linears[2];
+        ffn_linears(model, layer, linears);
+        TD_TRY(weight_grads(p, false, 2, linears));
+    }
     TD_TRY(report(p, w2));
     TD_TRY(report(p, w1));
     TD_TRY(report(p, w3));
@@ -223,7 +237,7 @@ static td_status attention_backward(const pass *p, int64_t layer)
     td_transformer *model = p->model;
     td_device *dev = model->dev;
     const td_plan *plan = &model->plan;
-    const int64_t d = plan->config.size.d_model, f = plan->config.size.d_ff;
+    const int64_t d = plan->config.size.d_model;
     const int64_t wq = td_p_layer(layer, TD_W_Q), wo = td_p_layer(layer, TD_W_OUTPUT);
     const td_attention_shape shape = td_plan_attention_shape(plan, model->batch, model->seq);
     const td_heads_shape in_qkv = td_heads_shape_of(model, 3 * d);
@@ -262,17 +276,13 @@ static td_status attention_backward(const pass *p, int64_t layer)
 
     TD_TRY(td_step_enter(model, TD_STEP_ATTN_WEIGHT_GRAD, layer));
     TD_TRY(td_norm(model, input, td_p_layer(layer, TD_W_LN1), norm));
-    if (p->fused_layers) /* the feed-forward's with them: the more there is to do at once, the better */
-        TD_TRY(weight_grads(
-            p, true, 4,
-            (linear[]){{td_p_layer(layer, TD_W_W1), d, 2 * f, td_tensor_at(model, TD_T_GATE_UP, layer),
-                        td_tensor_at(model, TD_T_NORM2_AGAIN, layer)},
-                       {td_p_layer(layer, TD_W_W2), f, d, branch_grad(model, TD_T_FFN_BRANCH_GRAD),
-                        td_tensor_at(model, TD_T_HIDDEN_GRAD, layer)},
-                       {wq, d, 3 * d, dqkv, norm},
-                       {wo, d, d, dx, o}}));
-    else
-        TD_TRY(weight_grads(p, false, 2, (linear[]){{wo, d, d, dx, o}, {wq, d, 3 * d, dqkv, norm}}));
+    linear linears[4] = {[2] = {wq, d, 3 * d, dqkv, norm}, [3] = {wo, d, d, dx, o}};
+    if (p->fused_layers) { /* the feed-forward's with them: the more there is to do at once, the better */
+        ffn_linears(model, layer, linears);
+        TD_TRY(weight_grads(p, true, 4, linears));
+    } else {
+        TD_TRY(weight_grads(p, false, 2, linears + 2));
+    }
     TD_TRY(report(p, wo));
     TD_TRY(report(p, wq));
     TD_TRY(report(p, td_p_layer(layer, TD_W_K)));
@@ -321,12 +331,8 @@ static td_status run(const pass *p)
     td_status status = TD_OK;
 
     TD_TRY(head_backward(p));
-    if (p->fused_head)
-        TD_TRY(
-            update(p, (group){layout->ln_final, layout->lm_head, td_p_ln_final(size), td_p_ln_final(size)}));
-    else
-        TD_TRY(
-            update(p, (group){layout->ln_final, layout->elements, td_p_ln_final(size), td_p_lm_head(size)}));
+    TD_TRY(update(p, (group){layout->ln_final, p->fused_head ? layout->lm_head : layout->elements,
+                             td_p_ln_final(size), p->fused_head ? td_p_ln_final(size) : td_p_lm_head(size)}));
     for (int64_t layer = size->layers - 1; layer >= 0; layer--) {
         TD_TRY(layer_backward(p, layer));
         TD_TRY(update_layer(p, layer));

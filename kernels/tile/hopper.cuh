@@ -7,6 +7,7 @@
 #define TD_KERNELS_TILE_HOPPER_CUH
 
 #include "kernels/tile/elements.cuh"
+#include "kernels/tile/shared.cuh"
 
 #include <cuda.h>
 
@@ -17,14 +18,9 @@ constexpr int PANEL_COLUMNS = 64, PANEL_ROW_BYTES = 128;
 
 /* ---- barriers in shared memory ---- */
 
-__device__ inline uint32_t address_of(const void *shared)
-{
-    return (uint32_t)__cvta_generic_to_shared(shared);
-}
-
 __device__ inline void barrier_init(uint64_t *barrier, uint32_t arrivals)
 {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address_of(barrier)), "r"(arrivals)
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
                  : "memory");
 }
 
@@ -36,7 +32,7 @@ __device__ inline void barrier_init_done()
 
 __device__ inline void barrier_arrive(uint64_t *barrier)
 {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address_of(barrier)) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 /** At the barrier of that place in block `rank` of the cluster. Without .release.cluster, which waits for all of the thread's
@@ -47,7 +43,7 @@ __device__ inline void barrier_arrive_at(uint64_t *barrier, uint32_t rank)
                  ".reg .b32 there;\n"
                  "mapa.shared::cluster.u32 there, %0, %1;\n"
                  "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
-                 "}" ::"r"(address_of(barrier)),
+                 "}" ::"r"(shared_address(barrier)),
                  "r"(rank)
                  : "memory");
 }
@@ -55,7 +51,7 @@ __device__ inline void barrier_arrive_at(uint64_t *barrier, uint32_t rank)
 /** Arrives, and has the phase wait for `bytes` from the copy engine too. */
 __device__ inline void barrier_expect(uint64_t *barrier, uint32_t bytes)
 {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address_of(barrier)),
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                  "r"(bytes)
                  : "memory");
 }
@@ -68,7 +64,7 @@ __device__ inline void barrier_wait(uint64_t *barrier, uint32_t parity)
                  "again:\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
                  "@!done bra again;\n"
-                 "}" ::"r"(address_of(barrier)),
+                 "}" ::"r"(shared_address(barrier)),
                  "r"(parity)
                  : "memory");
 }
@@ -114,8 +110,8 @@ __device__ inline void copy_box(void *shared, const CUtensorMap *map, int x, int
 {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
                  "[%1, {%2, %3}], "
-                 "[%4];" ::"r"(address_of(shared)),
-                 "l"(map), "r"(x), "r"(y), "r"(address_of(barrier))
+                 "[%4];" ::"r"(shared_address(shared)),
+                 "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier))
                  : "memory");
 }
 
@@ -125,8 +121,8 @@ __device__ inline void copy_box_to(uint16_t blocks, void *shared, const CUtensor
 {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast:"
                  ":cluster [%0], "
-                 "[%1, {%2, %3}], [%4], %5;" ::"r"(address_of(shared)),
-                 "l"(map), "r"(x), "r"(y), "r"(address_of(barrier)), "h"(blocks)
+                 "[%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(shared)),
+                 "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier)), "h"(blocks)
                  : "memory");
 }
 
@@ -138,7 +134,7 @@ __device__ inline uint64_t transposed_panels(const void *shared, uint32_t panel_
     constexpr uint64_t SWIZZLE_128 = (uint64_t)1 << 62, EIGHT_ROWS = 8 * PANEL_ROW_BYTES;
 
     return SWIZZLE_128 | EIGHT_ROWS >> 4 << 32 | (uint64_t)(panel_bytes >> 4) << 16 |
-           (address_of(shared) & 0x3FFFF) >> 4;
+           (shared_address(shared) & 0x3FFFF) >> 4;
 }
 
 constexpr uint64_t PANEL_STEP = 16 * PANEL_ROW_BYTES >> 4;

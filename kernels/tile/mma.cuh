@@ -9,6 +9,8 @@
 #ifndef TD_KERNELS_TILE_MMA_CUH
 #define TD_KERNELS_TILE_MMA_CUH
 
+#include "kernels/tile/shared.cuh"
+
 #include <cstdint>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -19,11 +21,6 @@ namespace tile
 
 /** Elements of one step of the contraction: 16 or, for TF32, 8. */
 template <typename T> constexpr int STEP = 32 / (int)sizeof(T);
-
-__device__ inline uint32_t shared_address(const void *pointer)
-{
-    return (uint32_t)__cvta_generic_to_shared(pointer);
-}
 
 /* ---- asynchronous copies ---- */
 

@@ -1,0 +1,17 @@
+/** Shared memory as PTX addresses it. */
+#ifndef TD_KERNELS_TILE_SHARED_CUH
+#define TD_KERNELS_TILE_SHARED_CUH
+
+#include <cstdint>
+
+namespace tile
+{
+
+__device__ inline uint32_t shared_address(const void *pointer)
+{
+    return (uint32_t)__cvta_generic_to_shared(pointer);
+}
+
+} // namespace tile
+
+#endif
