@@ -243,7 +243,8 @@ class Phases:
         # On a GPU gradients may be gone after the step; on a CPU the figures so far were taken with them kept.
         transient = self.training and self.c.on.kind == "cuda"
         use = "training" if self.training else "inference"
-        self.model = Tandem(case, self.c, "flash", use=use, transient_gradients=transient)
+        # As a compiled step takes the time to compile, a captured one takes it to choose its products' algorithms.
+        self.model = Tandem(case, self.c, "flash", use=use, transient_gradients=transient, tune=impl != "c")
         self.flops = model_flops(case, self.c)
 
     def side(self):

@@ -28,7 +28,8 @@ enum {
     KEY_GRAPH,
     KEY_WHOLE,
     KEY_OVERLAP,
-    KEY_TRANSIENT
+    KEY_TRANSIENT,
+    KEY_TUNE
 };
 
 static const struct argp_option options[] = {
@@ -54,6 +55,8 @@ static const struct argp_option options[] = {
     {"whole", KEY_WHOLE, 0, 0, "time whole steps without waiting inside; with --graph, one graph a step", 2},
     {"overlap", KEY_OVERLAP, 0, 0, "with --whole: update the weights along the backward pass", 2},
     {"transient-gradients", KEY_TRANSIENT, 0, 0, "let gradients share memory with activations", 2},
+    {"tune", KEY_TUNE, 0, 0,
+     "on a GPU: choose the algorithms of matrix products by their time in the first step", 2},
     {0}};
 
 typedef struct arguments {
@@ -153,6 +156,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_TRANSIENT:
         model->transient_gradients = true;
+        return 0;
+    case KEY_TUNE:
+        model->tune = true;
         return 0;
     case KEY_ATTENTION:
         if (strcmp(arg, td_attention_naive.name) != 0 && strcmp(arg, td_attention_flash.name) != 0)

@@ -23,7 +23,20 @@ typedef struct product {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
+    bool untimed; /* its key says `tune`, and so far it could not be timed */
 } product;
+
+/** A call's operands, in the caller's order, and its scalars. */
+typedef struct operands {
+    const void *a, *b;
+    void *c, *work;
+    float alpha, beta;
+} operands;
+
+/* Of those that the library expects to be fast, so many are timed, so many times, so many calls at a time. */
+enum { CANDIDATES = 8, ROUNDS = 5, CALLS = 4 };
+/* Another than the library's own first choice has to be so much faster: noise is not to decide. */
+#define WORTH 0.99f
 
 /** The functions of cuBLASLt that are called here. The library is looked for when a product first needs it, so that a
  * machine without a GPU, where it is half a gigabyte of nothing, need not have it. */
@@ -145,17 +158,18 @@ cleanup:
     return status;
 }
 
-static td_status choose_algorithm(const products *all, product *p)
+/** Up to `most` algorithms, the one expected to be the fastest first; at least one. */
+static td_status find_algorithms(const products *all, const product *p, int most,
+                                 cublasLtMatmulHeuristicResult_t *found, int *count)
 {
     td_status status = TD_OK;
     cublasLtMatmulPreference_t preference = NULL;
-    cublasLtMatmulHeuristicResult_t found;
     const size_t work = WORK_BYTES;
     /* Partial sums stay in the type of the accumulator: summed in bf16 they would lose what it keeps. */
     const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    int count = 0;
 
     TD_TRY(check_lt(all, all->lt.MatmulPreferenceCreate(&preference), "choosing an algorithm"));
+    *count = 0;
     const struct {
         cublasLtMatmulPreferenceAttributes_t attribute;
         const void *value;
@@ -174,8 +188,8 @@ static td_status choose_algorithm(const products *all, product *p)
                                                              wanted[i].size),
                         "choosing an algorithm"));
     const cublasStatus_t code = all->lt.MatmulAlgoGetHeuristic(all->handle, p->desc, p->b, p->a, p->c, p->c,
-                                                               preference, 1, &found, &count);
-    if (code == CUBLAS_STATUS_NOT_SUPPORTED || (code == CUBLAS_STATUS_SUCCESS && count == 0)) {
+                                                               preference, most, found, count);
+    if (code == CUBLAS_STATUS_NOT_SUPPORTED || (code == CUBLAS_STATUS_SUCCESS && *count == 0)) {
         const td_gemm_shape *s = &p->key.shape;
         status = td_fail(TD_UNSUPPORTED,
                          "gemm: cuBLASLt has no algorithm for %s, batch %" PRId64 ", m %" PRId64
@@ -184,10 +198,83 @@ static td_status choose_algorithm(const products *all, product *p)
         goto cleanup;
     }
     TD_TRY(check_lt(all, code, "choosing an algorithm"));
-    p->algo = found.algo;
 cleanup:
     if (preference)
         (void)all->lt.MatmulPreferenceDestroy(preference);
+    return status;
+}
+
+static cublasStatus_t multiply(const products *all, const product *p, const cublasLtMatmulAlgo_t *algo,
+                               const operands *o, cudaStream_t stream)
+{
+    return all->lt.Matmul(all->handle, p->desc, &o->alpha, o->b, p->b, o->a, p->a, &o->beta, o->c, p->c, o->c,
+                          p->c, algo, o->work, WORK_BYTES, stream);
+}
+
+/** Queues every candidate ROUNDS times in turn, a mark before the first and one behind each. */
+static td_status queue_rounds(const products *all, const product *p, const operands *o, cudaStream_t stream,
+                              int count, const cublasLtMatmulHeuristicResult_t *found, bool *works,
+                              cudaEvent_t *marks)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(td_cuda_status(cudaEventRecord(*marks, stream), "timing a product"));
+    for (int i = 0; i < ROUNDS * count; i++) {
+        const int which = i % count;
+        for (int call = 0; works[which] && call < CALLS; call++)
+            works[which] = multiply(all, p, &found[which].algo, o, stream) == CUBLAS_STATUS_SUCCESS;
+        TD_TRY(td_cuda_status(cudaEventRecord(marks[i + 1], stream), "timing a product"));
+    }
+    TD_TRY(td_cuda_status(cudaStreamSynchronize(stream), "timing a product"));
+cleanup:
+    return status;
+}
+
+/** p->algo = the fastest of the candidates on these operands. Waits for the stream. */
+static td_status time_algorithms(const products *all, product *p, const operands *o, cudaStream_t stream)
+{
+    td_status status = TD_OK;
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    cudaEvent_t marks[CANDIDATES * ROUNDS + 1] = {NULL};
+    bool works[CANDIDATES];
+    float fastest[CANDIDATES];
+    int count, best = 0;
+
+    TD_TRY(find_algorithms(all, p, CANDIDATES, found, &count));
+    for (int i = 0; i < count; i++)
+        works[i] = true;
+    for (int i = 0; i <= count * ROUNDS; i++)
+        TD_TRY(td_cuda_status(cudaEventCreate(&marks[i]), "timing a product"));
+    TD_TRY(queue_rounds(all, p, o, stream, count, found, works, marks));
+    for (int i = 0; i < count * ROUNDS; i++) {
+        const int which = i % count;
+        float ms;
+        TD_TRY(td_cuda_status(cudaEventElapsedTime(&ms, marks[i], marks[i + 1]), "timing a product"));
+        /* The first round is the warm-up. */
+        if (i < 2 * count || ms < fastest[which])
+            fastest[which] = ms;
+    }
+    for (int i = 1; i < count; i++)
+        if (works[i] && (!works[best] || fastest[i] < fastest[best]))
+            best = i;
+    if (works[0] && fastest[best] > WORTH * fastest[0])
+        best = 0;
+    p->algo = found[best].algo;
+    p->untimed = false;
+cleanup:
+    for (int i = 0; i <= CANDIDATES * ROUNDS && marks[i]; i++)
+        (void)cudaEventDestroy(marks[i]);
+    return status;
+}
+
+/** Whether calls can be timed on the stream: not while they are captured. */
+static td_status can_time(cudaStream_t stream, bool *out)
+{
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    const td_status status =
+        td_cuda_status(cudaStreamIsCapturing(stream, &capture), "asking whether a stream is captured");
+
+    *out = status == TD_OK && capture == cudaStreamCaptureStatusNone;
     return status;
 }
 
@@ -199,6 +286,8 @@ static td_status product_init(const products *all, const key *k, uint64_t hash, 
     product p = {.key = *k, .hash = hash};
     const cublasOperation_t op_a = s->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t op_b = s->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtMatmulHeuristicResult_t found;
+    int count;
 
     TD_TRY(check_lt(all,
                     all->lt.MatmulDescCreate(
@@ -215,7 +304,9 @@ static td_status product_init(const products *all, const key *k, uint64_t hash, 
     TD_TRY(make_layout(all, s->dtype, s->trans_b ? s->n : s->k, s->trans_b ? s->k : s->n, s->ldb, s->batch,
                        s->stride_b, &p.b));
     TD_TRY(make_layout(all, s->out_dtype, s->m, s->n, s->ldc, s->batch, s->stride_c, &p.c));
-    TD_TRY(choose_algorithm(all, &p));
+    TD_TRY(find_algorithms(all, &p, 1, &found, &count));
+    p.algo = found.algo;
+    p.untimed = s->tune;
     *out = p;
     p = (product){.desc = NULL};
 cleanup:
@@ -261,7 +352,7 @@ static td_status make_room(products *all)
     return TD_OK;
 }
 
-static td_status find_product(products *all, const key *k, const product **out)
+static td_status find_product(products *all, const key *k, product **out)
 {
     td_status status = TD_OK;
     const uint64_t hash = hash_of(k);
@@ -296,6 +387,7 @@ static void key_make(const td_gemm_shape *s, const void *a, const void *b, const
     k->stride_a = s->stride_a, k->stride_b = s->stride_b, k->stride_c = s->stride_c;
     k->trans_a = s->trans_a, k->trans_b = s->trans_b, k->tf32 = s->tf32;
     k->beta = s->beta != 0 ? 1.0f : 0.0f;
+    k->tune = s->tune && s->beta == 0; /* timing a product that adds to c would add more than once */
     k->dtype = s->dtype, k->out_dtype = s->out_dtype;
     out->align_a = alignment(a, s->stride_a, s->dtype);
     out->align_b = alignment(b, s->stride_b, s->dtype);
@@ -314,7 +406,9 @@ td_status td_ops_cuda_gemm(td_device *dev, const td_gemm_shape *shape, const voi
     td_status status = TD_OK;
     td_cuda *cuda = td_device_cuda(dev);
     products *all = NULL;
-    const product *p = NULL;
+    product *p = NULL;
+    bool timeable = false;
+    const operands o = {a, b, c, work, shape->alpha, shape->beta};
     key k;
 
     TD_CHECK(shape->batch <= INT32_MAX, "batch is %" PRId64 ", cuBLASLt goes up to 2^31 - 1", shape->batch);
@@ -322,10 +416,11 @@ td_status td_ops_cuda_gemm(td_device *dev, const td_gemm_shape *shape, const voi
     TD_TRY(products_of(cuda, &all));
     key_make(shape, a, b, c, &k);
     TD_TRY(find_product(all, &k, &p));
-    TD_TRY(check_lt(all,
-                    all->lt.Matmul(all->handle, p->desc, &shape->alpha, b, p->b, a, p->a, &shape->beta, c,
-                                   p->c, c, p->c, &p->algo, work, WORK_BYTES, cuda->stream),
-                    "gemm"));
+    if (p->untimed)
+        TD_TRY(can_time(cuda->stream, &timeable));
+    if (timeable)
+        TD_TRY(time_algorithms(all, p, &o, cuda->stream));
+    TD_TRY(check_lt(all, multiply(all, p, &p->algo, &o, cuda->stream), "gemm"));
 cleanup:
     return status;
 }
