@@ -157,8 +157,8 @@ template <kind K, typename T> __device__ float as_operand(T x)
     return K == kind::tf32 ? __uint_as_float(tile::to_tf32(to_float(x))) : to_float(x);
 }
 
-/** dot = rowsum(dO * O), lse in base 2, and zeros where dQ will be summed. `lanes` threads share a row. Rows
- * beyond the sequence get what gives them no weight: an lse of infinity.
+/** dot = rowsum(dO * O), lse in base 2, and zeros where dQ will be summed. `lanes` threads share a row, and rows come in the
+ * order in which o has them. Rows beyond the sequence get what gives them no weight: an lse of infinity.
  *
  * In TF32 dO is rounded here as products round it: what that does to dP it does to D, and dP - D has less of it. */
 template <typename T, kind K>
@@ -170,15 +170,15 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_prepare(const T *o
     constexpr int PER = 16 / (int)sizeof(T);
     const int head_dim = args.head_dim, rows_padded = args.rows_padded;
     const int64_t rows = (int64_t)args.heads * rows_padded;
-    const int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / lanes;
+    const int64_t place = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / lanes;
     const int lane = threadIdx.x % lanes;
-    const int64_t head = row / rows_padded;
-    const int query = (int)(row % rows_padded);
+    const int query = (int)(place / args.o_heads % rows_padded);
+    const int head = (int)(place / args.o_heads / rows_padded) * args.o_heads + (int)(place % args.o_heads);
     float sum = 0.0f;
 
-    if (row < rows) {
+    if (place < rows) {
         if (query < args.seq) {
-            const int64_t start = o_start(args, (int)head) + query * o_pitch(args);
+            const int64_t start = o_start(args, head) + query * o_pitch(args);
             if (args.vectors) {
                 for (int c = lane * PER; c < head_dim; c += lanes * PER) {
                     alignas(16) T a[PER], b[PER];
@@ -202,10 +202,11 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_prepare(const T *o
     }
     for (int step = lanes / 2; step > 0; step /= 2)
         sum += __shfl_xor_sync(~0u, sum, step);
-    if (row < rows && lane == 0) {
+    if (place < rows && lane == 0) {
         const bool inside = query < args.seq;
         const int less = K == kind::f32 ? doublings_of(query, args.seq_k, args.causal) : 0;
-        lse2[row] = inside ? (float)((double)lse[head * args.seq + query] * LOG2E - less) : INFINITY;
+        const int64_t row = (int64_t)head * rows_padded + query;
+        lse2[row] = inside ? (float)((double)lse[(int64_t)head * args.seq + query] * LOG2E - less) : INFINITY;
         dot[row] = inside ? sum : 0.0f;
     }
 }

@@ -30,38 +30,72 @@ __device__ inline void store_sums(float *to, const float (&sum)[G::R][G::M][4], 
     }
 }
 
+/** sum += p v over the whole of a tile. */
+template <typename G>
+__device__ inline void add_tile(float (&sum)[G::R][G::M][4], const float *p, const float *v)
+{
+    if constexpr (G::PART == G::OTHERS) {
+        add_products<G>(sum, p, v);
+    } else {
+#pragma unroll 1
+        for (int k = 0; k < G::OTHERS; k += G::PART) {
+            float added[G::R][G::M][4] = {};
+
+            add_products<G>(added, p + k, v + k * G::PITCH);
+#pragma unroll
+            for (int r = 0; r < G::R; r++)
+#pragma unroll
+                for (int m = 0; m < G::M; m++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        sum[r][m][i] += added[r][m][i];
+        }
+    }
+}
+
 /** dq += dS K of the block's keys, for a tile of queries: adds it to the rows of dQ that lie in device memory.
  * A thread has neighbouring queries here, so that it reads dS^T [keys, queries] as it reads K. */
 template <typename G>
 __device__ inline void add_dq(const backward_args &args, float *dq, const float *ds, const float *k, int down,
                               int across, int rows)
 {
-    constexpr int Q = G::OTHERS / G::DOWN;
+    constexpr int Q = G::OTHERS / G::DOWN, PART = G::PART < G::ROWS ? G::PART : G::ROWS;
     float sum[Q][G::M][4] = {};
 
+#pragma unroll 1
+    for (int first = 0; first < G::ROWS; first += PART) {
+        float added[Q][G::M][4] = {};
 #pragma unroll 4
-    for (int key = 0; key < G::ROWS; key++) {
-        float x[Q];
-        if constexpr (Q == 4) {
-            const float4 four = *reinterpret_cast<const float4 *>(ds + key * G::P_PITCH + down * 4);
-            x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
-        } else {
+        for (int key = first; key < first + PART; key++) {
+            float x[Q];
+            if constexpr (Q == 4) {
+                const float4 four = *reinterpret_cast<const float4 *>(ds + key * G::P_PITCH + down * 4);
+                x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+            } else {
 #pragma unroll
-            for (int i = 0; i < Q; i++)
-                x[i] = ds[key * G::P_PITCH + down * Q + i];
-        }
+                for (int i = 0; i < Q; i++)
+                    x[i] = ds[key * G::P_PITCH + down * Q + i];
+            }
 #pragma unroll
-        for (int m = 0; m < G::M; m++) {
-            const float4 y =
-                *reinterpret_cast<const float4 *>(k + key * G::PITCH + 4 * across + 4 * G::ACROSS * m);
+            for (int m = 0; m < G::M; m++) {
+                const float4 y =
+                    *reinterpret_cast<const float4 *>(k + key * G::PITCH + 4 * across + 4 * G::ACROSS * m);
 #pragma unroll
-            for (int i = 0; i < Q; i++) {
-                sum[i][m][0] = fmaf(x[i], y.x, sum[i][m][0]);
-                sum[i][m][1] = fmaf(x[i], y.y, sum[i][m][1]);
-                sum[i][m][2] = fmaf(x[i], y.z, sum[i][m][2]);
-                sum[i][m][3] = fmaf(x[i], y.w, sum[i][m][3]);
+                for (int i = 0; i < Q; i++) {
+                    added[i][m][0] = fmaf(x[i], y.x, added[i][m][0]);
+                    added[i][m][1] = fmaf(x[i], y.y, added[i][m][1]);
+                    added[i][m][2] = fmaf(x[i], y.z, added[i][m][2]);
+                    added[i][m][3] = fmaf(x[i], y.w, added[i][m][3]);
+                }
             }
         }
+#pragma unroll
+        for (int i = 0; i < Q; i++)
+#pragma unroll
+            for (int m = 0; m < G::M; m++)
+#pragma unroll
+                for (int c = 0; c < 4; c++)
+                    sum[i][m][c] += added[i][m][c];
     }
 #pragma unroll
     for (int i = 0; i < Q; i++) {
@@ -208,7 +242,7 @@ __global__ __launch_bounds__(backward_tiling_f32(D).threads, backward_tiling_f32
         }
         if constexpr (BY_KEYS) {
             share<G>(p_tile + down * G::P_PITCH + across, p);
-            add_products<G>(second_sum, p_tile + down * G::P_PITCH, moving_b + 4 * across);
+            add_tile<G>(second_sum, p_tile + down * G::P_PITCH, moving_b + 4 * across);
         }
         products<G>(ds, fixed_b + down * G::PITCH, moving_b + across * G::PITCH);
 #pragma unroll
@@ -228,7 +262,7 @@ __global__ __launch_bounds__(backward_tiling_f32(D).threads, backward_tiling_f32
         if (j + 1 < end)
             fetch_moving(moving_b, from_b, pitch_b, j + 1);
         share<G>(p_tile + down * G::P_PITCH + across, ds);
-        add_products<G>(first_sum, p_tile + down * G::P_PITCH, moving_a + 4 * across);
+        add_tile<G>(first_sum, p_tile + down * G::P_PITCH, moving_a + 4 * across);
         if constexpr (BY_KEYS) {
             if (args.dq_sums) {
                 __syncthreads(); /* dS^T of all warps is there */

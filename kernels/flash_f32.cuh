@@ -17,6 +17,12 @@ template <int THREADS_, int ACROSS_, int ROWS_, int OTHERS_, int D_> struct grid
     static constexpr int THREADS = THREADS_, ACROSS = ACROSS_, ROWS = ROWS_, OTHERS = OTHERS_, D = D_;
     static constexpr int DOWN = THREADS / ACROSS, R = ROWS / DOWN, N = OTHERS / ACROSS;
     static constexpr int M = (D + 4 * ACROSS - 1) / (4 * ACROSS), COLUMNS = M * 4 * ACROSS;
+    /* A sum loses the more the longer it is, so a score is the sum of two halves. */
+    static constexpr int HALF = D > 32 ? D / 2 : D;
+    /* Sums over keys or queries have parts of so many rows. Parts need registers, which wide heads have not to spare; 16
+     * columns or fewer lose least in their scores, so that these sums are most of the error, and of 80 columns a single
+     * query over hundreds of keys misses the rule without them. */
+    static constexpr int PART = D == 16 ? 16 : D == 80 ? 32 : OTHERS;
     static constexpr int PITCH =
         tile::PITCH<float, COLUMNS> / 4;            /* floats from row to row of an input's tile */
     static constexpr int P_PITCH = OTHERS + ACROSS; /* and of the scores': no bank is hit twice */
@@ -27,8 +33,9 @@ __device__ inline float part_of(const float4 &x, int i)
     return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
 }
 
-/** s = a b^T. a and b are this thread's first rows of two tiles. */
-template <typename G> __device__ inline void products(float (&s)[G::R][G::N], const float *a, const float *b)
+/** s = a b^T over G::HALF columns. */
+template <typename G>
+__device__ inline void half_products(float (&s)[G::R][G::N], const float *a, const float *b)
 {
 #pragma unroll
     for (int r = 0; r < G::R; r++)
@@ -36,7 +43,7 @@ template <typename G> __device__ inline void products(float (&s)[G::R][G::N], co
         for (int n = 0; n < G::N; n++)
             s[r][n] = 0.0f;
 #pragma unroll 1
-    for (int c = 0; c < G::D; c += 4) {
+    for (int c = 0; c < G::HALF; c += 4) {
         float4 x[G::R], y[G::N];
 #pragma unroll
         for (int r = 0; r < G::R; r++)
@@ -54,12 +61,28 @@ template <typename G> __device__ inline void products(float (&s)[G::R][G::N], co
     }
 }
 
-/** sum += p v. p is this thread's first row of the scores' tile, v its first column of an input's tile. */
+/** s = a b^T. a and b are this thread's first rows of two tiles. */
+template <typename G> __device__ inline void products(float (&s)[G::R][G::N], const float *a, const float *b)
+{
+    half_products<G>(s, a, b);
+    if constexpr (G::HALF < G::D) {
+        float other[G::R][G::N];
+        half_products<G>(other, a + G::HALF, b + G::HALF);
+#pragma unroll
+        for (int r = 0; r < G::R; r++)
+#pragma unroll
+            for (int n = 0; n < G::N; n++)
+                s[r][n] += other[r][n];
+    }
+}
+
+/** sum += p v over a part of v's rows. p is this thread's first row of the scores' tile, v its first column of an input's
+ * tile. */
 template <typename G>
 __device__ inline void add_products(float (&sum)[G::R][G::M][4], const float *p, const float *v)
 {
 #pragma unroll 1
-    for (int k = 0; k < G::OTHERS; k += 4) {
+    for (int k = 0; k < G::PART; k += 4) {
         float4 x[G::R];
 #pragma unroll
         for (int r = 0; r < G::R; r++)

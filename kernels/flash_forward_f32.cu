@@ -62,8 +62,7 @@ __global__ __launch_bounds__(forward_tiling_f32(D).threads, forward_tiling_f32(D
     __syncthreads();
     fetch_rows(v_tile, args.v, end - 1);
 
-    /* A tile of keys has sums of its own: the rounding of a sum grows with its length, and this costs nothing, as what
-     * is there is rescaled anyway. */
+    /* A tile of keys has sums of its own at least: this costs nothing, as what is there is rescaled anyway. */
     float o[G::R][G::M][4] = {}, max[G::R], sum[G::R] = {};
 #pragma unroll
     for (int r = 0; r < G::R; r++)
@@ -71,7 +70,7 @@ __global__ __launch_bounds__(forward_tiling_f32(D).threads, forward_tiling_f32(D
 
 #pragma unroll 1
     for (int j = end - 1; j >= begin; j--) {
-        float s[G::R][G::N], alpha[G::R], tile_o[G::R][G::M][4] = {};
+        float s[G::R][G::N], alpha[G::R];
 
         products<G>(s, q_tile + down * G::PITCH, k_tile + across * G::PITCH);
         tile::copy_wait<0>();
@@ -113,14 +112,21 @@ __global__ __launch_bounds__(forward_tiling_f32(D).threads, forward_tiling_f32(D
             sum[r] = sum[r] * alpha[r] + added;
         }
         share<G>(p_tile + down * G::P_PITCH + across, s);
-        add_products<G>(tile_o, p_tile + down * G::P_PITCH, v_tile + 4 * across);
+#pragma unroll 1
+        for (int k = 0; k < G::OTHERS; k += G::PART) {
+            float added[G::R][G::M][4] = {};
+
+            add_products<G>(added, p_tile + down * G::P_PITCH + k, v_tile + k * G::PITCH + 4 * across);
 #pragma unroll
-        for (int r = 0; r < G::R; r++)
+            for (int r = 0; r < G::R; r++) {
 #pragma unroll
-            for (int m = 0; m < G::M; m++)
+                for (int m = 0; m < G::M; m++)
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    o[r][m][i] = fmaf(o[r][m][i], alpha[r], tile_o[r][m][i]);
+                    for (int i = 0; i < 4; i++)
+                        o[r][m][i] = fmaf(o[r][m][i], alpha[r], added[r][m][i]);
+                alpha[r] = 1.0f;
+            }
+        }
         tile::copy_wait<0>();
         __syncthreads(); /* the next K is there, and all are done with V */
         if (j > begin)

@@ -240,11 +240,14 @@ class Phases:
         self.state, self.ids, self.targets = state, ids, targets
         self.training = case["pass"] != "inference"
         self.times = ref.Times()
-        # On a GPU gradients may be gone after the step; on a CPU the figures so far were taken with them kept.
-        transient = self.training and self.c.on.kind == "cuda"
+        # On a GPU gradients may be gone after the step, and norms are kept, not computed again; on a CPU the figures so
+        # far were taken the other way.
+        gpu = self.training and self.c.on.kind == "cuda"
         use = "training" if self.training else "inference"
         # As a compiled step takes the time to compile, a captured one takes it to choose its products' algorithms.
-        self.model = Tandem(case, self.c, "flash", use=use, transient_gradients=transient, tune=impl != "c")
+        self.model = Tandem(
+            case, self.c, "flash", use=use, transient_gradients=gpu, keep_norms=gpu, tune=impl != "c"
+        )
         self.flops = model_flops(case, self.c)
 
     def side(self):

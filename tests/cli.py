@@ -288,6 +288,18 @@ class CliTest(unittest.TestCase):
         self.assertIn("small: d_model 768", self.succeed(*args, "--json", str(self.json)))
         self.assertEqual(self.records()[0]["case"]["size"], "small")
 
+    def test_bench_keeps_norms(self):
+        printed = []
+        for more in ([], ["--keep-norms"]):
+            options = ["--whole", "--overlap", "--transient-gradients", *more, "--json", str(self.json)]
+            text = self.succeed("bench", *TINY, *options)
+            printed.append(re.search(r"peak memory ([\d.]+) MiB; (loss .*)", text).groups())
+        (again, loss), (kept, same_loss) = printed
+        self.assertEqual(loss, same_loss)
+        peaks = [record["peak_mib"] for record in self.records()]
+        self.assertEqual([f"{peak:.1f}" for peak in peaks], [again, kept])
+        self.assertNotEqual(*peaks)
+
     def test_bench_without_the_memory_leaves_records(self):
         args = "bench --size 10B --batch 4096 --context 2048 --mode backward --json".split()
         done = run(*args, str(self.json))

@@ -64,25 +64,24 @@ typedef struct twin {
     int64_t tokens;
 } twin;
 
-static twin twin_open(int shape, const kind *k, const char *attention, bool transient)
+static twin twin_open(int shape, td_transformer_config config)
 {
-    td_case c = {.name = shapes[shape].name, .config = config_of(shape, k, "flash")};
-    td_transformer_config config = config_of(shape, k, attention);
+    td_case c = {.name = shapes[shape].name, .config = config};
     twin t = {.model = NULL};
     void *block;
 
-    c.config.tf32 = c.config.mixed = false;
+    c.config.attention = "flash";
+    c.config.tf32 = c.config.mixed = c.config.transient_gradients = c.config.keep_norms = false;
     c.config.dtype = TD_F32;
     t.cpu = td_trial_open(&c);
     t.tokens = t.cpu->tokens;
-    config.transient_gradients = transient;
     td_assert_ok(td_transformer_create(gpu, &config, &t.model));
     td_assert_ok(td_transformer_init(t.model, 1)); /* moments, and every weight is written over */
     for (int64_t i = 0; i < t.cpu->count; i++) {
         const td_parameter from = td_trial_parameter(t.cpu, i);
         td_parameter to;
         td_assert_ok(td_transformer_parameter(t.model, i, &to));
-        assert_int_equal(to.dtype, k->mixed ? TD_F32 : k->dtype);
+        assert_int_equal(to.dtype, config.mixed ? TD_F32 : config.dtype);
         const size_t bytes = (size_t)to.numel * td_dtype_size(to.dtype);
         void *rounded = malloc(bytes);
         assert_non_null(rounded);
@@ -156,7 +155,7 @@ static void step_is_the_reference(void **state)
         for (int i = 0; i < KINDS; i++)
             for (int way = 0; way < 2; way++) {
                 const kind *k = &kinds[i];
-                twin t = twin_open(shape, k, ways[way], false);
+                twin t = twin_open(shape, config_of(shape, k, ways[way]));
                 td_reference *reference = td_reference_of(t.cpu->model, &t.cpu->c.config);
                 const double truth =
                     td_reference_loss(reference, t.cpu->ids, t.cpu->targets, t.cpu->c.batch, t.cpu->c.seq);
@@ -191,14 +190,18 @@ static void step_is_the_reference(void **state)
             }
 }
 
-/* The hyperparameters live on the device, and so the replays count the steps. */
+/* The hyperparameters live on the device, and so the replays count the steps. Kept norms change no number. */
 static void a_captured_step_is_the_eager_one(void **state)
 {
     (void)state;
     for (int i = 0; i < KINDS; i++)
-        for (int along = 0; along < 2; along++) {
-            twin eager = twin_open(0, &kinds[i], "naive", false);
-            twin graph = twin_open(0, &kinds[i], "naive", along == 1);
+        for (int way = 0; way < 4; way++) {
+            const bool along = way % 2;
+            td_transformer_config config = config_of(0, &kinds[i], "naive");
+            twin eager = twin_open(0, config);
+            config.transient_gradients = along;
+            config.keep_norms = way / 2;
+            twin graph = twin_open(0, config);
             td_graph *step = NULL;
             size_t bytes;
             void *on_device;
@@ -229,8 +232,8 @@ static void a_captured_step_is_the_eager_one(void **state)
             }
             char *a = state_of(&eager, &bytes), *b = state_of(&graph, &bytes);
             if (memcmp(a, b, bytes) != 0)
-                fail_msg("%s, %s: the replayed step is not the eager one", kinds[i].name,
-                         along ? "along" : "apart");
+                fail_msg("%s, %s%s: the replayed step is not the eager one", kinds[i].name,
+                         along ? "along" : "apart", config.keep_norms ? ", norms kept" : "");
             td_adamw after;
             td_assert_ok(td_device_download(gpu, &after, on_device, sizeof after));
             assert_int_equal(after.step, 4);
@@ -256,8 +259,9 @@ static bool untouched(const td_parameter *p)
     return poisoned == bytes;
 }
 
-/* One step of two equal models, with the update apart and along the way. Where the gradient of a weight is fused with its update it
- * is summed in another order, which moves some of the roundings to 16 bits by one unit. */
+/* One step of two equal models, with the update apart and along the way, there also with norms that are kept. Where the
+ * gradient of a weight is fused with its update it is summed in another order, which moves some of the roundings to 16 bits by
+ * one unit. */
 static void large_weights_are_updated_with_their_gradients(void **state)
 {
     static const struct {
@@ -273,14 +277,15 @@ static void large_weights_are_updated_with_their_gradients(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int mixed = 0; mixed < 2; mixed++) {
-            const td_transformer_config config = {.size = cases[i].size,
-                                                  .batch = 2,
-                                                  .context = 70,
-                                                  .dtype = TD_BF16,
-                                                  .attention = "flash",
-                                                  .mixed = mixed,
-                                                  .use = TD_MODEL_TRAINING};
+        for (int way = 0; way < 3; way++) {
+            const bool mixed = way > 0;
+            td_transformer_config config = {.size = cases[i].size,
+                                            .batch = 2,
+                                            .context = 70,
+                                            .dtype = TD_BF16,
+                                            .attention = "flash",
+                                            .mixed = mixed,
+                                            .use = TD_MODEL_TRAINING};
             const bool fused[] = {mixed && cases[i].head, mixed && cases[i].layers, mixed && cases[i].layers};
             td_transformer *models[2]; /* apart, along */
             int64_t ids[140];
@@ -293,6 +298,7 @@ static void large_weights_are_updated_with_their_gradients(void **state)
             for (int along = 0; along < 2; along++) {
                 td_adamw given = adamw;
                 given.step = 1;
+                config.keep_norms = along && way == 2;
                 td_assert_ok(td_transformer_create(gpu, &config, &models[along]));
                 td_assert_ok(td_transformer_init(models[along], 7));
                 for (int64_t j = 0; j < td_transformer_parameter_count(models[along]); j++) {
@@ -355,7 +361,7 @@ static void a_model_too_large_is_refused_and_the_device_goes_on(void **state)
     assert_null(model);
     td_assert_ok(td_device_memory(gpu, &after));
     assert_int_equal(after.current_bytes, before.current_bytes);
-    twin t = twin_open(0, &kinds[0], "flash", false);
+    twin t = twin_open(0, config_of(0, &kinds[0], "flash"));
     run_loss(&t);
     td_assert_ok(td_device_synchronize(gpu));
     twin_close(&t);
@@ -366,7 +372,7 @@ static void the_history_knows_the_tensors_of_a_step(void **state)
 {
     const td_memory_event *events;
     int64_t count, dropped, live = 0, dead = 0, blocks = 0;
-    twin t = twin_open(0, &kinds[4], "flash", false);
+    twin t = twin_open(0, config_of(0, &kinds[4], "flash"));
 
     (void)state;
     td_assert_ok(td_device_history_begin(gpu, 100000));

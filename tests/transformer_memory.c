@@ -17,7 +17,7 @@ static void plan_is_what_create_takes(void **state)
     static const char *const attentions[] = {"naive", "flash"};
     td_device *dev = *state;
 
-    for (int i = 0; i < 2 * 2 * 3; i++) {
+    for (int i = 0; i < 2 * 2 * 3 * 2; i++) {
         td_transformer_config config = tiny;
         td_transformer_bytes plan;
         td_memory_stats before, after;
@@ -25,7 +25,8 @@ static void plan_is_what_create_takes(void **state)
 
         config.attention = attentions[i % 2];
         config.dtype = i / 2 % 2 ? TD_BF16 : TD_F32;
-        config.use = (td_model_use)(i / 4);
+        config.use = (td_model_use)(i / 4 % 3);
+        config.keep_norms = i / 12;
         td_assert_ok(td_device_memory(dev, &before));
         td_assert_ok(td_transformer_plan(dev, &config, &plan));
         td_assert_ok(td_device_memory(dev, &after));
@@ -72,6 +73,48 @@ static void activations_grow_as_they_should(void **state)
     config.size.layers = 1;
     td_assert_ok(td_transformer_plan(*state, &config, &one));
     assert_int_equal(three.scratch, one.scratch);
+}
+
+/* An output and rstd for each of 2 layers + 1 norms. */
+static void kept_norms_take_what_they_say(void **state)
+{
+    static const char *const attentions[] = {"naive", "flash"};
+    const size_t tokens = 4 * 64, d = 64, layers = 3;
+
+    for (int i = 0; i < 2 * 3 * 3; i++) {
+        td_transformer_config config = {
+            .size = {.d_model = (int64_t)d, .d_ff = 96, .layers = (int64_t)layers, .heads = 4, .vocab = 640},
+            .batch = 4,
+            .context = 64,
+            .dtype = i / 2 % 3 ? TD_BF16 : TD_F32,
+            .mixed = i / 2 % 3 == 2,
+            .attention = attentions[i % 2],
+            .use = (td_model_use)(i / 6)};
+        const size_t norm = tokens * (d * td_dtype_size(config.dtype) + sizeof(float));
+        td_transformer_bytes again, kept;
+
+        td_assert_ok(td_transformer_plan(*state, &config, &again));
+        config.keep_norms = true;
+        td_assert_ok(td_transformer_plan(*state, &config, &kept));
+        if (config.use == TD_MODEL_INFERENCE) {
+            assert_memory_equal(&again, &kept, sizeof kept);
+            continue;
+        }
+        assert_int_equal(kept.activations - again.activations, (2 * layers + 1) * norm);
+        assert_int_equal(kept.gradients, again.gradients);
+        assert_true(kept.scratch < again.scratch);
+        /* With flash attention the head takes the most scratch, where ln_final's were: 2 norms a layer are left. */
+        if (i % 2)
+            assert_int_equal(again.scratch - kept.scratch, norm);
+
+        /* Transient gradients lie over them, as over the other activations. */
+        td_transformer_bytes transient;
+        config.transient_gradients = true;
+        td_assert_ok(td_transformer_plan(*state, &config, &transient));
+        assert_int_equal(transient.activations, kept.activations);
+        assert_int_equal(transient.scratch, kept.scratch);
+        assert_true(transient.gradients < kept.gradients);
+    }
 }
 
 static void steps_allocate_nothing(void **state)
@@ -197,7 +240,7 @@ static void live_tensors_never_overlap(void **state)
     td_device *dev = *state;
     const int64_t ids[18] = {0};
 
-    for (int i = 0; i < 12; i++) {
+    for (int i = 0; i < 36; i++) {
         td_transformer_config config = tiny;
         td_transformer *model;
         td_memory_event arena;
@@ -205,7 +248,9 @@ static void live_tensors_never_overlap(void **state)
 
         config.use = (td_model_use)(i % 3);
         config.attention = i / 3 % 2 ? "naive" : "flash";
-        config.dtype = i / 6 ? TD_BF16 : TD_F32;
+        config.dtype = i / 6 % 3 ? TD_BF16 : TD_F32;
+        config.mixed = i / 6 % 3 == 2;
+        config.keep_norms = i / 18;
         config.size.d_ff = i % 2 ? 37 : 400; /* the feed-forward or the attention takes more */
         td_assert_ok(td_device_history_begin(dev, 10000));
         td_assert_ok(td_transformer_create(dev, &config, &model));
@@ -234,6 +279,17 @@ static void live_tensors_never_overlap(void **state)
             assert_true(happened(dev, TD_MEMORY_DEAD, "backward/layers.1/layers.1.ffn.gate_up"));
             assert_true(happened(dev, TD_MEMORY_DEAD, "backward/residual.grad"));
         }
+        const bool kept = config.keep_norms && config.use != TD_MODEL_INFERENCE;
+        const bool again = !config.keep_norms && config.use != TD_MODEL_INFERENCE;
+        assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/norm.output"), !kept);
+        assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/layers.0.ln1.output"), kept);
+        assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/layers.0/layers.1.ln1.rstd"), kept);
+        assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/layers.1/ln_final.output"), kept);
+        assert_int_equal(happened(dev, TD_MEMORY_DEAD, "backward/ln_final.rstd"), kept);
+        assert_int_equal(happened(dev, TD_MEMORY_DEAD, "backward/layers.0/layers.0.ln1.output"), kept);
+        assert_int_equal(happened(dev, TD_MEMORY_DEAD, "backward/layers.1/layers.1.ln2.output"), kept);
+        assert_int_equal(happened(dev, TD_MEMORY_LIVE, "backward/layers.1/layers.1.ln1.output.again"), again);
+        assert_int_equal(happened(dev, TD_MEMORY_LIVE, "backward/layers.1/layers.1.ln2.output.again"), again);
         td_transformer_destroy(model);
     }
 }
@@ -281,6 +337,7 @@ int td_run_memory_tests(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(plan_is_what_create_takes, open_device, close_device),
         cmocka_unit_test_setup_teardown(activations_grow_as_they_should, open_device, close_device),
+        cmocka_unit_test_setup_teardown(kept_norms_take_what_they_say, open_device, close_device),
         cmocka_unit_test_setup_teardown(steps_allocate_nothing, open_device, close_device),
         cmocka_unit_test_setup_teardown(live_tensors_never_overlap, open_device, close_device),
         cmocka_unit_test_setup_teardown(scratch_is_reused, open_device, close_device),

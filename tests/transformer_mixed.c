@@ -1,5 +1,5 @@
 /* What a training step may do beside plain precision and plain memory: f32 weights beside 16-bit products, gradients that
- * share memory with activations, updates along the backward pass. */
+ * share memory with activations, updates along the backward pass, norms that are kept for it. */
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
@@ -220,6 +220,81 @@ static void updates_along_the_way_are_the_same(void **state)
     }
 }
 
+/* The weights and moments. */
+static void assert_same_state(const td_trial *a, const td_trial *b)
+{
+    for (int64_t i = 0; i < a->count; i++) {
+        const td_parameter p = td_trial_parameter(a, i), q = td_trial_parameter(b, i);
+        td_assert_identical(p.name, p.dtype, q.data, p.data, p.numel);
+        td_assert_identical(p.name, TD_F32, q.exp_avg, p.exp_avg, p.numel);
+        td_assert_identical(p.name, TD_F32, q.exp_avg_sq, p.exp_avg_sq, p.numel);
+    }
+}
+
+/* Forward and loss of both, over the plan's whole shape and below it, with the same numbers. */
+static void assert_same_forward(td_trial *const trials[2], int step)
+{
+    const td_transformer_config *config = &trials[0]->c.config;
+    const int64_t batch = config->batch - step % 2, seq = config->context - 6 * (step % 2);
+    const void *logits[2];
+    float losses[2];
+
+    for (int i = 0; i < 2; i++) {
+        td_assert_ok(td_transformer_forward(trials[i]->model, trials[i]->ids, batch, seq, &logits[i]));
+        td_assert_ok(td_transformer_loss(trials[i]->model, trials[i]->targets, &losses[i]));
+    }
+    td_assert_identical("logits", config->dtype, logits[1], logits[0], batch * seq * config->size.vocab);
+    assert_memory_equal(&losses[0], &losses[1], sizeof losses[0]);
+}
+
+/* Transient gradients share memory with what is kept, too: the poison in them, and they, must not reach it. With more tokens
+ * than a layer has weights to each column, ln_final's norm is what they have to begin behind. */
+static void kept_norms_change_no_number(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3 * 2 * 2 * 2; i++) {
+        td_case c = {.name = "norms", .config = base};
+        td_trial *trials[2];
+        const bool along = i / 12;
+
+        c.config.dtype = i % 3 == 0 ? TD_F32 : TD_BF16;
+        c.config.mixed = i % 3 == 2;
+        c.config.attention = i / 3 % 2 ? "naive" : "flash";
+        c.config.transient_gradients = i / 6 % 2;
+        c.config.context = c.config.transient_gradients ? 97 : base.context;
+        for (int keep = 0; keep < 2; keep++) {
+            c.config.keep_norms = keep;
+            trials[keep] = td_trial_open(&c);
+        }
+        for (int step = 0; step < 4; step++) {
+            td_adamw given = adamw;
+            for (int keep = 0; keep < 2; keep++)
+                td_trial_poison(trials[keep]);
+            assert_same_forward(trials, step); /* abandoned */
+            assert_same_forward(trials, step + 1);
+            for (int keep = 0; keep < 2 && along; keep++)
+                td_assert_ok(td_transformer_backward_adamw(trials[keep]->model, &given, false));
+            /* Another micro-batch, where gradients can be added to. */
+            for (int part = 0; part < (c.config.transient_gradients ? 1 : 2) && !along; part++) {
+                if (part > 0)
+                    assert_same_forward(trials, step);
+                for (int keep = 0; keep < 2; keep++)
+                    td_assert_ok(td_transformer_backward(trials[keep]->model, part > 0, NULL, NULL));
+                for (int64_t j = 0; j < trials[0]->count; j++) {
+                    const td_parameter p = td_trial_parameter(trials[0], j),
+                                       q = td_trial_parameter(trials[1], j);
+                    td_assert_identical(p.name, p.grad_dtype, q.grad, p.grad, p.numel);
+                }
+            }
+            for (int keep = 0; keep < 2 && !along; keep++)
+                td_assert_ok(td_transformer_adamw(trials[keep]->model, &given));
+            assert_same_state(trials[0], trials[1]);
+        }
+        td_trial_close(trials[0]);
+        td_trial_close(trials[1]);
+    }
+}
+
 static void combinations_that_make_no_sense_are_refused(void **state)
 {
     td_transformer_config config = base;
@@ -253,6 +328,7 @@ int td_run_mixed_tests(void)
         cmocka_unit_test(products_read_what_was_refreshed),
         cmocka_unit_test(transient_gradients_are_the_same_and_pass),
         cmocka_unit_test(updates_along_the_way_are_the_same),
+        cmocka_unit_test(kept_norms_change_no_number),
         cmocka_unit_test(combinations_that_make_no_sense_are_refused),
     };
 

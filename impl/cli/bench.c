@@ -29,6 +29,7 @@ enum {
     KEY_WHOLE,
     KEY_OVERLAP,
     KEY_TRANSIENT,
+    KEY_KEEP_NORMS,
     KEY_TUNE
 };
 
@@ -55,6 +56,8 @@ static const struct argp_option options[] = {
     {"whole", KEY_WHOLE, 0, 0, "time whole steps without waiting inside; with --graph, one graph a step", 2},
     {"overlap", KEY_OVERLAP, 0, 0, "with --whole: update the weights along the backward pass", 2},
     {"transient-gradients", KEY_TRANSIENT, 0, 0, "let gradients share memory with activations", 2},
+    {"keep-norms", KEY_KEEP_NORMS, 0, 0,
+     "keep the norms' outputs for backward in place of computing them again", 2},
     {"tune", KEY_TUNE, 0, 0,
      "on a GPU: choose the algorithms of matrix products by their time in the first step", 2},
     {0}};
@@ -156,6 +159,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_TRANSIENT:
         model->transient_gradients = true;
+        return 0;
+    case KEY_KEEP_NORMS:
+        model->keep_norms = true;
         return 0;
     case KEY_TUNE:
         model->tune = true;

@@ -49,9 +49,9 @@ typedef struct td_gemm_shape {
     td_dtype dtype, out_dtype;
     /* f32 inputs are rounded to TF32, 10 bits of fraction, and multiplied by tensor cores. CUDA only */
     bool tf32;
-    /* CUDA with beta 0: the first call of a shape outside a capture times the algorithms that the library offers, waiting
-     * for the device, and later calls take the fastest. Two runs may choose differently, and then sum in another order.
-     * Elsewhere there is one algorithm, and nothing is timed. */
+    /* CUDA with beta 0: the first call of a shape outside a capture times the algorithms that the library offers, which takes
+     * a tenth of a second and waits for the device, and later calls take the fastest. Two runs may choose differently, and
+     * then sum in another order. Elsewhere there is one algorithm, and nothing is timed. */
     bool tune;
 } td_gemm_shape;
 

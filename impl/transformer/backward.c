@@ -102,17 +102,37 @@ static void *branch_grad(const td_transformer *model, td_tensor branch)
     return td_tensor_at(model, model->plan.config.mixed ? branch : TD_T_RESIDUAL_GRAD, 0);
 }
 
-/** Through y = norm(x): adds to the residual's gradient, or begins it, for `branch` to read. */
-static td_status norm_backward(const pass *p, int64_t parameter, const void *x, const void *dy, bool begin,
+/** Where the weights' gradients behind a layer's norm find its output. */
+static void *norm_output(const td_transformer *model, int64_t layer, td_weight norm)
+{
+    const bool kept = model->plan.config.keep_norms;
+
+    if (norm == TD_W_LN1)
+        return td_tensor_at(model, kept ? TD_T_NORM : TD_T_NORM1_AGAIN, layer);
+    return td_tensor_at(model, kept ? TD_T_NORM2 : TD_T_NORM2_AGAIN, layer);
+}
+
+/** Computes that output of norm(x) and its rstd once more, unless forward's were kept. */
+static td_status norm_again(td_transformer *model, int64_t layer, td_weight norm, const void *x)
+{
+    if (model->plan.config.keep_norms)
+        return TD_OK;
+    return td_norm(model, layer, norm, x, norm_output(model, layer, norm));
+}
+
+/** Through y = norm(x): adds to the residual's gradient, or, behind the last layer, begins it, for `branch` to read. */
+static td_status norm_backward(const pass *p, int64_t layer, td_weight norm, const void *x, const void *dy,
                                td_tensor branch)
 {
     td_transformer *model = p->model;
+    const int64_t parameter = td_norm_parameter(model, layer, norm);
+    const bool begin = layer == model->plan.config.size.layers;
     const td_rmsnorm_shape shape = td_norm_shape(&model->plan, model->batch * model->seq);
     void *rounded = model->plan.config.mixed ? td_tensor_at(model, branch, 0) : NULL;
     td_status status = TD_OK;
 
     TD_TRY(td_rmsnorm_backward(model->dev, &shape, x, model->parameters[parameter].data,
-                               td_tensor_at(model, TD_T_RSTD, 0), dy, !begin,
+                               td_norm_rstd(model, layer, norm), dy, !begin,
                                td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0), rounded, p->accumulate,
                                grad(p, parameter), td_tensor_at(model, TD_T_WORK, 0)));
     TD_TRY(report(p, parameter));
@@ -149,7 +169,7 @@ static void ffn_linears(const td_transformer *model, int64_t layer, linear out[2
     const int64_t d = model->plan.config.size.d_model, f = model->plan.config.size.d_ff;
 
     out[0] = (linear){td_p_layer(layer, TD_W_W1), d, 2 * f, td_tensor_at(model, TD_T_GATE_UP, layer),
-                      td_tensor_at(model, TD_T_NORM2_AGAIN, layer)};
+                      norm_output(model, layer, TD_W_LN2)};
     out[1] = (linear){td_p_layer(layer, TD_W_W2), f, d, branch_grad(model, TD_T_FFN_BRANCH_GRAD),
                       td_tensor_at(model, TD_T_HIDDEN_GRAD, layer)};
 }
@@ -162,7 +182,7 @@ static td_status head_backward(const pass *p)
     const td_cross_entropy_shape loss = {
         .rows = model->batch * model->seq, .vocab = size->vocab, .dtype = model->plan.config.dtype};
     char *dlogits = td_tensor_at(model, TD_T_LOGITS, 0);         /* [B, S, V], over the logits */
-    char *norm = td_tensor_at(model, TD_T_NORM, 0);              /* [B, S, d], still forward's */
+    char *norm = td_tensor_at(model, TD_T_NORM, size->layers);   /* [B, S, d], still forward's */
     char *dnorm = td_tensor_at(model, TD_T_NORM_FINAL_GRAD, 0);  /* [B, S, d] */
     char *input = td_tensor_at(model, TD_T_INPUT, size->layers); /* [B, S, d] */
     td_status status = TD_OK;
@@ -179,8 +199,8 @@ static td_status head_backward(const pass *p)
 
     /* norm = ln_final(input) */
     TD_TRY(td_step_enter(model, TD_STEP_FINAL_GRAD, size->layers));
-    TD_TRY(norm_backward(p, td_p_ln_final(size), input, dnorm, true, TD_T_FFN_BRANCH_GRAD));
-    TD_TRY(td_tensor_dead(model, TD_T_INPUT, size->layers)); /* the inputs of layers die by their steps */
+    TD_TRY(norm_backward(p, size->layers, TD_W_LN1, input, dnorm, TD_T_FFN_BRANCH_GRAD));
+    TD_TRY(td_begin_dead(model, size->layers)); /* the layers' die by their steps */
 cleanup:
     return status;
 }
@@ -199,7 +219,6 @@ static td_status feed_forward_backward(const pass *p, int64_t layer)
     char *gate = td_tensor_at(model, TD_T_GATE_UP, layer);  /* [B, S, 2 f]; its gradient comes over it */
     char *up = gate + (size_t)f * td_dtype_size(plan->config.dtype); /* its second half */
     char *hidden = td_tensor_at(model, TD_T_HIDDEN_GRAD, layer);     /* [B, S, f], its gradient first */
-    char *norm = td_tensor_at(model, TD_T_NORM2_AGAIN, layer);       /* [B, S, d] */
     char *dnorm = td_tensor_at(model, TD_T_NORM2_GRAD, layer);       /* [B, S, d] */
     const void *dx = branch_grad(model, TD_T_FFN_BRANCH_GRAD);       /* [B, S, d] */
     td_status status = TD_OK;
@@ -215,7 +234,7 @@ static td_status feed_forward_backward(const pass *p, int64_t layer)
     TD_TRY(td_linear_input_grad(model, d, 2 * f, gate, td_product_weight(model, w1), dnorm));
 
     TD_TRY(td_step_enter(model, TD_STEP_FFN_WEIGHT_GRAD, layer));
-    TD_TRY(td_norm(model, middle, td_p_layer(layer, TD_W_LN2), norm));
+    TD_TRY(norm_again(model, layer, TD_W_LN2, middle));
     if (!p->fused_layers) {
         linear linears[2];
         ffn_linears(model, layer, linears);
@@ -227,7 +246,7 @@ static td_status feed_forward_backward(const pass *p, int64_t layer)
 
     /* norm = ln2(middle) */
     TD_TRY(td_step_enter(model, TD_STEP_NORM2_GRAD, layer));
-    TD_TRY(norm_backward(p, td_p_layer(layer, TD_W_LN2), middle, dnorm, false, TD_T_ATTN_BRANCH_GRAD));
+    TD_TRY(norm_backward(p, layer, TD_W_LN2, middle, dnorm, TD_T_ATTN_BRANCH_GRAD));
 cleanup:
     return status;
 }
@@ -254,7 +273,7 @@ static td_status attention_backward(const pass *p, int64_t layer)
     char *dk = td_tensor_at(model, TD_T_K_GRAD, layer);         /* [B, H, S, D] */
     char *dv = td_tensor_at(model, TD_T_V_GRAD, layer);         /* [B, H, S, D] */
     char *dqkv = td_tensor_at(model, TD_T_QKV_GRAD, layer);     /* [B, S, 3 d] */
-    char *norm = td_tensor_at(model, TD_T_NORM1_AGAIN, layer);  /* [B, S, d] */
+    char *norm = norm_output(model, layer, TD_W_LN1);           /* [B, S, d] */
     char *dnorm = td_tensor_at(model, TD_T_NORM1_GRAD, layer);  /* [B, S, d] */
     const void *dx = branch_grad(model, TD_T_ATTN_BRANCH_GRAD); /* [B, S, d] */
     td_status status = TD_OK;
@@ -275,7 +294,7 @@ static td_status attention_backward(const pass *p, int64_t layer)
     TD_TRY(td_linear_input_grad(model, d, 3 * d, dqkv, td_product_weight(model, wq), dnorm));
 
     TD_TRY(td_step_enter(model, TD_STEP_ATTN_WEIGHT_GRAD, layer));
-    TD_TRY(td_norm(model, input, td_p_layer(layer, TD_W_LN1), norm));
+    TD_TRY(norm_again(model, layer, TD_W_LN1, input));
     linear linears[4] = {[2] = {wq, d, 3 * d, dqkv, norm}, [3] = {wo, d, d, dx, o}};
     if (p->fused_layers) { /* the feed-forward's with them: the more there is to do at once, the better */
         ffn_linears(model, layer, linears);
@@ -290,7 +309,7 @@ static td_status attention_backward(const pass *p, int64_t layer)
 
     /* norm = ln1(input) */
     TD_TRY(td_step_enter(model, TD_STEP_NORM1_GRAD, layer));
-    TD_TRY(norm_backward(p, td_p_layer(layer, TD_W_LN1), input, dnorm, false, TD_T_FFN_BRANCH_GRAD));
+    TD_TRY(norm_backward(p, layer, TD_W_LN1, input, dnorm, TD_T_FFN_BRANCH_GRAD));
 cleanup:
     return status;
 }

@@ -61,7 +61,7 @@ static td_status feed_forward(td_transformer *model, int64_t layer)
     td_status status = TD_OK;
 
     TD_TRY(td_step_enter(model, TD_STEP_NORM2, layer));
-    TD_TRY(td_add_norm(model, input, branch, td_p_layer(layer, TD_W_LN2), middle, norm));
+    TD_TRY(td_add_norm(model, layer, TD_W_LN2, input, branch, middle, norm));
 
     TD_TRY(td_step_enter(model, TD_STEP_GATE_UP, layer));
     TD_TRY(
@@ -80,18 +80,16 @@ cleanup:
 /** input(layer + 1) = middle + output, and its norm, which the next layer or the head begins with. */
 static td_status next_input(td_transformer *model, int64_t layer)
 {
-    const td_plan *plan = &model->plan;
-    const bool last = layer + 1 == plan->config.size.layers;
     td_status status = TD_OK;
 
     TD_TRY(td_step_enter(model, TD_STEP_ADD, layer));
-    if (!plan->kept[TD_T_INPUT])
-        TD_TRY(td_tensor_dead(model, TD_T_INPUT, layer)); /* the next input takes its place */
-    TD_TRY(td_tensor_live(model, TD_T_INPUT, layer + 1));
-    TD_TRY(td_add_norm(model, td_tensor_at(model, TD_T_MIDDLE, layer),
+    if (!model->plan.kept[TD_T_INPUT])
+        TD_TRY(td_begin_dead(model, layer)); /* the next input takes its place */
+    TD_TRY(td_begin_live(model, layer + 1));
+    TD_TRY(td_add_norm(model, layer + 1, TD_W_LN1, td_tensor_at(model, TD_T_MIDDLE, layer),
                        td_tensor_at(model, TD_T_FFN_BRANCH, layer),
-                       last ? td_p_ln_final(&plan->config.size) : td_p_layer(layer + 1, TD_W_LN1),
-                       td_tensor_at(model, TD_T_INPUT, layer + 1), td_tensor_at(model, TD_T_NORM, layer)));
+                       td_tensor_at(model, TD_T_INPUT, layer + 1),
+                       td_tensor_at(model, TD_T_NORM, layer + 1)));
 cleanup:
     return status;
 }
@@ -119,14 +117,14 @@ static td_status abandon(td_transformer *model)
     if (model->progress == TD_AT_START)
         goto cleanup;
     for (int64_t layer = 0; layer < model->plan.config.size.layers; layer++) {
-        for (int i = TD_T_INPUT; i <= TD_T_GATE_UP; i++) {
+        for (int i = TD_T_INPUT; i < TD_TENSORS; i++) {
             if (model->plan.kept[i])
                 TD_TRY(td_tensor_dead(model, (td_tensor)i, layer));
         }
     }
     if (model->plan.kept[TD_T_INPUT])
-        TD_TRY(td_tensor_dead(model, TD_T_INPUT, model->plan.config.size.layers));
-    if (model->grads)
+        TD_TRY(td_begin_dead(model, model->plan.config.size.layers));
+    if (model->grads && !model->plan.kept[TD_T_NORM])
         TD_TRY(td_tensor_dead(model, TD_T_NORM, 0));
     TD_TRY(td_tensor_dead(model, TD_T_LOGITS, 0));
 cleanup:
@@ -139,8 +137,8 @@ static td_status run(td_transformer *model, const int64_t *ids, int64_t batch, i
     const td_plan *plan = &model->plan;
     const td_model_size *size = &plan->config.size;
     const td_embedding_shape embedding = td_embedding_shape_of(plan, batch * seq);
-    char *norm = td_tensor_at(model, TD_T_NORM, 0);     /* [B, S, d] */
-    char *logits = td_tensor_at(model, TD_T_LOGITS, 0); /* [B, S, V] */
+    char *norm = td_tensor_at(model, TD_T_NORM, size->layers); /* [B, S, d] */
+    char *logits = td_tensor_at(model, TD_T_LOGITS, 0);        /* [B, S, V] */
     td_status status = TD_OK;
 
     /* The embedding goes first, because it refuses bad ids and then leaves the last forward as it was. */
@@ -158,8 +156,8 @@ static td_status run(td_transformer *model, const int64_t *ids, int64_t batch, i
             td_device_copy(dev, td_tensor_at(model, TD_T_IDS, 0), ids, (size_t)(batch * seq) * sizeof *ids));
 
     TD_TRY(td_step_enter(model, TD_STEP_NORM1, 0));
-    TD_TRY(td_norm(model, td_tensor_at(model, TD_T_INPUT, 0), td_p_layer(0, TD_W_LN1),
-                   td_tensor_at(model, TD_T_NORM, 0)));
+    TD_TRY(
+        td_norm(model, 0, TD_W_LN1, td_tensor_at(model, TD_T_INPUT, 0), td_tensor_at(model, TD_T_NORM, 0)));
     for (int64_t layer = 0; layer < size->layers; layer++)
         TD_TRY(layer_forward(model, layer));
 

@@ -34,7 +34,8 @@ typedef enum extent {
 /** Names, extents and lifetimes. A tensor that outlives its layer's forward for the sake of backward is kept, one
  * instance a layer; the others share memory with whatever lives at another time. What one pass over memory computes
  * again (norms, silu(gate) * up) is not kept: that takes a third off the bytes of a layer, for 1 % of
- * the step's time (small, 4 x 128 tokens, f32, two cores, 2026-11). */
+ * the step's time (small, 4 x 128 tokens, f32, two cores, 2026-11). On a GPU the norms alone take
+ * 1.0 ms of 91 (2.7B) or of 61 (xl, 2026-11), which keep_norms gives back. */
 static const struct {
     const char *name;
     extent extent;
@@ -52,12 +53,14 @@ static const struct {
     [TD_T_WORK] = {"work", EXTENT_WORK, TD_STEP_EMBED, TD_STEP_EMBED_GRAD, TD_STEP_EMBED_GRAD},
 
     [TD_T_INPUT] = {"input", EXTENT_STREAM, TD_STEP_EMBED, TD_STEP_FINAL, TD_STEP_NORM1_GRAD},
+    [TD_T_RSTD1] = {"ln1.rstd", EXTENT_ROWS, TD_STEP_NORM1, TD_STEP_NONE, TD_STEP_NORM1_GRAD},
     [TD_T_Q] = {"attn.q", EXTENT_MODEL, TD_STEP_ROPE, TD_STEP_ATTEND, TD_STEP_ATTEND_GRAD},
     [TD_T_K] = {"attn.k", EXTENT_MODEL, TD_STEP_ROPE, TD_STEP_ATTEND, TD_STEP_ATTEND_GRAD},
     [TD_T_V] = {"attn.v", EXTENT_MODEL, TD_STEP_ROPE, TD_STEP_ATTEND, TD_STEP_ATTEND_GRAD},
     [TD_T_SAVED] = {"attn", EXTENT_SAVED, TD_STEP_ATTEND, TD_STEP_ATTEND, TD_STEP_ATTEND_GRAD},
     [TD_T_O] = {"attn.o", EXTENT_MODEL, TD_STEP_ATTEND, TD_STEP_OUTPUT, TD_STEP_ATTN_WEIGHT_GRAD},
     [TD_T_MIDDLE] = {"middle", EXTENT_STREAM, TD_STEP_NORM2, TD_STEP_ADD, TD_STEP_NORM2_GRAD},
+    [TD_T_RSTD2] = {"ln2.rstd", EXTENT_ROWS, TD_STEP_NORM2, TD_STEP_NONE, TD_STEP_NORM2_GRAD},
     [TD_T_GATE_UP] = {"ffn.gate_up", EXTENT_GATE_UP, TD_STEP_GATE_UP, TD_STEP_SILU, TD_STEP_ATTN_WEIGHT_GRAD},
 
     [TD_T_NORM] = {"norm.output", EXTENT_MODEL, TD_STEP_NORM1, TD_STEP_HEAD, TD_STEP_HEAD_WEIGHT_GRAD},
@@ -111,23 +114,33 @@ static bool has_backward(const td_plan *plan)
 
 void td_tensor_life(const td_plan *plan, td_tensor tensor, td_step *first, td_step *last)
 {
-    *last = has_backward(plan) ? tensors[tensor].last : tensors[tensor].last_inference;
+    const bool keep = plan->config.keep_norms;
+    td_tensor until = tensor; /* the one with whose last step it ends */
+
+    if (keep && tensor == TD_T_NORM)
+        until = TD_T_NORM1_AGAIN;
+    if (keep && tensor == TD_T_NORM2)
+        until = TD_T_NORM2_AGAIN;
+    *last = has_backward(plan) ? tensors[until].last : tensors[until].last_inference;
     /* Only in mixed precision do the feed-forward's weights wait for attention's. */
     if (*last == TD_STEP_ATTN_WEIGHT_GRAD && !plan->config.mixed &&
-        (tensor == TD_T_GATE_UP || tensor == TD_T_HIDDEN_GRAD || tensor == TD_T_NORM2_AGAIN))
+        (until == TD_T_GATE_UP || until == TD_T_HIDDEN_GRAD || until == TD_T_NORM2_AGAIN))
         *last = TD_STEP_FFN_WEIGHT_GRAD;
+    if (keep ? tensor == TD_T_RSTD || tensor == TD_T_NORM1_AGAIN || tensor == TD_T_NORM2_AGAIN
+             : tensor == TD_T_RSTD1 || tensor == TD_T_RSTD2)
+        *last = TD_STEP_NONE;
     *first = *last == TD_STEP_NONE ? TD_STEP_NONE : tensors[tensor].first;
 }
 
 void td_tensor_name(const td_plan *plan, td_tensor tensor, int64_t layer, char *out, size_t capacity)
 {
-    const char *name = tensors[tensor].name;
+    const char *name = plan->kept[tensor] && tensor == TD_T_NORM ? "ln1.output" : tensors[tensor].name;
 
-    if (tensor == TD_T_INPUT && layer == plan->config.size.layers)
-        snprintf(out, capacity, "ln_final.input");
+    if (plan->beyond[tensor] && layer == plan->config.size.layers)
+        snprintf(out, capacity, "ln_final.%s", tensor == TD_T_INPUT ? name : name + strlen("ln1."));
     else if (tensor == TD_T_SAVED)
         snprintf(out, capacity, "layers.%" PRId64 ".%s.%s", layer, name, plan->attend->saved_name);
-    else if (tensor == TD_T_INPUT || in_layer(tensors[tensor].first))
+    else if (plan->beyond[tensor] || in_layer(tensors[tensor].first))
         snprintf(out, capacity, "layers.%" PRId64 ".%s", layer, name);
     else
         snprintf(out, capacity, "%s", name);
@@ -316,25 +329,41 @@ cleanup:
     return status;
 }
 
-/** Lays out one layer's kept tensors one after the other, from the arena's begin; the residual stream comes first,
- * because it alone has an instance behind the last layer. */
+/** Decides which tensors are kept. */
+static void choose_kept(td_plan *plan)
+{
+    const bool norms = plan->config.keep_norms;
+
+    for (int i = TD_T_INPUT; i <= TD_T_GATE_UP; i++)
+        plan->kept[i] = has_backward(plan) && plan->bytes[i] > 0;
+    plan->kept[TD_T_NORM] = plan->kept[TD_T_NORM2] = norms;
+    plan->beyond[TD_T_INPUT] = true;
+    plan->beyond[TD_T_RSTD1] = plan->beyond[TD_T_NORM] = norms;
+}
+
+/** Lays out one layer's kept tensors one after the other, from the arena's begin; first come those that have an instance
+ * behind the last layer. */
 static td_status place_kept(td_plan *plan)
 {
     td_status status = TD_OK;
-    size_t stride = 0;
+    size_t stride = 0, beyond = 0;
     int64_t layers;
 
-    for (int i = TD_T_INPUT; i <= TD_T_GATE_UP; i++) {
-        plan->kept[i] = true;
-        plan->offset[i] = stride;
-        TD_TRY(add_bytes("kept activations", plan->bytes[i], &stride));
+    for (int turn = 0; turn < 2; turn++) {
+        for (int i = TD_T_INPUT; i < TD_TENSORS; i++) {
+            if (!plan->kept[i] || plan->beyond[i] == (turn > 0))
+                continue;
+            plan->offset[i] = stride;
+            TD_TRY(add_bytes("kept activations", plan->bytes[i], &stride));
+        }
+        if (turn == 0)
+            beyond = stride;
     }
     TD_TRY(
         td_product("kept activations", 2, (int64_t[]){plan->config.size.layers, (int64_t)stride}, &layers));
     plan->layer_stride = stride;
     plan->total.activations = (size_t)layers;
-    /* The residual stream after the last layer is the input of layer number `layers`. */
-    TD_TRY(add_bytes("kept activations", plan->bytes[TD_T_INPUT], &plan->total.activations));
+    TD_TRY(add_bytes("kept activations", beyond, &plan->total.activations));
 cleanup:
     return status;
 }
@@ -344,7 +373,7 @@ cleanup:
  * gradients, whose layers stand in the same order, begins as low as that allows. */
 static void place_gradients(td_plan *plan)
 {
-    const size_t element = td_dtype_size(plan->config.dtype), input = plan->bytes[TD_T_INPUT];
+    const size_t element = td_dtype_size(plan->config.dtype);
     const int64_t layers = plan->config.size.layers;
     size_t begin = 0;
 
@@ -353,8 +382,8 @@ static void place_gradients(td_plan *plan)
         const int64_t first =
             layer < layers ? plan->layout.layers + layer * plan->layout.layer_stride : plan->layout.ln_final;
         const size_t ahead = (size_t)first * element;
-        const size_t needed = layer < layers ? (size_t)(layer + 1) * plan->layer_stride
-                                             : (size_t)layers * plan->layer_stride + input;
+        const size_t needed =
+            layer < layers ? (size_t)(layer + 1) * plan->layer_stride : plan->total.activations;
         if (needed > ahead && needed - ahead > begin)
             begin = needed - ahead;
     }
@@ -435,6 +464,7 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     plan.config.attention = plan.attend->impl->name;
     if (config->rope_theta == 0)
         plan.config.rope_theta = 10000;
+    plan.config.keep_norms = config->keep_norms && has_backward(&plan);
 
     plan.wide = config->mixed ? TD_F32 : config->dtype;
     TD_TRY(td_layout_make(&config->size, config->dtype, &plan.layout));
@@ -457,8 +487,8 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
         td_tensor_life(&plan, (td_tensor)i, &first, &last);
         plan.bytes[i] = last == TD_STEP_NONE ? 0 : bytes[tensors[i].extent];
     }
-    if (has_backward(&plan))
-        TD_TRY(place_kept(&plan));
+    choose_kept(&plan);
+    TD_TRY(place_kept(&plan));
     if (has_backward(&plan) && config->transient_gradients)
         place_gradients(&plan);
     TD_TRY(place_scratch(&plan));

@@ -165,6 +165,30 @@ td_status td_tensor_dead(td_transformer *model, td_tensor tensor, int64_t layer)
                                model->plan.bytes[tensor]);
 }
 
+td_status td_begin_live(td_transformer *model, int64_t layer)
+{
+    td_status status = TD_OK;
+
+    for (int i = TD_T_INPUT; i < TD_TENSORS; i++) {
+        if (model->plan.beyond[i])
+            TD_TRY(td_tensor_live(model, (td_tensor)i, layer));
+    }
+cleanup:
+    return status;
+}
+
+td_status td_begin_dead(td_transformer *model, int64_t layer)
+{
+    td_status status = TD_OK;
+
+    for (int i = TD_T_INPUT; i < TD_TENSORS; i++) {
+        if (model->plan.beyond[i])
+            TD_TRY(td_tensor_dead(model, (td_tensor)i, layer));
+    }
+cleanup:
+    return status;
+}
+
 td_status td_step_enter(td_transformer *model, td_step step, int64_t layer)
 {
     td_status status = TD_OK;
@@ -311,25 +335,39 @@ td_embedding_shape td_embedding_shape_of(const td_plan *plan, int64_t tokens)
                                 .dweight_dtype = plan->config.dtype};
 }
 
-static float *rstd_of(const td_transformer *model)
+int64_t td_norm_parameter(const td_transformer *model, int64_t layer, td_weight norm)
 {
-    return model->grads ? td_tensor_at(model, TD_T_RSTD, 0) : NULL;
+    const td_model_size *size = &model->plan.config.size;
+
+    return layer == size->layers ? td_p_ln_final(size) : td_p_layer(layer, norm);
 }
 
-td_status td_norm(td_transformer *model, const void *x, int64_t parameter, void *y)
+float *td_norm_rstd(const td_transformer *model, int64_t layer, td_weight norm)
+{
+    const td_tensor own = norm == TD_W_LN1 ? TD_T_RSTD1 : TD_T_RSTD2;
+
+    if (!model->grads)
+        return NULL;
+    return td_tensor_at(model, model->plan.config.keep_norms ? own : TD_T_RSTD, layer);
+}
+
+td_status td_norm(td_transformer *model, int64_t layer, td_weight norm, const void *x, void *y)
 {
     const td_rmsnorm_shape shape = td_norm_shape(&model->plan, tokens_of(model));
 
-    return td_rmsnorm_forward(model->dev, &shape, x, model->parameters[parameter].data, y, rstd_of(model));
+    return td_rmsnorm_forward(model->dev, &shape, x,
+                              model->parameters[td_norm_parameter(model, layer, norm)].data, y,
+                              td_norm_rstd(model, layer, norm));
 }
 
-td_status td_add_norm(td_transformer *model, const void *a, const void *b, int64_t parameter, void *sum,
-                      void *y)
+td_status td_add_norm(td_transformer *model, int64_t layer, td_weight norm, const void *a, const void *b,
+                      void *sum, void *y)
 {
     const td_rmsnorm_shape shape = td_norm_shape(&model->plan, tokens_of(model));
 
-    return td_residual_rmsnorm_forward(model->dev, &shape, a, b, model->parameters[parameter].data, sum, y,
-                                       rstd_of(model));
+    return td_residual_rmsnorm_forward(model->dev, &shape, a, b,
+                                       model->parameters[td_norm_parameter(model, layer, norm)].data, sum, y,
+                                       td_norm_rstd(model, layer, norm));
 }
 
 td_heads_shape td_heads_shape_of(const td_transformer *model, int64_t pitch)

@@ -51,6 +51,11 @@ typedef struct td_transformer_config {
     /* Gradients share memory with the activations that backward has done with: they are lost with the next forward, and
      * backward cannot accumulate. */
     bool transient_gradients;
+
+    /* Backward reads the norms' outputs that forward computed, in place of computing them again: a shorter step, for batch
+     * context d_model elements of dtype and batch context of f32 in the activations for each of the 2 layers + 1 norms. Scratch
+     * shrinks, mostly by one of these. Inference ignores it. */
+    bool keep_norms;
 } td_transformer_config;
 
 typedef struct td_transformer td_transformer;

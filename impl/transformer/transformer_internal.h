@@ -82,17 +82,19 @@ typedef enum td_tensor {
     TD_T_SIN,
     TD_T_IDS,
     TD_T_TARGETS,
-    TD_T_RSTD,
+    TD_T_RSTD, /* of the norm that ran last */
     TD_T_LSE,
     TD_T_LOSS,
     TD_T_WORK,  /* to here */
     TD_T_INPUT, /* the residual stream before a layer; for layer number `layers`, before ln_final */
+    TD_T_RSTD1, /* where norms are kept: of its norm, for layer number `layers` of ln_final */
     TD_T_Q,
     TD_T_K,
     TD_T_V,
     TD_T_SAVED,
     TD_T_O,
     TD_T_MIDDLE,      /* the residual stream between attention and feed-forward */
+    TD_T_RSTD2,       /* where norms are kept: of its norm */
     TD_T_GATE_UP,     /* [tokens, 2 d_ff]; backward writes its gradient over it */
     TD_T_NORM,        /* of a layer's input; behind the last layer, what the head multiplies */
     TD_T_ATTN_BRANCH, /* what attention adds to the residual stream */
@@ -134,6 +136,7 @@ typedef struct td_plan {
     size_t bytes[TD_TENSORS];  /* 0: the model has no such tensor */
     size_t offset[TD_TENSORS]; /* from the arena's begin; of layer 0, for a kept tensor */
     bool kept[TD_TENSORS];     /* from forward to backward: one instance a layer, layer_stride apart */
+    bool beyond[TD_TENSORS];   /* with one behind the last layer, of ln_final; the input always */
     size_t layer_stride, arena_bytes;
     size_t gradient_bytes, gradient_offset; /* the offset is in the arena, for transient gradients */
     td_transformer_bytes total;
@@ -194,6 +197,10 @@ td_status td_step_enter(td_transformer *model, td_step step, int64_t layer);
 td_status td_tensor_live(td_transformer *model, td_tensor tensor, int64_t layer);
 td_status td_tensor_dead(td_transformer *model, td_tensor tensor, int64_t layer);
 
+/** What a layer, or ln_final behind the last, begins with becomes live or dead: its input, and what is kept of its norm. */
+td_status td_begin_live(td_transformer *model, int64_t layer);
+td_status td_begin_dead(td_transformer *model, int64_t layer);
+
 /** The AdamW step on elements [begin, end) of the block. */
 td_status td_adamw_range(td_transformer *model, const td_adamw *adamw, bool on_device, int64_t begin,
                          int64_t end);
@@ -230,12 +237,20 @@ td_linear_adamw td_linear_adamw_of(const td_transformer *model, int64_t paramete
 
 #define TD_NORM_EPS 1e-5f
 
-/** RMSNorm over the tokens of the model's step; its rstd goes to TD_T_RSTD. `parameter` is the norm's weight. */
-td_status td_norm(td_transformer *model, const void *x, int64_t parameter, void *y);
+/* A norm is TD_W_LN1 or TD_W_LN2 of a layer; TD_W_LN1 behind the last layer is ln_final. */
+
+/** The norm's weight. */
+int64_t td_norm_parameter(const td_transformer *model, int64_t layer, td_weight norm);
+
+/** Where its rstd goes and backward finds it; NULL for inference. */
+float *td_norm_rstd(const td_transformer *model, int64_t layer, td_weight norm);
+
+/** RMSNorm over the tokens of the model's step. */
+td_status td_norm(td_transformer *model, int64_t layer, td_weight norm, const void *x, void *y);
 
 /** The same for x = a + b, which goes to `sum`. */
-td_status td_add_norm(td_transformer *model, const void *a, const void *b, int64_t parameter, void *sum,
-                      void *y);
+td_status td_add_norm(td_transformer *model, int64_t layer, td_weight norm, const void *a, const void *b,
+                      void *sum, void *y);
 td_rmsnorm_shape td_norm_shape(const td_plan *plan, int64_t tokens);
 td_embedding_shape td_embedding_shape_of(const td_plan *plan, int64_t tokens);
 

@@ -105,24 +105,33 @@ __device__ inline void prefetch_map(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/** The map's box at column x of row y. */
-__device__ inline void copy_box(void *shared, const CUtensorMap *map, int x, int y, uint64_t *barrier)
+/** A policy of the level-2 cache for what others will read again: it goes last. */
+__device__ inline uint64_t keep_policy()
 {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
-                 "[%1, {%2, %3}], "
-                 "[%4];" ::"r"(shared_address(shared)),
-                 "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier))
+    uint64_t policy;
+
+    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+/** The map's box at column x of row y. */
+__device__ inline void copy_box(void *shared, const CUtensorMap *map, int x, int y, uint64_t *barrier,
+                                uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(shared)),
+                 "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier)), "l"(policy)
                  : "memory");
 }
 
 /** The same to that place in every block of the cluster whose bit is set, each completing on its own barrier. */
 __device__ inline void copy_box_to(uint16_t blocks, void *shared, const CUtensorMap *map, int x, int y,
-                                   uint64_t *barrier)
+                                   uint64_t *barrier, uint64_t policy)
 {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast:"
-                 ":cluster [%0], "
-                 "[%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(shared)),
-                 "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier)), "h"(blocks)
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(
+                     shared_address(shared)),
+                 "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier)), "h"(blocks), "l"(policy)
                  : "memory");
 }
 

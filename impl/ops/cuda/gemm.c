@@ -4,6 +4,7 @@
 
 #include <cublasLt.h>
 #include <dlfcn.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,8 +34,10 @@ typedef struct operands {
     float alpha, beta;
 } operands;
 
-/* Of those that the library expects to be fast, so many are timed, so many times, so many calls at a time. */
-enum { CANDIDATES = 8, ROUNDS = 5, CALLS = 4 };
+/* Of those that the library expects to be fast, so many are timed in turn, so many times, for so long: a GPU that has just
+ * begun to work is faster than its power allows for long, and then others are the fastest. */
+enum { CANDIDATES = 8, ROUNDS = 5 };
+#define SLICE_MS 3.0f
 /* Another than the library's own first choice has to be so much faster: noise is not to decide. */
 #define WORTH 0.99f
 
@@ -211,59 +214,73 @@ static cublasStatus_t multiply(const products *all, const product *p, const cubl
                           p->c, algo, o->work, WORK_BYTES, stream);
 }
 
-/** Queues every candidate ROUNDS times in turn, a mark before the first and one behind each. */
-static td_status queue_rounds(const products *all, const product *p, const operands *o, cudaStream_t stream,
-                              int count, const cublasLtMatmulHeuristicResult_t *found, bool *works,
-                              cudaEvent_t *marks)
+/** The algorithms that are timed for a product. */
+typedef struct contest {
+    int count;
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    float ms[CANDIDATES]; /* of all slices; infinity: it does not work */
+    cudaEvent_t marks[CANDIDATES + 1];
+} contest;
+
+/** Adds to every candidate's time that of a slice of `calls` calls. Waits for the stream. */
+static td_status run_round(const products *all, const product *p, const operands *o, cudaStream_t stream,
+                           int calls, contest *c)
 {
     td_status status = TD_OK;
 
-    TD_TRY(td_cuda_status(cudaEventRecord(*marks, stream), "timing a product"));
-    for (int i = 0; i < ROUNDS * count; i++) {
-        const int which = i % count;
-        for (int call = 0; works[which] && call < CALLS; call++)
-            works[which] = multiply(all, p, &found[which].algo, o, stream) == CUBLAS_STATUS_SUCCESS;
-        TD_TRY(td_cuda_status(cudaEventRecord(marks[i + 1], stream), "timing a product"));
+    TD_TRY(td_cuda_status(cudaEventRecord(c->marks[0], stream), "timing a product"));
+    for (int i = 0; i < c->count; i++) {
+        for (int call = 0; isfinite(c->ms[i]) && call < calls; call++)
+            if (multiply(all, p, &c->found[i].algo, o, stream) != CUBLAS_STATUS_SUCCESS)
+                c->ms[i] = INFINITY;
+        TD_TRY(td_cuda_status(cudaEventRecord(c->marks[i + 1], stream), "timing a product"));
     }
     TD_TRY(td_cuda_status(cudaStreamSynchronize(stream), "timing a product"));
+    for (int i = 0; i < c->count; i++) {
+        float ms;
+        TD_TRY(td_cuda_status(cudaEventElapsedTime(&ms, c->marks[i], c->marks[i + 1]), "timing a product"));
+        c->ms[i] += ms;
+    }
 cleanup:
     return status;
 }
 
-/** p->algo = the fastest of the candidates on these operands. Waits for the stream. */
+static int fastest_of(const contest *c)
+{
+    int best = 0;
+
+    for (int i = 1; i < c->count; i++)
+        if (c->ms[i] < c->ms[best])
+            best = i;
+    return best;
+}
+
+/** p->algo = the fastest of the candidates on these operands. */
 static td_status time_algorithms(const products *all, product *p, const operands *o, cudaStream_t stream)
 {
     td_status status = TD_OK;
-    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
-    cudaEvent_t marks[CANDIDATES * ROUNDS + 1] = {NULL};
-    bool works[CANDIDATES];
-    float fastest[CANDIDATES];
-    int count, best = 0;
+    contest c = {.count = 0};
+    int calls, best;
 
-    TD_TRY(find_algorithms(all, p, CANDIDATES, found, &count));
-    for (int i = 0; i < count; i++)
-        works[i] = true;
-    for (int i = 0; i <= count * ROUNDS; i++)
-        TD_TRY(td_cuda_status(cudaEventCreate(&marks[i]), "timing a product"));
-    TD_TRY(queue_rounds(all, p, o, stream, count, found, works, marks));
-    for (int i = 0; i < count * ROUNDS; i++) {
-        const int which = i % count;
-        float ms;
-        TD_TRY(td_cuda_status(cudaEventElapsedTime(&ms, marks[i], marks[i + 1]), "timing a product"));
-        /* The first round is the warm-up. */
-        if (i < 2 * count || ms < fastest[which])
-            fastest[which] = ms;
+    TD_TRY(find_algorithms(all, p, CANDIDATES, c.found, &c.count));
+    for (int i = 0; i <= c.count; i++)
+        TD_TRY(td_cuda_status(cudaEventCreate(&c.marks[i]), "timing a product"));
+    /* Once to load the kernels, once to see how long a call takes. */
+    for (int i = 0; i < 2; i++) {
+        memset(c.ms, 0, sizeof c.ms);
+        TD_TRY(run_round(all, p, o, stream, 1, &c));
     }
-    for (int i = 1; i < count; i++)
-        if (works[i] && (!works[best] || fastest[i] < fastest[best]))
-            best = i;
-    if (works[0] && fastest[best] > WORTH * fastest[0])
-        best = 0;
-    p->algo = found[best].algo;
+    best = fastest_of(&c);
+    calls = c.ms[best] < SLICE_MS ? (int)(SLICE_MS / fmaxf(c.ms[best], SLICE_MS / 1000)) : 1;
+    memset(c.ms, 0, sizeof c.ms);
+    for (int i = 0; i < ROUNDS; i++)
+        TD_TRY(run_round(all, p, o, stream, calls, &c));
+    best = fastest_of(&c);
+    p->algo = c.found[c.ms[best] < WORTH * c.ms[0] ? best : 0].algo;
     p->untimed = false;
 cleanup:
-    for (int i = 0; i <= CANDIDATES * ROUNDS && marks[i]; i++)
-        (void)cudaEventDestroy(marks[i]);
+    for (int i = 0; i <= CANDIDATES && c.marks[i]; i++)
+        (void)cudaEventDestroy(c.marks[i]);
     return status;
 }
 
