@@ -4,10 +4,12 @@
  *
  * A block has four warpgroups. Two multiply, 64 x 192 of the tile each, and leave their sums, rounded, in shared memory. Of the other
  * eight warps one has the copy engine bring dy and x, 32 tokens at a time, and six take the sums and update the weights, reading
- * memory ahead. (256 columns would need 154 registers a thread, which leaves room for three such warps.) Two blocks make a cluster, one
- * tile above the other: each brings half of x's tokens for both. (Of clusters of four an H200 runs 30 at a time, which leaves twelve
- * multiprocessors idle. Tiles of 64 x 384, whose rows are longer in memory, bring more of dy and x through the cache, and lose more by
- * that than they gain.)
+ * memory ahead. Two blocks make a cluster, one tile above the other: each brings half of x's tokens for both.
+ *
+ * Of w1 and w3 of 2.7B (H200, November 2026) the products alone take 320 us, their operands alone 277, the updates alone 406, the
+ * latter two together 500 and all of it 490: the updates wait for what dy and x take of the way from the cache. Tiles of 256 columns
+ * bring less (235 us), but their sums leave 96 registers to the warps that update, which take 492 us; clusters of 2 x 2 bring less yet,
+ * but an H200 runs 30 of them at a time, which leaves twelve multiprocessors idle (324 us); tiles of 64 x 384 bring more.
  *
  * A launch takes several layers, one after the other: when it begins there is nothing yet to update, and when it ends nothing to
  * multiply, and that is better paid for once. */
@@ -208,23 +210,26 @@ template <typename T> __device__ void store_once(T *array, const pack<T, 4> &val
     __stcg(reinterpret_cast<piece *>(array), bits);
 }
 
-/* What a thread updates at a time: four columns of two rows. */
+/* What a thread updates at a time: four columns in each half of a row. */
 template <typename P> struct piece {
     pack<P, 4> weights[2];
     pack<float, 4> first[2], second[2];
 };
 
-constexpr int QUADS = COLUMNS / 4, STRIDE = 32 * UPDATERS / QUADS; /* of a row; rows taken at a time */
-constexpr int PIECES = HALF / STRIDE / 2;
-static_assert(QUADS * STRIDE == 32 * UPDATERS && PIECES * STRIDE * 2 == HALF && PIECES % 2 == 0);
+constexpr int ACROSS = COLUMNS / 2, QUADS = ACROSS / 4,
+              STRIDE = 32 * UPDATERS / QUADS; /* rows taken at a time */
+constexpr int PIECES = HALF / STRIDE;
+static_assert(QUADS * STRIDE == 32 * UPDATERS && PIECES * STRIDE == HALF && PIECES % 2 == 0);
 
-/* A thread's part of half a tile: four columns of every STRIDE-th row. */
+/* A thread's part of half a tile: its columns of every STRIDE-th row. */
 template <typename P, typename T> struct part {
     P *p;
     float *m, *v;
-    T *copy;
-    int64_t step; /* elements from one of its rows to the next */
-    int rows;     /* of the weight, from its first row on; 0 or less: none */
+    T *copy; /* without `copies` no address of use */
+    bool copies;
+    int step;    /* elements from one of its rows to the next */
+    int rows;    /* of the weight, from its first row on; 0 or less: none */
+    bool has[2]; /* of the columns' halves */
 
     __device__ part(const tiles<P, T> &tile, int half, int thread) : rows(0)
     {
@@ -241,52 +246,60 @@ template <typename P, typename T> struct part {
         p = of.p + at;
         m = of.m + at;
         v = of.v + at;
-        copy = of.copy ? of.copy + at : nullptr;
-        step = STRIDE * of.d_in;
-        rows = column < of.d_in ? (int)min(of.d_out - row, (int64_t)HALF) : 0;
-    }
-
-    __device__ bool has(int row) const
-    {
-        return row * STRIDE < rows;
+        copies = of.copy != nullptr;
+        copy = (copies ? of.copy : (T *)of.m) + at;
+        step = STRIDE * (int)of.d_in;
+        rows = (int)min(of.d_out - row, (int64_t)HALF);
+        has[0] = column < of.d_in;
+        has[1] = column + ACROSS < of.d_in;
     }
 
     __device__ void bring(int index, piece<P> &out) const
     {
+        const int at = index * step;
+        const bool here = index * STRIDE < rows;
+        const P *const weights = p + at;
+        const float *const first = m + at, *const second = v + at;
+
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            if (has(2 * index + i)) {
-                const int64_t at = (2 * index + i) * step;
-                out.weights[i] = load_once(p + at);
-                out.first[i] = load_once(m + at);
-                out.second[i] = load_once(v + at);
+            if (here && has[i]) {
+                out.weights[i] = load_once(weights + i * ACROSS);
+                out.first[i] = load_once(first + i * ACROSS);
+                out.second[i] = load_once(second + i * ACROSS);
             }
     }
 
-    /* Both rows' arithmetic before their stores: eight chains of it fill each other's waits. `grads` are those of the thread's first
-     * row and columns. */
+    /* Eight chains of arithmetic fill each other's waits. `grads` are those of the thread's first row and columns. */
     __device__ void update(const adamw_constants &k, int index, const T *grads, piece<P> &mine) const
     {
-        float result[2][4];
+        const int at = index * step;
+        const bool here = index * STRIDE < rows;
+        P *const weights = p + at;
+        float *const first = m + at, *const second = v + at;
+        T *const rounds = copy + at;
+        pack<T, 4> copied[2];
 
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const pack<T, 4> grad = load<4>(grads + (2 * index + i) * STRIDE * PITCH, 0);
+            const pack<T, 4> grad = load<4>(grads + index * STRIDE * PITCH + i * ACROSS, 0);
+            float result[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                result[i][j] = mine.weights[i][j];
-                k.step(grad[j], result[i][j], mine.first[i].at[j], mine.second[i].at[j]);
+                result[j] = mine.weights[i][j];
+                k.step(grad[j], result[j], mine.first[i].at[j], mine.second[i].at[j]);
             }
+            mine.weights[i] = rounded<P>(result);
+            copied[i] = rounded<T>(result);
         }
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            if (has(2 * index + i)) {
-                const int64_t at = (2 * index + i) * step;
-                store_once(m + at, mine.first[i]);
-                store_once(v + at, mine.second[i]);
-                store_once(p + at, rounded<P>(result[i]));
-                if (copy)
-                    store_once(copy + at, rounded<T>(result[i]));
+            if (here && has[i]) {
+                store_once(first + i * ACROSS, mine.first[i]);
+                store_once(second + i * ACROSS, mine.second[i]);
+                store_once(weights + i * ACROSS, mine.weights[i]);
+                if (copies)
+                    store_once(rounds + i * ACROSS, copied[i]);
             }
     }
 };

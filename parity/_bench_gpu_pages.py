@@ -109,10 +109,9 @@ def report_whole(page, records):
         f"and AdamW. bf16_mixed has f32 weights: in PyTorch by autocast. {EAGER}, as the course does. torch_compile "
         "compiles the model with its loss, attends by scaled_dot_product_attention and steps by the fused AdamW; "
         "torch_compile_graph is that, captured as one CUDA graph; compiling is in no sample. c queues its step "
-        "operation by operation; c_graph is that step, captured, after a first one that chose the algorithms of its "
-        "products by their time. c_graph_overlap is one captured step too, of the same forward, backward and AdamW: "
-        "each layer's weights are updated along the backward pass, large ones by the kernel that computes their "
-        "gradients."
+        "operation by operation; c_graph is that step, captured. c_graph_overlap is one captured step too, of the same "
+        "forward, backward and AdamW: each layer's weights are updated along the backward pass, large ones by the "
+        "kernel that computes their gradients."
     )
     table_of_ratios(page, pd.DataFrame(ratios), ("dtype", "size"))
     bars = " and ".join(

@@ -244,10 +244,7 @@ class Phases:
         # far were taken the other way.
         gpu = self.training and self.c.on.kind == "cuda"
         use = "training" if self.training else "inference"
-        # As a compiled step takes the time to compile, a captured one takes it to choose its products' algorithms.
-        self.model = Tandem(
-            case, self.c, "flash", use=use, transient_gradients=gpu, keep_norms=gpu, tune=impl != "c"
-        )
+        self.model = Tandem(case, self.c, "flash", use=use, transient_gradients=gpu, keep_norms=gpu)
         self.flops = model_flops(case, self.c)
 
     def side(self):

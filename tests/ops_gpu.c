@@ -1,20 +1,6 @@
 /* The operations on a GPU: the groups of test_ops, and what only a GPU has. */
 #include "ops_kit.h"
 
-/* Integers from -3 to 3. */
-static void *draw_integers(ops_case *c, int64_t count)
-{
-    const int64_t *drawn = ops_draw_ids(c, count, 7);
-    void *block = ops_room(c, c->dtype, count);
-
-    for (int64_t i = 0; i < count; i++) {
-        const float value = (float)(drawn[i] - 3);
-        td_assert_ok(
-            td_convert(1, TD_F32, &value, c->dtype, (char *)block + (size_t)i * td_dtype_size(c->dtype)));
-    }
-    return block;
-}
-
 /* A captured update sees the learning rate that was uploaded and the step that was counted since. */
 static void a_replayed_update_goes_on(void **state)
 {
@@ -75,59 +61,10 @@ static void tensors_may_begin_anywhere(void **state)
     }
 }
 
-/* Small integers have one right answer, whatever the algorithm. A shape that is first met in a capture is timed later, and
- * one that adds to its output is never: timing would add more than once. */
-static void tuned_products_are_the_same(void **state)
-{
-    enum { M = 72, N = 136, K = 200 };
-
-    (void)state;
-    for (int d = 0; d < ops_dtype_count; d++) {
-        ops_case c = ops_begin(ops_dtypes[d], "tuned product %d", d);
-        td_gemm_shape plain = {.batch = 1,
-                               .m = M,
-                               .n = N,
-                               .k = K,
-                               .alpha = 1,
-                               .trans_b = true,
-                               .dtype = c.dtype,
-                               .out_dtype = TD_F32};
-        td_gemm_shape tuned = plain;
-        void *a = draw_integers(&c, M * K), *b = draw_integers(&c, N * K);
-        float *want = ops_room(&c, TD_F32, M * N), *twice = ops_room(&c, TD_F32, M * N);
-        float *captured = ops_room(&c, TD_F32, M * N), *timed = ops_room(&c, TD_F32, M * N);
-        td_graph *graph = NULL;
-        size_t bytes = 0;
-
-        tuned.tune = true;
-        td_assert_ok(td_gemm_work_bytes(ops_dev, &tuned, &bytes));
-        void *work = ops_bytes(&c, bytes);
-        ops_upload();
-        td_assert_ok(td_gemm(ops_dev, &plain, on(a), on(b), on(want), on(work)));
-        td_assert_ok(td_graph_begin(ops_dev));
-        td_assert_ok(td_gemm(ops_dev, &tuned, on(a), on(b), on(captured), on(work)));
-        td_assert_ok(td_graph_end(ops_dev, &graph));
-        td_assert_ok(td_graph_launch(graph));
-        td_assert_ok(td_gemm(ops_dev, &tuned, on(a), on(b), on(timed), on(work)));
-        td_assert_ok(td_gemm(ops_dev, &tuned, on(a), on(b), on(twice), on(work)));
-        tuned.beta = 1;
-        td_assert_ok(td_gemm(ops_dev, &tuned, on(a), on(b), on(twice), on(work)));
-        ops_download();
-        td_assert_identical("captured", TD_F32, captured, want, M * N);
-        td_assert_identical("timed", TD_F32, timed, want, M * N);
-        for (int i = 0; i < M * N; i++)
-            want[i] *= 2;
-        td_assert_identical("added", TD_F32, twice, want, M * N);
-        td_graph_destroy(graph);
-        ops_finish(&c);
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest gpu_tests[] = {
         cmocka_unit_test(a_replayed_update_goes_on),
-        cmocka_unit_test(tuned_products_are_the_same),
         cmocka_unit_test(tensors_may_begin_anywhere),
     };
     int failed = 0;

@@ -29,8 +29,7 @@ enum {
     KEY_WHOLE,
     KEY_OVERLAP,
     KEY_TRANSIENT,
-    KEY_KEEP_NORMS,
-    KEY_TUNE
+    KEY_KEEP_NORMS
 };
 
 static const struct argp_option options[] = {
@@ -58,8 +57,6 @@ static const struct argp_option options[] = {
     {"transient-gradients", KEY_TRANSIENT, 0, 0, "let gradients share memory with activations", 2},
     {"keep-norms", KEY_KEEP_NORMS, 0, 0,
      "keep the norms' outputs for backward in place of computing them again", 2},
-    {"tune", KEY_TUNE, 0, 0,
-     "on a GPU: choose the algorithms of matrix products by their time in the first step", 2},
     {0}};
 
 typedef struct arguments {
@@ -162,9 +159,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_KEEP_NORMS:
         model->keep_norms = true;
-        return 0;
-    case KEY_TUNE:
-        model->tune = true;
         return 0;
     case KEY_ATTENTION:
         if (strcmp(arg, td_attention_naive.name) != 0 && strcmp(arg, td_attention_flash.name) != 0)

@@ -49,10 +49,6 @@ typedef struct td_gemm_shape {
     td_dtype dtype, out_dtype;
     /* f32 inputs are rounded to TF32, 10 bits of fraction, and multiplied by tensor cores. CUDA only */
     bool tf32;
-    /* CUDA with beta 0: the first call of a shape outside a capture times the algorithms that the library offers, which takes
-     * a tenth of a second and waits for the device, and later calls take the fastest. Two runs may choose differently, and
-     * then sum in another order. Elsewhere there is one algorithm, and nothing is timed. */
-    bool tune;
 } td_gemm_shape;
 
 TD_API td_status td_gemm_work_bytes(td_device *dev, const td_gemm_shape *shape, size_t *out);
@@ -347,7 +343,7 @@ typedef struct td_linear_adamw {
  *
  * TD_BAD_ARGUMENT also for a count or types out of that, a copy where p_dtype is dtype, an address that is no multiple of 16.
  * TD_UNSUPPORTED but on a GPU of compute capability 9.0 with kernels built for 90a, for a dtype of TD_F32, a d_in or d_out that is
- * no multiple of 8, and an extent above 2^30. */
+ * no multiple of 8, a d_in above 2^24, and another extent above 2^30. */
 TD_API td_status td_linear_adamw_update(td_device *dev, const td_adamw *adamw, bool on_device, int64_t count,
                                         const td_linear_adamw *layers);
 

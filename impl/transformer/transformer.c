@@ -241,8 +241,7 @@ static td_gemm_shape product(const td_transformer_config *config, int64_t m, int
                            .alpha = 1,
                            .dtype = config->dtype,
                            .out_dtype = config->dtype,
-                           .tf32 = config->tf32,
-                           .tune = config->tune};
+                           .tf32 = config->tf32};
 }
 
 td_gemm_shape td_linear_forward_shape(const td_transformer_config *config, int64_t tokens, int64_t d_in,

@@ -45,8 +45,6 @@ typedef struct td_transformer_config {
      * a copy of the parameters in dtype, which AdamW writes along; gradients are dtype. (PyTorch's autocast.) */
     bool mixed;
     bool tf32; /* beside TD_F32: products round their inputs to TF32. CUDA only */
-    bool
-        tune; /* the first step times the algorithms for each product of the linear layers (td_gemm_shape.tune) */
 
     /* Gradients share memory with the activations that backward has done with: they are lost with the next forward, and
      * backward cannot accumulate. */

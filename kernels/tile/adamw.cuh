@@ -10,41 +10,38 @@
 namespace tile
 {
 
-/* Without branches, and together within 2^-21 of the update (a denominator above 2^126 gives 0). A learning rate makes that small
- * beside the weight, which is rounded to 2^-24; and where few warps are there to fill each other's waits, the exact ones take longer
- * than the memory. */
+/* One instruction each, and together within 2^-21 of the update. A learning rate makes that small beside the weight, which is rounded
+ * to 2^-24; and where few warps are there to fill each other's waits, what is exact or knows of numbers below 2^-126 takes longer than
+ * the memory. */
 __device__ inline float square_root(float x)
 {
     float root;
 
-    asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(x));
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x));
     return root;
 }
 
-__device__ inline float divide(float x, float y)
+__device__ inline float reciprocal(float x)
 {
-    float quotient;
+    float result;
 
-    asm("div.approx.f32 %0, %1, %2;" : "=f"(quotient) : "f"(x), "f"(y));
-    return quotient;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
 }
 
 /** A step in the form that all variants share, its constants computed in float64 and rounded once:
- *   m += gain1 (g - m),  v = beta2 v + gain2 g^2,  p -= rate m / (sqrt(v) root + eps),
- * and p -= decay p before that or after it. */
+ *   m += gain1 (g - m),  v = beta2 v + gain2 g^2,  p -= decay p,  p -= rate m / (sqrt(v) root + eps).
+ * Where p decays after its step, rate has the decay of the step in it. A v below 2^-126 counts as 0, and a denominator above 2^126
+ * gives 0. */
 struct adamw_constants {
     float gain1, beta2, gain2, rate, root, eps, decay;
-    bool decay_last;
 
     __device__ void step(float grad, float &weight, float &first, float &second) const
     {
         first += gain1 * (grad - first);
         second = beta2 * second + gain2 * (grad * grad);
-        if (!decay_last)
-            weight -= decay * weight;
-        weight -= rate * divide(first, square_root(second) * root + eps);
-        if (decay_last)
-            weight -= decay * weight;
+        weight -= decay * weight;
+        weight -= rate * (first * reciprocal(square_root(second) * root + eps));
     }
 };
 
@@ -62,17 +59,17 @@ __host__ __device__ inline double power(double base, int64_t exponent)
 __host__ __device__ inline adamw_constants constants_of(const td_adamw &a)
 {
     const bool torch = a.variant == TD_ADAMW_TORCH;
+    const double decay = a.lr * a.weight_decay, after = a.variant == TD_ADAMW_COURSE2025 ? 1.0 - decay : 1.0;
     const double correction1 = 1.0 - power(a.beta1, a.step), correction2 = 1.0 - power(a.beta2, a.step);
     adamw_constants k;
 
     k.gain1 = (float)(1.0 - a.beta1);
     k.beta2 = (float)a.beta2;
     k.gain2 = (float)(1.0 - a.beta2);
-    k.rate = (float)(a.lr * (torch ? 1.0 : sqrt(correction2)) / correction1);
+    k.rate = (float)(after * a.lr * (torch ? 1.0 : sqrt(correction2)) / correction1);
     k.root = (float)(torch ? 1.0 / sqrt(correction2) : 1.0);
     k.eps = (float)a.eps;
-    k.decay = (float)(a.lr * a.weight_decay);
-    k.decay_last = a.variant == TD_ADAMW_COURSE2025;
+    k.decay = (float)decay;
     return k;
 }
 

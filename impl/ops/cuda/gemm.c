@@ -4,7 +4,6 @@
 
 #include <cublasLt.h>
 #include <dlfcn.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,22 +23,7 @@ typedef struct product {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
-    bool untimed; /* its key says `tune`, and so far it could not be timed */
 } product;
-
-/** A call's operands, in the caller's order, and its scalars. */
-typedef struct operands {
-    const void *a, *b;
-    void *c, *work;
-    float alpha, beta;
-} operands;
-
-/* Of those that the library expects to be fast, so many are timed in turn, so many times, for so long: a GPU that has just
- * begun to work is faster than its power allows for long, and then others are the fastest. */
-enum { CANDIDATES = 8, ROUNDS = 5 };
-#define SLICE_MS 3.0f
-/* Another than the library's own first choice has to be so much faster: noise is not to decide. */
-#define WORTH 0.99f
 
 /** The functions of cuBLASLt that are called here. The library is looked for when a product first needs it, so that a
  * machine without a GPU, where it is half a gigabyte of nothing, need not have it. */
@@ -161,18 +145,17 @@ cleanup:
     return status;
 }
 
-/** Up to `most` algorithms, the one expected to be the fastest first; at least one. */
-static td_status find_algorithms(const products *all, const product *p, int most,
-                                 cublasLtMatmulHeuristicResult_t *found, int *count)
+static td_status choose_algorithm(const products *all, product *p)
 {
     td_status status = TD_OK;
     cublasLtMatmulPreference_t preference = NULL;
+    cublasLtMatmulHeuristicResult_t found;
     const size_t work = WORK_BYTES;
     /* Partial sums stay in the type of the accumulator: summed in bf16 they would lose what it keeps. */
     const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    int count = 0;
 
     TD_TRY(check_lt(all, all->lt.MatmulPreferenceCreate(&preference), "choosing an algorithm"));
-    *count = 0;
     const struct {
         cublasLtMatmulPreferenceAttributes_t attribute;
         const void *value;
@@ -191,8 +174,8 @@ static td_status find_algorithms(const products *all, const product *p, int most
                                                              wanted[i].size),
                         "choosing an algorithm"));
     const cublasStatus_t code = all->lt.MatmulAlgoGetHeuristic(all->handle, p->desc, p->b, p->a, p->c, p->c,
-                                                               preference, most, found, count);
-    if (code == CUBLAS_STATUS_NOT_SUPPORTED || (code == CUBLAS_STATUS_SUCCESS && *count == 0)) {
+                                                               preference, 1, &found, &count);
+    if (code == CUBLAS_STATUS_NOT_SUPPORTED || (code == CUBLAS_STATUS_SUCCESS && count == 0)) {
         const td_gemm_shape *s = &p->key.shape;
         status = td_fail(TD_UNSUPPORTED,
                          "gemm: cuBLASLt has no algorithm for %s, batch %" PRId64 ", m %" PRId64
@@ -201,97 +184,10 @@ static td_status find_algorithms(const products *all, const product *p, int most
         goto cleanup;
     }
     TD_TRY(check_lt(all, code, "choosing an algorithm"));
+    p->algo = found.algo;
 cleanup:
     if (preference)
         (void)all->lt.MatmulPreferenceDestroy(preference);
-    return status;
-}
-
-static cublasStatus_t multiply(const products *all, const product *p, const cublasLtMatmulAlgo_t *algo,
-                               const operands *o, cudaStream_t stream)
-{
-    return all->lt.Matmul(all->handle, p->desc, &o->alpha, o->b, p->b, o->a, p->a, &o->beta, o->c, p->c, o->c,
-                          p->c, algo, o->work, WORK_BYTES, stream);
-}
-
-/** The algorithms that are timed for a product. */
-typedef struct contest {
-    int count;
-    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
-    float ms[CANDIDATES]; /* of all slices; infinity: it does not work */
-    cudaEvent_t marks[CANDIDATES + 1];
-} contest;
-
-/** Adds to every candidate's time that of a slice of `calls` calls. Waits for the stream. */
-static td_status run_round(const products *all, const product *p, const operands *o, cudaStream_t stream,
-                           int calls, contest *c)
-{
-    td_status status = TD_OK;
-
-    TD_TRY(td_cuda_status(cudaEventRecord(c->marks[0], stream), "timing a product"));
-    for (int i = 0; i < c->count; i++) {
-        for (int call = 0; isfinite(c->ms[i]) && call < calls; call++)
-            if (multiply(all, p, &c->found[i].algo, o, stream) != CUBLAS_STATUS_SUCCESS)
-                c->ms[i] = INFINITY;
-        TD_TRY(td_cuda_status(cudaEventRecord(c->marks[i + 1], stream), "timing a product"));
-    }
-    TD_TRY(td_cuda_status(cudaStreamSynchronize(stream), "timing a product"));
-    for (int i = 0; i < c->count; i++) {
-        float ms;
-        TD_TRY(td_cuda_status(cudaEventElapsedTime(&ms, c->marks[i], c->marks[i + 1]), "timing a product"));
-        c->ms[i] += ms;
-    }
-cleanup:
-    return status;
-}
-
-static int fastest_of(const contest *c)
-{
-    int best = 0;
-
-    for (int i = 1; i < c->count; i++)
-        if (c->ms[i] < c->ms[best])
-            best = i;
-    return best;
-}
-
-/** p->algo = the fastest of the candidates on these operands. */
-static td_status time_algorithms(const products *all, product *p, const operands *o, cudaStream_t stream)
-{
-    td_status status = TD_OK;
-    contest c = {.count = 0};
-    int calls, best;
-
-    TD_TRY(find_algorithms(all, p, CANDIDATES, c.found, &c.count));
-    for (int i = 0; i <= c.count; i++)
-        TD_TRY(td_cuda_status(cudaEventCreate(&c.marks[i]), "timing a product"));
-    /* Once to load the kernels, once to see how long a call takes. */
-    for (int i = 0; i < 2; i++) {
-        memset(c.ms, 0, sizeof c.ms);
-        TD_TRY(run_round(all, p, o, stream, 1, &c));
-    }
-    best = fastest_of(&c);
-    calls = c.ms[best] < SLICE_MS ? (int)(SLICE_MS / fmaxf(c.ms[best], SLICE_MS / 1000)) : 1;
-    memset(c.ms, 0, sizeof c.ms);
-    for (int i = 0; i < ROUNDS; i++)
-        TD_TRY(run_round(all, p, o, stream, calls, &c));
-    best = fastest_of(&c);
-    p->algo = c.found[c.ms[best] < WORTH * c.ms[0] ? best : 0].algo;
-    p->untimed = false;
-cleanup:
-    for (int i = 0; i <= CANDIDATES && c.marks[i]; i++)
-        (void)cudaEventDestroy(c.marks[i]);
-    return status;
-}
-
-/** Whether calls can be timed on the stream: not while they are captured. */
-static td_status can_time(cudaStream_t stream, bool *out)
-{
-    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    const td_status status =
-        td_cuda_status(cudaStreamIsCapturing(stream, &capture), "asking whether a stream is captured");
-
-    *out = status == TD_OK && capture == cudaStreamCaptureStatusNone;
     return status;
 }
 
@@ -303,8 +199,6 @@ static td_status product_init(const products *all, const key *k, uint64_t hash, 
     product p = {.key = *k, .hash = hash};
     const cublasOperation_t op_a = s->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t op_b = s->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-    cublasLtMatmulHeuristicResult_t found;
-    int count;
 
     TD_TRY(check_lt(all,
                     all->lt.MatmulDescCreate(
@@ -321,9 +215,7 @@ static td_status product_init(const products *all, const key *k, uint64_t hash, 
     TD_TRY(make_layout(all, s->dtype, s->trans_b ? s->n : s->k, s->trans_b ? s->k : s->n, s->ldb, s->batch,
                        s->stride_b, &p.b));
     TD_TRY(make_layout(all, s->out_dtype, s->m, s->n, s->ldc, s->batch, s->stride_c, &p.c));
-    TD_TRY(find_algorithms(all, &p, 1, &found, &count));
-    p.algo = found.algo;
-    p.untimed = s->tune;
+    TD_TRY(choose_algorithm(all, &p));
     *out = p;
     p = (product){.desc = NULL};
 cleanup:
@@ -369,7 +261,7 @@ static td_status make_room(products *all)
     return TD_OK;
 }
 
-static td_status find_product(products *all, const key *k, product **out)
+static td_status find_product(products *all, const key *k, const product **out)
 {
     td_status status = TD_OK;
     const uint64_t hash = hash_of(k);
@@ -404,7 +296,6 @@ static void key_make(const td_gemm_shape *s, const void *a, const void *b, const
     k->stride_a = s->stride_a, k->stride_b = s->stride_b, k->stride_c = s->stride_c;
     k->trans_a = s->trans_a, k->trans_b = s->trans_b, k->tf32 = s->tf32;
     k->beta = s->beta != 0 ? 1.0f : 0.0f;
-    k->tune = s->tune && s->beta == 0; /* timing a product that adds to c would add more than once */
     k->dtype = s->dtype, k->out_dtype = s->out_dtype;
     out->align_a = alignment(a, s->stride_a, s->dtype);
     out->align_b = alignment(b, s->stride_b, s->dtype);
@@ -423,9 +314,7 @@ td_status td_ops_cuda_gemm(td_device *dev, const td_gemm_shape *shape, const voi
     td_status status = TD_OK;
     td_cuda *cuda = td_device_cuda(dev);
     products *all = NULL;
-    product *p = NULL;
-    bool timeable = false;
-    const operands o = {a, b, c, work, shape->alpha, shape->beta};
+    const product *p = NULL;
     key k;
 
     TD_CHECK(shape->batch <= INT32_MAX, "batch is %" PRId64 ", cuBLASLt goes up to 2^31 - 1", shape->batch);
@@ -433,11 +322,10 @@ td_status td_ops_cuda_gemm(td_device *dev, const td_gemm_shape *shape, const voi
     TD_TRY(products_of(cuda, &all));
     key_make(shape, a, b, c, &k);
     TD_TRY(find_product(all, &k, &p));
-    if (p->untimed)
-        TD_TRY(can_time(cuda->stream, &timeable));
-    if (timeable)
-        TD_TRY(time_algorithms(all, p, &o, cuda->stream));
-    TD_TRY(check_lt(all, multiply(all, p, &p->algo, &o, cuda->stream), "gemm"));
+    TD_TRY(check_lt(all,
+                    all->lt.Matmul(all->handle, p->desc, &shape->alpha, b, p->b, a, p->a, &shape->beta, c,
+                                   p->c, c, p->c, &p->algo, work, WORK_BYTES, cuda->stream),
+                    "gemm"));
 cleanup:
     return status;
 }

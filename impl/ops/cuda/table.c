@@ -258,10 +258,12 @@ static td_status adamw_update(td_device *dev, const td_adamw *adamw, bool on_dev
 
 static bool linear_adamw_has(td_device *dev, const td_linear_adamw *l)
 {
-    const int64_t most = INT64_C(1) << 30; /* what the kernel counts in 32 bits */
+    const int64_t most =
+        INT64_C(1) << 30; /* what the kernel counts in 32 bits, the elements of 64 rows among it */
 
     return l->dtype != TD_F32 && l->d_in % 8 == 0 && l->d_out % 8 == 0 && l->tokens <= most &&
-           l->d_in <= most && l->d_out <= most && td_cuda_linear_adamw_built(td_device_cuda(dev)->capability);
+           64 * l->d_in <= most && l->d_out <= most &&
+           td_cuda_linear_adamw_built(td_device_cuda(dev)->capability);
 }
 
 static bool linear_adamw_pays(td_device *dev, int count, const td_linear_adamw *layers)
