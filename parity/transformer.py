@@ -36,10 +36,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def cases(profile, device):
     tiny = [
-        # head_dim 80; odd heads; an odd width of everything that may be odd.
+        # head_dim 80; odd heads; an odd width of everything that may be odd, for so many sequences that the gradients
+        # are not judged by PyTorch's luck with its roundings of a few tokens.
         dict(d_model=160, d_ff=224, layers=2, heads=2, vocab=53, batch=3, context=40, seq=37),
         dict(d_model=48, d_ff=100, layers=3, heads=3, vocab=257, batch=2, context=64, seq=64),
-        dict(d_model=18, d_ff=7, layers=2, heads=3, vocab=11, batch=5, context=9, seq=3),
+        dict(d_model=18, d_ff=7, layers=2, heads=3, vocab=11, batch=61, context=9, seq=3),
     ]
     for keys in tiny:
         for way in grid(dtype=TYPES[device], attention=["naive", "flash"]):
