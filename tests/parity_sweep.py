@@ -108,6 +108,17 @@ class Sweeps(unittest.TestCase):
         self.assertEqual(out.count("done"), 6)
         self.assertIn("profile full: 6 cases", out)
 
+    def test_results_of_cases_that_are_no_more_are_left_out(self):
+        self.main("run", "--module", "scale", "--profile", "full")
+        line = self.records.read_text().splitlines()[0]
+        gone = json.loads(line) | {"case": {"count": 3, "dtype": "f32"}, "status": "failed"}
+        with self.records.open("a") as file:
+            file.write(json.dumps(gone) + "\n")
+        status, out, _ = self.main("report")
+        self.assertEqual(status, 0)
+        self.assertIn("1 results are left out: their cases are no more", out)
+        self.assertIn("holds (5 ok, 1 measured)", (self.reports / "local/README.md").read_text())
+
     def test_a_run_stops_in_time_and_goes_on(self):
         status, out, _ = self.main("run", "--module", "scale", "--within", "0")
         self.assertEqual((status, len(self.runs())), (3, 1))

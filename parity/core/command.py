@@ -12,7 +12,7 @@ from parity.core import compare, report, sweep
 from parity.core.case import MEASURES
 from parity.core.device import kind_of
 from parity.core.library import HEADERS, ROOT, default_library
-from parity.core.record import FILE, Finished, RecordError, RecordFile, load
+from parity.core.record import FILE, Finished, RecordError, RecordFile, key_of, load
 from parity.core.tables import FORMATS
 from parity.core.worker import Settings, WorkerError
 
@@ -62,7 +62,12 @@ def write_report(package: str, options: argparse.Namespace, console: Console) ->
     _warn(loaded.warnings)
     if not loaded.records:
         raise RecordError(f"no records in {_folder(options) / FILE}; python -m parity run makes some")
-    for path in report.write(sweep.discover(package), loaded.newest(), _folder(options), options.format):
+    modules = sweep.discover(package)
+    listed, newest = sweep.listed(modules), loaded.newest()
+    records = [record for record in newest if key_of(record)[:2] in listed]
+    if len(records) < len(newest):
+        console.print(f"{len(newest) - len(records)} results are left out: their cases are no more")
+    for path in report.write(modules, records, _folder(options), options.format):
         console.print(str(path), markup=False, highlight=False)
     return 0
 
