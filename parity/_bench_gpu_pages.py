@@ -12,7 +12,7 @@ from ref.transformer import SIZES
 
 WHOLE_CONTEXT = 512  # of the steps that are compared with compiled PyTorch
 COLD_CONTEXT = 384  # of the cases that measure what warm-up changes
-LONG_S, LONGEST_S = 0.2, 0.5  # steps from which on fewer are timed
+LONG_S, LONGEST_S = 0.2, 0.5  # steps from which on there are fewer of warm-up
 COMPILED = ("torch_compile", "torch_compile_graph")
 GRAPHS = ("c_graph", "c_graph_overlap")
 ORDER = ("c", *GRAPHS, "torch_eager", *COMPILED)
@@ -335,10 +335,10 @@ def report_grid(page, records):
     table_of_steps(page, steps, [*keys, *PHASES, *numbers, "peak_mib", "status"])
     page.text(
         "Phases are means ± standard deviations, by the host's clock with the device synchronised at each boundary; "
-        "the step is the median between two events. c_graph is C's whole step as one launch, which has no phases. 5 "
-        "steps of warm-up and 10 timed ones, as in the handout; 2 and 5 where PyTorch was expected to take more than "
-        f"{LONG_S:g} s, 1 and 3 where more than {LONGEST_S:g} s; n says how many. The sides ran one after the other, "
-        f"not interleaved. {EAGER}, as the course does; it is autocast where the dtype is bf16_mixed; compiled PyTorch "
+        "the step is the median between two events. c_graph is C's whole step as one launch, which has no phases. "
+        "10 timed steps behind 5 of warm-up, as in the handout; behind 2 where PyTorch was expected to take more than "
+        f"{LONG_S:g} s, behind 1 where more than {LONGEST_S:g} s. The sides ran one after the other, not interleaved. "
+        f"{EAGER}, as the course does; it is autocast where the dtype is bf16_mixed; compiled PyTorch "
         f"is above, at context {WHOLE_CONTEXT}. A row without times ended as its status says: oom is a size and "
         f"context that this side cannot hold. {stated_peaks(records)}"
     )

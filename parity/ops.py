@@ -190,8 +190,10 @@ def gpu_timed_cases(profile):
             once = dict(measure="error time", seconds=2.5, dtype=dtype)
             yield operation("residual_add", **once, count=tokens * d_model)
             yield operation("residual_rmsnorm_forward", **once, **both["rmsnorm"])
-            if dtype != "f32":
-                yield operation("residual_rmsnorm_forward", **once, x_dtype="f32", **both["rmsnorm"])
+            if dtype != "f32":  # as a step in mixed precision has them
+                mixed = dict(x_dtype="f32", **both["rmsnorm"])
+                yield operation("residual_rmsnorm_forward", **once, **mixed)
+                yield operation("rmsnorm_backward", **once, **mixed)
             yield operation("qkv_split_forward", **once, **split)
             yield operation("qkv_split_backward", **once, **split)
             if "cross_entropy" in both:
@@ -261,7 +263,8 @@ def moved_bytes(case, c):
         "embedding_forward": 2 * rows * size,
         "embedding_backward": (rows + get("vocab", 0) * get("d_model", 0)) * size,
         "rmsnorm_forward": elements * (wider + size),
-        "rmsnorm_backward": elements * (2 * wider + size),
+        # In mixed precision dx is written rounded, too.
+        "rmsnorm_backward": elements * (2 * wider + (2 if "x_dtype" in case else 1) * size),
         "residual_rmsnorm_forward": elements * 2 * (wider + size),
         "heads_merge": 2 * elements * size,
         "rope_forward": 2 * elements * size,
