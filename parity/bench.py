@@ -240,11 +240,11 @@ class Phases:
         self.state, self.ids, self.targets = state, ids, targets
         self.training = case["pass"] != "inference"
         self.times = ref.Times()
-        # On a GPU gradients may be gone after the step, and norms are kept, not computed again; on a CPU the figures so
-        # far were taken the other way.
+        # On a GPU gradients may be gone after the step, and nothing is computed again; on a CPU the figures so far were
+        # taken the other way.
         gpu = self.training and self.c.on.kind == "cuda"
         use = "training" if self.training else "inference"
-        self.model = Tandem(case, self.c, "flash", use=use, transient_gradients=gpu, keep_norms=gpu)
+        self.model = Tandem(case, self.c, "flash", use=use, transient_gradients=gpu, keep_all=gpu)
         self.flops = model_flops(case, self.c)
 
     def side(self):

@@ -288,9 +288,9 @@ class CliTest(unittest.TestCase):
         self.assertIn("small: d_model 768", self.succeed(*args, "--json", str(self.json)))
         self.assertEqual(self.records()[0]["case"]["size"], "small")
 
-    def test_bench_keeps_norms(self):
+    def test_bench_keeps_all(self):
         printed = []
-        for more in ([], ["--keep-norms"]):
+        for more in ([], ["--keep-all"]):
             options = ["--whole", "--overlap", "--transient-gradients", *more, "--json", str(self.json)]
             text = self.succeed("bench", *TINY, *options)
             printed.append(re.search(r"peak memory ([\d.]+) MiB; (loss .*)", text).groups())

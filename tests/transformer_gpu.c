@@ -71,7 +71,7 @@ static twin twin_open(int shape, td_transformer_config config)
     void *block;
 
     c.config.attention = "flash";
-    c.config.tf32 = c.config.mixed = c.config.transient_gradients = c.config.keep_norms = false;
+    c.config.tf32 = c.config.mixed = c.config.transient_gradients = c.config.keep_all = false;
     c.config.dtype = TD_F32;
     t.cpu = td_trial_open(&c);
     t.tokens = t.cpu->tokens;
@@ -190,7 +190,7 @@ static void step_is_the_reference(void **state)
             }
 }
 
-/* The hyperparameters live on the device, and so the replays count the steps. Kept norms change no number. */
+/* The hyperparameters live on the device, and so the replays count the steps. What is kept changes no number. */
 static void a_captured_step_is_the_eager_one(void **state)
 {
     (void)state;
@@ -200,7 +200,7 @@ static void a_captured_step_is_the_eager_one(void **state)
             td_transformer_config config = config_of(0, &kinds[i], "naive");
             twin eager = twin_open(0, config);
             config.transient_gradients = along;
-            config.keep_norms = way / 2;
+            config.keep_all = way / 2;
             twin graph = twin_open(0, config);
             td_graph *step = NULL;
             size_t bytes;
@@ -233,7 +233,7 @@ static void a_captured_step_is_the_eager_one(void **state)
             char *a = state_of(&eager, &bytes), *b = state_of(&graph, &bytes);
             if (memcmp(a, b, bytes) != 0)
                 fail_msg("%s, %s%s: the replayed step is not the eager one", kinds[i].name,
-                         along ? "along" : "apart", config.keep_norms ? ", norms kept" : "");
+                         along ? "along" : "apart", config.keep_all ? ", all kept" : "");
             td_adamw after;
             td_assert_ok(td_device_download(gpu, &after, on_device, sizeof after));
             assert_int_equal(after.step, 4);
@@ -259,7 +259,7 @@ static bool untouched(const td_parameter *p)
     return poisoned == bytes;
 }
 
-/* One step of two equal models, with the update apart and along the way, there also with norms that are kept. Where the
+/* One step of two equal models, with the update apart and along the way, there also with all kept. Where the
  * gradient of a weight is fused with its update it is summed in another order, which moves some of the roundings to 16 bits by
  * one unit. */
 static void large_weights_are_updated_with_their_gradients(void **state)
@@ -298,7 +298,7 @@ static void large_weights_are_updated_with_their_gradients(void **state)
             for (int along = 0; along < 2; along++) {
                 td_adamw given = adamw;
                 given.step = 1;
-                config.keep_norms = along && way == 2;
+                config.keep_all = along && way == 2;
                 td_assert_ok(td_transformer_create(gpu, &config, &models[along]));
                 td_assert_ok(td_transformer_init(models[along], 7));
                 for (int64_t j = 0; j < td_transformer_parameter_count(models[along]); j++) {

@@ -26,7 +26,7 @@ static void plan_is_what_create_takes(void **state)
         config.attention = attentions[i % 2];
         config.dtype = i / 2 % 2 ? TD_BF16 : TD_F32;
         config.use = (td_model_use)(i / 4 % 3);
-        config.keep_norms = i / 12;
+        config.keep_all = i / 12;
         td_assert_ok(td_device_memory(dev, &before));
         td_assert_ok(td_transformer_plan(dev, &config, &plan));
         td_assert_ok(td_device_memory(dev, &after));
@@ -75,32 +75,36 @@ static void activations_grow_as_they_should(void **state)
     assert_int_equal(three.scratch, one.scratch);
 }
 
-/* An output and rstd for each of 2 layers + 1 norms. */
-static void kept_norms_take_what_they_say(void **state)
+/* An output and rstd for each of 2 layers + 1 norms, and the feed-forward's hidden tensors. */
+static void what_is_kept_takes_what_it_says(void **state)
 {
     static const char *const attentions[] = {"naive", "flash"};
-    const size_t tokens = 4 * 64, d = 64, layers = 3;
+    const size_t tokens = 4 * 64, d = 64, d_ff = 96, layers = 3;
 
     for (int i = 0; i < 2 * 3 * 3; i++) {
-        td_transformer_config config = {
-            .size = {.d_model = (int64_t)d, .d_ff = 96, .layers = (int64_t)layers, .heads = 4, .vocab = 640},
-            .batch = 4,
-            .context = 64,
-            .dtype = i / 2 % 3 ? TD_BF16 : TD_F32,
-            .mixed = i / 2 % 3 == 2,
-            .attention = attentions[i % 2],
-            .use = (td_model_use)(i / 6)};
-        const size_t norm = tokens * (d * td_dtype_size(config.dtype) + sizeof(float));
+        td_transformer_config config = {.size = {.d_model = (int64_t)d,
+                                                 .d_ff = (int64_t)d_ff,
+                                                 .layers = (int64_t)layers,
+                                                 .heads = 4,
+                                                 .vocab = 640},
+                                        .batch = 4,
+                                        .context = 64,
+                                        .dtype = i / 2 % 3 ? TD_BF16 : TD_F32,
+                                        .mixed = i / 2 % 3 == 2,
+                                        .attention = attentions[i % 2],
+                                        .use = (td_model_use)(i / 6)};
+        const size_t element = td_dtype_size(config.dtype), norm = tokens * (d * element + sizeof(float));
         td_transformer_bytes again, kept;
 
         td_assert_ok(td_transformer_plan(*state, &config, &again));
-        config.keep_norms = true;
+        config.keep_all = true;
         td_assert_ok(td_transformer_plan(*state, &config, &kept));
         if (config.use == TD_MODEL_INFERENCE) {
             assert_memory_equal(&again, &kept, sizeof kept);
             continue;
         }
-        assert_int_equal(kept.activations - again.activations, (2 * layers + 1) * norm);
+        assert_int_equal(kept.activations - again.activations,
+                         (2 * layers + 1) * norm + layers * tokens * d_ff * element);
         assert_int_equal(kept.gradients, again.gradients);
         assert_true(kept.scratch < again.scratch);
         /* With flash attention the head takes the most scratch, where ln_final's were: 2 norms a layer are left. */
@@ -250,7 +254,7 @@ static void live_tensors_never_overlap(void **state)
         config.attention = i / 3 % 2 ? "naive" : "flash";
         config.dtype = i / 6 % 3 ? TD_BF16 : TD_F32;
         config.mixed = i / 6 % 3 == 2;
-        config.keep_norms = i / 18;
+        config.keep_all = i / 18;
         config.size.d_ff = i % 2 ? 37 : 400; /* the feed-forward or the attention takes more */
         td_assert_ok(td_device_history_begin(dev, 10000));
         td_assert_ok(td_transformer_create(dev, &config, &model));
@@ -279,11 +283,12 @@ static void live_tensors_never_overlap(void **state)
             assert_true(happened(dev, TD_MEMORY_DEAD, "backward/layers.1/layers.1.ffn.gate_up"));
             assert_true(happened(dev, TD_MEMORY_DEAD, "backward/residual.grad"));
         }
-        const bool kept = config.keep_norms && config.use != TD_MODEL_INFERENCE;
-        const bool again = !config.keep_norms && config.use != TD_MODEL_INFERENCE;
+        const bool kept = config.keep_all && config.use != TD_MODEL_INFERENCE;
+        const bool again = !config.keep_all && config.use != TD_MODEL_INFERENCE;
         assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/norm.output"), !kept);
         assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/layers.0.ln1.output"), kept);
         assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/layers.0/layers.1.ln1.rstd"), kept);
+        assert_int_equal(happened(dev, TD_MEMORY_DEAD, "backward/layers.0/layers.0.ffn.hidden"), kept);
         assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/layers.1/ln_final.output"), kept);
         assert_int_equal(happened(dev, TD_MEMORY_DEAD, "backward/ln_final.rstd"), kept);
         assert_int_equal(happened(dev, TD_MEMORY_DEAD, "backward/layers.0/layers.0.ln1.output"), kept);
@@ -337,7 +342,7 @@ int td_run_memory_tests(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(plan_is_what_create_takes, open_device, close_device),
         cmocka_unit_test_setup_teardown(activations_grow_as_they_should, open_device, close_device),
-        cmocka_unit_test_setup_teardown(kept_norms_take_what_they_say, open_device, close_device),
+        cmocka_unit_test_setup_teardown(what_is_kept_takes_what_it_says, open_device, close_device),
         cmocka_unit_test_setup_teardown(steps_allocate_nothing, open_device, close_device),
         cmocka_unit_test_setup_teardown(live_tensors_never_overlap, open_device, close_device),
         cmocka_unit_test_setup_teardown(scratch_is_reused, open_device, close_device),

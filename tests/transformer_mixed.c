@@ -1,5 +1,5 @@
 /* What a training step may do beside plain precision and plain memory: f32 weights beside 16-bit products, gradients that
- * share memory with activations, updates along the backward pass, norms that are kept for it. */
+ * share memory with activations, updates along the backward pass, all kept for it. */
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
@@ -249,11 +249,11 @@ static void assert_same_forward(td_trial *const trials[2], int step)
 
 /* Transient gradients share memory with what is kept, too: the poison in them, and they, must not reach it. With more tokens
  * than a layer has weights to each column, ln_final's norm is what they have to begin behind. */
-static void kept_norms_change_no_number(void **state)
+static void what_is_kept_changes_no_number(void **state)
 {
     (void)state;
     for (int i = 0; i < 3 * 2 * 2 * 2; i++) {
-        td_case c = {.name = "norms", .config = base};
+        td_case c = {.name = "kept", .config = base};
         td_trial *trials[2];
         const bool along = i / 12;
 
@@ -263,7 +263,7 @@ static void kept_norms_change_no_number(void **state)
         c.config.transient_gradients = i / 6 % 2;
         c.config.context = c.config.transient_gradients ? 97 : base.context;
         for (int keep = 0; keep < 2; keep++) {
-            c.config.keep_norms = keep;
+            c.config.keep_all = keep;
             trials[keep] = td_trial_open(&c);
         }
         for (int step = 0; step < 4; step++) {
@@ -328,7 +328,7 @@ int td_run_mixed_tests(void)
         cmocka_unit_test(products_read_what_was_refreshed),
         cmocka_unit_test(transient_gradients_are_the_same_and_pass),
         cmocka_unit_test(updates_along_the_way_are_the_same),
-        cmocka_unit_test(kept_norms_change_no_number),
+        cmocka_unit_test(what_is_kept_changes_no_number),
         cmocka_unit_test(combinations_that_make_no_sense_are_refused),
     };
 

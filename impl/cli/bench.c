@@ -29,7 +29,7 @@ enum {
     KEY_WHOLE,
     KEY_OVERLAP,
     KEY_TRANSIENT,
-    KEY_KEEP_NORMS
+    KEY_KEEP_ALL
 };
 
 static const struct argp_option options[] = {
@@ -55,8 +55,8 @@ static const struct argp_option options[] = {
     {"whole", KEY_WHOLE, 0, 0, "time whole steps without waiting inside; with --graph, one graph a step", 2},
     {"overlap", KEY_OVERLAP, 0, 0, "with --whole: update the weights along the backward pass", 2},
     {"transient-gradients", KEY_TRANSIENT, 0, 0, "let gradients share memory with activations", 2},
-    {"keep-norms", KEY_KEEP_NORMS, 0, 0,
-     "keep the norms' outputs for backward in place of computing them again", 2},
+    {"keep-all", KEY_KEEP_ALL, 0, 0,
+     "keep all that backward reads, in place of computing norms and silu again", 2},
     {0}};
 
 typedef struct arguments {
@@ -157,8 +157,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_TRANSIENT:
         model->transient_gradients = true;
         return 0;
-    case KEY_KEEP_NORMS:
-        model->keep_norms = true;
+    case KEY_KEEP_ALL:
+        model->keep_all = true;
         return 0;
     case KEY_ATTENTION:
         if (strcmp(arg, td_attention_naive.name) != 0 && strcmp(arg, td_attention_flash.name) != 0)

@@ -105,7 +105,7 @@ static void *branch_grad(const td_transformer *model, td_tensor branch)
 /** Where the weights' gradients behind a layer's norm find its output. */
 static void *norm_output(const td_transformer *model, int64_t layer, td_weight norm)
 {
-    const bool kept = model->plan.config.keep_norms;
+    const bool kept = model->plan.config.keep_all;
 
     if (norm == TD_W_LN1)
         return td_tensor_at(model, kept ? TD_T_NORM : TD_T_NORM1_AGAIN, layer);
@@ -115,7 +115,7 @@ static void *norm_output(const td_transformer *model, int64_t layer, td_weight n
 /** Computes that output of norm(x) and its rstd once more, unless forward's were kept. */
 static td_status norm_again(td_transformer *model, int64_t layer, td_weight norm, const void *x)
 {
-    if (model->plan.config.keep_norms)
+    if (model->plan.config.keep_all)
         return TD_OK;
     return td_norm(model, layer, norm, x, norm_output(model, layer, norm));
 }
@@ -163,6 +163,12 @@ cleanup:
     return status;
 }
 
+/** Where they find silu(gate) up. */
+static void *hidden_of(const td_transformer *model, int64_t layer)
+{
+    return td_tensor_at(model, model->plan.config.keep_all ? TD_T_HIDDEN : TD_T_HIDDEN_GRAD, layer);
+}
+
 /** The products of the feed-forward's weights: they wait for attention's where the update is fused. */
 static void ffn_linears(const td_transformer *model, int64_t layer, linear out[2])
 {
@@ -171,7 +177,7 @@ static void ffn_linears(const td_transformer *model, int64_t layer, linear out[2
     out[0] = (linear){td_p_layer(layer, TD_W_W1), d, 2 * f, td_tensor_at(model, TD_T_GATE_UP, layer),
                       norm_output(model, layer, TD_W_LN2)};
     out[1] = (linear){td_p_layer(layer, TD_W_W2), f, d, branch_grad(model, TD_T_FFN_BRANCH_GRAD),
-                      td_tensor_at(model, TD_T_HIDDEN_GRAD, layer)};
+                      hidden_of(model, layer)};
 }
 
 static td_status head_backward(const pass *p)
@@ -218,16 +224,18 @@ static td_status feed_forward_backward(const pass *p, int64_t layer)
     char *middle = td_tensor_at(model, TD_T_MIDDLE, layer); /* [B, S, d] */
     char *gate = td_tensor_at(model, TD_T_GATE_UP, layer);  /* [B, S, 2 f]; its gradient comes over it */
     char *up = gate + (size_t)f * td_dtype_size(plan->config.dtype); /* its second half */
-    char *hidden = td_tensor_at(model, TD_T_HIDDEN_GRAD, layer);     /* [B, S, f], its gradient first */
+    char *dhidden = td_tensor_at(model, TD_T_HIDDEN_GRAD, layer);    /* [B, S, f] */
     char *dnorm = td_tensor_at(model, TD_T_NORM2_GRAD, layer);       /* [B, S, d] */
     const void *dx = branch_grad(model, TD_T_FFN_BRANCH_GRAD);       /* [B, S, d] */
     td_status status = TD_OK;
 
-    /* output = middle + hidden w2^T: dx is middle's gradient already. hidden itself comes back where its gradient was. */
+    /* output = middle + hidden w2^T: dx is middle's gradient already. Unless it was kept, hidden itself comes back where its
+     * gradient was. */
     TD_TRY(td_step_enter(model, TD_STEP_DOWN_GRAD, layer));
-    TD_TRY(td_linear_input_grad(model, f, d, dx, td_product_weight(model, w2), hidden));
+    TD_TRY(td_linear_input_grad(model, f, d, dx, td_product_weight(model, w2), dhidden));
     TD_TRY(td_step_enter(model, TD_STEP_SILU_GRAD, layer));
-    TD_TRY(td_silu_mul_backward(dev, &rows, gate, up, hidden, gate, up, hidden));
+    TD_TRY(td_silu_mul_backward(dev, &rows, gate, up, dhidden, gate, up,
+                                plan->config.keep_all ? NULL : dhidden));
 
     /* [gate, up] = norm [w1; w3]^T */
     TD_TRY(td_step_enter(model, TD_STEP_GATE_UP_GRAD, layer));

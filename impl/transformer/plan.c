@@ -35,7 +35,7 @@ typedef enum extent {
  * instance a layer; the others share memory with whatever lives at another time. What one pass over memory computes
  * again (norms, silu(gate) * up) is not kept: that takes a third off the bytes of a layer, for 1 % of
  * the step's time (small, 4 x 128 tokens, f32, two cores, 2026-11). On a GPU the norms alone take
- * 1.0 ms of 91 (2.7B) or of 61 (xl, 2026-11), which keep_norms gives back. */
+ * 1.0 ms of 91 (2.7B) or of 61 (xl, 2026-11), and keep_all gives that back. */
 static const struct {
     const char *name;
     extent extent;
@@ -114,18 +114,22 @@ static bool has_backward(const td_plan *plan)
 
 void td_tensor_life(const td_plan *plan, td_tensor tensor, td_step *first, td_step *last)
 {
-    const bool keep = plan->config.keep_norms;
+    const bool keep = plan->config.keep_all;
     td_tensor until = tensor; /* the one with whose last step it ends */
 
     if (keep && tensor == TD_T_NORM)
         until = TD_T_NORM1_AGAIN;
     if (keep && tensor == TD_T_NORM2)
         until = TD_T_NORM2_AGAIN;
+    if (keep && tensor == TD_T_HIDDEN)
+        until = TD_T_HIDDEN_GRAD; /* where hidden comes back without it */
     *last = has_backward(plan) ? tensors[until].last : tensors[until].last_inference;
     /* Only in mixed precision do the feed-forward's weights wait for attention's. */
     if (*last == TD_STEP_ATTN_WEIGHT_GRAD && !plan->config.mixed &&
         (until == TD_T_GATE_UP || until == TD_T_HIDDEN_GRAD || until == TD_T_NORM2_AGAIN))
         *last = TD_STEP_FFN_WEIGHT_GRAD;
+    if (keep && tensor == TD_T_HIDDEN_GRAD)
+        *last = TD_STEP_SILU_GRAD;
     if (keep ? tensor == TD_T_RSTD || tensor == TD_T_NORM1_AGAIN || tensor == TD_T_NORM2_AGAIN
              : tensor == TD_T_RSTD1 || tensor == TD_T_RSTD2)
         *last = TD_STEP_NONE;
@@ -332,13 +336,13 @@ cleanup:
 /** Decides which tensors are kept. */
 static void choose_kept(td_plan *plan)
 {
-    const bool norms = plan->config.keep_norms;
+    const bool all = plan->config.keep_all;
 
     for (int i = TD_T_INPUT; i <= TD_T_GATE_UP; i++)
         plan->kept[i] = has_backward(plan) && plan->bytes[i] > 0;
-    plan->kept[TD_T_NORM] = plan->kept[TD_T_NORM2] = norms;
+    plan->kept[TD_T_NORM] = plan->kept[TD_T_NORM2] = plan->kept[TD_T_HIDDEN] = all;
     plan->beyond[TD_T_INPUT] = true;
-    plan->beyond[TD_T_RSTD1] = plan->beyond[TD_T_NORM] = norms;
+    plan->beyond[TD_T_RSTD1] = plan->beyond[TD_T_NORM] = all;
 }
 
 /** Lays out one layer's kept tensors one after the other, from the arena's begin; first come those that have an instance
@@ -464,7 +468,7 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     plan.config.attention = plan.attend->impl->name;
     if (config->rope_theta == 0)
         plan.config.rope_theta = 10000;
-    plan.config.keep_norms = config->keep_norms && has_backward(&plan);
+    plan.config.keep_all = config->keep_all && has_backward(&plan);
 
     plan.wide = config->mixed ? TD_F32 : config->dtype;
     TD_TRY(td_layout_make(&config->size, config->dtype, &plan.layout));

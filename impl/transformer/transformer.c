@@ -347,7 +347,7 @@ float *td_norm_rstd(const td_transformer *model, int64_t layer, td_weight norm)
 
     if (!model->grads)
         return NULL;
-    return td_tensor_at(model, model->plan.config.keep_norms ? own : TD_T_RSTD, layer);
+    return td_tensor_at(model, model->plan.config.keep_all ? own : TD_T_RSTD, layer);
 }
 
 td_status td_norm(td_transformer *model, int64_t layer, td_weight norm, const void *x, void *y)

@@ -50,10 +50,10 @@ typedef struct td_transformer_config {
      * backward cannot accumulate. */
     bool transient_gradients;
 
-    /* Backward reads the norms' outputs that forward computed, in place of computing them again: a shorter step, for batch
-     * context d_model elements of dtype and batch context of f32 in the activations for each of the 2 layers + 1 norms. Scratch
-     * shrinks, mostly by one of these. Inference ignores it. */
-    bool keep_norms;
+    /* Backward reads all that forward computed, in place of computing the norms' outputs and silu(gate) up again: a shorter step,
+     * for batch context (2 d_model + d_ff) elements of dtype more in the activations of a layer, and as ln_final's norm is kept too,
+     * batch context d_model; with each norm's output batch context of f32. Scratch shrinks. Inference ignores it. */
+    bool keep_all;
 } td_transformer_config;
 
 typedef struct td_transformer td_transformer;

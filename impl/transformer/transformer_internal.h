@@ -108,7 +108,7 @@ typedef enum td_tensor {
     TD_T_RESIDUAL_GRAD,
     TD_T_FFN_BRANCH_GRAD,  /* the residual's gradient in dtype, for the products of mixed precision: behind */
     TD_T_ATTN_BRANCH_GRAD, /* feed-forward, and behind attention */
-    TD_T_HIDDEN_GRAD,      /* then hidden once more, over it */
+    TD_T_HIDDEN_GRAD,      /* then hidden once more, over it, unless it is kept */
     TD_T_NORM2_AGAIN,
     TD_T_NORM2_GRAD,
     TD_T_O_GRAD,
