@@ -142,7 +142,8 @@ def _index(modules: Mapping[str, ModuleType], pages: Mapping[str, Page], records
             table.render("md"),
             'holds: C\'s answers obey the rule of the README ("Parity") in every judged case; measured: time or '
             "memory alone, of so many results of C's sides, no answer being judged. The error ratio is C's relative L2 "
-            "error over PyTorch's, both against float64, as a geometric mean over the cases; below 1, C is closer. The "
+            "error over that of the PyTorch side it is judged against, mostly torch_eager, both against float64, as a "
+            "geometric mean over the cases; below 1, C is closer. The "
             "time ratio is the median of the side c over that of the side named, as a geometric mean over the cases "
             "measured; below 1, C is faster. torch_eager is the formula in PyTorch, operation by operation; the "
             "fastest PyTorch side is chosen case by case among those that were timed there.\n",
@@ -176,7 +177,7 @@ def _figures(records: Records) -> str:
     words = []
     torches = records.torches()
     base = "torch_eager" if "torch_eager" in torches else next(iter(torches), "")
-    errors = [error for error in records.ratio("rel_l2", base) if np.isfinite(error)]
+    errors = [error for error in records.error_ratio(base) if np.isfinite(error)]
     if errors:
         words.append(f"error ratio {geomean(errors):.2f}")
     times = records.ratio("ms", base)

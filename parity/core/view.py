@@ -124,6 +124,23 @@ class Records:
         ]
         return np.array([mine / theirs for mine, theirs in pairs if theirs], dtype=np.float64)
 
+    def error_ratio(self, over: str = "torch_eager") -> np.ndarray:
+        """C's rel_l2 over that of the side it is judged against, the record's `reference` or else `over`, for every
+        case where both are numbers and the divisor is not 0."""
+        sides: dict[tuple, dict[str, Mapping]] = {}
+        for record in self.records:
+            case = (record["deliverable"], *record["case"].items())
+            sides.setdefault(case, {})[record["impl"]] = record
+        found = [
+            (side["c"], side.get(side["c"].get("reference") or over))
+            for side in sides.values()
+            if "c" in side
+        ]
+        pairs = [tuple(number(r, "rel_l2") if r else None for r in pair) for pair in found]
+        return np.array(
+            [mine / theirs for mine, theirs in pairs if mine is not None and theirs], dtype=np.float64
+        )
+
     def torches(self) -> list[str]:
         """PyTorch's sides."""
         return [impl for impl in self.impls() if impl.startswith("torch")]
