@@ -269,6 +269,8 @@ static void says_what_it_has_not(void **state)
     REFUSED(TD_BAD_ARGUMENT, "v is NULL");
     l.d_in = 12;
     REFUSED(TD_UNSUPPORTED, "d_in 12");
+    l.d_in = (1 << 24) + 8;
+    REFUSED(TD_UNSUPPORTED, "d_in 16777224");
     l.dtype = l.p_dtype = TD_F32;
     REFUSED(TD_UNSUPPORTED, "no fused update for f32");
     td_assert_refused(td_linear_adamw_pays(ops_dev, 1, &good, NULL), TD_BAD_ARGUMENT, "out is NULL");

@@ -116,7 +116,7 @@ class Sweeps(unittest.TestCase):
             file.write(json.dumps(gone) + "\n")
         status, out, _ = self.main("report")
         self.assertEqual(status, 0)
-        self.assertIn("1 results are left out: their cases are no more", out)
+        self.assertIn("left out, for their cases are no more: 1 results", out)
         self.assertIn("holds (5 ok, 1 measured)", (self.reports / "local/README.md").read_text())
 
     def test_a_run_stops_in_time_and_goes_on(self):

@@ -273,7 +273,8 @@ TD_API td_status td_global_norm_work_bytes(td_device *dev, int64_t count, td_dty
 TD_API td_status td_global_norm(td_device *dev, int64_t count, td_dtype dtype, const void *g, float *norm,
                                 void *work);
 
-/** The three published orders of an AdamW step (Loshchilov and Hutter 2019, algorithm 2). With
+/** The three published orders of an AdamW step (Loshchilov and Hutter 2019, algorithm 2). On CUDA the step itself is within
+ * 2^-21, a v below 2^-126 counts as 0 in it, and so does a step whose denominator is above 2^126. With
  *   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2,   c1 = 1 - beta1^step,   c2 = 1 - beta2^step: */
 typedef enum td_adamw_variant {
     TD_ADAMW_COURSE2025 = 0, /* p -= lr sqrt(c2) / c1 * m / (sqrt(v) + eps);  then p -= lr wd p */

@@ -165,28 +165,28 @@ td_status td_tensor_dead(td_transformer *model, td_tensor tensor, int64_t layer)
                                model->plan.bytes[tensor]);
 }
 
-td_status td_begin_live(td_transformer *model, int64_t layer)
+/** Calls note with each tensor that a layer begins with. */
+static td_status each_of_begin(td_transformer *model, int64_t layer,
+                               td_status (*note)(td_transformer *, td_tensor, int64_t))
 {
     td_status status = TD_OK;
 
     for (int i = TD_T_INPUT; i < TD_TENSORS; i++) {
         if (model->plan.beyond[i])
-            TD_TRY(td_tensor_live(model, (td_tensor)i, layer));
+            TD_TRY(note(model, (td_tensor)i, layer));
     }
 cleanup:
     return status;
 }
 
+td_status td_begin_live(td_transformer *model, int64_t layer)
+{
+    return each_of_begin(model, layer, td_tensor_live);
+}
+
 td_status td_begin_dead(td_transformer *model, int64_t layer)
 {
-    td_status status = TD_OK;
-
-    for (int i = TD_T_INPUT; i < TD_TENSORS; i++) {
-        if (model->plan.beyond[i])
-            TD_TRY(td_tensor_dead(model, (td_tensor)i, layer));
-    }
-cleanup:
-    return status;
+    return each_of_begin(model, layer, td_tensor_dead);
 }
 
 td_status td_step_enter(td_transformer *model, td_step step, int64_t layer)

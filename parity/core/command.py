@@ -66,7 +66,7 @@ def write_report(package: str, options: argparse.Namespace, console: Console) ->
     listed, newest = sweep.listed(modules), loaded.newest()
     records = [record for record in newest if key_of(record)[:2] in listed]
     if len(records) < len(newest):
-        console.print(f"{len(newest) - len(records)} results are left out: their cases are no more")
+        console.print(f"left out, for their cases are no more: {len(newest) - len(records)} results")
     for path in report.write(modules, records, _folder(options), options.format):
         console.print(str(path), markup=False, highlight=False)
     return 0

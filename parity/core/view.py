@@ -111,35 +111,33 @@ class Records:
         """value(impl) / value(over), for every case where both are numbers and the divisor is not 0. Over several
         impls: over the smallest of what each case has of them."""
         others = [over] if isinstance(over, str) else over
-        sides: dict[tuple, dict[str, float]] = {}
-        for record in self.records:
-            found = number(record, value)
-            if found is not None:
-                case = (record["deliverable"], *record["case"].items())
-                sides.setdefault(case, {})[record["impl"]] = found
-        pairs = [
-            (side[impl], min((side[other] for other in others if side.get(other)), default=None))
-            for side in sides.values()
-            if impl in side
-        ]
-        return np.array([mine / theirs for mine, theirs in pairs if theirs], dtype=np.float64)
+        pairs = []
+        for sides in self._sides().values():
+            found = {other: number(sides[other], value) for other in others if other in sides}
+            theirs = min((other for other in found.values() if other), default=None)
+            mine = number(sides[impl], value) if impl in sides else None
+            if mine is not None and theirs:
+                pairs.append(mine / theirs)
+        return np.array(pairs, dtype=np.float64)
 
     def error_ratio(self, over: str = "torch_eager") -> np.ndarray:
         """C's rel_l2 over that of the side it is judged against, the record's `reference` or else `over`, for every
         case where both are numbers and the divisor is not 0."""
+        ratios = []
+        for sides in self._sides().values():
+            mine = sides.get("c", {})
+            errors = [number(side, "rel_l2") for side in (mine, sides.get(mine.get("reference") or over, {}))]
+            if errors[0] is not None and errors[1]:
+                ratios.append(errors[0] / errors[1])
+        return np.array(ratios, dtype=np.float64)
+
+    def _sides(self) -> dict[tuple, dict[str, Mapping]]:
+        """The records of each case by impl."""
         sides: dict[tuple, dict[str, Mapping]] = {}
         for record in self.records:
             case = (record["deliverable"], *record["case"].items())
             sides.setdefault(case, {})[record["impl"]] = record
-        found = [
-            (side["c"], side.get(side["c"].get("reference") or over))
-            for side in sides.values()
-            if "c" in side
-        ]
-        pairs = [tuple(number(r, "rel_l2") if r else None for r in pair) for pair in found]
-        return np.array(
-            [mine / theirs for mine, theirs in pairs if mine is not None and theirs], dtype=np.float64
-        )
+        return sides
 
     def torches(self) -> list[str]:
         """PyTorch's sides."""

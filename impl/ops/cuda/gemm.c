@@ -152,9 +152,7 @@ static td_status choose_algorithm(const products *all, product *p)
     cublasLtMatmulHeuristicResult_t found;
     const size_t work = WORK_BYTES;
     /* Partial sums stay in the type of the accumulator: summed in bf16 they would lose what it keeps. */
-    const uint32_t reductions =
-        CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE |
-        (p->key.shape.out_dtype == TD_F32 ? CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE : 0);
+    const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     int count = 0;
 
     TD_TRY(check_lt(all, all->lt.MatmulPreferenceCreate(&preference), "choosing an algorithm"));

@@ -258,11 +258,11 @@ static td_status adamw_update(td_device *dev, const td_adamw *adamw, bool on_dev
 
 static bool linear_adamw_has(td_device *dev, const td_linear_adamw *l)
 {
-    const int64_t most =
-        INT64_C(1) << 30; /* what the kernel counts in 32 bits, the elements of 64 rows among it */
+    /* What the kernel counts in 32 bits, the elements of 64 rows among it. */
+    const int64_t most = INT64_C(1) << 30;
 
     return l->dtype != TD_F32 && l->d_in % 8 == 0 && l->d_out % 8 == 0 && l->tokens <= most &&
-           64 * l->d_in <= most && l->d_out <= most &&
+           l->d_in <= most / 64 && l->d_out <= most &&
            td_cuda_linear_adamw_built(td_device_cuda(dev)->capability);
 }
 
