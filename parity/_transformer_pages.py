@@ -40,6 +40,20 @@ def report(page, records):
         f"AdamW steps: one for the tiny models, {SMALL_STEPS} for `small`, and f32 only, for a bf16 weight "
         "moves by its own rounding."
     )
+    for record in exact.only(impl="torch_joined").records:
+        sides = {other["impl"]: other for other in exact.only(**record["case"]).records}
+        errors = {
+            impl: side["error"]["outputs"]["logits"]["rel_l2"]
+            for impl, side in sides.items()
+            if "error" in side
+        }
+        if {"c", "torch_eager", "torch_joined"} <= set(errors):
+            page.text(
+                f"{record['case']['size']} in {record['case']['dtype']}: cuBLAS sums a narrow product in another order "
+                "than a wide one, so this case is held to PyTorch with q, k and v in one product, and w1 and w3, as C "
+                f"has them (torch_joined). Errors of the logits: C {errors['c']:.3g}, so joined "
+                f"{errors['torch_joined']:.3g}, one by one {errors['torch_eager']:.3g}."
+            )
     for row in valued(exact, size="small", steps=SMALL_STEPS):
         far = row["furthest_weight_rel_l2"]
         page.text(
