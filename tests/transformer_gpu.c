@@ -40,7 +40,7 @@ static const struct {
     {"25 heads", {100, 72, 2, 25, 67}, 2, 23},
 };
 
-enum { KINDS = sizeof kinds / sizeof *kinds, SHAPES = sizeof shapes / sizeof *shapes };
+enum { KINDS = sizeof kinds / sizeof *kinds, SHAPES = sizeof shapes / sizeof *shapes, RAGGED = 1 };
 
 static const td_adamw adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
 
@@ -151,7 +151,7 @@ static void step_is_the_reference(void **state)
     static const char *const ways[] = {"flash", "naive"};
 
     (void)state;
-    for (int shape = 0; shape < SHAPES; shape++)
+    for (int shape = td_gpu_small() ? RAGGED : 0; shape < (td_gpu_small() ? RAGGED + 1 : SHAPES); shape++)
         for (int i = 0; i < KINDS; i++)
             for (int way = 0; way < 2; way++) {
                 const kind *k = &kinds[i];

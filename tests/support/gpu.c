@@ -42,6 +42,11 @@ td_device *td_gpu_open(void)
     exit(required ? 1 : 77);
 }
 
+bool td_gpu_small(void)
+{
+    return getenv("TD_GPU_SMALL") != NULL;
+}
+
 void *td_gpu_block(td_device *dev, const void *data, size_t bytes)
 {
     void *block = NULL;

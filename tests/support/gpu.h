@@ -8,6 +8,10 @@
  * or with 1 where the environment variable TD_REQUIRE_GPU is set. */
 td_device *td_gpu_open(void);
 
+/** Whether the environment variable TD_GPU_SMALL is set, as it is for compute-sanitizer, under which a kernel takes a hundred times as
+ * long: of shapes that differ in size alone one is then enough. */
+bool td_gpu_small(void);
+
 /** A block of the GPU with `bytes` from the host, or poisoned (0xFF) where `data` is NULL, between fences. */
 void *td_gpu_block(td_device *dev, const void *data, size_t bytes);
 
