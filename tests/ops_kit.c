@@ -10,7 +10,7 @@ td_dtype ops_dtypes[3] = {TD_F32, TD_BF16, TD_F16};
 static struct block {
     void *host, *mirror;
     size_t bytes;
-} blocks[96];
+} blocks[192];
 static int block_count;
 static bool gpu;
 

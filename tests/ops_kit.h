@@ -48,7 +48,7 @@ typedef struct ops_case {
     char name[128]; /* seeds the inputs */
     td_dtype dtype;
     uint64_t stream;
-    void *plain[64];
+    void *plain[128];
     int plain_count;
 } ops_case;
 

@@ -219,6 +219,19 @@ static void layers_share_a_call(void **state)
     update_together(rows, 3);
 }
 
+/* The first one's tiles alone are more than a GPU takes at a time, so that every later layer begins behind others. */
+static void a_call_takes_many_layers(void **state)
+{
+    static const int order[TD_LINEAR_ADAMW_MOST] = {7, 4, 2, 1, 0, 3, 5, 6, 2, 2, 4, 3, 1, 6, 5, 4};
+    const layer_case *rows[TD_LINEAR_ADAMW_MOST];
+
+    (void)state;
+    for (int i = 0; i < TD_LINEAR_ADAMW_MOST; i++)
+        rows[i] = &layer_cases[order[i]];
+    update_together(rows, 5);
+    update_together(rows, TD_LINEAR_ADAMW_MOST);
+}
+
 static void says_what_it_has_not(void **state)
 {
     static _Alignas(16) float block[64];
@@ -278,8 +291,8 @@ static void says_what_it_has_not(void **state)
     td_assert_refused(td_linear_adamw_pays(ops_dev, 1, NULL, &pays), TD_BAD_ARGUMENT, "layers is NULL");
     td_assert_refused(td_linear_adamw_update(ops_dev, &settings, false, 0, &good), TD_BAD_ARGUMENT,
                       "count is 0");
-    td_assert_refused(td_linear_adamw_update(ops_dev, &settings, false, 5, &good), TD_BAD_ARGUMENT,
-                      "count is 5");
+    td_assert_refused(td_linear_adamw_update(ops_dev, &settings, false, TD_LINEAR_ADAMW_MOST + 1, &good),
+                      TD_BAD_ARGUMENT, "count is 17, needs 1 to 16");
     td_linear_adamw two[2] = {good, good};
     two[1].p_dtype = TD_BF16;
     td_assert_refused(td_linear_adamw_update(ops_dev, &settings, false, 2, two), TD_BAD_ARGUMENT,
@@ -295,7 +308,9 @@ static void says_what_it_has_not(void **state)
 int ops_linear_adamw_group(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(says_what_it_has_not)};
-    const struct CMUnitTest more[] = {cmocka_unit_test(layers_share_a_call), cmocka_unit_test(moments_go_on)};
+    const struct CMUnitTest more[] = {cmocka_unit_test(layers_share_a_call),
+                                      cmocka_unit_test(a_call_takes_many_layers),
+                                      cmocka_unit_test(moments_go_on)};
     int failed = cmocka_run_group_tests_name("linear_adamw refusals", tests, NULL, NULL);
 
     if (!ops_on_gpu())

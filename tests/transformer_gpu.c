@@ -259,26 +259,52 @@ static bool untouched(const td_parameter *p)
     return poisoned == bytes;
 }
 
-/* One step of two equal models, with the update apart and along the way, there also with all kept. Where the
- * gradient of a weight is fused with its update it is summed in another order, which moves some of the roundings to 16 bits by
- * one unit. */
+/* Weights and moments behind a step. The gradients of the second one are those of weights that differ already, by as much as a step
+ * where a gradient of nearly 0 changed its sign. */
+static void assert_states_close(const td_transformer *apart, const td_transformer *along, int64_t step)
+{
+    for (int64_t i = 0; i < td_transformer_parameter_count(apart); i++) {
+        td_parameter a, b;
+        td_assert_ok(td_transformer_parameter(apart, i, &a));
+        td_assert_ok(td_transformer_parameter(along, i, &b));
+        const void *from[] = {a.exp_avg, b.exp_avg, a.exp_avg_sq, b.exp_avg_sq, a.data, b.data};
+        for (int k = 0; k < 6; k += 2) {
+            const td_dtype dtype = k == 4 ? a.dtype : TD_F32;
+            void *want = fetch(from[k], (size_t)a.numel * td_dtype_size(dtype)),
+                 *got = fetch(from[k + 1], (size_t)a.numel * td_dtype_size(dtype));
+            double *truth = malloc((size_t)a.numel * sizeof *truth);
+            assert_non_null(truth);
+            for (int64_t n = 0; n < a.numel; n++)
+                truth[n] = td_value_at(dtype, want, n);
+            td_assert_close(a.name, dtype, got, truth, a.numel,
+                            step > 1 ? 0x1p-5 : (k == 4 ? 0x1p-11 : 0x1p-8));
+            free(truth);
+            free(want);
+            free(got);
+        }
+    }
+}
+
+/* A step of two equal models, with the update apart and along the way; and two steps with all kept, where layers wait for each
+ * other, and with gradients that share memory with what they wait for. Where the gradient of a weight is fused with its update
+ * it is summed in another order, which moves some of the roundings to 16 bits by one unit. */
 static void large_weights_are_updated_with_their_gradients(void **state)
 {
     static const struct {
         td_model_size size;
-        bool head, layers; /* what a Hopper GPU fuses */
+        bool head, layer, group; /* what a Hopper GPU fuses: a layer alone, four together */
     } cases[] = {
-        {{.d_model = 768, .d_ff = 2048, .layers = 2, .heads = 12, .vocab = 1000}, false, true},
-        {{.d_model = 512, .d_ff = 512, .layers = 1, .heads = 4, .vocab = 40000}, true, false},
-        {{.d_model = 800, .d_ff = 2048, .layers = 1, .heads = 10, .vocab = 10000}, true, true},
+        {{.d_model = 768, .d_ff = 2048, .layers = 2, .heads = 12, .vocab = 1000}, false, true, true},
+        {{.d_model = 512, .d_ff = 512, .layers = 1, .heads = 4, .vocab = 40000}, true, false, false},
+        {{.d_model = 800, .d_ff = 2048, .layers = 1, .heads = 10, .vocab = 10000}, true, true, true},
+        {{.d_model = 448, .d_ff = 896, .layers = 5, .heads = 7, .vocab = 1000}, false, false, true},
+        {{.d_model = 400, .d_ff = 896, .layers = 6, .heads = 5, .vocab = 1000}, false, false, true},
     };
-    static const char *const fused_names[] = {"lm_head.weight", "layers.0.ffn.w1.weight",
-                                              "layers.0.attn.output_proj.weight"};
 
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int way = 0; way < 3; way++) {
-            const bool mixed = way > 0;
+        for (int way = 0; way < 4; way++) {
+            const bool mixed = way > 0, fused = mixed && (way > 1 ? cases[i].group : cases[i].layer);
             td_transformer_config config = {.size = cases[i].size,
                                             .batch = 2,
                                             .context = 70,
@@ -286,9 +312,9 @@ static void large_weights_are_updated_with_their_gradients(void **state)
                                             .attention = "flash",
                                             .mixed = mixed,
                                             .use = TD_MODEL_TRAINING};
-            const bool fused[] = {mixed && cases[i].head, mixed && cases[i].layers, mixed && cases[i].layers};
             td_transformer *models[2]; /* apart, along */
             int64_t ids[140];
+            char last[48];
             void *block;
 
             for (int j = 0; j < 140; j++)
@@ -296,9 +322,8 @@ static void large_weights_are_updated_with_their_gradients(void **state)
             td_assert_ok(td_device_alloc(gpu, sizeof ids, &block));
             td_assert_ok(td_device_upload(gpu, block, ids, sizeof ids));
             for (int along = 0; along < 2; along++) {
-                td_adamw given = adamw;
-                given.step = 1;
-                config.keep_all = along && way == 2;
+                config.keep_all = along && way > 1;
+                config.transient_gradients = along && way > 2;
                 td_assert_ok(td_transformer_create(gpu, &config, &models[along]));
                 td_assert_ok(td_transformer_init(models[along], 7));
                 for (int64_t j = 0; j < td_transformer_parameter_count(models[along]); j++) {
@@ -307,38 +332,30 @@ static void large_weights_are_updated_with_their_gradients(void **state)
                     td_assert_ok(
                         td_device_fill(gpu, p.grad, 0xFF, (size_t)p.numel * td_dtype_size(p.grad_dtype)));
                 }
-                td_assert_ok(td_transformer_forward(models[along], block, 2, 70, NULL));
-                td_assert_ok(td_transformer_loss(models[along], block, NULL));
-                if (along) {
-                    td_assert_ok(td_transformer_backward_adamw(models[along], &given, false));
-                } else {
-                    td_assert_ok(td_transformer_backward(models[along], false, NULL, NULL));
-                    td_assert_ok(td_transformer_adamw(models[along], &given));
-                }
             }
-            for (int64_t j = 0; j < td_transformer_parameter_count(models[0]); j++) {
-                td_parameter a, b;
-                td_assert_ok(td_transformer_parameter(models[0], j, &a));
-                td_assert_ok(td_transformer_parameter(models[1], j, &b));
-                const void *from[] = {a.exp_avg, b.exp_avg, a.exp_avg_sq, b.exp_avg_sq, a.data, b.data};
-                for (int k = 0; k < 6; k += 2) {
-                    const td_dtype dtype = k == 4 ? a.dtype : TD_F32;
-                    void *want = fetch(from[k], (size_t)a.numel * td_dtype_size(dtype)),
-                         *got = fetch(from[k + 1], (size_t)a.numel * td_dtype_size(dtype));
-                    double *truth = malloc((size_t)a.numel * sizeof *truth);
-                    assert_non_null(truth);
-                    for (int64_t n = 0; n < a.numel; n++)
-                        truth[n] = td_value_at(dtype, want, n);
-                    td_assert_close(a.name, dtype, got, truth, a.numel, k == 4 ? 0x1p-11 : 0x1p-8);
-                    free(truth);
-                    free(want);
-                    free(got);
+            for (int64_t step = 1; step <= (way > 1 ? 2 : 1); step++) {
+                for (int along = 0; along < 2; along++) {
+                    td_adamw given = adamw;
+                    given.step = step;
+                    td_assert_ok(td_transformer_forward(models[along], block, 2, 70, NULL));
+                    td_assert_ok(td_transformer_loss(models[along], block, NULL));
+                    if (along) {
+                        td_assert_ok(td_transformer_backward_adamw(models[along], &given, false));
+                    } else {
+                        td_assert_ok(td_transformer_backward(models[along], false, NULL, NULL));
+                        td_assert_ok(td_transformer_adamw(models[along], &given));
+                    }
                 }
+                assert_states_close(models[0], models[1], step);
             }
-            for (int j = 0; j < 3; j++) {
+            snprintf(last, sizeof last, "layers.%d.ffn.w2.weight", (int)config.size.layers - 1);
+            const char *const names[] = {"lm_head.weight", "layers.0.ffn.w1.weight",
+                                         "layers.0.attn.output_proj.weight", last};
+            for (int j = 0; j < 4 && !config.transient_gradients; j++) {
                 td_parameter p;
-                td_assert_ok(td_transformer_parameter_find(models[1], fused_names[j], &p));
-                assert_int_equal(untouched(&p), td_gpu_is_hopper() && fused[j]);
+                td_assert_ok(td_transformer_parameter_find(models[1], names[j], &p));
+                assert_int_equal(untouched(&p),
+                                 td_gpu_is_hopper() && (j == 0 ? mixed && cases[i].head : fused));
             }
             td_assert_ok(td_device_free(gpu, block));
             td_transformer_destroy(models[0]);
@@ -392,6 +409,111 @@ static void the_history_knows_the_tensors_of_a_step(void **state)
     twin_close(&t);
 }
 
+/* Of six layers, two and four are updated together. */
+static const td_transformer_config six_layers = {
+    .size = {.d_model = 448, .d_ff = 896, .layers = 6, .heads = 7, .vocab = 1000},
+    .batch = 2,
+    .context = 70,
+    .dtype = TD_BF16,
+    .attention = "naive",
+    .mixed = true,
+    .use = TD_MODEL_TRAINING,
+    .transient_gradients = true,
+    .keep_all = true};
+
+/* Layers wait for each other within a step alone, so that a replay is all of one. */
+static void a_captured_step_waits_as_the_eager_one_does(void **state)
+{
+    td_transformer *models[2]; /* eager, captured */
+    td_graph *graph = NULL;
+    int64_t ids[140];
+    void *block, *on_device;
+
+    (void)state;
+    for (int j = 0; j < 140; j++)
+        ids[j] = (int64_t)(j * 7919 % 997);
+    td_assert_ok(td_device_alloc(gpu, sizeof ids, &block));
+    td_assert_ok(td_device_upload(gpu, block, ids, sizeof ids));
+    td_assert_ok(td_device_alloc(gpu, sizeof adamw, &on_device));
+    for (int captured = 0; captured < 2; captured++) {
+        td_assert_ok(td_transformer_create(gpu, &six_layers, &models[captured]));
+        td_assert_ok(td_transformer_init(models[captured], 7));
+        td_assert_ok(td_device_upload(gpu, on_device, &adamw, sizeof adamw));
+        for (int n = 0; n < 4; n++) {
+            if (captured && n == 1)
+                td_assert_ok(td_graph_begin(gpu));
+            if (!captured || n < 2) {
+                td_assert_ok(td_transformer_forward(models[captured], block, 2, 70, NULL));
+                td_assert_ok(td_transformer_loss(models[captured], block, NULL));
+                td_assert_ok(td_transformer_backward_adamw(models[captured], on_device, true));
+            }
+            if (captured && n == 1)
+                td_assert_ok(td_graph_end(gpu, &graph));
+            if (captured && n > 0)
+                td_assert_ok(td_graph_launch(graph));
+        }
+    }
+    for (int64_t i = 0; i < td_transformer_parameter_count(models[0]); i++) {
+        td_parameter a, b;
+        td_assert_ok(td_transformer_parameter(models[0], i, &a));
+        td_assert_ok(td_transformer_parameter(models[1], i, &b));
+        const void *from[] = {a.data, b.data, a.exp_avg, b.exp_avg, a.exp_avg_sq, b.exp_avg_sq};
+        for (int k = 0; k < 6; k += 2) {
+            const size_t bytes = (size_t)a.numel * sizeof(float);
+            void *want = fetch(from[k], bytes), *got = fetch(from[k + 1], bytes);
+            td_assert_identical(a.name, TD_F32, got, want, a.numel);
+            free(want);
+            free(got);
+        }
+    }
+    td_graph_destroy(graph);
+    td_assert_ok(td_device_free(gpu, block));
+    td_assert_ok(td_device_free(gpu, on_device));
+    td_transformer_destroy(models[0]);
+    td_transformer_destroy(models[1]);
+}
+
+static void what_waits_is_alive_until_it_is_read(void **state)
+{
+    static const char *const tensors[] = {"ffn.gate_up", "ffn.hidden", "ln1.output", "ln2.output", "attn.o"};
+    const int64_t group = td_gpu_is_hopper() ? 4 : 1;
+    const td_memory_event *events;
+    int64_t count, dropped, ids[140] = {0};
+    td_adamw given = adamw;
+    td_transformer *model;
+    void *block;
+
+    (void)state;
+    td_assert_ok(td_device_alloc(gpu, sizeof ids, &block));
+    td_assert_ok(td_device_upload(gpu, block, ids, sizeof ids));
+    td_assert_ok(td_transformer_create(gpu, &six_layers, &model));
+    td_assert_ok(td_transformer_init(model, 7));
+    td_assert_ok(td_device_history_begin(gpu, 100000));
+    td_assert_ok(td_transformer_forward(model, block, 2, 70, NULL));
+    td_assert_ok(td_transformer_loss(model, block, NULL));
+    td_assert_ok(td_transformer_backward_adamw(model, &given, false));
+    td_assert_ok(td_device_history_end(gpu));
+    td_assert_ok(td_device_history(gpu, &events, &count, &dropped));
+    assert_int_equal(dropped, 0);
+    for (int64_t layer = 0; layer < six_layers.size.layers; layer++)
+        for (int i = 0; i < 5; i++) {
+            char label[80];
+            int64_t deaths = 0, elsewhere = 0;
+            snprintf(label, sizeof label, "backward/layers.%d/layers.%d.%s", (int)(layer / group * group),
+                     (int)layer, tensors[i]);
+            for (int64_t j = 0; j < count; j++)
+                if (events[j].action == TD_MEMORY_DEAD) {
+                    deaths += strcmp(events[j].label, label) == 0;
+                    elsewhere += strcmp(events[j].label, label) != 0 &&
+                                 strcmp(strrchr(events[j].label, '/'), strrchr(label, '/')) == 0;
+                }
+            if (deaths != 1 || elsewhere != 0)
+                fail_msg("%s: %d deaths, %d elsewhere", label, (int)deaths, (int)elsewhere);
+        }
+    td_assert_ok(td_device_free(gpu, block));
+    td_transformer_destroy(model);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -400,6 +522,8 @@ int main(void)
         cmocka_unit_test(large_weights_are_updated_with_their_gradients),
         cmocka_unit_test(a_model_too_large_is_refused_and_the_device_goes_on),
         cmocka_unit_test(the_history_knows_the_tensors_of_a_step),
+        cmocka_unit_test(a_captured_step_waits_as_the_eager_one_does),
+        cmocka_unit_test(what_waits_is_alive_until_it_is_read),
     };
 
     gpu = td_gpu_open();

@@ -331,7 +331,7 @@ typedef struct td_linear_adamw {
     void *copy;       /* [d_out, d_in] out, p as it is then, rounded to dtype; NULL: not wanted */
 } td_linear_adamw;
 
-#define TD_LINEAR_ADAMW_MOST 4 /* layers of one call */
+#define TD_LINEAR_ADAMW_MOST 16 /* layers of one call */
 
 /** The layers' weight gradients, rounded to dtype but never stored, and td_adamw_update with them, in one pass:
  *

@@ -15,6 +15,7 @@ typedef struct pass {
     /* Updates along the way; NULL: none. Where the products of the weights' gradients update them too. */
     const td_adamw *adamw;
     bool on_device, fused_head, fused_layers;
+    int64_t group; /* layers whose products come together: above 1 only where fused_layers */
 } pass;
 
 /** A linear layer and the ends of its weight's gradient, dy^T x. */
@@ -24,22 +25,22 @@ typedef struct linear {
 } linear;
 
 /** Parameters that stand next to each other in memory, in elements of the block and by their indices. */
-typedef struct group {
+typedef struct range {
     int64_t begin, end, first, last;
-} group;
+} range;
 
 /** Transient gradients leave between the parameters what the activations were; updates are to find 0 there. */
-static td_status clear_padding(td_transformer *model, const group *g)
+static td_status clear_padding(td_transformer *model, const range *r)
 {
     const size_t element = td_dtype_size(model->plan.config.dtype);
-    const char *const end = model->grads + (size_t)g->end * element;
+    const char *const end = model->grads + (size_t)r->end * element;
     td_status status = TD_OK;
 
-    for (int64_t i = g->first; i <= g->last; i++) {
+    for (int64_t i = r->first; i <= r->last; i++) {
         char *const behind = (char *)model->parameters[i].grad + (size_t)model->parameters[i].numel * element;
         const char *next = end; /* the nearest parameter behind this one: memory has an order of its own */
 
-        for (int64_t j = g->first; j <= g->last; j++) {
+        for (int64_t j = r->first; j <= r->last; j++) {
             const char *other = model->parameters[j].grad;
             if (other >= behind && other < next)
                 next = other;
@@ -57,28 +58,28 @@ static bool beside(const pass *p)
     return p->model->side && !p->fused_layers;
 }
 
-/** The group's gradients are final and its weights read for the last time: updates it if that is asked for, beside what
+/** The range's gradients are final and its weights read for the last time: updates it if that is asked for, beside what
  * follows where the device has a second stream. */
-static td_status update(const pass *p, group g)
+static td_status update(const pass *p, range r)
 {
     td_transformer *model = p->model;
     td_stream *const main = td_device_stream(model->dev);
-    const int64_t begin = g.begin, end = g.end;
+    const int64_t begin = r.begin, end = r.end;
     td_status status = TD_OK;
 
     if (model->plan.config.transient_gradients)
-        TD_TRY(clear_padding(model, &g));
+        TD_TRY(clear_padding(model, &r));
     if (!p->adamw)
         goto cleanup;
     if (!beside(p)) {
-        TD_TRY(td_adamw_range(model, p->adamw, p->on_device, begin, end));
+        TD_TRY(td_adamw_range(model, p->adamw, p->on_device, begin, end, NULL));
         goto cleanup;
     }
     TD_TRY(td_event_record(model->ready));
     TD_TRY(td_device_set_stream(model->dev, model->side));
     status = td_event_wait(model->ready);
     if (status == TD_OK)
-        status = td_adamw_range(model, p->adamw, p->on_device, begin, end);
+        status = td_adamw_range(model, p->adamw, p->on_device, begin, end, NULL);
     if (status == TD_OK)
         status = td_event_record(model->finished);
     (void)td_device_set_stream(model->dev, main);
@@ -96,10 +97,32 @@ static void *grad(const pass *p, int64_t parameter)
     return p->model->parameters[parameter].grad;
 }
 
-/** The residual's gradient as the products behind a branch read it. */
-static void *branch_grad(const td_transformer *model, td_tensor branch)
+/** Where a norm's gradient goes: while products wait the block of gradients may lie over what they are to read. */
+static void *norm_grad(const pass *p, int64_t layer, td_weight norm)
 {
-    return td_tensor_at(model, model->plan.config.mixed ? branch : TD_T_RESIDUAL_GRAD, 0);
+    const td_plan *plan = &p->model->plan;
+    const int64_t behind = plan->layout.in_layer[norm] - plan->layout.in_layer[TD_W_LN1];
+
+    if (p->group == 1 || layer == plan->config.size.layers)
+        return grad(p, td_norm_parameter(p->model, layer, norm));
+    return (char *)td_tensor_at(p->model, TD_T_NORMS_WEIGHT_GRAD, 0) +
+           (size_t)behind * td_dtype_size(plan->config.dtype);
+}
+
+/** The layer's instance of a gradient that may wait. */
+static void *waiting(const td_transformer *model, td_tensor tensor, int64_t layer)
+{
+    const size_t group = (size_t)model->plan.group;
+
+    return (char *)td_tensor_at(model, tensor, 0) +
+           (size_t)layer % group * (model->plan.bytes[tensor] / group);
+}
+
+/** The residual's gradient as the products behind a layer's branch read it. */
+static void *branch_grad(const td_transformer *model, td_tensor branch, int64_t layer)
+{
+    return model->plan.config.mixed ? waiting(model, branch, layer)
+                                    : td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0);
 }
 
 /** Where the weights' gradients behind a layer's norm find its output. */
@@ -120,24 +143,47 @@ static td_status norm_again(td_transformer *model, int64_t layer, td_weight norm
     return td_norm(model, layer, norm, x, norm_output(model, layer, norm));
 }
 
-/** Through y = norm(x): adds to the residual's gradient, or, behind the last layer, begins it, for `branch` to read. */
-static td_status norm_backward(const pass *p, int64_t layer, td_weight norm, const void *x, const void *dy,
-                               td_tensor branch)
+/** Through y = norm(x): adds to the residual's gradient, or, behind the last layer, begins it. The branch before the norm reads it
+ * next: a layer's attention, or the feed-forward of the layer before; the first layer has none before it. */
+static td_status norm_backward(const pass *p, int64_t layer, td_weight norm, const void *x, const void *dy)
 {
     td_transformer *model = p->model;
     const int64_t parameter = td_norm_parameter(model, layer, norm);
     const bool begin = layer == model->plan.config.size.layers;
     const td_rmsnorm_shape shape = td_norm_shape(&model->plan, model->batch * model->seq);
-    void *rounded = model->plan.config.mixed ? td_tensor_at(model, branch, 0) : NULL;
+    const bool mixed = model->plan.config.mixed;
+    void *rounded = NULL;
     td_status status = TD_OK;
 
+    if (mixed && norm == TD_W_LN2)
+        rounded = branch_grad(model, TD_T_ATTN_BRANCH_GRAD, layer);
+    else if (mixed && layer > 0)
+        rounded = branch_grad(model, TD_T_FFN_BRANCH_GRAD, layer - 1);
     TD_TRY(td_rmsnorm_backward(model->dev, &shape, x, model->parameters[parameter].data,
                                td_norm_rstd(model, layer, norm), dy, !begin,
                                td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0), rounded, p->accumulate,
-                               grad(p, parameter), td_tensor_at(model, TD_T_WORK, 0)));
+                               norm_grad(p, layer, norm), td_tensor_at(model, TD_T_WORK, 0)));
     TD_TRY(report(p, parameter));
 cleanup:
     return status;
+}
+
+/** The linear layer's fused update. */
+static td_linear_adamw linear_adamw_of(const td_transformer *model, const linear *l)
+{
+    const td_parameter *weight = &model->parameters[l->parameter];
+
+    return (td_linear_adamw){.tokens = model->batch * model->seq,
+                             .d_in = l->d_in,
+                             .d_out = l->d_out,
+                             .dtype = model->plan.config.dtype,
+                             .p_dtype = model->plan.wide,
+                             .x = l->x,
+                             .dy = l->dy,
+                             .p = weight->data,
+                             .m = weight->exp_avg,
+                             .v = weight->exp_avg_sq,
+                             .copy = model->copies ? (void *)td_product_weight(model, l->parameter) : NULL};
 }
 
 /** The gradients of the weights of up to TD_LINEAR_ADAMW_MOST layers. Nothing reads the weights any more: fused, they are
@@ -150,9 +196,7 @@ static td_status weight_grads(const pass *p, bool fused, int64_t count, const li
 
     for (int64_t i = 0; i < count; i++) {
         const linear *l = &linears[i];
-        layers[i] = td_linear_adamw_of(model, l->parameter, model->batch * model->seq, l->d_in, l->d_out);
-        layers[i].dy = l->dy;
-        layers[i].x = l->x;
+        layers[i] = linear_adamw_of(model, l);
         if (!fused)
             TD_TRY(td_linear_weight_grad(model, l->d_in, l->d_out, l->dy, l->x, p->accumulate,
                                          grad(p, l->parameter)));
@@ -169,15 +213,44 @@ static void *hidden_of(const td_transformer *model, int64_t layer)
     return td_tensor_at(model, model->plan.config.keep_all ? TD_T_HIDDEN : TD_T_HIDDEN_GRAD, layer);
 }
 
-/** The products of the feed-forward's weights: they wait for attention's where the update is fused. */
-static void ffn_linears(const td_transformer *model, int64_t layer, linear out[2])
+enum { FFN = 0, ATTENTION = 2, PRODUCTS = 4 }; /* two each */
+
+/** The products of a layer's weights. */
+static void products_of(const td_transformer *model, int64_t layer, linear out[PRODUCTS])
 {
     const int64_t d = model->plan.config.size.d_model, f = model->plan.config.size.d_ff;
 
-    out[0] = (linear){td_p_layer(layer, TD_W_W1), d, 2 * f, td_tensor_at(model, TD_T_GATE_UP, layer),
-                      norm_output(model, layer, TD_W_LN2)};
-    out[1] = (linear){td_p_layer(layer, TD_W_W2), f, d, branch_grad(model, TD_T_FFN_BRANCH_GRAD),
-                      hidden_of(model, layer)};
+    out[FFN] = (linear){td_p_layer(layer, TD_W_W1), d, 2 * f, td_tensor_at(model, TD_T_GATE_UP, layer),
+                        norm_output(model, layer, TD_W_LN2)};
+    out[FFN + 1] = (linear){td_p_layer(layer, TD_W_W2), f, d, branch_grad(model, TD_T_FFN_BRANCH_GRAD, layer),
+                            hidden_of(model, layer)};
+    out[ATTENTION] = (linear){td_p_layer(layer, TD_W_Q), d, 3 * d, waiting(model, TD_T_QKV_GRAD, layer),
+                              norm_output(model, layer, TD_W_LN1)};
+    out[ATTENTION + 1] =
+        (linear){td_p_layer(layer, TD_W_OUTPUT), d, d, branch_grad(model, TD_T_ATTN_BRANCH_GRAD, layer),
+                 td_tensor_at(model, TD_T_O, layer)};
+}
+
+/** Those of one of its halves, or, where updates are fused and both are through, of the layers that waited for this one: the more
+ * there is to do at once, the better. */
+static td_status layer_weight_grads(const pass *p, int64_t layer, int half)
+{
+    const int64_t layers = p->model->plan.config.size.layers;
+    linear all[TD_LINEAR_ADAMW_MOST];
+    td_status status = TD_OK;
+    int64_t count = 0;
+
+    if (!p->fused_layers) {
+        products_of(p->model, layer, all);
+        TD_TRY(weight_grads(p, false, 2, all + half));
+    } else if (half == ATTENTION && layer % p->group == 0) {
+        const int64_t last = layer + p->group < layers ? layer + p->group - 1 : layers - 1;
+        for (int64_t i = last; i >= layer; i--, count += PRODUCTS)
+            products_of(p->model, i, all + count);
+        TD_TRY(weight_grads(p, true, count, all));
+    }
+cleanup:
+    return status;
 }
 
 static td_status head_backward(const pass *p)
@@ -205,7 +278,7 @@ static td_status head_backward(const pass *p)
 
     /* norm = ln_final(input) */
     TD_TRY(td_step_enter(model, TD_STEP_FINAL_GRAD, size->layers));
-    TD_TRY(norm_backward(p, size->layers, TD_W_LN1, input, dnorm, TD_T_FFN_BRANCH_GRAD));
+    TD_TRY(norm_backward(p, size->layers, TD_W_LN1, input, dnorm));
     TD_TRY(td_begin_dead(model, size->layers)); /* the layers' die by their steps */
 cleanup:
     return status;
@@ -223,10 +296,10 @@ static td_status feed_forward_backward(const pass *p, int64_t layer)
     const td_rows_shape rows = {.rows = tokens, .cols = f, .pitch = 2 * f, .dtype = plan->config.dtype};
     char *middle = td_tensor_at(model, TD_T_MIDDLE, layer); /* [B, S, d] */
     char *gate = td_tensor_at(model, TD_T_GATE_UP, layer);  /* [B, S, 2 f]; its gradient comes over it */
-    char *up = gate + (size_t)f * td_dtype_size(plan->config.dtype); /* its second half */
-    char *dhidden = td_tensor_at(model, TD_T_HIDDEN_GRAD, layer);    /* [B, S, f] */
-    char *dnorm = td_tensor_at(model, TD_T_NORM2_GRAD, layer);       /* [B, S, d] */
-    const void *dx = branch_grad(model, TD_T_FFN_BRANCH_GRAD);       /* [B, S, d] */
+    char *up = gate + (size_t)f * td_dtype_size(plan->config.dtype);  /* its second half */
+    char *dhidden = td_tensor_at(model, TD_T_HIDDEN_GRAD, layer);     /* [B, S, f] */
+    char *dnorm = td_tensor_at(model, TD_T_NORM2_GRAD, layer);        /* [B, S, d] */
+    const void *dx = branch_grad(model, TD_T_FFN_BRANCH_GRAD, layer); /* [B, S, d] */
     td_status status = TD_OK;
 
     /* output = middle + hidden w2^T: dx is middle's gradient already. Unless it was kept, hidden itself comes back where its
@@ -243,18 +316,14 @@ static td_status feed_forward_backward(const pass *p, int64_t layer)
 
     TD_TRY(td_step_enter(model, TD_STEP_FFN_WEIGHT_GRAD, layer));
     TD_TRY(norm_again(model, layer, TD_W_LN2, middle));
-    if (!p->fused_layers) {
-        linear linears[2];
-        ffn_linears(model, layer, linears);
-        TD_TRY(weight_grads(p, false, 2, linears));
-    }
+    TD_TRY(layer_weight_grads(p, layer, FFN));
     TD_TRY(report(p, w2));
     TD_TRY(report(p, w1));
     TD_TRY(report(p, w3));
 
     /* norm = ln2(middle) */
     TD_TRY(td_step_enter(model, TD_STEP_NORM2_GRAD, layer));
-    TD_TRY(norm_backward(p, layer, TD_W_LN2, middle, dnorm, TD_T_ATTN_BRANCH_GRAD));
+    TD_TRY(norm_backward(p, layer, TD_W_LN2, middle, dnorm));
 cleanup:
     return status;
 }
@@ -270,20 +339,19 @@ static td_status attention_backward(const pass *p, int64_t layer)
     const td_heads_shape in_qkv = td_heads_shape_of(model, 3 * d);
     const float *cos = td_tensor_at(model, TD_T_COS, 0); /* [context, D / 2] */
     const float *sin = td_tensor_at(model, TD_T_SIN, 0);
-    char *input = td_tensor_at(model, TD_T_INPUT, layer);       /* [B, S, d] */
-    char *q = td_tensor_at(model, TD_T_Q, layer);               /* [B, H, S, D] */
-    char *k = td_tensor_at(model, TD_T_K, layer);               /* [B, H, S, D] */
-    char *v = td_tensor_at(model, TD_T_V, layer);               /* [B, H, S, D] */
-    char *o = td_tensor_at(model, TD_T_O, layer);               /* [B, S, H, D] */
-    char *saved = td_tensor_at(model, TD_T_SAVED, layer);       /* attention's own */
-    char *d_o = td_tensor_at(model, TD_T_O_GRAD, layer);        /* [B, S, H, D] */
-    char *dq = td_tensor_at(model, TD_T_Q_GRAD, layer);         /* [B, H, S, D] */
-    char *dk = td_tensor_at(model, TD_T_K_GRAD, layer);         /* [B, H, S, D] */
-    char *dv = td_tensor_at(model, TD_T_V_GRAD, layer);         /* [B, H, S, D] */
-    char *dqkv = td_tensor_at(model, TD_T_QKV_GRAD, layer);     /* [B, S, 3 d] */
-    char *norm = norm_output(model, layer, TD_W_LN1);           /* [B, S, d] */
-    char *dnorm = td_tensor_at(model, TD_T_NORM1_GRAD, layer);  /* [B, S, d] */
-    const void *dx = branch_grad(model, TD_T_ATTN_BRANCH_GRAD); /* [B, S, d] */
+    char *input = td_tensor_at(model, TD_T_INPUT, layer);              /* [B, S, d] */
+    char *q = td_tensor_at(model, TD_T_Q, layer);                      /* [B, H, S, D] */
+    char *k = td_tensor_at(model, TD_T_K, layer);                      /* [B, H, S, D] */
+    char *v = td_tensor_at(model, TD_T_V, layer);                      /* [B, H, S, D] */
+    char *o = td_tensor_at(model, TD_T_O, layer);                      /* [B, S, H, D] */
+    char *saved = td_tensor_at(model, TD_T_SAVED, layer);              /* attention's own */
+    char *d_o = td_tensor_at(model, TD_T_O_GRAD, layer);               /* [B, S, H, D] */
+    char *dq = td_tensor_at(model, TD_T_Q_GRAD, layer);                /* [B, H, S, D] */
+    char *dk = td_tensor_at(model, TD_T_K_GRAD, layer);                /* [B, H, S, D] */
+    char *dv = td_tensor_at(model, TD_T_V_GRAD, layer);                /* [B, H, S, D] */
+    char *dqkv = waiting(model, TD_T_QKV_GRAD, layer);                 /* [B, S, 3 d] */
+    char *dnorm = td_tensor_at(model, TD_T_NORM1_GRAD, layer);         /* [B, S, d] */
+    const void *dx = branch_grad(model, TD_T_ATTN_BRANCH_GRAD, layer); /* [B, S, d] */
     td_status status = TD_OK;
 
     /* middle = input + o output_proj^T: dx is input's gradient already */
@@ -303,13 +371,7 @@ static td_status attention_backward(const pass *p, int64_t layer)
 
     TD_TRY(td_step_enter(model, TD_STEP_ATTN_WEIGHT_GRAD, layer));
     TD_TRY(norm_again(model, layer, TD_W_LN1, input));
-    linear linears[4] = {[2] = {wq, d, 3 * d, dqkv, norm}, [3] = {wo, d, d, dx, o}};
-    if (p->fused_layers) { /* the feed-forward's with them: the more there is to do at once, the better */
-        ffn_linears(model, layer, linears);
-        TD_TRY(weight_grads(p, true, 4, linears));
-    } else {
-        TD_TRY(weight_grads(p, false, 2, linears + 2));
-    }
+    TD_TRY(layer_weight_grads(p, layer, ATTENTION));
     TD_TRY(report(p, wo));
     TD_TRY(report(p, wq));
     TD_TRY(report(p, td_p_layer(layer, TD_W_K)));
@@ -317,7 +379,7 @@ static td_status attention_backward(const pass *p, int64_t layer)
 
     /* norm = ln1(input) */
     TD_TRY(td_step_enter(model, TD_STEP_NORM1_GRAD, layer));
-    TD_TRY(norm_backward(p, layer, TD_W_LN1, input, dnorm, TD_T_FFN_BRANCH_GRAD));
+    TD_TRY(norm_backward(p, layer, TD_W_LN1, input, dnorm));
 cleanup:
     return status;
 }
@@ -340,13 +402,14 @@ cleanup:
 static td_status update_layer(const pass *p, int64_t layer)
 {
     const td_layout *layout = &p->model->plan.layout;
-    const int64_t begin = layout->layers + layer * layout->layer_stride;
+    const int64_t begin = layout->layers + layer * layout->layer_stride,
+                  norms = begin + layout->in_layer[TD_W_LN1], end = begin + layout->layer_stride;
 
+    if (p->group > 1)
+        return td_adamw_range(p->model, p->adamw, p->on_device, norms, end, norm_grad(p, layer, TD_W_LN1));
     return p->fused_layers
-               ? update(p, (group){begin + layout->in_layer[TD_W_LN1], begin + layout->layer_stride,
-                                   td_p_layer(layer, TD_W_LN1), td_p_layer(layer, TD_W_LN2)})
-               : update(p, (group){begin, begin + layout->layer_stride, td_p_layer(layer, 0),
-                                   td_p_layer(layer, TD_WEIGHTS - 1)});
+               ? update(p, (range){norms, end, td_p_layer(layer, TD_W_LN1), td_p_layer(layer, TD_W_LN2)})
+               : update(p, (range){begin, end, td_p_layer(layer, 0), td_p_layer(layer, TD_WEIGHTS - 1)});
 }
 
 static td_status run(const pass *p)
@@ -358,7 +421,10 @@ static td_status run(const pass *p)
     td_status status = TD_OK;
 
     TD_TRY(head_backward(p));
-    TD_TRY(update(p, (group){layout->ln_final, p->fused_head ? layout->lm_head : layout->elements,
+    if (p->group > 1) /* between the norms' gradients updates are to find 0 */
+        TD_TRY(td_device_fill(model->dev, td_tensor_at(model, TD_T_NORMS_WEIGHT_GRAD, 0), 0,
+                              model->plan.bytes[TD_T_NORMS_WEIGHT_GRAD]));
+    TD_TRY(update(p, (range){layout->ln_final, p->fused_head ? layout->lm_head : layout->elements,
                              td_p_ln_final(size), p->fused_head ? td_p_ln_final(size) : td_p_lm_head(size)}));
     for (int64_t layer = size->layers - 1; layer >= 0; layer--) {
         TD_TRY(layer_backward(p, layer));
@@ -371,7 +437,7 @@ static td_status run(const pass *p)
                                  grad(p, TD_P_EMBEDDING), td_tensor_at(model, TD_T_WORK, 0)));
     TD_TRY(report(p, TD_P_EMBEDDING));
     TD_TRY(td_step_enter(model, TD_STEP_NONE, 0));
-    TD_TRY(update(p, (group){0, layout->layers, TD_P_EMBEDDING, TD_P_EMBEDDING}));
+    TD_TRY(update(p, (range){0, layout->layers, TD_P_EMBEDDING, TD_P_EMBEDDING}));
     if (p->adamw && beside(p))
         TD_TRY(td_event_wait(model->finished));
 cleanup:
@@ -401,6 +467,7 @@ static td_status backward(const pass *p)
     }
     model->progress = TD_AT_START; /* the activations are written over from here on */
     model->grads_lost = true;      /* until all are there */
+    model->group = p->group;
     TD_TRY(td_device_push_label(model->dev, "backward"));
     TD_TRY(td_pop_after(model->dev, run(p)));
     model->grads_lost = p->adamw != NULL;
@@ -410,7 +477,7 @@ cleanup:
 
 td_status td_transformer_backward(td_transformer *model, bool accumulate, td_gradient_ready ready, void *user)
 {
-    const pass p = {.model = model, .accumulate = accumulate, .ready = ready, .user = user};
+    const pass p = {.model = model, .accumulate = accumulate, .ready = ready, .user = user, .group = 1};
     td_status status = TD_OK;
 
     TD_CHECK(model, "model is NULL");
@@ -435,28 +502,45 @@ cleanup:
     return status;
 }
 
+static td_linear_adamw extents_of(const td_plan *plan, int64_t tokens, int64_t d_in, int64_t d_out)
+{
+    return (td_linear_adamw){
+        .tokens = tokens, .d_in = d_in, .d_out = d_out, .dtype = plan->config.dtype, .p_dtype = plan->wide};
+}
+
+td_status td_group_pays(td_device *dev, const td_plan *plan, int64_t group, int64_t tokens, bool *out)
+{
+    const int64_t d = plan->config.size.d_model, f = plan->config.size.d_ff;
+    td_linear_adamw all[TD_LINEAR_ADAMW_MOST];
+
+    for (int64_t i = 0; i < group; i++) {
+        td_linear_adamw *of = all + i * PRODUCTS;
+        of[FFN] = extents_of(plan, tokens, d, 2 * f);
+        of[FFN + 1] = extents_of(plan, tokens, f, d);
+        of[ATTENTION] = extents_of(plan, tokens, d, 3 * d);
+        of[ATTENTION + 1] = extents_of(plan, tokens, d, d);
+    }
+    return td_linear_adamw_pays(dev, group * PRODUCTS, all, out);
+}
+
 /** Which of the model's weights it is faster to update with their gradients. */
 static td_status choose_fused(pass *p)
 {
     const td_transformer *model = p->model;
-    const td_model_size *size = &model->plan.config.size;
-    const int64_t tokens = model->batch * model->seq, d = size->d_model, f = size->d_ff;
+    const td_plan *plan = &model->plan;
+    const int64_t tokens = model->batch * model->seq;
+    const td_linear_adamw head = extents_of(plan, tokens, plan->config.size.d_model, plan->config.size.vocab);
     td_status status = TD_OK;
 
     if (model->progress != TD_AFTER_LOSS)
         goto cleanup; /* there is no step yet: backward says so */
     /* Without mixed precision the residual's gradient behind feed-forward is gone when the layer's products come together. */
-    if (!model->plan.config.mixed)
+    if (!plan->config.mixed)
         goto cleanup;
-    const td_linear_adamw layer[] = {
-        td_linear_adamw_of(model, td_p_layer(0, TD_W_W1), tokens, d, 2 * f),
-        td_linear_adamw_of(model, td_p_layer(0, TD_W_W2), tokens, f, d),
-        td_linear_adamw_of(model, td_p_layer(0, TD_W_Q), tokens, d, 3 * d),
-        td_linear_adamw_of(model, td_p_layer(0, TD_W_OUTPUT), tokens, d, d),
-    };
-    const td_linear_adamw head = td_linear_adamw_of(model, td_p_lm_head(size), tokens, d, size->vocab);
-    TD_TRY(td_linear_adamw_pays(model->dev, 4, layer, &p->fused_layers));
+    TD_TRY(td_group_pays(model->dev, plan, plan->group, tokens, &p->fused_layers));
     TD_TRY(td_linear_adamw_pays(model->dev, 1, &head, &p->fused_head));
+    if (p->fused_layers)
+        p->group = plan->group;
 cleanup:
     return status;
 }
@@ -465,7 +549,7 @@ td_status td_transformer_backward_adamw(td_transformer *model, td_adamw *adamw, 
 {
     td_status status = TD_OK;
     td_adamw step;
-    pass p = {.model = model, .adamw = adamw, .on_device = on_device};
+    pass p = {.model = model, .adamw = adamw, .on_device = on_device, .group = 1};
 
     TD_TRY(td_check_update(model, adamw, false));
     TD_TRY(choose_fused(&p));

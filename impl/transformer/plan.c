@@ -24,6 +24,7 @@ typedef enum extent {
     EXTENT_ROWS,       /* [tokens] f32 */
     EXTENT_ONE,        /* [1] f32 */
     EXTENT_TABLE,      /* [context, head_dim / 2] f32 */
+    EXTENT_NORMS,      /* a layer of the block of gradients, from its first norm on */
     EXTENT_SAVED,      /* what attention, and what the other operations ask for */
     EXTENT_ATTEND_WORK,
     EXTENT_ATTEND_GRAD_WORK,
@@ -97,6 +98,8 @@ static const struct {
     [TD_T_NORM1_AGAIN] = {"ln1.output.again", EXTENT_MODEL, TD_STEP_ATTN_WEIGHT_GRAD, TD_STEP_NONE,
                           TD_STEP_ATTN_WEIGHT_GRAD},
     [TD_T_NORM1_GRAD] = {"ln1.output.grad", EXTENT_MODEL, TD_STEP_QKV_GRAD, TD_STEP_NONE, TD_STEP_NORM1_GRAD},
+    [TD_T_NORMS_WEIGHT_GRAD] = {"norms.weight.grad", EXTENT_NORMS, TD_STEP_FINAL_GRAD, TD_STEP_NONE,
+                                TD_STEP_EMBED_GRAD},
 };
 
 #define ALIGNMENT 256
@@ -110,6 +113,14 @@ static bool in_layer(td_step step)
 static bool has_backward(const td_plan *plan)
 {
     return plan->config.use != TD_MODEL_INFERENCE;
+}
+
+/** Scratch that a fused update's products read: where they wait for those of other layers there is an instance for each of these,
+ * which together count as one tensor. */
+static bool waits(const td_plan *plan, td_tensor tensor)
+{
+    return plan->group > 1 &&
+           (tensor == TD_T_FFN_BRANCH_GRAD || tensor == TD_T_ATTN_BRANCH_GRAD || tensor == TD_T_QKV_GRAD);
 }
 
 void td_tensor_life(const td_plan *plan, td_tensor tensor, td_step *first, td_step *last)
@@ -133,18 +144,26 @@ void td_tensor_life(const td_plan *plan, td_tensor tensor, td_step *first, td_st
     if (keep ? tensor == TD_T_RSTD || tensor == TD_T_NORM1_AGAIN || tensor == TD_T_NORM2_AGAIN
              : tensor == TD_T_RSTD1 || tensor == TD_T_RSTD2)
         *last = TD_STEP_NONE;
+    if (tensor == TD_T_NORMS_WEIGHT_GRAD && plan->group == 1)
+        *last = TD_STEP_NONE;
     *first = *last == TD_STEP_NONE ? TD_STEP_NONE : tensors[tensor].first;
+    if (waits(plan, tensor)) { /* through the steps of all layers */
+        *first = TD_STEP_FINAL_GRAD;
+        *last = TD_STEP_EMBED_GRAD;
+    }
 }
 
 void td_tensor_name(const td_plan *plan, td_tensor tensor, int64_t layer, char *out, size_t capacity)
 {
     const char *name = plan->kept[tensor] && tensor == TD_T_NORM ? "ln1.output" : tensors[tensor].name;
+    td_step first, last;
 
+    td_tensor_life(plan, tensor, &first, &last);
     if (plan->beyond[tensor] && layer == plan->config.size.layers)
         snprintf(out, capacity, "ln_final.%s", tensor == TD_T_INPUT ? name : name + strlen("ln1."));
     else if (tensor == TD_T_SAVED)
         snprintf(out, capacity, "layers.%" PRId64 ".%s.%s", layer, name, plan->attend->saved_name);
-    else if (plan->beyond[tensor] || in_layer(tensors[tensor].first))
+    else if (plan->beyond[tensor] || in_layer(first))
         snprintf(out, capacity, "layers.%" PRId64 ".%s", layer, name);
     else
         snprintf(out, capacity, "%s", name);
@@ -318,6 +337,8 @@ static td_status measure(td_device *dev, td_plan *plan, size_t bytes[EXTENTS])
                       (int64_t[]){config->context, size->d_model / size->heads / 2}, &count));
     TD_TRY(
         aligned_bytes("rotary table (context * head size / 2)", count, sizeof(float), &bytes[EXTENT_TABLE]));
+    TD_TRY(aligned_bytes("norms", plan->layout.layer_stride - plan->layout.in_layer[TD_W_LN1], element,
+                         &bytes[EXTENT_NORMS]));
 
     shape = td_plan_attention_shape(plan, config->batch, config->context);
     TD_TRY(plan->attend->impl->sizes(dev, &shape, &attention));
@@ -329,6 +350,25 @@ static td_status measure(td_device *dev, td_plan *plan, size_t bytes[EXTENTS])
     TD_TRY(aligned_bytes("attention", (int64_t)attention.forward_work, 1, &bytes[EXTENT_ATTEND_WORK]));
     TD_TRY(aligned_bytes("attention", (int64_t)attention.backward_work, 1, &bytes[EXTENT_ATTEND_GRAD_WORK]));
     TD_TRY(aligned_bytes("work", (int64_t)work, 1, &bytes[EXTENT_WORK]));
+cleanup:
+    return status;
+}
+
+/** Decides how many layers a fused update waits for. It can where what it multiplies is kept, but for gradients, and does where dev
+ * would update a step of the plan's size so. */
+static td_status choose_group(td_device *dev, td_plan *plan)
+{
+    const td_transformer_config *config = &plan->config;
+    const int64_t layers = config->size.layers, room = TD_GROUP_WEIGHTS / plan->layout.layer_stride;
+    int64_t group = layers < TD_GROUP_MOST ? layers : TD_GROUP_MOST;
+    td_status status = TD_OK;
+    bool pays = false;
+
+    if (group > room)
+        group = room > 1 ? room : 1;
+    if (config->mixed && config->keep_all && config->use == TD_MODEL_TRAINING)
+        TD_TRY(td_group_pays(dev, plan, group, config->batch * config->context, &pays));
+    plan->group = pays ? group : 1;
 cleanup:
     return status;
 }
@@ -486,10 +526,13 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     }
 
     TD_TRY(measure(dev, &plan, bytes));
+    TD_TRY(choose_group(dev, &plan));
     for (int i = 0; i < TD_TENSORS; i++) {
         td_step first, last;
         td_tensor_life(&plan, (td_tensor)i, &first, &last);
         plan.bytes[i] = last == TD_STEP_NONE ? 0 : bytes[tensors[i].extent];
+        for (int64_t more = 1; waits(&plan, (td_tensor)i) && more < plan.group; more++)
+            TD_TRY(add_bytes("gradients of a group", bytes[tensors[i].extent], &plan.bytes[i]));
     }
     choose_kept(&plan);
     TD_TRY(place_kept(&plan));

@@ -40,6 +40,7 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
     TD_TRY(host_array("model", 1, sizeof *model, &block));
     model = block;
     model->dev = dev;
+    model->group = 1;
     TD_TRY(td_plan_make(dev, config, &model->plan));
     planned = &model->plan.config;
 
@@ -189,17 +190,33 @@ td_status td_begin_dead(td_transformer *model, int64_t layer)
     return each_of_begin(model, layer, td_tensor_dead);
 }
 
+/** The layers, from *begin up to *end, whose share of model->step is done with it: where the products of a group come together they
+ * do in its lowest layer's step, and the others' steps end nothing. */
+static void layers_done(const td_transformer *model, int64_t *begin, int64_t *end)
+{
+    const int64_t layers = model->plan.config.size.layers;
+
+    *begin = model->layer;
+    *end = model->layer + 1;
+    if (model->step == TD_STEP_ATTN_WEIGHT_GRAD && model->layer % model->group == 0)
+        *end = model->layer + model->group < layers ? model->layer + model->group : layers;
+    else if (model->step == TD_STEP_ATTN_WEIGHT_GRAD)
+        *end = model->layer;
+}
+
 td_status td_step_enter(td_transformer *model, td_step step, int64_t layer)
 {
     td_status status = TD_OK;
+    int64_t begin, end;
 
+    layers_done(model, &begin, &end);
     for (int i = TD_T_INPUT; i < TD_TENSORS; i++) {
         td_step first, last;
         if (model->plan.bytes[i] == 0)
             continue;
         td_tensor_life(&model->plan, (td_tensor)i, &first, &last);
-        if (last == model->step && model->step != TD_STEP_NONE)
-            TD_TRY(td_tensor_dead(model, (td_tensor)i, model->layer));
+        for (int64_t done = begin; done < end && last == model->step && model->step != TD_STEP_NONE; done++)
+            TD_TRY(td_tensor_dead(model, (td_tensor)i, done));
     }
     for (int i = TD_T_INPUT; i < TD_TENSORS; i++) {
         td_step first, last;
@@ -300,22 +317,6 @@ td_status td_linear_input_grad(td_transformer *model, int64_t d_in, int64_t d_ou
     return td_gemm(model->dev, &shape, dy, w, dx, td_tensor_at(model, TD_T_WORK, 0));
 }
 
-td_linear_adamw td_linear_adamw_of(const td_transformer *model, int64_t parameter, int64_t tokens,
-                                   int64_t d_in, int64_t d_out)
-{
-    const td_parameter *weight = &model->parameters[parameter];
-
-    return (td_linear_adamw){.tokens = tokens,
-                             .d_in = d_in,
-                             .d_out = d_out,
-                             .dtype = model->plan.config.dtype,
-                             .p_dtype = model->plan.wide,
-                             .p = weight->data,
-                             .m = weight->exp_avg,
-                             .v = weight->exp_avg_sq,
-                             .copy = model->copies ? (void *)td_product_weight(model, parameter) : NULL};
-}
-
 td_rmsnorm_shape td_norm_shape(const td_plan *plan, int64_t tokens)
 {
     return (td_rmsnorm_shape){.rows = tokens,
@@ -396,14 +397,14 @@ static td_status check_gradients(const td_transformer *model)
 }
 
 td_status td_adamw_range(td_transformer *model, const td_adamw *adamw, bool on_device, int64_t begin,
-                         int64_t end)
+                         int64_t end, const void *g)
 {
     const size_t wide = td_dtype_size(model->plan.wide), narrow = td_dtype_size(model->plan.config.dtype);
     const td_adamw_tensors tensors = {.count = end - begin,
                                       .dtype = model->plan.wide,
                                       .grad_dtype = model->plan.config.dtype,
                                       .p = model->params + (size_t)begin * wide,
-                                      .g = model->grads + (size_t)begin * narrow,
+                                      .g = g ? g : model->grads + (size_t)begin * narrow,
                                       .m = model->exp_avg + begin,
                                       .v = model->exp_avg_sq + begin,
                                       .copy = model->copies ? model->copies + (size_t)begin * narrow : NULL};
@@ -432,7 +433,8 @@ static td_status update_all(td_transformer *model, const td_adamw *adamw, bool o
     td_status status = TD_OK;
 
     TD_TRY(td_device_push_label(model->dev, "optimizer"));
-    TD_TRY(td_pop_after(model->dev, td_adamw_range(model, adamw, on_device, 0, model->plan.layout.elements)));
+    TD_TRY(td_pop_after(model->dev,
+                        td_adamw_range(model, adamw, on_device, 0, model->plan.layout.elements, NULL)));
     model->progress = TD_AT_START;
 cleanup:
     return status;

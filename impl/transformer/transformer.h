@@ -52,7 +52,9 @@ typedef struct td_transformer_config {
 
     /* Backward reads all that forward computed, in place of computing the norms' outputs and silu(gate) up again: a shorter step,
      * for batch context (2 d_model + d_ff) elements of dtype more in the activations of a layer, and as ln_final's norm is kept too,
-     * batch context d_model; with each norm's output batch context of f32. Scratch shrinks. Inference ignores it. */
+     * batch context d_model; with each norm's output batch context of f32. Scratch shrinks; but where updates along the backward
+     * pass wait for up to three more layers' it grows by some 6 batch context d_model elements of dtype for each of these.
+     * Inference ignores it. */
     bool keep_all;
 } td_transformer_config;
 
@@ -151,11 +153,11 @@ TD_API td_status td_transformer_adamw_on_device(td_transformer *model, td_adamw 
 
 /** Backward (without accumulation) and the AdamW step in one. The gradients are used up: `grad` of a parameter is undefined
  * behind it. In mixed precision, large weights are updated by the kernel that computes their gradients, which are then stored
- * nowhere (td_linear_adamw_update), a layer's together when its backward pass is through. Where that does not pay for the
- * layers, parameters are updated on a second stream as soon as nothing reads them any more, beside the products of the layers
- * before, if dev has streams. adamw is as in td_transformer_adamw or, with `on_device`, as in td_transformer_adamw_on_device.
- * The result is that of the two calls but for the order in which the fused gradients are summed. TD_BAD_STATE and
- * TD_BAD_ARGUMENT as there. */
+ * nowhere (td_linear_adamw_update), a layer's together when its backward pass is through, or, with keep_all, those of up to four
+ * layers that are not large. Where that does not pay for the layers, parameters are updated on a second stream as soon as nothing
+ * reads them any more, beside the products of the layers before, if dev has streams. adamw is as in td_transformer_adamw or, with
+ * `on_device`, as in td_transformer_adamw_on_device. The result is that of the two calls but for the order in which the fused
+ * gradients are summed. TD_BAD_STATE and TD_BAD_ARGUMENT as there. */
 TD_API td_status td_transformer_backward_adamw(td_transformer *model, td_adamw *adamw, bool on_device);
 
 /** One SGD step, p -= lr g, on every parameter. TD_BAD_STATE: a model without gradients, or as in

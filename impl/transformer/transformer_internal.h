@@ -71,7 +71,7 @@ typedef enum td_step {
     TD_STEP_ATTEND_GRAD,
     TD_STEP_ROPE_GRAD,
     TD_STEP_QKV_GRAD,
-    TD_STEP_ATTN_WEIGHT_GRAD, /* of its two; fused, of all four */
+    TD_STEP_ATTN_WEIGHT_GRAD, /* of its two; fused, of all four and those of layers that waited */
     TD_STEP_NORM1_GRAD,       /* to here */
     TD_STEP_EMBED_GRAD
 } td_step;
@@ -119,8 +119,16 @@ typedef enum td_tensor {
     TD_T_QKV_GRAD,
     TD_T_NORM1_AGAIN,
     TD_T_NORM1_GRAD,
+    TD_T_NORMS_WEIGHT_GRAD, /* of a layer's two norms, where its products wait for others' */
     TD_TENSORS
 } td_tensor;
+
+/** Layers of the model whose fused updates may come in one launch, four products each, and their weights: to begin and to end, when
+ * there is nothing to update yet or nothing to multiply any more, takes a launch some 30 us. But the longer it is, the further its
+ * blocks drift apart, and the less they share in the cache: four layers of 2.7B, 105 M weights each, take 3.93 ms in one launch, and
+ * one 0.95 (H200, November 2026). */
+#define TD_GROUP_MOST    (TD_LINEAR_ADAMW_MOST / 4)
+#define TD_GROUP_WEIGHTS ((int64_t)192 << 20)
 
 /** A way to attend, by its name in td_transformer_config. */
 typedef struct td_attend {
@@ -133,6 +141,7 @@ typedef struct td_plan {
     const td_attend *attend;
     td_dtype wide; /* of parameters and the residual stream: dtype, or f32 in mixed precision */
     td_layout layout;
+    int64_t group; /* layers of a fused update; above 1, what its products read is there until it comes */
     size_t bytes[TD_TENSORS];  /* 0: the model has no such tensor */
     size_t offset[TD_TENSORS]; /* from the arena's begin; of layer 0, for a kept tensor */
     bool kept[TD_TENSORS];     /* from forward to backward: one instance a layer, layer_stride apart */
@@ -154,7 +163,8 @@ td_attention_shape td_plan_attention_shape(const td_plan *plan, int64_t batch, i
 /** The tensor's name in the memory history, such as "layers.3.attn.q". */
 void td_tensor_name(const td_plan *plan, td_tensor tensor, int64_t layer, char *out, size_t capacity);
 
-/** The steps between which the tensor's contents matter, first and last. */
+/** The steps between which the tensor's contents matter, first and last. Where fused products wait for other layers' their step is
+ * that of the layer that they wait for. */
 void td_tensor_life(const td_plan *plan, td_tensor tensor, td_step *first, td_step *last);
 
 /* ---- the model ---- */
@@ -180,6 +190,7 @@ struct td_transformer {
     int64_t batch, seq; /* of the last forward */
     td_step step;       /* being run, for the memory history */
     int64_t layer;
+    int64_t group; /* layers whose weights' products backward brings together */
 };
 
 /** Fills model->parameters and model->names from the layout. */
@@ -201,9 +212,9 @@ td_status td_tensor_dead(td_transformer *model, td_tensor tensor, int64_t layer)
 td_status td_begin_live(td_transformer *model, int64_t layer);
 td_status td_begin_dead(td_transformer *model, int64_t layer);
 
-/** The AdamW step on elements [begin, end) of the block. */
+/** The AdamW step on elements [begin, end) of the block. g: their gradients; NULL: those of the block. */
 td_status td_adamw_range(td_transformer *model, const td_adamw *adamw, bool on_device, int64_t begin,
-                         int64_t end);
+                         int64_t end, const void *g);
 
 /** TD_BAD_STATE for a model without moments or without gradients that an update could read; TD_BAD_ARGUMENT for a NULL. */
 td_status td_check_update(const td_transformer *model, const td_adamw *adamw, bool gradients);
@@ -231,9 +242,8 @@ td_status td_linear_weight_grad(td_transformer *model, int64_t d_in, int64_t d_o
 td_status td_linear_input_grad(td_transformer *model, int64_t d_in, int64_t d_out, const void *dy,
                                const void *w, void *dx);
 
-/** The layer's fused update, but for what its gradient is made of. */
-td_linear_adamw td_linear_adamw_of(const td_transformer *model, int64_t parameter, int64_t tokens,
-                                   int64_t d_in, int64_t d_out);
+/** Whether it pays to update the weights of `group` layers, on so many tokens, with their gradients. */
+td_status td_group_pays(td_device *dev, const td_plan *plan, int64_t group, int64_t tokens, bool *out);
 
 #define TD_NORM_EPS 1e-5f
 
