@@ -159,7 +159,8 @@ def op_dtype(device: str, low: torch.dtype, op: str, inputs: list[torch.dtype]) 
 def registered(device: str) -> set[str]:
     """The operators, without their overloads, for which this PyTorch has an autocast kernel."""
     names = torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device.upper()}")
-    return {name.removeprefix("aten::").split(".")[0] for name in names if name.startswith("aten::")}
+    found = {name.removeprefix("aten::").split(".")[0] for name in names if name.startswith("aten::")}
+    return found | {"_cudnn_rnn"} if device == "cuda" else found  # which a build without cuDNN lacks
 
 
 def rows(x: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ static const char *const cpu_widest[] = {
 };
 
 static const char *const cuda_lower[] = {
-    "_convolution", "_scaled_dot_product_flash_attention", "_thnn_fused_gru_cell",
+    "_convolution", "_cudnn_rnn", "_scaled_dot_product_flash_attention", "_thnn_fused_gru_cell",
     "_thnn_fused_lstm_cell", "addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "chain_matmul",
     "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d",
     "conv_transpose3d", "convolution", "cudnn_convolution", "cudnn_convolution_transpose", "einsum",
