@@ -12,7 +12,9 @@
  * but an H200 runs 30 of them at a time, which leaves twelve multiprocessors idle (324 us); tiles of 64 x 384 bring more.
  *
  * A launch takes several layers, one after the other: when it begins there is nothing yet to update, and when it ends nothing to
- * multiply, and that is better paid for once. */
+ * multiply, and that is better paid for once. But in a long launch blocks drift apart: the four products of 2.7B's layer take 985 us,
+ * and four such layers in one launch 1,118 each. With tiles handed out by a counter, or with clusters that wait for each other at every
+ * first, second or fourth tile, they take 1,035, and launches of one layer 1 to 2 % longer. */
 #include "kernels/linear_adamw.h"
 
 #include "kernels/tile/adamw.cuh"
