@@ -3,7 +3,6 @@
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
-#include "transformer/transformer_internal.h"
 #include "transformer_cases.h"
 #include "transformer_reference.h"
 
@@ -296,72 +295,6 @@ static void what_is_kept_changes_no_number(void **state)
     }
 }
 
-/* 0xFF over the arena, but for the rotary tables, which are made once. */
-static void poison_arena(const td_trial *trial)
-{
-    const td_plan *plan = &trial->model->plan;
-    const td_tensor tables[] = {TD_T_COS, TD_T_SIN};
-    void *saved[2];
-
-    for (int i = 0; i < 2; i++) {
-        saved[i] = malloc(plan->bytes[tables[i]]);
-        assert_non_null(saved[i]);
-        memcpy(saved[i], td_tensor_at(trial->model, tables[i], 0), plan->bytes[tables[i]]);
-    }
-    memset(trial->model->arena, 0xFF, plan->arena_bytes);
-    for (int i = 0; i < 2; i++) {
-        memcpy(td_tensor_at(trial->model, tables[i], 0), saved[i], plan->bytes[tables[i]]);
-        free(saved[i]);
-    }
-}
-
-/* Where products wait for those of other layers, whole groups and a rest: what they read is there when they come. */
-static void any_number_of_layers_is_updated_along_the_way(void **state)
-{
-    static const int64_t layers[] = {1, 2, 3, 4, 5, 6, 9};
-
-    (void)state;
-    for (int i = 0; i < 7 * 2 * 2 * 2 * 2; i++) {
-        td_case c = {.name = "groups", .config = base};
-        td_trial *trials[2]; /* apart, along */
-
-        c.config.size.layers = layers[i / 16];
-        c.config.dtype = TD_BF16;
-        c.config.mixed = true;
-        c.config.attention = i % 2 ? "naive" : "flash";
-        c.config.context = i / 2 % 2 ? 97 : base.context; /* more activations than weights, or fewer */
-        for (int along = 0; along < 2; along++) {
-            c.config.keep_all = along && i / 4 % 2;
-            c.config.transient_gradients = along && i / 8 % 2;
-            trials[along] = td_trial_open(&c);
-        }
-        for (int step = 0; step < 4; step++) {
-            td_adamw given = adamw;
-
-            poison_arena(trials[1]);
-            assert_same_forward(trials, step); /* abandoned */
-            assert_same_forward(trials, step + 1);
-            td_assert_ok(td_transformer_backward(trials[0]->model, false, NULL, NULL));
-            td_assert_ok(td_transformer_adamw(trials[0]->model, &given));
-            if (step == 1) { /* a model may go either way at every step */
-                td_assert_ok(td_transformer_backward(trials[1]->model, false, NULL, NULL));
-                td_assert_ok(td_transformer_adamw(trials[1]->model, &given));
-            } else {
-                td_assert_ok(td_transformer_backward_adamw(trials[1]->model, &given, false));
-            }
-            assert_same_state(trials[0], trials[1]);
-            /* Whole blocks: between the parameters there is still 0. */
-            const td_plan *plan = &trials[0]->model->plan;
-            const td_transformer *a = trials[0]->model, *b = trials[1]->model;
-            assert_memory_equal(a->params, b->params, plan->total.parameters);
-            assert_memory_equal(a->copies, b->copies, plan->total.copies);
-            assert_memory_equal(a->exp_avg, b->exp_avg, plan->total.optimizer_state);
-        }
-        td_trial_close(trials[0]);
-        td_trial_close(trials[1]);
-    }
-}
-
 static void combinations_that_make_no_sense_are_refused(void **state)
 {
     td_transformer_config config = base;
@@ -396,7 +329,6 @@ int td_run_mixed_tests(void)
         cmocka_unit_test(transient_gradients_are_the_same_and_pass),
         cmocka_unit_test(updates_along_the_way_are_the_same),
         cmocka_unit_test(what_is_kept_changes_no_number),
-        cmocka_unit_test(any_number_of_layers_is_updated_along_the_way),
         cmocka_unit_test(combinations_that_make_no_sense_are_refused),
     };
 

@@ -349,7 +349,7 @@ TD_API td_status td_linear_adamw_update(td_device *dev, const td_adamw *adamw, b
                                         const td_linear_adamw *layers);
 
 /** Whether dev has that for layers of these extents and types, and is faster with it than with the two one after the other: a GPU
- * is where the layers are large. Their pointers are not looked at. *out is false after an error. */
+ * is where the layers are large together. Their pointers are not looked at. *out is false after an error. */
 TD_API td_status td_linear_adamw_pays(td_device *dev, int64_t count, const td_linear_adamw *layers,
                                       bool *out);
 

@@ -15,7 +15,6 @@ typedef struct pass {
     /* Updates along the way; NULL: none. Where the products of the weights' gradients update them too. */
     const td_adamw *adamw;
     bool on_device, fused_head, fused_layers;
-    int64_t group; /* layers whose products come together: above 1 only where fused_layers */
 } pass;
 
 /** A linear layer and the ends of its weight's gradient, dy^T x. */
@@ -103,7 +102,7 @@ static void *norm_grad(const pass *p, int64_t layer, td_weight norm)
     const td_plan *plan = &p->model->plan;
     const int64_t behind = plan->layout.in_layer[norm] - plan->layout.in_layer[TD_W_LN1];
 
-    if (p->group == 1 || layer == plan->config.size.layers)
+    if (p->model->group == 1 || layer == plan->config.size.layers)
         return grad(p, td_norm_parameter(p->model, layer, norm));
     return (char *)td_tensor_at(p->model, TD_T_NORMS_WEIGHT_GRAD, 0) +
            (size_t)behind * td_dtype_size(plan->config.dtype);
@@ -235,7 +234,7 @@ static void products_of(const td_transformer *model, int64_t layer, linear out[P
  * there is to do at once, the better. */
 static td_status layer_weight_grads(const pass *p, int64_t layer, int half)
 {
-    const int64_t layers = p->model->plan.config.size.layers;
+    const int64_t end = td_group_end(p->model, layer);
     linear all[TD_LINEAR_ADAMW_MOST];
     td_status status = TD_OK;
     int64_t count = 0;
@@ -243,9 +242,8 @@ static td_status layer_weight_grads(const pass *p, int64_t layer, int half)
     if (!p->fused_layers) {
         products_of(p->model, layer, all);
         TD_TRY(weight_grads(p, false, 2, all + half));
-    } else if (half == ATTENTION && layer % p->group == 0) {
-        const int64_t last = layer + p->group < layers ? layer + p->group - 1 : layers - 1;
-        for (int64_t i = last; i >= layer; i--, count += PRODUCTS)
+    } else if (half == ATTENTION && end > layer) {
+        for (int64_t i = end - 1; i >= layer; i--, count += PRODUCTS)
             products_of(p->model, i, all + count);
         TD_TRY(weight_grads(p, true, count, all));
     }
@@ -405,7 +403,7 @@ static td_status update_layer(const pass *p, int64_t layer)
     const int64_t begin = layout->layers + layer * layout->layer_stride,
                   norms = begin + layout->in_layer[TD_W_LN1], end = begin + layout->layer_stride;
 
-    if (p->group > 1)
+    if (p->model->group > 1)
         return td_adamw_range(p->model, p->adamw, p->on_device, norms, end, norm_grad(p, layer, TD_W_LN1));
     return p->fused_layers
                ? update(p, (range){norms, end, td_p_layer(layer, TD_W_LN1), td_p_layer(layer, TD_W_LN2)})
@@ -421,7 +419,7 @@ static td_status run(const pass *p)
     td_status status = TD_OK;
 
     TD_TRY(head_backward(p));
-    if (p->group > 1) /* between the norms' gradients updates are to find 0 */
+    if (model->group > 1) /* between the norms' gradients updates are to find 0 */
         TD_TRY(td_device_fill(model->dev, td_tensor_at(model, TD_T_NORMS_WEIGHT_GRAD, 0), 0,
                               model->plan.bytes[TD_T_NORMS_WEIGHT_GRAD]));
     TD_TRY(update(p, (range){layout->ln_final, p->fused_head ? layout->lm_head : layout->elements,
@@ -467,7 +465,7 @@ static td_status backward(const pass *p)
     }
     model->progress = TD_AT_START; /* the activations are written over from here on */
     model->grads_lost = true;      /* until all are there */
-    model->group = p->group;
+    model->group = p->fused_layers ? model->plan.group : 1;
     TD_TRY(td_device_push_label(model->dev, "backward"));
     TD_TRY(td_pop_after(model->dev, run(p)));
     model->grads_lost = p->adamw != NULL;
@@ -477,7 +475,7 @@ cleanup:
 
 td_status td_transformer_backward(td_transformer *model, bool accumulate, td_gradient_ready ready, void *user)
 {
-    const pass p = {.model = model, .accumulate = accumulate, .ready = ready, .user = user, .group = 1};
+    const pass p = {.model = model, .accumulate = accumulate, .ready = ready, .user = user};
     td_status status = TD_OK;
 
     TD_CHECK(model, "model is NULL");
@@ -539,8 +537,6 @@ static td_status choose_fused(pass *p)
         goto cleanup;
     TD_TRY(td_group_pays(model->dev, plan, plan->group, tokens, &p->fused_layers));
     TD_TRY(td_linear_adamw_pays(model->dev, 1, &head, &p->fused_head));
-    if (p->fused_layers)
-        p->group = plan->group;
 cleanup:
     return status;
 }
@@ -549,7 +545,7 @@ td_status td_transformer_backward_adamw(td_transformer *model, td_adamw *adamw, 
 {
     td_status status = TD_OK;
     td_adamw step;
-    pass p = {.model = model, .adamw = adamw, .on_device = on_device, .group = 1};
+    pass p = {.model = model, .adamw = adamw, .on_device = on_device};
 
     TD_TRY(td_check_update(model, adamw, false));
     TD_TRY(choose_fused(&p));

@@ -366,6 +366,8 @@ static td_status choose_group(td_device *dev, td_plan *plan)
 
     if (group > room)
         group = room > 1 ? room : 1;
+    /* As many as need no more turns: the last ones would otherwise be few. */
+    group = (layers - 1) / ((layers - 1) / group + 1) + 1;
     if (config->mixed && config->keep_all && config->use == TD_MODEL_TRAINING)
         TD_TRY(td_group_pays(dev, plan, group, config->batch * config->context, &pays));
     plan->group = pays ? group : 1;
@@ -414,7 +416,8 @@ cleanup:
 
 /** Transient gradients, over the kept activations. The backward pass of a layer finds the layers behind it done with: when
  * it writes its gradients, the activations of it and the layers before it matter, those behind do not. So the block of
- * gradients, whose layers stand in the same order, begins as low as that allows. */
+ * gradients, whose layers stand in the same order, begins as low as that allows. Layers that wait for others are not done with,
+ * but then none writes there: their weights' gradients are stored nowhere, their norms' in TD_T_NORMS_WEIGHT_GRAD. */
 static void place_gradients(td_plan *plan)
 {
     const size_t element = td_dtype_size(plan->config.dtype);

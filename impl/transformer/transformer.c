@@ -190,32 +190,30 @@ td_status td_begin_dead(td_transformer *model, int64_t layer)
     return each_of_begin(model, layer, td_tensor_dead);
 }
 
-/** The layers, from *begin up to *end, whose share of model->step is done with it: where the products of a group come together they
- * do in its lowest layer's step, and the others' steps end nothing. */
-static void layers_done(const td_transformer *model, int64_t *begin, int64_t *end)
+int64_t td_group_end(const td_transformer *model, int64_t layer)
 {
-    const int64_t layers = model->plan.config.size.layers;
+    const int64_t layers = model->plan.config.size.layers, end = layer + model->group;
 
-    *begin = model->layer;
-    *end = model->layer + 1;
-    if (model->step == TD_STEP_ATTN_WEIGHT_GRAD && model->layer % model->group == 0)
-        *end = model->layer + model->group < layers ? model->layer + model->group : layers;
-    else if (model->step == TD_STEP_ATTN_WEIGHT_GRAD)
-        *end = model->layer;
+    if (layer % model->group != 0)
+        return layer;
+    return end < layers ? end : layers;
 }
 
 td_status td_step_enter(td_transformer *model, td_step step, int64_t layer)
 {
+    /* Of how many layers the step that ends here was the last. */
+    const int64_t end =
+        model->step == TD_STEP_ATTN_WEIGHT_GRAD ? td_group_end(model, model->layer) : model->layer + 1;
     td_status status = TD_OK;
-    int64_t begin, end;
 
-    layers_done(model, &begin, &end);
     for (int i = TD_T_INPUT; i < TD_TENSORS; i++) {
         td_step first, last;
         if (model->plan.bytes[i] == 0)
             continue;
         td_tensor_life(&model->plan, (td_tensor)i, &first, &last);
-        for (int64_t done = begin; done < end && last == model->step && model->step != TD_STEP_NONE; done++)
+        if (last != model->step || model->step == TD_STEP_NONE)
+            continue;
+        for (int64_t done = model->layer; done < end; done++)
             TD_TRY(td_tensor_dead(model, (td_tensor)i, done));
     }
     for (int i = TD_T_INPUT; i < TD_TENSORS; i++) {

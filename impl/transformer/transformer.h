@@ -153,11 +153,11 @@ TD_API td_status td_transformer_adamw_on_device(td_transformer *model, td_adamw 
 
 /** Backward (without accumulation) and the AdamW step in one. The gradients are used up: `grad` of a parameter is undefined
  * behind it. In mixed precision, large weights are updated by the kernel that computes their gradients, which are then stored
- * nowhere (td_linear_adamw_update), a layer's together when its backward pass is through, or, with keep_all, those of up to four
- * layers that are not large. Where that does not pay for the layers, parameters are updated on a second stream as soon as nothing
- * reads them any more, beside the products of the layers before, if dev has streams. adamw is as in td_transformer_adamw or, with
- * `on_device`, as in td_transformer_adamw_on_device. The result is that of the two calls but for the order in which the fused
- * gradients are summed. TD_BAD_STATE and TD_BAD_ARGUMENT as there. */
+ * nowhere (td_linear_adamw_update), a layer's together when its backward pass is through; with keep_all up to four layers'
+ * together, as long as they have at most 192 Mi weights. Where that does not pay for the layers, parameters are updated on a second
+ * stream as soon as nothing reads them any more, beside the products of the layers before, if dev has streams. adamw is as in
+ * td_transformer_adamw or, with `on_device`, as in td_transformer_adamw_on_device. The result is that of the two calls but for the
+ * order in which the fused gradients are summed. TD_BAD_STATE and TD_BAD_ARGUMENT as there. */
 TD_API td_status td_transformer_backward_adamw(td_transformer *model, td_adamw *adamw, bool on_device);
 
 /** One SGD step, p -= lr g, on every parameter. TD_BAD_STATE: a model without gradients, or as in
