@@ -267,19 +267,18 @@ static int run_trials(void)
     for (int kind = 0; kind < KINDS; kind++) {
         td_attention_shape shape = {.dtype = kinds[kind].dtype, .tf32 = kinds[kind].tf32};
 
-        for (int i = 0; i < EXTENTS * HEAD_DIMS; i++) {
-            if (small && !(extents[i / HEAD_DIMS].small && head_dims[i % HEAD_DIMS].small))
+        for (int i = 0; i < 2 * EXTENTS * HEAD_DIMS; i++) {
+            const int extent = i / 2 / HEAD_DIMS, head_dim = i / 2 % HEAD_DIMS;
+            if (small && !(extents[extent].small && head_dims[head_dim].small))
                 continue;
-            for (int causal = small ? i % 2 : 0; causal < (small ? i % 2 + 1 : 2); causal++) {
-                shape.batch = extents[i / HEAD_DIMS].batch;
-                shape.heads = extents[i / HEAD_DIMS].heads;
-                shape.seq = extents[i / HEAD_DIMS].seq;
-                shape.seq_k = extents[i / HEAD_DIMS].seq_k;
-                shape.head_dim = head_dims[i % HEAD_DIMS].size;
-                shape.causal = causal;
-                shape.deterministic = (i / HEAD_DIMS + i + causal) % 2;
-                trials[count++] = name_trial(shape);
-            }
+            shape.batch = extents[extent].batch;
+            shape.heads = extents[extent].heads;
+            shape.seq = extents[extent].seq;
+            shape.seq_k = extents[extent].seq_k;
+            shape.head_dim = head_dims[head_dim].size;
+            shape.causal = i % 2;
+            shape.deterministic = (extent + head_dim + i) % 2;
+            trials[count++] = name_trial(shape);
         }
         for (int i = small ? 2 : 0; i < 6; i++) {
             shape = (td_attention_shape){.batch = 1,
@@ -668,7 +667,7 @@ static void work_may_be_null_where_none_is_needed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(takes_tensors_at_any_address), /* the others run the same kernels on other values */
+        cmocka_unit_test(takes_tensors_at_any_address), /* what td_gpu_small() leaves */
         cmocka_unit_test(o_may_lie_as_the_projection_reads_it),
         cmocka_unit_test(keys_that_no_query_sees_have_no_gradient),
         cmocka_unit_test(lse_of_one_key_is_its_score),

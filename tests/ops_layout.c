@@ -440,8 +440,10 @@ int ops_layout_group(void)
         cmocka_unit_test(embedding_sums_many_tokens_of_one_row),
     };
     size_t heads = sizeof heads_cases / sizeof *heads_cases;
-    size_t tables = sizeof embedding_cases / sizeof *embedding_cases - (td_gpu_small() ? 2 : 0);
+    size_t tables = sizeof embedding_cases / sizeof *embedding_cases;
 
+    while (td_gpu_small() && embedding_cases[tables - 1].shape.tokens > 5000)
+        tables--;
     return ops_run_cases("embedding", embedding_cases, tables, sizeof *embedding_cases,
                          embedding_copies_rows_and_sums_them_back) +
            ops_run_cases("heads", heads_cases, heads, sizeof *heads_cases, heads_are_moved_bit_by_bit) +

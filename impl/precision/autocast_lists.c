@@ -1,6 +1,6 @@
 /* The operator lists of torch.autocast, by the names of the operators in PyTorch's dispatcher without their
- * overloads: what PyTorch 2.13 registers for AutocastCPU and AutocastCUDA. The parity layer holds them against the
- * installed PyTorch. */
+ * overloads: what PyTorch 2.13 registers for AutocastCPU and AutocastCUDA, but for _cudnn_rnn, which runs in f16 whatever
+ * the low precision is. The parity layer holds them against that PyTorch. */
 #include "precision/autocast_lists.h"
 
 /* clang-format would put every name on a line of its own. */
@@ -37,7 +37,7 @@ static const char *const cpu_widest[] = {
 };
 
 static const char *const cuda_lower[] = {
-    "_convolution", "_cudnn_rnn", "_scaled_dot_product_flash_attention", "_thnn_fused_gru_cell",
+    "_convolution", "_scaled_dot_product_flash_attention", "_thnn_fused_gru_cell",
     "_thnn_fused_lstm_cell", "addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "chain_matmul",
     "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d",
     "conv_transpose3d", "convolution", "cudnn_convolution", "cudnn_convolution_transpose", "einsum",
