@@ -474,48 +474,6 @@ static void a_captured_step_waits_as_the_eager_one_does(void **state)
     td_transformer_destroy(models[1]);
 }
 
-static void what_waits_is_alive_until_it_is_read(void **state)
-{
-    static const char *const tensors[] = {"ffn.gate_up", "ffn.hidden", "ln1.output", "ln2.output", "attn.o"};
-    const int64_t group = td_gpu_is_hopper() ? 3 : 1;
-    const td_memory_event *events;
-    int64_t count, dropped, ids[140] = {0};
-    td_adamw given = adamw;
-    td_transformer *model;
-    void *block;
-
-    (void)state;
-    td_assert_ok(td_device_alloc(gpu, sizeof ids, &block));
-    td_assert_ok(td_device_upload(gpu, block, ids, sizeof ids));
-    td_assert_ok(td_transformer_create(gpu, &six_layers, &model));
-    td_assert_ok(td_transformer_init(model, 7));
-    td_assert_ok(td_device_history_begin(gpu, 100000));
-    td_assert_ok(td_transformer_forward(model, block, 2, 70, NULL));
-    td_assert_ok(td_transformer_loss(model, block, NULL));
-    td_assert_ok(td_transformer_backward_adamw(model, &given, false));
-    td_assert_ok(td_device_history_end(gpu));
-    td_assert_ok(td_device_history(gpu, &events, &count, &dropped));
-    assert_int_equal(dropped, 0);
-    for (int64_t layer = 0; layer < six_layers.size.layers; layer++)
-        for (int i = 0; i < 5; i++) {
-            char label[80];
-            int64_t deaths = 0, elsewhere = 0;
-            snprintf(label, sizeof label, "backward/layers.%d/layers.%d.%s", (int)(layer / group * group),
-                     (int)layer, tensors[i]);
-            for (int64_t j = 0; j < count; j++)
-                if (events[j].action == TD_MEMORY_DEAD) {
-                    const char *last = strrchr(events[j].label, '/');
-                    deaths += strcmp(events[j].label, label) == 0;
-                    elsewhere +=
-                        strcmp(events[j].label, label) != 0 && last && strcmp(last, strrchr(label, '/')) == 0;
-                }
-            if (deaths != 1 || elsewhere != 0)
-                fail_msg("%s: %d deaths, %d elsewhere", label, (int)deaths, (int)elsewhere);
-        }
-    td_assert_ok(td_device_free(gpu, block));
-    td_transformer_destroy(model);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -525,7 +483,6 @@ int main(void)
         cmocka_unit_test(a_model_too_large_is_refused_and_the_device_goes_on),
         cmocka_unit_test(the_history_knows_the_tensors_of_a_step),
         cmocka_unit_test(a_captured_step_waits_as_the_eager_one_does),
-        cmocka_unit_test(what_waits_is_alive_until_it_is_read),
     };
 
     gpu = td_gpu_open();
