@@ -50,9 +50,9 @@ typedef enum td_autocast_rule {
 
 /** The rule of an operation, by PyTorch's name ("linear", "matmul", "layer_norm", "cross_entropy_loss", ...), in
  * the operator lists of torch.autocast as PyTorch 2.13 registers them (documented under "Automatic Mixed Precision
- * package"). An operation made of others that the lists do not name, "cross_entropy_loss" on CUDA say, has the rule
- * of the one that ends it. TD_BAD_ARGUMENT: a NULL, an unknown device. An operation in no list is
- * TD_AUTOCAST_TYPE_PROMOTION. */
+ * package"), but for _cudnn_rnn, which runs in f16 whatever the low precision is. An operation made of others that the
+ * lists do not name, "cross_entropy_loss" on CUDA say, has the rule of the one that ends it. An operation in no list is
+ * TD_AUTOCAST_TYPE_PROMOTION. TD_BAD_ARGUMENT: a NULL, an unknown device. */
 TD_API td_status td_autocast_rule_find(td_autocast_device device, const char *op, td_autocast_rule *out);
 
 /** "lower", "f32", "widest", "type promotion", "banned"; "unknown rule" for any other value. Never NULL. */

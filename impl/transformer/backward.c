@@ -212,22 +212,36 @@ static void *hidden_of(const td_transformer *model, int64_t layer)
     return td_tensor_at(model, model->plan.config.keep_all ? TD_T_HIDDEN : TD_T_HIDDEN_GRAD, layer);
 }
 
-enum { FFN = 0, ATTENTION = 2, PRODUCTS = 4 }; /* two each */
+enum { FFN = 0, ATTENTION = 2 }; /* the first of two each */
+
+/** The extents of a layer's products: [w1; w3] and w2, [q; k; v] and output. */
+static void layer_extents(const td_model_size *size, linear out[TD_LAYER_PRODUCTS])
+{
+    const int64_t d = size->d_model, f = size->d_ff;
+
+    out[FFN] = (linear){.d_in = d, .d_out = 2 * f};
+    out[FFN + 1] = (linear){.d_in = f, .d_out = d};
+    out[ATTENTION] = (linear){.d_in = d, .d_out = 3 * d};
+    out[ATTENTION + 1] = (linear){.d_in = d, .d_out = d};
+}
 
 /** The products of a layer's weights. */
-static void products_of(const td_transformer *model, int64_t layer, linear out[PRODUCTS])
+static void products_of(const td_transformer *model, int64_t layer, linear out[TD_LAYER_PRODUCTS])
 {
-    const int64_t d = model->plan.config.size.d_model, f = model->plan.config.size.d_ff;
+    static const td_weight weights[TD_LAYER_PRODUCTS] = {TD_W_W1, TD_W_W2, TD_W_Q, TD_W_OUTPUT};
+    const void *const dy[TD_LAYER_PRODUCTS] = {
+        td_tensor_at(model, TD_T_GATE_UP, layer), branch_grad(model, TD_T_FFN_BRANCH_GRAD, layer),
+        waiting(model, TD_T_QKV_GRAD, layer), branch_grad(model, TD_T_ATTN_BRANCH_GRAD, layer)};
+    const void *const x[TD_LAYER_PRODUCTS] = {norm_output(model, layer, TD_W_LN2), hidden_of(model, layer),
+                                              norm_output(model, layer, TD_W_LN1),
+                                              td_tensor_at(model, TD_T_O, layer)};
 
-    out[FFN] = (linear){td_p_layer(layer, TD_W_W1), d, 2 * f, td_tensor_at(model, TD_T_GATE_UP, layer),
-                        norm_output(model, layer, TD_W_LN2)};
-    out[FFN + 1] = (linear){td_p_layer(layer, TD_W_W2), f, d, branch_grad(model, TD_T_FFN_BRANCH_GRAD, layer),
-                            hidden_of(model, layer)};
-    out[ATTENTION] = (linear){td_p_layer(layer, TD_W_Q), d, 3 * d, waiting(model, TD_T_QKV_GRAD, layer),
-                              norm_output(model, layer, TD_W_LN1)};
-    out[ATTENTION + 1] =
-        (linear){td_p_layer(layer, TD_W_OUTPUT), d, d, branch_grad(model, TD_T_ATTN_BRANCH_GRAD, layer),
-                 td_tensor_at(model, TD_T_O, layer)};
+    layer_extents(&model->plan.config.size, out);
+    for (int i = 0; i < TD_LAYER_PRODUCTS; i++) {
+        out[i].parameter = td_p_layer(layer, weights[i]);
+        out[i].dy = dy[i];
+        out[i].x = x[i];
+    }
 }
 
 /** Those of one of its halves, or, where updates are fused and both are through, of the layers that waited for this one: the more
@@ -243,7 +257,7 @@ static td_status layer_weight_grads(const pass *p, int64_t layer, int half)
         products_of(p->model, layer, all);
         TD_TRY(weight_grads(p, false, 2, all + half));
     } else if (half == ATTENTION && end > layer) {
-        for (int64_t i = end - 1; i >= layer; i--, count += PRODUCTS)
+        for (int64_t i = end - 1; i >= layer; i--, count += TD_LAYER_PRODUCTS)
             products_of(p->model, i, all + count);
         TD_TRY(weight_grads(p, true, count, all));
     }
@@ -508,17 +522,15 @@ static td_linear_adamw extents_of(const td_plan *plan, int64_t tokens, int64_t d
 
 td_status td_group_pays(td_device *dev, const td_plan *plan, int64_t group, int64_t tokens, bool *out)
 {
-    const int64_t d = plan->config.size.d_model, f = plan->config.size.d_ff;
+    linear one[TD_LAYER_PRODUCTS];
     td_linear_adamw all[TD_LINEAR_ADAMW_MOST];
 
-    for (int64_t i = 0; i < group; i++) {
-        td_linear_adamw *of = all + i * PRODUCTS;
-        of[FFN] = extents_of(plan, tokens, d, 2 * f);
-        of[FFN + 1] = extents_of(plan, tokens, f, d);
-        of[ATTENTION] = extents_of(plan, tokens, d, 3 * d);
-        of[ATTENTION + 1] = extents_of(plan, tokens, d, d);
+    layer_extents(&plan->config.size, one);
+    for (int64_t i = 0; i < group * TD_LAYER_PRODUCTS; i++) {
+        const linear *l = &one[i % TD_LAYER_PRODUCTS];
+        all[i] = extents_of(plan, tokens, l->d_in, l->d_out);
     }
-    return td_linear_adamw_pays(dev, group * PRODUCTS, all, out);
+    return td_linear_adamw_pays(dev, group * TD_LAYER_PRODUCTS, all, out);
 }
 
 /** Which of the model's weights it is faster to update with their gradients. */

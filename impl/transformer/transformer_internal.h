@@ -123,10 +123,12 @@ typedef enum td_tensor {
     TD_TENSORS
 } td_tensor;
 
-/** Layers of the model whose fused updates may come in one launch, four products each, and their weights at the most. Fewer launches
+#define TD_LAYER_PRODUCTS 4 /* of weights, in backward: [w1; w3], w2, [q; k; v], output */
+
+/** Layers of the model whose fused updates may come in one launch, and their weights at the most. Fewer launches
  * gain what their ends take and long ones lose it again (kernels/linear_adamw.cu). Two or four layers together, steps took of xl's
  * 41 M weights a layer 58.3 and 58.2 ms for 59.1, of 2.7B's 105 M 87.8 and 89.4 for 87.5 (H200, November 2026). */
-#define TD_GROUP_MOST    (TD_LINEAR_ADAMW_MOST / 4)
+#define TD_GROUP_MOST    (TD_LINEAR_ADAMW_MOST / TD_LAYER_PRODUCTS)
 #define TD_GROUP_WEIGHTS ((int64_t)192 << 20)
 
 /** A way to attend, by its name in td_transformer_config. */
