@@ -183,9 +183,7 @@ __device__ void multiply(shared_memory<T> &shared, const batch<P, T> &all, int h
 
         barrier_wait(&shared.grads_empty[half], turn.parity ^ 1);
         put_grads(shared.grads[half], sums);
-        __syncwarp();
-        if (lane == 0)
-            barrier_arrive(&shared.grads_full[half]);
+        barrier_arrive(&shared.grads_full[half]);
     }
 }
 
@@ -339,9 +337,7 @@ __device__ void update(shared_memory<T> &shared, const batch<P, T> &all, int thr
                     next.bring(0, a);
                 now.update(k, i + 1, grads, b);
             }
-            __syncwarp();
-            if (thread % 32 == 0)
-                barrier_arrive(&shared.grads_empty[half]);
+            barrier_arrive(&shared.grads_empty[half]);
             now = next;
         }
     }
@@ -368,9 +364,11 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
             barrier_init(&shared.full[i], 1);
             barrier_init(&shared.empty[i], CLUSTER * 2 * WARPS); /* whoever multiplies, in both blocks */
         }
+        /* Every thread that writes or reads the gradient, though a warp's first lane could arrive for all of it in the same time:
+         * compute-sanitizer takes the others' accesses for races. */
         for (int i = 0; i < 2; i++) {
-            barrier_init(&shared.grads_full[i], WARPS);
-            barrier_init(&shared.grads_empty[i], UPDATERS);
+            barrier_init(&shared.grads_full[i], GROUP);
+            barrier_init(&shared.grads_empty[i], 32 * UPDATERS);
         }
         barrier_init_done();
     }
