@@ -216,7 +216,9 @@ def report_memory(page, records):
             "Peaks of the whole side: weights, gradients, moments, activations and scratch. C's is its "
             "recorder's, PyTorch's the peak of allocated blocks, which its allocator rounds up; the bytes "
             "that torch_compile requested stand beside. Memory of the driver, of loaded kernels and of graphs is in "
-            "neither; torch_compile_graph's is the peak of its capture, whose blocks stay taken."
+            "neither; torch_compile_graph's is the peak of its capture, whose blocks stay taken. C's training steps "
+            "ran with transient_gradients, whose gradients take the memory of dead activations, and with keep_all, "
+            "whose backward pass computes nothing up again (transformer.h)."
         )
     for mine, theirs in MEMORY_RATIOS:
         found = [row[f"{mine} / {theirs}"] for row in rows if row[f"{mine} / {theirs}"]]
