@@ -92,9 +92,9 @@ template <int W, typename T> __device__ inline void fetch(pack<T, W> *to, const 
  * for another's. The groups of a block take their rows in step, for they meet in `reduce`. The thread's columns are the same in
  * every row, and so its weights stay in registers.
  *
- * 2,048 rows of 2,560 in bf16 take 14.4 us and the kernel behind 2.5, where copies of as many bytes take 11.9. Two rows ahead take
- * 14.7, groups of 160 threads at barriers of their own 13.7; with one barrier of the whole grid in place of the second kernel,
- * which needs a cooperative launch, all of it takes 15.7 (H200, 22 November 2026). */
+ * 2,048 rows of 2,560 in bf16 take 14.4 us, and 16.9 with the kernel behind, where copies of as many bytes take 11.9. Two rows ahead
+ * are slower, 17.3; groups of 160 threads that meet at barriers of their own take 16.5 to 16.8; with one barrier of the whole grid in
+ * place of the second kernel, which needs a cooperative launch, these take 15.7 (H200, 22 November 2026). */
 template <typename T, typename X, int W, typename G>
 __global__ void __launch_bounds__(G::BLOCK, 2)
     td_norm_rmsnorm_backward(int64_t rows, int cols, const X *x, const X *weight, const float *rstd,
