@@ -239,6 +239,27 @@ class Memory(unittest.TestCase):
                     (groups / controllers / "memory.current").write_text(str(1024 * MIB))
             self.assertEqual(memory.available_bytes(meminfo, groups), 1024 * MIB - memory.KEPT_FREE)
 
+    def test_the_kernel_s_kills_are_counted_by_the_group_else_by_the_machine(self):
+        with tempfile.TemporaryDirectory() as folder:
+            vmstat, groups = Path(folder) / "vmstat", Path(folder) / "cgroup"
+            self.assertIsNone(memory.oom_kills(vmstat, groups))
+            vmstat.write_text("nr_free_pages 1\noom_kill 3\n")
+            self.assertEqual(memory.oom_kills(vmstat, groups), 3)
+            for name, text in (
+                ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"),
+                ("memory.events", "low 0\noom 9\noom_kill 4\noom_group_kill 8\n"),
+            ):
+                for line in Path("/proc/self/cgroup").read_text().splitlines():
+                    _, controllers, path = line.split(":", 2)
+                    if controllers in ("", "memory"):
+                        mine = groups / controllers / path.lstrip("/")
+                        mine.mkdir(parents=True, exist_ok=True)
+                        (mine / name).write_text(text)
+                        if mine != groups / controllers:  # all of the machine's, or of the container's
+                            (groups / controllers / name).write_text("oom_kill 100\n")
+                found = re.search(r"^oom_kill (\d)$", text, re.MULTILINE).group(1)
+                self.assertEqual(memory.oom_kills(vmstat, groups), int(found))
+
     def test_out_of_memory_is_told_from_other_errors(self):
         for error in (
             MemoryError(),

@@ -1,8 +1,10 @@
 """Whole sweeps over modules that work and modules that do not: records, restarts, crashes, full disks."""
 
 import contextlib
+import errno
 import fcntl
 import io
+import itertools
 import json
 import math
 import os
@@ -259,7 +261,7 @@ class Sweeps(unittest.TestCase):
             ("c_oom", "oom", "TD_NO_MEMORY"),
             ("crash", "error", "the process died of SIGSEGV"),
             ("torch_oom", "ok", "not judged: torch_eager is oom"),
-            ("killed", "ok", "not judged: torch_eager is oom"),
+            ("killed", "ok", "not judged: torch_eager is error"),
             ("predicted", "ok", "not judged: torch_eager is oom"),
         ):
             with self.subTest(way=way):
@@ -267,19 +269,49 @@ class Sweeps(unittest.TestCase):
                 self.assertIn(words, c[way][1])
         for way, words in (
             ("torch_oom", "can't allocate"),
-            ("killed", "the system killed"),
             ("predicted", "needs"),
         ):
             with self.subTest(way=way):
                 self.assertEqual(torch[way][0], "oom")
                 self.assertIn(words, torch[way][1])
         self.assertEqual(torch["crash"][0], "ok")
+        self.assertEqual(torch["killed"][0], "error")
+        self.assertIn("the process was killed by SIGKILL", torch["killed"][1])
         self.assertIn("error: trouble/trouble/way=crash c: the process died of SIGSEGV", out)
 
         # What failed is tried again, what ended otherwise is not.
         _, out, _ = self.main("run", "--module", "trouble", "--case", "way=(wrong|c_oom|fine|killed)")
-        self.assertIn("3 cases are finished", out)
-        self.assertIn("[1/1] trouble/trouble/way=wrong", out)
+        self.assertIn("2 cases are finished", out)
+        self.assertIn("[1/2] trouble/trouble/way=wrong", out)
+        self.assertIn("[2/2] trouble/trouble/way=killed", out)
+
+    def test_a_kill_is_out_of_memory_only_where_the_system_says_so(self):
+        for counts, status, words in (
+            (itertools.count(), "oom", "the system killed the process: out of memory"),
+            (itertools.repeat(7), "error", "SIGKILL, and not by the system for want of memory"),
+            (itertools.repeat(None), "error", "SIGKILL: out of memory, or somebody"),
+        ):
+            with (
+                self.subTest(status=status),
+                unittest.mock.patch.object(worker, "oom_kills", counts.__next__),
+            ):
+                self.records.unlink(missing_ok=True)
+                code, _, _ = self.main("run", "--module", "trouble", "--case", "way=killed")
+                found = {record["impl"]: record for record in load(self.records).records}
+                self.assertEqual((code, found["c"]["status"]), (1 if status == "error" else 0, "ok"))
+                self.assertEqual(found["torch_eager"]["status"], status)
+                self.assertIn(words, found["torch_eager"]["message"])
+                _, out, _ = self.main("run", "--module", "trouble", "--case", "way=killed")
+                self.assertEqual("1 cases are finished" in out, status == "oom")
+
+    def test_a_worker_that_is_killed_while_it_waits_is_replaced(self):
+        settings = worker.Settings(self.library, 1, 0.1, parity_double.HEADERS)
+        case = Case("scaling", count=15, dtype="f32")
+        with worker.Worker(settings) as measuring:
+            os.kill(measuring._process.pid, signal.SIGKILL)
+            measuring._process.join()
+            records = measuring.run("parity_double.fakes.scale", case)
+        self.assertEqual([record["status"] for record in records], ["ok", "ok"])
 
     def test_a_killed_sweep_goes_on_where_it_was(self):
         sweep = self.process("--module", "scale")
@@ -303,7 +335,111 @@ class Sweeps(unittest.TestCase):
         self.assertTrue(2 <= len(finished) < 5)
         self.assertEqual(len(load(self.records).records), 10)
 
+    def test_a_corrupt_line_costs_no_other(self):
+        self.main("run", "--module", "scale")
+        whole = self.records.read_bytes()
+        good = json.loads(whole.splitlines()[0])
+        wrong = [
+            ("impl", ["c"], 'impl is ["c"], needs a name'),
+            ("impl", "", 'impl is "", needs a name'),
+            ("module", [], "module is [], needs a name"),
+            ("case", {"count": None}, "case.count is null, needs"),
+            ("case", {"count": [1]}, "case.count is [1], needs"),
+            ("status", "fine", 'status is "fine", needs one of ok, failed'),
+            ("machine", [], "machine is [], needs a string"),
+            ("device", "tpu", 'device is "tpu", needs one of cpu, cuda'),
+            ("measure", 0, "measure is 0, needs a string"),
+            ("time", True, "time is true, needs a string"),
+            ("versions", {"torch": 2}, "versions.torch is 2, needs a string"),
+            ("error", [], "error is [], needs an object"),
+            ("error", {"rel_l2": "0"}, 'error.rel_l2 is "0", needs a number or null'),
+            ("error", {"outputs": {"y": 1}}, "error.outputs.y is 1, needs an object"),
+            ("ms", {"median": 1.0}, "ms has no mean"),
+            (
+                "ms",
+                dict.fromkeys(("median", "mean", "std", "min", "max", "p95", "n"), 0),
+                "ms.median is 0, needs",
+            ),
+            ("samples", [1, "2"], 'samples.1 is "2", needs a number'),
+            ("series", {"count": 1}, "series.count is 1, needs a list"),
+            ("sides", 0, "sides is 0, needs a whole number of at least 1"),
+            ("threads", 1.5, "threads is 1.5, needs a whole number"),
+            ("peak_mib", 2**70, "peak_mib is 1180591620717411303424, needs to be less than 2^63"),
+            ("message", "\ud800", 'message is "\\ud800", which is no Unicode'),
+        ]
+        lines = [(json.dumps(good | {key: value}), words) for key, value, words in wrong]
+        lines += [
+            ("[" * 100_000, "it nests deeper than 16"),
+            (json.dumps(good | {"more": eval("[" * 16 + "]" * 16)}), "it nests deeper than 16"),
+            (json.dumps(good).replace('"c"', "NaN"), "impl is nan, needs to be finite"),
+            (json.dumps(good)[:-1] + ', "peak_mib": 1e999}', "peak_mib is inf, needs to be finite"),
+            ("[1]", "it is [1], needs an object"),
+            ('{"module": "m"}', "it has no deliverable"),
+        ]
+        ends = whole.splitlines()[1] + b"\n"  # a record behind them all
+        self.records.write_bytes(whole + b"".join(line.encode() + b"\n" for line, _ in lines) + ends)
+        warnings = [f"line {11 + i}: no record, left out: {words}" for i, (_, words) in enumerate(lines)]
+        for command in ("report", "list", "run"):
+            with self.subTest(command=command):
+                more = () if command == "report" else ("--module", "scale")
+                status, out, err = self.main(command, *more)
+                self.assertEqual((status, err.count("\n")), (0, len(lines)), err)
+                for line, warning in zip(err.splitlines(), warnings, strict=True):
+                    self.assertIn(warning, line)
+        self.assertIn("5 cases are finished", out)
+        for pair in ((self.records, self.records), (self.records.parent, self.records)):
+            self.assertEqual(self.compared(*pair), (0, True))
+
+    def compared(self, old, new):
+        """Exit status of a comparison, and whether it said that nothing got worse."""
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+            status = main("parity_double.fakes", ["compare", str(old), str(new)])
+        return status, "nothing got worse" in out.getvalue()
+
+    def test_a_mistake_of_the_command_s_own_is_never_worse(self):
+        self.main("run", "--module", "scale", "--case", "count=1,")
+        with (
+            unittest.mock.patch("parity.core.compare.moves", side_effect=ZeroDivisionError("as asked")),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()) as err,
+        ):
+            status = main("parity_double.fakes", ["compare", str(self.records), str(self.records)])
+        self.assertEqual(status, 2)
+        self.assertIn("ZeroDivisionError: as asked", err.getvalue())
+
+    def test_a_case_that_is_only_named_alike_is_left_out(self):
+        self.main("run", "--module", "scale")
+        line = json.loads(self.records.read_text().splitlines()[0])
+        with self.records.open("a") as file:
+            file.write(json.dumps(line | {"case": line["case"] | {"count": "1"}}) + "\n")
+        status, out, err = self.main("report")
+        self.assertEqual((status, err), (0, ""))
+        self.assertIn("left out, for their cases are no more: 1 results", out)
+
     def test_the_command_line_refuses_clearly(self):
+        for arguments, words in (
+            (("run", "--budget", "nan"), "argument --budget: 'nan' is no number"),
+            (("run", "--budget", "inf"), "argument --budget: inf, needs to be above 0 and at most 86400"),
+            (("run", "--budget", "0"), "argument --budget: 0, needs to be above 0"),
+            (("run", "--budget=-1"), "argument --budget: -1, needs to be above 0"),
+            (("run", "--budget", "x"), "argument --budget: 'x' is no number"),
+            (("run", "--within", "nan"), "argument --within: 'nan' is no number"),
+            (("run", "--within=-1"), "argument --within: -1, needs at least 0"),
+            (("run", "--threads", "0"), "argument --threads: 0, needs 1 to 4096"),
+            (("run", "--threads", "1000000"), "argument --threads: 1000000, needs 1 to 4096"),
+            (("run", "--threads", "two"), "argument --threads: 'two' is no whole number"),
+            (("compare", "a", "b", "--band", "nan"), "argument --band: 'nan' is no number"),
+            (("compare", "a", "b", "--band=-1"), "argument --band: -1, needs at least 0"),
+            (("compare", "a", "b", "--growth", "nan"), "argument --growth: 'nan' is no number"),
+            (("compare", "a", "b", "--growth", "0.5"), "argument --growth: 0.5, needs at least 1"),
+        ):
+            with self.subTest(arguments=arguments):
+                err = io.StringIO()
+                with contextlib.redirect_stderr(err), self.assertRaises(SystemExit) as ended:
+                    main("parity_double.fakes", list(arguments))
+                self.assertEqual(ended.exception.code, 2)
+                self.assertIn(words, err.getvalue())
         for arguments, words in (
             (("run", "--module", "nothing"), "no module nothing; there are: early, scale, trouble"),
             (("run", "--case", "nothing"), "no case that matches 'nothing'"),
@@ -377,6 +513,59 @@ class RecordFiles(unittest.TestCase):
         )
         self.assertEqual(len(loaded.records), 2)
         self.assertIn(b"nonsense", self.path.read_bytes())
+
+    def test_a_carriage_return_ends_no_line(self):
+        """Python's splitlines() would take what stands before it for a torn end, and the writer cut the file there."""
+        self.append(self.record(1))
+        whole = self.path.read_bytes()
+        self.path.write_bytes(whole + b"non\rsense\n" + whole.replace(b"}\n", b"}\r\n"))
+        self.append(self.record(2))
+        loaded = load(self.path)
+        self.assertEqual([record["case"]["count"] for record in loaded.records], [1, 1, 2])
+        self.assertEqual(len(loaded.warnings), 1)
+        self.assertFalse((self.folder / ASIDE).exists())
+
+    def test_what_no_reader_would_take_is_not_written(self):
+        self.append(self.record(1))
+        before = self.path.read_bytes()
+        with RecordFile(self.folder) as file:
+            for record, words in (
+                (self.record(2, machine=None), "machine is null, needs a string"),
+                (self.record(2, more=2**63), "more is 9223372036854775808, needs to be less than 2"),
+            ):
+                with self.assertRaisesRegex(RecordError, words):
+                    file.append([self.record(3), record])
+            self.assertEqual(len(file.loaded.records), 1)
+        self.assertEqual(self.path.read_bytes(), before)
+
+    def test_what_is_no_regular_file_is_refused(self):
+        """An endless device would be read until memory is out, a FIFO would never open."""
+        os.mkfifo(self.folder / "fifo")
+        for target in ("/dev/zero", "/dev/full", "/dev/null", self.folder / "fifo"):
+            with self.subTest(target=target):
+                self.path.symlink_to(target)
+                for act in (lambda: load(self.path), lambda: RecordFile(self.folder)):
+                    with self.assertRaisesRegex(RecordError, "cannot be read: Not a regular file"):
+                        act()
+                self.path.unlink()
+                self.append(self.record(1))
+                with self.path.open("ab") as file:
+                    file.write(b"torn")
+                (self.folder / ASIDE).symlink_to(target)
+                with self.assertRaisesRegex(
+                    RecordError, "cannot be written: (Not a regular file|No such device)"
+                ):
+                    RecordFile(self.folder)
+                self.path.unlink()
+                (self.folder / ASIDE).unlink()
+
+    def test_a_file_system_without_locks_is_named_as_such(self):
+        failure = OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        with (
+            unittest.mock.patch.object(fcntl, "flock", side_effect=failure),
+            self.assertRaisesRegex(RecordError, "cannot be locked: No locks available"),
+        ):
+            RecordFile(self.folder)
 
     def test_an_unreadable_file_is_refused_and_stays(self):
         self.path.mkdir()

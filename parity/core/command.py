@@ -1,9 +1,11 @@
 """python -m parity run | report | compare | list."""
 
 import argparse
+import io
 import math
 import re
 import sys
+import traceback
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +19,8 @@ from parity.core.tables import FORMATS
 from parity.core.worker import Settings, WorkerError
 
 ERRORS = (sweep.SelectionError, RecordError, WorkerError, report.ReportError, compare.CompareError)
+MOST_THREADS = 4096  # as the program's --threads
+MOST_SECONDS = 86400
 BUDGETS = {"cpu": {"quick": 0.5, "full": 2.0}, "cuda": {"quick": 0.1, "full": 0.1}}
 MACHINES = {"cpu": "local", "cuda": "local-cuda"}
 
@@ -25,12 +29,19 @@ def main(package: str, arguments: list[str] | None = None, headers: Path = HEADE
     """The command line of a package of modules, on the library that the headers declare; returns the exit status."""
     options = _parser().parse_args(arguments)
     options.headers = headers
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a locale that lacks a letter is no reason to stop
     # In a pipe a line stays a line, however long.
     console = Console(soft_wrap=not sys.stdout.isatty())
     try:
-        return options.command(package, options, console)
+        status = options.command(package, options, console)
+        sys.stdout.flush()  # here, where a full disk is still seen
+        return status
     except ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Exception:  # 1 has a meaning: a case failed, something got worse
+        traceback.print_exc()
         return 2
     except KeyboardInterrupt:
         print(
@@ -64,7 +75,8 @@ def write_report(package: str, options: argparse.Namespace, console: Console) ->
         raise RecordError(f"no records in {_folder(options) / FILE}; python -m parity run makes some")
     modules = sweep.discover(package)
     listed, newest = sweep.listed(modules), loaded.newest()
-    records = [record for record in newest if key_of(record)[:2] in listed]
+    # The keys as well as the name, which says the same of 16 and of "16".
+    records = [record for record in newest if listed.get(key_of(record)[:2]) == record["case"]]
     if len(records) < len(newest):
         console.print(f"left out, for their cases are no more: {len(newest) - len(records)} results")
     for path in report.write(modules, records, _folder(options), options.format):
@@ -144,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     cases.add_argument(
         "--device", type=_device, default="cpu", help="cpu, cuda or cuda:INDEX (default: %(default)s)"
     )
-    cases.add_argument("--threads", type=_positive, default=2, help="of both sides (default: %(default)s)")
+    cases.add_argument("--threads", type=_threads, default=2, help="of both sides (default: %(default)s)")
 
     command = commands.add_parser("run", parents=[cases, records], help="measure what is not measured yet")
     command.add_argument("--library", type=Path, help="libtandem.so (default: that of the preset)")
@@ -152,11 +164,11 @@ def _parser() -> argparse.ArgumentParser:
         "--redo", action="store_true", help="repeat finished cases; reports use the newest result"
     )
     command.add_argument(
-        "--budget", type=float, metavar="SECONDS", help="of timing a side (default: by profile)"
+        "--budget", type=_budget, metavar="SECONDS", help="of timing a side (default: by profile)"
     )
     command.add_argument(
         "--within",
-        type=float,
+        type=_within,
         default=math.inf,
         metavar="SECONDS",
         help="start no case that is expected to end later; the exit status is 3 where cases are left",
@@ -179,12 +191,15 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("new", type=Path, metavar="NEW")
     command.add_argument(
         "--band",
-        type=float,
+        type=_band,
         default=0.15,
         help="noise: changes of time and memory up to this are none (default: %(default)s)",
     )
     command.add_argument(
-        "--growth", type=float, default=2.0, help="errors that grow by more are worse (default: %(default)s)"
+        "--growth",
+        type=_growth,
+        default=2.0,
+        help="errors that grow by more are worse (default: %(default)s)",
     )
     command.add_argument("--common", action="store_true", help="cases that NEW lacks are no matter")
     command.set_defaults(command=compare_records)
@@ -202,8 +217,51 @@ def _device(text: str) -> str:
     return text
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}, needs at least 1")
+def _threads(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+    if not 1 <= value <= MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"{value}, needs 1 to {MOST_THREADS}")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number")
+    return value
+
+
+def _budget(text: str) -> float:
+    value = _number(text)
+    if not 0 < value <= MOST_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f"{text}, needs to be above 0 and at most {MOST_SECONDS}, which is a day"
+        )
+    return value
+
+
+def _within(text: str) -> float:
+    value = _number(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text}, needs at least 0")
+    return value
+
+
+def _band(text: str) -> float:
+    value = _number(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}, needs at least 0, and to be finite")
+    return value
+
+
+def _growth(text: str) -> float:
+    value = _number(text)
+    if not 1 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}, needs at least 1, and to be finite")
     return value

@@ -1,5 +1,6 @@
 """How much memory a side needs, how much there is, and how a case that wants more is stopped in time."""
 
+import re
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,21 @@ def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroups: Path = CGROU
             except (OSError, ValueError):
                 continue
     return max(0, min(limits) - KEPT_FREE)
+
+
+def oom_kills(vmstat: Path = Path("/proc/vmstat"), cgroups: Path = CGROUPS) -> int | None:
+    """How many processes the kernel has ended so far because memory was out: of this control group where it counts
+    them, else of the machine. None where neither is told. The kernel counts before it kills."""
+    names = ("memory.events", "memory.oom_control")  # version 2 and version 1
+    files = [folder / name for folder in _cgroup_folders(cgroups) for name in names]
+    for file in [*files, vmstat]:
+        try:
+            found = re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE)
+        except OSError:
+            continue
+        if found:
+            return int(found.group(1))
+    return None
 
 
 def limit_process() -> int:

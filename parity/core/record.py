@@ -8,13 +8,16 @@ needs to know: `measure`, `threads`, `seconds` (the case took), `sides` (records
 say so, `reference` (what C was judged against).
 """
 
+import contextlib
 import datetime
+import errno
 import fcntl
 import json
 import math
 import os
 import platform
 import re
+import stat
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,10 +29,10 @@ import torch
 from parity.core.case import case_name
 from parity.core.device import Cpu, Device
 from parity.core.library import ROOT
+from parity.core.schema import SchemaError, check, parse
 
 FILE = "records.jsonl"
 ASIDE = "records.torn"
-REQUIRED = ("deliverable", "module", "case", "impl", "status")
 FINISHED = ("ok", "oom", "unsupported")
 # Variables by which the environment changes what a library computes; where they are set they are part of a result.
 OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_EMULATE_SINGLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
@@ -61,36 +64,45 @@ class Loaded:
 
 
 def load(path: Path) -> Loaded:
-    """Reads a record file; RecordError if that is impossible. A file that does not exist has no records."""
+    """Reads a record file; RecordError if that is impossible. A file that does not exist has no records. A line that
+    is no record, in the sense of schema.py, is left out with a warning."""
     loaded = Loaded()
     try:
-        data = path.read_bytes()
+        with open(_open(path, os.O_RDONLY), "rb") as file:
+            data = file.read()
     except FileNotFoundError:
         return loaded
     except OSError as error:
         raise RecordError(f"{path}: cannot be read: {error.strerror}") from error
     position = 0
-    for number, line in enumerate(data.splitlines(keepends=True), 1):
-        record = _parse(line)
-        if record is not None:
-            loaded.records.append(record)
-        elif not line.endswith(b"\n"):
-            loaded.torn_at = position
-            loaded.warnings.append(f"{path}, line {number}: cut off in the middle of a record, left out")
-        elif line.strip():
-            loaded.warnings.append(f"{path}, line {number}: no record, left out")
-        position += len(line)
+    # Not splitlines(), to which a stray carriage return would end a line, and a file in its middle.
+    for number, line in enumerate(data.split(b"\n"), 1):
+        ended = position + len(line) < len(data)
+        try:
+            if line.strip():
+                loaded.records.append(parse(line))
+        except SchemaError as error:
+            if ended:
+                loaded.warnings.append(f"{path}, line {number}: no record, left out: {error}")
+            else:
+                loaded.torn_at = position
+                loaded.warnings.append(f"{path}, line {number}: cut off in the middle of a record, left out")
+        position += len(line) + 1
     return loaded
 
 
-def _parse(line: bytes) -> dict | None:
-    try:
-        record = json.loads(line)
-    except ValueError:  # not JSON, not UTF-8
-        return None
-    if not isinstance(record, dict) or any(key not in record for key in REQUIRED):
-        return None
-    return record if isinstance(record["case"], dict) else None
+def _open(path: Path, flags: int) -> int:
+    """A descriptor of a regular file; OSError for anything else, which may never end, or never open."""
+    # O_NONBLOCK, which a regular file ignores: a FIFO opens at once, to be refused.
+    file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    mode = os.fstat(file).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(file)
+        what = (
+            (errno.EISDIR, "Is a directory") if stat.S_ISDIR(mode) else (errno.EINVAL, "Not a regular file")
+        )
+        raise OSError(*what)
+    return file
 
 
 class RecordFile:
@@ -101,14 +113,16 @@ class RecordFile:
         self.loaded = load(self.path)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._file = _open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except OSError as error:
             raise RecordError(f"{self.path}: cannot be written: {error.strerror}") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._file)
-            raise RecordError(f"{self.path}: another run is writing it") from error
+            held = isinstance(error, BlockingIOError)
+            reason = "another run is writing it" if held else f"cannot be locked: {error.strerror}"
+            raise RecordError(f"{self.path}: {reason}") from error
         self.loaded = load(self.path)  # again: whoever held the lock has finished
         self._mend()
 
@@ -121,6 +135,11 @@ class RecordFile:
     def append(self, records: Iterable[Mapping]) -> None:
         """Adds all of them or, with RecordError, none."""
         records = [_finite(record) for record in records]
+        for record in records:
+            try:
+                check(record)
+            except SchemaError as error:
+                raise RecordError(f"{self.path}: no reader would take a record: {error}: {record}") from error
         lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
         before = os.fstat(self._file).st_size
         try:
@@ -129,7 +148,9 @@ class RecordFile:
                 written += os.write(self._file, lines[written:])
             os.fsync(self._file)
         except OSError as error:
-            os.ftruncate(self._file, before)
+            # Under the lock nobody else has written behind `before`. What stays if this fails too, _mend() finds.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, before)
             raise RecordError(
                 f"{self.path}: cannot be written: {error.strerror}; the {len(self.loaded.records)} records before "
                 "are intact"
@@ -142,7 +163,8 @@ class RecordFile:
         try:
             if self.loaded.torn_at is not None:
                 aside = self.path.with_name(ASIDE)
-                with self.path.open("rb") as file, aside.open("ab") as torn:
+                appending = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+                with self.path.open("rb") as file, open(_open(aside, appending), "ab") as torn:
                     file.seek(self.loaded.torn_at)
                     torn.write(file.read() + b"\n")
                 os.ftruncate(self._file, self.loaded.torn_at)

@@ -51,11 +51,11 @@ def discover(package: str) -> dict[str, ModuleType]:
     return {name: importlib.import_module(f"{package}.{name}") for name in names}
 
 
-def listed(modules: Mapping[str, ModuleType]) -> set[tuple[str, str]]:
-    """(module, case) of every case that there is, in any profile and on any kind of device."""
+def listed(modules: Mapping[str, ModuleType]) -> dict[tuple[str, str], dict]:
+    """{(module, case): keys} of every case that there is, in any profile and on any kind of device."""
     kinds = [(profile, device) for profile in PROFILES for device in ("cpu", "cuda")]
     return {
-        (name, case.name)
+        (name, case.name): case.keys
         for name, module in modules.items()
         for kind in kinds
         for case in module.cases(*kind)

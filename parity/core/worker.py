@@ -22,6 +22,7 @@ from parity.core.device import DeviceLost, open_device
 from parity.core.draw import Draw
 from parity.core.library import HEADERS, Library
 from parity.core.measure import measure_case
+from parity.core.memory import oom_kills
 from parity.core.record import surroundings
 
 NAME_BYTES = 64
@@ -61,23 +62,28 @@ class Worker:
         self._stop()
 
     def run(self, module: str, case: Case) -> list[dict]:
-        """The records of a case. A side during which the process died is `oom` if the system killed it, else
-        `error`; the case is then run again without that side."""
+        """The records of a case. A side during which the process died is `oom` if the system killed it for want of
+        memory, else `error`; the case is then run again without that side."""
         if case.alone:
             self._stop()
         given_up: dict[str, tuple[str, str]] = {}
         while True:
             if self._process is None:
                 self._start()
-            self._pipe.send((module, case, given_up))
+            kills = oom_kills()
+            try:
+                self._pipe.send((module, case, given_up))
+            except OSError:  # it died while it had nothing to do, which is no case's fault
+                self._bury()
+                continue
             multiprocessing.connection.wait([self._pipe, self._process.sentinel])
             if self._pipe.poll():
                 try:
                     records = self._pipe.recv()
                     break
-                except (EOFError, ConnectionResetError):
+                except (EOFError, OSError):
                     pass
-            impl, end = self._called.value.decode(), self._bury()
+            impl, end = self._called.value.decode(), self._bury(kills)
             if not impl or impl in given_up:
                 return [self._dead(module, case, impl or "c", *end)]
             given_up[impl] = end
@@ -110,7 +116,7 @@ class Worker:
         theirs.close()
         try:
             answer = self._pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             raise WorkerError(f"the measuring process ended at once: {self._bury()[1]}") from None
         if isinstance(answer, str):
             self._bury()
@@ -122,17 +128,21 @@ class Worker:
             self._pipe.close()  # which ends the process
             self._bury()
 
-    def _bury(self) -> tuple[str, str]:
-        """Waits for the process to be gone; how it ended, as status and message."""
+    def _bury(self, kills: int | None = None) -> tuple[str, str]:
+        """Waits for the process to be gone; how it ended, as status and message. `kills` is what oom_kills() said
+        before the case."""
         self._process.join(timeout=5)
-        if self._process.exitcode is None:
+        hung = self._process.exitcode is None
+        if hung:
             self._process.kill()
             self._process.join()
         code = self._process.exitcode
         self._process = None
         self._pipe.close()
+        if hung:
+            return "error", "the process stopped answering, and was ended"
         if code == -signal.SIGKILL:
-            return "oom", "the system killed the process: out of memory"
+            return _killed(kills, oom_kills())
         if code < 0:
             return "error", f"the process died of {signal.Signals(-code).name}"
         if code == LOST:
@@ -141,6 +151,16 @@ class Worker:
                 "the GPU ended the process's work: an access to memory that is not there, or a failed launch",
             )
         return "error", f"the process ended with status {code}"
+
+
+def _killed(before: int | None, after: int | None) -> tuple[str, str]:
+    """What SIGKILL means. Only the kernel's own count tells its want of memory from anybody's kill, which says nothing
+    about the case."""
+    if before is None or after is None:
+        return "error", "the process was killed by SIGKILL: out of memory, or somebody"
+    if after > before:
+        return "oom", "the system killed the process: out of memory"
+    return "error", "the process was killed by SIGKILL, and not by the system for want of memory"
 
 
 class Ahead:

@@ -1,0 +1,197 @@
+"""What stands in a record, key by key: a line that keeps to it can be read by all that reads records."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MOST_DEPTH = 16  # objects and lists inside each other; ours have 4
+MOST_WHOLE = 2**63
+SHOWN = 40  # characters of a wrong value in a message
+TOO_DEEP = f"it nests deeper than {MOST_DEPTH}"
+
+
+class SchemaError(ValueError):
+    """The line is no record; the message says which key is wrong, and what it needs."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What one value may be."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Each:
+    """An object with any keys, or a list; all its values are of one kind."""
+
+    kind: Any
+    type: type = dict
+
+
+@dataclass(frozen=True)
+class Keys:
+    """An object that has the keys of `must` and may have those of `may`. Any other key may hold anything."""
+
+    must: Mapping[str, Any] = field(default_factory=dict)
+    may: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, str))
+
+
+def _one_of(*words: str) -> Kind:
+    return Kind(f"one of {', '.join(words)}", lambda value: _is_text(value) and value in words)
+
+
+TEXT = Kind("a string", _is_text)
+# What a page or a line of output is keyed by.
+NAME = Kind("a name", lambda value: _is_text(value) and value != "" and value.isprintable())
+NUMBER = Kind("a number", _is_number)
+TIME = Kind("a number of at least 0", lambda value: _is_number(value) and value >= 0)
+# Pages divide by these.
+POSITIVE = Kind("a number above 0", lambda value: _is_number(value) and value > 0)
+COUNT = Kind(
+    "a whole number of at least 1", lambda value: isinstance(value, int) and _is_number(value) and value >= 1
+)
+# A number that was not finite is written as null.
+MEASURED = Kind("a number or null", lambda value: value is None or _is_number(value))
+SCALAR = Kind("a number, a string, true, false or null", lambda value: value is None or _is_key(value))
+KEY = Kind("a number, a string, true or false", _is_key)
+
+STATISTICS = Keys(
+    must={
+        "median": POSITIVE,
+        "mean": POSITIVE,
+        "std": TIME,
+        "min": TIME,
+        "max": POSITIVE,
+        "p95": POSITIVE,
+        "n": COUNT,
+    }
+)
+ERROR = {"max_abs": MEASURED, "rel_l2": MEASURED, "ulp_max": MEASURED, "truth": TEXT}
+
+RECORD = Keys(
+    must={
+        "deliverable": NAME,
+        "module": NAME,
+        "case": Each(KEY),
+        "impl": NAME,
+        "status": _one_of("ok", "failed", "error", "oom", "unsupported"),
+    },
+    may={
+        "measure": TEXT,
+        "message": TEXT,
+        "reference": NAME,
+        "machine": TEXT,
+        "device": _one_of("cpu", "cuda"),
+        "commit": TEXT,
+        "time": TEXT,
+        "versions": Each(TEXT),
+        "build": Keys(),
+        "config": Keys(),
+        "host": Keys(),
+        "threads": COUNT,
+        "sides": COUNT,
+        "together": COUNT,
+        "seconds": MEASURED,
+        "first_ms": MEASURED,
+        "tflops": MEASURED,
+        "gb_s": MEASURED,
+        "peak_mib": MEASURED,
+        "requested_mib": MEASURED,
+        "ms": STATISTICS,
+        "ratio": Keys(may={"over": NAME, "median": NUMBER, "p25": NUMBER, "p75": NUMBER}),
+        "error": Keys(may=ERROR | {"outputs": Each(Keys(may=ERROR))}),
+        "samples": Each(MEASURED, list),
+        "phases": Each(STATISTICS),
+        "parts": Each(MEASURED),
+        "series": Each(Each(MEASURED, list)),
+        "values": Each(SCALAR),
+        "dtypes": Each(TEXT),
+        "lists": Each(Each(TEXT, list)),
+    },
+)
+
+
+def parse(line: bytes) -> dict:
+    """The record that a line holds; SchemaError if it holds none."""
+    try:
+        record = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise SchemaError("it is not UTF-8") from error
+    except RecursionError as error:
+        raise SchemaError(TOO_DEEP) from error
+    except ValueError as error:
+        raise SchemaError(f"it is not JSON: {error}") from error
+    check(record)
+    return record
+
+
+def check(record: Any) -> None:
+    """SchemaError unless it is a record."""
+    _sound("", record, MOST_DEPTH)
+    _fits("", record, RECORD)
+
+
+def _sound(path: str, value: Any, deeper: int) -> None:
+    """What JSON can say, and neither a file nor a sum can hold."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:  # half of a pair of surrogates, escaped
+            raise SchemaError(f"{path or 'it'} is {_shown(value)}, which is no Unicode") from error
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise SchemaError(f"{path} is {value}, needs to be finite")
+    elif isinstance(value, int) and abs(value) >= MOST_WHOLE:
+        raise SchemaError(f"{path} is {_shown(value)}, needs to be less than 2^63")
+    elif isinstance(value, (dict, list)):
+        if deeper == 0:
+            raise SchemaError(TOO_DEEP)
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in pairs:
+            _sound(f"a key of {path or 'it'}", key, 0)
+            _sound(_below(path, key), item, deeper - 1)
+
+
+def _fits(path: str, value: Any, kind: Any) -> None:
+    if isinstance(kind, Kind):
+        if not kind.holds(value):
+            raise SchemaError(f"{path} is {_shown(value)}, needs {kind.words}")
+        return
+    wanted = kind.type if isinstance(kind, Each) else dict
+    if not isinstance(value, wanted):
+        words = "a list" if wanted is list else "an object"
+        raise SchemaError(f"{path or 'it'} is {_shown(value)}, needs {words}")
+    if isinstance(kind, Each):
+        for key, item in value.items() if wanted is dict else enumerate(value):
+            _fits(_below(path, key), item, kind.kind)
+        return
+    for key in kind.must:
+        if key not in value:
+            raise SchemaError(f"{path or 'it'} has no {key}")
+    for key, wants in {**kind.must, **kind.may}.items():
+        if key in value:
+            _fits(_below(path, key), value[key], wants)
+
+
+def _below(path: str, key: str | int) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
