@@ -3,10 +3,13 @@
 Run by CTest as  python3 cli.py PATH_OF_TANDEM ; Python's standard library is all it needs.
 """
 
+import fcntl
 import json
 import os
 import pty
 import re
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -178,20 +181,72 @@ class CliTest(unittest.TestCase):
                 (self.folder, "Is a directory"),
             ):
                 with self.subTest(command=command[0], reason=reason):
-                    self.refuse(
-                        1, f"tandem {command[0]}: --json: {path}: {reason}", *command, "--json", str(path)
-                    )
+                    message = f"tandem {command[0]}: cannot open '{path}': {reason}"
+                    self.refuse(1, message, *command, "--json", str(path))
+            fifo = self.folder / "fifo"
+            os.mkfifo(fifo)
+            for path in ("/dev/full", fifo):
+                message = f"tandem {command[0]}: cannot write '{path}': not a regular file"
+                self.refuse(1, message, *command, "--json", str(path))
+            fifo.unlink()
         self.assertEqual(list(self.folder.iterdir()), [])
+        with self.json.open("w") as other:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            message = f"tandem flash: cannot write '{self.json}': another program has locked it"
+            self.refuse(1, message, "flash", *SHORT, "--json", str(self.json))
+
+    def test_records_on_standard_output(self):
+        for command in (
+            ["bench", *TINY],
+            ["flash", *SHORT, "--seq", "16"],
+            ["attention", *SHORT, "--seq", "16"],
+        ):
+            with self.subTest(command=command[0]):
+                done = run(*command, "--json", "-")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                records = [json.loads(line) for line in done.stdout.splitlines()]
+                self.assertIn("forward", [record["case"]["pass"] for record in records])
+                self.assertTrue(tables(done.stderr))
+                self.assertNotIn("|", done.stdout)
+                with open("/dev/full", "w") as full:
+                    done = run(*command, "--json", "-", stdout=full)
+                self.assertEqual(done.returncode, 1)
+                said = f"tandem {command[0]}: standard output: No space left on device\n"
+                self.assertEqual(done.stderr.count(said), 1)
+        self.assertFalse(Path("-").exists())
 
     def test_full_disks_are_failures(self):
         with open("/dev/full", "w") as full:
             done = run("sizes", stdout=full)
         self.assertEqual(done.returncode, 1)
         self.assertEqual(done.stderr, "tandem sizes: standard output: No space left on device\n")
-        done = run("bench", *TINY, "--json", "/dev/full")
+        for command in [[], *([name] for name in COMMANDS)]:
+            for option in ("--help", "--usage", "--version"):
+                with self.subTest(command=command, option=option), open("/dev/full", "w") as full:
+                    done = run(*command, option, stdout=full)
+                    self.assertEqual(done.returncode, 1)
+                    said = " ".join(["tandem", *command]) + ": standard output: No space left on device\n"
+                    self.assertEqual(done.stderr, said)
+
+    def test_a_limit_on_the_size_of_files_is_a_failure_and_no_death(self):
+        self.succeed("flash", *SHORT, "--seq", "16", "--json", str(self.json))
+        whole = self.json.read_bytes()
+        room = len(whole) + 10
+
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it, and what it starts would too
+
+        done = subprocess.run(
+            [tandem, "flash", *SHORT, "--seq", "16", "--json", str(self.json)],
+            capture_output=True,
+            text=True,
+            preexec_fn=limit,
+        )
         self.assertEqual(done.returncode, 1)
-        self.assertIn("/dev/full", done.stderr)
-        self.assertIn("No space left on device", done.stderr)
+        self.assertIn(f"tandem flash: cannot write '{self.json}': File too large", done.stderr)
+        self.assertTrue(tables(done.stdout))
+        self.assertEqual(self.json.read_bytes(), whole)
 
     def test_progress_is_for_terminals_alone(self):
         for args, words in (

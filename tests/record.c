@@ -12,8 +12,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -44,6 +46,24 @@ void *__wrap_calloc(size_t count, size_t bytes)
     return refuse() ? NULL : __real_calloc(count, bytes);
 }
 
+/* ---- locks that fail ---- */
+
+int __real_flock(int file, int operation);
+int __wrap_flock(int file, int operation);
+
+static int flock_error;  /* 0: none fails */
+static int flock_errors; /* how often it does */
+
+int __wrap_flock(int file, int operation)
+{
+    if (flock_errors > 0) {
+        flock_errors--;
+        errno = flock_error;
+        return -1;
+    }
+    return __real_flock(file, operation);
+}
+
 /* ---- a folder of its own for every test ---- */
 
 static char folder[] = "tandem-record-XXXXXX"; /* in the folder that the test runs in */
@@ -63,6 +83,7 @@ static int remove_folder(void **state)
 {
     (void)state;
     fail_in = 0;
+    flock_errors = 0;
     unlink(path);
     return rmdir(folder);
 }
@@ -328,15 +349,137 @@ static void writers_at_once_keep_their_lines_whole(void **state)
     td_record_destroy(record);
 }
 
-static void a_full_device_is_an_error_with_path_and_reason(void **state)
+static void what_is_no_regular_file_is_refused_at_once(void **state)
 {
+    static const char *const devices[] = {"/dev/full", "/dev/null", "/dev/zero"};
     td_record *record = make_known();
 
     (void)state;
-    if (access("/dev/full", W_OK) != 0)
-        skip();
-    td_assert_refused(td_record_append(record, "/dev/full"), TD_IO_ERROR, "'/dev/full'");
-    td_assert_refused(td_record_append(record, "/dev/full"), TD_IO_ERROR, "No space left on device");
+    assert_int_equal(mkfifo(path, 0600), 0);
+    alarm(20); /* a FIFO that nobody reads would never open */
+    td_assert_refused(td_record_append(record, path), TD_IO_ERROR, "not a regular file");
+    td_assert_refused(td_record_append(record, path), TD_IO_ERROR, path);
+    td_assert_refused(td_record_probe(path), TD_IO_ERROR, "not a regular file");
+    alarm(0);
+    for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
+        td_assert_refused(td_record_append(record, devices[i]), TD_IO_ERROR, "not a regular file");
+        td_assert_refused(td_record_append(record, devices[i]), TD_IO_ERROR, devices[i]);
+    }
+    td_record_destroy(record);
+}
+
+/* ---- locks ---- */
+
+static void note(int signal)
+{
+    (void)signal;
+}
+
+static double seconds_since(struct timespec start)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)(now.tv_sec - start.tv_sec) + (double)(now.tv_nsec - start.tv_nsec) / 1e9;
+}
+
+/* Another program's lock, under a signal every 20 ms whose handler lacks SA_RESTART: flock() returns early then. */
+static void a_lock_that_stays_is_an_error_after_a_while(void **state)
+{
+    const struct sigaction noted = {.sa_handler = note};
+    const struct itimerval often = {{0, 20000}, {0, 20000}}, never = {{0, 0}, {0, 0}};
+    td_record *record = make_known();
+    struct timespec start;
+
+    (void)state;
+    write_file("{\"whole\":1}\n");
+    int other = open(path, O_RDWR);
+    assert_true(other >= 0);
+    assert_int_equal(flock(other, LOCK_EX), 0);
+    assert_int_equal(sigaction(SIGALRM, &noted, NULL), 0);
+    assert_int_equal(setitimer(ITIMER_REAL, &often, NULL), 0);
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    td_status status = td_record_append(record, path);
+    double seconds = seconds_since(start);
+    assert_int_equal(setitimer(ITIMER_REAL, &never, NULL), 0);
+    assert_int_equal(status, TD_IO_ERROR);
+    assert_non_null(strstr(td_last_error(), "another program has locked it"));
+    assert_non_null(strstr(td_last_error(), path));
+    assert_true(seconds >= 5 && seconds < 60);
+    assert_file("{\"whole\":1}\n");
+    td_assert_refused(td_record_probe(path), TD_IO_ERROR, "another program has locked it");
+    close(other);
+    td_assert_ok(td_record_probe(path));
+    td_assert_ok(td_record_append(record, path));
+    td_record_destroy(record);
+}
+
+static void a_lock_that_goes_is_waited_for(void **state)
+{
+    td_record *record = make_known();
+    int ready[2];
+    char byte;
+
+    (void)state;
+    assert_int_equal(pipe(ready), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        int file = open(path, O_RDWR | O_CREAT, 0600);
+
+        if (file < 0 || flock(file, LOCK_EX) != 0 || write(ready[1], "x", 1) != 1)
+            _exit(1);
+        nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
+        _exit(write(file, "{\"theirs\":1}\n", 13) != 13);
+    }
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    td_assert_ok(td_record_append(record, path));
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    char *text = read_file();
+    assert_ptr_equal(strstr(text, "{\"theirs\":1}\n"), text);
+    assert_non_null(strstr(text, known));
+    free(text);
+    close(ready[0]);
+    close(ready[1]);
+    td_record_destroy(record);
+}
+
+/* A file system without locks: the line is written, and what a full disk tore off stays, for another's line might stand
+ * behind it; the next writer begins a line of its own. */
+static void without_locks_nothing_is_cut_off(void **state)
+{
+    td_record *record = make_known();
+    struct rlimit old, small;
+    char want[2 * sizeof known + 64];
+
+    (void)state;
+    write_file("{\"whole\":1}\n");
+    flock_error = ENOLCK;
+    flock_errors = 3;
+    td_assert_ok(td_record_probe(path));
+    td_assert_ok(td_record_append(record, path));
+    snprintf(want, sizeof want, "{\"whole\":1}\n%s\n", known);
+    assert_file(want);
+
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    signal(SIGXFSZ, SIG_IGN);
+    small = old;
+    small.rlim_cur = strlen(want) + 5;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    td_status status = td_record_append(record, path);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    signal(SIGXFSZ, SIG_DFL);
+    assert_int_equal(status, TD_IO_ERROR);
+    snprintf(want, sizeof want, "{\"whole\":1}\n%s\n%.5s", known, known);
+    assert_file(want);
+    assert_int_equal(flock_errors, 0);
+
+    flock_error = EINTR; /* a signal at the wrong moment: once more */
+    flock_errors = 2;
+    td_assert_ok(td_record_append(record, path));
+    assert_int_equal(flock_errors, 0);
     td_record_destroy(record);
 }
 
@@ -438,7 +581,32 @@ static void bad_input_is_refused_with_the_reason(void **state)
         {"case.batch.size", "path is 'case.batch.size', but 'batch' is no object"},
         {"a.bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",
          "longer than 63 bytes"},
+        {"a.b.c.d.e.f.g.h.i", "path has 9 parts, needs at most 8"},
+        {"case.\xff", "path is not UTF-8: byte 5 is 0xff"},
     };
+    static const struct {
+        const char *text, *words;
+    } strings[] = {
+        {"\x80", "value is not UTF-8: byte 0 is 0x80"},
+        {"caf\xe9", "value is not UTF-8: byte 3 is 0xe9"},
+        {"\xc0\xaf", "byte 0 is 0xc0"},         /* a slash in two bytes */
+        {"\xe0\x9f\xbf", "byte 0 is 0xe0"},     /* U+07FF in three */
+        {"\xf0\x8f\xbf\xbf", "byte 0 is 0xf0"}, /* U+FFFF in four */
+        {"ok \xed\xa0\x80", "byte 3 is 0xed"},  /* half of a pair of surrogates */
+        {"\xf4\x90\x80\x80", "byte 0 is 0xf4"}, /* U+110000 */
+        {"\xf5\x80\x80\x80", "byte 0 is 0xf5"}, /* no lead at all */
+        {"\xe2\x82", "byte 0 is 0xe2"},         /* ends in mid-character */
+        {"\xe2\x82z", "byte 0 is 0xe2"},
+    };
+    static const char *const good[] = {"",
+                                       "caf\xc3\xa9",
+                                       "\xdf\xbf",
+                                       "\xe0\xa0\x80",
+                                       "\xed\x9f\xbf",
+                                       "\xee\x80\x80",
+                                       "\xef\xbf\xbf",
+                                       "\xf0\x90\x80\x80",
+                                       "\xf4\x8f\xbf\xbf"};
     static const char *const empty[] = {NULL, ""};
     const double samples[] = {1};
     const td_stats stats = {.n = 1};
@@ -465,6 +633,9 @@ static void bad_input_is_refused_with_the_reason(void **state)
     td_assert_refused(td_record_set_stats(NULL, "x", &stats), TD_BAD_ARGUMENT, "record is NULL");
     td_assert_refused(td_record_set_samples(NULL, "x", samples, 1), TD_BAD_ARGUMENT, "record is NULL");
     td_assert_refused(td_record_set_string(record, "x", NULL), TD_BAD_ARGUMENT, "value is NULL");
+    for (size_t i = 0; i < sizeof strings / sizeof strings[0]; i++)
+        td_assert_refused(td_record_set_string(record, "x", strings[i].text), TD_BAD_ARGUMENT,
+                          strings[i].words);
     td_assert_refused(td_record_set_stats(record, "x", NULL), TD_BAD_ARGUMENT, "stats is NULL");
     td_assert_refused(td_record_set_samples(record, "x", NULL, 1), TD_BAD_ARGUMENT, "samples is NULL");
     td_assert_refused(td_record_set_samples(record, "x", samples, -1), TD_BAD_ARGUMENT, "count is -1");
@@ -476,8 +647,13 @@ static void bad_input_is_refused_with_the_reason(void **state)
     td_assert_refused(td_record_append(NULL, path), TD_BAD_ARGUMENT, "record is NULL");
     td_assert_refused(td_record_append(record, NULL), TD_BAD_ARGUMENT, "path is NULL or empty");
     td_assert_refused(td_record_append(record, ""), TD_BAD_ARGUMENT, "path is NULL or empty");
+    td_assert_refused(td_record_probe(NULL), TD_BAD_ARGUMENT, "path is NULL or empty");
+    td_assert_refused(td_record_probe(""), TD_BAD_ARGUMENT, "path is NULL or empty");
     assert_text(record, before);
     td_record_text_free(before);
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++)
+        td_assert_ok(td_record_set_string(record, "x", good[i]));
+    td_assert_ok(td_record_set_integer(record, "a.b.c.d.e.f.g.h", 1)); /* 8 parts */
     td_record_destroy(record);
     td_record_destroy(NULL);
     td_record_text_free(NULL);
@@ -492,6 +668,24 @@ static void bad_input_is_refused_with_the_reason(void **state)
         assert_null(made);
     }
     td_assert_refused(td_record_create("d", "m", "c", NULL), TD_BAD_ARGUMENT, "out is NULL");
+}
+
+/* What a caller might build from a file: cJSON's printing would end on the stack. */
+static void a_path_of_a_hundred_thousand_parts_is_refused(void **state)
+{
+    enum { PARTS = 100000 };
+    td_record *record = make_known();
+    char *deep = calloc(2 * PARTS, 1);
+
+    (void)state;
+    assert_non_null(deep);
+    for (int i = 0; i < 2 * PARTS - 1; i++)
+        deep[i] = i % 2 ? '.' : 'a';
+    td_assert_refused(td_record_set_integer(record, deep, 1), TD_BAD_ARGUMENT,
+                      "path has 100000 parts, needs at most 8");
+    assert_text(record, known);
+    free(deep);
+    td_record_destroy(record);
 }
 
 /* ---- allocations that fail ---- */
@@ -629,12 +823,18 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_file_grows_line_by_line, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(a_torn_last_line_stays_alone, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(writers_at_once_keep_their_lines_whole, make_folder, remove_folder),
-        cmocka_unit_test(a_full_device_is_an_error_with_path_and_reason),
+        cmocka_unit_test_setup_teardown(what_is_no_regular_file_is_refused_at_once, make_folder,
+                                        remove_folder),
+        cmocka_unit_test_setup_teardown(a_lock_that_stays_is_an_error_after_a_while, make_folder,
+                                        remove_folder),
+        cmocka_unit_test_setup_teardown(a_lock_that_goes_is_waited_for, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(without_locks_nothing_is_cut_off, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(a_disk_that_fills_up_leaves_the_earlier_lines_alone, make_folder,
                                         remove_folder),
         cmocka_unit_test_setup_teardown(paths_that_cannot_be_written_are_errors, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(a_read_only_folder_and_file_are_errors, make_folder, remove_folder),
         cmocka_unit_test(bad_input_is_refused_with_the_reason),
+        cmocka_unit_test(a_path_of_a_hundred_thousand_parts_is_refused),
         cmocka_unit_test(create_undoes_itself_at_every_allocation),
         cmocka_unit_test(changes_happen_whole_or_not_at_all),
         cmocka_unit_test_setup_teardown(append_without_memory_leaves_the_file_alone, make_folder,

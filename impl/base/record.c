@@ -1,6 +1,7 @@
 #include "base/record.h"
 
 #include "base/check.h"
+#include "base/clock.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -20,9 +21,65 @@ struct td_record {
 /* Keys are short words; a longer one is a mistake and gets a message instead of a cut. */
 enum { KEY_BYTES = 64 };
 
+/* Ours have 3. cJSON prints by recursion, an object inside the other. */
+enum { MOST_PARTS = 8 };
+
+/* A writer that only writes has the file for milliseconds, a run that keeps it to itself for minutes and hours. */
+enum { LOCK_WAIT_MS = 5000, LOCK_POLL_MS = 10 };
+
 static td_status no_memory(const char *what)
 {
     return td_fail(TD_NO_MEMORY, "no memory for %s", what);
+}
+
+/* The bytes of the character that text begins with, 0 if it is not UTF-8 (RFC 3629: the shortest form alone, no
+ * surrogate, nothing above U+10FFFF). The end of the text counts as a character. */
+static size_t character_bytes(const char *text)
+{
+    const unsigned char *byte = (const unsigned char *)text;
+    size_t bytes = byte[0] < 0x80   ? 1
+                   : byte[0] < 0xC2 ? 0
+                   : byte[0] < 0xE0 ? 2
+                   : byte[0] < 0xF0 ? 3
+                   : byte[0] < 0xF5 ? 4
+                                    : 0;
+    unsigned char least = byte[0] == 0xE0 ? 0xA0 : byte[0] == 0xF0 ? 0x90 : 0x80;
+    unsigned char most = byte[0] == 0xED ? 0x9F : byte[0] == 0xF4 ? 0x8F : 0xBF;
+
+    for (size_t i = 1; i < bytes; i++) {
+        if (byte[i] < least || byte[i] > most)
+            return 0;
+        least = 0x80;
+        most = 0xBF;
+    }
+    return bytes;
+}
+
+static td_status check_utf8(const char *name, const char *text)
+{
+    td_status status = TD_OK;
+
+    for (size_t i = 0; text[i] != '\0';) {
+        size_t bytes = character_bytes(text + i);
+
+        TD_CHECK(bytes > 0, "%s is not UTF-8: byte %zu is 0x%02x", name, i, (unsigned)(unsigned char)text[i]);
+        i += bytes;
+    }
+cleanup:
+    return status;
+}
+
+static td_status check_path(const char *path)
+{
+    td_status status = TD_OK;
+    int64_t parts = 1;
+
+    for (const char *c = path; *c != '\0'; c++)
+        parts += *c == '.';
+    TD_CHECK(parts <= MOST_PARTS, "path has %" PRId64 " parts, needs at most %d", parts, MOST_PARTS);
+    TD_TRY(check_utf8("path", path));
+cleanup:
+    return status;
 }
 
 /* Copies the part of the path that starts at *path into key and moves *path behind it: to the next part, or to
@@ -72,6 +129,7 @@ static td_status set(td_record *record, const char *path, cJSON *item)
     cJSON *top = NULL;            /* the objects that are not, from first_missing down */
     cJSON *deepest = NULL;
 
+    TD_TRY(check_path(path));
     TD_TRY(next_key(path, &rest, key));
     while (rest) {
         cJSON *child = deepest ? NULL : cJSON_GetObjectItemCaseSensitive(parent, key);
@@ -172,6 +230,7 @@ td_status td_record_set_string(td_record *record, const char *path, const char *
     TD_CHECK(record, "record is NULL");
     TD_CHECK(path, "path is NULL");
     TD_CHECK(value, "value is NULL");
+    TD_TRY(check_utf8("value", value));
     TD_TRY(set_value(record, path, cJSON_CreateString(value)));
 cleanup:
     return status;
@@ -296,12 +355,86 @@ static int write_all(int file, const char *data, size_t bytes)
     return 0;
 }
 
+/* Takes the file's lock: 0, EWOULDBLOCK if somebody else has it all the time, or why there is none. */
+static int take_lock(int file)
+{
+    const struct timespec poll = {.tv_nsec = LOCK_POLL_MS * INT64_C(1000000)};
+    int64_t end = td_clock_ns() + LOCK_WAIT_MS * INT64_C(1000000);
+
+    for (;;) {
+        int error = flock(file, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+
+        if (error != EINTR && (error != EWOULDBLOCK || td_clock_ns() >= end))
+            return error;
+        nanosleep(&poll, NULL); /* a signal that cuts it short is no matter: the clock decides */
+    }
+}
+
+/* A record file that nobody else writes to. Where the file system knows no locks, `locked` is false. */
+typedef struct target {
+    int file;
+    bool locked;
+    off_t size;
+} target;
+
+static void close_target(target *to)
+{
+    if (to->file >= 0)
+        close(to->file); /* which gives the lock back */
+    to->file = -1;
+}
+
+static td_status open_target(const char *path, target *to)
+{
+    td_status status = TD_OK;
+    struct stat info;
+
+    /* O_NONBLOCK is nothing to a regular file, and what is none opens at once, to be refused. */
+    *to = (target){.file = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666)};
+    if (to->file < 0) {
+        status = io_error("open", path, errno);
+        goto cleanup;
+    }
+    if (fstat(to->file, &info) == 0 && !S_ISREG(info.st_mode)) {
+        status = td_fail(TD_IO_ERROR, "cannot write '%s': not a regular file", path);
+        goto cleanup;
+    }
+    int error = take_lock(to->file);
+    if (error == EWOULDBLOCK) {
+        status =
+            td_fail(TD_IO_ERROR, "cannot write '%s': another program has locked it, and still had after %d s",
+                    path, LOCK_WAIT_MS / 1000);
+        goto cleanup;
+    }
+    to->locked = error == 0;
+    if (fstat(to->file, &info) != 0) { /* under the lock: the size counts */
+        status = io_error("examine", path, errno);
+        goto cleanup;
+    }
+    to->size = info.st_size;
+cleanup:
+    if (status != TD_OK)
+        close_target(to);
+    return status;
+}
+
+td_status td_record_probe(const char *path)
+{
+    td_status status = TD_OK;
+    target to = {.file = -1};
+
+    TD_CHECK(path && *path, "path is NULL or empty");
+    TD_TRY(open_target(path, &to));
+cleanup:
+    close_target(&to);
+    return status;
+}
+
 td_status td_record_append(const td_record *record, const char *path)
 {
     td_status status = TD_OK;
     char *text = NULL, *line = NULL;
-    int file = -1;
-    struct stat info;
+    target to = {.file = -1};
     char last = '\n';
 
     TD_CHECK(record, "record is NULL");
@@ -314,20 +447,8 @@ td_status td_record_append(const td_record *record, const char *path)
         goto cleanup;
     }
 
-    file = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
-    if (file < 0) {
-        status = io_error("open", path, errno);
-        goto cleanup;
-    }
-    /* Writers take turns, so that what is cut off after a failure is never another's line. Where the file system
-     * knows no locks, a single write at the end is still whole or torn, never mixed. */
-    flock(file, LOCK_EX);
-    if (fstat(file, &info) != 0) {
-        status = io_error("examine", path, errno);
-        goto cleanup;
-    }
-    bool regular = S_ISREG(info.st_mode);
-    if (regular && info.st_size > 0 && pread(file, &last, 1, info.st_size - 1) != 1) {
+    TD_TRY(open_target(path, &to));
+    if (to.size > 0 && pread(to.file, &last, 1, to.size - 1) != 1) {
         status = io_error("read", path, errno);
         goto cleanup;
     }
@@ -339,21 +460,22 @@ td_status td_record_append(const td_record *record, const char *path)
     bytes += length;
     line[bytes++] = '\n';
 
-    int error = write_all(file, line, bytes);
+    int error = write_all(to.file, line, bytes);
     if (error == 0) {
-        int closing = file;
+        int closing = to.file;
 
-        file = -1;
+        to.file = -1;
         error = close(closing) == 0 ? 0 : errno;
     }
     if (error != 0) {
         status = io_error("write", path, error);
-        if (file >= 0 && regular && ftruncate(file, info.st_size) != 0)
+        /* Without the lock another's line may stand behind ours by now: the torn one stays, and the next writer
+         * sets itself apart from it. */
+        if (to.file >= 0 && to.locked && ftruncate(to.file, to.size) != 0)
             status = io_error("cut off the torn last line of", path, errno);
     }
 cleanup:
-    if (file >= 0)
-        close(file);
+    close_target(&to);
     free(line);
     td_record_text_free(text);
     return status;

@@ -214,7 +214,7 @@ static td_status append_record(const td_attend *attend, const arguments *args, c
     } else {
         TD_TRY(td_record_set_string(record, "status", "oom"));
     }
-    TD_TRY(td_record_append(record, args->common.json));
+    TD_TRY(td_common_append(&args->common, record));
 cleanup:
     td_record_destroy(record);
     return status;
@@ -297,9 +297,11 @@ td_status td_attend_run(const td_attend *attend, int argc, char **argv)
     td_device *dev = NULL;
     td_table *table = NULL;
     double *samples = NULL;
+    FILE *out;
     char machine[160];
 
     argp_parse(&argp, argc, argv, 0, NULL, &args);
+    out = td_common_tables(&args.common);
     TD_TRY(td_common_begin(&args.common, &dev));
     samples = malloc(2 * (size_t)args.iters * sizeof *samples);
     if (!samples) {
@@ -308,16 +310,17 @@ td_status td_attend_run(const td_attend *attend, int argc, char **argv)
     }
     TD_TRY(td_table_create(
         "rlrrrrrrr", "seq\tpass\tmean ms\tstd ms\tmedian ms\tmin ms\tGFLOP/s\tsaved MiB\tpeak MiB", &table));
-    printf("%s attention: batch %" PRId64 ", heads %" PRId64 ", head_dim %" PRId64 ", %s%s, %" PRId64
-           " warm-up and %" PRId64 " timed calls on %s: %s",
-           attend->impl->name, args.shape.batch, args.shape.heads, args.shape.head_dim,
-           td_dtype_name(args.shape.dtype), args.shape.causal ? ", causal" : "", args.warmup, args.iters,
-           td_device_name(dev), td_machine_name(dev, machine));
+    fprintf(out,
+            "%s attention: batch %" PRId64 ", heads %" PRId64 ", head_dim %" PRId64 ", %s%s, %" PRId64
+            " warm-up and %" PRId64 " timed calls on %s: %s",
+            attend->impl->name, args.shape.batch, args.shape.heads, args.shape.head_dim,
+            td_dtype_name(args.shape.dtype), args.shape.causal ? ", causal" : "", args.warmup, args.iters,
+            td_device_name(dev), td_machine_name(dev, machine));
     if (td_device_kind_of(dev) == TD_DEVICE_CPU)
-        printf("; %d used", td_cpu_threads());
-    printf("\n\n");
+        fprintf(out, "; %d used", td_cpu_threads());
+    fprintf(out, "\n\n");
     status = measure_lengths(attend, &args, dev, samples, table);
-    td_table_print(table);
+    td_table_write(table, out);
 cleanup:
     td_table_destroy(table);
     free(samples);

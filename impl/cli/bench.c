@@ -228,11 +228,13 @@ static td_status print_passes(const arguments *args, const td_bench_summary *sum
     td_account_parameters parameters;
     const td_transformer_config *model = &args->config.model;
     const td_model_size *size = &model->size;
+    FILE *out = td_common_tables(&args->common);
     char count[32], machine[160];
 
     TD_TRY(td_account_model_parameters(
         &(td_account_model){size->d_model, size->d_ff, size->layers, size->heads, size->vocab}, &parameters));
-    printf(
+    fprintf(
+        out,
         "%s: d_model %" PRId64 ", d_ff %" PRId64 ", layers %" PRId64 ", heads %" PRId64 ", vocab %" PRId64
         ": %s parameters, %s, %s attention\n"
         "batch %" PRId64 ", context %" PRId64 ", %" PRId64 " warm-up and %" PRId64 " timed steps on %s: %s",
@@ -240,8 +242,8 @@ static td_status print_passes(const arguments *args, const td_bench_summary *sum
         td_grouped(parameters.total, count), args->dtype, model->attention, model->batch, model->context,
         args->config.warmup, args->config.steps, td_device_name(dev), td_machine_name(dev, machine));
     if (td_device_kind_of(dev) == TD_DEVICE_CPU)
-        printf("; %d used", td_cpu_threads());
-    printf("\n\n");
+        fprintf(out, "; %d used", td_cpu_threads());
+    fprintf(out, "\n\n");
 
     TD_TRY(td_table_create("lrrrrr", "pass\tmean ms\tstd ms\tmedian ms\tmin ms\ttokens/s", &table));
     int passes_timed = passes_of(&args->config, summary, passes);
@@ -251,15 +253,15 @@ static td_status print_passes(const arguments *args, const td_bench_summary *sum
         TD_TRY(td_table_row(table, "%s\t%.3f\t%.3f\t%.3f\t%.3f\t%.0f", passes[i].name, ms->mean, ms->std,
                             ms->median, ms->min, tokens / (ms->median / 1e3)));
     }
-    td_table_print(table);
+    td_table_write(table, out);
 
     double seconds = passes[passes_timed - 1].phase.ms.median / 1e3;
-    printf("matrix products %.3f GFLOP a step, %.1f GFLOP/s; peak memory %.1f MiB",
-           summary->flops_per_step / 1e9, summary->flops_per_step / seconds / 1e9,
-           (double)summary->peak_bytes / 1048576.0);
+    fprintf(out, "matrix products %.3f GFLOP a step, %.1f GFLOP/s; peak memory %.1f MiB",
+            summary->flops_per_step / 1e9, summary->flops_per_step / seconds / 1e9,
+            (double)summary->peak_bytes / 1048576.0);
     if (args->config.mode != TD_BENCH_FORWARD)
-        printf("; loss %.4f to %.4f", summary->first_loss, summary->last_loss);
-    printf("\n");
+        fprintf(out, "; loss %.4f to %.4f", summary->first_loss, summary->last_loss);
+    fprintf(out, "\n");
 cleanup:
     td_table_destroy(table);
     return status;
@@ -298,7 +300,7 @@ static td_status append_record(const arguments *args, const td_bench_summary *su
     } else {
         TD_TRY(td_record_set_string(record, "status", "oom"));
     }
-    TD_TRY(td_record_append(record, args->common.json));
+    TD_TRY(td_common_append(&args->common, record));
 cleanup:
     td_record_destroy(record);
     return status;

@@ -2,8 +2,11 @@
 
 #include <argp.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
@@ -51,6 +54,19 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
+/* The program's name and the command's, for the last message. */
+static char name[64] = "tandem";
+
+/* What was printed may still be on its way when the program ends, in main or in argp after --help: what a full disk did
+ * not take is a failure all the same. */
+static void check_output(void)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return;
+    fprintf(stderr, "%s: standard output: %s\n", name, strerror(errno));
+    _exit(EXIT_FAILED);
+}
+
 int main(int argc, char **argv)
 {
     static const struct argp argp = {
@@ -71,8 +87,11 @@ int main(int argc, char **argv)
                "mistake in "
                "the arguments."};
     invocation call = {0};
-    char name[64];
 
+    if (atexit(check_output) != 0)
+        return EXIT_FAILED;
+    signal(SIGXFSZ,
+           SIG_IGN); /* a limit on a file's size is an error of the write then, which can be undone */
     argp_err_exit_status = EXIT_USAGE;
     argp_parse(&argp, argc, argv, ARGP_IN_ORDER, NULL, &call);
     snprintf(name, sizeof name, "tandem %s", call.command->name);
@@ -81,9 +100,5 @@ int main(int argc, char **argv)
     td_status status = call.command->run(call.argc, call.argv);
     if (status != TD_OK)
         fprintf(stderr, "%s: %s\n", name, td_last_error());
-    if (fflush(stdout) != 0 || ferror(stdout)) {
-        fprintf(stderr, "%s: standard output: %s\n", name, strerror(errno));
-        return EXIT_FAILED;
-    }
     return status == TD_OK ? 0 : EXIT_FAILED;
 }

@@ -4,7 +4,6 @@
 
 #include <ctype.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,10 +103,43 @@ static const struct argp_option common_options[] = {
     {0, 0, 0, 0, "The machine:", 0},
     {"device", KEY_DEVICE, "NAME", 0, "cpu (the default), cuda or cuda:<index>", 0},
     {"threads", KEY_THREADS, "N", 0, "threads of the CPU's operations (default: OpenMP's)", 0},
-    {"json", KEY_JSON, "FILE", 0, "append each result to FILE, one JSON object a line", 0},
+    {"json", KEY_JSON, "FILE", 0,
+     "append each result to FILE, one JSON object a line; - is standard output, and the table then goes to "
+     "standard "
+     "error",
+     0},
     {0}};
 
 const struct argp td_common_argp = {.options = common_options, .parser = parse_common};
+
+bool td_common_pipes(const td_common *common)
+{
+    return common->json && strcmp(common->json, "-") == 0;
+}
+
+FILE *td_common_tables(const td_common *common)
+{
+    return td_common_pipes(common) ? stderr : stdout;
+}
+
+td_status td_common_append(const td_common *common, const td_record *record)
+{
+    td_status status = TD_OK;
+    char *text = NULL;
+
+    if (!td_common_pipes(common)) {
+        TD_TRY(td_record_append(record, common->json));
+        goto cleanup;
+    }
+    TD_TRY(td_record_text(record, &text));
+    if (puts(text) < 0 || fflush(stdout) != 0) {
+        status = td_fail(TD_IO_ERROR, "standard output: %s", strerror(errno));
+        clearerr(stdout); /* it is said now */
+    }
+cleanup:
+    td_record_text_free(text);
+    return status;
+}
 
 td_status td_common_begin(const td_common *common, td_device **dev)
 {
@@ -115,14 +147,8 @@ td_status td_common_begin(const td_common *common, td_device **dev)
 
     if (common->threads > 0)
         TD_TRY(td_cpu_set_threads(common->threads));
-    if (common->json) {
-        int file = open(common->json, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
-        if (file < 0) {
-            status = td_fail(TD_IO_ERROR, "--json: %s: %s", common->json, strerror(errno));
-            goto cleanup;
-        }
-        close(file);
-    }
+    if (common->json && !td_common_pipes(common))
+        TD_TRY(td_record_probe(common->json));
     TD_TRY(td_device_open(common->device, dev));
 cleanup:
     return status;

@@ -6,9 +6,11 @@
 #define TD_CLI_OPTIONS_H
 
 #include "base/dtype.h"
+#include "base/record.h"
 #include "device/device.h"
 
 #include <argp.h>
+#include <stdio.h>
 
 /** A whole decimal number from least to most. */
 int64_t td_option_integer(const struct argp_state *state, const char *option, const char *text, int64_t least,
@@ -32,7 +34,7 @@ enum { TD_OPTION_KEY = 0x100 };
 /** --device, --threads, --json: a child of a command's argp, its input a td_common. */
 typedef struct td_common {
     const char *device; /* "cpu" until set otherwise */
-    const char *json;   /* NULL: no records wanted */
+    const char *json;   /* NULL: no records wanted; "-": on standard output */
     int threads;        /* 0: as many as OpenMP takes by itself */
 } td_common;
 
@@ -41,6 +43,15 @@ extern const struct argp td_common_argp;
 /** Sets the number of threads, makes sure that the record file can be appended to, before anything is measured, and
  * opens the device. Errors: those of the calls; TD_IO_ERROR names the file. */
 td_status td_common_begin(const td_common *common, td_device **dev);
+
+/** Whether the records go to standard output. */
+bool td_common_pipes(const td_common *common);
+
+/** Where the tables go: standard output, or standard error where the records go to standard output. */
+FILE *td_common_tables(const td_common *common);
+
+/** Appends the record to what --json names, which is not NULL. TD_IO_ERROR names it. */
+td_status td_common_append(const td_common *common, const td_record *record);
 
 /** TD_NO_MEMORY for more bytes on the CPU than the machine has at all: the system would hand out addresses that it cannot
  * back, and end the program when they are used. */

@@ -102,18 +102,18 @@ static int column_width(const td_table *table, int column)
     return width;
 }
 
-static void print_rule(const td_table *table)
+static void write_rule(const td_table *table, FILE *out)
 {
     for (int column = 0; table->align[column]; column++) {
-        printf("| ");
+        fprintf(out, "| ");
         for (int i = column_width(table, column); i > 1; i--)
-            putchar('-');
-        printf("%s ", table->align[column] == 'r' ? ":" : "-");
+            putc('-', out);
+        fprintf(out, "%s ", table->align[column] == 'r' ? ":" : "-");
     }
-    puts("|");
+    fputs("|\n", out);
 }
 
-void td_table_print(const td_table *table)
+void td_table_write(const td_table *table, FILE *out)
 {
     if (table->count == 1) /* heads alone */
         return;
@@ -123,15 +123,20 @@ void td_table_print(const td_table *table)
             int length = cell(table->lines[i], column, &start);
             int blanks = column_width(table, column) - length;
             if (table->align[column] == 'r')
-                printf("| %*s%.*s ", blanks, "", length, start);
+                fprintf(out, "| %*s%.*s ", blanks, "", length, start);
             else
-                printf("| %.*s%*s ", length, start, blanks, "");
+                fprintf(out, "| %.*s%*s ", length, start, blanks, "");
         }
-        puts("|");
+        fputs("|\n", out);
         if (i == 0)
-            print_rule(table);
+            write_rule(table, out);
     }
-    putchar('\n');
+    putc('\n', out);
+}
+
+void td_table_print(const td_table *table)
+{
+    td_table_write(table, stdout);
 }
 
 const char *td_grouped(int64_t number, char text[32])

@@ -5,6 +5,8 @@
 #include "base/record.h"
 #include "device/device.h"
 
+#include <stdio.h>
+
 /* ---- tables ---- */
 
 /** A Markdown table with padded columns, which reads well in a terminal too. Cells stand between tabs. */
@@ -17,7 +19,10 @@ void td_table_destroy(td_table *table); /* accepts NULL */
 /** Adds a row, formatted as printf does: "%s\t%.2f". A row with fewer cells than columns ends in empty ones. */
 td_status td_table_row(td_table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/** Prints the table and an empty line to standard output; nothing for a table without rows. */
+/** Writes the table and an empty line; nothing for a table without rows. */
+void td_table_write(const td_table *table, FILE *out);
+
+/** The same to standard output. */
 void td_table_print(const td_table *table);
 
 /** number with a comma between groups of three digits, in text. Returns text. */
