@@ -5,8 +5,12 @@ import io
 import json
 import math
 import multiprocessing
+import os
 import pickle
 import re
+import resource
+import subprocess
+import sys
 import tempfile
 import time
 import types
@@ -22,12 +26,14 @@ from rich.console import Console
 from parity.core import clock, compare, memory, report
 from parity.core.case import Case, Side, grid, seed_of, within
 from parity.core.draw import Draw, left_poisoned
-from parity.core.record import FILE
+from parity.core.record import FILE, RecordError
 from parity.core.tables import Table, text
 from parity.core.view import Records, geomean
 
 torch.set_num_threads(1)  # the tensors are small
 MIB = 2**20
+UMASK = os.umask(0o022)
+os.umask(UMASK)
 
 
 class Cases(unittest.TestCase):
@@ -434,6 +440,66 @@ class Pages(unittest.TestCase):
         names = [str(path.relative_to(self.folder)) for path in self.write("csv")]
         self.assertIn("tables/scale_1.csv", names)
         self.assertIn("128,f32,0.25,1.0,0.25", (self.folder / "tables/scale_1.csv").read_text())
+
+    def test_a_full_disk_leaves_the_old_pages_whole(self):
+        """The disk ends inside the first file that is larger than `room`."""
+
+        def plain(page, records):
+            page.table(records.frame)
+
+        sizes = {path.name: path.stat().st_size for path in self.write("csv")}
+        self.assertGreater(sizes["scale_time.svg"], sizes["README.md"] + 100)
+        before = {path: path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        for room, name, page in (
+            (10, "scale_time.svg", self.write_page),
+            (sizes["README.md"] + 100, "scale_time.svg", self.write_page),
+            (10, "scale.md", plain),
+        ):
+            with self.subTest(room=room, name=name):
+                self.module.report = page
+                resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))  # Python ignores SIGXFSZ
+                try:
+                    with self.assertRaisesRegex(
+                        RecordError, f"{name}: cannot be written: File too large; what stood there stays"
+                    ):
+                        self.write("csv")
+                finally:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+                after = {path: path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
+                self.assertEqual(after, before)
+        self.module.report = self.write_page
+        self.write("csv")
+
+    def test_a_page_that_is_a_link_never_reaches_its_target(self):
+        target = self.folder / "target"
+        target.write_text("as it was")
+        (self.folder / "README.md").symlink_to(target)
+        self.write()
+        self.assertEqual(target.read_text(), "as it was")
+        self.assertIn("[scaling](scale.md)", (self.folder / "README.md").read_text())
+        self.assertEqual((self.folder / "scale.md").stat().st_mode & 0o777, 0o666 & ~UMASK)
+
+    def test_pages_are_utf_8_in_every_locale(self):
+        code = (
+            "import sys, types; from pathlib import Path; from parity.core import report\n"
+            "def write_page(page, records):\n"
+            "    page.plot('times', {'c': ([1, 2], [3, 4])}, x='caf\\xe9', y='\\xb5s')\n"
+            "    page.text('caf\\xe9')\n"
+            "module = types.SimpleNamespace(DELIVERABLES={'d': 'D'}, report=write_page)\n"
+            "record = dict(deliverable='d', module='m', case={}, impl='c', status='ok', machine='Zo\\xeb')\n"
+            "report.write({'m': module}, [record], Path(sys.argv[1]))\n"
+        )
+        plain = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+        subprocess.run(
+            [sys.executable, "-c", code, str(self.folder)],
+            env=os.environ | plain,
+            check=True,
+            cwd=Path(__file__).resolve().parents[1],
+        )
+        self.assertIn("Zoë", (self.folder / "README.md").read_text(encoding="utf-8"))
+        self.assertIn("café", (self.folder / "m.md").read_text(encoding="utf-8"))
+        self.assertIn("µs", (self.folder / "m_times.svg").read_text(encoding="utf-8"))
 
     def test_a_page_that_fails_costs_no_other_page(self):
         def fail(page, records):

@@ -408,6 +408,27 @@ class Sweeps(unittest.TestCase):
         self.assertEqual(status, 2)
         self.assertIn("ZeroDivisionError: as asked", err.getvalue())
 
+    def test_what_standard_output_does_not_take_is_no_result(self):
+        self.main("run", "--module", "scale", "--case", "count=1,")
+        code = "import sys; from parity.core.command import main; sys.exit(main('parity_double.fakes', sys.argv[1:]))"
+        broken, pipe = os.pipe()
+        os.close(broken)
+        full = os.open("/dev/full", os.O_WRONLY)
+        try:
+            for command, out, words in (
+                (self.arguments("list"), full, "error: [Errno 28] No space left on device"),
+                (["compare", str(self.records), str(self.records)], pipe, ""),
+            ):
+                with self.subTest(command=command[0]):
+                    done = subprocess.run(
+                        [sys.executable, "-c", code, *command], stdout=out, stderr=subprocess.PIPE, text=True
+                    )
+                    self.assertEqual(done.returncode, 2, done.stderr)
+                    self.assertIn(words, done.stderr)
+        finally:
+            os.close(full)
+            os.close(pipe)
+
     def test_a_case_that_is_only_named_alike_is_left_out(self):
         self.main("run", "--module", "scale")
         line = json.loads(self.records.read_text().splitlines()[0])

@@ -40,6 +40,11 @@ def main(package: str, arguments: list[str] | None = None, headers: Path = HEADE
     except ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except SystemExit:  # how rich takes it that nobody reads standard output any more, with status 1
+        return 2
+    except OSError as error:  # standard output that is full or closed, for one
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except Exception:  # 1 has a meaning: a case failed, something got worse
         traceback.print_exc()
         return 2

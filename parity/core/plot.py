@@ -1,5 +1,6 @@
 """Curves as SVG files that depend on the values alone: the same records give the same bytes."""
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib import ticker
+
+from parity.core.files import write_whole
 
 STYLE = {
     "svg.hashsalt": "tandem",  # else the ids of clip paths are random
@@ -61,12 +64,13 @@ def write(
         axes.set_ylabel(y)
         axes.set_title(title, loc="left", fontsize=11)
         axes.legend(frameon=False)
+        drawing = io.StringIO()
         try:
-            figure.savefig(path, format="svg", metadata=METADATA)
+            figure.savefig(drawing, format="svg", metadata=METADATA)
         finally:
             plt.close(figure)
     # matplotlib ends some lines with blanks, which would show up in every diff check.
-    path.write_text("".join(line.rstrip() + "\n" for line in path.read_text().splitlines()))
+    write_whole(path, "".join(line.rstrip() + "\n" for line in drawing.getvalue().splitlines()))
 
 
 def _is_finite(value: Any) -> bool:

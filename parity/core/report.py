@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from parity.core import plot
+from parity.core.files import write_whole
 from parity.core.judge import is_judged
 from parity.core.record import FILE, RecordError
 from parity.core.tables import SUFFIXES, Table
@@ -103,6 +104,8 @@ def write(
             page = Page(name, folder, form)
             try:
                 module.report(page, Records(mine))
+            except OSError:  # a plot that the disk does not take is nobody's mistake
+                raise
             except Exception:  # one module's mistake must not cost the others their pages
                 broken.append(f"parity/{name}.py: report() failed\n{traceback.format_exc()}")
                 continue
@@ -113,7 +116,9 @@ def write(
             written += [_write(folder / "tables" / file, content) for file, content in page.files.items()]
         written.append(_write(folder / "README.md", _index(modules, pages, records)))
     except OSError as error:
-        raise RecordError(f"{folder}: the report cannot be written: {error}") from error
+        raise RecordError(
+            f"{error.filename or folder}: cannot be written: {error.strerror}; what stood there stays"
+        ) from error
     if broken:
         raise ReportError("\n".join(broken))
     return written
@@ -229,5 +234,5 @@ def _provenance(records: Sequence[Mapping]) -> str:
 
 def _write(path: Path, content: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content)
+    write_whole(path, content)
     return path

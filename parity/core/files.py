@@ -1,0 +1,27 @@
+"""Files that are whole at any time: what a reader finds is the old content or the new."""
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, content: str) -> None:
+    """Writes the text in UTF-8, whatever the locale, beside the file, and puts it in the file's place when the disk
+    has all of it. OSError, naming the file: it could not be written, and is as it was."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            # O_EXCL follows no link. What a run of the same number left behind is in the way, and is no longer wanted.
+            beside.unlink(missing_ok=True)
+            file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            with open(file, "w", encoding="utf-8", newline="\n") as text:
+                text.write(content)
+                text.flush()
+                os.fsync(file)
+            beside.replace(path)
+        except BaseException:  # an interrupt as well
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
