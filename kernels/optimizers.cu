@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(FLAT_BLOCK)
 
 __global__ void td_optimizer_advance(td_adamw *adamw)
 {
-    adamw->step += 1;
+    adamw->step += adamw->step < INT64_MAX;
 }
 
 template <typename T, int W>

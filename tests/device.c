@@ -5,6 +5,7 @@
 #include "support/draw.h"
 #include "support/fence.h"
 
+#include <limits.h>
 #include <omp.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -535,7 +536,12 @@ static void the_number_of_threads_is_openmps(void **state)
     assert_int_equal(omp_get_max_threads(), 3);
     td_assert_refused(td_cpu_set_threads(0), TD_BAD_ARGUMENT, "threads is 0");
     td_assert_refused(td_cpu_set_threads(-2), TD_BAD_ARGUMENT, "threads is -2");
+    td_assert_refused(td_cpu_set_threads(TD_CPU_MOST_THREADS + 1), TD_BAD_ARGUMENT,
+                      "threads is 4097, needs 1 to 4096");
+    td_assert_refused(td_cpu_set_threads(INT_MAX), TD_BAD_ARGUMENT, "threads is 2147483647");
     assert_int_equal(td_cpu_threads(), 3);
+    td_assert_ok(td_cpu_set_threads(TD_CPU_MOST_THREADS));
+    assert_int_equal(td_cpu_threads(), TD_CPU_MOST_THREADS);
     td_assert_ok(td_cpu_set_threads(before));
 }
 

@@ -6,6 +6,7 @@
 #include "support/draw.h"
 #include "support/fence.h"
 
+#include <fenv.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -415,6 +416,89 @@ static void bad_input_is_refused_with_the_reason(void **state)
     assert_int_equal(parsed, TD_F16);
 }
 
+#ifdef __SSE2__
+#define FLUSHED_AND_DENORMALS_ZERO 0x8040u /* FTZ and DAZ of MXCSR, as torch.set_flush_denormal sets them */
+
+static unsigned flush_subnormals(void)
+{
+    unsigned before = __builtin_ia32_stmxcsr();
+
+    __builtin_ia32_ldmxcsr(before | FLUSHED_AND_DENORMALS_ZERO);
+    return before;
+}
+
+static void restore(unsigned before)
+{
+    __builtin_ia32_ldmxcsr(before);
+}
+#else
+static unsigned flush_subnormals(void)
+{
+    return 0;
+}
+
+static void restore(unsigned before)
+{
+    (void)before;
+}
+#endif
+
+/* Subnormals of every type, and numbers between two of the next narrower one, so that a direction shows. */
+enum { AWKWARD = 6, LONG = 150000 };
+static const double awkward[AWKWARD] = {0x1p-149,  0x1.8p-130,    -0x1p-133,
+                                        0x1.8p-24, -0x1.0101p-15, 0x1.00000101p+0};
+
+/* A library in the same thread may have changed how it rounds, and OpenMP's threads keep what they were
+ * given. */
+static void conversions_are_exact_in_any_environment(void **state)
+{
+    static const td_dtype types[] = {TD_F64, TD_F32, TD_F16, TD_BF16};
+    static const int directions[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+    static const int64_t counts[] = {AWKWARD, 3 * 1024 + 7, LONG};
+    double *first = malloc(LONG * sizeof *first);
+
+    (void)state;
+    assert_non_null(first);
+    for (int64_t i = 0; i < LONG; i++)
+        first[i] = awkward[i % AWKWARD];
+    for (int from = 0; from < 4; from++) {
+        void *src = malloc(LONG * sizeof(double)), *want = malloc(LONG * sizeof(double)),
+             *got = malloc(LONG * sizeof(double));
+
+        assert_true(src && want && got);
+        td_assert_ok(td_convert(LONG, TD_F64, first, types[from], src));
+        for (int to = 0; to < 4; to++)
+            for (int way = 0; way < 8; way++) {
+                const int64_t count = counts[(from + to + way) % 3];
+                const size_t bytes = (size_t)count * td_dtype_size(types[to]);
+                const bool flush = way >= 4;
+
+                td_assert_ok(td_convert(count, types[from], src, types[to], want));
+                memset(got, 0xFF, bytes);
+                fesetround(directions[way % 4]);
+                unsigned before = flush ? flush_subnormals() : 0;
+                td_status status = td_convert(count, types[from], src, types[to], got);
+                assert_int_equal(fegetround(), directions[way % 4]); /* the caller's comes back */
+#ifdef __SSE2__
+                unsigned after = __builtin_ia32_stmxcsr();
+                if (flush)
+                    restore(before);
+                assert_int_equal((after & FLUSHED_AND_DENORMALS_ZERO) != 0, flush);
+#endif
+                fesetround(FE_TONEAREST);
+                td_assert_ok(status);
+                if (memcmp(got, want, bytes) != 0)
+                    fail_msg("%s to %s, %d elements, rounding direction %d%s", td_dtype_name(types[from]),
+                             td_dtype_name(types[to]), (int)count, way % 4,
+                             flush ? ", subnormals flushed" : "");
+            }
+        free(src);
+        free(want);
+        free(got);
+    }
+    free(first);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -426,6 +510,7 @@ int main(void)
         cmocka_unit_test(nan_stays_nan_and_infinity_infinity_between_all_types),
         cmocka_unit_test(any_count_converts_alike_and_touches_nothing_else),
         cmocka_unit_test(types_of_one_size_convert_in_place),
+        cmocka_unit_test(conversions_are_exact_in_any_environment),
         cmocka_unit_test(names_sizes_and_epsilons),
         cmocka_unit_test(bad_input_is_refused_with_the_reason),
     };

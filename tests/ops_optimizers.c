@@ -226,6 +226,54 @@ static void nan_and_infinity_stay_in_their_element(void **state)
     }
 }
 
+/* The square of the first gradient is beyond f32, its share of v is not: later steps must move the weight. */
+static void one_huge_gradient_freezes_no_weight(void **state)
+{
+    enum { N = 2 };
+
+    (void)state;
+    for (int variant = 0; variant < 3; variant++) {
+        td_adamw adamw = {.variant = (td_adamw_variant)variant,
+                          .lr = 1e-2,
+                          .beta1 = 0.9,
+                          .beta2 = 0.999,
+                          .eps = 1e-8,
+                          .weight_decay = 0.01};
+        ops_case c = ops_begin(TD_F32, "huge");
+        float *p = ops_given(&c, TD_F32, N, (const float[]){1, -2}),
+              *g = ops_given(&c, TD_F32, N, (const float[]){1e20f, -3e20f}),
+              *m = ops_given(&c, TD_F32, N, (const float[N]){0}),
+              *v = ops_given(&c, TD_F32, N, (const float[N]){0});
+        double *p_truth = ops_f64(&c, TD_F32, p, N), *m_truth = ops_zeros(&c, N), *v_truth = ops_zeros(&c, N);
+
+        for (adamw.step = 1; adamw.step <= 5; adamw.step++) {
+            double *grad = ops_f64(&c, TD_F32, g, N);
+
+            OPS_CALL(td_adamw_step(ops_dev, &adamw, N, TD_F32, on(p), on(g), on(m), on(v)));
+            ops_adamw_truth(&adamw, N, p_truth, grad, m_truth, v_truth);
+            ops_assert_close(&c, "p", TD_F32, p, p_truth, N, 8);
+            ops_assert_close(&c, "v", TD_F32, v, v_truth, N, 8);
+            g[0] = 1;
+            g[1] = -1;
+        }
+        ops_finish(&c);
+    }
+}
+
+static void the_count_of_steps_stays_at_its_end(void **state)
+{
+    ops_case c = ops_begin(TD_F32, "the end");
+    td_adamw *adamw = ops_bytes(&c, sizeof *adamw);
+
+    (void)state;
+    *adamw = (td_adamw){.step = INT64_MAX - 1};
+    for (int i = 0; i < 3; i++) {
+        OPS_CALL(td_adamw_advance(ops_dev, on(adamw)));
+        assert_true(adamw->step == INT64_MAX);
+    }
+    ops_finish(&c);
+}
+
 static void sgd(void **state)
 {
     static const int64_t counts[] = {1, 15, 16, 17, 1009, 20011};
@@ -307,6 +355,8 @@ int ops_optimizers_group(void)
         cmocka_unit_test(decay_comes_first_or_last),
         cmocka_unit_test(nan_and_infinity_stay_in_their_element),
         cmocka_unit_test(the_device_counts_the_steps),
+        cmocka_unit_test(one_huge_gradient_freezes_no_weight),
+        cmocka_unit_test(the_count_of_steps_stays_at_its_end),
         cmocka_unit_test(sgd),
         cmocka_unit_test(global_norm),
     };

@@ -103,6 +103,28 @@ static void gemm(void **state)
 #undef CALL
 }
 
+/* Scratch is 256-byte aligned wherever there is any: elsewhere kernels would fail, and on some devices only.
+ * */
+static void scratch_out_of_line(void **state)
+{
+    static _Alignas(256) char room[65536];
+    td_gemm_shape gemm_shape = {
+        .batch = 1, .m = 2, .n = 3, .k = 4, .alpha = 1, .dtype = TD_BF16, .out_dtype = TD_BF16};
+    td_embedding_shape embedding_shape = {.tokens = 3, .vocab = 4, .d_model = 5, .dtype = TD_F32};
+    td_rmsnorm_shape rmsnorm_shape = {.rows = 3, .cols = 4, .eps = 1e-5f, .dtype = TD_F32};
+
+    (void)state;
+    for (int off = 1; off < 256; off *= 2) {
+        td_assert_refused(td_gemm(ops_dev, &gemm_shape, in, in, out, room + off), TD_BAD_ARGUMENT,
+                          "needs a multiple of 256");
+        td_assert_refused(td_embedding_backward(ops_dev, &embedding_shape, ids, in, false, out, room + off),
+                          TD_BAD_ARGUMENT, "needs a multiple of 256");
+        td_assert_refused(td_rmsnorm_backward(ops_dev, &rmsnorm_shape, in, in, in, in, false, out, NULL,
+                                              false, out, room + off),
+                          TD_BAD_ARGUMENT, "needs a multiple of 256");
+    }
+}
+
 static void embedding(void **state)
 {
     td_embedding_shape s = {.tokens = 3, .vocab = 4, .d_model = 5, .dtype = TD_F32};
@@ -508,6 +530,22 @@ static void optimizers(void **state)
     REFUSED(a, eps, INFINITY, STEP, TD_BAD_ARGUMENT, "eps is inf");
     REFUSED(a, weight_decay, INFINITY, STEP, TD_BAD_ARGUMENT, "weight_decay is inf");
     REFUSED(a, step, 0, STEP, TD_BAD_ARGUMENT, "step is 0");
+    /* A step computes in f32. */
+    REFUSED(a, lr, 1e300, STEP, TD_BAD_ARGUMENT, "lr is 1e+300, needs at least 0 and to be finite in f32");
+    REFUSED(a, eps, 1e300, STEP, TD_BAD_ARGUMENT, "eps is 1e+300");
+    REFUSED(a, weight_decay, 1e300, STEP, TD_BAD_ARGUMENT, "weight_decay is 1e+300");
+    REFUSED(a, weight_decay, -1e39, STEP, TD_BAD_ARGUMENT, "weight_decay is -1e+39");
+    REFUSED(a, lr, 1e38, (a.weight_decay = 1e3, STEP), TD_BAD_ARGUMENT, "lr 1e+38 times weight_decay 1000");
+    REFUSED(a, lr, 1e38, (a.weight_decay = 0, STEP), TD_BAD_ARGUMENT, "lr 1e+38, beta1 0.9");
+    REFUSED(a, lr, 1e20, (a.weight_decay = 1, STEP), TD_BAD_ARGUMENT, "a rate that f32 does not hold");
+    /* A struct that nobody filled in. */
+    REFUSED(a, eps, 0.0, (a.beta1 = a.beta2 = 0, STEP), TD_BAD_ARGUMENT, "eps is 0 and beta2 is 0");
+    REFUSED(a, eps, 1e-60, (a.beta2 = 0, STEP), TD_BAD_ARGUMENT, "eps is 1e-60 and beta2 is 0");
+    td_assert_refused(td_adamw_check(NULL), TD_BAD_ARGUMENT, "adamw is NULL");
+    REFUSED(a, lr, -1.0, td_adamw_check(&a), TD_BAD_ARGUMENT, "lr is -1");
+    td_assert_ok(td_adamw_check(&a));
+    td_assert_ok(td_adamw_check(&(td_adamw){.lr = 1e-3, .eps = 1e-8, .step = 1}));
+    td_assert_ok(td_adamw_check(&(td_adamw){.lr = 1e-3, .beta2 = 0.9, .step = INT64_MAX}));
 #undef STEP_WITH
 #undef STEP
     td_adamw_tensors t = {.count = 3, .dtype = TD_F32, .p = out, .g = in, .m = out, .v = out};
@@ -632,6 +670,7 @@ int ops_refusals_group(void)
 #define REFUSAL(test) cmocka_unit_test_setup_teardown(test, poison, check_poison)
     const struct CMUnitTest refusals_tests[] = {
         REFUSAL(gemm),
+        REFUSAL(scratch_out_of_line),
         REFUSAL(embedding),
         REFUSAL(rmsnorm),
         REFUSAL(heads),

@@ -414,6 +414,7 @@ static void bad_calls(void **state)
 
     td_assert_refused(td_transformer_loss(model, ids, &loss), TD_BAD_STATE, "no forward");
     td_assert_refused(td_transformer_backward(model, false, NULL, NULL), TD_BAD_STATE, "no loss");
+    td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "no weights");
     td_assert_ok(td_transformer_init(model, 1));
     td_assert_ok(td_transformer_init(inference, 1));
     td_assert_refused(td_transformer_forward(NULL, ids, 2, 9, NULL), TD_BAD_ARGUMENT, "model is NULL");
@@ -470,6 +471,198 @@ static void bad_calls(void **state)
     td_transformer_destroy(gradients);
 }
 
+/* What AdamW reads and writes, and whether a loss is there: all that a refused call must leave as it was. */
+typedef struct snapshot {
+    char *params, *moments, *grads;
+    td_transformer model;
+    td_adamw given;
+} snapshot;
+
+static char *copy_of(const void *block, size_t bytes)
+{
+    char *copy = malloc(bytes);
+
+    assert_non_null(copy);
+    memcpy(copy, block, bytes);
+    return copy;
+}
+
+static snapshot snapshot_of(const td_transformer *model, const td_adamw *given)
+{
+    const td_transformer_bytes *bytes = &model->plan.total;
+
+    return (snapshot){.params = copy_of(model->params, bytes->parameters),
+                      .moments = copy_of(model->exp_avg, bytes->optimizer_state),
+                      .grads = copy_of(model->grads, model->plan.gradient_bytes),
+                      .model = *model,
+                      .given = *given};
+}
+
+static void assert_untouched(snapshot *s, const td_transformer *model, const td_adamw *given)
+{
+    const td_transformer_bytes *bytes = &model->plan.total;
+
+    assert_memory_equal(s->params, model->params, bytes->parameters);
+    assert_memory_equal(s->moments, model->exp_avg, bytes->optimizer_state);
+    assert_memory_equal(s->grads, model->grads, model->plan.gradient_bytes);
+    assert_int_equal(s->model.progress, model->progress);
+    assert_int_equal(s->model.grads_lost, model->grads_lost);
+    assert_int_equal(s->model.adamw_steps, model->adamw_steps);
+    assert_int_equal(s->given.step, given->step);
+    free(s->params);
+    free(s->moments);
+    free(s->grads);
+}
+
+enum { HOST, ON_DEVICE, ALONG, ALONG_ON_DEVICE, WAYS };
+
+static td_status update(td_transformer *model, int way, td_adamw *given)
+{
+    switch (way) {
+    case HOST:
+        return td_transformer_adamw(model, given);
+    case ON_DEVICE:
+        return td_transformer_adamw_on_device(model, given);
+    default:
+        return td_transformer_backward_adamw(model, given, way == ALONG_ON_DEVICE);
+    }
+}
+
+/* Forward and loss, and the gradients where the update does not compute them itself. */
+static void prepare(td_transformer *model, int way)
+{
+    const int64_t ids[18] = {1, 2, 3};
+
+    td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
+    td_assert_ok(td_transformer_loss(model, ids, NULL));
+    if (way == HOST || way == ON_DEVICE)
+        td_assert_ok(td_transformer_backward(model, false, NULL, NULL));
+}
+
+static void refused_updates_change_nothing(void **state)
+{
+    const td_adamw good = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .step = 5};
+    static const struct {
+        const char *words;
+        td_adamw adamw;
+    } bad[] = {
+        {"lr is nan", {.lr = NAN, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .step = 5}},
+        {"lr is -1", {.lr = -1, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .step = 5}},
+        {"lr is 1e+300", {.lr = 1e300, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .step = 5}},
+        {"step is -5", {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .step = -5}},
+        {"eps is 0 and beta2 is 0", {.lr = 1e-3}},
+    };
+
+    for (int way = 0; way < WAYS; way++) {
+        td_transformer *model, *twin;
+        td_adamw given = good, twins = good;
+        td_device *dev = *state;
+        int levels = 0;
+
+        td_assert_ok(td_transformer_create(dev, &tiny, &model));
+        td_assert_ok(td_transformer_create(dev, &tiny, &twin));
+        td_assert_ok(td_transformer_init(model, 3));
+        td_assert_ok(td_transformer_init(twin, 3));
+        if (way == ALONG || way == ALONG_ON_DEVICE) {
+            snapshot before = snapshot_of(model, &given);
+            td_assert_refused(update(model, way, &given), TD_BAD_STATE, "no loss");
+            assert_untouched(&before, model, &given);
+        }
+        prepare(model, way);
+        prepare(twin, way);
+        for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+            given = bad[i].adamw;
+            snapshot before = snapshot_of(model, &given);
+            td_assert_refused(update(model, way, &given), TD_BAD_ARGUMENT, bad[i].words);
+            assert_untouched(&before, model, &given);
+        }
+        /* No room for a label. */
+        given = good;
+        snapshot before = snapshot_of(model, &given);
+        for (; levels < 32; levels++)
+            td_assert_ok(td_device_push_label(dev, "outer"));
+        td_assert_refused(update(model, way, &given), TD_BAD_STATE, "32");
+        for (; levels > 0; levels--)
+            td_assert_ok(td_device_pop_label(dev));
+        assert_untouched(&before, model, &given);
+
+        /* The corrected call is the one that was never refused. */
+        td_assert_ok(update(model, way, &given));
+        td_assert_ok(update(twin, way, &twins));
+        assert_int_equal(given.step, twins.step);
+        assert_memory_equal(model->params, twin->params, model->plan.total.parameters);
+        assert_memory_equal(model->exp_avg, twin->exp_avg, model->plan.total.optimizer_state);
+        td_transformer_destroy(model);
+        td_transformer_destroy(twin);
+    }
+}
+
+/* Steps that the device counts, such as replays, are unknown to the model: it does not guess, and counts on
+ * from a step that is given. */
+static void steps_are_counted_in_one_place(void **state)
+{
+    td_adamw counted = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
+
+    for (int way = ON_DEVICE; way < WAYS; way += ALONG_ON_DEVICE - ON_DEVICE) {
+        td_adamw on_device = counted;
+        td_transformer *model;
+
+        td_assert_ok(td_transformer_create(*state, &tiny, &model));
+        td_assert_ok(td_transformer_init(model, 3));
+        for (int step = 1; step <= 3; step++) {
+            prepare(model, way);
+            td_assert_ok(update(model, way, &on_device));
+            assert_int_equal(on_device.step, step);
+        }
+        for (int host = HOST; host <= ALONG; host += ALONG) {
+            prepare(model, host);
+            td_assert_refused(update(model, host, &counted), TD_BAD_STATE, "did not count the steps");
+        }
+        counted.step = 4;
+        td_assert_ok(update(model, ALONG, &counted));
+        assert_int_equal(model->adamw_steps, 4);
+        counted.step = 0;
+        prepare(model, HOST);
+        td_assert_ok(update(model, HOST, &counted));
+        assert_int_equal(model->adamw_steps, 5);
+        counted.step = INT64_MAX;
+        prepare(model, HOST);
+        td_assert_ok(update(model, HOST, &counted));
+        counted.step = 0;
+        prepare(model, HOST);
+        td_assert_ok(update(model, HOST, &counted));
+        assert_true(model->adamw_steps == INT64_MAX);
+        /* Init begins anew. */
+        prepare(model, way);
+        td_assert_ok(update(model, way, &on_device));
+        td_assert_ok(td_transformer_init(model, 3));
+        prepare(model, HOST);
+        td_assert_ok(update(model, HOST, &counted));
+        assert_int_equal(model->adamw_steps, 1);
+        td_transformer_destroy(model);
+    }
+}
+
+/* Refresh says that weights are there, in every precision; an init that fails leaves none. */
+static void forward_needs_weights(void **state)
+{
+    const int64_t ids[18] = {0};
+
+    for (int mixed = 0; mixed < 2; mixed++) {
+        td_transformer_config config = tiny;
+        td_transformer *model;
+
+        config.mixed = mixed;
+        config.dtype = mixed ? TD_BF16 : TD_F32;
+        td_assert_ok(td_transformer_create(*state, &config, &model));
+        td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "no weights");
+        td_assert_ok(td_transformer_refresh(model));
+        td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
+        td_transformer_destroy(model);
+    }
+    td_assert_refused(td_transformer_refresh(NULL), TD_BAD_ARGUMENT, "model is NULL");
+}
+
 /* Labels are popped on every way out. */
 static void labels_stay_balanced(void **state)
 {
@@ -506,6 +699,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(create_undoes_itself_at_every_allocation, open_device, close_device),
         cmocka_unit_test_setup_teardown(bad_configurations, open_device, close_device),
         cmocka_unit_test_setup_teardown(bad_calls, open_device, close_device),
+        cmocka_unit_test_setup_teardown(refused_updates_change_nothing, open_device, close_device),
+        cmocka_unit_test_setup_teardown(steps_are_counted_in_one_place, open_device, close_device),
+        cmocka_unit_test_setup_teardown(forward_needs_weights, open_device, close_device),
         cmocka_unit_test_setup_teardown(labels_stay_balanced, open_device, close_device),
     };
 

@@ -209,7 +209,9 @@ static void updates_along_the_way_are_the_same(void **state)
             td_assert_refused(td_transformer_backward(along->model, true, NULL, NULL), TD_BAD_STATE,
                               "were used up");
             td_assert_ok(td_transformer_backward(along->model, false, NULL, NULL));
-            td_assert_ok(td_transformer_adamw(along->model, &adamw));
+            td_assert_refused(td_transformer_adamw(along->model, &adamw), TD_BAD_STATE, "did not count");
+            here.step = 5;
+            td_assert_ok(td_transformer_adamw(along->model, &here));
         }
         td_assert_refused(td_transformer_backward_adamw(along->model, NULL, false), TD_BAD_ARGUMENT,
                           "adamw is NULL");

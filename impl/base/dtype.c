@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/float16.h"
 
+#include <fenv.h>
 #include <math.h>
 
 /* Elements a thread converts at a time: source, float and result of a block stay in the first-level cache. */
@@ -154,6 +155,14 @@ static void convert_block(int64_t first, int64_t length, td_dtype src_dtype, con
     }
 }
 
+/* Any library may have set a thread to flush subnormals to zero. The environment that programs begin with
+ * does not. */
+static void enter_default_environment(fenv_t *before)
+{
+    fegetenv(before);
+    fesetenv(FE_DFL_ENV);
+}
+
 td_status td_convert(int64_t count, td_dtype src_dtype, const void *src, td_dtype dst_dtype, void *dst)
 {
     td_status status = TD_OK;
@@ -166,15 +175,26 @@ td_status td_convert(int64_t count, td_dtype src_dtype, const void *src, td_dtyp
 
     int64_t blocks = count / BLOCK + (count % BLOCK != 0);
     if (blocks == 1) { /* a parallel region costs half a microsecond even for a team of one */
+        fenv_t callers;
+
+        enter_default_environment(&callers);
         convert_block(0, count, src_dtype, src, dst_dtype, dst);
+        fesetenv(&callers);
         goto cleanup;
     }
-#pragma omp parallel for schedule(static) if (count >= PARALLEL_FROM)
-    for (int64_t block = 0; block < blocks; block++) {
-        int64_t first = block * BLOCK;
-        int64_t length = count - first < BLOCK ? count - first : BLOCK;
+#pragma omp parallel if (count >= PARALLEL_FROM)
+    {
+        fenv_t callers;
 
-        convert_block(first, length, src_dtype, src, dst_dtype, dst);
+        enter_default_environment(&callers);
+#pragma omp for schedule(static)
+        for (int64_t block = 0; block < blocks; block++) {
+            int64_t first = block * BLOCK;
+            int64_t length = count - first < BLOCK ? count - first : BLOCK;
+
+            convert_block(first, length, src_dtype, src, dst_dtype, dst);
+        }
+        fesetenv(&callers);
     }
 cleanup:
     return status;

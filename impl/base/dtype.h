@@ -26,9 +26,10 @@ TD_API double td_dtype_eps(td_dtype dtype);
 /** The dtype of that name. TD_BAD_ARGUMENT for NULL or a name not in td_dtype_name's list; *out is untouched. */
 TD_API td_status td_dtype_parse(const char *name, td_dtype *out);
 
-/** dst[i] = src[i] for i in [0, count), rounded to nearest, ties to even, straight from the source type (never
- * twice). NaN stays NaN (quiet, sign kept), infinities stay, values beyond the largest finite one become
- * infinite, and subnormals are exact. Equal types copy the bits.
+/** dst[i] = src[i] for i in [0, count), rounded to nearest, ties to even, straight from the source type
+ * (never twice). NaN stays NaN (quiet, sign kept), infinities stay, values beyond the largest finite one
+ * become infinite, and subnormals are exact. Equal types copy the bits. All this also where the calling
+ * thread flushes subnormals to zero or rounds in another direction.
  *
  *   src  [count]  in   src_dtype  contiguous, host memory
  *   dst  [count]  out  dst_dtype  contiguous, host memory; overlaps src only if it is src and the sizes agree

@@ -1,6 +1,7 @@
 #include "cli/options.h"
 
 #include "base/check.h"
+#include "cli/memory.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -8,9 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-/* Far above any machine; OpenMP reserves a stack for each. */
-enum { MOST_THREADS = 4096 };
 
 enum { KEY_DEVICE = 2 * TD_OPTION_KEY, KEY_THREADS, KEY_JSON };
 
@@ -87,7 +85,7 @@ static error_t parse_common(int key, char *arg, struct argp_state *state)
         common->device = arg;
         return 0;
     case KEY_THREADS:
-        common->threads = (int)td_option_integer(state, "threads", arg, 1, MOST_THREADS);
+        common->threads = (int)td_option_integer(state, "threads", arg, 1, TD_CPU_MOST_THREADS);
         return 0;
     case KEY_JSON:
         if (arg[0] == '\0')
@@ -156,10 +154,15 @@ cleanup:
 
 td_status td_common_fits(const td_device *dev, double bytes)
 {
-    double machine = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGE_SIZE);
+    td_status status = TD_OK;
+    double most;
 
-    if (td_device_kind_of(dev) == TD_DEVICE_CPU && bytes > machine)
-        return td_fail(TD_NO_MEMORY, "%.0f MiB are more than the machine's %.0f", bytes / 1048576.0,
-                       machine / 1048576.0);
-    return TD_OK;
+    if (td_device_kind_of(dev) != TD_DEVICE_CPU)
+        goto cleanup;
+    most = td_memory_limit("");
+    if (bytes > most)
+        status = td_fail(TD_NO_MEMORY, "%.0f MiB are more than the machine's %.0f, or a control group's",
+                         bytes / 1048576.0, most / 1048576.0);
+cleanup:
+    return status;
 }

@@ -53,8 +53,8 @@ FILE *td_common_tables(const td_common *common);
 /** Appends the record to what --json names, which is not NULL. TD_IO_ERROR names it. */
 td_status td_common_append(const td_common *common, const td_record *record);
 
-/** TD_NO_MEMORY for more bytes on the CPU than the machine has at all: the system would hand out addresses that it cannot
- * back, and end the program when they are used. */
+/** TD_NO_MEMORY for more bytes on the CPU than the machine, or a control group's limit, has at all: the
+ * system would hand out addresses that it cannot back, and end the program when they are used. */
 td_status td_common_fits(const td_device *dev, double bytes);
 
 #endif

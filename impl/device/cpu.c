@@ -148,7 +148,8 @@ td_status td_cpu_set_threads(int threads)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(threads >= 1, "threads is %d, needs at least 1", threads);
+    TD_CHECK(threads >= 1 && threads <= TD_CPU_MOST_THREADS, "threads is %d, needs 1 to %d", threads,
+             TD_CPU_MOST_THREADS);
     omp_set_num_threads(threads);
 cleanup:
     return status;

@@ -21,7 +21,8 @@ typedef enum td_device_kind { TD_DEVICE_CPU = 0, TD_DEVICE_CUDA } td_device_kind
  * built for. TD_NO_MEMORY. */
 TD_API td_status td_device_open(const char *name, td_device **out);
 
-/** Frees the device and every block that is still allocated on it. Accepts NULL. */
+/** Frees the device and every block that is still allocated on it. What else was made on it is destroyed
+ * before: streams, graphs, events, page-locked memory, models. Accepts NULL. */
 TD_API void td_device_close(td_device *dev);
 
 /** dev is an open device, never NULL. */
@@ -179,8 +180,11 @@ TD_API td_status td_device_history(const td_device *dev, const td_memory_event *
 TD_API td_status td_device_note_live(td_device *dev, const char *name, const void *address, size_t bytes);
 TD_API td_status td_device_note_dead(td_device *dev, const char *name, const void *address, size_t bytes);
 
-/** Threads that operations on the CPU use when the calling thread runs them: OpenMP's maximum, which every thread of
- * the program has for itself. TD_BAD_ARGUMENT: below 1. */
+#define TD_CPU_MOST_THREADS 4096
+
+/** Threads that operations on the CPU use when the calling thread runs them: OpenMP's maximum, which every
+ * thread of the program has for itself. TD_BAD_ARGUMENT: below 1, above TD_CPU_MOST_THREADS, far above any
+ * machine: OpenMP ends the program where the system refuses it a thread or its stack. */
 TD_API int td_cpu_threads(void);
 TD_API td_status td_cpu_set_threads(int threads);
 

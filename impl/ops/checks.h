@@ -110,6 +110,7 @@ static inline td_status check_work(const void *work, size_t bytes)
     td_status status = TD_OK;
 
     TD_CHECK(work || bytes == 0, "work is NULL, needs %zu bytes", bytes);
+    TD_CHECK(bytes == 0 || (uintptr_t)work % 256 == 0, "work is %p, needs a multiple of 256", work);
 cleanup:
     return status;
 }

@@ -289,13 +289,22 @@ typedef struct td_adamw {
     int64_t step; /* from 1 */
 } td_adamw;
 
+/** What an AdamW step checks of its hyperparameters. A step cannot look at those in a GPU's memory: check
+ * them here before they are uploaded.
+ *
+ * TD_BAD_ARGUMENT: a NULL, an unknown variant, a beta outside [0, 1), eps or lr below 0, step below 1. Also a
+ * scalar that f32 cannot hold, or a product of them that the step needs. Also an eps of 0 beside a beta2 of
+ * 0, as in a struct that nobody filled in: a gradient of 0 would make the weight NaN. (With a beta2 above 0
+ * an eps of 0 is taken. As in PyTorch a weight then becomes NaN if all its gradients so far were 0.) */
+TD_API td_status td_adamw_check(const td_adamw *adamw);
+
 /** One step over `count` parameters.
  *
  *   p     [count]  i/o  dtype
  *   g     [count]  in   dtype
  *   m, v  [count]  i/o  f32, zero before the first step
  *
- * TD_BAD_ARGUMENT also for step below 1, a beta outside [0, 1), eps or lr below 0, an unknown variant. */
+ * TD_BAD_ARGUMENT as td_adamw_check. */
 TD_API td_status td_adamw_step(td_device *dev, const td_adamw *adamw, int64_t count, td_dtype dtype, void *p,
                                const void *g, float *m, float *v);
 
@@ -353,7 +362,7 @@ TD_API td_status td_linear_adamw_update(td_device *dev, const td_adamw *adamw, b
 TD_API td_status td_linear_adamw_pays(td_device *dev, int64_t count, const td_linear_adamw *layers,
                                       bool *out);
 
-/** adamw->step += 1.   adamw is in dev's memory. */
+/** adamw->step += 1, up to 2^63 - 1, where it stays.   adamw is in dev's memory. */
 TD_API td_status td_adamw_advance(td_device *dev, td_adamw *adamw);
 
 /** p -= lr g.   p i/o, g in, [count], dtype. */

@@ -3,6 +3,8 @@
 #include "ops/checks.h"
 #include "ops/ops.h"
 
+#include <float.h>
+
 /* ---- cross entropy ---- */
 
 static td_status check_cross_entropy(const td_device *dev, const td_cross_entropy_shape *shape)
@@ -124,23 +126,43 @@ cleanup:
     return status;
 }
 
-static td_status check_adamw(const td_adamw *adamw)
+/* A step computes in f32: a scalar of float64 must be finite there too. */
+static bool fits_f32(double value)
+{
+    return fabs(value) <= (double)FLT_MAX; /* not so for NaN */
+}
+
+td_status td_adamw_check(const td_adamw *adamw)
 {
     td_status status = TD_OK;
 
+    TD_CHECK(adamw, "adamw is NULL");
     TD_CHECK(adamw->variant == TD_ADAMW_COURSE2025 || adamw->variant == TD_ADAMW_COURSE2026 ||
                  adamw->variant == TD_ADAMW_TORCH,
              "variant is %d, needs to be a td_adamw_variant", (int)adamw->variant);
-    TD_CHECK(isfinite(adamw->lr) && adamw->lr >= 0.0, "lr is %g, needs to be finite and at least 0",
+    TD_CHECK(fits_f32(adamw->lr) && adamw->lr >= 0.0, "lr is %g, needs at least 0 and to be finite in f32",
              adamw->lr);
     TD_CHECK(adamw->beta1 >= 0.0 && adamw->beta1 < 1.0, "beta1 is %g, needs at least 0 and less than 1",
              adamw->beta1);
     TD_CHECK(adamw->beta2 >= 0.0 && adamw->beta2 < 1.0, "beta2 is %g, needs at least 0 and less than 1",
              adamw->beta2);
-    TD_CHECK(isfinite(adamw->eps) && adamw->eps >= 0.0, "eps is %g, needs to be finite and at least 0",
+    TD_CHECK(fits_f32(adamw->eps) && adamw->eps >= 0.0, "eps is %g, needs at least 0 and to be finite in f32",
              adamw->eps);
-    TD_TRY(check_finite("weight_decay", adamw->weight_decay));
+    TD_CHECK(fits_f32(adamw->weight_decay), "weight_decay is %g, needs to be finite in f32",
+             adamw->weight_decay);
+    TD_CHECK((float)adamw->eps > 0.0f || adamw->beta2 > 0.0,
+             "eps is %g and beta2 is 0: then the step of a gradient of 0 is 0 / 0", adamw->eps);
     TD_CHECK(adamw->step >= 1, "step is %" PRId64 ", needs at least 1", adamw->step);
+
+    /* What the kernels round to f32: the decay, and the rate behind both corrections and, at most, the decay.
+     * */
+    const double decay = adamw->lr * adamw->weight_decay;
+    const double rate = adamw->lr / (1.0 - pow(adamw->beta1, (double)adamw->step));
+    TD_CHECK(fits_f32(decay), "lr %g times weight_decay %g needs to be finite in f32", adamw->lr,
+             adamw->weight_decay);
+    TD_CHECK(fits_f32(rate * fmax(1.0, fabs(1.0 - decay))),
+             "lr %g, beta1 %g and weight_decay %g make a rate that f32 does not hold", adamw->lr,
+             adamw->beta1, adamw->weight_decay);
 cleanup:
     return status;
 }
@@ -156,7 +178,7 @@ td_status td_adamw_update(td_device *dev, const td_adamw *adamw, bool on_device,
     TD_CHECK(tensors, "tensors is NULL");
     t = *tensors;
     if (!on_device || td_device_kind_of(dev) == TD_DEVICE_CPU) /* whose memory is the host's */
-        TD_TRY(check_adamw(adamw));
+        TD_TRY(td_adamw_check(adamw));
     TD_TRY(check_array(dev, t.count, t.dtype));
     TD_TRY(check_second(dev, "grad_dtype", false, t.dtype, &t.grad_dtype));
     TD_CHECK(t.p, "p is NULL");
@@ -283,7 +305,7 @@ td_status td_linear_adamw_update(td_device *dev, const td_adamw *adamw, bool on_
     TD_CHECK(dev, "dev is NULL");
     TD_CHECK(adamw, "adamw is NULL");
     if (!on_device || td_device_kind_of(dev) == TD_DEVICE_CPU) /* whose memory is the host's */
-        TD_TRY(check_adamw(adamw));
+        TD_TRY(td_adamw_check(adamw));
     TD_TRY(check_linears(dev, count, layers, l));
     for (int64_t i = 0; i < count; i++)
         TD_TRY(check_pointers(&l[i]));

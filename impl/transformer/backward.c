@@ -13,7 +13,7 @@ typedef struct pass {
     void *user;
 
     /* Updates along the way; NULL: none. Where the products of the weights' gradients update them too. */
-    const td_adamw *adamw;
+    td_adamw *adamw;
     bool on_device, fused_head, fused_layers;
 } pass;
 
@@ -81,9 +81,21 @@ static td_status update(const pass *p, range r)
         status = td_adamw_range(model, p->adamw, p->on_device, begin, end, NULL);
     if (status == TD_OK)
         status = td_event_record(model->finished);
+    if (status == TD_OK)
+        model->side_works = true;
     (void)td_device_set_stream(model->dev, main);
 cleanup:
     return status;
+}
+
+/** Lets what follows wait for the side stream's updates. After an error too: the next forward reads the
+ * weights. */
+static td_status join_side(td_transformer *model)
+{
+    if (!model->side_works)
+        return TD_OK;
+    model->side_works = false;
+    return td_event_wait(model->finished);
 }
 
 static td_status report(const pass *p, int64_t parameter)
@@ -450,15 +462,14 @@ static td_status run(const pass *p)
     TD_TRY(report(p, TD_P_EMBEDDING));
     TD_TRY(td_step_enter(model, TD_STEP_NONE, 0));
     TD_TRY(update(p, (range){0, layout->layers, TD_P_EMBEDDING, TD_P_EMBEDDING}));
-    if (p->adamw && beside(p))
-        TD_TRY(td_event_wait(model->finished));
 cleanup:
     return status;
 }
 
-static td_status backward(const pass *p)
+/** All that backward asks for before anything moves. */
+static td_status check(const pass *p)
 {
-    td_transformer *model = p->model;
+    const td_transformer *model = p->model;
     td_status status = TD_OK;
 
     if (!model->grads) {
@@ -477,11 +488,28 @@ static td_status backward(const pass *p)
                                        "the backward pass, or backward failed");
         goto cleanup;
     }
+cleanup:
+    return status;
+}
+
+static td_status backward(const pass *p)
+{
+    td_transformer *model = p->model;
+    td_status status = TD_OK, joined;
+
+    TD_TRY(check(p));
+    TD_TRY(td_device_push_label(model->dev, "backward"));
     model->progress = TD_AT_START; /* the activations are written over from here on */
     model->grads_lost = true;      /* until all are there */
     model->group = p->fused_layers ? model->plan.group : 1;
-    TD_TRY(td_device_push_label(model->dev, "backward"));
-    TD_TRY(td_pop_after(model->dev, run(p)));
+    if (p->adamw && p->on_device)
+        status = td_adamw_advance(model->dev, p->adamw);
+    if (status == TD_OK)
+        status = run(p);
+    joined = join_side(model);
+    if (status == TD_OK)
+        status = joined;
+    TD_TRY(td_pop_after(model->dev, status));
     model->grads_lost = p->adamw != NULL;
 cleanup:
     return status;
@@ -542,8 +570,6 @@ static td_status choose_fused(pass *p)
     const td_linear_adamw head = extents_of(plan, tokens, plan->config.size.d_model, plan->config.size.vocab);
     td_status status = TD_OK;
 
-    if (model->progress != TD_AFTER_LOSS)
-        goto cleanup; /* there is no step yet: backward says so */
     /* Without mixed precision the residual's gradient behind feed-forward is gone when the layer's products come together. */
     if (!plan->config.mixed)
         goto cleanup;
@@ -559,21 +585,15 @@ td_status td_transformer_backward_adamw(td_transformer *model, td_adamw *adamw, 
     td_adamw step;
     pass p = {.model = model, .adamw = adamw, .on_device = on_device};
 
-    TD_TRY(td_check_update(model, adamw, false));
+    TD_TRY(td_check_update(model, adamw, on_device, false, &step));
+    TD_TRY(check(&p));
     TD_TRY(choose_fused(&p));
     if (!p.fused_layers)
         TD_TRY(prepare_side(model));
-    if (on_device) {
-        TD_TRY(td_adamw_advance(model->dev, adamw));
-    } else {
-        step = *adamw;
-        if (step.step == 0)
-            step.step = model->adamw_steps + 1;
-        p.adamw = &step;
-    }
-    TD_TRY(backward(&p));
     if (!on_device)
-        model->adamw_steps = step.step;
+        p.adamw = &step;
+    TD_TRY(backward(&p));
+    model->adamw_steps = on_device ? TD_STEPS_UNKNOWN : step.step;
 cleanup:
     return status;
 }

@@ -183,6 +183,10 @@ td_status td_transformer_forward(td_transformer *model, const int64_t *ids, int6
              batch, model->plan.config.batch);
     TD_CHECK(seq >= 1 && seq <= model->plan.config.context, "seq is %" PRId64 ", needs 1 to %" PRId64, seq,
              model->plan.config.context);
+    if (!model->weights_there) {
+        status = td_fail(TD_BAD_STATE, "the model has no weights: init it, or write them and call refresh");
+        goto cleanup;
+    }
     TD_TRY(td_plan_check(model->dev, &model->plan, batch, seq));
     TD_TRY(td_device_push_label(model->dev, "forward"));
     TD_TRY(td_pop_after(model->dev, run(model, ids, batch, seq)));

@@ -236,6 +236,7 @@ td_status td_transformer_init(td_transformer *model, uint64_t seed)
     }
     count = td_transformer_parameter_count(model);
     model->progress = TD_AT_START;
+    model->weights_there = false;
     for (int64_t i = 0; i < count; i++)
         TD_TRY(init_parameter(model, i, seed, staged, staged + STAGED));
     TD_TRY(td_transformer_refresh(model));

@@ -134,6 +134,7 @@ td_status td_transformer_refresh(td_transformer *model)
     if (model->copies)
         TD_TRY(td_round(model->dev, model->plan.layout.elements, model->plan.wide, model->params,
                         model->plan.config.dtype, model->copies));
+    model->weights_there = true;
 cleanup:
     return status;
 }
@@ -410,7 +411,43 @@ td_status td_adamw_range(td_transformer *model, const td_adamw *adamw, bool on_d
     return td_adamw_update(model->dev, adamw, on_device, &tensors);
 }
 
-td_status td_check_update(const td_transformer *model, const td_adamw *adamw, bool gradients)
+/** *step = the host's hyperparameters with the step that they stand for. */
+static td_status step_on_host(const td_transformer *model, const td_adamw *adamw, td_adamw *step)
+{
+    td_status status = TD_OK;
+
+    *step = *adamw;
+    if (step->step == 0 && model->adamw_steps == TD_STEPS_UNKNOWN) {
+        status =
+            td_fail(TD_BAD_STATE,
+                    "adamw->step is 0, but the model did not count the steps before, which the device did");
+        goto cleanup;
+    }
+    if (step->step == 0)
+        step->step = model->adamw_steps + (model->adamw_steps < INT64_MAX);
+    TD_TRY(td_adamw_check(step));
+cleanup:
+    return status;
+}
+
+/** The same for those on the device, whose step the update moves on first. Only the CPU's memory can be
+ * looked into. */
+static td_status step_on_device(const td_transformer *model, const td_adamw *adamw, td_adamw *step)
+{
+    td_status status = TD_OK;
+
+    if (td_device_kind_of(model->dev) != TD_DEVICE_CPU)
+        goto cleanup;
+    *step = *adamw;
+    TD_CHECK(step->step >= 0, "step is %" PRId64 " on the device, needs at least 0", step->step);
+    step->step += step->step < INT64_MAX;
+    TD_TRY(td_adamw_check(step));
+cleanup:
+    return status;
+}
+
+td_status td_check_update(const td_transformer *model, const td_adamw *adamw, bool on_device, bool gradients,
+                          td_adamw *step)
 {
     td_status status = TD_OK;
 
@@ -422,18 +459,22 @@ td_status td_check_update(const td_transformer *model, const td_adamw *adamw, bo
     }
     if (gradients)
         TD_TRY(check_gradients(model));
+    TD_TRY(on_device ? step_on_device(model, adamw, step) : step_on_host(model, adamw, step));
 cleanup:
     return status;
 }
 
-static td_status update_all(td_transformer *model, const td_adamw *adamw, bool on_device)
+static td_status update_all(td_transformer *model, td_adamw *adamw, bool on_device)
 {
     td_status status = TD_OK;
 
     TD_TRY(td_device_push_label(model->dev, "optimizer"));
-    TD_TRY(td_pop_after(model->dev,
-                        td_adamw_range(model, adamw, on_device, 0, model->plan.layout.elements, NULL)));
+    status = on_device ? td_adamw_advance(model->dev, adamw) : TD_OK;
+    if (status == TD_OK)
+        status = td_adamw_range(model, adamw, on_device, 0, model->plan.layout.elements, NULL);
+    TD_TRY(td_pop_after(model->dev, status));
     model->progress = TD_AT_START;
+    model->adamw_steps = on_device ? TD_STEPS_UNKNOWN : adamw->step;
 cleanup:
     return status;
 }
@@ -443,12 +484,8 @@ td_status td_transformer_adamw(td_transformer *model, const td_adamw *adamw)
     td_status status = TD_OK;
     td_adamw step;
 
-    TD_TRY(td_check_update(model, adamw, true));
-    step = *adamw;
-    if (step.step == 0)
-        step.step = model->adamw_steps + 1;
+    TD_TRY(td_check_update(model, adamw, false, true, &step));
     TD_TRY(update_all(model, &step, false));
-    model->adamw_steps = step.step;
 cleanup:
     return status;
 }
@@ -456,9 +493,9 @@ cleanup:
 td_status td_transformer_adamw_on_device(td_transformer *model, td_adamw *adamw)
 {
     td_status status = TD_OK;
+    td_adamw step;
 
-    TD_TRY(td_check_update(model, adamw, true));
-    TD_TRY(td_adamw_advance(model->dev, adamw));
+    TD_TRY(td_check_update(model, adamw, true, true, &step));
     TD_TRY(update_all(model, adamw, true));
 cleanup:
     return status;

@@ -60,7 +60,7 @@ typedef struct td_transformer_config {
 
 typedef struct td_transformer td_transformer;
 
-/** Plans and allocates a model on dev, which must outlive it; parameters are undefined until init or upload.
+/** Plans and allocates a model on dev, which must outlive it; it has no weights until init or refresh.
  *
  * TD_BAD_ARGUMENT: a NULL, an extent below 1, heads that do not divide d_model, an odd head size, an unknown
  * attention, dtype or use, a rope_theta that is negative or not finite, a product beyond 2^63 - 1. TD_UNSUPPORTED: a
@@ -99,8 +99,8 @@ TD_API td_status td_transformer_parameter(const td_transformer *model, int64_t i
 TD_API td_status td_transformer_parameter_find(const td_transformer *model, const char *name,
                                                td_parameter *out);
 
-/** Rounds the parameters to the copies that the products read in mixed precision; init and AdamW do so themselves.
- * Without mixed precision there is nothing to do. */
+/** The caller has written the parameters. In mixed precision this rounds them to the copies that the products
+ * read; init and AdamW do so themselves. */
 TD_API td_status td_transformer_refresh(td_transformer *model);
 
 /* ---- the step ---- */
@@ -111,9 +111,10 @@ TD_API td_status td_transformer_refresh(td_transformer *model);
  *   logits  [batch, seq, vocab]  out  dtype  owned by the model, valid until its next forward or backward
  *                                            (backward writes their gradient over them); NULL: not wanted
  *
- * ids may change once it returns. TD_BAD_ARGUMENT: a NULL, batch or seq below 1 or above the plan, an id outside the
- * vocabulary; the last forward is then as it was. TD_BAD_STATE: operations need more scratch than was planned,
- * because the number of threads was raised after creation. */
+ * ids may change once it returns. TD_BAD_ARGUMENT: a NULL, batch or seq below 1 or above the plan, an id
+ * outside the vocabulary; the last forward is then as it was. TD_BAD_STATE: neither init nor refresh came
+ * since creation. TD_BAD_STATE also where operations need more scratch than was planned, because the number
+ * of threads was raised after creation. */
 TD_API td_status td_transformer_forward(td_transformer *model, const int64_t *ids, int64_t batch, int64_t seq,
                                         const void **logits);
 
@@ -143,12 +144,16 @@ TD_API td_status td_transformer_backward(td_transformer *model, bool accumulate,
                                          void *user);
 
 /** One AdamW step on every parameter. adamw->step 0 means: the model counts its own steps, from 1; any other is
- * taken, and counting goes on from it. TD_BAD_STATE: a model without moments, or whose gradients are transient and gone, used
- * up by td_transformer_backward_adamw, or left unfinished by a backward that failed. */
+ * taken, and counting goes on from it.
+ *
+ * TD_BAD_ARGUMENT: a NULL, and as td_adamw_check. TD_BAD_STATE: a model without moments, or whose gradients
+ * are transient and gone, used up by td_transformer_backward_adamw, or left unfinished by a backward that
+ * failed. Also a step of 0 after an update with hyperparameters on the device, whose replays only the device
+ * counts. After either nothing has changed. */
 TD_API td_status td_transformer_adamw(td_transformer *model, const td_adamw *adamw);
 
 /** The same with hyperparameters in dev's memory, for a step that is captured in a graph: each replay first adds 1 to
- * adamw->step, then reads them. */
+ * adamw->step, then reads them. They are checked where the host can look: on the CPU. */
 TD_API td_status td_transformer_adamw_on_device(td_transformer *model, td_adamw *adamw);
 
 /** Backward (without accumulation) and the AdamW step in one. The gradients are used up: `grad` of a parameter is undefined

@@ -183,9 +183,11 @@ struct td_transformer {
     float *exp_avg, *exp_avg_sq;  /* one block; NULL unless training */
     td_parameter *parameters;     /* in state-dict order */
     char (*names)[TD_PARAMETER_NAME_BYTES];
-    int64_t adamw_steps;
+    bool weights_there;         /* by init or refresh */
+    int64_t adamw_steps;        /* TD_STEPS_UNKNOWN: the device counts them */
     td_stream *side;            /* for updates beside backward; made when first used */
     td_event *ready, *finished; /* gradients for the side stream; the side stream's work */
+    bool side_works;            /* has work that the device's stream has not waited for */
     td_progress progress;
     bool grads_lost;    /* used up; or transient, and a forward came since backward, or no backward yet */
     int64_t batch, seq; /* of the last forward */
@@ -217,8 +219,13 @@ td_status td_begin_dead(td_transformer *model, int64_t layer);
 td_status td_adamw_range(td_transformer *model, const td_adamw *adamw, bool on_device, int64_t begin,
                          int64_t end, const void *g);
 
-/** TD_BAD_STATE for a model without moments or without gradients that an update could read; TD_BAD_ARGUMENT for a NULL. */
-td_status td_check_update(const td_transformer *model, const td_adamw *adamw, bool gradients);
+/** All that an update asks for before anything moves. *step = adamw with the step it will take, where that
+ * can be seen. With on_device adamw is in the device's memory; `gradients`: they must be there already.
+ * TD_BAD_STATE, TD_BAD_ARGUMENT as td_transformer_adamw. */
+td_status td_check_update(const td_transformer *model, const td_adamw *adamw, bool on_device, bool gradients,
+                          td_adamw *step);
+
+#define TD_STEPS_UNKNOWN (-1)
 
 /** Pushes "layers.<layer>". */
 td_status td_push_layer(td_device *dev, int64_t layer);

@@ -39,7 +39,7 @@ struct adamw_constants {
     __device__ void step(float grad, float &weight, float &first, float &second) const
     {
         first += gain1 * (grad - first);
-        second = beta2 * second + gain2 * (grad * grad);
+        second = beta2 * second + (gain2 * grad) * grad; /* its square alone may overflow */
         weight -= decay * weight;
         weight -= rate * (first * reciprocal(square_root(second) * root + eps));
     }

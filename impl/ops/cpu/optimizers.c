@@ -22,7 +22,7 @@ TD_INLINE void adamw_block(td_dtype dtype, td_dtype grad_dtype, bool decay_last,
         float grad = td_load(grad_dtype, g, i);
         float weight = td_load(dtype, p, i);
         float first = m[i] + k.gain1 * (grad - m[i]);
-        float second = k.beta2 * v[i] + k.gain2 * (grad * grad);
+        float second = k.beta2 * v[i] + (k.gain2 * grad) * grad; /* its square alone may overflow */
 
         if (!decay_last)
             weight -= k.decay * weight;
@@ -75,7 +75,7 @@ td_status td_cpu_adamw_update(td_device *dev, const td_adamw *adamw, bool on_dev
 td_status td_cpu_adamw_advance(td_device *dev, td_adamw *adamw)
 {
     (void)dev;
-    adamw->step += 1;
+    adamw->step += adamw->step < INT64_MAX;
     return TD_OK;
 }
 
