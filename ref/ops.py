@@ -154,7 +154,7 @@ def adamw_step(
     """The new p, m, v. m and v, and the arithmetic, are f32 or wider; p is rounded once."""
     grad, weight = at_least_f32(g), at_least_f32(p)
     m = beta1 * m + (1 - beta1) * grad
-    v = beta2 * v + (1 - beta2) * grad.pow(2)
+    v = beta2 * v + (1 - beta2) * grad * grad  # from the left, as torch.optim: grad^2 alone may overflow
     correction1, correction2 = 1 - beta1**step, 1 - beta2**step
     if variant != "course2025":
         weight = weight - lr * weight_decay * weight
