@@ -15,6 +15,15 @@ die() {
     exit 1
 }
 
+# The project's files that match, as they lie here, tracked or new.
+files() {
+    local file
+
+    git ls-files --cached --others --exclude-standard --deduplicate -- "$@" | while read -r file; do
+        [ ! -f "$file" ] || printf '%s\n' "$file"
+    done
+}
+
 # Configures and builds one preset of CMakePresets.json.
 build() {
     say "build: preset $1"
