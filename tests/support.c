@@ -2,6 +2,7 @@
  *
  * The tests of `wrong` are run by the last test of `right`, in a child process with its output thrown away; each of
  * them must fail there. */
+#include "support/asan.h"
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
@@ -9,7 +10,6 @@
 #include "base/check.h"
 
 #include <math.h>
-#include <sanitizer/asan_interface.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -94,7 +94,7 @@ static void fences_hold_poison(void **state)
 /* AddressSanitizer reports a touched fence at once, by ending the program: here it is asked instead. */
 static void under_address_sanitizer_a_fence_is_out_of_bounds(void **state)
 {
-#ifdef __SANITIZE_ADDRESS__
+#ifdef TD_ASAN
     char *block = td_fence_alloc(13);
 
     (void)state;
@@ -221,7 +221,7 @@ static void an_element_never_written(void **state)
     td_fence_assert_written("block", TD_BF16, block, 3);
 }
 
-#ifndef __SANITIZE_ADDRESS__
+#ifndef TD_ASAN
 static void one_byte_too_far(void **state)
 {
     unsigned char *block = td_fence_alloc(13);
@@ -292,7 +292,7 @@ static void every_wrong_answer_fails(void **state)
         cmocka_unit_test(one_large_error_among_many_elements),
         cmocka_unit_test(one_bit_apart),
         cmocka_unit_test(an_element_never_written),
-#ifndef __SANITIZE_ADDRESS__
+#ifndef TD_ASAN
         cmocka_unit_test(one_byte_too_far),
         cmocka_unit_test(one_byte_too_early),
         cmocka_unit_test(the_last_byte_of_the_fence),

@@ -39,8 +39,10 @@ def declared(text: str) -> set[str]:
 
 
 def exported(library: str) -> set[str]:
+    """Names that C can spell. Clang's OpenMP shares a lock of another kind, .gomp_critical_user_.reduction.var."""
     lines = run("nm", "--dynamic", "--defined-only", "--format=posix", library).splitlines()
-    return {line.split()[0].split("@")[0] for line in lines}
+    names = {line.split()[0].split("@")[0] for line in lines}
+    return {name for name in names if name.isidentifier()}
 
 
 def forbidden_calls(archive: str) -> list[str]:

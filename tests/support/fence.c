@@ -1,6 +1,7 @@
 #include "support/fence.h"
 
-#include <sanitizer/asan_interface.h>
+#include "support/asan.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
