@@ -4,6 +4,8 @@
 # td_add_kernels(SOURCES ...): kernels/ as objects.
 # td_add_test(NAME SOURCES ... USES ... [WRAP symbol ...] [LABELS ...] [TIMEOUT seconds]): a CMocka program that links
 #   the static modules (so that --wrap sees their calls) and tests/support.
+# td_describe_build(OUT file TEMPLATE file MODULES ...): the source file of td_build_info(), written anew by every build
+#   that something changed for.
 
 include(CMakeParseArguments)
 
@@ -81,4 +83,35 @@ function(td_add_test name)
   endforeach()
   add_test(NAME ${name} COMMAND test_${name})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
+endfunction()
+
+function(td_describe_build)
+  cmake_parse_arguments(ARG "" "OUT;TEMPLATE" "MODULES" ${ARGN})
+  list(REMOVE_ITEM ARG_MODULES td_kernels)
+  list(TRANSFORM ARG_MODULES REPLACE "^td_" "")
+  string(TOUPPER "${CMAKE_BUILD_TYPE}" type)
+  set(flags ${CMAKE_BUILD_TYPE} ${CMAKE_C_FLAGS} ${CMAKE_C_FLAGS_${type}})
+  foreach(option IN ITEMS SANITIZE COVERAGE)
+    if(TANDEM_${option})
+      string(TOLOWER ${option} word)
+      list(APPEND flags ${word})
+    endif()
+  endforeach()
+  set(backends cpu)
+  set(cuda "")
+  if(TANDEM_HAVE_CUDA)
+    list(APPEND backends cuda)
+    set(cuda "${CMAKE_CUDA_COMPILER_ID} ${CMAKE_CUDA_COMPILER_VERSION} ${CMAKE_CUDA_FLAGS} ${CMAKE_CUDA_FLAGS_${type}}")
+  endif()
+  list(JOIN flags " " flags)
+  list(JOIN backends " " backends)
+  string(REPLACE ";" " " architectures "${TANDEM_CUDA_ARCHITECTURES}")
+  add_custom_target(td_build_values BYPRODUCTS "${ARG_OUT}" VERBATIM
+    COMMAND "${CMAKE_COMMAND}" "-DOUT=${ARG_OUT}" "-DTEMPLATE=${CMAKE_CURRENT_SOURCE_DIR}/${ARG_TEMPLATE}"
+            "-DSOURCE=${PROJECT_SOURCE_DIR}" "-DMODULES=${ARG_MODULES}" "-DVERSION=${PROJECT_VERSION}"
+            "-DCOMPILER=${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION}" "-DMARCH=${TANDEM_MARCH}"
+            "-DFLAGS=${flags}" "-DCUDA=${cuda}" "-DARCHITECTURES=${architectures}" "-DBACKENDS=${backends}"
+            -P "${PROJECT_SOURCE_DIR}/cmake/build.cmake"
+    COMMENT "Describing the build")
+  add_dependencies(td_base td_build_values)
 endfunction()

@@ -1,4 +1,5 @@
-/** Status, checked products, the clock, statistics. */
+/** Status, checked products, the clock, statistics, the build. */
+#include "base/build.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/stats.h"
@@ -302,6 +303,49 @@ static void statistics_without_memory_say_so(void **state)
     td_assert_ok(td_stats_compute(samples, 2, &stats));
 }
 
+/* ---- the build ---- */
+
+static bool is_id(const char *text)
+{
+    return strlen(text) == 16 && strspn(text, "0123456789abcdef") == 16;
+}
+
+static void the_build_names_itself(void **state)
+{
+    const td_build *build = td_build_info();
+    const bool cuda = strcmp(build->backends, "cpu cuda") == 0;
+
+    (void)state;
+    assert_ptr_equal(build, td_build_info());
+    assert_int_equal(build->version[strspn(build->version, "0123456789.")], '\0');
+    assert_true(strlen(build->version) >= 5);
+    if (strcmp(build->commit, "unknown") == 0)
+        assert_false(build->dirty);
+    else
+        assert_true(strlen(build->commit) >= 10 &&
+                    strspn(build->commit, "0123456789abcdef") == strlen(build->commit));
+    assert_true(cuda || strcmp(build->backends, "cpu") == 0);
+    assert_int_equal(cuda, build->architectures[0] != '\0');
+    assert_true(build->compiler[0] && build->march[0]);
+    assert_true(is_id(build->id));
+}
+
+static void every_module_has_an_id_of_its_own(void **state)
+{
+    const td_build *build = td_build_info();
+
+    (void)state;
+    assert_true(build->module_count > 5);
+    assert_string_equal(build->modules[0].name, "base");
+    for (int i = 0; i < build->module_count; i++) {
+        const td_build_module *module = &build->modules[i];
+        assert_true(is_id(module->cpu));
+        assert_true(build->architectures[0] ? is_id(module->cuda) : module->cuda[0] == '\0');
+        for (int other = 0; other < i; other++)
+            assert_string_not_equal(module->cpu, build->modules[other].cpu);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -318,6 +362,8 @@ int main(void)
         cmocka_unit_test(many_samples_of_a_known_law),
         cmocka_unit_test(statistics_refuse_bad_input_with_the_reason),
         cmocka_unit_test(statistics_without_memory_say_so),
+        cmocka_unit_test(the_build_names_itself),
+        cmocka_unit_test(every_module_has_an_id_of_its_own),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

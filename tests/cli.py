@@ -84,7 +84,14 @@ class CliTest(unittest.TestCase):
                 self.assertIn("Usage: " + " ".join(["tandem", *command]), text)
                 self.assertIn("--version", text)
                 self.assertLess(max(len(line) for line in text.splitlines()), 80)
-                self.assertRegex(self.succeed(*command, "--version"), r"^tandem \d+\.\d+\.\d+\n$")
+                version = self.succeed(*command, "--version")
+                self.assertRegex(
+                    version,
+                    r"^tandem \d+\.\d+\.\d+\n"
+                    r"commit ([0-9a-f]{10,}( with changes)?|unknown), build [0-9a-f]{16}\n"
+                    r"\w+ [\d.]+, -march=\S+, \w.*\n"
+                    r"backends: cpu( cuda, GPU architectures \S.*)?\n$",
+                )
         self.assertIn("there are bench, attention", run("nonsense").stderr)
 
     def test_mistakes_end_with_status_2(self):
@@ -293,8 +300,12 @@ class CliTest(unittest.TestCase):
                 self.assertEqual("loss" in text, mode != "forward")
                 found = self.records()
                 self.assertEqual([record["case"]["pass"] for record in found], passes)
+                config = dict(attention="naive", graph=False, timed="phases")
+                config |= dict(keep="most", gradients="held") if mode != "forward" else {}
+                config |= dict(update="after") if mode == "train" else {}
                 for row, record in zip(rows, found, strict=True):
                     self.check_bench_record(row, record)
+                    self.assertEqual(record["config"], config)
 
     def check_bench_record(self, row, record):
         case = dict(record["case"])
@@ -312,6 +323,18 @@ class CliTest(unittest.TestCase):
         self.assertEqual((record["impl"], record["status"]), ("c", "ok"))
         self.assertTrue(record["machine"])
         self.assertRegex(record["versions"]["tandem"], r"^\d+\.\d+\.\d+$")
+        build, host = record["build"], record["host"]
+        self.assertEqual([*build], ["version", "commit", "dirty", "library"])
+        version = run("--version").stdout
+        self.assertIn(f"tandem {build['version']}\ncommit {build['commit']}", version)
+        self.assertEqual(build["dirty"], " with changes," in version)
+        self.assertIn(f", build {build['library']}\n", version)
+        self.assertEqual(record["machine"], f"{host['name']}, {host['cores']} threads")
+        self.assertEqual(host["cores"], len(os.sched_getaffinity(0)))
+        said = dict(re.findall(r"^(\w[\w ]*\w)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
+        for key, name in (("cpu family", "family"), ("model", "model"), ("stepping", "stepping")):
+            self.assertEqual(host.get(name), int(said[key]) if key in said else None)
+        self.assertEqual("avx2" in host["isa"].split(), "avx2" in said.get("flags", "").split())
         self.assertRegex(record["time"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
         self.assertGreater(record["peak_mib"], 0)
         ms, samples = record["ms"], sorted(record["samples"])
@@ -345,6 +368,9 @@ class CliTest(unittest.TestCase):
 
     def test_bench_keeps_all(self):
         printed = []
+        most = dict(
+            attention="naive", graph=False, timed="whole", keep="most", gradients="transient", update="along"
+        )
         for more in ([], ["--keep-all"]):
             options = ["--whole", "--overlap", "--transient-gradients", *more, "--json", str(self.json)]
             text = self.succeed("bench", *TINY, *options)
@@ -352,8 +378,20 @@ class CliTest(unittest.TestCase):
         (again, loss), (kept, same_loss) = printed
         self.assertEqual(loss, same_loss)
         peaks = [record["peak_mib"] for record in self.records()]
+        self.assertEqual([record["config"] for record in self.records()], [most, most | {"keep": "all"}])
+        self.assertEqual([record["impl"] for record in self.records()], ["c_overlap"] * 2)
         self.assertEqual([f"{peak:.1f}" for peak in peaks], [again, kept])
         self.assertNotEqual(*peaks)
+
+    def test_records_name_what_limits_the_processor(self):
+        limited = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+        subprocess.run(
+            [tandem, "bench", *TINY, "--json", str(self.json)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            env=limited,
+        )
+        self.assertEqual(self.records()[0]["host"]["limits"]["ONEDNN_MAX_CPU_ISA"], "AVX2")
 
     def test_bench_without_the_memory_leaves_records(self):
         args = "bench --size 10B --batch 4096 --context 2048 --mode backward --json".split()

@@ -267,6 +267,34 @@ cleanup:
     return status;
 }
 
+/** The name of the side, as the parity layer has it for the same switches. */
+static const char *impl_of(const td_bench_config *config)
+{
+    if (config->graph)
+        return config->overlap ? "c_graph_overlap" : "c_graph";
+    return config->overlap ? "c_overlap" : "c";
+}
+
+/** The switches in the words of every record's "config"; those of a training step where there is one. */
+static td_status set_config(td_record *record, const td_bench_config *config)
+{
+    td_status status = TD_OK;
+    const td_transformer_config *model = &config->model;
+
+    TD_TRY(td_record_set_string(record, "config.attention", model->attention));
+    TD_TRY(td_record_set_bool(record, "config.graph", config->graph));
+    TD_TRY(td_record_set_string(record, "config.timed", config->whole ? "whole" : "phases"));
+    if (config->mode != TD_BENCH_FORWARD) {
+        TD_TRY(td_record_set_string(record, "config.keep", model->keep_all ? "all" : "most"));
+        TD_TRY(td_record_set_string(record, "config.gradients",
+                                    model->transient_gradients ? "transient" : "held"));
+    }
+    if (config->mode == TD_BENCH_TRAIN)
+        TD_TRY(td_record_set_string(record, "config.update", config->overlap ? "along" : "after"));
+cleanup:
+    return status;
+}
+
 /** A pass without samples is one that there was no memory for. */
 static td_status append_record(const arguments *args, const td_bench_summary *summary, const pass *timed,
                                const td_device *dev)
@@ -277,8 +305,8 @@ static td_status append_record(const arguments *args, const td_bench_summary *su
     double tokens = (double)model->batch * (double)model->context;
 
     TD_TRY(td_output_record(dev, "benchmarking_script", "bench", &record));
-    if (args->config.graph)
-        TD_TRY(td_record_set_string(record, "impl", "c_graph"));
+    TD_TRY(td_record_set_string(record, "impl", impl_of(&args->config)));
+    TD_TRY(set_config(record, &args->config));
     if (args->size)
         TD_TRY(td_record_set_string(record, "case.size", args->size));
     TD_TRY(td_record_set_integer(record, "case.d_model", model->size.d_model));

@@ -1,5 +1,7 @@
 #include "cli/commands.h"
 
+#include "base/build.h"
+
 #include <argp.h>
 #include <errno.h>
 #include <signal.h>
@@ -10,8 +12,22 @@
 
 enum { EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
+static void print_version(FILE *stream, struct argp_state *state);
+
 /* Exported, for it takes the place of the C library's own. */
-TD_API const char *argp_program_version = "tandem " TANDEM_VERSION;
+TD_API void (*argp_program_version_hook)(FILE *, struct argp_state *) = print_version;
+
+static void print_version(FILE *stream, struct argp_state *state)
+{
+    const td_build *build = td_build_info();
+
+    (void)state;
+    fprintf(stream, "tandem %s\n", build->version);
+    fprintf(stream, "commit %s%s, build %s\n", build->commit, build->dirty ? " with changes" : "", build->id);
+    fprintf(stream, "%s, -march=%s, %s\n", build->compiler, build->march, build->flags);
+    fprintf(stream, "backends: %s%s%s\n", build->backends,
+            build->architectures[0] ? ", GPU architectures " : "", build->architectures);
+}
 
 static const struct command {
     const char *name;

@@ -1,5 +1,6 @@
 #include "cli/output.h"
 
+#include "base/build.h"
 #include "base/check.h"
 
 #include <sched.h>
@@ -176,43 +177,144 @@ void td_progress_end(void)
 
 /* ---- records ---- */
 
+enum { PROCESSOR_TEXT = 8192 };
+
+/** What /proc/cpuinfo says of the first processor. */
+static void read_processor(char text[PROCESSOR_TEXT])
+{
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    const size_t length = file ? fread(text, 1, PROCESSOR_TEXT - 1, file) : 0;
+
+    text[length] = '\0';
+    char *next = strstr(text, "\n\n");
+    if (next)
+        next[1] = '\0';
+    if (file)
+        fclose(file);
+}
+
+/** The value of a line "name : value", up to its end; NULL without such a line. */
+static const char *processor_line(const char *text, const char *name, int *length)
+{
+    const size_t bytes = strlen(name);
+
+    for (; *text; text += strcspn(text, "\n"), text += *text == '\n') {
+        const char *value = text + bytes;
+        if (strncmp(text, name, bytes) != 0 || *(value += strspn(value, " \t")) != ':')
+            continue;
+        value += 1 + strspn(value + 1, " ");
+        *length = (int)strcspn(value, "\n");
+        return value;
+    }
+    return NULL;
+}
+
+static int usable_cores(void)
+{
+    cpu_set_t mine;
+
+    CPU_ZERO(&mine);
+    sched_getaffinity(0, sizeof mine, &mine);
+    return CPU_COUNT(&mine);
+}
+
 const char *td_machine_name(const td_device *dev, char text[160])
 {
-    char line[256], model[128] = "unknown processor";
-    cpu_set_t mine;
+    char processor[PROCESSOR_TEXT];
+    int length = 0;
 
     if (td_device_kind_of(dev) != TD_DEVICE_CPU) {
         snprintf(text, 160, "%s", td_device_model(dev));
         return text;
     }
-    FILE *file = fopen("/proc/cpuinfo", "r");
-    while (file && fgets(line, sizeof line, file))
-        if (strncmp(line, "model name", 10) == 0 && strstr(line, ": ")) {
-            snprintf(model, sizeof model, "%s", strstr(line, ": ") + 2);
-            model[strcspn(model, "\n")] = '\0';
-            break;
+    read_processor(processor);
+    const char *name = processor_line(processor, "model name", &length);
+    snprintf(text, 160, "%.*s, %d threads", name ? length : 17, name ? name : "unknown processor",
+             usable_cores());
+    return text;
+}
+
+static bool has_word(const char *text, int length, const char *word)
+{
+    const int bytes = (int)strlen(word);
+
+    for (int i = 0; i + bytes <= length; i++)
+        if (memcmp(text + i, word, (size_t)bytes) == 0 && (i == 0 || text[i - 1] == ' ') &&
+            (i + bytes == length || text[i + bytes] == ' '))
+            return true;
+    return false;
+}
+
+/** The processor, in the keys and words of every record's "host" (parity/core/identity.py). */
+static td_status set_host(td_record *record)
+{
+    static const char *const numbers[][2] = {
+        {"cpu family", "host.family"}, {"model", "host.model"}, {"stepping", "host.stepping"}};
+    static const char *const sets[] = {"avx2",        "avx512f",  "avx512_bf16",
+                                       "avx512_fp16", "amx_bf16", "amx_fp16"};
+    static const char *const limits[] = {"ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS",
+                                         "ONEDNN_MAX_CPU_ISA"};
+    td_status status = TD_OK;
+    char processor[PROCESSOR_TEXT], text[160] = "unknown processor";
+    FILE *file = NULL;
+    int length;
+
+    read_processor(processor);
+    const char *value = processor_line(processor, "model name", &length);
+    if (value)
+        snprintf(text, sizeof text, "%.*s", length, value);
+    TD_TRY(td_record_set_string(record, "host.name", text));
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        value = processor_line(processor, numbers[i][0], &length);
+        if (value)
+            TD_TRY(td_record_set_integer(record, numbers[i][1], atoll(value)));
+    }
+    value = processor_line(processor, "flags", &length);
+    text[0] = '\0';
+    for (size_t i = 0; value && i < sizeof sets / sizeof sets[0]; i++)
+        if (has_word(value, length, sets[i])) {
+            const size_t used = strlen(text);
+            snprintf(text + used, sizeof text - used, "%s%s", used ? " " : "", sets[i]);
         }
+    TD_TRY(td_record_set_string(record, "host.isa", text));
+    TD_TRY(td_record_set_integer(record, "host.cores", usable_cores()));
+    file = fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "r");
+    if (file && fgets(text, sizeof text, file) && strchr(text, 'K'))
+        TD_TRY(td_record_set_number(record, "host.l3_mib", strtod(text, NULL) / 1024.0));
+    for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
+        const char *limit = getenv(limits[i]);
+        if (limit) {
+            snprintf(text, sizeof text, "host.limits.%s", limits[i]);
+            TD_TRY(td_record_set_string(record, text, limit));
+        }
+    }
+cleanup:
     if (file)
         fclose(file);
-    CPU_ZERO(&mine);
-    sched_getaffinity(0, sizeof mine, &mine);
-    snprintf(text, 160, "%s, %d threads", model, CPU_COUNT(&mine));
-    return text;
+    return status;
 }
 
 td_status td_output_record(const td_device *dev, const char *deliverable, const char *module, td_record **out)
 {
     td_status status = TD_OK;
+    const td_build *build = td_build_info();
     td_record *record = NULL;
     char machine[160];
 
     *out = NULL;
     TD_TRY(td_record_create(deliverable, module, "c", &record));
     TD_TRY(td_record_set_string(record, "machine", td_machine_name(dev, machine)));
+    TD_TRY(set_host(record));
     if (td_device_kind_of(dev) == TD_DEVICE_CPU)
         TD_TRY(td_record_set_integer(record, "threads", td_cpu_threads()));
-    TD_TRY(td_record_set_string(record, "versions.tandem", TANDEM_VERSION));
-    TD_TRY(td_record_set_string(record, "versions.cc", __VERSION__));
+    else
+        TD_TRY(td_record_set_string(record, "device", "cuda"));
+    TD_TRY(td_record_set_string(record, "build.version", build->version));
+    TD_TRY(td_record_set_string(record, "build.commit", build->commit));
+    TD_TRY(td_record_set_bool(record, "build.dirty", build->dirty));
+    TD_TRY(td_record_set_string(record, "build.library", build->id));
+    TD_TRY(td_record_set_string(record, "versions.tandem", build->version));
+    TD_TRY(td_record_set_string(record, "versions.cc", build->compiler));
     *out = record;
     record = NULL;
 cleanup:

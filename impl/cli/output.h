@@ -41,7 +41,7 @@ void td_progress_end(void);
 /** What the device is: for the CPU the processor's model, and how many of its threads this process may use. */
 const char *td_machine_name(const td_device *dev, char text[160]);
 
-/** A record of impl "c" with machine, threads and versions filled in. */
+/** A record of impl "c" with machine, host, threads, build and versions filled in. */
 td_status td_output_record(const td_device *dev, const char *deliverable, const char *module,
                            td_record **out);
 
