@@ -5,7 +5,7 @@ import re
 import pandas as pd
 
 from parity._bench_pages import PHASES, WARMUPS, rows_of, table_of_steps
-from parity._pages import peak_of, spread, units_of
+from parity._pages import peak_of, ran_with, spread, units_of
 from parity.core import geomean
 from parity.core.clock import statistics
 from ref.transformer import SIZES
@@ -216,9 +216,9 @@ def report_memory(page, records):
             "Peaks of the whole side: weights, gradients, moments, activations and scratch. C's is its "
             "recorder's, PyTorch's the peak of allocated blocks, which its allocator rounds up; the bytes "
             "that torch_compile requested stand beside. Memory of the driver, of loaded kernels and of graphs is in "
-            "neither; torch_compile_graph's is the peak of its capture, whose blocks stay taken. C's training steps "
-            "ran with transient_gradients, whose gradients take the memory of dead activations, and with keep_all, "
-            "whose backward pass computes nothing up again (transformer.h)."
+            "neither; torch_compile_graph's is the peak of its capture, whose blocks stay taken. Transient gradients "
+            "take the memory of dead activations; a backward pass with keep all computes nothing up again "
+            "(transformer.h). " + ran_with(records)
         )
     for mine, theirs in MEMORY_RATIOS:
         found = [row[f"{mine} / {theirs}"] for row in rows if row[f"{mine} / {theirs}"]]

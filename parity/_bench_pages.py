@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from parity._pages import peak_of
+from parity._pages import peak_of, ran_with
 from parity.core import geomean
 
 PHASES = ("forward", "backward", "optimizer")
@@ -67,7 +67,7 @@ def report_phases(page, records):
             f"is {geomean(ratios):.2f} times PyTorch's with {geomean(peaks):.2f} times its memory (geometric means). "
             "C attends with flash, torch_eager as the course does, by materialised scores; both run AdamW in the "
             "course's order, torch_eager in a Python loop over the parameters. GFLOP/s counts "
-            "the matrix products alone."
+            f"the matrix products alone. {ran_with(warm.only(**{'pass': 'step'}))}"
         )
         page.verdict(
             "benchmarking_script",

@@ -24,6 +24,24 @@ def on_gpu(records) -> bool:
     return any(record.get("device") == "cuda" for record in records.records)
 
 
+def ran_with(records) -> str:
+    """The switches that each side ran with, as its records say; a side's records may differ."""
+    sides = {}
+    for record in records.records:
+        if record.get("config"):
+            words = ", ".join(f"{name} {_word(value)}" for name, value in record["config"].items())
+            sides.setdefault(record["impl"], {})[words] = None
+    said = [f"{impl} ran with {', and with '.join(found)}" for impl, found in sides.items()]
+    unsaid = sum("build" not in record for record in records.records)
+    if unsaid:
+        said.append(f"{unsaid} of {len(records)} results do not say with which switches they ran")
+    return f"{'; '.join(said)}." if said else ""
+
+
+def _word(value) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
 def valued(records, impl="c", **keys) -> list[dict]:
     """The records of these keys that hold `values`, each as one row of its case keys and values."""
     found = records.only(impl=impl, **keys).records

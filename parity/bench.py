@@ -7,7 +7,7 @@ from parity import _bench_gpu_pages, _bench_pages
 from parity._pages import on_gpu
 from parity.core import Case, Side, grid
 from parity.core.clock import statistics, time_sides
-from parity.transformer import Tandem, initial_state, torch_model
+from parity.transformer import Tandem, c_switches, initial_state, model_options, torch_model, torch_switches
 from ref import bench as ref
 from ref.transformer import SIZES, fused_attention
 
@@ -75,6 +75,30 @@ def gpu_cases(profile):
         yield gpu_step(**keys, context=WHOLE_CONTEXT, mode="inference", stage=4)
 
 
+def switches(impl, device, dtype, mode, timed):
+    """Everything that a side runs with beside its case: the record's "config", and what run() takes it from. timed:
+    "whole", a step without a look at the clock inside, or "phases"."""
+    training, captured = mode != "inference", impl in ("c_graph", "c_graph_overlap", "torch_compile_graph")
+    timed = "whole" if captured else timed
+    if impl.startswith("torch"):
+        best = impl != "torch_eager"
+        found = torch_switches(dtype, compiled=best, graph=captured) | {
+            "attention": "fused" if best else "scores"
+        }
+        return found | ({"optimizer": "fused" if best else "loop"} if training else {}) | {"timed": timed}
+    if not training:
+        return {"attention": "flash", "graph": captured, "timed": timed}
+    # On a GPU gradients may be gone after the step, and nothing is computed again; on a CPU the figures so far were
+    # taken the other way.
+    how = dict(keep="all", gradients="transient") if device == "cuda" else {}
+    update = "along" if impl == "c_graph_overlap" else "after"
+    return {"attention": "flash"} | c_switches(graph=captured, update=update, **how) | {"timed": timed}
+
+
+def configs(impls, device, dtype, mode, timed="phases"):
+    return {impl: switches(impl, device, dtype, mode, timed) for impl in impls}
+
+
 def shape_of(size, context):
     d_model, d_ff, layers, heads = SIZES[size]
     shape = dict(d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=VOCAB, batch=BATCH)
@@ -96,6 +120,7 @@ def step(size, context, dtype, mode, *, warmup, repeats):
         repeats=repeats,
         seconds=2 * (warmup + repeats + 1) * work / RATES["cpu"] * slow + numel / 2e7,
         alone=True,  # hungry, and cold, which is what the warm-up is about
+        config=configs(["c", "torch_eager"], "cpu", dtype, mode),
         needs_bytes=2 * held + numel * element,
         size=size,
         **shape,
@@ -112,12 +137,14 @@ def gpu_step(size, context, dtype, mode, stage=0):
     long, longest = _bench_gpu_pages.LONG_S, _bench_gpu_pages.LONGEST_S
     warmup, repeats = 5 if theirs < long else 2 if theirs < longest else 1, 10
     training = mode == "step"
+    impls = ["c", "torch_eager", *(["c_graph"] if training else [])]  # one launch, which has no phases
     return Case(
         "benchmarking_mixed_precision" if dtype in LOW else "benchmarking_script",
         measure="time memory" if training else "time",
         repeats=repeats,
         seconds=OVERHEAD_S + numel / 2e9 + (warmup + repeats + 2) * ((2 if training else 1) * mine + theirs),
         in_turn=True,
+        config=configs(impls, "cuda", dtype, mode),
         stage=stage,
         needs_bytes=numel * (20 if training else 8),
         size=size,
@@ -139,6 +166,7 @@ def cold(size):
         seconds=OVERHEAD_S + numel / 2e9 + COLD_STEPS * sum(step_seconds(size, COLD_CONTEXT, "bf16_mixed")),
         alone=True,
         in_turn=True,
+        config=configs(["c", "torch_eager"], "cuda", "bf16_mixed", "step"),
         stage=2,
         needs_bytes=numel * 20,
         size=size,
@@ -154,12 +182,18 @@ def whole(size, dtype, mode="step"):
     shape, numel = shape_of(size, WHOLE_CONTEXT)
     mine, theirs = step_seconds(size, WHOLE_CONTEXT, dtype)
     steps = 3 * WHOLE_STEPS + 8 if mode == "step" else 6
+    impls = ["c", "c_graph", "c_graph_overlap", "torch_eager", "torch_compile"]
+    if mode == "parts":
+        impls.remove("c_graph")
+    elif dtype == "bf16_mixed":
+        impls.append("torch_compile_graph")
     return Case(
         "torch_compile",
         measure="time memory" if mode == "step" else "memory",
         repeats=3,
         together=WHOLE_STEPS,
         in_turn=True,
+        config=configs(impls, "cuda", dtype, mode, timed="whole"),
         alone=mode == "parts",
         ahead=mode == "step",
         stage=-2 if mode == "step" else -1,
@@ -204,27 +238,14 @@ def run(case, draw, c):
     batch = (case, c, state, *inputs(case, draw))
     if case["pass"] == "parts":
         rates = ceilings(draw, c)
-        return {
-            "c": Parts(*batch).weighed(rates),
-            "c_graph_overlap": Parts(*batch, impl="c_graph_overlap", overlap=True).weighed(rates),
-            "torch_eager": TorchParts(*batch).weighed(rates),
-            "torch_compile": TorchParts(*batch, best=True).weighed(rates),
-        }
-    if case.deliverable == "torch_compile":
-        sides = {
-            "c": Whole(*batch).side(),
-            "c_graph": Whole(*batch, impl="c_graph").side(),
-            "c_graph_overlap": Whole(*batch, impl="c_graph_overlap", overlap=True).side(),
-            "torch_eager": TorchWhole(*batch).side(),
-            "torch_compile": TorchWhole(*batch, best=True).side(),
-        }
-        if case.dtype == "bf16_mixed":
-            sides["torch_compile_graph"] = TorchWhole(*batch, best=True, captured=True).side()
-        return sides
-    sides = {"c": Phases(*batch).side(), "torch_eager": TorchPhases(*batch).side()}
-    if not cpu and case["pass"] == "step" and case.context != COLD_CONTEXT:
-        sides["c_graph"] = Whole(*batch, impl="c_graph").side()  # as one launch, which has no phases
-    return sides
+        return {impl: of(impl, Parts, TorchParts)(*batch, impl).weighed(rates) for impl in case.config}
+    kinds = {"whole": (Whole, TorchWhole), "phases": (Phases, TorchPhases)}
+    return {impl: of(impl, *kinds[how["timed"]])(*batch, impl).side() for impl, how in case.config.items()}
+
+
+def of(impl, mine, theirs):
+    """The one of C's class and PyTorch's that is the side's."""
+    return theirs if impl.startswith("torch") else mine
 
 
 def inputs(case, draw):
@@ -235,17 +256,20 @@ def inputs(case, draw):
 class Phases:
     """C's side of a step whose phases are timed apart."""
 
-    def __init__(self, case, c, state, ids, targets, impl="c"):
-        self.case, self.c, self.impl = case, c.side(impl), impl
+    def __init__(self, case, c, state, ids, targets, impl):
+        self.case, self.switches = case, case.config[impl]
         self.state, self.ids, self.targets = state, ids, targets
         self.training = case["pass"] != "inference"
         self.times = ref.Times()
-        # On a GPU gradients may be gone after the step, and nothing is computed again; on a CPU the figures so far were
-        # taken the other way.
-        gpu = self.training and self.c.on.kind == "cuda"
-        use = "training" if self.training else "inference"
-        self.model = Tandem(case, self.c, "flash", use=use, transient_gradients=gpu, keep_all=gpu)
+        self.c = self.session(c, impl)
         self.flops = model_flops(case, self.c)
+
+    def session(self, c, impl):
+        """The session that the side works on, with its model described."""
+        mine = c.side(impl)
+        use, options = ("training", model_options(self.switches)) if self.training else ("inference", {})
+        self.model = Tandem(self.case, mine, self.switches["attention"], use=use, **options)
+        return mine
 
     def side(self):
         return Side(
@@ -299,21 +323,22 @@ class Phases:
 
 
 class TorchPhases(Phases):
-    """PyTorch's. `best` is compiled, with its own fused attention and optimizer."""
+    """PyTorch's: eager, or at its best, compiled with its own fused attention and optimizer."""
 
-    def __init__(self, *batch, best=False):
-        super().__init__(*batch)
-        self.best, self.model, self.trainer = best, None, None
+    trainer = None
+
+    def session(self, c, impl):
+        return c
 
     def open(self):
-        attend = {"attend": fused_attention} if self.best else {}
+        attend = {"attend": fused_attention} if self.switches["attention"] == "fused" else {}
         self.trainer = ref.Trainer(
             torch_model(self.case, self.state, **attend),
             self.ids,
             self.targets,
             mode="train" if self.training else "forward",
-            autocast=self.case.dtype == "bf16_mixed",
-            best=self.best,
+            autocast=self.switches["autocast"],
+            best=self.switches["compiled"],
             synchronize=self.c.on.synchronize,
         )
         self.trainer.times = self.times
@@ -338,8 +363,11 @@ class WholeSteps:
 
     whole = None
     called = False
-    captured = False  # a graph has no phases
     unphased = None  # why a side that has phases lacks them
+
+    @property
+    def captured(self):
+        return self.switches["graph"]
 
     def call(self):
         self.whole()
@@ -349,7 +377,7 @@ class WholeSteps:
     def close(self):
         self.whole = None
         try:
-            if self.called and not self.captured:
+            if self.called and not self.captured:  # a graph has no phases
                 for _ in range(PHASE_STEPS):
                     super().call()
         except Exception as error:  # the steps themselves are measured: that stays
@@ -366,14 +394,10 @@ class Whole(WholeSteps, Phases):
     """C's step, queued operation by operation, or captured once and replayed: as it is, or with the weights updated
     along the backward pass."""
 
-    def __init__(self, *batch, impl="c", overlap=False):
-        super().__init__(*batch, impl=impl)
-        self.captured, self.overlap = impl != "c", overlap
-
     def open(self):
         super().open()
         if self.captured:
-            self.model.capture(self.ids, self.targets, self.overlap)
+            self.model.capture(self.ids, self.targets, overlap=self.switches["update"] == "along")
             self.whole = self.model.replay
         else:
             self.whole = lambda: self.model.step(self.ids, self.targets)
@@ -382,10 +406,7 @@ class Whole(WholeSteps, Phases):
 class TorchWhole(WholeSteps, TorchPhases):
     """PyTorch's: eager, at its best, and that captured as a graph."""
 
-    def __init__(self, *batch, best=False, captured=False):
-        super().__init__(*batch, best=best)
-        self.captured = captured
-        self.peak = None
+    peak = None
 
     def open(self):
         before = self.c.on.held_by_torch()
@@ -409,7 +430,6 @@ class TorchWhole(WholeSteps, TorchPhases):
 class PartsOfStep:
     """One step after a few, and the GPU time of each kernel in it."""
 
-    captured = True  # and without phases
     parts = None
 
     def weighed(self, rates):

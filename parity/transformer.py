@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from parity import _transformer_pages
-from parity._transformer_pages import (
+from parity._transformer_rules import (
     LOSSES_WITHIN,
     OTHER_SEED,
     ROUNDING,
@@ -44,15 +44,15 @@ def cases(profile, device):
     ]
     for keys in tiny:
         for way in grid(dtype=TYPES[device], attention=["naive", "flash"]):
-            seconds = 0.5 if device == "cpu" else 0.2
-            yield Case("transformer_exactness", size="tiny", steps=1, seconds=seconds, **keys, **way)
+            how = dict(seconds=0.5 if device == "cpu" else 0.2, config=configs(way["dtype"]))
+            yield Case("transformer_exactness", size="tiny", steps=1, **how, **keys, **way)
     d_model, d_ff, layers, heads = ref.SIZES["small"]
     small = dict(
         d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=10_000, batch=4, context=128, seq=128
     )
     # With one step the gradients are held against float64 as well, which takes minutes at this size on a CPU.
     for steps, seconds in [(SMALL_STEPS, 60), *([(1, 240)] if profile == "full" else [])]:
-        how = dict(seconds=seconds if device == "cpu" else 5, needs_bytes=12 * 2**30)
+        how = dict(seconds=seconds if device == "cpu" else 5, needs_bytes=12 * 2**30, config=configs("f32"))
         yield Case(
             "transformer_exactness", size="small", steps=steps, dtype="f32", attention="naive", **small, **how
         )
@@ -62,30 +62,69 @@ def cases(profile, device):
     steps = 200
     byte_level = dict(d_model=128, d_ff=512, layers=4, heads=4, vocab=256, batch=8, context=128)
     for attention in ["flash"] if profile == "quick" else ["flash", "naive"]:
-        way = dict(dtype="f32", attention=attention)
+        way = dict(dtype="f32", attention=attention, config=configs("f32"))
         yield Case("transformer_training", size="bytes", steps=steps, seconds=45, **byte_level, **way)
 
 
 def gpu_cases(profile, small):
     """`small` in every dtype with its gradients; the largest model; and training in mixed precision."""
     for keys in grid(dtype=["tf32", "bf16_mixed"], attention=["naive", "flash"]):
-        yield Case("transformer_exactness", size="small", steps=1, seconds=5, **small, **keys)
+        how = dict(seconds=5, config=configs(keys["dtype"]))
+        yield Case("transformer_exactness", size="small", steps=1, **how, **small, **keys)
     if profile == "full":
         d_model, d_ff, layers, heads = ref.SIZES["2.7B"]
         largest = dict(d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=10_000)
         for dtype in ["f32", "bf16_mixed"]:
             # The gradients of every side and of the truth are held at once: 4 + 4 + 8 bytes a parameter, and at worst
             # the truth's weights beside them.
-            how = dict(seconds=25, needs_bytes=100 * 2**30, in_turn=True)
+            how = dict(
+                seconds=25, needs_bytes=100 * 2**30, in_turn=True, config=configs(dtype, updates=False)
+            )
             if dtype == "f32":
                 # cuBLAS forms the sums of a narrow product otherwise than those of a wide one, with less error here:
                 # judged against a third side, whose gradients are held too.
                 how |= dict(reference="torch_joined", needs_bytes=115 * 2**30)
+                how["config"]["torch_joined"] = torch_switches(dtype) | {"products": "joined"}
             keys = dict(batch=1, context=128, seq=128, dtype=dtype, attention="flash")
             yield Case("transformer_exactness", size="2.7B", steps=1, **how, **largest, **keys)
     byte_level = dict(d_model=512, d_ff=2048, layers=8, heads=8, vocab=256, batch=8, context=128)
     way = dict(dtype="bf16_mixed", attention="flash", seed=1)
-    yield Case("transformer_training", size="bytes", steps=200, seconds=45, **byte_level, **way)
+    config = configs("bf16_mixed") | {
+        "c_graph": c_switches(graph=True, gradients="transient"),
+        ROUNDING: torch_switches("f32"),
+        OTHER_SEED: torch_switches("bf16_mixed"),
+    }
+    yield Case(
+        "transformer_training", size="bytes", steps=200, seconds=45, config=config, **byte_level, **way
+    )
+
+
+# ---- the switches that sides run with: a record's "config" ----
+
+
+def c_switches(graph=False, keep="most", gradients="held", update="after"):
+    """Of a step of libtandem. keep: what backward finds of forward, "all" or "most", without the norms' outputs and
+    silu(gate) up. gradients: "held" or "transient", in the memory of dead activations. update: "after" the backward
+    pass, "along" with it, or "none"."""
+    return dict(graph=graph, keep=keep, gradients=gradients, update=update)
+
+
+def model_options(switches):
+    """The fields of td_transformer_config that say the same."""
+    return {
+        "keep_all": switches["keep"] == "all",
+        "transient_gradients": switches["gradients"] == "transient",
+    }
+
+
+def torch_switches(dtype, compiled=False, graph=False):
+    return dict(compiled=compiled, graph=graph, autocast=dtype == "bf16_mixed")
+
+
+def configs(dtype, updates=True):
+    """Of the two sides that every case has."""
+    mine = c_switches() if updates else c_switches(update="none")
+    return {"c": mine, "torch_eager": torch_switches(dtype)}
 
 
 def run(case, draw, c):
@@ -275,7 +314,8 @@ def exactness(case, draw, c):
         draw.integers(f"tokens {i}", (case.batch, case.seq + 1), high=case.vocab) for i in range(case.steps)
     ]
     batches = [(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in tokens]
-    model = Tandem(case, c, case.attention, use="gradients" if case.in_turn else "training")
+    use = "gradients" if case.in_turn else "training"
+    model = Tandem(case, c, case.attention, use=use, **model_options(case.config["c"]))
     kept = {"grad": {}, "weight": {}}
     updates = not case.in_turn  # where the model fills the GPU there is no room for moments
 
@@ -428,7 +468,7 @@ def train(case, draw, c):
 
         return Side(call, record=record, **options)
 
-    model = Tandem(case, c, case.attention)
+    model = Tandem(case, c, case.attention, **model_options(case.config["c"]))
 
     def tandem():
         model.restart(state)
@@ -476,7 +516,7 @@ def train(case, draw, c):
         },
     }
     if draw.device.type == "cuda":
-        graphed = Tandem(case, c.side("c_graph"), case.attention, transient_gradients=True)
+        graphed = Tandem(case, c.side("c_graph"), case.attention, **model_options(case.config["c_graph"]))
         sides["c_graph"] = side("c_graph", by_graph, open=graphed.open, close=graphed.close)
     if mixed:
 

@@ -23,7 +23,7 @@ import pandas as pd
 import torch
 from rich.console import Console
 
-from parity.core import clock, compare, memory, report
+from parity.core import clock, compare, identity, memory, report
 from parity.core.case import Case, Side, grid, seed_of, within
 from parity.core.draw import Draw, left_poisoned
 from parity.core.record import FILE, RecordError
@@ -34,6 +34,16 @@ torch.set_num_threads(1)  # the tensors are small
 MIB = 2**20
 UMASK = os.umask(0o022)
 os.umask(UMASK)
+HOST = {
+    "name": "AMD EPYC",
+    "family": 26,
+    "model": 2,
+    "stepping": 1,
+    "isa": "avx2 avx512f",
+    "cores": 2,
+    "l3_mib": 32.0,
+}
+BUILD = {"version": "0.1.0", "commit": "0123456789", "dirty": False, "library": "l1", "id": "i1"}
 
 
 class Cases(unittest.TestCase):
@@ -431,6 +441,30 @@ class Pages(unittest.TestCase):
         self.assertIn(f"| [scaling](scale.md) | Scaling | {figures} |", index)
         self.assertIn("| else | Something else | not measured |  |", index)
 
+    def test_a_page_names_machine_and_builds(self):
+        def page(*records):
+            report.write({"scale": self.module}, records, self.folder)
+            return (self.folder / "scale.md").read_text()
+
+        before = [timed("c", 1.0, case={"seq": n, "dtype": "f32"}) for n in (1, 2)]
+        self.assertIn("\n*2 of 2 results are from before results named their build,", page(*before))
+        here = dict(host=HOST, build=BUILD)
+        now = timed("c", 1.0, case={"seq": 3, "dtype": "f32"}, **here)
+        said = page(now)
+        self.assertIn(
+            "*AMD EPYC (family 26, model 2, stepping 1; avx2 avx512f; 2 cores, 32 MiB L3); 2 threads", said
+        )
+        self.assertIn("*C was built as l1 (tandem 0.1.0, commit 0123456789): 1 results.*", said)
+        self.assertNotIn("before results named", said)
+        changed = here | {"build": BUILD | {"library": "l2", "dirty": True}}
+        said = page(*before, now, timed("c", 1.0, case={"seq": 4, "dtype": "f32"}, **changed))
+        self.assertIn(
+            "(tandem 0.1.0, commit 0123456789): 1 results; l2 (tandem 0.1.0, commit 0123456789 with", said
+        )
+        self.assertIn("changes): 1 results. 2 of 4 results are from before", said)
+        said = page(timed("c", 1.0, case={"seq": 3, "dtype": "f32"}, device="cuda", **here))
+        self.assertIn("*M in AMD EPYC (family 26,", said)
+
     def test_the_same_records_give_the_same_bytes(self):
         first = {path: path.read_bytes() for path in self.write()}
         time.sleep(1.1)  # so that a date would differ
@@ -527,6 +561,106 @@ class Pages(unittest.TestCase):
         self.assertIn("o: NaN at 3 elements", (self.folder / "scale.md").read_text())
 
 
+class Identity(unittest.TestCase):
+    CPUINFO = """processor\t: 0
+vendor_id\t: AuthenticAMD
+cpu family\t: 26
+model\t\t: 2
+model name\t: AMD EPYC
+stepping\t: 1
+flags\t\t: fpu avx2 avx512f avx512_bf16 avx512_bitalg
+
+processor\t: 1
+model\t\t: 99
+"""
+
+    def test_the_host_is_told_from_others_of_its_name(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "cpuinfo"
+            path.write_text(self.CPUINFO)
+            found = identity.host(path, {"ONEDNN_MAX_CPU_ISA": "AVX2", "HOME": "/root"})
+            path.write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
+            other = identity.host(path, {})
+        self.assertEqual(
+            (found["name"], found["family"], found["model"], found["stepping"]), ("AMD EPYC", 26, 2, 1)
+        )
+        self.assertEqual(found["isa"], "avx2 avx512f avx512_bf16")
+        self.assertEqual(found["limits"], {"ONEDNN_MAX_CPU_ISA": "AVX2"})
+        self.assertGreaterEqual(found["cores"], 1)
+        self.assertEqual((other["name"], other["isa"], "limits" in other), ("unknown processor", "", False))
+
+    def test_which_records_are_of_here(self):
+        here = dict(machine="M", host=HOST, build=BUILD)
+        for record, machine, build in (
+            (here, True, True),
+            (
+                here | {"build": BUILD | {"commit": "another", "library": "l2"}},
+                True,
+                True,
+            ),  # the id alone counts
+            (here | {"build": BUILD | {"id": "i2"}}, True, False),
+            (dict(machine="M"), True, False),  # from before
+            (dict(machine="N"), False, False),
+            (here | {"host": HOST | {"model": 17}}, False, False),
+        ):
+            with self.subTest(record=record):
+                self.assertEqual(identity.same_machine(record, here), machine)
+                self.assertEqual(identity.is_here(record, here), build)
+                self.assertEqual(identity.is_here(record, here, keep=True), machine)
+        gpu = here | dict(device="cuda")
+        self.assertTrue(identity.is_here(gpu | {"host": {"name": "another"}}, gpu))
+        self.assertFalse(identity.is_here(gpu | {"machine": "N"}, gpu))
+
+    def test_what_a_result_depends_on(self):
+        found = identity.sources_of("parity.bench")
+        self.assertLessEqual({"parity.bench", "parity.transformer", "ref.bench", "ref.transformer"}, {*found})
+        self.assertEqual([name for name in found if name.endswith("_pages") or "core" in name], [])
+        self.assertIn("parity._transformer_rules", identity.sources_of("parity.transformer"))
+        self.assertNotIn("ref.transformer", identity.sources_of("parity.flash"))
+        build = {
+            "commit": "c",
+            "library": "l",
+            "compiler": "x",
+            "modules": {"flash": {"cpu": "1", "cuda": ""}},
+        }
+
+        def id_of(path="parity.flash", kind="cpu", measure=("error",), **more):
+            return identity.build_for(build | more, path, kind, measure)["id"]
+
+        self.assertEqual(id_of(), id_of(library="m", commit="d"))
+        self.assertNotEqual(id_of(), id_of(modules={"flash": {"cpu": "2", "cuda": ""}}))
+        self.assertNotEqual(id_of(), id_of(measure=("time",)))  # which the rule of errors has no part in
+        self.assertNotEqual(
+            id_of(path="parity.ops"), id_of(path="parity.ops", library="m")
+        )  # a module not named
+        self.assertNotEqual(id_of(kind="cuda"), id_of(kind="cuda", library="m"))
+        self.assertEqual({*identity.build_for(build, "parity.flash", "cpu", ())}, {"commit", "library", "id"})
+
+    def test_an_edit_changes_the_id_and_one_of_a_page_does_not(self):
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(sys, "path", [folder, *sys.path]):
+            package = Path(folder) / "edited"
+            package.mkdir()
+            files = {
+                "__init__": "",
+                "a": "from edited import _b, a_pages\nimport edited.c",
+                "_b": "",
+                "c": "",
+                "d": "",
+            }
+            for name, source in (files | {"a_pages": ""}).items():
+                (package / f"{name}.py").write_text(source)
+
+            def id_of():
+                identity._python.cache_clear()
+                return identity.build_for({"library": "l"}, "edited.a", "cpu", ("error",))["id"]
+
+            before = id_of()
+            for name, changes in (("a_pages", False), ("d", False), ("_b", True), ("c", True)):
+                (package / f"{name}.py").write_text("x = 1\n")
+                self.assertEqual(id_of() != before, changes, name)
+                before = id_of()
+
+
 class Comparisons(unittest.TestCase):
     def setUp(self):
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
@@ -534,6 +668,7 @@ class Comparisons(unittest.TestCase):
     def compare(self, old, new, **options):
         for name, records in (("old", old), ("new", new)):
             (self.folder / name).mkdir(exist_ok=True)
+            records = [{"host": HOST} | record for record in records]
             (self.folder / name / FILE).write_text("".join(json.dumps(record) + "\n" for record in records))
         out = io.StringIO()
         options = dict(band=0.15, growth=2.0, common=False) | options
@@ -587,11 +722,63 @@ class Comparisons(unittest.TestCase):
 
         self.assertEqual(self.compare(run(1.0, 0.5), run(2.0, 0.5))[0], 0)
         self.assertEqual(self.compare(run(1.0, 0.5), run(2.0, 1.0))[0], 1)
-        elsewhere = [run(5.0, 0.5)[0] | {"machine": "N"}]
+        elsewhere = [run(5.0, 0.5)[0] | {"host": HOST | {"model": 17}}]
         status, said = self.compare(run(1.0, 0.5), elsewhere)
         self.assertEqual(status, 0)
         self.assertIn("the machines differ", said)
         self.assertEqual(self.compare(run(1.0, 0.4), elsewhere)[0], 1)
+
+    def test_a_processor_is_more_than_its_name_and_a_gpu_is_not(self):
+        slow = timed("c", 2.0)
+        for more, same in (
+            ({}, True),
+            ({"host": HOST | {"stepping": 2}}, False),
+            ({"host": HOST | {"limits": {"ONEDNN_MAX_CPU_ISA": "AVX2"}}}, False),
+            ({"host": None}, False),  # from before records named it
+        ):
+            now = {key: value for key, value in ({"host": HOST} | slow | more).items() if value is not None}
+            old, new = (self.folder / name for name in ("a.jsonl", "b.jsonl"))
+            old.write_text(json.dumps(timed("c", 1.0, host=HOST)))
+            new.write_text(json.dumps(now))
+            out = io.StringIO()
+            status = compare.run(old, new, 0.15, 2.0, False, Console(file=out))
+            self.assertEqual(status, 1 if same else 0, more)
+            self.assertEqual("compared as ratios" in out.getvalue(), not same)
+        gpu = dict(device="cuda")
+        self.assertEqual(
+            self.compare([timed("c", 1.0, **gpu)], [slow | gpu | {"host": {"name": "other"}}])[0], 1
+        )
+
+    def test_faults_come_first_and_the_count_last(self):
+        old = [record(), record(case={"seq": 1}), record(case={"seq": 2}), timed("c", 1.0, case={"seq": 3})]
+        new = [
+            record(status="failed", message="NaN"),
+            timed("c", 9.0, case={"seq": 3}),
+            record(module="other"),
+        ]
+        said = self.compare(old, new)[1].splitlines()
+        kinds = [line.partition(":")[0] for line in said[1:-5]]
+        self.assertEqual(kinds, ["new failure", "more time", "missing", "missing", "new"])
+        counts = [
+            "new failure: 1 (scale 1)",
+            "more time: 1 (scale 1)",
+            "missing: 2 (scale 2)",
+            "new: 1 (other 1)",
+        ]
+        self.assertEqual(said[-5:], [*counts, "4 got worse"])
+        said = self.compare(old, new, common=True)[1]
+        self.assertNotIn("missing: scale/", said)
+        self.assertIn("missing: 2 (scale 2)\n", said)
+
+    def test_another_configuration_is_said_and_no_worse(self):
+        was = record(build=BUILD, config={"graph": True, "keep": "all", "timed": "whole"})
+        now = record(build=BUILD, config={"graph": True, "keep": "most"})
+        status, said = self.compare([was], [now])
+        self.assertEqual(status, 0)
+        self.assertIn(
+            'other config: scale/scaling/seq=128,dtype=f32 c: keep "all", timed "whole" -> keep "most"', said
+        )
+        self.assertNotIn("other config", self.compare([record(config={"graph": True})], [now])[1])
 
     def test_memory(self):
         self.assertEqual(self.compare([record(peak_mib=10.0)], [record(peak_mib=12.0)])[0], 1)

@@ -251,6 +251,7 @@ class Turns(unittest.TestCase):
 
         class Steps(bench.WholeSteps, Phases):
             whole = dict
+            switches = types.MappingProxyType({"graph": False})
 
         steps = Steps()
         side = Side(steps.call, close=steps.close, record=steps.record)

@@ -5,7 +5,7 @@ import random
 import tempfile
 import unittest
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 
 from parity import _bench_gpu_pages, _transformer_pages, bench, flash
 from parity.core import grid, plot, report, sweep
@@ -92,6 +92,37 @@ class BenchOnAGpu(unittest.TestCase):
         cold = {("bf16_mixed", size, bench.COLD_CONTEXT) for size in sizes}
         self.assertEqual(found, cells | cold)
         self.assertEqual({case.repeats for case in steps if case.warmup == 0}, {15})
+
+    def test_sides_run_with_the_switches_that_their_records_name(self):
+        c = MagicMock()
+        c.side.return_value = c
+        c.struct = lambda kind, case=None, **fields: fields
+        gpu, cpu = (
+            bench.whole("small", "bf16_mixed"),
+            bench.step("small", 128, "f32", "step", warmup=5, repeats=10),
+        )
+        for case, impl, switches in (
+            (gpu, "c_graph_overlap", dict(graph=True, keep="all", gradients="transient", update="along")),
+            (gpu, "c_graph", dict(graph=True, keep="all", gradients="transient", update="after")),
+            (gpu, "c", dict(graph=False, keep="all", gradients="transient", update="after")),
+            (cpu, "c", dict(graph=False, keep="most", gradients="held", update="after")),
+        ):
+            with self.subTest(impl=impl, device="gpu" if case is gpu else "cpu"):
+                self.assertEqual(case.config[impl], case.config[impl] | switches)
+                side = bench.Whole(case, c, {}, None, None, impl)
+                config = side.model.config
+                self.assertEqual(config["keep_all"], switches["keep"] == "all")
+                self.assertEqual(config["transient_gradients"], switches["gradients"] == "transient")
+                self.assertEqual((config["attention"], side.captured), ("flash", switches["graph"]))
+                with patch.object(bench.Tandem, "capture") as capture, patch.object(bench.Tandem, "begin"):
+                    side.open()
+                if switches["graph"]:
+                    capture.assert_called_once_with(None, None, overlap=switches["update"] == "along")
+                else:
+                    capture.assert_not_called()
+        graph, eager = (gpu.config[impl] for impl in ("torch_compile_graph", "torch_eager"))
+        self.assertEqual((graph["compiled"], graph["graph"], graph["autocast"]), (True, True, True))
+        self.assertEqual((eager["compiled"], eager["graph"], eager["attention"]), (False, False, "scores"))
 
     def test_rows_of_any_warmup_come_from_one_trace(self):
         case = next(case for case in bench.cases("quick", "cuda") if case.warmup == 0)

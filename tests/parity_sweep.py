@@ -25,7 +25,8 @@ from rich.console import Console
 from parity.core import sweep, worker
 from parity.core.case import Case
 from parity.core.command import main
-from parity.core.record import ASIDE, FILE, Finished, RecordError, RecordFile, load
+from parity.core.identity import host
+from parity.core.record import ASIDE, FILE, Finished, RecordError, RecordFile, load, machine_name
 from parity.core.sweep import SelectionError, select
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,6 +37,10 @@ class Sweeps(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         cls.library = parity_double.build(cls.folder)
+        cls.another = parity_double.build(
+            cls.folder, 'FAKE_ID="2"'
+        )  # of which the source of scale is another
+        cls.unnamed = parity_double.build(cls.folder, "FAKE_UNNAMED")
         cls.log = cls.folder / "runs"
         # Set once: workers see the environment as it was when the first of them was started.
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
@@ -51,7 +56,7 @@ class Sweeps(unittest.TestCase):
 
     def main(self, command, *more):
         """Exit status, stdout and stderr of a command in this process."""
-        if command == "run":
+        if command in ("run", "list") and "--library" not in more:
             more = ("--library", str(self.library), *more)
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -84,11 +89,21 @@ class Sweeps(unittest.TestCase):
         first, timed = records[0], records[8]
         self.assertEqual(
             [*first][:5] + [*first][-3:],
-            ["deliverable", "module", "case", "impl", "status", "versions", "commit", "time"],
+            ["deliverable", "module", "case", "impl", "status", "commit", "versions", "time"],
         )
         self.assertEqual((first["module"], first["case"]), ("scale", {"count": 1, "dtype": "f32"}))
         self.assertEqual((first["impl"], first["status"], first["error"]["truth"]), ("c", "ok", "float64"))
         self.assertEqual((first["threads"], first["measure"], first["sides"]), (2, "error", 2))
+        build = first["build"]
+        self.assertEqual(
+            (build.pop("version"), build.pop("commit"), build.pop("dirty")), ("0.0.1", "0123456789", True)
+        )
+        self.assertEqual((build.pop("library"), [*build]), ("fake1", ["id"]))
+        self.assertRegex(build["id"], "^[0-9a-f]{16}$")
+        self.assertEqual((first["versions"]["cc"], first["host"]), ("FAKE 1.0", host()))
+        self.assertEqual(first["machine"], machine_name())
+        self.assertEqual([r.get("config") for r in records[:2]], [None, {"compiled": False}])
+        self.assertEqual(records[6]["config"], {"unroll": 16})
         self.assertEqual((timed["ms"]["n"], len(timed["samples"])), (5, 5))
         self.assertEqual(timed["peak_mib"], 4096 * 4 / 2**20)
         self.assertEqual(timed["ratio"]["over"], "torch_eager")
@@ -128,16 +143,105 @@ class Sweeps(unittest.TestCase):
         status, out, _ = self.main("run", "--module", "scale", "--within", "600")
         self.assertEqual((status, len(self.runs())), (0, 5))
 
-    def test_a_file_of_another_machine_is_no_secret(self):
+    def test_a_verdict_is_of_the_build_that_it_was_taken_from(self):
+        one = ("run", "--module", "scale", "--module", "early", "--measure", "error")
+        self.assertEqual(self.main(*one)[0], 0)
+        status, out, _ = self.main(*one)
+        self.assertIn("6 cases are finished", out)
+        self.assertNotIn("another build", out)
+        self.log.write_text("")
+        status, out, _ = self.main(*one, "--library", str(self.another), "--keep")
+        self.assertIn("6 cases are finished", out)
+        self.assertEqual((status, self.runs()), (0, []))
+        _, out, _ = self.main(
+            "list", "--module", "scale", "--measure", "error", "--library", str(self.another)
+        )
+        self.assertNotIn("done", out)
+        _, out, _ = self.main("list", "--module", "scale", "--measure", "error", "--library", "/nowhere.so")
+        self.assertNotIn("done", out)
+
+        status, out, _ = self.main(*one, "--library", str(self.another))
+        self.assertEqual((status, len(self.runs())), (0, 4), out)
+        self.assertIn(
+            "2 cases are finished; --redo repeats them", out
+        )  # those of early, whose source is the same
+        self.assertIn(
+            "4 cases were measured with another build and are measured again; --keep keeps them", out
+        )
+        self.main(*one, "--case", "count=1,")  # back again
+        self.main("report")
+        page = (self.reports / "local/scale.md").read_text()
+        self.assertIn(
+            "C was built as fake1 (tandem 0.0.1, commit 0123456789 with changes): 2 results; fake2", page
+        )
+
+    def test_results_from_before_builds_were_named(self):
+        one = ("run", "--module", "scale", "--case", "count=1[57],")
+        self.main(*one)
+        records = [json.loads(line) for line in self.records.read_text().splitlines()]
+        for record in records:
+            for key in ("build", "host", "config"):
+                record.pop(key, None)
+        self.records.write_text("".join(json.dumps(record) + "\n" for record in records))
+        self.main("report")
+        page = (self.reports / "local/scale.md").read_text()
+        self.assertIn(
+            "4 of 4 results are from before results named their build, configuration and host", page
+        )
+        self.log.write_text("")
+        self.main(*one, "--keep")
+        self.assertEqual(self.runs(), [])
+        self.assertEqual((self.main(*one)[0], len(self.runs())), (0, 2))
+
+    def test_another_configuration_is_measured_again(self):
+        one = ("run", "--module", "scale", "--case", "count=1[57],")
+        self.main(*one)
+        records = [json.loads(line) for line in self.records.read_text().splitlines()]
+        for record in records:
+            if "unroll" in record.get("config", {}):
+                record["config"]["unroll"] = 8
+        self.records.write_text("".join(json.dumps(record) + "\n" for record in records))
+        self.log.write_text("")
+        self.main(*one, "--keep")
+        self.assertEqual(self.runs(), ["scaling/count=17,dtype=f32"])
+
+    def test_a_library_from_before_it_named_its_build(self):
+        one = ("run", "--module", "scale", "--case", "count=1,", "--library", str(self.unnamed))
+        self.assertEqual(self.main(*one)[0], 0)
+        build = load(self.records).records[0]["build"]
+        self.assertEqual((build["version"], build["commit"]), ("unknown", "unknown"))
+        self.main(*one)
+        self.assertEqual(len(self.runs()), 1)
+        with self.unnamed.open("ab") as file:
+            file.write(b"more")
+        self.main(*one)
+        self.assertEqual(len(self.runs()), 2)
+
+    def test_a_folder_of_another_machine_is_refused(self):
         self.records.parent.mkdir()
+        one = ("run", "--module", "scale", "--case", "count=1,")
         record = dict(deliverable="d", module="m", case={}, impl="c", status="ok", machine="NVIDIA H100")
-        self.records.write_text(json.dumps(record) + "\n")
-        _, out, _ = self.main("run", "--module", "scale", "--case", "count=1,")
-        self.assertIn("holds records of NVIDIA H100, this is ", out)
+        now = dict(machine=machine_name(), host=host())
+        theirs = host() | {"model": 1 + host().get("model", 0)}
+        for other, words in (
+            (record, "holds records of NVIDIA H100; this is "),
+            (record | now | {"host": theirs}, f"model {theirs['model']}"),
+            (
+                record | now | {"host": host() | {"limits": {"ONEDNN_MAX_CPU_ISA": "SSE41"}}},
+                "ONEDNN_MAX_CPU_ISA=SSE41",
+            ),
+        ):
+            self.records.write_text(json.dumps(other) + "\n")
+            status, _, err = self.main(*one)
+            self.assertEqual((status, self.runs()), (2, []))
+            self.assertIn(words, err)
+            self.assertIn("Name another folder with --machine", err)
+            self.assertEqual(load(self.records).records, [other])
+        self.assertEqual(self.main(*one, "--any-machine")[0], 0)
+        self.assertEqual(len(load(self.records).records), 3)
         self.records.unlink()
         for _ in range(2):
-            _, out, _ = self.main("run", "--module", "scale", "--case", "count=1,", "--redo")
-            self.assertNotIn("holds records of", out)
+            self.assertEqual(self.main(*one, "--redo")[0], 0)
 
     def test_order_and_what_goes_ahead(self):
         """What is timed waits for what is done ahead of it; what is not runs meanwhile, the lower stage first."""
@@ -169,7 +273,7 @@ class Sweeps(unittest.TestCase):
         log, now = [], [0.0]
 
         class Worker:
-            surroundings = types.MappingProxyType({"machine": "M"})
+            surroundings = types.MappingProxyType({"machine": "M", "build": {"library": "1"}})
 
             def run(self, path, case):
                 log.append(case.n)
@@ -198,7 +302,7 @@ class Sweeps(unittest.TestCase):
             unittest.mock.patch.object(sweep.time, "monotonic", lambda: now[0]),
         ):
             status = sweep.run_sweep(
-                items, file, worker.Settings(Path(), 2, 1.0), Console(file=out), False, within
+                items, file, worker.Settings(Path(), 2, 1.0), Console(file=out), within=within
             )
         return status, log
 
@@ -652,7 +756,8 @@ class RecordFiles(unittest.TestCase):
 
     def test_what_is_finished(self):
         case = Case("d", measure="time", count=1)
-        pair = [self.record(impl=impl, sides=2) for impl in ("c", "torch_eager")]
+        here = dict(machine="M", host={"model": 1}, build={"id": "1"})
+        pair = [self.record(impl=impl, sides=2, **here) for impl in ("c", "torch_eager")]
         late = [record | {"time": "2026-11-21T11:00:00Z"} for record in pair]
         failed = [pair[0] | {"status": "failed"}, pair[1]]
         for records, finished in (
@@ -667,9 +772,17 @@ class RecordFiles(unittest.TestCase):
             ([record | {"status": "oom"} for record in pair], True),
             ([record | {"threads": 1} for record in pair], False),
             ([record | {"measure": "error"} for record in pair], False),
+            ([record | {"build": {"id": "2"}} for record in pair], False),
+            ([record | {"host": {"model": 2}} for record in pair], False),
+            ([record | {"machine": "N"} for record in pair], False),
+            ([pair[0] | {"config": {"graph": True}}, pair[1]], False),
         ):
             with self.subTest(records=records):
-                self.assertEqual(Finished(records).covers("m", case, 2), finished)
+                self.assertEqual(Finished(records).covers("m", case, 2, here), finished)
+        graph = Case("d", measure="time", config={"c": {"graph": True}}, count=1)
+        captured = [pair[0] | {"config": {"graph": True}}, pair[1]]
+        self.assertTrue(Finished(captured).covers("m", graph, 2, here))
+        self.assertFalse(Finished(pair).covers("m", graph, 2, here))
         tf32 = [record | {"reference": "torch_tf32"} for record in pair]
         for records, reference, finished in (
             (pair, "torch_tf32", False),  # judged before the case said by what
@@ -677,10 +790,10 @@ class RecordFiles(unittest.TestCase):
             (tf32, None, False),
         ):
             now = Case("d", measure="time", reference=reference, count=1)
-            self.assertEqual(Finished(records).covers("m", now, 2), finished)
+            self.assertEqual(Finished(records).covers("m", now, 2, here), finished)
         more = Case("d", measure="time", repeats=10, count=1)
-        self.assertFalse(Finished([record | {"ms": {"n": 5}} for record in pair]).covers("m", more, 2))
-        self.assertTrue(Finished([record | {"ms": {"n": 10}} for record in pair]).covers("m", more, 2))
+        self.assertFalse(Finished([record | {"ms": {"n": 5}} for record in pair]).covers("m", more, 2, here))
+        self.assertTrue(Finished([record | {"ms": {"n": 10}} for record in pair]).covers("m", more, 2, here))
 
 
 if __name__ == "__main__":

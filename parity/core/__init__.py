@@ -9,7 +9,8 @@ clock, file or tolerance of its own: drawing, calling C, judging, timing, record
     run(case, draw, c)       computes one case on every side and returns {impl: side, ...}, described below
     report(page, records)    writes reports/<machine>/<name>.md from records alone; never runs anything
 
-Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, together, stage, ahead, reference, **keys)
+Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, together, stage, ahead, reference, config,
+     **keys)
     keys         what the record's "case" holds: batch, heads, seq, seq_k, head_dim, dtype, causal, pass, size, ...
                  with the meaning and spelling of README.md, "Records". `case.seq` reads one (`case["pass"]`, where
                  the name is a word of Python), `case.get("seq_k", 0)` with a default. Values are JSON scalars.
@@ -30,6 +31,9 @@ Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, tog
                  other cases. Until all are done only cases whose errors alone are measured run, whatever their stage
     reference    the name that run() will give as its "reference", where this was not always so: only records that say
                  the same are results of the case as it is now. default: whatever run() gives
+    config       {impl: {"graph": True, "keep": "all", ...}}: the switches that run() gives its sides, which takes them
+                 from here (`case.config["c"]`). They stand in the side's record, and a case whose newest record has
+                 others is measured again. default: none, for sides whose names say all
 
 draw             inputs seeded by the case's name and the tensor's, so a case is the same alone, in a sweep, and on
                  every device: the CPU draws them, and they are then on the device

@@ -33,6 +33,7 @@ class Case:
         stage: int = 0,
         ahead: bool = False,
         reference: str | None = None,
+        config: Mapping[str, Mapping[str, Any]] | None = None,
         **keys: Any,
     ):
         self.deliverable = deliverable
@@ -47,6 +48,12 @@ class Case:
         for key, value in keys.items():
             if not isinstance(value, (bool, int, float, str)):
                 raise TypeError(f"case key {key} is {value!r}, needs a bool, a number or a string")
+        for impl, switches in (config or {}).items():
+            for name, value in switches.items():
+                if not isinstance(value, (bool, int, float, str)):
+                    raise TypeError(
+                        f"{impl}'s switch {name} is {value!r}, needs a bool, a number or a string"
+                    )
         self.seconds = seconds
         self.repeats = repeats
         self.alone = alone
@@ -56,6 +63,7 @@ class Case:
         self.stage = stage
         self.ahead = ahead
         self.reference = reference
+        self.config = {impl: dict(switches) for impl, switches in (config or {}).items()}
         self.keys = keys
 
     def __getattr__(self, key: str) -> Any:

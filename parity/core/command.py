@@ -16,7 +16,7 @@ from parity.core.device import kind_of
 from parity.core.library import HEADERS, ROOT, default_library
 from parity.core.record import FILE, Finished, RecordError, RecordFile, key_of, load
 from parity.core.tables import FORMATS
-from parity.core.worker import Settings, WorkerError
+from parity.core.worker import Settings, Worker, WorkerError
 
 ERRORS = (sweep.SelectionError, RecordError, WorkerError, report.ReportError, compare.CompareError)
 MOST_THREADS = 4096  # as the program's --threads
@@ -70,7 +70,16 @@ def run(package: str, options: argparse.Namespace, console: Console) -> int:
                 f"{file.path} holds records of {', '.join(sorted(others))}: name another --machine"
             )
         console.print(f"profile {options.profile}: {sweep.describe(items, Finished(file.loaded.records))}")
-        return sweep.run_sweep(items, file, settings, console, options.redo, options.within)
+        return sweep.run_sweep(
+            items,
+            file,
+            settings,
+            console,
+            redo=options.redo,
+            within=options.within,
+            keep=options.keep,
+            any_machine=options.any_machine,
+        )
 
 
 def write_report(package: str, options: argparse.Namespace, console: Console) -> int:
@@ -98,8 +107,17 @@ def list_cases(package: str, options: argparse.Namespace, console: Console) -> i
     records = load(_folder(options) / FILE)
     _warn(records.warnings)
     finished = Finished(records.records)
+    settings = Settings(
+        options.library or default_library(), options.threads, 0.0, options.headers, options.device
+    )
+    try:
+        with Worker(settings) as worker:
+            surroundings = worker.surroundings
+    except WorkerError as error:
+        _warn([f"what is done depends on the build: {error}"])
+        surroundings = None
     for item in items:
-        done = "done" if finished.covers(item.module, item.case, options.threads) else "    "
+        done = "done" if surroundings and sweep.is_done(item, finished, surroundings, settings) else "    "
         seconds = sweep.expected_seconds(item, finished)
         line = f"{done} {seconds:7.1f} s  {' '.join(item.case.measure):<18} {item.name}"
         console.print(line, markup=False, highlight=False)
@@ -161,12 +179,22 @@ def _parser() -> argparse.ArgumentParser:
     cases.add_argument(
         "--device", type=_device, default="cpu", help="cpu, cuda or cuda:INDEX (default: %(default)s)"
     )
+    cases.add_argument("--library", type=Path, help="libtandem.so (default: that of the preset)")
     cases.add_argument("--threads", type=_threads, default=2, help="of both sides (default: %(default)s)")
 
     command = commands.add_parser("run", parents=[cases, records], help="measure what is not measured yet")
-    command.add_argument("--library", type=Path, help="libtandem.so (default: that of the preset)")
     command.add_argument(
         "--redo", action="store_true", help="repeat finished cases; reports use the newest result"
+    )
+    command.add_argument(
+        "--keep",
+        action="store_true",
+        help="results of other builds count as finished too; pages name the builds that theirs are of",
+    )
+    command.add_argument(
+        "--any-machine",
+        action="store_true",
+        help="append to a folder that holds results of another machine; pages name both",
     )
     command.add_argument(
         "--budget", type=_budget, metavar="SECONDS", help="of timing a side (default: by profile)"
@@ -206,7 +234,9 @@ def _parser() -> argparse.ArgumentParser:
         default=2.0,
         help="errors that grow by more are worse (default: %(default)s)",
     )
-    command.add_argument("--common", action="store_true", help="cases that NEW lacks are no matter")
+    command.add_argument(
+        "--common", action="store_true", help="cases that NEW lacks are no matter, and counted alone"
+    )
     command.set_defaults(command=compare_records)
 
     command = commands.add_parser(

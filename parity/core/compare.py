@@ -1,5 +1,7 @@
 """What moved between two record files: new failures, larger errors, slower, hungrier, missing."""
 
+import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,11 @@ from parity.core.judge import is_judged
 from parity.core.record import FILE, key_of, load
 from parity.core.view import number
 
+# In the order in which they are said: what is worse first, and a fault before what is merely not there.
+KINDS = (
+    *("new failure", "error grew", "more time", "more memory", "missing"),
+    *("other status", "other config", "fixed", "error fell", "less time", "less memory", "new"),
+)
 SHOWN = 30  # rows of each kind; the rest is counted
 
 
@@ -33,8 +40,10 @@ class Move:
 def run(old: Path, new: Path, band: float, growth: float, common: bool, console: Console) -> int:
     """Prints what moved; 1 if something got worse, else 0."""
     before, after = _newest(old), _newest(new)
-    same_machine = {r.get("machine") for r in before.values()} == {r.get("machine") for r in after.values()}
+    places = [{place(record) for record in records.values()} for records in (before, after)]
+    same_machine = places[0] == places[1] and None not in places[0]
     found = list(moves(before, after, band=band, growth=growth, common=common, same_machine=same_machine))
+    found.sort(key=lambda move: KINDS.index(move.kind))
     console.print(
         f"{len(before.keys() & after.keys())} results in both, {len(before.keys() - after.keys())} only in {old}, "
         f"{len(after.keys() - before.keys())} only in {new}; noise band of time and memory {band:.0%}, "
@@ -42,12 +51,27 @@ def run(old: Path, new: Path, band: float, growth: float, common: bool, console:
         markup=False,
     )
     if not same_machine:
-        console.print("the machines differ: times are compared as ratios to PyTorch's only")
+        why = (
+            "records that name no host may be of any"
+            if None in places[0] | places[1]
+            else "the machines differ"
+        )
+        console.print(f"{why}: times are compared as ratios to PyTorch's only")
     for kind in dict.fromkeys(move.kind for move in found):
-        _print(kind, [move for move in found if move.kind == kind], console)
+        # What lacks and may lack is counted below, and would hide the rest.
+        if not (kind == "missing" and common):
+            _print(kind, [move for move in found if move.kind == kind], console)
+    _count(found, console)
     worse = sum(move.worse for move in found)
     console.print(f"{worse} got worse" if worse else "nothing got worse")
     return 1 if worse else 0
+
+
+def place(record: Mapping) -> str | None:
+    """Where it was measured: a GPU by its name, a processor by all of its host; None where the record does not say."""
+    if "device" in record:
+        return record.get("machine")
+    return json.dumps(record["host"], sort_keys=True) if "host" in record else None
 
 
 def moves(
@@ -58,6 +82,7 @@ def moves(
     shared = [key for key in keys if key in after]
     for key in shared:
         yield from _status(key, before[key], after[key])
+        yield from _config(key, before[key], after[key])
     yield from (
         Move("missing", *_name(key), before[key]["status"], "", not common)
         for key in keys
@@ -88,6 +113,18 @@ def _status(key, before: Mapping, after: Mapping) -> Iterable[Move]:
         # A run that used to fail and now says so differently is not worse.
         worse = was == "ok" or (now in ("failed", "error") and was not in ("failed", "error"))
         yield Move("new failure" if worse else "other status", *_name(key), was, _outcome(after), worse)
+
+
+def _config(key, before: Mapping, after: Mapping) -> Iterable[Move]:
+    """Switches that differ; a record from before results named their build had none to name."""
+    was, now = before.get("config", {}), after.get("config", {})
+    if "build" in before and "build" in after and was != now:
+        names = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
+        yield Move("other config", *_name(key), *(_switches(config, names) for config in (was, now)), False)
+
+
+def _switches(config: Mapping, names: Iterable[str]) -> str:
+    return ", ".join(f"{name} {json.dumps(config[name])}" for name in names if name in config)
 
 
 def _error(key, before: Mapping, after: Mapping, growth: float) -> Iterable[Move]:
@@ -145,6 +182,15 @@ def _name(key) -> tuple[str, str]:
 def _outcome(record: Mapping) -> str:
     message = record.get("message", "")
     return f"{record['status']}: {message}" if message else record["status"]
+
+
+def _count(found: list[Move], console: Console) -> None:
+    """How much moved, by kind and module."""
+    counts = Counter((move.kind, move.case.partition("/")[0]) for move in found)
+    for kind in dict.fromkeys(kind for kind, _ in counts):
+        modules = {module: count for (other, module), count in counts.items() if other == kind}
+        words = ", ".join(f"{module} {count}" for module, count in sorted(modules.items()))
+        console.print(f"{kind}: {sum(modules.values())} ({words})", markup=False, highlight=False)
 
 
 def _print(kind: str, found: list[Move], console: Console) -> None:

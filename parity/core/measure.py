@@ -62,6 +62,9 @@ class Measurement:
             raise ProtocolError(f"run() is judged against {self.reference}, its case says {case.reference}")
         self.sides = {impl: self._side(impl, value) for impl, value in plan.items()}
         self.results = {impl: Result() for impl in self.sides}
+        unknown = set(case.config) - set(self.sides)
+        if unknown:
+            raise ProtocolError(f"the case has a config of {', '.join(sorted(unknown))}, run() no such side")
         self.outputs: dict[str, Outputs] = {}
         self.complaints: dict[str, list[str]] = {}
         self.opened: list[str] = []
@@ -305,6 +308,8 @@ def measure_case(
         record["sides"] = len(records)
         if case.reference:
             record["reference"] = case.reference
+        if record["impl"] in case.config:
+            record["config"] = case.config[record["impl"]]
     head = {"deliverable": case.deliverable, "module": module.__name__.rpartition(".")[2], "case": case.keys}
     return [head | record for record in records]
 

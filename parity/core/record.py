@@ -1,11 +1,12 @@
 """reports/<machine>/records.jsonl: one JSON line a result, appended, flushed to the disk, never rewritten.
 
-The keys are those of README.md, "Records". Beside them core writes `message` (why a status is not "ok"), `samples`
-(the raw times, ms), `together` (calls that a sample is the mean of), `first_ms` (of the very first call, with what is
-compiled and loaded then), `ratio` (to the reference's time, pair by pair), `gb_s`, `requested_mib` (a GPU's `peak_mib`
-before its allocator rounds), `series` (curves), `device` ("cuda"; left out on the CPU), and what a restarted sweep
-needs to know: `measure`, `threads`, `seconds` (the case took), `sides` (records that the case wrote) and, of cases that
-say so, `reference` (what C was judged against).
+The keys are those of README.md, "Records"; `build`, `host` and what makes a result one of here and now, is
+identity.py's. Beside them core writes `message` (why a status is not "ok"), `samples` (the raw times, ms), `together`
+(calls that a sample is the mean of), `first_ms` (of the very first call, with what is compiled and loaded then),
+`ratio` (to the reference's time, pair by pair), `gb_s`, `requested_mib` (a GPU's `peak_mib` before its allocator
+rounds), `series` (curves), `device` ("cuda"; left out on the CPU), and what a restarted sweep needs to know:
+`measure`, `threads`, `seconds` (the case took), `sides` (records that the case wrote) and, of cases that say so,
+`reference` (what C was judged against).
 """
 
 import contextlib
@@ -18,7 +19,6 @@ import os
 import platform
 import re
 import stat
-import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,8 @@ import torch
 
 from parity.core.case import case_name
 from parity.core.device import Cpu, Device
-from parity.core.library import ROOT
+from parity.core.identity import build_of, commit, host, is_here
+from parity.core.library import Library
 from parity.core.schema import SchemaError, check, parse
 
 FILE = "records.jsonl"
@@ -185,8 +186,10 @@ class Finished:
             module, case, _ = key_of(record)
             self._cases.setdefault((module, case), []).append(record)
 
-    def covers(self, module: str, case, threads: int) -> bool:
-        """Whether the newest run of the case is whole, failed nowhere, and measured what is asked for now."""
+    def covers(self, module: str, case, threads: int, here: Mapping, keep: bool = False) -> bool:
+        """Whether the newest run of the case is whole, failed nowhere, and measured what is asked for now, with the
+        configuration of now, on the machine and of the build that the records of `here` would name. `keep`: of any
+        build."""
         records = self._newest_run(module, case.name)
         if not records or len(records) != records[0].get("sides", -1):
             return False
@@ -194,6 +197,10 @@ class Finished:
             if record["status"] not in FINISHED or record.get("threads") != threads:
                 return False
             if record.get("reference") != case.reference:
+                return False
+            if not is_here(record, here, keep):
+                return False
+            if "build" in record and record.get("config") != case.config.get(record["impl"]):
                 return False
             if not set(case.measure) <= set(record.get("measure", "").split()):
                 return False
@@ -214,12 +221,13 @@ class Finished:
         return [record for record in together if record.get("time") == records[-1].get("time")]
 
 
-def surroundings(library: Path, device: Device | None = None) -> dict:
-    """What core adds to every record: machine, versions, commit, and of a GPU its own name for `machine`."""
+def surroundings(library: Library, device: Device | None = None) -> dict:
+    """What core adds to every record: machine (a GPU's own name, else the processor's), host, versions, commit; and
+    build, of which each record names its own module's part."""
     more = (device or Cpu()).surroundings()
-    found = {"machine": machine_name(), "versions": versions(library), "commit": commit()} | more
-    found["versions"] = versions(library) | more.get("versions", {})
-    return found
+    build = build_of(library)
+    found = {"machine": machine_name(), "host": host(), "build": build, "commit": commit()} | more
+    return found | {"versions": versions(build) | more.get("versions", {})}
 
 
 def machine_name() -> str:
@@ -229,7 +237,7 @@ def machine_name() -> str:
     return f"{model}, {len(os.sched_getaffinity(0))} threads"
 
 
-def versions(library: Path) -> dict[str, str]:
+def versions(build: Mapping) -> dict[str, str]:
     found = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -241,22 +249,9 @@ def versions(library: Path) -> dict[str, str]:
     for name in OVERRIDES:
         if name in os.environ:
             found[name] = os.environ[name]
-    cache = library.parent.parent / "CMakeCache.txt"
-    if cache.is_file():
-        compiler = re.search(r"^CMAKE_C_COMPILER:\w+=(.*)$", cache.read_text(), re.MULTILINE)
-        if compiler:
-            found["cc"] = _output([compiler.group(1), "-dumpfullversion"])
+    if "compiler" in build:
+        found["cc"] = build["compiler"]
     return found
-
-
-def commit() -> str:
-    """The commit of the checkout, "-dirty" where the code differs from it, "unknown" outside one."""
-    name = _output(["git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD"])
-    if not name:
-        return "unknown"
-    code = ["impl", "kernels", "ref", "parity", "CMakeLists.txt", "cmake"]
-    changed = _output(["git", "-C", str(ROOT), "status", "--porcelain", "--", *code])
-    return f"{name}-dirty" if changed else name
 
 
 def now() -> str:
@@ -266,13 +261,6 @@ def now() -> str:
 def _mapped_files() -> str:
     maps = Path("/proc/self/maps").read_text().splitlines()
     return "\n".join(str(Path(line.split()[-1]).resolve()) for line in maps if "libdnnl" in line)
-
-
-def _output(command: list[str]) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
 
 
 def _finite(value):

@@ -14,6 +14,7 @@ import pandas as pd
 
 from parity.core import plot
 from parity.core.files import write_whole
+from parity.core.identity import host_words
 from parity.core.judge import is_judged
 from parity.core.record import FILE, RecordError
 from parity.core.tables import SUFFIXES, Table
@@ -227,9 +228,33 @@ def _provenance(records: Sequence[Mapping]) -> str:
         f"{distinct(record.get('threads') for record in records)} threads on both sides; " if on_cpu else ""
     )
     return (
-        f"*{distinct(record.get('machine') for record in records)}; {threads}"
+        f"*{distinct(map(_place, records))}; {threads}"
         f"{', '.join(words)}; commit {distinct(record.get('commit') for record in records)}; measured {when}.*\n"
+        f"\n*{' '.join(_builds(records))}*\n"
     )
+
+
+def _place(record: Mapping) -> str | None:
+    """The machine in words: of a GPU its name and its host's, else the host's."""
+    if "host" not in record:
+        return record.get("machine")
+    words = host_words(record["host"])
+    return f"{record.get('machine')} in {words}" if "device" in record else words
+
+
+def _builds(records: Sequence[Mapping]) -> Iterable[str]:
+    """Which builds of C the results are of: they may be several, and say so."""
+    builds: Counter = Counter()
+    for record in records:
+        build = record.get("build")
+        if build:
+            changed = " with changes" if build.get("dirty") else ""
+            builds[f"{build['library']} (tandem {build['version']}, commit {build['commit']}{changed})"] += 1
+    if builds:
+        yield f"C was built as {'; '.join(f'{words}: {count} results' for words, count in builds.items())}."
+    before = sum("build" not in record for record in records)
+    if before:
+        yield f"{before} of {len(records)} results are from before results named their build, configuration and host."
 
 
 def _write(path: Path, content: str) -> Path:

@@ -68,6 +68,7 @@ COUNT = Kind(
 )
 # A number that was not finite is written as null.
 MEASURED = Kind("a number or null", lambda value: value is None or _is_number(value))
+FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 SCALAR = Kind("a number, a string, true, false or null", lambda value: value is None or _is_key(value))
 KEY = Kind("a number, a string, true or false", _is_key)
 
@@ -81,6 +82,12 @@ STATISTICS = Keys(
         "p95": POSITIVE,
         "n": COUNT,
     }
+)
+BUILD = Keys(must={"version": TEXT, "commit": TEXT, "library": NAME}, may={"dirty": FLAG, "id": NAME})
+HOST = Keys(
+    must={"name": TEXT},
+    may=dict.fromkeys(("family", "model", "stepping", "l3_mib"), NUMBER)
+    | {"isa": TEXT, "cores": COUNT, "limits": Each(TEXT)},
 )
 ERROR = {"max_abs": MEASURED, "rel_l2": MEASURED, "ulp_max": MEASURED, "truth": TEXT}
 
@@ -101,9 +108,9 @@ RECORD = Keys(
         "commit": TEXT,
         "time": TEXT,
         "versions": Each(TEXT),
-        "build": Keys(),
-        "config": Keys(),
-        "host": Keys(),
+        "build": BUILD,
+        "config": Each(KEY),
+        "host": HOST,
         "threads": COUNT,
         "sides": COUNT,
         "together": COUNT,

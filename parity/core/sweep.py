@@ -17,7 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from parity.core.case import MEASURES, Case
-from parity.core.record import Finished, RecordFile, now
+from parity.core.device import kind_of
+from parity.core.identity import build_for, host_words, same_machine
+from parity.core.record import Finished, RecordError, RecordFile, now
 from parity.core.worker import Ahead, Settings, Worker
 
 PROFILES = ("quick", "full")
@@ -130,31 +132,88 @@ def run_sweep(
     file: RecordFile,
     settings: Settings,
     console: Console,
-    redo: bool,
+    *,
+    redo: bool = False,
     within: float = math.inf,
+    keep: bool = False,
+    any_machine: bool = False,
 ) -> int:
     """Runs what is not finished and appends its records; 1 if a case failed, else MORE if the time `within` was up
-    before all were run, else 0."""
+    before all were run, else 0. `keep`: results of other builds are finished too. `any_machine`: the file may hold
+    another machine's records."""
     started = time.monotonic()
     finished = Finished(file.loaded.records)
-    pending = [
-        item for item in items if redo or not finished.covers(item.module, item.case, settings.threads)
-    ]
+    with Worker(settings) as worker:
+        if not any_machine:
+            _refuse_others(file, worker.surroundings)
+        pending = (
+            list(items)
+            if redo
+            else _unfinished(items, finished, worker.surroundings, settings, keep, console)
+        )
+        if not pending:
+            return 0
+        busy = os.getloadavg()[0]
+        if busy > 1 and any("time" in item.case.measure for item in pending):
+            console.print(
+                f"the machine is busy (load average {busy:.1f}): times will be noise", style="yellow"
+            )
+        return _run_pending(
+            pending, worker, file, settings, console, finished, within - (time.monotonic() - started)
+        )
+
+
+def here(item: Item, surroundings: Mapping, settings: Settings) -> dict:
+    """What a record of the item would have in common with all of a run, its own part of the build among it."""
+    build = build_for(surroundings["build"], item.path, kind_of(settings.device), item.case.measure)
+    return {**surroundings, "build": build}
+
+
+def is_done(
+    item: Item, finished: Finished, surroundings: Mapping, settings: Settings, keep: bool = False
+) -> bool:
+    """Whether a run with these surroundings would leave the case out."""
+    now = here(item, surroundings, settings)
+    return finished.covers(item.module, item.case, settings.threads, now, keep)
+
+
+def _unfinished(
+    items: Sequence[Item],
+    finished: Finished,
+    surroundings: Mapping,
+    settings: Settings,
+    keep: bool,
+    console: Console,
+) -> list[Item]:
+    """Those that are to be run; says why the others are not."""
+    pending = [item for item in items if not is_done(item, finished, surroundings, settings, keep)]
     if len(pending) < len(items):
         console.print(f"{len(items) - len(pending)} cases are finished; --redo repeats them")
-    if not pending:
-        return 0
-    busy = os.getloadavg()[0]
-    if busy > 1 and any("time" in item.case.measure for item in pending):
-        console.print(f"the machine is busy (load average {busy:.1f}): times will be noise", style="yellow")
+    older = sum(is_done(item, finished, surroundings, settings, keep=True) for item in pending)
+    if older:
+        console.print(
+            f"{older} cases were measured with another build and are measured again; --keep keeps them"
+        )
+    return pending
+
+
+def _run_pending(
+    pending: list[Item],
+    worker: Worker,
+    file: RecordFile,
+    settings: Settings,
+    console: Console,
+    finished: Finished,
+    within: float,
+) -> int:
+    started = time.monotonic()
     counts: Counter = Counter()
     bad = []
     expected = {item.name: expected_seconds(item, finished) for item in pending}
     early = [(item.path, item.case) for item in pending if item.case.ahead and _is_measured(item)]
     if early:
         console.print(f"{len(early)} cases are being compiled, beside those whose errors alone are measured")
-    with Worker(settings) as worker, Ahead(settings, early) as ahead, _progress(console) as progress:
-        _warn_of_others(file, worker.surroundings, console)
+    with Ahead(settings, early) as ahead, _progress(console) as progress:
         watch = _Watch(progress, console, expected)
 
         def left() -> float:
@@ -177,9 +236,8 @@ def run_sweep(
                     break
             pending.remove(item)
             watch.begin(item)
-            records = [
-                record | worker.surroundings | {"time": now()} for record in worker.run(item.path, item.case)
-            ]
+            common = here(item, worker.surroundings, settings) | {"time": now()}
+            records = [record | common for record in worker.run(item.path, item.case)]
             file.append(records)
             counts.update(record["status"] for record in records)
             bad += [(item, record) for record in records if record["status"] in BAD]
@@ -196,16 +254,21 @@ def run_sweep(
     return 1 if bad else MORE if pending else 0
 
 
-def _warn_of_others(file: RecordFile, surroundings: Mapping, console: Console) -> None:
+def _refuse_others(file: RecordFile, surroundings: Mapping) -> None:
     """Pages compare what stands in one file as if one machine had measured all of it."""
-    machine = surroundings["machine"]
-    others = sorted({record.get("machine", machine) for record in file.loaded.records} - {machine})
-    if others:
-        console.print(
-            f"{file.path} holds records of {', '.join(others)}, this is {machine}: name another --machine",
-            style="yellow",
-            markup=False,
-        )
+    others = [record for record in file.loaded.records if not same_machine(record, surroundings)]
+    if not others:
+        return
+
+    def words(record: Mapping) -> str:
+        name = record.get("machine", "another machine")
+        return name if "device" in record or "host" not in record else host_words(record["host"])
+
+    names = sorted(set(map(words, others)))
+    raise RecordError(
+        f"{file.path} holds records of {' and of '.join(names)}; this is {words(surroundings)}. Name another folder "
+        "with --machine, remove that file, or append to it all the same with --any-machine"
+    )
 
 
 def _is_measured(item: Item) -> bool:

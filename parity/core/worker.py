@@ -104,6 +104,7 @@ class Worker:
             "threads": self.settings.threads,
             "sides": 1,
         }
+        found |= {"config": case.config[impl]} if impl in case.config else {}
         return found | ({"reference": case.reference} if case.reference else {})
 
     def _start(self) -> None:
@@ -235,7 +236,7 @@ def _serve(pipe, called, settings: Settings) -> None:
         )  # of which there is one cycle
         device = open_device(settings.device)
         library.open(device).close()  # a build without CUDA, or an old driver, is an error of the whole run
-        pipe.send(surroundings(library.path, device))
+        pipe.send(surroundings(library, device))
     except Exception as error:  # anything that keeps it from starting is told to whoever started it
         pipe.send(f"{type(error).__name__}: {error}")
         return

@@ -7,9 +7,10 @@ FOLDER = Path(__file__).parent
 HEADERS = FOLDER / "impl"
 
 
-def build(folder: Path) -> Path:
-    """Compiles the fake library into `folder`, with OpenMP as libtandem has it."""
-    library = folder / "libfake.so"
-    flags = ["-shared", "-fPIC", "-fopenmp", "-O1", "-w", f"-I{HEADERS}"]
+def build(folder: Path, *define: str) -> Path:
+    """Compiles the fake library into `folder`, with OpenMP as libtandem has it; `define` gives it a source of its own,
+    as in 'FAKE_ID="2"'."""
+    library = folder / f"libfake{len(list(folder.glob('libfake*')))}.so"
+    flags = [*(f"-D{name}" for name in define), "-shared", "-fPIC", "-fopenmp", "-O1", "-w", f"-I{HEADERS}"]
     subprocess.run(["cc", *flags, str(FOLDER / "fake.c"), "-o", str(library)], check=True)
     return library

@@ -36,6 +36,26 @@ const char *td_last_error(void)
     return message;
 }
 
+#ifndef FAKE_ID
+#define FAKE_ID "1"
+#endif
+
+#ifndef FAKE_UNNAMED
+const td_build *td_build_info(void)
+{
+    static const td_build_module modules[] = {{"scale", "scale" FAKE_ID, ""}, {"early", "early", ""}};
+    static const td_build build = {.version = "0.0.1",
+                                   .commit = "0123456789",
+                                   .dirty = true,
+                                   .id = "fake" FAKE_ID,
+                                   .compiler = "FAKE 1.0",
+                                   .modules = modules,
+                                   .module_count = 2};
+
+    return &build;
+}
+#endif
+
 td_status td_device_open(const char *name, td_device **out)
 {
     (void)name;

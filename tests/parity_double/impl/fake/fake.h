@@ -21,6 +21,21 @@ typedef enum td_dtype { TD_F64 = 0, TD_F32, TD_F16, TD_BF16 } td_dtype;
 const char *td_status_name(td_status status);
 const char *td_last_error(void);
 
+typedef struct td_build_module {
+    const char *name, *cpu, *cuda;
+} td_build_module;
+
+typedef struct td_build {
+    const char *version, *commit;
+    bool dirty;
+    const char *id, *compiler;
+    const td_build_module *modules;
+    int32_t module_count;
+} td_build;
+
+const td_build *
+td_build_info(void); /* FAKE_ID: of another source of the module scale; FAKE_UNNAMED: not there */
+
 typedef struct td_device td_device;
 
 typedef struct td_memory_stats {

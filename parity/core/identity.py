@@ -1,0 +1,172 @@
+"""What a result is a result of: the code on both sides, the configuration, the machine.
+
+A result's `build.id` is a hash of the sources that it depends on, in C as the library itself was told when it was built
+(td_build_info), in Python as they are here. It changes with each of them, and with nothing else: an edit of accounting
+or of a page's words leaves every result of attention as it is.
+"""
+
+import ast
+import hashlib
+import importlib.util
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from parity.core.library import ROOT, Library
+
+CORE = Path(__file__).parent
+# What draws, calls, times and weighs. What selects, stores and shows is no part of a result.
+MEASURING = ("case", "clock", "device", "draw", "library", "measure", "memory")
+JUDGING = ("judge",)
+PAGES = "_pages"  # files that write pages end so
+# The sets of instructions that libraries choose their kernels by, weakest first.
+SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16")
+L3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+# Variables that have a library use less than the processor has: it then computes as another processor would.
+LIMITS = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+
+
+def host(
+    cpuinfo: Path = Path("/proc/cpuinfo"), environment: Mapping[str, str] = os.environ
+) -> dict[str, Any]:
+    """The processor, in the keys and words that `tandem` writes too (impl/cli/output.c)."""
+    lines = re.findall(r"^([^\t:\n]*?)[\t ]*: ?(.*)$", cpuinfo.read_text().split("\n\n")[0], re.MULTILINE)
+    said = dict(lines)
+    found: dict[str, Any] = {"name": said.get("model name", "unknown processor").strip()}
+    for key, name in (("cpu family", "family"), ("model", "model"), ("stepping", "stepping")):
+        if said.get(key, "").strip().isdigit():
+            found[name] = int(said[key])
+    flags = said.get("flags", "").split()
+    found["isa"] = " ".join(name for name in SETS if name in flags)
+    found["cores"] = len(os.sched_getaffinity(0))
+    if L3.is_file() and (size := re.fullmatch(r"(\d+)K\s*", L3.read_text())):
+        found["l3_mib"] = int(size[1]) / 1024
+    limits = {name: environment[name] for name in LIMITS if name in environment}
+    return found | ({"limits": limits} if limits else {})
+
+
+def host_words(host: Mapping[str, Any]) -> str:
+    """ "AMD EPYC (family 26, model 2, stepping 1; avx2 avx512f; 2 cores, 32 MiB L3)"."""
+    numbers = ", ".join(f"{key} {host[key]}" for key in ("family", "model", "stepping") if key in host)
+    sizes = [f"{host['cores']} cores"] if "cores" in host else []
+    sizes += [f"{host['l3_mib']:g} MiB L3"] if "l3_mib" in host else []
+    limits = ", ".join(f"{name}={value}" for name, value in host.get("limits", {}).items())
+    words = "; ".join(filter(None, [numbers, host.get("isa", ""), ", ".join(sizes), limits]))
+    return f"{host.get('name', 'unknown processor')} ({words})"
+
+
+def build_of(library: Library) -> dict[str, Any]:
+    """Which build the loaded library is, from its own td_build_info(): version, commit, dirty, library (the id of all
+    of it), and for build_for() compiler and modules. A library from before that function is known by its bytes."""
+    try:
+        info = library.lib.td_build_info()
+    except AttributeError:
+        return {"version": "unknown", "commit": "unknown", "library": _hash(library.path.read_bytes())}
+
+    def text(pointer) -> str:
+        return library.ffi.string(pointer).decode()
+
+    modules = [info.modules[i] for i in range(info.module_count)]
+    return {
+        "version": text(info.version),
+        "commit": text(info.commit),
+        "dirty": bool(info.dirty),
+        "library": text(info.id),
+        "compiler": text(info.compiler),
+        "modules": {text(m.name): {"cpu": text(m.cpu), "cuda": text(m.cuda)} for m in modules},
+    }
+
+
+def build_for(build: Mapping[str, Any], path: str, kind: str, measure: Iterable[str]) -> dict[str, Any]:
+    """The record's `build`: of build_of(), what a case of the module `path` ("parity.flash") on a kind of device
+    depends on. A module that the library does not know by its name depends on all of it."""
+    mine = build.get("modules", {}).get(path.rpartition(".")[2], {}).get(kind) or build["library"]
+    core = MEASURING + (JUDGING if "error" in measure else ())
+    record = {key: value for key, value in build.items() if key not in ("compiler", "modules")}
+    return record | {"id": _hash(f"{mine} {_python(path, core)}".encode())}
+
+
+def is_here(record: Mapping, here: Mapping, keep: bool = False) -> bool:
+    """Whether a record is of the machine of `here` and, unless those of other builds are kept, of its build."""
+    return same_machine(record, here) and (keep or _id(record) == _id(here))
+
+
+def same_machine(record: Mapping, here: Mapping) -> bool:
+    """A GPU is known by its name; a processor by its host too, where both name one."""
+    if record.get("machine", here.get("machine")) != here.get("machine"):
+        return False
+    if "device" in here or "host" not in record or "host" not in here:
+        return True
+    return record["host"] == here["host"]
+
+
+def _id(record: Mapping) -> str | None:
+    build = record.get("build")
+    return build.get("id") if isinstance(build, Mapping) else None
+
+
+def commit() -> str:
+    """The commit of the checkout that measures, "-dirty" where the code differs from it, "unknown" outside one."""
+    name = output_of(["git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD"])
+    if not name:
+        return "unknown"
+    code = ["impl", "kernels", "ref", "parity", "CMakeLists.txt", "cmake"]
+    changed = output_of(["git", "-C", str(ROOT), "status", "--porcelain", "--", *code])
+    return f"{name}-dirty" if changed else name
+
+
+def output_of(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+@cache
+def _python(path: str, core: tuple[str, ...]) -> str:
+    """A hash of the module's file, of those that it imports beside it and from ref/, and of core's."""
+    files = sources_of(path) | {f"core.{name}": CORE / f"{name}.py" for name in core}
+    return _hash(
+        "".join(f"{name} {_hash(file.read_bytes())}\n" for name, file in sorted(files.items())).encode()
+    )
+
+
+def sources_of(path: str) -> Mapping[str, Path]:
+    """The files that the module `path` is made of, by their names: itself and what it imports of its own package and of
+    ref/, pages left out."""
+    package = path.rpartition(".")[0]
+    found: dict[str, Path] = {}
+    left = [path]
+    while left:
+        name = left.pop()
+        file = _file_of(name) if name not in found and not name.endswith(PAGES) else None
+        if file is None:
+            continue
+        found[name] = file
+        for node in ast.walk(ast.parse(file.read_text())):
+            imported = []
+            if isinstance(node, ast.Import):
+                imported = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imported = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            left += [name for name in imported if name.rpartition(".")[0] in (package, "ref")]
+    return MappingProxyType(found)
+
+
+def _file_of(name: str) -> Path | None:
+    """The file of a module; None where the name is that of a package, or of something inside a module."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        return None
+    is_file = spec is not None and spec.origin is not None and spec.submodule_search_locations is None
+    return Path(spec.origin) if is_file else None
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
