@@ -34,10 +34,12 @@ constexpr int CLUSTER = 2;                   /* blocks */
 constexpr int PANEL = DEPTH * PANEL_COLUMNS; /* elements */
 constexpr int DY_PANELS = ROWS / PANEL_COLUMNS, X_PANELS = COLUMNS / PANEL_COLUMNS;
 constexpr int STAGE_PANELS = DY_PANELS + X_PANELS;
-constexpr uint32_t PANEL_BYTES = PANEL * 2, STAGE_BYTES = STAGE_PANELS * PANEL_BYTES;
+/* Unused where the code is not Hopper's: the kernel is empty there. */
+[[maybe_unused]] constexpr uint32_t PANEL_BYTES = PANEL * 2, STAGE_BYTES = STAGE_PANELS * PANEL_BYTES;
 /* Of the gradient's rows: eight of them, four words each, are in 32 banks. */
 constexpr int PITCH = COLUMNS + 8;
-constexpr int WARPS = GROUP / 32, UPDATERS = 6; /* of a multiplying warpgroup; that update */
+[[maybe_unused]] constexpr int WARPS = GROUP / 32; /* of a multiplying warpgroup */
+constexpr int UPDATERS = 6;                        /* warps that update */
 
 template <typename T> struct alignas(1024) shared_memory {
     T stages[STAGES][STAGE_PANELS][PANEL];
@@ -345,8 +347,14 @@ __device__ void update(shared_memory<T> &shared, const batch<P, T> &all, int thr
 
 /* ---- the kernel ---- */
 
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ < 900
+#define CLUSTERED /* nothing: the compiler refuses clusters here, and the kernel is never launched */
+#else
+#define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
+#endif
+
 template <typename P, typename T>
-__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+__global__ void CLUSTERED __launch_bounds__(THREADS, 1)
     td_linear_adamw_update(const __grid_constant__ batch<P, T> all, adamw_constants k,
                            const td_adamw *on_device)
 {

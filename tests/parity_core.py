@@ -26,6 +26,7 @@ from rich.console import Console
 from parity.core import clock, compare, identity, memory, report
 from parity.core.case import Case, Side, grid, seed_of, within
 from parity.core.draw import Draw, left_poisoned
+from parity.core.folder import folder_of
 from parity.core.record import FILE, RecordError
 from parity.core.tables import Table, text
 from parity.core.view import Records, geomean
@@ -44,6 +45,35 @@ HOST = {
     "l3_mib": 32.0,
 }
 BUILD = {"version": "0.1.0", "commit": "0123456789", "dirty": False, "library": "l1", "id": "i1"}
+
+
+class Folders(unittest.TestCase):
+    def test_a_gpu_has_one_by_its_name(self):
+        for name, folder in (
+            ("NVIDIA H200", "h200"),
+            ("NVIDIA H200 NVL", "h200"),
+            ("NVIDIA H100 80GB HBM3", "h100"),
+            ("NVIDIA H100 PCIe", "h100"),
+            ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "h100mig1g10gb"),
+            ("NVIDIA GH200 480GB", "gh200"),
+            ("NVIDIA B200", "b200"),
+            ("NVIDIA A100-SXM4-80GB", "a100"),
+            ("NVIDIA A100-PCIE-40GB", "a100"),
+            ("NVIDIA L40S", "l40s"),
+            ("NVIDIA RTX A6000", "rtxa6000"),
+            ("NVIDIA RTX 6000 Ada Generation", "rtx6000ada"),
+            ("NVIDIA GeForce RTX 5090", "rtx5090"),
+            ("NVIDIA GeForce RTX 3080 Ti", "rtx3080ti"),
+            ("NVIDIA GeForce RTX 4090 Laptop GPU", "rtx4090laptop"),
+            ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtxpro6000blackwellserveredition"),
+        ):
+            with self.subTest(name):
+                self.assertEqual(folder_of(name), folder)
+
+    def test_a_name_that_says_nothing_is_refused(self):
+        for name in ("", "NVIDIA", "NVIDIA Graphics Device", "../.."):
+            with self.subTest(name), self.assertRaisesRegex(ValueError, "--machine"):
+                folder_of(name)
 
 
 class Cases(unittest.TestCase):

@@ -1,5 +1,7 @@
 /** A kernel behind another of the same operation, in the same stream: it is launched while the other's last blocks run, and
- * waits for them on the device. In stream order the multiprocessors would stand still for a microsecond in between. */
+ * waits for them on the device. In stream order the multiprocessors would stand still for a microsecond in between.
+ *
+ * Code for GPUs before sm_90 cannot wait, nor can it where a newer GPU runs it from PTX: there the stream's order stays. */
 #ifndef TD_KERNELS_TILE_BEHIND_CUH
 #define TD_KERNELS_TILE_BEHIND_CUH
 
@@ -25,21 +27,27 @@ __device__ inline void wait_for_first()
 #endif
 }
 
-/** Launches a kernel that calls wait_for_first() behind the one that was launched last. */
+/** Launches a kernel that calls wait_for_first() behind the one that was launched last: early if the code that the current GPU
+ * runs can wait, else in the stream's order. */
 template <typename... P, typename... A>
 cudaError_t launch_behind(cudaStream_t stream, dim3 blocks, dim3 threads, void (*kernel)(P...),
                           A... arguments)
 {
     cudaLaunchAttribute early = {};
     cudaLaunchConfig_t config = {};
+    cudaFuncAttributes code;
 
+    const cudaError_t error = cudaFuncGetAttributes(&code, kernel);
+    if (error != cudaSuccess)
+        return error;
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = blocks;
     config.blockDim = threads;
     config.stream = stream;
     config.attrs = &early;
-    config.numAttrs = 1;
+    config.numAttrs =
+        code.ptxVersion >= 90 ? 1 : 0; /* the architecture it was compiled for, 10 major + minor */
     return cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...);
 }
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Installs a build into an empty prefix and uses it as a stranger would: through find_package and through pkg-config,
 # shared and static, from C and from C++, also after the tree has been moved.
-#   run.sh CMAKE BUILD_DIR SOURCE_DIR [LIBRARY_DIR...]
-# The last are folders of libraries that the static library needs and that stand where nobody would look for them.
+#   run.sh CMAKE BUILD_DIR SOURCE_DIR
+# A stranger names no folder but the prefix: what else the libraries need is found from what is installed.
 set -euo pipefail
 
 cmake=$1 build=$2 here=$3/tests/install
-library_path=$(IFS=: && echo "${*:4}")
+unset LIBRARY_PATH CMAKE_LIBRARY_PATH
 work=$(mktemp -d "$build/install-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
@@ -21,8 +21,7 @@ if grep -rIl "$work/first\|$3" "$work/prefix"; then
     die "installed text names a folder of this build"
 fi
 
-"$cmake" -S "$here" -B "$work/consumer" -DCMAKE_PREFIX_PATH="$work/prefix" \
-    -DCMAKE_LIBRARY_PATH="${library_path//:/;}" >"$work/log" 2>&1 ||
+"$cmake" -S "$here" -B "$work/consumer" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log" 2>&1 ||
     die "find_package fails: $(cat "$work/log")"
 "$cmake" --build "$work/consumer" >"$work/log" 2>&1 || die "a consumer does not build: $(cat "$work/log")"
 for program in shared static cxx; do
@@ -45,7 +44,7 @@ read -ra all_libs <<<"$(pkg-config --static --libs tandem)"
 cc=${CC:-cc}
 "$cc" "$here/consumer.c" "${cflags[@]}" "${libs[@]}" -o "$work/pc-shared"
 LD_LIBRARY_PATH=$libdir "$work/pc-shared" || die "pkg-config: the shared consumer fails"
-LIBRARY_PATH=$library_path "$cc" "$here/consumer.c" "${cflags[@]}" "${all_libs[@]/#-ltandem/-l:libtandem.a}" \
-    -o "$work/pc-static"
-LD_LIBRARY_PATH=$library_path "$work/pc-static" || die "pkg-config: the static consumer fails" # libtandem.so is not on that path
+"$cc" "$here/consumer.c" "${cflags[@]}" "${all_libs[@]/#-ltandem/-l:libtandem.a}" -o "$work/pc-static" ||
+    die "pkg-config --static: does not link: ${all_libs[*]}"
+"$work/pc-static" || die "pkg-config: the static consumer fails" # libtandem.so is nowhere that the loader looks
 echo "installed, moved, found and run: find_package and pkg-config, shared and static, C and C++"
