@@ -285,7 +285,8 @@ __device__ inline int doublings_of(int query, int seq_k, bool causal)
     return 31 - __clz(causal ? min(seq_k, query + 1) : seq_k);
 }
 
-/** Lets a kernel use `bytes` of dynamic shared memory, and launches it. */
+/** Lets a kernel use `bytes` of dynamic shared memory, and launches it. cudaErrorLaunchOutOfResources: a block of this GPU has
+ * less. An H100's has 227 KB, an A100's 163, those of most other GPUs 99. */
 template <typename Args>
 inline cudaError_t launch(void (*kernel)(Args), int64_t blocks, int threads, int bytes, cudaStream_t stream,
                           const Args &args)
@@ -294,7 +295,7 @@ inline cudaError_t launch(void (*kernel)(Args), int64_t blocks, int threads, int
         cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 
     if (error != cudaSuccess)
-        return error;
+        return error == cudaErrorInvalidValue ? cudaErrorLaunchOutOfResources : error;
     kernel<<<(unsigned)blocks, threads, bytes, stream>>>(args);
     return cudaGetLastError();
 }

@@ -4,6 +4,7 @@
 #include "support/draw.h"
 #include "support/gpu.h"
 
+#include <cuda_runtime_api.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -162,6 +163,29 @@ static void a_callers_stream_is_used(void **state)
     td_gpu_free(gpu, block);
 }
 
+/* With a second GPU: work on it from a thread whose own is the first. tests/cuda_double.c has every call. */
+static void the_threads_gpu_stays_current(void **state)
+{
+    int count = 0, current = -1;
+    char name[24];
+    td_device *other;
+    void *block;
+
+    (void)state;
+    assert_int_equal(cudaGetDeviceCount(&count), cudaSuccess);
+    assert_int_equal(cudaSetDevice(0), cudaSuccess);
+    snprintf(name, sizeof name, "cuda:%d", count - 1);
+    td_assert_ok(td_device_open(name, &other));
+    td_assert_ok(td_device_alloc(other, 64, &block));
+    td_assert_ok(td_device_fill(other, block, 1, 64));
+    td_assert_ok(td_device_synchronize(other));
+    assert_int_equal(cudaGetDevice(&current), cudaSuccess);
+    assert_int_equal(current, 0);
+    td_device_close(other);
+    assert_int_equal(cudaGetDevice(&current), cudaSuccess);
+    assert_int_equal(current, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -171,6 +195,7 @@ int main(void)
         cmocka_unit_test(a_stream_waits_for_the_event_of_another),
         cmocka_unit_test(a_graph_replays_what_was_captured),
         cmocka_unit_test(a_callers_stream_is_used),
+        cmocka_unit_test(the_threads_gpu_stays_current),
     };
 
     gpu = td_gpu_open();

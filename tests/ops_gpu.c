@@ -37,6 +37,46 @@ static void a_replayed_update_goes_on(void **state)
     ops_finish(&c);
 }
 
+/* What is kept of a product is bounded: after a thousand others it is forgotten. A graph that has captured it replays, and it is
+ * found again, with the same bits. */
+static void a_captured_product_outlives_what_is_kept_of_it(void **state)
+{
+    enum { M = 33, N = 40, K = 24, OTHERS = 1000, WIDE = 8 };
+    ops_case c = ops_begin(TD_F32, "captured product");
+    const td_gemm_shape shape = {
+        .batch = 1, .m = M, .n = N, .k = K, .alpha = 1, .dtype = TD_F32, .out_dtype = TD_F32};
+    float *a = ops_draw(&c, M * K), *b = ops_draw(&c, K * N), *many = ops_draw(&c, OTHERS * WIDE);
+    float *eager = ops_room(&c, TD_F32, M * N), *replayed = ops_room(&c, TD_F32, M * N),
+          *again = ops_room(&c, TD_F32, M * N), *out = ops_room(&c, TD_F32, OTHERS * WIDE);
+    td_graph *graph = NULL;
+    size_t bytes = 0;
+    void *work;
+
+    (void)state;
+    td_assert_ok(td_gemm_work_bytes(ops_dev, &shape, &bytes));
+    td_assert_ok(td_device_alloc(ops_dev, bytes, &work));
+    ops_upload();
+    td_assert_ok(td_gemm(ops_dev, &shape, on(a), on(b), on(eager), work));
+    td_assert_ok(td_graph_begin(ops_dev));
+    td_assert_ok(td_gemm(ops_dev, &shape, on(a), on(b), on(replayed), work));
+    td_assert_ok(td_graph_end(ops_dev, &graph));
+    for (int64_t m = 1; m <= OTHERS; m++) {
+        td_gemm_shape other = shape;
+
+        other.m = m;
+        other.n = other.k = WIDE;
+        td_assert_ok(td_gemm(ops_dev, &other, on(many), on(a), on(out), work));
+    }
+    td_assert_ok(td_graph_launch(graph));
+    td_assert_ok(td_gemm(ops_dev, &shape, on(a), on(b), on(again), work));
+    ops_download();
+    td_assert_identical("replayed", TD_F32, replayed, eager, M * N);
+    td_assert_identical("again", TD_F32, again, eager, M * N);
+    td_graph_destroy(graph);
+    td_assert_ok(td_device_free(ops_dev, work));
+    ops_finish(&c);
+}
+
 /* Vectors are 16 bytes: tensors that begin beside them give the same bits. */
 static void tensors_may_begin_anywhere(void **state)
 {
@@ -65,6 +105,7 @@ int main(void)
 {
     const struct CMUnitTest gpu_tests[] = {
         cmocka_unit_test(a_replayed_update_goes_on),
+        cmocka_unit_test(a_captured_product_outlives_what_is_kept_of_it),
         cmocka_unit_test(tensors_may_begin_anywhere),
     };
     int failed = 0;

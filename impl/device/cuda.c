@@ -17,18 +17,35 @@ td_status td_cuda_status(cudaError_t code, const char *what)
                    cudaGetErrorString(code), cudaGetErrorName(code));
 }
 
-/* A GPU is current by thread, and a device may be passed from thread to thread. */
-static td_cuda *enter(void *context)
-{
-    td_cuda *cuda = context;
-
-    (void)cudaSetDevice(cuda->index);
-    return cuda;
-}
-
 td_cuda *td_device_cuda(td_device *dev)
 {
-    return enter(td_device_context(dev));
+    return td_device_context(dev);
+}
+
+cudaError_t td_cuda_enter(td_cuda *cuda)
+{
+    cuda->caller = -1;
+    if (cudaGetDevice(&cuda->caller) == cudaSuccess && cuda->caller == cuda->index)
+        return cudaSuccess;
+    return cudaSetDevice(cuda->index);
+}
+
+void td_cuda_leave(td_cuda *cuda)
+{
+    if (cuda->caller >= 0 && cuda->caller != cuda->index)
+        (void)cudaSetDevice(cuda->caller);
+}
+
+static td_cuda *enter(void *context)
+{
+    (void)td_cuda_enter(context); /* where it fails, so does what follows */
+    return context;
+}
+
+static td_status leave(td_cuda *cuda, cudaError_t code, const char *what)
+{
+    td_cuda_leave(cuda);
+    return td_cuda_status(code, what);
 }
 
 static td_status find_gpus(int *count)
@@ -64,6 +81,7 @@ static void cuda_close(void *context)
         cuda->ops_destroy(cuda->ops);
     if (cuda->own)
         (void)cudaStreamDestroy(cuda->own);
+    td_cuda_leave(cuda);
     free(cuda);
 }
 
@@ -73,6 +91,7 @@ static td_status cuda_open(int index, void **context)
     td_cuda *cuda = NULL;
     struct cudaDeviceProp properties;
     int count = 0, least = 0, greatest = 0;
+    cudaError_t code;
 
     TD_TRY(find_gpus(&count));
     TD_CHECK(index < count, "device 'cuda:%d': this machine has %d GPU%s, cuda:0 to cuda:%d", index, count,
@@ -83,26 +102,37 @@ static td_status cuda_open(int index, void **context)
         goto cleanup;
     }
     cuda->index = index;
-    TD_TRY(td_cuda_status(cudaSetDevice(index), "cudaSetDevice"));
+    TD_TRY(td_cuda_status(td_cuda_enter(cuda), "making the GPU current"));
     TD_TRY(td_cuda_status(cudaGetDeviceProperties(&properties, index), "reading the GPU's properties"));
     cuda->multiprocessors = properties.multiProcessorCount;
     cuda->capability = 10 * properties.major + properties.minor;
     snprintf(cuda->model, sizeof cuda->model, "%s", properties.name);
-    if (td_cuda_probe() == cudaErrorNoKernelImageForDevice) {
+    code = td_cuda_probe();
+    if (code == cudaErrorNoKernelImageForDevice || code == cudaErrorUnsupportedPtxVersion) {
         (void)cudaGetLastError();
         status = td_fail(
             TD_UNSUPPORTED,
-            "device 'cuda:%d': the kernels were not built for this GPU (TANDEM_CUDA_ARCHITECTURES)", index);
+            code == cudaErrorNoKernelImageForDevice
+                ? "device 'cuda:%d': the kernels were not built for this GPU, %s of compute capability "
+                  "%d.%d (TANDEM_CUDA_ARCHITECTURES)"
+                : "device 'cuda:%d': for this GPU, %s of compute capability %d.%d, the driver would have to "
+                  "compile the kernels, and it is older than the toolkit that they were built with: update "
+                  "the driver, or build for this GPU (TANDEM_CUDA_ARCHITECTURES)",
+            index, properties.name, properties.major, properties.minor);
         goto cleanup;
     }
+    TD_TRY(td_cuda_status(code, "loading the kernels"));
     /* Non-blocking: it neither waits for the default stream nor holds it up. */
     TD_TRY(td_cuda_status(cudaDeviceGetStreamPriorityRange(&least, &greatest), "reading priorities"));
     TD_TRY(td_cuda_status(cudaStreamCreateWithPriority(&cuda->own, cudaStreamNonBlocking, greatest),
                           "making a stream"));
     cuda->stream = cuda->own;
+    td_cuda_leave(cuda);
     *context = cuda;
     cuda = NULL;
 cleanup:
+    if (cuda)
+        td_cuda_leave(cuda);
     cuda_close(cuda);
     return status;
 }
@@ -114,9 +144,10 @@ static const char *cuda_model(void *context)
 
 static td_status cuda_alloc(void *context, size_t bytes, void **out)
 {
-    (void)enter(context);
+    td_cuda *cuda = enter(context);
     const cudaError_t code = cudaMalloc(out, bytes > 0 ? bytes : 1);
 
+    td_cuda_leave(cuda);
     if (code == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
         return TD_NO_MEMORY; /* the caller knows more to say about it */
@@ -126,17 +157,19 @@ static td_status cuda_alloc(void *context, size_t bytes, void **out)
 
 static void cuda_free(void *context, void *block, size_t bytes)
 {
-    (void)enter(context);
+    td_cuda *cuda = enter(context);
+
     (void)bytes;
     (void)cudaFree(block);
+    td_cuda_leave(cuda);
 }
 
 static td_status cuda_copy(void *context, void *dst, const void *src, size_t bytes)
 {
     td_cuda *cuda = enter(context);
 
-    return td_cuda_status(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, cuda->stream),
-                          "copying on the device");
+    return leave(cuda, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, cuda->stream),
+                 "copying on the device");
 }
 
 static td_status transfer(void *context, void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind,
@@ -147,7 +180,7 @@ static td_status transfer(void *context, void *dst, const void *src, size_t byte
 
     if (code == cudaSuccess && wait)
         code = cudaStreamSynchronize(cuda->stream);
-    return td_cuda_status(code, kind == cudaMemcpyHostToDevice ? "uploading" : "downloading");
+    return leave(cuda, code, kind == cudaMemcpyHostToDevice ? "uploading" : "downloading");
 }
 
 static td_status cuda_upload(void *context, void *dst, const void *src, size_t bytes)
@@ -172,9 +205,10 @@ static td_status cuda_download_async(void *context, void *host, const void *src,
 
 static td_status cuda_alloc_host(void *context, size_t bytes, void **out)
 {
-    (void)enter(context);
+    td_cuda *cuda = enter(context);
     const cudaError_t code = cudaMallocHost(out, bytes > 0 ? bytes : 1);
 
+    td_cuda_leave(cuda);
     if (code == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
         return TD_NO_MEMORY;
@@ -184,22 +218,24 @@ static td_status cuda_alloc_host(void *context, size_t bytes, void **out)
 
 static void cuda_free_host(void *context, void *block)
 {
-    (void)enter(context);
+    td_cuda *cuda = enter(context);
+
     (void)cudaFreeHost(block);
+    td_cuda_leave(cuda);
 }
 
 static td_status cuda_fill(void *context, void *dst, int value, size_t bytes)
 {
     td_cuda *cuda = enter(context);
 
-    return td_cuda_status(cudaMemsetAsync(dst, value, bytes, cuda->stream), "filling");
+    return leave(cuda, cudaMemsetAsync(dst, value, bytes, cuda->stream), "filling");
 }
 
 static td_status cuda_synchronize(void *context)
 {
     td_cuda *cuda = enter(context);
 
-    return td_cuda_status(cudaStreamSynchronize(cuda->stream), "waiting for the device");
+    return leave(cuda, cudaStreamSynchronize(cuda->stream), "waiting for the device");
 }
 
 /* ---- streams and graphs ---- */
@@ -209,21 +245,24 @@ static td_status cuda_stream_create(void *context, void **native)
     td_status status = TD_OK;
     cudaStream_t stream = NULL;
     int least = 0, greatest = 0;
+    td_cuda *cuda = enter(context);
 
-    (void)enter(context);
     TD_TRY(td_cuda_status(cudaDeviceGetStreamPriorityRange(&least, &greatest), "reading priorities"));
     TD_TRY(td_cuda_status(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, least),
                           "making a stream"));
     *native = stream;
 cleanup:
+    td_cuda_leave(cuda);
     return status;
 }
 
 static void cuda_stream_destroy(void *context, void *native)
 {
-    (void)enter(context);
+    td_cuda *cuda = enter(context);
+
     (void)cudaStreamSynchronize(native);
     (void)cudaStreamDestroy(native);
+    td_cuda_leave(cuda);
 }
 
 static void cuda_set_stream(void *context, bool own, void *native)
@@ -238,10 +277,9 @@ static td_status cuda_graph_begin(void *context)
     td_cuda *cuda = enter(context);
 
     /* Thread-local: other threads may allocate or wait meanwhile. */
-    const td_status status = td_cuda_status(
-        cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
     cuda->origin = cuda->stream;
-    return status;
+    return leave(cuda, cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal),
+                 "beginning a capture");
 }
 
 static td_status cuda_graph_end(void *context, void **graph)
@@ -262,6 +300,7 @@ cleanup:
         (void)cudaGraphExecDestroy(exec);
     if (captured)
         (void)cudaGraphDestroy(captured);
+    td_cuda_leave(cuda);
     return status;
 }
 
@@ -269,13 +308,15 @@ static td_status cuda_graph_launch(void *context, void *graph)
 {
     td_cuda *cuda = enter(context);
 
-    return td_cuda_status(cudaGraphLaunch(graph, cuda->stream), "launching a graph");
+    return leave(cuda, cudaGraphLaunch(graph, cuda->stream), "launching a graph");
 }
 
 static void cuda_graph_destroy(void *context, void *graph)
 {
-    (void)enter(context);
+    td_cuda *cuda = enter(context);
+
     (void)cudaGraphExecDestroy(graph);
+    td_cuda_leave(cuda);
 }
 
 /* ---- events ---- */
@@ -283,9 +324,9 @@ static void cuda_graph_destroy(void *context, void *graph)
 static td_status cuda_event_create(void *context, td_event *event)
 {
     cudaEvent_t handle = NULL;
+    td_cuda *cuda = enter(context);
+    const td_status status = leave(cuda, cudaEventCreate(&handle), "making an event");
 
-    (void)enter(context);
-    const td_status status = td_cuda_status(cudaEventCreate(&handle), "making an event");
     event->handle = handle;
     return status;
 }
@@ -299,14 +340,14 @@ static td_status cuda_event_record(void *context, td_event *event)
 {
     td_cuda *cuda = enter(context);
 
-    return td_cuda_status(cudaEventRecord(event->handle, cuda->stream), "recording an event");
+    return leave(cuda, cudaEventRecord(event->handle, cuda->stream), "recording an event");
 }
 
 static td_status cuda_event_wait(void *context, td_event *event)
 {
     td_cuda *cuda = enter(context);
 
-    return td_cuda_status(cudaStreamWaitEvent(cuda->stream, event->handle, 0), "waiting for an event");
+    return leave(cuda, cudaStreamWaitEvent(cuda->stream, event->handle, 0), "waiting for an event");
 }
 
 static td_status cuda_event_elapsed_ms(td_event *start, td_event *stop, double *out)

@@ -8,6 +8,7 @@
 
 typedef struct td_cuda {
     int index; /* of the device, as CUDA counts */
+    int caller; /* between enter and leave: of the GPU that is the calling thread's current one outside; -1: none is known */
     int multiprocessors;
     int capability;      /* 10 major + minor */
     char model[256];     /* its name */
@@ -20,8 +21,13 @@ typedef struct td_cuda {
     void (*ops_destroy)(void *ops);
 } td_cuda;
 
-/** dev is a device of kind TD_DEVICE_CUDA. Its GPU is made current on the calling thread. */
+/** dev is a device of kind TD_DEVICE_CUDA. */
 td_cuda *td_device_cuda(td_device *dev);
+
+/** Makes the GPU the calling thread's current one, for what is called and launched there; leave gives the thread back the one that it
+ * had. A GPU is current by thread, and a device may pass from thread to thread. The two do not nest. */
+cudaError_t td_cuda_enter(td_cuda *cuda);
+void td_cuda_leave(td_cuda *cuda);
 
 /** TD_OK for cudaSuccess; TD_NO_MEMORY, or TD_LIBRARY_ERROR with CUDA's own text, naming what was tried. */
 td_status td_cuda_status(cudaError_t code, const char *what);

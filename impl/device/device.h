@@ -2,7 +2,11 @@
  *
  * Work is queued on the device's stream and is done when td_device_synchronize returns; on the CPU every call is
  * done when it returns. One device object belongs to one thread at a time; the operations it runs may use all
- * threads of the machine (OpenMP's). */
+ * threads of the machine (OpenMP's).
+ *
+ * The GPU that is CUDA's current one on the calling thread is the same after a call as before. Where that is another than
+ * the device's, CUDA makes a context on it, of some hundred MB: a thread that uses cuda:1 alone spares that by
+ * cudaSetDevice(1). */
 #ifndef TD_DEVICE_DEVICE_H
 #define TD_DEVICE_DEVICE_H
 
@@ -73,7 +77,7 @@ TD_API td_status td_stream_create(td_device *dev, td_stream **out);
  * td_device_set_stream. The caller keeps it alive for as long as the td_stream. */
 TD_API td_status td_stream_wrap(td_device *dev, void *native, td_stream **out);
 
-/** Waits for the work of a stream that td_stream_create made. The device's current stream must be another one.
+/** Waits for the work of a stream that td_stream_create made. The device is open still, and its current stream another one.
  * Accepts NULL. */
 TD_API void td_stream_destroy(td_stream *stream);
 
@@ -101,7 +105,7 @@ TD_API td_status td_graph_end(td_device *dev, td_graph **out);
 
 /** Queues the whole graph on the current stream. */
 TD_API td_status td_graph_launch(td_graph *graph);
-TD_API void td_graph_destroy(td_graph *graph); /* accepts NULL */
+TD_API void td_graph_destroy(td_graph *graph); /* before its device is closed; accepts NULL */
 
 /* ---- time ---- */
 

@@ -14,6 +14,20 @@ static td_status check(const td_attention_shape *shape)
                    shape->batch, shape->heads, shape->seq, shape->seq_k);
 }
 
+/* What became of a launch. */
+static td_status finish(td_cuda *cuda, cudaError_t code, const td_attention_shape *shape, const char *pass)
+{
+    td_cuda_leave(cuda);
+    if (code == cudaErrorLaunchOutOfResources) {
+        (void)cudaGetLastError();
+        return td_fail(
+            TD_UNSUPPORTED,
+            "%s: head_dim is %" PRId64 ", whose tiles of %s need more shared memory than a block has on %s",
+            pass, shape->head_dim, shape->tf32 ? "tf32" : td_dtype_name(shape->dtype), cuda->model);
+    }
+    return td_cuda_status(code, pass);
+}
+
 static td_status sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out)
 {
     td_status status = TD_OK;
@@ -29,22 +43,24 @@ cleanup:
 static td_status forward(td_device *dev, const td_attention_shape *shape, const void *q, const void *k,
                          const void *v, void *o, float *lse, void *work)
 {
-    const td_cuda *const cuda = td_device_cuda(dev);
+    td_cuda *const cuda = td_device_cuda(dev);
 
-    return td_cuda_status(
-        td_cuda_flash_forward(cuda->stream, cuda->multiprocessors, shape, q, k, v, o, lse, work),
-        "flash attention, forward");
+    (void)td_cuda_enter(cuda); /* where it fails, so does the launch */
+    const cudaError_t code =
+        td_cuda_flash_forward(cuda->stream, cuda->multiprocessors, shape, q, k, v, o, lse, work);
+    return finish(cuda, code, shape, "flash attention, forward");
 }
 
 static td_status backward(td_device *dev, const td_attention_shape *shape, const void *q, const void *k,
                           const void *v, const void *o, const void *dout, const float *lse, void *dq,
                           void *dk, void *dv, void *work)
 {
-    const td_cuda *const cuda = td_device_cuda(dev);
+    td_cuda *const cuda = td_device_cuda(dev);
 
-    return td_cuda_status(td_cuda_flash_backward(cuda->stream, cuda->multiprocessors, shape, q, k, v, o, dout,
-                                                 lse, dq, dk, dv, work),
-                          "flash attention, backward");
+    (void)td_cuda_enter(cuda);
+    const cudaError_t code = td_cuda_flash_backward(cuda->stream, cuda->multiprocessors, shape, q, k, v, o,
+                                                    dout, lse, dq, dk, dv, work);
+    return finish(cuda, code, shape, "flash attention, backward");
 }
 
 const td_flash_passes td_flash_cuda = {.device = "cuda",

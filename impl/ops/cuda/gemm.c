@@ -19,7 +19,7 @@ typedef struct key {
 
 typedef struct product {
     key key;
-    uint64_t hash;
+    uint64_t used; /* the turn in which it was last asked for; 0: the slot is free */
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
@@ -37,12 +37,15 @@ typedef struct library {
     EACH_FUNCTION(DECLARE)
 } library;
 
-/** The handle, and the products so far with their algorithms: asking for one takes tens of microseconds. */
+/** The handle, and the last products with their algorithms: asking for one takes tens of microseconds. A model has a few dozen; but
+ * one that sees sequences of every length would have thousands, so a set that is full forgets the product that was asked for longest
+ * ago. What was queued or captured of it runs on: cuBLASLt reads a description when it is called, and not again. */
+enum { SETS = 64, WAYS = 8 };
 typedef struct products {
     library lt;
     cublasLtHandle_t handle;
-    product *slots; /* capacity of them, a power of two; a slot without desc is free */
-    size_t capacity, count;
+    uint64_t turn;
+    product sets[SETS][WAYS]; /* a product is in the set that its hash names */
 } products;
 
 static td_status load_library(library *out)
@@ -88,9 +91,8 @@ static void products_destroy(void *state)
 
     if (!all)
         return;
-    for (size_t i = 0; i < all->capacity; i++)
-        product_deinit(all, &all->slots[i]);
-    free(all->slots);
+    for (size_t i = 0; i < SETS * WAYS; i++)
+        product_deinit(all, &all->sets[i / WAYS][i % WAYS]);
     if (all->handle)
         (void)all->lt.Destroy(all->handle);
     free(all);
@@ -192,11 +194,11 @@ cleanup:
 }
 
 /** C^T = op(B)^T op(A)^T in cuBLAS's columns: our b is its A, our a its B. */
-static td_status product_init(const products *all, const key *k, uint64_t hash, product *out)
+static td_status product_init(const products *all, const key *k, product *out)
 {
     td_status status = TD_OK;
     const td_gemm_shape *s = &k->shape;
-    product p = {.key = *k, .hash = hash};
+    product p = {.key = *k};
     const cublasOperation_t op_a = s->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t op_b = s->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
 
@@ -234,45 +236,25 @@ static uint64_t hash_of(const key *k)
     return hash;
 }
 
-static product *slot_of(product *slots, size_t capacity, const key *k, uint64_t hash)
-{
-    size_t i = (size_t)hash & (capacity - 1);
-
-    while (slots[i].desc && (slots[i].hash != hash || memcmp(&slots[i].key, k, sizeof *k) != 0))
-        i = (i + 1) & (capacity - 1);
-    return &slots[i];
-}
-
-static td_status make_room(products *all)
-{
-    if (2 * (all->count + 1) <= all->capacity)
-        return TD_OK;
-
-    const size_t capacity = all->capacity ? 2 * all->capacity : 128;
-    product *slots = calloc(capacity, sizeof *slots);
-    if (!slots)
-        return td_fail(TD_NO_MEMORY, "no memory for %zu matrix products", capacity / 2);
-    for (size_t i = 0; i < all->capacity; i++)
-        if (all->slots[i].desc)
-            *slot_of(slots, capacity, &all->slots[i].key, all->slots[i].hash) = all->slots[i];
-    free(all->slots);
-    all->slots = slots;
-    all->capacity = capacity;
-    return TD_OK;
-}
-
 static td_status find_product(products *all, const key *k, const product **out)
 {
     td_status status = TD_OK;
-    const uint64_t hash = hash_of(k);
-    product *slot;
+    product *set = all->sets[hash_of(k) % SETS], *slot = set, found;
 
-    TD_TRY(make_room(all));
-    slot = slot_of(all->slots, all->capacity, k, hash);
-    if (!slot->desc) {
-        TD_TRY(product_init(all, k, hash, slot));
-        all->count++;
+    all->turn++;
+    for (int i = 0; i < WAYS; i++) {
+        if (set[i].used > 0 && memcmp(&set[i].key, k, sizeof *k) == 0) {
+            set[i].used = all->turn;
+            *out = &set[i];
+            return TD_OK;
+        }
+        if (set[i].used < slot->used)
+            slot = &set[i];
     }
+    TD_TRY(product_init(all, k, &found));
+    product_deinit(all, slot);
+    *slot = found;
+    slot->used = all->turn;
     *out = slot;
 cleanup:
     return status;
@@ -317,6 +299,7 @@ td_status td_ops_cuda_gemm(td_device *dev, const td_gemm_shape *shape, const voi
     const product *p = NULL;
     key k;
 
+    td_cuda_enter(cuda);
     TD_CHECK(shape->batch <= INT32_MAX, "batch is %" PRId64 ", cuBLASLt goes up to 2^31 - 1", shape->batch);
     TD_CHECK((uintptr_t)work % 256 == 0, "work is %p, needs a multiple of 256", work);
     TD_TRY(products_of(cuda, &all));
@@ -327,5 +310,6 @@ td_status td_ops_cuda_gemm(td_device *dev, const td_gemm_shape *shape, const voi
                                    p->c, c, p->c, &p->algo, work, WORK_BYTES, cuda->stream),
                     "gemm"));
 cleanup:
+    td_cuda_leave(cuda);
     return status;
 }

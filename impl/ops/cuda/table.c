@@ -15,20 +15,46 @@
 #include "kernels/softmax.h"
 #include "ops/cuda/cuda.h"
 
-/* What the kernels count in 32 bits. */
-static td_status check_count(const char *op, const char *name, int64_t count)
+static td_status check_most(const char *op, const char *name, int64_t count, int64_t most)
 {
-    const int64_t most = INT64_C(1) << 30;
-
     if (count > most)
         return td_fail(TD_UNSUPPORTED, "%s: %s is %" PRId64 ", cuda has kernels up to %" PRId64, op, name,
                        count, most);
     return TD_OK;
 }
 
-static cudaStream_t stream_of(td_device *dev)
+/* What the kernels count in 32 bits. */
+static td_status check_count(const char *op, const char *name, int64_t count)
 {
-    return td_device_cuda(dev)->stream;
+    return check_most(op, name, count, INT64_C(1) << 30);
+}
+
+/* A grid has up to 2^31 - 1 blocks: of a row each, or of several. */
+static td_status check_rows(const char *op, int64_t rows)
+{
+    return check_most(op, "rows", rows, INT32_MAX);
+}
+
+/* Or of 256 elements each, or of more. */
+static td_status check_elements(const char *op, const char *name, int64_t count)
+{
+    return check_most(op, name, count, INT32_MAX * INT64_C(256));
+}
+
+/* The stream to launch on, whose GPU is current until end(). */
+static cudaStream_t begin(td_device *dev)
+{
+    td_cuda *cuda = td_device_cuda(dev);
+
+    (void)td_cuda_enter(cuda); /* where it fails, so does the launch */
+    return cuda->stream;
+}
+
+/* What became of a launch. */
+static td_status end(td_device *dev, cudaError_t code, const char *op)
+{
+    td_cuda_leave(td_device_cuda(dev));
+    return td_cuda_status(code, op);
 }
 
 static td_status embedding_forward(td_device *dev, const td_embedding_shape *shape, const int64_t *ids,
@@ -37,8 +63,8 @@ static td_status embedding_forward(td_device *dev, const td_embedding_shape *sha
     td_status status = TD_OK;
 
     TD_TRY(check_count("embedding_forward", "d_model", shape->d_model));
-    TD_TRY(td_cuda_status(td_cuda_embedding_forward(stream_of(dev), shape, ids, weight, y),
-                          "embedding_forward"));
+    TD_TRY(check_elements("embedding_forward", "tokens * d_model", shape->tokens * shape->d_model));
+    TD_TRY(end(dev, td_cuda_embedding_forward(begin(dev), shape, ids, weight, y), "embedding_forward"));
 cleanup:
     return status;
 }
@@ -51,9 +77,8 @@ static td_status embedding_backward(td_device *dev, const td_embedding_shape *sh
     TD_TRY(check_count("embedding_backward", "tokens", shape->tokens));
     TD_TRY(check_count("embedding_backward", "vocab", shape->vocab));
     TD_TRY(check_count("embedding_backward", "d_model", shape->d_model));
-    TD_TRY(
-        td_cuda_status(td_cuda_embedding_backward(stream_of(dev), shape, ids, dy, accumulate, dweight, work),
-                       "embedding_backward"));
+    TD_TRY(end(dev, td_cuda_embedding_backward(begin(dev), shape, ids, dy, accumulate, dweight, work),
+               "embedding_backward"));
 cleanup:
     return status;
 }
@@ -64,8 +89,9 @@ static td_status rmsnorm_forward(td_device *dev, const td_rmsnorm_shape *shape, 
     td_status status = TD_OK;
 
     TD_TRY(check_count("rmsnorm_forward", "cols", shape->cols));
-    TD_TRY(td_cuda_status(td_cuda_rmsnorm_forward(stream_of(dev), shape, x, NULL, weight, NULL, y, rstd),
-                          "rmsnorm_forward"));
+    TD_TRY(check_rows("rmsnorm_forward", shape->rows));
+    TD_TRY(end(dev, td_cuda_rmsnorm_forward(begin(dev), shape, x, NULL, weight, NULL, y, rstd),
+               "rmsnorm_forward"));
 cleanup:
     return status;
 }
@@ -76,8 +102,9 @@ static td_status residual_rmsnorm_forward(td_device *dev, const td_rmsnorm_shape
     td_status status = TD_OK;
 
     TD_TRY(check_count("residual_rmsnorm_forward", "cols", shape->cols));
-    TD_TRY(td_cuda_status(td_cuda_rmsnorm_forward(stream_of(dev), shape, a, b, weight, sum, y, rstd),
-                          "residual_rmsnorm_forward"));
+    TD_TRY(check_rows("residual_rmsnorm_forward", shape->rows));
+    TD_TRY(end(dev, td_cuda_rmsnorm_forward(begin(dev), shape, a, b, weight, sum, y, rstd),
+               "residual_rmsnorm_forward"));
 cleanup:
     return status;
 }
@@ -90,23 +117,22 @@ static td_status rmsnorm_backward(td_device *dev, const td_rmsnorm_shape *shape,
     td_status status = TD_OK;
 
     TD_TRY(check_count("rmsnorm_backward", "cols", shape->cols));
-    TD_TRY(td_cuda_status(td_cuda_rmsnorm_backward(stream_of(dev), shape, x, weight, rstd, dy, accumulate_dx,
-                                                   dx, dx_rounded, accumulate_dweight, dweight, work),
-                          "rmsnorm_backward"));
+    TD_TRY(end(dev,
+               td_cuda_rmsnorm_backward(begin(dev), shape, x, weight, rstd, dy, accumulate_dx, dx, dx_rounded,
+                                        accumulate_dweight, dweight, work),
+               "rmsnorm_backward"));
 cleanup:
     return status;
 }
 
 static td_status heads_split(td_device *dev, const td_heads_shape *shape, const void *packed, void *split)
 {
-    return td_cuda_status(td_cuda_heads_split(stream_of(dev), shape, 1, 0, packed, NULL, NULL, &split),
-                          "heads_split");
+    return end(dev, td_cuda_heads_split(begin(dev), shape, 1, 0, packed, NULL, NULL, &split), "heads_split");
 }
 
 static td_status heads_merge(td_device *dev, const td_heads_shape *shape, const void *split, void *packed)
 {
-    return td_cuda_status(td_cuda_heads_merge(stream_of(dev), shape, 1, 0, &split, NULL, NULL, packed),
-                          "heads_merge");
+    return end(dev, td_cuda_heads_merge(begin(dev), shape, 1, 0, &split, NULL, NULL, packed), "heads_merge");
 }
 
 static td_status rope_table(td_device *dev, int64_t positions, int64_t head_dim, double theta, float *cos,
@@ -115,8 +141,8 @@ static td_status rope_table(td_device *dev, int64_t positions, int64_t head_dim,
     td_status status = TD_OK;
 
     TD_TRY(check_count("rope_table", "head_dim", head_dim));
-    TD_TRY(td_cuda_status(td_cuda_rope_table(stream_of(dev), positions, head_dim, theta, cos, sin),
-                          "rope_table"));
+    TD_TRY(check_elements("rope_table", "positions * head_dim", positions * head_dim));
+    TD_TRY(end(dev, td_cuda_rope_table(begin(dev), positions, head_dim, theta, cos, sin), "rope_table"));
 cleanup:
     return status;
 }
@@ -124,57 +150,65 @@ cleanup:
 static td_status rope_forward(td_device *dev, const td_heads_shape *shape, const void *packed,
                               const float *cos, const float *sin, void *split)
 {
-    return td_cuda_status(td_cuda_heads_split(stream_of(dev), shape, 1, 1, packed, cos, sin, &split),
-                          "rope_forward");
+    return end(dev, td_cuda_heads_split(begin(dev), shape, 1, 1, packed, cos, sin, &split), "rope_forward");
 }
 
 static td_status rope_backward(td_device *dev, const td_heads_shape *shape, const void *dsplit,
                                const float *cos, const float *sin, void *dpacked)
 {
-    return td_cuda_status(td_cuda_heads_merge(stream_of(dev), shape, 1, 1, &dsplit, cos, sin, dpacked),
-                          "rope_backward");
+    return end(dev, td_cuda_heads_merge(begin(dev), shape, 1, 1, &dsplit, cos, sin, dpacked),
+               "rope_backward");
 }
 
 static td_status qkv_split_forward(td_device *dev, const td_heads_shape *shape, const void *qkv,
                                    const float *cos, const float *sin, void *q, void *k, void *v)
 {
-    return td_cuda_status(
-        td_cuda_heads_split(stream_of(dev), shape, 3, 2, qkv, cos, sin, (void *const[]){q, k, v}),
-        "qkv_split_forward");
+    return end(dev, td_cuda_heads_split(begin(dev), shape, 3, 2, qkv, cos, sin, (void *const[]){q, k, v}),
+               "qkv_split_forward");
 }
 
 static td_status qkv_split_backward(td_device *dev, const td_heads_shape *shape, const void *dq,
                                     const void *dk, const void *dv, const float *cos, const float *sin,
                                     void *dqkv)
 {
-    return td_cuda_status(
-        td_cuda_heads_merge(stream_of(dev), shape, 3, 2, (const void *const[]){dq, dk, dv}, cos, sin, dqkv),
+    return end(
+        dev, td_cuda_heads_merge(begin(dev), shape, 3, 2, (const void *const[]){dq, dk, dv}, cos, sin, dqkv),
         "qkv_split_backward");
 }
 
 static td_status silu_mul_forward(td_device *dev, const td_rows_shape *shape, const void *gate,
                                   const void *up, void *y)
 {
-    return td_cuda_status(td_cuda_silu_mul_forward(stream_of(dev), shape, gate, up, y), "silu_mul_forward");
+    td_status status = TD_OK;
+
+    TD_TRY(check_elements("silu_mul_forward", "rows * cols", shape->rows * shape->cols));
+    TD_TRY(end(dev, td_cuda_silu_mul_forward(begin(dev), shape, gate, up, y), "silu_mul_forward"));
+cleanup:
+    return status;
 }
 
 static td_status silu_mul_backward(td_device *dev, const td_rows_shape *shape, const void *gate,
                                    const void *up, const void *dy, void *dgate, void *dup, void *y)
 {
-    return td_cuda_status(td_cuda_silu_mul_backward(stream_of(dev), shape, gate, up, dy, dgate, dup, y),
-                          "silu_mul_backward");
+    td_status status = TD_OK;
+
+    TD_TRY(check_elements("silu_mul_backward", "rows * cols", shape->rows * shape->cols));
+    TD_TRY(end(dev, td_cuda_silu_mul_backward(begin(dev), shape, gate, up, dy, dgate, dup, y),
+               "silu_mul_backward"));
+cleanup:
+    return status;
 }
 
 static td_status round_to(td_device *dev, int64_t count, td_dtype src_dtype, const void *src,
                           td_dtype dst_dtype, void *dst)
 {
-    return td_cuda_status(td_cuda_round(stream_of(dev), count, src_dtype, src, dst_dtype, dst), "round");
+    return end(dev, td_cuda_round(begin(dev), count, src_dtype, src, dst_dtype, dst), "round");
 }
 
 static td_status residual_add(td_device *dev, int64_t count, td_dtype dtype, const void *a, const void *b,
                               void *y)
 {
-    return td_cuda_status(td_cuda_residual_add(stream_of(dev), count, dtype, a, b, y), "residual_add");
+    return end(dev, td_cuda_residual_add(begin(dev), count, dtype, a, b, y), "residual_add");
 }
 
 static td_status softmax_forward(td_device *dev, const td_softmax_shape *shape, const void *x, void *y)
@@ -182,7 +216,8 @@ static td_status softmax_forward(td_device *dev, const td_softmax_shape *shape, 
     td_status status = TD_OK;
 
     TD_TRY(check_count("softmax_forward", "cols", shape->cols));
-    TD_TRY(td_cuda_status(td_cuda_softmax_forward(stream_of(dev), shape, x, y), "softmax_forward"));
+    TD_TRY(check_rows("softmax_forward", shape->rows));
+    TD_TRY(end(dev, td_cuda_softmax_forward(begin(dev), shape, x, y), "softmax_forward"));
 cleanup:
     return status;
 }
@@ -193,8 +228,8 @@ static td_status softmax_backward(td_device *dev, const td_softmax_shape *shape,
     td_status status = TD_OK;
 
     TD_TRY(check_count("softmax_backward", "cols", shape->cols));
-    TD_TRY(td_cuda_status(td_cuda_softmax_backward(stream_of(dev), shape, scale, y, dy, dx),
-                          "softmax_backward"));
+    TD_TRY(check_rows("softmax_backward", shape->rows));
+    TD_TRY(end(dev, td_cuda_softmax_backward(begin(dev), shape, scale, y, dy, dx), "softmax_backward"));
 cleanup:
     return status;
 }
@@ -207,8 +242,8 @@ static td_status cross_entropy(td_device *dev, const char *op, const td_cross_en
 
     TD_TRY(check_count(op, "rows", shape->rows));
     TD_TRY(check_count(op, "vocab", shape->vocab));
-    TD_TRY(td_cuda_status(
-        td_cuda_cross_entropy(stream_of(dev), shape, logits, targets, scale, loss, lse, dlogits, work), op));
+    TD_TRY(end(
+        dev, td_cuda_cross_entropy(begin(dev), shape, logits, targets, scale, loss, lse, dlogits, work), op));
 cleanup:
     return status;
 }
@@ -247,13 +282,18 @@ static size_t global_norm_work_bytes(int64_t count, td_dtype dtype)
 static td_status global_norm(td_device *dev, int64_t count, td_dtype dtype, const void *g, float *norm,
                              void *work)
 {
-    return td_cuda_status(td_cuda_global_norm(stream_of(dev), count, dtype, g, norm, work), "global_norm");
+    return end(dev, td_cuda_global_norm(begin(dev), count, dtype, g, norm, work), "global_norm");
 }
 
 static td_status adamw_update(td_device *dev, const td_adamw *adamw, bool on_device,
                               const td_adamw_tensors *tensors)
 {
-    return td_cuda_status(td_cuda_adamw_update(stream_of(dev), adamw, on_device, tensors), "adamw_update");
+    td_status status = TD_OK;
+
+    TD_TRY(check_elements("adamw_update", "count", tensors->count));
+    TD_TRY(end(dev, td_cuda_adamw_update(begin(dev), adamw, on_device, tensors), "adamw_update"));
+cleanup:
+    return status;
 }
 
 static bool linear_adamw_has(td_device *dev, const td_linear_adamw *l)
@@ -274,21 +314,20 @@ static bool linear_adamw_pays(td_device *dev, int count, const td_linear_adamw *
 static td_status linear_adamw_update(td_device *dev, const td_adamw *adamw, bool on_device, int count,
                                      const td_linear_adamw *layers)
 {
-    const td_cuda *cuda = td_device_cuda(dev);
+    const int multiprocessors = td_device_cuda(dev)->multiprocessors;
 
-    return td_cuda_status(
-        td_cuda_linear_adamw(cuda->stream, cuda->multiprocessors, adamw, on_device, count, layers),
-        "linear_adamw_update");
+    return end(dev, td_cuda_linear_adamw(begin(dev), multiprocessors, adamw, on_device, count, layers),
+               "linear_adamw_update");
 }
 
 static td_status adamw_advance(td_device *dev, td_adamw *adamw)
 {
-    return td_cuda_status(td_cuda_adamw_advance(stream_of(dev), adamw), "adamw_advance");
+    return end(dev, td_cuda_adamw_advance(begin(dev), adamw), "adamw_advance");
 }
 
 static td_status sgd_step(td_device *dev, float lr, int64_t count, td_dtype dtype, void *p, const void *g)
 {
-    return td_cuda_status(td_cuda_sgd_step(stream_of(dev), lr, count, dtype, p, g), "sgd_step");
+    return end(dev, td_cuda_sgd_step(begin(dev), lr, count, dtype, p, g), "sgd_step");
 }
 
 const td_ops td_ops_cuda = {

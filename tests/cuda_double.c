@@ -1,0 +1,641 @@
+/* The CUDA device where there is no GPU: a double of CUDA's runtime, of our kernels' launchers and of cuBLASLt stands behind it, and
+ * sees what it is asked for. It computes nothing. In this double a machine has two GPUs. */
+#include "device/device.h"
+#include "flash/flash.h"
+#include "kernels/embedding.h"
+#include "kernels/flash.h"
+#include "kernels/heads.h"
+#include "kernels/optimizers.h"
+#include "kernels/probe.h"
+#include "kernels/rmsnorm.h"
+#include "kernels/silu_mul.h"
+#include "kernels/softmax.h"
+#include "ops/ops.h"
+#include "support/compare.h"
+
+#include <cublasLt.h>
+#include <dlfcn.h>
+#include <inttypes.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { CALLERS = 0, OURS = 1, NONE = -1 }; /* GPUs */
+
+/* ---- the runtime ---- */
+
+static int current;          /* the thread's GPU */
+static int times_set;        /* calls of cudaSetDevice */
+static int calls, elsewhere; /* of what needs the device's GPU; with another current */
+static const char *where;    /* the last of the latter */
+static cudaError_t probe_says;
+
+static cudaError_t on_gpu(const char *function)
+{
+    calls++;
+    if (current != OURS) {
+        elsewhere++;
+        where = function;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t __wrap_cudaGetDeviceCount(int *count);
+cudaError_t __wrap_cudaGetDeviceCount(int *count)
+{
+    *count = 2;
+    return cudaSuccess;
+}
+
+cudaError_t __wrap_cudaGetDevice(int *device);
+cudaError_t __wrap_cudaGetDevice(int *device)
+{
+    if (current == NONE)
+        return cudaErrorInitializationError;
+    *device = current;
+    return cudaSuccess;
+}
+
+cudaError_t __wrap_cudaSetDevice(int device);
+cudaError_t __wrap_cudaSetDevice(int device)
+{
+    assert_in_range(device, 0, 1);
+    current = device;
+    times_set++;
+    return cudaSuccess;
+}
+
+cudaError_t __wrap_cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device);
+cudaError_t __wrap_cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device)
+{
+    memset(properties, 0, sizeof *properties);
+    snprintf(properties->name, sizeof properties->name, "double %d", device);
+    properties->major = 8;
+    properties->minor = 6;
+    properties->multiProcessorCount = 100;
+    return cudaSuccess;
+}
+
+cudaError_t __wrap_cudaMalloc(void **out, size_t bytes);
+cudaError_t __wrap_cudaMalloc(void **out, size_t bytes)
+{
+    *out = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    return *out ? on_gpu("cudaMalloc") : cudaErrorMemoryAllocation;
+}
+
+cudaError_t __wrap_cudaMallocHost(void **out, size_t bytes);
+cudaError_t __wrap_cudaMallocHost(void **out, size_t bytes)
+{
+    *out = malloc(bytes);
+    return *out ? on_gpu("cudaMallocHost") : cudaErrorMemoryAllocation;
+}
+
+cudaError_t __wrap_cudaFree(void *block);
+cudaError_t __wrap_cudaFree(void *block)
+{
+    free(block);
+    return on_gpu("cudaFree");
+}
+
+cudaError_t __wrap_cudaFreeHost(void *block);
+cudaError_t __wrap_cudaFreeHost(void *block)
+{
+    free(block);
+    return on_gpu("cudaFreeHost");
+}
+
+/* What does nothing but take note of where it was called. */
+#define DOUBLE(function, ...)                                                                                \
+    cudaError_t __wrap_##function(__VA_ARGS__);                                                              \
+    cudaError_t __wrap_##function(__VA_ARGS__)                                                               \
+    {                                                                                                        \
+        return on_gpu(#function);                                                                            \
+    }
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+DOUBLE(cudaDeviceGetStreamPriorityRange, int *least, int *greatest)
+DOUBLE(cudaStreamCreateWithPriority, cudaStream_t *stream, unsigned flags, int priority)
+DOUBLE(cudaStreamDestroy, cudaStream_t stream)
+DOUBLE(cudaStreamSynchronize, cudaStream_t stream)
+DOUBLE(cudaStreamWaitEvent, cudaStream_t stream, cudaEvent_t event, unsigned flags)
+DOUBLE(cudaMemcpyAsync, void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind,
+       cudaStream_t stream)
+DOUBLE(cudaMemsetAsync, void *dst, int value, size_t bytes, cudaStream_t stream)
+DOUBLE(cudaStreamBeginCapture, cudaStream_t stream, enum cudaStreamCaptureMode mode)
+DOUBLE(cudaStreamEndCapture, cudaStream_t stream, cudaGraph_t *graph)
+DOUBLE(cudaGraphInstantiate, cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags)
+DOUBLE(cudaGraphUpload, cudaGraphExec_t exec, cudaStream_t stream)
+DOUBLE(cudaGraphLaunch, cudaGraphExec_t exec, cudaStream_t stream)
+DOUBLE(cudaGraphDestroy, cudaGraph_t graph)
+DOUBLE(cudaGraphExecDestroy, cudaGraphExec_t exec)
+DOUBLE(cudaEventCreate, cudaEvent_t *event)
+DOUBLE(cudaEventRecord, cudaEvent_t event, cudaStream_t stream)
+
+cudaError_t __wrap_cudaEventDestroy(cudaEvent_t event);
+cudaError_t __wrap_cudaEventDestroy(cudaEvent_t event)
+{
+    return cudaSuccess; /* needs no GPU to be current */
+}
+
+cudaError_t __wrap_td_cuda_probe(void);
+cudaError_t __wrap_td_cuda_probe(void)
+{
+    (void)on_gpu("td_cuda_probe");
+    return probe_says;
+}
+
+DOUBLE(td_cuda_embedding_forward, cudaStream_t stream, const td_embedding_shape *shape, const int64_t *ids,
+       const void *weight, void *y)
+DOUBLE(td_cuda_rmsnorm_forward, cudaStream_t stream, const td_rmsnorm_shape *shape, const void *x,
+       const void *b, const void *weight, void *sum, void *y, float *rstd)
+DOUBLE(td_cuda_rope_table, cudaStream_t stream, int64_t positions, int64_t head_dim, double theta, float *cos,
+       float *sin)
+DOUBLE(td_cuda_silu_mul_forward, cudaStream_t stream, const td_rows_shape *shape, const void *gate,
+       const void *up, void *y)
+DOUBLE(td_cuda_silu_mul_backward, cudaStream_t stream, const td_rows_shape *shape, const void *gate,
+       const void *up, const void *dy, void *dgate, void *dup, void *y)
+DOUBLE(td_cuda_softmax_forward, cudaStream_t stream, const td_softmax_shape *shape, const void *x, void *y)
+DOUBLE(td_cuda_softmax_backward, cudaStream_t stream, const td_softmax_shape *shape, float scale,
+       const void *y, const void *dy, void *dx)
+DOUBLE(td_cuda_adamw_update, cudaStream_t stream, const td_adamw *adamw, bool on_device,
+       const td_adamw_tensors *tensors)
+
+static cudaError_t flash_says;
+
+cudaError_t __wrap_td_cuda_flash_forward(cudaStream_t stream, int multiprocessors,
+                                         const td_attention_shape *shape, const void *q, const void *k,
+                                         const void *v, void *o, float *lse, void *work);
+cudaError_t __wrap_td_cuda_flash_forward(cudaStream_t stream, int multiprocessors,
+                                         const td_attention_shape *shape, const void *q, const void *k,
+                                         const void *v, void *o, float *lse, void *work)
+{
+    (void)on_gpu("td_cuda_flash_forward");
+    return flash_says;
+}
+
+cudaError_t __wrap_td_cuda_flash_backward(cudaStream_t stream, int multiprocessors,
+                                          const td_attention_shape *shape, const void *q, const void *k,
+                                          const void *v, const void *o, const void *dout, const float *lse,
+                                          void *dq, void *dk, void *dv, void *work);
+cudaError_t __wrap_td_cuda_flash_backward(cudaStream_t stream, int multiprocessors,
+                                          const td_attention_shape *shape, const void *q, const void *k,
+                                          const void *v, const void *o, const void *dout, const float *lse,
+                                          void *dq, void *dk, void *dv, void *work)
+{
+    (void)on_gpu("td_cuda_flash_backward");
+    return flash_says;
+}
+#pragma GCC diagnostic warning "-Wunused-parameter"
+
+/* ---- cuBLASLt ---- */
+
+static int handles, descriptions, most_descriptions; /* that live */
+static int heuristics, products;                     /* calls */
+static const unsigned LIVE = 0x600D600D;
+
+static cublasStatus_t describe(void *out)
+{
+    unsigned *made = malloc(sizeof *made);
+
+    *made = LIVE;
+    memcpy(out, &made, sizeof made);
+    if (++descriptions > most_descriptions)
+        most_descriptions = descriptions;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t forget(void *description)
+{
+    unsigned *made = description;
+
+    assert_int_equal(*made, LIVE);
+    *made = 0;
+    free(made);
+    descriptions--;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t lt_create(cublasLtHandle_t *handle)
+{
+    (void)on_gpu("cublasLtCreate");
+    handles++;
+    *handle = (cublasLtHandle_t)&handles;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t lt_destroy(cublasLtHandle_t handle)
+{
+    (void)on_gpu("cublasLtDestroy");
+    (void)handle;
+    handles--;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static const char *lt_text(cublasStatus_t status)
+{
+    (void)status;
+    return "double";
+}
+
+static cublasStatus_t lt_matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
+                                const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
+                                cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
+                                cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
+                                const cublasLtMatmulAlgo_t *algo, void *work, size_t bytes,
+                                cudaStream_t stream)
+{
+    const void *const used[] = {desc, a_layout, b_layout, c_layout, d_layout};
+
+    (void)handle, (void)alpha, (void)a, (void)b, (void)beta, (void)c, (void)d, (void)algo, (void)work,
+        (void)bytes, (void)stream;
+    (void)on_gpu("cublasLtMatmul");
+    for (size_t i = 0; i < sizeof used / sizeof *used; i++)
+        assert_int_equal(*(const unsigned *)used[i], LIVE);
+    products++;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t lt_heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                   cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                   cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                   cublasLtMatmulPreference_t preference, int wanted,
+                                   cublasLtMatmulHeuristicResult_t *found, int *count)
+{
+    (void)handle, (void)desc, (void)a, (void)b, (void)c, (void)d, (void)preference, (void)wanted;
+    (void)on_gpu("cublasLtMatmulAlgoGetHeuristic");
+    memset(found, 0, sizeof *found);
+    *count = 1;
+    heuristics++;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t lt_desc(cublasLtMatmulDesc_t *out, cublasComputeType_t compute, cudaDataType_t scale)
+{
+    (void)compute, (void)scale;
+    return describe(out);
+}
+
+static cublasStatus_t lt_desc_forget(cublasLtMatmulDesc_t desc)
+{
+    return forget(desc);
+}
+
+static cublasStatus_t lt_desc_set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
+                                  const void *value, size_t bytes)
+{
+    (void)desc, (void)attribute, (void)value, (void)bytes;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t lt_layout(cublasLtMatrixLayout_t *out, cudaDataType type, uint64_t rows, uint64_t cols,
+                                int64_t pitch)
+{
+    (void)type, (void)rows, (void)cols, (void)pitch;
+    return describe(out);
+}
+
+static cublasStatus_t lt_layout_forget(cublasLtMatrixLayout_t layout)
+{
+    return forget(layout);
+}
+
+static cublasStatus_t lt_layout_set(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
+                                    const void *value, size_t bytes)
+{
+    (void)layout, (void)attribute, (void)value, (void)bytes;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t lt_preference(cublasLtMatmulPreference_t *out)
+{
+    return describe(out);
+}
+
+static cublasStatus_t lt_preference_forget(cublasLtMatmulPreference_t preference)
+{
+    return forget(preference);
+}
+
+static cublasStatus_t lt_preference_set(cublasLtMatmulPreference_t preference,
+                                        cublasLtMatmulPreferenceAttributes_t attribute, const void *value,
+                                        size_t bytes)
+{
+    (void)preference, (void)attribute, (void)value, (void)bytes;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+typedef void (*function)(void);
+static const struct {
+    const char *name;
+    function function;
+} lt_functions[] = {{"cublasLtCreate", (function)lt_create},
+                    {"cublasLtDestroy", (function)lt_destroy},
+                    {"cublasLtGetStatusString", (function)lt_text},
+                    {"cublasLtMatmul", (function)lt_matmul},
+                    {"cublasLtMatmulAlgoGetHeuristic", (function)lt_heuristic},
+                    {"cublasLtMatmulDescCreate", (function)lt_desc},
+                    {"cublasLtMatmulDescDestroy", (function)lt_desc_forget},
+                    {"cublasLtMatmulDescSetAttribute", (function)lt_desc_set},
+                    {"cublasLtMatrixLayoutCreate", (function)lt_layout},
+                    {"cublasLtMatrixLayoutDestroy", (function)lt_layout_forget},
+                    {"cublasLtMatrixLayoutSetAttribute", (function)lt_layout_set},
+                    {"cublasLtMatmulPreferenceCreate", (function)lt_preference},
+                    {"cublasLtMatmulPreferenceDestroy", (function)lt_preference_forget},
+                    {"cublasLtMatmulPreferenceSetAttribute", (function)lt_preference_set}};
+
+void *__real_dlopen(const char *name, int flags);
+void *__wrap_dlopen(const char *name, int flags);
+void *__wrap_dlopen(const char *name, int flags)
+{
+    return name && strncmp(name, "libcublasLt.so", 14) == 0 ? (void *)lt_functions
+                                                            : __real_dlopen(name, flags);
+}
+
+void *__real_dlsym(void *library, const char *name);
+void *__wrap_dlsym(void *library, const char *name);
+void *__wrap_dlsym(void *library, const char *name)
+{
+    void *address = NULL;
+
+    if (library != (void *)lt_functions)
+        return __real_dlsym(library, name);
+    for (size_t i = 0; i < sizeof lt_functions / sizeof *lt_functions; i++)
+        if (strcmp(lt_functions[i].name, name) == 0)
+            memcpy(&address, &lt_functions[i].function, sizeof address);
+    return address;
+}
+
+/* ---- the calling thread's GPU ---- */
+
+static td_device *gpu;
+
+static int open_gpu(void **state)
+{
+    (void)state;
+    current = CALLERS;
+    calls = elsewhere = times_set = 0;
+    probe_says = flash_says = cudaSuccess;
+    td_assert_ok(td_device_open("cuda:1", &gpu));
+    return 0;
+}
+
+static int close_gpu(void **state)
+{
+    (void)state;
+    td_device_close(gpu);
+    assert_int_equal(handles, 0);
+    assert_int_equal(descriptions, 0);
+    return 0;
+}
+
+/* What was called since the last time reached the device's GPU, and the thread has its own again. */
+static void check_gpu(const char *what)
+{
+    if (calls == 0)
+        fail_msg("%s reached no GPU", what);
+    if (elsewhere > 0)
+        fail_msg("%s called %s with GPU %d current", what, where, current);
+    if (current != CALLERS)
+        fail_msg("%s left GPU %d current", what, current);
+    calls = 0;
+}
+
+#define KEEPS_GPU(call)                                                                                      \
+    do {                                                                                                     \
+        td_assert_ok(call);                                                                                  \
+        check_gpu(#call);                                                                                    \
+    } while (0)
+
+static void every_call_leaves_the_threads_gpu_current(void **state)
+{
+    const td_attention_shape attention = {.batch = 1, .heads = 1, .seq = 8, .head_dim = 16, .dtype = TD_BF16};
+    const td_gemm_shape gemm = {
+        .batch = 1, .m = 4, .n = 4, .k = 4, .alpha = 1, .dtype = TD_F32, .out_dtype = TD_F32};
+    td_attention_sizes sizes;
+    td_stream *stream;
+    td_event *event;
+    td_graph *graph;
+    size_t bytes;
+    void *block, *host, *work;
+
+    (void)state;
+    check_gpu("td_device_open");
+    KEEPS_GPU(td_device_alloc(gpu, 4096, &block));
+    KEEPS_GPU(td_device_alloc_host(gpu, 64, &host));
+    KEEPS_GPU(td_device_copy(gpu, block, (char *)block + 64, 64));
+    KEEPS_GPU(td_device_upload(gpu, block, host, 64));
+    KEEPS_GPU(td_device_download(gpu, host, block, 64));
+    KEEPS_GPU(td_device_upload_async(gpu, block, host, 64));
+    KEEPS_GPU(td_device_download_async(gpu, host, block, 64));
+    KEEPS_GPU(td_device_fill(gpu, block, 0, 64));
+    KEEPS_GPU(td_device_synchronize(gpu));
+
+    KEEPS_GPU(td_stream_create(gpu, &stream));
+    KEEPS_GPU(td_event_create(gpu, &event));
+    KEEPS_GPU(td_event_record(event));
+    KEEPS_GPU(td_event_wait(event));
+    td_event_destroy(event);
+    assert_int_equal(current, CALLERS);
+    KEEPS_GPU(td_graph_begin(gpu));
+    KEEPS_GPU(td_graph_end(gpu, &graph));
+    KEEPS_GPU(td_graph_launch(graph));
+    td_graph_destroy(graph);
+    assert_int_equal(current, CALLERS);
+    td_stream_destroy(stream);
+    check_gpu("td_stream_destroy");
+
+    KEEPS_GPU(td_rope_table(gpu, 4, 16, 10000.0, block, block));
+    KEEPS_GPU(
+        td_softmax_forward(gpu, &(td_softmax_shape){.rows = 1, .cols = 4, .dtype = TD_F32}, block, block));
+    td_assert_ok(td_gemm_work_bytes(gpu, &gemm, &bytes));
+    KEEPS_GPU(td_device_alloc(gpu, bytes, &work));
+    KEEPS_GPU(td_gemm(gpu, &gemm, block, block, block, work));
+    td_assert_ok(td_flash_sizes(gpu, &attention, &sizes));
+    assert_int_equal(current, CALLERS);
+    KEEPS_GPU(td_flash_forward(gpu, &attention, block, block, block, block, block, work));
+    KEEPS_GPU(td_flash_backward(gpu, &attention, block, block, block, block, block, block, block, block,
+                                block, work));
+
+    td_device_free_host(gpu, host);
+    check_gpu("td_device_free_host");
+    KEEPS_GPU(td_device_free(gpu, block));
+    td_device_close(gpu);
+    check_gpu("td_device_close");
+    gpu = NULL;
+}
+
+static void a_refused_product_leaves_it_current_too(void **state)
+{
+    const td_gemm_shape shape = {
+        .batch = 1, .m = 4, .n = 4, .k = 4, .alpha = 1, .dtype = TD_F32, .out_dtype = TD_F32};
+    float block[16];
+
+    (void)state;
+    td_assert_refused(td_gemm(gpu, &shape, block, block, block, (char *)NULL + 8), TD_BAD_ARGUMENT, "work");
+    assert_int_equal(current, CALLERS);
+}
+
+static void a_thread_on_the_same_gpu_is_left_alone(void **state)
+{
+    (void)state;
+    current = OURS;
+    times_set = 0;
+    td_assert_ok(td_device_synchronize(gpu));
+    td_assert_ok(td_rope_table(gpu, 4, 16, 10000.0, (float[64]){0}, (float[64]){0}));
+    assert_int_equal(times_set, 0);
+    assert_int_equal(current, OURS);
+}
+
+static void a_gpu_without_kernels_is_refused(void **state)
+{
+    const struct {
+        cudaError_t probe;
+        td_status status;
+        const char *words;
+    } cases[] = {
+        {cudaErrorNoKernelImageForDevice, TD_UNSUPPORTED,
+         "not built for this GPU, double 1 of compute capability 8.6"},
+        {cudaErrorUnsupportedPtxVersion, TD_UNSUPPORTED, "update the driver, or build for this GPU"},
+        {cudaErrorJitCompilerNotFound, TD_LIBRARY_ERROR, "loading the kernels"},
+    };
+    td_device *dev;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        current = CALLERS;
+        probe_says = cases[i].probe;
+        dev = (td_device *)&current;
+        td_assert_refused(td_device_open("cuda:1", &dev), cases[i].status, cases[i].words);
+        assert_null(dev);
+        assert_int_equal(current, CALLERS);
+    }
+}
+
+static void flash_tiles_beyond_a_blocks_memory_are_refused(void **state)
+{
+    const td_attention_shape shape = {
+        .batch = 1, .heads = 1, .seq = 8, .head_dim = 128, .dtype = TD_F32, .tf32 = true};
+    static _Alignas(256) float x[8 * 128];
+
+    (void)state;
+    flash_says = cudaErrorLaunchOutOfResources;
+    td_assert_refused(td_flash_forward(gpu, &shape, x, x, x, x, x, x), TD_UNSUPPORTED,
+                      "forward: head_dim is 128, whose tiles of tf32 need more shared memory");
+    td_assert_refused(td_flash_backward(gpu, &shape, x, x, x, x, x, x, x, x, x, x), TD_UNSUPPORTED,
+                      "backward: head_dim is 128, whose tiles of tf32 need more shared memory");
+    assert_int_equal(current, CALLERS);
+}
+
+/* ---- products ---- */
+
+static void product_of(int64_t m)
+{
+    const td_gemm_shape shape = {
+        .batch = 1, .m = m, .n = 8, .k = 8, .alpha = 1, .dtype = TD_F32, .out_dtype = TD_F32};
+    static _Alignas(256) float block[64];
+
+    td_assert_ok(td_gemm(gpu, &shape, block, block, block, block));
+}
+
+static void a_models_products_are_described_once(void **state)
+{
+    (void)state;
+    heuristics = products = 0;
+    for (int round = 0; round < 3; round++)
+        for (int64_t m = 1; m <= 100; m++)
+            product_of(m);
+    assert_int_equal(products, 300);
+    assert_int_equal(heuristics, 100);
+}
+
+static void products_of_every_length_stay_bounded(void **state)
+{
+    enum { LENGTHS = 20000, MOST = 512 };
+
+    (void)state;
+    products = most_descriptions = 0;
+    for (int64_t m = 1; m <= LENGTHS; m++) {
+        product_of(m);
+        heuristics = 0;
+        product_of(m); /* the last one is there */
+        assert_int_equal(heuristics, 0);
+    }
+    product_of(1); /* and one that was forgotten is made again */
+    assert_int_equal(heuristics, 1);
+    assert_int_equal(products, 2 * LENGTHS + 1);
+    /* Four to a product, and of the one that is being made its preference. */
+    assert_in_range(most_descriptions, 4 * MOST / 2, 4 * (MOST + 1) + 1);
+}
+
+/* ---- grids ---- */
+
+#define REFUSES(call, words)                                                                                 \
+    do {                                                                                                     \
+        calls = 0;                                                                                           \
+        td_assert_refused(call, TD_UNSUPPORTED, words);                                                      \
+        assert_int_equal(calls, 0);                                                                          \
+    } while (0)
+
+/* One row or one block more than a grid has blocks for, and 2^32 more, of which an unsigned would keep 0. */
+static void more_than_a_grid_holds_is_refused(void **state)
+{
+    const int64_t most = INT32_MAX, rows[] = {most + 1, (most + 1) * 4},
+                  wide[] = {most * 256 + 1, (most + 1) * 1024};
+    const td_adamw adamw = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .step = 1};
+    static _Alignas(256) float x[64];
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        const td_softmax_shape softmax = {.rows = rows[i], .cols = 1, .dtype = TD_F32};
+        const td_rmsnorm_shape norm = {
+            .rows = rows[i], .cols = 1, .eps = 1e-5f, .dtype = TD_F32, .x_dtype = TD_F32};
+        const td_rows_shape gated = {.rows = wide[i], .cols = 1, .dtype = TD_F32};
+        const td_embedding_shape embedding = {.tokens = wide[i], .vocab = 1, .d_model = 1, .dtype = TD_F32};
+        const td_adamw_tensors tensors = {.count = wide[i], .dtype = TD_F32, .p = x, .g = x, .m = x, .v = x};
+
+        REFUSES(td_softmax_forward(gpu, &softmax, x, x), "softmax_forward: rows is");
+        REFUSES(td_softmax_backward(gpu, &softmax, 1.0f, x, x, x), "softmax_backward: rows is");
+        REFUSES(td_rmsnorm_forward(gpu, &norm, x, x, x, x), "rmsnorm_forward: rows is");
+        REFUSES(td_residual_rmsnorm_forward(gpu, &norm, x, x, x, x, x, x),
+                "residual_rmsnorm_forward: rows is");
+        REFUSES(td_silu_mul_forward(gpu, &gated, x, x, x), "silu_mul_forward: rows * cols is");
+        REFUSES(td_silu_mul_backward(gpu, &gated, x, x, x, x, x, x), "silu_mul_backward: rows * cols is");
+        REFUSES(td_embedding_forward(gpu, &embedding, (const int64_t *)x, x, x),
+                "embedding_forward: tokens * d_model is");
+        REFUSES(td_rope_table(gpu, wide[i], 2, 10000.0, x, x), "rope_table: positions * head_dim is");
+        REFUSES(td_adamw_update(gpu, &adamw, false, &tensors), "adamw_update: count is");
+    }
+}
+
+static void as_much_as_a_grid_holds_is_launched(void **state)
+{
+    const td_softmax_shape softmax = {.rows = INT32_MAX, .cols = 1, .dtype = TD_F32};
+    const td_rows_shape gated = {.rows = INT32_MAX, .cols = 256, .dtype = TD_F32};
+    static float x[64];
+
+    (void)state;
+    calls = 0;
+    td_assert_ok(td_softmax_forward(gpu, &softmax, x, x));
+    td_assert_ok(td_silu_mul_forward(gpu, &gated, x, x, x));
+    assert_int_equal(calls, 2);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(every_call_leaves_the_threads_gpu_current, open_gpu, close_gpu),
+        cmocka_unit_test_setup_teardown(a_refused_product_leaves_it_current_too, open_gpu, close_gpu),
+        cmocka_unit_test_setup_teardown(a_thread_on_the_same_gpu_is_left_alone, open_gpu, close_gpu),
+        cmocka_unit_test(a_gpu_without_kernels_is_refused),
+        cmocka_unit_test_setup_teardown(flash_tiles_beyond_a_blocks_memory_are_refused, open_gpu, close_gpu),
+        cmocka_unit_test_setup_teardown(a_models_products_are_described_once, open_gpu, close_gpu),
+        cmocka_unit_test_setup_teardown(products_of_every_length_stay_bounded, open_gpu, close_gpu),
+        cmocka_unit_test_setup_teardown(more_than_a_grid_holds_is_refused, open_gpu, close_gpu),
+        cmocka_unit_test_setup_teardown(as_much_as_a_grid_holds_is_launched, open_gpu, close_gpu),
+    };
+
+    return cmocka_run_group_tests_name("CUDA, with a double of the GPU", tests, NULL, NULL);
+}
