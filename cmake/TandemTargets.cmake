@@ -105,7 +105,7 @@ function(td_describe_build)
   endif()
   list(JOIN flags " " flags)
   list(JOIN backends " " backends)
-  string(REPLACE ";" " " architectures "${TANDEM_CUDA_ARCHITECTURES}")
+  string(REPLACE ";" " " architectures "${TANDEM_CUDA_BUILT}")
   add_custom_target(td_build_values BYPRODUCTS "${ARG_OUT}" VERBATIM
     COMMAND "${CMAKE_COMMAND}" "-DOUT=${ARG_OUT}" "-DTEMPLATE=${CMAKE_CURRENT_SOURCE_DIR}/${ARG_TEMPLATE}"
             "-DSOURCE=${PROJECT_SOURCE_DIR}" "-DMODULES=${ARG_MODULES}" "-DVERSION=${PROJECT_VERSION}"

@@ -90,7 +90,7 @@ class CliTest(unittest.TestCase):
                     r"^tandem \d+\.\d+\.\d+\n"
                     r"commit ([0-9a-f]{10,}( with changes)?|unknown), build [0-9a-f]{16}\n"
                     r"\w+ [\d.]+, -march=\S+, \w.*\n"
-                    r"backends: cpu( cuda, GPU architectures \S.*)?\n$",
+                    r"backends: cpu( cuda, GPU architectures \d.*)?\n$",
                 )
         self.assertIn("there are bench, attention", run("nonsense").stderr)
 
