@@ -1,6 +1,62 @@
 #include "ops_kit.h"
 
 #include <dnnl.h>
+#include <omp.h>
+
+/* These stand in front of the library in this program: calls that fail, and a processor without bf16 products. */
+static dnnl_status_t sgemm_fails = dnnl_success, create_fails = dnnl_success, execute_fails = dnnl_success;
+static bool without_bf16;
+static int sgemm_calls;
+
+dnnl_status_t __real_dnnl_sgemm(char trans_a, char trans_b, dnnl_dim_t m, dnnl_dim_t n, dnnl_dim_t k,
+                                float alpha, const float *a, dnnl_dim_t lda, const float *b, dnnl_dim_t ldb,
+                                float beta, float *c, dnnl_dim_t ldc);
+dnnl_status_t __wrap_dnnl_sgemm(char trans_a, char trans_b, dnnl_dim_t m, dnnl_dim_t n, dnnl_dim_t k,
+                                float alpha, const float *a, dnnl_dim_t lda, const float *b, dnnl_dim_t ldb,
+                                float beta, float *c, dnnl_dim_t ldc);
+dnnl_status_t __wrap_dnnl_sgemm(char trans_a, char trans_b, dnnl_dim_t m, dnnl_dim_t n, dnnl_dim_t k,
+                                float alpha, const float *a, dnnl_dim_t lda, const float *b, dnnl_dim_t ldb,
+                                float beta, float *c, dnnl_dim_t ldc)
+{
+#pragma omp atomic
+    sgemm_calls++;
+    if (sgemm_fails != dnnl_success)
+        return sgemm_fails;
+    return __real_dnnl_sgemm(trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+dnnl_status_t __real_dnnl_primitive_create(dnnl_primitive_t *primitive, const_dnnl_primitive_desc_t desc);
+dnnl_status_t __wrap_dnnl_primitive_create(dnnl_primitive_t *primitive, const_dnnl_primitive_desc_t desc);
+dnnl_status_t __wrap_dnnl_primitive_create(dnnl_primitive_t *primitive, const_dnnl_primitive_desc_t desc)
+{
+    return create_fails != dnnl_success ? create_fails : __real_dnnl_primitive_create(primitive, desc);
+}
+
+dnnl_status_t __real_dnnl_primitive_execute(const_dnnl_primitive_t primitive, dnnl_stream_t stream, int count,
+                                            const dnnl_exec_arg_t *args);
+dnnl_status_t __wrap_dnnl_primitive_execute(const_dnnl_primitive_t primitive, dnnl_stream_t stream, int count,
+                                            const dnnl_exec_arg_t *args);
+dnnl_status_t __wrap_dnnl_primitive_execute(const_dnnl_primitive_t primitive, dnnl_stream_t stream, int count,
+                                            const dnnl_exec_arg_t *args)
+{
+    if (execute_fails != dnnl_success)
+        return execute_fails;
+    return __real_dnnl_primitive_execute(primitive, stream, count, args);
+}
+
+dnnl_cpu_isa_t __real_dnnl_get_effective_cpu_isa(void);
+dnnl_cpu_isa_t __wrap_dnnl_get_effective_cpu_isa(void);
+dnnl_cpu_isa_t __wrap_dnnl_get_effective_cpu_isa(void)
+{
+    return without_bf16 ? dnnl_cpu_isa_avx2 : __real_dnnl_get_effective_cpu_isa();
+}
+
+/* What oneDNN may use here; ONEDNN_MAX_CPU_ISA makes it less than the processor has. */
+static bool has_bf16(void)
+{
+    return ((unsigned)__real_dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) ==
+           dnnl_cpu_isa_avx512_core_bf16;
+}
 
 /* One matrix of a batch as it lies in memory. */
 typedef struct layout {
@@ -173,7 +229,7 @@ static void random_numbers_are_close(void **state)
 /* One weight for all sequences, one input for all weights: a stride of 0, on either side. */
 static void shared_operands(void **state)
 {
-    enum { BATCH = 5, M = 7, N = 11, K = 13 };
+    enum { BATCH = 5, M = 65, N = 97, K = 131 };
 
     (void)state;
     for (int variant = 0; variant < 6; variant++) {
@@ -212,7 +268,7 @@ static void shared_operands(void **state)
 /* The heads of a token stand side by side: matrices of c interleave row by row. */
 static void interleaved_output(void **state)
 {
-    enum { HEADS = 3, SEQ = 5, DIM = 4, K = 6 };
+    enum { HEADS = 3, SEQ = 130, DIM = 64, K = 26 };
     ops_case c = ops_begin(TD_BF16, "interleaved output");
     layout a = lay(HEADS, SEQ, K, 0, 0), b = lay(HEADS, K, DIM, 0, 0);
     td_gemm_shape shape = {
@@ -263,11 +319,11 @@ static void bf16_output_is_rounded_once(void **state)
 
 static void nan_and_infinity_travel(void **state)
 {
-    enum { M = 33, N = 17, K = 19 };
-    const td_dtype dtypes[] = {TD_F32, TD_BF16};
+    enum { M = 133, N = 117, K = 119 };
+    const td_dtype dtypes[] = {TD_F32, TD_BF16, TD_BF16};
 
     (void)state;
-    for (int d = 0; d < 2; d++) {
+    for (int d = 0; d < 3; d++) {
         ops_case c = ops_begin(dtypes[d], "nan %s", td_dtype_name(dtypes[d]));
         td_gemm_shape shape = {
             .batch = 1, .m = M, .n = N, .k = K, .alpha = 1, .dtype = dtypes[d], .out_dtype = dtypes[d]};
@@ -276,6 +332,7 @@ static void nan_and_infinity_travel(void **state)
         size_t size = td_dtype_size(c.dtype);
         float nan = NAN, infinity = INFINITY;
 
+        without_bf16 = d == 2;
         td_assert_ok(td_convert(1, TD_F32, &nan, c.dtype, a + (5 * K + 3) * size));
         td_assert_ok(td_convert(1, TD_F32, &infinity, c.dtype, b + (7 * N + 2) * size));
         td_assert_ok(td_gemm(ops_dev, &shape, a, b, out, work_for(&c, &shape)));
@@ -293,6 +350,7 @@ static void nan_and_infinity_travel(void **state)
             }
         ops_finish(&c);
     }
+    without_bf16 = false;
 }
 
 /* Three outer products of 23 MB each in f32: more than is copied at a time, fewer slots than threads. */
@@ -336,22 +394,198 @@ static void large_bf16_matrices_take_turns(void **state)
     ops_finish(&c);
 }
 
-/* __wrap_dnnl_sgemm stands in front of the library in this program. */
-static dnnl_status_t injected = dnnl_success;
+/* A product that all threads share, of ones: every element of c is WIDE_K. */
+enum { WIDE_M = 256, WIDE_N = 384, WIDE_K = 768 };
 
-dnnl_status_t __real_dnnl_sgemm(char trans_a, char trans_b, dnnl_dim_t m, dnnl_dim_t n, dnnl_dim_t k,
-                                float alpha, const float *a, dnnl_dim_t lda, const float *b, dnnl_dim_t ldb,
-                                float beta, float *c, dnnl_dim_t ldc);
-dnnl_status_t __wrap_dnnl_sgemm(char trans_a, char trans_b, dnnl_dim_t m, dnnl_dim_t n, dnnl_dim_t k,
-                                float alpha, const float *a, dnnl_dim_t lda, const float *b, dnnl_dim_t ldb,
-                                float beta, float *c, dnnl_dim_t ldc);
-dnnl_status_t __wrap_dnnl_sgemm(char trans_a, char trans_b, dnnl_dim_t m, dnnl_dim_t n, dnnl_dim_t k,
-                                float alpha, const float *a, dnnl_dim_t lda, const float *b, dnnl_dim_t ldb,
-                                float beta, float *c, dnnl_dim_t ldc)
+typedef struct wide {
+    ops_case c;
+    td_gemm_shape shape;
+    void *ones;
+    float *out;
+    void *work;
+} wide;
+
+static wide wide_begin(td_dtype dtype, const char *name)
 {
-    if (injected != dnnl_success)
-        return injected;
-    return __real_dnnl_sgemm(trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    wide w = {.c = ops_begin(dtype, "%s %s", name, td_dtype_name(dtype)),
+              .shape = {.batch = 1,
+                        .m = WIDE_M,
+                        .n = WIDE_N,
+                        .k = WIDE_K,
+                        .trans_b = true,
+                        .alpha = 1,
+                        .dtype = dtype,
+                        .out_dtype = TD_F32}};
+    const int64_t count = (int64_t)WIDE_N * WIDE_K;
+    double *values = ops_zeros(&w.c, count);
+
+    for (int64_t i = 0; i < count; i++)
+        values[i] = 1;
+    w.ones = ops_room(&w.c, dtype, count);
+    td_assert_ok(td_convert(count, TD_F64, values, dtype, w.ones));
+    w.out = ops_room(&w.c, TD_F32, (int64_t)WIDE_M * WIDE_N);
+    w.work = work_for(&w.c, &w.shape);
+    return w;
+}
+
+static td_status wide_run(const wide *w)
+{
+    td_fence_poison(w->out);
+    return td_gemm(ops_dev, &w->shape, w->ones, w->ones, w->out, w->work);
+}
+
+static void assert_whole(const wide *w)
+{
+    for (int64_t i = 0; i < (int64_t)WIDE_M * WIDE_N; i++)
+        if (!(w->out[i] == WIDE_K))
+            fail_msg("%s: c[%d][%d] is %g", w->c.name, (int)(i / WIDE_N), (int)(i % WIDE_N),
+                     (double)w->out[i]);
+}
+
+/* oneDNN leaves the part of c undone whose thread OpenMP does not give it. */
+static void a_product_is_whole_on_fewer_threads_than_asked_for(void **state)
+{
+    enum { MANY = 4 };
+    const int levels = omp_get_max_active_levels();
+
+    (void)state;
+    td_assert_ok(td_cpu_set_threads(MANY));
+    for (int variant = 0; variant < 3; variant++) {
+        wide w = wide_begin(variant == 0 ? TD_F32 : TD_BF16, "fewer threads");
+        td_status status = TD_BAD_STATE;
+
+        without_bf16 = variant == 2;
+#pragma omp parallel num_threads(2)
+#pragma omp single
+        status = wide_run(&w);
+        td_assert_ok(status);
+        assert_whole(&w);
+
+        omp_set_dynamic(1);
+        status = wide_run(&w);
+        omp_set_dynamic(0);
+        td_assert_ok(status);
+        assert_whole(&w);
+
+        omp_set_max_active_levels(0);
+        status = wide_run(&w);
+        omp_set_max_active_levels(levels);
+        td_assert_ok(status);
+        assert_whole(&w);
+        assert_int_equal(td_cpu_threads(), MANY);
+        ops_finish(&w.c);
+    }
+    without_bf16 = false;
+    td_assert_ok(td_cpu_set_threads(3));
+}
+
+/* More threads than the scratch has room for: fewer multiply. */
+static void many_threads_share_the_scratch(void **state)
+{
+    wide w = wide_begin(TD_BF16, "many threads");
+
+    (void)state;
+    td_assert_ok(td_cpu_set_threads(64));
+    sgemm_calls = 0;
+    td_assert_ok(wide_run(&w));
+    assert_whole(&w);
+    assert_int_equal(sgemm_calls == 0, has_bf16());
+    assert_int_equal(td_cpu_threads(), 64);
+    td_assert_ok(td_cpu_set_threads(3));
+    ops_finish(&w.c);
+}
+
+static void what_onednn_refuses_is_multiplied_in_f32(void **state)
+{
+    wide w = wide_begin(TD_BF16, "refused");
+
+    (void)state;
+    create_fails = dnnl_unimplemented;
+    sgemm_calls = 0;
+    td_assert_ok(wide_run(&w));
+    create_fails = dnnl_success;
+    assert_true(sgemm_calls > 0);
+    assert_whole(&w);
+    ops_finish(&w.c);
+}
+
+static void a_failing_bf16_product_is_reported(void **state)
+{
+    wide w = wide_begin(TD_BF16, "failing");
+
+    (void)state;
+    execute_fails = dnnl_runtime_error;
+    if (has_bf16()) {
+        td_assert_refused(wide_run(&w), TD_LIBRARY_ERROR, "matmul");
+        td_assert_refused(wide_run(&w), TD_LIBRARY_ERROR, "runtime_error");
+    } else {
+        td_assert_ok(wide_run(&w));
+    }
+    execute_fails = dnnl_success;
+    td_assert_ok(wide_run(&w));
+    assert_whole(&w);
+    ops_finish(&w.c);
+}
+
+/* The processor's bf16 products take subnormals for 0, f32 ones keep them; both leave what is normal. */
+static void subnormal_inputs_count_in_full_or_as_zero(void **state)
+{
+    wide w = wide_begin(TD_BF16, "subnormal");
+    const uint16_t smallest = 1;
+    uint16_t *row = w.ones; /* the first of both operands */
+    float tiny;
+
+    (void)state;
+    td_assert_ok(td_convert(1, TD_BF16, &smallest, TD_F32, &tiny));
+    for (int i = 0; i < WIDE_K; i++)
+        row[i] = smallest;
+    for (int part = 0; part < 2; part++) {
+        without_bf16 = part == 1;
+        td_assert_ok(wide_run(&w));
+        for (int64_t i = 0; i < (int64_t)WIDE_M * WIDE_N; i++) {
+            const float whole = i == 0 ? 0.0f : i / WIDE_N == 0 || i % WIDE_N == 0 ? tiny * WIDE_K : WIDE_K;
+            if (whole == WIDE_K || without_bf16 || !has_bf16())
+                assert_true(w.out[i] == whole);
+            else
+                assert_true(w.out[i] == whole || w.out[i] == 0.0f);
+        }
+    }
+    without_bf16 = false;
+    ops_finish(&w.c);
+}
+
+/* Random shapes, and each again with one extent larger. The plan of a model measures its largest step alone. */
+static void scratch_grows_with_every_extent(void **state)
+{
+    enum { SHAPES = 20000 };
+    ops_case c = ops_begin(TD_BF16, "scratch grows");
+    const int64_t *drawn = ops_draw_ids(&c, SHAPES * 9, 1 << 20);
+
+    (void)state;
+    for (int i = 0; i < SHAPES; i++) {
+        const int64_t *d = drawn + (ptrdiff_t)i * 9;
+        /* Evenly over the orders of magnitude, up to 4096. */
+        td_gemm_shape shape = {.batch = 1 + d[0] % 1000 % (1 << d[1] % 13),
+                               .m = 1 + d[1] / 13 % (1 << d[2] % 13),
+                               .n = 1 + d[2] / 13 % (1 << d[3] % 13),
+                               .k = 1 + d[3] / 13 % (1 << d[4] % 13),
+                               .dtype = TD_BF16,
+                               .out_dtype = d[5] % 2 ? TD_BF16 : TD_F32,
+                               .alpha = 1};
+        int64_t *const extents[] = {&shape.batch, &shape.m, &shape.n, &shape.k};
+        size_t smaller, larger;
+
+        shape.stride_a = d[6] % 4 ? 1 : 0;
+        shape.stride_b = d[7] % 4 ? 1 : 0;
+        shape.stride_c = 1;
+        td_assert_ok(td_gemm_work_bytes(ops_dev, &shape, &smaller));
+        *extents[d[8] % 4] += 1 + d[8] / 4 % 17;
+        td_assert_ok(td_gemm_work_bytes(ops_dev, &shape, &larger));
+        if (larger < smaller)
+            fail_msg("%d x %d x %d x %d takes %zu bytes, with extent %d smaller %zu", (int)shape.batch,
+                     (int)shape.m, (int)shape.n, (int)shape.k, larger, (int)(d[8] % 4), smaller);
+    }
+    ops_finish(&c);
 }
 
 static void a_failing_library_is_reported(void **state)
@@ -369,10 +603,10 @@ static void a_failing_library_is_reported(void **state)
                            .out_dtype = TD_F32};
 
     (void)state;
-    injected = dnnl_out_of_memory;
+    sgemm_fails = dnnl_out_of_memory;
     td_assert_refused(td_gemm(ops_dev, &shape, a, a, c, NULL), TD_LIBRARY_ERROR, "dnnl_sgemm");
     td_assert_refused(td_gemm(ops_dev, &shape, a, a, c, NULL), TD_LIBRARY_ERROR, "out_of_memory");
-    injected = dnnl_success;
+    sgemm_fails = dnnl_success;
     td_assert_ok(td_gemm(ops_dev, &shape, a, a, c, NULL));
     assert_true(c[0] == 1 && c[1] == 4 && c[2] == 9 && c[3] == 16);
 }
@@ -389,6 +623,9 @@ static const exact_case exact_cases[] = {
     {"exact primes", 3, 37, 53, 29, 1, 0, 2, 7},
     {"exact head dim 80", 4, 33, 80, 65, 1, 1, 0, 0},
     {"exact pieces for each thread", 1, 161, 401, 101, 1, 1, 3, 0}, /* 6.5 million products: cut in three */
+    {"exact dense for each thread", 1, 161, 401, 101, 2, 0, 0, 0},
+    {"exact dense batch", 5, 65, 97, 131, 1, 1, 0, 0},
+    {"exact many terms", 1, 33, 65, 4099, 1, 0, 0, 0},
 };
 
 static const random_case random_cases[] = {
@@ -406,9 +643,21 @@ int ops_gemm_group(void)
         cmocka_unit_test(nan_and_infinity_travel),
         cmocka_unit_test(large_bf16_matrices_take_turns),
         cmocka_unit_test(a_failing_library_is_reported),
+        cmocka_unit_test(a_product_is_whole_on_fewer_threads_than_asked_for),
+        cmocka_unit_test(many_threads_share_the_scratch),
+        cmocka_unit_test(what_onednn_refuses_is_multiplied_in_f32),
+        cmocka_unit_test(a_failing_bf16_product_is_reported),
+        cmocka_unit_test(subnormal_inputs_count_in_full_or_as_zero),
+        cmocka_unit_test(scratch_grows_with_every_extent),
     };
+    int failed;
 
-    return ops_run_cases("gemm, exact", exact_cases, sizeof exact_cases / sizeof *exact_cases,
+    without_bf16 = true;
+    failed = ops_run_cases("gemm, exact, without bf16 products", exact_cases,
+                           sizeof exact_cases / sizeof *exact_cases, sizeof *exact_cases, integers_are_exact);
+    without_bf16 = false;
+    return failed +
+           ops_run_cases("gemm, exact", exact_cases, sizeof exact_cases / sizeof *exact_cases,
                          sizeof *exact_cases, integers_are_exact) +
            ops_run_cases("gemm, random", random_cases, sizeof random_cases / sizeof *random_cases,
                          sizeof *random_cases, random_numbers_are_close) +

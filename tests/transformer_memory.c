@@ -348,6 +348,55 @@ static void scratch_that_is_too_small_is_noticed(void **state)
     }
 }
 
+/* A plan measures its largest step, and every smaller one must find room in it: of every length, and of fewer sequences. */
+static void every_smaller_step_has_room(void **state)
+{
+    static const char *const attentions[] = {"naive", "flash"};
+    static const struct {
+        int64_t d_model, heads, batch, context;
+    } shapes[] = {{768, 12, 2, 512}, {256, 4, 4, 256}, {1600, 25, 2, 64}};
+
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int variant = 0; variant < 8; variant++) {
+            td_transformer_config config = tiny;
+            td_plan plan;
+
+            config.size.d_model = shapes[i].d_model;
+            config.size.heads = shapes[i].heads;
+            config.batch = shapes[i].batch;
+            config.context = shapes[i].context;
+            config.attention = attentions[variant % 2];
+            config.dtype = variant / 2 % 2 ? TD_BF16 : TD_F32;
+            config.use = variant / 4 ? TD_MODEL_TRAINING : TD_MODEL_INFERENCE;
+            td_assert_ok(td_plan_make(*state, &config, &plan));
+            for (int64_t batch = 1; batch <= config.batch; batch++)
+                for (int64_t seq = 1; seq <= config.context; seq++)
+                    if (td_plan_check(*state, &plan, batch, seq) != TD_OK)
+                        fail_msg("d_model %d, variant %d, batch %d, seq %d: %s", (int)config.size.d_model,
+                                 variant, (int)batch, (int)seq, td_last_error());
+        }
+}
+
+/* The same by calls, in the least model whose scratch is cut off: 16 MiB of f32 copies. */
+static void shorter_sequences_run(void **state)
+{
+    td_transformer_config config = tiny;
+    td_transformer *model;
+    int64_t ids[600] = {0};
+
+    config.size = (td_model_size){.d_model = 32, .d_ff = 8, .layers = 1, .heads = 16, .vocab = 4};
+    config.batch = 1;
+    config.context = 600;
+    config.attention = "naive";
+    config.dtype = TD_BF16;
+    config.use = TD_MODEL_INFERENCE;
+    td_assert_ok(td_transformer_create(*state, &config, &model));
+    td_assert_ok(td_transformer_init(model, 1));
+    for (int64_t seq = 450; seq <= config.context; seq += 5)
+        td_assert_ok(td_transformer_forward(model, ids, 1, seq, NULL));
+    td_transformer_destroy(model);
+}
+
 int td_run_memory_tests(void)
 {
     const struct CMUnitTest tests[] = {
@@ -358,6 +407,8 @@ int td_run_memory_tests(void)
         cmocka_unit_test_setup_teardown(live_tensors_never_overlap, open_device, close_device),
         cmocka_unit_test_setup_teardown(scratch_is_reused, open_device, close_device),
         cmocka_unit_test_setup_teardown(scratch_that_is_too_small_is_noticed, open_device, close_device),
+        cmocka_unit_test_setup_teardown(every_smaller_step_has_room, open_device, close_device),
+        cmocka_unit_test_setup_teardown(shorter_sequences_run, open_device, close_device),
     };
 
     return cmocka_run_group_tests_name("memory of a transformer", tests, NULL, NULL);

@@ -35,7 +35,10 @@ TD_BEGIN_DECLS
  *   c  [m, n], rows ldc apart; not read when beta is 0                           i/o  out_dtype
  *
  * A linear layer y = x W^T (W is [d_out, d_in]) is {trans_b = true}. Products are accumulated in f32, and bf16
- * output is rounded once, after beta * C was added. out_dtype is dtype or TD_F32.
+ * output is rounded once, after beta * C was added. out_dtype is dtype or TD_F32. A processor that multiplies bf16 itself
+ * (AVX-512 BF16, AMX) does so here; it takes subnormal inputs, products and sums for 0, others count them in full.
+ *
+ * td_gemm_work_bytes is never less for a larger extent: what serves a shape serves every one that is larger in none.
  *
  * TD_BAD_ARGUMENT also for tf32 beside a dtype other than TD_F32. TD_UNSUPPORTED also for tf32 on the CPU. */
 typedef struct td_gemm_shape {

@@ -1,27 +1,29 @@
 #include "base/check.h"
 #include "ops/cpu/cpu.h"
 #include "ops/cpu/elements.h"
+#include "ops/cpu/gemm_bf16.h"
 
 #include <dnnl.h>
 #include <dnnl_debug.h>
 #include <omp.h>
 
-/* All products run in oneDNN's sgemm, bf16 ones on f32 copies of their operands: where the processor multiplies no
- * bf16 itself, oneDNN's bf16 product is 2 to 2.5 times slower than copying and multiplying (2.6.3 and 3.12, AVX-512
- * without bf16), and on processors without AVX-512 oneDNN 2.6 has none.
+/* What the processor's own bf16 products (gemm_bf16.c) do not take runs in oneDNN's sgemm, bf16 on f32 copies: where
+ * the processor multiplies no bf16 itself, oneDNN's bf16 product is 2 to 2.5 times slower than copying and multiplying
+ * (2.6.3 and 3.12, AVX-512 without bf16), and on processors without AVX-512 oneDNN 2.6 has none.
  *
  * work holds, in f32, the operands that all matrices share, then `slots` sets of the operands and the result of one
  * matrix. Small matrices are multiplied one a thread, each in a slot; large ones one after the other with all
- * threads on each. */
+ * threads on each. The size of work does not depend on who multiplies. */
 typedef struct plan {
     int64_t a, b, c;       /* floats of one copy; 0: none needed */
     bool share_a, share_b; /* the copy serves all matrices */
-    int64_t slot, slots;   /* floats of a slot */
+    int64_t slot, slots;   /* floats of a slot, and how many there are */
+    int64_t floats;        /* of work; never fewer where an extent is larger */
 } plan;
 
 /* More memory than this is not taken for the sake of multiplying many matrices at once: from 2048 x 2048 on, all
  * threads on one matrix are as fast. */
-static const int64_t slots_bytes_max = (int64_t)1 << 24;
+static const int64_t slots_max = ((int64_t)1 << 24) / (int64_t)sizeof(float);
 
 /* Every copy starts on a 256-byte boundary. */
 static int64_t padded(int64_t rows, int64_t cols)
@@ -41,20 +43,20 @@ static plan plan_of(const td_gemm_shape *s)
     p.share_a = s->batch == 1 || s->stride_a == 0;
     p.share_b = s->batch == 1 || s->stride_b == 0;
     p.slot = (p.share_a ? 0 : p.a) + (p.share_b ? 0 : p.b) + p.c;
-    if (p.slot > 0)
-        p.slots = slots_bytes_max / (p.slot * (int64_t)sizeof(float));
-    if (p.slots > s->batch)
-        p.slots = s->batch;
-    if (p.slots < 1)
-        p.slots = 1;
+    /* Not as much as whole slots fill: that shrinks where a slot grows. */
+    if (p.slot > 0) {
+        p.floats = s->batch > slots_max / p.slot ? slots_max : p.slot * s->batch;
+        if (p.floats < p.slot)
+            p.floats = p.slot;
+        p.slots = p.floats / p.slot;
+    }
+    p.floats += (p.share_a ? p.a : 0) + (p.share_b ? p.b : 0);
     return p;
 }
 
 size_t td_cpu_gemm_work_bytes(const td_gemm_shape *shape)
 {
-    plan p = plan_of(shape);
-
-    return (size_t)((p.share_a ? p.a : 0) + (p.share_b ? p.b : 0) + p.slot * p.slots) * sizeof(float);
+    return (size_t)plan_of(shape).floats * sizeof(float);
 }
 
 /* A bf16 matrix with rows `pitch` apart from and to a dense f32 one; on all threads unless they are busy already. */
@@ -93,8 +95,8 @@ static dnnl_status_t multiply_piece(const td_gemm_shape *s, const operands *f, i
 }
 
 /* Into how many rows and columns of pieces the threads cut c. Of all grids with a piece for each thread the one whose
- * pieces read least; pieces are whole blocks of BLOCK x BLOCK, and a product below GRAIN is not cut. */
-enum { BLOCK = 16, GRAIN = 1 << 21 };
+ * pieces read least; pieces are whole blocks of BLOCK x BLOCK, and a product below TD_GEMM_GRAIN is not cut. */
+enum { BLOCK = 16 };
 
 typedef struct grid {
     int64_t rows, cols;
@@ -104,7 +106,7 @@ static grid grid_of(const td_gemm_shape *s)
 {
     int64_t threads = omp_in_parallel() ? 1 : omp_get_max_threads();
     int64_t row_blocks = (s->m - 1) / BLOCK + 1, col_blocks = (s->n - 1) / BLOCK + 1;
-    double grains = (double)s->m * (double)s->n * (double)s->k / GRAIN;
+    double grains = (double)s->m * (double)s->n * (double)s->k / TD_GEMM_GRAIN;
     grid best = {.rows = 1, .cols = 1};
     int64_t least = INT64_MAX;
 
@@ -208,15 +210,13 @@ static dnnl_status_t multiply_matrix(const td_gemm_shape *s, const plan *p, int6
     return multiply(s, &f);
 }
 
-td_status td_cpu_gemm(td_device *dev, const td_gemm_shape *shape, const void *a, const void *b, void *c,
-                      void *work)
+static td_status multiply_all(const td_gemm_shape *shape, const void *a, const void *b, void *c, void *work)
 {
     plan p = plan_of(shape);
     int threads = omp_get_max_threads();
     int one_a_thread = shape->batch >= threads && (shape->dtype == TD_F32 || p.slots >= threads);
     int result = dnnl_success;
 
-    (void)dev;
     if (p.a > 0 && p.share_a)
         widen_a(shape, a, work);
     if (p.b > 0 && p.share_b)
@@ -238,4 +238,31 @@ td_status td_cpu_gemm(td_device *dev, const td_gemm_shape *shape, const void *a,
         return td_fail(TD_LIBRARY_ERROR, "dnnl_sgemm of %" PRId64 " x %" PRId64 " x %" PRId64 ": %s",
                        shape->m, shape->n, shape->k, dnnl_status2str((dnnl_status_t)result));
     return TD_OK;
+}
+
+/* What OpenMP gives a parallel region for certain: oneDNN leaves the part of c undone whose thread it does not get. */
+static int certain_threads(void)
+{
+    const int most = omp_get_max_threads(), limit = omp_get_thread_limit();
+
+    if (omp_in_parallel() || omp_get_dynamic() || omp_get_max_active_levels() < 1)
+        return 1;
+    return most < limit ? most : limit;
+}
+
+td_status td_cpu_gemm(td_device *dev, const td_gemm_shape *shape, const void *a, const void *b, void *c,
+                      void *work)
+{
+    const int threads = omp_get_max_threads();
+    td_status status = TD_OK;
+    bool done = false;
+
+    (void)dev;
+    omp_set_num_threads(certain_threads());
+    if (shape->dtype == TD_BF16)
+        status = td_cpu_gemm_bf16(shape, a, b, c, work, td_cpu_gemm_work_bytes(shape), &done);
+    if (!done)
+        status = multiply_all(shape, a, b, c, work);
+    omp_set_num_threads(threads);
+    return status;
 }

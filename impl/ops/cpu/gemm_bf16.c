@@ -1,0 +1,271 @@
+#include "ops/cpu/gemm_bf16.h"
+
+#include "base/check.h"
+
+#include <dnnl.h>
+#include <dnnl_debug.h>
+#include <omp.h>
+#include <string.h>
+
+/* ---- what oneDNN 2 and 3 call by different names ---- */
+
+#if DNNL_VERSION_MAJOR < 3
+typedef const dnnl_memory_desc_t *const_desc;
+
+static dnnl_status_t describe(dnnl_memory_desc_t *out, int extents, const dnnl_dim_t *dims,
+                              dnnl_data_type_t type, const dnnl_dim_t *strides)
+{
+    return dnnl_memory_desc_init_by_strides(out, extents, dims, type, strides);
+}
+
+static void forget(dnnl_memory_desc_t *desc)
+{
+    (void)desc;
+}
+
+static dnnl_status_t describe_product(dnnl_primitive_desc_t *out, dnnl_engine_t engine,
+                                      const dnnl_memory_desc_t *a, const dnnl_memory_desc_t *b,
+                                      const dnnl_memory_desc_t *c, dnnl_primitive_attr_t attr)
+{
+    dnnl_matmul_desc_t matmul;
+    dnnl_status_t got = dnnl_matmul_desc_init(&matmul, a, b, NULL, c);
+
+    return got == dnnl_success ? dnnl_primitive_desc_create(out, &matmul, attr, engine, NULL) : got;
+}
+
+static dnnl_status_t append_scale(dnnl_post_ops_t ops, float alpha)
+{
+    return dnnl_post_ops_append_eltwise(ops, 1.0f, dnnl_eltwise_linear, alpha, 0.0f);
+}
+
+static dnnl_status_t append_sum(dnnl_post_ops_t ops, float beta)
+{
+    return dnnl_post_ops_append_sum(ops, beta);
+}
+#else
+typedef const_dnnl_memory_desc_t const_desc;
+
+static dnnl_status_t describe(dnnl_memory_desc_t *out, int extents, const dnnl_dim_t *dims,
+                              dnnl_data_type_t type, const dnnl_dim_t *strides)
+{
+    return dnnl_memory_desc_create_with_strides(out, extents, dims, type, strides);
+}
+
+static void forget(dnnl_memory_desc_t *desc)
+{
+    dnnl_memory_desc_destroy(*desc);
+}
+
+static dnnl_status_t describe_product(dnnl_primitive_desc_t *out, dnnl_engine_t engine,
+                                      const dnnl_memory_desc_t *a, const dnnl_memory_desc_t *b,
+                                      const dnnl_memory_desc_t *c, dnnl_primitive_attr_t attr)
+{
+    return dnnl_matmul_primitive_desc_create(out, engine, *a, *b, NULL, *c, attr);
+}
+
+static dnnl_status_t append_scale(dnnl_post_ops_t ops, float alpha)
+{
+    return dnnl_post_ops_append_eltwise(ops, dnnl_eltwise_linear, alpha, 0.0f);
+}
+
+static dnnl_status_t append_sum(dnnl_post_ops_t ops, float beta)
+{
+    return dnnl_post_ops_append_sum(ops, beta, 0, dnnl_data_type_undef);
+}
+#endif
+
+/* ---- one product of oneDNN's ---- */
+
+/* Leaves the function with a call's failure. */
+#define TRY(call)                                                                                            \
+    do {                                                                                                     \
+        result = (call);                                                                                     \
+        if (result != dnnl_success)                                                                          \
+            goto cleanup;                                                                                    \
+    } while (0)
+
+typedef struct product {
+    dnnl_engine_t engine;
+    dnnl_primitive_desc_t desc;
+    dnnl_primitive_t primitive;
+} product;
+
+static void close_product(product *p)
+{
+    dnnl_primitive_destroy(p->primitive);
+    dnnl_primitive_desc_destroy(p->desc);
+    dnnl_engine_destroy(p->engine);
+}
+
+/* Matrices [batch, rows, cols], or their transposes; a stride of 0 is one matrix for all. */
+static dnnl_status_t describe_matrices(dnnl_memory_desc_t *out, dnnl_data_type_t type, int64_t batch,
+                                       int64_t rows, int64_t cols, int64_t pitch, int64_t stride,
+                                       bool transposed)
+{
+    const bool shared = batch > 1 && stride == 0;
+    const dnnl_dims_t dims = {shared ? 1 : batch, rows, cols};
+    const dnnl_dims_t strides = {shared ? (transposed ? cols : rows) * pitch : stride, transposed ? 1 : pitch,
+                                 transposed ? pitch : 1};
+    const int alone = batch == 1; /* leaves the first extent out */
+
+    return describe(out, 3 - alone, dims + alone, type, strides + alone);
+}
+
+/* What happens to the sums: times alpha, plus beta C. They are f32, and rounded behind it. */
+static dnnl_status_t set_attributes(dnnl_primitive_attr_t attr, const td_gemm_shape *s)
+{
+    dnnl_post_ops_t ops = NULL;
+    dnnl_status_t result;
+
+    TRY(dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user));
+    TRY(dnnl_post_ops_create(&ops));
+    if (s->alpha != 1.0f)
+        TRY(append_scale(ops, s->alpha));
+    if (s->beta != 0.0f)
+        TRY(append_sum(ops, s->beta));
+    TRY(dnnl_primitive_attr_set_post_ops(attr, ops));
+cleanup:
+    dnnl_post_ops_destroy(ops);
+    return result;
+}
+
+static dnnl_status_t describe_gemm(const td_gemm_shape *s, product *p)
+{
+    dnnl_memory_desc_t a, b, c;
+    dnnl_primitive_attr_t attr = NULL;
+    dnnl_status_t result;
+    int made = 0;
+
+    TRY(describe_matrices(&a, dnnl_bf16, s->batch, s->m, s->k, s->lda, s->stride_a, s->trans_a));
+    made++;
+    TRY(describe_matrices(&b, dnnl_bf16, s->batch, s->k, s->n, s->ldb, s->stride_b, s->trans_b));
+    made++;
+    TRY(describe_matrices(&c, s->out_dtype == TD_BF16 ? dnnl_bf16 : dnnl_f32, s->batch, s->m, s->n, s->ldc,
+                          s->stride_c, false));
+    made++;
+    TRY(dnnl_primitive_attr_create(&attr));
+    TRY(set_attributes(attr, s));
+    TRY(describe_product(&p->desc, p->engine, &a, &b, &c, attr));
+cleanup:
+    dnnl_primitive_attr_destroy(attr);
+    if (made > 2)
+        forget(&c);
+    if (made > 1)
+        forget(&b);
+    if (made > 0)
+        forget(&a);
+    return result;
+}
+
+static const_desc desc_of(const product *p, dnnl_query_t what)
+{
+    return dnnl_primitive_desc_query_md(p->desc, what, 0);
+}
+
+/* For that many threads. oneDNN takes the number from OpenMP, and so does its cache of primitives. The cache makes all
+ * but the first of a shape cheap: 10 us, of the 1,700 that 512 x 2304 x 768 takes (AMX, one thread, oneDNN 2.6.3,
+ * 2026-11). *scratch is what the product needs, each thread its own; with less than that it is not made. */
+static dnnl_status_t open_product(const td_gemm_shape *s, int threads, size_t bytes, product *p,
+                                  size_t *scratch)
+{
+    const int before = omp_get_max_threads();
+    const char *name = "";
+    dnnl_status_t result;
+
+    *p = (product){0};
+    *scratch = 0;
+    omp_set_num_threads(threads);
+    TRY(dnnl_engine_create(&p->engine, dnnl_cpu, 0));
+    TRY(describe_gemm(s, p));
+    /* The plain loops of last resort are far slower than sgemm. */
+    TRY(dnnl_primitive_desc_query(p->desc, dnnl_query_impl_info_str, 0, &name));
+    TRY(strncmp(name, "ref", 3) == 0 ? dnnl_unimplemented : dnnl_success);
+    *scratch = dnnl_memory_desc_get_size(desc_of(p, dnnl_query_scratchpad_md));
+    TRY(*scratch > bytes ? dnnl_out_of_memory : dnnl_success);
+    TRY(dnnl_primitive_create(&p->primitive, p->desc));
+cleanup:
+    omp_set_num_threads(before);
+    if (result != dnnl_success) {
+        close_product(p);
+        *p = (product){0};
+    }
+    return result;
+}
+
+static dnnl_status_t run(const product *p, const void *a, const void *b, void *c, void *work)
+{
+    struct {
+        int name;
+        dnnl_query_t what;
+        const void *data;
+    } const operands[] = {{DNNL_ARG_SRC, dnnl_query_src_md, a},
+                          {DNNL_ARG_WEIGHTS, dnnl_query_weights_md, b},
+                          {DNNL_ARG_DST, dnnl_query_dst_md, c},
+                          {DNNL_ARG_SCRATCHPAD, dnnl_query_scratchpad_md, work}};
+    enum { COUNT = sizeof operands / sizeof *operands };
+    dnnl_exec_arg_t args[COUNT] = {0};
+    dnnl_stream_t stream = NULL;
+    dnnl_status_t result;
+
+    for (int i = 0; i < COUNT; i++) {
+        args[i].arg = operands[i].name;
+        TRY(dnnl_memory_create(&args[i].memory, desc_of(p, operands[i].what), p->engine,
+                               (void *)operands[i].data));
+    }
+    TRY(dnnl_stream_create(&stream, p->engine, dnnl_stream_default_flags));
+    TRY(dnnl_primitive_execute(p->primitive, stream, COUNT, args));
+    TRY(dnnl_stream_wait(stream));
+cleanup:
+    dnnl_stream_destroy(stream);
+    for (int i = 0; i < COUNT; i++)
+        dnnl_memory_destroy(args[i].memory);
+    return result;
+}
+
+/* ---- the product of any shape ---- */
+
+/* Where f32 copies take less than this, sgemm is done in about the time that it takes to prepare anything else. */
+static const size_t least_bytes = (size_t)1 << 17;
+
+static int threads_for(const td_gemm_shape *s)
+{
+    const double grains = (double)s->batch * (double)s->m * (double)s->n * (double)s->k / TD_GEMM_GRAIN;
+    const int threads = omp_get_max_threads();
+
+    return grains < 1 ? 1 : grains < threads ? (int)grains : threads;
+}
+
+static bool has_bf16_products(void)
+{
+    const unsigned isa = (unsigned)dnnl_get_effective_cpu_isa(), wanted = dnnl_cpu_isa_avx512_core_bf16;
+
+    return (isa & wanted) == wanted;
+}
+
+td_status td_cpu_gemm_bf16(const td_gemm_shape *shape, const void *a, const void *b, void *c, void *work,
+                           size_t bytes, bool *done)
+{
+    int threads = threads_for(shape);
+    td_status status = TD_OK;
+    dnnl_status_t result;
+    size_t scratch;
+    product p;
+
+    *done = false;
+    if (bytes < least_bytes || !has_bf16_products())
+        return TD_OK;
+    result = open_product(shape, threads, bytes, &p, &scratch);
+    if (result != dnnl_success && scratch > bytes && threads > 1) {
+        threads = (int)((double)threads * (double)bytes / (double)scratch);
+        result = open_product(shape, threads < 1 ? 1 : threads, bytes, &p, &scratch);
+    }
+    if (result != dnnl_success)
+        return TD_OK;
+    *done = true;
+    result = run(&p, a, b, c, work);
+    if (result != dnnl_success)
+        status = td_fail(TD_LIBRARY_ERROR, "oneDNN's matmul of %" PRId64 " x %" PRId64 " x %" PRId64 ": %s",
+                         shape->m, shape->n, shape->k, dnnl_status2str(result));
+    close_product(&p);
+    return status;
+}
