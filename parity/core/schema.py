@@ -196,7 +196,10 @@ def _fits(path: str, value: Any, kind: Any) -> None:
 
 
 def _below(path: str, key: str | int) -> str:
-    return f"{path}.{key}" if path else str(key)
+    word = str(key)
+    if not word.isprintable() or len(word) > SHOWN:
+        word = _shown(word)
+    return f"{path}.{word}" if path else word
 
 
 def _shown(value: Any) -> str:

@@ -110,10 +110,11 @@ class Worker:
     def _start(self) -> None:
         self._called = self._context.Array(ctypes.c_char, NAME_BYTES, lock=False)
         self._pipe, theirs = self._context.Pipe()
-        self._process = self._context.Process(
+        process = self._context.Process(
             target=_serve, args=(theirs, self._called, self.settings), daemon=True, name="parity worker"
         )
-        self._process.start()
+        _launch(process)
+        self._process = process
         theirs.close()
         try:
             answer = self._pipe.recv()
@@ -173,7 +174,7 @@ class Ahead:
         self._running = []
         for module, case in cases:
             process = context.Process(target=_go_ahead, args=(module, case, settings), daemon=True)
-            process.start()
+            _launch(process)
             self._running.append((case, process))
 
     def __enter__(self) -> "Ahead":
@@ -208,6 +209,13 @@ def _processes():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "parity.core.measure"])
     return context
+
+
+def _launch(process) -> None:
+    try:
+        process.start()
+    except (EOFError, OSError) as error:  # the server was killed, or cannot fork
+        raise WorkerError(f"no measuring process can be started: {error or type(error).__name__}") from error
 
 
 def _go_ahead(name: str, case: Case, settings: Settings) -> None:
