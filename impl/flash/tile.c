@@ -7,13 +7,25 @@
 /* The registers of a product: 6 rows of 4 vectors leave room for the 4 of B and one broadcast of A among AVX-512's
  * 32; AVX2 has 16 and takes 6 rows of 2. A step of depth is then 24 fused multiply-adds for 10 loads. */
 #if defined(__AVX512F__)
-enum { LANES = 16, GROUPS = 4 };
+enum { LANES = 16, ROUNDS = 4, GROUPS = 4 };
 #elif defined(__AVX__)
-enum { LANES = 8, GROUPS = 1 };
+enum { LANES = 8, ROUNDS = 3, GROUPS = 1 };
 #else
-enum { LANES = 4, GROUPS = 1 };
+enum { LANES = 4, ROUNDS = 2, GROUPS = 1 };
 #endif
 enum { ROWS = 6, VECTORS = TD_GROUP / LANES };
+
+/* A loop of few turns, all of them unrolled, so that arrays of vectors are registers. clang takes gcc's pragma for a
+ * count and leaves some in memory: 1.35 times slower (clang 14, AVX-512, 2026-11-22). Under its sanitizers all of them
+ * unrolled take minutes to compile. */
+#if !defined(__clang__)
+#define UNROLL _Pragma("GCC unroll 16")
+#elif __has_feature(address_sanitizer)
+#define UNROLL
+#else
+#define UNROLL _Pragma("clang loop unroll(full)")
+#endif
+#define UNROLLED(i, count) UNROLL for (int i = 0; i < (count); i++)
 
 /* Scores and dP are sums over head_dim in runs of this many: the rounding of a sum grows with its length, and theirs is
  * most of the error of attention in f32. */
@@ -21,7 +33,6 @@ enum { RUN = 32 };
 
 typedef float vector __attribute__((vector_size(LANES * sizeof(float))));
 typedef float unaligned __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float))));
-typedef int32_t lanes __attribute__((vector_size(LANES * sizeof(float))));
 
 /** sum = A B over [begin, end) of the depth, for one register block. The first three are constants where this is
  * inlined, as they are in block. */
@@ -30,22 +41,17 @@ static inline __attribute__((always_inline)) void accumulate(const int rows, con
                                                              const float *a, int64_t lda, const float *b,
                                                              int64_t ldb, vector sum[ROWS][GROUPS * VECTORS])
 {
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int w = 0; w < width; w++)
+    UNROLLED (r, rows)
+        UNROLLED (w, width)
             sum[r][w] = (vector){0};
 
     for (int64_t i = begin; i < end; i++) {
         vector right[GROUPS * VECTORS];
-#pragma GCC unroll 4
-        for (int w = 0; w < width; w++)
+        UNROLLED (w, width)
             right[w] = *(const vector *)(b + i * ldb + w * LANES);
-#pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) {
+        UNROLLED (r, rows) {
             const float left = op == TD_TILE_RESCALE ? a[i * lda + r] : a[r * lda + i];
-#pragma GCC unroll 4
-            for (int w = 0; w < width; w++)
+            UNROLLED (w, width)
                 sum[r][w] += left * right[w];
         }
     }
@@ -62,10 +68,8 @@ static inline __attribute__((always_inline)) void block(const int rows, const in
     vector sum[ROWS][GROUPS * VECTORS];
 
     accumulate(rows, width, op, 0, first, a, lda, b, ldb, sum);
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int w = 0; w < width; w++) {
+    UNROLLED (r, rows)
+        UNROLLED (w, width) {
             unaligned *out = (unaligned *)(c + r * ldc + w * LANES);
             if (op == TD_TILE_STORE)
                 *out = sum[r][w];
@@ -78,10 +82,8 @@ static inline __attribute__((always_inline)) void block(const int rows, const in
     if (op == TD_TILE_STORE)
         for (int64_t i = first; i < depth; i += RUN) {
             accumulate(rows, width, op, i, td_least(i + RUN, depth), a, lda, b, ldb, sum);
-#pragma GCC unroll 6
-            for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-                for (int w = 0; w < width; w++)
+            UNROLLED (r, rows)
+                UNROLLED (w, width)
                     *(unaligned *)(c + r * ldc + w * LANES) += sum[r][w];
         }
 }
@@ -214,18 +216,17 @@ void td_tile_store(td_dtype dtype, int64_t rows, int64_t cols, const float *src,
     store(dtype, rows, cols, src, ld, NULL, dst, cols);
 }
 
-/** Interleaves the first halves, and the second halves, of a and b. */
-static inline __attribute__((always_inline)) vector interleave(vector a, vector b, const int first)
-{
+/* The elements of a vector and a second one, whose first is LANES, that interleave their halves. */
 #if defined(__AVX512F__)
-    const lanes low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+#define FIRST_HALVES  0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define SECOND_HALVES 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 #elif defined(__AVX__)
-    const lanes low = {0, 8, 1, 9, 2, 10, 3, 11};
+#define FIRST_HALVES  0, 8, 1, 9, 2, 10, 3, 11
+#define SECOND_HALVES 4, 12, 5, 13, 6, 14, 7, 15
 #else
-    const lanes low = {0, 4, 1, 5};
+#define FIRST_HALVES  0, 4, 1, 5
+#define SECOND_HALVES 2, 6, 3, 7
 #endif
-    return __builtin_shuffle(a, b, low + first);
-}
 
 /** dst [16 cols, 16 rows] = the transpose of src [16 rows, 16 cols]. */
 static void transpose(int64_t rows, int64_t cols, const float *src, int64_t lds, float *dst, int64_t ldd)
@@ -234,24 +235,19 @@ static void transpose(int64_t rows, int64_t cols, const float *src, int64_t lds,
         for (int64_t c = 0; c < cols; c += LANES) {
             vector v[LANES], w[LANES];
 
-#pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++)
+            UNROLLED (i, LANES)
                 v[i] = *(const vector *)(src + (r + i) * lds + c);
-                /* Interleaving the rows of the upper half with those of the lower rotates the bits of an element's
-                 * address (row, column) by one; log2(LANES) rounds exchange row and column. */
-#pragma GCC unroll 4
-            for (int round = 1; round < LANES; round *= 2) {
-#pragma GCC unroll 8
-                for (int i = 0; i < LANES / 2; i++) {
-                    w[2 * i] = interleave(v[i], v[i + LANES / 2], 0);
-                    w[2 * i + 1] = interleave(v[i], v[i + LANES / 2], LANES / 2);
+            /* Interleaving the rows of the upper half with those of the lower rotates the bits of an element's
+             * address (row, column) by one; ROUNDS of them exchange row and column. */
+            UNROLLED (round, ROUNDS) {
+                UNROLLED (i, LANES / 2) {
+                    w[2 * i] = __builtin_shufflevector(v[i], v[i + LANES / 2], FIRST_HALVES);
+                    w[2 * i + 1] = __builtin_shufflevector(v[i], v[i + LANES / 2], SECOND_HALVES);
                 }
-#pragma GCC unroll 16
-                for (int i = 0; i < LANES; i++)
+                UNROLLED (i, LANES)
                     v[i] = w[i];
             }
-#pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++)
+            UNROLLED (i, LANES)
                 *(vector *)(dst + (c + i) * ldd + r) = v[i];
         }
 }
