@@ -208,13 +208,11 @@ static void scores_of_ten_thousand_choose_one_key(void **state)
         fill(TD_F32, run->k, n * n, values);
         td_attend_go(run, false);
         td_assert_identical("o", TD_F32, run->o, run->v, n * n);
-        double *dout = td_as_f64(TD_F32, run->dout, n * n);
-        td_assert_close("dv", TD_F32, run->dv, dout, n * n, 5e-4); /* half an ulp of a logsumexp of 10000 */
-        for (int64_t i = 0; i < n * n; i++) { /* nothing, beside what dP - D leaves of two equal sums */
-            assert_true(fabs(td_value_at(TD_F32, run->dq, i)) < 1e-2);
-            assert_true(fabs(td_value_at(TD_F32, run->dk, i)) < 1e-2);
+        td_assert_identical("dv", TD_F32, run->dv, run->dout, n * n);
+        for (int64_t i = 0; i < n * n; i++) {
+            assert_true(td_value_at(TD_F32, run->dq, i) == 0);
+            assert_true(td_value_at(TD_F32, run->dk, i) == 0);
         }
-        free(dout);
         free(values);
         td_attend_close(run);
     }
@@ -227,9 +225,10 @@ static void a_causal_query_ignores_the_future(void **state)
     /* In the first group, at the end of a group, inside a tile, at both sides of its end. */
     const int64_t presents[] = {0, 15, 40, 63, 64, 148};
 
-    for (int masks = 0; masks < 2; masks++)
+    for (int variant = 0; variant < 4; variant++)
         for (size_t i = 0; i < sizeof presents / sizeof *presents; i++) {
             const int64_t seen = presents[i] + 1;
+            const bool masks = variant % 2, large = variant / 2;
             const td_attention_shape shape = {.batch = 1,
                                               .heads = 1,
                                               .seq = seq,
@@ -245,6 +244,9 @@ static void a_causal_query_ignores_the_future(void **state)
 
             memcpy(td_attend_row(other, other->k, seen), td_attend_row(other, k, seen), bytes);
             memcpy(td_attend_row(other, other->v, seen), td_attend_row(other, v, seen), bytes);
+            if (large) /* scores of hundreds, which a query of the same tile must not show */
+                for (int64_t j = seen * d; j < seq * d; j++)
+                    ((float *)other->k)[j] *= 300;
             td_attend_go(run, false);
             td_attend_go(other, false);
             td_assert_identical("o", TD_F32, run->o, other->o, seen * d);
@@ -440,42 +442,148 @@ static bool is_nan_at(const td_attend_run *run, const void *data, int64_t index)
     return isnan(td_value_at(run->shape.dtype, data, index));
 }
 
-/* NaN in one query spoils its row and no other; in a key, every query that sees it; in a value, its column. */
+/* Every output that depends on the NaN has it; what would not depend on it if the mask hid whole blocks alone has the bits
+ * of a run without it. */
+static void assert_spoilt(const td_attend_subject *subject, const td_attend_run *clean,
+                          const td_attend_run *run, td_attend_place bad)
+{
+    const td_attention_shape *const s = &run->shape;
+    const int64_t seq = s->seq, seq_k = s->seq_k, d = s->head_dim;
+    const struct {
+        const char *name;
+        td_attend_tensor tensor;
+        const void *was, *is;
+        int64_t rows, columns;
+        td_dtype dtype;
+    } outputs[] = {{"o", TD_ATTEND_O, clean->o, run->o, seq, d, s->dtype},
+                   {"dq", TD_ATTEND_DQ, clean->dq, run->dq, seq, d, s->dtype},
+                   {"dk", TD_ATTEND_DK, clean->dk, run->dk, seq_k, d, s->dtype},
+                   {"dv", TD_ATTEND_DV, clean->dv, run->dv, seq_k, d, s->dtype},
+                   {"lse", TD_ATTEND_LSE, clean->saved, run->saved, seq, 1, TD_F32}};
+    const int count = subject->nan_block ? 5 : 4; /* naive saves P */
+
+    for (int i = 0; i < count; i++)
+        for (int64_t j = 0; j < s->batch * s->heads * outputs[i].rows * outputs[i].columns; j++) {
+            const size_t element = td_dtype_size(outputs[i].dtype);
+            const td_attend_place to = {.tensor = outputs[i].tensor,
+                                        .head = j / outputs[i].columns / outputs[i].rows,
+                                        .row = j / outputs[i].columns % outputs[i].rows,
+                                        .column = j % outputs[i].columns};
+            const bool is_nan = isnan(td_value_at(outputs[i].dtype, outputs[i].is, j));
+
+            if (!is_nan && td_attend_depends(s, 1, bad, to))
+                fail_msg("%s[%d, %d, %d] is no NaN", outputs[i].name, (int)to.head, (int)to.row,
+                         (int)to.column);
+            if (is_nan && !td_attend_depends(s, subject->nan_block, bad, to))
+                fail_msg("%s[%d, %d, %d] is NaN", outputs[i].name, (int)to.head, (int)to.row, (int)to.column);
+            if (!is_nan && memcmp((const char *)outputs[i].was + (size_t)j * element,
+                                  (const char *)outputs[i].is + (size_t)j * element, element) != 0)
+                fail_msg("%s[%d, %d, %d] is another number", outputs[i].name, (int)to.head, (int)to.row,
+                         (int)to.column);
+        }
+}
+
+typedef struct nan_trial {
+    const td_attend_subject *subject;
+    const char *name;
+    int64_t seq, seq_k;
+    bool causal;
+    td_mask mask;
+    td_dtype dtype;
+} nan_trial;
+
 static void nan_goes_where_it_must(void **state)
 {
-    const td_attend_subject *subject = *state;
-    const int64_t seq = 90, d = 20, bad = 70;
+    const nan_trial *t = *state;
+    const td_attention_shape shape = {.batch = 1,
+                                      .heads = 2,
+                                      .seq = t->seq,
+                                      .seq_k = t->seq_k,
+                                      .head_dim = 20,
+                                      .dtype = t->dtype,
+                                      .causal = t->causal,
+                                      .mask = t->mask};
+    /* The ends of groups of 16 and of tiles of 64, inside both, and the last of either side. */
+    const int64_t rows[] = {0, 15, 16, 63, 64, 77, 90, 127, 128, 129, 200};
+    td_attend_run *clean = td_attend_open(t->subject->impl, t->name, &shape);
+    td_attend_run *run = td_attend_open(t->subject->impl, t->name, &shape);
+    void *const inputs[] = {run->q, run->k, run->v, run->dout};
+    const td_attend_tensor tensors[] = {TD_ATTEND_Q, TD_ATTEND_K, TD_ATTEND_V, TD_ATTEND_DOUT};
 
-    for (int which = 0; which < 3; which++)
-        for (int bf16 = 0; bf16 < 2; bf16++) {
-            const td_dtype dtype = bf16 ? TD_BF16 : TD_F32;
-            const td_attention_shape shape = {
-                .batch = 1, .heads = 1, .seq = seq, .head_dim = d, .dtype = dtype};
-            td_attend_run *clean = td_attend_open(subject->impl, "nan", &shape);
-            td_attend_run *run = td_attend_open(subject->impl, "nan", &shape);
-            void *const inputs[] = {run->q, run->k, run->v};
+    td_attend_go(clean, false);
+    for (int i = 0; i < 4; i++)
+        for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+            const bool of_query = tensors[i] == TD_ATTEND_Q || tensors[i] == TD_ATTEND_DOUT;
+            const int64_t of_head = of_query ? t->seq : t->seq_k;
+            const td_attend_place bad = {.tensor = tensors[i],
+                                         .head = (int64_t)r % 2,
+                                         .row = rows[r] < of_head ? rows[r] : of_head - 1,
+                                         .column = 3 + (int64_t)r};
+            const int64_t at = (bad.head * of_head + bad.row) * shape.head_dim + bad.column;
+            const double was = td_value_at(t->dtype, inputs[i], at);
+            const float back = (float)was;
 
-            poison_element(run, inputs[which], bad * d + 3);
-            td_attend_go(clean, false);
+            poison_element(run, inputs[i], at);
             td_attend_go(run, false);
-            for (int64_t row = 0; row < seq; row++)
-                for (int64_t c = 0; c < d; c++) {
-                    bool spoilt = which == 1 || (which == 0 ? row == bad : c == 3);
-                    if (is_nan_at(run, run->o, row * d + c) != spoilt)
-                        fail_msg("input %d: o[%d, %d] is %s", which, (int)row, (int)c,
-                                 spoilt ? "no NaN" : "NaN");
-                    if (!spoilt)
-                        td_assert_identical("o", dtype,
-                                            (char *)clean->o + (size_t)(row * d + c) * td_dtype_size(dtype),
-                                            (char *)run->o + (size_t)(row * d + c) * td_dtype_size(dtype), 1);
-                }
-            for (int64_t c = 0; c < d; c++) {
-                assert_true(is_nan_at(run, run->dq, bad * d + c));
-                assert_true(is_nan_at(run, run->dk, bad * d + c));
-            }
-            td_attend_close(clean);
-            td_attend_close(run);
+            assert_spoilt(t->subject, clean, run, bad);
+            fill(t->dtype, (char *)inputs[i] + (size_t)at * td_dtype_size(t->dtype), 1, &back);
         }
+    td_attend_close(clean);
+    td_attend_close(run);
+}
+
+static int run_nan_trials(const td_attend_subject *subject)
+{
+    static const nan_trial trials[] = {
+        {.name = "NaN, no mask", .seq = 130, .seq_k = 130, .dtype = TD_F32},
+        {.name = "NaN, no mask, bf16", .seq = 90, .seq_k = 130, .dtype = TD_BF16},
+        {.name = "NaN, causal", .seq = 130, .seq_k = 130, .causal = true, .dtype = TD_F32},
+        {.name = "NaN, causal, bf16", .seq = 130, .seq_k = 130, .causal = true, .dtype = TD_BF16},
+        {.name = "NaN, causal, three blocks", .seq = 260, .seq_k = 260, .causal = true, .dtype = TD_F32},
+        {.name = "NaN, causal, more keys", .seq = 50, .seq_k = 201, .causal = true, .dtype = TD_F32},
+        {.name = "NaN, causal, more queries", .seq = 201, .seq_k = 50, .causal = true, .dtype = TD_F32},
+        {.name = "NaN, causal, one query", .seq = 1, .seq_k = 37, .causal = true, .dtype = TD_F32},
+        {.name = "NaN, causal, one key", .seq = 37, .seq_k = 1, .causal = true, .dtype = TD_F32},
+        {.name = "NaN, causal, -1e6",
+         .seq = 140,
+         .seq_k = 130,
+         .causal = true,
+         .mask = TD_MASK_ADD_1E6,
+         .dtype = TD_F32},
+    };
+    enum { COUNT = sizeof trials / sizeof *trials };
+    static nan_trial own[COUNT];
+    struct CMUnitTest tests[COUNT];
+
+    for (int i = 0; i < COUNT; i++) {
+        own[i] = trials[i];
+        own[i].subject = subject;
+        tests[i] = (struct CMUnitTest){
+            .name = own[i].name, .test_func = nan_goes_where_it_must, .initial_state = &own[i]};
+    }
+    return _cmocka_run_group_tests("attention, NaN", tests, COUNT, NULL, NULL);
+}
+
+/* Where all scores of a tile are NaN none of them is its largest. */
+static void a_tile_of_nan_keys_spoils_every_row(void **state)
+{
+    const td_attend_subject *subject = *state;
+    const int64_t firsts[] = {0, 64, 128, 192}, d = 16;
+    const td_attention_shape shape = {
+        .batch = 1, .heads = 1, .seq = 20, .seq_k = 230, .head_dim = d, .dtype = TD_F32};
+
+    for (size_t i = 0; i < sizeof firsts / sizeof *firsts; i++) {
+        td_attend_run *run = td_attend_open(subject->impl, "tile of NaN", &shape);
+
+        for (int64_t j = firsts[i]; j < firsts[i] + 64 && j < shape.seq_k; j++)
+            poison_element(run, run->k, j * d + j % d);
+        td_attend_go(run, false);
+        for (int64_t j = 0; j < run->queries; j++)
+            assert_true(is_nan_at(run, run->o, j) && is_nan_at(run, run->dq, j));
+        for (int64_t j = 0; j < run->keys; j++)
+            assert_true(is_nan_at(run, run->dk, j) && is_nan_at(run, run->dv, j));
+        td_attend_close(run);
+    }
 }
 
 static void infinite_scores_end_as_nan(void **state)
@@ -613,11 +721,12 @@ int td_attend_common_tests(const td_attend_subject *subject)
         cmocka_unit_test_prestate(the_order_of_keys_does_not_matter, state),
         cmocka_unit_test_prestate(o_may_lie_as_the_projection_reads_it, state),
         cmocka_unit_test_prestate(gradients_are_directional_differences, state),
-        cmocka_unit_test_prestate(nan_goes_where_it_must, state),
+        cmocka_unit_test_prestate(a_tile_of_nan_keys_spoils_every_row, state),
         cmocka_unit_test_prestate(infinite_scores_end_as_nan, state),
         cmocka_unit_test_prestate(refuses_bad_shapes_and_touches_nothing, state),
         cmocka_unit_test_prestate(refuses_null, state),
     };
 
-    return run_trials(subject) + cmocka_run_group_tests_name("attention, its properties", tests, NULL, NULL);
+    return run_trials(subject) + run_nan_trials(subject) +
+           cmocka_run_group_tests_name("attention, its properties", tests, NULL, NULL);
 }

@@ -208,3 +208,35 @@ void td_attend_truth_free(td_attend_truth *truth)
     free(truth->dk);
     free(truth->dv);
 }
+
+bool td_attend_depends(const td_attention_shape *shape, int64_t block, td_attend_place from,
+                       td_attend_place to)
+{
+    const bool from_query = from.tensor == TD_ATTEND_Q || from.tensor == TD_ATTEND_DOUT;
+    const bool to_query = to.tensor == TD_ATTEND_O || to.tensor == TD_ATTEND_LSE || to.tensor == TD_ATTEND_DQ;
+    const int64_t hiding = shape->causal ? block : 0;
+    bool reached;
+
+    if (from_query == to_query) {
+        /* A query's own row; of two keys, whether some query sees both: the last one, if any. */
+        const int64_t last = from.row > to.row ? from.row : to.row;
+        reached = from_query ? from.row == to.row : hiding == 0 || last / hiding <= (shape->seq - 1) / hiding;
+    } else {
+        const int64_t query = from_query ? from.row : to.row, key = from_query ? to.row : from.row;
+        reached = hiding == 0 || key / hiding <= query / hiding;
+    }
+    if (from.head != to.head || !reached)
+        return false;
+    switch (to.tensor) {
+    case TD_ATTEND_O: /* P V, and P is of q and k */
+        return from.tensor == TD_ATTEND_Q || from.tensor == TD_ATTEND_K ||
+               (from.tensor == TD_ATTEND_V && from.column == to.column);
+    case TD_ATTEND_LSE:
+        return from.tensor == TD_ATTEND_Q || from.tensor == TD_ATTEND_K;
+    case TD_ATTEND_DV: /* P^T dO */
+        return from.tensor == TD_ATTEND_Q || from.tensor == TD_ATTEND_K ||
+               (from.tensor == TD_ATTEND_DOUT && from.column == to.column);
+    default: /* dS is of all four */
+        return true;
+    }
+}

@@ -10,6 +10,8 @@ typedef struct td_attend_subject {
     const td_attention_impl *impl;
     double tolerance[2]; /* rel_l2 in f32 and in bf16 */
     bool any_threads;    /* the bits do not depend on the number of threads */
+    int64_t
+        nan_block; /* rows of the blocks within which NaN may reach what the mask hides; 0: all of a head */
 } td_attend_subject;
 
 /** The tensors of a shape. Outputs, saved and scratch are poisoned until td_attend_go. */
@@ -50,6 +52,29 @@ typedef struct td_attend_truth {
 
 td_attend_truth td_attend_truth_of(const td_attend_run *run);
 void td_attend_truth_free(td_attend_truth *truth);
+
+/** The tensors that a NaN comes in by, and those that it may get to. */
+typedef enum td_attend_tensor {
+    TD_ATTEND_Q,
+    TD_ATTEND_K,
+    TD_ATTEND_V,
+    TD_ATTEND_DOUT,
+    TD_ATTEND_O,
+    TD_ATTEND_LSE,
+    TD_ATTEND_DQ,
+    TD_ATTEND_DK,
+    TD_ATTEND_DV
+} td_attend_tensor;
+
+typedef struct td_attend_place {
+    td_attend_tensor tensor;
+    int64_t head, row, column;
+} td_attend_place;
+
+/** Whether `to` depends on `from` by the formulas, where query i sees key j if j / block <= i / block: block 1 is the
+ * causal mask itself, and of 128 rows what flash may take for it. 0: no mask. */
+bool td_attend_depends(const td_attention_shape *shape, int64_t block, td_attend_place from,
+                       td_attend_place to);
 
 /** Runs every shared test on the subject; returns how many failed. */
 int td_attend_common_tests(const td_attend_subject *subject);

@@ -331,6 +331,31 @@ static void takes_tensors_at_any_address(void **state)
     td_attend_close(run);
 }
 
+/* Of large scores an f32 L has lost what P is made of. In float32 the scores themselves are off by about 1e-7 of their
+ * size, which is the tolerance; 5e-4 of an L of 10,000 would be 10 times that. */
+static void large_scores_are_as_exact_as_their_sums(void **state)
+{
+    const double logits[] = {30, 60, 100, 300, 1000, 3000, 10000};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof logits / sizeof *logits; i++)
+        for (int causal = 0; causal < 2; causal++) {
+            td_attention_shape shape = {
+                .batch = 1, .heads = 2, .seq = 256, .head_dim = 64, .dtype = TD_F32, .causal = causal};
+            shape.scale = (float)(logits[i] / 40); /* the largest of so many products is about 40 */
+            td_attend_run *run = td_attend_open(&td_attention_flash, "large scores", &shape);
+            td_attend_truth truth = td_attend_truth_of(run);
+
+            td_attend_go(run, false);
+            td_assert_close("o", TD_F32, run->o, truth.o, run->queries, 1e-6 + 5e-9 * logits[i]);
+            td_assert_close("dv", TD_F32, run->dv, truth.dv, run->keys, 1e-6 + 5e-9 * logits[i]);
+            td_assert_close("dq", TD_F32, run->dq, truth.dq, run->queries, 2e-6 + 2e-7 * logits[i]);
+            td_assert_close("dk", TD_F32, run->dk, truth.dk, run->keys, 2e-6 + 2e-7 * logits[i]);
+            td_attend_truth_free(&truth);
+            td_attend_close(run);
+        }
+}
+
 static void exp2_is_as_close_as_it_says(void **state)
 {
     (void)state;
@@ -355,7 +380,7 @@ int main(void)
 {
     /* f32: P is rebuilt from an L of f32, whose rounding alone is some 2e-7. bf16: one rounding of the output; of o,
      * which D is made of, another in the gradients. */
-    const td_attend_subject flash = {&td_attention_flash, {3e-6, 8e-3}, true};
+    const td_attend_subject flash = {&td_attention_flash, {3e-6, 8e-3}, true, 128};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lse_is_the_log_of_the_row_sums),
         cmocka_unit_test(lse_is_exact_where_it_can_be),
@@ -370,6 +395,7 @@ int main(void)
         cmocka_unit_test(refuses_a_null_lse_by_its_name),
         cmocka_unit_test(refuses_work_out_of_line),
         cmocka_unit_test(takes_tensors_at_any_address),
+        cmocka_unit_test(large_scores_are_as_exact_as_their_sums),
         cmocka_unit_test(exp2_is_as_close_as_it_says),
     };
 

@@ -39,13 +39,25 @@ typedef struct tile {
     float *q_rows, *dout_rows; /* [TD_TILE_QUERIES, depth]         scale factor Q, factor dO */
     float *k, *v;              /* [TD_TILE_KEYS, head_dim]         as f32; unused if they are f32 already */
     int64_t first, queries;
-    int64_t visible;                          /* keys that some query of the tile sees */
-    bool alone;                               /* they fit in one tile */
-    alignas(64) float shift[TD_TILE_QUERIES]; /* what scores are taken relative to, in base 2 */
-    float delta[TD_TILE_QUERIES];             /* D = rowsum(dO * O) */
-    float factor[TD_TILE_QUERIES];            /* scale factor, which dQ lacks */
+    int64_t visible; /* keys that some query of the tile sees */
+    bool alone;      /* they fit in one tile */
+    bool settled;    /* P and D of some query are taken from its scores: see settle */
+    /* P = weight 2^(S - shift), but for factor, which dK, dV and dQ get once a row; dS = P (dP - base - delta). */
+    alignas(64) float shift[TD_TILE_QUERIES];
+    float weight[TD_TILE_QUERIES], base[TD_TILE_QUERIES], delta[TD_TILE_QUERIES];
+    float factor[TD_TILE_QUERIES]; /* scale factor, which dQ lacks */
     float one[TD_TILE_QUERIES];
+    bool settles[TD_TILE_QUERIES]; /* which queries; of the others weight is 1 and base 0 */
+    /* Of those, over the scores so far, with P relative to the largest: */
+    float max[TD_TILE_QUERIES], top[TD_TILE_QUERIES];  /* the largest, and its dP */
+    float sum[TD_TILE_QUERIES], mean[TD_TILE_QUERIES]; /* sums of P and P dP */
+    float above[TD_TILE_QUERIES];                      /* sum of P (dP - top) */
 } tile;
+
+/* Where the P of a query is rebuilt from L, all of its row has the error that L was rounded by: in f32 up to 1e-6 for an L
+ * of 16 to 32, as much as the scores themselves are off by, but 5e-4 for one of 10,000, where a query that chooses one
+ * key should have P = 1 and dS = 0. Beyond FAR P and D come from the scores instead. bf16 rounds dO and O by more. */
+#define FAR 32.0f
 
 /** Floats of scratch that a thread needs, or, with a tile, where they are. */
 static int64_t lay_out(const td_attention_shape *shape, float *scratch, tile *t)
@@ -93,7 +105,7 @@ static void load_queries(const backward *b, tile *t, int64_t head, int64_t query
     t->first = query_tile * TD_TILE_QUERIES;
     t->queries = td_least(TD_TILE_QUERIES, s->seq - t->first);
     t->visible = s->causal ? td_least(s->seq_k, t->first + t->queries) : s->seq_k;
-    t->alone = t->visible <= TD_TILE_KEYS;
+    t->alone = t->settled = t->visible <= TD_TILE_KEYS;
     const int64_t row = head * s->seq + t->first;
     const char *const q = (const char *)b->q + (size_t)row * row_bytes;
     const int64_t o_pitch = td_attention_o_pitch(s);
@@ -108,24 +120,135 @@ static void load_queries(const backward *b, tile *t, int64_t head, int64_t query
         float *const q_row = t->q_rows + c * depth, *const dout_row = t->dout_rows + c * depth;
         const float *const o_row = t->dq + c * depth;
         const int64_t keys = s->causal ? td_least(s->seq_k, t->first + c + 1) : s->seq_k;
-        const float factor = shift_of(b->lse[row + c], keys, &t->shift[c]);
-        const float v_factor = t->alone ? 1.0f : factor, k_factor = s->scale * v_factor;
-        float delta = 0.0f;
+        float factor = shift_of(b->lse[row + c], keys, &t->shift[c]), delta = 0.0f;
 
+        /* By query, for the bits of none may depend on the scores of another. */
+        t->settles[c] = t->alone || (s->dtype == TD_F32 && fabsf(b->lse[row + c]) > FAR);
+        t->settled |= t->settles[c];
+        if (t->settles[c])
+            factor = 1.0f;
+        t->factor[c] = s->scale * factor;
 #pragma omp simd reduction(+ : delta)
         for (int64_t i = 0; i < depth; i++) {
             delta += dout_row[i] * o_row[i];
-            dout_row[i] *= v_factor;
-            q_row[i] *= k_factor;
+            dout_row[i] *= factor;
+            q_row[i] *= t->factor[c];
         }
         t->delta[c] = delta;
-        t->factor[c] = k_factor;
     }
     memset(t->dq, 0, (size_t)(depth * TD_TILE_QUERIES) * sizeof(float));
-    for (int64_t c = t->queries; c < TD_TILE_QUERIES; c++)
-        t->shift[c] = 0.0f; /* no query: whatever P becomes, nobody adds it up */
-    for (int c = 0; c < TD_TILE_QUERIES; c++)
-        t->one[c] = 1.0f;
+    for (int64_t c = t->queries; c < TD_TILE_QUERIES; c++) { /* no query: whatever P is, nobody adds it up */
+        t->shift[c] = t->delta[c] = 0.0f;
+        t->settles[c] = false;
+    }
+    for (int c = 0; c < TD_TILE_QUERIES; c++) {
+        t->weight[c] = t->one[c] = 1.0f;
+        t->base[c] = t->sum[c] = t->mean[c] = t->above[c] = t->top[c] = 0.0f;
+        t->max[c] = -INFINITY;
+    }
+}
+
+/** S^T and dP^T of one tile of keys: lines 11 and 13, masked. */
+static void multiply_scores(const td_attention_shape *shape, tile *t, const td_tile_view *view,
+                            const float *k, const float *v)
+{
+    const int64_t head_dim = shape->head_dim;
+    td_tile_block block;
+
+    for (int64_t row = 0; row < view->keys; row += block.rows) {
+        block = td_tile_block_at(view, row);
+        const int64_t skip = block.group * TD_GROUP, corner = row * TD_TILE_QUERIES + skip;
+        td_tile_product scores = {.op = TD_TILE_STORE,
+                                  .rows = block.rows,
+                                  .groups = view->groups - block.group,
+                                  .depth = head_dim,
+                                  .lda = head_dim,
+                                  .ldb = TD_TILE_QUERIES,
+                                  .ldc = TD_TILE_QUERIES};
+
+        scores.a = k + row * head_dim;
+        scores.b = t->q + skip;
+        scores.c = t->p + corner;
+        td_tile_multiply(&scores);
+        scores.a = v + row * head_dim;
+        scores.b = t->dout + skip;
+        scores.c = t->ds + corner;
+        td_tile_multiply(&scores);
+        if (block.diagonal)
+            td_tile_mask_diagonal(shape->mask, block.rows, t->p + corner);
+    }
+}
+
+/** Brings max, sum, above and top of a group of queries up to date with the tile of scores at hand. */
+static void weigh_group(tile *t, int64_t first, int64_t keys)
+{
+    float *const sum = t->sum + first, *const mean = t->mean + first;
+    float *const above = t->above + first, *const top = t->top + first;
+    float max[TD_GROUP], was[TD_GROUP], shift[TD_GROUP];
+
+    for (int c = 0; c < TD_GROUP; c++) {
+        max[c] = t->max[first + c];
+        was[c] = top[c];
+    }
+    for (int64_t r = 0; r < keys; r++) {
+        const float *const score = t->p + r * TD_TILE_QUERIES + first;
+        const float *const dp = t->ds + r * TD_TILE_QUERIES + first;
+#pragma omp simd
+        for (int c = 0; c < TD_GROUP; c++) {
+            top[c] = score[c] > max[c] ? dp[c] : top[c];
+            max[c] = score[c] > max[c] ? score[c] : max[c];
+        }
+    }
+    for (int c = 0; c < TD_GROUP; c++) {
+        shift[c] = max[c] == -INFINITY ? 0.0f : max[c]; /* as in the forward pass */
+        const float alpha = td_exp2(t->max[first + c] - shift[c]);
+        t->max[first + c] = max[c];
+        sum[c] *= alpha;
+        mean[c] *= alpha;
+        above[c] = above[c] * alpha + sum[c] * (was[c] - top[c]);
+    }
+    for (int64_t r = 0; r < keys; r++) {
+        const float *const score = t->p + r * TD_TILE_QUERIES + first;
+        const float *const dp = t->ds + r * TD_TILE_QUERIES + first;
+#pragma omp simd
+        for (int c = 0; c < TD_GROUP; c++) {
+            const float p = td_exp2(score[c] - shift[c]);
+            sum[c] += p;
+            mean[c] += p * dp[c];
+            above[c] += p * (dp[c] - top[c]);
+        }
+    }
+}
+
+/** P and D of a group's queries from the scores, where they settle so: a softmax over the row, and D = rowsum(P * dP).
+ * Where one key has most of the weight dP comes relative to its own, and so does D: for it dP - D is as small as it
+ * should be, not the rounding of two equal sums. Elsewhere this would make D a larger sum than it is. */
+static void settle_group(tile *t, int64_t first)
+{
+    for (int64_t c = first; c < first + TD_GROUP; c++)
+        if (t->settles[c]) {
+            t->shift[c] = t->max[c];
+            t->weight[c] = 1.0f / t->sum[c];
+            t->base[c] = t->weight[c] > 0.5f ? t->top[c] : 0.0f;
+            t->delta[c] = (t->weight[c] > 0.5f ? t->above[c] : t->mean[c]) * t->weight[c];
+        }
+}
+
+/** The same for a tile with many keys, which costs the two products of the scores once more: 7 instead of 5. */
+static void settle(const backward *b, tile *t, int64_t head)
+{
+    const td_attention_shape *const s = b->shape;
+
+    for (int64_t key = 0; key < t->visible; key += TD_TILE_KEYS) {
+        const td_tile_view view = td_tile_view_of(s, key, t->first, t->queries);
+        const int64_t start = (head * s->seq_k + key) * s->head_dim;
+
+        multiply_scores(s, t, &view, (const float *)b->k + start, (const float *)b->v + start);
+        for (int64_t g = 0; g < view.groups; g++)
+            weigh_group(t, g * TD_GROUP, td_tile_keys_of(&view, g));
+    }
+    for (int64_t first = 0; first < TD_TILE_QUERIES; first += TD_GROUP)
+        settle_group(t, first);
 }
 
 /** S^T to P^T and dP^T to dS^T, `width` queries of them; a constant where this is inlined. */
@@ -154,40 +277,22 @@ static __attribute__((noinline)) void gradients_group(tile *t, int64_t first, in
     gradients(TD_GROUP, t, first, keys);
 }
 
-/** The same for queries that see this tile of keys alone: here P and D can be those of a softmax over the row at hand,
- * D = rowsum(P * dP). With few keys it shows that L and O were rounded. */
-static void gradients_alone(tile *t, int64_t first, int64_t keys)
+/** The same where queries settle. To the others it does the same to the bit. */
+static void gradients_settled(tile *t, int64_t first, int64_t keys)
 {
-    float max[TD_GROUP], sum[TD_GROUP] = {0}, delta[TD_GROUP] = {0};
+    const float *const shift = t->shift + first, *const weight = t->weight + first;
+    const float *const base = t->base + first, *const delta = t->delta + first;
 
-    for (int c = 0; c < TD_GROUP; c++)
-        max[c] = -INFINITY;
-    for (int64_t r = 0; r < keys; r++) {
-        const float *const score = t->p + r * TD_TILE_QUERIES + first;
-#pragma omp simd
-        for (int c = 0; c < TD_GROUP; c++)
-            max[c] = score[c] > max[c] ? score[c] : max[c];
-    }
-    for (int64_t r = 0; r < keys; r++) {
-        float *const p = t->p + r * TD_TILE_QUERIES + first;
-        const float *const dp = t->ds + r * TD_TILE_QUERIES + first;
-#pragma omp simd
-        for (int c = 0; c < TD_GROUP; c++) {
-            p[c] = td_exp2(p[c] - max[c]);
-            sum[c] += p[c];
-            delta[c] += p[c] * dp[c];
-        }
-    }
-    for (int c = 0; c < TD_GROUP; c++) {
-        sum[c] = 1.0f / sum[c];
-        delta[c] *= sum[c];
+    if (t->alone) { /* their scores are all here */
+        weigh_group(t, first, keys);
+        settle_group(t, first);
     }
     for (int64_t r = 0; r < keys; r++) {
         float *const p = t->p + r * TD_TILE_QUERIES + first, *const ds = t->ds + r * TD_TILE_QUERIES + first;
 #pragma omp simd
         for (int c = 0; c < TD_GROUP; c++) {
-            p[c] *= sum[c];
-            ds[c] = p[c] * (ds[c] - delta[c]);
+            p[c] = td_exp2(p[c] - shift[c]) * weight[c];
+            ds[c] = p[c] * (ds[c] - base[c] - delta[c]);
         }
     }
 }
@@ -208,34 +313,12 @@ static void differentiate(const backward *b, tile *t, const td_tile_view *view, 
     const int64_t head_dim = b->shape->head_dim, depth = b->depth;
     td_tile_block block;
 
-    for (int64_t row = 0; row < view->keys; row += block.rows) {
-        block = td_tile_block_at(view, row);
-        const int64_t skip = block.group * TD_GROUP, corner = row * TD_TILE_QUERIES + skip;
-        td_tile_product scores = {.op = TD_TILE_STORE,
-                                  .rows = block.rows,
-                                  .groups = view->groups - block.group,
-                                  .depth = head_dim,
-                                  .lda = head_dim,
-                                  .ldb = TD_TILE_QUERIES,
-                                  .ldc = TD_TILE_QUERIES};
-
-        scores.a = k + row * head_dim;
-        scores.b = t->q + skip;
-        scores.c = t->p + corner;
-        td_tile_multiply(&scores);
-        scores.a = v + row * head_dim;
-        scores.b = t->dout + skip;
-        scores.c = t->ds + corner;
-        td_tile_multiply(&scores);
-        if (block.diagonal)
-            td_tile_mask_diagonal(b->shape->mask, block.rows, t->p + corner);
-    }
-
-    if (!t->alone && td_tile_is_full(view))
+    multiply_scores(b->shape, t, view, k, v);
+    if (!t->settled && td_tile_is_full(view))
         gradients_tile(t, view->keys);
     else
         for (int64_t g = 0; g < view->groups; g++)
-            (t->alone ? gradients_alone : gradients_group)(t, g * TD_GROUP, td_tile_keys_of(view, g));
+            (t->settled ? gradients_settled : gradients_group)(t, g * TD_GROUP, td_tile_keys_of(view, g));
 
     wait_for(visits, before);
     for (int64_t row = 0; row < view->keys; row += block.rows) {
@@ -281,6 +364,8 @@ static void differentiate_tile(const backward *b, tile *t, int64_t head, int64_t
     const int before = (int)(b->query_tiles - 1 - query_tile); /* tiles of queries that came first */
 
     load_queries(b, t, head, query_tile);
+    if (t->settled && !t->alone)
+        settle(b, t, head);
     for (int64_t key = 0; key < t->visible; key += TD_TILE_KEYS) {
         const td_tile_view view = td_tile_view_of(s, key, t->first, t->queries);
         const void *k = (const char *)b->k + (size_t)(row + key) * row_bytes;

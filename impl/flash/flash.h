@@ -34,7 +34,12 @@ TD_API td_status td_flash_forward(td_device *dev, const td_attention_shape *shap
  *
  * With one exception: on CUDA dq is summed by atomics, in whatever order blocks come, unless shape->deterministic
  * is set; repeated calls then differ in its last bits. Set, dq is a pass of its own, which makes 7 products of 5: on
- * an H200 1.2 to 1.4 times the time (head_dim 16 to 128, bf16, seq 16384, 2026-11-21). */
+ * an H200 1.2 to 1.4 times the time (head_dim 16 to 128, bf16, seq 16384, 2026-11-21).
+ *
+ * P is rebuilt from lse, and the rounding of an f32 lse, up to 2^-24 of it, is in all P of the row. On the CPU, in f32, a
+ * query whose |lse| is above 32 has P and D of its scores again, as plain attention does. This makes 7 products of 5: 1.3
+ * times the time of backward where every query is such (head_dim 64, seq 2048, causal, one core with AVX-512,
+ * 2026-11-22). On CUDA it is left so: at scores of 10,000 P is off by up to 1e-3. */
 TD_API td_status td_flash_backward(td_device *dev, const td_attention_shape *shape, const void *q,
                                    const void *k, const void *v, const void *o, const void *dout,
                                    const float *lse, void *dq, void *dk, void *dv, void *work);
