@@ -211,8 +211,9 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_prepare(const T *o
     }
 }
 
-/** O of the parts' O, a warp a row: weights are the parts' sums relative to the largest score of all. Parts without a
- * visible key have -infinity for a largest score, and no O. */
+/** O of the parts' O, a warp a row: weights are the parts' sums relative to the largest score of all. A part without a
+ * visible key has a sum of 0, and no O. One whose scores are all NaN has, like it, -infinity for a largest score, but a
+ * sum of NaN. */
 template <typename T>
 __global__ __launch_bounds__(THREADS) void td_attention_flash_combine(T *o, const forward_args args)
 {
@@ -227,9 +228,8 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_combine(T *o, cons
     for (int step = 16; step > 0; step /= 2)
         max = fmaxf(max, __shfl_xor_sync(~0u, max, step));
     const float below = mine.x - max;
-    float weight = mine.x == -INFINITY
-                       ? 0.0f
-                       : mine.y * exp2f(fmaf(below, args.exponent.high, below * args.exponent.low));
+    float weight =
+        mine.y == 0.0f ? 0.0f : mine.y * exp2f(fmaf(below, args.exponent.high, below * args.exponent.low));
     all = weight;
     for (int step = 16; step > 0; step /= 2)
         all += __shfl_xor_sync(~0u, all, step);

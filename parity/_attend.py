@@ -2,7 +2,7 @@
 
 import torch
 
-from parity.core import Side
+from parity.core import Side, equal
 
 # C's ways to attend, by the prefix of their functions.
 WAYS = {"naive": "td_attention_naive", "flash": "td_flash"}
@@ -44,6 +44,60 @@ def by_autograd(attend, q, k, v, dout):
     o = attend(*leaves)
     grads = torch.autograd.grad(o, leaves, dout)
     return {"o": o.detach(), **dict(zip(GRADIENTS, grads, strict=True))}
+
+
+def nan_sides(case, draw, c, way, saved_name, saved_shape, saved_dtype, block):
+    """Where a NaN in row `nan_row` of the input `nan` gets to, as attention.h has it: [elements that depend on it and
+    are none, elements that are one and could not depend on it if the mask hid whole blocks alone] of every output."""
+    clean = inputs(case, draw)
+    of = dict(zip(("q", "k", "v", "dout"), clean, strict=True))
+    head, column = (case.batch - 1, case.heads - 1), case.head_dim // 2
+    poisoned = of | {case.nan: of[case.nan].clone()}
+    poisoned[case.nan][(*head, case.nan_row, column)] = float("nan")
+    call = judged(case, draw, c, way, tuple(poisoned.values()), saved_name, saved_shape, saved_dtype)
+    least, most = (nan_reach(case, column, rows) for rows in (1, block))
+
+    def placed():
+        counts = {}
+        for name, value in call().items():
+            if name not in least:
+                continue  # what naive attention saves is its own
+            found = value.isnan().cpu()
+            other = found.flatten(0, 1)[:-1]
+            found = found[head]
+            missing, stray = (least[name] & ~found).sum(), (found & ~most[name]).sum() + other.sum()
+            counts[name] = torch.stack([missing, stray])
+        return counts
+
+    def nowhere():
+        return {
+            name: torch.zeros(2, dtype=torch.float64) for name in least if name != "lse" or way == "flash"
+        }
+
+    return {"c": placed, "truth": nowhere, "rule": {"*": equal("truth")}}
+
+
+def nan_reach(case, column, block):
+    """Masks of the elements that depend on a NaN, where query i sees key j if j // block <= i // block; 0: no mask."""
+    queries, keys = torch.arange(case.seq), torch.arange(case.get("seq_k", case.seq))
+    sees = torch.ones(len(queries), len(keys), dtype=torch.bool)
+    if case.causal and block:
+        sees = keys[None, :] // block <= queries[:, None] // block
+    from_query = case.nan in ("q", "dout")
+    rows = queries == case.nan_row if from_query else sees[:, case.nan_row]
+    seen = sees[rows].any(dim=0)
+    all_columns = torch.ones(case.head_dim, dtype=torch.bool)
+    own = torch.arange(case.head_dim) == column
+    columns = {"q": (all_columns, all_columns), "k": (all_columns, all_columns)}
+    columns |= {"v": (own, ~all_columns), "dout": (~all_columns, own)}  # of o, of dv
+    o, dv = columns[case.nan]
+    return {
+        "o": rows[:, None] & o,
+        "lse": rows & (case.nan in ("q", "k")),
+        "dq": rows[:, None] & all_columns,
+        "dk": seen[:, None] & all_columns,
+        "dv": seen[:, None] & dv,
+    }
 
 
 class Tandem:

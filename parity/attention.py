@@ -1,5 +1,7 @@
 """Attention with the score matrix materialised: answers, times, and what it must hold in memory."""
 
+import itertools
+
 import pandas as pd
 import torch
 
@@ -41,6 +43,9 @@ def cases(profile, device):
     for dtype in DTYPES[device]:
         shape = dict(batch=2, heads=2, seq=61, head_dim=80, causal=True)
         yield judged_case(**shape, dtype=dtype, mask="add_1e6")
+    for nan, nan_row, dtype in itertools.product(["q", "k", "v", "dout"], [0, 77], DTYPES[device]):
+        shape = dict(batch=1, heads=2, seq=130, head_dim=64, causal=True, mask="inf")
+        yield Case("pytorch_attention", **shape, dtype=dtype, nan=nan, nan_row=nan_row)
     for seq in SEQS[device][profile]:
         for head_dim in HEAD_DIMS:
             for phase in ("forward", "backward"):
@@ -67,6 +72,9 @@ def grid_case(profile, device, seq, head_dim, phase):
 
 
 def run(case, draw, c):
+    if "nan" in case:
+        scores = (case.batch, case.heads, case.seq, case.seq)
+        return _attend.nan_sides(case, draw, c, "naive", "p", scores, case.dtype, block=0)
     return timed_sides(case, draw, c) if "time" in case.measure else error_sides(case, draw, c)
 
 

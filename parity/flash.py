@@ -1,5 +1,7 @@
 """Flash attention: answers at every edge of its tiles, times beside plain attention, and memory against length."""
 
+import itertools
+
 import pandas as pd
 import torch
 import torch.nn.functional as F
@@ -58,6 +60,12 @@ def error_cases(dtypes):
     for seq, dtype in [(65, "f32"), (65, "bf16"), (257, "f32"), (257, "bf16")]:
         shape = dict(batch=1, heads=2, seq=seq, seq_k=seq, head_dim=64)
         yield from both_deliverables(mask="add_1e6", **shape, causal=True, dtype=dtype)
+    # In the first block of 128 rows, inside a group of 16, and at the start of the second.
+    for nan, nan_row, dtype in itertools.product(["q", "k", "v", "dout"], [0, 77, 128], dtypes):
+        keys = dict(batch=1, heads=2, seq=260, seq_k=260, head_dim=64, causal=True, dtype=dtype, mask="inf")
+        for deliverable in ("flash_forward", "flash_backward"):
+            if deliverable == "flash_backward" or nan != "dout":
+                yield Case(deliverable, **keys, nan=nan, nan_row=nan_row)
 
 
 def both_deliverables(**keys):
@@ -131,6 +139,8 @@ def gpu_timed_case(repeats, phase, **keys):
 
 
 def run(case, draw, c):
+    if "nan" in case:
+        return nan_sides(case, draw, c)
     if case.measure == ("error",):
         return error_sides(case, draw, c)
     return measured_sides(case, draw, c)
@@ -142,7 +152,7 @@ def error_sides(case, draw, c):
     forward = case.deliverable == "flash_forward"
 
     def of_deliverable(outputs):
-        return {name: value for name, value in outputs.items() if forward == (name in ("o", "lse"))}
+        return {name: value for name, value in outputs.items() if is_output_of(case, name)}
 
     def plain(q, k, v, dout, matmul=torch.matmul):
         outputs = _attend.by_autograd(
@@ -171,6 +181,20 @@ def error_sides(case, draw, c):
         # A softmax over one key has no gradient: the truth is 0, and dP - D leaves the rounding of its two sums.
         sides["rule"] = {"dq": within(max_abs=1e-5), "dk": within(max_abs=1e-5)}
     return sides
+
+
+def nan_sides(case, draw, c):
+    rows = (case.batch, case.heads, case.seq)
+    sides = _attend.nan_sides(case, draw, c, "flash", "lse", rows, "f32", block=128)
+
+    def of_deliverable(side):
+        return lambda: {name: value for name, value in side().items() if is_output_of(case, name)}
+
+    return sides | {impl: of_deliverable(sides[impl]) for impl in ("c", "truth")}
+
+
+def is_output_of(case, name):
+    return (case.deliverable == "flash_forward") == (name in ("o", "lse"))
 
 
 def measured_sides(case, draw, c):

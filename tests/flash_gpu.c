@@ -510,37 +510,143 @@ static void tiles_of_hopeless_keys_weigh_nothing(void **state)
     }
 }
 
-/* NaN in one query spoils its row and no other; in a key, every query that sees it. */
+/* Every output that depends on the NaN has it; what would not depend on it if the mask hid whole blocks alone is as without
+ * it, but for the order of sums: a warp rescales its rows together. */
+static void assert_spoilt(const td_attend_run *run, const results *clean, const results *r, int64_t block,
+                          td_attend_place bad)
+{
+    const td_attention_shape *const s = &run->shape;
+    const struct {
+        const char *name;
+        td_attend_tensor tensor;
+        const void *was, *is;
+        int64_t rows, columns;
+        td_dtype dtype;
+    } outputs[] = {{"o", TD_ATTEND_O, clean->o, r->o, s->seq, s->head_dim, s->dtype},
+                   {"dq", TD_ATTEND_DQ, clean->dq, r->dq, s->seq, s->head_dim, s->dtype},
+                   {"dk", TD_ATTEND_DK, clean->dk, r->dk, s->seq_k, s->head_dim, s->dtype},
+                   {"dv", TD_ATTEND_DV, clean->dv, r->dv, s->seq_k, s->head_dim, s->dtype},
+                   {"lse", TD_ATTEND_LSE, clean->lse, r->lse, s->seq, 1, TD_F32}};
+    const int count = run->impl == &td_attention_flash ? 5 : 4; /* naive saves P */
+
+    for (int i = 0; i < count; i++)
+        for (int64_t j = 0; j < s->batch * s->heads * outputs[i].rows * outputs[i].columns; j++) {
+            const td_attend_place to = {.tensor = outputs[i].tensor,
+                                        .head = j / outputs[i].columns / outputs[i].rows,
+                                        .row = j / outputs[i].columns % outputs[i].rows,
+                                        .column = j % outputs[i].columns};
+            const double was = td_value_at(outputs[i].dtype, outputs[i].was, j);
+            const double is = td_value_at(outputs[i].dtype, outputs[i].is, j);
+            const char *wrong = NULL;
+
+            if (!isnan(is) && td_attend_depends(s, 1, bad, to))
+                wrong = "no NaN";
+            else if (isnan(is) && !td_attend_depends(s, block, bad, to))
+                wrong = "NaN";
+            else if (!isnan(is) && !(fabs(is - was) <= 0.02 * fmax(1, fabs(was))))
+                wrong = "another number";
+            if (wrong)
+                fail_msg("%s, NaN in input %d, row %d: %s[%d, %d, %d] is %s", run->impl->name,
+                         (int)bad.tensor, (int)bad.row, outputs[i].name, (int)to.head, (int)to.row,
+                         (int)to.column, wrong);
+        }
+}
+
+static void poison_element(const td_attend_run *run, void *data, int64_t index)
+{
+    const float not_a_number = NAN;
+    const td_dtype dtype = run->shape.dtype;
+
+    td_assert_ok(
+        td_convert(1, TD_F32, &not_a_number, dtype, (char *)data + (size_t)index * td_dtype_size(dtype)));
+}
+
 static void nan_goes_where_it_must(void **state)
 {
-    const int64_t seq = 90, d = 20, bad = 70;
-    const float not_a_number = NAN;
+    const td_attention_impl *const impls[] = {&td_attention_flash, &td_attention_naive};
+    const struct {
+        int64_t seq, seq_k, head_dim;
+        bool causal;
+    } shapes[] = {{130, 130, 20, false}, {130, 130, 20, true}, {260, 260, 64, true},  {50, 201, 80, true},
+                  {201, 50, 128, true},  {1, 37, 16, true},    {1100, 1100, 16, true}};
+    const td_attend_tensor tensors[] = {TD_ATTEND_Q, TD_ATTEND_K, TD_ATTEND_V, TD_ATTEND_DOUT};
+    const int64_t rows[] = {0, 31, 64, 77, 128, 700}; /* at most the last of its side */
 
     (void)state;
-    for (int kind = 0; kind < KINDS; kind++)
-        for (int which = 0; which < 2; which++) {
-            const td_attention_shape shape = {.batch = 1,
-                                              .heads = 1,
-                                              .seq = seq,
-                                              .head_dim = d,
-                                              .dtype = kinds[kind].dtype,
-                                              .tf32 = kinds[kind].tf32};
-            td_attend_run run = inputs_of("nan", &shape);
+    for (size_t i = 0; i < 2 * KINDS * sizeof shapes / sizeof *shapes; i++) {
+        const int kind = (int)(i / 2) % KINDS;
+        const size_t which = i / 2 / KINDS;
+        const td_attention_shape shape = {.batch = 1,
+                                          .heads = 2,
+                                          .seq = shapes[which].seq,
+                                          .seq_k = shapes[which].seq_k,
+                                          .head_dim = shapes[which].head_dim,
+                                          .dtype = kinds[kind].dtype,
+                                          .tf32 = kinds[kind].tf32,
+                                          .causal = shapes[which].causal,
+                                          .deterministic = which % 2};
+        const size_t element = td_dtype_size(shape.dtype);
+        td_attend_run run = inputs_of("nan", &shape);
+        void *const inputs[] = {run.q, run.k, run.v, run.dout};
 
-            td_assert_ok(td_convert(1, TD_F32, &not_a_number, shape.dtype,
-                                    td_attend_row(&run, which ? run.k : run.q, bad)));
-            results r = compute(&run, 0);
-            for (int64_t row = 0; row < seq; row++)
-                for (int64_t c = 0; c < d; c++)
-                    assert_int_equal(isnan(td_value_at(shape.dtype, r.o, row * d + c)) != 0,
-                                     which == 1 || row == bad);
-            for (int64_t c = 0; c < d; c++) {
-                assert_true(isnan(td_value_at(shape.dtype, r.dq, bad * d + c)));
-                assert_true(isnan(td_value_at(shape.dtype, r.dk, bad * d + c)));
+        run.impl = impls[i % 2];
+        results clean = compute(&run, 0);
+        for (int input = 0; input < 4; input++)
+            for (size_t n = 0; n < sizeof rows / sizeof *rows; n++) {
+                const bool of_query = input == 0 || input == 3;
+                const int64_t of_head = of_query ? shape.seq : shape.seq_k;
+                const td_attend_place bad = {.tensor = tensors[input],
+                                             .head = (int64_t)n % 2,
+                                             .row = rows[n] < of_head ? rows[n] : of_head - 1,
+                                             .column = 3 + (int64_t)n};
+                const int64_t at = (bad.head * of_head + bad.row) * shape.head_dim + bad.column;
+                char *const place = (char *)inputs[input] + (size_t)at * element;
+                char was[sizeof(double)];
+
+                memcpy(was, place, element);
+                poison_element(&run, inputs[input], at);
+                results r = compute(&run, 0);
+                assert_spoilt(&run, &clean, &r, run.impl == &td_attention_flash ? 128 : 0, bad);
+                free_results(&r);
+                memcpy(place, was, element);
             }
-            free_results(&r);
-            free_inputs(&run);
-        }
+        free_results(&clean);
+        free_inputs(&run);
+    }
+}
+
+/* Where all scores of a part are NaN none of them is its largest, as in a part without a visible key. Few queries of one
+ * head have a part for every 64 or 128 keys. */
+static void a_part_of_nan_keys_spoils_every_row(void **state)
+{
+    const int64_t firsts[] = {0, 128, 512, 1024}, seqs[] = {1, 20}, d = 32;
+
+    (void)state;
+    for (size_t i = 0; i < 2 * KINDS * sizeof firsts / sizeof *firsts; i++) {
+        const int kind = (int)(i / 2) % KINDS;
+        const int64_t first = firsts[i / 2 / KINDS];
+        const td_attention_shape shape = {.batch = 1,
+                                          .heads = 1,
+                                          .seq = seqs[i % 2],
+                                          .seq_k = 1300,
+                                          .head_dim = d,
+                                          .dtype = kinds[kind].dtype,
+                                          .tf32 = kinds[kind].tf32};
+        td_attend_run run = inputs_of("part of nan", &shape);
+
+        for (int64_t j = first; j < first + 128; j++)
+            poison_element(&run, run.k, j * d + j % d);
+        results r = compute(&run, 0);
+        for (int64_t j = 0; j < run.rows; j++)
+            if (!isnan(r.lse[j]))
+                fail_msg("keys from %d on: lse[%d] is %g", (int)first, (int)j, (double)r.lse[j]);
+        for (int64_t j = 0; j < run.queries; j++)
+            assert_true(isnan(td_value_at(shape.dtype, r.o, j)) && isnan(td_value_at(shape.dtype, r.dq, j)));
+        for (int64_t j = 0; j < run.keys; j++)
+            assert_true(isnan(td_value_at(shape.dtype, r.dk, j)) && isnan(td_value_at(shape.dtype, r.dv, j)));
+        free_results(&r);
+        free_inputs(&run);
+    }
 }
 
 /* A captured step does what the calls do. */
@@ -673,6 +779,7 @@ int main(void)
         cmocka_unit_test(lse_of_one_key_is_its_score),
         cmocka_unit_test(tiles_of_hopeless_keys_weigh_nothing),
         cmocka_unit_test(nan_goes_where_it_must),
+        cmocka_unit_test(a_part_of_nan_keys_spoils_every_row),
         cmocka_unit_test(may_be_captured_in_a_graph),
         cmocka_unit_test(memory_is_linear),
         cmocka_unit_test(refuses_what_it_has_no_kernel_for),

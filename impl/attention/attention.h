@@ -37,6 +37,17 @@ typedef struct td_attention_shape {
     bool o_bshd;
 } td_attention_shape;
 
+/* NaN. One in row i of an input reaches every output that depends on it by the formulas, with the mask:
+ *
+ *   of q     o, dq and flash's lse of query i; dk and dv of the keys that it sees
+ *   of k     o, dq and lse of the queries that see key i; dk and dv of all keys that these see
+ *   of v     dq and, in its own column, o of the queries that see key i; dk of all keys that these see
+ *   of dout  dq of query i; dk and, in its own column, dv of the keys that it sees
+ *
+ * It may reach what would depend on it if the mask hid less, and nothing else: with flash, if query i saw all keys of its
+ * block of 128 rows (j / 128 <= i / 128); with naive attention, if there were no mask. No other head shows it. Every other
+ * output is what it is without the NaN: on the CPU to the bit, on CUDA but for the order of its sums. */
+
 /** Sizes in bytes of the memory that the caller brings, each 256-byte aligned. */
 typedef struct td_attention_sizes {
     size_t saved;         /* written by forward, read by backward, beside q, k, v and o */
