@@ -239,10 +239,10 @@ td_status td_transformer_init(td_transformer *model, uint64_t seed)
     model->weights_there = false;
     for (int64_t i = 0; i < count; i++)
         TD_TRY(init_parameter(model, i, seed, staged, staged + STAGED));
-    TD_TRY(td_transformer_refresh(model));
     if (model->exp_avg)
         TD_TRY(td_device_fill(model->dev, model->exp_avg, 0, model->plan.total.optimizer_state));
     model->adamw_steps = 0;
+    TD_TRY(td_transformer_refresh(model)); /* last: from here on there are weights */
 cleanup:
     free(staged);
     return status;

@@ -18,9 +18,14 @@ static td_status device_block(td_device *dev, size_t bytes, void **out)
 {
     td_status status = TD_OK;
 
-    TD_TRY(td_device_alloc(dev, bytes, out));
-    TD_TRY(td_device_fill(dev, *out, 0, bytes));
+    void *block = NULL;
+
+    TD_TRY(td_device_alloc(dev, bytes, &block));
+    TD_TRY(td_device_fill(dev, block, 0, bytes));
+    *out = block;
+    block = NULL;
 cleanup:
+    (void)td_device_free(dev, block);
     return status;
 }
 
