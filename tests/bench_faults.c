@@ -1,5 +1,5 @@
-/* The benchmark when every call it makes fails in turn, and its captured steps over doubles of a graph, which the CPU has
- * not: a capture runs at once, and a replay only counts. */
+/* The benchmark when every call it makes fails in turn, and its captured steps over doubles of a graph, which
+ * the CPU has not: a capture runs at once, and a replay only counts. */
 #include "accounting/accounting.h"
 #include "base/rng.h"
 #include "bench/bench.h"

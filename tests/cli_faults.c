@@ -1,5 +1,5 @@
-/* The program's commands when every call they make fails in turn, and every allocation: each comes back with a status and
- * a reason, and holds nothing. What they print and how they refuse their arguments is cli.py's. */
+/* The program's commands when every call they make fails in turn, and every allocation: each comes back with
+ * a status and a reason, and holds nothing. What they print and how they refuse their arguments is cli.py's. */
 #include "accounting/accounting.h"
 #include "base/record.h"
 #include "base/rng.h"

@@ -1,5 +1,5 @@
-/* Every operation that a model calls fails in turn, as a GPU's may at any time: the error comes out, nothing else is
- * disturbed, and the step that follows is the one of a model that nothing ever happened to. */
+/* Every operation that a model calls fails in turn, as a GPU's may at any time: the error comes out, nothing
+ * else is disturbed, and the step that follows is the one of a model that nothing ever happened to. */
 #include "base/rng.h"
 #include "support/compare.h"
 #include "support/fault.h"

@@ -1,4 +1,5 @@
-/** Calls that are told to fail: each that a program wraps (td_add_test's WRAP) counts, and the nth of them is refused.
+/** Calls that are told to fail: each that a program wraps (td_add_test's WRAP) counts, and the nth of them is
+ * refused.
  *
  * A test repeats what it tests with nth = 1, 2, ..., until a run has fewer calls than that. */
 #ifndef TD_TESTS_FAULT_H
