@@ -1,6 +1,7 @@
 #include "attention_kit.h"
 
 #include "accounting/accounting.h"
+#include "attention/shape.h"
 #include "support/compare.h"
 
 #include <setjmp.h>
@@ -85,6 +86,14 @@ static void refuses_a_score_matrix_that_no_machine_could_hold(void **state)
                       "bytes of the scores");
 }
 
+static void a_shape_resolves_to_somewhere(void **state)
+{
+    const td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 3, .head_dim = 4, .dtype = TD_F32};
+
+    (void)state;
+    td_assert_refused(td_attention_shape_resolve(&shape, NULL), TD_BAD_ARGUMENT, "out is NULL");
+}
+
 static void it_is_called_naive(void **state)
 {
     (void)state;
@@ -98,6 +107,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_is_what_the_accounting_says),
         cmocka_unit_test(refuses_a_score_matrix_that_no_machine_could_hold),
+        cmocka_unit_test(a_shape_resolves_to_somewhere),
         cmocka_unit_test(it_is_called_naive),
     };
 

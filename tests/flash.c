@@ -8,6 +8,7 @@
 
 #include <math.h>
 #include <setjmp.h>
+#include <stdalign.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -356,6 +357,61 @@ static void large_scores_are_as_exact_as_their_sums(void **state)
         }
 }
 
+/* Every register block at every depth around a run's end: small integers, which no order of sums rounds. */
+static void products_of_tiles_are_exact_on_integers(void **state)
+{
+    enum { ROWS = 13, DEPTH = 70, COLUMNS = TD_TILE_QUERIES };
+    static const int64_t depths[] = {1, 5, 31, 32, 33, 64, 70};
+    static const td_tile_op ops[] = {TD_TILE_STORE, TD_TILE_ADD, TD_TILE_RESCALE};
+    static float a[ROWS * DEPTH], c[ROWS * COLUMNS];
+    static alignas(64) float b[DEPTH * COLUMNS], alpha[COLUMNS];
+
+    (void)state;
+    for (int i = 0; i < ROWS * DEPTH; i++)
+        a[i] = (float)(i * 7 % 5 - 2);
+    for (int i = 0; i < DEPTH * COLUMNS; i++)
+        b[i] = (float)(i * 11 % 7 - 3);
+    for (int i = 0; i < COLUMNS; i++)
+        alpha[i] = (float)(i % 3);
+    for (size_t o = 0; o < sizeof ops / sizeof *ops; o++)
+        for (size_t d = 0; d < sizeof depths / sizeof *depths; d++)
+            for (int64_t rows = 1; rows <= ROWS; rows++)
+                for (int64_t groups = 1; groups <= COLUMNS / TD_GROUP; groups++) {
+                    const bool transposed = ops[o] == TD_TILE_RESCALE;
+                    const int64_t lda = transposed ? ROWS : DEPTH;
+
+                    for (int i = 0; i < ROWS * COLUMNS; i++)
+                        c[i] = (float)(i % 13);
+                    td_tile_multiply(&(td_tile_product){.op = ops[o],
+                                                        .rows = rows,
+                                                        .groups = groups,
+                                                        .depth = depths[d],
+                                                        .a = a,
+                                                        .lda = lda,
+                                                        .b = b,
+                                                        .ldb = COLUMNS,
+                                                        .c = c,
+                                                        .ldc = COLUMNS,
+                                                        .alpha = alpha});
+                    for (int64_t r = 0; r < ROWS; r++)
+                        for (int64_t n = 0; n < COLUMNS; n++) {
+                            const float before = (float)((r * COLUMNS + n) % 13);
+                            float expected = ops[o] == TD_TILE_STORE ? 0
+                                             : ops[o] == TD_TILE_ADD ? before
+                                                                     : alpha[n] * before;
+
+                            for (int64_t k = 0; k < depths[d]; k++)
+                                expected += a[transposed ? k * lda + r : r * lda + k] * b[k * COLUMNS + n];
+                            if (r >= rows || n >= groups * TD_GROUP)
+                                expected = before;
+                            if (c[r * COLUMNS + n] != expected)
+                                fail_msg("op %d, %d x %d groups, depth %d: [%d, %d] is %g, not %g",
+                                         (int)ops[o], (int)rows, (int)groups, (int)depths[d], (int)r, (int)n,
+                                         (double)c[r * COLUMNS + n], (double)expected);
+                        }
+                }
+}
+
 static void exp2_is_as_close_as_it_says(void **state)
 {
     (void)state;
@@ -396,6 +452,7 @@ int main(void)
         cmocka_unit_test(refuses_work_out_of_line),
         cmocka_unit_test(takes_tensors_at_any_address),
         cmocka_unit_test(large_scores_are_as_exact_as_their_sums),
+        cmocka_unit_test(products_of_tiles_are_exact_on_integers),
         cmocka_unit_test(exp2_is_as_close_as_it_says),
     };
 
