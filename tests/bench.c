@@ -167,6 +167,11 @@ static void whole_steps_are_the_same_steps(void **state)
     td_assert_refused(td_bench_run(*state, &config, NULL, NULL, &result), TD_UNSUPPORTED,
                       "cpu has no streams");
     assert_null(result);
+    config.warmup = 0;
+    config.steps = 1; /* too few to capture one */
+    td_assert_refused(td_bench_run(*state, &config, NULL, NULL, &result), TD_UNSUPPORTED,
+                      "cpu has no streams");
+    assert_null(result);
 }
 
 /* Weights, tokens and so the losses follow from the seed. */

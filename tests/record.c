@@ -667,6 +667,10 @@ static void bad_input_is_refused_with_the_reason(void **state)
         td_assert_refused(td_record_create("d", "m", empty[i], &made), TD_BAD_ARGUMENT, "impl is NULL");
         assert_null(made);
     }
+    td_assert_refused(td_record_create("\x80", "m", "c", &made), TD_BAD_ARGUMENT, "deliverable is not UTF-8");
+    td_assert_refused(td_record_create("d", "\x80", "c", &made), TD_BAD_ARGUMENT, "module is not UTF-8");
+    td_assert_refused(td_record_create("d", "m", "\x80", &made), TD_BAD_ARGUMENT, "impl is not UTF-8");
+    assert_null(made);
     td_assert_refused(td_record_create("d", "m", "c", NULL), TD_BAD_ARGUMENT, "out is NULL");
 }
 

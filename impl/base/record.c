@@ -194,6 +194,9 @@ td_status td_record_create(const char *deliverable, const char *module, const ch
     TD_CHECK(deliverable && *deliverable, "deliverable is NULL or empty");
     TD_CHECK(module && *module, "module is NULL or empty");
     TD_CHECK(impl && *impl, "impl is NULL or empty");
+    TD_TRY(check_utf8("deliverable", deliverable));
+    TD_TRY(check_utf8("module", module));
+    TD_TRY(check_utf8("impl", impl));
 
     record = calloc(1, sizeof *record);
     if (record)

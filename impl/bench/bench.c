@@ -347,6 +347,13 @@ td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_p
     TD_CHECK(config->steps <= INT64_MAX / 64 && config->warmup <= INT64_MAX / 64,
              "warmup %" PRId64 " and steps %" PRId64 " need to be below 2^57", config->warmup, config->steps);
 
+    /* Here, because a run of one step comes to its end before it captures anything. */
+    if (config->graph && td_device_kind_of(dev) == TD_DEVICE_CPU) {
+        status =
+            td_fail(TD_UNSUPPORTED, "graph is set, but %s has no streams and no graphs", td_device_name(dev));
+        goto cleanup;
+    }
+
     result = calloc(1, sizeof *result);
     if (result)
         result->samples = calloc((size_t)config->steps, PARTS * sizeof *result->samples);
