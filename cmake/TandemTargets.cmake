@@ -2,7 +2,7 @@
 #   may include, and ci/check/floors.py holds them to it. CUDA_SOURCES, which may include kernels/ too, are left out of a
 #   build without CUDA.
 # td_add_kernels(SOURCES ...): kernels/ as objects.
-# td_add_test(NAME SOURCES ... USES ... [WRAP symbol ...] [LABELS ...] [TIMEOUT seconds]): a CMocka program that links
+# td_add_test(NAME SOURCES ... USES ... [WRAP symbol ...] [LABELS ...] [TIMEOUT seconds] [ARGUMENTS ...]): a CMocka program that links
 #   the static modules (so that --wrap sees their calls) and tests/support.
 # td_describe_build(OUT file TEMPLATE file MODULES ...): the source file of td_build_info(), written anew by every build
 #   that something changed for.
@@ -66,7 +66,7 @@ function(td_add_kernels)
 endfunction()
 
 function(td_add_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;USES;WRAP;LABELS;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;USES;WRAP;LABELS;LIBRARIES;ARGUMENTS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
@@ -81,7 +81,7 @@ function(td_add_test name)
   foreach(symbol IN LISTS ARG_WRAP)
     target_link_options(test_${name} PRIVATE "-Wl,--wrap=${symbol}")
   endforeach()
-  add_test(NAME ${name} COMMAND test_${name})
+  add_test(NAME ${name} COMMAND test_${name} ${ARG_ARGUMENTS})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
 endfunction()
 

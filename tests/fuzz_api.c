@@ -1,0 +1,44 @@
+/* Every public function under random and extreme arguments: fuzz_api_kit.h says what is asked of a call, support/fuzz.h how
+ * to run one case again. With --list the program prints the functions that it covers, and fuzz_api_covers.py compares. */
+#include "fuzz_api_kit.h"
+
+static int arguments;
+static char **argument;
+
+static void every_function_refuses_what_is_impossible_and_changes_nothing(void **state)
+{
+    (void)state;
+    td_assert_ok(td_cpu_set_threads(2));
+    td_fuzz_begin(arguments, argument);
+    while (td_fuzz_next())
+        if (td_fuzz_chance(1))
+            api_walk();
+        else
+            api_case();
+    api_summary();
+}
+
+#ifdef __SANITIZE_ADDRESS__
+/* An allocation beyond all memory is refused, as it is elsewhere, not reported. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void)
+{
+    return "allocator_may_return_null=1";
+}
+#endif
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(every_function_refuses_what_is_impossible_and_changes_nothing,
+                                  td_fuzz_teardown),
+    };
+
+    if (argc > 1 && strcmp(argv[1], "--list") == 0) {
+        api_list();
+        return 0;
+    }
+    arguments = argc;
+    argument = argv;
+    return cmocka_run_group_tests_name("fuzz_api", tests, NULL, NULL);
+}

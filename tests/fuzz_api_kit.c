@@ -1,0 +1,366 @@
+#include "fuzz_api_kit.h"
+
+#include "support/guard.h"
+
+enum { MOST_CALLS = 256, MOST_NOTES = 64, MOST_BLOCKS = 24, BLOCK = 1 << 16 }; /* BLOCK: bytes, at least */
+
+static struct entry {
+    const char *name;
+    td_status (*call)(void);
+    int64_t calls, refused;
+} entries[MOST_CALLS];
+static int entry_count;
+
+td_device *api_dev;
+
+static struct note {
+    td_status status;
+    const char *words;
+    bool may; /* it may be refused so, or may not */
+} notes[MOST_NOTES];
+static int note_count, wrong_percent;
+
+/* Memory of the case: the guarded blocks live as long as the program. */
+static struct area {
+    unsigned char *block, *copy;
+    unsigned char *start; /* inside block: it ends where block ends */
+    size_t bytes, room;   /* what is asked for, and what the block has */
+    bool writable;
+} areas[MOST_BLOCKS];
+static int area_count;
+
+void api_add(const char *name, td_status (*call)(void))
+{
+    if (entry_count < MOST_CALLS)
+        entries[entry_count++] = (struct entry){.name = name, .call = call};
+}
+
+/* ---- notes ---- */
+
+static void note(td_status status, const char *words, bool may)
+{
+    assert_in_range(note_count, 0, MOST_NOTES - 1);
+    notes[note_count++] = (struct note){status, words, may};
+}
+
+void impossible(td_status status, const char *words)
+{
+    note(status, words, false);
+}
+
+void impossible_if(bool condition, const char *words)
+{
+    if (condition)
+        note(TD_BAD_ARGUMENT, words, false);
+}
+
+void possible(td_status status, const char *words)
+{
+    note(status, words, true);
+}
+
+bool api_spoilt(void)
+{
+    for (int i = 0; i < note_count; i++)
+        if (!notes[i].may)
+            return true;
+    return false;
+}
+
+static bool is_word_char(char c)
+{
+    return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
+/* Whether `message` has one of the words as a word of its own. */
+static bool has_word(const char *message, const char *words)
+{
+    while (*words) {
+        const size_t length = strcspn(words, "|");
+
+        for (const char *at = message; *at; at++)
+            if (strncmp(at, words, length) == 0 && (at == message || !is_word_char(at[-1])) &&
+                !is_word_char(at[length]))
+                return true;
+        words += length + (words[length] == '|');
+    }
+    return false;
+}
+
+/* ---- arguments ---- */
+
+bool wrong(void)
+{
+    return td_fuzz_chance(wrong_percent);
+}
+
+td_device *dev(void)
+{
+    return pointer("dev", api_dev);
+}
+
+int64_t extent(const char *words)
+{
+    static const int64_t bad[] = {
+        0, -1, INT64_MIN, INT64_MIN + 1, INT64_MAX, INT64_MAX - 1, INT64_MAX / 2 + 1};
+
+    if (!wrong())
+        return 1 + td_fuzz_below(4);
+    note(TD_BAD_ARGUMENT, words, false);
+    return TD_FUZZ_PICK(bad);
+}
+
+int64_t at_least_one(const char *words)
+{
+    static const int64_t bad[] = {0, -1, INT64_MIN, INT64_MIN + 1};
+
+    if (!wrong())
+        return 1 + td_fuzz_below(4);
+    note(TD_BAD_ARGUMENT, words, false);
+    return TD_FUZZ_PICK(bad);
+}
+
+int64_t index_in(const char *name, int64_t most)
+{
+    static const int64_t bad[] = {-1, INT64_MIN, -2};
+
+    if (!wrong())
+        return td_fuzz_below(most + 1);
+    note(TD_BAD_ARGUMENT, name, false);
+    return TD_FUZZ_PICK(bad);
+}
+
+static const int no_enum[] = {-1, 17, INT32_MAX, INT32_MIN, 255};
+
+td_dtype dtype(const char *name)
+{
+    if (!wrong())
+        return td_fuzz_chance(50) ? TD_F32 : TD_BF16;
+    if (td_fuzz_chance(50)) {
+        note(TD_UNSUPPORTED, name, false);
+        return td_fuzz_chance(50) ? TD_F16 : TD_F64;
+    }
+    note(TD_BAD_ARGUMENT, name, false);
+    return (td_dtype)TD_FUZZ_PICK(no_enum);
+}
+
+td_dtype dtype_any(const char *name)
+{
+    return (td_dtype)choice(name, 4);
+}
+
+int choice(const char *name, int count)
+{
+    if (!wrong())
+        return (int)td_fuzz_below(count);
+    note(TD_BAD_ARGUMENT, name, false);
+    return TD_FUZZ_PICK(no_enum);
+}
+
+double number(const char *name)
+{
+    static const double good[] = {0,   1, -1, -0.0, 0.5, 1e-45, -1e-40, (double)FLT_MAX, -(double)FLT_MAX,
+                                  1e-3};
+    static const double bad[] = {NAN, INFINITY, -INFINITY};
+
+    if (!wrong())
+        return TD_FUZZ_PICK(good);
+    note(TD_BAD_ARGUMENT, name, false);
+    return TD_FUZZ_PICK(bad);
+}
+
+double positive(const char *name)
+{
+    static const double good[] = {1, 0.5, 1e-5, 1e5, 3};
+    static const double bad[] = {0, -1, NAN, INFINITY, -INFINITY, -0.0, -1e-45};
+
+    if (!wrong())
+        return TD_FUZZ_PICK(good);
+    note(TD_BAD_ARGUMENT, name, false);
+    return TD_FUZZ_PICK(bad);
+}
+
+static void *area_of(size_t bytes, const void *from, int fill, bool writable, size_t alignment)
+{
+    assert_in_range(area_count, 0, MOST_BLOCKS - 1);
+    struct area *a = &areas[area_count++];
+
+    if (a->room < bytes + alignment) {
+        td_guard_free(a->block);
+        free(a->copy);
+        a->room = (bytes / BLOCK + 1) * BLOCK;
+        a->block = td_guard_alloc(a->room, true, 1, 0);
+        a->copy = malloc(a->room);
+        assert_non_null(a->copy);
+    }
+    a->start = a->block + a->room - (bytes + alignment - 1) / alignment * alignment;
+    a->bytes = bytes;
+    a->writable = writable;
+    if (from)
+        memcpy(a->start, from, bytes);
+    else
+        memset(a->start, fill, bytes);
+    memcpy(a->copy, a->start, bytes);
+    return a->start;
+}
+
+/* 0x3F bytes are 0.75 as f32 and bf16, 0xFF bytes NaN. */
+const void *in(const char *name, size_t bytes)
+{
+    return pointer(name, area_of(bytes, NULL, 0x3F, false, 1));
+}
+
+void *out(const char *name, size_t bytes)
+{
+    return pointer(name, area_of(bytes, NULL, 0xFF, true, 1));
+}
+
+void *in_out(const char *name, size_t bytes)
+{
+    return pointer(name, area_of(bytes, NULL, 0x3F, true, 1));
+}
+
+void *out_or_null(size_t bytes)
+{
+    return td_fuzz_chance(30) ? NULL : area_of(bytes, NULL, 0xFF, true, 1);
+}
+
+const void *in_copy(const char *name, const void *from, size_t bytes)
+{
+    return pointer(name, area_of(bytes, from, 0, false, 8));
+}
+
+void *in_out_copy(const char *name, const void *from, size_t bytes)
+{
+    return pointer(name, area_of(bytes, from, 0, true, 8));
+}
+
+void *work(td_status status, const size_t *bytes)
+{
+    td_forget_error();
+    if (status == TD_OK && *bytes == 0 && td_fuzz_chance(50))
+        return NULL;
+    if ((status != TD_OK || *bytes > 0) && wrong()) {
+        note(TD_BAD_ARGUMENT, "work", false);
+        return NULL;
+    }
+    return area_of(status == TD_OK ? *bytes : 4096, NULL, 0xFF, true, 256);
+}
+
+const int64_t *indices(const char *name, int64_t count, int64_t bound)
+{
+    int64_t ids[64] = {0};
+
+    assert_in_range(count, 0, 64);
+    for (int64_t i = 0; i < count; i++)
+        ids[i] = bound > 0 && bound < 64 ? td_fuzz_below(bound) : 0;
+    if (count > 0 && wrong()) {
+        static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX};
+
+        ids[td_fuzz_below(count)] = td_fuzz_chance(50) && bound > 0 ? bound : TD_FUZZ_PICK(bad);
+        note(TD_BAD_ARGUMENT, name, false);
+    }
+    return pointer(name, area_of((size_t)count * sizeof *ids, ids, 0, false, 8));
+}
+
+const char *text(const char *name, int count, const char *const *good)
+{
+    static const char *const bad[] = {NULL,       "",     "no such name",
+                                      "\xff\xfe", "%s%n", "cuda:99999999999999999999"};
+
+    if (!wrong())
+        return good[td_fuzz_below(count)];
+    note(TD_BAD_ARGUMENT, name, false);
+    return TD_FUZZ_PICK(bad);
+}
+
+size_t bytes_of(td_dtype type, int count, const int64_t *extents)
+{
+    size_t bytes = td_dtype_size(type);
+
+    for (int i = 0; i < count; i++)
+        bytes = extents[i] >= 0 && extents[i] <= 4096 ? bytes * (size_t)extents[i] : 0;
+    return bytes > 0 && bytes <= 1 << 20 ? bytes : 4096;
+}
+
+/* ---- the driver ---- */
+
+static void check_areas(const char *name, bool refused)
+{
+    for (int i = 0; i < area_count; i++)
+        if ((refused || !areas[i].writable) && memcmp(areas[i].start, areas[i].copy, areas[i].bytes) != 0)
+            fail_msg("%s %s: argument %d of its memory was written", name, refused ? "refused" : "succeeded",
+                     i);
+}
+
+static void check_status(const char *name, td_status status)
+{
+    const char *message = td_last_error();
+
+    if (status == TD_OK) {
+        for (int i = 0; i < note_count; i++)
+            if (!notes[i].may)
+                fail_msg("%s returned TD_OK, with an impossible '%s'", name, notes[i].words);
+        return;
+    }
+    for (int i = 0; i < note_count; i++)
+        if (notes[i].status == status && has_word(message, notes[i].words))
+            return;
+    char expected[512] = "";
+    for (int i = 0; i < note_count && strlen(expected) < 400; i++)
+        snprintf(expected + strlen(expected), sizeof expected - strlen(expected), " %s '%s'",
+                 td_status_name(notes[i].status), notes[i].words);
+    fail_msg("%s returned %s, '%s'; expected was%s", name, td_status_name(status), message,
+             note_count ? expected : " TD_OK");
+}
+
+void api_begin(void)
+{
+    static const int percents[] = {0, 3, 15, 40};
+
+    note_count = area_count = 0;
+    wrong_percent = TD_FUZZ_PICK(percents);
+    td_forget_error();
+}
+
+void api_judge(const char *name, td_status status)
+{
+    check_status(name, status);
+    check_areas(name, status != TD_OK);
+}
+
+void api_case(void)
+{
+    struct entry *e = &entries[td_fuzz_below(entry_count)];
+    td_memory_stats before, after;
+
+    td_fuzz_describe("%s", e->name);
+    td_assert_ok(td_device_open("cpu", &api_dev));
+    td_assert_ok(td_device_memory(api_dev, &before));
+    api_begin();
+    const td_status status = e->call();
+    e->calls++;
+    e->refused += status != TD_OK;
+    api_judge(e->name, status);
+    td_assert_ok(td_device_memory(api_dev, &after));
+    assert_int_equal(after.live_blocks, before.live_blocks);
+    td_device_close(api_dev);
+    api_dev = NULL;
+}
+
+void api_list(void)
+{
+    for (int i = 0; i < entry_count; i++)
+        printf("%s\n", entries[i].name);
+}
+
+void api_summary(void)
+{
+    int64_t calls = 0, refused = 0;
+
+    for (int i = 0; i < entry_count; i++) {
+        calls += entries[i].calls;
+        refused += entries[i].refused;
+    }
+    print_message("    %d functions, %" PRId64 " calls, %" PRId64 " refused\n", entry_count, calls, refused);
+}

@@ -1,0 +1,123 @@
+/** What the files of test_fuzz_api share: how a call of a public function is drawn, and what is asked of it.
+ *
+ * To cover a function, write `API(td_name) { ... }` in the file of its module: draw each argument by the name that the
+ * function's messages call it, and return the call's status. A drawn argument that cannot be right notes so itself; what
+ * only a combination makes wrong is noted with impossible_if. Then
+ *
+ *   - with nothing noted the call must return TD_OK; else a status that was noted, with a message that has one of the words
+ *     that were noted with it;
+ *   - arguments that are only read keep their bits, and after a refusal so do all others, and the device's account. */
+#ifndef TD_TESTS_FUZZ_API_KIT_H
+#define TD_TESTS_FUZZ_API_KIT_H
+
+#include "device/device.h"
+#include "support/compare.h"
+#include "support/fuzz.h"
+
+#include <float.h>
+#include <inttypes.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define API(function)                                                                                        \
+    static td_status call_##function(void);                                                                  \
+    __attribute__((constructor)) static void add_##function(void)                                            \
+    {                                                                                                        \
+        api_add(#function, call_##function);                                                                 \
+    }                                                                                                        \
+    static td_status call_##function(void)
+
+void api_add(const char *name, td_status (*call)(void));
+
+/* A CPU device of the case's own. */
+extern td_device *api_dev;
+
+/* ---- notes: `words` are the words of a message, divided by '|' ---- */
+
+void impossible(td_status status, const char *words);
+void impossible_if(bool condition, const char *words); /* TD_BAD_ARGUMENT */
+
+/* The call may be refused so, or may not. */
+void possible(td_status status, const char *words);
+
+/* Whether anything is noted as impossible so far. */
+bool api_spoilt(void);
+
+/* ---- arguments ---- */
+
+/* Whether the next argument is to be wrong: as often as the case has drawn. */
+bool wrong(void);
+
+td_device *dev(void);
+
+/* In [1, 4]; or 0, negative, or next to the largest number, where `words` beside the name are those of products. */
+int64_t extent(const char *words);
+int64_t at_least_one(const char *words); /* without the largest */
+
+/* In [0, most]; or negative. */
+int64_t index_in(const char *name, int64_t most);
+
+/* f32 or bf16; or a type that the CPU has no kernels for, or none at all. dtype_any takes all four types. */
+td_dtype dtype(const char *name);
+td_dtype dtype_any(const char *name);
+
+/* A value in [0, count); or another. */
+int choice(const char *name, int count);
+
+/* Any finite number that f32 can hold; or NaN or an infinity. `positive` ones are above 0. */
+double number(const char *name);
+double positive(const char *name);
+
+/* A struct; or NULL. */
+#define pointer(name, address) (wrong() ? (impossible(TD_BAD_ARGUMENT, (name)), NULL) : (address))
+
+/* Memory of `bytes` that ends at an inaccessible page, or NULL: read only, written only, or both. */
+const void *in(const char *name, size_t bytes);
+void *out(const char *name, size_t bytes);
+void *in_out(const char *name, size_t bytes);
+
+/* The same, where NULL is allowed. */
+void *out_or_null(size_t bytes);
+
+/* A work area of the size that `bytes` holds, if `status` says that it does. */
+void *work(td_status status, const size_t *bytes);
+
+/* [count] indices in [0, bound), or one that is not. */
+const int64_t *indices(const char *name, int64_t count, int64_t bound);
+
+/* A copy of a struct that the call only reads, or also writes. */
+const void *in_copy(const char *name, const void *from, size_t bytes);
+void *in_out_copy(const char *name, const void *from, size_t bytes);
+
+/* One of `count` strings; or NULL, "" or another. */
+const char *text(const char *name, int count, const char *const *good);
+
+/* The bytes of an array, if its extents are small; else 4096. */
+size_t bytes_of(td_dtype type, int count, const int64_t *extents);
+#define BYTES(type, ...)                                                                                     \
+    bytes_of((type), (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),                              \
+             (const int64_t[]){__VA_ARGS__})
+
+/* ---- the driver ---- */
+
+/* Draws a function, calls it and judges. */
+void api_case(void);
+
+/* The same for calls that a case makes one after the other: forgets the notes, and judges the call that was drawn since. */
+void api_begin(void);
+void api_judge(const char *name, td_status status);
+
+/* Takes random steps with a model, and those that were not refused with its twin, which must stay equal. */
+void api_walk(void);
+
+/* How often each function was called and refused, printed. */
+void api_summary(void);
+void api_list(void);
+
+#endif

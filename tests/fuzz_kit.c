@@ -1,0 +1,327 @@
+#include "fuzz_kit.h"
+
+#include "base/rng.h"
+#include "support/gpu.h"
+#include "support/guard.h"
+
+td_device *fuzz_dev;
+
+enum { SLACK_BYTE = 0xA5, POISON_BYTE = 0xFF, MOST_TENSORS = 24 };
+
+static fuzz_tensor tensors[MOST_TENSORS];
+static int tensor_count;
+static bool gpu;
+static double worst;
+
+void fuzz_open(const char *name)
+{
+    gpu = strcmp(name, "cpu") != 0;
+    if (gpu)
+        fuzz_dev = td_gpu_open();
+    else
+        td_assert_ok(td_device_open(name, &fuzz_dev));
+}
+
+bool fuzz_on_gpu(void)
+{
+    return gpu;
+}
+
+td_dtype fuzz_16bit(void)
+{
+    return gpu && td_fuzz_chance(50) ? TD_F16 : TD_BF16;
+}
+
+td_dtype fuzz_dtype(void)
+{
+    return td_fuzz_chance(50) ? TD_F32 : fuzz_16bit();
+}
+
+int64_t fuzz_extent(int64_t most)
+{
+    static const int64_t small[] = {1, 1, 2, 3, 4, 5, 7, 8};
+    static const int64_t tiles[] = {16, 32, 48, 64, 128, 256, 512};
+    static const int64_t primes[] = {11, 13,  17,  23,  31,  37,  53,  61, 67,
+                                     97, 127, 131, 193, 251, 257, 509, 521};
+    int64_t extent;
+
+    switch (td_fuzz_below(4)) {
+    case 0:
+        extent = TD_FUZZ_PICK(small);
+        break;
+    case 1:
+        extent = TD_FUZZ_PICK(tiles) + td_fuzz_below(3) - 1;
+        break;
+    case 2:
+        extent = TD_FUZZ_PICK(primes);
+        break;
+    default:
+        extent = 1 + td_fuzz_below(most);
+    }
+    return extent <= most ? extent : 1 + extent % most;
+}
+
+int64_t fuzz_pitch(int64_t row)
+{
+    return td_fuzz_chance(50) ? 0 : row + (td_fuzz_chance(20) ? 0 : td_fuzz_below(19));
+}
+
+/* ---- tensors ---- */
+
+static void *copy_of(const void *from, size_t bytes)
+{
+    void *copy = malloc(bytes > 0 ? bytes : 1);
+
+    assert_non_null(copy);
+    return from ? memcpy(copy, from, bytes) : memset(copy, POISON_BYTE, bytes);
+}
+
+/* Tensors start at any element; scratch on a multiple of 256 bytes. */
+static fuzz_tensor *place(fuzz_tensor tensor)
+{
+    const size_t element = tensor.scratch ? 256 : td_dtype_size(tensor.dtype);
+    fuzz_tensor *t = &tensors[tensor_count++];
+
+    assert_in_range(tensor_count, 1, MOST_TENSORS);
+    if (gpu) {
+        tensor.lead =
+            tensor.scratch ? 0 : (size_t)td_fuzz_below(2) * (size_t)(1 + td_fuzz_below(7)) * element;
+        void *fill = malloc(tensor.lead + tensor.bytes + 1);
+
+        assert_non_null(fill);
+        memset(fill, SLACK_BYTE, tensor.lead);
+        memset((char *)fill + tensor.lead, POISON_BYTE, tensor.bytes);
+        tensor.block = td_gpu_block(fuzz_dev, fill, tensor.lead + tensor.bytes);
+        free(fill);
+    } else {
+        const bool behind = td_fuzz_chance(60);
+        const size_t offset = tensor.scratch ? 0 : (size_t)td_fuzz_below(64) / element * element;
+
+        /* At the page behind it a tensor ends exactly, wherever that makes it begin. */
+        tensor.block = behind && !tensor.scratch ? td_guard_alloc(tensor.bytes, true, 1, 0)
+                                                 : td_guard_alloc(tensor.bytes, behind, 256, offset);
+    }
+    *t = tensor;
+    return t;
+}
+
+static fuzz_tensor *make(const char *name, td_dtype dtype, int64_t count, void *before)
+{
+    fuzz_tensor t = {.name = name, .dtype = dtype, .count = count, .before = before};
+
+    t.bytes = (size_t)count * td_dtype_size(dtype);
+    t.after = copy_of(before, t.bytes);
+    t.x = malloc((size_t)count * sizeof *t.x);
+    t.expect = malloc((size_t)count * sizeof *t.expect);
+    assert_non_null(t.x);
+    assert_non_null(t.expect);
+    td_assert_ok(td_convert(count, dtype, before, TD_F64, t.x));
+    for (int64_t i = 0; i < count; i++)
+        t.expect[i].square = -1;
+    return place(t);
+}
+
+fuzz_tensor *fuzz_given(const char *name, td_dtype dtype, int64_t count, const double *values)
+{
+    void *before = malloc((size_t)count * td_dtype_size(dtype));
+
+    assert_non_null(before);
+    td_assert_ok(td_convert(count, TD_F64, values, dtype, before));
+    return make(name, dtype, count, before);
+}
+
+fuzz_tensor *fuzz_draw(const char *name, td_dtype dtype, int64_t count)
+{
+    const td_rng rng = {.seed = td_fuzz_bits()};
+    const int kind = (int)td_fuzz_below(8);
+    const double factor = kind == 1 ? 0.03125 : kind == 2 ? 3.0 : 1.0;
+    float *drawn = malloc((size_t)count * sizeof *drawn);
+    double *values = malloc((size_t)count * sizeof *values);
+
+    assert_non_null(drawn);
+    assert_non_null(values);
+    td_assert_ok(td_rng_normal(&rng, 0, count, 0.0f, 1.0f, drawn));
+    for (int64_t i = 0; i < count; i++)
+        values[i] = kind == 0 ? fabs((double)drawn[i]) : factor * (double)drawn[i];
+    fuzz_tensor *t = fuzz_given(name, dtype, count, values);
+    free(values);
+    free(drawn);
+    return t;
+}
+
+fuzz_tensor *fuzz_room(const char *name, td_dtype dtype, int64_t count)
+{
+    return make(name, dtype, count, copy_of(NULL, (size_t)count * td_dtype_size(dtype)));
+}
+
+/* Kept as f64, which is as wide: nothing but its bits is looked at. */
+fuzz_tensor *fuzz_ids(const char *name, int64_t count, int64_t bound)
+{
+    int64_t *ids = malloc((size_t)count * sizeof *ids);
+
+    assert_non_null(ids);
+    for (int64_t i = 0; i < count; i++)
+        ids[i] = td_fuzz_chance(10) ? bound - 1 : td_fuzz_below(bound);
+    return make(name, TD_F64, count, ids);
+}
+
+int64_t fuzz_id(const fuzz_tensor *ids, int64_t index)
+{
+    return ((const int64_t *)ids->before)[index];
+}
+
+fuzz_tensor *fuzz_scratch(size_t bytes)
+{
+    return place((fuzz_tensor){.name = "work", .scratch = true, .bytes = bytes});
+}
+
+void *at(const fuzz_tensor *tensor)
+{
+    return tensor ? tensor->block + tensor->lead : NULL;
+}
+
+void fuzz_expect(fuzz_tensor *tensor, int64_t index, td_estimate value)
+{
+    assert_in_range(index, 0, tensor->count - 1);
+    tensor->expect[index] = value;
+}
+
+void fuzz_expect_exact(fuzz_tensor *tensor, int64_t index, double value)
+{
+    fuzz_expect(tensor, index, (td_estimate){.value = value, .square = NAN});
+}
+
+/* ---- the call ---- */
+
+void fuzz_upload(void)
+{
+    for (int i = 0; i < tensor_count; i++) {
+        const fuzz_tensor *t = &tensors[i];
+        void *to = at(t);
+
+        if (t->scratch && gpu)
+            td_assert_ok(td_device_fill(fuzz_dev, to, POISON_BYTE, t->bytes));
+        else if (t->scratch)
+            memset(to, POISON_BYTE, t->bytes);
+        else if (gpu)
+            td_assert_ok(td_device_upload(fuzz_dev, to, t->before, t->bytes));
+        else
+            memcpy(to, t->before, t->bytes);
+    }
+}
+
+void fuzz_download(int round, bool compare)
+{
+    for (int i = 0; i < tensor_count; i++) {
+        fuzz_tensor *t = &tensors[i];
+        void *got = gpu ? td_gpu_read(fuzz_dev, t->block, t->lead + t->bytes) : NULL;
+        const char *inside = gpu ? (char *)got + t->lead : at(t);
+
+        for (size_t b = 0; b < t->lead; b++)
+            if (((unsigned char *)got)[b] != SLACK_BYTE)
+                fail_msg("%s: byte %zu before it was written", t->name, t->lead - b);
+        if (compare && round > 0 && !t->scratch && memcmp(t->after, inside, t->bytes) != 0)
+            td_assert_identical(t->name, t->dtype, t->after, inside, t->count);
+        if (!t->scratch)
+            memcpy(t->after, inside, t->bytes);
+        free(got);
+    }
+}
+
+void fuzz_accept(fuzz_tensor *t)
+{
+    char text[512];
+
+    if (!fuzz_judge(t, text, sizeof text))
+        fail_msg("%s", text);
+    memcpy(t->before, t->after, t->bytes);
+    td_assert_ok(td_convert(t->count, t->dtype, t->before, TD_F64, t->x));
+    for (int64_t i = 0; i < t->count; i++)
+        t->expect[i].square = -1;
+}
+
+/* ---- the judge ---- */
+
+/* The elements together. A rounding is u / sqrt(3) at the root mean square where a number is just above a power of two, as
+ * the partial sums of positive terms may all be, so that the norm of many errors is at most that of their Gammas by 0.58,
+ * and by 0.75 with room for the chance in 64 of them. */
+static bool judge_norm(const fuzz_tensor *t, double errors, double squares, double stores, int64_t count,
+                       char *text, size_t room)
+{
+    const double allowed = 0.75 * TD_ULP_HALF * sqrt(squares) + td_dtype_eps(t->dtype) / 2 * sqrt(stores);
+
+    if (count < 64 || errors <= allowed * allowed)
+        return true;
+    snprintf(text, room, "%s: the norm of %" PRId64 " errors is %.4g, allowed are %.4g", t->name, count,
+             sqrt(errors), allowed);
+    return false;
+}
+
+bool fuzz_judge(const fuzz_tensor *t, char *text, size_t room)
+{
+    const size_t element = td_dtype_size(t->dtype);
+    double *got = td_as_f64(t->dtype, t->after, t->count);
+    double errors = 0, squares = 0, stores = 0;
+    int64_t count = 0, i;
+    bool right = true;
+
+    for (i = 0; i < t->count && right; i++) {
+        const td_estimate want = t->expect[i];
+        const double error = fabs(got[i] - want.value);
+
+        if (want.square < 0) {
+            right = memcmp((char *)t->after + (size_t)i * element, (char *)t->before + (size_t)i * element,
+                           element) == 0;
+            if (!right)
+                snprintf(text, room, "%s[%" PRId64 "], not to be written, was %.9g and is %.9g", t->name, i,
+                         td_value_at(t->dtype, t->before, i), got[i]);
+            continue;
+        }
+        const double store = isnan(want.square) ? 0 : td_allowance(td_exact(want.value), t->dtype);
+        const double allowed = isnan(want.square) ? 0 : td_allowance(want, t->dtype);
+        right = error <= allowed;
+        if (!right)
+            snprintf(text, room,
+                     "%s[%" PRId64 "] of %" PRId64 " is %.9g, truth %.9g: off by %.4g, allowed are %.4g",
+                     t->name, i, t->count, got[i], want.value, error, allowed);
+        if (allowed > store) {
+            if (allowed - store > 0.01 * store)
+                worst = fmax(worst, (error - store) / (allowed - store));
+            errors += error * error;
+            squares += want.square;
+            stores += want.value * want.value;
+            count++;
+        }
+    }
+    free(got);
+    return right && judge_norm(t, errors, squares, stores, count, text, room);
+}
+
+double fuzz_worst(void)
+{
+    const double result = worst;
+
+    worst = 0;
+    return result;
+}
+
+void fuzz_finish(void)
+{
+    char text[512];
+
+    for (int i = 0; i < tensor_count; i++)
+        if (!tensors[i].scratch && !fuzz_judge(&tensors[i], text, sizeof text))
+            fail_msg("%s", text);
+    while (tensor_count > 0) {
+        fuzz_tensor *t = &tensors[--tensor_count];
+
+        free(t->x);
+        free(t->expect);
+        free(t->before);
+        free(t->after);
+        if (gpu)
+            td_gpu_free(fuzz_dev, t->block);
+        else
+            td_guard_free(t->block);
+    }
+}
