@@ -30,3 +30,18 @@ build() {
     cmake --preset "$1" -DTANDEM_PYTHON="$python"
     cmake --build --preset "$1" -j "$jobs"
 }
+
+# test_preset PRESET ARGUMENTS... runs ctest on a preset's build. What failed, and the lines that say why, come last.
+test_preset() {
+    local preset=$1 logs=$root/build/$1/Testing/Temporary status=0
+    shift
+
+    say "test: preset $preset"
+    rm -f "$logs/LastTestsFailed.log"
+    ctest --preset "$preset" -j "$jobs" "$@" || status=$?
+    [ "$status" -ne 0 ] || return 0
+    say "test: preset $preset failed; the lines that say why"
+    grep -E '^\[ *(ERROR|LINE|FAILED) *\]|Error:|ERROR:|runtime error|^FAIL' "$logs/LastTest.log" | head -60 || true
+    sed 's/^/failed: /' "$logs/LastTestsFailed.log" 2>/dev/null || true
+    return "$status"
+}

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from parity.core import geomean
+from parity.core.view import number
 
 MIB = 2**20
 
@@ -49,8 +50,9 @@ def valued(records, impl="c", **keys) -> list[dict]:
 
 
 def errors_by(records, keys: Sequence[str], base: str = "torch_eager") -> pd.DataFrame:
-    """A row for each combination of the case keys: how many cases, the worst errors, and the ratio of C's to those that
-    it is judged against: `base`'s, or those of another PyTorch side that the records name."""
+    """A row for each combination of the case keys: how many cases, the worst errors, the ratio of C's to those
+    that it is judged against, and the largest share of its allowance that an error of C uses. C is judged
+    against `base`, or another PyTorch side that the records name."""
     groups: dict[tuple, list[dict]] = {}
     for record in records.records:
         if "error" in record and all(key in record["case"] for key in keys):
@@ -66,7 +68,9 @@ def errors_by(records, keys: Sequence[str], base: str = "torch_eager") -> pd.Dat
             if any(r["impl"] == impl for r in group)
         }
         row = dict(zip(keys, combination, strict=True)) | {"cases": len(subset.only(impl="c"))} | worst
-        rows.append(row | {"error ratio": geomean(ratios) if len(ratios) else None})
+        used = [number(r, "used") for r in group if number(r, "used") is not None]
+        row |= {"error ratio": geomean(ratios) if len(ratios) else None}
+        rows.append(row | ({"allowance used": f"{100 * max(used):.0f} %"} if used else {}))
     return pd.DataFrame(rows)
 
 
@@ -80,6 +84,12 @@ def error_sentence(records, base: str = "torch_eager") -> str:
     held = sum(r["status"] == "ok" for r in judged)
     ratios = [ratio for ratio in records.error_ratio(base) if np.isfinite(ratio)]
     words = f"The rule holds in {held} of {len(judged)} cases."
+    used = [share for share in (number(r, "used") for r in judged) if share is not None]
+    if used:
+        words += (
+            f" C uses at most {100 * max(used):.0f} % of what an error may be, "
+            f"{100 * float(np.median(used)):.0f} % in the median."
+        )
     if not ratios:
         return words
     mean = geomean(ratios)

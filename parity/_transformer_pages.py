@@ -41,25 +41,6 @@ def report(page, records):
         f"AdamW steps: one for the tiny models, {SMALL_STEPS} for `small`, and f32 only, for a bf16 weight "
         "moves by its own rounding."
     )
-    for record in exact.only(impl="torch_joined").records:
-        sides = {other["impl"]: other for other in exact.only(**record["case"]).records}
-        errors = {
-            impl: side.get("error", {}).get("outputs", {}).get("logits", {}).get("rel_l2")
-            for impl, side in sides.items()
-        }
-        if all(errors.get(impl) for impl in ("c", "torch_eager", "torch_joined")):
-            page.text(
-                f"{record['case']['size']} in {record['case']['dtype']}: cuBLAS sums a narrow product in another order "
-                "than a wide one, so this case is held to PyTorch with q, k and v in one product, and w1 and w3, as C "
-                f"has them (torch_joined). Errors of the logits: C {errors['c']:.3g}, so joined "
-                f"{errors['torch_joined']:.3g}, one by one {errors['torch_eager']:.3g}."
-            )
-            page.verdict(
-                "transformer_exactness",
-                f"{record['case']['size']} in {record['case']['dtype']}: the logits' error is "
-                f"{errors['c'] / errors['torch_joined']:.2f} x PyTorch's with joined products, by which it is judged, "
-                f"{errors['c'] / errors['torch_eager']:.2f} x that of products one by one.",
-            )
     for row in valued(exact, size="small", steps=SMALL_STEPS):
         far = row["furthest_weight_rel_l2"]
         page.text(

@@ -51,27 +51,15 @@ class RMSNorm(nn.Module):
         return ops.rmsnorm(x, self.weight)
 
 
-def apart(x: Tensor, *linears: Linear) -> list[Tensor]:
-    """What each of the layers makes of x."""
-    return [linear(x) for linear in linears]
-
-
-def joined(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
-    """The same by one product with all their weights, whose sums may be formed in another order."""
-    weights = [linear.weight for linear in linears]
-    return (x @ torch.cat(weights).mT).split([len(weight) for weight in weights], dim=-1)
-
-
 class SwiGLU(nn.Module):
-    def __init__(self, d_model: int, d_ff: int, project=apart):
+    def __init__(self, d_model: int, d_ff: int):
         super().__init__()
-        self.project = project
         self.w1 = Linear(d_model, d_ff)
         self.w2 = Linear(d_ff, d_model)
         self.w3 = Linear(d_model, d_ff)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w2(ops.silu_mul(*self.project(x, self.w1, self.w3)))
+        return self.w2(ops.silu_mul(self.w1(x), self.w3(x)))
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -80,9 +68,9 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 class CausalSelfAttention(nn.Module):
-    def __init__(self, d_model: int, heads: int, context: int, rope_theta: float, attend, project):
+    def __init__(self, d_model: int, heads: int, context: int, rope_theta: float, attend):
         super().__init__()
-        self.heads, self.attend, self.project = heads, attend, project
+        self.heads, self.attend = heads, attend
         self.q_proj = Linear(d_model, d_model)
         self.k_proj = Linear(d_model, d_model)
         self.v_proj = Linear(d_model, d_model)
@@ -104,8 +92,8 @@ class CausalSelfAttention(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        projected = self.project(x, self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (ops.heads_split(part, self.heads) for part in projected)
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (ops.heads_split(project(x), self.heads) for project in projections)
         table = self.tables[torch.float64 if x.dtype == torch.float64 else torch.float32]
         cos, sin = (part[: x.shape[1]] for part in table)
         o = self.attend(ops.rope(q, cos, sin), ops.rope(k, cos, sin), v, causal=True)
@@ -113,10 +101,10 @@ class CausalSelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, d_model: int, d_ff: int, heads: int, context: int, rope_theta: float, attend, project):
+    def __init__(self, d_model: int, d_ff: int, heads: int, context: int, rope_theta: float, attend):
         super().__init__()
-        self.attn = CausalSelfAttention(d_model, heads, context, rope_theta, attend, project)
-        self.ffn = SwiGLU(d_model, d_ff, project)
+        self.attn = CausalSelfAttention(d_model, heads, context, rope_theta, attend)
+        self.ffn = SwiGLU(d_model, d_ff)
         self.ln1 = RMSNorm(d_model)
         self.ln2 = RMSNorm(d_model)
 
@@ -136,12 +124,11 @@ class Transformer(nn.Module):
         context: int,
         rope_theta: float = 10_000.0,
         attend=attention,
-        project=apart,
     ):
         super().__init__()
         self.token_embeddings = Embedding(vocab, d_model)
         self.layers = nn.ModuleList(
-            Block(d_model, d_ff, heads, context, rope_theta, attend, project) for _ in range(layers)
+            Block(d_model, d_ff, heads, context, rope_theta, attend) for _ in range(layers)
         )
         self.ln_final = RMSNorm(d_model)
         self.lm_head = Linear(d_model, vocab)

@@ -23,7 +23,7 @@ import pandas as pd
 import torch
 from rich.console import Console
 
-from parity.core import clock, compare, identity, memory, report
+from parity.core import clock, compare, identity, measure, memory, report
 from parity.core.case import Case, Side, grid, seed_of, within
 from parity.core.draw import Draw, left_poisoned
 from parity.core.folder import folder_of
@@ -74,6 +74,14 @@ class Folders(unittest.TestCase):
         for name in ("", "NVIDIA", "NVIDIA Graphics Device", "../.."):
             with self.subTest(name), self.assertRaisesRegex(ValueError, "--machine"):
                 folder_of(name)
+
+
+class Complaints(unittest.TestCase):
+    def test_five_and_how_many_more(self):
+        self.assertEqual(measure.summary(["a", "b"]), "a; b")
+        self.assertEqual(measure.summary([f"o{i}: x" for i in range(5)]), "o0: x; o1: x; o2: x; o3: x; o4: x")
+        words = measure.summary([f"grad.{i}: off" for i in range(217)])
+        self.assertEqual(words.split("; ")[4:], ["grad.4: off", "and 212 more outputs"])
 
 
 class Cases(unittest.TestCase):

@@ -25,7 +25,7 @@ IMPLS = {
     "ops": ["c", "torch_eager", "torch_compile", "torch_library"],
     "attention": ["c", "torch_eager"],
     "flash": ["c", "c_naive", "torch_eager", "torch_flash", "torch_cudnn", "torch_efficient"],
-    "transformer": ["c", "c_graph", "torch_eager", "torch_eager_f32", "torch_eager_seed", "torch_joined"],
+    "transformer": ["c", "c_graph", "torch_eager", "torch_eager_f32", "torch_eager_seed"],
     "bench": ["c", "c_graph", "c_graph_overlap", "torch_eager", "torch_compile", "torch_compile_graph"],
 }
 VALUES = """tokens flops account_mib saved_mib matrix_mib flash_mib forward_peak_mib backward_peak_mib end_16_gib

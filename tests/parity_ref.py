@@ -80,25 +80,6 @@ class RefTest(unittest.TestCase):
         ids = torch.tensor([[1, 7, 3, 10, 0]])
         self.same([ours(ids).detach()], [theirs(ids).detach()])
 
-    def test_a_model_with_joined_products(self):
-        products = []
-
-        def project(x, *linears):
-            products.append(len(linears))
-            return transformer.joined(x, *linears)
-
-        with torch.device("cpu"):
-            torch.manual_seed(0)
-            ours = transformer.Transformer(16, 24, 2, 2, 11, 9, project=project).double()
-            theirs = transformer.Transformer(16, 24, 2, 2, 11, 9).double()
-        theirs.load_state_dict(ours.state_dict())
-        ids = torch.tensor([[1, 7, 3, 10, 0]])
-        for model in (ours, theirs):
-            transformer.cross_entropy(model(ids), ids).backward()
-        self.assertEqual(products, [3, 2, 3, 2])
-        self.same([ours(ids).detach()], [theirs(ids).detach()])
-        self.same([p.grad for p in ours.parameters()], [p.grad for p in theirs.parameters()])
-
     def test_softmax(self):
         x = normal("x", 10, 33)
         self.same(gradients(ops.softmax, x), gradients(lambda x: x.softmax(-1), x))

@@ -20,6 +20,7 @@ import unittest.mock
 from pathlib import Path
 
 import parity_double
+import torch
 from rich.console import Console
 
 from parity.core import sweep, worker
@@ -340,9 +341,33 @@ class Sweeps(unittest.TestCase):
         status, out, _ = self.main("run", "--module", "scale")  # what is missing is measured now
         self.assertEqual((status, len(self.runs())), (0, 6))
 
+    def test_the_tensors_of_a_case_are_saved(self):
+        folder = self.reports / "tensors"
+        how = ("--module", "trouble", "--case", "way=wrong", "--dump", str(folder))
+        self.assertEqual(self.main("run", *how)[0], 1)
+        (file,) = folder.iterdir()
+        self.assertEqual(file.name, "trouble_way=wrong.pt")
+        saved = torch.load(file)
+        self.assertEqual([*saved], ["case", "inputs", "sides", "truth"])
+        off = saved["sides"]["c"]["y"] - saved["truth"]["y"]
+        self.assertEqual(int(off.abs().argmax()), 3)
+        self.assertTrue(torch.equal(saved["truth"]["y"], saved["inputs"]["x"].double() * 0.5))
+
+    def test_the_lowest_floor_comes_first(self):
+        bad = [
+            (sweep.Item(name, "", Case("d", i=i)), {})
+            for i, name in enumerate(("flash", "new", "ops", "flash"))
+        ]
+        self.assertEqual(
+            sweep.lowest_floor(bad),
+            "4 results are bad, from the lowest floor up: 1 of ops, 2 of flash, 1 of new. Begin with ops/d/i=2",
+        )
+
     def test_everything_that_goes_wrong_is_a_result(self):
         status, out, _ = self.main("run", "--module", "trouble")
         self.assertEqual(status, 1)
+        self.assertIn("from the lowest floor up:", out)
+        self.assertIn("1 of 64 elements are off by more than is allowed; the worst, [3], is", out)
         found = {}
         for record in load(self.records).records:
             found.setdefault(record["case"]["way"], {})[record["impl"]] = (

@@ -66,8 +66,9 @@ c                libtandem. `c.td_xyz(...)` calls the function of that name; a t
     c.bytes_peak()                          peak bytes of the device since the case began
     c.ffi                                   the cffi object, for the rest: c.ffi.callback("td_gradient_ready", f)
 
-run returns {impl: side, ..., "truth": outputs, "rule": {...}}. Impl names are "c", "torch_eager" and the others of
-README.md, "Records"; a side whose name starts with "c" and is alone or followed by "_" is judged.
+run returns {impl: side, ..., "truth": outputs, "rule": {...}, "equal": function}. Impl names are "c",
+"torch_eager" and the others of README.md, "Records"; a side whose name starts with "c" and is alone or followed
+by "_" is judged.
     outputs      {"o": tensor, "loss": 3.5, "ln": "f32"}: tensors, numbers, strings. All sides of a case have the
                  same output names, shapes and dtypes; "truth" has them in float64 and may lack some
     side         outputs, or a function of no arguments that returns them (needed for time and memory; the function
@@ -88,6 +89,9 @@ README.md, "Records"; a side whose name starts with "c" and is alone or followed
                  equal() (same bits as torch), equal("truth") (exactly the truth), within(rel_l2=..., max_abs=...)
                  (against the truth where it has that output, else against the first torch side), and
                  amid("torch_other") (as near to the reference as that side is, for what has no truth but noise)
+    equal        optional: a function that returns outputs, or some of them, by the reference's formula. It runs
+                 several times under parity.core.equals.Sequential, with another order of every sum each time:
+                 answers as good as PyTorch's. Default: the reference side itself
     reference    optional: the name of the side that C is judged against; default "torch_eager", else the first
                  torch side. It must be the case's `reference`, where that has one
 

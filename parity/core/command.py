@@ -61,7 +61,7 @@ def run(package: str, options: argparse.Namespace, console: Console) -> int:
     kind = kind_of(options.device)
     budget = options.budget or BUDGETS[kind][options.profile]
     library = options.library or default_library()
-    settings = Settings(library, options.threads, budget, options.headers, options.device)
+    settings = Settings(library, options.threads, budget, options.headers, options.device, options.dump)
     with RecordFile(_folder(options)) as file:
         _warn(file.loaded.warnings)
         others = {record.get("device", "cpu") for record in file.loaded.records} - {kind}
@@ -205,6 +205,12 @@ def _parser() -> argparse.ArgumentParser:
         default=math.inf,
         metavar="SECONDS",
         help="start no case that is expected to end later; the exit status is 3 where cases are left",
+    )
+    command.add_argument(
+        "--dump",
+        type=Path,
+        metavar="FOLDER",
+        help="save the tensors of each judged case there: inputs, every side's outputs and the truth, for torch.load",
     )
     command.set_defaults(command=run)
 

@@ -67,6 +67,10 @@ class Draw:
         self._fenced.append((block, start, nbytes))
         return block[start : start + nbytes].view(kind).view(tuple(shape))
 
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """What was drawn, by name."""
+        return {name: tensor for name, (tensor, _) in self._inputs.items()}
+
     def complaints(self) -> list[str]:
         """What a side did that it may not: inputs written, fences around outputs broken."""
         found = [

@@ -1,8 +1,9 @@
 """Whether an answer is right: errors against a float64 truth, and the rule that they must obey.
 
-The rule is README.md's ("Parity"): non-finite values match in place and sign; then, with eps of the output's dtype,
-
-    rel_l2(c) <= 1.1 rel_l2(torch) + eps / 2     and     max_abs(c) <= 3 max_abs(torch) + eps max|truth|
+The rule is README.md's ("Parity"): non-finite values match in place and sign; then an answer may be as far
+from the truth as PyTorch's is, or as PyTorch's would be if it added the same terms in another order.
+parity/core/allowance.py has the limits, their derivation and their sources. A record says which share of
+them its error uses.
 
 A case of dtype TF32 asks for products of inputs that were rounded to TF32, and eps is TF32's. Where a shape does not
 suit the matrix units PyTorch silently multiplies in f32, which is more than was asked for: modules whose products
@@ -11,13 +12,14 @@ is the output's again.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 
+from parity.core.allowance import LEANING, Allowance, allow, factor, leaning, only_rounded, relative
 from parity.core.case import Outputs, Rule, parity
 from parity.core.draw import NAMES, left_poisoned
 
@@ -46,6 +48,9 @@ class Verdict:
             return {}
         keys = ("max_abs", "rel_l2", "ulp_max")
         worst: dict[str, Any] = {key: _largest(found[key] for found in measured.values()) for key in keys}
+        used = [found["used"] for found in measured.values() if "used" in found]
+        if used:
+            worst["used"] = _largest(used)
         worst["truth"] = "float64"
         if len(measured) > 1:
             worst["outputs"] = measured
@@ -62,21 +67,28 @@ def judge(
     rules: Mapping[str, Rule],
     reference: str | None,
     eps: float | None = None,
+    equals: Sequence[Outputs] = (),
 ):
     """{impl: Verdict}. PyTorch's sides get their errors measured; C's are held to the rules as well, with the eps of
-    each output's dtype unless another is given."""
+    each output's dtype unless another is given. `equals` are answers of the reference's formula, each with its sums in
+    another order; they may lack outputs."""
     sides = {impl: _tensors(outputs) for impl, outputs in sides.items()}
     truth = _tensors(truth)
+    equals = [_tensors(outputs) for outputs in equals]
     verdicts = {}
     for impl, outputs in sides.items():
         verdicts[impl] = Verdict()
+        used: dict[str, float] = {}
         if is_judged(impl):
-            verdicts[impl].complaints = _complaints(outputs, reference, sides, truth, rules, eps)
+            case = _Judged(reference, sides, truth, rules, eps, equals, used)
+            verdicts[impl].complaints = _complaints(outputs, case)
         for name, value in outputs.items():
             if name not in truth or isinstance(value, str):
                 continue
             if value.shape == truth[name].shape:
                 verdicts[impl].outputs[name] = _measure(value, truth[name])
+                if name in used:
+                    verdicts[impl].outputs[name]["used"] = used[name]
             elif verdicts[impl].passed:
                 raise ProtocolError(
                     f"{impl}: {name} is {list(value.shape)}, its truth {list(truth[name].shape)}"
@@ -84,20 +96,33 @@ def judge(
     return verdicts
 
 
-def _complaints(got: Outputs, name_of_reference: str | None, sides, truth: Outputs, rules, eps) -> list[str]:
+@dataclass(frozen=True)
+class _Judged:
+    """What the outputs of one side are held to."""
+
+    reference: str | None
+    sides: Mapping[str, Outputs]
+    truth: Outputs
+    rules: Mapping[str, Rule]
+    eps: float | None
+    equals: Sequence[Outputs]
+    used: dict[str, float]  # by output: the share of the allowance that its error takes
+
+
+def _complaints(got: Outputs, case: _Judged) -> list[str]:
     found = []
-    reference = sides.get(name_of_reference)
-    expected = reference if reference is not None else truth
+    reference = case.sides.get(case.reference)
+    expected = reference if reference is not None else case.truth
     if set(got) != set(expected):
         return [f"outputs are {_listed(got)}, expected {_listed(expected)}"]
     for name, value in got.items():
-        rule = next((rules[pattern] for pattern in rules if fnmatchcase(name, pattern)), parity())
+        rule = next((case.rules[pattern] for pattern in case.rules if fnmatchcase(name, pattern)), parity())
         complaint = _shape_complaint(value, expected[name], reference is not None)
         if not complaint and rule.kind == "amid":
-            complaint = _amid(name, value, reference, sides.get(rule.against), rule.against)
+            complaint = _amid(name, value, reference, case.sides.get(rule.against), rule.against)
         elif not complaint:
             complaint = _rule_complaint(
-                rule, value, None if reference is None else reference[name], truth.get(name), eps
+                rule, name, value, None if reference is None else reference[name], case
             )
         if complaint:
             found.append(f"{name}: {complaint}")
@@ -114,9 +139,10 @@ def _shape_complaint(value, expected, same_dtype: bool) -> str:
     return ""
 
 
-def _rule_complaint(rule: Rule, value, reference, truth, eps) -> str:
+def _rule_complaint(rule: Rule, name: str, value, reference, case: _Judged) -> str:
     if isinstance(value, str):
         return ""  # compared with the shapes
+    truth = case.truth.get(name)
     if truth is not None and truth.shape != value.shape:
         raise ProtocolError(f"an output of shape {list(value.shape)} has a truth of {list(truth.shape)}")
     unwritten = left_poisoned(value) if value.is_floating_point() else 0
@@ -138,33 +164,115 @@ def _rule_complaint(rule: Rule, value, reference, truth, eps) -> str:
         return _within(rule, value, target.double())
     if truth is None:
         raise ProtocolError("the parity rule on an output that the truth lacks; name another rule for it")
-    return _parity(value, reference, truth, eps)
+    equals = [outputs[name] for outputs in case.equals if name in outputs]
+    complaint, case.used[name] = _parity(
+        value, _torchs(name, value, reference, case), truth, equals, case.eps
+    )
+    return complaint
+
+
+def _torchs(name: str, value, reference, case: _Judged) -> list[torch.Tensor]:
+    """PyTorch's answers like this one, that of the reference first. In another precision they are no measure."""
+    if reference is None:
+        return []
+    others = [
+        outputs[name]
+        for impl, outputs in case.sides.items()
+        if not is_judged(impl) and impl != case.reference and name in outputs and case.eps is None
+    ]
+    return [reference, *(x for x in others if x.shape == value.shape and x.dtype == value.dtype)]
 
 
 def _parity(
-    value: torch.Tensor, reference: torch.Tensor | None, truth: torch.Tensor, eps: float | None = None
-) -> str:
+    value: torch.Tensor,
+    torchs: Sequence[torch.Tensor],
+    truth: torch.Tensor,
+    equals: Sequence[torch.Tensor],
+    eps: float | None,
+) -> tuple[str, float]:
+    """What is wrong, and the share of the allowance that the error uses."""
     complaint = _kind_complaint(value, truth)
     if complaint:
-        return complaint
+        return complaint, math.inf
     if not value.is_floating_point():
-        return _different(value.double() != truth, value, truth)
-    eps = torch.finfo(value.dtype).eps if eps is None else eps
+        complaint = _different(value.double() != truth, value, truth)
+        return complaint, math.inf if complaint else 0.0
     finite = _rounded(truth, value.dtype).isfinite()
-    scale = _max(truth[finite].abs())
-    mine = _errors(value.double()[finite], truth[finite])
-    theirs = {"rel_l2": 0.0, "max_abs": 0.0}
-    if reference is not None:
-        # Where PyTorch itself is not finite it sets no bar.
-        both = finite & reference.isfinite()
-        theirs = _errors(reference.double()[both], truth[both])
-    limits = {"rel_l2": 1.1 * theirs["rel_l2"] + eps / 2, "max_abs": 3 * theirs["max_abs"] + eps * scale}
-    over = [
-        f"{key} {mine[key]:.3g} exceeds {limit:.3g} (PyTorch's is {theirs[key]:.3g})"
-        for key, limit in limits.items()
-        if not mine[key] <= limit
-    ]
-    return "; ".join(over)
+    # Where the truth is not finite, and its place was compared, nothing is allowed and nothing is off.
+    exact = torch.where(finite, truth, 0.0)
+    mine = torch.where(finite, value, 0)
+    others, equals = ([torch.where(finite, x, 0) for x in found] for found in (torchs, equals))
+    allowed = allow(exact, others, equals, value.dtype, eps)
+    off = mine.double() - exact
+    norm, z = relative(off, exact), leaning(off, exact)
+    share = _share(off.abs(), allowed.elements)
+    used = max(_quotient(norm, allowed.norm), _max(share))
+    over = []
+    if not norm <= allowed.norm:
+        over.append(f"rel_l2 {norm:.3g} exceeds {allowed.norm:.3g} ({_bars(allowed)})")
+    if not bool((share <= 1).all()):
+        count = int((~(share <= 1)).sum())
+        over.append(f"{count} of {share.numel()} elements are off by more than is allowed")
+    if (
+        not over
+        and allowed.leaning is not None
+        and not abs(z) <= allowed.leaning
+        and only_rounded(mine, exact)
+    ):
+        used = max(used, abs(z) / allowed.leaning)
+        over.append(
+            f"the errors follow the truth: z is {z:.3g}, {LEANING:g} is allowed and PyTorch keeps to it"
+        )
+    if not over:
+        return "", used
+    found = f"{'; '.join(over)}; {_worst(mine, exact, others, share)}"
+    pattern = _pattern(mine.double(), exact, share > 1)
+    return f"{found}; {pattern}" if pattern else found, used
+
+
+def _bars(allowed: Allowance) -> str:
+    if allowed.torch_rel_l2 is None:
+        return "there is no PyTorch's"
+    words = f"PyTorch's is {allowed.torch_rel_l2:.3g}"
+    return words if allowed.equals_rel_l2 is None else f"{words}, in other orders {allowed.equals_rel_l2:.3g}"
+
+
+def _share(off: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    """off / allowed; 0 where nothing is off, infinity where something is and nothing is allowed."""
+    return torch.where(off == 0, 0.0, off / allowed)
+
+
+def _quotient(value: float, limit: float) -> float:
+    return value / limit if limit > 0 else (0.0 if value == 0 else math.inf)
+
+
+def _worst(value, truth, torchs, share) -> str:
+    """The element furthest beyond its allowance, with what each side has there."""
+    at = torch.unravel_index(share.argmax(), share.shape)
+    index = [int(i) for i in at]
+    words = f"the worst, {index}, is {float(value[at]):.9g}, truth {float(truth[at]):.9g}"
+    return f"{words}, PyTorch {float(torchs[0][at]):.9g}" if torchs else words
+
+
+def _pattern(value: torch.Tensor, truth: torch.Tensor, wrong: torch.Tensor) -> str:
+    """What the wrong elements have in common, in words; "" if nothing that is looked for."""
+    off = value - truth
+    common = factor(value, truth)
+    if float((value - common * truth).norm()) < 0.5 * float(off.norm()) and value.numel() > 1:
+        return f"all are about {common:.5g} times the truth"
+    if not bool(wrong.any()):
+        return ""
+    if bool((value[wrong] == 0).all()):
+        return "all that are wrong are 0"
+    places = wrong.nonzero()
+    for dim in range(wrong.dim()):
+        where = places[:, dim].unique()
+        if len(where) == 1 and wrong.shape[dim] > 1 and len(places) > 1:
+            last = " (the last)" if int(where) == wrong.shape[dim] - 1 else ""
+            return (
+                f"all that are wrong have index {int(where)}{last} in dimension {dim} of {list(wrong.shape)}"
+            )
+    return ""
 
 
 def _within(rule: Rule, value: torch.Tensor, target: torch.Tensor) -> str:
@@ -229,9 +337,7 @@ def _measure(value: torch.Tensor, truth: torch.Tensor) -> dict:
 
 def _errors(value: torch.Tensor, truth: torch.Tensor) -> dict[str, float]:
     difference = value - truth
-    size, off = float(torch.linalg.vector_norm(truth)), float(torch.linalg.vector_norm(difference))
-    relative = off / size if size > 0 else (0.0 if off == 0 else math.inf)
-    return {"max_abs": _max(difference.abs()), "rel_l2": relative}
+    return {"max_abs": _max(difference.abs()), "rel_l2": relative(difference, truth)}
 
 
 def _spacing(size: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

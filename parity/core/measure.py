@@ -1,21 +1,29 @@
 """One case: every side of it computed, judged, timed and weighed, and a record of each."""
 
+import math
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from parity.core import clock, memory
-from parity.core.case import Case, Outputs, Side
+from parity.core.case import Case, Outputs, Side, seed_of
 from parity.core.device import Cpu, Device, DeviceLost
 from parity.core.draw import Draw
+from parity.core.equals import Sequential
 from parity.core.judge import EPS, ProtocolError, is_judged, judge
 from parity.core.library import Library, Session
 
 MIB = 2**20
+# How many answers with other orders of summation are formed, by the numbers that an answer has: the fewer, the more
+# answers it takes to tell what is noise.
+SHOWN = 5  # complaints of a side
+EQUALS = ((2**14, 16), (2**18, 4), (math.inf, 2))
 
 
 @dataclass
@@ -40,6 +48,12 @@ def status_of(error: BaseException) -> tuple[str, str]:
     return "error", message
 
 
+def summary(complaints: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = len(complaints) - SHOWN
+    return "; ".join([*complaints[:SHOWN], *([f"and {more} more outputs"] if more > 0 else [])])
+
+
 class Measurement:
     """One run of one case: all its sides at once, or each by itself where together they would not fit."""
 
@@ -51,12 +65,14 @@ class Measurement:
         c: Session,
         calling: Callable[[str], None],
         device: Device | None = None,
+        dump: Path | None = None,
     ):
-        self.case, self.draw, self.c, self.calling = case, draw, c, calling
+        self.case, self.draw, self.c, self.calling, self.dump = case, draw, c, calling, dump
         self.device = device or Cpu()
         plan = dict(plan)
         self.truth = plan.pop("truth", {})
         self.rules = plan.pop("rule", {})
+        self.equal = plan.pop("equal", None)
         self.reference = plan.pop("reference", None) or _reference(plan)
         if case.reference not in (None, self.reference):
             raise ProtocolError(f"run() is judged against {self.reference}, its case says {case.reference}")
@@ -124,7 +140,9 @@ class Measurement:
             judged = {impl: o for impl, o in alive.items() if not (lost and is_judged(impl))}
             # A reference that rounds to TF32 itself has that rounding in its own error.
             eps = None if self.reference == "torch_tf32" else EPS.get(self.case.get("dtype"))
-            verdicts = judge(judged, truth, self.rules, self.reference, eps)
+            self.save(truth)
+            equals = [] if lost else self.equals()
+            verdicts = judge(judged, truth, self.rules, self.reference, eps, equals)
         except DeviceLost:
             raise
         except Exception as error:  # the truth failed, or the module broke the protocol
@@ -141,7 +159,37 @@ class Measurement:
                 self.results[impl].measured["error"] = verdict.error()
             found = self.complaints.get(impl, []) + verdict.complaints
             if found:
-                self.results[impl].status, self.results[impl].message = "failed", "; ".join(found)
+                self.results[impl].status, self.results[impl].message = "failed", summary(found)
+
+    def save(self, truth: Outputs) -> None:
+        """The case's tensors as a file, where that was asked for."""
+        if self.dump is None:
+            return
+        self.dump.mkdir(parents=True, exist_ok=True)
+        name = re.sub(r"[^\w=.,-]+", "_", self.case.name)
+        inputs = self.draw.inputs()
+        torch.save(
+            {"case": self.case.name, "inputs": inputs, "sides": self.outputs, "truth": dict(truth)},
+            self.dump / f"{name}.pt",
+        )
+
+    def equals(self) -> list[Outputs]:
+        """Answers of the reference's formula, with the sums of each in an order of its own."""
+        if self.reference is None or (self.case.in_turn and self.equal is None):
+            return []  # in turn the reference is closed by now
+        call = self.equal or (lambda: self._call(self.reference))
+        known = self.outputs[self.reference]
+        # The reference's own tensors may be written again.
+        self.outputs[self.reference] = {name: _copy(value) for name, value in known.items()}
+        numbers = sum(value.numel() for value in known.values() if isinstance(value, torch.Tensor))
+        count = next(count for limit, count in EQUALS if numbers <= limit)
+        found = []
+        for index in range(count):
+            seed = seed_of(self.case.name, f"equal {index}")
+            tf32 = self.case.get("dtype") == "tf32" and self.reference != "torch_tf32"
+            with Sequential(seed, tf32=tf32, truncates=self.device.torch.type == "cuda"):
+                found.append({name: _copy(value) for name, value in call().items()})
+        return found
 
     def time(self, impls: Iterable[str], budget: float) -> dict[str, clock.Timing]:
         sides = {impl: self.sides[impl] for impl in self._alive(impls)}
@@ -278,10 +326,12 @@ def measure_case(
     given_up: Mapping[str, tuple[str, str]] | None = None,
     calling: Callable[[str], None] = lambda impl: None,
     device: Device | None = None,
+    dump: Path | None = None,
 ) -> list[dict]:
     """The records of one case, without what every record of a run has in common.
 
-    `calling` hears the name of the side that runs next, so that whoever watches knows whose fault a crash was.
+    `calling` hears the name of the side that runs next, so that whoever watches knows whose fault a crash was. Into the
+    folder `dump` go the tensors of a case whose answers are judged.
     """
     device = device or Cpu()
     started = time.perf_counter()
@@ -289,7 +339,7 @@ def measure_case(
     with library.open(device) as c:
         draw = Draw(case.name, device.torch)
         try:
-            run = Measurement(case, module.run(case, draw, c), draw, c, calling, device)
+            run = Measurement(case, module.run(case, draw, c), draw, c, calling, device, dump)
             run.give_up(given_up or {})
             run.run(budget)
             records = run.records()
@@ -318,6 +368,10 @@ def _reference(plan: Mapping[str, Any]) -> str | None:
     """The side that C is judged against: eager PyTorch, else the first of PyTorch's."""
     torches = [impl for impl in plan if impl.startswith("torch")]
     return "torch_eager" if "torch_eager" in torches else next(iter(torches), None)
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 def _is_among(value: Any, held: Mapping[int, int]) -> bool:

@@ -89,7 +89,7 @@ HOST = Keys(
     may=dict.fromkeys(("family", "model", "stepping", "l3_mib"), NUMBER)
     | {"isa": TEXT, "cores": COUNT, "limits": Each(TEXT)},
 )
-ERROR = {"max_abs": MEASURED, "rel_l2": MEASURED, "ulp_max": MEASURED, "truth": TEXT}
+ERROR = {"max_abs": MEASURED, "rel_l2": MEASURED, "ulp_max": MEASURED, "used": MEASURED, "truth": TEXT}
 
 RECORD = Keys(
     must={

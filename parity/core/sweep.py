@@ -26,6 +26,8 @@ PROFILES = ("quick", "full")
 FRESH_PROCESS_S = 4.0  # importing PyTorch and loading the library, for a case that is alone
 BAD = ("failed", "error")
 MORE = 3  # exit status of a run that stopped in time, with cases left
+# From the ground up: what fails on a floor spoils those above it.
+FLOORS = ("accounting", "ops", "attention", "flash", "transformer", "precision", "bench")
 SMALL_BYTES = 2**34  # that a case may need beside what goes ahead of others
 
 
@@ -251,7 +253,18 @@ def _run_pending(
             style="red",
             markup=False,
         )
+    if bad:
+        console.print(lowest_floor(bad), style="red", markup=False)
     return 1 if bad else MORE if pending else 0
+
+
+def lowest_floor(bad: Sequence[tuple[Item, Mapping]]) -> str:
+    """Where to look first: the lowest floor on which something failed."""
+    floors = {name: floor for floor, name in enumerate(FLOORS)}
+    items = sorted((item for item, _ in bad), key=lambda item: floors.get(item.module, len(FLOORS)))
+    counts = Counter(item.module for item in items)
+    words = ", ".join(f"{count} of {module}" for module, count in counts.items())
+    return f"{len(bad)} results are bad, from the lowest floor up: {words}. Begin with {items[0].name}"
 
 
 def _refuse_others(file: RecordFile, surroundings: Mapping) -> None:

@@ -24,6 +24,7 @@ MEASURED = {
     "max_abs": ("error", "max_abs"),
     "rel_l2": ("error", "rel_l2"),
     "ulp_max": ("error", "ulp_max"),
+    "used": ("error", "used"),
 }
 
 

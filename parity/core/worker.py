@@ -39,6 +39,7 @@ class Settings:
     budget: float  # seconds of timing a side
     headers: Path = HEADERS
     device: str = "cpu"
+    dump: Path | None = None  # a folder for the tensors of judged cases
 
 
 class WorkerError(RuntimeError):
@@ -256,7 +257,9 @@ def _serve(pipe, called, settings: Settings) -> None:
             calling("")
             device.limit_process()
             module = importlib.import_module(name)
-            how = dict(budget=settings.budget, given_up=given_up, calling=calling, device=device)
+            how = dict(
+                budget=settings.budget, given_up=given_up, calling=calling, device=device, dump=settings.dump
+            )
             try:
                 pipe.send(measure_case(module, case, library, **how))
             except DeviceLost:

@@ -1,0 +1,142 @@
+"""How far from the truth an answer may be: as far as PyTorch, or as an answer that is as good as PyTorch's.
+
+Equals are such answers: PyTorch's own formula under parity.core.equals.Sequential, which adds the terms of
+every sum one after the other in f32, each equal in an order of its own. With u half of the last place of the
+output's dtype, relative to the number (2^-24 in f32), e the errors of the equals, and rms over the equals:
+
+    by norm     rel_l2(c) <= max(1.1 rel_l2(torch), 1.25 rms rel_l2(e) + 4 std rel_l2(e)) + u
+    by element  |c - t|   <= max(|torch - t|, 10 rms(e here), 10 rms(e in its row), 10 |t| rms(e) / rms(t),
+                                 5 rms(e)) + u |t|
+
+PyTorch's own other ways to the answer, such as its fused softmax, are PyTorch as well: the maxima are over all
+of them, and their errors count among e by element.
+
+Equals round each intermediate result up or down at random, so that their errors differ. In 16 bits that is
+most of their error, and has twice the variance of rounding to nearest: in the first line 1.1 / sqrt(2) stands
+for 1.25 then, and the e of the second are what is left beyond the last rounding, which in an equal is 2 u |t|.
+
+Where the constants come from: the error of a sequential f32 sum has an rms of 0.4 u G, G^2 being the sum of
+its squared partial sums, whatever the signs and the number of its terms. Of 100,000 such sums the worst is off
+by 2.1 u G, five times that. Allowed are 4 u G by element, ten times the rms, and 0.5 u G by norm, 1.25 times.
+Hallman and Ipsen (arXiv 2107.01604) have the theory. The norm of a few numbers is itself noise: hence the std.
+The last two terms by element are for rows of a few numbers, whose own rms is noise as well.
+
+In 16 bits the last rounding is nearly all of the error, and a common factor of 1.001 hides in it. It shows in
+the sum of the products of errors and truth, which chance leaves near 0:
+
+    |z| <= 5,  z = sum(e t) / sqrt(sum(e^2 t^2)),  of 4096 numbers or more, where PyTorch keeps to it
+
+That holds for errors that are independent of each other, as roundings are: where C, but for a common factor,
+is off by little more than its last rounding.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+SAME = 1.1  # times PyTorch's own error
+NORM, SPREAD = 1.25, 4.0
+NORM_16 = 1.1 * 0.5**0.5
+ELEMENT, FLOOR = 10.0, 5.0
+LEANING = 5.0
+LEANING_NUMBERS = 4096
+LITTLE_MORE = 1.3
+
+
+@dataclass
+class Allowance:
+    """The limits of one output, and what they were taken from."""
+
+    norm: float
+    elements: torch.Tensor
+    leaning: float | None  # the limit of |z|; None where it is no test
+    torch_rel_l2: float | None
+    equals_rel_l2: float | None
+
+
+def allow(
+    truth: torch.Tensor,
+    torchs: Sequence[torch.Tensor],
+    equals: Sequence[torch.Tensor],
+    dtype: torch.dtype,
+    eps: float | None = None,
+) -> Allowance:
+    """For a finite `truth` in float64, PyTorch's answers, that which C is judged against first, and its equals.
+    Numbers of theirs that are not finite allow nothing. `eps` in place of the dtype's own."""
+    u = (torch.finfo(dtype).eps if eps is None else eps) / 2
+    theirs = [_off(answer, truth) for answer in torchs]
+    off = [_off(equal, truth) for equal in equals]
+    norms = [relative(e, truth) for e in theirs]
+    norm = SAME * max(norms, default=0.0)
+    elements = torch.stack([*theirs, torch.zeros_like(truth)]).abs().amax(0)
+    rms_equals = None
+    if off:
+        narrow = dtype.itemsize < 4
+        rel = torch.tensor([relative(e, truth) for e in off], dtype=torch.float64)
+        rms_equals = float(rel.square().mean().sqrt())
+        std = float(rel.std()) if len(rel) > 1 else 0.0
+        norm = max(norm, (NORM_16 if narrow else NORM) * rms_equals + SPREAD * std)
+        noise = _noise(torch.stack([*theirs, *off]), truth, torch.finfo(dtype).eps / 2, narrow)
+        elements = torch.maximum(elements, noise)
+    return Allowance(
+        norm + u,
+        elements + u * truth.abs(),
+        LEANING if _leans_not(truth, [*theirs, *off], dtype) else None,
+        norms[0] if norms else None,
+        rms_equals,
+    )
+
+
+def relative(off: torch.Tensor, truth: torch.Tensor) -> float:
+    """The norm of the errors over that of the truth."""
+    size, error = float(torch.linalg.vector_norm(truth)), float(torch.linalg.vector_norm(off))
+    return error / size if size > 0 else (0.0 if error == 0 else math.inf)
+
+
+def leaning(off: torch.Tensor, truth: torch.Tensor) -> float:
+    """z: by how many standard deviations the errors follow the truth."""
+    products = (off * truth).flatten()
+    spread = float(torch.linalg.vector_norm(products))
+    return float(products.sum()) / spread if spread > 0 else 0.0
+
+
+def only_rounded(value: torch.Tensor, truth: torch.Tensor) -> bool:
+    """Whether an answer, but for a common factor, is off by little more than its last rounding."""
+    rounding = torch.linalg.vector_norm(truth.to(value.dtype).double() - truth)
+    wide = value.double()
+    rest = torch.linalg.vector_norm(wide - factor(wide, truth) * truth)
+    return bool(rest <= LITTLE_MORE * rounding)
+
+
+def factor(value: torch.Tensor, truth: torch.Tensor) -> float:
+    """That by which all of the truth would have to be multiplied to come nearest to the answer."""
+    power = float(truth.square().sum())
+    return float((value * truth).sum()) / power if power > 0 else 1.0
+
+
+def _noise(off: torch.Tensor, truth: torch.Tensor, u: float, narrow: bool) -> torch.Tensor:
+    """What the errors `off` [equals, ...] allow each element."""
+    if narrow:
+        off = (off.abs() - 2 * u * truth.abs()).clamp(min=0)
+    squares = off.square()
+    here = squares.mean(0)
+    everywhere = squares.mean()
+    row = squares.mean((0, -1)).unsqueeze(-1) if truth.dim() else here
+    size = truth.square().mean()
+    share = everywhere / size if float(size) > 0 else torch.zeros_like(size)
+    noise = torch.maximum(torch.maximum(here, row), share * truth.square()).sqrt()
+    return torch.clamp(ELEMENT * noise, min=FLOOR * float(everywhere.sqrt()))
+
+
+def _leans_not(truth: torch.Tensor, errors: Sequence[torch.Tensor], dtype: torch.dtype) -> bool:
+    """Whether PyTorch and its equals keep to |z| <= LEANING, so that C can be held to it."""
+    if dtype.itemsize >= 4 or truth.numel() < LEANING_NUMBERS or not errors:
+        return False
+    return all(abs(leaning(off, truth)) <= LEANING for off in errors)
+
+
+def _off(value: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    off = value.double() - truth
+    return torch.where(off.isfinite(), off, 0.0)
