@@ -18,14 +18,12 @@ static void every_function_refuses_what_is_impossible_and_changes_nothing(void *
     api_summary();
 }
 
-#ifdef __SANITIZE_ADDRESS__
-/* An allocation beyond all memory is refused, as it is elsewhere, not reported. */
-const char *__asan_default_options(void);
+/* What AddressSanitizer asks a program: here an allocation beyond all memory is refused, as it is elsewhere, not reported. */
+TD_API const char *__asan_default_options(void);
 const char *__asan_default_options(void)
 {
     return "allocator_may_return_null=1";
 }
-#endif
 
 int main(int argc, char **argv)
 {

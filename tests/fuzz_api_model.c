@@ -30,7 +30,8 @@ static td_transformer_config good_config(void)
 #define MODEL_PRODUCTS                                                                                       \
     "d_model|d_ff|layers|heads|vocab|batch|context|parameters|tokens|q|k|rows|cols|scores|size|extents"
 
-static td_transformer_config draw_config(void)
+/* Without `use` that field does not count: the caller sets it. */
+static td_transformer_config draw_config(bool use)
 {
     static const double bad_theta[] = {-1, NAN, INFINITY, -INFINITY};
     static const char *const attentions[] = {"naive", "flash"};
@@ -55,7 +56,7 @@ static td_transformer_config draw_config(void)
         impossible(TD_BAD_ARGUMENT, "dtype|mixed");
     }
     c.attention = wrong() ? text("attention|name", 2, attentions) : c.attention;
-    if (wrong()) {
+    if (use && wrong()) {
         c.use = (td_model_use)-1;
         impossible(TD_BAD_ARGUMENT, "use");
     }
@@ -94,7 +95,7 @@ API(td_model_size_name)
 
 API(td_transformer_create)
 {
-    const td_transformer_config c = draw_config();
+    const td_transformer_config c = draw_config(true);
     td_transformer *made = (td_transformer *)&c;
     td_device *device = dev();
     td_transformer **to = pointer("out", &made);
@@ -109,7 +110,7 @@ API(td_transformer_create)
 
 API(td_transformer_plan)
 {
-    const td_transformer_config c = draw_config();
+    const td_transformer_config c = draw_config(true);
     void *bytes = out("out", sizeof(td_transformer_bytes));
 
     return td_transformer_plan(dev(), pointer("config", &c), bytes);
@@ -286,7 +287,8 @@ static td_status count_steps(void *user, int64_t done, int64_t total, double ste
 API(td_bench_run)
 {
     static const int64_t bad_steps[] = {0, -1, INT64_MIN, INT64_MAX};
-    td_bench_config c = {.model = draw_config(), .warmup = td_fuzz_below(2), .steps = 1 + td_fuzz_below(2)};
+    td_bench_config c = {
+        .model = draw_config(false), .warmup = td_fuzz_below(2), .steps = 1 + td_fuzz_below(2)};
     td_bench_result *result = (td_bench_result *)&c;
     int steps = 0;
 
@@ -408,7 +410,7 @@ static void draw_update(pair *p, step *s)
 
     for (int i = 0; i < 5; i++)
         if (wrong()) {
-            *scalars[i] = TD_FUZZ_PICK(bad);
+            *scalars[i] = i < 4 ? TD_FUZZ_PICK(bad) : NAN; /* a weight_decay below 0 is taken */
             impossible(TD_BAD_ARGUMENT, names[i]);
         }
     s->on_device = s->kind == ADAMW_DEVICE || (s->kind == BACKWARD_ADAMW && td_fuzz_chance(50));
