@@ -5,21 +5,24 @@ every sum one after the other in f32, each equal in an order of its own. With u 
 output's dtype, relative to the number (2^-24 in f32), e the errors of the equals, and rms over the equals:
 
     by norm     rel_l2(c) <= max(1.1 rel_l2(torch), 1.25 rms rel_l2(e) + 4 std rel_l2(e)) + u
-    by element  |c - t|   <= max(|torch - t|, 10 rms(e here), 10 rms(e in its row), 10 |t| rms(e) / rms(t),
-                                 5 rms(e)) + u |t|
+    by element  |c - t|   <= max(|torch - t|, 10 rms(e here), 10 rms(e around), 10 rms(e in its row),
+                                 10 |t| rms(e) / rms(t), 5 rms(e)) + u |t|
+
+Around are 4 rows and columns to each side.
 
 PyTorch's own other ways to the answer, such as its fused softmax, are PyTorch as well: the maxima are over all
 of them, and their errors count among e by element.
 
 Equals round each intermediate result up or down at random, so that their errors differ. In 16 bits that is
 most of their error, and has twice the variance of rounding to nearest: in the first line 1.1 / sqrt(2) stands
-for 1.25 then, and the e of the second are what is left beyond the last rounding, which in an equal is 2 u |t|.
+for 1.25 then. In the second, e is what is left beyond the last rounding, which in an equal is 2 u |t|; C is
+allowed that too, and 5 roundings to f32 of a number of typical size, which every formula has on its way.
 
 Where the constants come from: the error of a sequential f32 sum has an rms of 0.4 u G, G^2 being the sum of
 its squared partial sums, whatever the signs and the number of its terms. Of 100,000 such sums the worst is off
 by 2.1 u G, five times that. Allowed are 4 u G by element, ten times the rms, and 0.5 u G by norm, 1.25 times.
 Hallman and Ipsen (arXiv 2107.01604) have the theory. The norm of a few numbers is itself noise: hence the std.
-The last two terms by element are for rows of a few numbers, whose own rms is noise as well.
+The terms beyond the first two by element are there because the rms of a few numbers is noise as well.
 
 In 16 bits the last rounding is nearly all of the error, and a common factor of 1.001 hides in it. It shows in
 the sum of the products of errors and truth, which chance leaves near 0:
@@ -40,6 +43,8 @@ SAME = 1.1  # times PyTorch's own error
 NORM, SPREAD = 1.25, 4.0
 NORM_16 = 1.1 * 0.5**0.5
 ELEMENT, FLOOR = 10.0, 5.0
+AROUND = 4
+ROUNDING = 2.0**-24
 LEANING = 5.0
 LEANING_NUMBERS = 4096
 LITTLE_MORE = 1.3
@@ -80,9 +85,10 @@ def allow(
         norm = max(norm, (NORM_16 if narrow else NORM) * rms_equals + SPREAD * std)
         noise = _noise(torch.stack([*theirs, *off]), truth, torch.finfo(dtype).eps / 2, narrow)
         elements = torch.maximum(elements, noise)
+    last = 2 * u if off and dtype.itemsize < 4 else u
     return Allowance(
         norm + u,
-        elements + u * truth.abs(),
+        elements + last * truth.abs(),
         LEANING if _leans_not(truth, [*theirs, *off], dtype) else None,
         norms[0] if norms else None,
         rms_equals,
@@ -120,14 +126,26 @@ def _noise(off: torch.Tensor, truth: torch.Tensor, u: float, narrow: bool) -> to
     """What the errors `off` [equals, ...] allow each element."""
     if narrow:
         off = (off.abs() - 2 * u * truth.abs()).clamp(min=0)
-    squares = off.square()
-    here = squares.mean(0)
-    everywhere = squares.mean()
-    row = squares.mean((0, -1)).unsqueeze(-1) if truth.dim() else here
-    size = truth.square().mean()
+    squares = off.square().mean(0)
+    everywhere, size = squares.mean(), truth.square().mean()
+    row = squares.mean(-1, keepdim=True) if truth.dim() else squares
     share = everywhere / size if float(size) > 0 else torch.zeros_like(size)
-    noise = torch.maximum(torch.maximum(here, row), share * truth.square()).sqrt()
-    return torch.clamp(ELEMENT * noise, min=FLOOR * float(everywhere.sqrt()))
+    noise = torch.stack(torch.broadcast_tensors(squares, _around(squares), row, share * truth.square())).amax(
+        0
+    )
+    floor = max(float(everywhere.sqrt()), ROUNDING * float(size.sqrt()) if narrow else 0.0)
+    return torch.clamp(ELEMENT * noise.sqrt(), min=FLOOR * floor)
+
+
+def _around(squares: torch.Tensor) -> torch.Tensor:
+    """The mean over the neighbours in a matrix of all rows."""
+    if squares.dim() == 0 or squares.numel() == 0:
+        return squares
+    rows = squares.reshape(1, -1, squares.shape[-1])
+    window = [min(2 * AROUND + 1, 2 * extent - 1) for extent in rows.shape[1:]]
+    padding = [size // 2 for size in window]
+    found = torch.nn.functional.avg_pool2d(rows, window, stride=1, padding=padding, count_include_pad=False)
+    return found.reshape(squares.shape)
 
 
 def _leans_not(truth: torch.Tensor, errors: Sequence[torch.Tensor], dtype: torch.dtype) -> bool:
