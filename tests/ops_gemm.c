@@ -626,6 +626,7 @@ static const exact_case exact_cases[] = {
     {"exact dense for each thread", 1, 161, 401, 101, 2, 0, 0, 0},
     {"exact dense batch", 5, 65, 97, 131, 1, 1, 0, 0},
     {"exact many terms", 1, 33, 65, 4099, 1, 0, 0, 0},
+    {"exact one term short of 64", 4, 452, 4, 63, 1, 0, 0, 0},
     {"exact nothing", 2, 33, 130, 16, 0, 0, 5, 3},
     {"exact nothing but c", 2, 33, 130, 16, 0, 2, 5, 3},
 };
