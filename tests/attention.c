@@ -100,6 +100,21 @@ static void it_is_called_naive(void **state)
     assert_string_equal(td_attention_naive.name, "naive");
 }
 
+static void refuses_work_out_of_line(void **state)
+{
+    const td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 5, .head_dim = 4, .dtype = TD_F32};
+    td_attend_run *r = td_attend_open(&td_attention_naive, "alignment", &shape);
+    char *const work = (char *)r->backward_work + 64;
+
+    (void)state;
+    td_assert_refused(td_attention_naive_forward(r->dev, &shape, r->q, r->k, r->v, r->o, r->saved, work),
+                      TD_BAD_ARGUMENT, "needs a multiple of 256");
+    td_assert_refused(td_attention_naive_backward(r->dev, &shape, r->q, r->k, r->v, r->o, r->dout, r->saved,
+                                                  r->dq, r->dk, r->dv, work),
+                      TD_BAD_ARGUMENT, "needs a multiple of 256");
+    td_attend_close(r);
+}
+
 int main(void)
 {
     /* f32: products of up to 256 terms. bf16: S, P, dP and dS are rounded to 8 bits, as PyTorch rounds them. */
@@ -109,6 +124,7 @@ int main(void)
         cmocka_unit_test(refuses_a_score_matrix_that_no_machine_could_hold),
         cmocka_unit_test(a_shape_resolves_to_somewhere),
         cmocka_unit_test(it_is_called_naive),
+        cmocka_unit_test(refuses_work_out_of_line),
     };
 
     return td_attend_common_tests(&naive) +

@@ -366,6 +366,31 @@ static void large_weights_are_updated_with_their_gradients(void **state)
         }
 }
 
+/* Fewer tokens leave multiprocessors idle, so that attention cuts its keys into parts, which want scratch. */
+static void shorter_steps_have_their_scratch(void **state)
+{
+    const td_transformer_config config = {
+        .size = {.d_model = 2048, .d_ff = 64, .layers = 1, .heads = 16, .vocab = 64},
+        .batch = 1,
+        .context = 8192,
+        .dtype = TD_BF16,
+        .attention = "flash",
+        .use = TD_MODEL_INFERENCE};
+    td_transformer *model;
+    int64_t *ids;
+
+    (void)state;
+    td_assert_ok(td_device_alloc(gpu, 8192 * sizeof *ids, (void **)&ids));
+    td_assert_ok(td_device_fill(gpu, ids, 0, 8192 * sizeof *ids));
+    td_assert_ok(td_transformer_create(gpu, &config, &model));
+    td_assert_ok(td_transformer_init(model, 7));
+    for (int64_t seq = 8192; seq > 0; seq = seq > 256 ? seq - 256 : seq / 2)
+        td_assert_ok(td_transformer_forward(model, ids, 1, seq, NULL));
+    td_assert_ok(td_device_synchronize(gpu));
+    td_transformer_destroy(model);
+    td_assert_ok(td_device_free(gpu, ids));
+}
+
 static void a_model_too_large_is_refused_and_the_device_goes_on(void **state)
 {
     td_transformer_config config = config_of(0, &kinds[0], "naive");
@@ -482,6 +507,7 @@ int main(void)
         cmocka_unit_test(step_is_the_reference),
         cmocka_unit_test(a_captured_step_is_the_eager_one),
         cmocka_unit_test(large_weights_are_updated_with_their_gradients),
+        cmocka_unit_test(shorter_steps_have_their_scratch),
         cmocka_unit_test(a_model_too_large_is_refused_and_the_device_goes_on),
         cmocka_unit_test(the_history_knows_the_tensors_of_a_step),
         cmocka_unit_test(a_captured_step_waits_as_the_eager_one_does),

@@ -202,6 +202,7 @@ td_status td_attention_naive_forward(td_device *dev, const td_attention_shape *s
     TD_CHECK(o, "o is NULL");
     TD_CHECK(saved, "saved is NULL");
     TD_CHECK(work || p.forward_gemm == 0, "work is NULL, needs %zu bytes", p.forward_gemm);
+    TD_CHECK((uintptr_t)work % 256 == 0, "work is %p, needs a multiple of 256", work);
 
     const td_softmax_shape softmax = softmax_of(&p);
     TD_TRY(multiply(dev, &p.scores, q, k, saved, work));
@@ -231,6 +232,7 @@ td_status td_attention_naive_backward(td_device *dev, const td_attention_shape *
     TD_CHECK(dk, "dk is NULL");
     TD_CHECK(dv, "dv is NULL");
     TD_CHECK(work, "work is NULL, needs %zu bytes", p.matrix_step + p.backward_gemm);
+    TD_CHECK((uintptr_t)work % 256 == 0, "work is %p, needs a multiple of 256", work);
 
     /* dP, then dS in its place. The scale of the scores goes into dS, so it reaches both dQ and dK. */
     void *const dscores = work;

@@ -60,11 +60,12 @@ typedef struct td_attention_sizes {
  *   q, o, dout, dq  [batch, heads, seq,   head_dim]  dtype  contiguous, on dev
  *   k, v, dk, dv    [batch, heads, seq_k, head_dim]  dtype
  *   o, dout         [batch, seq, heads,   head_dim]         with o_bshd
+ *   work            forward_work or backward_work bytes on dev, 256-byte aligned
  *
  * Outputs overlap no input. Both are queued on dev's stream, allocate nothing and may be captured in a graph.
  * TD_BAD_ARGUMENT: a NULL, an extent below 1, a product beyond 2^63 - 1, a non-finite or negative scale, tf32 beside
- * a dtype other than TD_F32. TD_UNSUPPORTED: dev has no kernel for this dtype or head_dim, or no TF32. After either
- * nothing was queued and every output is as it was. */
+ * a dtype other than TD_F32, work that is not aligned. TD_UNSUPPORTED: dev has no kernel for this dtype or head_dim,
+ * or no TF32. After either nothing was queued and every output is as it was. */
 typedef struct td_attention_impl {
     const char *name;
     td_status (*sizes)(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out);

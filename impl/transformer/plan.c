@@ -306,6 +306,33 @@ cleanup:
     return status;
 }
 
+/** The most that attention asks for in any step of the plan. The largest step is not always the one: on a GPU a
+ * shorter sequence has too few tiles for all multiprocessors, and its keys are cut into parts with results of
+ * their own. Scratch grows with the rows of a number of tiles, and tiles have multiples of 16 rows. */
+static td_status most_of_attention(td_device *dev, const td_plan *plan, td_attention_sizes *most)
+{
+    enum { ROWS = 16 };
+    const int64_t context = plan->config.context;
+    td_attention_sizes sizes;
+    td_attention_shape shape;
+    td_status status = TD_OK;
+
+    /* The largest first: where its sizes are beyond all bounds, it says so. */
+    shape = td_plan_attention_shape(plan, plan->config.batch, context);
+    TD_TRY(plan->attend->impl->sizes(dev, &shape, most));
+    for (int64_t batch = plan->config.batch; batch > 0; batch--)
+        for (int64_t rows = ROWS; rows < context + ROWS; rows += ROWS) {
+            shape = td_plan_attention_shape(plan, batch, rows < context ? rows : context);
+            TD_TRY(plan->attend->impl->sizes(dev, &shape, &sizes));
+            most->forward_work =
+                sizes.forward_work > most->forward_work ? sizes.forward_work : most->forward_work;
+            most->backward_work =
+                sizes.backward_work > most->backward_work ? sizes.backward_work : most->backward_work;
+        }
+cleanup:
+    return status;
+}
+
 /** Bytes of every extent, for the largest step. */
 static td_status measure(td_device *dev, td_plan *plan, size_t bytes[EXTENTS])
 {
@@ -317,7 +344,6 @@ static td_status measure(td_device *dev, td_plan *plan, size_t bytes[EXTENTS])
         [EXTENT_QKV] = 3 * size->d_model, [EXTENT_FFN] = size->d_ff,        [EXTENT_GATE_UP] = 2 * size->d_ff,
         [EXTENT_VOCAB] = size->vocab};
     td_attention_sizes attention;
-    td_attention_shape shape;
     td_status status = TD_OK;
     int64_t tokens, count;
     size_t work;
@@ -340,8 +366,7 @@ static td_status measure(td_device *dev, td_plan *plan, size_t bytes[EXTENTS])
     TD_TRY(aligned_bytes("norms", plan->layout.layer_stride - plan->layout.in_layer[TD_W_LN1], element,
                          &bytes[EXTENT_NORMS]));
 
-    shape = td_plan_attention_shape(plan, config->batch, config->context);
-    TD_TRY(plan->attend->impl->sizes(dev, &shape, &attention));
+    TD_TRY(most_of_attention(dev, plan, &attention));
     TD_TRY(work_bytes(dev, plan, tokens, &work));
     TD_CHECK(attention.saved <= INT64_MAX && attention.forward_work <= INT64_MAX &&
                  attention.backward_work <= INT64_MAX && work <= INT64_MAX,
