@@ -102,12 +102,14 @@ static inline td_estimate td_summed(td_sum sum)
     return (td_estimate){sum.value, sum.operands + fmax(sum.partials, mean)};
 }
 
-/** The result as it is stored in a type before it is read again. */
+/** The result as it is stored in a type before it is read again; below f16's smallest normal number the roundings
+ * no longer shrink with it. */
 static inline td_estimate td_stored(td_estimate x, td_dtype dtype)
 {
-    const double units = td_dtype_eps(dtype) / 2 / TD_ULP_HALF;
+    const double least = dtype == TD_F16 ? 0x1p-25 : 0.0;
+    const double units = fmax(td_dtype_eps(dtype) / 2 * fabs(x.value), least) / TD_ULP_HALF;
 
-    return (td_estimate){x.value, x.square + units * units * x.value * x.value};
+    return (td_estimate){x.value, x.square + units * units};
 }
 
 /** How far from the value a result may be that is stored in dtype: 4 u Gamma, and the rounding of the store. (Random
