@@ -107,6 +107,22 @@ class RightAnswers(unittest.TestCase):
                 (answer,) = equals_of(Product.eager, [x.float() for x in inputs], 1, first=99)
                 self.assertEqual(judged(Product.eager, inputs, answer.to(dtype)).complaints, [])
 
+    def test_one_of_many_may_be_as_far_as_any_of_pytorch_s(self):
+        truth = normal("many", F32, 300, 300).double()
+        noise = 1e-7 * normal("noise", F32, 300, 300)
+        torchs, answer = (truth + noise).float(), (truth - noise).float()
+        torchs[7, 7] += 1e-5
+        equals = [(truth + noise.roll(i)).float() for i in range(4)]
+        for places, off, passes in (([5], 2e-5, True), ([5], 4e-5, False), ([5, 6, 9], 2e-5, False)):
+            bad = answer.clone()
+            bad[200, places] += off
+            self.assertEqual(verdict(bad, torchs, truth, equals=equals).passed, passes, (places, off))
+        few = slice(0, 100)
+        bad = answer[few].clone()
+        bad[50, 5] += 2e-5
+        found = verdict(bad, torchs[few], truth[few], equals=[equal[few] for equal in equals])
+        self.assertIn("1 of 30000 elements", found.complaints[0])
+
     def test_an_order_worse_than_pytorch_s_passes_where_it_is_sequential(self):
         # A long sum, which PyTorch forms in many lanes with far less error than one term after the other.
         a, b = normal("long", F32, 8, 4000), normal("longer", F32, 4000, 8)

@@ -308,26 +308,28 @@ cleanup:
 
 /** The most that attention asks for in any step of the plan. The largest step is not always the one: on a GPU a
  * shorter sequence has too few tiles for all multiprocessors, and its keys are cut into parts with results of
- * their own. Scratch grows with the rows of a number of tiles, and tiles have multiples of 16 rows. */
+ * their own. Scratch grows with the rows of a number of tiles, and tiles have multiples of 16 rows. More
+ * sequences, or longer ones, than are looked at here fill any GPU. */
 static td_status most_of_attention(td_device *dev, const td_plan *plan, td_attention_sizes *most)
 {
-    enum { ROWS = 16 };
-    const int64_t context = plan->config.context;
+    enum { ROWS = 16, BATCHES = 256, LONGEST = 1 << 16 };
+    const int64_t context = plan->config.context, batch = plan->config.batch;
+    const int64_t batches = batch < BATCHES ? batch : BATCHES,
+                  longest = context < LONGEST ? context : LONGEST;
     td_attention_sizes sizes;
-    td_attention_shape shape;
+    td_attention_shape shape = td_plan_attention_shape(plan, batch, context);
     td_status status = TD_OK;
 
     /* The largest first: where its sizes are beyond all bounds, it says so. */
-    shape = td_plan_attention_shape(plan, plan->config.batch, context);
     TD_TRY(plan->attend->impl->sizes(dev, &shape, most));
-    for (int64_t batch = plan->config.batch; batch > 0; batch--)
-        for (int64_t rows = ROWS; rows < context + ROWS; rows += ROWS) {
-            shape = td_plan_attention_shape(plan, batch, rows < context ? rows : context);
+    for (int64_t of = 1; of <= batches; of++)
+        for (int64_t rows = ROWS; rows < longest + ROWS; rows += ROWS) {
+            shape = td_plan_attention_shape(plan, of, rows < longest ? rows : longest);
             TD_TRY(plan->attend->impl->sizes(dev, &shape, &sizes));
-            most->forward_work =
-                sizes.forward_work > most->forward_work ? sizes.forward_work : most->forward_work;
-            most->backward_work =
-                sizes.backward_work > most->backward_work ? sizes.backward_work : most->backward_work;
+            if (sizes.forward_work > most->forward_work)
+                most->forward_work = sizes.forward_work;
+            if (sizes.backward_work > most->backward_work)
+                most->backward_work = sizes.backward_work;
         }
 cleanup:
     return status;

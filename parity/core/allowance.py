@@ -24,6 +24,9 @@ by 2.1 u G, five times that. Allowed are 4 u G by element, ten times the rms, an
 Hallman and Ipsen (arXiv 2107.01604) have the theory. The norm of a few numbers is itself noise: hence the std.
 The terms beyond the first two by element are there because the rms of a few numbers is noise as well.
 
+A handful of equals says little of a number that alone in its row is noisy: one number in 32,768 may be off by
+3 times the largest error of PyTorch or an equal anywhere. Of fewer numbers none may.
+
 In 16 bits the last rounding is nearly all of the error, and a common factor of 1.001 hides in it. It shows in
 the sum of the products of errors and truth, which chance leaves near 0:
 
@@ -44,6 +47,7 @@ NORM, SPREAD = 1.25, 4.0
 NORM_16 = 1.1 * 0.5**0.5
 ELEMENT, FLOOR = 10.0, 5.0
 AROUND = 4
+RARE, RARELY = 2**15, 3.0
 ROUNDING = 2.0**-24
 LEANING = 5.0
 LEANING_NUMBERS = 4096
@@ -56,6 +60,7 @@ class Allowance:
 
     norm: float
     elements: torch.Tensor
+    rarely: float  # the limit of one number in RARE
     leaning: float | None  # the limit of |z|; None where it is no test
     torch_rel_l2: float | None
     equals_rel_l2: float | None
@@ -85,10 +90,12 @@ def allow(
         norm = max(norm, (NORM_16 if narrow else NORM) * rms_equals + SPREAD * std)
         noise = _noise(torch.stack([*theirs, *off]), truth, torch.finfo(dtype).eps / 2, narrow)
         elements = torch.maximum(elements, noise)
+    largest = max((float(e.abs().max()) for e in [*theirs, *off] if e.numel()), default=0.0)
     last = 2 * u if off and dtype.itemsize < 4 else u
     return Allowance(
         norm + u,
         elements + last * truth.abs(),
+        RARELY * largest,
         LEANING if _leans_not(truth, [*theirs, *off], dtype) else None,
         norms[0] if norms else None,
         rms_equals,

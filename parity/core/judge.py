@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from parity.core.allowance import LEANING, Allowance, allow, factor, leaning, only_rounded, relative
+from parity.core.allowance import LEANING, RARE, Allowance, allow, factor, leaning, only_rounded, relative
 from parity.core.case import Outputs, Rule, parity
 from parity.core.draw import NAMES, left_poisoned
 
@@ -206,6 +206,9 @@ def _parity(
     off = mine.double() - exact
     norm, z = relative(off, exact), leaning(off, exact)
     share = _share(off.abs(), allowed.elements)
+    rare = share > 1
+    if int(rare.sum()) <= share.numel() // RARE and bool((off[rare].abs() <= allowed.rarely).all()):
+        share = torch.where(rare, off.abs() / allowed.rarely, share)
     used = max(_quotient(norm, allowed.norm), _max(share))
     over = []
     if not norm <= allowed.norm:
