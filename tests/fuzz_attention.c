@@ -56,6 +56,12 @@ static double squared(double x)
     return x * x;
 }
 
+/* Probabilities that are nearly the same are rounded by the same factor: so is a result that they all go into. */
+static double alike(const problem *p, double result)
+{
+    return p->rounds_p ? squared(td_dtype_eps(p->s.dtype) / 2 / TD_ULP_HALF * result / 4) : 0;
+}
+
 /* One query's row of scores and probabilities, forward and backward. Errors are of three kinds: those of a key's own, which
  * are independent; that of the row's sum; and those that come through D, the row's dP P. The last two meet every key of the
  * row, so that they go into dq as one. */
@@ -125,7 +131,7 @@ static void row_forward(const problem *a, int64_t matrix, int64_t i, row *r, con
             own += p2 * r->own[j] * squared(v[j * s->head_dim + d] - o.value) +
                    rounding * squared(v[j * s->head_dim + d]);
         }
-        o.square += own + squared(o.value) * (r->sum + 2);
+        o.square += own + squared(o.value) * (r->sum + 2) + alike(a, o.value);
         out->o[place_of_o(s, matrix, i, d)] = o;
     }
 }
@@ -183,7 +189,8 @@ static void row_backward(const problem *a, int64_t matrix, int64_t i, row *r, co
         for (int64_t j = 0; j < r->seen; j++)
             weighted += r->p[j].value * k[j * width + d];
         dq[d] = td_summed(r->dq[d]);
-        dq[d].square += squared(scale * weighted) * delta.square + (common + 2) * squared(dq[d].value);
+        dq[d].square += squared(scale * weighted) * delta.square + (common + 2) * squared(dq[d].value) +
+                        alike(a, dq[d].value);
     }
 }
 
@@ -215,8 +222,8 @@ static results solve(const problem *a)
     for (int64_t i = 0; i < keys_of(s); i++) { /* the scale's rounding, or a store and its reading */
         out.dk[i] = td_summed(out.dk_sums[i]);
         out.dv[i] = td_summed(out.dv_sums[i]);
-        out.dk[i].square += 2 * squared(out.dk[i].value);
-        out.dv[i].square += 2 * squared(out.dv[i].value);
+        out.dk[i].square += 2 * squared(out.dk[i].value) + alike(a, out.dk[i].value);
+        out.dv[i].square += 2 * squared(out.dv[i].value) + alike(a, out.dv[i].value);
     }
     free(r.score);
     free(r.p);
