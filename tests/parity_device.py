@@ -12,7 +12,7 @@ import torch
 
 from parity import bench
 from parity.core import clock, device, memory
-from parity.core.case import Case, Side
+from parity.core.case import Case, Side, within
 from parity.core.command import main
 from parity.core.device import Cpu, Cuda, DeviceError, DeviceLost, driver_version, kind_of, open_device
 from parity.core.draw import Draw
@@ -213,6 +213,20 @@ class Turns(unittest.TestCase):
         sides = {"c": outputs, "torch_eager": outputs, "truth": lambda: {"y": torch.ones(3).double()}}
         found = self.measure(sides, Pretended(), measure="error")
         self.assertEqual((found["c"]["status"], found["c"]["error"]["rel_l2"]), ("ok", 0.0))
+
+    def test_other_orders_are_formed_where_they_judge(self):
+        calls = []
+
+        def eager():
+            calls.append(1)
+            return {"y": torch.ones(3)}
+
+        sides = {"c": lambda: {"y": torch.ones(3)}, "torch_eager": eager}
+        sides["truth"] = lambda: {"y": torch.ones(3).double()}
+        for rule, count in (({}, 17), ({"y": within(rel_l2=1e-5)}, 1)):
+            calls.clear()
+            found = self.measure(sides | {"rule": rule}, Pretended(), measure="error", in_turn=False)
+            self.assertEqual((found["c"]["status"], len(calls)), ("ok", count))
 
     def test_a_case_says_what_it_is_judged_against(self):
         def outputs():

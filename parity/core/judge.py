@@ -96,6 +96,11 @@ def judge(
     return verdicts
 
 
+def rule_of(name: str, rules: Mapping[str, Rule]) -> Rule:
+    """The first whose pattern the output's name matches."""
+    return next((rules[pattern] for pattern in rules if fnmatchcase(name, pattern)), parity())
+
+
 @dataclass(frozen=True)
 class _Judged:
     """What the outputs of one side are held to."""
@@ -116,7 +121,7 @@ def _complaints(got: Outputs, case: _Judged) -> list[str]:
     if set(got) != set(expected):
         return [f"outputs are {_listed(got)}, expected {_listed(expected)}"]
     for name, value in got.items():
-        rule = next((case.rules[pattern] for pattern in case.rules if fnmatchcase(name, pattern)), parity())
+        rule = rule_of(name, case.rules)
         complaint = _shape_complaint(value, expected[name], reference is not None)
         if not complaint and rule.kind == "amid":
             complaint = _amid(name, value, reference, case.sides.get(rule.against), rule.against)

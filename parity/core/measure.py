@@ -16,7 +16,7 @@ from parity.core.case import Case, Outputs, Side, seed_of
 from parity.core.device import Cpu, Device, DeviceLost
 from parity.core.draw import Draw
 from parity.core.equals import Sequential
-from parity.core.judge import EPS, ProtocolError, is_judged, judge
+from parity.core.judge import EPS, ProtocolError, is_judged, judge, rule_of
 from parity.core.library import Library, Session
 
 MIB = 2**20
@@ -141,7 +141,7 @@ class Measurement:
             # A reference that rounds to TF32 itself has that rounding in its own error.
             eps = None if self.reference == "torch_tf32" else EPS.get(self.case.get("dtype"))
             self.save(truth)
-            equals = [] if lost else self.equals()
+            equals = [] if lost else self.equals(truth)
             verdicts = judge(judged, truth, self.rules, self.reference, eps, equals)
         except DeviceLost:
             raise
@@ -173,12 +173,15 @@ class Measurement:
             self.dump / f"{name}.pt",
         )
 
-    def equals(self) -> list[Outputs]:
-        """Answers of the reference's formula, with the sums of each in an order of its own."""
+    def equals(self, truth: Outputs) -> list[Outputs]:
+        """Answers of the reference's formula, with the sums of each in an order of its own; none where no output is
+        judged by them."""
         if self.reference is None or (self.case.in_turn and self.equal is None):
             return []  # in turn the reference is closed by now
         call = self.equal or (lambda: self._call(self.reference))
         known = self.outputs[self.reference]
+        if all(rule_of(name, self.rules).kind != "parity" for name in known if name in truth):
+            return []
         # The reference's own tensors may be written again.
         self.outputs[self.reference] = {name: _copy(value) for name, value in known.items()}
         numbers = sum(value.numel() for value in known.values() if isinstance(value, torch.Tensor))
