@@ -17,6 +17,7 @@ typedef struct problem {
 typedef struct results {
     td_estimate *o, *lse, *dq, *dk, *dv, *p;
     td_sum *dk_sums, *dv_sums;
+    double *cut; /* what a GPU's matrix units may take away of each lse */
 } results;
 
 static int64_t queries_of(const td_attention_shape *s)
@@ -70,6 +71,7 @@ typedef struct row {
     td_estimate *score, *p, *dp;
     td_sum *dq;
     double *own;   /* relative errors of each P, squared */
+    double *cut;   /* what a GPU's matrix units may take away of each score */
     double sum;    /* of the row's sum by its own roundings, relative, squared */
     double spread; /* and by those of the scores */
 } row;
@@ -87,6 +89,7 @@ static void row_forward(const problem *a, int64_t matrix, int64_t i, row *r, con
 
         for (int64_t d = 0; d < s->head_dim; d++)
             td_accumulate(&dot, td_exact(q[d]), td_exact(k[j * s->head_dim + d]));
+        r->cut[j] = fabs((double)s->scale) * td_cut_off(dot);
         r->score[j] = stored(a, a->naive, td_times(td_exact((double)s->scale), td_summed(dot)));
         max = fmax(max, r->score[j].value);
     }
@@ -116,6 +119,9 @@ static void row_forward(const problem *a, int64_t matrix, int64_t i, row *r, con
         r->p[j] = stored(a, a->rounds_p, r->p[j]);
     }
     const double lse = max + log(sum);
+    double *cut = &out->cut[matrix * s->seq + i];
+    for (int64_t j = 0; j < r->seen; j++)
+        *cut += r->p[j].value * r->cut[j];
     out->lse[matrix * s->seq + i] = (td_estimate){lse, r->spread + squared(log(sum)) + 3 * lse * lse};
     for (int64_t d = 0; d < s->head_dim; d++) {
         td_sum sums = {0};
@@ -201,6 +207,7 @@ static results solve(const problem *a)
     const int64_t rows = s->batch * s->heads * s->seq;
     results out = {.o = estimates(queries_of(s)),
                    .lse = estimates(rows),
+                   .cut = calloc((size_t)rows, sizeof(double)),
                    .dq = estimates(queries_of(s)),
                    .dk = estimates(keys_of(s)),
                    .dv = estimates(keys_of(s)),
@@ -211,9 +218,10 @@ static results solve(const problem *a)
              .p = estimates(s->seq_k),
              .dp = estimates(s->seq_k),
              .dq = malloc((size_t)s->head_dim * sizeof(td_sum)),
-             .own = malloc((size_t)s->seq_k * sizeof(double))};
+             .own = malloc((size_t)s->seq_k * sizeof(double)),
+             .cut = malloc((size_t)s->seq_k * sizeof(double))};
 
-    assert_true(out.dk_sums && out.dv_sums && r.dq && r.own);
+    assert_true(out.cut && out.dk_sums && out.dv_sums && r.dq && r.own && r.cut);
     for (int64_t matrix = 0; matrix < s->batch * s->heads; matrix++)
         for (int64_t i = 0; i < s->seq; i++) {
             row_forward(a, matrix, i, &r, &out);
@@ -229,6 +237,7 @@ static results solve(const problem *a)
     free(r.p);
     free(r.dp);
     free(r.own);
+    free(r.cut);
     free(r.dq);
     free(out.dk_sums);
     free(out.dv_sums);
@@ -240,6 +249,7 @@ static void free_results(results *out)
 {
     free(out->o);
     free(out->lse);
+    free(out->cut);
     free(out->dq);
     free(out->dk);
     free(out->dv);
@@ -334,6 +344,8 @@ static void fuzz_attend(const td_attention_impl *impl, bool naive)
                 fuzz_expect(saved, i, out.p[i]);
     else
         expect_all(saved, out.lse);
+    for (int64_t i = 0; i < saved->count && !naive && dtype != TD_F32 && fuzz_on_gpu(); i++)
+        fuzz_lean(saved, i, out.cut[i]);
     fuzz_accept(o);
     fuzz_accept(saved);
     if (fuzz_on_gpu() && !naive && !shape.deterministic)

@@ -34,6 +34,7 @@ typedef struct fuzz_tensor {
     int64_t count;
     double *x;           /* the elements as they are before the call */
     td_estimate *expect; /* after it; square is below 0 for an element that keeps its bits */
+    double *lean;        /* how far all of them may be off beside that in one direction, in u; or NULL */
     bool scratch;        /* contents do not matter */
     void *before, *after;
     unsigned char *block; /* where it lies: `lead` bytes, the tensor */
@@ -64,6 +65,9 @@ void *at(const fuzz_tensor *tensor);
 /* What an element becomes: a value within its allowance, or with fuzz_expect_exact that value. */
 void fuzz_expect(fuzz_tensor *tensor, int64_t index, td_estimate value);
 void fuzz_expect_exact(fuzz_tensor *tensor, int64_t index, double value);
+
+/* The sum behind it is formed by a GPU's matrix units, which may take `units` of u away from every element alike. */
+void fuzz_lean(fuzz_tensor *tensor, int64_t index, double units);
 
 /* Makes the call twice from the same state; the second time must give the same bits. */
 #define FUZZ_CALL(call)                                                                                      \

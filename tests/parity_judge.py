@@ -252,6 +252,11 @@ class WrongAnswers(unittest.TestCase):
             answer[5, 7] = 0
             self.assertIn("all that are wrong are 0", judged(Product.eager, inputs, answer).complaints[0])
 
+    def test_nothing_was_written(self):
+        inputs = Product.inputs(0, F32)
+        answer = torch.zeros_like(Product.kernel(*inputs))
+        self.assertIn("all are 0", judged(Product.eager, inputs, answer).complaints[0])
+
     def test_a_stale_buffer(self):
         for dtype in (F32, BF16):
             answer = Product.kernel(*Product.inputs(0, dtype))
@@ -468,6 +473,10 @@ class Equals(unittest.TestCase):
             self.assertTrue(torch.equal(x @ x, torch.matmul(x, x)))
             self.assertEqual(int(ids.sum()), 1225)
             self.assertTrue(torch.equal(ids + 1, torch.arange(1, 51)))
+
+    def test_shapes_without_numbers_are_left_alone(self):
+        with Sequential(0), torch.device("meta"):
+            self.assertEqual(torch.empty(3, 4).mul_(2.0).add_(1.0).shape, (3, 4))
 
     def test_infinities_stay(self):
         with Sequential(0):

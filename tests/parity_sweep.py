@@ -27,7 +27,7 @@ from parity.core import sweep, worker
 from parity.core.case import Case
 from parity.core.command import main
 from parity.core.identity import host
-from parity.core.record import ASIDE, FILE, Finished, RecordError, RecordFile, load, machine_name
+from parity.core.record import ASIDE, FILE, Finished, Loaded, RecordError, RecordFile, load, machine_name
 from parity.core.sweep import SelectionError, select
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -631,6 +631,27 @@ class RecordFiles(unittest.TestCase):
         self.assertEqual([r["case"]["count"] for r in loaded.newest()], [1, 2, 3])
         self.assertEqual(loaded.newest()[0]["status"], "oom")
         self.assertEqual((loaded.records[3]["peak_mib"], loaded.records[3]["series"]), (None, {"a": [None]}))
+
+    def test_times_outlive_a_run_of_errors_alone(self):
+        timed = self.record(ms={"median": 2.0}, peak_mib=5.0, measure="error time memory", machine="here")
+        errors = self.record(error={"rel_l2": 0.1}, measure="error", machine="here", build={"id": "b"})
+        for more, kept in (
+            ({}, True),
+            ({"status": "failed"}, False),
+            ({"status": "oom"}, False),
+            ({"machine": "there"}, False),
+            ({"measure": "error time memory"}, False),
+        ):
+            with self.subTest(more=more):
+                (found,) = Loaded([timed, errors, errors | more]).newest()
+                self.assertEqual(found.get("ms"), {"median": 2.0} if kept else None)
+                self.assertEqual(found["build"], {"id": "b"})
+                self.assertEqual(found.get("earlier"), {"time": timed["time"]} if kept else None)
+        (found,) = Loaded([timed, errors | {"measure": "error time", "ms": {"median": 3.0}}]).newest()
+        self.assertEqual((found["ms"], found["peak_mib"]), ({"median": 3.0}, 5.0))
+        configured = timed | {"build": {"id": "a"}, "config": {"graph": True}}
+        (found,) = Loaded([configured, errors | {"config": {"graph": False}}]).newest()
+        self.assertNotIn("ms", found)
 
     def test_a_torn_last_line_is_kept_aside(self):
         self.append(self.record(1))

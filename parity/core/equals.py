@@ -53,7 +53,7 @@ class Sequential(TorchDispatchMode):
 
     def rounded(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """x in `dtype`, after each number was moved by at most half of its last place there."""
-        if not x.is_floating_point():
+        if not x.is_floating_point() or x.is_meta:  # a shape alone, as of a model that is yet without weights
             return x
         if self.noise is None or self.noise.device != x.device:
             self.noise = torch.Generator(x.device).manual_seed(self.generator.initial_seed())
@@ -109,9 +109,9 @@ class Sequential(TorchDispatchMode):
         """The sum over the last dimension in f32; longer sums in pieces."""
         x = x.float()
         count = x.shape[-1]
-        if count > PIECE:
-            pieces = [self.total(piece) for piece in x.split(PIECE, dim=-1)]
-            return self.total(torch.stack(pieces, dim=-1))
+        if count > PIECE:  # all pieces at once; zeros fill the last one
+            filled = torch.nn.functional.pad(x, (0, -count % PIECE))
+            return self.total(self.total(filled.unflatten(-1, (-1, PIECE))))
         if count == 0:
             return x.sum(-1)
         terms = x.movedim(-1, 0).contiguous()

@@ -264,6 +264,8 @@ def _worst(value, truth, torchs, share) -> str:
 
 def _pattern(value: torch.Tensor, truth: torch.Tensor, wrong: torch.Tensor) -> str:
     """What the wrong elements have in common, in words; "" if nothing that is looked for."""
+    if value.numel() > 1 and not bool(value.any()):
+        return "all are 0"
     off = value - truth
     common = factor(value, truth)
     if float((value - common * truth).norm()) < 0.5 * float(off.norm()) and value.numel() > 1:

@@ -35,6 +35,11 @@ from parity.core.schema import SchemaError, check, parse
 FILE = "records.jsonl"
 ASIDE = "records.torn"
 FINISHED = ("ok", "oom", "unsupported")
+# What a record has of each measure besides the error.
+MEASURED = {
+    "time": ("ms", "first_ms", "together", "tflops", "gb_s", "ratio", "samples"),
+    "memory": ("peak_mib", "requested_mib"),
+}
 # Variables by which the environment changes what a library computes; where they are set they are part of a result.
 OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_EMULATE_SINGLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
 
@@ -57,11 +62,31 @@ class Loaded:
     torn_at: int | None = None  # where a last line without its end begins
 
     def newest(self) -> list[dict]:
-        """The newest record of each (module, case, impl), in the order in which the cases first appeared."""
-        latest = {}
+        """The newest record of each (module, case, impl), in the order in which the cases first appeared. Where that
+        run did not measure time or memory, they are of the newest one that did, if it was of the same machine and
+        configuration; `earlier` then holds that record."""
+        latest: dict[tuple, dict] = {}
         for record in self.records:
-            latest[key_of(record)] = record
+            key = key_of(record)
+            latest[key] = _with_measured(record, latest[key]) if key in latest else record
         return list(latest.values())
+
+
+def _with_measured(record: dict, before: Mapping) -> dict:
+    """The record, with the times and the memory that it lacks and `before` has. A side that ended has none."""
+    asked = record.get("measure", "").split()
+    same = before.get("machine") == record.get("machine")
+    same = same and ("build" not in before or before.get("config") == record.get("config"))
+    if not asked or not same or not record["status"] == before["status"] == "ok":
+        return record
+    found = {}
+    for measure, names in MEASURED.items():
+        if measure not in asked:
+            found |= {name: before[name] for name in names if name in before}
+    if not found:
+        return record
+    earlier = before.get("earlier", before)
+    return record | found | {"earlier": {key: earlier[key] for key in ("build", "time") if key in earlier}}
 
 
 def load(path: Path) -> Loaded:

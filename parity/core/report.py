@@ -244,17 +244,21 @@ def _place(record: Mapping) -> str | None:
 
 def _builds(records: Sequence[Mapping]) -> Iterable[str]:
     """Which builds of C the results are of: they may be several, and say so."""
-    builds: Counter = Counter()
-    for record in records:
-        build = record.get("build")
-        if build:
-            changed = " with changes" if build.get("dirty") else ""
-            builds[f"{build['library']} (tandem {build['version']}, commit {build['commit']}{changed})"] += 1
+    builds = Counter(_build(record["build"]) for record in records if "build" in record)
     if builds:
         yield f"C was built as {'; '.join(f'{words}: {count} results' for words, count in builds.items())}."
+    earlier = [record["earlier"].get("build") for record in records if "earlier" in record]
+    if earlier:
+        words = sorted({_build(build) for build in earlier if build}) or ["before results named their build"]
+        yield f"Times and memory of {len(earlier)} results are from earlier runs: {'; '.join(words)}."
     before = sum("build" not in record for record in records)
     if before:
         yield f"{before} of {len(records)} results are from before results named their build, configuration and host."
+
+
+def _build(build: Mapping) -> str:
+    changed = " with changes" if build.get("dirty") else ""
+    return f"{build['library']} (tandem {build['version']}, commit {build['commit']}{changed})"
 
 
 def _write(path: Path, content: str) -> Path:

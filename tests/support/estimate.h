@@ -80,6 +80,7 @@ static inline td_estimate td_sqrt_of(td_estimate x)
 typedef struct td_sum {
     double value, squares;     /* S, Q */
     double partials, operands; /* the squares of the partial sums, and of the errors of what was added */
+    double sizes;              /* the partial sums without their signs, added up */
     double count;
 } td_sum;
 
@@ -91,6 +92,7 @@ static inline void td_accumulate(td_sum *sum, td_estimate a, td_estimate b)
     sum->value += product;
     sum->squares += product * product;
     sum->partials += sum->value * sum->value;
+    sum->sizes += fabs(sum->value);
     sum->operands += a.square * b.value * b.value + b.square * a.value * a.value;
     sum->count++;
 }
@@ -100,6 +102,15 @@ static inline td_estimate td_summed(td_sum sum)
     const double mean = (sum.count + 1) * (sum.squares / 6 + sum.value * sum.value / 3);
 
     return (td_estimate){sum.value, sum.operands + fmax(sum.partials, mean)};
+}
+
+/** How much of a sum, in units of u, a GPU's matrix units take away by cutting off where others round. They add some 16
+ * products at once, each cut off at two bits behind the sum's last place, and then cut off the sum: on average
+ * 16 / 8 + 1 / 2 of that place, or 4 u times the sum. All of it is towards 0, so that results of one sign have it in
+ * common. */
+static inline double td_cut_off(td_sum sum)
+{
+    return sum.sizes * 4 / 16;
 }
 
 /** The result as it is stored in a type before it is read again; below f16's smallest normal number the roundings
