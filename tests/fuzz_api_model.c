@@ -2,6 +2,7 @@
 #include "fuzz_api_kit.h"
 
 #include "bench/bench.h"
+#include "transformer/hooks.h"
 #include "transformer/transformer.h"
 
 enum { D_MODEL = 8, VOCAB = 11, BATCH = 2, CONTEXT = 6, TOKENS = BATCH * CONTEXT };
@@ -154,6 +155,86 @@ API(td_transformer_parameter_count)
     assert_true(td_transformer_parameter_count(model) >= 12);
     assert_int_equal(td_transformer_parameter_count(NULL), 0);
     return close_model(model, TD_OK);
+}
+
+/* ---- hooks ---- */
+
+static td_status pass_begins(td_hook *hook, td_pass pass, bool last)
+{
+    (void)hook, (void)pass, (void)last;
+    return TD_OK;
+}
+
+static td_status takes(td_hook *hook, const td_due *due, bool *taken)
+{
+    (void)hook;
+    *taken = due->count > 0;
+    return TD_OK;
+}
+
+static td_status passes_on(td_hook *hook, td_range range, td_event *event)
+{
+    return td_hooks_final(hook->next, range, event);
+}
+
+/* None to two links, whose functions are there or not. */
+static td_hook *chain(void)
+{
+    static td_hook links[2];
+    td_hook *first = NULL;
+
+    for (int64_t i = td_fuzz_below(3) - 1; i >= 0; i--) {
+        links[i] = (td_hook){.next = first,
+                             .begin = td_fuzz_chance(50) ? pass_begins : NULL,
+                             .due = td_fuzz_chance(50) ? takes : NULL,
+                             .final = td_fuzz_chance(50) ? passes_on : NULL};
+        first = &links[i];
+    }
+    return first;
+}
+
+static td_pass any_pass(void)
+{
+    return (td_pass)td_fuzz_below(3);
+}
+
+API(td_hooks_begin)
+{
+    return td_hooks_begin(chain(), any_pass(), td_fuzz_chance(50));
+}
+
+API(td_hooks_needed)
+{
+    static const td_need need = {{0, 4}, TD_READS_COPIES};
+    const void *where = &need;
+
+    return td_hooks_needed(chain(), any_pass(), pointer("need", &need), td_fuzz_chance(50) ? &need : NULL,
+                           pointer("where", &where));
+}
+
+API(td_hooks_done)
+{
+    static const td_need need = {{0, 4}, TD_READS_PARAMS};
+
+    return td_hooks_done(chain(), any_pass(), pointer("need", &need));
+}
+
+API(td_hooks_due)
+{
+    static const td_due due = {.count = 1};
+    bool taken;
+
+    return td_hooks_due(chain(), pointer("due", &due), pointer("taken", &taken));
+}
+
+API(td_hooks_final)
+{
+    return td_hooks_final(chain(), (td_range){0, td_fuzz_below(9)}, NULL);
+}
+
+API(td_hooks_end)
+{
+    return td_hooks_end(chain(), any_pass(), TD_OK);
 }
 
 API(td_transformer_numel)

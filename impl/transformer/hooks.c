@@ -1,0 +1,81 @@
+#include "transformer/hooks.h"
+
+#include "base/check.h"
+
+td_status td_hooks_begin(td_hook *chain, td_pass pass, bool last)
+{
+    td_status status = TD_OK, first = TD_OK;
+
+    /* All of them: `end` comes to all of them, too. */
+    for (td_hook *hook = chain; hook; hook = hook->next) {
+        if (hook->begin)
+            status = hook->begin(hook, pass, last);
+        if (first == TD_OK)
+            first = status;
+    }
+    return first;
+}
+
+td_status td_hooks_needed(td_hook *chain, td_pass pass, const td_need *need, const td_need *next,
+                          const void **where)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(need, "need is NULL");
+    TD_CHECK(where, "where is NULL");
+    for (td_hook *hook = chain; hook; hook = hook->next) {
+        if (hook->needed)
+            TD_TRY(hook->needed(hook, pass, need, next, where));
+    }
+cleanup:
+    return status;
+}
+
+td_status td_hooks_done(td_hook *chain, td_pass pass, const td_need *need)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(need, "need is NULL");
+    for (td_hook *hook = chain; hook; hook = hook->next) {
+        if (hook->done)
+            TD_TRY(hook->done(hook, pass, need));
+    }
+cleanup:
+    return status;
+}
+
+td_status td_hooks_due(td_hook *chain, const td_due *due, bool *taken)
+{
+    td_hook *hook = chain;
+    td_status status = TD_OK;
+
+    TD_CHECK(due, "due is NULL");
+    TD_CHECK(taken, "taken is NULL");
+    *taken = false;
+    while (hook && !hook->due && !hook->final)
+        hook = hook->next;
+    if (hook && hook->due)
+        TD_TRY(hook->due(hook, due, taken));
+cleanup:
+    return status;
+}
+
+td_status td_hooks_final(td_hook *chain, td_range range, td_event *event)
+{
+    td_hook *hook = chain;
+
+    while (hook && !hook->final)
+        hook = hook->next;
+    return hook ? hook->final(hook, range, event) : TD_OK;
+}
+
+td_status td_hooks_end(td_hook *chain, td_pass pass, td_status status)
+{
+    for (td_hook *hook = chain; hook; hook = hook->next) {
+        const td_status ended = hook->end ? hook->end(hook, pass, status) : TD_OK;
+
+        if (status == TD_OK)
+            status = ended;
+    }
+    return status;
+}

@@ -1,0 +1,130 @@
+/** How others take part in a step of a model: the optimizer, clipping, data parallelism, sharding.
+ *
+ * A model has one block of weights, and all that is said here is about ranges of its elements. While the model queues a
+ * pass it calls a chain of hooks, in the order in which the device will run the pass. Hooks queue work of their own on
+ * the device's current stream, or on others that they order with events. They never wait for the device: a pass may be
+ * captured as a graph, whose replays call no hook. What differs from step to step is read from the device's memory.
+ *
+ *     begin     a pass begins
+ *     needed    a range of weights is about to be read
+ *     done      the range was read for the last time in this pass
+ *     due       the products that make gradients of a range can be formed: a hook may take them over
+ *     final     gradients of a range are complete, the last micro-batch's added
+ *     end       the pass ends, also after a failure
+ *
+ * Every element of the block is needed before it is read and done behind that; `done` comes before `due`, because who
+ * takes products over may write the weights. In the backward pass of the last micro-batch every element becomes final
+ * once, or its products are taken once, and never both. The stream has waited for what hooks queued elsewhere when a
+pass has ended; where that concerns weights alone, when they are next needed.
+ *
+ * The links of a chain hear begin, needed, done and end one after the other. due and final go to the first link alone,
+ * and each link passes them on as it sees fit: a range is final for the next link when this one has reduced it, clipped
+ * it or taken off its loss scale. The last link is the optimizer. The calls below do this, and a link leaves out the
+ * functions it has no use for: one with neither due nor final is passed by. One with final alone ends the way of due,
+ * for it wants gradients in memory.
+ *
+ * Every function may fail: that ends the pass, and its status is what the pass returns. */
+#ifndef TD_TRANSFORMER_HOOKS_H
+#define TD_TRANSFORMER_HOOKS_H
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "device/device.h"
+
+TD_BEGIN_DECLS
+
+typedef struct td_range {
+    int64_t begin, end; /* elements of the block of weights: [begin, end) */
+} td_range;
+
+/** The block of weights. The range of a weight stands at the same elements in all of its arrays. */
+typedef struct td_weights {
+    int64_t elements;
+    td_dtype dtype;      /* of params */
+    td_dtype copy_dtype; /* of copies */
+    td_dtype grad_dtype; /* of grads */
+    void *params;        /* the masters, which the optimizer updates */
+    void *copies;        /* what products read in mixed precision; NULL: products read params */
+    void *grads;         /* NULL: the model is for inference */
+} td_weights;
+
+typedef enum td_pass {
+    TD_PASS_FORWARD = 0,
+    TD_PASS_RECOMPUTE, /* the forward of a checkpoint's layers once more, inside the backward pass */
+    TD_PASS_BACKWARD
+} td_pass;
+
+/** What of a range is read. Embedding and norms read the masters; products read the copies, if there are any. */
+typedef enum td_reads { TD_READS_PARAMS = 0, TD_READS_COPIES } td_reads;
+
+typedef struct td_need {
+    td_range range;
+    td_reads reads;
+} td_need;
+
+/** A product that makes the gradient of a linear layer: g = dy^T x. */
+typedef struct td_weight_product {
+    td_range range; /* of the weight [d_out, d_in], row-major */
+    int64_t tokens, d_in, d_out;
+    td_dtype dtype;     /* of x and dy */
+    const void *x, *dy; /* [tokens, d_in], [tokens, d_out] */
+} td_weight_product;
+
+typedef struct td_due {
+    int64_t count; /* of products, at most TD_DUE_MOST */
+    const td_weight_product *products;
+    /* x and dy stay as they are through so many more calls of due in this pass. 0: who takes them over, and what was
+     * taken over before, queues the work before it returns. */
+    int64_t wait;
+} td_due;
+
+#define TD_DUE_MOST 4 /* [w1; w3], w2, [q; k; v] and output of one block */
+
+/** A link of a chain, the first member of what implements it. A function may be NULL. */
+typedef struct td_hook td_hook;
+struct td_hook {
+    td_hook *next; /* the link behind this one; NULL: none */
+
+    /** `last`: the last micro-batch of a step, in whose backward pass gradients become final. */
+    td_status (*begin)(td_hook *hook, td_pass pass, bool last);
+
+    /** Work that is queued behind this call reads the range at *where, which holds the address of its first element in
+     * the model's own block and may be changed. It is valid until `done`. `next`: what will be needed after this, so
+     * that it can be fetched beside the work; NULL: nothing more in this pass. */
+    td_status (*needed)(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+                        const void **where);
+
+    td_status (*done)(td_hook *hook, td_pass pass, const td_need *need);
+
+    /** Sets *taken, which is false, if this link or one behind it forms the products. Untaken, the model forms them
+     * itself, and the range becomes final. Comes where the products are whole gradients: in steps of one micro-batch. */
+    td_status (*due)(td_hook *hook, const td_due *due, bool *taken);
+
+    /** The gradients of the range are in the block behind `event`; NULL: behind what is queued on the device's current
+     * stream. A link that lets another stream reduce them passes them on at once with that stream's event; one that
+     * must see all of them first passes them on in `end`. A link may pass on parts of a range: its shard. */
+    td_status (*final)(td_hook *hook, td_range range, td_event *event);
+
+    /** `status`: what ended the pass, TD_OK if it is complete. Comes once for every `begin`, also where that failed.
+     * What the link holds back goes on to the next one now, or is dropped after a failure. */
+    td_status (*end)(td_hook *hook, td_pass pass, td_status status);
+};
+
+/* ---- calls: what a model does, and a link to pass something on ---- */
+
+/* A chain of NULL has no links. TD_BAD_ARGUMENT: another NULL but for `next` and `event`. */
+
+TD_API td_status td_hooks_begin(td_hook *chain, td_pass pass, bool last);
+TD_API td_status td_hooks_needed(td_hook *chain, td_pass pass, const td_need *need, const td_need *next,
+                                 const void **where);
+TD_API td_status td_hooks_done(td_hook *chain, td_pass pass, const td_need *need);
+TD_API td_status td_hooks_due(td_hook *chain, const td_due *due, bool *taken);
+TD_API td_status td_hooks_final(td_hook *chain, td_range range, td_event *event);
+
+/** Ends the pass in every link, whatever the ones before returned; returns `status`, or the first failure if that was
+ * TD_OK, which the links behind are told. */
+TD_API td_status td_hooks_end(td_hook *chain, td_pass pass, td_status status);
+
+TD_END_DECLS
+
+#endif
