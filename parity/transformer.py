@@ -219,7 +219,7 @@ class Tandem:
         return torch.tensor([loss[0]], device=targets.device)
 
     def backward(self):
-        self.c.td_transformer_backward(self.model, False, None, None)
+        self.c.td_transformer_backward(self.model, self.c.enum("td_micro", "only"))
 
     def update(self):
         self.c.td_transformer_adamw(self.model, self.adamw)

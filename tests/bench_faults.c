@@ -23,9 +23,7 @@ TD_FAULT(td_transformer_forward,
 TD_FAULT(td_transformer_loss, (td_transformer * model, const int64_t *targets, float *loss),
          (model, targets, loss))
 TD_FAULT(td_transformer_last_loss, (td_transformer * model, float *loss), (model, loss))
-TD_FAULT(td_transformer_backward,
-         (td_transformer * model, bool accumulate, td_gradient_ready ready, void *user),
-         (model, accumulate, ready, user))
+TD_FAULT(td_transformer_backward, (td_transformer * model, td_micro micro), (model, micro))
 TD_FAULT(td_transformer_adamw, (td_transformer * model, const td_adamw *adamw), (model, adamw))
 TD_FAULT(td_transformer_adamw_on_device, (td_transformer * model, td_adamw *adamw), (model, adamw))
 TD_FAULT(td_transformer_backward_adamw, (td_transformer * model, td_adamw *adamw, bool on_device),

@@ -246,6 +246,22 @@ API(td_transformer_numel)
     return close_model(model, TD_OK);
 }
 
+API(td_transformer_weights)
+{
+    td_transformer *model = open_model();
+    const bool null = td_fuzz_chance(50);
+    td_weights weights;
+
+    impossible(TD_BAD_ARGUMENT, null ? "model" : "out");
+    return close_model(model, td_transformer_weights(null ? NULL : model, null ? &weights : NULL));
+}
+
+API(td_transformer_set_hooks)
+{
+    impossible(TD_BAD_ARGUMENT, "model");
+    return td_transformer_set_hooks(NULL, chain());
+}
+
 API(td_transformer_parameter)
 {
     static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, 1000};
@@ -303,8 +319,8 @@ API(td_transformer_last_loss)
 
 API(td_transformer_backward)
 {
-    impossible(TD_BAD_ARGUMENT, "model");
-    return td_transformer_backward(NULL, td_fuzz_chance(50), NULL, NULL);
+    impossible(TD_BAD_ARGUMENT, "model|micro");
+    return td_transformer_backward(NULL, (td_micro)td_fuzz_below(9));
 }
 
 API(td_transformer_adamw)
@@ -444,14 +460,15 @@ typedef struct step {
 static const char *const step_names[] = {"forward",        "loss", "backward", "adamw",  "adamw_on_device",
                                          "backward_adamw", "sgd",  "init",     "refresh"};
 
-static td_status ready(void *user, int64_t parameter)
+static td_status stop(td_hook *hook, td_range range, td_event *event)
 {
-    (void)parameter;
-    return *(const bool *)user ? TD_IO_ERROR : TD_OK;
+    (void)hook, (void)range, (void)event;
+    return TD_IO_ERROR;
 }
 
 static td_status take(pair *p, int which, step *s, const void **logits, float *loss)
 {
+    static td_hook stopper = {.final = stop};
     td_transformer *model = p->model[which];
     td_adamw *adamw = s->no_adamw ? NULL : &p->adamw[which];
 
@@ -461,7 +478,11 @@ static td_status take(pair *p, int which, step *s, const void **logits, float *l
     case LOSS:
         return td_transformer_loss(model, s->ids, loss);
     case BACKWARD:
-        return td_transformer_backward(model, s->accumulate, ready, &s->stops);
+        td_assert_ok(td_transformer_set_hooks(model, s->stops ? &stopper : NULL));
+        const td_status status =
+            td_transformer_backward(model, s->accumulate ? TD_MICRO_LAST : TD_MICRO_ONLY);
+        td_assert_ok(td_transformer_set_hooks(model, NULL));
+        return status;
     case ADAMW:
         return td_transformer_adamw(model, adamw);
     case ADAMW_DEVICE:
@@ -550,9 +571,9 @@ static void draw_step(pair *p, step *s)
     case BACKWARD:
         s->stops = td_fuzz_chance(10);
         s->accumulate = td_fuzz_chance(40) && (p->gradients != NEVER || p->config.transient_gradients);
-        impossible_if(s->accumulate && p->config.transient_gradients, "accumulate|transient");
+        impossible_if(s->accumulate && p->config.transient_gradients, "micro|transient");
         if (s->accumulate && p->gradients == GONE)
-            impossible(TD_BAD_STATE, "accumulate|gradients");
+            impossible(TD_BAD_STATE, "micro|gradients");
         if (use == TD_MODEL_INFERENCE)
             impossible(TD_BAD_STATE, "inference|model|gradients");
         if (!p->loss)

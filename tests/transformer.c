@@ -175,7 +175,7 @@ static void parameters_stand_apart(void **state)
         td_assert_ok(td_transformer_init(model, 5));
         td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
         td_assert_ok(td_transformer_loss(model, ids, NULL));
-        td_assert_ok(td_transformer_backward(model, false, NULL, NULL));
+        td_assert_ok(td_transformer_backward(model, TD_MICRO_ONLY));
         td_assert_ok(td_transformer_adamw(model, &adamw));
         td_assert_ok(td_transformer_sgd(model, 1e-3f));
         for (int64_t i = 0; i < 21; i++)
@@ -413,7 +413,7 @@ static void bad_calls(void **state)
                       "name is 'layers.2.ln1.weight'");
 
     td_assert_refused(td_transformer_loss(model, ids, &loss), TD_BAD_STATE, "no forward");
-    td_assert_refused(td_transformer_backward(model, false, NULL, NULL), TD_BAD_STATE, "no loss");
+    td_assert_refused(td_transformer_backward(model, TD_MICRO_ONLY), TD_BAD_STATE, "no loss");
     td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "no weights");
     td_assert_ok(td_transformer_init(model, 1));
     td_assert_ok(td_transformer_init(inference, 1));
@@ -430,20 +430,20 @@ static void bad_calls(void **state)
     td_assert_refused(td_transformer_loss(model, ids, &loss), TD_BAD_STATE, "no forward");
 
     td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
-    td_assert_refused(td_transformer_backward(model, false, NULL, NULL), TD_BAD_STATE, "no loss");
+    td_assert_refused(td_transformer_backward(model, TD_MICRO_ONLY), TD_BAD_STATE, "no loss");
     td_assert_refused(td_transformer_loss(NULL, ids, &loss), TD_BAD_ARGUMENT, "model is NULL");
     td_assert_refused(td_transformer_loss(model, NULL, &loss), TD_BAD_ARGUMENT, "targets is NULL");
     td_assert_ok(td_transformer_loss(model, ids, NULL));
-    td_assert_refused(td_transformer_backward(NULL, false, NULL, NULL), TD_BAD_ARGUMENT, "model is NULL");
-    td_assert_ok(td_transformer_backward(model, false, NULL, NULL));
-    td_assert_refused(td_transformer_backward(model, false, NULL, NULL), TD_BAD_STATE, "backward");
+    td_assert_refused(td_transformer_backward(NULL, TD_MICRO_ONLY), TD_BAD_ARGUMENT, "model is NULL");
+    td_assert_ok(td_transformer_backward(model, TD_MICRO_ONLY));
+    td_assert_refused(td_transformer_backward(model, TD_MICRO_ONLY), TD_BAD_STATE, "backward");
     td_assert_refused(td_transformer_loss(model, ids, &loss), TD_BAD_STATE, "backward");
 
     /* Gradients of weights that have changed since would be wrong. */
     td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
     td_assert_ok(td_transformer_loss(model, ids, NULL));
     td_assert_ok(td_transformer_adamw(model, &adamw));
-    td_assert_refused(td_transformer_backward(model, false, NULL, NULL), TD_BAD_STATE, "update");
+    td_assert_refused(td_transformer_backward(model, TD_MICRO_ONLY), TD_BAD_STATE, "update");
     td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
     td_assert_ok(td_transformer_sgd(model, 0.1f));
     td_assert_refused(td_transformer_loss(model, ids, &loss), TD_BAD_STATE, "update");
@@ -451,7 +451,7 @@ static void bad_calls(void **state)
     td_assert_ok(td_transformer_forward(inference, ids, 2, 9, NULL));
     td_assert_ok(td_transformer_loss(inference, ids, &loss));
     assert_true(loss > 0);
-    td_assert_refused(td_transformer_backward(inference, false, NULL, NULL), TD_BAD_STATE, "no gradients");
+    td_assert_refused(td_transformer_backward(inference, TD_MICRO_ONLY), TD_BAD_STATE, "no gradients");
     td_assert_refused(td_transformer_adamw(inference, &adamw), TD_BAD_STATE, "no moments");
     td_assert_refused(td_transformer_sgd(inference, 0.1f), TD_BAD_STATE, "no gradients");
     td_assert_refused(td_transformer_adamw(gradients, &adamw), TD_BAD_STATE, "no moments");
@@ -536,7 +536,7 @@ static void prepare(td_transformer *model, int way)
     td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
     td_assert_ok(td_transformer_loss(model, ids, NULL));
     if (way == HOST || way == ON_DEVICE)
-        td_assert_ok(td_transformer_backward(model, false, NULL, NULL));
+        td_assert_ok(td_transformer_backward(model, TD_MICRO_ONLY));
 }
 
 static void refused_updates_change_nothing(void **state)
@@ -706,5 +706,5 @@ int main(void)
     };
 
     return cmocka_run_group_tests_name("transformer", tests, NULL, NULL) + td_run_memory_tests() +
-           td_run_step_tests() + td_run_mixed_tests();
+           td_run_step_tests() + td_run_mixed_tests() + td_run_hooks_tests();
 }

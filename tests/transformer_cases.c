@@ -78,7 +78,7 @@ float td_trial_gradients(td_trial *trial, bool accumulate)
 
     td_assert_ok(td_transformer_forward(trial->model, trial->ids, trial->c.batch, trial->c.seq, NULL));
     td_assert_ok(td_transformer_loss(trial->model, trial->targets, &loss));
-    td_assert_ok(td_transformer_backward(trial->model, accumulate, NULL, NULL));
+    td_assert_ok(td_transformer_backward(trial->model, accumulate ? TD_MICRO_LAST : TD_MICRO_FIRST));
     return loss;
 }
 

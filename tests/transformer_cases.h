@@ -38,5 +38,6 @@ td_parameter td_trial_parameter(const td_trial *trial, int64_t index);
 
 int td_run_step_tests(void);
 int td_run_mixed_tests(void);
+int td_run_hooks_tests(void);
 
 #endif

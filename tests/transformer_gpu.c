@@ -177,7 +177,7 @@ static void step_is_the_reference(void **state)
                     td_assert_ok(
                         td_device_fill(gpu, p.grad, 0xFF, (size_t)p.numel * td_dtype_size(p.grad_dtype)));
                 }
-                td_assert_ok(td_transformer_backward(t.model, false, NULL, NULL));
+                td_assert_ok(td_transformer_backward(t.model, TD_MICRO_ONLY));
                 for (int64_t j = 0; j < t.cpu->count; j++) {
                     td_parameter p;
                     td_assert_ok(td_transformer_parameter(t.model, j, &p));
@@ -210,7 +210,7 @@ static void a_captured_step_is_the_eager_one(void **state)
             td_assert_ok(td_device_upload(gpu, on_device, &adamw, sizeof adamw));
             for (int n = 0; n < 4; n++) {
                 run_loss(&eager);
-                td_assert_ok(td_transformer_backward(eager.model, false, NULL, NULL));
+                td_assert_ok(td_transformer_backward(eager.model, TD_MICRO_ONLY));
                 td_assert_ok(td_transformer_adamw(eager.model, &adamw));
             }
             for (int n = 0; n < 4; n++) {
@@ -221,7 +221,7 @@ static void a_captured_step_is_the_eager_one(void **state)
                     if (along) {
                         td_assert_ok(td_transformer_backward_adamw(graph.model, on_device, true));
                     } else {
-                        td_assert_ok(td_transformer_backward(graph.model, false, NULL, NULL));
+                        td_assert_ok(td_transformer_backward(graph.model, TD_MICRO_ONLY));
                         td_assert_ok(td_transformer_adamw_on_device(graph.model, on_device));
                     }
                 }
@@ -345,7 +345,7 @@ static void large_weights_are_updated_with_their_gradients(void **state)
                     if (along) {
                         td_assert_ok(td_transformer_backward_adamw(models[along], &given, false));
                     } else {
-                        td_assert_ok(td_transformer_backward(models[along], false, NULL, NULL));
+                        td_assert_ok(td_transformer_backward(models[along], TD_MICRO_ONLY));
                         td_assert_ok(td_transformer_adamw(models[along], &given));
                     }
                 }
@@ -422,7 +422,7 @@ static void the_history_knows_the_tensors_of_a_step(void **state)
     (void)state;
     td_assert_ok(td_device_history_begin(gpu, 100000));
     run_loss(&t);
-    td_assert_ok(td_transformer_backward(t.model, false, NULL, NULL));
+    td_assert_ok(td_transformer_backward(t.model, TD_MICRO_ONLY));
     td_assert_ok(td_transformer_adamw(t.model, &adamw));
     td_assert_ok(td_device_history_end(gpu));
     td_assert_ok(td_device_history(gpu, &events, &count, &dropped));

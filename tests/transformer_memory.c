@@ -148,7 +148,7 @@ static void steps_allocate_nothing(void **state)
         for (int step = 0; step < 3; step++) {
             td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
             td_assert_ok(td_transformer_loss(model, ids, &loss));
-            td_assert_ok(td_transformer_backward(model, step > 0, NULL, NULL));
+            td_assert_ok(td_transformer_backward(model, step > 0 ? TD_MICRO_LAST : TD_MICRO_FIRST));
             td_assert_ok(td_transformer_adamw(model, &adamw));
             td_assert_ok(td_transformer_sgd(model, 1e-3f));
             td_assert_ok(td_transformer_parameter_find(model, "lm_head.weight", &p));
@@ -271,7 +271,7 @@ static void live_tensors_never_overlap(void **state)
                 td_adamw given = adamw;
                 td_assert_ok(td_transformer_backward_adamw(model, &given, false));
             } else if (step > 0 && config.use != TD_MODEL_INFERENCE) {
-                td_assert_ok(td_transformer_backward(model, false, NULL, NULL));
+                td_assert_ok(td_transformer_backward(model, TD_MICRO_ONLY));
             }
         }
         td_assert_ok(td_device_history_end(dev));

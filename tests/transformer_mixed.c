@@ -70,7 +70,7 @@ static void mixed_precision_is_the_reference(void **state)
     td_assert_ok(td_transformer_loss(trial->model, trial->targets, &loss));
     assert_true(fabs((double)loss - truth) <= 0.02 * truth);
     td_trial_poison(trial);
-    td_assert_ok(td_transformer_backward(trial->model, false, NULL, NULL));
+    td_assert_ok(td_transformer_backward(trial->model, TD_MICRO_ONLY));
     for (int64_t i = 0; i < trial->count; i++) {
         const td_parameter p = td_trial_parameter(trial, i);
         assert_int_equal(p.dtype, TD_F32);
@@ -165,7 +165,7 @@ static void transient_gradients_are_the_same_and_pass(void **state)
         td_assert_ok(td_transformer_forward(passing->model, passing->ids, base.batch, base.context, NULL));
         td_assert_refused(td_transformer_adamw(passing->model, &adamw), TD_BAD_STATE, "they are transient");
         td_assert_ok(td_transformer_loss(passing->model, passing->targets, NULL));
-        td_assert_refused(td_transformer_backward(passing->model, true, NULL, NULL), TD_BAD_ARGUMENT,
+        td_assert_refused(td_transformer_backward(passing->model, TD_MICRO_LAST), TD_BAD_ARGUMENT,
                           "gradients are transient");
         td_assert_ok(td_transformer_plan(kept->dev, &kept->c.config, &without));
         td_assert_ok(td_transformer_plan(passing->dev, &passing->c.config, &with));
@@ -206,9 +206,9 @@ static void updates_along_the_way_are_the_same(void **state)
         td_assert_refused(td_transformer_adamw(along->model, &adamw), TD_BAD_STATE, "used them up");
         if (kind % 2 == 0) {
             td_assert_ok(td_transformer_loss(along->model, along->targets, NULL));
-            td_assert_refused(td_transformer_backward(along->model, true, NULL, NULL), TD_BAD_STATE,
+            td_assert_refused(td_transformer_backward(along->model, TD_MICRO_LAST), TD_BAD_STATE,
                               "were used up");
-            td_assert_ok(td_transformer_backward(along->model, false, NULL, NULL));
+            td_assert_ok(td_transformer_backward(along->model, TD_MICRO_ONLY));
             td_assert_refused(td_transformer_adamw(along->model, &adamw), TD_BAD_STATE, "did not count");
             here.step = 5;
             td_assert_ok(td_transformer_adamw(along->model, &here));
@@ -281,7 +281,8 @@ static void what_is_kept_changes_no_number(void **state)
                 if (part > 0)
                     assert_same_forward(trials, step);
                 for (int keep = 0; keep < 2; keep++)
-                    td_assert_ok(td_transformer_backward(trials[keep]->model, part > 0, NULL, NULL));
+                    td_assert_ok(td_transformer_backward(trials[keep]->model,
+                                                         part > 0 ? TD_MICRO_LAST : TD_MICRO_FIRST));
                 for (int64_t j = 0; j < trials[0]->count; j++) {
                     const td_parameter p = td_trial_parameter(trials[0], j),
                                        q = td_trial_parameter(trials[1], j);

@@ -80,7 +80,7 @@ static void step_is_the_reference(void **state)
         td_assert_ok(td_transformer_loss(trial->model, trial->targets, &loss));
         assert_true(fabs((double)loss - truth) <= tolerance(dtype) * truth);
         td_trial_poison(trial);
-        td_assert_ok(td_transformer_backward(trial->model, false, NULL, NULL));
+        td_assert_ok(td_transformer_backward(trial->model, TD_MICRO_ONLY));
         assert_gradients(trial, reference, 1, 2 * tolerance(dtype));
     }
     td_reference_free(reference);
@@ -190,103 +190,11 @@ static void micro_batches_add_up(void **state)
         const int64_t at = part * half * c->seq;
         td_assert_ok(td_transformer_forward(trial->model, trial->ids + at, half, c->seq, NULL));
         td_assert_ok(td_transformer_loss(trial->model, trial->targets + at, NULL));
-        td_assert_ok(td_transformer_backward(trial->model, part > 0, NULL, NULL));
+        td_assert_ok(td_transformer_backward(trial->model, part > 0 ? TD_MICRO_LAST : TD_MICRO_FIRST));
     }
     /* The mean over half as many tokens is twice the share of the whole. */
     assert_gradients(trial, reference, 2, 2 * tolerance(c->config.dtype));
     td_reference_free(reference);
-    td_trial_close(trial);
-}
-
-/* ---- the callback ---- */
-
-typedef struct watch {
-    td_trial *trial;
-    int64_t calls, stop_at; /* stop_at -1: never */
-    int64_t *order;
-    char **seen; /* [count]: each gradient when it was reported */
-} watch;
-
-static td_status note_gradient(void *user, int64_t parameter)
-{
-    watch *w = user;
-
-    assert_in_range(parameter, 0, w->trial->count - 1);
-    assert_true(w->calls < w->trial->count);
-    if (w->calls == w->stop_at) {
-        w->calls++;
-        return TD_IO_ERROR;
-    }
-    const td_parameter p = td_trial_parameter(w->trial, parameter);
-    const size_t bytes = (size_t)p.numel * td_dtype_size(w->trial->c.config.dtype);
-    if (w->seen) {
-        w->seen[parameter] = malloc(bytes);
-        assert_non_null(w->seen[parameter]);
-        memcpy(w->seen[parameter], p.grad, bytes);
-    }
-    w->order[w->calls++] = parameter;
-    return TD_OK;
-}
-
-static void gradients_are_reported_when_final(void **state)
-{
-    td_trial *trial = td_trial_open(*state);
-    const int64_t layers = trial->c.config.size.layers, count = trial->count;
-    /* Inside a layer, by place in the state dict: w2, then w1 and w3 together, ln2, output, q k v together, ln1. */
-    static const int64_t in_layer[] = {5, 4, 6, 8, 3, 0, 1, 2, 7};
-    watch w = {.trial = trial, .stop_at = -1};
-
-    w.order = calloc((size_t)count, sizeof *w.order);
-    w.seen = calloc((size_t)count, sizeof *w.seen);
-    assert_true(w.order && w.seen);
-    td_assert_ok(td_transformer_forward(trial->model, trial->ids, trial->c.batch, trial->c.seq, NULL));
-    td_assert_ok(td_transformer_loss(trial->model, trial->targets, NULL));
-    td_trial_poison(trial);
-    td_assert_ok(td_transformer_backward(trial->model, false, note_gradient, &w));
-
-    assert_int_equal(w.calls, count);
-    assert_int_equal(w.order[0], count - 1);
-    assert_int_equal(w.order[1], count - 2);
-    for (int64_t layer = layers - 1, at = 2; layer >= 0; layer--)
-        for (int i = 0; i < 9; i++)
-            assert_int_equal(w.order[at++], 1 + 9 * layer + in_layer[i]);
-    assert_int_equal(w.order[count - 1], 0);
-    for (int64_t i = 0; i < count; i++) {
-        const td_parameter p = td_trial_parameter(trial, i);
-        assert_non_null(w.seen[i]);
-        td_assert_identical(p.name, trial->c.config.dtype, w.seen[i], p.grad, p.numel);
-        free(w.seen[i]);
-    }
-    free(w.seen);
-    free(w.order);
-    td_trial_close(trial);
-}
-
-static void callback_stops_backward(void **state)
-{
-    td_trial *trial = td_trial_open(*state);
-    const size_t element = td_dtype_size(trial->c.config.dtype);
-    watch w = {.trial = trial};
-
-    w.order = calloc((size_t)trial->count, sizeof *w.order);
-    assert_non_null(w.order);
-    td_trial_gradients(trial, false);
-    void *clean = td_trial_copy(trial, true);
-    for (w.stop_at = 0; w.stop_at < trial->count; w.stop_at++) {
-        w.calls = 0;
-        td_assert_ok(td_transformer_forward(trial->model, trial->ids, trial->c.batch, trial->c.seq, NULL));
-        td_assert_ok(td_transformer_loss(trial->model, trial->targets, NULL));
-        assert_int_equal(td_transformer_backward(trial->model, false, note_gradient, &w), TD_IO_ERROR);
-        assert_int_equal(w.calls, w.stop_at + 1);
-        td_assert_refused(td_transformer_backward(trial->model, false, NULL, NULL), TD_BAD_STATE, "no loss");
-    }
-    td_trial_gradients(trial, false);
-    void *after = td_trial_copy(trial, true);
-    td_assert_identical("gradients", trial->c.config.dtype, clean, after,
-                        (int64_t)(td_trial_bytes(trial) / element));
-    free(clean);
-    free(after);
-    free(w.order);
     td_trial_close(trial);
 }
 
@@ -318,7 +226,7 @@ static void bad_tokens_leave_the_model_as_it_was(void **state)
         td_assert_refused(td_transformer_loss(trial->model, trial->targets, &loss), TD_BAD_ARGUMENT,
                           position);
         trial->targets[where] = target;
-        td_assert_ok(td_transformer_backward(trial->model, false, NULL, NULL));
+        td_assert_ok(td_transformer_backward(trial->model, TD_MICRO_ONLY));
         void *after = td_trial_copy(trial, true);
         td_assert_identical("gradients", c->config.dtype, clean, after, td_transformer_numel(trial->model));
         free(after);
@@ -337,7 +245,7 @@ static void caller_may_reuse_tokens(void **state)
     td_fence_poison(trial->ids);
     td_assert_ok(td_transformer_loss(trial->model, trial->targets, NULL));
     td_fence_poison(trial->targets);
-    td_assert_ok(td_transformer_backward(trial->model, false, NULL, NULL));
+    td_assert_ok(td_transformer_backward(trial->model, TD_MICRO_ONLY));
     void *after = td_trial_copy(trial, true);
     td_assert_identical("gradients", trial->c.config.dtype, clean, after, td_transformer_numel(trial->model));
     free(clean);
@@ -473,7 +381,7 @@ static void threads_may_change(void **state)
         td_transformer_forward(trial->model, trial->ids, trial->c.batch, trial->c.seq, NULL);
     if (status == TD_OK) {
         td_assert_ok(td_transformer_loss(trial->model, trial->targets, NULL));
-        td_assert_ok(td_transformer_backward(trial->model, false, NULL, NULL));
+        td_assert_ok(td_transformer_backward(trial->model, TD_MICRO_ONLY));
         assert_gradients(trial, reference, 1, 2 * tolerance(c->config.dtype));
     } else {
         td_check_refused("forward with more threads than planned for", status, TD_BAD_STATE, "threads",
@@ -520,10 +428,6 @@ int td_run_step_tests(void)
         {"micro_batches_add_up: f32", "25 heads, f32 flash", micro_batches_add_up},
         {"micro_batches_add_up: naive", "even, f32 naive", micro_batches_add_up},
         {"micro_batches_add_up: bf16", "even, bf16 flash", micro_batches_add_up},
-        {"gradients_are_reported_when_final: f32", "below the plan, f32 flash",
-         gradients_are_reported_when_final},
-        {"gradients_are_reported_when_final: bf16", "even, bf16 naive", gradients_are_reported_when_final},
-        {"callback_stops_backward", "even, f32 flash", callback_stops_backward},
         {"bad_tokens_leave_the_model_as_it_was", "below the plan, f32 naive",
          bad_tokens_leave_the_model_as_it_was},
         {"caller_may_reuse_tokens", "even, f32 flash", caller_may_reuse_tokens},

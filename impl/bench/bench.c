@@ -120,7 +120,7 @@ static td_status queue(const run *r, part what)
             TD_TRY(td_transformer_loss(r->model, r->targets, NULL));
     }
     if (what == BACKWARD || (what == STEP && mode >= TD_BENCH_BACKWARD && !r->config->overlap))
-        TD_TRY(td_transformer_backward(r->model, false, NULL, NULL));
+        TD_TRY(td_transformer_backward(r->model, TD_MICRO_ONLY));
     if (what == OPTIMIZER || (what == STEP && mode >= TD_BENCH_TRAIN))
         TD_TRY(queue_update(r));
 cleanup:

@@ -8,13 +8,10 @@
 /** What every part of backward needs to know. */
 typedef struct pass {
     td_transformer *model;
-    bool accumulate;
-    td_gradient_ready ready;
-    void *user;
-
-    /* Updates along the way; NULL: none. Where the products of the weights' gradients update them too. */
-    td_adamw *adamw;
-    bool on_device, fused_head, fused_layers;
+    bool accumulate, last;
+    bool
+        taken[2]; /* whether a hook took the products of a layer's halves over: feed-forward's, attention's */
+    bool taken_any;
 } pass;
 
 /** A linear layer and the ends of its weight's gradient, dy^T x. */
@@ -23,101 +20,44 @@ typedef struct linear {
     const void *dy, *x;
 } linear;
 
-/** Parameters that stand next to each other in memory, in elements of the block and by their indices. */
-typedef struct range {
-    int64_t begin, end, first, last;
-} range;
-
 /** Transient gradients leave between the parameters what the activations were; updates are to find 0 there. */
-static td_status clear_padding(td_transformer *model, const range *r)
+static td_status clear_padding(td_transformer *model, int64_t begin, int64_t end)
 {
     const size_t element = td_dtype_size(model->plan.config.dtype);
-    const char *const end = model->grads + (size_t)r->end * element;
+    const int64_t count = td_transformer_parameter_count(model);
     td_status status = TD_OK;
 
-    for (int64_t i = r->first; i <= r->last; i++) {
-        char *const behind = (char *)model->parameters[i].grad + (size_t)model->parameters[i].numel * element;
-        const char *next = end; /* the nearest parameter behind this one: memory has an order of its own */
+    for (int64_t i = 0; i < count; i++) {
+        const td_parameter *parameter = &model->parameters[model->by_offset[i]];
+        const int64_t behind = parameter->offset + parameter->numel;
+        const int64_t next = i + 1 < count ? model->parameters[model->by_offset[i + 1]].offset : end;
+        const int64_t until = next < end ? next : end;
 
-        for (int64_t j = r->first; j <= r->last; j++) {
-            const char *other = model->parameters[j].grad;
-            if (other >= behind && other < next)
-                next = other;
-        }
-        if (next > behind)
-            TD_TRY(td_device_fill(model->dev, behind, 0, (size_t)(next - behind)));
+        if (parameter->offset >= begin && parameter->offset < end && until > behind)
+            TD_TRY(td_device_fill(model->dev, model->grads + (size_t)behind * element, 0,
+                                  (size_t)(until - behind) * element));
     }
 cleanup:
     return status;
 }
 
-/** Whether updates run on a second stream: what is fused keeps the memory busy already. */
-static bool beside(const pass *p)
-{
-    return p->model->side && !p->fused_layers;
-}
-
-/** The range's gradients are final and its weights read for the last time: updates it if that is asked for, beside what
- * follows where the device has a second stream. */
-static td_status update(const pass *p, range r)
+/** The gradients of a range that is no hook's are complete. */
+static td_status final(const pass *p, td_range range)
 {
     td_transformer *model = p->model;
-    td_stream *const main = td_device_stream(model->dev);
-    const int64_t begin = r.begin, end = r.end;
     td_status status = TD_OK;
 
     if (model->plan.config.transient_gradients)
-        TD_TRY(clear_padding(model, &r));
-    if (!p->adamw)
-        goto cleanup;
-    if (!beside(p)) {
-        TD_TRY(td_adamw_range(model, p->adamw, p->on_device, begin, end, NULL));
-        goto cleanup;
-    }
-    TD_TRY(td_event_record(model->ready));
-    TD_TRY(td_device_set_stream(model->dev, model->side));
-    status = td_event_wait(model->ready);
-    if (status == TD_OK)
-        status = td_adamw_range(model, p->adamw, p->on_device, begin, end, NULL);
-    if (status == TD_OK)
-        status = td_event_record(model->finished);
-    if (status == TD_OK)
-        model->side_works = true;
-    (void)td_device_set_stream(model->dev, main);
+        TD_TRY(clear_padding(model, range.begin, range.end));
+    if (p->last)
+        TD_TRY(td_hooks_final(model->hooks, range, NULL));
 cleanup:
     return status;
-}
-
-/** Lets what follows wait for the side stream's updates. After an error too: the next forward reads the
- * weights. */
-static td_status join_side(td_transformer *model)
-{
-    if (!model->side_works)
-        return TD_OK;
-    model->side_works = false;
-    return td_event_wait(model->finished);
-}
-
-static td_status report(const pass *p, int64_t parameter)
-{
-    return p->ready ? p->ready(p->user, parameter) : TD_OK;
 }
 
 static void *grad(const pass *p, int64_t parameter)
 {
     return p->model->parameters[parameter].grad;
-}
-
-/** Where a norm's gradient goes: while products wait the block of gradients may lie over what they are to read. */
-static void *norm_grad(const pass *p, int64_t layer, td_weight norm)
-{
-    const td_plan *plan = &p->model->plan;
-    const int64_t behind = plan->layout.in_layer[norm] - plan->layout.in_layer[TD_W_LN1];
-
-    if (p->model->group == 1 || layer == plan->config.size.layers)
-        return grad(p, td_norm_parameter(p->model, layer, norm));
-    return (char *)td_tensor_at(p->model, TD_T_NORMS_WEIGHT_GRAD, 0) +
-           (size_t)behind * td_dtype_size(plan->config.dtype);
 }
 
 /** The layer's instance of a gradient that may wait. */
@@ -170,50 +110,42 @@ static td_status norm_backward(const pass *p, int64_t layer, td_weight norm, con
         rounded = branch_grad(model, TD_T_ATTN_BRANCH_GRAD, layer);
     else if (mixed && layer > 0)
         rounded = branch_grad(model, TD_T_FFN_BRANCH_GRAD, layer - 1);
-    TD_TRY(td_rmsnorm_backward(model->dev, &shape, x, model->parameters[parameter].data,
+    TD_TRY(td_rmsnorm_backward(model->dev, &shape, x, td_norm_weight(model, layer, norm),
                                td_norm_rstd(model, layer, norm), dy, !begin,
                                td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0), rounded, p->accumulate,
-                               norm_grad(p, layer, norm), td_tensor_at(model, TD_T_WORK, 0)));
-    TD_TRY(report(p, parameter));
+                               grad(p, parameter), td_tensor_at(model, TD_T_WORK, 0)));
 cleanup:
     return status;
 }
 
-/** The linear layer's fused update. */
-static td_linear_adamw linear_adamw_of(const td_transformer *model, const linear *l)
-{
-    const td_parameter *weight = &model->parameters[l->parameter];
-
-    return (td_linear_adamw){.tokens = model->batch * model->seq,
-                             .d_in = l->d_in,
-                             .d_out = l->d_out,
-                             .dtype = model->plan.config.dtype,
-                             .p_dtype = model->plan.wide,
-                             .x = l->x,
-                             .dy = l->dy,
-                             .p = weight->data,
-                             .m = weight->exp_avg,
-                             .v = weight->exp_avg_sq,
-                             .copy = model->copies ? (void *)td_product_weight(model, l->parameter) : NULL};
-}
-
-/** The gradients of the weights of up to TD_LINEAR_ADAMW_MOST layers. Nothing reads the weights any more: fused, they are
- * updated at once, and their gradients stored nowhere. */
-static td_status weight_grads(const pass *p, bool fused, int64_t count, const linear *linears)
+/** The gradients of the weights of linear layers, unless a hook takes the products over. `wait`: how many more calls of due the
+ * products outlive. */
+static td_status weight_grads(const pass *p, int64_t count, const linear *linears, int64_t wait, bool *taken)
 {
     td_transformer *model = p->model;
-    td_linear_adamw layers[TD_LINEAR_ADAMW_MOST];
+    td_weight_product products[TD_DUE_MOST];
     td_status status = TD_OK;
 
+    *taken = false;
     for (int64_t i = 0; i < count; i++) {
         const linear *l = &linears[i];
-        layers[i] = linear_adamw_of(model, l);
-        if (!fused)
-            TD_TRY(td_linear_weight_grad(model, l->d_in, l->d_out, l->dy, l->x, p->accumulate,
-                                         grad(p, l->parameter)));
+        const int64_t begin = model->parameters[l->parameter].offset;
+
+        products[i] = (td_weight_product){.range = {begin, begin + l->d_in * l->d_out},
+                                          .tokens = model->batch * model->seq,
+                                          .d_in = l->d_in,
+                                          .d_out = l->d_out,
+                                          .dtype = model->plan.config.dtype,
+                                          .x = l->x,
+                                          .dy = l->dy};
     }
-    if (fused)
-        TD_TRY(td_linear_adamw_update(model->dev, p->adamw, p->on_device, count, layers));
+    if (p->last && !p->accumulate)
+        TD_TRY(td_hooks_due(model->hooks, &(td_due){count, products, wait}, taken));
+    for (int64_t i = 0; i < count && !*taken; i++) {
+        const linear *l = &linears[i];
+        TD_TRY(td_linear_weight_grad(model, l->d_in, l->d_out, l->dy, l->x, p->accumulate,
+                                     grad(p, l->parameter)));
+    }
 cleanup:
     return status;
 }
@@ -256,28 +188,49 @@ static void products_of(const td_transformer *model, int64_t layer, linear out[T
     }
 }
 
-/** Those of one of its halves, or, where updates are fused and both are through, of the layers that waited for this one: the more
- * there is to do at once, the better. */
-static td_status layer_weight_grads(const pass *p, int64_t layer, int half)
+/** Those of one of its halves. In mixed precision what they multiply outlives the half, and where layers wait for others, the
+ * layers above the lowest of these. */
+static td_status layer_weight_grads(pass *p, int64_t layer, int half)
 {
-    const int64_t end = td_group_end(p->model, layer);
-    linear all[TD_LINEAR_ADAMW_MOST];
+    td_transformer *model = p->model;
+    const int64_t behind = 2 * (layer % model->plan.group) + (half == FFN);
+    linear all[TD_LAYER_PRODUCTS];
+    bool *taken = &p->taken[half == ATTENTION];
     td_status status = TD_OK;
-    int64_t count = 0;
 
-    if (!p->fused_layers) {
-        products_of(p->model, layer, all);
-        TD_TRY(weight_grads(p, false, 2, all + half));
-    } else if (half == ATTENTION && end > layer) {
-        for (int64_t i = end - 1; i >= layer; i--, count += TD_LAYER_PRODUCTS)
-            products_of(p->model, i, all + count);
-        TD_TRY(weight_grads(p, true, count, all));
+    products_of(model, layer, all);
+    TD_TRY(weight_grads(p, 2, all + half, model->plan.config.mixed ? behind : 0, taken));
+    if (*taken)
+        model->group = model->plan.group;
+    if (model->group > 1 && !*taken) {
+        status = td_fail(
+            TD_BAD_STATE,
+            "a hook took over products of layers that wait for others, and not layer %" PRId64 "'s", layer);
+        goto cleanup;
     }
 cleanup:
     return status;
 }
 
-static td_status head_backward(const pass *p)
+/** What of a layer's gradients no hook has made. */
+static td_status final_layer(const pass *p, int64_t layer)
+{
+    const td_layout *layout = &p->model->plan.layout;
+    const td_range attention = td_part_range(layout, TD_PART_ATTENTION, layer),
+                   ffn = td_part_range(layout, TD_PART_FFN, layer);
+    td_status status = TD_OK;
+
+    if (!p->taken[0] && !p->taken[1])
+        TD_TRY(final(p, (td_range){attention.begin, ffn.end}));
+    else if (!p->taken[0])
+        TD_TRY(final(p, ffn));
+    else if (!p->taken[1])
+        TD_TRY(final(p, attention));
+cleanup:
+    return status;
+}
+
+static td_status head_backward(pass *p)
 {
     td_transformer *model = p->model;
     const td_model_size *size = &model->plan.config.size;
@@ -289,18 +242,24 @@ static td_status head_backward(const pass *p)
     char *dnorm = td_tensor_at(model, TD_T_NORM_FINAL_GRAD, 0);  /* [B, S, d] */
     char *input = td_tensor_at(model, TD_T_INPUT, size->layers); /* [B, S, d] */
     td_status status = TD_OK;
+    bool taken;
 
+    TD_TRY(td_needed(model, TD_PASS_BACKWARD, TD_PART_HEAD, 0));
     /* loss = cross_entropy(logits, targets) */
     TD_TRY(td_step_enter(model, TD_STEP_HEAD_GRAD, size->layers));
     TD_TRY(td_cross_entropy_backward(model->dev, &loss, dlogits, td_tensor_at(model, TD_T_TARGETS, 0),
                                      td_tensor_at(model, TD_T_LSE, 0), 1, dlogits));
     /* logits = norm lm_head^T */
-    TD_TRY(td_linear_input_grad(model, d, size->vocab, dlogits, td_product_weight(model, lm_head), dnorm));
+    TD_TRY(td_linear_input_grad(model, d, size->vocab, dlogits, model->at[TD_PART_HEAD], dnorm));
+    TD_TRY(td_done(model, TD_PASS_BACKWARD, TD_PART_HEAD, 0));
     TD_TRY(td_step_enter(model, TD_STEP_HEAD_WEIGHT_GRAD, size->layers));
-    TD_TRY(weight_grads(p, p->fused_head, 1, &(linear){lm_head, d, size->vocab, dlogits, norm}));
-    TD_TRY(report(p, lm_head));
+    TD_TRY(weight_grads(p, 1, &(linear){lm_head, d, size->vocab, dlogits, norm}, 0, &taken));
+    p->taken_any |= taken;
+    if (!taken)
+        TD_TRY(final(p, td_part_range(&model->plan.layout, TD_PART_HEAD, 0)));
 
     /* norm = ln_final(input) */
+    TD_TRY(td_needed(model, TD_PASS_BACKWARD, TD_PART_NORMS, 0));
     TD_TRY(td_step_enter(model, TD_STEP_FINAL_GRAD, size->layers));
     TD_TRY(norm_backward(p, size->layers, TD_W_LN1, input, dnorm));
     TD_TRY(td_begin_dead(model, size->layers)); /* the layers' die by their steps */
@@ -308,15 +267,13 @@ cleanup:
     return status;
 }
 
-static td_status feed_forward_backward(const pass *p, int64_t layer)
+static td_status feed_forward_backward(pass *p, int64_t layer)
 {
     td_transformer *model = p->model;
     td_device *dev = model->dev;
     const td_plan *plan = &model->plan;
     const int64_t d = plan->config.size.d_model, f = plan->config.size.d_ff,
                   tokens = model->batch * model->seq;
-    const int64_t w1 = td_p_layer(layer, TD_W_W1), w2 = td_p_layer(layer, TD_W_W2),
-                  w3 = td_p_layer(layer, TD_W_W3);
     const td_rows_shape rows = {.rows = tokens, .cols = f, .pitch = 2 * f, .dtype = plan->config.dtype};
     char *middle = td_tensor_at(model, TD_T_MIDDLE, layer); /* [B, S, d] */
     char *gate = td_tensor_at(model, TD_T_GATE_UP, layer);  /* [B, S, 2 f]; its gradient comes over it */
@@ -328,22 +285,22 @@ static td_status feed_forward_backward(const pass *p, int64_t layer)
 
     /* output = middle + hidden w2^T: dx is middle's gradient already. Unless it was kept, hidden itself comes back where its
      * gradient was. */
+    TD_TRY(td_needed(model, TD_PASS_BACKWARD, TD_PART_FFN, layer));
     TD_TRY(td_step_enter(model, TD_STEP_DOWN_GRAD, layer));
-    TD_TRY(td_linear_input_grad(model, f, d, dx, td_product_weight(model, w2), dhidden));
+    TD_TRY(td_linear_input_grad(model, f, d, dx, td_matrix(model, TD_W_W2), dhidden));
     TD_TRY(td_step_enter(model, TD_STEP_SILU_GRAD, layer));
     TD_TRY(td_silu_mul_backward(dev, &rows, gate, up, dhidden, gate, up,
                                 plan->config.keep_all ? NULL : dhidden));
 
     /* [gate, up] = norm [w1; w3]^T */
     TD_TRY(td_step_enter(model, TD_STEP_GATE_UP_GRAD, layer));
-    TD_TRY(td_linear_input_grad(model, d, 2 * f, gate, td_product_weight(model, w1), dnorm));
+    TD_TRY(td_linear_input_grad(model, d, 2 * f, gate, td_matrix(model, TD_W_W1), dnorm));
+
+    TD_TRY(td_done(model, TD_PASS_BACKWARD, TD_PART_FFN, layer));
 
     TD_TRY(td_step_enter(model, TD_STEP_FFN_WEIGHT_GRAD, layer));
     TD_TRY(norm_again(model, layer, TD_W_LN2, middle));
     TD_TRY(layer_weight_grads(p, layer, FFN));
-    TD_TRY(report(p, w2));
-    TD_TRY(report(p, w1));
-    TD_TRY(report(p, w3));
 
     /* norm = ln2(middle) */
     TD_TRY(td_step_enter(model, TD_STEP_NORM2_GRAD, layer));
@@ -352,13 +309,12 @@ cleanup:
     return status;
 }
 
-static td_status attention_backward(const pass *p, int64_t layer)
+static td_status attention_backward(pass *p, int64_t layer)
 {
     td_transformer *model = p->model;
     td_device *dev = model->dev;
     const td_plan *plan = &model->plan;
     const int64_t d = plan->config.size.d_model;
-    const int64_t wq = td_p_layer(layer, TD_W_Q), wo = td_p_layer(layer, TD_W_OUTPUT);
     const td_attention_shape shape = td_plan_attention_shape(plan, model->batch, model->seq);
     const td_heads_shape in_qkv = td_heads_shape_of(model, 3 * d);
     const float *cos = td_tensor_at(model, TD_T_COS, 0); /* [context, D / 2] */
@@ -379,8 +335,9 @@ static td_status attention_backward(const pass *p, int64_t layer)
     td_status status = TD_OK;
 
     /* middle = input + o output_proj^T: dx is input's gradient already */
+    TD_TRY(td_needed(model, TD_PASS_BACKWARD, TD_PART_ATTENTION, layer));
     TD_TRY(td_step_enter(model, TD_STEP_OUTPUT_GRAD, layer));
-    TD_TRY(td_linear_input_grad(model, d, d, dx, td_product_weight(model, wo), d_o));
+    TD_TRY(td_linear_input_grad(model, d, d, dx, td_matrix(model, TD_W_OUTPUT), d_o));
 
     /* o = attention(q, k, v) */
     TD_TRY(td_step_enter(model, TD_STEP_ATTEND_GRAD, layer));
@@ -391,15 +348,13 @@ static td_status attention_backward(const pass *p, int64_t layer)
     TD_TRY(td_step_enter(model, TD_STEP_ROPE_GRAD, layer));
     TD_TRY(td_qkv_split_backward(dev, &in_qkv, dq, dk, dv, cos, sin, dqkv));
     TD_TRY(td_step_enter(model, TD_STEP_QKV_GRAD, layer));
-    TD_TRY(td_linear_input_grad(model, d, 3 * d, dqkv, td_product_weight(model, wq), dnorm));
+    TD_TRY(td_linear_input_grad(model, d, 3 * d, dqkv, td_matrix(model, TD_W_Q), dnorm));
+
+    TD_TRY(td_done(model, TD_PASS_BACKWARD, TD_PART_ATTENTION, layer));
 
     TD_TRY(td_step_enter(model, TD_STEP_ATTN_WEIGHT_GRAD, layer));
     TD_TRY(norm_again(model, layer, TD_W_LN1, input));
     TD_TRY(layer_weight_grads(p, layer, ATTENTION));
-    TD_TRY(report(p, wo));
-    TD_TRY(report(p, wq));
-    TD_TRY(report(p, td_p_layer(layer, TD_W_K)));
-    TD_TRY(report(p, td_p_layer(layer, TD_W_V)));
 
     /* norm = ln1(input) */
     TD_TRY(td_step_enter(model, TD_STEP_NORM1_GRAD, layer));
@@ -408,7 +363,7 @@ cleanup:
     return status;
 }
 
-static td_status layer_backward(const pass *p, int64_t layer)
+static td_status layer_backward(pass *p, int64_t layer)
 {
     td_device *dev = p->model->dev;
     td_status status = TD_OK;
@@ -417,61 +372,44 @@ static td_status layer_backward(const pass *p, int64_t layer)
     status = feed_forward_backward(p, layer);
     if (status == TD_OK)
         status = attention_backward(p, layer);
-    status = td_pop_after(dev, status);
+    TD_TRY(td_pop_after(dev, status));
+    p->taken_any |= p->taken[0] || p->taken[1];
+    TD_TRY(final_layer(p, layer));
 cleanup:
     return status;
 }
 
-/** Updates what of a layer was not updated with its gradient. */
-static td_status update_layer(const pass *p, int64_t layer)
-{
-    const td_layout *layout = &p->model->plan.layout;
-    const int64_t begin = layout->layers + layer * layout->layer_stride,
-                  norms = begin + layout->in_layer[TD_W_LN1], end = begin + layout->layer_stride;
-
-    if (p->model->group > 1)
-        return td_adamw_range(p->model, p->adamw, p->on_device, norms, end, norm_grad(p, layer, TD_W_LN1));
-    return p->fused_layers
-               ? update(p, (range){norms, end, td_p_layer(layer, TD_W_LN1), td_p_layer(layer, TD_W_LN2)})
-               : update(p, (range){begin, end, td_p_layer(layer, 0), td_p_layer(layer, TD_WEIGHTS - 1)});
-}
-
-static td_status run(const pass *p)
+static td_status run(pass *p)
 {
     td_transformer *model = p->model;
-    const td_model_size *size = &model->plan.config.size;
     const td_layout *layout = &model->plan.layout;
     const td_embedding_shape embedding = td_embedding_shape_of(&model->plan, model->batch * model->seq);
     td_status status = TD_OK;
 
     TD_TRY(head_backward(p));
-    if (model->group > 1) /* between the norms' gradients updates are to find 0 */
-        TD_TRY(td_device_fill(model->dev, td_tensor_at(model, TD_T_NORMS_WEIGHT_GRAD, 0), 0,
-                              model->plan.bytes[TD_T_NORMS_WEIGHT_GRAD]));
-    TD_TRY(update(p, (range){layout->ln_final, p->fused_head ? layout->lm_head : layout->elements,
-                             td_p_ln_final(size), p->fused_head ? td_p_ln_final(size) : td_p_lm_head(size)}));
-    for (int64_t layer = size->layers - 1; layer >= 0; layer--) {
+    for (int64_t layer = model->plan.config.size.layers - 1; layer >= 0; layer--)
         TD_TRY(layer_backward(p, layer));
-        TD_TRY(update_layer(p, layer));
-    }
+    TD_TRY(td_done(model, TD_PASS_BACKWARD, TD_PART_NORMS, 0));
+    TD_TRY(final(p, td_part_range(layout, TD_PART_NORMS, 0)));
 
     TD_TRY(td_step_enter(model, TD_STEP_EMBED_GRAD, 0));
     TD_TRY(td_embedding_backward(model->dev, &embedding, td_tensor_at(model, TD_T_IDS, 0),
                                  td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0), p->accumulate,
                                  grad(p, TD_P_EMBEDDING), td_tensor_at(model, TD_T_WORK, 0)));
-    TD_TRY(report(p, TD_P_EMBEDDING));
     TD_TRY(td_step_enter(model, TD_STEP_NONE, 0));
-    TD_TRY(update(p, (range){0, layout->layers, TD_P_EMBEDDING, TD_P_EMBEDDING}));
+    TD_TRY(final(p, td_part_range(layout, TD_PART_EMBEDDING, 0)));
 cleanup:
     return status;
 }
 
-/** All that backward asks for before anything moves. */
-static td_status check(const pass *p)
+td_status td_check_backward(const td_transformer *model, td_micro micro)
 {
-    const td_transformer *model = p->model;
+    const bool accumulate = micro == TD_MICRO_MIDDLE || micro == TD_MICRO_LAST;
     td_status status = TD_OK;
 
+    TD_CHECK(model, "model is NULL");
+    TD_CHECK(micro >= TD_MICRO_ONLY && micro <= TD_MICRO_LAST, "micro is %d, which is no td_micro",
+             (int)micro);
     if (!model->grads) {
         status = td_fail(TD_BAD_STATE, "the model has no gradients: it was created for TD_MODEL_INFERENCE");
         goto cleanup;
@@ -481,71 +419,38 @@ static td_status check(const pass *p)
             td_fail(TD_BAD_STATE, "no loss came since the last forward, or backward or an update used it up");
         goto cleanup;
     }
-    TD_CHECK(!p->accumulate || !model->plan.config.transient_gradients,
-             "accumulate is set, but the model's gradients are transient");
-    if (p->accumulate && model->grads_lost) {
-        status = td_fail(TD_BAD_STATE, "accumulate is set, but the gradients were used up by an update along "
-                                       "the backward pass, or backward failed");
+    TD_CHECK(!accumulate || !model->plan.config.transient_gradients,
+             "micro is %d, but the model's gradients are transient: nothing can be added to them",
+             (int)micro);
+    if (accumulate && model->grads_lost) {
+        status = td_fail(TD_BAD_STATE, "the gradients to add to were used up by an update along the backward "
+                                       "pass, or backward failed");
         goto cleanup;
     }
 cleanup:
     return status;
 }
 
-static td_status backward(const pass *p)
+td_status td_transformer_backward(td_transformer *model, td_micro micro)
 {
-    td_transformer *model = p->model;
-    td_status status = TD_OK, joined;
+    pass p = {.model = model,
+              .accumulate = micro == TD_MICRO_MIDDLE || micro == TD_MICRO_LAST,
+              .last = micro == TD_MICRO_ONLY || micro == TD_MICRO_LAST};
+    td_status status = TD_OK;
 
-    TD_TRY(check(p));
+    TD_TRY(td_check_backward(model, micro));
     TD_TRY(td_device_push_label(model->dev, "backward"));
     model->progress = TD_AT_START; /* the activations are written over from here on */
     model->grads_lost = true;      /* until all are there */
-    model->group = p->fused_layers ? model->plan.group : 1;
-    if (p->adamw && p->on_device)
-        status = td_adamw_advance(model->dev, p->adamw);
+    model->group = 1;
+    status = td_hooks_begin(model->hooks, TD_PASS_BACKWARD, p.last);
     if (status == TD_OK)
-        status = run(p);
-    joined = join_side(model);
-    if (status == TD_OK)
-        status = joined;
+        status = run(&p);
+    status = td_hooks_end(model->hooks, TD_PASS_BACKWARD, status);
     TD_TRY(td_pop_after(model->dev, status));
-    model->grads_lost = p->adamw != NULL;
+    model->grads_lost = p.taken_any;
 cleanup:
     return status;
-}
-
-td_status td_transformer_backward(td_transformer *model, bool accumulate, td_gradient_ready ready, void *user)
-{
-    const pass p = {.model = model, .accumulate = accumulate, .ready = ready, .user = user};
-    td_status status = TD_OK;
-
-    TD_CHECK(model, "model is NULL");
-    TD_TRY(backward(&p));
-cleanup:
-    return status;
-}
-
-/** Makes the side stream and its events, on a device that has streams. */
-static td_status prepare_side(td_transformer *model)
-{
-    td_status status = TD_OK;
-
-    if (td_device_kind_of(model->dev) == TD_DEVICE_CPU || model->side)
-        goto cleanup;
-    if (!model->ready)
-        TD_TRY(td_event_create(model->dev, &model->ready));
-    if (!model->finished)
-        TD_TRY(td_event_create(model->dev, &model->finished));
-    TD_TRY(td_stream_create(model->dev, &model->side));
-cleanup:
-    return status;
-}
-
-static td_linear_adamw extents_of(const td_plan *plan, int64_t tokens, int64_t d_in, int64_t d_out)
-{
-    return (td_linear_adamw){
-        .tokens = tokens, .d_in = d_in, .d_out = d_out, .dtype = plan->config.dtype, .p_dtype = plan->wide};
 }
 
 td_status td_group_pays(td_device *dev, const td_plan *plan, int64_t group, int64_t tokens, bool *out)
@@ -556,44 +461,11 @@ td_status td_group_pays(td_device *dev, const td_plan *plan, int64_t group, int6
     layer_extents(&plan->config.size, one);
     for (int64_t i = 0; i < group * TD_LAYER_PRODUCTS; i++) {
         const linear *l = &one[i % TD_LAYER_PRODUCTS];
-        all[i] = extents_of(plan, tokens, l->d_in, l->d_out);
+        all[i] = (td_linear_adamw){.tokens = tokens,
+                                   .d_in = l->d_in,
+                                   .d_out = l->d_out,
+                                   .dtype = plan->config.dtype,
+                                   .p_dtype = plan->wide};
     }
     return td_linear_adamw_pays(dev, group * TD_LAYER_PRODUCTS, all, out);
-}
-
-/** Which of the model's weights it is faster to update with their gradients. */
-static td_status choose_fused(pass *p)
-{
-    const td_transformer *model = p->model;
-    const td_plan *plan = &model->plan;
-    const int64_t tokens = model->batch * model->seq;
-    const td_linear_adamw head = extents_of(plan, tokens, plan->config.size.d_model, plan->config.size.vocab);
-    td_status status = TD_OK;
-
-    /* Without mixed precision the residual's gradient behind feed-forward is gone when the layer's products come together. */
-    if (!plan->config.mixed)
-        goto cleanup;
-    TD_TRY(td_group_pays(model->dev, plan, plan->group, tokens, &p->fused_layers));
-    TD_TRY(td_linear_adamw_pays(model->dev, 1, &head, &p->fused_head));
-cleanup:
-    return status;
-}
-
-td_status td_transformer_backward_adamw(td_transformer *model, td_adamw *adamw, bool on_device)
-{
-    td_status status = TD_OK;
-    td_adamw step;
-    pass p = {.model = model, .adamw = adamw, .on_device = on_device};
-
-    TD_TRY(td_check_update(model, adamw, on_device, false, &step));
-    TD_TRY(check(&p));
-    TD_TRY(choose_fused(&p));
-    if (!p.fused_layers)
-        TD_TRY(prepare_side(model));
-    if (!on_device)
-        p.adamw = &step;
-    TD_TRY(backward(&p));
-    model->adamw_steps = on_device ? TD_STEPS_UNKNOWN : step.step;
-cleanup:
-    return status;
 }

@@ -25,8 +25,7 @@ static td_status attention_forward(td_transformer *model, int64_t layer)
     td_status status = TD_OK;
 
     TD_TRY(td_step_enter(model, TD_STEP_QKV, layer));
-    TD_TRY(
-        td_linear_forward(model, d, 3 * d, norm, td_product_weight(model, td_p_layer(layer, TD_W_Q)), qkv));
+    TD_TRY(td_linear_forward(model, d, 3 * d, norm, td_matrix(model, TD_W_Q), qkv));
 
     TD_TRY(td_step_enter(model, TD_STEP_ROPE, layer));
     TD_TRY(td_qkv_split_forward(dev, &in_qkv, qkv, cos, sin, q, k, v));
@@ -36,8 +35,7 @@ static td_status attention_forward(td_transformer *model, int64_t layer)
                                        td_tensor_at(model, TD_T_ATTEND_WORK, layer)));
 
     TD_TRY(td_step_enter(model, TD_STEP_OUTPUT, layer));
-    TD_TRY(
-        td_linear_forward(model, d, d, o, td_product_weight(model, td_p_layer(layer, TD_W_OUTPUT)), branch));
+    TD_TRY(td_linear_forward(model, d, d, o, td_matrix(model, TD_W_OUTPUT), branch));
 cleanup:
     return status;
 }
@@ -64,15 +62,13 @@ static td_status feed_forward(td_transformer *model, int64_t layer)
     TD_TRY(td_add_norm(model, layer, TD_W_LN2, input, branch, middle, norm));
 
     TD_TRY(td_step_enter(model, TD_STEP_GATE_UP, layer));
-    TD_TRY(
-        td_linear_forward(model, d, 2 * f, norm, td_product_weight(model, td_p_layer(layer, TD_W_W1)), gate));
+    TD_TRY(td_linear_forward(model, d, 2 * f, norm, td_matrix(model, TD_W_W1), gate));
 
     TD_TRY(td_step_enter(model, TD_STEP_SILU, layer));
     TD_TRY(td_silu_mul_forward(dev, &rows, gate, up, hidden));
 
     TD_TRY(td_step_enter(model, TD_STEP_DOWN, layer));
-    TD_TRY(
-        td_linear_forward(model, f, d, hidden, td_product_weight(model, td_p_layer(layer, TD_W_W2)), output));
+    TD_TRY(td_linear_forward(model, f, d, hidden, td_matrix(model, TD_W_W2), output));
 cleanup:
     return status;
 }
@@ -98,13 +94,24 @@ static td_status layer_forward(td_transformer *model, int64_t layer)
 {
     td_status status = TD_OK;
 
+    TD_TRY(td_needed(model, TD_PASS_FORWARD, TD_PART_ATTENTION, layer));
+    TD_TRY(attention_forward(model, layer));
+    TD_TRY(td_done(model, TD_PASS_FORWARD, TD_PART_ATTENTION, layer));
+    TD_TRY(td_needed(model, TD_PASS_FORWARD, TD_PART_FFN, layer));
+    TD_TRY(feed_forward(model, layer));
+    TD_TRY(td_done(model, TD_PASS_FORWARD, TD_PART_FFN, layer));
+    TD_TRY(next_input(model, layer));
+cleanup:
+    return status;
+}
+
+/** The same, labelled. */
+static td_status labelled_layer(td_transformer *model, int64_t layer)
+{
+    td_status status = TD_OK;
+
     TD_TRY(td_push_layer(model->dev, layer));
-    status = attention_forward(model, layer);
-    if (status == TD_OK)
-        status = feed_forward(model, layer);
-    if (status == TD_OK)
-        status = next_input(model, layer);
-    status = td_pop_after(model->dev, status);
+    status = td_pop_after(model->dev, layer_forward(model, layer));
 cleanup:
     return status;
 }
@@ -142,8 +149,10 @@ static td_status run(td_transformer *model, const int64_t *ids, int64_t batch, i
     td_status status = TD_OK;
 
     /* The embedding goes first, because it refuses bad ids and then leaves the last forward as it was. */
-    TD_TRY(td_embedding_forward(dev, &embedding, ids, model->parameters[TD_P_EMBEDDING].data,
+    TD_TRY(td_needed(model, TD_PASS_FORWARD, TD_PART_EMBEDDING, 0));
+    TD_TRY(td_embedding_forward(dev, &embedding, ids, model->at[TD_PART_EMBEDDING],
                                 td_tensor_at(model, TD_T_INPUT, 0)));
+    TD_TRY(td_done(model, TD_PASS_FORWARD, TD_PART_EMBEDDING, 0));
     TD_TRY(abandon(model));
     model->progress = TD_AT_START;
     model->batch = batch;
@@ -155,16 +164,19 @@ static td_status run(td_transformer *model, const int64_t *ids, int64_t batch, i
         TD_TRY(
             td_device_copy(dev, td_tensor_at(model, TD_T_IDS, 0), ids, (size_t)(batch * seq) * sizeof *ids));
 
+    TD_TRY(td_needed(model, TD_PASS_FORWARD, TD_PART_NORMS, 0));
     TD_TRY(td_step_enter(model, TD_STEP_NORM1, 0));
     TD_TRY(
         td_norm(model, 0, TD_W_LN1, td_tensor_at(model, TD_T_INPUT, 0), td_tensor_at(model, TD_T_NORM, 0)));
     for (int64_t layer = 0; layer < size->layers; layer++)
-        TD_TRY(layer_forward(model, layer));
+        TD_TRY(labelled_layer(model, layer));
+    TD_TRY(td_done(model, TD_PASS_FORWARD, TD_PART_NORMS, 0));
 
     TD_TRY(td_step_enter(model, TD_STEP_FINAL, size->layers));
     TD_TRY(td_step_enter(model, TD_STEP_HEAD, size->layers));
-    TD_TRY(td_linear_forward(model, size->d_model, size->vocab, norm,
-                             td_product_weight(model, td_p_lm_head(size)), logits));
+    TD_TRY(td_needed(model, TD_PASS_FORWARD, TD_PART_HEAD, 0));
+    TD_TRY(td_linear_forward(model, size->d_model, size->vocab, norm, model->at[TD_PART_HEAD], logits));
+    TD_TRY(td_done(model, TD_PASS_FORWARD, TD_PART_HEAD, 0));
 
     TD_TRY(td_step_enter(model, TD_STEP_NONE, 0));
     model->progress = TD_AFTER_FORWARD;
@@ -189,7 +201,14 @@ td_status td_transformer_forward(td_transformer *model, const int64_t *ids, int6
     }
     TD_TRY(td_plan_check(model->dev, &model->plan, batch, seq));
     TD_TRY(td_device_push_label(model->dev, "forward"));
-    TD_TRY(td_pop_after(model->dev, run(model, ids, batch, seq)));
+    status = td_hooks_begin(model->hooks, TD_PASS_FORWARD, false);
+    if (status == TD_OK)
+        status = run(model, ids, batch, seq);
+    const bool complete = status == TD_OK;
+    status = td_hooks_end(model->hooks, TD_PASS_FORWARD, status);
+    if (complete && status != TD_OK)
+        model->progress = TD_AT_START;
+    TD_TRY(td_pop_after(model->dev, status));
     if (logits)
         *logits = td_tensor_at(model, TD_T_LOGITS, 0);
 cleanup:

@@ -97,7 +97,8 @@ struct td_hook {
     td_status (*done)(td_hook *hook, td_pass pass, const td_need *need);
 
     /** Sets *taken, which is false, if this link or one behind it forms the products. Untaken, the model forms them
-     * itself, and the range becomes final. Comes where the products are whole gradients: in steps of one micro-batch. */
+     * itself, and the range becomes final. Comes where the products are whole gradients: in steps of one micro-batch.
+     * Who takes products that may wait takes all of the blocks' in that pass. */
     td_status (*due)(td_hook *hook, const td_due *due, bool *taken);
 
     /** The gradients of the range are in the block behind `event`; NULL: behind what is queued on the device's current

@@ -21,9 +21,9 @@ static const char *const weight_names[TD_WEIGHTS] = {
 static const struct {
     td_weight weight;
     bool adjacent;
-} storage[TD_WEIGHTS] = {
-    {TD_W_Q, false}, {TD_W_K, true},   {TD_W_V, true},    {TD_W_OUTPUT, false}, {TD_W_W1, false},
-    {TD_W_W3, true}, {TD_W_W2, false}, {TD_W_LN1, false}, {TD_W_LN2, false},
+} storage[TD_MATRICES] = {
+    {TD_W_Q, false},  {TD_W_K, true},  {TD_W_V, true},   {TD_W_OUTPUT, false},
+    {TD_W_W1, false}, {TD_W_W3, true}, {TD_W_W2, false},
 };
 
 #define ALIGNMENT 256
@@ -79,7 +79,7 @@ td_status td_layout_make(const td_model_size *size, td_dtype dtype, td_layout *o
 {
     const int64_t alignment = ALIGNMENT / (int64_t)td_dtype_size(dtype);
     const char *what = "parameters";
-    int64_t table, products[2], layers, end = 0, layer_end = 0, layer_numel = 0;
+    int64_t table, products[2], layers, norms, end = 0, layer_end = 0, layer_numel = 2 * size->d_model;
     td_layout layout = {0};
     td_status status = TD_OK;
 
@@ -89,7 +89,7 @@ td_status td_layout_make(const td_model_size *size, td_dtype dtype, td_layout *o
     TD_TRY(td_product(what, 3, (int64_t[]){16, size->d_model, size->d_ff}, &products[1]));
 
     TD_TRY(append(alignment, table, &layout.embedding, &end));
-    for (int i = 0; i < TD_WEIGHTS; i++) {
+    for (int i = 0; i < TD_MATRICES; i++) {
         const td_weight weight = storage[i].weight;
         int64_t rows, cols;
         weight_shape(size, weight, &rows, &cols);
@@ -100,7 +100,9 @@ td_status td_layout_make(const td_model_size *size, td_dtype dtype, td_layout *o
     TD_TRY(append(alignment, 0, &layout.layer_stride, &layer_end));
     TD_TRY(td_product(what, 2, (int64_t[]){size->layers, layout.layer_stride}, &layers));
     TD_TRY(append(alignment, layers, &layout.layers, &end));
-    TD_TRY(append(alignment, size->d_model, &layout.ln_final, &end));
+    layout.norm_stride = (size->d_model + alignment - 1) / alignment * alignment;
+    TD_TRY(td_product(what, 2, (int64_t[]){2 * size->layers + 1, layout.norm_stride}, &norms));
+    TD_TRY(append(alignment, norms, &layout.norms, &end));
     TD_TRY(append(alignment, table, &layout.lm_head, &end));
     TD_TRY(append(alignment, 0, &layout.elements, &end));
     layout.numel = 2 * table + size->layers * layer_numel + size->d_model;
@@ -118,6 +120,7 @@ static void fill(td_transformer *model, int64_t index, int64_t rows, int64_t col
         .rows = rows,
         .cols = cols,
         .numel = numel_of(rows, cols),
+        .offset = offset,
         .dtype = dtype,
         .grad_dtype = grad_dtype,
         .data = model->params + (size_t)offset * td_dtype_size(dtype),
@@ -125,6 +128,51 @@ static void fill(td_transformer *model, int64_t index, int64_t rows, int64_t col
         .exp_avg = model->exp_avg ? model->exp_avg + offset : NULL,
         .exp_avg_sq = model->exp_avg_sq ? model->exp_avg_sq + offset : NULL,
     };
+}
+
+/** Where a weight of a layer stands. */
+static int64_t offset_of(const td_layout *layout, int64_t layer, td_weight weight)
+{
+    return weight < TD_MATRICES ? layout->layers + layer * layout->layer_stride + layout->in_layer[weight]
+                                : layout->norms + (2 * layer + (weight == TD_W_LN2)) * layout->norm_stride;
+}
+
+td_range td_part_range(const td_layout *layout, td_part part, int64_t layer)
+{
+    const int64_t begin = layout->layers + layer * layout->layer_stride,
+                  middle = begin + layout->in_layer[TD_W_W1];
+
+    switch (part) {
+    case TD_PART_EMBEDDING:
+        return (td_range){0, layout->layers};
+    case TD_PART_NORMS:
+        return (td_range){layout->norms, layout->lm_head};
+    case TD_PART_ATTENTION:
+        return (td_range){begin, middle};
+    case TD_PART_FFN:
+        return (td_range){middle, begin + layout->layer_stride};
+    default:
+        return (td_range){layout->lm_head, layout->elements};
+    }
+}
+
+/** The order of the block: of layers, their matrices; then their norms. */
+static void sort_by_offset(td_transformer *model)
+{
+    const td_model_size *size = &model->plan.config.size;
+    int64_t *next = model->by_offset;
+
+    *next++ = TD_P_EMBEDDING;
+    for (int64_t layer = 0; layer < size->layers; layer++) {
+        for (int i = 0; i < TD_MATRICES; i++)
+            *next++ = td_p_layer(layer, storage[i].weight);
+    }
+    for (int64_t layer = 0; layer < size->layers; layer++) {
+        *next++ = td_p_layer(layer, TD_W_LN1);
+        *next++ = td_p_layer(layer, TD_W_LN2);
+    }
+    *next++ = td_p_ln_final(size);
+    *next = td_p_lm_head(size);
 }
 
 void td_parameters_fill(td_transformer *model)
@@ -141,14 +189,14 @@ void td_parameters_fill(td_transformer *model)
             weight_shape(size, weight, &rows, &cols);
             snprintf(model->names[index], TD_PARAMETER_NAME_BYTES, "layers.%" PRId64 ".%s", layer,
                      weight_names[weight]);
-            fill(model, index, rows, cols,
-                 layout->layers + layer * layout->layer_stride + layout->in_layer[weight]);
+            fill(model, index, rows, cols, offset_of(layout, layer, weight));
         }
     }
     snprintf(model->names[td_p_ln_final(size)], TD_PARAMETER_NAME_BYTES, "ln_final.weight");
-    fill(model, td_p_ln_final(size), size->d_model, 0, layout->ln_final);
+    fill(model, td_p_ln_final(size), size->d_model, 0, offset_of(layout, size->layers, TD_W_LN1));
     snprintf(model->names[td_p_lm_head(size)], TD_PARAMETER_NAME_BYTES, "lm_head.weight");
     fill(model, td_p_lm_head(size), size->vocab, size->d_model, layout->lm_head);
+    sort_by_offset(model);
 }
 
 int64_t td_transformer_parameter_count(const td_transformer *model)

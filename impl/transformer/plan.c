@@ -24,7 +24,6 @@ typedef enum extent {
     EXTENT_ROWS,       /* [tokens] f32 */
     EXTENT_ONE,        /* [1] f32 */
     EXTENT_TABLE,      /* [context, head_dim / 2] f32 */
-    EXTENT_NORMS,      /* a layer of the block of gradients, from its first norm on */
     EXTENT_SAVED,      /* what attention, and what the other operations ask for */
     EXTENT_ATTEND_WORK,
     EXTENT_ATTEND_GRAD_WORK,
@@ -98,8 +97,6 @@ static const struct {
     [TD_T_NORM1_AGAIN] = {"ln1.output.again", EXTENT_MODEL, TD_STEP_ATTN_WEIGHT_GRAD, TD_STEP_NONE,
                           TD_STEP_ATTN_WEIGHT_GRAD},
     [TD_T_NORM1_GRAD] = {"ln1.output.grad", EXTENT_MODEL, TD_STEP_QKV_GRAD, TD_STEP_NONE, TD_STEP_NORM1_GRAD},
-    [TD_T_NORMS_WEIGHT_GRAD] = {"norms.weight.grad", EXTENT_NORMS, TD_STEP_FINAL_GRAD, TD_STEP_NONE,
-                                TD_STEP_EMBED_GRAD},
 };
 
 #define ALIGNMENT 256
@@ -143,8 +140,6 @@ void td_tensor_life(const td_plan *plan, td_tensor tensor, td_step *first, td_st
         *last = TD_STEP_SILU_GRAD;
     if (keep ? tensor == TD_T_RSTD || tensor == TD_T_NORM1_AGAIN || tensor == TD_T_NORM2_AGAIN
              : tensor == TD_T_RSTD1 || tensor == TD_T_RSTD2)
-        *last = TD_STEP_NONE;
-    if (tensor == TD_T_NORMS_WEIGHT_GRAD && plan->group == 1)
         *last = TD_STEP_NONE;
     *first = *last == TD_STEP_NONE ? TD_STEP_NONE : tensors[tensor].first;
     if (waits(plan, tensor)) { /* through the steps of all layers */
@@ -365,8 +360,6 @@ static td_status measure(td_device *dev, td_plan *plan, size_t bytes[EXTENTS])
                       (int64_t[]){config->context, size->d_model / size->heads / 2}, &count));
     TD_TRY(
         aligned_bytes("rotary table (context * head size / 2)", count, sizeof(float), &bytes[EXTENT_TABLE]));
-    TD_TRY(aligned_bytes("norms", plan->layout.layer_stride - plan->layout.in_layer[TD_W_LN1], element,
-                         &bytes[EXTENT_NORMS]));
 
     TD_TRY(most_of_attention(dev, plan, &attention));
     TD_TRY(work_bytes(dev, plan, tokens, &work));
@@ -443,8 +436,9 @@ cleanup:
 
 /** Transient gradients, over the kept activations. The backward pass of a layer finds the layers behind it done with: when
  * it writes its gradients, the activations of it and the layers before it matter, those behind do not. So the block of
- * gradients, whose layers stand in the same order, begins as low as that allows. Layers that wait for others are not done with,
- * but then none writes there: their weights' gradients are stored nowhere, their norms' in TD_T_NORMS_WEIGHT_GRAD. */
+ * gradients, whose layers stand in the same order, begins as low as that allows. Norms' gradients stand behind all layers', and
+ * so does the head's: they are written while everything matters. Layers that wait for others are not done with, but then none
+ * writes there: their matrices' gradients are stored nowhere. */
 static void place_gradients(td_plan *plan)
 {
     const size_t element = td_dtype_size(plan->config.dtype);
@@ -452,9 +446,8 @@ static void place_gradients(td_plan *plan)
     size_t begin = 0;
 
     for (int64_t layer = 0; layer <= layers; layer++) {
-        /* Behind the last layer stand ln_final and lm_head: they are written first, when everything matters. */
         const int64_t first =
-            layer < layers ? plan->layout.layers + layer * plan->layout.layer_stride : plan->layout.ln_final;
+            layer < layers ? plan->layout.layers + layer * plan->layout.layer_stride : plan->layout.norms;
         const size_t ahead = (size_t)first * element;
         const size_t needed =
             layer < layers ? (size_t)(layer + 1) * plan->layer_stride : plan->total.activations;

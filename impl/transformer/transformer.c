@@ -54,6 +54,8 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
     model->parameters = block;
     TD_TRY(host_array("parameter names", count, sizeof *model->names, &block));
     model->names = block;
+    TD_TRY(host_array("parameters", count, sizeof *model->by_offset, &block));
+    model->by_offset = block;
 
     TD_TRY(device_block(dev, model->plan.total.parameters, &block));
     model->params = block;
@@ -104,6 +106,7 @@ void td_transformer_destroy(td_transformer *model)
     (void)td_device_free(model->dev, model->arena);
     free(model->parameters);
     free(model->names);
+    free(model->by_offset);
     free(model);
 }
 
@@ -121,14 +124,31 @@ cleanup:
     return status;
 }
 
-const void *td_product_weight(const td_transformer *model, int64_t parameter)
+td_status td_transformer_weights(const td_transformer *model, td_weights *out)
 {
-    const char *data = model->parameters[parameter].data;
+    td_status status = TD_OK;
 
-    if (!model->copies)
-        return data;
-    return model->copies + (size_t)(data - model->params) / td_dtype_size(model->plan.wide) *
-                               td_dtype_size(model->plan.config.dtype);
+    TD_CHECK(model, "model is NULL");
+    TD_CHECK(out, "out is NULL");
+    *out = (td_weights){.elements = model->plan.layout.elements,
+                        .dtype = model->plan.wide,
+                        .copy_dtype = model->plan.config.dtype,
+                        .grad_dtype = model->plan.config.dtype,
+                        .params = model->params,
+                        .copies = model->copies,
+                        .grads = model->grads};
+cleanup:
+    return status;
+}
+
+td_status td_transformer_set_hooks(td_transformer *model, td_hook *chain)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(model, "model is NULL");
+    model->hooks = chain;
+cleanup:
+    return status;
 }
 
 td_status td_transformer_refresh(td_transformer *model)
@@ -359,8 +379,7 @@ td_status td_norm(td_transformer *model, int64_t layer, td_weight norm, const vo
 {
     const td_rmsnorm_shape shape = td_norm_shape(&model->plan, tokens_of(model));
 
-    return td_rmsnorm_forward(model->dev, &shape, x,
-                              model->parameters[td_norm_parameter(model, layer, norm)].data, y,
+    return td_rmsnorm_forward(model->dev, &shape, x, td_norm_weight(model, layer, norm), y,
                               td_norm_rstd(model, layer, norm));
 }
 
@@ -369,8 +388,7 @@ td_status td_add_norm(td_transformer *model, int64_t layer, td_weight norm, cons
 {
     const td_rmsnorm_shape shape = td_norm_shape(&model->plan, tokens_of(model));
 
-    return td_residual_rmsnorm_forward(model->dev, &shape, a, b,
-                                       model->parameters[td_norm_parameter(model, layer, norm)].data, sum, y,
+    return td_residual_rmsnorm_forward(model->dev, &shape, a, b, td_norm_weight(model, layer, norm), sum, y,
                                        td_norm_rstd(model, layer, norm));
 }
 
@@ -401,14 +419,14 @@ static td_status check_gradients(const td_transformer *model)
 }
 
 td_status td_adamw_range(td_transformer *model, const td_adamw *adamw, bool on_device, int64_t begin,
-                         int64_t end, const void *g)
+                         int64_t end)
 {
     const size_t wide = td_dtype_size(model->plan.wide), narrow = td_dtype_size(model->plan.config.dtype);
     const td_adamw_tensors tensors = {.count = end - begin,
                                       .dtype = model->plan.wide,
                                       .grad_dtype = model->plan.config.dtype,
                                       .p = model->params + (size_t)begin * wide,
-                                      .g = g ? g : model->grads + (size_t)begin * narrow,
+                                      .g = model->grads + (size_t)begin * narrow,
                                       .m = model->exp_avg + begin,
                                       .v = model->exp_avg_sq + begin,
                                       .copy = model->copies ? model->copies + (size_t)begin * narrow : NULL};
@@ -476,7 +494,7 @@ static td_status update_all(td_transformer *model, td_adamw *adamw, bool on_devi
     TD_TRY(td_device_push_label(model->dev, "optimizer"));
     status = on_device ? td_adamw_advance(model->dev, adamw) : TD_OK;
     if (status == TD_OK)
-        status = td_adamw_range(model, adamw, on_device, 0, model->plan.layout.elements, NULL);
+        status = td_adamw_range(model, adamw, on_device, 0, model->plan.layout.elements);
     TD_TRY(td_pop_after(model->dev, status));
     model->progress = TD_AT_START;
     model->adamw_steps = on_device ? TD_STEPS_UNKNOWN : adamw->step;

@@ -12,6 +12,7 @@
 #include "base/dtype.h"
 #include "device/device.h"
 #include "ops/ops.h"
+#include "transformer/hooks.h"
 
 TD_BEGIN_DECLS
 
@@ -80,6 +81,7 @@ typedef struct td_parameter {
     const char *name;   /* "layers.0.attn.q_proj.weight"; owned by the model */
     int64_t rows, cols; /* cols is 0 for a vector */
     int64_t numel;
+    int64_t offset;      /* of its first element in the block of weights */
     td_dtype dtype;      /* of data: config.dtype, or f32 in mixed precision */
     td_dtype grad_dtype; /* of grad: config.dtype */
     void *data;          /* on the device, row-major; after writing there, call td_transformer_refresh */
@@ -103,7 +105,21 @@ TD_API td_status td_transformer_parameter_find(const td_transformer *model, cons
  * read; init and AdamW do so themselves. */
 TD_API td_status td_transformer_refresh(td_transformer *model);
 
+/** The block that the parameters are parts of. TD_BAD_ARGUMENT: a NULL. */
+TD_API td_status td_transformer_weights(const td_transformer *model, td_weights *out);
+
 /* ---- the step ---- */
+
+/** From now on the links of `chain` take part in the model's passes (hooks.h). They outlive the model, or are taken off
+ * before; NULL: none. What is needed, in order:
+ *
+ *   forward   the embedding and all norms (as masters); then of each layer, from first to last, the matrices of attention
+ *             and those of feed-forward; the head (as copies, where the model has them)
+ *   backward  the head, all norms, and the layers' matrices from last to first, feed-forward's ahead of attention's
+ *
+ * Norms are needed throughout a pass, the others one after the other. Gradients become final in the order head, layers,
+ * all norms, embedding. TD_BAD_ARGUMENT: model is NULL. */
+TD_API td_status td_transformer_set_hooks(td_transformer *model, td_hook *chain);
 
 /** Runs the model on batch sequences of seq tokens.
  *
@@ -129,19 +145,15 @@ TD_API td_status td_transformer_loss(td_transformer *model, const int64_t *targe
 /** The loss that was computed last, also by the replay of a graph; waits for the device. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_transformer_last_loss(td_transformer *model, float *loss);
 
-/** Called once for each parameter tensor, when its gradient is final, in the order in which they become final:
- * lm_head, ln_final, then the layers from last to first, the embedding last. Queued work may still be running on a
- * device with a stream. A status other than TD_OK ends the backward pass and is returned from it. */
-typedef td_status (*td_gradient_ready)(void *user, int64_t parameter);
+/** Which of a step's micro-batches a backward pass is of. The gradients of MIDDLE and LAST are added to those that are there;
+ * ONLY and FIRST write over them. */
+typedef enum td_micro { TD_MICRO_ONLY = 0, TD_MICRO_FIRST, TD_MICRO_MIDDLE, TD_MICRO_LAST } td_micro;
 
-/** Gradients of the last loss for every parameter.
+/** Gradients of the last loss for every parameter, but for those whose products a hook took over.
  *
- * accumulate: added to the gradients that are there (micro-batches); else they are overwritten. `ready` may be
- * NULL. TD_BAD_STATE: no loss since the last forward, or a model for inference.
- * TD_BAD_STATE also for accumulate where the gradients were used up, or the last backward failed.
- * TD_BAD_ARGUMENT: accumulate with transient gradients. */
-TD_API td_status td_transformer_backward(td_transformer *model, bool accumulate, td_gradient_ready ready,
-                                         void *user);
+ * TD_BAD_STATE: no loss since the last forward, or a model for inference. Also an addition to gradients that were used up,
+ * or whose backward failed. TD_BAD_ARGUMENT: a micro that is none; an addition to transient gradients. */
+TD_API td_status td_transformer_backward(td_transformer *model, td_micro micro);
 
 /** One AdamW step on every parameter. adamw->step 0 means: the model counts its own steps, from 1; any other is
  * taken, and counting goes on from it.

@@ -20,15 +20,20 @@ typedef enum td_weight {
     TD_WEIGHTS
 } td_weight;
 
+#define TD_MATRICES TD_W_LN1 /* the weights of a layer ahead of its norms' */
+
 /** Where each tensor stands in the block, in elements; the same for parameters, gradients and moments.
  *
- * q, k and v are neighbours, and so are w1 and w3: each group is one matrix to the forward and backward products.
+ * First comes the embedding, then the matrices of layer after layer, then all norms, then lm_head. q, k and v are
+ * neighbours, and so are w1 and w3: each group is one matrix to the forward and backward products. Norms are few and
+ * small; together they are one range to who updates, reduces or gathers them.
  * Every group begins on a 256-byte boundary; the padding before it is 0 in all four blocks, which AdamW and SGD
  * leave at 0, so that one call updates the whole block. */
 typedef struct td_layout {
     int64_t embedding;
-    int64_t layers, layer_stride, in_layer[TD_WEIGHTS];
-    int64_t ln_final, lm_head;
+    int64_t layers, layer_stride, in_layer[TD_MATRICES];
+    int64_t norms, norm_stride; /* ln1 and ln2 of each layer, then ln_final */
+    int64_t lm_head;
     int64_t elements; /* of the block, padding included */
     int64_t numel;    /* of the parameters alone */
 } td_layout;
@@ -40,6 +45,18 @@ td_status td_layout_make(const td_model_size *size, td_dtype dtype, td_layout *o
 int64_t td_p_layer(int64_t layer, td_weight weight);
 int64_t td_p_ln_final(const td_model_size *size);
 int64_t td_p_lm_head(const td_model_size *size);
+
+/** What hooks hear of: ranges of the block that are read, and whose gradients become final, together. */
+typedef enum td_part {
+    TD_PART_EMBEDDING = 0,
+    TD_PART_NORMS,
+    TD_PART_ATTENTION, /* the matrices of a layer's attention, and of its feed-forward */
+    TD_PART_FFN,
+    TD_PART_HEAD,
+    TD_PARTS
+} td_part;
+
+td_range td_part_range(const td_layout *layout, td_part part, int64_t layer);
 
 /* ---- activations ---- */
 
@@ -119,7 +136,6 @@ typedef enum td_tensor {
     TD_T_QKV_GRAD,
     TD_T_NORM1_AGAIN,
     TD_T_NORM1_GRAD,
-    TD_T_NORMS_WEIGHT_GRAD, /* of a layer's two norms, where its products wait for others' */
     TD_TENSORS
 } td_tensor;
 
@@ -182,25 +198,33 @@ struct td_transformer {
     char *copies;                 /* NULL unless mixed */
     float *exp_avg, *exp_avg_sq;  /* one block; NULL unless training */
     td_parameter *parameters;     /* in state-dict order */
+    int64_t *by_offset;           /* their indices, in the order of the block */
     char (*names)[TD_PARAMETER_NAME_BYTES];
     bool weights_there;         /* by init or refresh */
     int64_t adamw_steps;        /* TD_STEPS_UNKNOWN: the device counts them */
+    td_hook *hooks;             /* NULL: none */
+    const char *at[TD_PARTS];   /* where the pass reads the part that was needed last */
     td_stream *side;            /* for updates beside backward; made when first used */
     td_event *ready, *finished; /* gradients for the side stream; the side stream's work */
     bool side_works;            /* has work that the device's stream has not waited for */
     td_progress progress;
-    bool grads_lost;    /* used up; or transient, and a forward came since backward, or no backward yet */
+    bool grads_lost; /* some used up; or transient, and a forward came since backward, or no backward yet */
     int64_t batch, seq; /* of the last forward */
     td_step step;       /* being run, for the memory history */
     int64_t layer;
     int64_t group; /* layers whose weights' products backward brings together */
 };
 
-/** Fills model->parameters and model->names from the layout. */
+/** Fills model->parameters, model->names and model->by_offset from the layout. */
 void td_parameters_fill(td_transformer *model);
 
-/** A weight as the products read it; q_proj begins the neighbours q, k, v, and w1 begins w1, w3. */
-const void *td_product_weight(const td_transformer *model, int64_t parameter);
+/** The pass reads a part next; a layer's, or of no layer, in which case `layer` does not matter. */
+td_status td_needed(td_transformer *model, td_pass pass, td_part part, int64_t layer);
+td_status td_done(td_transformer *model, td_pass pass, td_part part, int64_t layer);
+
+/** A matrix of the layer whose part was needed last, as the products read it; q_proj begins the neighbours q, k, v, and w1
+ * begins w1, w3. */
+const void *td_matrix(const td_transformer *model, td_weight weight);
 
 void *td_tensor_at(const td_transformer *model, td_tensor tensor, int64_t layer);
 /** The memory history's view: from here on `step` of `layer` runs, and what only the step before it needed is
@@ -215,9 +239,25 @@ td_status td_tensor_dead(td_transformer *model, td_tensor tensor, int64_t layer)
 td_status td_begin_live(td_transformer *model, int64_t layer);
 td_status td_begin_dead(td_transformer *model, int64_t layer);
 
-/** The AdamW step on elements [begin, end) of the block. g: their gradients; NULL: those of the block. */
+/** The AdamW step on elements [begin, end) of the block. */
 td_status td_adamw_range(td_transformer *model, const td_adamw *adamw, bool on_device, int64_t begin,
-                         int64_t end, const void *g);
+                         int64_t end);
+
+/** A link that takes AdamW steps along a backward pass. */
+typedef struct td_along {
+    td_hook hook;
+    td_transformer *model;
+    td_adamw *adamw;
+    bool on_device;
+    bool fused_head, fused_layers; /* where the products of the weights' gradients update them too */
+    td_linear_adamw held[TD_LINEAR_ADAMW_MOST];
+    int64_t count;
+} td_along;
+
+/** What td_transformer_backward asks for before anything moves. */
+td_status td_check_backward(const td_transformer *model, td_micro micro);
+
+td_status td_along_init(td_transformer *model, td_adamw *adamw, bool on_device, td_along *out);
 
 /** All that an update asks for before anything moves. *step = adamw with the step it will take, where that
  * can be seen. With on_device adamw is in the device's memory; `gradients`: they must be there already.
@@ -263,6 +303,8 @@ td_status td_group_pays(td_device *dev, const td_plan *plan, int64_t group, int6
 
 /** The norm's weight. */
 int64_t td_norm_parameter(const td_transformer *model, int64_t layer, td_weight norm);
+
+const void *td_norm_weight(const td_transformer *model, int64_t layer, td_weight norm);
 
 /** Where its rstd goes and backward finds it; NULL for inference. */
 float *td_norm_rstd(const td_transformer *model, int64_t layer, td_weight norm);

@@ -64,7 +64,7 @@ c                libtandem. `c.td_xyz(...)` calls the function of that name; a t
     c.side("c_naive")                       the same for another C variant of the case, on a device of its own
     c.tensor(address, shape, dtype)         a tensor that looks at C's memory, no copy
     c.bytes_peak()                          peak bytes of the device since the case began
-    c.ffi                                   the cffi object, for the rest: c.ffi.callback("td_gradient_ready", f)
+    c.ffi                                   the cffi object, for the rest: c.ffi.sizeof("td_adamw")
 
 run returns {impl: side, ..., "truth": outputs, "rule": {...}, "equal": function}. Impl names are "c",
 "torch_eager" and the others of README.md, "Records"; a side whose name starts with "c" and is alone or followed

@@ -1,0 +1,85 @@
+/* What hooks hear of the weights that a pass reads, and where the pass then finds them. */
+#include "transformer/transformer_internal.h"
+
+#include "base/check.h"
+
+static td_need need_of(const td_transformer *model, td_part part, int64_t layer)
+{
+    const bool masters = part == TD_PART_EMBEDDING || part == TD_PART_NORMS;
+
+    return (td_need){td_part_range(&model->plan.layout, part, layer),
+                     masters ? TD_READS_PARAMS : TD_READS_COPIES};
+}
+
+/** Moves to what the pass needs next; false behind its last. */
+static bool next_of(const td_transformer *model, td_pass pass, td_part *part, int64_t *layer)
+{
+    const int64_t layers = model->plan.config.size.layers;
+    const bool forward = pass == TD_PASS_FORWARD;
+
+    switch (*part) {
+    case TD_PART_EMBEDDING:
+        *part = TD_PART_NORMS;
+        return true;
+    case TD_PART_HEAD:
+        *part = TD_PART_NORMS;
+        return !forward;
+    case TD_PART_NORMS:
+        *part = forward ? TD_PART_ATTENTION : TD_PART_FFN;
+        *layer = forward ? 0 : layers - 1;
+        return true;
+    case TD_PART_ATTENTION:
+        *part = TD_PART_FFN;
+        *layer -= !forward;
+        return *layer >= 0;
+    default:
+        *part = forward && *layer == layers - 1 ? TD_PART_HEAD : TD_PART_ATTENTION;
+        *layer += forward;
+        return true;
+    }
+}
+
+td_status td_needed(td_transformer *model, td_pass pass, td_part part, int64_t layer)
+{
+    const td_need need = need_of(model, part, layer);
+    const bool copies = need.reads == TD_READS_COPIES && model->copies;
+    const size_t element = td_dtype_size(copies ? model->plan.config.dtype : model->plan.wide);
+    const void *where = (copies ? model->copies : model->params) + (size_t)need.range.begin * element;
+    td_status status = TD_OK;
+
+    if (model->hooks) {
+        td_part next_part = part;
+        int64_t next_layer = layer;
+        const bool more = next_of(model, pass, &next_part, &next_layer);
+        const td_need next = need_of(model, next_part, next_layer);
+
+        TD_TRY(td_hooks_needed(model->hooks, pass, &need, more ? &next : NULL, &where));
+    }
+    model->at[part] = where;
+cleanup:
+    return status;
+}
+
+td_status td_done(td_transformer *model, td_pass pass, td_part part, int64_t layer)
+{
+    const td_need need = need_of(model, part, layer);
+
+    return td_hooks_done(model->hooks, pass, &need);
+}
+
+const void *td_matrix(const td_transformer *model, td_weight weight)
+{
+    const int64_t *in_layer = model->plan.layout.in_layer;
+    const td_part part = in_layer[weight] < in_layer[TD_W_W1] ? TD_PART_ATTENTION : TD_PART_FFN;
+    const int64_t begin = part == TD_PART_FFN ? in_layer[TD_W_W1] : 0;
+
+    return model->at[part] + (size_t)(in_layer[weight] - begin) * td_dtype_size(model->plan.config.dtype);
+}
+
+const void *td_norm_weight(const td_transformer *model, int64_t layer, td_weight norm)
+{
+    const td_parameter *weight = &model->parameters[td_norm_parameter(model, layer, norm)];
+
+    return model->at[TD_PART_NORMS] +
+           (size_t)(weight->offset - model->plan.layout.norms) * td_dtype_size(model->plan.wide);
+}

@@ -1,0 +1,356 @@
+/* What a model tells hooks: every range of a step is needed before it is read, done after, and final or taken once; and it
+ * reads weights where hooks say. */
+#include "base/check.h"
+#include "support/compare.h"
+#include "transformer_cases.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define EVEN                                                                                                 \
+    .size = {.d_model = 32, .d_ff = 48, .layers = 3, .heads = 2, .vocab = 50}, .batch = 2, .context = 16,    \
+    .use = TD_MODEL_GRADIENTS
+#define ODD                                                                                                  \
+    .size = {.d_model = 18, .d_ff = 7, .layers = 2, .heads = 3, .vocab = 11}, .batch = 3, .context = 5,      \
+    .use = TD_MODEL_GRADIENTS
+
+static const td_case cases[] = {
+    {"even, f32 naive", {EVEN, .dtype = TD_F32, .attention = "naive"}, 0, 0, 0},
+    {"odd, f32 flash, transient",
+     {ODD, .dtype = TD_F32, .attention = "flash", .transient_gradients = true},
+     0,
+     0,
+     0},
+    {"odd, f32 flash, all kept", {ODD, .dtype = TD_F32, .attention = "flash", .keep_all = true}, 0, 0, 0},
+    {"odd, bf16 flash", {ODD, .attention = "flash", .dtype = TD_BF16}, 0, 0, 0},
+    {"odd, bf16 mixed", {ODD, .attention = "flash", .dtype = TD_BF16, .mixed = true}, 0, 0, 0},
+    {"even, bf16 mixed, transient, all kept",
+     {EVEN, .attention = "flash", .dtype = TD_BF16, .mixed = true, .transient_gradients = true,
+      .keep_all = true},
+     0,
+     0,
+     0},
+};
+#define CASES ((int)(sizeof cases / sizeof *cases))
+
+typedef enum state { UNTOUCHED = 0, NEEDED, DONE, FINAL, TAKEN } state;
+
+typedef struct listener {
+    td_hook hook;
+    td_trial *trial;
+    td_weights weights;
+    unsigned char *states; /* [elements] of the pass */
+    char *grads;           /* the gradients as they were when they became final */
+    td_need next;          /* as the last `needed` told; end 0: none */
+    char *elsewhere; /* where the weights are read: masters, then copies; NULL: where the model has them */
+    bool takes, last;
+    int passes, calls, stop_at;
+} listener;
+
+static td_status heard(listener *l)
+{
+    return ++l->calls == l->stop_at ? td_fail(TD_IO_ERROR, "stopped") : TD_OK;
+}
+
+static void advance(const listener *l, td_range range, state from, state to)
+{
+    assert_in_range(range.begin, 0, l->weights.elements - 1);
+    assert_in_range(range.end, range.begin + 1, l->weights.elements);
+    for (int64_t i = range.begin; i < range.end; i++) {
+        assert_int_equal(l->states[i], from);
+        l->states[i] = (unsigned char)to;
+    }
+}
+
+static td_status on_begin(td_hook *hook, td_pass pass, bool last)
+{
+    listener *l = (listener *)hook;
+
+    (void)pass;
+    memset(l->states, UNTOUCHED, (size_t)l->weights.elements);
+    l->last = last;
+    l->next = (td_need){0};
+    l->passes++;
+    return heard(l);
+}
+
+static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+                           const void **where)
+{
+    listener *l = (listener *)hook;
+    const td_weights *w = &l->weights;
+    const bool copies = need->reads == TD_READS_COPIES && w->copies;
+    const char *block = copies ? w->copies : w->params;
+    const size_t element = td_dtype_size(copies ? w->copy_dtype : w->dtype);
+
+    (void)pass;
+    if (l->next.range.end)
+        assert_true(need->range.begin == l->next.range.begin && need->range.end == l->next.range.end &&
+                    need->reads == l->next.reads);
+    l->next = next ? *next : (td_need){0};
+    advance(l, need->range, UNTOUCHED, NEEDED);
+    assert_ptr_equal(*where, block + (size_t)need->range.begin * element);
+    if (l->elsewhere)
+        *where = l->elsewhere + (copies ? (size_t)w->elements * td_dtype_size(w->dtype) : 0) +
+                 (size_t)need->range.begin * element;
+    return heard(l);
+}
+
+static td_status on_done(td_hook *hook, td_pass pass, const td_need *need)
+{
+    (void)pass;
+    advance((listener *)hook, need->range, NEEDED, DONE);
+    return heard((listener *)hook);
+}
+
+static td_status on_due(td_hook *hook, const td_due *due, bool *taken)
+{
+    listener *l = (listener *)hook;
+
+    assert_in_range(due->count, 1, TD_DUE_MOST);
+    assert_true(due->wait >= 0 && l->last);
+    for (int64_t i = 0; i < due->count; i++) {
+        const td_weight_product *p = &due->products[i];
+
+        assert_int_equal(p->range.end - p->range.begin, p->d_in * p->d_out);
+        assert_int_equal(p->tokens, l->trial->tokens);
+        assert_int_equal(p->dtype, l->weights.copy_dtype);
+        if (l->takes)
+            advance(l, p->range, DONE, TAKEN);
+    }
+    *taken = l->takes;
+    return heard(l);
+}
+
+static td_status on_final(td_hook *hook, td_range range, td_event *event)
+{
+    listener *l = (listener *)hook;
+    const size_t element = td_dtype_size(l->weights.grad_dtype);
+
+    assert_true(l->last);
+    assert_null(event);
+    for (int64_t i = range.begin; i < range.end; i++) {
+        /* Backward does not read the embedding. What lies between weights that were taken is nobody's. */
+        assert_true(l->states[i] == DONE || (l->states[i] == UNTOUCHED && range.begin == 0));
+        l->states[i] = FINAL;
+    }
+    memcpy(l->grads + (size_t)range.begin * element, (char *)l->weights.grads + (size_t)range.begin * element,
+           (size_t)(range.end - range.begin) * element);
+    return heard(l);
+}
+
+static td_status on_end(td_hook *hook, td_pass pass, td_status status)
+{
+    listener *l = (listener *)hook;
+
+    (void)pass, (void)status;
+    l->passes--;
+    return heard(l);
+}
+
+static listener *open_listener(td_trial *trial, bool takes)
+{
+    listener *l = calloc(1, sizeof *l);
+
+    assert_non_null(l);
+    td_assert_ok(td_transformer_weights(trial->model, &l->weights));
+    l->trial = trial;
+    l->takes = takes;
+    l->hook = (td_hook){.begin = on_begin,
+                        .needed = on_needed,
+                        .done = on_done,
+                        .due = on_due,
+                        .final = on_final,
+                        .end = on_end};
+    l->states = malloc((size_t)l->weights.elements);
+    l->grads = calloc((size_t)l->weights.elements, td_dtype_size(l->weights.grad_dtype));
+    assert_true(l->states && l->grads);
+    td_assert_ok(td_transformer_set_hooks(trial->model, &l->hook));
+    return l;
+}
+
+static void close_listener(listener *l)
+{
+    td_assert_ok(td_transformer_set_hooks(l->trial->model, NULL));
+    free(l->states);
+    free(l->grads);
+    free(l->elsewhere);
+    free(l);
+}
+
+static td_status step(td_trial *trial, td_micro micro)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(td_transformer_forward(trial->model, trial->ids, trial->c.batch, trial->c.seq, NULL));
+    TD_TRY(td_transformer_loss(trial->model, trial->targets, NULL));
+    TD_TRY(td_transformer_backward(trial->model, micro));
+cleanup:
+    return status;
+}
+
+/* Gradients of every parameter against those of a pass that nobody heard. */
+static void expect_gradients(const listener *l, const char *clean)
+{
+    const td_dtype dtype = l->weights.grad_dtype;
+
+    for (int64_t i = 0; i < l->trial->count; i++) {
+        const td_parameter p = td_trial_parameter(l->trial, i);
+        const size_t at = (size_t)p.offset * td_dtype_size(dtype);
+
+        if (l->states[p.offset] == FINAL)
+            td_assert_identical(p.name, dtype, clean + at, l->grads + at, p.numel);
+    }
+}
+
+/* A copy of the block of gradients after a pass without hooks. */
+static char *clean_gradients(td_trial *trial)
+{
+    listener *l = open_listener(trial, false);
+
+    td_assert_ok(step(trial, TD_MICRO_ONLY));
+    char *clean = l->grads; /* as they became final: transient ones are gone afterwards */
+    l->grads = NULL;
+    close_listener(l);
+    return clean;
+}
+
+static void every_range_of_a_step(void **state)
+{
+    td_trial *trial = td_trial_open(*state);
+    char *clean = clean_gradients(trial);
+
+    for (int takes = 0; takes <= 1; takes++) {
+        listener *l = open_listener(trial, takes != 0);
+        bool any = false;
+
+        td_assert_ok(td_transformer_forward(trial->model, trial->ids, trial->c.batch, trial->c.seq, NULL));
+        for (int64_t i = 0; i < l->weights.elements; i++)
+            assert_int_equal(l->states[i], DONE);
+        td_assert_ok(td_transformer_loss(trial->model, trial->targets, NULL));
+        td_assert_ok(td_transformer_backward(trial->model, TD_MICRO_ONLY));
+        for (int64_t i = 0; i < trial->count; i++) {
+            const td_parameter p = td_trial_parameter(trial, i);
+            for (int64_t j = p.offset; j < p.offset + p.numel; j++)
+                assert_true(l->states[j] == (takes && p.cols > 0 && p.offset > 0 ? TAKEN : FINAL));
+            any |= l->states[p.offset] == TAKEN;
+        }
+        assert_true(any == (takes != 0));
+        assert_int_equal(l->passes, 0);
+        expect_gradients(l, clean);
+        close_listener(l);
+    }
+    free(clean);
+    td_trial_close(trial);
+}
+
+static void three_micro_batches_are_final_once(void **state)
+{
+    static const td_micro micros[] = {TD_MICRO_FIRST, TD_MICRO_MIDDLE, TD_MICRO_LAST};
+    td_trial *trial = td_trial_open(*state);
+    const td_dtype dtype = trial->c.config.dtype;
+    listener *l = open_listener(trial, true);
+
+    for (int i = 0; i < 3; i++) {
+        td_assert_ok(step(trial, micros[i]));
+        for (int64_t j = 0; j < l->weights.elements; j++) /* nor is anything taken: it would not be added */
+            if (micros[i] != TD_MICRO_LAST)
+                assert_true(l->states[j] == DONE || l->states[j] == UNTOUCHED);
+            else
+                assert_int_equal(l->states[j], FINAL);
+    }
+    td_assert_identical("gradients", dtype, l->grads, l->weights.grads, l->weights.elements);
+    close_listener(l);
+    td_trial_close(trial);
+}
+
+static void weights_are_read_where_hooks_say(void **state)
+{
+    td_trial *trial = td_trial_open(*state);
+    char *clean = clean_gradients(trial);
+    listener *l = open_listener(trial, false);
+    const td_weights *w = &l->weights;
+    const size_t masters = (size_t)w->elements * td_dtype_size(w->dtype),
+                 copies = w->copies ? (size_t)w->elements * td_dtype_size(w->copy_dtype) : 0;
+
+    l->elsewhere = malloc(masters + copies);
+    assert_non_null(l->elsewhere);
+    memcpy(l->elsewhere, w->params, masters);
+    memset(w->params, 0xFF, masters);
+    if (copies) {
+        memcpy(l->elsewhere + masters, w->copies, copies);
+        memset(w->copies, 0xFF, copies);
+    }
+    td_assert_ok(step(trial, TD_MICRO_ONLY));
+    expect_gradients(l, clean);
+    memcpy(w->params, l->elsewhere, masters);
+    close_listener(l);
+    free(clean);
+    td_trial_close(trial);
+}
+
+static void a_hook_may_end_any_pass(void **state)
+{
+    td_trial *trial = td_trial_open(*state);
+    char *clean = clean_gradients(trial);
+    listener *l = open_listener(trial, false);
+
+    td_assert_ok(step(trial, TD_MICRO_ONLY));
+    const int calls = l->calls;
+    for (l->stop_at = 1; l->stop_at <= calls; l->stop_at++) {
+        l->calls = 0;
+        assert_int_equal(step(trial, TD_MICRO_ONLY), TD_IO_ERROR);
+        assert_int_equal(l->passes, 0);
+        td_assert_refused(td_transformer_backward(trial->model, TD_MICRO_ONLY), TD_BAD_STATE, "no loss");
+        if (!trial->c.config.transient_gradients && l->calls > calls / 2) { /* not forward's last */
+            td_assert_ok(td_transformer_set_hooks(trial->model, NULL));
+            td_assert_ok(
+                td_transformer_forward(trial->model, trial->ids, trial->c.batch, trial->c.seq, NULL));
+            td_assert_ok(td_transformer_loss(trial->model, trial->targets, NULL));
+            td_assert_refused(td_transformer_backward(trial->model, TD_MICRO_LAST), TD_BAD_STATE,
+                              "backward failed");
+            td_assert_ok(td_transformer_set_hooks(trial->model, &l->hook));
+        }
+    }
+    l->stop_at = 0;
+    td_assert_ok(step(trial, TD_MICRO_ONLY));
+    expect_gradients(l, clean);
+    free(clean);
+    close_listener(l);
+    td_trial_close(trial);
+}
+
+int td_run_hooks_tests(void)
+{
+    static const struct {
+        const char *name;
+        CMUnitTestFunction function;
+        bool adds; /* to gradients, which transient ones do not allow */
+    } functions[] = {
+        {"every_range_of_a_step", every_range_of_a_step, false},
+        {"three_micro_batches_are_final_once", three_micro_batches_are_final_once, true},
+        {"weights_are_read_where_hooks_say", weights_are_read_where_hooks_say, false},
+        {"a_hook_may_end_any_pass", a_hook_may_end_any_pass, false},
+    };
+    enum { FUNCTIONS = sizeof functions / sizeof *functions };
+    static struct CMUnitTest tests[FUNCTIONS * CASES];
+    static char names[FUNCTIONS * CASES][112];
+    size_t count = 0;
+
+    for (int i = 0; i < FUNCTIONS * CASES; i++) {
+        const td_case *c = &cases[i % CASES];
+
+        if (functions[i / CASES].adds && c->config.transient_gradients)
+            continue;
+        snprintf(names[count], sizeof names[count], "%s: %s", functions[i / CASES].name, c->name);
+        tests[count] = (struct CMUnitTest){
+            .name = names[count], .test_func = functions[i / CASES].function, .initial_state = (void *)c};
+        count++;
+    }
+    return _cmocka_run_group_tests("transformer hooks", tests, count, NULL, NULL);
+}
