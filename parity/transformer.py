@@ -105,7 +105,7 @@ def c_switches(graph=False, keep="most", gradients="held", update="after"):
 def model_options(switches):
     """The fields of td_transformer_config that say the same."""
     return {
-        "keep_all": switches["keep"] == "all",
+        "keep": switches["keep"],
         "transient_gradients": switches["gradients"] == "transient",
     }
 

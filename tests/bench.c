@@ -14,7 +14,7 @@ static const td_bench_config tiny = {
     .model = {.size = {.d_model = 24, .d_ff = 40, .layers = 2, .heads = 3, .vocab = 41},
               .batch = 2,
               .context = 9,
-              .dtype = TD_F32,
+              .precision = TD_PRECISION_F32,
               .attention = "flash"},
     .mode = TD_BENCH_TRAIN,
     .warmup = 2,
@@ -92,7 +92,7 @@ static void every_mode_times_its_phases(void **state)
 
         config.mode = (td_bench_mode)(i % 3);
         config.model.attention = flash ? "flash" : "naive";
-        config.model.dtype = i / 6 ? TD_BF16 : TD_F32;
+        config.model.precision = i / 6 ? TD_PRECISION_BF16 : TD_PRECISION_F32;
         td_assert_ok(td_bench_run(*state, &config, NULL, NULL, &result));
         td_assert_ok(td_bench_summary_of(result, &s));
         assert_int_equal(s.steps, 5);

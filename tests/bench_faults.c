@@ -112,7 +112,7 @@ static const td_bench_config tiny = {
     .model = {.size = {.d_model = 4, .d_ff = 3, .layers = 1, .heads = 2, .vocab = 5},
               .batch = 2,
               .context = 3,
-              .dtype = TD_F32,
+              .precision = TD_PRECISION_F32,
               .attention = "flash"},
     .warmup = 2,
     .steps = 3,

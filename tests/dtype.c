@@ -408,6 +408,18 @@ static void bad_input_is_refused_with_the_reason(void **state)
     assert_true(dst[0] == 2);
     td_assert_ok(td_convert(0, TD_F32, NULL, TD_F16, NULL));
 
+    td_precision precision = TD_PRECISION_F16;
+    td_assert_refused(td_precision_parse("float32", &precision), TD_BAD_ARGUMENT, "precision is 'float32'");
+    td_assert_refused(td_precision_parse(NULL, &precision), TD_BAD_ARGUMENT, "name is NULL");
+    td_assert_refused(td_precision_parse("f32", NULL), TD_BAD_ARGUMENT, "out is NULL");
+    assert_int_equal(precision, TD_PRECISION_F16);
+    td_assert_ok(td_precision_parse("f16_mixed", &precision));
+    assert_int_equal(precision, TD_PRECISION_F16_MIXED);
+    assert_int_equal(td_precision_dtype(precision), TD_F16);
+    assert_int_equal(td_precision_weights(precision), TD_F32);
+    assert_int_equal(td_precision_weights(TD_PRECISION_BF16), TD_BF16);
+    assert_null(td_precision_name((td_precision)6));
+
     td_assert_refused(td_dtype_parse(NULL, &parsed), TD_BAD_ARGUMENT, "name is NULL");
     td_assert_refused(td_dtype_parse("f32", NULL), TD_BAD_ARGUMENT, "out is NULL");
     td_assert_refused(td_dtype_parse("", &parsed), TD_BAD_ARGUMENT, "dtype is ''");

@@ -65,6 +65,43 @@ API(td_dtype_name)
     return check_name(td_dtype_name((td_dtype)value), value, 4);
 }
 
+API(td_precision_name)
+{
+    const int value = any_enum(6);
+    const char *name = td_precision_name((td_precision)value);
+    td_precision parsed;
+
+    assert_int_equal(name != NULL, value >= 0 && value < 6);
+    if (name) {
+        td_assert_ok(td_precision_parse(name, &parsed));
+        assert_int_equal(parsed, value);
+    }
+    return TD_OK;
+}
+
+API(td_precision_parse)
+{
+    static const char *const names[] = {"f32", "tf32", "bf16", "f16", "bf16_mixed", "f16_mixed"};
+    const char *name = text("name|precision", 6, names);
+
+    return td_precision_parse(name, out("out", sizeof(td_precision)));
+}
+
+API(td_precision_dtype)
+{
+    assert_true(td_dtype_size(td_precision_dtype((td_precision)any_enum(6))) > 0);
+    return TD_OK;
+}
+
+API(td_precision_weights)
+{
+    const td_precision precision = (td_precision)any_enum(6);
+
+    assert_true(td_dtype_size(td_precision_weights(precision)) >=
+                td_dtype_size(td_precision_dtype(precision)));
+    return TD_OK;
+}
+
 API(td_dtype_size)
 {
     const int value = any_enum(4);

@@ -10,6 +10,8 @@ enum { D_MODEL = 8, VOCAB = 11, BATCH = 2, CONTEXT = 6, TOKENS = BATCH * CONTEXT
 static td_transformer_config good_config(void)
 {
     static const char *const attentions[] = {"naive", "flash"};
+    static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_F32, TD_PRECISION_BF16,
+                                              TD_PRECISION_BF16_MIXED};
     td_transformer_config c = {.size = {.d_model = D_MODEL,
                                         .d_ff = 12,
                                         .layers = 1 + td_fuzz_below(3),
@@ -17,14 +19,13 @@ static td_transformer_config good_config(void)
                                         .vocab = VOCAB},
                                .batch = BATCH,
                                .context = CONTEXT,
-                               .dtype = td_fuzz_chance(60) ? TD_F32 : TD_BF16,
+                               .precision = TD_FUZZ_PICK(precisions),
                                .attention = TD_FUZZ_PICK(attentions),
                                .use = (td_model_use)td_fuzz_below(3),
                                .rope_theta = td_fuzz_chance(50) ? 0 : 500.0,
                                .transient_gradients = td_fuzz_chance(30),
-                               .keep_all = td_fuzz_chance(40)};
+                               .keep = td_fuzz_chance(40) ? TD_KEEP_ALL : TD_KEEP_MOST};
 
-    c.mixed = c.dtype != TD_F32 && td_fuzz_chance(50);
     return c;
 }
 
@@ -49,12 +50,16 @@ static td_transformer_config draw_config(bool use)
         impossible(TD_BAD_ARGUMENT, "heads|d_model|head");
     }
     if (wrong()) {
-        c.dtype = (td_dtype)17;
-        impossible(TD_BAD_ARGUMENT, "dtype");
+        c.precision = td_fuzz_chance(50) ? (td_precision)17 : (td_precision)-1;
+        impossible(TD_BAD_ARGUMENT, "precision");
     } else if (wrong()) {
-        c.dtype = td_fuzz_chance(50) ? TD_F16 : TD_F64;
-        impossible(TD_UNSUPPORTED, "dtype");
-        impossible(TD_BAD_ARGUMENT, "dtype|mixed");
+        static const td_precision lacking[] = {TD_PRECISION_F16, TD_PRECISION_F16_MIXED, TD_PRECISION_TF32};
+        c.precision = TD_FUZZ_PICK(lacking);
+        impossible(TD_UNSUPPORTED, "f16|dtype|tf32");
+    }
+    if (wrong()) {
+        c.keep = (td_keep)9;
+        impossible(TD_BAD_ARGUMENT, "keep");
     }
     c.attention = wrong() ? text("attention|name", 2, attentions) : c.attention;
     if (use && wrong()) {
@@ -64,15 +69,6 @@ static td_transformer_config draw_config(bool use)
     if (wrong()) {
         c.rope_theta = TD_FUZZ_PICK(bad_theta);
         impossible(TD_BAD_ARGUMENT, "rope_theta");
-    }
-    if (wrong()) {
-        c.mixed = true;
-        impossible_if(c.dtype == TD_F32, "mixed");
-    }
-    if (wrong()) {
-        c.tf32 = true;
-        impossible(TD_BAD_ARGUMENT, "tf32");
-        impossible(TD_UNSUPPORTED, "tf32");
     }
     return c;
 }
@@ -594,7 +590,7 @@ static void draw_step(pair *p, step *s)
             impossible(TD_BAD_STATE, "inference|model|gradients");
         else if (p->gradients != WHOLE)
             impossible(TD_BAD_STATE, "gradients|backward");
-        if (p->config.mixed)
+        if (p->config.precision == TD_PRECISION_BF16_MIXED)
             impossible(TD_UNSUPPORTED, "mixed");
         break;
     default:
@@ -684,10 +680,10 @@ void api_walk(void)
         api_begin();
         draw_step(&p, &s);
         snprintf(walked + strlen(walked), sizeof walked - strlen(walked), " %s", step_names[s.kind]);
-        td_fuzz_describe("walk: %s%s%s%s%s use %d:%s", td_dtype_name(p.config.dtype),
-                         p.config.mixed ? " mixed" : "", p.config.transient_gradients ? " transient" : "",
-                         p.config.keep_all ? " keep_all " : " ", p.config.attention, (int)p.config.use,
-                         walked);
+        td_fuzz_describe("walk: %s%s%s%s use %d:%s", td_precision_name(p.config.precision),
+                         p.config.transient_gradients ? " transient" : "",
+                         p.config.keep == TD_KEEP_ALL ? " keep_all " : " ", p.config.attention,
+                         (int)p.config.use, walked);
         const td_status status = take(&p, 0, &s, &logits[0], &loss[0]);
         const bool stopped = s.stops && status == TD_IO_ERROR;
         if (!stopped)
@@ -696,7 +692,8 @@ void api_walk(void)
             assert_int_equal(take(&p, 1, &s, &logits[1], &loss[1]), status);
             after_step(&p, &s, stopped);
             if (logits[0])
-                td_assert_identical("logits", p.config.dtype, logits[0], logits[1], s.batch * s.seq * VOCAB);
+                td_assert_identical("logits", td_precision_dtype(p.config.precision), logits[0], logits[1],
+                                    s.batch * s.seq * VOCAB);
             assert_memory_equal(&loss[0], &loss[1], sizeof loss[0]);
             snprintf(walked + strlen(walked), sizeof walked - strlen(walked), stopped ? "(stopped)" : "");
         } else {

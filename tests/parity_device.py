@@ -285,9 +285,9 @@ class Turns(unittest.TestCase):
     def test_dtypes_that_are_more_than_a_dtype(self):
         with self.library.open() as c:
             shape = c.struct("td_fake_shape", Case("d", count=3, dtype="tf32"))
-            self.assertEqual((shape.dtype, shape.tf32, shape.mixed), (c.TD_F32, True, False))
+            self.assertEqual((shape.dtype, shape.tf32, shape.precision), (c.TD_F32, True, c.TD_FAKE_TF32))
             shape = c.struct("td_fake_shape", Case("d", count=3, dtype="bf16_mixed"))
-            self.assertEqual((shape.dtype, shape.tf32, shape.mixed), (c.TD_BF16, False, True))
+            self.assertEqual((shape.dtype, shape.tf32, shape.precision), (c.TD_BF16, False, c.TD_FAKE_BF16_MIXED))
             self.assertEqual(c.enum("td_dtype", "tf32"), c.TD_F32)
         draw = Draw("case")
         self.assertEqual(draw.normal("x", (3,), "tf32").dtype, torch.float32)

@@ -111,7 +111,7 @@ class BenchOnAGpu(unittest.TestCase):
                 self.assertEqual(case.config[impl], case.config[impl] | switches)
                 side = bench.Whole(case, c, {}, None, None, impl)
                 config = side.model.config
-                self.assertEqual(config["keep_all"], switches["keep"] == "all")
+                self.assertEqual(config["keep"], switches["keep"])
                 self.assertEqual(config["transient_gradients"], switches["gradients"] == "transient")
                 self.assertEqual((config["attention"], side.captured), ("flash", switches["graph"]))
                 with patch.object(bench.Tandem, "capture") as capture, patch.object(bench.Tandem, "begin"):

@@ -19,7 +19,7 @@
 const td_transformer_config tiny = {.size = {.d_model = 24, .d_ff = 37, .layers = 2, .heads = 3, .vocab = 41},
                                     .batch = 2,
                                     .context = 9,
-                                    .dtype = TD_F32,
+                                    .precision = TD_PRECISION_F32,
                                     .attention = "flash",
                                     .use = TD_MODEL_TRAINING};
 
@@ -64,7 +64,8 @@ static void sizes_are_the_handouts(void **state)
     };
 
     for (int64_t i = 0; i < 6; i++) {
-        td_transformer_config config = {.batch = 1, .context = 1, .dtype = TD_BF16, .attention = "flash"};
+        td_transformer_config config = {
+            .batch = 1, .context = 1, .precision = TD_PRECISION_BF16, .attention = "flash"};
         td_transformer_bytes bytes;
         td_model_size *s = &config.size;
         assert_string_equal(td_model_size_name(i), table[i].name);
@@ -82,7 +83,7 @@ static void sizes_are_the_handouts(void **state)
                         2 * table[i].parameters + 256 * table[i].tensors);
         assert_int_equal(bytes.gradients, 0);
         config.use = TD_MODEL_TRAINING;
-        config.dtype = TD_F32;
+        config.precision = TD_PRECISION_F32;
         td_assert_ok(td_transformer_plan(*state, &config, &bytes));
         /* In f32 every extent of the table is a multiple of the alignment: there is no padding. */
         assert_int_equal(bytes.parameters, 4 * table[i].parameters);
@@ -170,7 +171,7 @@ static void parameters_stand_apart(void **state)
         td_transformer *model;
         const td_adamw adamw = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
 
-        config.dtype = dtype ? TD_BF16 : TD_F32;
+        config.precision = dtype ? TD_PRECISION_BF16 : TD_PRECISION_F32;
         td_assert_ok(td_transformer_create(*state, &config, &model));
         td_assert_ok(td_transformer_init(model, 5));
         td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
@@ -338,11 +339,9 @@ static void bad_configurations(void **state)
         td_assert_refused(create_with(dev, config), table[i].status, table[i].words);
     }
     config = tiny;
-    config.dtype = (td_dtype)99;
-    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "dtype is 99");
-    config.dtype = TD_F64;
-    td_assert_refused(create_with(dev, config), TD_UNSUPPORTED, "f64");
-    config.dtype = TD_F16;
+    config.precision = (td_precision)99;
+    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "precision is 99");
+    config.precision = TD_PRECISION_F16;
     td_assert_refused(create_with(dev, config), TD_UNSUPPORTED, "f16");
     config.attention = "naive";
     td_assert_refused(create_with(dev, config), TD_UNSUPPORTED, "f16");
@@ -652,8 +651,7 @@ static void forward_needs_weights(void **state)
         td_transformer_config config = tiny;
         td_transformer *model;
 
-        config.mixed = mixed;
-        config.dtype = mixed ? TD_BF16 : TD_F32;
+        config.precision = mixed ? TD_PRECISION_BF16_MIXED : TD_PRECISION_F32;
         td_assert_ok(td_transformer_create(*state, &config, &model));
         td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "no weights");
         td_assert_ok(td_transformer_refresh(model));

@@ -46,6 +46,7 @@ td_trial *td_trial_open(const td_case *c)
     if (trial->c.seq == 0)
         trial->c.seq = c->config.context;
     trial->tokens = trial->c.batch * trial->c.seq;
+    trial->dtype = td_precision_dtype(c->config.precision);
     td_assert_ok(td_device_open("cpu", &trial->dev));
     td_assert_ok(td_transformer_create(trial->dev, &c->config, &trial->model));
     td_assert_ok(td_transformer_init(trial->model, td_seed(c->name)));
@@ -84,7 +85,7 @@ float td_trial_gradients(td_trial *trial, bool accumulate)
 
 size_t td_trial_bytes(const td_trial *trial)
 {
-    return (size_t)td_transformer_numel(trial->model) * td_dtype_size(trial->c.config.dtype);
+    return (size_t)td_transformer_numel(trial->model) * td_dtype_size(trial->dtype);
 }
 
 void *td_trial_copy(td_trial *trial, bool gradients)
@@ -95,7 +96,7 @@ void *td_trial_copy(td_trial *trial, bool gradients)
     assert_non_null(all);
     for (int64_t i = 0; i < trial->count; i++) {
         const td_parameter p = td_trial_parameter(trial, i);
-        const size_t bytes = (size_t)p.numel * td_dtype_size(trial->c.config.dtype);
+        const size_t bytes = (size_t)p.numel * td_dtype_size(trial->dtype);
         memcpy(all + at, gradients ? p.grad : p.data, bytes);
         at += bytes;
     }
@@ -107,6 +108,6 @@ void td_trial_poison(td_trial *trial)
 {
     for (int64_t i = 0; i < trial->count; i++) {
         const td_parameter p = td_trial_parameter(trial, i);
-        memset(p.grad, 0xFF, (size_t)p.numel * td_dtype_size(trial->c.config.dtype));
+        memset(p.grad, 0xFF, (size_t)p.numel * td_dtype_size(trial->dtype));
     }
 }

@@ -18,6 +18,7 @@ typedef struct td_trial {
     td_transformer *model;
     int64_t *ids, *targets;
     int64_t count, tokens;
+    td_dtype dtype; /* of products and gradients */
 } td_trial;
 
 /** Creates the case's model on a device of its own, initialised, its norm weights no longer 1. */

@@ -197,21 +197,25 @@ typedef enum way { APART, ALONG, ALONG_ON_DEVICE, APART_ON_DEVICE, BY_SGD, INFER
 typedef struct kind {
     const char *name;
     way way;
-    td_dtype dtype;
+    td_precision precision;
     const char *attention;
-    bool mixed, transient, keep_all, side;
+    bool transient;
+    td_keep keep;
+    bool side;
 } kind;
 
 static const kind kinds[] = {
-    {"apart, f32 naive", APART, TD_F32, "naive", false, false, false, false},
-    {"apart, bf16 flash, mixed, all kept", APART_ON_DEVICE, TD_BF16, "flash", true, false, true, false},
-    {"along, f32 flash, transient", ALONG, TD_F32, "flash", false, true, false, false},
-    {"along, bf16 naive, mixed", ALONG_ON_DEVICE, TD_BF16, "naive", true, false, false, false},
-    {"beside, f32 flash", ALONG, TD_F32, "flash", false, false, false, true},
-    {"beside, bf16 flash, mixed, transient, all kept", ALONG_ON_DEVICE, TD_BF16, "flash", true, true, true,
-     true},
-    {"sgd, f32 flash, all kept", BY_SGD, TD_F32, "flash", false, false, true, false},
-    {"inference, bf16 naive", INFER, TD_BF16, "naive", false, false, false, false},
+    {"apart, f32 naive", APART, TD_PRECISION_F32, "naive", false, TD_KEEP_MOST, false},
+    {"apart, bf16 flash, mixed, all kept", APART_ON_DEVICE, TD_PRECISION_BF16_MIXED, "flash", false,
+     TD_KEEP_ALL, false},
+    {"along, f32 flash, transient", ALONG, TD_PRECISION_F32, "flash", true, TD_KEEP_MOST, false},
+    {"along, bf16 naive, mixed", ALONG_ON_DEVICE, TD_PRECISION_BF16_MIXED, "naive", false, TD_KEEP_MOST,
+     false},
+    {"beside, f32 flash", ALONG, TD_PRECISION_F32, "flash", false, TD_KEEP_MOST, true},
+    {"beside, bf16 flash, mixed, transient, all kept", ALONG_ON_DEVICE, TD_PRECISION_BF16_MIXED, "flash",
+     true, TD_KEEP_ALL, true},
+    {"sgd, f32 flash, all kept", BY_SGD, TD_PRECISION_F32, "flash", false, TD_KEEP_ALL, false},
+    {"inference, bf16 naive", INFER, TD_PRECISION_BF16, "naive", false, TD_KEEP_MOST, false},
 };
 
 static td_transformer_config config_of(const kind *k)
@@ -220,12 +224,11 @@ static td_transformer_config config_of(const kind *k)
         .size = {.d_model = 4, .d_ff = 3, .layers = LAYERS, .heads = 2, .vocab = 5},
         .batch = BATCH,
         .context = SEQ,
-        .dtype = k->dtype,
+        .precision = k->precision,
         .attention = k->attention,
         .use = k->way == INFER ? TD_MODEL_INFERENCE : TD_MODEL_TRAINING,
-        .mixed = k->mixed,
         .transient_gradients = k->transient,
-        .keep_all = k->keep_all};
+        .keep = k->keep};
 }
 
 typedef struct state_of_model {

@@ -18,15 +18,17 @@ static td_device *gpu;
 
 typedef struct kind {
     const char *name;
-    td_dtype dtype;
-    bool tf32, mixed;
+    td_precision precision;
     double within; /* relative, of logits and gradients */
 } kind;
 
 static const kind kinds[] = {
-    {"f32", TD_F32, false, false, 16 * 0x1p-23},       {"tf32", TD_F32, true, false, 16 * 0x1p-10},
-    {"bf16", TD_BF16, false, false, 16 * 0x1p-7},      {"f16", TD_F16, false, false, 16 * 0x1p-10},
-    {"bf16_mixed", TD_BF16, false, true, 16 * 0x1p-7}, {"f16_mixed", TD_F16, false, true, 16 * 0x1p-10},
+    {"f32", TD_PRECISION_F32, 16 * 0x1p-23},
+    {"tf32", TD_PRECISION_TF32, 16 * 0x1p-10},
+    {"bf16", TD_PRECISION_BF16, 16 * 0x1p-7},
+    {"f16", TD_PRECISION_F16, 16 * 0x1p-10},
+    {"bf16_mixed", TD_PRECISION_BF16_MIXED, 16 * 0x1p-7},
+    {"f16_mixed", TD_PRECISION_F16_MIXED, 16 * 0x1p-10},
 };
 
 static const struct {
@@ -49,9 +51,7 @@ static td_transformer_config config_of(int shape, const kind *k, const char *att
     return (td_transformer_config){.size = shapes[shape].size,
                                    .batch = shapes[shape].batch,
                                    .context = shapes[shape].context,
-                                   .dtype = k->dtype,
-                                   .tf32 = k->tf32,
-                                   .mixed = k->mixed,
+                                   .precision = k->precision,
                                    .attention = attention,
                                    .use = TD_MODEL_TRAINING};
 }
@@ -71,8 +71,9 @@ static twin twin_open(int shape, td_transformer_config config)
     void *block;
 
     c.config.attention = "flash";
-    c.config.tf32 = c.config.mixed = c.config.transient_gradients = c.config.keep_all = false;
-    c.config.dtype = TD_F32;
+    c.config.transient_gradients = false;
+    c.config.keep = TD_KEEP_MOST;
+    c.config.precision = TD_PRECISION_F32;
     t.cpu = td_trial_open(&c);
     t.tokens = t.cpu->tokens;
     td_assert_ok(td_transformer_create(gpu, &config, &t.model));
@@ -81,7 +82,7 @@ static twin twin_open(int shape, td_transformer_config config)
         const td_parameter from = td_trial_parameter(t.cpu, i);
         td_parameter to;
         td_assert_ok(td_transformer_parameter(t.model, i, &to));
-        assert_int_equal(to.dtype, config.mixed ? TD_F32 : config.dtype);
+        assert_int_equal(to.dtype, td_precision_weights(config.precision));
         const size_t bytes = (size_t)to.numel * td_dtype_size(to.dtype);
         void *rounded = malloc(bytes);
         assert_non_null(rounded);
@@ -166,8 +167,9 @@ static void step_is_the_reference(void **state)
                 print_message("%s, %s, %s\n", shapes[shape].name, k->name, ways[way]);
                 td_reference_backward(reference, t.cpu->ids, t.cpu->targets);
                 td_assert_ok(td_transformer_forward(t.model, t.ids, t.cpu->c.batch, t.cpu->c.seq, &logits));
-                void *host = fetch(logits, (size_t)count * td_dtype_size(k->dtype));
-                td_assert_close("logits", k->dtype, host, reference->logits, count, k->within);
+                void *host = fetch(logits, (size_t)count * td_dtype_size(td_precision_dtype(k->precision)));
+                td_assert_close("logits", td_precision_dtype(k->precision), host, reference->logits, count,
+                                k->within);
                 free(host);
                 td_assert_ok(td_transformer_loss(t.model, t.targets, &loss));
                 assert_true(fabs((double)loss - truth) <= k->within * truth);
@@ -200,7 +202,7 @@ static void a_captured_step_is_the_eager_one(void **state)
             td_transformer_config config = config_of(0, &kinds[i], "naive");
             twin eager = twin_open(0, config);
             config.transient_gradients = along;
-            config.keep_all = way / 2;
+            config.keep = (td_keep)(way / 2);
             twin graph = twin_open(0, config);
             td_graph *step = NULL;
             size_t bytes;
@@ -233,7 +235,7 @@ static void a_captured_step_is_the_eager_one(void **state)
             char *a = state_of(&eager, &bytes), *b = state_of(&graph, &bytes);
             if (memcmp(a, b, bytes) != 0)
                 fail_msg("%s, %s%s: the replayed step is not the eager one", kinds[i].name,
-                         along ? "along" : "apart", config.keep_all ? ", all kept" : "");
+                         along ? "along" : "apart", (config.keep == TD_KEEP_ALL) ? ", all kept" : "");
             td_adamw after;
             td_assert_ok(td_device_download(gpu, &after, on_device, sizeof after));
             assert_int_equal(after.step, 4);
@@ -311,9 +313,8 @@ static void large_weights_are_updated_with_their_gradients(void **state)
             td_transformer_config config = {.size = cases[i].size,
                                             .batch = 2,
                                             .context = 70,
-                                            .dtype = TD_BF16,
+                                            .precision = mixed ? TD_PRECISION_BF16_MIXED : TD_PRECISION_BF16,
                                             .attention = "flash",
-                                            .mixed = mixed,
                                             .use = TD_MODEL_TRAINING};
             td_transformer *models[2]; /* apart, along */
             int64_t ids[140];
@@ -325,7 +326,7 @@ static void large_weights_are_updated_with_their_gradients(void **state)
             td_assert_ok(td_device_alloc(gpu, sizeof ids, &block));
             td_assert_ok(td_device_upload(gpu, block, ids, sizeof ids));
             for (int along = 0; along < 2; along++) {
-                config.keep_all = along && way > 1;
+                config.keep = (td_keep)(along && way > 1);
                 config.transient_gradients = along && way > 2;
                 td_assert_ok(td_transformer_create(gpu, &config, &models[along]));
                 td_assert_ok(td_transformer_init(models[along], 7));
@@ -442,12 +443,11 @@ static const td_transformer_config six_layers = {
     .size = {.d_model = 448, .d_ff = 896, .layers = 6, .heads = 7, .vocab = 1000},
     .batch = 2,
     .context = 70,
-    .dtype = TD_BF16,
+    .precision = TD_PRECISION_BF16_MIXED,
     .attention = "naive",
-    .mixed = true,
     .use = TD_MODEL_TRAINING,
     .transient_gradients = true,
-    .keep_all = true};
+    .keep = TD_KEEP_ALL};
 
 /* Layers wait for each other within a step alone, so that a replay is all of one. */
 static void a_captured_step_waits_as_the_eager_one_does(void **state)

@@ -115,8 +115,7 @@ static const td_transformer_config base = {
     .size = {.d_model = 24, .d_ff = 37, .layers = 3, .heads = 3, .vocab = 41},
     .batch = 3,
     .context = 17,
-    .dtype = TD_BF16,
-    .mixed = true,
+    .precision = TD_PRECISION_BF16_MIXED,
     .attention = "flash",
     .use = TD_MODEL_TRAINING,
 };
@@ -134,7 +133,7 @@ static pair open_pair(td_transformer_config config)
     pair p;
 
     p.along = td_trial_open(&c);
-    c.config.keep_all = c.config.transient_gradients = false;
+    c.config.keep = (td_keep)(c.config.transient_gradients = false);
     p.apart = td_trial_open(&c);
     assert_int_equal(p.apart->model->plan.group, 1);
     return p;
@@ -180,14 +179,15 @@ static void any_number_of_layers_is_updated_along_the_way(void **state)
     for (int i = 0; i < 10 * 2 * 2; i++) {
         td_transformer_config config = base;
 
-        config.keep_all = i < 9 * 2 * 2;
-        config.size.layers = config.keep_all ? i / 4 + 1 : 3;
+        config.keep = (td_keep)(i < 9 * 2 * 2);
+        config.size.layers = (config.keep == TD_KEEP_ALL) ? i / 4 + 1 : 3;
         config.attention = (i / 4 + i) % 2 ? "naive" : "flash";
         config.context = i % 2 ? 97 : base.context; /* more activations than weights, or fewer */
         config.transient_gradients = i / 2 % 2;
         pays_from = i % 3 ? 0 : config.batch * config.context;
         pair p = open_pair(config);
-        assert_int_equal(p.along->model->plan.group, config.keep_all ? groups[config.size.layers - 1] : 1);
+        assert_int_equal(p.along->model->plan.group,
+                         (config.keep == TD_KEEP_ALL) ? groups[config.size.layers - 1] : 1);
         for (int step = 0; step < 4; step++) {
             td_adamw given = adamw;
 
@@ -214,7 +214,7 @@ static void a_failed_pass_leaves_nothing_behind(void **state)
         td_transformer_config config = base;
 
         config.size.layers = 9;
-        config.keep_all = true;
+        config.keep = TD_KEEP_ALL;
         config.transient_gradients = i % 2;
         config.context = i / 2 ? 97 : base.context;
         pair p = open_pair(config);
@@ -251,7 +251,7 @@ static void what_waits_is_alive_until_it_is_read(void **state)
 
     (void)state;
     c.config.size.layers = 5; /* 3 to 4, and 0 to 2 */
-    c.config.keep_all = true;
+    c.config.keep = TD_KEEP_ALL;
     td_trial *trial = td_trial_open(&c);
     td_assert_ok(td_device_history_begin(trial->dev, 10000));
     run_forward(trial, true);
@@ -306,7 +306,7 @@ static void large_layers_wait_for_none(void **state)
     (void)state;
     config.batch = 4;
     config.context = 512;
-    config.keep_all = true;
+    config.keep = TD_KEEP_ALL;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_int_equal(group_of(cases[i].size, cases[i].layers, config), cases[i].group);
     config.size = (td_model_size){.d_model = 2048, .d_ff = 8200, .layers = 12, .heads = 16, .vocab = 1000};
@@ -316,10 +316,10 @@ static void large_layers_wait_for_none(void **state)
 
     /* Where nothing is fused, or what products read is not kept. */
     td_transformer_config other = config;
-    other.keep_all = false;
+    other.keep = TD_KEEP_MOST;
     assert_int_equal(group_of("small", 0, other), 1);
     other = config;
-    other.mixed = false;
+    other.precision = TD_PRECISION_BF16;
     assert_int_equal(group_of("small", 0, other), 1);
     for (int use = 0; use < TD_MODEL_TRAINING; use++) {
         other = config;

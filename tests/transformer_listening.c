@@ -20,18 +20,22 @@
     .use = TD_MODEL_GRADIENTS
 
 static const td_case cases[] = {
-    {"even, f32 naive", {EVEN, .dtype = TD_F32, .attention = "naive"}, 0, 0, 0},
+    {"even, f32 naive", {EVEN, .precision = TD_PRECISION_F32, .attention = "naive"}, 0, 0, 0},
     {"odd, f32 flash, transient",
-     {ODD, .dtype = TD_F32, .attention = "flash", .transient_gradients = true},
+     {ODD, .precision = TD_PRECISION_F32, .attention = "flash", .transient_gradients = true},
      0,
      0,
      0},
-    {"odd, f32 flash, all kept", {ODD, .dtype = TD_F32, .attention = "flash", .keep_all = true}, 0, 0, 0},
-    {"odd, bf16 flash", {ODD, .attention = "flash", .dtype = TD_BF16}, 0, 0, 0},
-    {"odd, bf16 mixed", {ODD, .attention = "flash", .dtype = TD_BF16, .mixed = true}, 0, 0, 0},
+    {"odd, f32 flash, all kept",
+     {ODD, .precision = TD_PRECISION_F32, .attention = "flash", .keep = TD_KEEP_ALL},
+     0,
+     0,
+     0},
+    {"odd, bf16 flash", {ODD, .attention = "flash", .precision = TD_PRECISION_BF16}, 0, 0, 0},
+    {"odd, bf16 mixed", {ODD, .attention = "flash", .precision = TD_PRECISION_BF16_MIXED}, 0, 0, 0},
     {"even, bf16 mixed, transient, all kept",
-     {EVEN, .attention = "flash", .dtype = TD_BF16, .mixed = true, .transient_gradients = true,
-      .keep_all = true},
+     {EVEN, .attention = "flash", .precision = TD_PRECISION_BF16_MIXED, .transient_gradients = true,
+      .keep = TD_KEEP_ALL},
      0,
      0,
      0},
@@ -253,7 +257,7 @@ static void three_micro_batches_are_final_once(void **state)
 {
     static const td_micro micros[] = {TD_MICRO_FIRST, TD_MICRO_MIDDLE, TD_MICRO_LAST};
     td_trial *trial = td_trial_open(*state);
-    const td_dtype dtype = trial->c.config.dtype;
+    const td_dtype dtype = trial->dtype;
     listener *l = open_listener(trial, true);
 
     for (int i = 0; i < 3; i++) {

@@ -12,6 +12,8 @@
 
 #include <cmocka.h>
 
+static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
+
 static void plan_is_what_create_takes(void **state)
 {
     static const char *const attentions[] = {"naive", "flash"};
@@ -24,9 +26,9 @@ static void plan_is_what_create_takes(void **state)
         td_transformer *model;
 
         config.attention = attentions[i % 2];
-        config.dtype = i / 2 % 2 ? TD_BF16 : TD_F32;
+        config.precision = i / 2 % 2 ? TD_PRECISION_BF16 : TD_PRECISION_F32;
         config.use = (td_model_use)(i / 4 % 3);
-        config.keep_all = i / 12;
+        config.keep = (td_keep)(i / 12);
         td_assert_ok(td_device_memory(dev, &before));
         td_assert_ok(td_transformer_plan(dev, &config, &plan));
         td_assert_ok(td_device_memory(dev, &after));
@@ -52,7 +54,7 @@ static void activations_grow_as_they_should(void **state)
         .size = {.d_model = 64, .d_ff = 128, .layers = 1, .heads = 4, .vocab = 64},
         .batch = 4,
         .context = 64,
-        .dtype = TD_F32,
+        .precision = TD_PRECISION_F32,
         .attention = "flash",
         .use = TD_MODEL_GRADIENTS};
     const size_t tokens = 4 * 64;
@@ -89,15 +91,15 @@ static void what_is_kept_takes_what_it_says(void **state)
                                                  .vocab = 640},
                                         .batch = 4,
                                         .context = 64,
-                                        .dtype = i / 2 % 3 ? TD_BF16 : TD_F32,
-                                        .mixed = i / 2 % 3 == 2,
+                                        .precision = precisions[i / 2 % 3],
                                         .attention = attentions[i % 2],
                                         .use = (td_model_use)(i / 6)};
-        const size_t element = td_dtype_size(config.dtype), norm = tokens * (d * element + sizeof(float));
+        const size_t element = td_dtype_size(td_precision_dtype(config.precision)),
+                     norm = tokens * (d * element + sizeof(float));
         td_transformer_bytes again, kept;
 
         td_assert_ok(td_transformer_plan(*state, &config, &again));
-        config.keep_all = true;
+        config.keep = TD_KEEP_ALL;
         td_assert_ok(td_transformer_plan(*state, &config, &kept));
         if (config.use == TD_MODEL_INFERENCE) {
             assert_memory_equal(&again, &kept, sizeof kept);
@@ -133,7 +135,7 @@ static void steps_allocate_nothing(void **state)
 
     for (int dtype = 0; dtype < 4; dtype++) {
         td_transformer_config config = tiny;
-        config.dtype = dtype % 2 ? TD_BF16 : TD_F32;
+        config.precision = dtype % 2 ? TD_PRECISION_BF16 : TD_PRECISION_F32;
         config.attention = dtype / 2 ? "naive" : "flash";
         td_assert_ok(td_transformer_create(dev, &config, &model));
         td_assert_ok(td_device_push_label(dev, "a first label, for which the device keeps room"));
@@ -253,9 +255,8 @@ static void live_tensors_never_overlap(void **state)
 
         config.use = (td_model_use)(i % 3);
         config.attention = i / 3 % 2 ? "naive" : "flash";
-        config.dtype = i / 6 % 3 ? TD_BF16 : TD_F32;
-        config.mixed = i / 6 % 3 == 2;
-        config.keep_all = i / 18 % 2;
+        config.precision = precisions[i / 6 % 3];
+        config.keep = (td_keep)(i / 18 % 2);
         config.size.d_ff = i % 2 ? 37 : 400; /* the feed-forward or the attention takes more */
         config.size.layers = i / 36 % 2 ? 6 : 2;
         const bool along = i / 72 && config.use == TD_MODEL_TRAINING;
@@ -293,8 +294,8 @@ static void live_tensors_never_overlap(void **state)
             assert_true(happened(dev, TD_MEMORY_DEAD, "backward/layers.1/layers.1.ffn.gate_up"));
             assert_true(happened(dev, TD_MEMORY_DEAD, "backward/residual.grad"));
         }
-        const bool kept = config.keep_all && config.use != TD_MODEL_INFERENCE;
-        const bool again = !config.keep_all && config.use != TD_MODEL_INFERENCE;
+        const bool kept = (config.keep == TD_KEEP_ALL) && config.use != TD_MODEL_INFERENCE;
+        const bool again = !(config.keep == TD_KEEP_ALL) && config.use != TD_MODEL_INFERENCE;
         assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/norm.output"), !kept);
         assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/layers.0.ln1.output"), kept);
         assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/layers.0/layers.1.ln1.rstd"), kept);
@@ -314,7 +315,8 @@ static void live_tensors_never_overlap(void **state)
  * feed-forward's tensors. Attention's scratch takes the place of the other operations'. */
 static void scratch_is_reused(void **state)
 {
-    td_transformer_config config = {.batch = 4, .context = 512, .dtype = TD_F32, .attention = "flash"};
+    td_transformer_config config = {
+        .batch = 4, .context = 512, .precision = TD_PRECISION_F32, .attention = "flash"};
     const size_t tokens = 4 * 512, small_change = 2 << 20;
     td_transformer_bytes bytes, naive;
 
@@ -326,7 +328,7 @@ static void scratch_is_reused(void **state)
         const size_t width = use == TD_MODEL_INFERENCE ? 3 * 3072 + 3 * 768 : 10000 + 2 * 768;
         assert_in_range(bytes.scratch, tokens * width * 4, tokens * width * 4 + small_change);
     }
-    config.dtype = TD_BF16;
+    config.precision = TD_PRECISION_BF16;
     td_assert_ok(td_transformer_plan(*state, &config, &bytes));
     config.attention = "naive";
     td_assert_ok(td_transformer_plan(*state, &config, &naive));
@@ -366,7 +368,7 @@ static void every_smaller_step_has_room(void **state)
             config.batch = shapes[i].batch;
             config.context = shapes[i].context;
             config.attention = attentions[variant % 2];
-            config.dtype = variant / 2 % 2 ? TD_BF16 : TD_F32;
+            config.precision = variant / 2 % 2 ? TD_PRECISION_BF16 : TD_PRECISION_F32;
             config.use = variant / 4 ? TD_MODEL_TRAINING : TD_MODEL_INFERENCE;
             td_assert_ok(td_plan_make(*state, &config, &plan));
             for (int64_t batch = 1; batch <= config.batch; batch++)
@@ -388,7 +390,7 @@ static void shorter_sequences_run(void **state)
     config.batch = 1;
     config.context = 600;
     config.attention = "naive";
-    config.dtype = TD_BF16;
+    config.precision = TD_PRECISION_BF16;
     config.use = TD_MODEL_INFERENCE;
     td_assert_ok(td_transformer_create(*state, &config, &model));
     td_assert_ok(td_transformer_init(model, 1));

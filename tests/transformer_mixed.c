@@ -19,19 +19,20 @@ static const td_transformer_config base = {
     .size = {.d_model = 24, .d_ff = 37, .layers = 3, .heads = 3, .vocab = 41},
     .batch = 3,
     .context = 17,
-    .dtype = TD_F32,
+    .precision = TD_PRECISION_F32,
     .attention = "flash",
     .use = TD_MODEL_TRAINING,
 };
 
+static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
+
 static const td_adamw adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
 
-static td_trial *open_trial(const char *name, td_dtype dtype, bool mixed, bool transient)
+static td_trial *open_trial(const char *name, td_precision precision, bool transient)
 {
     td_case c = {.name = name, .config = base};
 
-    c.config.dtype = dtype;
-    c.config.mixed = mixed;
+    c.config.precision = precision;
     c.config.transient_gradients = transient;
     return td_trial_open(&c);
 }
@@ -54,7 +55,7 @@ static char *weights_of(const td_trial *trial, size_t *bytes)
 
 static void mixed_precision_is_the_reference(void **state)
 {
-    td_trial *trial = open_trial("mixed", TD_BF16, true, false);
+    td_trial *trial = open_trial("mixed", TD_PRECISION_BF16_MIXED, false);
     const td_case *c = &trial->c;
     td_reference *reference = td_reference_of(trial->model, &c->config);
     const double truth = td_reference_loss(reference, trial->ids, trial->targets, c->batch, c->seq);
@@ -84,7 +85,7 @@ static void mixed_precision_is_the_reference(void **state)
 /* An update smaller than a bf16 weight can show is kept in f32, and the products see it once it has grown. */
 static void small_updates_are_not_lost(void **state)
 {
-    td_trial *trial = open_trial("small updates", TD_BF16, true, false);
+    td_trial *trial = open_trial("small updates", TD_PRECISION_BF16_MIXED, false);
     td_adamw slow = adamw;
     size_t bytes;
     float first, loss;
@@ -112,7 +113,7 @@ static void small_updates_are_not_lost(void **state)
 
 static void products_read_what_was_refreshed(void **state)
 {
-    td_trial *trial = open_trial("refreshed", TD_BF16, true, false);
+    td_trial *trial = open_trial("refreshed", TD_PRECISION_BF16_MIXED, false);
     const td_case *c = &trial->c;
     const td_parameter head = td_trial_parameter(trial, trial->count - 1);
     const int64_t count = trial->tokens * c->config.size.vocab;
@@ -136,16 +137,12 @@ static void products_read_what_was_refreshed(void **state)
 
 static void transient_gradients_are_the_same_and_pass(void **state)
 {
-    static const struct {
-        td_dtype dtype;
-        bool mixed;
-    } kinds[] = {{TD_F32, false}, {TD_BF16, false}, {TD_BF16, true}};
     td_transformer_bytes with, without;
 
     (void)state;
-    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
-        td_trial *kept = open_trial("transient", kinds[k].dtype, kinds[k].mixed, false);
-        td_trial *passing = open_trial("transient", kinds[k].dtype, kinds[k].mixed, true);
+    for (size_t k = 0; k < sizeof precisions / sizeof *precisions; k++) {
+        td_trial *kept = open_trial("transient", precisions[k], false);
+        td_trial *passing = open_trial("transient", precisions[k], true);
 
         td_assert_refused(td_transformer_adamw(passing->model, &adamw), TD_BAD_STATE, "they are transient");
         for (int step = 0; step < 3; step++) {
@@ -179,9 +176,8 @@ static void updates_along_the_way_are_the_same(void **state)
 {
     (void)state;
     for (int kind = 0; kind < 6; kind++) {
-        const td_dtype dtype = kind / 2 == 0 ? TD_F32 : TD_BF16;
-        td_trial *apart = open_trial("along", dtype, kind / 2 == 2, false);
-        td_trial *along = open_trial("along", dtype, kind / 2 == 2, kind % 2 == 1);
+        td_trial *apart = open_trial("along", precisions[kind / 2], false);
+        td_trial *along = open_trial("along", precisions[kind / 2], kind % 2 == 1);
         td_adamw here = adamw;
         size_t bytes;
 
@@ -245,7 +241,8 @@ static void assert_same_forward(td_trial *const trials[2], int step)
         td_assert_ok(td_transformer_forward(trials[i]->model, trials[i]->ids, batch, seq, &logits[i]));
         td_assert_ok(td_transformer_loss(trials[i]->model, trials[i]->targets, &losses[i]));
     }
-    td_assert_identical("logits", config->dtype, logits[1], logits[0], batch * seq * config->size.vocab);
+    td_assert_identical("logits", td_precision_dtype(config->precision), logits[1], logits[0],
+                        batch * seq * config->size.vocab);
     assert_memory_equal(&losses[0], &losses[1], sizeof losses[0]);
 }
 
@@ -259,13 +256,12 @@ static void what_is_kept_changes_no_number(void **state)
         td_trial *trials[2];
         const bool along = i / 12;
 
-        c.config.dtype = i % 3 == 0 ? TD_F32 : TD_BF16;
-        c.config.mixed = i % 3 == 2;
+        c.config.precision = precisions[i % 3];
         c.config.attention = i / 3 % 2 ? "naive" : "flash";
         c.config.transient_gradients = i / 6 % 2;
         c.config.context = c.config.transient_gradients ? 97 : base.context;
         for (int keep = 0; keep < 2; keep++) {
-            c.config.keep_all = keep;
+            c.config.keep = (td_keep)(keep);
             trials[keep] = td_trial_open(&c);
         }
         for (int step = 0; step < 4; step++) {
@@ -298,7 +294,7 @@ static void what_is_kept_changes_no_number(void **state)
     }
 }
 
-static void combinations_that_make_no_sense_are_refused(void **state)
+static void what_a_device_lacks_is_refused(void **state)
 {
     td_transformer_config config = base;
     td_transformer *model;
@@ -306,17 +302,11 @@ static void combinations_that_make_no_sense_are_refused(void **state)
 
     (void)state;
     td_assert_ok(td_device_open("cpu", &dev));
-    config.mixed = true;
-    td_assert_refused(td_transformer_create(dev, &config, &model), TD_BAD_ARGUMENT,
-                      "mixed is set, but dtype is f32");
-    config.mixed = false;
-    config.tf32 = true;
+    config.precision = TD_PRECISION_TF32;
     td_assert_refused(td_transformer_create(dev, &config, &model), TD_UNSUPPORTED, "tf32");
-    config.dtype = TD_BF16;
-    td_assert_refused(td_transformer_create(dev, &config, &model), TD_BAD_ARGUMENT,
-                      "tf32 is set, but dtype is bf16");
-    config.tf32 = false;
-    config.mixed = true;
+    config.precision = TD_PRECISION_F16_MIXED;
+    td_assert_refused(td_transformer_create(dev, &config, &model), TD_UNSUPPORTED, "f16");
+    config.precision = TD_PRECISION_BF16_MIXED;
     td_assert_ok(td_transformer_create(dev, &config, &model));
     td_assert_refused(td_transformer_sgd(model, 0.1f), TD_UNSUPPORTED, "mixed precision");
     td_transformer_destroy(model);
@@ -332,7 +322,7 @@ int td_run_mixed_tests(void)
         cmocka_unit_test(transient_gradients_are_the_same_and_pass),
         cmocka_unit_test(updates_along_the_way_are_the_same),
         cmocka_unit_test(what_is_kept_changes_no_number),
-        cmocka_unit_test(combinations_that_make_no_sense_are_refused),
+        cmocka_unit_test(what_a_device_lacks_is_refused),
     };
 
     return cmocka_run_group_tests_name("mixed precision and memory", tests, NULL, NULL);

@@ -14,31 +14,31 @@
 
 #include <cmocka.h>
 
-/* d_model, d_ff, layers, heads, vocabulary; the largest batch and context; dtype, attention */
+/* d_model, d_ff, layers, heads, vocabulary; the largest batch and context; precision, attention */
 #define CONFIG(d, f, l, h, v, b, c, type, attend)                                                            \
     {                                                                                                        \
         .size = {.d_model = d, .d_ff = f, .layers = l, .heads = h, .vocab = v}, .batch = b, .context = c,    \
-        .dtype = type, .attention = attend, .use = TD_MODEL_TRAINING                                         \
+        .precision = TD_PRECISION_##type, .attention = attend, .use = TD_MODEL_TRAINING                      \
     }
 
 static const td_case cases[] = {
-    {"one of everything, f32 naive", CONFIG(2, 1, 1, 1, 2, 1, 1, TD_F32, "naive"), 0, 0, 0},
-    {"one of everything, f32 flash", CONFIG(2, 1, 1, 1, 2, 1, 1, TD_F32, "flash"), 0, 0, 0},
-    {"even, f32 naive", CONFIG(32, 64, 2, 4, 50, 2, 16, TD_F32, "naive"), 0, 0, 0},
-    {"even, f32 flash", CONFIG(32, 64, 2, 4, 50, 2, 16, TD_F32, "flash"), 0, 0, 0},
-    {"below the plan, f32 naive", CONFIG(24, 37, 3, 3, 41, 5, 29, TD_F32, "naive"), 3, 17, 0},
-    {"below the plan, f32 flash", CONFIG(24, 37, 3, 3, 41, 5, 29, TD_F32, "flash"), 3, 17, 0},
-    {"head size 80, f32 naive", CONFIG(160, 96, 2, 2, 61, 2, 19, TD_F32, "naive"), 0, 0, 0},
-    {"head size 80, f32 flash", CONFIG(160, 96, 2, 2, 61, 2, 19, TD_F32, "flash"), 0, 0, 0},
-    {"25 heads, f32 naive", CONFIG(100, 72, 2, 25, 67, 2, 23, TD_F32, "naive"), 0, 0, 0},
-    {"25 heads, f32 flash", CONFIG(100, 72, 2, 25, 67, 2, 23, TD_F32, "flash"), 0, 0, 0},
-    {"longer than a tile, f32 flash", CONFIG(16, 24, 1, 1, 31, 1, 131, TD_F32, "flash"), 0, 0, 0},
-    {"eps counts, f32 flash", CONFIG(32, 48, 1, 2, 40, 2, 11, TD_F32, "flash"), 0, 0, 3e-3f},
-    {"even, bf16 naive", CONFIG(32, 64, 2, 4, 50, 2, 16, TD_BF16, "naive"), 0, 0, 0},
-    {"even, bf16 flash", CONFIG(32, 64, 2, 4, 50, 2, 16, TD_BF16, "flash"), 0, 0, 0},
-    {"below the plan, bf16 naive", CONFIG(24, 37, 3, 3, 41, 5, 29, TD_BF16, "naive"), 3, 17, 0},
-    {"below the plan, bf16 flash", CONFIG(24, 37, 3, 3, 41, 5, 29, TD_BF16, "flash"), 3, 17, 0},
-    {"head size 80, bf16 flash", CONFIG(160, 96, 2, 2, 61, 2, 19, TD_BF16, "flash"), 0, 0, 0},
+    {"one of everything, f32 naive", CONFIG(2, 1, 1, 1, 2, 1, 1, F32, "naive"), 0, 0, 0},
+    {"one of everything, f32 flash", CONFIG(2, 1, 1, 1, 2, 1, 1, F32, "flash"), 0, 0, 0},
+    {"even, f32 naive", CONFIG(32, 64, 2, 4, 50, 2, 16, F32, "naive"), 0, 0, 0},
+    {"even, f32 flash", CONFIG(32, 64, 2, 4, 50, 2, 16, F32, "flash"), 0, 0, 0},
+    {"below the plan, f32 naive", CONFIG(24, 37, 3, 3, 41, 5, 29, F32, "naive"), 3, 17, 0},
+    {"below the plan, f32 flash", CONFIG(24, 37, 3, 3, 41, 5, 29, F32, "flash"), 3, 17, 0},
+    {"head size 80, f32 naive", CONFIG(160, 96, 2, 2, 61, 2, 19, F32, "naive"), 0, 0, 0},
+    {"head size 80, f32 flash", CONFIG(160, 96, 2, 2, 61, 2, 19, F32, "flash"), 0, 0, 0},
+    {"25 heads, f32 naive", CONFIG(100, 72, 2, 25, 67, 2, 23, F32, "naive"), 0, 0, 0},
+    {"25 heads, f32 flash", CONFIG(100, 72, 2, 25, 67, 2, 23, F32, "flash"), 0, 0, 0},
+    {"longer than a tile, f32 flash", CONFIG(16, 24, 1, 1, 31, 1, 131, F32, "flash"), 0, 0, 0},
+    {"eps counts, f32 flash", CONFIG(32, 48, 1, 2, 40, 2, 11, F32, "flash"), 0, 0, 3e-3f},
+    {"even, bf16 naive", CONFIG(32, 64, 2, 4, 50, 2, 16, BF16, "naive"), 0, 0, 0},
+    {"even, bf16 flash", CONFIG(32, 64, 2, 4, 50, 2, 16, BF16, "flash"), 0, 0, 0},
+    {"below the plan, bf16 naive", CONFIG(24, 37, 3, 3, 41, 5, 29, BF16, "naive"), 3, 17, 0},
+    {"below the plan, bf16 flash", CONFIG(24, 37, 3, 3, 41, 5, 29, BF16, "flash"), 3, 17, 0},
+    {"head size 80, bf16 flash", CONFIG(160, 96, 2, 2, 61, 2, 19, BF16, "flash"), 0, 0, 0},
 };
 
 enum { CASES = sizeof cases / sizeof *cases };
@@ -57,7 +57,7 @@ static void assert_gradients(td_trial *trial, const td_reference *reference, dou
         assert_non_null(truth);
         for (int64_t j = 0; j < p.numel; j++)
             truth[j] = scale * reference->grads[i][j];
-        td_assert_close(p.name, trial->c.config.dtype, p.grad, truth, p.numel, within);
+        td_assert_close(p.name, trial->dtype, p.grad, truth, p.numel, within);
         free(truth);
     }
 }
@@ -66,7 +66,7 @@ static void step_is_the_reference(void **state)
 {
     td_trial *trial = td_trial_open(*state);
     const td_case *c = &trial->c;
-    const td_dtype dtype = c->config.dtype;
+    const td_dtype dtype = td_precision_dtype(c->config.precision);
     td_reference *reference = td_reference_of(trial->model, &c->config);
     const int64_t numel = trial->tokens * c->config.size.vocab;
     const double truth = td_reference_loss(reference, trial->ids, trial->targets, c->batch, c->seq);
@@ -106,8 +106,8 @@ static void step_repeats_itself(void **state)
         td_trial_close(trial);
     }
     assert_memory_equal(&losses[0], &losses[1], sizeof losses[0]);
-    td_assert_identical("gradients", c->config.dtype, copies[0], copies[1],
-                        (int64_t)(bytes / td_dtype_size(c->config.dtype)));
+    td_assert_identical("gradients", td_precision_dtype(c->config.precision), copies[0], copies[1],
+                        (int64_t)(bytes / td_dtype_size(td_precision_dtype(c->config.precision))));
     free(copies[0]);
     free(copies[1]);
 }
@@ -193,7 +193,7 @@ static void micro_batches_add_up(void **state)
         td_assert_ok(td_transformer_backward(trial->model, part > 0 ? TD_MICRO_LAST : TD_MICRO_FIRST));
     }
     /* The mean over half as many tokens is twice the share of the whole. */
-    assert_gradients(trial, reference, 2, 2 * tolerance(c->config.dtype));
+    assert_gradients(trial, reference, 2, 2 * tolerance(td_precision_dtype(c->config.precision)));
     td_reference_free(reference);
     td_trial_close(trial);
 }
@@ -228,7 +228,8 @@ static void bad_tokens_leave_the_model_as_it_was(void **state)
         trial->targets[where] = target;
         td_assert_ok(td_transformer_backward(trial->model, TD_MICRO_ONLY));
         void *after = td_trial_copy(trial, true);
-        td_assert_identical("gradients", c->config.dtype, clean, after, td_transformer_numel(trial->model));
+        td_assert_identical("gradients", td_precision_dtype(c->config.precision), clean, after,
+                            td_transformer_numel(trial->model));
         free(after);
     }
     free(clean);
@@ -247,7 +248,7 @@ static void caller_may_reuse_tokens(void **state)
     td_fence_poison(trial->targets);
     td_assert_ok(td_transformer_backward(trial->model, TD_MICRO_ONLY));
     void *after = td_trial_copy(trial, true);
-    td_assert_identical("gradients", trial->c.config.dtype, clean, after, td_transformer_numel(trial->model));
+    td_assert_identical("gradients", trial->dtype, clean, after, td_transformer_numel(trial->model));
     free(clean);
     free(after);
     td_trial_close(trial);
@@ -256,7 +257,7 @@ static void caller_may_reuse_tokens(void **state)
 static void nan_reaches_the_loss(void **state)
 {
     td_trial *trial = td_trial_open(*state);
-    const size_t element = td_dtype_size(trial->c.config.dtype);
+    const size_t element = td_dtype_size(trial->dtype);
 
     for (int64_t i = 0; i < trial->count; i++) {
         const td_parameter p = td_trial_parameter(trial, i);
@@ -279,7 +280,7 @@ static void nan_reaches_the_loss(void **state)
 static void adamw_is_the_formula(void **state)
 {
     td_trial *trial = td_trial_open(*state);
-    const td_dtype dtype = trial->c.config.dtype;
+    const td_dtype dtype = trial->dtype;
     td_adamw adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
 
     td_trial_gradients(trial, false);
@@ -328,7 +329,7 @@ static void adamw_is_the_formula(void **state)
 static void sgd_is_the_formula(void **state)
 {
     td_trial *trial = td_trial_open(*state);
-    const td_dtype dtype = trial->c.config.dtype;
+    const td_dtype dtype = trial->dtype;
     const float lr = 0.5f;
 
     td_trial_gradients(trial, false);
@@ -382,7 +383,7 @@ static void threads_may_change(void **state)
     if (status == TD_OK) {
         td_assert_ok(td_transformer_loss(trial->model, trial->targets, NULL));
         td_assert_ok(td_transformer_backward(trial->model, TD_MICRO_ONLY));
-        assert_gradients(trial, reference, 1, 2 * tolerance(c->config.dtype));
+        assert_gradients(trial, reference, 1, 2 * tolerance(td_precision_dtype(c->config.precision)));
     } else {
         td_check_refused("forward with more threads than planned for", status, TD_BAD_STATE, "threads",
                          __FILE__, __LINE__);
@@ -390,7 +391,7 @@ static void threads_may_change(void **state)
     td_assert_ok(td_cpu_set_threads(threads));
     if (threads == 1 || status == TD_OK) {
         td_trial_gradients(trial, false);
-        assert_gradients(trial, reference, 1, 2 * tolerance(c->config.dtype));
+        assert_gradients(trial, reference, 1, 2 * tolerance(td_precision_dtype(c->config.precision)));
     }
     td_reference_free(reference);
     td_trial_close(trial);

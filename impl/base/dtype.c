@@ -65,6 +65,52 @@ cleanup:
     return status;
 }
 
+/** By td_precision. */
+static const struct {
+    const char *name;
+    td_dtype dtype, weights;
+} precisions[] = {
+    {"f32", TD_F32, TD_F32}, {"tf32", TD_F32, TD_F32},        {"bf16", TD_BF16, TD_BF16},
+    {"f16", TD_F16, TD_F16}, {"bf16_mixed", TD_BF16, TD_F32}, {"f16_mixed", TD_F16, TD_F32},
+};
+#define PRECISIONS ((int)(sizeof precisions / sizeof *precisions))
+
+static bool is_precision(td_precision precision)
+{
+    return (int)precision >= 0 && (int)precision < PRECISIONS;
+}
+
+const char *td_precision_name(td_precision precision)
+{
+    return is_precision(precision) ? precisions[precision].name : NULL;
+}
+
+td_status td_precision_parse(const char *name, td_precision *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(name, "name is NULL");
+    TD_CHECK(out, "out is NULL");
+    for (int i = 0; i < PRECISIONS; i++)
+        if (strcmp(name, precisions[i].name) == 0) {
+            *out = (td_precision)i;
+            return TD_OK;
+        }
+    TD_CHECK(false, "precision is '%.32s', needs f32, tf32, bf16, f16, bf16_mixed or f16_mixed", name);
+cleanup:
+    return status;
+}
+
+td_dtype td_precision_dtype(td_precision precision)
+{
+    return is_precision(precision) ? precisions[precision].dtype : TD_F32;
+}
+
+td_dtype td_precision_weights(td_precision precision)
+{
+    return is_precision(precision) ? precisions[precision].weights : TD_F32;
+}
+
 /* A bf16 is a float cut short, so a signalling NaN would pass through its conversion as it is. */
 static float quiet(float value)
 {

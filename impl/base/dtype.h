@@ -26,6 +26,27 @@ TD_API double td_dtype_eps(td_dtype dtype);
 /** The dtype of that name. TD_BAD_ARGUMENT for NULL or a name not in td_dtype_name's list; *out is untouched. */
 TD_API td_status td_dtype_parse(const char *name, td_dtype *out);
 
+/** How a model computes. Mixed precision is PyTorch's autocast: weights, the residual stream and every reduction are f32;
+ * products read and give 16 bits. tf32: f32, but products round their inputs to TF32 (CUDA only). */
+typedef enum td_precision {
+    TD_PRECISION_F32 = 0,
+    TD_PRECISION_TF32,
+    TD_PRECISION_BF16,
+    TD_PRECISION_F16,
+    TD_PRECISION_BF16_MIXED,
+    TD_PRECISION_F16_MIXED
+} td_precision;
+
+/** "f32", "tf32", "bf16", "f16", "bf16_mixed", "f16_mixed"; NULL for any other value. */
+TD_API const char *td_precision_name(td_precision precision);
+
+/** The precision of that name. TD_BAD_ARGUMENT for NULL or another name; *out is untouched. */
+TD_API td_status td_precision_parse(const char *name, td_precision *out);
+
+/** The type of what products read and give, and that of the weights; f32 for a value that is no td_precision. */
+TD_API td_dtype td_precision_dtype(td_precision precision);
+TD_API td_dtype td_precision_weights(td_precision precision);
+
 /** dst[i] = src[i] for i in [0, count), rounded to nearest, ties to even, straight from the source type
  * (never twice). NaN stays NaN (quiet, sign kept), infinities stay, values beyond the largest finite one
  * become infinite, and subnormals are exact. Equal types copy the bits. All this also where the calling

@@ -64,7 +64,6 @@ typedef struct arguments {
     td_bench_config config;
     const char *size; /* NULL once an extent differs from the size's own */
     const char *size_option;
-    const char *dtype;
     td_model_size extents; /* as options gave them; 0: the size's own */
 } arguments;
 
@@ -87,22 +86,10 @@ static void take_size(const struct argp_state *state, arguments *args)
                    size->d_model);
 }
 
-/** A dtype of td_dtype_parse's, tf32, or a 16-bit one with _mixed behind it. */
 static void take_dtype(const struct argp_state *state, const char *text, arguments *args)
 {
-    td_transformer_config *model = &args->config.model;
-    const char *const suffix = strstr(text, "_mixed");
-    char name[8] = "";
-
-    model->mixed = suffix && strcmp(suffix, "_mixed") == 0;
-    model->tf32 = strcmp(text, "tf32") == 0;
-    const size_t length = model->mixed ? (size_t)(suffix - text) : strlen(text);
-    if (length < sizeof name)
-        memcpy(name, text, length);
-    model->dtype = TD_F32;
-    if (!model->tf32 && td_dtype_parse(name, &model->dtype) != TD_OK)
+    if (td_precision_parse(text, &args->config.model.precision) != TD_OK)
         argp_error(state, "--dtype: '%s' needs to be f32, tf32, bf16, f16, bf16_mixed or f16_mixed", text);
-    args->dtype = text;
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -158,7 +145,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         model->transient_gradients = true;
         return 0;
     case KEY_KEEP_ALL:
-        model->keep_all = true;
+        model->keep = TD_KEEP_ALL;
         return 0;
     case KEY_ATTENTION:
         if (strcmp(arg, td_attention_naive.name) != 0 && strcmp(arg, td_attention_flash.name) != 0)
@@ -233,14 +220,15 @@ static td_status print_passes(const arguments *args, const td_bench_summary *sum
 
     TD_TRY(td_account_model_parameters(
         &(td_account_model){size->d_model, size->d_ff, size->layers, size->heads, size->vocab}, &parameters));
-    fprintf(
-        out,
-        "%s: d_model %" PRId64 ", d_ff %" PRId64 ", layers %" PRId64 ", heads %" PRId64 ", vocab %" PRId64
-        ": %s parameters, %s, %s attention\n"
-        "batch %" PRId64 ", context %" PRId64 ", %" PRId64 " warm-up and %" PRId64 " timed steps on %s: %s",
-        args->size ? args->size : "custom", size->d_model, size->d_ff, size->layers, size->heads, size->vocab,
-        td_grouped(parameters.total, count), args->dtype, model->attention, model->batch, model->context,
-        args->config.warmup, args->config.steps, td_device_name(dev), td_machine_name(dev, machine));
+    fprintf(out,
+            "%s: d_model %" PRId64 ", d_ff %" PRId64 ", layers %" PRId64 ", heads %" PRId64 ", vocab %" PRId64
+            ": %s parameters, %s, %s attention\n"
+            "batch %" PRId64 ", context %" PRId64 ", %" PRId64 " warm-up and %" PRId64
+            " timed steps on %s: %s",
+            args->size ? args->size : "custom", size->d_model, size->d_ff, size->layers, size->heads,
+            size->vocab, td_grouped(parameters.total, count), td_precision_name(model->precision),
+            model->attention, model->batch, model->context, args->config.warmup, args->config.steps,
+            td_device_name(dev), td_machine_name(dev, machine));
     if (td_device_kind_of(dev) == TD_DEVICE_CPU)
         fprintf(out, "; %d used", td_cpu_threads());
     fprintf(out, "\n\n");
@@ -285,7 +273,7 @@ static td_status set_config(td_record *record, const td_bench_config *config)
     TD_TRY(td_record_set_bool(record, "config.graph", config->graph));
     TD_TRY(td_record_set_string(record, "config.timed", config->whole ? "whole" : "phases"));
     if (config->mode != TD_BENCH_FORWARD) {
-        TD_TRY(td_record_set_string(record, "config.keep", model->keep_all ? "all" : "most"));
+        TD_TRY(td_record_set_string(record, "config.keep", model->keep == TD_KEEP_ALL ? "all" : "most"));
         TD_TRY(td_record_set_string(record, "config.gradients",
                                     model->transient_gradients ? "transient" : "held"));
     }
@@ -316,7 +304,7 @@ static td_status append_record(const arguments *args, const td_bench_summary *su
     TD_TRY(td_record_set_integer(record, "case.vocab", model->size.vocab));
     TD_TRY(td_record_set_integer(record, "case.batch", model->batch));
     TD_TRY(td_record_set_integer(record, "case.context", model->context));
-    TD_TRY(td_record_set_string(record, "case.dtype", args->dtype));
+    TD_TRY(td_record_set_string(record, "case.dtype", td_precision_name(args->config.model.precision)));
     TD_TRY(td_record_set_string(record, "case.attention", model->attention));
     TD_TRY(td_record_set_integer(record, "case.warmup", args->config.warmup));
     TD_TRY(td_record_set_string(record, "case.pass", timed->name));
@@ -382,8 +370,7 @@ td_status td_command_bench(int argc, char **argv)
         .children = children};
     arguments args = {.common = {.device = "cpu"},
                       .size_option = "small",
-                      .dtype = "f32",
-                      .config = {.model = {.batch = 4, .context = 128, .dtype = TD_F32, .attention = "naive"},
+                      .config = {.model = {.batch = 4, .context = 128, .attention = "naive"},
                                  .mode = TD_BENCH_TRAIN,
                                  .warmup = 5,
                                  .steps = 10}};

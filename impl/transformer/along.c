@@ -16,18 +16,18 @@ static td_linear_adamw update_of(const td_transformer *model, const td_weight_pr
 {
     const size_t at = (size_t)product->range.begin;
 
-    return (td_linear_adamw){
-        .tokens = product->tokens,
-        .d_in = product->d_in,
-        .d_out = product->d_out,
-        .dtype = product->dtype,
-        .p_dtype = model->plan.wide,
-        .x = product->x,
-        .dy = product->dy,
-        .p = model->params + at * td_dtype_size(model->plan.wide),
-        .m = model->exp_avg + at,
-        .v = model->exp_avg_sq + at,
-        .copy = model->copies ? model->copies + at * td_dtype_size(model->plan.config.dtype) : NULL};
+    return (td_linear_adamw){.tokens = product->tokens,
+                             .d_in = product->d_in,
+                             .d_out = product->d_out,
+                             .dtype = product->dtype,
+                             .p_dtype = model->plan.wide,
+                             .x = product->x,
+                             .dy = product->dy,
+                             .p = model->params + at * td_dtype_size(model->plan.wide),
+                             .m = model->exp_avg + at,
+                             .v = model->exp_avg_sq + at,
+                             .copy = model->copies ? model->copies + at * td_dtype_size(model->plan.dtype)
+                                                   : NULL};
 }
 
 /** The more there is to do at once, the better: holds what may wait. */
@@ -112,7 +112,7 @@ td_status td_along_init(td_transformer *model, td_adamw *adamw, bool on_device, 
     const td_linear_adamw head = {.tokens = tokens,
                                   .d_in = plan->config.size.d_model,
                                   .d_out = plan->config.size.vocab,
-                                  .dtype = plan->config.dtype,
+                                  .dtype = plan->dtype,
                                   .p_dtype = plan->wide};
     td_status status = TD_OK;
 
@@ -122,7 +122,7 @@ td_status td_along_init(td_transformer *model, td_adamw *adamw, bool on_device, 
                    .adamw = adamw,
                    .on_device = on_device};
     /* Without mixed precision the residual's gradient behind feed-forward is gone when the layer's products come together. */
-    if (plan->config.mixed) {
+    if (plan->mixed) {
         TD_TRY(td_group_pays(model->dev, plan, plan->group, tokens, &out->fused_layers));
         TD_TRY(td_linear_adamw_pays(model->dev, 1, &head, &out->fused_head));
     }

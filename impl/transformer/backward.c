@@ -23,7 +23,7 @@ typedef struct linear {
 /** Transient gradients leave between the parameters what the activations were; updates are to find 0 there. */
 static td_status clear_padding(td_transformer *model, int64_t begin, int64_t end)
 {
-    const size_t element = td_dtype_size(model->plan.config.dtype);
+    const size_t element = td_dtype_size(model->plan.dtype);
     const int64_t count = td_transformer_parameter_count(model);
     td_status status = TD_OK;
 
@@ -72,14 +72,13 @@ static void *waiting(const td_transformer *model, td_tensor tensor, int64_t laye
 /** The residual's gradient as the products behind a layer's branch read it. */
 static void *branch_grad(const td_transformer *model, td_tensor branch, int64_t layer)
 {
-    return model->plan.config.mixed ? waiting(model, branch, layer)
-                                    : td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0);
+    return model->plan.mixed ? waiting(model, branch, layer) : td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0);
 }
 
 /** Where the weights' gradients behind a layer's norm find its output. */
 static void *norm_output(const td_transformer *model, int64_t layer, td_weight norm)
 {
-    const bool kept = model->plan.config.keep_all;
+    const bool kept = model->plan.config.keep == TD_KEEP_ALL;
 
     if (norm == TD_W_LN1)
         return td_tensor_at(model, kept ? TD_T_NORM : TD_T_NORM1_AGAIN, layer);
@@ -89,7 +88,7 @@ static void *norm_output(const td_transformer *model, int64_t layer, td_weight n
 /** Computes that output of norm(x) and its rstd once more, unless forward's were kept. */
 static td_status norm_again(td_transformer *model, int64_t layer, td_weight norm, const void *x)
 {
-    if (model->plan.config.keep_all)
+    if (model->plan.config.keep == TD_KEEP_ALL)
         return TD_OK;
     return td_norm(model, layer, norm, x, norm_output(model, layer, norm));
 }
@@ -102,7 +101,7 @@ static td_status norm_backward(const pass *p, int64_t layer, td_weight norm, con
     const int64_t parameter = td_norm_parameter(model, layer, norm);
     const bool begin = layer == model->plan.config.size.layers;
     const td_rmsnorm_shape shape = td_norm_shape(&model->plan, model->batch * model->seq);
-    const bool mixed = model->plan.config.mixed;
+    const bool mixed = model->plan.mixed;
     void *rounded = NULL;
     td_status status = TD_OK;
 
@@ -135,7 +134,7 @@ static td_status weight_grads(const pass *p, int64_t count, const linear *linear
                                           .tokens = model->batch * model->seq,
                                           .d_in = l->d_in,
                                           .d_out = l->d_out,
-                                          .dtype = model->plan.config.dtype,
+                                          .dtype = model->plan.dtype,
                                           .x = l->x,
                                           .dy = l->dy};
     }
@@ -153,7 +152,8 @@ cleanup:
 /** Where they find silu(gate) up. */
 static void *hidden_of(const td_transformer *model, int64_t layer)
 {
-    return td_tensor_at(model, model->plan.config.keep_all ? TD_T_HIDDEN : TD_T_HIDDEN_GRAD, layer);
+    return td_tensor_at(model, model->plan.config.keep == TD_KEEP_ALL ? TD_T_HIDDEN : TD_T_HIDDEN_GRAD,
+                        layer);
 }
 
 enum { FFN = 0, ATTENTION = 2 }; /* the first of two each */
@@ -199,7 +199,7 @@ static td_status layer_weight_grads(pass *p, int64_t layer, int half)
     td_status status = TD_OK;
 
     products_of(model, layer, all);
-    TD_TRY(weight_grads(p, 2, all + half, model->plan.config.mixed ? behind : 0, taken));
+    TD_TRY(weight_grads(p, 2, all + half, model->plan.mixed ? behind : 0, taken));
     if (*taken)
         model->group = model->plan.group;
     if (model->group > 1 && !*taken) {
@@ -236,7 +236,7 @@ static td_status head_backward(pass *p)
     const td_model_size *size = &model->plan.config.size;
     const int64_t d = size->d_model, lm_head = td_p_lm_head(size);
     const td_cross_entropy_shape loss = {
-        .rows = model->batch * model->seq, .vocab = size->vocab, .dtype = model->plan.config.dtype};
+        .rows = model->batch * model->seq, .vocab = size->vocab, .dtype = model->plan.dtype};
     char *dlogits = td_tensor_at(model, TD_T_LOGITS, 0);         /* [B, S, V], over the logits */
     char *norm = td_tensor_at(model, TD_T_NORM, size->layers);   /* [B, S, d], still forward's */
     char *dnorm = td_tensor_at(model, TD_T_NORM_FINAL_GRAD, 0);  /* [B, S, d] */
@@ -274,10 +274,10 @@ static td_status feed_forward_backward(pass *p, int64_t layer)
     const td_plan *plan = &model->plan;
     const int64_t d = plan->config.size.d_model, f = plan->config.size.d_ff,
                   tokens = model->batch * model->seq;
-    const td_rows_shape rows = {.rows = tokens, .cols = f, .pitch = 2 * f, .dtype = plan->config.dtype};
-    char *middle = td_tensor_at(model, TD_T_MIDDLE, layer); /* [B, S, d] */
-    char *gate = td_tensor_at(model, TD_T_GATE_UP, layer);  /* [B, S, 2 f]; its gradient comes over it */
-    char *up = gate + (size_t)f * td_dtype_size(plan->config.dtype);  /* its second half */
+    const td_rows_shape rows = {.rows = tokens, .cols = f, .pitch = 2 * f, .dtype = plan->dtype};
+    char *middle = td_tensor_at(model, TD_T_MIDDLE, layer);   /* [B, S, d] */
+    char *gate = td_tensor_at(model, TD_T_GATE_UP, layer);    /* [B, S, 2 f]; its gradient comes over it */
+    char *up = gate + (size_t)f * td_dtype_size(plan->dtype); /* its second half */
     char *dhidden = td_tensor_at(model, TD_T_HIDDEN_GRAD, layer);     /* [B, S, f] */
     char *dnorm = td_tensor_at(model, TD_T_NORM2_GRAD, layer);        /* [B, S, d] */
     const void *dx = branch_grad(model, TD_T_FFN_BRANCH_GRAD, layer); /* [B, S, d] */
@@ -290,7 +290,7 @@ static td_status feed_forward_backward(pass *p, int64_t layer)
     TD_TRY(td_linear_input_grad(model, f, d, dx, td_matrix(model, TD_W_W2), dhidden));
     TD_TRY(td_step_enter(model, TD_STEP_SILU_GRAD, layer));
     TD_TRY(td_silu_mul_backward(dev, &rows, gate, up, dhidden, gate, up,
-                                plan->config.keep_all ? NULL : dhidden));
+                                plan->config.keep == TD_KEEP_ALL ? NULL : dhidden));
 
     /* [gate, up] = norm [w1; w3]^T */
     TD_TRY(td_step_enter(model, TD_STEP_GATE_UP_GRAD, layer));
@@ -464,7 +464,7 @@ td_status td_group_pays(td_device *dev, const td_plan *plan, int64_t group, int6
         all[i] = (td_linear_adamw){.tokens = tokens,
                                    .d_in = l->d_in,
                                    .d_out = l->d_out,
-                                   .dtype = plan->config.dtype,
+                                   .dtype = plan->dtype,
                                    .p_dtype = plan->wide};
     }
     return td_linear_adamw_pays(dev, group * TD_LAYER_PRODUCTS, all, out);

@@ -47,7 +47,7 @@ static td_status feed_forward(td_transformer *model, int64_t layer)
     const td_plan *plan = &model->plan;
     const int64_t d = plan->config.size.d_model, f = plan->config.size.d_ff,
                   tokens = model->batch * model->seq;
-    const td_rows_shape rows = {.rows = tokens, .cols = f, .pitch = 2 * f, .dtype = plan->config.dtype};
+    const td_rows_shape rows = {.rows = tokens, .cols = f, .pitch = 2 * f, .dtype = plan->dtype};
     char *input = td_tensor_at(model, TD_T_INPUT, layer);        /* [B, S, d] */
     char *branch = td_tensor_at(model, TD_T_ATTN_BRANCH, layer); /* [B, S, d] */
     char *output = td_tensor_at(model, TD_T_FFN_BRANCH, layer);  /* [B, S, d] */
@@ -230,7 +230,7 @@ td_status td_transformer_loss(td_transformer *model, const int64_t *targets, flo
     }
     shape = (td_cross_entropy_shape){.rows = model->batch * model->seq,
                                      .vocab = model->plan.config.size.vocab,
-                                     .dtype = model->plan.config.dtype};
+                                     .dtype = model->plan.dtype};
     on_device = td_tensor_at(model, TD_T_LOSS, 0);
     lse = td_tensor_at(model, TD_T_LSE, 0);
     TD_TRY(td_cross_entropy_forward(model->dev, &shape, td_tensor_at(model, TD_T_LOGITS, 0), targets,

@@ -35,7 +35,7 @@ typedef enum extent {
  * instance a layer; the others share memory with whatever lives at another time. What one pass over memory computes
  * again (norms, silu(gate) * up) is not kept: that takes a third off the bytes of a layer, for 1 % of
  * the step's time (small, 4 x 128 tokens, f32, two cores, 2026-11). On a GPU the norms alone take
- * 1.0 ms of 91 (2.7B) or of 61 (xl, 2026-11), and keep_all gives that back. */
+ * 1.0 ms of 91 (2.7B) or of 61 (xl, 2026-11), and TD_KEEP_ALL gives that back. */
 static const struct {
     const char *name;
     extent extent;
@@ -122,7 +122,7 @@ static bool waits(const td_plan *plan, td_tensor tensor)
 
 void td_tensor_life(const td_plan *plan, td_tensor tensor, td_step *first, td_step *last)
 {
-    const bool keep = plan->config.keep_all;
+    const bool keep = plan->config.keep == TD_KEEP_ALL;
     td_tensor until = tensor; /* the one with whose last step it ends */
 
     if (keep && tensor == TD_T_NORM)
@@ -133,7 +133,7 @@ void td_tensor_life(const td_plan *plan, td_tensor tensor, td_step *first, td_st
         until = TD_T_HIDDEN_GRAD; /* where hidden comes back without it */
     *last = has_backward(plan) ? tensors[until].last : tensors[until].last_inference;
     /* Only in mixed precision do the feed-forward's weights wait for attention's. */
-    if (*last == TD_STEP_ATTN_WEIGHT_GRAD && !plan->config.mixed &&
+    if (*last == TD_STEP_ATTN_WEIGHT_GRAD && !plan->mixed &&
         (until == TD_T_GATE_UP || until == TD_T_HIDDEN_GRAD || until == TD_T_NORM2_AGAIN))
         *last = TD_STEP_FFN_WEIGHT_GRAD;
     if (keep && tensor == TD_T_HIDDEN_GRAD)
@@ -172,9 +172,9 @@ td_attention_shape td_plan_attention_shape(const td_plan *plan, int64_t batch, i
                                 .heads = size->heads,
                                 .seq = seq,
                                 .head_dim = size->d_model / size->heads,
-                                .dtype = plan->config.dtype,
+                                .dtype = plan->dtype,
                                 .causal = true,
-                                .tf32 = plan->config.tf32,
+                                .tf32 = plan->config.precision == TD_PRECISION_TF32,
                                 .o_bshd = true};
 }
 
@@ -228,17 +228,17 @@ static td_status work_bytes(td_device *dev, const td_plan *plan, int64_t tokens,
 
     for (size_t i = 0; i < sizeof linears / sizeof *linears; i++) {
         const int64_t d_in = linears[i][0], d_out = linears[i][1];
-        td_gemm_shape y = td_linear_forward_shape(config, tokens, d_in, d_out);
-        td_gemm_shape dx = td_linear_input_grad_shape(config, tokens, d_in, d_out);
+        td_gemm_shape y = td_linear_forward_shape(plan, tokens, d_in, d_out);
+        td_gemm_shape dx = td_linear_input_grad_shape(plan, tokens, d_in, d_out);
         TD_TRY(gemm_work(dev, &y, &most));
         if (backward)
             TD_TRY(gemm_work(dev, &dx, &most));
         for (int beta = 0; backward && beta <= 1; beta++) {
-            td_gemm_shape dw = td_linear_weight_grad_shape(config, tokens, d_in, d_out, (float)beta);
+            td_gemm_shape dw = td_linear_weight_grad_shape(plan, tokens, d_in, d_out, (float)beta);
             TD_TRY(gemm_work(dev, &dw, &most));
         }
     }
-    td_cross_entropy_shape loss = {.rows = tokens, .vocab = size->vocab, .dtype = config->dtype};
+    td_cross_entropy_shape loss = {.rows = tokens, .vocab = size->vocab, .dtype = plan->dtype};
     TD_TRY(td_cross_entropy_work_bytes(dev, &loss, &bytes));
     most = bytes > most ? bytes : most;
     if (backward) {
@@ -271,11 +271,10 @@ static td_status check_config(const td_transformer_config *config)
     TD_CHECK(size->d_model / size->heads % 2 == 0,
              "size.heads is %" PRId64 ", which makes the head size %" PRId64 ": it needs to be even",
              size->heads, size->d_model / size->heads);
-    TD_CHECK(td_dtype_size(config->dtype) > 0, "dtype is %d, which is no td_dtype", (int)config->dtype);
-    TD_CHECK(!config->mixed || td_dtype_size(config->dtype) == 2,
-             "mixed is set, but dtype is %s, needs f16 or bf16", td_dtype_name(config->dtype));
-    TD_CHECK(!config->tf32 || config->dtype == TD_F32, "tf32 is set, but dtype is %s, needs f32",
-             td_dtype_name(config->dtype));
+    TD_CHECK(td_precision_name(config->precision), "precision is %d, which is no td_precision",
+             (int)config->precision);
+    TD_CHECK(config->keep == TD_KEEP_MOST || config->keep == TD_KEEP_ALL, "keep is %d, which is no td_keep",
+             (int)config->keep);
     TD_CHECK(config->use >= TD_MODEL_INFERENCE && config->use <= TD_MODEL_TRAINING,
              "use is %d, needs TD_MODEL_INFERENCE, TD_MODEL_GRADIENTS or TD_MODEL_TRAINING",
              (int)config->use);
@@ -335,7 +334,7 @@ static td_status measure(td_device *dev, td_plan *plan, size_t bytes[EXTENTS])
 {
     const td_transformer_config *config = &plan->config;
     const td_model_size *size = &config->size;
-    const size_t element = td_dtype_size(config->dtype);
+    const size_t element = td_dtype_size(plan->dtype);
     const int64_t widths[] = {
         [EXTENT_STREAM] = size->d_model,  [EXTENT_ROUNDED] = size->d_model, [EXTENT_MODEL] = size->d_model,
         [EXTENT_QKV] = 3 * size->d_model, [EXTENT_FFN] = size->d_ff,        [EXTENT_GATE_UP] = 2 * size->d_ff,
@@ -351,7 +350,7 @@ static td_status measure(td_device *dev, td_plan *plan, size_t bytes[EXTENTS])
         TD_TRY(td_product("activations (tokens * width)", 2, (int64_t[]){tokens, widths[i]}, &count));
         TD_TRY(aligned_bytes("activations (tokens * width)", count, size_of_one, &bytes[i]));
     }
-    if (!config->mixed)
+    if (!plan->mixed)
         bytes[EXTENT_ROUNDED] = 0;
     TD_TRY(aligned_bytes("tokens", tokens, sizeof(int64_t), &bytes[EXTENT_TOKENS]));
     TD_TRY(aligned_bytes("tokens", tokens, sizeof(float), &bytes[EXTENT_ROWS]));
@@ -388,7 +387,7 @@ static td_status choose_group(td_device *dev, td_plan *plan)
         group = room > 1 ? room : 1;
     /* As many as need no more turns: the last ones would otherwise be few. */
     group = (layers - 1) / ((layers - 1) / group + 1) + 1;
-    if (config->mixed && config->keep_all && config->use == TD_MODEL_TRAINING)
+    if (plan->mixed && config->keep == TD_KEEP_ALL && config->use == TD_MODEL_TRAINING)
         TD_TRY(td_group_pays(dev, plan, group, config->batch * config->context, &pays));
     plan->group = pays ? group : 1;
 cleanup:
@@ -398,7 +397,7 @@ cleanup:
 /** Decides which tensors are kept. */
 static void choose_kept(td_plan *plan)
 {
-    const bool all = plan->config.keep_all;
+    const bool all = plan->config.keep == TD_KEEP_ALL;
 
     for (int i = TD_T_INPUT; i <= TD_T_GATE_UP; i++)
         plan->kept[i] = has_backward(plan) && plan->bytes[i] > 0;
@@ -441,7 +440,7 @@ cleanup:
  * writes there: their matrices' gradients are stored nowhere. */
 static void place_gradients(td_plan *plan)
 {
-    const size_t element = td_dtype_size(plan->config.dtype);
+    const size_t element = td_dtype_size(plan->dtype);
     const int64_t layers = plan->config.size.layers;
     size_t begin = 0;
 
@@ -531,16 +530,18 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     plan.config.attention = plan.attend->impl->name;
     if (config->rope_theta == 0)
         plan.config.rope_theta = 10000;
-    plan.config.keep_all = config->keep_all && has_backward(&plan);
+    plan.config.keep = has_backward(&plan) ? config->keep : TD_KEEP_MOST;
 
-    plan.wide = config->mixed ? TD_F32 : config->dtype;
-    TD_TRY(td_layout_make(&config->size, config->dtype, &plan.layout));
+    plan.dtype = td_precision_dtype(config->precision);
+    plan.wide = td_precision_weights(config->precision);
+    plan.mixed = plan.wide != plan.dtype;
+    TD_TRY(td_layout_make(&config->size, plan.dtype, &plan.layout));
     TD_TRY(td_product("parameters", 2, (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(plan.wide)},
                       &block));
     plan.total.parameters = (size_t)block;
-    TD_TRY(td_product("gradients", 2,
-                      (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(config->dtype)}, &block));
-    plan.total.copies = config->mixed ? (size_t)block : 0;
+    TD_TRY(td_product("gradients", 2, (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(plan.dtype)},
+                      &block));
+    plan.total.copies = plan.mixed ? (size_t)block : 0;
     plan.gradient_bytes = has_backward(&plan) ? (size_t)block : 0;
     plan.total.gradients = plan.gradient_bytes;
     if (config->use == TD_MODEL_TRAINING) {

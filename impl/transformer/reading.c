@@ -43,7 +43,7 @@ td_status td_needed(td_transformer *model, td_pass pass, td_part part, int64_t l
 {
     const td_need need = need_of(model, part, layer);
     const bool copies = need.reads == TD_READS_COPIES && model->copies;
-    const size_t element = td_dtype_size(copies ? model->plan.config.dtype : model->plan.wide);
+    const size_t element = td_dtype_size(copies ? model->plan.dtype : model->plan.wide);
     const void *where = (copies ? model->copies : model->params) + (size_t)need.range.begin * element;
     td_status status = TD_OK;
 
@@ -73,7 +73,7 @@ const void *td_matrix(const td_transformer *model, td_weight weight)
     const td_part part = in_layer[weight] < in_layer[TD_W_W1] ? TD_PART_ATTENTION : TD_PART_FFN;
     const int64_t begin = part == TD_PART_FFN ? in_layer[TD_W_W1] : 0;
 
-    return model->at[part] + (size_t)(in_layer[weight] - begin) * td_dtype_size(model->plan.config.dtype);
+    return model->at[part] + (size_t)(in_layer[weight] - begin) * td_dtype_size(model->plan.dtype);
 }
 
 const void *td_norm_weight(const td_transformer *model, int64_t layer, td_weight norm)

@@ -59,7 +59,7 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
 
     TD_TRY(device_block(dev, model->plan.total.parameters, &block));
     model->params = block;
-    if (planned->mixed) {
+    if (model->plan.mixed) {
         TD_TRY(device_block(dev, model->plan.total.copies, &block));
         model->copies = block;
     }
@@ -132,8 +132,8 @@ td_status td_transformer_weights(const td_transformer *model, td_weights *out)
     TD_CHECK(out, "out is NULL");
     *out = (td_weights){.elements = model->plan.layout.elements,
                         .dtype = model->plan.wide,
-                        .copy_dtype = model->plan.config.dtype,
-                        .grad_dtype = model->plan.config.dtype,
+                        .copy_dtype = model->plan.dtype,
+                        .grad_dtype = model->plan.dtype,
                         .params = model->params,
                         .copies = model->copies,
                         .grads = model->grads};
@@ -158,7 +158,7 @@ td_status td_transformer_refresh(td_transformer *model)
     TD_CHECK(model, "model is NULL");
     if (model->copies)
         TD_TRY(td_round(model->dev, model->plan.layout.elements, model->plan.wide, model->params,
-                        model->plan.config.dtype, model->copies));
+                        model->plan.dtype, model->copies));
     model->weights_there = true;
 cleanup:
     return status;
@@ -273,41 +273,39 @@ td_status td_pop_after(td_device *dev, td_status status)
 
 /* ---- operations on the tokens of a step ---- */
 
-static td_gemm_shape product(const td_transformer_config *config, int64_t m, int64_t n, int64_t k)
+static td_gemm_shape product(const td_plan *plan, int64_t m, int64_t n, int64_t k)
 {
     return (td_gemm_shape){.batch = 1,
                            .m = m,
                            .n = n,
                            .k = k,
                            .alpha = 1,
-                           .dtype = config->dtype,
-                           .out_dtype = config->dtype,
-                           .tf32 = config->tf32};
+                           .dtype = plan->dtype,
+                           .out_dtype = plan->dtype,
+                           .tf32 = plan->config.precision == TD_PRECISION_TF32};
 }
 
-td_gemm_shape td_linear_forward_shape(const td_transformer_config *config, int64_t tokens, int64_t d_in,
-                                      int64_t d_out)
+td_gemm_shape td_linear_forward_shape(const td_plan *plan, int64_t tokens, int64_t d_in, int64_t d_out)
 {
-    td_gemm_shape shape = product(config, tokens, d_out, d_in);
+    td_gemm_shape shape = product(plan, tokens, d_out, d_in);
 
     shape.trans_b = true;
     return shape;
 }
 
-td_gemm_shape td_linear_weight_grad_shape(const td_transformer_config *config, int64_t tokens, int64_t d_in,
-                                          int64_t d_out, float beta)
+td_gemm_shape td_linear_weight_grad_shape(const td_plan *plan, int64_t tokens, int64_t d_in, int64_t d_out,
+                                          float beta)
 {
-    td_gemm_shape shape = product(config, d_out, d_in, tokens);
+    td_gemm_shape shape = product(plan, d_out, d_in, tokens);
 
     shape.trans_a = true;
     shape.beta = beta;
     return shape;
 }
 
-td_gemm_shape td_linear_input_grad_shape(const td_transformer_config *config, int64_t tokens, int64_t d_in,
-                                         int64_t d_out)
+td_gemm_shape td_linear_input_grad_shape(const td_plan *plan, int64_t tokens, int64_t d_in, int64_t d_out)
 {
-    return product(config, tokens, d_in, d_out);
+    return product(plan, tokens, d_in, d_out);
 }
 
 static int64_t tokens_of(const td_transformer *model)
@@ -318,7 +316,7 @@ static int64_t tokens_of(const td_transformer *model)
 td_status td_linear_forward(td_transformer *model, int64_t d_in, int64_t d_out, const void *x, const void *w,
                             void *y)
 {
-    const td_gemm_shape shape = td_linear_forward_shape(&model->plan.config, tokens_of(model), d_in, d_out);
+    const td_gemm_shape shape = td_linear_forward_shape(&model->plan, tokens_of(model), d_in, d_out);
 
     return td_gemm(model->dev, &shape, x, w, y, td_tensor_at(model, TD_T_WORK, 0));
 }
@@ -327,7 +325,7 @@ td_status td_linear_weight_grad(td_transformer *model, int64_t d_in, int64_t d_o
                                 const void *x, bool accumulate, void *dw)
 {
     const td_gemm_shape shape =
-        td_linear_weight_grad_shape(&model->plan.config, tokens_of(model), d_in, d_out, accumulate ? 1 : 0);
+        td_linear_weight_grad_shape(&model->plan, tokens_of(model), d_in, d_out, accumulate ? 1 : 0);
 
     return td_gemm(model->dev, &shape, dy, x, dw, td_tensor_at(model, TD_T_WORK, 0));
 }
@@ -335,8 +333,7 @@ td_status td_linear_weight_grad(td_transformer *model, int64_t d_in, int64_t d_o
 td_status td_linear_input_grad(td_transformer *model, int64_t d_in, int64_t d_out, const void *dy,
                                const void *w, void *dx)
 {
-    const td_gemm_shape shape =
-        td_linear_input_grad_shape(&model->plan.config, tokens_of(model), d_in, d_out);
+    const td_gemm_shape shape = td_linear_input_grad_shape(&model->plan, tokens_of(model), d_in, d_out);
 
     return td_gemm(model->dev, &shape, dy, w, dx, td_tensor_at(model, TD_T_WORK, 0));
 }
@@ -346,7 +343,7 @@ td_rmsnorm_shape td_norm_shape(const td_plan *plan, int64_t tokens)
     return (td_rmsnorm_shape){.rows = tokens,
                               .cols = plan->config.size.d_model,
                               .eps = TD_NORM_EPS,
-                              .dtype = plan->config.dtype,
+                              .dtype = plan->dtype,
                               .x_dtype = plan->wide};
 }
 
@@ -356,7 +353,7 @@ td_embedding_shape td_embedding_shape_of(const td_plan *plan, int64_t tokens)
                                 .vocab = plan->config.size.vocab,
                                 .d_model = plan->config.size.d_model,
                                 .dtype = plan->wide,
-                                .dweight_dtype = plan->config.dtype};
+                                .dweight_dtype = plan->dtype};
 }
 
 int64_t td_norm_parameter(const td_transformer *model, int64_t layer, td_weight norm)
@@ -372,7 +369,7 @@ float *td_norm_rstd(const td_transformer *model, int64_t layer, td_weight norm)
 
     if (!model->grads)
         return NULL;
-    return td_tensor_at(model, model->plan.config.keep_all ? own : TD_T_RSTD, layer);
+    return td_tensor_at(model, model->plan.config.keep == TD_KEEP_ALL ? own : TD_T_RSTD, layer);
 }
 
 td_status td_norm(td_transformer *model, int64_t layer, td_weight norm, const void *x, void *y)
@@ -401,7 +398,7 @@ td_heads_shape td_heads_shape_of(const td_transformer *model, int64_t pitch)
                             .seq = model->seq,
                             .head_dim = size->d_model / size->heads,
                             .pitch = pitch,
-                            .dtype = model->plan.config.dtype};
+                            .dtype = model->plan.dtype};
 }
 
 /* ---- optimizers ---- */
@@ -421,10 +418,10 @@ static td_status check_gradients(const td_transformer *model)
 td_status td_adamw_range(td_transformer *model, const td_adamw *adamw, bool on_device, int64_t begin,
                          int64_t end)
 {
-    const size_t wide = td_dtype_size(model->plan.wide), narrow = td_dtype_size(model->plan.config.dtype);
+    const size_t wide = td_dtype_size(model->plan.wide), narrow = td_dtype_size(model->plan.dtype);
     const td_adamw_tensors tensors = {.count = end - begin,
                                       .dtype = model->plan.wide,
-                                      .grad_dtype = model->plan.config.dtype,
+                                      .grad_dtype = model->plan.dtype,
                                       .p = model->params + (size_t)begin * wide,
                                       .g = model->grads + (size_t)begin * narrow,
                                       .m = model->exp_avg + begin,
@@ -535,7 +532,7 @@ td_status td_transformer_sgd(td_transformer *model, float lr)
         goto cleanup;
     }
     TD_TRY(td_device_push_label(model->dev, "optimizer"));
-    status = td_sgd_step(model->dev, lr, model->plan.layout.elements, model->plan.config.dtype, model->params,
+    status = td_sgd_step(model->dev, lr, model->plan.layout.elements, model->plan.dtype, model->params,
                          model->grads);
     TD_TRY(td_pop_after(model->dev, status));
     model->progress = TD_AT_START;

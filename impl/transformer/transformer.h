@@ -34,29 +34,27 @@ typedef enum td_model_use {
     TD_MODEL_TRAINING       /* and the AdamW moments */
 } td_model_use;
 
+/** What forward keeps for backward, which computes the rest again. Inference ignores it. */
+typedef enum td_keep {
+    TD_KEEP_MOST = 0, /* all but the norms' outputs and silu(gate) * up */
+    TD_KEEP_ALL /* Everything: a shorter step, for batch * context * (2 d_model + d_ff) elements of the products' type more in
+                 * the activations of a layer, batch * context * d_model for ln_final, and with each norm's output
+                 * batch * context of f32. Scratch shrinks; but where updates along the backward pass wait for up to three
+                 * more layers' it grows by some 6 * batch * context * d_model elements for each of these. */
+} td_keep;
+
 typedef struct td_transformer_config {
     td_model_size size;
     int64_t batch, context; /* the largest that forward will be given; the plan is made for these */
-    td_dtype dtype;         /* of parameters, gradients and activations; AdamW's moments are f32 */
+    td_precision precision; /* of gradients and activations: that of its products; AdamW's moments are f32 */
     const char *attention;  /* "naive" or "flash" */
     td_model_use use;
     double rope_theta; /* 0: 10,000 */
-
-    /* Mixed precision, beside a 16-bit dtype: parameters, the residual stream and every reduction are f32; products read
-     * a copy of the parameters in dtype, which AdamW writes along; gradients are dtype. (PyTorch's autocast.) */
-    bool mixed;
-    bool tf32; /* beside TD_F32: products round their inputs to TF32. CUDA only */
+    td_keep keep;
 
     /* Gradients share memory with the activations that backward has done with: they are lost with the next forward, and
      * backward cannot accumulate. */
     bool transient_gradients;
-
-    /* Backward reads all that forward computed, in place of computing the norms' outputs and silu(gate) up again: a shorter step,
-     * for batch context (2 d_model + d_ff) elements of dtype more in the activations of a layer, and as ln_final's norm is kept too,
-     * batch context d_model; with each norm's output batch context of f32. Scratch shrinks; but where updates along the backward
-     * pass wait for up to three more layers' it grows by some 6 batch context d_model elements of dtype for each of these.
-     * Inference ignores it. */
-    bool keep_all;
 } td_transformer_config;
 
 typedef struct td_transformer td_transformer;
@@ -64,8 +62,8 @@ typedef struct td_transformer td_transformer;
 /** Plans and allocates a model on dev, which must outlive it; it has no weights until init or refresh.
  *
  * TD_BAD_ARGUMENT: a NULL, an extent below 1, heads that do not divide d_model, an odd head size, an unknown
- * attention, dtype or use, a rope_theta that is negative or not finite, a product beyond 2^63 - 1. TD_UNSUPPORTED: a
- * dtype or head size that dev cannot serve. TD_NO_MEMORY. *out is then NULL. */
+ * attention, precision, keep or use, a rope_theta that is negative or not finite, a product beyond 2^63 - 1. TD_UNSUPPORTED: a
+ * precision or head size that dev cannot serve. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_transformer_create(td_device *dev, const td_transformer_config *config,
                                        td_transformer **out);
 TD_API void td_transformer_destroy(td_transformer *model); /* accepts NULL */
@@ -82,8 +80,8 @@ typedef struct td_parameter {
     int64_t rows, cols; /* cols is 0 for a vector */
     int64_t numel;
     int64_t offset;      /* of its first element in the block of weights */
-    td_dtype dtype;      /* of data: config.dtype, or f32 in mixed precision */
-    td_dtype grad_dtype; /* of grad: config.dtype */
+    td_dtype dtype;      /* of data: that of the precision's weights */
+    td_dtype grad_dtype; /* of grad: that of its products */
     void *data;          /* on the device, row-major; after writing there, call td_transformer_refresh */
     void *grad;          /* likewise; NULL for inference */
     float *exp_avg;      /* the first moment; NULL unless training */
@@ -170,7 +168,7 @@ TD_API td_status td_transformer_adamw_on_device(td_transformer *model, td_adamw 
 
 /** Backward (without accumulation) and the AdamW step in one. The gradients are used up: `grad` of a parameter is undefined
  * behind it. In mixed precision, large weights are updated by the kernel that computes their gradients, which are then stored
- * nowhere (td_linear_adamw_update), a layer's together when its backward pass is through; with keep_all up to four layers'
+ * nowhere (td_linear_adamw_update), a layer's together when its backward pass is through; with TD_KEEP_ALL up to four layers'
  * together, as long as they have at most 192 Mi weights. Where that does not pay for the layers, parameters are updated on a second
  * stream as soon as nothing reads them any more, beside the products of the layers before, if dev has streams. adamw is as in
  * td_transformer_adamw or, with `on_device`, as in td_transformer_adamw_on_device. The result is that of the two calls but for the

@@ -156,7 +156,9 @@ typedef struct td_attend {
 typedef struct td_plan {
     td_transformer_config config; /* with defaults filled in; `attention` is the implementation's own name */
     const td_attend *attend;
-    td_dtype wide; /* of parameters and the residual stream: dtype, or f32 in mixed precision */
+    td_dtype dtype; /* of products, activations and gradients */
+    td_dtype wide;  /* of parameters and the residual stream: dtype, or f32 in mixed precision */
+    bool mixed;     /* they are two */
     td_layout layout;
     int64_t group; /* layers of a fused update; above 1, what its products read is there until it comes */
     size_t bytes[TD_TENSORS];  /* 0: the model has no such tensor */
@@ -275,12 +277,10 @@ td_status td_pop_after(td_device *dev, td_status status);
 
 /* The three products of a linear layer, x [tokens, d_in], W [d_out, d_in], y [tokens, d_out]:
  *   y = x W^T,   dw = beta dw + dy^T x,   dx = dy W. */
-td_gemm_shape td_linear_forward_shape(const td_transformer_config *config, int64_t tokens, int64_t d_in,
-                                      int64_t d_out);
-td_gemm_shape td_linear_weight_grad_shape(const td_transformer_config *config, int64_t tokens, int64_t d_in,
-                                          int64_t d_out, float beta);
-td_gemm_shape td_linear_input_grad_shape(const td_transformer_config *config, int64_t tokens, int64_t d_in,
-                                         int64_t d_out);
+td_gemm_shape td_linear_forward_shape(const td_plan *plan, int64_t tokens, int64_t d_in, int64_t d_out);
+td_gemm_shape td_linear_weight_grad_shape(const td_plan *plan, int64_t tokens, int64_t d_in, int64_t d_out,
+                                          float beta);
+td_gemm_shape td_linear_input_grad_shape(const td_plan *plan, int64_t tokens, int64_t d_in, int64_t d_out);
 
 /* And on the tokens of the model's step. */
 td_status td_linear_forward(td_transformer *model, int64_t d_in, int64_t d_out, const void *x, const void *w,

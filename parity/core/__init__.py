@@ -53,9 +53,9 @@ c                libtandem. `c.td_xyz(...)` calls the function of that name; a t
     c.on                                    what parity.core.device says of it: c.on.kind, c.on.synchronize()
     c.struct("td_x_shape", case, field=...) a struct whose fields are filled by name: keywords first, then the
                                             case's keys, else 0. "bf16" becomes TD_BF16, and so for every enum
-                                            ("course2025" -> TD_ADAMW_COURSE2025); "tf32" becomes TD_F32 and sets the
-                                            field tf32, "bf16_mixed" TD_BF16 and mixed. A nested struct takes the same
-                                            case, or a dict given by keyword
+                                            ("course2025" -> TD_ADAMW_COURSE2025); of "tf32" and "bf16_mixed" a td_dtype
+                                            becomes TD_F32 and TD_BF16, a field tf32 is set, and a td_precision says
+                                            all of it. A nested struct takes the same case, or a dict given by keyword
     c.value("td_x_work_bytes", c.device, desc)   calls a function that ends in an `out` pointer, returns what it got
     c.create("td_transformer_create", c.device, config)   likewise; its _destroy runs when the case is over, or with
                                             c.destroy(object)

@@ -32,7 +32,7 @@ POINTEES = {
 }
 
 # dtypes of cases that are more than a td_dtype: the fields that say the same in a struct of C.
-WAYS = {"tf32": {"dtype": "f32", "tf32": True}, "bf16_mixed": {"dtype": "bf16", "mixed": True}}
+WAYS = {"tf32": {"dtype": "f32", "tf32": True}, "bf16_mixed": {"dtype": "bf16"}, "f16_mixed": {"dtype": "f16"}}
 
 
 class TandemError(RuntimeError):
@@ -183,7 +183,8 @@ class Session:
 
     def enum(self, kind: str, name: str) -> int:
         """The constant of an enum whose last words are `name`: enum("td_dtype", "bf16") is TD_BF16."""
-        name = WAYS.get(name, {"dtype": name})["dtype"]
+        if kind == "td_dtype":
+            name = WAYS.get(name, {"dtype": name})["dtype"]
         elements = self.ffi.typeof(kind).relements
         found = [value for element, value in elements.items() if element.endswith(f"_{name.upper()}")]
         if len(found) != 1:
@@ -195,7 +196,8 @@ class Session:
     def struct(self, kind: str, case: Mapping | Any = None, **fields: Any):
         """A struct filled by name from keywords, then from the case; what neither has is 0."""
         keys = dict(getattr(case, "keys", None) or {}) if not isinstance(case, Mapping) else dict(case)
-        keys |= WAYS.get(keys.get("dtype"), {})
+        if "dtype" in keys:
+            keys |= {"precision": keys["dtype"]} | WAYS.get(keys["dtype"], {})
         pointer = self.ffi.new(f"{kind} *")
         names = {name for name, _ in self.ffi.typeof(kind).fields}
         unknown = set(fields) - names

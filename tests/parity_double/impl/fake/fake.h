@@ -60,6 +60,14 @@ td_status td_cpu_set_threads(int threads);
 
 typedef enum td_fake_order { TD_FAKE_COURSE2025 = 0, TD_FAKE_TORCH = 7 } td_fake_order;
 
+typedef enum td_fake_precision {
+    TD_FAKE_F32 = 0,
+    TD_FAKE_TF32,
+    TD_FAKE_F16,
+    TD_FAKE_BF16,
+    TD_FAKE_BF16_MIXED
+} td_fake_precision;
+
 typedef struct td_fake_size {
     int64_t layers, heads;
 } td_fake_size;
@@ -69,7 +77,8 @@ typedef struct td_fake_shape {
     td_dtype dtype;
     td_fake_order order;
     float factor; /* 0: 0.5 */
-    bool causal, tf32, mixed;
+    td_fake_precision precision;
+    bool causal, tf32;
     const char *attention;
     td_fake_size size;
 } td_fake_shape;
