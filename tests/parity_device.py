@@ -287,7 +287,9 @@ class Turns(unittest.TestCase):
             shape = c.struct("td_fake_shape", Case("d", count=3, dtype="tf32"))
             self.assertEqual((shape.dtype, shape.tf32, shape.precision), (c.TD_F32, True, c.TD_FAKE_TF32))
             shape = c.struct("td_fake_shape", Case("d", count=3, dtype="bf16_mixed"))
-            self.assertEqual((shape.dtype, shape.tf32, shape.precision), (c.TD_BF16, False, c.TD_FAKE_BF16_MIXED))
+            self.assertEqual(
+                (shape.dtype, shape.tf32, shape.precision), (c.TD_BF16, False, c.TD_FAKE_BF16_MIXED)
+            )
             self.assertEqual(c.enum("td_dtype", "tf32"), c.TD_F32)
         draw = Draw("case")
         self.assertEqual(draw.normal("x", (3,), "tf32").dtype, torch.float32)

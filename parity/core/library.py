@@ -32,7 +32,11 @@ POINTEES = {
 }
 
 # dtypes of cases that are more than a td_dtype: the fields that say the same in a struct of C.
-WAYS = {"tf32": {"dtype": "f32", "tf32": True}, "bf16_mixed": {"dtype": "bf16"}, "f16_mixed": {"dtype": "f16"}}
+WAYS = {
+    "tf32": {"dtype": "f32", "tf32": True},
+    "bf16_mixed": {"dtype": "bf16"},
+    "f16_mixed": {"dtype": "f16"},
+}
 
 
 class TandemError(RuntimeError):
