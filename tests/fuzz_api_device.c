@@ -445,6 +445,14 @@ API(td_device_history_begin)
     return status;
 }
 
+API(td_device_history_running)
+{
+    const td_device *asked = td_fuzz_chance(50) ? api_dev : NULL;
+
+    assert_false(td_device_history_running(asked));
+    return TD_OK;
+}
+
 API(td_device_history_end)
 {
     if (draw_history() != 1)

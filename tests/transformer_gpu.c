@@ -374,7 +374,7 @@ static void shorter_steps_have_their_scratch(void **state)
         .size = {.d_model = 2048, .d_ff = 64, .layers = 1, .heads = 16, .vocab = 64},
         .batch = 1,
         .context = 8192,
-        .dtype = TD_BF16,
+        .precision = TD_PRECISION_BF16,
         .attention = "flash",
         .use = TD_MODEL_INFERENCE};
     td_transformer *model;

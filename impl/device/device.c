@@ -589,6 +589,11 @@ cleanup:
     return status;
 }
 
+bool td_device_history_running(const td_device *dev)
+{
+    return dev && dev->history.running;
+}
+
 td_status td_device_history_end(td_device *dev)
 {
     td_status status = TD_OK;

@@ -170,6 +170,9 @@ typedef struct td_memory_event {
  * are counted, not kept, and the run goes on. TD_BAD_ARGUMENT: NULL, capacity below 1. TD_NO_MEMORY. */
 TD_API td_status td_device_history_begin(td_device *dev, int64_t capacity);
 
+/** Whether a history is running, so that nobody need name what would not be recorded. False for NULL. */
+TD_API bool td_device_history_running(const td_device *dev);
+
 /** Stops recording; the events stay readable until the next begin or close. TD_BAD_STATE: none is running. */
 TD_API td_status td_device_history_end(td_device *dev);
 

@@ -184,6 +184,22 @@ cleanup:
     return status;
 }
 
+/** The plan has room for the step: asked once for steps of one shape, as long as the number of threads stays. */
+static td_status check_room(td_transformer *model, int64_t batch, int64_t seq)
+{
+    const int threads = td_cpu_threads();
+    td_status status = TD_OK;
+
+    if (batch == model->planned.batch && seq == model->planned.seq && threads == model->planned.threads)
+        goto cleanup;
+    TD_TRY(td_plan_check(model->dev, &model->plan, batch, seq));
+    model->planned.batch = batch;
+    model->planned.seq = seq;
+    model->planned.threads = threads;
+cleanup:
+    return status;
+}
+
 td_status td_transformer_forward(td_transformer *model, const int64_t *ids, int64_t batch, int64_t seq,
                                  const void **logits)
 {
@@ -199,7 +215,7 @@ td_status td_transformer_forward(td_transformer *model, const int64_t *ids, int6
         status = td_fail(TD_BAD_STATE, "the model has no weights: init it, or write them and call refresh");
         goto cleanup;
     }
-    TD_TRY(td_plan_check(model->dev, &model->plan, batch, seq));
+    TD_TRY(check_room(model, batch, seq));
     TD_TRY(td_device_push_label(model->dev, "forward"));
     status = td_hooks_begin(model->hooks, TD_PASS_FORWARD, false);
     if (status == TD_OK)

@@ -48,6 +48,9 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
     model->group = 1;
     TD_TRY(td_plan_make(dev, config, &model->plan));
     planned = &model->plan.config;
+    model->planned.batch = planned->batch;
+    model->planned.seq = planned->context;
+    model->planned.threads = td_cpu_threads();
 
     count = td_transformer_parameter_count(model);
     TD_TRY(host_array("parameters", count, sizeof *model->parameters, &block));
@@ -178,6 +181,8 @@ td_status td_tensor_live(td_transformer *model, td_tensor tensor, int64_t layer)
 {
     char name[64];
 
+    if (!td_device_history_running(model->dev))
+        return TD_OK;
     td_tensor_name(&model->plan, tensor, layer, name, sizeof name);
     return td_device_note_live(model->dev, name, td_tensor_at(model, tensor, layer),
                                model->plan.bytes[tensor]);
@@ -187,6 +192,8 @@ td_status td_tensor_dead(td_transformer *model, td_tensor tensor, int64_t layer)
 {
     char name[64];
 
+    if (!td_device_history_running(model->dev))
+        return TD_OK;
     td_tensor_name(&model->plan, tensor, layer, name, sizeof name);
     return td_device_note_dead(model->dev, name, td_tensor_at(model, tensor, layer),
                                model->plan.bytes[tensor]);
@@ -225,31 +232,40 @@ int64_t td_group_end(const td_transformer *model, int64_t layer)
     return end < layers ? end : layers;
 }
 
-td_status td_step_enter(td_transformer *model, td_step step, int64_t layer)
+/** `from` of the model's layer ends, and `to` of `layer` begins. */
+static td_status note_step(td_transformer *model, td_step from, td_step to, int64_t layer)
 {
     /* Of how many layers the step that ends here was the last. */
     const int64_t end =
-        model->step == TD_STEP_ATTN_WEIGHT_GRAD ? td_group_end(model, model->layer) : model->layer + 1;
+        from == TD_STEP_ATTN_WEIGHT_GRAD ? td_group_end(model, model->layer) : model->layer + 1;
     td_status status = TD_OK;
 
-    for (int i = TD_T_INPUT; i < TD_TENSORS; i++) {
+    for (int i = TD_T_INPUT; i < TD_TENSORS && from != TD_STEP_NONE; i++) {
         td_step first, last;
         if (model->plan.bytes[i] == 0)
             continue;
         td_tensor_life(&model->plan, (td_tensor)i, &first, &last);
-        if (last != model->step || model->step == TD_STEP_NONE)
-            continue;
-        for (int64_t done = model->layer; done < end; done++)
+        for (int64_t done = model->layer; done < end && last == from; done++)
             TD_TRY(td_tensor_dead(model, (td_tensor)i, done));
     }
-    for (int i = TD_T_INPUT; i < TD_TENSORS; i++) {
+    for (int i = TD_T_INPUT; i < TD_TENSORS && to != TD_STEP_NONE; i++) {
         td_step first, last;
         if (model->plan.bytes[i] == 0)
             continue;
         td_tensor_life(&model->plan, (td_tensor)i, &first, &last);
-        if (first == step && step != TD_STEP_NONE)
+        if (first == to)
             TD_TRY(td_tensor_live(model, (td_tensor)i, layer));
     }
+cleanup:
+    return status;
+}
+
+td_status td_step_enter(td_transformer *model, td_step step, int64_t layer)
+{
+    td_status status = TD_OK;
+
+    if (td_device_history_running(model->dev))
+        TD_TRY(note_step(model, model->step, step, layer));
     model->step = step;
     model->layer = layer;
 cleanup:

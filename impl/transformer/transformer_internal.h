@@ -212,7 +212,11 @@ struct td_transformer {
     td_progress progress;
     bool grads_lost; /* some used up; or transient, and a forward came since backward, or no backward yet */
     int64_t batch, seq; /* of the last forward */
-    td_step step;       /* being run, for the memory history */
+    struct {
+        int64_t batch, seq;
+        int threads;
+    } planned;    /* the step that was last found to have room */
+    td_step step; /* being run, for the memory history */
     int64_t layer;
     int64_t group; /* layers whose weights' products backward brings together */
 };
