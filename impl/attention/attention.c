@@ -138,7 +138,8 @@ static td_status make_plan(td_device *dev, const td_attention_shape *shape, plan
 
     p.rows = rows;
     p.matrix = (size_t)bytes;
-    p.matrix_step = p.backward_gemm > 0 ? (p.matrix + 255) / 256 * 256 : p.matrix;
+    p.matrix_step =
+        p.backward_gemm > 0 ? (p.matrix + TD_ALIGNMENT - 1) / TD_ALIGNMENT * TD_ALIGNMENT : p.matrix;
     *out = p;
 cleanup:
     return status;
@@ -202,7 +203,7 @@ td_status td_attention_naive_forward(td_device *dev, const td_attention_shape *s
     TD_CHECK(o, "o is NULL");
     TD_CHECK(saved, "saved is NULL");
     TD_CHECK(work || p.forward_gemm == 0, "work is NULL, needs %zu bytes", p.forward_gemm);
-    TD_CHECK((uintptr_t)work % 256 == 0, "work is %p, needs a multiple of 256", work);
+    TD_CHECK((uintptr_t)work % TD_ALIGNMENT == 0, "work is %p, needs a multiple of %d", work, TD_ALIGNMENT);
 
     const td_softmax_shape softmax = softmax_of(&p);
     TD_TRY(multiply(dev, &p.scores, q, k, saved, work));
@@ -232,7 +233,7 @@ td_status td_attention_naive_backward(td_device *dev, const td_attention_shape *
     TD_CHECK(dk, "dk is NULL");
     TD_CHECK(dv, "dv is NULL");
     TD_CHECK(work, "work is NULL, needs %zu bytes", p.matrix_step + p.backward_gemm);
-    TD_CHECK((uintptr_t)work % 256 == 0, "work is %p, needs a multiple of 256", work);
+    TD_CHECK((uintptr_t)work % TD_ALIGNMENT == 0, "work is %p, needs a multiple of %d", work, TD_ALIGNMENT);
 
     /* dP, then dS in its place. The scale of the scores goes into dS, so it reaches both dQ and dK. */
     void *const dscores = work;

@@ -34,7 +34,10 @@ TD_API td_device_kind td_device_kind_of(const td_device *dev);
 TD_API const char *td_device_name(const td_device *dev);  /* "cpu" or "cuda:<index>" */
 TD_API const char *td_device_model(const td_device *dev); /* "NVIDIA H200"; "" for the CPU */
 
-/** A block of `bytes`, 256-byte aligned, its contents undefined. bytes may be 0: the block then has an address of
+/** Every block of a device begins on a multiple of so many bytes, and so does the scratch that operations take. */
+#define TD_ALIGNMENT 256
+
+/** A block of `bytes`, on a multiple of TD_ALIGNMENT, its contents undefined. bytes may be 0: the block then has an address of
  * its own and no room. TD_BAD_ARGUMENT: a NULL. TD_NO_MEMORY, naming bytes and what is in use; *out is NULL. */
 TD_API td_status td_device_alloc(td_device *dev, size_t bytes, void **out);
 

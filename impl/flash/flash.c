@@ -81,7 +81,7 @@ static td_status check_work(const void *work, size_t bytes)
 
     TD_CHECK(work || bytes == 0, "work is NULL, needs %zu bytes", bytes);
     /* The vectors of the kernels want 64; 256 is what attention.h promises of any implementation. */
-    TD_CHECK((uintptr_t)work % 256 == 0, "work is %p, needs a multiple of 256", work);
+    TD_CHECK((uintptr_t)work % TD_ALIGNMENT == 0, "work is %p, needs a multiple of %d", work, TD_ALIGNMENT);
 cleanup:
     return status;
 }

@@ -110,7 +110,8 @@ static inline td_status check_work(const void *work, size_t bytes)
     td_status status = TD_OK;
 
     TD_CHECK(work || bytes == 0, "work is NULL, needs %zu bytes", bytes);
-    TD_CHECK(bytes == 0 || (uintptr_t)work % 256 == 0, "work is %p, needs a multiple of 256", work);
+    TD_CHECK(bytes == 0 || (uintptr_t)work % TD_ALIGNMENT == 0, "work is %p, needs a multiple of %d", work,
+             TD_ALIGNMENT);
 cleanup:
     return status;
 }

@@ -26,8 +26,6 @@ static const struct {
     {TD_W_W1, false}, {TD_W_W3, true}, {TD_W_W2, false},
 };
 
-#define ALIGNMENT 256
-
 int64_t td_p_layer(int64_t layer, td_weight weight)
 {
     return 1 + layer * TD_WEIGHTS + weight;
@@ -77,7 +75,7 @@ cleanup:
 
 td_status td_layout_make(const td_model_size *size, td_dtype dtype, td_layout *out)
 {
-    const int64_t alignment = ALIGNMENT / (int64_t)td_dtype_size(dtype);
+    const int64_t alignment = TD_ALIGNMENT / (int64_t)td_dtype_size(dtype);
     const char *what = "parameters";
     int64_t table, products[2], layers, norms, end = 0, layer_end = 0, layer_numel = 2 * size->d_model;
     td_layout layout = {0};

@@ -99,8 +99,6 @@ static const struct {
     [TD_T_NORM1_GRAD] = {"ln1.output.grad", EXTENT_MODEL, TD_STEP_QKV_GRAD, TD_STEP_NONE, TD_STEP_NORM1_GRAD},
 };
 
-#define ALIGNMENT 256
-
 static bool in_layer(td_step step)
 {
     return (step >= TD_STEP_QKV && step <= TD_STEP_ADD) ||
@@ -185,8 +183,8 @@ static td_status aligned_bytes(const char *what, int64_t count, size_t size, siz
     int64_t bytes;
 
     TD_TRY(td_product(what, 2, (int64_t[]){count, (int64_t)size}, &bytes));
-    TD_CHECK(bytes <= INT64_MAX - ALIGNMENT, "%s: %" PRId64 " bytes are beyond 2^63 - 1", what, bytes);
-    *out = ((size_t)bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    TD_CHECK(bytes <= INT64_MAX - TD_ALIGNMENT, "%s: %" PRId64 " bytes are beyond 2^63 - 1", what, bytes);
+    *out = ((size_t)bytes + TD_ALIGNMENT - 1) / TD_ALIGNMENT * TD_ALIGNMENT;
 cleanup:
     return status;
 }
@@ -453,7 +451,7 @@ static void place_gradients(td_plan *plan)
         if (needed > ahead && needed - ahead > begin)
             begin = needed - ahead;
     }
-    plan->gradient_offset = (begin + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    plan->gradient_offset = (begin + TD_ALIGNMENT - 1) / TD_ALIGNMENT * TD_ALIGNMENT;
     const size_t end = plan->gradient_offset + plan->gradient_bytes;
     plan->total.gradients = end > plan->total.activations ? end - plan->total.activations : 0;
 }
