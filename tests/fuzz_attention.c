@@ -57,10 +57,11 @@ static double squared(double x)
     return x * x;
 }
 
-/* Probabilities that are nearly the same are rounded by the same factor: so is a result that they all go into. */
-static double alike(const problem *p, double result)
+/* Numbers of 16 bits that are nearly the same are rounded by the same factor: what they all go into is off by a part of what
+ * its terms come to without their signs. */
+static double alike(const problem *p, td_sum sum)
 {
-    return p->rounds_p ? squared(td_dtype_eps(p->s.dtype) / 2 / TD_ULP_HALF * result / 4) : 0;
+    return p->rounds_p ? squared(td_dtype_eps(p->s.dtype) / 2 / TD_ULP_HALF * sum.terms / 4) : 0;
 }
 
 /* One query's row of scores and probabilities, forward and backward. Errors are of three kinds: those of a key's own, which
@@ -137,7 +138,7 @@ static void row_forward(const problem *a, int64_t matrix, int64_t i, row *r, con
             own += p2 * r->own[j] * squared(v[j * s->head_dim + d] - o.value) +
                    rounding * squared(v[j * s->head_dim + d]);
         }
-        o.square += own + squared(o.value) * (r->sum + 2) + alike(a, o.value);
+        o.square += own + squared(o.value) * (r->sum + 2) + alike(a, sums);
         out->o[place_of_o(s, matrix, i, d)] = o;
     }
 }
@@ -196,7 +197,7 @@ static void row_backward(const problem *a, int64_t matrix, int64_t i, row *r, co
             weighted += r->p[j].value * k[j * width + d];
         dq[d] = td_summed(r->dq[d]);
         dq[d].square += squared(scale * weighted) * delta.square + (common + 2) * squared(dq[d].value) +
-                        alike(a, dq[d].value);
+                        alike(a, r->dq[d]);
     }
 }
 
@@ -230,8 +231,8 @@ static results solve(const problem *a)
     for (int64_t i = 0; i < keys_of(s); i++) { /* the scale's rounding, or a store and its reading */
         out.dk[i] = td_summed(out.dk_sums[i]);
         out.dv[i] = td_summed(out.dv_sums[i]);
-        out.dk[i].square += 2 * squared(out.dk[i].value) + alike(a, out.dk[i].value);
-        out.dv[i].square += 2 * squared(out.dv[i].value) + alike(a, out.dv[i].value);
+        out.dk[i].square += 2 * squared(out.dk[i].value) + alike(a, out.dk_sums[i]);
+        out.dv[i].square += 2 * squared(out.dv[i].value) + alike(a, out.dv_sums[i]);
     }
     free(r.score);
     free(r.p);

@@ -80,7 +80,7 @@ static inline td_estimate td_sqrt_of(td_estimate x)
 typedef struct td_sum {
     double value, squares;     /* S, Q */
     double partials, operands; /* the squares of the partial sums, and of the errors of what was added */
-    double sizes;              /* the partial sums without their signs, added up */
+    double sizes, terms;       /* the partial sums without their signs, added up, and the products */
     double count;
 } td_sum;
 
@@ -93,6 +93,7 @@ static inline void td_accumulate(td_sum *sum, td_estimate a, td_estimate b)
     sum->squares += product * product;
     sum->partials += sum->value * sum->value;
     sum->sizes += fabs(sum->value);
+    sum->terms += fabs(product);
     sum->operands += a.square * b.value * b.value + b.square * a.value * a.value;
     sum->count++;
 }
