@@ -166,7 +166,7 @@ TD_API td_status td_transformer_adamw(td_transformer *model, const td_adamw *ada
  * adamw->step, then reads them. They are checked where the host can look: on the CPU. */
 TD_API td_status td_transformer_adamw_on_device(td_transformer *model, td_adamw *adamw);
 
-/** Backward (without accumulation) and the AdamW step in one. The gradients are used up: `grad` of a parameter is undefined
+/** Backward (without accumulation) and the AdamW step in one; the model's hooks do not hear of it. The gradients are used up: `grad` of a parameter is undefined
  * behind it. In mixed precision, large weights are updated by the kernel that computes their gradients, which are then stored
  * nowhere (td_linear_adamw_update), a layer's together when its backward pass is through; with TD_KEEP_ALL up to four layers'
  * together, as long as they have at most 192 Mi weights. Where that does not pay for the layers, parameters are updated on a second
