@@ -259,6 +259,7 @@ static void free_results(results *out)
 
 static void expect_all(fuzz_tensor *tensor, const td_estimate *values)
 {
+    tensor->shared = true;
     for (int64_t i = 0; i < tensor->count; i++)
         fuzz_expect(tensor, i, values[i]);
 }
@@ -483,7 +484,8 @@ static void plain_attention(const problem *a, mistake wrong, const plain *out)
 static bool accepts(const char *name, td_dtype dtype, const td_estimate *expect, const float *got,
                     int64_t count)
 {
-    fuzz_tensor t = {.name = name, .dtype = dtype, .count = count, .expect = (td_estimate *)expect};
+    fuzz_tensor t = {
+        .name = name, .dtype = dtype, .count = count, .expect = (td_estimate *)expect, .shared = true};
     char text[512];
 
     t.after = malloc((size_t)count * td_dtype_size(dtype));

@@ -35,6 +35,7 @@ typedef struct fuzz_tensor {
     double *x;           /* the elements as they are before the call */
     td_estimate *expect; /* after it; square is below 0 for an element that keeps its bits */
     double *lean;        /* how far all of them may be off beside that in one direction, in u; or NULL */
+    bool shared;         /* its elements have errors in common, as those of attention's rows */
     bool scratch;        /* contents do not matter */
     void *before, *after;
     unsigned char *block; /* where it lies: `lead` bytes, the tensor */
