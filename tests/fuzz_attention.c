@@ -167,7 +167,7 @@ static void row_backward(const problem *a, int64_t matrix, int64_t i, row *r, co
     td_estimate delta = td_summed(products);
     for (int64_t j = 0; j < r->seen; j++)
         through_p += r->p[j].square * squared(r->dp[j].value - delta.value);
-    delta.square += through_p + (a->naive ? r->spread * squared(delta.value) : 0);
+    delta.square += through_p + (a->naive ? r->spread * squared(delta.value) + alike(a, products) : 0);
 
     /* P is made again from lse, which is in f32: an error of the whole row. */
     const double common = r->spread + (a->naive ? 0 : 3 * lse * lse);
