@@ -17,6 +17,7 @@ typedef struct problem {
 typedef struct results {
     td_estimate *o, *lse, *dq, *dk, *dv, *p;
     td_sum *dk_sums, *dv_sums;
+    double *dk_through; /* what goes into dk by the rows' D, without signs: O, or P, may be alike in all rows */
     double *cut; /* what a GPU's matrix units may take away of each lse */
 } results;
 
@@ -59,9 +60,15 @@ static double squared(double x)
 
 /* Numbers of 16 bits that are nearly the same are rounded by the same factor: what they all go into is off by a part of what
  * its terms come to without their signs. */
+static double like_roundings(td_dtype dtype, double terms)
+{
+    return dtype == TD_F32 ? 0 : squared(td_dtype_eps(dtype) / 2 / TD_ULP_HALF * terms / 4);
+}
+
+/* The same where P and dS are such numbers. */
 static double alike(const problem *p, td_sum sum)
 {
-    return p->rounds_p ? squared(td_dtype_eps(p->s.dtype) / 2 / TD_ULP_HALF * sum.terms / 4) : 0;
+    return p->rounds_p ? like_roundings(p->s.dtype, sum.terms) : 0;
 }
 
 /* One query's row of scores and probabilities, forward and backward. Errors are of three kinds: those of a key's own, which
@@ -167,7 +174,8 @@ static void row_backward(const problem *a, int64_t matrix, int64_t i, row *r, co
     td_estimate delta = td_summed(products);
     for (int64_t j = 0; j < r->seen; j++)
         through_p += r->p[j].square * squared(r->dp[j].value - delta.value);
-    delta.square += through_p + (a->naive ? r->spread * squared(delta.value) + alike(a, products) : 0);
+    delta.square += through_p + (a->naive ? r->spread * squared(delta.value) : 0);
+    delta.square += like_roundings(s->dtype, products.terms);
 
     /* P is made again from lse, which is in f32: an error of the whole row. */
     const double common = r->spread + (a->naive ? 0 : 3 * lse * lse);
@@ -186,6 +194,7 @@ static void row_backward(const problem *a, int64_t matrix, int64_t i, row *r, co
         for (int64_t d = 0; d < width; d++) {
             td_accumulate(&r->dq[d], alone, td_exact(k[j * width + d]));
             td_accumulate(&out->dk_sums[first + j * width + d], all, td_exact(q[d]));
+            out->dk_through[first + j * width + d] += fabs(scale * p * q[d]) * products.terms;
             td_accumulate(&out->dv_sums[first + j * width + d], probability,
                           td_exact(a->dout[place_of_o(s, matrix, i, d)]));
         }
@@ -214,7 +223,8 @@ static results solve(const problem *a)
                    .dv = estimates(keys_of(s)),
                    .p = estimates(a->naive ? rows * s->seq_k : 1),
                    .dk_sums = calloc((size_t)keys_of(s), sizeof(td_sum)),
-                   .dv_sums = calloc((size_t)keys_of(s), sizeof(td_sum))};
+                   .dv_sums = calloc((size_t)keys_of(s), sizeof(td_sum)),
+                   .dk_through = calloc((size_t)keys_of(s), sizeof(double))};
     row r = {.score = estimates(s->seq_k),
              .p = estimates(s->seq_k),
              .dp = estimates(s->seq_k),
@@ -222,7 +232,7 @@ static results solve(const problem *a)
              .own = malloc((size_t)s->seq_k * sizeof(double)),
              .cut = malloc((size_t)s->seq_k * sizeof(double))};
 
-    assert_true(out.cut && out.dk_sums && out.dv_sums && r.dq && r.own && r.cut);
+    assert_true(out.cut && out.dk_sums && out.dv_sums && out.dk_through && r.dq && r.own && r.cut);
     for (int64_t matrix = 0; matrix < s->batch * s->heads; matrix++)
         for (int64_t i = 0; i < s->seq; i++) {
             row_forward(a, matrix, i, &r, &out);
@@ -231,7 +241,8 @@ static results solve(const problem *a)
     for (int64_t i = 0; i < keys_of(s); i++) { /* the scale's rounding, or a store and its reading */
         out.dk[i] = td_summed(out.dk_sums[i]);
         out.dv[i] = td_summed(out.dv_sums[i]);
-        out.dk[i].square += 2 * squared(out.dk[i].value) + alike(a, out.dk_sums[i]);
+        out.dk[i].square += 2 * squared(out.dk[i].value) + alike(a, out.dk_sums[i]) +
+                            like_roundings(s->dtype, out.dk_through[i]);
         out.dv[i].square += 2 * squared(out.dv[i].value) + alike(a, out.dv_sums[i]);
     }
     free(r.score);
@@ -241,8 +252,10 @@ static results solve(const problem *a)
     free(r.cut);
     free(r.dq);
     free(out.dk_sums);
+    free(out.dk_through);
     free(out.dv_sums);
     out.dk_sums = out.dv_sums = NULL;
+    out.dk_through = NULL;
     return out;
 }
 
