@@ -2,8 +2,8 @@
  *
  * For a sum that norm is Gamma, the root of the sum of the squared partial sums: the error of an f32 sum is within a few
  * u Gamma (Hallman and Ipsen, arXiv 2107.01604; README.md, "Parity"). Gamma belongs to an order of the terms, and now and
- * then one order's is far below another's, so that here it is that of one term after the other or, if that is larger, the
- * mean over all orders. With S the sum of k terms and Q that of their squares, j terms in random order have the mean square
+ * then one order's is far below another's, so that here it is that of one term after the other or, if that is larger, twice
+ * the mean of Gamma^2 over all orders: how a library adds is not known. With S the sum of k terms and Q that of their squares, j terms in random order have the mean square
  * (j / k) Q + j (j - 1) / (k (k - 1)) (S^2 - Q), and these come to Gamma^2 = (k + 1) (Q / 6 + S^2 / 3).
  *
  * The same is carried through a formula of several operations: each adds the square of its own result, and the errors of its
@@ -102,7 +102,7 @@ static inline td_estimate td_summed(td_sum sum)
 {
     const double mean = (sum.count + 1) * (sum.squares / 6 + sum.value * sum.value / 3);
 
-    return (td_estimate){sum.value, sum.operands + fmax(sum.partials, mean)};
+    return (td_estimate){sum.value, sum.operands + fmax(sum.partials, 2 * mean)};
 }
 
 /** How much of a sum, in units of u, a GPU's matrix units take away by cutting off where others round. They add some 16
