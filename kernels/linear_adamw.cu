@@ -1,20 +1,23 @@
-/* dW = dy^T x on Hopper's tensor cores, and beside the products of the next tile the AdamW step on the last one, whose gradient
- * never leaves the multiprocessor. The step is bound by memory and the products by arithmetic: together they take little longer than
- * the longer of the two.
+/* dW = dy^T x on Hopper's tensor cores, and beside the products of the next tile the AdamW step on the last
+ * one, whose gradient never leaves the multiprocessor. The step is bound by memory and the products by
+ * arithmetic: together they take little longer than the longer of the two.
  *
- * A block has four warpgroups. Two multiply, 64 x 192 of the tile each, and leave their sums, rounded, in shared memory. Of the other
- * eight warps one has the copy engine bring dy and x, 32 tokens at a time, and six take the sums and update the weights, reading
- * memory ahead. Two blocks make a cluster, one tile above the other: each brings half of x's tokens for both.
+ * A block has four warpgroups. Two multiply, 64 x 192 of the tile each, and leave their sums, rounded, in
+ * shared memory. Of the other eight warps one has the copy engine bring dy and x, 32 tokens at a time, and
+ * six take the sums and update the weights, reading memory ahead. Two blocks make a cluster, one tile above
+ * the other: each brings half of x's tokens for both.
  *
- * Of w1 and w3 of 2.7B (H200, November 2026) the products alone take 320 us, their operands alone 277, the updates alone 406, the
- * latter two together 500 and all of it 490: the updates wait for what dy and x take of the way from the cache. Tiles of 256 columns
- * bring less (235 us), but their sums leave 96 registers to the warps that update, which take 492 us; clusters of 2 x 2 bring less yet,
- * but an H200 runs 30 of them at a time, which leaves twelve multiprocessors idle (324 us); tiles of 64 x 384 bring more.
+ * Of w1 and w3 of 2.7B (H200, November 2026) the products alone take 320 us, their operands alone 277, the
+ * updates alone 406, the latter two together 500 and all of it 490: the updates wait for what dy and x take
+ * of the way from the cache. Tiles of 256 columns bring less (235 us), but their sums leave 96 registers to
+ * the warps that update, which take 492 us; clusters of 2 x 2 bring less yet, but an H200 runs 30 of them at
+ * a time, which leaves twelve multiprocessors idle (324 us); tiles of 64 x 384 bring more.
  *
- * A launch takes several layers, one after the other: when it begins there is nothing yet to update, and when it ends nothing to
- * multiply, and that is better paid for once. But in a long launch blocks drift apart: the four products of 2.7B's layer take 985 us,
- * and four such layers in one launch 1,118 each. With tiles handed out by a counter, or with clusters that wait for each other at every
- * first, second or fourth tile, they take 1,035, and launches of one layer 1 to 2 % longer. */
+ * A launch takes several layers, one after the other: when it begins there is nothing yet to update, and when
+ * it ends nothing to multiply, and that is better paid for once. But in a long launch blocks drift apart: the
+ * four products of 2.7B's layer take 985 us, and four such layers in one launch 1,118 each. With tiles handed
+ * out by a counter, or with clusters that wait for each other at every first, second or fourth tile, they
+ * take 1,035, and launches of one layer 1 to 2 % longer. */
 #include "kernels/linear_adamw.h"
 
 #include "kernels/tile/adamw.cuh"
@@ -63,7 +66,8 @@ template <typename P, typename T> struct batch {
     int count, end; /* layers, pairs of all */
 };
 
-/* The cluster's pairs of tiles, in an order that keeps those which run together close: they share dy and x in the cache. */
+/* The cluster's pairs of tiles, in an order that keeps those which run together close: they share dy and x in
+ * the cache. */
 template <typename P, typename T> struct tiles {
     static constexpr int GROUPED = 8;
     const batch<P, T> &all;
@@ -191,8 +195,8 @@ __device__ void multiply(shared_memory<T> &shared, const batch<P, T> &all, int h
 
 /* ---- the warps that update ---- */
 
-/* Around the first cache, as every byte of the weights and their moments is used once a step. To have them leave the second one
- * early (.cs) takes 3 % longer. */
+/* Around the first cache, as every byte of the weights and their moments is used once a step. To have them
+ * leave the second one early (.cs) takes 3 % longer. */
 template <typename T> __device__ pack<T, 4> load_once(const T *array)
 {
     using piece = word<4 * sizeof(T)>;
@@ -272,7 +276,8 @@ template <typename P, typename T> struct part {
             }
     }
 
-    /* Eight chains of arithmetic fill each other's waits. `grads` are those of the thread's first row and columns. */
+    /* Eight chains of arithmetic fill each other's waits. `grads` are those of the thread's first row and
+     * columns. */
     __device__ void update(const adamw_constants &k, int index, const T *grads, piece<P> &mine) const
     {
         const int at = index * step;
@@ -306,18 +311,18 @@ template <typename P, typename T> struct part {
     }
 };
 
-/* One piece is on its way from memory while the other is updated, each brought with all its loads at once: a warp waits for loads by
- * one of six counters, and where younger loads have joined an older one's it waits for them too. */
+/* One piece is on its way from memory while the other is updated, each brought with all its loads at once: a
+ * warp waits for loads by one of six counters, and where younger loads have joined an older one's it waits
+ * for them too. */
 template <typename P, typename T>
-__device__ void update(shared_memory<T> &shared, const batch<P, T> &all, int thread, adamw_constants k,
-                       const td_adamw *on_device)
+__device__ void update(shared_memory<T> &shared, const batch<P, T> &all, int thread, const td_adamw *adamw,
+                       const td_update_state *state)
 {
     const int grads_at = thread / QUADS * PITCH + thread % QUADS * 4;
     piece<P> a = {}, b = {};
     ring<1> turn;
 
-    if (on_device)
-        k = constants_of(*on_device);
+    const adamw_constants k = constants_of(*adamw, *state);
     tiles<P, T> tile(all);
     part<P, T> now(tile, 0, thread);
     now.bring(0, a);
@@ -355,8 +360,8 @@ __device__ void update(shared_memory<T> &shared, const batch<P, T> &all, int thr
 
 template <typename P, typename T>
 __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
-    td_linear_adamw_update(const __grid_constant__ batch<P, T> all, adamw_constants k,
-                           const td_adamw *on_device)
+    td_linear_adamw_update(const __grid_constant__ batch<P, T> all, const td_adamw *adamw,
+                           const td_update_state *state)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -372,8 +377,8 @@ __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
             barrier_init(&shared.full[i], 1);
             barrier_init(&shared.empty[i], CLUSTER * 2 * WARPS); /* whoever multiplies, in both blocks */
         }
-        /* Every thread that writes or reads the gradient, though a warp's first lane could arrive for all of it in the same time:
-         * compute-sanitizer takes the others' accesses for races. */
+        /* Every thread that writes or reads the gradient, though a warp's first lane could arrive for all of
+         * it in the same time: compute-sanitizer takes the others' accesses for races. */
         for (int i = 0; i < 2; i++) {
             barrier_init(&shared.grads_full[i], GROUP);
             barrier_init(&shared.grads_empty[i], 32 * UPDATERS);
@@ -384,7 +389,7 @@ __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
     if (group < 2)
         multiply(shared, all, group);
     else if (server < 32 * UPDATERS)
-        update(shared, all, server, k, on_device);
+        update(shared, all, server, adamw, state);
     else if (server == 2 * GROUP - 32)
         bring(shared, all);
     __syncwarp();
@@ -429,8 +434,8 @@ bool map_matrix(map_encoder encode, const void *matrix, int64_t tokens, int64_t 
 }
 
 template <typename P, typename T>
-cudaError_t launch(cudaStream_t stream, int multiprocessors, const td_adamw *adamw, bool on_device, int count,
-                   const td_linear_adamw *given)
+cudaError_t launch(cudaStream_t stream, int multiprocessors, const td_adamw *adamw,
+                   const td_update_state *state, int count, const td_linear_adamw *given)
 {
     constexpr int BYTES = (int)sizeof(shared_memory<T>);
     const map_encoder encode = find_map_encoder();
@@ -457,8 +462,8 @@ cudaError_t launch(cudaStream_t stream, int multiprocessors, const td_adamw *ada
             return cudaErrorNotSupported;
     }
     td_linear_adamw_update<P, T>
-        <<<(unsigned)(CLUSTER * (all.end < most ? all.end : most)), THREADS, BYTES, stream>>>(
-            all, on_device ? adamw_constants() : constants_of(*adamw), on_device ? adamw : nullptr);
+        <<<(unsigned)(CLUSTER * (all.end < most ? all.end : most)), THREADS, BYTES, stream>>>(all, adamw,
+                                                                                              state);
     return cudaGetLastError();
 }
 
@@ -484,13 +489,13 @@ bool td_cuda_linear_adamw_pays(int multiprocessors, int count, const td_linear_a
 }
 
 cudaError_t td_cuda_linear_adamw(cudaStream_t stream, int multiprocessors, const td_adamw *adamw,
-                                 bool on_device, int count, const td_linear_adamw *layers)
+                                 const td_update_state *state, int count, const td_linear_adamw *layers)
 {
     const bool wide = layers->p_dtype == TD_F32;
 
     if (layers->dtype == TD_F16)
-        return wide ? launch<float, f16>(stream, multiprocessors, adamw, on_device, count, layers)
-                    : launch<f16, f16>(stream, multiprocessors, adamw, on_device, count, layers);
-    return wide ? launch<float, bf16>(stream, multiprocessors, adamw, on_device, count, layers)
-                : launch<bf16, bf16>(stream, multiprocessors, adamw, on_device, count, layers);
+        return wide ? launch<float, f16>(stream, multiprocessors, adamw, state, count, layers)
+                    : launch<f16, f16>(stream, multiprocessors, adamw, state, count, layers);
+    return wide ? launch<float, bf16>(stream, multiprocessors, adamw, state, count, layers)
+                : launch<bf16, bf16>(stream, multiprocessors, adamw, state, count, layers);
 }

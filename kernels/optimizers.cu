@@ -3,13 +3,15 @@
 #include "kernels/tile/adamw.cuh"
 #include "kernels/tile/flat.cuh"
 
+#include <string.h>
+
 namespace
 {
 
 using namespace tile;
 
 /* N parameters as they lie in memory. */
-template <typename T, typename G, int N> struct parameters {
+template <typename T, typename G, typename C, int N> struct parameters {
     pack<T, N> weights;
     pack<G, N> grads;
     pack<float, N> first, second;
@@ -22,7 +24,7 @@ template <typename T, typename G, int N> struct parameters {
         second = load<N>(v, index);
     }
 
-    __device__ void step(const adamw_constants &k, int64_t index, T *p, float *m, float *v, G *copy)
+    __device__ void step(const adamw_constants &k, int64_t index, T *p, float *m, float *v, C *copy)
     {
         float result[N];
 #pragma unroll
@@ -34,107 +36,165 @@ template <typename T, typename G, int N> struct parameters {
         store(v, index, second);
         store(p, index, rounded<T>(result));
         if (copy)
-            store(copy, index, rounded<G>(result));
+            store(copy, index, rounded<C>(result));
     }
 };
 
-/* A thread has a pack, or one of the parameters left over behind the last pack, and no second one: with loops, in which blocks
- * drift apart, the memory serves the streams at 3.2 to 4.05 TB/s, without at 4.26 (H200, 21 November 2026).
+/* A thread has a pack, or one of the parameters left over behind the last pack, and no second one: with
+ * loops, in which blocks drift apart, the memory serves the streams at 3.2 to 4.05 TB/s, without at 4.26
+ * (H200, 21 November 2026).
  *
- * The constants come from the host or, where on_device is not NULL, from what lies there: a thread of each block works them
- * out while the block's loads are on their way. */
-template <typename T, typename G, int W>
+ * A thread of each block works the constants out while the block's loads are on their way. */
+template <typename T, typename G, typename C, int W>
 __global__ void __launch_bounds__(FLAT_BLOCK)
-    td_optimizer_adamw(adamw_constants k, const td_adamw *on_device, int64_t count, T *p, const G *g,
-                       float *m, float *v, G *copy)
+    td_optimizer_adamw(const td_adamw *adamw, const td_update_state *state, int64_t count, T *p, const G *g,
+                       float *m, float *v, C *copy)
 {
     __shared__ adamw_constants shared;
     const int64_t thread = (int64_t)blockIdx.x * FLAT_BLOCK + threadIdx.x, packs = count / W;
     const int64_t left_over = packs * W + (thread - packs);
-    parameters<T, G, W> mine;
-    parameters<T, G, 1> one;
+    parameters<T, G, C, W> mine;
+    parameters<T, G, C, 1> one;
 
     if (thread < packs)
         mine.get(thread, p, g, m, v);
     else if (left_over < count)
         one.get(left_over, p, g, m, v);
-    if (on_device) {
-        if (threadIdx.x == 0)
-            shared = constants_of(*on_device);
-        __syncthreads();
-        k = shared;
-    }
+    if (threadIdx.x == 0)
+        shared = constants_of(*adamw, *state);
+    __syncthreads();
+    const adamw_constants k = shared;
     if (thread < packs)
         mine.step(k, thread, p, m, v, copy);
     else if (left_over < count)
         one.step(k, left_over, p, m, v, copy);
 }
 
-__global__ void td_optimizer_advance(td_adamw *adamw)
+template <typename T, typename G, typename C, int W>
+__global__ void __launch_bounds__(FLAT_BLOCK)
+    td_optimizer_sgd(const td_sgd *sgd, const td_update_state *state, int64_t count, T *p, const G *g,
+                     C *copy)
 {
-    adamw->step += adamw->step < INT64_MAX;
-}
+    const float lr = (float)sgd->lr, gain = state->gain;
 
-template <typename T, int W>
-__global__ void __launch_bounds__(FLAT_BLOCK) td_optimizer_sgd(float lr, int64_t count, T *p, const T *g)
-{
     for_flat<W>(count, [&](auto width, int64_t index) {
         constexpr int N = decltype(width)::value;
-        const pack<T, N> weights = load<N>(p, index), grads = load<N>(g, index);
+        const pack<T, N> weights = load<N>(p, index);
+        const pack<G, N> grads = load<N>(g, index);
         float result[N];
 #pragma unroll
         for (int i = 0; i < N; i++)
-            result[i] = weights[i] - lr * grads[i];
+            result[i] = fmaf(-lr, __fmul_rn(gain, grads[i]), weights[i]);
         store(p, index, rounded<T>(result));
+        if (copy)
+            store(copy, index, rounded<C>(result));
     });
 }
 
-template <typename T, typename G, int W>
-cudaError_t adamw(cudaStream_t stream, const td_adamw *adamw, bool on_device, const td_adamw_tensors *t)
+__global__ void td_optimizer_begin(td_update_state *state, float gain)
+{
+    state->step += state->step < INT64_MAX;
+    state->gain = gain;
+}
+
+__global__ void td_optimizer_clip(float max_norm, const float *norm, td_update_state *state)
+{
+    const float factor = max_norm / (fabsf(state->gain) * *norm + 1e-6f);
+
+    if (!(factor >= 1.0f)) /* also where it is NaN */
+        state->gain *= factor;
+}
+
+/* The launch carries them, so that they may change behind it. */
+struct carried {
+    unsigned char bytes[TD_ASSIGN_MOST];
+};
+
+__global__ void td_optimizer_assign(unsigned char *to, carried from, int bytes)
+{
+    if ((int)threadIdx.x < bytes)
+        to[threadIdx.x] = from.bytes[threadIdx.x];
+}
+
+/* Calls f with the types of weights, gradients and copies. Beside f32 weights the other two may be narrow;
+ * narrow weights have gradients of their own type, and no copies. */
+template <typename F> cudaError_t by_types(const td_update_tensors *t, F f)
+{
+    return by_dtype_and_wide(t->grad_dtype, t->dtype, [&](auto grad_dtype, auto dtype) {
+        if constexpr (sizeof(typename decltype(dtype)::element) == sizeof(float))
+            return t->copy_dtype == TD_F16 ? f(dtype, grad_dtype, type<f16>())
+                                           : f(dtype, grad_dtype, type<bf16>());
+        else
+            return f(dtype, grad_dtype, dtype);
+    });
+}
+
+template <typename T, typename G, typename C, int W>
+cudaError_t adamw(cudaStream_t stream, const td_adamw *adamw, const td_update_state *state,
+                  const td_update_tensors *t)
 {
     const int64_t threads = t->count / W + t->count % W;
 
-    td_optimizer_adamw<T, G, W><<<(unsigned)((threads - 1) / FLAT_BLOCK + 1), FLAT_BLOCK, 0, stream>>>(
-        on_device ? adamw_constants() : constants_of(*adamw), on_device ? adamw : nullptr, t->count,
-        (T *)t->p, (const G *)t->g, t->m, t->v, (G *)t->copy);
+    td_optimizer_adamw<T, G, C, W><<<(unsigned)((threads - 1) / FLAT_BLOCK + 1), FLAT_BLOCK, 0, stream>>>(
+        adamw, state, t->count, (T *)t->p, (const G *)t->g, t->m, t->v, (C *)t->copy);
     return cudaGetLastError();
 }
 
-template <typename T, int W>
-cudaError_t sgd(cudaStream_t stream, float lr, int64_t count, void *p, const void *g)
+template <typename T, typename G, typename C, int W>
+cudaError_t sgd(cudaStream_t stream, const td_sgd *sgd, const td_update_state *state,
+                const td_update_tensors *t)
 {
-    td_optimizer_sgd<T, W>
-        <<<flat_blocks(count, W, 1 << 24), FLAT_BLOCK, 0, stream>>>(lr, count, (T *)p, (const T *)g);
+    td_optimizer_sgd<T, G, C, W><<<flat_blocks(t->count, W, 1 << 24), FLAT_BLOCK, 0, stream>>>(
+        sgd, state, t->count, (T *)t->p, (const G *)t->g, (C *)t->copy);
     return cudaGetLastError();
 }
 
 } // namespace
 
-cudaError_t td_cuda_adamw_update(cudaStream_t stream, const td_adamw *a, bool on_device,
-                                 const td_adamw_tensors *t)
+cudaError_t td_cuda_adamw_update(cudaStream_t stream, const td_adamw *a, const td_update_state *state,
+                                 const td_update_tensors *t)
 {
-    /* Beside f32 weights the gradients may be narrow; narrow weights have gradients of their own type. */
-    return by_dtype_and_wide(t->grad_dtype, t->dtype, [&](auto grad_dtype, auto dtype) {
+    return by_types(t, [&](auto dtype, auto grad_dtype, auto copy_dtype) {
         using T = typename decltype(dtype)::element;
         using G = typename decltype(grad_dtype)::element;
+        using C = typename decltype(copy_dtype)::element;
         return packs_fit(1, t->count, t->p, t->g, t->m, t->v, t->copy)
-                   ? adamw<T, G, 4>(stream, a, on_device, t)
-                   : adamw<T, G, 1>(stream, a, on_device, t);
+                   ? adamw<T, G, C, 4>(stream, a, state, t)
+                   : adamw<T, G, C, 1>(stream, a, state, t);
     });
 }
 
-cudaError_t td_cuda_adamw_advance(cudaStream_t stream, td_adamw *adamw)
+cudaError_t td_cuda_sgd_update(cudaStream_t stream, const td_sgd *s, const td_update_state *state,
+                               const td_update_tensors *t)
 {
-    td_optimizer_advance<<<1, 1, 0, stream>>>(adamw);
+    return by_types(t, [&](auto dtype, auto grad_dtype, auto copy_dtype) {
+        using T = typename decltype(dtype)::element;
+        using G = typename decltype(grad_dtype)::element;
+        using C = typename decltype(copy_dtype)::element;
+        return packs_fit(1, t->count, t->p, t->g, t->copy)
+                   ? sgd<T, G, C, full_width<T, G>()>(stream, s, state, t)
+                   : sgd<T, G, C, 1>(stream, s, state, t);
+    });
+}
+
+cudaError_t td_cuda_update_begin(cudaStream_t stream, td_update_state *state, float gain)
+{
+    td_optimizer_begin<<<1, 1, 0, stream>>>(state, gain);
     return cudaGetLastError();
 }
 
-cudaError_t td_cuda_sgd_step(cudaStream_t stream, float lr, int64_t count, td_dtype dtype, void *p,
-                             const void *g)
+cudaError_t td_cuda_update_clip(cudaStream_t stream, float max_norm, const float *norm,
+                                td_update_state *state)
 {
-    return by_dtype(dtype, [&](auto type) {
-        using T = typename decltype(type)::element;
-        return packs_fit(1, count, p, g) ? sgd<T, full_width<T>()>(stream, lr, count, p, g)
-                                         : sgd<T, 1>(stream, lr, count, p, g);
-    });
+    td_optimizer_clip<<<1, 1, 0, stream>>>(max_norm, norm, state);
+    return cudaGetLastError();
+}
+
+cudaError_t td_cuda_assign(cudaStream_t stream, void *to, const void *from, size_t bytes)
+{
+    carried carry;
+
+    memcpy(carry.bytes, from, bytes);
+    td_optimizer_assign<<<1, TD_ASSIGN_MOST, 0, stream>>>((unsigned char *)to, carry, (int)bytes);
+    return cudaGetLastError();
 }

@@ -9,22 +9,38 @@ from ref import ops as ref
 ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
 
 
+def placed(c, struct):
+    """A struct of C's in the device's memory, where updates read it."""
+    nbytes = c.ffi.sizeof(struct[0])
+    there = c.ffi.cast(c.ffi.typeof(struct), c.work(nbytes))
+    c.td_assign(c.device, there, struct, nbytes)
+    return there
+
+
+def state_of(c, step):
+    return c.struct("td_update_state", step=step, gain=1.0)
+
+
+def addresses(c, tensors):
+    return {name: c.ffi.cast("void *", x.data_ptr()) for name, x in tensors.items()}
+
+
 def adamw_step(case, draw, c):
     p, g = draw.normal("p", (case.count,), case.dtype), draw.normal("g", (case.count,), case.dtype)
     if case.step > 1:
         m, v = draw.normal("m", (case.count,), "f32", std=0.3), draw.uniform("v", (case.count,), "f32")
     else:
         m, v = (torch.zeros(case.count, device=draw.device) for _ in range(2))
-    ours = [p.clone(), m.clone(), v.clone()]
-    desc = c.struct("td_adamw", case, **ADAMW)
-    dtype = c.enum("td_dtype", case.dtype)
+    ours = {"p": p.clone(), "m": m.clone(), "v": v.clone()}
+    tensors = c.struct("td_update_tensors", case, **addresses(c, {**ours, "g": g}))
+    adamw, state = placed(c, c.struct("td_adamw", case, **ADAMW)), placed(c, state_of(c, case.step))
 
     def tandem():
         if "time" not in case.measure:
-            for mine, before in zip(ours, (p, m, v), strict=True):
+            for mine, before in zip(ours.values(), (p, m, v), strict=True):
                 mine.copy_(before)
-        c.td_adamw_step(c.device, desc, case.count, dtype, ours[0], g, ours[1], ours[2])
-        return dict(zip("pmv", ours, strict=True))
+        c.td_adamw_update(c.device, adamw, state, tensors)
+        return ours
 
     def torch_adamw(p, g, m, v):
         return dict(
@@ -56,13 +72,14 @@ def optimizer(p, g, compiled=False, **how):
 
 def sgd_step(case, draw, c):
     p, g = draw.normal("p", (case.count,), case.dtype), draw.normal("g", (case.count,), case.dtype)
-    ours, lr = p.clone(), float(torch.tensor(ADAMW["lr"]))  # an f32 argument
-    dtype = c.enum("td_dtype", case.dtype)
+    ours, lr = p.clone(), float(torch.tensor(ADAMW["lr"]))  # as f32 holds it
+    tensors = c.struct("td_update_tensors", case, **addresses(c, {"p": ours, "g": g}))
+    settings, state = placed(c, c.struct("td_sgd", lr=lr)), placed(c, state_of(c, 1))
 
     def tandem():
         if "time" not in case.measure:
             ours.copy_(p)
-        c.td_sgd_step(c.device, lr, case.count, dtype, ours, g)
+        c.td_sgd_update(c.device, settings, state, tensors)
         return {"p": ours}
 
     if "time" not in case.measure:
@@ -94,21 +111,42 @@ def global_norm(case, draw, c):
     return forward_sides(tandem, function, g)
 
 
+def update_clip(case, draw, c):
+    """The norm of the gradients and the gain that clips them, which SGD from 0 with a rate of -1 shows."""
+    g = draw.normal("g", (case.count,), case.dtype)
+    norm, ours = draw.poisoned((1,), "f32"), draw.poisoned((case.count,), "f32")
+    dtype = c.enum("td_dtype", case.dtype)
+    work = c.work(c.value("td_global_norm_work_bytes", c.device, case.count, dtype))
+    types = dict(count=case.count, dtype="f32", grad_dtype=case.dtype)
+    tensors = c.struct("td_update_tensors", **types, **addresses(c, {"p": ours, "g": g}))
+    sgd, state = placed(c, c.struct("td_sgd", lr=-1.0)), placed(c, state_of(c, 0))
+
+    def tandem():
+        ours.zero_()
+        c.td_update_begin(c.device, state, 1.0)
+        c.td_global_norm(c.device, case.count, dtype, g, norm, work)
+        c.td_update_clip(c.device, case.max_norm, norm, state)
+        c.td_sgd_update(c.device, sgd, state, tensors)
+        return {"clipped": ours}
+
+    def function(g):
+        wide = ref.at_least_f32(g)
+        # As torch.nn.utils.clip_grad_norm_ scales them.
+        return {"clipped": wide * (case.max_norm / (torch.linalg.vector_norm(wide) + 1e-6)).clamp(max=1.0)}
+
+    return forward_sides(tandem, function, g)
+
+
 def adamw_update(case, draw, c):
-    """AdamW on f32 weights with gradients of 16 bits, which writes a copy of 16 bits along."""
+    """AdamW on f32 weights with gradients of 16 bits, which writes a copy of 16 bits along. With on_device the
+    device counts the steps, as in a graph that is replayed."""
     p, g = draw.normal("p", (case.count,), "f32"), draw.normal("g", (case.count,), case.grad_dtype)
     m, v = draw.normal("m", (case.count,), "f32", std=0.3), draw.uniform("v", (case.count,), "f32")
     ours = {name: x.clone() for name, x in zip("pmv", (p, m, v), strict=True)}
     ours["copy"] = draw.poisoned((case.count,), case.grad_dtype)
-    addresses = {name: c.ffi.cast("void *", x.data_ptr()) for name, x in {**ours, "g": g}.items()}
-    tensors = c.struct("td_adamw_tensors", case, **addresses)
-    adamw = c.struct("td_adamw", case, **ADAMW)
-    on_device = None
-    if case.on_device:
-        nbytes = c.ffi.sizeof("td_adamw")
-        on_device = c.ffi.cast("td_adamw *", c.work(nbytes))
-        adamw.step -= 1  # which td_adamw_advance adds
-        c.td_device_upload(c.device, on_device, adamw, nbytes)
+    tensors = c.struct("td_update_tensors", case, **addresses(c, {**ours, "g": g}))
+    adamw = placed(c, c.struct("td_adamw", case, **ADAMW))
+    state = placed(c, state_of(c, case.step - 1 if case.on_device else case.step))
     timed = "time" in case.measure
 
     def tandem():
@@ -116,8 +154,8 @@ def adamw_update(case, draw, c):
             for mine, before in zip(ours.values(), (p, m, v), strict=False):
                 mine.copy_(before)
         if case.on_device:
-            c.td_adamw_advance(c.device, on_device)
-        c.td_adamw_update(c.device, on_device or adamw, case.on_device, tensors)
+            c.td_update_begin(c.device, state, 1.0)
+        c.td_adamw_update(c.device, adamw, state, tensors)
         return ours
 
     def function(p, g, m, v):
@@ -143,15 +181,15 @@ def linear_adamw_update(case, draw, c):
     ours = {name: value.clone() for name, value in zip("pmv", (p, m, v), strict=True)}
     if case.p_dtype != case.dtype:
         ours["copy"] = draw.poisoned(weight, case.dtype)
-    addresses = {name: c.ffi.cast("void *", x.data_ptr()) for name, x in {**ours, "x": x, "dy": dy}.items()}
-    layer, adamw = c.struct("td_linear_adamw", case, **addresses), c.struct("td_adamw", case, **ADAMW)
+    layer = c.struct("td_linear_adamw", case, **addresses(c, {**ours, "x": x, "dy": dy}))
+    adamw, state = placed(c, c.struct("td_adamw", case, **ADAMW)), placed(c, state_of(c, case.step))
     timed = "time" in case.measure
 
     def tandem():
         if not timed:
             for mine, before in zip(ours.values(), (p, m, v), strict=False):
                 mine.copy_(before)
-        c.td_linear_adamw_update(c.device, adamw, False, 1, layer)
+        c.td_linear_adamw_update(c.device, adamw, state, 1, layer)
         return ours
 
     def function(x, dy, p, m, v):

@@ -7,7 +7,7 @@ from parity import _bench_gpu_pages, _bench_pages
 from parity._pages import on_gpu
 from parity.core import Case, Side, grid
 from parity.core.clock import statistics, time_sides
-from parity.transformer import Tandem, c_switches, initial_state, model_options, torch_model, torch_switches
+from parity.transformer import Tandem, c_switches, initial_state, torch_model, torch_switches
 from ref import bench as ref
 from ref.transformer import SIZES, fused_attention
 
@@ -88,8 +88,8 @@ def switches(impl, device, dtype, mode, timed):
         return found | ({"optimizer": "fused" if best else "loop"} if training else {}) | {"timed": timed}
     if not training:
         return {"attention": "flash", "graph": captured, "timed": timed}
-    # On a GPU gradients may be gone after the step, and nothing is computed again; on a CPU the figures so far were
-    # taken the other way.
+    # On a GPU gradients may be gone after the step, and nothing is computed again; on a CPU the figures so
+    # far were taken the other way.
     how = dict(keep="all", gradients="transient") if device == "cuda" else {}
     update = "along" if impl == "c_graph_overlap" else "after"
     return {"attention": "flash"} | c_switches(graph=captured, update=update, **how) | {"timed": timed}
@@ -109,8 +109,8 @@ def step(size, context, dtype, mode, *, warmup, repeats):
     """Phase by phase, on a CPU."""
     shape, numel = shape_of(size, context)
     element = 2 if dtype == "bf16" else 4
-    # Weights of a side and what both start from; gradients and f32 moments when training; activations are small beside
-    # them at batch 4.
+    # Weights of a side and what both start from; gradients and f32 moments when training; activations are
+    # small beside them at batch 4.
     held = numel * (2 * element + 8 if mode == "step" else element)
     work = BATCH * context * 2 * numel * (3 if mode == "step" else 1)
     slow = 3 if dtype == "bf16" else 1
@@ -267,8 +267,8 @@ class Phases:
     def session(self, c, impl):
         """The session that the side works on, with its model described."""
         mine = c.side(impl)
-        use, options = ("training", model_options(self.switches)) if self.training else ("inference", {})
-        self.model = Tandem(self.case, mine, self.switches["attention"], use=use, **options)
+        until = {} if self.training else {"until": "forward"}
+        self.model = Tandem(self.case, mine, self.switches["attention"], self.switches, **until)
         return mine
 
     def side(self):
@@ -291,10 +291,9 @@ class Phases:
         return ()
 
     def call(self):
+        self.model.load(self.ids, self.targets)
         laps = [self.lap()]
-        self.model.forward(self.ids)
-        if self.training:
-            self.model.loss(self.targets)
+        self.model.forward()
         laps.append(self.lap())
         if self.training:
             self.model.backward()
@@ -396,11 +395,9 @@ class Whole(WholeSteps, Phases):
 
     def open(self):
         super().open()
-        if self.captured:
-            self.model.capture(self.ids, self.targets, overlap=self.switches["update"] == "along")
-            self.whole = self.model.replay
-        else:
-            self.whole = lambda: self.model.step(self.ids, self.targets)
+        self.whole = lambda: self.model.step(self.ids, self.targets)
+        for _ in range(2 if self.captured else 0):  # the second one is captured
+            self.whole()
 
 
 class TorchWhole(WholeSteps, TorchPhases):
@@ -471,9 +468,10 @@ def floors(case, c, rates):
     flops = c.value("td_account_model_flops", size, case.batch, case.context, True, True)
     numel = c.value("td_account_model_parameters", size).total
     tokens = case.batch * case.context
-    # Of a layer, bytes a token: two norms with their residuals read x (4) and what is added (2), write the sum (4) and
-    # the result (2), and backward reads x and dy, updates dx (8) and writes its rounded copy; q, k and v are read and
-    # written, both ways; the gate reads two and writes one, its backward reads three and writes two.
+    # Of a layer, bytes a token: two norms with their residuals read x (4) and what is added (2), write the
+    # sum (4) and the result (2), and backward reads x and dy, updates dx (8) and writes its rounded copy; q,
+    # k and v are read and written, both ways; the gate reads two and writes one, its backward reads three and
+    # writes two.
     layer = case.d_model * (2 * (12 + 16) + 2 * 12) + case.d_ff * (6 + 10)
     moved = tokens * (case.layers * layer + 4 * case.vocab)
     products = 3 * (flops.projections + flops.ffn + flops.head)

@@ -52,7 +52,8 @@ def error_cases(dtypes):
             yield operation("embedding_backward", **shape, dtype=dtype)
         yield operation("embedding_backward", tokens=100, vocab=53, d_model=80, accumulate=True, dtype=dtype)
 
-        # In one column alone dx is a difference of equal numbers: what eps leaves of it is noise on every side.
+        # In one column alone dx is a difference of equal numbers: what eps leaves of it is noise on every
+        # side.
         yield operation("rmsnorm_forward", rows=1, cols=1, dtype=dtype)
         for shape in [
             dict(rows=1, cols=3),
@@ -98,6 +99,8 @@ def error_cases(dtypes):
             yield operation("residual_add", count=count, dtype=dtype)
             yield operation("sgd_step", count=count, dtype=dtype)
             yield operation("global_norm", count=count, dtype=dtype)
+            for max_norm in (0.1, 1000.0):  # below every norm of them, and above
+                yield operation("update_clip", count=count, max_norm=max_norm, dtype=dtype)
             for variant in ("course2025", "course2026", "torch"):
                 for step in (1, 3):
                     yield operation("adamw_step", count=count, variant=variant, step=step, dtype=dtype)
@@ -314,6 +317,7 @@ OPERATIONS = {
     "linear_adamw_update": _ops_optimizers.linear_adamw_update,
     "sgd_step": _ops_optimizers.sgd_step,
     "global_norm": _ops_optimizers.global_norm,
+    "update_clip": _ops_optimizers.update_clip,
 }
 
 

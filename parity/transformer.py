@@ -27,7 +27,8 @@ DELIVERABLES = {
 }
 
 ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
-# Relative L2 of each gradient tensor of a model so large that no answer with other orders of summation has gradients.
+# Relative L2 of each gradient tensor of a model so large that no answer with other orders of summation has
+# gradients.
 EACH_WITHIN = {"f32": 1e-5, "tf32": 1e-2, "bf16": 5e-2, "bf16_mixed": 5e-2}
 TYPES = {"cpu": ["f32", "bf16"], "cuda": ["f32", "tf32", "bf16", "bf16_mixed"]}
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,8 +74,8 @@ def gpu_cases(profile, small):
         d_model, d_ff, layers, heads = ref.SIZES["2.7B"]
         largest = dict(d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=10_000)
         for dtype in ["f32", "bf16_mixed"]:
-            # The gradients of every side and of the truth are held at once: 4 + 4 + 8 bytes a parameter, and at worst
-            # the truth's weights beside them.
+            # The gradients of every side and of the truth are held at once: 4 + 4 + 8 bytes a parameter, and
+            # at worst the truth's weights beside them.
             how = dict(
                 seconds=25, needs_bytes=100 * 2**30, in_turn=True, config=configs(dtype, updates=False)
             )
@@ -84,6 +85,8 @@ def gpu_cases(profile, small):
     way = dict(dtype="bf16_mixed", attention="flash", seed=1)
     config = configs("bf16_mixed") | {
         "c_graph": c_switches(graph=True, gradients="transient"),
+        # As the step is timed: large weights are updated by the kernel that forms their gradients.
+        "c_graph_overlap": c_switches(graph=True, keep="all", gradients="transient", update="along"),
         ROUNDING: torch_switches("f32"),
         OTHER_SEED: torch_switches("bf16_mixed"),
     }
@@ -102,11 +105,17 @@ def c_switches(graph=False, keep="most", gradients="held", update="after"):
     return dict(graph=graph, keep=keep, gradients=gradients, update=update)
 
 
-def model_options(switches):
-    """The fields of td_transformer_config that say the same."""
+def train_options(switches):
+    """The fields of td_train_config that say the same."""
+    update = switches.get("update", "none")
     return {
-        "keep": switches["keep"],
-        "transient_gradients": switches["gradients"] == "transient",
+        "until": "backward" if update == "none" else "update",
+        "time": "along" if update == "along" else "after",
+        "capture": switches["graph"],
+        "model": {
+            "keep": switches.get("keep", "most"),
+            "transient_gradients": switches.get("gradients") == "transient",
+        },
     }
 
 
@@ -166,97 +175,63 @@ def shape_of(parameter):
 
 
 class Tandem:
-    """A td_transformer. `options` are further fields of its configuration."""
+    """A td_train and its model, run with these switches. `options` are further fields of its configuration."""
 
-    def __init__(self, case, c, attention, use="training", **options):
+    def __init__(self, case, c, attention, switches, **options):
         self.c, self.case = c, case
-        self.config = c.struct(
-            "td_transformer_config", case, size={}, attention=attention, use=use, **options
-        )
-        self.adamw = c.struct("td_adamw", variant="course2025", **ADAMW)
-        self.model = self.graph = self.on_device = None
+        fields = train_options(switches) | options
+        fields["model"] |= {"size": {}, "attention": attention}
+        hyper = {"kind": "adamw", "adamw": {"variant": "course2025", **ADAMW}}
+        self.config = c.struct("td_train_config", case, hyper=hyper, **fields)
+        self.train = self.model = None
 
     def open(self):
-        self.model = self.c.create("td_transformer_create", self.c.device, self.config)
+        self.train = self.c.create("td_train_create", self.c.device, self.config)
+        self.model = self.c.td_train_model(self.train)
         return self
 
     def close(self):
-        if self.graph is not None:
-            self.c.td_graph_destroy(self.graph)
-        if self.model is not None:
-            self.c.destroy(self.model)
-        self.model = self.graph = self.on_device = None
-
-    def restart(self, state):
-        """These weights, no moments, step 0."""
-        self.c.td_transformer_init(self.model, 0)
-        load_state_dict(self.c, self.model, state)
+        if self.train is not None:
+            self.c.destroy(self.train)
+        self.train = self.model = None
 
     def begin(self, state):
-        """These weights and no moments in a new model, without drawing others first."""
+        """These weights, no moments, step 0."""
         load_state_dict(self.c, self.model, state)
-        for parameter in parameters(self.c, self.model).values():
-            for moment in (parameter.exp_avg, parameter.exp_avg_sq):
-                if moment != self.c.ffi.NULL:
-                    self.c.td_device_fill(self.c.device, moment, 0, 4 * parameter.numel)
-        self.upload_adamw()
+        self.c.td_train_reset(self.train)
 
-    def upload_adamw(self):
-        """Before the first step, where a captured one reads it."""
-        if self.on_device is not None:
-            nbytes = self.c.ffi.sizeof("td_adamw")
-            self.c.td_device_upload(self.c.device, self.on_device, self.adamw, nbytes)
+    def load(self, ids, targets):
+        self.c.td_train_load(self.train, ids, targets, *ids.shape)
 
-    def forward(self, ids):
+    def forward(self):
+        """And the loss, of what was loaded. Returns the logits."""
         logits = self.c.ffi.new("void **")
-        self.c.td_transformer_forward(self.model, ids, *ids.shape, logits)
-        dtype = self.case.dtype.removesuffix("_mixed")  # of the products
-        return self.c.tensor(logits[0], (*ids.shape, self.case.vocab), dtype)
+        self.c.td_train_forward(self.train, logits)
+        return logits[0]
 
-    def loss(self, targets):
-        loss = self.c.ffi.new("float *")
-        self.c.td_transformer_loss(self.model, targets, loss)
-        return torch.tensor([loss[0]], device=targets.device)
+    def logits(self, ids, targets):
+        self.load(ids, targets)
+        dtype = self.case.dtype.removesuffix("_mixed")  # of the products
+        return self.c.tensor(self.forward(), (*ids.shape, self.case.vocab), dtype)
 
     def backward(self):
-        self.c.td_transformer_backward(self.model, self.c.enum("td_micro", "only"))
+        self.c.td_train_backward(self.train)
 
     def update(self):
-        self.c.td_transformer_adamw(self.model, self.adamw)
+        self.c.td_train_update(self.train)
 
-    def step(self, ids, targets, overlap=False):
-        """A training step that waits for nothing: nobody asks for the loss. `overlap`: the weights are updated along
-        the backward pass."""
-        self.c.td_transformer_forward(self.model, ids, *ids.shape, None)
-        self.c.td_transformer_loss(self.model, targets, None)
-        if overlap:
-            adamw = self.on_device or self.adamw
-            self.c.td_transformer_backward_adamw(self.model, adamw, self.on_device is not None)
-            return
-        self.backward()
-        if self.on_device is None:
-            self.update()
-        else:
-            self.c.td_transformer_adamw_on_device(self.model, self.on_device)
+    def step(self, ids, targets):
+        """All of it, without waiting: nobody asks for the loss."""
+        self.c.td_train_step(self.train, ids, targets, *ids.shape)
 
-    def capture(self, ids, targets, overlap=False):
-        """Turns the step into a graph, to be replayed by `replay`. One step runs before, for what is done only once."""
-        block = self.c.work(self.c.ffi.sizeof("td_adamw"))
-        self.on_device = self.c.ffi.cast("td_adamw *", block)
-        self.upload_adamw()
-        self.step(ids, targets, overlap)
-        self.c.td_device_synchronize(self.c.device)
-        self.c.td_graph_begin(self.c.device)
-        self.step(ids, targets, overlap)
-        self.graph = self.c.value("td_graph_end", self.c.device)
+    def taken(self):
+        """How many products of the last step updated their weights where they were formed."""
+        return self.c.value("td_optimizer_taken", self.c.td_train_optimizer(self.train))
 
-    def replay(self):
-        self.c.td_graph_launch(self.graph)
-
-    def last_loss(self):
-        loss = self.c.ffi.new("float *")
-        self.c.td_transformer_last_loss(self.model, loss)
-        return torch.tensor([loss[0]], device=self.c.on.torch)
+    def loss(self):
+        """Of the last step, or forward pass."""
+        loss = self.c.value("td_train_loss", self.train)
+        return torch.tensor([loss], device=self.c.on.torch)
 
 
 def sizes_of(case):
@@ -307,20 +282,19 @@ def exactness(case, draw, c):
         draw.integers(f"tokens {i}", (case.batch, case.seq + 1), high=case.vocab) for i in range(case.steps)
     ]
     batches = [(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in tokens]
-    use = "gradients" if case.in_turn else "training"
-    model = Tandem(case, c, case.attention, use=use, **model_options(case.config["c"]))
+    model = Tandem(case, c, case.attention, case.config["c"])
     kept = {"grad": {}, "weight": {}}
     gradients_by_rule = case.steps == 1 and not case.in_turn
     updates = not case.in_turn  # where the model fills the GPU there is no room for moments
 
     def tandem():
-        (model.begin if case.in_turn else model.restart)(state)
+        model.begin(state)
         outputs = {}
         for i, (ids, targets) in enumerate(batches):
-            logits = model.forward(ids)
+            logits = model.logits(ids, targets)
             if i == 0:
                 outputs["logits"] = logits.clone()
-            loss = model.loss(targets)
+            loss = model.loss()
             model.backward()
             if i == 0:
                 grads = state_dict(c, model.model, "grad")
@@ -438,7 +412,7 @@ def train(case, draw, c):
     starts = draw.integers("starts", (case.steps, case.batch), high=len(text) - case.context).cpu()
     windows = text[starts[:, :, None] + torch.arange(case.context + 1)].to(draw.device)
     batches = [(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in windows]
-    curves = {}
+    curves, taken = {}, {}
     mixed = case.dtype == "bf16_mixed"
 
     def side(impl, losses_of, **options):
@@ -446,15 +420,15 @@ def train(case, draw, c):
             curves[impl] = losses_of()
             outputs = {"losses": curves[impl]}
             if mixed:
-                # The same curve once more, to be judged by the second rule; the side whose distance is that rule's
-                # measure is moved away from PyTorch's autocast to the edge of the band.
+                # The same curve once more, to be judged by the second rule; the side whose distance is that
+                # rule's measure is moved away from PyTorch's autocast to the edge of the band.
                 base = curves.get("torch_eager", curves[impl])
                 edge = base + ROUNDINGS * (curves[impl] - base)
                 outputs[f"losses_{ROUNDINGS}_roundings"] = edge if impl == ROUNDING else curves[impl]
             return outputs
 
         def record():
-            values = {"bytes": len(text)}
+            values = {"bytes": len(text)} | ({"taken": taken[impl]} if impl in taken else {})
             if "torch_eager" in curves:
                 off = (curves[impl] - curves["torch_eager"]).abs()
                 values |= {"largest": off.max().item(), "mean": off.mean().item()}
@@ -462,30 +436,13 @@ def train(case, draw, c):
 
         return Side(call, record=record, **options)
 
-    model = Tandem(case, c, case.attention, **model_options(case.config["c"]))
-
-    def tandem():
-        model.restart(state)
+    def by_steps(impl, model):
+        model.begin(state)
         found = []
         for ids, targets in batches:
-            model.forward(ids)
-            found.append(model.loss(targets))
-            model.backward()
-            model.update()
-        return torch.cat(found)
-
-    def by_graph():
-        """The step captured on tensors that every batch is copied into."""
-        ids, targets = (t.clone() for t in batches[0])
-        graphed.begin(state)
-        graphed.capture(ids, targets)
-        graphed.begin(state)
-        found = []
-        for batch in batches:
-            ids.copy_(batch[0])
-            targets.copy_(batch[1])
-            graphed.replay()
-            found.append(graphed.last_loss())
+            model.step(ids, targets)
+            found.append(model.loss())
+        taken[impl] = model.taken()
         return torch.cat(found)
 
     def by_torch(context, state):
@@ -501,8 +458,12 @@ def train(case, draw, c):
             found.append(loss.detach().reshape(1))
         return torch.cat(found)
 
+    def tandem(impl, session):
+        model = Tandem(case, session, case.attention, case.config[impl])
+        return side(impl, lambda: by_steps(impl, model), open=model.open, close=model.close)
+
     sides = {
-        "c": side("c", tandem, open=model.open, close=model.close),
+        "c": tandem("c", c),
         "torch_eager": side("torch_eager", lambda: by_torch(autocast(case, draw.device), state)),
         "rule": {
             f"losses_{ROUNDINGS}_roundings": amid(ROUNDING),
@@ -510,8 +471,7 @@ def train(case, draw, c):
         },
     }
     if draw.device.type == "cuda":
-        graphed = Tandem(case, c.side("c_graph"), case.attention, **model_options(case.config["c_graph"]))
-        sides["c_graph"] = side("c_graph", by_graph, open=graphed.open, close=graphed.close)
+        sides |= {impl: tandem(impl, c.side(impl)) for impl in ("c_graph", "c_graph_overlap")}
     if mixed:
 
         def anew(name, *how, **more):

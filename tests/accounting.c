@@ -1,7 +1,7 @@
 /** The arithmetic against figures worked by hand, and every refusal of accounting.h.
  *
- * Expected values are literals, as a reader of the handout's questions would work them out on paper; none is computed
- * by the formula that is under test. */
+ * Expected values are literals, as a reader of the handout's questions would work them out on paper; none is
+ * computed by the formula that is under test. */
 #include "accounting/accounting.h"
 
 #include "support/compare.h"

@@ -9,7 +9,8 @@ function(expect what got wanted)
   endif()
 endfunction()
 
-# Writes a double of nvidia-smi that answers the question of td_gpus_seen, and no other, with `answer` and exit code `code`.
+# Writes a double of nvidia-smi that answers the question of td_gpus_seen, and no other, with `answer` and
+# exit code `code`.
 function(pretend_smi answer code)
   file(WRITE "${WORK}/nvidia-smi" "#!/bin/sh\n"
        "[ \"$*\" = \"--query-gpu=compute_cap --format=csv,noheader\" ] || exit 99\n"

@@ -117,7 +117,8 @@ static void refuses_work_out_of_line(void **state)
 
 int main(void)
 {
-    /* f32: products of up to 256 terms. bf16: S, P, dP and dS are rounded to 8 bits, as PyTorch rounds them. */
+    /* f32: products of up to 256 terms. bf16: S, P, dP and dS are rounded to 8 bits, as PyTorch rounds
+     * them. */
     const td_attend_subject naive = {&td_attention_naive, {3e-6, 3e-2}, false, 0};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_is_what_the_accounting_says),

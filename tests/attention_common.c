@@ -69,8 +69,8 @@ static void agrees_with_float64_and_with_itself(void **state)
     td_attend_close(again);
 }
 
-/* Tiles are 64 x 64, columns come in groups of 16, registers hold 6 rows: both sides of each, one of everything, two
- * tiles and a tail, primes, and fewer or more keys than queries. */
+/* Tiles are 64 x 64, columns come in groups of 16, registers hold 6 rows: both sides of each, one of
+ * everything, two tiles and a tail, primes, and fewer or more keys than queries. */
 static const td_attention_shape sizes[] = {
     {.batch = 1, .heads = 1, .seq = 1, .head_dim = 64},
     {.batch = 1, .heads = 2, .seq = 1, .seq_k = 37, .head_dim = 16},
@@ -189,8 +189,8 @@ static void without_a_query_the_output_is_the_mean_of_v(void **state)
     }
 }
 
-/* Query i and key i share one large component: P is the identity, exactly, and its derivative 0. A product of more
- * than 88 would overflow exp. */
+/* Query i and key i share one large component: P is the identity, exactly, and its derivative 0. A product of
+ * more than 88 would overflow exp. */
 static void scores_of_ten_thousand_choose_one_key(void **state)
 {
     const td_attend_subject *subject = *state;
@@ -260,8 +260,8 @@ static void a_causal_query_ignores_the_future(void **state)
         }
 }
 
-/* Keys in another order are other sums, so the bits may change; keys that swap places with their values are the same
- * keys. */
+/* Keys in another order are other sums, so the bits may change; keys that swap places with their values are
+ * the same keys. */
 static void the_order_of_keys_does_not_matter(void **state)
 {
     const td_attend_subject *subject = *state;
@@ -300,8 +300,9 @@ static void the_order_of_keys_does_not_matter(void **state)
     td_attend_close(other);
 }
 
-/* With o_bshd o and dout lie elsewhere, and that is all. Where an implementation makes its own sums their bits are the
- * same; where a library multiplies, it may take the products of a batch element in another way than those of all. */
+/* With o_bshd o and dout lie elsewhere, and that is all. Where an implementation makes its own sums their
+ * bits are the same; where a library multiplies, it may take the products of a batch element in another way
+ * than those of all. */
 static void o_may_lie_as_the_projection_reads_it(void **state)
 {
     const td_attend_subject *subject = *state;
@@ -442,8 +443,8 @@ static bool is_nan_at(const td_attend_run *run, const void *data, int64_t index)
     return isnan(td_value_at(run->shape.dtype, data, index));
 }
 
-/* Every output that depends on the NaN has it; what would not depend on it if the mask hid whole blocks alone has the bits
- * of a run without it. */
+/* Every output that depends on the NaN has it; what would not depend on it if the mask hid whole blocks alone
+ * has the bits of a run without it. */
 static void assert_spoilt(const td_attend_subject *subject, const td_attend_run *clean,
                           const td_attend_run *run, td_attend_place bad)
 {

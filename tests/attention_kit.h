@@ -1,5 +1,5 @@
-/** What test_attention and test_flash share: the truth of attention in float64, a run of one implementation between
- * fences, and the tests that every way to attend must pass. */
+/** What test_attention and test_flash share: the truth of attention in float64, a run of one implementation
+ * between fences, and the tests that every way to attend must pass. */
 #ifndef TD_TESTS_ATTENTION_KIT_H
 #define TD_TESTS_ATTENTION_KIT_H
 
@@ -71,8 +71,8 @@ typedef struct td_attend_place {
     int64_t head, row, column;
 } td_attend_place;
 
-/** Whether `to` depends on `from` by the formulas, where query i sees key j if j / block <= i / block: block 1 is the
- * causal mask itself, and of 128 rows what flash may take for it. 0: no mask. */
+/** Whether `to` depends on `from` by the formulas, where query i sees key j if j / block <= i / block: block
+ * 1 is the causal mask itself, and of 128 rows what flash may take for it. 0: no mask. */
 bool td_attend_depends(const td_attention_shape *shape, int64_t block, td_attend_place from,
                        td_attend_place to);
 

@@ -61,6 +61,33 @@ static void modes_have_names(void **state)
     assert_string_equal(td_bench_mode_name((td_bench_mode)-1), "unknown mode");
 }
 
+/* What each mode and choice makes of the trainer; the hyperparameters are the course's. */
+static void trainers_are_what_is_asked_for(void **state)
+{
+    static const td_train_until until[] = {TD_TRAIN_FORWARD, TD_TRAIN_BACKWARD, TD_TRAIN_UPDATE};
+    const td_adamw adamw = td_adamw_defaults(TD_ADAMW_COURSE2025);
+    td_train_config train;
+
+    (void)state;
+    for (int i = 0; i < 3 * 2 * 2; i++) {
+        td_bench_config config = tiny;
+
+        config.mode = (td_bench_mode)(i % 3);
+        config.graph = i / 3 % 2;
+        config.overlap = i / 6;
+        td_assert_ok(td_bench_train_config(&config, &train));
+        assert_memory_equal(&train.model.size, &config.model.size, sizeof config.model.size);
+        assert_true(train.model.batch == 2 && train.model.context == 9);
+        assert_int_equal(train.until, until[i % 3]);
+        assert_int_equal(train.capture, config.graph);
+        assert_int_equal(train.time, config.overlap ? TD_UPDATE_ALONG : TD_UPDATE_AFTER);
+        assert_int_equal(train.hyper.kind, TD_OPTIMIZER_ADAMW);
+        assert_int_equal(train.hyper.adamw.variant, adamw.variant);
+        assert_memory_equal(&train.hyper.adamw.lr, &adamw.lr, 5 * sizeof adamw.lr);
+        assert_true(train.clip == 0 && train.micro_batches <= 1 && !train.hooks);
+    }
+}
+
 /* A phase holds `steps` times above 0, and their statistics. */
 static void assert_phase(const td_bench_phase *phase, int64_t steps)
 {
@@ -86,7 +113,8 @@ static void every_mode_times_its_phases(void **state)
         td_bench_result *result;
         td_bench_summary s;
         td_account_flops flops;
-        td_transformer_bytes bytes;
+        td_train_config train;
+        td_train_bytes bytes;
         const td_account_model model = {.d_model = 24, .d_ff = 40, .layers = 2, .heads = 3, .vocab = 41};
         const bool flash = i / 3 % 2;
 
@@ -114,7 +142,8 @@ static void every_mode_times_its_phases(void **state)
         const double speed = 18e3 / s.step.ms.median;
         assert_true(fabs(s.tokens_per_second - speed) <= 1e-9 * speed);
 
-        /* A fresh model guesses: log 41 = 3.7, and unit embeddings spread the logits. Training brings it down. */
+        /* A fresh model guesses: log 41 = 3.7, and unit embeddings spread the logits. Training brings it
+         * down. */
         if (config.mode == TD_BENCH_FORWARD)
             assert_true(isnan(s.first_loss) && isnan(s.last_loss));
         else
@@ -128,16 +157,18 @@ static void every_mode_times_its_phases(void **state)
         const double expected =
             flops.forward_matmul + (config.mode >= TD_BENCH_BACKWARD ? flops.backward_matmul : 0);
         assert_true(s.flops_per_step == expected);
-        config.model.use = (td_model_use)(i % 3);
-        td_assert_ok(td_transformer_plan(*state, &config.model, &bytes));
-        assert_int_equal(s.peak_bytes, bytes.parameters + bytes.gradients + bytes.optimizer_state +
-                                           bytes.activations + bytes.scratch + 2 * 18 * sizeof(int64_t));
+        td_assert_ok(td_bench_train_config(&config, &train));
+        td_assert_ok(td_train_plan(*state, &train, &bytes));
+        assert_int_equal(s.peak_bytes, bytes.model.parameters + bytes.model.gradients +
+                                           bytes.model.activations + bytes.model.scratch + bytes.optimizer +
+                                           bytes.step + 2 * 18 * sizeof(int64_t));
         td_bench_result_destroy(result);
     }
     td_bench_result_destroy(NULL);
 }
 
-/* Whole steps compute what the phases do, and have no phases; updates along the backward pass change no number. */
+/* Whole steps compute what the phases do, and have no phases; updates along the backward pass change no
+ * number. */
 static void whole_steps_are_the_same_steps(void **state)
 {
     td_bench_config config = tiny;
@@ -266,6 +297,7 @@ static void bad_arguments(void **state)
     td_bench_config config = tiny;
     td_bench_result *result = (td_bench_result *)&config;
     td_bench_summary summary;
+    td_train_config train;
     td_bench_mode mode;
 
     td_assert_refused(td_bench_mode_parse(NULL, &mode), TD_BAD_ARGUMENT, "name is NULL");
@@ -276,7 +308,10 @@ static void bad_arguments(void **state)
     assert_null(result);
     td_assert_refused(td_bench_run(dev, NULL, NULL, NULL, &result), TD_BAD_ARGUMENT, "config is NULL");
     td_assert_refused(td_bench_run(dev, &config, NULL, NULL, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_bench_train_config(NULL, &train), TD_BAD_ARGUMENT, "config is NULL");
+    td_assert_refused(td_bench_train_config(&config, NULL), TD_BAD_ARGUMENT, "out is NULL");
     config.mode = (td_bench_mode)3;
+    td_assert_refused(td_bench_train_config(&config, &train), TD_BAD_ARGUMENT, "mode is 3");
     td_assert_refused(td_bench_run(dev, &config, NULL, NULL, &result), TD_BAD_ARGUMENT, "mode is 3");
     config = tiny;
     config.warmup = -1;
@@ -303,6 +338,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(modes_have_names),
+        cmocka_unit_test(trainers_are_what_is_asked_for),
         cmocka_unit_test_setup_teardown(every_mode_times_its_phases, open_device, close_device),
         cmocka_unit_test_setup_teardown(whole_steps_are_the_same_steps, open_device, close_device),
         cmocka_unit_test_setup_teardown(seeds_repeat, open_device, close_device),

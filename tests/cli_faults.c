@@ -1,5 +1,6 @@
 /* The program's commands when every call they make fails in turn, and every allocation: each comes back with
- * a status and a reason, and holds nothing. What they print and how they refuse their arguments is cli.py's. */
+ * a status and a reason, and holds nothing. What they print and how they refuse their arguments is
+ * cli.py's. */
 #include "accounting/accounting.h"
 #include "base/record.h"
 #include "base/rng.h"
@@ -116,8 +117,7 @@ TD_FAULT(td_device_synchronize, (td_device * dev), (dev))
 TD_FAULT(td_device_memory, (const td_device *dev, td_memory_stats *out), (dev, out))
 TD_FAULT(td_device_reset_peak, (td_device * dev), (dev))
 TD_FAULT(td_cpu_set_threads, (int threads), (threads))
-TD_FAULT(td_transformer_plan,
-         (td_device * dev, const td_transformer_config *config, td_transformer_bytes *out),
+TD_FAULT(td_train_plan, (td_device * dev, const td_train_config *config, td_train_bytes *out),
          (dev, config, out))
 TD_FAULT(td_bench_run,
          (td_device * dev, const td_bench_config *config, td_bench_progress progress, void *user,

@@ -29,13 +29,14 @@ LARGEST = "2147483647"  # of a size: taken, and then too much for the memory tha
 SIZES = [*NUMBERS, LARGEST]
 LISTS = [*NUMBERS, "1,2,3", "16,33", ",".join(["1"] * 65), ",".join(["2"] * 64), "1,,2"]
 NAMES = [
+    *"whole phases along after all most transient held".split(),
     *"10B f32 bf16 f16 f64 tf32 naive flash cpu cuda cuda:0 cuda:-1 cuda:x train forward Small %n%s ../.. -".split(),
     *["", " ", "a" * 3000, b"\xff\xc0\x80", "\n", "cpu\n"],
 ]
 MODEL = {
     **dict.fromkeys("--d-ff --d-model --heads --vocab --batch --context".split(), SIZES),
     **dict.fromkeys("--layers --seed --steps --warmup".split(), NUMBERS),
-    **dict.fromkeys("--attention --dtype --size --mode".split(), NAMES),
+    **dict.fromkeys("--attention --dtype --size --mode --timed --update --keep --gradients".split(), NAMES),
 }
 ATTEND = {
     **dict.fromkeys("--batch --head-dim --heads".split(), SIZES),
@@ -45,7 +46,7 @@ ATTEND = {
 }
 MACHINE = {"--device": NAMES, "--threads": [*NUMBERS, "64"]}
 FLAGS = [
-    *"--graph --keep-all --overlap --transient-gradients --whole --causal --ops --help --usage --version -?".split(),
+    *"--queued --causal --ops --help --usage --version -?".split(),
     *["-V", "-x", "--", "-", "--nonsense", "--he", "extra", "\xe9", b"\xff"],
 ]
 SMALL_MODEL = (

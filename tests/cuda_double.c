@@ -1,5 +1,6 @@
-/* The CUDA device where there is no GPU: a double of CUDA's runtime, of our kernels' launchers and of cuBLASLt stands behind it, and
- * sees what it is asked for. It computes nothing. In this double a machine has two GPUs. */
+/* The CUDA device where there is no GPU: a double of CUDA's runtime, of our kernels' launchers and of
+ * cuBLASLt stands behind it, and sees what it is asked for. It computes nothing. In this double a machine has
+ * two GPUs. */
 #include "device/device.h"
 #include "flash/flash.h"
 #include "kernels/embedding.h"
@@ -160,8 +161,29 @@ DOUBLE(td_cuda_silu_mul_backward, cudaStream_t stream, const td_rows_shape *shap
 DOUBLE(td_cuda_softmax_forward, cudaStream_t stream, const td_softmax_shape *shape, const void *x, void *y)
 DOUBLE(td_cuda_softmax_backward, cudaStream_t stream, const td_softmax_shape *shape, float scale,
        const void *y, const void *dy, void *dx)
-DOUBLE(td_cuda_adamw_update, cudaStream_t stream, const td_adamw *adamw, bool on_device,
-       const td_adamw_tensors *tensors)
+DOUBLE(td_cuda_update_begin, cudaStream_t stream, td_update_state *state, float gain)
+DOUBLE(td_cuda_update_clip, cudaStream_t stream, float max_norm, const float *norm, td_update_state *state)
+DOUBLE(td_cuda_assign, cudaStream_t stream, void *to, const void *from, size_t bytes)
+
+static td_update_tensors launched; /* by an update */
+
+cudaError_t __wrap_td_cuda_adamw_update(cudaStream_t stream, const td_adamw *adamw,
+                                        const td_update_state *state, const td_update_tensors *tensors);
+cudaError_t __wrap_td_cuda_adamw_update(cudaStream_t stream, const td_adamw *adamw,
+                                        const td_update_state *state, const td_update_tensors *tensors)
+{
+    launched = *tensors;
+    return on_gpu("td_cuda_adamw_update");
+}
+
+cudaError_t __wrap_td_cuda_sgd_update(cudaStream_t stream, const td_sgd *sgd, const td_update_state *state,
+                                      const td_update_tensors *tensors);
+cudaError_t __wrap_td_cuda_sgd_update(cudaStream_t stream, const td_sgd *sgd, const td_update_state *state,
+                                      const td_update_tensors *tensors)
+{
+    launched = *tensors;
+    return on_gpu("td_cuda_sgd_update");
+}
 
 static cudaError_t flash_says;
 
@@ -409,11 +431,15 @@ static void check_gpu(const char *what)
         check_gpu(#call);                                                                                    \
     } while (0)
 
+/* Hyperparameters and state in the memory of a GPU, where the host cannot look. */
+static void *const there = (void *)(uintptr_t)256;
+
 static void every_call_leaves_the_threads_gpu_current(void **state)
 {
     const td_attention_shape attention = {.batch = 1, .heads = 1, .seq = 8, .head_dim = 16, .dtype = TD_BF16};
     const td_gemm_shape gemm = {
         .batch = 1, .m = 4, .n = 4, .k = 4, .alpha = 1, .dtype = TD_F32, .out_dtype = TD_F32};
+    td_update_tensors tensors = {.count = 4, .dtype = TD_F32};
     td_attention_sizes sizes;
     td_stream *stream;
     td_event *event;
@@ -450,6 +476,13 @@ static void every_call_leaves_the_threads_gpu_current(void **state)
     KEEPS_GPU(td_rope_table(gpu, 4, 16, 10000.0, block, block));
     KEEPS_GPU(
         td_softmax_forward(gpu, &(td_softmax_shape){.rows = 1, .cols = 4, .dtype = TD_F32}, block, block));
+    KEEPS_GPU(td_update_begin(gpu, there, 1.0f));
+    KEEPS_GPU(td_update_clip(gpu, 1.0f, there, there));
+    KEEPS_GPU(td_assign(gpu, there, &gemm, 8));
+    tensors.p = tensors.m = tensors.v = block;
+    tensors.g = block;
+    KEEPS_GPU(td_adamw_update(gpu, there, there, &tensors));
+    KEEPS_GPU(td_sgd_update(gpu, there, there, &tensors));
     td_assert_ok(td_gemm_work_bytes(gpu, &gemm, &bytes));
     KEEPS_GPU(td_device_alloc(gpu, bytes, &work));
     KEEPS_GPU(td_gemm(gpu, &gemm, block, block, block, work));
@@ -529,6 +562,48 @@ static void flash_tiles_beyond_a_blocks_memory_are_refused(void **state)
     assert_int_equal(current, CALLERS);
 }
 
+/* ---- updates ---- */
+
+static void updates_are_launched_with_their_types(void **state)
+{
+    static float x[4];
+    static const struct {
+        td_dtype dtype, grad_dtype, copy_dtype, grad, copy; /* as given, and what they mean */
+        bool copied;
+    } cases[] = {
+        {TD_F32, 0, 0, TD_F32, TD_F32, false},
+        {TD_F16, 0, 0, TD_F16, TD_F16, false},
+        {TD_F32, TD_BF16, 0, TD_BF16, TD_BF16, true},
+        {TD_F32, 0, TD_F16, TD_F32, TD_F16, true},
+        {TD_F32, TD_BF16, TD_F16, TD_BF16, TD_F16, true},
+        {TD_F32, TD_F16, TD_BF16, TD_F16, TD_BF16, true},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int sgd = 0; sgd < 2; sgd++) {
+            const td_update_tensors given = {.count = 4,
+                                             .dtype = cases[i].dtype,
+                                             .grad_dtype = cases[i].grad_dtype,
+                                             .copy_dtype = cases[i].copy_dtype,
+                                             .p = x,
+                                             .g = x,
+                                             .m = x,
+                                             .v = x,
+                                             .copy = cases[i].copied ? x : NULL};
+
+            memset(&launched, 0xFF, sizeof launched);
+            if (sgd)
+                td_assert_ok(td_sgd_update(gpu, there, there, &given));
+            else
+                td_assert_ok(td_adamw_update(gpu, there, there, &given));
+            assert_int_equal(launched.dtype, cases[i].dtype);
+            assert_int_equal(launched.grad_dtype, cases[i].grad);
+            assert_int_equal(launched.copy_dtype, cases[i].copy);
+            assert_ptr_equal(launched.copy, given.copy);
+        }
+}
+
 /* ---- products ---- */
 
 static void product_of(int64_t m)
@@ -584,7 +659,6 @@ static void more_than_a_grid_holds_is_refused(void **state)
 {
     const int64_t most = INT32_MAX, rows[] = {most + 1, (most + 1) * 4},
                   wide[] = {most * 256 + 1, (most + 1) * 1024};
-    const td_adamw adamw = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .step = 1};
     static _Alignas(256) float x[64];
 
     (void)state;
@@ -594,7 +668,7 @@ static void more_than_a_grid_holds_is_refused(void **state)
             .rows = rows[i], .cols = 1, .eps = 1e-5f, .dtype = TD_F32, .x_dtype = TD_F32};
         const td_rows_shape gated = {.rows = wide[i], .cols = 1, .dtype = TD_F32};
         const td_embedding_shape embedding = {.tokens = wide[i], .vocab = 1, .d_model = 1, .dtype = TD_F32};
-        const td_adamw_tensors tensors = {.count = wide[i], .dtype = TD_F32, .p = x, .g = x, .m = x, .v = x};
+        const td_update_tensors tensors = {.count = wide[i], .dtype = TD_F32, .p = x, .g = x, .m = x, .v = x};
 
         REFUSES(td_softmax_forward(gpu, &softmax, x, x), "softmax_forward: rows is");
         REFUSES(td_softmax_backward(gpu, &softmax, 1.0f, x, x, x), "softmax_backward: rows is");
@@ -606,7 +680,8 @@ static void more_than_a_grid_holds_is_refused(void **state)
         REFUSES(td_embedding_forward(gpu, &embedding, (const int64_t *)x, x, x),
                 "embedding_forward: tokens * d_model is");
         REFUSES(td_rope_table(gpu, wide[i], 2, 10000.0, x, x), "rope_table: positions * head_dim is");
-        REFUSES(td_adamw_update(gpu, &adamw, false, &tensors), "adamw_update: count is");
+        REFUSES(td_adamw_update(gpu, there, there, &tensors), "adamw_update: count is");
+        REFUSES(td_sgd_update(gpu, there, there, &tensors), "sgd_update: count is");
     }
 }
 
@@ -631,6 +706,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_thread_on_the_same_gpu_is_left_alone, open_gpu, close_gpu),
         cmocka_unit_test(a_gpu_without_kernels_is_refused),
         cmocka_unit_test_setup_teardown(flash_tiles_beyond_a_blocks_memory_are_refused, open_gpu, close_gpu),
+        cmocka_unit_test_setup_teardown(updates_are_launched_with_their_types, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(a_models_products_are_described_once, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(products_of_every_length_stay_bounded, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(more_than_a_grid_holds_is_refused, open_gpu, close_gpu),

@@ -213,8 +213,8 @@ static void only_live_blocks_of_the_device_are_freed(void **state)
     td_device_close(other); /* with its block still live: the leak checker watches */
 }
 
-/* Thousands of blocks freed in an order of their own, with refills between: every chain of the table is opened and
- * closed somewhere. */
+/* Thousands of blocks freed in an order of their own, with refills between: every chain of the table is
+ * opened and closed somewhere. */
 static void any_order_of_allocs_and_frees_keeps_the_account(void **state)
 {
     enum { SLOTS = 3000, STEPS = 30000 };

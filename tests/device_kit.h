@@ -1,4 +1,5 @@
-/** What the two files of test_device share: a CPU device for a test, and host allocations that fail on demand. */
+/** What the two files of test_device share: a CPU device for a test, and host allocations that fail on
+ * demand. */
 #ifndef TD_TESTS_DEVICE_KIT_H
 #define TD_TESTS_DEVICE_KIT_H
 

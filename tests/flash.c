@@ -73,8 +73,8 @@ static void lse_is_exact_where_it_can_be(void **state)
     td_attend_close(run);
 }
 
-/* A score that overflows to -infinity weighs nothing, also when a whole tile of them comes first, and the running
- * maximum is still -infinity after it. In float64 they are -1e40, which weighs as little. */
+/* A score that overflows to -infinity weighs nothing, also when a whole tile of them comes first, and the
+ * running maximum is still -infinity after it. In float64 they are -1e40, which weighs as little. */
 static void a_tile_of_hopeless_keys_weighs_nothing(void **state)
 {
     const int64_t seq_k = 150, d = 16;
@@ -96,8 +96,8 @@ static void a_tile_of_hopeless_keys_weighs_nothing(void **state)
     td_attend_close(run);
 }
 
-/* Without a score matrix: forward's scratch does not grow with the sequence at all, backward's by the sums of dK and
- * dV of the heads in progress, and a counter a tile. */
+/* Without a score matrix: forward's scratch does not grow with the sequence at all, backward's by the sums of
+ * dK and dV of the heads in progress, and a counter a tile. */
 static void memory_is_linear(void **state)
 {
     const td_dtype dtypes[] = {TD_F32, TD_BF16};
@@ -171,7 +171,8 @@ static void one_head_shared_by_threads_repeats(void **state)
     }
 }
 
-/* A head of many is that head alone, bit for bit: heads share work with threads, and results must not show it. */
+/* A head of many is that head alone, bit for bit: heads share work with threads, and results must not show
+ * it. */
 static void a_head_is_the_same_alone(void **state)
 {
     (void)state;
@@ -208,7 +209,8 @@ static void a_head_is_the_same_alone(void **state)
     }
 }
 
-/* More keys than queries under a causal mask: those behind the last query have no gradient, and it must be written. */
+/* More keys than queries under a causal mask: those behind the last query have no gradient, and it must be
+ * written. */
 static void keys_that_no_query_sees_have_no_gradient(void **state)
 {
     const int64_t seqs[] = {1, 16, 50, 64, 100};
@@ -332,8 +334,8 @@ static void takes_tensors_at_any_address(void **state)
     td_attend_close(run);
 }
 
-/* Of large scores an f32 L has lost what P is made of. In float32 the scores themselves are off by about 1e-7 of their
- * size, which is the tolerance; 5e-4 of an L of 10,000 would be 10 times that. */
+/* Of large scores an f32 L has lost what P is made of. In float32 the scores themselves are off by about 1e-7
+ * of their size, which is the tolerance; 5e-4 of an L of 10,000 would be 10 times that. */
 static void large_scores_are_as_exact_as_their_sums(void **state)
 {
     const double logits[] = {30, 60, 100, 300, 1000, 3000, 10000};
@@ -434,8 +436,8 @@ static void exp2_is_as_close_as_it_says(void **state)
 
 int main(void)
 {
-    /* f32: P is rebuilt from an L of f32, whose rounding alone is some 2e-7. bf16: one rounding of the output; of o,
-     * which D is made of, another in the gradients. */
+    /* f32: P is rebuilt from an L of f32, whose rounding alone is some 2e-7. bf16: one rounding of the
+     * output; of o, which D is made of, another in the gradients. */
     const td_attend_subject flash = {&td_attention_flash, {3e-6, 8e-3}, true, 128};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lse_is_the_log_of_the_row_sums),

@@ -345,9 +345,9 @@ static void takes_tensors_at_any_address(void **state)
     }
 }
 
-/* With o_bshd o and dout lie elsewhere, and that is all: of our own kernels the bits are the same, of cuBLASLt's, which
- * take the products of a batch element in a call of its own, their values. 1100 queries of few heads are cut into
- * parts; rows of 33 elements are read one by one. */
+/* With o_bshd o and dout lie elsewhere, and that is all: of our own kernels the bits are the same, of
+ * cuBLASLt's, which take the products of a batch element in a call of its own, their values. 1100 queries of
+ * few heads are cut into parts; rows of 33 elements are read one by one. */
 static void o_may_lie_as_the_projection_reads_it(void **state)
 {
     const struct {
@@ -432,9 +432,9 @@ static void keys_that_no_query_sees_have_no_gradient(void **state)
         }
 }
 
-/* The lse of a row with one visible key is that key's score, which small integers give without rounding: the same bits
- * in f32. On tensor cores the one probability is 2^0 but for the rounding of its exponent. 1100 keys of one head are
- * cut into parts. */
+/* The lse of a row with one visible key is that key's score, which small integers give without rounding: the
+ * same bits in f32. On tensor cores the one probability is 2^0 but for the rounding of its exponent. 1100
+ * keys of one head are cut into parts. */
 static void lse_of_one_key_is_its_score(void **state)
 {
     (void)state;
@@ -478,8 +478,8 @@ static void lse_of_one_key_is_its_score(void **state)
     }
 }
 
-/* Scores that overflow to -infinity weigh nothing, also when whole tiles of them come first (from the last key
- * down). */
+/* Scores that overflow to -infinity weigh nothing, also when whole tiles of them come first (from the last
+ * key down). */
 static void tiles_of_hopeless_keys_weigh_nothing(void **state)
 {
     const int64_t seq = 20, seq_k = 300, d = 16;
@@ -510,8 +510,8 @@ static void tiles_of_hopeless_keys_weigh_nothing(void **state)
     }
 }
 
-/* Every output that depends on the NaN has it; what would not depend on it if the mask hid whole blocks alone is as without
- * it, but for the order of sums: a warp rescales its rows together. */
+/* Every output that depends on the NaN has it; what would not depend on it if the mask hid whole blocks alone
+ * is as without it, but for the order of sums: a warp rescales its rows together. */
 static void assert_spoilt(const td_attend_run *run, const results *clean, const results *r, int64_t block,
                           td_attend_place bad)
 {
@@ -615,8 +615,8 @@ static void nan_goes_where_it_must(void **state)
     }
 }
 
-/* Where all scores of a part are NaN none of them is its largest, as in a part without a visible key. Few queries of one
- * head have a part for every 64 or 128 keys. */
+/* Where all scores of a part are NaN none of them is its largest, as in a part without a visible key. Few
+ * queries of one head have a part for every 64 or 128 keys. */
 static void a_part_of_nan_keys_spoils_every_row(void **state)
 {
     const int64_t firsts[] = {0, 128, 512, 1024}, seqs[] = {1, 20}, d = 32;

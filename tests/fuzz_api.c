@@ -1,5 +1,6 @@
-/* Every public function under random and extreme arguments: fuzz_api_kit.h says what is asked of a call, support/fuzz.h how
- * to run one case again. With --list the program prints the functions that it covers, and fuzz_api_covers.py compares. */
+/* Every public function under random and extreme arguments: fuzz_api_kit.h says what is asked of a call,
+ * support/fuzz.h how to run one case again. With --list the program prints the functions that it covers, and
+ * fuzz_api_covers.py compares. */
 #include "fuzz_api_kit.h"
 
 static int arguments;
@@ -18,7 +19,8 @@ static void every_function_refuses_what_is_impossible_and_changes_nothing(void *
     api_summary();
 }
 
-/* What AddressSanitizer asks a program: here an allocation beyond all memory is refused, as it is elsewhere, not reported. */
+/* What AddressSanitizer asks a program: here an allocation beyond all memory is refused, as it is elsewhere,
+ * not reported. */
 TD_API const char *__asan_default_options(void);
 const char *__asan_default_options(void)
 {

@@ -67,11 +67,11 @@ API(td_dtype_name)
 
 API(td_precision_name)
 {
-    const int value = any_enum(6);
+    const int value = any_enum(5);
     const char *name = td_precision_name((td_precision)value);
     td_precision parsed;
 
-    assert_int_equal(name != NULL, value >= 0 && value < 6);
+    assert_int_equal(name != NULL, value >= 0 && value < 5);
     if (name) {
         td_assert_ok(td_precision_parse(name, &parsed));
         assert_int_equal(parsed, value);
@@ -81,21 +81,21 @@ API(td_precision_name)
 
 API(td_precision_parse)
 {
-    static const char *const names[] = {"f32", "tf32", "bf16", "f16", "bf16_mixed", "f16_mixed"};
-    const char *name = text("name|precision", 6, names);
+    static const char *const names[] = {"f32", "tf32", "bf16", "f16", "bf16_mixed"};
+    const char *name = text("name|precision", 5, names);
 
     return td_precision_parse(name, out("out", sizeof(td_precision)));
 }
 
 API(td_precision_dtype)
 {
-    assert_true(td_dtype_size(td_precision_dtype((td_precision)any_enum(6))) > 0);
+    assert_true(td_dtype_size(td_precision_dtype((td_precision)any_enum(5))) > 0);
     return TD_OK;
 }
 
 API(td_precision_weights)
 {
-    const td_precision precision = (td_precision)any_enum(6);
+    const td_precision precision = (td_precision)any_enum(5);
 
     assert_true(td_dtype_size(td_precision_weights(precision)) >=
                 td_dtype_size(td_precision_dtype(precision)));

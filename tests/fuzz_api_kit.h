@@ -1,12 +1,13 @@
 /** What the files of test_fuzz_api share: how a call of a public function is drawn, and what is asked of it.
  *
- * To cover a function, write `API(td_name) { ... }` in the file of its module: draw each argument by the name that the
- * function's messages call it, and return the call's status. A drawn argument that cannot be right notes so itself; what
- * only a combination makes wrong is noted with impossible_if. Then
+ * To cover a function, write `API(td_name) { ... }` in the file of its module: draw each argument by the name
+ * that the function's messages call it, and return the call's status. A drawn argument that cannot be right
+ * notes so itself; what only a combination makes wrong is noted with impossible_if. Then
  *
- *   - with nothing noted the call must return TD_OK; else a status that was noted, with a message that has one of the words
- *     that were noted with it;
- *   - arguments that are only read keep their bits, and after a refusal so do all others, and the device's account. */
+ *   - with nothing noted the call must return TD_OK; else a status that was noted, with a message that has
+ *     one of the words that were noted with it;
+ *   - arguments that are only read keep their bits, and after a refusal so do all others, and the device's
+ *     account. */
 #ifndef TD_TESTS_FUZZ_API_KIT_H
 #define TD_TESTS_FUZZ_API_KIT_H
 
@@ -56,7 +57,8 @@ bool wrong(void);
 
 td_device *dev(void);
 
-/* In [1, 4]; or 0, negative, or next to the largest number, where `words` beside the name are those of products. */
+/* In [1, 4]; or 0, negative, or next to the largest number, where `words` beside the name are those of
+ * products. */
 int64_t extent(const char *words);
 int64_t at_least_one(const char *words); /* without the largest */
 
@@ -109,7 +111,8 @@ size_t bytes_of(td_dtype type, int count, const int64_t *extents);
 /* Draws a function, calls it and judges. */
 void api_case(void);
 
-/* The same for calls that a case makes one after the other: forgets the notes, and judges the call that was drawn since. */
+/* The same for calls that a case makes one after the other: forgets the notes, and judges the call that was
+ * drawn since. */
 void api_begin(void);
 void api_judge(const char *name, td_status status);
 

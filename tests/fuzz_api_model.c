@@ -1,13 +1,13 @@
-/* The functions of transformer.h and bench.h, and random walks through a model's states. */
-#include "fuzz_api_kit.h"
+/* The functions of transformer.h and hooks.h, and random walks through a model's states. */
+#include "fuzz_api_model.h"
 
-#include "bench/bench.h"
-#include "transformer/hooks.h"
-#include "transformer/transformer.h"
+static bool may_wait(const td_transformer_config *c)
+{
+    return c->use == TD_MODEL_GRADIENTS && c->keep == TD_KEEP_ALL &&
+           td_precision_weights(c->precision) != td_precision_dtype(c->precision);
+}
 
-enum { D_MODEL = 8, VOCAB = 11, BATCH = 2, CONTEXT = 6, TOKENS = BATCH * CONTEXT };
-
-static td_transformer_config good_config(void)
+td_transformer_config api_good_model(void)
 {
     static const char *const attentions[] = {"naive", "flash"};
     static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_F32, TD_PRECISION_BF16,
@@ -21,23 +21,36 @@ static td_transformer_config good_config(void)
                                .context = CONTEXT,
                                .precision = TD_FUZZ_PICK(precisions),
                                .attention = TD_FUZZ_PICK(attentions),
-                               .use = (td_model_use)td_fuzz_below(3),
+                               .use = td_fuzz_chance(70) ? TD_MODEL_GRADIENTS : TD_MODEL_INFERENCE,
                                .rope_theta = td_fuzz_chance(50) ? 0 : 500.0,
                                .transient_gradients = td_fuzz_chance(30),
                                .keep = td_fuzz_chance(40) ? TD_KEEP_ALL : TD_KEEP_MOST};
 
+    c.wait = td_fuzz_below(may_wait(&c) ? c.size.layers + 1 : 2);
     return c;
 }
 
 #define MODEL_PRODUCTS                                                                                       \
     "d_model|d_ff|layers|heads|vocab|batch|context|parameters|tokens|q|k|rows|cols|scores|size|extents"
 
-/* Without `use` that field does not count: the caller sets it. */
-static td_transformer_config draw_config(bool use)
+/* Only for some choices, and not above the layers. */
+static void draw_wait(td_transformer_config *c)
+{
+    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, 5};
+
+    if (wrong()) {
+        c->wait = TD_FUZZ_PICK(bad);
+        impossible(TD_BAD_ARGUMENT, "wait");
+    } else {
+        impossible_if(c->wait > 1 && !may_wait(c), "wait");
+    }
+}
+
+td_transformer_config api_draw_model(bool own)
 {
     static const double bad_theta[] = {-1, NAN, INFINITY, -INFINITY};
     static const char *const attentions[] = {"naive", "flash"};
-    td_transformer_config c = good_config();
+    td_transformer_config c = api_good_model();
     int64_t *const extents[] = {&c.size.d_model, &c.size.d_ff, &c.size.layers, &c.size.heads,
                                 &c.size.vocab,   &c.batch,     &c.context};
 
@@ -53,7 +66,7 @@ static td_transformer_config draw_config(bool use)
         c.precision = td_fuzz_chance(50) ? (td_precision)17 : (td_precision)-1;
         impossible(TD_BAD_ARGUMENT, "precision");
     } else if (wrong()) {
-        static const td_precision lacking[] = {TD_PRECISION_F16, TD_PRECISION_F16_MIXED, TD_PRECISION_TF32};
+        static const td_precision lacking[] = {TD_PRECISION_F16, TD_PRECISION_TF32};
         c.precision = TD_FUZZ_PICK(lacking);
         impossible(TD_UNSUPPORTED, "f16|dtype|tf32");
     }
@@ -62,9 +75,16 @@ static td_transformer_config draw_config(bool use)
         impossible(TD_BAD_ARGUMENT, "keep");
     }
     c.attention = wrong() ? text("attention|name", 2, attentions) : c.attention;
-    if (use && wrong()) {
-        c.use = (td_model_use)-1;
+    if (own && wrong()) {
+        static const td_model_use bad_uses[] = {(td_model_use)-1, (td_model_use)2, (td_model_use)INT32_MAX};
+        c.use = TD_FUZZ_PICK(bad_uses);
         impossible(TD_BAD_ARGUMENT, "use");
+    }
+    if (own) {
+        draw_wait(&c);
+    } else {
+        c.use = (td_model_use)td_fuzz_bits();
+        c.wait = (int64_t)td_fuzz_bits();
     }
     if (wrong()) {
         c.rope_theta = TD_FUZZ_PICK(bad_theta);
@@ -92,7 +112,7 @@ API(td_model_size_name)
 
 API(td_transformer_create)
 {
-    const td_transformer_config c = draw_config(true);
+    const td_transformer_config c = api_draw_model(true);
     td_transformer *made = (td_transformer *)&c;
     td_device *device = dev();
     td_transformer **to = pointer("out", &made);
@@ -107,7 +127,7 @@ API(td_transformer_create)
 
 API(td_transformer_plan)
 {
-    const td_transformer_config c = draw_config(true);
+    const td_transformer_config c = api_draw_model(true);
     void *bytes = out("out", sizeof(td_transformer_bytes));
 
     return td_transformer_plan(dev(), pointer("config", &c), bytes);
@@ -122,7 +142,7 @@ API(td_transformer_destroy)
 /* A model of the case's own device. */
 static td_transformer *open_model(void)
 {
-    const td_transformer_config c = good_config();
+    const td_transformer_config c = api_good_model();
     td_transformer *model = NULL;
 
     td_assert_ok(td_transformer_create(api_dev, &c, &model));
@@ -173,8 +193,7 @@ static td_status passes_on(td_hook *hook, td_range range, td_event *event)
     return td_hooks_final(hook->next, range, event);
 }
 
-/* None to two links, whose functions are there or not. */
-static td_hook *chain(void)
+td_hook *api_chain(void)
 {
     static td_hook links[2];
     td_hook *first = NULL;
@@ -196,7 +215,7 @@ static td_pass any_pass(void)
 
 API(td_hooks_begin)
 {
-    return td_hooks_begin(chain(), any_pass(), td_fuzz_chance(50));
+    return td_hooks_begin(api_chain(), any_pass(), td_fuzz_chance(50));
 }
 
 API(td_hooks_needed)
@@ -204,7 +223,7 @@ API(td_hooks_needed)
     static const td_need need = {{0, 4}, TD_READS_COPIES};
     const void *where = &need;
 
-    return td_hooks_needed(chain(), any_pass(), pointer("need", &need), td_fuzz_chance(50) ? &need : NULL,
+    return td_hooks_needed(api_chain(), any_pass(), pointer("need", &need), td_fuzz_chance(50) ? &need : NULL,
                            pointer("where", &where));
 }
 
@@ -212,7 +231,7 @@ API(td_hooks_done)
 {
     static const td_need need = {{0, 4}, TD_READS_PARAMS};
 
-    return td_hooks_done(chain(), any_pass(), pointer("need", &need));
+    return td_hooks_done(api_chain(), any_pass(), pointer("need", &need));
 }
 
 API(td_hooks_due)
@@ -220,17 +239,17 @@ API(td_hooks_due)
     static const td_due due = {.count = 1};
     bool taken;
 
-    return td_hooks_due(chain(), pointer("due", &due), pointer("taken", &taken));
+    return td_hooks_due(api_chain(), pointer("due", &due), pointer("taken", &taken));
 }
 
 API(td_hooks_final)
 {
-    return td_hooks_final(chain(), (td_range){0, td_fuzz_below(9)}, NULL);
+    return td_hooks_final(api_chain(), (td_range){0, td_fuzz_below(9)}, NULL);
 }
 
 API(td_hooks_end)
 {
-    return td_hooks_end(chain(), any_pass(), TD_OK);
+    return td_hooks_end(api_chain(), any_pass(), TD_OK);
 }
 
 API(td_transformer_numel)
@@ -255,7 +274,7 @@ API(td_transformer_weights)
 API(td_transformer_set_hooks)
 {
     impossible(TD_BAD_ARGUMENT, "model");
-    return td_transformer_set_hooks(NULL, chain());
+    return td_transformer_set_hooks(NULL, api_chain());
 }
 
 API(td_transformer_parameter)
@@ -303,129 +322,27 @@ API(td_transformer_loss)
     return td_transformer_loss(NULL, indices("targets", 4, VOCAB), NULL);
 }
 
-API(td_transformer_last_loss)
+API(td_transformer_loss_on_device)
 {
     td_transformer *model = open_model();
-    float loss = 0;
-    const bool null = td_fuzz_chance(50);
 
-    impossible(TD_BAD_ARGUMENT, null ? "model" : "loss");
-    return close_model(model, td_transformer_last_loss(null ? NULL : model, null ? &loss : NULL));
+    assert_non_null(td_transformer_loss_on_device(model));
+    assert_null(td_transformer_loss_on_device(NULL));
+    return close_model(model, TD_OK);
+}
+
+API(td_transformer_products)
+{
+    const td_model_size size = {.d_model = at_least_one("d_model"), .d_ff = at_least_one("d_ff")};
+
+    return td_transformer_products(in_copy("size", &size, sizeof size),
+                                   out("out", TD_DUE_MOST * sizeof(td_product_extent)));
 }
 
 API(td_transformer_backward)
 {
     impossible(TD_BAD_ARGUMENT, "model|micro");
     return td_transformer_backward(NULL, (td_micro)td_fuzz_below(9));
-}
-
-API(td_transformer_adamw)
-{
-    const td_adamw a = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8};
-
-    impossible(TD_BAD_ARGUMENT, "model");
-    return td_transformer_adamw(NULL, &a);
-}
-
-API(td_transformer_adamw_on_device)
-{
-    td_adamw a = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8};
-
-    impossible(TD_BAD_ARGUMENT, "model");
-    return td_transformer_adamw_on_device(NULL, &a);
-}
-
-API(td_transformer_backward_adamw)
-{
-    td_adamw a = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8};
-
-    impossible(TD_BAD_ARGUMENT, "model");
-    return td_transformer_backward_adamw(NULL, &a, td_fuzz_chance(50));
-}
-
-API(td_transformer_sgd)
-{
-    impossible(TD_BAD_ARGUMENT, "model");
-    return td_transformer_sgd(NULL, 0.1f);
-}
-
-/* ---- bench ---- */
-
-API(td_bench_mode_parse)
-{
-    static const char *const names[] = {"forward", "backward", "train"};
-    const char *name = text("name", 3, names);
-
-    return td_bench_mode_parse(name, out("out", sizeof(td_bench_mode)));
-}
-
-API(td_bench_mode_name)
-{
-    static const int values[] = {0, 1, 2, 3, -1, INT32_MAX};
-    const int value = TD_FUZZ_PICK(values);
-
-    assert_int_equal(strcmp(td_bench_mode_name((td_bench_mode)value), "unknown mode") != 0,
-                     value >= 0 && value < 3);
-    return TD_OK;
-}
-
-static td_status count_steps(void *user, int64_t done, int64_t total, double step_ms)
-{
-    ++*(int *)user;
-    assert_true(done >= 1 && done <= total);
-    assert_true(step_ms >= 0);
-    return TD_OK;
-}
-
-API(td_bench_run)
-{
-    static const int64_t bad_steps[] = {0, -1, INT64_MIN, INT64_MAX};
-    td_bench_config c = {
-        .model = draw_config(false), .warmup = td_fuzz_below(2), .steps = 1 + td_fuzz_below(2)};
-    td_bench_result *result = (td_bench_result *)&c;
-    int steps = 0;
-
-    c.mode = (td_bench_mode)choice("mode", 3);
-    c.model.transient_gradients = false;
-    if (wrong()) {
-        c.steps = TD_FUZZ_PICK(bad_steps);
-        impossible(TD_BAD_ARGUMENT, "steps");
-        impossible(TD_NO_MEMORY, "steps");
-    }
-    if (wrong()) {
-        c.warmup = td_fuzz_chance(50) ? -1 : INT64_MIN;
-        impossible(TD_BAD_ARGUMENT, "warmup");
-    }
-    if (wrong()) {
-        c.graph = true;
-        impossible(TD_UNSUPPORTED, "graph|graphs");
-    }
-    if (wrong()) {
-        c.overlap = true;
-        impossible_if(!c.whole || c.mode != TD_BENCH_TRAIN, "overlap");
-    }
-    td_device *device = dev();
-    td_bench_result **to = pointer("out", &result);
-    const td_status status = td_bench_run(device, pointer("config", &c), count_steps, &steps, to);
-    if (to && status != TD_OK)
-        assert_null(result);
-    if (status == TD_OK)
-        assert_int_equal(steps, c.warmup + c.steps);
-    if (to)
-        td_bench_result_destroy(result);
-    return status;
-}
-
-API(td_bench_result_destroy)
-{
-    td_bench_result_destroy(NULL);
-    return TD_OK;
-}
-
-API(td_bench_summary_of)
-{
-    impossible(TD_BAD_ARGUMENT, "result");
-    return td_bench_summary_of(NULL, out("out", sizeof(td_bench_summary)));
 }
 
 /* ---- a walk ---- */
@@ -435,26 +352,27 @@ typedef struct pair {
     td_transformer_config config;
     td_device *dev[2];
     td_transformer *model[2];
-    td_adamw adamw[2]; /* in the device's memory, as far as the CPU is one */
     int64_t batch, seq;
-    bool weights, forward, loss, counted_on_device;
+    bool weights, forward, loss;
     enum { NEVER, WHOLE, GONE } gradients;
 } pair;
 
 /* A step of the walk: drawn once, taken by the model and, if it was not refused, by its twin. */
 typedef struct step {
-    enum { FORWARD, LOSS, BACKWARD, ADAMW, ADAMW_DEVICE, BACKWARD_ADAMW, SGD, INIT, REFRESH, STEPS } kind;
+    enum { FORWARD, LOSS, BACKWARD, INIT, REFRESH, STEPS } kind;
     const int64_t *ids;
     int64_t batch, seq;
-    bool accumulate, on_device, stops;
-    td_adamw adamw;
-    bool no_adamw;
-    float lr;
+    td_micro micro;
+    enum { LISTEN, STOP, TAKE } hook;
     uint64_t seed;
 } step;
 
-static const char *const step_names[] = {"forward",        "loss", "backward", "adamw",  "adamw_on_device",
-                                         "backward_adamw", "sgd",  "init",     "refresh"};
+static const char *const step_names[] = {"forward", "loss", "backward", "init", "refresh"};
+
+static bool adds(const step *s)
+{
+    return s->micro == TD_MICRO_MIDDLE || s->micro == TD_MICRO_LAST;
+}
 
 static td_status stop(td_hook *hook, td_range range, td_event *event)
 {
@@ -464,9 +382,8 @@ static td_status stop(td_hook *hook, td_range range, td_event *event)
 
 static td_status take(pair *p, int which, step *s, const void **logits, float *loss)
 {
-    static td_hook stopper = {.final = stop};
+    td_hook links[] = {[LISTEN] = {.begin = pass_begins}, [STOP] = {.final = stop}, [TAKE] = {.due = takes}};
     td_transformer *model = p->model[which];
-    td_adamw *adamw = s->no_adamw ? NULL : &p->adamw[which];
 
     switch (s->kind) {
     case FORWARD:
@@ -474,19 +391,10 @@ static td_status take(pair *p, int which, step *s, const void **logits, float *l
     case LOSS:
         return td_transformer_loss(model, s->ids, loss);
     case BACKWARD:
-        td_assert_ok(td_transformer_set_hooks(model, s->stops ? &stopper : NULL));
-        const td_status status =
-            td_transformer_backward(model, s->accumulate ? TD_MICRO_LAST : TD_MICRO_ONLY);
+        td_assert_ok(td_transformer_set_hooks(model, &links[s->hook]));
+        const td_status status = td_transformer_backward(model, s->micro);
         td_assert_ok(td_transformer_set_hooks(model, NULL));
         return status;
-    case ADAMW:
-        return td_transformer_adamw(model, adamw);
-    case ADAMW_DEVICE:
-        return td_transformer_adamw_on_device(model, adamw);
-    case BACKWARD_ADAMW:
-        return td_transformer_backward_adamw(model, adamw, s->on_device);
-    case SGD:
-        return td_transformer_sgd(model, s->lr);
     case INIT:
         return td_transformer_init(model, s->seed);
     default:
@@ -494,145 +402,86 @@ static td_status take(pair *p, int which, step *s, const void **logits, float *l
     }
 }
 
-static void draw_update(pair *p, step *s)
+static void draw_forward(const pair *p, step *s)
 {
-    static const double bad[] = {-1, NAN, INFINITY, -INFINITY};
-    td_adamw a = {.variant = (td_adamw_variant)choice("variant", 3),
-                  .lr = 1e-3,
-                  .beta1 = 0.9,
-                  .beta2 = 0.999,
-                  .eps = 1e-8,
-                  .weight_decay = 0.01};
-    double *const scalars[] = {&a.lr, &a.beta1, &a.beta2, &a.eps, &a.weight_decay};
-    static const char *const names[] = {"lr", "beta1", "beta2", "eps", "weight_decay"};
-
-    for (int i = 0; i < 5; i++)
-        if (wrong()) {
-            *scalars[i] = i < 4 ? TD_FUZZ_PICK(bad) : NAN; /* a weight_decay below 0 is taken */
-            impossible(TD_BAD_ARGUMENT, names[i]);
-        }
-    s->on_device = s->kind == ADAMW_DEVICE || (s->kind == BACKWARD_ADAMW && td_fuzz_chance(50));
-    a.step = td_fuzz_chance(50) ? 0 : 1 + td_fuzz_below(5);
-    if (a.step == 0 && !s->on_device && p->counted_on_device)
-        impossible(TD_BAD_STATE, "step");
+    s->batch = 1 + td_fuzz_below(BATCH), s->seq = 1 + td_fuzz_below(CONTEXT);
+    s->ids = indices("ids", s->batch * s->seq, VOCAB);
     if (wrong()) {
-        a.step = td_fuzz_chance(50) ? -1 : INT64_MIN;
-        impossible(TD_BAD_ARGUMENT, "step");
+        s->batch = extent("batch");
+        s->batch = s->batch >= 1 && s->batch <= 4 ? BATCH + 1 : s->batch;
+        impossible(TD_BAD_ARGUMENT, "batch");
     }
     if (wrong()) {
-        s->no_adamw = true;
-        impossible(TD_BAD_ARGUMENT, "adamw");
+        s->seq = extent("seq");
+        s->seq = s->seq >= 1 && s->seq <= 4 ? CONTEXT + 1 : s->seq;
+        impossible(TD_BAD_ARGUMENT, "seq");
     }
-    p->adamw[0] = p->adamw[1] = s->adamw = a;
+    if (!p->weights)
+        impossible(TD_BAD_STATE, "weights|init");
 }
 
-static void draw_step(pair *p, step *s)
+static void draw_backward(const pair *p, step *s)
 {
-    const td_model_use use = p->config.use;
+    const bool transient = p->config.transient_gradients;
 
-    *s = (step){.kind = td_fuzz_below(10) < 6 ? td_fuzz_below(3) : td_fuzz_below(STEPS)};
-    if ((s->kind == ADAMW || s->kind == ADAMW_DEVICE || s->kind == SGD) && p->gradients == NEVER)
-        s->kind = FORWARD; /* the header does not say what an update with no gradients yet is */
-    s->seed = td_fuzz_bits();
+    s->hook = td_fuzz_chance(10) ? STOP : td_fuzz_chance(30) ? TAKE : LISTEN;
+    s->micro = (td_micro)td_fuzz_below(4);
+    if (adds(s) && p->gradients == NEVER && !transient)
+        s->micro = TD_MICRO_FIRST; /* the header does not say what there is to add to */
+    if (wrong()) {
+        s->micro = td_fuzz_chance(50) ? (td_micro)-1 : (td_micro)4;
+        impossible(TD_BAD_ARGUMENT, "micro");
+    }
+    impossible_if(adds(s) && transient, "micro|transient");
+    if (adds(s) && p->gradients == GONE)
+        impossible(TD_BAD_STATE, "micro|gradients");
+    if (p->config.use == TD_MODEL_INFERENCE)
+        impossible(TD_BAD_STATE, "inference|model|gradients");
+    if (!p->loss)
+        impossible(TD_BAD_STATE, "loss");
+}
+
+static void draw_step(const pair *p, step *s)
+{
+    *s = (step){.kind = td_fuzz_chance(85) ? td_fuzz_below(3) : td_fuzz_below(STEPS), .seed = td_fuzz_bits()};
     s->batch = p->batch, s->seq = p->seq;
-    switch (s->kind) {
-    case FORWARD:
-        s->batch = 1 + td_fuzz_below(BATCH), s->seq = 1 + td_fuzz_below(CONTEXT);
-        s->ids = indices("ids", s->batch * s->seq, VOCAB);
-        if (wrong()) {
-            s->batch = extent("batch");
-            s->batch = s->batch >= 1 && s->batch <= 4 ? BATCH + 1 : s->batch;
-            impossible(TD_BAD_ARGUMENT, "batch");
-        }
-        if (wrong()) {
-            s->seq = extent("seq");
-            s->seq = s->seq >= 1 && s->seq <= 4 ? CONTEXT + 1 : s->seq;
-            impossible(TD_BAD_ARGUMENT, "seq");
-        }
-        if (!p->weights)
-            impossible(TD_BAD_STATE, "weights|init");
-        break;
-    case LOSS:
+    if (s->kind == FORWARD)
+        draw_forward(p, s);
+    if (s->kind == BACKWARD)
+        draw_backward(p, s);
+    if (s->kind == LOSS) {
         s->ids = indices("targets", p->forward ? p->batch * p->seq : 1, VOCAB);
         if (!p->forward)
             impossible(TD_BAD_STATE, "forward");
-        break;
-    case BACKWARD_ADAMW:
-        draw_update(p, s);
-        if (use != TD_MODEL_TRAINING)
-            impossible(TD_BAD_STATE, "moments|model|training|inference|gradients");
-        if (!p->loss)
-            impossible(TD_BAD_STATE, "loss");
-        break;
-    case BACKWARD:
-        s->stops = td_fuzz_chance(10);
-        s->accumulate = td_fuzz_chance(40) && (p->gradients != NEVER || p->config.transient_gradients);
-        impossible_if(s->accumulate && p->config.transient_gradients, "micro|transient");
-        if (s->accumulate && p->gradients == GONE)
-            impossible(TD_BAD_STATE, "micro|gradients");
-        if (use == TD_MODEL_INFERENCE)
-            impossible(TD_BAD_STATE, "inference|model|gradients");
-        if (!p->loss)
-            impossible(TD_BAD_STATE, "loss");
-        break;
-    case ADAMW:
-    case ADAMW_DEVICE:
-        draw_update(p, s);
-        if (use != TD_MODEL_TRAINING)
-            impossible(TD_BAD_STATE, "moments|model|training|inference|gradients");
-        if (p->gradients != WHOLE)
-            impossible(TD_BAD_STATE, "gradients|backward");
-        break;
-    case SGD:
-        s->lr = (float)number("lr");
-        s->lr = isfinite(s->lr) && fabsf(s->lr) > 1 ? 0.25f : s->lr;
-        if (use == TD_MODEL_INFERENCE)
-            impossible(TD_BAD_STATE, "inference|model|gradients");
-        else if (p->gradients != WHOLE)
-            impossible(TD_BAD_STATE, "gradients|backward");
-        if (p->config.precision == TD_PRECISION_BF16_MIXED)
-            impossible(TD_UNSUPPORTED, "mixed");
-        break;
-    default:
-        break;
     }
 }
 
 static void after_step(pair *p, const step *s, bool stopped)
 {
-    const bool transient = p->config.transient_gradients;
+    const bool last = s->micro == TD_MICRO_ONLY || s->micro == TD_MICRO_LAST;
 
     switch (s->kind) {
     case FORWARD:
         p->batch = s->batch, p->seq = s->seq;
         p->forward = true;
         p->loss = false;
-        if (transient && p->gradients == WHOLE)
+        if (p->config.transient_gradients && p->gradients == WHOLE)
             p->gradients = GONE;
         break;
     case LOSS:
         p->loss = true;
         break;
-    case BACKWARD:
-        p->gradients = stopped ? GONE : WHOLE;
+    case BACKWARD: /* products that are added, or to which others come, are offered to nobody */
+        p->gradients = stopped || (s->hook == TAKE && last && !adds(s)) ? GONE : WHOLE;
         p->forward = p->loss = false;
-        break;
-    case BACKWARD_ADAMW:
-        p->gradients = GONE;
-        p->forward = p->loss = false;
-        break;
-    case REFRESH:
-        p->weights = true;
         break;
     case INIT:
         p->weights = true;
-        p->counted_on_device = p->forward = p->loss = false;
-        break;
-    default: /* an update */
         p->forward = p->loss = false;
+        break;
+    default:
+        p->weights = true;
     }
-    if (s->kind == ADAMW || s->kind == ADAMW_DEVICE || s->kind == BACKWARD_ADAMW)
-        p->counted_on_device = s->on_device;
 }
 
 static void check_equal(const pair *p)
@@ -643,35 +492,35 @@ static void check_equal(const pair *p)
         td_assert_ok(td_transformer_parameter(p->model[0], i, &a));
         td_assert_ok(td_transformer_parameter(p->model[1], i, &b));
         td_assert_identical(a.name, a.dtype, a.data, b.data, a.numel);
-        if (a.exp_avg) {
-            td_assert_identical("exp_avg", TD_F32, a.exp_avg, b.exp_avg, a.numel);
-            td_assert_identical("exp_avg_sq", TD_F32, a.exp_avg_sq, b.exp_avg_sq, a.numel);
-        }
         if (p->gradients == WHOLE)
             td_assert_identical("grad", a.grad_dtype, a.grad, b.grad, a.numel);
     }
-    assert_memory_equal(&p->adamw[0], &p->adamw[1], sizeof p->adamw[0]);
 }
 
-void api_walk(void)
+static void open_pair(pair *p)
 {
-    pair p = {.config = good_config()};
-    char walked[512] = "";
-    const bool weights = td_fuzz_chance(80);
-
+    p->config = api_good_model();
+    p->weights = td_fuzz_chance(80);
     for (int i = 0; i < 2; i++) {
-        td_assert_ok(td_device_open("cpu", &p.dev[i]));
-        td_assert_ok(td_transformer_create(p.dev[i], &p.config, &p.model[i]));
-        for (int64_t n = 0; n < td_transformer_parameter_count(p.model[i]); n++) {
+        td_assert_ok(td_device_open("cpu", &p->dev[i]));
+        td_assert_ok(td_transformer_create(p->dev[i], &p->config, &p->model[i]));
+        for (int64_t n = 0; n < td_transformer_parameter_count(p->model[i]); n++) {
             td_parameter weight; /* for a refresh that comes before init */
 
-            td_assert_ok(td_transformer_parameter(p.model[i], n, &weight));
+            td_assert_ok(td_transformer_parameter(p->model[i], n, &weight));
             memset(weight.data, 0x3C, (size_t)weight.numel * td_dtype_size(weight.dtype));
         }
-        if (weights)
-            td_assert_ok(td_transformer_init(p.model[i], 3));
+        if (p->weights)
+            td_assert_ok(td_transformer_init(p->model[i], 3));
     }
-    p.weights = weights;
+}
+
+void api_walk_model(void)
+{
+    pair p = {.batch = 0};
+    char walked[512] = "";
+
+    open_pair(&p);
     for (int64_t left = 10 + td_fuzz_below(30); left > 0; left--) {
         const void *logits[2] = {0};
         float loss[2] = {0};
@@ -680,12 +529,12 @@ void api_walk(void)
         api_begin();
         draw_step(&p, &s);
         snprintf(walked + strlen(walked), sizeof walked - strlen(walked), " %s", step_names[s.kind]);
-        td_fuzz_describe("walk: %s%s%s%s use %d:%s", td_precision_name(p.config.precision),
+        td_fuzz_describe("walk: %s%s%s%s use %d wait %d:%s", td_precision_name(p.config.precision),
                          p.config.transient_gradients ? " transient" : "",
                          p.config.keep == TD_KEEP_ALL ? " keep_all " : " ", p.config.attention,
-                         (int)p.config.use, walked);
+                         (int)p.config.use, (int)p.config.wait, walked);
         const td_status status = take(&p, 0, &s, &logits[0], &loss[0]);
-        const bool stopped = s.stops && status == TD_IO_ERROR;
+        const bool stopped = s.hook == STOP && status == TD_IO_ERROR;
         if (!stopped)
             api_judge(step_names[s.kind], status);
         if (status == TD_OK || stopped) {
@@ -705,4 +554,12 @@ void api_walk(void)
         td_transformer_destroy(p.model[i]);
         td_device_close(p.dev[i]);
     }
+}
+
+void api_walk(void)
+{
+    if (td_fuzz_chance(50))
+        api_walk_model();
+    else
+        api_walk_train();
 }

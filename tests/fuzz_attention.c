@@ -1,5 +1,5 @@
-/* Random cases of attention, naive and flash: the formulas in float64 with the errors that f32 may make of them, and the
- * proof that the judge tells a wrong result from a rounded one. */
+/* Random cases of attention, naive and flash: the formulas in float64 with the errors that f32 may make of
+ * them, and the proof that the judge tells a wrong result from a rounded one. */
 #include "fuzz_kit.h"
 
 #include "attention/attention.h"
@@ -17,8 +17,8 @@ typedef struct problem {
 typedef struct results {
     td_estimate *o, *lse, *dq, *dk, *dv, *p;
     td_sum *dk_sums, *dv_sums;
-    double *dk_through; /* what goes into dk by the rows' D, without signs: O, or P, may be alike in all rows */
-    double *cut; /* what a GPU's matrix units may take away of each lse */
+    double *dk_through; /* what comes into dk by D, without signs: O, or P, may be alike in all rows */
+    double *cut;        /* what a GPU's matrix units may take away of each lse */
 } results;
 
 static int64_t queries_of(const td_attention_shape *s)
@@ -58,8 +58,8 @@ static double squared(double x)
     return x * x;
 }
 
-/* Numbers of 16 bits that are nearly the same are rounded by the same factor: what they all go into is off by a part of what
- * its terms come to without their signs. */
+/* Numbers of 16 bits that are nearly the same are rounded by the same factor: what they all go into is off by
+ * a part of what its terms come to without their signs. */
 static double like_roundings(td_dtype dtype, double terms)
 {
     return dtype == TD_F32 ? 0 : squared(td_dtype_eps(dtype) / 2 / TD_ULP_HALF * terms / 4);
@@ -71,9 +71,9 @@ static double alike(const problem *p, td_sum sum)
     return p->rounds_p ? like_roundings(p->s.dtype, sum.terms) : 0;
 }
 
-/* One query's row of scores and probabilities, forward and backward. Errors are of three kinds: those of a key's own, which
- * are independent; that of the row's sum; and those that come through D, the row's dP P. The last two meet every key of the
- * row, so that they go into dq as one. */
+/* One query's row of scores and probabilities, forward and backward. Errors are of three kinds: those of a
+ * key's own, which are independent; that of the row's sum; and those that come through D, the row's dP P. The
+ * last two meet every key of the row, so that they go into dq as one. */
 typedef struct row {
     int64_t seen;
     td_estimate *score, *p, *dp;

@@ -252,12 +252,13 @@ void fuzz_accept(fuzz_tensor *t)
 
 /* ---- the judge ---- */
 
-/* The elements together. A rounding is u / sqrt(3) at the root mean square where a number is just above a power of two, as
- * the partial sums of positive terms may all be, so that the norm of many independent errors is at most that of their Gammas
- * by 0.58: 0.75 has room for what neighbours have in common. Few elements may outweigh all others, as rows of a norm with
- * small numbers do. The square of an error has a standard deviation of at most sqrt(2) / 3 of its Gamma's square, and the sum
- * of these squares is allowed six of its own. In attention errors are not independent: what a row of D is off by meets every
- * key. There the norm came to 0.76 and to 1.5 once each in 350,000 cases; single elements may have 4. */
+/* The elements together. A rounding is u / sqrt(3) at the root mean square where a number is just above a
+ * power of two, as the partial sums of positive terms may all be, so that the norm of many independent errors
+ * is at most that of their Gammas by 0.58: 0.75 has room for what neighbours have in common. Few elements may
+ * outweigh all others, as rows of a norm with small numbers do. The square of an error has a standard
+ * deviation of at most sqrt(2) / 3 of its Gamma's square, and the sum of these squares is allowed six of its
+ * own. In attention errors are not independent: what a row of D is off by meets every key. There the norm
+ * came to 0.76 and to 1.5 once each in 350,000 cases; single elements may have 4. */
 static bool judge_norm(const fuzz_tensor *t, double errors, double squares, double fourths, double stores,
                        double leans, int64_t count, char *text, size_t room)
 {

@@ -1,8 +1,9 @@
 /** What the files of test_fuzz_shapes share: the tensors of a random case, and the judge of its results.
  *
- * A case draws its tensors, says with fuzz_expect what must become of each element, and makes its call with FUZZ_CALL.
- * On the CPU every tensor lies between inaccessible pages, on a GPU between fences. fuzz_finish then judges: expected
- * elements against their truth, and every other byte of every tensor, inputs and the gaps of outputs, against what it was. */
+ * A case draws its tensors, says with fuzz_expect what must become of each element, and makes its call with
+ * FUZZ_CALL. On the CPU every tensor lies between inaccessible pages, on a GPU between fences. fuzz_finish
+ * then judges: expected elements against their truth, and every other byte of every tensor, inputs and the
+ * gaps of outputs, against what it was. */
 #ifndef TD_TESTS_FUZZ_KIT_H
 #define TD_TESTS_FUZZ_KIT_H
 
@@ -52,7 +53,8 @@ int64_t fuzz_extent(int64_t most);
 /* 0 half of the time, else a pitch that leaves a gap or none. */
 int64_t fuzz_pitch(int64_t row);
 
-/* Tensors: drawn (of one of several distributions), poisoned with 0xFF, indices in [0, bound), given numbers, and scratch. */
+/* Tensors: drawn (of one of several distributions), poisoned with 0xFF, indices in [0, bound), given numbers,
+ * and scratch. */
 fuzz_tensor *fuzz_draw(const char *name, td_dtype dtype, int64_t count);
 fuzz_tensor *fuzz_room(const char *name, td_dtype dtype, int64_t count);
 fuzz_tensor *fuzz_given(const char *name, td_dtype dtype, int64_t count, const double *values);
@@ -67,7 +69,8 @@ void *at(const fuzz_tensor *tensor);
 void fuzz_expect(fuzz_tensor *tensor, int64_t index, td_estimate value);
 void fuzz_expect_exact(fuzz_tensor *tensor, int64_t index, double value);
 
-/* The sum behind it is formed by a GPU's matrix units, which may take `units` of u away from every element alike. */
+/* The sum behind it is formed by a GPU's matrix units, which may take `units` of u away from every element
+ * alike. */
 void fuzz_lean(fuzz_tensor *tensor, int64_t index, double units);
 
 /* Makes the call twice from the same state; the second time must give the same bits. */
@@ -99,7 +102,8 @@ bool fuzz_judge(const fuzz_tensor *tensor, char *text, size_t room);
 /* Judges every tensor of the case and gives them back. */
 void fuzz_finish(void);
 
-/* The largest share of 4 u Gamma that a result took since this was asked last, beyond the rounding of its store. */
+/* The largest share of 4 u Gamma that a result took since this was asked last, beyond the rounding of its
+ * store. */
 double fuzz_worst(void);
 
 /* One random case each. */

@@ -1,4 +1,5 @@
-/* Random cases of the operations of ops.h: the formula of each in float64, with the errors that f32 may make of it. */
+/* Random cases of the operations of ops.h: the formula of each in float64, with the errors that f32 may make
+ * of it. */
 #include "fuzz_kit.h"
 
 #include "ops/ops.h"
@@ -310,7 +311,8 @@ static void expect_pair(fuzz_tensor *to, int64_t out, const fuzz_tensor *from, i
     fuzz_expect(to, out + 1, td_plus(td_times(x0, sine), td_times(x1, cosine)));
 }
 
-/* Every element of part `part` of a packed row against its place in the split tensor; `to_split` says which is the output. */
+/* Every element of part `part` of a packed row against its place in the split tensor; `to_split` says which
+ * is the output. */
 static void expect_part(const td_heads_shape *s, int64_t pitch, int64_t part, bool to_split,
                         const fuzz_tensor *cosine, const fuzz_tensor *sine, fuzz_tensor *packed,
                         fuzz_tensor *split)
@@ -644,38 +646,89 @@ void fuzz_norm(void)
     fuzz_expect(norm, 0, td_exact(sqrt(sum))); /* summed in float64: the one rounding is the store */
 }
 
-void fuzz_sgd(void)
-{
-    const td_dtype dtype = fuzz_dtype();
-    const int64_t count = fuzz_extent(3000);
-    const double lr = (double)(float)td_fuzz_uniform(0, 0.5);
-
-    td_fuzz_describe("sgd_step count=%" PRId64 " %s lr=%g", count, td_dtype_name(dtype), lr);
-    fuzz_tensor *p = fuzz_draw("p", dtype, count), *g = fuzz_draw("g", dtype, count);
-    FUZZ_CALL(td_sgd_step(fuzz_dev, (float)lr, count, dtype, at(p), at(g)));
-    for (int64_t i = 0; i < count; i++)
-        fuzz_expect(p, i, td_minus(given(p, i), td_times(td_exact(lr), given(g, i))));
-}
-
 /* A float64 scalar as f32 has it. */
 static td_estimate scalar(double value)
 {
     return td_rounded(value, 1);
 }
 
-static void expect_adamw(const td_adamw *a, fuzz_tensor *p, const fuzz_tensor *g, fuzz_tensor *m,
-                         fuzz_tensor *v)
+/* An update of weights that are drawn: of one type, or of f32 with gradients and a copy of others. */
+typedef struct update {
+    td_update_tensors t;
+    td_dtype grad_dtype;
+    td_update_state state;
+    fuzz_tensor *p, *g, *copy;
+    char text[128];
+} update;
+
+static update draw_update(void)
 {
-    const double c1 = 1 - pow(a->beta1, (double)a->step), c2 = 1 - pow(a->beta2, (double)a->step);
+    update u = {.t = {.count = fuzz_extent(3000), .dtype = fuzz_dtype()},
+                .state = {.step = 1 + td_fuzz_below(td_fuzz_chance(50) ? 3 : 100000),
+                          .gain = td_fuzz_chance(40) ? 1 : (float)td_fuzz_uniform(-2, 2)}};
+    td_dtype copy_dtype = 0;
+
+    if (u.t.dtype == TD_F32 && td_fuzz_chance(60))
+        u.t.grad_dtype = fuzz_16bit();
+    u.grad_dtype = u.t.grad_dtype ? u.t.grad_dtype : u.t.dtype;
+    if (u.t.dtype == TD_F32 && td_fuzz_chance(60)) {
+        if (u.grad_dtype == TD_F32 || td_fuzz_chance(50))
+            u.t.copy_dtype = fuzz_16bit();
+        copy_dtype = u.t.copy_dtype ? u.t.copy_dtype : u.grad_dtype;
+    }
+    snprintf(u.text, sizeof u.text, "count=%" PRId64 " %s, g %s, copy %s, step %" PRId64 " gain %.9g",
+             u.t.count, td_dtype_name(u.t.dtype), td_dtype_name(u.grad_dtype),
+             copy_dtype ? td_dtype_name(copy_dtype) : "none", u.state.step, (double)u.state.gain);
+    u.p = fuzz_draw("p", u.t.dtype, u.t.count);
+    u.g = fuzz_draw("g", u.grad_dtype, u.t.count);
+    u.copy = copy_dtype ? fuzz_room("copy", copy_dtype, u.t.count) : NULL;
+    u.t.p = at(u.p), u.t.g = at(u.g), u.t.copy = at(u.copy);
+    return u;
+}
+
+/* gain g */
+static td_estimate grad_of(const update *u, int64_t index)
+{
+    return td_times(td_exact((double)u->state.gain), given(u->g, index));
+}
+
+/* The same bytes in the device's memory; td_device_free gives them back. */
+static void *assigned(const void *bytes, size_t size)
+{
+    void *there = NULL;
+
+    td_assert_ok(td_device_alloc(fuzz_dev, size, &there));
+    td_assert_ok(td_assign(fuzz_dev, there, bytes, size));
+    return there;
+}
+
+void fuzz_sgd(void)
+{
+    const td_sgd sgd = {.lr = td_fuzz_uniform(0, 0.5)};
+    update u = draw_update();
+
+    td_fuzz_describe("sgd_update %s lr=%.17g", u.text, sgd.lr);
+    void *there = assigned(&sgd, sizeof sgd), *state = assigned(&u.state, sizeof u.state);
+    FUZZ_CALL(td_sgd_update(fuzz_dev, there, state, &u.t));
+    td_assert_ok(td_device_free(fuzz_dev, state));
+    td_assert_ok(td_device_free(fuzz_dev, there));
+    for (int64_t i = 0; i < u.t.count; i++)
+        fuzz_expect(u.p, i, td_minus(given(u.p, i), td_times(scalar(sgd.lr), grad_of(&u, i))));
+    expect_copy(u.copy, u.p);
+}
+
+static void expect_adamw(const td_adamw *a, const update *u, fuzz_tensor *m, fuzz_tensor *v)
+{
+    const double c1 = 1 - pow(a->beta1, (double)u->state.step), c2 = 1 - pow(a->beta2, (double)u->state.step);
     const td_estimate decay = scalar(a->lr * a->weight_decay);
 
-    for (int64_t i = 0; i < p->count; i++) {
-        const td_estimate grad = given(g, i);
+    for (int64_t i = 0; i < u->t.count; i++) {
+        const td_estimate grad = grad_of(u, i);
         const td_estimate m1 =
             td_plus(td_times(scalar(a->beta1), given(m, i)), td_times(scalar(1 - a->beta1), grad));
         const td_estimate v1 = td_plus(td_times(scalar(a->beta2), given(v, i)),
                                        td_times(scalar(1 - a->beta2), td_times(grad, grad)));
-        td_estimate was = given(p, i), step;
+        td_estimate was = given(u->p, i), step;
 
         if (a->variant != TD_ADAMW_COURSE2025)
             was = td_minus(was, td_times(decay, was));
@@ -689,7 +742,7 @@ static void expect_adamw(const td_adamw *a, fuzz_tensor *p, const fuzz_tensor *g
         was = td_minus(was, step);
         if (a->variant == TD_ADAMW_COURSE2025)
             was = td_minus(was, td_times(decay, was));
-        fuzz_expect(p, i, was);
+        fuzz_expect(u->p, i, was);
         fuzz_expect(m, i, m1);
         fuzz_expect(v, i, v1);
     }
@@ -704,21 +757,12 @@ void fuzz_adamw(void)
                         .beta1 = TD_FUZZ_PICK(betas),
                         .beta2 = TD_FUZZ_PICK(slow),
                         .eps = td_fuzz_chance(50) ? 1e-8 : 1e-6,
-                        .weight_decay = td_fuzz_chance(30) ? 0 : td_fuzz_uniform(0, 0.2),
-                        .step = 1 + td_fuzz_below(td_fuzz_chance(50) ? 3 : 100000)};
-    const bool update = td_fuzz_chance(60), on_device = td_fuzz_chance(50);
-    const int64_t count = fuzz_extent(3000);
-    td_adamw_tensors t = {.count = count, .dtype = fuzz_dtype()};
+                        .weight_decay = td_fuzz_chance(30) ? 0 : td_fuzz_uniform(0, 0.2)};
+    update u = draw_update();
+    const int64_t count = u.t.count;
 
-    if (update && t.dtype == TD_F32 && td_fuzz_chance(60))
-        t.grad_dtype = fuzz_16bit();
-    const td_dtype grad_dtype = t.grad_dtype ? t.grad_dtype : t.dtype;
-    td_fuzz_describe("adamw_%s count=%" PRId64
-                     " %s, g %s, variant %d lr=%.17g betas %g %g eps %g wd %.17g step %" PRId64 "%s",
-                     update ? "update" : "step", count, td_dtype_name(t.dtype), td_dtype_name(grad_dtype),
-                     (int)a.variant, a.lr, a.beta1, a.beta2, a.eps, a.weight_decay, a.step,
-                     flag(update && on_device, " on device"));
-    fuzz_tensor *p = fuzz_draw("p", t.dtype, count), *g = fuzz_draw("g", grad_dtype, count);
+    td_fuzz_describe("adamw_update %s, variant %d lr=%.17g betas %g %g eps %g wd %.17g", u.text,
+                     (int)a.variant, a.lr, a.beta1, a.beta2, a.eps, a.weight_decay);
     fuzz_tensor *m = fuzz_draw("m", TD_F32, count);
     double *squares = malloc((size_t)count * sizeof *squares);
 
@@ -727,18 +771,11 @@ void fuzz_adamw(void)
         squares[i] = m->x[i] * m->x[i] * td_fuzz_uniform(0.5, 2) + td_fuzz_uniform(0, 0.1);
     fuzz_tensor *v = fuzz_given("v", TD_F32, count, squares);
     free(squares);
-    fuzz_tensor *copy =
-        grad_dtype != t.dtype && td_fuzz_chance(60) ? fuzz_room("copy", grad_dtype, count) : NULL;
-
-    t.p = at(p), t.g = at(g), t.m = at(m), t.v = at(v), t.copy = at(copy);
-    void *there = NULL;
-    td_assert_ok(td_device_alloc(fuzz_dev, sizeof a, &there));
-    td_assert_ok(td_device_upload(fuzz_dev, there, &a, sizeof a));
-    if (update)
-        FUZZ_CALL(td_adamw_update(fuzz_dev, on_device ? there : &a, on_device, &t));
-    else
-        FUZZ_CALL(td_adamw_step(fuzz_dev, &a, count, t.dtype, t.p, t.g, t.m, t.v));
+    u.t.m = at(m), u.t.v = at(v);
+    void *there = assigned(&a, sizeof a), *state = assigned(&u.state, sizeof u.state);
+    FUZZ_CALL(td_adamw_update(fuzz_dev, there, state, &u.t));
+    td_assert_ok(td_device_free(fuzz_dev, state));
     td_assert_ok(td_device_free(fuzz_dev, there));
-    expect_adamw(&a, p, g, m, v);
-    expect_copy(copy, p);
+    expect_adamw(&a, &u, m, v);
+    expect_copy(u.copy, u.p);
 }

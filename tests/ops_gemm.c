@@ -3,7 +3,8 @@
 #include <dnnl.h>
 #include <omp.h>
 
-/* These stand in front of the library in this program: calls that fail, and a processor without bf16 products. */
+/* These stand in front of the library in this program: calls that fail, and a processor without bf16
+ * products. */
 static dnnl_status_t sgemm_fails = dnnl_success, create_fails = dnnl_success, execute_fails = dnnl_success;
 static bool without_bf16;
 static int sgemm_calls;
@@ -121,8 +122,9 @@ typedef struct exact_case {
     int64_t more, gap; /* elements behind each row, and behind each matrix */
 } exact_case;
 
-/* Small integers have one right answer, whatever the order of the sums, and bf16 output its one rounding. Poison lies
- * behind every row and every matrix: reading it shows in the result, writing it in the comparison. */
+/* Small integers have one right answer, whatever the order of the sums, and bf16 output its one rounding.
+ * Poison lies behind every row and every matrix: reading it shows in the result, writing it in the
+ * comparison. */
 static void integers_are_exact(void **state)
 {
     const exact_case *row = *state;
@@ -554,7 +556,8 @@ static void subnormal_inputs_count_in_full_or_as_zero(void **state)
     ops_finish(&w.c);
 }
 
-/* Random shapes, and each again with one extent larger. The plan of a model measures its largest step alone. */
+/* Random shapes, and each again with one extent larger. The plan of a model measures its largest step
+ * alone. */
 static void scratch_grows_with_every_extent(void **state)
 {
     enum { SHAPES = 20000 };

@@ -1,44 +1,122 @@
 /* The operations on a GPU: the groups of test_ops, and what only a GPU has. */
 #include "ops_kit.h"
 
-/* A captured update sees the learning rate that was uploaded and the step that was counted since. */
+/* The weights of a replayed graph, or of calls, and what their updates read. */
+typedef struct trained {
+    td_adamw *adamw;
+    td_update_state *now;
+    float *p, *m, *v, *norm;
+    uint16_t *copy;
+    void *work;
+} trained;
+
+static trained trained_make(ops_case *c, td_adamw adamw, const float *p, int64_t count)
+{
+    trained t = {.adamw = ops_adamw(c, adamw), .now = ops_state(c, 0, 0), .p = ops_copy(c, TD_F32, p, count)};
+    size_t bytes = 0;
+
+    t.m = ops_room(c, TD_F32, count);
+    t.v = ops_room(c, TD_F32, count);
+    memset(t.m, 0, (size_t)count * sizeof *t.m);
+    memset(t.v, 0, (size_t)count * sizeof *t.v);
+    t.copy = ops_room(c, TD_BF16, count);
+    t.norm = ops_room(c, TD_F32, 1);
+    td_assert_ok(td_global_norm_work_bytes(ops_dev, count, TD_F32, &bytes));
+    t.work = ops_bytes(c, bytes);
+    return t;
+}
+
+/* A whole step: counted, its gradients averaged and clipped. */
+static void train(const trained *t, const float *g, int64_t count, float gain, float max_norm)
+{
+    const td_update_tensors tensors = {.count = count,
+                                       .dtype = TD_F32,
+                                       .copy_dtype = TD_BF16,
+                                       .p = on(t->p),
+                                       .g = on(g),
+                                       .m = on(t->m),
+                                       .v = on(t->v),
+                                       .copy = on(t->copy)};
+
+    td_assert_ok(td_update_begin(ops_dev, on(t->now), gain));
+    td_assert_ok(td_global_norm(ops_dev, count, TD_F32, on(g), on(t->norm), on(t->work)));
+    td_assert_ok(td_update_clip(ops_dev, max_norm, on(t->norm), on(t->now)));
+    td_assert_ok(td_adamw_update(ops_dev, on(t->adamw), on(t->now), &tensors));
+}
+
+/* A captured update sees the step that it has counted itself, other gradients, and the learning rate that was
+ * assigned since. */
 static void a_replayed_update_goes_on(void **state)
 {
     enum { N = 1009, STEPS = 3 };
     ops_case c = ops_begin(TD_F32, "replayed update");
+    const float gain = 0.37f, max_norm = 5;
     td_adamw given = {.variant = TD_ADAMW_TORCH, .lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
-    td_adamw *adamw = ops_bytes(&c, sizeof *adamw);
-    float *p = ops_draw(&c, N), *g = ops_draw(&c, N), *m = ops_room(&c, TD_F32, N),
-          *v = ops_room(&c, TD_F32, N);
-    float *p_plain = ops_copy(&c, TD_F32, p, N), *m_plain = ops_room(&c, TD_F32, N),
-          *v_plain = ops_room(&c, TD_F32, N);
-    td_adamw_tensors t = {.count = N, .dtype = TD_F32, .p = on(p), .g = on(g), .m = on(m), .v = on(v)};
+    float *p = ops_draw(&c, N), *g = ops_draw(&c, N), *g_later = ops_draw(&c, N);
+    const trained replayed = trained_make(&c, given, p, N), plain = trained_make(&c, given, p, N);
+    double *truth = ops_f64(&c, TD_F32, p, N), *first = ops_zeros(&c, N), *second = ops_zeros(&c, N);
+    td_update_state now = {.step = 0};
     td_graph *graph = NULL;
 
     (void)state;
     for (int i = 0; i < N; i++)
-        m[i] = v[i] = m_plain[i] = v_plain[i] = 0;
-    *adamw = given;
+        g_later[i] /= 64; /* which is not clipped */
     ops_upload();
     td_assert_ok(td_graph_begin(ops_dev));
-    td_assert_ok(td_adamw_advance(ops_dev, on(adamw)));
-    td_assert_ok(td_adamw_update(ops_dev, on(adamw), true, &t));
+    train(&replayed, g, N, gain, max_norm);
     td_assert_ok(td_graph_end(ops_dev, &graph));
-    for (given.step = 1; given.step <= STEPS; given.step++) {
+    for (int step = 1; step <= STEPS; step++) {
         given.lr /= 2;
-        td_assert_ok(td_device_upload(ops_dev, on(&adamw->lr), &given.lr, sizeof given.lr));
+        td_assert_ok(td_assign(ops_dev, on(&replayed.adamw->lr), &given.lr, sizeof given.lr));
+        td_assert_ok(td_assign(ops_dev, on(plain.adamw), &given, sizeof given));
+        if (step == STEPS)
+            td_assert_ok(td_device_copy(ops_dev, on(g), on(g_later), N * sizeof *g));
         td_assert_ok(td_graph_launch(graph));
-        td_assert_ok(td_adamw_step(ops_dev, &given, N, TD_F32, on(p_plain), on(g), on(m_plain), on(v_plain)));
+        train(&plain, g, N, gain, max_norm);
+
+        double *grad = ops_f64(&c, TD_F32, step == STEPS ? g_later : g, N);
+        const double norm = (double)gain * sqrt(ops_dot(grad, grad, N));
+        now.step = step;
+        now.gain = gain * (float)fmin(1, (double)max_norm / (norm + 1e-6));
+        ops_adamw_truth(&given, &now, N, truth, grad, first, second);
     }
     ops_download();
-    assert_int_equal(adamw->step, STEPS);
-    td_assert_identical("p", TD_F32, p, p_plain, N);
+    assert_true(replayed.now->step == STEPS && plain.now->step == STEPS);
+    assert_true(replayed.now->gain == gain && replayed.adamw->lr == given.lr);
+    td_assert_identical("p", TD_F32, replayed.p, plain.p, N);
+    td_assert_identical("copy", TD_BF16, replayed.copy, plain.copy, N);
+    ops_assert_close(&c, "p", TD_F32, replayed.p, truth, N, STEPS);
     td_graph_destroy(graph);
     ops_finish(&c);
 }
 
-/* What is kept of a product is bounded: after a thousand others it is forgotten. A graph that has captured it replays, and it is
- * found again, with the same bits. */
+/* What was captured with the graph is assigned again at each replay, though the host's memory has changed. */
+static void a_replayed_assignment_has_its_bytes(void **state)
+{
+    ops_case c = ops_begin(TD_F32, "replayed assignment");
+    td_sgd *sgd = ops_sgd(&c, 0.5), kept = {.lr = 0.25};
+    td_graph *graph = NULL;
+
+    (void)state;
+    ops_upload();
+    td_assert_ok(td_graph_begin(ops_dev));
+    td_assert_ok(td_assign(ops_dev, on(sgd), &kept, sizeof kept));
+    td_assert_ok(td_graph_end(ops_dev, &graph));
+    kept.lr = 77;
+    ops_download();
+    assert_true(sgd->lr == 0.5);
+    for (int i = 0; i < 2; i++) {
+        td_assert_ok(td_device_fill(ops_dev, on(sgd), 0, sizeof *sgd));
+        td_assert_ok(td_graph_launch(graph));
+        ops_download();
+        assert_true(sgd->lr == 0.25);
+    }
+    td_graph_destroy(graph);
+    ops_finish(&c);
+}
+
+/* What is kept of a product is bounded: after a thousand others it is forgotten. A graph that has captured it
+ * replays, and it is found again, with the same bits. */
 static void a_captured_product_outlives_what_is_kept_of_it(void **state)
 {
     enum { M = 33, N = 40, K = 24, OTHERS = 1000, WIDE = 8 };
@@ -101,12 +179,64 @@ static void tensors_may_begin_anywhere(void **state)
     }
 }
 
+/* The same for updates, in every combination of the types beside f32. */
+static void updates_may_begin_anywhere(void **state)
+{
+    static const td_dtype narrow[] = {TD_BF16, TD_F16};
+    enum { ALL = 403 };
+
+    (void)state;
+    for (int types = 0; types < 6; types++) {
+        const td_dtype grad = types < 2 ? TD_F32 : narrow[types / 2 - 1], copied = narrow[types % 2];
+        const size_t grad_size = td_dtype_size(grad), copy_size = td_dtype_size(copied);
+        ops_case c = ops_begin(TD_F32, "updates beside vectors %d", types);
+        const void *on_adamw = on(ops_adamw(&c, td_adamw_defaults(TD_ADAMW_COURSE2026))),
+                   *on_sgd = on(ops_sgd(&c, 0.1)), *on_state = on(ops_state(&c, 2, 0.37f));
+        char *g = ops_draw_as(&c, grad, ALL + 1), *g_plain = ops_copy(&c, grad, g + grad_size, ALL);
+
+        for (int sgd = 0; sgd < 2; sgd++) {
+            float *p = ops_draw(&c, ALL + 1), *m = ops_draw(&c, ALL + 1), *v = ops_draw(&c, ALL + 1);
+            char *copy = ops_room(&c, copied, ALL + 1), *copy_plain = ops_room(&c, copied, ALL);
+
+            for (int i = 0; i <= ALL; i++)
+                v[i] *= v[i];
+            float *p_plain = ops_copy(&c, TD_F32, p + 1, ALL), *m_plain = ops_copy(&c, TD_F32, m + 1, ALL),
+                  *v_plain = ops_copy(&c, TD_F32, v + 1, ALL);
+            td_update_tensors t = {.count = ALL,
+                                   .dtype = TD_F32,
+                                   .grad_dtype = grad,
+                                   .copy_dtype = copied,
+                                   .p = on(p_plain),
+                                   .g = on(g_plain),
+                                   .m = on(m_plain),
+                                   .v = on(v_plain),
+                                   .copy = on(copy_plain)};
+
+            for (int beside = 0; beside < 2; beside++) {
+                if (sgd)
+                    OPS_CALL(td_sgd_update(ops_dev, on_sgd, on_state, &t));
+                else
+                    OPS_CALL(td_adamw_update(ops_dev, on_adamw, on_state, &t));
+                t.p = on(p + 1), t.g = on(g + grad_size), t.m = on(m + 1), t.v = on(v + 1),
+                t.copy = on(copy + copy_size);
+            }
+            td_assert_identical(c.name, TD_F32, p + 1, p_plain, ALL);
+            td_assert_identical(c.name, TD_F32, m + 1, m_plain, ALL);
+            td_assert_identical(c.name, TD_F32, v + 1, v_plain, ALL);
+            td_assert_identical(c.name, copied, copy + copy_size, copy_plain, ALL);
+        }
+        ops_finish(&c);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest gpu_tests[] = {
         cmocka_unit_test(a_replayed_update_goes_on),
+        cmocka_unit_test(a_replayed_assignment_has_its_bytes),
         cmocka_unit_test(a_captured_product_outlives_what_is_kept_of_it),
         cmocka_unit_test(tensors_may_begin_anywhere),
+        cmocka_unit_test(updates_may_begin_anywhere),
     };
     int failed = 0;
 

@@ -128,6 +128,25 @@ void *ops_room(ops_case *c, td_dtype dtype, int64_t count)
     return ops_bytes(c, (size_t)count * td_dtype_size(dtype));
 }
 
+td_adamw *ops_adamw(ops_case *c, td_adamw adamw)
+{
+    return memcpy(ops_bytes(c, sizeof adamw), &adamw, sizeof adamw);
+}
+
+td_sgd *ops_sgd(ops_case *c, double lr)
+{
+    const td_sgd sgd = {.lr = lr};
+
+    return memcpy(ops_bytes(c, sizeof sgd), &sgd, sizeof sgd);
+}
+
+td_update_state *ops_state(ops_case *c, int64_t step, float gain)
+{
+    const td_update_state state = {.step = step, .gain = gain};
+
+    return memcpy(ops_bytes(c, sizeof state), &state, sizeof state);
+}
+
 void *ops_copy(ops_case *c, td_dtype dtype, const void *data, int64_t count)
 {
     const size_t bytes = (size_t)count * td_dtype_size(dtype);
@@ -194,13 +213,17 @@ int ops_run_cases(const char *group, const void *cases, size_t count, size_t siz
     return failed;
 }
 
-void ops_adamw_truth(const td_adamw *a, int64_t count, double *p, const double *g, double *m, double *v)
+void ops_adamw_truth(const td_adamw *a, const td_update_state *state, int64_t count, double *p,
+                     const double *g, double *m, double *v)
 {
-    double correction1 = 1 - pow(a->beta1, (double)a->step), correction2 = 1 - pow(a->beta2, (double)a->step);
+    double correction1 = 1 - pow(a->beta1, (double)state->step),
+           correction2 = 1 - pow(a->beta2, (double)state->step);
 
     for (int64_t i = 0; i < count; i++) {
-        m[i] = a->beta1 * m[i] + (1 - a->beta1) * g[i];
-        v[i] = a->beta2 * v[i] + (1 - a->beta2) * g[i] * g[i];
+        double grad = (double)state->gain * g[i];
+
+        m[i] = a->beta1 * m[i] + (1 - a->beta1) * grad;
+        v[i] = a->beta2 * v[i] + (1 - a->beta2) * grad * grad;
         if (a->variant != TD_ADAMW_COURSE2025)
             p[i] -= a->lr * a->weight_decay * p[i];
         if (a->variant == TD_ADAMW_TORCH)

@@ -1,9 +1,9 @@
-/** What the groups of test_ops and test_ops_gpu share: a device, the memory of a case, and the rule that every call is
- * repeated.
+/** What the groups of test_ops and test_ops_gpu share: a device, the memory of a case, and the rule that
+ * every call is repeated.
  *
- * A test is written once for every device. It keeps its tensors in host memory, where it makes and judges them, and gives
- * the operation on(tensor). On the CPU that is the tensor itself, elsewhere its mirror in the device's memory: before a
- * call every tensor of the case is uploaded, after it everything is read back. */
+ * A test is written once for every device. It keeps its tensors in host memory, where it makes and judges
+ * them, and gives the operation on(tensor). On the CPU that is the tensor itself, elsewhere its mirror in the
+ * device's memory: before a call every tensor of the case is uploaded, after it everything is read back. */
 #ifndef TD_TESTS_OPS_KIT_H
 #define TD_TESTS_OPS_KIT_H
 
@@ -64,6 +64,11 @@ int64_t *ops_draw_ids(ops_case *c, int64_t count, int64_t bound);
 void *ops_room(ops_case *c, td_dtype dtype, int64_t count);
 void *ops_bytes(ops_case *c, size_t bytes);
 
+/* What an update reads beside its tensors: of the case like those, and given as on(...). */
+td_adamw *ops_adamw(ops_case *c, td_adamw adamw);
+td_sgd *ops_sgd(ops_case *c, double lr);
+td_update_state *ops_state(ops_case *c, int64_t step, float gain);
+
 /* A fenced copy of `count` elements; and of numbers that are rounded to dtype. */
 void *ops_copy(ops_case *c, td_dtype dtype, const void *data, int64_t count);
 void *ops_given(ops_case *c, td_dtype dtype, int64_t count, const float *values);
@@ -88,8 +93,8 @@ void ops_assert_close(const ops_case *c, const char *tensor, td_dtype dtype, con
 void ops_upload(void);
 void ops_download(void);
 
-/* Runs `call` on one thread and twice on three, each time on `before` (NULL: poison), and fails unless `out` has the
- * same bits every time. */
+/* Runs `call` on one thread and twice on three, each time on `before` (NULL: poison), and fails unless `out`
+ * has the same bits every time. */
 #define OPS_RUN(c, dtype, out, count, before, call)                                                          \
     do {                                                                                                     \
         size_t ops_size = (size_t)(count)*td_dtype_size(dtype);                                              \
@@ -108,8 +113,9 @@ void ops_download(void);
         }                                                                                                    \
     } while (0)
 
-/* One AdamW step in float64, each variant as it was published. */
-void ops_adamw_truth(const td_adamw *a, int64_t count, double *p, const double *g, double *m, double *v);
+/* One AdamW step in float64 with gradients of state's gain times g, each variant as it was published. */
+void ops_adamw_truth(const td_adamw *a, const td_update_state *state, int64_t count, double *p,
+                     const double *g, double *m, double *v);
 
 /* sum a[i] b[i] */
 double ops_dot(const double *a, const double *b, int64_t count);

@@ -77,7 +77,8 @@ static void embedding_sums_in_f32(void **state)
     ops_finish(&c);
 }
 
-/* One row, of more tokens than are sorted at a time: whole numbers, of which every order gives the same sum. */
+/* One row, of more tokens than are sorted at a time: whole numbers, of which every order gives the same
+ * sum. */
 static void embedding_sums_many_tokens_of_one_row(void **state)
 {
     enum { TOKENS = 9001, VOCAB = 3, DIM = 12 };
@@ -103,7 +104,8 @@ static void embedding_sums_many_tokens_of_one_row(void **state)
     ops_finish(&c);
 }
 
-/* The CPU sees the ids and refuses; a GPU's kernel gives a row of NaN for such an id, and leaves it out of the sums. */
+/* The CPU sees the ids and refuses; a GPU's kernel gives a row of NaN for such an id, and leaves it out of
+ * the sums. */
 static void embedding_reads_no_unknown_row(void **state)
 {
     enum { TOKENS = 6, VOCAB = 5, DIM = 8 };

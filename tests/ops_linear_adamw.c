@@ -1,4 +1,5 @@
-/* The fused update of a linear layer, against float64: the gradient is found again in the first moment, which starts at 0. */
+/* The fused update of a linear layer, against float64: the gradient is found again in the first moment, which
+ * starts at 0. */
 #include "ops_kit.h"
 #include "support/gpu.h"
 
@@ -7,8 +8,8 @@ typedef struct layer_case {
     int64_t tokens, d_in, d_out;
 } layer_case;
 
-/* Tiles are 128 x 192, two of them, one above the other, a cluster's, and stages 32 tokens. The last two have more tiles than a GPU has
- * multiprocessors, so that each takes several. */
+/* Tiles are 128 x 192, two of them, one above the other, a cluster's, and stages 32 tokens. The last two have
+ * more tiles than a GPU has multiprocessors, so that each takes several. */
 static const layer_case layer_cases[] = {
     {"one pair of tiles", 64, 192, 256},
     {"four pairs", 192, 384, 512},
@@ -30,19 +31,20 @@ static void weight_grad(const layer_case *row, const double *dy, const double *x
                 g[o * row->d_in + i] += dy[t * row->d_out + o] * x[t * row->d_in + i];
 }
 
-/* The gradients that the moments were made with: gain * g, so that g / gain has the bits of a number in `dtype`. */
-static void assert_gradient(ops_case *c, const layer_case *row, const float *m, const double *truth,
-                            double *out)
+/* The gradients that the moments were made with: share * g, so that m / share has the bits of a number in
+ * `dtype`. */
+static void assert_gradient(ops_case *c, const layer_case *row, double share, const float *m,
+                            const double *truth, double *out)
 {
     const int64_t count = row->d_in * row->d_out;
-    /* Half a unit in the last place, at most; and what a sum of `tokens` products of N(0, 1) numbers is off in f32. */
-    const double gain = 0.1, half = c->dtype == TD_BF16 ? 0x1p-8 : 0x1p-11,
-                 sum = 1e-5 * sqrt((double)row->tokens);
+    /* Half a unit in the last place, at most; and what a sum of `tokens` products of N(0, 1) numbers is off
+     * in f32. */
+    const double half = c->dtype == TD_BF16 ? 0x1p-8 : 0x1p-11, sum = 1e-5 * sqrt((double)row->tokens);
     float *found = ops_room(c, TD_F32, count);
     void *rounded = ops_room(c, c->dtype, count);
 
     for (int64_t i = 0; i < count; i++)
-        found[i] = (float)((double)m[i] / gain);
+        found[i] = (float)((double)m[i] / share);
     td_assert_ok(td_convert(count, TD_F32, found, c->dtype, rounded));
     for (int64_t i = 0; i < count; i++) {
         const double g = td_value_at(c->dtype, rounded, i);
@@ -102,12 +104,12 @@ static layer layer_make(ops_case *c, const layer_case *row, bool narrow)
     return l;
 }
 
-static void layer_check(ops_case *c, const td_adamw *adamw, const layer *l)
+static void layer_check(ops_case *c, const td_adamw *adamw, const td_update_state *now, const layer *l)
 {
     double *used = ops_zeros(c, l->count);
 
-    assert_gradient(c, l->row, l->m, l->g, used);
-    ops_adamw_truth(adamw, l->count, l->p_truth, used, l->m_truth, l->v_truth);
+    assert_gradient(c, l->row, (1 - adamw->beta1) * (double)now->gain, l->m, l->g, used);
+    ops_adamw_truth(adamw, now, l->count, l->p_truth, used, l->m_truth, l->v_truth);
     ops_assert_close(c, "m", TD_F32, l->m, l->m_truth, l->count, 1);
     ops_assert_close(c, "v", TD_F32, l->v, l->v_truth, l->count, 1);
     ops_assert_close(c, "p", l->given.p_dtype, l->p, l->p_truth, l->count, 1);
@@ -118,44 +120,36 @@ static void layer_check(ops_case *c, const td_adamw *adamw, const layer *l)
     }
 }
 
-static const td_adamw settings = {.variant = TD_ADAMW_TORCH,
-                                  .lr = 0.1,
-                                  .beta1 = 0.9,
-                                  .beta2 = 0.95,
-                                  .eps = 1e-8,
-                                  .weight_decay = 0.1,
-                                  .step = 3};
+static const td_adamw settings = {
+    .variant = TD_ADAMW_TORCH, .lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+enum { STEP = 3 };
 
-/* The layers in one call, of every type, with hyperparameters from the host and from the device. */
+/* The layers in one call, of every type, with a gain of 1 and with another. */
 static void update_together(const layer_case *const *rows, int64_t count)
 {
     const bool large = rows[0]->d_in * rows[0]->d_out > 1 << 20;
 
     for (int variant = 0; variant < 8; variant += large ? 7 : 1) {
-        const bool narrow = variant & 1, on_device = variant & 2;
+        const bool narrow = variant & 1;
         ops_case c = ops_begin(variant & 4 ? TD_F16 : TD_BF16, "%s %d", rows[0]->name, variant);
-        td_adamw *adamw = ops_bytes(&c, sizeof *adamw);
+        td_adamw *adamw = ops_adamw(&c, settings);
+        td_update_state *now = ops_state(&c, STEP, variant & 2 ? 0.37f : 1.0f);
         layer layers[TD_LINEAR_ADAMW_MOST];
         td_linear_adamw given[TD_LINEAR_ADAMW_MOST];
-        td_status status;
 
-        *adamw = settings;
         for (int64_t i = 0; i < count; i++) {
             layers[i] = layer_make(&c, rows[i], narrow);
             given[i] = layers[i].given;
         }
-        ops_upload();
-        status = td_linear_adamw_update(ops_dev, on_device ? on(adamw) : adamw, on_device, count, given);
-        td_assert_ok(status);
-        ops_download();
+        OPS_CALL(td_linear_adamw_update(ops_dev, on(adamw), on(now), count, given));
         for (int64_t i = 0; i < count; i++)
-            layer_check(&c, adamw, &layers[i]);
+            layer_check(&c, adamw, now, &layers[i]);
         ops_finish(&c);
     }
 }
 
-/* Whole numbers: every gradient is exact in either type, so that nothing hides in its rounding; in all variants, from moments that
- * are there. */
+/* Whole numbers: every gradient is exact in either type, so that nothing hides in its rounding; in all
+ * variants, from moments that are there. */
 static void moments_go_on(void **state)
 {
     enum { TOKENS = 100, IN = 264, OUT = 392, COUNT = IN * OUT };
@@ -164,13 +158,14 @@ static void moments_go_on(void **state)
     (void)state;
     for (int variant = 0; variant < 6; variant++) {
         ops_case c = ops_begin(variant & 1 ? TD_F16 : TD_BF16, "whole numbers %d", variant);
-        td_adamw adamw = settings;
+        td_adamw *adamw = ops_adamw(&c, settings);
+        td_update_state *now = ops_state(&c, STEP, variant & 1 ? 1.0f : 0.37f);
         int64_t *drawn[] = {ops_draw_ids(&c, TOKENS * IN, 3), ops_draw_ids(&c, TOKENS * OUT, 3)};
         const int64_t counts[] = {TOKENS * IN, TOKENS * OUT};
         void *narrow[2];
         double *wide[2];
 
-        adamw.variant = (td_adamw_variant)(variant / 2);
+        adamw->variant = (td_adamw_variant)(variant / 2);
         for (int i = 0; i < 2; i++) {
             float *values = ops_room(&c, TD_F32, counts[i]);
             for (int64_t j = 0; j < counts[i]; j++)
@@ -185,7 +180,7 @@ static void moments_go_on(void **state)
         double *g = ops_zeros(&c, COUNT), *p_truth = ops_f64(&c, TD_F32, p, COUNT),
                *m_truth = ops_f64(&c, TD_F32, m, COUNT), *v_truth = ops_f64(&c, TD_F32, v, COUNT);
         weight_grad(&row, wide[1], wide[0], g);
-        ops_adamw_truth(&adamw, COUNT, p_truth, g, m_truth, v_truth);
+        ops_adamw_truth(adamw, now, COUNT, p_truth, g, m_truth, v_truth);
         const td_linear_adamw layer = {.tokens = TOKENS,
                                        .d_in = IN,
                                        .d_out = OUT,
@@ -196,7 +191,7 @@ static void moments_go_on(void **state)
                                        .p = on(p),
                                        .m = on(m),
                                        .v = on(v)};
-        OPS_CALL(td_linear_adamw_update(ops_dev, &adamw, false, 1, &layer));
+        OPS_CALL(td_linear_adamw_update(ops_dev, on(adamw), on(now), 1, &layer));
         ops_assert_close(&c, "m", TD_F32, m, m_truth, COUNT, 1);
         ops_assert_close(&c, "v", TD_F32, v, v_truth, COUNT, 1);
         ops_assert_close(&c, "p", TD_F32, p, p_truth, COUNT, 1);
@@ -219,7 +214,8 @@ static void layers_share_a_call(void **state)
     update_together(rows, 3);
 }
 
-/* The first one's tiles alone are more than a GPU takes at a time, so that every later layer begins behind others. */
+/* The first one's tiles alone are more than a GPU takes at a time, so that every later layer begins behind
+ * others. */
 static void a_call_takes_many_layers(void **state)
 {
     static const int order[TD_LINEAR_ADAMW_MOST] = {7, 4, 2, 1, 0, 3, 5, 6, 2, 2, 4, 3, 1, 6, 5, 4};
@@ -246,14 +242,17 @@ static void says_what_it_has_not(void **state)
                             .m = block,
                             .v = block},
                     l = good;
+    td_update_state now = {.step = STEP, .gain = 1};
     bool pays = true;
 
     (void)state;
 #define REFUSED(status, words)                                                                               \
-    td_assert_refused(td_linear_adamw_update(ops_dev, &settings, false, 1, &l), status, words), l = good
-    td_assert_refused(td_linear_adamw_update(NULL, &settings, false, 1, &l), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_linear_adamw_update(ops_dev, NULL, false, 1, &l), TD_BAD_ARGUMENT, "adamw is NULL");
-    td_assert_refused(td_linear_adamw_update(ops_dev, &settings, false, 1, NULL), TD_BAD_ARGUMENT,
+    td_assert_refused(td_linear_adamw_update(ops_dev, &settings, &now, 1, &l), status, words), l = good
+    td_assert_refused(td_linear_adamw_update(NULL, &settings, &now, 1, &l), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_linear_adamw_update(ops_dev, NULL, &now, 1, &l), TD_BAD_ARGUMENT, "adamw is NULL");
+    td_assert_refused(td_linear_adamw_update(ops_dev, &settings, NULL, 1, &l), TD_BAD_ARGUMENT,
+                      "state is NULL");
+    td_assert_refused(td_linear_adamw_update(ops_dev, &settings, &now, 1, NULL), TD_BAD_ARGUMENT,
                       "layers is NULL");
     l.tokens = 0;
     REFUSED(TD_BAD_ARGUMENT, "tokens is 0");
@@ -289,15 +288,22 @@ static void says_what_it_has_not(void **state)
     td_assert_refused(td_linear_adamw_pays(ops_dev, 1, &good, NULL), TD_BAD_ARGUMENT, "out is NULL");
     td_assert_refused(td_linear_adamw_pays(NULL, 1, &good, &pays), TD_BAD_ARGUMENT, "dev is NULL");
     td_assert_refused(td_linear_adamw_pays(ops_dev, 1, NULL, &pays), TD_BAD_ARGUMENT, "layers is NULL");
-    td_assert_refused(td_linear_adamw_update(ops_dev, &settings, false, 0, &good), TD_BAD_ARGUMENT,
+    td_assert_refused(td_linear_adamw_update(ops_dev, &settings, &now, 0, &good), TD_BAD_ARGUMENT,
                       "count is 0");
-    td_assert_refused(td_linear_adamw_update(ops_dev, &settings, false, TD_LINEAR_ADAMW_MOST + 1, &good),
+    td_assert_refused(td_linear_adamw_update(ops_dev, &settings, &now, TD_LINEAR_ADAMW_MOST + 1, &good),
                       TD_BAD_ARGUMENT, "count is 17, needs 1 to 16");
     td_linear_adamw two[2] = {good, good};
     two[1].p_dtype = TD_BF16;
-    td_assert_refused(td_linear_adamw_update(ops_dev, &settings, false, 2, two), TD_BAD_ARGUMENT,
+    td_assert_refused(td_linear_adamw_update(ops_dev, &settings, &now, 2, two), TD_BAD_ARGUMENT,
                       "layers[1] is of bf16 and bf16");
-    if (!ops_on_gpu()) {
+    if (!ops_on_gpu()) { /* what the host can look at is looked at */
+        td_adamw bad = settings;
+
+        now.step = 0;
+        REFUSED(TD_BAD_ARGUMENT, "step is 0");
+        now.step = 1;
+        bad.beta1 = 1;
+        td_assert_refused(td_linear_adamw_update(ops_dev, &bad, &now, 1, &l), TD_BAD_ARGUMENT, "beta1 is 1");
         td_assert_ok(td_linear_adamw_pays(ops_dev, 1, &good, &pays));
         assert_false(pays);
         REFUSED(TD_UNSUPPORTED, "cpu has no fused update for bf16");

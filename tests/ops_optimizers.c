@@ -2,142 +2,364 @@
 
 static const char *const variant_names[] = {"course2025", "course2026", "torch"};
 
+static const float gains[] = {1, 0.37f};
+
+/* Of p, g and copy, 0 as in td_update_tensors. */
+typedef struct update_types {
+    td_dtype dtype, grad_dtype, copy_dtype;
+    bool copied;
+} update_types;
+
+static const update_types all_types[] = {
+    {TD_F32, 0, 0, false},
+    {TD_BF16, 0, 0, false},
+    {TD_F16, TD_F16, 0, false},
+    /* The copy in the type of the gradients, or none. */
+    {TD_F32, TD_BF16, 0, false},
+    {TD_F32, TD_BF16, 0, true},
+    {TD_F32, TD_F16, TD_F16, true},
+    /* In another. */
+    {TD_F32, TD_F32, TD_BF16, true},
+    {TD_F32, 0, TD_F16, true},
+    {TD_F32, TD_BF16, TD_F16, true},
+    {TD_F32, TD_F16, TD_BF16, true},
+};
+
+enum { TYPES = sizeof all_types / sizeof *all_types, GAINS = sizeof gains / sizeof *gains };
+
+static bool has_kernels(td_dtype dtype)
+{
+    for (int d = 0; d < ops_dtype_count; d++)
+        if (ops_dtypes[d] == dtype)
+            return true;
+    return dtype == 0;
+}
+
+/* What AdamW and SGD have in common: drawn weights and gradients, and what the truth is made of. */
+typedef struct update {
+    td_update_tensors tensors;
+    td_dtype grad_dtype, copy_dtype; /* without a 0 */
+    void *p_before, *p, *g, *copy;
+    double *p_truth, *grad;
+} update;
+
+static update update_make(ops_case *c, const update_types *types, int64_t count, double gradient)
+{
+    update u = {.grad_dtype = types->grad_dtype ? types->grad_dtype : types->dtype};
+    float *drawn = ops_draw_as(c, TD_F32, count);
+
+    u.copy_dtype = types->copy_dtype ? types->copy_dtype : u.grad_dtype;
+    u.p_before = ops_draw(c, count);
+    u.p = ops_room(c, c->dtype, count);
+    u.g = ops_room(c, u.grad_dtype, count);
+    for (int64_t i = 0; i < count; i++)
+        drawn[i] *= (float)gradient;
+    td_assert_ok(td_convert(count, TD_F32, drawn, u.grad_dtype, u.g));
+    u.p_truth = ops_f64(c, c->dtype, u.p_before, count);
+    u.grad = ops_f64(c, u.grad_dtype, u.g, count);
+    u.tensors = (td_update_tensors){.count = count,
+                                    .dtype = types->dtype,
+                                    .grad_dtype = types->grad_dtype,
+                                    .copy_dtype = types->copy_dtype,
+                                    .p = on(u.p),
+                                    .g = on(u.g)};
+    return u;
+}
+
+/* Before each call: poison for the copy. */
+static void update_clear(ops_case *c, update *u, bool copied)
+{
+    u->copy = copied ? ops_room(c, u->copy_dtype, u->tensors.count) : NULL;
+    u->tensors.copy = on(u->copy);
+}
+
+static void update_check(ops_case *c, const update *u)
+{
+    const int64_t count = u->tensors.count;
+
+    ops_assert_close(c, "p", c->dtype, u->p, u->p_truth, count, 1);
+    if (u->copy) {
+        void *want = ops_room(c, u->copy_dtype, count);
+
+        td_assert_ok(td_convert(count, TD_F32, u->p, u->copy_dtype, want));
+        td_assert_identical("copy", u->copy_dtype, u->copy, want, count);
+    }
+}
+
 typedef struct adamw_case {
     char name[64];
     int64_t count, step;
     double lr, weight_decay, eps, gradient; /* the last scales the gradients: near eps the variants part */
 } adamw_case;
 
-static void three_variants(void **state)
+static void adamw_of(const adamw_case *row, int variant, const update_types *types, float gain)
 {
-    const adamw_case *row = *state;
-    int64_t n = row->count;
-
-    for (int variant = 0; variant < 3 * ops_dtype_count; variant++) {
-        ops_case c = ops_begin(ops_dtypes[variant / 3], "%s %s %d", row->name, variant_names[variant % 3],
-                               variant / 3);
-        td_adamw adamw = {.variant = (td_adamw_variant)(variant % 3),
-                          .lr = row->lr,
-                          .beta1 = 0.9,
-                          .beta2 = 0.999,
-                          .eps = row->eps,
-                          .weight_decay = row->weight_decay,
-                          .step = row->step};
-        void *p_before = ops_draw(&c, n), *p = ops_room(&c, c.dtype, n), *g = ops_room(&c, c.dtype, n);
-        float *drawn = ops_draw_as(&c, TD_F32, n), *m = ops_draw_as(&c, TD_F32, n),
-              *v = ops_draw_as(&c, TD_F32, n);
-
-        for (int64_t i = 0; i < n; i++) {
-            drawn[i] *= (float)row->gradient;
-            m[i] *= row->step == 1 ? 0 : (float)row->gradient * 0.1f;
-            v[i] *= row->step == 1 ? 0 : (float)(row->gradient * row->gradient) * v[i];
-        }
-        td_assert_ok(td_convert(n, TD_F32, drawn, c.dtype, g));
-
-        float *m_before = ops_copy(&c, TD_F32, m, n), *v_before = ops_copy(&c, TD_F32, v, n);
-        double *p_truth = ops_f64(&c, c.dtype, p_before, n), *grad = ops_f64(&c, c.dtype, g, n);
-        double *m_truth = ops_f64(&c, TD_F32, m, n), *v_truth = ops_f64(&c, TD_F32, v, n);
-
-        ops_adamw_truth(&adamw, n, p_truth, grad, m_truth, v_truth);
-        OPS_RUN(&c, c.dtype, p, n, p_before,
-                (m = ops_copy(&c, TD_F32, m_before, n), v = ops_copy(&c, TD_F32, v_before, n),
-                 td_adamw_step(ops_dev, &adamw, n, c.dtype, on(p), on(g), on(m), on(v))));
-        ops_assert_close(&c, "p", c.dtype, p, p_truth, n, 1);
-        ops_assert_close(&c, "m", TD_F32, m, m_truth, n, 1);
-        ops_assert_close(&c, "v", TD_F32, v, v_truth, n, 1);
-        ops_finish(&c);
-    }
-}
-
-/* p in f32, g and the copy of p in each type; hyperparameters from the host and from the device. */
-static void mixed_update(void **state)
-{
-    const adamw_case *row = *state;
-    int64_t n = row->count;
-
-    for (int variant = 0; variant < 3 * ops_dtype_count; variant++) {
-        td_dtype grad_dtype = ops_dtypes[variant / 3];
-        ops_case c = ops_begin(TD_F32, "%s update %s %d", row->name, variant_names[variant % 3], variant / 3);
-        td_adamw *adamw = ops_bytes(&c, sizeof *adamw);
-        float *p_before = ops_draw(&c, n), *drawn = ops_draw(&c, n), *m_before = ops_draw(&c, n),
-              *v_before = ops_draw(&c, n);
-        void *g = ops_room(&c, grad_dtype, n);
-        void *copy = grad_dtype == TD_F32 ? NULL : ops_room(&c, grad_dtype, n);
-        void *want = ops_room(&c, grad_dtype, n);
-        float *p = ops_room(&c, TD_F32, n), *m = NULL, *v = NULL, *p_host = NULL;
-
-        *adamw = (td_adamw){.variant = (td_adamw_variant)(variant % 3),
+    const int64_t n = row->count;
+    ops_case c = ops_begin(types->dtype, "%s %s %d %g", row->name, variant_names[variant],
+                           (int)(types - all_types), (double)gain);
+    const td_adamw given = {.variant = (td_adamw_variant)variant,
                             .lr = row->lr,
                             .beta1 = 0.9,
                             .beta2 = 0.999,
                             .eps = row->eps,
-                            .weight_decay = row->weight_decay,
-                            .step = row->step};
-        for (int64_t i = 0; i < n; i++) {
-            drawn[i] *= (float)row->gradient;
-            m_before[i] *= row->step == 1 ? 0 : (float)row->gradient * 0.1f;
-            v_before[i] *= row->step == 1 ? 0 : (float)(row->gradient * row->gradient) * v_before[i];
-        }
-        td_assert_ok(td_convert(n, TD_F32, drawn, grad_dtype, g));
+                            .weight_decay = row->weight_decay};
+    td_adamw *adamw = ops_adamw(&c, given), kept;
+    td_update_state *now = ops_state(&c, row->step, gain);
+    update u = update_make(&c, types, n, row->gradient);
+    float *m_before = ops_draw_as(&c, TD_F32, n), *v_before = ops_draw_as(&c, TD_F32, n), *m = NULL,
+          *v = NULL;
 
-        double *p_truth = ops_f64(&c, TD_F32, p_before, n), *grad = ops_f64(&c, grad_dtype, g, n);
-        double *m_truth = ops_f64(&c, TD_F32, m_before, n), *v_truth = ops_f64(&c, TD_F32, v_before, n);
-
-        ops_adamw_truth(adamw, n, p_truth, grad, m_truth, v_truth);
-        for (int on_device = 0; on_device < 2; on_device++) {
-            td_adamw_tensors t = {.count = n,
-                                  .dtype = TD_F32,
-                                  .grad_dtype =
-                                      variant % 2 && grad_dtype == TD_F32 ? (td_dtype)0 : grad_dtype,
-                                  .g = on(g),
-                                  .copy = on(copy)};
-
-            OPS_RUN(&c, TD_F32, p, n, p_before,
-                    (m = ops_copy(&c, TD_F32, m_before, n), v = ops_copy(&c, TD_F32, v_before, n),
-                     t.p = on(p), t.m = on(m), t.v = on(v),
-                     td_adamw_update(ops_dev, on_device ? on(adamw) : adamw, on_device, &t)));
-            ops_assert_close(&c, "p", TD_F32, p, p_truth, n, 1);
-            ops_assert_close(&c, "m", TD_F32, m, m_truth, n, 1);
-            ops_assert_close(&c, "v", TD_F32, v, v_truth, n, 1);
-            if (copy) {
-                td_assert_ok(td_convert(n, TD_F32, p, grad_dtype, want));
-                td_assert_identical("copy", grad_dtype, copy, want, n);
-            }
-            if (on_device)
-                td_assert_identical("on the device as from the host", TD_F32, p, p_host, n);
-            else
-                p_host = ops_copy(&c, TD_F32, p, n);
-        }
-        ops_finish(&c);
+    for (int64_t i = 0; i < n; i++) {
+        m_before[i] *= row->step == 1 ? 0 : (float)row->gradient * 0.1f;
+        v_before[i] *= row->step == 1 ? 0 : (float)(row->gradient * row->gradient) * v_before[i];
     }
+    double *m_truth = ops_f64(&c, TD_F32, m_before, n), *v_truth = ops_f64(&c, TD_F32, v_before, n);
+
+    memcpy(&kept, adamw, sizeof kept);
+    ops_adamw_truth(&given, now, n, u.p_truth, u.grad, m_truth, v_truth);
+    OPS_RUN(&c, c.dtype, u.p, n, u.p_before,
+            (m = ops_copy(&c, TD_F32, m_before, n), v = ops_copy(&c, TD_F32, v_before, n),
+             u.tensors.m = on(m), u.tensors.v = on(v), update_clear(&c, &u, types->copied),
+             td_adamw_update(ops_dev, on(adamw), on(now), &u.tensors)));
+    update_check(&c, &u);
+    /* gain g is rounded, and twice in v. */
+    ops_assert_close(&c, "m", TD_F32, m, m_truth, n, gain == 1 ? 1 : 2);
+    ops_assert_close(&c, "v", TD_F32, v, v_truth, n, gain == 1 ? 1 : 3);
+    assert_memory_equal(adamw, &kept, sizeof kept);
+    assert_true(now->step == row->step && now->gain == gain);
+    ops_finish(&c);
 }
 
-/* Two steps with the count kept on the device. */
+static void three_variants(void **state)
+{
+    for (int variant = 0; variant < 3; variant++)
+        for (int i = 0; i < TYPES * GAINS; i++) {
+            const update_types *types = &all_types[i / GAINS];
+
+            if (has_kernels(types->dtype) && has_kernels(types->grad_dtype) && has_kernels(types->copy_dtype))
+                adamw_of(*state, variant, types, gains[i % GAINS]);
+        }
+}
+
+static void sgd_of(int64_t n, const update_types *types, float gain)
+{
+    const double lr = 0.1;
+    ops_case c = ops_begin(types->dtype, "sgd %d %d %g", (int)n, (int)(types - all_types), (double)gain);
+    td_sgd *sgd = ops_sgd(&c, lr);
+    td_update_state *now = ops_state(&c, 1, gain);
+    update u = update_make(&c, types, n, 1);
+
+    for (int64_t i = 0; i < n; i++)
+        u.p_truth[i] -= lr * (double)gain * u.grad[i];
+    OPS_RUN(&c, c.dtype, u.p, n, u.p_before,
+            (update_clear(&c, &u, types->copied), td_sgd_update(ops_dev, on(sgd), on(now), &u.tensors)));
+    update_check(&c, &u);
+    assert_true(sgd->lr == lr && now->step == 1 && now->gain == gain);
+    ops_finish(&c);
+}
+
+static void sgd(void **state)
+{
+    static const int64_t counts[] = {1, 15, 16, 17, 1009, 20011};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        for (int j = 0; j < TYPES * GAINS; j++) {
+            const update_types *types = &all_types[j / GAINS];
+
+            if (has_kernels(types->dtype) && has_kernels(types->grad_dtype) && has_kernels(types->copy_dtype))
+                sgd_of(counts[i], types, gains[j % GAINS]);
+        }
+
+    ops_case c = ops_begin(TD_F32, "sgd nan");
+    float *p = ops_given(&c, TD_F32, 3, (const float[]){1, NAN, INFINITY});
+    float *g = ops_given(&c, TD_F32, 3, (const float[]){NAN, 1, 1});
+    td_sgd *half = ops_sgd(&c, 0.5);
+    td_update_state *now = ops_state(&c, 1, 1);
+    const td_update_tensors t = {.count = 3, .dtype = TD_F32, .p = on(p), .g = on(g)};
+    OPS_CALL(td_sgd_update(ops_dev, on(half), on(now), &t));
+    assert_true(isnan(p[0]) && isnan(p[1]) && p[2] == INFINITY);
+    ops_finish(&c);
+}
+
+/* Steps that the device counts, each with a gain of its own. */
 static void the_device_counts_the_steps(void **state)
 {
-    enum { N = 37 };
+    static const float each[] = {1, 0.37f, -2};
+    enum { N = 37, STEPS = 3 };
     ops_case c = ops_begin(TD_F32, "steps on the device");
-    td_adamw *adamw = ops_bytes(&c, sizeof *adamw);
+    td_adamw *adamw = ops_adamw(
+        &c, (td_adamw){.variant = TD_ADAMW_TORCH, .lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8});
+    td_update_state *now = ops_state(&c, 0, 0);
     float *p = ops_draw(&c, N), *g = ops_draw(&c, N), *m = ops_room(&c, TD_F32, N),
           *v = ops_room(&c, TD_F32, N);
     double *truth = ops_f64(&c, TD_F32, p, N), *grad = ops_f64(&c, TD_F32, g, N);
     double *first = ops_zeros(&c, N), *second = ops_zeros(&c, N);
-    td_adamw_tensors t = {.count = N, .dtype = TD_F32, .p = on(p), .g = on(g), .m = on(m), .v = on(v)};
+    const td_update_tensors t = {.count = N, .dtype = TD_F32, .p = on(p), .g = on(g), .m = on(m), .v = on(v)};
 
     (void)state;
     memset(m, 0, N * sizeof *m);
     memset(v, 0, N * sizeof *v);
-    *adamw =
-        (td_adamw){.variant = TD_ADAMW_TORCH, .lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .step = 0};
-    for (int step = 1; step <= 2; step++) {
-        OPS_CALL(td_adamw_advance(ops_dev, on(adamw)));
-        assert_int_equal(adamw->step, step);
-        OPS_CALL(td_adamw_update(ops_dev, on(adamw), true, &t));
-        ops_adamw_truth(adamw, N, truth, grad, first, second);
-        ops_assert_close(&c, "p", TD_F32, p, truth, N, 2);
+    for (int step = 1; step <= STEPS; step++) {
+        OPS_CALL(td_update_begin(ops_dev, on(now), each[step - 1]));
+        assert_true(now->step == step && now->gain == each[step - 1]);
+        OPS_CALL(td_adamw_update(ops_dev, on(adamw), on(now), &t));
+        ops_adamw_truth(adamw, now, N, truth, grad, first, second);
+        ops_assert_close(&c, "p", TD_F32, p, truth, N, STEPS);
     }
     ops_finish(&c);
 }
+
+static void the_count_of_steps_stays_at_its_end(void **state)
+{
+    ops_case c = ops_begin(TD_F32, "the end");
+    td_update_state *now = ops_state(&c, INT64_MAX - 1, 0);
+
+    (void)state;
+    for (int i = 1; i <= 3; i++) {
+        OPS_CALL(td_update_begin(ops_dev, on(now), (float)i));
+        assert_true(now->step == INT64_MAX && now->gain == (float)i);
+    }
+    ops_finish(&c);
+}
+
+/* ---- clipping ---- */
+
+static const struct {
+    float gain, max_norm, norm;
+    bool clips;
+} clips[] = {
+    {1, 1, 0.5f, false},
+    {1, 1, 0, false},
+    {1, 1, 1, true}, /* by the 1e-6 */
+    {1, 1, 20, true},
+    {1, 1e-3f, 20, true},
+    {1, 1e30f, 3e30f, true},
+    {1, 1, INFINITY, true},
+    /* It is the norm behind the gain that counts. */
+    {0.37f, 1, 2, false},
+    {0.37f, 1, 20, true},
+    {-0.37f, 1, 2, false},
+    {-0.37f, 1, 20, true},
+    {4, 1, 0.5f, true},
+    {0, 1, 20, false},
+};
+
+static void clipping_makes_the_gain_smaller(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof clips / sizeof *clips; i++) {
+        const float gain = clips[i].gain;
+        const double most = (double)clips[i].max_norm,
+                     scaled = fabs((double)gain) * (double)clips[i].norm + 1e-6,
+                     want = clips[i].clips ? (double)gain * (most / scaled) : (double)gain;
+        ops_case c = ops_begin(TD_F32, "clip %d", (int)i);
+        td_update_state *now = ops_state(&c, 5, gain);
+        float *norm = ops_given(&c, TD_F32, 1, &clips[i].norm);
+
+        OPS_CALL(td_update_clip(ops_dev, clips[i].max_norm, on(norm), on(now)));
+        if (!(fabs((double)now->gain - want) <= (clips[i].clips ? 0x1p-22 * fabs(want) : 0)))
+            fail_msg("%s: the gain is %.9g, needs %.9g", c.name, (double)now->gain, want);
+        assert_true(now->step == 5 && *norm == clips[i].norm);
+        ops_finish(&c);
+    }
+}
+
+static void a_norm_that_is_nan_makes_the_gain_nan(void **state)
+{
+    static const float each[] = {1, 0.37f, 0};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
+        ops_case c = ops_begin(TD_F32, "clip nan");
+        td_update_state *now = ops_state(&c, 5, each[i]);
+        float *norm = ops_given(&c, TD_F32, 1, (const float[]){NAN});
+
+        OPS_CALL(td_update_clip(ops_dev, 1, on(norm), on(now)));
+        assert_true(isnan(now->gain) && now->step == 5);
+        ops_finish(&c);
+    }
+}
+
+/* Norm, clipping and step, of which the host learns nothing: SGD from 0 with a rate of -1 shows the clipped
+ * gradients. */
+static void clipped_gradients_have_the_norm(void **state)
+{
+    enum { N = 1009 };
+    const float gain = 0.125f;
+
+    (void)state;
+    for (int i = 0; i < 2 * ops_dtype_count; i++) {
+        const double most = i % 2 ? 1e3 : 0.7;
+        ops_case c = ops_begin(TD_F32, "clipped %d", i);
+        td_dtype dtype = ops_dtypes[i / 2];
+        void *g = ops_draw_as(&c, dtype, N);
+        float *p = ops_room(&c, TD_F32, N), *norm = ops_room(&c, TD_F32, 1);
+        td_sgd *whole = ops_sgd(&c, -1);
+        td_update_state *now = ops_state(&c, 0, 0);
+        double *truth = ops_f64(&c, dtype, g, N);
+        const double all = (double)gain * sqrt(ops_dot(truth, truth, N));
+        const double factor = (double)gain * fmin(1, most / (all + 1e-6));
+        const td_update_tensors t = {
+            .count = N, .dtype = TD_F32, .grad_dtype = dtype, .p = on(p), .g = on(g)};
+        size_t bytes;
+        void *work;
+
+        td_assert_ok(td_global_norm_work_bytes(ops_dev, N, dtype, &bytes));
+        work = ops_bytes(&c, bytes);
+        memset(p, 0, N * sizeof *p);
+        ops_upload();
+        td_assert_ok(td_update_begin(ops_dev, on(now), gain));
+        td_assert_ok(td_global_norm(ops_dev, N, dtype, on(g), on(norm), on(work)));
+        td_assert_ok(td_update_clip(ops_dev, (float)most, on(norm), on(now)));
+        td_assert_ok(td_sgd_update(ops_dev, on(whole), on(now), &t));
+        ops_download();
+        for (int j = 0; j < N; j++)
+            truth[j] *= factor;
+        ops_assert_close(&c, "p", TD_F32, p, truth, N, 2);
+        ops_finish(&c);
+    }
+}
+
+/* ---- hyperparameters ---- */
+
+static void assigning_writes_its_bytes_alone(void **state)
+{
+    enum { ROOM = TD_ASSIGN_MOST + 32 };
+
+    (void)state;
+    for (size_t bytes = 1; bytes <= TD_ASSIGN_MOST; bytes++) {
+        ops_case c = ops_begin(TD_F32, "assign %zu", bytes);
+        unsigned char *to = ops_bytes(&c, ROOM), from[TD_ASSIGN_MOST], want[ROOM];
+        const size_t at = bytes % 32;
+
+        for (size_t i = 0; i < sizeof from; i++)
+            from[i] = (unsigned char)(i + bytes);
+        memset(want, 0xFF, sizeof want);
+        memcpy(want + at, from, bytes);
+        ops_upload();
+        td_assert_ok(td_assign(ops_dev, on(to + at), from, bytes));
+        memset(from, 0xAA, sizeof from); /* it may change once the call returns */
+        ops_download();
+        assert_memory_equal(to, want, sizeof want);
+        ops_finish(&c);
+    }
+}
+
+static void the_defaults_are_torchs(void **state)
+{
+    (void)state;
+    for (int variant = 0; variant < 3; variant++) {
+        const td_adamw adamw = td_adamw_defaults((td_adamw_variant)variant);
+
+        td_assert_ok(td_adamw_check(&adamw));
+        assert_int_equal(adamw.variant, variant);
+        assert_true(adamw.lr == 1e-3 && adamw.beta1 == 0.9 && adamw.beta2 == 0.999);
+        assert_true(adamw.eps == 1e-8 && adamw.weight_decay == 1e-2);
+    }
+}
+
+/* ---- what the steps come to ---- */
 
 /* 20 steps downhill: the small differences of one step must not add up. */
 static void many_steps_stay_together(void **state)
@@ -147,51 +369,55 @@ static void many_steps_stay_together(void **state)
     (void)state;
     for (int variant = 0; variant < 3; variant++) {
         ops_case c = ops_begin(TD_F32, "adamw steps %s", variant_names[variant]);
-        td_adamw adamw = {.variant = (td_adamw_variant)variant,
-                          .lr = 1e-2,
-                          .beta1 = 0.9,
-                          .beta2 = 0.95,
-                          .eps = 1e-8,
-                          .weight_decay = 0.1};
+        td_adamw *adamw = ops_adamw(&c, (td_adamw){.variant = (td_adamw_variant)variant,
+                                                   .lr = 1e-2,
+                                                   .beta1 = 0.9,
+                                                   .beta2 = 0.95,
+                                                   .eps = 1e-8,
+                                                   .weight_decay = 0.1});
+        td_update_state *now = ops_state(&c, 1, 1);
         float *p = ops_draw(&c, N), *g = ops_room(&c, TD_F32, N);
         float *m = ops_draw(&c, N), *v = ops_draw(&c, N);
+        const td_update_tensors t = {
+            .count = N, .dtype = TD_F32, .p = on(p), .g = on(g), .m = on(m), .v = on(v)};
         double *truth = ops_f64(&c, TD_F32, p, N), *first = ops_zeros(&c, N), *second = ops_zeros(&c, N);
 
         memset(m, 0, N * sizeof *m);
         memset(v, 0, N * sizeof *v);
-        for (adamw.step = 1; adamw.step <= STEPS; adamw.step++) {
+        for (; now->step <= STEPS; now->step++) {
             double *grad = ops_f64(&c, TD_F32, p, N); /* the gradient of p^2 / 2 */
 
             memcpy(g, p, N * sizeof *g);
-            OPS_CALL(td_adamw_step(ops_dev, &adamw, N, TD_F32, on(p), on(g), on(m), on(v)));
-            ops_adamw_truth(&adamw, N, truth, grad, first, second);
+            OPS_CALL(td_adamw_update(ops_dev, on(adamw), on(now), &t));
+            ops_adamw_truth(adamw, now, N, truth, grad, first, second);
             ops_assert_close(&c, "p", TD_F32, p, truth, N, 8);
         }
         ops_finish(&c);
     }
 }
 
-/* lr 0.5, decay 0.5, g = p = 1, first step: m / sqrt(v) is 1 after correction. Decay last: (1 - 0.5) 0.75; decay
- * first: 0.75 - 0.5. */
+/* lr 0.5, decay 0.5, g = p = 1, first step: m / sqrt(v) is 1 after correction. Decay last: (1 - 0.5) 0.75;
+ * decay first: 0.75 - 0.5. */
 static void decay_comes_first_or_last(void **state)
 {
     static const float wanted[] = {0.375f, 0.25f, 0.25f};
 
     (void)state;
     for (int variant = 0; variant < 3; variant++) {
-        td_adamw adamw = {.variant = (td_adamw_variant)variant,
-                          .lr = 0.5,
-                          .beta1 = 0.5,
-                          .beta2 = 0.75,
-                          .eps = 0,
-                          .weight_decay = 0.5,
-                          .step = 1};
         ops_case c = ops_begin(TD_F32, "decay");
+        td_adamw *adamw = ops_adamw(&c, (td_adamw){.variant = (td_adamw_variant)variant,
+                                                   .lr = 0.5,
+                                                   .beta1 = 0.5,
+                                                   .beta2 = 0.75,
+                                                   .weight_decay = 0.5});
+        td_update_state *now = ops_state(&c, 1, 1);
         const float one = 1, zero = 0;
         float *p = ops_given(&c, TD_F32, 1, &one), *g = ops_given(&c, TD_F32, 1, &one);
         float *m = ops_given(&c, TD_F32, 1, &zero), *v = ops_given(&c, TD_F32, 1, &zero);
+        const td_update_tensors t = {
+            .count = 1, .dtype = TD_F32, .p = on(p), .g = on(g), .m = on(m), .v = on(v)};
 
-        OPS_CALL(td_adamw_step(ops_dev, &adamw, 1, TD_F32, on(p), on(g), on(m), on(v)));
+        OPS_CALL(td_adamw_update(ops_dev, on(adamw), on(now), &t));
         assert_true(*p == wanted[variant] && *m == 0.5f && *v == 0.25f);
         ops_finish(&c);
     }
@@ -199,24 +425,24 @@ static void decay_comes_first_or_last(void **state)
 
 static void nan_and_infinity_stay_in_their_element(void **state)
 {
-    td_adamw adamw = {.variant = TD_ADAMW_TORCH,
-                      .lr = 0.5,
-                      .beta1 = 0.5,
-                      .beta2 = 0.75,
-                      .eps = 0.125,
-                      .weight_decay = 0.5,
-                      .step = 1};
-
     (void)state;
     for (int variant = 0; variant < 3; variant++) {
         ops_case c = ops_begin(TD_F32, "nan");
+        td_adamw *adamw = ops_adamw(&c, (td_adamw){.variant = (td_adamw_variant)variant,
+                                                   .lr = 0.5,
+                                                   .beta1 = 0.5,
+                                                   .beta2 = 0.75,
+                                                   .eps = 0.125,
+                                                   .weight_decay = 0.5});
+        td_update_state *now = ops_state(&c, 1, 1);
         float *p = ops_given(&c, TD_F32, 5, (const float[]){1, NAN, INFINITY, 1, 2});
         float *g = ops_given(&c, TD_F32, 5, (const float[]){NAN, 0, 0, INFINITY, 0});
         float *m = ops_given(&c, TD_F32, 5, (const float[5]){0}),
               *v = ops_given(&c, TD_F32, 5, (const float[5]){0});
+        const td_update_tensors t = {
+            .count = 5, .dtype = TD_F32, .p = on(p), .g = on(g), .m = on(m), .v = on(v)};
 
-        adamw.variant = (td_adamw_variant)variant;
-        OPS_CALL(td_adamw_step(ops_dev, &adamw, 5, TD_F32, on(p), on(g), on(m), on(v)));
+        OPS_CALL(td_adamw_update(ops_dev, on(adamw), on(now), &t));
         assert_true(isnan(p[0]) && isnan(m[0]) && isnan(v[0]));
         assert_true(isnan(p[1]) && m[1] == 0 && v[1] == 0);
         assert_true(isnan(p[2])); /* infinity less its decay, infinity too */
@@ -233,24 +459,23 @@ static void one_huge_gradient_freezes_no_weight(void **state)
 
     (void)state;
     for (int variant = 0; variant < 3; variant++) {
-        td_adamw adamw = {.variant = (td_adamw_variant)variant,
-                          .lr = 1e-2,
-                          .beta1 = 0.9,
-                          .beta2 = 0.999,
-                          .eps = 1e-8,
-                          .weight_decay = 0.01};
         ops_case c = ops_begin(TD_F32, "huge");
+        td_adamw *adamw = ops_adamw(&c, td_adamw_defaults((td_adamw_variant)variant));
+        td_update_state *now = ops_state(&c, 1, 1);
         float *p = ops_given(&c, TD_F32, N, (const float[]){1, -2}),
               *g = ops_given(&c, TD_F32, N, (const float[]){1e20f, -3e20f}),
               *m = ops_given(&c, TD_F32, N, (const float[N]){0}),
               *v = ops_given(&c, TD_F32, N, (const float[N]){0});
+        const td_update_tensors t = {
+            .count = N, .dtype = TD_F32, .p = on(p), .g = on(g), .m = on(m), .v = on(v)};
         double *p_truth = ops_f64(&c, TD_F32, p, N), *m_truth = ops_zeros(&c, N), *v_truth = ops_zeros(&c, N);
 
-        for (adamw.step = 1; adamw.step <= 5; adamw.step++) {
+        adamw->lr = 1e-2;
+        for (; now->step <= 5; now->step++) {
             double *grad = ops_f64(&c, TD_F32, g, N);
 
-            OPS_CALL(td_adamw_step(ops_dev, &adamw, N, TD_F32, on(p), on(g), on(m), on(v)));
-            ops_adamw_truth(&adamw, N, p_truth, grad, m_truth, v_truth);
+            OPS_CALL(td_adamw_update(ops_dev, on(adamw), on(now), &t));
+            ops_adamw_truth(adamw, now, N, p_truth, grad, m_truth, v_truth);
             ops_assert_close(&c, "p", TD_F32, p, p_truth, N, 8);
             ops_assert_close(&c, "v", TD_F32, v, v_truth, N, 8);
             g[0] = 1;
@@ -258,47 +483,6 @@ static void one_huge_gradient_freezes_no_weight(void **state)
         }
         ops_finish(&c);
     }
-}
-
-static void the_count_of_steps_stays_at_its_end(void **state)
-{
-    ops_case c = ops_begin(TD_F32, "the end");
-    td_adamw *adamw = ops_bytes(&c, sizeof *adamw);
-
-    (void)state;
-    *adamw = (td_adamw){.step = INT64_MAX - 1};
-    for (int i = 0; i < 3; i++) {
-        OPS_CALL(td_adamw_advance(ops_dev, on(adamw)));
-        assert_true(adamw->step == INT64_MAX);
-    }
-    ops_finish(&c);
-}
-
-static void sgd(void **state)
-{
-    static const int64_t counts[] = {1, 15, 16, 17, 1009, 20011};
-
-    (void)state;
-    for (int d = 0; d < ops_dtype_count; d++)
-        for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-            int64_t n = counts[i];
-            ops_case c = ops_begin(ops_dtypes[d], "sgd %d %d", d, (int)n);
-            void *before = ops_draw(&c, n), *g = ops_draw(&c, n), *p = ops_room(&c, c.dtype, n);
-            double *truth = ops_f64(&c, c.dtype, before, n), *grad = ops_f64(&c, c.dtype, g, n);
-
-            for (int64_t j = 0; j < n; j++)
-                truth[j] -= (double)0.1f * grad[j];
-            OPS_RUN(&c, c.dtype, p, n, before, td_sgd_step(ops_dev, 0.1f, n, c.dtype, on(p), on(g)));
-            ops_assert_close(&c, "p", c.dtype, p, truth, n, 1);
-            ops_finish(&c);
-        }
-
-    ops_case c = ops_begin(TD_F32, "sgd nan");
-    float *p = ops_given(&c, TD_F32, 3, (const float[]){1, NAN, INFINITY});
-    float *g = ops_given(&c, TD_F32, 3, (const float[]){NAN, 1, 1});
-    OPS_CALL(td_sgd_step(ops_dev, 0.5f, 3, TD_F32, on(p), on(g)));
-    assert_true(isnan(p[0]) && isnan(p[1]) && p[2] == INFINITY);
-    ops_finish(&c);
 }
 
 static float norm_of(ops_case *c, td_dtype dtype, int64_t count, const void *g)
@@ -351,18 +535,22 @@ static const adamw_case cases[] = {
 int ops_optimizers_group(void)
 {
     const struct CMUnitTest optimizers_tests[] = {
+        cmocka_unit_test(sgd),
+        cmocka_unit_test(the_device_counts_the_steps),
+        cmocka_unit_test(the_count_of_steps_stays_at_its_end),
+        cmocka_unit_test(clipping_makes_the_gain_smaller),
+        cmocka_unit_test(a_norm_that_is_nan_makes_the_gain_nan),
+        cmocka_unit_test(clipped_gradients_have_the_norm),
+        cmocka_unit_test(assigning_writes_its_bytes_alone),
+        cmocka_unit_test(the_defaults_are_torchs),
         cmocka_unit_test(many_steps_stay_together),
         cmocka_unit_test(decay_comes_first_or_last),
         cmocka_unit_test(nan_and_infinity_stay_in_their_element),
-        cmocka_unit_test(the_device_counts_the_steps),
         cmocka_unit_test(one_huge_gradient_freezes_no_weight),
-        cmocka_unit_test(the_count_of_steps_stays_at_its_end),
-        cmocka_unit_test(sgd),
         cmocka_unit_test(global_norm),
     };
     size_t count = sizeof cases / sizeof *cases;
 
     return ops_run_cases("adamw", cases, count, sizeof *cases, three_variants) +
-           ops_run_cases("adamw, mixed precision", cases, count, sizeof *cases, mixed_update) +
            cmocka_run_group_tests_name("optimizers", optimizers_tests, NULL, NULL);
 }

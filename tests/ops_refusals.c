@@ -1,7 +1,8 @@
-/* Every refusal of ops.h: the argument, and the words that name it. Whatever is refused, no output is touched. */
+/* Every refusal of ops.h: the argument, and the words that name it. Whatever is refused, no output is
+ * touched. */
 #include "ops_kit.h"
 
-static float in[64], out[64];
+static _Alignas(16) float in[64], out[64];
 static int64_t ids[8];
 
 /* The call with one field of the shape changed. */
@@ -493,82 +494,11 @@ static void cross_entropy(void **state)
 #undef BACKWARD
 }
 
-static void optimizers(void **state)
+static void global_norm(void **state)
 {
-    td_adamw a = {.variant = TD_ADAMW_TORCH,
-                  .lr = 1e-3,
-                  .beta1 = 0.9,
-                  .beta2 = 0.999,
-                  .eps = 1e-8,
-                  .weight_decay = 0.01,
-                  .step = 1};
+    size_t bytes = 77;
 
     (void)state;
-#define STEP_WITH(dev, k, n, dtype, p, g, m, v) td_adamw_step(dev, k, n, dtype, p, g, m, v)
-#define STEP                                    STEP_WITH(ops_dev, &a, 3, TD_F32, out, in, out, out)
-    td_assert_refused(STEP_WITH(NULL, &a, 3, TD_F32, out, in, out, out), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(STEP_WITH(ops_dev, NULL, 3, TD_F32, out, in, out, out), TD_BAD_ARGUMENT,
-                      "adamw is NULL");
-    td_assert_refused(STEP_WITH(ops_dev, &a, 0, TD_F32, out, in, out, out), TD_BAD_ARGUMENT, "count is 0");
-    td_assert_refused(STEP_WITH(ops_dev, &a, INT64_MAX, TD_F32, out, in, out, out), TD_BAD_ARGUMENT,
-                      "2^63 - 1");
-    td_assert_refused(STEP_WITH(ops_dev, &a, 3, TD_F16, out, in, out, out), TD_UNSUPPORTED, "dtype is f16");
-    td_assert_refused(STEP_WITH(ops_dev, &a, 3, (td_dtype)9, out, in, out, out), TD_BAD_ARGUMENT,
-                      "dtype is 9");
-    td_assert_refused(STEP_WITH(ops_dev, &a, 3, TD_F32, NULL, in, out, out), TD_BAD_ARGUMENT, "p is NULL");
-    td_assert_refused(STEP_WITH(ops_dev, &a, 3, TD_F32, out, NULL, out, out), TD_BAD_ARGUMENT, "g is NULL");
-    td_assert_refused(STEP_WITH(ops_dev, &a, 3, TD_F32, out, in, NULL, out), TD_BAD_ARGUMENT, "m is NULL");
-    td_assert_refused(STEP_WITH(ops_dev, &a, 3, TD_F32, out, in, out, NULL), TD_BAD_ARGUMENT, "v is NULL");
-    REFUSED(a, variant, (td_adamw_variant)3, STEP, TD_BAD_ARGUMENT, "variant is 3");
-    REFUSED(a, lr, -1.0, STEP, TD_BAD_ARGUMENT, "lr is -1");
-    REFUSED(a, lr, NAN, STEP, TD_BAD_ARGUMENT, "lr is nan");
-    REFUSED(a, beta1, 1.0, STEP, TD_BAD_ARGUMENT, "beta1 is 1");
-    REFUSED(a, beta1, -0.1, STEP, TD_BAD_ARGUMENT, "beta1 is -0.1");
-    REFUSED(a, beta2, 1.5, STEP, TD_BAD_ARGUMENT, "beta2 is 1.5");
-    REFUSED(a, beta2, NAN, STEP, TD_BAD_ARGUMENT, "beta2 is nan");
-    REFUSED(a, eps, -1e-8, STEP, TD_BAD_ARGUMENT, "eps is -1e-08");
-    REFUSED(a, eps, INFINITY, STEP, TD_BAD_ARGUMENT, "eps is inf");
-    REFUSED(a, weight_decay, INFINITY, STEP, TD_BAD_ARGUMENT, "weight_decay is inf");
-    REFUSED(a, step, 0, STEP, TD_BAD_ARGUMENT, "step is 0");
-    /* A step computes in f32. */
-    REFUSED(a, lr, 1e300, STEP, TD_BAD_ARGUMENT, "lr is 1e+300, needs at least 0 and to be finite in f32");
-    REFUSED(a, eps, 1e300, STEP, TD_BAD_ARGUMENT, "eps is 1e+300");
-    REFUSED(a, weight_decay, 1e300, STEP, TD_BAD_ARGUMENT, "weight_decay is 1e+300");
-    REFUSED(a, weight_decay, -1e39, STEP, TD_BAD_ARGUMENT, "weight_decay is -1e+39");
-    REFUSED(a, lr, 1e38, (a.weight_decay = 1e3, STEP), TD_BAD_ARGUMENT, "lr 1e+38 times weight_decay 1000");
-    REFUSED(a, lr, 1e38, (a.weight_decay = 0, STEP), TD_BAD_ARGUMENT, "lr 1e+38, beta1 0.9");
-    REFUSED(a, lr, 1e20, (a.weight_decay = 1, STEP), TD_BAD_ARGUMENT, "a rate that f32 does not hold");
-    /* A struct that nobody filled in. */
-    REFUSED(a, eps, 0.0, (a.beta1 = a.beta2 = 0, STEP), TD_BAD_ARGUMENT, "eps is 0 and beta2 is 0");
-    REFUSED(a, eps, 1e-60, (a.beta2 = 0, STEP), TD_BAD_ARGUMENT, "eps is 1e-60 and beta2 is 0");
-    td_assert_refused(td_adamw_check(NULL), TD_BAD_ARGUMENT, "adamw is NULL");
-    REFUSED(a, lr, -1.0, td_adamw_check(&a), TD_BAD_ARGUMENT, "lr is -1");
-    td_assert_ok(td_adamw_check(&a));
-    td_assert_ok(td_adamw_check(&(td_adamw){.lr = 1e-3, .eps = 1e-8, .step = 1}));
-    td_assert_ok(td_adamw_check(&(td_adamw){.lr = 1e-3, .beta2 = 0.9, .step = INT64_MAX}));
-#undef STEP_WITH
-#undef STEP
-    td_adamw_tensors t = {.count = 3, .dtype = TD_F32, .p = out, .g = in, .m = out, .v = out};
-#define UPDATE td_adamw_update(ops_dev, &a, false, &t)
-    td_assert_refused(td_adamw_update(NULL, &a, false, &t), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_adamw_update(ops_dev, NULL, true, &t), TD_BAD_ARGUMENT, "adamw is NULL");
-    td_assert_refused(td_adamw_update(ops_dev, &a, false, NULL), TD_BAD_ARGUMENT, "tensors is NULL");
-    REFUSED_EXTENT(t, count, UPDATE);
-    REFUSED_DTYPES(t, UPDATE);
-    REFUSED(t, p, NULL, UPDATE, TD_BAD_ARGUMENT, "p is NULL");
-    REFUSED(t, g, NULL, UPDATE, TD_BAD_ARGUMENT, "g is NULL");
-    REFUSED(t, m, NULL, UPDATE, TD_BAD_ARGUMENT, "m is NULL");
-    REFUSED(t, v, NULL, UPDATE, TD_BAD_ARGUMENT, "v is NULL");
-    REFUSED(t, copy, out, UPDATE, TD_BAD_ARGUMENT, "copy is wanted, but grad_dtype is dtype, f32");
-    REFUSED(t, grad_dtype, TD_F16, UPDATE, TD_UNSUPPORTED, "grad_dtype is f16: cpu");
-    REFUSED(t, dtype, TD_BF16, (t.grad_dtype = TD_F32, UPDATE), TD_BAD_ARGUMENT,
-            "grad_dtype is f32, needs to be dtype, bf16");
-    /* On the CPU what lies on the device can be looked at too. */
-    REFUSED(a, step, 0, td_adamw_update(ops_dev, &a, true, &t), TD_BAD_ARGUMENT, "step is 0");
-#undef UPDATE
-    td_assert_refused(td_adamw_advance(NULL, &a), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_adamw_advance(ops_dev, NULL), TD_BAD_ARGUMENT, "adamw is NULL");
-    size_t bytes = 77;
     td_assert_refused(td_global_norm_work_bytes(NULL, 3, TD_F32, &bytes), TD_BAD_ARGUMENT, "dev is NULL");
     td_assert_refused(td_global_norm_work_bytes(ops_dev, 0, TD_F32, &bytes), TD_BAD_ARGUMENT, "count is 0");
     td_assert_refused(td_global_norm_work_bytes(ops_dev, 3, TD_F32, NULL), TD_BAD_ARGUMENT, "out is NULL");
@@ -578,16 +508,142 @@ static void optimizers(void **state)
     td_assert_refused(td_global_norm(ops_dev, 3, TD_F32, NULL, out, NULL), TD_BAD_ARGUMENT, "g is NULL");
     td_assert_refused(td_global_norm(ops_dev, 3, TD_F32, in, NULL, NULL), TD_BAD_ARGUMENT, "norm is NULL");
     assert_int_equal(bytes, 77);
-    td_assert_refused(td_sgd_step(NULL, 0.1f, 3, TD_F32, out, in), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_sgd_step(ops_dev, NAN, 3, TD_F32, out, in), TD_BAD_ARGUMENT, "lr is nan");
-    td_assert_refused(td_sgd_step(ops_dev, 0.1f, -1, TD_F32, out, in), TD_BAD_ARGUMENT, "count is -1");
-    td_assert_refused(td_sgd_step(ops_dev, 0.1f, 3, TD_F64, out, in), TD_UNSUPPORTED, "dtype is f64");
-    td_assert_refused(td_sgd_step(ops_dev, 0.1f, 3, TD_F32, NULL, in), TD_BAD_ARGUMENT, "p is NULL");
-    td_assert_refused(td_sgd_step(ops_dev, 0.1f, 3, TD_F32, out, NULL), TD_BAD_ARGUMENT, "g is NULL");
+}
+
+static void update_state(void **state)
+{
+    td_update_state *now = (td_update_state *)out;
+
+    (void)state;
+    td_assert_refused(td_update_begin(NULL, now, 1), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_update_begin(ops_dev, NULL, 1), TD_BAD_ARGUMENT, "state is NULL");
+    td_assert_refused(td_update_begin(ops_dev, now, NAN), TD_BAD_ARGUMENT, "gain is nan");
+    td_assert_refused(td_update_begin(ops_dev, now, -INFINITY), TD_BAD_ARGUMENT, "gain is -inf");
+
+    td_assert_refused(td_update_clip(NULL, 1, in, now), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_update_clip(ops_dev, 1, NULL, now), TD_BAD_ARGUMENT, "norm is NULL");
+    td_assert_refused(td_update_clip(ops_dev, 1, in, NULL), TD_BAD_ARGUMENT, "state is NULL");
+    td_assert_refused(td_update_clip(ops_dev, 0, in, now), TD_BAD_ARGUMENT, "max_norm is 0");
+    td_assert_refused(td_update_clip(ops_dev, -1, in, now), TD_BAD_ARGUMENT, "max_norm is -1");
+    td_assert_refused(td_update_clip(ops_dev, NAN, in, now), TD_BAD_ARGUMENT, "max_norm is nan");
+    td_assert_refused(td_update_clip(ops_dev, INFINITY, in, now), TD_BAD_ARGUMENT, "max_norm is inf");
+
+    td_assert_refused(td_assign(NULL, out, in, 8), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_assign(ops_dev, NULL, in, 8), TD_BAD_ARGUMENT, "to is NULL");
+    td_assert_refused(td_assign(ops_dev, out, NULL, 8), TD_BAD_ARGUMENT, "from is NULL");
+    td_assert_refused(td_assign(ops_dev, out, in, 0), TD_BAD_ARGUMENT, "bytes is 0, needs 1 to 64");
+    td_assert_refused(td_assign(ops_dev, out, in, 65), TD_BAD_ARGUMENT, "bytes is 65");
+    td_assert_refused(td_assign(ops_dev, out, in, SIZE_MAX), TD_BAD_ARGUMENT, "needs 1 to 64");
+}
+
+static void adamw_check(void **state)
+{
+    td_adamw a = td_adamw_defaults(TD_ADAMW_TORCH);
+
+    (void)state;
+#define CHECK td_adamw_check(&a)
+    td_assert_refused(td_adamw_check(NULL), TD_BAD_ARGUMENT, "adamw is NULL");
+    REFUSED(a, variant, (td_adamw_variant)3, CHECK, TD_BAD_ARGUMENT, "variant is 3");
+    REFUSED(a, variant, (td_adamw_variant)-1, CHECK, TD_BAD_ARGUMENT, "variant is -1");
+    REFUSED(a, lr, -1.0, CHECK, TD_BAD_ARGUMENT, "lr is -1");
+    REFUSED(a, lr, NAN, CHECK, TD_BAD_ARGUMENT, "lr is nan");
+    REFUSED(a, beta1, 1.0, CHECK, TD_BAD_ARGUMENT, "beta1 is 1");
+    REFUSED(a, beta1, -0.1, CHECK, TD_BAD_ARGUMENT, "beta1 is -0.1");
+    REFUSED(a, beta2, 1.5, CHECK, TD_BAD_ARGUMENT, "beta2 is 1.5");
+    REFUSED(a, beta2, NAN, CHECK, TD_BAD_ARGUMENT, "beta2 is nan");
+    REFUSED(a, eps, -1e-8, CHECK, TD_BAD_ARGUMENT, "eps is -1e-08");
+    REFUSED(a, eps, INFINITY, CHECK, TD_BAD_ARGUMENT, "eps is inf");
+    REFUSED(a, weight_decay, INFINITY, CHECK, TD_BAD_ARGUMENT, "weight_decay is inf");
+    /* A step computes in f32. */
+    REFUSED(a, lr, 1e300, CHECK, TD_BAD_ARGUMENT, "lr is 1e+300, needs at least 0 and to be finite in f32");
+    REFUSED(a, eps, 1e300, CHECK, TD_BAD_ARGUMENT, "eps is 1e+300");
+    REFUSED(a, weight_decay, 1e300, CHECK, TD_BAD_ARGUMENT, "weight_decay is 1e+300");
+    REFUSED(a, weight_decay, -1e39, CHECK, TD_BAD_ARGUMENT, "weight_decay is -1e+39");
+    REFUSED(a, lr, 1e38, (a.weight_decay = 1e3, CHECK), TD_BAD_ARGUMENT, "lr 1e+38 times weight_decay 1000");
+    REFUSED(a, lr, 1e38, (a.weight_decay = 0, CHECK), TD_BAD_ARGUMENT, "lr 1e+38, beta1 0.9");
+    REFUSED(a, lr, 1e20, (a.weight_decay = 1, CHECK), TD_BAD_ARGUMENT, "a rate that f32 does not hold");
+    /* A struct that nobody filled in. */
+    REFUSED(a, eps, 0.0, (a.beta1 = a.beta2 = 0, CHECK), TD_BAD_ARGUMENT, "eps is 0 and beta2 is 0");
+    REFUSED(a, eps, 1e-60, (a.beta2 = 0, CHECK), TD_BAD_ARGUMENT, "eps is 1e-60 and beta2 is 0");
+    td_assert_ok(CHECK);
+    td_assert_ok(td_adamw_check(&(td_adamw){.lr = 1e-3, .eps = 1e-8}));
+    td_assert_ok(td_adamw_check(&(td_adamw){.lr = 1e-3, .beta2 = 0.9}));
+#undef CHECK
+}
+
+static void sgd_check(void **state)
+{
+    td_sgd s = {.lr = 0.1};
+
+    (void)state;
+    td_assert_refused(td_sgd_check(NULL), TD_BAD_ARGUMENT, "sgd is NULL");
+    REFUSED(s, lr, NAN, td_sgd_check(&s), TD_BAD_ARGUMENT, "lr is nan");
+    REFUSED(s, lr, -INFINITY, td_sgd_check(&s), TD_BAD_ARGUMENT, "lr is -inf");
+    REFUSED(s, lr, 1e300, td_sgd_check(&s), TD_BAD_ARGUMENT, "lr is 1e+300");
+    td_assert_ok(td_sgd_check(&s));
+    td_assert_ok(td_sgd_check(&(td_sgd){.lr = 0}));
+    td_assert_ok(td_sgd_check(&(td_sgd){.lr = -0.1}));
+}
+
+static void updates(void **state)
+{
+    td_adamw a = td_adamw_defaults(TD_ADAMW_TORCH);
+    td_sgd s = {.lr = 0.1};
+    td_update_state now = {.step = 1, .gain = 1};
+    td_update_tensors t = {.count = 3, .dtype = TD_F32, .p = out, .g = in, .m = out, .v = out};
+
+    (void)state;
+#define ADAMW td_adamw_update(ops_dev, &a, &now, &t)
+#define SGD   td_sgd_update(ops_dev, &s, &now, &t)
+    td_assert_refused(td_adamw_update(NULL, &a, &now, &t), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_adamw_update(ops_dev, NULL, &now, &t), TD_BAD_ARGUMENT, "adamw is NULL");
+    td_assert_refused(td_adamw_update(ops_dev, &a, NULL, &t), TD_BAD_ARGUMENT, "state is NULL");
+    td_assert_refused(td_adamw_update(ops_dev, &a, &now, NULL), TD_BAD_ARGUMENT, "tensors is NULL");
+    td_assert_refused(td_sgd_update(NULL, &s, &now, &t), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_sgd_update(ops_dev, NULL, &now, &t), TD_BAD_ARGUMENT, "sgd is NULL");
+    td_assert_refused(td_sgd_update(ops_dev, &s, NULL, &t), TD_BAD_ARGUMENT, "state is NULL");
+    td_assert_refused(td_sgd_update(ops_dev, &s, &now, NULL), TD_BAD_ARGUMENT, "tensors is NULL");
+    /* On the CPU what lies on the device can be looked at. */
+    REFUSED(a, beta1, 1.0, ADAMW, TD_BAD_ARGUMENT, "beta1 is 1");
+    REFUSED(s, lr, NAN, SGD, TD_BAD_ARGUMENT, "lr is nan");
+
+#define BOTH(field, value, status, words)                                                                    \
+    REFUSED(t, field, value, ADAMW, status, words);                                                          \
+    REFUSED(t, field, value, SGD, status, words)
+    REFUSED(now, step, 0, ADAMW, TD_BAD_ARGUMENT, "step is 0, needs at least 1");
+    REFUSED(now, step, INT64_MIN, ADAMW, TD_BAD_ARGUMENT, "step is -9223372036854775808");
+    REFUSED(now, step, 0, SGD, TD_BAD_ARGUMENT, "step is 0");
+    REFUSED_EXTENT(t, count, ADAMW);
+    REFUSED_EXTENT(t, count, SGD);
+    REFUSED_DTYPES(t, ADAMW);
+    REFUSED_DTYPES(t, SGD);
+    BOTH(p, NULL, TD_BAD_ARGUMENT, "p is NULL");
+    BOTH(g, NULL, TD_BAD_ARGUMENT, "g is NULL");
+    REFUSED(t, m, NULL, ADAMW, TD_BAD_ARGUMENT, "m is NULL");
+    REFUSED(t, v, NULL, ADAMW, TD_BAD_ARGUMENT, "v is NULL");
+    /* The types of g. */
+    BOTH(grad_dtype, TD_F16, TD_UNSUPPORTED, "grad_dtype is f16: cpu");
+    BOTH(grad_dtype, (td_dtype)17, TD_BAD_ARGUMENT, "grad_dtype is 17");
+    BOTH(dtype, (t.grad_dtype = TD_F32, TD_BF16), TD_BAD_ARGUMENT,
+         "grad_dtype is f32, needs to be dtype, bf16");
+    /* And of a copy. */
+    BOTH(copy, out, TD_BAD_ARGUMENT, "copy is wanted, but copy_dtype is dtype, f32: p is it");
+    BOTH(copy, (t.copy_dtype = TD_F32, out), TD_BAD_ARGUMENT, "copy_dtype is dtype, f32");
+    BOTH(copy, (t.grad_dtype = TD_BF16, t.copy_dtype = TD_F32, out), TD_BAD_ARGUMENT,
+         "copy_dtype is dtype, f32");
+    BOTH(copy, (t.copy_dtype = TD_F16, out), TD_UNSUPPORTED, "copy_dtype is f16: cpu");
+    BOTH(copy, (t.copy_dtype = (td_dtype)17, out), TD_BAD_ARGUMENT, "copy_dtype is 17");
+    BOTH(copy, (t.dtype = TD_BF16, out), TD_BAD_ARGUMENT, "copy_dtype is dtype, bf16");
+    BOTH(copy, (t.dtype = TD_BF16, t.copy_dtype = TD_F32, out), TD_BAD_ARGUMENT,
+         "copy_dtype is f32, needs to be dtype, bf16");
+#undef BOTH
+#undef SGD
+#undef ADAMW
 }
 
 #ifndef TANDEM_HAVE_CUDA
-/* A device of another kind stands before ops.c in this program when asked for. A build with CUDA has no gaps. */
+/* A device of another kind stands before ops.c in this program when asked for. A build with CUDA has no
+ * gaps. */
 static bool pretend_cuda;
 
 td_device_kind __real_td_device_kind_of(const td_device *dev);
@@ -620,8 +676,9 @@ static void gaps_are_named(void **state)
     td_rows_shape rows_shape = {1, 1, 0, TD_F32};
     td_softmax_shape softmax_shape = {1, 1, 0, TD_F32};
     td_cross_entropy_shape cross_entropy_shape = {1, 1, TD_F32};
-    td_adamw adamw = {TD_ADAMW_TORCH, 1e-3, 0.9, 0.999, 1e-8, 0.01, 1};
-    td_adamw_tensors tensors = {.count = 1, .dtype = TD_F16, .p = out, .g = in, .m = out, .v = out};
+    td_update_tensors tensors = {.count = 1, .dtype = TD_F16, .p = out, .g = in, .m = out, .v = out};
+    void *const there = (void *)(uintptr_t)256; /* where the host cannot look, and need not */
+    td_linear_adamw layer = {1, 8, 8, TD_BF16, TD_BF16, in, in, out, out, out, NULL};
     td_device *d = ops_dev;
     size_t bytes;
 
@@ -657,11 +714,14 @@ static void gaps_are_named(void **state)
     GAP(td_cross_entropy_fused(d, &cross_entropy_shape, in, ids, 1.0f, out, out, in), "cross_entropy");
     GAP(td_global_norm_work_bytes(d, 1, TD_F32, &bytes), "global_norm");
     GAP(td_global_norm(d, 1, TD_F32, in, out, in), "global_norm");
-    GAP(td_adamw_step(d, &adamw, 1, TD_F32, out, in, out, out), "adamw_update");
-    GAP(td_adamw_update(d, &adamw, true, &tensors), "adamw_update");
-    GAP(td_adamw_advance(d, &adamw), "adamw_advance");
-    GAP(td_sgd_step(d, 0.1f, 1, TD_F32, out, in), "sgd_step");
+    GAP(td_update_begin(d, (td_update_state *)out, 1), "update_begin");
+    GAP(td_update_clip(d, 1, in, (td_update_state *)out), "update_clip");
+    GAP(td_assign(d, out, in, 8), "assign");
+    GAP(td_adamw_update(d, there, there, &tensors), "adamw_update");
+    GAP(td_sgd_update(d, there, there, &tensors), "sgd_update");
 #undef GAP
+    td_assert_refused(td_linear_adamw_update(d, there, there, 1, &layer), TD_UNSUPPORTED,
+                      "linear_adamw: cuda has no fused update");
 }
 #endif
 
@@ -678,7 +738,11 @@ int ops_refusals_group(void)
         REFUSAL(gate_and_residual),
         REFUSAL(softmax),
         REFUSAL(cross_entropy),
-        REFUSAL(optimizers),
+        REFUSAL(global_norm),
+        REFUSAL(update_state),
+        REFUSAL(adamw_check),
+        REFUSAL(sgd_check),
+        REFUSAL(updates),
 #ifndef TANDEM_HAVE_CUDA
         cmocka_unit_test_setup_teardown(gaps_are_named, pretend, stop_pretending),
 #endif

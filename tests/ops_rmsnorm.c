@@ -273,8 +273,8 @@ static void overflow_of_the_squares(void **state)
     ops_finish(&c);
 }
 
-/* A sum of 512 products costs up to 4 units where the compiler makes one chain of it. With a small eps, dx of a row
- * of one element is all cancellation: no rstd in f32 could give it. */
+/* A sum of 512 products costs up to 4 units where the compiler makes one chain of it. With a small eps, dx of
+ * a row of one element is all cancellation: no rstd in f32 could give it. */
 static const rmsnorm_case cases[] = {
     {"rmsnorm one", {1, 1, 0.5f, TD_F32, 0}},
     {"rmsnorm below a vector", {5, 15, 1e-5f, TD_F32, 0}},

@@ -135,7 +135,8 @@ static void backward_is_the_derivative(void **state)
     ops_finish(&c);
 }
 
-/* Row 0: NaN. 1: one masked by -inf. 2: all -inf. 3: +inf. 4: far apart. 5: ordinary. 6: a NaN of the other sign. */
+/* Row 0: NaN. 1: one masked by -inf. 2: all -inf. 3: +inf. 4: far apart. 5: ordinary. 6: a NaN of the other
+ * sign. */
 static void ends_of_the_range(void **state)
 {
     enum { ROWS = 7, COLS = 3 };

@@ -111,15 +111,14 @@ class BenchOnAGpu(unittest.TestCase):
                 self.assertEqual(case.config[impl], case.config[impl] | switches)
                 side = bench.Whole(case, c, {}, None, None, impl)
                 config = side.model.config
-                self.assertEqual(config["keep"], switches["keep"])
-                self.assertEqual(config["transient_gradients"], switches["gradients"] == "transient")
-                self.assertEqual((config["attention"], side.captured), ("flash", switches["graph"]))
-                with patch.object(bench.Tandem, "capture") as capture, patch.object(bench.Tandem, "begin"):
+                self.assertEqual(config["model"]["keep"], switches["keep"])
+                self.assertEqual(config["model"]["transient_gradients"], switches["gradients"] == "transient")
+                self.assertEqual((config["time"], config["until"]), (switches["update"], "update"))
+                self.assertEqual((config["capture"], side.captured), (switches["graph"],) * 2)
+                self.assertEqual(config["model"]["attention"], "flash")
+                with patch.object(bench.Tandem, "step") as step, patch.object(bench.Tandem, "begin"):
                     side.open()
-                if switches["graph"]:
-                    capture.assert_called_once_with(None, None, overlap=switches["update"] == "along")
-                else:
-                    capture.assert_not_called()
+                self.assertEqual(step.call_count, 2 if switches["graph"] else 0)  # the second is captured
         graph, eager = (gpu.config[impl] for impl in ("torch_compile_graph", "torch_eager"))
         self.assertEqual((graph["compiled"], graph["graph"], graph["autocast"]), (True, True, True))
         self.assertEqual((eager["compiled"], eager["graph"], eager["attention"]), (False, False, "scores"))

@@ -1,4 +1,5 @@
-/** The accumulation loops bit by bit, the autocast rules against what PyTorch was seen to do, every refusal. */
+/** The accumulation loops bit by bit, the autocast rules against what PyTorch was seen to do, every
+ * refusal. */
 #include "precision/precision.h"
 
 #include "support/compare.h"

@@ -383,7 +383,8 @@ static double seconds_since(struct timespec start)
     return (double)(now.tv_sec - start.tv_sec) + (double)(now.tv_nsec - start.tv_nsec) / 1e9;
 }
 
-/* Another program's lock, under a signal every 20 ms whose handler lacks SA_RESTART: flock() returns early then. */
+/* Another program's lock, under a signal every 20 ms whose handler lacks SA_RESTART: flock() returns early
+ * then. */
 static void a_lock_that_stays_is_an_error_after_a_while(void **state)
 {
     const struct sigaction noted = {.sa_handler = note};
@@ -446,8 +447,8 @@ static void a_lock_that_goes_is_waited_for(void **state)
     td_record_destroy(record);
 }
 
-/* A file system without locks: the line is written, and what a full disk tore off stays, for another's line might stand
- * behind it; the next writer begins a line of its own. */
+/* A file system without locks: the line is written, and what a full disk tore off stays, for another's line
+ * might stand behind it; the next writer begins a line of its own. */
 static void without_locks_nothing_is_cut_off(void **state)
 {
     td_record *record = make_known();

@@ -73,8 +73,8 @@ static int ascending(const void *a, const void *b)
 
 static void philox_gives_the_published_answers(void **state)
 {
-    /* The three vectors for philox4x32 with 10 rounds that the authors publish with Random123: all zero, all ones,
-     * and the first digits of pi. */
+    /* The three vectors for philox4x32 with 10 rounds that the authors publish with Random123: all zero, all
+     * ones, and the first digits of pi. */
     static const struct {
         uint32_t counter[4], key[2], out[4];
     } rows[] = {
@@ -183,9 +183,9 @@ static void seeds_and_streams_are_streams_of_their_own(void **state)
                 assert_true(drawn[a][i] != drawn[b][i]);
 }
 
-/* Fails unless `sorted` looks drawn from the law whose cumulative distribution is given: Kolmogorov and Smirnov's
- * largest distance, which exceeds 1.95 / sqrt(n) once in a thousand draws. Seeds are fixed, so it passes always or
- * never. */
+/* Fails unless `sorted` looks drawn from the law whose cumulative distribution is given: Kolmogorov and
+ * Smirnov's largest distance, which exceeds 1.95 / sqrt(n) once in a thousand draws. Seeds are fixed, so it
+ * passes always or never. */
 static void assert_distributed(const char *name, const float *sorted, int64_t count,
                                double (*law)(double, const double *), const double *parameters)
 {
@@ -329,7 +329,8 @@ static double truncated_law(double x, const double *law)
 
 static void truncated_normal_is_the_normal_between_its_bounds(void **state)
 {
-    /* mean, std, low, high: the model's, a lopsided one, one bound far out, narrow, only a tail on either side. */
+    /* mean, std, low, high: the model's, a lopsided one, one bound far out, narrow, only a tail on either
+     * side. */
     static const double laws[][4] = {{0, 0.02, -0.06, 0.06}, {1, 2, -2, 1.5},   {0, 1, -1, 1e30},
                                      {0, 1, 0.7, 0.71},      {0, 1, -1e30, -4}, {2, 1, -6, -2}};
     td_rng rng = rng_of("rng: truncated normal");
@@ -357,8 +358,8 @@ static void truncated_normal_is_the_normal_between_its_bounds(void **state)
     td_fence_free(values);
 }
 
-/* Element by element: the quantile at (word + 1/2) / 2^32 of the way from P(low) to P(high), found through erfc. Far
- * out on the right the law is mirrored, so there the way goes from the far end. */
+/* Element by element: the quantile at (word + 1/2) / 2^32 of the way from P(low) to P(high), found through
+ * erfc. Far out on the right the law is mirrored, so there the way goes from the far end. */
 static void truncated_normal_inverts_the_cumulative_distribution(void **state)
 {
     enum { COUNT = 20000 };

@@ -1,7 +1,8 @@
-/** The helpers of tests/support, held to what they promise: a wrong answer must fail the test that looks at it.
+/** The helpers of tests/support, held to what they promise: a wrong answer must fail the test that looks at
+ * it.
  *
- * The tests of `wrong` are run by the last test of `right`, in a child process with its output thrown away; each of
- * them must fail there. */
+ * The tests of `wrong` are run by the last test of `right`, in a child process with its output thrown away;
+ * each of them must fail there. */
 #include "support/asan.h"
 #include "support/compare.h"
 #include "support/draw.h"

@@ -3,7 +3,8 @@
 
 #include "support/compare.h"
 #include "support/draw.h"
-#include "transformer/transformer_internal.h"
+#include "train/train.h"
+#include "transformer/model.h"
 #include "transformer_cases.h"
 #include "transformer_kit.h"
 
@@ -21,7 +22,11 @@ const td_transformer_config tiny = {.size = {.d_model = 24, .d_ff = 37, .layers 
                                     .context = 9,
                                     .precision = TD_PRECISION_F32,
                                     .attention = "flash",
-                                    .use = TD_MODEL_TRAINING};
+                                    .use = TD_MODEL_GRADIENTS};
+
+static const td_hyperparameters
+    adamw = {.adamw = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1}},
+    sgd = {.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.1};
 
 int64_t calls, fail_at;
 void *__real_calloc(size_t count, size_t size);
@@ -67,6 +72,7 @@ static void sizes_are_the_handouts(void **state)
         td_transformer_config config = {
             .batch = 1, .context = 1, .precision = TD_PRECISION_BF16, .attention = "flash"};
         td_transformer_bytes bytes;
+        td_train_bytes training;
         td_model_size *s = &config.size;
         assert_string_equal(td_model_size_name(i), table[i].name);
         td_assert_ok(td_model_size_find(table[i].name, s));
@@ -82,13 +88,15 @@ static void sizes_are_the_handouts(void **state)
         assert_in_range(bytes.parameters, 2 * table[i].parameters,
                         2 * table[i].parameters + 256 * table[i].tensors);
         assert_int_equal(bytes.gradients, 0);
-        config.use = TD_MODEL_TRAINING;
+        config.use = TD_MODEL_GRADIENTS;
         config.precision = TD_PRECISION_F32;
         td_assert_ok(td_transformer_plan(*state, &config, &bytes));
         /* In f32 every extent of the table is a multiple of the alignment: there is no padding. */
         assert_int_equal(bytes.parameters, 4 * table[i].parameters);
         assert_int_equal(bytes.gradients, 4 * table[i].parameters);
-        assert_int_equal(bytes.optimizer_state, 8 * table[i].parameters);
+        td_assert_ok(td_train_plan(*state, &(td_train_config){.model = config, .hyper = adamw}, &training));
+        assert_memory_equal(&training.model, &bytes, sizeof bytes);
+        assert_int_equal(training.optimizer, 8 * table[i].parameters + TD_ALIGNMENT);
     }
     assert_null(td_model_size_name(6));
     assert_null(td_model_size_name(-1));
@@ -145,6 +153,24 @@ static void names_are_the_state_dicts(void **state)
     td_transformer_destroy(NULL);
 }
 
+/* [w1; w3], w2, [q; k; v] and output. */
+static void products_make_a_layers_matrices(void **state)
+{
+    static const td_product_extent expected[] = {{24, 2 * 37}, {37, 24}, {24, 3 * 24}, {24, 24}};
+    td_product_extent products[TD_DUE_MOST];
+
+    (void)state;
+    td_assert_ok(td_transformer_products(&tiny.size, products));
+    assert_memory_equal(products, expected, sizeof expected);
+    td_assert_refused(td_transformer_products(&(td_model_size){.d_model = 0, .d_ff = 1}, products),
+                      TD_BAD_ARGUMENT, "size.d_model is 0");
+    td_assert_refused(
+        td_transformer_products(&(td_model_size){.d_model = INT64_MAX / 2, .d_ff = 1}, products),
+        TD_BAD_ARGUMENT, "size.d_model is");
+    td_assert_refused(td_transformer_products(&(td_model_size){.d_model = 2, .d_ff = INT64_MAX}, products),
+                      TD_BAD_ARGUMENT, "size.d_ff is");
+}
+
 static int by_address(const void *a, const void *b)
 {
     const td_parameter *x = a, *y = b;
@@ -160,44 +186,59 @@ static bool is_zero(const char *from, const char *to)
     return true;
 }
 
+/* Elements between a parameter and the next are 0 wherever they have a place. */
+static int64_t assert_gap(const td_weights *w, const td_parameter *p, const td_parameter *next)
+{
+    const struct {
+        const char *block;
+        td_dtype dtype;
+    } blocks[] = {{w->params, w->dtype}, {w->copies, w->copy_dtype}, {w->grads, w->grad_dtype}};
+    const int64_t end = p->offset + p->numel;
+
+    assert_true(next->offset >= end);
+    for (int i = 0; i < 3; i++) {
+        const size_t element = td_dtype_size(blocks[i].dtype);
+        if (blocks[i].block)
+            assert_true(is_zero(blocks[i].block + (size_t)end * element,
+                                blocks[i].block + (size_t)next->offset * element));
+    }
+    return next->offset > end;
+}
+
 /* Tensors stand apart, at the same place in every block, and what lies between them is 0 and stays it. */
 static void parameters_stand_apart(void **state)
 {
-    for (int dtype = 0; dtype < 2; dtype++) {
-        const size_t element = dtype ? 2 : 4;
-        td_transformer_config config = tiny;
+    static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
+
+    for (int i = 0; i < 3 * 2; i++) {
+        td_train_config config = {.model = tiny, .hyper = i < 3 ? adamw : sgd, .time = TD_UPDATE_AFTER};
         td_parameter p[21];
         int64_t ids[18] = {0}, gaps = 0;
-        td_transformer *model;
-        const td_adamw adamw = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
+        td_train *train;
+        td_weights w;
 
-        config.precision = dtype ? TD_PRECISION_BF16 : TD_PRECISION_F32;
-        td_assert_ok(td_transformer_create(*state, &config, &model));
-        td_assert_ok(td_transformer_init(model, 5));
-        td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
-        td_assert_ok(td_transformer_loss(model, ids, NULL));
-        td_assert_ok(td_transformer_backward(model, TD_MICRO_ONLY));
-        td_assert_ok(td_transformer_adamw(model, &adamw));
-        td_assert_ok(td_transformer_sgd(model, 1e-3f));
-        for (int64_t i = 0; i < 21; i++)
-            td_assert_ok(td_transformer_parameter(model, i, &p[i]));
+        config.model.precision = precisions[i % 3];
+        td_assert_ok(td_train_create(*state, &config, &train));
+        td_assert_ok(td_train_init(train, 5));
+        for (int step = 0; step < 2; step++)
+            td_assert_ok(td_train_step(train, ids, ids, 2, 9));
+        td_assert_ok(td_transformer_weights(td_train_model(train), &w));
+        for (int64_t j = 0; j < 21; j++)
+            td_assert_ok(td_transformer_parameter(td_train_model(train), j, &p[j]));
         qsort(p, 21, sizeof *p, by_address);
-        for (int64_t i = 0; i < 21; i++) {
-            const char *data = p[i].data, *end = data + (size_t)p[i].numel * element, *grad = p[i].grad;
-            const ptrdiff_t at = (data - (char *)p[0].data) / (ptrdiff_t)element;
-            assert_int_equal(grad - (char *)p[0].grad, data - (char *)p[0].data);
-            assert_int_equal(p[i].exp_avg - p[0].exp_avg, at);
-            assert_int_equal(p[i].exp_avg_sq - p[0].exp_avg_sq, at);
-            if (i + 1 == 21)
-                break;
-            const char *next = p[i + 1].data;
-            assert_true(next >= end);
-            assert_true(is_zero(end, next));
-            assert_true(is_zero(grad + (end - data), grad + (next - data)));
-            gaps += next > end;
+        for (int64_t j = 0; j < 21; j++) {
+            float *m, *v, *first, *first_sq;
+            assert_ptr_equal(p[j].data, (char *)w.params + (size_t)p[j].offset * td_dtype_size(w.dtype));
+            assert_ptr_equal(p[j].grad, (char *)w.grads + (size_t)p[j].offset * td_dtype_size(w.grad_dtype));
+            td_assert_ok(td_optimizer_moments(td_train_optimizer(train), 0, &first, &first_sq));
+            td_assert_ok(td_optimizer_moments(td_train_optimizer(train), p[j].offset, &m, &v));
+            assert_int_equal(m != NULL, i < 3);
+            assert_true(!m || (m - first == p[j].offset && v - first_sq == p[j].offset));
+            if (j + 1 < 21)
+                gaps += assert_gap(&w, &p[j], &p[j + 1]);
         }
         assert_true(gaps > 5); /* 24 * 37 is no multiple of the alignment */
-        td_transformer_destroy(model);
+        td_train_destroy(train);
     }
 }
 
@@ -323,10 +364,12 @@ static void bad_configurations(void **state)
         {"parameters", TD_BAD_ARGUMENT, FIELD(size.d_model), INT64_C(6) << 32},
         {"parameters", TD_BAD_ARGUMENT, FIELD(size.d_ff), INT64_C(1) << 58},
         {"parameters", TD_BAD_ARGUMENT, FIELD(size.layers), INT64_C(1) << 51},
-        {"moments", TD_BAD_ARGUMENT, FIELD(size.layers), INT64_C(1) << 48},
         {"tokens", TD_BAD_ARGUMENT, FIELD(batch), INT64_C(1) << 60},
         {"2^63", TD_BAD_ARGUMENT, FIELD(batch), INT64_C(1) << 55},
         {"2^63", TD_BAD_ARGUMENT, FIELD(context), INT64_C(1) << 56},
+        {"wait is -1 layers, needs 0 to all 2", TD_BAD_ARGUMENT, FIELD(wait), -1},
+        {"wait is 3 layers, needs 0 to all 2", TD_BAD_ARGUMENT, FIELD(wait), 3},
+        {"wait is 2 layers, which needs mixed precision", TD_BAD_ARGUMENT, FIELD(wait), 2},
     };
     td_device *dev = *state;
     td_transformer_config config;
@@ -346,8 +389,18 @@ static void bad_configurations(void **state)
     config.attention = "naive";
     td_assert_refused(create_with(dev, config), TD_UNSUPPORTED, "f16");
     config = tiny;
-    config.use = (td_model_use)3;
-    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "use is 3");
+    config.use = (td_model_use)2;
+    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "use is 2");
+    config = tiny;
+    config.wait = 2;
+    config.precision = TD_PRECISION_BF16_MIXED;
+    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "and TD_KEEP_ALL");
+    config.keep = TD_KEEP_ALL;
+    config.use = TD_MODEL_INFERENCE;
+    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "gradients and TD_KEEP_ALL");
+    config.use = TD_MODEL_GRADIENTS;
+    config.precision = TD_PRECISION_BF16;
+    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "needs mixed precision");
     config = tiny;
     config.attention = "fast";
     td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "attention is 'fast', needs naive or flash");
@@ -376,12 +429,12 @@ static void bad_configurations(void **state)
 
 static void bad_calls(void **state)
 {
-    const td_adamw adamw = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
     const int64_t ids[18] = {0};
-    td_adamw wrong = adamw;
     td_transformer_config config = tiny;
-    td_transformer *model, *inference, *gradients;
-    td_model_size size;
+    td_transformer *model, *inference;
+    td_product_extent products[TD_DUE_MOST];
+    td_model_size size = tiny.size;
+    td_weights weights;
     td_parameter p;
     float loss;
 
@@ -390,12 +443,16 @@ static void bad_calls(void **state)
     td_assert_refused(td_model_size_find("tiny", &size), TD_BAD_ARGUMENT,
                       "name is 'tiny', needs small, medium, large, xl, 2.7B or 10B");
     td_assert_refused(td_model_size_find("", &size), TD_BAD_ARGUMENT, "name is ''");
+    td_assert_refused(td_transformer_products(NULL, products), TD_BAD_ARGUMENT, "size is NULL");
+    td_assert_refused(td_transformer_products(&size, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_transformer_weights(NULL, &weights), TD_BAD_ARGUMENT, "model is NULL");
+    td_assert_refused(td_transformer_set_hooks(NULL, NULL), TD_BAD_ARGUMENT, "model is NULL");
+    assert_null(td_transformer_loss_on_device(NULL));
 
     td_assert_ok(td_transformer_create(*state, &tiny, &model));
     config.use = TD_MODEL_INFERENCE;
     td_assert_ok(td_transformer_create(*state, &config, &inference));
-    config.use = TD_MODEL_GRADIENTS;
-    td_assert_ok(td_transformer_create(*state, &config, &gradients));
+    td_assert_refused(td_transformer_weights(model, NULL), TD_BAD_ARGUMENT, "out is NULL");
 
     assert_int_equal(td_transformer_parameter_count(NULL), 0);
     assert_int_equal(td_transformer_numel(NULL), 0);
@@ -438,43 +495,29 @@ static void bad_calls(void **state)
     td_assert_refused(td_transformer_backward(model, TD_MICRO_ONLY), TD_BAD_STATE, "backward");
     td_assert_refused(td_transformer_loss(model, ids, &loss), TD_BAD_STATE, "backward");
 
-    /* Gradients of weights that have changed since would be wrong. */
+    /* Init leaves no activations that belong to its weights. */
     td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
     td_assert_ok(td_transformer_loss(model, ids, NULL));
-    td_assert_ok(td_transformer_adamw(model, &adamw));
-    td_assert_refused(td_transformer_backward(model, TD_MICRO_ONLY), TD_BAD_STATE, "update");
-    td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
-    td_assert_ok(td_transformer_sgd(model, 0.1f));
-    td_assert_refused(td_transformer_loss(model, ids, &loss), TD_BAD_STATE, "update");
+    td_assert_refused(td_transformer_backward(model, (td_micro)4), TD_BAD_ARGUMENT, "micro is 4");
+    td_assert_refused(td_transformer_backward(model, (td_micro)-1), TD_BAD_ARGUMENT, "micro is -1");
+    td_assert_ok(td_transformer_init(model, 1));
+    td_assert_refused(td_transformer_backward(model, TD_MICRO_ONLY), TD_BAD_STATE, "no loss");
+    td_assert_refused(td_transformer_loss(model, ids, &loss), TD_BAD_STATE, "no forward");
 
     td_assert_ok(td_transformer_forward(inference, ids, 2, 9, NULL));
     td_assert_ok(td_transformer_loss(inference, ids, &loss));
     assert_true(loss > 0);
     td_assert_refused(td_transformer_backward(inference, TD_MICRO_ONLY), TD_BAD_STATE, "no gradients");
-    td_assert_refused(td_transformer_adamw(inference, &adamw), TD_BAD_STATE, "no moments");
-    td_assert_refused(td_transformer_sgd(inference, 0.1f), TD_BAD_STATE, "no gradients");
-    td_assert_refused(td_transformer_adamw(gradients, &adamw), TD_BAD_STATE, "no moments");
-    td_assert_ok(td_transformer_sgd(gradients, 0.1f));
-    td_assert_refused(td_transformer_adamw(NULL, &adamw), TD_BAD_ARGUMENT, "model is NULL");
-    td_assert_refused(td_transformer_adamw(model, NULL), TD_BAD_ARGUMENT, "adamw is NULL");
-    td_assert_refused(td_transformer_sgd(NULL, 0.1f), TD_BAD_ARGUMENT, "model is NULL");
-    td_assert_refused(td_transformer_sgd(model, NAN), TD_BAD_ARGUMENT, "lr");
-    wrong.step = -1;
-    td_assert_refused(td_transformer_adamw(model, &wrong), TD_BAD_ARGUMENT, "step is -1");
-    wrong = adamw;
-    wrong.beta1 = 1;
-    td_assert_refused(td_transformer_adamw(model, &wrong), TD_BAD_ARGUMENT, "beta1 is 1");
 
     td_transformer_destroy(model);
     td_transformer_destroy(inference);
-    td_transformer_destroy(gradients);
 }
 
-/* What AdamW reads and writes, and whether a loss is there: all that a refused call must leave as it was. */
+/* What a step reads and writes, and how far it has come: all that a refused call must leave as it was. */
 typedef struct snapshot {
-    char *params, *moments, *grads;
+    char *params, *exp_avg, *exp_avg_sq, *grads;
     td_transformer model;
-    td_adamw given;
+    int64_t steps;
 } snapshot;
 
 static char *copy_of(const void *block, size_t bytes)
@@ -486,162 +529,160 @@ static char *copy_of(const void *block, size_t bytes)
     return copy;
 }
 
-static snapshot snapshot_of(const td_transformer *model, const td_adamw *given)
+static size_t moment_bytes(const td_transformer *model)
 {
-    const td_transformer_bytes *bytes = &model->plan.total;
-
-    return (snapshot){.params = copy_of(model->params, bytes->parameters),
-                      .moments = copy_of(model->exp_avg, bytes->optimizer_state),
-                      .grads = copy_of(model->grads, model->plan.gradient_bytes),
-                      .model = *model,
-                      .given = *given};
+    return (size_t)model->plan.layout.elements * sizeof(float);
 }
 
-static void assert_untouched(snapshot *s, const td_transformer *model, const td_adamw *given)
+static snapshot snapshot_of(td_train *train)
 {
-    const td_transformer_bytes *bytes = &model->plan.total;
+    const td_transformer *model = td_train_model(train);
+    float *m, *v;
+    snapshot s = {.model = *model};
 
-    assert_memory_equal(s->params, model->params, bytes->parameters);
-    assert_memory_equal(s->moments, model->exp_avg, bytes->optimizer_state);
+    td_assert_ok(td_optimizer_moments(td_train_optimizer(train), 0, &m, &v));
+    td_assert_ok(td_train_steps(train, &s.steps));
+    s.params = copy_of(model->params, model->plan.total.parameters);
+    s.exp_avg = copy_of(m, moment_bytes(model));
+    s.exp_avg_sq = copy_of(v, moment_bytes(model));
+    s.grads = copy_of(model->grads, model->plan.gradient_bytes);
+    return s;
+}
+
+static void assert_untouched(snapshot *s, td_train *train)
+{
+    const td_transformer *model = td_train_model(train);
+    int64_t steps;
+    float *m, *v;
+
+    td_assert_ok(td_optimizer_moments(td_train_optimizer(train), 0, &m, &v));
+    td_assert_ok(td_train_steps(train, &steps));
+    assert_memory_equal(s->params, model->params, model->plan.total.parameters);
+    assert_memory_equal(s->exp_avg, m, moment_bytes(model));
+    assert_memory_equal(s->exp_avg_sq, v, moment_bytes(model));
     assert_memory_equal(s->grads, model->grads, model->plan.gradient_bytes);
     assert_int_equal(s->model.progress, model->progress);
     assert_int_equal(s->model.grads_lost, model->grads_lost);
-    assert_int_equal(s->model.adamw_steps, model->adamw_steps);
-    assert_int_equal(s->given.step, given->step);
+    assert_int_equal(s->steps, steps);
     free(s->params);
-    free(s->moments);
+    free(s->exp_avg);
+    free(s->exp_avg_sq);
     free(s->grads);
 }
 
-enum { HOST, ON_DEVICE, ALONG, ALONG_ON_DEVICE, WAYS };
+/* Runs a call that must be refused, and leave the trainer as it was. */
+#define ASSERT_REFUSED(train, call, status, words)                                                           \
+    do {                                                                                                     \
+        snapshot before = snapshot_of(train);                                                                \
+        td_assert_refused((call), (status), (words));                                                        \
+        assert_untouched(&before, (train));                                                                  \
+    } while (0)
 
-static td_status update(td_transformer *model, int way, td_adamw *given)
+static td_train *open_train(td_device *dev, td_update_time time)
 {
-    switch (way) {
-    case HOST:
-        return td_transformer_adamw(model, given);
-    case ON_DEVICE:
-        return td_transformer_adamw_on_device(model, given);
-    default:
-        return td_transformer_backward_adamw(model, given, way == ALONG_ON_DEVICE);
-    }
+    const td_train_config config = {.model = tiny, .hyper = adamw, .time = time};
+    td_train *train;
+
+    td_assert_ok(td_train_create(dev, &config, &train));
+    td_assert_ok(td_train_init(train, 3));
+    return train;
 }
 
-/* Forward and loss, and the gradients where the update does not compute them itself. */
-static void prepare(td_transformer *model, int way)
+/* All of a step but the call that updates. */
+static void prepare(td_train *train, td_update_time time)
 {
     const int64_t ids[18] = {1, 2, 3};
 
-    td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
-    td_assert_ok(td_transformer_loss(model, ids, NULL));
-    if (way == HOST || way == ON_DEVICE)
-        td_assert_ok(td_transformer_backward(model, TD_MICRO_ONLY));
+    td_assert_ok(td_train_load(train, ids, ids, 2, 9));
+    td_assert_ok(td_train_forward(train, NULL));
+    if (time == TD_UPDATE_AFTER)
+        td_assert_ok(td_train_backward(train));
+}
+
+static td_status update(td_train *train, td_update_time time)
+{
+    return time == TD_UPDATE_AFTER ? td_train_update(train) : td_train_backward(train);
 }
 
 static void refused_updates_change_nothing(void **state)
 {
-    const td_adamw good = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .step = 5};
     static const struct {
         const char *words;
-        td_adamw adamw;
+        td_hyperparameters hyper;
     } bad[] = {
-        {"lr is nan", {.lr = NAN, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .step = 5}},
-        {"lr is -1", {.lr = -1, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .step = 5}},
-        {"lr is 1e+300", {.lr = 1e300, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .step = 5}},
-        {"step is -5", {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .step = -5}},
-        {"eps is 0 and beta2 is 0", {.lr = 1e-3}},
+        {"lr is nan", {.adamw = {.lr = NAN, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8}}},
+        {"lr is -1", {.adamw = {.lr = -1, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8}}},
+        {"lr is 1e+300", {.adamw = {.lr = 1e300, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8}}},
+        {"beta1 is 1", {.adamw = {.lr = 1e-3, .beta1 = 1, .beta2 = 0.999, .eps = 1e-8}}},
+        {"eps is 0 and beta2 is 0", {.adamw = {.lr = 1e-3}}},
+        {"kind is 1, but the group's is 0", {.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.1}},
+        {"kind is 2", {.kind = (td_optimizer_kind)2}},
     };
+    td_device *dev = *state;
 
-    for (int way = 0; way < WAYS; way++) {
-        td_transformer *model, *twin;
-        td_adamw given = good, twins = good;
-        td_device *dev = *state;
+    for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
+        td_train *train = open_train(dev, time), *twin = open_train(dev, time);
+        const td_transformer *model = td_train_model(train), *other = td_train_model(twin);
+        float *moments[4];
         int levels = 0;
 
-        td_assert_ok(td_transformer_create(dev, &tiny, &model));
-        td_assert_ok(td_transformer_create(dev, &tiny, &twin));
-        td_assert_ok(td_transformer_init(model, 3));
-        td_assert_ok(td_transformer_init(twin, 3));
-        if (way == ALONG || way == ALONG_ON_DEVICE) {
-            snapshot before = snapshot_of(model, &given);
-            td_assert_refused(update(model, way, &given), TD_BAD_STATE, "no loss");
-            assert_untouched(&before, model, &given);
-        }
-        prepare(model, way);
-        prepare(twin, way);
-        for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-            given = bad[i].adamw;
-            snapshot before = snapshot_of(model, &given);
-            td_assert_refused(update(model, way, &given), TD_BAD_ARGUMENT, bad[i].words);
-            assert_untouched(&before, model, &given);
-        }
+        ASSERT_REFUSED(train, td_train_forward(train, NULL), TD_BAD_STATE, "no batch was loaded");
+        ASSERT_REFUSED(train, td_train_backward(train), TD_BAD_STATE, "no batch was loaded");
+        ASSERT_REFUSED(train, td_train_update(train), TD_BAD_STATE, "no gradients");
+        prepare(train, time);
+        prepare(twin, time);
+        if (time == TD_UPDATE_ALONG)
+            ASSERT_REFUSED(train, td_train_update(train), TD_BAD_STATE, "along the backward pass");
+        else
+            ASSERT_REFUSED(train, td_train_backward(train), TD_BAD_STATE, "no loss");
+        for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+            ASSERT_REFUSED(train, td_train_set(train, &bad[i].hyper), TD_BAD_ARGUMENT, bad[i].words);
         /* No room for a label. */
-        given = good;
-        snapshot before = snapshot_of(model, &given);
         for (; levels < 32; levels++)
             td_assert_ok(td_device_push_label(dev, "outer"));
-        td_assert_refused(update(model, way, &given), TD_BAD_STATE, "32");
+        ASSERT_REFUSED(train, update(train, time), TD_BAD_STATE, "32");
         for (; levels > 0; levels--)
             td_assert_ok(td_device_pop_label(dev));
-        assert_untouched(&before, model, &given);
 
         /* The corrected call is the one that was never refused. */
-        td_assert_ok(update(model, way, &given));
-        td_assert_ok(update(twin, way, &twins));
-        assert_int_equal(given.step, twins.step);
-        assert_memory_equal(model->params, twin->params, model->plan.total.parameters);
-        assert_memory_equal(model->exp_avg, twin->exp_avg, model->plan.total.optimizer_state);
-        td_transformer_destroy(model);
-        td_transformer_destroy(twin);
+        td_assert_ok(update(train, time));
+        td_assert_ok(update(twin, time));
+        td_assert_ok(td_optimizer_moments(td_train_optimizer(train), 0, &moments[0], &moments[1]));
+        td_assert_ok(td_optimizer_moments(td_train_optimizer(twin), 0, &moments[2], &moments[3]));
+        assert_memory_equal(model->params, other->params, model->plan.total.parameters);
+        assert_memory_equal(moments[0], moments[2], moment_bytes(model));
+        assert_memory_equal(moments[1], moments[3], moment_bytes(model));
+        ASSERT_REFUSED(train, update(train, time), TD_BAD_STATE, "no ");
+        td_train_destroy(train);
+        td_train_destroy(twin);
     }
 }
 
-/* Steps that the device counts, such as replays, are unknown to the model: it does not guess, and counts on
- * from a step that is given. */
-static void steps_are_counted_in_one_place(void **state)
+/* The count goes on whatever hyperparameters are set. */
+static void steps_are_counted_from_init(void **state)
 {
-    td_adamw counted = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
+    for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
+        td_train *train = open_train(*state, time);
+        td_hyperparameters slower = adamw;
+        int64_t steps = -1;
 
-    for (int way = ON_DEVICE; way < WAYS; way += ALONG_ON_DEVICE - ON_DEVICE) {
-        td_adamw on_device = counted;
-        td_transformer *model;
-
-        td_assert_ok(td_transformer_create(*state, &tiny, &model));
-        td_assert_ok(td_transformer_init(model, 3));
-        for (int step = 1; step <= 3; step++) {
-            prepare(model, way);
-            td_assert_ok(update(model, way, &on_device));
-            assert_int_equal(on_device.step, step);
+        slower.adamw.lr = 1e-4;
+        for (int round = 0; round < 2; round++) {
+            td_assert_ok(td_train_steps(train, &steps));
+            assert_int_equal(steps, 0);
+            for (int step = 1; step <= 3; step++) {
+                if (step == 2)
+                    td_assert_ok(td_train_set(train, &slower));
+                prepare(train, time);
+                td_assert_ok(update(train, time));
+                td_assert_ok(td_train_steps(train, &steps));
+                assert_int_equal(steps, step);
+            }
+            td_assert_ok(td_train_init(train, 3));
         }
-        for (int host = HOST; host <= ALONG; host += ALONG) {
-            prepare(model, host);
-            td_assert_refused(update(model, host, &counted), TD_BAD_STATE, "did not count the steps");
-        }
-        counted.step = 4;
-        td_assert_ok(update(model, ALONG, &counted));
-        assert_int_equal(model->adamw_steps, 4);
-        counted.step = 0;
-        prepare(model, HOST);
-        td_assert_ok(update(model, HOST, &counted));
-        assert_int_equal(model->adamw_steps, 5);
-        counted.step = INT64_MAX;
-        prepare(model, HOST);
-        td_assert_ok(update(model, HOST, &counted));
-        counted.step = 0;
-        prepare(model, HOST);
-        td_assert_ok(update(model, HOST, &counted));
-        assert_true(model->adamw_steps == INT64_MAX);
-        /* Init begins anew. */
-        prepare(model, way);
-        td_assert_ok(update(model, way, &on_device));
-        td_assert_ok(td_transformer_init(model, 3));
-        prepare(model, HOST);
-        td_assert_ok(update(model, HOST, &counted));
-        assert_int_equal(model->adamw_steps, 1);
-        td_transformer_destroy(model);
+        td_train_destroy(train);
     }
 }
-
 /* Refresh says that weights are there, in every precision; an init that fails leaves none. */
 static void forward_needs_weights(void **state)
 {
@@ -692,13 +733,14 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(sizes_are_the_handouts, open_device, close_device),
         cmocka_unit_test_setup_teardown(names_are_the_state_dicts, open_device, close_device),
+        cmocka_unit_test(products_make_a_layers_matrices),
         cmocka_unit_test_setup_teardown(parameters_stand_apart, open_device, close_device),
         cmocka_unit_test_setup_teardown(init_is_the_courses, open_device, close_device),
         cmocka_unit_test_setup_teardown(create_undoes_itself_at_every_allocation, open_device, close_device),
         cmocka_unit_test_setup_teardown(bad_configurations, open_device, close_device),
         cmocka_unit_test_setup_teardown(bad_calls, open_device, close_device),
         cmocka_unit_test_setup_teardown(refused_updates_change_nothing, open_device, close_device),
-        cmocka_unit_test_setup_teardown(steps_are_counted_in_one_place, open_device, close_device),
+        cmocka_unit_test_setup_teardown(steps_are_counted_from_init, open_device, close_device),
         cmocka_unit_test_setup_teardown(forward_needs_weights, open_device, close_device),
         cmocka_unit_test_setup_teardown(labels_stay_balanced, open_device, close_device),
     };

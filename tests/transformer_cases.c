@@ -35,9 +35,10 @@ static void reshape(td_trial *trial, int64_t index)
     td_fence_free(drawn);
 }
 
-td_trial *td_trial_open(const td_case *c)
+static td_trial *open_trial(const td_case *c, const td_train_config *train)
 {
     td_trial *trial = calloc(1, sizeof *trial);
+    const int64_t micros = train && train->micro_batches > 1 ? train->micro_batches : 1;
 
     assert_non_null(trial);
     trial->c = *c;
@@ -48,23 +49,44 @@ td_trial *td_trial_open(const td_case *c)
     trial->tokens = trial->c.batch * trial->c.seq;
     trial->dtype = td_precision_dtype(c->config.precision);
     td_assert_ok(td_device_open("cpu", &trial->dev));
-    td_assert_ok(td_transformer_create(trial->dev, &c->config, &trial->model));
-    td_assert_ok(td_transformer_init(trial->model, td_seed(c->name)));
+    if (train) {
+        td_train_config config = *train;
+        config.model = c->config;
+        td_assert_ok(td_train_create(trial->dev, &config, &trial->train));
+        td_assert_ok(td_train_init(trial->train, td_seed(c->name)));
+        trial->model = td_train_model(trial->train);
+    } else {
+        td_assert_ok(td_transformer_create(trial->dev, &c->config, &trial->model));
+        td_assert_ok(td_transformer_init(trial->model, td_seed(c->name)));
+    }
     trial->count = td_transformer_parameter_count(trial->model);
     for (int64_t i = 0; i < trial->count; i++)
         if (td_trial_parameter(trial, i).cols == 0 || (i == 0 && c->embedding_scale > 0))
             reshape(trial, i);
     td_assert_ok(td_transformer_refresh(trial->model));
-    trial->ids = td_draw_tokens(c->name, 1, trial->tokens, c->config.size.vocab);
-    trial->targets = td_draw_tokens(c->name, 2, trial->tokens, c->config.size.vocab);
+    trial->ids = td_draw_tokens(c->name, 1, micros * trial->tokens, c->config.size.vocab);
+    trial->targets = td_draw_tokens(c->name, 2, micros * trial->tokens, c->config.size.vocab);
     return trial;
+}
+
+td_trial *td_trial_open(const td_case *c)
+{
+    return open_trial(c, NULL);
+}
+
+td_trial *td_trial_train(const td_case *c, const td_train_config *config)
+{
+    return open_trial(c, config);
 }
 
 void td_trial_close(td_trial *trial)
 {
     td_memory_stats memory;
 
-    td_transformer_destroy(trial->model);
+    if (trial->train)
+        td_train_destroy(trial->train);
+    else
+        td_transformer_destroy(trial->model);
     td_assert_ok(td_device_memory(trial->dev, &memory));
     assert_int_equal(memory.live_blocks, 0);
     td_device_close(trial->dev);
@@ -81,6 +103,33 @@ float td_trial_gradients(td_trial *trial, bool accumulate)
     td_assert_ok(td_transformer_loss(trial->model, trial->targets, &loss));
     td_assert_ok(td_transformer_backward(trial->model, accumulate ? TD_MICRO_LAST : TD_MICRO_FIRST));
     return loss;
+}
+
+void td_trial_step(td_trial *trial)
+{
+    td_assert_ok(td_train_step(trial->train, trial->ids, trial->targets, trial->c.batch, trial->c.seq));
+}
+
+void td_trial_assert_same(const td_trial *a, const td_trial *b)
+{
+    const td_optimizer *of_a = td_train_optimizer(a->train), *of_b = td_train_optimizer(b->train);
+    td_weights w, x;
+
+    td_assert_ok(td_transformer_weights(a->model, &w));
+    td_assert_ok(td_transformer_weights(b->model, &x));
+    if (w.copies)
+        td_assert_identical("copies", w.copy_dtype, x.copies, w.copies, w.elements);
+    for (int64_t i = 0; i < a->count; i++) {
+        const td_parameter p = td_trial_parameter(a, i), q = td_trial_parameter(b, i);
+        float *moments[4];
+
+        td_assert_identical(p.name, p.dtype, q.data, p.data, p.numel);
+        td_assert_ok(td_optimizer_moments(of_a, p.offset, &moments[0], &moments[1]));
+        td_assert_ok(td_optimizer_moments(of_b, q.offset, &moments[2], &moments[3]));
+        assert_int_equal(moments[0] != NULL, moments[2] != NULL);
+        for (int k = 0; k < 2 && moments[0]; k++)
+            td_assert_identical(p.name, TD_F32, moments[2 + k], moments[k], p.numel);
+    }
 }
 
 size_t td_trial_bytes(const td_trial *trial)

@@ -2,7 +2,7 @@
 #ifndef TD_TESTS_TRANSFORMER_CASES_H
 #define TD_TESTS_TRANSFORMER_CASES_H
 
-#include "transformer/transformer.h"
+#include "train/train.h"
 
 /** A model, and the shape of the step that is run on it. */
 typedef struct td_case {
@@ -15,15 +15,26 @@ typedef struct td_case {
 typedef struct td_trial {
     td_case c;
     td_device *dev;
+    td_train *train; /* NULL: a model alone */
     td_transformer *model;
-    int64_t *ids, *targets;
-    int64_t count, tokens;
-    td_dtype dtype; /* of products and gradients */
+    int64_t *ids, *targets; /* of every micro-batch */
+    int64_t count, tokens;  /* tokens: of one */
+    td_dtype dtype;         /* of products and gradients */
 } td_trial;
 
 /** Creates the case's model on a device of its own, initialised, its norm weights no longer 1. */
 td_trial *td_trial_open(const td_case *c);
+
+/** The same model inside a trainer, whose config->model is the case's. */
+td_trial *td_trial_train(const td_case *c, const td_train_config *config);
+
 void td_trial_close(td_trial *trial);
+
+/** A trainer's step on the trial's ids and targets. */
+void td_trial_step(td_trial *trial);
+
+/** Its weights and moments, and what products read, are the same bits. */
+void td_trial_assert_same(const td_trial *a, const td_trial *b);
 
 /** Forward, loss, backward. */
 float td_trial_gradients(td_trial *trial, bool accumulate);

@@ -1,4 +1,5 @@
-/* The model on a GPU, against the float64 model and against itself: eager, captured, updated along the way. */
+/* The model on a GPU, against the float64 model and against itself: queued, captured, updated along the
+ * way. */
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/gpu.h"
@@ -28,7 +29,6 @@ static const kind kinds[] = {
     {"bf16", TD_PRECISION_BF16, 16 * 0x1p-7},
     {"f16", TD_PRECISION_F16, 16 * 0x1p-10},
     {"bf16_mixed", TD_PRECISION_BF16_MIXED, 16 * 0x1p-7},
-    {"f16_mixed", TD_PRECISION_F16_MIXED, 16 * 0x1p-10},
 };
 
 static const struct {
@@ -44,7 +44,8 @@ static const struct {
 
 enum { KINDS = sizeof kinds / sizeof *kinds, SHAPES = sizeof shapes / sizeof *shapes, RAGGED = 1, MIXED = 4 };
 
-static const td_adamw adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
+static const td_hyperparameters adamw = {
+    .adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1}};
 
 static td_transformer_config config_of(int shape, const kind *k, const char *attention)
 {
@@ -52,20 +53,27 @@ static td_transformer_config config_of(int shape, const kind *k, const char *att
                                    .batch = shapes[shape].batch,
                                    .context = shapes[shape].context,
                                    .precision = k->precision,
-                                   .attention = attention,
-                                   .use = TD_MODEL_TRAINING};
+                                   .attention = attention};
 }
 
-/** A model on the GPU with the weights of a trial on the CPU, rounded to the GPU model's type, and its tokens. */
+static td_train_config training(td_transformer_config model, td_update_time time)
+{
+    return (td_train_config){.model = model, .hyper = adamw, .time = time};
+}
+
+/** A trainer on the GPU whose model has the weights of a trial on the CPU, rounded to the GPU model's type,
+ * and its tokens. */
 typedef struct twin {
     td_trial *cpu; /* f32, or in the type of the weights where the CPU has it: the reference is made of it */
+    td_train *train;
     td_transformer *model;
     int64_t *ids, *targets;
     int64_t tokens;
 } twin;
 
-static twin twin_open(int shape, td_transformer_config config)
+static twin twin_open(int shape, const td_train_config *train)
 {
+    const td_transformer_config config = train->model;
     td_case c = {.name = shapes[shape].name, .config = config};
     twin t = {.model = NULL};
     void *block;
@@ -74,10 +82,12 @@ static twin twin_open(int shape, td_transformer_config config)
     c.config.transient_gradients = false;
     c.config.keep = TD_KEEP_MOST;
     c.config.precision = TD_PRECISION_F32;
+    c.config.use = TD_MODEL_GRADIENTS;
     t.cpu = td_trial_open(&c);
     t.tokens = t.cpu->tokens;
-    td_assert_ok(td_transformer_create(gpu, &config, &t.model));
-    td_assert_ok(td_transformer_init(t.model, 1)); /* moments, and every weight is written over */
+    td_assert_ok(td_train_create(gpu, train, &t.train));
+    t.model = td_train_model(t.train);
+    td_assert_ok(td_train_init(t.train, 1)); /* every weight is written over */
     for (int64_t i = 0; i < t.cpu->count; i++) {
         const td_parameter from = td_trial_parameter(t.cpu, i);
         td_parameter to;
@@ -105,7 +115,7 @@ static twin twin_open(int shape, td_transformer_config config)
 
 static void twin_close(twin *t)
 {
-    td_transformer_destroy(t->model);
+    td_train_destroy(t->train);
     td_assert_ok(td_device_free(gpu, t->ids));
     td_assert_ok(td_device_free(gpu, t->targets));
     td_trial_close(t->cpu);
@@ -120,31 +130,40 @@ static void *fetch(const void *device, size_t bytes)
     return host;
 }
 
-static void run_loss(twin *t)
+static void run_step(twin *t)
 {
-    td_assert_ok(td_transformer_forward(t->model, t->ids, t->cpu->c.batch, t->cpu->c.seq, NULL));
-    td_assert_ok(td_transformer_loss(t->model, t->targets, NULL));
+    td_assert_ok(td_train_step(t->train, t->ids, t->targets, t->cpu->c.batch, t->cpu->c.seq));
 }
 
-/* All weights and moments, as bytes. */
-static char *state_of(const twin *t, size_t *bytes)
+/* All weights and moments, as bytes; free() it. */
+static char *state_of(const td_train *train, size_t *bytes)
 {
-    char *all = NULL;
+    td_weights w;
+    float *m, *v;
 
-    *bytes = 0;
-    for (int64_t i = 0; i < t->cpu->count; i++) {
-        td_parameter p;
-        td_assert_ok(td_transformer_parameter(t->model, i, &p));
-        const size_t weights = (size_t)p.numel * td_dtype_size(p.dtype),
-                     moments = (size_t)p.numel * sizeof(float);
-        all = realloc(all, *bytes + weights + 2 * moments);
-        assert_non_null(all);
-        td_assert_ok(td_device_download(gpu, all + *bytes, p.data, weights));
-        td_assert_ok(td_device_download(gpu, all + *bytes + weights, p.exp_avg, moments));
-        td_assert_ok(td_device_download(gpu, all + *bytes + weights + moments, p.exp_avg_sq, moments));
-        *bytes += weights + 2 * moments;
-    }
+    td_assert_ok(td_transformer_weights(td_train_model(train), &w));
+    td_assert_ok(td_optimizer_moments(td_train_optimizer(train), 0, &m, &v));
+    const size_t weights = (size_t)w.elements * td_dtype_size(w.dtype),
+                 moments = (size_t)w.elements * sizeof(float);
+    char *all = malloc(weights + 2 * moments);
+    assert_non_null(all);
+    td_assert_ok(td_device_download(gpu, all, w.params, weights));
+    td_assert_ok(td_device_download(gpu, all + weights, m, moments));
+    td_assert_ok(td_device_download(gpu, all + weights + moments, v, moments));
+    *bytes = weights + 2 * moments;
     return all;
+}
+
+static void assert_same_state(const char *what, const td_train *a, const td_train *b)
+{
+    size_t bytes, same;
+    char *x = state_of(a, &bytes), *y = state_of(b, &same);
+
+    assert_int_equal(bytes, same);
+    if (memcmp(x, y, bytes) != 0)
+        fail_msg("%s: the states are not the same", what);
+    free(x);
+    free(y);
 }
 
 static void step_is_the_reference(void **state)
@@ -156,7 +175,8 @@ static void step_is_the_reference(void **state)
         for (int i = 0; i < KINDS; i++)
             for (int way = 0; way < 2; way++) {
                 const kind *k = &kinds[i];
-                twin t = twin_open(shape, config_of(shape, k, ways[way]));
+                const td_train_config config = training(config_of(shape, k, ways[way]), TD_UPDATE_AFTER);
+                twin t = twin_open(shape, &config);
                 td_reference *reference = td_reference_of(t.cpu->model, &t.cpu->c.config);
                 const double truth =
                     td_reference_loss(reference, t.cpu->ids, t.cpu->targets, t.cpu->c.batch, t.cpu->c.seq);
@@ -192,60 +212,84 @@ static void step_is_the_reference(void **state)
             }
 }
 
-/* The hyperparameters live on the device, and so the replays count the steps. What is kept changes no number. */
-static void a_captured_step_is_the_eager_one(void **state)
+/* Steps whose learning rate changes from one to the next. */
+static void run_steps(twin *t, int count)
+{
+    td_hyperparameters hyper = adamw;
+
+    for (int n = 0; n < count; n++) {
+        hyper.adamw.lr = 1e-2 / (n + 1);
+        td_assert_ok(td_train_set(t->train, &hyper));
+        run_step(t);
+    }
+}
+
+/* Hyperparameters, the number of the step and the gain are on the device, where replays find them. What is
+ * kept changes no number, nor do gradients that share memory; updates along the way do not, where none is
+ * fused, as in models so small. */
+static void a_captured_step_is_the_queued_one(void **state)
 {
     (void)state;
     for (int i = td_gpu_small() ? MIXED : 0; i < (td_gpu_small() ? MIXED + 1 : KINDS); i++)
-        for (int way = 0; way < 4; way++) {
-            const bool along = way % 2;
-            td_transformer_config config = config_of(0, &kinds[i], "naive");
-            twin eager = twin_open(0, config);
-            config.transient_gradients = along;
-            config.keep = (td_keep)(way / 2);
-            twin graph = twin_open(0, config);
-            td_graph *step = NULL;
-            size_t bytes;
-            void *on_device;
+        for (int way = 0; way < 8; way++) {
+            td_train_config config = training(config_of(0, &kinds[i], "naive"), TD_UPDATE_AFTER);
+            int64_t steps;
 
-            td_assert_ok(td_device_alloc(gpu, sizeof adamw, &on_device));
-            td_assert_ok(td_device_upload(gpu, on_device, &adamw, sizeof adamw));
-            for (int n = 0; n < 4; n++) {
-                run_loss(&eager);
-                td_assert_ok(td_transformer_backward(eager.model, TD_MICRO_ONLY));
-                td_assert_ok(td_transformer_adamw(eager.model, &adamw));
-            }
-            for (int n = 0; n < 4; n++) {
-                if (n == 1)
-                    td_assert_ok(td_graph_begin(gpu));
-                if (n < 2) {
-                    run_loss(&graph);
-                    if (along) {
-                        td_assert_ok(td_transformer_backward_adamw(graph.model, on_device, true));
-                    } else {
-                        td_assert_ok(td_transformer_backward(graph.model, TD_MICRO_ONLY));
-                        td_assert_ok(td_transformer_adamw_on_device(graph.model, on_device));
-                    }
-                }
-                if (n == 1)
-                    td_assert_ok(td_graph_end(gpu, &step));
-                if (n > 0)
-                    td_assert_ok(td_graph_launch(step));
-            }
-            char *a = state_of(&eager, &bytes), *b = state_of(&graph, &bytes);
-            if (memcmp(a, b, bytes) != 0)
-                fail_msg("%s, %s%s: the replayed step is not the eager one", kinds[i].name,
-                         along ? "along" : "apart", (config.keep == TD_KEEP_ALL) ? ", all kept" : "");
-            td_adamw after;
-            td_assert_ok(td_device_download(gpu, &after, on_device, sizeof after));
-            assert_int_equal(after.step, 4);
-            free(a);
-            free(b);
-            td_graph_destroy(step);
-            td_assert_ok(td_device_free(gpu, on_device));
-            twin_close(&eager);
-            twin_close(&graph);
+            config.clip = way / 4 ? 0.05f : 0;
+            twin queued = twin_open(0, &config);
+            config.time = way % 2 ? TD_UPDATE_ALONG : TD_UPDATE_AFTER;
+            config.model.transient_gradients = way % 2;
+            config.model.keep = (td_keep)(way / 2 % 2);
+            config.capture = true;
+            twin captured = twin_open(0, &config);
+            run_steps(&queued, 4);
+            run_steps(&captured, 4);
+            print_message("%s, way %d\n", kinds[i].name, way);
+            assert_same_state(kinds[i].name, queued.train, captured.train);
+            td_assert_ok(td_train_steps(captured.train, &steps));
+            assert_int_equal(steps, 4);
+            twin_close(&queued);
+            twin_close(&captured);
         }
+}
+
+/* Three micro-batches: the batch's sequences one by one would be other shapes, so that the same batch comes
+ * three times. */
+static void micro_batches_are_captured_one_by_one(void **state)
+{
+    (void)state;
+    for (int i = td_gpu_small() ? MIXED : 0; i < (td_gpu_small() ? MIXED + 1 : KINDS); i++) {
+        td_train_config config = training(config_of(RAGGED, &kinds[i], "flash"), TD_UPDATE_ALONG);
+        const size_t bytes = (size_t)(shapes[RAGGED].batch * shapes[RAGGED].context) * sizeof(int64_t);
+        float loss[2];
+        twin t[2];
+
+        config.micro_batches = 3;
+        config.clip = 0.1f;
+        for (int captured = 0; captured < 2; captured++) {
+            void *ids, *targets;
+
+            config.capture = captured;
+            t[captured] = twin_open(RAGGED, &config);
+            td_assert_ok(td_device_alloc(gpu, 3 * bytes, &ids));
+            td_assert_ok(td_device_alloc(gpu, 3 * bytes, &targets));
+            for (size_t micro = 0; micro < 3; micro++) {
+                td_assert_ok(td_device_copy(gpu, (char *)ids + micro * bytes, t[captured].ids, bytes));
+                td_assert_ok(
+                    td_device_copy(gpu, (char *)targets + micro * bytes, t[captured].targets, bytes));
+            }
+            for (int n = 0; n < 4; n++)
+                td_assert_ok(td_train_step(t[captured].train, ids, targets, shapes[RAGGED].batch,
+                                           shapes[RAGGED].context));
+            td_assert_ok(td_train_loss(t[captured].train, &loss[captured]));
+            td_assert_ok(td_device_free(gpu, ids));
+            td_assert_ok(td_device_free(gpu, targets));
+        }
+        assert_true(loss[0] == loss[1] && isfinite(loss[0]));
+        assert_same_state(kinds[i].name, t[0].train, t[1].train);
+        twin_close(&t[0]);
+        twin_close(&t[1]);
+    }
 }
 
 /* Elements of the parameter's gradient that still hold the poison. */
@@ -261,25 +305,32 @@ static bool untouched(const td_parameter *p)
     return poisoned == bytes;
 }
 
-/* Weights and moments behind a step. The gradients of the second one are those of weights that differ already, by as much as a step
- * where a gradient of nearly 0 changed its sign. */
-static void assert_states_close(const td_transformer *apart, const td_transformer *along, int64_t step)
+/* Weights and moments behind a step. The gradients of the second one are those of weights that differ
+ * already, by as much as a step where a gradient of nearly 0 changed its sign. */
+static void assert_states_close(const td_train *apart, const td_train *along, int64_t step)
 {
-    for (int64_t i = 0; i < td_transformer_parameter_count(apart); i++) {
-        td_parameter a, b;
-        td_assert_ok(td_transformer_parameter(apart, i, &a));
-        td_assert_ok(td_transformer_parameter(along, i, &b));
-        const void *from[] = {a.exp_avg, b.exp_avg, a.exp_avg_sq, b.exp_avg_sq, a.data, b.data};
+    td_weights a, b;
+    float *of_a[2], *of_b[2];
+
+    td_assert_ok(td_transformer_weights(td_train_model(apart), &a));
+    td_assert_ok(td_transformer_weights(td_train_model(along), &b));
+    td_assert_ok(td_optimizer_moments(td_train_optimizer(apart), 0, &of_a[0], &of_a[1]));
+    td_assert_ok(td_optimizer_moments(td_train_optimizer(along), 0, &of_b[0], &of_b[1]));
+    for (int64_t i = 0; i < td_transformer_parameter_count(td_train_model(apart)); i++) {
+        td_parameter p;
+        td_assert_ok(td_transformer_parameter(td_train_model(apart), i, &p));
+        const size_t at = (size_t)p.offset * td_dtype_size(a.dtype);
+        const void *from[] = {of_a[0] + p.offset, of_b[0] + p.offset,    of_a[1] + p.offset,
+                              of_b[1] + p.offset, (char *)a.params + at, (char *)b.params + at};
         for (int k = 0; k < 6; k += 2) {
             const td_dtype dtype = k == 4 ? a.dtype : TD_F32;
-            void *want = fetch(from[k], (size_t)a.numel * td_dtype_size(dtype)),
-                 *got = fetch(from[k + 1], (size_t)a.numel * td_dtype_size(dtype));
-            double *truth = malloc((size_t)a.numel * sizeof *truth);
-            assert_non_null(truth);
-            for (int64_t n = 0; n < a.numel; n++)
-                truth[n] = td_value_at(dtype, want, n);
-            td_assert_close(a.name, dtype, got, truth, a.numel,
-                            step > 1 ? 0x1p-5 : (k == 4 ? 0x1p-11 : 0x1p-8));
+            void *want = fetch(from[k], (size_t)p.numel * td_dtype_size(dtype)),
+                 *got = fetch(from[k + 1], (size_t)p.numel * td_dtype_size(dtype));
+            double *truth = td_as_f64(dtype, want, p.numel);
+            td_assert_close(p.name, dtype, got, truth, p.numel,
+                            step > 1 ? 0x1p-5
+                            : k == 4 ? 0x1p-11
+                                     : 0x1p-8);
             free(truth);
             free(want);
             free(got);
@@ -287,9 +338,10 @@ static void assert_states_close(const td_transformer *apart, const td_transforme
     }
 }
 
-/* A step of two equal models, with the update apart and along the way; and two steps with all kept, where layers wait for each
- * other, and with gradients that share memory with what they wait for. Where the gradient of a weight is fused with its update
- * it is summed in another order, which moves some of the roundings to 16 bits by one unit. */
+/* A step of two equal models, with the update apart and along the way; and two steps with all kept, where
+ * layers wait for each other, and with gradients that share memory with what they wait for. Where the
+ * gradient of a weight is fused with its update it is summed in another order, which moves some of the
+ * roundings to 16 bits by one unit. */
 static void large_weights_are_updated_with_their_gradients(void **state)
 {
     static const struct {
@@ -314,9 +366,8 @@ static void large_weights_are_updated_with_their_gradients(void **state)
                                             .batch = 2,
                                             .context = 70,
                                             .precision = mixed ? TD_PRECISION_BF16_MIXED : TD_PRECISION_BF16,
-                                            .attention = "flash",
-                                            .use = TD_MODEL_TRAINING};
-            td_transformer *models[2]; /* apart, along */
+                                            .attention = "flash"};
+            td_train *trains[2]; /* apart, along */
             int64_t ids[140];
             char last[48];
             void *block;
@@ -328,42 +379,30 @@ static void large_weights_are_updated_with_their_gradients(void **state)
             for (int along = 0; along < 2; along++) {
                 config.keep = (td_keep)(along && way > 1);
                 config.transient_gradients = along && way > 2;
-                td_assert_ok(td_transformer_create(gpu, &config, &models[along]));
-                td_assert_ok(td_transformer_init(models[along], 7));
-                for (int64_t j = 0; j < td_transformer_parameter_count(models[along]); j++) {
-                    td_parameter p;
-                    td_assert_ok(td_transformer_parameter(models[along], j, &p));
-                    td_assert_ok(
-                        td_device_fill(gpu, p.grad, 0xFF, (size_t)p.numel * td_dtype_size(p.grad_dtype)));
-                }
+                const td_train_config train = training(config, along ? TD_UPDATE_ALONG : TD_UPDATE_AFTER);
+                td_weights w;
+                td_assert_ok(td_train_create(gpu, &train, &trains[along]));
+                td_assert_ok(td_train_init(trains[along], 7));
+                td_assert_ok(td_transformer_weights(td_train_model(trains[along]), &w));
+                td_assert_ok(
+                    td_device_fill(gpu, w.grads, 0xFF, (size_t)w.elements * td_dtype_size(w.grad_dtype)));
             }
             for (int64_t step = 1; step <= (way > 1 ? 2 : 1); step++) {
-                for (int along = 0; along < 2; along++) {
-                    td_adamw given = adamw;
-                    given.step = step;
-                    td_assert_ok(td_transformer_forward(models[along], block, 2, 70, NULL));
-                    td_assert_ok(td_transformer_loss(models[along], block, NULL));
-                    if (along) {
-                        td_assert_ok(td_transformer_backward_adamw(models[along], &given, false));
-                    } else {
-                        td_assert_ok(td_transformer_backward(models[along], TD_MICRO_ONLY));
-                        td_assert_ok(td_transformer_adamw(models[along], &given));
-                    }
-                }
-                assert_states_close(models[0], models[1], step);
+                for (int along = 0; along < 2; along++)
+                    td_assert_ok(td_train_step(trains[along], block, block, 2, 70));
+                assert_states_close(trains[0], trains[1], step);
             }
             snprintf(last, sizeof last, "layers.%d.ffn.w2.weight", (int)config.size.layers - 1);
             const char *const names[] = {"lm_head.weight", "layers.0.ffn.w1.weight",
                                          "layers.0.attn.output_proj.weight", last};
             for (int j = 0; j < 4 && !config.transient_gradients; j++) {
                 td_parameter p;
-                td_assert_ok(td_transformer_parameter_find(models[1], names[j], &p));
-                assert_int_equal(untouched(&p),
-                                 td_gpu_is_hopper() && (j == 0 ? mixed && cases[i].head : fused));
+                td_assert_ok(td_transformer_parameter_find(td_train_model(trains[1]), names[j], &p));
+                assert_int_equal(untouched(&p), td_gpu_is_hopper() && (j == 0 ? cases[i].head : fused));
             }
             td_assert_ok(td_device_free(gpu, block));
-            td_transformer_destroy(models[0]);
-            td_transformer_destroy(models[1]);
+            td_train_destroy(trains[0]);
+            td_train_destroy(trains[1]);
         }
 }
 
@@ -407,8 +446,9 @@ static void a_model_too_large_is_refused_and_the_device_goes_on(void **state)
     assert_null(model);
     td_assert_ok(td_device_memory(gpu, &after));
     assert_int_equal(after.current_bytes, before.current_bytes);
-    twin t = twin_open(0, config_of(0, &kinds[0], "flash"));
-    run_loss(&t);
+    const td_train_config small = training(config_of(0, &kinds[0], "flash"), TD_UPDATE_ALONG);
+    twin t = twin_open(0, &small);
+    run_step(&t);
     td_assert_ok(td_device_synchronize(gpu));
     twin_close(&t);
 }
@@ -418,13 +458,12 @@ static void the_history_knows_the_tensors_of_a_step(void **state)
 {
     const td_memory_event *events;
     int64_t count, dropped, live = 0, dead = 0, blocks = 0;
-    twin t = twin_open(0, config_of(0, &kinds[4], "flash"));
+    const td_train_config config = training(config_of(0, &kinds[4], "flash"), TD_UPDATE_AFTER);
+    twin t = twin_open(0, &config);
 
     (void)state;
     td_assert_ok(td_device_history_begin(gpu, 100000));
-    run_loss(&t);
-    td_assert_ok(td_transformer_backward(t.model, TD_MICRO_ONLY));
-    td_assert_ok(td_transformer_adamw(t.model, &adamw));
+    run_step(&t);
     td_assert_ok(td_device_history_end(gpu));
     td_assert_ok(td_device_history(gpu, &events, &count, &dropped));
     for (int64_t i = 0; i < count; i++) {
@@ -445,72 +484,49 @@ static const td_transformer_config six_layers = {
     .context = 70,
     .precision = TD_PRECISION_BF16_MIXED,
     .attention = "naive",
-    .use = TD_MODEL_TRAINING,
     .transient_gradients = true,
     .keep = TD_KEEP_ALL};
 
 /* Layers wait for each other within a step alone, so that a replay is all of one. */
-static void a_captured_step_waits_as_the_eager_one_does(void **state)
+static void a_captured_step_waits_as_the_queued_one_does(void **state)
 {
-    td_transformer *models[2]; /* eager, captured */
-    td_graph *graph = NULL;
-    int64_t ids[140];
-    void *block, *on_device;
+    td_train *trains[2]; /* queued, captured */
+    int64_t ids[140], taken;
+    void *block;
 
     (void)state;
     for (int j = 0; j < 140; j++)
         ids[j] = (int64_t)(j * 7919 % 997);
     td_assert_ok(td_device_alloc(gpu, sizeof ids, &block));
     td_assert_ok(td_device_upload(gpu, block, ids, sizeof ids));
-    td_assert_ok(td_device_alloc(gpu, sizeof adamw, &on_device));
     for (int captured = 0; captured < 2; captured++) {
-        td_assert_ok(td_transformer_create(gpu, &six_layers, &models[captured]));
-        td_assert_ok(td_transformer_init(models[captured], 7));
-        td_assert_ok(td_device_upload(gpu, on_device, &adamw, sizeof adamw));
-        for (int n = 0; n < 4; n++) {
-            if (captured && n == 1)
-                td_assert_ok(td_graph_begin(gpu));
-            if (!captured || n < 2) {
-                td_assert_ok(td_transformer_forward(models[captured], block, 2, 70, NULL));
-                td_assert_ok(td_transformer_loss(models[captured], block, NULL));
-                td_assert_ok(td_transformer_backward_adamw(models[captured], on_device, true));
-            }
-            if (captured && n == 1)
-                td_assert_ok(td_graph_end(gpu, &graph));
-            if (captured && n > 0)
-                td_assert_ok(td_graph_launch(graph));
-        }
+        td_train_config config = training(six_layers, TD_UPDATE_ALONG);
+
+        config.capture = captured;
+        td_assert_ok(td_train_create(gpu, &config, &trains[captured]));
+        td_assert_ok(td_train_init(trains[captured], 7));
+        for (int n = 0; n < 4; n++)
+            td_assert_ok(td_train_step(trains[captured], block, block, 2, 70));
+        td_assert_ok(td_optimizer_taken(td_train_optimizer(trains[captured]), &taken));
+        assert_int_equal(taken, td_gpu_is_hopper() ? 24 : 0);
     }
-    for (int64_t i = 0; i < td_transformer_parameter_count(models[0]); i++) {
-        td_parameter a, b;
-        td_assert_ok(td_transformer_parameter(models[0], i, &a));
-        td_assert_ok(td_transformer_parameter(models[1], i, &b));
-        const void *from[] = {a.data, b.data, a.exp_avg, b.exp_avg, a.exp_avg_sq, b.exp_avg_sq};
-        for (int k = 0; k < 6; k += 2) {
-            const size_t bytes = (size_t)a.numel * sizeof(float);
-            void *want = fetch(from[k], bytes), *got = fetch(from[k + 1], bytes);
-            td_assert_identical(a.name, TD_F32, got, want, a.numel);
-            free(want);
-            free(got);
-        }
-    }
-    td_graph_destroy(graph);
+    assert_same_state("six layers", trains[0], trains[1]);
     td_assert_ok(td_device_free(gpu, block));
-    td_assert_ok(td_device_free(gpu, on_device));
-    td_transformer_destroy(models[0]);
-    td_transformer_destroy(models[1]);
+    td_train_destroy(trains[0]);
+    td_train_destroy(trains[1]);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(step_is_the_reference),
-        cmocka_unit_test(a_captured_step_is_the_eager_one),
+        cmocka_unit_test(a_captured_step_is_the_queued_one),
+        cmocka_unit_test(micro_batches_are_captured_one_by_one),
         cmocka_unit_test(large_weights_are_updated_with_their_gradients),
         cmocka_unit_test(shorter_steps_have_their_scratch),
         cmocka_unit_test(a_model_too_large_is_refused_and_the_device_goes_on),
         cmocka_unit_test(the_history_knows_the_tensors_of_a_step),
-        cmocka_unit_test(a_captured_step_waits_as_the_eager_one_does),
+        cmocka_unit_test(a_captured_step_waits_as_the_queued_one_does),
     };
 
     gpu = td_gpu_open();

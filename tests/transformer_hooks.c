@@ -1,5 +1,5 @@
-/* The contract of hooks.h, before any model keeps it: three things that people build on a training step, each with a
- * toy for a model and a toy for a device. What cannot be said here cannot be said in that header. */
+/* The contract of hooks.h, before any model keeps it: three things that people build on a training step, each
+ * with a toy for a model and a toy for a device. What cannot be said here cannot be said in that header. */
 #include "transformer/hooks.h"
 
 #include "base/check.h"
@@ -56,8 +56,8 @@ static void run_until(int stream, int end)
     }
 }
 
-/* Runs what is queued. The side stream is as early as it may be, or as late: then it moves only where the main one
- * waits for it. */
+/* Runs what is queued. The side stream is as early as it may be, or as late: then it moves only where the
+ * main one waits for it. */
 static void run_all(void)
 {
     if (early)
@@ -121,7 +121,7 @@ static void replay(void)
     run_all();
 }
 
-/* ---- a model: the gradient of every weight is the sample, and its output the sum over weight times sample ---- */
+/* ---- a model: every gradient is the sample, and its output the sum of weight times sample ---- */
 
 enum { EMBEDDING = 0, BLOCK0, BLOCK1, RANGES, ELEMENTS = 10 };
 static const td_range ranges[RANGES] = {{0, 3}, {3, 6}, {6, ELEMENTS}};

@@ -1,4 +1,5 @@
-/** What transformer.c and transformer_memory.c share: a small model, a device for a test, and callocs that fail. */
+/** What transformer.c and transformer_memory.c share: a small model, a device for a test, and callocs that
+ * fail. */
 #ifndef TD_TESTS_TRANSFORMER_KIT_H
 #define TD_TESTS_TRANSFORMER_KIT_H
 

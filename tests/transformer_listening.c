@@ -1,5 +1,5 @@
-/* What a model tells hooks: every range of a step is needed before it is read, done after, and final or taken once; and it
- * reads weights where hooks say. */
+/* What a model tells hooks: every range of a step is needed before it is read, done after, and final or taken
+ * once; and it reads weights where hooks say. */
 #include "base/check.h"
 #include "support/compare.h"
 #include "transformer_cases.h"
@@ -39,6 +39,17 @@ static const td_case cases[] = {
      0,
      0,
      0},
+    {"even, bf16 mixed, all kept, two layers wait",
+     {EVEN, .attention = "naive", .precision = TD_PRECISION_BF16_MIXED, .keep = TD_KEEP_ALL, .wait = 2},
+     0,
+     0,
+     0},
+    {"odd, bf16 mixed, transient, all kept, all layers wait",
+     {ODD, .attention = "flash", .precision = TD_PRECISION_BF16_MIXED, .transient_gradients = true,
+      .keep = TD_KEEP_ALL, .wait = 2},
+     0,
+     0,
+     0},
 };
 #define CASES ((int)(sizeof cases / sizeof *cases))
 
@@ -54,6 +65,10 @@ typedef struct listener {
     char *elsewhere; /* where the weights are read: masters, then copies; NULL: where the model has them */
     bool takes, last;
     int passes, calls, stop_at;
+    td_weight_product waiting[64]; /* taken products, with the copies of their x and dy, */
+    char *x[64], *dy[64];
+    int64_t until[64]; /* and the call of due through which these stay */
+    int64_t taken, dues;
 } listener;
 
 static td_status heard(listener *l)
@@ -71,12 +86,58 @@ static void advance(const listener *l, td_range range, state from, state to)
     }
 }
 
+static size_t bytes_of(const td_weight_product *p, int64_t width)
+{
+    return (size_t)(p->tokens * width) * td_dtype_size(p->dtype);
+}
+
+/* What waits is as it was. */
+static void check_waiting(const listener *l)
+{
+    for (int64_t i = 0; i < l->taken; i++) {
+        const td_weight_product *p = &l->waiting[i];
+
+        if (l->until[i] < l->dues)
+            continue;
+        assert_memory_equal(l->x[i], p->x, bytes_of(p, p->d_in));
+        assert_memory_equal(l->dy[i], p->dy, bytes_of(p, p->d_out));
+    }
+}
+
+static char *copy_of(const void *block, size_t bytes)
+{
+    char *copy = malloc(bytes);
+
+    assert_non_null(copy);
+    memcpy(copy, block, bytes);
+    return copy;
+}
+
+static void hold(listener *l, const td_weight_product *p, int64_t wait)
+{
+    assert_true(l->taken < 64);
+    l->waiting[l->taken] = *p;
+    l->x[l->taken] = copy_of(p->x, bytes_of(p, p->d_in));
+    l->dy[l->taken] = copy_of(p->dy, bytes_of(p, p->d_out));
+    l->until[l->taken++] = l->dues + wait;
+}
+
+static void forget_waiting(listener *l)
+{
+    for (int64_t i = 0; i < l->taken; i++) {
+        free(l->x[i]);
+        free(l->dy[i]);
+    }
+    l->taken = l->dues = 0;
+}
+
 static td_status on_begin(td_hook *hook, td_pass pass, bool last)
 {
     listener *l = (listener *)hook;
 
     (void)pass;
     memset(l->states, UNTOUCHED, (size_t)l->weights.elements);
+    forget_waiting(l);
     l->last = last;
     l->next = (td_need){0};
     l->passes++;
@@ -112,20 +173,37 @@ static td_status on_done(td_hook *hook, td_pass pass, const td_need *need)
     return heard((listener *)hook);
 }
 
+/* In mixed precision feed-forward's products wait for attention's, and those of layers for the lowest of
+ * `wait`. */
+static int64_t wait_expected(const td_transformer_config *c, const td_weight_product *p, int64_t dues)
+{
+    const int64_t wait = c->wait > 1 ? c->wait : 1, layer = c->size.layers - dues / 2;
+
+    if (dues == 1 || td_precision_weights(c->precision) == td_precision_dtype(c->precision))
+        return 0;
+    assert_true(p->d_in * p->d_out > 0);
+    return 2 * (layer % wait) + (dues % 2 == 0);
+}
+
 static td_status on_due(td_hook *hook, const td_due *due, bool *taken)
 {
     listener *l = (listener *)hook;
 
     assert_in_range(due->count, 1, TD_DUE_MOST);
-    assert_true(due->wait >= 0 && l->last);
+    assert_true(l->last);
+    l->dues++;
+    assert_int_equal(due->wait, wait_expected(&l->trial->c.config, due->products, l->dues));
+    check_waiting(l);
     for (int64_t i = 0; i < due->count; i++) {
         const td_weight_product *p = &due->products[i];
 
         assert_int_equal(p->range.end - p->range.begin, p->d_in * p->d_out);
         assert_int_equal(p->tokens, l->trial->tokens);
         assert_int_equal(p->dtype, l->weights.copy_dtype);
-        if (l->takes)
+        if (l->takes) {
             advance(l, p->range, DONE, TAKEN);
+            hold(l, p, due->wait);
+        }
     }
     *taken = l->takes;
     return heard(l);
@@ -181,6 +259,7 @@ static listener *open_listener(td_trial *trial, bool takes)
 static void close_listener(listener *l)
 {
     td_assert_ok(td_transformer_set_hooks(l->trial->model, NULL));
+    forget_waiting(l);
     free(l->states);
     free(l->grads);
     free(l->elsewhere);
@@ -329,6 +408,43 @@ static void a_hook_may_end_any_pass(void **state)
     td_trial_close(trial);
 }
 
+/* A hook that takes the products of the first calls of due alone. */
+typedef struct fickle {
+    td_hook hook;
+    int takes, dues;
+} fickle;
+
+static td_status takes_some(td_hook *hook, const td_due *due, bool *taken)
+{
+    fickle *f = (fickle *)hook;
+
+    (void)due;
+    *taken = f->dues++ < f->takes;
+    return TD_OK;
+}
+
+/* Who takes products of layers that wait for others takes those of all; else it may take or leave every
+ * call's. */
+static void products_that_wait_are_taken_together(void **state)
+{
+    td_trial *trial = td_trial_open(*state);
+    const td_transformer_config *c = &trial->c.config;
+
+    for (int takes = 0; takes <= 1 + 2 * (int)c->size.layers; takes++) {
+        fickle some = {.hook.due = takes_some, .takes = takes};
+        const bool all = takes <= 1 || takes == 1 + 2 * c->size.layers;
+
+        td_assert_ok(td_transformer_set_hooks(trial->model, &some.hook));
+        if (c->wait <= 1 || all)
+            td_assert_ok(step(trial, TD_MICRO_ONLY));
+        else
+            td_assert_refused(step(trial, TD_MICRO_ONLY), TD_BAD_STATE, "layers that wait for others");
+    }
+    td_assert_ok(td_transformer_set_hooks(trial->model, NULL));
+    td_assert_ok(step(trial, TD_MICRO_ONLY));
+    td_trial_close(trial);
+}
+
 int td_run_hooks_tests(void)
 {
     static const struct {
@@ -340,6 +456,7 @@ int td_run_hooks_tests(void)
         {"three_micro_batches_are_final_once", three_micro_batches_are_final_once, true},
         {"weights_are_read_where_hooks_say", weights_are_read_where_hooks_say, false},
         {"a_hook_may_end_any_pass", a_hook_may_end_any_pass, false},
+        {"products_that_wait_are_taken_together", products_that_wait_are_taken_together, false},
     };
     enum { FUNCTIONS = sizeof functions / sizeof *functions };
     static struct CMUnitTest tests[FUNCTIONS * CASES];

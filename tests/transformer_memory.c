@@ -2,7 +2,8 @@
 #include "transformer_kit.h"
 
 #include "support/compare.h"
-#include "transformer/transformer_internal.h"
+#include "train/train.h"
+#include "transformer/model.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,7 +20,7 @@ static void plan_is_what_create_takes(void **state)
     static const char *const attentions[] = {"naive", "flash"};
     td_device *dev = *state;
 
-    for (int i = 0; i < 2 * 2 * 3 * 2; i++) {
+    for (int i = 0; i < 2 * 2 * 2 * 2; i++) {
         td_transformer_config config = tiny;
         td_transformer_bytes plan;
         td_memory_stats before, after;
@@ -27,21 +28,19 @@ static void plan_is_what_create_takes(void **state)
 
         config.attention = attentions[i % 2];
         config.precision = i / 2 % 2 ? TD_PRECISION_BF16 : TD_PRECISION_F32;
-        config.use = (td_model_use)(i / 4 % 3);
-        config.keep = (td_keep)(i / 12);
+        config.use = (td_model_use)(i / 4 % 2);
+        config.keep = (td_keep)(i / 8);
         td_assert_ok(td_device_memory(dev, &before));
         td_assert_ok(td_transformer_plan(dev, &config, &plan));
         td_assert_ok(td_device_memory(dev, &after));
         assert_int_equal(before.allocations, after.allocations);
         assert_int_equal(plan.gradients > 0, config.use != TD_MODEL_INFERENCE);
         assert_int_equal(plan.activations > 0, config.use != TD_MODEL_INFERENCE);
-        assert_int_equal(plan.optimizer_state > 0, config.use == TD_MODEL_TRAINING);
 
         td_assert_ok(td_transformer_create(dev, &config, &model));
         td_assert_ok(td_device_memory(dev, &after));
-        assert_int_equal(after.current_bytes - before.current_bytes, plan.parameters + plan.gradients +
-                                                                         plan.optimizer_state +
-                                                                         plan.activations + plan.scratch);
+        assert_int_equal(after.current_bytes - before.current_bytes,
+                         plan.parameters + plan.gradients + plan.activations + plan.scratch);
         assert_int_equal(after.allocations - before.allocations, 2 + config.use);
         td_transformer_destroy(model);
     }
@@ -83,7 +82,7 @@ static void what_is_kept_takes_what_it_says(void **state)
     static const char *const attentions[] = {"naive", "flash"};
     const size_t tokens = 4 * 64, d = 64, d_ff = 96, layers = 3;
 
-    for (int i = 0; i < 2 * 3 * 3; i++) {
+    for (int i = 0; i < 2 * 3 * 2; i++) {
         td_transformer_config config = {.size = {.d_model = (int64_t)d,
                                                  .d_ff = (int64_t)d_ff,
                                                  .layers = (int64_t)layers,
@@ -109,7 +108,8 @@ static void what_is_kept_takes_what_it_says(void **state)
                          (2 * layers + 1) * norm + layers * tokens * d_ff * element);
         assert_int_equal(kept.gradients, again.gradients);
         assert_true(kept.scratch < again.scratch);
-        /* With flash attention the head takes the most scratch, where ln_final's were: 2 norms a layer are left. */
+        /* With flash attention the head takes the most scratch, where ln_final's were: 2 norms a layer are
+         * left. */
         if (i % 2)
             assert_int_equal(again.scratch - kept.scratch, norm);
 
@@ -123,37 +123,72 @@ static void what_is_kept_takes_what_it_says(void **state)
     }
 }
 
+/* A layer more that waits has its own gradients of q, k and v and of both branches. The first one's also
+ * cannot share their place with others. */
+static void layers_that_wait_take_what_they_say(void **state)
+{
+    static const char *const attentions[] = {"naive", "flash"};
+    const size_t row = 4 * 64 * 64 * 2; /* batch * context * d_model, of 16 bits */
+
+    for (int i = 0; i < 2; i++) {
+        td_transformer_config config = {
+            .size = {.d_model = 64, .d_ff = 256, .layers = 5, .heads = 4, .vocab = 64},
+            .batch = 4,
+            .context = 64,
+            .precision = TD_PRECISION_BF16_MIXED,
+            .attention = attentions[i],
+            .use = TD_MODEL_GRADIENTS,
+            .keep = TD_KEEP_ALL};
+        td_transformer_bytes none, one, waiting;
+
+        td_assert_ok(td_transformer_plan(*state, &config, &none));
+        config.wait = 1;
+        td_assert_ok(td_transformer_plan(*state, &config, &one));
+        assert_memory_equal(&none, &one, sizeof one);
+        for (config.wait = 2; config.wait <= 5; config.wait++) {
+            td_assert_ok(td_transformer_plan(*state, &config, &waiting));
+            assert_int_equal(waiting.activations, one.activations);
+            assert_in_range(waiting.scratch - one.scratch, 5 * row, 8 * row);
+            one.scratch += 5 * row;
+        }
+    }
+}
+
 static void steps_allocate_nothing(void **state)
 {
-    const td_adamw adamw = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
-    int64_t ids[18] = {1, 2, 3};
+    static const td_hyperparameters adamw = {
+        .adamw = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8}};
+    int64_t ids[2 * 18] = {1, 2, 3};
     td_device *dev = *state;
     td_memory_stats before, after;
-    td_transformer *model;
     td_parameter p;
     float loss;
 
-    for (int dtype = 0; dtype < 4; dtype++) {
-        td_transformer_config config = tiny;
-        config.precision = dtype % 2 ? TD_PRECISION_BF16 : TD_PRECISION_F32;
-        config.attention = dtype / 2 ? "naive" : "flash";
-        td_assert_ok(td_transformer_create(dev, &config, &model));
+    for (int i = 0; i < 4 * 2 * 2 * 2; i++) {
+        td_train_config config = {.model = tiny,
+                                  .hyper = adamw,
+                                  .time = i / 4 % 2 ? TD_UPDATE_AFTER : TD_UPDATE_ALONG,
+                                  .clip = i / 8 % 2 ? 1 : 0,
+                                  .micro_batches = 1 + i / 16};
+        td_train *train;
+
+        config.model.precision = i % 2 ? TD_PRECISION_BF16 : TD_PRECISION_F32;
+        config.model.attention = i / 2 % 2 ? "naive" : "flash";
+        td_assert_ok(td_train_create(dev, &config, &train));
         td_assert_ok(td_device_push_label(dev, "a first label, for which the device keeps room"));
         td_assert_ok(td_device_memory(dev, &before));
         /* The next allocation on the device would fail; init alone borrows from the host. */
         td_assert_ok(td_device_fail_allocation(dev, 1));
         calls = 0;
         fail_at = 1;
-        td_assert_refused(td_transformer_init(model, 3), TD_NO_MEMORY, "initial weights");
-        td_assert_ok(td_transformer_init(model, 3));
+        td_assert_refused(td_train_init(train, 3), TD_NO_MEMORY, "initial weights");
+        td_assert_ok(td_train_init(train, 3));
         calls = 0;
         for (int step = 0; step < 3; step++) {
-            td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
-            td_assert_ok(td_transformer_loss(model, ids, &loss));
-            td_assert_ok(td_transformer_backward(model, step > 0 ? TD_MICRO_LAST : TD_MICRO_FIRST));
-            td_assert_ok(td_transformer_adamw(model, &adamw));
-            td_assert_ok(td_transformer_sgd(model, 1e-3f));
-            td_assert_ok(td_transformer_parameter_find(model, "lm_head.weight", &p));
+            td_assert_ok(td_train_step(train, ids, ids, 2, 9));
+            td_assert_ok(td_train_set(train, &adamw));
+            td_assert_ok(td_train_loss(train, &loss));
+            td_assert_ok(td_transformer_parameter_find(td_train_model(train), "lm_head.weight", &p));
         }
         assert_int_equal(calls, 0);
         fail_at = 0;
@@ -162,7 +197,7 @@ static void steps_allocate_nothing(void **state)
         assert_int_equal(before.allocations, after.allocations);
         assert_int_equal(before.current_bytes, after.current_bytes);
         td_assert_ok(td_device_pop_label(dev));
-        td_transformer_destroy(model);
+        td_train_destroy(train);
     }
 }
 
@@ -180,7 +215,8 @@ static const char *last_part(const char *label)
     return slash ? slash + 1 : label;
 }
 
-/* Replays the events, and returns how many tensors are left alive: no two may overlap, each dies where it lived. */
+/* Replays the events, and returns how many tensors are left alive: no two may overlap, each dies where it
+ * lived. */
 static int64_t replay(td_device *dev, const char *arena, size_t arena_bytes, size_t *peak)
 {
     const td_memory_event *events;
@@ -228,58 +264,67 @@ static bool happened(td_device *dev, td_memory_action action, const char *label)
     return false;
 }
 
-/* The arena is the last block that create takes. */
-static const td_memory_event *last_allocation(td_device *dev)
-{
-    const td_memory_event *events;
-    int64_t count, dropped;
+/* A model of the configuration, alone or in a trainer, and its steps. */
+typedef struct subject {
+    td_train *train; /* NULL: the model alone */
+    td_transformer *model;
+} subject;
 
-    td_assert_ok(td_device_history(dev, &events, &count, &dropped));
-    while (count > 0 && events[count - 1].action != TD_MEMORY_ALLOC)
-        count--;
-    assert_true(count > 0);
-    return &events[count - 1];
+static subject open_subject(td_device *dev, const td_transformer_config *config, bool along)
+{
+    static const td_hyperparameters adamw = {
+        .adamw = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8}};
+    subject s = {.train = NULL};
+
+    if (along) {
+        td_assert_ok(td_train_create(dev, &(td_train_config){.model = *config, .hyper = adamw}, &s.train));
+        td_assert_ok(td_train_init(s.train, 3));
+        s.model = td_train_model(s.train);
+    } else {
+        td_assert_ok(td_transformer_create(dev, config, &s.model));
+        td_assert_ok(td_transformer_init(s.model, 3));
+    }
+    return s;
+}
+
+static void run_steps(const subject *s, bool gradients)
+{
+    const int64_t ids[18] = {0};
+
+    /* One forward is abandoned for the next. */
+    for (int step = 0; step < 3; step++) {
+        td_assert_ok(td_transformer_forward(s->model, ids, 2, 9, NULL));
+        td_assert_ok(td_transformer_loss(s->model, ids, NULL));
+        if (step > 0 && gradients)
+            td_assert_ok(td_transformer_backward(s->model, TD_MICRO_ONLY));
+    }
 }
 
 static void live_tensors_never_overlap(void **state)
 {
     td_device *dev = *state;
-    const int64_t ids[18] = {0};
 
     for (int i = 0; i < 4 * 36; i++) {
-        const td_adamw adamw = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
         td_transformer_config config = tiny;
-        td_transformer *model;
-        td_memory_event arena;
         size_t peak;
 
-        config.use = (td_model_use)(i % 3);
+        config.use = i % 3 ? TD_MODEL_GRADIENTS : TD_MODEL_INFERENCE;
         config.attention = i / 3 % 2 ? "naive" : "flash";
         config.precision = precisions[i / 6 % 3];
         config.keep = (td_keep)(i / 18 % 2);
         config.size.d_ff = i % 2 ? 37 : 400; /* the feed-forward or the attention takes more */
         config.size.layers = i / 36 % 2 ? 6 : 2;
-        const bool along = i / 72 && config.use == TD_MODEL_TRAINING;
+        const bool along = i % 3 == 2;
+        if (i / 72 && i % 3 == 1 && config.precision == TD_PRECISION_BF16_MIXED && config.keep == TD_KEEP_ALL)
+            config.wait = config.size.layers / 2; /* for hooks that take nothing over */
         td_assert_ok(td_device_history_begin(dev, 10000));
-        td_assert_ok(td_transformer_create(dev, &config, &model));
-        td_assert_ok(td_transformer_init(model, 3));
-        arena = *last_allocation(dev);
-        /* One forward is abandoned for the next. */
-        for (int step = 0; step < 3; step++) {
-            td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
-            td_assert_ok(td_transformer_loss(model, ids, NULL));
-            if (step > 0 && along) {
-                td_adamw given = adamw;
-                td_assert_ok(td_transformer_backward_adamw(model, &given, false));
-            } else if (step > 0 && config.use != TD_MODEL_INFERENCE) {
-                td_assert_ok(td_transformer_backward(model, TD_MICRO_ONLY));
-            }
-        }
+        const subject s = open_subject(dev, &config, along);
+        run_steps(&s, config.use == TD_MODEL_GRADIENTS);
         td_assert_ok(td_device_history_end(dev));
         /* Of an inference the logits stay. */
-        const int64_t left = replay(dev, arena.address, arena.bytes, &peak);
+        const int64_t left = replay(dev, s.model->arena, s.model->plan.arena_bytes, &peak);
         assert_int_equal(left, config.use == TD_MODEL_INFERENCE ? 1 : 0);
-        assert_true(peak <= arena.bytes);
+        assert_true(peak <= s.model->plan.arena_bytes);
         assert_true(happened(dev, TD_MEMORY_LIVE, "forward/layers.1/layers.1.attn.q"));
         assert_true(happened(dev, TD_MEMORY_DEAD, "forward/layers.0/layers.0.attn.qkv"));
         assert_true(happened(dev, TD_MEMORY_LIVE,
@@ -307,12 +352,15 @@ static void live_tensors_never_overlap(void **state)
         assert_int_equal(happened(dev, TD_MEMORY_DEAD, "backward/layers.1/layers.1.ln2.output"), kept);
         assert_int_equal(happened(dev, TD_MEMORY_LIVE, "backward/layers.1/layers.1.ln1.output.again"), again);
         assert_int_equal(happened(dev, TD_MEMORY_LIVE, "backward/layers.1/layers.1.ln2.output.again"), again);
-        td_transformer_destroy(model);
+        if (along)
+            td_train_destroy(s.train);
+        else
+            td_transformer_destroy(s.model);
     }
 }
 
-/* The scratch of `small` is what its neediest moment needs: logits, ln_final's output and its gradient, or the
- * feed-forward's tensors. Attention's scratch takes the place of the other operations'. */
+/* The scratch of `small` is what its neediest moment needs: logits, ln_final's output and its gradient, or
+ * the feed-forward's tensors. Attention's scratch takes the place of the other operations'. */
 static void scratch_is_reused(void **state)
 {
     td_transformer_config config = {
@@ -321,10 +369,11 @@ static void scratch_is_reused(void **state)
     td_transformer_bytes bytes, naive;
 
     td_assert_ok(td_model_size_find("small", &config.size));
-    for (int use = 0; use < 3; use++) {
+    for (int use = 0; use < 2; use++) {
         config.use = (td_model_use)use;
         td_assert_ok(td_transformer_plan(*state, &config, &bytes));
-        /* For inference the feed-forward: gate and up, hidden, and input, its norm and middle, which are kept otherwise. */
+        /* For inference the feed-forward: gate and up, hidden, and input, its norm and middle, which are kept
+         * otherwise. */
         const size_t width = use == TD_MODEL_INFERENCE ? 3 * 3072 + 3 * 768 : 10000 + 2 * 768;
         assert_in_range(bytes.scratch, tokens * width * 4, tokens * width * 4 + small_change);
     }
@@ -350,7 +399,8 @@ static void scratch_that_is_too_small_is_noticed(void **state)
     }
 }
 
-/* A plan measures its largest step, and every smaller one must find room in it: of every length, and of fewer sequences. */
+/* A plan measures its largest step, and every smaller one must find room in it: of every length, and of fewer
+ * sequences. */
 static void every_smaller_step_has_room(void **state)
 {
     static const char *const attentions[] = {"naive", "flash"};
@@ -369,7 +419,7 @@ static void every_smaller_step_has_room(void **state)
             config.context = shapes[i].context;
             config.attention = attentions[variant % 2];
             config.precision = variant / 2 % 2 ? TD_PRECISION_BF16 : TD_PRECISION_F32;
-            config.use = variant / 4 ? TD_MODEL_TRAINING : TD_MODEL_INFERENCE;
+            config.use = variant / 4 ? TD_MODEL_GRADIENTS : TD_MODEL_INFERENCE;
             td_assert_ok(td_plan_make(*state, &config, &plan));
             for (int64_t batch = 1; batch <= config.batch; batch++)
                 for (int64_t seq = 1; seq <= config.context; seq++)
@@ -405,6 +455,7 @@ int td_run_memory_tests(void)
         cmocka_unit_test_setup_teardown(plan_is_what_create_takes, open_device, close_device),
         cmocka_unit_test_setup_teardown(activations_grow_as_they_should, open_device, close_device),
         cmocka_unit_test_setup_teardown(what_is_kept_takes_what_it_says, open_device, close_device),
+        cmocka_unit_test_setup_teardown(layers_that_wait_take_what_they_say, open_device, close_device),
         cmocka_unit_test_setup_teardown(steps_allocate_nothing, open_device, close_device),
         cmocka_unit_test_setup_teardown(live_tensors_never_overlap, open_device, close_device),
         cmocka_unit_test_setup_teardown(scratch_is_reused, open_device, close_device),

@@ -1,5 +1,5 @@
-/* What a training step may do beside plain precision and plain memory: f32 weights beside 16-bit products, gradients that
- * share memory with activations, updates along the backward pass, all kept for it. */
+/* What a training step may do beside plain precision and plain memory: f32 weights beside 16-bit products,
+ * gradients that share memory with activations, updates along the backward pass, all kept for it. */
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
@@ -21,20 +21,43 @@ static const td_transformer_config base = {
     .context = 17,
     .precision = TD_PRECISION_F32,
     .attention = "flash",
-    .use = TD_MODEL_TRAINING,
+    .use = TD_MODEL_GRADIENTS,
 };
 
 static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
 
-static const td_adamw adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
+static const td_hyperparameters adamw = {
+    .adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1}};
 
-static td_trial *open_trial(const char *name, td_precision precision, bool transient)
+static td_case case_of(const char *name, td_precision precision, bool transient)
 {
     td_case c = {.name = name, .config = base};
 
     c.config.precision = precision;
     c.config.transient_gradients = transient;
+    return c;
+}
+
+static td_trial *open_trial(const char *name, td_precision precision)
+{
+    const td_case c = case_of(name, precision, false);
+
     return td_trial_open(&c);
+}
+
+static td_trial *open_train(const char *name, td_precision precision, bool transient, td_update_time time)
+{
+    const td_case c = case_of(name, precision, transient);
+
+    return td_trial_train(&c, &(td_train_config){.hyper = adamw, .time = time});
+}
+
+/* All of a step but the update, where that comes after it. */
+static void run_parts(const td_trial *trial)
+{
+    td_assert_ok(td_train_load(trial->train, trial->ids, trial->targets, trial->c.batch, trial->c.seq));
+    td_assert_ok(td_train_forward(trial->train, NULL));
+    td_assert_ok(td_train_backward(trial->train));
 }
 
 /* All weights, as they are stored, one parameter after the other. */
@@ -55,7 +78,7 @@ static char *weights_of(const td_trial *trial, size_t *bytes)
 
 static void mixed_precision_is_the_reference(void **state)
 {
-    td_trial *trial = open_trial("mixed", TD_PRECISION_BF16_MIXED, false);
+    td_trial *trial = open_trial("mixed", TD_PRECISION_BF16_MIXED);
     const td_case *c = &trial->c;
     td_reference *reference = td_reference_of(trial->model, &c->config);
     const double truth = td_reference_loss(reference, trial->ids, trial->targets, c->batch, c->seq);
@@ -85,20 +108,21 @@ static void mixed_precision_is_the_reference(void **state)
 /* An update smaller than a bf16 weight can show is kept in f32, and the products see it once it has grown. */
 static void small_updates_are_not_lost(void **state)
 {
-    td_trial *trial = open_trial("small updates", TD_PRECISION_BF16_MIXED, false);
-    td_adamw slow = adamw;
+    td_trial *trial = open_train("small updates", TD_PRECISION_BF16_MIXED, false, TD_UPDATE_ALONG);
+    td_hyperparameters slow = adamw;
     size_t bytes;
     float first, loss;
 
     (void)state;
-    slow.lr = 1e-5;
-    slow.weight_decay = 0;
+    slow.adamw.lr = 1e-5;
+    slow.adamw.weight_decay = 0;
+    td_assert_ok(td_train_set(trial->train, &slow));
     char *before = weights_of(trial, &bytes);
-    first = td_trial_gradients(trial, false);
-    for (int step = 0; step < 300; step++) {
-        td_assert_ok(td_transformer_adamw(trial->model, &slow));
-        loss = td_trial_gradients(trial, false);
-    }
+    td_trial_step(trial);
+    td_assert_ok(td_train_loss(trial->train, &first));
+    for (int step = 1; step < 300; step++)
+        td_trial_step(trial);
+    td_assert_ok(td_train_loss(trial->train, &loss));
     char *after = weights_of(trial, &bytes);
     double moved = 0;
     const int64_t count = (int64_t)(bytes / sizeof(float));
@@ -111,9 +135,32 @@ static void small_updates_are_not_lost(void **state)
     td_trial_close(trial);
 }
 
+/* What products read is the masters, rounded, after every kind of update. */
+static void updates_round_the_copies(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        td_train_config config = {.hyper = adamw, .time = i % 2 ? TD_UPDATE_AFTER : TD_UPDATE_ALONG};
+        const td_case c = case_of("copies", TD_PRECISION_BF16_MIXED, false);
+        td_weights w;
+
+        if (i / 2)
+            config.hyper = (td_hyperparameters){.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.1};
+        td_trial *trial = td_trial_train(&c, &config);
+        td_trial_step(trial);
+        td_assert_ok(td_transformer_weights(trial->model, &w));
+        void *rounded = malloc((size_t)w.elements * 2);
+        assert_non_null(rounded);
+        td_assert_ok(td_convert(w.elements, TD_F32, w.params, TD_BF16, rounded));
+        td_assert_identical("copies", TD_BF16, w.copies, rounded, w.elements);
+        free(rounded);
+        td_trial_close(trial);
+    }
+}
+
 static void products_read_what_was_refreshed(void **state)
 {
-    td_trial *trial = open_trial("refreshed", TD_PRECISION_BF16_MIXED, false);
+    td_trial *trial = open_trial("refreshed", TD_PRECISION_BF16_MIXED);
     const td_case *c = &trial->c;
     const td_parameter head = td_trial_parameter(trial, trial->count - 1);
     const int64_t count = trial->tokens * c->config.size.vocab;
@@ -141,29 +188,32 @@ static void transient_gradients_are_the_same_and_pass(void **state)
 
     (void)state;
     for (size_t k = 0; k < sizeof precisions / sizeof *precisions; k++) {
-        td_trial *kept = open_trial("transient", precisions[k], false);
-        td_trial *passing = open_trial("transient", precisions[k], true);
+        td_trial *kept = open_train("transient", precisions[k], false, TD_UPDATE_AFTER);
+        td_trial *passing = open_train("transient", precisions[k], true, TD_UPDATE_AFTER);
+        td_train *none;
 
-        td_assert_refused(td_transformer_adamw(passing->model, &adamw), TD_BAD_STATE, "they are transient");
+        td_assert_refused(td_train_update(passing->train), TD_BAD_STATE, "no gradients became final");
         for (int step = 0; step < 3; step++) {
-            td_trial_gradients(kept, false);
-            td_trial_gradients(passing, false);
+            run_parts(kept);
+            run_parts(passing);
             for (int64_t i = 0; i < kept->count; i++) {
                 const td_parameter p = td_trial_parameter(kept, i), q = td_trial_parameter(passing, i);
                 td_assert_identical(p.name, p.grad_dtype, q.grad, p.grad, p.numel);
             }
-            td_assert_ok(td_transformer_adamw(kept->model, &adamw));
-            td_assert_ok(td_transformer_adamw(passing->model, &adamw));
-            for (int64_t i = 0; i < kept->count; i++) {
-                const td_parameter p = td_trial_parameter(kept, i), q = td_trial_parameter(passing, i);
-                td_assert_identical(p.name, p.dtype, q.data, p.data, p.numel);
-            }
+            td_assert_ok(td_train_update(kept->train));
+            td_assert_ok(td_train_update(passing->train));
+            td_trial_assert_same(kept, passing);
         }
-        td_assert_ok(td_transformer_forward(passing->model, passing->ids, base.batch, base.context, NULL));
-        td_assert_refused(td_transformer_adamw(passing->model, &adamw), TD_BAD_STATE, "they are transient");
-        td_assert_ok(td_transformer_loss(passing->model, passing->targets, NULL));
+        run_parts(passing);
+        td_assert_ok(td_train_forward(passing->train, NULL));
+        td_assert_refused(td_train_update(passing->train), TD_BAD_STATE, "no gradients became final");
         td_assert_refused(td_transformer_backward(passing->model, TD_MICRO_LAST), TD_BAD_ARGUMENT,
                           "gradients are transient");
+        td_assert_refused(
+            td_train_create(
+                passing->dev,
+                &(td_train_config){.model = passing->c.config, .hyper = adamw, .micro_batches = 2}, &none),
+            TD_BAD_ARGUMENT, "gradients are transient");
         td_assert_ok(td_transformer_plan(kept->dev, &kept->c.config, &without));
         td_assert_ok(td_transformer_plan(passing->dev, &passing->c.config, &with));
         assert_true(with.gradients + with.scratch < without.gradients + without.scratch);
@@ -176,56 +226,24 @@ static void updates_along_the_way_are_the_same(void **state)
 {
     (void)state;
     for (int kind = 0; kind < 6; kind++) {
-        td_trial *apart = open_trial("along", precisions[kind / 2], false);
-        td_trial *along = open_trial("along", precisions[kind / 2], kind % 2 == 1);
-        td_adamw here = adamw;
-        size_t bytes;
+        td_trial *apart = open_train("along", precisions[kind / 2], false, TD_UPDATE_AFTER);
+        td_trial *along = open_train("along", precisions[kind / 2], kind % 2 == 1, TD_UPDATE_ALONG);
 
-        here.step = 0;
         for (int step = 0; step < 4; step++) {
-            td_trial_gradients(apart, false);
-            td_assert_ok(td_transformer_adamw(apart->model, &adamw));
-            td_assert_ok(td_transformer_forward(along->model, along->ids, base.batch, base.context, NULL));
-            td_assert_ok(td_transformer_loss(along->model, along->targets, NULL));
-            /* The model counts its steps; then the "device", which the CPU is too, holds the count. */
-            if (step == 2)
-                here.step = 2;
-            td_assert_ok(td_transformer_backward_adamw(along->model, &here, step >= 2));
+            if (step % 2) {
+                td_trial_step(apart);
+                td_trial_step(along);
+            } else {
+                run_parts(apart);
+                td_assert_ok(td_train_update(apart->train));
+                run_parts(along);
+            }
+            td_trial_assert_same(apart, along);
         }
-        char *a = weights_of(apart, &bytes), *b = weights_of(along, &bytes);
-        assert_memory_equal(a, b, bytes);
-        free(a);
-        free(b);
-        td_assert_refused(td_transformer_backward_adamw(along->model, &here, false), TD_BAD_STATE, "no loss");
-        td_assert_refused(td_transformer_adamw(along->model, &adamw), TD_BAD_STATE, "used them up");
-        td_assert_ok(td_transformer_forward(along->model, along->ids, base.batch, base.context, NULL));
-        td_assert_refused(td_transformer_adamw(along->model, &adamw), TD_BAD_STATE, "used them up");
-        if (kind % 2 == 0) {
-            td_assert_ok(td_transformer_loss(along->model, along->targets, NULL));
-            td_assert_refused(td_transformer_backward(along->model, TD_MICRO_LAST), TD_BAD_STATE,
-                              "were used up");
-            td_assert_ok(td_transformer_backward(along->model, TD_MICRO_ONLY));
-            td_assert_refused(td_transformer_adamw(along->model, &adamw), TD_BAD_STATE, "did not count");
-            here.step = 5;
-            td_assert_ok(td_transformer_adamw(along->model, &here));
-        }
-        td_assert_refused(td_transformer_backward_adamw(along->model, NULL, false), TD_BAD_ARGUMENT,
-                          "adamw is NULL");
-        td_assert_refused(td_transformer_backward_adamw(NULL, &here, false), TD_BAD_ARGUMENT,
-                          "model is NULL");
+        td_assert_refused(td_train_backward(along->train), TD_BAD_STATE, "no loss");
+        td_assert_refused(td_train_update(along->train), TD_BAD_STATE, "along the backward pass");
         td_trial_close(apart);
         td_trial_close(along);
-    }
-}
-
-/* The weights and moments. */
-static void assert_same_state(const td_trial *a, const td_trial *b)
-{
-    for (int64_t i = 0; i < a->count; i++) {
-        const td_parameter p = td_trial_parameter(a, i), q = td_trial_parameter(b, i);
-        td_assert_identical(p.name, p.dtype, q.data, p.data, p.numel);
-        td_assert_identical(p.name, TD_F32, q.exp_avg, p.exp_avg, p.numel);
-        td_assert_identical(p.name, TD_F32, q.exp_avg_sq, p.exp_avg_sq, p.numel);
     }
 }
 
@@ -238,56 +256,58 @@ static void assert_same_forward(td_trial *const trials[2], int step)
     float losses[2];
 
     for (int i = 0; i < 2; i++) {
-        td_assert_ok(td_transformer_forward(trials[i]->model, trials[i]->ids, batch, seq, &logits[i]));
-        td_assert_ok(td_transformer_loss(trials[i]->model, trials[i]->targets, &losses[i]));
+        td_assert_ok(td_train_load(trials[i]->train, trials[i]->ids, trials[i]->targets, batch, seq));
+        td_assert_ok(td_train_forward(trials[i]->train, &logits[i]));
+        td_assert_ok(td_train_loss(trials[i]->train, &losses[i]));
     }
     td_assert_identical("logits", td_precision_dtype(config->precision), logits[1], logits[0],
                         batch * seq * config->size.vocab);
     assert_memory_equal(&losses[0], &losses[1], sizeof losses[0]);
 }
 
-/* Transient gradients share memory with what is kept, too: the poison in them, and they, must not reach it. With more tokens
- * than a layer has weights to each column, ln_final's norm is what they have to begin behind. */
+static void assert_same_backward(td_trial *const trials[2], bool along)
+{
+    for (int i = 0; i < 2; i++)
+        td_assert_ok(td_train_backward(trials[i]->train));
+    for (int64_t j = 0; j < trials[0]->count && !along; j++) {
+        const td_parameter p = td_trial_parameter(trials[0], j), q = td_trial_parameter(trials[1], j);
+        td_assert_identical(p.name, p.grad_dtype, q.grad, p.grad, p.numel);
+    }
+}
+
+/* Transient gradients share memory with what is kept, too: the poison in them, and they, must not reach it.
+ * With more tokens than a layer has weights to each column, ln_final's norm is what they have to begin
+ * behind. */
 static void what_is_kept_changes_no_number(void **state)
 {
     (void)state;
     for (int i = 0; i < 3 * 2 * 2 * 2; i++) {
-        td_case c = {.name = "kept", .config = base};
-        td_trial *trials[2];
+        td_case c = case_of("kept", precisions[i % 3], i / 6 % 2);
         const bool along = i / 12;
+        /* Another micro-batch, where gradients can be added to. */
+        const int micros = c.config.transient_gradients || along ? 1 : 2;
+        td_trial *trials[2];
 
-        c.config.precision = precisions[i % 3];
         c.config.attention = i / 3 % 2 ? "naive" : "flash";
-        c.config.transient_gradients = i / 6 % 2;
         c.config.context = c.config.transient_gradients ? 97 : base.context;
         for (int keep = 0; keep < 2; keep++) {
             c.config.keep = (td_keep)(keep);
-            trials[keep] = td_trial_open(&c);
+            trials[keep] =
+                td_trial_train(&c, &(td_train_config){.hyper = adamw,
+                                                      .time = along ? TD_UPDATE_ALONG : TD_UPDATE_AFTER,
+                                                      .micro_batches = micros});
         }
         for (int step = 0; step < 4; step++) {
-            td_adamw given = adamw;
             for (int keep = 0; keep < 2; keep++)
                 td_trial_poison(trials[keep]);
             assert_same_forward(trials, step); /* abandoned */
-            assert_same_forward(trials, step + 1);
-            for (int keep = 0; keep < 2 && along; keep++)
-                td_assert_ok(td_transformer_backward_adamw(trials[keep]->model, &given, false));
-            /* Another micro-batch, where gradients can be added to. */
-            for (int part = 0; part < (c.config.transient_gradients ? 1 : 2) && !along; part++) {
-                if (part > 0)
-                    assert_same_forward(trials, step);
-                for (int keep = 0; keep < 2; keep++)
-                    td_assert_ok(td_transformer_backward(trials[keep]->model,
-                                                         part > 0 ? TD_MICRO_LAST : TD_MICRO_FIRST));
-                for (int64_t j = 0; j < trials[0]->count; j++) {
-                    const td_parameter p = td_trial_parameter(trials[0], j),
-                                       q = td_trial_parameter(trials[1], j);
-                    td_assert_identical(p.name, p.grad_dtype, q.grad, p.grad, p.numel);
-                }
+            for (int part = 0; part < micros; part++) {
+                assert_same_forward(trials, step + 1 - part);
+                assert_same_backward(trials, along);
             }
             for (int keep = 0; keep < 2 && !along; keep++)
-                td_assert_ok(td_transformer_adamw(trials[keep]->model, &given));
-            assert_same_state(trials[0], trials[1]);
+                td_assert_ok(td_train_update(trials[keep]->train));
+            td_trial_assert_same(trials[0], trials[1]);
         }
         td_trial_close(trials[0]);
         td_trial_close(trials[1]);
@@ -298,18 +318,22 @@ static void what_a_device_lacks_is_refused(void **state)
 {
     td_transformer_config config = base;
     td_transformer *model;
+    td_train *train;
     td_device *dev;
 
     (void)state;
     td_assert_ok(td_device_open("cpu", &dev));
     config.precision = TD_PRECISION_TF32;
     td_assert_refused(td_transformer_create(dev, &config, &model), TD_UNSUPPORTED, "tf32");
-    config.precision = TD_PRECISION_F16_MIXED;
+    config.precision = TD_PRECISION_F16;
     td_assert_refused(td_transformer_create(dev, &config, &model), TD_UNSUPPORTED, "f16");
     config.precision = TD_PRECISION_BF16_MIXED;
     td_assert_ok(td_transformer_create(dev, &config, &model));
-    td_assert_refused(td_transformer_sgd(model, 0.1f), TD_UNSUPPORTED, "mixed precision");
     td_transformer_destroy(model);
+    td_assert_refused(
+        td_train_create(dev, &(td_train_config){.model = config, .hyper = adamw, .capture = true}, &train),
+        TD_UNSUPPORTED, "cpu has no streams and no graphs");
+    assert_null(train);
     td_device_close(dev);
 }
 
@@ -318,6 +342,7 @@ int td_run_mixed_tests(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(mixed_precision_is_the_reference),
         cmocka_unit_test(small_updates_are_not_lost),
+        cmocka_unit_test(updates_round_the_copies),
         cmocka_unit_test(products_read_what_was_refreshed),
         cmocka_unit_test(transient_gradients_are_the_same_and_pass),
         cmocka_unit_test(updates_along_the_way_are_the_same),

@@ -1,5 +1,5 @@
-/** The model in plain float64 loops, forward and backward: the truth that tests/transformer*.c hold the library to.
- * Heads stay slices of a token's row here, and no product is blocked, fused or parallel. */
+/** The model in plain float64 loops, forward and backward: the truth that tests/transformer*.c hold the
+ * library to. Heads stay slices of a token's row here, and no product is blocked, fused or parallel. */
 #ifndef TD_TESTS_TRANSFORMER_REFERENCE_H
 #define TD_TESTS_TRANSFORMER_REFERENCE_H
 

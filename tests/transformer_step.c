@@ -18,7 +18,7 @@
 #define CONFIG(d, f, l, h, v, b, c, type, attend)                                                            \
     {                                                                                                        \
         .size = {.d_model = d, .d_ff = f, .layers = l, .heads = h, .vocab = v}, .batch = b, .context = c,    \
-        .precision = TD_PRECISION_##type, .attention = attend, .use = TD_MODEL_TRAINING                      \
+        .precision = TD_PRECISION_##type, .attention = attend, .use = TD_MODEL_GRADIENTS                     \
     }
 
 static const td_case cases[] = {
@@ -41,9 +41,16 @@ static const td_case cases[] = {
     {"head size 80, bf16 flash", CONFIG(160, 96, 2, 2, 61, 2, 19, BF16, "flash"), 0, 0, 0},
 };
 
+static const td_case mixed = {"even, bf16 mixed", CONFIG(32, 64, 2, 4, 50, 2, 16, BF16_MIXED, "flash"), 0, 0,
+                              0};
+
 enum { CASES = sizeof cases / sizeof *cases };
 
-/* Largest error that rounding leaves behind: a few dozen roundings in sequence lie between a weight and a gradient. */
+static const td_hyperparameters adamw = {
+    .adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1}};
+
+/* Largest error that rounding leaves behind: a few dozen roundings in sequence lie between a weight and a
+ * gradient. */
 static double tolerance(td_dtype dtype)
 {
     return 16 * td_dtype_eps(dtype);
@@ -213,7 +220,8 @@ static void bad_tokens_leave_the_model_as_it_was(void **state)
     td_trial_gradients(trial, false);
     void *clean = td_trial_copy(trial, true);
     for (int i = 0; i < 4; i++) {
-        /* A refused forward leaves the last one as it was, and a refused loss too: backward comes out the same. */
+        /* A refused forward leaves the last one as it was, and a refused loss too: backward comes out the
+         * same. */
         td_trial_poison(trial);
         td_assert_ok(td_transformer_forward(trial->model, trial->ids, c->batch, c->seq, NULL));
         const int64_t id = trial->ids[where], target = trial->targets[where];
@@ -277,89 +285,127 @@ static void nan_reaches_the_loss(void **state)
 
 /* ---- updates ---- */
 
-static void adamw_is_the_formula(void **state)
+/* All of a step but the update. */
+static void run_gradients(td_trial *trial)
 {
-    td_trial *trial = td_trial_open(*state);
-    const td_dtype dtype = trial->dtype;
-    td_adamw adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
+    td_assert_ok(td_train_load(trial->train, trial->ids, trial->targets, trial->c.batch, trial->c.seq));
+    td_assert_ok(td_train_forward(trial->train, NULL));
+    td_assert_ok(td_train_backward(trial->train));
+}
 
-    td_trial_gradients(trial, false);
-    for (int step = 1; step <= 4; step++) {
-        /* The model counts 1, 2; the caller says 7; the model goes on with 8. */
-        const int t = step <= 2 ? step : step + 4;
-        adamw.step = step == 3 ? 7 : 0;
-        double **old = calloc((size_t)trial->count * 3, sizeof *old);
-        assert_non_null(old);
-        for (int64_t i = 0; i < trial->count; i++) {
-            const td_parameter p = td_trial_parameter(trial, i);
-            old[3 * i] = td_as_f64(dtype, p.data, p.numel);
-            old[3 * i + 1] = td_as_f64(TD_F32, p.exp_avg, p.numel);
-            old[3 * i + 2] = td_as_f64(TD_F32, p.exp_avg_sq, p.numel);
-        }
-        td_assert_ok(td_transformer_adamw(trial->model, &adamw));
-        for (int64_t i = 0; i < trial->count; i++) {
-            const td_parameter p = td_trial_parameter(trial, i);
-            double *x = old[3 * i], *m = old[3 * i + 1], *v = old[3 * i + 2];
-            const double rate = adamw.lr * sqrt(1 - pow(adamw.beta2, t)) / (1 - pow(adamw.beta1, t));
-            for (int64_t j = 0; j < p.numel; j++) {
-                const double g = td_value_at(dtype, p.grad, j);
-                m[j] = adamw.beta1 * m[j] + (1 - adamw.beta1) * g;
-                v[j] = adamw.beta2 * v[j] + (1 - adamw.beta2) * g * g;
-                x[j] -= rate * m[j] / (sqrt(v[j]) + adamw.eps);
-                x[j] -= adamw.lr * adamw.weight_decay * x[j];
-            }
-            td_assert_close(p.name, dtype, p.data, x, p.numel, td_dtype_eps(dtype));
-            td_assert_close(p.name, TD_F32, p.exp_avg, m, p.numel, 1e-6);
-            td_assert_close(p.name, TD_F32, p.exp_avg_sq, v, p.numel, 1e-6);
-        }
-        for (int64_t i = 0; i < 3 * trial->count; i++)
-            free(old[i]);
-        free(old);
-    }
-    /* init begins anew: moments and count. */
-    td_assert_ok(td_transformer_init(trial->model, 1));
+static double **as_f64(const td_trial *trial)
+{
+    double **all = calloc((size_t)trial->count * 3, sizeof *all);
+
+    assert_non_null(all);
     for (int64_t i = 0; i < trial->count; i++) {
         const td_parameter p = td_trial_parameter(trial, i);
-        for (int64_t j = 0; j < p.numel; j++)
-            assert_true(p.exp_avg[j] == 0 && p.exp_avg_sq[j] == 0);
+        float *m, *v;
+
+        td_assert_ok(td_optimizer_moments(td_train_optimizer(trial->train), p.offset, &m, &v));
+        all[3 * i] = td_as_f64(p.dtype, p.data, p.numel);
+        all[3 * i + 1] = m ? td_as_f64(TD_F32, m, p.numel) : NULL;
+        all[3 * i + 2] = v ? td_as_f64(TD_F32, v, p.numel) : NULL;
     }
+    return all;
+}
+
+static void free_all(const td_trial *trial, double **all)
+{
+    for (int64_t i = 0; i < 3 * trial->count; i++)
+        free(all[i]);
+    free(all);
+}
+
+/* `old`, which is changed, against what the update made of it in step t. */
+static void assert_adamw(const td_trial *trial, const td_adamw *a, int t, double **old)
+{
+    const double rate = a->lr * sqrt(1 - pow(a->beta2, t)) / (1 - pow(a->beta1, t));
+
+    for (int64_t i = 0; i < trial->count; i++) {
+        const td_parameter p = td_trial_parameter(trial, i);
+        double *x = old[3 * i], *m = old[3 * i + 1], *v = old[3 * i + 2];
+        float *exp_avg, *exp_avg_sq;
+
+        for (int64_t j = 0; j < p.numel; j++) {
+            const double g = td_value_at(p.grad_dtype, p.grad, j);
+            m[j] = a->beta1 * m[j] + (1 - a->beta1) * g;
+            v[j] = a->beta2 * v[j] + (1 - a->beta2) * g * g;
+            x[j] -= rate * m[j] / (sqrt(v[j]) + a->eps);
+            x[j] -= a->lr * a->weight_decay * x[j];
+        }
+        td_assert_ok(td_optimizer_moments(td_train_optimizer(trial->train), p.offset, &exp_avg, &exp_avg_sq));
+        td_assert_close(p.name, p.dtype, p.data, x, p.numel, td_dtype_eps(p.dtype));
+        td_assert_close(p.name, TD_F32, exp_avg, m, p.numel, 1e-6);
+        td_assert_close(p.name, TD_F32, exp_avg_sq, v, p.numel, 1e-6);
+    }
+}
+
+static void adamw_is_the_formula(void **state)
+{
+    td_train_config config = {.hyper = adamw, .time = TD_UPDATE_AFTER};
+    td_trial *trial = td_trial_train(*state, &config);
+
+    for (int t = 1; t <= 4; t++) {
+        if (t == 3) { /* other ones from here on */
+            config.hyper.adamw.lr = 3e-3;
+            config.hyper.adamw.beta1 = 0.8;
+            config.hyper.adamw.weight_decay = 0;
+            td_assert_ok(td_train_set(trial->train, &config.hyper));
+        }
+        run_gradients(trial);
+        double **old = as_f64(trial);
+        td_assert_ok(td_train_update(trial->train));
+        assert_adamw(trial, &config.hyper.adamw, t, old);
+        free_all(trial, old);
+    }
+    /* init begins anew: moments and count. */
+    td_assert_ok(td_train_init(trial->train, 1));
+    run_gradients(trial);
+    double **old = as_f64(trial);
+    for (int64_t i = 0; i < trial->count; i++)
+        for (int64_t j = 0; j < td_trial_parameter(trial, i).numel; j++)
+            assert_true(old[3 * i + 1][j] == 0 && old[3 * i + 2][j] == 0);
+    td_assert_ok(td_train_update(trial->train));
+    assert_adamw(trial, &config.hyper.adamw, 1, old);
+    free_all(trial, old);
     td_trial_close(trial);
 }
 
 static void sgd_is_the_formula(void **state)
 {
-    td_trial *trial = td_trial_open(*state);
-    const td_dtype dtype = trial->dtype;
-    const float lr = 0.5f;
+    const td_train_config config = {.hyper = {.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.5},
+                                    .time = TD_UPDATE_AFTER};
+    td_trial *trial = td_trial_train(*state, &config);
 
-    td_trial_gradients(trial, false);
-    void *before = td_trial_copy(trial, false);
-    td_assert_ok(td_transformer_sgd(trial->model, lr));
-    for (int64_t i = 0, at = 0; i < trial->count; i++) {
-        const td_parameter p = td_trial_parameter(trial, i);
-        double *truth = malloc((size_t)p.numel * sizeof *truth);
-        assert_non_null(truth);
-        for (int64_t j = 0; j < p.numel; j++)
-            truth[j] = td_value_at(dtype, before, at + j) - (double)lr * td_value_at(dtype, p.grad, j);
-        td_assert_close(p.name, dtype, p.data, truth, p.numel, td_dtype_eps(dtype));
-        at += p.numel;
-        free(truth);
+    for (int step = 0; step < 2; step++) {
+        run_gradients(trial);
+        double **truth = as_f64(trial);
+        td_assert_ok(td_train_update(trial->train));
+        for (int64_t i = 0; i < trial->count; i++) {
+            const td_parameter p = td_trial_parameter(trial, i);
+            assert_null(truth[3 * i + 1]);
+            for (int64_t j = 0; j < p.numel; j++)
+                truth[3 * i][j] -= config.hyper.sgd.lr * td_value_at(p.grad_dtype, p.grad, j);
+            td_assert_close(p.name, p.dtype, p.data, truth[3 * i], p.numel, td_dtype_eps(p.dtype));
+        }
+        free_all(trial, truth);
     }
-    free(before);
     td_trial_close(trial);
 }
 
 static void loss_falls(void **state)
 {
-    td_trial *trial = td_trial_open(*state);
-    const td_adamw adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
-    const float first = td_trial_gradients(trial, false);
-    float last = first;
+    td_train_config config = {.hyper = adamw};
+    float first, last;
 
-    for (int step = 0; step < 60; step++) {
-        td_assert_ok(td_transformer_adamw(trial->model, &adamw));
-        last = td_trial_gradients(trial, false);
-    }
+    config.hyper.adamw.weight_decay = 0.01;
+    td_trial *trial = td_trial_train(*state, &config);
+    td_trial_step(trial);
+    td_assert_ok(td_train_loss(trial->train, &first));
+    for (int step = 0; step < 60; step++)
+        td_trial_step(trial);
+    td_assert_ok(td_train_loss(trial->train, &last));
     if (!(last < 0.2f * first))
         fail_msg("60 steps on one batch bring the loss from %g to %g", (double)first, (double)last);
     td_trial_close(trial);
@@ -399,6 +445,8 @@ static void threads_may_change(void **state)
 
 static const td_case *case_named(const char *name)
 {
+    if (strcmp(name, mixed.name) == 0)
+        return &mixed;
     for (int i = 0; i < CASES; i++)
         if (strcmp(name, cases[i].name) == 0)
             return &cases[i];
@@ -439,6 +487,9 @@ int td_run_step_tests(void)
         {"adamw_is_the_formula: bf16", "even, bf16 flash", adamw_is_the_formula},
         {"sgd_is_the_formula: f32", "below the plan, f32 flash", sgd_is_the_formula},
         {"sgd_is_the_formula: bf16", "even, bf16 flash", sgd_is_the_formula},
+        {"adamw_is_the_formula: mixed", "even, bf16 mixed", adamw_is_the_formula},
+        {"sgd_is_the_formula: mixed", "even, bf16 mixed", sgd_is_the_formula},
+        {"loss_falls: mixed", "even, bf16 mixed", loss_falls},
         {"loss_falls: f32", "even, f32 flash", loss_falls},
         {"loss_falls: bf16", "even, bf16 flash", loss_falls},
         {"threads_may_change: naive", "even, f32 naive", threads_may_change},

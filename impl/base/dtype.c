@@ -71,7 +71,7 @@ static const struct {
     td_dtype dtype, weights;
 } precisions[] = {
     {"f32", TD_F32, TD_F32}, {"tf32", TD_F32, TD_F32},        {"bf16", TD_BF16, TD_BF16},
-    {"f16", TD_F16, TD_F16}, {"bf16_mixed", TD_BF16, TD_F32}, {"f16_mixed", TD_F16, TD_F32},
+    {"f16", TD_F16, TD_F16}, {"bf16_mixed", TD_BF16, TD_F32},
 };
 #define PRECISIONS ((int)(sizeof precisions / sizeof *precisions))
 
@@ -96,7 +96,7 @@ td_status td_precision_parse(const char *name, td_precision *out)
             *out = (td_precision)i;
             return TD_OK;
         }
-    TD_CHECK(false, "precision is '%.32s', needs f32, tf32, bf16, f16, bf16_mixed or f16_mixed", name);
+    TD_CHECK(false, "precision is '%.32s', needs f32, tf32, bf16, f16 or bf16_mixed", name);
 cleanup:
     return status;
 }

@@ -23,27 +23,29 @@ TD_API size_t td_dtype_size(td_dtype dtype);
  * that is no td_dtype. */
 TD_API double td_dtype_eps(td_dtype dtype);
 
-/** The dtype of that name. TD_BAD_ARGUMENT for NULL or a name not in td_dtype_name's list; *out is untouched. */
+/** The dtype of that name. TD_BAD_ARGUMENT for NULL or a name not in td_dtype_name's list; *out is
+ * untouched. */
 TD_API td_status td_dtype_parse(const char *name, td_dtype *out);
 
-/** How a model computes. Mixed precision is PyTorch's autocast: weights, the residual stream and every reduction are f32;
- * products read and give 16 bits. tf32: f32, but products round their inputs to TF32 (CUDA only). */
+/** How a model computes. Mixed precision is PyTorch's autocast: weights, the residual stream and every
+ * reduction are f32; products read and give bf16. (f16 would need a loss scale, which nothing here has.)
+ * tf32: f32, but products round their inputs to TF32 (CUDA only). */
 typedef enum td_precision {
     TD_PRECISION_F32 = 0,
     TD_PRECISION_TF32,
     TD_PRECISION_BF16,
     TD_PRECISION_F16,
-    TD_PRECISION_BF16_MIXED,
-    TD_PRECISION_F16_MIXED
+    TD_PRECISION_BF16_MIXED
 } td_precision;
 
-/** "f32", "tf32", "bf16", "f16", "bf16_mixed", "f16_mixed"; NULL for any other value. */
+/** "f32", "tf32", "bf16", "f16", "bf16_mixed"; NULL for any other value. */
 TD_API const char *td_precision_name(td_precision precision);
 
 /** The precision of that name. TD_BAD_ARGUMENT for NULL or another name; *out is untouched. */
 TD_API td_status td_precision_parse(const char *name, td_precision *out);
 
-/** The type of what products read and give, and that of the weights; f32 for a value that is no td_precision. */
+/** The type of what products read and give, and that of the weights; f32 for a value that is no
+ * td_precision. */
 TD_API td_dtype td_precision_dtype(td_precision precision);
 TD_API td_dtype td_precision_weights(td_precision precision);
 

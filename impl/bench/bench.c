@@ -19,14 +19,6 @@ static const char *const modes[] = {
 
 enum { MODES = sizeof modes / sizeof *modes };
 
-/* The course's defaults; the model counts the steps. */
-static const td_adamw adamw = {.variant = TD_ADAMW_COURSE2025,
-                               .lr = 1e-3,
-                               .beta1 = 0.9,
-                               .beta2 = 0.999,
-                               .eps = 1e-8,
-                               .weight_decay = 0.01};
-
 const char *td_bench_mode_name(td_bench_mode mode)
 {
     return (unsigned)mode < MODES ? modes[mode] : "unknown mode";
@@ -56,12 +48,9 @@ typedef enum part { FORWARD = 0, BACKWARD, OPTIMIZER, STEP, PARTS } part;
 typedef struct run {
     td_device *dev;
     const td_bench_config *config;
-    td_transformer *model;
+    td_train *train;
     int64_t *ids, *targets; /* [batch, context], on the device */
-    td_adamw *adamw;        /* on the device, where graphs read it */
-    bool tried[PARTS];      /* the part ran once, so that everything it needs is loaded */
-    td_graph *graphs[PARTS];
-    td_event **marks; /* one before the first step and one behind each, for `whole` */
+    td_event **marks;       /* one before the first step and one behind each, for `whole` */
 } run;
 
 /** Batch windows of context tokens, and the same windows one token later. */
@@ -72,7 +61,7 @@ static td_status draw_batch(run *r)
     const size_t row = (size_t)model->context * sizeof(int64_t);
     /* The streams below this one are the parameters'. */
     const td_rng rng = {.seed = r->config->seed,
-                        .stream = (uint64_t)td_transformer_parameter_count(r->model)};
+                        .stream = (uint64_t)td_transformer_parameter_count(td_train_model(r->train))};
     td_status status = TD_OK;
     void *block;
 
@@ -98,62 +87,20 @@ cleanup:
 
 /* ---- steps ---- */
 
-static td_status queue_update(const run *r)
-{
-    td_adamw host = adamw;
-
-    if (r->config->overlap)
-        return td_transformer_backward_adamw(r->model, r->config->graph ? r->adamw : &host, r->config->graph);
-    return r->config->graph ? td_transformer_adamw_on_device(r->model, r->adamw)
-                            : td_transformer_adamw(r->model, &host);
-}
-
-static td_status queue(const run *r, part what)
-{
-    const td_transformer_config *model = &r->config->model;
-    const td_bench_mode mode = r->config->mode;
-    td_status status = TD_OK;
-
-    if (what == FORWARD || what == STEP) {
-        TD_TRY(td_transformer_forward(r->model, r->ids, model->batch, model->context, NULL));
-        if (mode >= TD_BENCH_BACKWARD)
-            TD_TRY(td_transformer_loss(r->model, r->targets, NULL));
-    }
-    if (what == BACKWARD || (what == STEP && mode >= TD_BENCH_BACKWARD && !r->config->overlap))
-        TD_TRY(td_transformer_backward(r->model, TD_MICRO_ONLY));
-    if (what == OPTIMIZER || (what == STEP && mode >= TD_BENCH_TRAIN))
-        TD_TRY(queue_update(r));
-cleanup:
-    return status;
-}
-
-static td_status capture(run *r, part what)
-{
-    td_status status = TD_OK, ended;
-
-    TD_TRY(td_graph_begin(r->dev));
-    status = queue(r, what);
-    ended = td_graph_end(r->dev, &r->graphs[what]);
-    if (status == TD_OK)
-        status = ended;
-cleanup:
-    return status;
-}
-
 static td_status run_part(run *r, part what)
 {
-    td_status status = TD_OK;
+    const td_transformer_config *model = &r->config->model;
 
-    if (r->config->graph && r->tried[what]) {
-        if (!r->graphs[what])
-            TD_TRY(capture(r, what));
-        TD_TRY(td_graph_launch(r->graphs[what]));
-    } else {
-        TD_TRY(queue(r, what));
-        r->tried[what] = true;
+    switch (what) {
+    case FORWARD:
+        return td_train_forward(r->train, NULL);
+    case BACKWARD:
+        return td_train_backward(r->train);
+    case OPTIMIZER:
+        return td_train_update(r->train);
+    default:
+        return td_train_step(r->train, r->ids, r->targets, model->batch, model->context);
     }
-cleanup:
-    return status;
 }
 
 /** Runs a part and waits; *ms is the time since *since, and *since moves to now. */
@@ -177,7 +124,7 @@ static td_status read_loss(const run *r, double *out)
     float loss = NAN;
 
     if (r->config->mode >= TD_BENCH_BACKWARD)
-        TD_TRY(td_transformer_last_loss(r->model, &loss));
+        TD_TRY(td_train_loss(r->train, &loss));
     *out = (double)loss;
 cleanup:
     return status;
@@ -192,6 +139,7 @@ static td_status run_phases(run *r, td_bench_progress progress, void *user, td_b
                                                              : FORWARD;
     td_status status = TD_OK;
 
+    TD_TRY(td_train_load(r->train, r->ids, r->targets, r->config->model.batch, r->config->model.context));
     for (int64_t i = -warmup; i < steps; i++) {
         double ms[PARTS] = {0};
         TD_TRY(td_device_synchronize(r->dev));
@@ -211,37 +159,53 @@ cleanup:
     return status;
 }
 
-/** All steps in one queue. */
-static td_status run_whole(run *r, td_bench_progress progress, void *user, td_bench_result *result)
+/** The time of step `i` of all, warm-up steps included, whose marks are both recorded; waits for it. The mark
+ * before it is not needed behind that. */
+static td_status take_step(run *r, int64_t i, td_bench_progress progress, void *user, td_bench_result *result)
 {
     const int64_t warmup = r->config->warmup, steps = r->config->steps;
     td_status status = TD_OK;
     double ms;
 
-    r->marks = calloc((size_t)(warmup + steps) + 1, sizeof *r->marks);
+    TD_TRY(td_event_elapsed_ms(r->marks[i], r->marks[i + 1], &ms));
+    td_event_destroy(r->marks[i]);
+    r->marks[i] = NULL;
+    if (i >= warmup)
+        result->samples[STEP * steps + i - warmup] = ms;
+    if (progress)
+        TD_TRY(progress(user, i + 1, warmup + steps, ms));
+cleanup:
+    return status;
+}
+
+/** All steps in one queue. On a CPU, whose steps are done when they were queued, each is taken at once. */
+static td_status run_whole(run *r, td_bench_progress progress, void *user, td_bench_result *result)
+{
+    const int64_t warmup = r->config->warmup, count = warmup + r->config->steps;
+    const bool at_once = td_device_kind_of(r->dev) == TD_DEVICE_CPU;
+    td_status status = TD_OK;
+
+    r->marks = calloc((size_t)count + 1, sizeof *r->marks);
     if (!r->marks) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for the marks of %" PRId64 " steps", warmup + steps);
+        status = td_fail(TD_NO_MEMORY, "no host memory for the marks of %" PRId64 " steps", count);
         goto cleanup;
     }
-    for (int64_t i = 0; i <= warmup + steps; i++)
-        TD_TRY(td_event_create(r->dev, &r->marks[i]));
-    TD_TRY(td_event_record(r->marks[0]));
-    for (int64_t i = 0; i < warmup + steps; i++) {
-        TD_TRY(run_part(r, STEP));
+    for (int64_t i = -1; i < count; i++) {
+        if (i >= 0)
+            TD_TRY(run_part(r, STEP));
+        TD_TRY(td_event_create(r->dev, &r->marks[i + 1]));
         TD_TRY(td_event_record(r->marks[i + 1]));
         if (i == 0)
             TD_TRY(read_loss(r, &result->summary.first_loss));
-        /* The timed steps follow each other, and no warm-up step's way through the host stands before the first. */
+        /* The timed steps follow each other, and no warm-up step's way through the host stands before the
+         * first. */
         if (i + 1 == warmup)
             TD_TRY(td_device_synchronize(r->dev));
+        if (at_once && i >= 0)
+            TD_TRY(take_step(r, i, progress, user, result));
     }
-    for (int64_t i = 0; i < warmup + steps; i++) {
-        TD_TRY(td_event_elapsed_ms(r->marks[i], r->marks[i + 1], &ms));
-        if (i >= warmup)
-            result->samples[STEP * steps + i - warmup] = ms;
-        if (progress)
-            TD_TRY(progress(user, i + 1, warmup + steps, ms));
-    }
+    for (int64_t i = 0; i < count && !at_once; i++)
+        TD_TRY(take_step(r, i, progress, user, result));
 cleanup:
     return status;
 }
@@ -249,13 +213,7 @@ cleanup:
 static td_status run_steps(run *r, td_bench_progress progress, void *user, td_bench_result *result)
 {
     td_status status = TD_OK;
-    void *block;
 
-    if (r->config->graph) {
-        TD_TRY(td_device_alloc(r->dev, sizeof adamw, &block));
-        r->adamw = block;
-        TD_TRY(td_device_upload(r->dev, r->adamw, &adamw, sizeof adamw));
-    }
     TD_TRY(r->config->whole ? run_whole(r, progress, user, result) : run_phases(r, progress, user, result));
     TD_TRY(read_loss(r, &result->summary.last_loss));
 cleanup:
@@ -264,16 +222,13 @@ cleanup:
 
 static void run_deinit(run *r)
 {
-    for (part what = FORWARD; what < PARTS; what++)
-        td_graph_destroy(r->graphs[what]);
     for (int64_t i = 0; r->marks && i <= r->config->warmup + r->config->steps; i++)
         td_event_destroy(r->marks[i]);
     free(r->marks);
-    td_transformer_destroy(r->model);
+    td_train_destroy(r->train);
     /* Each is NULL or a live block of dev, which free accepts. */
     (void)td_device_free(r->dev, r->ids);
     (void)td_device_free(r->dev, r->targets);
-    (void)td_device_free(r->dev, r->adamw);
 }
 
 static td_status summarise_phase(const double *samples, int64_t steps, td_bench_phase *out)
@@ -323,14 +278,30 @@ cleanup:
     return status;
 }
 
+td_status td_bench_train_config(const td_bench_config *config, td_train_config *out)
+{
+    static const td_train_until until[] = {[TD_BENCH_FORWARD] = TD_TRAIN_FORWARD,
+                                           [TD_BENCH_BACKWARD] = TD_TRAIN_BACKWARD,
+                                           [TD_BENCH_TRAIN] = TD_TRAIN_UPDATE};
+    td_status status = TD_OK;
+
+    TD_CHECK(config, "config is NULL");
+    TD_CHECK(out, "out is NULL");
+    TD_CHECK((unsigned)config->mode < MODES, "mode is %d, which is no td_bench_mode", (int)config->mode);
+    *out = (td_train_config){.model = config->model,
+                             .until = until[config->mode],
+                             .hyper.adamw = td_adamw_defaults(TD_ADAMW_COURSE2025),
+                             .time = config->overlap ? TD_UPDATE_ALONG : TD_UPDATE_AFTER,
+                             .capture = config->graph};
+cleanup:
+    return status;
+}
+
 td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_progress progress, void *user,
                        td_bench_result **out)
 {
-    static const td_model_use uses[] = {[TD_BENCH_FORWARD] = TD_MODEL_INFERENCE,
-                                        [TD_BENCH_BACKWARD] = TD_MODEL_GRADIENTS,
-                                        [TD_BENCH_TRAIN] = TD_MODEL_TRAINING};
     td_bench_result *result = NULL;
-    td_transformer_config model;
+    td_train_config train;
     td_memory_stats memory;
     td_status status = TD_OK;
     run r = {.config = config};
@@ -339,20 +310,13 @@ td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_p
     *out = NULL;
     TD_CHECK(dev, "dev is NULL");
     TD_CHECK(config, "config is NULL");
-    TD_CHECK((unsigned)config->mode < MODES, "mode is %d, which is no td_bench_mode", (int)config->mode);
+    TD_TRY(td_bench_train_config(config, &train));
     TD_CHECK(config->warmup >= 0, "warmup is %" PRId64 ", needs at least 0", config->warmup);
     TD_CHECK(config->steps >= 1, "steps is %" PRId64 ", needs at least 1", config->steps);
     TD_CHECK(!config->overlap || (config->whole && config->mode == TD_BENCH_TRAIN),
              "overlap is set, which needs whole steps of the mode train");
     TD_CHECK(config->steps <= INT64_MAX / 64 && config->warmup <= INT64_MAX / 64,
              "warmup %" PRId64 " and steps %" PRId64 " need to be below 2^57", config->warmup, config->steps);
-
-    /* Here, because a run of one step comes to its end before it captures anything. */
-    if (config->graph && td_device_kind_of(dev) == TD_DEVICE_CPU) {
-        status =
-            td_fail(TD_UNSUPPORTED, "graph is set, but %s has no streams and no graphs", td_device_name(dev));
-        goto cleanup;
-    }
 
     result = calloc(1, sizeof *result);
     if (result)
@@ -363,10 +327,8 @@ td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_p
     }
     r.dev = dev;
     TD_TRY(td_device_reset_peak(dev));
-    model = config->model;
-    model.use = uses[config->mode];
-    TD_TRY(td_transformer_create(dev, &model, &r.model));
-    TD_TRY(td_transformer_init(r.model, config->seed));
+    TD_TRY(td_train_create(dev, &train, &r.train));
+    TD_TRY(td_train_init(r.train, config->seed));
     TD_TRY(draw_batch(&r));
     TD_TRY(run_steps(&r, progress, user, result));
     TD_TRY(summarise(config, result));

@@ -3,7 +3,7 @@
 #define TD_BENCH_BENCH_H
 
 #include "base/stats.h"
-#include "transformer/transformer.h"
+#include "train/train.h"
 
 TD_BEGIN_DECLS
 
@@ -25,20 +25,23 @@ typedef struct td_bench_config {
     int64_t warmup, steps; /* untimed and timed steps; warmup may be 0, steps at least 1 */
     uint64_t seed;         /* weights and tokens */
 
-    /* Each phase is captured as a graph and replayed; whole: the step is one graph. The first step runs as it comes, the
-     * second is captured, so that only what follows two warm-up steps is replays alone. */
+    /* Each phase is captured as a graph and replayed; whole: the step is one graph. The first step runs as it
+     * comes, the second is captured, so that only what follows two warm-up steps is replays alone. */
     bool graph;
 
-    /* Steps are queued one behind the other without waiting in between, and timed from the end of one to the end of the
-     * next by events on the device; only `step` is timed. */
+    /* Steps are queued one behind the other without waiting in between, and timed from the end of one to the
+     * end of the next by events on the device; only `step` is timed. */
     bool whole;
 
-    /* With `whole`, for training: AdamW updates the weights along the backward pass (td_transformer_backward_adamw). */
+    /* With `whole`, for training: AdamW updates the weights along the backward pass (TD_UPDATE_ALONG). */
     bool overlap;
 } td_bench_config;
 
-/** Called after every step, warm-up steps included (with `whole`, for all of them when the last is done); done counts from 1 to warmup + steps. A status other than TD_OK
- * ends the run and is returned. */
+/** The trainer whose steps td_bench_run times. TD_BAD_ARGUMENT: a NULL, an unknown mode. */
+TD_API td_status td_bench_train_config(const td_bench_config *config, td_train_config *out);
+
+/** Called after every step, warm-up steps included (with `whole` on a GPU, for all of them when the last is
+ * done); done counts from 1 to warmup + steps. A status other than TD_OK ends the run and is returned. */
 typedef td_status (*td_bench_progress)(void *user, int64_t done, int64_t total, double step_ms);
 
 typedef struct td_bench_result td_bench_result;
@@ -58,9 +61,10 @@ typedef struct td_bench_summary {
     double flops_per_step;        /* matrix products, by accounting.h */
 } td_bench_summary;
 
-/** Creates a model, runs warmup + steps steps on one random batch, and returns the times.
- * Errors: those of td_transformer_create and its step; TD_BAD_ARGUMENT for a NULL, steps below 1, warmup below 0, an
- * unknown mode; TD_UNSUPPORTED for a graph on a device without them; TD_NO_MEMORY. *out is then NULL, and nothing is left on the device. */
+/** Creates a model, runs warmup + steps steps on one random batch, and returns the times. Errors: those of
+ * td_train_create and its step; TD_BAD_ARGUMENT for a NULL, steps below 1, warmup below 0, an unknown mode;
+ * TD_UNSUPPORTED for a graph on a device without them; TD_NO_MEMORY. *out is then NULL, and nothing is left
+ * on the device. */
 TD_API td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_progress progress,
                               void *user, td_bench_result **out);
 TD_API void td_bench_result_destroy(td_bench_result *result); /* accepts NULL */

@@ -25,11 +25,11 @@ enum {
     KEY_WARMUP,
     KEY_STEPS,
     KEY_SEED,
-    KEY_GRAPH,
-    KEY_WHOLE,
-    KEY_OVERLAP,
-    KEY_TRANSIENT,
-    KEY_KEEP_ALL
+    KEY_TIMED,
+    KEY_UPDATE,
+    KEY_KEEP,
+    KEY_GRADIENTS,
+    KEY_QUEUED
 };
 
 static const struct argp_option options[] = {
@@ -41,9 +41,8 @@ static const struct argp_option options[] = {
     {"heads", KEY_HEADS, "N", 0, "heads of attention; they divide d-model", 1},
     {"vocab", KEY_VOCAB, "N", 0, "vocabulary", 1},
     {"dtype", KEY_DTYPE, "NAME", 0,
-     "f32 (the default), tf32, bf16, f16, or bf16_mixed or f16_mixed for f32 weights beside 16-bit products",
-     1},
-    {"attention", KEY_ATTENTION, "NAME", 0, "naive (the default) or flash", 1},
+     "f32 (the default), tf32, bf16, f16, or bf16_mixed for f32 weights beside bf16 products", 1},
+    {"attention", KEY_ATTENTION, "NAME", 0, "flash (the default) or naive", 1},
     {0, 0, 0, 0, "The measurement:", 2},
     {"batch", KEY_BATCH, "N", 0, "sequences a step (4)", 2},
     {"context", KEY_CONTEXT, "N", 0, "tokens a sequence (128)", 2},
@@ -51,12 +50,22 @@ static const struct argp_option options[] = {
     {"warmup", KEY_WARMUP, "N", 0, "untimed steps (5)", 2},
     {"steps", KEY_STEPS, "N", 0, "timed steps (10)", 2},
     {"seed", KEY_SEED, "N", 0, "of weights and tokens (0)", 2},
-    {"graph", KEY_GRAPH, 0, 0, "capture each phase as a CUDA graph and replay it", 2},
-    {"whole", KEY_WHOLE, 0, 0, "time whole steps without waiting inside; with --graph, one graph a step", 2},
-    {"overlap", KEY_OVERLAP, 0, 0, "with --whole: update the weights along the backward pass", 2},
-    {"transient-gradients", KEY_TRANSIENT, 0, 0, "let gradients share memory with activations", 2},
-    {"keep-all", KEY_KEEP_ALL, 0, 0,
-     "keep all that backward reads, in place of computing norms and silu again", 2},
+    {0, 0, 0, 0, "How the step runs; what is fastest is the default:", 3},
+    {"timed", KEY_TIMED, "NAME", 0,
+     "whole (the default): steps one behind the other, timed by events on the device; or phases: forward, "
+     "backward and optimizer apart, each until the device is done",
+     3},
+    {"update", KEY_UPDATE, "NAME", 0,
+     "along (the default where steps are whole): weights are updated along the backward pass; or after it",
+     3},
+    {"keep", KEY_KEEP, "NAME", 0,
+     "all (the default) that backward reads, or most: norms and silu are computed again", 3},
+    {"gradients", KEY_GRADIENTS, "NAME", 0,
+     "transient (the default): they share memory with activations; or held", 3},
+    {"queued", KEY_QUEUED, 0, 0,
+     "queue each operation; by default a step, or each phase, is captured as a graph where the device has "
+     "graphs",
+     3},
     {0}};
 
 typedef struct arguments {
@@ -64,6 +73,7 @@ typedef struct arguments {
     td_bench_config config;
     const char *size; /* NULL once an extent differs from the size's own */
     const char *size_option;
+    bool queued, update_given;
     td_model_size extents; /* as options gave them; 0: the size's own */
 } arguments;
 
@@ -89,7 +99,28 @@ static void take_size(const struct argp_state *state, arguments *args)
 static void take_dtype(const struct argp_state *state, const char *text, arguments *args)
 {
     if (td_precision_parse(text, &args->config.model.precision) != TD_OK)
-        argp_error(state, "--dtype: '%s' needs to be f32, tf32, bf16, f16, bf16_mixed or f16_mixed", text);
+        argp_error(state, "--dtype: '%s' needs to be f32, tf32, bf16, f16 or bf16_mixed", text);
+}
+
+/** Whether it is the first of two names. */
+static bool one_of(const struct argp_state *state, const char *option, const char *text, const char *first,
+                   const char *second)
+{
+    if (strcmp(text, first) != 0 && strcmp(text, second) != 0)
+        argp_error(state, "--%s: '%s' needs to be %s or %s", option, text, first, second);
+    return strcmp(text, first) == 0;
+}
+
+/** Updates come along the backward pass unless something says otherwise. */
+static void take_update(const struct argp_state *state, arguments *args)
+{
+    td_bench_config *config = &args->config;
+    const bool can = config->whole && config->mode == TD_BENCH_TRAIN;
+
+    if (args->update_given && config->overlap && !can)
+        argp_error(state, "--update: 'along' needs --timed whole and --mode train");
+    if (!args->update_given)
+        config->overlap = can;
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -132,20 +163,21 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_DTYPE:
         take_dtype(state, arg, args);
         return 0;
-    case KEY_GRAPH:
-        args->config.graph = true;
+    case KEY_TIMED:
+        args->config.whole = one_of(state, "timed", arg, "whole", "phases");
         return 0;
-    case KEY_WHOLE:
-        args->config.whole = true;
+    case KEY_UPDATE:
+        args->config.overlap = one_of(state, "update", arg, "along", "after");
+        args->update_given = true;
         return 0;
-    case KEY_OVERLAP:
-        args->config.overlap = true;
+    case KEY_KEEP:
+        model->keep = one_of(state, "keep", arg, "all", "most") ? TD_KEEP_ALL : TD_KEEP_MOST;
         return 0;
-    case KEY_TRANSIENT:
-        model->transient_gradients = true;
+    case KEY_GRADIENTS:
+        model->transient_gradients = one_of(state, "gradients", arg, "transient", "held");
         return 0;
-    case KEY_KEEP_ALL:
-        model->keep = TD_KEEP_ALL;
+    case KEY_QUEUED:
+        args->queued = true;
         return 0;
     case KEY_ATTENTION:
         if (strcmp(arg, td_attention_naive.name) != 0 && strcmp(arg, td_attention_flash.name) != 0)
@@ -165,8 +197,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         td_option_no_argument(state, arg);
         return 0;
     case ARGP_KEY_END:
-        if (args->config.overlap && (!args->config.whole || args->config.mode != TD_BENCH_TRAIN))
-            argp_error(state, "--overlap: needs --whole and --mode train");
+        take_update(state, args);
         take_size(state, args);
         return 0;
     default:
@@ -188,8 +219,8 @@ typedef struct pass {
     td_bench_phase phase;
 } pass;
 
-/** The passes that the mode timed, with the names that records give them; returns how many. A forward pass that keeps
- * nothing for backward is "inference". */
+/** The passes that the mode timed, with the names that records give them; returns how many. A forward pass
+ * that keeps nothing for backward is "inference". */
 static int passes_of(const td_bench_config *config, const td_bench_summary *summary, pass passes[4])
 {
     const td_bench_mode mode = config->mode;
@@ -205,6 +236,20 @@ static int passes_of(const td_bench_config *config, const td_bench_summary *summ
         passes[count++] = (pass){"optimizer", summary->optimizer};
     passes[count++] = (pass){"step", summary->step};
     return count;
+}
+
+/** How the step ran. */
+static void print_way(const td_bench_config *config, FILE *out)
+{
+    const char *const what = config->whole ? "whole steps" : "phases apart";
+
+    fprintf(out, "\n%s, %s", what, config->graph ? "captured as graphs" : "queued operation by operation");
+    if (config->mode == TD_BENCH_TRAIN)
+        fprintf(out, "; weights updated %s the backward pass", config->overlap ? "along" : "after");
+    if (config->mode != TD_BENCH_FORWARD)
+        fprintf(out, "; backward finds %s of forward; gradients are %s",
+                config->model.keep == TD_KEEP_ALL ? "all" : "most",
+                config->model.transient_gradients ? "transient" : "held");
 }
 
 static td_status print_passes(const arguments *args, const td_bench_summary *summary, const td_device *dev)
@@ -231,6 +276,7 @@ static td_status print_passes(const arguments *args, const td_bench_summary *sum
             td_device_name(dev), td_machine_name(dev, machine));
     if (td_device_kind_of(dev) == TD_DEVICE_CPU)
         fprintf(out, "; %d used", td_cpu_threads());
+    print_way(&args->config, out);
     fprintf(out, "\n\n");
 
     TD_TRY(td_table_create("lrrrrr", "pass\tmean ms\tstd ms\tmedian ms\tmin ms\ttokens/s", &table));
@@ -336,18 +382,16 @@ cleanup:
 
 static td_status run(const arguments *args, td_device *dev, td_bench_result **out)
 {
-    static const td_model_use uses[] = {[TD_BENCH_FORWARD] = TD_MODEL_INFERENCE,
-                                        [TD_BENCH_BACKWARD] = TD_MODEL_GRADIENTS,
-                                        [TD_BENCH_TRAIN] = TD_MODEL_TRAINING};
     td_status status = TD_OK;
-    td_transformer_config model = args->config.model;
-    td_transformer_bytes bytes;
+    td_train_config train;
+    td_train_bytes bytes;
 
-    model.use = uses[args->config.mode];
-    TD_TRY(td_transformer_plan(dev, &model, &bytes));
-    TD_TRY(td_common_fits(dev, (double)bytes.parameters + (double)bytes.copies + (double)bytes.gradients +
-                                   (double)bytes.optimizer_state + (double)bytes.activations +
-                                   (double)bytes.scratch));
+    TD_TRY(td_bench_train_config(&args->config, &train));
+    TD_TRY(td_train_plan(dev, &train, &bytes));
+    const td_transformer_bytes *model = &bytes.model;
+    TD_TRY(td_common_fits(dev, (double)model->parameters + (double)model->copies + (double)model->gradients +
+                                   (double)model->activations + (double)model->scratch +
+                                   (double)bytes.optimizer + (double)bytes.step));
     status = td_bench_run(dev, &args->config, show_step, NULL, out);
     td_progress_end();
 cleanup:
@@ -360,18 +404,23 @@ td_status td_command_bench(int argc, char **argv)
     static const struct argp argp = {
         .options = options,
         .parser = parse,
-        .doc =
-            "Times the training step of the course's Transformer on one random batch: forward, backward and "
-            "optimizer apart, each until the device is done.\v"
-            "Tokens a second are those of the median. With --mode forward the model keeps nothing for a "
-            "backward "
-            "pass, and the pass is called inference.\n\n"
-            "Example: tandem bench --size small --context 256 --attention flash --json records.jsonl",
+        .doc = "Times the training step of the course's Transformer on one random batch.\v"
+               "Tokens a second are those of the median. With --mode forward the model keeps nothing for a "
+               "backward pass, and the pass is called inference.\n\n"
+               "Examples:\n"
+               "  tandem bench --size small --context 256 --json records.jsonl\n"
+               "  tandem bench --size small --timed phases\n"
+               "  tandem bench --device cuda --size xl --context 512 --dtype bf16_mixed",
         .children = children};
     arguments args = {.common = {.device = "cpu"},
                       .size_option = "small",
-                      .config = {.model = {.batch = 4, .context = 128, .attention = "naive"},
+                      .config = {.model = {.batch = 4,
+                                           .context = 128,
+                                           .attention = "flash",
+                                           .keep = TD_KEEP_ALL,
+                                           .transient_gradients = true},
                                  .mode = TD_BENCH_TRAIN,
+                                 .whole = true,
                                  .warmup = 5,
                                  .steps = 10}};
     td_status status = TD_OK;
@@ -381,6 +430,7 @@ td_status td_command_bench(int argc, char **argv)
 
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_common_begin(&args.common, &dev));
+    args.config.graph = !args.queued && td_device_kind_of(dev) != TD_DEVICE_CPU;
     status = run(&args, dev, &result);
     if (status == TD_NO_MEMORY) /* a result as well, for the records */
         append_records(&args, &summary, dev);

@@ -1,4 +1,5 @@
-/** Internal to impl/ops/: how the public functions find their device's table and check what they are given. */
+/** Internal to impl/ops/: how the public functions find their device's table and check what they are
+ * given. */
 #ifndef TD_OPS_CHECKS_H
 #define TD_OPS_CHECKS_H
 
@@ -69,7 +70,8 @@ static inline td_status check_dtype(const td_device *dev, td_dtype dtype)
     return check_dtype_of(dev, "dtype", dtype);
 }
 
-/* A second type beside dtype, 0 for the same. Where they differ, one of the two is f32: the second if `wide`. */
+/* A second type beside dtype, 0 for the same. Where they differ, one of the two is f32: the second if
+ * `wide`. */
 static inline td_status check_second(const td_device *dev, const char *name, bool wide, td_dtype dtype,
                                      td_dtype *second)
 {

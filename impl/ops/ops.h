@@ -1,21 +1,22 @@
 /** The operations a language model is made of, forward and backward, on any device.
  *
- * All tensors are on dev, contiguous and row-major unless a pitch or leading dimension says otherwise. `dtype` is
- * the storage type, TD_F32 or TD_BF16, on CUDA also TD_F16; arithmetic and every reduction are f32 (the loss and the
- * norms' sums at least), and a result is rounded once, when it is stored.
+ * All tensors are on dev, contiguous and row-major unless a pitch or leading dimension says otherwise.
+ * `dtype` is the storage type, TD_F32 or TD_BF16, on CUDA also TD_F16; arithmetic and every reduction are f32
+ * (the loss and the norms' sums at least), and a result is rounded once, when it is stored.
  *
- * Mixed precision keeps weights and the residual stream in f32 and multiplies in 16 bits. Where tensors of one
- * operation differ in type, a second dtype field says so; 0 there (TD_F64, which no kernel takes) means "as dtype".
+ * Mixed precision keeps weights and the residual stream in f32 and multiplies in 16 bits. Where tensors of
+ * one operation differ in type, a second dtype field says so; 0 there (TD_F64, which no kernel takes) means
+ * "as dtype".
  *
  * Every function is queued on dev's stream, allocates nothing, and may be captured in a graph. Scratch is the
- * caller's: where a function takes `work`, its _work_bytes twin gives the size; `work` is 256-byte aligned, and
- * may be NULL where that size is 0.
+ * caller's: where a function takes `work`, its _work_bytes twin gives the size; `work` is 256-byte aligned,
+ * and may be NULL where that size is 0.
  *
- * For all of them TD_BAD_ARGUMENT means a NULL, an extent below 1, a product beyond 2^63 - 1, a pitch below the
- * row, a non-finite scalar; TD_UNSUPPORTED that the device has no kernel for the dtype. After either nothing was
- * queued and every output is as it was. Unless it says "in place allowed", an output overlaps no other argument.
- * Results are bit-for-bit repeatable for a given number of threads; those of one element or one row also between
- * numbers of threads.
+ * For all of them TD_BAD_ARGUMENT means a NULL, an extent below 1, a product beyond 2^63 - 1, a pitch below
+ * the row, a non-finite scalar; TD_UNSUPPORTED that the device has no kernel for the dtype. After either
+ * nothing was queued and every output is as it was. Unless it says "in place allowed", an output overlaps no
+ * other argument. Results are bit-for-bit repeatable for a given number of threads; those of one element or
+ * one row also between numbers of threads.
  *
  * NaN and infinity travel as IEEE 754 has them; nothing filters them out. */
 #ifndef TD_OPS_OPS_H
@@ -34,11 +35,13 @@ TD_BEGIN_DECLS
  *   b  op(B) is [k, n]: B is [k, n] or, with trans_b, [n, k]; rows ldb apart     in   dtype
  *   c  [m, n], rows ldc apart; not read when beta is 0                           i/o  out_dtype
  *
- * A linear layer y = x W^T (W is [d_out, d_in]) is {trans_b = true}. Products are accumulated in f32, and bf16
- * output is rounded once, after beta * C was added. out_dtype is dtype or TD_F32. A processor that multiplies bf16 itself
- * (AVX-512 BF16, AMX) does so here; it takes subnormal inputs, products and sums for 0, others count them in full.
+ * A linear layer y = x W^T (W is [d_out, d_in]) is {trans_b = true}. Products are accumulated in f32, and
+ * bf16 output is rounded once, after beta * C was added. out_dtype is dtype or TD_F32. A processor that
+ * multiplies bf16 itself (AVX-512 BF16, AMX) does so here; it takes subnormal inputs, products and sums for
+ * 0, others count them in full.
  *
- * td_gemm_work_bytes is never less for a larger extent: what serves a shape serves every one that is larger in none.
+ * td_gemm_work_bytes is never less for a larger extent: what serves a shape serves every one that is larger
+ * in none.
  *
  * TD_BAD_ARGUMENT also for tf32 beside a dtype other than TD_F32. TD_UNSUPPORTED also for tf32 on the CPU. */
 typedef struct td_gemm_shape {
@@ -72,13 +75,14 @@ typedef struct td_embedding_shape {
  *   weight  [vocab, d_model]  in   dtype
  *   y       [tokens, d_model] out  dtype
  *
- * TD_BAD_ARGUMENT also for an id outside [0, vocab), named with its position, where the device can look: the CPU can.
- * On CUDA the ids are seen by the kernel alone, and such an id gives a row of NaN; backward skips it. */
+ * TD_BAD_ARGUMENT also for an id outside [0, vocab), named with its position, where the device can look: the
+ * CPU can. On CUDA the ids are seen by the kernel alone, and such an id gives a row of NaN; backward skips
+ * it. */
 TD_API td_status td_embedding_forward(td_device *dev, const td_embedding_shape *shape, const int64_t *ids,
                                       const void *weight, void *y);
 
-/** dweight[v, :] = sum over t with ids[t] = v of dy[t, :], in an order that depends on ids alone; with `accumulate`
- * added to what is there, else rows of no token become 0.
+/** dweight[v, :] = sum over t with ids[t] = v of dy[t, :], in an order that depends on ids alone; with
+ * `accumulate` added to what is there, else rows of no token become 0.
  *
  *   dy       [tokens, d_model]  in   dtype
  *   dweight  [vocab, d_model]   i/o  dweight_dtype */
@@ -107,7 +111,8 @@ typedef struct td_rmsnorm_shape {
 TD_API td_status td_rmsnorm_forward(td_device *dev, const td_rmsnorm_shape *shape, const void *x,
                                     const void *weight, void *y, float *rstd);
 
-/** The residual's addition and the norm that follows it, in one pass: sum = a + b, and the norm of sum as it is stored.
+/** The residual's addition and the norm that follows it, in one pass: sum = a + b, and the norm of sum as it
+ * is stored.
  *
  *   a       [rows, cols]  in   x_dtype
  *   b       [rows, cols]  in   dtype
@@ -119,13 +124,14 @@ TD_API td_status td_residual_rmsnorm_forward(td_device *dev, const td_rmsnorm_sh
                                              const void *b, const void *weight, void *sum, void *y,
                                              float *rstd);
 
-/** With g = dy * weight and n = x * rstd:  dx = rstd * (g - n * mean(g * n)),  dweight = sum over rows of dy * n.
+/** With g = dy * weight and n = x * rstd:
+ *   dx = rstd * (g - n * mean(g * n)),  dweight = sum over rows of dy * n.
  *
  *   x, weight, rstd  as forward had them                                                     in
  *   dy          [rows, cols]  in   dtype
- *   dx          [rows, cols]  i/o  x_dtype  accumulate_dx: added to what is there (the residual's gradient); in place
+ *   dx          [rows, cols]  i/o  x_dtype  accumulate_dx: added to what is there; in place
  *                                           of dy allowed when it is not set and their types are one
- *   dx_rounded  [rows, cols]  out  dtype    dx as it is then, rounded, for the products that come next; NULL: not wanted
+ *   dx_rounded  [rows, cols]  out  dtype    dx as it is then, rounded, for what comes next; NULL: not wanted
  *   dweight     [cols]        i/o  dtype    accumulate_dweight: added to what is there
  *
  * TD_BAD_ARGUMENT also for dx_rounded where x_dtype is dtype: dx is it already. */
@@ -145,8 +151,8 @@ typedef struct td_heads_shape {
 } td_heads_shape;
 
 /** The packed side is [batch, seq, pitch], heads being contiguous slices of a token's row; the split side is
- * [batch, heads, seq, head_dim]. split copies packed to split; merge copies split to packed, leaving what lies
- * between heads * head_dim and pitch alone. */
+ * [batch, heads, seq, head_dim]. split copies packed to split; merge copies split to packed, leaving what
+ * lies between heads * head_dim and pitch alone. */
 TD_API td_status td_heads_split(td_device *dev, const td_heads_shape *shape, const void *packed, void *split);
 TD_API td_status td_heads_merge(td_device *dev, const td_heads_shape *shape, const void *split, void *packed);
 
@@ -159,7 +165,7 @@ TD_API td_status td_rope_table(td_device *dev, int64_t positions, int64_t head_d
                                float *sin);
 
 /** Rotary position embedding on interleaved pairs, fused with the split into heads (Su et al. 2021, eq. 34):
- *   y[2i] = x[2i] cos - x[2i+1] sin,  y[2i+1] = x[2i] sin + x[2i+1] cos,  at the token's position in its sequence.
+ *   y[2i] = x[2i] cos - x[2i+1] sin,  y[2i+1] = x[2i] sin + x[2i+1] cos,  at the token's position.
  *
  *   packed    [batch, seq, pitch]            in   dtype
  *   cos, sin  [at least seq, head_dim / 2]   in   f32
@@ -167,13 +173,13 @@ TD_API td_status td_rope_table(td_device *dev, int64_t positions, int64_t head_d
 TD_API td_status td_rope_forward(td_device *dev, const td_heads_shape *shape, const void *packed,
                                  const float *cos, const float *sin, void *split);
 
-/** The transpose, which is the rotation by the opposite angle, fused with the merge of heads: dsplit in, dpacked
- * out. */
+/** The transpose, which is the rotation by the opposite angle, fused with the merge of heads: dsplit in,
+ * dpacked out. */
 TD_API td_status td_rope_backward(td_device *dev, const td_heads_shape *shape, const void *dsplit,
                                   const float *cos, const float *sin, void *dpacked);
 
-/** All of that for the fused projection of q, k and v, in one pass. A token's row of qkv holds its q, k and v one after
- * the other, each of heads * head_dim; q and k are rotated as in td_rope_forward, v is copied.
+/** All of that for the fused projection of q, k and v, in one pass. A token's row of qkv holds its q, k and v
+ * one after the other, each of heads * head_dim; q and k are rotated as in td_rope_forward, v is copied.
  *
  *   qkv      [batch, seq, pitch]            in   dtype  pitch at least 3 * heads * head_dim; 0: exactly that
  *   cos, sin [at least seq, head_dim / 2]   in   f32
@@ -198,10 +204,10 @@ typedef struct td_rows_shape {
 TD_API td_status td_silu_mul_forward(td_device *dev, const td_rows_shape *shape, const void *gate,
                                      const void *up, void *y);
 
-/** dgate = dy * up * s (1 + gate (1 - s)) with s = sigmoid(gate),  dup = dy * silu(gate).
- * dgate may be gate and dup may be up (in place allowed).
+/** dgate = dy * up * s (1 + gate (1 - s)) with s = sigmoid(gate),  dup = dy * silu(gate). dgate may be gate
+ * and dup may be up (in place allowed).
  *
- *   y  [rows, cols]  out  dtype  forward's output once more, for a backward pass that has not kept it; in place of dy
+ *   y  [rows, cols]  out  dtype  forward's output once more, where it was not kept; in place of dy
  *                                allowed; NULL: not wanted */
 TD_API td_status td_silu_mul_backward(td_device *dev, const td_rows_shape *shape, const void *gate,
                                       const void *up, const void *dy, void *dgate, void *dup, void *y);
@@ -220,8 +226,7 @@ TD_API td_status td_residual_add(td_device *dev, int64_t count, td_dtype dtype, 
 
 typedef struct td_softmax_shape {
     int64_t rows, cols;
-    int64_t
-        causal_seq; /* 0: no mask. n > 0: row r is query r mod n of its matrix and sees columns 0 .. r mod n */
+    int64_t causal_seq; /* 0: no mask. n > 0: row r is query r mod n, and sees columns 0 .. r mod n */
     td_dtype dtype;
 } td_softmax_shape;
 
@@ -248,8 +253,8 @@ typedef struct td_cross_entropy_shape {
  *   loss     [1]            out  f32
  *   lse      [rows]         out  f32
  *
- * TD_BAD_ARGUMENT also for a target outside [0, vocab), named with its row, where the device can look: the CPU can.
- * On CUDA such a target makes the loss NaN, and its row of dlogits. */
+ * TD_BAD_ARGUMENT also for a target outside [0, vocab), named with its row, where the device can look: the
+ * CPU can. On CUDA such a target makes the loss NaN, and its row of dlogits. */
 TD_API td_status td_cross_entropy_work_bytes(td_device *dev, const td_cross_entropy_shape *shape,
                                              size_t *out);
 TD_API td_status td_cross_entropy_forward(td_device *dev, const td_cross_entropy_shape *shape,
@@ -257,14 +262,14 @@ TD_API td_status td_cross_entropy_forward(td_device *dev, const td_cross_entropy
                                           void *work);
 
 /** dlogits = scale / rows * (exp(logits - lse) - onehot(target)); in place of logits allowed. scale is the
- * gradient of the loss, 1 for plain training. lse is forward's, of the same logits; a device may sum the row again
- * instead, because lse in f32 has the largest rounding error of all. */
+ * gradient of the loss, 1 for plain training. lse is forward's, of the same logits; a device may sum the row
+ * again instead, because lse in f32 has the largest rounding error of all. */
 TD_API td_status td_cross_entropy_backward(td_device *dev, const td_cross_entropy_shape *shape,
                                            const void *logits, const int64_t *targets, const float *lse,
                                            float scale, void *dlogits);
 
-/** Both at once, for a training step: each row of logits is read once and its gradient written, in place allowed.
- * work as in td_cross_entropy_forward. */
+/** Both at once, for a training step: each row of logits is read once and its gradient written, in place
+ * allowed. work as in td_cross_entropy_forward. */
 TD_API td_status td_cross_entropy_fused(td_device *dev, const td_cross_entropy_shape *shape,
                                         const void *logits, const int64_t *targets, float scale, float *loss,
                                         void *dlogits, void *work);
@@ -276,9 +281,45 @@ TD_API td_status td_global_norm_work_bytes(td_device *dev, int64_t count, td_dty
 TD_API td_status td_global_norm(td_device *dev, int64_t count, td_dtype dtype, const void *g, float *norm,
                                 void *work);
 
-/** The three published orders of an AdamW step (Loshchilov and Hutter 2019, algorithm 2). On CUDA the step itself is within
- * 2^-21, a v below 2^-126 counts as 0 in it, and so does a step whose denominator is above 2^126. With
- *   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2,   c1 = 1 - beta1^step,   c2 = 1 - beta2^step: */
+/** What every update reads beside its hyperparameters. Both are in dev's memory and read when the update
+ * runs, so that a graph which is replayed sees what has changed since it was captured. */
+typedef struct td_update_state {
+    int64_t step; /* the number of the step under way, from 1 */
+    float gain;   /* gradients are multiplied by it first: 1, or what averages, clips or unscales them */
+} td_update_state;
+
+/** Begins a step: state->step += 1, up to 2^63 - 1, where it stays; state->gain = gain.
+ * TD_BAD_ARGUMENT: a NULL, a gain that is not finite. */
+TD_API td_status td_update_begin(td_device *dev, td_update_state *state, float gain);
+
+/** state->gain *= min(1, max_norm / (|state->gain| norm + 1e-6)): clips gradients of that norm as
+ * torch.nn.utils.clip_grad_norm_ does. norm [1] is f32 in dev's memory. A norm that is NaN makes the gain
+ * NaN. TD_BAD_ARGUMENT: a NULL, a max_norm that is not finite or not above 0. */
+TD_API td_status td_update_clip(td_device *dev, float max_norm, const float *norm, td_update_state *state);
+
+/** Writes `bytes` of the host's memory, at most TD_ASSIGN_MOST, to `to` in dev's. It is queued and waits for
+ * nothing, and `from` may change once it returns: hyperparameters change between the replays of a graph in
+ * this way. TD_BAD_ARGUMENT: a NULL, more bytes, or none. */
+#define TD_ASSIGN_MOST 64
+TD_API td_status td_assign(td_device *dev, void *to, const void *from, size_t bytes);
+
+/** What an update works on. */
+typedef struct td_update_tensors {
+    int64_t count;
+    td_dtype dtype;      /* of p */
+    td_dtype grad_dtype; /* of g: dtype, or a 16-bit type beside a dtype of TD_F32; 0: dtype */
+    td_dtype copy_dtype; /* of copy: a 16-bit type beside a dtype of TD_F32; 0: grad_dtype */
+    void *p;             /* [count] i/o */
+    const void *g;       /* [count] in */
+    float *m, *v;        /* [count] i/o, zero before the first step; AdamW's alone */
+    void *copy;          /* [count] out, p as it is then, rounded to copy_dtype; NULL: not wanted */
+} td_update_tensors;
+
+/** The three published orders of an AdamW step (Loshchilov and Hutter 2019, algorithm 2). On CUDA the step
+ * itself is within 2^-21, a v below 2^-126 counts as 0 in it, and so does a step whose denominator is above
+ * 2^126. With g = gain * gradient,
+ *   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2,   c1 = 1 - beta1^step,   c2 = 1 -
+ * beta2^step: */
 typedef enum td_adamw_variant {
     TD_ADAMW_COURSE2025 = 0, /* p -= lr sqrt(c2) / c1 * m / (sqrt(v) + eps);  then p -= lr wd p */
     TD_ADAMW_COURSE2026,     /* p -= lr wd p;  then as course2025's first line */
@@ -289,47 +330,28 @@ typedef struct td_adamw {
     td_adamw_variant variant;
     /* float64, as PyTorch keeps them: 1 - 0.999f is off by 1e-5, and v would be with it. */
     double lr, beta1, beta2, eps, weight_decay;
-    int64_t step; /* from 1 */
 } td_adamw;
 
+/** The defaults of the course and of torch.optim.AdamW, which are the same: lr 1e-3, betas 0.9 and 0.999, eps
+ * 1e-8, weight_decay 0.01. */
+TD_API td_adamw td_adamw_defaults(td_adamw_variant variant);
+
 /** What an AdamW step checks of its hyperparameters. A step cannot look at those in a GPU's memory: check
- * them here before they are uploaded.
+ * them here before they are assigned.
  *
- * TD_BAD_ARGUMENT: a NULL, an unknown variant, a beta outside [0, 1), eps or lr below 0, step below 1. Also a
- * scalar that f32 cannot hold, or a product of them that the step needs. Also an eps of 0 beside a beta2 of
+ * TD_BAD_ARGUMENT: a NULL, an unknown variant, a beta outside [0, 1), eps or lr below 0. Also a
+ * scalar that f32 cannot hold, or a product of them that a step needs. Also an eps of 0 beside a beta2 of
  * 0, as in a struct that nobody filled in: a gradient of 0 would make the weight NaN. (With a beta2 above 0
  * an eps of 0 is taken. As in PyTorch a weight then becomes NaN if all its gradients so far were 0.) */
 TD_API td_status td_adamw_check(const td_adamw *adamw);
 
-/** One step over `count` parameters.
+/** One AdamW step. adamw and state are in dev's memory; where the host can look, on the CPU, they are
+ * checked.
  *
- *   p     [count]  i/o  dtype
- *   g     [count]  in   dtype
- *   m, v  [count]  i/o  f32, zero before the first step
- *
- * TD_BAD_ARGUMENT as td_adamw_check. */
-TD_API td_status td_adamw_step(td_device *dev, const td_adamw *adamw, int64_t count, td_dtype dtype, void *p,
-                               const void *g, float *m, float *v);
-
-typedef struct td_adamw_tensors {
-    int64_t count;
-    td_dtype dtype;      /* of p */
-    td_dtype grad_dtype; /* of g and copy: dtype, or a 16-bit type beside a dtype of TD_F32; 0: dtype */
-    void *p;             /* [count] i/o */
-    const void *g;       /* [count] in */
-    float *m, *v;        /* [count] i/o, zero before the first step */
-    void *copy;          /* [count] out, p as it is then, rounded to grad_dtype; NULL: not wanted */
-} td_adamw_tensors;
-
-/** The step of mixed precision and of captured graphs; the same numbers as td_adamw_step where both apply.
- *
- * With `on_device` adamw is in dev's memory and read when the update runs, so that a graph which is replayed sees what
- * has changed since: the learning rate that the caller uploaded, the step that td_adamw_advance counted. Its values are
- * then checked where the device can look: the CPU can. Without it adamw is the host's, checked and read by this call.
- *
- * TD_BAD_ARGUMENT also for a copy where grad_dtype is dtype: p is it already. */
-TD_API td_status td_adamw_update(td_device *dev, const td_adamw *adamw, bool on_device,
-                                 const td_adamw_tensors *tensors);
+ * TD_BAD_ARGUMENT: a NULL, types that do not go together, a copy of p's own type: p is it already; on the CPU
+ * as td_adamw_check, a step below 1. */
+TD_API td_status td_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
+                                 const td_update_tensors *tensors);
 
 /** A linear layer y = x w^T, its weight and what the end of a training step knows of it. */
 typedef struct td_linear_adamw {
@@ -345,31 +367,41 @@ typedef struct td_linear_adamw {
 
 #define TD_LINEAR_ADAMW_MOST 16 /* layers of one call */
 
-/** The layers' weight gradients, rounded to dtype but never stored, and td_adamw_update with them, in one pass:
+/** The layers' weight gradients, rounded to dtype but never stored, and td_adamw_update with them, in one
+ * pass:
  *
  *   g = dy^T x,   p, m, v, copy = adamw(g, p, m, v)
  *
- * adamw is as in td_adamw_update. The same numbers as td_gemm and td_adamw_update give, but for the order in which g is summed.
- * x and dy are read, p, m, v and copy read and written once; the memory's share of the work runs beside the arithmetic's.
+ * adamw and state are as in td_adamw_update. The same numbers as td_gemm and td_adamw_update give, but for
+ * the order in which g is summed. x and dy are read, p, m, v and copy read and written once; the memory's
+ * share of the work runs beside the arithmetic's.
  *
  *   layers  [count], 1 to TD_LINEAR_ADAMW_MOST of one dtype and p_dtype; the outputs of one are no other's
  *
- * TD_BAD_ARGUMENT also for a count or types out of that, a copy where p_dtype is dtype, an address that is no multiple of 16.
- * TD_UNSUPPORTED but on a GPU of compute capability 9.0 with kernels built for 90a, for a dtype of TD_F32, a d_in or d_out that is
- * no multiple of 8, a d_in above 2^24, and another extent above 2^30. */
-TD_API td_status td_linear_adamw_update(td_device *dev, const td_adamw *adamw, bool on_device, int64_t count,
-                                        const td_linear_adamw *layers);
+ * TD_BAD_ARGUMENT also for a count or types out of that, a copy where p_dtype is dtype, an address that is no
+ * multiple of 16. TD_UNSUPPORTED but on a GPU of compute capability 9.0 with kernels built for 90a, for a
+ * dtype of TD_F32, a d_in or d_out that is no multiple of 8, a d_in above 2^24, and another extent above
+ * 2^30. */
+TD_API td_status td_linear_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
+                                        int64_t count, const td_linear_adamw *layers);
 
-/** Whether dev has that for layers of these extents and types, and is faster with it than with the two one after the other: a GPU
- * is where the layers are large together. Their pointers are not looked at. *out is false after an error. */
+/** Whether dev has that for layers of these extents and types, and is faster with it than with the two one
+ * after the other: a GPU is where the layers are large together. Their pointers are not looked at. *out is
+ * false after an error. */
 TD_API td_status td_linear_adamw_pays(td_device *dev, int64_t count, const td_linear_adamw *layers,
                                       bool *out);
 
-/** adamw->step += 1, up to 2^63 - 1, where it stays.   adamw is in dev's memory. */
-TD_API td_status td_adamw_advance(td_device *dev, td_adamw *adamw);
+typedef struct td_sgd {
+    double lr;
+} td_sgd;
 
-/** p -= lr g.   p i/o, g in, [count], dtype. */
-TD_API td_status td_sgd_step(td_device *dev, float lr, int64_t count, td_dtype dtype, void *p, const void *g);
+/** TD_BAD_ARGUMENT: a NULL, an lr that f32 cannot hold. */
+TD_API td_status td_sgd_check(const td_sgd *sgd);
+
+/** One SGD step, p -= lr gain g. sgd and state are in dev's memory; tensors->m and v are not looked at.
+ * TD_BAD_ARGUMENT as td_adamw_update. */
+TD_API td_status td_sgd_update(td_device *dev, const td_sgd *sgd, const td_update_state *state,
+                               const td_update_tensors *tensors);
 
 TD_END_DECLS
 

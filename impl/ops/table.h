@@ -1,8 +1,8 @@
 /** Internal to impl/: the table of operations that a device fills.
  *
- * The public functions of ops.h check the arguments once and call the entry of their device with every default
- * (leading dimensions, pitches) filled in. ops/cpu/ has every entry and is plain C that one can read as the
- * formula; another device's table may have gaps, and a gap is TD_UNSUPPORTED naming op and device. */
+ * The public functions of ops.h check the arguments once and call the entry of their device with every
+ * default (leading dimensions, pitches) filled in. ops/cpu/ has every entry and is plain C that one can read
+ * as the formula; another device's table may have gaps, and a gap is TD_UNSUPPORTED naming op and device. */
 #ifndef TD_OPS_TABLE_H
 #define TD_OPS_TABLE_H
 
@@ -56,12 +56,16 @@ typedef struct td_ops {
                                      const int64_t *, float, float *, void *, void *);
     size_t (*global_norm_work_bytes)(int64_t, td_dtype);
     td_status (*global_norm)(td_device *, int64_t, td_dtype, const void *, float *, void *);
-    td_status (*adamw_update)(td_device *, const td_adamw *, bool, const td_adamw_tensors *);
+    td_status (*update_begin)(td_device *, td_update_state *, float);
+    td_status (*update_clip)(td_device *, float, const float *, td_update_state *);
+    td_status (*assign)(td_device *, void *, const void *, size_t);
+    td_status (*adamw_update)(td_device *, const td_adamw *, const td_update_state *,
+                              const td_update_tensors *);
     bool (*linear_adamw_has)(td_device *, const td_linear_adamw *);
     bool (*linear_adamw_pays)(td_device *, int, const td_linear_adamw *);
-    td_status (*linear_adamw_update)(td_device *, const td_adamw *, bool, int, const td_linear_adamw *);
-    td_status (*adamw_advance)(td_device *, td_adamw *);
-    td_status (*sgd_step)(td_device *, float, int64_t, td_dtype, void *, const void *);
+    td_status (*linear_adamw_update)(td_device *, const td_adamw *, const td_update_state *, int,
+                                     const td_linear_adamw *);
+    td_status (*sgd_update)(td_device *, const td_sgd *, const td_update_state *, const td_update_tensors *);
 } td_ops;
 
 extern const td_ops td_ops_cpu;

@@ -132,6 +132,67 @@ static bool fits_f32(double value)
     return fabs(value) <= (double)FLT_MAX; /* not so for NaN */
 }
 
+/* Where the host can look into dev's memory. */
+static bool sees(const td_device *dev)
+{
+    return td_device_kind_of(dev) == TD_DEVICE_CPU;
+}
+
+static td_status check_state(const td_device *dev, const td_update_state *state)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(state, "state is NULL");
+    TD_CHECK(!sees(dev) || state->step >= 1, "step is %" PRId64 ", needs at least 1", state->step);
+cleanup:
+    return status;
+}
+
+td_status td_update_begin(td_device *dev, td_update_state *state, float gain)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(state, "state is NULL");
+    TD_TRY(check_finite("gain", (double)gain));
+    TD_TRY(CALL(dev, update_begin, state, gain));
+cleanup:
+    return status;
+}
+
+td_status td_update_clip(td_device *dev, float max_norm, const float *norm, td_update_state *state)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(isfinite(max_norm) && max_norm > 0, "max_norm is %g, needs to be above 0 and finite",
+             (double)max_norm);
+    TD_CHECK(norm, "norm is NULL");
+    TD_CHECK(state, "state is NULL");
+    TD_TRY(CALL(dev, update_clip, max_norm, norm, state));
+cleanup:
+    return status;
+}
+
+td_status td_assign(td_device *dev, void *to, const void *from, size_t bytes)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(to, "to is NULL");
+    TD_CHECK(from, "from is NULL");
+    TD_CHECK(bytes >= 1 && bytes <= TD_ASSIGN_MOST, "bytes is %zu, needs 1 to %d", bytes, TD_ASSIGN_MOST);
+    TD_TRY(CALL(dev, assign, to, from, bytes));
+cleanup:
+    return status;
+}
+
+td_adamw td_adamw_defaults(td_adamw_variant variant)
+{
+    return (td_adamw){
+        .variant = variant, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
+}
+
 td_status td_adamw_check(const td_adamw *adamw)
 {
     td_status status = TD_OK;
@@ -152,12 +213,11 @@ td_status td_adamw_check(const td_adamw *adamw)
              adamw->weight_decay);
     TD_CHECK((float)adamw->eps > 0.0f || adamw->beta2 > 0.0,
              "eps is %g and beta2 is 0: then the step of a gradient of 0 is 0 / 0", adamw->eps);
-    TD_CHECK(adamw->step >= 1, "step is %" PRId64 ", needs at least 1", adamw->step);
 
-    /* What the kernels round to f32: the decay, and the rate behind both corrections and, at most, the decay.
-     * */
+    /* What the kernels round to f32: the decay, and the rate behind both corrections, which is the largest in
+     * the first step, and at most the decay. */
     const double decay = adamw->lr * adamw->weight_decay;
-    const double rate = adamw->lr / (1.0 - pow(adamw->beta1, (double)adamw->step));
+    const double rate = adamw->lr / (1.0 - adamw->beta1);
     TD_CHECK(fits_f32(decay), "lr %g times weight_decay %g needs to be finite in f32", adamw->lr,
              adamw->weight_decay);
     TD_CHECK(fits_f32(rate * fmax(1.0, fabs(1.0 - decay))),
@@ -167,37 +227,74 @@ cleanup:
     return status;
 }
 
-td_status td_adamw_update(td_device *dev, const td_adamw *adamw, bool on_device,
-                          const td_adamw_tensors *tensors)
+td_status td_sgd_check(const td_sgd *sgd)
 {
     td_status status = TD_OK;
-    td_adamw_tensors t;
+
+    TD_CHECK(sgd, "sgd is NULL");
+    TD_CHECK(fits_f32(sgd->lr), "lr is %g, needs to be finite in f32", sgd->lr);
+cleanup:
+    return status;
+}
+
+/** Fills in the types. */
+static td_status check_tensors(const td_device *dev, td_update_tensors *t)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_array(dev, t->count, t->dtype));
+    TD_TRY(check_second(dev, "grad_dtype", false, t->dtype, &t->grad_dtype));
+    TD_CHECK(t->p, "p is NULL");
+    TD_CHECK(t->g, "g is NULL");
+    if (t->copy_dtype == (td_dtype)0)
+        t->copy_dtype = t->grad_dtype;
+    if (!t->copy)
+        goto cleanup;
+    TD_TRY(check_second(dev, "copy_dtype", false, t->dtype, &t->copy_dtype));
+    TD_CHECK(t->copy_dtype != t->dtype, "copy is wanted, but copy_dtype is dtype, %s: p is it",
+             td_dtype_name(t->dtype));
+cleanup:
+    return status;
+}
+
+td_status td_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
+                          const td_update_tensors *tensors)
+{
+    td_status status = TD_OK;
+    td_update_tensors t;
 
     TD_CHECK(dev, "dev is NULL");
     TD_CHECK(adamw, "adamw is NULL");
     TD_CHECK(tensors, "tensors is NULL");
     t = *tensors;
-    if (!on_device || td_device_kind_of(dev) == TD_DEVICE_CPU) /* whose memory is the host's */
+    if (sees(dev))
         TD_TRY(td_adamw_check(adamw));
-    TD_TRY(check_array(dev, t.count, t.dtype));
-    TD_TRY(check_second(dev, "grad_dtype", false, t.dtype, &t.grad_dtype));
-    TD_CHECK(t.p, "p is NULL");
-    TD_CHECK(t.g, "g is NULL");
+    TD_TRY(check_state(dev, state));
+    TD_TRY(check_tensors(dev, &t));
     TD_CHECK(t.m, "m is NULL");
     TD_CHECK(t.v, "v is NULL");
-    TD_CHECK(!t.copy || t.grad_dtype != t.dtype, "copy is wanted, but grad_dtype is dtype, %s: p is it",
-             td_dtype_name(t.dtype));
-    TD_TRY(CALL(dev, adamw_update, adamw, on_device, &t));
+    TD_TRY(CALL(dev, adamw_update, adamw, state, &t));
 cleanup:
     return status;
 }
 
-td_status td_adamw_step(td_device *dev, const td_adamw *adamw, int64_t count, td_dtype dtype, void *p,
-                        const void *g, float *m, float *v)
+td_status td_sgd_update(td_device *dev, const td_sgd *sgd, const td_update_state *state,
+                        const td_update_tensors *tensors)
 {
-    const td_adamw_tensors tensors = {.count = count, .dtype = dtype, .p = p, .g = g, .m = m, .v = v};
+    td_status status = TD_OK;
+    td_update_tensors t;
 
-    return td_adamw_update(dev, adamw, false, &tensors);
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(sgd, "sgd is NULL");
+    TD_CHECK(tensors, "tensors is NULL");
+    t = *tensors;
+    if (sees(dev))
+        TD_TRY(td_sgd_check(sgd));
+    TD_TRY(check_state(dev, state));
+    TD_TRY(check_tensors(dev, &t));
+    TD_TRY(CALL(dev, sgd_update, sgd, state, &t));
+cleanup:
+    return status;
 }
 
 /** Fills in p_dtype. */
@@ -295,8 +392,8 @@ cleanup:
     return status;
 }
 
-td_status td_linear_adamw_update(td_device *dev, const td_adamw *adamw, bool on_device, int64_t count,
-                                 const td_linear_adamw *layers)
+td_status td_linear_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
+                                 int64_t count, const td_linear_adamw *layers)
 {
     td_status status = TD_OK;
     td_linear_adamw l[TD_LINEAR_ADAMW_MOST];
@@ -304,8 +401,9 @@ td_status td_linear_adamw_update(td_device *dev, const td_adamw *adamw, bool on_
 
     TD_CHECK(dev, "dev is NULL");
     TD_CHECK(adamw, "adamw is NULL");
-    if (!on_device || td_device_kind_of(dev) == TD_DEVICE_CPU) /* whose memory is the host's */
+    if (sees(dev))
         TD_TRY(td_adamw_check(adamw));
+    TD_TRY(check_state(dev, state));
     TD_TRY(check_linears(dev, count, layers, l));
     for (int64_t i = 0; i < count; i++)
         TD_TRY(check_pointers(&l[i]));
@@ -316,32 +414,7 @@ td_status td_linear_adamw_update(td_device *dev, const td_adamw *adamw, bool on_
                          ops_of(dev)->device, td_dtype_name(without->dtype), without->d_in, without->d_out);
         goto cleanup;
     }
-    TD_TRY(CALL(dev, linear_adamw_update, adamw, on_device, (int)count, l));
-cleanup:
-    return status;
-}
-
-td_status td_adamw_advance(td_device *dev, td_adamw *adamw)
-{
-    td_status status = TD_OK;
-
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(adamw, "adamw is NULL");
-    TD_TRY(CALL(dev, adamw_advance, adamw));
-cleanup:
-    return status;
-}
-
-td_status td_sgd_step(td_device *dev, float lr, int64_t count, td_dtype dtype, void *p, const void *g)
-{
-    td_status status = TD_OK;
-
-    TD_CHECK(dev, "dev is NULL");
-    TD_TRY(check_finite("lr", (double)lr));
-    TD_TRY(check_array(dev, count, dtype));
-    TD_CHECK(p, "p is NULL");
-    TD_CHECK(g, "g is NULL");
-    TD_TRY(CALL(dev, sgd_step, lr, count, dtype, p, g));
+    TD_TRY(CALL(dev, linear_adamw_update, adamw, state, (int)count, l));
 cleanup:
     return status;
 }

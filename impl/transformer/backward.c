@@ -1,4 +1,6 @@
-#include "transformer/transformer_internal.h"
+#include "transformer/history.h"
+#include "transformer/reading.h"
+#include "transformer/shapes.h"
 
 #include "base/check.h"
 
@@ -20,7 +22,7 @@ typedef struct linear {
     const void *dy, *x;
 } linear;
 
-/** Transient gradients leave between the parameters what the activations were; updates are to find 0 there. */
+/** Transient gradients leave between parameters what activations were; updates are to find 0 there. */
 static td_status clear_padding(td_transformer *model, int64_t begin, int64_t end)
 {
     const size_t element = td_dtype_size(model->plan.dtype);
@@ -88,13 +90,17 @@ static void *norm_output(const td_transformer *model, int64_t layer, td_weight n
 /** Computes that output of norm(x) and its rstd once more, unless forward's were kept. */
 static td_status norm_again(td_transformer *model, int64_t layer, td_weight norm, const void *x)
 {
+    const td_rmsnorm_shape shape = td_norm_shape(&model->plan, model->batch * model->seq);
+
     if (model->plan.config.keep == TD_KEEP_ALL)
         return TD_OK;
-    return td_norm(model, layer, norm, x, norm_output(model, layer, norm));
+    return td_rmsnorm_forward(model->dev, &shape, x, td_norm_weight(model, layer, norm),
+                              norm_output(model, layer, norm), td_norm_rstd(model, layer, norm));
 }
 
-/** Through y = norm(x): adds to the residual's gradient, or, behind the last layer, begins it. The branch before the norm reads it
- * next: a layer's attention, or the feed-forward of the layer before; the first layer has none before it. */
+/** Through y = norm(x): adds to the residual's gradient, or, behind the last layer, begins it. The branch
+ * before the norm reads it next: a layer's attention, or the feed-forward of the layer before; the first
+ * layer has none before it. */
 static td_status norm_backward(const pass *p, int64_t layer, td_weight norm, const void *x, const void *dy)
 {
     td_transformer *model = p->model;
@@ -117,8 +123,8 @@ cleanup:
     return status;
 }
 
-/** The gradients of the weights of linear layers, unless a hook takes the products over. `wait`: how many more calls of due the
- * products outlive. */
+/** The gradients of the weights of linear layers, unless a hook takes the products over. `wait`: how many
+ * more calls of due the products outlive. */
 static td_status weight_grads(const pass *p, int64_t count, const linear *linears, int64_t wait, bool *taken)
 {
     td_transformer *model = p->model;
@@ -158,43 +164,31 @@ static void *hidden_of(const td_transformer *model, int64_t layer)
 
 enum { FFN = 0, ATTENTION = 2 }; /* the first of two each */
 
-/** The extents of a layer's products: [w1; w3] and w2, [q; k; v] and output. */
-static void layer_extents(const td_model_size *size, linear out[TD_LAYER_PRODUCTS])
-{
-    const int64_t d = size->d_model, f = size->d_ff;
-
-    out[FFN] = (linear){.d_in = d, .d_out = 2 * f};
-    out[FFN + 1] = (linear){.d_in = f, .d_out = d};
-    out[ATTENTION] = (linear){.d_in = d, .d_out = 3 * d};
-    out[ATTENTION + 1] = (linear){.d_in = d, .d_out = d};
-}
-
 /** The products of a layer's weights. */
-static void products_of(const td_transformer *model, int64_t layer, linear out[TD_LAYER_PRODUCTS])
+static void products_of(const td_transformer *model, int64_t layer, linear out[TD_DUE_MOST])
 {
-    static const td_weight weights[TD_LAYER_PRODUCTS] = {TD_W_W1, TD_W_W2, TD_W_Q, TD_W_OUTPUT};
-    const void *const dy[TD_LAYER_PRODUCTS] = {
+    static const td_weight weights[TD_DUE_MOST] = {TD_W_W1, TD_W_W2, TD_W_Q, TD_W_OUTPUT};
+    const void *const dy[TD_DUE_MOST] = {
         td_tensor_at(model, TD_T_GATE_UP, layer), branch_grad(model, TD_T_FFN_BRANCH_GRAD, layer),
         waiting(model, TD_T_QKV_GRAD, layer), branch_grad(model, TD_T_ATTN_BRANCH_GRAD, layer)};
-    const void *const x[TD_LAYER_PRODUCTS] = {norm_output(model, layer, TD_W_LN2), hidden_of(model, layer),
-                                              norm_output(model, layer, TD_W_LN1),
-                                              td_tensor_at(model, TD_T_O, layer)};
+    const void *const x[TD_DUE_MOST] = {norm_output(model, layer, TD_W_LN2), hidden_of(model, layer),
+                                        norm_output(model, layer, TD_W_LN1),
+                                        td_tensor_at(model, TD_T_O, layer)};
 
-    layer_extents(&model->plan.config.size, out);
-    for (int i = 0; i < TD_LAYER_PRODUCTS; i++) {
-        out[i].parameter = td_p_layer(layer, weights[i]);
-        out[i].dy = dy[i];
-        out[i].x = x[i];
-    }
+    td_product_extent extents[TD_DUE_MOST];
+
+    (void)td_transformer_products(&model->plan.config.size, extents); /* neither is NULL */
+    for (int i = 0; i < TD_DUE_MOST; i++)
+        out[i] = (linear){td_p_layer(layer, weights[i]), extents[i].d_in, extents[i].d_out, dy[i], x[i]};
 }
 
-/** Those of one of its halves. In mixed precision what they multiply outlives the half, and where layers wait for others, the
- * layers above the lowest of these. */
+/** Those of one of its halves. In mixed precision what they multiply outlives the half, and where layers wait
+ * for others, the layers above the lowest of these. */
 static td_status layer_weight_grads(pass *p, int64_t layer, int half)
 {
     td_transformer *model = p->model;
     const int64_t behind = 2 * (layer % model->plan.group) + (half == FFN);
-    linear all[TD_LAYER_PRODUCTS];
+    linear all[TD_DUE_MOST];
     bool *taken = &p->taken[half == ATTENTION];
     td_status status = TD_OK;
 
@@ -283,8 +277,8 @@ static td_status feed_forward_backward(pass *p, int64_t layer)
     const void *dx = branch_grad(model, TD_T_FFN_BRANCH_GRAD, layer); /* [B, S, d] */
     td_status status = TD_OK;
 
-    /* output = middle + hidden w2^T: dx is middle's gradient already. Unless it was kept, hidden itself comes back where its
-     * gradient was. */
+    /* output = middle + hidden w2^T: dx is middle's gradient already. Unless it was kept, hidden itself comes
+     * back where its gradient was. */
     TD_TRY(td_needed(model, TD_PASS_BACKWARD, TD_PART_FFN, layer));
     TD_TRY(td_step_enter(model, TD_STEP_DOWN_GRAD, layer));
     TD_TRY(td_linear_input_grad(model, f, d, dx, td_matrix(model, TD_W_W2), dhidden));
@@ -402,7 +396,7 @@ cleanup:
     return status;
 }
 
-td_status td_check_backward(const td_transformer *model, td_micro micro)
+static td_status check_backward(const td_transformer *model, td_micro micro)
 {
     const bool accumulate = micro == TD_MICRO_MIDDLE || micro == TD_MICRO_LAST;
     td_status status = TD_OK;
@@ -415,16 +409,16 @@ td_status td_check_backward(const td_transformer *model, td_micro micro)
         goto cleanup;
     }
     if (model->progress != TD_AFTER_LOSS) {
-        status =
-            td_fail(TD_BAD_STATE, "no loss came since the last forward, or backward or an update used it up");
+        status = td_fail(TD_BAD_STATE, "no loss came since the last forward, or backward used it up");
         goto cleanup;
     }
     TD_CHECK(!accumulate || !model->plan.config.transient_gradients,
              "micro is %d, but the model's gradients are transient: nothing can be added to them",
              (int)micro);
     if (accumulate && model->grads_lost) {
-        status = td_fail(TD_BAD_STATE, "the gradients to add to were used up by an update along the backward "
-                                       "pass, or backward failed");
+        status =
+            td_fail(TD_BAD_STATE, "the gradients to add to were used up by who took their products over, "
+                                  "or backward failed");
         goto cleanup;
     }
 cleanup:
@@ -438,7 +432,7 @@ td_status td_transformer_backward(td_transformer *model, td_micro micro)
               .last = micro == TD_MICRO_ONLY || micro == TD_MICRO_LAST};
     td_status status = TD_OK;
 
-    TD_TRY(td_check_backward(model, micro));
+    TD_TRY(check_backward(model, micro));
     TD_TRY(td_device_push_label(model->dev, "backward"));
     model->progress = TD_AT_START; /* the activations are written over from here on */
     model->grads_lost = true;      /* until all are there */
@@ -451,21 +445,4 @@ td_status td_transformer_backward(td_transformer *model, td_micro micro)
     model->grads_lost = p.taken_any;
 cleanup:
     return status;
-}
-
-td_status td_group_pays(td_device *dev, const td_plan *plan, int64_t group, int64_t tokens, bool *out)
-{
-    linear one[TD_LAYER_PRODUCTS];
-    td_linear_adamw all[TD_LINEAR_ADAMW_MOST];
-
-    layer_extents(&plan->config.size, one);
-    for (int64_t i = 0; i < group * TD_LAYER_PRODUCTS; i++) {
-        const linear *l = &one[i % TD_LAYER_PRODUCTS];
-        all[i] = (td_linear_adamw){.tokens = tokens,
-                                   .d_in = l->d_in,
-                                   .d_out = l->d_out,
-                                   .dtype = plan->dtype,
-                                   .p_dtype = plan->wide};
-    }
-    return td_linear_adamw_pays(dev, group * TD_LAYER_PRODUCTS, all, out);
 }

@@ -1,9 +1,10 @@
 /** How others take part in a step of a model: the optimizer, clipping, data parallelism, sharding.
  *
- * A model has one block of weights, and all that is said here is about ranges of its elements. While the model queues a
- * pass it calls a chain of hooks, in the order in which the device will run the pass. Hooks queue work of their own on
- * the device's current stream, or on others that they order with events. They never wait for the device: a pass may be
- * captured as a graph, whose replays call no hook. What differs from step to step is read from the device's memory.
+ * A model has one block of weights, and all that is said here is about ranges of its elements. While the
+ * model queues a pass it calls a chain of hooks, in the order in which the device will run the pass. Hooks
+ * queue work of their own on the device's current stream, or on others that they order with events. They
+ * never wait for the device: a pass may be captured as a graph, whose replays call no hook. What differs from
+ * step to step is read from the device's memory.
  *
  *     begin     a pass begins
  *     needed    a range of weights is about to be read
@@ -12,16 +13,16 @@
  *     final     gradients of a range are complete, the last micro-batch's added
  *     end       the pass ends, also after a failure
  *
- * Every element of the block is needed before it is read and done behind that; `done` comes before `due`, because who
- * takes products over may write the weights. In the backward pass of the last micro-batch every element becomes final
- * once, or its products are taken once, and never both. The stream has waited for what hooks queued elsewhere when a
-pass has ended; where that concerns weights alone, when they are next needed.
+ * Every element of the block is needed before it is read and done behind that; `done` comes before `due`,
+ * because who takes products over may write the weights. In the backward pass of the last micro-batch every
+ * element becomes final once, or its products are taken once, and never both. The stream has waited for what
+ * hooks queued elsewhere when a pass has ended; where that concerns weights alone, when they are next needed.
  *
- * The links of a chain hear begin, needed, done and end one after the other. due and final go to the first link alone,
- * and each link passes them on as it sees fit: a range is final for the next link when this one has reduced it, clipped
- * it or taken off its loss scale. The last link is the optimizer. The calls below do this, and a link leaves out the
- * functions it has no use for: one with neither due nor final is passed by. One with final alone ends the way of due,
- * for it wants gradients in memory.
+ * The links of a chain hear begin, needed, done and end one after the other. due and final go to the first
+ * link alone, and each link passes them on as it sees fit: a range is final for the next link when this one
+ * has reduced it, clipped it or taken off its loss scale. The last link is the optimizer. The calls below do
+ * this, and a link leaves out the functions it has no use for: one with neither due nor final is passed by.
+ * One with final alone ends the way of due, for it wants gradients in memory.
  *
  * Every function may fail: that ends the pass, and its status is what the pass returns. */
 #ifndef TD_TRANSFORMER_HOOKS_H
@@ -54,13 +55,19 @@ typedef enum td_pass {
     TD_PASS_BACKWARD
 } td_pass;
 
-/** What of a range is read. Embedding and norms read the masters; products read the copies, if there are any. */
+/** What of a range is read. Embedding and norms read the masters; products read the copies, if there are
+ * any. */
 typedef enum td_reads { TD_READS_PARAMS = 0, TD_READS_COPIES } td_reads;
 
 typedef struct td_need {
     td_range range;
     td_reads reads;
 } td_need;
+
+/** The extents of a linear layer, y = x w^T with w [d_out, d_in]. */
+typedef struct td_product_extent {
+    int64_t d_in, d_out;
+} td_product_extent;
 
 /** A product that makes the gradient of a linear layer: g = dy^T x. */
 typedef struct td_weight_product {
@@ -73,8 +80,8 @@ typedef struct td_weight_product {
 typedef struct td_due {
     int64_t count; /* of products, at most TD_DUE_MOST */
     const td_weight_product *products;
-    /* x and dy stay as they are through so many more calls of due in this pass. 0: who takes them over, and what was
-     * taken over before, queues the work before it returns. */
+    /* x and dy stay as they are through so many more calls of due in this pass. 0: who takes them over, and
+     * what was taken over before, queues the work before it returns. */
     int64_t wait;
 } td_due;
 
@@ -88,26 +95,27 @@ struct td_hook {
     /** `last`: the last micro-batch of a step, in whose backward pass gradients become final. */
     td_status (*begin)(td_hook *hook, td_pass pass, bool last);
 
-    /** Work that is queued behind this call reads the range at *where, which holds the address of its first element in
-     * the model's own block and may be changed. It is valid until `done`. `next`: what will be needed after this, so
-     * that it can be fetched beside the work; NULL: nothing more in this pass. */
+    /** Work that is queued behind this call reads the range at *where, which holds the address of its first
+     * element in the model's own block and may be changed. It is valid until `done`. `next`: what will be
+     * needed after this, so that it can be fetched beside the work; NULL: nothing more in this pass. */
     td_status (*needed)(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
                         const void **where);
 
     td_status (*done)(td_hook *hook, td_pass pass, const td_need *need);
 
-    /** Sets *taken, which is false, if this link or one behind it forms the products. Untaken, the model forms them
-     * itself, and the range becomes final. Comes where the products are whole gradients: in steps of one micro-batch.
-     * Who takes products that may wait takes all of the blocks' in that pass. */
+    /** Sets *taken, which is false, if this link or one behind it forms the products. Untaken, the model
+     * forms them itself, and the range becomes final. Comes where the products are whole gradients: in steps
+     * of one micro-batch. Who takes products that may wait takes all of the blocks' in that pass. */
     td_status (*due)(td_hook *hook, const td_due *due, bool *taken);
 
-    /** The gradients of the range are in the block behind `event`; NULL: behind what is queued on the device's current
-     * stream. A link that lets another stream reduce them passes them on at once with that stream's event; one that
-     * must see all of them first passes them on in `end`. A link may pass on parts of a range: its shard. */
+    /** The gradients of the range are in the block behind `event`; NULL: behind what is queued on the
+     * device's current stream. A link that lets another stream reduce them passes them on at once with that
+     * stream's event; one that must see all of them first passes them on in `end`. A link may pass on parts
+     * of a range: its shard. */
     td_status (*final)(td_hook *hook, td_range range, td_event *event);
 
-    /** `status`: what ended the pass, TD_OK if it is complete. Comes once for every `begin`, also where that failed.
-     * What the link holds back goes on to the next one now, or is dropped after a failure. */
+    /** `status`: what ended the pass, TD_OK if it is complete. Comes once for every `begin`, also where that
+     * failed. What the link holds back goes on to the next one now, or is dropped after a failure. */
     td_status (*end)(td_hook *hook, td_pass pass, td_status status);
 };
 
@@ -122,8 +130,8 @@ TD_API td_status td_hooks_done(td_hook *chain, td_pass pass, const td_need *need
 TD_API td_status td_hooks_due(td_hook *chain, const td_due *due, bool *taken);
 TD_API td_status td_hooks_final(td_hook *chain, td_range range, td_event *event);
 
-/** Ends the pass in every link, whatever the ones before returned; returns `status`, or the first failure if that was
- * TD_OK, which the links behind are told. */
+/** Ends the pass in every link, whatever the ones before returned; returns `status`, or the first failure if
+ * that was TD_OK, which the links behind are told. */
 TD_API td_status td_hooks_end(td_hook *chain, td_pass pass, td_status status);
 
 TD_END_DECLS

@@ -1,4 +1,4 @@
-#include "transformer/transformer_internal.h"
+#include "transformer/model.h"
 
 #include "base/check.h"
 #include "base/rng.h"
@@ -17,98 +17,6 @@ static const char *const weight_names[TD_WEIGHTS] = {
     [TD_W_LN2] = "ln2.weight",
 };
 
-/** The order in memory, and which weights follow the one before them without a gap. */
-static const struct {
-    td_weight weight;
-    bool adjacent;
-} storage[TD_MATRICES] = {
-    {TD_W_Q, false},  {TD_W_K, true},  {TD_W_V, true},   {TD_W_OUTPUT, false},
-    {TD_W_W1, false}, {TD_W_W3, true}, {TD_W_W2, false},
-};
-
-int64_t td_p_layer(int64_t layer, td_weight weight)
-{
-    return 1 + layer * TD_WEIGHTS + weight;
-}
-
-int64_t td_p_ln_final(const td_model_size *size)
-{
-    return 1 + size->layers * TD_WEIGHTS;
-}
-
-int64_t td_p_lm_head(const td_model_size *size)
-{
-    return td_p_ln_final(size) + 1;
-}
-
-static void weight_shape(const td_model_size *size, td_weight weight, int64_t *rows, int64_t *cols)
-{
-    *rows = size->d_model;
-    *cols = size->d_model;
-    if (weight == TD_W_W1 || weight == TD_W_W3)
-        *rows = size->d_ff;
-    if (weight == TD_W_W2)
-        *cols = size->d_ff;
-    if (weight == TD_W_LN1 || weight == TD_W_LN2)
-        *cols = 0;
-}
-
-static int64_t numel_of(int64_t rows, int64_t cols)
-{
-    return rows * (cols > 0 ? cols : 1);
-}
-
-/** *at = where a group of `count` elements that may follow *end begins; *end moves behind it. */
-static td_status append(int64_t alignment, int64_t count, int64_t *at, int64_t *end)
-{
-    td_status status = TD_OK;
-    int64_t begin;
-
-    TD_CHECK(*end <= INT64_MAX - alignment, "parameters: more than 2^63 - 1");
-    begin = (*end + alignment - 1) / alignment * alignment;
-    TD_CHECK(begin <= INT64_MAX - count, "parameters: more than 2^63 - 1");
-    *at = begin;
-    *end = begin + count;
-cleanup:
-    return status;
-}
-
-td_status td_layout_make(const td_model_size *size, td_dtype dtype, td_layout *out)
-{
-    const int64_t alignment = TD_ALIGNMENT / (int64_t)td_dtype_size(dtype);
-    const char *what = "parameters";
-    int64_t table, products[2], layers, norms, end = 0, layer_end = 0, layer_numel = 2 * size->d_model;
-    td_layout layout = {0};
-    td_status status = TD_OK;
-
-    /* Every product of two extents that a layer knows is at most one of these. */
-    TD_TRY(td_product(what, 2, (int64_t[]){size->vocab, size->d_model}, &table));
-    TD_TRY(td_product(what, 3, (int64_t[]){16, size->d_model, size->d_model}, &products[0]));
-    TD_TRY(td_product(what, 3, (int64_t[]){16, size->d_model, size->d_ff}, &products[1]));
-
-    TD_TRY(append(alignment, table, &layout.embedding, &end));
-    for (int i = 0; i < TD_MATRICES; i++) {
-        const td_weight weight = storage[i].weight;
-        int64_t rows, cols;
-        weight_shape(size, weight, &rows, &cols);
-        TD_TRY(append(storage[i].adjacent ? 1 : alignment, numel_of(rows, cols), &layout.in_layer[weight],
-                      &layer_end));
-        layer_numel += numel_of(rows, cols);
-    }
-    TD_TRY(append(alignment, 0, &layout.layer_stride, &layer_end));
-    TD_TRY(td_product(what, 2, (int64_t[]){size->layers, layout.layer_stride}, &layers));
-    TD_TRY(append(alignment, layers, &layout.layers, &end));
-    layout.norm_stride = (size->d_model + alignment - 1) / alignment * alignment;
-    TD_TRY(td_product(what, 2, (int64_t[]){2 * size->layers + 1, layout.norm_stride}, &norms));
-    TD_TRY(append(alignment, norms, &layout.norms, &end));
-    TD_TRY(append(alignment, table, &layout.lm_head, &end));
-    TD_TRY(append(alignment, 0, &layout.elements, &end));
-    layout.numel = 2 * table + size->layers * layer_numel + size->d_model;
-    *out = layout;
-cleanup:
-    return status;
-}
-
 static void fill(td_transformer *model, int64_t index, int64_t rows, int64_t cols, int64_t offset)
 {
     const td_dtype dtype = model->plan.wide, grad_dtype = model->plan.dtype;
@@ -117,41 +25,13 @@ static void fill(td_transformer *model, int64_t index, int64_t rows, int64_t col
         .name = model->names[index],
         .rows = rows,
         .cols = cols,
-        .numel = numel_of(rows, cols),
+        .numel = rows * (cols > 0 ? cols : 1),
         .offset = offset,
         .dtype = dtype,
         .grad_dtype = grad_dtype,
         .data = model->params + (size_t)offset * td_dtype_size(dtype),
         .grad = model->grads ? model->grads + (size_t)offset * td_dtype_size(grad_dtype) : NULL,
-        .exp_avg = model->exp_avg ? model->exp_avg + offset : NULL,
-        .exp_avg_sq = model->exp_avg_sq ? model->exp_avg_sq + offset : NULL,
     };
-}
-
-/** Where a weight of a layer stands. */
-static int64_t offset_of(const td_layout *layout, int64_t layer, td_weight weight)
-{
-    return weight < TD_MATRICES ? layout->layers + layer * layout->layer_stride + layout->in_layer[weight]
-                                : layout->norms + (2 * layer + (weight == TD_W_LN2)) * layout->norm_stride;
-}
-
-td_range td_part_range(const td_layout *layout, td_part part, int64_t layer)
-{
-    const int64_t begin = layout->layers + layer * layout->layer_stride,
-                  middle = begin + layout->in_layer[TD_W_W1];
-
-    switch (part) {
-    case TD_PART_EMBEDDING:
-        return (td_range){0, layout->layers};
-    case TD_PART_NORMS:
-        return (td_range){layout->norms, layout->lm_head};
-    case TD_PART_ATTENTION:
-        return (td_range){begin, middle};
-    case TD_PART_FFN:
-        return (td_range){middle, begin + layout->layer_stride};
-    default:
-        return (td_range){layout->lm_head, layout->elements};
-    }
 }
 
 /** The order of the block: of layers, their matrices; then their norms. */
@@ -163,7 +43,7 @@ static void sort_by_offset(td_transformer *model)
     *next++ = TD_P_EMBEDDING;
     for (int64_t layer = 0; layer < size->layers; layer++) {
         for (int i = 0; i < TD_MATRICES; i++)
-            *next++ = td_p_layer(layer, storage[i].weight);
+            *next++ = td_p_layer(layer, td_weight_stored(i));
     }
     for (int64_t layer = 0; layer < size->layers; layer++) {
         *next++ = td_p_layer(layer, TD_W_LN1);
@@ -184,14 +64,14 @@ void td_parameters_fill(td_transformer *model)
         for (td_weight weight = TD_W_Q; weight < TD_WEIGHTS; weight++) {
             const int64_t index = td_p_layer(layer, weight);
             int64_t rows, cols;
-            weight_shape(size, weight, &rows, &cols);
+            td_weight_shape(size, weight, &rows, &cols);
             snprintf(model->names[index], TD_PARAMETER_NAME_BYTES, "layers.%" PRId64 ".%s", layer,
                      weight_names[weight]);
-            fill(model, index, rows, cols, offset_of(layout, layer, weight));
+            fill(model, index, rows, cols, td_weight_offset(layout, layer, weight));
         }
     }
     snprintf(model->names[td_p_ln_final(size)], TD_PARAMETER_NAME_BYTES, "ln_final.weight");
-    fill(model, td_p_ln_final(size), size->d_model, 0, offset_of(layout, size->layers, TD_W_LN1));
+    fill(model, td_p_ln_final(size), size->d_model, 0, td_weight_offset(layout, size->layers, TD_W_LN1));
     snprintf(model->names[td_p_lm_head(size)], TD_PARAMETER_NAME_BYTES, "lm_head.weight");
     fill(model, td_p_lm_head(size), size->vocab, size->d_model, layout->lm_head);
     sort_by_offset(model);
@@ -268,6 +148,19 @@ cleanup:
     return status;
 }
 
+td_status td_transformer_refresh(td_transformer *model)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(model, "model is NULL");
+    if (model->copies)
+        TD_TRY(td_round(model->dev, model->plan.layout.elements, model->plan.wide, model->params,
+                        model->plan.dtype, model->copies));
+    model->weights_there = true;
+cleanup:
+    return status;
+}
+
 td_status td_transformer_init(td_transformer *model, uint64_t seed)
 {
     td_status status = TD_OK;
@@ -285,9 +178,6 @@ td_status td_transformer_init(td_transformer *model, uint64_t seed)
     model->weights_there = false;
     for (int64_t i = 0; i < count; i++)
         TD_TRY(init_parameter(model, i, seed, staged, staged + STAGED));
-    if (model->exp_avg)
-        TD_TRY(td_device_fill(model->dev, model->exp_avg, 0, model->plan.total.optimizer_state));
-    model->adamw_steps = 0;
     TD_TRY(td_transformer_refresh(model)); /* last: from here on there are weights */
 cleanup:
     free(staged);

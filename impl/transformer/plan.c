@@ -1,4 +1,5 @@
-#include "transformer/transformer_internal.h"
+#include "transformer/plan.h"
+#include "transformer/shapes.h"
 
 #include "base/check.h"
 #include "flash/flash.h"
@@ -31,10 +32,10 @@ typedef enum extent {
     EXTENTS
 } extent;
 
-/** Names, extents and lifetimes. A tensor that outlives its layer's forward for the sake of backward is kept, one
- * instance a layer; the others share memory with whatever lives at another time. What one pass over memory computes
- * again (norms, silu(gate) * up) is not kept: that takes a third off the bytes of a layer, for 1 % of
- * the step's time (small, 4 x 128 tokens, f32, two cores, 2026-11). On a GPU the norms alone take
+/** Names, extents and lifetimes. A tensor that outlives its layer's forward for the sake of backward is kept,
+ * one instance a layer; the others share memory with whatever lives at another time. What one pass over
+ * memory computes again (norms, silu(gate) * up) is not kept: that takes a third off the bytes of a layer,
+ * for 1 % of the step's time (small, 4 x 128 tokens, f32, two cores, 2026-11). On a GPU the norms alone take
  * 1.0 ms of 91 (2.7B) or of 61 (xl, 2026-11), and TD_KEEP_ALL gives that back. */
 static const struct {
     const char *name;
@@ -110,8 +111,8 @@ static bool has_backward(const td_plan *plan)
     return plan->config.use != TD_MODEL_INFERENCE;
 }
 
-/** Scratch that a fused update's products read: where they wait for those of other layers there is an instance for each of these,
- * which together count as one tensor. */
+/** Scratch that a fused update's products read: where they wait for those of other layers there is an
+ * instance for each of these, which together count as one tensor. */
 static bool waits(const td_plan *plan, td_tensor tensor)
 {
     return plan->group > 1 &&
@@ -160,20 +161,6 @@ void td_tensor_name(const td_plan *plan, td_tensor tensor, int64_t layer, char *
         snprintf(out, capacity, "layers.%" PRId64 ".%s", layer, name);
     else
         snprintf(out, capacity, "%s", name);
-}
-
-td_attention_shape td_plan_attention_shape(const td_plan *plan, int64_t batch, int64_t seq)
-{
-    const td_model_size *size = &plan->config.size;
-
-    return (td_attention_shape){.batch = batch,
-                                .heads = size->heads,
-                                .seq = seq,
-                                .head_dim = size->d_model / size->heads,
-                                .dtype = plan->dtype,
-                                .causal = true,
-                                .tf32 = plan->config.precision == TD_PRECISION_TF32,
-                                .o_bshd = true};
 }
 
 /** *out = count elements of `size` bytes, rounded up to the alignment. */
@@ -273,9 +260,15 @@ static td_status check_config(const td_transformer_config *config)
              (int)config->precision);
     TD_CHECK(config->keep == TD_KEEP_MOST || config->keep == TD_KEEP_ALL, "keep is %d, which is no td_keep",
              (int)config->keep);
-    TD_CHECK(config->use >= TD_MODEL_INFERENCE && config->use <= TD_MODEL_TRAINING,
-             "use is %d, needs TD_MODEL_INFERENCE, TD_MODEL_GRADIENTS or TD_MODEL_TRAINING",
-             (int)config->use);
+    TD_CHECK(config->use == TD_MODEL_INFERENCE || config->use == TD_MODEL_GRADIENTS,
+             "use is %d, needs TD_MODEL_INFERENCE or TD_MODEL_GRADIENTS", (int)config->use);
+    TD_CHECK(config->wait >= 0 && config->wait <= size->layers,
+             "wait is %" PRId64 " layers, needs 0 to all %" PRId64, config->wait, size->layers);
+    TD_CHECK(config->wait <= 1 ||
+                 (config->keep == TD_KEEP_ALL && config->use == TD_MODEL_GRADIENTS &&
+                  td_precision_weights(config->precision) != td_precision_dtype(config->precision)),
+             "wait is %" PRId64 " layers, which needs mixed precision, gradients and TD_KEEP_ALL",
+             config->wait);
     /* Written so that NaN is refused. */
     TD_CHECK(config->rope_theta >= 0 && config->rope_theta <= 1e300,
              "rope_theta is %g, needs to be above 0, or 0 for 10,000", config->rope_theta);
@@ -298,9 +291,9 @@ cleanup:
     return status;
 }
 
-/** The most that attention asks for in any step of the plan. The largest step is not always the one: on a GPU a
- * shorter sequence has too few tiles for all multiprocessors, and its keys are cut into parts with results of
- * their own. Scratch grows with the rows of a number of tiles, and tiles have multiples of 16 rows. More
+/** The most that attention asks for in any step of the plan. The largest step is not always the one: on a GPU
+ * a shorter sequence has too few tiles for all multiprocessors, and its keys are cut into parts with results
+ * of their own. Scratch grows with the rows of a number of tiles, and tiles have multiples of 16 rows. More
  * sequences, or longer ones, than are looked at here fill any GPU. */
 static td_status most_of_attention(td_device *dev, const td_plan *plan, td_attention_sizes *most)
 {
@@ -371,27 +364,6 @@ cleanup:
     return status;
 }
 
-/** Decides how many layers a fused update waits for. It can where what it multiplies is kept, but for gradients, and does where dev
- * would update a step of the plan's size so. */
-static td_status choose_group(td_device *dev, td_plan *plan)
-{
-    const td_transformer_config *config = &plan->config;
-    const int64_t layers = config->size.layers, room = TD_GROUP_WEIGHTS / plan->layout.layer_stride;
-    int64_t group = layers < TD_GROUP_MOST ? layers : TD_GROUP_MOST;
-    td_status status = TD_OK;
-    bool pays = false;
-
-    if (group > room)
-        group = room > 1 ? room : 1;
-    /* As many as need no more turns: the last ones would otherwise be few. */
-    group = (layers - 1) / ((layers - 1) / group + 1) + 1;
-    if (plan->mixed && config->keep == TD_KEEP_ALL && config->use == TD_MODEL_TRAINING)
-        TD_TRY(td_group_pays(dev, plan, group, config->batch * config->context, &pays));
-    plan->group = pays ? group : 1;
-cleanup:
-    return status;
-}
-
 /** Decides which tensors are kept. */
 static void choose_kept(td_plan *plan)
 {
@@ -404,8 +376,8 @@ static void choose_kept(td_plan *plan)
     plan->beyond[TD_T_RSTD1] = plan->beyond[TD_T_NORM] = all;
 }
 
-/** Lays out one layer's kept tensors one after the other, from the arena's begin; first come those that have an instance
- * behind the last layer. */
+/** Lays out one layer's kept tensors one after the other, from the arena's begin; first come those that have
+ * an instance behind the last layer. */
 static td_status place_kept(td_plan *plan)
 {
     td_status status = TD_OK;
@@ -431,11 +403,12 @@ cleanup:
     return status;
 }
 
-/** Transient gradients, over the kept activations. The backward pass of a layer finds the layers behind it done with: when
- * it writes its gradients, the activations of it and the layers before it matter, those behind do not. So the block of
- * gradients, whose layers stand in the same order, begins as low as that allows. Norms' gradients stand behind all layers', and
- * so does the head's: they are written while everything matters. Layers that wait for others are not done with, but then none
- * writes there: their matrices' gradients are stored nowhere. */
+/** Transient gradients, over the kept activations. The backward pass of a layer finds the layers behind it
+ * done with: when it writes its gradients, the activations of it and the layers before it matter, those
+ * behind do not. So the block of gradients, whose layers stand in the same order, begins as low as that
+ * allows. Norms' gradients stand behind all layers', and so does the head's: they are written while
+ * everything matters. Layers that wait for others are not done with, but then none writes there: their
+ * matrices' gradients are stored nowhere. */
 static void place_gradients(td_plan *plan)
 {
     const size_t element = td_dtype_size(plan->dtype);
@@ -472,9 +445,9 @@ static uint64_t steps_of(const td_plan *plan, td_tensor tensor)
     return tensor == TD_T_WORK ? bits & ~idle : bits;
 }
 
-/** Places what is not kept behind the kept tensors: the largest first, each at the lowest offset where no tensor
- * that is alive at the same time stands. Within one layer's steps that is enough, because the steps of all layers
- * are the same. */
+/** Places what is not kept behind the kept tensors: the largest first, each at the lowest offset where no
+ * tensor that is alive at the same time stands. Within one layer's steps that is enough, because the steps of
+ * all layers are the same. */
 static td_status place_scratch(td_plan *plan)
 {
     const size_t begin =
@@ -529,6 +502,7 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     if (config->rope_theta == 0)
         plan.config.rope_theta = 10000;
     plan.config.keep = has_backward(&plan) ? config->keep : TD_KEEP_MOST;
+    plan.group = config->wait > 1 ? config->wait : 1;
 
     plan.dtype = td_precision_dtype(config->precision);
     plan.wide = td_precision_weights(config->precision);
@@ -542,13 +516,8 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     plan.total.copies = plan.mixed ? (size_t)block : 0;
     plan.gradient_bytes = has_backward(&plan) ? (size_t)block : 0;
     plan.total.gradients = plan.gradient_bytes;
-    if (config->use == TD_MODEL_TRAINING) {
-        TD_TRY(td_product("moments", 2, (int64_t[]){plan.layout.elements, 2 * sizeof(float)}, &block));
-        plan.total.optimizer_state = (size_t)block;
-    }
 
     TD_TRY(measure(dev, &plan, bytes));
-    TD_TRY(choose_group(dev, &plan));
     for (int i = 0; i < TD_TENSORS; i++) {
         td_step first, last;
         td_tensor_life(&plan, (td_tensor)i, &first, &last);

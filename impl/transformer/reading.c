@@ -1,5 +1,5 @@
 /* What hooks hear of the weights that a pass reads, and where the pass then finds them. */
-#include "transformer/transformer_internal.h"
+#include "transformer/reading.h"
 
 #include "base/check.h"
 
@@ -82,4 +82,20 @@ const void *td_norm_weight(const td_transformer *model, int64_t layer, td_weight
 
     return model->at[TD_PART_NORMS] +
            (size_t)(weight->offset - model->plan.layout.norms) * td_dtype_size(model->plan.wide);
+}
+
+int64_t td_norm_parameter(const td_transformer *model, int64_t layer, td_weight norm)
+{
+    const td_model_size *size = &model->plan.config.size;
+
+    return layer == size->layers ? td_p_ln_final(size) : td_p_layer(layer, norm);
+}
+
+float *td_norm_rstd(const td_transformer *model, int64_t layer, td_weight norm)
+{
+    const td_tensor own = norm == TD_W_LN1 ? TD_T_RSTD1 : TD_T_RSTD2;
+
+    if (!model->grads)
+        return NULL;
+    return td_tensor_at(model, model->plan.config.keep == TD_KEEP_ALL ? own : TD_T_RSTD, layer);
 }

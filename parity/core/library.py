@@ -35,7 +35,6 @@ POINTEES = {
 WAYS = {
     "tf32": {"dtype": "f32", "tf32": True},
     "bf16_mixed": {"dtype": "bf16"},
-    "f16_mixed": {"dtype": "f16"},
 }
 
 

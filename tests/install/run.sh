@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs a build into an empty prefix and uses it as a stranger would: through find_package and through pkg-config,
-# shared and static, from C and from C++, also after the tree has been moved.
+# Installs a build into an empty prefix and uses it as a stranger would: through find_package and through
+# pkg-config, shared and static, from C and from C++, also after the tree has been moved.
 #   run.sh CMAKE BUILD_DIR SOURCE_DIR
 # A stranger names no folder but the prefix: what else the libraries need is found from what is installed.
 set -euo pipefail

@@ -1,5 +1,6 @@
-/** AddressSanitizer's own functions, and TD_ASAN, which is defined where the tests are built with it. Elsewhere the two macros
- * do nothing: clang's header comes with its sanitizers, which a plain build need not have. */
+/** AddressSanitizer's own functions, and TD_ASAN, which is defined where the tests are built with it.
+ * Elsewhere the two macros do nothing: clang's header comes with its sanitizers, which a plain build need not
+ * have. */
 #ifndef TD_TESTS_SUPPORT_ASAN_H
 #define TD_TESTS_SUPPORT_ASAN_H
 

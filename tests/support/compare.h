@@ -1,5 +1,5 @@
-/** Assertions on floating-point results against a float64 truth. Each fails on NaN, and prints name, index, both
- * values and the measure. */
+/** Assertions on floating-point results against a float64 truth. Each fails on NaN, and prints name, index,
+ * both values and the measure. */
 #ifndef TD_TESTS_COMPARE_H
 #define TD_TESTS_COMPARE_H
 
@@ -17,8 +17,8 @@ typedef struct td_error {
 /** Errors of got against truth, over the elements where truth is finite. */
 td_error td_measure(td_dtype dtype, const void *got, const double *truth, int64_t count);
 
-/** Fails unless finite_matches, rel_l2 <= tolerance and max_abs <= tolerance * max |truth| * 8 (written so that NaN
- * fails). */
+/** Fails unless finite_matches, rel_l2 <= tolerance and max_abs <= tolerance * max |truth| * 8 (written so
+ * that NaN fails). */
 void td_assert_close(const char *name, td_dtype dtype, const void *got, const double *truth, int64_t count,
                      double tolerance);
 
@@ -31,7 +31,8 @@ void td_assert_identical(const char *name, td_dtype dtype, const void *a, const 
 void td_check_refused(const char *text, td_status got, td_status want, const char *words, const char *file,
                       int line);
 
-/** Leaves a message in td_last_error() that no refusal is looked for by, so that an old one cannot pass for new. */
+/** Leaves a message in td_last_error() that no refusal is looked for by, so that an old one cannot pass for
+ * new. */
 void td_forget_error(void);
 
 /** Runs a call that must succeed; prints td_last_error() otherwise. */

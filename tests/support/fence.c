@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
-/* [ book-keeping | front fence | inside | back fence ]; the inside starts on a multiple of 256. Under AddressSanitizer
- * the fences are out of bounds, so that reading one fails as well as writing. */
+/* [ book-keeping | front fence | inside | back fence ]; the inside starts on a multiple of 256. Under
+ * AddressSanitizer the fences are out of bounds, so that reading one fails as well as writing. */
 enum { ALIGNMENT = 256, FENCE_BYTES = 256, FENCE_BYTE = 0xA5, POISON_BYTE = 0xFF };
 
 static unsigned char *start_of(const void *block)

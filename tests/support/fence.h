@@ -1,5 +1,5 @@
-/** Host buffers that catch overruns: 0xFF bytes inside (NaN in every float type) and a fence on both sides, which under
- * AddressSanitizer catches reads as well. */
+/** Host buffers that catch overruns: 0xFF bytes inside (NaN in every float type) and a fence on both sides,
+ * which under AddressSanitizer catches reads as well. */
 #ifndef TD_TESTS_FENCE_H
 #define TD_TESTS_FENCE_H
 

@@ -1,19 +1,19 @@
 /** Random tests: cases drawn from seeds until the time is over.
  *
- * A case's own seed draws all of it. A failure prints that seed: as TANDEM_FUZZ_SEED of another run it draws the same case
- * first, and TANDEM_FUZZ_SECONDS=0 ends that run behind it. */
+ * A case's own seed draws all of it. A failure prints that seed: as TANDEM_FUZZ_SEED of another run it draws
+ * the same case first, and TANDEM_FUZZ_SECONDS=0 ends that run behind it. */
 #ifndef TD_TESTS_FUZZ_H
 #define TD_TESTS_FUZZ_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/** Begins: the first case's seed is TANDEM_FUZZ_SEED of the environment, 1 without it, and cases are drawn for
- * TANDEM_FUZZ_SECONDS or else for the seconds that the program's first argument says. */
+/** Begins: the first case's seed is TANDEM_FUZZ_SEED of the environment, 1 without it, and cases are drawn
+ * for TANDEM_FUZZ_SECONDS or else for the seconds that the program's first argument says. */
 void td_fuzz_begin(int argc, char **argv);
 
-/** Begins the next case; false when the time is over, but never before the first one. From the first case on a signal that
- * ends the program prints the case too. */
+/** Begins the next case; false when the time is over, but never before the first one. From the first case on
+ * a signal that ends the program prints the case too. */
 bool td_fuzz_next(void);
 
 /** How many cases were begun. */

@@ -4,12 +4,12 @@
 
 #include "device/device.h"
 
-/** Opens "cuda". Without a usable GPU it prints the reason and exits the program: with 77, which CTest shows as skipped,
- * or with 1 where the environment variable TD_REQUIRE_GPU is set. */
+/** Opens "cuda". Without a usable GPU it prints the reason and exits the program: with 77, which CTest shows
+ * as skipped, or with 1 where the environment variable TD_REQUIRE_GPU is set. */
 td_device *td_gpu_open(void);
 
-/** Whether the environment variable TD_GPU_SMALL is set, as it is for compute-sanitizer, under which a kernel takes a hundred times as
- * long: of shapes that differ in size alone one is then enough. */
+/** Whether the environment variable TD_GPU_SMALL is set, as it is for compute-sanitizer, under which a kernel
+ * takes a hundred times as long: of shapes that differ in size alone one is then enough. */
 bool td_gpu_small(void);
 
 /** A block of the GPU with `bytes` from the host, or poisoned (0xFF) where `data` is NULL, between fences. */
@@ -21,7 +21,8 @@ void *td_gpu_read(td_device *dev, const void *block, size_t bytes);
 /** Gives such a block back. Accepts NULL. */
 void td_gpu_free(td_device *dev, void *block);
 
-/** Whether the build has the kernels of sm_90a and the first GPU is of compute capability 9.0: the fused operations must be there. */
+/** Whether the build has the kernels of sm_90a and the first GPU is of compute capability 9.0: the fused
+ * operations must be there. */
 bool td_gpu_is_hopper(void);
 
 #endif

@@ -13,7 +13,8 @@
 
 enum { SLACK_BYTE = 0xA5, POISON_BYTE = 0xFF };
 
-/* [ inaccessible | room: slack, block, slack | inaccessible ]. The book is kept apart from what the library sees. */
+/* [ inaccessible | room: slack, block, slack | inaccessible ]. The book is kept apart from what the library
+ * sees. */
 typedef struct guarded {
     struct guarded *next;
     unsigned char *room, *block;

@@ -70,9 +70,12 @@ td_status td_cpu_cross_entropy_fused(td_device *dev, const td_cross_entropy_shap
 size_t td_cpu_global_norm_work_bytes(int64_t count, td_dtype dtype);
 td_status td_cpu_global_norm(td_device *dev, int64_t count, td_dtype dtype, const void *g, float *norm,
                              void *work);
-td_status td_cpu_adamw_update(td_device *dev, const td_adamw *adamw, bool on_device,
-                              const td_adamw_tensors *tensors);
-td_status td_cpu_adamw_advance(td_device *dev, td_adamw *adamw);
-td_status td_cpu_sgd_step(td_device *dev, float lr, int64_t count, td_dtype dtype, void *p, const void *g);
+td_status td_cpu_update_begin(td_device *dev, td_update_state *state, float gain);
+td_status td_cpu_update_clip(td_device *dev, float max_norm, const float *norm, td_update_state *state);
+td_status td_cpu_assign(td_device *dev, void *to, const void *from, size_t bytes);
+td_status td_cpu_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
+                              const td_update_tensors *tensors);
+td_status td_cpu_sgd_update(td_device *dev, const td_sgd *sgd, const td_update_state *state,
+                            const td_update_tensors *tensors);
 
 #endif

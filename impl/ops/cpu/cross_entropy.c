@@ -1,15 +1,16 @@
 #include "ops/cpu/cpu.h"
 #include "ops/cpu/row.h"
 
-/* Parts of the rows whose losses are summed apart: their number does not depend on the threads, so neither does the
- * sum. */
+/* Parts of the rows whose losses are summed apart: their number does not depend on the threads, so neither
+ * does the sum. */
 enum { PARTS = 256 };
 
-/* The loss of a row as max - logit + log(sum): the difference is exact or nearly so, where lse - logit would lose the
- * loss of a confident row to the rounding of lse.
+/* The loss of a row as max - logit + log(sum): the difference is exact or nearly so, where lse - logit would
+ * lose the loss of a confident row to the rounding of lse.
  *
- * The gradient takes the row's sum, not lse: rounded to f32, lse would put an error of its own, the largest there is, on
- * every probability. The probability of the target less one is computed last, without the others' rounding. */
+ * The gradient takes the row's sum, not lse: rounded to f32, lse would put an error of its own, the largest
+ * there is, on every probability. The probability of the target less one is computed last, without the
+ * others' rounding. */
 TD_INLINE double one_row(td_dtype dtype, const void *logits, td_row row, int64_t target, float *lse,
                          double scale, void *dlogits)
 {

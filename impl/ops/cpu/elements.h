@@ -1,9 +1,10 @@
 /** Internal to ops/cpu/: one loop for every storage type.
  *
- * A kernel is written once, as an inline function whose first parameter is the dtype, reads and writes elements with
- * td_load and td_store, and computes in f32. TD_BY_DTYPE calls it with that parameter a constant, and the compiler
- * makes one vectorised loop of each type out of it. Loops over elements carry `omp simd`: without it the compiler
- * would test for overlap first and fall back to one element at a time when an operation works in place. */
+ * A kernel is written once, as an inline function whose first parameter is the dtype, reads and writes
+ * elements with td_load and td_store, and computes in f32. TD_BY_DTYPE calls it with that parameter a
+ * constant, and the compiler makes one vectorised loop of each type out of it. Loops over elements carry `omp
+ * simd`: without it the compiler would test for overlap first and fall back to one element at a time when an
+ * operation works in place. */
 #ifndef TD_OPS_CPU_ELEMENTS_H
 #define TD_OPS_CPU_ELEMENTS_H
 
@@ -53,10 +54,10 @@ static inline void *td_at(td_dtype dtype, const void *data, int64_t index)
     return (char *)data + td_bytes(dtype, index);
 }
 
-/** A sum runs in lanes, so that it is vector additions and the same sum on every machine: element i goes to lane
- * i mod 32, a bf16 vector or two f32 ones. (A reduction of OpenMP's simd adds its lanes one after the other in the
- * end, which takes longer than the 128 columns of a short row.) Lanes are f32 over runs of 512 elements, the runs are
- * added in float64: the error stays that of a short sum. */
+/** A sum runs in lanes, so that it is vector additions and the same sum on every machine: element i goes to
+ * lane i mod 32, a bf16 vector or two f32 ones. (A reduction of OpenMP's simd adds its lanes one after the
+ * other in the end, which takes longer than the 128 columns of a short row.) Lanes are f32 over runs of 512
+ * elements, the runs are added in float64: the error stays that of a short sum. */
 enum { TD_LANES = 32, TD_RUN = 512 };
 
 static inline int64_t td_run_end(int64_t count, int64_t begin)
@@ -74,7 +75,8 @@ static inline double td_lanes_sum(float lanes[TD_LANES])
     return (double)lanes[0];
 }
 
-/** The sum of a[first + i] b[first + i] weight[i], i in [0, count); a weight of NULL is 1. a has a type of its own. */
+/** The sum of a[first + i] b[first + i] weight[i], i in [0, count); a weight of NULL is 1. a has a type of
+ * its own. */
 TD_INLINE double td_dot(td_dtype a_dtype, const void *a, td_dtype dtype, const void *b, const void *weight,
                         int64_t first, int64_t count)
 {
@@ -98,7 +100,8 @@ TD_INLINE double td_dot(td_dtype a_dtype, const void *a, td_dtype dtype, const v
     return total;
 }
 
-/** Part `index` of `parts` nearly equal parts of count is [td_share(.., index, ..), td_share(.., index + 1, ..)). */
+/** Part `index` of `parts` nearly equal parts of count is [td_share(.., index, ..), td_share(.., index + 1,
+ * ..)). */
 static inline int64_t td_share(int64_t count, int64_t index, int64_t parts)
 {
     int64_t more = count % parts; /* the first parts that are one longer */

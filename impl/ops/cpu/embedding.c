@@ -30,7 +30,8 @@ td_status td_cpu_embedding_forward(td_device *dev, const td_embedding_shape *sha
     return TD_OK;
 }
 
-/* work: for each row of the table its first token, for each token the next one of the same row; -1 ends a list. */
+/* work: for each row of the table its first token, for each token the next one of the same row; -1 ends a
+ * list. */
 size_t td_cpu_embedding_backward_work_bytes(const td_embedding_shape *shape)
 {
     return (size_t)(shape->vocab + shape->tokens) * sizeof(int64_t);

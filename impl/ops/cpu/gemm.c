@@ -7,13 +7,14 @@
 #include <dnnl_debug.h>
 #include <omp.h>
 
-/* What the processor's own bf16 products (gemm_bf16.c) do not take runs in oneDNN's sgemm, bf16 on f32 copies: where
- * the processor multiplies no bf16 itself, oneDNN's bf16 product is 2 to 2.5 times slower than copying and multiplying
- * (2.6.3 and 3.12, AVX-512 without bf16), and on processors without AVX-512 oneDNN 2.6 has none.
+/* What the processor's own bf16 products (gemm_bf16.c) do not take runs in oneDNN's sgemm, bf16 on f32
+ * copies: where the processor multiplies no bf16 itself, oneDNN's bf16 product is 2 to 2.5 times slower than
+ * copying and multiplying (2.6.3 and 3.12, AVX-512 without bf16), and on processors without AVX-512 oneDNN
+ * 2.6 has none.
  *
- * work holds, in f32, the operands that all matrices share, then `slots` sets of the operands and the result of one
- * matrix. Small matrices are multiplied one a thread, each in a slot; large ones one after the other with all
- * threads on each. The size of work does not depend on who multiplies. */
+ * work holds, in f32, the operands that all matrices share, then `slots` sets of the operands and the result
+ * of one matrix. Small matrices are multiplied one a thread, each in a slot; large ones one after the other
+ * with all threads on each. The size of work does not depend on who multiplies. */
 typedef struct plan {
     int64_t a, b, c;       /* floats of one copy; 0: none needed */
     bool share_a, share_b; /* the copy serves all matrices */
@@ -21,8 +22,8 @@ typedef struct plan {
     int64_t floats;        /* of work; never fewer where an extent is larger */
 } plan;
 
-/* More memory than this is not taken for the sake of multiplying many matrices at once: from 2048 x 2048 on, all
- * threads on one matrix are as fast. */
+/* More memory than this is not taken for the sake of multiplying many matrices at once: from 2048 x 2048 on,
+ * all threads on one matrix are as fast. */
 static const int64_t slots_max = ((int64_t)1 << 24) / (int64_t)sizeof(float);
 
 /* Every copy starts on a 256-byte boundary. */
@@ -59,7 +60,8 @@ size_t td_cpu_gemm_work_bytes(const td_gemm_shape *shape)
     return (size_t)plan_of(shape).floats * sizeof(float);
 }
 
-/* A bf16 matrix with rows `pitch` apart from and to a dense f32 one; on all threads unless they are busy already. */
+/* A bf16 matrix with rows `pitch` apart from and to a dense f32 one; on all threads unless they are busy
+ * already. */
 static void widen(int64_t rows, int64_t cols, const td_bf16 *from, int64_t pitch, float *to)
 {
 #pragma omp parallel for schedule(static) if (!omp_in_parallel() && rows * cols >= TD_PARALLEL_MIN)
@@ -85,7 +87,8 @@ typedef struct operands {
     int64_t lda, ldb, ldc;
 } operands;
 
-/* The piece where alpha is 0: oneDNN's AVX-512 code leaves it as it was where beta is 0, too (2.6.3, trans_b). */
+/* The piece where alpha is 0: oneDNN's AVX-512 code leaves it as it was where beta is 0, too (2.6.3,
+ * trans_b). */
 static void scale_piece(float beta, int64_t m, int64_t n, float *c, int64_t pitch)
 {
     for (int64_t r = 0; r < m; r++)
@@ -106,8 +109,9 @@ static dnnl_status_t multiply_piece(const td_gemm_shape *s, const operands *f, i
                       f->ldb, s->beta, f->c + i * f->ldc + j, f->ldc);
 }
 
-/* Into how many rows and columns of pieces the threads cut c. Of all grids with a piece for each thread the one whose
- * pieces read least; pieces are whole blocks of BLOCK x BLOCK, and a product below TD_GEMM_GRAIN is not cut. */
+/* Into how many rows and columns of pieces the threads cut c. Of all grids with a piece for each thread the
+ * one whose pieces read least; pieces are whole blocks of BLOCK x BLOCK, and a product below TD_GEMM_GRAIN is
+ * not cut. */
 enum { BLOCK = 16 };
 
 typedef struct grid {
@@ -139,8 +143,8 @@ static grid grid_of(const td_gemm_shape *s)
     return best;
 }
 
-/* oneDNN on one thread a piece: its own division of one product among threads waits at barriers and takes 5 to 20 %
- * longer on two. What the grid leaves whole, it divides if it likes. */
+/* oneDNN on one thread a piece: its own division of one product among threads waits at barriers and takes 5
+ * to 20 % longer on two. What the grid leaves whole, it divides if it likes. */
 static dnnl_status_t multiply(const td_gemm_shape *s, const operands *f)
 {
     grid g = grid_of(s);
@@ -233,8 +237,9 @@ static td_status multiply_all(const td_gemm_shape *shape, const void *a, const v
         widen_a(shape, a, work);
     if (p.b > 0 && p.share_b)
         widen_b(shape, b, (float *)work + (p.share_a ? p.a : 0));
-    /* Two loops, and no if clause on one: a parallel region that it switches off still makes the region inside a nested
-     * one, for which gcc's runtime starts new threads every time instead of waking those it has. */
+    /* Two loops, and no if clause on one: a parallel region that it switches off still makes the region
+     * inside a nested one, for which gcc's runtime starts new threads every time instead of waking those it
+     * has. */
     if (one_a_thread) {
 #pragma omp parallel for schedule(static) reduction(max : result)
         for (int64_t matrix = 0; matrix < shape->batch; matrix++) {
@@ -252,7 +257,8 @@ static td_status multiply_all(const td_gemm_shape *shape, const void *a, const v
     return TD_OK;
 }
 
-/* What OpenMP gives a parallel region for certain: oneDNN leaves the part of c undone whose thread it does not get. */
+/* What OpenMP gives a parallel region for certain: oneDNN leaves the part of c undone whose thread it does
+ * not get. */
 static int certain_threads(void)
 {
     const int most = omp_get_max_threads(), limit = omp_get_thread_limit();

@@ -162,9 +162,10 @@ static const_desc desc_of(const product *p, dnnl_query_t what)
     return dnnl_primitive_desc_query_md(p->desc, what, 0);
 }
 
-/* For that many threads. oneDNN takes the number from OpenMP, and so does its cache of primitives. The cache makes all
- * but the first of a shape cheap: 10 us, of the 1,700 that 512 x 2304 x 768 takes (AMX, one thread, oneDNN 2.6.3,
- * 2026-11). *scratch is what the product needs, each thread its own; with less than that it is not made. */
+/* For that many threads. oneDNN takes the number from OpenMP, and so does its cache of primitives. The cache
+ * makes all but the first of a shape cheap: 10 us, of the 1,700 that 512 x 2304 x 768 takes (AMX, one thread,
+ * oneDNN 2.6.3, 2026-11). *scratch is what the product needs, each thread its own; with less than that it is
+ * not made. */
 static dnnl_status_t open_product(const td_gemm_shape *s, int threads, size_t bytes, product *p,
                                   size_t *scratch)
 {
@@ -224,7 +225,8 @@ cleanup:
 
 /* ---- the product of any shape ---- */
 
-/* Where f32 copies take less than this, sgemm is done in about the time that it takes to prepare anything else. */
+/* Where f32 copies take less than this, sgemm is done in about the time that it takes to prepare anything
+ * else. */
 static const size_t least_bytes = (size_t)1 << 17;
 
 static int threads_for(const td_gemm_shape *s)
@@ -252,8 +254,8 @@ td_status td_cpu_gemm_bf16(const td_gemm_shape *shape, const void *a, const void
     product p;
 
     *done = false;
-    /* With AMX oneDNN 2.6.3 ends the process by an illegal instruction in some products of k 63, 1023 or 2047,
-     * and in none of 50,000 random ones with another remainder (2026-11). */
+    /* With AMX oneDNN 2.6.3 ends the process by an illegal instruction in some products of k 63, 1023 or
+     * 2047, and in none of 50,000 random ones with another remainder (2026-11). */
     if (bytes < least_bytes || shape->k % 64 == 63 || !has_bf16_products())
         return TD_OK;
     result = open_product(shape, threads, bytes, &p, &scratch);

@@ -4,8 +4,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Where the first head of a token lies on either side; the next is head_dim further on the packed side, and a matrix
- * on the split one. token counts through batch and seq. */
+/* Where the first head of a token lies on either side; the next is head_dim further on the packed side, and a
+ * matrix on the split one. token counts through batch and seq. */
 typedef struct place {
     int64_t packed, split, matrix;
 } place;

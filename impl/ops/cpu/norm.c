@@ -3,7 +3,8 @@
 
 #include <math.h>
 
-/* Parts whose sums are added at the end: their number does not depend on the threads, so neither does the norm. */
+/* Parts whose sums are added at the end: their number does not depend on the threads, so neither does the
+ * norm. */
 enum { PARTS = 256 };
 
 /* The square of an f32 is exact in float64, where it cannot overflow. */

@@ -2,16 +2,25 @@
 #include "ops/cpu/elements.h"
 
 #include <math.h>
+#include <string.h>
 
 /* A step in the form all variants share, its constants computed in float64 and rounded once:
  *   m += gain1 (g - m),  v = beta2 v + gain2 g^2,  p -= rate m / (sqrt(v) root + eps),
- * and p -= decay p before that or after it. */
+ * with g = gain * gradient, and p -= decay p before that or after it. */
 typedef struct adamw_constants {
-    float gain1, beta2, gain2, rate, root, eps, decay;
+    float gain, gain1, beta2, gain2, rate, root, eps, decay;
 } adamw_constants;
 
+TD_INLINE void copy_block(td_dtype dtype, td_dtype copy_dtype, const td_update_tensors *t, int64_t begin,
+                          int64_t end)
+{
+#pragma omp simd
+    for (int64_t i = begin; i < end; i++)
+        td_store(copy_dtype, t->copy, i, td_load(dtype, t->p, i));
+}
+
 TD_INLINE void adamw_block(td_dtype dtype, td_dtype grad_dtype, bool decay_last, adamw_constants k,
-                           const td_adamw_tensors *t, int64_t begin, int64_t end)
+                           const td_update_tensors *t, int64_t begin, int64_t end)
 {
     void *p = t->p;
     const void *g = t->g;
@@ -19,7 +28,7 @@ TD_INLINE void adamw_block(td_dtype dtype, td_dtype grad_dtype, bool decay_last,
 
 #pragma omp simd
     for (int64_t i = begin; i < end; i++) {
-        float grad = td_load(grad_dtype, g, i);
+        float grad = k.gain * td_load(grad_dtype, g, i);
         float weight = td_load(dtype, p, i);
         float first = m[i] + k.gain1 * (grad - m[i]);
         float second = k.beta2 * v[i] + (k.gain2 * grad) * grad; /* its square alone may overflow */
@@ -33,22 +42,18 @@ TD_INLINE void adamw_block(td_dtype dtype, td_dtype grad_dtype, bool decay_last,
         v[i] = second;
         td_store(dtype, p, i, weight);
     }
-    if (!t->copy)
-        return;
-#pragma omp simd
-    for (int64_t i = begin; i < end; i++)
-        td_store(grad_dtype, t->copy, i, td_load(dtype, p, i));
 }
 
-td_status td_cpu_adamw_update(td_device *dev, const td_adamw *adamw, bool on_device,
-                              const td_adamw_tensors *tensors)
+td_status td_cpu_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
+                              const td_update_tensors *tensors)
 {
-    double correction1 = 1.0 - pow(adamw->beta1, (double)adamw->step);
-    double correction2 = 1.0 - pow(adamw->beta2, (double)adamw->step);
+    double correction1 = 1.0 - pow(adamw->beta1, (double)state->step);
+    double correction2 = 1.0 - pow(adamw->beta2, (double)state->step);
     bool torch = adamw->variant == TD_ADAMW_TORCH;
     bool decay_last = adamw->variant == TD_ADAMW_COURSE2025;
     int64_t count = tensors->count, blocks = td_blocks(count);
     adamw_constants k = {
+        .gain = state->gain,
         .gain1 = (float)(1.0 - adamw->beta1),
         .beta2 = (float)adamw->beta2,
         .gain2 = (float)(1.0 - adamw->beta2),
@@ -59,7 +64,6 @@ td_status td_cpu_adamw_update(td_device *dev, const td_adamw *adamw, bool on_dev
     };
 
     (void)dev;
-    (void)on_device;
 #pragma omp parallel for schedule(static) if (count >= TD_PARALLEL_MIN)
     for (int64_t block = 0; block < blocks; block++) {
         int64_t begin = block * TD_BLOCK, end = td_block_end(count, begin);
@@ -68,34 +72,59 @@ td_status td_cpu_adamw_update(td_device *dev, const td_adamw *adamw, bool on_dev
             TD_BY_DTYPES(tensors->dtype, tensors->grad_dtype, adamw_block, true, k, tensors, begin, end);
         else
             TD_BY_DTYPES(tensors->dtype, tensors->grad_dtype, adamw_block, false, k, tensors, begin, end);
+        if (tensors->copy)
+            TD_BY_DTYPES(tensors->dtype, tensors->copy_dtype, copy_block, tensors, begin, end);
     }
     return TD_OK;
 }
 
-td_status td_cpu_adamw_advance(td_device *dev, td_adamw *adamw)
-{
-    (void)dev;
-    adamw->step += adamw->step < INT64_MAX;
-    return TD_OK;
-}
-
-TD_INLINE void sgd_block(td_dtype dtype, float lr, void *p, const void *g, int64_t begin, int64_t end)
+TD_INLINE void sgd_block(td_dtype dtype, td_dtype grad_dtype, float lr, float gain,
+                         const td_update_tensors *t, int64_t begin, int64_t end)
 {
 #pragma omp simd
     for (int64_t i = begin; i < end; i++)
-        td_store(dtype, p, i, td_load(dtype, p, i) - lr * td_load(dtype, g, i));
+        td_store(dtype, t->p, i, td_load(dtype, t->p, i) - lr * (gain * td_load(grad_dtype, t->g, i)));
 }
 
-td_status td_cpu_sgd_step(td_device *dev, float lr, int64_t count, td_dtype dtype, void *p, const void *g)
+td_status td_cpu_sgd_update(td_device *dev, const td_sgd *sgd, const td_update_state *state,
+                            const td_update_tensors *tensors)
 {
-    int64_t blocks = td_blocks(count);
+    int64_t count = tensors->count, blocks = td_blocks(count);
 
     (void)dev;
 #pragma omp parallel for schedule(static) if (count >= TD_PARALLEL_MIN)
     for (int64_t block = 0; block < blocks; block++) {
-        int64_t begin = block * TD_BLOCK;
+        int64_t begin = block * TD_BLOCK, end = td_block_end(count, begin);
 
-        TD_BY_DTYPE(dtype, sgd_block, lr, p, g, begin, td_block_end(count, begin));
+        TD_BY_DTYPES(tensors->dtype, tensors->grad_dtype, sgd_block, (float)sgd->lr, state->gain, tensors,
+                     begin, end);
+        if (tensors->copy)
+            TD_BY_DTYPES(tensors->dtype, tensors->copy_dtype, copy_block, tensors, begin, end);
     }
+    return TD_OK;
+}
+
+td_status td_cpu_update_begin(td_device *dev, td_update_state *state, float gain)
+{
+    (void)dev;
+    state->step += state->step < INT64_MAX;
+    state->gain = gain;
+    return TD_OK;
+}
+
+td_status td_cpu_update_clip(td_device *dev, float max_norm, const float *norm, td_update_state *state)
+{
+    const float factor = max_norm / (fabsf(state->gain) * *norm + 1e-6f);
+
+    (void)dev;
+    if (!(factor >= 1.0f)) /* also where it is NaN */
+        state->gain *= factor;
+    return TD_OK;
+}
+
+td_status td_cpu_assign(td_device *dev, void *to, const void *from, size_t bytes)
+{
+    (void)dev;
+    memcpy(to, from, bytes);
     return TD_OK;
 }

@@ -60,7 +60,8 @@ td_status td_cpu_residual_rmsnorm_forward(td_device *dev, const td_rmsnorm_shape
 }
 
 /* dweight sums over all rows. Groups of GROUP rows are summed in f32, the groups of a part in float64 in the
- * part's row of work, and the parts at the end: neither the order nor the number of parts depends on the threads. */
+ * part's row of work, and the parts at the end: neither the order nor the number of parts depends on the
+ * threads. */
 enum { GROUP = 16, PARTS = 64 };
 
 static int64_t groups_of(const td_rmsnorm_shape *shape)

@@ -1,8 +1,8 @@
 /** Internal to ops/cpu/: the steps of a stable softmax over a row, for softmax.c and cross_entropy.c.
  *
- * A row is a piece of f32 at a time: load it, exponentiate it in place, scale it into the output. A row that is
- * longer than a piece is loaded again for each step; its exponentials are computed twice rather than taken through
- * memory, where bf16 has no room for them. */
+ * A row is a piece of f32 at a time: load it, exponentiate it in place, scale it into the output. A row that
+ * is longer than a piece is loaded again for each step; its exponentials are computed twice rather than taken
+ * through memory, where bf16 has no room for them. */
 #ifndef TD_OPS_CPU_ROW_H
 #define TD_OPS_CPU_ROW_H
 
@@ -39,16 +39,16 @@ static inline int64_t td_row_reach(td_row row, int64_t done)
     return padded < row.cols - done ? padded : row.cols - done;
 }
 
-/** The bits of a float as an integer whose order is the float's, and back. Positive NaN comes last, negative NaN
- * first. */
+/** The bits of a float as an integer whose order is the float's, and back. Positive NaN comes last, negative
+ * NaN first. */
 static inline int32_t td_order_key(int32_t bits)
 {
     return bits < 0 ? bits ^ 0x7FFFFFFF : bits;
 }
 
 /** Loads the piece from column `done` on into e, -infinity behind it. Returns the key of its largest element:
- * integers have no exception for NaN, so the loop vectorises. A positive NaN is the largest; a negative one is not,
- * and makes the row's sum NaN. */
+ * integers have no exception for NaN, so the loop vectorises. A positive NaN is the largest; a negative one
+ * is not, and makes the row's sum NaN. */
 TD_INLINE int32_t td_row_load(td_dtype dtype, const void *data, td_row row, int64_t done, float *e)
 {
     int32_t piece = (int32_t)td_row_piece(row, done), reach = (int32_t)td_row_reach(row, done);
@@ -88,7 +88,8 @@ static inline double td_row_exp(float *e, int64_t count, float max)
     return total;
 }
 
-/** The row's largest element and the sum of exp(element - max). Leaves the exponentials of the last piece in e. */
+/** The row's largest element and the sum of exp(element - max). Leaves the exponentials of the last piece in
+ * e. */
 TD_INLINE double td_row_sum(td_dtype dtype, const void *data, td_row row, float *e, float *max)
 {
     int32_t key = INT32_MIN;
@@ -108,8 +109,8 @@ TD_INLINE double td_row_sum(td_dtype dtype, const void *data, td_row row, float 
     return sum;
 }
 
-/** y = factor * exp(data - max) over the part of the row that takes part, with e as td_row_sum left it. The factor
- * comes in two floats, so that its own rounding is not in every element. */
+/** y = factor * exp(data - max) over the part of the row that takes part, with e as td_row_sum left it. The
+ * factor comes in two floats, so that its own rounding is not in every element. */
 TD_INLINE void td_row_scale(td_dtype dtype, const void *data, td_row row, float *e, float max, double factor,
                             void *y)
 {

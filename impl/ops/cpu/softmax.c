@@ -31,8 +31,9 @@ TD_INLINE void forward_row(td_dtype dtype, const void *x, void *y, td_row row)
     td_row_clear(dtype, row, y);
 }
 
-/* Whole vectors may run over the end of what is seen: what they leave there is cleared. The scale comes last: folded
- * into dot it would round dy and dot apart, and a row that sees one column would not have the gradient 0. */
+/* Whole vectors may run over the end of what is seen: what they leave there is cleared. The scale comes last:
+ * folded into dot it would round dy and dot apart, and a row that sees one column would not have the gradient
+ * 0. */
 TD_INLINE void backward_row(td_dtype dtype, float scale, const void *y, const void *dy, void *dx, td_row row)
 {
     int64_t reach = td_row_pad(row.seen) < row.cols ? td_row_pad(row.seen) : row.cols;

@@ -33,7 +33,9 @@ const td_ops td_ops_cpu = {
     .cross_entropy_fused = td_cpu_cross_entropy_fused,
     .global_norm_work_bytes = td_cpu_global_norm_work_bytes,
     .global_norm = td_cpu_global_norm,
+    .update_begin = td_cpu_update_begin,
+    .update_clip = td_cpu_update_clip,
+    .assign = td_cpu_assign,
     .adamw_update = td_cpu_adamw_update,
-    .adamw_advance = td_cpu_adamw_advance,
-    .sgd_step = td_cpu_sgd_step,
+    .sgd_update = td_cpu_sgd_update,
 };

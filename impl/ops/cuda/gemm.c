@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What NVIDIA recommends for Hopper; less loses the split-k algorithms, and the library's own default is none. */
+/* What NVIDIA recommends for Hopper; less loses the split-k algorithms, and the library's own default is
+ * none. */
 #define WORK_BYTES ((size_t)32 << 20)
 
 /** Everything that decides how a product is computed; compared as bytes, so it is made from zeroed memory. */
@@ -25,8 +26,8 @@ typedef struct product {
     cublasLtMatmulAlgo_t algo;
 } product;
 
-/** The functions of cuBLASLt that are called here. The library is looked for when a product first needs it, so that a
- * machine without a GPU, where it is half a gigabyte of nothing, need not have it. */
+/** The functions of cuBLASLt that are called here. The library is looked for when a product first needs it,
+ * so that a machine without a GPU, where it is half a gigabyte of nothing, need not have it. */
 #define EACH_FUNCTION(f)                                                                                     \
     f(Create) f(Destroy) f(GetStatusString) f(Matmul) f(MatmulAlgoGetHeuristic) f(MatmulDescCreate)          \
         f(MatmulDescDestroy) f(MatmulDescSetAttribute) f(MatrixLayoutCreate) f(MatrixLayoutDestroy)          \
@@ -37,9 +38,10 @@ typedef struct library {
     EACH_FUNCTION(DECLARE)
 } library;
 
-/** The handle, and the last products with their algorithms: asking for one takes tens of microseconds. A model has a few dozen; but
- * one that sees sequences of every length would have thousands, so a set that is full forgets the product that was asked for longest
- * ago. What was queued or captured of it runs on: cuBLASLt reads a description when it is called, and not again. */
+/** The handle, and the last products with their algorithms: asking for one takes tens of microseconds. A
+ * model has a few dozen; but one that sees sequences of every length would have thousands, so a set that is
+ * full forgets the product that was asked for longest ago. What was queued or captured of it runs on:
+ * cuBLASLt reads a description when it is called, and not again. */
 enum { SETS = 64, WAYS = 8 };
 typedef struct products {
     library lt;
@@ -260,7 +262,8 @@ cleanup:
     return status;
 }
 
-/* The largest power of two up to 256 that divides the address and the bytes between the matrices of a batch. */
+/* The largest power of two up to 256 that divides the address and the bytes between the matrices of a
+ * batch. */
 static uint32_t alignment(const void *pointer, int64_t stride, td_dtype dtype)
 {
     const uintptr_t bits = (uintptr_t)pointer | ((uintptr_t)stride * td_dtype_size(dtype)) | 256;

@@ -285,13 +285,39 @@ static td_status global_norm(td_device *dev, int64_t count, td_dtype dtype, cons
     return end(dev, td_cuda_global_norm(begin(dev), count, dtype, g, norm, work), "global_norm");
 }
 
-static td_status adamw_update(td_device *dev, const td_adamw *adamw, bool on_device,
-                              const td_adamw_tensors *tensors)
+static td_status update_begin(td_device *dev, td_update_state *state, float gain)
+{
+    return end(dev, td_cuda_update_begin(begin(dev), state, gain), "update_begin");
+}
+
+static td_status update_clip(td_device *dev, float max_norm, const float *norm, td_update_state *state)
+{
+    return end(dev, td_cuda_update_clip(begin(dev), max_norm, norm, state), "update_clip");
+}
+
+static td_status assign(td_device *dev, void *to, const void *from, size_t bytes)
+{
+    return end(dev, td_cuda_assign(begin(dev), to, from, bytes), "assign");
+}
+
+static td_status adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
+                              const td_update_tensors *tensors)
 {
     td_status status = TD_OK;
 
     TD_TRY(check_elements("adamw_update", "count", tensors->count));
-    TD_TRY(end(dev, td_cuda_adamw_update(begin(dev), adamw, on_device, tensors), "adamw_update"));
+    TD_TRY(end(dev, td_cuda_adamw_update(begin(dev), adamw, state, tensors), "adamw_update"));
+cleanup:
+    return status;
+}
+
+static td_status sgd_update(td_device *dev, const td_sgd *sgd, const td_update_state *state,
+                            const td_update_tensors *tensors)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_elements("sgd_update", "count", tensors->count));
+    TD_TRY(end(dev, td_cuda_sgd_update(begin(dev), sgd, state, tensors), "sgd_update"));
 cleanup:
     return status;
 }
@@ -311,23 +337,13 @@ static bool linear_adamw_pays(td_device *dev, int count, const td_linear_adamw *
     return td_cuda_linear_adamw_pays(td_device_cuda(dev)->multiprocessors, count, layers);
 }
 
-static td_status linear_adamw_update(td_device *dev, const td_adamw *adamw, bool on_device, int count,
-                                     const td_linear_adamw *layers)
+static td_status linear_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
+                                     int count, const td_linear_adamw *layers)
 {
     const int multiprocessors = td_device_cuda(dev)->multiprocessors;
 
-    return end(dev, td_cuda_linear_adamw(begin(dev), multiprocessors, adamw, on_device, count, layers),
+    return end(dev, td_cuda_linear_adamw(begin(dev), multiprocessors, adamw, state, count, layers),
                "linear_adamw_update");
-}
-
-static td_status adamw_advance(td_device *dev, td_adamw *adamw)
-{
-    return end(dev, td_cuda_adamw_advance(begin(dev), adamw), "adamw_advance");
-}
-
-static td_status sgd_step(td_device *dev, float lr, int64_t count, td_dtype dtype, void *p, const void *g)
-{
-    return end(dev, td_cuda_sgd_step(begin(dev), lr, count, dtype, p, g), "sgd_step");
 }
 
 const td_ops td_ops_cuda = {
@@ -361,10 +377,12 @@ const td_ops td_ops_cuda = {
     .cross_entropy_fused = cross_entropy_fused,
     .global_norm_work_bytes = global_norm_work_bytes,
     .global_norm = global_norm,
+    .update_begin = update_begin,
+    .update_clip = update_clip,
+    .assign = assign,
     .adamw_update = adamw_update,
     .linear_adamw_has = linear_adamw_has,
     .linear_adamw_pays = linear_adamw_pays,
     .linear_adamw_update = linear_adamw_update,
-    .adamw_advance = adamw_advance,
-    .sgd_step = sgd_step,
+    .sgd_update = sgd_update,
 };

@@ -1,0 +1,167 @@
+/* Clipping by global norm. The norm of each range is taken when it is final, while the cache may still hold
+ * its gradients; the norm of these norms is that of all. */
+#include "optimizer/optimizer.h"
+
+#include "base/check.h"
+#include "optimizer/ranges.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct td_clip {
+    td_hook hook;
+    td_device *dev;
+    td_weights weights;
+    float max_norm;
+    int64_t most, count; /* norms that there is room for, and of this pass */
+    td_update_state *state;
+    char *block; /* the norm of all, at TD_ALIGNMENT the norms of ranges, and scratch */
+    float *norms;
+    char *work;
+    td_ranges held;
+    bool running; /* between begin and end of a pass that makes gradients final */
+};
+
+/** Where scratch begins in the block, and its bytes. */
+static td_status work_of(td_device *dev, int64_t elements, td_dtype dtype, int64_t most, size_t *begin,
+                         size_t *bytes)
+{
+    td_status status = TD_OK;
+    size_t norms;
+
+    TD_CHECK(most >= 1 && most <= INT32_MAX, "most is %" PRId64 ", needs 1 to %d", most, INT32_MAX);
+    TD_TRY(td_global_norm_work_bytes(dev, elements, dtype, bytes));
+    TD_TRY(td_global_norm_work_bytes(dev, most, TD_F32, &norms));
+    *bytes = norms > *bytes ? norms : *bytes;
+    *begin = 2 * TD_ALIGNMENT + (size_t)most * sizeof(float) / TD_ALIGNMENT * TD_ALIGNMENT;
+cleanup:
+    return status;
+}
+
+td_status td_clip_plan(td_device *dev, int64_t elements, td_dtype grad_dtype, int64_t most, size_t *out)
+{
+    td_status status = TD_OK;
+    size_t begin = 0, bytes = 0;
+
+    TD_CHECK(out, "out is NULL");
+    TD_TRY(work_of(dev, elements, grad_dtype, most, &begin, &bytes));
+    *out = begin + bytes;
+cleanup:
+    return status;
+}
+
+static td_status clip_begin(td_hook *hook, td_pass pass, bool last)
+{
+    td_clip *clip = (td_clip *)hook;
+
+    if (pass == TD_PASS_BACKWARD) {
+        clip->running = last;
+        clip->held.count = clip->count = 0;
+    }
+    return TD_OK;
+}
+
+static td_status clip_final(td_hook *hook, td_range range, td_event *event)
+{
+    td_clip *clip = (td_clip *)hook;
+    const char *grads = clip->weights.grads;
+    td_status status = TD_OK;
+
+    if (clip->count == clip->most) {
+        status = td_fail(TD_BAD_STATE, "more than %" PRId64 " ranges became final in one pass", clip->most);
+        goto cleanup;
+    }
+    TD_TRY(td_ranges_add(&clip->held, range));
+    if (event)
+        TD_TRY(td_event_wait(event));
+    TD_TRY(td_global_norm(clip->dev, range.end - range.begin, clip->weights.grad_dtype,
+                          grads + (size_t)range.begin * td_dtype_size(clip->weights.grad_dtype),
+                          clip->norms + clip->count, clip->work));
+    clip->count++;
+cleanup:
+    return status;
+}
+
+static td_status clip_end(td_hook *hook, td_pass pass, td_status status)
+{
+    td_clip *clip = (td_clip *)hook;
+    float *norm = (void *)clip->block;
+
+    if (pass != TD_PASS_BACKWARD || !clip->running)
+        return TD_OK;
+    clip->running = false;
+    if (status != TD_OK || clip->count == 0)
+        return TD_OK;
+    TD_TRY(td_global_norm(clip->dev, clip->count, TD_F32, clip->norms, norm, clip->work));
+    TD_TRY(td_update_clip(clip->dev, clip->max_norm, norm, clip->state));
+    for (int64_t i = 0; i < clip->held.count; i++)
+        TD_TRY(td_hooks_final(hook->next, clip->held.at[i], NULL));
+cleanup:
+    return status;
+}
+
+td_status td_clip_create(td_device *dev, const td_weights *weights, float max_norm, int64_t most,
+                         td_update_state *state, td_clip **out)
+{
+    td_clip *clip = NULL;
+    td_status status = TD_OK;
+    size_t begin = 0, bytes = 0;
+    void *block;
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(weights, "weights is NULL");
+    TD_CHECK(weights->grads, "weights has no gradients");
+    TD_CHECK(max_norm > 0 && max_norm <= 3e38f, "max_norm is %g, needs to be above 0 and finite",
+             (double)max_norm);
+    TD_CHECK(state, "state is NULL");
+    TD_TRY(work_of(dev, weights->elements, weights->grad_dtype, most, &begin, &bytes));
+    clip = calloc(1, sizeof *clip);
+    if (!clip) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *clip);
+        goto cleanup;
+    }
+    clip->hook = (td_hook){.begin = clip_begin, .final = clip_final, .end = clip_end};
+    clip->dev = dev;
+    clip->weights = *weights;
+    clip->max_norm = max_norm;
+    clip->most = most;
+    clip->state = state;
+    TD_TRY(td_device_alloc(dev, begin + bytes, &block));
+    clip->block = block;
+    clip->norms = (void *)(clip->block + TD_ALIGNMENT);
+    clip->work = clip->block + begin;
+    TD_TRY(td_device_fill(dev, block, 0, begin));
+
+    *out = clip; /* whole: the caller owns it from here */
+    clip = NULL;
+cleanup:
+    td_clip_destroy(clip);
+    return status;
+}
+
+void td_clip_destroy(td_clip *clip)
+{
+    if (!clip)
+        return;
+    (void)td_device_free(clip->dev, clip->block); /* NULL or a live block of dev, which free accepts */
+    free(clip->held.at);
+    free(clip);
+}
+
+td_hook *td_clip_hook(td_clip *clip)
+{
+    return clip ? &clip->hook : NULL;
+}
+
+td_status td_clip_norm(const td_clip *clip, float *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(clip, "clip is NULL");
+    TD_CHECK(out, "out is NULL");
+    TD_TRY(td_device_download(clip->dev, out, clip->block, sizeof *out));
+cleanup:
+    return status;
+}

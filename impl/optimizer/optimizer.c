@@ -1,0 +1,536 @@
+#include "optimizer/optimizer.h"
+
+#include "base/check.h"
+#include "optimizer/ranges.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct group {
+    td_optimizer_group is;
+    int64_t moments;   /* where its own begin, in floats */
+    const void *hyper; /* in the device's memory */
+} group;
+
+/* A product that waits for others, and the group that it belongs to. */
+typedef struct held {
+    const group *of;
+    td_linear_adamw product;
+} held;
+
+struct td_optimizer {
+    td_hook hook;
+    td_device *dev;
+    td_weights weights;
+    const td_update_state *state;
+    td_update_time time;
+    int64_t count;
+    group *groups;
+    char *block; /* hyperparameters, TD_ALIGNMENT apart; first moments; second moments */
+    int64_t moments;
+    float *exp_avg, *exp_avg_sq;
+
+    td_ranges final; /* with TD_UPDATE_AFTER: what waits for td_optimizer_update */
+
+    /* With TD_UPDATE_ALONG. */
+    td_linear_adamw together[TD_LINEAR_ADAMW_MOST];
+    int64_t together_count;
+    bool asked, takes; /* whether products that wait are taken over in this pass */
+    held held[TD_LINEAR_ADAMW_MOST];
+    int64_t held_count, taken;  /* products that are held, and of this pass */
+    td_stream *side;            /* for updates beside backward; NULL: the device has no streams */
+    td_event *ready, *finished; /* gradients for the side stream; the side stream's work */
+    bool side_works;            /* has work that the device's stream has not waited for */
+};
+
+/* ---- groups ---- */
+
+td_status td_hyperparameters_check(const td_hyperparameters *hyper)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(hyper, "hyper is NULL");
+    TD_CHECK(hyper->kind == TD_OPTIMIZER_ADAMW || hyper->kind == TD_OPTIMIZER_SGD,
+             "kind is %d, which is no td_optimizer_kind", (int)hyper->kind);
+    TD_TRY(hyper->kind == TD_OPTIMIZER_ADAMW ? td_adamw_check(&hyper->adamw) : td_sgd_check(&hyper->sgd));
+cleanup:
+    return status;
+}
+
+static td_status check_groups(int64_t elements, int64_t count, const td_optimizer_group *groups)
+{
+    int64_t end = 0;
+    td_status status = TD_OK;
+
+    TD_CHECK(count >= 1 && count <= INT32_MAX, "count is %" PRId64 " groups, needs 1 to %d", count,
+             INT32_MAX);
+    TD_CHECK(groups, "groups is NULL");
+    for (int64_t i = 0; i < count; i++) {
+        const td_range range = groups[i].range;
+
+        TD_CHECK(range.begin >= end && range.end > range.begin && range.end <= elements,
+                 "groups[%" PRId64 "] is of elements %" PRId64 " to %" PRId64 ", needs some of %" PRId64
+                 " to %" PRId64,
+                 i, range.begin, range.end, end, elements);
+        end = range.end;
+        TD_TRY(td_hyperparameters_check(&groups[i].hyper));
+    }
+cleanup:
+    return status;
+}
+
+/** Floats of the moments of the groups before `count`, each on a TD_ALIGNMENT boundary. */
+static int64_t moments_before(int64_t count, const td_optimizer_group *groups)
+{
+    const int64_t alignment = TD_ALIGNMENT / sizeof(float);
+    int64_t floats = 0;
+
+    for (int64_t i = 0; i < count; i++)
+        if (groups[i].hyper.kind == TD_OPTIMIZER_ADAMW)
+            floats += (groups[i].range.end - groups[i].range.begin + alignment - 1) / alignment * alignment;
+    return floats;
+}
+
+static td_status block_bytes(int64_t count, const td_optimizer_group *groups, size_t *out)
+{
+    const char *const what = "moments";
+    td_status status = TD_OK;
+    int64_t bytes;
+
+    TD_CHECK(groups[count - 1].range.end <= INT64_MAX - count * TD_ALIGNMENT,
+             "%s: their bytes are beyond 2^63 - 1", what);
+    TD_TRY(td_product(what, 2, (int64_t[]){moments_before(count, groups), 2 * sizeof(float)}, &bytes));
+    TD_CHECK(bytes <= INT64_MAX - count * TD_ALIGNMENT, "%s: their bytes are beyond 2^63 - 1", what);
+    *out = (size_t)(bytes + count * TD_ALIGNMENT);
+cleanup:
+    return status;
+}
+
+td_status td_optimizer_plan(int64_t elements, int64_t count, const td_optimizer_group *groups, size_t *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(out, "out is NULL");
+    TD_TRY(check_groups(elements, count, groups));
+    TD_TRY(block_bytes(count, groups, out));
+cleanup:
+    return status;
+}
+
+td_status td_optimizer_set(td_optimizer *optimizer, int64_t index, const td_hyperparameters *hyper)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(optimizer, "optimizer is NULL");
+    TD_CHECK(index >= 0 && index < optimizer->count, "group is %" PRId64 ", needs 0 to %" PRId64, index,
+             optimizer->count - 1);
+    TD_TRY(td_hyperparameters_check(hyper));
+    group *const g = &optimizer->groups[index];
+    TD_CHECK(hyper->kind == g->is.hyper.kind, "kind is %d, but the group's is %d", (int)hyper->kind,
+             (int)g->is.hyper.kind);
+    const bool adamw = hyper->kind == TD_OPTIMIZER_ADAMW;
+    TD_TRY(td_assign(optimizer->dev, optimizer->block + index * TD_ALIGNMENT,
+                     adamw ? (const void *)&hyper->adamw : (const void *)&hyper->sgd,
+                     adamw ? sizeof hyper->adamw : sizeof hyper->sgd));
+    g->is.hyper = *hyper;
+cleanup:
+    return status;
+}
+
+/** The group that has all of the range; NULL: none. */
+static const group *group_of(const td_optimizer *o, td_range range)
+{
+    for (int64_t i = 0; i < o->count; i++)
+        if (o->groups[i].is.range.begin <= range.begin && range.end <= o->groups[i].is.range.end)
+            return &o->groups[i];
+    return NULL;
+}
+
+/** Where a moment of an element of the group is, with `base` that of all. */
+static float *moment_at(const group *g, float *base, int64_t index)
+{
+    return base + g->moments + (index - g->is.range.begin);
+}
+
+td_status td_optimizer_moments(const td_optimizer *optimizer, int64_t index, float **exp_avg,
+                               float **exp_avg_sq)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(optimizer, "optimizer is NULL");
+    TD_CHECK(exp_avg, "exp_avg is NULL");
+    TD_CHECK(exp_avg_sq, "exp_avg_sq is NULL");
+    const bool inside = index >= 0 && index < optimizer->weights.elements;
+    const group *g = inside ? group_of(optimizer, (td_range){index, index + 1}) : NULL;
+    const bool has = g && g->is.hyper.kind == TD_OPTIMIZER_ADAMW;
+    *exp_avg = has ? moment_at(g, optimizer->exp_avg, index) : NULL;
+    *exp_avg_sq = has ? moment_at(g, optimizer->exp_avg_sq, index) : NULL;
+cleanup:
+    return status;
+}
+
+td_status td_optimizer_reset(td_optimizer *optimizer)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(optimizer, "optimizer is NULL");
+    optimizer->final.count = 0; /* gradients of the weights before */
+    if (optimizer->moments > 0)
+        TD_TRY(td_device_fill(optimizer->dev, optimizer->exp_avg, 0,
+                              2 * (size_t)optimizer->moments * sizeof(float)));
+cleanup:
+    return status;
+}
+
+/* ---- updates ---- */
+
+static void *element_at(void *array, td_dtype dtype, int64_t index)
+{
+    return array ? (char *)array + (size_t)index * td_dtype_size(dtype) : NULL;
+}
+
+static td_status update_in(const td_optimizer *o, const group *g, td_range range)
+{
+    const td_weights *w = &o->weights;
+    td_update_tensors tensors = {.count = range.end - range.begin,
+                                 .dtype = w->dtype,
+                                 .grad_dtype = w->grad_dtype,
+                                 .copy_dtype = w->copy_dtype,
+                                 .p = element_at(w->params, w->dtype, range.begin),
+                                 .g = element_at(w->grads, w->grad_dtype, range.begin),
+                                 .copy = element_at(w->copies, w->copy_dtype, range.begin)};
+
+    if (g->is.hyper.kind == TD_OPTIMIZER_SGD)
+        return td_sgd_update(o->dev, g->hyper, o->state, &tensors);
+    tensors.m = moment_at(g, o->exp_avg, range.begin);
+    tensors.v = moment_at(g, o->exp_avg_sq, range.begin);
+    return td_adamw_update(o->dev, g->hyper, o->state, &tensors);
+}
+
+/** Updates what groups have of the range. */
+static td_status update(const td_optimizer *o, td_range range)
+{
+    td_status status = TD_OK;
+
+    for (int64_t i = 0; i < o->count; i++) {
+        const td_range has = o->groups[i].is.range;
+        const td_range both = {has.begin > range.begin ? has.begin : range.begin,
+                               has.end < range.end ? has.end : range.end};
+
+        if (both.begin < both.end)
+            TD_TRY(update_in(o, &o->groups[i], both));
+    }
+cleanup:
+    return status;
+}
+
+/** Updates on the side stream, behind what the device's stream has to do now, and `event`. */
+static td_status update_beside(td_optimizer *o, td_range range, td_event *event)
+{
+    td_stream *const main = td_device_stream(o->dev);
+    td_status status = TD_OK;
+
+    TD_TRY(td_event_record(o->ready));
+    TD_TRY(td_device_set_stream(o->dev, o->side));
+    status = td_event_wait(o->ready);
+    if (status == TD_OK && event)
+        status = td_event_wait(event);
+    if (status == TD_OK)
+        status = update(o, range);
+    if (status == TD_OK)
+        status = td_event_record(o->finished);
+    if (status == TD_OK)
+        o->side_works = true;
+    (void)td_device_set_stream(o->dev, main);
+cleanup:
+    return status;
+}
+
+static td_linear_adamw update_of(const td_optimizer *o, const group *g, const td_weight_product *product)
+{
+    const td_weights *w = &o->weights;
+    const int64_t begin = product->range.begin;
+
+    return (td_linear_adamw){.tokens = product->tokens,
+                             .d_in = product->d_in,
+                             .d_out = product->d_out,
+                             .dtype = product->dtype,
+                             .p_dtype = w->dtype,
+                             .x = product->x,
+                             .dy = product->dy,
+                             .p = element_at(w->params, w->dtype, begin),
+                             .m = moment_at(g, o->exp_avg, begin),
+                             .v = moment_at(g, o->exp_avg_sq, begin),
+                             .copy = element_at(w->copies, w->copy_dtype, begin)};
+}
+
+/** Forms the gradients of what is held and updates with them, one launch for each run of a group. */
+static td_status update_held(td_optimizer *o)
+{
+    td_linear_adamw products[TD_LINEAR_ADAMW_MOST];
+    const int64_t end = o->held_count;
+    td_status status = TD_OK;
+
+    o->held_count = 0;
+    for (int64_t begin = 0, count; begin < end; begin += count) {
+        for (count = 0; begin + count < end && o->held[begin + count].of == o->held[begin].of; count++)
+            products[count] = o->held[begin + count].product;
+        TD_TRY(td_linear_adamw_update(o->dev, o->held[begin].of->hyper, o->state, count, products));
+    }
+cleanup:
+    return status;
+}
+
+/* ---- the link ---- */
+
+static td_status on_begin(td_hook *hook, td_pass pass, bool last)
+{
+    td_optimizer *o = (td_optimizer *)hook;
+
+    (void)last;
+    if (pass == TD_PASS_RECOMPUTE)
+        return TD_OK;
+    o->final.count = 0;
+    o->held_count = 0;
+    o->asked = o->takes = false;
+    if (pass == TD_PASS_BACKWARD)
+        o->taken = 0;
+    return TD_OK;
+}
+
+/** Whether these products are to be taken over: with those that they come together with, once in a pass; or
+ * alone. */
+static td_status asks(td_optimizer *o, const td_due *due, bool *takes)
+{
+    td_linear_adamw alone[TD_DUE_MOST];
+    td_status status = TD_OK;
+
+    *takes = false;
+    for (int64_t i = 0; i < due->count; i++) {
+        const group *g = group_of(o, due->products[i].range);
+
+        if (!g || g->is.hyper.kind != TD_OPTIMIZER_ADAMW ||
+            (o->weights.copies && o->weights.copy_dtype != due->products[i].dtype))
+            goto cleanup;
+        alone[i] = update_of(o, g, &due->products[i]);
+    }
+    if (due->wait > 0 || o->held_count > 0) {
+        for (int64_t i = 0; i < o->together_count && !o->asked; i++)
+            o->together[i].tokens = due->products->tokens;
+        if (!o->asked && o->together_count > 0)
+            TD_TRY(td_linear_adamw_pays(o->dev, o->together_count, o->together, &o->takes));
+        o->asked = true;
+        *takes = o->takes;
+    } else if (!o->asked) {
+        TD_TRY(td_linear_adamw_pays(o->dev, due->count, alone, takes));
+    }
+cleanup:
+    return status;
+}
+
+static td_status on_due(td_hook *hook, const td_due *due, bool *taken)
+{
+    td_optimizer *o = (td_optimizer *)hook;
+    td_status status = TD_OK;
+    bool takes;
+
+    if (o->time != TD_UPDATE_ALONG)
+        goto cleanup;
+    TD_TRY(asks(o, due, &takes));
+    if (!takes)
+        goto cleanup;
+    TD_CHECK(o->held_count + due->count <= TD_LINEAR_ADAMW_MOST, "more than %d products wait for each other",
+             TD_LINEAR_ADAMW_MOST);
+    *taken = true;
+    o->taken += due->count;
+    for (int64_t i = 0; i < due->count; i++) {
+        const group *g = group_of(o, due->products[i].range);
+
+        o->held[o->held_count++] = (held){g, update_of(o, g, &due->products[i])};
+    }
+    if (due->wait == 0)
+        TD_TRY(update_held(o));
+cleanup:
+    return status;
+}
+
+static td_status on_final(td_hook *hook, td_range range, td_event *event)
+{
+    td_optimizer *o = (td_optimizer *)hook;
+    td_status status = TD_OK;
+
+    if (o->time == TD_UPDATE_ALONG && o->side &&
+        !o->takes) { /* what is fused keeps the memory busy already */
+        TD_TRY(update_beside(o, range, event));
+        goto cleanup;
+    }
+    if (event)
+        TD_TRY(td_event_wait(event));
+    TD_TRY(o->time == TD_UPDATE_ALONG ? update(o, range) : td_ranges_add(&o->final, range));
+cleanup:
+    return status;
+}
+
+/** Lets what follows wait for the side stream's updates. After a failure too: the next forward reads the
+ * weights. */
+static td_status on_end(td_hook *hook, td_pass pass, td_status status)
+{
+    td_optimizer *o = (td_optimizer *)hook;
+
+    (void)pass;
+    if (status != TD_OK)
+        o->final.count = 0;
+    if (!o->side_works)
+        return TD_OK;
+    o->side_works = false;
+    return td_event_wait(o->finished);
+}
+
+td_hook *td_optimizer_hook(td_optimizer *optimizer)
+{
+    return optimizer ? &optimizer->hook : NULL;
+}
+
+td_status td_optimizer_update(td_optimizer *optimizer)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(optimizer, "optimizer is NULL");
+    if (optimizer->final.count == 0) {
+        status =
+            td_fail(TD_BAD_STATE, optimizer->time == TD_UPDATE_ALONG
+                                      ? "no gradients are held: updates come along the backward pass"
+                                      : "no gradients became final since the last update or forward pass");
+        goto cleanup;
+    }
+    const int64_t count = optimizer->final.count;
+    optimizer->final.count = 0;
+    for (int64_t i = 0; i < count; i++)
+        TD_TRY(update(optimizer, optimizer->final.at[i]));
+cleanup:
+    return status;
+}
+
+td_status td_optimizer_taken(const td_optimizer *optimizer, int64_t *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(optimizer, "optimizer is NULL");
+    TD_CHECK(out, "out is NULL");
+    *out = optimizer->taken;
+cleanup:
+    return status;
+}
+
+/* ---- creation ---- */
+
+static td_status check_config(const td_optimizer_config *config)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(config, "config is NULL");
+    TD_CHECK(config->weights.params, "weights has no params");
+    TD_CHECK(config->weights.grads, "weights has no gradients");
+    TD_CHECK(config->state, "state is NULL");
+    TD_CHECK(config->time == TD_UPDATE_ALONG || config->time == TD_UPDATE_AFTER,
+             "time is %d, which is no td_update_time", (int)config->time);
+    TD_CHECK(config->together_count >= 0 && config->together_count <= TD_LINEAR_ADAMW_MOST,
+             "together_count is %" PRId64 ", needs 0 to %d", config->together_count, TD_LINEAR_ADAMW_MOST);
+    TD_CHECK(config->together_count == 0 || config->together, "together is NULL");
+    TD_TRY(check_groups(config->weights.elements, config->count, config->groups));
+cleanup:
+    return status;
+}
+
+static td_status make_groups(td_optimizer *o, const td_optimizer_config *config)
+{
+    td_status status = TD_OK;
+    size_t bytes;
+    void *block;
+
+    o->groups = calloc((size_t)config->count, sizeof *o->groups);
+    if (!o->groups) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " groups", config->count);
+        goto cleanup;
+    }
+    TD_TRY(block_bytes(config->count, config->groups, &bytes));
+    TD_TRY(td_device_alloc(o->dev, bytes, &block));
+    o->block = block;
+    o->count = config->count;
+    o->moments = moments_before(config->count, config->groups);
+    o->exp_avg = (void *)(o->block + config->count * TD_ALIGNMENT);
+    o->exp_avg_sq = o->exp_avg + o->moments;
+    for (int64_t i = 0; i < o->count; i++) {
+        o->groups[i] = (group){.is = config->groups[i],
+                               .moments = moments_before(i, config->groups),
+                               .hyper = o->block + i * TD_ALIGNMENT};
+        TD_TRY(td_optimizer_set(o, i, &config->groups[i].hyper));
+    }
+    TD_TRY(td_optimizer_reset(o));
+cleanup:
+    return status;
+}
+
+static td_status make_side(td_optimizer *o)
+{
+    td_status status = TD_OK;
+
+    if (td_device_kind_of(o->dev) == TD_DEVICE_CPU)
+        goto cleanup;
+    TD_TRY(td_event_create(o->dev, &o->ready));
+    TD_TRY(td_event_create(o->dev, &o->finished));
+    TD_TRY(td_stream_create(o->dev, &o->side));
+cleanup:
+    return status;
+}
+
+td_status td_optimizer_create(td_device *dev, const td_optimizer_config *config, td_optimizer **out)
+{
+    td_optimizer *o = NULL;
+    td_status status = TD_OK;
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_CHECK(dev, "dev is NULL");
+    TD_TRY(check_config(config));
+    o = calloc(1, sizeof *o);
+    if (!o) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *o);
+        goto cleanup;
+    }
+    o->hook = (td_hook){.begin = on_begin, .due = on_due, .final = on_final, .end = on_end};
+    o->dev = dev;
+    o->weights = config->weights;
+    o->state = config->state;
+    o->time = config->time;
+    o->together_count = config->together_count;
+    for (int64_t i = 0; i < o->together_count; i++)
+        o->together[i] = (td_linear_adamw){.tokens = 1,
+                                           .d_in = config->together[i].d_in,
+                                           .d_out = config->together[i].d_out,
+                                           .dtype = config->product_dtype,
+                                           .p_dtype = o->weights.dtype};
+    TD_TRY(make_groups(o, config));
+    if (o->time == TD_UPDATE_ALONG)
+        TD_TRY(make_side(o));
+
+    *out = o; /* whole: the caller owns it from here */
+    o = NULL;
+cleanup:
+    td_optimizer_destroy(o);
+    return status;
+}
+
+void td_optimizer_destroy(td_optimizer *optimizer)
+{
+    if (!optimizer)
+        return;
+    td_event_destroy(optimizer->ready);
+    td_event_destroy(optimizer->finished);
+    td_stream_destroy(optimizer->side);
+    (void)td_device_free(optimizer->dev,
+                         optimizer->block); /* NULL or a live block of dev, which free accepts */
+    free(optimizer->final.at);
+    free(optimizer->groups);
+    free(optimizer);
+}

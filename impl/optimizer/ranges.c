@@ -1,0 +1,55 @@
+#include "optimizer/ranges.h"
+
+#include "base/check.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static td_status grow(td_ranges *set)
+{
+    const int64_t room = set->room > 0 ? 2 * set->room : 16;
+    td_range *at = realloc(set->at, (size_t)room * sizeof *at);
+
+    if (!at)
+        return td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " ranges", room);
+    set->at = at;
+    set->room = room;
+    return TD_OK;
+}
+
+td_status td_ranges_add(td_ranges *set, td_range range)
+{
+    int64_t next = 0; /* the first range behind */
+    td_status status = TD_OK;
+
+    while (next < set->count && set->at[next].begin < range.begin)
+        next++;
+    if ((next > 0 && set->at[next - 1].end > range.begin) ||
+        (next < set->count && set->at[next].begin < range.end)) {
+        status = td_fail(TD_BAD_STATE,
+                         "gradients of elements %" PRId64 " to %" PRId64 " became final twice in one pass",
+                         range.begin, range.end);
+        goto cleanup;
+    }
+    if (set->count == set->room)
+        TD_TRY(grow(set));
+    const bool joins_last = next > 0 && set->at[next - 1].end == range.begin;
+    const bool joins_next = next < set->count && set->at[next].begin == range.end;
+    td_range *const at = &set->at[next];
+    const size_t behind = (size_t)(set->count - next) * sizeof *at;
+    if (joins_last && joins_next) {
+        at[-1].end = at->end;
+        memmove(at, at + 1, behind - sizeof *at);
+        set->count--;
+    } else if (joins_last) {
+        at[-1].end = range.end;
+    } else if (joins_next) {
+        at->begin = range.begin;
+    } else {
+        memmove(at + 1, at, behind);
+        *at = range;
+        set->count++;
+    }
+cleanup:
+    return status;
+}

@@ -1,0 +1,16 @@
+/** Internal to optimizer/: a set of elements as ranges in ascending order, none touching the next. */
+#ifndef TD_OPTIMIZER_RANGES_H
+#define TD_OPTIMIZER_RANGES_H
+
+#include "transformer/hooks.h"
+
+typedef struct td_ranges {
+    int64_t count, room;
+    td_range *at; /* free(at) frees it */
+} td_ranges;
+
+/** The set of zeros is empty. TD_BAD_STATE: part of the range is in the set already. TD_NO_MEMORY: the host
+ * has no more; a set that is emptied by `count = 0` keeps its room. */
+td_status td_ranges_add(td_ranges *set, td_range range);
+
+#endif

@@ -1,0 +1,619 @@
+#include "train/train.h"
+
+#include "base/check.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/** Blocks whose weights are updated in one launch of the kernel that forms their gradients, and their weights
+ * at the most. Fewer launches gain what their ends take, and long ones lose it again
+ * (kernels/linear_adamw.cu). Two or four blocks together, steps took of xl's 41 M weights a block 58.3 and
+ * 58.2 ms for 59.1, of 2.7B's 105 M 87.8 and 89.4 for 87.5 (H200, November 2026). */
+#define TOGETHER_MOST    (TD_LINEAR_ADAMW_MOST / TD_DUE_MOST)
+#define TOGETHER_WEIGHTS ((int64_t)192 << 20)
+
+typedef enum part { FORWARD = 0, BACKWARD, UPDATE, STEP, PARTS } part;
+
+enum { MICROS = TD_MICRO_LAST + 1 };
+
+/** How a step is going to run: what a plan and a trainer are made from. */
+typedef struct setup {
+    td_train_config config; /* with defaults filled in, and the model's `use` and `wait` */
+    td_product_extent together[TD_LINEAR_ADAMW_MOST];
+    int64_t together_count;
+    int64_t ranges; /* that become final in a pass, at most */
+    size_t loss, ids, targets,
+        bytes; /* where they stand in the trainer's block, whose begin is the state, and its size */
+    td_transformer_bytes model;
+    int64_t elements;
+} setup;
+
+struct td_train {
+    td_hook hook; /* the chain's first, which counts steps */
+    td_device *dev;
+    setup setup;
+    td_transformer *model;
+    td_optimizer *optimizer; /* NULL: none */
+    td_clip *clip;           /* NULL: none */
+    td_hook *last;           /* of the caller's hooks, whose `next` is ours; NULL: none */
+    char *block;
+    int64_t batch, seq; /* loaded; 0: nothing */
+    int64_t turn;       /* the micro-batch that comes next, or is on its way */
+    const void *logits;
+    td_graph *graphs[PARTS][MICROS];
+    bool ran[PARTS][MICROS]; /* queued once, which is to come before a capture */
+};
+
+/* ---- setup ---- */
+
+static bool has_update(const td_train_config *config)
+{
+    return config->until == TD_TRAIN_UPDATE;
+}
+
+static td_status check_config(const td_train_config *config)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(config, "config is NULL");
+    TD_CHECK(config->until >= TD_TRAIN_UPDATE && config->until <= TD_TRAIN_FORWARD,
+             "until is %d, which is no td_train_until", (int)config->until);
+    TD_CHECK(config->time == TD_UPDATE_ALONG || config->time == TD_UPDATE_AFTER,
+             "time is %d, which is no td_update_time", (int)config->time);
+    TD_CHECK(config->clip >= 0 && config->clip <= 3e38f, "clip is %g, needs to be above 0, or 0 for none",
+             (double)config->clip);
+    TD_CHECK(config->micro_batches >= 0, "micro_batches is %" PRId64 ", needs at least 1, or 0 for 1",
+             config->micro_batches);
+    TD_CHECK(config->micro_batches <= 1 || !config->model.transient_gradients,
+             "micro_batches is %" PRId64 ", but the gradients are transient: nothing can be added to them",
+             config->micro_batches);
+    if (has_update(config))
+        TD_TRY(td_hyperparameters_check(&config->hyper));
+cleanup:
+    return status;
+}
+
+/** Whether products that come due get to the optimizer. */
+static bool products_reach(const td_train_config *config)
+{
+    for (const td_hook *hook = config->hooks; hook; hook = hook->next)
+        if (hook->final && !hook->due)
+            return false;
+    return has_update(config) && config->hyper.kind == TD_OPTIMIZER_ADAMW &&
+           config->time == TD_UPDATE_ALONG && config->clip == 0 && config->micro_batches == 1;
+}
+
+static td_status put_together(td_device *dev, setup *s, int64_t blocks, bool *pays)
+{
+    const td_transformer_config *model = &s->config.model;
+    td_linear_adamw all[TD_LINEAR_ADAMW_MOST];
+    td_product_extent block[TD_DUE_MOST];
+    td_status status = TD_OK;
+    int64_t tokens;
+
+    TD_TRY(td_transformer_products(&model->size, block));
+    TD_TRY(td_product("tokens (batch * context)", 2, (int64_t[]){model->batch, model->context}, &tokens));
+    s->together_count = blocks * TD_DUE_MOST;
+    for (int64_t i = 0; i < s->together_count; i++) {
+        s->together[i] = block[i % TD_DUE_MOST];
+        all[i] = (td_linear_adamw){.tokens = tokens,
+                                   .d_in = s->together[i].d_in,
+                                   .d_out = s->together[i].d_out,
+                                   .dtype = td_precision_dtype(model->precision),
+                                   .p_dtype = td_precision_weights(model->precision)};
+    }
+    TD_TRY(td_linear_adamw_pays(dev, s->together_count, all, pays));
+cleanup:
+    return status;
+}
+
+/** Decides how many blocks' products wait for each other. */
+static td_status choose_wait(td_device *dev, setup *s)
+{
+    td_transformer_config *const model = &s->config.model;
+    const int64_t layers = model->size.layers;
+    int64_t blocks = layers < TOGETHER_MOST ? layers : TOGETHER_MOST, room = 1;
+    td_product_extent block[TD_DUE_MOST];
+    td_status status = TD_OK;
+    bool pays = false;
+
+    model->wait = 0;
+    s->together_count = 0;
+    if (!products_reach(&s->config) ||
+        td_precision_dtype(model->precision) == td_precision_weights(model->precision))
+        goto cleanup;
+    TD_TRY(td_transformer_products(&model->size, block));
+    double weights = 0; /* no product of them can overflow */
+    for (int i = 0; i < TD_DUE_MOST; i++)
+        weights += (double)block[i].d_in * (double)block[i].d_out;
+    if (weights > 0 && TOGETHER_WEIGHTS / weights > 1)
+        room = (int64_t)(TOGETHER_WEIGHTS / weights);
+    if (blocks > room)
+        blocks = room;
+    /* As many as need no more turns: the last ones would otherwise be few. */
+    blocks = (layers - 1) / ((layers - 1) / blocks + 1) + 1;
+    if (model->keep == TD_KEEP_ALL && blocks > 1)
+        TD_TRY(put_together(dev, s, blocks, &pays));
+    if (pays)
+        model->wait = blocks;
+    else
+        TD_TRY(put_together(dev, s, 1, &pays));
+cleanup:
+    return status;
+}
+
+static td_optimizer_group group_of(const setup *s)
+{
+    return (td_optimizer_group){.range = {0, s->elements}, .hyper = s->config.hyper};
+}
+
+static td_status prepare(td_device *dev, const td_train_config *config, setup *s)
+{
+    td_status status = TD_OK;
+    int64_t tokens;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_TRY(check_config(config));
+    if (config->capture && td_device_kind_of(dev) == TD_DEVICE_CPU) {
+        status = td_fail(TD_UNSUPPORTED, "capture is set, but %s has no streams and no graphs",
+                         td_device_name(dev));
+        goto cleanup;
+    }
+    *s = (setup){.config = *config};
+    if (config->micro_batches == 0)
+        s->config.micro_batches = 1;
+    s->config.model.use = config->until == TD_TRAIN_FORWARD ? TD_MODEL_INFERENCE : TD_MODEL_GRADIENTS;
+    s->config.model.wait = 0;
+    TD_TRY(td_transformer_plan(dev, &s->config.model, &s->model)); /* checks it */
+    TD_TRY(choose_wait(dev, s));
+    TD_TRY(td_transformer_plan(dev, &s->config.model, &s->model));
+    s->elements =
+        (int64_t)(s->model.parameters / td_dtype_size(td_precision_weights(config->model.precision)));
+    s->ranges = 2 * config->model.size.layers + 3;
+    tokens = config->model.batch * config->model.context; /* as the plan checked */
+    s->loss = TD_ALIGNMENT;
+    s->ids = 2 * TD_ALIGNMENT;
+    s->targets = s->ids + ((size_t)tokens * sizeof(int64_t) + TD_ALIGNMENT - 1) / TD_ALIGNMENT * TD_ALIGNMENT;
+    s->bytes = s->targets + (s->targets - s->ids);
+cleanup:
+    return status;
+}
+
+td_status td_train_plan(td_device *dev, const td_train_config *config, td_train_bytes *out)
+{
+    td_status status = TD_OK;
+    setup s;
+    size_t clip = 0;
+
+    TD_CHECK(out, "out is NULL");
+    TD_TRY(prepare(dev, config, &s));
+    *out = (td_train_bytes){.model = s.model, .step = s.bytes};
+    if (has_update(config)) {
+        const td_optimizer_group group = group_of(&s);
+        TD_TRY(td_optimizer_plan(s.elements, 1, &group, &out->optimizer));
+        if (config->clip > 0)
+            TD_TRY(
+                td_clip_plan(dev, s.elements, td_precision_dtype(config->model.precision), s.ranges, &clip));
+    }
+    out->step += clip;
+cleanup:
+    return status;
+}
+
+/* ---- creation ---- */
+
+static td_update_state *state_of(const td_train *train)
+{
+    return (td_update_state *)train->block;
+}
+
+/** A step begins with its last backward pass, behind whatever may refuse it. */
+static td_status count_step(td_hook *hook, td_pass pass, bool last)
+{
+    td_train *train = (td_train *)hook;
+
+    if (pass != TD_PASS_BACKWARD || !last || !train->optimizer)
+        return TD_OK;
+    return td_update_begin(train->dev, state_of(train), 1.0f / (float)train->setup.config.micro_batches);
+}
+
+/** Chains the trainer's hook, the caller's, clipping and the optimizer. */
+static td_status chain(td_train *train)
+{
+    td_hook *const own = train->clip ? td_clip_hook(train->clip) : td_optimizer_hook(train->optimizer);
+
+    train->hook = (td_hook){.next = train->setup.config.hooks, .begin = count_step};
+    for (td_hook *hook = train->setup.config.hooks; hook; hook = hook->next)
+        train->last = hook;
+    if (train->last)
+        train->last->next = own;
+    else
+        train->hook.next = own;
+    if (train->clip)
+        own->next = td_optimizer_hook(train->optimizer);
+    return td_transformer_set_hooks(train->model, &train->hook);
+}
+
+static td_status make_optimizer(td_train *train)
+{
+    const setup *s = &train->setup;
+    const td_optimizer_group group = group_of(s);
+    td_optimizer_config config = {.count = 1,
+                                  .groups = &group,
+                                  .state = state_of(train),
+                                  .time = s->config.time,
+                                  .together_count = s->together_count,
+                                  .together = s->together,
+                                  .product_dtype = td_precision_dtype(s->config.model.precision)};
+    td_status status = TD_OK;
+
+    TD_TRY(td_transformer_weights(train->model, &config.weights));
+    TD_TRY(td_optimizer_create(train->dev, &config, &train->optimizer));
+    if (s->config.clip > 0)
+        TD_TRY(td_clip_create(train->dev, &config.weights, s->config.clip, s->ranges, state_of(train),
+                              &train->clip));
+cleanup:
+    return status;
+}
+
+td_status td_train_create(td_device *dev, const td_train_config *config, td_train **out)
+{
+    td_train *train = NULL;
+    td_status status = TD_OK;
+    void *block;
+    setup s;
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_TRY(prepare(dev, config, &s));
+    train = calloc(1, sizeof *train);
+    if (!train) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *train);
+        goto cleanup;
+    }
+    train->dev = dev;
+    train->setup = s;
+    TD_TRY(td_device_alloc(dev, s.bytes, &block));
+    train->block = block;
+    TD_TRY(td_device_fill(dev, block, 0, s.bytes));
+    TD_TRY(td_transformer_create(dev, &s.config.model, &train->model));
+    if (has_update(config))
+        TD_TRY(make_optimizer(train));
+    TD_TRY(chain(train));
+
+    *out = train; /* whole: the caller owns it from here */
+    train = NULL;
+cleanup:
+    td_train_destroy(train);
+    return status;
+}
+
+static void forget_graphs(td_train *train)
+{
+    for (part what = FORWARD; what < PARTS; what++)
+        for (int micro = 0; micro < MICROS; micro++) {
+            td_graph_destroy(train->graphs[what][micro]);
+            train->graphs[what][micro] = NULL;
+            train->ran[what][micro] = false;
+        }
+}
+
+void td_train_destroy(td_train *train)
+{
+    if (!train)
+        return;
+    forget_graphs(train);
+    if (train->last)
+        train->last->next = NULL;
+    td_transformer_destroy(train->model);
+    td_clip_destroy(train->clip);
+    td_optimizer_destroy(train->optimizer);
+    (void)td_device_free(train->dev, train->block); /* NULL or a live block of dev, which free accepts */
+    free(train);
+}
+
+td_status td_train_init(td_train *train, uint64_t seed)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(train, "train is NULL");
+    TD_TRY(td_transformer_init(train->model, seed));
+    TD_TRY(td_train_reset(train));
+cleanup:
+    return status;
+}
+
+td_status td_train_reset(td_train *train)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(train, "train is NULL");
+    if (train->optimizer)
+        TD_TRY(td_optimizer_reset(train->optimizer));
+    TD_TRY(td_device_fill(train->dev, state_of(train), 0, sizeof(td_update_state)));
+    train->turn = 0;
+cleanup:
+    return status;
+}
+
+td_transformer *td_train_model(const td_train *train)
+{
+    return train ? train->model : NULL;
+}
+
+td_optimizer *td_train_optimizer(const td_train *train)
+{
+    return train ? train->optimizer : NULL;
+}
+
+td_clip *td_train_clip(const td_train *train)
+{
+    return train ? train->clip : NULL;
+}
+
+static td_status check_optimizer(const td_train *train)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(train, "train is NULL");
+    if (!train->optimizer)
+        status = td_fail(TD_BAD_STATE, "the trainer has no optimizer: its steps end before the update");
+cleanup:
+    return status;
+}
+
+td_status td_train_set(td_train *train, const td_hyperparameters *hyper)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_optimizer(train));
+    TD_TRY(td_optimizer_set(train->optimizer, 0, hyper));
+cleanup:
+    return status;
+}
+
+/* ---- the step ---- */
+
+static td_micro micro_of(const td_train *train)
+{
+    const int64_t last = train->setup.config.micro_batches - 1;
+
+    if (last == 0)
+        return TD_MICRO_ONLY;
+    return train->turn == 0 ? TD_MICRO_FIRST : train->turn < last ? TD_MICRO_MIDDLE : TD_MICRO_LAST;
+}
+
+/** The loss of several micro-batches is added up where graphs can add to it. */
+static td_status add_loss(td_train *train)
+{
+    const float *loss = td_transformer_loss_on_device(train->model);
+    float *sum = (void *)(train->block + train->setup.loss);
+
+    if (micro_of(train) <= TD_MICRO_FIRST)
+        return td_device_copy(train->dev, sum, loss, sizeof *sum);
+    return td_residual_add(train->dev, 1, TD_F32, sum, loss, sum);
+}
+
+/** Begins a part: replays its graph where there is one, and else begins to capture one when the part comes
+ * the second time, for then whatever is made on first use is there. After a failure all graphs are
+ * forgotten: one may hold half a part, and replays of those before it would leave the model as the failure
+ * left it. */
+static td_status enter(td_train *train, part what, bool *replayed)
+{
+    const td_micro micro = micro_of(train);
+    const td_graph *graph = train->graphs[what][micro];
+    td_status status = TD_OK;
+
+    *replayed = graph != NULL;
+    if (graph)
+        TD_TRY(td_graph_launch(train->graphs[what][micro]));
+    else if (train->setup.config.capture && train->ran[what][micro])
+        TD_TRY(td_graph_begin(train->dev));
+cleanup:
+    if (status != TD_OK)
+        forget_graphs(train);
+    return status;
+}
+
+/** Ends a part that was queued with `status`, and runs what was captured. */
+static td_status leave(td_train *train, part what, td_status status)
+{
+    const td_micro micro = micro_of(train);
+    td_graph **const graph = &train->graphs[what][micro];
+
+    if (train->setup.config.capture && train->ran[what][micro]) {
+        const td_status ended = td_graph_end(train->dev, graph);
+        if (status == TD_OK)
+            status = ended;
+        if (status == TD_OK)
+            status = td_graph_launch(*graph);
+    } else if (status == TD_OK) {
+        train->ran[what][micro] = true;
+    }
+    if (status != TD_OK)
+        forget_graphs(train);
+    return status;
+}
+
+static const int64_t *ids_of(const td_train *train)
+{
+    return (int64_t *)(train->block + train->setup.ids);
+}
+
+/** Where backward follows; nothing to do elsewhere. */
+static td_status queue_loss(td_train *train)
+{
+    const int64_t *targets = (int64_t *)(train->block + train->setup.targets);
+    td_status status = TD_OK;
+
+    if (train->setup.config.until == TD_TRAIN_FORWARD)
+        goto cleanup;
+    TD_TRY(td_transformer_loss(train->model, targets, NULL));
+    if (train->setup.config.micro_batches > 1)
+        TD_TRY(add_loss(train));
+cleanup:
+    return status;
+}
+
+static td_status queue_update(td_train *train)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(td_device_push_label(train->dev, "optimizer"));
+    status = td_optimizer_update(train->optimizer);
+    const td_status popped = td_device_pop_label(train->dev);
+    if (status == TD_OK)
+        status = popped;
+cleanup:
+    return status;
+}
+
+td_status td_train_load(td_train *train, const int64_t *ids, const int64_t *targets, int64_t batch,
+                        int64_t seq)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(train, "train is NULL");
+    const td_transformer_config *model = &train->setup.config.model;
+    TD_CHECK(ids, "ids is NULL");
+    TD_CHECK(targets || train->setup.config.until == TD_TRAIN_FORWARD, "targets is NULL");
+    TD_CHECK(batch >= 1 && batch <= model->batch, "batch is %" PRId64 ", needs 1 to %" PRId64, batch,
+             model->batch);
+    TD_CHECK(seq >= 1 && seq <= model->context, "seq is %" PRId64 ", needs 1 to %" PRId64, seq,
+             model->context);
+    const size_t bytes = (size_t)(batch * seq) * sizeof *ids;
+    if (batch != train->batch || seq != train->seq)
+        forget_graphs(train);
+    train->batch = train->seq = 0; /* until both are there */
+    TD_TRY(td_device_copy(train->dev, train->block + train->setup.ids, ids, bytes));
+    if (targets)
+        TD_TRY(td_device_copy(train->dev, train->block + train->setup.targets, targets, bytes));
+    train->batch = batch;
+    train->seq = seq;
+cleanup:
+    return status;
+}
+
+static td_status check_loaded(const td_train *train)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(train, "train is NULL");
+    if (train->batch == 0)
+        status = td_fail(TD_BAD_STATE, "no batch was loaded");
+cleanup:
+    return status;
+}
+
+td_status td_train_forward(td_train *train, const void **logits)
+{
+    td_status status = TD_OK;
+    bool replayed;
+
+    TD_TRY(check_loaded(train));
+    TD_TRY(enter(train, FORWARD, &replayed));
+    if (!replayed) {
+        status =
+            td_transformer_forward(train->model, ids_of(train), train->batch, train->seq, &train->logits);
+        if (status == TD_OK)
+            status = queue_loss(train);
+        TD_TRY(leave(train, FORWARD, status));
+    }
+    if (logits)
+        *logits = train->logits;
+cleanup:
+    return status;
+}
+
+td_status td_train_backward(td_train *train)
+{
+    td_status status = TD_OK;
+    bool replayed;
+
+    TD_TRY(check_loaded(train));
+    status = enter(train, BACKWARD, &replayed);
+    if (status == TD_OK && !replayed)
+        status = leave(train, BACKWARD, td_transformer_backward(train->model, micro_of(train)));
+    train->turn = status == TD_OK ? (train->turn + 1) % train->setup.config.micro_batches : 0;
+cleanup:
+    return status;
+}
+
+td_status td_train_update(td_train *train)
+{
+    td_status status = TD_OK;
+    bool replayed;
+
+    TD_TRY(check_optimizer(train));
+    TD_TRY(enter(train, UPDATE, &replayed));
+    if (!replayed)
+        TD_TRY(leave(train, UPDATE, queue_update(train)));
+cleanup:
+    return status;
+}
+
+td_status td_train_step(td_train *train, const int64_t *ids, const int64_t *targets, int64_t batch,
+                        int64_t seq)
+{
+    td_status status = TD_OK;
+    bool replayed;
+
+    TD_CHECK(train, "train is NULL");
+    const td_train_config *config = &train->setup.config;
+    train->turn = 0;
+    for (int64_t micro = 0; micro < config->micro_batches; micro++, train->turn++) {
+        const int64_t at = micro * batch * seq;
+
+        TD_TRY(td_train_load(train, ids ? ids + at : NULL, targets ? targets + at : NULL, batch, seq));
+        TD_TRY(enter(train, STEP, &replayed));
+        if (replayed)
+            continue;
+        status = td_transformer_forward(train->model, ids_of(train), batch, seq, &train->logits);
+        if (status == TD_OK)
+            status = queue_loss(train);
+        if (status == TD_OK && config->until != TD_TRAIN_FORWARD)
+            status = td_transformer_backward(train->model, micro_of(train));
+        if (status == TD_OK && train->optimizer && config->time == TD_UPDATE_AFTER &&
+            micro == config->micro_batches - 1)
+            status = queue_update(train);
+        TD_TRY(leave(train, STEP, status));
+    }
+cleanup:
+    if (train)
+        train->turn = 0;
+    return status;
+}
+
+/* ---- what came of it ---- */
+
+td_status td_train_loss(td_train *train, float *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(train, "train is NULL");
+    TD_CHECK(out, "out is NULL");
+    if (train->setup.config.until == TD_TRAIN_FORWARD) {
+        status = td_fail(TD_BAD_STATE, "the trainer goes forward only, without a loss");
+        goto cleanup;
+    }
+    const int64_t micros = train->setup.config.micro_batches;
+    const void *from = micros == 1 ? (const void *)td_transformer_loss_on_device(train->model)
+                                   : train->block + train->setup.loss;
+    TD_TRY(td_device_download(train->dev, out, from, sizeof *out));
+    *out /= (float)micros;
+cleanup:
+    return status;
+}
+
+td_status td_train_steps(td_train *train, int64_t *out)
+{
+    td_status status = TD_OK;
+    td_update_state state;
+
+    TD_CHECK(train, "train is NULL");
+    TD_CHECK(out, "out is NULL");
+    TD_TRY(td_device_download(train->dev, &state, state_of(train), sizeof state));
+    *out = state.step;
+cleanup:
+    return status;
+}

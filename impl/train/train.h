@@ -1,0 +1,114 @@
+/** The training step: forward, loss, backward and update, in the one order in which everybody runs it.
+ *
+ * A trainer owns a model, its optimizer, and what a step that is captured as a graph reads from the device's
+ * memory: ids, targets, the number of the step, and the factor of its gradients. Steps are queued, or
+ * captured once and replayed. Others take part by hooks (transformer/hooks.h), ahead of clipping and of the
+ * optimizer.
+ *
+ *   td_train_create, td_train_init;  then for each step  td_train_step,  now and then  td_train_loss
+ *
+ * The parts of a step can be called one by one, to time them: td_train_load, td_train_forward,
+ * td_train_backward and, where updates come after it, td_train_update. Nothing waits for the device but
+ * td_train_loss and td_train_steps. */
+#ifndef TD_TRAIN_TRAIN_H
+#define TD_TRAIN_TRAIN_H
+
+#include "optimizer/optimizer.h"
+#include "transformer/transformer.h"
+
+TD_BEGIN_DECLS
+
+/** How much of a step there is. */
+typedef enum td_train_until {
+    TD_TRAIN_UPDATE = 0, /* all of it */
+    TD_TRAIN_BACKWARD,   /* without an optimizer */
+    TD_TRAIN_FORWARD     /* a model for inference, without loss */
+} td_train_until;
+
+typedef struct td_train_config {
+    td_transformer_config model; /* `use` and `wait` are the trainer's */
+    td_train_until until;
+    td_hyperparameters hyper; /* of all weights */
+    td_update_time time;      /* along the backward pass, which is the faster, or after it */
+    float clip;               /* gradients are clipped to this global norm; 0: they are not */
+    int64_t micro_batches;    /* whose gradients a step adds up and averages; 0: 1 */
+    bool capture; /* each part, or the whole step, is captured when it comes the second time, then replayed */
+    td_hook *hooks; /* others that take part, which outlive the trainer; NULL: none */
+} td_train_config;
+
+typedef struct td_train_bytes {
+    td_transformer_bytes model;
+    size_t optimizer; /* moments and hyperparameters */
+    size_t step;      /* what a captured step reads, and what clipping needs */
+} td_train_bytes;
+
+/** What td_train_create takes from the device, without taking it. Errors as there. */
+TD_API td_status td_train_plan(td_device *dev, const td_train_config *config, td_train_bytes *out);
+
+typedef struct td_train td_train;
+
+/** A trainer on dev, which must outlive it. Its model has no weights yet. Links of config->hooks are chained
+ * to the trainer's own, so that the last one's `next` changes until the trainer is destroyed.
+ *
+ * TD_BAD_ARGUMENT: a NULL, an unknown `until` or `time`, a clip that is negative or not finite, micro_batches
+ * below 0, or above 1 beside transient gradients; as td_transformer_create, td_hyperparameters_check.
+ * TD_UNSUPPORTED: a capture on a device without graphs; as td_transformer_create. TD_NO_MEMORY. *out is then
+ * NULL. */
+TD_API td_status td_train_create(td_device *dev, const td_train_config *config, td_train **out);
+TD_API void td_train_destroy(td_train *train); /* accepts NULL */
+
+/** td_transformer_init and td_train_reset. */
+TD_API td_status td_train_init(td_train *train, uint64_t seed);
+
+/** Moments and the count of steps become 0; weights stay as they are. TD_BAD_ARGUMENT: a NULL. */
+TD_API td_status td_train_reset(td_train *train);
+
+/** What the trainer owns; NULL for NULL, and for what it has none of. */
+TD_API td_transformer *td_train_model(const td_train *train);
+TD_API td_optimizer *td_train_optimizer(const td_train *train);
+TD_API td_clip *td_train_clip(const td_train *train);
+
+/** Other hyperparameters from the next update on, as td_optimizer_set for all weights. TD_BAD_STATE: there is
+ * no optimizer. */
+TD_API td_status td_train_set(td_train *train, const td_hyperparameters *hyper);
+
+/** One step on `micro_batches` batches.
+ *
+ *   ids, targets  [micro_batches, batch, seq]  in  int64, on the device; targets NULL where there is no loss
+ *
+ * They may change once it returns. TD_BAD_ARGUMENT: a NULL, batch or seq below 1 or above the plan; on the
+ * CPU an id or target outside the vocabulary. After an error in the middle of a step weights may be updated
+ * in part. */
+TD_API td_status td_train_step(td_train *train, const int64_t *ids, const int64_t *targets, int64_t batch,
+                               int64_t seq);
+
+/* ---- a step in parts ---- */
+
+/** ids and targets [batch, seq] of the micro-batch that comes next, on the device. Errors as
+ * td_train_step. */
+TD_API td_status td_train_load(td_train *train, const int64_t *ids, const int64_t *targets, int64_t batch,
+                               int64_t seq);
+
+/** Forward and, where backward follows, loss. logits [batch, seq, vocab] as in td_transformer_forward; NULL:
+ * not wanted. TD_BAD_STATE: nothing was loaded. */
+TD_API td_status td_train_forward(td_train *train, const void **logits);
+
+/** Backward of the micro-batch that went forward, and with TD_UPDATE_ALONG in the last one the update.
+ * TD_BAD_STATE: none did, or the trainer goes forward only. */
+TD_API td_status td_train_backward(td_train *train);
+
+/** The update, with TD_UPDATE_AFTER. TD_BAD_STATE as td_optimizer_update, and where there is no optimizer. */
+TD_API td_status td_train_update(td_train *train);
+
+/* ---- what came of it; these wait for the device ---- */
+
+/** The loss of the last step, the mean over its micro-batches. TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: a
+ * trainer without loss. */
+TD_API td_status td_train_loss(td_train *train, float *out);
+
+/** How many steps updated the weights since init. TD_BAD_ARGUMENT: a NULL. */
+TD_API td_status td_train_steps(td_train *train, int64_t *out);
+
+TD_END_DECLS
+
+#endif

@@ -1,0 +1,115 @@
+#include "transformer/history.h"
+
+#include "base/check.h"
+
+#include <stdio.h>
+
+td_status td_tensor_live(td_transformer *model, td_tensor tensor, int64_t layer)
+{
+    char name[64];
+
+    if (!td_device_history_running(model->dev))
+        return TD_OK;
+    td_tensor_name(&model->plan, tensor, layer, name, sizeof name);
+    return td_device_note_live(model->dev, name, td_tensor_at(model, tensor, layer),
+                               model->plan.bytes[tensor]);
+}
+
+td_status td_tensor_dead(td_transformer *model, td_tensor tensor, int64_t layer)
+{
+    char name[64];
+
+    if (!td_device_history_running(model->dev))
+        return TD_OK;
+    td_tensor_name(&model->plan, tensor, layer, name, sizeof name);
+    return td_device_note_dead(model->dev, name, td_tensor_at(model, tensor, layer),
+                               model->plan.bytes[tensor]);
+}
+
+/** Calls note with each tensor that a layer begins with. */
+static td_status each_of_begin(td_transformer *model, int64_t layer,
+                               td_status (*note)(td_transformer *, td_tensor, int64_t))
+{
+    td_status status = TD_OK;
+
+    for (int i = TD_T_INPUT; i < TD_TENSORS; i++) {
+        if (model->plan.beyond[i])
+            TD_TRY(note(model, (td_tensor)i, layer));
+    }
+cleanup:
+    return status;
+}
+
+td_status td_begin_live(td_transformer *model, int64_t layer)
+{
+    return each_of_begin(model, layer, td_tensor_live);
+}
+
+td_status td_begin_dead(td_transformer *model, int64_t layer)
+{
+    return each_of_begin(model, layer, td_tensor_dead);
+}
+
+int64_t td_group_end(const td_transformer *model, int64_t layer)
+{
+    const int64_t layers = model->plan.config.size.layers, end = layer + model->group;
+
+    if (layer % model->group != 0)
+        return layer;
+    return end < layers ? end : layers;
+}
+
+/** `from` of the model's layer ends, and `to` of `layer` begins. */
+static td_status note_step(td_transformer *model, td_step from, td_step to, int64_t layer)
+{
+    /* Of how many layers the step that ends here was the last. */
+    const int64_t end =
+        from == TD_STEP_ATTN_WEIGHT_GRAD ? td_group_end(model, model->layer) : model->layer + 1;
+    td_status status = TD_OK;
+
+    for (int i = TD_T_INPUT; i < TD_TENSORS && from != TD_STEP_NONE; i++) {
+        td_step first, last;
+        if (model->plan.bytes[i] == 0)
+            continue;
+        td_tensor_life(&model->plan, (td_tensor)i, &first, &last);
+        for (int64_t done = model->layer; done < end && last == from; done++)
+            TD_TRY(td_tensor_dead(model, (td_tensor)i, done));
+    }
+    for (int i = TD_T_INPUT; i < TD_TENSORS && to != TD_STEP_NONE; i++) {
+        td_step first, last;
+        if (model->plan.bytes[i] == 0)
+            continue;
+        td_tensor_life(&model->plan, (td_tensor)i, &first, &last);
+        if (first == to)
+            TD_TRY(td_tensor_live(model, (td_tensor)i, layer));
+    }
+cleanup:
+    return status;
+}
+
+td_status td_step_enter(td_transformer *model, td_step step, int64_t layer)
+{
+    td_status status = TD_OK;
+
+    if (td_device_history_running(model->dev))
+        TD_TRY(note_step(model, model->step, step, layer));
+    model->step = step;
+    model->layer = layer;
+cleanup:
+    return status;
+}
+
+td_status td_push_layer(td_device *dev, int64_t layer)
+{
+    char label[32];
+
+    snprintf(label, sizeof label, "layers.%" PRId64, layer);
+    return td_device_push_label(dev, label);
+}
+
+td_status td_pop_after(td_device *dev, td_status status)
+{
+    const td_status popped = td_device_pop_label(dev);
+
+    return status == TD_OK ? popped : status;
+}

@@ -1,0 +1,30 @@
+/** Internal to transformer/: the memory history of a pass, and its labels. */
+#ifndef TD_TRANSFORMER_HISTORY_H
+#define TD_TRANSFORMER_HISTORY_H
+
+#include "transformer/model.h"
+
+/** The memory history's view: from here on `step` of `layer` runs, and what only the step before it needed is
+ * dead. TD_STEP_NONE: nothing runs. */
+td_status td_step_enter(td_transformer *model, td_step step, int64_t layer);
+
+/** A tensor whose life is not told by its steps alone becomes live or dead. */
+td_status td_tensor_live(td_transformer *model, td_tensor tensor, int64_t layer);
+td_status td_tensor_dead(td_transformer *model, td_tensor tensor, int64_t layer);
+
+/** What a layer, or ln_final behind the last, begins with becomes live or dead: its input, and what is kept
+ * of its norm. */
+td_status td_begin_live(td_transformer *model, int64_t layer);
+td_status td_begin_dead(td_transformer *model, int64_t layer);
+
+/** Pushes "layers.<layer>". */
+td_status td_push_layer(td_device *dev, int64_t layer);
+
+/** Pops the label; returns `status`, or the pop's if that was TD_OK. */
+td_status td_pop_after(td_device *dev, td_status status);
+
+/** The layers whose fused products come together in the step of their lowest one are those from it up to
+ * this; where `layer` waits for a lower one, layer itself. */
+int64_t td_group_end(const td_transformer *model, int64_t layer);
+
+#endif

@@ -1,0 +1,66 @@
+/** Internal to transformer/: where weights stand in the block. */
+#ifndef TD_TRANSFORMER_LAYOUT_H
+#define TD_TRANSFORMER_LAYOUT_H
+
+#include "transformer/transformer.h"
+
+/** The weights of a layer, in state-dict order. */
+typedef enum td_weight {
+    TD_W_Q = 0,
+    TD_W_K,
+    TD_W_V,
+    TD_W_OUTPUT,
+    TD_W_W1,
+    TD_W_W2,
+    TD_W_W3,
+    TD_W_LN1,
+    TD_W_LN2,
+    TD_WEIGHTS
+} td_weight;
+
+#define TD_MATRICES TD_W_LN1 /* the weights of a layer ahead of its norms' */
+
+/** Where each tensor stands in the block, in elements; the same for parameters, gradients and moments.
+ *
+ * First comes the embedding, then the matrices of layer after layer, then all norms, then lm_head. q, k and v
+ * are neighbours, and so are w1 and w3: each group is one matrix to the forward and backward products. Norms
+ * are few and small; together they are one range to who updates, reduces or gathers them. Every group begins
+ * on a 256-byte boundary; the padding before it is 0 in all four blocks, which AdamW and SGD leave at 0, so
+ * that one call updates the whole block. */
+typedef struct td_layout {
+    int64_t embedding;
+    int64_t layers, layer_stride, in_layer[TD_MATRICES];
+    int64_t norms, norm_stride; /* ln1 and ln2 of each layer, then ln_final */
+    int64_t lm_head;
+    int64_t elements; /* of the block, padding included */
+    int64_t numel;    /* of the parameters alone */
+} td_layout;
+
+td_status td_layout_make(const td_model_size *size, td_dtype dtype, td_layout *out);
+
+/** The matrix that is number `place` of a layer in the block. */
+td_weight td_weight_stored(int place);
+
+/** Where a weight of a layer stands, and its extents; cols is 0 for a vector. */
+int64_t td_weight_offset(const td_layout *layout, int64_t layer, td_weight weight);
+void td_weight_shape(const td_model_size *size, td_weight weight, int64_t *rows, int64_t *cols);
+
+/** Index of a parameter in state-dict order. */
+#define TD_P_EMBEDDING INT64_C(0)
+int64_t td_p_layer(int64_t layer, td_weight weight);
+int64_t td_p_ln_final(const td_model_size *size);
+int64_t td_p_lm_head(const td_model_size *size);
+
+/** What hooks hear of: ranges of the block that are read, and whose gradients become final, together. */
+typedef enum td_part {
+    TD_PART_EMBEDDING = 0,
+    TD_PART_NORMS,
+    TD_PART_ATTENTION, /* the matrices of a layer's attention, and of its feed-forward */
+    TD_PART_FFN,
+    TD_PART_HEAD,
+    TD_PARTS
+} td_part;
+
+td_range td_part_range(const td_layout *layout, td_part part, int64_t layer);
+
+#endif

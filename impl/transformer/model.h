@@ -1,0 +1,46 @@
+/** Internal to transformer/: what a model owns and how far it has come. */
+#ifndef TD_TRANSFORMER_MODEL_H
+#define TD_TRANSFORMER_MODEL_H
+
+#include "transformer/plan.h"
+
+/** How far the activations have come. */
+typedef enum td_progress { TD_AT_START = 0, TD_AFTER_FORWARD, TD_AFTER_LOSS } td_progress;
+
+#define TD_PARAMETER_NAME_BYTES 56 /* "layers.<19 digits>.attn.output_proj.weight" and its 0 */
+
+struct td_transformer {
+    td_device *dev;
+    td_plan plan;
+    char *params, *grads, *arena; /* grads: NULL for inference */
+    char *copies;                 /* NULL unless mixed */
+    td_parameter *parameters;     /* in state-dict order */
+    int64_t *by_offset;           /* their indices, in the order of the block */
+    char (*names)[TD_PARAMETER_NAME_BYTES];
+    bool weights_there;       /* by init or refresh */
+    td_hook *hooks;           /* NULL: none */
+    const char *at[TD_PARTS]; /* where the pass reads the part that was needed last */
+    td_progress progress;
+    bool grads_lost; /* some used up; or transient, and a forward came since backward, or no backward yet */
+    int64_t batch, seq; /* of the last forward */
+    struct {
+        int64_t batch, seq;
+        int threads;
+    } planned;    /* the step that was last found to have room */
+    td_step step; /* being run, for the memory history */
+    int64_t layer;
+    int64_t group; /* layers whose weights' products backward brings together */
+};
+
+/** Fills model->parameters, model->names and model->by_offset from the layout. */
+void td_parameters_fill(td_transformer *model);
+
+static inline void *td_tensor_at(const td_transformer *model, td_tensor tensor, int64_t layer)
+{
+    const td_plan *plan = &model->plan;
+
+    return model->arena + plan->offset[tensor] +
+           (plan->kept[tensor] ? (size_t)layer * plan->layer_stride : 0);
+}
+
+#endif

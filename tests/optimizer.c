@@ -1,0 +1,554 @@
+/* Groups of ranges with hyperparameters of their own, the link that updates them, clipping, and the schedule.
+ * What a single update computes is tests/ops_optimizers.c's; here its numbers come from one call on the whole
+ * range. */
+#include "optimizer/optimizer.h"
+
+#include "base/check.h"
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/fence.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { ELEMENTS = 1000 };
+
+/* What the tests count: calls of the operations, and the elements that norms are taken of. */
+static int64_t updates, normed;
+
+td_status __real_td_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
+                                 const td_update_tensors *tensors);
+td_status __wrap_td_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
+                                 const td_update_tensors *tensors);
+td_status __wrap_td_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
+                                 const td_update_tensors *tensors)
+{
+    updates++;
+    return __real_td_adamw_update(dev, adamw, state, tensors);
+}
+
+td_status __real_td_global_norm(td_device *dev, int64_t count, td_dtype dtype, const void *g, float *norm,
+                                void *work);
+td_status __wrap_td_global_norm(td_device *dev, int64_t count, td_dtype dtype, const void *g, float *norm,
+                                void *work);
+td_status __wrap_td_global_norm(td_device *dev, int64_t count, td_dtype dtype, const void *g, float *norm,
+                                void *work)
+{
+    normed += count;
+    return __real_td_global_norm(dev, count, dtype, g, norm, work);
+}
+
+/* A block of mixed precision on the CPU, whose memory the tests look into, and what a step reads. */
+typedef struct block {
+    td_device *dev;
+    td_weights weights;
+    float *params;
+    uint16_t *copies, *grads;
+    td_update_state state;
+} block;
+
+static void open_block(block *b)
+{
+    float *drawn = td_draw_normal("optimizer weights", 0, TD_F32, ELEMENTS);
+    uint16_t *grads = td_draw_normal("optimizer gradients", 1, TD_BF16, ELEMENTS);
+
+    *b = (block){.params = malloc(ELEMENTS * sizeof(float)),
+                 .copies = malloc(ELEMENTS * sizeof(uint16_t)),
+                 .grads = malloc(ELEMENTS * sizeof(uint16_t)),
+                 .state = {.step = 1, .gain = 1}};
+    assert_true(b->params && b->copies && b->grads);
+    td_assert_ok(td_device_open("cpu", &b->dev));
+    for (int64_t i = 0; i < ELEMENTS; i++)
+        b->params[i] = drawn[i];
+    memcpy(b->grads, grads, ELEMENTS * sizeof(uint16_t));
+    memset(b->copies, 0xFF, ELEMENTS * sizeof(uint16_t));
+    b->weights = (td_weights){.elements = ELEMENTS,
+                              .dtype = TD_F32,
+                              .copy_dtype = TD_BF16,
+                              .grad_dtype = TD_BF16,
+                              .params = b->params,
+                              .copies = b->copies,
+                              .grads = b->grads};
+    td_fence_free(drawn);
+    td_fence_free(grads);
+}
+
+static void close_block(block *b)
+{
+    free(b->params);
+    free(b->copies);
+    free(b->grads);
+    td_device_close(b->dev);
+}
+
+static td_hyperparameters adamw_of(td_adamw_variant variant, double lr)
+{
+    td_hyperparameters hyper = {.kind = TD_OPTIMIZER_ADAMW, .adamw = td_adamw_defaults(variant)};
+
+    hyper.adamw.lr = lr;
+    return hyper;
+}
+
+static td_hyperparameters sgd_of(double lr)
+{
+    return (td_hyperparameters){.kind = TD_OPTIMIZER_SGD, .sgd = {.lr = lr}};
+}
+
+static td_optimizer *make(const block *b, int64_t count, const td_optimizer_group *groups,
+                          td_update_time time)
+{
+    const td_optimizer_config config = {
+        .weights = b->weights, .count = count, .groups = groups, .state = &b->state, .time = time};
+    td_optimizer *optimizer;
+
+    td_assert_ok(td_optimizer_create(b->dev, &config, &optimizer));
+    return optimizer;
+}
+
+/* A backward pass whose gradients become final in the order of a model: the end, the middle from its end on,
+ * then the ends of what is left. */
+static td_status pass_of(td_hook *chain)
+{
+    static const td_range order[] = {{900, 1000}, {600, 700}, {500, 600}, {300, 500}, {700, 900}, {0, 300}};
+    td_status status = td_hooks_begin(chain, TD_PASS_BACKWARD, true);
+
+    for (size_t i = 0; status == TD_OK && i < sizeof order / sizeof *order; i++)
+        status = td_hooks_final(chain, order[i], NULL);
+    return td_hooks_end(chain, TD_PASS_BACKWARD, status);
+}
+
+/* Of groups: AdamW in two orders with a gap between them, and SGD. */
+static const td_range ranges[] = {{0, 450}, {500, 640}, {640, 1000}};
+
+static void fill_groups(td_optimizer_group groups[3])
+{
+    groups[0] = (td_optimizer_group){ranges[0], adamw_of(TD_ADAMW_TORCH, 0.01)};
+    groups[1] = (td_optimizer_group){ranges[1], sgd_of(0.5)};
+    groups[2] = (td_optimizer_group){ranges[2], adamw_of(TD_ADAMW_COURSE2025, 0.02)};
+}
+
+/* What two steps make of a group of the block, by the operations themselves. */
+static void expect_group(const block *b, const td_optimizer_group *group, float *p, uint16_t *copy)
+{
+    const int64_t begin = group->range.begin, count = group->range.end - begin;
+    float *m = calloc((size_t)count, sizeof *m), *v = calloc((size_t)count, sizeof *v);
+    const td_update_tensors tensors = {.count = count,
+                                       .dtype = TD_F32,
+                                       .grad_dtype = TD_BF16,
+                                       .p = p + begin,
+                                       .g = b->grads + begin,
+                                       .m = m,
+                                       .v = v,
+                                       .copy = copy + begin};
+
+    assert_true(m && v);
+    for (int64_t step = 1; step <= 2; step++) {
+        const td_update_state state = {.step = step, .gain = 0.25f};
+
+        if (group->hyper.kind == TD_OPTIMIZER_SGD)
+            td_assert_ok(td_sgd_update(b->dev, &group->hyper.sgd, &state, &tensors));
+        else
+            td_assert_ok(td_adamw_update(b->dev, &group->hyper.adamw, &state, &tensors));
+    }
+    free(m);
+    free(v);
+}
+
+static void each_group_is_updated_by_its_own_hyperparameters_and_no_other_element(void **unused)
+{
+    (void)unused;
+    for (int time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
+        td_optimizer_group groups[3];
+        float p[ELEMENTS];
+        uint16_t copy[ELEMENTS];
+        block b;
+
+        open_block(&b);
+        fill_groups(groups);
+        memcpy(p, b.params, sizeof p);
+        memcpy(copy, b.copies, sizeof copy);
+        for (int i = 0; i < 3; i++)
+            expect_group(&b, &groups[i], p, copy);
+        td_optimizer *optimizer = make(&b, 3, groups, (td_update_time)time);
+        for (b.state = (td_update_state){1, 0.25f}; b.state.step <= 2; b.state.step++) {
+            td_assert_ok(pass_of(td_optimizer_hook(optimizer)));
+            if (time == TD_UPDATE_AFTER)
+                td_assert_ok(td_optimizer_update(optimizer));
+        }
+        td_assert_identical("params", TD_F32, p, b.params, ELEMENTS);
+        td_assert_identical("copies", TD_BF16, copy, b.copies, ELEMENTS);
+        td_optimizer_destroy(optimizer);
+        close_block(&b);
+    }
+}
+
+static void a_shard_updates_what_the_whole_list_would(void **unused)
+{
+    (void)unused;
+    const td_optimizer_group whole = {{0, ELEMENTS}, adamw_of(TD_ADAMW_TORCH, 0.01)},
+                             shard = {{300, 600}, whole.hyper};
+    block a, b;
+
+    open_block(&a);
+    open_block(&b);
+    td_optimizer *all = make(&a, 1, &whole, TD_UPDATE_ALONG), *part = make(&b, 1, &shard, TD_UPDATE_ALONG);
+    td_assert_ok(pass_of(td_optimizer_hook(all)));
+    td_assert_ok(pass_of(td_optimizer_hook(part)));
+    td_assert_identical("shard", TD_F32, a.params + 300, b.params + 300, 300);
+    assert_memory_not_equal(a.params, b.params, 300 * sizeof(float));
+    td_optimizer_destroy(all);
+    td_optimizer_destroy(part);
+    close_block(&a);
+    close_block(&b);
+}
+
+static void after_the_pass_what_touches_is_updated_in_one_call(void **unused)
+{
+    (void)unused;
+    const td_optimizer_group whole = {{0, ELEMENTS}, adamw_of(TD_ADAMW_TORCH, 0.01)};
+    block b;
+
+    open_block(&b);
+    td_optimizer *optimizer = make(&b, 1, &whole, TD_UPDATE_AFTER);
+    td_assert_ok(pass_of(td_optimizer_hook(optimizer)));
+    updates = 0;
+    td_assert_ok(td_optimizer_update(optimizer));
+    assert_int_equal(updates, 1);
+    td_optimizer_destroy(optimizer);
+    close_block(&b);
+}
+
+static void new_hyperparameters_count_from_the_next_update_on(void **unused)
+{
+    (void)unused;
+    td_optimizer_group groups[3];
+    td_hyperparameters hyper = sgd_of(0);
+    float before[ELEMENTS];
+    block b;
+
+    open_block(&b);
+    fill_groups(groups);
+    td_optimizer *optimizer = make(&b, 3, groups, TD_UPDATE_ALONG);
+    memcpy(before, b.params, sizeof before);
+    td_assert_ok(td_optimizer_set(optimizer, 1, &hyper));
+    td_assert_ok(pass_of(td_optimizer_hook(optimizer)));
+    td_assert_identical("SGD without a rate", TD_F32, before + 500, b.params + 500, 140);
+    assert_memory_not_equal(before, b.params, 450 * sizeof(float));
+
+    td_assert_refused(td_optimizer_set(optimizer, 3, &hyper), TD_BAD_ARGUMENT, "group is 3");
+    td_assert_refused(td_optimizer_set(optimizer, -1, &hyper), TD_BAD_ARGUMENT, "group is -1");
+    td_assert_refused(td_optimizer_set(optimizer, 0, &hyper), TD_BAD_ARGUMENT, "kind is 1");
+    td_assert_refused(td_optimizer_set(optimizer, 0, NULL), TD_BAD_ARGUMENT, "hyper is NULL");
+    td_assert_refused(td_optimizer_set(NULL, 0, &hyper), TD_BAD_ARGUMENT, "optimizer is NULL");
+    hyper = adamw_of(TD_ADAMW_TORCH, -1);
+    td_assert_refused(td_optimizer_set(optimizer, 0, &hyper), TD_BAD_ARGUMENT, "lr is -1");
+    td_optimizer_destroy(optimizer);
+    close_block(&b);
+}
+
+static void moments_belong_to_the_elements_of_adamw_groups_alone(void **unused)
+{
+    (void)unused;
+    td_optimizer_group groups[3];
+    float *m, *v, *m_end, *v_end;
+    block b;
+
+    open_block(&b);
+    fill_groups(groups);
+    td_optimizer *optimizer = make(&b, 3, groups, TD_UPDATE_ALONG);
+    td_assert_ok(pass_of(td_optimizer_hook(optimizer)));
+    td_assert_ok(td_optimizer_moments(optimizer, 640, &m, &v));
+    td_assert_ok(td_optimizer_moments(optimizer, 999, &m_end, &v_end));
+    assert_ptr_equal(m_end, m + 359);
+    assert_ptr_equal(v_end, v + 359);
+    for (int64_t i = 0; i < 360; i++) {
+        const double g = td_value_at(TD_BF16, b.grads, 640 + i);
+
+        assert_true(fabs((double)m[i] - 0.1 * g) <= 1e-6 * fabs(g));
+        assert_true(fabs((double)v[i] - 0.001 * g * g) <= 1e-6 * g * g);
+    }
+    td_assert_ok(td_optimizer_reset(optimizer));
+    for (int64_t i = 0; i < 360; i++)
+        assert_true(m[i] == 0 && v[i] == 0);
+    for (int64_t without = 450; without < 640; without += 27) { /* the gap, and SGD */
+        td_assert_ok(td_optimizer_moments(optimizer, without, &m, &v));
+        assert_true(!m && !v);
+    }
+    td_optimizer_destroy(optimizer);
+    close_block(&b);
+}
+
+static void bytes_are_as_planned(void **unused)
+{
+    (void)unused;
+    td_optimizer_group groups[3];
+    td_memory_stats memory;
+    td_clip *clip;
+    size_t bytes;
+    block b;
+
+    open_block(&b);
+    fill_groups(groups);
+    td_assert_ok(td_optimizer_plan(ELEMENTS, 3, groups, &bytes));
+    td_optimizer *optimizer = make(&b, 3, groups, TD_UPDATE_AFTER);
+    td_assert_ok(td_device_memory(b.dev, &memory));
+    assert_int_equal(memory.current_bytes, bytes);
+    td_optimizer_destroy(optimizer);
+
+    td_assert_ok(td_clip_plan(b.dev, ELEMENTS, TD_BF16, 70, &bytes));
+    td_assert_ok(td_clip_create(b.dev, &b.weights, 1, 70, &b.state, &clip));
+    td_assert_ok(td_device_memory(b.dev, &memory));
+    assert_int_equal(memory.current_bytes, bytes);
+    td_clip_destroy(clip);
+    td_assert_ok(td_device_memory(b.dev, &memory));
+    assert_int_equal(memory.current_bytes, 0);
+    close_block(&b);
+}
+
+static void gradients_are_held_for_one_update_and_dropped_by_a_failure_or_a_forward_pass(void **unused)
+{
+    (void)unused;
+    const td_optimizer_group whole = {{0, ELEMENTS}, sgd_of(0.1)};
+    block b;
+
+    open_block(&b);
+    td_optimizer *optimizer = make(&b, 1, &whole, TD_UPDATE_AFTER);
+    td_hook *hook = td_optimizer_hook(optimizer);
+    td_assert_refused(td_optimizer_update(optimizer), TD_BAD_STATE, "no gradients became final");
+    td_assert_ok(pass_of(hook));
+    td_assert_ok(td_optimizer_update(optimizer));
+    td_assert_refused(td_optimizer_update(optimizer), TD_BAD_STATE, "no gradients became final");
+
+    td_assert_ok(td_hooks_begin(hook, TD_PASS_BACKWARD, true));
+    td_assert_ok(td_hooks_final(hook, (td_range){10, 20}, NULL));
+    td_assert_refused(td_hooks_final(hook, (td_range){19, 30}, NULL), TD_BAD_STATE, "became final twice");
+    td_assert_refused(td_hooks_final(hook, (td_range){0, 11}, NULL), TD_BAD_STATE, "became final twice");
+    assert_int_equal(td_hooks_end(hook, TD_PASS_BACKWARD, TD_BAD_STATE), TD_BAD_STATE);
+    td_assert_refused(td_optimizer_update(optimizer), TD_BAD_STATE, "no gradients became final");
+
+    td_assert_ok(pass_of(hook));
+    td_assert_ok(td_hooks_begin(hook, TD_PASS_FORWARD, false));
+    td_assert_ok(td_hooks_end(hook, TD_PASS_FORWARD, TD_OK));
+    td_assert_refused(td_optimizer_update(optimizer), TD_BAD_STATE, "no gradients became final");
+    td_optimizer_destroy(optimizer);
+
+    optimizer = make(&b, 1, &whole, TD_UPDATE_ALONG);
+    td_assert_refused(td_optimizer_update(optimizer), TD_BAD_STATE, "along the backward pass");
+    td_optimizer_destroy(optimizer);
+    close_block(&b);
+}
+
+static void many_ranges_in_any_order_are_one_set(void **unused)
+{
+    (void)unused;
+    const td_optimizer_group whole = {{0, ELEMENTS}, adamw_of(TD_ADAMW_TORCH, 0.1)};
+    block b;
+
+    open_block(&b);
+    td_optimizer *optimizer = make(&b, 1, &whole, TD_UPDATE_AFTER);
+    td_hook *hook = td_optimizer_hook(optimizer);
+    td_assert_ok(td_hooks_begin(hook, TD_PASS_BACKWARD, true));
+    for (int64_t i = 0; i < ELEMENTS / 10; i++) { /* every range once, seldom beside the one before */
+        const int64_t at = i * 37 % (ELEMENTS / 10);
+        td_assert_ok(td_hooks_final(hook, (td_range){10 * at, 10 * at + 10}, NULL));
+    }
+    td_assert_ok(td_hooks_end(hook, TD_PASS_BACKWARD, TD_OK));
+    updates = 0;
+    td_assert_ok(td_optimizer_update(optimizer));
+    assert_int_equal(updates, 1);
+    td_optimizer_destroy(optimizer);
+    close_block(&b);
+}
+
+/* ---- clipping ---- */
+
+static double norm_of(const block *b)
+{
+    double sum = 0;
+
+    for (int64_t i = 0; i < ELEMENTS; i++)
+        sum += pow(td_value_at(TD_BF16, b->grads, i), 2);
+    return sqrt(sum);
+}
+
+static void clipping_scales_by_the_norm_of_all_and_reads_gradients_once(void **unused)
+{
+    (void)unused;
+    const td_optimizer_group whole = {{0, ELEMENTS}, adamw_of(TD_ADAMW_TORCH, 0.01)};
+    float *m, *v, norm;
+    block b;
+
+    for (int time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++)
+        for (int small = 0; small < 2; small++) {
+            td_clip *clip;
+
+            open_block(&b);
+            b.state.gain = 0.5f;
+            const double truth = norm_of(&b), max = small ? 0.1 * truth : 10 * truth;
+            const double gain = small ? 0.5 * max / (0.5 * truth + 1e-6) : 0.5;
+            td_optimizer *optimizer = make(&b, 1, &whole, (td_update_time)time);
+            td_assert_ok(td_clip_create(b.dev, &b.weights, (float)max, 6, &b.state, &clip));
+            td_clip_hook(clip)->next = td_optimizer_hook(optimizer);
+            normed = 0;
+            td_assert_ok(pass_of(td_clip_hook(clip)));
+            assert_int_equal(normed, ELEMENTS + 6); /* and the norms of six ranges */
+            if (time == TD_UPDATE_AFTER)
+                td_assert_ok(td_optimizer_update(optimizer));
+            td_assert_ok(td_clip_norm(clip, &norm));
+            assert_true(fabs((double)norm - truth) <= 1e-6 * truth);
+            assert_true(fabs((double)b.state.gain - gain) <= 1e-6 * gain);
+            td_assert_ok(td_optimizer_moments(optimizer, 0, &m, &v));
+            for (int64_t i = 0; i < ELEMENTS; i++) {
+                const double g = gain * td_value_at(TD_BF16, b.grads, i);
+                assert_true(fabs((double)m[i] - 0.1 * g) <= 2e-6 * fabs(g));
+            }
+            td_clip_destroy(clip);
+            td_optimizer_destroy(optimizer);
+            close_block(&b);
+        }
+}
+
+static void a_failed_pass_is_not_clipped_and_passes_nothing_on(void **unused)
+{
+    (void)unused;
+    const td_optimizer_group whole = {{0, ELEMENTS}, sgd_of(0.1)};
+    float before[ELEMENTS];
+    td_clip *clip;
+    block b;
+
+    open_block(&b);
+    memcpy(before, b.params, sizeof before);
+    td_optimizer *optimizer = make(&b, 1, &whole, TD_UPDATE_ALONG);
+    td_assert_ok(td_clip_create(b.dev, &b.weights, 1e-3f, 1, &b.state, &clip));
+    td_hook *hook = td_clip_hook(clip);
+    hook->next = td_optimizer_hook(optimizer);
+    td_assert_ok(td_hooks_begin(hook, TD_PASS_BACKWARD, true));
+    td_assert_ok(td_hooks_final(hook, (td_range){0, 10}, NULL));
+    td_assert_refused(td_hooks_final(hook, (td_range){10, 20}, NULL), TD_BAD_STATE, "more than 1 ranges");
+    assert_int_equal(td_hooks_end(hook, TD_PASS_BACKWARD, TD_BAD_STATE), TD_BAD_STATE);
+    assert_true(b.state.gain == 1);
+    td_assert_identical("params", TD_F32, before, b.params, ELEMENTS);
+    td_clip_destroy(clip);
+    td_optimizer_destroy(optimizer);
+    close_block(&b);
+}
+
+/* ---- refusals and the schedule ---- */
+
+static td_status try_groups(const block *b, int64_t count, const td_optimizer_group *groups)
+{
+    const td_optimizer_config config = {
+        .weights = b->weights, .count = count, .groups = groups, .state = &b->state};
+    td_optimizer *optimizer = (td_optimizer *)(uintptr_t)1;
+    const td_status status = td_optimizer_create(b->dev, &config, &optimizer);
+
+    assert_null(optimizer);
+    return status;
+}
+
+static void bad_configurations_are_refused_by_name(void **unused)
+{
+    (void)unused;
+    td_optimizer_group groups[2] = {{{0, 500}, sgd_of(1)}, {{400, 600}, sgd_of(1)}};
+    td_optimizer_config config;
+    td_optimizer *optimizer;
+    td_clip *clip;
+    size_t bytes;
+    block b;
+
+    open_block(&b);
+    td_assert_refused(try_groups(&b, 2, groups), TD_BAD_ARGUMENT, "groups[1] is of elements 400 to 600");
+    td_assert_refused(try_groups(&b, 0, groups), TD_BAD_ARGUMENT, "count is 0 groups");
+    td_assert_refused(try_groups(&b, 1, NULL), TD_BAD_ARGUMENT, "groups is NULL");
+    groups[0].range.end = ELEMENTS + 1;
+    td_assert_refused(try_groups(&b, 1, groups), TD_BAD_ARGUMENT, "0 to 1001");
+    groups[0].range = (td_range){5, 5};
+    td_assert_refused(try_groups(&b, 1, groups), TD_BAD_ARGUMENT, "5 to 5");
+    groups[0] = (td_optimizer_group){{0, 5}, sgd_of(NAN)};
+    td_assert_refused(try_groups(&b, 1, groups), TD_BAD_ARGUMENT, "lr is nan");
+    groups[0].hyper.kind = (td_optimizer_kind)7;
+    td_assert_refused(try_groups(&b, 1, groups), TD_BAD_ARGUMENT, "kind is 7");
+    td_assert_refused(td_optimizer_plan(ELEMENTS, 1, groups, &bytes), TD_BAD_ARGUMENT, "kind is 7");
+    groups[0].hyper = sgd_of(1);
+    config = (td_optimizer_config){.weights = b.weights, .count = 1, .groups = groups, .state = &b.state};
+    td_assert_refused(td_optimizer_create(b.dev, &config, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_optimizer_create(NULL, &config, &optimizer), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_optimizer_create(b.dev, NULL, &optimizer), TD_BAD_ARGUMENT, "config is NULL");
+    config.time = (td_update_time)2;
+    td_assert_refused(td_optimizer_create(b.dev, &config, &optimizer), TD_BAD_ARGUMENT, "time is 2");
+    config.time = TD_UPDATE_ALONG;
+    config.together_count = TD_LINEAR_ADAMW_MOST + 1;
+    td_assert_refused(td_optimizer_create(b.dev, &config, &optimizer), TD_BAD_ARGUMENT,
+                      "together_count is 17");
+    config.together_count = 1;
+    td_assert_refused(td_optimizer_create(b.dev, &config, &optimizer), TD_BAD_ARGUMENT, "together is NULL");
+    config.together_count = 0;
+    config.state = NULL;
+    td_assert_refused(td_optimizer_create(b.dev, &config, &optimizer), TD_BAD_ARGUMENT, "state is NULL");
+    config.state = &b.state;
+    config.weights.grads = NULL;
+    td_assert_refused(td_optimizer_create(b.dev, &config, &optimizer), TD_BAD_ARGUMENT, "no gradients");
+
+    td_assert_refused(td_clip_create(b.dev, &b.weights, 0, 1, &b.state, &clip), TD_BAD_ARGUMENT,
+                      "max_norm is 0");
+    td_assert_refused(td_clip_create(b.dev, &b.weights, NAN, 1, &b.state, &clip), TD_BAD_ARGUMENT,
+                      "max_norm is nan");
+    td_assert_refused(td_clip_create(b.dev, &b.weights, 1, 0, &b.state, &clip), TD_BAD_ARGUMENT, "most is 0");
+    td_assert_refused(td_clip_create(b.dev, &config.weights, 1, 1, &b.state, &clip), TD_BAD_ARGUMENT,
+                      "no gradients");
+    td_assert_refused(td_clip_create(b.dev, &b.weights, 1, 1, NULL, &clip), TD_BAD_ARGUMENT, "state is NULL");
+    assert_null(clip);
+    assert_null(td_optimizer_hook(NULL));
+    assert_null(td_clip_hook(NULL));
+    td_optimizer_destroy(NULL);
+    td_clip_destroy(NULL);
+    close_block(&b);
+}
+
+static void the_schedule_warms_up_falls_as_a_cosine_and_stays(void **unused)
+{
+    (void)unused;
+    /* The values of the course's own test: max 1, min 0.1, warm-up 7, end 21. */
+    static const struct {
+        int64_t t;
+        double lr;
+    } known[] = {{0, 0},     {1, 1 / 7.0}, {6, 6 / 7.0}, {7, 1},
+                 {14, 0.55}, {21, 0.1},    {22, 0.1},    {INT64_MAX, 0.1}};
+    double lr;
+
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        td_assert_ok(td_cosine_schedule(known[i].t, 1, 0.1, 7, 21, &lr));
+        assert_true(fabs(lr - known[i].lr) <= 1e-15);
+    }
+    td_assert_ok(td_cosine_schedule(3, 1, 0.1, 3, 3, &lr));
+    assert_true(lr == 1);
+    td_assert_refused(td_cosine_schedule(-1, 1, 0, 1, 2, &lr), TD_BAD_ARGUMENT, "t is -1");
+    td_assert_refused(td_cosine_schedule(1, 1, 0, -1, 2, &lr), TD_BAD_ARGUMENT, "warmup is -1");
+    td_assert_refused(td_cosine_schedule(1, 1, 0, 3, 2, &lr), TD_BAD_ARGUMENT, "end is 2");
+    td_assert_refused(td_cosine_schedule(1, 1, 0, 1, 2, NULL), TD_BAD_ARGUMENT, "out is NULL");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_group_is_updated_by_its_own_hyperparameters_and_no_other_element),
+        cmocka_unit_test(a_shard_updates_what_the_whole_list_would),
+        cmocka_unit_test(after_the_pass_what_touches_is_updated_in_one_call),
+        cmocka_unit_test(new_hyperparameters_count_from_the_next_update_on),
+        cmocka_unit_test(moments_belong_to_the_elements_of_adamw_groups_alone),
+        cmocka_unit_test(bytes_are_as_planned),
+        cmocka_unit_test(gradients_are_held_for_one_update_and_dropped_by_a_failure_or_a_forward_pass),
+        cmocka_unit_test(many_ranges_in_any_order_are_one_set),
+        cmocka_unit_test(clipping_scales_by_the_norm_of_all_and_reads_gradients_once),
+        cmocka_unit_test(a_failed_pass_is_not_clipped_and_passes_nothing_on),
+        cmocka_unit_test(bad_configurations_are_refused_by_name),
+        cmocka_unit_test(the_schedule_warms_up_falls_as_a_cosine_and_stays),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,494 @@
+/* The trainer's step: what its ways have in common, micro-batches, clipping, the caller's hooks, bytes and
+ * refusals. That the model's gradients and the updates are right is tests/transformer*.c's and
+ * tests/ops_optimizers.c's. */
+#include "train/train.h"
+
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/fence.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { BATCH = 6, CONTEXT = 10, VOCAB = 29 };
+
+static td_device *dev;
+static int64_t *ids, *targets;
+
+static int open_device(void **unused)
+{
+    (void)unused;
+    td_assert_ok(td_device_open("cpu", &dev));
+    ids = td_draw_tokens("train ids", 0, BATCH * CONTEXT, VOCAB);
+    targets = td_draw_tokens("train targets", 1, BATCH * CONTEXT, VOCAB);
+    return 0;
+}
+
+static int close_device(void **unused)
+{
+    td_memory_stats memory;
+
+    (void)unused;
+    td_assert_ok(td_device_memory(dev, &memory));
+    assert_int_equal(memory.current_bytes, 0);
+    td_device_close(dev);
+    td_fence_free(ids);
+    td_fence_free(targets);
+    return 0;
+}
+
+static td_train_config config_of(td_precision precision, td_update_time time)
+{
+    return (td_train_config){
+        .model = {.size = {.d_model = 12, .d_ff = 20, .layers = 2, .heads = 2, .vocab = VOCAB},
+                  .batch = BATCH,
+                  .context = CONTEXT,
+                  .precision = precision,
+                  .attention = "flash"},
+        .hyper = {.kind = TD_OPTIMIZER_ADAMW, .adamw = td_adamw_defaults(TD_ADAMW_TORCH)},
+        .time = time};
+}
+
+static td_train *make(const td_train_config *config)
+{
+    td_train *train;
+
+    td_assert_ok(td_train_create(dev, config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    return train;
+}
+
+static td_weights weights_of(const td_train *train)
+{
+    td_weights weights;
+
+    td_assert_ok(td_transformer_weights(td_train_model(train), &weights));
+    return weights;
+}
+
+static void assert_same_weights(const td_train *a, const td_train *b)
+{
+    const td_weights x = weights_of(a), y = weights_of(b);
+
+    td_assert_identical("weights", x.dtype, x.params, y.params, x.elements);
+    if (x.copies)
+        td_assert_identical("copies", x.copy_dtype, x.copies, y.copies, x.elements);
+}
+
+static void *copy_of_weights(const td_train *train)
+{
+    const td_weights weights = weights_of(train);
+    const size_t bytes = (size_t)weights.elements * td_dtype_size(weights.dtype);
+    void *copy = malloc(bytes);
+
+    assert_non_null(copy);
+    return memcpy(copy, weights.params, bytes);
+}
+
+static float loss_of(td_train *train)
+{
+    float loss = NAN;
+
+    td_assert_ok(td_train_loss(train, &loss));
+    return loss;
+}
+
+static int64_t steps_of(td_train *train)
+{
+    int64_t steps = -1;
+
+    td_assert_ok(td_train_steps(train, &steps));
+    return steps;
+}
+
+static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
+
+static void a_step_is_its_parts_and_updates_come_to_the_same_along_backward_and_after_it(void **unused)
+{
+    (void)unused;
+    for (size_t i = 0; i < sizeof precisions / sizeof *precisions; i++)
+        for (int transient = 0; transient < 2; transient++) {
+            td_train_config along = config_of(precisions[i], TD_UPDATE_ALONG),
+                            after = config_of(precisions[i], TD_UPDATE_AFTER);
+
+            along.model.transient_gradients = transient;
+            after.model.transient_gradients = transient;
+            td_train *a = make(&along), *b = make(&after), *parts = make(&after);
+            for (int step = 1; step <= 3; step++) {
+                td_assert_ok(td_train_step(a, ids, targets, BATCH, CONTEXT));
+                td_assert_ok(td_train_step(b, ids, targets, BATCH, CONTEXT));
+                td_assert_ok(td_train_load(parts, ids, targets, BATCH, CONTEXT));
+                td_assert_ok(td_train_forward(parts, NULL));
+                td_assert_ok(td_train_backward(parts));
+                td_assert_ok(td_train_update(parts));
+                assert_true(loss_of(a) == loss_of(b) && loss_of(b) == loss_of(parts));
+                assert_int_equal(steps_of(a), step);
+                assert_int_equal(steps_of(b), step);
+                assert_int_equal(steps_of(parts), step);
+                assert_same_weights(a, b);
+                assert_same_weights(b, parts);
+            }
+            td_train_destroy(a);
+            td_train_destroy(b);
+            td_train_destroy(parts);
+        }
+}
+
+static void micro_batches_come_to_one_step_on_all_of_them(void **unused)
+{
+    (void)unused;
+    for (int time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
+        td_train_config one = config_of(TD_PRECISION_F32, (td_update_time)time), three = one;
+
+        three.model.batch = BATCH / 3;
+        three.micro_batches = 3;
+        td_train *whole = make(&one), *parts = make(&three);
+        for (int step = 1; step <= 3; step++) {
+            td_assert_ok(td_train_step(whole, ids, targets, BATCH, CONTEXT));
+            td_assert_ok(td_train_step(parts, ids, targets, BATCH / 3, CONTEXT));
+            assert_true(fabsf(loss_of(whole) - loss_of(parts)) <= 1e-6f * loss_of(whole));
+            assert_int_equal(steps_of(parts), step);
+        }
+        const td_weights x = weights_of(whole), y = weights_of(parts);
+        double *truth = td_as_f64(x.dtype, x.params, x.elements);
+        td_assert_close("weights", y.dtype, y.params, truth, y.elements, 1e-5);
+        free(truth);
+        td_train_destroy(whole);
+        td_train_destroy(parts);
+    }
+}
+
+static void clipping_makes_the_gradients_norm_the_largest_allowed(void **unused)
+{
+    (void)unused;
+    for (int time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++)
+        for (int64_t micros = 1; micros <= 3; micros += 2) {
+            td_train_config config = config_of(TD_PRECISION_BF16_MIXED, (td_update_time)time);
+            float norm, *m, *v;
+            double sum = 0;
+
+            config.clip = 0.05f;
+            config.micro_batches = micros;
+            config.model.batch = BATCH / micros;
+            td_train *train = make(&config);
+            td_assert_ok(td_train_step(train, ids, targets, BATCH / micros, CONTEXT));
+            td_assert_ok(td_clip_norm(td_train_clip(train), &norm));
+            const td_weights weights = weights_of(train); /* its gradients are there still */
+            for (int64_t i = 0; i < weights.elements; i++)
+                sum += pow(td_value_at(weights.grad_dtype, weights.grads, i), 2);
+            assert_true(fabs((double)norm - sqrt(sum)) <= 1e-5 * sqrt(sum));
+            assert_true((double)norm / (double)micros > 0.05); /* so that something is clipped */
+            td_assert_ok(td_optimizer_moments(td_train_optimizer(train), 0, &m, &v));
+            sum = 0;
+            for (int64_t i = 0; i < weights.elements; i++)
+                sum += pow((double)m[i] / 0.1, 2); /* the first moment is a tenth of the gradient */
+            assert_true(fabs(sqrt(sum) - 0.05) <= 1e-5 * 0.05 + 1e-6);
+            td_train_destroy(train);
+        }
+}
+
+static void sgd_moves_weights_against_their_gradients_in_mixed_precision_too(void **unused)
+{
+    (void)unused;
+    for (size_t i = 0; i < sizeof precisions / sizeof *precisions; i++) {
+        td_train_config config = config_of(precisions[i], TD_UPDATE_AFTER);
+
+        config.hyper = (td_hyperparameters){.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.125};
+        td_train *train = make(&config);
+        void *before = copy_of_weights(train);
+        td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
+        const td_weights w = weights_of(train);
+        double *truth = td_as_f64(w.dtype, before, w.elements);
+        for (int64_t e = 0; e < w.elements; e++)
+            truth[e] -= 0.125 * td_value_at(w.grad_dtype, w.grads, e);
+        td_assert_close("weights", w.dtype, w.params, truth, w.elements, td_dtype_eps(w.dtype));
+        if (w.copies)
+            td_assert_close("copies", w.copy_dtype, w.copies, truth, w.elements, td_dtype_eps(w.copy_dtype));
+        free(truth);
+        free(before);
+        td_train_destroy(train);
+    }
+}
+
+static void hyperparameters_change_between_steps(void **unused)
+{
+    (void)unused;
+    const td_train_config config = config_of(TD_PRECISION_F32, TD_UPDATE_ALONG);
+    td_hyperparameters hyper = config.hyper;
+    td_train *train = make(&config);
+    void *before = copy_of_weights(train);
+
+    hyper.adamw.lr = 0;
+    td_assert_ok(td_train_set(train, &hyper));
+    td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
+    const td_weights w = weights_of(train);
+    td_assert_identical("weights", w.dtype, before, w.params, w.elements);
+    td_assert_ok(td_train_set(train, &config.hyper));
+    td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
+    assert_memory_not_equal(before, w.params, (size_t)w.elements * sizeof(float));
+    td_assert_refused(td_train_set(train, NULL), TD_BAD_ARGUMENT, "hyper is NULL");
+    free(before);
+    td_train_destroy(train);
+}
+
+static void init_and_reset_begin_again(void **unused)
+{
+    (void)unused;
+    const td_train_config config = config_of(TD_PRECISION_BF16_MIXED, TD_UPDATE_ALONG);
+    td_train *used = make(&config), *fresh = make(&config);
+
+    td_assert_ok(td_train_step(used, ids, targets, BATCH, CONTEXT));
+    td_assert_ok(td_train_init(used, 7));
+    assert_int_equal(steps_of(used), 0);
+    td_assert_ok(td_train_step(used, targets, ids, BATCH, CONTEXT));
+    td_assert_ok(td_train_step(fresh, targets, ids, BATCH, CONTEXT));
+    assert_same_weights(used, fresh);
+
+    void *before = copy_of_weights(used);
+    td_assert_ok(td_train_reset(used));
+    assert_int_equal(steps_of(used), 0);
+    const td_weights w = weights_of(used);
+    td_assert_identical("weights", w.dtype, before, w.params, w.elements);
+    free(before);
+    td_train_destroy(used);
+    td_train_destroy(fresh);
+}
+
+static void a_smaller_step_runs_in_a_larger_plan(void **unused)
+{
+    (void)unused;
+    td_train_config large = config_of(TD_PRECISION_F32, TD_UPDATE_ALONG), small = large;
+
+    small.model.batch = 2;
+    small.model.context = 7;
+    td_train *a = make(&large), *b = make(&small);
+    td_assert_ok(td_train_step(a, ids, targets, 2, 7));
+    td_assert_ok(td_train_step(b, ids, targets, 2, 7));
+    assert_same_weights(a, b);
+    td_train_destroy(a);
+    td_train_destroy(b);
+}
+
+/* ---- the caller's hooks ---- */
+
+typedef struct counter {
+    td_hook hook;
+    int begun, last, ended;
+    int64_t final; /* elements */
+} counter;
+
+static td_status count_begin(td_hook *hook, td_pass pass, bool last)
+{
+    counter *c = (counter *)hook;
+
+    c->begun++;
+    c->last += pass == TD_PASS_BACKWARD && last;
+    return TD_OK;
+}
+
+static td_status count_final(td_hook *hook, td_range range, td_event *event)
+{
+    ((counter *)hook)->final += range.end - range.begin;
+    return td_hooks_final(hook->next, range, event);
+}
+
+static td_status count_end(td_hook *hook, td_pass pass, td_status status)
+{
+    (void)pass;
+    ((counter *)hook)->ended++;
+    return status;
+}
+
+static void the_callers_hooks_stand_ahead_of_the_optimizer_and_are_given_back(void **unused)
+{
+    (void)unused;
+    for (int clip = 0; clip < 2; clip++) {
+        counter second = {.hook = {.final = count_final}},
+                first = {.hook = {.next = &second.hook, .begin = count_begin, .end = count_end}};
+        td_train_config config = config_of(TD_PRECISION_F32, TD_UPDATE_ALONG), plain = config;
+
+        config.clip = plain.clip = clip ? 0.01f : 0;
+        config.hooks = &first.hook;
+        config.micro_batches = plain.micro_batches = 3;
+        config.model.batch = plain.model.batch = 2;
+        td_train *heard = make(&config), *unheard = make(&plain);
+        td_assert_ok(td_train_step(heard, ids, targets, 2, CONTEXT));
+        td_assert_ok(td_train_step(unheard, ids, targets, 2, CONTEXT));
+        assert_same_weights(heard, unheard);
+        assert_int_equal(first.begun, 6);
+        assert_int_equal(first.ended, 6);
+        assert_int_equal(first.last, 1);
+        assert_int_equal(second.final, weights_of(heard).elements);
+        td_train_destroy(heard);
+        td_train_destroy(unheard);
+        assert_ptr_equal(first.hook.next, &second.hook);
+        assert_null(second.hook.next);
+    }
+}
+
+/* ---- bytes ---- */
+
+static void bytes_are_as_planned(void **unused)
+{
+    (void)unused;
+    for (int until = TD_TRAIN_UPDATE; until <= TD_TRAIN_FORWARD; until++)
+        for (int i = 0; i < 8; i++) {
+            td_train_config config = config_of(precisions[i % 3], i & 1 ? TD_UPDATE_ALONG : TD_UPDATE_AFTER);
+            td_memory_stats memory;
+            td_train_bytes bytes;
+
+            config.until = (td_train_until)until;
+            config.clip = i & 2 ? 1 : 0;
+            config.model.keep = i & 4 ? TD_KEEP_ALL : TD_KEEP_MOST;
+            config.model.transient_gradients = i & 1;
+            td_assert_ok(td_train_plan(dev, &config, &bytes));
+            td_train *train = make(&config);
+            td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
+            td_assert_ok(td_device_memory(dev, &memory));
+            const td_transformer_bytes *m = &bytes.model;
+            assert_int_equal(memory.current_bytes, m->parameters + m->copies + m->gradients + m->activations +
+                                                       m->scratch + bytes.optimizer + bytes.step);
+            assert_int_equal(bytes.optimizer > 0, until == TD_TRAIN_UPDATE);
+            td_train_destroy(train);
+        }
+}
+
+/* ---- refusals ---- */
+
+static td_status try_config(const td_train_config *config)
+{
+    td_train *train = (td_train *)(uintptr_t)1;
+    const td_status status = td_train_create(dev, config, &train);
+
+    assert_null(train);
+    return status;
+}
+
+static void bad_configurations_are_refused_by_name(void **unused)
+{
+    (void)unused;
+    const td_train_config good = config_of(TD_PRECISION_F32, TD_UPDATE_ALONG);
+    td_train_config bad = good;
+    td_train *train;
+
+    bad.until = (td_train_until)3;
+    td_assert_refused(try_config(&bad), TD_BAD_ARGUMENT, "until is 3");
+    bad = good, bad.time = (td_update_time)-1;
+    td_assert_refused(try_config(&bad), TD_BAD_ARGUMENT, "time is -1");
+    bad = good, bad.clip = -1;
+    td_assert_refused(try_config(&bad), TD_BAD_ARGUMENT, "clip is -1");
+    bad = good, bad.clip = NAN;
+    td_assert_refused(try_config(&bad), TD_BAD_ARGUMENT, "clip is nan");
+    bad = good, bad.micro_batches = -2;
+    td_assert_refused(try_config(&bad), TD_BAD_ARGUMENT, "micro_batches is -2");
+    bad = good, bad.micro_batches = 2, bad.model.transient_gradients = true;
+    td_assert_refused(try_config(&bad), TD_BAD_ARGUMENT,
+                      "micro_batches is 2, but the gradients are transient");
+    bad = good, bad.hyper.adamw.beta1 = 1;
+    td_assert_refused(try_config(&bad), TD_BAD_ARGUMENT, "beta1 is 1");
+    bad = good, bad.capture = true;
+    td_assert_refused(try_config(&bad), TD_UNSUPPORTED, "no graphs");
+    bad = good, bad.model.attention = "none";
+    td_assert_refused(try_config(&bad), TD_BAD_ARGUMENT, "attention is 'none'");
+    bad = good, bad.model.context = INT64_MAX / 8;
+    td_assert_refused(try_config(&bad), TD_BAD_ARGUMENT, "2^63");
+    td_assert_refused(try_config(NULL), TD_BAD_ARGUMENT, "config is NULL");
+    td_assert_refused(td_train_create(NULL, &good, &train), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_train_create(dev, &good, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_train_plan(dev, &good, NULL), TD_BAD_ARGUMENT, "out is NULL");
+}
+
+static void a_refused_step_changes_nothing(void **unused)
+{
+    (void)unused;
+    const td_train_config config = config_of(TD_PRECISION_F32, TD_UPDATE_ALONG);
+    int64_t wrong[BATCH * CONTEXT];
+    td_train *train, *other = make(&config);
+
+    memcpy(wrong, targets, sizeof wrong);
+    wrong[BATCH * CONTEXT - 1] = VOCAB;
+    td_assert_ok(td_train_create(dev, &config, &train));
+    td_assert_refused(td_train_forward(train, NULL), TD_BAD_STATE, "no batch was loaded");
+    td_assert_refused(td_train_step(train, ids, targets, BATCH, CONTEXT), TD_BAD_STATE, "no weights");
+    td_assert_ok(td_train_init(train, 7));
+    td_assert_refused(td_train_step(train, NULL, targets, BATCH, CONTEXT), TD_BAD_ARGUMENT, "ids is NULL");
+    td_assert_refused(td_train_step(train, ids, NULL, BATCH, CONTEXT), TD_BAD_ARGUMENT, "targets is NULL");
+    td_assert_refused(td_train_step(train, ids, targets, 0, CONTEXT), TD_BAD_ARGUMENT, "batch is 0");
+    td_assert_refused(td_train_step(train, ids, targets, BATCH, CONTEXT + 1), TD_BAD_ARGUMENT, "seq is 11");
+    td_assert_refused(td_train_step(train, ids, wrong, BATCH, CONTEXT), TD_BAD_ARGUMENT, "targets");
+    td_assert_refused(td_train_step(train, wrong, targets, BATCH, CONTEXT), TD_BAD_ARGUMENT, "ids");
+    td_assert_refused(td_train_backward(train), TD_BAD_STATE, "no loss");
+    td_assert_refused(td_train_update(train), TD_BAD_STATE, "along the backward pass");
+    assert_int_equal(steps_of(train), 0);
+    td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
+    td_assert_ok(td_train_step(other, ids, targets, BATCH, CONTEXT));
+    assert_same_weights(train, other);
+    td_train_destroy(train);
+    td_train_destroy(other);
+}
+
+static void a_trainer_without_an_update_has_what_it_needs_and_no_more(void **unused)
+{
+    (void)unused;
+    td_train_config config = config_of(TD_PRECISION_F32, TD_UPDATE_AFTER);
+    const void *logits = NULL;
+    float loss;
+
+    config.until = TD_TRAIN_BACKWARD;
+    td_train *train = make(&config);
+    td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
+    assert_true(loss_of(train) > 0);
+    assert_null(td_train_optimizer(train));
+    assert_null(td_train_clip(train));
+    assert_int_equal(steps_of(train), 0);
+    td_assert_refused(td_train_update(train), TD_BAD_STATE, "no optimizer");
+    td_assert_refused(td_train_set(train, &config.hyper), TD_BAD_STATE, "no optimizer");
+    td_train_destroy(train);
+
+    config.until = TD_TRAIN_FORWARD;
+    train = make(&config);
+    td_assert_ok(td_train_step(train, ids, NULL, BATCH, CONTEXT));
+    td_assert_ok(td_train_forward(train, &logits));
+    assert_non_null(logits);
+    td_assert_refused(td_train_loss(train, &loss), TD_BAD_STATE, "forward only");
+    td_assert_refused(td_train_backward(train), TD_BAD_STATE, "TD_MODEL_INFERENCE");
+    td_train_destroy(train);
+
+    assert_null(td_train_model(NULL));
+    assert_null(td_train_optimizer(NULL));
+    assert_null(td_train_clip(NULL));
+    td_train_destroy(NULL);
+    td_assert_refused(td_train_init(NULL, 0), TD_BAD_ARGUMENT, "train is NULL");
+    td_assert_refused(td_train_reset(NULL), TD_BAD_ARGUMENT, "train is NULL");
+    td_assert_refused(td_train_step(NULL, ids, targets, 1, 1), TD_BAD_ARGUMENT, "train is NULL");
+    td_assert_refused(td_train_load(NULL, ids, targets, 1, 1), TD_BAD_ARGUMENT, "train is NULL");
+    td_assert_refused(td_train_forward(NULL, NULL), TD_BAD_ARGUMENT, "train is NULL");
+    td_assert_refused(td_train_backward(NULL), TD_BAD_ARGUMENT, "train is NULL");
+    td_assert_refused(td_train_update(NULL), TD_BAD_ARGUMENT, "train is NULL");
+    td_assert_refused(td_train_loss(NULL, &loss), TD_BAD_ARGUMENT, "train is NULL");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_step_is_its_parts_and_updates_come_to_the_same_along_backward_and_after_it),
+        cmocka_unit_test(micro_batches_come_to_one_step_on_all_of_them),
+        cmocka_unit_test(clipping_makes_the_gradients_norm_the_largest_allowed),
+        cmocka_unit_test(sgd_moves_weights_against_their_gradients_in_mixed_precision_too),
+        cmocka_unit_test(hyperparameters_change_between_steps),
+        cmocka_unit_test(init_and_reset_begin_again),
+        cmocka_unit_test(a_smaller_step_runs_in_a_larger_plan),
+        cmocka_unit_test(the_callers_hooks_stand_ahead_of_the_optimizer_and_are_given_back),
+        cmocka_unit_test(bytes_are_as_planned),
+        cmocka_unit_test(bad_configurations_are_refused_by_name),
+        cmocka_unit_test(a_refused_step_changes_nothing),
+        cmocka_unit_test(a_trainer_without_an_update_has_what_it_needs_and_no_more),
+    };
+
+    return cmocka_run_group_tests(tests, open_device, close_device);
+}

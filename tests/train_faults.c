@@ -1,0 +1,667 @@
+/* Every call that a trainer makes fails in turn, as a GPU's may at any time: the error comes out, nothing is
+ * left behind, and the steps that follow are those of a trainer that nothing ever happened to. The CPU has no
+ * streams and no graphs. Here stand doubles of them: a capture runs at once, and a replay only counts. */
+#include "support/compare.h"
+#include "support/fault.h"
+#include "train/train.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- the doubles of what transformer_doubles.c has not ---- */
+
+TD_FAULT(td_device_alloc, (td_device * dev, size_t bytes, void **out), (dev, bytes, out))
+TD_FAULT(td_event_create, (td_device * dev, td_event **out), (dev, out))
+TD_FAULT(td_global_norm_work_bytes, (td_device * dev, int64_t count, td_dtype dtype, size_t *out),
+         (dev, count, dtype, out))
+TD_FAULT(td_global_norm,
+         (td_device * dev, int64_t count, td_dtype dtype, const void *g, float *norm, void *work),
+         (dev, count, dtype, g, norm, work))
+TD_FAULT(td_residual_add,
+         (td_device * dev, int64_t count, td_dtype dtype, const void *a, const void *b, void *y),
+         (dev, count, dtype, a, b, y))
+TD_FAULT(td_update_begin, (td_device * dev, td_update_state *state, float gain), (dev, state, gain))
+TD_FAULT(td_update_clip, (td_device * dev, float max_norm, const float *norm, td_update_state *state),
+         (dev, max_norm, norm, state))
+
+void *__real_calloc(size_t count, size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+void *__real_realloc(void *block, size_t size);
+void *__wrap_realloc(void *block, size_t size);
+
+static bool host_fails; /* allocations of the host's memory count as calls, too */
+
+void *__wrap_calloc(size_t count, size_t size)
+{
+    return host_fails && td_fault("calloc") ? NULL : __real_calloc(count, size);
+}
+
+void *__wrap_realloc(void *block, size_t size)
+{
+    return host_fails && td_fault("realloc") ? NULL : __real_realloc(block, size);
+}
+
+/* ---- a device with streams and graphs ---- */
+
+/* Who asks whether there are any: a trainer with captures first of all, and an optimizer that makes a second
+ * stream. Operations hear the truth. */
+static bool asked_for_graphs, asked_for_streams;
+
+td_device_kind __real_td_device_kind_of(const td_device *dev);
+td_device_kind __wrap_td_device_kind_of(const td_device *dev);
+td_status __real_td_optimizer_create(td_device *dev, const td_optimizer_config *config, td_optimizer **out);
+td_status __wrap_td_optimizer_create(td_device *dev, const td_optimizer_config *config, td_optimizer **out);
+td_status __real_td_assign(td_device *dev, void *to, const void *from, size_t bytes);
+td_status __wrap_td_assign(td_device *dev, void *to, const void *from, size_t bytes);
+
+static struct {
+    bool there;   /* the device has streams */
+    bool current; /* the second is the device's stream */
+    bool working; /* it has updates that no recorded event is behind */
+    bool
+        marked; /* an event behind its updates was recorded that the device's own stream has not waited for */
+    int64_t updates, waits, alive;
+    int handle; /* its address is the second stream */
+} side;
+
+td_device_kind __wrap_td_device_kind_of(const td_device *dev)
+{
+    if (!asked_for_graphs && !asked_for_streams)
+        return __real_td_device_kind_of(dev);
+    asked_for_graphs = false;
+    return TD_DEVICE_CUDA;
+}
+
+td_status __wrap_td_optimizer_create(td_device *dev, const td_optimizer_config *config, td_optimizer **out)
+{
+    asked_for_streams = side.there;
+    const td_status status = __real_td_optimizer_create(dev, config, out);
+    asked_for_streams = false;
+    return status;
+}
+
+td_status __wrap_td_assign(td_device *dev, void *to, const void *from, size_t bytes)
+{
+    const bool streams = asked_for_streams;
+
+    if (td_fault("td_assign"))
+        return td_fail(TD_IO_ERROR, "td_assign was told to fail");
+    asked_for_streams = false;
+    const td_status status = __real_td_assign(dev, to, from, bytes);
+    asked_for_streams = streams;
+    return status;
+}
+
+td_status __wrap_td_stream_create(td_device *dev, td_stream **out);
+void __wrap_td_stream_destroy(td_stream *stream);
+td_status __real_td_device_set_stream(td_device *dev, td_stream *stream);
+td_status __wrap_td_device_set_stream(td_device *dev, td_stream *stream);
+td_status __real_td_event_record(td_event *event);
+td_status __wrap_td_event_record(td_event *event);
+td_status __real_td_event_wait(td_event *event);
+td_status __wrap_td_event_wait(td_event *event);
+td_status __real_td_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
+                                 const td_update_tensors *tensors);
+td_status __wrap_td_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
+                                 const td_update_tensors *tensors);
+td_status __real_td_sgd_update(td_device *dev, const td_sgd *sgd, const td_update_state *state,
+                               const td_update_tensors *tensors);
+td_status __wrap_td_sgd_update(td_device *dev, const td_sgd *sgd, const td_update_state *state,
+                               const td_update_tensors *tensors);
+
+td_status __wrap_td_stream_create(td_device *dev, td_stream **out)
+{
+    assert_non_null(dev);
+    *out = NULL;
+    if (td_fault("td_stream_create"))
+        return td_fail(TD_IO_ERROR, "td_stream_create was told to fail");
+    *out = (td_stream *)&side.handle;
+    side.alive++;
+    return TD_OK;
+}
+
+void __wrap_td_stream_destroy(td_stream *stream)
+{
+    side.alive -= stream != NULL;
+}
+
+td_status __wrap_td_device_set_stream(td_device *dev, td_stream *stream)
+{
+    if (!side.there)
+        return __real_td_device_set_stream(dev, stream);
+    assert_true(!stream || stream == (td_stream *)&side.handle);
+    if (stream && td_fault("td_device_set_stream"))
+        return td_fail(TD_IO_ERROR, "td_device_set_stream was told to fail");
+    side.current = stream != NULL;
+    return TD_OK;
+}
+
+/* On the second stream it does not fail: then nobody could wait for what runs there. */
+td_status __wrap_td_event_record(td_event *event)
+{
+    if (!side.current && td_fault("td_event_record"))
+        return td_fail(TD_IO_ERROR, "td_event_record was told to fail");
+    if (side.current) {
+        side.marked |= side.working;
+        side.working = false;
+    }
+    return __real_td_event_record(event);
+}
+
+td_status __wrap_td_event_wait(td_event *event)
+{
+    if (side.current && td_fault("td_event_wait"))
+        return td_fail(TD_IO_ERROR, "td_event_wait was told to fail");
+    if (!side.current) {
+        side.marked = false;
+        side.waits++;
+    }
+    return __real_td_event_wait(event);
+}
+
+static void note_update(void)
+{
+    side.updates += side.current;
+    side.working |= side.current;
+}
+
+td_status __wrap_td_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
+                                 const td_update_tensors *tensors)
+{
+    if (td_fault("td_adamw_update"))
+        return td_fail(TD_IO_ERROR, "td_adamw_update was told to fail");
+    note_update();
+    return __real_td_adamw_update(dev, adamw, state, tensors);
+}
+
+td_status __wrap_td_sgd_update(td_device *dev, const td_sgd *sgd, const td_update_state *state,
+                               const td_update_tensors *tensors)
+{
+    if (td_fault("td_sgd_update"))
+        return td_fail(TD_IO_ERROR, "td_sgd_update was told to fail");
+    note_update();
+    return __real_td_sgd_update(dev, sgd, state, tensors);
+}
+
+static struct {
+    bool capturing;
+    int64_t captures, launches, alive;
+    int handles[16]; /* their addresses are graphs */
+} graphs;
+
+td_status __wrap_td_graph_begin(td_device *dev);
+td_status __wrap_td_graph_end(td_device *dev, td_graph **out);
+td_status __wrap_td_graph_launch(td_graph *graph);
+void __wrap_td_graph_destroy(td_graph *graph);
+
+td_status __wrap_td_graph_begin(td_device *dev)
+{
+    assert_non_null(dev);
+    assert_false(graphs.capturing);
+    if (td_fault("td_graph_begin"))
+        return td_fail(TD_IO_ERROR, "td_graph_begin was told to fail");
+    graphs.capturing = true;
+    return TD_OK;
+}
+
+/* There is a graph of what came before a failure, too: not every failure is the device's. */
+td_status __wrap_td_graph_end(td_device *dev, td_graph **out)
+{
+    assert_non_null(dev);
+    assert_true(graphs.capturing); /* whatever failed in between */
+    graphs.capturing = false;
+    *out = NULL;
+    if (td_fault("td_graph_end"))
+        return td_fail(TD_IO_ERROR, "td_graph_end was told to fail");
+    *out = (td_graph *)&graphs.handles[graphs.captures++ % 16];
+    graphs.alive++;
+    return TD_OK;
+}
+
+td_status __wrap_td_graph_launch(td_graph *graph)
+{
+    assert_non_null(graph);
+    assert_false(graphs.capturing);
+    if (td_fault("td_graph_launch"))
+        return td_fail(TD_IO_ERROR, "td_graph_launch was told to fail");
+    graphs.launches++;
+    return TD_OK;
+}
+
+void __wrap_td_graph_destroy(td_graph *graph)
+{
+    graphs.alive -= graph != NULL;
+}
+
+/* ---- updates with the gradients ---- */
+
+static bool fuses; /* in mixed precision */
+
+td_status __wrap_td_linear_adamw_pays(td_device *dev, int64_t count, const td_linear_adamw *layers,
+                                      bool *out);
+td_status __wrap_td_linear_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
+                                        int64_t count, const td_linear_adamw *layers);
+
+td_status __wrap_td_linear_adamw_pays(td_device *dev, int64_t count, const td_linear_adamw *layers, bool *out)
+{
+    assert_true(dev && count > 0);
+    *out = false;
+    if (td_fault("td_linear_adamw_pays"))
+        return td_fail(TD_IO_ERROR, "td_linear_adamw_pays was told to fail");
+    *out = fuses && layers->dtype != TD_F32;
+    return TD_OK;
+}
+
+/* No update, but one that every product has its part in. */
+td_status __wrap_td_linear_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
+                                        int64_t count, const td_linear_adamw *layers)
+{
+    assert_true(dev && adamw && state->step > 0);
+    if (td_fault("td_linear_adamw_update"))
+        return td_fail(TD_IO_ERROR, "td_linear_adamw_update was told to fail");
+    for (int64_t i = 0; i < count; i++) {
+        if (layers[i].p_dtype == TD_BF16)
+            *(uint16_t *)layers[i].p ^= 1;
+        else
+            *(float *)layers[i].p += 0.25f;
+    }
+    return TD_OK;
+}
+
+/* ---- trainers ---- */
+
+enum { BATCH = 1, SEQ = 3, LAYERS = 2, MICROS = 2, STEPS = 2 };
+
+static const int64_t ids[MICROS * BATCH * SEQ] = {1, 4, 2, 0, 0, 3},
+                                          targets[MICROS * BATCH * SEQ] = {4, 2, 0, 1, 3, 3};
+
+typedef struct kind {
+    const char *name;
+    td_update_time time;
+    td_precision precision;
+    const char *attention;
+    int64_t micros;
+    float clip;
+    bool all; /* kept for backward, and gradients share its memory where nothing is added to them */
+    bool parts, capture, streams, fused, sgd;
+    td_train_until until;
+    int64_t captures; /* in two steps */
+} kind;
+
+#define F32   TD_PRECISION_F32
+#define BF16  TD_PRECISION_BF16
+#define MIXED TD_PRECISION_BF16_MIXED
+
+static const kind kinds[] = {
+    {"after, f32 naive", TD_UPDATE_AFTER, F32, "naive", 1, 0, .all = false},
+    {"after, mixed, in parts", TD_UPDATE_AFTER, MIXED, "flash", 1, 0, .all = true, .parts = true},
+    {"after, f32, two micro-batches", TD_UPDATE_AFTER, F32, "flash", 2, 0, .all = true},
+    {"after, mixed, two micro-batches, clipped, in parts", TD_UPDATE_AFTER, MIXED, "naive", 2, 0.1f,
+     .parts = true},
+    {"after, bf16, clipped", TD_UPDATE_AFTER, BF16, "flash", 1, 0.1f, .all = true},
+    {"after, f32, by SGD", TD_UPDATE_AFTER, F32, "flash", 1, 0, .sgd = true},
+    {"along, f32 flash", TD_UPDATE_ALONG, F32, "flash", 1, 0, .all = true},
+    {"along, mixed, clipped", TD_UPDATE_ALONG, MIXED, "naive", 1, 0.1f, .all = false},
+    {"along, f32, two micro-batches, clipped", TD_UPDATE_ALONG, F32, "flash", 2, 0.1f, .all = true},
+    {"along, mixed, by SGD, two micro-batches, in parts", TD_UPDATE_ALONG, MIXED, "flash", 2, 0, .sgd = true,
+     .parts = true},
+    {"along, mixed, fused", TD_UPDATE_ALONG, MIXED, "flash", 1, 0, .all = true, .fused = true},
+    {"along, bf16, fused by halves", TD_UPDATE_ALONG, BF16, "flash", 1, 0, .fused = true},
+    {"beside, f32", TD_UPDATE_ALONG, F32, "flash", 1, 0, .streams = true},
+    {"beside, mixed, clipped", TD_UPDATE_ALONG, MIXED, "flash", 1, 0.1f, .all = true, .streams = true},
+    {"beside, f32, two micro-batches, in parts", TD_UPDATE_ALONG, F32, "naive", 2, 0, .streams = true,
+     .parts = true},
+    {"captured, after, f32", TD_UPDATE_AFTER, F32, "flash", 1, 0, .capture = true, .captures = 1},
+    {"captured, after, mixed, clipped, in parts", TD_UPDATE_AFTER, MIXED, "flash", 1, 0.1f, .all = true,
+     .capture = true, .parts = true, .captures = 3},
+    {"captured, beside, f32, two micro-batches", TD_UPDATE_ALONG, F32, "flash", 2, 0, .capture = true,
+     .streams = true, .captures = 2},
+    {"captured, after, bf16, two micro-batches, in parts", TD_UPDATE_AFTER, BF16, "flash", 2, 0,
+     .capture = true, .parts = true, .captures = 5},
+    {"captured, along, mixed, fused", TD_UPDATE_ALONG, MIXED, "flash", 1, 0, .all = true, .capture = true,
+     .fused = true, .captures = 1},
+    {"no update, f32", TD_UPDATE_ALONG, F32, "flash", 2, 0, .until = TD_TRAIN_BACKWARD, .parts = true},
+    {"inference, captured, bf16", TD_UPDATE_ALONG, BF16, "naive", 1, 0, .until = TD_TRAIN_FORWARD,
+     .capture = true, .captures = 1},
+};
+
+static const td_hyperparameters
+    adamw = {.adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1}},
+    sgd = {.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.1};
+
+static td_hook callers; /* takes no part, but stands in the chain */
+
+static td_train_config config_of(const kind *k)
+{
+    return (td_train_config){
+        .model = {.size = {.d_model = 4, .d_ff = 3, .layers = LAYERS, .heads = 2, .vocab = 5},
+                  .batch = BATCH,
+                  .context = SEQ,
+                  .precision = k->precision,
+                  .attention = k->attention,
+                  .keep = k->all ? TD_KEEP_ALL : TD_KEEP_MOST,
+                  .transient_gradients = k->all && k->micros == 1},
+        .until = k->until,
+        .hyper = k->sgd ? sgd : adamw,
+        .time = k->time,
+        .clip = k->clip,
+        .micro_batches = k->micros,
+        .capture = k->capture,
+        .hooks = &callers};
+}
+
+/* The device is as the kind wants it, and nothing has happened yet. */
+static void pretend(const kind *k)
+{
+    memset(&side, 0, sizeof side);
+    memset(&graphs, 0, sizeof graphs);
+    side.there = k->streams;
+    fuses = k->fused;
+    callers = (td_hook){.next = NULL};
+}
+
+static td_status create(td_device *dev, const kind *k, td_train **out)
+{
+    const td_train_config config = config_of(k);
+
+    asked_for_graphs = k->capture;
+    const td_status status = td_train_create(dev, &config, out);
+    asked_for_graphs = false;
+    return status;
+}
+
+static td_status plan(td_device *dev, const kind *k, td_train_bytes *out)
+{
+    const td_train_config config = config_of(k);
+
+    asked_for_graphs = k->capture;
+    const td_status status = td_train_plan(dev, &config, out);
+    asked_for_graphs = false;
+    return status;
+}
+
+static td_status run_parts(td_train *train, const kind *k)
+{
+    const void *logits;
+    td_status status = TD_OK;
+
+    for (int64_t micro = 0; micro < k->micros; micro++) {
+        const int64_t at = micro * BATCH * SEQ;
+
+        TD_TRY(td_train_load(train, ids + at, targets + at, BATCH, SEQ));
+        TD_TRY(td_train_forward(train, &logits));
+        TD_TRY(td_train_backward(train));
+    }
+    if (k->until == TD_TRAIN_UPDATE && k->time == TD_UPDATE_AFTER)
+        TD_TRY(td_train_update(train));
+cleanup:
+    return status;
+}
+
+/* Two steps, the second with another learning rate, and what is asked of them. */
+static td_status run(td_train *train, const kind *k)
+{
+    td_hyperparameters slower = k->sgd ? sgd : adamw;
+    td_status status = TD_OK;
+    int64_t steps;
+    float loss;
+
+    slower.sgd.lr = slower.adamw.lr = 1e-3;
+    for (int step = 0; step < STEPS; step++) {
+        if (k->parts)
+            TD_TRY(run_parts(train, k));
+        else
+            TD_TRY(td_train_step(train, ids, targets, BATCH, SEQ));
+        if (k->until == TD_TRAIN_UPDATE)
+            TD_TRY(td_train_set(train, step + 1 < STEPS ? &slower : k->sgd ? &sgd : &adamw));
+    }
+    if (k->until != TD_TRAIN_FORWARD)
+        TD_TRY(td_train_loss(train, &loss));
+    if (k->clip > 0)
+        TD_TRY(td_clip_norm(td_train_clip(train), &loss));
+    TD_TRY(td_train_steps(train, &steps));
+cleanup:
+    return status;
+}
+
+/* ---- what steps leave ---- */
+
+typedef struct numbers {
+    int64_t elements;
+    char *params;
+    size_t bytes;
+    float *moments[2];
+} numbers;
+
+static numbers numbers_of(const td_train *train)
+{
+    const td_optimizer *optimizer = td_train_optimizer(train);
+    float *moments[2] = {NULL};
+    td_weights w;
+
+    td_assert_ok(td_transformer_weights(td_train_model(train), &w));
+    if (optimizer)
+        td_assert_ok(td_optimizer_moments(optimizer, 0, &moments[0], &moments[1]));
+    numbers n = {.elements = w.elements, .bytes = (size_t)w.elements * td_dtype_size(w.dtype)};
+    n.params = malloc(n.bytes);
+    assert_non_null(n.params);
+    memcpy(n.params, w.params, n.bytes);
+    for (int i = 0; i < 2 && moments[i]; i++) {
+        n.moments[i] = malloc((size_t)n.elements * sizeof(float));
+        assert_non_null(n.moments[i]);
+        memcpy(n.moments[i], moments[i], (size_t)n.elements * sizeof(float));
+    }
+    return n;
+}
+
+static void forget(numbers *n)
+{
+    free(n->params);
+    free(n->moments[0]);
+    free(n->moments[1]);
+}
+
+/* The weights of `before`, no moments, no steps, and the hyperparameters of the configuration. */
+static void restore(td_train *train, const kind *k, const numbers *before)
+{
+    td_weights w;
+
+    td_assert_ok(td_transformer_weights(td_train_model(train), &w));
+    memcpy(w.params, before->params, before->bytes);
+    td_assert_ok(td_transformer_refresh(td_train_model(train)));
+    td_assert_ok(td_train_reset(train));
+    if (k->until == TD_TRAIN_UPDATE)
+        td_assert_ok(td_train_set(train, k->sgd ? &sgd : &adamw));
+}
+
+static void assert_numbers(const td_train *train, const numbers *expected)
+{
+    numbers n = numbers_of(train);
+
+    assert_memory_equal(n.params, expected->params, n.bytes);
+    for (int i = 0; i < 2 && n.moments[i]; i++)
+        assert_memory_equal(n.moments[i], expected->moments[i], (size_t)n.elements * sizeof(float));
+    forget(&n);
+}
+
+/* Updates on the second stream are waited for whatever else fails. */
+static void assert_settled(const kind *k, td_device *dev, const char *failed)
+{
+    if (side.working || side.marked || side.current)
+        fail_msg("%s: after a failing %s the second stream is left to itself", k->name, failed);
+    assert_false(graphs.capturing);
+    td_assert_refused(td_device_pop_label(dev), TD_BAD_STATE, "without");
+}
+
+static void assert_nothing_is_left(td_device *dev)
+{
+    td_memory_stats memory;
+
+    td_assert_ok(td_device_memory(dev, &memory));
+    assert_int_equal(memory.live_blocks, 0);
+    assert_int_equal(graphs.alive, 0);
+    assert_int_equal(side.alive, 0);
+    assert_null(callers.next);
+}
+
+/* A range each of the head, every layer, the norms and the embedding in each step, which waits once. */
+static void check_clean(const kind *k)
+{
+    if (k->streams) {
+        assert_int_equal(side.updates,
+                         STEPS * (k->clip > 0 ? 1 : LAYERS + 3)); /* what is held becomes one range */
+        assert_int_equal(side.waits, STEPS);
+    }
+    assert_int_equal(graphs.captures, k->captures);
+    assert_int_equal(graphs.launches, k->captures);
+}
+
+static td_status expected_status(void)
+{
+    const char *name = td_fault_name();
+
+    if (!name)
+        return TD_OK;
+    return strcmp(name, "calloc") == 0 || strcmp(name, "realloc") == 0 ? TD_NO_MEMORY : TD_IO_ERROR;
+}
+
+/* The trainer that had a fault goes on. Replays only count: numbers are not looked at where there are any. */
+static void steps_survive_every_fault(void **state)
+{
+    const kind *k = *state;
+    td_device *dev;
+    int64_t nth;
+
+    td_assert_ok(td_device_open("cpu", &dev));
+    td_assert_ok(td_device_history_begin(dev, 1)); /* what the steps tell it may fail, too */
+    numbers before = {.params = NULL}, after = before;
+    for (nth = 0;; nth++) {
+        td_train *train;
+
+        pretend(k);
+        td_assert_ok(create(dev, k, &train));
+        td_assert_ok(td_train_init(train, 5));
+        if (nth == 0)
+            before = numbers_of(train);
+        host_fails = true;
+        td_fault_at(nth);
+        const td_status status = run(train, k), expected = expected_status();
+        if (status != expected)
+            fail_msg("%s: after a failing %s the steps returned %d", k->name, td_fault_name(), (int)status);
+        const char *failed = td_fault_name();
+        td_fault_at(0);
+        host_fails = false;
+        assert_settled(k, dev, failed);
+        if (nth == 0) {
+            after = numbers_of(train);
+            check_clean(k);
+        }
+        restore(train, k, &before);
+        td_assert_ok(run(train, k));
+        if (!k->capture)
+            assert_numbers(train, &after);
+        td_train_destroy(train);
+        assert_nothing_is_left(dev);
+        if (nth > 0 && !failed)
+            break;
+    }
+    assert_true(nth >
+                (k->until == TD_TRAIN_FORWARD ? 50 : 200)); /* a loop that injected nothing proves nothing */
+    forget(&before);
+    forget(&after);
+    td_device_close(dev);
+}
+
+/* A step that fails while it is captured leaves no graph of its begin, to be replayed for the whole. */
+static void a_failed_capture_is_not_replayed(void **state)
+{
+    const kind *k = *state;
+    td_device *dev;
+    int64_t nth;
+
+    td_assert_ok(td_device_open("cpu", &dev));
+    for (nth = 1;; nth++) {
+        td_train *train;
+
+        pretend(k);
+        td_assert_ok(create(dev, k, &train));
+        td_assert_ok(td_train_init(train, 5));
+        td_assert_ok(td_train_step(train, ids, targets, BATCH, SEQ)); /* queued */
+        td_fault_at(nth);
+        const td_status status = td_train_step(train, ids, targets, BATCH, SEQ);
+        const bool reached = td_fault_name() != NULL;
+        td_fault_at(0);
+        assert_int_equal(status, reached ? TD_IO_ERROR : TD_OK);
+        assert_true(reached ? graphs.alive < k->captures : graphs.alive == k->captures);
+        for (int step = 0; step < 2; step++)
+            td_assert_ok(td_train_step(train, ids, targets, BATCH, SEQ));
+        assert_int_equal(graphs.alive, k->captures);
+        td_train_destroy(train);
+        assert_nothing_is_left(dev);
+        if (!reached)
+            break;
+    }
+    assert_true(nth > 50);
+    td_device_close(dev);
+}
+
+/* Planning, creating and drawing the first weights. */
+static void creation_survives_every_fault(void **state)
+{
+    const kind *k = *state;
+    td_device *dev;
+    int64_t nth;
+
+    td_assert_ok(td_device_open("cpu", &dev));
+    for (nth = 1;; nth++) {
+        td_train *train = (td_train *)&nth; /* create must overwrite it */
+        td_train_bytes bytes;
+
+        pretend(k);
+        host_fails = true;
+        td_fault_at(nth);
+        td_status status = plan(dev, k, &bytes);
+        if (status == TD_OK)
+            status = create(dev, k, &train);
+        else
+            train = NULL;
+        assert_true((status == TD_OK) == (train != NULL));
+        if (status == TD_OK)
+            status = td_train_init(train, 5);
+        const bool reached = td_fault_name() != NULL;
+        const td_status expected = expected_status();
+        td_fault_at(0);
+        host_fails = false;
+        if (status != expected)
+            fail_msg("%s: a failing call returned %d", k->name, (int)status);
+        td_train_destroy(train);
+        assert_nothing_is_left(dev);
+        if (!reached)
+            break;
+    }
+    assert_true(nth > 50);
+    td_device_close(dev);
+}
+
+int main(void)
+{
+    enum { KINDS = sizeof kinds / sizeof *kinds };
+    struct CMUnitTest tests[3 * KINDS];
+    size_t count = 0;
+
+    for (int i = 0; i < KINDS; i++) {
+        const CMUnitTestFunction functions[] = {
+            steps_survive_every_fault, creation_survives_every_fault,
+            kinds[i].capture && !kinds[i].parts ? a_failed_capture_is_not_replayed : NULL};
+        for (int j = 0; j < 3; j++)
+            if (functions[j])
+                tests[count++] = (struct CMUnitTest){
+                    .name = kinds[i].name, .test_func = functions[j], .initial_state = (void *)&kinds[i]};
+    }
+    td_assert_ok(td_cpu_set_threads(1)); /* so small products would wait for more */
+    return _cmocka_run_group_tests("faults of a trainer's calls", tests, count, NULL, NULL);
+}
