@@ -31,7 +31,8 @@ build() {
     cmake --build --preset "$1" -j "$jobs"
 }
 
-# test_preset PRESET ARGUMENTS... runs ctest on a preset's build. What failed, and the lines that say why, come last.
+# test_preset PRESET ARGUMENTS... runs ctest on a preset's build. What failed, and the lines that say why,
+# come last.
 test_preset() {
     local preset=$1 logs=$root/build/$1/Testing/Temporary status=0
     shift

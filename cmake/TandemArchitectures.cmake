@@ -1,7 +1,8 @@
-# Which GPUs the kernels are compiled for. tests/architectures.cmake holds these functions to what they promise.
+# Which GPUs the kernels are compiled for. tests/architectures.cmake holds these functions to what they
+# promise.
 
-# The compute capabilities of the machine's GPUs, each once, as "9.0;12.0"; empty where `smi` (nvidia-smi) is not there or
-# sees none.
+# The compute capabilities of the machine's GPUs, each once, as "9.0;12.0"; empty where `smi` (nvidia-smi) is
+# not there or sees none.
 function(td_gpus_seen smi out)
   set(found "")
   if(smi)
@@ -15,9 +16,9 @@ function(td_gpus_seen smi out)
   set(${out} "${found}" PARENT_SCOPE)
 endfunction()
 
-# The architectures for GPUs of those capabilities by a compiler that knows `known` ("80;90;120"): their own code, and PTX of
-# compute_80 for what is newer than the compiler. Without a GPU that the kernels run on: code for Hopper, and that PTX for
-# every other from sm_80 on.
+# The architectures for GPUs of those capabilities by a compiler that knows `known` ("80;90;120"): their own
+# code, and PTX of compute_80 for what is newer than the compiler. Without a GPU that the kernels run on: code
+# for Hopper, and that PTX for every other from sm_80 on.
 function(td_choose_architectures capabilities known out)
   set(chosen "")
   foreach(capability IN LISTS capabilities)

@@ -1,5 +1,5 @@
-# TANDEM_CUDA, TANDEM_MPI, TANDEM_GLOO: AUTO takes a backend where its library and its sources are there, ON insists,
-# OFF leaves it out. A backend that is off answers TD_UNSUPPORTED at run time and says so here.
+# TANDEM_CUDA, TANDEM_MPI, TANDEM_GLOO: AUTO takes a backend where its library and its sources are there, ON
+# insists, OFF leaves it out. A backend that is off answers TD_UNSUPPORTED at run time and says so here.
 
 function(td_backend name what sources found)
   set(TANDEM_${name} AUTO CACHE STRING "${what}: AUTO, ON or OFF")
@@ -29,7 +29,8 @@ function(td_backend name what sources found)
   endif()
 endfunction()
 
-# The toolkit as its package has it, or in pieces: nvcc, and cuBLAS from elsewhere (ci/setup takes it from PyPI).
+# The toolkit as its package has it, or in pieces: nvcc, and cuBLAS from elsewhere (ci/setup takes it from
+# PyPI).
 find_program(TANDEM_NVCC nvcc HINTS /usr/local/cuda/bin)
 file(GLOB cublas_wheels "${PROJECT_SOURCE_DIR}/build/venv/lib/python3*/site-packages/nvidia/cu13"
      "/usr/local/cuda/targets/x86_64-linux")
@@ -81,8 +82,8 @@ if(TANDEM_HAVE_CUDA)
   set_target_properties(tandem_cudart PROPERTIES IMPORTED_LOCATION "${TANDEM_CUDART}"
                         INTERFACE_LINK_LIBRARIES "dl;rt;pthread;stdc++")
   target_include_directories(tandem_cudart SYSTEM INTERFACE "${TANDEM_CUDART_INCLUDE}")
-  # Headers alone: the library is loaded when it is needed, from where the loader looks, or in this build from where it was
-  # found.
+  # Headers alone: the library is loaded when it is needed, from where the loader looks, or in this build from
+  # where it was found.
   add_library(tandem_cublaslt INTERFACE)
   target_include_directories(tandem_cublaslt SYSTEM INTERFACE "${TANDEM_CUBLASLT_INCLUDE}")
   set(CMAKE_BUILD_RPATH "${TANDEM_CUBLASLT_FOLDER}")

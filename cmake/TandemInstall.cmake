@@ -1,4 +1,5 @@
-# td_install(): the libraries, their headers, and what lets others find them: find_package(tandem) and tandem.pc.
+# td_install(): the libraries, their headers, and what lets others find them: find_package(tandem) and
+# tandem.pc.
 
 include(CMakePackageConfigHelpers)
 

@@ -1,21 +1,22 @@
-# td_add_module(NAME SOURCES ... MAY_USE ... [CUDA_SOURCES ...]): a module of impl/ as objects; MAY_USE is what its files
-#   may include, and ci/check/floors.py holds them to it. CUDA_SOURCES, which may include kernels/ too, are left out of a
-#   build without CUDA.
+# td_add_module(NAME SOURCES ... MAY_USE ... [CUDA_SOURCES ...]): a module of impl/ as objects; MAY_USE is
+#   what its files may include, and ci/check/floors.py holds them to it. CUDA_SOURCES, which may include
+#   kernels/ too, are left out of a build without CUDA.
 # td_add_kernels(SOURCES ...): kernels/ as objects.
-# td_add_test(NAME SOURCES ... USES ... [WRAP symbol ...] [LABELS ...] [TIMEOUT seconds] [ARGUMENTS ...]): a CMocka program that links
-#   the static modules (so that --wrap sees their calls) and tests/support.
-# td_describe_build(OUT file TEMPLATE file MODULES ...): the source file of td_build_info(), written anew by every build
-#   that something changed for.
+# td_add_test(NAME SOURCES ... USES ... [WRAP symbol ...] [LABELS ...] [TIMEOUT seconds] [ARGUMENTS ...]): a
+#   CMocka program that links the static modules (so that --wrap sees their calls) and tests/support.
+# td_describe_build(OUT file TEMPLATE file MODULES ...): the source file of td_build_info(), written anew by
+#   every build that something changed for.
 
 include(CMakeParseArguments)
 
 add_library(td_flags INTERFACE)
 target_compile_definitions(td_flags INTERFACE _GNU_SOURCE)
-# -std=c11 would switch fused multiply-add off (-ffp-contract); errno and floating-point traps, which nothing here
-# reads, would keep the compiler from vectorising. NaN and infinity keep their meaning: no -ffast-math.
+# -std=c11 would switch fused multiply-add off (-ffp-contract); errno and floating-point traps, which nothing
+# here reads, would keep the compiler from vectorising. NaN and infinity keep their meaning: no -ffast-math.
 target_compile_options(td_flags INTERFACE -Wall -Wextra -Wpedantic -Werror -march=${TANDEM_MARCH}
                        -ffp-contract=fast -fno-math-errno -fno-trapping-math -fvisibility=hidden)
-# gcc and clang prefer 256-bit vectors on Intel's server cores; attention and the fused loops here gain from 512.
+# gcc and clang prefer 256-bit vectors on Intel's server cores; attention and the fused loops here gain from
+# 512.
 target_compile_options(td_flags INTERFACE $<$<C_COMPILER_ID:GNU,Clang>:-mprefer-vector-width=512>)
 target_include_directories(td_flags INTERFACE "${PROJECT_SOURCE_DIR}/impl")
 target_link_libraries(td_flags INTERFACE OpenMP::OpenMP_C m)

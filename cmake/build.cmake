@@ -1,11 +1,12 @@
-# cmake -P: writes OUT, what td_build_info() answers, from TEMPLATE (impl/base/build.c.in), and leaves it alone where
-# nothing changed. Run by every build: what it was configured with may be older than the source.
+# cmake -P: writes OUT, what td_build_info() answers, from TEMPLATE (impl/base/build.c.in), and leaves it
+# alone where nothing changed. Run by every build: what it was configured with may be older than the source.
 #   SOURCE    the source tree           MODULES   those of impl/, from the ground up, without td_
-#   VERSION COMPILER MARCH FLAGS CUDA ARCHITECTURES BACKENDS   of the build; all but the first and last count in the ids
+#   VERSION COMPILER MARCH FLAGS CUDA ARCHITECTURES BACKENDS   of the build; all but the first and last count
+#   in the ids
 #
-# The id of a module is a hash of its files, of the modules whose headers they include, of theirs in turn, and of how
-# they are compiled. Files for CUDA (cuda.c, cuda.h, cuda/) and the kernels that they include count in a second id, so
-# that a kernel's change leaves results of the CPU as they are.
+# The id of a module is a hash of its files, of the modules whose headers they include, of theirs in turn, and
+# of how they are compiled. Files for CUDA (cuda.c, cuda.h, cuda/) and the kernels that they include count in
+# a second id, so that a kernel's change leaves results of the CPU as they are.
 
 cmake_minimum_required(VERSION 3.24)
 
@@ -34,7 +35,8 @@ function(hash_of words files out)
   set(${out} "${hash}" PARENT_SCOPE)
 endfunction()
 
-# kernels/<name>.h stands for all of kernels/<name>.* and kernels/<name>_*, for what these include, and for the tiles.
+# kernels/<name>.h stands for all of kernels/<name>.* and kernels/<name>_*, for what these include, and for
+# the tiles.
 function(kernel_files headers out)
   set(files "")
   set(seen "")
@@ -98,7 +100,8 @@ endforeach()
 string(SHA256 TD_ID "${ids}")
 string(SUBSTRING "${TD_ID}" 0 16 TD_ID)
 
-# Outside a checkout of its own the commit is unknown: that of a repository around the source is not the source's.
+# Outside a checkout of its own the commit is unknown: that of a repository around the source is not the
+# source's.
 set(TD_COMMIT unknown)
 set(TD_DIRTY false)
 find_program(GIT git)

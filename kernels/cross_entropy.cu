@@ -8,14 +8,15 @@ namespace
 
 using namespace tile;
 
-/* Blocks that should fit on a multiprocessor, which has 64 Ki registers: some compute while others wait for memory.
- * More of a row's pieces at a time would push each other out of the second-level cache before they are read again. */
+/* Blocks that should fit on a multiprocessor, which has 64 Ki registers: some compute while others wait for
+ * memory. More of a row's pieces at a time would push each other out of the second-level cache before they
+ * are read again. */
 template <typename G> constexpr int RESIDENT = (G::WHOLE && G::HELD <= 5 ? 1536 : 1024) / G::BLOCK;
 
-/* A block has a row. Without dlogits reading it is what takes the time: 2,048 rows of 10,000 in bf16 take 18.1 us where a loop that
- * only reads them takes 17.5, both after a write of 256 MB, which has the cache write back what they push out, and 14.9 and 13.4
- * after a read of as much. With the next row on its way to shared memory, or prefetched, they take 18.4 to 25 after the write (H200,
- * 22 November 2026).
+/* A block has a row. Without dlogits reading it is what takes the time: 2,048 rows of 10,000 in bf16 take
+ * 18.1 us where a loop that only reads them takes 17.5, both after a write of 256 MB, which has the cache
+ * write back what they push out, and 14.9 and 13.4 after a read of as much. With the next row on its way to
+ * shared memory, or prefetched, they take 18.4 to 25 after the write (H200, 22 November 2026).
  *
  * loss[r] = top - logit + log(sum) in float64: lse - logit would lose the loss of a confident row to the
  * rounding of lse. A target outside the vocabulary makes the loss and the row of dlogits NaN. */
@@ -35,7 +36,8 @@ __global__ void __launch_bounds__(G::BLOCK, RESIDENT<G>)
         in.take(logits + (r * vocab + (int64_t)first * W), count);
         all = all + sum_piece<T, W, G>(in, count);
     });
-    /* After the loads above, which would wait for this one; before the barrier, behind which the row may be written over. */
+    /* After the loads above, which would wait for this one; before the barrier, behind which the row may be
+     * written over. */
     const int target = wanted >= 0 && wanted < vocab ? (int)wanted : -1;
     const float of_target = target >= 0 ? widen(logits[r * vocab + target]) : NAN;
     all = reduce<G>(all, add(), scratch);
@@ -63,7 +65,8 @@ __global__ void __launch_bounds__(G::BLOCK, RESIDENT<G>)
             store(dlogits + (r * vocab + (int64_t)first * W), index, rounded<T>(result));
         });
     });
-    /* The target's probability less one, without the others' rounding, by the thread that wrote the pack around it. */
+    /* The target's probability less one, without the others' rounding, by the thread that wrote the pack
+     * around it. */
     if (target >= 0 && target / W % G::THREADS == G::thread()) {
         const double share = exp((double)of_target - (double)all.top) / (double)all.sum;
         dlogits[r * vocab + target] = narrow<T>((float)(scale * (share - 1.0)));
@@ -84,8 +87,9 @@ __global__ void __launch_bounds__(1024) td_reduce_loss(int64_t rows, const doubl
         *loss = (float)(sum / (double)rows);
 }
 
-/* Calls f with the packs' width and the group: the course's vocabulary of 10,000 is 1,250 packs of 16 bits, 2,500 of f32 (2,048
- * rows of those: forward 25.7 us and backward 43.5, where 512 threads of 5 packs took 34.9 and 47.4; H200, 21 November 2026). */
+/* Calls f with the packs' width and the group: the course's vocabulary of 10,000 is 1,250 packs of 16 bits,
+ * 2,500 of f32 (2,048 rows of those: forward 25.7 us and backward 43.5, where 512 threads of 5 packs took
+ * 34.9 and 47.4; H200, 21 November 2026). */
 template <typename T, typename F>
 cudaError_t by_shape(int64_t vocab, const void *logits, const void *dlogits, F f)
 {

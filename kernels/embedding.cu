@@ -38,12 +38,13 @@ __global__ void __launch_bounds__(BLOCK) td_elem_embedding_forward(int64_t all, 
 
 /* ---- backward ----
  *
- * A block sorts a chunk of the tokens by their rows of the table, stably, so that the order of every sum is the same every
- * time. Most calls are one chunk; several are put together afterwards. Then each row that has tokens is summed and written
- * once. The others become 0: which they are any block can tell from the ids, and so that is done while one sorts. The time does
- * not depend on which ids they are: it grows with the tokens and, beyond one chunk, with chunks times vocabulary, as the work
- * area does. A row of many tokens ("the") would be a long wait for one warp: rows beyond FEW are
- * summed by a block for every piece of their columns. */
+ * A block sorts a chunk of the tokens by their rows of the table, stably, so that the order of every sum
+ * is the same every time. Most calls are one chunk; several are put together afterwards. Then each row
+ * that has tokens is summed and written once. The others become 0: which they are any block can tell from
+ * the ids, and so that is done while one sorts. The time does not depend on which ids they are: it grows
+ * with the tokens and, beyond one chunk, with chunks times vocabulary, as the work area does. A row of
+ * many tokens ("the") would be a long wait for one warp: rows beyond FEW are summed by a block for every
+ * piece of their columns. */
 
 constexpr int FEW = 16;
 /* A row's tokens in a list. */
@@ -174,8 +175,8 @@ __global__ void __launch_bounds__(SORT_BLOCK)
     }
 }
 
-/* Gives every row a place in `ordered`, and its tokens of every chunk one in it. Which row comes first there is chance, and
- * makes no difference. */
+/* Gives every row a place in `ordered`, and its tokens of every chunk one in it. Which row comes first there
+ * is chance, and makes no difference. */
 __global__ void __launch_bounds__(BLOCK) td_reduce_place(int chunks, table t, lists l)
 {
     __shared__ uint32_t bits[BLOCK / 32];
@@ -227,8 +228,9 @@ __global__ void __launch_bounds__(BLOCK) td_reduce_list(int tokens, int vocab, c
     l.rows[place] = row;
 }
 
-/* Adds PIECES packs of `count` tokens to `sum`, in the tokens' order, 32 packs apart and the first of them number `first` of
- * a row of `packs`; the loads of AT_ONCE tokens are under way at a time. token_of(n) is the n-th. */
+/* Adds PIECES packs of `count` tokens to `sum`, in the tokens' order, 32 packs apart and the first of them
+ * number `first` of a row of `packs`; the loads of AT_ONCE tokens are under way at a time. token_of(n) is the
+ * n-th. */
 template <int PIECES, int AT_ONCE, typename T, int W, typename F>
 __device__ inline void add_tokens(float (&sum)[PIECES][W], const T *dy, int packs, int first, int count,
                                   F token_of)
@@ -295,8 +297,8 @@ __device__ inline void sum_few(int64_t at, int begin, int tokens, int vocab, int
             finish(sum[piece], accumulate, dweight, (int64_t)this_row * packs + first + 32 * piece);
 }
 
-/* A block's piece of a crowded row: NARROW packs. So many threads side by side have a share of the row's tokens; the shares
- * are nearly equal, and the tokens of each follow each other. */
+/* A block's piece of a crowded row: NARROW packs. So many threads side by side have a share of the row's
+ * tokens; the shares are nearly equal, and the tokens of each follow each other. */
 constexpr int NARROW = 4, SHARES = BLOCK / NARROW;
 
 template <typename T, typename D, int W>
@@ -332,8 +334,8 @@ __device__ inline void sum_crowded(range mine, int begin, int packs, const T *dy
     __syncthreads();
 }
 
-/* Three blocks fit on each of the 132 multiprocessors of an H100. The first clear, for which they need not wait; then come the
- * crowded rows, which take longest. */
+/* Three blocks fit on each of the 132 multiprocessors of an H100. The first clear, for which they need not
+ * wait; then come the crowded rows, which take longest. */
 constexpr int CLEAR_BLOCKS = 132 * 3, CROWD_BLOCKS = 132 * 3;
 
 /* Places of the list for a warp: where there are many tokens, few of them are the first of their row. */
@@ -352,7 +354,8 @@ __global__ void __launch_bounds__(BLOCK, 3)
     constexpr int PIECE = 32 * PIECES<W>;
     const int pieces = (packs - 1) / PIECE + 1, narrow_pieces = (packs - 1) / NARROW + 1;
 
-    /* They touch nothing that the first kernel does, and it was launched in the stream's order: they need not wait. */
+    /* They touch nothing that the first kernel does, and it was launched in the stream's order: they need not
+     * wait. */
     if (blockIdx.x < clears) {
         clear_share(t, blockIdx.x, clears, tokens, ids);
         return;

@@ -1,5 +1,5 @@
-/** The launchers of flash attention: how a call is cut into blocks, and the small kernels before and after the
- * large ones. */
+/** The launchers of flash attention: how a call is cut into blocks, and the small kernels before and after
+ * the large ones. */
 #include "kernels/flash_plan.cuh"
 #include "kernels/tile/mma.cuh"
 
@@ -24,8 +24,8 @@ int64_t whole(int64_t a, int64_t b)
 
 /** Steps below which a part is not worth its launch and traffic, where it fills an idle multiprocessor, and
  * where it only evens blocks out. Measured on an H200, one head, head_dim 64, causal (2026-11-21): bf16
- * backward at seq 1024 takes 17 us with parts of 2 steps, 32 with 8; f32 backward at seq 2048 60 us with 1, 86
- * with 4, f32 forward 43 and 40. */
+ * backward at seq 1024 takes 17 us with parts of 2 steps, 32 with 8; f32 backward at seq 2048 60 us with 1,
+ * 86 with 4, f32 forward 43 and 40. */
 struct shortest {
     int64_t filling, evening;
 };
@@ -55,9 +55,9 @@ cut cut_of(int64_t tiles, int64_t heads, int64_t slices, int64_t steps, int64_t 
         parts = std::clamp<int64_t>(std::max(filling, balancing), 1, MOST);
     }
     const int64_t per = whole(steps, parts);
-    /* Under a causal mask the first tile is the longest. Where the machine is filled only a few times over, the long
-     * tiles of all heads come first, so that the short ones even out what is left. Longer sequences go head by head, as
-     * the tiles of a head read the same memory. */
+    /* Under a causal mask the first tile is the longest. Where the machine is filled only a few times over,
+     * the long tiles of all heads come first, so that the short ones even out what is left. Longer sequences
+     * go head by head, as the tiles of a head read the same memory. */
     const bool by_tile = causal && tiles < 32 && blocks < 8 * slots;
     return {(int)tiles, (int)whole(steps, per), (int)per, by_tile ? (int)heads : 0};
 }
@@ -157,10 +157,12 @@ template <kind K, typename T> __device__ float as_operand(T x)
     return K == kind::tf32 ? __uint_as_float(tile::to_tf32(to_float(x))) : to_float(x);
 }
 
-/** dot = rowsum(dO * O), lse in base 2, and zeros where dQ will be summed. `lanes` threads share a row, and rows come in the
- * order in which o has them. Rows beyond the sequence get what gives them no weight: an lse of infinity.
+/** dot = rowsum(dO * O), lse in base 2, and zeros where dQ will be summed. `lanes` threads share a row, and
+ * rows come in the order in which o has them. Rows beyond the sequence get what gives them no weight: an lse
+ * of infinity.
  *
- * In TF32 dO is rounded here as products round it: what that does to dP it does to D, and dP - D has less of it. */
+ * In TF32 dO is rounded here as products round it: what that does to dP it does to D, and dP - D has less of
+ * it. */
 template <typename T, kind K>
 __global__ __launch_bounds__(THREADS) void td_attention_flash_prepare(const T *o, const T *dout,
                                                                       const float *lse, float *lse2,
@@ -211,9 +213,9 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_prepare(const T *o
     }
 }
 
-/** O of the parts' O, a warp a row: weights are the parts' sums relative to the largest score of all. A part without a
- * visible key has a sum of 0, and no O. One whose scores are all NaN has, like it, -infinity for a largest score, but a
- * sum of NaN. */
+/** O of the parts' O, a warp a row: weights are the parts' sums relative to the largest score of all. A part
+ * without a visible key has a sum of 0, and no O. One whose scores are all NaN has, like it, -infinity for a
+ * largest score, but a sum of NaN. */
 template <typename T>
 __global__ __launch_bounds__(THREADS) void td_attention_flash_combine(T *o, const forward_args args)
 {
@@ -266,8 +268,9 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_add_parts(const fl
     store_value((blockIdx.y ? second : first) + i, blockIdx.y ? sum : scale * sum);
 }
 
-/** dQ of its sums, which lie in the order of accumulators: 128 floats for each 16 rows by 8 columns, of which row g or
- * g + 8 has its pairs of columns 4 floats apart. A warp has two blocks side by side, a thread 8 columns of a row. */
+/** dQ of its sums, which lie in the order of accumulators: 128 floats for each 16 rows by 8 columns, of which
+ * row g or g + 8 has its pairs of columns 4 floats apart. A warp has two blocks side by side, a thread 8
+ * columns of a row. */
 template <typename T>
 __global__ __launch_bounds__(THREADS) void td_attention_flash_convert_dq(const float *sums, T *dq,
                                                                          const backward_args args)

@@ -3,7 +3,8 @@
  * flash/flash.h's; `work` is 256-byte aligned and has as many bytes as the function beside says for the same
  * arguments, may be NULL where that is 0.
  *
- * `multiprocessors` of the device decide how many blocks a sequence is cut into, and so in what order sums run. */
+ * `multiprocessors` of the device decide how many blocks a sequence is cut into, and so in what order sums
+ * run. */
 #ifndef TD_KERNELS_FLASH_H
 #define TD_KERNELS_FLASH_H
 

@@ -53,8 +53,8 @@ __device__ inline void add_tile(float (&sum)[G::R][G::M][4], const float *p, con
     }
 }
 
-/** dq += dS K of the block's keys, for a tile of queries: adds it to the rows of dQ that lie in device memory.
- * A thread has neighbouring queries here, so that it reads dS^T [keys, queries] as it reads K. */
+/** dq += dS K of the block's keys, for a tile of queries: adds it to the rows of dQ that lie in device
+ * memory. A thread has neighbouring queries here, so that it reads dS^T [keys, queries] as it reads K. */
 template <typename G>
 __device__ inline void add_dq(const backward_args &args, float *dq, const float *ds, const float *k, int down,
                               int across, int rows)
@@ -121,8 +121,8 @@ __device__ inline void add_dq(const backward_args &args, float *dq, const float 
     }
 }
 
-/** By keys, dK and dV of a tile of keys, and what it adds to dQ if there are dq_sums; by queries, dQ of a tile
- * of queries: as on tensor cores, but that dq_sums is dQ itself. */
+/** By keys, dK and dV of a tile of keys, and what it adds to dQ if there are dq_sums; by queries, dQ of a
+ * tile of queries: as on tensor cores, but that dq_sums is dQ itself. */
 template <int D, bool BY_KEYS>
 __global__ __launch_bounds__(backward_tiling_f32(D).threads, backward_tiling_f32(D).residents) //
     void td_attention_flash_backward_f32(const backward_args args)
@@ -226,8 +226,8 @@ __global__ __launch_bounds__(backward_tiling_f32(D).threads, backward_tiling_f32
                 x = weight * tile::exp2_fast(fmaf(x, args.exponent.high, low));
             }
         }
-        /* Of a query that sees one key P is 1 whatever the score, and dS is 0; or both are NaN. This spares them the
-         * rounding of lse and of two equal sums. */
+        /* Of a query that sees one key P is 1 whatever the score, and dS is 0; or both are NaN. This spares
+         * them the rounding of lse and of two equal sums. */
         const auto sees_one = [&](int r, int n) {
             return args.seq_k == 1 || (args.causal && 0 == (BY_KEYS ? first_moving + across + G::ACROSS * n
                                                                     : first + down + G::DOWN * r));

@@ -1,12 +1,13 @@
 /** Backward on tensor cores: algorithm 2 of Dao 2023. Included once per element type.
  *
- * One kernel serves both directions. By keys, a block owns a tile of K and V, computes S^T = K Q^T and dP^T = V
- * dO^T, and sums dV += P^T dO and dK += dS^T Q; by queries, it owns a tile of Q and dO, computes S = Q K^T and
- * dP = dO V^T, and sums dQ += dS K. Either way the scores' accumulators are left operands as they stand, and P
- * never leaves the registers.
+ * One kernel serves both directions. By keys, a block owns a tile of K and V, computes S^T = K Q^T and dP^T =
+ * V dO^T, and sums dV += P^T dO and dK += dS^T Q; by queries, it owns a tile of Q and dO, computes S = Q K^T
+ * and dP = dO V^T, and sums dQ += dS K. Either way the scores' accumulators are left operands as they stand,
+ * and P never leaves the registers.
  *
- * dQ by keys (5 products instead of 7, half the exponentials) contracts over what a block's warps have between
- * them: dS^T goes through shared memory, and the sums of many blocks meet in f32 atomics in device memory. */
+ * dQ by keys (5 products instead of 7, half the exponentials) contracts over what a block's warps have
+ * between them: dS^T goes through shared memory, and the sums of many blocks meet in f32 atomics in device
+ * memory. */
 #ifndef TD_KERNELS_FLASH_BACKWARD_MMA_CUH
 #define TD_KERNELS_FLASH_BACKWARD_MMA_CUH
 
@@ -225,8 +226,8 @@ __global__ __launch_bounds__(backward_layout<T, D, BY_KEYS>::THREADS,
                     }
             }
             if (sizeof(T) == 4 && masked) {
-                /* Of a query that sees one key P is 1 whatever the score: dS is 0, or NaN, without the rounding of two
-                 * equal sums. */
+                /* Of a query that sees one key P is 1 whatever the score: dS is 0, or NaN, without the
+                 * rounding of two equal sums. */
 #pragma unroll
                 for (int i = 0; i < BLOCKS; i++)
 #pragma unroll

@@ -10,8 +10,8 @@ namespace
 
 using namespace flash;
 
-/** What follows from a tiling and a head dimension. A thread at (down, across) of the grid has the rows down +
- * DOWN i of the block, the columns across + ACROSS n of the scores, and the columns 4 across + 4 ACROSS m +
+/** What follows from a tiling and a head dimension. A thread at (down, across) of the grid has the rows down
+ * + DOWN i of the block, the columns across + ACROSS n of the scores, and the columns 4 across + 4 ACROSS m +
  * 0..3 of the outputs. */
 template <int THREADS_, int ACROSS_, int ROWS_, int OTHERS_, int D_> struct grid_f32 {
     static constexpr int THREADS = THREADS_, ACROSS = ACROSS_, ROWS = ROWS_, OTHERS = OTHERS_, D = D_;
@@ -19,9 +19,9 @@ template <int THREADS_, int ACROSS_, int ROWS_, int OTHERS_, int D_> struct grid
     static constexpr int M = (D + 4 * ACROSS - 1) / (4 * ACROSS), COLUMNS = M * 4 * ACROSS;
     /* A sum loses the more the longer it is, so a score is the sum of two halves. */
     static constexpr int HALF = D > 32 ? D / 2 : D;
-    /* Sums over keys or queries have parts of so many rows. Parts need registers, which wide heads have not to spare; 16
-     * columns or fewer lose least in their scores, so that these sums are most of the error, and of 80 columns a single
-     * query over hundreds of keys misses the rule without them. */
+    /* Sums over keys or queries have parts of so many rows. Parts need registers, which wide heads have not
+     * to spare; 16 columns or fewer lose least in their scores, so that these sums are most of the error, and
+     * of 80 columns a single query over hundreds of keys misses the rule without them. */
     static constexpr int PART = D == 16 ? 16 : D == 80 ? 32 : OTHERS;
     static constexpr int PITCH =
         tile::PITCH<float, COLUMNS> / 4;            /* floats from row to row of an input's tile */
@@ -76,8 +76,8 @@ template <typename G> __device__ inline void products(float (&s)[G::R][G::N], co
     }
 }
 
-/** sum += p v over a part of v's rows. p is this thread's first row of the scores' tile, v its first column of an input's
- * tile. */
+/** sum += p v over a part of v's rows. p is this thread's first row of the scores' tile, v its first column
+ * of an input's tile. */
 template <typename G>
 __device__ inline void add_products(float (&sum)[G::R][G::M][4], const float *p, const float *v)
 {

@@ -62,7 +62,8 @@ __global__ __launch_bounds__(forward_tiling_f32(D).threads, forward_tiling_f32(D
     __syncthreads();
     fetch_rows(v_tile, args.v, end - 1);
 
-    /* A tile of keys has sums of its own at least: this costs nothing, as what is there is rescaled anyway. */
+    /* A tile of keys has sums of its own at least: this costs nothing, as what is there is rescaled
+     * anyway. */
     float o[G::R][G::M][4] = {}, max[G::R], sum[G::R] = {};
 #pragma unroll
     for (int r = 0; r < G::R; r++)

@@ -132,8 +132,9 @@ __global__ __launch_bounds__(forward_layout<T, D>::THREADS, forward_layout<T, D>
                     }
         }
 
-        /* Exponents are relative to a maximum of the scores so far. While no row of the warp has outgrown its own by more
-         * than a factor of 2^8, which f32 sums and all types of P have room for, it stays, and O with it. */
+        /* Exponents are relative to a maximum of the scores so far. While no row of the warp has outgrown its
+         * own by more than a factor of 2^8, which f32 sums and all types of P have room for, it stays, and O
+         * with it. */
         float top[BLOCKS][2];
         bool outgrown = false;
 #pragma unroll
@@ -196,8 +197,8 @@ __global__ __launch_bounds__(forward_layout<T, D>::THREADS, forward_layout<T, D>
             if (row >= args.seq)
                 continue;
             const float inverse = 1.0f / all;
-            /* The sum is relative to the rounded exponent of the largest score; less what was rounded away it is
-             * relative to the score itself, of which a row with one visible key has its lse. */
+            /* The sum is relative to the rounded exponent of the largest score; less what was rounded away it
+             * is relative to the score itself, of which a row with one visible key has its lse. */
             const float base = max[i][h] == -INFINITY ? 0.0f : max[i][h];
             const float rounded = LN2 * fmaf(base, args.exponent.high, -__fmul_rn(base, args.exponent.high));
             if (args.blocks.parts == 1) {

@@ -1,4 +1,5 @@
-/** What the launchers and kernels of flash attention agree on: tile sizes, and how a call is cut into blocks. */
+/** What the launchers and kernels of flash attention agree on: tile sizes, and how a call is cut into
+ * blocks. */
 #ifndef TD_KERNELS_FLASH_PLAN_CUH
 #define TD_KERNELS_FLASH_PLAN_CUH
 
@@ -38,12 +39,13 @@ struct tiling {
     int residents;
 };
 
-/* Tensor cores. A warp of 32 rows reads half as much shared memory per product as one of 16, and is taken where its
- * accumulators fit 255 registers: 2 rows * width / 32 of them for the outputs of the backward pass. 64 keys at width
- * 128 spill. Measured on an H200, 16 heads, seq 8192, causal (2026-11-21): TF32 backward at width 64 takes 3.36 ms with
- * one stage and two blocks a multiprocessor, 4.20 with two stages and one; at width 80 4.87 ms with 64 rows, 5.97 with
- * 128. bf16 backward at width 80, 128 heads, seq 512, causal: 105 us with 4 warps and chunks of 16, which leave
- * registers for 32 rows a warp, 122 with 8 warps and chunks of 64, 110 to 116 with tiles of 64 rows. */
+/* Tensor cores. A warp of 32 rows reads half as much shared memory per product as one of 16, and is taken
+ * where its accumulators fit 255 registers: 2 rows * width / 32 of them for the outputs of the backward pass.
+ * 64 keys at width 128 spill. Measured on an H200, 16 heads, seq 8192, causal (2026-11-21): TF32 backward at
+ * width 64 takes 3.36 ms with one stage and two blocks a multiprocessor, 4.20 with two stages and one; at
+ * width 80 4.87 ms with 64 rows, 5.97 with 128. bf16 backward at width 80, 128 heads, seq 512, causal: 105 us
+ * with 4 warps and chunks of 16, which leave registers for 32 rows a warp, 122 with 8 warps and chunks of 64,
+ * 110 to 116 with tiles of 64 rows. */
 constexpr tiling forward_tiling(kind k, int width)
 {
     if (k == kind::tf32) {
@@ -85,9 +87,9 @@ constexpr tiling backward_tiling(kind k, int width)
 }
 
 /* f32 on CUDA cores. A block's threads form a grid of 32 warps / `across` by `across`; a thread has every
- * `across`th column of the scores, and 4 neighbouring columns of the outputs every 4 * across. The products are
- * bound by reads of shared memory, of which a thread's 8 x 8 block of scores needs 16 per 256 multiplications,
- * 4 x 8 24. */
+ * `across`th column of the scores, and 4 neighbouring columns of the outputs every 4 * across. The products
+ * are bound by reads of shared memory, of which a thread's 8 x 8 block of scores needs 16 per 256
+ * multiplications, 4 x 8 24. */
 struct tiling_f32 {
     int threads, across, rows, others, residents;
 };
@@ -118,17 +120,17 @@ struct cut {
     int tiles; /* of the stationary side, per head */
     int parts;
     int steps; /* of the other side, per part */
-    int heads; /* blocks come tile by tile, the first of all so many heads before any second; 0: head by head */
+    int heads; /* blocks come tile by tile, first those of so many heads; 0: head by head */
 };
 
-/** scale * log2(e), by which a score becomes an exponent of 2, and for f32 what `high` lacks of it: there it was
- * rounded down, so that both are positive and an infinite score keeps its sign. */
+/** scale * log2(e), by which a score becomes an exponent of 2, and for f32 what `high` lacks of it: there it
+ * was rounded down, so that both are positive and an infinite score keeps its sign. */
 struct split_scale {
     float high, low;
 };
 
-/* At most 128 bytes: beyond, the code of nvcc 13.0 for the masks makes the forward pass in bf16 at width 64 some 4 %
- * slower (16 heads, seq 16384, H200, 2026-11-21). */
+/* At most 128 bytes: beyond, the code of nvcc 13.0 for the masks makes the forward pass in bf16 at width 64
+ * some 4 % slower (16 heads, seq 16384, H200, 2026-11-21). */
 struct forward_args {
     const void *q, *k, *v;
     void *o;
@@ -184,7 +186,8 @@ struct place {
     int head, rank, part, slice;
 };
 
-/** Volatile, so that a kernel that asks again after its loop keeps none of it in registers during the loop. */
+/** Volatile, so that a kernel that asks again after its loop keeps none of it in registers during the
+ * loop. */
 __device__ inline place place_of(const cut &blocks, int slices = 1)
 {
     unsigned block;
@@ -271,22 +274,23 @@ __device__ inline void add_to(float *sums, const float (&c)[4])
 #endif
 }
 
-/** A score that the mask hides: -infinity, or 1e6 less before scaling. The former also of what is no number. */
+/** A score that the mask hides: -infinity, or 1e6 less before scaling. The former also of what is no
+ * number. */
 __device__ inline float hide(float score, float hidden)
 {
     return hidden == -INFINITY ? -INFINITY : score + hidden;
 }
 
-/** The powers of two in the number of keys that a query sees. P is 2^(S - L), and L some log2(keys) above the scores
- * that matter; the larger an exponent, the more of it is rounded away. So in f32 the lse of backward is smaller by this,
- * and P makes up for it. */
+/** The powers of two in the number of keys that a query sees. P is 2^(S - L), and L some log2(keys) above the
+ * scores that matter; the larger an exponent, the more of it is rounded away. So in f32 the lse of backward
+ * is smaller by this, and P makes up for it. */
 __device__ inline int doublings_of(int query, int seq_k, bool causal)
 {
     return 31 - __clz(causal ? min(seq_k, query + 1) : seq_k);
 }
 
-/** Lets a kernel use `bytes` of dynamic shared memory, and launches it. cudaErrorLaunchOutOfResources: a block of this GPU has
- * less. An H100's has 227 KB, an A100's 163, those of most other GPUs 99. */
+/** Lets a kernel use `bytes` of dynamic shared memory, and launches it. cudaErrorLaunchOutOfResources: a
+ * block of this GPU has less. An H100's has 227 KB, an A100's 163, those of most other GPUs 99. */
 template <typename Args>
 inline cudaError_t launch(void (*kernel)(Args), int64_t blocks, int threads, int bytes, cudaStream_t stream,
                           const Args &args)

@@ -56,9 +56,9 @@ template <int W> struct angles {
     }
 };
 
-/* Both directions write whole lines and gather the pieces of head_dim elements. A block of the split has UNROLL * BLOCK
- * neighbouring packs of one head, whose tokens follow each other there. All heads of a sequence run at about the same time, so
- * that both sides' pages are used up while they are open. */
+/* Both directions write whole lines and gather the pieces of head_dim elements. A block of the split has
+ * UNROLL * BLOCK neighbouring packs of one head, whose tokens follow each other there. All heads of a
+ * sequence run at about the same time, so that both sides' pages are used up while they are open. */
 template <typename T, int W>
 __global__ void __launch_bounds__(BLOCK)
     td_elem_heads_split(td_heads_shape s, int parts, int rotated, const T *packed, const float *cosine,
@@ -129,8 +129,8 @@ __global__ void __launch_bounds__(BLOCK)
     }
 }
 
-/* Element by element, for heads whose rows do not begin at multiples of 16 bytes, or that are too many for that: a thread has a pair, of which the second
- * lacks at the end of an odd head. */
+/* Element by element, for heads whose rows do not begin at multiples of 16 bytes, or that are too many for
+ * that: a thread has a pair, of which the second lacks at the end of an odd head. */
 template <typename T, bool SPLIT>
 __global__ void __launch_bounds__(BLOCK)
     td_elem_heads_plain(td_heads_shape s, int parts, int rotated, T *packed, const float *cosine,

@@ -61,9 +61,10 @@ __global__ void __launch_bounds__(G::BLOCK, 1)
     });
 }
 
-/* dweight sums over all rows: every group of threads sums its rows in registers, a block its groups in shared memory, into a
- * row of work of its own; td_reduce_dweight adds those up. How many blocks there are depends on the shape alone, and so does
- * the order of the sums. Two fit on each of the 132 multiprocessors of an H100. */
+/* dweight sums over all rows: every group of threads sums its rows in registers, a block its groups in shared
+ * memory, into a row of work of its own; td_reduce_dweight adds those up. How many blocks there are depends
+ * on the shape alone, and so does the order of the sums. Two fit on each of the 132 multiprocessors of an
+ * H100. */
 constexpr int BLOCKS = 264;
 
 /* As few as need no more turns than BLOCKS would: the others would only have more to add up. */
@@ -88,13 +89,14 @@ template <int W, typename T> __device__ inline void fetch(pack<T, W> *to, const 
                      : "memory");
 }
 
-/* While a group computes one row, its next is on the way to shared memory, where each thread has its own packs: none waits
- * for another's. The groups of a block take their rows in step, for they meet in `reduce`. The thread's columns are the same in
- * every row, and so its weights stay in registers.
+/* While a group computes one row, its next is on the way to shared memory, where each thread has its own
+ * packs: none waits for another's. The groups of a block take their rows in step, for they meet in `reduce`.
+ * The thread's columns are the same in every row, and so its weights stay in registers.
  *
- * 2,048 rows of 2,560 in bf16 take 14.4 us, and 16.9 with the kernel behind, where copies of as many bytes take 11.9. Two rows ahead
- * are slower, 17.3; groups of 160 threads that meet at barriers of their own take 16.5 to 16.8; with one barrier of the whole grid in
- * place of the second kernel, which needs a cooperative launch, these take 15.7 (H200, 22 November 2026). */
+ * 2,048 rows of 2,560 in bf16 take 14.4 us, and 16.9 with the kernel behind, where copies of as many bytes
+ * take 11.9. Two rows ahead are slower, 17.3; groups of 160 threads that meet at barriers of their own take
+ * 16.5 to 16.8; with one barrier of the whole grid in place of the second kernel, which needs a cooperative
+ * launch, these take 15.7 (H200, 22 November 2026). */
 template <typename T, typename X, int W, typename G>
 __global__ void __launch_bounds__(G::BLOCK, 2)
     td_norm_rmsnorm_backward(int64_t rows, int cols, const X *x, const X *weight, const float *rstd,
@@ -170,8 +172,8 @@ __global__ void __launch_bounds__(G::BLOCK, 2)
         turn = 1 - turn;
     }
 
-    /* At the start, with blocks of half the size that fit beside these, was slower: 2,560 columns of bf16 beside f32 in 25.4 us
-     * instead of 24.2 (H200, 21 November 2026). */
+    /* At the start, with blocks of half the size that fit beside these, was slower: 2,560 columns of bf16
+     * beside f32 in 25.4 us instead of 24.2 (H200, 21 November 2026). */
     let_begin();
     /* The upper half of the groups gives its sums to the lower, and so on, where the rows were. */
     asm volatile("cp.async.wait_all;" ::: "memory");
@@ -200,7 +202,8 @@ __global__ void __launch_bounds__(G::BLOCK, 2)
         });
 }
 
-/* Rows too long for that, or that do not begin at multiples of 16 bytes: element by element, and sums in memory. */
+/* Rows too long for that, or that do not begin at multiples of 16 bytes: element by element, and sums in
+ * memory. */
 template <typename T, typename X>
 __global__ void __launch_bounds__(256)
     td_norm_rmsnorm_backward_plain(int64_t rows, int cols, const X *x, const X *weight, const float *rstd,
@@ -234,7 +237,8 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-/* A warp's lanes have 32 neighbouring columns, its 32 warps take the rows of `partial` in turns, all of them at once. */
+/* A warp's lanes have 32 neighbouring columns, its 32 warps take the rows of `partial` in turns, all of them
+ * at once. */
 template <typename T>
 __global__ void __launch_bounds__(1024)
     td_reduce_dweight(int parts, int cols, const float *partial, bool accumulate, T *dweight)
@@ -274,8 +278,8 @@ cudaError_t by_forward_shape(int64_t cols, F f, const P *...pointers)
 
     if (!packs_fit(wide, cols, pointers...))
         return by_plain_group(cols, [&](auto group) { return f(std::integral_constant<int, 1>(), group); });
-    /* 2,048 rows: 320 packs in 7.0 us, of 16 bits, where four to a thread take 8.3; 400 of f32 in 7.4, not 8.2 (H200, 21 November
-     * 2026). */
+    /* 2,048 rows: 320 packs in 7.0 us, of 16 bits, where four to a thread take 8.3; 400 of f32 in 7.4, not
+     * 8.2 (H200, 21 November 2026). */
     if (cols / wide > 256 && cols / wide <= 384)
         return f(wide, group<128, 3>());
     if (cols / wide > 384 && cols / wide <= 512)

@@ -8,7 +8,8 @@
 
 TD_BEGIN_DECLS
 
-/** With b the residual's addition first: sum = x + b, and the norm of that. b and sum are both NULL or neither. */
+/** With b the residual's addition first: sum = x + b, and the norm of that. b and sum are both NULL or
+ * neither. */
 cudaError_t td_cuda_rmsnorm_forward(cudaStream_t stream, const td_rmsnorm_shape *shape, const void *x,
                                     const void *b, const void *weight, void *sum, void *y, float *rstd);
 

@@ -9,8 +9,8 @@ using namespace tile;
 
 constexpr int BLOCK = 256, UNROLL = 2;
 
-/* Packs are counted through the rows, `packs` to a row: Index is 32 bits wide where that counts them all, because a division
- * of 64 bits costs as much as the exponentials. */
+/* Packs are counted through the rows, `packs` to a row: Index is 32 bits wide where that counts them all,
+ * because a division of 64 bits costs as much as the exponentials. */
 template <typename Index> struct place {
     int64_t wide, packed; /* of a pack: in the rows a pitch apart, and in y */
 

@@ -20,8 +20,8 @@ __device__ inline int seen_by(int64_t r, int cols, int64_t causal_seq)
     return query < cols ? (int)query + 1 : cols;
 }
 
-/* What there is of row r, in columns and in packs. Behind the last row there is nothing: its threads stay for the shuffles of
- * the others. */
+/* What there is of row r, in columns and in packs. Behind the last row there is nothing: its threads stay for
+ * the shuffles of the others. */
 template <int W> struct extent {
     int seen, seen_packs, packs;
 
@@ -32,8 +32,8 @@ template <int W> struct extent {
     }
 };
 
-/* A part of the whole. f32 takes the reciprocal in two floats, so that its own rounding is not in every element: a division's
- * result at a fifth of its price. */
+/* A part of the whole. f32 takes the reciprocal in two floats, so that its own rounding is not in every
+ * element: a division's result at a fifth of its price. */
 template <typename T> struct share {
     float high, low;
 
@@ -53,8 +53,9 @@ template <typename T, int W, typename G> __device__ inline void clear(T *row, in
         store(row, index, pack<T, W>());
 }
 
-/* Only packs with a column that is seen are loaded; the other columns become 0. A row for a warp keeps its exponentials: to
- * reduce the maximum first costs a warp little. A block saves the second barrier, and computes them again. */
+/* Only packs with a column that is seen are loaded; the other columns become 0. A row for a warp keeps its
+ * exponentials: to reduce the maximum first costs a warp little. A block saves the second barrier, and
+ * computes them again. */
 template <typename T, int W, typename G>
 __global__ void __launch_bounds__(G::BLOCK, RESIDENT<G>)
     td_softmax_forward(int64_t rows, int cols, int64_t causal_seq, const T *x, T *y)
@@ -166,8 +167,9 @@ template <typename T, typename F, typename... P> cudaError_t by_shape(int64_t co
 
     if (!packs_fit(wide, cols, pointers...))
         return by_plain_group(cols, [&](auto group) { return f(std::integral_constant<int, 1>(), group); });
-    /* Short rows share a warp: its reductions cost more than their elements (49,152 rows of 128 in bf16: 14.1 -> 8.2 us, of 256:
-     * 14.4 -> 12.6, H200, 21 November 2026). The scores of sequences of 512 and 1024 are rows for a warp, in either width. */
+    /* Short rows share a warp: its reductions cost more than their elements (49,152 rows of 128 in bf16: 14.1
+     * -> 8.2 us, of 256: 14.4 -> 12.6, H200, 21 November 2026). The scores of sequences of 512 and 1024 are
+     * rows for a warp, in either width. */
     if (packs <= 16)
         return f(wide, group<16, 1>());
     if (packs <= 32)

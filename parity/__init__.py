@@ -2,6 +2,6 @@
 
 import os
 
-# PyTorch's profiler, which counts allocations for us, otherwise announces each start and stop on stderr. It reads
-# this when torch is first imported.
+# PyTorch's profiler, which counts allocations for us, otherwise announces each start and stop on stderr. It
+# reads this when torch is first imported.
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")

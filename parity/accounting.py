@@ -18,7 +18,8 @@ DELIVERABLES = {
 GIB = 2**30
 CONTEXTS = [128, 256, 512, 1024]
 LENGTHS = [256, 1024, 4096, 8192, 16384]
-# The handout's model, and the rates behind its figures: 460 TFLOP/s, and 90 GB/s each way on each axis of the mesh.
+# The handout's model, and the rates behind its figures: 460 TFLOP/s, and 90 GB/s each way on each axis of the
+# mesh.
 XXL = {"d_model": 16384, "d_ff": 53248, "blocks": 126}
 MESH = {"flops_per_second": 4.6e14, "bytes_per_second": 2 * 9e10}
 MESH |= {"fsdp": 16, "tensor": 4, "fsdp_axes": 2, "tensor_axes": 1}

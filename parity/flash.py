@@ -173,7 +173,8 @@ def error_sides(case, draw, c):
     if case.dtype == "tf32":
         sides["torch_tf32"] = lambda: plain(*tensors, matmul=tf32_matmul)
     if not forward and (case.seq_k == 1 or (case.seq == 1 and case.causal)):
-        # A softmax over one key has no gradient: the truth is 0, and dP - D leaves the rounding of its two sums.
+        # A softmax over one key has no gradient: the truth is 0, and dP - D leaves the rounding of its two
+        # sums.
         sides["rule"] = {"dq": within(max_abs=1e-5), "dk": within(max_abs=1e-5)}
     return sides
 

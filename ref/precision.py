@@ -195,7 +195,8 @@ BINARY = "matmul mm atan2 add mul sub cdist dist"
 PAIRED = """linear mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits
     poisson_nll_loss soft_margin_loss hinge_embedding_loss cosine_similarity"""
 
-# Operations of the lists and of none by the dispatcher's names: the number of matrices each takes, and a call.
+# Operations of the lists and of none by the dispatcher's names: the number of matrices each takes, and a
+# call.
 OPS = {
     **{op: (1, getattr(torch, op)) for op in f"{UNARY} {UNLISTED}".split()},
     **{op: (1, lambda x, op=op: getattr(torch, op)(x, -1)) for op in ALONG.split()},

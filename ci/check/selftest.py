@@ -4,6 +4,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import columns
 import floors
 import readme
 import rooms
@@ -120,6 +121,16 @@ class Readme(unittest.TestCase):
 
     def test_no_quote_is_named(self) -> None:
         self.assertEqual(self.check("words"), ["README.md quotes nothing"])
+
+
+class Columns(unittest.TestCase):
+    def test_wide_lines_are_named(self) -> None:
+        wide, code = "x" * 111, "x = " + "1" * 120
+        self.assertEqual(
+            columns.too_wide(Path("a.c"), f"int x;\n{wide}\n"), ["a.c:2: 111 columns, at most 110"]
+        )
+        self.assertEqual(len(columns.too_wide(Path("a.py"), f"# {wide}\n{code}\n")), 1)
+        self.assertEqual(columns.too_wide(Path("a.h"), "x" * 110), [])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 /** The arithmetic that reports quote: parameters, FLOPs, bytes, and models of communication.
  *
- * Pure functions; every formula stands beside its function. Bytes are exact counts; 1 MiB = 2^20. FLOPs count a
- * multiply-add as 2 and are doubles, exact up to 2^53. Counts of elements and bytes beyond 2^63 - 1 are refused
- * with TD_BAD_ARGUMENT, like every extent below 1, every non-finite or non-positive rate, and every NULL; the
- * output is then as it was. */
+ * Pure functions; every formula stands beside its function. Bytes are exact counts; 1 MiB = 2^20. FLOPs count
+ * a multiply-add as 2 and are doubles, exact up to 2^53. Counts of elements and bytes beyond 2^63 - 1 are
+ * refused with TD_BAD_ARGUMENT, like every extent below 1, every non-finite or non-positive rate, and every
+ * NULL; the output is then as it was. */
 #ifndef TD_ACCOUNTING_ACCOUNTING_H
 #define TD_ACCOUNTING_ACCOUNTING_H
 
@@ -25,11 +25,11 @@ typedef struct td_account_parameters {
 
 TD_API td_status td_account_model_parameters(const td_account_model *model, td_account_parameters *out);
 
-/** FLOPs of one forward pass over batch sequences of `context` tokens, by part: 2 tokens weights for a linear,
- * 2 B H S^2 d_head each for QK^T and PV, 5 an element of the scores for the softmax; the attention's are halved
- * when causal_half: what an implementation that skips the masked half does. Backward of the linears and the naive
- * products is 2x forward; flash attention's is 2.5x its products, because it computes QK^T again.
- * TD_BAD_ARGUMENT also for heads that do not divide d_model. */
+/** FLOPs of one forward pass over batch sequences of `context` tokens, by part: 2 tokens weights for a
+ * linear, 2 B H S^2 d_head each for QK^T and PV, 5 an element of the scores for the softmax; the attention's
+ * are halved when causal_half: what an implementation that skips the masked half does. Backward of the
+ * linears and the naive products is 2x forward; flash attention's is 2.5x its products, because it computes
+ * QK^T again. TD_BAD_ARGUMENT also for heads that do not divide d_model. */
 typedef struct td_account_flops {
     double projections, attention_products, ffn, head; /* matrix products */
     double softmax;
@@ -65,8 +65,8 @@ TD_API td_status td_account_training_memory(int64_t parameters, int64_t paramete
                                             td_account_training *out);
 
 /** Bytes of the low-precision copies that autocast keeps of every linear's weight until its context ends: the
- * weights of attention, ffn and head (the embedding is looked up, not multiplied). Why bf16 autocast needs more
- * memory for inference than f32 does. */
+ * weights of attention, ffn and head (the embedding is looked up, not multiplied). Why bf16 autocast needs
+ * more memory for inference than f32 does. */
 TD_API td_status td_account_autocast_copies(const td_account_model *model, int64_t low_bytes, int64_t *out);
 
 /** Activations that gradient checkpointing keeps at its peak (2026 handout): `blocks` blocks in segments of
@@ -92,8 +92,8 @@ typedef struct td_account_attention {
     double softmax_flops;     /* 5 an element of the scores, halved when causal */
 } td_account_attention;
 
-/** batch is batch times heads. `matrices` is how many score-sized matrices an implementation keeps for backward: 2
- * for the course's four-step softmax, 1 for a fused one. */
+/** batch is batch times heads. `matrices` is how many score-sized matrices an implementation keeps for
+ * backward: 2 for the course's four-step softmax, 1 for a fused one. */
 TD_API td_status td_account_attention_memory(int64_t batch, int64_t seq, int64_t seq_k, int64_t head_dim,
                                              int64_t element_bytes, int64_t matrices, bool causal,
                                              td_account_attention *out);
@@ -105,9 +105,9 @@ TD_API td_status td_account_attention_oom(int64_t batch, int64_t head_dim, int64
 
 /* ---- distributed data parallel: the overhead model (ddp_bucketed_benchmarking b) ---- */
 
-/** With s bytes of gradients, w bytes/s, o seconds a call, n_b equal buckets whose compute takes as long as their
- * transfer:  overhead = s / (n_b w) + n_b o;   optimum n_b = sqrt(s / (o w)), bucket sqrt(s o w), overhead
- * 2 sqrt(s o / w). */
+/** With s bytes of gradients, w bytes/s, o seconds a call, n_b equal buckets whose compute takes as long as
+ * their transfer:  overhead = s / (n_b w) + n_b o;   optimum n_b = sqrt(s / (o w)), bucket sqrt(s o w),
+ * overhead 2 sqrt(s o / w). */
 TD_API td_status td_account_ddp_overhead(double bytes, double bytes_per_second, double seconds_per_call,
                                          double buckets, double *seconds);
 
@@ -143,7 +143,8 @@ TD_API td_status td_account_xxl_fsdp_bytes(const td_account_xxl *model, int64_t 
 /** Smallest N for which that is at most device_bytes when A -> 0. */
 TD_API td_status td_account_xxl_devices(const td_account_xxl *model, double device_bytes, int64_t *out);
 
-/** When a two-dimensional mesh, X ways FSDP and Y ways tensor parallel, is bound by compute. alpha = C / W. */
+/** When a two-dimensional mesh, X ways FSDP and Y ways tensor parallel, is bound by compute. alpha = C /
+ * W. */
 typedef struct td_account_mesh {
     double flops_per_second;        /* C of one device; the handout's figures take 4.6e14 */
     double bytes_per_second;        /* W of one axis, both directions; the handout's figures take 2 x 9e10 */
@@ -198,8 +199,8 @@ TD_API td_status td_account_parallel_times_of(td_account_strategy strategy,
 TD_API td_status td_account_fsdp_tensor_devices(const td_account_parallel *parallel, double *overlapped,
                                                 double *shared_wire);
 
-/** Seconds of one all-reduce of `bytes` over `ranks`: ring 2 (N - 1) / N S / W; the handout's alternate, where each
- * rank passes whole buffers on, (N - 1) S / W. */
+/** Seconds of one all-reduce of `bytes` over `ranks`: ring 2 (N - 1) / N S / W; the handout's alternate,
+ * where each rank passes whole buffers on, (N - 1) S / W. */
 TD_API td_status td_account_ring_all_reduce(double bytes, int64_t ranks, double bytes_per_second,
                                             double *ring, double *alternate);
 
@@ -213,13 +214,13 @@ typedef struct td_cost {
 /** batch products of [m, k] and [k, n]: 2 m n k FLOPs each. */
 TD_API td_status td_gemm_cost(int64_t batch, int64_t m, int64_t n, int64_t k, td_dtype dtype, td_cost *out);
 
-/** Forward: 4 B H S S_k d FLOPs, halved when causal; q, k, v read, o and the f32 logsumexp written. Backward: 2.5
- * times the FLOPs; q, k, v, o, dO and the logsumexp read, dQ, dK, dV written. */
+/** Forward: 4 B H S S_k d FLOPs, halved when causal; q, k, v read, o and the f32 logsumexp written. Backward:
+ * 2.5 times the FLOPs; q, k, v, o, dO and the logsumexp read, dQ, dK, dV written. */
 TD_API td_status td_flash_cost(int64_t batch, int64_t heads, int64_t seq, int64_t seq_k, int64_t head_dim,
                                td_dtype dtype, bool causal, bool backward, td_cost *out);
 
-/** 14 FLOPs a parameter (3 for m, 4 for v, 5 for the step, 2 for the decay); p, m, v read and written, g read; m and
- * v are f32. */
+/** 14 FLOPs a parameter (3 for m, 4 for v, 5 for the step, 2 for the decay); p, m, v read and written, g
+ * read; m and v are f32. */
 TD_API td_status td_adamw_cost(int64_t count, td_dtype dtype, td_cost *out);
 
 TD_END_DECLS

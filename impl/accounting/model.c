@@ -260,8 +260,8 @@ td_status td_account_attention_oom(int64_t batch, int64_t head_dim, int64_t elem
     TD_TRY(td_account_extent("head_dim", head_dim));
     TD_TRY(td_account_extent("element_bytes", element_bytes));
     TD_TRY(td_account_extent("memory_bytes", memory_bytes));
-    /* long double holds every integer up to 2^64: a peak that could fit is exact, one beyond all memory does not
-     * overflow. 8 M alone ends the loop at seq 2^30. */
+    /* long double holds every integer up to 2^64: a peak that could fit is exact, one beyond all memory does
+     * not overflow. 8 M alone ends the loop at seq 2^30. */
     for (;; seq *= 2) {
         long double tensors = 8.0L * batch * seq * head_dim * element_bytes;
         long double matrices = 8.0L * batch * seq * seq * element_bytes;

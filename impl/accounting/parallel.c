@@ -116,8 +116,8 @@ td_status td_account_mesh_batch_of(const td_account_xxl *model, const td_account
     b.fsdp_tokens_per_device = b.fsdp_tokens / devices;
     b.tensor_d_ff = (double)mesh->tensor * b.alpha / (double)mesh->tensor_axes;
     b.tensor_met = d_ff >= b.tensor_d_ff;
-    /* With x = Y alpha / (M_Y d_ff), the share of the compute time that tensor parallelism keeps the wire busy, FSDP
-     * has 1 - x of it: B (1 - x) >= X alpha / M_X. */
+    /* With x = Y alpha / (M_Y d_ff), the share of the compute time that tensor parallelism keeps the wire
+     * busy, FSDP has 1 - x of it: B (1 - x) >= X alpha / M_X. */
     double busy = b.tensor_d_ff / d_ff;
     b.shared_wire_tokens = busy < 1.0 ? b.fsdp_tokens / (1.0 - busy) : (double)INFINITY;
     b.shared_wire_tokens_per_device = b.shared_wire_tokens / devices;

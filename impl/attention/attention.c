@@ -8,7 +8,8 @@
 /* What is added to a masked score under TD_MASK_ADD_1E6. */
 #define MASKED -1e6f
 
-/** A matrix product over heads: of all batches at once, or batch by batch, with so many elements between them. */
+/** A matrix product over heads: of all batches at once, or batch by batch, with so many elements between
+ * them. */
 typedef struct product {
     td_gemm_shape shape;
     int64_t calls, step_a, step_b, step_c;
@@ -52,8 +53,8 @@ cleanup:
     return status;
 }
 
-/** Lets the products of o and dout find their rows where o_bshd has them. The heads of one batch element then lie a
- * row's length apart, and no stride leads from the last of them to the first of the next element. */
+/** Lets the products of o and dout find their rows where o_bshd has them. The heads of one batch element then
+ * lie a row's length apart, and no stride leads from the last of them to the first of the next element. */
 static void interleave_heads(plan *p)
 {
     const td_attention_shape *const s = &p->shape;
@@ -166,8 +167,8 @@ static void add_mask(const plan *p, void *scores)
     }
 }
 
-/** The softmax over score rows. It masks by leaving keys out where the convention is -infinity; under the other
- * one add_mask has made masked scores ordinary ones. */
+/** The softmax over score rows. It masks by leaving keys out where the convention is -infinity; under the
+ * other one add_mask has made masked scores ordinary ones. */
 static td_softmax_shape softmax_of(const plan *p)
 {
     return (td_softmax_shape){.rows = p->rows,

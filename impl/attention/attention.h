@@ -1,6 +1,6 @@
 /** Attention with the score matrix materialised, and the interface that every way to attend shares.
  *
- *   S = scale * Q K^T,   P = softmax(mask(S)),   O = P V                             (Vaswani et al. 2017, eq. 1)
+ *   S = scale * Q K^T,   P = softmax(mask(S)),   O = P V          (Vaswani et al. 2017, eq. 1)
  *
  * A single-head problem, [batch, seq, head_dim] as in the handout's pytorch_attention, is heads = 1. */
 #ifndef TD_ATTENTION_ATTENTION_H
@@ -11,15 +11,15 @@
 
 TD_BEGIN_DECLS
 
-/** How a masked score looks before the softmax. Both give the same result unless every key of a row is masked or
- * scores reach 1e6, and with top-left causal masking no row is: query 0 sees key 0. */
+/** How a masked score looks before the softmax. Both give the same result unless every key of a row is masked
+ * or scores reach 1e6, and with top-left causal masking no row is: query 0 sees key 0. */
 typedef enum td_mask {
     TD_MASK_INF = 0, /* masked scores are -infinity: PyTorch's and the course model's convention */
     TD_MASK_ADD_1E6  /* -1e6 is added to masked scores: the convention of the handout's flash kernel */
 } td_mask;
 
-/** Causal masking compares absolute indices from the top left, also when seq and seq_k differ: query i sees key j
- * if j <= i. (The flash-attn library aligns bottom right.) */
+/** Causal masking compares absolute indices from the top left, also when seq and seq_k differ: query i sees
+ * key j if j <= i. (The flash-attn library aligns bottom right.) */
 typedef struct td_attention_shape {
     int64_t batch, heads;
     int64_t seq;      /* queries */
@@ -32,8 +32,8 @@ typedef struct td_attention_shape {
     /* f32 inputs are rounded to TF32, 10 bits of fraction, and multiplied by tensor cores. CUDA only */
     bool tf32;
     bool deterministic; /* the same bits from every call, where that costs something: see flash.h */
-    /* o and dout are [batch, seq, heads, head_dim], as the output projection reads them and its gradient writes them,
-     * instead of in the order of q. No sum depends on it */
+    /* o and dout are [batch, seq, heads, head_dim], as the output projection reads them and its gradient
+     * writes them, instead of in the order of q. No sum depends on it */
     bool o_bshd;
 } td_attention_shape;
 
@@ -44,9 +44,10 @@ typedef struct td_attention_shape {
  *   of v     dq and, in its own column, o of the queries that see key i; dk of all keys that these see
  *   of dout  dq of query i; dk and, in its own column, dv of the keys that it sees
  *
- * It may reach what would depend on it if the mask hid less, and nothing else: with flash, if query i saw all keys of its
- * block of 128 rows (j / 128 <= i / 128); with naive attention, if there were no mask. No other head shows it. Every other
- * output is what it is without the NaN: on the CPU to the bit, on CUDA but for the order of its sums. */
+ * It may reach what would depend on it if the mask hid less, and nothing else: with flash, if query i saw all
+ * keys of its block of 128 rows (j / 128 <= i / 128); with naive attention, if there were no mask. No other
+ * head shows it. Every other output is what it is without the NaN: on the CPU to the bit, on CUDA but for the
+ * order of its sums. */
 
 /** Sizes in bytes of the memory that the caller brings, each 256-byte aligned. */
 typedef struct td_attention_sizes {
@@ -63,9 +64,9 @@ typedef struct td_attention_sizes {
  *   work            forward_work or backward_work bytes on dev, 256-byte aligned
  *
  * Outputs overlap no input. Both are queued on dev's stream, allocate nothing and may be captured in a graph.
- * TD_BAD_ARGUMENT: a NULL, an extent below 1, a product beyond 2^63 - 1, a non-finite or negative scale, tf32 beside
- * a dtype other than TD_F32, work that is not aligned. TD_UNSUPPORTED: dev has no kernel for this dtype or head_dim,
- * or no TF32. After either nothing was queued and every output is as it was. */
+ * TD_BAD_ARGUMENT: a NULL, an extent below 1, a product beyond 2^63 - 1, a non-finite or negative scale, tf32
+ * beside a dtype other than TD_F32, work that is not aligned. TD_UNSUPPORTED: dev has no kernel for this
+ * dtype or head_dim, or no TF32. After either nothing was queued and every output is as it was. */
 typedef struct td_attention_impl {
     const char *name;
     td_status (*sizes)(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out);

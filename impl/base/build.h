@@ -1,4 +1,5 @@
-/** Of which source this library was built, and how: what a record names, and what `tandem --version` prints. */
+/** Of which source this library was built, and how: what a record names, and what `tandem --version`
+ * prints. */
 #ifndef TD_BASE_BUILD_H
 #define TD_BASE_BUILD_H
 
@@ -6,9 +7,9 @@
 
 TD_BEGIN_DECLS
 
-/** The source of one module of impl/, as 16 hexadecimal digits: a hash of its files, of all that they include,
- * of the compiler and of its flags. Two builds with the same id of a module compute the same with it on the same
- * machine. */
+/** The source of one module of impl/, as 16 hexadecimal digits: a hash of its files, of all that they
+ * include, of the compiler and of its flags. Two builds with the same id of a module compute the same with it
+ * on the same machine. */
 typedef struct td_build_module {
     const char *name; /* "flash" */
     const char *cpu;  /* without what is for CUDA */

@@ -1,7 +1,7 @@
 /** Internal to impl/: how a function refuses, and how it leaves.
  *
- * TD_CHECK (an argument) and TD_TRY (a call) are the only macros that hide a jump, and they jump to `cleanup`,
- * with the reason in the local variable `status`. */
+ * TD_CHECK (an argument) and TD_TRY (a call) are the only macros that hide a jump, and they jump to
+ * `cleanup`, with the reason in the local variable `status`. */
 #ifndef TD_BASE_CHECK_H
 #define TD_BASE_CHECK_H
 

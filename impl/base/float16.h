@@ -1,4 +1,5 @@
-/** Internal to impl/: one-element conversions that a compiler can vectorise, for the inner loops of the ops. */
+/** Internal to impl/: one-element conversions that a compiler can vectorise, for the inner loops of the
+ * ops. */
 #ifndef TD_BASE_FLOAT16_H
 #define TD_BASE_FLOAT16_H
 
@@ -29,8 +30,8 @@ static inline float td_bf16_to_f32(td_bf16 value)
     return td_f32_from_bits((uint32_t)value << 16);
 }
 
-/** Round to nearest, ties to even; NaN becomes a quiet NaN of the same sign. All in 32 bits with one shift at the
- * end: 8 vector instructions for 16 elements, where selecting between the shifted values takes 12. */
+/** Round to nearest, ties to even; NaN becomes a quiet NaN of the same sign. All in 32 bits with one shift at
+ * the end: 8 vector instructions for 16 elements, where selecting between the shifted values takes 12. */
 static inline td_bf16 td_bf16_from_f32(float value)
 {
     uint32_t bits = td_f32_bits(value);
@@ -46,7 +47,8 @@ static inline float td_f16_to_f32(td_f16 value)
     uint32_t sign = (uint32_t)(value & 0x8000u) << 16;
     uint32_t magnitude = (uint32_t)(value & 0x7FFFu) << 13;
     uint32_t normal = magnitude + ((127u - 15u) << 23);
-    /* A subnormal is 0.fraction * 2^-14: put the fraction under an explicit one and take the one away again. */
+    /* A subnormal is 0.fraction * 2^-14: put the fraction under an explicit one and take the one away
+     * again. */
     uint32_t subnormal = td_f32_bits(td_f32_from_bits(magnitude | 0x38800000u) - 0x1p-14f);
     uint32_t infinity = magnitude | 0x7F800000u;
     uint32_t nan = infinity | 0x00400000u;
@@ -74,8 +76,8 @@ static inline td_f16 td_f16_from_f32(float value)
     return (td_f16)(sign | half);
 }
 
-/** A double rounded to odd: towards zero, then the last bit set if anything was lost. Rounding the result to f16
- * or bf16, which have at least two bits less, gives what rounding the double directly would give. */
+/** A double rounded to odd: towards zero, then the last bit set if anything was lost. Rounding the result to
+ * f16 or bf16, which have at least two bits less, gives what rounding the double directly would give. */
 static inline float td_f32_to_odd(double value)
 {
     float nearest = (float)value;

@@ -24,7 +24,8 @@ enum { KEY_BYTES = 64 };
 /* Ours have 3. cJSON prints by recursion, an object inside the other. */
 enum { MOST_PARTS = 8 };
 
-/* A writer that only writes has the file for milliseconds, a run that keeps it to itself for minutes and hours. */
+/* A writer that only writes has the file for milliseconds, a run that keeps it to itself for minutes and
+ * hours. */
 enum { LOCK_WAIT_MS = 5000, LOCK_POLL_MS = 10 };
 
 static td_status no_memory(const char *what)
@@ -32,8 +33,8 @@ static td_status no_memory(const char *what)
     return td_fail(TD_NO_MEMORY, "no memory for %s", what);
 }
 
-/* The bytes of the character that text begins with, 0 if it is not UTF-8 (RFC 3629: the shortest form alone, no
- * surrogate, nothing above U+10FFFF). The end of the text counts as a character. */
+/* The bytes of the character that text begins with, 0 if it is not UTF-8 (RFC 3629: the shortest form alone,
+ * no surrogate, nothing above U+10FFFF). The end of the text counts as a character. */
 static size_t character_bytes(const char *text)
 {
     const unsigned char *byte = (const unsigned char *)text;
@@ -82,8 +83,8 @@ cleanup:
     return status;
 }
 
-/* Copies the part of the path that starts at *path into key and moves *path behind it: to the next part, or to
- * NULL after the last. */
+/* Copies the part of the path that starts at *path into key and moves *path behind it: to the next part, or
+ * to NULL after the last. */
 static td_status next_key(const char *whole, const char **path, char key[KEY_BYTES])
 {
     td_status status = TD_OK;
@@ -111,7 +112,8 @@ static td_status put(cJSON *parent, const char *key, cJSON *item)
         return no_memory("a record's value");
     }
     if (old) {
-        /* The item got its key, which takes memory, in the carrier; swapping it for the old one takes none. */
+        /* The item got its key, which takes memory, in the carrier; swapping it for the old one takes
+         * none. */
         cJSON_DetachItemViaPointer(carrier, item);
         cJSON_ReplaceItemViaPointer(parent, old, item);
         cJSON_Delete(carrier);
@@ -472,8 +474,8 @@ td_status td_record_append(const td_record *record, const char *path)
     }
     if (error != 0) {
         status = io_error("write", path, error);
-        /* Without the lock another's line may stand behind ours by now: the torn one stays, and the next writer
-         * sets itself apart from it. */
+        /* Without the lock another's line may stand behind ours by now: the torn one stays, and the next
+         * writer sets itself apart from it. */
         if (to.file >= 0 && to.locked && ftruncate(to.file, to.size) != 0)
             status = io_error("cut off the torn last line of", path, errno);
     }

@@ -7,9 +7,9 @@
 
 __extension__ typedef unsigned __int128 uint128;
 
-/* A stream is cut into batches of whole Philox blocks, counted from element 0, and every element comes out of its
- * whole batch: a slice that starts or ends inside one runs the same instructions as the whole, so it has the same
- * bits. Word w of block b feeds element 4 b + w (tokens take two words an element). */
+/* A stream is cut into batches of whole Philox blocks, counted from element 0, and every element comes out of
+ * its whole batch: a slice that starts or ends inside one runs the same instructions as the whole, so it has
+ * the same bits. Word w of block b feeds element 4 b + w (tokens take two words an element). */
 enum { BLOCKS = 64, WORDS = 4 * BLOCKS };
 
 /* Batches below which a team of threads costs more than it brings. */
@@ -53,8 +53,8 @@ static void draw_words(const td_rng *rng, uint64_t batch, uint32_t words[WORDS])
     }
 }
 
-/* ln(x) for a normal x, within 2 ulp, without a branch. x = 2^e (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)), and
- * ln(1 + f) = f - f^2 / 2 + f^3 p(f), p fitted by us to a relative error of 5.8e-9. */
+/* ln(x) for a normal x, within 2 ulp, without a branch. x = 2^e (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)),
+ * and ln(1 + f) = f - f^2 / 2 + f^3 p(f), p fitted by us to a relative error of 5.8e-9. */
 static inline float log_of(float x)
 {
     uint32_t bits = td_f32_bits(x);
@@ -134,9 +134,9 @@ typedef struct truncated {
     float low, high;
 } truncated;
 
-/* The z with P(N(0, 1) > z) = q, for 2e-38 < q <= 1/2, within 3e-7 relative. With y = 1 - 2 q = erf(z / sqrt 2)
- * and w = -ln(1 - y^2) = -ln(4 q (1 - q)), z / y is a smooth function of w in the middle and of sqrt(w) in the tail;
- * both polynomials are our fits, to 5.0e-8 and 1.4e-7. */
+/* The z with P(N(0, 1) > z) = q, for 2e-38 < q <= 1/2, within 3e-7 relative. With y = 1 - 2 q = erf(z / sqrt
+ * 2) and w = -ln(1 - y^2) = -ln(4 q (1 - q)), z / y is a smooth function of w in the middle and of sqrt(w) in
+ * the tail; both polynomials are our fits, to 5.0e-8 and 1.4e-7. */
 static inline float upper_quantile(float q, float y)
 {
     float w = -log_of(4.0f * q * (1.0f - q));
@@ -187,7 +187,8 @@ static void truncated_batch(const td_rng *rng, uint64_t batch, const void *param
     }
 }
 
-/* The upper half of a 64-bit random number times bound: uneven by at most bound / 2^64, which nobody can see. */
+/* The upper half of a 64-bit random number times bound: uneven by at most bound / 2^64, which nobody can
+ * see. */
 static void tokens_batch(const td_rng *rng, uint64_t batch, const void *parameters, void *out)
 {
     const uint64_t bound = *(const uint64_t *)parameters;
@@ -206,8 +207,8 @@ static void tokens_batch(const td_rng *rng, uint64_t batch, const void *paramete
 
 typedef void batch_function(const td_rng *rng, uint64_t batch, const void *parameters, void *out);
 
-/* The part of elements [from, to) that stands in `batch`, which holds `length` of `bytes` each; out is where element
- * `from` goes. */
+/* The part of elements [from, to) that stands in `batch`, which holds `length` of `bytes` each; out is where
+ * element `from` goes. */
 static void draw_batch(const td_rng *rng, uint64_t from, uint64_t to, uint64_t batch, uint64_t length,
                        size_t bytes, batch_function *function, const void *parameters, char *out)
 {

@@ -8,11 +8,11 @@ TD_BEGIN_DECLS
 
 typedef enum td_status {
     TD_OK = 0,
-    TD_BAD_ARGUMENT, /* an argument is NULL, out of range, or does not fit another; a product beyond 2^63 - 1 */
-    TD_NO_MEMORY,    /* the host or the device has no room for the allocation */
+    TD_BAD_ARGUMENT,  /* an argument is NULL, out of range or unfit beside another; a product beyond 2^63 */
+    TD_NO_MEMORY,     /* the host or the device has no room for the allocation */
     TD_UNSUPPORTED,   /* a valid request that this build or this device cannot serve */
     TD_IO_ERROR,      /* the operating system refused to read, write or open a file */
-    TD_LIBRARY_ERROR, /* a library below (oneDNN, CUDA, NCCL, MPI, ...) failed; the message has its own text */
+    TD_LIBRARY_ERROR, /* a library below (oneDNN, CUDA, NCCL, MPI, ...) failed; the message has its text */
     TD_BAD_STATE      /* the object is not ready for this call: backward before forward, say */
 } td_status;
 

@@ -16,8 +16,8 @@ typedef struct td_attend {
     const char *doc;                  /* of --help */
 } td_attend;
 
-/** Times forward and backward for every length of --seq, and prints a row a pass. A length whose memory the machine
- * does not have is a row that says "oom", and the next one is tried. */
+/** Times forward and backward for every length of --seq, and prints a row a pass. A length whose memory the
+ * machine does not have is a row that says "oom", and the next one is tried. */
 td_status td_attend_run(const td_attend *attend, int argc, char **argv);
 
 #endif

@@ -1,7 +1,8 @@
 /** The commands of the program `tandem`: each parses its arguments, runs, and prints its tables.
  *
- * A usage error ends the program with exit status 2 from inside, as argp does. Any other failure is the status that
- * the command returns; main prints td_last_error() for it and exits with 1. argv[0] is "tandem <command>". */
+ * A usage error ends the program with exit status 2 from inside, as argp does. Any other failure is the
+ * status that the command returns; main prints td_last_error() for it and exits with 1. argv[0] is "tandem
+ * <command>". */
 #ifndef TD_CLI_COMMANDS_H
 #define TD_CLI_COMMANDS_H
 

@@ -73,8 +73,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 /* The program's name and the command's, for the last message. */
 static char name[64] = "tandem";
 
-/* What was printed may still be on its way when the program ends, in main or in argp after --help: what a full disk did
- * not take is a failure all the same. */
+/* What was printed may still be on its way when the program ends, in main or in argp after --help: what a
+ * full disk did not take is a failure all the same. */
 static void check_output(void)
 {
     if (fflush(stdout) == 0 && !ferror(stdout))

@@ -1,7 +1,7 @@
 /** Strict parsing of option values, and the options that every measuring command shares.
  *
- * A value that is refused ends the program with exit status 2 and a line that names the program, the option, the value
- * and the demand:  tandem bench: --steps: '0' needs to be at least 1 */
+ * A value that is refused ends the program with exit status 2 and a line that names the program, the option,
+ * the value and the demand:  tandem bench: --steps: '0' needs to be at least 1 */
 #ifndef TD_CLI_OPTIONS_H
 #define TD_CLI_OPTIONS_H
 
@@ -40,8 +40,8 @@ typedef struct td_common {
 
 extern const struct argp td_common_argp;
 
-/** Sets the number of threads, makes sure that the record file can be appended to, before anything is measured, and
- * opens the device. Errors: those of the calls; TD_IO_ERROR names the file. */
+/** Sets the number of threads, makes sure that the record file can be appended to, before anything is
+ * measured, and opens the device. Errors: those of the calls; TD_IO_ERROR names the file. */
 td_status td_common_begin(const td_common *common, td_device **dev);
 
 /** Whether the records go to standard output. */

@@ -16,7 +16,8 @@ typedef struct td_table td_table;
 td_status td_table_create(const char *align, const char *heads, td_table **out);
 void td_table_destroy(td_table *table); /* accepts NULL */
 
-/** Adds a row, formatted as printf does: "%s\t%.2f". A row with fewer cells than columns ends in empty ones. */
+/** Adds a row, formatted as printf does: "%s\t%.2f". A row with fewer cells than columns ends in empty
+ * ones. */
 td_status td_table_row(td_table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /** Writes the table and an empty line; nothing for a table without rows. */
@@ -38,7 +39,8 @@ void td_progress_end(void);
 
 /* ---- records ---- */
 
-/** What the device is: for the CPU the processor's model, and how many of its threads this process may use. */
+/** What the device is: for the CPU the processor's model, and how many of its threads this process may
+ * use. */
 const char *td_machine_name(const td_device *dev, char text[160]);
 
 /** A record of impl "c" with machine, host, threads, build and versions filled in. */

@@ -7,9 +7,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* A cache line and every vector width divide TD_ALIGNMENT; CUDA's allocator promises the same. From HUGE_PAGE on a block
- * starts on a huge page and asks for more of them: the first touch of 64 MiB then takes 19 ms instead of 50, and
- * walking down a column of it 0.75 ms instead of 1.2 (medians on a 2.5 GHz Xeon under Linux 6.18, November 2026). */
+/* A cache line and every vector width divide TD_ALIGNMENT; CUDA's allocator promises the same. From HUGE_PAGE
+ * on a block starts on a huge page and asks for more of them: the first touch of 64 MiB then takes 19 ms
+ * instead of 50, and walking down a column of it 0.75 ms instead of 1.2 (medians on a 2.5 GHz Xeon under
+ * Linux 6.18, November 2026). */
 enum { HUGE_PAGE = 2 << 20 };
 
 static td_status cpu_open(int index, void **context)

@@ -7,8 +7,8 @@
 #include <cuda_runtime_api.h>
 
 typedef struct td_cuda {
-    int index; /* of the device, as CUDA counts */
-    int caller; /* between enter and leave: of the GPU that is the calling thread's current one outside; -1: none is known */
+    int index;  /* of the device, as CUDA counts */
+    int caller; /* between enter and leave: the GPU that is the thread's current one outside; -1: none */
     int multiprocessors;
     int capability;      /* 10 major + minor */
     char model[256];     /* its name */
@@ -24,8 +24,9 @@ typedef struct td_cuda {
 /** dev is a device of kind TD_DEVICE_CUDA. */
 td_cuda *td_device_cuda(td_device *dev);
 
-/** Makes the GPU the calling thread's current one, for what is called and launched there; leave gives the thread back the one that it
- * had. A GPU is current by thread, and a device may pass from thread to thread. The two do not nest. */
+/** Makes the GPU the calling thread's current one, for what is called and launched there; leave gives the
+ * thread back the one that it had. A GPU is current by thread, and a device may pass from thread to thread.
+ * The two do not nest. */
 cudaError_t td_cuda_enter(td_cuda *cuda);
 void td_cuda_leave(td_cuda *cuda);
 

@@ -1,12 +1,12 @@
 /** A device owns memory and time: allocation, copies, events, and the account of every byte.
  *
- * Work is queued on the device's stream and is done when td_device_synchronize returns; on the CPU every call is
- * done when it returns. One device object belongs to one thread at a time; the operations it runs may use all
- * threads of the machine (OpenMP's).
+ * Work is queued on the device's stream and is done when td_device_synchronize returns; on the CPU every call
+ * is done when it returns. One device object belongs to one thread at a time; the operations it runs may use
+ * all threads of the machine (OpenMP's).
  *
- * The GPU that is CUDA's current one on the calling thread is the same after a call as before. Where that is another than
- * the device's, CUDA makes a context on it, of some hundred MB: a thread that uses cuda:1 alone spares that by
- * cudaSetDevice(1). */
+ * The GPU that is CUDA's current one on the calling thread is the same after a call as before. Where that is
+ * another than the device's, CUDA makes a context on it, of some hundred MB: a thread that uses cuda:1 alone
+ * spares that by cudaSetDevice(1). */
 #ifndef TD_DEVICE_DEVICE_H
 #define TD_DEVICE_DEVICE_H
 
@@ -20,9 +20,9 @@ typedef enum td_device_kind { TD_DEVICE_CPU = 0, TD_DEVICE_CUDA } td_device_kind
 
 /** Opens "cpu", or "cuda" / "cuda:<index>" in a build that has it.
  *
- * TD_BAD_ARGUMENT: a NULL, an unknown name, an index that no device of the machine has. TD_UNSUPPORTED: a build
- * without CUDA asked for it, no GPU or no driver, a driver older than the toolkit, a GPU that the kernels were not
- * built for. TD_NO_MEMORY. */
+ * TD_BAD_ARGUMENT: a NULL, an unknown name, an index that no device of the machine has. TD_UNSUPPORTED: a
+ * build without CUDA asked for it, no GPU or no driver, a driver older than the toolkit, a GPU that the
+ * kernels were not built for. TD_NO_MEMORY. */
 TD_API td_status td_device_open(const char *name, td_device **out);
 
 /** Frees the device and every block that is still allocated on it. What else was made on it is destroyed
@@ -34,30 +34,35 @@ TD_API td_device_kind td_device_kind_of(const td_device *dev);
 TD_API const char *td_device_name(const td_device *dev);  /* "cpu" or "cuda:<index>" */
 TD_API const char *td_device_model(const td_device *dev); /* "NVIDIA H200"; "" for the CPU */
 
-/** Every block of a device begins on a multiple of so many bytes, and so does the scratch that operations take. */
+/** Every block of a device begins on a multiple of so many bytes, and so does the scratch that operations
+ * take. */
 #define TD_ALIGNMENT 256
 
-/** A block of `bytes`, on a multiple of TD_ALIGNMENT, its contents undefined. bytes may be 0: the block then has an address of
- * its own and no room. TD_BAD_ARGUMENT: a NULL. TD_NO_MEMORY, naming bytes and what is in use; *out is NULL. */
+/** A block of `bytes`, on a multiple of TD_ALIGNMENT, its contents undefined. bytes may be 0: the block then
+ * has an address of its own and no room. TD_BAD_ARGUMENT: a NULL. TD_NO_MEMORY, naming bytes and what is in
+ * use; *out is NULL. */
 TD_API td_status td_device_alloc(td_device *dev, size_t bytes, void **out);
 
 /** Returns a block of this device. Accepts NULL. TD_BAD_ARGUMENT: a pointer that is no live block of dev. */
 TD_API td_status td_device_free(td_device *dev, void *block);
 
-/** dst[0 .. bytes) = src[0 .. bytes), both on dev, not overlapping. TD_BAD_ARGUMENT: a NULL with bytes > 0. */
+/** dst[0 .. bytes) = src[0 .. bytes), both on dev, not overlapping. TD_BAD_ARGUMENT: a NULL with bytes >
+ * 0. */
 TD_API td_status td_device_copy(td_device *dev, void *dst, const void *src, size_t bytes);
 
-/** Host memory to the device's and back; upload's src may be reused when it returns, download's dst is complete. */
+/** Host memory to the device's and back; upload's src may be reused when it returns, download's dst is
+ * complete. */
 TD_API td_status td_device_upload(td_device *dev, void *dst, const void *src, size_t bytes);
 TD_API td_status td_device_download(td_device *dev, void *dst, const void *src, size_t bytes);
 
-/** Page-locked host memory, which uploads and downloads without a copy in between. Belongs to dev like a block, but is
- * not counted among them; free it before dev is closed. On the CPU ordinary memory. TD_NO_MEMORY. */
+/** Page-locked host memory, which uploads and downloads without a copy in between. Belongs to dev like a
+ * block, but is not counted among them; free it before dev is closed. On the CPU ordinary memory.
+ * TD_NO_MEMORY. */
 TD_API td_status td_device_alloc_host(td_device *dev, size_t bytes, void **out);
 TD_API void td_device_free_host(td_device *dev, void *block); /* accepts NULL */
 
-/** As upload and download, but only queued: host must be memory of td_device_alloc_host and stay as it is (upload), or
- * be left alone (download), until the stream has come so far. May be captured in a graph. */
+/** As upload and download, but only queued: host must be memory of td_device_alloc_host and stay as it is
+ * (upload), or be left alone (download), until the stream has come so far. May be captured in a graph. */
 TD_API td_status td_device_upload_async(td_device *dev, void *dst, const void *host, size_t bytes);
 TD_API td_status td_device_download_async(td_device *dev, void *host, const void *src, size_t bytes);
 
@@ -69,8 +74,8 @@ TD_API td_status td_device_synchronize(td_device *dev);
 
 /* ---- streams ---- */
 
-/** A queue of work on a device: work of one stream runs in order, work of two may overlap. A device has a stream of its
- * own, which is the current one until another is set. The CPU has none: TD_UNSUPPORTED. */
+/** A queue of work on a device: work of one stream runs in order, work of two may overlap. A device has a
+ * stream of its own, which is the current one until another is set. The CPU has none: TD_UNSUPPORTED. */
 typedef struct td_stream td_stream;
 
 /** A new one. Where both have work for a multiprocessor that becomes free, the device's own goes first. */
@@ -80,12 +85,13 @@ TD_API td_status td_stream_create(td_device *dev, td_stream **out);
  * td_device_set_stream. The caller keeps it alive for as long as the td_stream. */
 TD_API td_status td_stream_wrap(td_device *dev, void *native, td_stream **out);
 
-/** Waits for the work of a stream that td_stream_create made. The device is open still, and its current stream another one.
- * Accepts NULL. */
+/** Waits for the work of a stream that td_stream_create made. The device is open still, and its current
+ * stream another one. Accepts NULL. */
 TD_API void td_stream_destroy(td_stream *stream);
 
-/** What follows is queued on `stream`; NULL: on the device's own. The order between what was queued before and what
- * follows is the caller's to make, with td_event_wait. TD_BAD_ARGUMENT: a stream of another device. */
+/** What follows is queued on `stream`; NULL: on the device's own. The order between what was queued before
+ * and what follows is the caller's to make, with td_event_wait. TD_BAD_ARGUMENT: a stream of another
+ * device. */
 TD_API td_status td_device_set_stream(td_device *dev, td_stream *stream);
 
 /** The current stream; NULL: the device's own, or there is none. dev is an open device, never NULL. */
@@ -93,16 +99,18 @@ TD_API td_stream *td_device_stream(const td_device *dev);
 
 /* ---- graphs ---- */
 
-/** Work that was captured once and is replayed with one launch: the same operations on the same addresses with the same
- * scalars. Operations may be captured where their headers say so; what waits for the device may not. */
+/** Work that was captured once and is replayed with one launch: the same operations on the same addresses
+ * with the same scalars. Operations may be captured where their headers say so; what waits for the device may
+ * not. */
 typedef struct td_graph td_graph;
 
-/** From here on work of the current stream is captured, not run, and so is that of a stream that waits for an event of a
- * captured one. TD_BAD_STATE: a capture is running. TD_UNSUPPORTED: the device has no graphs (the CPU). */
+/** From here on work of the current stream is captured, not run, and so is that of a stream that waits for an
+ * event of a captured one. TD_BAD_STATE: a capture is running. TD_UNSUPPORTED: the device has no graphs (the
+ * CPU). */
 TD_API td_status td_graph_begin(td_device *dev);
 
-/** Ends the capture, also after a failure in between, in which case it fails too and *out is NULL.
- * The current stream must be the one that it began on, and have waited for all others that were captured with it.
+/** Ends the capture, also after a failure in between, in which case it fails too and *out is NULL. The
+ * current stream must be the one that it began on, and have waited for all others that were captured with it.
  * TD_BAD_STATE: no capture is running. */
 TD_API td_status td_graph_end(td_device *dev, td_graph **out);
 
@@ -140,13 +148,13 @@ typedef struct td_memory_stats {
 TD_API td_status td_device_memory(const td_device *dev, td_memory_stats *out);
 TD_API td_status td_device_reset_peak(td_device *dev); /* peak_bytes = current_bytes */
 
-/** Makes the nth allocation from now on (1 is the next) fail with TD_NO_MEMORY, once; 0 takes it back. For tests.
- * TD_BAD_ARGUMENT: NULL, nth below 0. */
+/** Makes the nth allocation from now on (1 is the next) fail with TD_NO_MEMORY, once; 0 takes it back. For
+ * tests. TD_BAD_ARGUMENT: NULL, nth below 0. */
 TD_API td_status td_device_fail_allocation(td_device *dev, int64_t nth);
 
-/** Names what is going on, for the history: labels nest, and an event carries the path of those in force, such as
- * "forward/layers.3/attention". The text is copied. TD_BAD_ARGUMENT: a NULL, an empty label or one with a '/'.
- * TD_BAD_STATE: push beyond 32 levels, pop without push. TD_NO_MEMORY. */
+/** Names what is going on, for the history: labels nest, and an event carries the path of those in force,
+ * such as "forward/layers.3/attention". The text is copied. TD_BAD_ARGUMENT: a NULL, an empty label or one
+ * with a '/'. TD_BAD_STATE: push beyond 32 levels, pop without push. TD_NO_MEMORY. */
 TD_API td_status td_device_push_label(td_device *dev, const char *label);
 TD_API td_status td_device_pop_label(td_device *dev);
 
@@ -169,8 +177,9 @@ typedef struct td_memory_event {
         *label; /* path of labels, "" at the top; for LIVE and DEAD the tensor's name is the last part */
 } td_memory_event;
 
-/** Records up to `capacity` events from now on; a running history is discarded first. Beyond the capacity events
- * are counted, not kept, and the run goes on. TD_BAD_ARGUMENT: NULL, capacity below 1. TD_NO_MEMORY. */
+/** Records up to `capacity` events from now on; a running history is discarded first. Beyond the capacity
+ * events are counted, not kept, and the run goes on. TD_BAD_ARGUMENT: NULL, capacity below 1.
+ * TD_NO_MEMORY. */
 TD_API td_status td_device_history_begin(td_device *dev, int64_t capacity);
 
 /** Whether a history is running, so that nobody need name what would not be recorded. False for NULL. */
@@ -179,14 +188,14 @@ TD_API bool td_device_history_running(const td_device *dev);
 /** Stops recording; the events stay readable until the next begin or close. TD_BAD_STATE: none is running. */
 TD_API td_status td_device_history_end(td_device *dev);
 
-/** The events so far, in order, and how many were dropped. The array and its labels belong to dev and are valid
- * until the next begin or close; on a running history also only until the next event. */
+/** The events so far, in order, and how many were dropped. The array and its labels belong to dev and are
+ * valid until the next begin or close; on a running history also only until the next event. */
 TD_API td_status td_device_history(const td_device *dev, const td_memory_event **events, int64_t *count,
                                    int64_t *dropped);
 
-/** Notes that the tensor `name` of `bytes` at `address`, inside a block of dev, is live from here on (first write)
- * or dead (after its last use). Free of effect unless a history is running. TD_BAD_ARGUMENT: a NULL, a name that is
- * empty or has a '/'. */
+/** Notes that the tensor `name` of `bytes` at `address`, inside a block of dev, is live from here on (first
+ * write) or dead (after its last use). Free of effect unless a history is running. TD_BAD_ARGUMENT: a NULL, a
+ * name that is empty or has a '/'. */
 TD_API td_status td_device_note_live(td_device *dev, const char *name, const void *address, size_t bytes);
 TD_API td_status td_device_note_dead(td_device *dev, const char *name, const void *address, size_t bytes);
 

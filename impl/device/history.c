@@ -137,8 +137,8 @@ static bool reserve_text(td_history *history)
     return true;
 }
 
-/* The text "path/name", kept once; NULL without memory. A planned step repeats its few hundred labels at every
- * event, so an event must not cost a copy. */
+/* The text "path/name", kept once; NULL without memory. A planned step repeats its few hundred labels at
+ * every event, so an event must not cost a copy. */
 static const char *intern(td_history *history, const char *name)
 {
     const char *path = history->levels > 0 ? history->path : "";

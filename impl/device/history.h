@@ -27,8 +27,8 @@ td_status td_history_begin(td_history *history, int64_t capacity);
 td_status td_history_push(td_history *history, const char *label);
 td_status td_history_pop(td_history *history);
 
-/** Keeps the event under the path of labels, with `name` (NULL: none) as its last part. It is counted as dropped if
- * the capacity is used up or its label finds no memory; a history that does not run ignores it. */
+/** Keeps the event under the path of labels, with `name` (NULL: none) as its last part. It is counted as
+ * dropped if the capacity is used up or its label finds no memory; a history that does not run ignores it. */
 void td_history_add(td_history *history, td_memory_event event, const char *name);
 
 void td_history_deinit(td_history *history);

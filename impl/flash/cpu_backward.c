@@ -11,13 +11,15 @@
 #include <stdalign.h>
 #include <stdatomic.h>
 
-/** One call. The pass walks the tiles of queries from the last to the first and, for each, all keys that it sees: dQ
- * of the tile is then complete, while dK and dV of a tile of keys collect one term a tile of queries.
+/** One call. The pass walks the tiles of queries from the last to the first and, for each, all keys that it
+ * sees: dQ of the tile is then complete, while dK and dV of a tile of keys collect one term a tile of
+ * queries.
  *
- * They collect them in that order whoever computes them. As long as there are as many heads as threads, a thread takes
- * a whole head. Of the heads that are left over, threads take one tile of queries after the other; a thread adds to a
- * tile of keys once all tiles of queries before its own have been there, which `visits` counts. Tiles are taken in the
- * order in which they are waited for, so the one waited for is always under way. */
+ * They collect them in that order whoever computes them. As long as there are as many heads as threads, a
+ * thread takes a whole head. Of the heads that are left over, threads take one tile of queries after the
+ * other; a thread adds to a tile of keys once all tiles of queries before its own have been there, which
+ * `visits` counts. Tiles are taken in the order in which they are waited for, so the one waited for is always
+ * under way. */
 typedef struct backward {
     const td_attention_shape *shape;
     const void *q, *k, *v, *o, *dout;
@@ -42,7 +44,8 @@ typedef struct tile {
     int64_t visible; /* keys that some query of the tile sees */
     bool alone;      /* they fit in one tile */
     bool settled;    /* P and D of some query are taken from its scores: see settle */
-    /* P = weight 2^(S - shift), but for factor, which dK, dV and dQ get once a row; dS = P (dP - base - delta). */
+    /* P = weight 2^(S - shift), but for factor, which dK, dV and dQ get once a row; dS = P (dP - base -
+     * delta). */
     alignas(64) float shift[TD_TILE_QUERIES];
     float weight[TD_TILE_QUERIES], base[TD_TILE_QUERIES], delta[TD_TILE_QUERIES];
     float factor[TD_TILE_QUERIES]; /* scale factor, which dQ lacks */
@@ -54,9 +57,10 @@ typedef struct tile {
     float above[TD_TILE_QUERIES];                      /* sum of P (dP - top) */
 } tile;
 
-/* Where the P of a query is rebuilt from L, all of its row has the error that L was rounded by: in f32 up to 1e-6 for an L
- * of 16 to 32, as much as the scores themselves are off by, but 5e-4 for one of 10,000, where a query that chooses one
- * key should have P = 1 and dS = 0. Beyond FAR P and D come from the scores instead. bf16 rounds dO and O by more. */
+/* Where the P of a query is rebuilt from L, all of its row has the error that L was rounded by: in f32 up to
+ * 1e-6 for an L of 16 to 32, as much as the scores themselves are off by, but 5e-4 for one of 10,000, where a
+ * query that chooses one key should have P = 1 and dS = 0. Beyond FAR P and D come from the scores instead.
+ * bf16 rounds dO and O by more. */
 #define FAR 32.0f
 
 /** Floats of scratch that a thread needs, or, with a tile, where they are. */
@@ -82,9 +86,9 @@ static int64_t lay_out(const td_attention_shape *shape, float *scratch, tile *t)
 
 /** What the scores of a row are taken relative to, in base 2, and the factor that P lacks for it.
  *
- * exp(S - L) would be P itself. But L is some log(keys) above the scores that matter, and the larger an exponent, the
- * more of it is rounded away: so it is L - log2(keys), about, and dQ, dK and dV get the factor, each once a row. The
- * factor also makes up for the rounding of that difference. */
+ * exp(S - L) would be P itself. But L is some log(keys) above the scores that matter, and the larger an
+ * exponent, the more of it is rounded away: so it is L - log2(keys), about, and dQ, dK and dV get the factor,
+ * each once a row. The factor also makes up for the rounding of that difference. */
 static float shift_of(float lse, int64_t keys, float *shift)
 {
     const double base2 = (double)lse * TD_LOG2E;
@@ -134,8 +138,9 @@ static void load_queries(const backward *b, tile *t, int64_t head, int64_t query
             dout_row[i] *= factor;
             q_row[i] *= t->factor[c];
         }
-        /* dP - D keeps the rounding of two sums where both are equal, as with rows that are all the same. That is a third of
-         * what one sequential sum would leave (seq 256, head_dim 64, 2026-11-22); D of the scores would cost two products. */
+        /* dP - D keeps the rounding of two sums where both are equal, as with rows that are all the same.
+         * That is a third of what one sequential sum would leave (seq 256, head_dim 64, 2026-11-22); D of the
+         * scores would cost two products. */
         t->delta[c] = delta;
     }
     memset(t->dq, 0, (size_t)(depth * TD_TILE_QUERIES) * sizeof(float));
@@ -222,9 +227,10 @@ static void weigh_group(tile *t, int64_t first, int64_t keys)
     }
 }
 
-/** P and D of a group's queries from the scores, where they settle so: a softmax over the row, and D = rowsum(P * dP).
- * Where one key has most of the weight dP comes relative to its own, and so does D: for it dP - D is as small as it
- * should be, not the rounding of two equal sums. Elsewhere this would make D a larger sum than it is. */
+/** P and D of a group's queries from the scores, where they settle so: a softmax over the row, and D =
+ * rowsum(P * dP). Where one key has most of the weight dP comes relative to its own, and so does D: for it dP
+ * - D is as small as it should be, not the rounding of two equal sums. Elsewhere this would make D a larger
+ * sum than it is. */
 static void settle_group(tile *t, int64_t first)
 {
     for (int64_t c = first; c < first + TD_GROUP; c++)
@@ -236,7 +242,8 @@ static void settle_group(tile *t, int64_t first)
         }
 }
 
-/** The same for a tile with many keys, which costs the two products of the scores once more: 7 instead of 5. */
+/** The same for a tile with many keys, which costs the two products of the scores once more: 7 instead of
+ * 5. */
 static void settle(const backward *b, tile *t, int64_t head)
 {
     const td_attention_shape *const s = b->shape;
@@ -307,8 +314,8 @@ static void wait_for(const atomic_int *visits, int count)
             sched_yield(); /* the thread it waits for may want this processor */
 }
 
-/** One tile of keys: lines 11 to 16. dk and dv point to its rows of the sums, in which `before` tiles of queries are
- * to be when it is this one's turn. */
+/** One tile of keys: lines 11 to 16. dk and dv point to its rows of the sums, in which `before` tiles of
+ * queries are to be when it is this one's turn. */
 static void differentiate(const backward *b, tile *t, const td_tile_view *view, const float *k,
                           const float *v, float *dk, float *dv, const atomic_int *visits, int before)
 {
@@ -416,7 +423,8 @@ static void differentiate_head_tile(const backward *b, tile *t, int64_t head, in
                            (float *)b->dv + head * rows);
 }
 
-/** Where things are in `work`, in floats: the threads' tiles, the sums, and the visits, which are as large. */
+/** Where things are in `work`, in floats: the threads' tiles, the sums, and the visits, which are as
+ * large. */
 typedef struct layout {
     int64_t slots;   /* threads at most */
     int64_t scratch; /* of one thread */

@@ -48,8 +48,8 @@ static int64_t lay_out(const td_attention_shape *shape, float *scratch, tile *t)
     return 2 * column + scores + 2 * rows;
 }
 
-/** Turns the scores of `width` queries into P relative to the new maximum, and brings max, sum and alpha up to date.
- * width is a constant where this is inlined. */
+/** Turns the scores of `width` queries into P relative to the new maximum, and brings max, sum and alpha up
+ * to date. width is a constant where this is inlined. */
 static inline __attribute__((always_inline)) void online_softmax(const int width, tile *t, int64_t first,
                                                                  int64_t keys)
 {
@@ -228,8 +228,8 @@ void td_flash_cpu_forward(const td_attention_shape *shape, const void *q, const 
         tile t;
 
         lay_out(shape, (float *)work + omp_get_thread_num() * lay_out(shape, NULL, NULL), &t);
-        /* Head by head, for K and V stay in the cache, and from the last queries to the first, as with a causal mask
-         * the last have the most keys and what is left at the end is small. */
+        /* Head by head, for K and V stay in the cache, and from the last queries to the first, as with a
+         * causal mask the last have the most keys and what is left at the end is small. */
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < tasks; task++)
             attend_tile(&f, &t, task / f.query_tiles, f.query_tiles - 1 - task % f.query_tiles);

@@ -1,9 +1,9 @@
 /** Internal to flash/: the matrix tiles that both passes on the CPU are made of.
  *
- * A tile holds queries as columns: scores are S^T [keys, queries], and Q, dO, O and dQ are held transposed, as
- * [head_dim, queries]. Then maximum, exp and sum of the softmax run down a column, so 16 queries share each vector
- * instruction and none adds across a vector; K and V enter the products element by element, so they are read where
- * they lie, in any head_dim, and only Q is ever transposed, once for all keys.
+ * A tile holds queries as columns: scores are S^T [keys, queries], and Q, dO, O and dQ are held transposed,
+ * as [head_dim, queries]. Then maximum, exp and sum of the softmax run down a column, so 16 queries share
+ * each vector instruction and none adds across a vector; K and V enter the products element by element, so
+ * they are read where they lie, in any head_dim, and only Q is ever transposed, once for all keys.
  *
  * Columns are counted in groups of 16: one 512-bit vector, or two of 256 bits. */
 #ifndef TD_FLASH_TILE_H
@@ -18,9 +18,9 @@
 
 enum {
     TD_GROUP = 16,
-    /* The sizes of a tile. With head_dim 64 a product reads one operand of 64 x 64 floats (16 KiB) again and again,
-     * which stays in an L1 of 32 KiB while the other streams through it. 96 or 128 keys are 1 to 4 % slower, 128
-     * queries 5 %, 48 keys 2 % (f32, seq 512, one core with AVX-512, 2026-11-21). */
+    /* The sizes of a tile. With head_dim 64 a product reads one operand of 64 x 64 floats (16 KiB) again and
+     * again, which stays in an L1 of 32 KiB while the other streams through it. 96 or 128 keys are 1 to 4 %
+     * slower, 128 queries 5 %, 48 keys 2 % (f32, seq 512, one core with AVX-512, 2026-11-21). */
     TD_TILE_QUERIES = 64,
     TD_TILE_KEYS = 64,
     TD_MAX_HEAD_DIM = 256
@@ -43,8 +43,9 @@ typedef enum td_tile_op {
 } td_tile_op;
 
 /** A product of tiles: C is [rows, 16 groups], B [depth, 16 groups], A [rows, depth], or [depth, rows] for
- * TD_TILE_RESCALE; the rows of each are ld* elements apart. b is 64-byte aligned and ldb a multiple of 16; the others
- * need no alignment. Sums start at 0 and run in ascending order of depth, whatever the other extents. */
+ * TD_TILE_RESCALE; the rows of each are ld* elements apart. b is 64-byte aligned and ldb a multiple of 16;
+ * the others need no alignment. Sums start at 0 and run in ascending order of depth, whatever the other
+ * extents. */
 typedef struct td_tile_product {
     td_tile_op op;
     int64_t rows, groups, depth;
@@ -59,8 +60,9 @@ typedef struct td_tile_product {
 
 void td_tile_multiply(const td_tile_product *product);
 
-/** One tile of keys as a tile of queries sees it: the first `square` keys by all queries, and then, where a causal mask
- * cuts through, 16 keys at a time by fewer and fewer: keys [square + 16 i, ...) by the groups from first_group + i on. */
+/** One tile of keys as a tile of queries sees it: the first `square` keys by all queries, and then, where a
+ * causal mask cuts through, 16 keys at a time by fewer and fewer: keys [square + 16 i, ...) by the groups
+ * from first_group + i on. */
 typedef struct td_tile_view {
     int64_t keys, groups; /* of the tile; keys that no query sees are not counted */
     int64_t square, first_group;
@@ -113,7 +115,8 @@ static inline bool td_tile_is_full(const td_tile_view *view)
     return view->square == view->keys && view->groups == TD_TILE_QUERIES / TD_GROUP;
 }
 
-/** dst[r, c] = src[r, c], and 0 for c in [cols, ld).   src [rows, cols] dtype, rows lds apart; dst [rows, ld] */
+/** dst[r, c] = src[r, c], and 0 for c in [cols, ld).   src [rows, cols] dtype, rows lds apart; dst [rows,
+ * ld] */
 void td_tile_load(td_dtype dtype, int64_t rows, int64_t cols, const void *src, int64_t lds, float *dst,
                   int64_t ld);
 
@@ -134,15 +137,17 @@ void td_tile_store_columns(td_dtype dtype, int64_t rows, int64_t cols, const flo
 /** dst[r, c] = src[r, c], rounded once.   src [rows, ld], dst [rows, cols] dtype */
 void td_tile_store(td_dtype dtype, int64_t rows, int64_t cols, const float *src, int64_t ld, void *dst);
 
-/** Masks scores [keys, 16] whose key r is the query of column r; rows are TD_TILE_QUERIES apart. The scores are in
- * base 2, so TD_MASK_ADD_1E6 adds -1e6 log2(e). */
+/** Masks scores [keys, 16] whose key r is the query of column r; rows are TD_TILE_QUERIES apart. The scores
+ * are in base 2, so TD_MASK_ADD_1E6 adds -1e6 log2(e). */
 void td_tile_mask_diagonal(td_mask mask, int64_t keys, float *scores);
 
-/** 2^x for x up to 127, within 0.8 ulp if products are fused (measured over every float); 0 below 2^-126, NaN for NaN.
+/** 2^x for x up to 127, within 0.8 ulp if products are fused (measured over every float); 0 below 2^-126, NaN
+ * for NaN.
  *
- * Scores are kept in base 2, log2(e) being folded into their scale, because 2^x has nothing to reduce: with n the
- * nearest integer, 2^(x - n) is a polynomial of degree 6 (fitted by us to the least largest relative error, 3.0e-9
- * before rounding), and n goes into the exponent. Without a branch, so that a loop over it becomes vector code. */
+ * Scores are kept in base 2, log2(e) being folded into their scale, because 2^x has nothing to reduce: with n
+ * the nearest integer, 2^(x - n) is a polynomial of degree 6 (fitted by us to the least largest relative
+ * error, 3.0e-9 before rounding), and n goes into the exponent. Without a branch, so that a loop over it
+ * becomes vector code. */
 static inline float td_exp2(float x)
 {
     const float to_integer = 0x1.8p23f; /* adding it rounds to an integer, left in the low bits */

@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-/* Operations that a device's lists leave out because PyTorch runs them as others, and the one that ends them. A list
- * that names such an operation itself comes first: CUDA's has einsum, say. */
+/* Operations that a device's lists leave out because PyTorch runs them as others, and the one that ends them.
+ * A list that names such an operation itself comes first: CUDA's has einsum, say. */
 static const struct {
     const char *op, *ends_in;
 } composites[] = {
@@ -118,8 +118,8 @@ static td_dtype promoted(td_dtype a, td_dtype b)
     return TD_F32; /* also for f16 beside bf16, neither of which holds the other */
 }
 
-/** *out = the dtype that a list's "widest" casts to: f32 as soon as one input is, else low. The other low precision is
- * refused, unless an f32 input came before it. */
+/** *out = the dtype that a list's "widest" casts to: f32 as soon as one input is, else low. The other low
+ * precision is refused, unless an f32 input came before it. */
 static td_status widest(td_dtype low, const char *op, int64_t count, const td_dtype *inputs, td_dtype *out)
 {
     td_status status = TD_OK;

@@ -3,8 +3,9 @@
 
 #include <math.h>
 
-/** x rounded to dtype. Each caller computes one operation of numbers of that dtype in double and rounds it here,
- * which is the correctly rounded operation: 53 bits are at least 2 p + 2 for every narrower dtype (Figueroa 1995). */
+/** x rounded to dtype. Each caller computes one operation of numbers of that dtype in double and rounds it
+ * here, which is the correctly rounded operation: 53 bits are at least 2 p + 2 for every narrower dtype
+ * (Figueroa 1995). */
 static double rounded(td_dtype dtype, double x)
 {
     uint16_t bits;
@@ -18,8 +19,8 @@ static double rounded(td_dtype dtype, double x)
     return x;
 }
 
-/** *stalled = the last addition that changed the sum. With one addend throughout, a sum that stays once stays for
- * good, so the loop ends there. */
+/** *stalled = the last addition that changed the sum. With one addend throughout, a sum that stays once stays
+ * for good, so the loop ends there. */
 static double sum_sequential(td_dtype dtype, double x, int64_t count, int64_t *stalled)
 {
     double sum = 0.0;
@@ -48,8 +49,8 @@ static double sum_kahan(td_dtype dtype, double x, int64_t count)
     return sum;
 }
 
-/** Halves of equal addends differ in length by at most one, so a level of the recursion has only two different sums:
- * low of n addends and high of n + 1, where n grows bit by bit to count. */
+/** Halves of equal addends differ in length by at most one, so a level of the recursion has only two
+ * different sums: low of n addends and high of n + 1, where n grows bit by bit to count. */
 static double sum_pairwise(td_dtype dtype, double x, int64_t count)
 {
     double low = 0.0, high = x;

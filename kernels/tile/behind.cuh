@@ -1,7 +1,9 @@
-/** A kernel behind another of the same operation, in the same stream: it is launched while the other's last blocks run, and
- * waits for them on the device. In stream order the multiprocessors would stand still for a microsecond in between.
+/** A kernel behind another of the same operation, in the same stream: it is launched while the other's last
+ * blocks run, and waits for them on the device. In stream order the multiprocessors would stand still for a
+ * microsecond in between.
  *
- * Code for GPUs before sm_90 cannot wait, nor can it where a newer GPU runs it from PTX: there the stream's order stays. */
+ * Code for GPUs before sm_90 cannot wait, nor can it where a newer GPU runs it from PTX: there the stream's
+ * order stays. */
 #ifndef TD_KERNELS_TILE_BEHIND_CUH
 #define TD_KERNELS_TILE_BEHIND_CUH
 
@@ -18,8 +20,9 @@ __device__ inline void let_begin()
 #endif
 }
 
-/** In the kernel behind it: returns when the first has ended, and all that it wrote can be seen. Every block calls it that touches
- * what the first does; and what came before the first has ended only if the first itself was launched in the stream's order. */
+/** In the kernel behind it: returns when the first has ended, and all that it wrote can be seen. Every block
+ * calls it that touches what the first does; and what came before the first has ended only if the first
+ * itself was launched in the stream's order. */
 __device__ inline void wait_for_first()
 {
 #if __CUDA_ARCH__ >= 900
@@ -27,8 +30,8 @@ __device__ inline void wait_for_first()
 #endif
 }
 
-/** Launches a kernel that calls wait_for_first() behind the one that was launched last: early if the code that the current GPU
- * runs can wait, else in the stream's order. */
+/** Launches a kernel that calls wait_for_first() behind the one that was launched last: early if the code
+ * that the current GPU runs can wait, else in the stream's order. */
 template <typename... P, typename... A>
 cudaError_t launch_behind(cudaStream_t stream, dim3 blocks, dim3 threads, void (*kernel)(P...),
                           A... arguments)

@@ -1,7 +1,8 @@
-/** Elements of every storage type: f32 in registers, packs of them in memory, 16 bytes at a time where rows allow it.
+/** Elements of every storage type: f32 in registers, packs of them in memory, 16 bytes at a time where rows
+ * allow it.
  *
- * A kernel is a template of the type T and of the width W of its packs. W is 1 where an address or a row's length does not
- * suit wider packs; the rest of the kernel is the same. */
+ * A kernel is a template of the type T and of the width W of its packs. W is 1 where an address or a row's
+ * length does not suit wider packs; the rest of the kernel is the same. */
 #ifndef TD_KERNELS_TILE_ELEMENTS_CUH
 #define TD_KERNELS_TILE_ELEMENTS_CUH
 
@@ -48,8 +49,8 @@ template <> __device__ inline f16 narrow<f16>(float value)
     return __float2half_rn(value);
 }
 
-/** W elements as they lie in memory, read and written with as few accesses as 16 bytes each allow. 16-bit elements are held in
- * words: of elements the compiler would give each a register of its own. */
+/** W elements as they lie in memory, read and written with as few accesses as 16 bytes each allow. 16-bit
+ * elements are held in words: of elements the compiler would give each a register of its own. */
 template <typename T, int W> struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) pack {
     static constexpr bool in_words = sizeof(T) == 2 && W % 2 == 0;
     std::conditional_t<in_words, uint32_t, T> at[in_words ? W / 2 : W];
@@ -123,8 +124,8 @@ template <typename T, int W> __device__ inline pack<T, W> rounded(const float (&
     return result;
 }
 
-/** exp(x) for results of type T: to the last bits for f32, where 16 bits would round them away by three instructions (2^-22,
- * results below 2^-126 become 0). */
+/** exp(x) for results of type T: to the last bits for f32, where 16 bits would round them away by three
+ * instructions (2^-22, results below 2^-126 become 0). */
 template <typename T> __device__ inline float exp_for(float x)
 {
     if constexpr (std::is_same_v<T, float>)
@@ -174,7 +175,8 @@ template <typename... T> constexpr int full_width()
     return (int)(16 / most);
 }
 
-/** Whether packs of `width` elements fill an extent, and every address is a multiple of 16 bytes (NULL is). */
+/** Whether packs of `width` elements fill an extent, and every address is a multiple of 16 bytes (NULL
+ * is). */
 template <typename... P> bool packs_fit(int width, int64_t extent, const P *...pointers)
 {
     return extent % width == 0 && ((reinterpret_cast<uintptr_t>(pointers) | ... | 0) & 15) == 0;

@@ -1,4 +1,5 @@
-/** Flat arrays: every thread has packs a grid apart, and what is left over behind the last pack goes one by one. */
+/** Flat arrays: every thread has packs a grid apart, and what is left over behind the last pack goes one by
+ * one. */
 #ifndef TD_KERNELS_TILE_FLAT_CUH
 #define TD_KERNELS_TILE_FLAT_CUH
 
@@ -9,7 +10,8 @@ namespace tile
 
 constexpr int FLAT_BLOCK = 256;
 
-/** f(width, index) for the thread's packs of W of `count` elements, and f(1, index) for its elements of the rest. */
+/** f(width, index) for the thread's packs of W of `count` elements, and f(1, index) for its elements of the
+ * rest. */
 template <int W, typename F> __device__ inline void for_flat(int64_t count, F f)
 {
     const int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x,

@@ -1,8 +1,10 @@
-/** What Hopper adds for matrix kernels, sm_90a alone: barriers in shared memory, the bulk tensor copy engine, clusters of
- * blocks, products by a warpgroup (PTX ISA: mbarrier, cp.async.bulk.tensor, barrier.cluster, wgmma).
+/** What Hopper adds for matrix kernels, sm_90a alone: barriers in shared memory, the bulk tensor copy engine,
+ * clusters of blocks, products by a warpgroup (PTX ISA: mbarrier, cp.async.bulk.tensor, barrier.cluster,
+ * wgmma).
  *
- * A panel is what the copy engine writes with 128-byte swizzle: rows of 64 16-bit elements, one every 128 bytes, on a 1024-byte
- * boundary. With rows along the contraction it is an operand whose other index is contiguous ("transposed"). */
+ * A panel is what the copy engine writes with 128-byte swizzle: rows of 64 16-bit elements, one every 128
+ * bytes, on a 1024-byte boundary. With rows along the contraction it is an operand whose other index is
+ * contiguous ("transposed"). */
 #ifndef TD_KERNELS_TILE_HOPPER_CUH
 #define TD_KERNELS_TILE_HOPPER_CUH
 
@@ -35,8 +37,9 @@ __device__ inline void barrier_arrive(uint64_t *barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-/** At the barrier of that place in block `rank` of the cluster. Without .release.cluster, which waits for all of the thread's
- * memory: it is for memory that only the copy engine and products have touched, which have their own order. */
+/** At the barrier of that place in block `rank` of the cluster. Without .release.cluster, which waits for all
+ * of the thread's memory: it is for memory that only the copy engine and products have touched, which have
+ * their own order. */
 __device__ inline void barrier_arrive_at(uint64_t *barrier, uint32_t rank)
 {
     asm volatile("{\n"
@@ -56,7 +59,8 @@ __device__ inline void barrier_expect(uint64_t *barrier, uint32_t bytes)
                  : "memory");
 }
 
-/** Waits for the end of the phase of that parity: 0 for a barrier's first; 1 passes at once on a fresh barrier. */
+/** Waits for the end of the phase of that parity: 0 for a barrier's first; 1 passes at once on a fresh
+ * barrier. */
 __device__ inline void barrier_wait(uint64_t *barrier, uint32_t parity)
 {
     asm volatile("{\n"
@@ -124,7 +128,8 @@ __device__ inline void copy_box(void *shared, const CUtensorMap *map, int x, int
                  : "memory");
 }
 
-/** The same to that place in every block of the cluster whose bit is set, each completing on its own barrier. */
+/** The same to that place in every block of the cluster whose bit is set, each completing on its own
+ * barrier. */
 __device__ inline void copy_box_to(uint16_t blocks, void *shared, const CUtensorMap *map, int x, int y,
                                    uint64_t *barrier, uint64_t policy)
 {
@@ -137,7 +142,8 @@ __device__ inline void copy_box_to(uint16_t blocks, void *shared, const CUtensor
 
 /* ---- products of a warpgroup ---- */
 
-/** Panels as a transposed operand, panel_bytes from one to the next. 16 rows further on is PANEL_STEP more. */
+/** Panels as a transposed operand, panel_bytes from one to the next. 16 rows further on is PANEL_STEP
+ * more. */
 __device__ inline uint64_t transposed_panels(const void *shared, uint32_t panel_bytes)
 {
     constexpr uint64_t SWIZZLE_128 = (uint64_t)1 << 62, EIGHT_ROWS = 8 * PANEL_ROW_BYTES;

@@ -1,11 +1,11 @@
 /** Warp-level matrix products on tensor cores, for sm_80 and later: mma.sync, ldmatrix, cp.async (PTX ISA).
  *
- * The element type T is __nv_bfloat16, __half, or float, which means TF32: storage in f32, products of operands
- * that were rounded to 10 bits of fraction. A step of the contraction is 32 bytes of a row in all three, which
- * makes the fragments of operands whose contraction index is contiguous the same bytes.
+ * The element type T is __nv_bfloat16, __half, or float, which means TF32: storage in f32, products of
+ * operands that were rounded to 10 bits of fraction. A step of the contraction is 32 bytes of a row in all
+ * three, which makes the fragments of operands whose contraction index is contiguous the same bytes.
  *
- * Fragments, with g = lane / 4 and t = lane % 4: an accumulator c of a 16 x 8 block holds (g, 2t), (g, 2t + 1),
- * (g + 8, 2t) and (g + 8, 2t + 1). */
+ * Fragments, with g = lane / 4 and t = lane % 4: an accumulator c of a 16 x 8 block holds (g, 2t), (g, 2t +
+ * 1), (g + 8, 2t) and (g + 8, 2t + 1). */
 #ifndef TD_KERNELS_TILE_MMA_CUH
 #define TD_KERNELS_TILE_MMA_CUH
 

@@ -16,8 +16,8 @@ template <typename T, int D> constexpr int PITCH = D *(int)sizeof(T) + 16;
 
 /* The contraction over rows of a tile in TF32 takes them in the order 0 2 4 6 1 3 5 7 within every eight: an
  * accumulator's columns 2t and 2t + 1 are then the elements t and t + 4 that a lane must hold of the left
- * operand, and no value moves between lanes. The right operand follows suit, and so does a left operand that is
- * read from shared memory for the same product. */
+ * operand, and no value moves between lanes. The right operand follows suit, and so does a left operand that
+ * is read from shared memory for the same product. */
 
 /** Where a lane starts to read: add the tile's address, and the row and column of the block. */
 template <typename T, int PITCH> struct lanes {
@@ -27,7 +27,8 @@ template <typename T, int PITCH> struct lanes {
         return (lane & 15) * PITCH + 16 * (lane >> 4);
     }
 
-    /** Right operand stored as [n, k], 16 rows of it; or left operand stored as [k, m], of 16-bit elements. */
+    /** Right operand stored as [n, k], 16 rows of it; or left operand stored as [k, m], of 16-bit
+     * elements. */
     __device__ static uint32_t crossed(int lane)
     {
         return ((lane & 7) + 8 * (lane >> 4)) * PITCH + 16 * ((lane >> 3) & 1);

@@ -1,8 +1,9 @@
 /** A row that a group of threads holds in registers: half a warp, a warp, or a whole block.
  *
- * The row is cut into packs; thread t of the group has the packs t, t + THREADS, t + 2 THREADS ..., at most HELD of them. All
- * loads of a row are then under way before the first value is needed, and a row is read from memory once. A longer row comes
- * in pieces that are held one after the other, and is read again, mostly from the second-level cache, to be written. */
+ * The row is cut into packs; thread t of the group has the packs t, t + THREADS, t + 2 THREADS ..., at most
+ * HELD of them. All loads of a row are then under way before the first value is needed, and a row is read
+ * from memory once. A longer row comes in pieces that are held one after the other, and is read again, mostly
+ * from the second-level cache, to be written. */
 #ifndef TD_KERNELS_TILE_ROW_CUH
 #define TD_KERNELS_TILE_ROW_CUH
 
@@ -11,7 +12,8 @@
 namespace tile
 {
 
-/** Threads of a row, packs that each holds, and rows that a block has at a time. WHOLE: no row has more packs than that. */
+/** Threads of a row, packs that each holds, and rows that a block has at a time. WHOLE: no row has more packs
+ * than that. */
 template <int THREADS_, int HELD_,
           int ROWS_ = THREADS_<128 ? 128 / THREADS_ : 1, bool WHOLE_ = true> struct group {
     static constexpr int THREADS = THREADS_, HELD = HELD_, ROWS = ROWS_;
@@ -72,9 +74,9 @@ struct add {
     }
 };
 
-/** The reduction of a value over the threads of a group, in an order of its own; every thread gets it. Where a group has
- * several warps, all groups of the block come along. `scratch` has a place for each warp of the block. Rounds of a loop take
- * turns with two of them: a thread may still read the last one. */
+/** The reduction of a value over the threads of a group, in an order of its own; every thread gets it. Where
+ * a group has several warps, all groups of the block come along. `scratch` has a place for each warp of the
+ * block. Rounds of a loop take turns with two of them: a thread may still read the last one. */
 template <typename G, typename V, typename Op> __device__ inline V reduce(V value, Op op, V *scratch)
 {
 #pragma unroll
@@ -92,7 +94,8 @@ template <typename G, typename V, typename Op> __device__ inline V reduce(V valu
     return value;
 }
 
-/** Calls f with the group for rows of `packs`: few threads for short rows, and enough registers in flight for long ones. */
+/** Calls f with the group for rows of `packs`: few threads for short rows, and enough registers in flight for
+ * long ones. */
 template <typename F> cudaError_t by_group(int64_t packs, F f)
 {
     if (packs <= 32)

@@ -11,7 +11,8 @@ namespace tile
 template <typename T> struct running {
     float top = -INFINITY, sum = 0.0f;
 
-    /** Both of a row's parts. Where neither has seen more than -infinity the difference of the tops would be NaN. */
+    /** Both of a row's parts. Where neither has seen more than -infinity the difference of the tops would be
+     * NaN. */
     __device__ running operator+(running other) const
     {
         running both;
@@ -22,7 +23,8 @@ template <typename T> struct running {
         return both;
     }
 
-    /** What the exponentials of a part are taken relative to: NaN must show beside -infinity, which must not make one. */
+    /** What the exponentials of a part are taken relative to: NaN must show beside -infinity, which must not
+     * make one. */
     __device__ float pivot() const
     {
         return top == -INFINITY ? 0.0f : top;

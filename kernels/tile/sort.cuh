@@ -1,4 +1,5 @@
-/** A stable sort of some thousand small numbers by one block, in shared memory: by digits, from the lowest. */
+/** A stable sort of some thousand small numbers by one block, in shared memory: by digits, from the
+ * lowest. */
 #ifndef TD_KERNELS_TILE_SORT_CUH
 #define TD_KERNELS_TILE_SORT_CUH
 
@@ -12,8 +13,8 @@ constexpr int CHUNK = TURNS * SORT_BLOCK;
 /* A digit has as many values as the block has warps, and as a warp has lanes. */
 constexpr int DIGIT_BITS = 5, DIGITS = 1 << DIGIT_BITS;
 
-/** Sorts up to CHUNK keys, stably, along with their places before. Those of a warp follow each other, 32 in each turn, and a
- * thread has one in each turn. */
+/** Sorts up to CHUNK keys, stably, along with their places before. Those of a warp follow each other, 32 in
+ * each turn, and a thread has one in each turn. */
 struct sorter {
     int keys[CHUNK];
     uint16_t places[CHUNK];
@@ -47,7 +48,8 @@ struct sorter {
             }
         __syncthreads();
 
-        /* Each count becomes the sum of those before it: of smaller digits, and of its digit in earlier warps. */
+        /* Each count becomes the sum of those before it: of smaller digits, and of its digit in earlier
+         * warps. */
         const int mine = counts[warp][lane];
         int sum = mine;
         for (int distance = 1; distance < 32; distance *= 2) {

@@ -2,7 +2,8 @@
 
 import re
 
-# Whose it is, how much memory it has and how it is plugged in: results of an H100 are in reports/h100, whichever it is.
+# Whose it is, how much memory it has and how it is plugged in: results of an H100 are in reports/h100,
+# whichever it is.
 LEFT_OUT = re.compile(
     r"nvidia|geforce|tesla|quadro|graphics|gpu|generation|\d+gb|hbm\d+e?|pcie|sxm\d*|nvl|device",
     re.IGNORECASE,

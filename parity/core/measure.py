@@ -20,8 +20,8 @@ from parity.core.judge import EPS, ProtocolError, is_judged, judge, rule_of
 from parity.core.library import Library, Session
 
 MIB = 2**20
-# How many answers with other orders of summation are formed, by the numbers that an answer has: the fewer, the more
-# answers it takes to tell what is noise.
+# How many answers with other orders of summation are formed, by the numbers that an answer has: the fewer,
+# the more answers it takes to tell what is noise.
 SHOWN = 5  # complaints of a side
 EQUALS = ((2**14, 16), (2**18, 4), (math.inf, 2))
 
@@ -263,7 +263,8 @@ class Measurement:
         before = self.device.held_by_torch()
         peaks = self.device.peak_of_torch(lambda: self._call(impl))
         for name, nbytes in peaks.items():
-            # In its turn everything that PyTorch has come to hold since the side was opened is the side's own.
+            # In its turn everything that PyTorch has come to hold since the side was opened is the side's
+            # own.
             own = before[name] - self.held[name] if self.held else sum(held.values())
             measured[f"{name}_mib"] = (nbytes + own) / MIB
 

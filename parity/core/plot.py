@@ -25,7 +25,8 @@ STYLE = {
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
 }
-# C in one colour on every plot, PyTorch in another; told apart in grey print and by most colour-blind readers.
+# C in one colour on every plot, PyTorch in another; told apart in grey print and by most colour-blind
+# readers.
 COLOURS = ("#0b5fa5", "#d1495b", "#2e8540", "#8b5fbf", "#c77f0a", "#555555")
 MARKERS = ("o", "s", "^", "D", "v", "x")
 METADATA = {"Date": None, "Creator": None}

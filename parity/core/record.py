@@ -40,7 +40,8 @@ MEASURED = {
     "time": ("ms", "first_ms", "together", "tflops", "gb_s", "ratio", "samples"),
     "memory": ("peak_mib", "requested_mib"),
 }
-# Variables by which the environment changes what a library computes; where they are set they are part of a result.
+# Variables by which the environment changes what a library computes; where they are set they are part of a
+# result.
 OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_EMULATE_SINGLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
 
 
@@ -174,7 +175,8 @@ class RecordFile:
                 written += os.write(self._file, lines[written:])
             os.fsync(self._file)
         except OSError as error:
-            # Under the lock nobody else has written behind `before`. What stays if this fails too, _mend() finds.
+            # Under the lock nobody else has written behind `before`. What stays if this fails too, _mend()
+            # finds.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, before)
             raise RecordError(
