@@ -82,7 +82,10 @@ TD_API td_status td_train_set(td_train *train, const td_hyperparameters *hyper);
 TD_API td_status td_train_step(td_train *train, const int64_t *ids, const int64_t *targets, int64_t batch,
                                int64_t seq);
 
-/* ---- a step in parts ---- */
+/* ---- a step in parts ----
+ *
+ * load, forward and backward of each micro-batch, then, with TD_UPDATE_AFTER, update: in this order, and each
+ * once. A backward pass that fails begins the step's micro-batches again. */
 
 /** ids and targets [batch, seq] of the micro-batch that comes next, on the device. Errors as
  * td_train_step. */
@@ -106,7 +109,8 @@ TD_API td_status td_train_update(td_train *train);
  * trainer without loss. */
 TD_API td_status td_train_loss(td_train *train, float *out);
 
-/** How many steps updated the weights since init. TD_BAD_ARGUMENT: a NULL. */
+/** How many steps there were since init: last backward passes, which begin an update. TD_BAD_ARGUMENT: a
+ * NULL. */
 TD_API td_status td_train_steps(td_train *train, int64_t *out);
 
 TD_END_DECLS
