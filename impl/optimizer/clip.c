@@ -5,8 +5,8 @@
 #include "base/check.h"
 #include "optimizer/ranges.h"
 
+#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 struct td_clip {
     td_hook hook;
@@ -113,7 +113,7 @@ td_status td_clip_create(td_device *dev, const td_weights *weights, float max_no
     TD_CHECK(dev, "dev is NULL");
     TD_CHECK(weights, "weights is NULL");
     TD_CHECK(weights->grads, "weights has no gradients");
-    TD_CHECK(max_norm > 0 && max_norm <= 3e38f, "max_norm is %g, needs to be above 0 and finite",
+    TD_CHECK(isfinite(max_norm) && max_norm > 0, "max_norm is %g, needs to be above 0 and finite",
              (double)max_norm);
     TD_CHECK(state, "state is NULL");
     TD_TRY(work_of(dev, weights->elements, weights->grad_dtype, most, &begin, &bytes));

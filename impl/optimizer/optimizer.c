@@ -4,7 +4,6 @@
 #include "optimizer/ranges.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 typedef struct group {
     td_optimizer_group is;
@@ -237,10 +236,12 @@ static td_status update_beside(td_optimizer *o, td_range range, td_event *event)
         status = td_event_wait(event);
     if (status == TD_OK)
         status = update(o, range);
-    if (status == TD_OK)
-        status = td_event_record(o->finished);
-    if (status == TD_OK)
+    /* After a failure too: of several groups some may be on their way. */
+    const td_status recorded = td_event_record(o->finished);
+    if (recorded == TD_OK)
         o->side_works = true;
+    if (status == TD_OK)
+        status = recorded;
     (void)td_device_set_stream(o->dev, main);
 cleanup:
     return status;

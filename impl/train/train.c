@@ -2,8 +2,8 @@
 
 #include "base/check.h"
 
+#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 /** Blocks whose weights are updated in one launch of the kernel that forms their gradients, and their weights
  * at the most. Fewer launches gain what their ends take, and long ones lose it again
@@ -60,7 +60,7 @@ static td_status check_config(const td_train_config *config)
              "until is %d, which is no td_train_until", (int)config->until);
     TD_CHECK(config->time == TD_UPDATE_ALONG || config->time == TD_UPDATE_AFTER,
              "time is %d, which is no td_update_time", (int)config->time);
-    TD_CHECK(config->clip >= 0 && config->clip <= 3e38f, "clip is %g, needs to be above 0, or 0 for none",
+    TD_CHECK(isfinite(config->clip) && config->clip >= 0, "clip is %g, needs to be above 0, or 0 for none",
              (double)config->clip);
     TD_CHECK(config->micro_batches >= 0, "micro_batches is %" PRId64 ", needs at least 1, or 0 for 1",
              config->micro_batches);
