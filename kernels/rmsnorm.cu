@@ -290,7 +290,7 @@ cudaError_t by_forward_shape(int64_t cols, F f, const P *...pointers)
 template <typename T, typename X>
 cudaError_t backward(cudaStream_t stream, const td_rmsnorm_shape *shape, const X *x, const X *weight,
                      const float *rstd, const T *dy, bool accumulate_dx, X *dx, T *dx_rounded,
-                     bool accumulate_dweight, T *dweight, float *partial)
+                     bool accumulate_dweight, void *dweight, float *partial)
 {
     constexpr int W = full_width<T, X>();
     const int cols = (int)shape->cols;
@@ -329,8 +329,12 @@ cudaError_t backward(cudaStream_t stream, const td_rmsnorm_shape *shape, const X
     }
     if (code != cudaSuccess)
         return code;
-    return launch_behind(stream, (cols - 1) / 32 + 1, dim3(32, 32), td_reduce_dweight<T>, blocks, cols,
-                         partial, accumulate_dweight, dweight);
+    const auto reduce = [&](auto *to) {
+        return launch_behind(stream, (cols - 1) / 32 + 1, dim3(32, 32),
+                             td_reduce_dweight<std::remove_pointer_t<decltype(to)>>, blocks, cols, partial,
+                             accumulate_dweight, to);
+    };
+    return shape->dweight_dtype == TD_F32 ? reduce((float *)dweight) : reduce((T *)dweight);
 }
 
 } // namespace
@@ -376,6 +380,6 @@ cudaError_t td_cuda_rmsnorm_backward(cudaStream_t stream, const td_rmsnorm_shape
         using T = typename decltype(dtype)::element;
         using X = typename decltype(x_dtype)::element;
         return backward(stream, shape, (const X *)x, (const X *)weight, rstd, (const T *)dy, accumulate_dx,
-                        (X *)dx, (T *)dx_rounded, accumulate_dweight, (T *)dweight, (float *)work);
+                        (X *)dx, (T *)dx_rounded, accumulate_dweight, dweight, (float *)work);
     });
 }

@@ -165,6 +165,22 @@ static void activations_and_training_memory(void **state)
     }
 }
 
+static void what_a_block_keeps(void **state)
+{
+    const td_account_model model = {.d_model = 16, .d_ff = 24, .layers = 3, .heads = 4, .vocab = 7};
+    const int64_t tokens = 5 * 6, stream = tokens * 16 * 4, wide = tokens * 16 * 2, ffn = tokens * 24 * 2;
+    td_account_block block;
+
+    (void)state;
+    td_assert_ok(td_account_block_activations(&model, 5, 6, 2, 4, true, &block));
+    assert_int_equal(block.input, stream);
+    assert_int_equal(block.most, 2 * stream + 4 * wide + 2 * ffn + tokens * 4 * 4);
+    assert_int_equal(block.all, block.most + 2 * wide + 2 * tokens * 4 + ffn);
+    assert_int_equal(block.final, stream + wide + tokens * 4);
+    td_assert_ok(td_account_block_activations(&model, 5, 6, 2, 4, false, &block));
+    assert_int_equal(block.most, 2 * stream + 4 * wide + 2 * ffn + tokens * 6 * 4 * 2);
+}
+
 static void attention_of_the_handout(void **state)
 {
     static const int64_t seqs[] = {256, 1024, 4096, 8192, 16384};
@@ -458,6 +474,7 @@ static void refused_overflow(void **state)
     td_account_parameters p, p_before;
     td_account_flops f;
     td_account_activations a;
+    td_account_block block;
     td_account_training t;
     td_account_attention at;
     td_account_xxl_memory m;
@@ -484,6 +501,12 @@ static void refused_overflow(void **state)
     BAD(td_account_model_activations(&(td_account_model){1, half, 1, 1, 1}, 1, 2, 4, &a),
         "feed-forward bytes");
     BAD(td_account_model_activations(&(td_account_model){1, 1, 1, 1, half}, 1, 2, 4, &a), "logit bytes");
+    BAD(td_account_block_activations(&small, half, 1, 4, 4, true, &block), "residual bytes");
+    BAD(td_account_block_activations(&small, 1, 1, 1, half, true, &block), "residual bytes");
+    BAD(td_account_block_activations(&(td_account_model){1, 1, 1, half, 1}, 2, 1, 1, 1, true, &block),
+        "score bytes");
+    BAD(td_account_block_activations(&(td_account_model){half / 2 + 1, 1, 1, 1, 1}, 1, 1, 1, 1, true, &block),
+        "bytes");
     BAD(td_account_training_memory(half, 4, 4, 4, &t), "parameter bytes");
     BAD(td_account_training_memory(half, 1, 4, 4, &t), "gradient bytes");
     BAD(td_account_training_memory(half, 1, 1, 4, &t), "optimizer state bytes");
@@ -522,6 +545,7 @@ static void refused_overflow(void **state)
 
 static void refused_extents(void **state)
 {
+    td_account_block block;
     td_account_training t;
     td_account_attention at;
     td_account_xxl_memory m;
@@ -530,6 +554,10 @@ static void refused_extents(void **state)
     double value = 0;
 
     (void)state;
+    BAD(td_account_block_activations(&small, 1, 1, 1, 1, true, NULL), "out is NULL");
+    BAD(td_account_block_activations(NULL, 1, 1, 1, 1, true, &block), "model is NULL");
+    BAD(td_account_block_activations(&small, 0, 1, 1, 1, true, &block), "batch is 0");
+    BAD(td_account_block_activations(&small, 1, 1, 1, 0, true, &block), "stream_bytes is 0");
     BAD(td_account_training_memory(1, 1, 1, 1, NULL), "out is NULL");
     BAD(td_account_training_memory(0, 1, 1, 1, &t), "parameters is 0");
     BAD(td_account_training_memory(1, 0, 1, 1, &t), "parameter_bytes is 0");
@@ -656,14 +684,23 @@ static void refused_rates(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes_of_the_handout),     cmocka_unit_test(parts_of_a_tiny_model),
-        cmocka_unit_test(the_8b_model_of_2026),     cmocka_unit_test(activations_and_training_memory),
-        cmocka_unit_test(attention_of_the_handout), cmocka_unit_test(attention_lengths_that_do_not_fit),
-        cmocka_unit_test(ddp_overhead_model),       cmocka_unit_test(communication_accounting),
-        cmocka_unit_test(parallelism_calculations), cmocka_unit_test(largest_devices_balance_the_times),
-        cmocka_unit_test(ring_all_reduce),          cmocka_unit_test(costs_of_operations),
-        cmocka_unit_test(refused_models),           cmocka_unit_test(refused_overflow),
-        cmocka_unit_test(refused_extents),          cmocka_unit_test(refused_rates),
+        cmocka_unit_test(sizes_of_the_handout),
+        cmocka_unit_test(parts_of_a_tiny_model),
+        cmocka_unit_test(the_8b_model_of_2026),
+        cmocka_unit_test(activations_and_training_memory),
+        cmocka_unit_test(what_a_block_keeps),
+        cmocka_unit_test(attention_of_the_handout),
+        cmocka_unit_test(attention_lengths_that_do_not_fit),
+        cmocka_unit_test(ddp_overhead_model),
+        cmocka_unit_test(communication_accounting),
+        cmocka_unit_test(parallelism_calculations),
+        cmocka_unit_test(largest_devices_balance_the_times),
+        cmocka_unit_test(ring_all_reduce),
+        cmocka_unit_test(costs_of_operations),
+        cmocka_unit_test(refused_models),
+        cmocka_unit_test(refused_overflow),
+        cmocka_unit_test(refused_extents),
+        cmocka_unit_test(refused_rates),
     };
 
     return cmocka_run_group_tests_name("accounting", tests, NULL, NULL);

@@ -136,7 +136,21 @@ class CliTest(unittest.TestCase):
             ("bench --update along --mode backward", "--update: 'along' needs --timed whole"),
             ("bench --update never", "tandem bench: --update: 'never' needs to be along or after"),
             ("bench --timed twice", "tandem bench: --timed: 'twice' needs to be whole or phases"),
-            ("bench --keep some", "tandem bench: --keep: 'some' needs to be all or most"),
+            ("bench --keep some", "tandem bench: --keep: 'some' needs to be all, most or inputs"),
+            ("bench --checkpoint-layers 2", "tandem bench: --checkpoint-layers: '2' needs --keep inputs"),
+            (
+                "bench --keep inputs --checkpoint-layers 13",
+                "tandem bench: --checkpoint-layers: '13' needs at most the model's 12 layers",
+            ),
+            (
+                "bench --micro-batches 2 --timed phases",
+                "tandem bench: --micro-batches: '2' needs --timed whole",
+            ),
+            (
+                "bench --micro-batches 2 --gradients transient",
+                "tandem bench: --gradients: 'transient' cannot be added up over --micro-batches 2",
+            ),
+            ("bench --peak-tflops 0", "tandem bench: --peak-tflops: '0' needs to be above 0"),
             ("bench --gradients lost", "tandem bench: --gradients: 'lost' needs to be transient or held"),
             ("bench --attention fast", "tandem bench: --attention: 'fast' needs to be naive or flash"),
             ("bench --device tpu", "tandem bench: --device: 'tpu' needs to be cpu, cuda or cuda:<index>"),
@@ -388,17 +402,43 @@ class CliTest(unittest.TestCase):
             attention="flash", graph=False, timed="whole", keep="all", gradients="transient", update="along"
         )
         ways = [{}, {"keep": "most"}, {"gradients": "held"}, {"update": "after"}]
+        ways += [{"keep": "inputs", "checkpoint_layers": layers} for layers in (1, 2)]
         for way in ways:
-            options = [text for name, value in way.items() for text in (f"--{name}", value)]
+            options = [
+                text for name, value in way.items() for text in (f"--{name.replace('_', '-')}", str(value))
+            ]
             text = self.succeed("bench", *TINY, *options, "--queued", "--json", str(self.json))
             printed.append(re.search(r"peak memory ([\d.]+) MiB; (loss .*)", text).groups())
         self.assertEqual(len({loss for _, loss in printed}), 1)
         found = self.records()
         peaks = [record["peak_mib"] for record in found]
         self.assertEqual([record["config"] for record in found], [default | way for way in ways])
-        self.assertEqual([record["impl"] for record in found], ["c_overlap"] * 3 + ["c"])
+        self.assertEqual([record["impl"] for record in found], ["c_overlap"] * 3 + ["c"] + ["c_overlap"] * 2)
         self.assertEqual([f"{peak:.1f}" for peak in peaks], [peak for peak, _ in printed])
         self.assertEqual(len(set(peaks[:3])), 3)
+
+    def test_bench_adds_micro_batches_up(self):
+        text = self.succeed(
+            "bench", *TINY, "--micro-batches", "3", "--peak-tflops", "0.5", "--json", str(self.json)
+        )
+        self.assertIn("; 3 micro-batches a step", text)
+        ((row,),) = tables(text)
+        (record,) = self.records()
+        self.assertEqual(record["case"]["micro_batches"], 3)
+        self.assertEqual(record["config"]["gradients"], "held")
+        tokens = 3 * record["case"]["batch"] * record["case"]["context"]
+        rate = tokens / (record["ms"]["median"] / 1e3)
+        self.assertAlmostEqual(record["tokens_per_second"] / rate, 1)
+        percent, asked = re.search(r"; ([\d.]+) % of 0.5 TFLOP/s, of ([\d.]+) GFLOP that", text).groups()
+        self.assertAlmostEqual(float(asked), record["model_flops"] / 1e9, places=3)
+        share = record["model_flops"] / (record["ms"]["median"] / 1e3) / 0.5e12
+        self.assertAlmostEqual(float(percent), 100 * share, delta=0.0051)
+        # 3 forward passes of products a micro-batch: 2 a weight of the linears, attention's below the diagonal.
+        d, f, vocab, layers = 16, 24, 17, 2
+        context = record["case"]["context"]
+        products = tokens * 2 * (layers * (4 * d * d + 3 * d * f) + d * vocab)
+        products += 0.5 * layers * 4 * tokens * context * d
+        self.assertEqual(record["model_flops"], 3 * products)
 
     def test_records_name_what_limits_the_processor(self):
         limited = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}

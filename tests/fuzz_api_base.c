@@ -548,6 +548,16 @@ API(td_account_autocast_copies)
     return td_account_autocast_copies(pointer("model", &m), bytes, out("out", sizeof(int64_t)));
 }
 
+API(td_account_block_activations)
+{
+    const td_account_model m = draw_model();
+    const int64_t batch = large_extent(COUNTS), context = large_extent(COUNTS), bytes = large_extent(COUNTS),
+                  stream = large_extent(COUNTS "|stream_bytes|block|logsumexp|q");
+
+    return td_account_block_activations(pointer("model", &m), batch, context, bytes, stream,
+                                        td_fuzz_chance(50), out("out", sizeof(td_account_block)));
+}
+
 API(td_account_checkpointing)
 {
     static const char words[] = "blocks|segment|boundary_bytes|block_bytes|checkpoint|activation";

@@ -24,8 +24,11 @@ td_transformer_config api_good_model(void)
                                .use = td_fuzz_chance(70) ? TD_MODEL_GRADIENTS : TD_MODEL_INFERENCE,
                                .rope_theta = td_fuzz_chance(50) ? 0 : 500.0,
                                .transient_gradients = td_fuzz_chance(30),
-                               .keep = td_fuzz_chance(40) ? TD_KEEP_ALL : TD_KEEP_MOST};
+                               .f32_gradients = td_fuzz_chance(30),
+                               .keep = td_fuzz_chance(40) ? TD_KEEP_ALL : (td_keep)td_fuzz_below(3)};
 
+    if (c.keep == TD_KEEP_INPUTS)
+        c.checkpoint_layers = td_fuzz_below(c.size.layers + 1);
     c.wait = td_fuzz_below(may_wait(&c) ? c.size.layers + 1 : 2);
     return c;
 }
@@ -73,6 +76,9 @@ td_transformer_config api_draw_model(bool own)
     if (wrong()) {
         c.keep = (td_keep)9;
         impossible(TD_BAD_ARGUMENT, "keep");
+    } else if (wrong()) {
+        c.checkpoint_layers = td_fuzz_chance(50) ? -1 : c.size.layers + 1;
+        impossible(TD_BAD_ARGUMENT, "checkpoint_layers");
     }
     c.attention = wrong() ? text("attention|name", 2, attentions) : c.attention;
     if (own && wrong()) {
@@ -91,6 +97,26 @@ td_transformer_config api_draw_model(bool own)
         impossible(TD_BAD_ARGUMENT, "rope_theta");
     }
     return c;
+}
+
+API(td_keep_name)
+{
+    static const char *const names[] = {"most", "all", "inputs"};
+    const int value = (int)td_fuzz_below(7) - 2;
+    const char *name = td_keep_name((td_keep)value);
+
+    assert_int_equal(name != NULL, value >= 0 && value < 3);
+    if (name)
+        assert_string_equal(name, names[value]);
+    return TD_OK;
+}
+
+API(td_keep_parse)
+{
+    static const char *const names[] = {"most", "all", "inputs"};
+    const char *name = text("name|keep", 3, names);
+
+    return td_keep_parse(name, out("out", sizeof(td_keep)));
 }
 
 API(td_model_size_find)

@@ -151,6 +151,7 @@ static td_rmsnorm_shape draw_rmsnorm(void)
                           .dtype = dtype("dtype")};
 
     s.x_dtype = second("x_dtype", s.dtype, true);
+    s.dweight_dtype = second("dweight_dtype", s.dtype, true);
     return s;
 }
 
@@ -191,7 +192,7 @@ API(td_rmsnorm_backward)
     const void *x = in("x", BYTES(x_dtype, s.rows, s.cols)), *weight = in("weight", BYTES(x_dtype, s.cols));
     const void *rstd = in("rstd", BYTES(TD_F32, s.rows)), *dy = in("dy", BYTES(s.dtype, s.rows, s.cols));
     void *dx = in_out("dx", BYTES(x_dtype, s.rows, s.cols));
-    void *rounded = NULL, *dweight = in_out("dweight", BYTES(s.dtype, s.cols));
+    void *rounded = NULL, *dweight = in_out("dweight", BYTES(one_of(s.dweight_dtype, s.dtype), s.cols));
     size_t bytes = 0;
 
     if (x_dtype != s.dtype ? td_fuzz_chance(50) : wrong()) {

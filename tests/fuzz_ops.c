@@ -244,8 +244,9 @@ static void norm_backward(const td_rmsnorm_shape *s, td_dtype x_dtype)
                                                                   : fuzz_room("dx", x_dtype, count);
     fuzz_tensor *rounded =
         x_dtype != s->dtype && td_fuzz_chance(50) ? fuzz_room("dx_rounded", s->dtype, count) : NULL;
+    const td_dtype dweight_dtype = s->dweight_dtype ? s->dweight_dtype : s->dtype;
     fuzz_tensor *dweight =
-        add_dweight ? fuzz_draw("dweight", s->dtype, cols) : fuzz_room("dweight", s->dtype, cols);
+        add_dweight ? fuzz_draw("dweight", dweight_dtype, cols) : fuzz_room("dweight", dweight_dtype, cols);
     size_t bytes = 0;
     fuzz_tensor *work = work_of(td_rmsnorm_backward_work_bytes(fuzz_dev, s, &bytes), &bytes);
 
@@ -293,9 +294,12 @@ void fuzz_rmsnorm(void)
 
     if (s.dtype != TD_F32 && td_fuzz_chance(50))
         s.x_dtype = TD_F32;
+    if (td_fuzz_chance(30))
+        s.dweight_dtype = TD_F32;
     const td_dtype x_dtype = s.x_dtype ? s.x_dtype : s.dtype;
-    td_fuzz_describe("%s rows=%" PRId64 " cols=%" PRId64 " %s, x %s, eps %g", names[pass], s.rows, s.cols,
-                     td_dtype_name(s.dtype), td_dtype_name(x_dtype), (double)s.eps);
+    td_fuzz_describe("%s rows=%" PRId64 " cols=%" PRId64 " %s, x %s, dweight %s, eps %g", names[pass], s.rows,
+                     s.cols, td_dtype_name(s.dtype), td_dtype_name(x_dtype),
+                     td_dtype_name(s.dweight_dtype ? s.dweight_dtype : s.dtype), (double)s.eps);
     passes[pass](&s, x_dtype);
 }
 

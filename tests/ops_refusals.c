@@ -237,6 +237,8 @@ static void rmsnorm(void **state)
     REFUSED_DTYPES(s, RESIDUAL);
     REFUSED_DTYPES(s, BACKWARD);
     REFUSED(s, x_dtype, TD_BF16, FORWARD, TD_BAD_ARGUMENT, "x_dtype is bf16, needs to be f32 or dtype, f32");
+    REFUSED(s, dweight_dtype, TD_BF16, BACKWARD, TD_BAD_ARGUMENT,
+            "dweight_dtype is bf16, needs to be f32 or dtype, f32");
     REFUSED(s, x_dtype, TD_F16, RESIDUAL, TD_UNSUPPORTED, "x_dtype is f16: cpu");
     REFUSED(s, x_dtype, (td_dtype)-1, BACKWARD, TD_BAD_ARGUMENT, "x_dtype is -1");
     assert_int_equal(bytes, 77);
@@ -671,7 +673,7 @@ static void gaps_are_named(void **state)
     td_gemm_shape gemm_shape = {
         .batch = 1, .m = 1, .n = 1, .k = 1, .alpha = 1, .dtype = TD_F32, .out_dtype = TD_F32};
     td_embedding_shape embedding_shape = {1, 1, 1, TD_F32, 0};
-    td_rmsnorm_shape rmsnorm_shape = {1, 1, 1e-5f, TD_F32, 0};
+    td_rmsnorm_shape rmsnorm_shape = {.rows = 1, .cols = 1, .eps = 1e-5f, .dtype = TD_F32};
     td_heads_shape heads_shape = {1, 1, 1, 2, 0, TD_F32};
     td_rows_shape rows_shape = {1, 1, 0, TD_F32};
     td_softmax_shape softmax_shape = {1, 1, 0, TD_F32};

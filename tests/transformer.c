@@ -402,6 +402,18 @@ static void bad_configurations(void **state)
     config.precision = TD_PRECISION_BF16;
     td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "needs mixed precision");
     config = tiny;
+    config.checkpoint_layers = 1;
+    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT,
+                      "checkpoint_layers is 1, which needs TD_KEEP_INPUTS");
+    config.keep = TD_KEEP_INPUTS;
+    config.checkpoint_layers = 3;
+    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "checkpoint_layers is 3, needs 1 to all 2");
+    config.checkpoint_layers = -1;
+    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "checkpoint_layers is -1");
+    config = tiny;
+    config.keep = (td_keep)3;
+    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "keep is 3");
+    config = tiny;
     config.attention = "fast";
     td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "attention is 'fast', needs naive or flash");
     config.attention = NULL;

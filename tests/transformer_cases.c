@@ -157,6 +157,6 @@ void td_trial_poison(td_trial *trial)
 {
     for (int64_t i = 0; i < trial->count; i++) {
         const td_parameter p = td_trial_parameter(trial, i);
-        memset(p.grad, 0xFF, (size_t)p.numel * td_dtype_size(trial->dtype));
+        memset(p.grad, 0xFF, (size_t)p.numel * td_dtype_size(p.grad_dtype));
     }
 }

@@ -17,25 +17,40 @@ static const int64_t ids[BATCH * SEQ] = {1, 4, 2}, targets[BATCH * SEQ] = {4, 2,
 
 typedef struct kind {
     const char *name;
-    td_model_use use;
+    bool inference;
     td_precision precision;
     const char *attention;
     bool transient;
     td_keep keep;
-    int64_t wait;
+    int64_t wait, checkpoint_layers;
     bool micros; /* a second micro-batch is added to the first */
 } kind;
 
 static const kind kinds[] = {
-    {"f32 naive", TD_MODEL_GRADIENTS, TD_PRECISION_F32, "naive", false, TD_KEEP_MOST, 0, false},
-    {"bf16 flash, mixed, all kept", TD_MODEL_GRADIENTS, TD_PRECISION_BF16_MIXED, "flash", false, TD_KEEP_ALL,
-     0, true},
-    {"f32 flash, transient", TD_MODEL_GRADIENTS, TD_PRECISION_F32, "flash", true, TD_KEEP_MOST, 0, false},
-    {"bf16 naive, mixed", TD_MODEL_GRADIENTS, TD_PRECISION_BF16_MIXED, "naive", false, TD_KEEP_MOST, 0, true},
-    {"bf16 flash, mixed, transient, all kept, both layers wait", TD_MODEL_GRADIENTS, TD_PRECISION_BF16_MIXED,
-     "flash", true, TD_KEEP_ALL, 2, false},
-    {"bf16 flash", TD_MODEL_GRADIENTS, TD_PRECISION_BF16, "flash", false, TD_KEEP_ALL, 0, false},
-    {"inference, bf16 naive", TD_MODEL_INFERENCE, TD_PRECISION_BF16, "naive", false, TD_KEEP_MOST, 0, false},
+    {.name = "f32 naive", .precision = TD_PRECISION_F32, .attention = "naive"},
+    {.name = "bf16 flash, mixed, all kept",
+     .precision = TD_PRECISION_BF16_MIXED,
+     .attention = "flash",
+     .keep = TD_KEEP_ALL,
+     .micros = true},
+    {.name = "f32 flash, transient", .precision = TD_PRECISION_F32, .attention = "flash", .transient = true},
+    {.name = "bf16 naive, mixed", .precision = TD_PRECISION_BF16_MIXED, .attention = "naive", .micros = true},
+    {.name = "bf16 flash, mixed, transient, all kept, both layers wait",
+     .precision = TD_PRECISION_BF16_MIXED,
+     .attention = "flash",
+     .transient = true,
+     .keep = TD_KEEP_ALL,
+     .wait = 2},
+    {.name = "bf16 flash", .precision = TD_PRECISION_BF16, .attention = "flash", .keep = TD_KEEP_ALL},
+    {.name = "bf16 flash, mixed, checkpoints",
+     .precision = TD_PRECISION_BF16_MIXED,
+     .attention = "flash",
+     .keep = TD_KEEP_INPUTS,
+     .micros = true},
+    {.name = "inference, bf16 naive",
+     .inference = true,
+     .precision = TD_PRECISION_BF16,
+     .attention = "naive"},
 };
 
 static td_transformer_config config_of(const kind *k)
@@ -46,10 +61,11 @@ static td_transformer_config config_of(const kind *k)
         .context = SEQ,
         .precision = k->precision,
         .attention = k->attention,
-        .use = k->use,
+        .use = k->inference ? TD_MODEL_INFERENCE : TD_MODEL_GRADIENTS,
         .transient_gradients = k->transient,
         .keep = k->keep,
-        .wait = k->wait};
+        .wait = k->wait,
+        .checkpoint_layers = k->checkpoint_layers};
 }
 
 static td_status run_micro(td_transformer *model, const kind *k, td_micro micro, float *loss)
@@ -59,7 +75,7 @@ static td_status run_micro(td_transformer *model, const kind *k, td_micro micro,
     TD_TRY(td_transformer_forward(model, ids, BATCH, SEQ - 1, NULL)); /* whose room is asked for again */
     TD_TRY(td_transformer_forward(model, ids, BATCH, SEQ, NULL));     /* the one before is abandoned */
     TD_TRY(td_transformer_loss(model, targets, loss));
-    if (k->use == TD_MODEL_GRADIENTS)
+    if (!k->inference)
         TD_TRY(td_transformer_backward(model, micro));
 cleanup:
     return status;
@@ -129,8 +145,7 @@ static void steps_survive_every_fault(void **state)
         if (!reached)
             break;
     }
-    assert_true(nth >
-                (k->use == TD_MODEL_INFERENCE ? 50 : 150)); /* a loop that injected nothing proves nothing */
+    assert_true(nth > (k->inference ? 50 : 150)); /* a loop that injected nothing proves nothing */
     free(clean);
     td_transformer_destroy(model);
     td_device_close(dev);

@@ -239,7 +239,7 @@ static void a_captured_step_is_the_queued_one(void **state)
             twin queued = twin_open(0, &config);
             config.time = way % 2 ? TD_UPDATE_ALONG : TD_UPDATE_AFTER;
             config.model.transient_gradients = way % 2;
-            config.model.keep = (td_keep)(way / 2 % 2);
+            config.model.keep = way / 2 % 2 == 0 ? TD_KEEP_MOST : way / 4 ? TD_KEEP_INPUTS : TD_KEEP_ALL;
             config.capture = true;
             twin captured = twin_open(0, &config);
             run_steps(&queued, 4);

@@ -50,6 +50,22 @@ static const td_case cases[] = {
      0,
      0,
      0},
+    {"even, bf16 mixed, f32 gradients",
+     {EVEN, .precision = TD_PRECISION_BF16_MIXED, .attention = "flash", .f32_gradients = true},
+     0,
+     0,
+     0},
+    {"even, f32 flash, checkpoints of a layer",
+     {EVEN, .precision = TD_PRECISION_F32, .attention = "flash", .keep = TD_KEEP_INPUTS},
+     0,
+     0,
+     0},
+    {"even, bf16 mixed, transient, checkpoints of two layers",
+     {EVEN, .attention = "naive", .precision = TD_PRECISION_BF16_MIXED, .transient_gradients = true,
+      .keep = TD_KEEP_INPUTS, .checkpoint_layers = 2},
+     0,
+     0,
+     0},
 };
 #define CASES ((int)(sizeof cases / sizeof *cases))
 
@@ -59,12 +75,12 @@ typedef struct listener {
     td_hook hook;
     td_trial *trial;
     td_weights weights;
-    unsigned char *states; /* [elements] of the pass */
-    char *grads;           /* the gradients as they were when they became final */
-    td_need next;          /* as the last `needed` told; end 0: none */
+    unsigned char *states[2]; /* [elements] of the pass, and of a recomputation within it */
+    char *grads;              /* the gradients as they were when they became final */
+    td_need next;             /* as the last `needed` told; end 0: none */
     char *elsewhere; /* where the weights are read: masters, then copies; NULL: where the model has them */
     bool takes, last;
-    int passes, calls, stop_at;
+    int passes, calls, stop_at, recomputed;
     td_weight_product waiting[64]; /* taken products, with the copies of their x and dy, */
     char *x[64], *dy[64];
     int64_t until[64]; /* and the call of due through which these stay */
@@ -76,13 +92,20 @@ static td_status heard(listener *l)
     return ++l->calls == l->stop_at ? td_fail(TD_IO_ERROR, "stopped") : TD_OK;
 }
 
-static void advance(const listener *l, td_range range, state from, state to)
+static unsigned char *states_of(const listener *l, td_pass pass)
 {
+    return l->states[pass == TD_PASS_RECOMPUTE];
+}
+
+static void advance(const listener *l, td_pass pass, td_range range, state from, state to)
+{
+    unsigned char *states = states_of(l, pass);
+
     assert_in_range(range.begin, 0, l->weights.elements - 1);
     assert_in_range(range.end, range.begin + 1, l->weights.elements);
     for (int64_t i = range.begin; i < range.end; i++) {
-        assert_int_equal(l->states[i], from);
-        l->states[i] = (unsigned char)to;
+        assert_int_equal(states[i], from);
+        states[i] = (unsigned char)to;
     }
 }
 
@@ -135,12 +158,19 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
 {
     listener *l = (listener *)hook;
 
-    (void)pass;
-    memset(l->states, UNTOUCHED, (size_t)l->weights.elements);
+    memset(states_of(l, pass), UNTOUCHED, (size_t)l->weights.elements);
+    l->passes++;
+    if (pass == TD_PASS_RECOMPUTE) {
+        assert_int_equal(l->passes, 2);
+        assert_int_equal(last, l->last);
+        l->recomputed++;
+        return heard(l);
+    }
+    assert_int_equal(l->passes, 1);
     forget_waiting(l);
     l->last = last;
     l->next = (td_need){0};
-    l->passes++;
+    l->recomputed = 0;
     return heard(l);
 }
 
@@ -153,12 +183,11 @@ static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, con
     const char *block = copies ? w->copies : w->params;
     const size_t element = td_dtype_size(copies ? w->copy_dtype : w->dtype);
 
-    (void)pass;
     if (l->next.range.end)
         assert_true(need->range.begin == l->next.range.begin && need->range.end == l->next.range.end &&
                     need->reads == l->next.reads);
     l->next = next ? *next : (td_need){0};
-    advance(l, need->range, UNTOUCHED, NEEDED);
+    advance(l, pass, need->range, UNTOUCHED, NEEDED);
     assert_ptr_equal(*where, block + (size_t)need->range.begin * element);
     if (l->elsewhere)
         *where = l->elsewhere + (copies ? (size_t)w->elements * td_dtype_size(w->dtype) : 0) +
@@ -168,8 +197,7 @@ static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, con
 
 static td_status on_done(td_hook *hook, td_pass pass, const td_need *need)
 {
-    (void)pass;
-    advance((listener *)hook, need->range, NEEDED, DONE);
+    advance((listener *)hook, pass, need->range, NEEDED, DONE);
     return heard((listener *)hook);
 }
 
@@ -201,7 +229,7 @@ static td_status on_due(td_hook *hook, const td_due *due, bool *taken)
         assert_int_equal(p->tokens, l->trial->tokens);
         assert_int_equal(p->dtype, l->weights.copy_dtype);
         if (l->takes) {
-            advance(l, p->range, DONE, TAKEN);
+            advance(l, TD_PASS_BACKWARD, p->range, DONE, TAKEN);
             hold(l, p, due->wait);
         }
     }
@@ -218,8 +246,8 @@ static td_status on_final(td_hook *hook, td_range range, td_event *event)
     assert_null(event);
     for (int64_t i = range.begin; i < range.end; i++) {
         /* Backward does not read the embedding. What lies between weights that were taken is nobody's. */
-        assert_true(l->states[i] == DONE || (l->states[i] == UNTOUCHED && range.begin == 0));
-        l->states[i] = FINAL;
+        assert_true(l->states[0][i] == DONE || (l->states[0][i] == UNTOUCHED && range.begin == 0));
+        l->states[0][i] = FINAL;
     }
     memcpy(l->grads + (size_t)range.begin * element, (char *)l->weights.grads + (size_t)range.begin * element,
            (size_t)(range.end - range.begin) * element);
@@ -230,7 +258,9 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status status)
 {
     listener *l = (listener *)hook;
 
-    (void)pass, (void)status;
+    /* Of a recomputation nothing stays needed. */
+    for (int64_t i = 0; pass == TD_PASS_RECOMPUTE && status == TD_OK && i < l->weights.elements; i++)
+        assert_int_not_equal(l->states[1][i], NEEDED);
     l->passes--;
     return heard(l);
 }
@@ -249,9 +279,10 @@ static listener *open_listener(td_trial *trial, bool takes)
                         .due = on_due,
                         .final = on_final,
                         .end = on_end};
-    l->states = malloc((size_t)l->weights.elements);
+    for (int i = 0; i < 2; i++)
+        l->states[i] = malloc((size_t)l->weights.elements);
     l->grads = calloc((size_t)l->weights.elements, td_dtype_size(l->weights.grad_dtype));
-    assert_true(l->states && l->grads);
+    assert_true(l->states[0] && l->states[1] && l->grads);
     td_assert_ok(td_transformer_set_hooks(trial->model, &l->hook));
     return l;
 }
@@ -260,7 +291,8 @@ static void close_listener(listener *l)
 {
     td_assert_ok(td_transformer_set_hooks(l->trial->model, NULL));
     forget_waiting(l);
-    free(l->states);
+    free(l->states[0]);
+    free(l->states[1]);
     free(l->grads);
     free(l->elsewhere);
     free(l);
@@ -286,7 +318,7 @@ static void expect_gradients(const listener *l, const char *clean)
         const td_parameter p = td_trial_parameter(l->trial, i);
         const size_t at = (size_t)p.offset * td_dtype_size(dtype);
 
-        if (l->states[p.offset] == FINAL)
+        if (l->states[0][p.offset] == FINAL)
             td_assert_identical(p.name, dtype, clean + at, l->grads + at, p.numel);
     }
 }
@@ -303,6 +335,14 @@ static char *clean_gradients(td_trial *trial)
     return clean;
 }
 
+/* All checkpoints but the last. */
+static int recomputed_expected(const td_transformer_config *c)
+{
+    const int64_t span = c->checkpoint_layers > 1 ? c->checkpoint_layers : 1;
+
+    return c->keep == TD_KEEP_INPUTS ? (int)((c->size.layers - 1) / span) : 0;
+}
+
 static void every_range_of_a_step(void **state)
 {
     td_trial *trial = td_trial_open(*state);
@@ -314,17 +354,18 @@ static void every_range_of_a_step(void **state)
 
         td_assert_ok(td_transformer_forward(trial->model, trial->ids, trial->c.batch, trial->c.seq, NULL));
         for (int64_t i = 0; i < l->weights.elements; i++)
-            assert_int_equal(l->states[i], DONE);
+            assert_int_equal(l->states[0][i], DONE);
         td_assert_ok(td_transformer_loss(trial->model, trial->targets, NULL));
         td_assert_ok(td_transformer_backward(trial->model, TD_MICRO_ONLY));
         for (int64_t i = 0; i < trial->count; i++) {
             const td_parameter p = td_trial_parameter(trial, i);
             for (int64_t j = p.offset; j < p.offset + p.numel; j++)
-                assert_true(l->states[j] == (takes && p.cols > 0 && p.offset > 0 ? TAKEN : FINAL));
-            any |= l->states[p.offset] == TAKEN;
+                assert_true(l->states[0][j] == (takes && p.cols > 0 && p.offset > 0 ? TAKEN : FINAL));
+            any |= l->states[0][p.offset] == TAKEN;
         }
         assert_true(any == (takes != 0));
         assert_int_equal(l->passes, 0);
+        assert_int_equal(l->recomputed, recomputed_expected(&trial->c.config));
         expect_gradients(l, clean);
         close_listener(l);
     }
@@ -336,16 +377,16 @@ static void three_micro_batches_are_final_once(void **state)
 {
     static const td_micro micros[] = {TD_MICRO_FIRST, TD_MICRO_MIDDLE, TD_MICRO_LAST};
     td_trial *trial = td_trial_open(*state);
-    const td_dtype dtype = trial->dtype;
     listener *l = open_listener(trial, true);
+    const td_dtype dtype = l->weights.grad_dtype;
 
     for (int i = 0; i < 3; i++) {
         td_assert_ok(step(trial, micros[i]));
         for (int64_t j = 0; j < l->weights.elements; j++) /* nor is anything taken: it would not be added */
             if (micros[i] != TD_MICRO_LAST)
-                assert_true(l->states[j] == DONE || l->states[j] == UNTOUCHED);
+                assert_true(l->states[0][j] == DONE || l->states[0][j] == UNTOUCHED);
             else
-                assert_int_equal(l->states[j], FINAL);
+                assert_int_equal(l->states[0][j], FINAL);
     }
     td_assert_identical("gradients", dtype, l->grads, l->weights.grads, l->weights.elements);
     close_listener(l);

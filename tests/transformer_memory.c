@@ -1,6 +1,7 @@
 /* What a model takes: the plan, its scratch, and the memory history of a step. */
 #include "transformer_kit.h"
 
+#include "accounting/accounting.h"
 #include "support/compare.h"
 #include "train/train.h"
 #include "transformer/model.h"
@@ -20,7 +21,7 @@ static void plan_is_what_create_takes(void **state)
     static const char *const attentions[] = {"naive", "flash"};
     td_device *dev = *state;
 
-    for (int i = 0; i < 2 * 2 * 2 * 2; i++) {
+    for (int i = 0; i < 2 * 2 * 2 * 3; i++) {
         td_transformer_config config = tiny;
         td_transformer_bytes plan;
         td_memory_stats before, after;
@@ -121,6 +122,56 @@ static void what_is_kept_takes_what_it_says(void **state)
         assert_int_equal(transient.scratch, kept.scratch);
         assert_true(transient.gradients < kept.gradients);
     }
+}
+
+/* Activations are what accounting says: of checkpoints their inputs and one of them in full, for sizes of the
+ * handout within a thousandth. */
+static void checkpoints_take_what_accounting_says(void **state)
+{
+    static const struct {
+        const char *size;
+        int64_t batch, context;
+        td_precision precision;
+    } steps[] = {{"small", 4, 256, TD_PRECISION_F32},
+                 {"xl", 4, 1024, TD_PRECISION_BF16_MIXED},
+                 {"xl", 4, 2048, TD_PRECISION_BF16_MIXED},
+                 {"2.7B", 2, 2048, TD_PRECISION_BF16}};
+    static const int64_t spans[] = {1, 2, 3, 5, 12};
+
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        for (int flash = 0; flash < 2; flash++)
+            for (size_t j = 0; j <= sizeof spans / sizeof *spans; j++) {
+                td_transformer_config config = {.batch = steps[i].batch,
+                                                .context = steps[i].context,
+                                                .precision = steps[i].precision,
+                                                .attention = flash ? "flash" : "naive",
+                                                .use = TD_MODEL_GRADIENTS,
+                                                .keep = TD_KEEP_ALL};
+                const size_t element = td_dtype_size(td_precision_dtype(config.precision)),
+                             stream = td_dtype_size(td_precision_weights(config.precision));
+                td_transformer_bytes bytes;
+                td_account_block block;
+                int64_t expected;
+
+                td_assert_ok(td_model_size_find(steps[i].size, &config.size));
+                const td_model_size *size = &config.size;
+                const td_account_model model = {size->d_model, size->d_ff, size->layers, size->heads,
+                                                size->vocab};
+                td_assert_ok(td_account_block_activations(&model, config.batch, config.context,
+                                                          (int64_t)element, (int64_t)stream, flash, &block));
+                if (j == 0) {
+                    expected = size->layers * block.all;
+                } else {
+                    config.keep = TD_KEEP_INPUTS;
+                    config.checkpoint_layers = spans[j - 1];
+                    td_assert_ok(td_account_checkpointing(size->layers, spans[j - 1], block.input, block.all,
+                                                          &expected));
+                }
+                td_assert_ok(td_transformer_plan(*state, &config, &bytes));
+                /* The last checkpoint's input is both one of the boundaries and part of its block. */
+                const size_t counted = (size_t)(expected + block.final - (j > 0 ? block.input : 0));
+                assert_in_range(bytes.activations, counted, counted + counted / 1000);
+            }
 }
 
 /* A layer more that waits has its own gradients of q, k and v and of both branches. The first one's also
@@ -304,18 +355,21 @@ static void live_tensors_never_overlap(void **state)
 {
     td_device *dev = *state;
 
-    for (int i = 0; i < 4 * 36; i++) {
+    for (int i = 0; i < 4 * 54; i++) {
         td_transformer_config config = tiny;
         size_t peak;
 
         config.use = i % 3 ? TD_MODEL_GRADIENTS : TD_MODEL_INFERENCE;
         config.attention = i / 3 % 2 ? "naive" : "flash";
         config.precision = precisions[i / 6 % 3];
-        config.keep = (td_keep)(i / 18 % 2);
+        config.keep = (td_keep)(i / 18 % 3);
         config.size.d_ff = i % 2 ? 37 : 400; /* the feed-forward or the attention takes more */
-        config.size.layers = i / 36 % 2 ? 6 : 2;
+        config.size.layers = i / 54 % 2 ? 6 : 2;
+        if (config.keep == TD_KEEP_INPUTS && config.size.layers == 6)
+            config.checkpoint_layers = i % 4 + 1;
         const bool along = i % 3 == 2;
-        if (i / 72 && i % 3 == 1 && config.precision == TD_PRECISION_BF16_MIXED && config.keep == TD_KEEP_ALL)
+        if (i / 108 && i % 3 == 1 && config.precision == TD_PRECISION_BF16_MIXED &&
+            config.keep == TD_KEEP_ALL)
             config.wait = config.size.layers / 2; /* for hooks that take nothing over */
         td_assert_ok(td_device_history_begin(dev, 10000));
         const subject s = open_subject(dev, &config, along);
@@ -339,11 +393,15 @@ static void live_tensors_never_overlap(void **state)
             assert_true(happened(dev, TD_MEMORY_DEAD, "backward/layers.1/layers.1.ffn.gate_up"));
             assert_true(happened(dev, TD_MEMORY_DEAD, "backward/residual.grad"));
         }
-        const bool kept = (config.keep == TD_KEEP_ALL) && config.use != TD_MODEL_INFERENCE;
-        const bool again = !(config.keep == TD_KEEP_ALL) && config.use != TD_MODEL_INFERENCE;
+        const bool kept = config.keep != TD_KEEP_MOST && config.use != TD_MODEL_INFERENCE;
+        const bool again = config.keep == TD_KEEP_MOST && config.use != TD_MODEL_INFERENCE;
+        const bool recomputed = s.model->plan.last > 0;
+        assert_int_equal(happened(dev, TD_MEMORY_LIVE, "backward/recompute/layers.0/layers.0.attn.q"),
+                         recomputed);
         assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/norm.output"), !kept);
         assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/layers.0.ln1.output"), kept);
-        assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/layers.0/layers.1.ln1.rstd"), kept);
+        assert_int_equal(happened(dev, TD_MEMORY_LIVE, "forward/layers.0/layers.1.ln1.rstd"),
+                         kept && s.model->plan.last <= 1);
         assert_int_equal(happened(dev, TD_MEMORY_DEAD, "backward/layers.0/layers.0.ffn.hidden"), kept);
         snprintf(ln_final, sizeof ln_final, "%s/ln_final.output", last);
         assert_int_equal(happened(dev, TD_MEMORY_LIVE, ln_final), kept);
@@ -456,6 +514,7 @@ int td_run_memory_tests(void)
         cmocka_unit_test_setup_teardown(activations_grow_as_they_should, open_device, close_device),
         cmocka_unit_test_setup_teardown(what_is_kept_takes_what_it_says, open_device, close_device),
         cmocka_unit_test_setup_teardown(layers_that_wait_take_what_they_say, open_device, close_device),
+        cmocka_unit_test_setup_teardown(checkpoints_take_what_accounting_says, open_device, close_device),
         cmocka_unit_test_setup_teardown(steps_allocate_nothing, open_device, close_device),
         cmocka_unit_test_setup_teardown(live_tensors_never_overlap, open_device, close_device),
         cmocka_unit_test_setup_teardown(scratch_is_reused, open_device, close_device),

@@ -54,6 +54,20 @@ typedef struct td_account_activations {
 TD_API td_status td_account_model_activations(const td_account_model *model, int64_t batch, int64_t context,
                                               int64_t element_bytes, td_account_activations *out);
 
+/** Bytes of activations that one block of the model keeps from forward for backward. Products have elements of
+ * element_bytes, the residual stream of stream_bytes: 4 beside 2 in mixed precision. */
+typedef struct td_account_block {
+    int64_t input; /* B S d   of the residual stream: what a checkpoint keeps */
+    int64_t most;  /* input, the stream between both halves, q, k, v, o, gate and up (2 B S d_ff), and what
+                    * attention saves: flash an f32 logsumexp a row, B H S; else its probabilities, B H S^2 */
+    int64_t all;   /* beside these the output of both norms, their f32 rstd (B S each) and silu(gate) up */
+    int64_t final; /* once, behind the last block: ln_final's input, and for `all` its output and rstd */
+} td_account_block;
+
+TD_API td_status td_account_block_activations(const td_account_model *model, int64_t batch, int64_t context,
+                                              int64_t element_bytes, int64_t stream_bytes, bool flash,
+                                              td_account_block *out);
+
 /** Training memory without activations: parameters, gradients, and AdamW's two moments, elements of the given
  * bytes (4, 4, 4 for f32: 16 bytes a parameter). */
 typedef struct td_account_training {
@@ -70,7 +84,8 @@ TD_API td_status td_account_training_memory(int64_t parameters, int64_t paramete
 TD_API td_status td_account_autocast_copies(const td_account_model *model, int64_t low_bytes, int64_t *out);
 
 /** Activations that gradient checkpointing keeps at its peak (2026 handout): `blocks` blocks in segments of
- * `segment`, of which only the inputs are kept, and one segment recomputed in full:
+ * `segment`, of which only the inputs are kept (td_account_block: input), and one segment recomputed in full
+ * (all):
  *   ceil(blocks / segment) boundary_bytes + segment block_bytes.
  * TD_BAD_ARGUMENT also for a segment longer than the model. */
 TD_API td_status td_account_checkpointing(int64_t blocks, int64_t segment, int64_t boundary_bytes,

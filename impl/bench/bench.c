@@ -49,14 +49,20 @@ typedef struct run {
     td_device *dev;
     const td_bench_config *config;
     td_train *train;
-    int64_t *ids, *targets; /* [batch, context], on the device */
+    int64_t *ids, *targets; /* [micro-batches, batch, context], on the device */
     td_event **marks;       /* one before the first step and one behind each, for `whole` */
 } run;
 
-/** Batch windows of context tokens, and the same windows one token later. */
+static int64_t micro_batches_of(const td_bench_config *config)
+{
+    return config->micro_batches > 1 ? config->micro_batches : 1;
+}
+
+/** Windows of context tokens, `batch` for each micro-batch, and the same windows one token later. */
 static td_status draw_batch(run *r)
 {
     const td_transformer_config *model = &r->config->model;
+    const int64_t windows = micro_batches_of(r->config) * model->batch;
     const int64_t window = model->context + 1;
     const size_t row = (size_t)model->context * sizeof(int64_t);
     /* The streams below this one are the parameters'. */
@@ -71,11 +77,11 @@ static td_status draw_batch(run *r)
         status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tokens", window);
         goto cleanup;
     }
-    TD_TRY(td_device_alloc(r->dev, (size_t)model->batch * row, &block));
+    TD_TRY(td_device_alloc(r->dev, (size_t)windows * row, &block));
     r->ids = block;
-    TD_TRY(td_device_alloc(r->dev, (size_t)model->batch * row, &block));
+    TD_TRY(td_device_alloc(r->dev, (size_t)windows * row, &block));
     r->targets = block;
-    for (int64_t b = 0; b < model->batch; b++) {
+    for (int64_t b = 0; b < windows; b++) {
         TD_TRY(td_rng_tokens(&rng, b * window, window, model->size.vocab, tokens));
         TD_TRY(td_device_upload(r->dev, r->ids + b * model->context, tokens, row));
         TD_TRY(td_device_upload(r->dev, r->targets + b * model->context, tokens + 1, row));
@@ -237,8 +243,10 @@ static td_status summarise_phase(const double *samples, int64_t steps, td_bench_
     return td_stats_compute(samples, steps, &out->ms);
 }
 
-static td_status count_flops(const td_bench_config *config, double *out)
+static td_status count_flops(const td_bench_config *config, td_bench_summary *out)
 {
+    const double micro_batches = (double)micro_batches_of(config);
+    const bool backward = config->mode >= TD_BENCH_BACKWARD;
     const td_model_size *size = &config->model.size;
     const td_account_model model = {.d_model = size->d_model,
                                     .d_ff = size->d_ff,
@@ -247,12 +255,15 @@ static td_status count_flops(const td_bench_config *config, double *out)
                                     .vocab = size->vocab};
     /* Flash attention skips the masked half of the scores, naive attention multiplies it all. */
     const bool flash = strcmp(config->model.attention, "flash") == 0;
-    td_account_flops flops;
-    td_status status =
-        td_account_model_flops(&model, config->model.batch, config->model.context, flash, flash, &flops);
+    const int64_t batch = config->model.batch, context = config->model.context;
+    td_account_flops run, asked;
+    td_status status = TD_OK;
 
-    if (status == TD_OK)
-        *out = flops.forward_matmul + (config->mode >= TD_BENCH_BACKWARD ? flops.backward_matmul : 0);
+    TD_TRY(td_account_model_flops(&model, batch, context, flash, flash, &run));
+    TD_TRY(td_account_model_flops(&model, batch, context, true, false, &asked));
+    out->flops_per_step = micro_batches * (run.forward_matmul + (backward ? run.backward_matmul : 0));
+    out->model_flops_per_step = micro_batches * asked.forward_matmul * (backward ? 3 : 1);
+cleanup:
     return status;
 }
 
@@ -271,9 +282,10 @@ static td_status summarise(const td_bench_config *config, td_bench_result *resul
             TD_TRY(summarise_phase(result->samples + OPTIMIZER * steps, steps, &summary->optimizer));
     }
     TD_TRY(summarise_phase(result->samples + STEP * steps, steps, &summary->step));
-    summary->tokens_per_second =
-        1e3 * (double)(config->model.batch * config->model.context) / summary->step.ms.median;
-    TD_TRY(count_flops(config, &summary->flops_per_step));
+    summary->tokens_per_second = 1e3 * (double)micro_batches_of(config) *
+                                 (double)(config->model.batch * config->model.context) /
+                                 summary->step.ms.median;
+    TD_TRY(count_flops(config, summary));
 cleanup:
     return status;
 }
@@ -292,6 +304,7 @@ td_status td_bench_train_config(const td_bench_config *config, td_train_config *
                              .until = until[config->mode],
                              .hyper.adamw = td_adamw_defaults(TD_ADAMW_COURSE2025),
                              .time = config->overlap ? TD_UPDATE_ALONG : TD_UPDATE_AFTER,
+                             .micro_batches = config->micro_batches,
                              .capture = config->graph};
 cleanup:
     return status;
@@ -315,6 +328,10 @@ td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_p
     TD_CHECK(config->steps >= 1, "steps is %" PRId64 ", needs at least 1", config->steps);
     TD_CHECK(!config->overlap || (config->whole && config->mode == TD_BENCH_TRAIN),
              "overlap is set, which needs whole steps of the mode train");
+    TD_CHECK(config->micro_batches >= 0 && config->micro_batches <= INT32_MAX,
+             "micro_batches is %" PRId64 ", needs 1 to %d, or 0 for 1", config->micro_batches, INT32_MAX);
+    TD_CHECK(config->micro_batches <= 1 || config->whole,
+             "micro_batches is %" PRId64 ", which needs whole steps", config->micro_batches);
     TD_CHECK(config->steps <= INT64_MAX / 64 && config->warmup <= INT64_MAX / 64,
              "warmup %" PRId64 " and steps %" PRId64 " need to be below 2^57", config->warmup, config->steps);
 

@@ -23,6 +23,7 @@ typedef struct td_bench_config {
     td_transformer_config model; /* `use` is set by the mode */
     td_bench_mode mode;
     int64_t warmup, steps; /* untimed and timed steps; warmup may be 0, steps at least 1 */
+    int64_t micro_batches; /* of a step, whose gradients are added up in whole steps; 0: 1 */
     uint64_t seed;         /* weights and tokens */
 
     /* Each phase is captured as a graph and replayed; whole: the step is one graph. The first step runs as it
@@ -55,16 +56,20 @@ typedef struct td_bench_summary {
     /* A phase that the mode leaves out has ms.n = 0; forward includes the loss where backward follows. */
     td_bench_phase forward, backward, optimizer, step;
     int64_t steps;
-    double tokens_per_second;     /* batch * context / median step */
+    double tokens_per_second;     /* of all micro-batches / median step */
     double first_loss, last_loss; /* of all steps, warm-up included; NaN in the mode forward */
     size_t peak_bytes;            /* device memory, over the run */
-    double flops_per_step;        /* matrix products, by accounting.h */
+    double flops_per_step;        /* matrix products as they are run, by accounting.h */
+
+    /* What the model asks for, of which its utilisation is told (MFU): forward's products and twice as many
+     * for backward, of attention those that the mask leaves; nothing that is computed twice. */
+    double model_flops_per_step;
 } td_bench_summary;
 
 /** Creates a model, runs warmup + steps steps on one random batch, and returns the times. Errors: those of
- * td_train_create and its step; TD_BAD_ARGUMENT for a NULL, steps below 1, warmup below 0, an unknown mode;
- * TD_UNSUPPORTED for a graph on a device without them; TD_NO_MEMORY. *out is then NULL, and nothing is left
- * on the device. */
+ * td_train_create and its step; TD_BAD_ARGUMENT for a NULL, steps below 1, warmup below 0, an unknown mode,
+ * micro-batches in phases or too many; TD_UNSUPPORTED for a graph on a device without them; TD_NO_MEMORY.
+ * *out is then NULL, and nothing is left on the device. */
 TD_API td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_progress progress,
                               void *user, td_bench_result **out);
 TD_API void td_bench_result_destroy(td_bench_result *result); /* accepts NULL */

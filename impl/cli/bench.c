@@ -28,8 +28,11 @@ enum {
     KEY_TIMED,
     KEY_UPDATE,
     KEY_KEEP,
+    KEY_CHECKPOINT_LAYERS,
     KEY_GRADIENTS,
-    KEY_QUEUED
+    KEY_QUEUED,
+    KEY_MICRO_BATCHES,
+    KEY_PEAK_TFLOPS
 };
 
 static const struct argp_option options[] = {
@@ -46,10 +49,14 @@ static const struct argp_option options[] = {
     {0, 0, 0, 0, "The measurement:", 2},
     {"batch", KEY_BATCH, "N", 0, "sequences a step (4)", 2},
     {"context", KEY_CONTEXT, "N", 0, "tokens a sequence (128)", 2},
+    {"micro-batches", KEY_MICRO_BATCHES, "N", 0, "batches of a step, whose gradients are added up (1)", 2},
     {"mode", KEY_MODE, "NAME", 0, "forward, backward (and forward), or train (the default: AdamW too)", 2},
     {"warmup", KEY_WARMUP, "N", 0, "untimed steps (5)", 2},
     {"steps", KEY_STEPS, "N", 0, "timed steps (10)", 2},
     {"seed", KEY_SEED, "N", 0, "of weights and tokens (0)", 2},
+    {"peak-tflops", KEY_PEAK_TFLOPS, "X", 0,
+     "what the device can do, of which the step's utilisation is printed (H100 and H200, dense bf16: 989)",
+     2},
     {0, 0, 0, 0, "How the step runs; what is fastest is the default:", 3},
     {"timed", KEY_TIMED, "NAME", 0,
      "whole (the default): steps one behind the other, timed by events on the device; or phases: forward, "
@@ -59,9 +66,12 @@ static const struct argp_option options[] = {
      "along (the default where steps are whole): weights are updated along the backward pass; or after it",
      3},
     {"keep", KEY_KEEP, "NAME", 0,
-     "all (the default) that backward reads, or most: norms and silu are computed again", 3},
+     "all (the default) that backward reads; most: norms and silu are computed again; or inputs of "
+     "checkpoints: the layers of one run forward again ahead of its backward",
+     3},
+    {"checkpoint-layers", KEY_CHECKPOINT_LAYERS, "N", 0, "of --keep inputs: layers of a checkpoint (1)", 3},
     {"gradients", KEY_GRADIENTS, "NAME", 0,
-     "transient (the default): they share memory with activations; or held", 3},
+     "transient (the default with one micro-batch): they share memory with activations; or held", 3},
     {"queued", KEY_QUEUED, 0, 0,
      "queue each operation; by default a step, or each phase, is captured as a graph where the device has "
      "graphs",
@@ -73,7 +83,8 @@ typedef struct arguments {
     td_bench_config config;
     const char *size; /* NULL once an extent differs from the size's own */
     const char *size_option;
-    bool queued, update_given;
+    bool queued, update_given, gradients_given;
+    double peak_tflops;    /* 0: not given */
     td_model_size extents; /* as options gave them; 0: the size's own */
 } arguments;
 
@@ -121,6 +132,26 @@ static void take_update(const struct argp_state *state, arguments *args)
         argp_error(state, "--update: 'along' needs --timed whole and --mode train");
     if (!args->update_given)
         config->overlap = can;
+}
+
+/** What is kept and added up, where choices do not go together. */
+static void take_memory(const struct argp_state *state, arguments *args)
+{
+    td_transformer_config *model = &args->config.model;
+    const int64_t micro_batches = args->config.micro_batches;
+
+    if (model->checkpoint_layers > 0 && model->keep != TD_KEEP_INPUTS)
+        argp_error(state, "--checkpoint-layers: '%" PRId64 "' needs --keep inputs", model->checkpoint_layers);
+    if (model->checkpoint_layers > model->size.layers)
+        argp_error(state, "--checkpoint-layers: '%" PRId64 "' needs at most the model's %" PRId64 " layers",
+                   model->checkpoint_layers, model->size.layers);
+    if (micro_batches > 1 && !args->config.whole)
+        argp_error(state, "--micro-batches: '%" PRId64 "' needs --timed whole", micro_batches);
+    if (micro_batches > 1 && args->gradients_given && model->transient_gradients)
+        argp_error(state, "--gradients: 'transient' cannot be added up over --micro-batches %" PRId64,
+                   micro_batches);
+    if (micro_batches > 1)
+        model->transient_gradients = false;
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -171,10 +202,23 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         args->update_given = true;
         return 0;
     case KEY_KEEP:
-        model->keep = one_of(state, "keep", arg, "all", "most") ? TD_KEEP_ALL : TD_KEEP_MOST;
+        if (td_keep_parse(arg, &model->keep) != TD_OK)
+            argp_error(state, "--keep: '%s' needs to be all, most or inputs", arg);
+        return 0;
+    case KEY_CHECKPOINT_LAYERS:
+        model->checkpoint_layers = td_option_integer(state, "checkpoint-layers", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_MICRO_BATCHES:
+        args->config.micro_batches = td_option_integer(state, "micro-batches", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_PEAK_TFLOPS:
+        args->peak_tflops = td_option_number(state, "peak-tflops", arg);
+        if (args->peak_tflops <= 0)
+            argp_error(state, "--peak-tflops: '%s' needs to be above 0", arg);
         return 0;
     case KEY_GRADIENTS:
         model->transient_gradients = one_of(state, "gradients", arg, "transient", "held");
+        args->gradients_given = true;
         return 0;
     case KEY_QUEUED:
         args->queued = true;
@@ -199,6 +243,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_END:
         take_update(state, args);
         take_size(state, args);
+        take_memory(state, args);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -238,6 +283,19 @@ static int passes_of(const td_bench_config *config, const td_bench_summary *summ
     return count;
 }
 
+/** Of a step. */
+static double tokens_of(const td_bench_config *config)
+{
+    const double batch = (double)config->model.batch * (double)config->model.context;
+
+    return config->micro_batches > 1 ? (double)config->micro_batches * batch : batch;
+}
+
+static int64_t checkpoint_layers_of(const td_transformer_config *model)
+{
+    return model->checkpoint_layers > 1 ? model->checkpoint_layers : 1;
+}
+
 /** How the step ran. */
 static void print_way(const td_bench_config *config, FILE *out)
 {
@@ -247,9 +305,10 @@ static void print_way(const td_bench_config *config, FILE *out)
     if (config->mode == TD_BENCH_TRAIN)
         fprintf(out, "; weights updated %s the backward pass", config->overlap ? "along" : "after");
     if (config->mode != TD_BENCH_FORWARD)
-        fprintf(out, "; backward finds %s of forward; gradients are %s",
-                config->model.keep == TD_KEEP_ALL ? "all" : "most",
+        fprintf(out, "; backward finds %s of forward; gradients are %s", td_keep_name(config->model.keep),
                 config->model.transient_gradients ? "transient" : "held");
+    if (config->mode != TD_BENCH_FORWARD && config->model.keep == TD_KEEP_INPUTS)
+        fprintf(out, "; checkpoints of %" PRId64 " layers", checkpoint_layers_of(&config->model));
 }
 
 static td_status print_passes(const arguments *args, const td_bench_summary *summary, const td_device *dev)
@@ -276,12 +335,14 @@ static td_status print_passes(const arguments *args, const td_bench_summary *sum
             td_device_name(dev), td_machine_name(dev, machine));
     if (td_device_kind_of(dev) == TD_DEVICE_CPU)
         fprintf(out, "; %d used", td_cpu_threads());
+    if (args->config.micro_batches > 1)
+        fprintf(out, "; %" PRId64 " micro-batches a step", args->config.micro_batches);
     print_way(&args->config, out);
     fprintf(out, "\n\n");
 
     TD_TRY(td_table_create("lrrrrr", "pass\tmean ms\tstd ms\tmedian ms\tmin ms\ttokens/s", &table));
     int passes_timed = passes_of(&args->config, summary, passes);
-    double tokens = (double)model->batch * (double)model->context;
+    double tokens = tokens_of(&args->config);
     for (int i = 0; i < passes_timed; i++) {
         const td_stats *ms = &passes[i].phase.ms;
         TD_TRY(td_table_row(table, "%s\t%.3f\t%.3f\t%.3f\t%.3f\t%.0f", passes[i].name, ms->mean, ms->std,
@@ -293,6 +354,10 @@ static td_status print_passes(const arguments *args, const td_bench_summary *sum
     fprintf(out, "matrix products %.3f GFLOP a step, %.1f GFLOP/s; peak memory %.1f MiB",
             summary->flops_per_step / 1e9, summary->flops_per_step / seconds / 1e9,
             (double)summary->peak_bytes / 1048576.0);
+    if (args->peak_tflops > 0)
+        fprintf(out, "; %.2f %% of %g TFLOP/s, of %.3f GFLOP that the model asks for",
+                100 * summary->model_flops_per_step / seconds / (args->peak_tflops * 1e12), args->peak_tflops,
+                summary->model_flops_per_step / 1e9);
     if (args->config.mode != TD_BENCH_FORWARD)
         fprintf(out, "; loss %.4f to %.4f", summary->first_loss, summary->last_loss);
     fprintf(out, "\n");
@@ -319,7 +384,9 @@ static td_status set_config(td_record *record, const td_bench_config *config)
     TD_TRY(td_record_set_bool(record, "config.graph", config->graph));
     TD_TRY(td_record_set_string(record, "config.timed", config->whole ? "whole" : "phases"));
     if (config->mode != TD_BENCH_FORWARD) {
-        TD_TRY(td_record_set_string(record, "config.keep", model->keep == TD_KEEP_ALL ? "all" : "most"));
+        TD_TRY(td_record_set_string(record, "config.keep", td_keep_name(model->keep)));
+        if (model->keep == TD_KEEP_INPUTS)
+            TD_TRY(td_record_set_integer(record, "config.checkpoint_layers", checkpoint_layers_of(model)));
         TD_TRY(td_record_set_string(record, "config.gradients",
                                     model->transient_gradients ? "transient" : "held"));
     }
@@ -336,7 +403,7 @@ static td_status append_record(const arguments *args, const td_bench_summary *su
     td_status status = TD_OK;
     td_record *record = NULL;
     const td_transformer_config *model = &args->config.model;
-    double tokens = (double)model->batch * (double)model->context;
+    double tokens = tokens_of(&args->config);
 
     TD_TRY(td_output_record(dev, "benchmarking_script", "bench", &record));
     TD_TRY(td_record_set_string(record, "impl", impl_of(&args->config)));
@@ -352,12 +419,15 @@ static td_status append_record(const arguments *args, const td_bench_summary *su
     TD_TRY(td_record_set_integer(record, "case.context", model->context));
     TD_TRY(td_record_set_string(record, "case.dtype", td_precision_name(args->config.model.precision)));
     TD_TRY(td_record_set_string(record, "case.attention", model->attention));
+    if (args->config.micro_batches > 1)
+        TD_TRY(td_record_set_integer(record, "case.micro_batches", args->config.micro_batches));
     TD_TRY(td_record_set_integer(record, "case.warmup", args->config.warmup));
     TD_TRY(td_record_set_string(record, "case.pass", timed->name));
     if (timed->phase.ms.n > 0) {
         TD_TRY(td_record_set_stats(record, "ms", &timed->phase.ms));
         TD_TRY(td_record_set_samples(record, "samples", timed->phase.samples, timed->phase.ms.n));
         TD_TRY(td_record_set_number(record, "tokens_per_second", tokens / (timed->phase.ms.median / 1e3)));
+        TD_TRY(td_record_set_number(record, "model_flops", summary->model_flops_per_step));
         TD_TRY(td_record_set_number(record, "peak_mib", (double)summary->peak_bytes / 1048576.0));
     } else {
         TD_TRY(td_record_set_string(record, "status", "oom"));

@@ -167,6 +167,7 @@ static td_status resolve_rmsnorm(const td_device *dev, const td_rmsnorm_shape *s
     TD_CHECK(isfinite(s.eps) && s.eps > 0.0f, "eps is %g, needs to be finite and above 0", (double)s.eps);
     TD_TRY(check_dtype(dev, s.dtype));
     TD_TRY(check_second(dev, "x_dtype", true, s.dtype, &s.x_dtype));
+    TD_TRY(check_second(dev, "dweight_dtype", true, s.dtype, &s.dweight_dtype));
     TD_TRY(check_size("rows * cols", s.rows, s.cols, 1));
     *out = s;
 cleanup:

@@ -95,9 +95,10 @@ TD_API td_status td_embedding_backward(td_device *dev, const td_embedding_shape 
 
 typedef struct td_rmsnorm_shape {
     int64_t rows, cols;
-    float eps;        /* above 0 */
-    td_dtype dtype;   /* of y, dy and dweight */
-    td_dtype x_dtype; /* of x, dx and weight: dtype, or TD_F32 beside a 16-bit dtype; 0: dtype */
+    float eps;              /* above 0 */
+    td_dtype dtype;         /* of y and dy */
+    td_dtype x_dtype;       /* of x, dx and weight: dtype, or TD_F32 beside a 16-bit dtype; 0: dtype */
+    td_dtype dweight_dtype; /* likewise: dtype, or TD_F32 to add up in; 0: dtype */
 } td_rmsnorm_shape;
 
 /** y = x * rstd * weight,  rstd = 1 / sqrt(mean(x^2) + eps)        (Zhang and Sennrich 2019, eq. 4, with eps)
@@ -132,7 +133,7 @@ TD_API td_status td_residual_rmsnorm_forward(td_device *dev, const td_rmsnorm_sh
  *   dx          [rows, cols]  i/o  x_dtype  accumulate_dx: added to what is there; in place
  *                                           of dy allowed when it is not set and their types are one
  *   dx_rounded  [rows, cols]  out  dtype    dx as it is then, rounded, for what comes next; NULL: not wanted
- *   dweight     [cols]        i/o  dtype    accumulate_dweight: added to what is there
+ *   dweight     [cols]        i/o  dweight_dtype  accumulate_dweight: added to what is there
  *
  * TD_BAD_ARGUMENT also for dx_rounded where x_dtype is dtype: dx is it already. */
 TD_API td_status td_rmsnorm_backward_work_bytes(td_device *dev, const td_rmsnorm_shape *shape, size_t *out);

@@ -378,7 +378,8 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status status)
 {
     td_optimizer *o = (td_optimizer *)hook;
 
-    (void)pass;
+    if (pass == TD_PASS_RECOMPUTE) /* the backward pass around it goes on, or ends with the same failure */
+        return TD_OK;
     if (status != TD_OK)
         o->final.count = 0;
     if (!o->side_works)

@@ -18,7 +18,7 @@ enum { MICROS = TD_MICRO_LAST + 1 };
 
 /** How a step is going to run: what a plan and a trainer are made from. */
 typedef struct setup {
-    td_train_config config; /* with defaults filled in, and the model's `use` and `wait` */
+    td_train_config config; /* with defaults filled in, and what of the model is the trainer's */
     td_product_extent together[TD_LINEAR_ADAMW_MOST];
     int64_t together_count;
     int64_t ranges; /* that become final in a pass, at most */
@@ -147,6 +147,12 @@ static td_optimizer_group group_of(const setup *s)
     return (td_optimizer_group){.range = {0, s->elements}, .hyper = s->config.hyper};
 }
 
+static td_dtype grad_dtype_of(const td_transformer_config *model)
+{
+    return model->f32_gradients ? td_precision_weights(model->precision)
+                                : td_precision_dtype(model->precision);
+}
+
 static td_status prepare(td_device *dev, const td_train_config *config, setup *s)
 {
     td_status status = TD_OK;
@@ -164,6 +170,7 @@ static td_status prepare(td_device *dev, const td_train_config *config, setup *s
         s->config.micro_batches = 1;
     s->config.model.use = config->until == TD_TRAIN_FORWARD ? TD_MODEL_INFERENCE : TD_MODEL_GRADIENTS;
     s->config.model.wait = 0;
+    s->config.model.f32_gradients = s->config.micro_batches > 1;
     TD_TRY(td_transformer_plan(dev, &s->config.model, &s->model)); /* checks it */
     TD_TRY(choose_wait(dev, s));
     TD_TRY(td_transformer_plan(dev, &s->config.model, &s->model));
@@ -192,8 +199,7 @@ td_status td_train_plan(td_device *dev, const td_train_config *config, td_train_
         const td_optimizer_group group = group_of(&s);
         TD_TRY(td_optimizer_plan(s.elements, 1, &group, &out->optimizer));
         if (config->clip > 0)
-            TD_TRY(
-                td_clip_plan(dev, s.elements, td_precision_dtype(config->model.precision), s.ranges, &clip));
+            TD_TRY(td_clip_plan(dev, s.elements, grad_dtype_of(&s.config.model), s.ranges, &clip));
     }
     out->step += clip;
 cleanup:

@@ -26,12 +26,12 @@ typedef enum td_train_until {
 } td_train_until;
 
 typedef struct td_train_config {
-    td_transformer_config model; /* `use` and `wait` are the trainer's */
+    td_transformer_config model; /* `use`, `wait` and `f32_gradients` are the trainer's */
     td_train_until until;
     td_hyperparameters hyper; /* of all weights */
     td_update_time time;      /* along the backward pass, which is the faster, or after it */
     float clip;               /* gradients are clipped to this global norm; 0: they are not */
-    int64_t micro_batches;    /* whose gradients a step adds up and averages; 0: 1 */
+    int64_t micro_batches; /* whose gradients a step adds up, in f32 beside f32 weights, and averages; 0: 1 */
     bool capture; /* each part, or the whole step, is captured when it comes the second time, then replayed */
     td_hook *hooks; /* others that take part, which outlive the trainer; NULL: none */
 } td_train_config;

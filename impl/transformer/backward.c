@@ -1,3 +1,4 @@
+#include "transformer/forward.h"
 #include "transformer/history.h"
 #include "transformer/reading.h"
 #include "transformer/shapes.h"
@@ -25,7 +26,7 @@ typedef struct linear {
 /** Transient gradients leave between parameters what activations were; updates are to find 0 there. */
 static td_status clear_padding(td_transformer *model, int64_t begin, int64_t end)
 {
-    const size_t element = td_dtype_size(model->plan.dtype);
+    const size_t element = td_dtype_size(model->plan.grad_dtype);
     const int64_t count = td_transformer_parameter_count(model);
     td_status status = TD_OK;
 
@@ -80,7 +81,7 @@ static void *branch_grad(const td_transformer *model, td_tensor branch, int64_t 
 /** Where the weights' gradients behind a layer's norm find its output. */
 static void *norm_output(const td_transformer *model, int64_t layer, td_weight norm)
 {
-    const bool kept = model->plan.config.keep == TD_KEEP_ALL;
+    const bool kept = model->plan.all_kept;
 
     if (norm == TD_W_LN1)
         return td_tensor_at(model, kept ? TD_T_NORM : TD_T_NORM1_AGAIN, layer);
@@ -92,7 +93,7 @@ static td_status norm_again(td_transformer *model, int64_t layer, td_weight norm
 {
     const td_rmsnorm_shape shape = td_norm_shape(&model->plan, model->batch * model->seq);
 
-    if (model->plan.config.keep == TD_KEEP_ALL)
+    if (model->plan.all_kept)
         return TD_OK;
     return td_rmsnorm_forward(model->dev, &shape, x, td_norm_weight(model, layer, norm),
                               norm_output(model, layer, norm), td_norm_rstd(model, layer, norm));
@@ -158,8 +159,7 @@ cleanup:
 /** Where they find silu(gate) up. */
 static void *hidden_of(const td_transformer *model, int64_t layer)
 {
-    return td_tensor_at(model, model->plan.config.keep == TD_KEEP_ALL ? TD_T_HIDDEN : TD_T_HIDDEN_GRAD,
-                        layer);
+    return td_tensor_at(model, model->plan.all_kept ? TD_T_HIDDEN : TD_T_HIDDEN_GRAD, layer);
 }
 
 enum { FFN = 0, ATTENTION = 2 }; /* the first of two each */
@@ -238,14 +238,14 @@ static td_status head_backward(pass *p)
     td_status status = TD_OK;
     bool taken;
 
-    TD_TRY(td_needed(model, TD_PASS_BACKWARD, TD_PART_HEAD, 0));
+    TD_TRY(td_needed(model, TD_PART_HEAD, 0));
     /* loss = cross_entropy(logits, targets) */
     TD_TRY(td_step_enter(model, TD_STEP_HEAD_GRAD, size->layers));
     TD_TRY(td_cross_entropy_backward(model->dev, &loss, dlogits, td_tensor_at(model, TD_T_TARGETS, 0),
                                      td_tensor_at(model, TD_T_LSE, 0), 1, dlogits));
     /* logits = norm lm_head^T */
     TD_TRY(td_linear_input_grad(model, d, size->vocab, dlogits, model->at[TD_PART_HEAD], dnorm));
-    TD_TRY(td_done(model, TD_PASS_BACKWARD, TD_PART_HEAD, 0));
+    TD_TRY(td_done(model, TD_PART_HEAD, 0));
     TD_TRY(td_step_enter(model, TD_STEP_HEAD_WEIGHT_GRAD, size->layers));
     TD_TRY(weight_grads(p, 1, &(linear){lm_head, d, size->vocab, dlogits, norm}, 0, &taken));
     p->taken_any |= taken;
@@ -253,7 +253,7 @@ static td_status head_backward(pass *p)
         TD_TRY(final(p, td_part_range(&model->plan.layout, TD_PART_HEAD, 0)));
 
     /* norm = ln_final(input) */
-    TD_TRY(td_needed(model, TD_PASS_BACKWARD, TD_PART_NORMS, 0));
+    TD_TRY(td_needed(model, TD_PART_NORMS, 0));
     TD_TRY(td_step_enter(model, TD_STEP_FINAL_GRAD, size->layers));
     TD_TRY(norm_backward(p, size->layers, TD_W_LN1, input, dnorm));
     TD_TRY(td_begin_dead(model, size->layers)); /* the layers' die by their steps */
@@ -279,18 +279,17 @@ static td_status feed_forward_backward(pass *p, int64_t layer)
 
     /* output = middle + hidden w2^T: dx is middle's gradient already. Unless it was kept, hidden itself comes
      * back where its gradient was. */
-    TD_TRY(td_needed(model, TD_PASS_BACKWARD, TD_PART_FFN, layer));
+    TD_TRY(td_needed(model, TD_PART_FFN, layer));
     TD_TRY(td_step_enter(model, TD_STEP_DOWN_GRAD, layer));
     TD_TRY(td_linear_input_grad(model, f, d, dx, td_matrix(model, TD_W_W2), dhidden));
     TD_TRY(td_step_enter(model, TD_STEP_SILU_GRAD, layer));
-    TD_TRY(td_silu_mul_backward(dev, &rows, gate, up, dhidden, gate, up,
-                                plan->config.keep == TD_KEEP_ALL ? NULL : dhidden));
+    TD_TRY(td_silu_mul_backward(dev, &rows, gate, up, dhidden, gate, up, plan->all_kept ? NULL : dhidden));
 
     /* [gate, up] = norm [w1; w3]^T */
     TD_TRY(td_step_enter(model, TD_STEP_GATE_UP_GRAD, layer));
     TD_TRY(td_linear_input_grad(model, d, 2 * f, gate, td_matrix(model, TD_W_W1), dnorm));
 
-    TD_TRY(td_done(model, TD_PASS_BACKWARD, TD_PART_FFN, layer));
+    TD_TRY(td_done(model, TD_PART_FFN, layer));
 
     TD_TRY(td_step_enter(model, TD_STEP_FFN_WEIGHT_GRAD, layer));
     TD_TRY(norm_again(model, layer, TD_W_LN2, middle));
@@ -329,7 +328,7 @@ static td_status attention_backward(pass *p, int64_t layer)
     td_status status = TD_OK;
 
     /* middle = input + o output_proj^T: dx is input's gradient already */
-    TD_TRY(td_needed(model, TD_PASS_BACKWARD, TD_PART_ATTENTION, layer));
+    TD_TRY(td_needed(model, TD_PART_ATTENTION, layer));
     TD_TRY(td_step_enter(model, TD_STEP_OUTPUT_GRAD, layer));
     TD_TRY(td_linear_input_grad(model, d, d, dx, td_matrix(model, TD_W_OUTPUT), d_o));
 
@@ -344,7 +343,7 @@ static td_status attention_backward(pass *p, int64_t layer)
     TD_TRY(td_step_enter(model, TD_STEP_QKV_GRAD, layer));
     TD_TRY(td_linear_input_grad(model, d, 3 * d, dqkv, td_matrix(model, TD_W_Q), dnorm));
 
-    TD_TRY(td_done(model, TD_PASS_BACKWARD, TD_PART_ATTENTION, layer));
+    TD_TRY(td_done(model, TD_PART_ATTENTION, layer));
 
     TD_TRY(td_step_enter(model, TD_STEP_ATTN_WEIGHT_GRAD, layer));
     TD_TRY(norm_again(model, layer, TD_W_LN1, input));
@@ -373,6 +372,24 @@ cleanup:
     return status;
 }
 
+/** Layers whose activations forward discarded run forward again. */
+static td_status recompute(const pass *p, int64_t first, int64_t end)
+{
+    td_transformer *model = p->model;
+    td_status status = TD_OK;
+
+    TD_TRY(td_device_push_label(model->dev, "recompute"));
+    model->pass = TD_PASS_RECOMPUTE;
+    status = td_hooks_begin(model->hooks, TD_PASS_RECOMPUTE, p->last);
+    if (status == TD_OK)
+        status = td_layers_forward(model, first, end);
+    status = td_hooks_end(model->hooks, TD_PASS_RECOMPUTE, status);
+    model->pass = TD_PASS_BACKWARD;
+    TD_TRY(td_pop_after(model->dev, status));
+cleanup:
+    return status;
+}
+
 static td_status run(pass *p)
 {
     td_transformer *model = p->model;
@@ -381,9 +398,12 @@ static td_status run(pass *p)
     td_status status = TD_OK;
 
     TD_TRY(head_backward(p));
-    for (int64_t layer = model->plan.config.size.layers - 1; layer >= 0; layer--)
+    for (int64_t layer = model->plan.config.size.layers - 1; layer >= 0; layer--) {
+        if (layer < model->plan.last && (layer + 1) % model->plan.span == 0)
+            TD_TRY(recompute(p, layer + 1 - model->plan.span, layer + 1));
         TD_TRY(layer_backward(p, layer));
-    TD_TRY(td_done(model, TD_PASS_BACKWARD, TD_PART_NORMS, 0));
+    }
+    TD_TRY(td_done(model, TD_PART_NORMS, 0));
     TD_TRY(final(p, td_part_range(layout, TD_PART_NORMS, 0)));
 
     TD_TRY(td_step_enter(model, TD_STEP_EMBED_GRAD, 0));
@@ -437,6 +457,7 @@ td_status td_transformer_backward(td_transformer *model, td_micro micro)
     model->progress = TD_AT_START; /* the activations are written over from here on */
     model->grads_lost = true;      /* until all are there */
     model->group = 1;
+    model->pass = TD_PASS_BACKWARD;
     status = td_hooks_begin(model->hooks, TD_PASS_BACKWARD, p.last);
     if (status == TD_OK)
         status = run(&p);

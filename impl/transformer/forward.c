@@ -1,3 +1,4 @@
+#include "transformer/forward.h"
 #include "transformer/history.h"
 #include "transformer/reading.h"
 #include "transformer/shapes.h"
@@ -23,8 +24,10 @@ static norm_of norm(const td_transformer *model, int64_t layer, td_weight which)
  *
  *   middle = input + output_proj(attention(rope(q_proj(h)), rope(k_proj(h)), v_proj(h))),
  *            h = ln1(input), there already
- *   input(layer + 1) = middle + w2(silu(w1(h)) * w3(h)),  h = ln2(middle) */
-static td_status layer_forward(td_transformer *model, int64_t layer)
+ *   input(layer + 1) = middle + w2(silu(w1(h)) * w3(h)),  h = ln2(middle)
+ *
+ * `ends`: it ends with what w2 multiplies. */
+static td_status layer_forward(td_transformer *model, int64_t layer, bool ends)
 {
     td_device *dev = model->dev;
     const td_plan *plan = &model->plan;
@@ -50,7 +53,7 @@ static td_status layer_forward(td_transformer *model, int64_t layer)
     char *hidden = td_tensor_at(model, TD_T_HIDDEN, layer);   /* [B, S, f] */
     td_status status = TD_OK;
 
-    TD_TRY(td_needed(model, TD_PASS_FORWARD, TD_PART_ATTENTION, layer));
+    TD_TRY(td_needed(model, TD_PART_ATTENTION, layer));
     TD_TRY(td_step_enter(model, TD_STEP_QKV, layer));
     TD_TRY(td_linear_forward(model, d, 3 * d, td_tensor_at(model, TD_T_NORM, layer), td_matrix(model, TD_W_Q),
                              qkv));
@@ -61,9 +64,9 @@ static td_status layer_forward(td_transformer *model, int64_t layer)
                                        td_tensor_at(model, TD_T_ATTEND_WORK, layer)));
     TD_TRY(td_step_enter(model, TD_STEP_OUTPUT, layer));
     TD_TRY(td_linear_forward(model, d, d, o, td_matrix(model, TD_W_OUTPUT), attn_branch));
-    TD_TRY(td_done(model, TD_PASS_FORWARD, TD_PART_ATTENTION, layer));
+    TD_TRY(td_done(model, TD_PART_ATTENTION, layer));
 
-    TD_TRY(td_needed(model, TD_PASS_FORWARD, TD_PART_FFN, layer));
+    TD_TRY(td_needed(model, TD_PART_FFN, layer));
     TD_TRY(td_step_enter(model, TD_STEP_NORM2, layer));
     TD_TRY(td_residual_rmsnorm_forward(dev, &ln2.shape, td_tensor_at(model, TD_T_INPUT, layer), attn_branch,
                                        ln2.weight, middle, norm2, ln2.rstd));
@@ -71,17 +74,48 @@ static td_status layer_forward(td_transformer *model, int64_t layer)
     TD_TRY(td_linear_forward(model, d, 2 * f, norm2, td_matrix(model, TD_W_W1), gate));
     TD_TRY(td_step_enter(model, TD_STEP_SILU, layer));
     TD_TRY(td_silu_mul_forward(dev, &rows, gate, up, hidden));
+    if (ends) {
+        TD_TRY(td_done(model, TD_PART_FFN, layer));
+        goto cleanup;
+    }
     TD_TRY(td_step_enter(model, TD_STEP_DOWN, layer));
     TD_TRY(td_linear_forward(model, f, d, hidden, td_matrix(model, TD_W_W2), ffn_branch));
-    TD_TRY(td_done(model, TD_PASS_FORWARD, TD_PART_FFN, layer));
+    TD_TRY(td_done(model, TD_PART_FFN, layer));
 
     TD_TRY(td_step_enter(model, TD_STEP_ADD, layer));
-    if (!plan->kept[TD_T_INPUT])
-        TD_TRY(td_begin_dead(model, layer)); /* the next input takes its place */
+    TD_TRY(td_begin_passed(model, layer));
     TD_TRY(td_begin_live(model, layer + 1));
     TD_TRY(td_residual_rmsnorm_forward(dev, &next.shape, middle, ffn_branch, next.weight,
                                        td_tensor_at(model, TD_T_INPUT, layer + 1),
                                        td_tensor_at(model, TD_T_NORM, layer + 1), next.rstd));
+cleanup:
+    return status;
+}
+
+/** norm = ln1(input) of a layer whose input is there. */
+static td_status begin_layers(td_transformer *model, int64_t layer)
+{
+    const norm_of first = norm(model, layer, TD_W_LN1);
+    td_status status = TD_OK;
+
+    TD_TRY(td_step_enter(model, TD_STEP_NORM1, layer));
+    TD_TRY(td_rmsnorm_forward(model->dev, &first.shape, td_tensor_at(model, TD_T_INPUT, layer), first.weight,
+                              td_tensor_at(model, TD_T_NORM, layer), first.rstd));
+cleanup:
+    return status;
+}
+
+td_status td_layers_forward(td_transformer *model, int64_t first, int64_t end)
+{
+    const bool again = model->pass == TD_PASS_RECOMPUTE;
+    td_status status = TD_OK;
+
+    if (again)
+        TD_TRY(begin_layers(model, first));
+    for (int64_t layer = first; layer < end; layer++) {
+        TD_TRY(td_push_layer(model->dev, layer));
+        TD_TRY(td_pop_after(model->dev, layer_forward(model, layer, again && layer == end - 1)));
+    }
 cleanup:
     return status;
 }
@@ -93,7 +127,9 @@ static td_status abandon(td_transformer *model)
 
     if (model->progress == TD_AT_START)
         goto cleanup;
-    for (int64_t layer = 0; layer < model->plan.config.size.layers; layer++) {
+    for (int64_t layer = 0; layer < model->plan.last; layer += model->plan.span)
+        TD_TRY(td_tensor_dead(model, TD_T_INPUT, layer));
+    for (int64_t layer = model->plan.last; layer < model->plan.config.size.layers; layer++) {
         for (int i = TD_T_INPUT; i < TD_TENSORS; i++) {
             if (model->plan.kept[i])
                 TD_TRY(td_tensor_dead(model, (td_tensor)i, layer));
@@ -115,10 +151,10 @@ static td_status begin(td_transformer *model, const int64_t *ids, int64_t batch,
     const td_embedding_shape embedding = td_embedding_shape_of(&model->plan, batch * seq);
     td_status status = TD_OK;
 
-    TD_TRY(td_needed(model, TD_PASS_FORWARD, TD_PART_EMBEDDING, 0));
+    TD_TRY(td_needed(model, TD_PART_EMBEDDING, 0));
     TD_TRY(td_embedding_forward(model->dev, &embedding, ids, model->at[TD_PART_EMBEDDING],
                                 td_tensor_at(model, TD_T_INPUT, 0)));
-    TD_TRY(td_done(model, TD_PASS_FORWARD, TD_PART_EMBEDDING, 0));
+    TD_TRY(td_done(model, TD_PART_EMBEDDING, 0));
     TD_TRY(abandon(model));
     model->progress = TD_AT_START;
     model->batch = batch;
@@ -129,11 +165,8 @@ static td_status begin(td_transformer *model, const int64_t *ids, int64_t batch,
     if (model->grads)
         TD_TRY(td_device_copy(model->dev, td_tensor_at(model, TD_T_IDS, 0), ids,
                               (size_t)(batch * seq) * sizeof *ids));
-    TD_TRY(td_needed(model, TD_PASS_FORWARD, TD_PART_NORMS, 0));
-    TD_TRY(td_step_enter(model, TD_STEP_NORM1, 0));
-    const norm_of first = norm(model, 0, TD_W_LN1);
-    TD_TRY(td_rmsnorm_forward(model->dev, &first.shape, td_tensor_at(model, TD_T_INPUT, 0), first.weight,
-                              td_tensor_at(model, TD_T_NORM, 0), first.rstd));
+    TD_TRY(td_needed(model, TD_PART_NORMS, 0));
+    TD_TRY(begin_layers(model, 0));
 cleanup:
     return status;
 }
@@ -144,13 +177,13 @@ static td_status head(td_transformer *model)
     const td_model_size *size = &model->plan.config.size;
     td_status status = TD_OK;
 
-    TD_TRY(td_done(model, TD_PASS_FORWARD, TD_PART_NORMS, 0));
+    TD_TRY(td_done(model, TD_PART_NORMS, 0));
     TD_TRY(td_step_enter(model, TD_STEP_FINAL, size->layers));
     TD_TRY(td_step_enter(model, TD_STEP_HEAD, size->layers));
-    TD_TRY(td_needed(model, TD_PASS_FORWARD, TD_PART_HEAD, 0));
+    TD_TRY(td_needed(model, TD_PART_HEAD, 0));
     TD_TRY(td_linear_forward(model, size->d_model, size->vocab, td_tensor_at(model, TD_T_NORM, size->layers),
                              model->at[TD_PART_HEAD], td_tensor_at(model, TD_T_LOGITS, 0)));
-    TD_TRY(td_done(model, TD_PASS_FORWARD, TD_PART_HEAD, 0));
+    TD_TRY(td_done(model, TD_PART_HEAD, 0));
     TD_TRY(td_step_enter(model, TD_STEP_NONE, 0));
     model->progress = TD_AFTER_FORWARD;
 cleanup:
@@ -191,14 +224,12 @@ td_status td_transformer_forward(td_transformer *model, const int64_t *ids, int6
     }
     TD_TRY(check_room(model, batch, seq));
     TD_TRY(td_device_push_label(model->dev, "forward"));
+    model->pass = TD_PASS_FORWARD;
     status = td_hooks_begin(model->hooks, TD_PASS_FORWARD, false);
     if (status == TD_OK)
         status = begin(model, ids, batch, seq);
-    for (int64_t layer = 0; status == TD_OK && layer < model->plan.config.size.layers; layer++) {
-        status = td_push_layer(model->dev, layer);
-        if (status == TD_OK)
-            status = td_pop_after(model->dev, layer_forward(model, layer));
-    }
+    if (status == TD_OK)
+        status = td_layers_forward(model, 0, model->plan.config.size.layers);
     if (status == TD_OK)
         status = head(model);
     const bool complete = status == TD_OK;

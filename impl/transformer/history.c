@@ -33,7 +33,9 @@ static td_status each_of_begin(td_transformer *model, int64_t layer,
     td_status status = TD_OK;
 
     for (int i = TD_T_INPUT; i < TD_TENSORS; i++) {
-        if (model->plan.beyond[i])
+        td_step first, last;
+        td_tensor_life(&model->plan, (td_tensor)i, td_discards(model, layer), &first, &last);
+        if (model->plan.beyond[i] && first != TD_STEP_NONE)
             TD_TRY(note(model, (td_tensor)i, layer));
     }
 cleanup:
@@ -48,6 +50,21 @@ td_status td_begin_live(td_transformer *model, int64_t layer)
 td_status td_begin_dead(td_transformer *model, int64_t layer)
 {
     return each_of_begin(model, layer, td_tensor_dead);
+}
+
+/** td_tensor_dead but for the input of a checkpoint. */
+static td_status dead_unless_checkpoint(td_transformer *model, td_tensor tensor, int64_t layer)
+{
+    if (tensor == TD_T_INPUT && model->grads && layer % model->plan.span == 0)
+        return TD_OK;
+    return td_tensor_dead(model, tensor, layer);
+}
+
+td_status td_begin_passed(td_transformer *model, int64_t layer)
+{
+    if (model->grads && !td_discards(model, layer))
+        return TD_OK;
+    return each_of_begin(model, layer, dead_unless_checkpoint);
 }
 
 int64_t td_group_end(const td_transformer *model, int64_t layer)
@@ -71,7 +88,7 @@ static td_status note_step(td_transformer *model, td_step from, td_step to, int6
         td_step first, last;
         if (model->plan.bytes[i] == 0)
             continue;
-        td_tensor_life(&model->plan, (td_tensor)i, &first, &last);
+        td_tensor_life(&model->plan, (td_tensor)i, td_discards(model, model->layer), &first, &last);
         for (int64_t done = model->layer; done < end && last == from; done++)
             TD_TRY(td_tensor_dead(model, (td_tensor)i, done));
     }
@@ -79,7 +96,7 @@ static td_status note_step(td_transformer *model, td_step from, td_step to, int6
         td_step first, last;
         if (model->plan.bytes[i] == 0)
             continue;
-        td_tensor_life(&model->plan, (td_tensor)i, &first, &last);
+        td_tensor_life(&model->plan, (td_tensor)i, td_discards(model, layer), &first, &last);
         if (first == to)
             TD_TRY(td_tensor_live(model, (td_tensor)i, layer));
     }

@@ -17,6 +17,9 @@ td_status td_tensor_dead(td_transformer *model, td_tensor tensor, int64_t layer)
 td_status td_begin_live(td_transformer *model, int64_t layer);
 td_status td_begin_dead(td_transformer *model, int64_t layer);
 
+/** What the layer began with is behind it in a forward pass: what backward will not find is dead. */
+td_status td_begin_passed(td_transformer *model, int64_t layer);
+
 /** Pushes "layers.<layer>". */
 td_status td_push_layer(td_device *dev, int64_t layer);
 

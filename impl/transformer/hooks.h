@@ -51,7 +51,8 @@ typedef struct td_weights {
 
 typedef enum td_pass {
     TD_PASS_FORWARD = 0,
-    TD_PASS_RECOMPUTE, /* the forward of a checkpoint's layers once more, inside the backward pass */
+    TD_PASS_RECOMPUTE, /* The forward of a checkpoint's layers once more: begins and ends within a backward
+                        * pass, whose norms it reads. */
     TD_PASS_BACKWARD
 } td_pass;
 
@@ -97,7 +98,8 @@ struct td_hook {
 
     /** Work that is queued behind this call reads the range at *where, which holds the address of its first
      * element in the model's own block and may be changed. It is valid until `done`. `next`: what will be
-     * needed after this, so that it can be fetched beside the work; NULL: nothing more in this pass. */
+     * needed after this, so that it can be fetched beside the work, also where that is in a recomputation or
+     * behind it; NULL: nothing more in this pass. */
     td_status (*needed)(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
                         const void **where);
 

@@ -19,6 +19,7 @@ struct td_transformer {
     char (*names)[TD_PARAMETER_NAME_BYTES];
     bool weights_there;       /* by init or refresh */
     td_hook *hooks;           /* NULL: none */
+    td_pass pass;             /* that runs, or ran last */
     const char *at[TD_PARTS]; /* where the pass reads the part that was needed last */
     td_progress progress;
     bool grads_lost; /* some used up; or transient, and a forward came since backward, or no backward yet */
@@ -37,10 +38,13 @@ void td_parameters_fill(td_transformer *model);
 
 static inline void *td_tensor_at(const td_transformer *model, td_tensor tensor, int64_t layer)
 {
-    const td_plan *plan = &model->plan;
+    return model->arena + td_tensor_offset(&model->plan, tensor, layer);
+}
 
-    return model->arena + plan->offset[tensor] +
-           (plan->kept[tensor] ? (size_t)layer * plan->layer_stride : 0);
+/** The pass computes activations of the layer that backward will compute again. */
+static inline bool td_discards(const td_transformer *model, int64_t layer)
+{
+    return model->pass == TD_PASS_FORWARD && layer < model->plan.last;
 }
 
 #endif

@@ -19,7 +19,7 @@ static const char *const weight_names[TD_WEIGHTS] = {
 
 static void fill(td_transformer *model, int64_t index, int64_t rows, int64_t cols, int64_t offset)
 {
-    const td_dtype dtype = model->plan.wide, grad_dtype = model->plan.dtype;
+    const td_dtype dtype = model->plan.wide, grad_dtype = model->plan.grad_dtype;
 
     model->parameters[index] = (td_parameter){
         .name = model->names[index],

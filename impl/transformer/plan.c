@@ -119,9 +119,9 @@ static bool waits(const td_plan *plan, td_tensor tensor)
            (tensor == TD_T_FFN_BRANCH_GRAD || tensor == TD_T_ATTN_BRANCH_GRAD || tensor == TD_T_QKV_GRAD);
 }
 
-void td_tensor_life(const td_plan *plan, td_tensor tensor, td_step *first, td_step *last)
+void td_tensor_life(const td_plan *plan, td_tensor tensor, bool discarded, td_step *first, td_step *last)
 {
-    const bool keep = plan->config.keep == TD_KEEP_ALL;
+    const bool backward = has_backward(plan) && !discarded, keep = plan->all_kept && backward;
     td_tensor until = tensor; /* the one with whose last step it ends */
 
     if (keep && tensor == TD_T_NORM)
@@ -130,7 +130,7 @@ void td_tensor_life(const td_plan *plan, td_tensor tensor, td_step *first, td_st
         until = TD_T_NORM2_AGAIN;
     if (keep && tensor == TD_T_HIDDEN)
         until = TD_T_HIDDEN_GRAD; /* where hidden comes back without it */
-    *last = has_backward(plan) ? tensors[until].last : tensors[until].last_inference;
+    *last = backward ? tensors[until].last : tensors[until].last_inference;
     /* Only in mixed precision do the feed-forward's weights wait for attention's. */
     if (*last == TD_STEP_ATTN_WEIGHT_GRAD && !plan->mixed &&
         (until == TD_T_GATE_UP || until == TD_T_HIDDEN_GRAD || until == TD_T_NORM2_AGAIN))
@@ -147,12 +147,21 @@ void td_tensor_life(const td_plan *plan, td_tensor tensor, td_step *first, td_st
     }
 }
 
+size_t td_tensor_offset(const td_plan *plan, td_tensor tensor, int64_t layer)
+{
+    const size_t slot = (size_t)(layer < plan->last ? layer % plan->span : layer - plan->last);
+
+    if (tensor == TD_T_INPUT && layer < plan->last && slot == 0)
+        return (size_t)(layer / plan->span) * plan->bytes[tensor];
+    return plan->offset[tensor] + (plan->kept[tensor] ? slot * plan->layer_stride : 0);
+}
+
 void td_tensor_name(const td_plan *plan, td_tensor tensor, int64_t layer, char *out, size_t capacity)
 {
     const char *name = plan->kept[tensor] && tensor == TD_T_NORM ? "ln1.output" : tensors[tensor].name;
     td_step first, last;
 
-    td_tensor_life(plan, tensor, &first, &last);
+    td_tensor_life(plan, tensor, false, &first, &last);
     if (plan->beyond[tensor] && layer == plan->config.size.layers)
         snprintf(out, capacity, "ln_final.%s", tensor == TD_T_INPUT ? name : name + strlen("ln1."));
     else if (tensor == TD_T_SAVED)
@@ -258,8 +267,12 @@ static td_status check_config(const td_transformer_config *config)
              size->heads, size->d_model / size->heads);
     TD_CHECK(td_precision_name(config->precision), "precision is %d, which is no td_precision",
              (int)config->precision);
-    TD_CHECK(config->keep == TD_KEEP_MOST || config->keep == TD_KEEP_ALL, "keep is %d, which is no td_keep",
-             (int)config->keep);
+    TD_CHECK(td_keep_name(config->keep), "keep is %d, which is no td_keep", (int)config->keep);
+    TD_CHECK(config->checkpoint_layers >= 0 && config->checkpoint_layers <= size->layers,
+             "checkpoint_layers is %" PRId64 ", needs 1 to all %" PRId64 ", or 0 for 1",
+             config->checkpoint_layers, size->layers);
+    TD_CHECK(config->checkpoint_layers == 0 || config->keep == TD_KEEP_INPUTS,
+             "checkpoint_layers is %" PRId64 ", which needs TD_KEEP_INPUTS", config->checkpoint_layers);
     TD_CHECK(config->use == TD_MODEL_INFERENCE || config->use == TD_MODEL_GRADIENTS,
              "use is %d, needs TD_MODEL_INFERENCE or TD_MODEL_GRADIENTS", (int)config->use);
     TD_CHECK(config->wait >= 0 && config->wait <= size->layers,
@@ -367,7 +380,7 @@ cleanup:
 /** Decides which tensors are kept. */
 static void choose_kept(td_plan *plan)
 {
-    const bool all = plan->config.keep == TD_KEEP_ALL;
+    const bool all = plan->all_kept;
 
     for (int i = TD_T_INPUT; i <= TD_T_GATE_UP; i++)
         plan->kept[i] = has_backward(plan) && plan->bytes[i] > 0;
@@ -377,12 +390,14 @@ static void choose_kept(td_plan *plan)
 }
 
 /** Lays out one layer's kept tensors one after the other, from the arena's begin; first come those that have
- * an instance behind the last layer. */
+ * an instance behind the last layer. Ahead of them stand the inputs of checkpoints but the last, which has
+ * its own where it is as long as the others; where it is shorter, what stands behind its last layer is dead
+ * before others come to where it was. */
 static td_status place_kept(td_plan *plan)
 {
     td_status status = TD_OK;
     size_t stride = 0, beyond = 0;
-    int64_t layers;
+    int64_t layers, inputs;
 
     for (int turn = 0; turn < 2; turn++) {
         for (int i = TD_T_INPUT; i < TD_TENSORS; i++) {
@@ -394,11 +409,16 @@ static td_status place_kept(td_plan *plan)
         if (turn == 0)
             beyond = stride;
     }
-    TD_TRY(
-        td_product("kept activations", 2, (int64_t[]){plan->config.size.layers, (int64_t)stride}, &layers));
+    TD_TRY(td_product("kept activations", 2, (int64_t[]){plan->span, (int64_t)stride}, &layers));
+    TD_TRY(td_product("inputs of checkpoints", 2,
+                      (int64_t[]){plan->last / plan->span, (int64_t)plan->bytes[TD_T_INPUT]}, &inputs));
     plan->layer_stride = stride;
     plan->total.activations = (size_t)layers;
     TD_TRY(add_bytes("kept activations", beyond, &plan->total.activations));
+    TD_TRY(add_bytes("kept activations", (size_t)inputs, &plan->total.activations));
+    for (int i = TD_T_INPUT; i < TD_TENSORS; i++)
+        if (plan->kept[i])
+            plan->offset[i] += (size_t)inputs;
 cleanup:
     return status;
 }
@@ -407,20 +427,23 @@ cleanup:
  * done with: when it writes its gradients, the activations of it and the layers before it matter, those
  * behind do not. So the block of gradients, whose layers stand in the same order, begins as low as that
  * allows. Norms' gradients stand behind all layers', and so does the head's: they are written while
- * everything matters. Layers that wait for others are not done with, but then none writes there: their
+ * everything matters. Before a checkpoint's activations those of others stood in the same place, so that
+ * gradients of layers behind the first checkpoint stay clear of all of them. Layers that wait for others are not done with, but then none writes there: their
  * matrices' gradients are stored nowhere. */
 static void place_gradients(td_plan *plan)
 {
-    const size_t element = td_dtype_size(plan->dtype);
+    const size_t element = td_dtype_size(plan->grad_dtype);
     const int64_t layers = plan->config.size.layers;
+    const size_t inputs = (size_t)(plan->last / plan->span) * plan->bytes[TD_T_INPUT];
     size_t begin = 0;
 
     for (int64_t layer = 0; layer <= layers; layer++) {
         const int64_t first =
             layer < layers ? plan->layout.layers + layer * plan->layout.layer_stride : plan->layout.norms;
         const size_t ahead = (size_t)first * element;
+        const int64_t until = layer < plan->span ? layer + 1 : plan->span;
         const size_t needed =
-            layer < layers ? (size_t)(layer + 1) * plan->layer_stride : plan->total.activations;
+            layer < layers ? inputs + (size_t)until * plan->layer_stride : plan->total.activations;
         if (needed > ahead && needed - ahead > begin)
             begin = needed - ahead;
     }
@@ -439,9 +462,13 @@ static uint64_t steps_of(const td_plan *plan, td_tensor tensor)
     uint64_t bits = 0;
     td_step first, last;
 
-    td_tensor_life(plan, tensor, &first, &last);
+    td_tensor_life(plan, tensor, false, &first, &last);
     for (int step = first; step <= (int)last; step++)
         bits |= UINT64_C(1) << step;
+    /* What is alive from layer to layer of backward is alive while layers run forward again. */
+    if (plan->last > 0 && first <= TD_STEP_FINAL_GRAD && last == TD_STEP_EMBED_GRAD)
+        for (int step = TD_STEP_NORM1; step <= TD_STEP_ADD; step++)
+            bits |= UINT64_C(1) << step;
     return tensor == TD_T_WORK ? bits & ~idle : bits;
 }
 
@@ -503,24 +530,32 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
         plan.config.rope_theta = 10000;
     plan.config.keep = has_backward(&plan) ? config->keep : TD_KEEP_MOST;
     plan.group = config->wait > 1 ? config->wait : 1;
+    plan.all_kept = plan.config.keep != TD_KEEP_MOST;
+    plan.span = config->size.layers;
+    if (plan.config.keep == TD_KEEP_INPUTS)
+        plan.span = config->checkpoint_layers > 1 ? config->checkpoint_layers : 1;
+    plan.last = (config->size.layers - 1) / plan.span * plan.span;
 
     plan.dtype = td_precision_dtype(config->precision);
     plan.wide = td_precision_weights(config->precision);
     plan.mixed = plan.wide != plan.dtype;
+    plan.grad_dtype = config->f32_gradients ? plan.wide : plan.dtype;
     TD_TRY(td_layout_make(&config->size, plan.dtype, &plan.layout));
     TD_TRY(td_product("parameters", 2, (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(plan.wide)},
                       &block));
     plan.total.parameters = (size_t)block;
-    TD_TRY(td_product("gradients", 2, (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(plan.dtype)},
+    TD_TRY(td_product("copies", 2, (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(plan.dtype)},
                       &block));
     plan.total.copies = plan.mixed ? (size_t)block : 0;
+    TD_TRY(td_product("gradients", 2,
+                      (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(plan.grad_dtype)}, &block));
     plan.gradient_bytes = has_backward(&plan) ? (size_t)block : 0;
     plan.total.gradients = plan.gradient_bytes;
 
     TD_TRY(measure(dev, &plan, bytes));
     for (int i = 0; i < TD_TENSORS; i++) {
         td_step first, last;
-        td_tensor_life(&plan, (td_tensor)i, &first, &last);
+        td_tensor_life(&plan, (td_tensor)i, false, &first, &last);
         plan.bytes[i] = last == TD_STEP_NONE ? 0 : bytes[tensors[i].extent];
         for (int64_t more = 1; waits(&plan, (td_tensor)i) && more < plan.group; more++)
             TD_TRY(add_bytes("gradients of a group", bytes[tensors[i].extent], &plan.bytes[i]));

@@ -92,15 +92,20 @@ typedef struct td_attend {
 typedef struct td_plan {
     td_transformer_config config; /* with defaults filled in; `attention` is the implementation's own name */
     const td_attend *attend;
-    td_dtype dtype; /* of products, activations and gradients */
-    td_dtype wide;  /* of parameters and the residual stream: dtype, or f32 in mixed precision */
-    bool mixed;     /* they are two */
+    td_dtype dtype;      /* of products, activations and their gradients */
+    td_dtype wide;       /* of parameters and the residual stream: dtype, or f32 in mixed precision */
+    bool mixed;          /* they are two */
+    td_dtype grad_dtype; /* of the weights' gradients: dtype, or wide */
     td_layout layout;
     int64_t group; /* layers whose products wait for each other: what they read is there until the last */
+    int64_t span;  /* layers of a checkpoint, whose kept activations are there together; mostly all layers */
+    int64_t last;  /* the first layer of the last checkpoint, which alone backward finds as forward left it */
+    bool all_kept; /* of a checkpoint; else backward computes norms and silu(gate) up once more */
     size_t bytes[TD_TENSORS];  /* 0: the model has no such tensor */
-    size_t offset[TD_TENSORS]; /* from the arena's begin; of layer 0, for a kept tensor */
-    bool kept[TD_TENSORS];     /* from forward to backward: one instance a layer, layer_stride apart */
-    bool beyond[TD_TENSORS];   /* with one behind the last layer, of ln_final; the input always */
+    size_t offset[TD_TENSORS]; /* from the arena's begin; of a checkpoint's first layer, for a kept tensor */
+    bool kept
+        [TD_TENSORS]; /* from forward to backward: an instance a layer of a checkpoint, layer_stride apart */
+    bool beyond[TD_TENSORS]; /* with one behind the last layer, of ln_final; the input always */
     size_t layer_stride, arena_bytes;
     size_t gradient_bytes, gradient_offset; /* the offset is in the arena, for transient gradients */
     td_transformer_bytes total;
@@ -116,9 +121,14 @@ td_status td_plan_check(td_device *dev, const td_plan *plan, int64_t batch, int6
 /** The tensor's name in the memory history, such as "layers.3.attn.q". */
 void td_tensor_name(const td_plan *plan, td_tensor tensor, int64_t layer, char *out, size_t capacity);
 
-/** The steps between which the tensor's contents matter, first and last. Where fused products wait for other
+/** Where the layer's instance of a tensor begins in the arena. Inputs of checkpoints but the last stand at
+ * its begin, one after the other. */
+size_t td_tensor_offset(const td_plan *plan, td_tensor tensor, int64_t layer);
+
+/** The steps between which the tensor's contents matter, first and last; TD_STEP_NONE: never. `discarded`: in
+ * a forward pass through a layer that backward computes again. Where fused products wait for other
  * layers' their step is that of the layer that they wait for; gradients with an instance for each layer that
  * waits are alive through the layers' steps. */
-void td_tensor_life(const td_plan *plan, td_tensor tensor, td_step *first, td_step *last);
+void td_tensor_life(const td_plan *plan, td_tensor tensor, bool discarded, td_step *first, td_step *last);
 
 #endif

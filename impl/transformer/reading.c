@@ -11,11 +11,11 @@ static td_need need_of(const td_transformer *model, td_part part, int64_t layer)
                      masters ? TD_READS_PARAMS : TD_READS_COPIES};
 }
 
-/** Moves to what the pass needs next; false behind its last. */
-static bool next_of(const td_transformer *model, td_pass pass, td_part *part, int64_t *layer)
+/** Moves to what is needed next, also where another pass needs it; false behind the last. */
+static bool next_of(const td_plan *plan, td_pass pass, td_part *part, int64_t *layer)
 {
-    const int64_t layers = model->plan.config.size.layers;
-    const bool forward = pass == TD_PASS_FORWARD;
+    const int64_t layers = plan->config.size.layers;
+    const bool upwards = pass != TD_PASS_BACKWARD;
 
     switch (*part) {
     case TD_PART_EMBEDDING:
@@ -23,23 +23,29 @@ static bool next_of(const td_transformer *model, td_pass pass, td_part *part, in
         return true;
     case TD_PART_HEAD:
         *part = TD_PART_NORMS;
-        return !forward;
+        return !upwards;
     case TD_PART_NORMS:
-        *part = forward ? TD_PART_ATTENTION : TD_PART_FFN;
-        *layer = forward ? 0 : layers - 1;
+        *part = upwards ? TD_PART_ATTENTION : TD_PART_FFN;
+        *layer = upwards ? 0 : layers - 1;
         return true;
     case TD_PART_ATTENTION:
+        if (!upwards && *layer > 0 && *layer % plan->span == 0) { /* a checkpoint more runs forward first */
+            *layer -= plan->span;
+            return true;
+        }
         *part = TD_PART_FFN;
-        *layer -= !forward;
+        *layer -= !upwards;
         return *layer >= 0;
     default:
-        *part = forward && *layer == layers - 1 ? TD_PART_HEAD : TD_PART_ATTENTION;
-        *layer += forward;
+        if (pass == TD_PASS_RECOMPUTE && (*layer + 1) % plan->span == 0)
+            return true; /* by its backward */
+        *part = upwards && *layer == layers - 1 ? TD_PART_HEAD : TD_PART_ATTENTION;
+        *layer += upwards;
         return true;
     }
 }
 
-td_status td_needed(td_transformer *model, td_pass pass, td_part part, int64_t layer)
+td_status td_needed(td_transformer *model, td_part part, int64_t layer)
 {
     const td_need need = need_of(model, part, layer);
     const bool copies = need.reads == TD_READS_COPIES && model->copies;
@@ -50,21 +56,21 @@ td_status td_needed(td_transformer *model, td_pass pass, td_part part, int64_t l
     if (model->hooks) {
         td_part next_part = part;
         int64_t next_layer = layer;
-        const bool more = next_of(model, pass, &next_part, &next_layer);
+        const bool more = next_of(&model->plan, model->pass, &next_part, &next_layer);
         const td_need next = need_of(model, next_part, next_layer);
 
-        TD_TRY(td_hooks_needed(model->hooks, pass, &need, more ? &next : NULL, &where));
+        TD_TRY(td_hooks_needed(model->hooks, model->pass, &need, more ? &next : NULL, &where));
     }
     model->at[part] = where;
 cleanup:
     return status;
 }
 
-td_status td_done(td_transformer *model, td_pass pass, td_part part, int64_t layer)
+td_status td_done(td_transformer *model, td_part part, int64_t layer)
 {
     const td_need need = need_of(model, part, layer);
 
-    return td_hooks_done(model->hooks, pass, &need);
+    return td_hooks_done(model->hooks, model->pass, &need);
 }
 
 const void *td_matrix(const td_transformer *model, td_weight weight)
@@ -95,7 +101,7 @@ float *td_norm_rstd(const td_transformer *model, int64_t layer, td_weight norm)
 {
     const td_tensor own = norm == TD_W_LN1 ? TD_T_RSTD1 : TD_T_RSTD2;
 
-    if (!model->grads)
+    if (!model->grads || td_discards(model, layer))
         return NULL;
-    return td_tensor_at(model, model->plan.config.keep == TD_KEEP_ALL ? own : TD_T_RSTD, layer);
+    return td_tensor_at(model, model->plan.all_kept ? own : TD_T_RSTD, layer);
 }

@@ -5,8 +5,8 @@
 #include "transformer/model.h"
 
 /** The pass reads a part next; a layer's, or of no layer, in which case `layer` does not matter. */
-td_status td_needed(td_transformer *model, td_pass pass, td_part part, int64_t layer);
-td_status td_done(td_transformer *model, td_pass pass, td_part part, int64_t layer);
+td_status td_needed(td_transformer *model, td_part part, int64_t layer);
+td_status td_done(td_transformer *model, td_part part, int64_t layer);
 
 /** A matrix of the layer whose part was needed last, as the products read it; q_proj begins the neighbours q,
  * k, v, and w1 begins w1, w3. */
@@ -19,7 +19,7 @@ int64_t td_norm_parameter(const td_transformer *model, int64_t layer, td_weight 
 
 const void *td_norm_weight(const td_transformer *model, int64_t layer, td_weight norm);
 
-/** Where its rstd goes and backward finds it; NULL for inference. */
+/** Where its rstd goes and backward finds it; NULL where backward does not. */
 float *td_norm_rstd(const td_transformer *model, int64_t layer, td_weight norm);
 
 #endif

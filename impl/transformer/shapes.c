@@ -41,6 +41,7 @@ td_gemm_shape td_linear_weight_grad_shape(const td_plan *plan, int64_t tokens, i
     td_gemm_shape shape = product(plan, d_out, d_in, tokens);
 
     shape.trans_a = true;
+    shape.out_dtype = plan->grad_dtype;
     shape.beta = beta;
     return shape;
 }
@@ -86,7 +87,8 @@ td_rmsnorm_shape td_norm_shape(const td_plan *plan, int64_t tokens)
                               .cols = plan->config.size.d_model,
                               .eps = TD_NORM_EPS,
                               .dtype = plan->dtype,
-                              .x_dtype = plan->wide};
+                              .x_dtype = plan->wide,
+                              .dweight_dtype = plan->grad_dtype};
 }
 
 td_embedding_shape td_embedding_shape_of(const td_plan *plan, int64_t tokens)
@@ -95,7 +97,7 @@ td_embedding_shape td_embedding_shape_of(const td_plan *plan, int64_t tokens)
                                 .vocab = plan->config.size.vocab,
                                 .d_model = plan->config.size.d_model,
                                 .dtype = plan->wide,
-                                .dweight_dtype = plan->dtype};
+                                .dweight_dtype = plan->grad_dtype};
 }
 
 td_heads_shape td_heads_shape_of(const td_transformer *model, int64_t pitch)

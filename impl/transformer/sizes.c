@@ -39,6 +39,32 @@ cleanup:
     return status;
 }
 
+static const char *const keeps[] = {
+    [TD_KEEP_MOST] = "most", [TD_KEEP_ALL] = "all", [TD_KEEP_INPUTS] = "inputs"};
+
+enum { KEEPS = sizeof keeps / sizeof *keeps };
+
+const char *td_keep_name(td_keep keep)
+{
+    return (unsigned)keep < KEEPS ? keeps[keep] : NULL;
+}
+
+td_status td_keep_parse(const char *name, td_keep *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(name, "name is NULL");
+    TD_CHECK(out, "out is NULL");
+    for (int i = 0; i < KEEPS; i++)
+        if (strcmp(name, keeps[i]) == 0) {
+            *out = (td_keep)i;
+            goto cleanup;
+        }
+    TD_CHECK(false, "keep is '%.32s', needs most, all or inputs", name);
+cleanup:
+    return status;
+}
+
 td_status td_transformer_products(const td_model_size *size, td_product_extent *out)
 {
     td_status status = TD_OK;

@@ -127,7 +127,7 @@ td_status td_transformer_weights(const td_transformer *model, td_weights *out)
     *out = (td_weights){.elements = model->plan.layout.elements,
                         .dtype = model->plan.wide,
                         .copy_dtype = model->plan.dtype,
-                        .grad_dtype = model->plan.dtype,
+                        .grad_dtype = model->plan.grad_dtype,
                         .params = model->params,
                         .copies = model->copies,
                         .grads = model->grads};

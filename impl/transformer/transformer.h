@@ -38,10 +38,20 @@ typedef enum td_model_use {
 /** What forward keeps for backward, which computes the rest again. Inference ignores it. */
 typedef enum td_keep {
     TD_KEEP_MOST = 0, /* all but the norms' outputs and silu(gate) * up */
-    TD_KEEP_ALL       /* Everything: a shorter step. With t = batch * context, a layer's activations grow by
+    TD_KEEP_ALL,      /* Everything: a shorter step. With t = batch * context, a layer's activations grow by
                        * t (2 d_model + d_ff) elements of the products' type, ln_final's by t d_model, and
                        * each norm has t of f32 beside its output. Scratch shrinks. */
+    TD_KEEP_INPUTS    /* Activation checkpointing: the input of each checkpoint's first layer. Backward runs
+                       * the layers of a checkpoint forward again before it differentiates them, so that
+                       * there is room for the activations of one checkpoint (as with TD_KEEP_ALL). Those of
+                       * the last one are still there. */
 } td_keep;
+
+/** "most", "all" or "inputs"; NULL for any other value. */
+TD_API const char *td_keep_name(td_keep keep);
+
+/** TD_BAD_ARGUMENT: a NULL, or an unknown name; the message lists the known ones. */
+TD_API td_status td_keep_parse(const char *name, td_keep *out);
 
 typedef struct td_transformer_config {
     td_model_size size;
@@ -51,11 +61,16 @@ typedef struct td_transformer_config {
     td_model_use use;
     double rope_theta; /* 0: 10,000 */
     td_keep keep;
+    int64_t checkpoint_layers; /* of TD_KEEP_INPUTS: how many layers a checkpoint has; 0: 1 */
 
     /* Layers whose due products wait for each other (td_due), so that a hook can take over those of all of
      * them at once. 0 and 1: a layer's own. More need mixed precision and TD_KEEP_ALL, and for each layer
      * more some 6 * batch * context * d_model elements of scratch. */
     int64_t wait;
+
+    /* Gradients are f32 where the weights are, also beside 16-bit products, as PyTorch's: those of many
+     * micro-batches can be added up. */
+    bool f32_gradients;
 
     /* Gradients share memory with the activations that backward has done with: they are lost with the next
      * forward, and backward cannot accumulate. */
@@ -67,7 +82,7 @@ typedef struct td_transformer td_transformer;
 /** Plans and allocates a model on dev, which must outlive it; it has no weights until init or refresh.
  *
  * TD_BAD_ARGUMENT: a NULL, an extent below 1, heads that do not divide d_model, an odd head size, an unknown
- * attention, precision, keep or use, a wait that the other choices do not allow, a rope_theta that is
+ * attention, precision, keep or use, a wait or checkpoint_layers that the other choices do not allow, a rope_theta that is
  * negative or not finite, a product beyond 2^63 - 1. TD_UNSUPPORTED: a precision or head size that dev cannot
  * serve. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_transformer_create(td_device *dev, const td_transformer_config *config,
@@ -87,7 +102,7 @@ typedef struct td_parameter {
     int64_t numel;
     int64_t offset;      /* of its first element in the block of weights */
     td_dtype dtype;      /* of data: that of the precision's weights */
-    td_dtype grad_dtype; /* of grad: that of its products */
+    td_dtype grad_dtype; /* of grad: that of its products, or of the weights (f32_gradients) */
     void *data;          /* on the device, row-major; after writing there, call td_transformer_refresh */
     void *grad;          /* likewise; NULL for inference */
 } td_parameter;
@@ -123,8 +138,9 @@ TD_API td_status td_transformer_products(const td_model_size *size, td_product_e
  *             matrices of attention and those of feed-forward; the head (as copies, where there are any)
  *   backward  the head, all norms, and the layers' matrices from last to first, feed-forward's ahead of
  *             attention's
+ *   recompute a checkpoint's matrices as in forward, within the backward pass, ahead of its last layer's
  *
- * Norms are needed throughout a pass, the others one after the other. Gradients become final in the order
+ * Norms are needed throughout a pass, which recompute is part of, the others one after the other. Gradients become final in the order
  * head, layers, all norms, embedding. TD_BAD_ARGUMENT: model is NULL. */
 TD_API td_status td_transformer_set_hooks(td_transformer *model, td_hook *chain);
 

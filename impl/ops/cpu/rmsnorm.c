@@ -169,6 +169,6 @@ td_status td_cpu_rmsnorm_backward(td_device *dev, const td_rmsnorm_shape *shape,
             TD_BY_DTYPES(shape->dtype, shape->x_dtype, backward_group, shape, x, weight, rstd, dy,
                          accumulate_dx, dx, dx_rounded, group * GROUP, own);
     }
-    TD_BY_DTYPE(shape->dtype, add_parts, cols, parts, sums, accumulate_dweight, dweight);
+    TD_BY_DTYPE(shape->dweight_dtype, add_parts, cols, parts, sums, accumulate_dweight, dweight);
     return TD_OK;
 }
