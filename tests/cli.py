@@ -422,7 +422,6 @@ class CliTest(unittest.TestCase):
             "bench", *TINY, "--micro-batches", "3", "--peak-tflops", "0.5", "--json", str(self.json)
         )
         self.assertIn("; 3 micro-batches a step", text)
-        ((row,),) = tables(text)
         (record,) = self.records()
         self.assertEqual(record["case"]["micro_batches"], 3)
         self.assertEqual(record["config"]["gradients"], "held")
