@@ -432,7 +432,7 @@ class CliTest(unittest.TestCase):
         self.assertAlmostEqual(float(asked), record["model_flops"] / 1e9, places=3)
         share = record["model_flops"] / (record["ms"]["median"] / 1e3) / 0.5e12
         self.assertAlmostEqual(float(percent), 100 * share, delta=0.0051)
-        # 3 forward passes of products a micro-batch: 2 a weight of the linears, attention's below the diagonal.
+        # 3 forward passes of products: 2 a weight of the linears, of attention what the mask leaves.
         d, f, vocab, layers = 16, 24, 17, 2
         context = record["case"]["context"]
         products = tokens * 2 * (layers * (4 * d * d + 3 * d * f) + d * vocab)

@@ -550,9 +550,14 @@ API(td_account_autocast_copies)
 
 API(td_account_block_activations)
 {
-    const td_account_model m = draw_model();
-    const int64_t batch = large_extent(COUNTS), context = large_extent(COUNTS), bytes = large_extent(COUNTS),
-                  stream = large_extent(COUNTS "|stream_bytes|block|logsumexp|q");
+    static const char words[] = COUNTS "|stream_bytes|block|final|q|sum";
+    const td_account_model m = {.d_model = large_extent(words),
+                                .d_ff = large_extent(words),
+                                .layers = large_extent(words),
+                                .heads = large_extent(words),
+                                .vocab = large_extent(words)};
+    const int64_t batch = large_extent(words), context = large_extent(words), bytes = large_extent(words),
+                  stream = large_extent(words);
 
     return td_account_block_activations(pointer("model", &m), batch, context, bytes, stream,
                                         td_fuzz_chance(50), out("out", sizeof(td_account_block)));

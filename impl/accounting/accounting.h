@@ -54,8 +54,8 @@ typedef struct td_account_activations {
 TD_API td_status td_account_model_activations(const td_account_model *model, int64_t batch, int64_t context,
                                               int64_t element_bytes, td_account_activations *out);
 
-/** Bytes of activations that one block of the model keeps from forward for backward. Products have elements of
- * element_bytes, the residual stream of stream_bytes: 4 beside 2 in mixed precision. */
+/** Bytes of activations that one block of the model keeps from forward for backward. Products have elements
+ * of element_bytes, the residual stream of stream_bytes: 4 beside 2 in mixed precision. */
 typedef struct td_account_block {
     int64_t input; /* B S d   of the residual stream: what a checkpoint keeps */
     int64_t most;  /* input, the stream between both halves, q, k, v, o, gate and up (2 B S d_ff), and what

@@ -428,8 +428,8 @@ cleanup:
  * behind do not. So the block of gradients, whose layers stand in the same order, begins as low as that
  * allows. Norms' gradients stand behind all layers', and so does the head's: they are written while
  * everything matters. Before a checkpoint's activations those of others stood in the same place, so that
- * gradients of layers behind the first checkpoint stay clear of all of them. Layers that wait for others are not done with, but then none writes there: their
- * matrices' gradients are stored nowhere. */
+ * gradients of layers behind the first checkpoint stay clear of all of them. Layers that wait for others are
+ * not done with, but then none writes there: their matrices' gradients are stored nowhere. */
 static void place_gradients(td_plan *plan)
 {
     const size_t element = td_dtype_size(plan->grad_dtype);

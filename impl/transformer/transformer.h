@@ -82,9 +82,9 @@ typedef struct td_transformer td_transformer;
 /** Plans and allocates a model on dev, which must outlive it; it has no weights until init or refresh.
  *
  * TD_BAD_ARGUMENT: a NULL, an extent below 1, heads that do not divide d_model, an odd head size, an unknown
- * attention, precision, keep or use, a wait or checkpoint_layers that the other choices do not allow, a rope_theta that is
- * negative or not finite, a product beyond 2^63 - 1. TD_UNSUPPORTED: a precision or head size that dev cannot
- * serve. TD_NO_MEMORY. *out is then NULL. */
+ * attention, precision, keep or use, a wait or checkpoint_layers that the other choices do not allow, a
+ * rope_theta that is negative or not finite, a product beyond 2^63 - 1. TD_UNSUPPORTED: a precision or head
+ * size that dev cannot serve. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_transformer_create(td_device *dev, const td_transformer_config *config,
                                        td_transformer **out);
 TD_API void td_transformer_destroy(td_transformer *model); /* accepts NULL */
@@ -140,8 +140,9 @@ TD_API td_status td_transformer_products(const td_model_size *size, td_product_e
  *             attention's
  *   recompute a checkpoint's matrices as in forward, within the backward pass, ahead of its last layer's
  *
- * Norms are needed throughout a pass, which recompute is part of, the others one after the other. Gradients become final in the order
- * head, layers, all norms, embedding. TD_BAD_ARGUMENT: model is NULL. */
+ * Norms are needed throughout a pass, and recompute reads those of its backward pass; the others are needed
+ * one after the other. Gradients become final in the order head, layers, all norms, embedding.
+ * TD_BAD_ARGUMENT: model is NULL. */
 TD_API td_status td_transformer_set_hooks(td_transformer *model, td_hook *chain);
 
 /** Runs the model on batch sequences of seq tokens.
