@@ -8,6 +8,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ref import ops
 from ref.attention import attention
@@ -124,8 +125,12 @@ class Transformer(nn.Module):
         context: int,
         rope_theta: float = 10_000.0,
         attend=attention,
+        checkpoint_layers: int = 0,
     ):
+        """checkpoint_layers: backward computes the activations of so many layers at a time once more, from their
+        input; 0: forward keeps all."""
         super().__init__()
+        self.checkpoint_layers = checkpoint_layers
         self.token_embeddings = Embedding(vocab, d_model)
         self.layers = nn.ModuleList(
             Block(d_model, d_ff, heads, context, rope_theta, attend) for _ in range(layers)
@@ -136,9 +141,19 @@ class Transformer(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Logits [batch, seq, vocab] for ids [batch, seq]."""
         x = self.token_embeddings(ids)
-        for layer in self.layers:
-            x = layer(x)
+        span = self.checkpoint_layers or len(self.layers)
+        for first in range(0, len(self.layers), span):
+            layers = self.layers[first : first + span]
+            # Nothing is random in a layer, and a graph that is being captured may not ask for the generator's state.
+            keep = dict(use_reentrant=False, preserve_rng_state=False)
+            x = checkpoint(run, layers, x, **keep) if self.checkpoint_layers else run(layers, x)
         return self.lm_head(self.ln_final(x))
+
+
+def run(layers, x: Tensor) -> Tensor:
+    for layer in layers:
+        x = layer(x)
+    return x
 
 
 def truncated_normal(rows: int, cols: int, std: float) -> Tensor:

@@ -193,6 +193,23 @@ class RefTest(unittest.TestCase):
         self.assertEqual(len(bench.benchmark(trainer, warmup=1, steps=29).step), 29)
         self.assertLess(trainer.whole(), 0.8 * first)
 
+    def test_checkpoints_change_no_number(self):
+        torch.manual_seed(0)
+        model = transformer.Transformer(16, 24, 3, 2, 11, 8).double()
+        ids = torch.randint(11, (2, 9))
+
+        def run(checkpoint_layers):
+            model.checkpoint_layers = checkpoint_layers
+            model.zero_grad()
+            loss = transformer.cross_entropy(model(ids[:, :-1]), ids[:, 1:])
+            loss.backward()
+            return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+
+        kept = run(0)
+        for layers in (1, 2, 3):
+            for one, other in zip(kept, run(layers), strict=True):
+                self.assertTrue(torch.equal(one, other))
+
     def test_initialisation(self):
         torch.manual_seed(0)
         weight = transformer.Linear(300, 500).weight
