@@ -2,6 +2,7 @@
 
 SMALL_STEPS = 3
 WEIGHTS_WITHIN = 1e-5  # relative L2, of every weight tensor after those steps
+UPDATES_WITHIN = 0.5  # relative L2, of how far a step in mixed precision moves each weight tensor
 LOSSES_WITHIN = 1e-3  # of every loss of a training run in f32
 # A run in mixed precision has to stay within the first one's distance from PyTorch's, and within so many
 # times the second one's, which has the same weights.

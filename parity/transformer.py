@@ -16,6 +16,7 @@ from parity._transformer_rules import (
     ROUNDING,
     ROUNDINGS,
     SMALL_STEPS,
+    UPDATES_WITHIN,
     WEIGHTS_WITHIN,
 )
 from parity.core import DTYPES, NAMES, Case, Side, amid, grid, within
@@ -70,6 +71,10 @@ def gpu_cases(profile, small):
     for keys in grid(dtype=["tf32", "bf16_mixed"], attention=["naive", "flash"]):
         how = dict(seconds=5, config=configs(keys["dtype"]))
         yield Case("transformer_exactness", size="small", steps=1, **how, **small, **keys)
+    # The step as it is timed: large weights are updated by the kernel that forms their gradients.
+    timed = small | dict(context=512, seq=512, dtype="bf16_mixed", attention="flash") | {"pass": "step"}
+    config = configs("bf16_mixed") | {"c_graph_overlap": AS_TIMED}
+    yield Case("transformer_exactness", size="small", steps=1, seconds=10, config=config, **timed)
     if profile == "full":
         d_model, d_ff, layers, heads = ref.SIZES["2.7B"]
         largest = dict(d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=10_000)
@@ -85,8 +90,7 @@ def gpu_cases(profile, small):
     way = dict(dtype="bf16_mixed", attention="flash", seed=1)
     config = configs("bf16_mixed") | {
         "c_graph": c_switches(graph=True, gradients="transient"),
-        # As the step is timed: large weights are updated by the kernel that forms their gradients.
-        "c_graph_overlap": c_switches(graph=True, keep="all", gradients="transient", update="along"),
+        "c_graph_overlap": AS_TIMED,
         ROUNDING: torch_switches("f32"),
         OTHER_SEED: torch_switches("bf16_mixed"),
     }
@@ -103,6 +107,9 @@ def c_switches(graph=False, keep="most", gradients="held", update="after"):
     silu(gate) up. gradients: "held" or "transient", in the memory of dead activations. update: "after" the backward
     pass, "along" with it, or "none"."""
     return dict(graph=graph, keep=keep, gradients=gradients, update=update)
+
+
+AS_TIMED = c_switches(graph=True, keep="all", gradients="transient", update="along")
 
 
 def train_options(switches):
@@ -130,7 +137,9 @@ def configs(dtype, updates=True):
 
 
 def run(case, draw, c):
-    return train(case, draw, c) if case.deliverable == "transformer_training" else exactness(case, draw, c)
+    if case.deliverable == "transformer_training":
+        return train(case, draw, c)
+    return one_step(case, draw, c) if case.get("pass") == "step" else exactness(case, draw, c)
 
 
 # ---- a model of libtandem, by PyTorch's names ----
@@ -223,6 +232,17 @@ class Tandem:
     def step(self, ids, targets):
         """All of it, without waiting: nobody asks for the loss."""
         self.c.td_train_step(self.train, ids, targets, *ids.shape)
+
+    def moments(self):
+        """The first moments by name, as new tensors: (1 - beta1) times the gradient after a first step, also where
+        nobody sees gradients."""
+        found, optimizer = {}, self.c.td_train_optimizer(self.train)
+        for name, parameter in parameters(self.c, self.model).items():
+            pointers = self.c.ffi.new("float *[2]")
+            self.c.td_optimizer_moments(optimizer, parameter.offset, pointers, pointers + 1)
+            found[name] = torch.empty(shape_of(parameter), device=self.c.on.torch)
+            self.c.td_device_copy(self.c.device, found[name], pointers[0], found[name].nbytes)
+        return found
 
     def taken(self):
         """How many products of the last step updated their weights where they were formed."""
@@ -356,6 +376,54 @@ def exactness(case, draw, c):
     if not gradients_by_rule:
         sides["rule"]["grad.*"] = within(rel_l2=EACH_WITHIN[case.dtype])
     return sides
+
+
+def one_step(case, draw, c):
+    """One whole step in mixed precision, in each way in which it is run: the logits and the loss; its gradients, of
+    which the first moments tell where nobody sees them; and how far each weight moved. A gradient near 0 may have
+    either sign after rounding, and AdamW's first step moves its weight all the same: updates as a whole are held to
+    the truth's within UPDATES_WITHIN."""
+    state = initial_state(case, draw.normal)
+    tokens = draw.integers("tokens 0", (case.batch, case.seq + 1), high=case.vocab)
+    batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def outputs_of(logits, loss, moments, weights):
+        moved = {name: weights[name].float() - state[name].float() for name in state}
+        return {"logits": logits, "loss": loss} | named("moment", moments) | named("update", moved)
+
+    def tandem(impl, session):
+        model = Tandem(case, session, case.attention, case.config[impl])
+        values = {}
+
+        def call():
+            model.begin(state)
+            logits = model.logits(*batch).clone()
+            for _ in range(2):  # queued, and where steps are captured, captured
+                model.step(*batch)
+            model.begin(state)
+            model.step(*batch)
+            values["taken"] = model.taken()
+            return outputs_of(logits, model.loss(), model.moments(), state_dict(session, model.model))
+
+        return Side(call, open=model.open, close=model.close, record=lambda: {"values": values})
+
+    def by_torch(dtype=None, context=None):
+        model = torch_model(case, state, dtype)
+        optimizer = torch_adamw(model)
+        found = first_step(model, *batch, context)
+        optimizer.step()
+        moments = {name: optimizer.state[p]["m"] for name, p in model.named_parameters()}
+        return outputs_of(found["logits"], found["loss"], moments, model.state_dict())
+
+    def eager():
+        return by_torch(context=autocast(case, draw.device))
+
+    sides = {impl: tandem(impl, c.side(impl)) for impl in case.config if not impl.startswith("torch")}
+    return sides | {
+        "torch_eager": eager,
+        "truth": lambda: by_torch(torch.float64),
+        "rule": {"update.*": within(rel_l2=UPDATES_WITHIN)},
+    }
 
 
 def furthest(kept):
