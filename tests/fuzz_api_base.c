@@ -431,28 +431,10 @@ API(td_record_text_free)
 /* Calls with a file of its own, or a path that is none. */
 static td_status with_file(bool append)
 {
-    static const char *const bad[] = {NULL,        "",           "/", "/no/such/folder/records.jsonl",
-                                      "/dev/full", "/dev/full/x"};
-    char file[] = "/tmp/tandem-fuzz-XXXXXX";
-    const int descriptor = mkstemp(file);
-    const char *path = file;
-    td_status status;
+    const char *path = path_or_none(path_own(true));
 
-    assert_true(descriptor >= 0);
-    close(descriptor);
-    if (wrong()) {
-        path = TD_FUZZ_PICK(bad);
-        if (path && *path)
-            impossible(TD_IO_ERROR, "cannot");
-        else
-            impossible(TD_BAD_ARGUMENT, "path");
-    }
-    if (append)
-        status = OF_RECORD(td_record_append(pointer("record", record), path));
-    else
-        status = td_record_probe(path);
-    unlink(file);
-    return status;
+    return path_done(append ? OF_RECORD(td_record_append(pointer("record", record), path))
+                            : td_record_probe(path));
 }
 
 API(td_record_append)

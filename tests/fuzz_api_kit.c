@@ -2,6 +2,8 @@
 
 #include "support/guard.h"
 
+#include <unistd.h>
+
 enum { MOST_CALLS = 256, MOST_NOTES = 64, MOST_BLOCKS = 24, BLOCK = 1 << 16 }; /* BLOCK: bytes, at least */
 
 static struct entry {
@@ -272,6 +274,39 @@ const char *text(const char *name, int count, const char *const *good)
         return good[td_fuzz_below(count)];
     note(TD_BAD_ARGUMENT, name, false);
     return TD_FUZZ_PICK(bad);
+}
+
+static char own_path[] = "/tmp/tandem-fuzz-XXXXXX";
+
+const char *path_own(bool there)
+{
+    strcpy(own_path + strlen(own_path) - 6, "XXXXXX");
+    const int descriptor = mkstemp(own_path);
+    assert_true(descriptor >= 0);
+    close(descriptor);
+    if (!there)
+        unlink(own_path);
+    return own_path;
+}
+
+const char *path_or_none(const char *path)
+{
+    static const char *const bad[] = {NULL, "", "/", "/no/such/folder/file", "/dev/full", "/dev/full/x"};
+
+    if (!wrong())
+        return path;
+    const char *const chosen = TD_FUZZ_PICK(bad);
+    if (chosen && *chosen)
+        note(TD_IO_ERROR, "cannot", false);
+    else
+        note(TD_BAD_ARGUMENT, "path", false);
+    return chosen;
+}
+
+td_status path_done(td_status status)
+{
+    unlink(own_path);
+    return status;
 }
 
 size_t bytes_of(td_dtype type, int count, const int64_t *extents)

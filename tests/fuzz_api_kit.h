@@ -100,6 +100,12 @@ void *in_out_copy(const char *name, const void *from, size_t bytes);
 /* One of `count` strings; or NULL, "" or another. */
 const char *text(const char *name, int count, const char *const *good);
 
+/* The path of a file of the case's own, empty or yet to be made, which path_done removes and passes `status`
+ * on; and that path, or one that is none. */
+const char *path_own(bool there);
+const char *path_or_none(const char *path);
+td_status path_done(td_status status);
+
 /* The bytes of an array, if its extents are small; else 4096. */
 size_t bytes_of(td_dtype type, int count, const int64_t *extents);
 #define BYTES(type, ...)                                                                                     \

@@ -335,6 +335,26 @@ API(td_transformer_refresh)
     return close_model(model, td_transformer_refresh(pointer("model", model)));
 }
 
+API(td_transformer_save)
+{
+    td_transformer *model = open_model();
+    const char *path = path_or_none(path_own(false));
+
+    return close_model(model, path_done(td_transformer_save(pointer("model", model), path)));
+}
+
+/* From a file of its own; what else there may be in one is tests/fuzz_safetensors.c's. */
+API(td_transformer_load)
+{
+    td_transformer *model = open_model();
+    const char *path = path_own(false);
+
+    td_assert_ok(td_transformer_save(model, path));
+    td_forget_error();
+    path = path_or_none(path);
+    return close_model(model, path_done(td_transformer_load(pointer("model", model), path)));
+}
+
 /* What the functions of a step say to NULL; what they say to a model is api_walk's to try. */
 API(td_transformer_forward)
 {

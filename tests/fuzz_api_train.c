@@ -221,6 +221,35 @@ API(td_optimizer_set)
     return close_bed(&b, td_optimizer_set(optimizer, group, in_copy("hyper", &hyper, sizeof hyper)));
 }
 
+API(td_optimizer_group_count)
+{
+    bed b = open_bed();
+
+    assert_int_equal(td_optimizer_group_count(NULL), 0);
+    assert_int_equal(td_optimizer_group_count(b.optimizer), b.config.count);
+    return close_bed(&b, TD_OK);
+}
+
+API(td_optimizer_group_at)
+{
+    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, GROUPS};
+    bed b = open_bed();
+    int64_t index = td_fuzz_below(b.config.count);
+
+    if (wrong()) {
+        index = TD_FUZZ_PICK(bad);
+        impossible(TD_BAD_ARGUMENT, "group");
+    }
+    td_optimizer *optimizer = pointer("optimizer", b.optimizer);
+    td_optimizer_group *to = out("out", sizeof *to);
+    const td_status status = td_optimizer_group_at(optimizer, index, to);
+    if (status == TD_OK) {
+        assert_int_equal(to->range.begin, index * 60);
+        assert_int_equal(to->hyper.kind, b.groups[index].hyper.kind);
+    }
+    return close_bed(&b, status);
+}
+
 API(td_optimizer_moments)
 {
     static const int64_t outside[] = {-1, INT64_MIN, INT64_MAX, ELEMENTS, 55};
@@ -630,6 +659,33 @@ API(td_train_update)
 
     impossible(TD_BAD_STATE, "gradients|optimizer");
     return close_train(train, td_train_update(pointer("train", train)));
+}
+
+API(td_train_save)
+{
+    td_train_config config;
+    td_train *train = open_train(&config);
+
+    if (config.until != TD_TRAIN_UPDATE)
+        impossible(TD_BAD_STATE, "optimizer");
+    const char *path = path_or_none(path_own(false));
+    return close_train(train, path_done(td_train_save(pointer("train", train), path)));
+}
+
+/* From a file of its own; what else there may be in one is tests/fuzz_safetensors.c's. */
+API(td_train_restore)
+{
+    td_train_config config;
+    td_train *train = open_train(&config);
+    const char *path = path_own(false);
+
+    if (config.until == TD_TRAIN_UPDATE)
+        td_assert_ok(td_train_save(train, path));
+    else
+        impossible(TD_BAD_STATE, "optimizer");
+    td_forget_error();
+    path = path_or_none(path);
+    return close_train(train, path_done(td_train_restore(pointer("train", train), path)));
 }
 
 API(td_train_loss)

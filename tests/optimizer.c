@@ -251,6 +251,34 @@ static void new_hyperparameters_count_from_the_next_update_on(void **unused)
     close_block(&b);
 }
 
+static void groups_are_told_as_they_are_now(void **unused)
+{
+    (void)unused;
+    td_hyperparameters hyper = sgd_of(0.25);
+    td_optimizer_group groups[3], got;
+    block b;
+
+    open_block(&b);
+    fill_groups(groups);
+    td_optimizer *optimizer = make(&b, 3, groups, TD_UPDATE_ALONG);
+    td_assert_ok(td_optimizer_set(optimizer, 1, &hyper));
+    assert_int_equal(td_optimizer_group_count(optimizer), 3);
+    assert_int_equal(td_optimizer_group_count(NULL), 0);
+    for (int64_t i = 0; i < 3; i++) {
+        td_assert_ok(td_optimizer_group_at(optimizer, i, &got));
+        assert_int_equal(got.range.begin, groups[i].range.begin);
+        assert_int_equal(got.range.end, groups[i].range.end);
+        assert_int_equal(got.hyper.kind, groups[i].hyper.kind);
+        assert_true(i != 1 || got.hyper.sgd.lr == 0.25);
+    }
+    td_assert_refused(td_optimizer_group_at(optimizer, 3, &got), TD_BAD_ARGUMENT, "group is 3");
+    td_assert_refused(td_optimizer_group_at(optimizer, -1, &got), TD_BAD_ARGUMENT, "group is -1");
+    td_assert_refused(td_optimizer_group_at(optimizer, 0, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_optimizer_group_at(NULL, 0, &got), TD_BAD_ARGUMENT, "optimizer is NULL");
+    td_optimizer_destroy(optimizer);
+    close_block(&b);
+}
+
 static void moments_belong_to_the_elements_of_adamw_groups_alone(void **unused)
 {
     (void)unused;
@@ -540,6 +568,7 @@ int main(void)
         cmocka_unit_test(a_shard_updates_what_the_whole_list_would),
         cmocka_unit_test(after_the_pass_what_touches_is_updated_in_one_call),
         cmocka_unit_test(new_hyperparameters_count_from_the_next_update_on),
+        cmocka_unit_test(groups_are_told_as_they_are_now),
         cmocka_unit_test(moments_belong_to_the_elements_of_adamw_groups_alone),
         cmocka_unit_test(bytes_are_as_planned),
         cmocka_unit_test(gradients_are_held_for_one_update_and_dropped_by_a_failure_or_a_forward_pass),

@@ -477,6 +477,42 @@ static void the_history_knows_the_tensors_of_a_step(void **state)
     twin_close(&t);
 }
 
+/* The count of steps is in the device's memory, where replays find it, and so is a restored one. */
+static void a_captured_run_goes_on_from_a_file(void **state)
+{
+    static const char path[] = "tandem-gpu.safetensors"; /* in the folder that the test runs in */
+
+    (void)state;
+    for (int i = td_gpu_small() ? MIXED : 0; i < (td_gpu_small() ? MIXED + 1 : KINDS); i++)
+        for (int way = 0; way < 4; way++) {
+            td_train_config config =
+                training(config_of(0, &kinds[i], "naive"), way % 2 ? TD_UPDATE_ALONG : TD_UPDATE_AFTER);
+            int64_t steps;
+
+            config.capture = way / 2;
+            twin uncut = twin_open(0, &config), cut = twin_open(0, &config);
+            for (int n = 0; n < 3; n++)
+                run_step(&uncut);
+            td_assert_ok(td_train_save(uncut.train, path));
+            run_step(&cut); /* captured, with moments of its own */
+            run_step(&cut);
+            td_assert_ok(td_train_restore(cut.train, path));
+            td_assert_ok(td_train_steps(cut.train, &steps));
+            assert_int_equal(steps, 3);
+            for (int n = 0; n < 3; n++) {
+                run_step(&uncut);
+                run_step(&cut);
+            }
+            print_message("%s, way %d\n", kinds[i].name, way);
+            assert_same_state(kinds[i].name, uncut.train, cut.train);
+            td_assert_ok(td_train_steps(cut.train, &steps));
+            assert_int_equal(steps, 6);
+            twin_close(&uncut);
+            twin_close(&cut);
+            assert_int_equal(remove(path), 0);
+        }
+}
+
 /* Of six layers, three and three are updated together. */
 static const td_transformer_config six_layers = {
     .size = {.d_model = 448, .d_ff = 896, .layers = 6, .heads = 7, .vocab = 1000},
@@ -522,6 +558,7 @@ int main(void)
         cmocka_unit_test(step_is_the_reference),
         cmocka_unit_test(a_captured_step_is_the_queued_one),
         cmocka_unit_test(micro_batches_are_captured_one_by_one),
+        cmocka_unit_test(a_captured_run_goes_on_from_a_file),
         cmocka_unit_test(large_weights_are_updated_with_their_gradients),
         cmocka_unit_test(shorter_steps_have_their_scratch),
         cmocka_unit_test(a_model_too_large_is_refused_and_the_device_goes_on),

@@ -2,6 +2,8 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/file.h"
+#include "base/utf8.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -33,35 +35,12 @@ static td_status no_memory(const char *what)
     return td_fail(TD_NO_MEMORY, "no memory for %s", what);
 }
 
-/* The bytes of the character that text begins with, 0 if it is not UTF-8 (RFC 3629: the shortest form alone,
- * no surrogate, nothing above U+10FFFF). The end of the text counts as a character. */
-static size_t character_bytes(const char *text)
-{
-    const unsigned char *byte = (const unsigned char *)text;
-    size_t bytes = byte[0] < 0x80   ? 1
-                   : byte[0] < 0xC2 ? 0
-                   : byte[0] < 0xE0 ? 2
-                   : byte[0] < 0xF0 ? 3
-                   : byte[0] < 0xF5 ? 4
-                                    : 0;
-    unsigned char least = byte[0] == 0xE0 ? 0xA0 : byte[0] == 0xF0 ? 0x90 : 0x80;
-    unsigned char most = byte[0] == 0xED ? 0x9F : byte[0] == 0xF4 ? 0x8F : 0xBF;
-
-    for (size_t i = 1; i < bytes; i++) {
-        if (byte[i] < least || byte[i] > most)
-            return 0;
-        least = 0x80;
-        most = 0xBF;
-    }
-    return bytes;
-}
-
 static td_status check_utf8(const char *name, const char *text)
 {
     td_status status = TD_OK;
 
     for (size_t i = 0; text[i] != '\0';) {
-        size_t bytes = character_bytes(text + i);
+        size_t bytes = td_utf8_bytes(text + i);
 
         TD_CHECK(bytes > 0, "%s is not UTF-8: byte %zu is 0x%02x", name, i, (unsigned)(unsigned char)text[i]);
         i += bytes;
@@ -337,29 +316,6 @@ void td_record_text_free(char *text)
     cJSON_free(text);
 }
 
-static td_status io_error(const char *verb, const char *path, int error)
-{
-    char buffer[128];
-
-    return td_fail(TD_IO_ERROR, "cannot %s '%s': %s", verb, path, strerror_r(error, buffer, sizeof buffer));
-}
-
-/* 0, or the errno of the write that failed. */
-static int write_all(int file, const char *data, size_t bytes)
-{
-    while (bytes > 0) {
-        ssize_t written = write(file, data, bytes);
-
-        if (written < 0 && errno == EINTR)
-            continue;
-        if (written < 0)
-            return errno;
-        data += written;
-        bytes -= (size_t)written;
-    }
-    return 0;
-}
-
 /* Takes the file's lock: 0, EWOULDBLOCK if somebody else has it all the time, or why there is none. */
 static int take_lock(int file)
 {
@@ -397,7 +353,7 @@ static td_status open_target(const char *path, target *to)
     /* O_NONBLOCK is nothing to a regular file, and what is none opens at once, to be refused. */
     *to = (target){.file = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666)};
     if (to->file < 0) {
-        status = io_error("open", path, errno);
+        status = td_file_error("open", path, errno);
         goto cleanup;
     }
     if (fstat(to->file, &info) == 0 && !S_ISREG(info.st_mode)) {
@@ -413,7 +369,7 @@ static td_status open_target(const char *path, target *to)
     }
     to->locked = error == 0;
     if (fstat(to->file, &info) != 0) { /* under the lock: the size counts */
-        status = io_error("examine", path, errno);
+        status = td_file_error("examine", path, errno);
         goto cleanup;
     }
     to->size = info.st_size;
@@ -454,7 +410,7 @@ td_status td_record_append(const td_record *record, const char *path)
 
     TD_TRY(open_target(path, &to));
     if (to.size > 0 && pread(to.file, &last, 1, to.size - 1) != 1) {
-        status = io_error("read", path, errno);
+        status = td_file_error("read", path, errno);
         goto cleanup;
     }
 
@@ -465,7 +421,7 @@ td_status td_record_append(const td_record *record, const char *path)
     bytes += length;
     line[bytes++] = '\n';
 
-    int error = write_all(to.file, line, bytes);
+    int error = td_file_write(to.file, line, bytes);
     if (error == 0) {
         int closing = to.file;
 
@@ -473,11 +429,11 @@ td_status td_record_append(const td_record *record, const char *path)
         error = close(closing) == 0 ? 0 : errno;
     }
     if (error != 0) {
-        status = io_error("write", path, error);
+        status = td_file_error("write", path, error);
         /* Without the lock another's line may stand behind ours by now: the torn one stays, and the next
          * writer sets itself apart from it. */
         if (to.file >= 0 && to.locked && ftruncate(to.file, to.size) != 0)
-            status = io_error("cut off the torn last line of", path, errno);
+            status = td_file_error("cut off the torn last line of", path, errno);
     }
 cleanup:
     close_target(&to);

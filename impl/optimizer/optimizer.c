@@ -116,13 +116,38 @@ cleanup:
     return status;
 }
 
-td_status td_optimizer_set(td_optimizer *optimizer, int64_t index, const td_hyperparameters *hyper)
+static td_status check_index(const td_optimizer *optimizer, int64_t index)
 {
     td_status status = TD_OK;
 
     TD_CHECK(optimizer, "optimizer is NULL");
     TD_CHECK(index >= 0 && index < optimizer->count, "group is %" PRId64 ", needs 0 to %" PRId64, index,
              optimizer->count - 1);
+cleanup:
+    return status;
+}
+
+int64_t td_optimizer_group_count(const td_optimizer *optimizer)
+{
+    return optimizer ? optimizer->count : 0;
+}
+
+td_status td_optimizer_group_at(const td_optimizer *optimizer, int64_t index, td_optimizer_group *out)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_index(optimizer, index));
+    TD_CHECK(out, "out is NULL");
+    *out = optimizer->groups[index].is;
+cleanup:
+    return status;
+}
+
+td_status td_optimizer_set(td_optimizer *optimizer, int64_t index, const td_hyperparameters *hyper)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_index(optimizer, index));
     TD_TRY(td_hyperparameters_check(hyper));
     group *const g = &optimizer->groups[index];
     TD_CHECK(hyper->kind == g->is.hyper.kind, "kind is %d, but the group's is %d", (int)hyper->kind,

@@ -73,6 +73,12 @@ TD_API void td_optimizer_destroy(td_optimizer *optimizer); /* accepts NULL */
  * td_hyperparameters_check. */
 TD_API td_status td_optimizer_set(td_optimizer *optimizer, int64_t group, const td_hyperparameters *hyper);
 
+/** How many groups there are; 0 for NULL. */
+TD_API int64_t td_optimizer_group_count(const td_optimizer *optimizer);
+
+/** Group `index` as it is now. TD_BAD_ARGUMENT: a NULL, an index out of range. */
+TD_API td_status td_optimizer_group_at(const td_optimizer *optimizer, int64_t index, td_optimizer_group *out);
+
 /** Where the moments of the element `index` of the block are, in the device's memory; those of its group
  * follow. Both are NULL for an element that has none. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_optimizer_moments(const td_optimizer *optimizer, int64_t index, float **exp_avg,

@@ -1,6 +1,7 @@
 #include "train/train.h"
 
 #include "base/check.h"
+#include "train/state.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -39,6 +40,7 @@ struct td_train {
     char *block;
     int64_t batch, seq; /* loaded; 0: nothing */
     int64_t turn;       /* the micro-batch that comes next, or is on its way */
+    bool due;           /* a step was counted whose update td_train_update is to make */
     const void *logits;
     td_graph *graphs[PARTS][MICROS];
     bool ran[PARTS][MICROS]; /* queued once, which is to come before a capture */
@@ -318,6 +320,17 @@ void td_train_destroy(td_train *train)
     free(train);
 }
 
+static td_status check_optimizer(const td_train *train)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(train, "train is NULL");
+    if (!train->optimizer)
+        status = td_fail(TD_BAD_STATE, "the trainer has no optimizer: its steps end before the update");
+cleanup:
+    return status;
+}
+
 td_status td_train_init(td_train *train, uint64_t seed)
 {
     td_status status = TD_OK;
@@ -338,8 +351,37 @@ td_status td_train_reset(td_train *train)
         TD_TRY(td_optimizer_reset(train->optimizer));
     TD_TRY(td_device_fill(train->dev, state_of(train), 0, sizeof(td_update_state)));
     train->turn = 0;
+    train->due = false;
 cleanup:
     return status;
+}
+
+td_status td_train_check_settled(const td_train *train)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_optimizer(train));
+    if (train->turn > 0)
+        status = td_fail(TD_BAD_STATE,
+                         "a step is under way: %" PRId64 " of its %" PRId64 " micro-batches are done",
+                         train->turn, train->setup.config.micro_batches);
+    else if (train->due)
+        status = td_fail(TD_BAD_STATE, "a step is under way: its gradients wait for td_train_update");
+cleanup:
+    return status;
+}
+
+td_status td_train_set_steps(td_train *train, int64_t steps)
+{
+    const td_update_state state = {.step = steps};
+
+    return td_device_upload(train->dev, state_of(train), &state, sizeof state);
+}
+
+void td_train_forget(td_train *train)
+{
+    forget_graphs(train);
+    train->batch = train->seq = 0;
 }
 
 td_transformer *td_train_model(const td_train *train)
@@ -355,17 +397,6 @@ td_optimizer *td_train_optimizer(const td_train *train)
 td_clip *td_train_clip(const td_train *train)
 {
     return train ? train->clip : NULL;
-}
-
-static td_status check_optimizer(const td_train *train)
-{
-    td_status status = TD_OK;
-
-    TD_CHECK(train, "train is NULL");
-    if (!train->optimizer)
-        status = td_fail(TD_BAD_STATE, "the trainer has no optimizer: its steps end before the update");
-cleanup:
-    return status;
 }
 
 td_status td_train_set(td_train *train, const td_hyperparameters *hyper)
@@ -525,6 +556,7 @@ td_status td_train_forward(td_train *train, const void **logits)
             status = queue_loss(train);
         TD_TRY(leave(train, FORWARD, status));
     }
+    train->due = false; /* gradients that waited are dropped */
     if (logits)
         *logits = train->logits;
 cleanup:
@@ -541,6 +573,8 @@ td_status td_train_backward(td_train *train)
     if (status == TD_OK && !replayed)
         status = leave(train, BACKWARD, td_transformer_backward(train->model, micro_of(train)));
     train->turn = status == TD_OK ? (train->turn + 1) % train->setup.config.micro_batches : 0;
+    train->due = status == TD_OK && train->turn == 0 && train->optimizer &&
+                 train->setup.config.time == TD_UPDATE_AFTER;
 cleanup:
     return status;
 }
@@ -554,6 +588,7 @@ td_status td_train_update(td_train *train)
     TD_TRY(enter(train, UPDATE, &replayed));
     if (!replayed)
         TD_TRY(leave(train, UPDATE, queue_update(train)));
+    train->due = false;
 cleanup:
     return status;
 }
@@ -567,6 +602,7 @@ td_status td_train_step(td_train *train, const int64_t *ids, const int64_t *targ
     TD_CHECK(train, "train is NULL");
     const td_train_config *config = &train->setup.config;
     train->turn = 0;
+    train->due = false; /* gradients that waited are written over */
     for (int64_t micro = 0; micro < config->micro_batches; micro++, train->turn++) {
         const int64_t at = micro * batch * seq;
 

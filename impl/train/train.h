@@ -103,14 +103,40 @@ TD_API td_status td_train_backward(td_train *train);
 /** The update, with TD_UPDATE_AFTER. TD_BAD_STATE as td_optimizer_update, and where there is no optimizer. */
 TD_API td_status td_train_update(td_train *train);
 
+/* ---- saving; these wait for the device ---- */
+
+/** Writes all that the next step depends on to a safetensors file, which td_train_restore reads: a run that
+ * is cut off and goes on from it gives the bits of one that was not.
+ *
+ *   the weights                   as td_transformer_save
+ *   optimizer.exp_avg.<name>      F32, with AdamW: the first moment of weight <name>
+ *   optimizer.exp_avg_sq.<name>   the second
+ *   optimizer.step                I64, one number: how many steps there were
+ *   metadata                      "optimizer": "adamw" or "sgd"
+ *
+ * Hyperparameters are the caller's, who sets them. TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: there is no
+ * optimizer; there are no weights; a step is under way, because micro-batches are added up, or gradients wait
+ * for td_train_update. Otherwise as td_transformer_save. */
+TD_API td_status td_train_save(td_train *train, const char *path);
+
+/** Reads such a file. Steps go on from it, and graphs are captured anew; a step that was under way, and what
+ * was loaded for it, is forgotten.
+ *
+ * TD_BAD_STATE: there is no optimizer. TD_BAD_ARGUMENT: a NULL; the file of another kind of optimizer, or
+ * without any; a tensor "optimizer." that is missing, unknown or of another shape or dtype; a step below 0;
+ * as td_transformer_load, as are TD_UNSUPPORTED, TD_IO_ERROR and TD_NO_MEMORY. The trainer is then as it was.
+ * But where reading fails behind all checks it has no weights, and moments and the count of steps are 0: it
+ * is to be restored or initialised. */
+TD_API td_status td_train_restore(td_train *train, const char *path);
+
 /* ---- what came of it; these wait for the device ---- */
 
 /** The loss of the last step, the mean over its micro-batches. TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: a
  * trainer without loss. */
 TD_API td_status td_train_loss(td_train *train, float *out);
 
-/** How many steps there were since init: last backward passes, which begin an update. TD_BAD_ARGUMENT: a
- * NULL. */
+/** How many steps there were since init, with those before what was restored: last backward passes, which
+ * begin an update. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_train_steps(td_train *train, int64_t *out);
 
 TD_END_DECLS

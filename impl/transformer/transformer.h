@@ -122,6 +122,22 @@ TD_API td_status td_transformer_parameter_find(const td_transformer *model, cons
  * read; init and optimizers do so themselves. */
 TD_API td_status td_transformer_refresh(td_transformer *model);
 
+/** Writes the weights to a safetensors file, under their names and in their dtype: in mixed precision the f32
+ * masters. Waits for the device, and moves through the host in pieces. TD_BAD_STATE: there are no weights.
+ * TD_NO_MEMORY. Otherwise as td_safetensors_writer_create, _write and _commit: after an error what stood at
+ * `path` does so still. */
+TD_API td_status td_transformer_save(td_transformer *model, const char *path);
+
+/** Reads the weights of such a file, and then does what td_transformer_refresh does. Tensors whose name
+ * begins with "optimizer." are left alone. Weights of 16 bits become f32 where the model's are, exactly. The
+ * next pass is a forward pass.
+ *
+ * TD_BAD_ARGUMENT: a NULL; a tensor that is missing, unknown, of another shape, or of a dtype that the
+ * model's cannot hold; as td_safetensors_open, as are TD_UNSUPPORTED and TD_IO_ERROR. TD_NO_MEMORY. The model
+ * is then as it was; but where reading fails behind all checks (the file became shorter since, the disk is
+ * broken) it has no weights until they are loaded or initialised again. */
+TD_API td_status td_transformer_load(td_transformer *model, const char *path);
+
 /** The block that the parameters are parts of. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_transformer_weights(const td_transformer *model, td_weights *out);
 

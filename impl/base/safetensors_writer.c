@@ -1,0 +1,388 @@
+#include "base/check.h"
+#include "base/file.h"
+#include "base/safetensors_internal.h"
+#include "base/utf8.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/** Names that are tried for the file beside; others are of writers that run, or were killed. */
+enum { MOST_NAMES = 100 };
+
+struct td_safetensors_writer {
+    int descriptor;
+    char *path, *beside;
+    bool there;  /* the file beside */
+    bool failed; /* a write did */
+    bool committed;
+    int64_t missing; /* bytes of data */
+};
+
+/* ---- the header ---- */
+
+/** Text that grows. `length` goes on where there is no memory, or too much text: it is checked at the end. */
+typedef struct text {
+    char *at;
+    size_t length, room;
+    bool lacks_memory;
+} text;
+
+static void append(text *t, const char *from, size_t bytes)
+{
+    if (t->length + bytes > t->room && !t->lacks_memory) {
+        const size_t room = 2 * (t->length + bytes);
+        char *larger = realloc(t->at, room);
+
+        t->lacks_memory = !larger;
+        if (larger) {
+            t->at = larger;
+            t->room = room;
+        }
+    }
+    if (!t->lacks_memory)
+        memcpy(t->at + t->length, from, bytes);
+    t->length += bytes;
+}
+
+static void append_word(text *t, const char *word)
+{
+    append(t, word, strlen(word));
+}
+
+static void append_number(text *t, int64_t number)
+{
+    char digits[24];
+
+    snprintf(digits, sizeof digits, "%" PRId64, number);
+    append_word(t, digits);
+}
+
+static void append_string(text *t, const char *string)
+{
+    char escape[8];
+
+    append_word(t, "\"");
+    for (const char *c = string; *c; c++)
+        if (*c == '"' || *c == '\\' || (unsigned char)*c < 0x20) {
+            snprintf(escape, sizeof escape, "\\u%04x", (unsigned)(unsigned char)*c);
+            append_word(t, escape);
+        } else {
+            append(t, c, 1);
+        }
+    append_word(t, "\"");
+}
+
+static td_status check_text(const char *what, int64_t index, const char *string)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(string, "%s %" PRId64 " is NULL", what, index);
+    for (size_t i = 0; string[i];) {
+        const size_t bytes = td_utf8_bytes(string + i);
+
+        TD_CHECK(bytes > 0, "%s %" PRId64 " is not UTF-8: byte %zu is 0x%02x", what, index, i,
+                 (unsigned)(unsigned char)string[i]);
+        i += bytes;
+    }
+cleanup:
+    return status;
+}
+
+static int by_string(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/** TD_BAD_ARGUMENT if one of the names is empty, no text, or there twice. */
+static td_status check_names(const char *what, int64_t count, const char **names)
+{
+    td_status status = TD_OK;
+
+    for (int64_t i = 0; i < count; i++) {
+        TD_TRY(check_text(what, i, names[i]));
+        TD_CHECK(*names[i], "%s %" PRId64 " is empty", what, i);
+    }
+    if (count > 0)
+        qsort(names, (size_t)count, sizeof *names, by_string);
+    for (int64_t i = 1; i < count; i++)
+        TD_CHECK(strcmp(names[i - 1], names[i]) != 0, "%s '%.64s' is there twice", what, names[i]);
+cleanup:
+    return status;
+}
+
+static td_status append_metadata(text *t, int64_t count, const td_stored_text *metadata, const char **names)
+{
+    td_status status = TD_OK;
+
+    for (int64_t i = 0; i < count; i++)
+        names[i] = metadata[i].key;
+    TD_TRY(check_names("key", count, names));
+    append_word(t, "\"" TD_STORED_METADATA "\":{");
+    for (int64_t i = 0; i < count; i++) {
+        TD_TRY(check_text("value", i, metadata[i].value));
+        append_word(t, i > 0 ? "," : "");
+        append_string(t, metadata[i].key);
+        append_word(t, ":");
+        append_string(t, metadata[i].value);
+    }
+    append_word(t, "}");
+cleanup:
+    return status;
+}
+
+static td_status check_tensor(const char *path, const td_stored *tensor, int64_t *bytes)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(strcmp(tensor->name, TD_STORED_METADATA) != 0, "a tensor's name is '%s'", tensor->name);
+    TD_CHECK(tensor->dtype, "tensor '%.64s': dtype is NULL", tensor->name);
+    TD_CHECK(tensor->rank >= 0 && tensor->rank <= TD_STORED_MOST_RANK,
+             "tensor '%.64s': rank is %" PRId64 ", needs 0 to %d", tensor->name, tensor->rank,
+             TD_STORED_MOST_RANK);
+    for (int64_t i = 0; i < tensor->rank; i++)
+        TD_CHECK(tensor->shape[i] >= 0, "tensor '%.64s': extent %" PRId64 " is %" PRId64 ", needs at least 0",
+                 tensor->name, i, tensor->shape[i]);
+    TD_TRY(td_stored_measure(path, tensor, bytes));
+cleanup:
+    return status;
+}
+
+/** *data: bytes of all of them. */
+static td_status append_tensors(text *t, const char *path, int64_t count, const td_stored *tensors,
+                                const char **names, int64_t *data)
+{
+    td_status status = TD_OK;
+    int64_t bytes;
+
+    for (int64_t i = 0; i < count; i++)
+        names[i] = tensors[i].name;
+    TD_TRY(check_names("the name of tensor", count, names));
+    *data = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const td_stored *tensor = &tensors[i];
+
+        TD_TRY(check_tensor(path, tensor, &bytes));
+        append_word(t, ",");
+        append_string(t, tensor->name);
+        append_word(t, ":{\"dtype\":");
+        append_string(t, tensor->dtype);
+        append_word(t, ",\"shape\":[");
+        for (int64_t axis = 0; axis < tensor->rank; axis++) {
+            append_word(t, axis > 0 ? "," : "");
+            append_number(t, tensor->shape[axis]);
+        }
+        append_word(t, "],\"data_offsets\":[");
+        append_number(t, *data);
+        TD_CHECK(!__builtin_add_overflow(*data, bytes, data), "the tensors have more than 2^63 - 1 bytes");
+        append_word(t, ",");
+        append_number(t, *data);
+        append_word(t, "]}");
+    }
+cleanup:
+    return status;
+}
+
+/** The length of the header and the header, which a file begins with. Spaces end it, so that data begins on a
+ * multiple of 8. */
+static td_status make_head(const char *path, int64_t count, const td_stored *tensors, int64_t metadata_count,
+                           const td_stored_text *metadata, text *head, int64_t *data)
+{
+    const int64_t most = count > metadata_count ? count : metadata_count;
+    td_status status = TD_OK;
+    const char **names;
+
+    names = calloc((size_t)most + 1, sizeof *names);
+    if (!names) {
+        status = td_fail(TD_NO_MEMORY, "no memory for %" PRId64 " names", most);
+        goto cleanup;
+    }
+    append(head, "????????{", TD_STORED_LENGTH_BYTES + 1);
+    TD_TRY(append_metadata(head, metadata_count, metadata, names));
+    TD_TRY(append_tensors(head, path, count, tensors, names, data));
+    append_word(head, "}");
+    while (head->length % 8 != 0)
+        append_word(head, " ");
+    const uint64_t length = head->length - (size_t)TD_STORED_LENGTH_BYTES;
+    TD_CHECK(length <= TD_STORED_MOST_HEADER,
+             "the header of '%s' would have %" PRIu64 " bytes, at most %" PRId64 " are allowed", path, length,
+             TD_STORED_MOST_HEADER);
+    if (head->lacks_memory) {
+        status = td_fail(TD_NO_MEMORY, "no memory for a header of %" PRIu64 " bytes", length);
+        goto cleanup;
+    }
+    for (int i = 0; i < TD_STORED_LENGTH_BYTES; i++)
+        head->at[i] = (char)(length >> 8 * i);
+cleanup:
+    free(names);
+    return status;
+}
+
+/* ---- the file ---- */
+
+static td_status write_all(td_safetensors_writer *writer, const char *data, size_t bytes)
+{
+    const int error = td_file_write(writer->descriptor, data, bytes);
+
+    writer->failed |= error != 0;
+    return error != 0 ? td_file_error("write", writer->beside, error) : TD_OK;
+}
+
+/** What stands at `path` may be replaced: nothing, or a regular file. */
+static td_status check_target(const char *path)
+{
+    td_status status = TD_OK;
+    struct stat info;
+
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
+        status = td_fail(TD_IO_ERROR, "cannot write '%s': not a regular file", path);
+    return status;
+}
+
+/** open() and O_EXCL, because mkstemp's files are for their owner alone and the umask cannot be asked for. */
+static td_status open_beside(td_safetensors_writer *writer)
+{
+    const size_t room = strlen(writer->path) + 64;
+    td_status status = TD_OK;
+
+    writer->beside = malloc(room);
+    if (!writer->beside) {
+        status = td_fail(TD_NO_MEMORY, "no memory for a file's name");
+        goto cleanup;
+    }
+    for (int i = 0; i < MOST_NAMES && writer->descriptor < 0; i++) {
+        snprintf(writer->beside, room, "%s.%ld-%d.partial", writer->path, (long)getpid(), i);
+        writer->descriptor = open(writer->beside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (writer->descriptor < 0 && errno != EEXIST)
+            break;
+    }
+    if (writer->descriptor < 0) {
+        status = td_file_error("make", writer->beside, errno);
+        goto cleanup;
+    }
+    writer->there = true;
+cleanup:
+    return status;
+}
+
+td_status td_safetensors_writer_create(const char *path, int64_t count, const td_stored *tensors,
+                                       int64_t metadata_count, const td_stored_text *metadata,
+                                       td_safetensors_writer **out)
+{
+    td_safetensors_writer *writer = NULL;
+    text head = {.at = NULL};
+    td_status status = TD_OK;
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_CHECK(path && *path, "path is NULL or empty");
+    TD_CHECK(count >= 0 && count <= INT32_MAX, "count is %" PRId64 ", needs 0 to 2^31 - 1", count);
+    TD_CHECK(tensors || count == 0, "tensors is NULL, count is %" PRId64, count);
+    TD_CHECK(metadata_count >= 0 && metadata_count <= INT32_MAX,
+             "metadata_count is %" PRId64 ", needs 0 to 2^31 - 1", metadata_count);
+    TD_CHECK(metadata || metadata_count == 0, "metadata is NULL, metadata_count is %" PRId64, metadata_count);
+    writer = calloc(1, sizeof *writer);
+    if (writer) {
+        writer->descriptor = -1;
+        writer->path = strdup(path);
+    }
+    if (!writer || !writer->path) {
+        status = td_fail(TD_NO_MEMORY, "no memory for a file's name");
+        goto cleanup;
+    }
+    TD_TRY(make_head(path, count, tensors, metadata_count, metadata, &head, &writer->missing));
+    TD_TRY(check_target(path));
+    TD_TRY(open_beside(writer));
+    TD_TRY(write_all(writer, head.at, head.length));
+
+    *out = writer; /* whole: the caller owns it from here */
+    writer = NULL;
+cleanup:
+    free(head.at);
+    td_safetensors_writer_destroy(writer);
+    return status;
+}
+
+td_status td_safetensors_write(td_safetensors_writer *writer, const void *data, int64_t bytes)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(writer, "writer is NULL");
+    TD_CHECK(data || bytes == 0, "data is NULL, bytes is %" PRId64, bytes);
+    TD_CHECK(bytes >= 0 && bytes <= writer->missing,
+             "bytes is %" PRId64 ", but of '%s' %" PRId64 " are missing", bytes, writer->path,
+             writer->missing);
+    TD_TRY(write_all(writer, data, (size_t)bytes));
+    writer->missing -= bytes;
+cleanup:
+    return status;
+}
+
+/** The new name is to be on the disk, too. Not every file system can say so, and the file is in its place. */
+static void settle_folder(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    char *folder = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+    const int descriptor = folder ? open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+
+    if (descriptor >= 0) {
+        (void)fsync(descriptor);
+        close(descriptor);
+    }
+    free(folder);
+}
+
+td_status td_safetensors_commit(td_safetensors_writer *writer)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(writer, "writer is NULL");
+    if (writer->committed || writer->failed || writer->missing > 0) {
+        status = writer->committed ? td_fail(TD_BAD_STATE, "'%s' is committed already", writer->path)
+                 : writer->failed  ? td_fail(TD_BAD_STATE, "a write of '%s' failed", writer->path)
+                                   : td_fail(TD_BAD_STATE, "of '%s' %" PRId64 " bytes are missing",
+                                             writer->path, writer->missing);
+        goto cleanup;
+    }
+    const int closing = writer->descriptor;
+    bool done = fsync(closing) == 0;
+    int error = errno;
+    writer->descriptor = -1;
+    writer->failed = true; /* unless all of it succeeds */
+    if (close(closing) != 0 && done) {
+        done = false;
+        error = errno;
+    }
+    if (!done) {
+        status = td_file_error("write", writer->beside, error);
+        goto cleanup;
+    }
+    TD_TRY(check_target(writer->path)); /* which may have changed */
+    if (rename(writer->beside, writer->path) != 0) {
+        status = td_file_error("replace", writer->path, errno);
+        goto cleanup;
+    }
+    writer->there = writer->failed = false;
+    writer->committed = true;
+    settle_folder(writer->path);
+cleanup:
+    return status;
+}
+
+void td_safetensors_writer_destroy(td_safetensors_writer *writer)
+{
+    if (!writer)
+        return;
+    if (writer->descriptor >= 0)
+        close(writer->descriptor);
+    if (writer->there)
+        unlink(writer->beside);
+    free(writer->beside);
+    free(writer->path);
+    free(writer);
+}

@@ -1,0 +1,22 @@
+#include "base/utf8.h"
+
+size_t td_utf8_bytes(const char *text)
+{
+    const unsigned char *byte = (const unsigned char *)text;
+    size_t bytes = byte[0] < 0x80   ? 1
+                   : byte[0] < 0xC2 ? 0
+                   : byte[0] < 0xE0 ? 2
+                   : byte[0] < 0xF0 ? 3
+                   : byte[0] < 0xF5 ? 4
+                                    : 0;
+    unsigned char least = byte[0] == 0xE0 ? 0xA0 : byte[0] == 0xF0 ? 0x90 : 0x80;
+    unsigned char most = byte[0] == 0xED ? 0x9F : byte[0] == 0xF4 ? 0x8F : 0xBF;
+
+    for (size_t i = 1; i < bytes; i++) {
+        if (byte[i] < least || byte[i] > most)
+            return 0;
+        least = 0x80;
+        most = 0xBF;
+    }
+    return bytes;
+}

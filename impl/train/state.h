@@ -1,0 +1,16 @@
+/** Internal to train/: what saving asks of a trainer. */
+#ifndef TD_TRAIN_STATE_H
+#define TD_TRAIN_STATE_H
+
+#include "train/train.h"
+
+/** TD_BAD_STATE: there is no optimizer, or a step is under way. TD_BAD_ARGUMENT: a NULL. */
+td_status td_train_check_settled(const td_train *train);
+
+/** The next step will be number steps + 1. */
+td_status td_train_set_steps(td_train *train, int64_t steps);
+
+/** Forgets what was loaded, and all graphs: replays would not see that there are no weights. */
+void td_train_forget(td_train *train);
+
+#endif

@@ -1,0 +1,218 @@
+#include "transformer/saving.h"
+
+#include "base/check.h"
+#include "transformer/model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/** Bytes of the host's memory that data passes through. What is read takes a half as the file has it, and the
+ * other as the device wants it. */
+#define BUFFER ((int64_t)16 << 20)
+#define HALF   (BUFFER / 2)
+
+td_status td_saving_check(const td_transformer *model)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(model, "model is NULL");
+    if (!model->weights_there)
+        status = td_fail(TD_BAD_STATE, "the model has no weights");
+cleanup:
+    return status;
+}
+
+td_status td_saving_buffer(td_transformer *model, void **out)
+{
+    return td_device_alloc_host(model->dev, BUFFER, out);
+}
+
+void td_saving_free(td_transformer *model, void *buffer)
+{
+    if (model && buffer)
+        td_device_free_host(model->dev, buffer);
+}
+
+td_stored td_saved_tensor(const td_parameter *parameter, const char *name, td_dtype dtype)
+{
+    return (td_stored){.name = name,
+                       .dtype = td_stored_dtype(dtype),
+                       .rank = parameter->cols > 0 ? 2 : 1,
+                       .shape = {parameter->rows, parameter->cols}};
+}
+
+/* ---- saving ---- */
+
+td_status td_saving_write(td_transformer *model, td_safetensors_writer *writer, const char *data,
+                          int64_t bytes, void *buffer)
+{
+    td_status status = TD_OK;
+
+    for (int64_t at = 0; at < bytes; at += BUFFER) {
+        const int64_t piece = bytes - at < BUFFER ? bytes - at : BUFFER;
+
+        TD_TRY(td_device_download(model->dev, buffer, data + at, (size_t)piece));
+        TD_TRY(td_safetensors_write(writer, buffer, piece));
+    }
+cleanup:
+    return status;
+}
+
+td_status td_saving_write_weights(td_transformer *model, td_safetensors_writer *writer, void *buffer)
+{
+    const int64_t count = td_transformer_parameter_count(model);
+    td_status status = TD_OK;
+
+    for (int64_t i = 0; i < count; i++) {
+        const td_parameter *p = &model->parameters[i];
+
+        TD_TRY(td_saving_write(model, writer, p->data, p->numel * (int64_t)td_dtype_size(p->dtype), buffer));
+    }
+cleanup:
+    return status;
+}
+
+td_status td_transformer_save(td_transformer *model, const char *path)
+{
+    static const td_stored_text metadata = {"format", "pt"};
+    const int64_t count = td_transformer_parameter_count(model);
+    td_safetensors_writer *writer = NULL;
+    td_stored *tensors = NULL;
+    td_status status = TD_OK;
+    void *buffer = NULL;
+
+    TD_TRY(td_saving_check(model));
+    tensors = calloc((size_t)count, sizeof *tensors);
+    if (!tensors) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", count);
+        goto cleanup;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        const td_parameter *p = &model->parameters[i];
+
+        tensors[i] = td_saved_tensor(p, p->name, p->dtype);
+    }
+    TD_TRY(td_saving_buffer(model, &buffer));
+    TD_TRY(td_safetensors_writer_create(path, count, tensors, 1, &metadata, &writer));
+    TD_TRY(td_saving_write_weights(model, writer, buffer));
+    TD_TRY(td_safetensors_commit(writer));
+cleanup:
+    td_safetensors_writer_destroy(writer);
+    td_saving_free(model, buffer);
+    free(tensors);
+    return status;
+}
+
+/* ---- loading ---- */
+
+/** Whether every number of dtype `from`, as a file spells it, is one of `to`. */
+static bool holds(td_dtype to, const char *from)
+{
+    return strcmp(from, td_stored_dtype(to)) == 0 ||
+           (to == TD_F32 &&
+            (strcmp(from, td_stored_dtype(TD_F16)) == 0 || strcmp(from, td_stored_dtype(TD_BF16)) == 0));
+}
+
+td_status td_saved_find(const char *path, const td_safetensors *file, const td_parameter *parameter,
+                        const char *name, td_dtype dtype, int64_t *index)
+{
+    const td_stored wanted = td_saved_tensor(parameter, name, dtype);
+    td_status status = TD_OK;
+    td_stored tensor;
+
+    *index = td_safetensors_find(file, name);
+    TD_CHECK(*index >= 0, "'%s' has no tensor '%s'", path, name);
+    TD_TRY(td_safetensors_tensor(file, *index, &tensor));
+    TD_CHECK(tensor.rank == wanted.rank, "'%s': tensor '%s' has %" PRId64 " extents, needs %" PRId64, path,
+             name, tensor.rank, wanted.rank);
+    for (int64_t i = 0; i < wanted.rank; i++)
+        TD_CHECK(tensor.shape[i] == wanted.shape[i],
+                 "'%s': tensor '%s': extent %" PRId64 " is %" PRId64 ", needs %" PRId64, path, name, i,
+                 tensor.shape[i], wanted.shape[i]);
+    TD_CHECK(holds(dtype, tensor.dtype), "'%s': tensor '%s' has dtype %s, which %s cannot hold exactly", path,
+             name, tensor.dtype, wanted.dtype);
+cleanup:
+    return status;
+}
+
+td_status td_saved_check_weights(const char *path, td_transformer *model, const td_safetensors *file)
+{
+    const int64_t count = td_transformer_parameter_count(model);
+    td_status status = TD_OK;
+    td_parameter unused;
+    td_stored tensor;
+    int64_t index;
+
+    for (int64_t i = 0; i < count; i++) {
+        const td_parameter *p = &model->parameters[i];
+
+        TD_TRY(td_saved_find(path, file, p, p->name, p->dtype, &index));
+    }
+    for (int64_t i = 0; i < td_safetensors_count(file); i++) {
+        TD_TRY(td_safetensors_tensor(file, i, &tensor));
+        TD_CHECK(strncmp(tensor.name, TD_SAVED_STATE, strlen(TD_SAVED_STATE)) == 0 ||
+                     td_transformer_parameter_find(model, tensor.name, &unused) == TD_OK,
+                 "'%s': tensor '%.64s' is no parameter of this model", path, tensor.name);
+    }
+cleanup:
+    return status;
+}
+
+td_status td_saving_read(td_transformer *model, const td_safetensors *file, int64_t index, int64_t begin,
+                         int64_t count, td_dtype dtype, char *dst, void *buffer)
+{
+    const int64_t size = (int64_t)td_dtype_size(dtype), most = HALF / size;
+    char *const as_stored = buffer, *const as_wanted = as_stored + HALF;
+    td_dtype from = TD_F64;
+    td_status status = TD_OK;
+    td_stored tensor;
+
+    TD_TRY(td_safetensors_tensor(file, index, &tensor));
+    while (strcmp(tensor.dtype, td_stored_dtype(from)) != 0)
+        from++; /* which td_saved_find has seen to be one of them */
+    const int64_t stored_size = (int64_t)td_dtype_size(from);
+    for (int64_t at = 0; at < count; at += most) {
+        const int64_t piece = count - at < most ? count - at : most;
+
+        TD_TRY(td_safetensors_read(file, index, (begin + at) * stored_size, piece * stored_size, as_stored));
+        TD_TRY(td_convert(piece, from, as_stored, dtype, as_wanted));
+        TD_TRY(td_device_upload(model->dev, dst + at * size, as_wanted, (size_t)(piece * size)));
+    }
+cleanup:
+    return status;
+}
+
+td_status td_saving_read_weights(td_transformer *model, const td_safetensors *file, void *buffer)
+{
+    const int64_t count = td_transformer_parameter_count(model);
+    td_status status = TD_OK;
+
+    model->progress = TD_AT_START;
+    model->weights_there = false;
+    for (int64_t i = 0; i < count; i++) {
+        const td_parameter *p = &model->parameters[i];
+
+        TD_TRY(td_saving_read(model, file, td_safetensors_find(file, p->name), 0, p->numel, p->dtype, p->data,
+                              buffer));
+    }
+cleanup:
+    return status;
+}
+
+td_status td_transformer_load(td_transformer *model, const char *path)
+{
+    td_safetensors *file = NULL;
+    td_status status = TD_OK;
+    void *buffer = NULL;
+
+    TD_CHECK(model, "model is NULL");
+    TD_TRY(td_safetensors_open(path, &file));
+    TD_TRY(td_saved_check_weights(path, model, file));
+    TD_TRY(td_saving_buffer(model, &buffer));
+    TD_TRY(td_saving_read_weights(model, file, buffer));
+    TD_TRY(td_transformer_refresh(model)); /* last: from here on there are weights */
+cleanup:
+    td_saving_free(model, buffer);
+    td_safetensors_close(file);
+    return status;
+}

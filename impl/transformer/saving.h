@@ -1,0 +1,46 @@
+/** Internal to impl/: what saving a model and saving a trainer share. Data goes in pieces, through a buffer
+ * in the host's memory. */
+#ifndef TD_TRANSFORMER_SAVING_H
+#define TD_TRANSFORMER_SAVING_H
+
+#include "base/safetensors.h"
+#include "transformer/transformer.h"
+
+/** What begins with it is no weight. */
+#define TD_SAVED_STATE "optimizer."
+
+/** TD_BAD_STATE: there are no weights to save. TD_BAD_ARGUMENT: a NULL. */
+td_status td_saving_check(const td_transformer *model);
+
+/** A buffer for the calls below. */
+td_status td_saving_buffer(td_transformer *model, void **out);
+void td_saving_free(td_transformer *model, void *buffer); /* accepts a NULL for either */
+
+/** The tensor in which the numbers of a parameter are saved. */
+td_stored td_saved_tensor(const td_parameter *parameter, const char *name, td_dtype dtype);
+
+/** Writes `bytes` of the device's memory. */
+td_status td_saving_write(td_transformer *model, td_safetensors_writer *writer, const char *data,
+                          int64_t bytes, void *buffer);
+
+/** Writes all weights, which td_saved_tensor describes in state-dict order. */
+td_status td_saving_write_weights(td_transformer *model, td_safetensors_writer *writer, void *buffer);
+
+/** TD_BAD_ARGUMENT unless the file has a tensor `name` with the parameter's shape and numbers that `dtype`
+ * holds exactly; else *index is its index. */
+td_status td_saved_find(const char *path, const td_safetensors *file, const td_parameter *parameter,
+                        const char *name, td_dtype dtype, int64_t *index);
+
+/** `count` numbers of a tensor that was found, from number `begin` on, become `dtype` at dst, on the
+ * device. */
+td_status td_saving_read(td_transformer *model, const td_safetensors *file, int64_t index, int64_t begin,
+                         int64_t count, td_dtype dtype, char *dst, void *buffer);
+
+/** TD_BAD_ARGUMENT unless the file has the model's weights, and beside them nothing but TD_SAVED_STATE. */
+td_status td_saved_check_weights(const char *path, td_transformer *model, const td_safetensors *file);
+
+/** Reads the weights of a file that was checked. The model has none from here on, until
+ * td_transformer_refresh comes. */
+td_status td_saving_read_weights(td_transformer *model, const td_safetensors *file, void *buffer);
+
+#endif

@@ -1,0 +1,221 @@
+#include "file_kit.h"
+
+#include "support/fault.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+bool file_calls_fail;
+int file_interruptions, file_small_steps;
+
+/* ---- calls that fail ---- */
+
+static bool fails(const char *name)
+{
+    return file_calls_fail && td_fault(name);
+}
+
+#define ALLOCATION(name, parameters, arguments)                                                              \
+    void *__real_##name parameters;                                                                          \
+    void *__wrap_##name parameters;                                                                          \
+    void *__wrap_##name parameters                                                                           \
+    {                                                                                                        \
+        return fails(#name) ? NULL : __real_##name arguments;                                                \
+    }
+
+ALLOCATION(malloc, (size_t bytes), (bytes))
+ALLOCATION(calloc, (size_t count, size_t bytes), (count, bytes))
+ALLOCATION(realloc, (void *block, size_t bytes), (block, bytes))
+
+char *__real_strdup(const char *text);
+char *__wrap_strdup(const char *text);
+int __real_open(const char *path, int flags, mode_t mode);
+int __wrap_open(const char *path, int flags, mode_t mode);
+ssize_t __real_write(int file, const void *data, size_t bytes);
+ssize_t __wrap_write(int file, const void *data, size_t bytes);
+ssize_t __real_pread(int file, void *data, size_t bytes, off_t at);
+ssize_t __wrap_pread(int file, void *data, size_t bytes, off_t at);
+int __real_fstat(int file, struct stat *info);
+int __wrap_fstat(int file, struct stat *info);
+int __real_fsync(int file);
+int __wrap_fsync(int file);
+int __real_close(int file);
+int __wrap_close(int file);
+int __real_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to);
+
+char *__wrap_strdup(const char *text)
+{
+    return fails("strdup") ? NULL : __real_strdup(text);
+}
+
+static int refuse(int error)
+{
+    errno = error;
+    return -1;
+}
+
+static bool interrupted(void)
+{
+    return file_interruptions > 0 && file_interruptions-- > 0;
+}
+
+static size_t small(size_t bytes)
+{
+    return bytes > 1 && file_small_steps > 0 && file_small_steps-- > 0 ? 1 : bytes;
+}
+
+int __wrap_open(const char *path, int flags, mode_t mode)
+{
+    return fails("open") ? refuse(EACCES) : __real_open(path, flags, mode);
+}
+
+ssize_t __wrap_write(int file, const void *data, size_t bytes)
+{
+    if (interrupted())
+        return refuse(EINTR);
+    return fails("write") ? refuse(ENOSPC) : __real_write(file, data, small(bytes));
+}
+
+ssize_t __wrap_pread(int file, void *data, size_t bytes, off_t at)
+{
+    if (interrupted())
+        return refuse(EINTR);
+    return fails("pread") ? refuse(EIO) : __real_pread(file, data, small(bytes), at);
+}
+
+int __wrap_fstat(int file, struct stat *info)
+{
+    return fails("fstat") ? refuse(EIO) : __real_fstat(file, info);
+}
+
+int __wrap_fsync(int file)
+{
+    return fails("fsync") ? refuse(EIO) : __real_fsync(file);
+}
+
+int __wrap_close(int file)
+{
+    const int result = __real_close(file);
+
+    return fails("close") ? refuse(EDQUOT) : result;
+}
+
+int __wrap_rename(const char *from, const char *to)
+{
+    return fails("rename") ? refuse(EACCES) : __real_rename(from, to);
+}
+
+bool file_fault_is_memory(void)
+{
+    static const char *const names[] = {"malloc", "calloc", "realloc", "strdup"};
+
+    for (size_t i = 0; td_fault_name() && i < sizeof names / sizeof *names; i++)
+        if (strcmp(td_fault_name(), names[i]) == 0)
+            return true;
+    return false;
+}
+
+/* The folder's own fsync, and what closes a file that is given up or was only read. */
+bool file_fault_is_harmless(void)
+{
+    return td_fault_name() &&
+           (strcmp(td_fault_name(), "open") == 0 || strcmp(td_fault_name(), "fsync") == 0 ||
+            strcmp(td_fault_name(), "close") == 0);
+}
+
+/* ---- the folder ---- */
+
+static char folder[] = "tandem-files-XXXXXX"; /* in the folder that the test runs in */
+char file_path[64];
+
+int file_folder_make(void **unused)
+{
+    (void)unused;
+    file_calls_fail = false;
+    file_interruptions = file_small_steps = 0;
+    strcpy(folder + strlen(folder) - 6, "XXXXXX");
+    if (!mkdtemp(folder))
+        return -1;
+    snprintf(file_path, sizeof file_path, "%s/w.safetensors", folder);
+    return 0;
+}
+
+int file_folder_remove(void **unused)
+{
+    (void)unused;
+    file_calls_fail = false;
+    unlink(file_path);
+    return rmdir(folder);
+}
+
+int file_count(void)
+{
+    DIR *all = opendir(folder);
+    int count = 0;
+
+    assert_non_null(all);
+    for (const struct dirent *entry; (entry = readdir(all));)
+        count += entry->d_name[0] != '.';
+    closedir(all);
+    return count;
+}
+
+char *file_read(const char *path, size_t *bytes)
+{
+    FILE *file = fopen(path, "rb");
+    struct stat info;
+
+    assert_non_null(file);
+    assert_int_equal(stat(path, &info), 0);
+    char *data = malloc((size_t)info.st_size + 1);
+    assert_non_null(data);
+    *bytes = fread(data, 1, (size_t)info.st_size, file);
+    assert_int_equal(*bytes, info.st_size);
+    fclose(file);
+    return data;
+}
+
+bool file_is(const char *path, const char *bytes, size_t count)
+{
+    size_t has;
+    char *data = file_read(path, &has);
+    const bool same = has == count && memcmp(data, bytes, count) == 0;
+
+    free(data);
+    return same;
+}
+
+void file_write(const char *path, const char *bytes, size_t count)
+{
+    FILE *file = fopen(path, "wb");
+
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, count, file), count);
+    assert_int_equal(fclose(file), 0);
+}
+
+void file_write_tensors(const char *path, const char *header, size_t data)
+{
+    const size_t length = strlen(header);
+    char *bytes = malloc(8 + length + data + 1);
+
+    assert_non_null(bytes);
+    for (int i = 0; i < 8; i++)
+        bytes[i] = (char)((uint64_t)length >> 8 * i);
+    memcpy(bytes + 8, header, length);
+    for (size_t i = 0; i < data; i++)
+        bytes[8 + length + i] = (char)i;
+    file_write(path, bytes, 8 + length + data);
+    free(bytes);
+}

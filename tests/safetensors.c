@@ -1,0 +1,674 @@
+/* Files of tensors: what is written is read, what is no such file is refused by name, and whatever fails, the
+ * old file stays and nothing lies beside it. */
+#include "base/safetensors.h"
+
+#include "file_kit.h"
+#include "support/compare.h"
+#include "support/fault.h"
+
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static td_safetensors *open_file(void)
+{
+    td_safetensors *file;
+
+    td_assert_ok(td_safetensors_open(file_path, &file));
+    return file;
+}
+
+static td_stored tensor_of(const td_safetensors *file, const char *name)
+{
+    td_stored tensor;
+
+    td_assert_ok(td_safetensors_tensor(file, td_safetensors_find(file, name), &tensor));
+    return tensor;
+}
+
+/* ---- round trips ---- */
+
+static const td_stored stored[] = {
+    {.name = "step", .dtype = "I64"},
+    {.name = "f64", .dtype = "F64", .rank = 1, .shape = {3}},
+    {.name = "complex", .dtype = "C64", .rank = 1, .shape = {2}},
+    {.name = "u64", .dtype = "U64", .rank = 1, .shape = {1}},
+    {.name = "none", .dtype = "F32", .rank = 3, .shape = {2, 0, 5}},
+    {.name = "f32", .dtype = "F32", .rank = 2, .shape = {2, 3}},
+    {.name = "i32", .dtype = "I32", .rank = 1, .shape = {1}},
+    {.name = "u32", .dtype = "U32", .rank = 1, .shape = {1}},
+    {.name = "f16", .dtype = "F16", .rank = 8, .shape = {1, 1, 1, 3, 1, 1, 1, 1}},
+    {.name = "bf16", .dtype = "BF16", .rank = 1, .shape = {2}},
+    {.name = "i16", .dtype = "I16", .rank = 1, .shape = {1}},
+    {.name = "u16", .dtype = "U16", .rank = 1, .shape = {1}},
+    {.name = "a \"name\"\\ \n\t\x01 \xc3\xa4 \xf0\x9f\x99\x82", .dtype = "I8", .rank = 1, .shape = {5}},
+    {.name = "u8", .dtype = "U8", .rank = 1, .shape = {1}},
+    {.name = "bool", .dtype = "BOOL", .rank = 1, .shape = {1}},
+    {.name = "e4m3", .dtype = "F8_E4M3", .rank = 1, .shape = {1}},
+    {.name = "e5m2", .dtype = "F8_E5M2", .rank = 1, .shape = {1}},
+};
+enum { STORED = sizeof stored / sizeof *stored, STORED_BYTES = 8 + 24 + 16 + 8 + 24 + 8 + 6 + 4 + 4 + 5 + 4 };
+
+static const td_stored_text metadata[] = {{"format", "pt"}, {"quote \"", "line\nand \\ \xe2\x82\xac"}};
+
+/* Data in pieces of that size. */
+static td_status write_stored(int64_t piece)
+{
+    td_safetensors_writer *writer = NULL;
+    char data[STORED_BYTES];
+    td_status status;
+
+    for (int i = 0; i < STORED_BYTES; i++)
+        data[i] = (char)(3 * i + 1);
+    status = td_safetensors_writer_create(file_path, STORED, stored, 2, metadata, &writer);
+    for (int64_t at = 0; at < STORED_BYTES && status == TD_OK; at += piece)
+        status =
+            td_safetensors_write(writer, data + at, STORED_BYTES - at < piece ? STORED_BYTES - at : piece);
+    if (status == TD_OK)
+        status = td_safetensors_commit(writer);
+    td_safetensors_writer_destroy(writer);
+    return status;
+}
+
+static td_status read_stored(void)
+{
+    td_safetensors *file = NULL;
+    td_status status = td_safetensors_open(file_path, &file);
+    int64_t at = 0;
+
+    for (int i = 0; i < STORED && status == TD_OK; i++) {
+        const td_stored *want = &stored[i];
+        const td_stored got = tensor_of(file, want->name);
+        unsigned char data[STORED_BYTES];
+
+        assert_string_equal(got.name, want->name);
+        assert_string_equal(got.dtype, want->dtype);
+        assert_int_equal(got.rank, want->rank);
+        assert_memory_equal(got.shape, want->shape, sizeof got.shape);
+        memset(data, 0xFF, sizeof data);
+        status = td_safetensors_read(file, td_safetensors_find(file, want->name), 0, got.bytes, data);
+        for (int64_t j = 0; j < got.bytes && status == TD_OK; j++)
+            assert_int_equal(data[j], (unsigned char)(3 * (at + j) + 1));
+        assert_int_equal(data[got.bytes], 0xFF);
+        at += got.bytes;
+    }
+    if (status == TD_OK) {
+        assert_int_equal(at, STORED_BYTES);
+        assert_int_equal(td_safetensors_count(file), STORED);
+        assert_string_equal(td_safetensors_metadata(file, metadata[0].key), metadata[0].value);
+        assert_string_equal(td_safetensors_metadata(file, metadata[1].key), metadata[1].value);
+    }
+    td_safetensors_close(file);
+    return status;
+}
+
+static void what_is_written_is_read(void **unused)
+{
+    (void)unused;
+    for (int64_t piece = 1; piece <= STORED_BYTES; piece += 50) {
+        td_assert_ok(write_stored(piece));
+        td_assert_ok(read_stored());
+        assert_int_equal(file_count(), 1);
+    }
+    file_interruptions = 3;
+    file_small_steps = 5;
+    td_assert_ok(write_stored(7));
+    file_interruptions = 3;
+    file_small_steps = 5;
+    td_assert_ok(read_stored());
+    assert_int_equal(file_interruptions + file_small_steps, 0);
+}
+
+static void data_begins_on_a_multiple_of_eight(void **unused)
+{
+    (void)unused;
+    td_assert_ok(write_stored(STORED_BYTES));
+    size_t bytes;
+    char *data = file_read(file_path, &bytes);
+    assert_int_equal((bytes - STORED_BYTES) % 8, 0);
+    free(data);
+}
+
+static void parts_of_a_tensor_are_read(void **unused)
+{
+    (void)unused;
+    unsigned char bytes[4] = {9, 9, 9, 9};
+
+    file_write_tensors(file_path,
+                       "{\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]},"
+                       "\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[3,7]}}",
+                       7);
+    td_safetensors *file = open_file();
+    const int64_t b = td_safetensors_find(file, "b");
+    td_assert_ok(td_safetensors_read(file, b, 1, 2, bytes));
+    assert_memory_equal(bytes, "\4\5\t\t", 4);
+    td_assert_ok(td_safetensors_read(file, b, 4, 0, NULL));
+    td_assert_refused(td_safetensors_read(file, b, 0, 5, bytes), TD_BAD_ARGUMENT, "bytes is 5, needs 0 to 4");
+    td_assert_refused(td_safetensors_read(file, b, 3, 2, bytes), TD_BAD_ARGUMENT, "bytes is 2, needs 0 to 1");
+    td_assert_refused(td_safetensors_read(file, b, 0, -1, bytes), TD_BAD_ARGUMENT, "bytes is -1");
+    td_assert_refused(td_safetensors_read(file, b, 5, 0, bytes), TD_BAD_ARGUMENT, "begin is 5");
+    td_assert_refused(td_safetensors_read(file, b, -1, 1, bytes), TD_BAD_ARGUMENT, "begin is -1");
+    td_assert_refused(td_safetensors_read(file, 2, 0, 1, bytes), TD_BAD_ARGUMENT, "index is 2");
+    td_assert_refused(td_safetensors_read(file, b, 0, 1, NULL), TD_BAD_ARGUMENT, "dst is NULL");
+    td_assert_refused(td_safetensors_read(NULL, b, 0, 1, bytes), TD_BAD_ARGUMENT, "file is NULL");
+    td_safetensors_close(file);
+}
+
+static void names_are_looked_up(void **unused)
+{
+    (void)unused;
+    td_stored tensor;
+
+    file_write_tensors(file_path, "{\"__metadata__\":{\"k\":\"v\"}}", 0);
+    td_safetensors *empty = open_file();
+    assert_int_equal(td_safetensors_count(empty), 0);
+    assert_int_equal(td_safetensors_find(empty, "a"), -1);
+    assert_int_equal(td_safetensors_find(empty, NULL), -1);
+    assert_int_equal(td_safetensors_find(NULL, "a"), -1);
+    assert_int_equal(td_safetensors_count(NULL), 0);
+    assert_string_equal(td_safetensors_metadata(empty, "k"), "v");
+    assert_null(td_safetensors_metadata(empty, "l"));
+    assert_null(td_safetensors_metadata(empty, NULL));
+    assert_null(td_safetensors_metadata(NULL, "k"));
+    td_assert_refused(td_safetensors_tensor(empty, 0, &tensor), TD_BAD_ARGUMENT, "index is 0");
+    td_assert_refused(td_safetensors_tensor(NULL, 0, &tensor), TD_BAD_ARGUMENT, "file is NULL");
+    td_safetensors_close(empty);
+    td_safetensors_close(NULL);
+
+    file_write_tensors(file_path, "{\"a\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}", 1);
+    td_safetensors *file = open_file();
+    assert_null(td_safetensors_metadata(file, "k"));
+    td_assert_refused(td_safetensors_tensor(file, 0, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_safetensors_close(file);
+
+    assert_string_equal(td_stored_dtype(TD_F64), "F64");
+    assert_string_equal(td_stored_dtype(TD_F32), "F32");
+    assert_string_equal(td_stored_dtype(TD_F16), "F16");
+    assert_string_equal(td_stored_dtype(TD_BF16), "BF16");
+    assert_null(td_stored_dtype((td_dtype)4));
+    assert_null(td_stored_dtype((td_dtype)-1));
+}
+
+/* What others may write: members in another order, space, escapes, padding, empty tensors anywhere. */
+static void other_writers_files_are_read(void **unused)
+{
+    (void)unused;
+    file_write_tensors(
+        file_path,
+        "{ \"b\" : {\"data_offsets\" : [ 2 , 6 ] ,\n\"shape\":[ ],\t\"dtype\":\"\\u00463\\u0032\"},\r"
+        "\"\\u00e4\\u20AC\\ud83d\\uDE42\\/\\b\\f\\n\\r\\t\\\"\\\\\":{\"dtype\":\"U8\",\"shape\":[2],"
+        "\"data_offsets\":[0,2]},"
+        "\"e\":{\"dtype\":\"F64\",\"shape\":[0,9],\"data_offsets\":[2,2]},"
+        "\"\":{\"dtype\":\"F64\",\"shape\":[0,9223372036854775807],\"data_offsets\":[6,6]},"
+        "\"__metadata__\":{}}   \n ",
+        6);
+    td_safetensors *file = open_file();
+    assert_int_equal(td_safetensors_count(file), 4);
+    assert_string_equal(tensor_of(file, "b").dtype, "F32");
+    assert_int_equal(tensor_of(file, "b").rank, 0);
+    assert_int_equal(tensor_of(file, "e").bytes, 0);
+    assert_int_equal(tensor_of(file, "").shape[1], INT64_MAX);
+    assert_int_equal(tensor_of(file, "\xc3\xa4\xe2\x82\xac\xf0\x9f\x99\x82/\b\f\n\r\t\"\\").bytes, 2);
+    td_safetensors_close(file);
+}
+
+/* ---- what is no safetensors file ---- */
+
+#define T(offsets) "{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[" offsets "]}"
+
+static const struct {
+    const char *header;
+    size_t data;
+    td_status status;
+    const char *words;
+} bad_headers[] = {
+    {"", 0, TD_BAD_ARGUMENT, "byte 0 of its header needs to be '{'"},
+    {" {}", 0, TD_BAD_ARGUMENT, "byte 0 of its header needs to be '{'"},
+    {"[]", 0, TD_BAD_ARGUMENT, "byte 0 of its header needs to be '{'"},
+    {"{", 0, TD_BAD_ARGUMENT, "byte 1 of its header needs to be a string"},
+    {"{}}", 0, TD_BAD_ARGUMENT, "byte 2 of its header needs to be its end"},
+    {"{}", 1, TD_BAD_ARGUMENT, "its tensors have 0 bytes, its data has 1"},
+    {"{,}", 0, TD_BAD_ARGUMENT, "byte 1"},
+    {"{\"a\"}", 0, TD_BAD_ARGUMENT, "byte 4 of its header needs to be ':'"},
+    {"{\"a\":1}", 0, TD_BAD_ARGUMENT, "byte 5 of its header needs to be '{'"},
+    {"{\"a\":null}", 0, TD_BAD_ARGUMENT, "byte 5"},
+    {"{\"a\":{}}", 0, TD_BAD_ARGUMENT, "byte 6 of its header needs to be a string"},
+    {"{\"a\":" T("0,2") ",}", 2, TD_BAD_ARGUMENT, "needs to be a string"},
+    {"{\"a\":" T("0,2") " \"b\":" T("2,4") "}", 4, TD_BAD_ARGUMENT, "needs to be ',' or '}'"},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2]}}", 2, TD_BAD_ARGUMENT, "tensor 'a' has no data_offsets"},
+    {"{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,2]}}", 2, TD_BAD_ARGUMENT, "tensor 'a' has no shape"},
+    {"{\"a\":{\"shape\":[2],\"data_offsets\":[0,2]}}", 2, TD_BAD_ARGUMENT, "tensor 'a' has no dtype"},
+    {"{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\"}}", 2, TD_BAD_ARGUMENT, "tensor 'a' has two of dtype"},
+    {"{\"a\":{\"colour\":\"red\"}}", 2, TD_BAD_ARGUMENT, "tensor 'a' has the key 'colour'"},
+    {"{\"a\":{\"dtype\":8}}", 2, TD_BAD_ARGUMENT, "needs to be a string"},
+    {"{\"a\":{\"shape\":{}}}", 2, TD_BAD_ARGUMENT, "needs to be '['"},
+    {"{\"a\":{\"shape\":[[2]]}}", 2, TD_BAD_ARGUMENT, "needs to be a number without sign"},
+    {"{\"a\":{\"shape\":[2,]}}", 2, TD_BAD_ARGUMENT, "needs to be a number without sign"},
+    {"{\"a\":{\"shape\":[2}}", 2, TD_BAD_ARGUMENT, "needs to be ',' or ']'"},
+    {"{\"a\":{\"shape\":[-2]}}", 2, TD_BAD_ARGUMENT, "needs to be a number without sign"},
+    {"{\"a\":{\"shape\":[02]}}", 2, TD_BAD_ARGUMENT, "needs to be ',' or ']'"},
+    {"{\"a\":{\"shape\":[2.0]}}", 2, TD_BAD_ARGUMENT, "needs to be ',' or ']'"},
+    {"{\"a\":{\"shape\":[2e0]}}", 2, TD_BAD_ARGUMENT, "needs to be ',' or ']'"},
+    {"{\"a\":{\"shape\":[9223372036854775808]}}", 2, TD_BAD_ARGUMENT, "a number below 2^63"},
+    {"{\"a\":{\"shape\":[99999999999999999999]}}", 2, TD_BAD_ARGUMENT, "a number below 2^63"},
+    {"{\"a\":{\"shape\":[1,2,3,4,5,6,7,8,9]}}", 2, TD_UNSUPPORTED, "has more than 8 numbers"},
+    {"{\"a\":" T("0") "}", 2, TD_BAD_ARGUMENT, "tensor 'a' has 1 data_offsets, needs 2"},
+    {"{\"a\":" T("0,1,2") "}", 2, TD_BAD_ARGUMENT, "tensor 'a' has 3 data_offsets, needs 2"},
+    {"{\"a\":" T("0,3") "}", 3, TD_BAD_ARGUMENT, "data_offsets 0 to 3, but its dtype and shape take 2 bytes"},
+    {"{\"a\":" T("2,0") "}", 2, TD_BAD_ARGUMENT, "data_offsets 2 to 0"},
+    {"{\"a\":" T("0,9223372036854775807") "}", 2, TD_BAD_ARGUMENT, "data_offsets 0 to 9223372036854775807"},
+    {"{\"a\":" T("1,3") "}", 3, TD_BAD_ARGUMENT, "tensor 'a' begins at byte 1 of the data, but"},
+    {"{\"a\":" T("0,2") ",\"b\":" T("1,3") "}", 3, TD_BAD_ARGUMENT, "tensor 'b' begins at byte 1"},
+    {"{\"a\":" T("0,2") ",\"b\":" T("0,2") "}", 2, TD_BAD_ARGUMENT, "begins at byte 0 of the data, but"},
+    {"{\"a\":" T("0,2") ",\"b\":" T("4,6") "}", 6, TD_BAD_ARGUMENT, "tensor 'b' begins at byte 4"},
+    {"{\"a\":" T("0,2") "}", 3, TD_BAD_ARGUMENT, "its tensors have 2 bytes, its data has 3"},
+    {"{\"a\":" T("0,2") "}", 1, TD_BAD_ARGUMENT, "its tensors have 2 bytes, its data has 1"},
+    {"{\"a\":" T("0,2") ",\"\\u0061\":" T("2,4") "}", 4, TD_BAD_ARGUMENT, "tensor 'a' is there twice"},
+    {"{\"a\":{\"dtype\":\"F4\",\"shape\":[4],\"data_offsets\":[0,2]}}", 2, TD_UNSUPPORTED,
+     "tensor 'a' has dtype 'F4', which is not known"},
+    {"{\"a\":{\"dtype\":\"\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2, TD_UNSUPPORTED, "dtype ''"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,4],\"data_offsets\":[0,0]}}", 0,
+     TD_BAD_ARGUMENT, "tensor 'a' has more than 2^63 - 1 bytes"},
+    /* Too many bytes for a number of them, even if none is there. */
+    {"{\"a\":{\"dtype\":\"F64\",\"shape\":[9223372036854775807,0],\"data_offsets\":[0,0]}}", 0,
+     TD_BAD_ARGUMENT, "tensor 'a' has more than 2^63 - 1 bytes"},
+    {"{\"__metadata__\":{\"k\":\"v\",\"k\":\"w\"}}", 0, TD_BAD_ARGUMENT,
+     "key 'k' of its metadata is there twice"},
+    {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, TD_BAD_ARGUMENT, "'__metadata__' is there twice"},
+    {"{\"__metadata__\":{\"k\":1}}", 0, TD_BAD_ARGUMENT, "needs to be a string"},
+    {"{\"__metadata__\":{\"k\"}}", 0, TD_BAD_ARGUMENT, "needs to be ':'"},
+    {"{\"__metadata__\":{\"k\":\"v\"", 0, TD_BAD_ARGUMENT, "needs to be ',' or '}'"},
+    {"{\"__metadata__\":{1:\"v\"}}", 0, TD_BAD_ARGUMENT, "needs to be a string"},
+    {"{\"__metadata__\":{\"k\":{\"l\":\"v\"}}}", 0, TD_BAD_ARGUMENT, "needs to be a string"},
+    {"{\"__metadata__\":[]}", 0, TD_BAD_ARGUMENT, "needs to be '{'"},
+    {"{\"a", 0, TD_BAD_ARGUMENT, "needs to be a character of a string"},
+    {"{\"a\n\":1}", 0, TD_BAD_ARGUMENT, "needs to be a character of a string"},
+    {"{\"\xff\":1}", 0, TD_BAD_ARGUMENT, "needs to be a character of a string"},
+    {"{\"\xed\xa0\x80\":1}", 0, TD_BAD_ARGUMENT, "needs to be a character of a string"},
+    {"{\"\xf0\x9f\x99", 0, TD_BAD_ARGUMENT, "needs to be a character of a string"},
+    {"{\"\\x\":1}", 0, TD_BAD_ARGUMENT, "needs to be an escape"},
+    {"{\"\\", 0, TD_BAD_ARGUMENT, "needs to be an escape"},
+    {"{\"\\u0000\":1}", 0, TD_BAD_ARGUMENT, "four hexadecimal digits above 0"},
+    {"{\"\\u12G4\":1}", 0, TD_BAD_ARGUMENT, "four hexadecimal digits above 0"},
+    {"{\"\\u12", 0, TD_BAD_ARGUMENT, "four hexadecimal digits above 0"},
+    {"{\"\\ud800\":1}", 0, TD_BAD_ARGUMENT, "a pair of surrogates"},
+    {"{\"\\udc00\\ud800\":1}", 0, TD_BAD_ARGUMENT, "a pair of surrogates"},
+    {"{\"\\ud800\\n\":1}", 0, TD_BAD_ARGUMENT, "a pair of surrogates"},
+    {"{\"\\ud800\\ud800\":1}", 0, TD_BAD_ARGUMENT, "a pair of surrogates"},
+    {"{\"\\ud800\\ue000\":1}", 0, TD_BAD_ARGUMENT, "a pair of surrogates"},
+    {"{\"\\ud800\\u12\":1}", 0, TD_BAD_ARGUMENT, "a pair of surrogates"},
+};
+
+static td_status try_open(const char *path)
+{
+    td_safetensors *file = (td_safetensors *)bad_headers; /* poison: open must overwrite it */
+    const td_status status = td_safetensors_open(path, &file);
+
+    assert_null(file);
+    return status;
+}
+
+static void bad_headers_are_refused_by_name(void **unused)
+{
+    (void)unused;
+    for (size_t i = 0; i < sizeof bad_headers / sizeof *bad_headers; i++) {
+        file_write_tensors(file_path, bad_headers[i].header, bad_headers[i].data);
+        td_assert_refused(try_open(file_path), bad_headers[i].status, bad_headers[i].words);
+        td_assert_refused(try_open(file_path), bad_headers[i].status, file_path);
+    }
+}
+
+static void deep_nesting_is_refused_at_its_first_level(void **unused)
+{
+    (void)unused;
+    enum { DEPTH = 1 << 20 };
+    char *header = malloc(DEPTH + 32);
+
+    assert_non_null(header);
+    strcpy(header, "{\"a\":{\"shape\":");
+    const size_t begin = strlen(header);
+    memset(header + begin, '[', DEPTH);
+    header[begin + DEPTH] = '\0';
+    file_write_tensors(file_path, header, 0);
+    td_assert_refused(try_open(file_path), TD_BAD_ARGUMENT, "byte 15 of its header needs to be a number");
+    free(header);
+}
+
+static void bad_lengths_are_refused_by_name(void **unused)
+{
+    (void)unused;
+    file_write(file_path, "", 0);
+    td_assert_refused(try_open(file_path), TD_BAD_ARGUMENT, "it has 0 bytes, needs at least 8");
+    file_write(file_path, "\2\0\0\0\0\0\0", 7);
+    td_assert_refused(try_open(file_path), TD_BAD_ARGUMENT, "it has 7 bytes");
+    file_write(file_path, "\2\0\0\0\0\0\0\0{", 9);
+    td_assert_refused(try_open(file_path), TD_BAD_ARGUMENT, "its header has 2 bytes, but ends after 1");
+    file_write(file_path, "\1\xe1\xf5\x05\0\0\0\0{}", 10);
+    td_assert_refused(try_open(file_path), TD_BAD_ARGUMENT, "has 100000001 bytes, at most 100000000");
+    file_write(file_path, "\xff\xff\xff\xff\xff\xff\xff\xff{}", 10);
+    td_assert_refused(try_open(file_path), TD_BAD_ARGUMENT, "has 18446744073709551615 bytes");
+    file_write(file_path, "\2\0\0\0\0\0\0\x80{}", 10);
+    td_assert_refused(try_open(file_path), TD_BAD_ARGUMENT, "has 9223372036854775810 bytes");
+    file_write(file_path, "\4\0\0\0\0\0\0\0{}\0 ", 12);
+    td_assert_refused(try_open(file_path), TD_BAD_ARGUMENT, "byte 2 of its header is 0");
+    file_write(file_path, "\2\0\0\0\0\0\0\0{}", 10);
+    td_safetensors_close(open_file());
+}
+
+static void what_is_no_regular_file_is_refused_at_once(void **unused)
+{
+    (void)unused;
+    td_assert_refused(try_open(file_path), TD_IO_ERROR, "No such file");
+    td_assert_refused(try_open("/"), TD_IO_ERROR, "not a regular file");
+    td_assert_refused(try_open("/dev/zero"), TD_IO_ERROR, "not a regular file");
+    assert_int_equal(mkfifo(file_path, 0600), 0);
+    td_assert_refused(try_open(file_path), TD_IO_ERROR, "not a regular file");
+    td_assert_refused(write_stored(9), TD_IO_ERROR, "not a regular file");
+    td_assert_refused(try_open(NULL), TD_BAD_ARGUMENT, "path is NULL");
+    td_assert_refused(try_open(""), TD_BAD_ARGUMENT, "path is NULL or empty");
+    td_assert_refused(td_safetensors_open(file_path, NULL), TD_BAD_ARGUMENT, "out is NULL");
+}
+
+static void a_file_that_becomes_shorter_is_an_error_of_the_read(void **unused)
+{
+    (void)unused;
+    char bytes[8] = {0};
+
+    file_write_tensors(file_path, "{\"a\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}", 8);
+    td_safetensors *file = open_file();
+    struct stat info;
+    assert_int_equal(stat(file_path, &info), 0);
+    assert_int_equal(truncate(file_path, info.st_size - 3), 0);
+    td_assert_ok(td_safetensors_read(file, 0, 0, 5, bytes));
+    td_assert_refused(td_safetensors_read(file, 0, 0, 8, bytes), TD_IO_ERROR, "it became shorter");
+    td_safetensors_close(file);
+}
+
+/* ---- writers ---- */
+
+static td_status try_create(const td_stored *tensors, int64_t count, const td_stored_text *texts,
+                            int64_t pairs)
+{
+    td_safetensors_writer *writer = (td_safetensors_writer *)bad_headers;
+    const td_status status = td_safetensors_writer_create(file_path, count, tensors, pairs, texts, &writer);
+
+    assert_null(writer);
+    assert_int_equal(file_count(), 0);
+    return status;
+}
+
+static void bad_descriptions_are_refused_by_name(void **unused)
+{
+    (void)unused;
+    const td_stored good = {.name = "a", .dtype = "F32", .rank = 1, .shape = {2}};
+    static const struct {
+        td_stored tensor;
+        td_status status;
+        const char *words;
+    } bad[] = {
+        {{.dtype = "F32"}, TD_BAD_ARGUMENT, "the name of tensor 1 is NULL"},
+        {{.name = "", .dtype = "F32"}, TD_BAD_ARGUMENT, "the name of tensor 1 is empty"},
+        {{.name = "b\xff", .dtype = "F32"}, TD_BAD_ARGUMENT, "tensor 1 is not UTF-8: byte 1 is 0xff"},
+        {{.name = "a", .dtype = "F32"}, TD_BAD_ARGUMENT, "'a' is there twice"},
+        {{.name = "__metadata__", .dtype = "F32"}, TD_BAD_ARGUMENT, "name is '__metadata__'"},
+        {{.name = "b"}, TD_BAD_ARGUMENT, "tensor 'b': dtype is NULL"},
+        {{.name = "b", .dtype = "F5"}, TD_UNSUPPORTED, "dtype 'F5'"},
+        {{.name = "b", .dtype = "F32", .rank = -1}, TD_BAD_ARGUMENT, "tensor 'b': rank is -1"},
+        {{.name = "b", .dtype = "F32", .rank = 9}, TD_BAD_ARGUMENT, "rank is 9, needs 0 to 8"},
+        {{.name = "b", .dtype = "F32", .rank = 1, .shape = {-1}}, TD_BAD_ARGUMENT, "extent 0 is -1"},
+        {{.name = "b", .dtype = "F32", .rank = 2, .shape = {INT64_MAX / 4, 2}}, TD_BAD_ARGUMENT, "2^63 - 1"},
+        {{.name = "b", .dtype = "U8", .rank = 1, .shape = {INT64_MAX}},
+         TD_BAD_ARGUMENT,
+         "the tensors have more than 2^63 - 1 bytes"},
+    };
+    static const struct {
+        td_stored_text text;
+        const char *words;
+    } bad_texts[] = {
+        {{NULL, "v"}, "key 1 is NULL"},
+        {{"", "v"}, "key 1 is empty"},
+        {{"k", NULL}, "value 1 is NULL"},
+        {{"format", "v"}, "key 'format' is there twice"},
+        {{"k", "\xc0\x80"}, "value 1 is not UTF-8"},
+    };
+    td_safetensors_writer *writer;
+
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        const td_stored both[] = {good, bad[i].tensor};
+        td_assert_refused(try_create(both, 2, NULL, 0), bad[i].status, bad[i].words);
+    }
+    for (size_t i = 0; i < sizeof bad_texts / sizeof *bad_texts; i++) {
+        const td_stored_text both[] = {metadata[0], bad_texts[i].text};
+        td_assert_refused(try_create(&good, 1, both, 2), TD_BAD_ARGUMENT, bad_texts[i].words);
+    }
+    td_assert_refused(try_create(NULL, 1, NULL, 0), TD_BAD_ARGUMENT, "tensors is NULL, count is 1");
+    td_assert_refused(try_create(&good, -1, NULL, 0), TD_BAD_ARGUMENT, "count is -1");
+    td_assert_refused(try_create(&good, 1, NULL, 1), TD_BAD_ARGUMENT, "metadata is NULL");
+    td_assert_refused(try_create(&good, 1, metadata, -1), TD_BAD_ARGUMENT, "metadata_count is -1");
+    td_assert_refused(td_safetensors_writer_create(file_path, 1, &good, 0, NULL, NULL), TD_BAD_ARGUMENT,
+                      "out is NULL");
+    td_assert_refused(td_safetensors_writer_create("", 1, &good, 0, NULL, &writer), TD_BAD_ARGUMENT,
+                      "path is NULL or empty");
+    td_assert_refused(td_safetensors_writer_create("no/such/folder", 1, &good, 0, NULL, &writer), TD_IO_ERROR,
+                      "No such file");
+    td_assert_refused(td_safetensors_writer_create("/dev/full", 1, &good, 0, NULL, &writer), TD_IO_ERROR,
+                      "'/dev/full': not a regular file");
+}
+
+static void a_header_beyond_the_formats_limit_is_refused(void **unused)
+{
+    (void)unused;
+    const size_t bytes = 20 << 20; /* of one control character after the other, each six in the header */
+    char *value = malloc(bytes + 1);
+
+    assert_non_null(value);
+    memset(value, 1, bytes);
+    value[bytes] = '\0';
+    td_assert_refused(try_create(NULL, 0, &(td_stored_text){"k", value}, 1), TD_BAD_ARGUMENT,
+                      "at most 100000000 are allowed");
+    free(value);
+}
+
+static void a_file_is_committed_whole_and_once(void **unused)
+{
+    (void)unused;
+    const td_stored tensor = {.name = "a", .dtype = "U8", .rank = 1, .shape = {4}};
+    td_safetensors_writer *writer;
+
+    file_write(file_path, "old", 3);
+    td_assert_ok(td_safetensors_writer_create(file_path, 1, &tensor, 0, NULL, &writer));
+    assert_int_equal(file_count(), 2);
+    td_assert_refused(td_safetensors_commit(writer), TD_BAD_STATE, "4 bytes are missing");
+    td_assert_ok(td_safetensors_write(writer, "abc", 3));
+    td_assert_refused(td_safetensors_write(writer, "de", 2), TD_BAD_ARGUMENT, "bytes is 2, but of");
+    td_assert_refused(td_safetensors_write(writer, "de", -1), TD_BAD_ARGUMENT, "bytes is -1");
+    td_assert_refused(td_safetensors_write(writer, NULL, 1), TD_BAD_ARGUMENT, "data is NULL");
+    td_assert_refused(td_safetensors_commit(writer), TD_BAD_STATE, "1 bytes are missing");
+    assert_true(file_is(file_path, "old", 3));
+    td_assert_ok(td_safetensors_write(writer, "d", 1));
+    td_assert_ok(td_safetensors_write(writer, NULL, 0));
+    td_assert_ok(td_safetensors_commit(writer));
+    td_assert_refused(td_safetensors_commit(writer), TD_BAD_STATE, "committed already");
+    td_safetensors_writer_destroy(writer);
+    assert_int_equal(file_count(), 1);
+    td_safetensors_close(open_file());
+
+    td_assert_ok(td_safetensors_writer_create(file_path, 0, NULL, 0, NULL, &writer));
+    td_safetensors_writer_destroy(writer); /* without commit */
+    assert_int_equal(file_count(), 1);
+    td_safetensors *file = open_file();
+    assert_int_equal(td_safetensors_count(file), 1);
+    td_safetensors_close(file);
+    td_assert_refused(td_safetensors_write(NULL, "a", 1), TD_BAD_ARGUMENT, "writer is NULL");
+    td_assert_refused(td_safetensors_commit(NULL), TD_BAD_ARGUMENT, "writer is NULL");
+    td_safetensors_writer_destroy(NULL);
+}
+
+static void permissions_are_those_of_the_umask(void **unused)
+{
+    (void)unused;
+    static const mode_t masks[] = {022, 077, 0};
+    struct stat info;
+
+    for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
+        const mode_t before = umask(masks[i]);
+
+        td_assert_ok(write_stored(100));
+        umask(before);
+        assert_int_equal(stat(file_path, &info), 0);
+        assert_int_equal(info.st_mode & 0777, 0666 & ~masks[i]);
+    }
+}
+
+/* Names of files beside that are taken: by a writer that was killed, say. */
+static void names_that_are_taken_are_passed_by(void **unused)
+{
+    (void)unused;
+    char beside[128];
+
+    for (int i = 0; i < 100; i++) {
+        td_assert_ok(write_stored(100));
+        assert_int_equal(file_count(), i + 1);
+        snprintf(beside, sizeof beside, "%s.%ld-%d.partial", file_path, (long)getpid(), i);
+        file_write(beside, "x", 1);
+    }
+    td_assert_refused(write_stored(100), TD_IO_ERROR, "File exists");
+    for (int i = 0; i < 100; i++) {
+        snprintf(beside, sizeof beside, "%s.%ld-%d.partial", file_path, (long)getpid(), i);
+        assert_true(file_is(beside, "x", 1));
+        unlink(beside);
+    }
+}
+
+static void a_full_disk_leaves_the_old_file(void **unused)
+{
+    (void)unused;
+    void (*const before)(int) = signal(SIGXFSZ, SIG_IGN);
+    struct rlimit limit, small;
+
+    file_write(file_path, "old", 3);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    small = limit;
+    for (small.rlim_cur = 0; small.rlim_cur < 2000; small.rlim_cur += 100) {
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+        const td_status status = write_stored(16);
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+        assert_int_equal(file_count(), 1);
+        if (status == TD_OK)
+            break;
+        assert_int_equal(status, TD_IO_ERROR);
+        assert_true(file_is(file_path, "old", 3));
+    }
+    assert_in_range(small.rlim_cur, 1000, 1900);
+    td_assert_ok(read_stored());
+    signal(SIGXFSZ, before);
+}
+
+static void a_writer_whose_write_failed_does_not_commit(void **unused)
+{
+    (void)unused;
+    const td_stored tensor = {.name = "a", .dtype = "U8", .rank = 1, .shape = {1}};
+    td_safetensors_writer *writer;
+
+    td_assert_ok(td_safetensors_writer_create(file_path, 1, &tensor, 0, NULL, &writer));
+    file_calls_fail = true;
+    td_fault_at(1);
+    td_assert_refused(td_safetensors_write(writer, "a", 1), TD_IO_ERROR, "No space left");
+    file_calls_fail = false;
+    td_assert_ok(td_safetensors_write(writer, "a", 1));
+    td_assert_refused(td_safetensors_commit(writer), TD_BAD_STATE, "a write of");
+    td_safetensors_writer_destroy(writer);
+    assert_int_equal(file_count(), 0);
+}
+
+/* ---- every call fails in turn ---- */
+
+static void every_failing_call_leaves_the_old_file_and_nothing_beside_it(void **unused)
+{
+    (void)unused;
+    int64_t nth, harmless = 0;
+
+    for (nth = 1;; nth++) {
+        file_write(file_path, "old", 3);
+        file_calls_fail = true;
+        td_fault_at(nth);
+        const td_status status = write_stored(40);
+        file_calls_fail = false;
+        assert_int_equal(file_count(), 1);
+        if (!td_fault_name()) {
+            td_assert_ok(status);
+            break;
+        }
+        if (status == TD_OK) {
+            assert_true(file_fault_is_harmless());
+            td_assert_ok(read_stored());
+            harmless++;
+            continue;
+        }
+        assert_int_equal(status, file_fault_is_memory() ? TD_NO_MEMORY : TD_IO_ERROR);
+        assert_true(file_is(file_path, "old", 3));
+    }
+    assert_true(nth > 10);
+    assert_in_range(harmless, 1, 3); /* the folder's open, fsync, and close */
+}
+
+static void every_failing_call_of_a_reader_comes_out(void **unused)
+{
+    (void)unused;
+    int64_t nth;
+
+    td_assert_ok(write_stored(40));
+    for (nth = 1;; nth++) {
+        file_calls_fail = true;
+        td_fault_at(nth);
+        const td_status status = read_stored();
+        file_calls_fail = false;
+        if (!td_fault_name()) {
+            td_assert_ok(status);
+            break;
+        }
+        if (status == TD_OK)
+            assert_true(file_fault_is_harmless());
+        else
+            assert_int_equal(status, file_fault_is_memory() ? TD_NO_MEMORY : TD_IO_ERROR);
+    }
+    assert_true(nth > 10);
+}
+
+#define TEST(function) cmocka_unit_test_setup_teardown(function, file_folder_make, file_folder_remove)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(what_is_written_is_read),
+        TEST(data_begins_on_a_multiple_of_eight),
+        TEST(parts_of_a_tensor_are_read),
+        TEST(names_are_looked_up),
+        TEST(other_writers_files_are_read),
+        TEST(bad_headers_are_refused_by_name),
+        TEST(deep_nesting_is_refused_at_its_first_level),
+        TEST(bad_lengths_are_refused_by_name),
+        TEST(what_is_no_regular_file_is_refused_at_once),
+        TEST(a_file_that_becomes_shorter_is_an_error_of_the_read),
+        TEST(bad_descriptions_are_refused_by_name),
+        TEST(a_header_beyond_the_formats_limit_is_refused),
+        TEST(a_file_is_committed_whole_and_once),
+        TEST(permissions_are_those_of_the_umask),
+        TEST(names_that_are_taken_are_passed_by),
+        TEST(a_full_disk_leaves_the_old_file),
+        TEST(a_writer_whose_write_failed_does_not_commit),
+        TEST(every_failing_call_leaves_the_old_file_and_nothing_beside_it),
+        TEST(every_failing_call_of_a_reader_comes_out),
+    };
+
+    return cmocka_run_group_tests_name("safetensors", tests, NULL, NULL);
+}
