@@ -7,7 +7,8 @@ import unittest
 from pathlib import Path
 from unittest.mock import MagicMock, patch
 
-from parity import _bench_gpu_pages, _transformer_pages, bench, flash
+from parity import bench, flash, transformer
+from parity.bench import gpu_page
 from parity.core import grid, plot, report, sweep
 from parity.core.clock import statistics
 from parity.core.record import FILE, load
@@ -128,7 +129,7 @@ class BenchOnAGpu(unittest.TestCase):
         record = invented("bench", case, "c")
         record["samples"] = [31.0, 5.0, *[1.0] * 13]
         page = Page("bench", Path("nowhere"), "md")
-        _bench_gpu_pages.report_warmup(page, Records([record]))
+        gpu_page.report_warmup(page, Records([record]))
         text = "\n".join(page.blocks)
         for row in (
             "| small | c | 0 | 4.40 |",  # (31 + 5 + 8) / 10
@@ -232,7 +233,7 @@ class WholeSteps(unittest.TestCase):
             ("multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
             ("vectorized_elementwise_kernel<4, addcdiv_cuda_kernel>", "rest"),
         ):
-            self.assertEqual(_bench_gpu_pages.part_of(kernel), part, kernel)
+            self.assertEqual(gpu_page.part_of(kernel), part, kernel)
 
 
 class FlashOnAGpu(unittest.TestCase):
@@ -292,7 +293,7 @@ class TrainingInMixedPrecision(unittest.TestCase):
         sides = {"torch_eager": {}, "c": side(0.02, 0.1), "torch_eager_seed": side(0.1, 0.5)}
         for rounding, word in ((side(0.01, 0.04), "within"), (side(0.01, 0.03), "beyond")):
             page = Page("transformer", Path("nowhere"), "md")
-            _transformer_pages.report_noise(page, {(): sides | {"torch_eager_f32": rounding}})
+            transformer.page.report_noise(page, {(): sides | {"torch_eager_f32": rounding}})
             text = "\n".join(page.blocks)
             self.assertIn("C is within that noise, at 0.02 and 0.1", text)
             self.assertIn(f"C is {word} 3 times that", text)

@@ -1,7 +1,10 @@
-"""What parity/<module>.py provides, and what it gets.
+"""What a module provides, and what it gets.
 
-A module is a file parity/<name>.py with four names. It imports torch, ref and this package, and lists no path,
-clock, file or tolerance of its own: drawing, calling C, judging, timing, recording and writing pages are core's.
+A module is a file parity/<name>.py, or a package parity/<name>/, with four names. It imports torch, ref, what modules
+share (parity/shared/) and this package. It has no path, clock or file of its own: drawing, calling C, judging, timing,
+recording and writing pages are core's. A package has its cases and run() in __init__.py, its tolerances and the bars
+that its figures are held against in rules.py, and its page in page.py; several pages end in _page.py. Pages may import
+from the rest, and no result depends on them: an edit of a page has nothing measured again.
 
     DELIVERABLES             {id of the deliverable: its title in the index}
     cases(profile, device)   yields Case objects for "quick" (minutes in all) or "full" (whole grids), for the "cpu" or

@@ -23,6 +23,7 @@ from parity.core.record import Finished, RecordError, RecordFile, now
 from parity.core.worker import Ahead, Settings, Worker
 
 PROFILES = ("quick", "full")
+NO_MODULES = ("core", "shared", "__main__")  # what else stands in a package of modules
 FRESH_PROCESS_S = 4.0  # importing PyTorch and loading the library, for a case that is alone
 BAD = ("failed", "error")
 MORE = 3  # exit status of a run that stopped in time, with cases left
@@ -49,9 +50,11 @@ class Item:
 
 
 def discover(package: str) -> dict[str, ModuleType]:
-    """The modules of a package: every file beside core/ whose name does not begin with an underscore."""
+    """The modules of a package: every file and every package in it but core, shared and __main__."""
     root = importlib.import_module(package)
-    names = sorted(m.name for m in pkgutil.iter_modules(root.__path__) if not m.ispkg and m.name[0] != "_")
+    names = sorted(
+        found.name for found in pkgutil.iter_modules(root.__path__) if found.name not in NO_MODULES
+    )
     return {name: importlib.import_module(f"{package}.{name}") for name in names}
 
 
@@ -90,7 +93,7 @@ def select(
         cases = [Item(name, module.__name__, case) for case in module.cases(profile, device)]
         twice = [item for item, count in Counter(item.name for item in cases).items() if count > 1]
         if twice:
-            raise SelectionError(f"parity/{name}.py lists a case twice: {twice[0]}")
+            raise SelectionError(f"parity/{name} lists a case twice: {twice[0]}")
         for item in cases:
             item.case.measure = _asked(item.case.measure, measures)
         items += [item for item in cases if item.case.measure and pattern.search(item.name)]

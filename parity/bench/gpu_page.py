@@ -1,13 +1,13 @@
-"""The page of parity/bench.py on a GPU; no module of its own."""
+"""The page of bench on a GPU."""
 
 import re
 
 import pandas as pd
 
-from parity._bench_pages import PHASES, WARMUPS, rows_of, table_of_steps
-from parity._pages import peak_of, ran_with, spread, units_of
+from parity.bench.cpu_page import PHASES, WARMUPS, rows_of, table_of_steps
 from parity.core import geomean
 from parity.core.clock import statistics
+from parity.shared.pages import peak_of, ran_with, spread, units_of
 from ref.transformer import SIZES
 
 WHOLE_CONTEXT = 512  # of the steps that are compared with compiled PyTorch

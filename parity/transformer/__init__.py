@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
-from parity import _transformer_pages
-from parity._transformer_rules import (
+from parity.core import DTYPES, NAMES, Case, Side, amid, grid, within
+from parity.transformer.page import report
+from parity.transformer.rules import (
     LOSSES_WITHIN,
     OTHER_SEED,
     ROUNDING,
@@ -18,8 +19,9 @@ from parity._transformer_rules import (
     SMALL_STEPS,
     WEIGHTS_WITHIN,
 )
-from parity.core import DTYPES, NAMES, Case, Side, amid, grid, within
 from ref import transformer as ref
+
+__all__ = ["DELIVERABLES", "cases", "report", "run"]
 
 DELIVERABLES = {
     "transformer_exactness": "The model: logits, loss, every gradient, and the weights after AdamW",
@@ -31,7 +33,7 @@ ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
 # gradients.
 EACH_WITHIN = {"f32": 1e-5, "tf32": 1e-2, "bf16": 5e-2, "bf16_mixed": 5e-2}
 TYPES = {"cpu": ["f32", "bf16"], "cuda": ["f32", "tf32", "bf16", "bf16_mixed"]}
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def cases(profile, device):
@@ -481,7 +483,3 @@ def train(case, draw, c):
         sides[ROUNDING] = side(ROUNDING, lambda: by_torch(nullcontext(), state))
         sides[OTHER_SEED] = side(OTHER_SEED, lambda: by_torch(autocast(case, draw.device), other))
     return sides
-
-
-def report(page, records):
-    _transformer_pages.report(page, records)

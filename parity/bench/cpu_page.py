@@ -1,9 +1,9 @@
-"""The page of parity/bench.py on a CPU, and what it shares with that of a GPU; no module of its own."""
+"""The page of bench on a CPU, and what it shares with that of a GPU."""
 
 import pandas as pd
 
-from parity._pages import peak_of, ran_with
 from parity.core import geomean
+from parity.shared.pages import peak_of, ran_with
 
 PHASES = ("forward", "backward", "optimizer")
 WARMUPS = (0, 1, 2, 5)  # steps left out before the ten that are timed

@@ -1,4 +1,4 @@
-"""By which the answers of parity/transformer.py are judged, for its cases and its page; no module of its own."""
+"""What the answers of transformer are judged by, for its cases and its page."""
 
 SMALL_STEPS = 3
 WEIGHTS_WITHIN = 1e-5  # relative L2, of every weight tensor after those steps

@@ -3,10 +3,10 @@ synchronised, as the handout asks for; and on a GPU as a whole, captured and com
 
 import torch
 
-from parity import _bench_gpu_pages, _bench_pages
-from parity._pages import on_gpu
+from parity.bench import cpu_page, gpu_page
 from parity.core import Case, Side, grid
 from parity.core.clock import statistics, time_sides
+from parity.shared.pages import on_gpu
 from parity.transformer import Tandem, c_switches, initial_state, torch_model, torch_switches
 from ref import bench as ref
 from ref.transformer import SIZES, fused_attention
@@ -19,17 +19,17 @@ DELIVERABLES = {
 
 VOCAB, BATCH = 10_000, 4
 OVERHEAD_S = 1.0  # of a case on a GPU: weights drawn and laid out for each side
-PHASES = _bench_pages.PHASES
+PHASES = cpu_page.PHASES
 CONTEXTS = [128, 256, 512, 1024]
 # FLOP/s to expect, which decide how often a case repeats and how long it is expected to take.
 RATES = {"cpu": 1e11, "f32": 4.5e13, "tf32": 2.5e14, "bf16": 4e14, "bf16_mixed": 4e14}
 EAGER_LAYER_S = 7e-3  # a layer's operations, queued by PyTorch one by one, whatever their size
 LOW = ("bf16", "bf16_mixed")
 WHOLE_STEPS, PHASE_STEPS = 10, 5
-COLD_CONTEXT = _bench_gpu_pages.COLD_CONTEXT  # none of CONTEXTS, so that no two cases are one
-COLD_STEPS = max(_bench_pages.WARMUPS) + 10
+COLD_CONTEXT = gpu_page.COLD_CONTEXT  # none of CONTEXTS, so that no two cases are one
+COLD_STEPS = max(cpu_page.WARMUPS) + 10
 GPU_SIZES = ["2.7B", "xl", "small", "large", "medium"]  # the ones that matter most first
-WHOLE_CONTEXT = _bench_gpu_pages.WHOLE_CONTEXT
+WHOLE_CONTEXT = gpu_page.WHOLE_CONTEXT
 
 
 def cases(profile, device):
@@ -134,7 +134,7 @@ def gpu_step(size, context, dtype, mode, stage=0):
     """Phase by phase, on a GPU: the handout's ten timed steps behind 5 warm-up steps, or fewer of the long."""
     shape, numel = shape_of(size, context)
     mine, theirs = step_seconds(size, context, dtype, mode)
-    long, longest = _bench_gpu_pages.LONG_S, _bench_gpu_pages.LONGEST_S
+    long, longest = gpu_page.LONG_S, gpu_page.LONGEST_S
     warmup, repeats = 5 if theirs < long else 2 if theirs < longest else 1, 10
     training = mode == "step"
     impls = ["c", "torch_eager", *(["c_graph"] if training else [])]  # one launch, which has no phases
@@ -492,5 +492,5 @@ def model_flops(case, c):
 
 
 def report(page, records):
-    pages = _bench_gpu_pages if on_gpu(records) else _bench_pages
+    pages = gpu_page if on_gpu(records) else cpu_page
     pages.report(page, records)
