@@ -6,8 +6,8 @@ import torch
 from parity.bench import cpu_page, gpu_page
 from parity.core import Case, Side, grid
 from parity.core.clock import statistics, time_sides
+from parity.shared.model import Tandem, c_switches, initial_state, torch_model, torch_switches
 from parity.shared.pages import on_gpu
-from parity.transformer import Tandem, c_switches, initial_state, torch_model, torch_switches
 from ref import bench as ref
 from ref.transformer import SIZES, fused_attention
 
