@@ -5,15 +5,17 @@ import random
 import tempfile
 import unittest
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
 from parity import bench, flash, transformer
-from parity.bench import gpu_page
+from parity.bench import drivers, gpu_page
 from parity.core import grid, plot, report, sweep
 from parity.core.clock import statistics
 from parity.core.record import FILE, load
 from parity.core.report import Page
 from parity.core.view import Records
+from parity.shared.model import Tandem
 
 COMMITTED = Path(__file__).resolve().parents[1] / "reports" / "cpu" / FILE
 MEASURED = """ms error peak_mib requested_mib tflops gb_s samples first_ms ratio values series dtypes lists phases
@@ -110,19 +112,25 @@ class BenchOnAGpu(unittest.TestCase):
         ):
             with self.subTest(impl=impl, device="gpu" if case is gpu else "cpu"):
                 self.assertEqual(case.config[impl], case.config[impl] | switches)
-                side = bench.Whole(case, c, {}, None, None, impl)
-                config = side.model.config
+                driver = drivers.CDriver(case, c, impl, {}, None, None)
+                config = driver.model.config
                 self.assertEqual(config["model"]["keep"], switches["keep"])
                 self.assertEqual(config["model"]["transient_gradients"], switches["gradients"] == "transient")
                 self.assertEqual((config["time"], config["until"]), (switches["update"], "update"))
-                self.assertEqual((config["capture"], side.captured), (switches["graph"],) * 2)
+                self.assertEqual((config["capture"], driver.captured), (switches["graph"],) * 2)
                 self.assertEqual(config["model"]["attention"], "flash")
-                with patch.object(bench.Tandem, "step") as step, patch.object(bench.Tandem, "begin"):
-                    side.open()
+                with patch.object(Tandem, "step") as step, patch.object(Tandem, "begin"):
+                    driver.open_whole()
                 self.assertEqual(step.call_count, 2 if switches["graph"] else 0)  # the second is captured
         graph, eager = (gpu.config[impl] for impl in ("torch_compile_graph", "torch_eager"))
         self.assertEqual((graph["compiled"], graph["graph"], graph["autocast"]), (True, True, True))
         self.assertEqual((eager["compiled"], eager["graph"], eager["attention"]), (False, False, "scores"))
+
+    def test_pytorch_s_side_asks_c_for_nothing(self):
+        case = bench.whole("small", "bf16_mixed")
+        c = SimpleNamespace(on=SimpleNamespace())  # neither a struct nor a session
+        drivers.TorchDriver(case, c, "torch_eager", {}, None, None)
+        self.assertTrue(drivers.TorchDriver(case, c, "torch_compile_graph", {}, None, None).captured)
 
     def test_rows_of_any_warmup_come_from_one_trace(self):
         case = next(case for case in bench.cases("quick", "cuda") if case.warmup == 0)

@@ -2,11 +2,9 @@
 
 import pandas as pd
 
+from parity.bench.steps import PHASES, WARMUPS
 from parity.core import geomean
 from parity.shared.pages import peak_of, ran_with
-
-PHASES = ("forward", "backward", "optimizer")
-WARMUPS = (0, 1, 2, 5)  # steps left out before the ten that are timed
 
 
 def report(page, records):
