@@ -106,6 +106,11 @@ class Cases(unittest.TestCase):
         ):
             with self.assertRaisesRegex(ValueError, words):
                 Case("d", **options)
+        for ranks in (0, True, 2.0, "2"):
+            with self.assertRaisesRegex(
+                ValueError, f"ranks is {ranks!r}, needs a whole number of at least 1"
+            ):
+                Case("d", ranks=ranks)
         with self.assertRaisesRegex(ValueError, "together is 0"):
             Case("d", together=0)
         with self.assertRaisesRegex(TypeError, "case key shape"):
@@ -431,6 +436,14 @@ class View(unittest.TestCase):
         self.assertEqual(sorted(self.records.ratio("ms")), [0.25, 0.5])
         self.assertAlmostEqual(geomean(self.records.ratio("ms")), math.sqrt(0.125))
         self.assertTrue(math.isnan(geomean([])))
+
+    def test_ranks_are_a_key_like_others(self):
+        records = Records(timed("c", 4.0 / ranks, case={"ranks": ranks}) for ranks in (4, 1, 2))
+        self.assertEqual(
+            Table(records.wide(["ranks"], "ms")).render("md").splitlines()[2:],
+            ["| 1 | 4.00 |", "| 2 | 2.00 |", "| 4 | 1.00 |"],
+        )
+        self.assertEqual(records.only(ranks=2).value("ms"), 2.0)
 
     def test_selection(self):
         self.assertEqual(self.records.values("seq"), [128, 1024])

@@ -384,6 +384,11 @@ class Sweeps(unittest.TestCase):
             ("input", "failed", "input x was written"),
             ("names", "failed", "outputs are z (f32), expected y (f32)"),
             ("unsupported", "unsupported", "TD_UNSUPPORTED: as asked"),
+            (
+                "ranks",
+                "unsupported",
+                "2 ranks are wanted, a sweep is one process, and trouble starts no others",
+            ),
             ("raises", "error", "the C side is broken"),
             ("run_raises", "error", "run() is broken"),
             ("truth_raises", "error", "the truth is broken"),
@@ -408,9 +413,14 @@ class Sweeps(unittest.TestCase):
         self.assertIn("the process was killed by SIGKILL", torch["killed"][1])
         self.assertIn("error: trouble/trouble/way=crash c: the process died of SIGSEGV", out)
 
+        self.assertEqual(self.main("report")[0], 0)
+        page = (self.reports / "local/trouble.md").read_text()
+        self.assertIn("| trouble, way ranks, ranks 2 | c | unsupported | NotImplementedError: 2 ranks", page)
+
         # What failed is tried again, what ended otherwise is not.
-        _, out, _ = self.main("run", "--module", "trouble", "--case", "way=(wrong|c_oom|fine|killed)")
-        self.assertIn("2 cases are finished", out)
+        how = ("--module", "trouble", "--case", "way=(wrong|c_oom|fine|killed|ranks)")
+        _, out, _ = self.main("run", *how)
+        self.assertIn("3 cases are finished", out)
         self.assertIn("[1/2] trouble/trouble/way=wrong", out)
         self.assertIn("[2/2] trouble/trouble/way=killed", out)
 
@@ -474,6 +484,8 @@ class Sweeps(unittest.TestCase):
             ("module", [], "module is [], needs a name"),
             ("case", {"count": None}, "case.count is null, needs"),
             ("case", {"count": [1]}, "case.count is [1], needs"),
+            ("case", {"ranks": 0}, "case.ranks is 0, needs a whole number of at least 1"),
+            ("case", {"ranks": "2"}, 'case.ranks is "2", needs a whole number of at least 1'),
             ("status", "fine", 'status is "fine", needs one of ok, failed'),
             ("machine", [], "machine is [], needs a string"),
             ("device", "tpu", 'device is "tpu", needs one of cpu, cuda'),
