@@ -20,6 +20,7 @@ import parity_double
 import torch
 from rich.console import Console
 
+import parity
 from parity.core import sweep, worker
 from parity.core.case import Case
 from parity.core.command import main
@@ -356,9 +357,14 @@ class Sweeps(unittest.TestCase):
             for i, name in enumerate(("flash", "new", "ops", "flash"))
         ]
         self.assertEqual(
-            sweep.lowest_floor(bad),
+            sweep.lowest_floor(bad, ("ops", "attention", "flash")),
             "4 results are bad, from the lowest floor up: 1 of ops, 2 of flash, 1 of new. Begin with ops/d/i=2",
         )
+
+    def test_every_module_has_a_floor(self):
+        self.assertEqual(sorted(parity.FLOORS), [*sweep.discover("parity")])
+        item = sweep.Item("flash", "parity.flash", Case("d"))
+        self.assertEqual(sweep.floors_of(item), parity.FLOORS)
 
     def test_everything_that_goes_wrong_is_a_result(self):
         status, out, _ = self.main("run", "--module", "trouble")

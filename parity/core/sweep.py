@@ -27,8 +27,6 @@ NO_MODULES = ("core", "shared", "__main__")  # what else stands in a package of 
 FRESH_PROCESS_S = 4.0  # importing PyTorch and loading the library, for a case that is alone
 BAD = ("failed", "error")
 MORE = 3  # exit status of a run that stopped in time, with cases left
-# From the ground up: what fails on a floor spoils those above it.
-FLOORS = ("accounting", "ops", "attention", "flash", "transformer", "precision", "bench")
 SMALL_BYTES = 2**34  # that a case may need beside what goes ahead of others
 
 
@@ -257,14 +255,20 @@ def _run_pending(
             markup=False,
         )
     if bad:
-        console.print(lowest_floor(bad), style="red", markup=False)
+        console.print(lowest_floor(bad, floors_of(bad[0][0])), style="red", markup=False)
     return 1 if bad else MORE if pending else 0
 
 
-def lowest_floor(bad: Sequence[tuple[Item, Mapping]]) -> str:
-    """Where to look first: the lowest floor on which something failed."""
-    floors = {name: floor for floor, name in enumerate(FLOORS)}
-    items = sorted((item for item, _ in bad), key=lambda item: floors.get(item.module, len(FLOORS)))
+def floors_of(item: Item) -> Sequence[str]:
+    """The modules beside the item's from the ground up, where their package says so."""
+    package = item.path.rpartition(".")[0]
+    return getattr(importlib.import_module(package), "FLOORS", ()) if package else ()
+
+
+def lowest_floor(bad: Sequence[tuple[Item, Mapping]], floors: Sequence[str]) -> str:
+    """Where to look first: the lowest floor on which something failed. A module without a floor is above all others."""
+    place = {name: floor for floor, name in enumerate(floors)}
+    items = sorted((item for item, _ in bad), key=lambda item: place.get(item.module, len(floors)))
     counts = Counter(item.module for item in items)
     words = ", ".join(f"{count} of {module}" for module, count in counts.items())
     return f"{len(bad)} results are bad, from the lowest floor up: {words}. Begin with {items[0].name}"
