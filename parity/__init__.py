@@ -5,3 +5,6 @@ import os
 # PyTorch's profiler, which counts allocations for us, otherwise announces each start and stop on stderr. It
 # reads this when torch is first imported.
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")
+
+# The modules from the ground up: what fails on a floor spoils those above it.
+FLOORS = ("accounting", "ops", "attention", "flash", "transformer", "precision", "bench")

@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from parity._pages import MIB, mib, valued
 from parity.core import Case, Side, equal, grid, within
+from parity.shared.pages import MIB, mib, valued
 from ref import accounting as ref
 from ref.transformer import SIZES
 

@@ -5,9 +5,9 @@ import itertools
 import pandas as pd
 import torch
 
-from parity import _attend
-from parity._pages import error_sentence, errors_by, mib, on_gpu, units_of, valued
 from parity.core import Case, grid
+from parity.shared import attend
+from parity.shared.pages import error_sentence, errors_by, mib, on_gpu, units_of, valued
 from ref import accounting
 from ref import attention as ref
 from ref.ops import tf32_matmul
@@ -74,23 +74,23 @@ def grid_case(profile, device, seq, head_dim, phase):
 def run(case, draw, c):
     if "nan" in case:
         scores = (case.batch, case.heads, case.seq, case.seq)
-        return _attend.nan_sides(case, draw, c, "naive", "p", scores, case.dtype, block=0)
+        return attend.nan_sides(case, draw, c, "naive", "p", scores, case.dtype, block=0)
     return timed_sides(case, draw, c) if "time" in case.measure else error_sides(case, draw, c)
 
 
 def error_sides(case, draw, c):
     """Forward and backward in one case: o, the probabilities that backward reads, and three gradients."""
-    q, k, v, dout = tensors = _attend.inputs(case, draw)
+    q, k, v, dout = tensors = attend.inputs(case, draw)
     scores = (case.batch, case.heads, q.shape[2], k.shape[2])
 
     def eager(q, k, v, dout, matmul=torch.matmul):
-        outputs = _attend.by_autograd(
+        outputs = attend.by_autograd(
             lambda *qkv: ref.attention(*qkv, case.causal, case.mask, matmul=matmul), q, k, v, dout
         )
         return outputs | {"p": ref.probabilities(q, k, case.causal, case.mask, matmul=matmul)}
 
     sides = {
-        "c": _attend.judged(case, draw, c, "naive", tensors, "p", scores, case.dtype),
+        "c": attend.judged(case, draw, c, "naive", tensors, "p", scores, case.dtype),
         "torch_eager": lambda: eager(q, k, v, dout),
         "truth": lambda: eager(q.double(), k.double(), v.double(), dout.double()),
     }
@@ -101,11 +101,11 @@ def error_sides(case, draw, c):
 
 
 def timed_sides(case, draw, c):
-    tensors = _attend.inputs(case, draw)
-    tandem = _attend.Tandem(case, c, "naive", tensors, fleeting=case.alone)
-    eager = _attend.Eager(lambda *qkv: ref.attention(*qkv, case.causal), tensors)
-    theirs = _attend.account(case, c, COURSE_MATRICES)
-    ours = _attend.account(case, c, OUR_MATRICES)
+    tensors = attend.inputs(case, draw)
+    tandem = attend.Tandem(case, c, "naive", tensors, fleeting=case.alone)
+    eager = attend.Eager(lambda *qkv: ref.attention(*qkv, case.causal), tensors)
+    theirs = attend.account(case, c, COURSE_MATRICES)
+    ours = attend.account(case, c, OUR_MATRICES)
     kept = accounting.attention_saved_bytes(case.batch * case.heads, case.seq, case.head_dim)
     flops = theirs.forward_flops if case["pass"] == "forward" else theirs.backward_flops_naive
     return {

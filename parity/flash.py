@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from parity import _attend
-from parity._pages import error_sentence, errors_by, mib, on_gpu, peak_of, spread, units_of
 from parity.core import Case, geomean, grid, within
 from parity.core.tables import text
+from parity.shared import attend
+from parity.shared.pages import error_sentence, errors_by, mib, on_gpu, peak_of, spread, units_of
 from ref import attention as naive
 from ref import flash as ref
 from ref.ops import tf32_matmul
@@ -143,14 +143,14 @@ def run(case, draw, c):
 
 def error_sides(case, draw, c):
     """o and the logsumexp are flash_forward's, the gradients flash_backward's."""
-    tensors = _attend.inputs(case, draw)
+    tensors = attend.inputs(case, draw)
     forward = case.deliverable == "flash_forward"
 
     def of_deliverable(outputs):
         return {name: value for name, value in outputs.items() if is_output_of(case, name)}
 
     def plain(q, k, v, dout, matmul=torch.matmul):
-        outputs = _attend.by_autograd(
+        outputs = attend.by_autograd(
             lambda *qkv: naive.attention(*qkv, case.causal, case.mask, matmul=matmul), q, k, v, dout
         )
         wide = (x.double() if x.dtype.itemsize == 8 else x.float() for x in (q, k))
@@ -158,10 +158,10 @@ def error_sides(case, draw, c):
         return of_deliverable(outputs | {"lse": lse})
 
     def tiled(q, k, v, dout):
-        outputs = _attend.by_autograd(lambda *qkv: ref.flash(*qkv, case.causal, case.mask)[0], q, k, v, dout)
+        outputs = attend.by_autograd(lambda *qkv: ref.flash(*qkv, case.causal, case.mask)[0], q, k, v, dout)
         return of_deliverable(outputs | {"lse": ref.flash(q, k, v, case.causal, case.mask)[1]})
 
-    call = _attend.judged(case, draw, c, "flash", tensors, "lse", tensors[0].shape[:3], "f32")
+    call = attend.judged(case, draw, c, "flash", tensors, "lse", tensors[0].shape[:3], "f32")
     sides = {
         "c": lambda: of_deliverable(call()),
         "torch_eager": lambda: plain(*tensors),
@@ -181,7 +181,7 @@ def error_sides(case, draw, c):
 
 def nan_sides(case, draw, c):
     rows = (case.batch, case.heads, case.seq)
-    sides = _attend.nan_sides(case, draw, c, "flash", "lse", rows, "f32", block=128)
+    sides = attend.nan_sides(case, draw, c, "flash", "lse", rows, "f32", block=128)
 
     def of_deliverable(side):
         return lambda: {name: value for name, value in side().items() if is_output_of(case, name)}
@@ -194,14 +194,14 @@ def is_output_of(case, name):
 
 
 def measured_sides(case, draw, c):
-    tensors = _attend.inputs(case, draw)
-    account = _attend.account(case, c, matrices=1)
+    tensors = attend.inputs(case, draw)
+    account = attend.account(case, c, matrices=1)
     weigh = case["pass"] == "memory"
     phase = "forward" if weigh else case["pass"]
-    flops = _attend.flops_of(account, phase)
+    flops = attend.flops_of(account, phase)
     rows = tensors[0].nbytes / MIB  # one of q, k, v, o
-    flash = _attend.Tandem(case, c, "flash", tensors, fleeting=case.alone)
-    eager = _attend.Eager(lambda *qkv: naive.attention(*qkv, case.causal), tensors)
+    flash = attend.Tandem(case, c, "flash", tensors, fleeting=case.alone)
+    eager = attend.Eager(lambda *qkv: naive.attention(*qkv, case.causal), tensors)
     sides = {
         "c": flash.side(
             phase, flops=flops, record={"values": {"account_mib": mib(account.saved_flash) - 3 * rows}}
@@ -210,10 +210,10 @@ def measured_sides(case, draw, c):
             phase, flops=flops, record={"values": {"account_mib": mib(account.forward_peak + account.mask)}}
         ),
     }
-    for impl, attend in libraries(case, draw.device).items():
-        sides[impl] = _attend.Eager(attend, tensors).side(phase, flops=flops)
+    for impl, library in libraries(case, draw.device).items():
+        sides[impl] = attend.Eager(library, tensors).side(phase, flops=flops)
     if weigh:
-        plain = _attend.Tandem(case, c.side("c_naive"), "naive", tensors)
+        plain = attend.Tandem(case, c.side("c_naive"), "naive", tensors)
         record = {"values": {"account_mib": mib(account.saved_naive) - 3 * rows}}
         sides["c_naive"] = plain.side(phase, flops=flops, record=record)
     return sides
@@ -227,7 +227,7 @@ def libraries(case, device):
         return F.scaled_dot_product_attention(*qkv, is_causal=case.causal)
 
     def of(backend):
-        def attend(*qkv):
+        def call(*qkv):
             with sdpa_kernel(backend):
                 try:
                     return fused(*qkv)
@@ -236,7 +236,7 @@ def libraries(case, device):
                         raise
                     raise NotImplementedError(f"PyTorch has no {backend.name} for this") from error
 
-        return attend
+        return call
 
     if device.type == "cpu":
         return {"torch_flash": fused}

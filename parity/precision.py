@@ -3,8 +3,8 @@
 import pandas as pd
 import torch
 
-from parity._pages import valued
 from parity.core import Case, Side, equal, grid
+from parity.shared.pages import valued
 from ref import precision as ref
 
 DELIVERABLES = {

@@ -106,6 +106,11 @@ class Cases(unittest.TestCase):
         ):
             with self.assertRaisesRegex(ValueError, words):
                 Case("d", **options)
+        for ranks in (0, True, 2.0, "2"):
+            with self.assertRaisesRegex(
+                ValueError, f"ranks is {ranks!r}, needs a whole number of at least 1"
+            ):
+                Case("d", ranks=ranks)
         with self.assertRaisesRegex(ValueError, "together is 0"):
             Case("d", together=0)
         with self.assertRaisesRegex(TypeError, "case key shape"):
@@ -432,6 +437,14 @@ class View(unittest.TestCase):
         self.assertAlmostEqual(geomean(self.records.ratio("ms")), math.sqrt(0.125))
         self.assertTrue(math.isnan(geomean([])))
 
+    def test_ranks_are_a_key_like_others(self):
+        records = Records(timed("c", 4.0 / ranks, case={"ranks": ranks}) for ranks in (4, 1, 2))
+        self.assertEqual(
+            Table(records.wide(["ranks"], "ms")).render("md").splitlines()[2:],
+            ["| 1 | 4.00 |", "| 2 | 2.00 |", "| 4 | 1.00 |"],
+        )
+        self.assertEqual(records.only(ranks=2).value("ms"), 2.0)
+
     def test_selection(self):
         self.assertEqual(self.records.values("seq"), [128, 1024])
         self.assertEqual(self.records.values("dtype"), ["f32", "bf16"])
@@ -583,7 +596,7 @@ class Pages(unittest.TestCase):
         }
         records = [record(module="broken", deliverable="b"), *View.records.records]
         with self.assertRaisesRegex(
-            report.ReportError, r"parity/broken.py: report\(\) failed(.|\n)*no such column"
+            report.ReportError, r"parity/broken: report\(\) failed(.|\n)*no such column"
         ):
             report.write(modules, records, self.folder)
         self.assertIn("How fast?", (self.folder / "scale.md").read_text())
@@ -651,9 +664,14 @@ model\t\t: 99
 
     def test_what_a_result_depends_on(self):
         found = identity.sources_of("parity.bench")
-        self.assertLessEqual({"parity.bench", "parity.transformer", "ref.bench", "ref.transformer"}, {*found})
-        self.assertEqual([name for name in found if name.endswith("_pages") or "core" in name], [])
-        self.assertIn("parity._transformer_rules", identity.sources_of("parity.transformer"))
+        parts = {"parity.bench", "parity.shared.model", "ref.bench", "ref.transformer"}
+        self.assertLessEqual(parts, {*found})
+        self.assertNotIn("parity.transformer", found)
+        self.assertEqual([name for name in found if "page" in name or "core" in name], [])
+        self.assertIn("parity.transformer.rules", identity.sources_of("parity.transformer"))
+        self.assertLessEqual(
+            {"parity.shared", "parity.shared.attend"}, {*identity.sources_of("parity.flash")}
+        )
         self.assertNotIn("ref.transformer", identity.sources_of("parity.flash"))
         build = {
             "commit": "c",
@@ -677,15 +695,20 @@ model\t\t: 99
     def test_an_edit_changes_the_id_and_one_of_a_page_does_not(self):
         with tempfile.TemporaryDirectory() as folder, mock.patch.object(sys, "path", [folder, *sys.path]):
             package = Path(folder) / "edited"
-            package.mkdir()
             files = {
                 "__init__": "",
-                "a": "from edited import _b, a_pages\nimport edited.c",
-                "_b": "",
-                "c": "",
-                "d": "",
+                "a/__init__": "from edited.a.page import report\nfrom edited.a import rules\nimport edited.shared.c",
+                "a/page": "from edited.a import gpu_page\nreport = None",
+                "a/gpu_page": "",
+                "a/rules": "import edited.core.d",
+                "core/d": "",
+                "e": "",
+                "shared/__init__": "",
+                "shared/c": "from edited.shared.pages import mib",
+                "shared/pages": "mib = None",
             }
-            for name, source in (files | {"a_pages": ""}).items():
+            for name, source in files.items():
+                (package / name).parent.mkdir(parents=True, exist_ok=True)
                 (package / f"{name}.py").write_text(source)
 
             def id_of():
@@ -693,8 +716,20 @@ model\t\t: 99
                 return identity.build_for({"library": "l"}, "edited.a", "cpu", ("error",))["id"]
 
             before = id_of()
-            for name, changes in (("a_pages", False), ("d", False), ("_b", True), ("c", True)):
-                (package / f"{name}.py").write_text("x = 1\n")
+            for name, changes in (
+                ("a/page", False),
+                ("a/gpu_page", False),
+                ("shared/pages", False),
+                ("core/d", False),  # whose files are counted by name
+                ("e", False),
+                ("__init__", False),
+                ("a/rules", True),
+                ("shared/c", True),
+                ("shared/__init__", True),
+                ("a/__init__", True),
+            ):
+                with (package / f"{name}.py").open("a") as file:
+                    file.write("\nx = 1\n")
                 self.assertEqual(id_of() != before, changes, name)
                 before = id_of()
 

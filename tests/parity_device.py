@@ -10,7 +10,7 @@ from unittest import mock
 import parity_double
 import torch
 
-from parity import bench
+from parity.bench import timings
 from parity.core import clock, device, memory
 from parity.core.case import Case, Side, within
 from parity.core.command import main
@@ -18,6 +18,7 @@ from parity.core.device import Cpu, Cuda, DeviceError, DeviceLost, driver_versio
 from parity.core.draw import Draw
 from parity.core.library import Library
 from parity.core.measure import measure_case
+from ref.bench import Times
 
 MIB = 2**20
 
@@ -161,9 +162,10 @@ class Turns(unittest.TestCase):
         folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         cls.library = Library(parity_double.build(folder), parity_double.HEADERS)
 
-    def measure(self, sides, on, **options):
+    def measure(self, sides, on, runs_ranks=False, **options):
         options = dict(measure="time memory", repeats=2, in_turn=True) | options
         module = types.SimpleNamespace(__name__="parity.turns", run=lambda case, draw, c: sides)
+        module.RUNS_RANKS = runs_ranks
         records = measure_case(
             module, Case("d", dtype="tf32", **options), self.library, budget=0.01, device=on
         )
@@ -240,6 +242,11 @@ class Turns(unittest.TestCase):
         self.assertEqual((found["c"]["status"], found["c"]["reference"]), ("ok", "torch_tf32"))
         self.assertNotIn("reference", self.measure(sides, Pretended(), measure="error")["c"])
 
+    def test_a_case_of_several_ranks_is_for_a_module_that_runs_them(self):
+        for ranks, runs_ranks, status in ((1, False, "ok"), (2, True, "ok"), (2, False, "unsupported")):
+            found = self.measure({"c": dict}, Pretended(), runs_ranks, ranks=ranks)
+            self.assertEqual((found["c"]["status"], found["c"]["case"]["ranks"]), (status, ranks))
+
     def test_a_device_that_is_lost_when_a_side_closes(self):
         on = Pretended()
 
@@ -251,28 +258,40 @@ class Turns(unittest.TestCase):
             self.measure({"c": Side(dict, close=close)}, on)
 
     def test_phases_that_fail_cost_the_steps_nothing(self):
-        class Phases:
-            closed = False
+        def phased():
+            driver.times.forward.extend([1.0, 1.0])
+            raise RuntimeError("CUDA error: out of memory")
 
-            def call(self):
-                raise RuntimeError("CUDA error: out of memory")
-
-            def close(self):
-                self.closed = True
-
-            def values(self, timed):
-                return {"phases": {"forward": {}}, "values": {"tokens": 1}}
-
-        class Steps(bench.WholeSteps, Phases):
-            whole = dict
-            switches = types.MappingProxyType({"graph": False})
-
-        steps = Steps()
-        side = Side(steps.call, close=steps.close, record=steps.record)
+        driver = mock.Mock(times=Times(), captured=False, peaks={}, phased=phased)
+        side = timings.side_of(timings.Whole(driver, None, {"tokens": 1}), flops=1.0)
         found = self.measure({"c": side}, Pretended(), measure="time")["c"]
         self.assertEqual((found["status"], found["ms"]["n"], found["phases"]), ("ok", 2, {}))
         self.assertEqual(found["message"], "phases were not timed: RuntimeError: CUDA error: out of memory")
-        self.assertTrue(steps.closed)
+        self.assertEqual(found["values"], {"tokens": 1})
+        driver.close.assert_called_once_with()
+
+    def test_a_captured_step_has_no_phases_and_says_its_own_peak(self):
+        driver = mock.Mock(times=Times(), captured=True, peaks={"peak_mib": 7.0})
+        side = timings.side_of(timings.Whole(driver, None, {}), flops=1.0)
+        found = self.measure({"torch_compile_graph": side}, Pretended(), measure="time")[
+            "torch_compile_graph"
+        ]
+        self.assertEqual((found["phases"], found["peak_mib"], "message" in found), ({}, 7.0, False))
+        driver.phased.assert_not_called()
+
+    def test_parts_are_of_one_step_behind_a_few(self):
+        driver, before = mock.Mock(), []
+
+        def kernels(call):
+            before.append(driver.whole.call_count)
+            call()
+            return {"td_gemm": 1.5}
+
+        driver.on.kernels = kernels
+        parts = timings.Parts(driver, None, {"floor_rest": 1.0})
+        found = self.measure({"c": timings.side_of(parts, flops=None)}, Pretended(), measure="time")["c"]
+        self.assertEqual((found["parts"], found["values"]), ({"td_gemm": 1.5}, {"floor_rest": 1.0}))
+        self.assertEqual(before[:2], [3, 4])
 
     def test_a_stream_is_handed_to_c(self):
         on = Pretended()

@@ -5,14 +5,17 @@ import random
 import tempfile
 import unittest
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
-from parity import _bench_gpu_pages, _transformer_pages, bench, flash
+from parity import bench, flash, transformer
+from parity.bench import drivers, gpu_page
 from parity.core import grid, plot, report, sweep
 from parity.core.clock import statistics
 from parity.core.record import FILE, load
 from parity.core.report import Page
 from parity.core.view import Records
+from parity.shared.model import Tandem
 
 COMMITTED = Path(__file__).resolve().parents[1] / "reports" / "cpu" / FILE
 MEASURED = """ms error peak_mib requested_mib tflops gb_s samples first_ms ratio values series dtypes lists phases
@@ -109,26 +112,32 @@ class BenchOnAGpu(unittest.TestCase):
         ):
             with self.subTest(impl=impl, device="gpu" if case is gpu else "cpu"):
                 self.assertEqual(case.config[impl], case.config[impl] | switches)
-                side = bench.Whole(case, c, {}, None, None, impl)
-                config = side.model.config
+                driver = drivers.CDriver(case, c, impl, {}, None, None)
+                config = driver.model.config
                 self.assertEqual(config["model"]["keep"], switches["keep"])
                 self.assertEqual(config["model"]["transient_gradients"], switches["gradients"] == "transient")
                 self.assertEqual((config["time"], config["until"]), (switches["update"], "update"))
-                self.assertEqual((config["capture"], side.captured), (switches["graph"],) * 2)
+                self.assertEqual((config["capture"], driver.captured), (switches["graph"],) * 2)
                 self.assertEqual(config["model"]["attention"], "flash")
-                with patch.object(bench.Tandem, "step") as step, patch.object(bench.Tandem, "begin"):
-                    side.open()
+                with patch.object(Tandem, "step") as step, patch.object(Tandem, "begin"):
+                    driver.open_whole()
                 self.assertEqual(step.call_count, 2 if switches["graph"] else 0)  # the second is captured
         graph, eager = (gpu.config[impl] for impl in ("torch_compile_graph", "torch_eager"))
         self.assertEqual((graph["compiled"], graph["graph"], graph["autocast"]), (True, True, True))
         self.assertEqual((eager["compiled"], eager["graph"], eager["attention"]), (False, False, "scores"))
+
+    def test_pytorch_s_side_asks_c_for_nothing(self):
+        case = bench.whole("small", "bf16_mixed")
+        c = SimpleNamespace(on=SimpleNamespace())  # neither a struct nor a session
+        drivers.TorchDriver(case, c, "torch_eager", {}, None, None)
+        self.assertTrue(drivers.TorchDriver(case, c, "torch_compile_graph", {}, None, None).captured)
 
     def test_rows_of_any_warmup_come_from_one_trace(self):
         case = next(case for case in bench.cases("quick", "cuda") if case.warmup == 0)
         record = invented("bench", case, "c")
         record["samples"] = [31.0, 5.0, *[1.0] * 13]
         page = Page("bench", Path("nowhere"), "md")
-        _bench_gpu_pages.report_warmup(page, Records([record]))
+        gpu_page.report_warmup(page, Records([record]))
         text = "\n".join(page.blocks)
         for row in (
             "| small | c | 0 | 4.40 |",  # (31 + 5 + 8) / 10
@@ -232,7 +241,7 @@ class WholeSteps(unittest.TestCase):
             ("multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
             ("vectorized_elementwise_kernel<4, addcdiv_cuda_kernel>", "rest"),
         ):
-            self.assertEqual(_bench_gpu_pages.part_of(kernel), part, kernel)
+            self.assertEqual(gpu_page.part_of(kernel), part, kernel)
 
 
 class FlashOnAGpu(unittest.TestCase):
@@ -292,7 +301,7 @@ class TrainingInMixedPrecision(unittest.TestCase):
         sides = {"torch_eager": {}, "c": side(0.02, 0.1), "torch_eager_seed": side(0.1, 0.5)}
         for rounding, word in ((side(0.01, 0.04), "within"), (side(0.01, 0.03), "beyond")):
             page = Page("transformer", Path("nowhere"), "md")
-            _transformer_pages.report_noise(page, {(): sides | {"torch_eager_f32": rounding}})
+            transformer.page.report_noise(page, {(): sides | {"torch_eager_f32": rounding}})
             text = "\n".join(page.blocks)
             self.assertIn("C is within that noise, at 0.02 and 0.1", text)
             self.assertIn(f"C is {word} 3 times that", text)

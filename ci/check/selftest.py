@@ -95,8 +95,43 @@ class Rooms(unittest.TestCase):
             root = Path(folder)
             header = "TD_API td_status td_gemm(int a);\nTD_API td_status td_gemm_work_bytes(int a);\n"
             write(root, {"impl/ops/ops.h": header, "parity/ops.py": "c.td_rope_forward()\n"})
+            lacking = ["ops: td_gemm has no case in parity/ops"]
+            self.assertEqual(rooms.operations_without_case(root), lacking)
+            write(root, {"parity/ops/__init__.py": "", "parity/gemm.py": "c.td_gemm()\n"})
+            self.assertEqual(rooms.operations_without_case(root), lacking)
+            write(root, {"parity/ops/gemm.py": "c.td_gemm()\n"})
+            self.assertEqual(rooms.operations_without_case(root), [])
+
+    def test_a_package_is_a_room(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            write(root, {"impl/flash/flash.h": "", "impl/flash/flash.c": "", "parity/flash/page.py": ""})
+            self.assertIn("flash: no parity (parity/flash/__init__.py)", rooms.missing_rooms(root))
+            write(root, {"parity/flash/__init__.py": ""})
+            self.assertNotIn("parity", "".join(rooms.missing_rooms(root)))
+
+    def test_what_is_no_module_in_parity_is_named(self) -> None:
+        names = [
+            "__init__.py",
+            "__main__.py",
+            "core/case.py",
+            "shared/pages.py",
+            "flash.py",
+            "ops/__init__.py",
+        ]
+        wrong = {
+            "_attend.py": "begins with an underscore",
+            "ops/_rows.py": "begins with an underscore",
+            "attend.py": "is no module's",
+            "pages/__init__.py": "is no module's",
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            write(root, {f"parity/{name}": "" for name in names})
+            self.assertEqual(rooms.strangers(root), [])
+            write(root, {f"parity/{name}": "" for name in wrong})
             self.assertEqual(
-                rooms.operations_without_case(root), ["ops: td_gemm has no parity case in parity/ops.py"]
+                rooms.strangers(root), sorted(f"parity/{name} {words}" for name, words in wrong.items())
             )
 
 

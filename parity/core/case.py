@@ -48,6 +48,9 @@ class Case:
         for key, value in keys.items():
             if not isinstance(value, (bool, int, float, str)):
                 raise TypeError(f"case key {key} is {value!r}, needs a bool, a number or a string")
+        ranks = keys.get("ranks", 1)
+        if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+            raise ValueError(f"ranks is {ranks!r}, needs a whole number of at least 1")
         for impl, switches in (config or {}).items():
             for name, value in switches.items():
                 if not isinstance(value, (bool, int, float, str)):

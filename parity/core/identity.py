@@ -23,7 +23,7 @@ CORE = Path(__file__).parent
 # What draws, calls, times and weighs. What selects, stores and shows is no part of a result.
 MEASURING = ("case", "clock", "device", "draw", "library", "measure", "memory")
 JUDGING = ("judge",)
-PAGES = "_pages"  # files that write pages end so
+PAGE = re.compile(r"(^|[._])pages?($|[.])")  # in the name of a file that writes pages: page, cpu_page, pages
 # The sets of instructions that libraries choose their kernels by, weakest first.
 SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16")
 L3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
@@ -129,7 +129,7 @@ def output_of(command: list[str]) -> str:
 
 @cache
 def _python(path: str, core: tuple[str, ...]) -> str:
-    """A hash of the module's file, of those that it imports beside it and from ref/, and of core's."""
+    """A hash of the module's files, of those that it imports from its package and from ref/, and of core's."""
     files = sources_of(path) | {f"core.{name}": CORE / f"{name}.py" for name in core}
     return _hash(
         "".join(f"{name} {_hash(file.read_bytes())}\n" for name, file in sorted(files.items())).encode()
@@ -137,14 +137,14 @@ def _python(path: str, core: tuple[str, ...]) -> str:
 
 
 def sources_of(path: str) -> Mapping[str, Path]:
-    """The files that the module `path` is made of, by their names: itself and what it imports of its own package and of
-    ref/, pages left out."""
+    """The files that the module `path` is made of, by their names: itself and what it imports of the package that it
+    stands in and of ref/. Pages and core are left out."""
     package = path.rpartition(".")[0]
     found: dict[str, Path] = {}
     left = [path]
     while left:
         name = left.pop()
-        file = _file_of(name) if name not in found and not name.endswith(PAGES) else None
+        file = _file_of(name) if name not in found else None
         if file is None:
             continue
         found[name] = file
@@ -154,18 +154,30 @@ def sources_of(path: str) -> Mapping[str, Path]:
                 imported = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:
                 imported = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            left += [name for name in imported if name.rpartition(".")[0] in (package, "ref")]
+            left += [name for name in _with_packages(imported) if _is_part(name, package)]
     return MappingProxyType(found)
 
 
+def _with_packages(names: Iterable[str]) -> Iterable[str]:
+    """The names, and before each of them those of its packages, whose files are run first."""
+    for name in names:
+        words = name.split(".")
+        yield from (".".join(words[: count + 1]) for count in range(len(words)))
+
+
+def _is_part(name: str, package: str) -> bool:
+    """Whether results depend on the file of this name: one of the package or of ref/, but no page, and not core's."""
+    ours = name.startswith((f"{package}.", "ref."))
+    return ours and not f"{name}.".startswith(f"{package}.core.") and not PAGE.search(name)
+
+
 def _file_of(name: str) -> Path | None:
-    """The file of a module; None where the name is that of a package, or of something inside a module."""
+    """The file of a module, of a package its __init__.py; None where the name is of something inside a module."""
     try:
         spec = importlib.util.find_spec(name)
     except ModuleNotFoundError:
         return None
-    is_file = spec is not None and spec.origin is not None and spec.submodule_search_locations is None
-    return Path(spec.origin) if is_file else None
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
 
 
 def _hash(data: bytes) -> str:

@@ -343,6 +343,7 @@ def measure_case(
     with library.open(device) as c:
         draw = Draw(case.name, device.torch)
         try:
+            _check_ranks(module, case)
             run = Measurement(case, module.run(case, draw, c), draw, c, calling, device, dump)
             run.give_up(given_up or {})
             run.run(budget)
@@ -366,6 +367,16 @@ def measure_case(
             record["config"] = case.config[record["impl"]]
     head = {"deliverable": case.deliverable, "module": module.__name__.rpartition(".")[2], "case": case.keys}
     return [head | record for record in records]
+
+
+def _check_ranks(module: ModuleType, case: Case) -> None:
+    """NotImplementedError if the case is one of several ranks, and the module does not run them itself."""
+    ranks = case.get("ranks", 1)
+    if ranks > 1 and not getattr(module, "RUNS_RANKS", False):
+        name = module.__name__.rpartition(".")[2]
+        raise NotImplementedError(
+            f"{ranks} ranks are wanted, a sweep is one process, and {name} starts no others"
+        )
 
 
 def _reference(plan: Mapping[str, Any]) -> str | None:

@@ -108,7 +108,7 @@ def write(
             except OSError:  # a plot that the disk does not take is nobody's mistake
                 raise
             except Exception:  # one module's mistake must not cost the others their pages
-                broken.append(f"parity/{name}.py: report() failed\n{traceback.format_exc()}")
+                broken.append(f"parity/{name}: report() failed\n{traceback.format_exc()}")
                 continue
             pages[name] = page
             body = [f"# {name}\n", _provenance(mine), *page.blocks, *_troubles(mine)]

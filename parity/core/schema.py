@@ -26,10 +26,11 @@ class Kind:
 
 @dataclass(frozen=True)
 class Each:
-    """An object with any keys, or a list; all its values are of one kind."""
+    """An object with any keys, or a list; all its values are of one kind, but those that `named` has a kind for."""
 
     kind: Any
     type: type = dict
+    named: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ RECORD = Keys(
     must={
         "deliverable": NAME,
         "module": NAME,
-        "case": Each(KEY),
+        "case": Each(KEY, named={"ranks": COUNT}),
         "impl": NAME,
         "status": _one_of("ok", "failed", "error", "oom", "unsupported"),
     },
@@ -185,7 +186,7 @@ def _fits(path: str, value: Any, kind: Any) -> None:
         raise SchemaError(f"{path or 'it'} is {_shown(value)}, needs {words}")
     if isinstance(kind, Each):
         for key, item in value.items() if wanted is dict else enumerate(value):
-            _fits(_below(path, key), item, kind.kind)
+            _fits(_below(path, key), item, kind.named.get(key, kind.kind))
         return
     for key in kind.must:
         if key not in value:

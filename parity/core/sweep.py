@@ -23,11 +23,10 @@ from parity.core.record import Finished, RecordError, RecordFile, now
 from parity.core.worker import Ahead, Settings, Worker
 
 PROFILES = ("quick", "full")
+NO_MODULES = ("core", "shared", "__main__")  # what else stands in a package of modules
 FRESH_PROCESS_S = 4.0  # importing PyTorch and loading the library, for a case that is alone
 BAD = ("failed", "error")
 MORE = 3  # exit status of a run that stopped in time, with cases left
-# From the ground up: what fails on a floor spoils those above it.
-FLOORS = ("accounting", "ops", "attention", "flash", "transformer", "precision", "bench")
 SMALL_BYTES = 2**34  # that a case may need beside what goes ahead of others
 
 
@@ -49,9 +48,11 @@ class Item:
 
 
 def discover(package: str) -> dict[str, ModuleType]:
-    """The modules of a package: every file beside core/ whose name does not begin with an underscore."""
+    """The modules of a package: every file and every package in it but core, shared and __main__."""
     root = importlib.import_module(package)
-    names = sorted(m.name for m in pkgutil.iter_modules(root.__path__) if not m.ispkg and m.name[0] != "_")
+    names = sorted(
+        found.name for found in pkgutil.iter_modules(root.__path__) if found.name not in NO_MODULES
+    )
     return {name: importlib.import_module(f"{package}.{name}") for name in names}
 
 
@@ -90,7 +91,7 @@ def select(
         cases = [Item(name, module.__name__, case) for case in module.cases(profile, device)]
         twice = [item for item, count in Counter(item.name for item in cases).items() if count > 1]
         if twice:
-            raise SelectionError(f"parity/{name}.py lists a case twice: {twice[0]}")
+            raise SelectionError(f"parity/{name} lists a case twice: {twice[0]}")
         for item in cases:
             item.case.measure = _asked(item.case.measure, measures)
         items += [item for item in cases if item.case.measure and pattern.search(item.name)]
@@ -254,14 +255,20 @@ def _run_pending(
             markup=False,
         )
     if bad:
-        console.print(lowest_floor(bad), style="red", markup=False)
+        console.print(lowest_floor(bad, floors_of(bad[0][0])), style="red", markup=False)
     return 1 if bad else MORE if pending else 0
 
 
-def lowest_floor(bad: Sequence[tuple[Item, Mapping]]) -> str:
-    """Where to look first: the lowest floor on which something failed."""
-    floors = {name: floor for floor, name in enumerate(FLOORS)}
-    items = sorted((item for item, _ in bad), key=lambda item: floors.get(item.module, len(FLOORS)))
+def floors_of(item: Item) -> Sequence[str]:
+    """The modules beside the item's from the ground up, where their package says so."""
+    package = item.path.rpartition(".")[0]
+    return getattr(importlib.import_module(package), "FLOORS", ()) if package else ()
+
+
+def lowest_floor(bad: Sequence[tuple[Item, Mapping]], floors: Sequence[str]) -> str:
+    """Where to look first: the lowest floor on which something failed. A module without a floor is above all others."""
+    place = {name: floor for floor, name in enumerate(floors)}
+    items = sorted((item for item, _ in bad), key=lambda item: place.get(item.module, len(floors)))
     counts = Counter(item.module for item in items)
     words = ", ".join(f"{count} of {module}" for module, count in counts.items())
     return f"{len(bad)} results are bad, from the lowest floor up: {words}. Begin with {items[0].name}"

@@ -21,14 +21,14 @@ WAYS = [
         "names",
         "truth_raises",
     ),
-    *("torch_oom", "c_oom", "predicted", "killed", "crash", "fine"),
+    *("torch_oom", "c_oom", "predicted", "killed", "crash", "ranks", "fine"),
 ]
 ALONE = ("torch_oom", "killed")
 
 
 def cases(profile, device):
     for way in WAYS:
-        yield Case("trouble", way=way, alone=way in ALONE)
+        yield Case("trouble", way=way, alone=way in ALONE, **({"ranks": 2} if way == "ranks" else {}))
 
 
 def run(case, draw, c):

@@ -1,24 +1,21 @@
-"""The page of parity/bench.py on a GPU; no module of its own."""
+"""The page of bench on a GPU."""
 
 import re
 
 import pandas as pd
 
-from parity._bench_pages import PHASES, WARMUPS, rows_of, table_of_steps
-from parity._pages import peak_of, ran_with, spread, units_of
+from parity.bench.cpu_page import rows_of, table_of_steps
+from parity.bench.rules import BARS
+from parity.bench.steps import COLD_CONTEXT, LONG_S, LONGEST_S, PHASES, WARMUPS, WHOLE_CONTEXT
 from parity.core import geomean
 from parity.core.clock import statistics
+from parity.shared.pages import peak_of, ran_with, spread, units_of
 from ref.transformer import SIZES
 
-WHOLE_CONTEXT = 512  # of the steps that are compared with compiled PyTorch
-COLD_CONTEXT = 384  # of the cases that measure what warm-up changes
-LONG_S, LONGEST_S = 0.2, 0.5  # steps from which on there are fewer of warm-up
 COMPILED = ("torch_compile", "torch_compile_graph")
 GRAPHS = ("c_graph", "c_graph_overlap")
 ORDER = ("c", *GRAPHS, "torch_eager", *COMPILED)
 DTYPES = ("bf16_mixed", "f32", "tf32")
-# What a step is to reach: C's captured step over PyTorch's best, C's eager step over PyTorch's eager one.
-BARS = {"bf16_mixed": (0.80, 0.50), "f32": (None, 0.90)}
 BEST = "best PyTorch"
 MEMORY_RATIOS = [("c_graph", "torch_compile"), ("c", "torch_eager")]
 EAGER = "torch_eager attends by materialised scores and runs AdamW as a Python loop over the parameters"

@@ -2,8 +2,8 @@
 
 import torch
 
-from parity._ops_sides import GAP, backward_sides, forward_sides, padded
 from parity.core import equal
+from parity.ops.sides import GAP, backward_sides, forward_sides, padded
 from ref import ops as ref
 
 

@@ -1,12 +1,10 @@
-"""The page of parity/bench.py on a CPU, and what it shares with that of a GPU; no module of its own."""
+"""The page of bench on a CPU, and what it shares with that of a GPU."""
 
 import pandas as pd
 
-from parity._pages import peak_of, ran_with
+from parity.bench.steps import PHASES, WARMUPS
 from parity.core import geomean
-
-PHASES = ("forward", "backward", "optimizer")
-WARMUPS = (0, 1, 2, 5)  # steps left out before the ten that are timed
+from parity.shared.pages import peak_of, ran_with
 
 
 def report(page, records):

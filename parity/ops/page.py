@@ -1,15 +1,14 @@
-"""The page of parity/ops.py; no module of its own."""
+"""The page of ops."""
 
 import numpy as np
 import pandas as pd
 
-from parity._pages import error_sentence, errors_by, on_gpu, units_of
 from parity.core import geomean
+from parity.ops.rules import BARS
+from parity.shared.pages import error_sentence, errors_by, on_gpu, units_of
 
 OPTIMIZERS = ("adamw_step", "adamw_update", "sgd_step")
 FUSED = "linear_adamw_update"
-# Of the bandwidth that a copy reaches.
-BARS = {"adamw": 0.85, "else": 0.80}
 SIDES = ("c", "torch_eager", "torch_compile", "torch_library")
 
 

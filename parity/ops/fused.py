@@ -1,10 +1,10 @@
-"""Operations that a training step fuses, with the sides of each; the cases are parity/ops.py's."""
+"""Operations that a training step fuses, with the sides of each."""
 
 import torch
 import torch.nn.functional as F
 
-from parity._ops_sides import EPS, GAP, Compiled, backward_sides, forward_sides, padded, rounded
 from parity.core import equal
+from parity.ops.sides import EPS, GAP, Compiled, backward_sides, forward_sides, padded, rounded
 from ref import ops as ref
 
 

@@ -1,4 +1,4 @@
-"""What attention and flash have in common: the two sides of any way to attend; no module of its own."""
+"""What attention and flash have in common: the two sides of any way to attend."""
 
 import torch
 

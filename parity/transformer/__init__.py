@@ -1,16 +1,25 @@
-"""The model in C and in PyTorch from the same weights: logits, gradients, trained weights, and a training run.
+"""The model in C and in PyTorch from the same weights: logits, gradients, trained weights, and a training run."""
 
-`load_state_dict` and `state_dict` carry a PyTorch state dict into a td_transformer and back.
-"""
-
-import math
 from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 
-from parity import _transformer_pages
-from parity._transformer_rules import (
+from parity.core import DTYPES, Case, Side, amid, grid, within
+from parity.shared.model import (
+    AS_TIMED,
+    Tandem,
+    autocast,
+    c_switches,
+    initial_state,
+    state_dict,
+    torch_adamw,
+    torch_model,
+    torch_switches,
+)
+from parity.transformer.page import report
+from parity.transformer.rules import (
+    EACH_WITHIN,
     LOSSES_WITHIN,
     OTHER_SEED,
     ROUNDING,
@@ -19,20 +28,17 @@ from parity._transformer_rules import (
     UPDATES_WITHIN,
     WEIGHTS_WITHIN,
 )
-from parity.core import DTYPES, NAMES, Case, Side, amid, grid, within
 from ref import transformer as ref
+
+__all__ = ["DELIVERABLES", "cases", "report", "run"]
 
 DELIVERABLES = {
     "transformer_exactness": "The model: logits, loss, every gradient, and the weights after AdamW",
     "transformer_training": "Training a byte-level model on this repository's own text",
 }
 
-ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
-# Relative L2 of each gradient tensor of a model so large that no answer with other orders of summation has
-# gradients.
-EACH_WITHIN = {"f32": 1e-5, "tf32": 1e-2, "bf16": 5e-2, "bf16_mixed": 5e-2}
 TYPES = {"cpu": ["f32", "bf16"], "cuda": ["f32", "tf32", "bf16", "bf16_mixed"]}
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def cases(profile, device):
@@ -99,39 +105,8 @@ def gpu_cases(profile, small):
     )
 
 
-# ---- the switches that sides run with: a record's "config" ----
-
-
-def c_switches(graph=False, keep="most", gradients="held", update="after"):
-    """Of a step of libtandem. keep: what backward finds of forward, "all" or "most", without the norms' outputs and
-    silu(gate) up. gradients: "held" or "transient", in the memory of dead activations. update: "after" the backward
-    pass, "along" with it, or "none"."""
-    return dict(graph=graph, keep=keep, gradients=gradients, update=update)
-
-
-AS_TIMED = c_switches(graph=True, keep="all", gradients="transient", update="along")
-
-
-def train_options(switches):
-    """The fields of td_train_config that say the same."""
-    update = switches.get("update", "none")
-    return {
-        "until": "backward" if update == "none" else "update",
-        "time": "along" if update == "along" else "after",
-        "capture": switches["graph"],
-        "model": {
-            "keep": switches.get("keep", "most"),
-            "transient_gradients": switches.get("gradients") == "transient",
-        },
-    }
-
-
-def torch_switches(dtype, compiled=False, graph=False):
-    return dict(compiled=compiled, graph=graph, autocast=dtype == "bf16_mixed")
-
-
 def configs(dtype, updates=True):
-    """Of the two sides that every case has."""
+    """The switches of the two sides that every case has."""
     mine = c_switches() if updates else c_switches(update="none")
     return {"c": mine, "torch_eager": torch_switches(dtype)}
 
@@ -140,155 +115,6 @@ def run(case, draw, c):
     if case.deliverable == "transformer_training":
         return train(case, draw, c)
     return one_step(case, draw, c) if case.get("pass") == "step" else exactness(case, draw, c)
-
-
-# ---- a model of libtandem, by PyTorch's names ----
-
-
-def parameters(c, model):
-    """name: td_parameter, in state-dict order."""
-    found = [
-        c.value("td_transformer_parameter", model, index)
-        for index in range(c.td_transformer_parameter_count(model))
-    ]
-    return {c.ffi.string(parameter.name).decode(): parameter for parameter in found}
-
-
-def load_state_dict(c, model, state):
-    """Uploads a PyTorch state dict; names, order and shapes must be the model's."""
-    mine = parameters(c, model)
-    if list(mine) != list(state):
-        raise ValueError(f"state dict has {len(state)} tensors, the model {len(mine)}, or other names")
-    for name, parameter in mine.items():
-        tensor = state[name].detach().contiguous()
-        if tensor.shape != shape_of(parameter):
-            raise ValueError(f"{name} is {list(tensor.shape)}, the model's {list(shape_of(parameter))}")
-        if c.enum("td_dtype", NAMES[tensor.dtype]) != parameter.dtype:
-            raise ValueError(f"{name} is {tensor.dtype}, the model's is another")
-        c.td_device_copy(c.device, parameter.data, tensor, tensor.nbytes)
-    c.td_transformer_refresh(model)
-
-
-def state_dict(c, model, what="data"):
-    """The model's parameters, or with what="grad" their gradients, as new tensors by name, as the model has them."""
-    state = {}
-    for name, parameter in parameters(c, model).items():
-        dtype = c.ffi.string(c.td_dtype_name(parameter.grad_dtype if what == "grad" else parameter.dtype))
-        state[name] = torch.empty(shape_of(parameter), dtype=DTYPES[dtype.decode()], device=c.on.torch)
-        c.td_device_copy(c.device, state[name], getattr(parameter, what), state[name].nbytes)
-    return state
-
-
-def shape_of(parameter):
-    return torch.Size((parameter.rows, parameter.cols) if parameter.cols else (parameter.rows,))
-
-
-class Tandem:
-    """A td_train and its model, run with these switches. `options` are further fields of its configuration."""
-
-    def __init__(self, case, c, attention, switches, **options):
-        self.c, self.case = c, case
-        fields = train_options(switches) | options
-        fields["model"] |= {"size": {}, "attention": attention}
-        hyper = {"kind": "adamw", "adamw": {"variant": "course2025", **ADAMW}}
-        self.config = c.struct("td_train_config", case, hyper=hyper, **fields)
-        self.train = self.model = None
-
-    def open(self):
-        self.train = self.c.create("td_train_create", self.c.device, self.config)
-        self.model = self.c.td_train_model(self.train)
-        return self
-
-    def close(self):
-        if self.train is not None:
-            self.c.destroy(self.train)
-        self.train = self.model = None
-
-    def begin(self, state):
-        """These weights, no moments, step 0."""
-        load_state_dict(self.c, self.model, state)
-        self.c.td_train_reset(self.train)
-
-    def load(self, ids, targets):
-        self.c.td_train_load(self.train, ids, targets, *ids.shape)
-
-    def forward(self):
-        """And the loss, of what was loaded. Returns the logits."""
-        logits = self.c.ffi.new("void **")
-        self.c.td_train_forward(self.train, logits)
-        return logits[0]
-
-    def logits(self, ids, targets):
-        self.load(ids, targets)
-        dtype = self.case.dtype.removesuffix("_mixed")  # of the products
-        return self.c.tensor(self.forward(), (*ids.shape, self.case.vocab), dtype)
-
-    def backward(self):
-        self.c.td_train_backward(self.train)
-
-    def update(self):
-        self.c.td_train_update(self.train)
-
-    def step(self, ids, targets):
-        """All of it, without waiting: nobody asks for the loss."""
-        self.c.td_train_step(self.train, ids, targets, *ids.shape)
-
-    def moments(self):
-        """The first moments by name, as new tensors: (1 - beta1) times the gradient after a first step, also where
-        nobody sees gradients."""
-        found, optimizer = {}, self.c.td_train_optimizer(self.train)
-        for name, parameter in parameters(self.c, self.model).items():
-            pointers = self.c.ffi.new("float *[2]")
-            self.c.td_optimizer_moments(optimizer, parameter.offset, pointers, pointers + 1)
-            found[name] = torch.empty(shape_of(parameter), device=self.c.on.torch)
-            self.c.td_device_copy(self.c.device, found[name], pointers[0], found[name].nbytes)
-        return found
-
-    def taken(self):
-        """How many products of the last step updated their weights where they were formed."""
-        return self.c.value("td_optimizer_taken", self.c.td_train_optimizer(self.train))
-
-    def loss(self):
-        """Of the last step, or forward pass."""
-        loss = self.c.value("td_train_loss", self.train)
-        return torch.tensor([loss], device=self.c.on.torch)
-
-
-def sizes_of(case):
-    return case.d_model, case.d_ff, case.layers, case.heads, case.vocab, case.context
-
-
-def torch_model(case, state, dtype=None, **options):
-    """PyTorch's model with these weights, on their device, in the case's dtype or another. Drawing others first would
-    take seconds at the size of `small`."""
-    with torch.device("meta"):
-        model = ref.Transformer(*sizes_of(case), **options)
-    model = model.to(dtype or DTYPES[case.dtype]).to_empty(device=next(iter(state.values())).device)
-    model.load_state_dict(state)
-    return model
-
-
-def autocast(case, device):
-    """What PyTorch does for bf16_mixed, and nothing for any other dtype."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=case.dtype == "bf16_mixed")
-
-
-def torch_adamw(model):
-    betas = (ADAMW["beta1"], ADAMW["beta2"])
-    rest = {name: ADAMW[name] for name in ("lr", "eps", "weight_decay")}
-    return ref.AdamW(model.parameters(), betas=betas, variant="course2025", **rest)
-
-
-def initial_state(case, normal):
-    """Weights of the course's spread, from draw.normal; those of the norms are spread too, so that none is the
-    identity."""
-    with torch.device("meta"):
-        model = ref.Transformer(*sizes_of(case))
-    state = {}
-    for name, p in model.named_parameters():
-        mean, std = (1.0, 0.1) if p.dim() == 1 else (0.0, math.sqrt(2 / sum(p.shape)))
-        state[name] = normal(name, p.shape, case.dtype, mean=mean, std=1.0 if "embeddings" in name else std)
-    return state
 
 
 # ---- exactness ----
@@ -549,7 +375,3 @@ def train(case, draw, c):
         sides[ROUNDING] = side(ROUNDING, lambda: by_torch(nullcontext(), state))
         sides[OTHER_SEED] = side(OTHER_SEED, lambda: by_torch(autocast(case, draw.device), other))
     return sides
-
-
-def report(page, records):
-    _transformer_pages.report(page, records)

@@ -1,4 +1,4 @@
-"""What the pages of several modules have in common; no module of its own."""
+"""What the pages of several modules have in common."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What every operation of parity/ops.py has in common: its sides, from one function; no module of its own."""
+"""What every operation has in common: its sides, from one function."""
 
 from functools import partial
 

@@ -1,7 +1,7 @@
-"""The sides of the matrix product; no module of its own, as little as the other files of parity/ops.py."""
+"""The sides of the matrix product."""
 
-from parity._ops_sides import forward_sides
 from parity.core import Side, equal
+from parity.ops.sides import forward_sides
 from ref import ops as ref
 
 

@@ -3,11 +3,14 @@ synchronised, as the handout asks for; and on a GPU as a whole, captured and com
 
 import torch
 
-from parity import _bench_gpu_pages, _bench_pages
-from parity._pages import on_gpu
+from parity.bench import cpu_page, gpu_page
+from parity.bench.drivers import CDriver, TorchDriver
+from parity.bench.steps import COLD_CONTEXT, LONG_S, LONGEST_S, WARMUPS, WHOLE_CONTEXT
+from parity.bench.timings import Parts, Phases, Whole, side_of
 from parity.core import Case, Side, grid
-from parity.core.clock import statistics, time_sides
-from parity.transformer import Tandem, c_switches, initial_state, torch_model, torch_switches
+from parity.core.clock import time_sides
+from parity.shared.model import c_switches, initial_state, torch_model, torch_switches
+from parity.shared.pages import on_gpu
 from ref import bench as ref
 from ref.transformer import SIZES, fused_attention
 
@@ -19,17 +22,15 @@ DELIVERABLES = {
 
 VOCAB, BATCH = 10_000, 4
 OVERHEAD_S = 1.0  # of a case on a GPU: weights drawn and laid out for each side
-PHASES = _bench_pages.PHASES
 CONTEXTS = [128, 256, 512, 1024]
 # FLOP/s to expect, which decide how often a case repeats and how long it is expected to take.
 RATES = {"cpu": 1e11, "f32": 4.5e13, "tf32": 2.5e14, "bf16": 4e14, "bf16_mixed": 4e14}
 EAGER_LAYER_S = 7e-3  # a layer's operations, queued by PyTorch one by one, whatever their size
 LOW = ("bf16", "bf16_mixed")
-WHOLE_STEPS, PHASE_STEPS = 10, 5
-COLD_CONTEXT = _bench_gpu_pages.COLD_CONTEXT  # none of CONTEXTS, so that no two cases are one
-COLD_STEPS = max(_bench_pages.WARMUPS) + 10
+WHOLE_STEPS = 10
+COLD_STEPS = max(WARMUPS) + 10
 GPU_SIZES = ["2.7B", "xl", "small", "large", "medium"]  # the ones that matter most first
-WHOLE_CONTEXT = _bench_gpu_pages.WHOLE_CONTEXT
+TIMINGS = {"phases": Phases, "whole": Whole}
 
 
 def cases(profile, device):
@@ -134,8 +135,7 @@ def gpu_step(size, context, dtype, mode, stage=0):
     """Phase by phase, on a GPU: the handout's ten timed steps behind 5 warm-up steps, or fewer of the long."""
     shape, numel = shape_of(size, context)
     mine, theirs = step_seconds(size, context, dtype, mode)
-    long, longest = _bench_gpu_pages.LONG_S, _bench_gpu_pages.LONGEST_S
-    warmup, repeats = 5 if theirs < long else 2 if theirs < longest else 1, 10
+    warmup, repeats = 5 if theirs < LONG_S else 2 if theirs < LONGEST_S else 1, 10
     training = mode == "step"
     impls = ["c", "torch_eager", *(["c_graph"] if training else [])]  # one launch, which has no phases
     return Case(
@@ -235,221 +235,23 @@ def ahead(case, draw):
 def run(case, draw, c):
     cpu = draw.device.type == "cpu"
     state = initial_state(case, draw.normal if cpu else draw.quickly)
-    batch = (case, c, state, *inputs(case, draw))
+    batch = (state, *inputs(case, draw))
+    flops = model_flops(case, c)
+    values = {"tokens": case.batch * case.context, "flops": flops}
     if case["pass"] == "parts":
         rates = ceilings(draw, c)
-        return {impl: of(impl, Parts, TorchParts)(*batch, impl).weighed(rates) for impl in case.config}
-    kinds = {"whole": (Whole, TorchWhole), "phases": (Phases, TorchPhases)}
-    return {impl: of(impl, *kinds[how["timed"]])(*batch, impl).side() for impl, how in case.config.items()}
-
-
-def of(impl, mine, theirs):
-    """The one of C's class and PyTorch's that is the side's."""
-    return theirs if impl.startswith("torch") else mine
+        values = rates | floors(case, c, rates)
+    sides = {}
+    for impl, how in case.config.items():
+        driver = (TorchDriver if impl.startswith("torch") else CDriver)(case, c, impl, *batch)
+        timing = Parts if case["pass"] == "parts" else TIMINGS[how["timed"]]
+        sides[impl] = side_of(timing(driver, case, values), flops)
+    return sides
 
 
 def inputs(case, draw):
     tokens = draw.integers("tokens", (case.batch, case.context + 1), high=case.vocab)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-
-class Phases:
-    """C's side of a step whose phases are timed apart."""
-
-    def __init__(self, case, c, state, ids, targets, impl):
-        self.case, self.switches = case, case.config[impl]
-        self.state, self.ids, self.targets = state, ids, targets
-        self.training = case["pass"] != "inference"
-        self.times = ref.Times()
-        self.c = self.session(c, impl)
-        self.flops = model_flops(case, self.c)
-
-    def session(self, c, impl):
-        """The session that the side works on, with its model described."""
-        mine = c.side(impl)
-        until = {} if self.training else {"until": "forward"}
-        self.model = Tandem(self.case, mine, self.switches["attention"], self.switches, **until)
-        return mine
-
-    def side(self):
-        return Side(
-            self.call,
-            open=self.open,
-            close=self.close,
-            flops=self.flops,
-            holds=self.holds,
-            record=self.record,
-        )
-
-    def open(self):
-        self.model.open().begin(self.state)
-
-    def close(self):
-        self.model.close()
-
-    def holds(self):
-        return ()
-
-    def call(self):
-        self.model.load(self.ids, self.targets)
-        laps = [self.lap()]
-        self.model.forward()
-        laps.append(self.lap())
-        if self.training:
-            self.model.backward()
-            laps.append(self.lap())
-            self.model.update()
-            laps.append(self.lap())
-        for phase, start, end in zip(PHASES, laps, laps[1:], strict=False):
-            getattr(self.times, phase).append(1e3 * (end - start))
-        return {}
-
-    def lap(self):
-        self.c.td_device_synchronize(self.c.device)
-        return ref.perf_counter()
-
-    def record(self):
-        """Of the timed calls: those after the warm-up, without the one that weighs the memory."""
-        return self.values(slice(self.case.warmup, self.case.warmup + self.case.repeats))
-
-    def values(self, timed):
-        found = {phase: getattr(self.times, phase)[timed] for phase in PHASES}
-        found = {phase: statistics(samples) for phase, samples in found.items() if samples}
-        return {
-            "phases": found,
-            "values": {"tokens": self.case.batch * self.case.context, "flops": self.flops},
-        }
-
-
-class TorchPhases(Phases):
-    """PyTorch's: eager, or at its best, compiled with its own fused attention and optimizer."""
-
-    trainer = None
-
-    def session(self, c, impl):
-        return c
-
-    def open(self):
-        attend = {"attend": fused_attention} if self.switches["attention"] == "fused" else {}
-        self.trainer = ref.Trainer(
-            torch_model(self.case, self.state, **attend),
-            self.ids,
-            self.targets,
-            mode="train" if self.training else "forward",
-            autocast=self.switches["autocast"],
-            best=self.switches["compiled"],
-            synchronize=self.c.on.synchronize,
-        )
-        self.trainer.times = self.times
-
-    def close(self):
-        self.trainer = None
-
-    def holds(self):
-        held = list(self.trainer.model.parameters())
-        if self.trainer.optimizer:
-            states = self.trainer.optimizer.state.values()
-            held += [value for state in states for value in state.values() if hasattr(value, "data_ptr")]
-        return held
-
-    def call(self):
-        self.trainer.step()
-        return {}
-
-
-class WholeSteps:
-    """Steps without a look at the clock inside; then, before the side is closed, a few whose phases are timed."""
-
-    whole = None
-    called = False
-    unphased = None  # why a side that has phases lacks them
-
-    @property
-    def captured(self):
-        return self.switches["graph"]
-
-    def call(self):
-        self.whole()
-        self.called = True
-        return {}
-
-    def close(self):
-        self.whole = None
-        try:
-            if self.called and not self.captured:  # a graph has no phases
-                for _ in range(PHASE_STEPS):
-                    super().call()
-        except Exception as error:  # the steps themselves are measured: that stays
-            self.unphased = f"phases were not timed: {type(error).__name__}: {error}".splitlines()[0]
-        finally:
-            super().close()
-
-    def record(self):
-        found = self.values(slice(1, PHASE_STEPS))
-        return found | {"phases": {}, "message": self.unphased} if self.unphased else found
-
-
-class Whole(WholeSteps, Phases):
-    """C's step, queued operation by operation, or captured once and replayed: as it is, or with the weights updated
-    along the backward pass."""
-
-    def open(self):
-        super().open()
-        self.whole = lambda: self.model.step(self.ids, self.targets)
-        for _ in range(2 if self.captured else 0):  # the second one is captured
-            self.whole()
-
-
-class TorchWhole(WholeSteps, TorchPhases):
-    """PyTorch's: eager, at its best, and that captured as a graph."""
-
-    peak = None
-
-    def open(self):
-        before = self.c.on.held_by_torch()
-        super().open()
-        if not self.captured:
-            self.whole = self.trainer.whole
-            return
-
-        def capture():
-            self.whole = self.trainer.capture()
-
-        # Replays use memory that the allocator counts as free again: the peak is that of the capture.
-        held = self.c.on.held_by_torch()
-        peaks = self.c.on.peak_of_torch(capture)
-        self.peak = {f"{name}_mib": (held[name] - before[name] + peaks[name]) / 2**20 for name in peaks}
-
-    def record(self):
-        return super().record() | (self.peak or {})
-
-
-class PartsOfStep:
-    """One step after a few, and the GPU time of each kernel in it."""
-
-    parts = None
-
-    def weighed(self, rates):
-        side = self.side()
-        side.record = lambda: {"parts": self.parts or {}, "values": rates | floors(self.case, self.c, rates)}
-        return side
-
-    def open(self):
-        super().open()
-        for _ in range(3):
-            self.whole()
-
-    def call(self):
-        self.parts = self.c.on.kernels(self.whole)
-        return {}
-
-
-class Parts(PartsOfStep, Whole):
-    pass
-
-
-class TorchParts(PartsOfStep, TorchWhole):
-    pass
 
 
 def ceilings(draw, c):
@@ -492,5 +294,5 @@ def model_flops(case, c):
 
 
 def report(page, records):
-    pages = _bench_gpu_pages if on_gpu(records) else _bench_pages
+    pages = gpu_page if on_gpu(records) else cpu_page
     pages.report(page, records)

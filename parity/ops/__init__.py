@@ -1,8 +1,11 @@
 """Every operation of impl/ops/ops.h, forward and backward, against PyTorch; times at the small model's shapes."""
 
-from parity import _ops_fused, _ops_gemm, _ops_layout, _ops_optimizers, _ops_pages, _ops_rows
 from parity.core import Case, Side, grid
+from parity.ops import fused, gemm, layout, optimizers, rows
+from parity.ops.page import report
 from ref.transformer import SIZES
+
+__all__ = ["DELIVERABLES", "cases", "report", "run"]
 
 DELIVERABLES = {"operations": "The operations a model is made of, forward and backward"}
 
@@ -257,7 +260,7 @@ def moved_bytes(case, c):
     count = get("count", 0)
     elements = get("rows", 0) * get("cols", get("vocab", 0))
     elements = elements or get("batch", 0) * get("heads", 0) * get("seq", 0) * get("head_dim", 0)
-    rows = get("tokens", 0) * get("d_model", 0)
+    embedded = get("tokens", 0) * get("d_model", 0)
     return {
         "copy": 2 * count * size,
         "residual_add": 3 * count * size,
@@ -266,8 +269,8 @@ def moved_bytes(case, c):
         # p, m and v are read and written, the gradient is read and the copy written.
         "adamw_update": count * (6 * 4 + 2 * 2),
         "linear_adamw_update": get("d_in", 0) * get("d_out", 0) * (6 * 4 + 2),
-        "embedding_forward": 2 * rows * size,
-        "embedding_backward": (rows + get("vocab", 0) * get("d_model", 0)) * size,
+        "embedding_forward": 2 * embedded * size,
+        "embedding_backward": (embedded + get("vocab", 0) * get("d_model", 0)) * size,
         "rmsnorm_forward": elements * (wider + size),
         # In mixed precision dx is written rounded, too.
         "rmsnorm_backward": elements * (2 * wider + (2 if "x_dtype" in case else 1) * size),
@@ -289,37 +292,33 @@ def moved_bytes(case, c):
 
 # The sides of each operation.
 OPERATIONS = {
-    "gemm": _ops_gemm.gemm,
-    "copy": _ops_layout.copy,
-    "embedding_forward": _ops_layout.embedding_forward,
-    "embedding_backward": _ops_layout.embedding_backward,
-    "heads_split": _ops_layout.heads_split,
-    "heads_merge": _ops_layout.heads_merge,
-    "rope_table": _ops_layout.rope_table,
-    "rope_forward": _ops_layout.rope_forward,
-    "rope_backward": _ops_layout.rope_backward,
-    "rmsnorm_forward": _ops_rows.rmsnorm_forward,
-    "rmsnorm_backward": _ops_rows.rmsnorm_backward,
-    "silu_mul_forward": _ops_rows.silu_mul_forward,
-    "silu_mul_backward": _ops_rows.silu_mul_backward,
-    "residual_add": _ops_rows.residual_add,
-    "softmax_forward": _ops_rows.softmax_forward,
-    "softmax_backward": _ops_rows.softmax_backward,
-    "cross_entropy_forward": _ops_rows.cross_entropy_forward,
-    "cross_entropy_backward": _ops_rows.cross_entropy_backward,
-    "residual_rmsnorm_forward": _ops_fused.residual_rmsnorm_forward,
-    "qkv_split_forward": _ops_fused.qkv_split_forward,
-    "qkv_split_backward": _ops_fused.qkv_split_backward,
-    "round": _ops_fused.round_to,
-    "cross_entropy_fused": _ops_fused.cross_entropy_fused,
-    "adamw_step": _ops_optimizers.adamw_step,
-    "adamw_update": _ops_optimizers.adamw_update,
-    "linear_adamw_update": _ops_optimizers.linear_adamw_update,
-    "sgd_step": _ops_optimizers.sgd_step,
-    "global_norm": _ops_optimizers.global_norm,
-    "update_clip": _ops_optimizers.update_clip,
+    "gemm": gemm.gemm,
+    "copy": layout.copy,
+    "embedding_forward": layout.embedding_forward,
+    "embedding_backward": layout.embedding_backward,
+    "heads_split": layout.heads_split,
+    "heads_merge": layout.heads_merge,
+    "rope_table": layout.rope_table,
+    "rope_forward": layout.rope_forward,
+    "rope_backward": layout.rope_backward,
+    "rmsnorm_forward": rows.rmsnorm_forward,
+    "rmsnorm_backward": rows.rmsnorm_backward,
+    "silu_mul_forward": rows.silu_mul_forward,
+    "silu_mul_backward": rows.silu_mul_backward,
+    "residual_add": rows.residual_add,
+    "softmax_forward": rows.softmax_forward,
+    "softmax_backward": rows.softmax_backward,
+    "cross_entropy_forward": rows.cross_entropy_forward,
+    "cross_entropy_backward": rows.cross_entropy_backward,
+    "residual_rmsnorm_forward": fused.residual_rmsnorm_forward,
+    "qkv_split_forward": fused.qkv_split_forward,
+    "qkv_split_backward": fused.qkv_split_backward,
+    "round": fused.round_to,
+    "cross_entropy_fused": fused.cross_entropy_fused,
+    "adamw_step": optimizers.adamw_step,
+    "adamw_update": optimizers.adamw_update,
+    "linear_adamw_update": optimizers.linear_adamw_update,
+    "sgd_step": optimizers.sgd_step,
+    "global_norm": optimizers.global_norm,
+    "update_clip": optimizers.update_clip,
 }
-
-
-def report(page, records):
-    _ops_pages.report(page, records)

@@ -1,9 +1,9 @@
-"""The page of parity/transformer.py; no module of its own."""
+"""The page of transformer."""
 
 import pandas as pd
 
-from parity._pages import error_sentence, valued
-from parity._transformer_rules import (
+from parity.shared.pages import error_sentence, valued
+from parity.transformer.rules import (
     LOSSES_WITHIN,
     OTHER_SEED,
     ROUNDING,

@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from parity._ops_sides import EPS, GAP, backward_sides, forward_sides, padded, rounded
 from parity.core import DTYPES, equal
+from parity.ops.sides import EPS, GAP, backward_sides, forward_sides, padded, rounded
 from ref import ops as ref
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from parity._ops_sides import Compiled, forward_sides, rounded
 from parity.core import DTYPES
+from parity.ops.sides import Compiled, forward_sides, rounded
 from ref import ops as ref
 
 ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)

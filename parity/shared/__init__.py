@@ -1,0 +1,1 @@
+"""What several modules share; no module of its own."""

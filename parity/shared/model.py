@@ -1,0 +1,195 @@
+"""The model of both sides, for every module that runs it: its switches, its weights, and C's training step.
+
+`load_state_dict` and `state_dict` carry a PyTorch state dict into a td_transformer and back.
+"""
+
+import math
+
+import torch
+
+from parity.core import DTYPES, NAMES
+from ref import transformer as ref
+
+ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
+
+
+# ---- the switches that sides run with: a record's "config" ----
+
+
+def c_switches(graph=False, keep="most", gradients="held", update="after", **more):
+    """Of a step of libtandem. keep: what backward finds of forward, "all" or "most", without the norms' outputs and
+    silu(gate) up; or the "inputs" of checkpoints of `checkpoint_layers` layers. gradients: "held" or "transient", in
+    the memory of dead activations. update: "after" the backward pass, "along" with it, or "none"."""
+    return dict(graph=graph, keep=keep, gradients=gradients, update=update, **more)
+
+
+# The step whose time the pages boast of.
+AS_TIMED = c_switches(graph=True, keep="all", gradients="transient", update="along")
+
+
+def train_options(switches):
+    """The fields of td_train_config that say the same."""
+    update = switches.get("update", "none")
+    return {
+        "until": "backward" if update == "none" else "update",
+        "time": "along" if update == "along" else "after",
+        "capture": switches["graph"],
+        "model": {
+            "keep": switches.get("keep", "most"),
+            "checkpoint_layers": switches.get("checkpoint_layers", 0),
+            "transient_gradients": switches.get("gradients") == "transient",
+        },
+    }
+
+
+def torch_switches(dtype, compiled=False, graph=False):
+    return dict(compiled=compiled, graph=graph, autocast=dtype == "bf16_mixed")
+
+
+# ---- a model of libtandem, by PyTorch's names ----
+
+
+def parameters(c, model):
+    """name: td_parameter, in state-dict order."""
+    found = [
+        c.value("td_transformer_parameter", model, index)
+        for index in range(c.td_transformer_parameter_count(model))
+    ]
+    return {c.ffi.string(parameter.name).decode(): parameter for parameter in found}
+
+
+def load_state_dict(c, model, state):
+    """Uploads a PyTorch state dict; names, order and shapes must be the model's."""
+    mine = parameters(c, model)
+    if list(mine) != list(state):
+        raise ValueError(f"state dict has {len(state)} tensors, the model {len(mine)}, or other names")
+    for name, parameter in mine.items():
+        tensor = state[name].detach().contiguous()
+        if tensor.shape != shape_of(parameter):
+            raise ValueError(f"{name} is {list(tensor.shape)}, the model's {list(shape_of(parameter))}")
+        if c.enum("td_dtype", NAMES[tensor.dtype]) != parameter.dtype:
+            raise ValueError(f"{name} is {tensor.dtype}, the model's is another")
+        c.td_device_copy(c.device, parameter.data, tensor, tensor.nbytes)
+    c.td_transformer_refresh(model)
+
+
+def state_dict(c, model, what="data"):
+    """The model's parameters, or with what="grad" their gradients, as new tensors by name, as the model has them."""
+    state = {}
+    for name, parameter in parameters(c, model).items():
+        dtype = c.ffi.string(c.td_dtype_name(parameter.grad_dtype if what == "grad" else parameter.dtype))
+        state[name] = torch.empty(shape_of(parameter), dtype=DTYPES[dtype.decode()], device=c.on.torch)
+        c.td_device_copy(c.device, state[name], getattr(parameter, what), state[name].nbytes)
+    return state
+
+
+def shape_of(parameter):
+    return torch.Size((parameter.rows, parameter.cols) if parameter.cols else (parameter.rows,))
+
+
+class Tandem:
+    """A td_train and its model, run with these switches. `options` are further fields of its configuration."""
+
+    def __init__(self, case, c, attention, switches, **options):
+        self.c, self.case = c, case
+        fields = train_options(switches) | options
+        fields["model"] |= {"size": {}, "attention": attention}
+        hyper = {"kind": "adamw", "adamw": {"variant": "course2025", **ADAMW}}
+        self.config = c.struct("td_train_config", case, hyper=hyper, **fields)
+        self.train = self.model = None
+
+    def open(self):
+        self.train = self.c.create("td_train_create", self.c.device, self.config)
+        self.model = self.c.td_train_model(self.train)
+        return self
+
+    def close(self):
+        if self.train is not None:
+            self.c.destroy(self.train)
+        self.train = self.model = None
+
+    def begin(self, state):
+        """These weights, no moments, step 0."""
+        load_state_dict(self.c, self.model, state)
+        self.c.td_train_reset(self.train)
+
+    def load(self, ids, targets):
+        self.c.td_train_load(self.train, ids, targets, *ids.shape)
+
+    def forward(self):
+        """And the loss, of what was loaded. Returns the logits."""
+        logits = self.c.ffi.new("void **")
+        self.c.td_train_forward(self.train, logits)
+        return logits[0]
+
+    def logits(self, ids, targets):
+        self.load(ids, targets)
+        dtype = self.case.dtype.removesuffix("_mixed")  # of the products
+        return self.c.tensor(self.forward(), (*ids.shape, self.case.vocab), dtype)
+
+    def backward(self):
+        self.c.td_train_backward(self.train)
+
+    def update(self):
+        self.c.td_train_update(self.train)
+
+    def step(self, ids, targets):
+        """All of it, without waiting: nobody asks for the loss."""
+        self.c.td_train_step(self.train, ids, targets, *ids.shape)
+
+    def moments(self):
+        """The first moments by name, as new tensors: (1 - beta1) times the gradient after a first step, also where
+        nobody sees gradients."""
+        found, optimizer = {}, self.c.td_train_optimizer(self.train)
+        for name, parameter in parameters(self.c, self.model).items():
+            pointers = self.c.ffi.new("float *[2]")
+            self.c.td_optimizer_moments(optimizer, parameter.offset, pointers, pointers + 1)
+            found[name] = torch.empty(shape_of(parameter), device=self.c.on.torch)
+            self.c.td_device_copy(self.c.device, found[name], pointers[0], found[name].nbytes)
+        return found
+
+    def taken(self):
+        """How many products of the last step updated their weights where they were formed."""
+        return self.c.value("td_optimizer_taken", self.c.td_train_optimizer(self.train))
+
+    def loss(self):
+        """Of the last step, or forward pass."""
+        loss = self.c.value("td_train_loss", self.train)
+        return torch.tensor([loss], device=self.c.on.torch)
+
+
+def sizes_of(case):
+    return case.d_model, case.d_ff, case.layers, case.heads, case.vocab, case.context
+
+
+def torch_model(case, state, dtype=None, **options):
+    """PyTorch's model with these weights, on their device, in the case's dtype or another. Drawing others first would
+    take seconds at the size of `small`."""
+    with torch.device("meta"):
+        model = ref.Transformer(*sizes_of(case), **options)
+    model = model.to(dtype or DTYPES[case.dtype]).to_empty(device=next(iter(state.values())).device)
+    model.load_state_dict(state)
+    return model
+
+
+def autocast(case, device):
+    """What PyTorch does for bf16_mixed, and nothing for any other dtype."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=case.dtype == "bf16_mixed")
+
+
+def torch_adamw(model):
+    betas = (ADAMW["beta1"], ADAMW["beta2"])
+    rest = {name: ADAMW[name] for name in ("lr", "eps", "weight_decay")}
+    return ref.AdamW(model.parameters(), betas=betas, variant="course2025", **rest)
+
+
+def initial_state(case, normal):
+    """Weights of the course's spread, from draw.normal; those of the norms are spread too, so that none is the
+    identity."""
+    with torch.device("meta"):
+        model = ref.Transformer(*sizes_of(case))
+    state = {}
+    for name, p in model.named_parameters():
+        mean, std = (1.0, 0.1) if p.dim() == 1 else (0.0, math.sqrt(2 / sum(p.shape)))
+        state[name] = normal(name, p.shape, case.dtype, mean=mean, std=1.0 if "embeddings" in name else std)
+    return state

@@ -1,0 +1,257 @@
+"""Record files: what is appended is read, what cannot be read or written stays as it was, and what is finished."""
+
+import errno
+import fcntl
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+import unittest.mock
+from pathlib import Path
+
+from parity.core.case import Case
+from parity.core.record import ASIDE, FILE, Finished, Loaded, RecordError, RecordFile, load
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class RecordFiles(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.path = self.folder / FILE
+
+    @staticmethod
+    def record(count=1, impl="c", **more):
+        base = dict(deliverable="d", module="m", case={"count": count}, impl=impl, status="ok")
+        return base | dict(threads=2, measure="error time", sides=1, time="2026-11-21T10:00:00Z") | more
+
+    def append(self, *records):
+        with RecordFile(self.folder) as file:
+            file.append(records)
+
+    def test_what_is_appended_is_read(self):
+        self.append(self.record(1), self.record(2))
+        self.append(
+            self.record(1, status="oom"), self.record(3, peak_mib=float("nan"), series={"a": [float("inf")]})
+        )
+        loaded = load(self.path)
+        self.assertEqual((len(loaded.records), loaded.warnings), (4, []))
+        self.assertEqual([r["case"]["count"] for r in loaded.newest()], [1, 2, 3])
+        self.assertEqual(loaded.newest()[0]["status"], "oom")
+        self.assertEqual((loaded.records[3]["peak_mib"], loaded.records[3]["series"]), (None, {"a": [None]}))
+
+    def test_times_outlive_a_run_of_errors_alone(self):
+        timed = self.record(ms={"median": 2.0}, peak_mib=5.0, measure="error time memory", machine="here")
+        errors = self.record(error={"rel_l2": 0.1}, measure="error", machine="here", build={"id": "b"})
+        for more, kept in (
+            ({}, True),
+            ({"status": "failed"}, False),
+            ({"status": "oom"}, False),
+            ({"machine": "there"}, False),
+            ({"measure": "error time memory"}, False),
+        ):
+            with self.subTest(more=more):
+                (found,) = Loaded([timed, errors, errors | more]).newest()
+                self.assertEqual(found.get("ms"), {"median": 2.0} if kept else None)
+                self.assertEqual(found["build"], {"id": "b"})
+                self.assertEqual(found.get("earlier"), {"time": timed["time"]} if kept else None)
+        (found,) = Loaded([timed, errors | {"measure": "error time", "ms": {"median": 3.0}}]).newest()
+        self.assertEqual((found["ms"], found["peak_mib"]), ({"median": 3.0}, 5.0))
+        configured = timed | {"build": {"id": "a"}, "config": {"graph": True}}
+        (found,) = Loaded([configured, errors | {"config": {"graph": False}}]).newest()
+        self.assertNotIn("ms", found)
+
+    def test_a_torn_last_line_is_kept_aside(self):
+        self.append(self.record(1))
+        whole = self.path.read_bytes()
+        self.path.write_bytes(whole + b'{"deliverable": "d", "mod')
+        loaded = load(self.path)  # a reader changes nothing
+        self.assertEqual(len(loaded.records), 1)
+        self.assertIn("line 2: cut off in the middle", loaded.warnings[0])
+        self.assertNotEqual(self.path.read_bytes(), whole)
+        with RecordFile(self.folder) as file:
+            self.assertIn(f"kept in {ASIDE}", file.loaded.warnings[0])
+            file.append([self.record(2)])
+        self.assertEqual((self.folder / ASIDE).read_text(), '{"deliverable": "d", "mod\n')
+        self.assertEqual(len(load(self.path).records), 2)
+        self.assertTrue(self.path.read_bytes().startswith(whole))
+
+    def test_a_last_line_that_lacks_only_its_end_is_a_record(self):
+        self.append(self.record(1))
+        self.path.write_bytes(self.path.read_bytes().rstrip(b"\n"))
+        self.append(self.record(2))
+        self.assertEqual((len(load(self.path).records), load(self.path).warnings), (2, []))
+
+    def test_lines_that_are_no_records_are_reported_and_stay(self):
+        self.append(self.record(1))
+        self.path.write_bytes(self.path.read_bytes() + b'nonsense\n[1]\n{"module": "m"}\n\xff\xfe\n\n')
+        self.append(self.record(2))
+        loaded = load(self.path)
+        self.assertEqual(
+            [warning.split(": ")[0].split(" ")[-1] for warning in loaded.warnings], ["2", "3", "4", "5"]
+        )
+        self.assertEqual(len(loaded.records), 2)
+        self.assertIn(b"nonsense", self.path.read_bytes())
+
+    def test_a_carriage_return_ends_no_line(self):
+        """Python's splitlines() would take what stands before it for a torn end, and the writer cut the file there."""
+        self.append(self.record(1))
+        whole = self.path.read_bytes()
+        self.path.write_bytes(whole + b"non\rsense\n" + whole.replace(b"}\n", b"}\r\n"))
+        self.append(self.record(2))
+        loaded = load(self.path)
+        self.assertEqual([record["case"]["count"] for record in loaded.records], [1, 1, 2])
+        self.assertEqual(len(loaded.warnings), 1)
+        self.assertFalse((self.folder / ASIDE).exists())
+
+    def test_what_no_reader_would_take_is_not_written(self):
+        self.append(self.record(1))
+        before = self.path.read_bytes()
+        with RecordFile(self.folder) as file:
+            for record, words in (
+                (self.record(2, machine=None), "machine is null, needs a string"),
+                (self.record(2, more=2**63), "more is 9223372036854775808, needs to be less than 2"),
+            ):
+                with self.assertRaisesRegex(RecordError, words):
+                    file.append([self.record(3), record])
+            self.assertEqual(len(file.loaded.records), 1)
+        self.assertEqual(self.path.read_bytes(), before)
+
+    def test_what_is_no_regular_file_is_refused(self):
+        """An endless device would be read until memory is out, a FIFO would never open."""
+        os.mkfifo(self.folder / "fifo")
+        for target in ("/dev/zero", "/dev/full", "/dev/null", self.folder / "fifo"):
+            with self.subTest(target=target):
+                self.path.symlink_to(target)
+                for act in (lambda: load(self.path), lambda: RecordFile(self.folder)):
+                    with self.assertRaisesRegex(RecordError, "cannot be read: Not a regular file"):
+                        act()
+                self.path.unlink()
+                self.append(self.record(1))
+                with self.path.open("ab") as file:
+                    file.write(b"torn")
+                (self.folder / ASIDE).symlink_to(target)
+                with self.assertRaisesRegex(
+                    RecordError, "cannot be written: (Not a regular file|No such device)"
+                ):
+                    RecordFile(self.folder)
+                self.path.unlink()
+                (self.folder / ASIDE).unlink()
+
+    def test_a_file_system_without_locks_is_named_as_such(self):
+        failure = OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        with (
+            unittest.mock.patch.object(fcntl, "flock", side_effect=failure),
+            self.assertRaisesRegex(RecordError, "cannot be locked: No locks available"),
+        ):
+            RecordFile(self.folder)
+
+    def test_an_unreadable_file_is_refused_and_stays(self):
+        self.path.mkdir()
+        with self.assertRaisesRegex(RecordError, "cannot be read: Is a directory"):
+            load(self.path)
+        with self.assertRaisesRegex(RecordError, "cannot be read"):
+            RecordFile(self.folder)
+
+    def test_a_folder_that_cannot_be_made(self):
+        (self.folder / "file").touch()
+        with self.assertRaisesRegex(RecordError, "cannot be (read|written): Not a directory"):
+            RecordFile(self.folder / "file")
+
+    def test_a_read_only_folder_is_refused_and_stays(self):
+        self.append(self.record(1))
+        before = self.path.read_bytes()
+        os.chmod(self.path, 0o444)
+        os.chmod(self.folder, 0o555)
+        self.addCleanup(os.chmod, self.folder, 0o755)
+        code = (
+            "import os, sys\n"
+            "from pathlib import Path\n"
+            "from parity.core.record import RecordError, RecordFile\n"
+            "if os.getuid() == 0: os.setuid(65534)\n"  # root may write anywhere
+            "try: RecordFile(Path(sys.argv[1]))\n"
+            "except RecordError as error: print(error)\n"
+        )
+        with tempfile.TemporaryDirectory() as outside:
+            os.chmod(outside, 0o755)
+            done = subprocess.run(
+                [sys.executable, "-c", code, str(self.folder)], capture_output=True, text=True, cwd=ROOT
+            )
+        self.assertIn("cannot be written: Permission denied", done.stdout, done.stderr)
+        self.assertEqual(self.path.read_bytes(), before)
+
+    def test_a_full_disk_loses_nothing(self):
+        self.append(self.record(1))
+        before = self.path.read_bytes()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        try:
+            with RecordFile(self.folder) as file:
+                # The disk ends in the middle of the second record.
+                resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) * 2 + 10, limits[1]))
+                with self.assertRaisesRegex(
+                    RecordError, "cannot be written: .*; the 1 records before are intact"
+                ):
+                    file.append([self.record(2), self.record(3)])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, ignored)
+        self.assertEqual(self.path.read_bytes(), before)
+        self.append(self.record(2))
+        self.assertEqual(len(load(self.path).records), 2)
+
+    def test_one_writer_at_a_time(self):
+        with RecordFile(self.folder), self.assertRaisesRegex(RecordError, "another run is writing it"):
+            RecordFile(self.folder)
+        with self.path.open() as other:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with self.assertRaisesRegex(RecordError, "another run"):
+                RecordFile(self.folder)
+
+    def test_what_is_finished(self):
+        case = Case("d", measure="time", count=1)
+        here = dict(machine="M", host={"model": 1}, build={"id": "1"})
+        pair = [self.record(impl=impl, sides=2, **here) for impl in ("c", "torch_eager")]
+        late = [record | {"time": "2026-11-21T11:00:00Z"} for record in pair]
+        failed = [pair[0] | {"status": "failed"}, pair[1]]
+        for records, finished in (
+            ([], False),
+            (pair, True),
+            (pair[:1], False),  # the second line never made it to the disk
+            ([*pair, late[0]], False),
+            ([*pair, *late], True),
+            (failed, False),
+            ([*failed, *late], True),
+            ([*late, *failed], False),
+            ([record | {"status": "oom"} for record in pair], True),
+            ([record | {"threads": 1} for record in pair], False),
+            ([record | {"measure": "error"} for record in pair], False),
+            ([record | {"build": {"id": "2"}} for record in pair], False),
+            ([record | {"host": {"model": 2}} for record in pair], False),
+            ([record | {"machine": "N"} for record in pair], False),
+            ([pair[0] | {"config": {"graph": True}}, pair[1]], False),
+        ):
+            with self.subTest(records=records):
+                self.assertEqual(Finished(records).covers("m", case, 2, here), finished)
+        graph = Case("d", measure="time", config={"c": {"graph": True}}, count=1)
+        captured = [pair[0] | {"config": {"graph": True}}, pair[1]]
+        self.assertTrue(Finished(captured).covers("m", graph, 2, here))
+        self.assertFalse(Finished(pair).covers("m", graph, 2, here))
+        tf32 = [record | {"reference": "torch_tf32"} for record in pair]
+        for records, reference, finished in (
+            (pair, "torch_tf32", False),  # judged before the case said by what
+            (tf32, "torch_tf32", True),
+            (tf32, None, False),
+        ):
+            now = Case("d", measure="time", reference=reference, count=1)
+            self.assertEqual(Finished(records).covers("m", now, 2, here), finished)
+        more = Case("d", measure="time", repeats=10, count=1)
+        self.assertFalse(Finished([record | {"ms": {"n": 5}} for record in pair]).covers("m", more, 2, here))
+        self.assertTrue(Finished([record | {"ms": {"n": 10}} for record in pair]).covers("m", more, 2, here))
+
+
+if __name__ == "__main__":
+    unittest.main()
