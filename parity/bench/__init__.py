@@ -3,7 +3,7 @@ synchronised, as the handout asks for; and on a GPU as a whole, captured and com
 
 import torch
 
-from parity.bench import cpu_page, gpu_page
+from parity.bench import checkpointing, cpu_page, gpu_page
 from parity.bench.drivers import CDriver, TorchDriver
 from parity.bench.steps import COLD_CONTEXT, LONG_S, LONGEST_S, WARMUPS, WHOLE_CONTEXT
 from parity.bench.timings import Parts, Phases, Whole, side_of
@@ -18,6 +18,8 @@ DELIVERABLES = {
     "benchmarking_script": "Forward, backward and optimizer of the models, and what warm-up changes",
     "benchmarking_mixed_precision": "bf16 against f32, by size (part c)",
     "torch_compile": "The whole training step, captured and compiled (part b)",
+    "gradient_checkpointing": "Activations computed again: time and memory of a step (2026 handout)",
+    "micro_batches": "Steps of many micro-batches: what is used of the GPU",
 }
 
 VOCAB, BATCH = 10_000, 4
@@ -42,7 +44,10 @@ def cases(profile, device):
         for warmup in (0, 1, 2, 5):
             yield step("small", 128, "f32", "inference", warmup=warmup, repeats=10)
         yield step("small", 128, "bf16", "inference", warmup=1, repeats=3)
+        yield checkpoints("small", 128, 1, "cpu")
         return
+    for context, layers in ((128, 1), (512, 1), (512, 2), (512, 4)):
+        yield checkpoints("small", context, layers, "cpu")
     for keys in grid(size=list(SIZES), context=CONTEXTS, mode=["step", "inference"]):
         yield step(keys["size"], keys["context"], "f32", keys["mode"], warmup=5, repeats=10)
     for warmup in (0, 1, 2):
@@ -59,9 +64,18 @@ def gpu_cases(profile):
         yield whole("small", "bf16_mixed")
         yield gpu_step("small", WHOLE_CONTEXT, "bf16_mixed", "step")
         yield cold("small")
+        yield checkpoints("small", 512, 1, "cuda")
         return
     for size in GPU_SIZES:
         yield whole(size, "bf16_mixed")
+    for keys in (("xl", 1024, 1), ("xl", 2048, 1), ("xl", 2048, 2), ("xl", 2048, 4)):
+        yield checkpoints(*keys, "cuda", stage=1)
+    for size, batch in (("2.7B", 16), ("xl", 32)):
+        shape, numel = shape_of(size, WHOLE_CONTEXT)
+        seconds = checkpointing.STEP_TOKENS * 6 * numel / 5e14
+        yield checkpointing.micro_case(size, batch, shape=shape, seconds=seconds, stage=1)
+    for layers in (1, 2, 4):  # the handout's question
+        yield checkpoints("2.7B", 2048, layers, "cuda", stage=2)
     for size in ["2.7B", "small"]:
         yield whole(size, "bf16_mixed", mode="parts")
     for dtype in ["f32", "tf32"]:  # beside the cases above: f32's headline
@@ -208,6 +222,13 @@ def whole(size, dtype, mode="step"):
     )
 
 
+def checkpoints(size, context, checkpoint_layers, device, stage=0):
+    shape, numel = shape_of(size, context)
+    seconds = BATCH * context * 8 * numel / RATES["bf16_mixed" if device == "cuda" else device]
+    how = dict(shape=shape, numel=numel, seconds=seconds, stage=stage)
+    return checkpointing.case(size, context, checkpoint_layers, device, **how)
+
+
 def step_seconds(size, context, dtype, mode="step"):
     """What a step is expected to take on a GPU: C's, and PyTorch's queued operation by operation."""
     numel = shape_of(size, context)[1]
@@ -241,6 +262,10 @@ def run(case, draw, c):
     if case["pass"] == "parts":
         rates = ceilings(draw, c)
         values = rates | floors(case, c, rates)
+    if case.deliverable == "gradient_checkpointing":
+        values |= checkpointing.predictions(case, c)
+    if case.deliverable == "micro_batches":
+        values |= {"model_flops": asked_flops(case, c)}
     sides = {}
     for impl, how in case.config.items():
         driver = (TorchDriver if impl.startswith("torch") else CDriver)(case, c, impl, *batch)
@@ -250,7 +275,8 @@ def run(case, draw, c):
 
 
 def inputs(case, draw):
-    tokens = draw.integers("tokens", (case.batch, case.context + 1), high=case.vocab)
+    batch = case.batch * case.get("micro_batches", 1)
+    tokens = draw.integers("tokens", (batch, case.context + 1), high=case.vocab)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
@@ -293,6 +319,14 @@ def model_flops(case, c):
     return counted.forward_matmul + (0.0 if case["pass"] == "inference" else counted.backward_matmul)
 
 
+def asked_flops(case, c):
+    """What the model asks for in all micro-batches: of attention what the mask leaves, backward twice forward."""
+    size = c.struct("td_account_model", case)
+    counted = c.value("td_account_model_flops", size, case.batch, case.context, True, False)
+    return 3 * counted.forward_matmul * case.get("micro_batches", 1)
+
+
 def report(page, records):
     pages = gpu_page if on_gpu(records) else cpu_page
     pages.report(page, records)
+    checkpointing.report(page, records)

@@ -8,7 +8,7 @@ A timing calls open() or open_whole() first, close() last, and in between what i
     whole()          a step without a look at the clock
     close()          gives everything back
     holds()          the tensors that live on between steps
-    captured         whether whole() replays a graph, which has no phases
+    has_phases       whether phased() is there: not of a captured step, nor of one whose update comes along
     peaks            keys of the record, of memory that open_whole() alone can see
     on               the device
 """
@@ -29,6 +29,7 @@ class CDriver:
         switches = case.config[impl]
         self.state, self.ids, self.targets = state, ids, targets
         self.training, self.captured = case["pass"] != "inference", switches["graph"]
+        self.has_phases = not self.captured and switches.get("update") != "along"
         self.times, self.peaks = ref.Times(), {}
         self.c = c.side(impl)
         self.on = self.c.on
@@ -78,6 +79,7 @@ class TorchDriver:
         self.case, self.switches = case, case.config[impl]
         self.state, self.ids, self.targets = state, ids, targets
         self.training, self.captured = case["pass"] != "inference", self.switches["graph"]
+        self.has_phases = not self.captured
         self.times, self.peaks = ref.Times(), {}
         self.on = c.on
         self.trainer = self.replay = None
@@ -85,12 +87,18 @@ class TorchDriver:
     def open(self):
         attend = {"attend": fused_attention} if self.switches["attention"] == "fused" else {}
         self.trainer = ref.Trainer(
-            torch_model(self.case, self.state, **attend),
+            torch_model(
+                self.case,
+                self.state,
+                **attend,
+                checkpoint_layers=self.switches.get("checkpoint_layers", 0),
+            ),
             self.ids,
             self.targets,
             mode="train" if self.training else "forward",
             autocast=self.switches["autocast"],
             best=self.switches["compiled"],
+            blocks=self.switches.get("blocks", False),
             synchronize=self.on.synchronize,
         )
         self.trainer.times = self.times

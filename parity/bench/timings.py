@@ -43,7 +43,7 @@ class Whole:
 
     def close(self):
         try:
-            if self.called and not self.driver.captured:  # a graph has no phases
+            if self.called and self.driver.has_phases:
                 for _ in range(PHASE_STEPS):
                     self.driver.phased()
         except Exception as error:  # the steps themselves are measured: that stays

@@ -214,7 +214,8 @@ class Measurement:
         return timings
 
     def compare(self, timings: Mapping[str, clock.Timing]) -> None:
-        """What the samples say: statistics, rates, and the ratio to the reference."""
+        """What the samples say: statistics, rates, and, of sides that alternated, the ratio to the reference, sample by
+        sample."""
         reference = timings.get(self.reference)
         for impl, timing in timings.items():
             if timing.failure is not None or self.results[impl].status not in ("ok", "failed"):
@@ -230,7 +231,8 @@ class Measurement:
                 measured["tflops"] = self.sides[impl].flops / seconds / 1e12
             if self.sides[impl].nbytes:
                 measured["gb_s"] = self.sides[impl].nbytes / seconds / 1e9
-            if is_judged(impl) and reference is not None and reference.failure is None:
+            alternated = not self.case.in_turn
+            if is_judged(impl) and alternated and reference is not None and reference.failure is None:
                 measured["ratio"] = {"over": self.reference, **clock.ratio(timing.samples, reference.samples)}
             measured["samples"] = [round(sample, 6) for sample in timing.samples]
 

@@ -134,8 +134,9 @@ class Tandem:
         self.c.td_train_update(self.train)
 
     def step(self, ids, targets):
-        """All of it, without waiting: nobody asks for the loss."""
-        self.c.td_train_step(self.train, ids, targets, *ids.shape)
+        """All of it, without waiting: nobody asks for the loss. ids and targets are of all micro-batches."""
+        batch = len(ids) // self.case.get("micro_batches", 1)
+        self.c.td_train_step(self.train, ids, targets, batch, ids.shape[1])
 
     def moments(self):
         """The first moments by name, as new tensors: (1 - beta1) times the gradient after a first step, also where
