@@ -22,8 +22,8 @@ from ref.transformer import fused_attention
 
 
 class CDriver:
-    """C's: queued operation by operation, or captured once and replayed, as it is or with the weights updated along the
-    backward pass."""
+    """C's step: queued operation by operation, or captured once and replayed. Weights are updated behind the
+    backward pass or along it."""
 
     def __init__(self, case, c, impl, state, ids, targets):
         switches = case.config[impl]
@@ -72,8 +72,8 @@ class CDriver:
 
 
 class TorchDriver:
-    """PyTorch's: eager, or at its best, compiled with its own fused attention and optimizer, and that captured as a
-    graph."""
+    """PyTorch's step: eager; at its best, compiled with its own fused attention and optimizer; or that one,
+    captured as a graph."""
 
     def __init__(self, case, c, impl, state, ids, targets):
         self.case, self.switches = case, case.config[impl]

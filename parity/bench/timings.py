@@ -1,4 +1,4 @@
-"""A timing says what is measured of a driver's step: its phases, the whole, or the parts that its kernels make up.
+"""A timing says what is measured of a driver's step: its phases, the whole, or its parts, by kernel.
 
 `values` stand in the record as they are.
 """
@@ -28,7 +28,7 @@ class Phases:
 
 
 class Whole:
-    """Steps without a look at the clock inside; then, before the side is closed, a few whose phases are timed."""
+    """Steps without a look at the clock inside; then, before the side is closed, a few by their phases."""
 
     def __init__(self, driver, case, values):
         self.driver, self.values = driver, values

@@ -1,10 +1,10 @@
 """What a module provides, and what it gets.
 
-A module is a file parity/<name>.py, or a package parity/<name>/, with four names. It imports torch, ref, what modules
-share (parity/shared/) and this package. It has no path, clock or file of its own: drawing, calling C, judging, timing,
-recording and writing pages are core's. A package has its cases and run() in __init__.py, its tolerances and the bars
-that its figures are held against in rules.py, and its page in page.py; several pages end in _page.py. Pages may import
-from the rest, and no result depends on them: an edit of a page has nothing measured again.
+A module is a file parity/<name>.py, or a package parity/<name>/, with four names. It imports torch, ref, what
+modules share (parity/shared/) and this package. It has no path, clock or file of its own: drawing, calling C,
+judging, timing, recording and writing pages are core's. A package has its cases and run() in __init__.py, its
+tolerances and the bars that its figures are held against in rules.py, and its page in page.py; several pages end in
+_page.py. Pages may import from the rest. No result depends on them: an edit of a page has nothing measured again.
 
     DELIVERABLES             {id of the deliverable: its title in the index}
     cases(profile, device)   yields Case objects for "quick" (minutes in all) or "full" (whole grids), for the "cpu" or
@@ -17,9 +17,9 @@ Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, tog
     keys         what the record's "case" holds: batch, heads, seq, seq_k, head_dim, dtype, causal, pass, size, ...
                  with the meaning and spelling of README.md, "Records". `case.seq` reads one (`case["pass"]`, where
                  the name is a word of Python), `case.get("seq_k", 0)` with a default. Values are JSON scalars.
-                 `ranks`: how many ranks compute the case together; no key: one process that knows of no ranks. A
-                 module that runs its ranks itself has a name RUNS_RANKS = True; of any other module a case of more
-                 than one rank is `unsupported`, and its run() is not called
+                 `ranks`: how many ranks compute the case together; no key: one process that knows of no ranks.
+                 A module that runs its ranks itself has a name RUNS_RANKS = True. Of any other module a case of
+                 more than one rank is `unsupported`, and its run() is not called
     measure      words of "error time memory", in one string; default "error"
     seconds      the time one run of the case is expected to take; default 0.2. Earlier records know better
     repeats      timed repetitions of each side; default: as many as a time budget allows. The case key `warmup`,

@@ -129,7 +129,7 @@ def output_of(command: list[str]) -> str:
 
 @cache
 def _python(path: str, core: tuple[str, ...]) -> str:
-    """A hash of the module's files, of those that it imports from its package and from ref/, and of core's."""
+    """A hash of the files that the module is made of, and of core's."""
     files = sources_of(path) | {f"core.{name}": CORE / f"{name}.py" for name in core}
     return _hash(
         "".join(f"{name} {_hash(file.read_bytes())}\n" for name, file in sorted(files.items())).encode()
@@ -137,8 +137,8 @@ def _python(path: str, core: tuple[str, ...]) -> str:
 
 
 def sources_of(path: str) -> Mapping[str, Path]:
-    """The files that the module `path` is made of, by their names: itself and what it imports of the package that it
-    stands in and of ref/. Pages and core are left out."""
+    """The files that the module `path` is made of, by their names: itself, and what it imports of the package that
+    it stands in and of ref/. Pages and core are left out."""
     package = path.rpartition(".")[0]
     found: dict[str, Path] = {}
     left = [path]
@@ -166,13 +166,13 @@ def _with_packages(names: Iterable[str]) -> Iterable[str]:
 
 
 def _is_part(name: str, package: str) -> bool:
-    """Whether results depend on the file of this name: one of the package or of ref/, but no page, and not core's."""
+    """Whether results depend on the file of this name: of the package or of ref/, but no page and not core's."""
     ours = name.startswith((f"{package}.", "ref."))
     return ours and not f"{name}.".startswith(f"{package}.core.") and not PAGE.search(name)
 
 
 def _file_of(name: str) -> Path | None:
-    """The file of a module, of a package its __init__.py; None where the name is of something inside a module."""
+    """The file of a module, of a package its __init__.py; None for the name of something inside a module."""
     try:
         spec = importlib.util.find_spec(name)
     except ModuleNotFoundError:

@@ -26,7 +26,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Each:
-    """An object with any keys, or a list; all its values are of one kind, but those that `named` has a kind for."""
+    """An object with any keys, or a list. All its values are of one kind, but for the keys in `named`."""
 
     kind: Any
     type: type = dict

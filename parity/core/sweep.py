@@ -266,7 +266,7 @@ def floors_of(item: Item) -> Sequence[str]:
 
 
 def lowest_floor(bad: Sequence[tuple[Item, Mapping]], floors: Sequence[str]) -> str:
-    """Where to look first: the lowest floor on which something failed. A module without a floor is above all others."""
+    """Where to look first: the lowest floor on which something failed. A module without a floor comes last."""
     place = {name: floor for floor, name in enumerate(floors)}
     items = sorted((item for item, _ in bad), key=lambda item: place.get(item.module, len(floors)))
     counts = Counter(item.module for item in items)
