@@ -1,5 +1,5 @@
-"""Activation checkpointing: what a step takes, and how much memory, where backward computes activations again; and steps
-of many micro-batches, for which such a step is run."""
+"""Activation checkpointing: what a step takes, and how much memory, where backward computes activations again; and
+steps of many micro-batches, for which such a step is run."""
 
 import pandas as pd
 
@@ -142,20 +142,21 @@ def report_checkpoints(page, records):
         units={"time": "ms", "peak": "MiB", "activations by the arithmetic": "MiB"},
     )
     page.text(
-        "A whole training step, medians of three samples, and the peak of its memory. c_keep_all finds all of forward's "
-        "activations in backward, c_keep_most computes norms and silu(gate) up again, c_checkpoint keeps the inputs of "
-        "checkpoints and runs the layers of each but the last one forward again; their gradients are the same bits. "
-        "torch_checkpoint is the PyTorch side above it with torch.utils.checkpoint around as many layers. Activations by "
-        "the arithmetic are those of td_account_block_activations and td_account_checkpointing; C's plan has them within "
-        "a thousandth (tests/transformer_memory.c). C's peaks have gradients that share memory with activations."
+        "A whole training step, medians of three samples, and the peak of its memory. c_keep_all finds all of "
+        "forward's activations in backward, c_keep_most computes norms and silu(gate) up again, c_checkpoint keeps "
+        "the inputs of checkpoints and runs the layers of each but the last one forward again; their gradients are "
+        "the same bits where nothing is summed in another order. torch_checkpoint is the PyTorch side above it with "
+        "torch.utils.checkpoint around as many layers. Activations by the arithmetic are those of "
+        "td_account_block_activations and td_account_checkpointing; C's plan has them within a thousandth "
+        "(tests/transformer_memory.c). C's gradients share memory with activations."
     )
     best = best_spans(cases)
     if best:
         page.text(
-            "Which k layers a checkpoint of one level take the least memory? The inputs of N / k checkpoints and the "
-            f"activations of k layers: {best}. Without regard to compute the least is recursive halving: backward of a "
-            "half begins from a checkpoint in its middle, and so on down to one layer. That keeps one layer's activations "
-            "and about log2 N inputs, and runs forward N log2 N times over instead of N."
+            "Which k layers a checkpoint of one level take the least memory? The inputs of N / k checkpoints and "
+            f"the activations of k layers: {best}. Without regard to compute the least is recursive halving: "
+            "backward of a half begins from a checkpoint in its middle, and so on down to one layer. That keeps one "
+            "layer's activations and about log2 N inputs, and runs forward N log2 N times over instead of N."
         )
     if saved:
         page.verdict(
@@ -209,10 +210,11 @@ def report_micro_batches(page, records):
         units=units_of(pd.DataFrame(rows), ["time"], "ms") | {"peak memory": "MiB"},
     )
     page.text(
-        "Steps of many micro-batches, captured, whose gradients are added up in f32; medians of three. MFU: the products "
-        "that the model asks for, over time and the data sheet's peak of dense products. Of a step of T tokens in batches "
-        "of context S they are 6 T (L (4 d^2 + 3 d d_ff) + d V) for the linear layers and 6 T S d L for attention, of "
-        "whose scores the masked half is not counted; nothing that is computed twice counts twice."
+        "Steps of many micro-batches, captured, whose gradients are added up in f32; medians of three. MFU: the "
+        "products that the model asks for, over time and the data sheet's peak of dense products. Of a step of T "
+        "tokens in batches of context S they are 6 T (L (4 d^2 + 3 d d_ff) + d V) for the linear layers and "
+        "6 T S d L for attention, of whose scores the masked half is not counted; nothing that is computed twice "
+        "counts twice."
     )
     if shares:
         page.verdict(
