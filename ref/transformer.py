@@ -144,7 +144,7 @@ class Transformer(nn.Module):
         span = self.checkpoint_layers or len(self.layers)
         for first in range(0, len(self.layers), span):
             layers = self.layers[first : first + span]
-            # Nothing is random in a layer, and while a graph is captured the generator's state is out of reach.
+            # Nothing in a layer is random, and a graph's capture may not ask for the generator's state.
             keep = dict(use_reentrant=False, preserve_rng_state=False)
             x = checkpoint(run, layers, x, **keep) if self.checkpoint_layers else run(layers, x)
         return self.lm_head(self.ln_final(x))
