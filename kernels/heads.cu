@@ -22,12 +22,15 @@ __global__ void td_elem_rope_table(int64_t count, int half, double theta, float 
 
 constexpr int BLOCK = 128, UNROLL = 4;
 
+/* A token's row has PARTS sets of heads, its q, k and v; the first TURNED of them are turned. */
+constexpr int PARTS = 3, TURNED = 2;
+
 template <typename T> struct split_heads {
-    T *first, *second, *third;
+    T *q, *k, *v;
 
     __device__ T *of_part(int part) const
     {
-        return part == 0 ? first : part == 1 ? second : third;
+        return part == 0 ? q : part == 1 ? k : v;
     }
 };
 
@@ -61,10 +64,10 @@ template <int W> struct angles {
  * sequence run at about the same time, so that both sides' pages are used up while they are open. */
 template <typename T, int W>
 __global__ void __launch_bounds__(BLOCK)
-    td_elem_heads_split(td_heads_shape s, int parts, int rotated, const T *packed, const float *cosine,
-                        const float *sine, split_heads<T> split)
+    td_elem_qkv_split(td_heads_shape s, const T *packed, const float *cosine, const float *sine,
+                      split_heads<T> split)
 {
-    const int head_packs = (int)s.head_dim / W, count = (int)s.seq * head_packs, sets = (int)s.heads * parts;
+    const int head_packs = (int)s.head_dim / W, count = (int)s.seq * head_packs, sets = (int)s.heads * PARTS;
 
     for (int64_t b = blockIdx.z; b < s.batch; b += gridDim.z)
         for (int set = blockIdx.y; set < sets; set += gridDim.y) {
@@ -80,7 +83,7 @@ __global__ void __launch_bounds__(BLOCK)
                 const int token = index / head_packs, offset = index % head_packs * W;
                 if (index < count)
                     packs[u] = load<W>(row + token * s.pitch + offset, 0);
-                if (index < count && part < rotated)
+                if (index < count && part < TURNED)
                     by[u].take(cosine, sine, (token * s.head_dim + offset) / 2);
             }
 #pragma unroll
@@ -88,19 +91,18 @@ __global__ void __launch_bounds__(BLOCK)
                 const int index = (blockIdx.x * UNROLL + u) * BLOCK + threadIdx.x;
                 if (index >= count)
                     break;
-                store(alone, index, part < rotated ? by[u].turn(packs[u], 1.0f) : packs[u]);
+                store(alone, index, part < TURNED ? by[u].turn(packs[u], 1.0f) : packs[u]);
             }
         }
 }
 
 /* A block of the merge has UNROLL * BLOCK packs of the packed rows, one row after the other. */
 template <typename T, int W>
-__global__ void __launch_bounds__(BLOCK)
-    td_elem_heads_merge(td_heads_shape s, int parts, int rotated, T *packed, const float *cosine,
-                        const float *sine, split_heads<T> split)
+__global__ void __launch_bounds__(BLOCK) td_elem_qkv_merge(td_heads_shape s, T *packed, const float *cosine,
+                                                           const float *sine, split_heads<T> split)
 {
     const uint32_t head_packs = (uint32_t)s.head_dim / W, heads = (uint32_t)s.heads, seq = (uint32_t)s.seq;
-    const uint32_t row_packs = head_packs * heads * parts, count = row_packs * seq * (uint32_t)s.batch;
+    const uint32_t row_packs = head_packs * heads * PARTS, count = row_packs * seq * (uint32_t)s.batch;
     const uint32_t begin = blockIdx.x * (UNROLL * BLOCK) + threadIdx.x;
     pack<T, W> packs[UNROLL];
     angles<W> by[UNROLL];
@@ -117,7 +119,7 @@ __global__ void __launch_bounds__(BLOCK)
             packs[u] = load<W>(split.of_part(part),
                                ((int64_t)(b * heads + head) * seq + place) * head_packs + offset);
         places[u] = token * s.pitch + in_row * W;
-        turns[u] = index < count && part < rotated;
+        turns[u] = index < count && part < TURNED;
         if (turns[u])
             by[u].take(cosine, sine, ((int64_t)place * s.head_dim + offset * W) / 2);
     }
@@ -129,29 +131,26 @@ __global__ void __launch_bounds__(BLOCK)
     }
 }
 
-/* Element by element, for heads whose rows do not begin at multiples of 16 bytes, or that are too many for
- * that: a thread has a pair, of which the second lacks at the end of an odd head. */
+/* Pair by pair, for heads whose rows do not begin at multiples of 16 bytes, or that are too many for that. */
 template <typename T, bool SPLIT>
-__global__ void __launch_bounds__(BLOCK)
-    td_elem_heads_plain(td_heads_shape s, int parts, int rotated, T *packed, const float *cosine,
-                        const float *sine, split_heads<T> split)
+__global__ void __launch_bounds__(BLOCK) td_elem_qkv_plain(td_heads_shape s, T *packed, const float *cosine,
+                                                           const float *sine, split_heads<T> split)
 {
-    const int64_t pairs = (s.head_dim + 1) / 2, all = s.batch * parts * s.heads * s.seq * pairs;
+    const int64_t pairs = s.head_dim / 2, all = s.batch * PARTS * s.heads * s.seq * pairs;
 
     for (int64_t index = (int64_t)blockIdx.x * BLOCK + threadIdx.x; index < all;
          index += (int64_t)gridDim.x * BLOCK) {
         const int64_t pair = index % pairs, token = index / pairs % s.seq, matrix = index / pairs / s.seq;
-        const int64_t set = matrix % (parts * s.heads), b = matrix / (parts * s.heads);
+        const int64_t set = matrix % (PARTS * s.heads), b = matrix / (PARTS * s.heads);
         const int part = (int)(set / s.heads);
         T *alone =
             split.of_part(part) + ((b * s.heads + set % s.heads) * s.seq + token) * s.head_dim + 2 * pair;
         T *row = packed + (b * s.seq + token) * s.pitch + set * s.head_dim + 2 * pair;
-        const bool whole = 2 * pair + 1 < s.head_dim;
         const T *from = SPLIT ? row : alone;
         T *to = SPLIT ? alone : row;
-        T even = from[0], odd = whole ? from[1] : even;
+        T even = from[0], odd = from[1];
 
-        if (part < rotated) {
+        if (part < TURNED) {
             const float c = cosine[token * pairs + pair],
                         turn = (SPLIT ? 1.0f : -1.0f) * sine[token * pairs + pair];
             const float x = widen(even), y = widen(odd);
@@ -159,40 +158,37 @@ __global__ void __launch_bounds__(BLOCK)
             odd = narrow<T>(x * turn + y * c);
         }
         to[0] = even;
-        if (whole)
-            to[1] = odd;
+        to[1] = odd;
     }
 }
 
 template <bool SPLIT>
-cudaError_t launch(cudaStream_t stream, const td_heads_shape *shape, int parts, int rotated,
-                   const void *packed, const float *cosine, const float *sine, const void *const *split)
+cudaError_t launch(cudaStream_t stream, const td_heads_shape *shape, const void *packed, const float *cosine,
+                   const float *sine, const void *q, const void *k, const void *v)
 {
     return by_dtype(shape->dtype, [&](auto dtype) {
         using T = typename decltype(dtype)::element;
         constexpr int W = full_width<T>();
-        const split_heads<T> heads = {(T *)split[0], (T *)split[parts / 2], (T *)split[parts - 1]};
-        const int64_t sets = parts * shape->heads, packs = shape->seq * shape->head_dim / W;
-        if (packs_fit(W, shape->head_dim, packed, heads.first, heads.second, heads.third, cosine, sine) &&
-            shape->pitch % W == 0 && shape->batch * sets * packs < (1 << 30)) {
+        const split_heads<T> heads = {(T *)q, (T *)k, (T *)v};
+        const int64_t sets = PARTS * shape->heads, packs = shape->seq * shape->head_dim / W;
+        if (packs_fit(W, shape->head_dim, packed, q, k, v, cosine, sine) && shape->pitch % W == 0 &&
+            shape->batch * sets * packs < (1 << 30)) {
             if constexpr (SPLIT) {
                 const dim3 grid((unsigned)((packs - 1) / (UNROLL * BLOCK) + 1),
                                 (unsigned)(sets < 65535 ? sets : 65535),
                                 (unsigned)(shape->batch < 65535 ? shape->batch : 65535));
-                td_elem_heads_split<T, W><<<grid, BLOCK, 0, stream>>>(*shape, parts, rotated,
-                                                                      (const T *)packed, cosine, sine, heads);
+                td_elem_qkv_split<T, W>
+                    <<<grid, BLOCK, 0, stream>>>(*shape, (const T *)packed, cosine, sine, heads);
             } else {
                 const unsigned blocks = (unsigned)((shape->batch * sets * packs - 1) / (UNROLL * BLOCK) + 1);
-                td_elem_heads_merge<T, W>
-                    <<<blocks, BLOCK, 0, stream>>>(*shape, parts, rotated, (T *)packed, cosine, sine, heads);
+                td_elem_qkv_merge<T, W>
+                    <<<blocks, BLOCK, 0, stream>>>(*shape, (T *)packed, cosine, sine, heads);
             }
         } else {
-            const int64_t blocks =
-                (shape->batch * parts * shape->heads * shape->seq * ((shape->head_dim + 1) / 2) - 1) / BLOCK +
-                1;
-            td_elem_heads_plain<T, SPLIT>
+            const int64_t blocks = (shape->batch * sets * shape->seq * (shape->head_dim / 2) - 1) / BLOCK + 1;
+            td_elem_qkv_plain<T, SPLIT>
                 <<<(unsigned)(blocks < (1 << 20) ? blocks : 1 << 20), BLOCK, 0, stream>>>(
-                    *shape, parts, rotated, (T *)packed, cosine, sine, heads);
+                    *shape, (T *)packed, cosine, sine, heads);
         }
         return cudaGetLastError();
     });
@@ -210,14 +206,15 @@ cudaError_t td_cuda_rope_table(cudaStream_t stream, int64_t positions, int64_t h
     return cudaGetLastError();
 }
 
-cudaError_t td_cuda_heads_split(cudaStream_t stream, const td_heads_shape *shape, int parts, int rotated,
-                                const void *packed, const float *cos, const float *sin, void *const *split)
+cudaError_t td_cuda_qkv_split_forward(cudaStream_t stream, const td_heads_shape *shape, const void *qkv,
+                                      const float *cos, const float *sin, void *q, void *k, void *v)
 {
-    return launch<true>(stream, shape, parts, rotated, packed, cos, sin, split);
+    return launch<true>(stream, shape, qkv, cos, sin, q, k, v);
 }
 
-cudaError_t td_cuda_heads_merge(cudaStream_t stream, const td_heads_shape *shape, int parts, int rotated,
-                                const void *const *split, const float *cos, const float *sin, void *packed)
+cudaError_t td_cuda_qkv_split_backward(cudaStream_t stream, const td_heads_shape *shape, const void *dq,
+                                       const void *dk, const void *dv, const float *cos, const float *sin,
+                                       void *dqkv)
 {
-    return launch<false>(stream, shape, parts, rotated, packed, cos, sin, split);
+    return launch<false>(stream, shape, dqkv, cos, sin, dq, dk, dv);
 }

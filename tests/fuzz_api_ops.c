@@ -206,7 +206,7 @@ API(td_rmsnorm_backward)
 
 /* ---- heads, rotary embedding ---- */
 
-static td_heads_shape draw_heads(int64_t parts, bool even)
+static td_heads_shape draw_heads(void)
 {
     td_heads_shape s = {.batch = extent("batch"),
                         .heads = extent("heads|pitch"),
@@ -214,41 +214,23 @@ static td_heads_shape draw_heads(int64_t parts, bool even)
                         .head_dim = extent("head_dim|pitch"),
                         .dtype = dtype("dtype")};
 
-    if (even && s.head_dim >= 1 && s.head_dim <= 4 && !wrong())
+    if (s.head_dim >= 1 && s.head_dim <= 4 && !wrong())
         s.head_dim *= 2;
-    impossible_if(even && s.head_dim % 2 != 0, "head_dim");
-    s.pitch = pitch("pitch", api_spoilt() ? 1 : parts * s.heads * s.head_dim);
+    impossible_if(s.head_dim % 2 != 0, "head_dim");
+    s.pitch = pitch("pitch", api_spoilt() ? 1 : 3 * s.heads * s.head_dim);
     return s;
 }
 
-static size_t packed_bytes(const td_heads_shape *s, int64_t parts)
+static size_t packed_bytes(const td_heads_shape *s)
 {
     return api_spoilt()   ? 4096
            : s->pitch > 0 ? BYTES(s->dtype, s->batch * s->seq, s->pitch, 1)
-                          : BYTES(s->dtype, s->batch * s->seq, parts * s->heads, s->head_dim);
+                          : BYTES(s->dtype, s->batch * s->seq, 3 * s->heads, s->head_dim);
 }
 
 static size_t split_bytes(const td_heads_shape *s)
 {
     return BYTES(s->dtype, s->batch, s->heads, s->seq, s->head_dim);
-}
-
-API(td_heads_split)
-{
-    const td_heads_shape s = draw_heads(1, false);
-    const void *packed = in("packed", packed_bytes(&s, 1));
-    void *split = out("split", split_bytes(&s));
-
-    return td_heads_split(dev(), pointer("shape", &s), packed, split);
-}
-
-API(td_heads_merge)
-{
-    const td_heads_shape s = draw_heads(1, false);
-    const void *split = in("split", split_bytes(&s));
-    void *packed = in_out("packed", packed_bytes(&s, 1));
-
-    return td_heads_merge(dev(), pointer("shape", &s), split, packed);
 }
 
 API(td_rope_table)
@@ -265,28 +247,10 @@ API(td_rope_table)
     return td_rope_table(dev(), positions, head_dim, theta, c, s);
 }
 
-API(td_rope_forward)
-{
-    const td_heads_shape s = draw_heads(1, true);
-    const void *packed = in("packed", packed_bytes(&s, 1)), *c = in("cos", 256), *n = in("sin", 256);
-    void *split = out("split", split_bytes(&s));
-
-    return td_rope_forward(dev(), pointer("shape", &s), packed, c, n, split);
-}
-
-API(td_rope_backward)
-{
-    const td_heads_shape s = draw_heads(1, true);
-    const void *dsplit = in("dsplit", split_bytes(&s)), *c = in("cos", 256), *n = in("sin", 256);
-    void *dpacked = in_out("dpacked", packed_bytes(&s, 1));
-
-    return td_rope_backward(dev(), pointer("shape", &s), dsplit, c, n, dpacked);
-}
-
 API(td_qkv_split_forward)
 {
-    const td_heads_shape s = draw_heads(3, true);
-    const void *qkv = in("qkv", packed_bytes(&s, 3)), *c = in("cos", 256), *n = in("sin", 256);
+    const td_heads_shape s = draw_heads();
+    const void *qkv = in("qkv", packed_bytes(&s)), *c = in("cos", 256), *n = in("sin", 256);
     void *q = out("q", split_bytes(&s)), *k = out("k", split_bytes(&s)), *v = out("v", split_bytes(&s));
 
     return td_qkv_split_forward(dev(), pointer("shape", &s), qkv, c, n, q, k, v);
@@ -294,11 +258,11 @@ API(td_qkv_split_forward)
 
 API(td_qkv_split_backward)
 {
-    const td_heads_shape s = draw_heads(3, true);
+    const td_heads_shape s = draw_heads();
     const void *dq = in("dq", split_bytes(&s)), *dk = in("dk", split_bytes(&s)),
                *dv = in("dv", split_bytes(&s));
     const void *c = in("cos", 256), *n = in("sin", 256);
-    void *dqkv = in_out("dqkv", packed_bytes(&s, 3));
+    void *dqkv = in_out("dqkv", packed_bytes(&s));
 
     return td_qkv_split_backward(dev(), pointer("shape", &s), dq, dk, dv, c, n, dqkv);
 }
@@ -423,20 +387,6 @@ API(td_cross_entropy_backward)
     void *dlogits = out("dlogits", BYTES(s.dtype, s.rows, s.vocab));
 
     return td_cross_entropy_backward(dev(), pointer("shape", &s), logits, targets, lse, scale, dlogits);
-}
-
-API(td_cross_entropy_fused)
-{
-    const td_cross_entropy_shape s = draw_cross_entropy();
-    const float scale = (float)number("scale");
-    const void *logits = in("logits", BYTES(s.dtype, s.rows, s.vocab));
-    const int64_t *targets = indices("targets", small(s.rows), s.vocab);
-    void *loss = out("loss", 4), *dlogits = out("dlogits", BYTES(s.dtype, s.rows, s.vocab));
-    size_t bytes = 0;
-    void *scratch = work(td_cross_entropy_work_bytes(api_dev, &s, &bytes), &bytes);
-
-    return td_cross_entropy_fused(dev(), pointer("shape", &s), logits, targets, scale, loss, dlogits,
-                                  scratch);
 }
 
 /* ---- gradients, optimizers ---- */

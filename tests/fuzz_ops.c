@@ -345,59 +345,38 @@ static void expect_part(const td_heads_shape *s, int64_t pitch, int64_t part, bo
 
 void fuzz_heads(void)
 {
-    enum { SPLIT, MERGE, ROPE, ROPE_BACK, QKV, QKV_BACK, PASSES };
-    static const char *const names[] = {"heads_split",   "heads_merge",       "rope_forward",
-                                        "rope_backward", "qkv_split_forward", "qkv_split_backward"};
-    const int pass = (int)td_fuzz_below(PASSES);
-    const int64_t parts = pass >= QKV ? 3 : 1;
+    enum { PARTS = 3 };
+    const bool to_split = td_fuzz_chance(50);
     td_heads_shape s = {.batch = fuzz_extent(4),
                         .heads = fuzz_extent(5),
                         .seq = fuzz_extent(80),
-                        .head_dim = fuzz_extent(pass >= ROPE ? 70 : 140),
+                        .head_dim = 2 * fuzz_extent(70),
                         .dtype = fuzz_dtype()};
+    const int64_t row = PARTS * s.heads * s.head_dim, split = s.batch * s.heads * s.seq * s.head_dim;
 
-    if (pass >= ROPE)
-        s.head_dim *= 2;
-    const int64_t row = parts * s.heads * s.head_dim, split = s.batch * s.heads * s.seq * s.head_dim;
     s.pitch = fuzz_pitch(row);
     const int64_t pitch = s.pitch ? s.pitch : row, packed = (s.batch * s.seq - 1) * pitch + row;
     const int64_t angles = s.seq * (s.head_dim / 2) + td_fuzz_below(5);
 
-    td_fuzz_describe("%s batch=%" PRId64 " heads=%" PRId64 " seq=%" PRId64 " head_dim=%" PRId64
+    td_fuzz_describe("qkv_split_%s batch=%" PRId64 " heads=%" PRId64 " seq=%" PRId64 " head_dim=%" PRId64
                      " pitch=%" PRId64 " %s",
-                     names[pass], s.batch, s.heads, s.seq, s.head_dim, s.pitch, td_dtype_name(s.dtype));
-    const bool to_split = pass == SPLIT || pass == ROPE || pass == QKV;
+                     to_split ? "forward" : "backward", s.batch, s.heads, s.seq, s.head_dim, s.pitch,
+                     td_dtype_name(s.dtype));
     /* The gaps of a packed output are its own to keep. */
     fuzz_tensor *outside = td_fuzz_chance(50) || to_split ? fuzz_draw("packed", s.dtype, packed)
                                                           : fuzz_room("packed", s.dtype, packed);
-    fuzz_tensor *inside[3] = {0};
-    for (int64_t i = 0; i < parts; i++)
+    fuzz_tensor *inside[PARTS];
+    for (int i = 0; i < PARTS; i++)
         inside[i] = to_split ? fuzz_room("split", s.dtype, split) : fuzz_draw("split", s.dtype, split);
-    fuzz_tensor *c = pass >= ROPE ? fuzz_draw("cos", TD_F32, angles) : NULL;
-    fuzz_tensor *n = pass >= ROPE ? fuzz_draw("sin", TD_F32, angles) : NULL;
+    fuzz_tensor *c = fuzz_draw("cos", TD_F32, angles), *n = fuzz_draw("sin", TD_F32, angles);
 
-    switch (pass) {
-    case SPLIT:
-        FUZZ_CALL(td_heads_split(fuzz_dev, &s, at(outside), at(inside[0])));
-        break;
-    case MERGE:
-        FUZZ_CALL(td_heads_merge(fuzz_dev, &s, at(inside[0]), at(outside)));
-        break;
-    case ROPE:
-        FUZZ_CALL(td_rope_forward(fuzz_dev, &s, at(outside), at(c), at(n), at(inside[0])));
-        break;
-    case ROPE_BACK:
-        FUZZ_CALL(td_rope_backward(fuzz_dev, &s, at(inside[0]), at(c), at(n), at(outside)));
-        break;
-    case QKV:
+    if (to_split)
         FUZZ_CALL(td_qkv_split_forward(fuzz_dev, &s, at(outside), at(c), at(n), at(inside[0]), at(inside[1]),
                                        at(inside[2])));
-        break;
-    default:
+    else
         FUZZ_CALL(td_qkv_split_backward(fuzz_dev, &s, at(inside[0]), at(inside[1]), at(inside[2]), at(c),
                                         at(n), at(outside)));
-    }
-    for (int64_t i = 0; i < parts; i++)
+    for (int64_t i = 0; i < PARTS; i++)
         expect_part(&s, pitch, i, to_split, i == 2 ? NULL : c, n, outside, inside[i]);
 }
 
@@ -568,15 +547,14 @@ void fuzz_softmax(void)
 
 void fuzz_cross_entropy(void)
 {
-    enum { FORWARD, BACKWARD, FUSED, PASSES };
-    static const char *const names[] = {"forward", "backward", "fused"};
-    const int pass = (int)td_fuzz_below(PASSES);
+    const bool forward = td_fuzz_chance(50);
     td_cross_entropy_shape s = {.rows = fuzz_extent(100), .vocab = fuzz_extent(600), .dtype = fuzz_dtype()};
     const bool in_place = td_fuzz_chance(40);
     const double scale = td_fuzz_chance(50) ? 1 : (double)(float)td_fuzz_uniform(-2, 2);
 
-    td_fuzz_describe("cross_entropy_%s rows=%" PRId64 " vocab=%" PRId64 " %s%s, scale %g", names[pass],
-                     s.rows, s.vocab, td_dtype_name(s.dtype), flag(in_place, " in place"), scale);
+    td_fuzz_describe("cross_entropy_%s rows=%" PRId64 " vocab=%" PRId64 " %s%s, scale %g",
+                     forward ? "forward" : "backward", s.rows, s.vocab, td_dtype_name(s.dtype),
+                     flag(in_place, " in place"), scale);
     fuzz_tensor *logits = fuzz_draw("logits", s.dtype, s.rows * s.vocab);
     fuzz_tensor *targets = fuzz_ids("targets", s.rows, s.vocab);
     td_estimate *p = malloc((size_t)s.vocab * sizeof *p), *lse = malloc((size_t)s.rows * sizeof *lse);
@@ -592,29 +570,23 @@ void fuzz_cross_entropy(void)
         td_accumulate(&total, td_minus(lse[r], given(logits, r * s.vocab + fuzz_id(targets, r))),
                       td_exact(1));
     }
-    fuzz_tensor *loss = pass == BACKWARD ? NULL : fuzz_room("loss", TD_F32, 1);
-    fuzz_tensor *sums = pass == FORWARD    ? fuzz_room("lse", TD_F32, s.rows)
-                        : pass == BACKWARD ? fuzz_given("lse", TD_F32, s.rows, values)
-                                           : NULL;
-    fuzz_tensor *dlogits = pass == FORWARD ? NULL
-                           : in_place      ? logits
-                                           : fuzz_room("dlogits", s.dtype, logits->count);
+    fuzz_tensor *loss = forward ? fuzz_room("loss", TD_F32, 1) : NULL;
+    fuzz_tensor *sums =
+        forward ? fuzz_room("lse", TD_F32, s.rows) : fuzz_given("lse", TD_F32, s.rows, values);
+    fuzz_tensor *dlogits = forward ? NULL : in_place ? logits : fuzz_room("dlogits", s.dtype, logits->count);
     size_t bytes = 0;
     fuzz_tensor *work = work_of(td_cross_entropy_work_bytes(fuzz_dev, &s, &bytes), &bytes);
 
-    if (pass == FORWARD)
+    if (forward)
         FUZZ_CALL(
             td_cross_entropy_forward(fuzz_dev, &s, at(logits), at(targets), at(loss), at(sums), at(work)));
-    else if (pass == BACKWARD)
+    else
         FUZZ_CALL(td_cross_entropy_backward(fuzz_dev, &s, at(logits), at(targets), at(sums), (float)scale,
                                             at(dlogits)));
-    else
-        FUZZ_CALL(td_cross_entropy_fused(fuzz_dev, &s, at(logits), at(targets), (float)scale, at(loss),
-                                         at(dlogits), at(work)));
     if (loss)
         fuzz_expect(loss, 0, td_over(td_summed(total), td_exact((double)s.rows)));
     for (int64_t r = 0; r < s.rows; r++) {
-        if (pass == FORWARD)
+        if (forward)
             fuzz_expect(sums, r, lse[r]);
         else
             probabilities(logits, r * s.vocab, s.vocab, p);

@@ -86,19 +86,6 @@ static void forward_and_backward(void **state)
         OPS_RUN(&c, c.dtype, own, all, logits,
                 td_cross_entropy_backward(ops_dev, &shape, on(own), on(targets), on(lse), scale, on(own)));
         td_assert_identical("in place of logits", c.dtype, own, dlogits, all);
-
-        /* Both at once: the same numbers, not in place and in place. */
-        void *fused = ops_room(&c, c.dtype, all);
-        float *fused_loss = ops_room(&c, TD_F32, 1);
-        OPS_RUN(&c, c.dtype, fused, all, NULL,
-                td_cross_entropy_fused(ops_dev, &shape, on(logits), on(targets), scale, on(fused_loss),
-                                       on(fused), on(work)));
-        ops_assert_close(&c, "fused loss", TD_F32, fused_loss, &loss_truth, 1, 2);
-        td_assert_identical("fused dlogits", c.dtype, fused, dlogits, all);
-        OPS_RUN(&c, c.dtype, own, all, logits,
-                td_cross_entropy_fused(ops_dev, &shape, on(own), on(targets), scale, on(fused_loss), on(own),
-                                       on(work)));
-        td_assert_identical("fused in place", c.dtype, own, dlogits, all);
         ops_finish(&c);
     }
 }
@@ -216,14 +203,10 @@ static void unknown_targets_are_not_read(void **state)
     for (int i = 0; ops_on_gpu() && i < 4; i++) {
         ops_case c = ops_begin(TD_F32, "unknown target %d", i);
         given g = run_given(&c, 2, VOCAB, logits, (const int64_t[]){2, unknown[i]});
-        float *fused = ops_room(&c, TD_F32, 2 * VOCAB);
 
         assert_true(isnan(*g.loss) && isfinite(g.lse[0]) && isfinite(g.lse[1]));
-        OPS_CALL(td_cross_entropy_fused(ops_dev, &g.shape, on(g.logits), on(g.targets), 1.0f, on(g.loss),
-                                        on(fused), on(work_for(&c, &g.shape))));
-        assert_true(isnan(*g.loss));
         for (int j = 0; j < 2 * VOCAB; j++)
-            assert_true((isnan(g.dlogits[j]) != 0) == (j >= VOCAB) && (isnan(fused[j]) != 0) == (j >= VOCAB));
+            assert_true((isnan(g.dlogits[j]) != 0) == (j >= VOCAB));
         ops_finish(&c);
     }
 }
@@ -241,8 +224,6 @@ static void unknown_targets_are_refused(void **state)
                       TD_BAD_ARGUMENT, "targets[1] is 3");
     targets[1] = -1;
     td_assert_refused(td_cross_entropy_backward(ops_dev, &shape, logits, targets, lse, 1.0f, dlogits),
-                      TD_BAD_ARGUMENT, "targets[1] is -1");
-    td_assert_refused(td_cross_entropy_fused(ops_dev, &shape, logits, targets, 1.0f, &loss, dlogits, NULL),
                       TD_BAD_ARGUMENT, "targets[1] is -1");
     assert_true(loss == 7 && lse[0] == 7 && lse[1] == 7);
     for (int i = 0; i < 6; i++)

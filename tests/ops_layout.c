@@ -175,141 +175,126 @@ typedef struct heads_case {
     td_heads_shape shape;
 } heads_case;
 
-static int64_t packed_count(const td_heads_shape *s)
+enum { Q, K, V, PARTS };
+
+static int64_t pitch_of(const td_heads_shape *s)
 {
-    return s->batch * s->seq * (s->pitch ? s->pitch : s->heads * s->head_dim);
+    return s->pitch ? s->pitch : PARTS * s->heads * s->head_dim;
 }
 
-/* Index of an element on the packed side. */
-static int64_t packed_at(const td_heads_shape *s, int64_t b, int64_t h, int64_t q, int64_t i)
+/* One of q, k and v as it stands in the rows of tokens, in the order of [batch, heads, seq, head_dim]. */
+static void *picked(ops_case *c, const td_heads_shape *s, int part, const void *rows)
 {
-    return (b * s->seq + q) * (s->pitch ? s->pitch : s->heads * s->head_dim) + h * s->head_dim + i;
-}
+    const size_t bytes = (size_t)s->head_dim * td_dtype_size(c->dtype);
+    char *matrices = ops_room(c, c->dtype, s->batch * s->heads * s->seq * s->head_dim), *to = matrices;
 
-/* Walks the split side in the order of memory: its index, and b_, h_, q_, i_. */
-#define FOR_EACH_ELEMENT(s, split)                                                                           \
-    for (int64_t split = 0, b_ = 0; b_ < (s).batch; b_++)                                                    \
-        for (int64_t h_ = 0; h_ < (s).heads; h_++)                                                           \
-            for (int64_t q_ = 0; q_ < (s).seq; q_++)                                                         \
-                for (int64_t i_ = 0; i_ < (s).head_dim; i_++, split++)
-
-static void heads_are_moved_bit_by_bit(void **state)
-{
-    const heads_case *row = *state;
-
-    for (int d = 0; d < ops_dtype_count; d++) {
-        ops_case c = ops_begin(ops_dtypes[d], "%s %d", row->name, d);
-        td_heads_shape shape = row->shape;
-        int64_t count = shape.batch * shape.heads * shape.seq * shape.head_dim, packed = packed_count(&shape);
-        void *x = ops_draw(&c, packed), *split = ops_room(&c, c.dtype, count),
-             *back = ops_room(&c, c.dtype, packed);
-        void *expected = ops_copy(&c, c.dtype, back, packed); /* poison between the heads and the pitch */
-        size_t size = td_dtype_size(c.dtype);
-
-        shape.dtype = c.dtype;
-        OPS_RUN(&c, c.dtype, split, count, NULL, td_heads_split(ops_dev, &shape, on(x), on(split)));
-        OPS_RUN(&c, c.dtype, back, packed, NULL, td_heads_merge(ops_dev, &shape, on(split), on(back)));
-        FOR_EACH_ELEMENT(shape, at)
-        {
-            size_t from = (size_t)packed_at(&shape, b_, h_, q_, i_) * size;
-
-            assert_memory_equal((char *)split + (size_t)at * size, (char *)x + from, size);
-            memcpy((char *)expected + from, (char *)x + from, size);
-        }
-        td_assert_identical(c.name, c.dtype, back, expected, packed);
-        ops_finish(&c);
-    }
-}
-
-static void rope_turns_pairs_and_turns_them_back(void **state)
-{
-    const heads_case *row = *state;
-
-    for (int d = 0; d < ops_dtype_count; d++) {
-        ops_case c = ops_begin(ops_dtypes[d], "%s %d", row->name, d);
-        td_heads_shape shape = row->shape;
-        int64_t count = shape.batch * shape.heads * shape.seq * shape.head_dim, packed = packed_count(&shape);
-        int64_t half = shape.head_dim / 2, angles = shape.seq * half;
-        void *x = ops_draw(&c, packed), *dy = ops_draw(&c, count);
-        void *y = ops_room(&c, c.dtype, count), *dx = ops_room(&c, c.dtype, packed);
-        float *cosine = ops_room(&c, TD_F32, angles), *sine = ops_room(&c, TD_F32, angles);
-        double *from = ops_f64(&c, c.dtype, x, packed), *d_from = ops_f64(&c, c.dtype, dy, count);
-        double *truth = ops_zeros(&c, count), *d_truth = ops_f64(&c, c.dtype, dx, packed);
-
-        shape.dtype = c.dtype;
-        OPS_RUN(&c, TD_F32, cosine, angles, NULL,
-                td_rope_table(ops_dev, shape.seq, shape.head_dim, 10000.0, on(cosine), on(sine)));
-        FOR_EACH_ELEMENT(shape, at)
-        {
-            int64_t table = q_ * half + i_ / 2, partner = i_ ^ 1;
-            double angle = (double)q_ * pow(10000.0, -(double)(i_ / 2 * 2) / (double)shape.head_dim);
-            double sign = i_ % 2 ? 1 : -1;
-
-            assert_true(fabs((double)cosine[table] - cos(angle)) <= 0x1p-24);
-            assert_true(fabs((double)sine[table] - sin(angle)) <= 0x1p-24);
-            truth[at] = from[packed_at(&shape, b_, h_, q_, i_)] * (double)cosine[table] +
-                        sign * from[packed_at(&shape, b_, h_, q_, partner)] * (double)sine[table];
-            d_truth[packed_at(&shape, b_, h_, q_, i_)] =
-                d_from[at] * (double)cosine[table] - sign * d_from[at - i_ + partner] * (double)sine[table];
-        }
-        OPS_RUN(&c, c.dtype, y, count, NULL,
-                td_rope_forward(ops_dev, &shape, on(x), on(cosine), on(sine), on(y)));
-        ops_assert_close(&c, "split", c.dtype, y, truth, count, 1);
-        OPS_RUN(&c, c.dtype, dx, packed, NULL,
-                td_rope_backward(ops_dev, &shape, on(dy), on(cosine), on(sine), on(dx)));
-        ops_assert_close(&c, "dpacked", c.dtype, dx, d_truth, packed, 1);
-        ops_finish(&c);
-    }
-}
-
-/* The bits that rope and split give for each third of the rows, forward and back. */
-static void qkv_is_split_in_one_pass(void **state)
-{
-    const heads_case *row = *state;
-
-    for (int d = 0; d < ops_dtype_count; d++) {
-        ops_case c = ops_begin(ops_dtypes[d], "%s %d", row->name, d);
-        td_heads_shape shape = row->shape;
-        int64_t third = shape.heads * shape.head_dim, more = shape.pitch ? shape.pitch - third : 0;
-        int64_t tokens = shape.batch * shape.seq, count = tokens * third, half = shape.head_dim / 2;
-        int64_t pitch = 3 * third + more, packed = tokens * pitch;
-        void *qkv = ops_draw(&c, packed), *dqkv = ops_room(&c, c.dtype, packed);
-        void *want_dqkv = ops_room(&c, c.dtype, packed);
-        void *got[3], *want[3], *grad[3];
-        float *cosine = ops_room(&c, TD_F32, shape.seq * half),
-              *sine = ops_room(&c, TD_F32, shape.seq * half);
-        size_t bytes = (size_t)third * td_dtype_size(c.dtype);
-
-        shape.dtype = c.dtype;
-        shape.pitch = more ? pitch : 0;
-        OPS_CALL(td_rope_table(ops_dev, shape.seq, shape.head_dim, 10000.0, on(cosine), on(sine)));
-        td_heads_shape alone = shape;
-        alone.pitch = pitch;
-        for (int part = 0; part < 3; part++) {
-            const char *from = (const char *)qkv + (size_t)part * bytes;
-            char *to = (char *)want_dqkv + (size_t)part * bytes;
-
-            got[part] = ops_room(&c, c.dtype, count);
-            want[part] = ops_room(&c, c.dtype, count);
-            grad[part] = ops_draw(&c, count);
-            if (part < 2) {
-                OPS_CALL(td_rope_forward(ops_dev, &alone, on(from), on(cosine), on(sine), on(want[part])));
-                OPS_CALL(td_rope_backward(ops_dev, &alone, on(grad[part]), on(cosine), on(sine), on(to)));
-            } else {
-                OPS_CALL(td_heads_split(ops_dev, &alone, on(from), on(want[part])));
-                OPS_CALL(td_heads_merge(ops_dev, &alone, on(grad[part]), on(to)));
+    for (int64_t b = 0; b < s->batch; b++)
+        for (int64_t h = 0; h < s->heads; h++)
+            for (int64_t t = 0; t < s->seq; t++, to += bytes) {
+                const int64_t first = (b * s->seq + t) * pitch_of(s) + (part * s->heads + h) * s->head_dim;
+                memcpy(to, (const char *)rows + (size_t)first * td_dtype_size(c->dtype), bytes);
             }
-        }
-        for (int part = 0; part < 3; part++) {
-            OPS_RUN(&c, c.dtype, got[part], count, NULL,
-                    td_qkv_split_forward(ops_dev, &shape, on(qkv), on(cosine), on(sine), on(got[0]),
-                                         on(got[1]), on(got[2])));
-            td_assert_identical(c.name, c.dtype, got[part], want[part], count);
-        }
-        OPS_RUN(&c, c.dtype, dqkv, packed, NULL,
-                td_qkv_split_backward(ops_dev, &shape, on(grad[0]), on(grad[1]), on(grad[2]), on(cosine),
+    return matrices;
+}
+
+/* Every pair in float64, turned by the angle of its position, or back with sign -1. */
+static double *turned(ops_case *c, const td_heads_shape *s, const float *cosine, const float *sine,
+                      double sign, const void *matrices)
+{
+    const int64_t half = s->head_dim / 2, pairs = s->batch * s->heads * s->seq * half;
+    const double *x = ops_f64(c, c->dtype, matrices, 2 * pairs);
+    double *y = ops_zeros(c, 2 * pairs);
+
+    for (int64_t i = 0; i < pairs; i++) {
+        const int64_t angle = i / half % s->seq * half + i % half;
+        const double re = (double)cosine[angle], im = sign * (double)sine[angle];
+
+        y[2 * i] = x[2 * i] * re - x[2 * i + 1] * im;
+        y[2 * i + 1] = x[2 * i] * im + x[2 * i + 1] * re;
+    }
+    return y;
+}
+
+static void rope_table_holds_the_angles(void **state)
+{
+    const td_heads_shape *s = &((const heads_case *)*state)->shape;
+    const int64_t half = s->head_dim / 2, angles = s->seq * half;
+    ops_case c = ops_begin(TD_F32, "%s table", ((const heads_case *)*state)->name);
+    float *cosine = ops_room(&c, TD_F32, angles), *sine = ops_room(&c, TD_F32, angles);
+
+    OPS_RUN(&c, TD_F32, cosine, angles, NULL,
+            td_rope_table(ops_dev, s->seq, s->head_dim, 10000.0, on(cosine), on(sine)));
+    OPS_RUN(&c, TD_F32, sine, angles, NULL,
+            td_rope_table(ops_dev, s->seq, s->head_dim, 10000.0, on(cosine), on(sine)));
+    for (int64_t i = 0; i < angles; i++) {
+        const double angle =
+            (double)(i / half) * pow(10000.0, -2.0 * (double)(i % half) / (double)s->head_dim);
+
+        assert_true(fabs((double)cosine[i] - cos(angle)) <= 0x1p-24);
+        assert_true(fabs((double)sine[i] - sin(angle)) <= 0x1p-24);
+    }
+    ops_finish(&c);
+}
+
+static void qkv_is_split_into_heads_and_turned(void **state)
+{
+    static const char *const names[] = {"q", "k"};
+    const heads_case *row = *state;
+
+    for (int d = 0; d < ops_dtype_count; d++) {
+        ops_case c = ops_begin(ops_dtypes[d], "%s %d", row->name, d);
+        td_heads_shape shape = row->shape;
+        const int64_t count = shape.batch * shape.heads * shape.seq * shape.head_dim;
+        const int64_t angles = shape.seq * (shape.head_dim / 2);
+        void *qkv = ops_draw(&c, shape.batch * shape.seq * pitch_of(&shape)), *out[PARTS];
+        float *cosine = ops_draw_as(&c, TD_F32, angles), *sine = ops_draw_as(&c, TD_F32, angles);
+
+        shape.dtype = c.dtype;
+        for (int part = Q; part < PARTS; part++)
+            out[part] = ops_room(&c, c.dtype, count);
+        for (int part = Q; part < PARTS; part++)
+            OPS_RUN(&c, c.dtype, out[part], count, NULL,
+                    td_qkv_split_forward(ops_dev, &shape, on(qkv), on(cosine), on(sine), on(out[Q]),
+                                         on(out[K]), on(out[V])));
+        for (int part = Q; part < V; part++)
+            ops_assert_close(&c, names[part], c.dtype, out[part],
+                             turned(&c, &shape, cosine, sine, 1, picked(&c, &shape, part, qkv)), count, 1);
+        td_assert_identical("v", c.dtype, out[V], picked(&c, &shape, V, qkv), count);
+        ops_finish(&c);
+    }
+}
+
+static void qkv_gradients_are_turned_back_into_rows(void **state)
+{
+    static const char *const names[] = {"dq", "dk"};
+    const heads_case *row = *state;
+
+    for (int d = 0; d < ops_dtype_count; d++) {
+        ops_case c = ops_begin(ops_dtypes[d], "%s back %d", row->name, d);
+        td_heads_shape shape = row->shape;
+        const int64_t pitch = pitch_of(&shape), taken = PARTS * shape.heads * shape.head_dim;
+        const int64_t tokens = shape.batch * shape.seq, count = tokens * shape.heads * shape.head_dim;
+        const int64_t angles = shape.seq * (shape.head_dim / 2);
+        void *dqkv = ops_room(&c, c.dtype, tokens * pitch), *grads[PARTS];
+        const void *poison = ops_copy(&c, c.dtype, dqkv, tokens * pitch);
+        float *cosine = ops_draw_as(&c, TD_F32, angles), *sine = ops_draw_as(&c, TD_F32, angles);
+
+        shape.dtype = c.dtype;
+        for (int part = Q; part < PARTS; part++)
+            grads[part] = ops_draw(&c, count);
+        OPS_RUN(&c, c.dtype, dqkv, tokens * pitch, NULL,
+                td_qkv_split_backward(ops_dev, &shape, on(grads[Q]), on(grads[K]), on(grads[V]), on(cosine),
                                       on(sine), on(dqkv)));
-        td_assert_identical(c.name, c.dtype, dqkv, want_dqkv, packed);
+        for (int part = Q; part < V; part++)
+            ops_assert_close(&c, names[part], c.dtype, picked(&c, &shape, part, dqkv),
+                             turned(&c, &shape, cosine, sine, -1, grads[part]), count, 1);
+        td_assert_identical("dv", c.dtype, picked(&c, &shape, V, dqkv), grads[V], count);
+        for (int64_t token = 0; token < tokens; token++) {
+            const size_t gap = (size_t)(token * pitch + taken) * td_dtype_size(c.dtype);
+
+            assert_memory_equal((const char *)dqkv + gap, (const char *)poison + gap,
+                                (size_t)(pitch - taken) * td_dtype_size(c.dtype));
+        }
         ops_finish(&c);
     }
 }
@@ -317,15 +302,20 @@ static void qkv_is_split_in_one_pass(void **state)
 /* Position 0 is not turned at all, and a table for more positions serves a shorter sequence. */
 static void rope_begins_at_the_identity(void **state)
 {
+    enum { COUNT = 3 * 2 * 6 };
     ops_case c = ops_begin(TD_F32, "rope identity");
     td_heads_shape shape = {.batch = 3, .heads = 2, .seq = 1, .head_dim = 6, .dtype = TD_F32};
     float *cosine = ops_room(&c, TD_F32, 12), *sine = ops_room(&c, TD_F32, 12);
-    float *x = ops_draw(&c, 36), *y = ops_room(&c, TD_F32, 36);
+    float *qkv = ops_draw(&c, PARTS * COUNT), *out[PARTS];
 
     (void)state;
+    for (int part = Q; part < PARTS; part++)
+        out[part] = ops_room(&c, TD_F32, COUNT);
     OPS_CALL(td_rope_table(ops_dev, 4, 6, 10000.0, on(cosine), on(sine)));
-    OPS_CALL(td_rope_forward(ops_dev, &shape, on(x), on(cosine), on(sine), on(y)));
-    td_assert_identical("y", TD_F32, x, y, 36);
+    OPS_CALL(td_qkv_split_forward(ops_dev, &shape, on(qkv), on(cosine), on(sine), on(out[Q]), on(out[K]),
+                                  on(out[V])));
+    for (int part = Q; part < PARTS; part++)
+        td_assert_identical("part", TD_F32, out[part], picked(&c, &shape, part, qkv), COUNT);
     ops_finish(&c);
 }
 
@@ -424,9 +414,10 @@ static const heads_case heads_cases[] = {
     {"heads one", {1, 1, 1, 2, 0, TD_F32}},
     {"heads small model", {2, 12, 16, 64, 0, TD_F32}},
     {"heads ragged", {3, 5, 37, 80, 0, TD_F32}},
-    {"heads with a pitch", {2, 3, 19, 80, 247, TD_F32}},
+    {"heads with a gap behind v", {2, 3, 19, 80, 3 * 3 * 80 + 7, TD_F32}},
+    {"heads with a gap of whole vectors", {2, 3, 21, 80, 3 * 3 * 80 + 16, TD_F32}},
     {"heads 25 of 64", {1, 25, 70, 64, 0, TD_F32}},
-    {"heads of a fused projection", {2, 4, 33, 30, 360, TD_F32}},
+    {"heads of pairs alone, the pitch said", {2, 4, 33, 30, 3 * 4 * 30, TD_F32}},
 };
 
 int ops_layout_group(void)
@@ -448,9 +439,9 @@ int ops_layout_group(void)
         tables--;
     return ops_run_cases("embedding", embedding_cases, tables, sizeof *embedding_cases,
                          embedding_copies_rows_and_sums_them_back) +
-           ops_run_cases("heads", heads_cases, heads, sizeof *heads_cases, heads_are_moved_bit_by_bit) +
-           ops_run_cases("qkv", heads_cases, heads, sizeof *heads_cases, qkv_is_split_in_one_pass) +
-           ops_run_cases("rope", heads_cases, heads, sizeof *heads_cases,
-                         rope_turns_pairs_and_turns_them_back) +
+           ops_run_cases("rope table", heads_cases, heads, sizeof *heads_cases, rope_table_holds_the_angles) +
+           ops_run_cases("qkv", heads_cases, heads, sizeof *heads_cases, qkv_is_split_into_heads_and_turned) +
+           ops_run_cases("dqkv", heads_cases, heads, sizeof *heads_cases,
+                         qkv_gradients_are_turned_back_into_rows) +
            cmocka_run_group_tests_name("layout", layout_tests, NULL, NULL);
 }

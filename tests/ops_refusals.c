@@ -254,35 +254,10 @@ static void heads(void **state)
     td_heads_shape s = {.batch = 2, .heads = 2, .seq = 3, .head_dim = 4, .dtype = TD_F32};
 
     (void)state;
-#define SPLIT   td_heads_split(ops_dev, &s, in, out)
-#define MERGE   td_heads_merge(ops_dev, &s, in, out)
-#define FORWARD td_rope_forward(ops_dev, &s, in, in, in, out)
-#define BACK    td_rope_backward(ops_dev, &s, in, in, in, out)
-
 #define QKV_WITH(d, p, qkv, cos, sin, q, k, v)       td_qkv_split_forward(d, p, qkv, cos, sin, q, k, v)
 #define QKV                                          QKV_WITH(ops_dev, &s, in, in, in, out, out, out)
 #define QKV_BACK_WITH(d, p, dq, dk, dv, cos, sin, o) td_qkv_split_backward(d, p, dq, dk, dv, cos, sin, o)
 #define QKV_BACK                                     QKV_BACK_WITH(ops_dev, &s, in, in, in, in, in, out)
-    td_assert_refused(td_heads_split(NULL, &s, in, out), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_heads_split(ops_dev, NULL, in, out), TD_BAD_ARGUMENT, "shape is NULL");
-    td_assert_refused(td_heads_split(ops_dev, &s, NULL, out), TD_BAD_ARGUMENT, "packed is NULL");
-    td_assert_refused(td_heads_split(ops_dev, &s, in, NULL), TD_BAD_ARGUMENT, "split is NULL");
-    td_assert_refused(td_heads_merge(NULL, &s, in, out), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_heads_merge(ops_dev, NULL, in, out), TD_BAD_ARGUMENT, "shape is NULL");
-    td_assert_refused(td_heads_merge(ops_dev, &s, NULL, out), TD_BAD_ARGUMENT, "split is NULL");
-    td_assert_refused(td_heads_merge(ops_dev, &s, in, NULL), TD_BAD_ARGUMENT, "packed is NULL");
-    td_assert_refused(td_rope_forward(NULL, &s, in, in, in, out), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_rope_forward(ops_dev, NULL, in, in, in, out), TD_BAD_ARGUMENT, "shape is NULL");
-    td_assert_refused(td_rope_forward(ops_dev, &s, NULL, in, in, out), TD_BAD_ARGUMENT, "packed is NULL");
-    td_assert_refused(td_rope_forward(ops_dev, &s, in, NULL, in, out), TD_BAD_ARGUMENT, "cos is NULL");
-    td_assert_refused(td_rope_forward(ops_dev, &s, in, in, NULL, out), TD_BAD_ARGUMENT, "sin is NULL");
-    td_assert_refused(td_rope_forward(ops_dev, &s, in, in, in, NULL), TD_BAD_ARGUMENT, "split is NULL");
-    td_assert_refused(td_rope_backward(NULL, &s, in, in, in, out), TD_BAD_ARGUMENT, "dev is NULL");
-    td_assert_refused(td_rope_backward(ops_dev, NULL, in, in, in, out), TD_BAD_ARGUMENT, "shape is NULL");
-    td_assert_refused(td_rope_backward(ops_dev, &s, NULL, in, in, out), TD_BAD_ARGUMENT, "dsplit is NULL");
-    td_assert_refused(td_rope_backward(ops_dev, &s, in, NULL, in, out), TD_BAD_ARGUMENT, "cos is NULL");
-    td_assert_refused(td_rope_backward(ops_dev, &s, in, in, NULL, out), TD_BAD_ARGUMENT, "sin is NULL");
-    td_assert_refused(td_rope_backward(ops_dev, &s, in, in, in, NULL), TD_BAD_ARGUMENT, "dpacked is NULL");
     td_assert_refused(QKV_WITH(NULL, &s, in, in, in, out, out, out), TD_BAD_ARGUMENT, "dev is NULL");
     td_assert_refused(QKV_WITH(ops_dev, NULL, in, in, in, out, out, out), TD_BAD_ARGUMENT, "shape is NULL");
     td_assert_refused(QKV_WITH(ops_dev, &s, NULL, in, in, out, out, out), TD_BAD_ARGUMENT, "qkv is NULL");
@@ -301,32 +276,21 @@ static void heads(void **state)
     td_assert_refused(QKV_BACK_WITH(ops_dev, &s, in, in, in, in, NULL, out), TD_BAD_ARGUMENT, "sin is NULL");
     td_assert_refused(QKV_BACK_WITH(ops_dev, &s, in, in, in, in, in, NULL), TD_BAD_ARGUMENT, "dqkv is NULL");
     REFUSED_EXTENT(s, batch, QKV);
+    REFUSED_EXTENT(s, heads, QKV_BACK);
+    REFUSED_EXTENT(s, seq, QKV);
     REFUSED_EXTENT(s, head_dim, QKV_BACK);
+    REFUSED(s, heads, INT64_MAX / 4, QKV, TD_BAD_ARGUMENT, "3 * heads * head_dim");
     REFUSED(s, pitch, 23, QKV, TD_BAD_ARGUMENT, "pitch is 23, needs at least the row's 24");
+    REFUSED(s, pitch, -24, QKV_BACK, TD_BAD_ARGUMENT, "pitch is -24");
+    REFUSED(s, pitch, INT64_MAX, QKV_BACK, TD_BAD_ARGUMENT, "2^63 - 1");
+    REFUSED(s, head_dim, 3, QKV, TD_BAD_ARGUMENT, "head_dim is 3, needs to be even");
     REFUSED(s, head_dim, 3, QKV_BACK, TD_BAD_ARGUMENT, "head_dim is 3, needs to be even");
     REFUSED_DTYPES(s, QKV);
     REFUSED_DTYPES(s, QKV_BACK);
-    REFUSED_EXTENT(s, batch, SPLIT);
-    REFUSED_EXTENT(s, heads, MERGE);
-    REFUSED_EXTENT(s, seq, FORWARD);
-    REFUSED_EXTENT(s, head_dim, BACK);
-    REFUSED(s, pitch, 7, SPLIT, TD_BAD_ARGUMENT, "pitch is 7, needs at least the row's 8");
-    REFUSED(s, pitch, -8, MERGE, TD_BAD_ARGUMENT, "pitch is -8");
-    REFUSED(s, pitch, INT64_MAX, MERGE, TD_BAD_ARGUMENT, "2^63 - 1");
-    REFUSED(s, head_dim, 3, FORWARD, TD_BAD_ARGUMENT, "head_dim is 3, needs to be even");
-    REFUSED(s, head_dim, 3, BACK, TD_BAD_ARGUMENT, "head_dim is 3, needs to be even");
-    REFUSED_DTYPES(s, SPLIT);
-    REFUSED_DTYPES(s, MERGE);
-    REFUSED_DTYPES(s, FORWARD);
-    REFUSED_DTYPES(s, BACK);
 #undef QKV_WITH
 #undef QKV
 #undef QKV_BACK_WITH
 #undef QKV_BACK
-#undef SPLIT
-#undef MERGE
-#undef FORWARD
-#undef BACK
 }
 
 static void rope_table(void **state)
@@ -436,7 +400,6 @@ static void cross_entropy(void **state)
 
     (void)state;
 #define FORWARD  td_cross_entropy_forward(ops_dev, &s, in, ids, out, out, NULL)
-#define FUSED    td_cross_entropy_fused(ops_dev, &s, in, ids, 1.0f, out, out, NULL)
 #define BACKWARD td_cross_entropy_backward(ops_dev, &s, in, ids, in, 1.0f, out)
     td_assert_refused(td_cross_entropy_forward(NULL, &s, in, ids, out, out, NULL), TD_BAD_ARGUMENT,
                       "dev is NULL");
@@ -453,20 +416,6 @@ static void cross_entropy(void **state)
     td_assert_refused(td_cross_entropy_work_bytes(NULL, &s, &bytes), TD_BAD_ARGUMENT, "dev is NULL");
     td_assert_refused(td_cross_entropy_work_bytes(ops_dev, NULL, &bytes), TD_BAD_ARGUMENT, "shape is NULL");
     td_assert_refused(td_cross_entropy_work_bytes(ops_dev, &s, NULL), TD_BAD_ARGUMENT, "out is NULL");
-    td_assert_refused(td_cross_entropy_fused(NULL, &s, in, ids, 1.0f, out, out, NULL), TD_BAD_ARGUMENT,
-                      "dev is NULL");
-    td_assert_refused(td_cross_entropy_fused(ops_dev, NULL, in, ids, 1.0f, out, out, NULL), TD_BAD_ARGUMENT,
-                      "shape is NULL");
-    td_assert_refused(td_cross_entropy_fused(ops_dev, &s, NULL, ids, 1.0f, out, out, NULL), TD_BAD_ARGUMENT,
-                      "logits is NULL");
-    td_assert_refused(td_cross_entropy_fused(ops_dev, &s, in, NULL, 1.0f, out, out, NULL), TD_BAD_ARGUMENT,
-                      "targets is NULL");
-    td_assert_refused(td_cross_entropy_fused(ops_dev, &s, in, ids, NAN, out, out, NULL), TD_BAD_ARGUMENT,
-                      "scale is nan");
-    td_assert_refused(td_cross_entropy_fused(ops_dev, &s, in, ids, 1.0f, NULL, out, NULL), TD_BAD_ARGUMENT,
-                      "loss is NULL");
-    td_assert_refused(td_cross_entropy_fused(ops_dev, &s, in, ids, 1.0f, out, NULL, NULL), TD_BAD_ARGUMENT,
-                      "dlogits is NULL");
     td_assert_refused(td_cross_entropy_backward(NULL, &s, in, ids, in, 1.0f, out), TD_BAD_ARGUMENT,
                       "dev is NULL");
     td_assert_refused(td_cross_entropy_backward(ops_dev, NULL, in, ids, in, 1.0f, out), TD_BAD_ARGUMENT,
@@ -485,13 +434,9 @@ static void cross_entropy(void **state)
     REFUSED_EXTENT(s, vocab, FORWARD);
     REFUSED_EXTENT(s, rows, BACKWARD);
     REFUSED_EXTENT(s, vocab, BACKWARD);
-    REFUSED_EXTENT(s, rows, FUSED);
-    REFUSED_EXTENT(s, vocab, FUSED);
     REFUSED_DTYPES(s, FORWARD);
     REFUSED_DTYPES(s, BACKWARD);
-    REFUSED_DTYPES(s, FUSED);
     assert_int_equal(bytes, 77);
-#undef FUSED
 #undef FORWARD
 #undef BACKWARD
 }
@@ -697,11 +642,7 @@ static void gaps_are_named(void **state)
     GAP(td_rmsnorm_backward_work_bytes(d, &rmsnorm_shape, &bytes), "rmsnorm_backward");
     GAP(td_rmsnorm_backward(d, &rmsnorm_shape, in, in, in, in, false, out, NULL, false, out, in),
         "rmsnorm_backward");
-    GAP(td_heads_split(d, &heads_shape, in, out), "heads_split");
-    GAP(td_heads_merge(d, &heads_shape, in, out), "heads_merge");
     GAP(td_rope_table(d, 1, 2, 1e4, out, out), "rope_table");
-    GAP(td_rope_forward(d, &heads_shape, in, in, in, out), "rope_forward");
-    GAP(td_rope_backward(d, &heads_shape, in, in, in, out), "rope_backward");
     GAP(td_qkv_split_forward(d, &heads_shape, in, in, in, out, out, out), "qkv_split_forward");
     GAP(td_qkv_split_backward(d, &heads_shape, in, in, in, in, in, out), "qkv_split_backward");
     GAP(td_silu_mul_forward(d, &rows_shape, in, in, out), "silu_mul_forward");
@@ -713,7 +654,6 @@ static void gaps_are_named(void **state)
     GAP(td_cross_entropy_work_bytes(d, &cross_entropy_shape, &bytes), "cross_entropy");
     GAP(td_cross_entropy_forward(d, &cross_entropy_shape, in, ids, out, out, in), "cross_entropy");
     GAP(td_cross_entropy_backward(d, &cross_entropy_shape, in, ids, in, 1.0f, out), "cross_entropy_backward");
-    GAP(td_cross_entropy_fused(d, &cross_entropy_shape, in, ids, 1.0f, out, out, in), "cross_entropy");
     GAP(td_global_norm_work_bytes(d, 1, TD_F32, &bytes), "global_norm");
     GAP(td_global_norm(d, 1, TD_F32, in, out, in), "global_norm");
     GAP(td_update_begin(d, (td_update_state *)out, 1), "update_begin");

@@ -245,61 +245,6 @@ cleanup:
 
 /* ---- heads and rotary position embedding ---- */
 
-/* A token's packed row holds `parts` sets of heads. */
-static td_status resolve_parts(const td_device *dev, int64_t parts, const td_heads_shape *shape,
-                               td_heads_shape *out)
-{
-    td_status status = TD_OK;
-    td_heads_shape s;
-    int64_t row;
-
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(shape, "shape is NULL");
-    s = *shape;
-    TD_TRY(check_extent("batch", s.batch));
-    TD_TRY(check_extent("heads", s.heads));
-    TD_TRY(check_extent("seq", s.seq));
-    TD_TRY(check_extent("head_dim", s.head_dim));
-    TD_TRY(check_dtype(dev, s.dtype));
-    TD_TRY(td_product("heads * head_dim", 3, (const int64_t[]){parts, s.heads, s.head_dim}, &row));
-    TD_TRY(check_pitch("pitch", row, &s.pitch));
-    TD_TRY(check_size("batch * seq * pitch", s.batch, s.seq, s.pitch));
-    *out = s;
-cleanup:
-    return status;
-}
-
-static td_status resolve_heads(const td_device *dev, const td_heads_shape *shape, td_heads_shape *out)
-{
-    return resolve_parts(dev, 1, shape, out);
-}
-
-td_status td_heads_split(td_device *dev, const td_heads_shape *shape, const void *packed, void *split)
-{
-    td_status status = TD_OK;
-    td_heads_shape resolved;
-
-    TD_TRY(resolve_heads(dev, shape, &resolved));
-    TD_CHECK(packed, "packed is NULL");
-    TD_CHECK(split, "split is NULL");
-    TD_TRY(CALL(dev, heads_split, &resolved, packed, split));
-cleanup:
-    return status;
-}
-
-td_status td_heads_merge(td_device *dev, const td_heads_shape *shape, const void *split, void *packed)
-{
-    td_status status = TD_OK;
-    td_heads_shape resolved;
-
-    TD_TRY(resolve_heads(dev, shape, &resolved));
-    TD_CHECK(split, "split is NULL");
-    TD_CHECK(packed, "packed is NULL");
-    TD_TRY(CALL(dev, heads_merge, &resolved, split, packed));
-cleanup:
-    return status;
-}
-
 td_status td_rope_table(td_device *dev, int64_t positions, int64_t head_dim, double theta, float *cos,
                         float *sin)
 {
@@ -318,45 +263,25 @@ cleanup:
     return status;
 }
 
-static td_status resolve_rope(const td_device *dev, int64_t parts, const td_heads_shape *shape,
-                              td_heads_shape *out)
+static td_status resolve_heads(const td_device *dev, const td_heads_shape *shape, td_heads_shape *out)
 {
     td_status status = TD_OK;
+    td_heads_shape s;
+    int64_t row;
 
-    TD_TRY(resolve_parts(dev, parts, shape, out));
-    TD_CHECK(out->head_dim % 2 == 0, "head_dim is %" PRId64 ", needs to be even", out->head_dim);
-cleanup:
-    return status;
-}
-
-td_status td_rope_forward(td_device *dev, const td_heads_shape *shape, const void *packed, const float *cos,
-                          const float *sin, void *split)
-{
-    td_status status = TD_OK;
-    td_heads_shape resolved;
-
-    TD_TRY(resolve_rope(dev, 1, shape, &resolved));
-    TD_CHECK(packed, "packed is NULL");
-    TD_CHECK(cos, "cos is NULL");
-    TD_CHECK(sin, "sin is NULL");
-    TD_CHECK(split, "split is NULL");
-    TD_TRY(CALL(dev, rope_forward, &resolved, packed, cos, sin, split));
-cleanup:
-    return status;
-}
-
-td_status td_rope_backward(td_device *dev, const td_heads_shape *shape, const void *dsplit, const float *cos,
-                           const float *sin, void *dpacked)
-{
-    td_status status = TD_OK;
-    td_heads_shape resolved;
-
-    TD_TRY(resolve_rope(dev, 1, shape, &resolved));
-    TD_CHECK(dsplit, "dsplit is NULL");
-    TD_CHECK(cos, "cos is NULL");
-    TD_CHECK(sin, "sin is NULL");
-    TD_CHECK(dpacked, "dpacked is NULL");
-    TD_TRY(CALL(dev, rope_backward, &resolved, dsplit, cos, sin, dpacked));
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(shape, "shape is NULL");
+    s = *shape;
+    TD_TRY(check_extent("batch", s.batch));
+    TD_TRY(check_extent("heads", s.heads));
+    TD_TRY(check_extent("seq", s.seq));
+    TD_TRY(check_extent("head_dim", s.head_dim));
+    TD_TRY(check_dtype(dev, s.dtype));
+    TD_TRY(td_product("3 * heads * head_dim", 3, (const int64_t[]){3, s.heads, s.head_dim}, &row));
+    TD_TRY(check_pitch("pitch", row, &s.pitch));
+    TD_TRY(check_size("batch * seq * pitch", s.batch, s.seq, s.pitch));
+    TD_CHECK(s.head_dim % 2 == 0, "head_dim is %" PRId64 ", needs to be even", s.head_dim);
+    *out = s;
 cleanup:
     return status;
 }
@@ -367,7 +292,7 @@ td_status td_qkv_split_forward(td_device *dev, const td_heads_shape *shape, cons
     td_status status = TD_OK;
     td_heads_shape resolved;
 
-    TD_TRY(resolve_rope(dev, 3, shape, &resolved));
+    TD_TRY(resolve_heads(dev, shape, &resolved));
     TD_CHECK(qkv, "qkv is NULL");
     TD_CHECK(cos, "cos is NULL");
     TD_CHECK(sin, "sin is NULL");
@@ -385,7 +310,7 @@ td_status td_qkv_split_backward(td_device *dev, const td_heads_shape *shape, con
     td_status status = TD_OK;
     td_heads_shape resolved;
 
-    TD_TRY(resolve_rope(dev, 3, shape, &resolved));
+    TD_TRY(resolve_heads(dev, shape, &resolved));
     TD_CHECK(dq, "dq is NULL");
     TD_CHECK(dk, "dk is NULL");
     TD_CHECK(dv, "dv is NULL");

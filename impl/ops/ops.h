@@ -146,16 +146,9 @@ TD_API td_status td_rmsnorm_backward(td_device *dev, const td_rmsnorm_shape *sha
 
 typedef struct td_heads_shape {
     int64_t batch, heads, seq, head_dim;
-    int64_t
-        pitch; /* elements between tokens of the packed side, at least heads * head_dim; 0: exactly that */
+    int64_t pitch; /* elements between tokens of qkv, at least 3 * heads * head_dim; 0: exactly that */
     td_dtype dtype;
 } td_heads_shape;
-
-/** The packed side is [batch, seq, pitch], heads being contiguous slices of a token's row; the split side is
- * [batch, heads, seq, head_dim]. split copies packed to split; merge copies split to packed, leaving what
- * lies between heads * head_dim and pitch alone. */
-TD_API td_status td_heads_split(td_device *dev, const td_heads_shape *shape, const void *packed, void *split);
-TD_API td_status td_heads_merge(td_device *dev, const td_heads_shape *shape, const void *split, void *packed);
 
 /** cos and sin of pos * theta^(-2i / head_dim), for pos in [0, positions) and i in [0, head_dim / 2).
  *
@@ -165,30 +158,23 @@ TD_API td_status td_heads_merge(td_device *dev, const td_heads_shape *shape, con
 TD_API td_status td_rope_table(td_device *dev, int64_t positions, int64_t head_dim, double theta, float *cos,
                                float *sin);
 
-/** Rotary position embedding on interleaved pairs, fused with the split into heads (Su et al. 2021, eq. 34):
- *   y[2i] = x[2i] cos - x[2i+1] sin,  y[2i+1] = x[2i] sin + x[2i+1] cos,  at the token's position.
+/** The rows of the fused projection of q, k and v, split into heads; q and k are turned by rotary position
+ * embedding on interleaved pairs (Su et al. 2021, eq. 34), at the token's position:
+ *   y[2i] = x[2i] cos - x[2i+1] sin,  y[2i+1] = x[2i] sin + x[2i+1] cos;  v is copied.
  *
- *   packed    [batch, seq, pitch]            in   dtype
- *   cos, sin  [at least seq, head_dim / 2]   in   f32
- *   split     [batch, heads, seq, head_dim]  out  dtype */
-TD_API td_status td_rope_forward(td_device *dev, const td_heads_shape *shape, const void *packed,
-                                 const float *cos, const float *sin, void *split);
-
-/** The transpose, which is the rotation by the opposite angle, fused with the merge of heads: dsplit in,
- * dpacked out. */
-TD_API td_status td_rope_backward(td_device *dev, const td_heads_shape *shape, const void *dsplit,
-                                  const float *cos, const float *sin, void *dpacked);
-
-/** All of that for the fused projection of q, k and v, in one pass. A token's row of qkv holds its q, k and v
- * one after the other, each of heads * head_dim; q and k are rotated as in td_rope_forward, v is copied.
+ * A token's row of qkv holds its q, k and v one after the other. Each is of heads * head_dim, of which a head
+ * is a contiguous slice.
  *
- *   qkv      [batch, seq, pitch]            in   dtype  pitch at least 3 * heads * head_dim; 0: exactly that
+ *   qkv      [batch, seq, pitch]            in   dtype
  *   cos, sin [at least seq, head_dim / 2]   in   f32
- *   q, k, v  [batch, heads, seq, head_dim]  out  dtype */
+ *   q, k, v  [batch, heads, seq, head_dim]  out  dtype
+ *
+ * TD_BAD_ARGUMENT also for an odd head_dim. */
 TD_API td_status td_qkv_split_forward(td_device *dev, const td_heads_shape *shape, const void *qkv,
                                       const float *cos, const float *sin, void *q, void *k, void *v);
 
-/** dq, dk, dv in, dqkv out; what lies between 3 * heads * head_dim and pitch is left alone. */
+/** The transpose: dq, dk and dv in, dqkv out. dq and dk are turned by the opposite angle, and every head goes
+ * back to its slice of the token's row. What lies between 3 * heads * head_dim and pitch is left alone. */
 TD_API td_status td_qkv_split_backward(td_device *dev, const td_heads_shape *shape, const void *dq,
                                        const void *dk, const void *dv, const float *cos, const float *sin,
                                        void *dqkv);
@@ -268,12 +254,6 @@ TD_API td_status td_cross_entropy_forward(td_device *dev, const td_cross_entropy
 TD_API td_status td_cross_entropy_backward(td_device *dev, const td_cross_entropy_shape *shape,
                                            const void *logits, const int64_t *targets, const float *lse,
                                            float scale, void *dlogits);
-
-/** Both at once, for a training step: each row of logits is read once and its gradient written, in place
- * allowed. work as in td_cross_entropy_forward. */
-TD_API td_status td_cross_entropy_fused(td_device *dev, const td_cross_entropy_shape *shape,
-                                        const void *logits, const int64_t *targets, float scale, float *loss,
-                                        void *dlogits, void *work);
 
 /* ---- gradients and optimizers ---- */
 

@@ -28,13 +28,7 @@ typedef struct td_ops {
     size_t (*rmsnorm_backward_work_bytes)(const td_rmsnorm_shape *);
     td_status (*rmsnorm_backward)(td_device *, const td_rmsnorm_shape *, const void *, const void *,
                                   const float *, const void *, bool, void *, void *, bool, void *, void *);
-    td_status (*heads_split)(td_device *, const td_heads_shape *, const void *, void *);
-    td_status (*heads_merge)(td_device *, const td_heads_shape *, const void *, void *);
     td_status (*rope_table)(td_device *, int64_t, int64_t, double, float *, float *);
-    td_status (*rope_forward)(td_device *, const td_heads_shape *, const void *, const float *, const float *,
-                              void *);
-    td_status (*rope_backward)(td_device *, const td_heads_shape *, const void *, const float *,
-                               const float *, void *);
     td_status (*qkv_split_forward)(td_device *, const td_heads_shape *, const void *, const float *,
                                    const float *, void *, void *, void *);
     td_status (*qkv_split_backward)(td_device *, const td_heads_shape *, const void *, const void *,
@@ -52,8 +46,6 @@ typedef struct td_ops {
                                        const int64_t *, float *, float *, void *);
     td_status (*cross_entropy_backward)(td_device *, const td_cross_entropy_shape *, const void *,
                                         const int64_t *, const float *, float, void *);
-    td_status (*cross_entropy_fused)(td_device *, const td_cross_entropy_shape *, const void *,
-                                     const int64_t *, float, float *, void *, void *);
     size_t (*global_norm_work_bytes)(int64_t, td_dtype);
     td_status (*global_norm)(td_device *, int64_t, td_dtype, const void *, float *, void *);
     td_status (*update_begin)(td_device *, td_update_state *, float);

@@ -66,25 +66,6 @@ cleanup:
     return status;
 }
 
-td_status td_cross_entropy_fused(td_device *dev, const td_cross_entropy_shape *shape, const void *logits,
-                                 const int64_t *targets, float scale, float *loss, void *dlogits, void *work)
-{
-    td_status status = TD_OK;
-    size_t bytes = 0;
-
-    TD_TRY(check_cross_entropy(dev, shape));
-    TD_TRY(WORK_BYTES(dev, cross_entropy, &bytes, shape));
-    TD_TRY(check_finite("scale", (double)scale));
-    TD_CHECK(logits, "logits is NULL");
-    TD_CHECK(targets, "targets is NULL");
-    TD_CHECK(loss, "loss is NULL");
-    TD_CHECK(dlogits, "dlogits is NULL");
-    TD_TRY(check_work(work, bytes));
-    TD_TRY(CALL(dev, cross_entropy_fused, shape, logits, targets, scale, loss, dlogits, work));
-cleanup:
-    return status;
-}
-
 /* ---- gradients and optimizers ---- */
 
 static td_status check_array(const td_device *dev, int64_t count, td_dtype dtype)

@@ -68,16 +68,6 @@ def error_cases(dtypes):
             yield operation("rmsnorm_backward", **shape, dtype=dtype)
         yield operation("rmsnorm_backward", rows=33, cols=80, accumulate=True, dtype=dtype)
 
-        for shape in [
-            dict(batch=1, heads=1, seq=1, head_dim=2),
-            dict(batch=2, heads=12, seq=128, head_dim=64),
-            dict(batch=3, heads=5, seq=37, head_dim=80),
-            dict(batch=2, heads=3, seq=19, head_dim=80, pitch=3 * 80 + 7),
-            dict(batch=2, heads=4, seq=64, head_dim=16, pitch=3 * 4 * 16),  # one third of a fused QKV
-        ]:
-            for name in ("heads_split", "heads_merge", "rope_forward", "rope_backward"):
-                yield operation(name, **shape, dtype=dtype)
-
         for shape in [dict(rows=33, cols=80), dict(rows=127, cols=1009)]:
             yield operation("residual_rmsnorm_forward", **shape, dtype=dtype)
             if dtype != "f32":
@@ -88,6 +78,7 @@ def error_cases(dtypes):
 
         for shape in [
             dict(batch=1, heads=1, seq=1, head_dim=2),
+            dict(batch=2, heads=12, seq=128, head_dim=64),
             dict(batch=3, heads=5, seq=37, head_dim=80),
             dict(batch=2, heads=3, seq=19, head_dim=16, pitch=3 * 3 * 16 + 7),
         ]:
@@ -125,7 +116,7 @@ def error_cases(dtypes):
             yield operation("softmax_backward", **shape, dtype=dtype)
 
         for shape in [dict(rows=1, vocab=1), dict(rows=128, vocab=10_000), dict(rows=37, vocab=1009)]:
-            for way in ("forward", "backward", "fused"):
+            for way in ("forward", "backward"):
                 yield operation(f"cross_entropy_{way}", **shape, dtype=dtype)
 
     for positions, head_dim in [(1, 2), (128, 64), (1009, 80), (2048, 128)]:
@@ -143,7 +134,7 @@ def timed_cases():
         both = {
             "embedding": dict(tokens=tokens, vocab=vocab, d_model=d_model),
             "rmsnorm": dict(rows=tokens, cols=d_model),
-            "rope": heads,
+            "qkv_split": heads,
             "silu_mul": dict(rows=tokens, cols=d_ff),
             "softmax": dict(rows=scores, cols=SMALL["seq"], causal_seq=SMALL["seq"]),
             "cross_entropy": dict(rows=tokens, vocab=vocab),
@@ -151,7 +142,6 @@ def timed_cases():
         for name, shape in both.items():
             yield timed(f"{name}_forward", **shape, dtype=dtype)
             yield timed(f"{name}_backward", **shape, dtype=dtype)
-        yield timed("heads_merge", **heads, dtype=dtype)
         yield timed("residual_add", count=tokens * d_model, dtype=dtype)
     for name, keys in (("adamw_step", dict(variant="torch", step=1)), ("sgd_step", {})):
         keys = dict(count=SMALL_NUMEL, dtype="f32", **keys)
@@ -185,7 +175,6 @@ def gpu_timed_cases(profile):
         both = {
             "embedding": dict(tokens=tokens, vocab=vocab, d_model=d_model),
             "rmsnorm": dict(rows=tokens, cols=d_model),
-            "rope": split,
             "silu_mul": dict(rows=tokens, cols=d_ff),
             "softmax": dict(rows=batch * heads * seq, cols=seq, causal_seq=seq),
             "cross_entropy": dict(rows=tokens, vocab=vocab),
@@ -205,8 +194,6 @@ def gpu_timed_cases(profile):
                 yield operation("rmsnorm_backward", **once, **mixed)
             yield operation("qkv_split_forward", **once, **split)
             yield operation("qkv_split_backward", **once, **split)
-            if "cross_entropy" in both:
-                yield operation("cross_entropy_fused", **once, **both["cross_entropy"])
     for dtype in ["f32", "bf16"]:
         keys = dict(count=SMALL_NUMEL, dtype=dtype, variant="torch", step=1)
         yield operation("adamw_step", measure="time", seconds=6, needs_bytes=80 * SMALL_NUMEL, **keys)
@@ -275,9 +262,6 @@ def moved_bytes(case, c):
         # In mixed precision dx is written rounded, too.
         "rmsnorm_backward": elements * (2 * wider + (2 if "x_dtype" in case else 1) * size),
         "residual_rmsnorm_forward": elements * 2 * (wider + size),
-        "heads_merge": 2 * elements * size,
-        "rope_forward": 2 * elements * size,
-        "rope_backward": 2 * elements * size,
         "qkv_split_forward": 6 * elements * size,
         "qkv_split_backward": 6 * elements * size,
         "silu_mul_forward": 3 * elements * size,
@@ -286,7 +270,6 @@ def moved_bytes(case, c):
         "softmax_backward": (2 * half + 1) * elements * size,
         "cross_entropy_forward": elements * size,
         "cross_entropy_backward": 2 * elements * size,
-        "cross_entropy_fused": 2 * elements * size,
     }[case.op]
 
 
@@ -296,11 +279,7 @@ OPERATIONS = {
     "copy": layout.copy,
     "embedding_forward": layout.embedding_forward,
     "embedding_backward": layout.embedding_backward,
-    "heads_split": layout.heads_split,
-    "heads_merge": layout.heads_merge,
     "rope_table": layout.rope_table,
-    "rope_forward": layout.rope_forward,
-    "rope_backward": layout.rope_backward,
     "rmsnorm_forward": rows.rmsnorm_forward,
     "rmsnorm_backward": rows.rmsnorm_backward,
     "silu_mul_forward": rows.silu_mul_forward,
@@ -314,7 +293,6 @@ OPERATIONS = {
     "qkv_split_forward": fused.qkv_split_forward,
     "qkv_split_backward": fused.qkv_split_backward,
     "round": fused.round_to,
-    "cross_entropy_fused": fused.cross_entropy_fused,
     "adamw_step": optimizers.adamw_step,
     "adamw_update": optimizers.adamw_update,
     "linear_adamw_update": optimizers.linear_adamw_update,

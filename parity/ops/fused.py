@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from parity.core import equal
-from parity.ops.sides import EPS, GAP, Compiled, backward_sides, forward_sides, padded, rounded
+from parity.ops.sides import EPS, GAP, backward_sides, forward_sides, padded, rounded
 from ref import ops as ref
 
 
@@ -83,38 +83,6 @@ def qkv_split_backward(case, draw, c):
         return {"dqkv": padded(found["dqkv"], packed_shape[-1])}
 
     return backward_sides(tandem, ["dqkv"], function, [qkv], torch.stack(grads), finish=finish)
-
-
-def cross_entropy_fused(case, draw, c):
-    logits = draw.normal("logits", (case.rows, case.vocab), case.dtype, std=2.0)
-    targets = draw.integers("targets", (case.rows,), high=case.vocab)
-    loss, dlogits = draw.poisoned((1,), "f32"), draw.poisoned(logits.shape, case.dtype)
-    desc = c.struct("td_cross_entropy_shape", case)
-    work = c.work(c.value("td_cross_entropy_work_bytes", c.device, desc))
-
-    def tandem():
-        c.td_cross_entropy_fused(c.device, desc, logits, targets, 1.0, loss, dlogits, work)
-        return {"loss": loss, "dlogits": dlogits}
-
-    def by(loss_of):
-        def function(logits):
-            leaf = logits.detach().requires_grad_()
-            loss = loss_of(leaf)
-            (grad,) = torch.autograd.grad(loss, [leaf])
-            return {"loss": loss.detach().reshape(1), "dlogits": grad}
-
-        return function
-
-    def formula(logits):
-        return ref.cross_entropy(logits, targets)[0]
-
-    sides = forward_sides(
-        tandem, by(formula), logits, library=by(lambda logits: F.cross_entropy(logits.float(), targets))
-    )
-    # The compiler takes the forward and the backward of a function, not a gradient inside of one.
-    compiled = by(Compiled(formula))
-    sides["torch_compile"] = lambda: compiled(logits)
-    return sides
 
 
 def round_to(case, draw, c):

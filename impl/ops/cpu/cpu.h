@@ -28,14 +28,8 @@ td_status td_cpu_rmsnorm_backward(td_device *dev, const td_rmsnorm_shape *shape,
                                   void *dx, void *dx_rounded, bool accumulate_dweight, void *dweight,
                                   void *work);
 
-td_status td_cpu_heads_split(td_device *dev, const td_heads_shape *shape, const void *packed, void *split);
-td_status td_cpu_heads_merge(td_device *dev, const td_heads_shape *shape, const void *split, void *packed);
 td_status td_cpu_rope_table(td_device *dev, int64_t positions, int64_t head_dim, double theta, float *cos,
                             float *sin);
-td_status td_cpu_rope_forward(td_device *dev, const td_heads_shape *shape, const void *packed,
-                              const float *cos, const float *sin, void *split);
-td_status td_cpu_rope_backward(td_device *dev, const td_heads_shape *shape, const void *dsplit,
-                               const float *cos, const float *sin, void *dpacked);
 td_status td_cpu_qkv_split_forward(td_device *dev, const td_heads_shape *shape, const void *qkv,
                                    const float *cos, const float *sin, void *q, void *k, void *v);
 td_status td_cpu_qkv_split_backward(td_device *dev, const td_heads_shape *shape, const void *dq,
@@ -63,9 +57,6 @@ td_status td_cpu_cross_entropy_forward(td_device *dev, const td_cross_entropy_sh
 td_status td_cpu_cross_entropy_backward(td_device *dev, const td_cross_entropy_shape *shape,
                                         const void *logits, const int64_t *targets, const float *lse,
                                         float scale, void *dlogits);
-td_status td_cpu_cross_entropy_fused(td_device *dev, const td_cross_entropy_shape *shape, const void *logits,
-                                     const int64_t *targets, float scale, float *loss, void *dlogits,
-                                     void *work);
 
 size_t td_cpu_global_norm_work_bytes(int64_t count, td_dtype dtype);
 td_status td_cpu_global_norm(td_device *dev, int64_t count, td_dtype dtype, const void *g, float *norm,

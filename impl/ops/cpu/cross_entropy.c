@@ -83,12 +83,3 @@ td_status td_cpu_cross_entropy_backward(td_device *dev, const td_cross_entropy_s
     (void)lse;
     return all_rows(shape, logits, targets, &loss, NULL, scale, dlogits);
 }
-
-td_status td_cpu_cross_entropy_fused(td_device *dev, const td_cross_entropy_shape *shape, const void *logits,
-                                     const int64_t *targets, float scale, float *loss, void *dlogits,
-                                     void *work)
-{
-    (void)dev;
-    (void)work;
-    return all_rows(shape, logits, targets, loss, NULL, scale, dlogits);
-}

@@ -4,8 +4,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Where the first head of a token lies on either side; the next is head_dim further on the packed side, and a
- * matrix on the split one. token counts through batch and seq. */
+/* Where the first head of a token lies on either side; the next is head_dim further in the packed row, and a
+ * matrix on the split side. token counts through batch and seq. */
 typedef struct place {
     int64_t packed, split, matrix;
 } place;
@@ -38,38 +38,6 @@ static inline void copy_head(td_dtype dtype, const void *from, int64_t from_inde
         memcpy(target + done, source + done, LINE);
     if (done < bytes)
         memcpy(target + done, source + done, bytes - done);
-}
-
-td_status td_cpu_heads_split(td_device *dev, const td_heads_shape *shape, const void *packed, void *split)
-{
-    int64_t tokens = shape->batch * shape->seq, heads = shape->heads, head_dim = shape->head_dim;
-    td_dtype dtype = shape->dtype;
-
-    (void)dev;
-#pragma omp parallel for schedule(static) if (worth_threads(shape))
-    for (int64_t token = 0; token < tokens; token++) {
-        place at = place_of(shape, token);
-
-        for (int64_t head = 0; head < heads; head++, at.packed += head_dim, at.split += at.matrix)
-            copy_head(dtype, packed, at.packed, split, at.split, head_dim);
-    }
-    return TD_OK;
-}
-
-td_status td_cpu_heads_merge(td_device *dev, const td_heads_shape *shape, const void *split, void *packed)
-{
-    int64_t tokens = shape->batch * shape->seq, heads = shape->heads, head_dim = shape->head_dim;
-    td_dtype dtype = shape->dtype;
-
-    (void)dev;
-#pragma omp parallel for schedule(static) if (worth_threads(shape))
-    for (int64_t token = 0; token < tokens; token++) {
-        place at = place_of(shape, token);
-
-        for (int64_t head = 0; head < heads; head++, at.packed += head_dim, at.split += at.matrix)
-            copy_head(dtype, split, at.split, packed, at.packed, head_dim);
-    }
-    return TD_OK;
 }
 
 td_status td_cpu_rope_table(td_device *dev, int64_t positions, int64_t head_dim, double theta, float *cos_out,
@@ -105,42 +73,49 @@ TD_INLINE void rotate(td_dtype dtype, int64_t half, const float *cosine, const f
     }
 }
 
-td_status td_cpu_rope_forward(td_device *dev, const td_heads_shape *shape, const void *packed,
-                              const float *cosine, const float *sine, void *split)
+/* One of q, k and v, from its place in the rows of tokens to matrices of its own. Without angles it is
+ * copied. */
+static void split_heads(const td_heads_shape *shape, const void *rows, const float *cosine, const float *sine,
+                        void *matrices)
 {
     int64_t tokens = shape->batch * shape->seq, heads = shape->heads, head_dim = shape->head_dim;
     int64_t half = head_dim / 2;
+    td_dtype dtype = shape->dtype;
 
-    (void)dev;
 #pragma omp parallel for schedule(static) if (worth_threads(shape))
     for (int64_t token = 0; token < tokens; token++) {
         int64_t angles = token % shape->seq * half;
         place at = place_of(shape, token);
 
         for (int64_t head = 0; head < heads; head++, at.packed += head_dim, at.split += at.matrix)
-            TD_BY_DTYPE(shape->dtype, rotate, half, cosine + angles, sine + angles, 1.0f, packed, at.packed,
-                        split, at.split);
+            if (cosine)
+                TD_BY_DTYPE(dtype, rotate, half, cosine + angles, sine + angles, 1.0f, rows, at.packed,
+                            matrices, at.split);
+            else
+                copy_head(dtype, rows, at.packed, matrices, at.split, head_dim);
     }
-    return TD_OK;
 }
 
-td_status td_cpu_rope_backward(td_device *dev, const td_heads_shape *shape, const void *dsplit,
-                               const float *cosine, const float *sine, void *dpacked)
+/* The way back, turned by the opposite angles. */
+static void merge_heads(const td_heads_shape *shape, const void *matrices, const float *cosine,
+                        const float *sine, void *rows)
 {
     int64_t tokens = shape->batch * shape->seq, heads = shape->heads, head_dim = shape->head_dim;
     int64_t half = head_dim / 2;
+    td_dtype dtype = shape->dtype;
 
-    (void)dev;
 #pragma omp parallel for schedule(static) if (worth_threads(shape))
     for (int64_t token = 0; token < tokens; token++) {
         int64_t angles = token % shape->seq * half;
         place at = place_of(shape, token);
 
         for (int64_t head = 0; head < heads; head++, at.packed += head_dim, at.split += at.matrix)
-            TD_BY_DTYPE(shape->dtype, rotate, half, cosine + angles, sine + angles, -1.0f, dsplit, at.split,
-                        dpacked, at.packed);
+            if (cosine)
+                TD_BY_DTYPE(dtype, rotate, half, cosine + angles, sine + angles, -1.0f, matrices, at.split,
+                            rows, at.packed);
+            else
+                copy_head(dtype, matrices, at.split, rows, at.packed, head_dim);
     }
-    return TD_OK;
 }
 
 /* q, k and v are thirds of a token's row: the pitch of the shape spans them. */
@@ -149,9 +124,11 @@ td_status td_cpu_qkv_split_forward(td_device *dev, const td_heads_shape *shape, 
 {
     int64_t third = shape->heads * shape->head_dim;
 
-    td_cpu_rope_forward(dev, shape, qkv, cosine, sine, q);
-    td_cpu_rope_forward(dev, shape, td_at(shape->dtype, qkv, third), cosine, sine, k);
-    return td_cpu_heads_split(dev, shape, td_at(shape->dtype, qkv, 2 * third), v);
+    (void)dev;
+    split_heads(shape, qkv, cosine, sine, q);
+    split_heads(shape, td_at(shape->dtype, qkv, third), cosine, sine, k);
+    split_heads(shape, td_at(shape->dtype, qkv, 2 * third), NULL, NULL, v);
+    return TD_OK;
 }
 
 td_status td_cpu_qkv_split_backward(td_device *dev, const td_heads_shape *shape, const void *dq,
@@ -160,7 +137,9 @@ td_status td_cpu_qkv_split_backward(td_device *dev, const td_heads_shape *shape,
 {
     int64_t third = shape->heads * shape->head_dim;
 
-    td_cpu_rope_backward(dev, shape, dq, cosine, sine, dqkv);
-    td_cpu_rope_backward(dev, shape, dk, cosine, sine, td_at(shape->dtype, dqkv, third));
-    return td_cpu_heads_merge(dev, shape, dv, td_at(shape->dtype, dqkv, 2 * third));
+    (void)dev;
+    merge_heads(shape, dq, cosine, sine, dqkv);
+    merge_heads(shape, dk, cosine, sine, td_at(shape->dtype, dqkv, third));
+    merge_heads(shape, dv, NULL, NULL, td_at(shape->dtype, dqkv, 2 * third));
+    return TD_OK;
 }

@@ -125,16 +125,6 @@ cleanup:
     return status;
 }
 
-static td_status heads_split(td_device *dev, const td_heads_shape *shape, const void *packed, void *split)
-{
-    return end(dev, td_cuda_heads_split(begin(dev), shape, 1, 0, packed, NULL, NULL, &split), "heads_split");
-}
-
-static td_status heads_merge(td_device *dev, const td_heads_shape *shape, const void *split, void *packed)
-{
-    return end(dev, td_cuda_heads_merge(begin(dev), shape, 1, 0, &split, NULL, NULL, packed), "heads_merge");
-}
-
 static td_status rope_table(td_device *dev, int64_t positions, int64_t head_dim, double theta, float *cos,
                             float *sin)
 {
@@ -147,23 +137,10 @@ cleanup:
     return status;
 }
 
-static td_status rope_forward(td_device *dev, const td_heads_shape *shape, const void *packed,
-                              const float *cos, const float *sin, void *split)
-{
-    return end(dev, td_cuda_heads_split(begin(dev), shape, 1, 1, packed, cos, sin, &split), "rope_forward");
-}
-
-static td_status rope_backward(td_device *dev, const td_heads_shape *shape, const void *dsplit,
-                               const float *cos, const float *sin, void *dpacked)
-{
-    return end(dev, td_cuda_heads_merge(begin(dev), shape, 1, 1, &dsplit, cos, sin, dpacked),
-               "rope_backward");
-}
-
 static td_status qkv_split_forward(td_device *dev, const td_heads_shape *shape, const void *qkv,
                                    const float *cos, const float *sin, void *q, void *k, void *v)
 {
-    return end(dev, td_cuda_heads_split(begin(dev), shape, 3, 2, qkv, cos, sin, (void *const[]){q, k, v}),
+    return end(dev, td_cuda_qkv_split_forward(begin(dev), shape, qkv, cos, sin, q, k, v),
                "qkv_split_forward");
 }
 
@@ -171,9 +148,8 @@ static td_status qkv_split_backward(td_device *dev, const td_heads_shape *shape,
                                     const void *dk, const void *dv, const float *cos, const float *sin,
                                     void *dqkv)
 {
-    return end(
-        dev, td_cuda_heads_merge(begin(dev), shape, 3, 2, (const void *const[]){dq, dk, dv}, cos, sin, dqkv),
-        "qkv_split_backward");
+    return end(dev, td_cuda_qkv_split_backward(begin(dev), shape, dq, dk, dv, cos, sin, dqkv),
+               "qkv_split_backward");
 }
 
 static td_status silu_mul_forward(td_device *dev, const td_rows_shape *shape, const void *gate,
@@ -264,14 +240,6 @@ static td_status cross_entropy_backward(td_device *dev, const td_cross_entropy_s
                          NULL);
 }
 
-static td_status cross_entropy_fused(td_device *dev, const td_cross_entropy_shape *shape, const void *logits,
-                                     const int64_t *targets, float scale, float *loss, void *dlogits,
-                                     void *work)
-{
-    return cross_entropy(dev, "cross_entropy_fused", shape, logits, targets, scale, loss, NULL, dlogits,
-                         work);
-}
-
 static size_t global_norm_work_bytes(int64_t count, td_dtype dtype)
 {
     (void)count;
@@ -358,11 +326,7 @@ const td_ops td_ops_cuda = {
     .residual_rmsnorm_forward = residual_rmsnorm_forward,
     .rmsnorm_backward_work_bytes = td_cuda_rmsnorm_backward_work_bytes,
     .rmsnorm_backward = rmsnorm_backward,
-    .heads_split = heads_split,
-    .heads_merge = heads_merge,
     .rope_table = rope_table,
-    .rope_forward = rope_forward,
-    .rope_backward = rope_backward,
     .qkv_split_forward = qkv_split_forward,
     .qkv_split_backward = qkv_split_backward,
     .silu_mul_forward = silu_mul_forward,
@@ -374,7 +338,6 @@ const td_ops td_ops_cuda = {
     .cross_entropy_work_bytes = td_cuda_cross_entropy_work_bytes,
     .cross_entropy_forward = cross_entropy_forward,
     .cross_entropy_backward = cross_entropy_backward,
-    .cross_entropy_fused = cross_entropy_fused,
     .global_norm_work_bytes = global_norm_work_bytes,
     .global_norm = global_norm,
     .update_begin = update_begin,
