@@ -189,11 +189,23 @@ static void attend_tile(const forward *f, tile *t, int64_t head, int64_t query_t
                           o_pitch);
 }
 
+/* Of this machine. To ask is to open and read a file of the kernel's, and every pass over a model asks for
+ * each layer; the answer never changes. */
+static long processors(void)
+{
+    static _Atomic long known;
+    long count = known;
+
+    if (count == 0) {
+        count = sysconf(_SC_NPROCESSORS_CONF);
+        known = count = count > 0 ? count : 1;
+    }
+    return count;
+}
+
 int64_t td_flash_cpu_slots(int64_t tasks)
 {
-    const long processors = sysconf(_SC_NPROCESSORS_CONF);
-
-    return td_least(tasks, processors > 0 ? processors : 1);
+    return td_least(tasks, processors());
 }
 
 static int64_t query_tiles_of(const td_attention_shape *shape)
