@@ -80,37 +80,45 @@ static td_status show(void *user, int64_t done, int64_t total, double step_ms)
     return td_fault("progress") ? td_fail(TD_IO_ERROR, "progress was told to fail") : TD_OK;
 }
 
+typedef struct trial {
+    td_bench_config config;
+    td_device *dev;
+    td_bench_result *result;
+} trial;
+
+static td_status run_bench(void *state)
+{
+    trial *t = state;
+
+    t->result = (td_bench_result *)t; /* run must overwrite it */
+    return td_bench_run(t->dev, &t->config, show, NULL, &t->result);
+}
+
+static void check_nothing_is_left(void *state, td_status status, const char *failed)
+{
+    trial *t = state;
+    td_memory_stats memory;
+
+    (void)status;
+    td_assert_ok(td_device_memory(t->dev, &memory));
+    assert_int_equal(memory.live_blocks, 0);
+    assert_true(failed ? t->result == NULL : t->result != NULL);
+    td_bench_result_destroy(t->result);
+}
+
 static void every_fault_comes_back_as_a_status(void **state)
 {
     const kind *k = *state;
-    td_bench_config config = tiny;
-    td_memory_stats memory;
-    td_device *dev;
-    int64_t nth;
+    const td_fault_loop loop = {
+        .name = k->name, .run = run_bench, .check = check_nothing_is_left, .least = 15};
+    trial t = {.config = tiny};
 
-    config.mode = k->mode;
-    config.whole = k->whole;
-    config.overlap = k->overlap;
-    td_assert_ok(td_device_open("cpu", &dev));
-    for (nth = 1;; nth++) {
-        td_bench_result *result = (td_bench_result *)&nth; /* run must overwrite it */
-
-        td_fault_at(nth);
-        const td_status status = td_bench_run(dev, &config, show, NULL, &result);
-        const bool reached = td_fault_name() != NULL;
-        if (status != (reached ? TD_IO_ERROR : TD_OK))
-            fail_msg("%s: after a failing %s the run returned %d", k->name, td_fault_name(), (int)status);
-        td_fault_at(0);
-        td_assert_ok(td_device_memory(dev, &memory));
-        assert_int_equal(memory.live_blocks, 0);
-        if (!reached) {
-            td_bench_result_destroy(result);
-            break;
-        }
-        assert_null(result);
-    }
-    assert_true(nth > 15); /* a loop that injected nothing proves nothing */
-    td_device_close(dev);
+    t.config.mode = k->mode;
+    t.config.whole = k->whole;
+    t.config.overlap = k->overlap;
+    td_assert_ok(td_device_open("cpu", &t.dev));
+    td_fault_each(&loop, &t);
+    td_device_close(t.dev);
 }
 
 int main(void)

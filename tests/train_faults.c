@@ -402,8 +402,8 @@ cleanup:
     return status;
 }
 
-/* Two steps, the second with another learning rate, and what is asked of them. */
-static td_status run(td_train *train, const kind *k)
+/* Up to STEPS steps, the second with another learning rate, and what is asked of them. */
+static td_status run(td_train *train, const kind *k, int64_t most)
 {
     td_hyperparameters slower = k->sgd ? sgd : adamw;
     td_status status = TD_OK;
@@ -411,7 +411,7 @@ static td_status run(td_train *train, const kind *k)
     float loss;
 
     slower.sgd.lr = slower.adamw.lr = 1e-3;
-    for (int step = 0; step < STEPS; step++) {
+    for (int64_t step = 0; step < most; step++) {
         if (k->parts)
             TD_TRY(run_parts(train, k));
         else
@@ -520,131 +520,163 @@ static void check_clean(const kind *k)
     assert_int_equal(graphs.launches, k->captures);
 }
 
-static td_status expected_status(void)
-{
-    const char *name = td_fault_name();
+/* A trainer with faults in its calls, and the numbers of one that had none. */
+typedef struct trial {
+    const kind *kind;
+    td_device *dev;
+    td_train *train;
+    int64_t calls_fail_in; /* so many first steps of a run */
+    numbers before, after;
+} trial;
 
-    if (!name)
-        return TD_OK;
-    return strcmp(name, "calloc") == 0 || strcmp(name, "realloc") == 0 ? TD_NO_MEMORY : TD_IO_ERROR;
+/* A new trainer of each run: captures, and what a trainer takes from the host when it first needs it, come
+ * once in its life. */
+static void make_trainer(void *state)
+{
+    trial *t = state;
+
+    pretend(t->kind);
+    td_assert_ok(create(t->dev, t->kind, &t->train));
+    td_assert_ok(td_train_init(t->train, 5));
+}
+
+static void drop_trainer(trial *t)
+{
+    td_train_destroy(t->train);
+    assert_nothing_is_left(t->dev);
+}
+
+static td_status run_steps(void *state)
+{
+    trial *t = state;
+
+    host_fails = true;
+    const td_status status = run(t->train, t->kind, t->calls_fail_in);
+    host_fails = false;
+    return status;
 }
 
 /* The trainer that had a fault goes on. Replays only count: numbers are not looked at where there are any. */
+static void check_next_steps(void *state, td_status status, const char *failed)
+{
+    trial *t = state;
+    const kind *k = t->kind;
+
+    (void)status;
+    assert_settled(k, t->dev, failed ? failed : "call of none");
+    restore(t->train, k, &t->before);
+    td_assert_ok(run(t->train, k, STEPS));
+    if (!k->capture)
+        assert_numbers(t->train, &t->after);
+    drop_trainer(t);
+}
+
+/* The second step makes the calls of the first, and calls fail in the first alone. Where captures or a second
+ * stream make them differ in what is under way, calls fail in both. Two steps follow a fault either way. */
 static void steps_survive_every_fault(void **state)
 {
     const kind *k = *state;
-    td_device *dev;
-    int64_t nth;
+    const td_fault_loop loop = {.name = k->name,
+                                .prepare = make_trainer,
+                                .run = run_steps,
+                                .check = check_next_steps,
+                                .least = k->capture && k->until == TD_TRAIN_FORWARD ? 50 : 150};
+    trial t = {.kind = k, .calls_fail_in = k->capture || k->streams ? STEPS : 1};
 
-    td_assert_ok(td_device_open("cpu", &dev));
-    td_assert_ok(td_device_history_begin(dev, 1)); /* what the steps tell it may fail, too */
-    numbers before = {.params = NULL}, after = before;
-    for (nth = 0;; nth++) {
-        td_train *train;
+    td_assert_ok(td_device_open("cpu", &t.dev));
+    td_assert_ok(td_device_history_begin(t.dev, 1)); /* what the steps tell it may fail, too */
+    make_trainer(&t);
+    t.before = numbers_of(t.train);
+    td_assert_ok(run(t.train, k, STEPS));
+    t.after = numbers_of(t.train);
+    check_clean(k);
+    drop_trainer(&t);
+    td_fault_each(&loop, &t);
+    forget(&t.before);
+    forget(&t.after);
+    td_device_close(t.dev);
+}
 
-        pretend(k);
-        td_assert_ok(create(dev, k, &train));
-        td_assert_ok(td_train_init(train, 5));
-        if (nth == 0)
-            before = numbers_of(train);
-        host_fails = true;
-        td_fault_at(nth);
-        const td_status status = run(train, k), expected = expected_status();
-        if (status != expected)
-            fail_msg("%s: after a failing %s the steps returned %d", k->name, td_fault_name(), (int)status);
-        const char *failed = td_fault_name();
-        td_fault_at(0);
-        host_fails = false;
-        assert_settled(k, dev, failed);
-        if (nth == 0) {
-            after = numbers_of(train);
-            check_clean(k);
-        }
-        restore(train, k, &before);
-        td_assert_ok(run(train, k));
-        if (!k->capture)
-            assert_numbers(train, &after);
-        td_train_destroy(train);
-        assert_nothing_is_left(dev);
-        if (nth > 0 && !failed)
-            break;
-    }
-    assert_true(nth >
-                (k->until == TD_TRAIN_FORWARD ? 50 : 200)); /* a loop that injected nothing proves nothing */
-    forget(&before);
-    forget(&after);
-    td_device_close(dev);
+static void make_trainer_of_one_step(void *state)
+{
+    trial *t = state;
+
+    make_trainer(t);
+    td_assert_ok(td_train_step(t->train, ids, targets, BATCH, SEQ)); /* queued */
+}
+
+static td_status run_capture(void *state)
+{
+    trial *t = state;
+
+    return td_train_step(t->train, ids, targets, BATCH, SEQ);
+}
+
+static void check_graphs(void *state, td_status status, const char *failed)
+{
+    trial *t = state;
+    const kind *k = t->kind;
+
+    (void)status;
+    assert_true(failed ? graphs.alive < k->captures : graphs.alive == k->captures);
+    for (int step = 0; step < 2; step++)
+        td_assert_ok(td_train_step(t->train, ids, targets, BATCH, SEQ));
+    assert_int_equal(graphs.alive, k->captures);
+    drop_trainer(t);
 }
 
 /* A step that fails while it is captured leaves no graph of its begin, to be replayed for the whole. */
 static void a_failed_capture_is_not_replayed(void **state)
 {
-    const kind *k = *state;
-    td_device *dev;
-    int64_t nth;
+    const td_fault_loop loop = {.name = ((const kind *)*state)->name,
+                                .prepare = make_trainer_of_one_step,
+                                .run = run_capture,
+                                .check = check_graphs,
+                                .least = 50};
+    trial t = {.kind = *state};
 
-    td_assert_ok(td_device_open("cpu", &dev));
-    for (nth = 1;; nth++) {
-        td_train *train;
-
-        pretend(k);
-        td_assert_ok(create(dev, k, &train));
-        td_assert_ok(td_train_init(train, 5));
-        td_assert_ok(td_train_step(train, ids, targets, BATCH, SEQ)); /* queued */
-        td_fault_at(nth);
-        const td_status status = td_train_step(train, ids, targets, BATCH, SEQ);
-        const bool reached = td_fault_name() != NULL;
-        td_fault_at(0);
-        assert_int_equal(status, reached ? TD_IO_ERROR : TD_OK);
-        assert_true(reached ? graphs.alive < k->captures : graphs.alive == k->captures);
-        for (int step = 0; step < 2; step++)
-            td_assert_ok(td_train_step(train, ids, targets, BATCH, SEQ));
-        assert_int_equal(graphs.alive, k->captures);
-        td_train_destroy(train);
-        assert_nothing_is_left(dev);
-        if (!reached)
-            break;
-    }
-    assert_true(nth > 50);
-    td_device_close(dev);
+    td_assert_ok(td_device_open("cpu", &t.dev));
+    td_fault_each(&loop, &t);
+    td_device_close(t.dev);
 }
 
 /* Planning, creating and drawing the first weights. */
+static td_status run_creation(void *state)
+{
+    trial *t = state;
+    td_train_bytes bytes;
+    td_status status = TD_OK;
+
+    pretend(t->kind);
+    t->train = NULL;
+    host_fails = true;
+    TD_TRY(plan(t->dev, t->kind, &bytes));
+    t->train = (td_train *)&bytes; /* create must overwrite it */
+    status = create(t->dev, t->kind, &t->train);
+    assert_true((status == TD_OK) == (t->train != NULL));
+    TD_TRY(status);
+    TD_TRY(td_train_init(t->train, 5));
+cleanup:
+    host_fails = false;
+    return status;
+}
+
+static void check_creation(void *state, td_status status, const char *failed)
+{
+    (void)status;
+    (void)failed;
+    drop_trainer(state);
+}
+
 static void creation_survives_every_fault(void **state)
 {
-    const kind *k = *state;
-    td_device *dev;
-    int64_t nth;
+    const td_fault_loop loop = {
+        .name = ((const kind *)*state)->name, .run = run_creation, .check = check_creation, .least = 50};
+    trial t = {.kind = *state};
 
-    td_assert_ok(td_device_open("cpu", &dev));
-    for (nth = 1;; nth++) {
-        td_train *train = (td_train *)&nth; /* create must overwrite it */
-        td_train_bytes bytes;
-
-        pretend(k);
-        host_fails = true;
-        td_fault_at(nth);
-        td_status status = plan(dev, k, &bytes);
-        if (status == TD_OK)
-            status = create(dev, k, &train);
-        else
-            train = NULL;
-        assert_true((status == TD_OK) == (train != NULL));
-        if (status == TD_OK)
-            status = td_train_init(train, 5);
-        const bool reached = td_fault_name() != NULL;
-        const td_status expected = expected_status();
-        td_fault_at(0);
-        host_fails = false;
-        if (status != expected)
-            fail_msg("%s: a failing call returned %d", k->name, (int)status);
-        td_train_destroy(train);
-        assert_nothing_is_left(dev);
-        if (!reached)
-            break;
-    }
-    assert_true(nth > 50);
-    td_device_close(dev);
+    td_assert_ok(td_device_open("cpu", &t.dev));
+    td_fault_each(&loop, &t);
+    td_device_close(t.dev);
 }
 
 int main(void)

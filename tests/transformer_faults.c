@@ -113,82 +113,99 @@ static char *gradients_of(const td_transformer *model, size_t *bytes)
     return all;
 }
 
+/* A model with faults in its calls, and what it gave when there were none. */
+typedef struct trial {
+    const kind *kind;
+    td_transformer_config config;
+    td_device *dev;
+    td_transformer *model;
+    float loss, clean_loss;
+    char *clean; /* gradients */
+} trial;
+
+static td_status run_step(void *state)
+{
+    trial *t = state;
+
+    return step(t->model, t->kind, &t->loss);
+}
+
+static void check_next_step(void *state, td_status status, const char *failed)
+{
+    trial *t = state;
+    size_t bytes;
+
+    (void)status;
+    (void)failed;
+    assert_no_label_is_left(t->dev);
+    td_assert_ok(step(t->model, t->kind, &t->loss));
+    assert_memory_equal(&t->loss, &t->clean_loss, sizeof t->loss);
+    char *after = gradients_of(t->model, &bytes);
+    assert_memory_equal(after, t->clean, bytes);
+    free(after);
+}
+
 static void steps_survive_every_fault(void **state)
 {
     const kind *k = *state;
-    const td_transformer_config config = config_of(k);
-    td_transformer *model;
-    td_device *dev;
-    float clean_loss, loss;
+    const td_fault_loop loop = {
+        .name = k->name, .run = run_step, .check = check_next_step, .least = k->inference ? 50 : 150};
+    trial t = {.kind = k, .config = config_of(k)};
     size_t bytes;
-    int64_t nth;
 
-    td_assert_ok(td_device_open("cpu", &dev));
-    td_assert_ok(td_transformer_create(dev, &config, &model));
-    td_assert_ok(td_transformer_init(model, 5));
-    td_assert_ok(td_device_history_begin(dev, 1)); /* what the steps tell it may fail, too */
-    td_assert_ok(step(model, k, &clean_loss));
-    char *clean = gradients_of(model, &bytes);
-    for (nth = 1;; nth++) {
-        td_fault_at(nth);
-        const td_status status = step(model, k, &loss);
-        const bool reached = td_fault_name() != NULL;
-        if (status != (reached ? TD_IO_ERROR : TD_OK))
-            fail_msg("%s: after a failing %s the step returned %d", k->name, td_fault_name(), (int)status);
-        td_fault_at(0);
-        assert_no_label_is_left(dev);
-        td_assert_ok(step(model, k, &loss));
-        assert_memory_equal(&loss, &clean_loss, sizeof loss);
-        char *after = gradients_of(model, &bytes);
-        assert_memory_equal(after, clean, bytes);
-        free(after);
-        if (!reached)
-            break;
-    }
-    assert_true(nth > (k->inference ? 50 : 150)); /* a loop that injected nothing proves nothing */
-    free(clean);
-    td_transformer_destroy(model);
-    td_device_close(dev);
+    td_assert_ok(td_device_open("cpu", &t.dev));
+    td_assert_ok(td_transformer_create(t.dev, &t.config, &t.model));
+    td_assert_ok(td_transformer_init(t.model, 5));
+    td_assert_ok(td_device_history_begin(t.dev, 1)); /* what the steps tell it may fail, too */
+    td_assert_ok(step(t.model, k, &t.clean_loss));
+    t.clean = gradients_of(t.model, &bytes);
+    td_fault_each(&loop, &t);
+    free(t.clean);
+    td_transformer_destroy(t.model);
+    td_device_close(t.dev);
 }
 
 /* Planning, creating and drawing the first weights. */
+static td_status run_creation(void *state)
+{
+    trial *t = state;
+    td_transformer_bytes bytes;
+    td_status status = TD_OK;
+
+    t->model = NULL;
+    TD_TRY(td_transformer_plan(t->dev, &t->config, &bytes));
+    t->model = (td_transformer *)&bytes; /* create must overwrite it */
+    status = td_transformer_create(t->dev, &t->config, &t->model);
+    assert_true((status == TD_OK) == (t->model != NULL));
+    TD_TRY(status);
+    TD_TRY(td_transformer_init(t->model, 5));
+cleanup:
+    return status;
+}
+
+static void check_creation(void *state, td_status status, const char *failed)
+{
+    trial *t = state;
+    td_memory_stats memory;
+
+    (void)status;
+    if (t->model && failed)
+        td_assert_refused(td_transformer_forward(t->model, ids, BATCH, SEQ, NULL), TD_BAD_STATE,
+                          "no weights");
+    td_transformer_destroy(t->model);
+    td_assert_ok(td_device_memory(t->dev, &memory));
+    assert_int_equal(memory.live_blocks, 0);
+}
+
 static void creation_survives_every_fault(void **state)
 {
     const kind *k = *state;
-    const td_transformer_config config = config_of(k);
-    td_memory_stats memory;
-    td_device *dev;
-    int64_t nth;
+    const td_fault_loop loop = {.name = k->name, .run = run_creation, .check = check_creation, .least = 50};
+    trial t = {.kind = k, .config = config_of(k)};
 
-    td_assert_ok(td_device_open("cpu", &dev));
-    for (nth = 1;; nth++) {
-        td_transformer *model = (td_transformer *)&nth; /* create must overwrite it */
-        td_transformer_bytes bytes;
-
-        td_fault_at(nth);
-        td_status status = td_transformer_plan(dev, &config, &bytes);
-        if (status == TD_OK)
-            status = td_transformer_create(dev, &config, &model);
-        else
-            model = NULL;
-        assert_true((status == TD_OK) == (model != NULL));
-        if (status == TD_OK)
-            status = td_transformer_init(model, 5);
-        const bool reached = td_fault_name() != NULL;
-        td_fault_at(0);
-        if (status != (reached ? TD_IO_ERROR : TD_OK))
-            fail_msg("%s: a failing call returned %d", k->name, (int)status);
-        if (model && reached)
-            td_assert_refused(td_transformer_forward(model, ids, BATCH, SEQ, NULL), TD_BAD_STATE,
-                              "no weights");
-        td_transformer_destroy(model);
-        td_assert_ok(td_device_memory(dev, &memory));
-        assert_int_equal(memory.live_blocks, 0);
-        if (!reached)
-            break;
-    }
-    assert_true(nth > 50);
-    td_device_close(dev);
+    td_assert_ok(td_device_open("cpu", &t.dev));
+    td_fault_each(&loop, &t);
+    td_device_close(t.dev);
 }
 
 int main(void)

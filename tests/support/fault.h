@@ -1,7 +1,7 @@
 /** Calls that are told to fail: each that a program wraps (td_add_test's WRAP) counts, and the nth of them is
  * refused.
  *
- * A test repeats what it tests with nth = 1, 2, ..., until a run has fewer calls than that. */
+ * td_fault_each runs what is tested with nth = 1, 2, ..., until a run has fewer calls than that. */
 #ifndef TD_TESTS_FAULT_H
 #define TD_TESTS_FAULT_H
 
@@ -17,6 +17,23 @@ bool td_fault(const char *name);
 
 /** The call that failed, NULL if none did yet. */
 const char *td_fault_name(void);
+
+/** What is to hold whichever call fails, with a test's own state. */
+typedef struct td_fault_loop {
+    const char *name; /* of the case, for messages */
+    /* Before each run; NULL: nothing is to be done. */
+    void (*prepare)(void *state);
+    /* What is tested, the only one whose calls fail. Its status says what did: TD_IO_ERROR, TD_NO_MEMORY of
+     * an allocation of the host, or TD_OK if no call failed. */
+    td_status (*run)(void *state);
+    /* What is left and what still works; failed is NULL after the last run, in which no call failed. */
+    void (*check)(void *state, td_status status, const char *failed);
+    bool may_go_on; /* run may do without an allocation and return TD_OK all the same */
+    int64_t least;  /* runs: a loop that injected nothing proves nothing */
+} td_fault_loop;
+
+/** Fails the test unless all of that holds for every call of run's. */
+void td_fault_each(const td_fault_loop *loop, void *state);
 
 /** The double of a function: it fails with TD_IO_ERROR, or does what the function does. */
 #define TD_FAULT(name, parameters, arguments)                                                                \
