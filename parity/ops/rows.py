@@ -43,9 +43,10 @@ def rmsnorm_backward(case, draw, c):
     wider, mixed = case.get("x_dtype", case.dtype), "x_dtype" in case
     dy = draw.normal("dy", x.shape, case.dtype)
     before_dx = draw.normal("before dx", x.shape, wider)
-    before_dweight = draw.normal("before dweight", weight.shape, case.dtype)
+    summed = case.get("dweight_dtype", case.dtype)
+    before_dweight = draw.normal("before dweight", weight.shape, summed)
     y, rstd = draw.poisoned(x.shape, case.dtype), draw.poisoned((case.rows,), "f32")
-    dx, dweight = draw.poisoned(x.shape, wider), draw.poisoned(weight.shape, case.dtype)
+    dx, dweight = draw.poisoned(x.shape, wider), draw.poisoned(weight.shape, summed)
     outputs = {"dx": dx, "dweight": dweight}
     if mixed:
         outputs["dx_rounded"] = draw.poisoned(x.shape, case.dtype)
