@@ -7,7 +7,6 @@
 #include <math.h>
 #include <omp.h>
 #include <stdalign.h>
-#include <unistd.h>
 
 typedef struct forward {
     const td_attention_shape *shape;
@@ -189,23 +188,11 @@ static void attend_tile(const forward *f, tile *t, int64_t head, int64_t query_t
                           o_pitch);
 }
 
-/* Of this machine. To ask is to open and read a file of the kernel's, and every pass over a model asks for
- * each layer; the answer never changes. */
-static long processors(void)
-{
-    static _Atomic long known;
-    long count = known;
-
-    if (count == 0) {
-        count = sysconf(_SC_NPROCESSORS_CONF);
-        known = count = count > 0 ? count : 1;
-    }
-    return count;
-}
-
+/* OpenMP knows from its start how many processors there are; the system would open and read a file, for each
+ * layer of every pass over a model. */
 int64_t td_flash_cpu_slots(int64_t tasks)
 {
-    return td_least(tasks, processors());
+    return td_least(tasks, omp_get_num_procs());
 }
 
 static int64_t query_tiles_of(const td_attention_shape *shape)
