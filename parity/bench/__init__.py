@@ -194,7 +194,7 @@ def whole(size, dtype, mode="step"):
     """Steps that nothing waits for between two readings of the clock, or one step and what its kernels take."""
     shape, numel = shape_of(size, WHOLE_CONTEXT)
     mine, theirs = step_seconds(size, WHOLE_CONTEXT, dtype)
-    steps = 3 * WHOLE_STEPS + 8 if mode == "step" else 6
+    steps = 7 * WHOLE_STEPS + 8 if mode == "step" else 6
     impls = ["c", "c_graph", "c_graph_overlap", "torch_eager", "torch_compile"]
     if mode == "parts":
         impls.remove("c_graph")
@@ -203,7 +203,7 @@ def whole(size, dtype, mode="step"):
     return Case(
         "torch_compile",
         measure="time memory" if mode == "step" else "memory",
-        repeats=3,
+        repeats=7,
         together=WHOLE_STEPS,
         in_turn=True,
         config=configs(impls, "cuda", dtype, mode, timed="whole"),

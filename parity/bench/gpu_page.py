@@ -87,12 +87,13 @@ def shown(record, name):
 
 def report_whole(page, records):
     page.question("How long does a training step take, when nothing waits inside (batch 4, context 512)?")
-    times, ratios, shares = [], [], []
+    times, ratios, shares, found = [], [], [], {}
     impls = [impl for impl in ORDER if len(records.only(impl=impl))]
     for (dtype, size), sides in by_case(records, ["dtype", "size"]).items():
         key = {"dtype": dtype, "size": size}
         times.append(key | {impl: shown(sides.get(impl), "ms") for impl in impls} | spread(sides.values()))
         ratios.append(key | ratios_of(sides, BARS.get(dtype, (None, None))))
+        found.setdefault(dtype, {})[size] = sides
         shares.append(key | {impl: utilisation(sides.get(impl)) for impl in impls})
     frame = pd.DataFrame(times).dropna(axis="columns", how="all")
     page.table(frame, units=units_of(frame, impls, "ms"))
@@ -119,13 +120,13 @@ def report_whole(page, records):
     page.text(
         "Ratios of the medians above, each of the two sides in its title; below 1, C is faster. The best PyTorch is "
         "the faster of torch_compile and torch_compile_graph, and its column says which. The bars that these ratios "
-        f"are held against: {bars}."
+        f"are held against: {bars}. A ratio is at the bar where that lies between C's fastest sample over PyTorch's "
+        "slowest and C's slowest over PyTorch's fastest; below it where all of these are."
     )
     for dtype, (graph_bar, eager_bar) in BARS.items():
-        mine = [row for row in ratios if row["dtype"] == dtype]
         for impl in GRAPHS:
-            say_ratios(page, dtype, mine, impl, BEST, graph_bar)
-        say_ratios(page, dtype, mine, "c", "torch_eager", eager_bar, f" ({EAGER})")
+            say_ratios(page, dtype, found.get(dtype, {}), impl, BEST, graph_bar)
+        say_ratios(page, dtype, found.get(dtype, {}), "c", "torch_eager", eager_bar, f" ({EAGER})")
     stated = stated_peaks(records)
     if stated:
         page.text(stated)
@@ -160,18 +161,33 @@ def ratios_of(sides, bars):
     return row
 
 
-def say_ratios(page, dtype, rows, impl, over, bar, remark=""):
-    found = {row["size"]: row[f"{impl} / {over}"] for row in rows if row[f"{impl} / {over}"]}
+def ratio_and_range(sides, impl, over):
+    """Of the medians, and from the fastest sample over the slowest to the slowest over the fastest."""
+    mine, theirs = (
+        sides.get(impl, {}),
+        sides.get(best_of(COMPILED, sides, "ms") if over == BEST else over, {}),
+    )
+    if "ms" not in mine or "ms" not in theirs:
+        return None
+    low = min(mine["samples"]) / max(theirs["samples"])
+    return mine["ms"]["median"] / theirs["ms"]["median"], low, max(mine["samples"]) / min(theirs["samples"])
+
+
+def say_ratios(page, dtype, by_size, impl, over, bar, remark=""):
+    found = {size: ratio_and_range(sides, impl, over) for size, sides in by_size.items()}
+    found = {size: ratio for size, ratio in found.items() if ratio}
     if not found or bar is None:
         return
-    figures = ", ".join(f"{ratio:.2f} ({size})" for size, ratio in found.items())
-    held = f"{sum(ratio <= bar for ratio in found.values())} of {len(found)} at or below {bar:.2f}"
+    figures = ", ".join(
+        f"{ratio:.2f} ({size}, {low:.2f} to {high:.2f})" for size, (ratio, low, high) in found.items()
+    )
+    below = sum(high < bar for _, _, high in found.values())
+    at = sum(low <= bar <= high for _, low, high in found.values())
+    held = f"{below} of {len(found)} below {bar:.2f}" + (f", {at} at the bar" if at else "")
     whose = f"{over}'s" if over != BEST else "the best compiled PyTorch side's"
     page.text(f"{dtype}: {impl} takes {figures} times {whose} time; {held}{remark}.")
-    page.verdict(
-        "torch_compile",
-        f"{dtype}: {impl} {ranged(found.values())} x {whose} time, {held}{remark}.",
-    )
+    ratios = [ratio for ratio, _, _ in found.values()]
+    page.verdict("torch_compile", f"{dtype}: {impl} {ranged(ratios)} x {whose} time, {held}{remark}.")
 
 
 def utilisation(record):
