@@ -191,7 +191,9 @@ class Turns(unittest.TestCase):
         eager = found["torch_eager"]
         self.assertEqual((eager["peak_mib"], eager["requested_mib"]), (3 + 5, 2 + 5))
         self.assertEqual((eager["together"], eager["ms"]["n"]), (3, 2))
-        self.assertEqual(found["c"]["ratio"]["over"], "torch_eager")
+        self.assertNotIn("ratio", found["c"], "nothing paired their samples")
+        together = self.measure({"c": dict, "torch_eager": dict}, Pretended(), in_turn=False)
+        self.assertEqual(together["c"]["ratio"]["over"], "torch_eager")
 
     def test_a_side_that_does_not_fit_is_closed_and_costs_no_other(self):
         on, log = Pretended(), []
@@ -262,7 +264,7 @@ class Turns(unittest.TestCase):
             driver.times.forward.extend([1.0, 1.0])
             raise RuntimeError("CUDA error: out of memory")
 
-        driver = mock.Mock(times=Times(), captured=False, peaks={}, phased=phased)
+        driver = mock.Mock(times=Times(), has_phases=True, peaks={}, phased=phased)
         side = timings.side_of(timings.Whole(driver, None, {"tokens": 1}), flops=1.0)
         found = self.measure({"c": side}, Pretended(), measure="time")["c"]
         self.assertEqual((found["status"], found["ms"]["n"], found["phases"]), ("ok", 2, {}))
@@ -271,7 +273,7 @@ class Turns(unittest.TestCase):
         driver.close.assert_called_once_with()
 
     def test_a_captured_step_has_no_phases_and_says_its_own_peak(self):
-        driver = mock.Mock(times=Times(), captured=True, peaks={"peak_mib": 7.0})
+        driver = mock.Mock(times=Times(), has_phases=False, peaks={"peak_mib": 7.0})
         side = timings.side_of(timings.Whole(driver, None, {}), flops=1.0)
         found = self.measure({"torch_compile_graph": side}, Pretended(), measure="time")[
             "torch_compile_graph"

@@ -135,12 +135,12 @@ def report_checkpoints(page, records):
             row["activations by the arithmetic"] = record.get("values", {}).get(name)
             rows.append(row)
             if impl == "c_checkpoint" and "ms" in base:
-                saved.append(1 - record["peak_mib"] / base["peak_mib"])
+                if record.get("peak_mib") and base.get("peak_mib"):
+                    saved.append(1 - record["peak_mib"] / base["peak_mib"])
                 added.append(record["ms"]["median"] / base["ms"]["median"] - 1)
-    page.table(
-        pd.DataFrame(rows).dropna(axis="columns", how="all"),
-        units={"time": "ms", "peak": "MiB", "activations by the arithmetic": "MiB"},
-    )
+    frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
+    sizes = units_of(frame, ["peak", "activations by the arithmetic"], "MiB")
+    page.table(frame, units=units_of(frame, ["time"], "ms") | sizes)
     page.text(
         "A whole training step, medians of three samples, and the peak of its memory. c_keep_all finds all of "
         "forward's activations in backward, c_keep_most computes norms and silu(gate) up again, c_checkpoint keeps "
@@ -197,7 +197,8 @@ def report_micro_batches(page, records):
                 rows.append(row | {"time": record["status"]})
                 continue
             seconds, peak = record["ms"]["median"] / 1e3, peak_of(record)
-            share = record["values"]["model_flops"] / seconds / 1e12 / peak if peak else None
+            flops = record.get("values", {}).get("model_flops")
+            share = flops / seconds / 1e12 / peak if peak and flops else None
             shares += [(case["size"], share)] if share else []
             row |= {"time": 1e3 * seconds, "tokens/s": row["tokens a step"] / seconds}
             row |= {"peak memory": record.get("peak_mib"), "MFU": f"{100 * share:.1f} %" if share else None}
@@ -205,10 +206,8 @@ def report_micro_batches(page, records):
     if not rows:
         return
     page.question("What is used of the GPU where the optimizer comes once in 262,144 tokens?")
-    page.table(
-        pd.DataFrame(rows).dropna(axis="columns", how="all"),
-        units=units_of(pd.DataFrame(rows), ["time"], "ms") | {"peak memory": "MiB"},
-    )
+    frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
+    page.table(frame, units=units_of(frame, ["time"], "ms") | units_of(frame, ["peak memory"], "MiB"))
     page.text(
         "Steps of many micro-batches, captured, whose gradients are added up in f32; medians of three. MFU: the "
         "products that the model asks for, over time and the data sheet's peak of dense products. Of a step of T "
