@@ -3,6 +3,7 @@
  * tests/ops_optimizers.c's. */
 #include "train/train.h"
 
+#include "support/cases.h"
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
@@ -333,30 +334,36 @@ static void the_callers_hooks_stand_ahead_of_the_optimizer_and_are_given_back(vo
 
 /* ---- bytes ---- */
 
-static void bytes_are_as_planned(void **unused)
+static void bytes_are_as_planned(void **state)
 {
-    (void)unused;
-    for (int until = TD_TRAIN_UPDATE; until <= TD_TRAIN_FORWARD; until++)
-        for (int i = 0; i < 8; i++) {
-            td_train_config config = config_of(precisions[i % 3], i & 1 ? TD_UPDATE_ALONG : TD_UPDATE_AFTER);
-            td_memory_stats memory;
-            td_train_bytes bytes;
+    static const td_train_until untils[] = {TD_TRAIN_UPDATE, TD_TRAIN_BACKWARD, TD_TRAIN_FORWARD};
+    const int *choice = ((const td_combination *)*state)->choice;
+    td_train_config config = config_of(precisions[choice[1]], choice[2] ? TD_UPDATE_ALONG : TD_UPDATE_AFTER);
+    td_memory_stats memory;
+    td_train_bytes bytes;
 
-            config.until = (td_train_until)until;
-            config.clip = i & 2 ? 1 : 0;
-            config.model.keep = i & 4 ? TD_KEEP_ALL : TD_KEEP_MOST;
-            config.model.transient_gradients = i & 1;
-            td_assert_ok(td_train_plan(dev, &config, &bytes));
-            td_train *train = make(&config);
-            td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
-            td_assert_ok(td_device_memory(dev, &memory));
-            const td_transformer_bytes *m = &bytes.model;
-            assert_int_equal(memory.current_bytes, m->parameters + m->copies + m->gradients + m->activations +
-                                                       m->scratch + bytes.optimizer + bytes.step);
-            assert_int_equal(bytes.optimizer > 0, until == TD_TRAIN_UPDATE);
-            td_train_destroy(train);
-        }
+    config.until = untils[choice[0]];
+    config.model.transient_gradients = choice[2] == 1;
+    config.clip = choice[3] ? 1 : 0;
+    config.model.keep = choice[4] ? TD_KEEP_ALL : TD_KEEP_MOST;
+    td_assert_ok(td_train_plan(dev, &config, &bytes));
+    td_train *train = make(&config);
+    td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
+    td_assert_ok(td_device_memory(dev, &memory));
+    const td_transformer_bytes *m = &bytes.model;
+    assert_int_equal(memory.current_bytes, m->parameters + m->copies + m->gradients + m->activations +
+                                               m->scratch + bytes.optimizer + bytes.step);
+    assert_int_equal(bytes.optimizer > 0, config.until == TD_TRAIN_UPDATE);
+    td_train_destroy(train);
 }
+
+static const td_cases planned_bytes = {.group = "bytes are as planned",
+                                       .test = bytes_are_as_planned,
+                                       .axes = {{"update", "until backward", "until forward"},
+                                                {"f32", "bf16", "mixed"},
+                                                {"after", "along, transient gradients"},
+                                                {"not clipped", "clipped"},
+                                                {"most kept", "all kept"}}};
 
 /* ---- refusals ---- */
 
@@ -484,11 +491,11 @@ int main(void)
         cmocka_unit_test(init_and_reset_begin_again),
         cmocka_unit_test(a_smaller_step_runs_in_a_larger_plan),
         cmocka_unit_test(the_callers_hooks_stand_ahead_of_the_optimizer_and_are_given_back),
-        cmocka_unit_test(bytes_are_as_planned),
         cmocka_unit_test(bad_configurations_are_refused_by_name),
         cmocka_unit_test(a_refused_step_changes_nothing),
         cmocka_unit_test(a_trainer_without_an_update_has_what_it_needs_and_no_more),
     };
 
-    return cmocka_run_group_tests(tests, open_device, close_device);
+    return cmocka_run_group_tests(tests, open_device, close_device) +
+           td_run_cases(&planned_bytes, open_device, close_device);
 }

@@ -3,6 +3,7 @@
  * other, so that steps must be those that update after the pass, bit for bit. What is noted as alive or as
  * dead is written over. */
 #include "base/check.h"
+#include "support/cases.h"
 #include "support/compare.h"
 #include "transformer/model.h"
 #include "transformer_cases.h"
@@ -224,59 +225,76 @@ static void expect_taken(const td_trial *trial, int64_t taken)
 static void any_number_of_layers_is_updated_along_the_way(void **state)
 {
     static const int64_t groups[] = {1, 2, 3, 4, 3, 3, 4, 4, 3}; /* of 1 to 9 layers */
+    const int *choice = ((const td_combination *)*state)->choice;
+    const bool all = choice[0] < 9, rarely = choice[4] == 1;
+    const int64_t layers = all ? choice[0] + 1 : 3, wait = all ? groups[layers - 1] : 1;
+    td_transformer_config config = base;
 
-    (void)state;
-    for (int i = 0; i < 10 * 2 * 2; i++) {
-        td_transformer_config config = base;
-        const bool rarely = i % 3 == 0;
+    config.keep = all ? TD_KEEP_ALL : TD_KEEP_MOST;
+    config.size.layers = layers;
+    config.context = choice[1] ? 97 : base.context;
+    config.transient_gradients = choice[2] == 1;
+    config.attention = choice[3] ? "naive" : "flash";
+    pays_from = rarely ? config.batch * config.context : 0;
+    pair p = open_pair(&config, (td_train_config){.hyper = adamw});
+    assert_int_equal(p.along->model->plan.group, wait);
+    for (int step = 0; step < 4; step++) {
+        const bool whole = step % 2 == 0, pays = whole || !rarely;
 
-        config.keep = (td_keep)(i < 9 * 2 * 2);
-        config.size.layers = config.keep == TD_KEEP_ALL ? i / 4 + 1 : 3;
-        config.attention = (i / 4 + i) % 2 ? "naive" : "flash";
-        config.context = i % 2 ? 97 : base.context; /* more activations than weights, or fewer */
-        config.transient_gradients = i / 2 % 2;
-        pays_from = rarely ? config.batch * config.context : 0;
-        pair p = open_pair(&config, (td_train_config){.hyper = adamw});
-        const int64_t layers = config.size.layers, wait = config.keep == TD_KEEP_ALL ? groups[layers - 1] : 1;
-        assert_int_equal(p.along->model->plan.group, wait);
-        for (int step = 0; step < 4; step++) {
-            const bool whole = step % 2 == 0, pays = whole || !rarely;
-
-            load(p.along, !whole); /* abandoned */
-            run_step(&p, whole);
-            td_trial_assert_same(p.apart, p.along);
-            expect_taken(p.along, pays ? 1 + TD_DUE_MOST * layers : 0);
-            if (pays)
-                expect_launches(layers, wait);
-            else
-                assert_int_equal(launched, 0);
-        }
-        close_pair(&p);
+        load(p.along, !whole); /* abandoned */
+        run_step(&p, whole);
+        td_trial_assert_same(p.apart, p.along);
+        expect_taken(p.along, pays ? 1 + TD_DUE_MOST * layers : 0);
+        if (pays)
+            expect_launches(layers, wait);
+        else
+            assert_int_equal(launched, 0);
     }
+    close_pair(&p);
     pays_from = 0;
 }
+
+/* Attention, and whether every step pays, alternate over the other choices: a quarter of all is run. */
+static bool is_run_with_another(const int *choice)
+{
+    return choice[3] != (choice[0] + choice[1]) % 2 ||
+           choice[4] != ((choice[0] + choice[1] + 2 * choice[2]) % 3 == 0);
+}
+
+static const td_cases numbers_of_layers = {
+    .group = "any number of layers is updated along the way",
+    .test = any_number_of_layers_is_updated_along_the_way,
+    .axes = {{"1 layer", "2 layers", "3 layers", "4 layers", "5 layers", "6 layers", "7 layers", "8 layers",
+              "9 layers", "3 layers, most kept"},
+             {"more weights", "more activations"},
+             {"gradients", "transient gradients"},
+             {"flash", "naive"},
+             {"always pays", "pays in whole steps"}},
+    .leaves_out = is_run_with_another};
 
 /* In 16 bits alone what a half's products read does not outlive the half. */
 static void halves_of_a_layer_are_taken_by_themselves_in_pure_bf16(void **state)
 {
+    const int *choice = ((const td_combination *)*state)->choice;
     td_transformer_config config = base;
 
-    (void)state;
     config.precision = TD_PRECISION_BF16;
-    for (int i = 0; i < 4; i++) {
-        config.keep = (td_keep)(i % 2);
-        config.transient_gradients = i / 2;
-        pair p = open_pair(&config, (td_train_config){.hyper = adamw});
-        for (int step = 0; step < 3; step++) {
-            run_step(&p, step % 2 == 0);
-            td_trial_assert_same(p.apart, p.along);
-            assert_int_equal(launched, 1 + 2 * config.size.layers);
-            for (int64_t j = 0; j < launched; j++)
-                assert_int_equal(launches[j], j == 0 ? 1 : 2);
-        }
-        close_pair(&p);
+    config.keep = choice[0] ? TD_KEEP_ALL : TD_KEEP_MOST;
+    config.transient_gradients = choice[1] == 1;
+    pair p = open_pair(&config, (td_train_config){.hyper = adamw});
+    for (int step = 0; step < 3; step++) {
+        run_step(&p, step % 2 == 0);
+        td_trial_assert_same(p.apart, p.along);
+        assert_int_equal(launched, 1 + 2 * config.size.layers);
+        for (int64_t j = 0; j < launched; j++)
+            assert_int_equal(launches[j], j == 0 ? 1 : 2);
     }
+    close_pair(&p);
 }
+
+static const td_cases halves = {.group = "halves of a layer are taken by themselves in pure bf16",
+                                .test = halves_of_a_layer_are_taken_by_themselves_in_pure_bf16,
+                                .axes = {{"most kept", "all kept"}, {"gradients", "transient gradients"}}};
 
 /* The four of one layer, where those of more together do not pay. */
 static void a_layer_is_taken_alone_where_more_do_not_pay(void **state)
@@ -371,32 +389,35 @@ static void nothing_is_fused_where_gradients_must_be_there(void **state)
 /* A pass that fails between two launches leaves nothing behind for the next. */
 static void a_failed_pass_leaves_nothing_behind(void **state)
 {
-    (void)state;
-    for (int i = 0; i < 4; i++) {
-        td_transformer_config config = base;
+    const int *choice = ((const td_combination *)*state)->choice;
+    td_transformer_config config = base;
 
-        config.size.layers = 9;
-        config.keep = TD_KEEP_ALL;
-        config.transient_gradients = i % 2;
-        config.context = i / 2 ? 97 : base.context;
-        pair p = open_pair(&config, (td_train_config){.hyper = adamw});
-        td_transformer *a = p.apart->model, *b = p.along->model;
-        for (int call = 1; call <= 4; call++) { /* of the head, then of three layers each */
-            load(p.along, true);
-            fails = call;
-            assert_int_equal(td_train_backward(p.along->train), TD_IO_ERROR);
-            assert_int_equal(fails, 0);
-            memcpy(b->params, a->params, a->plan.total.parameters);
-            memcpy(b->copies, a->copies, a->plan.total.copies);
-            td_assert_ok(td_train_reset(p.apart->train));
-            td_assert_ok(td_train_reset(p.along->train));
-            run_step(&p, true);
-            td_trial_assert_same(p.apart, p.along);
-            expect_launches(9, 3);
-        }
-        close_pair(&p);
+    config.size.layers = 9;
+    config.keep = TD_KEEP_ALL;
+    config.transient_gradients = choice[0] == 1;
+    config.context = choice[1] ? 97 : base.context;
+    pair p = open_pair(&config, (td_train_config){.hyper = adamw});
+    td_transformer *a = p.apart->model, *b = p.along->model;
+    for (int call = 1; call <= 4; call++) { /* of the head, then of three layers each */
+        load(p.along, true);
+        fails = call;
+        assert_int_equal(td_train_backward(p.along->train), TD_IO_ERROR);
+        assert_int_equal(fails, 0);
+        memcpy(b->params, a->params, a->plan.total.parameters);
+        memcpy(b->copies, a->copies, a->plan.total.copies);
+        td_assert_ok(td_train_reset(p.apart->train));
+        td_assert_ok(td_train_reset(p.along->train));
+        run_step(&p, true);
+        td_trial_assert_same(p.apart, p.along);
+        expect_launches(9, 3);
     }
+    close_pair(&p);
 }
+
+static const td_cases failed_passes = {
+    .group = "a failed pass leaves nothing behind",
+    .test = a_failed_pass_leaves_nothing_behind,
+    .axes = {{"gradients", "transient gradients"}, {"more weights", "more activations"}}};
 
 /* What a layer's products read dies in the step of the layer that they wait for, once. */
 static void what_waits_is_alive_until_it_is_read(void **state)
@@ -526,17 +547,16 @@ static void layers_wait_only_where_products_can_be_taken(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_number_of_layers_is_updated_along_the_way),
-        cmocka_unit_test(halves_of_a_layer_are_taken_by_themselves_in_pure_bf16),
         cmocka_unit_test(a_layer_is_taken_alone_where_more_do_not_pay),
         cmocka_unit_test(gradients_that_are_taken_are_not_stored),
         cmocka_unit_test(nothing_is_fused_where_gradients_must_be_there),
-        cmocka_unit_test(a_failed_pass_leaves_nothing_behind),
         cmocka_unit_test(what_waits_is_alive_until_it_is_read),
         cmocka_unit_test(large_layers_wait_for_none),
         cmocka_unit_test(layers_wait_only_where_products_can_be_taken),
     };
 
     td_assert_ok(td_cpu_set_threads(1)); /* so small products would wait for more */
-    return cmocka_run_group_tests_name("fused updates", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("fused updates", tests, NULL, NULL) +
+           td_run_cases(&numbers_of_layers, NULL, NULL) + td_run_cases(&halves, NULL, NULL) +
+           td_run_cases(&failed_passes, NULL, NULL);
 }

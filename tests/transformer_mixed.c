@@ -1,5 +1,6 @@
 /* What a training step may do beside plain precision and plain memory: f32 weights beside 16-bit products,
  * gradients that share memory with activations, updates along the backward pass, all kept for it. */
+#include "support/cases.h"
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
@@ -25,6 +26,14 @@ static const td_transformer_config base = {
 };
 
 static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
+#define PRECISIONS                                                                                           \
+    {                                                                                                        \
+        "f32", "bf16", "mixed"                                                                               \
+    }
+#define GRADIENTS                                                                                            \
+    {                                                                                                        \
+        "gradients", "transient gradients"                                                                   \
+    }
 
 static const td_hyperparameters adamw = {
     .adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1}};
@@ -138,25 +147,27 @@ static void small_updates_are_not_lost(void **state)
 /* What products read is the masters, rounded, after every kind of update. */
 static void updates_round_the_copies(void **state)
 {
-    (void)state;
-    for (int i = 0; i < 4; i++) {
-        td_train_config config = {.hyper = adamw, .time = i % 2 ? TD_UPDATE_AFTER : TD_UPDATE_ALONG};
-        const td_case c = case_of("copies", TD_PRECISION_BF16_MIXED, false);
-        td_weights w;
+    const int *choice = ((const td_combination *)*state)->choice;
+    td_train_config config = {.hyper = adamw, .time = choice[0] ? TD_UPDATE_AFTER : TD_UPDATE_ALONG};
+    const td_case c = case_of("copies", TD_PRECISION_BF16_MIXED, false);
+    td_weights w;
 
-        if (i / 2)
-            config.hyper = (td_hyperparameters){.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.1};
-        td_trial *trial = td_trial_train(&c, &config);
-        td_trial_step(trial);
-        td_assert_ok(td_transformer_weights(trial->model, &w));
-        void *rounded = malloc((size_t)w.elements * 2);
-        assert_non_null(rounded);
-        td_assert_ok(td_convert(w.elements, TD_F32, w.params, TD_BF16, rounded));
-        td_assert_identical("copies", TD_BF16, w.copies, rounded, w.elements);
-        free(rounded);
-        td_trial_close(trial);
-    }
+    if (choice[1])
+        config.hyper = (td_hyperparameters){.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.1};
+    td_trial *trial = td_trial_train(&c, &config);
+    td_trial_step(trial);
+    td_assert_ok(td_transformer_weights(trial->model, &w));
+    void *rounded = malloc((size_t)w.elements * 2);
+    assert_non_null(rounded);
+    td_assert_ok(td_convert(w.elements, TD_F32, w.params, TD_BF16, rounded));
+    td_assert_identical("copies", TD_BF16, w.copies, rounded, w.elements);
+    free(rounded);
+    td_trial_close(trial);
 }
+
+static const td_cases copies = {.group = "updates round the copies",
+                                .test = updates_round_the_copies,
+                                .axes = {{"along", "after"}, {"AdamW", "SGD"}}};
 
 static void products_read_what_was_refreshed(void **state)
 {
@@ -224,28 +235,30 @@ static void transient_gradients_are_the_same_and_pass(void **state)
 
 static void updates_along_the_way_are_the_same(void **state)
 {
-    (void)state;
-    for (int kind = 0; kind < 6; kind++) {
-        td_trial *apart = open_train("along", precisions[kind / 2], false, TD_UPDATE_AFTER);
-        td_trial *along = open_train("along", precisions[kind / 2], kind % 2 == 1, TD_UPDATE_ALONG);
+    const int *choice = ((const td_combination *)*state)->choice;
+    td_trial *apart = open_train("along", precisions[choice[0]], false, TD_UPDATE_AFTER);
+    td_trial *along = open_train("along", precisions[choice[0]], choice[1] == 1, TD_UPDATE_ALONG);
 
-        for (int step = 0; step < 4; step++) {
-            if (step % 2) {
-                td_trial_step(apart);
-                td_trial_step(along);
-            } else {
-                run_parts(apart);
-                td_assert_ok(td_train_update(apart->train));
-                run_parts(along);
-            }
-            td_trial_assert_same(apart, along);
+    for (int step = 0; step < 4; step++) {
+        if (step % 2) {
+            td_trial_step(apart);
+            td_trial_step(along);
+        } else {
+            run_parts(apart);
+            td_assert_ok(td_train_update(apart->train));
+            run_parts(along);
         }
-        td_assert_refused(td_train_backward(along->train), TD_BAD_STATE, "no loss");
-        td_assert_refused(td_train_update(along->train), TD_BAD_STATE, "along the backward pass");
-        td_trial_close(apart);
-        td_trial_close(along);
+        td_trial_assert_same(apart, along);
     }
+    td_assert_refused(td_train_backward(along->train), TD_BAD_STATE, "no loss");
+    td_assert_refused(td_train_update(along->train), TD_BAD_STATE, "along the backward pass");
+    td_trial_close(apart);
+    td_trial_close(along);
 }
+
+static const td_cases along_the_way = {.group = "updates along the way are the same",
+                                       .test = updates_along_the_way_are_the_same,
+                                       .axes = {PRECISIONS, GRADIENTS}};
 
 /* Forward and loss of both, over the plan's whole shape and below it, with the same numbers. */
 static void assert_same_forward(td_trial *const trials[2], int step)
@@ -285,42 +298,47 @@ static void what_is_kept_changes_no_number(void **state)
         td_keep keep;
         int64_t checkpoint_layers;
     } ways[] = {{TD_KEEP_ALL, 0}, {TD_KEEP_INPUTS, 0}, {TD_KEEP_INPUTS, 2}, {TD_KEEP_INPUTS, 3}};
+    const int *choice = ((const td_combination *)*state)->choice;
+    td_case c = case_of("kept", precisions[choice[1]], choice[3] == 1);
+    const bool along = choice[4] == 1;
+    /* Another micro-batch, where gradients can be added to. */
+    const int micros = c.config.transient_gradients || along ? 1 : 2;
+    td_trial *trials[2];
 
-    (void)state;
-    for (int i = 0; i < 3 * 2 * 2 * 2 * 4; i++) {
-        td_case c = case_of("kept", precisions[i % 3], i / 6 % 2);
-        const bool along = i / 12 % 2;
-        const int way = i / 24;
-        /* Another micro-batch, where gradients can be added to. */
-        const int micros = c.config.transient_gradients || along ? 1 : 2;
-        td_trial *trials[2];
-
-        c.config.attention = i / 3 % 2 ? "naive" : "flash";
-        c.config.context = c.config.transient_gradients ? 97 : base.context;
-        for (int keep = 0; keep < 2; keep++) {
-            c.config.keep = keep ? ways[way].keep : TD_KEEP_MOST;
-            c.config.checkpoint_layers = keep ? ways[way].checkpoint_layers : 0;
-            trials[keep] =
-                td_trial_train(&c, &(td_train_config){.hyper = adamw,
-                                                      .time = along ? TD_UPDATE_ALONG : TD_UPDATE_AFTER,
-                                                      .micro_batches = micros});
-        }
-        for (int step = 0; step < 4; step++) {
-            for (int keep = 0; keep < 2; keep++)
-                td_trial_poison(trials[keep]);
-            assert_same_forward(trials, step); /* abandoned */
-            for (int part = 0; part < micros; part++) {
-                assert_same_forward(trials, step + 1 - part);
-                assert_same_backward(trials, along);
-            }
-            for (int keep = 0; keep < 2 && !along; keep++)
-                td_assert_ok(td_train_update(trials[keep]->train));
-            td_trial_assert_same(trials[0], trials[1]);
-        }
-        td_trial_close(trials[0]);
-        td_trial_close(trials[1]);
+    c.config.attention = choice[2] ? "naive" : "flash";
+    c.config.context = c.config.transient_gradients ? 97 : base.context;
+    for (int keep = 0; keep < 2; keep++) {
+        c.config.keep = keep ? ways[choice[0]].keep : TD_KEEP_MOST;
+        c.config.checkpoint_layers = keep ? ways[choice[0]].checkpoint_layers : 0;
+        trials[keep] =
+            td_trial_train(&c, &(td_train_config){.hyper = adamw,
+                                                  .time = along ? TD_UPDATE_ALONG : TD_UPDATE_AFTER,
+                                                  .micro_batches = micros});
     }
+    for (int step = 0; step < 4; step++) {
+        for (int keep = 0; keep < 2; keep++)
+            td_trial_poison(trials[keep]);
+        assert_same_forward(trials, step); /* abandoned */
+        for (int part = 0; part < micros; part++) {
+            assert_same_forward(trials, step + 1 - part);
+            assert_same_backward(trials, along);
+        }
+        for (int keep = 0; keep < 2 && !along; keep++)
+            td_assert_ok(td_train_update(trials[keep]->train));
+        td_trial_assert_same(trials[0], trials[1]);
+    }
+    td_trial_close(trials[0]);
+    td_trial_close(trials[1]);
 }
+
+static const td_cases kept = {
+    .group = "what is kept changes no number",
+    .test = what_is_kept_changes_no_number,
+    .axes = {{"all kept", "checkpoints of 1", "checkpoints of 2", "checkpoints of 3"},
+             PRECISIONS,
+             {"flash", "naive"},
+             GRADIENTS,
+             {"after", "along"}}};
 
 static void take_micro_batch(td_trial *trial, int micro)
 {
@@ -416,14 +434,13 @@ int td_run_mixed_tests(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(mixed_precision_is_the_reference),
         cmocka_unit_test(small_updates_are_not_lost),
-        cmocka_unit_test(updates_round_the_copies),
         cmocka_unit_test(products_read_what_was_refreshed),
         cmocka_unit_test(transient_gradients_are_the_same_and_pass),
-        cmocka_unit_test(updates_along_the_way_are_the_same),
-        cmocka_unit_test(what_is_kept_changes_no_number),
         cmocka_unit_test(micro_batches_add_up_in_f32),
         cmocka_unit_test(what_a_device_lacks_is_refused),
     };
 
-    return cmocka_run_group_tests_name("mixed precision and memory", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("mixed precision and memory", tests, NULL, NULL) +
+           td_run_cases(&copies, NULL, NULL) + td_run_cases(&along_the_way, NULL, NULL) +
+           td_run_cases(&kept, NULL, NULL);
 }

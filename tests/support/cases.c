@@ -1,0 +1,62 @@
+#include "support/cases.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static int choices_of(const td_cases *cases, int axis)
+{
+    int count = 0;
+
+    while (count < TD_CHOICES_MOST && cases->axes[axis][count])
+        count++;
+    return count;
+}
+
+/* The first axis changes last. */
+static td_combination combination_of(const td_cases *cases, int axes, int index)
+{
+    td_combination c = {.name = ""};
+
+    for (int axis = axes - 1; axis >= 0; axis--) {
+        c.choice[axis] = index % choices_of(cases, axis);
+        index /= choices_of(cases, axis);
+    }
+    for (int axis = 0; axis < axes; axis++) {
+        const size_t end = strlen(c.name);
+
+        snprintf(c.name + end, sizeof c.name - end, "%s%s", axis > 0 ? ", " : "",
+                 cases->axes[axis][c.choice[axis]]);
+    }
+    return c;
+}
+
+int td_run_cases(const td_cases *cases, int (*setup)(void **state), int (*teardown)(void **state))
+{
+    int axes = 0, all = 1;
+    size_t count = 0;
+
+    for (; axes < TD_AXES_MOST && choices_of(cases, axes) > 0; axes++)
+        all *= choices_of(cases, axes);
+    td_combination *combinations = calloc((size_t)all, sizeof *combinations);
+    struct CMUnitTest *tests = calloc((size_t)all, sizeof *tests);
+    if (!combinations || !tests)
+        abort();
+    for (int i = 0; i < all; i++) {
+        td_combination *c = &combinations[count];
+
+        *c = combination_of(cases, axes, i);
+        if (!cases->leaves_out || !cases->leaves_out(c->choice))
+            tests[count++] =
+                (struct CMUnitTest){.name = c->name, .test_func = cases->test, .initial_state = c};
+    }
+    const int failed = _cmocka_run_group_tests(cases->group, tests, count, setup, teardown);
+    free(tests);
+    free(combinations);
+    return failed;
+}

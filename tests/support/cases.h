@@ -1,0 +1,26 @@
+/** Cases by name: every combination of named choices is a CMocka test of its own, so that one which fails
+ * names itself. */
+#ifndef TD_TESTS_CASES_H
+#define TD_TESTS_CASES_H
+
+#include <stdbool.h>
+
+enum { TD_AXES_MOST = 6, TD_CHOICES_MOST = 12 };
+
+/** One case. *state of its test is a const td_combination *. */
+typedef struct td_combination {
+    char name[192];           /* of its choices, one after the other; may seed its inputs */
+    int choice[TD_AXES_MOST]; /* of each axis */
+} td_combination;
+
+typedef struct td_cases {
+    const char *group;
+    void (*test)(void **state);
+    const char *axes[TD_AXES_MOST][TD_CHOICES_MOST]; /* names of the choices */
+    bool (*leaves_out)(const int *choice);           /* what is no case; NULL: all are */
+} td_cases;
+
+/** Runs them as a group; how many failed. The fixtures are the group's, or NULL. */
+int td_run_cases(const td_cases *cases, int (*setup)(void **state), int (*teardown)(void **state));
+
+#endif
