@@ -1,4 +1,4 @@
-#include "device_kit.h"
+#include "support/device_kit.h"
 
 #include "base/clock.h"
 #include "support/compare.h"

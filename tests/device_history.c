@@ -1,5 +1,5 @@
 /* The memory history of a device: labels, events, and what happens when there is no memory for either. */
-#include "device_kit.h"
+#include "support/device_kit.h"
 
 #include "base/clock.h"
 #include "support/compare.h"

@@ -1,4 +1,4 @@
-#include "attention_kit.h"
+#include "support/attention_kit.h"
 
 #include "flash/flash.h"
 #include "flash/tile.h"

@@ -1,7 +1,7 @@
-/* Every public function under random and extreme arguments: fuzz_api_kit.h says what is asked of a call,
- * support/fuzz.h how to run one case again. With --list the program prints the functions that it covers, and
- * fuzz_api_covers.py compares. */
-#include "fuzz_api_kit.h"
+/* Every public function under random and extreme arguments: support/fuzz_api_kit.h says what is asked of a
+ * call, support/fuzz.h how to run one case again. With --list the program prints the functions that it
+ * covers, and fuzz_api_covers.py compares. */
+#include "support/fuzz_api_kit.h"
 
 static int arguments;
 static char **argument;

@@ -1,5 +1,5 @@
 /* The functions of base/, accounting/ and precision/. */
-#include "fuzz_api_kit.h"
+#include "support/fuzz_api_kit.h"
 
 #include "accounting/accounting.h"
 #include "base/build.h"

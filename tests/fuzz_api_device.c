@@ -1,5 +1,5 @@
 /* The functions of device.h. */
-#include "fuzz_api_kit.h"
+#include "support/fuzz_api_kit.h"
 
 API(td_device_open)
 {

@@ -1,5 +1,5 @@
 /* The functions of safetensors.h. Files that are wrong themselves are tests/fuzz_safetensors.c's. */
-#include "fuzz_api_kit.h"
+#include "support/fuzz_api_kit.h"
 
 #include "base/safetensors.h"
 

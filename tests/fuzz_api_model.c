@@ -1,5 +1,5 @@
 /* The functions of transformer.h and hooks.h, and random walks through a model's states. */
-#include "fuzz_api_model.h"
+#include "support/fuzz_api_model.h"
 
 static bool may_wait(const td_transformer_config *c)
 {

@@ -1,5 +1,5 @@
 /* The functions of ops.h, attention.h and flash.h. */
-#include "fuzz_api_kit.h"
+#include "support/fuzz_api_kit.h"
 
 #include "flash/flash.h"
 #include "ops/ops.h"

@@ -1,5 +1,5 @@
 /* The functions of optimizer.h, train.h and bench.h, and random walks through a trainer's states. */
-#include "fuzz_api_model.h"
+#include "support/fuzz_api_model.h"
 
 #include "bench/bench.h"
 #include "train/train.h"

@@ -1,6 +1,6 @@
 /* Random cases of attention, naive and flash: the formulas in float64 with the errors that f32 may make of
  * them, and the proof that the judge tells a wrong result from a rounded one. */
-#include "fuzz_kit.h"
+#include "support/fuzz_kit.h"
 
 #include "attention/attention.h"
 #include "flash/flash.h"

@@ -1,6 +1,6 @@
 /* Random cases of the operations of ops.h: the formula of each in float64, with the errors that f32 may make
  * of it. */
-#include "fuzz_kit.h"
+#include "support/fuzz_kit.h"
 
 #include "ops/ops.h"
 

@@ -3,8 +3,8 @@
  * support/fuzz.h says how to run one case again. */
 #include "base/safetensors.h"
 
-#include "file_kit.h"
 #include "support/compare.h"
+#include "support/file_kit.h"
 #include "support/fuzz.h"
 #include "train/train.h"
 

@@ -1,6 +1,6 @@
 /* Operations and attention with random shapes, pitches, types and places in memory, each against float64.
  * support/fuzz.h says how to run one case again. */
-#include "fuzz_kit.h"
+#include "support/fuzz_kit.h"
 
 #include <omp.h>
 

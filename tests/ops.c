@@ -1,4 +1,4 @@
-#include "ops_kit.h"
+#include "support/ops_kit.h"
 
 int main(void)
 {

@@ -1,4 +1,4 @@
-#include "ops_kit.h"
+#include "support/ops_kit.h"
 
 typedef struct gate_case {
     char name[64];

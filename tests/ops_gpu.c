@@ -1,5 +1,5 @@
 /* The operations on a GPU: the groups of test_ops, and what only a GPU has. */
-#include "ops_kit.h"
+#include "support/ops_kit.h"
 
 /* The weights of a replayed graph, or of calls, and what their updates read. */
 typedef struct trained {

@@ -1,5 +1,5 @@
-#include "ops_kit.h"
 #include "support/gpu.h"
+#include "support/ops_kit.h"
 
 /* ---- embedding ---- */
 

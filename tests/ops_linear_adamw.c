@@ -1,7 +1,7 @@
 /* The fused update of a linear layer, against float64: the gradient is found again in the first moment, which
  * starts at 0. */
-#include "ops_kit.h"
 #include "support/gpu.h"
+#include "support/ops_kit.h"
 
 typedef struct layer_case {
     char name[40];

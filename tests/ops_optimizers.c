@@ -1,4 +1,4 @@
-#include "ops_kit.h"
+#include "support/ops_kit.h"
 
 static const char *const variant_names[] = {"course2025", "course2026", "torch"};
 

@@ -1,6 +1,6 @@
 /* Every refusal of ops.h: the argument, and the words that name it. Whatever is refused, no output is
  * touched. */
-#include "ops_kit.h"
+#include "support/ops_kit.h"
 
 static _Alignas(16) float in[64], out[64];
 static int64_t ids[8];

@@ -2,9 +2,9 @@
  * old file stays and nothing lies beside it. */
 #include "base/safetensors.h"
 
-#include "file_kit.h"
 #include "support/compare.h"
 #include "support/fault.h"
+#include "support/file_kit.h"
 
 #include <fcntl.h>
 #include <setjmp.h>

@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-/* ---- the doubles of what transformer_doubles.c has not ---- */
+/* ---- the doubles of what support/transformer_doubles.c has not ---- */
 
 TD_FAULT(td_device_alloc, (td_device * dev, size_t bytes, void **out), (dev, bytes, out))
 TD_FAULT(td_event_create, (td_device * dev, td_event **out), (dev, out))

@@ -5,8 +5,8 @@
 #include "base/check.h"
 #include "support/cases.h"
 #include "support/compare.h"
+#include "support/transformer_cases.h"
 #include "transformer/model.h"
-#include "transformer_cases.h"
 
 #include <inttypes.h>
 #include <setjmp.h>

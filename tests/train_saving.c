@@ -1,11 +1,11 @@
 /* Weights and trainers on disk: a run that goes on from a file gives the bits of one that was not cut off, a
  * file that does not fit changes nothing, and whatever fails, a trainer is either as it was or without
  * weights. */
-#include "file_kit.h"
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fault.h"
 #include "support/fence.h"
+#include "support/file_kit.h"
 
 #include "base/safetensors.h"
 #include "train/train.h"
@@ -21,7 +21,7 @@
 
 #include <cmocka.h>
 
-/* ---- calls of the device that fail (file_kit.c has those of the system) ---- */
+/* ---- calls of the device that fail (support/file_kit.c has those of the system) ---- */
 
 #define FAULT(name, parameters, arguments)                                                                   \
     td_status __real_##name parameters;                                                                      \

@@ -3,10 +3,10 @@
 
 #include "support/compare.h"
 #include "support/draw.h"
+#include "support/transformer_cases.h"
+#include "support/transformer_kit.h"
 #include "train/train.h"
 #include "transformer/model.h"
-#include "transformer_cases.h"
-#include "transformer_kit.h"
 
 #include <math.h>
 #include <setjmp.h>

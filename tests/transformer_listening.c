@@ -2,7 +2,7 @@
  * once; and it reads weights where hooks say. */
 #include "base/check.h"
 #include "support/compare.h"
-#include "transformer_cases.h"
+#include "support/transformer_cases.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
 /* What a model takes: the plan, its scratch, and the memory history of a step. */
-#include "transformer_kit.h"
+#include "support/transformer_kit.h"
 
 #include "accounting/accounting.h"
 #include "support/cases.h"

@@ -4,8 +4,8 @@
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
-#include "transformer_cases.h"
-#include "transformer_reference.h"
+#include "support/transformer_cases.h"
+#include "support/transformer_reference.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,4 +1,4 @@
-#include "fuzz_kit.h"
+#include "support/fuzz_kit.h"
 
 #include "base/rng.h"
 #include "support/gpu.h"

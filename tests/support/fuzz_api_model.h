@@ -2,7 +2,7 @@
 #ifndef TD_TESTS_FUZZ_API_MODEL_H
 #define TD_TESTS_FUZZ_API_MODEL_H
 
-#include "fuzz_api_kit.h"
+#include "support/fuzz_api_kit.h"
 
 #include "transformer/transformer.h"
 

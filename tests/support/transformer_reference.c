@@ -1,4 +1,4 @@
-#include "transformer_reference.h"
+#include "support/transformer_reference.h"
 
 #include "support/compare.h"
 #include "support/draw.h"

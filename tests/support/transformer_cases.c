@@ -1,4 +1,4 @@
-#include "transformer_cases.h"
+#include "support/transformer_cases.h"
 
 #include "support/compare.h"
 #include "support/draw.h"

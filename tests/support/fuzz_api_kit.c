@@ -1,4 +1,4 @@
-#include "fuzz_api_kit.h"
+#include "support/fuzz_api_kit.h"
 
 #include "support/guard.h"
 

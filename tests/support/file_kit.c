@@ -1,4 +1,4 @@
-#include "file_kit.h"
+#include "support/file_kit.h"
 
 #include "support/fault.h"
 
