@@ -382,7 +382,7 @@ static td_status recompute(const pass *p, int64_t first, int64_t end)
     model->pass = TD_PASS_RECOMPUTE;
     status = td_hooks_begin(model->hooks, TD_PASS_RECOMPUTE, p->last);
     if (status == TD_OK)
-        status = td_layers_forward(model, first, end);
+        status = td_layers_again(model, first, end);
     status = td_hooks_end(model->hooks, TD_PASS_RECOMPUTE, status);
     model->pass = TD_PASS_BACKWARD;
     TD_TRY(td_pop_after(model->dev, status));

@@ -51,7 +51,10 @@ static td_status layer_forward(td_transformer *model, int64_t layer, bool ends)
     char *gate = td_tensor_at(model, TD_T_GATE_UP, layer);    /* [B, S, 2 f], first half of the rows */
     char *up = gate + (size_t)f * td_dtype_size(plan->dtype); /* second half */
     char *hidden = td_tensor_at(model, TD_T_HIDDEN, layer);   /* [B, S, f] */
-    td_status status = TD_OK;
+    td_status status = td_push_layer(dev, layer);
+
+    if (status != TD_OK)
+        return status;
 
     TD_TRY(td_needed(model, TD_PART_ATTENTION, layer));
     TD_TRY(td_step_enter(model, TD_STEP_QKV, layer));
@@ -89,7 +92,7 @@ static td_status layer_forward(td_transformer *model, int64_t layer, bool ends)
                                        td_tensor_at(model, TD_T_INPUT, layer + 1),
                                        td_tensor_at(model, TD_T_NORM, layer + 1), next.rstd));
 cleanup:
-    return status;
+    return td_pop_after(dev, status);
 }
 
 /** norm = ln1(input) of a layer whose input is there. */
@@ -105,17 +108,13 @@ cleanup:
     return status;
 }
 
-td_status td_layers_forward(td_transformer *model, int64_t first, int64_t end)
+td_status td_layers_again(td_transformer *model, int64_t first, int64_t end)
 {
-    const bool again = model->pass == TD_PASS_RECOMPUTE;
     td_status status = TD_OK;
 
-    if (again)
-        TD_TRY(begin_layers(model, first));
-    for (int64_t layer = first; layer < end; layer++) {
-        TD_TRY(td_push_layer(model->dev, layer));
-        TD_TRY(td_pop_after(model->dev, layer_forward(model, layer, again && layer == end - 1)));
-    }
+    TD_TRY(begin_layers(model, first));
+    for (int64_t layer = first; layer < end; layer++)
+        TD_TRY(layer_forward(model, layer, layer == end - 1));
 cleanup:
     return status;
 }
@@ -228,8 +227,8 @@ td_status td_transformer_forward(td_transformer *model, const int64_t *ids, int6
     status = td_hooks_begin(model->hooks, TD_PASS_FORWARD, false);
     if (status == TD_OK)
         status = begin(model, ids, batch, seq);
-    if (status == TD_OK)
-        status = td_layers_forward(model, 0, model->plan.config.size.layers);
+    for (int64_t layer = 0; status == TD_OK && layer < model->plan.config.size.layers; layer++)
+        status = layer_forward(model, layer, false);
     if (status == TD_OK)
         status = head(model);
     const bool complete = status == TD_OK;

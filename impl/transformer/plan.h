@@ -103,9 +103,8 @@ typedef struct td_plan {
     bool all_kept; /* of a checkpoint; else backward computes norms and silu(gate) up once more */
     size_t bytes[TD_TENSORS];  /* 0: the model has no such tensor */
     size_t offset[TD_TENSORS]; /* from the arena's begin; of a checkpoint's first layer, for a kept tensor */
-    bool kept
-        [TD_TENSORS]; /* from forward to backward: an instance a layer of a checkpoint, layer_stride apart */
-    bool beyond[TD_TENSORS]; /* with one behind the last layer, of ln_final; the input always */
+    bool kept[TD_TENSORS];     /* for backward: one a layer of a checkpoint, layer_stride apart */
+    bool beyond[TD_TENSORS];   /* with one behind the last layer, of ln_final; the input always */
     size_t layer_stride, arena_bytes;
     size_t gradient_bytes, gradient_offset; /* the offset is in the arena, for transient gradients */
     td_transformer_bytes total;

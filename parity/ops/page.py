@@ -18,7 +18,7 @@ def report(page, records):
     page.table(errors_by(records, ["op", "dtype"]))
     page.text(
         "Errors are relative L2 errors against float64, the worst of an operation's cases, with every size in the "
-        "records. Copies (embedding, heads) and products of small whole numbers must be exact, and are compared so."
+        "records. Copies (embedding) and products of small whole numbers must be exact, and are compared so."
     )
 
     timed = type(records)(record for record in records.records if "ms" in record)
