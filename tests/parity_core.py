@@ -113,6 +113,9 @@ class Cases(unittest.TestCase):
                 Case("d", ranks=ranks)
         with self.assertRaisesRegex(ValueError, "together is 0"):
             Case("d", together=0)
+        for name in ("alternate", "again"):
+            with self.assertRaisesRegex(ValueError, f"{name} is c, torch_eager, needs in_turn"):
+                Case("d", **{name: ["c", "torch_eager"]})
         with self.assertRaisesRegex(TypeError, "case key shape"):
             Case("d", shape=(1, 2))
         with self.assertRaisesRegex(ValueError, "needs rel_l2"):

@@ -18,6 +18,7 @@ from parity.core.device import Cpu, Cuda, DeviceError, DeviceLost, driver_versio
 from parity.core.draw import Draw
 from parity.core.library import Library
 from parity.core.measure import measure_case
+from parity.core.worker import with_second
 from ref.bench import Times
 
 MIB = 2**20
@@ -194,6 +195,38 @@ class Turns(unittest.TestCase):
         self.assertNotIn("ratio", found["c"], "nothing paired their samples")
         together = self.measure({"c": dict, "torch_eager": dict}, Pretended(), in_turn=False)
         self.assertEqual(together["c"]["ratio"]["over"], "torch_eager")
+
+    def test_sides_alternate_where_there_is_memory_for_several(self):
+        few, sides = ["torch_graph", "c_graph", "c"], ["c", "torch_eager", "torch_graph", "c_graph"]
+        for gib, turns in (
+            (3.5, [few, ["torch_eager"]]),
+            (2.5, [few[:2], ["c"], ["torch_eager"]]),
+            (1.5, [[name] for name in sides]),
+        ):
+            on, log = Pretended(), []
+            on.available_bytes = lambda gib=gib: int(gib * 2**30)
+            plan = {
+                name: Side(
+                    dict, open=lambda n=name, log=log: log.append(n), close=lambda log=log: log.append("")
+                )
+                for name in sides
+            }
+            found = self.measure(plan, on, measure="time", alternate=few, needs_bytes=2**30)
+            self.assertEqual(log, [word for turn in turns for word in [*turn, *[""] * len(turn)]])
+            ratios = {impl: r["ratio"]["over"] for impl, r in found.items() if "ratio" in r}
+            self.assertEqual(ratios, dict.fromkeys(turns[0][1:], "torch_graph"))
+
+    def test_a_second_process_that_fails_costs_the_first_one_nothing(self):
+        first = {"ms": {"median": 2.0, "n": 3}, "samples": [1.0, 2.0, 3.0], "peak_mib": 7.0}
+        ended = dict(first)
+        with_second(ended, {"status": "oom", "message": "no room"})
+        self.assertEqual(ended, first | {"message": "timed in one process; in a second one: no room"})
+        ended = dict(first)
+        with_second(ended, None)
+        self.assertIn("it left no result", ended["message"])
+        slower = dict(first)
+        with_second(slower, {"ms": {"median": 4.0, "n": 3}, "samples": [4.0] * 3})
+        self.assertEqual(slower, first | {"processes": [2.0, 4.0]})
 
     def test_a_side_that_does_not_fit_is_closed_and_costs_no_other(self):
         on, log = Pretended(), []

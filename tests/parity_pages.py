@@ -134,6 +134,18 @@ class BenchOnAGpu(unittest.TestCase):
         drivers.TorchDriver(case, c, "torch_eager", {}, None, None)
         self.assertTrue(drivers.TorchDriver(case, c, "torch_compile_graph", {}, None, None).captured)
 
+    def test_a_ratio_s_range_is_pair_by_pair_where_samples_alternated(self):
+        def side(samples, **more):
+            return {"samples": samples, "ms": {"median": sorted(samples)[1]}} | more
+
+        theirs, mine = side([10.0, 20.0, 40.0]), side([8.0, 16.0, 33.0])
+        sides = {"torch_compile_graph": theirs, "c_graph": mine}
+        self.assertEqual(gpu_page.ratio_and_range(sides, "c_graph", gpu_page.BEST), (0.8, 0.2, 3.3))
+        mine["ratio"] = {"over": "torch_compile_graph"}
+        self.assertEqual(gpu_page.ratio_and_range(sides, "c_graph", gpu_page.BEST), (0.8, 0.8, 0.825))
+        sides["torch_compile"] = side([1.0, 1.0, 1.0])  # the best, which did not alternate
+        self.assertEqual(gpu_page.ratio_and_range(sides, "c_graph", gpu_page.BEST), (16.0, 8.0, 33.0))
+
     def test_rows_of_any_warmup_come_from_one_trace(self):
         case = next(case for case in bench.cases("quick", "cuda") if case.warmup == 0)
         record = invented("bench", case, "c")

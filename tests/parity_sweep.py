@@ -124,6 +124,22 @@ class Sweeps(unittest.TestCase):
         self.assertEqual(out.count("done"), 6)
         self.assertIn("profile full: 6 cases", out)
 
+    def test_a_side_that_waits_for_the_host_is_timed_in_two_processes(self):
+        status, out, _ = self.main("run", "--module", "twice")
+        self.assertEqual(status, 0, out)
+        c, eager = (json.loads(line) for line in self.records.read_text().splitlines())
+        self.assertNotIn("processes", c)
+        slow, fast = eager["processes"]
+        self.assertGreater(slow, 30)
+        self.assertLess(fast, slow)
+        self.assertEqual((eager["ms"]["median"], eager["ms"]["n"]), (fast, 2))
+        self.assertLess(max(eager["samples"]), slow)
+        self.assertIn("peak_mib", eager, "weighed in the first")
+        calls = self.runs()
+        self.assertEqual(len(set(calls)), 3)
+        self.assertEqual((calls.count("c"), len(calls)), (3, 8), "two samples and one to weigh, c's once")
+        self.assertIn("1 cases are finished", self.main("run", "--module", "twice")[1])
+
     def test_results_of_cases_that_are_no_more_are_left_out(self):
         self.main("run", "--module", "scale", "--profile", "full")
         line = self.records.read_text().splitlines()[0]

@@ -102,8 +102,8 @@ def report_whole(page, records):
     page.text(
         "Medians; n is how many samples each is of, the largest spread is (max - min) / median of the side named. A "
         "sample of bf16_mixed is the mean of ten steps between two events on the stream; of f32 and tf32 it is a step "
-        "of the grid below, in which c and torch_eager wait for the device after each phase. The sides were measured "
-        "one after the other, each opened, timed and closed alone, not interleaved. A step is forward, loss, backward "
+        "of the grid below, in which c and torch_eager wait for the device after each phase. "
+        f"{how_they_ran(records)} A step is forward, loss, backward "
         f"and AdamW. bf16_mixed has f32 weights: in PyTorch by autocast. {EAGER}, as the course does. torch_compile "
         "compiles the model with its loss, attends by scaled_dot_product_attention and steps by the fused AdamW; "
         "torch_compile_graph is that, captured as one CUDA graph; compiling is in no sample. c queues its step "
@@ -120,8 +120,9 @@ def report_whole(page, records):
     page.text(
         "Ratios of the medians above, each of the two sides in its title; below 1, C is faster. The best PyTorch is "
         "the faster of torch_compile and torch_compile_graph, and its column says which. The bars that these ratios "
-        f"are held against: {bars}. A ratio is at the bar where that lies between C's fastest sample over PyTorch's "
-        "slowest and C's slowest over PyTorch's fastest; below it where all of these are."
+        f"are held against: {bars}. A ratio's range, in brackets, is that of its samples pair by pair where both sides "
+        "alternated; else it is from C's fastest sample over PyTorch's slowest to C's slowest over PyTorch's fastest. "
+        "A ratio is at the bar where the bar lies in its range, and below it where all of the range is."
     )
     for dtype, (graph_bar, eager_bar) in BARS.items():
         for impl in GRAPHS:
@@ -161,14 +162,41 @@ def ratios_of(sides, bars):
     return row
 
 
+def how_they_ran(records):
+    """Which sides alternated, and which ran in several processes."""
+    sizes, processes = {}, {}
+    for record in records.records:
+        if record.get("ratio", {}).get("over"):
+            pair = f"{record['impl']} and {record['ratio']['over']}"
+            sizes.setdefault(pair, []).append(f"{record['case']['size']} in {record['case']['dtype']}")
+        if "processes" in record:
+            processes.setdefault(record["impl"], []).append(
+                max(record["processes"]) / min(record["processes"])
+            )
+    said = [f"the samples of {pair} alternated for {', '.join(found)}" for pair, found in sizes.items()]
+    rest = "the other sides were measured" if said else "the sides were measured"
+    said.append(f"{rest} one after the other, each opened, timed and closed alone")
+    words = f"{'; '.join(said)}."
+    words = words[0].upper() + words[1:]
+    if processes:
+        apart = ", ".join(f"{impl} {max(found):.2f}" for impl, found in processes.items())
+        words += (
+            " Sides that wait for the host were timed in two processes, of which the faster one counts; at the most "
+            f"the slower one's median over the faster one's is: {apart}."
+        )
+    return words
+
+
 def ratio_and_range(sides, impl, over):
-    """Of the medians, and from the fastest sample over the slowest to the slowest over the fastest."""
-    mine, theirs = (
-        sides.get(impl, {}),
-        sides.get(best_of(COMPILED, sides, "ms") if over == BEST else over, {}),
-    )
+    """Of the medians, and the least and the most that it is pair by pair; of sides that did not alternate, from the
+    fastest sample over the slowest to the slowest over the fastest."""
+    over = best_of(COMPILED, sides, "ms") if over == BEST else over
+    mine, theirs = sides.get(impl, {}), sides.get(over, {})
     if "ms" not in mine or "ms" not in theirs:
         return None
+    if mine.get("ratio", {}).get("over") == over:
+        pairs = [a / b for a, b in zip(mine["samples"], theirs["samples"], strict=False)]
+        return mine["ms"]["median"] / theirs["ms"]["median"], min(pairs), max(pairs)
     low = min(mine["samples"]) / max(theirs["samples"])
     return mine["ms"]["median"] / theirs["ms"]["median"], low, max(mine["samples"]) / min(theirs["samples"])
 

@@ -12,8 +12,8 @@ _page.py. Pages may import from the rest. No result depends on them: an edit of 
     run(case, draw, c)       computes one case on every side and returns {impl: side, ...}, described below
     report(page, records)    writes reports/<machine>/<name>.md from records alone; never runs anything
 
-Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, together, stage, ahead, reference, config,
-     **keys)
+Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, alternate, again, together, stage, ahead,
+     reference, config, **keys)
     keys         what the record's "case" holds: batch, heads, seq, seq_k, head_dim, dtype, causal, pass, size, ...
                  with the meaning and spelling of README.md, "Records". `case.seq` reads one (`case["pass"]`, where
                  the name is a word of Python), `case.get("seq_k", 0)` with a default. Values are JSON scalars.
@@ -29,6 +29,11 @@ Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, tog
                  own `needs_bytes` does not say otherwise is `oom` without being tried
     in_turn      True: one side after the other is opened, measured and closed, where together they would not fit;
                  else their calls alternate
+    alternate    of a case in turn: sides whose calls alternate all the same, as many of them from the left as there is
+                 memory for, each with `needs_bytes`. One of them may be PyTorch's: the record's `ratio` is over it
+    again        of a case in turn: sides that wait for the host, and whose times differ from process to process. They
+                 are timed in a second process as well. The record's time is that of the faster one, and `processes`
+                 has both
     together     calls in a row that make up one timed sample, default 1: steps that nothing waits for in between. A
                  sample is their mean
     stage        cases of a lower stage run first, whatever their module; default 0. A sweep that is cut short has them

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,8 @@ class Case:
         alone: bool = False,
         needs_bytes: int = 0,
         in_turn: bool = False,
+        alternate: Sequence[str] = (),
+        again: Sequence[str] = (),
         together: int = 1,
         stage: int = 0,
         ahead: bool = False,
@@ -45,6 +47,9 @@ class Case:
             raise ValueError(f"repeats is {repeats}, needs at least 1")
         if together < 1:
             raise ValueError(f"together is {together}, needs at least 1")
+        for name, sides in (("alternate", alternate), ("again", again)):
+            if sides and not in_turn:
+                raise ValueError(f"{name} is {', '.join(sides)}, needs in_turn")
         for key, value in keys.items():
             if not isinstance(value, (bool, int, float, str)):
                 raise TypeError(f"case key {key} is {value!r}, needs a bool, a number or a string")
@@ -62,6 +67,8 @@ class Case:
         self.alone = alone
         self.needs_bytes = needs_bytes
         self.in_turn = in_turn
+        self.alternate = tuple(alternate)
+        self.again = tuple(again)
         self.together = together
         self.stage = stage
         self.ahead = ahead

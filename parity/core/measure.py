@@ -69,6 +69,7 @@ class Measurement:
     ):
         self.case, self.draw, self.c, self.calling, self.dump = case, draw, c, calling, dump
         self.device = device or Cpu()
+        self.measure = case.measure
         plan = dict(plan)
         self.truth = plan.pop("truth", {})
         self.rules = plan.pop("rule", {})
@@ -89,24 +90,37 @@ class Measurement:
             raise ProtocolError("run() returned no side")
 
     def run(self, budget: float) -> None:
-        turns = [[impl] for impl in self.sides] if self.case.in_turn else [list(self.sides)]
-        timings: dict[str, clock.Timing] = {}
         if self.case.in_turn:
             self.device.release()
-        for impls in turns:
+        for impls in self.turns():
             self._open(impls)
-            if "error" in self.case.measure:
+            if "error" in self.measure:
                 self.error(impls)
                 if not self.case.in_turn:
                     self.judge()  # before later calls overwrite the outputs
-            if "time" in self.case.measure:
-                timings |= self.time(impls, budget)
-            if "memory" in self.case.measure:
+            timings = self.time(impls, budget) if "time" in self.measure else {}
+            if "memory" in self.measure:
                 self.memory(impls)
+            self.compare(timings)
             self._close()
-        if "error" in self.case.measure and self.case.in_turn:
+        if "error" in self.measure and self.case.in_turn:
             self.judge()
-        self.compare(timings)
+
+    def turns(self) -> list[list[str]]:
+        """The sides that are opened together, and whose calls alternate."""
+        if not self.case.in_turn:
+            return [list(self.sides)]
+        few = [impl for impl in self.case.alternate if impl in self._alive()]
+        if self.case.needs_bytes:
+            few = few[: self.device.available_bytes() // self.case.needs_bytes]
+        first = [few] if len(few) > 1 else []
+        return first + [[impl] for impl in self.sides if not first or impl not in few]
+
+    def leave(self, impls: Sequence[str]) -> None:
+        """Only these sides, and only their time."""
+        self.measure = tuple(name for name in self.measure if name == "time")
+        self.sides = {impl: side for impl, side in self.sides.items() if impl in impls}
+        self.results = {impl: Result() for impl in self.sides}
 
     def give_up(self, given_up: Mapping[str, tuple[str, str]]) -> None:
         """Sides that are known to fail: they ended an earlier process, or want more memory than there is."""
@@ -216,7 +230,10 @@ class Measurement:
     def compare(self, timings: Mapping[str, clock.Timing]) -> None:
         """What the samples say: statistics, rates, and, of sides that alternated, the ratio to the reference, sample by
         sample."""
-        reference = timings.get(self.reference)
+        over = self.reference
+        if self.case.in_turn:
+            over = next((impl for impl in timings if impl.startswith("torch")), None)
+        reference = timings.get(over)
         for impl, timing in timings.items():
             if timing.failure is not None or self.results[impl].status not in ("ok", "failed"):
                 continue
@@ -231,9 +248,8 @@ class Measurement:
                 measured["tflops"] = self.sides[impl].flops / seconds / 1e12
             if self.sides[impl].nbytes:
                 measured["gb_s"] = self.sides[impl].nbytes / seconds / 1e9
-            alternated = not self.case.in_turn
-            if is_judged(impl) and alternated and reference is not None and reference.failure is None:
-                measured["ratio"] = {"over": self.reference, **clock.ratio(timing.samples, reference.samples)}
+            if is_judged(impl) and reference is not None and reference.failure is None:
+                measured["ratio"] = {"over": over, **clock.ratio(timing.samples, reference.samples)}
             measured["samples"] = [round(sample, 6) for sample in timing.samples]
 
     def memory(self, impls: Iterable[str]) -> None:
@@ -316,10 +332,8 @@ class Measurement:
             return value
         if callable(value):
             return Side(value)
-        if self.case.measure != ("error",):
-            raise ProtocolError(
-                f"{impl} is no function, and its {' and '.join(self.case.measure)} is asked for"
-            )
+        if self.measure != ("error",):
+            raise ProtocolError(f"{impl} is no function, and its {' and '.join(self.measure)} is asked for")
         return Side(lambda: value)
 
 
@@ -333,8 +347,9 @@ def measure_case(
     calling: Callable[[str], None] = lambda impl: None,
     device: Device | None = None,
     dump: Path | None = None,
+    only: Sequence[str] = (),
 ) -> list[dict]:
-    """The records of one case, without what every record of a run has in common.
+    """The records of one case, without what every record of a run has in common. `only`: the time of these sides.
 
     `calling` hears the name of the side that runs next, so that whoever watches knows whose fault a crash was. Into the
     folder `dump` go the tensors of a case whose answers are judged.
@@ -347,6 +362,8 @@ def measure_case(
         try:
             _check_ranks(module, case)
             run = Measurement(case, module.run(case, draw, c), draw, c, calling, device, dump)
+            if only:
+                run.leave(only)
             run.give_up(given_up or {})
             run.run(budget)
             records = run.records()

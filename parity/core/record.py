@@ -3,7 +3,8 @@
 The keys are those of README.md, "Records"; `build`, `host` and what makes a result one of here and now, is
 identity.py's. Beside them core writes `message` (why a status is not "ok"), `samples` (the raw times, ms), `together`
 (calls that a sample is the mean of), `first_ms` (of the very first call, with what is compiled and loaded then),
-`ratio` (to the reference's time, pair by pair), `gb_s`, `requested_mib` (a GPU's `peak_mib` before its allocator
+`ratio` (over the time of a side that it alternated with, pair by pair), `processes` (the median of each, where a side
+was timed in several; `ms` is of the fastest), `gb_s`, `requested_mib` (a GPU's `peak_mib` before its allocator
 rounds), `series` (curves), `device` ("cuda"; left out on the CPU), and what a restarted sweep needs to know:
 `measure`, `threads`, `seconds` (the case took), `sides` (records that the case wrote) and, of cases that say so,
 `reference` (what C was judged against).
@@ -37,7 +38,7 @@ ASIDE = "records.torn"
 FINISHED = ("ok", "oom", "unsupported")
 # What a record has of each measure besides the error.
 MEASURED = {
-    "time": ("ms", "first_ms", "together", "tflops", "gb_s", "ratio", "samples"),
+    "time": ("ms", "first_ms", "together", "tflops", "gb_s", "ratio", "processes", "samples"),
     "memory": ("peak_mib", "requested_mib"),
 }
 # Variables by which the environment changes what a library computes; where they are set they are part of a
@@ -230,6 +231,9 @@ class Finished:
             if "build" in record and record.get("config") != case.config.get(record["impl"]):
                 return False
             if not set(case.measure) <= set(record.get("measure", "").split()):
+                return False
+            twice = record["impl"] in case.again and "time" in case.measure
+            if record["status"] == "ok" and twice and "processes" not in record:
                 return False
             few = record.get("ms", {}).get("n", math.inf) < (case.repeats or 0)
             if record["status"] == "ok" and few:

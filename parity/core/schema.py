@@ -124,6 +124,7 @@ RECORD = Keys(
         "ms": STATISTICS,
         "ratio": Keys(may={"over": NAME, "median": NUMBER, "p25": NUMBER, "p75": NUMBER}),
         "error": Keys(may=ERROR | {"outputs": Each(Keys(may=ERROR))}),
+        "processes": Each(POSITIVE, list),
         "samples": Each(MEASURED, list),
         "phases": Each(STATISTICS),
         "parts": Each(MEASURED),

@@ -102,15 +102,18 @@ def error_sentence(records, base: str = "torch_eager") -> str:
 
 
 def spread(records) -> dict[str, str]:
-    """The columns "n" and "largest spread" of results that stand side by side: how many samples each median is of, and
-    the side whose samples lie furthest apart, by (max - min) / median."""
+    """Columns of results that stand side by side. "n": how many samples each median is of. "largest spread": the side
+    whose samples lie furthest apart, by (max - min) / median. "in the slower process": the median there, of sides that
+    were timed in two."""
     timed = [record for record in records if "ms" in record]
     if not timed:
         return {}
     apart = {r["impl"]: (r["ms"]["max"] - r["ms"]["min"]) / r["ms"]["median"] for r in timed}
     impl = max(apart, key=apart.get)
     counts = sorted({record["ms"]["n"] for record in timed})
-    return {"n": " or ".join(map(str, counts)), "largest spread": f"{100 * apart[impl]:.1f} % ({impl})"}
+    found = {"n": " or ".join(map(str, counts)), "largest spread": f"{100 * apart[impl]:.1f} % ({impl})"}
+    slower = [f"{max(r['processes']):.4g} ({r['impl']})" for r in timed if "processes" in r]
+    return found | ({"in the slower process": ", ".join(slower)} if slower else {})
 
 
 def mib(nbytes: float | None) -> float | None:

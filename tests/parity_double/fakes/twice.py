@@ -1,0 +1,38 @@
+"""A side that is timed in two processes, and is the faster in the second one. The log has a line a call: "c", or the
+process that called PyTorch's side."""
+
+import os
+import time
+
+from parity.core import Case
+
+DELIVERABLES = {"twice": "Times that differ from process to process"}
+
+
+def cases(profile, device):
+    yield Case("twice", measure="time memory", repeats=2, in_turn=True, again=["torch_eager"], warmup=0)
+
+
+def run(case, draw, c):
+    def quick():
+        log("c")
+        return {}
+
+    def waits():
+        process = str(os.getpid())
+        first = next(line for line in log(process) if line != "c")
+        time.sleep(0.03 if process == first else 0.005)
+        return {}
+
+    return {"c": quick, "torch_eager": waits}
+
+
+def log(words):
+    with open(os.environ["FAKES_LOG"], "a+") as file:
+        file.write(words + "\n")
+        file.seek(0)
+        return file.read().splitlines()
+
+
+def report(page, records):
+    page.text("Twice.")
