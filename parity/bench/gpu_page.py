@@ -164,16 +164,19 @@ def ratios_of(sides, bars):
 
 def how_they_ran(records):
     """Which sides alternated, and which ran in several processes."""
-    sizes, processes = {}, {}
+    alternated, processes = {}, {}
     for record in records.records:
-        if record.get("ratio", {}).get("over"):
-            pair = f"{record['impl']} and {record['ratio']['over']}"
-            sizes.setdefault(pair, []).append(f"{record['case']['size']} in {record['case']['dtype']}")
+        if record.get("ratio", {}).get("over") in COMPILED:
+            size = alternated.setdefault(record["case"]["size"], [record["ratio"]["over"]])
+            size.append(record["impl"])
         if "processes" in record:
             processes.setdefault(record["impl"], []).append(
                 max(record["processes"]) / min(record["processes"])
             )
-    said = [f"the samples of {pair} alternated for {', '.join(found)}" for pair, found in sizes.items()]
+    sizes = {}
+    for size, impls in alternated.items():
+        sizes.setdefault(", ".join(impls), []).append(size)
+    said = [f"calls of {impls} alternated for {', '.join(found)}" for impls, found in sizes.items()]
     rest = "the other sides were measured" if said else "the sides were measured"
     said.append(f"{rest} one after the other, each opened, timed and closed alone")
     words = f"{'; '.join(said)}."

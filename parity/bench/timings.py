@@ -79,9 +79,9 @@ class Parts:
         return {"parts": self.parts, "values": self.values}
 
 
-def side_of(timing, flops):
+def side_of(timing, flops, needs_bytes=None):
     how = dict(open=timing.open, close=timing.close, holds=timing.driver.holds)
-    return Side(timing.call, flops=flops, record=timing.record, **how)
+    return Side(timing.call, flops=flops, needs_bytes=needs_bytes, record=timing.record, **how)
 
 
 def phases_of(times, timed):

@@ -30,7 +30,7 @@ Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, alt
     in_turn      True: one side after the other is opened, measured and closed, where together they would not fit;
                  else their calls alternate
     alternate    of a case in turn: sides whose calls alternate all the same, as many of them from the left as there is
-                 memory for, each with `needs_bytes`. One of them may be PyTorch's: the record's `ratio` is over it
+                 memory for by their `needs_bytes`. One of them may be PyTorch's: the record's `ratio` is over it
     again        of a case in turn: sides that wait for the host, and whose times differ from process to process. They
                  are timed in a second process as well. The record's time is that of the faster one, and `processes`
                  has both

@@ -110,9 +110,11 @@ class Measurement:
         """The sides that are opened together, and whose calls alternate."""
         if not self.case.in_turn:
             return [list(self.sides)]
-        few = [impl for impl in self.case.alternate if impl in self._alive()]
-        if self.case.needs_bytes:
-            few = few[: self.device.available_bytes() // self.case.needs_bytes]
+        few, room = [], self.device.available_bytes() if self.case.alternate else 0
+        for impl in self.case.alternate:
+            room -= self.needs(impl)
+            if room >= 0 and impl in self._alive():
+                few.append(impl)
         first = [few] if len(few) > 1 else []
         return first + [[impl] for impl in self.sides if not first or impl not in few]
 
@@ -124,10 +126,7 @@ class Measurement:
 
     def give_up(self, given_up: Mapping[str, tuple[str, str]]) -> None:
         """Sides that are known to fail: they ended an earlier process, or want more memory than there is."""
-        wanted = {
-            impl: self.case.needs_bytes if side.needs_bytes is None else side.needs_bytes
-            for impl, side in self.sides.items()
-        }
+        wanted = {impl: self.needs(impl) for impl in self.sides}
         room = self.device.available_bytes() if any(wanted.values()) else 0
         for impl, needs in wanted.items():
             if impl in given_up:
@@ -136,6 +135,11 @@ class Measurement:
                 self.results[impl] = Result(
                     "oom", f"needs {needs // MIB} MiB, {room // MIB} MiB are available"
                 )
+
+    def needs(self, impl: str) -> int:
+        """Bytes that the side is known to need."""
+        needs = self.sides[impl].needs_bytes if impl in self.sides else 0
+        return self.case.needs_bytes if needs is None else needs
 
     def error(self, impls: Iterable[str]) -> None:
         """The outputs of each side, and what C did that it may not."""
