@@ -216,6 +216,23 @@ class Turns(unittest.TestCase):
             ratios = {impl: r["ratio"]["over"] for impl, r in found.items() if "ratio" in r}
             self.assertEqual(ratios, dict.fromkeys(turns[0][1:], "torch_graph"))
 
+    def test_a_side_that_finds_no_room_beside_another_has_a_turn_of_its_own(self):
+        log, opened = [], []
+
+        def full():
+            opened.append(1)
+            if len(opened) == 1:
+                raise RuntimeError("CUDA error: out of memory")
+
+        sides = {
+            name: Side(dict, open=lambda n=name: log.append(n) or (full() if n == "c_graph" else None))
+            for name in ("torch_graph", "c_graph")
+        }
+        found = self.measure(sides, Pretended(), measure="time", alternate=["torch_graph", "c_graph"])
+        self.assertEqual(log, ["torch_graph", "c_graph", "c_graph"])
+        self.assertEqual((found["c_graph"]["status"], found["c_graph"]["ms"]["n"]), ("ok", 2))
+        self.assertNotIn("ratio", found["c_graph"])
+
     def test_a_second_process_that_fails_costs_the_first_one_nothing(self):
         first = {"ms": {"median": 2.0, "n": 3}, "samples": [1.0, 2.0, 3.0], "peak_mib": 7.0}
         ended = dict(first)

@@ -382,6 +382,11 @@ class Sweeps(unittest.TestCase):
         item = sweep.Item("flash", "parity.flash", Case("d"))
         self.assertEqual(sweep.floors_of(item), parity.FLOORS)
 
+    def test_no_module_lists_ranks_that_nobody_runs(self):
+        modules = sweep.discover("parity")
+        several = {name for (name, _), keys in sweep.listed(modules).items() if keys.get("ranks", 1) > 1}
+        self.assertEqual(several, {name for name, module in modules.items() if hasattr(module, "RUNS_RANKS")})
+
     def test_everything_that_goes_wrong_is_a_result(self):
         status, out, _ = self.main("run", "--module", "trouble")
         self.assertEqual(status, 1)

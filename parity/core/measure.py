@@ -92,7 +92,8 @@ class Measurement:
     def run(self, budget: float) -> None:
         if self.case.in_turn:
             self.device.release()
-        for impls in self.turns():
+        turns = self.turns()
+        for impls in turns:
             self._open(impls)
             if "error" in self.measure:
                 self.error(impls)
@@ -103,6 +104,8 @@ class Measurement:
                 self.memory(impls)
             self.compare(timings)
             self._close()
+            if self.case.in_turn and len(impls) > 1:
+                turns += self.alone_again(impls)
         if "error" in self.measure and self.case.in_turn:
             self.judge()
 
@@ -135,6 +138,12 @@ class Measurement:
                 self.results[impl] = Result(
                     "oom", f"needs {needs // MIB} MiB, {room // MIB} MiB are available"
                 )
+
+    def alone_again(self, impls: Iterable[str]) -> list[list[str]]:
+        """Turns for those that found no room beside others: what they need is known about, not exactly."""
+        found = [impl for impl in impls if self.results[impl].status == "oom"]
+        self.results |= {impl: Result() for impl in found}
+        return [[impl] for impl in found]
 
     def needs(self, impl: str) -> int:
         """Bytes that the side is known to need."""
