@@ -10,9 +10,13 @@ from ref.transformer import SIZES
 DELIVERABLES = {
     "memory_accounting": "Parameters, FLOPs and bytes of the models",
     "attention_accounting": "What attention saves, and where it no longer fits",
-    "ddp_overhead_model": "Bucketed data parallel: the overhead model and its optimum",
+    "ddp_bucketed_benchmarking (b)": "Bucketed data parallel: the overhead model and its optimum",
     "communication_accounting": "XXL: memory, devices, and the batch that hides communication",
-    "parallelism_calculations": "Data, sharded and tensor parallelism: when compute hides communication",
+    "alternate_ring_all_reduce": "A ring that passes whole buffers on",
+    "data_parallel_calcs": "Data parallelism: when compute hides communication",
+    "fsdp_calcs": "Sharded weights: when compute hides communication",
+    "tp_calcs": "Tensor parallelism: when compute hides communication",
+    "fsdp_tp_calcs": "Sharded weights and tensor parallelism together",
 }
 
 GIB = 2**30
@@ -26,7 +30,8 @@ MESH = {"flops_per_second": 4.6e14, "bytes_per_second": 2 * 9e10}
 MESH |= {"fsdp": 16, "tensor": 4, "fsdp_axes": 2, "tensor_axes": 1}
 LINKS = [{"bytes_per_second": 20e9, "seconds_per_call": 50e-6}]
 LINKS += [{"bytes_per_second": 230e9, "seconds_per_call": 30e-6}]
-STRATEGIES = ["data", "fsdp", "tensor"]
+STRATEGIES = {"data": "data_parallel_calcs", "fsdp": "fsdp_calcs", "tensor": "tp_calcs"}
+RATES = {name: MESH[name] for name in ("flops_per_second", "bytes_per_second")}
 LAYER = {"d_model": 16384.0, "d_ff": 53248.0, "devices": 64.0, "tokens": 2.0**20}
 
 
@@ -37,21 +42,23 @@ def cases(profile, device):
     for keys in grid(head_dim=[16, 64, 128], seq=LENGTHS):
         yield Case("attention_accounting", batch=8, dtype="f32", causal=False, **keys)
     for keys in LINKS:
-        yield Case("ddp_overhead_model", size="xl", **keys)
+        yield Case("ddp_bucketed_benchmarking", size="xl", **keys)
     yield Case("communication_accounting", **XXL)
-    for strategy in STRATEGIES:
-        yield Case("parallelism_calculations", strategy=strategy)
-    yield Case("parallelism_calculations", strategy="all_reduce", ranks=8, bytes=2**30)
+    for strategy, deliverable in STRATEGIES.items():
+        yield Case(deliverable, strategy=strategy)
+    yield Case("fsdp_tp_calcs", strategy="fsdp_tp")
+    yield Case("alternate_ring_all_reduce", ranks=8, bytes=2**30)
 
 
 def run(case, draw, c):
     parts = {
         "memory_accounting": model,
         "attention_accounting": attention,
-        "ddp_overhead_model": ddp,
+        "ddp_bucketed_benchmarking": ddp,
         "communication_accounting": xxl,
-        "parallelism_calculations": parallel,
-    }
+        "alternate_ring_all_reduce": ring,
+        "fsdp_tp_calcs": both_strategies,
+    } | dict.fromkeys(STRATEGIES.values(), parallel)
     return parts[case.deliverable](case, c)
 
 
@@ -144,37 +151,36 @@ def xxl(case, c):
     return sides(mine, ref.xxl(case.d_model, case.d_ff, case.blocks), **more)
 
 
-def parallel(case, c):
-    if case.strategy == "all_reduce":
-        ring, alternate = c.ffi.new("double *"), c.ffi.new("double *")
-        c.td_account_ring_all_reduce(float(case.bytes), case.ranks, MESH["bytes_per_second"], ring, alternate)
-        mine = {"ring": ring[0], "alternate": alternate[0]}
-        return sides(mine, ref.ring(case.bytes, case.ranks, MESH["bytes_per_second"]), within(rel_l2=1e-12))
+def ring(case, c):
+    once, alternate = c.ffi.new("double *"), c.ffi.new("double *")
+    c.td_account_ring_all_reduce(float(case.bytes), case.ranks, MESH["bytes_per_second"], once, alternate)
+    mine = {"ring": once[0], "alternate": alternate[0]}
+    return sides(mine, ref.ring(case.bytes, case.ranks, MESH["bytes_per_second"]), within(rel_l2=1e-12))
 
-    rates = {name: MESH[name] for name in ("flops_per_second", "bytes_per_second")}
-    desc = c.struct("td_account_parallel", case, **LAYER, **rates)
+
+def parallel(case, c):
+    desc = c.struct("td_account_parallel", case, **LAYER, **RATES)
     times = c.value("td_account_parallel_times_of", c.enum("td_account_strategy", case.strategy), desc)
     names = ("forward_compute", "backward_compute", "forward_comm", "backward_comm")
     limits = fields(times, "forward_devices", "backward_devices")
+    theirs = ref.parallel_times(case.strategy, **LAYER, **RATES)
+    return sides(fields(times, *names), theirs, within(rel_l2=1e-12), **limits)
+
+
+def both_strategies(case, c):
+    desc = c.struct("td_account_parallel", case, **LAYER, **RATES)
     overlapped, shared = c.ffi.new("double *"), c.ffi.new("double *")
     c.td_account_fsdp_tensor_devices(desc, overlapped, shared)
-    theirs = ref.parallel_times(case.strategy, **LAYER, **rates)
-    return sides(
-        fields(times, *names),
-        theirs,
-        within(rel_l2=1e-12),
-        **limits,
-        both=overlapped[0],
-        both_shared=shared[0],
-    )
+    mine = {"overlapped": overlapped[0], "shared": shared[0]}
+    return sides(mine, ref.both_devices(**LAYER, **RATES), within(rel_l2=1e-12))
 
 
 def report(page, records):
     report_models(page, records.only("memory_accounting"))
     report_attention(page, records.only("attention_accounting"))
-    report_ddp(page, records.only("ddp_overhead_model"))
+    report_ddp(page, records.only("ddp_bucketed_benchmarking"))
     report_xxl(page, records.only("communication_accounting"))
-    report_parallel(page, records.only("parallelism_calculations"))
+    report_parallel(page, records)
 
 
 def report_models(page, records):
@@ -185,6 +191,7 @@ def report_models(page, records):
         row |= {"forward": row["forward_flops"] / 1e12, "backward": row["backward_flops"] / 1e12}
     page.table(
         pd.DataFrame(rows),
+        "models",
         columns={"size": "size", "total": "parameters", "tensors": "tensors", "f32": "f32 weights"}
         | {"state": "weights, gradients, moments", "bf16": "autocast copies"}
         | {"forward": "forward at 512", "backward": "backward at 512"},
@@ -194,14 +201,19 @@ def report_models(page, records):
     by_size = {row["size"]: row for row in rows}
     if "2.7B" in by_size:
         row = by_size["2.7B"]
-        page.text(
-            "Parameters are 2 V d + L (4 d^2 + 3 d d_ff + 2 d) + d in 9 L + 3 tensors; SwiGLU's third matrix makes "
-            f"the model called 2.7B one of {row['total'] / 1e9:.2f} billion. Training in f32 with AdamW takes 16 "
-            f"bytes a parameter before any activation: {row['state']:.1f} GiB. Under bf16 autocast the low-precision "
-            f"copies of its weights add {row['bf16'] / 1024:.1f} GiB to inference, which is why memory goes up there."
+        page.answer(
+            "memory_accounting",
+            f"The model called 2.7B has {row['total'] / 1e9:.2f} billion parameters, for SwiGLU has a third "
+            f"matrix, and "
+            f"takes {row['state']:.1f} GiB for weights, gradients and moments in f32 before any activation. Under bf16 "
+            f"autocast the low-precision copies of its weights add {row['bf16'] / 1024:.1f} GiB to inference, which is "
+            "why memory goes up there.",
+            f"2.7B: {row['state']:.1f} GiB of state",
         )
-        page.verdict(
-            "memory_accounting", f"{len(records.only(impl='c'))} models and contexts counted by both sides."
+        page.text(
+            "Parameters are 2 V d + L (4 d^2 + 3 d d_ff + 2 d) + d in 9 L + 3 tensors. Training in f32 with "
+            "AdamW takes "
+            "16 bytes a parameter."
         )
 
     page.question(
@@ -214,6 +226,7 @@ def report_models(page, records):
         rows.append({"context": row["context"], **{n: mib(v) for n, v in named.items()}, "largest": largest})
     page.table(
         pd.DataFrame(rows),
+        "activations",
         columns={"context": "context", "residual": "residual (B S d)", "ffn": "FFN hidden (B S d_ff)"}
         | {"scores": "scores (B H S^2)", "logits": "logits (B S V)", "largest": "largest"},
         units=dict.fromkeys(("residual", "ffn", "scores", "logits"), "MiB"),
@@ -236,6 +249,7 @@ def report_attention(page, records):
         }
     page.table(
         pd.DataFrame(rows),
+        "attention",
         columns={
             "seq": "seq",
             "matrix": "one score matrix",
@@ -247,23 +261,21 @@ def report_attention(page, records):
     )
     if rows:
         last = rows[-1]
+        ratio = last["forward_flops"] / last["softmax_flops"]
+        page.answer(
+            "attention_accounting",
+            f"At {last['seq']} tokens naive attention keeps {last['saved_naive']:.0f} MiB for its backward, and flash "
+            f"attention {last['saved_flash']:.0f}. The smallest power of two that does not fit is {last['oom_24']} in "
+            f"24 GiB and {last['oom_80']} in 80 GiB. The products of attention are {ratio:.0f} times the FLOPs of its "
+            "softmax (head_dim 64, 5 FLOPs an element), whose time is set by bytes.",
+            f"{last['saved_naive'] / 1024:.1f} GiB saved at {last['seq']}",
+        )
         page.text(
             "The course's softmax keeps its exponentials and their quotient, so 2 M + 4 B S d e bytes are saved for "
             "q, k, v, o and two score-sized matrices, M = B S^2 e. PyTorch's own saved tensors, counted by hooks, "
             "hold these two matrices to the byte; they have the row sums but not o, which no gradient needs: "
-            f"{last['torch_total'] / MIB:.1f} MiB in all at {last['seq']}. Doubling S multiplies M by 4; flash "
-            f"attention keeps q, k, v, o and one number a query, {last['saved_flash']:.0f} instead of "
-            f"{last['saved_naive']:.0f} MiB. With a backward peak of 8 M the smallest power of two that does not fit "
-            f"is {last['oom_24']} in 24 GiB and {last['oom_80']} in 80 GiB. The remedy is not to store S^2."
-        )
-        ratio = last["forward_flops"] / last["softmax_flops"]
-        page.text(
-            f"The products of attention are {ratio:.0f} times the FLOPs of its softmax (head_dim 64, 5 FLOPs an "
-            "element). FLOPs are not what the softmax costs: it passes over M at least twice, and bytes set its time."
-        )
-        page.verdict(
-            "attention_accounting",
-            f"{last['saved_naive'] / 1024:.1f} GiB saved at {last['seq']} by naive attention.",
+            f"{last['torch_total'] / MIB:.1f} MiB in all at {last['seq']}. Doubling S multiplies M by 4. The remedy is "
+            "not to store S^2."
         )
 
 
@@ -276,26 +288,41 @@ def report_ddp(page, records):
         row |= {"one_ms": row["one"] * 1e3, "each_ms": row["each"] * 1e3}
     page.table(
         pd.DataFrame(rows),
+        "ddp_buckets",
         columns={"w": "bandwidth w", "o": "a call o", "buckets": "buckets", "mb": "bucket", "ms": "overhead"}
         | {"one_ms": "one bucket", "each_ms": "a bucket a tensor"},
         units={"w": "GB/s", "o": "us", "mb": "MB", "ms": "ms", "one_ms": "ms", "each_ms": "ms"},
     )
     if rows:
+        best = "; ".join(
+            f"{row['buckets']:.0f} buckets of {row['mb']:.0f} MB leave {row['ms']:.1f} ms exposed at "
+            f"{row['w']:.0f} GB/s"
+            for row in rows
+        )
+        page.answer(
+            "ddp_bucketed_benchmarking (b)",
+            f"{best}. The overhead of n buckets is s / (n w) + n o, least at n = sqrt(s / (o w)), a bucket of "
+            "sqrt(s o w): 2 sqrt(s o / w).",
+            "; ".join(f"{row['buckets']:.0f} buckets, {row['ms']:.1f} ms" for row in rows),
+        )
         page.text(
             f"With s = {rows[0]['gradients'] / 1e9:.3f} GB of f32 gradients in {rows[0]['tensors']} tensors, and "
             "compute that takes as long as the transfer, a step waits s / (n w) for the last of n buckets and n o "
-            "for the calls. The sum is least at n = sqrt(s / (o w)), where both parts are equal: 2 sqrt(s o / w). "
-            "The optimum was also searched for by trying every number of buckets."
+            "for the calls. The optimum was also searched for by trying every number of buckets."
         )
-        best = "; ".join(
-            f"{row['buckets']:.0f} buckets of {row['mb']:.0f} MB, {row['ms']:.1f} ms" for row in rows
-        )
-        page.verdict("ddp_overhead_model", f"{best}.")
 
 
 def report_xxl(page, records):
+    page.question("XXL: how much memory, how many devices, and which batch hides the communication?")
     for row in valued(records):
-        page.question("XXL: how much memory, how many devices, and which batch hides the communication?")
+        page.answer(
+            "communication_accounting",
+            f"Weights, gradients and moments take {row['state_bytes'] / 1e12:.3f} TB, the memory of "
+            f"{row['devices_80gb']:.1f} devices of 80 GB; sharded, {row['fsdp_devices']} devices of 95 GB hold a step. "
+            f"The sharded weights are hidden from {row['fsdp_tokens_per_device']:.0f} tokens a device on, and from "
+            f"{row['shared_wire_tokens_per_device']:.0f} where both kinds of communication share the wire.",
+            f"{row['state_bytes'] / 1e12:.2f} TB; {row['fsdp_tokens_per_device']:.0f} tokens a device",
+        )
         page.text(
             f"(a) {row['blocks']} blocks of two linears, d_model {row['d_model']} and d_ff {row['d_ff']}, have "
             f"{row['parameters']:,} parameters. Weights, gradients and AdamW's moments in f32 take "
@@ -321,10 +348,14 @@ def report_xxl(page, records):
             "(d) To shrink the batch further: recompute activations, fill a pipeline with micro-batches, communicate "
             "in lower precision, accumulate gradients, and overlap what remains."
         )
-        page.verdict(
-            "communication_accounting",
-            f"{row['state_bytes'] / 1e12:.2f} TB of state, {row['fsdp_tokens_per_device']:.0f} tokens a device.",
-        )
+
+
+# What each strategy sends, for a layer of three matrices.
+SENT = {
+    "data": "Forward sends nothing, backward all-reduces the gradients",
+    "fsdp": "Forward gathers the weights, backward gathers them again and reduce-scatters the gradients",
+    "tensor": "Both passes gather activations into the layer and reduce-scatter those that leave it",
+}
 
 
 def report_parallel(page, records):
@@ -332,7 +363,7 @@ def report_parallel(page, records):
         f"One feed-forward of {LAYER['d_model']:g} x {LAYER['d_ff']:g} on {LAYER['devices']:g} devices, "
         f"{LAYER['tokens']:,.0f} tokens: which parallelism stays bound by compute, and up to how many devices?"
     )
-    rows = [row for row in valued(records) if row["strategy"] in STRATEGIES]
+    rows = valued(records.only(list(STRATEGIES.values())))
     names = ("forward_compute", "forward_comm", "backward_compute", "backward_comm")
     for row in rows:
         row |= {name: row[name] * 1e3 for name in names}
@@ -340,21 +371,36 @@ def report_parallel(page, records):
             name: "any" if row[name] is None else f"{row[name]:.0f}"
             for name in ("forward_devices", "backward_devices")
         }
+        limits = [f"{row[f'{way}_devices']} devices in {way}" for way in ("forward", "backward")]
+        page.answer(
+            STRATEGIES[row["strategy"]],
+            f"{SENT[row['strategy']]}: {row['forward_comm']:.2f} and {row['backward_comm']:.2f} ms beside "
+            f"{row['forward_compute']:.2f} and {row['backward_compute']:.2f} ms of compute. It stays bound by compute "
+            f"up to {' and '.join(limits)}.",
+            f"{row['forward_devices']} and {row['backward_devices']} devices",
+        )
     page.table(
         pd.DataFrame(rows),
+        "parallelism",
         columns=["strategy", *names, "forward_devices", "backward_devices"],
         units=dict.fromkeys(names, "ms"),
     )
-    if rows:
-        page.text(
-            f"Sharded and tensor parallelism together reach {rows[0]['both']:,.0f} devices when their communication "
-            f"overlaps, and about {rows[0]['both_shared']:,.0f} when they share the wire. The layer has three "
-            f"matrices; rates are those of the XXL answer."
+    page.text("The layer has three matrices; rates are those of the XXL answer.")
+    for row in valued(records.only("fsdp_tp_calcs")):
+        page.answer(
+            "fsdp_tp_calcs",
+            f"Together they stay bound by compute in forward up to {row['overlapped']:,.0f} devices where their "
+            f"communication overlaps, and up to about {row['shared']:,.0f} where it shares the wire.",
+            f"{row['overlapped']:,.0f} devices",
         )
-    for row in valued(records, strategy="all_reduce"):
-        page.text(
-            f"A ring all-reduce of {row['bytes'] / GIB:g} GiB over {row['ranks']} ranks takes "
-            f"{row['ring'] * 1e3:.2f} ms; the alternate ring, which passes whole buffers on, "
-            f"{row['alternate'] * 1e3:.2f} ms."
+    page.question("What does a ring that passes whole buffers on cost?")
+    for row in valued(records.only("alternate_ring_all_reduce")):
+        page.answer(
+            "alternate_ring_all_reduce",
+            f"Over {row['ranks']} ranks {row['bytes'] / GIB:g} GiB take {row['alternate'] * 1e3:.2f} ms, (N - "
+            f"1) S / W, "
+            f"and {row['ring'] * 1e3:.2f} ms in the ring that passes pieces, 2 (N - 1) / N S / W: "
+            f"{row['alternate'] / row['ring']:.1f} times as long.",
+            f"{row['alternate'] / row['ring']:.1f} x the ring's time",
         )
-        page.verdict("parallelism_calculations", "times and limits of the three strategies.")
+    page.text("S are the bytes, N the ranks, W the bytes/s of a link.")

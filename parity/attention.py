@@ -7,7 +7,16 @@ import torch
 
 from parity.core import Case, grid
 from parity.shared import attend
-from parity.shared.pages import error_sentence, errors_by, mib, on_gpu, units_of, valued
+from parity.shared.pages import (
+    error_answer,
+    errors_by,
+    launch_bound,
+    mib,
+    on_gpu,
+    ranged,
+    units_of,
+    valued,
+)
 from ref import accounting
 from ref import attention as ref
 from ref.ops import tf32_matmul
@@ -18,6 +27,7 @@ DELIVERABLES = {
 
 DTYPES = {"cpu": ["f32", "bf16"], "cuda": ["f32", "tf32", "bf16", "f16"]}
 HEAD_DIMS = [16, 32, 64, 128]
+HEAD_DIM = 64  # of curves, and of tables of one head size
 SEQS = {
     "cpu": {"quick": [256, 1024], "full": [256, 1024, 4096, 8192, 16384]},
     "cuda": {"quick": [256, 1024, 4096], "full": [256, 1024, 4096, 8192, 16384]},
@@ -149,50 +159,79 @@ def ends_by_arithmetic(case, c):
     }
 
 
+HOW_LONG = "How long do forward and backward take, and what is in memory before the backward pass?"
+
+
 def report(page, records):
     timed = type(records)(record for record in records.records if "pass" in record["case"])
+    page.question(HOW_LONG)
+    report_times(page, timed)
+    page.question("Where does it run out of memory, and does the arithmetic say so?")
+    report_ends(page, timed)
+    page.question("How does the memory saved for backward grow, and what would remove it?")
+    growth = report_growth(page, timed)
     page.question("Does attention, forward and backward, give PyTorch's answers?")
-    page.text(error_sentence(records))
-    page.table(errors_by(records, ["causal", "dtype"]))
+    held, figure = error_answer(records)
+    page.text(held)
+    page.table(errors_by(records, ["causal", "dtype"]), "errors")
+    answer_all(page, timed, growth, figure)
 
-    page.question(
-        "How long do forward and backward take, and how much memory is in use before the backward pass?"
-    )
-    grid_of_times = grid_table(timed)
-    page.table(grid_of_times, units=units_of(grid_of_times, TIMES, "ms"))
-    page.text(
-        f"Batch {BATCH}, one head, no mask, f32. Memory before backward is what forward leaves behind: q, k, v, o and "
-        "the score-sized matrices, for PyTorch counted by hooks on the tensors that autograd saves, for C the size of "
-        "the block it asks for. Peaks are of the call alone, and forward's for backward included. `oom` and `error` "
-        "rows are results."
-    )
-    for side, over in (("c", "torch_eager"),):
-        forward, backward = (
-            timed.only(**{"pass": phase}).ratio("ms", over, side) for phase in ("forward", "backward")
+
+def answer_all(page, timed, growth, figure):
+    """Times, the length at which it ends, and what would help, in three sentences."""
+    sides = [timed.only(**{"pass": phase}).ratio("ms") for phase in ("forward", "backward")]
+    said = []
+    if all(map(len, sides)):
+        said.append(
+            f"Forward takes {ranged(sides[0])} and backward {ranged(sides[1])} times eager PyTorch's time."
         )
-        if len(forward) and len(backward):
-            page.verdict(
-                "pytorch_attention",
-                f"forward {forward.min():.2f} to {forward.max():.2f}, backward {backward.min():.2f} to "
-                f"{backward.max():.2f} times PyTorch's time.",
-            )
-            if on_gpu(timed):
-                cells = [*forward, *backward]
-                page.text(
-                    f"{sum(ratio <= 1 for ratio in cells)} of {len(cells)} cells are at or below PyTorch's time."
-                )
+        figure = f"forward {ranged(sides[0])}, backward {ranged(sides[1])} x PyTorch's"
+    for arithmetic in valued(timed, "torch_eager", head_dim=64)[:1]:
+        ends = sorted(
+            {
+                r["case"]["seq"]
+                for r in timed.only(impl="torch_eager").records
+                if r["status"] in ("oom", "error")
+            }
+        )
+        limits = ", ".join(f"{arithmetic.get(f'end_{gib}_gib')} in {gib} GiB" for gib in BUDGETS_GIB)
+        longest = max(timed.values("seq"))
+        here = f"PyTorch ends at {ends[0]} tokens here" if ends else f"all lengths up to {longest} fit here"
+        said.append(
+            f"{here[0].upper()}{here[1:]}; by the arithmetic the first power of two that does not fit is {limits}."
+        )
+    page.answer("pytorch_attention", " ".join([*said, growth]), figure, HOW_LONG)
+
+
+def report_times(page, timed):
+    waiting = launch_bound(timed, "seq") if on_gpu(timed) else set()
+    table = grid_table(timed)
+    few = table[table["head_dim"] == HEAD_DIM].drop(columns="head_dim") if len(table) else table
+    page.table(few, "times", units=units_of(few, TIMES, "ms"))
+    page.table(table, "times_by_head_dim", units=units_of(table, TIMES, "ms"))
     page.plot(
         "time",
         {
-            f"{impl}, {phase}": curve(timed.only(**{"pass": phase}), impl, "ms")
-            for impl in ("c", "torch_eager")
+            phase: {impl: curve(timed.only(**{"pass": phase}), impl, "ms") for impl in ("c", "torch_eager")}
             for phase in ("forward", "backward")
         },
         x="seq",
         y="ms",
-        caption="Time against sequence length, head_dim 64",
+        title=f"Attention with its scores, batch {BATCH}, head_dim {HEAD_DIM}, f32",
     )
-    report_memory(page, timed)
+    page.method(
+        f"Batch {BATCH}, one head, no mask, f32; the table on this page has head_dim {HEAD_DIM}. Memory before "
+        f"backward "
+        "is what forward leaves behind: q, k, v, o and the score-sized matrices, for PyTorch counted by hooks on the "
+        "tensors that autograd saves, for C the size of the block it asks for. Peaks are of the call alone, and "
+        "forward's for backward included. `oom` and `error` rows are results."
+    )
+    if waiting:
+        seqs = sorted({dict(case)["seq"] for case in waiting})
+        page.text(
+            f"torch_eager waits for the launch of its kernels at some head sizes of seq {', '.join(map(str, seqs))}: "
+            "a longer sequence takes hardly longer there."
+        )
 
 
 TIMES = ("c forward", "torch forward", "c backward", "torch backward")
@@ -216,17 +255,16 @@ def grid_table(timed):
     return table[[name for name in order if name in table]] if len(table) else table
 
 
-def curve(records, impl, name, head_dim=64):
+def curve(records, impl, name, head_dim=HEAD_DIM):
     points = records.only(impl=impl, head_dim=head_dim)
     seqs = points.values("seq")
     values = [points.value(name, impl=impl, seq=seq) for seq in seqs]
     return seqs, [None if value != value else value for value in values]
 
 
-def report_memory(page, timed):
-    page.question("Where does it run out of memory, and does the arithmetic say so?")
+def report_ends(page, timed):
     rows = []
-    for record in timed.only(impl="torch_eager", head_dim=64).records:
+    for record in timed.only(impl="torch_eager", head_dim=HEAD_DIM).records:
         values = record.get("values", {})
         phase = record["case"]["pass"]
         rows.append({"seq": record["case"]["seq"], "pass": phase, "status": record["status"],
@@ -234,57 +272,51 @@ def report_memory(page, timed):
                      "matrix": values.get("matrix_mib")})  # fmt: skip
     for row in rows:
         row["peak / matrix"] = row["peak"] / row["matrix"] if row["peak"] and row["matrix"] else None
-    frame = pd.DataFrame(rows)
-    page.table(frame, units=units_of(frame, ("peak", "predicted", "matrix"), "MiB"))
+    frame = pd.DataFrame(sorted(rows, key=lambda row: (row["seq"], row["pass"] == "backward")))
+    page.table(frame, "ends", units=units_of(frame, ("peak", "predicted", "matrix"), "MiB"))
     measured = [row for row in rows if row["peak"] and row["predicted"]]
     if measured:
         largest = max(measured, key=lambda row: row["predicted"])
         page.text(
-            f"Eager PyTorch, head_dim 64. The arithmetic counts 4 score matrices at forward's peak and, as measured on "
-            f"a GPU, 8 at backward's; here seq {largest['seq']} {largest['pass']} needed "
+            f"Eager PyTorch, head_dim {HEAD_DIM}. The arithmetic counts 4 score matrices at forward's peak and, as "
+            f"measured on a GPU, 8 at backward's; here seq {largest['seq']} {largest['pass']} needed "
             f"{largest['peak / matrix']:.1f}, for PyTorch frees more of them early."
         )
-    for arithmetic in valued(timed, "torch_eager", head_dim=64)[:1]:
-        limits = ", ".join(f"{arithmetic.get(f'end_{gib}_gib')} in {gib} GiB" for gib in BUDGETS_GIB)
-        page.text(f"By that arithmetic the smallest power of two that no longer fits is {limits}.")
-    ends = {}
-    for record in timed.records:
-        if record["status"] in ("oom", "error"):
-            ends.setdefault((record["impl"], record["case"]["pass"]), []).append(record["case"]["seq"])
-    longest = max(timed.values("seq"), default=0)
-    for (impl, phase), seqs in ends.items():
-        page.text(f"The smallest case that {impl} {phase} cannot hold here has seq {min(seqs)}.")
-    if not ends:
-        page.text(f"No case up to seq {longest} ran out of memory here; the full profile goes on to 16384.")
 
-    page.question("How does the memory saved for backward grow, and what would remove it?")
+
+def report_growth(page, timed):
+    """The table's plot, and the sentence of the answer."""
+    forward = timed.only(**{"pass": "forward"})
     page.plot(
         "memory",
         {
-            "c, saved": curve(timed.only(**{"pass": "forward"}), "c", "values.saved_mib"),
-            "torch_eager, saved": curve(timed.only(**{"pass": "forward"}), "torch_eager", "values.saved_mib"),
-            "c, its arithmetic": curve(timed.only(**{"pass": "forward"}), "c", "values.account_mib"),
-            "flash, arithmetic": curve(timed.only(**{"pass": "forward"}), "c", "values.flash_mib"),
+            "c": curve(forward, "c", "values.saved_mib"),
+            "torch_eager": curve(forward, "torch_eager", "values.saved_mib"),
+            "c, arithmetic": curve(forward, "c", "values.account_mib"),
+            "torch_eager, arithmetic": curve(forward, "torch_eager", "values.account_mib"),
+            "flash, arithmetic": curve(forward, "c", "values.flash_mib"),
         },
         x="seq",
         y="MiB",
-        caption="Memory kept for backward against sequence length, head_dim 64",
+        title=f"Memory kept for backward, batch {BATCH}, head_dim {HEAD_DIM}, f32",
     )
-    kept = {row["seq"]: row for row in valued(timed, head_dim=64, **{"pass": "forward"})}
-    theirs = {row["seq"]: row for row in valued(timed, "torch_eager", head_dim=64, **{"pass": "forward"})}
+    kept = {row["seq"]: row for row in valued(forward, head_dim=HEAD_DIM)}
+    theirs = {row["seq"]: row for row in valued(forward, "torch_eager", head_dim=HEAD_DIM)}
     both = sorted(set(kept) & set(theirs))
-    if len(both) >= 2:
-        first, last = both[0], both[-1]
-        growth = theirs[last]["saved_mib"] / theirs[first]["saved_mib"]
-        off = max(
-            abs(row["saved_mib"] / row["account_mib"] - 1) for row in [*kept.values(), *theirs.values()]
-        )
-        page.text(
-            f"From seq {first} to {last}, {last // first} times longer, PyTorch's saved memory grows {growth:.1f} "
-            f"times: with the square, once the matrices outweigh q, k, v and o. The arithmetic is within "
-            f"{100 * off:.1f} % of what was counted. C keeps only the probabilities, one matrix where the course's "
-            f"softmax keeps two: {kept[last]['saved_mib']:.1f} MiB against {theirs[last]['saved_mib']:.1f}. Keeping no "
-            f"matrix at all, and computing the probabilities again in backward from one number a row, would leave "
-            f"{kept[last]['flash_mib']:.2f} MiB: that is flash attention."
-        )
-        page.verdict("pytorch_attention", f"Saved memory within {100 * off:.1f} % of the arithmetic.")
+    if len(both) < 2:
+        return ""
+    first, last = both[0], both[-1]
+    growth = theirs[last]["saved_mib"] / theirs[first]["saved_mib"]
+    off = max(abs(row["saved_mib"] / row["account_mib"] - 1) for row in [*kept.values(), *theirs.values()])
+    page.text(
+        f"From seq {first} to {last}, {last // first} times longer, PyTorch's saved memory grows {growth:.1f} "
+        f"times: with the square, once the matrices outweigh q, k, v and o. The arithmetic is within "
+        f"{100 * off:.1f} % of what was counted. C keeps only the probabilities, one matrix where the course's "
+        f"softmax keeps two."
+    )
+    return (
+        f"Saved memory grows {growth:.0f} times over {last // first} times the length, to "
+        f"{theirs[last]['saved_mib']:.0f} "
+        f"MiB ({kept[last]['saved_mib']:.0f} in C): computing the probabilities again in backward, flash attention, "
+        f"would leave {kept[last]['flash_mib']:.1f}."
+    )

@@ -10,7 +10,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from parity.core import Case, geomean, grid, within
 from parity.core.tables import text
 from parity.shared import attend
-from parity.shared.pages import error_sentence, errors_by, mib, on_gpu, peak_of, spread, units_of
+from parity.shared.pages import (
+    error_answer,
+    errors_by,
+    largest_spread,
+    launch_bound,
+    mib,
+    on_gpu,
+    peak_of,
+    ranged,
+    units_of,
+    without,
+)
 from ref import attention as naive
 from ref import flash as ref
 from ref.ops import tf32_matmul
@@ -19,7 +30,9 @@ DELIVERABLES = {
     "flash_forward": "Flash attention, forward: tiled, in plain tensor code and fused in C",
     "flash_backward": "Flash attention, backward from the logsumexp",
     "flash_benchmarking": "Flash attention beside plain attention: time and memory",
+    "leaderboard": "One call, forward and backward: 16 heads, 16384 tokens, head_dim 64, bf16",
 }
+PUBLISHED_MS = 5.364  # the leaderboard's verified record of 2025, on an H100
 
 DTYPES = {"cpu": ["f32", "bf16"], "cuda": ["f32", "tf32", "bf16", "f16"]}
 PHASES = ["forward", "backward", "both"]
@@ -102,6 +115,8 @@ def timed_case(repeats, phase, **keys):
 
 def gpu_headline_cases(profile):
     """The leaderboard's shape, and the same with heads of 128."""
+    shape = dict(batch=1, heads=16, seq=16384, head_dim=64, dtype="bf16")
+    yield gpu_timed_case(20, **shape, phase="both", deliverable="leaderboard")
     for head_dim in [64, 128] if profile == "full" else [64]:
         for phase in ("forward", "backward"):
             keys = dict(batch=1, heads=16, seq=16384, head_dim=head_dim, dtype="bf16", phase=phase)
@@ -109,28 +124,26 @@ def gpu_headline_cases(profile):
 
 
 def gpu_grid_cases(profile):
-    """The handout's grid, which asks for bf16 and f32, as far as plain attention has the memory for every dtype; and
-    TF32, which is how f32 runs fast, at one head size."""
+    """The handout's grid, which asks for bf16 and f32; and TF32, which is how f32 runs fast, at one head size."""
     if profile == "quick":
         points = [(seq, 64, "bf16") for seq in (512, 4096, 16384)] + [(4096, 128, "bf16"), (4096, 64, "f32")]
     else:
-        seqs = [seq for seq in SEQS if seq <= 16384]
-        points = [tuple(keys.values()) for keys in grid(seq=seqs, head_dim=HEAD_DIMS, dtype=["bf16", "f32"])]
-        points += [(seq, HEAD_DIM, "tf32") for seq in seqs]
+        points = [tuple(keys.values()) for keys in grid(seq=SEQS, head_dim=HEAD_DIMS, dtype=["bf16", "f32"])]
+        points += [(seq, HEAD_DIM, "tf32") for seq in SEQS if seq <= 16384]
     for seq, head_dim, dtype in points:
         for phase in PHASES:
-            repeats = None if seq < 16384 else 10
+            repeats = None if seq < 16384 else 10 if seq < 32768 else 3
             yield gpu_timed_case(
                 repeats, batch=1, heads=1, seq=seq, head_dim=head_dim, dtype=dtype, phase=phase
             )
 
 
-def gpu_timed_case(repeats, phase, **keys):
+def gpu_timed_case(repeats, phase, deliverable="flash_benchmarking", **keys):
     matrix = keys["batch"] * keys["heads"] * keys["seq"] ** 2 * (2 if keys["dtype"] == "bf16" else 4)
     seconds = 0.6 + (repeats or 0) * matrix / 2**33 * (0.1 if phase == "forward" else 0.4)
     # Plain attention's matrices may fill the GPU.
     how = dict(measure="time", seconds=seconds, repeats=repeats, in_turn=matrix >= 2**31)
-    return Case("flash_benchmarking", **how, **keys, causal=True, mask="inf", **{"pass": phase})
+    return Case(deliverable, **how, **keys, causal=True, mask="inf", **{"pass": phase})
 
 
 def run(case, draw, c):
@@ -253,27 +266,30 @@ def report(page, records):
     report_errors(page, records.only("flash_forward"), "flash_forward")
     page.question("Does the backward from o, dO and the logsumexp give PyTorch's gradients?")
     report_errors(page, records.only("flash_backward"), "flash_backward")
-
+    page.method(
+        "Errors: sequences from 1 to 509 on both sides of tiles and vectors, unequal lengths, causal and not, both "
+        "masks. torch_tiled is the tiled algorithm in plain tensor code."
+    )
     timed = type(records)(record for record in records.only("flash_benchmarking").records if "ms" in record or
                           record["case"]["pass"] != "memory")  # fmt: skip
+    libraries = ""
     if on_gpu(records):
-        report_gpu_headline(page, timed.only(heads=16))
+        report_leaderboard(page, records.only("leaderboard"))
+        libraries = report_gpu_headline(page, timed.only(heads=16))
     else:
         report_headline(page, timed.only(batch=8))
-    report_grid(page, timed.only(batch=1, heads=1))
+    report_grid(page, timed.only(batch=1, heads=1), libraries)
     report_memory(page, records.only("flash_benchmarking", **{"pass": "memory"}))
 
 
 def report_errors(page, records, deliverable):
-    page.text(error_sentence(records))
-    page.table(errors_by(records, ["head_dim", "dtype"]))
+    answer, figure = error_answer(records)
     tiled = records.ratio("rel_l2", "torch_eager", "torch_tiled")
     if len(tiled):
-        page.text(
-            "Sequences from 1 to 509 on both sides of tiles and vectors, unequal lengths, causal and not, "
-            "both masks. The tiled algorithm in plain tensor code (torch_tiled) was run on the same "
-            f"inputs: its error is {geomean(tiled):.2f} times that of plain attention."
-        )
+        answer += f" The tiled algorithm in plain tensor code has {geomean(tiled):.2f} times plain attention's error."
+    page.answer(deliverable, answer, figure)
+    page.table(errors_by(records, ["dtype"]), f"{deliverable}_by_dtype")
+    page.table(errors_by(records, ["head_dim", "dtype"]), deliverable)
 
 
 def report_headline(page, timed):
@@ -282,7 +298,7 @@ def report_headline(page, timed):
     )
     frame = timed.wide(["pass"], "ms", base="torch_eager")
     frame["c / torch_flash"] = timed.wide(["pass"], "ms", base="torch_flash").get("c / torch_flash")
-    page.table(frame, units=units_of(frame, timed.impls(), "ms"))
+    page.table(frame, "headline", units=units_of(frame, timed.impls(), "ms"))
     figures = {
         (phase, over): timed.only(**{"pass": phase}).ratio("ms", over)
         for phase in ("forward", "backward")
@@ -290,21 +306,34 @@ def report_headline(page, timed):
     }
     if all(len(found) for found in figures.values()):
         ratio = {key: found[0] for key, found in figures.items()}
-        page.text(
+        page.answer(
+            "flash_benchmarking",
             f"Causal forward takes {ratio['forward', 'torch_eager']:.2f} times plain attention's time and "
             f"{ratio['forward', 'torch_flash']:.2f} times that of PyTorch's own fused attention "
             f"(scaled_dot_product_attention); backward {ratio['backward', 'torch_eager']:.2f} and "
-            f"{ratio['backward', 'torch_flash']:.2f} times."
+            f"{ratio['backward', 'torch_flash']:.2f} times.",
+            f"forward {ratio['forward', 'torch_flash']:.2f}, backward {ratio['backward', 'torch_flash']:.2f} x "
+            "PyTorch's fused",
         )
-        page.verdict(
-            "flash_benchmarking",
-            f"forward {ratio['forward', 'torch_eager']:.2f} x plain, {ratio['forward', 'torch_flash']:.2f} "
-            f"x PyTorch's fused; backward {ratio['backward', 'torch_eager']:.2f} x plain.",
+
+
+def report_leaderboard(page, records):
+    page.question("How long is one call at the leaderboard's shape, forward and backward?")
+    frame = records.wide(["pass"], "ms", base="torch_eager").drop(columns="pass", errors="ignore")
+    page.table(frame, "leaderboard", units=units_of(frame, records.impls(), "ms"))
+    mine = records.only(impl="c").records
+    if mine and "ms" in mine[0]:
+        ms, low, high = (mine[0]["ms"][name] for name in ("median", "min", "max"))
+        page.answer(
+            "leaderboard",
+            f"One call takes {ms:.3f} ms ({low:.3f} to {high:.3f}). The published "
+            f"record of 2025 is {PUBLISHED_MS} ms, in Triton on an H100: {ms / PUBLISHED_MS:.2f} times that.",
+            f"{ms:.3f} ms; published {PUBLISHED_MS}",
         )
 
 
 def report_gpu_headline(page, timed):
-    page.question("How fast is it at the leaderboard's shape (batch 1, 16 heads, seq 16384, bf16, causal)?")
+    page.question("How fast is it beside the libraries (batch 1, 16 heads, seq 16384, bf16, causal)?")
     rows = []
     for head_dim in timed.values("head_dim"):
         for phase in ("forward", "backward"):
@@ -321,34 +350,59 @@ def report_gpu_headline(page, timed):
             for other in ("torch_flash", "torch_cudnn", "torch_eager"):
                 ratio = part.ratio("ms", other)
                 row[f"c / {other}"] = ratio[0] if len(ratio) else None
-            rows.append(row | spread(part.records))
+            rows.append(row | largest_spread(part.records))
     frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
-    page.table(frame, units=units_of(frame, timed.impls(), "ms"))
+    page.table(frame, "libraries", units=units_of(frame, timed.impls(), "ms"))
     said = []
-    for other, words in (("torch_flash", "FlashAttention-2's speed"), ("torch_cudnn", "cuDNN's")):
-        found = [row for row in rows if row[f"c / {other}"]]
+    for other, words in (("torch_flash", "FlashAttention-2's"), ("torch_cudnn", "cuDNN's")):
+        found = [row[f"c / {other}"] for row in rows if row[f"c / {other}"]]
         if found:
-            speeds = ", ".join(
-                f"{1 / row[f'c / {other}']:.2f} ({row['pass']}, {row['head_dim']})" for row in found
-            )
-            said.append(f"{speeds} times {words}")
-    if said:
-        said = "; ".join(said)
-        page.text(
-            f"C's speed, by pass and head_dim: {said}. Both are as PyTorch has them, torch_flash and torch_cudnn; "
-            "torch_eager holds the score matrices, which may fill the GPU: so here the sides ran one after the "
-            "other, not interleaved."
-        )
-        page.verdict("flash_benchmarking", f"16 heads, seq 16384, bf16: {said}.")
+            said.append(f"{ranged(found)} times {words}")
+    page.method(
+        "torch_flash is FlashAttention-2 and torch_cudnn cuDNN's kernel, as PyTorch has them, torch_efficient "
+        "PyTorch's "
+        "own for f32. With 16 heads torch_eager's score matrices may fill the GPU: there the sides ran one after the "
+        "other, not interleaved."
+    )
+    return f"With 16 heads and 16384 tokens it takes {' and '.join(said)} time." if said else ""
 
 
-def report_grid(page, timed):
+def report_grid(page, timed, libraries=""):
     gpu = on_gpu(timed)
     keys = ["dtype", "head_dim", "seq"]
     page.question("How does it compare over lengths, head sizes and dtypes (batch 1, one head, causal)?")
+    waiting = launch_bound(timed, "seq") if gpu else set()
+    working = without(timed, waiting)
+    fused = [impl for impl in timed.torches() if impl != "torch_eager"]
+    rows = []
+    for phase in PHASES:
+        for dtype in timed.values("dtype"):
+            part = timed.only(dtype=dtype, **{"pass": phase})
+            eager, library = part.ratio("ms"), part.ratio("ms", fused)
+            if not len(eager):
+                continue
+            busy = working.only(dtype=dtype, **{"pass": phase}).ratio("ms")
+            rows.append(
+                {
+                    "pass": phase,
+                    "dtype": dtype,
+                    "shapes": len(eager),
+                    "c / torch_eager": geomean(busy) if len(busy) else None,
+                    "c / fastest fused": geomean(library) if len(library) else None,
+                    "at worst": float(library.max()) if len(library) else None,
+                    "ahead of plain from seq": wins_from(part, ["torch_eager"]),
+                    "of fused from seq": wins_from(part, fused),
+                }
+            )
+    page.table(pd.DataFrame(rows).dropna(axis="columns", how="all"), "lengths_by_dtype")
+    page.text(
+        "Geometric means over lengths and head sizes. fastest fused is the fastest of PyTorch's fused "
+        "attentions in each "
+        "shape; the last two columns are the lengths from which on C is behind in no shape."
+        + (" Shapes in which torch_eager waits for its launches are not in its mean." if waiting else "")
+    )
     for phase in PHASES:
         part = timed.only(**{"pass": phase})
-        page.text(f"**{phase}**")
         frame = part.wide(keys, "ms", base="torch_eager")
         cells = frame[keys].to_dict("records") if len(frame) else []
         fastest = [part.only(**cell).ratio("ms", part.torches()) for cell in cells]
@@ -359,50 +413,77 @@ def report_grid(page, timed):
             scale = 1 if gpu else 1e3
             name = f"{'T' if gpu else 'G'}FLOP/s of c"
             frame[name] = [scale * x if isinstance(x, float) else None for x in speed["c"]]
-        page.table(frame, units=units_of(frame, part.impls(), "ms"))
-    page.text(
-        "FLOPs are 4 batch heads seq^2 head_dim, half of it when causal, and 2.5 times that for backward, for both "
-        "sides alike. Backward is measured, after an untimed forward, and not the difference of two times. "
+        if gpu and len(frame):
+            bound = {
+                tuple(dict(case)[key] for key in keys) for case in waiting if dict(case)["pass"] == phase
+            }
+            frame["torch_eager waits for launches"] = [
+                tuple(cell[k] for k in keys) in bound for cell in cells
+            ]
+        page.table(frame, f"lengths_{phase}", units=units_of(frame, part.impls(), "ms"))
+    page.method(
+        "FLOPs of attention are 4 batch heads seq^2 head_dim, half of it when causal, and 2.5 times that for backward, "
+        "for both sides alike. Backward is measured, after an untimed forward, and not the difference of two times. "
         + (
-            "The second-level cache is overwritten before each call. torch_flash is FlashAttention-2, "
-            "torch_cudnn cuDNN's kernel, torch_efficient PyTorch's own for f32."
+            "The second-level cache is overwritten before each call. A side waits for its launches where a longer "
+            "sequence, alike in all else, takes hardly longer."
             if gpu
             else "The inputs may stay in the caches between calls: on a CPU nothing flushes them."
         )
     )
-    fused = [impl for impl in timed.torches() if impl != "torch_eager"]
-    for phase in PHASES:
-        part = timed.only(**{"pass": phase})
-        ratios = part.ratio("ms")
-        if len(ratios):
-            page.text(f"{phase}: {ratios.min():.2f} to {ratios.max():.2f} times plain attention's time, "
-                      f"{geomean(ratios):.2f} in the geometric mean of the {len(ratios)} shapes measured.")  # fmt: skip
-        slower = ", ".join(f"than {impl} in {found}" for impl in fused if (found := behind(part, impl)))
-        if slower:
-            page.text(f"{phase}: C is slower {slower} of the shapes measured with both.")
     if gpu:
-        said = [("plain attention", "torch_eager"), ("the fastest fused attention of PyTorch", fused)]
-        said = [f"than {words} in {found}" for words, over in said if (found := behind(timed, over))]
-        if said:
-            page.verdict(
-                "flash_benchmarking", f"Batch 1, one head: C slower {' and '.join(said)} cells measured."
-            )
-    curves = {}
-    dtype = "bf16" if gpu else "f32"
-    for impl in timed.impls():
-        for phase in ("forward", "backward"):
-            points = timed.only(impl=impl, head_dim=HEAD_DIM, dtype=dtype, **{"pass": phase})
-            seqs = points.values("seq")
-            curves[f"{impl}, {phase}"] = (
-                seqs,
-                [known(points.value("ms", impl=impl, seq=seq)) for seq in seqs],
-            )
+        report_gpu_answer(page, timed, working, fused, libraries)
+    plot_speeds(page, timed, "bf16" if gpu else "f32")
+
+
+def report_gpu_answer(page, timed, working, fused, libraries):
+    eager, library = working.ratio("ms"), timed.ratio("ms", fused)
+    if not len(eager) or not len(library):
+        return
+    page.answer(
+        "flash_benchmarking",
+        f"C takes {geomean(eager):.2f} times plain attention's time in the geometric mean of {len(eager)} shapes in "
+        f"which that does not wait for launches, and {geomean(library):.2f} times that of PyTorch's fastest fused "
+        f"attention in {len(library)} (slower in {sum(ratio > 1 for ratio in library)}, {library.max():.2f} times at "
+        f"worst); ahead of plain attention it is from {wins_from(timed, ['torch_eager'])} tokens on. {libraries}",
+        f"{geomean(eager):.2f} x plain, {geomean(library):.2f} x the fastest fused",
+    )
+
+
+def wins_from(records, over):
+    """The length from which on C is behind the fastest of these sides in no shape; nothing where there is none."""
+    behind = {}
+    for seq in records.values("seq"):
+        ratios = records.only(seq=seq).ratio("ms", over)
+        if len(ratios):
+            behind[seq] = bool((ratios > 1).any())
+    since = None
+    for seq in sorted(behind, reverse=True):
+        if behind[seq]:
+            break
+        since = seq
+    return str(since) if since else "at none" if behind else None
+
+
+def plot_speeds(page, timed, dtype):
+    """TFLOP/s against the length, a panel a pass, below the peak of the data sheet."""
+    gpu = on_gpu(timed)
+    panels, peaks = {}, []
+    for phase in ("forward", "backward"):
+        part = timed.only(head_dim=HEAD_DIM, dtype=dtype, **{"pass": phase})
+        for impl in part.impls():
+            seqs = part.only(impl=impl).values("seq")
+            speeds = [known(part.value("tflops", impl=impl, seq=seq)) for seq in seqs]
+            speeds = [speed * (1 if gpu else 1e3) if speed else None for speed in speeds]
+            panels.setdefault(phase, {})[impl] = (seqs, speeds)
+        peaks += [peak_of(record) for record in part.records if peak_of(record)]
     page.plot(
-        "time",
-        curves,
+        "speed",
+        panels,
         x="seq",
-        y="ms",
-        caption=f"Time against sequence length, head_dim {HEAD_DIM}, {dtype}, causal",
+        y="TFLOP/s" if gpu else "GFLOP/s",
+        title=f"Causal attention, head_dim {HEAD_DIM}, {dtype}",
+        ceilings={"data sheet's peak": peaks[0]} if peaks else None,
     )
 
 
@@ -417,7 +498,7 @@ def report_memory(page, records):
             row[f"{impl} arithmetic"] = known(records.value("values.account_mib", impl=impl, seq=seq))
         rows.append(row)
     frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
-    page.table(frame, units={name: "MiB" for name in frame if name != "seq"})
+    page.table(frame, "memory", units={name: "MiB" for name in frame if name != "seq"})
     for impl in impls:
         curves[impl] = ([row["seq"] for row in rows], [row[impl] for row in rows])
     page.plot(
@@ -425,29 +506,22 @@ def report_memory(page, records):
         curves,
         x="seq",
         y="MiB",
-        caption="Forward's memory beyond its inputs against sequence length",
+        title=f"Forward's memory beyond its inputs, head_dim {HEAD_DIM}, f32",
     )
     whole = [row for row in rows if row["c"] and row["torch_eager"]]
     if len(whole) < 2:
         return
     first, last = whole[0], whole[-1]
+    others = [impl for impl in impls if impl != "c" and last[impl]]
+    ratios = ", ".join(f"{last['c'] / last[impl]:.2g} times {impl}'s" for impl in others)
+    page.text(f"At seq {last['seq']} c takes {last['c']:.1f} MiB: {ratios} memory.")
     said = [grown(impl, first, last) for impl in impls if first[impl] and last[impl]]
-    page.text(
-        f"From seq {first['seq']} to {last['seq']}, {last['seq'] / first['seq']:g} times the length: "
+    page.method(
+        f"Memory from seq {first['seq']} to {last['seq']}, {last['seq'] / first['seq']:g} times the length: "
         f"{'; '.join(said)}. The arithmetic is that of o and the logsumexp for c, of o and one score matrix for "
         "c_naive, and of what the operations of plain attention hold at once for torch_eager; c is flash attention, "
         "c_naive plain attention in C."
     )
-    others = [impl for impl in impls if impl != "c" and last[impl]]
-    ratios = ", ".join(f"{last['c'] / last[impl]:.2g} times {impl}'s" for impl in others)
-    page.text(f"At seq {last['seq']} c takes {ratios} memory.")
-    page.verdict("flash_benchmarking", f"Memory at seq {last['seq']}: {last['c']:.1f} MiB, {ratios}.")
-
-
-def behind(records, over):
-    """In how many of the cases that have both C is the slower one; nothing where there is none."""
-    ratios = records.ratio("ms", over)
-    return f"{sum(ratio > 1 for ratio in ratios)} of {len(ratios)}" if len(ratios) else ""
 
 
 def grown(impl, first, last):

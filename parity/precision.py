@@ -9,7 +9,7 @@ from ref import precision as ref
 
 DELIVERABLES = {
     "mixed_precision_accumulation": "Adding 0.01 a thousand times in f32, f16 and between",
-    "benchmarking_mixed_precision": "Dtypes of a model's components under autocast (parts a and b)",
+    "benchmarking_mixed_precision (a, b)": "Dtypes of a model's components under autocast, and layer norm",
 }
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
@@ -200,11 +200,15 @@ def square(case, c):
     }
 
 
+TOY_MODEL = "Which dtype has each component of the toy model under autocast (parameters f32)?"
+
+
 def report(page, records):
     report_sums(page, records.only("mixed_precision_accumulation"))
     autocast = records.only("benchmarking_mixed_precision")
-    report_toy_model(page, autocast)
-    report_layer_norm(page, autocast, records)
+    answer_autocast(
+        page, autocast, report_toy_model(page, autocast), report_layer_norm(page, autocast, records)
+    )
     report_lists(page, autocast)
 
 
@@ -220,6 +224,7 @@ def report_sums(page, records):
         row["addend"] += ", cast before the addition" if row["cast_first"] else ""
     page.table(
         pd.DataFrame(loops),
+        "four_sums",
         columns={name: name for name in ("loop", "accumulator", "addend")}
         | {"in full": "sum", "printed": "printed", "error": "sum - 10"},
     )
@@ -230,10 +235,19 @@ def report_sums(page, records):
             f"additions. Loops 3 and 4 are {'the same number' if promoted == cast else 'different numbers'}: the "
             f"promotion inside the addition is the cast. Their error of {cast - 10:.2g} is not the accumulator's but "
             f"the addend's, for f16 holds 0.01 as {(cast / 1000):.10f}, a thousand times. Loop 2 rounds its "
-            f"accumulator to f16 as well, and ends {10 - f16:.3g} short: the larger the sum, the coarser its steps. "
-            "So the accumulator should be wider than what is added to it."
+            f"accumulator to f16 as well, and ends {10 - f16:.3g} short: the larger the sum, the coarser its steps."
         )
-        page.verdict("mixed_precision_accumulation", f"sums {', '.join(row['printed'] for row in loops)}.")
+        page.answer(
+            "mixed_precision_accumulation",
+            f"The four sums are {', '.join(row['printed'] for row in loops)}, PyTorch's bit for bit. Loop 1 is "
+            f"off by the "
+            f"rounding of its additions, loops 3 and 4 by that of the addend, for the promotion inside an "
+            f"addition is the "
+            f"cast. Loop 2 rounds its accumulator to f16 as well and ends {10 - f16:.3g} short: the "
+            f"accumulator should be "
+            "wider than what is added to it.",
+            ", ".join(row["printed"] for row in loops),
+        )
 
     page.question("How do other dtypes, and two ways to add more carefully, do?")
     rows = {}
@@ -245,7 +259,7 @@ def report_sums(page, records):
         if row["method"] == "sequential":
             line["grew until"] = row["stalled"]
     frame = pd.DataFrame(rows.values())
-    page.table(frame, digits={method: 8 for method in METHODS if method in frame})
+    page.table(frame, "other_sums", digits={method: 8 for method in METHODS if method in frame})
     for row in valued(records, count=1000, value=0.01, accumulator="bf16", method="sequential"):
         page.text(
             f"A bf16 accumulator stops growing at {row['sum']} after {row['stalled']} additions: there 0.01 is less "
@@ -259,20 +273,35 @@ def report_sums(page, records):
         page.text(f"Sequential sums that stopped growing within {longest} additions:")
         page.table(
             pd.DataFrame(stalled),
+            "stalled_sums",
             columns=["addend", "accumulator", "value", "sum", "stalled"],
             digits={"sum": 8},
         )
 
 
+def answer_autocast(page, records, dtypes, norm):
+    """Part (a) of the dtypes under f16 on a GPU, as the handout asks; part (b) of layer norm."""
+    named = ("parameters", "fc1", "ln", "logits", "loss", "gradients")
+    if dtypes and all(name in dtypes for name in named):
+        words = ", ".join(f"{name} {dtypes[name]}" for name in named)
+        page.answer(
+            "benchmarking_mixed_precision (a, b)",
+            f"Under f16 autocast on a GPU: {words}. {norm}",
+            f"{len(dtypes)} components as PyTorch has them",
+            TOY_MODEL,
+        )
+
+
 def report_toy_model(page, records):
-    page.question("Which dtype has each component of the toy model under autocast (parameters f32)?")
+    """Also returns the dtypes under f16 on a GPU."""
+    page.question(TOY_MODEL)
     columns = {}
     for record in records.only(part="toy_model", loss="cross_entropy_loss", impl="c").records:
         columns[f"{record['case']['device']}, {record['case']['low']}"] = record.get("dtypes", {})
     page.table(pd.DataFrame([
         {"component": name} | {title: dtypes.get(name, "") for title, dtypes in columns.items()}
         for name in next(iter(columns.values()), {})
-    ]))  # fmt: skip
+    ]), "autocast_dtypes")  # fmt: skip
     page.text(
         "The first linear and the logits are products and run in the low precision. Cross entropy is promoted to f32, "
         "and gradients have the dtype of their parameters. The devices differ in the norm: CUDA's list runs "
@@ -283,16 +312,19 @@ def report_toy_model(page, records):
         row = losses.setdefault(record["case"]["loss"], {"loss": record["case"]["loss"]})
         row[f"{record['case']['device']}, f16"] = record.get("dtypes", {}).get("loss", "")
     page.text("The loss is f32 only if it is one that autocast promotes:")
-    page.table(pd.DataFrame(losses.values()))
+    page.table(pd.DataFrame(losses.values()), "autocast_losses")
+    return columns.get("cuda, f16")
 
 
 def report_layer_norm(page, records, everything):
+    """Also returns the sentence of the answer."""
     page.question("Which parts of layer norm are sensitive to the precision, and is bf16 enough?")
     rows = valued(records, part="square")
     for row in rows:
         row["square"] = "overflows" if row["square"] is None else row["square"]  # JSON has no infinity
     page.table(
         pd.DataFrame(rows),
+        "layer_norm",
         columns={"dtype": "dtype", "x": "x", "square": "x^2", "rsqrt": "1 / sqrt(x^2)"},
         digits={"x": 4},
     )
@@ -308,6 +340,12 @@ def report_layer_norm(page, records, everything):
             f"accumulator (above, a bf16 one stopped at {bf16['sum']:g} of 10). So layer norm is kept in f32 for f16, "
             "and under bf16 at least its reductions are."
         )
+        return (
+            f"Layer norm's squares are what f16 cannot hold (that of 1000 {worst['f16']['square']}), and so it "
+            f"is kept in "
+            f"f32; bf16 has the range, but its sums still need an f32 accumulator."
+        )
+    return ""
 
 
 def report_lists(page, records):
@@ -327,7 +365,7 @@ def report_lists(page, records):
             f"C's are those of PyTorch {LISTED}: with another they are not compared here, but on the CPU's page."
         )
         return
-    page.table(pd.DataFrame(rows))
+    page.table(pd.DataFrame(rows), "autocast_lists")
     called = [record for record in records.only(part="operations", impl="c").records if "dtypes" in record]
     calls = sum(len(record["dtypes"]) for record in called)
     found = {record["case"]["device"] for record in called}
@@ -344,4 +382,3 @@ def report_lists(page, records):
         f"with f32, low and mixed inputs, {' and '.join(places)}: "
         f"{'every dtype agrees.' if not wrong else f'{wrong} of these tables disagree, see below.'}"
     )
-    page.verdict("benchmarking_mixed_precision", f"{calls} dtypes under autocast compared.")

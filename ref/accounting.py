@@ -126,3 +126,33 @@ def parallel_times(strategy, d_model, d_ff, devices, tokens, flops_per_second, b
         "forward_comm": forward,
         "backward_comm": backward,
     }
+
+
+def both_devices(d_model, d_ff, devices, tokens, flops_per_second, bytes_per_second):
+    """How many devices sharded weights and tensor parallelism keep busy together in forward: the product of what each
+    does by itself, where both communicate at once; and with half of the wire's time for each, of many devices."""
+    rates = dict(flops_per_second=flops_per_second, bytes_per_second=bytes_per_second)
+
+    def times(strategy, count):
+        return parallel_times(strategy, d_model, d_ff, count, tokens, **rates)
+
+    def limit(strategy):
+        low, high = 1.0, 1e9  # communication is hidden at one end and not at the other
+        for _ in range(200):
+            middle = (low * high) ** 0.5
+            found = times(strategy, middle)
+            if found["forward_comm"] <= found["forward_compute"]:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    compute = times("fsdp", 1.0)["forward_compute"]
+    wire = {
+        "fsdp": 3 * d_model * d_ff * 2 / bytes_per_second,
+        "tensor": 2 * tokens * d_model * 2 / bytes_per_second,
+    }
+    return {
+        "overlapped": limit("fsdp") * limit("tensor"),
+        "shared": (compute / 2 / wire["fsdp"]) * (compute / 2 / wire["tensor"]),
+    }

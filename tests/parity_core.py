@@ -23,12 +23,13 @@ import pandas as pd
 import torch
 from rich.console import Console
 
-from parity.core import clock, compare, identity, measure, memory, report
+from parity.core import clock, compare, identity, measure, memory, plot, report
 from parity.core.case import Case, Side, grid, seed_of, within
 from parity.core.draw import Draw, left_poisoned
 from parity.core.folder import folder_of
+from parity.core.handouts import HANDOUTS
 from parity.core.record import FILE, RecordError
-from parity.core.tables import Table, text
+from parity.core.tables import Spread, Table, text
 from parity.core.view import Records, geomean
 
 torch.set_num_threads(1)  # the tensors are small
@@ -369,6 +370,12 @@ class Tables(unittest.TestCase):
         self.assertIn("[a|b\\_c], [0.0123],", table.render("typst"))
         self.assertEqual(table.render("csv"), "dtype,ms\nf32,1234.5678\na|b_c,0.0123456\n")
 
+    def test_a_mean_with_its_deviation_is_two_columns_of_numbers(self):
+        frame = pd.DataFrame({"side": ["c", "d"], "forward": [Spread(834.4, 47.1), None]})
+        table = Table(frame, units={"forward": "ms"})
+        self.assertIn("| c | 834 ± 47 |", table.render("md"))
+        self.assertEqual(table.render("csv"), "side,forward mean (ms),forward std (ms)\nc,834.4,47.1\nd,,\n")
+
     def test_numbers(self):
         for value, want in (
             (0.0, "0"),
@@ -468,13 +475,15 @@ class Pages(unittest.TestCase):
     @staticmethod
     def write_page(page, records):
         page.question("How fast?")
-        page.table(records.wide(["seq", "dtype"], "ms", base="torch_eager"), units={"c": "ms"})
-        page.table(records.only("nothing").frame)
+        page.answer("scaling", "It is fast.", "Fast")
+        page.table(records.wide(["seq", "dtype"], "ms", base="torch_eager"), "times", units={"c": "ms"})
+        page.table(records.only("nothing").frame, "nothing")
         xs = records.values("seq")
-        page.plot("time", {"c": (xs, [records.value("ms", seq=x, dtype="f32") for x in xs])}, x="seq", y="ms")
-        page.plot("none", {"c": ([1, 2, 3], ["oom", math.nan, 0.0])}, x="seq", y="ms")
+        times = [records.value("ms", seq=x, dtype="f32") for x in xs]
+        page.plot("time", {"c": (xs, times)}, x="seq", y="ms", title="Time, f32")
+        page.plot("none", {"c": ([1, 2, 3], ["oom", math.nan, 0.0])}, x="seq", y="ms", title="None")
         page.text("It is.")
-        page.verdict("scaling", "Fast.")
+        page.method("By the clock.")
 
     def write(self, form="md"):
         return report.write({"scale": self.module}, View.records.records, self.folder, form)
@@ -484,16 +493,69 @@ class Pages(unittest.TestCase):
         self.assertEqual(names, ["scale.md", "scale_time.svg", "README.md"])
         page = (self.folder / "scale.md").read_text()
         self.assertIn(
-            "# scale\n\n*M; 2 threads on both sides; torch 2; commit abc; measured 2026-11-21.*", page
+            "# scale\n\n*M; torch 2; measured 2026-11-21.*\n\n**[scaling](#how-fast)** It is fast.\n", page
         )
         self.assertIn("## How fast?\n\n| seq | dtype | c (ms) | torch_eager | c / torch_eager |", page)
         self.assertIn("*Not measured on this machine yet.*", page)
-        self.assertIn("![ms against seq](scale_time.svg)", page)
+        self.assertIn("![Time, f32](scale_time.svg)", page)
+        self.assertIn("Time, f32 · M", (self.folder / "scale_time.svg").read_text())
+        self.assertIn(
+            "## How it was measured\n\nBy the clock.\n\nMeasured 2026-11-21 on M; 2 threads on both", page
+        )
         self.assertIn("## What did not end with a number", page)
         index = (self.folder / "README.md").read_text()
-        figures = "holds (1 ok, 2 measured) | Fast. time ratio 0.35 over torch_eager"
-        self.assertIn(f"| [scaling](scale.md) | Scaling | {figures} |", index)
+        self.assertIn("| [scaling](scale.md#how-fast) | Scaling | holds (1 ok, 2 measured) | Fast |", index)
         self.assertIn("| else | Something else | not measured |  |", index)
+
+    def test_the_index_has_every_row_of_the_handouts(self):
+        self.module.DELIVERABLES |= {"torch_compile (b)": "The step"}
+        compiled = record(deliverable="torch_compile", case={"seq": 2048, "dtype": "f32"})
+        report.write({"scale": self.module}, [*View.records.records, compiled], self.folder)
+        lines = (self.folder / "README.md").read_text().splitlines()
+        rows = [row for rows in HANDOUTS.values() for row in rows]
+        found = [
+            line
+            for line in lines
+            if line.split("|")[1:2] and line.split("|")[1].strip("[] ").split("](")[0] in rows
+        ]
+        self.assertEqual([line.split("|")[1].strip("[] ").split("](")[0] for line in found], rows)
+        self.assertIn("| [torch_compile (b)](scale.md) | The step | measured (1) |  |", found)
+        self.assertIn("| torch_compile (a) |  | no module yet |  |", found)
+        self.assertLess(lines.index("## The handout of 2026"), lines.index("## Beyond the handouts"))
+
+    def test_long_tables_stand_on_a_page_of_their_own(self):
+        def page_of(rows):
+            def write(page, records):
+                page.question("How many?")
+                page.table(pd.DataFrame({"n": range(rows)}), "counts")
+
+            self.module.report = write
+            self.write()
+            return (self.folder / "scale.md").read_text()
+
+        self.assertIn("| 9 |", page_of(10))
+        self.assertFalse((self.folder / "scale_tables.md").exists())
+        said = page_of(11)
+        self.assertNotIn("| 9 |", said)
+        self.assertIn("[All 11 rows: counts](scale_tables.md#counts-how-many)", said)
+        tables = (self.folder / "scale_tables.md").read_text()
+        self.assertIn("## counts: How many?\n\n| n |", tables)
+        self.assertIn("| 10 |", tables)
+        page_of(10)
+        self.assertFalse((self.folder / "scale_tables.md").exists(), "nothing leads to it any more")
+
+    def test_curves_look_like_their_implementation_and_like_no_other(self):
+        looks = [plot.look(name) for name in plot.LOOKS]
+        self.assertEqual(len({colour for colour, _, _ in looks}), len(looks))
+        self.assertEqual(plot.look("c, arithmetic")[0], plot.look("c")[0])
+        self.assertNotEqual(plot.look("c, arithmetic"), plot.look("c"))
+        for curves, words in (
+            ({"mine": [(1, 1)]}, "no curve can be called 'mine'"),
+            ({"c, saved": [(1, 1)], "c, arithmetic": [(1, 2)]}, "look the same"),
+        ):
+            with self.assertRaisesRegex(ValueError, words):
+                how = dict(x="x", y="y", log=False, title="t", ceilings={})
+                plot.write(self.folder / "p.svg", {"": curves}, **how)
 
     def test_a_page_names_machine_and_builds(self):
         def page(*records):
@@ -501,14 +563,14 @@ class Pages(unittest.TestCase):
             return (self.folder / "scale.md").read_text()
 
         before = [timed("c", 1.0, case={"seq": n, "dtype": "f32"}) for n in (1, 2)]
-        self.assertIn("\n*2 of 2 results are from before results named their build,", page(*before))
+        self.assertIn("2 of 2 results are from before results named their build,", page(*before))
         here = dict(host=HOST, build=BUILD)
         now = timed("c", 1.0, case={"seq": 3, "dtype": "f32"}, **here)
         said = page(now)
         self.assertIn(
-            "*AMD EPYC (family 26, model 2, stepping 1; avx2 avx512f; 2 cores, 32 MiB L3); 2 threads", said
+            "on AMD EPYC (family 26, model 2, stepping 1; avx2 avx512f; 2 cores, 32 MiB L3); 2 threads", said
         )
-        self.assertIn("*C was built as l1 (tandem 0.1.0, commit 0123456789): 1 results.*", said)
+        self.assertIn("C was built as l1 (tandem 0.1.0, commit 0123456789): 1 results.", said)
         self.assertNotIn("before results named", said)
         changed = here | {"build": BUILD | {"library": "l2", "dirty": True}}
         said = page(*before, now, timed("c", 1.0, case={"seq": 4, "dtype": "f32"}, **changed))
@@ -517,7 +579,7 @@ class Pages(unittest.TestCase):
         )
         self.assertIn("changes): 1 results. 2 of 4 results are from before", said)
         said = page(timed("c", 1.0, case={"seq": 3, "dtype": "f32"}, device="cuda", **here))
-        self.assertIn("*M in AMD EPYC (family 26,", said)
+        self.assertIn("on M in AMD EPYC (family 26,", said)
 
     def test_the_same_records_give_the_same_bytes(self):
         first = {path: path.read_bytes() for path in self.write()}
@@ -526,14 +588,40 @@ class Pages(unittest.TestCase):
 
     def test_tables_as_files(self):
         names = [str(path.relative_to(self.folder)) for path in self.write("csv")]
-        self.assertIn("tables/scale_1.csv", names)
-        self.assertIn("128,f32,0.25,1.0,0.25", (self.folder / "tables/scale_1.csv").read_text())
+        self.assertIn("tables/scale_times.csv", names)
+        self.assertNotIn("tables/scale_nothing.csv", names)
+        lines = (self.folder / "tables/scale_times.csv").read_text().splitlines()
+        self.assertRegex(lines[0], "^# How fast[?] M, measured 2026-11-21[.] ")
+        self.assertIn("128,f32,0.25,1.0,0.25", lines)
+        self.assertEqual(
+            len(pd.read_csv(self.folder / "tables/scale_times.csv", comment="#")), len(lines) - 2
+        )
+        for form, start in (("latex", "% How fast? M, measured"), ("typst", "// How fast? M, measured")):
+            self.write(form)
+            suffix = {"latex": "tex", "typst": "typ"}[form]
+            self.assertTrue((self.folder / f"tables/scale_times.{suffix}").read_text().startswith(start))
+
+    def test_two_tables_of_a_name_are_refused(self):
+        def twice(page, records):
+            page.table(records.frame, "times")
+            page.table(records.frame, "times")
+
+        self.module.report = twice
+        with self.assertRaisesRegex(report.ReportError, "two tables of scale are called 'times'"):
+            self.write("csv")
+
+    def test_one_module_s_pages_without_the_index(self):
+        paths = report.write({"scale": self.module}, View.records.records, self.folder, only=["scale"])
+        self.assertEqual([path.name for path in paths], ["scale.md", "scale_time.svg"])
+        self.assertEqual(
+            report.write({"scale": self.module}, View.records.records, self.folder, only=["else"]), []
+        )
 
     def test_a_full_disk_leaves_the_old_pages_whole(self):
         """The disk ends inside the first file that is larger than `room`."""
 
         def plain(page, records):
-            page.table(records.frame)
+            page.table(records.frame, "all")
 
         sizes = {path.name: path.stat().st_size for path in self.write("csv")}
         self.assertGreater(sizes["scale_time.svg"], sizes["README.md"] + 100)
@@ -565,14 +653,14 @@ class Pages(unittest.TestCase):
         (self.folder / "README.md").symlink_to(target)
         self.write()
         self.assertEqual(target.read_text(), "as it was")
-        self.assertIn("[scaling](scale.md)", (self.folder / "README.md").read_text())
+        self.assertIn("[scaling](scale.md#how-fast)", (self.folder / "README.md").read_text())
         self.assertEqual((self.folder / "scale.md").stat().st_mode & 0o777, 0o666 & ~UMASK)
 
     def test_pages_are_utf_8_in_every_locale(self):
         code = (
             "import sys, types; from pathlib import Path; from parity.core import report\n"
             "def write_page(page, records):\n"
-            "    page.plot('times', {'c': ([1, 2], [3, 4])}, x='caf\\xe9', y='\\xb5s')\n"
+            "    page.plot('times', {'c': ([1, 2], [3, 4])}, x='caf\\xe9', y='\\xb5s', title='t')\n"
             "    page.text('caf\\xe9')\n"
             "module = types.SimpleNamespace(DELIVERABLES={'d': 'D'}, report=write_page)\n"
             "record = dict(deliverable='d', module='m', case={}, impl='c', status='ok', machine='Zo\\xeb')\n"
@@ -603,7 +691,7 @@ class Pages(unittest.TestCase):
         ):
             report.write(modules, records, self.folder)
         self.assertIn("How fast?", (self.folder / "scale.md").read_text())
-        self.assertIn("| [scaling](scale.md) |", (self.folder / "README.md").read_text())
+        self.assertIn("| [scaling](scale.md#how-fast) |", (self.folder / "README.md").read_text())
 
     def test_failures_show_in_the_verdict_and_on_the_page(self):
         records = [

@@ -16,9 +16,9 @@ from ref.transformer import SIZES, fused_attention
 
 DELIVERABLES = {
     "benchmarking_script": "Forward, backward and optimizer of the models, and what warm-up changes",
-    "benchmarking_mixed_precision": "bf16 against f32, by size (part c)",
-    "torch_compile": "The whole training step, captured and compiled (part b)",
-    "gradient_checkpointing": "Activations computed again: time and memory of a step (2026 handout)",
+    "benchmarking_mixed_precision (c)": "bf16 against f32, by size",
+    "torch_compile (b)": "The whole training step, captured and compiled",
+    "gradient_checkpointing": "Activations computed again: time and memory of a step",
     "micro_batches": "Steps of many micro-batches: what is used of the GPU",
 }
 

@@ -116,7 +116,7 @@ def report_checkpoints(page, records):
     cases = by_case(records)
     if not cases:
         return
-    page.question("What does activation checkpointing save, and what does it cost (gradient_checkpointing)?")
+    page.question("What does activation checkpointing save, and what does it cost?")
     rows, saved, added = [], [], []
     for case, sides in cases:
         key = {name: case[name] for name in ("size", "context", "dtype")}
@@ -138,10 +138,12 @@ def report_checkpoints(page, records):
                 if record.get("peak_mib") and base.get("peak_mib"):
                     saved.append(1 - record["peak_mib"] / base["peak_mib"])
                 added.append(record["ms"]["median"] / base["ms"]["median"] - 1)
-    frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
-    sizes = units_of(frame, ["peak", "activations by the arithmetic"], "MiB")
-    page.table(frame, units=units_of(frame, ["time"], "ms") | sizes)
-    page.text(
+    whole = pd.DataFrame(rows).dropna(axis="columns", how="all")
+    for size, context in dict.fromkeys((row["size"], row["context"]) for row in rows):
+        frame = whole[(whole["size"] == size) & (whole["context"] == context)]
+        sizes = units_of(frame, ["peak", "activations by the arithmetic"], "MiB")
+        page.table(frame, f"checkpointing_{size}_{context}", units=units_of(frame, ["time"], "ms") | sizes)
+    page.method(
         "A whole training step, medians of three samples, and the peak of its memory. c_keep_all finds all of "
         "forward's activations in backward, c_keep_most computes norms and silu(gate) up again, c_checkpoint keeps "
         "the inputs of checkpoints and runs the layers of each but the last one forward again; their gradients are "
@@ -153,16 +155,19 @@ def report_checkpoints(page, records):
     best = best_spans(cases)
     if best:
         page.text(
-            "Which k layers a checkpoint of one level take the least memory? The inputs of N / k checkpoints and "
-            f"the activations of k layers: {best}. Without regard to compute the least is recursive halving: "
-            "backward of a half begins from a checkpoint in its middle, and so on down to one layer. That keeps one "
-            "layer's activations and about log2 N inputs, and runs forward N log2 N times over instead of N."
+            "Checkpoints of k layers keep the inputs of N / k checkpoints and the activations of k layers. Without "
+            "regard to compute the least is recursive halving: backward of a half begins from a checkpoint in its "
+            "middle, and so on down to one layer. That keeps one layer's activations and about log2 N inputs, and runs "
+            "forward N log2 N times over instead of N."
         )
     if saved:
-        page.verdict(
+        page.answer(
             "gradient_checkpointing",
-            f"{100 * min(saved):.0f} to {100 * max(saved):.0f} % less memory for {100 * min(added):.0f} to "
-            f"{100 * max(added):.0f} % more time than with all kept.",
+            f"Checkpoints of one layer take {100 * min(saved):.0f} to {100 * max(saved):.0f} % less memory for "
+            f"{100 * min(added):.0f} to {100 * max(added):.0f} % more time than a step that keeps all."
+            + (f" Of one level, {best}." if best else "")
+            + " Without regard to compute the least is recursive halving: one layer's activations, log2 N inputs.",
+            f"{100 * min(saved):.0f} to {100 * max(saved):.0f} % less memory",
         )
 
 
@@ -207,8 +212,9 @@ def report_micro_batches(page, records):
         return
     page.question("What is used of the GPU where the optimizer comes once in 262,144 tokens?")
     frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
-    page.table(frame, units=units_of(frame, ["time"], "ms") | units_of(frame, ["peak memory"], "MiB"))
-    page.text(
+    memory = units_of(frame, ["peak memory"], "MiB")
+    page.table(frame, "micro_batches", units=units_of(frame, ["time"], "ms") | memory)
+    page.method(
         "Steps of many micro-batches, captured, whose gradients are added up in f32; medians of three. MFU: the "
         "products that the model asks for, over time and the data sheet's peak of dense products. Of a step of T "
         "tokens in batches of context S they are 6 T (L (4 d^2 + 3 d d_ff) + d V) for the linear layers and "
@@ -216,7 +222,10 @@ def report_micro_batches(page, records):
         "counts twice."
     )
     if shares:
-        page.verdict(
+        figure = ", ".join(f"{100 * share:.1f} % ({size})" for size, share in shares)
+        page.answer(
             "micro_batches",
-            "MFU " + ", ".join(f"{100 * share:.1f} % ({size})" for size, share in shares) + ".",
+            f"Where the optimizer comes once in {STEP_TOKENS:,} tokens, the MFU is {figure}, of the products that the "
+            "model asks for and the data sheet's peak.",
+            f"MFU {figure}",
         )

@@ -4,13 +4,16 @@ import pandas as pd
 
 from parity.bench.steps import PHASES, WARMUPS
 from parity.core import geomean
-from parity.shared.pages import peak_of, ran_with
+from parity.core.tables import Spread
+from parity.shared.pages import peak_of, ran_with, ranged
 
 
 def report(page, records):
     script = records.only("benchmarking_script")
-    report_phases(page, script)
-    report_warmup(page, script.only(context=128))
+    answer, figure = report_phases(page, script)
+    cold = report_warmup(page, script.only(context=128))
+    if answer:
+        page.answer("benchmarking_script", f"{answer} {cold}", figure)
     report_bf16(page, script, records.only("benchmarking_mixed_precision"))
 
 
@@ -29,14 +32,12 @@ def rows_of(records):
             row |= {"min": record["ms"]["min"], "p95": record["ms"]["p95"], "peak_tflops": peak_of(record)}
             row["tokens_s"] = record["values"]["tokens"] / record["ms"]["median"] * 1e3
             row["gflops"] = record["values"]["flops"] / record["ms"]["median"] / 1e6
-            for phase, found in record["phases"].items():
-                digits = ".3g" if record.get("device") else ".0f"
-                row[phase] = f"{found['mean']:{digits}} ± {found['std']:{digits}}"
+            row |= {phase: Spread(found["mean"], found["std"]) for phase, found in record["phases"].items()}
         row["peak_mib"] = record.get("peak_mib")
         yield row
 
 
-def table_of_steps(page, frame, columns):
+def table_of_steps(page, frame, name, columns):
     names = {
         "median": "step" if "backward" in frame else "median",  # of forward alone
         "cv": "std / mean",
@@ -46,7 +47,8 @@ def table_of_steps(page, frame, columns):
     }
     units = dict.fromkeys((*PHASES, "mean", "std", "median", "min", "p95"), "ms") | {"peak_mib": "MiB"}
     columns = {name: names.get(name, name) for name in columns if name in frame}
-    page.table(frame, columns=columns, units={name: unit for name, unit in units.items() if name in columns})
+    units = {column: unit for column, unit in units.items() if column in columns}
+    page.table(frame, name, columns=columns, units=units)
 
 
 def report_phases(page, records):
@@ -54,41 +56,57 @@ def report_phases(page, records):
     warm = records.only(warmup=5)
     keys = ["size", "context", "impl"]
     columns = [*keys, *PHASES, "median", "min", "p95", "cv", "tokens_s", "gflops", "peak_mib", "status"]
-    steps = pd.DataFrame(rows_of(warm.only(**{"pass": "step"})))
+    whole = warm.only(**{"pass": "step"})
+    steps = pd.DataFrame(rows_of(whole))
     if len(steps):
-        table_of_steps(page, steps, columns)
-    ratios = warm.only(**{"pass": "step"}).ratio("ms")
-    peaks = warm.only(**{"pass": "step"}).ratio("peak_mib")
-    if len(ratios):
-        page.text(
-            "A step is forward, loss, backward and AdamW; phases are means ± standard deviations, the step's median "
-            f"is {geomean(ratios):.2f} times PyTorch's with {geomean(peaks):.2f} times its memory (geometric means). "
-            "C attends with flash, torch_eager as the course does, by materialised scores; both run AdamW in the "
-            "course's order, torch_eager in a Python loop over the parameters. GFLOP/s counts "
-            f"the matrix products alone. {ran_with(warm.only(**{'pass': 'step'}))}"
-        )
-        page.verdict(
-            "benchmarking_script",
-            f"step {geomean(ratios):.2f} x PyTorch eager's time, {geomean(peaks):.2f} x its memory.",
-        )
+        table_of_steps(page, steps, "steps", columns)
     inference = pd.DataFrame(rows_of(warm.only(**{"pass": "inference"})))
     if len(inference):
         page.text("Forward alone, with nothing kept for a backward pass:")
-        table_of_steps(page, inference, [*keys, "mean", "std", "median", "cv", "tokens_s", "gflops"])
+        table_of_steps(
+            page, inference, "inference", [*keys, "mean", "std", "median", "cv", "tokens_s", "gflops"]
+        )
+    page.method(
+        "A step is forward, loss, backward and AdamW; phases are means ± standard deviations. C attends with flash, "
+        "torch_eager as the course does, by materialised scores; both run AdamW in the course's order, "
+        "torch_eager in a "
+        f"Python loop over the parameters. GFLOP/s counts the matrix products alone. {ran_with(whole)}"
+    )
+    ratios, peaks = whole.ratio("ms"), whole.ratio("peak_mib")
+    if len(ratios):
+        return (
+            f"C's step takes {ranged(ratios)} times eager PyTorch's time with {ranged(peaks)} times its memory, and "
+            f"{variability(whole)}."
+        ), f"step {geomean(ratios):.2f} x eager PyTorch's time"
+    return "", ""
+
+
+def variability(records):
+    """The largest std / mean of each side's steps."""
+    found = {}
+    for record in records.records:
+        if "ms" in record:
+            spread = record["ms"]["std"] / record["ms"]["mean"]
+            found[record["impl"]] = max(spread, found.get(record["impl"], 0.0))
+    words = ", ".join(f"{100 * spread:.1f} % ({impl})" for impl, spread in found.items())
+    return f"varies by std / mean of {words} at most after the warm-up"
 
 
 def report_warmup(page, records):
+    """Also returns a sentence for the answer."""
     page.question("What do fewer warm-up steps change, and why?")
     few = [row for row in rows_of(records) if row["warmup"] in WARMUPS and "mean" in row]
     compared = {(row["size"], row["pass"]) for row in few if row["warmup"] == 0}
     few = [row for row in few if (row["size"], row["pass"]) in compared]
     if not few:
-        return
+        page.table(pd.DataFrame(), "warmup")
+        return ""
     for row in few:
         row["first_over"] = row["first"] / row["median"]
     frame = pd.DataFrame(few).sort_values(["size", "pass", "impl", "warmup"])
     page.table(
         frame,
+        "warmup",
         columns={
             "size": "size",
             "pass": "pass",
@@ -100,23 +118,19 @@ def report_warmup(page, records):
         | {"median": "median", "cv": "std / mean", "first_over": "first / median"},
         units=dict.fromkeys(("mean", "std", "median"), "ms"),
     )
+    page.text(
+        "Each row is a process of its own. Once in a process pages of memory are touched for the first time, "
+        "the matrix "
+        "library generates its kernels, threads are started and caches filled."
+    )
     said = []
     for impl in dict.fromkeys(row["impl"] for row in few):
-        cold, warm = (
-            [row for row in few if row["impl"] == impl and row["warmup"] == count] for count in (0, 5)
-        )
-        if cold and warm:
-            said.append(
-                f"{impl}: without warm-up the first step takes {geomean(row['first_over'] for row in cold):.2f} times "
-                f"the median of its run and the mean is {geomean(row['mean'] / row['median'] for row in cold):.2f} "
-                f"times the median; after five steps of warm-up {geomean(row['first_over'] for row in warm):.2f} and "
-                f"{geomean(row['mean'] / row['median'] for row in warm):.2f} times."
-            )
-    if said:
-        page.text(
-            f"Each row is a process of its own. {' '.join(said)} Once in a process pages of memory are touched for the "
-            "first time, the matrix library generates its kernels, threads are started and caches filled."
-        )
+        cold = [row for row in few if row["impl"] == impl and row["warmup"] == 0]
+        if cold:
+            said.append(f"{geomean(row['first_over'] for row in cold):.2f} times ({impl})")
+    if not said:
+        return ""
+    return f"Without warm-up the first step takes {' and '.join(said)} the median of its run."
 
 
 def report_bf16(page, script, mixed):
@@ -128,10 +142,9 @@ def report_bf16(page, script, mixed):
         if "median" in row and base:
             row |= {"f32": base[0]["median"], "speedup": base[0]["median"] / row["median"]}
             rows.append(row)
-    if not rows:
-        return
     page.table(
         pd.DataFrame(rows),
+        "bf16",
         columns={
             "size": "size",
             "context": "context",
@@ -141,15 +154,18 @@ def report_bf16(page, script, mixed):
             "median": "bf16",
         }
         | {"speedup": "f32 / bf16"},
-        units={"f32": "ms", "median": "ms"},
+        units={"f32": "ms", "median": "ms"} if rows else None,
     )
-    for impl in ("c", "torch_eager"):
-        found = [row["speedup"] for row in rows if row["impl"] == impl]
-        if found:
-            page.text(
-                f"{impl}: f32 takes {geomean(found):.2f} times bf16's time. Weights and activations are bf16 here, "
-                "sums f32. Half the bytes help only where the processor multiplies bf16 itself, or where bytes are "
-                "the limit; without such instructions the operands of a product are converted first."
-            )
-    mine = [row["speedup"] for row in rows if row["impl"] == "c"]
-    page.verdict("benchmarking_mixed_precision", f"bf16 speed-up of C {geomean(mine):.2f} on this CPU.")
+    gains = {
+        impl: geomean(row["speedup"] for row in rows if row["impl"] == impl)
+        for impl in dict.fromkeys(row["impl"] for row in rows)
+    }
+    if "c" in gains:
+        words = " and ".join(f"{gain:.2f} times ({impl})" for impl, gain in gains.items())
+        page.answer(
+            "benchmarking_mixed_precision (c)",
+            f"bf16 is {words} as fast as f32 on this CPU. Weights and activations are bf16, sums f32: half the "
+            f"bytes help "
+            "only where the processor multiplies bf16 itself, or where bytes are the limit.",
+            f"bf16 {gains['c']:.2f} x as fast as f32",
+        )

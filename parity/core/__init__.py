@@ -6,7 +6,7 @@ judging, timing, recording and writing pages are core's. A package has its cases
 tolerances and the bars that its figures are held against in rules.py, and its page in page.py; several pages end in
 _page.py. Pages may import from the rest. No result depends on them: an edit of a page has nothing measured again.
 
-    DELIVERABLES             {id of the deliverable: its title in the index}
+    DELIVERABLES             {id of the deliverable, as in core/handouts.py: its question in the index}
     cases(profile, device)   yields Case objects for "quick" (minutes in all) or "full" (whole grids), for the "cpu" or
                              for "cuda", one GPU
     run(case, draw, c)       computes one case on every side and returns {impl: side, ...}, described below
@@ -15,9 +15,9 @@ _page.py. Pages may import from the rest. No result depends on them: an edit of 
 Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, alternate, again, together, stage, ahead,
      reference, config, **keys)
     keys         what the record's "case" holds: batch, heads, seq, seq_k, head_dim, dtype, causal, pass, size, ...
-                 with the meaning and spelling of README.md, "Records". `case.seq` reads one (`case["pass"]`, where
-                 the name is a word of Python), `case.get("seq_k", 0)` with a default. Values are JSON scalars.
-                 `ranks`: how many ranks compute the case together; no key: one process that knows of no ranks.
+                 with the meaning and spelling of parity/README.md, "Records". `case.seq` reads one
+                 (`case["pass"]`, where the name is a word of Python), `case.get("seq_k", 0)` with a default.
+                 Values are JSON scalars. `ranks`: how many ranks compute the case together; no key: one process that knows of no ranks.
                  A module that runs its ranks itself has a name RUNS_RANKS = True. Of any other module a case of
                  more than one rank is `unsupported`, and its run() is not called
     measure      words of "error time memory", in one string; default "error"
@@ -78,7 +78,7 @@ c                libtandem. `c.td_xyz(...)` calls the function of that name; a t
     c.ffi                                   the cffi object, for the rest: c.ffi.sizeof("td_adamw")
 
 run returns {impl: side, ..., "truth": outputs, "rule": {...}, "equal": function}. Impl names are "c",
-"torch_eager" and the others of README.md, "Records"; a side whose name starts with "c" and is alone or followed
+"torch_eager" and the others of parity/README.md, "Records"; a side whose name starts with "c" and is alone or followed
 by "_" is judged.
     outputs      {"o": tensor, "loss": 3.5, "ln": "f32"}: tensors, numbers, strings. All sides of a case have the
                  same output names, shapes and dtypes; "truth" has them in float64 and may lack some
@@ -96,7 +96,7 @@ by "_" is judged.
         record       further keys of the record, such as {"series": {"loss": [...]}}, or a function that
                      returns them after the calls
     truth        float64 outputs, or a function that returns them (called only when the error is measured)
-    rule         optional {output name or pattern: rule}: the default is parity() of README.md; also
+    rule         optional {output name or pattern: rule}: the default is parity() of parity/README.md; also
                  equal() (same bits as torch), equal("truth") (exactly the truth), within(rel_l2=..., max_abs=...)
                  (against the truth where it has that output, else against the first torch side), and
                  amid("torch_other") (as near to the reference as that side is, for what has no truth but noise)
@@ -112,12 +112,19 @@ allocator's peak during the call, and of a side in its turn on a GPU also all th
 so that `holds` need not list it. A second C variant in one case works on a device of its own, c.side("c_naive"), so
 that its memory is its own.
 
-page             the report of one module
+page             the report of one module: the answers at its head, questions, and at the end how it was measured
     page.question(text)                     a heading: the deliverable's question in our words
-    page.text(text)                         a paragraph: the answer, with the derived figures
-    page.table(frame, columns={...}, units={...}, digits={...})    a DataFrame; columns selects, orders and titles
-    page.plot(name, curves, x=..., y=..., log=True, title=..., caption=...)   curves {label: (xs, ys)}, an SVG
-    page.verdict(deliverable, text)         adds to the line of the deliverable in the index
+    page.answer(row, text, figure)          what it comes to, in at most three sentences with the figures and their
+                                            spread, and the one figure of its line in the index. `row` is a key of
+                                            DELIVERABLES: an id of core/handouts.py, or one beyond them
+    page.table(frame, name, columns={...}, units={...}, digits={...})   a DataFrame; columns selects, orders and
+                                            titles. One of more than ten rows stands in <module>_tables.md, and a link
+                                            to it on the page. `name` is that of its file, where tables are exported
+    page.plot(name, curves, x=..., y=..., title=..., log=True, ceilings={...})   curves {impl: (xs, ys)} or {panel:
+                                            {impl: (xs, ys)}}, an SVG. core/plot.py knows what each impl looks like;
+                                            prefer what a reader compares, TFLOP/s below its ceiling, to milliseconds
+    page.text(text)                         a paragraph under the question
+    page.method(text)                       a paragraph of the last section: how it was measured, what a word means
 
 records          a Records object: the newest result of each (case, impl) of the module
     records.frame                           DataFrame, a row a (case, impl): deliverable, impl, status, message, a
@@ -165,10 +172,13 @@ A complete example, parity/scale.py, for an imaginary td_scale(dev, count, dtype
 
     def report(page, records):
         page.question("Does C scale as exactly as PyTorch, and how fast?")
-        page.table(records.wide(["count", "dtype"], "rel_l2", base="torch_eager"))
+        page.table(records.wide(["count", "dtype"], "rel_l2", base="torch_eager"), "errors")
         timed = records.only(count=[2**20, 2**24]).wide(["count"], "ms", base="torch_eager")
-        page.table(timed, units={"c": "ms", "torch_eager": "ms"})
-        page.text(f"C takes {records.ratio('ms').max():.2f} times PyTorch's time at most.")
+        page.table(timed, "times", units={"c": "ms", "torch_eager": "ms"})
+        ratios = records.ratio("ms")
+        if len(ratios):
+            slowest = f"{ratios.max():.2f} times PyTorch's time"
+            page.answer("scaling", f"C is exact, and takes {slowest} at most.", slowest)
 """
 
 from parity.core.case import Case, Side, amid, equal, grid, parity, within

@@ -93,7 +93,11 @@ def write_report(package: str, options: argparse.Namespace, console: Console) ->
     records = [record for record in newest if listed.get(key_of(record)[:2]) == record["case"]]
     if len(records) < len(newest):
         console.print(f"left out, for their cases are no more: {len(newest) - len(records)} results")
-    for path in report.write(modules, records, _folder(options), options.format):
+    unknown = [name for name in options.module if name not in modules]
+    if unknown:
+        raise sweep.SelectionError(f"no module {', '.join(unknown)}; there are: {', '.join(modules)}")
+    out = options.out or _folder(options)
+    for path in report.write(modules, records, out, options.format, options.module):
         console.print(str(path), markup=False, highlight=False)
     return 0
 
@@ -221,6 +225,14 @@ def _parser() -> argparse.ArgumentParser:
         default="md",
         help="md writes the pages; latex, typst and csv write them and each table as a file (default: %(default)s)",
     )
+    command.add_argument(
+        "--module",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this module's pages, and no index; repeatable",
+    )
+    command.add_argument("--out", type=Path, metavar="FOLDER", help="write there, not beside the records")
     command.set_defaults(command=write_report)
 
     command = commands.add_parser(

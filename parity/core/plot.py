@@ -25,10 +25,23 @@ STYLE = {
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
 }
-# C in one colour on every plot, PyTorch in another; told apart in grey print and by most colour-blind
-# readers.
-COLOURS = ("#0b5fa5", "#d1495b", "#2e8540", "#8b5fbf", "#c77f0a", "#555555")
-MARKERS = ("o", "s", "^", "D", "v", "x")
+# An implementation looks the same on every plot: colour and marker. C's are blue, eager PyTorch's red.
+LOOKS = {
+    "c": ("#0b5fa5", "o"),
+    "c_graph": ("#3f8fd2", "s"),
+    "c_graph_overlap": ("#05305a", "^"),
+    "c_naive": ("#7fb4e3", "v"),
+    "torch_eager": ("#d1495b", "s"),
+    "torch_eager_f32": ("#e58a97", "D"),
+    "torch_eager_seed": ("#8c1c2e", "x"),
+    "torch_compile": ("#c77f0a", "D"),
+    "torch_compile_graph": ("#8a5200", "v"),
+    "torch_flash": ("#2e8540", "^"),
+    "torch_cudnn": ("#8b5fbf", "D"),
+    "torch_efficient": ("#5b8c5a", "v"),
+    "torch_tiled": ("#777777", "x"),
+    "flash": ("#444444", "*"),
+}
 METADATA = {"Date": None, "Creator": None}
 
 
@@ -39,32 +52,54 @@ def points(xs: Sequence, ys: Sequence, log: bool) -> list[tuple[float, float]]:
     return [(x, y) for x, y in numbers if not log or (x > 0 and y > 0)]
 
 
+def look(label: str) -> tuple[str, str | None, str]:
+    """Colour, marker and line of a curve: of an implementation, or dashed where a comma and a word follow its name."""
+    impl, _, what = label.partition(", ")
+    if impl not in LOOKS:
+        raise ValueError(f"no curve can be called {label!r}: it begins with no implementation of plot.LOOKS")
+    colour, marker = LOOKS[impl]
+    return (colour, None, "--") if what else (colour, marker, "-")
+
+
 def write(
-    path: Path, curves: Mapping[str, list[tuple[float, float]]], *, x: str, y: str, log: bool, title: str
+    path: Path,
+    panels: Mapping[str, Mapping[str, list[tuple[float, float]]]],
+    *,
+    x: str,
+    y: str,
+    log: bool,
+    title: str,
+    ceilings: Mapping[str, float],
 ) -> None:
-    """Draws {label: points}. `log` makes both axes logarithmic, the horizontal one to base 2."""
+    """Draws {panel: {curve: points}} side by side. `log` makes both axes logarithmic, the horizontal one to base 2.
+    `ceilings` are drawn across every panel, dotted."""
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
-        for i, (label, pairs) in enumerate(curves.items()):
-            marker = MARKERS[i % len(MARKERS)] if len(pairs) <= 40 else None
-            axes.plot(
-                [a for a, _ in pairs],
-                [b for _, b in pairs],
-                color=COLOURS[i % len(COLOURS)],
-                marker=marker,
-                markersize=4,
-                linewidth=1.5,
-                label=label,
-            )
-        if log:
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
-            axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.set_xlabel(x)
-        axes.set_ylabel(y)
-        axes.set_title(title, loc="left", fontsize=11)
-        axes.legend(frameon=False)
+        size = (3.0 + 3.4 * len(panels), 3.8) if len(panels) > 1 else (7.2, 4.0)
+        figure, found = plt.subplots(
+            1, len(panels), figsize=size, layout="constrained", sharey=True, squeeze=False
+        )
+        drawn = {}
+        for axes, (panel, curves) in zip(found[0], panels.items(), strict=True):
+            looks = [look(label) for label in curves]
+            if len(set(looks)) < len(looks):
+                raise ValueError(f"two curves of {', '.join(curves)} look the same")
+            for (label, pairs), (colour, marker, line) in zip(curves.items(), looks, strict=True):
+                xs, ys = zip(*pairs, strict=True)
+                how = dict(color=colour, marker=marker if len(pairs) <= 40 else None, linestyle=line)
+                drawn.setdefault(label, axes.plot(xs, ys, markersize=4, linewidth=1.5, label=label, **how)[0])
+            for words, height in ceilings.items():
+                line = axes.axhline(height, color="#888888", linestyle=":", linewidth=1.2, label=words)
+                drawn.setdefault(words, line)
+            if log:
+                axes.set_xscale("log", base=2)
+                axes.set_yscale("log")
+                axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+                axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.set_xlabel(x)
+            axes.set_title(panel, fontsize=10)
+        found[0][0].set_ylabel(y)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+        figure.legend(drawn.values(), drawn, loc="outside right upper", frameon=False)
         drawing = io.StringIO()
         try:
             figure.savefig(drawing, format="svg", metadata=METADATA)

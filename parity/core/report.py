@@ -1,4 +1,5 @@
-"""Pages from records: reports/<machine>/<module>.md, their plots and tables, and README.md, the index.
+"""Pages from records: reports/<machine>/<module>.md and <module>_tables.md, their plots and exported tables, and
+README.md, the index.
 
 Nothing here runs, measures or looks at the clock: the same records give the same bytes.
 """
@@ -6,19 +7,24 @@ Nothing here runs, measures or looks at the clock: the same records give the sam
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pandas as pd
 
 from parity.core import plot
 from parity.core.files import write_whole
+from parity.core.handouts import HANDOUTS, deliverable_of
 from parity.core.identity import host_words
 from parity.core.judge import is_judged
 from parity.core.record import FILE, RecordError
 from parity.core.tables import SUFFIXES, Table
-from parity.core.view import Records, geomean
+from parity.core.view import Records
+
+MOST_ROWS = 10  # of a table on a module's page
+GRIDS = "_tables.md"  # the module's second page, for longer ones
+COMMENTS = {"latex": "%", "typst": "//", "csv": "#"}  # how an exported table says what it is
 
 
 class ReportError(RuntimeError):
@@ -26,41 +32,61 @@ class ReportError(RuntimeError):
 
 
 class Page:
-    """What a module's report() writes to."""
+    """What a module's report() writes to: answers first, then questions with small tables, at the end how it was
+    measured. Tables of more than MOST_ROWS rows stand on a second page."""
 
-    def __init__(self, module: str, folder: Path, form: str):
-        self.module, self.folder, self.form = module, folder, form
+    def __init__(self, module: str, folder: Path, form: str, machine: str = ""):
+        self.module, self.folder, self.form, self.machine = module, folder, form, machine
+        self.answers: list[Answer] = []
         self.blocks: list[str] = []
-        self.files: dict[str, str] = {}  # tables beside the page
+        self.grids: list[str] = []  # blocks of the second page
+        self.methods: list[str] = []
+        self.files: dict[
+            str, tuple[str, str]
+        ] = {}  # tables beside the page: their question, and what is in them
         self.plots: list[Path] = []
-        self.verdicts: dict[str, list[str]] = {}
-        self._tables = 0
+        self._question = ""
 
     def question(self, text: str) -> None:
-        """A deliverable's question, in our words."""
+        """A deliverable's question, in our words: a heading."""
+        self._question = text
         self.blocks.append(f"## {text}\n")
 
+    def answer(self, row: str, text: str, figure: str = "", question: str = "") -> None:
+        """What the deliverable's question comes to, in at most three sentences, for the head of the page. `row` is
+        one of the module's DELIVERABLES; `figure` is the one figure of its line in the index. It leads to `question`,
+        else to the one before it."""
+        self.answers.append(Answer(row, text.strip(), figure, anchor(question or self._question)))
+
     def text(self, text: str) -> None:
-        """A paragraph: the answer, with the derived figures."""
+        """A paragraph under the question."""
         self.blocks.append(f"{text.strip()}\n")
+
+    def method(self, text: str) -> None:
+        """A paragraph of the page's last section: how something was measured, what a word means."""
+        self.methods.append(f"{text.strip()}\n")
 
     def table(
         self,
         frame: pd.DataFrame,
+        name: str,
         columns: Mapping[str, str] | Sequence[str] | None = None,
         units: Mapping[str, str] | None = None,
         digits: Mapping[str, int] | None = None,
     ) -> None:
-        """A table; without a row, a sentence that says so."""
+        """A table; without a row, a sentence that says so. `name` is that of its file where tables are exported. A
+        long one stands on the second page, under its question and its name, and a link to it here."""
         if frame.empty:
             self.blocks.append("*Not measured on this machine yet.*\n")
             return
         table = Table(frame, columns, units, digits)
-        self.blocks.append(table.render("md"))
-        self._tables += 1
-        if self.form != "md":
-            name = f"{self.module}_{self._tables}{SUFFIXES[self.form]}"
-            self.files[name] = table.render(self.form)
+        self._export(name, table)
+        if len(frame) <= MOST_ROWS:
+            self.blocks.append(table.render("md"))
+            return
+        title = f"{name}: {self._question}"
+        self.grids += [f"## {title}\n", table.render("md")]
+        self.blocks.append(f"[All {len(frame)} rows: {name}]({self.module}{GRIDS}#{anchor(title)})\n")
 
     def plot(
         self,
@@ -69,30 +95,60 @@ class Page:
         *,
         x: str,
         y: str,
+        title: str,
         log: bool = True,
-        title: str = "",
-        caption: str = "",
+        ceilings: Mapping[str, float] | None = None,
     ) -> None:
-        """An SVG beside the page, with its caption as the text for those who do not see it; nothing where no curve
-        has a point."""
-        drawn = {label: plot.points(xs, ys, log) for label, (xs, ys) in curves.items()}
-        drawn = {label: pairs for label, pairs in drawn.items() if pairs}
+        """An SVG beside the page, with its title as the text for those who do not see it; nothing where no curve has a
+        point. `curves`: {implementation: (xs, ys)}, or {panel: {implementation: (xs, ys)}}. An implementation may be
+        followed by a comma and a word, as "c, arithmetic", which is drawn dashed. `ceilings`: {words: y}."""
+        panels = curves if any(isinstance(found, Mapping) for found in curves.values()) else {"": curves}
+        drawn = {}
+        for panel, sides in panels.items():
+            found = {label: plot.points(xs, ys, log) for label, (xs, ys) in sides.items()}
+            drawn[panel] = {label: pairs for label, pairs in found.items() if pairs}
+        drawn = {panel: found for panel, found in drawn.items() if found}
         if not drawn:
             return
         path = self.folder / f"{self.module}_{name}.svg"
-        plot.write(path, drawn, x=x, y=y, log=log, title=title)
+        whole = f"{title} · {self.machine}" if self.machine else title
+        plot.write(path, drawn, x=x, y=y, log=log, title=whole, ceilings=ceilings or {})
         self.plots.append(path)
-        self.blocks.append(f"![{caption or title or f'{y} against {x}'}]({path.name})\n")
+        self.blocks.append(f"![{title}]({path.name})\n")
 
-    def verdict(self, deliverable: str, text: str) -> None:
-        """Adds a sentence to the deliverable's line in the index."""
-        self.verdicts.setdefault(deliverable, []).append(text)
+    def _export(self, name: str, table: Table) -> None:
+        if self.form == "md":
+            return
+        file = f"{self.module}_{name}{SUFFIXES[self.form]}"
+        if file in self.files:
+            raise ValueError(f"two tables of {self.module} are called {name!r}")
+        self.files[file] = self._question, table.render(self.form)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A line at the head of a page, and the figure of the index."""
+
+    row: str
+    text: str
+    figure: str
+    anchor: str
+
+
+def anchor(heading: str) -> str:
+    """Where a heading is found, as GitHub makes it."""
+    kept = "".join(c for c in heading.lower() if c.isalnum() or c in " -_")
+    return kept.replace(" ", "-")
 
 
 def write(
-    modules: Mapping[str, ModuleType], records: Sequence[Mapping], folder: Path, form: str = "md"
+    modules: Mapping[str, ModuleType],
+    records: Sequence[Mapping],
+    folder: Path,
+    form: str = "md",
+    only: Sequence[str] = (),
 ) -> list[Path]:
-    """Rewrites every page, and returns what was written."""
+    """Rewrites every page, or those of the modules `only` without the index, and returns what was written."""
     written: list[Path] = []
     broken: list[str] = []
     try:
@@ -100,9 +156,9 @@ def write(
         pages: dict[str, Page] = {}
         for name, module in modules.items():
             mine = [record for record in records if record["module"] == name]
-            if not mine:
+            if not mine or (only and name not in only):
                 continue
-            page = Page(name, folder, form)
+            page = Page(name, folder, form, _machine(mine))
             try:
                 module.report(page, Records(mine))
             except OSError:  # a plot that the disk does not take is nobody's mistake
@@ -111,11 +167,9 @@ def write(
                 broken.append(f"parity/{name}: report() failed\n{traceback.format_exc()}")
                 continue
             pages[name] = page
-            body = [f"# {name}\n", _provenance(mine), *page.blocks, *_troubles(mine)]
-            written.append(_write(folder / f"{name}.md", "\n".join(body)))
-            written += page.plots
-            written += [_write(folder / "tables" / file, content) for file, content in page.files.items()]
-        written.append(_write(folder / "README.md", _index(modules, pages, records)))
+            written += _write_page(page, mine)
+        if not only:
+            written.append(_write(folder / "README.md", _index(modules, pages, records)))
     except OSError as error:
         raise RecordError(
             f"{error.filename or folder}: cannot be written: {error.strerror}; what stood there stays"
@@ -125,34 +179,70 @@ def write(
     return written
 
 
+def _write_page(page: Page, records: Sequence[Mapping]) -> list[Path]:
+    """The page, its second one if it has long tables, and its exported tables; the plots are written."""
+    folder, troubles = page.folder, _troubles(records)
+    head = [f"# {page.module}\n", _summary(records)]
+    head += [f"**[{found.row}](#{found.anchor})** {found.text}\n" for found in page.answers]
+    body = [*page.blocks, "## How it was measured\n", *page.methods, _provenance(records)]
+    grids = list(page.grids)
+    if troubles is not None:
+        table, title = Table(troubles).render("md"), "What did not end with a number"
+        if len(troubles) <= MOST_ROWS:
+            body += [f"## {title}\n", table]
+        else:
+            grids += [f"## {title}\n", table]
+            link = f"{page.module}{GRIDS}#{anchor(title)}"
+            body.append(f"[{title}: {len(troubles)} results]({link})\n")
+    written = [_write(folder / f"{page.module}.md", "\n".join([*head, *body]))]
+    if grids:
+        title = f"# {page.module}: the long tables\n\nThe answers are on [their page]({page.module}.md).\n"
+        written.append(_write(folder / f"{page.module}{GRIDS}", "\n".join([title, *grids])))
+    else:
+        (folder / f"{page.module}{GRIDS}").unlink(missing_ok=True)
+    written += page.plots
+    whence = f"{_machine(records)}, measured {_when(records)}. {' '.join(_builds(records))}"
+    for file, (question, content) in page.files.items():
+        comment = f"{COMMENTS[page.form]} {question} {whence}"
+        written.append(_write(folder / "tables" / file, f"{comment}\n{content}"))
+    return written
+
+
 def _index(modules: Mapping[str, ModuleType], pages: Mapping[str, Page], records: Sequence[Mapping]) -> str:
-    """One line and one verdict a deliverable."""
-    rows = []
-    for name, module in modules.items():
-        for deliverable, title in module.DELIVERABLES.items():
-            mine = [r for r in records if r["module"] == name and r["deliverable"] == deliverable]
-            said = pages[name].verdicts.get(deliverable, []) if name in pages else []
-            rows.append(
-                {
-                    "deliverable": f"[{deliverable}]({name}.md)" if mine else deliverable,
-                    "title": title,
-                    "verdict": _verdict(mine),
-                    "in figures": " ".join([*said, _figures(Records(mine))]).strip(),
-                }
-            )
-    table = Table(pd.DataFrame(rows, columns=["deliverable", "title", "verdict", "in figures"]))
+    """A line a row of the handouts, in their order, and then of what modules answer beyond them."""
+    owners = {row: name for name, module in modules.items() for row in module.DELIVERABLES}
+    titles = {row: title for module in modules.values() for row, title in module.DELIVERABLES.items()}
+
+    def line(row: str) -> dict:
+        name = owners.get(row)
+        if name is None:
+            return {"deliverable": row, "question": "", "verdict": "no module yet", "figure": ""}
+        deliverable = deliverable_of(row)
+        mine = [r for r in records if r["module"] == name and r["deliverable"] == deliverable]
+        answers = [found for found in pages[name].answers if found.row == row] if name in pages else []
+        where = f"{name}.md#{answers[0].anchor}" if answers else f"{name}.md"
+        return {
+            "deliverable": f"[{row}]({where})" if name in pages and mine else row,
+            "question": titles[row],
+            "verdict": _verdict(mine),
+            "figure": answers[0].figure if answers and mine else "",
+        }
+
+    parts = []
+    for year, rows in HANDOUTS.items():
+        parts += [f"## The handout of {year}\n", Table(pd.DataFrame(map(line, rows))).render("md")]
+    further = [row for row in owners if not any(row in rows for rows in HANDOUTS.values())]
+    if further:
+        parts += ["## Beyond the handouts\n", Table(pd.DataFrame(map(line, further))).render("md")]
     return "\n".join(
         [
             "# C against PyTorch\n",
+            _summary(records),
+            *parts,
+            'holds: C\'s answers obey the rule of the README ("Parity") in every judged case. measured: time or memory '
+            "alone, of so many results of C's sides, no answer being judged. no module yet: nothing of it is built. "
+            "Times are ratios of medians, C's over PyTorch's: below 1, C is faster.\n",
             _provenance(records),
-            table.render("md"),
-            'holds: C\'s answers obey the rule of the README ("Parity") in every judged case; measured: time or '
-            "memory alone, of so many results of C's sides, no answer being judged. The error ratio is C's relative L2 "
-            "error over that of the PyTorch side it is judged against, mostly torch_eager, both against float64, as a "
-            "geometric mean over the cases; below 1, C is closer. The "
-            "time ratio is the median of the side c over that of the side named, as a geometric mean over the cases "
-            "measured; below 1, C is faster. torch_eager is the formula in PyTorch, operation by operation; the "
-            "fastest PyTorch side is chosen case by case among those that were timed there.\n",
             f"Written by `python -m parity report` from [{FILE}]({FILE}).\n",
         ]
     )
@@ -179,23 +269,7 @@ def _verdict(records: Sequence[Mapping]) -> str:
     return f"holds ({', '.join([f'{held} ok', *words])})"
 
 
-def _figures(records: Records) -> str:
-    words = []
-    torches = records.torches()
-    base = "torch_eager" if "torch_eager" in torches else next(iter(torches), "")
-    errors = [error for error in records.error_ratio(base) if np.isfinite(error)]
-    if errors:
-        words.append(f"error ratio {geomean(errors):.2f}")
-    times = records.ratio("ms", base)
-    if len(times):
-        words.append(f"time ratio {geomean(times):.2f} over {base}")
-    fastest = records.ratio("ms", torches)
-    if len(fastest) and {impl for impl in torches if len(records.ratio("ms", impl))} != {base}:
-        words.append(f"{geomean(fastest):.2f} over the fastest PyTorch side of each case")
-    return ", ".join(words)
-
-
-def _troubles(records: Sequence[Mapping]) -> list[str]:
+def _troubles(records: Sequence[Mapping]) -> pd.DataFrame | None:
     """Every result that is no number, with its reason: a page hides nothing."""
     rows = [
         {
@@ -207,30 +281,46 @@ def _troubles(records: Sequence[Mapping]) -> list[str]:
         for record in records
         if record["status"] != "ok" or record.get("message")
     ]
-    return ["## What did not end with a number\n", Table(pd.DataFrame(rows)).render("md")] if rows else []
+    return pd.DataFrame(rows) if rows else None
+
+
+def _distinct(values: Iterable) -> str:
+    return " and ".join(dict.fromkeys(str(value) for value in values if value)) or "unknown"
+
+
+def _machine(records: Sequence[Mapping]) -> str:
+    """The machine's own name, short enough for a title."""
+    return _distinct(record.get("machine") for record in records)
+
+
+def _when(records: Sequence[Mapping]) -> str:
+    dates = sorted(record["time"][:10] for record in records if "time" in record)
+    return " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else "at a time unknown"
+
+
+def _summary(records: Sequence[Mapping]) -> str:
+    """Machine, versions and dates, for the head of a page."""
+    names = ("torch", "cuda")
+    versions = {
+        name: {r["versions"][name]: None for r in records if name in r.get("versions", {})} for name in names
+    }
+    words = [f"{name} {'/'.join(found)}" for name, found in versions.items() if found]
+    parts = [_machine(records), *([", ".join(words)] if words else []), f"measured {_when(records)}"]
+    return f"*{'; '.join(parts)}.*\n"
 
 
 def _provenance(records: Sequence[Mapping]) -> str:
-    """Where the numbers come from, in a line."""
-
-    def distinct(values: Iterable) -> str:
-        return " and ".join(dict.fromkeys(str(value) for value in values if value)) or "unknown"
-
+    """Where the numbers come from: machine, versions, builds."""
     versions: dict[str, dict] = {}
     for record in records:
         for name, version in record.get("versions", {}).items():
             versions.setdefault(name, {})[version] = None
     words = [f"{name} {'/'.join(found)}" for name, found in sorted(versions.items())]
-    dates = sorted(record["time"][:10] for record in records if "time" in record)
-    when = " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else "unknown"
     on_cpu = any("device" not in record for record in records)
-    threads = (
-        f"{distinct(record.get('threads') for record in records)} threads on both sides; " if on_cpu else ""
-    )
+    threads = f"{_distinct(r.get('threads') for r in records)} threads on both sides; " if on_cpu else ""
     return (
-        f"*{distinct(map(_place, records))}; {threads}"
-        f"{', '.join(words)}; commit {distinct(record.get('commit') for record in records)}; measured {when}.*\n"
-        f"\n*{' '.join(_builds(records))}*\n"
+        f"Measured {_when(records)} on {_distinct(map(_place, records))}; {threads}{', '.join(words)}. "
+        f"{' '.join(_builds(records))}\n"
     )
 
 

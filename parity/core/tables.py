@@ -2,16 +2,24 @@
 
 import csv
 import io
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 FORMATS = ("md", "latex", "typst", "csv")
 SUFFIXES = {"md": ".md", "latex": ".tex", "typst": ".typ", "csv": ".csv"}
 DIGITS = 3
+
+
+class Spread(NamedTuple):
+    """A cell of two numbers: "834 ± 47"; two columns of a CSV."""
+
+    mean: float
+    std: float
 
 
 class Table:
@@ -61,7 +69,9 @@ class Table:
         head = [_escape_latex(title) for title in self.titles]
         lines = [" & ".join(cells) + r" \\" for cells in [head, *self._cells(_escape_latex)]]
         body = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
-        return "\n".join([rf"\begin{{tabular}}{{{alignment}}}", *body, r"\end{tabular}"]) + "\n"
+        # The rules are those of booktabs, where a document loads it.
+        rules = [rf"\providecommand{{\{name}rule}}{{\hline}}" for name in ("top", "mid", "bottom")]
+        return "\n".join([*rules, rf"\begin{{tabular}}{{{alignment}}}", *body, r"\end{tabular}"]) + "\n"
 
     def _typst(self) -> str:
         alignment = ", ".join("right" if numeric else "left" for numeric in self.numeric)
@@ -76,9 +86,25 @@ class Table:
         """Unrounded: what reads a CSV can round for itself."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(self.titles)
-        writer.writerows([["" if value is None else value for value in row] for row in self.rows])
+        pairs = [any(isinstance(row[i], Spread) for row in self.rows) for i in range(len(self.titles))]
+        head = [
+            _two_titles(title) if pair else [title] for title, pair in zip(self.titles, pairs, strict=True)
+        ]
+        writer.writerow(itertools.chain(*head))
+        for row in self.rows:
+            cells = [_two_cells(value) if pair else [value] for value, pair in zip(row, pairs, strict=True)]
+            writer.writerow("" if value is None else value for value in itertools.chain(*cells))
         return out.getvalue()
+
+
+def _two_titles(title: str) -> list[str]:
+    """ "forward (ms)" becomes "forward mean (ms)" and "forward std (ms)"."""
+    name, bracket, unit = title.partition(" (")
+    return [f"{name} {what}{bracket}{unit}" for what in Spread._fields]
+
+
+def _two_cells(value: Any) -> list:
+    return list(value) if isinstance(value, Spread) else [value, None]
 
 
 def text(value: Any, digits: int = DIGITS) -> str:
@@ -89,6 +115,8 @@ def text(value: Any, digits: int = DIGITS) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return str(value)
+    if isinstance(value, Spread):
+        return f"{text(value.mean, digits)} ± {text(value.std, 2)}"
     if isinstance(value, float):
         if not math.isfinite(value):
             return str(value)

@@ -5,7 +5,7 @@ import pandas as pd
 
 from parity.core import geomean
 from parity.ops.rules import BARS
-from parity.shared.pages import error_sentence, errors_by, on_gpu, units_of
+from parity.shared.pages import error_answer, errors_by, on_gpu, units_of
 
 OPTIMIZERS = ("adamw_step", "adamw_update", "sgd_step")
 FUSED = "linear_adamw_update"
@@ -14,9 +14,11 @@ SIDES = ("c", "torch_eager", "torch_compile", "torch_library")
 
 def report(page, records):
     page.question("Is every operation as exact as PyTorch's, forward and backward?")
-    page.text(error_sentence(records))
-    page.table(errors_by(records, ["op", "dtype"]))
-    page.text(
+    answer, figure = error_answer(records)
+    page.answer("operations", answer, figure)
+    page.table(errors_by(records, ["dtype"]), "errors_by_dtype")
+    page.table(errors_by(records, ["op", "dtype"]), "errors")
+    page.method(
         "Errors are relative L2 errors against float64, the worst of an operation's cases, with every size in the "
         "records. Copies (embedding) and products of small whole numbers must be exact, and are compared so."
     )
@@ -40,7 +42,7 @@ def report_products(page, timed):
     for impl in ("c", "torch_eager"):
         if impl in rates:
             frame[f"TFLOP/s of {impl}"] = rates[impl]
-    page.table(frame, units=units_of(frame, timed.impls(), "ms"))
+    page.table(frame, "products", units=units_of(frame, timed.impls(), "ms"))
     ceilings = {}
     for dtype in timed.values("dtype"):
         found = [record["tflops"] for record in timed.only(dtype=dtype).records if "tflops" in record]
@@ -67,7 +69,7 @@ def report_copies(page, timed):
             row[impl] = known(timed.value("gb_s", impl=impl, count=count))
         rows.append(row)
     frame = pd.DataFrame(rows)
-    page.table(frame, units=units_of(frame, timed.impls(), "GB/s"))
+    page.table(frame, "copies", units=units_of(frame, timed.impls(), "GB/s"))
     found = []
     for row in rows:
         speeds = [row[impl] for impl in timed.impls() if row[impl]]
@@ -79,10 +81,10 @@ def report_copies(page, timed):
 def report_bandwidth(page, timed, copies):
     page.question("What share of that do the operations between the products reach?")
     ops = [op for op in timed.values("op") if op not in ("gemm", "copy", FUSED, *OPTIMIZERS)]
-    shares = share_table(page, timed.only(op=ops), copies)
-    page.text(
+    shares = share_table(page, timed.only(op=ops), copies, "between")
+    page.method(
         "GB/s counts the bytes that the operation cannot do without, each read or written once. The share "
-        "is that of the largest copy above; beside it stands the share of a copy that moves as many bytes, "
+        "is that of the largest copy; beside it stands the share of a copy that moves as many bytes, "
         "for a short call ends before the memory is at full speed. torch_eager is the formula, "
         "torch_compile the same formula compiled, torch_library PyTorch's own fused function where it has "
         "one."
@@ -97,18 +99,18 @@ def report_bandwidth(page, timed, copies):
             )
 
     page.question("What share does AdamW reach?")
-    shares = share_table(page, timed.only(op=list(OPTIMIZERS)), copies)
+    shares = share_table(page, timed.only(op=list(OPTIMIZERS)), copies, "adamw")
     say_shares(page, shares, BARS["adamw"], "optimizers")
 
     page.question("And the gradient of a weight with its AdamW step in one?")
-    share_table(page, timed.only(op=FUSED), copies)
+    share_table(page, timed.only(op=FUSED), copies, "linear_adamw")
     page.text(
         "GB/s counts the weight, its moments and its copy; the products are done beside them. On PyTorch's side the "
         "product, the gradient in f32, AdamW and the copy for the next forward, one after the other."
     )
 
 
-def share_table(page, timed, copies):
+def share_table(page, timed, copies, name):
     """A row a case, and of C's rows (name, share of the largest copy, share of an equal copy)."""
     rows, shares = {}, []
     for record in timed.records:
@@ -127,7 +129,8 @@ def share_table(page, timed, copies):
     sides = [impl for impl in SIDES if any(impl in row for row in rows.values())]
     names = ["op", "dtype", "shape", *sides, "GB/s", "share", "share of its size"]
     frame = pd.DataFrame(list(rows.values()))
-    page.table(frame, columns=[name for name in names if name in frame], units=units_of(frame, sides, "ms"))
+    shown = [column for column in names if column in frame]
+    page.table(frame, name, columns=shown, units=units_of(frame, sides, "ms"))
     return shares
 
 
@@ -147,9 +150,6 @@ def say_shares(page, shares, bar, what):
         f"{held} of {len(shares)} {what} reach {bar:.0%} of the largest copy, {equal} that share of a copy "
         f"of their size. The lowest is {worst[0]}, {worst[1]:.0%} and {worst[2]:.0%}."
     )
-    page.verdict(
-        "operations", f"{what}: {held} of {len(shares)} at {bar:.0%} of a copy, {equal} of one of their size."
-    )
 
 
 def known(value):
@@ -161,7 +161,7 @@ def known(value):
 
 def report_cpu(page, timed):
     page.question("How fast are the products of the small model (batch 4, context 128)?")
-    table_of_times(page, timed.only(op="gemm"), ["m", "n", "k", "trans_a", "trans_b", "dtype"])
+    table_of_times(page, timed.only(op="gemm"), ["m", "n", "k", "trans_a", "trans_b", "dtype"], "products")
     rates = timed.only(op="gemm", dtype="f32")
     best = {
         impl: max(r["tflops"] for r in rates.only(impl=impl).records)
@@ -177,7 +177,7 @@ def report_cpu(page, timed):
 
     page.question("How fast is everything between the products?")
     between = [op for op in timed.values("op") if op not in ("gemm", "adamw_step", "sgd_step")]
-    table_of_times(page, timed.only(op=between), ["op", "dtype"])
+    table_of_times(page, timed.only(op=between), ["op", "dtype"], "between")
     ratios, library = (
         timed.only(op=between).ratio("ms", over=side) for side in ("torch_eager", "torch_library")
     )
@@ -190,7 +190,7 @@ def report_cpu(page, timed):
 
     page.question("How long does an optimizer step take on the small model's parameters?")
     steps = timed.only(op=["adamw_step", "sgd_step"])
-    table_of_times(page, steps, ["op", "count"])
+    table_of_times(page, steps, ["op", "count"], "optimizers")
     adamw, fused = (
         steps.only(op="adamw_step").ratio("ms", over=side) for side in ("torch_eager", "torch_library")
     )
@@ -200,9 +200,8 @@ def report_cpu(page, timed):
             f"{said} and {fused[0]:.2f} times its fused form: one pass over p, g, m and v instead of one for each "
             "elementary operation."
         )
-        page.verdict("operations", said + ".")
 
 
-def table_of_times(page, records, keys):
+def table_of_times(page, records, keys, name):
     frame = records.wide(keys, "ms", base="torch_eager")
-    page.table(frame, units=units_of(frame, records.impls(), "ms"))
+    page.table(frame, name, units=units_of(frame, records.impls(), "ms"))

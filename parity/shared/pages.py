@@ -9,6 +9,7 @@ from parity.core import geomean
 from parity.core.view import number
 
 MIB = 2**20
+HARDLY = 1.3  # times as long, though the work is several times as much
 
 # Dense matrix products by the vendor's data sheets (SXM), TFLOP/s: the peaks by which utilisation is stated.
 PEAKS = {name: {"bf16": 989.4, "f16": 989.4, "tf32": 494.7, "f32": 66.9} for name in ("H100", "H200")}
@@ -74,8 +75,8 @@ def errors_by(records, keys: Sequence[str], base: str = "torch_eager") -> pd.Dat
     return pd.DataFrame(rows)
 
 
-def error_sentence(records, base: str = "torch_eager") -> str:
-    """How many cases hold, and which side is closer to float64."""
+def error_answer(records, base: str = "torch_eager") -> tuple[str, str]:
+    """How many cases hold, and which side is closer to float64: two sentences, and the figure of the index."""
     judged = [
         r
         for r in records.only(impl="c").records
@@ -83,37 +84,60 @@ def error_sentence(records, base: str = "torch_eager") -> str:
     ]
     held = sum(r["status"] == "ok" for r in judged)
     ratios = [ratio for ratio in records.error_ratio(base) if np.isfinite(ratio)]
-    words = f"The rule holds in {held} of {len(judged)} cases."
+    words, figure = f"The rule holds in {held} of {len(judged)} cases", f"{held} of {len(judged)} cases"
     used = [share for share in (number(r, "used") for r in judged) if share is not None]
     if used:
-        words += (
-            f" C uses at most {100 * max(used):.0f} % of what an error may be, "
-            f"{100 * float(np.median(used)):.0f} % in the median."
-        )
+        words += f", with {100 * max(used):.0f} % of what an error may be at the most and "
+        words += f"{100 * float(np.median(used)):.0f} % in the median"
     if not ratios:
-        return words
+        return f"{words}.", figure
     mean = geomean(ratios)
-    closer = "C is the closer one" if mean < 1 else "PyTorch is the closer one"
     return (
-        f"{words} C's relative L2 error against float64 is {mean:.2f} times that of the PyTorch side it is "
-        f"judged against, in the geometric mean: {closer}. "
-        f"The largest ratio of a single case is {max(ratios):.2f}."
-    )
+        f"{words}. C's relative L2 error against float64 is {mean:.2f} times that of the PyTorch side it is judged "
+        f"against, in the geometric mean ({max(ratios):.2f} times at the most)."
+    ), f"{figure}, error {mean:.2f} x PyTorch's"
 
 
-def spread(records) -> dict[str, str]:
-    """Columns of results that stand side by side. "n": how many samples each median is of. "largest spread": the side
-    whose samples lie furthest apart, by (max - min) / median. "in the slower process": the median there, of sides that
-    were timed in two."""
-    timed = [record for record in records if "ms" in record]
-    if not timed:
-        return {}
-    apart = {r["impl"]: (r["ms"]["max"] - r["ms"]["min"]) / r["ms"]["median"] for r in timed}
-    impl = max(apart, key=apart.get)
-    counts = sorted({record["ms"]["n"] for record in timed})
-    found = {"n": " or ".join(map(str, counts)), "largest spread": f"{100 * apart[impl]:.1f} % ({impl})"}
-    slower = [f"{max(r['processes']):.4g} ({r['impl']})" for r in timed if "processes" in r]
-    return found | ({"in the slower process": ", ".join(slower)} if slower else {})
+def launch_bound(records, axis: str, impl: str = "torch_eager") -> set[tuple]:
+    """The cases in which a side waits for the launch of its kernels, as items of their keys: a case with a larger
+    `axis`, alike in all other keys, takes hardly longer."""
+    series: dict[tuple, list] = {}
+    for record in records.only(impl=impl).records:
+        if "ms" in record and axis in record["case"]:
+            case = record["case"]
+            rest = tuple(item for item in case.items() if item[0] not in (axis, "seq_k"))
+            series.setdefault(rest, []).append((case[axis], record["ms"]["median"], tuple(case.items())))
+    found = set()
+    for points in series.values():
+        for at, ms, case in points:
+            if any(other > at and theirs < HARDLY * ms for other, theirs, _ in points):
+                found.add(case)
+    return found
+
+
+def without(records, cases: set[tuple]):
+    """The records of all other cases."""
+    return type(records)(r for r in records.records if tuple(r["case"].items()) not in cases)
+
+
+def ranged(values, digits: int = 2) -> str:
+    """ "0.35 to 0.59", or one number where both are the same."""
+    low, high = (f"{value:.{digits}f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def spread(record) -> dict:
+    """A timed side's samples in columns; "slower process": the median there, of sides that were timed in two."""
+    row = {"side": record["impl"], **{name: record["ms"][name] for name in ("median", "min", "max", "n")}}
+    return row | ({"slower process": max(record["processes"])} if "processes" in record else {})
+
+
+def largest_spread(records) -> dict[str, str]:
+    """A column of results that stand side by side: the side whose samples lie furthest apart, by (max - min) /
+    median."""
+    apart = {r["impl"]: (r["ms"]["max"] - r["ms"]["min"]) / r["ms"]["median"] for r in records if "ms" in r}
+    impl = max(apart, key=apart.get, default=None)
+    return {"largest spread": f"{100 * apart[impl]:.1f} % ({impl})"} if impl else {}
 
 
 def mib(nbytes: float | None) -> float | None:

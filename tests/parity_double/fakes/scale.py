@@ -39,11 +39,15 @@ def run(case, draw, c):
 
 def report(page, records):
     page.question("Does C scale as exactly as PyTorch?")
-    page.table(records.wide(["count"], "rel_l2", base="torch_eager"), units={"c": "relative L2"})
+    page.table(records.wide(["count"], "rel_l2", base="torch_eager"), "errors", units={"c": "relative L2"})
     timed = records.wide(["count"], "ms")
     if "c" in timed:
         page.plot(
-            "time", {impl: (timed["count"], timed[impl]) for impl in records.impls()}, x="count", y="ms"
+            "time",
+            {impl: (timed["count"], timed[impl]) for impl in records.impls()},
+            x="count",
+            y="ms",
+            title="Scaling, f32",
         )
         page.text(f"C takes {geomean(records.ratio('ms')):.2f} times as long.")
-    page.verdict("scaling", "Exact.")
+    page.answer("scaling", "C is exact.", "exact")

@@ -74,4 +74,4 @@ def run(case, draw, c):
 
 
 def report(page, records):
-    page.table(records.frame, ["way", "impl", "status"])
+    page.table(records.frame, "ways", ["way", "impl", "status"])
