@@ -4,6 +4,8 @@ With TANDEM_LIBRARY set, also that the real library loads with every prototype o
 """
 
 import os
+import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -190,6 +192,18 @@ def _exported(lib, name):
     except AttributeError:
         return False
     return True
+
+
+@unittest.skipUnless(os.environ.get("TANDEM_LIBRARY"), "TANDEM_LIBRARY names no library")
+class Examples(unittest.TestCase):
+    def test_the_examples_of_the_readme_run(self):
+        root = Path(__file__).resolve().parents[1]
+        for name, words in (("records.py", "torch_flash"), ("call.py", "C and PyTorch agree")):
+            environment = os.environ | {"PYTHONPATH": str(root)}
+            command = [sys.executable, str(root / "examples" / name)]
+            done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(words, done.stdout)
 
 
 if __name__ == "__main__":

@@ -154,6 +154,23 @@ class Readme(unittest.TestCase):
         lines = self.check("[gone](gone.md)\n<!-- quoted from table.md -->\n| a |\n<!-- end -->\n")
         self.assertEqual(lines, ["README.md links to gone.md, which is not there"])
 
+    def test_a_heading_that_is_not_there_is_named(self) -> None:
+        quote = "<!-- quoted from table.md -->\n| a |\n<!-- end -->\n"
+        text = f"# A heading, `code` and 2.7B?\n[a](#a-heading-code-and-27b) [b](table.md#none)\n{quote}"
+        self.assertEqual(
+            self.check(text), ["README.md links to table.md#none, where there is no such heading"]
+        )
+
+    def test_links_of_a_report_count_from_its_folder(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            write(root, {"README.md": "<!-- quoted from a -->\na\n<!-- end -->", "a": "a"})
+            write(
+                root,
+                {"reports/m/x.md": "[y](y.md#t) [z](z.md)\n```\n[no](link.md)\n```", "reports/m/y.md": "# t"},
+            )
+            self.assertEqual(readme.problems(root), ["reports/m/x.md links to z.md, which is not there"])
+
     def test_no_quote_is_named(self) -> None:
         self.assertEqual(self.check("words"), ["README.md quotes nothing"])
 

@@ -17,7 +17,8 @@ Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, alt
     keys         what the record's "case" holds: batch, heads, seq, seq_k, head_dim, dtype, causal, pass, size, ...
                  with the meaning and spelling of parity/README.md, "Records". `case.seq` reads one
                  (`case["pass"]`, where the name is a word of Python), `case.get("seq_k", 0)` with a default.
-                 Values are JSON scalars. `ranks`: how many ranks compute the case together; no key: one process that knows of no ranks.
+                 Values are JSON scalars.
+                 `ranks`: how many ranks compute the case together; no key: one process that knows of no ranks.
                  A module that runs its ranks itself has a name RUNS_RANKS = True. Of any other module a case of
                  more than one rank is `unsupported`, and its run() is not called
     measure      words of "error time memory", in one string; default "error"

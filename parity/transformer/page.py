@@ -88,7 +88,6 @@ def report_training(page, records):
     page.table(pd.DataFrame(rows), "losses", digits={"first": 6, "last": 6} if rows else None)
     dtype = rows[0]["dtype"] if rows else ""
     page.plot("loss", curves, x="step", y="loss", log=False, title=f"Loss of the byte-level model, {dtype}")
-    page.plot("apart", apart, x="step", y="distance", title=f"Distance of the losses from PyTorch's, {dtype}")
     for row in valued(records):
         page.method(
             f"A byte-level model (vocab {row['vocab']}, d_model {row['d_model']}, {row['layers']} layers, "
@@ -114,6 +113,8 @@ def report_training(page, records):
             "c_graph replays a captured step: its losses are those of the steps queued one by one, bit for "
             f"bit, in {same} of {len(graphs)} runs."
         )
+    page.question("How far are the losses apart, and how much of that is noise?")
+    page.plot("apart", apart, x="step", y="distance", title=f"Distance of the losses from PyTorch's, {dtype}")
     report_noise(page, runs)
 
 
@@ -143,9 +144,7 @@ def report_noise(page, runs):
                     if noise[name]
                 }
                 rows.append(row | over)
-        page.text(
-            "How much is noise? Distances of the losses from those of PyTorch's autocast, step by step:"
-        )
+        page.text("Distances of the losses from those of PyTorch's autocast, step by step:")
         page.table(pd.DataFrame(rows), "noise")
         mine = sides["c"]["values"]
         page.text(
