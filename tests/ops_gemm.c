@@ -59,6 +59,40 @@ static bool has_bf16(void)
            dnnl_cpu_isa_avx512_core_bf16;
 }
 
+/* How numbers are multiplied: bf16 ones also on a processor that has no such products. */
+typedef struct product {
+    char name[32];
+    td_dtype dtype;
+    bool without_bf16;
+} product;
+
+static const product products[] = {
+    {"bf16", TD_BF16, false}, {"bf16 without bf16 products", TD_BF16, true}, {"f32", TD_F32, false}};
+enum { PRODUCTS = sizeof products / sizeof *products, BF16_PRODUCTS = 2 };
+
+/* Types and orders of a product's matrices. */
+typedef struct variant {
+    const char *name;
+    td_dtype dtype, out_dtype;
+    bool trans_a, trans_b;
+} variant;
+
+static const variant variants[] = {
+    {"f32", TD_F32, TD_F32, false, false},
+    {"f32, a transposed", TD_F32, TD_F32, true, false},
+    {"f32, b transposed", TD_F32, TD_F32, false, true},
+    {"f32, both transposed", TD_F32, TD_F32, true, true},
+    {"bf16", TD_BF16, TD_BF16, false, false},
+    {"bf16, a transposed", TD_BF16, TD_BF16, true, false},
+    {"bf16, b transposed", TD_BF16, TD_BF16, false, true},
+    {"bf16, both transposed", TD_BF16, TD_BF16, true, true},
+    {"bf16 to f32", TD_BF16, TD_F32, false, false},
+    {"bf16 to f32, a transposed", TD_BF16, TD_F32, true, false},
+    {"bf16 to f32, b transposed", TD_BF16, TD_F32, false, true},
+    {"bf16 to f32, both transposed", TD_BF16, TD_F32, true, true},
+};
+enum { VARIANTS = sizeof variants / sizeof *variants };
+
 /* One matrix of a batch as it lies in memory. */
 typedef struct layout {
     int64_t rows, cols, pitch, stride, count;
@@ -129,14 +163,13 @@ static void integers_are_exact(void **state)
 {
     const exact_case *row = *state;
 
-    for (int variant = 0; variant < 12; variant++) {
-        bool trans_a = variant & 1, trans_b = variant & 2;
-        td_dtype dtype = variant < 4 ? TD_F32 : TD_BF16, out_dtype = variant < 8 ? dtype : TD_F32;
-        ops_case c = ops_begin(dtype, "%s %d", row->name, variant);
-        layout a = trans_a ? lay(row->batch, row->k, row->m, row->more, row->gap)
-                           : lay(row->batch, row->m, row->k, row->more, row->gap);
-        layout b = trans_b ? lay(row->batch, row->n, row->k, 2 * row->more, row->gap)
-                           : lay(row->batch, row->k, row->n, 2 * row->more, row->gap);
+    for (const variant *v = variants; v < variants + VARIANTS; v++) {
+        const td_dtype dtype = v->dtype, out_dtype = v->out_dtype;
+        ops_case c = ops_begin(dtype, "%s, %s", row->name, v->name);
+        layout a = v->trans_a ? lay(row->batch, row->k, row->m, row->more, row->gap)
+                              : lay(row->batch, row->m, row->k, row->more, row->gap);
+        layout b = v->trans_b ? lay(row->batch, row->n, row->k, 2 * row->more, row->gap)
+                              : lay(row->batch, row->k, row->n, 2 * row->more, row->gap);
         layout out = lay(row->batch, row->m, row->n, 3 * row->more, row->gap);
         td_gemm_shape shape = {
             .batch = row->batch,
@@ -149,8 +182,8 @@ static void integers_are_exact(void **state)
             .stride_a = a.stride,
             .stride_b = b.stride,
             .stride_c = out.stride,
-            .trans_a = trans_a,
-            .trans_b = trans_b,
+            .trans_a = v->trans_a,
+            .trans_b = v->trans_b,
             .alpha = row->alpha,
             .beta = row->beta,
             .dtype = dtype,
@@ -187,24 +220,23 @@ static void random_numbers_are_close(void **state)
 {
     const random_case *row = *state;
 
-    for (int variant = 0; variant < 12; variant++) {
-        bool trans_a = variant & 1, trans_b = variant & 2;
-        td_dtype dtype = variant < 4 ? TD_F32 : TD_BF16, out_dtype = variant < 8 ? dtype : TD_F32;
-        ops_case c = ops_begin(dtype, "%s %d", row->name, variant);
+    for (const variant *v = variants; v < variants + VARIANTS; v++) {
+        const td_dtype dtype = v->dtype, out_dtype = v->out_dtype;
+        ops_case c = ops_begin(dtype, "%s, %s", row->name, v->name);
         int64_t mk = row->m * row->k, kn = row->k * row->n, mn = row->m * row->n;
         td_gemm_shape shape = {
             .batch = row->batch,
             .m = row->m,
             .n = row->n,
             .k = row->k,
-            .lda = trans_a ? row->m : row->k,
-            .ldb = trans_b ? row->k : row->n,
+            .lda = v->trans_a ? row->m : row->k,
+            .ldb = v->trans_b ? row->k : row->n,
             .ldc = row->n,
             .stride_a = mk,
             .stride_b = kn,
             .stride_c = mn,
-            .trans_a = trans_a,
-            .trans_b = trans_b,
+            .trans_a = v->trans_a,
+            .trans_b = v->trans_b,
             .alpha = 0.5f,
             .beta = -2.0f,
             .dtype = dtype,
@@ -229,42 +261,50 @@ static void random_numbers_are_close(void **state)
 }
 
 /* One weight for all sequences, one input for all weights: a stride of 0, on either side. */
+typedef struct shared_case {
+    char name[32];
+    td_dtype dtype;
+    bool a, b;
+} shared_case;
+
+static const shared_case shared_cases[] = {
+    {"shared a, f32", TD_F32, true, false},      {"shared a, bf16", TD_BF16, true, false},
+    {"shared b, f32", TD_F32, false, true},      {"shared b, bf16", TD_BF16, false, true},
+    {"shared a and b, f32", TD_F32, true, true}, {"shared a and b, bf16", TD_BF16, true, true},
+};
+
 static void shared_operands(void **state)
 {
     enum { BATCH = 5, M = 65, N = 97, K = 131 };
+    const shared_case *row = *state;
+    const td_dtype dtype = row->dtype;
+    ops_case c = ops_begin(dtype, "%s", row->name);
+    layout a = lay(row->a ? 1 : BATCH, M, K, 0, 0), b = lay(row->b ? 1 : BATCH, K, N, 0, 0);
+    td_gemm_shape shape = {
+        .batch = BATCH,
+        .m = M,
+        .n = N,
+        .k = K,
+        .lda = K,
+        .ldb = N,
+        .ldc = N,
+        .stride_a = row->a ? 0 : a.stride,
+        .stride_b = row->b ? 0 : b.stride,
+        .stride_c = M * N,
+        .alpha = 1,
+        .dtype = dtype,
+        .out_dtype = TD_F32,
+    };
+    void *x = draw_integers(&c, dtype, row->a ? 1 : BATCH, a);
+    void *y = draw_integers(&c, dtype, row->b ? 1 : BATCH, b);
+    float *z = ops_room(&c, TD_F32, BATCH * M * N);
+    double *truth = ops_zeros(&c, BATCH * M * N);
 
-    (void)state;
-    for (int variant = 0; variant < 6; variant++) {
-        td_dtype dtype = variant & 1 ? TD_BF16 : TD_F32;
-        bool share_a = variant / 2 != 1, share_b = variant / 2 != 0;
-        ops_case c = ops_begin(dtype, "shared operands %d", variant);
-        layout a = lay(share_a ? 1 : BATCH, M, K, 0, 0), b = lay(share_b ? 1 : BATCH, K, N, 0, 0);
-        td_gemm_shape shape = {
-            .batch = BATCH,
-            .m = M,
-            .n = N,
-            .k = K,
-            .lda = K,
-            .ldb = N,
-            .ldc = N,
-            .stride_a = share_a ? 0 : a.stride,
-            .stride_b = share_b ? 0 : b.stride,
-            .stride_c = M * N,
-            .alpha = 1,
-            .dtype = dtype,
-            .out_dtype = TD_F32,
-        };
-        void *x = draw_integers(&c, dtype, share_a ? 1 : BATCH, a);
-        void *y = draw_integers(&c, dtype, share_b ? 1 : BATCH, b);
-        float *z = ops_room(&c, TD_F32, BATCH * M * N);
-        double *truth = ops_zeros(&c, BATCH * M * N);
-
-        reference(&shape, ops_f64(&c, dtype, x, a.count), ops_f64(&c, dtype, y, b.count), truth);
-        OPS_RUN(&c, TD_F32, z, BATCH * M * N, NULL, td_gemm(ops_dev, &shape, x, y, z, work_for(&c, &shape)));
-        for (int i = 0; i < BATCH * M * N; i++)
-            assert_true((double)z[i] == truth[i]);
-        ops_finish(&c);
-    }
+    reference(&shape, ops_f64(&c, dtype, x, a.count), ops_f64(&c, dtype, y, b.count), truth);
+    OPS_RUN(&c, TD_F32, z, BATCH * M * N, NULL, td_gemm(ops_dev, &shape, x, y, z, work_for(&c, &shape)));
+    for (int i = 0; i < BATCH * M * N; i++)
+        assert_true((double)z[i] == truth[i]);
+    ops_finish(&c);
 }
 
 /* The heads of a token stand side by side: matrices of c interleave row by row. */
@@ -322,37 +362,32 @@ static void bf16_output_is_rounded_once(void **state)
 static void nan_and_infinity_travel(void **state)
 {
     enum { M = 133, N = 117, K = 119 };
-    const td_dtype dtypes[] = {TD_F32, TD_BF16, TD_BF16};
+    const product *p = *state;
+    ops_case c = ops_begin(p->dtype, "nan %s", p->name);
+    td_gemm_shape shape = {
+        .batch = 1, .m = M, .n = N, .k = K, .alpha = 1, .dtype = c.dtype, .out_dtype = c.dtype};
+    char *a = ops_draw(&c, M * K), *b = ops_draw(&c, K * N);
+    void *out = ops_room(&c, c.dtype, M * N);
+    size_t size = td_dtype_size(c.dtype);
+    float nan = NAN, infinity = INFINITY;
 
-    (void)state;
-    for (int d = 0; d < 3; d++) {
-        ops_case c = ops_begin(dtypes[d], "nan %s", td_dtype_name(dtypes[d]));
-        td_gemm_shape shape = {
-            .batch = 1, .m = M, .n = N, .k = K, .alpha = 1, .dtype = dtypes[d], .out_dtype = dtypes[d]};
-        char *a = ops_draw(&c, M * K), *b = ops_draw(&c, K * N);
-        void *out = ops_room(&c, c.dtype, M * N);
-        size_t size = td_dtype_size(c.dtype);
-        float nan = NAN, infinity = INFINITY;
+    without_bf16 = p->without_bf16;
+    td_assert_ok(td_convert(1, TD_F32, &nan, c.dtype, a + (5 * K + 3) * size));
+    td_assert_ok(td_convert(1, TD_F32, &infinity, c.dtype, b + (7 * N + 2) * size));
+    td_assert_ok(td_gemm(ops_dev, &shape, a, b, out, work_for(&c, &shape)));
+    for (int i = 0; i < M; i++)
+        for (int j = 0; j < N; j++) {
+            double value = td_value_at(c.dtype, out, i * N + j);
 
-        without_bf16 = d == 2;
-        td_assert_ok(td_convert(1, TD_F32, &nan, c.dtype, a + (5 * K + 3) * size));
-        td_assert_ok(td_convert(1, TD_F32, &infinity, c.dtype, b + (7 * N + 2) * size));
-        td_assert_ok(td_gemm(ops_dev, &shape, a, b, out, work_for(&c, &shape)));
-        for (int i = 0; i < M; i++)
-            for (int j = 0; j < N; j++) {
-                double value = td_value_at(c.dtype, out, i * N + j);
-
-                if (i == 5)
-                    assert_true(isnan(value));
-                else if (j == 2)
-                    assert_true(isinf(value) &&
-                                signbit(value) == signbit(td_value_at(c.dtype, a, i * K + 7)));
-                else
-                    assert_true(isfinite(value));
-            }
-        ops_finish(&c);
-    }
+            if (i == 5)
+                assert_true(isnan(value));
+            else if (j == 2)
+                assert_true(isinf(value) && signbit(value) == signbit(td_value_at(c.dtype, a, i * K + 7)));
+            else
+                assert_true(isfinite(value));
+        }
     without_bf16 = false;
+    ops_finish(&c);
 }
 
 /* Three outer products of 23 MB each in f32: more than is copied at a time, fewer slots than threads. */
@@ -409,7 +444,7 @@ typedef struct wide {
 
 static wide wide_begin(td_dtype dtype, const char *name)
 {
-    wide w = {.c = ops_begin(dtype, "%s %s", name, td_dtype_name(dtype)),
+    wide w = {.c = ops_begin(dtype, "wide, %s", name),
               .shape = {.batch = 1,
                         .m = WIDE_M,
                         .n = WIDE_N,
@@ -448,37 +483,34 @@ static void assert_whole(const wide *w)
 static void a_product_is_whole_on_fewer_threads_than_asked_for(void **state)
 {
     enum { MANY = 4 };
+    const product *p = *state;
     const int levels = omp_get_max_active_levels();
+    td_status status = TD_BAD_STATE;
 
-    (void)state;
     td_assert_ok(td_cpu_set_threads(MANY));
-    for (int variant = 0; variant < 3; variant++) {
-        wide w = wide_begin(variant == 0 ? TD_F32 : TD_BF16, "fewer threads");
-        td_status status = TD_BAD_STATE;
-
-        without_bf16 = variant == 2;
+    wide w = wide_begin(p->dtype, p->name);
+    without_bf16 = p->without_bf16;
 #pragma omp parallel num_threads(2)
 #pragma omp single
-        status = wide_run(&w);
-        td_assert_ok(status);
-        assert_whole(&w);
+    status = wide_run(&w);
+    td_assert_ok(status);
+    assert_whole(&w);
 
-        omp_set_dynamic(1);
-        status = wide_run(&w);
-        omp_set_dynamic(0);
-        td_assert_ok(status);
-        assert_whole(&w);
+    omp_set_dynamic(1);
+    status = wide_run(&w);
+    omp_set_dynamic(0);
+    td_assert_ok(status);
+    assert_whole(&w);
 
-        omp_set_max_active_levels(0);
-        status = wide_run(&w);
-        omp_set_max_active_levels(levels);
-        td_assert_ok(status);
-        assert_whole(&w);
-        assert_int_equal(td_cpu_threads(), MANY);
-        ops_finish(&w.c);
-    }
+    omp_set_max_active_levels(0);
+    status = wide_run(&w);
+    omp_set_max_active_levels(levels);
+    td_assert_ok(status);
+    assert_whole(&w);
+    assert_int_equal(td_cpu_threads(), MANY);
     without_bf16 = false;
     td_assert_ok(td_cpu_set_threads(3));
+    ops_finish(&w.c);
 }
 
 /* More threads than the scratch has room for: fewer multiply. */
@@ -532,25 +564,23 @@ static void a_failing_bf16_product_is_reported(void **state)
 /* The processor's bf16 products take subnormals for 0, f32 ones keep them; both leave what is normal. */
 static void subnormal_inputs_count_in_full_or_as_zero(void **state)
 {
-    wide w = wide_begin(TD_BF16, "subnormal");
+    const product *p = *state;
+    wide w = wide_begin(p->dtype, p->name);
     const uint16_t smallest = 1;
     uint16_t *row = w.ones; /* the first of both operands */
     float tiny;
 
-    (void)state;
     td_assert_ok(td_convert(1, TD_BF16, &smallest, TD_F32, &tiny));
     for (int i = 0; i < WIDE_K; i++)
         row[i] = smallest;
-    for (int part = 0; part < 2; part++) {
-        without_bf16 = part == 1;
-        td_assert_ok(wide_run(&w));
-        for (int64_t i = 0; i < (int64_t)WIDE_M * WIDE_N; i++) {
-            const float whole = i == 0 ? 0.0f : i / WIDE_N == 0 || i % WIDE_N == 0 ? tiny * WIDE_K : WIDE_K;
-            if (whole == WIDE_K || without_bf16 || !has_bf16())
-                assert_true(w.out[i] == whole);
-            else
-                assert_true(w.out[i] == whole || w.out[i] == 0.0f);
-        }
+    without_bf16 = p->without_bf16;
+    td_assert_ok(wide_run(&w));
+    for (int64_t i = 0; i < (int64_t)WIDE_M * WIDE_N; i++) {
+        const float whole = i == 0 ? 0.0f : i / WIDE_N == 0 || i % WIDE_N == 0 ? tiny * WIDE_K : WIDE_K;
+        if (whole == WIDE_K || without_bf16 || !has_bf16())
+            assert_true(w.out[i] == whole);
+        else
+            assert_true(w.out[i] == whole || w.out[i] == 0.0f);
     }
     without_bf16 = false;
     ops_finish(&w.c);
@@ -643,17 +673,13 @@ static const random_case random_cases[] = {
 int ops_gemm_group(void)
 {
     const struct CMUnitTest gemm_tests[] = {
-        cmocka_unit_test(shared_operands),
         cmocka_unit_test(interleaved_output),
         cmocka_unit_test(bf16_output_is_rounded_once),
-        cmocka_unit_test(nan_and_infinity_travel),
         cmocka_unit_test(large_bf16_matrices_take_turns),
         cmocka_unit_test(a_failing_library_is_reported),
-        cmocka_unit_test(a_product_is_whole_on_fewer_threads_than_asked_for),
         cmocka_unit_test(many_threads_share_the_scratch),
         cmocka_unit_test(what_onednn_refuses_is_multiplied_in_f32),
         cmocka_unit_test(a_failing_bf16_product_is_reported),
-        cmocka_unit_test(subnormal_inputs_count_in_full_or_as_zero),
         cmocka_unit_test(scratch_grows_with_every_extent),
     };
     int failed;
@@ -667,5 +693,13 @@ int ops_gemm_group(void)
                          sizeof *exact_cases, integers_are_exact) +
            ops_run_cases("gemm, random", random_cases, sizeof random_cases / sizeof *random_cases,
                          sizeof *random_cases, random_numbers_are_close) +
+           ops_run_cases("gemm, shared operands", shared_cases, sizeof shared_cases / sizeof *shared_cases,
+                         sizeof *shared_cases, shared_operands) +
+           ops_run_cases("gemm, nan and infinity travel", products, PRODUCTS, sizeof *products,
+                         nan_and_infinity_travel) +
+           ops_run_cases("gemm, a product is whole on fewer threads than asked for", products, PRODUCTS,
+                         sizeof *products, a_product_is_whole_on_fewer_threads_than_asked_for) +
+           ops_run_cases("gemm, subnormal inputs count in full or as zero", products, BF16_PRODUCTS,
+                         sizeof *products, subnormal_inputs_count_in_full_or_as_zero) +
            cmocka_run_group_tests_name("gemm", gemm_tests, NULL, NULL);
 }

@@ -12,6 +12,7 @@ static struct block {
     size_t bytes;
 } blocks[192];
 static int block_count;
+static char running[sizeof((ops_case *)0)->name]; /* the case's name, until it is finished */
 static bool gpu;
 
 void ops_open(const char *name)
@@ -39,6 +40,7 @@ ops_case ops_begin(td_dtype dtype, const char *format, ...)
     va_start(args, format);
     vsnprintf(c.name, sizeof c.name, format, args);
     va_end(args);
+    memcpy(running, c.name, sizeof running);
     return c;
 }
 
@@ -52,6 +54,7 @@ void ops_finish(ops_case *c)
     }
     for (int i = 0; i < c->plain_count; i++)
         free(c->plain[i]);
+    *running = '\0';
 }
 
 static void *keep(void *host, size_t bytes)
@@ -194,6 +197,16 @@ double ops_dot(const double *a, const double *b, int64_t count)
     return sum;
 }
 
+/* Not every assertion knows the case. */
+static int say_what_failed(void **state)
+{
+    (void)state;
+    if (*running)
+        print_error("in the case '%s'\n", running);
+    *running = '\0';
+    return 0;
+}
+
 int ops_run_cases(const char *group, const void *cases, size_t count, size_t size, CMUnitTestFunction test)
 {
     struct CMUnitTest *tests = calloc(count, sizeof *tests);
@@ -206,6 +219,7 @@ int ops_run_cases(const char *group, const void *cases, size_t count, size_t siz
 
         tests[i].name = one;
         tests[i].test_func = test;
+        tests[i].teardown_func = say_what_failed;
         tests[i].initial_state = (void *)one;
     }
     failed = _cmocka_run_group_tests(group, tests, count, NULL, NULL);

@@ -120,7 +120,8 @@ void ops_adamw_truth(const td_adamw *a, const td_update_state *state, int64_t co
 /* sum a[i] b[i] */
 double ops_dot(const double *a, const double *b, int64_t count);
 
-/* Runs a group whose tests are the cases [0, count), each `size` bytes and starting with its name. */
+/* Runs a group whose tests are the cases [0, count), each `size` bytes and starting with its name. Where one
+ * fails, what was running is named as ops_begin calls it. */
 int ops_run_cases(const char *group, const void *cases, size_t count, size_t size, CMUnitTestFunction test);
 
 #endif
