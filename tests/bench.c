@@ -1,6 +1,7 @@
 #include "bench/bench.h"
 
 #include "accounting/accounting.h"
+#include "support/cases.h"
 #include "support/compare.h"
 
 #include <math.h>
@@ -31,24 +32,33 @@ void *__wrap_calloc(size_t count, size_t size)
     return ++calls == fail_at ? NULL : __real_calloc(count, size);
 }
 
-static int open_device(void **state)
+static td_device *dev;
+
+static int open_device(void **unused)
 {
-    return td_device_open("cpu", (td_device **)state) == TD_OK ? 0 : -1;
+    (void)unused;
+    return td_device_open("cpu", &dev) == TD_OK ? 0 : -1;
 }
 
-static int close_device(void **state)
+static int close_device(void **unused)
 {
     td_memory_stats memory = {.live_blocks = -1};
 
-    td_assert_ok(td_device_memory(*state, &memory));
+    (void)unused;
+    td_assert_ok(td_device_memory(dev, &memory));
     assert_int_equal(memory.live_blocks, 0);
-    td_device_close(*state);
+    td_device_close(dev);
     return 0;
 }
 
+#define MODES                                                                                                \
+    {                                                                                                        \
+        "forward", "backward", "train"                                                                       \
+    }
+
 static void modes_have_names(void **state)
 {
-    static const char *const names[] = {"forward", "backward", "train"};
+    static const char *const names[] = MODES;
     td_bench_mode mode = (td_bench_mode)7;
 
     (void)state;
@@ -66,27 +76,29 @@ static void trainers_are_what_is_asked_for(void **state)
 {
     static const td_train_until until[] = {TD_TRAIN_FORWARD, TD_TRAIN_BACKWARD, TD_TRAIN_UPDATE};
     const td_adamw adamw = td_adamw_defaults(TD_ADAMW_COURSE2025);
+    const int *choice = ((const td_combination *)*state)->choice;
+    td_bench_config config = tiny;
     td_train_config train;
 
-    (void)state;
-    for (int i = 0; i < 3 * 2 * 2; i++) {
-        td_bench_config config = tiny;
-
-        config.mode = (td_bench_mode)(i % 3);
-        config.graph = i / 3 % 2;
-        config.overlap = i / 6;
-        td_assert_ok(td_bench_train_config(&config, &train));
-        assert_memory_equal(&train.model.size, &config.model.size, sizeof config.model.size);
-        assert_true(train.model.batch == 2 && train.model.context == 9);
-        assert_int_equal(train.until, until[i % 3]);
-        assert_int_equal(train.capture, config.graph);
-        assert_int_equal(train.time, config.overlap ? TD_UPDATE_ALONG : TD_UPDATE_AFTER);
-        assert_int_equal(train.hyper.kind, TD_OPTIMIZER_ADAMW);
-        assert_int_equal(train.hyper.adamw.variant, adamw.variant);
-        assert_memory_equal(&train.hyper.adamw.lr, &adamw.lr, 5 * sizeof adamw.lr);
-        assert_true(train.clip == 0 && train.micro_batches <= 1 && !train.hooks);
-    }
+    config.mode = (td_bench_mode)choice[0];
+    config.graph = choice[1] == 1;
+    config.overlap = choice[2] == 1;
+    td_assert_ok(td_bench_train_config(&config, &train));
+    assert_memory_equal(&train.model.size, &config.model.size, sizeof config.model.size);
+    assert_true(train.model.batch == 2 && train.model.context == 9);
+    assert_int_equal(train.until, until[config.mode]);
+    assert_int_equal(train.capture, config.graph);
+    assert_int_equal(train.time, config.overlap ? TD_UPDATE_ALONG : TD_UPDATE_AFTER);
+    assert_int_equal(train.hyper.kind, TD_OPTIMIZER_ADAMW);
+    assert_int_equal(train.hyper.adamw.variant, adamw.variant);
+    assert_memory_equal(&train.hyper.adamw.lr, &adamw.lr, 5 * sizeof adamw.lr);
+    assert_true(train.clip == 0 && train.micro_batches <= 1 && !train.hooks);
 }
+
+static const td_cases trainers = {
+    .group = "trainers are what is asked for",
+    .test = trainers_are_what_is_asked_for,
+    .axes = {MODES, {"queued", "captured"}, {"updates after", "updates along"}}};
 
 /* A phase holds `steps` times above 0, and their statistics. */
 static void assert_phase(const td_bench_phase *phase, int64_t steps)
@@ -108,64 +120,66 @@ static void assert_absent(const td_bench_phase *phase)
 
 static void every_mode_times_its_phases(void **state)
 {
-    for (int i = 0; i < 3 * 2 * 2; i++) {
-        td_bench_config config = tiny;
-        td_bench_result *result;
-        td_bench_summary s;
-        td_account_flops flops;
-        td_train_config train;
-        td_train_bytes bytes;
-        const td_account_model model = {.d_model = 24, .d_ff = 40, .layers = 2, .heads = 3, .vocab = 41};
-        const bool flash = i / 3 % 2;
+    const int *choice = ((const td_combination *)*state)->choice;
+    td_bench_config config = tiny;
+    td_bench_result *result;
+    td_bench_summary s;
+    td_account_flops flops;
+    td_train_config train;
+    td_train_bytes bytes;
+    const td_account_model model = {.d_model = 24, .d_ff = 40, .layers = 2, .heads = 3, .vocab = 41};
+    const bool flash = choice[1] == 1;
 
-        config.mode = (td_bench_mode)(i % 3);
-        config.model.attention = flash ? "flash" : "naive";
-        config.model.precision = i / 6 ? TD_PRECISION_BF16 : TD_PRECISION_F32;
-        td_assert_ok(td_bench_run(*state, &config, NULL, NULL, &result));
-        td_assert_ok(td_bench_summary_of(result, &s));
-        assert_int_equal(s.steps, 5);
-        assert_phase(&s.forward, 5);
-        assert_phase(&s.step, 5);
-        if (config.mode >= TD_BENCH_BACKWARD)
-            assert_phase(&s.backward, 5);
-        else
-            assert_absent(&s.backward);
-        if (config.mode >= TD_BENCH_TRAIN)
-            assert_phase(&s.optimizer, 5);
-        else
-            assert_absent(&s.optimizer);
-        for (int64_t j = 0; j < 5; j++) {
-            const double parts = s.forward.samples[j] + (s.backward.samples ? s.backward.samples[j] : 0) +
-                                 (s.optimizer.samples ? s.optimizer.samples[j] : 0);
-            assert_true(fabs(s.step.samples[j] - parts) <= 1e-9 * parts);
-        }
-        const double speed = 18e3 / s.step.ms.median;
-        assert_true(fabs(s.tokens_per_second - speed) <= 1e-9 * speed);
-
-        /* A fresh model guesses: log 41 = 3.7, and unit embeddings spread the logits. Training brings it
-         * down. */
-        if (config.mode == TD_BENCH_FORWARD)
-            assert_true(isnan(s.first_loss) && isnan(s.last_loss));
-        else
-            assert_true(s.first_loss > 3 && s.first_loss < 8);
-        if (config.mode == TD_BENCH_BACKWARD)
-            assert_true(s.last_loss == s.first_loss);
-        if (config.mode == TD_BENCH_TRAIN)
-            assert_true(s.last_loss < s.first_loss);
-
-        td_assert_ok(td_account_model_flops(&model, 2, 9, flash, flash, &flops));
-        const double expected =
-            flops.forward_matmul + (config.mode >= TD_BENCH_BACKWARD ? flops.backward_matmul : 0);
-        assert_true(s.flops_per_step == expected);
-        td_assert_ok(td_bench_train_config(&config, &train));
-        td_assert_ok(td_train_plan(*state, &train, &bytes));
-        assert_int_equal(s.peak_bytes, bytes.model.parameters + bytes.model.gradients +
-                                           bytes.model.activations + bytes.model.scratch + bytes.optimizer +
-                                           bytes.step + 2 * 18 * sizeof(int64_t));
-        td_bench_result_destroy(result);
+    config.mode = (td_bench_mode)choice[0];
+    config.model.attention = flash ? "flash" : "naive";
+    config.model.precision = choice[2] ? TD_PRECISION_BF16 : TD_PRECISION_F32;
+    td_assert_ok(td_bench_run(dev, &config, NULL, NULL, &result));
+    td_assert_ok(td_bench_summary_of(result, &s));
+    assert_int_equal(s.steps, 5);
+    assert_phase(&s.forward, 5);
+    assert_phase(&s.step, 5);
+    if (config.mode >= TD_BENCH_BACKWARD)
+        assert_phase(&s.backward, 5);
+    else
+        assert_absent(&s.backward);
+    if (config.mode >= TD_BENCH_TRAIN)
+        assert_phase(&s.optimizer, 5);
+    else
+        assert_absent(&s.optimizer);
+    for (int64_t j = 0; j < 5; j++) {
+        const double parts = s.forward.samples[j] + (s.backward.samples ? s.backward.samples[j] : 0) +
+                             (s.optimizer.samples ? s.optimizer.samples[j] : 0);
+        assert_true(fabs(s.step.samples[j] - parts) <= 1e-9 * parts);
     }
-    td_bench_result_destroy(NULL);
+    const double speed = 18e3 / s.step.ms.median;
+    assert_true(fabs(s.tokens_per_second - speed) <= 1e-9 * speed);
+
+    /* A fresh model guesses: log 41 = 3.7, and unit embeddings spread the logits. Training brings it
+     * down. */
+    if (config.mode == TD_BENCH_FORWARD)
+        assert_true(isnan(s.first_loss) && isnan(s.last_loss));
+    else
+        assert_true(s.first_loss > 3 && s.first_loss < 8);
+    if (config.mode == TD_BENCH_BACKWARD)
+        assert_true(s.last_loss == s.first_loss);
+    if (config.mode == TD_BENCH_TRAIN)
+        assert_true(s.last_loss < s.first_loss);
+
+    td_assert_ok(td_account_model_flops(&model, 2, 9, flash, flash, &flops));
+    const double expected =
+        flops.forward_matmul + (config.mode >= TD_BENCH_BACKWARD ? flops.backward_matmul : 0);
+    assert_true(s.flops_per_step == expected);
+    td_assert_ok(td_bench_train_config(&config, &train));
+    td_assert_ok(td_train_plan(dev, &train, &bytes));
+    assert_int_equal(s.peak_bytes, bytes.model.parameters + bytes.model.gradients + bytes.model.activations +
+                                       bytes.model.scratch + bytes.optimizer + bytes.step +
+                                       2 * 18 * sizeof(int64_t));
+    td_bench_result_destroy(result);
 }
+
+static const td_cases timed_phases = {.group = "every mode times its phases",
+                                      .test = every_mode_times_its_phases,
+                                      .axes = {MODES, {"naive", "flash"}, {"f32", "bf16"}}};
 
 /* Whole steps compute what the phases do, and have no phases; updates along the backward pass change no
  * number. */
@@ -175,14 +189,15 @@ static void whole_steps_are_the_same_steps(void **state)
     td_bench_result *result;
     td_bench_summary apart, whole;
 
-    td_assert_ok(td_bench_run(*state, &config, NULL, NULL, &result));
+    (void)state;
+    td_assert_ok(td_bench_run(dev, &config, NULL, NULL, &result));
     td_assert_ok(td_bench_summary_of(result, &apart));
     td_bench_result_destroy(result);
     config.whole = true;
     for (int overlap = 0; overlap < 2; overlap++) {
         config.overlap = overlap;
         config.model.transient_gradients = overlap;
-        td_assert_ok(td_bench_run(*state, &config, NULL, NULL, &result));
+        td_assert_ok(td_bench_run(dev, &config, NULL, NULL, &result));
         td_assert_ok(td_bench_summary_of(result, &whole));
         assert_phase(&whole.step, 5);
         assert_absent(&whole.forward);
@@ -192,36 +207,40 @@ static void whole_steps_are_the_same_steps(void **state)
         td_bench_result_destroy(result);
     }
     config.whole = false;
-    td_assert_refused(td_bench_run(*state, &config, NULL, NULL, &result), TD_BAD_ARGUMENT, "overlap is set");
+    td_assert_refused(td_bench_run(dev, &config, NULL, NULL, &result), TD_BAD_ARGUMENT, "overlap is set");
     config = tiny;
     config.graph = true;
-    td_assert_refused(td_bench_run(*state, &config, NULL, NULL, &result), TD_UNSUPPORTED,
-                      "cpu has no streams");
+    td_assert_refused(td_bench_run(dev, &config, NULL, NULL, &result), TD_UNSUPPORTED, "cpu has no streams");
     assert_null(result);
     config.warmup = 0;
     config.steps = 1; /* too few to capture one */
-    td_assert_refused(td_bench_run(*state, &config, NULL, NULL, &result), TD_UNSUPPORTED,
-                      "cpu has no streams");
+    td_assert_refused(td_bench_run(dev, &config, NULL, NULL, &result), TD_UNSUPPORTED, "cpu has no streams");
     assert_null(result);
 }
 
 /* Weights, tokens and so the losses follow from the seed. */
 static void seeds_repeat(void **state)
 {
-    td_bench_summary s[3];
+    enum { ONE, COLD, OTHER, RUNS };
+    static const struct {
+        int64_t warmup, steps;
+        uint64_t seed;
+    } runs[] = {[ONE] = {2, 5, 11}, [COLD] = {0, 7, 11}, [OTHER] = {2, 5, 12}}; /* of as many steps in all */
+    td_bench_summary s[RUNS];
 
-    for (int i = 0; i < 3; i++) {
+    (void)state;
+    for (int i = 0; i < RUNS; i++) {
         td_bench_config config = tiny;
         td_bench_result *result;
-        config.warmup = i == 1 ? 0 : 2; /* as many steps in all, fewer of them warm-up */
-        config.steps = i == 1 ? 7 : 5;
-        config.seed = i == 2 ? 12 : 11;
-        td_assert_ok(td_bench_run(*state, &config, NULL, NULL, &result));
+        config.warmup = runs[i].warmup;
+        config.steps = runs[i].steps;
+        config.seed = runs[i].seed;
+        td_assert_ok(td_bench_run(dev, &config, NULL, NULL, &result));
         td_assert_ok(td_bench_summary_of(result, &s[i]));
         td_bench_result_destroy(result);
     }
-    assert_true(s[0].first_loss == s[1].first_loss && s[0].last_loss == s[1].last_loss);
-    assert_true(s[0].first_loss != s[2].first_loss);
+    assert_true(s[ONE].first_loss == s[COLD].first_loss && s[ONE].last_loss == s[COLD].last_loss);
+    assert_true(s[ONE].first_loss != s[OTHER].first_loss);
 }
 
 typedef struct ticks {
@@ -240,66 +259,70 @@ static td_status tick(void *user, int64_t done, int64_t total, double step_ms)
 
 static void progress_follows_every_step(void **state)
 {
+    (void)state;
     for (int64_t stop_at = 0; stop_at <= 7; stop_at++) {
         td_bench_result *result = (td_bench_result *)&stop_at;
         td_memory_stats memory;
         ticks t = {.stop_at = stop_at};
-        const td_status status = td_bench_run(*state, &tiny, tick, &t, &result);
+        const td_status status = td_bench_run(dev, &tiny, tick, &t, &result);
 
         assert_int_equal(status, stop_at ? TD_IO_ERROR : TD_OK);
         assert_int_equal(t.calls, stop_at ? stop_at : 7);
         if (stop_at)
             assert_null(result);
         td_bench_result_destroy(result);
-        td_assert_ok(td_device_memory(*state, &memory));
+        td_assert_ok(td_device_memory(dev, &memory));
         assert_int_equal(memory.live_blocks, 0);
     }
 }
 
 static void run_undoes_itself_at_every_allocation(void **state)
 {
-    td_device *dev = *state;
+    const int *choice = ((const td_combination *)*state)->choice;
+    const bool host = choice[0] == 1;
+    td_bench_config config = tiny;
     td_memory_stats memory;
     int64_t nth;
 
-    for (int i = 0; i < 4; i++) {
-        const bool host = i % 2;
-        td_bench_config config = tiny;
-        config.whole = i / 2;
-        for (nth = 1;; nth++) {
-            td_bench_result *result = (td_bench_result *)&nth; /* run must overwrite it */
-            calls = 0;
-            if (host)
-                fail_at = nth;
-            else
-                td_assert_ok(td_device_fail_allocation(dev, nth));
-            const td_status status = td_bench_run(dev, &config, NULL, NULL, &result);
-            const bool reached = host ? calls >= nth : status != TD_OK;
-            fail_at = 0;
-            td_assert_ok(td_device_fail_allocation(dev, 0));
-            if (!reached) {
-                assert_int_equal(status, TD_OK);
-                td_bench_result_destroy(result);
-                break;
-            }
-            assert_int_equal(status, TD_NO_MEMORY);
-            assert_null(result);
-            td_assert_ok(td_device_memory(dev, &memory));
-            assert_int_equal(memory.live_blocks, 0);
+    config.whole = choice[1] == 1;
+    for (nth = 1;; nth++) {
+        td_bench_result *result = (td_bench_result *)&nth; /* run must overwrite it */
+        calls = 0;
+        if (host)
+            fail_at = nth;
+        else
+            td_assert_ok(td_device_fail_allocation(dev, nth));
+        const td_status status = td_bench_run(dev, &config, NULL, NULL, &result);
+        const bool reached = host ? calls >= nth : status != TD_OK;
+        fail_at = 0;
+        td_assert_ok(td_device_fail_allocation(dev, 0));
+        if (!reached) {
+            assert_int_equal(status, TD_OK);
+            td_bench_result_destroy(result);
+            break;
         }
-        assert_true(nth > 5); /* a loop that injected nothing proves nothing */
+        assert_int_equal(status, TD_NO_MEMORY);
+        assert_null(result);
+        td_assert_ok(td_device_memory(dev, &memory));
+        assert_int_equal(memory.live_blocks, 0);
     }
+    assert_true(nth > 5); /* a loop that injected nothing proves nothing */
 }
+
+static const td_cases failed_allocations = {
+    .group = "a run undoes itself at every allocation",
+    .test = run_undoes_itself_at_every_allocation,
+    .axes = {{"the device's", "the host's"}, {"phases", "whole steps"}}};
 
 static void bad_arguments(void **state)
 {
-    td_device *dev = *state;
     td_bench_config config = tiny;
     td_bench_result *result = (td_bench_result *)&config;
     td_bench_summary summary;
     td_train_config train;
     td_bench_mode mode;
 
+    (void)state;
     td_assert_refused(td_bench_mode_parse(NULL, &mode), TD_BAD_ARGUMENT, "name is NULL");
     td_assert_refused(td_bench_mode_parse("train", NULL), TD_BAD_ARGUMENT, "out is NULL");
     td_assert_refused(td_bench_mode_parse("step", &mode), TD_BAD_ARGUMENT,
@@ -332,20 +355,18 @@ static void bad_arguments(void **state)
     td_assert_ok(td_bench_run(dev, &tiny, NULL, NULL, &result));
     td_assert_refused(td_bench_summary_of(result, NULL), TD_BAD_ARGUMENT, "out is NULL");
     td_bench_result_destroy(result);
+    td_bench_result_destroy(NULL);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(modes_have_names),
-        cmocka_unit_test(trainers_are_what_is_asked_for),
-        cmocka_unit_test_setup_teardown(every_mode_times_its_phases, open_device, close_device),
-        cmocka_unit_test_setup_teardown(whole_steps_are_the_same_steps, open_device, close_device),
-        cmocka_unit_test_setup_teardown(seeds_repeat, open_device, close_device),
-        cmocka_unit_test_setup_teardown(progress_follows_every_step, open_device, close_device),
-        cmocka_unit_test_setup_teardown(run_undoes_itself_at_every_allocation, open_device, close_device),
-        cmocka_unit_test_setup_teardown(bad_arguments, open_device, close_device),
+        cmocka_unit_test(modes_have_names), cmocka_unit_test(whole_steps_are_the_same_steps),
+        cmocka_unit_test(seeds_repeat),     cmocka_unit_test(progress_follows_every_step),
+        cmocka_unit_test(bad_arguments),
     };
 
-    return cmocka_run_group_tests_name("bench", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("bench", tests, open_device, close_device) +
+           td_run_cases(&trainers, NULL, NULL) + td_run_cases(&timed_phases, open_device, close_device) +
+           td_run_cases(&failed_allocations, open_device, close_device);
 }
