@@ -1,6 +1,7 @@
 /* Weights and trainers on disk: a run that goes on from a file gives the bits of one that was not cut off, a
  * file that does not fit changes nothing, and whatever fails, a trainer is either as it was or without
  * weights. */
+#include "support/cases.h"
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fault.h"
@@ -66,6 +67,17 @@ static int close_device(void **unused)
     td_fence_free(ids);
     td_fence_free(targets);
     return 0;
+}
+
+/* A group of cases writes into one folder. */
+static int open_device_and_folder(void **unused)
+{
+    return open_device(unused) != 0 ? -1 : file_folder_make(unused);
+}
+
+static int remove_folder_and_close_device(void **unused)
+{
+    return file_folder_remove(unused) != 0 ? -1 : close_device(unused);
 }
 
 static td_train_config config_of(td_precision precision)
@@ -142,44 +154,50 @@ static void assert_same(td_train *a, td_train *b)
 
 static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
 
-static void a_run_that_goes_on_gives_the_bits_of_one_that_was_not_cut_off(void **unused)
+static void a_run_that_goes_on_gives_the_bits_of_one_that_was_not_cut_off(void **state)
 {
-    (void)unused;
-    enum { SGD = TD_ADAMW_TORCH + 1, OPTIMIZERS };
-    for (int i = 0; i < 3 * OPTIMIZERS * 2 * 2; i++) {
-        td_train_config config = config_of(precisions[i % 3]);
-        const int optimizer = i / 3 % OPTIMIZERS;
+    const td_hyperparameters optimizers[] = {
+        {.kind = TD_OPTIMIZER_ADAMW, .adamw = td_adamw_defaults(TD_ADAMW_COURSE2025)},
+        {.kind = TD_OPTIMIZER_ADAMW, .adamw = td_adamw_defaults(TD_ADAMW_COURSE2026)},
+        {.kind = TD_OPTIMIZER_ADAMW, .adamw = td_adamw_defaults(TD_ADAMW_TORCH)},
+        {.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.1}};
+    const int *choice = ((const td_combination *)*state)->choice;
+    td_train_config config = config_of(precisions[choice[0]]);
 
-        config.time = i / 12 % 2 ? TD_UPDATE_ALONG : TD_UPDATE_AFTER;
-        config.micro_batches = i / 24 ? 3 : 1;
-        config.model.batch = BATCH / config.micro_batches;
-        if (optimizer == SGD)
-            config.hyper.kind = TD_OPTIMIZER_SGD;
-        else
-            config.hyper.adamw = td_adamw_defaults((td_adamw_variant)optimizer);
-        td_train *uncut = make(&config, 7), *cut = make(&config, 7), *other = make(&config, 8);
-        for (int n = 0; n < 3; n++)
-            assert_true(step(uncut, &config) == step(cut, &config));
-        td_assert_ok(td_train_save(cut, file_path));
+    config.hyper = optimizers[choice[1]];
+    config.time = choice[2] ? TD_UPDATE_ALONG : TD_UPDATE_AFTER;
+    config.micro_batches = choice[3] ? 3 : 1;
+    config.model.batch = BATCH / config.micro_batches;
+    td_train *uncut = make(&config, 7), *cut = make(&config, 7), *other = make(&config, 8);
+    for (int n = 0; n < 3; n++)
+        assert_true(step(uncut, &config) == step(cut, &config));
+    td_assert_ok(td_train_save(cut, file_path));
+    assert_same(uncut, cut);
+    step(other, &config); /* moments of its own, which go */
+    td_assert_ok(td_train_restore(other, file_path));
+    assert_same(uncut, other);
+    assert_int_equal(steps_of(other), 3);
+    for (int n = 0; n < 3; n++) {
+        const float loss = step(uncut, &config);
+
+        assert_true(loss == step(cut, &config)); /* saving changed nothing */
+        assert_true(loss == step(other, &config));
         assert_same(uncut, cut);
-        step(other, &config); /* moments of its own, which go */
-        td_assert_ok(td_train_restore(other, file_path));
         assert_same(uncut, other);
-        assert_int_equal(steps_of(other), 3);
-        for (int n = 0; n < 3; n++) {
-            const float loss = step(uncut, &config);
-
-            assert_true(loss == step(cut, &config)); /* saving changed nothing */
-            assert_true(loss == step(other, &config));
-            assert_same(uncut, cut);
-            assert_same(uncut, other);
-        }
-        td_train_destroy(uncut);
-        td_train_destroy(cut);
-        td_train_destroy(other);
-        assert_int_equal(file_count(), 1);
     }
+    td_train_destroy(uncut);
+    td_train_destroy(cut);
+    td_train_destroy(other);
+    assert_int_equal(file_count(), 1);
 }
+
+static const td_cases runs_that_go_on = {
+    .group = "a run that goes on gives the bits of one that was not cut off",
+    .test = a_run_that_goes_on_gives_the_bits_of_one_that_was_not_cut_off,
+    .axes = {{"f32", "bf16", "mixed"},
+             {"AdamW of course2025", "AdamW of course2026", "AdamW of torch", "SGD"},
+             {"after", "along"},
+             {"a whole batch", "3 micro-batches"}}};
 
 static void a_trainer_goes_back_to_its_own_file(void **unused)
 {
@@ -328,46 +346,49 @@ static int64_t find(const parts *p, const char *name)
     return i;
 }
 
-static void weights_of_16_bits_are_widened_exactly(void **unused)
+static void weights_of_16_bits_are_widened_exactly(void **state)
 {
-    (void)unused;
-    static const td_dtype narrow[] = {TD_F16, TD_BF16};
+    static const td_dtype dtypes[] = {TD_F16, TD_BF16};
     static const td_precision wide[] = {TD_PRECISION_F32, TD_PRECISION_BF16_MIXED};
-    for (int i = 0; i < 4; i++) {
-        const td_train_config config = config_of(wide[i / 2]);
-        td_transformer *a = make_model(&config.model), *b = make_model(&config.model);
+    const int *choice = ((const td_combination *)*state)->choice;
+    const td_dtype narrow = dtypes[choice[0]];
+    const td_train_config config = config_of(wide[choice[1]]);
+    td_transformer *a = make_model(&config.model), *b = make_model(&config.model);
 
-        td_assert_ok(td_transformer_init(a, 3));
-        for (int64_t n = 0; n < td_transformer_parameter_count(a); n++) { /* numbers that 16 bits hold */
-            char rounded[4096];
-            td_parameter p;
+    td_assert_ok(td_transformer_init(a, 3));
+    for (int64_t n = 0; n < td_transformer_parameter_count(a); n++) { /* numbers that 16 bits hold */
+        char rounded[4096];
+        td_parameter p;
 
-            td_assert_ok(td_transformer_parameter(a, n, &p));
-            assert_true(p.numel <= 2048);
-            td_assert_ok(td_convert(p.numel, TD_F32, p.data, narrow[i % 2], rounded));
-            td_assert_ok(td_convert(p.numel, narrow[i % 2], rounded, TD_F32, p.data));
-        }
-        td_assert_ok(td_transformer_refresh(a));
-        td_assert_ok(td_transformer_save(a, file_path));
-        parts p = take_apart();
-        for (int64_t n = 0; n < p.count; n++) {
-            char *rounded = calloc((size_t)p.bytes[n], 1);
-
-            assert_non_null(rounded);
-            td_assert_ok(td_convert(p.bytes[n] / 4, TD_F32, p.data[n], narrow[i % 2], rounded));
-            free(p.data[n]);
-            p.data[n] = rounded;
-            p.bytes[n] /= 2;
-            p.tensors[n].dtype = td_stored_dtype(narrow[i % 2]);
-        }
-        put_together(&p);
-        forget(&p);
-        td_assert_ok(td_transformer_load(b, file_path));
-        assert_same_weights(a, b);
-        td_transformer_destroy(a);
-        td_transformer_destroy(b);
+        td_assert_ok(td_transformer_parameter(a, n, &p));
+        assert_true(p.numel <= 2048);
+        td_assert_ok(td_convert(p.numel, TD_F32, p.data, narrow, rounded));
+        td_assert_ok(td_convert(p.numel, narrow, rounded, TD_F32, p.data));
     }
+    td_assert_ok(td_transformer_refresh(a));
+    td_assert_ok(td_transformer_save(a, file_path));
+    parts p = take_apart();
+    for (int64_t n = 0; n < p.count; n++) {
+        char *rounded = calloc((size_t)p.bytes[n], 1);
+
+        assert_non_null(rounded);
+        td_assert_ok(td_convert(p.bytes[n] / 4, TD_F32, p.data[n], narrow, rounded));
+        free(p.data[n]);
+        p.data[n] = rounded;
+        p.bytes[n] /= 2;
+        p.tensors[n].dtype = td_stored_dtype(narrow);
+    }
+    put_together(&p);
+    forget(&p);
+    td_assert_ok(td_transformer_load(b, file_path));
+    assert_same_weights(a, b);
+    td_transformer_destroy(a);
+    td_transformer_destroy(b);
 }
+
+static const td_cases widened = {.group = "weights of 16 bits are widened exactly",
+                                 .test = weights_of_16_bits_are_widened_exactly,
+                                 .axes = {{"f16", "bf16"}, {"to f32", "to mixed"}}};
 
 /* Each change makes a file of the trainer's unfit; `weights`: as weights alone, too. */
 typedef struct change {
@@ -647,37 +668,53 @@ static const struct {
     td_optimizer_kind optimizer;
 } faulty[] = {{TD_PRECISION_F32, TD_OPTIMIZER_SGD}, {TD_PRECISION_BF16_MIXED, TD_OPTIMIZER_ADAMW}};
 
-static void every_failing_call_of_a_save_leaves_the_old_file(void **unused)
-{
-    (void)unused;
-    for (int i = 0; i < 4; i++) {
-        td_train_config config = config_of(faulty[i / 2].precision);
-        int64_t nth;
-
-        config.hyper.kind = faulty[i / 2].optimizer;
-        td_train *train = make(&config, 7), *twin = make(&config, 7);
-        for (nth = 1;; nth++) {
-            file_write(file_path, "old", 3);
-            file_calls_fail = true;
-            td_fault_at(nth);
-            const td_status status = i % 2 ? td_train_save(train, file_path)
-                                           : td_transformer_save(td_train_model(train), file_path);
-            file_calls_fail = false;
-            assert_int_equal(file_count(), 1);
-            if (status == TD_OK)
-                assert_true(!td_fault_name() || file_fault_is_harmless());
-            else
-                assert_int_equal(status, file_fault_is_memory() ? TD_NO_MEMORY : TD_IO_ERROR);
-            assert_int_equal(file_is(file_path, "old", 3), status != TD_OK);
-            if (!td_fault_name())
-                break;
-        }
-        assert_true(nth > 50);
-        assert_same(train, twin);
-        td_train_destroy(train);
-        td_train_destroy(twin);
+/* Their names, for axes of cases. */
+#define FAULTY                                                                                               \
+    {                                                                                                        \
+        "SGD in f32", "AdamW in mixed precision"                                                             \
     }
+
+static td_train_config faulty_config(int which)
+{
+    td_train_config config = config_of(faulty[which].precision);
+
+    config.hyper.kind = faulty[which].optimizer;
+    return config;
 }
+
+static void every_failing_call_of_a_save_leaves_the_old_file(void **state)
+{
+    const int *choice = ((const td_combination *)*state)->choice;
+    const td_train_config config = faulty_config(choice[0]);
+    const bool whole = choice[1] == 1;
+    td_train *train = make(&config, 7), *twin = make(&config, 7);
+    int64_t nth;
+
+    for (nth = 1;; nth++) {
+        file_write(file_path, "old", 3);
+        file_calls_fail = true;
+        td_fault_at(nth);
+        const td_status status =
+            whole ? td_train_save(train, file_path) : td_transformer_save(td_train_model(train), file_path);
+        file_calls_fail = false;
+        assert_int_equal(file_count(), 1);
+        if (status == TD_OK)
+            assert_true(!td_fault_name() || file_fault_is_harmless());
+        else
+            assert_int_equal(status, file_fault_is_memory() ? TD_NO_MEMORY : TD_IO_ERROR);
+        assert_int_equal(file_is(file_path, "old", 3), status != TD_OK);
+        if (!td_fault_name())
+            break;
+    }
+    assert_true(nth > 50);
+    assert_same(train, twin);
+    td_train_destroy(train);
+    td_train_destroy(twin);
+}
+
+static const td_cases failing_saves = {.group = "every failing call of a save leaves the old file",
+                                       .test = every_failing_call_of_a_save_leaves_the_old_file,
+                                       .axes = {FAULTY, {"weights", "trainer"}}};
 
 /* Moments and steps of a trainer that lost its weights. */
 static void assert_nothing_is_there(td_train *train)
@@ -704,51 +741,51 @@ static bool has_weights(td_train *train)
     return td_transformer_forward(td_train_model(train), ids, BATCH, CONTEXT, &logits) == TD_OK;
 }
 
-static void every_failing_call_of_a_restore_leaves_all_or_nothing(void **unused)
+static void every_failing_call_of_a_restore_leaves_all_or_nothing(void **state)
 {
-    (void)unused;
-    for (int i = 0; i < 2; i++) {
-        td_train_config config = config_of(faulty[i].precision);
-        int64_t nth, kept = 0, lost = 0;
+    const td_train_config config = faulty_config(((const td_combination *)*state)->choice[0]);
+    td_train *train = make(&config, 7), *before = make(&config, 7), *source = make(&config, 8);
+    int64_t nth, kept = 0, lost = 0;
 
-        config.hyper.kind = faulty[i].optimizer;
-        td_train *train = make(&config, 7), *before = make(&config, 7), *source = make(&config, 8);
-        step(before, &config);
-        step(source, &config);
-        step(source, &config);
-        td_assert_ok(td_train_save(source, file_path));
-        for (nth = 1;; nth++) {
-            td_assert_ok(td_train_init(train, 7));
-            step(train, &config);
-            file_calls_fail = true;
-            td_fault_at(nth);
-            const td_status status = td_train_restore(train, file_path);
-            file_calls_fail = false;
-            if (status == TD_OK) {
-                assert_true(!td_fault_name() || file_fault_is_harmless());
-                assert_same(train, source);
+    step(before, &config);
+    step(source, &config);
+    step(source, &config);
+    td_assert_ok(td_train_save(source, file_path));
+    for (nth = 1;; nth++) {
+        td_assert_ok(td_train_init(train, 7));
+        step(train, &config);
+        file_calls_fail = true;
+        td_fault_at(nth);
+        const td_status status = td_train_restore(train, file_path);
+        file_calls_fail = false;
+        if (status == TD_OK) {
+            assert_true(!td_fault_name() || file_fault_is_harmless());
+            assert_same(train, source);
+        } else {
+            assert_int_equal(status, file_fault_is_memory() ? TD_NO_MEMORY : TD_IO_ERROR);
+            if (has_weights(train)) {
+                assert_same(train, before);
+                kept++;
             } else {
-                assert_int_equal(status, file_fault_is_memory() ? TD_NO_MEMORY : TD_IO_ERROR);
-                if (has_weights(train)) {
-                    assert_same(train, before);
-                    kept++;
-                } else {
-                    assert_nothing_is_there(train);
-                    lost++;
-                }
+                assert_nothing_is_there(train);
+                lost++;
             }
-            if (!td_fault_name())
-                break;
         }
-        assert_true(kept >= 8 && lost >= 40);
-        assert_same(train, source); /* whatever went before, in the end it is restored */
-        assert_true(step(train, &config) == step(source, &config));
-        assert_same(train, source);
-        td_train_destroy(train);
-        td_train_destroy(before);
-        td_train_destroy(source);
+        if (!td_fault_name())
+            break;
     }
+    assert_true(kept >= 8 && lost >= 40);
+    assert_same(train, source); /* whatever went before, in the end it is restored */
+    assert_true(step(train, &config) == step(source, &config));
+    assert_same(train, source);
+    td_train_destroy(train);
+    td_train_destroy(before);
+    td_train_destroy(source);
 }
+
+static const td_cases failing_restores = {.group = "every failing call of a restore leaves all or nothing",
+                                          .test = every_failing_call_of_a_restore_leaves_all_or_nothing,
+                                          .axes = {FAULTY}};
 
 static void every_failing_call_of_a_load_leaves_all_or_nothing(void **unused)
 {
@@ -790,20 +827,20 @@ static void every_failing_call_of_a_load_leaves_all_or_nothing(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(a_run_that_goes_on_gives_the_bits_of_one_that_was_not_cut_off),
         TEST(a_trainer_goes_back_to_its_own_file),
         TEST(weights_are_saved_and_loaded),
         TEST(large_weights_go_in_pieces),
-        TEST(weights_of_16_bits_are_widened_exactly),
         TEST(files_that_do_not_fit_are_refused_and_change_nothing),
         TEST(a_file_of_another_precision_or_optimizer_is_refused),
         TEST(a_step_under_way_is_not_saved),
         TEST(what_there_is_not_is_refused),
-        TEST(every_failing_call_of_a_save_leaves_the_old_file),
-        TEST(every_failing_call_of_a_restore_leaves_all_or_nothing),
         TEST(every_failing_call_of_a_load_leaves_all_or_nothing),
     };
 
     td_assert_ok(td_cpu_set_threads(1));
-    return cmocka_run_group_tests_name("saving", tests, open_device, close_device);
+    return cmocka_run_group_tests_name("saving", tests, open_device, close_device) +
+           td_run_cases(&runs_that_go_on, open_device_and_folder, remove_folder_and_close_device) +
+           td_run_cases(&widened, open_device_and_folder, remove_folder_and_close_device) +
+           td_run_cases(&failing_saves, open_device_and_folder, remove_folder_and_close_device) +
+           td_run_cases(&failing_restores, open_device_and_folder, remove_folder_and_close_device);
 }
