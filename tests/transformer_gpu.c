@@ -1,5 +1,6 @@
 /* The model on a GPU, against the float64 model and against itself: queued, captured, updated along the
  * way. */
+#include "support/cases.h"
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/gpu.h"
@@ -18,31 +19,46 @@
 static td_device *gpu;
 
 typedef struct kind {
-    const char *name;
     td_precision precision;
     double within; /* relative, of logits and gradients */
 } kind;
 
+enum { F32, TF32, BF16, F16, MIXED };
 static const kind kinds[] = {
-    {"f32", TD_PRECISION_F32, 16 * 0x1p-23},
-    {"tf32", TD_PRECISION_TF32, 16 * 0x1p-10},
-    {"bf16", TD_PRECISION_BF16, 16 * 0x1p-7},
-    {"f16", TD_PRECISION_F16, 16 * 0x1p-10},
-    {"bf16_mixed", TD_PRECISION_BF16_MIXED, 16 * 0x1p-7},
+    [F32] = {TD_PRECISION_F32, 16 * 0x1p-23},         [TF32] = {TD_PRECISION_TF32, 16 * 0x1p-10},
+    [BF16] = {TD_PRECISION_BF16, 16 * 0x1p-7},        [F16] = {TD_PRECISION_F16, 16 * 0x1p-10},
+    [MIXED] = {TD_PRECISION_BF16_MIXED, 16 * 0x1p-7},
 };
 
+enum { EVEN, RAGGED, HEADS_OF_80, MANY_HEADS };
 static const struct {
-    const char *name;
     td_model_size size;
     int64_t batch, context;
 } shapes[] = {
-    {"even", {64, 128, 2, 4, 50}, 2, 32},
-    {"ragged", {24, 37, 3, 3, 41}, 3, 17},
-    {"head size 80", {160, 96, 2, 2, 61}, 2, 67},
-    {"25 heads", {100, 72, 2, 25, 67}, 2, 23},
+    [EVEN] = {{64, 128, 2, 4, 50}, 2, 32},
+    [RAGGED] = {{24, 37, 3, 3, 41}, 3, 17},
+    [HEADS_OF_80] = {{160, 96, 2, 2, 61}, 2, 67},
+    [MANY_HEADS] = {{100, 72, 2, 25, 67}, 2, 23},
 };
 
-enum { KINDS = sizeof kinds / sizeof *kinds, SHAPES = sizeof shapes / sizeof *shapes, RAGGED = 1, MIXED = 4 };
+/* Their names, for axes of cases; those of shapes seed the weights. */
+#define KINDS                                                                                                \
+    {                                                                                                        \
+        "f32", "tf32", "bf16", "f16", "bf16_mixed"                                                           \
+    }
+#define SHAPES                                                                                               \
+    {                                                                                                        \
+        "even", "ragged", "head size 80", "25 heads"                                                         \
+    }
+static const char *const shape_names[] = SHAPES;
+
+static const char *const attentions[] = {"flash", "naive"};
+
+/* Of precisions that are the first axis. */
+static bool is_too_much_where_small(const int *choice)
+{
+    return td_gpu_small() && choice[0] != MIXED;
+}
 
 static const td_hyperparameters adamw = {
     .adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1}};
@@ -74,7 +90,7 @@ typedef struct twin {
 static twin twin_open(int shape, const td_train_config *train)
 {
     const td_transformer_config config = train->model;
-    td_case c = {.name = shapes[shape].name, .config = config};
+    td_case c = {.name = shape_names[shape], .config = config};
     twin t = {.model = NULL};
     void *block;
 
@@ -154,63 +170,64 @@ static char *state_of(const td_train *train, size_t *bytes)
     return all;
 }
 
-static void assert_same_state(const char *what, const td_train *a, const td_train *b)
+static void assert_same_state(const td_train *a, const td_train *b)
 {
     size_t bytes, same;
     char *x = state_of(a, &bytes), *y = state_of(b, &same);
 
     assert_int_equal(bytes, same);
     if (memcmp(x, y, bytes) != 0)
-        fail_msg("%s: the states are not the same", what);
+        fail_msg("the states are not the same");
     free(x);
     free(y);
 }
 
 static void step_is_the_reference(void **state)
 {
-    static const char *const ways[] = {"flash", "naive"};
+    const int *choice = ((const td_combination *)*state)->choice, shape = choice[0];
+    const kind *k = &kinds[choice[1]];
+    const td_train_config config = training(config_of(shape, k, attentions[choice[2]]), TD_UPDATE_AFTER);
+    twin t = twin_open(shape, &config);
+    td_reference *reference = td_reference_of(t.cpu->model, &t.cpu->c.config);
+    const double truth =
+        td_reference_loss(reference, t.cpu->ids, t.cpu->targets, t.cpu->c.batch, t.cpu->c.seq);
+    const int64_t count = t.tokens * shapes[shape].size.vocab;
+    const void *logits;
+    float loss = NAN;
 
-    (void)state;
-    for (int shape = td_gpu_small() ? RAGGED : 0; shape < (td_gpu_small() ? RAGGED + 1 : SHAPES); shape++)
-        for (int i = 0; i < KINDS; i++)
-            for (int way = 0; way < 2; way++) {
-                const kind *k = &kinds[i];
-                const td_train_config config = training(config_of(shape, k, ways[way]), TD_UPDATE_AFTER);
-                twin t = twin_open(shape, &config);
-                td_reference *reference = td_reference_of(t.cpu->model, &t.cpu->c.config);
-                const double truth =
-                    td_reference_loss(reference, t.cpu->ids, t.cpu->targets, t.cpu->c.batch, t.cpu->c.seq);
-                const int64_t count = t.tokens * shapes[shape].size.vocab;
-                const void *logits;
-                float loss = NAN;
-
-                print_message("%s, %s, %s\n", shapes[shape].name, k->name, ways[way]);
-                td_reference_backward(reference, t.cpu->ids, t.cpu->targets);
-                td_assert_ok(td_transformer_forward(t.model, t.ids, t.cpu->c.batch, t.cpu->c.seq, &logits));
-                void *host = fetch(logits, (size_t)count * td_dtype_size(td_precision_dtype(k->precision)));
-                td_assert_close("logits", td_precision_dtype(k->precision), host, reference->logits, count,
-                                k->within);
-                free(host);
-                td_assert_ok(td_transformer_loss(t.model, t.targets, &loss));
-                assert_true(fabs((double)loss - truth) <= k->within * truth);
-                for (int64_t j = 0; j < t.cpu->count; j++) {
-                    td_parameter p;
-                    td_assert_ok(td_transformer_parameter(t.model, j, &p));
-                    td_assert_ok(
-                        td_device_fill(gpu, p.grad, 0xFF, (size_t)p.numel * td_dtype_size(p.grad_dtype)));
-                }
-                td_assert_ok(td_transformer_backward(t.model, TD_MICRO_ONLY));
-                for (int64_t j = 0; j < t.cpu->count; j++) {
-                    td_parameter p;
-                    td_assert_ok(td_transformer_parameter(t.model, j, &p));
-                    host = fetch(p.grad, (size_t)p.numel * td_dtype_size(p.grad_dtype));
-                    td_assert_close(p.name, p.grad_dtype, host, reference->grads[j], p.numel, k->within);
-                    free(host);
-                }
-                td_reference_free(reference);
-                twin_close(&t);
-            }
+    td_reference_backward(reference, t.cpu->ids, t.cpu->targets);
+    td_assert_ok(td_transformer_forward(t.model, t.ids, t.cpu->c.batch, t.cpu->c.seq, &logits));
+    void *host = fetch(logits, (size_t)count * td_dtype_size(td_precision_dtype(k->precision)));
+    td_assert_close("logits", td_precision_dtype(k->precision), host, reference->logits, count, k->within);
+    free(host);
+    td_assert_ok(td_transformer_loss(t.model, t.targets, &loss));
+    assert_true(fabs((double)loss - truth) <= k->within * truth);
+    for (int64_t j = 0; j < t.cpu->count; j++) {
+        td_parameter p;
+        td_assert_ok(td_transformer_parameter(t.model, j, &p));
+        td_assert_ok(td_device_fill(gpu, p.grad, 0xFF, (size_t)p.numel * td_dtype_size(p.grad_dtype)));
+    }
+    td_assert_ok(td_transformer_backward(t.model, TD_MICRO_ONLY));
+    for (int64_t j = 0; j < t.cpu->count; j++) {
+        td_parameter p;
+        td_assert_ok(td_transformer_parameter(t.model, j, &p));
+        host = fetch(p.grad, (size_t)p.numel * td_dtype_size(p.grad_dtype));
+        td_assert_close(p.name, p.grad_dtype, host, reference->grads[j], p.numel, k->within);
+        free(host);
+    }
+    td_reference_free(reference);
+    twin_close(&t);
 }
+
+static bool is_not_the_ragged_one_where_small(const int *choice)
+{
+    return td_gpu_small() && choice[0] != RAGGED;
+}
+
+static const td_cases references = {.group = "a step is the reference",
+                                    .test = step_is_the_reference,
+                                    .axes = {SHAPES, KINDS, {"flash", "naive"}},
+                                    .leaves_out = is_not_the_ragged_one_where_small};
 
 /* Steps whose learning rate changes from one to the next. */
 static void run_steps(twin *t, int count)
@@ -229,68 +246,76 @@ static void run_steps(twin *t, int count)
  * fused, as in models so small. */
 static void a_captured_step_is_the_queued_one(void **state)
 {
-    (void)state;
-    for (int i = td_gpu_small() ? MIXED : 0; i < (td_gpu_small() ? MIXED + 1 : KINDS); i++)
-        for (int way = 0; way < 8; way++) {
-            td_train_config config = training(config_of(0, &kinds[i], "naive"), TD_UPDATE_AFTER);
-            int64_t steps;
+    static const td_keep keeps[] = {TD_KEEP_MOST, TD_KEEP_ALL, TD_KEEP_INPUTS};
+    const int *choice = ((const td_combination *)*state)->choice;
+    const bool along = choice[1] == 1;
+    td_train_config config = training(config_of(EVEN, &kinds[choice[0]], "naive"), TD_UPDATE_AFTER);
+    int64_t steps;
 
-            config.clip = way / 4 ? 0.05f : 0;
-            twin queued = twin_open(0, &config);
-            config.time = way % 2 ? TD_UPDATE_ALONG : TD_UPDATE_AFTER;
-            config.model.transient_gradients = way % 2;
-            config.model.keep = way / 2 % 2 == 0 ? TD_KEEP_MOST : way / 4 ? TD_KEEP_INPUTS : TD_KEEP_ALL;
-            config.capture = true;
-            twin captured = twin_open(0, &config);
-            run_steps(&queued, 4);
-            run_steps(&captured, 4);
-            print_message("%s, way %d\n", kinds[i].name, way);
-            assert_same_state(kinds[i].name, queued.train, captured.train);
-            td_assert_ok(td_train_steps(captured.train, &steps));
-            assert_int_equal(steps, 4);
-            twin_close(&queued);
-            twin_close(&captured);
-        }
+    config.clip = choice[2] ? 0.05f : 0;
+    twin queued = twin_open(EVEN, &config);
+    config.time = along ? TD_UPDATE_ALONG : TD_UPDATE_AFTER;
+    config.model.transient_gradients = along;
+    config.model.keep = keeps[choice[3]];
+    config.capture = true;
+    twin captured = twin_open(EVEN, &config);
+    run_steps(&queued, 4);
+    run_steps(&captured, 4);
+    assert_same_state(queued.train, captured.train);
+    td_assert_ok(td_train_steps(captured.train, &steps));
+    assert_int_equal(steps, 4);
+    twin_close(&queued);
+    twin_close(&captured);
 }
+
+static const td_cases captured_steps = {.group = "a captured step is the queued one",
+                                        .test = a_captured_step_is_the_queued_one,
+                                        .axes = {KINDS,
+                                                 {"after", "along, transient gradients"},
+                                                 {"not clipped", "clipped"},
+                                                 {"most kept", "all kept", "inputs kept"}},
+                                        .leaves_out = is_too_much_where_small};
 
 /* Three micro-batches: the batch's sequences one by one would be other shapes, so that the same batch comes
  * three times. */
 static void micro_batches_are_captured_one_by_one(void **state)
 {
-    (void)state;
-    for (int i = td_gpu_small() ? MIXED : 0; i < (td_gpu_small() ? MIXED + 1 : KINDS); i++) {
-        td_train_config config = training(config_of(RAGGED, &kinds[i], "flash"), TD_UPDATE_ALONG);
-        const size_t bytes = (size_t)(shapes[RAGGED].batch * shapes[RAGGED].context) * sizeof(int64_t);
-        float loss[2];
-        twin t[2];
+    const int *choice = ((const td_combination *)*state)->choice;
+    td_train_config config = training(config_of(RAGGED, &kinds[choice[0]], "flash"), TD_UPDATE_ALONG);
+    const size_t bytes = (size_t)(shapes[RAGGED].batch * shapes[RAGGED].context) * sizeof(int64_t);
+    float loss[2];
+    twin t[2];
 
-        config.micro_batches = 3;
-        config.clip = 0.1f;
-        for (int captured = 0; captured < 2; captured++) {
-            void *ids, *targets;
+    config.micro_batches = 3;
+    config.clip = 0.1f;
+    for (int captured = 0; captured < 2; captured++) {
+        void *ids, *targets;
 
-            config.capture = captured;
-            t[captured] = twin_open(RAGGED, &config);
-            td_assert_ok(td_device_alloc(gpu, 3 * bytes, &ids));
-            td_assert_ok(td_device_alloc(gpu, 3 * bytes, &targets));
-            for (size_t micro = 0; micro < 3; micro++) {
-                td_assert_ok(td_device_copy(gpu, (char *)ids + micro * bytes, t[captured].ids, bytes));
-                td_assert_ok(
-                    td_device_copy(gpu, (char *)targets + micro * bytes, t[captured].targets, bytes));
-            }
-            for (int n = 0; n < 4; n++)
-                td_assert_ok(td_train_step(t[captured].train, ids, targets, shapes[RAGGED].batch,
-                                           shapes[RAGGED].context));
-            td_assert_ok(td_train_loss(t[captured].train, &loss[captured]));
-            td_assert_ok(td_device_free(gpu, ids));
-            td_assert_ok(td_device_free(gpu, targets));
+        config.capture = captured;
+        t[captured] = twin_open(RAGGED, &config);
+        td_assert_ok(td_device_alloc(gpu, 3 * bytes, &ids));
+        td_assert_ok(td_device_alloc(gpu, 3 * bytes, &targets));
+        for (size_t micro = 0; micro < 3; micro++) {
+            td_assert_ok(td_device_copy(gpu, (char *)ids + micro * bytes, t[captured].ids, bytes));
+            td_assert_ok(td_device_copy(gpu, (char *)targets + micro * bytes, t[captured].targets, bytes));
         }
-        assert_true(loss[0] == loss[1] && isfinite(loss[0]));
-        assert_same_state(kinds[i].name, t[0].train, t[1].train);
-        twin_close(&t[0]);
-        twin_close(&t[1]);
+        for (int n = 0; n < 4; n++)
+            td_assert_ok(
+                td_train_step(t[captured].train, ids, targets, shapes[RAGGED].batch, shapes[RAGGED].context));
+        td_assert_ok(td_train_loss(t[captured].train, &loss[captured]));
+        td_assert_ok(td_device_free(gpu, ids));
+        td_assert_ok(td_device_free(gpu, targets));
     }
+    assert_true(loss[0] == loss[1] && isfinite(loss[0]));
+    assert_same_state(t[0].train, t[1].train);
+    twin_close(&t[0]);
+    twin_close(&t[1]);
 }
+
+static const td_cases captured_micro_batches = {.group = "micro-batches are captured one by one",
+                                                .test = micro_batches_are_captured_one_by_one,
+                                                .axes = {KINDS},
+                                                .leaves_out = is_too_much_where_small};
 
 /* Elements of the parameter's gradient that still hold the poison. */
 static bool untouched(const td_parameter *p)
@@ -342,69 +367,87 @@ static void assert_states_close(const td_train *apart, const td_train *along, in
  * layers wait for each other, and with gradients that share memory with what they wait for. Where the
  * gradient of a weight is fused with its update it is summed in another order, which moves some of the
  * roundings to 16 bits by one unit. */
+static const struct large_weights {
+    td_model_size size;
+    bool head, layer, group; /* what a Hopper GPU fuses: a layer alone, up to four together */
+} large_weights[] = {
+    {{.d_model = 768, .d_ff = 2048, .layers = 2, .heads = 12, .vocab = 1000}, false, true, true},
+    {{.d_model = 512, .d_ff = 512, .layers = 1, .heads = 4, .vocab = 40000}, true, false, false},
+    {{.d_model = 800, .d_ff = 2048, .layers = 1, .heads = 10, .vocab = 10000}, true, true, true},
+    {{.d_model = 448, .d_ff = 896, .layers = 5, .heads = 7, .vocab = 1000}, false, false, true},
+    {{.d_model = 400, .d_ff = 896, .layers = 6, .heads = 5, .vocab = 1000}, false, false, true},
+};
+
+enum { LARGE_WEIGHTS = sizeof large_weights / sizeof *large_weights };
+
+static const struct way {
+    td_precision precision;
+    td_keep keep;
+    bool transient_gradients;
+    int64_t steps;
+} ways[] = {{TD_PRECISION_BF16, TD_KEEP_MOST, false, 1},
+            {TD_PRECISION_BF16_MIXED, TD_KEEP_MOST, false, 1},
+            {TD_PRECISION_BF16_MIXED, TD_KEEP_ALL, false, 2},
+            {TD_PRECISION_BF16_MIXED, TD_KEEP_ALL, true, 2}};
+
 static void large_weights_are_updated_with_their_gradients(void **state)
 {
-    static const struct {
-        td_model_size size;
-        bool head, layer, group; /* what a Hopper GPU fuses: a layer alone, up to four together */
-        bool small;              /* what td_gpu_small() leaves */
-    } cases[] = {
-        {{.d_model = 768, .d_ff = 2048, .layers = 2, .heads = 12, .vocab = 1000}, false, true, true, false},
-        {{.d_model = 512, .d_ff = 512, .layers = 1, .heads = 4, .vocab = 40000}, true, false, false, false},
-        {{.d_model = 800, .d_ff = 2048, .layers = 1, .heads = 10, .vocab = 10000}, true, true, true, false},
-        {{.d_model = 448, .d_ff = 896, .layers = 5, .heads = 7, .vocab = 1000}, false, false, true, false},
-        {{.d_model = 400, .d_ff = 896, .layers = 6, .heads = 5, .vocab = 1000}, false, false, true, true},
-    };
+    const int *choice = ((const td_combination *)*state)->choice;
+    const struct large_weights *weights = &large_weights[choice[0]];
+    const struct way *way = &ways[choice[1]];
+    const bool fused = way->precision == TD_PRECISION_BF16_MIXED &&
+                       (way->keep == TD_KEEP_ALL ? weights->group : weights->layer);
+    td_transformer_config config = {
+        .size = weights->size, .batch = 2, .context = 70, .precision = way->precision, .attention = "flash"};
+    td_train *trains[2]; /* apart, along */
+    int64_t ids[140];
+    char last[48];
+    void *block;
 
-    (void)state;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int way = 0; way < 4; way++) {
-            if (td_gpu_small() && !cases[i].small)
-                continue;
-            const bool mixed = way > 0, fused = mixed && (way > 1 ? cases[i].group : cases[i].layer);
-            td_transformer_config config = {.size = cases[i].size,
-                                            .batch = 2,
-                                            .context = 70,
-                                            .precision = mixed ? TD_PRECISION_BF16_MIXED : TD_PRECISION_BF16,
-                                            .attention = "flash"};
-            td_train *trains[2]; /* apart, along */
-            int64_t ids[140];
-            char last[48];
-            void *block;
-
-            for (int j = 0; j < 140; j++)
-                ids[j] = (int64_t)(j * 7919 % 997);
-            td_assert_ok(td_device_alloc(gpu, sizeof ids, &block));
-            td_assert_ok(td_device_upload(gpu, block, ids, sizeof ids));
-            for (int along = 0; along < 2; along++) {
-                config.keep = (td_keep)(along && way > 1);
-                config.transient_gradients = along && way > 2;
-                const td_train_config train = training(config, along ? TD_UPDATE_ALONG : TD_UPDATE_AFTER);
-                td_weights w;
-                td_assert_ok(td_train_create(gpu, &train, &trains[along]));
-                td_assert_ok(td_train_init(trains[along], 7));
-                td_assert_ok(td_transformer_weights(td_train_model(trains[along]), &w));
-                td_assert_ok(
-                    td_device_fill(gpu, w.grads, 0xFF, (size_t)w.elements * td_dtype_size(w.grad_dtype)));
-            }
-            for (int64_t step = 1; step <= (way > 1 ? 2 : 1); step++) {
-                for (int along = 0; along < 2; along++)
-                    td_assert_ok(td_train_step(trains[along], block, block, 2, 70));
-                assert_states_close(trains[0], trains[1], step);
-            }
-            snprintf(last, sizeof last, "layers.%d.ffn.w2.weight", (int)config.size.layers - 1);
-            const char *const names[] = {"lm_head.weight", "layers.0.ffn.w1.weight",
-                                         "layers.0.attn.output_proj.weight", last};
-            for (int j = 0; j < 4 && !config.transient_gradients; j++) {
-                td_parameter p;
-                td_assert_ok(td_transformer_parameter_find(td_train_model(trains[1]), names[j], &p));
-                assert_int_equal(untouched(&p), td_gpu_is_hopper() && (j == 0 ? cases[i].head : fused));
-            }
-            td_assert_ok(td_device_free(gpu, block));
-            td_train_destroy(trains[0]);
-            td_train_destroy(trains[1]);
-        }
+    for (int j = 0; j < 140; j++)
+        ids[j] = (int64_t)(j * 7919 % 997);
+    td_assert_ok(td_device_alloc(gpu, sizeof ids, &block));
+    td_assert_ok(td_device_upload(gpu, block, ids, sizeof ids));
+    for (int along = 0; along < 2; along++) {
+        config.keep = along ? way->keep : TD_KEEP_MOST;
+        config.transient_gradients = along && way->transient_gradients;
+        const td_train_config train = training(config, along ? TD_UPDATE_ALONG : TD_UPDATE_AFTER);
+        td_weights w;
+        td_assert_ok(td_train_create(gpu, &train, &trains[along]));
+        td_assert_ok(td_train_init(trains[along], 7));
+        td_assert_ok(td_transformer_weights(td_train_model(trains[along]), &w));
+        td_assert_ok(td_device_fill(gpu, w.grads, 0xFF, (size_t)w.elements * td_dtype_size(w.grad_dtype)));
+    }
+    for (int64_t step = 1; step <= way->steps; step++) {
+        for (int along = 0; along < 2; along++)
+            td_assert_ok(td_train_step(trains[along], block, block, 2, 70));
+        assert_states_close(trains[0], trains[1], step);
+    }
+    snprintf(last, sizeof last, "layers.%d.ffn.w2.weight", (int)config.size.layers - 1);
+    const char *const names[] = {"lm_head.weight", "layers.0.ffn.w1.weight",
+                                 "layers.0.attn.output_proj.weight", last};
+    for (int j = 0; j < 4 && !config.transient_gradients; j++) {
+        td_parameter p;
+        td_assert_ok(td_transformer_parameter_find(td_train_model(trains[1]), names[j], &p));
+        assert_int_equal(untouched(&p), td_gpu_is_hopper() && (j == 0 ? weights->head : fused));
+    }
+    td_assert_ok(td_device_free(gpu, block));
+    td_train_destroy(trains[0]);
+    td_train_destroy(trains[1]);
 }
+
+static bool is_not_the_least_where_small(const int *choice)
+{
+    return td_gpu_small() && choice[0] != LARGE_WEIGHTS - 1;
+}
+
+static const td_cases large_updates = {
+    .group = "large weights are updated with their gradients",
+    .test = large_weights_are_updated_with_their_gradients,
+    .axes = {{"2 layers of 768", "1 layer of 512, 40000 words", "1 layer of 800, 10000 words",
+              "5 layers of 448", "6 layers of 400"},
+             {"bf16", "mixed", "mixed, all kept", "mixed, all kept, transient gradients"}},
+    .leaves_out = is_not_the_least_where_small};
 
 /* Fewer tokens leave multiprocessors idle, so that attention cuts its keys into parts, which want scratch. */
 static void shorter_steps_have_their_scratch(void **state)
@@ -433,7 +476,7 @@ static void shorter_steps_have_their_scratch(void **state)
 
 static void a_model_too_large_is_refused_and_the_device_goes_on(void **state)
 {
-    td_transformer_config config = config_of(0, &kinds[0], "naive");
+    td_transformer_config config = config_of(EVEN, &kinds[F32], "naive");
     td_memory_stats before, after;
     td_transformer *model;
 
@@ -446,8 +489,8 @@ static void a_model_too_large_is_refused_and_the_device_goes_on(void **state)
     assert_null(model);
     td_assert_ok(td_device_memory(gpu, &after));
     assert_int_equal(after.current_bytes, before.current_bytes);
-    const td_train_config small = training(config_of(0, &kinds[0], "flash"), TD_UPDATE_ALONG);
-    twin t = twin_open(0, &small);
+    const td_train_config small = training(config_of(EVEN, &kinds[F32], "flash"), TD_UPDATE_ALONG);
+    twin t = twin_open(EVEN, &small);
     run_step(&t);
     td_assert_ok(td_device_synchronize(gpu));
     twin_close(&t);
@@ -458,8 +501,8 @@ static void the_history_knows_the_tensors_of_a_step(void **state)
 {
     const td_memory_event *events;
     int64_t count, dropped, live = 0, dead = 0, blocks = 0;
-    const td_train_config config = training(config_of(0, &kinds[4], "flash"), TD_UPDATE_AFTER);
-    twin t = twin_open(0, &config);
+    const td_train_config config = training(config_of(EVEN, &kinds[MIXED], "flash"), TD_UPDATE_AFTER);
+    twin t = twin_open(EVEN, &config);
 
     (void)state;
     td_assert_ok(td_device_history_begin(gpu, 100000));
@@ -481,37 +524,37 @@ static void the_history_knows_the_tensors_of_a_step(void **state)
 static void a_captured_run_goes_on_from_a_file(void **state)
 {
     static const char path[] = "tandem-gpu.safetensors"; /* in the folder that the test runs in */
+    const int *choice = ((const td_combination *)*state)->choice;
+    td_train_config config =
+        training(config_of(EVEN, &kinds[choice[0]], "naive"), choice[1] ? TD_UPDATE_ALONG : TD_UPDATE_AFTER);
+    int64_t steps;
 
-    (void)state;
-    for (int i = td_gpu_small() ? MIXED : 0; i < (td_gpu_small() ? MIXED + 1 : KINDS); i++)
-        for (int way = 0; way < 4; way++) {
-            td_train_config config =
-                training(config_of(0, &kinds[i], "naive"), way % 2 ? TD_UPDATE_ALONG : TD_UPDATE_AFTER);
-            int64_t steps;
-
-            config.capture = way / 2;
-            twin uncut = twin_open(0, &config), cut = twin_open(0, &config);
-            for (int n = 0; n < 3; n++)
-                run_step(&uncut);
-            td_assert_ok(td_train_save(uncut.train, path));
-            run_step(&cut); /* captured, with moments of its own */
-            run_step(&cut);
-            td_assert_ok(td_train_restore(cut.train, path));
-            td_assert_ok(td_train_steps(cut.train, &steps));
-            assert_int_equal(steps, 3);
-            for (int n = 0; n < 3; n++) {
-                run_step(&uncut);
-                run_step(&cut);
-            }
-            print_message("%s, way %d\n", kinds[i].name, way);
-            assert_same_state(kinds[i].name, uncut.train, cut.train);
-            td_assert_ok(td_train_steps(cut.train, &steps));
-            assert_int_equal(steps, 6);
-            twin_close(&uncut);
-            twin_close(&cut);
-            assert_int_equal(remove(path), 0);
-        }
+    config.capture = choice[2] == 1;
+    twin uncut = twin_open(EVEN, &config), cut = twin_open(EVEN, &config);
+    for (int n = 0; n < 3; n++)
+        run_step(&uncut);
+    td_assert_ok(td_train_save(uncut.train, path));
+    run_step(&cut); /* captured, with moments of its own */
+    run_step(&cut);
+    td_assert_ok(td_train_restore(cut.train, path));
+    td_assert_ok(td_train_steps(cut.train, &steps));
+    assert_int_equal(steps, 3);
+    for (int n = 0; n < 3; n++) {
+        run_step(&uncut);
+        run_step(&cut);
+    }
+    assert_same_state(uncut.train, cut.train);
+    td_assert_ok(td_train_steps(cut.train, &steps));
+    assert_int_equal(steps, 6);
+    twin_close(&uncut);
+    twin_close(&cut);
+    assert_int_equal(remove(path), 0);
 }
+
+static const td_cases restored_runs = {.group = "a captured run goes on from a file",
+                                       .test = a_captured_run_goes_on_from_a_file,
+                                       .axes = {KINDS, {"after", "along"}, {"queued", "captured"}},
+                                       .leaves_out = is_too_much_where_small};
 
 /* Of six layers, three and three are updated together. */
 static const td_transformer_config six_layers = {
@@ -546,7 +589,7 @@ static void a_captured_step_waits_as_the_queued_one_does(void **state)
         td_assert_ok(td_optimizer_taken(td_train_optimizer(trains[captured]), &taken));
         assert_int_equal(taken, td_gpu_is_hopper() ? 24 : 0);
     }
-    assert_same_state("six layers", trains[0], trains[1]);
+    assert_same_state(trains[0], trains[1]);
     td_assert_ok(td_device_free(gpu, block));
     td_train_destroy(trains[0]);
     td_train_destroy(trains[1]);
@@ -555,11 +598,6 @@ static void a_captured_step_waits_as_the_queued_one_does(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(step_is_the_reference),
-        cmocka_unit_test(a_captured_step_is_the_queued_one),
-        cmocka_unit_test(micro_batches_are_captured_one_by_one),
-        cmocka_unit_test(a_captured_run_goes_on_from_a_file),
-        cmocka_unit_test(large_weights_are_updated_with_their_gradients),
         cmocka_unit_test(shorter_steps_have_their_scratch),
         cmocka_unit_test(a_model_too_large_is_refused_and_the_device_goes_on),
         cmocka_unit_test(the_history_knows_the_tensors_of_a_step),
@@ -567,7 +605,10 @@ int main(void)
     };
 
     gpu = td_gpu_open();
-    const int failed = cmocka_run_group_tests_name("transformer on a GPU", tests, NULL, NULL);
+    const int failed = cmocka_run_group_tests_name("transformer on a GPU", tests, NULL, NULL) +
+                       td_run_cases(&references, NULL, NULL) + td_run_cases(&captured_steps, NULL, NULL) +
+                       td_run_cases(&captured_micro_batches, NULL, NULL) +
+                       td_run_cases(&restored_runs, NULL, NULL) + td_run_cases(&large_updates, NULL, NULL);
     td_device_close(gpu);
     return failed;
 }
