@@ -159,6 +159,39 @@ int choice(const char *name, int count)
     return TD_FUZZ_PICK(no_enum);
 }
 
+td_dtype second(const char *name, td_dtype first, bool wide)
+{
+    const td_dtype other = wide ? TD_F32 : TD_BF16;
+    const bool differs = first == (wide ? TD_BF16 : TD_F32);
+
+    if (!wrong())
+        return td_fuzz_chance(40) ? (td_dtype)0 : td_fuzz_chance(50) || !differs ? first : other;
+    if (td_fuzz_chance(50) || differs) {
+        impossible(TD_BAD_ARGUMENT, name);
+        return (td_dtype)17;
+    }
+    impossible(TD_BAD_ARGUMENT, name);
+    impossible(TD_UNSUPPORTED, name);
+    return wide && first == TD_F32 ? TD_BF16 : wide ? TD_F16 : first == TD_BF16 ? TD_F32 : TD_F16;
+}
+
+td_dtype one_of(td_dtype second, td_dtype first)
+{
+    return second ? second : first;
+}
+
+int any_enum(int count)
+{
+    return td_fuzz_chance(50) ? (int)td_fuzz_below(count) : TD_FUZZ_PICK(no_enum);
+}
+
+td_status check_name(const char *name, int value, int count)
+{
+    assert_non_null(name);
+    assert_int_equal(strncmp(name, "unknown", 7) != 0, value >= 0 && value < count);
+    return TD_OK;
+}
+
 double number(const char *name)
 {
     static const double good[] = {0,   1, -1, -0.0, 0.5, 1e-45, -1e-40, (double)FLT_MAX, -(double)FLT_MAX,
@@ -263,6 +296,26 @@ const int64_t *indices(const char *name, int64_t count, int64_t bound)
         note(TD_BAD_ARGUMENT, name, false);
     }
     return pointer(name, area_of((size_t)count * sizeof *ids, ids, 0, false, 8));
+}
+
+int64_t draw_count(void)
+{
+    static const int64_t bad[] = {0, -1, INT64_MIN};
+
+    if (!wrong())
+        return 1 + td_fuzz_below(20);
+    impossible(TD_BAD_ARGUMENT, "count");
+    return TD_FUZZ_PICK(bad);
+}
+
+const double *draw_samples(const char *name, int64_t count, bool sorted)
+{
+    static const double values[] = {0, 1, -1, NAN, INFINITY, -INFINITY, 1e308, -1e308, 5e-324};
+    double samples[20];
+
+    for (int i = 0; i < 20; i++)
+        samples[i] = sorted ? i : TD_FUZZ_PICK(values);
+    return in_copy(name, samples, (size_t)(count >= 1 && count <= 20 ? count : 20) * sizeof *samples);
 }
 
 const char *text(const char *name, int count, const char *const *good)

@@ -69,8 +69,18 @@ int64_t index_in(const char *name, int64_t most);
 td_dtype dtype(const char *name);
 td_dtype dtype_any(const char *name);
 
+/* A second type: 0, `first`, f32 beside a 16-bit one (`wide`) or a 16-bit one beside f32; or another. one_of
+ * says which type that is. */
+td_dtype second(const char *name, td_dtype first, bool wide);
+td_dtype one_of(td_dtype second, td_dtype first);
+
 /* A value in [0, count); or another. */
 int choice(const char *name, int count);
+
+/* The same for functions that cannot refuse; check_name wants their name of it, "unknown ..." where it is
+ * another. */
+int any_enum(int count);
+td_status check_name(const char *name, int value, int count);
 
 /* Any finite number that f32 can hold; or NaN or an infinity. `positive` ones are above 0. */
 double number(const char *name);
@@ -92,6 +102,10 @@ void *work(td_status status, const size_t *bytes);
 
 /* [count] indices in [0, bound), or one that is not. */
 const int64_t *indices(const char *name, int64_t count, int64_t bound);
+
+/* A count in [1, 20], or none; and as many numbers of any sort, or `sorted` ones. */
+int64_t draw_count(void);
+const double *draw_samples(const char *name, int64_t count, bool sorted);
 
 /* A copy of a struct that the call only reads, or also writes. */
 const void *in_copy(const char *name, const void *from, size_t bytes);

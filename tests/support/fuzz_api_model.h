@@ -1,4 +1,4 @@
-/** What fuzz_api_model.c and fuzz_api_train.c share: configurations of models, and chains of hooks. */
+/** What the files of models, trainers and the bench share: configurations of models, and chains of hooks. */
 #ifndef TD_TESTS_FUZZ_API_MODEL_H
 #define TD_TESTS_FUZZ_API_MODEL_H
 
