@@ -112,7 +112,7 @@ def error_sides(case, draw, c):
 
 def timed_sides(case, draw, c):
     tensors = attend.inputs(case, draw)
-    tandem = attend.Tandem(case, c, "naive", tensors, fleeting=case.alone)
+    tandem = attend.TandemAttention(case, c, "naive", tensors, fleeting=case.alone)
     eager = attend.Eager(lambda *qkv: ref.attention(*qkv, case.causal), tensors)
     theirs = attend.account(case, c, COURSE_MATRICES)
     ours = attend.account(case, c, OUR_MATRICES)

@@ -213,7 +213,7 @@ def measured_sides(case, draw, c):
     phase = "forward" if weigh else case["pass"]
     flops = attend.flops_of(account, phase)
     rows = tensors[0].nbytes / MIB  # one of q, k, v, o
-    flash = attend.Tandem(case, c, "flash", tensors, fleeting=case.alone)
+    flash = attend.TandemAttention(case, c, "flash", tensors, fleeting=case.alone)
     eager = attend.Eager(lambda *qkv: naive.attention(*qkv, case.causal), tensors)
     sides = {
         "c": flash.side(
@@ -226,7 +226,7 @@ def measured_sides(case, draw, c):
     for impl, library in libraries(case, draw.device).items():
         sides[impl] = attend.Eager(library, tensors).side(phase, flops=flops)
     if weigh:
-        plain = attend.Tandem(case, c.side("c_naive"), "naive", tensors)
+        plain = attend.TandemAttention(case, c.side("c_naive"), "naive", tensors)
         record = {"values": {"account_mib": mib(account.saved_naive) - 3 * rows}}
         sides["c_naive"] = plain.side(phase, flops=flops, record=record)
     return sides

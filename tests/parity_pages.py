@@ -16,7 +16,7 @@ from parity.core.clock import statistics
 from parity.core.record import FILE, load
 from parity.core.report import Page
 from parity.core.view import Records
-from parity.shared.model import Tandem
+from parity.shared.model import TandemTrainer
 
 COMMITTED = Path(__file__).resolve().parents[1] / "reports" / "cpu" / FILE
 MEASURED = """ms error peak_mib requested_mib tflops gb_s samples first_ms ratio values series dtypes lists phases
@@ -132,7 +132,7 @@ class BenchOnAGpu(unittest.TestCase):
                 self.assertEqual((config["time"], config["until"]), (switches["update"], "update"))
                 self.assertEqual((config["capture"], driver.captured), (switches["graph"],) * 2)
                 self.assertEqual(config["model"]["attention"], "flash")
-                with patch.object(Tandem, "step") as step, patch.object(Tandem, "begin"):
+                with patch.object(TandemTrainer, "step") as step, patch.object(TandemTrainer, "begin"):
                     driver.open_whole()
                 self.assertEqual(step.call_count, 2 if switches["graph"] else 0)  # the second is captured
         graph, eager = (gpu.config[impl] for impl in ("torch_compile_graph", "torch_eager"))

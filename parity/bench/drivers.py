@@ -16,7 +16,7 @@ A timing calls open() or open_whole() first, close() last, and in between what i
 from time import perf_counter
 
 from parity.bench.steps import PHASES
-from parity.shared.model import Tandem, torch_model
+from parity.shared.model import TandemTrainer, torch_model
 from ref import bench as ref
 from ref.transformer import fused_attention
 
@@ -34,7 +34,7 @@ class CDriver:
         self.c = c.side(impl)
         self.on = self.c.on
         until = {} if self.training else {"until": "forward"}
-        self.model = Tandem(case, self.c, switches["attention"], switches, **until)
+        self.model = TandemTrainer(case, self.c, switches["attention"], switches, **until)
 
     def open(self):
         self.model.open().begin(self.state)

@@ -100,7 +100,7 @@ def nan_reach(case, column, block):
     }
 
 
-class Tandem:
+class TandemAttention:
     """C's forward and backward for the clock and the scales.
 
     Memory is taken at the first call and stays, for C plans it once, until the side is closed; `fleeting` gives it back

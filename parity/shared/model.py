@@ -87,7 +87,7 @@ def shape_of(parameter):
     return torch.Size((parameter.rows, parameter.cols) if parameter.cols else (parameter.rows,))
 
 
-class Tandem:
+class TandemTrainer:
     """A td_train and its model, run with these switches. `options` are further fields of its configuration."""
 
     def __init__(self, case, c, attention, switches, **options):

@@ -8,7 +8,7 @@ import torch
 from parity.core import DTYPES, Case, Side, amid, grid, within
 from parity.shared.model import (
     AS_TIMED,
-    Tandem,
+    TandemTrainer,
     autocast,
     c_switches,
     initial_state,
@@ -128,7 +128,7 @@ def exactness(case, draw, c):
         draw.integers(f"tokens {i}", (case.batch, case.seq + 1), high=case.vocab) for i in range(case.steps)
     ]
     batches = [(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in tokens]
-    model = Tandem(case, c, case.attention, case.config["c"])
+    model = TandemTrainer(case, c, case.attention, case.config["c"])
     kept = {"grad": {}, "weight": {}}
     gradients_by_rule = case.steps == 1 and not case.in_turn
     updates = not case.in_turn  # where the model fills the GPU there is no room for moments
@@ -218,7 +218,7 @@ def one_step(case, draw, c):
         return {"logits": logits, "loss": loss} | named("moment", moments) | named("update", moved)
 
     def tandem(impl, session):
-        model = Tandem(case, session, case.attention, case.config[impl])
+        model = TandemTrainer(case, session, case.attention, case.config[impl])
         values = {}
 
         def call():
@@ -353,7 +353,7 @@ def train(case, draw, c):
         return torch.cat(found)
 
     def tandem(impl, session):
-        model = Tandem(case, session, case.attention, case.config[impl])
+        model = TandemTrainer(case, session, case.attention, case.config[impl])
         return side(impl, lambda: by_steps(impl, model), open=model.open, close=model.close)
 
     sides = {
