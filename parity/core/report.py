@@ -240,7 +240,8 @@ def _index(modules: Mapping[str, ModuleType], pages: Mapping[str, Page], records
             _summary(records),
             *parts,
             'holds: C\'s answers obey the rule of parity/README.md ("Parity") in every judged case. measured: time or '
-            "memory alone, of so many results of C's sides, no answer being judged. no module yet: nothing of it is built. "
+            "memory alone, of so many results of C's sides, no answer being judged. no module yet: nothing of it is "
+            "built. "
             "Times are ratios of medians, C's over PyTorch's: below 1, C is faster.\n",
             _provenance(records),
             f"Written by `python -m parity report` from [{FILE}]({FILE}).\n",
