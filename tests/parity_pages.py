@@ -3,11 +3,16 @@ number. Tried on the committed records, and on invented ones of a GPU, thinned a
 
 import random
 import re
+import shutil
+import subprocess
 import tempfile
 import unittest
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
+
+import pandas as pd
+import typst
 
 from parity import bench, flash, transformer
 from parity.bench import drivers, gpu_page
@@ -90,6 +95,45 @@ class PagesTest(unittest.TestCase):
             for curves in call.args[1].values():
                 looks = [plot.look(label) for label in curves]
                 self.assertEqual(len(set(looks)), len(looks), curves)
+
+
+class Exports(unittest.TestCase):
+    """The tables of the committed records, as a write-up takes them."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        modules, records = sweep.discover("parity"), load(COMMITTED).newest()
+        with patch.object(plot, "write"):
+            for form in ("typst", "latex", "csv"):
+                report.write(modules, records, cls.folder, form)
+
+    def tables(self, suffix):
+        found = sorted((self.folder / "tables").glob(f"*.{suffix}"))
+        self.assertGreater(len(found), 30)
+        return found
+
+    def test_typst_compiles(self):
+        for path in self.tables("typ"):
+            self.assertTrue(typst.compile(str(path)).startswith(b"%PDF"), path.name)
+
+    @unittest.skipUnless(shutil.which("pdflatex"), "no pdflatex: apt-get install texlive-latex-base")
+    def test_latex_compiles_without_any_package(self):
+        inputs = "\n\n".join(rf"\input{{tables/{path.name}}}" for path in self.tables("tex"))
+        whole = "\n".join([r"\documentclass{article}", r"\begin{document}", inputs, r"\end{document}"])
+        (self.folder / "all.tex").write_text(whole)
+        command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, errors="replace")
+        self.assertEqual(done.returncode, 0, done.stdout[-2000:])
+
+    def test_csv_has_numbers(self):
+        for path in self.tables("csv"):
+            frame = pd.read_csv(path, comment="#")
+            self.assertGreater(len(frame), 0, path.name)
+            self.assertFalse(frame.astype(str).apply(lambda column: column.str.contains("±")).any(axis=None))
+        steps = pd.read_csv(self.folder / "tables" / "bench_steps.csv", comment="#")
+        for name in ("forward mean (ms)", "forward std (ms)"):
+            self.assertTrue((steps[name] > 0).all(), name)
 
 
 class BenchOnAGpu(unittest.TestCase):

@@ -149,6 +149,8 @@ class Sweeps(unittest.TestCase):
         status, out, _ = self.main("report")
         self.assertEqual(status, 0)
         self.assertIn("left out, for their cases are no more: 1 results", out)
+        words = "1 results of cases that are no more are left out, 1 of them failed: scaling/count=3,dtype=f32 of c."
+        self.assertIn(words, (self.reports / "local" / "scale.md").read_text())
         self.assertIn("holds (5 ok, 1 measured)", (self.reports / "local/README.md").read_text())
 
     def test_a_run_stops_in_time_and_goes_on(self):
@@ -602,6 +604,8 @@ class Sweeps(unittest.TestCase):
         status, out, err = self.main("report")
         self.assertEqual((status, err), (0, ""))
         self.assertIn("left out, for their cases are no more: 1 results", out)
+        words = "1 results of cases that are no more are left out, 1 of them failed: scaling/count=3,dtype=f32 of c."
+        self.assertIn(words, (self.reports / "local" / "scale.md").read_text())
 
     def test_the_command_line_refuses_clearly(self):
         for arguments, words in (

@@ -91,13 +91,14 @@ def write_report(package: str, options: argparse.Namespace, console: Console) ->
     listed, newest = sweep.listed(modules), loaded.newest()
     # The keys as well as the name, which says the same of 16 and of "16".
     records = [record for record in newest if listed.get(key_of(record)[:2]) == record["case"]]
-    if len(records) < len(newest):
-        console.print(f"left out, for their cases are no more: {len(newest) - len(records)} results")
+    gone = [record for record in newest if listed.get(key_of(record)[:2]) != record["case"]]
+    if gone:
+        console.print(f"left out, for their cases are no more: {len(gone)} results")
     unknown = [name for name in options.module if name not in modules]
     if unknown:
         raise sweep.SelectionError(f"no module {', '.join(unknown)}; there are: {', '.join(modules)}")
     out = options.out or _folder(options)
-    for path in report.write(modules, records, out, options.format, options.module):
+    for path in report.write(modules, records, out, options.format, options.module, gone):
         console.print(str(path), markup=False, highlight=False)
     return 0
 

@@ -14,6 +14,7 @@ from types import ModuleType
 import pandas as pd
 
 from parity.core import plot
+from parity.core.case import case_name
 from parity.core.files import write_whole
 from parity.core.handouts import HANDOUTS, deliverable_of
 from parity.core.identity import host_words
@@ -147,8 +148,10 @@ def write(
     folder: Path,
     form: str = "md",
     only: Sequence[str] = (),
+    gone: Sequence[Mapping] = (),
 ) -> list[Path]:
-    """Rewrites every page, or those of the modules `only` without the index, and returns what was written."""
+    """Rewrites every page, or those of the modules `only` without the index, and returns what was written. `gone`:
+    results of cases that are no more, which pages leave out and say so."""
     written: list[Path] = []
     broken: list[str] = []
     try:
@@ -167,7 +170,7 @@ def write(
                 broken.append(f"parity/{name}: report() failed\n{traceback.format_exc()}")
                 continue
             pages[name] = page
-            written += _write_page(page, mine)
+            written += _write_page(page, mine, [record for record in gone if record["module"] == name])
         if not only:
             written.append(_write(folder / "README.md", _index(modules, pages, records)))
     except OSError as error:
@@ -179,12 +182,12 @@ def write(
     return written
 
 
-def _write_page(page: Page, records: Sequence[Mapping]) -> list[Path]:
+def _write_page(page: Page, records: Sequence[Mapping], gone: Sequence[Mapping]) -> list[Path]:
     """The page, its second one if it has long tables, and its exported tables; the plots are written."""
     folder, troubles = page.folder, _troubles(records)
     head = [f"# {page.module}\n", _summary(records)]
     head += [f"**[{found.row}](#{found.anchor})** {found.text}\n" for found in page.answers]
-    body = [*page.blocks, "## How it was measured\n", *page.methods, _provenance(records)]
+    body = [*page.blocks, "## How it was measured\n", *page.methods, _provenance(records), *_gone(gone)]
     grids = list(page.grids)
     if troubles is not None:
         table, title = Table(troubles).render("md"), "What did not end with a number"
@@ -283,6 +286,18 @@ def _troubles(records: Sequence[Mapping]) -> pd.DataFrame | None:
         if record["status"] != "ok" or record.get("message")
     ]
     return pd.DataFrame(rows) if rows else None
+
+
+def _gone(records: Sequence[Mapping]) -> Iterable[str]:
+    """That results of superseded cases were left out, and what failed among them."""
+    if not records:
+        return
+    bad = [record for record in records if record["status"] in ("failed", "error")]
+    words = f"{len(records)} results of cases that are no more are left out"
+    if bad:
+        names = dict.fromkeys(f"{case_name(r['deliverable'], r['case'])} of {r['impl']}" for r in bad)
+        words += f", {len(bad)} of them failed: {'; '.join(names)}"
+    yield f"{words}.\n"
 
 
 def _distinct(values: Iterable) -> str:

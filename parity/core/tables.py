@@ -147,8 +147,19 @@ def _escape_markdown(cell: str) -> str:
     return cell.replace("|", r"\|").replace("\n", " ")
 
 
+LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "\n": " ",
+}
+
+
 def _escape_latex(cell: str) -> str:
-    return re.sub(r"([&%$#_{}])", r"\\\1", cell.replace("\\", r"\textbackslash{}").replace("\n", " "))
+    return cell.translate(str.maketrans(LATEX))
 
 
 def _escape_typst(cell: str) -> str:
