@@ -363,7 +363,7 @@ class Tables(unittest.TestCase):
     def test_other_formats(self):
         table = Table(self.frame, ["dtype", "ms"])
         self.assertIn("\\begin{tabular}{lr}\n\\toprule\ndtype & ms \\\\\n\\midrule\n", table.render("latex"))
-        self.assertIn("a|b\\_c & 0.0123 \\\\", table.render("latex"))
+        self.assertIn("a\\textbar{}b\\_c & 0.0123 \\\\", table.render("latex"))
         self.assertIn(
             "columns: 2,\n  align: (left, right,),\n  table.header([dtype], [ms]),", table.render("typst")
         )
