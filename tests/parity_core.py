@@ -837,13 +837,9 @@ class Comparisons(unittest.TestCase):
             records = [{"host": HOST} | record for record in records]
             (self.folder / name / FILE).write_text("".join(json.dumps(record) + "\n" for record in records))
         out = io.StringIO()
-        options = dict(band=0.15, growth=2.0, common=False) | options
-        status = compare.run(
-            self.folder / "old",
-            self.folder / "new" / FILE,
-            console=Console(file=out, soft_wrap=True),
-            **options,
-        )
+        settings = compare.Settings(**(dict(band=0.15, growth=2.0) | options))
+        console = Console(file=out, soft_wrap=True)
+        status = compare.run(self.folder / "old", self.folder / "new" / FILE, settings, console)
         return status, out.getvalue()
 
     def test_the_same_is_no_worse(self):
@@ -907,7 +903,7 @@ class Comparisons(unittest.TestCase):
             old.write_text(json.dumps(timed("c", 1.0, host=HOST)))
             new.write_text(json.dumps(now))
             out = io.StringIO()
-            status = compare.run(old, new, 0.15, 2.0, False, Console(file=out))
+            status = compare.run(old, new, compare.Settings(0.15, 2.0), Console(file=out))
             self.assertEqual(status, 1 if same else 0, more)
             self.assertEqual("compared as ratios" in out.getvalue(), not same)
         gpu = dict(device="cuda")
@@ -924,17 +920,31 @@ class Comparisons(unittest.TestCase):
         ]
         said = self.compare(old, new)[1].splitlines()
         kinds = [line.partition(":")[0] for line in said[1:-5]]
-        self.assertEqual(kinds, ["new failure", "more time", "missing", "missing", "new"])
+        self.assertEqual(kinds, ["new failure", "more time", "new"])
         counts = [
             "new failure: 1 (scale 1)",
             "more time: 1 (scale 1)",
-            "missing: 2 (scale 2)",
             "new: 1 (other 1)",
+            "missing: 2 (scale 2)",
         ]
-        self.assertEqual(said[-5:], [*counts, "4 got worse"])
-        said = self.compare(old, new, common=True)[1]
-        self.assertNotIn("missing: scale/", said)
-        self.assertIn("missing: 2 (scale 2)\n", said)
+        last = "4 got worse, 2 of them by missing: --missing names them, with --common they are no matter"
+        self.assertEqual(said[-5:], [*counts, last])
+        said = self.compare(old, new, missing=True)[1].splitlines()
+        self.assertEqual([line.partition(":")[0] for line in said[4:6]], ["missing", "missing"])
+        self.assertEqual(said[-1], "4 got worse")
+        self.assertEqual(
+            self.compare(old, new, common=True)[1].splitlines()[-2:], [counts[-1], "2 got worse"]
+        )
+
+    def test_one_module_alone(self):
+        old = [record(), record(module="other")]
+        new = [record(), record(module="other", status="failed")]
+        self.assertEqual(self.compare(old, new)[0], 1)
+        self.assertEqual(self.compare(old, new, modules=["scale"])[0], 0)
+        self.assertEqual(self.compare(old, new, modules=["scale", "other"])[0], 1)
+        self.assertIn("1 results in both, 0 only in", self.compare(old, new, modules=["other"])[1])
+        with self.assertRaisesRegex(compare.CompareError, "no results of module x; there are: other, scale"):
+            self.compare(old, new, modules=["x"])
 
     def test_another_configuration_is_said_and_no_worse(self):
         was = record(build=BUILD, config={"graph": True, "keep": "all", "timed": "whole"})
@@ -952,23 +962,23 @@ class Comparisons(unittest.TestCase):
 
     def test_missing_cases(self):
         both = [record(), record(case={"seq": 1})]
-        status, said = self.compare(both, both[:1])
+        status, said = self.compare(both, both[:1], missing=True)
         self.assertEqual(status, 1)
         self.assertIn("missing: scale/scaling/seq=1 c", said)
         self.assertEqual(self.compare(both, both[:1], common=True)[0], 0)
 
     def test_nothing_to_compare(self):
         with self.assertRaisesRegex(compare.CompareError, "no record file"):
-            compare.run(self.folder, self.folder, 0.1, 2, False, Console(file=io.StringIO()))
+            compare.run(self.folder, self.folder, compare.Settings(0.1, 2), Console(file=io.StringIO()))
         (self.folder / FILE).write_text("")
         with self.assertRaisesRegex(compare.CompareError, "holds no records"):
-            compare.run(self.folder, self.folder, 0.1, 2, False, Console(file=io.StringIO()))
+            compare.run(self.folder, self.folder, compare.Settings(0.1, 2), Console(file=io.StringIO()))
 
     def test_a_terminal_gets_tables(self):
         out = io.StringIO()
         self.compare([record()], [record(status="failed", message="x")])
         console = Console(file=out, force_terminal=True, width=200, color_system=None)
-        compare.run(self.folder / "old", self.folder / "new", 0.1, 2, False, console)
+        compare.run(self.folder / "old", self.folder / "new", compare.Settings(0.1, 2), console)
         self.assertRegex(re.sub(r"\s+", " ", out.getvalue()), r"new failure \(1\).*failed: x.*1 got worse")
 
 

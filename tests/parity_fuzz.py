@@ -241,12 +241,9 @@ class Lines(unittest.TestCase):
 
     def read(self, after, before):
         pair, records = {key_of(after): after}, Records([after, before])
-        list(
-            compare.moves({key_of(before): before}, pair, band=0.1, growth=2, common=False, same_machine=True)
-        )
-        list(
-            compare.moves(pair, {key_of(after): before}, band=0.1, growth=2, common=True, same_machine=False)
-        )
+        list(compare.moves({key_of(before): before}, pair, compare.Settings(0.1, 2), same_machine=True))
+        common = compare.Settings(0.1, 2, common=True)
+        list(compare.moves(pair, {key_of(after): before}, common, same_machine=False))
         self.assertEqual(len(records.frame), 2)
         self.assertIn(len({record.get("machine") for record in (before, after)}), (1, 2))
         for name in MEASURED:
@@ -343,6 +340,8 @@ class Files(unittest.TestCase):
             for pair in ((file, good), (good, file)):
                 status, _, err = self.main("compare", *pair)
                 self.assertTrue(status in (0, 1) or "holds no records" in err, err)
+        status, _, err = self.main("prune", "--dry-run", "--reports", reports)
+        self.assertEqual((status, err), (0, ""))
         self.assertEqual(file.read_bytes(), content)  # so far nobody has written
 
         status, out, err = self.sweep(reports)
@@ -357,6 +356,11 @@ class Files(unittest.TestCase):
         status, out, err = self.sweep(reports)
         self.assertEqual(status, 0, err)
         self.assertIn(f"{CASES} cases are finished", out)
+        status, out, err = self.main("prune", "--reports", reports)
+        self.assertEqual((status, err), (0, ""))
+        after = load(file)
+        self.assertEqual(len(after.warnings), len(loaded.warnings) - (torn > 0))
+        self.assertIn(f"; {len(after.records)} stay\n", out)
 
     def test_a_disk_that_ends_anywhere_keeps_what_was_whole(self):
         """The file may grow by so many bytes and no further; later there is room again."""

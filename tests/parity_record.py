@@ -13,7 +13,7 @@ import unittest.mock
 from pathlib import Path
 
 from parity.core.case import Case
-from parity.core.record import ASIDE, FILE, Finished, Loaded, RecordError, RecordFile, load
+from parity.core.record import ASIDE, FILE, Finished, Loaded, RecordError, RecordFile, load, prune
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -210,6 +210,50 @@ class RecordFiles(unittest.TestCase):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with self.assertRaisesRegex(RecordError, "another run"):
                 RecordFile(self.folder)
+
+    def test_pruning_is_whole_or_not_at_all(self):
+        self.append(self.record(1), self.record(2), self.record(1, status="failed"))
+        before = self.path.read_bytes()
+
+        def wanted(record):
+            return record["case"]["count"] != 1
+
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))  # the disk ends in the first line
+            with self.assertRaisesRegex(RecordError, "cannot be written: .*; it is as it was"):
+                prune(self.folder, wanted)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, ignored)
+        self.assertEqual((self.path.read_bytes(), len(list(self.folder.iterdir()))), (before, 1))
+        with RecordFile(self.folder), self.assertRaisesRegex(RecordError, "another run is writing it"):
+            prune(self.folder, wanted)
+        self.assertEqual(self.path.read_bytes(), before)
+        dropped, stay = prune(self.folder, wanted)
+        self.assertEqual(([found["status"] for found in dropped], stay), (["ok", "failed"], 1))
+        self.assertEqual(self.path.read_bytes(), before.splitlines(keepends=True)[1])
+        elsewhere = self.folder / "elsewhere"
+        self.path.rename(elsewhere)
+        self.path.symlink_to(elsewhere)
+        prune(self.folder, lambda record: False)
+        self.assertEqual((self.path.is_symlink(), elsewhere.read_bytes()), (True, b""))
+
+    def test_a_writer_that_waited_for_the_pruned_file_writes_to_the_new_one(self):
+        self.append(self.record(1))
+        whole, lock = self.path.read_bytes(), fcntl.flock
+
+        def late(file, how):
+            lock(file, how)
+            if not self.path.with_name("new").exists():
+                self.path.with_name("new").write_bytes(whole)
+                os.link(self.path.with_name("new"), self.path.with_name("link"))
+                self.path.with_name("link").replace(self.path)
+
+        with unittest.mock.patch.object(fcntl, "flock", side_effect=late):
+            self.append(self.record(2))
+        self.assertEqual(len(load(self.path).records), 2)
 
     def test_what_is_finished(self):
         case = Case("d", measure="time", count=1)

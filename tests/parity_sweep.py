@@ -153,6 +153,32 @@ class Sweeps(unittest.TestCase):
         self.assertIn(words, (self.reports / "local" / "scale.md").read_text())
         self.assertIn("holds (5 ok, 1 measured)", (self.reports / "local/README.md").read_text())
 
+    def test_results_of_cases_that_are_no_more_are_pruned(self):
+        self.main("run", "--module", "scale", "--profile", "full")
+        whole = self.records.read_bytes()
+        line = json.loads(whole.splitlines()[0])
+        gone = [
+            line | {"case": {"count": 3, "dtype": "f32"}, "status": status} for status in ("failed", "ok")
+        ]
+        gone.append(line | {"module": "left", "status": "ok"})
+        alike = line | {"case": line["case"] | {"count": str(line["case"]["count"])}}
+        added = "".join(json.dumps(record) + "\n" for record in [*gone, alike]).encode()
+        self.records.write_bytes(b"no record\n" + whole + added + b"\xff\n")
+        before = self.records.read_bytes()
+        status, out, err = self.main("prune", "--dry-run")
+        self.assertEqual((status, self.records.read_bytes()), (0, before))
+        self.assertIn("would drop 4 records (left 1, scale 3)", out)
+        status, out, err = self.main("prune")
+        self.assertEqual((status, err), (0, ""))
+        self.assertEqual(self.records.read_bytes(), b"no record\n" + whole + b"\xff\n")
+        impl, name = line["impl"], "scale/scaling/count=3,dtype=f32"
+        for said in (f"dropped: {name} {impl}: 1 failed\n", f"dropped: {name} {impl}: 1 ok\n"):
+            self.assertIn(said, out)
+        self.assertIn(f"dropped 4 records (left 1, scale 3); {len(whole.splitlines())} stay\n", out)
+        self.assertIn("dropped 0 records; ", self.main("prune")[1])
+        self.assertIn("there is no such file", self.main("prune", "--machine", "elsewhere")[2])
+        self.assertFalse((self.reports / "elsewhere").exists())
+
     def test_a_run_stops_in_time_and_goes_on(self):
         status, out, _ = self.main("run", "--module", "scale", "--within", "0")
         self.assertEqual((status, len(self.runs())), (3, 1))

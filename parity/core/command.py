@@ -1,4 +1,4 @@
-"""python -m parity run | report | compare | list."""
+"""python -m parity run | report | compare | list | prune."""
 
 import argparse
 import io
@@ -6,6 +6,7 @@ import math
 import re
 import sys
 import traceback
+from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from parity.core import compare, report, sweep
 from parity.core.case import MEASURES
 from parity.core.device import kind_of
 from parity.core.library import HEADERS, ROOT, default_library
-from parity.core.record import FILE, Finished, RecordError, RecordFile, key_of, load
+from parity.core.record import FILE, Finished, RecordError, RecordFile, key_of, load, prune
 from parity.core.tables import FORMATS
 from parity.core.worker import Settings, Worker, WorkerError
 
@@ -89,11 +90,13 @@ def write_report(package: str, options: argparse.Namespace, console: Console) ->
         raise RecordError(f"no records in {_folder(options) / FILE}; python -m parity run makes some")
     modules = sweep.discover(package)
     listed, newest = sweep.listed(modules), loaded.newest()
-    # The keys as well as the name, which says the same of 16 and of "16".
-    records = [record for record in newest if listed.get(key_of(record)[:2]) == record["case"]]
-    gone = [record for record in newest if listed.get(key_of(record)[:2]) != record["case"]]
+    records = [record for record in newest if sweep.is_listed(record, listed)]
+    gone = [record for record in newest if not sweep.is_listed(record, listed)]
     if gone:
-        console.print(f"left out, for their cases are no more: {len(gone)} results")
+        console.print(
+            f"left out, for their cases are no more: {len(gone)} results (python -m parity prune takes them out of the "
+            "records)"
+        )
     unknown = [name for name in options.module if name not in modules]
     if unknown:
         raise sweep.SelectionError(f"no module {', '.join(unknown)}; there are: {', '.join(modules)}")
@@ -104,7 +107,24 @@ def write_report(package: str, options: argparse.Namespace, console: Console) ->
 
 
 def compare_records(package: str, options: argparse.Namespace, console: Console) -> int:
-    return compare.run(options.old, options.new, options.band, options.growth, options.common, console)
+    settings = compare.Settings(options.band, options.growth, options.common, options.module, options.missing)
+    return compare.run(options.old, options.new, settings, console)
+
+
+def prune_records(package: str, options: argparse.Namespace, console: Console) -> int:
+    listed = sweep.listed(sweep.discover(package))
+    dropped, stay = prune(
+        _folder(options), lambda record: sweep.is_listed(record, listed), write=not options.dry_run
+    )
+    verb = "would drop" if options.dry_run else "dropped"
+    counts = Counter((*key_of(record), record["status"]) for record in dropped)
+    for (module, case, impl, status), count in counts.items():
+        line = f"{verb}: {module}/{case} {impl}: {count} {status}"
+        console.print(line, markup=False, highlight=False)
+    modules = Counter(record["module"] for record in dropped)
+    words = ", ".join(f"{module} {count}" for module, count in sorted(modules.items()))
+    console.print(f"{verb} {len(dropped)} records{f' ({words})' if words else ''}; {stay} stay")
+    return 0
 
 
 def list_cases(package: str, options: argparse.Namespace, console: Console) -> int:
@@ -253,10 +273,24 @@ def _parser() -> argparse.ArgumentParser:
         default=2.0,
         help="errors that grow by more are worse (default: %(default)s)",
     )
+    command.add_argument("--common", action="store_true", help="cases that NEW lacks are no matter")
     command.add_argument(
-        "--common", action="store_true", help="cases that NEW lacks are no matter, and counted alone"
+        "--missing",
+        action="store_true",
+        help="name the cases that NEW lacks, which are otherwise only counted",
+    )
+    command.add_argument(
+        "--module", action="append", default=[], metavar="NAME", help="only this module; may be repeated"
     )
     command.set_defaults(command=compare_records)
+
+    command = commands.add_parser(
+        "prune",
+        parents=[records],
+        help="take results of cases that are no more out of the records; pages leave them out as it is",
+    )
+    command.add_argument("--dry-run", action="store_true", help="name what would go, and write nothing")
+    command.set_defaults(command=prune_records)
 
     command = commands.add_parser(
         "list", parents=[cases, records], help="the cases of a profile and their time"

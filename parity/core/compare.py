@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,16 +13,16 @@ from parity.core.judge import is_judged
 from parity.core.record import FILE, key_of, load
 from parity.core.view import number
 
-# In the order in which they are said: what is worse first, and a fault before what is merely not there.
+# In the order in which they are said: what is worse first, and what is merely not there last.
 KINDS = (
-    *("new failure", "error grew", "more time", "more memory", "missing"),
-    *("other status", "other config", "fixed", "error fell", "less time", "less memory", "new"),
+    *("new failure", "error grew", "more time", "more memory"),
+    *("other status", "other config", "fixed", "error fell", "less time", "less memory", "new", "missing"),
 )
 SHOWN = 30  # rows of each kind; the rest is counted
 
 
 class CompareError(RuntimeError):
-    """One side of the comparison is not there."""
+    """What is to be compared is not there."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,30 @@ class Move:
     worse: bool
 
 
-def run(old: Path, new: Path, band: float, growth: float, common: bool, console: Console) -> int:
-    """Prints what moved; 1 if something got worse, else 0."""
+@dataclass(frozen=True)
+class Settings:
+    """What counts as worse, and what is said."""
+
+    band: float  # changes of time and memory up to this are noise
+    growth: float  # of an error, up to this
+    common: bool = False  # what NEW lacks is no matter
+    modules: Sequence[str] = ()  # none: all
+    missing: bool = False  # what NEW lacks is named case by case
+
+
+def run(old: Path, new: Path, settings: Settings, console: Console) -> int:
+    """Prints what moved, faults first; 1 if something got worse, else 0."""
     before, after = _newest(old), _newest(new)
+    if settings.modules:
+        before, after = _only(settings.modules, before, after)
     places = [{place(record) for record in records.values()} for records in (before, after)]
     same_machine = places[0] == places[1] and None not in places[0]
-    found = list(moves(before, after, band=band, growth=growth, common=common, same_machine=same_machine))
+    found = list(moves(before, after, settings, same_machine=same_machine))
     found.sort(key=lambda move: KINDS.index(move.kind))
     console.print(
         f"{len(before.keys() & after.keys())} results in both, {len(before.keys() - after.keys())} only in {old}, "
-        f"{len(after.keys() - before.keys())} only in {new}; noise band of time and memory {band:.0%}, "
-        f"errors may grow by a factor of {growth:g}",
+        f"{len(after.keys() - before.keys())} only in {new}; noise band of time and memory "
+        f"{settings.band:.0%}, errors may grow by a factor of {settings.growth:g}",
         markup=False,
     )
     if not same_machine:
@@ -58,13 +71,25 @@ def run(old: Path, new: Path, band: float, growth: float, common: bool, console:
         )
         console.print(f"{why}: times are compared as ratios to PyTorch's only")
     for kind in dict.fromkeys(move.kind for move in found):
-        # What lacks and may lack is counted below, and would hide the rest.
-        if not (kind == "missing" and common):
+        # What lacks is counted below, and would hide the rest: a run of one module lacks all others.
+        if kind != "missing" or settings.missing:
             _print(kind, [move for move in found if move.kind == kind], console)
     _count(found, console)
     worse = sum(move.worse for move in found)
-    console.print(f"{worse} got worse" if worse else "nothing got worse")
+    lacking = sum(move.worse for move in found if move.kind == "missing")
+    words = f"{worse} got worse" if worse else "nothing got worse"
+    if lacking and not settings.missing:
+        words += f", {lacking} of them by missing: --missing names them, with --common they are no matter"
+    console.print(words)
     return 1 if worse else 0
+
+
+def _only(modules: Sequence[str], *sides: dict) -> list[dict]:
+    there = sorted({key[0] for records in sides for key in records})
+    unknown = [name for name in modules if name not in there]
+    if unknown:
+        raise CompareError(f"no results of module {', '.join(unknown)}; there are: {', '.join(there)}")
+    return [{key: record for key, record in records.items() if key[0] in modules} for records in sides]
 
 
 def place(record: Mapping) -> str | None:
@@ -74,9 +99,7 @@ def place(record: Mapping) -> str | None:
     return json.dumps(record["host"], sort_keys=True) if "host" in record else None
 
 
-def moves(
-    before: Mapping, after: Mapping, *, band: float, growth: float, common: bool, same_machine: bool
-) -> Iterable[Move]:
+def moves(before: Mapping, after: Mapping, settings: Settings, *, same_machine: bool) -> Iterable[Move]:
     """The differences, by kind. Only C is held to account; PyTorch is the measure."""
     keys = [key for key in before if is_judged(key[2])]
     shared = [key for key in keys if key in after]
@@ -84,13 +107,14 @@ def moves(
         yield from _status(key, before[key], after[key])
         yield from _config(key, before[key], after[key])
     yield from (
-        Move("missing", *_name(key), before[key]["status"], "", not common)
+        Move("missing", *_name(key), before[key]["status"], "", not settings.common)
         for key in keys
         if key not in after
     )
     ok = [key for key in shared if before[key]["status"] == after[key]["status"] == "ok"]
     for key in ok:
-        yield from _error(key, before[key], after[key], growth)
+        yield from _error(key, before[key], after[key], settings.growth)
+    band = settings.band
     for key in ok:
         yield from _time(key, before[key], after[key], band, same_machine)
     for key in ok:

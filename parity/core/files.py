@@ -5,9 +5,10 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: Path, content: str) -> None:
-    """Writes the text in UTF-8, whatever the locale, beside the file, and puts it in the file's place when the disk
-    has all of it. OSError, naming the file: it could not be written, and is as it was."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes the bytes, of a text those of UTF-8, whatever the locale, beside the file, and puts it in the file's place
+    when the disk has all of it. OSError, naming the file: it could not be written, and is as it was."""
+    data = content.encode() if isinstance(content, str) else content
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         try:
@@ -15,9 +16,9 @@ def write_whole(path: Path, content: str) -> None:
             # longer wanted.
             beside.unlink(missing_ok=True)
             file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            with open(file, "w", encoding="utf-8", newline="\n") as text:
-                text.write(content)
-                text.flush()
+            with open(file, "wb") as whole:
+                whole.write(data)
+                whole.flush()
                 os.fsync(file)
             beside.replace(path)
         except BaseException:  # an interrupt as well

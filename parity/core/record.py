@@ -20,7 +20,7 @@ import os
 import platform
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,7 @@ import torch
 
 from parity.core.case import case_name
 from parity.core.device import Cpu, Device
+from parity.core.files import write_whole
 from parity.core.identity import build_of, commit, host, is_here
 from parity.core.library import Library
 from parity.core.schema import SchemaError, check, parse
@@ -139,8 +140,16 @@ class RecordFile:
     def __init__(self, folder: Path):
         self.path = folder / FILE
         self.loaded = load(self.path)
+        self._open_locked()
+        while not self._is_in_place():  # prune() put another in its place before the lock was taken
+            os.close(self._file)
+            self._open_locked()
+        self.loaded = load(self.path)  # again: whoever held the lock has finished
+        self._mend()
+
+    def _open_locked(self) -> None:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = _open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except OSError as error:
             raise RecordError(f"{self.path}: cannot be written: {error.strerror}") from error
@@ -151,8 +160,12 @@ class RecordFile:
             held = isinstance(error, BlockingIOError)
             reason = "another run is writing it" if held else f"cannot be locked: {error.strerror}"
             raise RecordError(f"{self.path}: {reason}") from error
-        self.loaded = load(self.path)  # again: whoever held the lock has finished
-        self._mend()
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._file), os.stat(self.path))
+        except FileNotFoundError:
+            return False
 
     def __enter__(self) -> "RecordFile":
         return self
@@ -203,6 +216,36 @@ class RecordFile:
         except OSError as error:
             os.close(self._file)
             raise RecordError(f"{self.path}: cannot be written: {error.strerror}") from error
+
+
+def prune(folder: Path, wanted: Callable[[Mapping], bool], *, write: bool = True) -> tuple[list[dict], int]:
+    """Takes the records that `wanted` refuses out of the file, or nothing where it cannot all be written again; returns
+    them, and how many stay. Every other line stays byte for byte, one that is no record too. As a writer it takes the
+    lock, and refuses where another has it; but a `tandem --json` that waits for the lock just then appends to the file
+    as it was before. write=False: only looks."""
+    path = folder / FILE
+    if not path.exists():
+        raise RecordError(f"{path}: there is no such file")
+    with RecordFile(folder) if write else contextlib.nullcontext():
+        dropped, stay, lines = [], 0, []
+        try:
+            with open(_open(path, os.O_RDONLY), "rb") as file:
+                for line in file.read().split(b"\n"):
+                    try:
+                        record = parse(line) if line.strip() else None
+                    except SchemaError:
+                        record = None
+                    if record is not None and not wanted(record):
+                        dropped.append(record)
+                        continue
+                    stay += record is not None
+                    lines.append(line)
+            if dropped and write:
+                write_whole(path.resolve(), b"\n".join(lines))  # a link goes on to point at the file
+        except OSError as error:
+            doing = "written" if write else "read"
+            raise RecordError(f"{path}: cannot be {doing}: {error.strerror}; it is as it was") from error
+    return dropped, stay
 
 
 class Finished:

@@ -19,7 +19,7 @@ from rich.table import Column
 from parity.core.case import MEASURES, Case
 from parity.core.device import kind_of
 from parity.core.identity import build_for, host_words, same_machine
-from parity.core.record import Finished, RecordError, RecordFile, now
+from parity.core.record import Finished, RecordError, RecordFile, key_of, now
 from parity.core.worker import Ahead, Settings, Worker
 
 PROFILES = ("quick", "full")
@@ -65,6 +65,12 @@ def listed(modules: Mapping[str, ModuleType]) -> dict[tuple[str, str], dict]:
         for kind in kinds
         for case in module.cases(*kind)
     }
+
+
+def is_listed(record: Mapping, listed: Mapping[tuple[str, str], dict]) -> bool:
+    """Whether the record is of a case that there is: the keys as well as the name, which says the same of 16 and of
+    "16"."""
+    return listed.get(key_of(record)[:2]) == record["case"]
 
 
 def select(
