@@ -28,12 +28,10 @@ MEASURED = """ms error peak_mib requested_mib tflops gb_s samples first_ms ratio
 parts""".split()
 TRIALS = 40
 SENTENCES = re.compile(r"(?<=[.!?]) +(?=[A-Z])")
-# Of every kind that some page reads.
+# Of every kind that some page reads, where those are more than C and PyTorch's formula.
+SIDES = ["c", "torch_eager"]
 IMPLS = {
-    "accounting": ["c", "torch_eager"],
-    "precision": ["c", "torch_eager"],
     "ops": ["c", "torch_eager", "torch_compile", "torch_library"],
-    "attention": ["c", "torch_eager"],
     "flash": ["c", "c_naive", "torch_eager", "torch_flash", "torch_cudnn", "torch_efficient"],
     "transformer": ["c", "c_graph", "torch_eager", "torch_eager_f32", "torch_eager_seed"],
     "bench": ["c", "c_graph", "c_graph_overlap", "torch_eager", "torch_compile", "torch_compile_graph"],
@@ -50,7 +48,12 @@ class PagesTest(unittest.TestCase):
         self.assertGreater(len(committed), 100)
         for name, module in sweep.discover("parity").items():
             mine = [record for record in committed if record["module"] == name]
-            self.assertTrue(mine, f"no record of {name}")
+            if not mine:  # a new module may have no results as yet; ci/check/rooms.py has the map say so
+                mine = [
+                    invented(name, case, impl, gpu=False)
+                    for case in module.cases("full", "cpu")
+                    for impl in IMPLS.get(name, SIDES)
+                ]
             for trial in range(TRIALS):
                 with self.subTest(module=name, trial=trial):
                     self.write(module, name, self.thinned(mine, random.Random(f"{name} {trial}")))
@@ -63,8 +66,10 @@ class PagesTest(unittest.TestCase):
                 mine = [
                     invented(name, case, impl)
                     for case in module.cases(profile, "cuda")
-                    for impl in IMPLS[name]
+                    for impl in IMPLS.get(name, SIDES)
                 ]
+                if not mine:
+                    continue  # it has no cases for a GPU
                 self.write(module, name, mine)
                 for trial in range(TRIALS // 4):
                     with self.subTest(module=name, profile=profile, trial=trial):
@@ -406,13 +411,13 @@ def indexed(modules, records):
         return (Path(folder) / "README.md").read_text()
 
 
-def invented(module, case, impl):
-    """A record of a GPU with a number wherever a page may look for one."""
+def invented(module, case, impl, gpu=True):
+    """A record with a number wherever a page may look for one."""
     rng = random.Random(f"{case.name} {impl}")
     found = dict(module=module, deliverable=case.deliverable, case=case.keys, impl=impl, status="ok")
-    found |= dict(
-        machine="NVIDIA H200", device="cuda", measure=" ".join(case.measure), versions={"cuda": "13.0"}
-    )
+    found |= dict(measure=" ".join(case.measure))
+    if gpu:
+        found |= dict(machine="NVIDIA H200", device="cuda", versions={"cuda": "13.0"})
     if "error" in case.measure:
         found["error"] = {"max_abs": rng.random(), "rel_l2": rng.random(), "ulp_max": 1.0, "truth": "float64"}
     if "time" in case.measure:

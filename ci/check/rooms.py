@@ -1,22 +1,35 @@
 """A module has one name, and the name opens the same room on every floor.
 
-Every deliverable module that impl/ has must have: its public header and a source, its CMocka test, its PyTorch
-reference, its parity file or package and its committed report. Every operation of ops.h must have a parity case. The
-top of parity/ shows the names of modules, and besides them only core, shared and Python's own files.
+Every folder of impl/ is a module's, and must have: its public header and a source, its CMocka test, registered with
+CMake, its PyTorch reference, its parity file or package, its row in the map of README.md, and results: a page and
+records in some folder of reports/. Those of WITHOUT have fewer rooms. Every operation of ops.h must have a parity case.
+The top of parity/ shows the names of modules, and besides them only core, shared and Python's own files; every program
+of tests/ stands in tests/CMakeLists.txt.
+
+Results are of a machine, and whoever adds a module may have none whose figures belong into the repository: a module
+without results is no fault then, but its row in the map must say "not measured yet". So the reader learns of it where
+modules are listed, not where a page is missing; and once there are results the words must go.
 """
 
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The names of the house (the table of README.md, "Map"). A name counts once impl/ has its folder.
-MODULES = "precision attention jit flash transformer bench trace memory comm ddp shard accounting".split()
-# The floor of operations has its rooms too, though no deliverable of its own.
-FLOORS = ["ops"]
-COMMITTED_REPORT = "cpu"
+GROUND = {"base", "device", "cli"}  # what modules stand on, and the program that calls them
+# The update and the step are judged in the cases of ops, transformer and bench.
+WITHOUT = GROUND | {"optimizer", "train"}
 BESIDE_MODULES = ["core", "shared"]  # folders of parity/
+UNMEASURED = "not measured yet"
+MODULE_OF_RECORD = re.compile(rb'"module": ?"(\w+)"')
+
+
+def modules(root: Path, without: Iterable[str] = WITHOUT) -> list[str]:
+    return sorted(
+        path.name for path in (root / "impl").glob("*/") if path.is_dir() and path.name not in without
+    )
 
 
 def parity_room(root: Path, name: str) -> Path:
@@ -31,17 +44,13 @@ def rooms(root: Path, name: str) -> dict[str, Path]:
         "test": root / f"tests/{name}.c",
         "reference": root / f"ref/{name}.py",
         "parity": parity_room(root, name),
-        "report": root / f"reports/{COMMITTED_REPORT}/{name}.md",
     }
 
 
 def missing_rooms(root: Path) -> list[str]:
     found = []
-    for name in [*MODULES, *FLOORS]:
-        folder = root / "impl" / name
-        if not folder.is_dir():
-            continue
-        if not list(folder.glob("*.c")):
+    for name in modules(root):
+        if not list((root / "impl" / name).glob("*.c")):
             found.append(f"{name}: no source in impl/{name}/")
         for room, path in rooms(root, name).items():
             if not path.is_file():
@@ -49,10 +58,62 @@ def missing_rooms(root: Path) -> list[str]:
     return found
 
 
+def unregistered_tests(root: Path) -> list[str]:
+    """Sources of tests that no program is built from, and modules whose test is none of CTest's."""
+    cmake = (root / "tests/CMakeLists.txt").read_text()
+    words = set(re.split(r"[\s()]+", cmake))
+    found = [
+        f"tests/{path.name} stands in no program of tests/CMakeLists.txt"
+        for path in sorted((root / "tests").glob("*.c"))
+        if path.name not in words
+    ]
+    tests = set(re.findall(r"td_add_test\((\w+)", cmake))
+    return found + [
+        f"{name}: no td_add_test({name} ...) in tests/CMakeLists.txt"
+        for name in modules(root)
+        if name not in tests
+    ]
+
+
+def measured(root: Path) -> dict[str, set[Path]]:
+    """The folders of reports/ that hold records of a module; those that git ignores are nobody else's."""
+    found: dict[str, set[Path]] = {}
+    for path in sorted((root / "reports").glob("*/records.jsonl")):
+        if not path.parent.name.startswith("local"):
+            for name in set(MODULE_OF_RECORD.findall(path.read_bytes())):
+                found.setdefault(name.decode(), set()).add(path.parent)
+    return found
+
+
+def off_the_map(root: Path) -> list[str]:
+    """What the map of README.md lacks, or says wrongly of results; and pages that records lack."""
+    rows = dict(
+        re.findall(r"^\| \[(\w+)\]\(impl/\1/\1\.h\) \|(.*)$", (root / "README.md").read_text(), re.MULTILINE)
+    )
+    results = measured(root)
+    found = []
+    for name in modules(root, GROUND):
+        row = rows.get(name)
+        if row is None:
+            found.append(f"{name}: no row in the map of README.md, | [{name}](impl/{name}/{name}.h) | ... |")
+        elif name not in WITHOUT and name not in results and UNMEASURED not in row:
+            found.append(
+                f'{name}: no results in reports/, and its row in the map of README.md does not say "{UNMEASURED}"'
+            )
+        elif name in results and UNMEASURED in row:
+            found.append(f'{name}: its row in the map of README.md says "{UNMEASURED}", and it is')
+        found += [
+            f"{name}: no page ({(folder / name).relative_to(root)}.md), though there are records"
+            for folder in sorted(results.get(name, ()))
+            if not (folder / f"{name}.md").is_file()
+        ]
+    return found
+
+
 def strangers(root: Path) -> list[str]:
     """What stands in parity/ and may not."""
     parity = root / "parity"
-    known = {*MODULES, *FLOORS, *BESIDE_MODULES}
+    known = {*modules(root), *BESIDE_MODULES}
     found = []
     for file in sorted(parity.rglob("*.py")):
         top = file.relative_to(parity).parts[0].removesuffix(".py")
@@ -82,11 +143,11 @@ def operations_without_case(root: Path) -> list[str]:
 
 
 def main() -> int:
-    found = missing_rooms(ROOT) + strangers(ROOT) + operations_without_case(ROOT)
+    found = missing_rooms(ROOT) + unregistered_tests(ROOT) + off_the_map(ROOT)
+    found += strangers(ROOT) + operations_without_case(ROOT)
     for line in found:
         print(line)
-    opened = [name for name in [*MODULES, *FLOORS] if (ROOT / "impl" / name).is_dir()]
-    print(f"rooms: {len(opened)} names, {len(found)} missing")
+    print(f"rooms: {len(modules(ROOT))} names, {len(found)} missing")
     return 1 if found else 0
 
 

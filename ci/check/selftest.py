@@ -81,14 +81,60 @@ class Rooms(unittest.TestCase):
     def test_missing_room_is_named(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
-            write(
-                root,
-                {"impl/flash/flash.h": "", "impl/flash/flash.c": "", "tests/flash.c": "", "ref/flash.py": ""},
-            )
+            write(root, {"impl/flash/flash.h": "", "impl/flash/flash.c": "", "tests/flash.c": ""})
+            write(root, {"impl/train/train.h": "", "impl/base/base.h": ""})
             found = rooms.missing_rooms(root)
-        self.assertEqual(
-            found, ["flash: no parity (parity/flash.py)", "flash: no report (reports/cpu/flash.md)"]
-        )
+        self.assertEqual(found, ["flash: no reference (ref/flash.py)", "flash: no parity (parity/flash.py)"])
+
+    def test_unregistered_test_is_named(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            write(
+                root, {"impl/flash/flash.h": "", "tests/flash.c": "", "tests/CMakeLists.txt": "# flash.cpp\n"}
+            )
+            self.assertEqual(
+                rooms.unregistered_tests(root),
+                [
+                    "tests/flash.c stands in no program of tests/CMakeLists.txt",
+                    "flash: no td_add_test(flash ...) in tests/CMakeLists.txt",
+                ],
+            )
+            write(root, {"tests/CMakeLists.txt": "td_add_test(flash SOURCES flash.c)\n"})
+            self.assertEqual(rooms.unregistered_tests(root), [])
+
+    def test_map_tells_what_is_measured(self) -> None:
+        row, record = "| [flash](impl/flash/flash.h) | attention{} |\n", '{"module": "flash"}\n'
+        lacking = "flash: no row in the map of README.md, | [flash](impl/flash/flash.h) | ... |"
+        silent = 'flash: no results in reports/, and its row in the map of README.md does not say "not measured yet"'
+        wrong = 'flash: its row in the map of README.md says "not measured yet", and it is'
+        page = "flash: no page (reports/h200/flash.md), though there are records"
+        measured = {"reports/h200/records.jsonl": record, "reports/h200/flash.md": ""}
+        local = {"reports/local/records.jsonl": record, "reports/local/flash.md": ""}
+        unmeasured = row.format(" (not measured yet)")
+        for readme_text, reports, found in (
+            ("", measured, [lacking]),
+            (row.format(""), {}, [silent]),
+            (row.format(""), local, [silent]),
+            (unmeasured, {}, []),
+            (unmeasured, measured, [wrong]),
+            (row.format(""), measured, []),
+            (row.format(""), {"reports/h200/records.jsonl": record.replace(" ", "")}, [page]),
+        ):
+            with self.subTest(readme=readme_text, reports=reports), tempfile.TemporaryDirectory() as folder:
+                root = Path(folder)
+                write(
+                    root,
+                    {"impl/flash/flash.h": "", "impl/base/base.h": "", "README.md": readme_text, **reports},
+                )
+                self.assertEqual(rooms.off_the_map(root), found)
+
+    def test_a_part_without_results_needs_its_row_alone(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            write(
+                root, {"impl/train/train.h": "", "README.md": "| [train](impl/train/train.h) | the step |\n"}
+            )
+            self.assertEqual(rooms.off_the_map(root), [])
 
     def test_operation_without_case_is_named(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -127,6 +173,7 @@ class Rooms(unittest.TestCase):
         }
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
+            write(root, {"impl/flash/flash.h": "", "impl/ops/ops.h": ""})
             write(root, {f"parity/{name}": "" for name in names})
             self.assertEqual(rooms.strangers(root), [])
             write(root, {f"parity/{name}": "" for name in wrong})
