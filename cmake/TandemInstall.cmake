@@ -17,10 +17,25 @@ function(td_install)
     endif()
   endforeach()
   set_property(GLOBAL PROPERTY TD_PUBLIC_HEADERS ${TD_PUBLIC_HEADERS})
+  # For others all of them stand in one folder, in the build tree as in an installed one.
+  set(folder "${PROJECT_BINARY_DIR}/include/tandem")
+  set(written "")
   foreach(header IN LISTS TD_PUBLIC_HEADERS)
-    get_filename_component(folder ${header} DIRECTORY)
-    install(FILES "${PROJECT_SOURCE_DIR}/impl/${header}" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/tandem/${folder}")
+    get_filename_component(name ${header} NAME)
+    if("${folder}/${name}" IN_LIST written)
+      message(FATAL_ERROR "two public headers are called ${name}, which others include as <tandem/${name}>")
+    endif()
+    add_custom_command(OUTPUT "${folder}/${name}" VERBATIM
+      COMMAND "${CMAKE_COMMAND}" "-DIN=${PROJECT_SOURCE_DIR}/impl/${header}" "-DOUT=${folder}/${name}"
+              -P "${PROJECT_SOURCE_DIR}/cmake/header.cmake"
+      DEPENDS "${PROJECT_SOURCE_DIR}/impl/${header}" "${PROJECT_SOURCE_DIR}/cmake/header.cmake"
+      COMMENT "Writing tandem/${name}")
+    list(APPEND written "${folder}/${name}")
   endforeach()
+  add_custom_target(td_public_headers DEPENDS ${written})
+  add_dependencies(tandem_shared td_public_headers)
+  add_dependencies(tandem_static td_public_headers)
+  install(FILES ${written} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/tandem")
 
   set(package "${CMAKE_INSTALL_LIBDIR}/cmake/tandem")
   foreach(kind shared static)

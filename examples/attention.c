@@ -1,5 +1,6 @@
-#include "base/rng.h"
-#include "flash/flash.h"
+#include <tandem/flash.h>
+#include <tandem/rng.h>
+
 #include <stdio.h>
 
 int main(void)

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Every public header stands alone and speaks both languages: C11 and C++17, without a warning.
-#   headers.sh CC CXX base/status.h ...
+# Every public header, as others include it, stands alone and speaks both languages: C11 and C++17, without a
+# warning.
+#   headers.sh CC CXX FOLDER base/status.h ...      FOLDER holds them as tandem/status.h
 set -euo pipefail
 
-impl=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../impl" && pwd)
-cc=$1 cxx=$2
-shift 2
+cc=$1 cxx=$2 folder=$3
+shift 3
 [ $# -gt 0 ] || { echo "no headers given" >&2; exit 1; }
 command -v "$cxx" >/dev/null || { echo "skipped: no C++ compiler ($cxx)"; exit 77; }
 
-warnings=(-Wall -Wextra -Wpedantic -Werror -fsyntax-only -I "$impl")
+warnings=(-Wall -Wextra -Wpedantic -Werror -fsyntax-only -I "$folder")
 for header; do
-    echo "#include \"$header\"" | "$cc" -std=c11 -Wstrict-prototypes "${warnings[@]}" -x c -
-    echo "#include \"$header\"" | "$cxx" -std=c++17 "${warnings[@]}" -x c++ -
+    echo "#include <tandem/${header##*/}>" | "$cc" -std=c11 -Wstrict-prototypes "${warnings[@]}" -x c -
+    echo "#include <tandem/${header##*/}>" | "$cxx" -std=c++17 "${warnings[@]}" -x c++ -
 done
 echo "headers: $# stand alone in C and C++"

@@ -1,5 +1,6 @@
-#include "device/device.h"
-#include "flash/flash.h"
+#include "device/device.h" /* the stranger's own */
+#include <tandem/device.h>
+#include <tandem/flash.h>
 
 int main(void)
 {
@@ -15,5 +16,5 @@ int main(void)
         td_flash_forward(dev, &one, q, q, v, o, lse, work) != TD_OK)
         return 1;
     td_device_close(dev);
-    return o[0] == 42 ? 0 : 1; /* one key: its value */
+    return o[0] == OWN_ANSWER ? 0 : 1; /* one key: its value */
 }

@@ -1,5 +1,5 @@
-#include "base/record.h"
-#include "base/rng.h"
+#include <tandem/record.h>
+#include <tandem/rng.h>
 
 #include <cstring>
 
