@@ -3,8 +3,10 @@
 Run by CTest as  python3 cli.py PATH_OF_TANDEM ; Python's standard library is all it needs.
 """
 
+import contextlib
 import fcntl
 import json
+import math
 import os
 import pty
 import re
@@ -44,6 +46,11 @@ def tables(text: str) -> list[list[dict[str, str]]]:
         assert all(re.fullmatch(r"-+:?", cell) for cell in rows[1]), block
         found.append([dict(zip(rows[0], row, strict=True)) for row in rows[2:]])
     return found
+
+
+def is_near(found, cell) -> bool:
+    """Whether they are numbers that differ in the last bit, as cJSON may write a double."""
+    return isinstance(found, float) and isinstance(cell, float) and math.isclose(found, cell, rel_tol=2.3e-16)
 
 
 class CliTest(unittest.TestCase):
@@ -90,9 +97,38 @@ class CliTest(unittest.TestCase):
                     r"^tandem \d+\.\d+\.\d+\n"
                     r"commit ([0-9a-f]{10,}( with changes)?|unknown), build [0-9a-f]{16}\n"
                     r"\w+ [\d.]+, -march=\S+, \w.*\n"
-                    r"backends: cpu( cuda, GPU architectures \d.*)?\n$",
+                    r"backends: cpu, (no cuda|cuda of GPU architectures \d.*)\n"
+                    r"oneDNN \d+\.\d+\.\d+\n$",
                 )
         self.assertIn("there are bench, attention", run("nonsense").stderr)
+
+    def test_every_help_has_examples_that_run(self):
+        small = {"bench": TINY, "flash": [*SHORT, "--seq", "16"], "attention": [*SHORT, "--seq", "16"]}
+        for command in [[], *([name] for name in COMMANDS)]:
+            text = self.succeed(*command, "--help")
+            examples = re.findall(r"^  (tandem (\w+) .*)$", text.partition("\nExamples:\n")[2], re.MULTILINE)
+            self.assertGreaterEqual(len(examples), 2, command)
+            for line, name in examples:
+                self.assertIn(name, command or COMMANDS)
+                if "cuda" in line:
+                    continue
+                with self.subTest(example=line):
+                    words = line.replace("records.jsonl", str(self.json)).split()[1:]
+                    done = run(*words, *small.get(name, []))
+                    self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_help_says_which_dtypes_a_device_has(self):
+        """What it says of the CPU is tried."""
+        for command, small in (("flash", SHORT), ("attention", SHORT), ("bench", TINY)):
+            text = " ".join(self.succeed(command, "--help").split())
+            said = re.search(r"--dtype=NAME (.*?)--", text)[1]
+            self.assertIn("on cuda also", said)
+            here, there = said.split("on cuda also")
+            for dtype in ("f32", "bf16", "f16", "tf32"):
+                with self.subTest(command=command, dtype=dtype):
+                    where = here if re.search(rf"\b{dtype}\b", here) else there
+                    self.assertRegex(where, rf"\b{dtype}\b")
+                    self.assertEqual(run(command, *small, "--dtype", dtype).returncode, where is there)
 
     def test_mistakes_end_with_status_2(self):
         for args, message in [
@@ -167,7 +203,11 @@ class CliTest(unittest.TestCase):
             ("flash --batch 0", "tandem flash: --batch: '0' needs to be at least 1"),
             ("flash --heads 0", "tandem flash: --heads: '0' needs to be at least 1"),
             ("flash --warmup -1", "tandem flash: --warmup: '-1' needs to be at least 0"),
-            ("flash --dtype int8", "tandem flash: --dtype: dtype is 'int8'"),
+            ("flash --dtype int8", "tandem flash: --dtype: 'int8' needs to be f32, tf32, bf16 or f16"),
+            ("flash --dtype f64", "tandem flash: --dtype: 'f64' needs to be f32, tf32, bf16 or f16"),
+            ("attention --dtype bf16_mixed", "--dtype: 'bf16_mixed' needs to be f32, tf32, bf16 or f16"),
+            ("account --json=", "tandem account: --json: '' is no file name"),
+            ("sizes --device cpu", "tandem sizes: unrecognized option '--device'"),
             ("precision --count -1", "tandem precision: --count: '-1' needs to be at least 0"),
             (
                 "precision --count 10000001",
@@ -243,6 +283,47 @@ class CliTest(unittest.TestCase):
                 said = f"tandem {command[0]}: standard output: No space left on device\n"
                 self.assertEqual(done.stderr.count(said), 1)
         self.assertFalse(Path("-").exists())
+
+    def test_rows_of_arithmetic_are_records(self):
+        known = "memory_accounting attention_accounting ddp_overhead_model communication_accounting".split()
+        known += "parallelism_calculations mixed_precision_accumulation benchmarking_mixed_precision".split()
+        for command in (["sizes"], ["account"], ["precision"], ["precision", "--ops"]):
+            with self.subTest(command=command):
+                shown = run(*command)
+                done = run(*command, "--json", "-")
+                self.assertEqual((done.returncode, done.stderr), (0, shown.stdout))
+                self.json.unlink(missing_ok=True)
+                self.assertEqual(self.succeed(*command, "--json", str(self.json)), shown.stdout)
+                records = [json.loads(line) for line in done.stdout.splitlines()]
+                rows = [row for table in tables(shown.stdout) for row in table]
+                self.assertEqual(len(records), len(rows))
+                self.assertEqual([r["case"] for r in records], [r["case"] for r in self.records()])
+                self.assertEqual(len({json.dumps(r["case"]) for r in records}), len(rows))
+                for record, row in zip(records, rows, strict=True):
+                    self.assertIn(record["deliverable"], known)
+                    self.assertIn(record["module"], ("accounting", "precision"))
+                    self.assertNotIn("machine", record)
+                    self.assertRegex(record["build"]["library"], r"^[0-9a-f]{16}$")
+                    cells = [*record["case"].values(), *record["values"].values()]
+                    for cell in filter(None, row.values()):
+                        with contextlib.suppress(ValueError):
+                            cell = float(cell.replace(",", ""))
+                        self.assertTrue(
+                            any(found == cell or is_near(found, cell) for found in cells), f"{cell}: {cells}"
+                        )
+                with open("/dev/full", "w") as full:
+                    self.assertEqual(run(*command, "--json", "-", stdout=full).returncode, 1)
+                missing = self.folder / "missing" / "x.jsonl"
+                message = f"tandem {command[0]}: cannot open '{missing}': No such file or directory"
+                self.refuse(1, message, *command, "--json", str(missing))
+        records = [json.loads(line) for line in run("sizes", "--json", "-").stdout.splitlines()]
+        self.assertEqual(records[0]["case"], {"table": "sizes", "batch": 4, "context": 512, "size": "small"})
+        self.assertEqual(records[0]["values"]["parameters"], 128625408)
+        self.assertEqual(records[0]["values"]["forward_tflop"], 0.534)
+        loops = [json.loads(line) for line in run("precision", "--json", "-").stdout.splitlines()]
+        first = {"table": "loops", "count": 1000, "value": 0.01, "loop": 1}
+        first |= {"accumulator": "f32", "addend": "f32", "method": "sequential"}
+        self.assertEqual((loops[0]["case"], loops[0]["values"]["exactly"]), (first, 10.000133514404297))
 
     def test_full_disks_are_failures(self):
         with open("/dev/full", "w") as full:

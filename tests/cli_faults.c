@@ -176,8 +176,18 @@ typedef struct command {
 
 static const command commands[] = {
     {"account", td_command_account, {"tandem account"}, false},
+    {"account with records",
+     td_command_account,
+     {"tandem account", "flops", "training", "--json", "FILE"},
+     false},
     {"precision", td_command_precision, {"tandem precision"}, false},
+    {"precision with records", td_command_precision, {"tandem precision", "--json", "FILE"}, false},
+    {"autocast to standard output",
+     td_command_precision,
+     {"tandem precision", "--ops", "--json", "-"},
+     false},
     {"sizes", td_command_sizes, {"tandem sizes"}, false},
+    {"sizes with records", td_command_sizes, {"tandem sizes", "--json", "FILE"}, false},
     {"attention",
      td_command_attention,
      {"tandem attention", "--seq", "3,5", "--head-dim", "4", "--warmup", "1", "--iters", "2", "--threads",

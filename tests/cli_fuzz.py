@@ -29,7 +29,7 @@ LARGEST = "2147483647"  # of a size: taken, and then too much for the memory tha
 SIZES = [*NUMBERS, LARGEST]
 LISTS = [*NUMBERS, "1,2,3", "16,33", ",".join(["1"] * 65), ",".join(["2"] * 64), "1,,2"]
 NAMES = [
-    *"whole phases along after all most transient held".split(),
+    *"whole phases along after all most transient held bf16_mixed".split(),
     *"10B f32 bf16 f16 f64 tf32 naive flash cpu cuda cuda:0 cuda:-1 cuda:x train forward Small %n%s ../.. -".split(),
     *["", " ", "a" * 3000, b"\xff\xc0\x80", "\n", "cpu\n"],
 ]
@@ -110,7 +110,7 @@ class Case:
                 args.append(draw.choice(FLAGS))
         if command == "account" and draw.random() < 0.5:
             args += draw.choices(SECTIONS, k=draw.randrange(1, 4))
-        if command in ("bench", "attention", "flash") and draw.random() < 0.5:
+        if draw.random() < 0.5:
             args += ["--json", self.draw_json()]
         return [command, *args]
 

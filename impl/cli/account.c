@@ -4,6 +4,7 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/output.h"
+#include "cli/rows.h"
 #include "transformer/transformer.h"
 
 #include <math.h>
@@ -29,15 +30,16 @@ static bool next_size(int64_t index, const char **name, td_account_model *model)
 
 /* ---- the model ---- */
 
-static td_status print_parameters(void)
+static td_status print_parameters(const td_common *common)
 {
     td_status status = TD_OK;
     td_table *table = NULL;
     td_account_model model;
     const char *name;
 
-    printf("Parameters by part: embedding and head V d each, attention 4 d^2 a layer, feed-forward 3 d d_ff "
-           "a layer\n\n");
+    fprintf(td_common_tables(common),
+            "Parameters by part: embedding and head V d each, attention 4 d^2 a layer, feed-forward 3 d d_ff "
+            "a layer\n\n");
     TD_TRY(td_table_create("lrrrrrrrr",
                            "size\tembedding\tattention\tfeed-forward\tnorms\thead\ttotal\ttensors\tf32 MiB",
                            &table));
@@ -51,22 +53,24 @@ static td_status print_parameters(void)
                             td_grouped(p.head, text[4]), td_grouped(p.total, text[5]), p.tensors,
                             (double)p.total * 4.0 / mib));
     }
-    td_table_print(table);
+    TD_TRY(td_rows_show(common, table, &(td_rows){"memory_accounting", "accounting", "parameters", 1, NULL}));
 cleanup:
     td_table_destroy(table);
     return status;
 }
 
-static td_status print_flops(void)
+static td_status print_flops(const td_common *common)
 {
     td_status status = TD_OK;
     td_table *table = NULL;
     td_account_model model;
     const char *name;
 
-    printf("TFLOP of one pass, batch 4, context 512: a multiply-add is 2, backward is 2x forward; the masked "
-           "half of "
-           "attention is counted\n\n");
+    fprintf(
+        td_common_tables(common),
+        "TFLOP of one pass, batch 4, context 512: a multiply-add is 2, backward is 2x forward; the masked "
+        "half of "
+        "attention is counted\n\n");
     TD_TRY(td_table_create("lrrrrrrr",
                            "size\tprojections\tQK^T and PV\tfeed-forward\thead\tforward\tbackward\tsoftmax",
                            &table));
@@ -77,14 +81,15 @@ static td_status print_flops(void)
                             f.attention_products / 1e12, f.ffn / 1e12, f.head / 1e12, f.forward_matmul / 1e12,
                             f.backward_matmul / 1e12, f.softmax / 1e12));
     }
-    td_table_print(table);
+    TD_TRY(td_rows_show(common, table,
+                        &(td_rows){"memory_accounting", "accounting", "flops", 1, "batch=4\tcontext=512"}));
 cleanup:
     td_table_destroy(table);
     return status;
 }
 
 /** The leaderboard of 2026: an 8B model over two GPUs, whose best step took 3837 ms. */
-static td_status print_mfu(void)
+static td_status print_mfu(const td_common *common)
 {
     static const td_account_model model = {4096, 11008, 34, 32, 151936};
     static const double peak = 2250e12, seconds = 3.837;
@@ -101,9 +106,10 @@ static td_status print_mfu(void)
     TD_TRY(td_account_model_activations(&model, 1, 32768, 2, &a));
     double step = f.forward_matmul + f.backward_matmul;
     TD_TRY(td_account_mfu(step / 2.0, seconds, peak, &mfu));
-    printf("Model FLOPs utilisation: the leaderboard of 2026, d 4096, d_ff 11008, 34 layers, 32 heads, "
-           "vocabulary "
-           "151,936, batch 2, context 32768, causal flash attention\n\n");
+    fprintf(td_common_tables(common),
+            "Model FLOPs utilisation: the leaderboard of 2026, d 4096, d_ff 11008, 34 layers, 32 heads, "
+            "vocabulary "
+            "151,936, batch 2, context 32768, causal flash attention\n\n");
     TD_TRY(td_table_create(
         "rrrrrr",
         "parameters\tPFLOP a step\tbf16 logits GiB a sequence\tstep ms\tTFLOP/s a GPU, of two\t"
@@ -111,7 +117,10 @@ static td_status print_mfu(void)
         &table));
     TD_TRY(td_table_row(table, "%s\t%.2f\t%.2f\t%.0f\t%.0f\t%.1f %%", td_grouped(p.total, text), step / 1e15,
                         (double)a.logits / gib, seconds * 1e3, step / 2.0 / seconds / 1e12, 100.0 * mfu));
-    td_table_print(table);
+    TD_TRY(td_rows_show(
+        common, table,
+        &(td_rows){"memory_accounting", "accounting", "mfu", 0,
+                   "d_model=4096\td_ff=11008\tlayers=34\theads=32\tvocab=151936\tbatch=2\tcontext=32768"}));
 cleanup:
     td_table_destroy(table);
     return status;
@@ -119,16 +128,17 @@ cleanup:
 
 /* ---- memory ---- */
 
-static td_status print_activations(void)
+static td_status print_activations(const td_common *common)
 {
     td_status status = TD_OK;
     td_table *table = NULL;
     td_account_model model;
     const char *name;
 
-    printf("Activations in MiB, f32, batch 4: one residual tensor B S d, one layer's scores B H S^2, one "
-           "feed-forward "
-           "hidden B S d_ff, logits B S V\n\n");
+    fprintf(td_common_tables(common),
+            "Activations in MiB, f32, batch 4: one residual tensor B S d, one layer's scores B H S^2, one "
+            "feed-forward "
+            "hidden B S d_ff, logits B S V\n\n");
     TD_TRY(td_table_create("lrrrrr", "size\tcontext\tresidual MiB\tscores MiB\tfeed-forward MiB\tlogits MiB",
                            &table));
     for (int64_t i = 0; next_size(i, &name, &model); i++)
@@ -139,22 +149,25 @@ static td_status print_activations(void)
                                 (double)a.residual / mib, (double)a.scores / mib, (double)a.ffn / mib,
                                 (double)a.logits / mib));
         }
-    td_table_print(table);
+    TD_TRY(
+        td_rows_show(common, table,
+                     &(td_rows){"memory_accounting", "accounting", "activations", 2, "batch=4\tdtype=f32"}));
 cleanup:
     td_table_destroy(table);
     return status;
 }
 
-static td_status print_training(void)
+static td_status print_training(const td_common *common)
 {
     td_status status = TD_OK;
     td_table *table = NULL;
     td_account_model model;
     const char *name;
 
-    printf("Memory in GiB without activations, f32 and AdamW: 16 bytes a parameter; copies are what bf16 "
-           "autocast "
-           "keeps of every linear's weight\n\n");
+    fprintf(td_common_tables(common),
+            "Memory in GiB without activations, f32 and AdamW: 16 bytes a parameter; copies are what bf16 "
+            "autocast "
+            "keeps of every linear's weight\n\n");
     TD_TRY(td_table_create(
         "lrrrrrr",
         "size\tparameters GiB\tgradients GiB\tAdamW state GiB\ttraining GiB\tautocast copies GiB\t"
@@ -171,13 +184,13 @@ static td_status print_training(void)
                             (double)t.gradients / gib, (double)t.optimizer_state / gib, (double)t.total / gib,
                             (double)copies / gib, ((double)t.parameters + (double)copies) / gib));
     }
-    td_table_print(table);
+    TD_TRY(td_rows_show(common, table, &(td_rows){"memory_accounting", "accounting", "training", 1, NULL}));
 cleanup:
     td_table_destroy(table);
     return status;
 }
 
-static td_status print_checkpointing(void)
+static td_status print_checkpointing(const td_common *common)
 {
     static const int64_t blocks = 32, segments[] = {1, 2, 4, 8, 16, 32};
     /* One residual tensor of 4 x 2048 x 2560 f32, and what the handout's course measured for one block. */
@@ -185,16 +198,19 @@ static td_status print_checkpointing(void)
     td_status status = TD_OK;
     td_table *table = NULL;
 
-    printf("Gradient checkpointing, 2.7B (the xl of 2026), batch 4, context 2048: 32 blocks, 80 MiB a "
-           "boundary, 3.6 "
-           "GiB a block\n\n");
+    fprintf(td_common_tables(common),
+            "Gradient checkpointing, 2.7B (the xl of 2026), batch 4, context 2048: 32 blocks, 80 MiB a "
+            "boundary, 3.6 "
+            "GiB a block\n\n");
     TD_TRY(td_table_create("rr", "blocks a segment\tactivations GiB", &table));
     for (size_t i = 0; i < sizeof segments / sizeof segments[0]; i++) {
         int64_t bytes = 0;
         TD_TRY(td_account_checkpointing(blocks, segments[i], boundary, block, &bytes));
         TD_TRY(td_table_row(table, "%" PRId64 "\t%.2f", segments[i], (double)bytes / gib));
     }
-    td_table_print(table);
+    TD_TRY(td_rows_show(common, table,
+                        &(td_rows){"memory_accounting", "accounting", "checkpointing", 1,
+                                   "size=2.7B\tbatch=4\tcontext=2048"}));
 cleanup:
     td_table_destroy(table);
     return status;
@@ -202,15 +218,17 @@ cleanup:
 
 /* ---- attention ---- */
 
-static td_status print_attention(void)
+static td_status print_attention(const td_common *common)
 {
     static const int64_t lengths[] = {256, 1024, 4096, 8192, 16384};
     td_status status = TD_OK;
     td_table *table = NULL;
 
-    printf("Attention, batch 8, one head of 64, f32, no mask: M = B S^2 e is one score matrix; saved is kept "
-           "for "
-           "backward, with q, k, v and o\n\n");
+    fprintf(
+        td_common_tables(common),
+        "Attention, batch 8, one head of 64, f32, no mask: M = B S^2 e is one score matrix; saved is kept "
+        "for "
+        "backward, with q, k, v and o\n\n");
     TD_TRY(
         td_table_create("rrrrrrrrr",
                         "seq\tM MiB\tsaved, course softmax MiB\tsaved, fused softmax MiB\tsaved, flash MiB\t"
@@ -226,22 +244,25 @@ static td_status print_attention(void)
                             (double)course.forward_peak / mib, (double)course.backward_peak / mib,
                             course.forward_flops / 1e9, course.forward_flops / course.softmax_flops));
     }
-    td_table_print(table);
+    TD_TRY(td_rows_show(common, table,
+                        &(td_rows){"attention_accounting", "accounting", "attention", 1,
+                                   "batch=8\theads=1\thead_dim=64\tdtype=f32"}));
 cleanup:
     td_table_destroy(table);
     return status;
 }
 
-static td_status print_attention_oom(void)
+static td_status print_attention_oom(const td_common *common)
 {
     static const int64_t memories[] = {16, 24, 40, 80, 141};
     static const int64_t element_bytes[] = {4, 2};
     td_status status = TD_OK;
     td_table *table = NULL;
 
-    printf("The first power of two at which naive attention's backward peak, 8 M + 8 B S d e, does not fit: "
-           "batch 8, "
-           "one head of 64\n\n");
+    fprintf(td_common_tables(common),
+            "The first power of two at which naive attention's backward peak, 8 M + 8 B S d e, does not fit: "
+            "batch 8, "
+            "one head of 64\n\n");
     TD_TRY(td_table_create("rrr", "memory GiB\tseq, f32\tseq, bf16", &table));
     for (size_t i = 0; i < sizeof memories / sizeof memories[0]; i++) {
         int64_t seq[2];
@@ -249,7 +270,9 @@ static td_status print_attention_oom(void)
             TD_TRY(td_account_attention_oom(8, 64, element_bytes[j], memories[i] << 30, &seq[j]));
         TD_TRY(td_table_row(table, "%" PRId64 "\t%" PRId64 "\t%" PRId64, memories[i], seq[0], seq[1]));
     }
-    td_table_print(table);
+    TD_TRY(td_rows_show(common, table,
+                        &(td_rows){"attention_accounting", "accounting", "attention_oom", 1,
+                                   "batch=8\theads=1\thead_dim=64"}));
 cleanup:
     td_table_destroy(table);
     return status;
@@ -257,7 +280,7 @@ cleanup:
 
 /* ---- communication ---- */
 
-static td_status print_ddp(void)
+static td_status print_ddp(const td_common *common)
 {
     static const struct {
         const char *name;
@@ -268,9 +291,10 @@ static td_status print_ddp(void)
     td_status status = TD_OK;
     td_table *table = NULL;
 
-    printf("Distributed data parallel, xl in f32: s = 7.993 GB of gradients; overhead after backward s / (n "
-           "w) + n o "
-           "for n buckets\n\n");
+    fprintf(td_common_tables(common),
+            "Distributed data parallel, xl in f32: s = 7.993 GB of gradients; overhead after backward s / (n "
+            "w) + n o "
+            "for n buckets\n\n");
     TD_TRY(td_table_create("lrrr", "link\tbuckets\tMB a bucket\toverhead ms", &table));
     for (size_t i = 0; i < sizeof links / sizeof links[0]; i++) {
         td_account_ddp_optimum best;
@@ -286,22 +310,25 @@ static td_status print_ddp(void)
         TD_TRY(td_table_row(table, "%s, optimum\t%.1f\t%.1f\t%.2f", links[i].name, best.buckets,
                             best.bucket_bytes / 1e6, best.seconds * 1e3));
     }
-    td_table_print(table);
+    TD_TRY(td_rows_show(common, table,
+                        &(td_rows){"ddp_overhead_model", "accounting", "ddp", 2, "size=xl\tdtype=f32"}));
 cleanup:
     td_table_destroy(table);
     return status;
 }
 
-static td_status print_ring(void)
+static td_status print_ring(const td_common *common)
 {
     static const double sizes[] = {1, 10, 100, 1024};
     static const int64_t ranks[] = {2, 4, 6};
     td_status status = TD_OK;
     td_table *table = NULL;
 
-    printf("All-reduce in ms over links of 180 GB/s: ring 2 (N - 1) / N S / W; alternate, which passes whole "
-           "buffers "
-           "on, (N - 1) S / W\n\n");
+    fprintf(
+        td_common_tables(common),
+        "All-reduce in ms over links of 180 GB/s: ring 2 (N - 1) / N S / W; alternate, which passes whole "
+        "buffers "
+        "on, (N - 1) S / W\n\n");
     TD_TRY(td_table_create("rrrr", "MiB\tranks\tring ms\talternate ms", &table));
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         for (size_t j = 0; j < sizeof ranks / sizeof ranks[0]; j++) {
@@ -310,7 +337,7 @@ static td_status print_ring(void)
             TD_TRY(td_table_row(table, "%.0f\t%" PRId64 "\t%.4f\t%.4f", sizes[i], ranks[j], ring * 1e3,
                                 alternate * 1e3));
         }
-    td_table_print(table);
+    TD_TRY(td_rows_show(common, table, &(td_rows){"ddp_overhead_model", "accounting", "ring", 2, NULL}));
 cleanup:
     td_table_destroy(table);
     return status;
@@ -318,7 +345,7 @@ cleanup:
 
 static const td_account_xxl xxl = {.d_model = 16384, .d_ff = 53248, .blocks = 126};
 
-static td_status print_xxl(void)
+static td_status print_xxl(const td_common *common)
 {
     td_status status = TD_OK;
     td_table *table = NULL;
@@ -330,7 +357,8 @@ static td_status print_xxl(void)
     TD_TRY(td_account_xxl_memory_of(&xxl, &m));
     TD_TRY(td_account_xxl_devices(&xxl, 95e9, &devices));
     TD_TRY(td_account_xxl_fsdp_bytes(&xxl, 1024, devices, &with_activations));
-    printf("communication_accounting, XXL: d 16384, d_ff 53248, 126 blocks of two linears\n\n");
+    fprintf(td_common_tables(common),
+            "communication_accounting, XXL: d 16384, d_ff 53248, 126 blocks of two linears\n\n");
     TD_TRY(td_table_create("lrl", "quantity\tvalue\thow", &table));
     TD_TRY(td_table_row(table, "parameters\t%s\t2 d d_ff blocks", td_grouped(m.parameters, text[0])));
     TD_TRY(td_table_row(table, "state TB\t%.3f\t16 bytes a parameter: f32 weight, gradient, two moments",
@@ -345,13 +373,13 @@ static td_status print_xxl(void)
     TD_TRY(td_table_row(table,
                         "GB a device\t%.1f\t(16 P + A / 2) / N + A / 2 for A of 1024 tokens and that N",
                         with_activations / 1e9));
-    td_table_print(table);
+    TD_TRY(td_rows_show(common, table, &(td_rows){"communication_accounting", "accounting", "xxl", 1, NULL}));
 cleanup:
     td_table_destroy(table);
     return status;
 }
 
-static td_status print_mesh(void)
+static td_status print_mesh(const td_common *common)
 {
     static const td_account_mesh mesh = {.flops_per_second = 4.6e14,
                                          .bytes_per_second = 1.8e11,
@@ -364,9 +392,11 @@ static td_status print_mesh(void)
     td_account_mesh_batch b;
 
     TD_TRY(td_account_mesh_batch_of(&xxl, &mesh, &b));
-    printf("XXL on a mesh of X = 16 ways FSDP over M_X = 2 axes and Y = 4 ways tensor parallel over M_Y = 1; "
-           "assumed: "
-           "C = 4.6e14 FLOP/s a device, W = 1.8e11 bytes/s an axis (2 directions of 9e10)\n\n");
+    fprintf(
+        td_common_tables(common),
+        "XXL on a mesh of X = 16 ways FSDP over M_X = 2 axes and Y = 4 ways tensor parallel over M_Y = 1; "
+        "assumed: "
+        "C = 4.6e14 FLOP/s a device, W = 1.8e11 bytes/s an axis (2 directions of 9e10)\n\n");
     TD_TRY(td_table_create("lrrl", "quantity\tvalue\ta device\thow", &table));
     TD_TRY(td_table_row(table, "alpha\t%.1f\t\tC / W", b.alpha));
     TD_TRY(td_table_row(table, "tokens that hide FSDP\t%.0f\t%.0f\tX alpha / M_X", b.fsdp_tokens,
@@ -378,13 +408,14 @@ static td_status print_mesh(void)
                         b.shared_wire_tokens, b.shared_wire_tokens_per_device));
     TD_TRY(td_table_row(table, "tokens, best mesh of any shape\t\t%.1f\talpha^2 / (M_X M_Y d_ff)",
                         b.optimum_tokens_per_device));
-    td_table_print(table);
+    TD_TRY(
+        td_rows_show(common, table, &(td_rows){"communication_accounting", "accounting", "mesh", 1, NULL}));
 cleanup:
     td_table_destroy(table);
     return status;
 }
 
-static td_status print_parallel(void)
+static td_status print_parallel(const td_common *common)
 {
     static const struct {
         const char *name;
@@ -402,9 +433,10 @@ static td_status print_parallel(void)
     td_table *table = NULL;
     double overlapped = 0, shared = 0;
 
-    printf("The calculations of 2026 for one feed-forward of three matrices: B = 2^20 tokens, D 16384, F "
-           "53248, N = 64 "
-           "devices, C = 4.6e14 FLOP/s, W = 1.8e11 bytes/s\n\n");
+    fprintf(td_common_tables(common),
+            "The calculations of 2026 for one feed-forward of three matrices: B = 2^20 tokens, D 16384, F "
+            "53248, N = 64 "
+            "devices, C = 4.6e14 FLOP/s, W = 1.8e11 bytes/s\n\n");
     TD_TRY(td_table_create("lrrrrrr",
                            "strategy\tforward compute ms\tforward communication ms\tlargest N, forward\t"
                            "backward compute ms\tbackward communication ms\tlargest N, backward",
@@ -422,7 +454,8 @@ static td_status print_parallel(void)
     TD_TRY(td_account_fsdp_tensor_devices(&parallel, &overlapped, &shared));
     TD_TRY(td_table_row(table, "FSDP and tensor, overlapped\t\t\t%.0f", overlapped));
     TD_TRY(td_table_row(table, "FSDP and tensor, one wire\t\t\t%.0f", shared));
-    td_table_print(table);
+    TD_TRY(td_rows_show(common, table,
+                        &(td_rows){"parallelism_calculations", "accounting", "parallel", 1, NULL}));
 cleanup:
     td_table_destroy(table);
     return status;
@@ -436,14 +469,14 @@ static td_status add_cost(td_table *table, const char *operation, td_dtype dtype
                         cost->bytes / mib, cost->flops / cost->bytes);
 }
 
-static td_status print_costs(void)
+static td_status print_costs(const td_common *common)
 {
     static const td_dtype dtypes[] = {TD_F32, TD_BF16};
     td_status status = TD_OK;
     td_table *table = NULL;
     td_cost cost;
 
-    printf("Operations: FLOPs, the least bytes they move, and the ratio\n\n");
+    fprintf(td_common_tables(common), "Operations: FLOPs, the least bytes they move, and the ratio\n\n");
     TD_TRY(td_table_create("llrrr", "operation\tdtype\tGFLOP\tMiB\tFLOP a byte", &table));
     for (int i = 0; i < 2; i++) {
         td_dtype dtype = dtypes[i];
@@ -456,7 +489,7 @@ static td_status print_costs(void)
         TD_TRY(td_adamw_cost(128625408, dtype, &cost));
         TD_TRY(add_cost(table, "AdamW, small", dtype, &cost));
     }
-    td_table_print(table);
+    TD_TRY(td_rows_show(common, table, &(td_rows){"memory_accounting", "accounting", "operations", 2, NULL}));
 cleanup:
     td_table_destroy(table);
     return status;
@@ -466,7 +499,7 @@ cleanup:
 
 static const struct section {
     const char *name;
-    td_status (*print[2])(void);
+    td_status (*print[2])(const td_common *common);
 } sections[] = {
     {"parameters", {print_parameters, NULL}},
     {"flops", {print_flops, print_mfu}},
@@ -482,6 +515,7 @@ static const struct section {
 enum { SECTIONS = sizeof sections / sizeof sections[0] };
 
 typedef struct arguments {
+    td_common common;
     bool wanted[SECTIONS];
     bool any;
 } arguments;
@@ -491,6 +525,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     arguments *args = state->input;
     bool known = false;
 
+    if (key == ARGP_KEY_INIT) {
+        state->child_inputs[0] = &args->common;
+        return 0;
+    }
     if (key != ARGP_KEY_ARG)
         return ARGP_ERR_UNKNOWN;
     for (int i = 0; i < SECTIONS; i++)
@@ -508,8 +546,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 td_status td_command_account(int argc, char **argv)
 {
+    static const struct argp_child children[] = {{&td_json_argp, 0, NULL, 0}, {0}};
     static const struct argp argp = {
         .parser = parse,
+        .children = children,
         .args_doc = "[SECTION...]",
         .doc = "Shows the arithmetic behind the reports: all sections, or those that are named.\n"
                "\n"
@@ -521,15 +561,19 @@ td_status td_command_account(int argc, char **argv)
                "  ddp          the overhead model of bucketed gradients; ring all-reduce\n"
                "  xxl          communication_accounting: memory, devices, batch of a mesh\n"
                "  parallel     the parallelism calculations of 2026\n"
-               "  operations   FLOPs and bytes of single operations"};
+               "  operations   FLOPs and bytes of single operations"
+               "\vExamples:\n"
+               "  tandem account flops training\n"
+               "  tandem account ddp --json records.jsonl"};
     arguments args = {.any = false};
     td_status status = TD_OK;
 
     argp_parse(&argp, argc, argv, 0, NULL, &args);
+    TD_TRY(td_common_probe(&args.common));
     for (int i = 0; i < SECTIONS; i++)
         for (int j = 0; j < 2; j++)
             if ((!args.any || args.wanted[i]) && sections[i].print[j])
-                TD_TRY(sections[i].print[j]());
+                TD_TRY(sections[i].print[j](&args.common));
 cleanup:
     return status;
 }

@@ -29,7 +29,8 @@ static const struct argp_option options[] = {
     {"heads", KEY_HEADS, "N", 0, "heads (1)", 1},
     {"seq", KEY_SEQ, "N,N,...", 0, "lengths of queries and keys, one after the other (1024)", 1},
     {"head-dim", KEY_HEAD_DIM, "N", 0, "size of a head (64)", 1},
-    {"dtype", KEY_DTYPE, "NAME", 0, "f32 (the default) or bf16", 1},
+    {"dtype", KEY_DTYPE, "NAME", 0,
+     "f32 (the default) or bf16; on cuda also f16, and tf32, whose products round their inputs to TF32", 1},
     {"causal", KEY_CAUSAL, 0, 0, "query i sees keys 0 to i only", 1},
     {0, 0, 0, 0, "The measurement:", 2},
     {"warmup", KEY_WARMUP, "N", 0, "untimed calls of each pass (5)", 2},
@@ -43,6 +44,21 @@ typedef struct arguments {
     int length_count;
     int64_t warmup, iters;
 } arguments;
+
+static void take_dtype(const struct argp_state *state, const char *text, td_attention_shape *shape)
+{
+    td_precision precision;
+
+    if (td_precision_parse(text, &precision) != TD_OK || precision == TD_PRECISION_BF16_MIXED)
+        argp_error(state, "--dtype: '%s' needs to be f32, tf32, bf16 or f16", text);
+    shape->dtype = td_precision_dtype(precision);
+    shape->tf32 = precision == TD_PRECISION_TF32;
+}
+
+static const char *dtype_name(const td_attention_shape *shape)
+{
+    return shape->tf32 ? td_precision_name(TD_PRECISION_TF32) : td_dtype_name(shape->dtype);
+}
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -65,7 +81,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         args->shape.head_dim = td_option_integer(state, "head-dim", arg, 1, INT32_MAX);
         return 0;
     case KEY_DTYPE:
-        args->shape.dtype = td_option_dtype(state, "dtype", arg);
+        take_dtype(state, arg, &args->shape);
         return 0;
     case KEY_CAUSAL:
         args->shape.causal = true;
@@ -202,7 +218,7 @@ static td_status append_record(const td_attend *attend, const arguments *args, c
     TD_TRY(td_record_set_integer(record, "case.heads", shape->heads));
     TD_TRY(td_record_set_integer(record, "case.seq", shape->seq));
     TD_TRY(td_record_set_integer(record, "case.head_dim", shape->head_dim));
-    TD_TRY(td_record_set_string(record, "case.dtype", td_dtype_name(shape->dtype)));
+    TD_TRY(td_record_set_string(record, "case.dtype", dtype_name(shape)));
     TD_TRY(td_record_set_bool(record, "case.causal", shape->causal));
     TD_TRY(td_record_set_integer(record, "case.warmup", args->warmup));
     TD_TRY(td_record_set_string(record, "case.pass", r->backward ? "backward" : "forward"));
@@ -314,7 +330,7 @@ td_status td_attend_run(const td_attend *attend, int argc, char **argv)
             "%s attention: batch %" PRId64 ", heads %" PRId64 ", head_dim %" PRId64 ", %s%s, %" PRId64
             " warm-up and %" PRId64 " timed calls on %s: %s",
             attend->impl->name, args.shape.batch, args.shape.heads, args.shape.head_dim,
-            td_dtype_name(args.shape.dtype), args.shape.causal ? ", causal" : "", args.warmup, args.iters,
+            dtype_name(&args.shape), args.shape.causal ? ", causal" : "", args.warmup, args.iters,
             td_device_name(dev), td_machine_name(dev, machine));
     if (td_device_kind_of(dev) == TD_DEVICE_CPU)
         fprintf(out, "; %d used", td_cpu_threads());

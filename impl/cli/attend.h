@@ -4,11 +4,11 @@
 
 #include "attention/attention.h"
 
-/** The end of each doc. */
+/** The end of each doc, but for the lines of its examples. */
 #define TD_ATTEND_NOTES                                                                                      \
     "\vGFLOP/s counts 4 batch heads seq seq head_dim FLOPs forward, half of them with --causal, and 2.5 "    \
     "times that backward, whatever was computed. Saved is what forward leaves for backward beside q, k, v "  \
-    "and o. A length that does not fit into the memory is a row that says oom."
+    "and o. A length that does not fit into the memory is a row that says oom.\n\nExamples:\n"
 
 typedef struct td_attend {
     const td_attention_impl *impl;

@@ -7,7 +7,9 @@ td_status td_command_attention(int argc, char **argv)
                               .deliverable = "pytorch_attention",
                               .module = "attention",
                               .doc = "Times attention with the score matrix in memory, on random queries, "
-                                     "keys and values." TD_ATTEND_NOTES};
+                                     "keys and values." TD_ATTEND_NOTES
+                                     "  tandem attention --batch 8 --seq 256,1024 --head-dim 32\n"
+                                     "  tandem attention --seq 1024 --dtype bf16 --json records.jsonl"};
 
     return td_attend_run(&attend, argc, argv);
 }

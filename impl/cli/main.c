@@ -3,6 +3,7 @@
 #include "base/build.h"
 
 #include <argp.h>
+#include <dnnl.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -20,13 +21,16 @@ TD_API void (*argp_program_version_hook)(FILE *, struct argp_state *) = print_ve
 static void print_version(FILE *stream, struct argp_state *state)
 {
     const td_build *build = td_build_info();
+    const dnnl_version_t *onednn = dnnl_version(); /* of the library that is loaded */
+    const bool cuda = strstr(build->backends, "cuda") != NULL;
 
     (void)state;
     fprintf(stream, "tandem %s\n", build->version);
     fprintf(stream, "commit %s%s, build %s\n", build->commit, build->dirty ? " with changes" : "", build->id);
     fprintf(stream, "%s, -march=%s, %s\n", build->compiler, build->march, build->flags);
-    fprintf(stream, "backends: %s%s%s\n", build->backends,
-            build->architectures[0] ? ", GPU architectures " : "", build->architectures);
+    fprintf(stream, "backends: cpu, %s%s\n", cuda ? "cuda of GPU architectures " : "no cuda",
+            build->architectures);
+    fprintf(stream, "oneDNN %d.%d.%d\n", onednn->major, onednn->minor, onednn->patch);
 }
 
 static const struct command {
@@ -101,7 +105,10 @@ int main(int argc, char **argv)
                "messages and "
                "progress go to standard error. The exit status is 0, or 1 if something failed, or 2 for a "
                "mistake in "
-               "the arguments."};
+               "the arguments.\n\n"
+               "Examples:\n"
+               "  tandem bench --size small --timed phases\n"
+               "  tandem flash --seq 512,1024 --causal --json -"};
     invocation call = {0};
 
     if (atexit(check_output) != 0)

@@ -60,15 +60,6 @@ int td_option_list(const struct argp_state *state, const char *option, const cha
     }
 }
 
-td_dtype td_option_dtype(const struct argp_state *state, const char *option, const char *text)
-{
-    td_dtype dtype = TD_F32;
-
-    if (td_dtype_parse(text, &dtype) != TD_OK)
-        argp_error(state, "--%s: %s", option, td_last_error());
-    return dtype;
-}
-
 void td_option_no_argument(const struct argp_state *state, const char *text)
 {
     argp_error(state, "'%s' is one argument too many", text);
@@ -97,18 +88,26 @@ static error_t parse_common(int key, char *arg, struct argp_state *state)
     }
 }
 
+#define JSON_OPTION                                                                                          \
+    {                                                                                                        \
+        "json", KEY_JSON, "FILE", 0,                                                                         \
+            "append each result to FILE, one JSON object a line; - is standard output, and tables then go "  \
+            "to "                                                                                            \
+            "standard error",                                                                                \
+            0                                                                                                \
+    }
+
 static const struct argp_option common_options[] = {
     {0, 0, 0, 0, "The machine:", 0},
     {"device", KEY_DEVICE, "NAME", 0, "cpu (the default), cuda or cuda:<index>", 0},
     {"threads", KEY_THREADS, "N", 0, "threads of the CPU's operations (default: OpenMP's)", 0},
-    {"json", KEY_JSON, "FILE", 0,
-     "append each result to FILE, one JSON object a line; - is standard output, and the table then goes to "
-     "standard "
-     "error",
-     0},
+    JSON_OPTION,
     {0}};
 
+static const struct argp_option json_options[] = {JSON_OPTION, {0}};
+
 const struct argp td_common_argp = {.options = common_options, .parser = parse_common};
+const struct argp td_json_argp = {.options = json_options, .parser = parse_common};
 
 bool td_common_pipes(const td_common *common)
 {
@@ -139,14 +138,18 @@ cleanup:
     return status;
 }
 
+td_status td_common_probe(const td_common *common)
+{
+    return common->json && !td_common_pipes(common) ? td_record_probe(common->json) : TD_OK;
+}
+
 td_status td_common_begin(const td_common *common, td_device **dev)
 {
     td_status status = TD_OK;
 
     if (common->threads > 0)
         TD_TRY(td_cpu_set_threads(common->threads));
-    if (common->json && !td_common_pipes(common))
-        TD_TRY(td_record_probe(common->json));
+    TD_TRY(td_common_probe(common));
     TD_TRY(td_device_open(common->device, dev));
 cleanup:
     return status;

@@ -23,8 +23,6 @@ double td_option_number(const struct argp_state *state, const char *option, cons
 int td_option_list(const struct argp_state *state, const char *option, const char *text, int64_t most,
                    int64_t *out, int capacity);
 
-td_dtype td_option_dtype(const struct argp_state *state, const char *option, const char *text);
-
 /** Refuses an argument that is no option. */
 void td_option_no_argument(const struct argp_state *state, const char *text);
 
@@ -40,8 +38,13 @@ typedef struct td_common {
 
 extern const struct argp td_common_argp;
 
-/** Sets the number of threads, makes sure that the record file can be appended to, before anything is
- * measured, and opens the device. Errors: those of the calls; TD_IO_ERROR names the file. */
+/** --json alone, for commands that need no device. */
+extern const struct argp td_json_argp;
+
+/** Makes sure that the record file can be appended to, before anything is computed. TD_IO_ERROR names it. */
+td_status td_common_probe(const td_common *common);
+
+/** Sets the number of threads, td_common_probe, and opens the device. Errors: those of the calls. */
 td_status td_common_begin(const td_common *common, td_device **dev);
 
 /** Whether the records go to standard output. */

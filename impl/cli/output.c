@@ -135,9 +135,22 @@ void td_table_write(const td_table *table, FILE *out)
     putc('\n', out);
 }
 
-void td_table_print(const td_table *table)
+int td_table_columns(const td_table *table)
 {
-    td_table_write(table, stdout);
+    return (int)strlen(table->align);
+}
+
+int64_t td_table_rows(const td_table *table)
+{
+    return table->count - 1;
+}
+
+void td_table_cell(const td_table *table, int64_t row, int column, char *text, size_t room)
+{
+    const char *start;
+    const int length = cell(table->lines[row], column, &start);
+
+    snprintf(text, room, "%.*s", length, start);
 }
 
 const char *td_grouped(int64_t number, char text[32])
@@ -303,11 +316,13 @@ td_status td_output_record(const td_device *dev, const char *deliverable, const 
 
     *out = NULL;
     TD_TRY(td_record_create(deliverable, module, "c", &record));
-    TD_TRY(td_record_set_string(record, "machine", td_machine_name(dev, machine)));
-    TD_TRY(set_host(record));
-    if (td_device_kind_of(dev) == TD_DEVICE_CPU)
+    if (dev) {
+        TD_TRY(td_record_set_string(record, "machine", td_machine_name(dev, machine)));
+        TD_TRY(set_host(record));
+    }
+    if (dev && td_device_kind_of(dev) == TD_DEVICE_CPU)
         TD_TRY(td_record_set_integer(record, "threads", td_cpu_threads()));
-    else
+    else if (dev)
         TD_TRY(td_record_set_string(record, "device", "cuda"));
     TD_TRY(td_record_set_string(record, "build.version", build->version));
     TD_TRY(td_record_set_string(record, "build.commit", build->commit));

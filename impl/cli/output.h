@@ -23,8 +23,12 @@ td_status td_table_row(td_table *table, const char *format, ...) __attribute__((
 /** Writes the table and an empty line; nothing for a table without rows. */
 void td_table_write(const td_table *table, FILE *out);
 
-/** The same to standard output. */
-void td_table_print(const td_table *table);
+/** How many columns and rows there are; row 0, which is not counted, holds the heads. */
+int td_table_columns(const td_table *table);
+int64_t td_table_rows(const td_table *table);
+
+/** A cell's text, cut to what `room` holds. */
+void td_table_cell(const td_table *table, int64_t row, int column, char *text, size_t room);
 
 /** number with a comma between groups of three digits, in text. Returns text. */
 const char *td_grouped(int64_t number, char text[32]);
@@ -43,7 +47,8 @@ void td_progress_end(void);
  * use. */
 const char *td_machine_name(const td_device *dev, char text[160]);
 
-/** A record of impl "c" with machine, host, threads, build and versions filled in. */
+/** A record of impl "c" with machine, host, threads, build and versions filled in. dev NULL: without the
+ * first three, for arithmetic that any machine does alike. */
 td_status td_output_record(const td_device *dev, const char *deliverable, const char *module,
                            td_record **out);
 

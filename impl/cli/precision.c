@@ -4,6 +4,7 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/output.h"
+#include "cli/rows.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -18,6 +19,7 @@ static const struct argp_option options[] = {
     {0}};
 
 typedef struct arguments {
+    td_common common;
     int64_t count;
     double value;
     bool ops;
@@ -28,6 +30,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     arguments *args = state->input;
 
     switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &args->common;
+        return 0;
     case KEY_COUNT:
         args->count = td_option_integer(state, "count", arg, 0, 10000000);
         return 0;
@@ -76,8 +81,10 @@ static td_status print_loops(const arguments *args)
     td_status status = TD_OK;
     td_table *table = NULL;
     td_sum_case c;
+    char more[80];
 
-    TD_TRY(td_table_create("llllrrrl", "loop\taccumulator\taddend\tmethod\tsum\texactly\terror\t", &table));
+    TD_TRY(
+        td_table_create("llllrrrl", "loop\taccumulator\taddend\tmethod\tsum\texactly\terror\tnote", &table));
     for (int i = 0; i < 4; i++) {
         char number[2] = {(char)('1' + i), '\0'};
         TD_TRY(td_precision_handout_case(i, &c));
@@ -101,15 +108,18 @@ static td_status print_loops(const arguments *args)
                               .method = methods[j]};
             TD_TRY(add_loop(table, "", &c));
         }
-    printf("%" PRId64 " additions of %g; loops 1 to 4 are those of the handout\n\n", args->count,
-           args->value);
-    td_table_print(table);
+    fprintf(td_common_tables(&args->common),
+            "%" PRId64 " additions of %g; loops 1 to 4 are those of the handout\n\n", args->count,
+            args->value);
+    snprintf(more, sizeof more, "count=%" PRId64 "\tvalue=%.17g", args->count, args->value);
+    TD_TRY(td_rows_show(&args->common, table,
+                        &(td_rows){"mixed_precision_accumulation", "precision", "loops", 4, more}));
 cleanup:
     td_table_destroy(table);
     return status;
 }
 
-static td_status print_toy_model(void)
+static td_status print_toy_model(const td_common *common)
 {
     static const td_autocast_device devices[] = {TD_AUTOCAST_CUDA, TD_AUTOCAST_CPU};
     static const td_dtype lows[] = {TD_F16, TD_BF16};
@@ -134,14 +144,16 @@ static td_status print_toy_model(void)
                                        td_dtype_name(part[i].dtype));
                 TD_TRY(td_table_row(table, "%s", line));
             }
-    printf("The ToyModel under autocast, by the operator lists of PyTorch 2.13\n\n");
-    td_table_print(table);
+    fprintf(td_common_tables(common),
+            "The ToyModel under autocast, by the operator lists of PyTorch 2.13\n\n");
+    TD_TRY(td_rows_show(common, table,
+                        &(td_rows){"benchmarking_mixed_precision", "precision", "toy_model", 3, NULL}));
 cleanup:
     td_table_destroy(table);
     return status;
 }
 
-static td_status print_ops(void)
+static td_status print_ops(const td_common *common)
 {
     static const td_autocast_device devices[] = {TD_AUTOCAST_CUDA, TD_AUTOCAST_CPU};
     td_status status = TD_OK;
@@ -156,7 +168,8 @@ static td_status print_ops(void)
             TD_TRY(td_table_row(table, "%s\t%s\t%s", device == 0 ? "CUDA" : "CPU", op,
                                 td_autocast_rule_name(rule)));
         }
-    td_table_print(table);
+    TD_TRY(td_rows_show(common, table,
+                        &(td_rows){"benchmarking_mixed_precision", "precision", "operations", 2, NULL}));
 cleanup:
     td_table_destroy(table);
     return status;
@@ -164,7 +177,9 @@ cleanup:
 
 td_status td_command_precision(int argc, char **argv)
 {
+    static const struct argp_child children[] = {{&td_json_argp, 0, NULL, 3}, {0}};
     static const struct argp argp = {
+        .children = children,
         .options = options,
         .parser = parse,
         .doc =
@@ -172,16 +187,20 @@ td_status td_command_precision(int argc, char **argv)
             "model under autocast.\v"
             "Every operation of a sum is rounded to the accumulator's dtype; the error is that against count "
             "times "
-            "value. Operations that autocast does not name run in what their inputs promote to."};
+            "value. Operations that autocast does not name run in what their inputs promote to.\n\n"
+            "Examples:\n"
+            "  tandem precision --count 10000 --value 0.1\n"
+            "  tandem precision --ops"};
     arguments args = {.count = 1000, .value = 0.01};
     td_status status = TD_OK;
 
     argp_parse(&argp, argc, argv, 0, NULL, &args);
+    TD_TRY(td_common_probe(&args.common));
     if (args.ops) {
-        TD_TRY(print_ops());
+        TD_TRY(print_ops(&args.common));
     } else {
         TD_TRY(print_loops(&args));
-        TD_TRY(print_toy_model());
+        TD_TRY(print_toy_model(&args.common));
     }
 cleanup:
     return status;

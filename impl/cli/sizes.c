@@ -3,6 +3,7 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/output.h"
+#include "cli/rows.h"
 #include "transformer/transformer.h"
 
 #include <stdio.h>
@@ -15,6 +16,7 @@ static const struct argp_option options[] = {
     {0}};
 
 typedef struct arguments {
+    td_common common;
     int64_t batch, context;
 } arguments;
 
@@ -23,6 +25,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     arguments *args = state->input;
 
     switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &args->common;
+        return 0;
     case KEY_BATCH:
         args->batch = td_option_integer(state, "batch", arg, 1, INT32_MAX);
         return 0;
@@ -39,19 +44,26 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 td_status td_command_sizes(int argc, char **argv)
 {
+    static const struct argp_child children[] = {{&td_json_argp, 0, NULL, 2}, {0}};
     static const struct argp argp = {
+        .children = children,
         .options = options,
         .parser = parse,
         .doc = "Shows the model sizes of the handout.\v"
                "Vocabulary 10,000, untied embedding and head. FLOPs are those of the matrix products, the "
                "masked half "
-               "of attention included. The handout of 2026 calls the size 2.7B xl."};
+               "of attention included. The handout of 2026 calls the size 2.7B xl.\n\n"
+               "Examples:\n"
+               "  tandem sizes --batch 8 --context 1024\n"
+               "  tandem sizes --json records.jsonl"};
     arguments args = {.batch = 4, .context = 512};
     td_status status = TD_OK;
     td_table *table = NULL;
     const char *name;
+    char more[64];
 
     argp_parse(&argp, argc, argv, 0, NULL, &args);
+    TD_TRY(td_common_probe(&args.common));
     TD_TRY(td_table_create("lrrrrrrrrrr",
                            "size\td_model\td_ff\tlayers\theads\thead_dim\tparameters\ttensors\tf32 MiB\t"
                            "forward TFLOP\tbackward TFLOP",
@@ -73,8 +85,11 @@ td_status td_command_sizes(int argc, char **argv)
                             (double)parameters.total * 4.0 / 1048576.0, flops.forward_matmul / 1e12,
                             flops.backward_matmul / 1e12));
     }
-    printf("Model sizes; FLOPs of batch %" PRId64 ", context %" PRId64 "\n\n", args.batch, args.context);
-    td_table_print(table);
+    fprintf(td_common_tables(&args.common),
+            "Model sizes; FLOPs of batch %" PRId64 ", context %" PRId64 "\n\n", args.batch, args.context);
+    snprintf(more, sizeof more, "batch=%" PRId64 "\tcontext=%" PRId64, args.batch, args.context);
+    TD_TRY(
+        td_rows_show(&args.common, table, &(td_rows){"memory_accounting", "accounting", "sizes", 1, more}));
 cleanup:
     td_table_destroy(table);
     return status;

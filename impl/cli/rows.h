@@ -1,0 +1,20 @@
+/** Tables whose rows are results: printed, and appended as records where --json asks for them. */
+#ifndef TD_CLI_ROWS_H
+#define TD_CLI_ROWS_H
+
+#include "cli/options.h"
+#include "cli/output.h"
+
+/** Of what a table's rows are results. A row's first `keys` cells are its case, and so is what `more` has, in
+ * "key=value" between tabs; NULL: nothing. The others are its values. A column's name is its head, in small
+ * letters and _. An empty cell is left out. */
+typedef struct td_rows {
+    const char *deliverable, *module, *table;
+    int keys;
+    const char *more;
+} td_rows;
+
+/** Writes the table where td_common_tables() says, and appends a record a row to what --json names. */
+td_status td_rows_show(const td_common *common, const td_table *table, const td_rows *rows);
+
+#endif
