@@ -174,6 +174,40 @@ static void a_lock_that_stays_is_an_error_after_a_while(void **state)
     td_record_destroy(record);
 }
 
+/* As `parity prune` does it: the file under the lock is not the one that has the name afterwards. */
+static void a_file_that_is_replaced_meanwhile_gets_the_line(void **state)
+{
+    td_record *record = record_make_known();
+    char other[sizeof record_path + 4], want[sizeof record_known + 32];
+    int ready[2];
+    char byte;
+
+    (void)state;
+    snprintf(other, sizeof other, "%s.new", record_path);
+    assert_int_equal(pipe(ready), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        int file = open(record_path, O_RDWR | O_CREAT, 0600);
+        int new = open(other, O_RDWR | O_CREAT, 0600);
+
+        if (file < 0 || new < 0 || flock(file, LOCK_EX) != 0 || write(ready[1], "x", 1) != 1)
+            _exit(1);
+        nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
+        _exit(write(new, "{\"theirs\":1}\n", 13) != 13 || rename(other, record_path) != 0);
+    }
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    td_assert_ok(td_record_append(record, record_path));
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    snprintf(want, sizeof want, "{\"theirs\":1}\n%s\n", record_known);
+    record_assert_file(want);
+    close(ready[0]);
+    close(ready[1]);
+    td_record_destroy(record);
+}
+
 static void a_lock_that_goes_is_waited_for(void **state)
 {
     td_record *record = record_make_known();
@@ -347,6 +381,7 @@ int main(void)
         TEST(writers_at_once_keep_their_lines_whole),
         TEST(what_is_no_regular_file_is_refused_at_once),
         TEST(a_lock_that_stays_is_an_error_after_a_while),
+        TEST(a_file_that_is_replaced_meanwhile_gets_the_line),
         TEST(a_lock_that_goes_is_waited_for),
         TEST(without_locks_nothing_is_cut_off),
         TEST(a_disk_that_fills_up_leaves_the_earlier_lines_alone),

@@ -345,10 +345,12 @@ static void close_target(target *to)
     to->file = -1;
 }
 
-static td_status open_target(const char *path, target *to)
+/* *replaced: another file took this one's place while the lock was waited for, and what is appended here would be
+ * lost. */
+static td_status open_once(const char *path, target *to, bool *replaced)
 {
     td_status status = TD_OK;
-    struct stat info;
+    struct stat info, there;
 
     /* O_NONBLOCK is nothing to a regular file, and what is none opens at once, to be refused. */
     *to = (target){.file = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666)};
@@ -373,9 +375,23 @@ static td_status open_target(const char *path, target *to)
         goto cleanup;
     }
     to->size = info.st_size;
+    *replaced = stat(path, &there) != 0 || there.st_ino != info.st_ino || there.st_dev != info.st_dev;
 cleanup:
     if (status != TD_OK)
         close_target(to);
+    return status;
+}
+
+static td_status open_target(const char *path, target *to)
+{
+    td_status status = TD_OK;
+    bool replaced = false;
+
+    do {
+        close_target(to);
+        TD_TRY(open_once(path, to, &replaced));
+    } while (replaced);
+cleanup:
     return status;
 }
 

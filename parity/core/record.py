@@ -221,8 +221,7 @@ class RecordFile:
 def prune(folder: Path, wanted: Callable[[Mapping], bool], *, write: bool = True) -> tuple[list[dict], int]:
     """Takes the records that `wanted` refuses out of the file, or nothing where it cannot all be written again; returns
     them, and how many stay. Every other line stays byte for byte, one that is no record too. As a writer it takes the
-    lock, and refuses where another has it; but a `tandem --json` that waits for the lock just then appends to the file
-    as it was before. write=False: only looks."""
+    lock, and refuses where another has it. write=False: only looks."""
     path = folder / FILE
     if not path.exists():
         raise RecordError(f"{path}: there is no such file")
