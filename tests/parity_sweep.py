@@ -466,7 +466,7 @@ class Sweeps(unittest.TestCase):
         self.assertIn("error: trouble/trouble/way=crash c: the process died of SIGSEGV", out)
 
         self.assertEqual(self.main("report")[0], 0)
-        page = (self.reports / "local/trouble.md").read_text()
+        page = (self.reports / "local/trouble_tables.md").read_text()
         self.assertIn("| trouble, way ranks, ranks 2 | c | unsupported | NotImplementedError: 2 ranks", page)
 
         # What failed is tried again, what ended otherwise is not.
@@ -630,8 +630,6 @@ class Sweeps(unittest.TestCase):
         status, out, err = self.main("report")
         self.assertEqual((status, err), (0, ""))
         self.assertIn("left out, for their cases are no more: 1 results", out)
-        words = "1 results of cases that are no more are left out, 1 of them failed: scaling/count=3,dtype=f32 of c."
-        self.assertIn(words, (self.reports / "local" / "scale.md").read_text())
 
     def test_the_command_line_refuses_clearly(self):
         for arguments, words in (
