@@ -86,11 +86,26 @@ if(TANDEM_HAVE_CUDA)
   # where it was found.
   add_library(tandem_cublaslt INTERFACE)
   target_include_directories(tandem_cublaslt SYSTEM INTERFACE "${TANDEM_CUBLASLT_INCLUDE}")
-  set(CMAKE_BUILD_RPATH "${TANDEM_CUBLASLT_FOLDER}")
+  list(APPEND CMAKE_BUILD_RPATH "${TANDEM_CUBLASLT_FOLDER}")
 endif()
 
 find_package(MPI QUIET COMPONENTS C)
 td_backend(MPI "an MPI library" impl/comm/mpi.c "${MPI_C_FOUND}")
 
 find_package(Gloo QUIET)
-td_backend(GLOO "the Gloo library" impl/comm/gloo.cpp "${Gloo_FOUND}")
+set(gloo_found "${Gloo_FOUND}")
+include(CheckLanguage)
+check_language(CXX)
+if(NOT CMAKE_CXX_COMPILER)
+  set(gloo_found OFF)
+endif()
+td_backend(GLOO "the Gloo library, or a C++ compiler for it," impl/comm/gloo.cpp "${gloo_found}")
+if(TANDEM_HAVE_GLOO)
+  enable_language(CXX)
+  set(CMAKE_CXX_STANDARD 17)
+  set(CMAKE_CXX_STANDARD_REQUIRED ON)
+  set(CMAKE_CXX_EXTENSIONS OFF)
+endif()
+
+# The engines of collectives, which are loaded from where they are built.
+list(APPEND CMAKE_BUILD_RPATH "${PROJECT_BINARY_DIR}/impl")

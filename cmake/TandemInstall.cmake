@@ -45,6 +45,12 @@ function(td_install)
   endforeach()
   configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/tandemConfig.cmake.in"
                                 "${PROJECT_BINARY_DIR}/tandemConfig.cmake" INSTALL_DESTINATION "${package}")
+  # Each finds the engines of collectives from where it lies itself.
+  get_property(engines GLOBAL PROPERTY TD_ENGINES)
+  if(engines)
+    install(TARGETS ${engines} LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+  endif()
+  set_target_properties(tandem_shared PROPERTIES INSTALL_RPATH "$ORIGIN")
   # Before 1.0 a new minor version may change the interface.
   write_basic_package_version_file("${PROJECT_BINARY_DIR}/tandemConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
   install(FILES "${PROJECT_BINARY_DIR}/tandemConfig.cmake" "${PROJECT_BINARY_DIR}/tandemConfigVersion.cmake"

@@ -2,6 +2,7 @@
 #   what its files may include, and ci/check/floors.py holds them to it. CUDA_SOURCES, which may include
 #   kernels/ too, are left out of a build without CUDA.
 # td_add_kernels(SOURCES ...): kernels/ as objects.
+# td_add_engine(NAME SOURCES ... LIBRARIES ...): libtandem_NAME.so, which libtandem loads when it needs it.
 # td_add_test(NAME SOURCES ... USES ... [WRAP symbol ...] [LABELS ...] [TIMEOUT seconds] [ARGUMENTS ...]): a
 #   CMocka program that links the static modules (so that --wrap sees their calls) and tests/support.
 # td_describe_build(OUT file TEMPLATE file MODULES ...): the source file of td_build_info(), written anew by
@@ -36,7 +37,14 @@ if(TANDEM_HAVE_CUDA)
   target_compile_definitions(td_flags INTERFACE TANDEM_HAVE_CUDA $<$<BOOL:${TANDEM_HAVE_SM90A}>:TANDEM_HAVE_SM90A>)
 endif()
 
+foreach(backend IN ITEMS MPI GLOO NCCL)
+  if(TANDEM_HAVE_${backend})
+    target_compile_definitions(td_flags INTERFACE TANDEM_HAVE_${backend})
+  endif()
+endforeach()
+
 set_property(GLOBAL PROPERTY TD_MODULES "")
+set_property(GLOBAL PROPERTY TD_ENGINES "")
 
 function(td_add_module name)
   cmake_parse_arguments(ARG "" "" "SOURCES;MAY_USE;LIBRARIES;CUDA_SOURCES" ${ARGN})
@@ -52,6 +60,15 @@ function(td_add_module name)
     target_link_libraries(td_${name} PUBLIC td_${used})
   endforeach()
   set_property(GLOBAL APPEND PROPERTY TD_MODULES td_${name})
+endfunction()
+
+function(td_add_engine name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBRARIES" ${ARGN})
+  add_library(tandem_${name} MODULE ${ARG_SOURCES})
+  target_link_libraries(tandem_${name} PRIVATE td_flags td_instrument ${ARG_LIBRARIES})
+  set_property(GLOBAL APPEND PROPERTY TD_ENGINES tandem_${name})
+  # What is built here finds it without being told; an installed library looks beside itself.
+  add_dependencies(td_comm tandem_${name})
 endfunction()
 
 # Kernels see the public headers of impl/ for their structs.

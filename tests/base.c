@@ -43,8 +43,9 @@ static void every_status_has_its_name(void **state)
                 {TD_IO_ERROR, "TD_IO_ERROR"},
                 {TD_LIBRARY_ERROR, "TD_LIBRARY_ERROR"},
                 {TD_BAD_STATE, "TD_BAD_STATE"},
+                {TD_RANK_FAILED, "TD_RANK_FAILED"},
                 {(td_status)-1, "unknown status"},
-                {(td_status)7, "unknown status"}};
+                {(td_status)8, "unknown status"}};
 
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)

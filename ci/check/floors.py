@@ -42,7 +42,7 @@ def violations(impl: Path, floors: dict[str, set[str]]) -> list[str]:
     found = []
     # The command line stands on top of everything and is no module of the library.
     allowed = {name: used | {name} for name, used in floors.items()} | {"cli": set(floors) | {"cli"}}
-    for path in sorted([*impl.rglob("*.c"), *impl.rglob("*.h")]):
+    for path in sorted([*impl.rglob("*.c"), *impl.rglob("*.cpp"), *impl.rglob("*.h")]):
         module = path.relative_to(impl).parts[0]
         where = path.relative_to(impl.parent)
         if module not in allowed:

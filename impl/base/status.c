@@ -22,6 +22,8 @@ const char *td_status_name(td_status status)
         return "TD_LIBRARY_ERROR";
     case TD_BAD_STATE:
         return "TD_BAD_STATE";
+    case TD_RANK_FAILED:
+        return "TD_RANK_FAILED";
     }
     return "unknown status";
 }

@@ -13,7 +13,8 @@ typedef enum td_status {
     TD_UNSUPPORTED,   /* a valid request that this build or this device cannot serve */
     TD_IO_ERROR,      /* the operating system refused to read, write or open a file */
     TD_LIBRARY_ERROR, /* a library below (oneDNN, CUDA, NCCL, MPI, ...) failed; the message has its text */
-    TD_BAD_STATE      /* the object is not ready for this call: backward before forward, say */
+    TD_BAD_STATE,     /* the object is not ready for this call: backward before forward, say */
+    TD_RANK_FAILED    /* another rank died, is late, gave up or made another call; the message names it */
 } td_status;
 
 /** The constant's name, "TD_OK" and so on; "unknown status" for any other value. Never NULL. */

@@ -1,0 +1,75 @@
+/** Internal to impl/comm/: a communicator's state, and what a kind of backend implements. comm.c checks the
+ * arguments, numbers the calls and calls these. */
+#ifndef TD_COMM_BACKEND_H
+#define TD_COMM_BACKEND_H
+
+#include "comm/comm.h"
+#include "comm/control.h"
+
+enum { TD_WORK_MOST = 1024 };
+
+struct td_work {
+    td_comm *comm;
+    td_signature call;
+    const void *in; /* of an exchange: mine */
+    void *out;      /* of an exchange: all */
+    td_work *next;  /* free, or queued */
+    atomic_bool done;
+    bool native;      /* of NCCL: the event stands for the call */
+    td_status status; /* once done; the control has the message */
+    int64_t issued_ns;
+    void *event; /* of NCCL: a cudaEvent_t, kept for the next use */
+};
+
+typedef struct td_comm_backend_table {
+    /** Once the ranks are connected, by `deadline_ns`. */
+    td_status (*open)(td_comm *comm, int64_t deadline_ns);
+    /** Queues a call, in the order of the numbers. Also barriers, exchanges and the close. */
+    td_status (*issue)(td_comm *comm, td_work *work);
+    /** Returns when the call is done; its result is work->status, with td_last_error() set if that is an
+     * error. */
+    td_status (*wait)(td_comm *comm, td_work *work);
+    /** Lets the device's current stream wait; NULL: as wait. */
+    td_status (*queue_wait)(td_comm *comm, td_work *work);
+    /** Finds out whether it is done; NULL: work->done says so. */
+    td_status (*test)(td_comm *comm, td_work *work);
+    /** A fault was met; called by any thread, once. NULL: nothing to do. */
+    void (*fault)(td_comm *comm);
+    /** Ends it. Not orderly: without the other ranks. Also after a failure of open. */
+    void (*close)(td_comm *comm, bool orderly);
+} td_comm_backend_table;
+
+struct td_comm {
+    td_device *dev;
+    td_comm_options options;
+    char run[64];
+    const td_comm_backend_table *backend; /* NULL: a single rank */
+    void *state;                          /* the backend's */
+    td_control *control;                  /* NULL: a single rank */
+    char library[96];
+    /* Of a single rank: who it is, and the reason of td_comm_abort. */
+    char own_host[TD_MEET_HOST], gone[256];
+    int64_t own_process;
+    atomic_bool given_up;
+    int64_t number; /* of the newest call */
+    td_work *works; /* [TD_WORK_MOST] */
+    td_work *free_works;
+};
+
+extern const td_comm_backend_table td_comm_backend_host; /* MPI and Gloo */
+extern const td_comm_backend_table td_comm_backend_nccl; /* where TANDEM_HAVE_NCCL is defined */
+
+/** Seconds in nanoseconds. */
+int64_t td_comm_ns(double seconds);
+
+/** Barriers, exchanges and the close, once all ranks have made them: what is left to do. */
+td_status td_comm_finish_control(td_comm *comm, const td_work *work, int64_t deadline_ns);
+
+/** Of ranks on several hosts, where neither a directory nor an address is told: rank 0's text for all, by
+ * MPI. The engine stays for td_comm_backend_host.open of MPI; of another backend it is ended. */
+td_status td_comm_spread(td_comm *comm, char text[TD_MEET_TEXT], int64_t deadline_ns);
+
+/** data[i] / ranks, as td_reduction says: the second half of an average on the CPU. */
+void td_comm_scale(td_comm_type type, int64_t count, int ranks, void *data);
+
+#endif

@@ -1,0 +1,591 @@
+#include "comm/comm.h"
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/dtype.h"
+#include "comm/backend.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+_Static_assert((int)TD_COMM_F64 == TD_F64 && (int)TD_COMM_F32 == TD_F32 && (int)TD_COMM_F16 == TD_F16 &&
+                   (int)TD_COMM_BF16 == TD_BF16,
+               "the floating-point types of collectives have td_dtype's numbers");
+
+enum { BACKENDS = 3, TYPES = 5, MOST_RUN = 40 };
+
+static const struct {
+    const char *name, *library, *option;
+    bool there;
+} backends[BACKENDS] = {
+#ifdef TANDEM_HAVE_MPI
+    [TD_COMM_MPI] = {"mpi", "MPI", "TANDEM_MPI", true},
+#else
+    [TD_COMM_MPI] = {"mpi", "MPI", "TANDEM_MPI", false},
+#endif
+#ifdef TANDEM_HAVE_GLOO
+    [TD_COMM_GLOO] = {"gloo", "Gloo", "TANDEM_GLOO", true},
+#else
+    [TD_COMM_GLOO] = {"gloo", "Gloo", "TANDEM_GLOO", false},
+#endif
+#ifdef TANDEM_HAVE_NCCL
+    [TD_COMM_NCCL] = {"nccl", "NCCL", "TANDEM_CUDA and TANDEM_NCCL", true},
+#else
+    [TD_COMM_NCCL] = {"nccl", "NCCL", "TANDEM_CUDA and TANDEM_NCCL", false},
+#endif
+};
+
+static const struct {
+    const char *name;
+    size_t size;
+} types[TYPES] = {{"f64", 8}, {"f32", 4}, {"f16", 2}, {"bf16", 2}, {"i64", 8}};
+
+const char *td_comm_backend_name(td_comm_backend backend)
+{
+    return (unsigned)backend < BACKENDS ? backends[backend].name : NULL;
+}
+
+td_status td_comm_backend_parse(const char *name, td_comm_backend *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(name, "name is NULL");
+    TD_CHECK(out, "out is NULL");
+    for (int i = 0; i < BACKENDS; i++)
+        if (strcmp(name, backends[i].name) == 0) {
+            *out = (td_comm_backend)i;
+            return TD_OK;
+        }
+    TD_CHECK(false, "backend is '%.32s', needs mpi, gloo or nccl", name);
+cleanup:
+    return status;
+}
+
+td_status td_comm_backend_check(td_comm_backend backend)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK((unsigned)backend < BACKENDS, "backend is %d, needs to be a td_comm_backend", (int)backend);
+    if (!backends[backend].there)
+        status = td_fail(TD_UNSUPPORTED, "backend %s: this build of tandem has no %s (%s=ON)",
+                         backends[backend].name, backends[backend].library, backends[backend].option);
+cleanup:
+    return status;
+}
+
+const char *td_comm_type_name(td_comm_type type)
+{
+    return (unsigned)type < TYPES ? types[type].name : NULL;
+}
+
+size_t td_comm_type_size(td_comm_type type)
+{
+    return (unsigned)type < TYPES ? types[type].size : 0;
+}
+
+int64_t td_comm_ns(double seconds)
+{
+    return (int64_t)(seconds * 1e9);
+}
+
+/* ---- open and close ---- */
+
+static td_status check_seconds(const char *name, double seconds)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(seconds >= 0 && seconds <= 1e6, "%s is %g, needs 0 to 1000000", name, seconds);
+cleanup:
+    return status;
+}
+
+static td_status check_options(const td_device *dev, const td_comm_options *options)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK((unsigned)options->backend < BACKENDS, "backend is %d, needs to be a td_comm_backend",
+             (int)options->backend);
+    TD_CHECK(options->ranks >= 1 && options->ranks <= TD_COMM_MOST_RANKS, "ranks is %d, needs 1 to %d",
+             (int)options->ranks, TD_COMM_MOST_RANKS);
+    TD_CHECK(options->rank >= 0 && options->rank < options->ranks, "rank is %d of %d", (int)options->rank,
+             (int)options->ranks);
+    TD_CHECK(options->local_ranks >= 0 && options->local_ranks <= options->ranks, "local_ranks is %d of %d",
+             (int)options->local_ranks, (int)options->ranks);
+    TD_CHECK(!options->run ||
+                 (options->run[0] && strlen(options->run) <= MOST_RUN && !strchr(options->run, '/')),
+             "run is '%.60s', needs 1 to %d characters without a '/'", options->run, MOST_RUN);
+    TD_CHECK(!options->directory || options->directory[0], "directory is ''");
+    TD_CHECK(!options->address || options->address[0], "address is ''");
+    TD_CHECK(!options->directory || !options->address, "directory and address are both told, one is needed");
+    TD_TRY(check_seconds("open_seconds", options->open_seconds));
+    TD_TRY(check_seconds("seconds", options->seconds));
+    TD_CHECK((options->backend == TD_COMM_NCCL) == (td_device_kind_of(dev) == TD_DEVICE_CUDA),
+             "backend %s needs %s, dev is %s", backends[options->backend].name,
+             options->backend == TD_COMM_NCCL ? "a CUDA device" : "the CPU", td_device_name(dev));
+cleanup:
+    return status;
+}
+
+static void on_fault(void *user)
+{
+    td_comm *comm = user;
+
+    if (comm->backend->fault)
+        comm->backend->fault(comm);
+}
+
+/** Connects the ranks. */
+static td_status connect_ranks(td_comm *comm, int64_t deadline_ns)
+{
+    td_status status = TD_OK;
+    const td_comm_options *o = &comm->options;
+    td_meeting meeting = {.listener = -1};
+    char text[TD_MEET_TEXT] = "";
+    td_control_options control = {
+        .rank = o->rank,
+        .ranks = o->ranks,
+        .backend = (int)o->backend,
+        .run = comm->run,
+        .device = "",
+        .place = {.address = o->address, .directory = o->directory, .run = comm->run},
+        .deadline_ns = deadline_ns,
+        .on_fault = on_fault,
+        .user = comm};
+
+    if (!o->address && !o->directory && o->local_ranks != 0 && o->local_ranks < o->ranks) {
+        control.place = (td_meet_place){.found = text};
+        if (o->rank == 0)
+            TD_TRY(td_meet_listen(&control.place, &meeting));
+        snprintf(text, sizeof text, "%s", meeting.text);
+        TD_TRY(td_comm_spread(comm, text, deadline_ns));
+        control.meeting = o->rank == 0 ? &meeting : NULL;
+    }
+    TD_TRY(td_control_open(&control, &comm->control));
+cleanup:
+    td_meet_close(&meeting);
+    return status;
+}
+
+/** Starts the library on all ranks; the others hear of one that cannot. */
+static td_status start_backend(td_comm *comm, int64_t deadline_ns)
+{
+    td_status status = comm->backend->open(comm, deadline_ns);
+    char text[320];
+
+    if (status != TD_OK && status != TD_RANK_FAILED) {
+        snprintf(text, sizeof text, "%s", td_last_error());
+        td_control_fault(comm->control, NULL, "rank %d: %s", (int)comm->options.rank, text);
+        td_fail(status, "rank %d of %d: %s", (int)comm->options.rank, (int)comm->options.ranks, text);
+    }
+    return status;
+}
+
+static void comm_free(td_comm *comm, bool orderly)
+{
+    if (!comm)
+        return;
+    if (comm->backend)
+        comm->backend->close(comm, orderly);
+    td_control_close(comm->control);
+    free(comm->works);
+    free(comm);
+}
+
+td_status td_comm_open(td_device *dev, const td_comm_options *options, td_comm **out)
+{
+    td_status status = TD_OK;
+    td_comm *comm = NULL;
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(options, "options is NULL");
+    TD_TRY(check_options(dev, options));
+    TD_TRY(td_comm_backend_check(options->backend));
+
+    comm = calloc(1, sizeof *comm);
+    if (comm)
+        comm->works = calloc(TD_WORK_MOST, sizeof *comm->works);
+    if (!comm || !comm->works) {
+        status = td_fail(TD_NO_MEMORY, "no memory for a communicator");
+        goto cleanup;
+    }
+    for (int i = 0; i < TD_WORK_MOST; i++) {
+        comm->works[i].comm = comm;
+        comm->works[i].next = i + 1 < TD_WORK_MOST ? &comm->works[i + 1] : NULL;
+    }
+    comm->free_works = comm->works;
+    comm->dev = dev;
+    comm->options = *options;
+    snprintf(comm->run, sizeof comm->run, "%s", options->run ? options->run : "run");
+    char key[TD_MEET_KEY];
+    td_meet_host(key, comm->own_host);
+    comm->own_process = getpid();
+    if (options->open_seconds == 0)
+        comm->options.open_seconds = 60;
+    if (options->seconds == 0)
+        comm->options.seconds = 30;
+    if (options->ranks > 1) {
+        const int64_t deadline_ns = td_clock_ns() + td_comm_ns(comm->options.open_seconds);
+
+#ifdef TANDEM_HAVE_NCCL
+        comm->backend = options->backend == TD_COMM_NCCL ? &td_comm_backend_nccl : &td_comm_backend_host;
+#else
+        comm->backend = &td_comm_backend_host;
+#endif
+        TD_TRY(connect_ranks(comm, deadline_ns));
+        TD_TRY(start_backend(comm, deadline_ns));
+        TD_TRY(td_comm_barrier(comm)); /* the library is ready on all of them */
+    }
+    /* These are the caller's, and not looked at again. */
+    comm->options.run = comm->options.directory = comm->options.address = NULL;
+    *out = comm;
+    comm = NULL;
+cleanup:
+    comm_free(comm, false);
+    return status;
+}
+
+static td_status run_sync(td_comm *comm, const td_signature *call, const void *in, void *out);
+
+td_status td_comm_close(td_comm *comm)
+{
+    td_status status;
+
+    if (!comm)
+        return TD_OK;
+    status = td_comm_check(comm);
+    if (status == TD_OK)
+        status = run_sync(comm, &(td_signature){.kind = TD_CALL_CLOSE}, NULL, NULL);
+    comm_free(comm, status == TD_OK);
+    return status;
+}
+
+td_status td_comm_abort(td_comm *comm, const char *reason)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(comm, "comm is NULL");
+    TD_CHECK(reason, "reason is NULL");
+    if (comm->control) {
+        td_control_fault(comm->control, NULL, "rank %d (process %lld on %s) gave up: %s",
+                         (int)comm->options.rank,
+                         (long long)td_control_peer(comm->control, comm->options.rank)->process,
+                         td_control_peer(comm->control, comm->options.rank)->name, reason);
+    } else if (!atomic_load(&comm->given_up)) {
+        snprintf(comm->gone, sizeof comm->gone, "%s", reason);
+        atomic_store(&comm->given_up, true);
+    }
+cleanup:
+    return status;
+}
+
+td_status td_comm_check(const td_comm *comm)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(comm, "comm is NULL");
+    if (comm->control)
+        status = td_control_status(comm->control, NULL);
+    else if (atomic_load(&comm->given_up))
+        status = td_fail(TD_RANK_FAILED, "rank 0 of 1: rank 0 gave up: %s", comm->gone);
+cleanup:
+    return status;
+}
+
+td_status td_comm_describe(const td_comm *comm, td_comm_info *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(comm, "comm is NULL");
+    TD_CHECK(out, "out is NULL");
+    *out = (td_comm_info){.backend = comm->options.backend,
+                          .rank = comm->options.rank,
+                          .ranks = comm->options.ranks,
+                          .local_ranks = 1,
+                          .hosts = 1};
+    snprintf(out->library, sizeof out->library, "%s", comm->library);
+    if (!comm->control)
+        goto cleanup;
+    out->hosts = td_control_hosts(comm->control);
+    out->local_ranks = 0;
+    for (int rank = 0; rank < out->ranks; rank++)
+        if (td_control_peer(comm->control, rank)->host == td_control_peer(comm->control, out->rank)->host) {
+            out->local_rank += rank < out->rank;
+            out->local_ranks++;
+        }
+cleanup:
+    return status;
+}
+
+td_status td_comm_peer(const td_comm *comm, int32_t rank, const char **host, int64_t *process)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(comm, "comm is NULL");
+    TD_CHECK(rank >= 0 && rank < comm->options.ranks, "rank is %d of %d", (int)rank,
+             (int)comm->options.ranks);
+    TD_CHECK(host, "host is NULL");
+    TD_CHECK(process, "process is NULL");
+    *host = comm->control ? td_control_peer(comm->control, rank)->name : comm->own_host;
+    *process = comm->control ? td_control_peer(comm->control, rank)->process : comm->own_process;
+cleanup:
+    return status;
+}
+
+/* ---- calls ---- */
+
+static void give_back(td_work *work)
+{
+    td_comm *comm = work->comm;
+
+    work->next = comm->free_works;
+    comm->free_works = work;
+}
+
+/** One rank's collective: at most a copy. */
+static td_status run_alone(td_comm *comm, const td_work *work)
+{
+    const size_t bytes = (size_t)work->call.count * td_comm_type_size((td_comm_type)work->call.type);
+
+    if (work->call.kind == TD_CALL_EXCHANGE)
+        memcpy(work->out, work->in, (size_t)work->call.count);
+    else if (work->in != work->out)
+        return td_device_copy(comm->dev, work->out, work->in, bytes);
+    return TD_OK;
+}
+
+/** Makes a call; *out is its handle. */
+static td_status issue(td_comm *comm, const td_signature *call, const void *in, void *out, td_work **handle)
+{
+    td_status status = td_comm_check(comm);
+    td_work *work = comm->free_works;
+
+    if (status != TD_OK)
+        return comm->control ? td_control_status(comm->control, call) : status;
+    if (!work)
+        return td_fail(TD_BAD_STATE, "%d collectives were not waited for", TD_WORK_MOST);
+    comm->free_works = work->next;
+    work->call = *call;
+    work->call.number = ++comm->number;
+    work->in = in;
+    work->out = out;
+    work->native = false;
+    work->status = TD_OK;
+    work->issued_ns = td_clock_ns();
+    atomic_store(&work->done, false);
+    status = comm->backend ? comm->backend->issue(comm, work) : run_alone(comm, work);
+    if (status != TD_OK)
+        give_back(work);
+    else
+        *handle = work;
+    return status;
+}
+
+td_status td_work_wait(td_work *work)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(work, "work is NULL");
+    status = work->comm->backend ? work->comm->backend->wait(work->comm, work)
+                                 : td_device_synchronize(work->comm->dev);
+    give_back(work);
+cleanup:
+    return status;
+}
+
+td_status td_work_queue_wait(td_work *work)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(work, "work is NULL");
+    if (!work->comm->backend)
+        goto done; /* it was queued on the device's own stream */
+    status = work->comm->backend->queue_wait ? work->comm->backend->queue_wait(work->comm, work)
+                                             : work->comm->backend->wait(work->comm, work);
+done:
+    give_back(work);
+cleanup:
+    return status;
+}
+
+td_status td_work_test(td_work *work, bool *done)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(work, "work is NULL");
+    TD_CHECK(done, "done is NULL");
+    if (work->comm->backend && work->comm->backend->test)
+        TD_TRY(work->comm->backend->test(work->comm, work));
+    *done = work->comm->backend ? atomic_load(&work->done) : true;
+cleanup:
+    return status;
+}
+
+static td_status run_sync(td_comm *comm, const td_signature *call, const void *in, void *out)
+{
+    td_status status = TD_OK;
+    td_work *work = NULL;
+
+    TD_TRY(issue(comm, call, in, out, &work));
+    TD_TRY(td_work_wait(work));
+cleanup:
+    return status;
+}
+
+static bool overlap(const char *a, int64_t a_bytes, const char *b, int64_t b_bytes)
+{
+    return (uintptr_t)a < (uintptr_t)b + (uintptr_t)b_bytes &&
+           (uintptr_t)b < (uintptr_t)a + (uintptr_t)a_bytes;
+}
+
+/** What all collectives ask of their arguments. in has in_parts times `count` elements, and out out_parts
+ * times; of one part more than the other has, this rank's own part may be the other buffer. */
+static td_status check_call(const td_comm *comm, const td_signature *call, const void *in, int64_t in_parts,
+                            const void *out, int64_t out_parts)
+{
+    td_status status = TD_OK;
+    int64_t in_bytes, out_bytes;
+    const size_t size = td_comm_type_size((td_comm_type)call->type);
+
+    TD_CHECK(size > 0, "type is %d, needs to be a td_comm_type", (int)call->type);
+    TD_CHECK((unsigned)call->reduction <= TD_MAX, "reduction is %d, needs to be a td_reduction",
+             (int)call->reduction);
+    TD_CHECK(call->count >= 0, "count is %" PRId64 ", needs at least 0", call->count);
+    TD_CHECK(in || call->count == 0, "in is NULL, count is %" PRId64, call->count);
+    TD_CHECK(out || call->count == 0, "out is NULL, count is %" PRId64, call->count);
+    TD_TRY(td_product("bytes of in", 3, (const int64_t[]){call->count, in_parts, (int64_t)size}, &in_bytes));
+    TD_TRY(
+        td_product("bytes of out", 3, (const int64_t[]){call->count, out_parts, (int64_t)size}, &out_bytes));
+    const int64_t part = call->count * (int64_t)size * comm->options.rank;
+    const char *own_in = (const char *)in + (in_parts > out_parts ? part : 0);
+    const char *own_out = (const char *)out + (out_parts > in_parts ? part : 0);
+    TD_CHECK(own_in == own_out || !overlap(in, in_bytes, out, out_bytes),
+             "in and out overlap, and not in this rank's "
+             "own part");
+cleanup:
+    return status;
+}
+
+static td_status run_call(td_comm *comm, const td_signature *call, const void *in, void *out, td_work **work)
+{
+    return work ? issue(comm, call, in, out, work) : run_sync(comm, call, in, out);
+}
+
+td_status td_comm_all_reduce(td_comm *comm, const void *in, void *out, int64_t count, td_comm_type type,
+                             td_reduction reduction, td_work **work)
+{
+    td_status status = TD_OK;
+    const td_signature call = {
+        .kind = TD_CALL_ALL_REDUCE, .count = count, .type = (int32_t)type, .reduction = (int32_t)reduction};
+
+    if (work)
+        *work = NULL;
+    TD_CHECK(comm, "comm is NULL");
+    TD_TRY(check_call(comm, &call, in, 1, out, 1));
+    TD_TRY(run_call(comm, &call, in, out, work));
+cleanup:
+    return status;
+}
+
+td_status td_comm_reduce_scatter(td_comm *comm, const void *in, void *out, int64_t count, td_comm_type type,
+                                 td_reduction reduction, td_work **work)
+{
+    td_status status = TD_OK;
+    const td_signature call = {.kind = TD_CALL_REDUCE_SCATTER,
+                               .count = count,
+                               .type = (int32_t)type,
+                               .reduction = (int32_t)reduction};
+
+    if (work)
+        *work = NULL;
+    TD_CHECK(comm, "comm is NULL");
+    TD_TRY(check_call(comm, &call, in, comm->options.ranks, out, 1));
+    TD_TRY(run_call(comm, &call, in, out, work));
+cleanup:
+    return status;
+}
+
+td_status td_comm_all_gather(td_comm *comm, const void *in, void *out, int64_t count, td_comm_type type,
+                             td_work **work)
+{
+    td_status status = TD_OK;
+    const td_signature call = {.kind = TD_CALL_ALL_GATHER, .count = count, .type = (int32_t)type};
+
+    if (work)
+        *work = NULL;
+    TD_CHECK(comm, "comm is NULL");
+    TD_TRY(check_call(comm, &call, in, 1, out, comm->options.ranks));
+    TD_TRY(run_call(comm, &call, in, out, work));
+cleanup:
+    return status;
+}
+
+td_status td_comm_broadcast(td_comm *comm, void *buffer, int64_t count, td_comm_type type, int32_t root,
+                            td_work **work)
+{
+    td_status status = TD_OK;
+    const td_signature call = {
+        .kind = TD_CALL_BROADCAST, .count = count, .type = (int32_t)type, .root = root};
+
+    if (work)
+        *work = NULL;
+    TD_CHECK(comm, "comm is NULL");
+    TD_CHECK(buffer || count == 0, "buffer is NULL, count is %" PRId64, count);
+    TD_CHECK(root >= 0 && root < comm->options.ranks, "root is %d of %d ranks", (int)root,
+             (int)comm->options.ranks);
+    TD_TRY(check_call(comm, &call, buffer, 1, buffer, 1));
+    TD_TRY(run_call(comm, &call, buffer, buffer, work));
+cleanup:
+    return status;
+}
+
+td_status td_comm_barrier(td_comm *comm)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(comm, "comm is NULL");
+    TD_TRY(run_sync(comm, &(td_signature){.kind = TD_CALL_BARRIER}, NULL, NULL));
+cleanup:
+    return status;
+}
+
+td_status td_comm_exchange(td_comm *comm, const void *mine, size_t bytes, void *all)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(comm, "comm is NULL");
+    TD_CHECK(mine, "mine is NULL");
+    TD_CHECK(all, "all is NULL");
+    TD_CHECK(bytes >= 1 && bytes <= TD_CONTROL_VALUE, "bytes is %zu, needs 1 to %d", bytes, TD_CONTROL_VALUE);
+    TD_TRY(run_sync(comm, &(td_signature){.kind = TD_CALL_EXCHANGE, .count = (int64_t)bytes}, mine, all));
+cleanup:
+    return status;
+}
+
+td_status td_comm_finish_control(td_comm *comm, const td_work *work, int64_t deadline_ns)
+{
+    td_status status = TD_OK;
+    const size_t bytes = (size_t)work->call.count;
+    const int own = comm->options.rank;
+    size_t got = 0;
+    char key[64], *all = work->out;
+
+    if (work->call.kind != TD_CALL_EXCHANGE)
+        goto cleanup;
+    snprintf(key, sizeof key, "%" PRId64 "/%d", work->call.number, own);
+    TD_TRY(td_control_put(comm->control, key, work->in, bytes));
+    memmove(all + (size_t)own * bytes, work->in, bytes);
+    for (int rank = 0; rank < comm->options.ranks; rank++) {
+        if (rank == own)
+            continue;
+        snprintf(key, sizeof key, "%" PRId64 "/%d", work->call.number, rank);
+        TD_TRY(td_control_get(comm->control, key, all + (size_t)rank * bytes, bytes, &got, deadline_ns));
+    }
+cleanup:
+    if (status != TD_OK && status != TD_RANK_FAILED)
+        status = td_control_late(comm->control, &work->call);
+    return status;
+}

@@ -1,0 +1,180 @@
+/** Collectives among ranks: one interface over MPI and Gloo (the CPU's memory) and NCCL (a GPU's).
+ *
+ * A rank is a process with one device. Every rank of a communicator makes the same calls, with the same
+ * count, type and reduction, in the same order. Each call carries its number and a signature of these,
+ * which are compared among the ranks: before the data moves on a CPU, on a GPU while it does. A rank that
+ * died, that is late, or that makes another call is an error with its name on every other rank, within the
+ * deadline of the call that needed it, and from then on every call of the communicator returns that error
+ * (TD_RANK_FAILED). Nothing may be assumed of the results that were on their way.
+ *
+ * How that is known. Each rank has a thread that is connected to rank 0's, over which a rank's end, its
+ * errors and its being alive are told: the end of a process ends its connection, so its death is seen in
+ * milliseconds, on this host as on another. Ranks of one host share a page of memory with the numbers and
+ * signatures of their calls; between hosts these go over the connections.
+ *
+ * The libraries are loaded when a communicator first needs them: a program that opens none has no MPI, no
+ * Gloo and no NCCL in its process.
+ *
+ * A communicator belongs to one thread at a time; td_comm_abort and td_comm_check may be called by any. */
+#ifndef TD_COMM_COMM_H
+#define TD_COMM_COMM_H
+
+#include "device/device.h"
+
+TD_BEGIN_DECLS
+
+typedef struct td_comm td_comm;
+
+typedef enum td_comm_backend { TD_COMM_MPI = 0, TD_COMM_GLOO, TD_COMM_NCCL } td_comm_backend;
+
+/** "mpi", "gloo", "nccl"; NULL for any other value. */
+TD_API const char *td_comm_backend_name(td_comm_backend backend);
+
+/** The backend of that name. TD_BAD_ARGUMENT for NULL or another name; *out is untouched. */
+TD_API td_status td_comm_backend_parse(const char *name, td_comm_backend *out);
+
+/** TD_UNSUPPORTED, naming the option that brings it, if this build lacks the backend. TD_BAD_ARGUMENT: no
+ * backend. */
+TD_API td_status td_comm_backend_check(td_comm_backend backend);
+
+/** What elements are. The floating-point types have the numbers of td_dtype. */
+typedef enum td_comm_type {
+    TD_COMM_F64 = 0,
+    TD_COMM_F32 = 1,
+    TD_COMM_F16 = 2,
+    TD_COMM_BF16 = 3,
+    TD_COMM_I64 = 4
+} td_comm_type;
+
+/** "f64", "f32", "f16", "bf16", "i64"; NULL for any other value. Bytes of an element; 0 for another value. */
+TD_API const char *td_comm_type_name(td_comm_type type);
+TD_API size_t td_comm_type_size(td_comm_type type);
+
+/** The average is the sum, multiplied by 1 / ranks: the factor is rounded to f32 (f64: to f64), the product
+ * to the type. That of i64 is the sum divided by ranks, rounded towards zero. A library's own average, as
+ * NCCL's, multiplies first, by a factor rounded to the type: in bf16 among 6 ranks 0.2 % too much.
+ *
+ * Sums of f16 and bf16 are rounded to the type at every addition, on the way from rank to rank. The order of
+ * additions is the library's; it depends on the count and on the number of ranks alone. All ranks get the
+ * same bits. Where a NaN meets a number, max gives either. */
+typedef enum td_reduction { TD_SUM = 0, TD_AVERAGE, TD_MAX } td_reduction;
+
+/** How the ranks find each other:
+ *
+ *   address    "host:port" at which rank 0 listens
+ *   directory  rank 0 listens at a port that is free, and leaves the address in a file of this directory,
+ *              which all ranks see, until all have come
+ *   neither    by `run` alone if all ranks are on this host (a socket of that name, no file), else by MPI,
+ *              under whose launcher they must have been started
+ *
+ * Zeroed memory with rank and ranks set is a good start. */
+typedef struct td_comm_options {
+    td_comm_backend backend;
+    int32_t rank, ranks;   /* 0 <= rank < ranks <= 128 */
+    int32_t local_ranks;   /* on this host, as the launcher says; 0: it does not say */
+    const char *run;       /* one name for all ranks of this run and no other; NULL: "run" */
+    const char *directory; /* NULL: none */
+    const char *address;   /* NULL: none */
+    double open_seconds;   /* until all ranks have come and the library is ready; 0: 60 */
+    double seconds;        /* for a collective, from its call on; 0: 30 */
+} td_comm_options;
+
+enum { TD_COMM_MOST_RANKS = 128 };
+
+/** Joins the ranks of a run; returns when all have come. dev stays open for as long as the communicator;
+ * NCCL takes a CUDA device, the others the CPU. A communicator of one rank copies, and loads no library.
+ *
+ * MPI is started by the first communicator of MPI and ended by its close: of those there is one in a
+ * process, unless the program started MPI itself (with MPI_THREAD_MULTIPLE).
+ *
+ * TD_BAD_ARGUMENT: a NULL, an option out of range, a device of another kind, a name that is too long.
+ * TD_UNSUPPORTED: the build lacks the backend. TD_LIBRARY_ERROR: its library cannot be loaded or started.
+ * TD_IO_ERROR: the directory or the address cannot be used, or another run uses it. TD_RANK_FAILED: a rank
+ * did not come in open_seconds, died, or came with other options; the message names it. TD_NO_MEMORY. After
+ * any of them *out is NULL, and no thread, file or socket is left; but where a library did not come back
+ * from its start (MPI_Init, when a rank died inside) its thread stays, with what it uses. */
+TD_API td_status td_comm_open(td_device *dev, const td_comm_options *options, td_comm **out);
+
+/** Ends the communicator together with all ranks, and frees it whatever is returned: waits for what was
+ * issued, and until every rank has come so far. Unfinished td_work is gone. After an error it waits for no
+ * other rank, but at most for the deadline of what is on its way inside the library. Accepts NULL. Errors:
+ * TD_RANK_FAILED, TD_LIBRARY_ERROR. */
+TD_API td_status td_comm_close(td_comm *comm);
+
+/** Tells all ranks that this one gives up, so that their calls return with `reason` and this rank's name. May
+ * be called by any thread. TD_BAD_ARGUMENT: a NULL. */
+TD_API td_status td_comm_abort(td_comm *comm, const char *reason);
+
+/** TD_OK, or the error that the communicator has met, with its message. May be called by any thread. */
+TD_API td_status td_comm_check(const td_comm *comm);
+
+typedef struct td_comm_info {
+    td_comm_backend backend;
+    int32_t rank, ranks;
+    int32_t local_rank, local_ranks; /* among the ranks of this host, in their order */
+    int32_t hosts;
+    char library[96]; /* "Open MPI 4.1.4", "NCCL 2.28.9"; "" among one rank */
+} td_comm_info;
+
+TD_API td_status td_comm_describe(const td_comm *comm, td_comm_info *out);
+
+/** The name of the host that a rank runs on, and its process. Valid as long as comm. */
+TD_API td_status td_comm_peer(const td_comm *comm, int32_t rank, const char **host, int64_t *process);
+
+/* ---- collectives ---- */
+
+/** A collective on its way. From its call until it was waited for, its buffers are left alone. At most 1024
+ * at a time. */
+typedef struct td_work td_work;
+
+/** Waits until the collective is done, then gives the handle back, also after an error. TD_RANK_FAILED,
+ * TD_LIBRARY_ERROR. */
+TD_API td_status td_work_wait(td_work *work);
+
+/** What is queued on the device's current stream from here on waits for the collective; the host does not.
+ * Gives the handle back. Errors of the collective are returned by later calls. On the CPU as td_work_wait. */
+TD_API td_status td_work_queue_wait(td_work *work);
+
+/** *done: whether the collective is done, well or not; the handle stays. */
+TD_API td_status td_work_test(td_work *work, bool *done);
+
+/** The collectives. `work` NULL: the call returns when the collective is done. Else it returns at once, and
+ * *work is a handle to wait on, or NULL after an error; handles may be waited for in any order. On a GPU the
+ * collective begins when what is queued on the device's current stream is done.
+ *
+ * all_reduce      in [count], out [count]: out[i] of every rank = the reduction of all in[i]; out may be in
+ * reduce_scatter  in [ranks][count], out [count]: out of rank r = the reduction of all in[r]; out may be
+ *                 in[rank], and the rest of in is then undefined
+ * all_gather      in [count], out [ranks][count]: out[r] = in of rank r; in may be out[rank]
+ * broadcast       buffer [count]: that of every rank = that of root
+ * barrier         returns when every rank has called it
+ *
+ * in is only read where it is not part of out. Counts are of elements, from 0 on, on every rank the same; the
+ * memory is dev's, with the alignment of its elements.
+ *
+ * TD_BAD_ARGUMENT: a NULL (for count above 0), a count below 0 or whose bytes are beyond 2^63 - 1, a value
+ * that is none of its enum, buffers that overlap in another way, a root that is no rank. TD_BAD_STATE: 1024
+ * handles were not waited for. TD_RANK_FAILED, TD_LIBRARY_ERROR. */
+TD_API td_status td_comm_all_reduce(td_comm *comm, const void *in, void *out, int64_t count,
+                                    td_comm_type type, td_reduction reduction, td_work **work);
+TD_API td_status td_comm_reduce_scatter(td_comm *comm, const void *in, void *out, int64_t count,
+                                        td_comm_type type, td_reduction reduction, td_work **work);
+TD_API td_status td_comm_all_gather(td_comm *comm, const void *in, void *out, int64_t count,
+                                    td_comm_type type, td_work **work);
+TD_API td_status td_comm_broadcast(td_comm *comm, void *buffer, int64_t count, td_comm_type type,
+                                   int32_t root, td_work **work);
+TD_API td_status td_comm_barrier(td_comm *comm);
+
+/** A few bytes of host memory from every rank to every rank, over the connections of the control threads: for
+ * figures and settings, whatever the backend.
+ *
+ *   mine  [bytes]         in
+ *   all   [ranks][bytes]  out
+ *
+ * A collective: every rank calls it, with the same bytes, 1 to 32768. TD_BAD_ARGUMENT: a NULL, bytes out of
+ * range. TD_RANK_FAILED. TD_NO_MEMORY. */
+TD_API td_status td_comm_exchange(td_comm *comm, const void *mine, size_t bytes, void *all);
+
+TD_END_DECLS
+
+#endif

@@ -1,0 +1,199 @@
+/* Gloo as an engine: the module libtandem_gloo.so, and all of tandem that is C++.
+ *
+ * No exception leaves a function that C calls. Gloo's own thread ends the process when a message is longer
+ * than the buffer that waits for it, which nothing here could catch: the ranks have compared their calls
+ * before one comes here. A call that is stuck inside Gloo cannot be called off; it ends with its own
+ * timeout. */
+extern "C" {
+#include "comm/engine.h"
+}
+
+#include <gloo/allgather.h>
+#include <gloo/allreduce.h>
+#include <gloo/broadcast.h>
+#include <gloo/config.h>
+#include <gloo/rendezvous/context.h>
+#include <gloo/transport/tcp/device.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace
+{
+
+using std::chrono::milliseconds;
+
+milliseconds of_seconds(double seconds)
+{
+    /* 0 would be none at all. */
+    return milliseconds(static_cast<int64_t>(seconds * 1e3) + 1);
+}
+
+/** The addresses of the ranks, over the connections that they have with each other already. */
+class Values : public gloo::rendezvous::Store
+{
+  public:
+    explicit Values(const td_engine_setup *setup) : setup_(setup)
+    {
+    }
+
+    void set(const std::string &key, const std::vector<char> &data) override
+    {
+        if (setup_->put(setup_->user, ("gloo/" + key).c_str(), data.data(), data.size()) != 0)
+            throw std::runtime_error("the address of this rank could not be told");
+    }
+
+    std::vector<char> get(const std::string &key) override
+    {
+        std::vector<char> data(32768);
+        const int64_t bytes = setup_->get(setup_->user, ("gloo/" + key).c_str(), data.data(), data.size());
+
+        if (bytes < 0)
+            throw std::runtime_error("a rank's address did not come");
+        data.resize(static_cast<size_t>(bytes));
+        return data;
+    }
+
+    void wait(const std::vector<std::string> &) override
+    {
+        /* get waits itself. */
+    }
+
+  private:
+    const td_engine_setup *setup_;
+};
+
+struct Engine {
+    std::shared_ptr<gloo::rendezvous::Context> context;
+    std::vector<char> sums; /* of reduce_scatter */
+};
+
+template <class Work> int guarded(char *text, Work work)
+{
+    try {
+        work();
+        return 0;
+    } catch (const std::exception &error) {
+        std::snprintf(text, TD_ENGINE_TEXT, "Gloo says %.290s", error.what());
+    } catch (...) {
+        std::snprintf(text, TD_ENGINE_TEXT, "Gloo failed");
+    }
+    return -1;
+}
+
+int open_engine(const td_engine_setup *setup, void **state, char *text)
+{
+    return guarded(text, [&] {
+        gloo::transport::tcp::attr address;
+        Values values(setup);
+        auto engine = std::make_unique<Engine>();
+
+        address.hostname = setup->ip;
+        auto device = gloo::transport::tcp::CreateDevice(address);
+        engine->context = std::make_shared<gloo::rendezvous::Context>(setup->rank, setup->ranks);
+        engine->context->setTimeout(of_seconds(setup->seconds)); /* before the transport takes it over */
+        engine->context->connectFullMesh(values, device);
+        std::snprintf(setup->library, 96, "Gloo %d.%d.%d", GLOO_VERSION_MAJOR, GLOO_VERSION_MINOR,
+                      GLOO_VERSION_PATCH);
+        *state = engine.release();
+    });
+}
+
+void close_engine(void *state, bool)
+{
+    char text[TD_ENGINE_TEXT];
+    auto engine = static_cast<Engine *>(state);
+
+    (void)guarded(text, [&] { delete engine; });
+}
+
+/** out = the reduction of in over all ranks; in may be out. The ring's order of additions is known: part c
+ * of the ranks' parts is x_c + (x_(c+1) + (... + x_(c-1))), indices modulo the number of ranks. */
+void all_reduce(Engine *engine, const td_engine_call *call, const char *in, char *out, size_t bytes)
+{
+    gloo::AllreduceOptions options(engine->context);
+    const int type = call->type, reduction = call->reduction;
+    const size_t size = td_engine_size(type);
+
+    options.setAlgorithm(gloo::AllreduceOptions::Algorithm::RING);
+    auto set = [&](auto *unit) {
+        using Element = std::remove_pointer_t<decltype(unit)>;
+
+        if (in != out) /* it is only read */
+            options.setInput(const_cast<Element *>(reinterpret_cast<const Element *>(in)), bytes / size);
+        options.setOutput(reinterpret_cast<Element *>(out), bytes / size);
+    };
+    if (size == 8)
+        set(static_cast<uint64_t *>(nullptr));
+    else if (size == 4)
+        set(static_cast<uint32_t *>(nullptr));
+    else
+        set(static_cast<uint16_t *>(nullptr));
+    options.setReduceFunction([=](void *sum, const void *a, const void *b, size_t count) {
+        td_engine_combine(type, reduction, static_cast<int64_t>(count), a, b, sum);
+    });
+    options.setTag(static_cast<uint32_t>(call->number));
+    options.setTimeout(of_seconds(call->seconds));
+    gloo::allreduce(options);
+}
+
+void run(Engine *engine, const td_engine_call *call)
+{
+    const char *in = static_cast<const char *>(call->in);
+    char *out = static_cast<char *>(call->out);
+    const size_t bytes = static_cast<size_t>(call->count) * td_engine_size(call->type);
+    const size_t ranks = static_cast<size_t>(engine->context->size),
+                 rank = static_cast<size_t>(engine->context->rank);
+
+    switch (call->kind) {
+    case TD_ENGINE_ALL_REDUCE:
+        all_reduce(engine, call, in, out, bytes);
+        break;
+    case TD_ENGINE_REDUCE_SCATTER: /* Gloo has none for this: all of it is reduced, and a part kept */
+        engine->sums.resize(ranks * bytes);
+        all_reduce(engine, call, in, engine->sums.data(), ranks * bytes);
+        std::memcpy(out, engine->sums.data() + rank * bytes, bytes);
+        break;
+    case TD_ENGINE_ALL_GATHER: {
+        gloo::AllgatherOptions options(engine->context);
+
+        if (in != out + rank * bytes) /* else Gloo takes this rank's part from out */
+            std::memcpy(out + rank * bytes, in, bytes);
+        options.setOutput(out, ranks * bytes);
+        options.setTag(static_cast<uint32_t>(call->number));
+        options.setTimeout(of_seconds(call->seconds));
+        gloo::allgather(options);
+        break;
+    }
+    default: {
+        gloo::BroadcastOptions options(engine->context);
+
+        options.setOutput(out, bytes);
+        options.setRoot(call->root);
+        options.setTag(static_cast<uint32_t>(call->number));
+        options.setTimeout(of_seconds(call->seconds));
+        gloo::broadcast(options);
+        break;
+    }
+    }
+}
+
+int run_call(void *state, const td_engine_call *call, char *text)
+{
+    return guarded(text, [&] { run(static_cast<Engine *>(state), call); });
+}
+
+} // namespace
+
+extern "C" const td_engine *td_engine_of_module(void)
+{
+    static const td_engine gloo = {TD_ENGINE_VERSION, open_engine, run_call, close_engine};
+
+    return &gloo;
+}

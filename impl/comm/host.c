@@ -1,0 +1,370 @@
+/* MPI and Gloo: a thread for a communicator, which takes its calls one after the other and is the only one
+ * that enters the library. A caller may compute meanwhile: neither library makes progress by itself. */
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/float16.h"
+#include "comm/backend.h"
+#include "comm/engine.h"
+#include "comm/thread.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+_Static_assert((int)TD_ENGINE_ALL_REDUCE == TD_CALL_ALL_REDUCE &&
+                   (int)TD_ENGINE_REDUCE_SCATTER == TD_CALL_REDUCE_SCATTER &&
+                   (int)TD_ENGINE_ALL_GATHER == TD_CALL_ALL_GATHER &&
+                   (int)TD_ENGINE_BROADCAST == TD_CALL_BROADCAST,
+               "an engine's kinds are those of the calls");
+_Static_assert((int)TD_ENGINE_F64 == TD_COMM_F64 && (int)TD_ENGINE_F32 == TD_COMM_F32 &&
+                   (int)TD_ENGINE_F16 == TD_COMM_F16 && (int)TD_ENGINE_BF16 == TD_COMM_BF16 &&
+                   (int)TD_ENGINE_I64 == TD_COMM_I64,
+               "an engine's types are td_comm_type's");
+_Static_assert((int)TD_ENGINE_SUM == TD_SUM && (int)TD_ENGINE_MAX == TD_MAX,
+               "an engine's reductions are td_reduction's");
+
+typedef struct host {
+    td_comm *comm;
+    const td_engine *engine;
+    void *engine_state; /* NULL: not open */
+    char library[96];
+    int64_t open_by_ns;
+    td_engine_setup setup;
+    char ip[TD_MEET_IP];
+    pthread_t thread;
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t changed;
+    bool opened;    /* or not, but the engine came back */
+    bool abandoned; /* nobody waits for it any more */
+    bool ending, orderly;
+    char text[TD_ENGINE_TEXT]; /* why it did not open; "": it did */
+    td_work *first, *last;
+} host;
+
+/* ---- the library ---- */
+
+static td_status load_engine(td_comm_backend backend, const td_engine **out)
+{
+    const td_engine *(*get)(void);
+    char name[48];
+
+    snprintf(name, sizeof name, "libtandem_%s.so", td_comm_backend_name(backend));
+    /* It stays loaded: MPI and Gloo keep threads and exit handlers of their own. */
+    void *module = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (!module)
+        return td_fail(TD_LIBRARY_ERROR, "backend %s cannot be loaded: %s", td_comm_backend_name(backend),
+                       dlerror());
+    *(void **)&get = dlsym(module, TD_ENGINE_SYMBOL);
+    if (!get || get()->version != TD_ENGINE_VERSION)
+        return td_fail(TD_LIBRARY_ERROR, "backend %s: %s is of another build than this one",
+                       td_comm_backend_name(backend), name);
+    *out = get();
+    return TD_OK;
+}
+
+static int put_value(void *user, const char *key, const void *data, size_t bytes)
+{
+    return td_control_put(((host *)user)->comm->control, key, data, bytes) == TD_OK ? 0 : -1;
+}
+
+static int64_t get_value(void *user, const char *key, void *data, size_t room)
+{
+    const host *h = user;
+    size_t bytes = 0;
+
+    return td_control_get(h->comm->control, key, data, room, &bytes, h->open_by_ns) == TD_OK ? (int64_t)bytes
+                                                                                             : -1;
+}
+
+static bool is_faulted(void *user)
+{
+    const td_comm *comm = user;
+
+    return comm->control && td_control_faulted(comm->control);
+}
+
+/* ---- the second half of an average ---- */
+
+#define SCALE(T, WIDE, widen, narrow)                                                                        \
+    do {                                                                                                     \
+        const WIDE factor = (WIDE)1 / (WIDE)ranks;                                                           \
+        T *x = data;                                                                                         \
+        for (int64_t i = 0; i < count; i++)                                                                  \
+            x[i] = narrow(widen(x[i]) * factor);                                                             \
+    } while (0)
+#define SAME(x) (x)
+
+void td_comm_scale(td_comm_type type, int64_t count, int ranks, void *data)
+{
+    int64_t *integers = data;
+
+    switch (type) {
+    case TD_COMM_F64:
+        SCALE(double, double, SAME, SAME);
+        break;
+    case TD_COMM_F32:
+        SCALE(float, float, SAME, SAME);
+        break;
+    case TD_COMM_F16:
+        SCALE(td_f16, float, td_f16_to_f32, td_f16_from_f32);
+        break;
+    case TD_COMM_BF16:
+        SCALE(td_bf16, float, td_bf16_to_f32, td_bf16_from_f32);
+        break;
+    case TD_COMM_I64:
+        for (int64_t i = 0; i < count; i++)
+            integers[i] /= ranks;
+        break;
+    }
+}
+
+/* ---- the thread ---- */
+
+static td_status run_engine(host *h, const td_work *work, int64_t deadline_ns)
+{
+    td_comm *comm = h->comm;
+    const td_signature *call = &work->call;
+    const bool average = call->reduction == TD_AVERAGE;
+    char text[TD_ENGINE_TEXT] = "";
+    const td_engine_call c = {.kind = call->kind,
+                              .type = call->type,
+                              .reduction = average ? TD_ENGINE_SUM : call->reduction,
+                              .root = call->root,
+                              .in = work->in,
+                              .out = work->out,
+                              .count = call->count,
+                              .number = call->number,
+                              .seconds = (double)(deadline_ns - td_clock_ns()) / 1e9,
+                              .stop = is_faulted,
+                              .user = comm};
+
+    if (h->engine->run(h->engine_state, &c, text) != 0) {
+        if (!comm->control)
+            return td_fail(TD_LIBRARY_ERROR, "%s", text);
+        if (td_clock_ns() > deadline_ns && !td_control_faulted(comm->control))
+            return td_control_late(comm->control, call);
+        return td_control_library_fault(comm->control, call, text);
+    }
+    if (average)
+        td_comm_scale((td_comm_type)call->type, call->count, comm->options.ranks, work->out);
+    return TD_OK;
+}
+
+static void run_work(host *h, td_work *work)
+{
+    td_comm *comm = h->comm;
+    const int64_t deadline_ns = td_clock_ns() + td_comm_ns(comm->options.seconds);
+    td_status status = TD_OK;
+
+    if (comm->control) {
+        td_control_publish(comm->control, &work->call);
+        status = td_control_await(comm->control, &work->call, deadline_ns);
+    }
+    if (status == TD_OK && work->call.kind > TD_CALL_BROADCAST)
+        status = td_comm_finish_control(comm, work, deadline_ns);
+    else if (status == TD_OK && work->call.count > 0)
+        status = run_engine(h, work, deadline_ns);
+    work->status = status;
+    pthread_mutex_lock(&h->lock);
+    atomic_store(&work->done, true);
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->lock);
+}
+
+static void host_free(host *h)
+{
+    pthread_cond_destroy(&h->changed);
+    pthread_mutex_destroy(&h->lock);
+    free(h);
+}
+
+static void *run_host(void *argument)
+{
+    host *h = argument;
+    char text[TD_ENGINE_TEXT] = "";
+    void *state = NULL;
+
+    const int failed = h->engine->open(&h->setup, &state, text);
+    pthread_mutex_lock(&h->lock);
+    if (h->abandoned) {
+        pthread_mutex_unlock(&h->lock);
+        host_free(h);
+        return NULL;
+    }
+    h->engine_state = state;
+    snprintf(h->text, sizeof h->text, "%s", failed ? text : "");
+    h->opened = true;
+    pthread_cond_broadcast(&h->changed);
+    for (;;) {
+        td_work *work = h->first;
+
+        if (work) {
+            h->first = work->next;
+            pthread_mutex_unlock(&h->lock);
+            run_work(h, work);
+            pthread_mutex_lock(&h->lock);
+        } else if (h->ending) {
+            break;
+        } else {
+            pthread_cond_wait(&h->changed, &h->lock);
+        }
+    }
+    pthread_mutex_unlock(&h->lock);
+    if (state)
+        h->engine->close(state, h->orderly);
+    return NULL;
+}
+
+/** Loads the library and has the thread open it, by `deadline_ns`. */
+static td_status host_open(td_comm *comm, td_comm_backend backend, int64_t deadline_ns, host **out)
+{
+    td_status status = TD_OK;
+    const td_engine *engine = NULL;
+    host *h = NULL;
+
+    TD_TRY(load_engine(backend, &engine));
+    h = calloc(1, sizeof *h);
+    if (!h) {
+        status = td_fail(TD_NO_MEMORY, "no memory for backend %s", td_comm_backend_name(backend));
+        goto cleanup;
+    }
+    h->comm = comm;
+    h->engine = engine;
+    h->open_by_ns = deadline_ns;
+    snprintf(h->ip, sizeof h->ip, "%s", comm->control ? td_control_ip(comm->control) : "");
+    h->setup = (td_engine_setup){.rank = comm->options.rank,
+                                 .ranks = comm->options.ranks,
+                                 .ip = h->ip,
+                                 .seconds = (double)(deadline_ns - td_clock_ns()) / 1e9,
+                                 .put = put_value,
+                                 .get = get_value,
+                                 .user = h,
+                                 .library = h->library};
+    pthread_mutex_init(&h->lock, NULL);
+    td_condition_init(&h->changed);
+    status = td_thread_start(&h->thread, run_host, h);
+    if (status != TD_OK) {
+        host_free(h);
+        goto cleanup;
+    }
+    pthread_mutex_lock(&h->lock);
+    /* Gloo has timeouts of its own and always comes back. MPI_Init may not. */
+    bool in_time = true;
+    while (!h->opened && in_time)
+        if (backend == TD_COMM_GLOO)
+            pthread_cond_wait(&h->changed, &h->lock);
+        else
+            in_time = td_condition_wait(&h->changed, &h->lock, deadline_ns) && !is_faulted(comm);
+    if (!h->opened) {
+        h->abandoned = true;
+        pthread_detach(h->thread);
+        pthread_mutex_unlock(&h->lock);
+        if (comm->control && td_control_faulted(comm->control))
+            return td_control_status(comm->control, NULL);
+        return td_fail(TD_LIBRARY_ERROR,
+                       "rank %d of %d: MPI_Init did not return in time: not all ranks came to it",
+                       comm->options.rank, comm->options.ranks);
+    }
+    pthread_mutex_unlock(&h->lock);
+    snprintf(comm->library, sizeof comm->library, "%s", h->library);
+    *out = h;
+    if (h->text[0])
+        status = td_fail(TD_LIBRARY_ERROR, "%s", h->text);
+cleanup:
+    return status;
+}
+
+static void host_close(host *h, bool orderly)
+{
+    if (!h)
+        return;
+    pthread_mutex_lock(&h->lock);
+    h->ending = true;
+    h->orderly = orderly;
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->lock);
+    pthread_join(h->thread, NULL);
+    host_free(h);
+}
+
+static void host_issue(host *h, td_work *work)
+{
+    pthread_mutex_lock(&h->lock);
+    work->next = NULL;
+    if (h->first)
+        h->last->next = work;
+    else
+        h->first = work;
+    h->last = work;
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->lock);
+}
+
+static void host_wait(host *h, const td_work *work)
+{
+    pthread_mutex_lock(&h->lock);
+    while (!atomic_load(&work->done))
+        pthread_cond_wait(&h->changed, &h->lock);
+    pthread_mutex_unlock(&h->lock);
+}
+
+/* ---- the backend ---- */
+
+static td_status open_backend(td_comm *comm, int64_t deadline_ns)
+{
+    host *h = comm->state; /* where td_comm_spread has started MPI already */
+    td_status status = h ? TD_OK : host_open(comm, comm->options.backend, deadline_ns, &h);
+
+    comm->state = h;
+    return status;
+}
+
+static td_status issue(td_comm *comm, td_work *work)
+{
+    host_issue(comm->state, work);
+    return TD_OK;
+}
+
+static td_status wait_for(td_comm *comm, td_work *work)
+{
+    host_wait(comm->state, work);
+    /* The message is the worker thread's; here it is said again. */
+    return work->status == TD_OK ? TD_OK : td_control_status(comm->control, &work->call);
+}
+
+static void close_backend(td_comm *comm, bool orderly)
+{
+    host_close(comm->state, orderly);
+    comm->state = NULL;
+}
+
+const td_comm_backend_table td_comm_backend_host = {
+    .open = open_backend, .issue = issue, .wait = wait_for, .close = close_backend};
+
+td_status td_comm_spread(td_comm *comm, char text[TD_MEET_TEXT], int64_t deadline_ns)
+{
+    td_work work = {
+        .comm = comm,
+        .call = {.kind = TD_CALL_BROADCAST, .type = TD_COMM_F64, .count = TD_MEET_TEXT / sizeof(double)},
+        .in = text,
+        .out = text};
+    host *h = NULL;
+    td_status status = host_open(comm, TD_COMM_MPI, deadline_ns, &h);
+
+    if (status == TD_OK) {
+        host_issue(h, &work);
+        host_wait(h, &work);
+        status = work.status;
+        if (status != TD_OK)
+            td_fail(status, "rank %d of %d: rank 0's address did not come by MPI", comm->options.rank,
+                    comm->options.ranks);
+    }
+    if (status == TD_OK && comm->options.backend == TD_COMM_MPI)
+        comm->state = h;
+    else
+        host_close(h, status == TD_OK);
+    text[TD_MEET_TEXT - 1] = '\0';
+    return status;
+}

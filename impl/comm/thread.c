@@ -1,0 +1,35 @@
+#include "comm/thread.h"
+
+#include "base/check.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <time.h>
+
+td_status td_thread_start(pthread_t *out, void *(*run)(void *), void *argument)
+{
+    sigset_t all, before;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int error = pthread_create(out, NULL, run, argument);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error == 0 ? TD_OK : td_fail(TD_NO_MEMORY, "the system has no thread for a communicator");
+}
+
+void td_condition_init(pthread_cond_t *condition)
+{
+    pthread_condattr_t monotonic;
+
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+bool td_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t deadline_ns)
+{
+    const struct timespec until = {.tv_sec = deadline_ns / 1000000000, .tv_nsec = deadline_ns % 1000000000};
+
+    return pthread_cond_timedwait(condition, lock, &until) != ETIMEDOUT;
+}

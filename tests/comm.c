@@ -1,0 +1,421 @@
+/* Collectives among processes, against float64: test_comm BACKEND RANKS starts the ranks itself; under
+ * mpirun it is one of them. Every rank draws all ranks' inputs, so that each judges alone. */
+#include "base/rng.h"
+#include "support/compare.h"
+#include "support/fence.h"
+#include "support/ranks.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static td_comm *comm;
+static td_comm_info info;
+static const td_comm_type all_types[] = {TD_COMM_F64, TD_COMM_F32, TD_COMM_F16, TD_COMM_BF16, TD_COMM_I64};
+static const td_reduction all_reductions[] = {TD_SUM, TD_AVERAGE, TD_MAX};
+enum { TYPES = 5, REDUCTIONS = 3 };
+
+/* ---- inputs and truth ---- */
+
+static uint64_t stream; /* of the case, the same on every rank */
+
+/* The elements of one rank's input. */
+static void draw(int rank, td_comm_type type, int64_t count, void *out)
+{
+    const td_rng rng = {.seed = 7 + (uint64_t)rank, .stream = stream};
+
+    if (type == TD_COMM_I64) {
+        td_assert_ok(td_rng_tokens(&rng, 0, count, INT64_C(1) << 40, out));
+        for (int64_t i = 0; i < count; i++)
+            ((int64_t *)out)[i] -= INT64_C(1) << 39;
+        return;
+    }
+    float *numbers = malloc((size_t)count * sizeof *numbers + 1);
+    assert_non_null(numbers);
+    td_assert_ok(td_rng_normal(&rng, 0, count, 0.25f, 1.0f, numbers));
+    td_assert_ok(td_convert(count, TD_F32, numbers, (td_dtype)type, out));
+    free(numbers);
+}
+
+static double value(td_comm_type type, const void *data, int64_t i)
+{
+    return type == TD_COMM_I64 ? (double)((const int64_t *)data)[i] : td_value_at((td_dtype)type, data, i);
+}
+
+/* What the ranks' inputs come to at each element, and the sum of their magnitudes. */
+typedef struct truth {
+    double *value, *magnitude;
+    int64_t *exact; /* of i64 */
+} truth;
+
+static truth truth_of(td_comm_type type, td_reduction reduction, int64_t count)
+{
+    const size_t room = (size_t)count + 1;
+    truth t = {calloc(room, sizeof(double)), calloc(room, sizeof(double)), calloc(room, sizeof(int64_t))};
+    void *input = malloc(room * 8);
+
+    for (int rank = 0; rank < info.ranks; rank++) {
+        draw(rank, type, count, input);
+        for (int64_t i = 0; i < count; i++) {
+            const double x = value(type, input, i);
+            const int64_t n = type == TD_COMM_I64 ? ((int64_t *)input)[i] : 0;
+
+            t.magnitude[i] += fabs(x);
+            if (reduction == TD_MAX) {
+                t.value[i] = rank == 0 || x > t.value[i] ? x : t.value[i];
+                t.exact[i] = rank == 0 || n > t.exact[i] ? n : t.exact[i];
+            } else {
+                t.value[i] += x;
+                t.exact[i] += n;
+            }
+        }
+    }
+    for (int64_t i = 0; i < count && reduction == TD_AVERAGE; i++) {
+        t.value[i] /= info.ranks;
+        t.magnitude[i] /= info.ranks;
+        t.exact[i] /= info.ranks;
+    }
+    free(input);
+    return t;
+}
+
+static void truth_free(truth t)
+{
+    free(t.value);
+    free(t.magnitude);
+    free(t.exact);
+}
+
+/* Each of ranks - 1 additions errs by half a unit of what is added up so far at most; an average rounds the
+ * factor and the product too. */
+static void judge(const char *what, td_comm_type type, td_reduction reduction, const void *got,
+                  const truth *t, int64_t first, int64_t count)
+{
+    static const double halves[] = {0x1p-53, 0x1p-24, 0x1p-11, 0x1p-8};
+
+    for (int64_t i = 0; i < count; i++) {
+        const double x = value(type, got, i), want = t->value[first + i];
+        double allowed = 0;
+
+        if (type == TD_COMM_I64) {
+            if (((const int64_t *)got)[i] != t->exact[first + i])
+                fail_msg("%s: element %" PRId64 " is %" PRId64 ", not %" PRId64, what, i,
+                         ((const int64_t *)got)[i], t->exact[first + i]);
+            continue;
+        }
+        if (reduction != TD_MAX)
+            allowed = (info.ranks - 1 + (reduction == TD_AVERAGE ? 2 : 0)) * halves[type] *
+                          t->magnitude[first + i] * (1 + halves[type] * info.ranks) +
+                      (type == TD_COMM_F16 ? 0x1p-24 : 0);
+        if (!(fabs(x - want) <= allowed))
+            fail_msg("%s: element %" PRId64 " is %.9g, not %.9g to within %.3g", what, i, x, want, allowed);
+    }
+}
+
+/* All ranks hold the same bytes. */
+static void assert_same_everywhere(const void *data, size_t bytes)
+{
+    uint64_t hash = 1469598103934665603u, *all = calloc((size_t)info.ranks, sizeof *all);
+
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ ((const unsigned char *)data)[i]) * 1099511628211u;
+    td_assert_ok(td_comm_exchange(comm, &hash, sizeof hash, all));
+    for (int rank = 0; rank < info.ranks; rank++)
+        if (all[rank] != hash)
+            fail_msg("rank %d has other bits than rank %d", rank, (int)info.rank);
+    free(all);
+}
+
+/* ---- the cases ---- */
+
+/* Of every combination one in so many, another one in each turn: more ranks than processors take long. */
+static int stride(void)
+{
+    return info.ranks > 3 ? 4 : 1;
+}
+
+static const int64_t counts[] = {0, 1, 2, 3, 5, 6, 7, 64, 1009, 4099};
+enum { COUNTS = sizeof counts / sizeof *counts };
+
+static void all_reduce_case(td_comm_type type, td_reduction reduction, int64_t count, bool in_place)
+{
+    const size_t bytes = (size_t)count * td_comm_type_size(type);
+    unsigned char *in = td_fence_alloc(bytes), *out = in_place ? in : td_fence_alloc(bytes),
+                  *copy = malloc(bytes + 1);
+    char what[96];
+
+    stream++;
+    draw(info.rank, type, count, in);
+    memcpy(copy, in, bytes);
+    td_assert_ok(td_comm_all_reduce(comm, in, out, count, type, reduction, NULL));
+    truth t = truth_of(type, reduction, count);
+    snprintf(what, sizeof what, "all_reduce of %" PRId64 " %s, reduction %d%s", count,
+             td_comm_type_name(type), (int)reduction, in_place ? ", in place" : "");
+    judge(what, type, reduction, out, &t, 0, count);
+    if (!in_place)
+        assert_memory_equal(in, copy, bytes);
+    if (count == 1009)
+        assert_same_everywhere(out, bytes);
+    truth_free(t);
+    free(copy);
+    td_fence_free(in);
+    if (!in_place)
+        td_fence_free(out);
+}
+
+static void all_reduce_is_the_reduction_of_all(void **state)
+{
+    (void)state;
+    for (int i = 0; i < TYPES * REDUCTIONS * COUNTS * 2; i += stride())
+        all_reduce_case(all_types[i % TYPES], all_reductions[i / TYPES % REDUCTIONS],
+                        counts[i / (TYPES * REDUCTIONS) % COUNTS], i / (TYPES * REDUCTIONS * COUNTS));
+    for (int i = 0; i < TYPES; i++) /* several pieces and a tail */
+        all_reduce_case(all_types[i], TD_AVERAGE, 400003, i % 2);
+}
+
+static void reduce_scatter_case(td_comm_type type, td_reduction reduction, int64_t count, bool in_place)
+{
+    const int64_t whole = count * info.ranks;
+    const size_t size = td_comm_type_size(type), bytes = (size_t)count * size;
+    unsigned char *in = td_fence_alloc((size_t)whole * size), *copy = malloc((size_t)whole * size + 1);
+    unsigned char *out = in_place ? in + (size_t)info.rank * bytes : td_fence_alloc(bytes);
+
+    stream++;
+    draw(info.rank, type, whole, in);
+    memcpy(copy, in, (size_t)whole * size);
+    td_assert_ok(td_comm_reduce_scatter(comm, in, out, count, type, reduction, NULL));
+    truth t = truth_of(type, reduction, whole);
+    judge("reduce_scatter", type, reduction, out, &t, info.rank * count, count);
+    if (!in_place) {
+        assert_memory_equal(in, copy, (size_t)whole * size);
+        td_fence_free(out);
+    }
+    truth_free(t);
+    free(copy);
+    td_fence_free(in);
+}
+
+static void reduce_scatter_gives_each_rank_its_part(void **state)
+{
+    (void)state;
+    for (int i = 0; i < TYPES * REDUCTIONS * COUNTS * 2; i += stride())
+        reduce_scatter_case(all_types[i % TYPES], all_reductions[i / TYPES % REDUCTIONS],
+                            counts[i / (TYPES * REDUCTIONS) % COUNTS], i / (TYPES * REDUCTIONS * COUNTS));
+    reduce_scatter_case(TD_COMM_F32, TD_SUM, 300007, false);
+    reduce_scatter_case(TD_COMM_BF16, TD_SUM, 600011, true);
+}
+
+static void all_gather_case(td_comm_type type, int64_t count, bool in_place)
+{
+    const size_t size = td_comm_type_size(type), bytes = (size_t)count * size;
+    unsigned char *out = td_fence_alloc(bytes * (size_t)info.ranks), *want = malloc(bytes + 1);
+    unsigned char *in = in_place ? out + (size_t)info.rank * bytes : td_fence_alloc(bytes);
+
+    stream++;
+    draw(info.rank, type, count, in);
+    td_assert_ok(td_comm_all_gather(comm, in, out, count, type, NULL));
+    for (int rank = 0; rank < info.ranks; rank++) {
+        draw(rank, type, count, want);
+        assert_memory_equal(out + (size_t)rank * bytes, want, bytes);
+    }
+    free(want);
+    if (!in_place)
+        td_fence_free(in);
+    td_fence_free(out);
+}
+
+static void broadcast_case(td_comm_type type, int64_t count, int root)
+{
+    const size_t bytes = (size_t)count * td_comm_type_size(type);
+    unsigned char *buffer = td_fence_alloc(bytes), *want = malloc(bytes + 1);
+
+    stream++;
+    draw(root, type, count, want);
+    if (info.rank == root)
+        memcpy(buffer, want, bytes);
+    td_assert_ok(td_comm_broadcast(comm, buffer, count, type, root, NULL));
+    assert_memory_equal(buffer, want, bytes);
+    free(want);
+    td_fence_free(buffer);
+}
+
+static void all_gather_and_broadcast_copy_bits(void **state)
+{
+    (void)state;
+    for (int i = 0; i < TYPES * COUNTS; i += stride())
+        for (int in_place = 0; in_place < 2; in_place++)
+            all_gather_case(all_types[i % TYPES], counts[i / TYPES], in_place);
+    all_gather_case(TD_COMM_F32, 300007, false);
+    for (int i = 0; i < TYPES * COUNTS; i += stride())
+        broadcast_case(all_types[i % TYPES], counts[i / TYPES], i % info.ranks);
+    broadcast_case(TD_COMM_I64, 300007, info.ranks - 1);
+}
+
+/* The order of Gloo's ring, and that of two: every bit is known. */
+static void sums_have_the_bits_of_their_order(void **state)
+{
+    enum { COUNT = 300007 };
+    const int64_t ranks = info.ranks, bytes = COUNT * 4;
+    int64_t segments = (bytes + (1 << 20) - 1) >> 20;
+    float *inputs[16], *out = td_fence_alloc(COUNT * sizeof *out);
+
+    (void)state;
+    if (info.backend != TD_COMM_GLOO && ranks != 2) {
+        td_fence_free(out);
+        skip();
+    }
+    stream++;
+    for (int rank = 0; rank < ranks; rank++) {
+        inputs[rank] = malloc(COUNT * sizeof *inputs[rank]);
+        draw(rank, TD_COMM_F32, COUNT, inputs[rank]);
+    }
+    td_assert_ok(td_comm_all_reduce(comm, inputs[info.rank], out, COUNT, TD_COMM_F32, TD_SUM, NULL));
+    segments = segments > 2 * ranks ? segments : 2 * ranks;
+    segments = (segments + ranks - 1) / ranks * ranks;
+    const int64_t segment = ((bytes + segments - 1) / segments + 3) / 4; /* elements */
+    for (int64_t i = 0; i < COUNT; i++) {
+        const int64_t part = i / segment / (segments / ranks);
+        float sum = inputs[(part + ranks - 1) % ranks][i];
+
+        for (int64_t step = 2; step <= ranks; step++)
+            sum = inputs[(part + ranks - step) % ranks][i] + sum;
+        if (memcmp(&sum, &out[i], sizeof sum) != 0)
+            fail_msg("element %" PRId64 " is %.9g, by the ring's order %.9g", i, (double)out[i], (double)sum);
+    }
+    for (int rank = 0; rank < ranks; rank++)
+        free(inputs[rank]);
+    td_fence_free(out);
+}
+
+static void handles_are_waited_for_in_any_order(void **state)
+{
+    enum { WORKS = 200 };
+    static float in[WORKS][32], out[WORKS][32];
+    td_work *works[WORKS];
+    bool done = false;
+
+    (void)state;
+    for (int i = 0; i < WORKS; i++) {
+        for (int j = 0; j < 32; j++)
+            in[i][j] = (float)(i * info.rank + j);
+        td_assert_ok(td_comm_all_reduce(comm, in[i], out[i], 32, TD_COMM_F32, TD_SUM, &works[i]));
+        assert_non_null(works[i]);
+    }
+    while (!done)
+        td_assert_ok(td_work_test(works[WORKS - 1], &done));
+    for (int i = WORKS - 1; i >= 0; i--)
+        td_assert_ok(i % 2 ? td_work_wait(works[i]) : td_work_queue_wait(works[i]));
+    for (int i = 0; i < WORKS; i++)
+        for (int j = 0; j < 32; j++)
+            assert_true(out[i][j] == (float)(i * info.ranks * (info.ranks - 1) / 2 + j * info.ranks));
+}
+
+static void there_are_1024_handles(void **state)
+{
+    static td_work *works[1025];
+    static int64_t numbers[1025];
+    int made = 0;
+
+    (void)state;
+    while (made < 1025 && td_comm_broadcast(comm, &numbers[made], 1, TD_COMM_I64, 0, &works[made]) == TD_OK)
+        made++;
+    assert_int_equal(made, 1024);
+    assert_null(works[1024]);
+    td_assert_refused(td_comm_barrier(comm), TD_BAD_STATE, "1024");
+    for (int i = 0; i < made; i++)
+        td_assert_ok(td_work_wait(works[i]));
+    td_assert_ok(td_comm_barrier(comm));
+}
+
+static void ranks_know_each_other(void **state)
+{
+    int32_t *all = calloc((size_t)info.ranks, sizeof *all);
+    const char *host = NULL;
+    int64_t process = 0;
+
+    (void)state;
+    td_assert_ok(td_comm_exchange(comm, &info.rank, sizeof info.rank, all));
+    for (int rank = 0; rank < info.ranks; rank++) {
+        assert_int_equal(all[rank], rank);
+        td_assert_ok(td_comm_peer(comm, rank, &host, &process));
+        assert_true(host[0] != '\0' && process > 0);
+    }
+    free(all);
+    assert_true(info.hosts >= 1 && info.hosts <= info.ranks);
+    assert_true(info.local_rank >= 0 && info.local_rank < info.local_ranks);
+    if (info.ranks > 1)
+        assert_non_null(strstr(info.library, info.backend == TD_COMM_MPI ? "MPI" : "Gloo"));
+    /* The largest exchange. */
+    char *mine = malloc(32768), *theirs = malloc(32768 * (size_t)info.ranks);
+    memset(mine, 'a' + info.rank, 32768);
+    td_assert_ok(td_comm_exchange(comm, mine, 32768, theirs));
+    for (int rank = 0; rank < info.ranks; rank++)
+        assert_true(theirs[32768 * rank] == 'a' + rank && theirs[32768 * rank + 32767] == 'a' + rank);
+    free(mine);
+    free(theirs);
+}
+
+/* Counts that do not fit an int, of which one asks by the environment: it takes gigabytes. */
+static void more_elements_than_an_int_counts(void **state)
+{
+    const int64_t count = (INT64_C(1) << 31) + 3;
+
+    (void)state;
+    if (!getenv("TD_COMM_LARGE"))
+        skip();
+    uint16_t *data = malloc((size_t)count * 2);
+    assert_non_null(data);
+    for (int64_t i = 0; i < count; i++)
+        data[i] = i % 3 ? 0x3F80 : 0x4000; /* 1 and 2 in bf16 */
+    td_assert_ok(td_comm_all_reduce(comm, data, data, count, TD_COMM_BF16, TD_AVERAGE, NULL));
+    for (int64_t i = 0; i < count; i++)
+        if (data[i] != (i % 3 ? 0x3F80 : 0x4000))
+            fail_msg("element %" PRId64 " is %x", i, data[i]);
+    data[count - 1] = (uint16_t)(info.rank + 5);
+    td_assert_ok(td_comm_broadcast(comm, data, count, TD_COMM_BF16, info.ranks - 1, NULL));
+    assert_int_equal(data[count - 1], info.ranks + 4);
+    free(data);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_reduce_is_the_reduction_of_all),
+        cmocka_unit_test(reduce_scatter_gives_each_rank_its_part),
+        cmocka_unit_test(all_gather_and_broadcast_copy_bits),
+        cmocka_unit_test(sums_have_the_bits_of_their_order),
+        cmocka_unit_test(handles_are_waited_for_in_any_order),
+        cmocka_unit_test(there_are_1024_handles),
+        cmocka_unit_test(ranks_know_each_other),
+        cmocka_unit_test(more_elements_than_an_int_counts),
+    };
+    td_comm_backend backend;
+    td_device *dev = NULL;
+
+    if (argc < 2 || td_comm_backend_parse(argv[1], &backend) != TD_OK)
+        return fprintf(stderr, "needs a backend\n"), 2;
+    if (td_comm_backend_check(backend) != TD_OK)
+        return printf("skipped: %s\n", td_last_error()), 77;
+    if (!td_ranks_inside())
+        return td_ranks_run(argc, argv, argc > 2 ? atoi(argv[2]) : 2, 100);
+    td_comm_options options = td_ranks_options(backend);
+    options.address = getenv("TANDEM_ADDRESS");
+    options.directory = getenv("TANDEM_DIRECTORY");
+    if (td_device_open("cpu", &dev) != TD_OK || td_comm_open(dev, &options, &comm) != TD_OK ||
+        td_comm_describe(comm, &info) != TD_OK)
+        return fprintf(stderr, "%s\n", td_last_error()), 1;
+    if (info.rank > 0 && !freopen("/dev/null", "w", stdout))
+        return 1;
+    const int failed = cmocka_run_group_tests_name(argv[1], tests, NULL, NULL);
+    const td_status status = td_comm_close(comm);
+    if (status != TD_OK)
+        fprintf(stderr, "%s\n", td_last_error());
+    td_device_close(dev);
+    return failed || status != TD_OK;
+}

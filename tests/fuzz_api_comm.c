@@ -1,0 +1,330 @@
+/* The functions of comm.h, on a communicator of one rank: more of them are tests/comm_ranks.c's. */
+#include "support/fuzz_api_kit.h"
+
+#include "comm/comm.h"
+
+static td_comm_backend any_backend(void)
+{
+    return td_comm_backend_check(TD_COMM_MPI) == TD_OK ? TD_COMM_MPI : TD_COMM_GLOO;
+}
+
+/* A communicator of the case, or NULL, as in a build that has no backend for the CPU. */
+static td_comm *own;
+
+static td_comm *make_comm(void)
+{
+    const td_comm_options options = {.backend = any_backend(), .ranks = 1};
+
+    own = NULL;
+    if (td_comm_backend_check(options.backend) == TD_OK)
+        td_assert_ok(td_comm_open(api_dev, &options, &own));
+    td_forget_error();
+    if (!own)
+        impossible(TD_BAD_ARGUMENT, "comm|work");
+    return own ? pointer("comm", own) : NULL;
+}
+
+static td_status comm_done(td_status status)
+{
+    char *message = strdup(td_last_error());
+
+    assert_non_null(message);
+    if (own)
+        td_assert_ok(td_comm_close(own));
+    if (status != TD_OK) /* the close may have left another */
+        assert_string_equal(td_last_error(), message);
+    free(message);
+    return status;
+}
+
+API(td_comm_backend_name)
+{
+    assert_string_equal(td_comm_backend_name(TD_COMM_GLOO), "gloo");
+    assert_null(td_comm_backend_name((td_comm_backend)3));
+    assert_null(td_comm_backend_name((td_comm_backend)-1));
+    return TD_OK;
+}
+
+API(td_comm_backend_parse)
+{
+    static const char *const names[] = {"mpi", "gloo", "nccl"};
+
+    return td_comm_backend_parse(text("name|backend", 3, names), out("out", sizeof(td_comm_backend)));
+}
+
+API(td_comm_backend_check)
+{
+    const int backend = choice("backend", 3);
+
+    possible(TD_UNSUPPORTED, "backend");
+    return td_comm_backend_check((td_comm_backend)backend);
+}
+
+API(td_comm_type_name)
+{
+    assert_string_equal(td_comm_type_name(TD_COMM_I64), "i64");
+    assert_null(td_comm_type_name((td_comm_type)5));
+    assert_null(td_comm_type_name((td_comm_type)-1));
+    return TD_OK;
+}
+
+API(td_comm_type_size)
+{
+    assert_int_equal(td_comm_type_size(TD_COMM_BF16), 2);
+    assert_int_equal(td_comm_type_size((td_comm_type)5), 0);
+    return TD_OK;
+}
+
+API(td_comm_open)
+{
+    static const double bad_seconds[] = {-1, NAN, INFINITY, 1e7};
+    static const char *const bad_runs[] = {"", "a/b",
+                                           "a name that is far too long for a run, as nobody gives one"};
+    td_comm_options o = {.backend = (td_comm_backend)choice("backend", 2), .ranks = 1};
+    td_comm *made = (td_comm *)&o;
+    td_comm **to = pointer("out", &made);
+
+    if (wrong()) {
+        o.ranks = td_fuzz_chance(50) ? 0 : td_fuzz_chance(50) ? -5 : TD_COMM_MOST_RANKS + 1;
+        impossible(TD_BAD_ARGUMENT, "ranks");
+    } else if (wrong()) {
+        o.rank = td_fuzz_chance(50) ? 1 : -1;
+        impossible(TD_BAD_ARGUMENT, "rank");
+    }
+    if (wrong()) {
+        o.local_ranks = td_fuzz_chance(50) ? -1 : 1000;
+        impossible(TD_BAD_ARGUMENT, "local_ranks");
+    }
+    if (wrong()) {
+        o.run = TD_FUZZ_PICK(bad_runs);
+        impossible(TD_BAD_ARGUMENT, "run");
+    }
+    if (wrong()) {
+        o.directory = "";
+        impossible(TD_BAD_ARGUMENT, "directory");
+    }
+    if (wrong()) {
+        o.address = "";
+        impossible(TD_BAD_ARGUMENT, "address");
+    }
+    if (wrong()) {
+        o.seconds = TD_FUZZ_PICK(bad_seconds);
+        impossible(TD_BAD_ARGUMENT, "seconds");
+    }
+    if (wrong()) {
+        o.open_seconds = TD_FUZZ_PICK(bad_seconds);
+        impossible(TD_BAD_ARGUMENT, "open_seconds");
+    }
+    if (wrong()) {
+        o.backend = TD_COMM_NCCL;
+        impossible(TD_BAD_ARGUMENT, "backend");
+    }
+    possible(TD_UNSUPPORTED, "backend");
+    const td_status status = td_comm_open(dev(), pointer("options", &o), to);
+    if (to && status != TD_OK)
+        assert_null(made);
+    if (to && status == TD_OK)
+        td_assert_ok(td_comm_close(made));
+    return status;
+}
+
+API(td_comm_close)
+{
+    return td_comm_close(NULL);
+}
+
+API(td_comm_abort)
+{
+    td_comm *comm = make_comm();
+    const char *reason = pointer("reason", "the test wants it");
+    const td_status status = td_comm_abort(comm, reason);
+    int64_t number = 0;
+
+    if (status == TD_OK) {
+        td_assert_refused(td_comm_check(comm), TD_RANK_FAILED, "the test wants it");
+        td_assert_refused(td_comm_all_reduce(comm, &number, &number, 1, TD_COMM_I64, TD_SUM, NULL),
+                          TD_RANK_FAILED, "the test wants it");
+        td_assert_refused(td_comm_close(comm), TD_RANK_FAILED, "the test wants it");
+        own = NULL;
+    }
+    return comm_done(status);
+}
+
+API(td_comm_check)
+{
+    return comm_done(td_comm_check(make_comm()));
+}
+
+API(td_comm_describe)
+{
+    td_comm *comm = make_comm();
+    td_comm_info *info = out("out", sizeof *info);
+    const td_status status = td_comm_describe(comm, info);
+
+    if (status == TD_OK)
+        assert_true(info->ranks == 1 && info->local_ranks == 1 && info->hosts == 1 && info->rank == 0);
+    return comm_done(status);
+}
+
+API(td_comm_peer)
+{
+    td_comm *comm = make_comm();
+    const char *host = NULL;
+    int64_t process = 0;
+    int32_t rank = 0;
+
+    if (wrong()) {
+        rank = td_fuzz_chance(50) ? 1 : -1;
+        impossible(TD_BAD_ARGUMENT, "rank");
+    }
+    return comm_done(td_comm_peer(comm, rank, pointer("host", &host), pointer("process", &process)));
+}
+
+/* ---- collectives ---- */
+
+typedef struct arguments {
+    td_comm *comm;
+    int64_t count;
+    td_comm_type type;
+    td_reduction reduction;
+    const void *in;
+    void *out;
+    td_work *work;
+} arguments;
+
+/* In place, or not, or with a count that has no end. */
+static arguments draw_arguments(bool reduces)
+{
+    static const int64_t bad[] = {-1, INT64_MIN};
+    arguments a = {.comm = make_comm(), .count = td_fuzz_below(9)};
+
+    a.type = (td_comm_type)choice("type", 5);
+    if (reduces)
+        a.reduction = (td_reduction)choice("reduction", 3);
+    const size_t size = td_comm_type_size(a.type), bytes = (size_t)a.count * (size ? size : 1);
+    if (a.count > 0) /* else they are not looked at */
+        a.in = a.out = in_out("in|out|buffer", bytes);
+    if (a.count > 0 && td_fuzz_chance(50))
+        a.in = in("in", bytes);
+    if (wrong()) {
+        a.count = TD_FUZZ_PICK(bad);
+        impossible(TD_BAD_ARGUMENT, "count");
+    } else if (a.count > 0 && wrong()) {
+        a.count = INT64_MAX - td_fuzz_below(3);
+        impossible(TD_BAD_ARGUMENT, "bytes of in|in|out|buffer");
+    }
+    return a;
+}
+
+static td_status finish(arguments *a, td_status status)
+{
+    bool done = false;
+
+    if (status == TD_OK && a->work) {
+        td_assert_ok(td_work_test(a->work, &done));
+        td_assert_ok(td_fuzz_chance(50) ? td_work_wait(a->work) : td_work_queue_wait(a->work));
+    }
+    return comm_done(status);
+}
+
+static td_work **handle(arguments *a)
+{
+    return td_fuzz_chance(50) ? &a->work : NULL;
+}
+
+API(td_comm_all_reduce)
+{
+    arguments a = draw_arguments(true);
+
+    return finish(&a, td_comm_all_reduce(a.comm, a.in, a.out, a.count, a.type, a.reduction, handle(&a)));
+}
+
+API(td_comm_reduce_scatter)
+{
+    arguments a = draw_arguments(true);
+
+    return finish(&a, td_comm_reduce_scatter(a.comm, a.in, a.out, a.count, a.type, a.reduction, handle(&a)));
+}
+
+API(td_comm_all_gather)
+{
+    arguments a = draw_arguments(false);
+
+    return finish(&a, td_comm_all_gather(a.comm, a.in, a.out, a.count, a.type, handle(&a)));
+}
+
+API(td_comm_broadcast)
+{
+    td_comm *comm = make_comm();
+    arguments a = {.comm = comm, .count = td_fuzz_below(9), .type = (td_comm_type)choice("type", 5)};
+    int32_t root = 0;
+
+    a.out = a.count ? in_out("buffer", (size_t)a.count * 8) : NULL;
+    if (wrong()) {
+        root = td_fuzz_chance(50) ? 1 : -1;
+        impossible(TD_BAD_ARGUMENT, "root");
+    }
+    return finish(&a, td_comm_broadcast(comm, a.out, a.count, a.type, root, handle(&a)));
+}
+
+API(td_comm_barrier)
+{
+    return comm_done(td_comm_barrier(make_comm()));
+}
+
+API(td_comm_exchange)
+{
+    static const size_t bad[] = {0, 32769, SIZE_MAX};
+    td_comm *comm = make_comm();
+    size_t bytes = 1 + (size_t)td_fuzz_below(100);
+    const void *mine = in("mine", bytes);
+    void *all = out("all", bytes);
+
+    if (wrong()) {
+        bytes = TD_FUZZ_PICK(bad);
+        impossible(TD_BAD_ARGUMENT, "bytes");
+    }
+    return comm_done(td_comm_exchange(comm, mine, bytes, all));
+}
+
+/* ---- handles ---- */
+
+static td_work *make_work(td_comm *comm)
+{
+    static int64_t number;
+    td_work *work = NULL;
+
+    if (comm)
+        td_assert_ok(td_comm_all_reduce(comm, &number, &number, 1, TD_COMM_I64, TD_SUM, &work));
+    return work;
+}
+
+API(td_work_wait)
+{
+    td_comm *comm = make_comm();
+    td_work *work = make_work(comm);
+
+    impossible_if(!work, "work");
+    if (comm && wrong()) { /* the close forgets the handle */
+        impossible(TD_BAD_ARGUMENT, "work");
+        work = NULL;
+    }
+    return comm_done(td_work_wait(work));
+}
+
+API(td_work_queue_wait)
+{
+    td_work *work = make_work(make_comm());
+
+    impossible_if(!work, "work");
+    return comm_done(td_work_queue_wait(work));
+}
+
+API(td_work_test)
+{
+    td_work *work = make_work(make_comm());
+    bool done = false;
+
+    impossible_if(!work, "work");
+    return comm_done(td_work_test(work, pointer("done", &done)));
+}

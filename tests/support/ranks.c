@@ -1,0 +1,86 @@
+#include "support/ranks.h"
+
+#include "base/clock.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MOST = 16 };
+
+static const char *either(const char *a, const char *b)
+{
+    const char *value = getenv(a);
+
+    return value ? value : getenv(b);
+}
+
+bool td_ranks_inside(void)
+{
+    return either("OMPI_COMM_WORLD_RANK", "RANK") != NULL;
+}
+
+td_comm_options td_ranks_options(td_comm_backend backend)
+{
+    const char *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+
+    return (td_comm_options){.backend = backend,
+                             .rank = atoi(either("OMPI_COMM_WORLD_RANK", "RANK")),
+                             .ranks = atoi(either("OMPI_COMM_WORLD_SIZE", "WORLD_SIZE")),
+                             .local_ranks = local ? atoi(local) : 0,
+                             .run = either("PMIX_NAMESPACE", "TANDEM_RUN"),
+                             .open_seconds = 30,
+                             .seconds = 20};
+}
+
+int td_ranks_run(int argc, char **argv, int ranks, int seconds)
+{
+    const int64_t deadline = td_clock_ns() + seconds * INT64_C(1000000000);
+    pid_t processes[MOST];
+    int result = 0, left = ranks;
+    char text[32];
+
+    (void)argc;
+    snprintf(text, sizeof text, "test-%ld", (long)getpid());
+    setenv("TANDEM_RUN", text, 1);
+    snprintf(text, sizeof text, "%d", ranks);
+    setenv("WORLD_SIZE", text, 1);
+    for (int rank = 0; rank < ranks; rank++) {
+        snprintf(text, sizeof text, "%d", rank);
+        setenv("RANK", text, 1);
+        processes[rank] = fork();
+        if (processes[rank] == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            execv("/proc/self/exe", argv);
+            _exit(127);
+        }
+    }
+    while (left > 0) {
+        const struct timespec pause = {.tv_nsec = 5000000};
+        const bool late = td_clock_ns() > deadline;
+
+        for (int rank = 0; rank < ranks; rank++) {
+            int status = 0;
+
+            if (processes[rank] > 0 && late)
+                kill(processes[rank], SIGKILL);
+            if (processes[rank] <= 0 || waitpid(processes[rank], &status, late ? 0 : WNOHANG) == 0)
+                continue;
+            processes[rank] = 0;
+            left--;
+            if (status != 0 && result == 0) {
+                fprintf(
+                    stderr, "rank %d ended with %s %d%s\n", rank, WIFSIGNALED(status) ? "signal" : "status",
+                    WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status), late ? ", too late" : "");
+                result = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+            }
+        }
+        (void)nanosleep(&pause, NULL);
+    }
+    return result;
+}
