@@ -363,13 +363,16 @@ static td_status issue(td_comm *comm, const td_signature *call, const void *in, 
     td_status status = td_comm_check(comm);
     td_work *work = comm->free_works;
 
+    td_signature next = *call;
+
+    next.number = comm->number + 1;
     if (status != TD_OK)
-        return comm->control ? td_control_status(comm->control, call) : status;
+        return comm->control ? td_control_status(comm->control, &next) : status;
     if (!work)
         return td_fail(TD_BAD_STATE, "%d collectives were not waited for", TD_WORK_MOST);
     comm->free_works = work->next;
-    work->call = *call;
-    work->call.number = ++comm->number;
+    comm->number++;
+    work->call = next;
     work->in = in;
     work->out = out;
     work->native = false;

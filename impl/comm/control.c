@@ -32,6 +32,7 @@ enum {
     VERDICT_MS = 500, /* for the hub's word on what a library's error came of */
     HUB_MS = 2000,    /* for the hub's answer, where it alone knows */
     DRAIN_MS = 300,   /* for the last words to arrive */
+    LINGER_MS = 500,  /* for ranks that come later, to hear why the run does not begin */
     STRANGERS = 8,    /* connections that have not said yet who they are */
     MOST_BYTES = TD_CONTROL_VALUE + KEY_ROOM
 };
@@ -495,6 +496,8 @@ static bool take_hello(td_control *control, connection *from, int rank, const he
             strncmp(control->peers[peer].device, h->peer.device, TD_MEET_HOST) == 0)
             snprintf(text, sizeof text, "ranks %d and %d are both on %s, each needs a GPU of its own", peer,
                      rank, h->peer.device);
+    if (td_control_faulted(control)) /* too late: it hears of what happened before */
+        snprintf(text, sizeof text, "%s", control->fault);
     if (text[0]) {
         tell(control, from, FAULT, 0, text, strlen(text) + 1, NULL, 0);
         raise_fault(control, text, true);
@@ -837,6 +840,11 @@ td_status td_control_open(const td_control_options *options, td_control **out)
     /* All have come: the door is shut, and its file gone. */
     td_meet_close(&control->meeting);
 cleanup:
+    if (status != TD_OK && control->running && is_hub(control)) {
+        const struct timespec linger = {.tv_nsec = LINGER_MS * 1000000};
+
+        (void)nanosleep(&linger, NULL);
+    }
     if (status != TD_OK)
         td_control_close(control);
     else
@@ -844,8 +852,9 @@ cleanup:
     return status;
 }
 
-/** Waits a moment for the other ends to have read all: a socket that is closed with something unread takes
- * back what it had sent. */
+/** Waits a moment for the other ends: a socket that is closed with something unread takes back what it had
+ * sent. The hub waits for the others to come to their close, and they for the hub's: nobody ends before all
+ * have said what they had to say, for a launcher kills the others when the first one ends. */
 static void drain(td_control *control)
 {
     const int64_t until = after_ms(DRAIN_MS);
@@ -853,14 +862,10 @@ static void drain(td_control *control)
 
     for (int i = 0; i < control->connection_count; i++) {
         connection *c = &control->connections[i];
-
-        if (c->socket >= 0)
-            shutdown(c->socket, SHUT_WR);
-    }
-    for (int i = 0; i < control->connection_count; i++) {
-        connection *c = &control->connections[i];
         ssize_t got = 1;
 
+        if (c->socket >= 0 && !is_hub(control))
+            shutdown(c->socket, SHUT_WR);
         while (c->socket >= 0 && got > 0) {
             struct pollfd polled = {.fd = c->socket, .events = POLLIN};
             const int64_t left_ms = (until - td_clock_ns()) / 1000000;
@@ -869,9 +874,10 @@ static void drain(td_control *control)
                       ? recv(c->socket, rest, sizeof rest, MSG_DONTWAIT)
                       : 0;
         }
-        if (c->socket >= 0)
-            close(c->socket);
     }
+    for (int i = 0; i < control->connection_count; i++)
+        if (control->connections[i].socket >= 0)
+            close(control->connections[i].socket);
 }
 
 void td_control_close(td_control *control)

@@ -1,0 +1,171 @@
+#include "cli/launch.h"
+
+#include "base/check.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Under Open MPI SIGKILL follows a second behind SIGTERM. */
+enum { KNOWN_MS = 250, RETURN_MS = 500, STEP_MS = 10 };
+
+/** *out = the variable's number, or as it was if there is none. */
+static td_status read_number(const char *name, int32_t *out)
+{
+    td_status status = TD_OK;
+    const char *text = getenv(name);
+    char *end = NULL;
+
+    if (!text)
+        return TD_OK;
+    errno = 0;
+    const long value = strtol(text, &end, 10);
+    TD_CHECK(end != text && *end == '\0' && errno == 0 && value >= 0 && value <= INT32_MAX,
+             "%s is '%.40s', needs a whole number", name, text);
+    *out = (int32_t)value;
+cleanup:
+    return status;
+}
+
+/** The name of the run: letters that a file's name may have. */
+static void name_run(td_launch *out, const char *first, const char *second)
+{
+    snprintf(out->run, sizeof out->run, "%s%s%s", first ? first : "run", second ? "." : "",
+             second ? second : "");
+    for (char *c = out->run; *c; c++)
+        if (*c == '/')
+            *c = '_';
+    if (out->run[0] == '\0')
+        snprintf(out->run, sizeof out->run, "run");
+}
+
+td_status td_launch_read(td_launch *out)
+{
+    static const struct {
+        const char *launcher, *rank, *ranks, *local_rank, *local_ranks, *run, *part;
+    } launchers[] = {
+        {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+         "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "PMIX_NO_SUCH_PART"},
+        {"RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID",
+         "MASTER_PORT"},
+        {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE",
+         "SLURM_JOB_ID", "SLURM_STEP_ID"},
+    };
+    td_status status = TD_OK;
+    int32_t nodes = 1;
+
+    *out = (td_launch){.launcher = "none", .rank = -1, .ranks = 1, .local_rank = -1};
+    for (size_t i = 0; i < sizeof launchers / sizeof *launchers && out->rank < 0; i++) {
+        /* A job of Slurm's has a rank where no srun started anything. */
+        if (!getenv(launchers[i].rank) || !getenv(launchers[i].ranks))
+            continue;
+        out->launcher = launchers[i].launcher;
+        TD_TRY(read_number(launchers[i].rank, &out->rank));
+        TD_TRY(read_number(launchers[i].ranks, &out->ranks));
+        TD_TRY(read_number(launchers[i].local_rank, &out->local_rank));
+        if (i < 2) {
+            TD_TRY(read_number(launchers[i].local_ranks, &out->local_ranks));
+        } else { /* "2(x3),1": all of them are here if there is one node */
+            TD_TRY(read_number("SLURM_STEP_NUM_NODES", &nodes));
+            out->local_ranks = nodes == 1 ? out->ranks : 1;
+        }
+        name_run(out, getenv(launchers[i].run), getenv(launchers[i].part));
+        TD_CHECK(out->ranks >= 1 && out->rank < out->ranks, "%s is %d, and %s is %d", launchers[i].rank,
+                 (int)out->rank, launchers[i].ranks, (int)out->ranks);
+    }
+    if (out->rank < 0) {
+        out->rank = out->local_rank = 0;
+        out->local_ranks = 1;
+        name_run(out, NULL, NULL);
+    }
+    if (out->local_rank < 0 && (out->local_ranks == 0 || out->local_ranks == out->ranks))
+        out->local_rank = out->rank;
+cleanup:
+    return status;
+}
+
+/* ---- signals ---- */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static td_comm *guarded; /* of the lock */
+static sigset_t signals;
+static const char *guard_program;
+static atomic_flag spoken = ATOMIC_FLAG_INIT;
+
+bool td_launch_speaks(void)
+{
+    return !atomic_flag_test_and_set(&spoken);
+}
+
+void td_launch_guards(td_comm *comm)
+{
+    pthread_mutex_lock(&lock);
+    guarded = comm;
+    pthread_mutex_unlock(&lock);
+}
+
+/** Whether there is a communicator, and it has met an error; if there is and `reason` is told, it does now.
+ */
+static bool has_met(const char *reason, bool *there)
+{
+    bool met = false;
+
+    pthread_mutex_lock(&lock);
+    *there = guarded != NULL;
+    if (guarded && reason)
+        (void)td_comm_abort(guarded, reason);
+    if (guarded)
+        met = td_comm_check(guarded) != TD_OK;
+    pthread_mutex_unlock(&lock);
+    return met;
+}
+
+static void pause_ms(int ms)
+{
+    const struct timespec time = {.tv_nsec = ms * 1000000L};
+
+    (void)nanosleep(&time, NULL);
+}
+
+static void *run_guard(void *nothing)
+{
+    char reason[32];
+    bool there = false;
+    int signal = 0;
+
+    (void)nothing;
+    (void)sigwait(&signals, &signal);
+    snprintf(reason, sizeof reason, "SIG%s", sigabbrev_np(signal));
+    /* Where a rank's death is why, that is better known. */
+    for (int ms = 0; ms < KNOWN_MS && !has_met(NULL, &there) && there && signal != SIGINT; ms += STEP_MS)
+        pause_ms(STEP_MS);
+    const bool met = has_met(reason, &there);
+    pause_ms(there ? RETURN_MS : 0);
+    if (td_launch_speaks())
+        fprintf(stderr, "%s: %s%s\n", guard_program, met ? "" : "ended by ",
+                has_met(NULL, &there) ? td_last_error() : reason);
+    else
+        pause_ms(RETURN_MS); /* who spoke may still have something to put away */
+    _exit(128 + signal);
+}
+
+td_status td_launch_guard(const char *program)
+{
+    pthread_t thread;
+
+    guard_program = program;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &signals, NULL);
+    if (pthread_create(&thread, NULL, run_guard, NULL) != 0)
+        return td_fail(TD_NO_MEMORY, "no thread for the signals");
+    pthread_detach(thread);
+    return TD_OK;
+}

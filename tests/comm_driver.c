@@ -1,0 +1,139 @@
+/* One rank of a run in which something goes wrong: test_comm_driver BACKEND FAULT RANK, started by
+ * comm_faults.py. Prints one line, and ends with 0 if nothing was wrong, with 3 after TD_RANK_FAILED, with
+ * 4 after another error. */
+#include "cli/launch.h"
+#include "support/compare.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { LARGE = 1 << 22, ELEMENTS = 1000 };
+
+static void *kill_soon(void *number)
+{
+    usleep(200000);
+    kill(getpid(), *(int *)number);
+    return NULL;
+}
+
+/* A signal to this process while it is in the collectives that follow. */
+static void signal_soon(int number)
+{
+    static int chosen;
+    pthread_t thread;
+
+    chosen = number;
+    pthread_create(&thread, NULL, kill_soon, &chosen);
+}
+
+static td_status reduce(td_comm *comm, float *data, int64_t count, td_comm_type type)
+{
+    return td_comm_all_reduce(comm, data, data, count, type, TD_AVERAGE, NULL);
+}
+
+/* The calls of all ranks, of which the bad one does another. */
+static td_status run(td_comm *comm, const char *fault, bool bad)
+{
+    float *data = calloc(LARGE, sizeof *data);
+    td_status status = TD_OK;
+    const bool is = data != NULL;
+
+#define IS(name) (is && strcmp(fault, name) == 0)
+    for (int i = 0; i < 5 && status == TD_OK; i++)
+        status = reduce(comm, data, ELEMENTS, TD_COMM_F32);
+    if (status != TD_OK || IS("none")) {
+        free(data);
+        return status;
+    }
+    char path[512];
+    snprintf(path, sizeof path, "%s/ready.%d", getenv("TD_SAID"), (int)getpid());
+    FILE *ready = fopen(path, "w");
+    if (ready)
+        fclose(ready);
+    if (bad && IS("sleeps"))
+        for (;;)
+            pause();
+    if (bad && IS("exits"))
+        exit(0);
+    if (bad && IS("leaves"))
+        return free(data), TD_OK;
+    if (bad && IS("gives_up"))
+        (void)td_comm_abort(comm, "its data ended");
+    if (bad && (IS("killed") || IS("stops")))
+        signal_soon(IS("killed") ? SIGKILL : SIGSTOP);
+    if (IS("killed") || IS("stops") || IS("interrupted"))
+        while (status == TD_OK)
+            status = reduce(comm, data, LARGE, TD_COMM_F32);
+    else if (bad && IS("count"))
+        status = reduce(comm, data, ELEMENTS + 1, TD_COMM_F32);
+    else if (bad && IS("dtype")) /* of as many bytes */
+        status = reduce(comm, data, ELEMENTS / 2, TD_COMM_F64);
+    else if (bad && IS("order"))
+        status = td_comm_broadcast(comm, data, ELEMENTS, TD_COMM_F32, 0, NULL);
+    else
+        status = reduce(comm, data, ELEMENTS, TD_COMM_F32);
+    if (status == TD_OK)
+        status = td_comm_barrier(comm);
+    free(data);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    td_comm_backend backend;
+    td_device *dev = NULL;
+    td_comm *comm = NULL;
+    td_launch launch;
+    td_status status;
+
+    if (argc < 4 || td_comm_backend_parse(argv[1], &backend) != TD_OK)
+        return 2;
+    if (td_comm_backend_check(backend) != TD_OK)
+        return printf("skipped: %s\n", td_last_error()), 77;
+    status = td_launch_read(&launch);
+    if (status == TD_OK)
+        status = td_launch_guard("driver");
+    char path[512];
+    snprintf(path, sizeof path, "%s/rank.%d", getenv("TD_SAID"), (int)launch.rank);
+    if (!freopen(path, "w", stderr) || setvbuf(stderr, NULL, _IONBF, 0) != 0)
+        return 2;
+    const bool bad = launch.rank == atoi(argv[3]);
+    const char *run_name = getenv("TD_RUN");
+    td_comm_options options = {.backend = backend,
+                               .rank = launch.rank,
+                               .ranks = launch.ranks,
+                               .local_ranks = launch.local_ranks,
+                               .run = run_name ? run_name : launch.run,
+                               .directory = getenv("TD_DIRECTORY"),
+                               .address = getenv("TD_ADDRESS"),
+                               .open_seconds = atof(getenv("TD_SECONDS")),
+                               .seconds = atof(getenv("TD_SECONDS"))};
+    if (bad && strcmp(argv[2], "never") == 0)
+        for (;;)
+            pause();
+    if (bad && strcmp(argv[2], "twin") == 0)
+        options.rank++;
+    if (bad && strcmp(argv[2], "ranks") == 0)
+        options.ranks++;
+    if (status == TD_OK)
+        status = td_device_open("cpu", &dev);
+    if (status == TD_OK)
+        status = td_comm_open(dev, &options, &comm);
+    td_launch_guards(comm);
+    if (status == TD_OK)
+        status = run(comm, argv[2], bad);
+    if (status != TD_OK && td_launch_speaks())
+        fprintf(stderr, "driver: %s\n", td_last_error());
+    td_launch_guards(NULL);
+    const td_status closed = td_comm_close(comm);
+    if (status == TD_OK && closed != TD_OK && td_launch_speaks())
+        fprintf(stderr, "driver: %s\n", td_last_error());
+    td_device_close(dev);
+    if (status == TD_OK)
+        status = closed;
+    return status == TD_OK ? 0 : status == TD_RANK_FAILED ? 3 : 4;
+}
