@@ -18,7 +18,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-COMMANDS = ["bench", "attention", "flash", "precision", "sizes", "account"]
+COMMANDS = ["bench", "attention", "flash", "precision", "sizes", "account", "allreduce"]
 TINY = "--d-model 16 --d-ff 24 --layers 2 --heads 2 --vocab 17 --batch 2 --context 8 --warmup 1 --steps 3".split()
 SHORT = "--batch 2 --heads 3 --head-dim 8 --warmup 1 --iters 3".split()
 
@@ -98,7 +98,8 @@ class CliTest(unittest.TestCase):
                     r"commit ([0-9a-f]{10,}( with changes)?|unknown), build [0-9a-f]{16}\n"
                     r"\w+ [\d.]+, -march=\S+, \w.*\n"
                     r"backends: cpu, (no cuda|cuda of GPU architectures \d.*)\n"
-                    r"oneDNN \d+\.\d+\.\d+\n$",
+                    r"oneDNN \d+\.\d+\.\d+\n"
+                    r"collectives:( mpi)?( gloo)?( nccl)?\n$",
                 )
         self.assertIn("there are bench, attention", run("nonsense").stderr)
 
@@ -217,6 +218,26 @@ class CliTest(unittest.TestCase):
             ("precision --value inf", "tandem precision: --value: 'inf' needs to be finite"),
             ("precision --value 1e999", "tandem precision: --value: '1e999' needs to be finite"),
             ("precision 3", "tandem precision: '3' is one argument too many"),
+            ("allreduce 3", "tandem allreduce: '3' is one argument too many"),
+            (
+                "allreduce --backend smoke",
+                "tandem allreduce: --backend: 'smoke' needs to be mpi, gloo or nccl",
+            ),
+            (
+                "allreduce --dtype f8",
+                "tandem allreduce: --dtype: 'f8' needs to be f32, f64, f16, bf16 or i64",
+            ),
+            (
+                "allreduce --reduction min",
+                "tandem allreduce: --reduction: 'min' needs to be sum, average or max",
+            ),
+            ("allreduce --mib 0", "tandem allreduce: --mib: '0' needs to be at least 1"),
+            ("allreduce --bytes 6", "tandem allreduce: --bytes: '6' needs to be whole elements of f32"),
+            ("allreduce --iters 0", "tandem allreduce: --iters: '0' needs to be at least 1"),
+            (
+                "allreduce --timeout 0",
+                "tandem allreduce: --timeout: '0' needs to be above 0 and at most 86400",
+            ),
             ("sizes --batch 0", "tandem sizes: --batch: '0' needs to be at least 1"),
             ("sizes --context x", "tandem sizes: --context: 'x' is no whole number"),
             ("sizes small", "tandem sizes: 'small' is one argument too many"),
@@ -602,6 +623,103 @@ class CliTest(unittest.TestCase):
         self.assertEqual([row["forward TFLOP"] for row in rows][:2], ["0.534", "1.794"])
         (rows,) = tables(self.succeed("sizes", "--batch", "8", "--context", "512"))
         self.assertEqual(rows[0]["forward TFLOP"], "1.068")
+
+    def with_launcher(self, **variables):
+        """The command as a launcher that says so starts it; None in a build without Gloo."""
+        environ = {
+            k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "SLURM_", "RANK", "WORLD"))
+        }
+        command = [tandem, "allreduce", "--backend", "gloo", "--bytes", "4096", "--iters", "3"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ | variables)
+        return None if "has no Gloo" in result.stderr else result
+
+    def test_allreduce_of_one_rank(self):
+        result = self.with_launcher()
+        if result is None:
+            self.skipTest("no Gloo")
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        (rows,) = tables(result.stdout)
+        self.assertEqual((rows[0]["bytes"], rows[0]["count"], rows[0]["#wrong"]), ("4,096", "1,024", "0"))
+        self.assertEqual(rows[0]["busbw (GB/s)"], "0.00")
+        for more in (["--dtype", "bf16", "--reduction", "average", "--out-of-place"], ["--dtype", "i64"]):
+            self.assertIn(" 0 |", self.succeed("allreduce", "--backend", "gloo", "--bytes", "8,80008", *more))
+
+    def test_launchers_are_understood(self):
+        refusals = [
+            ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK is 'x', needs a whole number"),
+            ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2, and WORLD_SIZE is 2"),
+            ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "0"}, "OMPI_COMM_WORLD_SIZE is 0"),
+            (
+                {"SLURM_PROCID": "-1", "SLURM_STEP_NUM_TASKS": "2"},
+                "SLURM_PROCID is '-1', needs a whole number",
+            ),
+        ]
+        for variables, words in refusals:
+            result = self.with_launcher(**variables)
+            if result is None:
+                self.skipTest("no Gloo")
+            self.assertEqual(result.returncode, 1)
+            self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
+            self.assertIn(words, result.stderr)
+        for variables in (
+            {
+                "RANK": "0",
+                "WORLD_SIZE": "1",
+                "LOCAL_RANK": "0",
+                "LOCAL_WORLD_SIZE": "1",
+                "TORCHELASTIC_RUN_ID": "a/b",
+            },
+            {
+                "SLURM_PROCID": "0",
+                "SLURM_STEP_NUM_TASKS": "1",
+                "SLURM_STEP_NUM_NODES": "1",
+                "SLURM_JOB_ID": "7",
+            },
+            {"SLURM_PROCID": "3"},  # inside a job, and started by no srun
+        ):
+            self.assertEqual(self.with_launcher(**variables).returncode, 0)
+
+    def test_ranks_from_a_loop(self):
+        environ = os.environ | {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": f"cli-{os.getpid()}"}
+        command = [
+            tandem,
+            "allreduce",
+            "--backend",
+            "gloo",
+            "--bytes",
+            "4096,400000",
+            "--iters",
+            "3",
+            "--json",
+            "-",
+        ]
+        ranks = [
+            subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environ | {"RANK": str(rank)},
+            )
+            for rank in range(2)
+        ]
+        said = [rank.communicate(timeout=60) for rank in ranks]
+        if "has no Gloo" in said[0][1]:
+            self.skipTest("no Gloo")
+        self.assertEqual([rank.returncode for rank in ranks], [0, 0], said)
+        self.assertEqual(said[1], ("", ""))
+        records = [json.loads(line) for line in said[0][0].splitlines()]
+        self.assertEqual([record["case"]["bytes"] for record in records], [4096, 400000])
+        for record in records:
+            self.assertEqual(
+                (record["case"]["ranks"], record["case"]["backend"], record["hosts"]), (2, "gloo", 1)
+            )
+            self.assertEqual(record["deliverable"], "distributed_communication_single_node")
+            self.assertEqual(record["ms"]["n"], 3)
+            # To the digit: bytes by the time, and that times 2 (2 - 1) / 2.
+            seconds = record["throughput_ms"] / 1e3
+            self.assertAlmostEqual(record["algbw_gb_s"], record["case"]["bytes"] / seconds / 1e9, places=12)
+            self.assertEqual(record["busbw_gb_s"], record["algbw_gb_s"])
 
     def test_account(self):
         whole = self.succeed("account")

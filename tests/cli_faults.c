@@ -7,6 +7,7 @@
 #include "bench/bench.h"
 #include "cli/commands.h"
 #include "cli/memory.h"
+#include "comm/comm.h"
 #include "precision/precision.h"
 #include "support/fault.h"
 
@@ -117,6 +118,21 @@ TD_FAULT(td_device_synchronize, (td_device * dev), (dev))
 TD_FAULT(td_device_memory, (const td_device *dev, td_memory_stats *out), (dev, out))
 TD_FAULT(td_device_reset_peak, (td_device * dev), (dev))
 TD_FAULT(td_cpu_set_threads, (int threads), (threads))
+TD_FAULT(td_device_download, (td_device * dev, void *dst, const void *src, size_t bytes),
+         (dev, dst, src, bytes))
+TD_FAULT(td_account_all_reduce_bandwidth,
+         (double bytes, int64_t ranks, double seconds, double *algorithm, double *bus),
+         (bytes, ranks, seconds, algorithm, bus))
+TD_FAULT(td_comm_open, (td_device * dev, const td_comm_options *options, td_comm **out), (dev, options, out))
+TD_FAULT(td_comm_describe, (const td_comm *comm, td_comm_info *out), (comm, out))
+TD_FAULT(td_comm_barrier, (td_comm * comm), (comm))
+TD_FAULT(td_comm_exchange, (td_comm * comm, const void *mine, size_t bytes, void *all),
+         (comm, mine, bytes, all))
+TD_FAULT(td_comm_all_reduce,
+         (td_comm * comm, const void *in, void *out, int64_t count, td_comm_type type, td_reduction reduction,
+          td_work **work),
+         (comm, in, out, count, type, reduction, work))
+TD_FAULT(td_work_wait, (td_work * work), (work))
 TD_FAULT(td_train_plan, (td_device * dev, const td_train_config *config, td_train_bytes *out),
          (dev, config, out))
 TD_FAULT(td_bench_run,
@@ -222,6 +238,13 @@ static const command commands[] = {
       "--json",
       "FILE"},
      false},
+#ifdef TANDEM_HAVE_GLOO
+    {"allreduce",
+     td_command_allreduce,
+     {"tandem allreduce", "--backend", "gloo", "--bytes", "40,8", "--warmup", "1", "--iters", "2",
+      "--out-of-place", "--json", "FILE"},
+     false},
+#endif
     {"bench forward",
      td_command_bench,
      {"tandem bench",

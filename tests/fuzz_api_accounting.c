@@ -233,6 +233,14 @@ API(td_account_ring_all_reduce)
     return td_account_ring_all_reduce(bytes, ranks, rate, ring, alternate);
 }
 
+API(td_account_all_reduce_bandwidth)
+{
+    const double bytes = positive("bytes"), seconds = positive("seconds");
+    const int64_t ranks = large_extent("ranks");
+    double *algorithm = out("algorithm", sizeof(double)), *bus = out("bus", sizeof(double));
+    return td_account_all_reduce_bandwidth(bytes, ranks, seconds, algorithm, bus);
+}
+
 #define COSTS "batch|m|n|k|a|b|c|heads|seq|seq_k|head_dim|count|q|scores|lse|p|elements|bytes"
 
 API(td_gemm_cost)

@@ -24,6 +24,14 @@ API(td_device_open)
     return status;
 }
 
+API(td_device_count)
+{
+    const int kind = choice("kind", 2);
+
+    possible(TD_UNSUPPORTED, "device");
+    return td_device_count((td_device_kind)kind, out("out", sizeof(int)));
+}
+
 API(td_device_close)
 {
     td_device_close(NULL);

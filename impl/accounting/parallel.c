@@ -226,3 +226,19 @@ td_status td_account_ring_all_reduce(double bytes, int64_t ranks, double bytes_p
 cleanup:
     return status;
 }
+
+td_status td_account_all_reduce_bandwidth(double bytes, int64_t ranks, double seconds, double *algorithm,
+                                          double *bus)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(algorithm, "algorithm is NULL");
+    TD_CHECK(bus, "bus is NULL");
+    TD_TRY(td_account_rate("bytes", bytes));
+    TD_TRY(td_account_extent("ranks", ranks));
+    TD_TRY(td_account_rate("seconds", seconds));
+    *algorithm = bytes / seconds;
+    *bus = *algorithm * 2.0 * (double)(ranks - 1) / (double)ranks;
+cleanup:
+    return status;
+}

@@ -9,6 +9,7 @@
 #include "base/status.h"
 
 td_status td_command_account(int argc, char **argv);
+td_status td_command_allreduce(int argc, char **argv);
 td_status td_command_attention(int argc, char **argv);
 td_status td_command_bench(int argc, char **argv);
 td_status td_command_flash(int argc, char **argv);

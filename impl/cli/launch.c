@@ -159,13 +159,15 @@ td_status td_launch_guard(const char *program)
 {
     pthread_t thread;
 
-    guard_program = program;
+    if (guard_program)
+        return TD_OK;
     sigemptyset(&signals);
     sigaddset(&signals, SIGINT);
     sigaddset(&signals, SIGTERM);
-    pthread_sigmask(SIG_BLOCK, &signals, NULL);
+    pthread_sigmask(SIG_BLOCK, &signals, NULL); /* in all threads that are started from here on */
     if (pthread_create(&thread, NULL, run_guard, NULL) != 0)
         return td_fail(TD_NO_MEMORY, "no thread for the signals");
     pthread_detach(thread);
+    guard_program = program;
     return TD_OK;
 }

@@ -1,6 +1,7 @@
 #include "cli/commands.h"
 
 #include "base/build.h"
+#include "cli/launch.h"
 
 #include <argp.h>
 #include <dnnl.h>
@@ -31,6 +32,11 @@ static void print_version(FILE *stream, struct argp_state *state)
     fprintf(stream, "backends: cpu, %s%s\n", cuda ? "cuda of GPU architectures " : "no cuda",
             build->architectures);
     fprintf(stream, "oneDNN %d.%d.%d\n", onednn->major, onednn->minor, onednn->patch);
+    fprintf(stream, "collectives:");
+    for (int backend = TD_COMM_MPI; backend <= TD_COMM_NCCL; backend++)
+        if (td_comm_backend_check((td_comm_backend)backend) == TD_OK)
+            fprintf(stream, " %s", td_comm_backend_name((td_comm_backend)backend));
+    fprintf(stream, "\n");
 }
 
 static const struct command {
@@ -39,6 +45,7 @@ static const struct command {
 } commands[] = {
     {"bench", td_command_bench},         {"attention", td_command_attention}, {"flash", td_command_flash},
     {"precision", td_command_precision}, {"sizes", td_command_sizes},         {"account", td_command_account},
+    {"allreduce", td_command_allreduce},
 };
 
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
@@ -59,9 +66,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             if (strcmp(arg, commands[i].name) == 0)
                 call->command = &commands[i];
         if (!call->command)
-            argp_error(state,
-                       "'%s' is no command; there are bench, attention, flash, precision, sizes, account",
-                       arg);
+            argp_error(
+                state,
+                "'%s' is no command; there are bench, attention, flash, precision, sizes, account, allreduce",
+                arg);
         call->argc = state->argc - state->next + 1;
         call->argv = &state->argv[state->next - 1];
         state->next = state->argc; /* the rest belongs to the command */
@@ -100,6 +108,7 @@ int main(int argc, char **argv)
                "  precision  add in low precision; show what autocast does to each component\n"
                "  sizes      show the model sizes of the handout\n"
                "  account    show the arithmetic: parameters, FLOPs, memory, communication\n"
+               "  allreduce  time all-reduce among ranks\n"
                "\v"
                "`tandem COMMAND --help' explains a command. Tables go to standard output, in Markdown; "
                "messages and "
@@ -121,7 +130,7 @@ int main(int argc, char **argv)
     call.argv[0] = name;
 
     td_status status = call.command->run(call.argc, call.argv);
-    if (status != TD_OK)
+    if (status != TD_OK && td_launch_speaks())
         fprintf(stderr, "%s: %s\n", name, td_last_error());
     return status == TD_OK ? 0 : EXIT_FAILED;
 }

@@ -10,6 +10,7 @@ typedef struct td_backend {
     const char *name; /* what td_device_open is asked for, without an index */
 
     /* A context is the backend's own state (stream, handles); the CPU needs none and leaves it NULL. */
+    td_status (*count)(int *out);
     td_status (*open)(int index, void **context);
     void (*close)(void *context);
     const char *(*model)(void *context);

@@ -13,6 +13,12 @@
  * Linux 6.18, November 2026). */
 enum { HUGE_PAGE = 2 << 20 };
 
+static td_status cpu_count(int *out)
+{
+    *out = 1;
+    return TD_OK;
+}
+
 static td_status cpu_open(int index, void **context)
 {
     (void)index;
@@ -119,6 +125,7 @@ static td_status cpu_event_elapsed_ms(td_event *start, td_event *stop, double *o
 const td_backend td_backend_cpu = {
     .kind = TD_DEVICE_CPU,
     .name = "cpu",
+    .count = cpu_count,
     .open = cpu_open,
     .close = cpu_close,
     .model = cpu_model,

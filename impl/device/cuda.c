@@ -366,6 +366,7 @@ cleanup:
 const td_backend td_backend_cuda = {
     .kind = TD_DEVICE_CUDA,
     .name = "cuda",
+    .count = find_gpus,
     .open = cuda_open,
     .close = cuda_close,
     .model = cuda_model,

@@ -53,6 +53,23 @@ static int parse_index(const char *text, const char *name)
     return index;
 }
 
+td_status td_device_count(td_device_kind kind, int *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(out, "out is NULL");
+    TD_CHECK(kind == TD_DEVICE_CPU || kind == TD_DEVICE_CUDA, "kind is %d, needs to be a td_device_kind", (int)kind);
+    if (kind == TD_DEVICE_CPU)
+        return td_backend_cpu.count(out);
+#ifdef TANDEM_HAVE_CUDA
+    status = td_backend_cuda.count(out);
+#else
+    status = td_fail(TD_UNSUPPORTED, "device 'cuda': this build of tandem has no CUDA (TANDEM_CUDA=ON)");
+#endif
+cleanup:
+    return status;
+}
+
 td_status td_device_open(const char *name, td_device **out)
 {
     td_status status = TD_OK;

@@ -25,6 +25,10 @@ typedef enum td_device_kind { TD_DEVICE_CPU = 0, TD_DEVICE_CUDA } td_device_kind
  * kernels were not built for. TD_NO_MEMORY. */
 TD_API td_status td_device_open(const char *name, td_device **out);
 
+/** How many devices of a kind the machine has, 1 CPU among them. TD_BAD_ARGUMENT: NULL, another kind.
+ * TD_UNSUPPORTED: as td_device_open. */
+TD_API td_status td_device_count(td_device_kind kind, int *out);
+
 /** Frees the device and every block that is still allocated on it. What else was made on it is destroyed
  * before: streams, graphs, events, page-locked memory, models. Accepts NULL. */
 TD_API void td_device_close(td_device *dev);

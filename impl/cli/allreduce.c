@@ -1,0 +1,581 @@
+#include "accounting/accounting.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/dtype.h"
+#include "base/rng.h"
+#include "cli/commands.h"
+#include "cli/launch.h"
+#include "cli/options.h"
+#include "cli/output.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_SIZES = 32, MOST_ITERS = 4096, MIB = 1 << 20 };
+
+enum {
+    KEY_BACKEND = TD_OPTION_KEY,
+    KEY_MIB,
+    KEY_BYTES,
+    KEY_DTYPE,
+    KEY_REDUCTION,
+    KEY_OUT_OF_PLACE,
+    KEY_WARMUP,
+    KEY_ITERS,
+    KEY_TIMEOUT,
+    KEY_OPEN_TIMEOUT,
+    KEY_DIRECTORY,
+    KEY_ADDRESS,
+    KEY_RUN
+};
+
+static const struct argp_option options[] = {
+    {0, 0, 0, 0, "The problem:", 1},
+    {"backend", KEY_BACKEND, "NAME", 0,
+     "mpi, gloo or nccl (default: nccl on CUDA; else mpi under mpirun, else gloo)", 1},
+    {"mib", KEY_MIB, "N,N,...", 0, "sizes of a rank's buffer, in MiB (1,10,100,1024)", 1},
+    {"bytes", KEY_BYTES, "N,N,...", 0, "the same in bytes", 1},
+    {"dtype", KEY_DTYPE, "NAME", 0, "f32 (the default), f64, f16, bf16 or i64", 1},
+    {"reduction", KEY_REDUCTION, "NAME", 0, "sum (the default), average or max", 1},
+    {"out-of-place", KEY_OUT_OF_PLACE, 0, 0, "from one buffer to another; by default in place", 1},
+    {0, 0, 0, 0, "The measurement:", 2},
+    {"warmup", KEY_WARMUP, "N", 0, "untimed calls of each size (5)", 2},
+    {"iters", KEY_ITERS, "N", 0, "timed calls of each size (20, of 512 MiB and more 5)", 2},
+    {0, 0, 0, 0, "The ranks:", 3},
+    {"timeout", KEY_TIMEOUT, "SECONDS", 0, "for a call, and for its other ranks to make it (30)", 3},
+    {"open-timeout", KEY_OPEN_TIMEOUT, "SECONDS", 0, "for all ranks to come (60)", 3},
+    {"directory", KEY_DIRECTORY, "PATH", 0, "that all hosts see, by which the ranks find each other", 3},
+    {"address", KEY_ADDRESS, "HOST:PORT", 0, "at which rank 0 listens", 3},
+    {"run", KEY_RUN, "NAME", 0, "of this run (default: the launcher's)", 3},
+    {0}};
+
+typedef struct arguments {
+    td_common common;
+    td_comm_options comm;
+    bool backend_given, device_given, out_of_place;
+    td_comm_type type;
+    td_reduction reduction;
+    int64_t sizes[MOST_SIZES]; /* bytes */
+    int size_count;
+    int64_t warmup, iters; /* iters 0: by the size */
+} arguments;
+
+static const char *const reductions[] = {"sum", "average", "max"};
+
+static void take_sizes(const struct argp_state *state, const char *option, const char *arg, int64_t unit,
+                       arguments *args)
+{
+    args->size_count = td_option_list(state, option, arg, (INT64_C(1) << 40) / unit, args->sizes, MOST_SIZES);
+    for (int i = 0; i < args->size_count; i++)
+        args->sizes[i] *= unit;
+}
+
+static double take_seconds(const struct argp_state *state, const char *option, const char *arg)
+{
+    const double seconds = td_option_number(state, option, arg);
+
+    if (!(seconds > 0 && seconds <= 86400))
+        argp_error(state, "--%s: '%s' needs to be above 0 and at most 86400", option, arg);
+    return seconds;
+}
+
+static void take_name(const struct argp_state *state, const char *option, const char *arg,
+                      const char *const *names, int count, const char *all, int *out)
+{
+    for (int i = 0; i < count; i++)
+        if (strcmp(arg, names[i]) == 0) {
+            *out = i;
+            return;
+        }
+    argp_error(state, "--%s: '%s' needs to be %s", option, arg, all);
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    static const char *const types[] = {"f64", "f32", "f16", "bf16", "i64"};
+    arguments *args = state->input;
+    int value = 0;
+
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &args->common;
+        return 0;
+    case KEY_BACKEND:
+        if (td_comm_backend_parse(arg, &args->comm.backend) != TD_OK)
+            argp_error(state, "--backend: '%s' needs to be mpi, gloo or nccl", arg);
+        args->backend_given = true;
+        return 0;
+    case KEY_MIB:
+        take_sizes(state, "mib", arg, MIB, args);
+        return 0;
+    case KEY_BYTES:
+        take_sizes(state, "bytes", arg, 1, args);
+        return 0;
+    case KEY_DTYPE:
+        take_name(state, "dtype", arg, types, 5, "f32, f64, f16, bf16 or i64", &value);
+        args->type = (td_comm_type)value;
+        return 0;
+    case KEY_REDUCTION:
+        take_name(state, "reduction", arg, reductions, 3, "sum, average or max", &value);
+        args->reduction = (td_reduction)value;
+        return 0;
+    case KEY_OUT_OF_PLACE:
+        args->out_of_place = true;
+        return 0;
+    case KEY_WARMUP:
+        args->warmup = td_option_integer(state, "warmup", arg, 0, MOST_ITERS);
+        return 0;
+    case KEY_ITERS:
+        args->iters = td_option_integer(state, "iters", arg, 1, MOST_ITERS);
+        return 0;
+    case KEY_TIMEOUT:
+        args->comm.seconds = take_seconds(state, "timeout", arg);
+        return 0;
+    case KEY_OPEN_TIMEOUT:
+        args->comm.open_seconds = take_seconds(state, "open-timeout", arg);
+        return 0;
+    case KEY_DIRECTORY:
+        args->comm.directory = arg;
+        return 0;
+    case KEY_ADDRESS:
+        args->comm.address = arg;
+        return 0;
+    case KEY_RUN:
+        args->comm.run = arg;
+        return 0;
+    case ARGP_KEY_ARG:
+        td_option_no_argument(state, arg);
+        return 0;
+    case ARGP_KEY_SUCCESS:
+        for (int i = 0; i < args->size_count; i++)
+            if (args->sizes[i] % (int64_t)td_comm_type_size(args->type) != 0)
+                argp_error(state, "--bytes: '%" PRId64 "' needs to be whole elements of %s", args->sizes[i],
+                           td_comm_type_name(args->type));
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* ---- one size ---- */
+
+typedef struct problem {
+    const arguments *args;
+    td_device *dev;
+    td_comm *comm;
+    td_comm_info info;
+    int64_t bytes, count, iters;
+    void *in, *out; /* the same in place */
+} problem;
+
+/** What came of it, the same on every rank. */
+typedef struct result {
+    double throughput_ms;  /* of a call, back to back, in the mean over the ranks */
+    double *samples;       /* [iters] ms of a call by itself, each that of the slowest rank */
+    td_stats ms;           /* of these */
+    double algorithm, bus; /* bytes a second */
+    int64_t wrong;         /* elements, on all ranks */
+} result;
+
+enum { PIECE = 1 << 18 }; /* elements made or judged at a time */
+
+/** Integers that a sum of many ranks still holds exactly in any type, by the element and the rank. */
+static double value_of(int64_t i, int rank)
+{
+    return (double)(i % 5 + rank % 4);
+}
+
+static double expected(const problem *p, int64_t i)
+{
+    double sum = 0, most = 0;
+
+    for (int rank = 0; rank < p->info.ranks; rank++) {
+        const double value = value_of(i, rank);
+
+        sum += value;
+        most = value > most ? value : most;
+    }
+    return p->args->reduction == TD_MAX ? most : sum;
+}
+
+/** A number as an element, and back. */
+static void store(td_comm_type type, double number, void *out)
+{
+    const int64_t integer = (int64_t)number;
+
+    if (type == TD_COMM_I64)
+        memcpy(out, &integer, sizeof integer);
+    else
+        (void)td_convert(1, TD_F64, &number, (td_dtype)type, out);
+}
+
+static double load(td_comm_type type, const void *in)
+{
+    double number = 0;
+    int64_t integer;
+
+    if (type != TD_COMM_I64) {
+        (void)td_convert(1, (td_dtype)type, in, TD_F64, &number);
+        return number;
+    }
+    memcpy(&integer, in, sizeof integer);
+    return (double)integer;
+}
+
+/** Runs the collective once on known numbers and counts what is wrong. Patterns repeat after 5 elements. */
+static td_status verify(const problem *p, result *r)
+{
+    td_status status = TD_OK;
+    const size_t size = td_comm_type_size(p->args->type), room = PIECE / 5 * 5;
+    unsigned char *piece = malloc(room * size), want[5][8];
+    int64_t wrong = 0, *all = calloc((size_t)p->info.ranks, sizeof *all);
+
+    if (!piece || !all) {
+        status = td_fail(TD_NO_MEMORY, "no memory to judge %" PRId64 " elements", p->count);
+        goto cleanup;
+    }
+    for (int64_t i = 0; i < (int64_t)room; i++)
+        store(p->args->type, value_of(i, p->info.rank), piece + (size_t)i * size);
+    for (int64_t at = 0; at < p->count; at += (int64_t)room)
+        TD_TRY(
+            td_device_upload(p->dev, (char *)p->in + (size_t)at * size, piece,
+                             (size_t)(p->count - at < (int64_t)room ? p->count - at : (int64_t)room) * size));
+    TD_TRY(td_comm_all_reduce(p->comm, p->in, p->out, p->count, p->args->type, p->args->reduction, NULL));
+    for (int i = 0; i < 5; i++) {
+        double number = expected(p, i);
+
+        if (p->args->reduction == TD_AVERAGE)
+            number = p->args->type == TD_COMM_I64   ? trunc(number / p->info.ranks)
+                     : p->args->type == TD_COMM_F64 ? number * (1.0 / p->info.ranks)
+                                                    : (double)((float)number * (1.0f / (float)p->info.ranks));
+        store(p->args->type, number, want[i]);
+    }
+    for (int64_t at = 0; at < p->count; at += (int64_t)room) {
+        const int64_t here = p->count - at < (int64_t)room ? p->count - at : (int64_t)room;
+
+        TD_TRY(td_device_download(p->dev, piece, (char *)p->out + (size_t)at * size, (size_t)here * size));
+        for (int64_t i = 0; i < here; i++)
+            wrong += !(load(p->args->type, piece + (size_t)i * size) == load(p->args->type, want[i % 5]));
+    }
+    TD_TRY(td_comm_exchange(p->comm, &wrong, sizeof wrong, all));
+    r->wrong = 0;
+    for (int rank = 0; rank < p->info.ranks; rank++)
+        r->wrong += all[rank];
+cleanup:
+    free(piece);
+    free(all);
+    return status;
+}
+
+/** Small random numbers, which no number of sums in place takes out of f32's range. */
+static td_status refill(const problem *p)
+{
+    td_status status = TD_OK;
+    const size_t size = td_comm_type_size(p->args->type);
+    const td_rng rng = {.seed = 1, .stream = (uint64_t)p->info.rank};
+    const int64_t piece = p->count < PIECE ? p->count : PIECE;
+    float *numbers = malloc((size_t)piece * sizeof *numbers);
+    unsigned char *data = malloc((size_t)piece * 8);
+
+    if (!numbers || !data) {
+        status = td_fail(TD_NO_MEMORY, "no memory to draw %" PRId64 " elements", piece);
+        goto cleanup;
+    }
+    TD_TRY(td_rng_normal(&rng, 0, piece, 0, 1e-12f, numbers));
+    for (int64_t i = 0; i < piece; i++)
+        store(p->args->type, (double)numbers[i], data + (size_t)i * size);
+    for (int64_t at = 0; at < p->count; at += piece)
+        TD_TRY(td_device_upload(p->dev, (char *)p->in + (size_t)at * size, data,
+                                (size_t)(p->count - at < piece ? p->count - at : piece) * size));
+cleanup:
+    free(numbers);
+    free(data);
+    return status;
+}
+
+static td_status call(const problem *p, td_work **work)
+{
+    return td_comm_all_reduce(p->comm, p->in, p->out, p->count, p->args->type, p->args->reduction, work);
+}
+
+/** Each call by itself, from a barrier to its end on the host. */
+static td_status time_calls(const problem *p, result *r)
+{
+    td_status status = TD_OK;
+    double *all = malloc((size_t)(p->iters * p->info.ranks) * sizeof *all);
+
+    if (!all) {
+        status = td_fail(TD_NO_MEMORY, "no memory for %" PRId64 " samples", p->iters * p->info.ranks);
+        goto cleanup;
+    }
+    TD_TRY(refill(p));
+    for (int64_t i = -p->args->warmup; i < p->iters; i++) {
+        TD_TRY(td_comm_barrier(p->comm));
+        const int64_t start = td_clock_ns();
+        TD_TRY(call(p, NULL));
+        if (i >= 0)
+            r->samples[i] = (double)(td_clock_ns() - start) / 1e6;
+        if (p->info.rank == 0)
+            td_progress("%" PRId64 " bytes, call %" PRId64 " of %" PRId64, p->bytes, p->args->warmup + i + 1,
+                        p->args->warmup + p->iters);
+    }
+    TD_TRY(td_comm_exchange(p->comm, r->samples, (size_t)p->iters * sizeof *r->samples, all));
+    for (int64_t i = 0; i < p->iters; i++)
+        for (int rank = 0; rank < p->info.ranks; rank++)
+            r->samples[i] = fmax(r->samples[i], all[rank * p->iters + i]);
+    TD_TRY(td_stats_compute(r->samples, p->iters, &r->ms));
+cleanup:
+    td_progress_end();
+    free(all);
+    return status;
+}
+
+/** All calls one behind the other, as nccl-tests has them: the time of all by their number, in the mean over
+ * the ranks. */
+static td_status time_throughput(const problem *p, result *r)
+{
+    td_status status = TD_OK;
+    td_work *works[64] = {0};
+    double mine, *all = calloc((size_t)p->info.ranks, sizeof *all);
+    int64_t start = 0;
+
+    if (!all) {
+        status = td_fail(TD_NO_MEMORY, "no memory for %d samples", (int)p->info.ranks);
+        goto cleanup;
+    }
+    TD_TRY(refill(p));
+    TD_TRY(td_comm_barrier(p->comm));
+    start = td_clock_ns();
+    for (int64_t i = 0; i < p->iters; i++) {
+        td_work **slot = &works[i % 64];
+
+        if (*slot) {
+            td_work *work = *slot;
+
+            *slot = NULL;
+            TD_TRY(td_work_wait(work));
+        }
+        TD_TRY(call(p, slot));
+    }
+    for (int64_t i = p->iters; i < p->iters + 64; i++) {
+        td_work *work = works[i % 64];
+
+        works[i % 64] = NULL;
+        if (work)
+            TD_TRY(td_work_wait(work));
+    }
+    mine = (double)(td_clock_ns() - start) / 1e6 / (double)p->iters;
+    TD_TRY(td_comm_exchange(p->comm, &mine, sizeof mine, all));
+    r->throughput_ms = 0;
+    for (int rank = 0; rank < p->info.ranks; rank++)
+        r->throughput_ms += all[rank] / p->info.ranks;
+    TD_TRY(td_account_all_reduce_bandwidth((double)p->bytes, p->info.ranks, r->throughput_ms / 1e3,
+                                           &r->algorithm, &r->bus));
+cleanup:
+    free(all);
+    return status;
+}
+
+/* ---- what comes out ---- */
+
+static td_status append_record(const problem *p, const result *r)
+{
+    td_status status = TD_OK;
+    td_record *record = NULL;
+    const char *backend = td_comm_backend_name(p->info.backend);
+    char path[40];
+
+    TD_TRY(td_output_record(p->dev, "distributed_communication_single_node", "comm", &record));
+    TD_TRY(td_record_set_string(record, "case.collective", "all_reduce"));
+    TD_TRY(td_record_set_string(record, "case.backend", backend));
+    TD_TRY(td_record_set_integer(record, "case.ranks", p->info.ranks));
+    TD_TRY(td_record_set_integer(record, "case.bytes", p->bytes));
+    TD_TRY(td_record_set_string(record, "case.dtype", td_comm_type_name(p->args->type)));
+    TD_TRY(td_record_set_string(record, "case.reduction", reductions[p->args->reduction]));
+    TD_TRY(td_record_set_bool(record, "case.in_place", !p->args->out_of_place));
+    TD_TRY(td_record_set_integer(record, "case.warmup", p->args->warmup));
+    TD_TRY(td_record_set_integer(record, "hosts", p->info.hosts));
+    snprintf(path, sizeof path, "versions.%s", backend);
+    TD_TRY(td_record_set_string(record, path, p->info.library));
+    TD_TRY(td_record_set_stats(record, "ms", &r->ms));
+    TD_TRY(td_record_set_samples(record, "samples", r->samples, r->ms.n));
+    TD_TRY(td_record_set_number(record, "throughput_ms", r->throughput_ms));
+    TD_TRY(td_record_set_number(record, "algbw_gb_s", r->algorithm / 1e9));
+    TD_TRY(td_record_set_number(record, "busbw_gb_s", r->bus / 1e9));
+    if (r->wrong > 0)
+        TD_TRY(td_record_set_string(record, "status", "failed"));
+    TD_TRY(td_common_append(&p->args->common, record));
+cleanup:
+    td_record_destroy(record);
+    return status;
+}
+
+/** One size: rank 0 adds a row. */
+static td_status measure(problem *p, td_table *table, int64_t *wrong)
+{
+    td_status status = TD_OK;
+    result r = {0};
+    char bytes[32], count[32];
+
+    p->count = p->bytes / (int64_t)td_comm_type_size(p->args->type);
+    p->iters = p->args->iters ? p->args->iters : p->bytes < INT64_C(512) * MIB ? 20 : 5;
+    TD_TRY(td_common_fits(p->dev, (double)p->bytes * (p->args->out_of_place ? 2 : 1) * p->info.local_ranks));
+    r.samples = calloc((size_t)p->iters, sizeof *r.samples);
+    if (!r.samples) {
+        status = td_fail(TD_NO_MEMORY, "no memory for %" PRId64 " samples", p->iters);
+        goto cleanup;
+    }
+    TD_TRY(td_device_alloc(p->dev, (size_t)p->bytes, &p->in));
+    if (p->args->out_of_place)
+        TD_TRY(td_device_alloc(p->dev, (size_t)p->bytes, &p->out));
+    else
+        p->out = p->in;
+    TD_TRY(verify(p, &r));
+    TD_TRY(time_calls(p, &r));
+    TD_TRY(time_throughput(p, &r));
+    *wrong += r.wrong;
+    if (p->info.rank == 0) {
+        TD_TRY(td_table_row(table, "%s\t%s\t%s\t%s\t%.2f\t%.2f\t%.2f\t%" PRId64 "\t%.4f\t%.4f\t%.4f",
+                            td_grouped(p->bytes, bytes), td_grouped(p->count, count),
+                            td_comm_type_name(p->args->type), reductions[p->args->reduction],
+                            r.throughput_ms * 1e3, r.algorithm / 1e9, r.bus / 1e9, r.wrong, r.ms.median,
+                            r.ms.min, r.ms.p95));
+        if (p->args->common.json)
+            TD_TRY(append_record(p, &r));
+    }
+cleanup:
+    /* What is on its way inside a library may still use them after an error: the device's close frees them.
+     */
+    if (status == TD_OK && p->out != p->in)
+        status = td_device_free(p->dev, p->out);
+    if (status == TD_OK)
+        status = td_device_free(p->dev, p->in);
+    p->in = p->out = NULL;
+    free(r.samples);
+    return status;
+}
+
+/** A GPU for each rank of this host, or nothing is begun on any. */
+static td_status choose_device(const td_launch *launch, arguments *args, char name[24])
+{
+    td_status status = TD_OK;
+    int gpus = 0;
+
+    if (args->comm.backend != TD_COMM_NCCL || strchr(args->common.device, ':'))
+        return TD_OK;
+    TD_TRY(td_device_count(TD_DEVICE_CUDA, &gpus));
+    const int wanted = launch->local_ranks > 0 ? launch->local_ranks : launch->local_rank + 1;
+    if (wanted > gpus) {
+        status =
+            td_fail(TD_UNSUPPORTED,
+                    "rank %d of %d: %d ranks on this host, which has %d GPU%s: each needs one of its own",
+                    (int)launch->rank, (int)launch->ranks, wanted, gpus, gpus == 1 ? "" : "s");
+        goto cleanup;
+    }
+    if (launch->local_rank < 0) {
+        status = td_fail(TD_BAD_ARGUMENT,
+                         "rank %d of %d: the launcher does not say which rank of its host it is: name its "
+                         "GPU with --device cuda:N",
+                         (int)launch->rank, (int)launch->ranks);
+        goto cleanup;
+    }
+    snprintf(name, 24, "cuda:%d", (int)launch->local_rank);
+    args->common.device = name;
+cleanup:
+    return status;
+}
+
+static void print_head(const problem *p, FILE *out)
+{
+    char machine[160];
+
+    fprintf(
+        out,
+        "all_reduce of %s (%s), %s, among %d ranks on %d host%s by %s%s%s, %" PRId64 " warm-up calls; %s\n\n",
+        td_comm_type_name(p->args->type), reductions[p->args->reduction],
+        p->args->out_of_place ? "out of place" : "in place", (int)p->info.ranks, (int)p->info.hosts,
+        p->info.hosts == 1 ? "" : "s", td_comm_backend_name(p->info.backend), p->info.library[0] ? ": " : "",
+        p->info.library, p->args->warmup, td_machine_name(p->dev, machine));
+}
+
+td_status td_command_allreduce(int argc, char **argv)
+{
+    const struct argp_child children[] = {{&td_common_argp, 0, NULL, 4}, {0}};
+    const struct argp argp = {.options = options,
+                              .parser = parse,
+                              .doc = "Times all-reduce among the ranks of a run: started by mpirun, srun, "
+                                     "torchrun, or a loop that sets RANK "
+                                     "and WORLD_SIZE.\v"
+                                     "time is that of a call among --iters that were issued one behind the "
+                                     "other, in the mean over the ranks; "
+                                     "algbw = bytes / time and busbw = algbw 2 (N - 1) / N in GB/s are "
+                                     "nccl-tests'. `one call' is from a barrier "
+                                     "to the end of a single call on the slowest rank. #wrong counts "
+                                     "elements of all ranks, of a call on "
+                                     "known numbers.",
+                              .children = children};
+    arguments args = {.common = {.device = "cpu"},
+                      .type = TD_COMM_F32,
+                      .sizes = {MIB, 10 * MIB, 100 * MIB, 1024 * MIB},
+                      .size_count = 4,
+                      .warmup = 5};
+    td_status status = TD_OK;
+    td_launch launch;
+    td_table *table = NULL;
+    problem p = {.args = &args};
+    int64_t wrong = 0;
+    char device[24];
+
+    argp_parse(&argp, argc, argv, 0, NULL, &args);
+    TD_TRY(td_launch_read(&launch));
+    TD_TRY(td_launch_guard(argv[0]));
+    if (!args.backend_given)
+        args.comm.backend = strncmp(args.common.device, "cuda", 4) == 0 ? TD_COMM_NCCL
+                            : strcmp(launch.launcher, "mpirun") == 0    ? TD_COMM_MPI
+                                                                        : TD_COMM_GLOO;
+    args.comm.rank = launch.rank;
+    args.comm.ranks = launch.ranks;
+    args.comm.local_ranks = launch.local_ranks;
+    args.comm.run = args.comm.run ? args.comm.run : launch.run;
+    TD_TRY(choose_device(&launch, &args, device));
+    if (args.comm.rank > 0) /* one rank writes */
+        args.common.json = NULL;
+    TD_TRY(td_common_begin(&args.common, &p.dev));
+    TD_TRY(td_comm_open(p.dev, &args.comm, &p.comm));
+    td_launch_guards(p.comm);
+    TD_TRY(td_comm_describe(p.comm, &p.info));
+    TD_TRY(td_table_create(
+        "rrllrrrrrrr",
+        "bytes\tcount\ttype\tredop\ttime (us)\talgbw (GB/s)\tbusbw (GB/s)\t#wrong\tone call, median "
+        "(ms)\tmin (ms)\tp95 (ms)",
+        &table));
+    FILE *out = td_common_tables(&args.common);
+    if (p.info.rank == 0)
+        print_head(&p, out);
+    for (int i = 0; i < args.size_count && status == TD_OK; i++) {
+        p.bytes = args.sizes[i];
+        status = measure(&p, table, &wrong);
+    }
+    if (p.info.rank == 0)
+        td_table_write(table, out);
+    if (status == TD_OK && wrong > 0)
+        status = td_fail(TD_LIBRARY_ERROR, "%" PRId64 " elements are wrong", wrong);
+cleanup:
+    td_table_destroy(table);
+    if (status == TD_OK) {
+        td_launch_guards(NULL);
+        status = td_comm_close(p.comm);
+    } else {
+        /* What went wrong is said before the other ranks are told that this one leaves. */
+        if (td_launch_speaks())
+            fprintf(stderr, "%s: %s\n", argv[0], td_last_error());
+        if (p.comm && td_comm_check(p.comm) == TD_OK)
+            (void)td_comm_abort(p.comm, "its program failed");
+        td_launch_guards(NULL);
+        (void)td_comm_close(p.comm);
+    }
+    td_device_close(p.dev);
+    return status;
+}
