@@ -40,7 +40,7 @@ EDITS = (
         r"^\| \[ops\]\(impl/ops/ops\.h\) \| ",
         "| [{name}](impl/{name}/{name}.h) | {words} (not measured yet) |\n",
     ),
-    ("README.md", r"`ops`, `device`, ", "`{name}`, "),
+    ("README.md", r"`ops`, `device comm`, ", "`{name}`, "),
 )
 
 

@@ -345,8 +345,8 @@ static void close_target(target *to)
     to->file = -1;
 }
 
-/* *replaced: another file took this one's place while the lock was waited for, and what is appended here would be
- * lost. */
+/* *replaced: another file took this one's place while the lock was waited for, and what is appended here
+ * would be lost. */
 static td_status open_once(const char *path, target *to, bool *replaced)
 {
     td_status status = TD_OK;

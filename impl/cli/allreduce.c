@@ -514,7 +514,12 @@ td_status td_command_allreduce(int argc, char **argv)
                                      "nccl-tests'. `one call' is from a barrier "
                                      "to the end of a single call on the slowest rank. #wrong counts "
                                      "elements of all ranks, of a call on "
-                                     "known numbers.",
+                                     "known numbers.\n\n"
+                                     "Examples:\n"
+                                     "  mpirun -n 4 tandem allreduce\n"
+                                     "  mpirun -n 2 tandem allreduce --device cuda --json records.jsonl\n"
+                                     "  tandem allreduce --mib 1 --iters 5\n"
+                                     "  tandem allreduce --bytes 1000,4096 --dtype bf16 --reduction average",
                               .children = children};
     arguments args = {.common = {.device = "cpu"},
                       .type = TD_COMM_F32,

@@ -58,7 +58,8 @@ td_status td_device_count(td_device_kind kind, int *out)
     td_status status = TD_OK;
 
     TD_CHECK(out, "out is NULL");
-    TD_CHECK(kind == TD_DEVICE_CPU || kind == TD_DEVICE_CUDA, "kind is %d, needs to be a td_device_kind", (int)kind);
+    TD_CHECK(kind == TD_DEVICE_CPU || kind == TD_DEVICE_CUDA, "kind is %d, needs to be a td_device_kind",
+             (int)kind);
     if (kind == TD_DEVICE_CPU)
         return td_backend_cpu.count(out);
 #ifdef TANDEM_HAVE_CUDA
