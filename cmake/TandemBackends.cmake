@@ -1,5 +1,6 @@
-# TANDEM_CUDA, TANDEM_MPI, TANDEM_GLOO: AUTO takes a backend where its library and its sources are there, ON
-# insists, OFF leaves it out. A backend that is off answers TD_UNSUPPORTED at run time and says so here.
+# TANDEM_CUDA, TANDEM_NCCL, TANDEM_MPI, TANDEM_GLOO: AUTO takes a backend where its library and its sources
+# are there, ON insists, OFF leaves it out. A backend that is off answers TD_UNSUPPORTED at run time and says
+# so here.
 
 function(td_backend name what sources found)
   set(TANDEM_${name} AUTO CACHE STRING "${what}: AUTO, ON or OFF")
@@ -87,6 +88,22 @@ if(TANDEM_HAVE_CUDA)
   add_library(tandem_cublaslt INTERFACE)
   target_include_directories(tandem_cublaslt SYSTEM INTERFACE "${TANDEM_CUBLASLT_INCLUDE}")
   list(APPEND CMAKE_BUILD_RPATH "${TANDEM_CUBLASLT_FOLDER}")
+endif()
+
+# NCCL's header is enough: the library is loaded when it is needed, from where the loader looks, or in this
+# build from beside the header. PyPI's package has both.
+file(GLOB nccl_wheels "${PROJECT_SOURCE_DIR}/build/venv/lib/python3*/site-packages/nvidia/nccl")
+find_path(TANDEM_NCCL_INCLUDE nccl.h HINTS ${TANDEM_NCCL_ROOT} "${toolkit}" /usr/local/cuda ${nccl_wheels} PATH_SUFFIXES include)
+find_library(TANDEM_NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${TANDEM_NCCL_ROOT} ${nccl_wheels} PATH_SUFFIXES lib)
+mark_as_advanced(TANDEM_NCCL_INCLUDE TANDEM_NCCL_LIBRARY)
+set(nccl_found OFF)
+if(TANDEM_HAVE_CUDA AND TANDEM_NCCL_INCLUDE)
+  set(nccl_found ON)
+endif()
+td_backend(NCCL "CUDA with NCCL's header nccl.h" impl/comm/cuda.c "${nccl_found}")
+if(TANDEM_HAVE_NCCL AND TANDEM_NCCL_LIBRARY)
+  get_filename_component(nccl_folder "${TANDEM_NCCL_LIBRARY}" DIRECTORY)
+  list(APPEND CMAKE_BUILD_RPATH "${nccl_folder}")
 endif()
 
 find_package(MPI QUIET COMPONENTS C)

@@ -15,11 +15,34 @@
 
 #include <cmocka.h>
 
+static td_device *dev;
 static td_comm *comm;
 static td_comm_info info;
 static const td_comm_type all_types[] = {TD_COMM_F64, TD_COMM_F32, TD_COMM_F16, TD_COMM_BF16, TD_COMM_I64};
 static const td_reduction all_reductions[] = {TD_SUM, TD_AVERAGE, TD_MAX};
 enum { TYPES = 5, REDUCTIONS = 3 };
+
+/* ---- the device's memory ---- */
+
+/* A copy there of host memory, which on a CPU is that memory itself; back takes what has become of it. */
+static void *there(const void *host, size_t bytes)
+{
+    void *block = NULL;
+
+    if (td_device_kind_of(dev) == TD_DEVICE_CPU)
+        return (void *)host;
+    td_assert_ok(td_device_alloc(dev, bytes, &block));
+    td_assert_ok(td_device_upload(dev, block, host, bytes));
+    return block;
+}
+
+static void back(void *host, void *block, size_t bytes)
+{
+    if (block == host)
+        return;
+    td_assert_ok(td_device_download(dev, host, block, bytes));
+    td_assert_ok(td_device_free(dev, block));
+}
 
 /* ---- inputs and truth ---- */
 
@@ -137,7 +160,9 @@ static void assert_same_everywhere(const void *data, size_t bytes)
 /* Of every combination one in so many, another one in each turn: more ranks than processors take long. */
 static int stride(void)
 {
-    return info.ranks > 3 ? 11 : info.ranks == 3 ? 4 : 1; /* prime to the types and reductions */
+    return info.ranks > 3 || info.hosts > 1 ? 17
+           : info.ranks == 3                ? 4
+                                            : 1; /* prime to the types and reductions */
 }
 
 static const int64_t counts[] = {0, 1, 2, 3, 5, 6, 7, 64, 1009, 4099};
@@ -153,7 +178,11 @@ static void all_reduce_case(td_comm_type type, td_reduction reduction, int64_t c
     stream++;
     draw(info.rank, type, count, in);
     memcpy(copy, in, bytes);
-    td_assert_ok(td_comm_all_reduce(comm, in, out, count, type, reduction, NULL));
+    void *dev_in = there(in, bytes), *dev_out = in_place ? dev_in : there(out, bytes);
+    td_assert_ok(td_comm_all_reduce(comm, dev_in, dev_out, count, type, reduction, NULL));
+    if (!in_place)
+        back(out, dev_out, bytes);
+    back(in, dev_in, bytes);
     truth t = truth_of(type, reduction, count);
     snprintf(what, sizeof what, "all_reduce of %" PRId64 " %s, reduction %d%s", count,
              td_comm_type_name(type), (int)reduction, in_place ? ", in place" : "");
@@ -189,7 +218,12 @@ static void reduce_scatter_case(td_comm_type type, td_reduction reduction, int64
     stream++;
     draw(info.rank, type, whole, in);
     memcpy(copy, in, (size_t)whole * size);
-    td_assert_ok(td_comm_reduce_scatter(comm, in, out, count, type, reduction, NULL));
+    char *dev_in = there(in, (size_t)whole * size);
+    void *dev_out = in_place ? dev_in + (size_t)info.rank * bytes : there(out, bytes);
+    td_assert_ok(td_comm_reduce_scatter(comm, dev_in, dev_out, count, type, reduction, NULL));
+    if (!in_place)
+        back(out, dev_out, bytes);
+    back(in, dev_in, (size_t)whole * size);
     truth t = truth_of(type, reduction, whole);
     judge("reduce_scatter", type, reduction, out, &t, info.rank * count, count);
     if (!in_place) {
@@ -219,7 +253,12 @@ static void all_gather_case(td_comm_type type, int64_t count, bool in_place)
 
     stream++;
     draw(info.rank, type, count, in);
-    td_assert_ok(td_comm_all_gather(comm, in, out, count, type, NULL));
+    char *dev_out = there(out, bytes * (size_t)info.ranks);
+    void *dev_in = in_place ? dev_out + (size_t)info.rank * bytes : there(in, bytes);
+    td_assert_ok(td_comm_all_gather(comm, dev_in, dev_out, count, type, NULL));
+    if (!in_place)
+        back(in, dev_in, bytes);
+    back(out, dev_out, bytes * (size_t)info.ranks);
     for (int rank = 0; rank < info.ranks; rank++) {
         draw(rank, type, count, want);
         assert_memory_equal(out + (size_t)rank * bytes, want, bytes);
@@ -239,7 +278,9 @@ static void broadcast_case(td_comm_type type, int64_t count, int root)
     draw(root, type, count, want);
     if (info.rank == root)
         memcpy(buffer, want, bytes);
-    td_assert_ok(td_comm_broadcast(comm, buffer, count, type, root, NULL));
+    void *dev_buffer = there(buffer, bytes);
+    td_assert_ok(td_comm_broadcast(comm, dev_buffer, count, type, root, NULL));
+    back(buffer, dev_buffer, bytes);
     assert_memory_equal(buffer, want, bytes);
     free(want);
     td_fence_free(buffer);
@@ -275,7 +316,10 @@ static void sums_have_the_bits_of_their_order(void **state)
         inputs[rank] = malloc(COUNT * sizeof *inputs[rank]);
         draw(rank, TD_COMM_F32, COUNT, inputs[rank]);
     }
-    td_assert_ok(td_comm_all_reduce(comm, inputs[info.rank], out, COUNT, TD_COMM_F32, TD_SUM, NULL));
+    void *dev_in = there(inputs[info.rank], COUNT * 4), *dev_out = there(out, COUNT * 4);
+    td_assert_ok(td_comm_all_reduce(comm, dev_in, dev_out, COUNT, TD_COMM_F32, TD_SUM, NULL));
+    back(out, dev_out, COUNT * 4);
+    back(inputs[info.rank], dev_in, COUNT * 4);
     segments = segments > 2 * ranks ? segments : 2 * ranks;
     segments = (segments + ranks - 1) / ranks * ranks;
     const int64_t segment = ((bytes + segments - 1) / segments + 3) / 4; /* elements */
@@ -304,13 +348,19 @@ static void handles_are_waited_for_in_any_order(void **state)
     for (int i = 0; i < WORKS; i++) {
         for (int j = 0; j < 32; j++)
             in[i][j] = (float)(i * info.rank + j);
-        td_assert_ok(td_comm_all_reduce(comm, in[i], out[i], 32, TD_COMM_F32, TD_SUM, &works[i]));
+    }
+    float *dev_in = there(in, sizeof in), *dev_out = there(out, sizeof out);
+    for (int i = 0; i < WORKS; i++) {
+        td_assert_ok(td_comm_all_reduce(comm, dev_in + (size_t)i * 32, dev_out + (size_t)i * 32, 32,
+                                        TD_COMM_F32, TD_SUM, &works[i]));
         assert_non_null(works[i]);
     }
     while (!done)
         td_assert_ok(td_work_test(works[WORKS - 1], &done));
     for (int i = WORKS - 1; i >= 0; i--)
         td_assert_ok(i % 2 ? td_work_wait(works[i]) : td_work_queue_wait(works[i]));
+    back(out, dev_out, sizeof out);
+    back(in, dev_in, sizeof in);
     for (int i = 0; i < WORKS; i++)
         for (int j = 0; j < 32; j++)
             assert_true(out[i][j] == (float)(i * info.ranks * (info.ranks - 1) / 2 + j * info.ranks));
@@ -323,13 +373,16 @@ static void there_are_1024_handles(void **state)
     int made = 0;
 
     (void)state;
-    while (made < 1025 && td_comm_broadcast(comm, &numbers[made], 1, TD_COMM_I64, 0, &works[made]) == TD_OK)
+    int64_t *dev_numbers = there(numbers, sizeof numbers);
+    while (made < 1025 &&
+           td_comm_broadcast(comm, &dev_numbers[made], 1, TD_COMM_I64, 0, &works[made]) == TD_OK)
         made++;
     assert_int_equal(made, 1024);
     assert_null(works[1024]);
     td_assert_refused(td_comm_barrier(comm), TD_BAD_STATE, "1024");
     for (int i = 0; i < made; i++)
         td_assert_ok(td_work_wait(works[i]));
+    back(numbers, dev_numbers, sizeof numbers);
     td_assert_ok(td_comm_barrier(comm));
 }
 
@@ -350,7 +403,9 @@ static void ranks_know_each_other(void **state)
     assert_true(info.hosts >= 1 && info.hosts <= info.ranks);
     assert_true(info.local_rank >= 0 && info.local_rank < info.local_ranks);
     if (info.ranks > 1)
-        assert_non_null(strstr(info.library, info.backend == TD_COMM_MPI ? "MPI" : "Gloo"));
+        assert_non_null(strstr(info.library, info.backend == TD_COMM_MPI    ? "MPI"
+                                             : info.backend == TD_COMM_GLOO ? "Gloo"
+                                                                            : "NCCL"));
     /* The largest exchange. */
     char *mine = malloc(32768), *theirs = malloc(32768 * (size_t)info.ranks);
     memset(mine, 'a' + info.rank, 32768);
@@ -367,7 +422,7 @@ static void more_elements_than_an_int_counts(void **state)
     const int64_t count = (INT64_C(1) << 31) + 3;
 
     (void)state;
-    if (!getenv("TD_COMM_LARGE"))
+    if (!getenv("TD_COMM_LARGE") || info.backend == TD_COMM_NCCL)
         skip();
     uint16_t *data = malloc((size_t)count * 2);
     assert_non_null(data);
@@ -396,18 +451,29 @@ int main(int argc, char **argv)
         cmocka_unit_test(more_elements_than_an_int_counts),
     };
     td_comm_backend backend;
-    td_device *dev = NULL;
+    const int ranks = argc > 2 ? atoi(argv[2]) : 2;
+    char name[24] = "cpu";
+    int gpus = 0;
 
     if (argc < 2 || td_comm_backend_parse(argv[1], &backend) != TD_OK)
         return fprintf(stderr, "needs a backend\n"), 2;
     if (td_comm_backend_check(backend) != TD_OK)
         return printf("skipped: %s\n", td_last_error()), 77;
+    if (backend == TD_COMM_NCCL && (td_device_count(TD_DEVICE_CUDA, &gpus) != TD_OK || gpus < ranks)) {
+        const bool required = getenv("TD_REQUIRE_GPU") && gpus == 0;
+
+        printf("%s: %d GPUs, %d are needed\n", required ? "failed, as TD_REQUIRE_GPU is set" : "skipped",
+               gpus, ranks);
+        return required ? 1 : 77;
+    }
     if (!td_ranks_inside())
-        return td_ranks_run(argc, argv, argc > 2 ? atoi(argv[2]) : 2, 100);
+        return td_ranks_run(argc, argv, ranks, 100);
     td_comm_options options = td_ranks_options(backend);
     options.address = getenv("TANDEM_ADDRESS");
     options.directory = getenv("TANDEM_DIRECTORY");
-    if (td_device_open("cpu", &dev) != TD_OK || td_comm_open(dev, &options, &comm) != TD_OK ||
+    if (backend == TD_COMM_NCCL)
+        snprintf(name, sizeof name, "cuda:%d", (int)options.rank);
+    if (td_device_open(name, &dev) != TD_OK || td_comm_open(dev, &options, &comm) != TD_OK ||
         td_comm_describe(comm, &info) != TD_OK)
         return fprintf(stderr, "%s\n", td_last_error()), 1;
     if (info.rank > 0 && !freopen("/dev/null", "w", stdout))

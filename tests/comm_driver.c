@@ -36,19 +36,19 @@ static td_status reduce(td_comm *comm, float *data, int64_t count, td_comm_type 
 }
 
 /* The calls of all ranks, of which the bad one does another. */
-static td_status run(td_comm *comm, const char *fault, bool bad)
+static td_status run(td_device *dev, td_comm *comm, const char *fault, bool bad)
 {
-    float *data = calloc(LARGE, sizeof *data);
-    td_status status = TD_OK;
-    const bool is = data != NULL;
+    void *block = NULL;
+    td_status status = td_device_alloc(dev, LARGE * sizeof(float), &block);
+    float *data = block;
 
-#define IS(name) (is && strcmp(fault, name) == 0)
+#define IS(name) (strcmp(fault, name) == 0)
+    if (status == TD_OK)
+        status = td_device_fill(dev, data, 0, LARGE * sizeof(float));
     for (int i = 0; i < 5 && status == TD_OK; i++)
         status = reduce(comm, data, ELEMENTS, TD_COMM_F32);
-    if (status != TD_OK || IS("none")) {
-        free(data);
-        return status;
-    }
+    if (status != TD_OK || IS("none"))
+        return status; /* the close of dev frees the block */
     char path[512];
     snprintf(path, sizeof path, "%s/ready.%d", getenv("TD_SAID"), (int)getpid());
     FILE *ready = fopen(path, "w");
@@ -60,7 +60,7 @@ static td_status run(td_comm *comm, const char *fault, bool bad)
     if (bad && IS("exits"))
         exit(0);
     if (bad && IS("leaves"))
-        return free(data), TD_OK;
+        return TD_OK;
     if (bad && IS("gives_up"))
         (void)td_comm_abort(comm, "its data ended");
     if (bad && (IS("killed") || IS("stops")))
@@ -78,7 +78,6 @@ static td_status run(td_comm *comm, const char *fault, bool bad)
         status = reduce(comm, data, ELEMENTS, TD_COMM_F32);
     if (status == TD_OK)
         status = td_comm_barrier(comm);
-    free(data);
     return status;
 }
 
@@ -110,8 +109,11 @@ int main(int argc, char **argv)
                                .run = run_name ? run_name : launch.run,
                                .directory = getenv("TD_DIRECTORY"),
                                .address = getenv("TD_ADDRESS"),
-                               .open_seconds = atof(getenv("TD_SECONDS")),
+                               .open_seconds = atof(getenv("TD_OPEN_SECONDS")),
                                .seconds = atof(getenv("TD_SECONDS"))};
+    char name[24] = "cpu";
+    if (backend == TD_COMM_NCCL)
+        snprintf(name, sizeof name, "cuda:%d", (int)launch.rank);
     if (bad && strcmp(argv[2], "never") == 0)
         for (;;)
             pause();
@@ -120,12 +122,12 @@ int main(int argc, char **argv)
     if (bad && strcmp(argv[2], "ranks") == 0)
         options.ranks++;
     if (status == TD_OK)
-        status = td_device_open("cpu", &dev);
+        status = td_device_open(name, &dev);
     if (status == TD_OK)
         status = td_comm_open(dev, &options, &comm);
     td_launch_guards(comm);
     if (status == TD_OK)
-        status = run(comm, argv[2], bad);
+        status = run(dev, comm, argv[2], bad);
     if (status != TD_OK && td_launch_speaks())
         fprintf(stderr, "driver: %s\n", td_last_error());
     td_launch_guards(NULL);

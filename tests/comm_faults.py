@@ -82,7 +82,12 @@ class Run:
             for key, value in os.environ.items()
             if not key.startswith(("OMPI_", "PMIX_", "SLURM_", "TD_"))
         }
-        environ |= {"TD_SECONDS": str(SECONDS), "TD_MARK": self.mark, "TD_SAID": str(self.work)}
+        environ |= {
+            "TD_SECONDS": str(SECONDS),
+            "TD_OPEN_SECONDS": str(options.open_seconds),
+            "TD_MARK": self.mark,
+            "TD_SAID": str(self.work),
+        }
         command = [options.driver, backend, fault, str(BAD)]
         self.started = time.monotonic()
         if launcher == "mpirun":
@@ -105,7 +110,7 @@ class Run:
 
     def end(self, survivors: list[int]) -> float:
         """Waits for the survivors, ends the others, and returns how long that took."""
-        until = self.started + SECONDS + WITHIN
+        until = self.started + self.options.open_seconds + SECONDS + WITHIN
         waited = self.children if self.launcher == "mpirun" else [self.children[rank] for rank in survivors]
         try:
             for child in waited:
@@ -270,6 +275,13 @@ def other_options(options, backend: str, launcher: str, fault: str, words: str) 
 
 def cases(options):
     """(name, what is run)"""
+    if options.nccl:
+        for fault in CALLS:
+            yield f"nccl {fault}", lambda f=fault: fault_of_a_call(options, "nccl", "loop", f, 2)
+        yield "nccl all is well", lambda: all_is_well(options, "nccl", "loop", 2)
+        gave_up = r"rank 0 \(.*\) gave up: SIGINT"
+        yield "nccl SIGINT", lambda: signalled(options, "nccl", "loop", signal.SIGINT, gave_up)
+        return
     launchers = [("gloo", "loop")]
     if options.mpirun:
         launchers += [("mpi", "mpirun")]
@@ -331,13 +343,22 @@ def main() -> int:
         "--times", type=int, default=1, help="how often each; 20 take about 25 minutes on two cores"
     )
     parser.add_argument("--only", default="", help="cases with these words in their names")
+    parser.add_argument("--nccl", action="store_true", help="of NCCL")
     options = parser.parse_args()
+    gpus = subprocess.run("nvidia-smi --list-gpus", shell=True, capture_output=True, text=True).stdout.count(
+        "GPU "
+    )
+    if options.nccl and gpus < 2:
+        print(f"skipped: {gpus} GPUs, 2 are needed")
+        return 77
+    # A GPU's context and NCCL take seconds, and one run at a time has the GPUs.
+    options.open_seconds = 20.0 if options.nccl else SECONDS
     options.driver = os.path.realpath(options.driver)
     started = time.monotonic()
     shared = shared_memory()
     chosen = [(name, run) for name, run in cases(options) if options.only in name]
     # They mostly wait.
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(1 if options.nccl else AT_ONCE) as pool:
         failed = sum(pool.map(lambda case: repeat(*case, options.times), chosen))
     ran = len(chosen)
     until = time.monotonic() + 2

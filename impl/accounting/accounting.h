@@ -219,9 +219,9 @@ TD_API td_status td_account_fsdp_tensor_devices(const td_account_parallel *paral
 TD_API td_status td_account_ring_all_reduce(double bytes, int64_t ranks, double bytes_per_second,
                                             double *ring, double *alternate);
 
-/** Bytes a second of an all-reduce of `bytes` on each of `ranks` that took so long, as nccl-tests defines them
- * (its doc/PERFORMANCE.md): algorithm = bytes / seconds; bus = algorithm 2 (N - 1) / N, which is what each
- * link carries however many ranks there are. */
+/** Bytes a second of an all-reduce of `bytes` on each of `ranks` that took so long, as nccl-tests defines
+ * them (its doc/PERFORMANCE.md): algorithm = bytes / seconds; bus = algorithm 2 (N - 1) / N, which is what
+ * each link carries however many ranks there are. */
 TD_API td_status td_account_all_reduce_bandwidth(double bytes, int64_t ranks, double seconds,
                                                  double *algorithm, double *bus);
 

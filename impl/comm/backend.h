@@ -51,13 +51,17 @@ struct td_comm {
     char own_host[TD_MEET_HOST], gone[256];
     int64_t own_process;
     atomic_bool given_up;
-    int64_t number; /* of the newest call */
-    td_work *works; /* [TD_WORK_MOST] */
+    atomic_bool ending; /* a fault is nobody's business any more */
+    int64_t number;     /* of the newest call */
+    td_work *works;     /* [TD_WORK_MOST] */
     td_work *free_works;
 };
 
 extern const td_comm_backend_table td_comm_backend_host; /* MPI and Gloo */
 extern const td_comm_backend_table td_comm_backend_nccl; /* where TANDEM_HAVE_NCCL is defined */
+
+/** Which GPU it is: "GPU 0000:0f:00.0". */
+td_status td_comm_nccl_device(td_device *dev, char out[TD_MEET_HOST]);
 
 /** Seconds in nanoseconds. */
 int64_t td_comm_ns(double seconds);

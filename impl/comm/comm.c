@@ -132,7 +132,7 @@ static void on_fault(void *user)
 {
     td_comm *comm = user;
 
-    if (comm->backend->fault)
+    if (comm->backend->fault && !atomic_load(&comm->ending))
         comm->backend->fault(comm);
 }
 
@@ -142,18 +142,22 @@ static td_status connect_ranks(td_comm *comm, int64_t deadline_ns)
     td_status status = TD_OK;
     const td_comm_options *o = &comm->options;
     td_meeting meeting = {.listener = -1};
-    char text[TD_MEET_TEXT] = "";
+    char text[TD_MEET_TEXT] = "", device[TD_MEET_HOST] = "";
     td_control_options control = {
         .rank = o->rank,
         .ranks = o->ranks,
         .backend = (int)o->backend,
         .run = comm->run,
-        .device = "",
+        .device = device,
         .place = {.address = o->address, .directory = o->directory, .run = comm->run},
         .deadline_ns = deadline_ns,
         .on_fault = on_fault,
         .user = comm};
 
+#ifdef TANDEM_HAVE_NCCL
+    if (o->backend == TD_COMM_NCCL)
+        TD_TRY(td_comm_nccl_device(comm->dev, device));
+#endif
     if (!o->address && !o->directory && o->local_ranks != 0 && o->local_ranks < o->ranks) {
         control.place = (td_meet_place){.found = text};
         if (o->rank == 0)

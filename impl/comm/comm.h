@@ -75,8 +75,9 @@ typedef struct td_comm_options {
     const char *run;       /* one name for all ranks of this run and no other; NULL: "run" */
     const char *directory; /* NULL: none */
     const char *address;   /* NULL: none */
-    double open_seconds;   /* until all ranks have come and the library is ready; 0: 60 */
-    double seconds;        /* for a collective, from its call on; 0: 30 */
+    double open_seconds; /* until all ranks have come and the library is ready, and 2 more at most for rank 0
+                            * to say who did not; 0: 60 */
+    double seconds;      /* for a collective, from its call on; 0: 30 */
 } td_comm_options;
 
 enum { TD_COMM_MOST_RANKS = 128 };

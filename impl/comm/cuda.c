@@ -1,0 +1,509 @@
+/* NCCL, which is loaded when a communicator first needs it, as cuBLASLt is.
+ *
+ * Its communicators are blocking ones. Of a non-blocking one every call starts a thread inside NCCL
+ * (group.cc of 2.18 to 2.30), which takes as long as an all-reduce of a megabyte does. What can block in a
+ * call is that another rank does not make it: the ranks' hosts have met before (td_control_await), so that
+ * a call that differs never comes to NCCL, where it would hang or corrupt. Start alone may wait for a rank
+ * that dies, and has a thread for that.
+ *
+ * The host never waits inside CUDA for a collective, for that would not end when a rank dies: NCCL sees
+ * nothing of a death within a host. It asks the event, and on a fault a thread of its own calls
+ * ncclCommAbort, which ends the kernels. */
+#include "device/cuda.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "comm/backend.h"
+#include "comm/thread.h"
+#include "kernels/scale.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <nccl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* ABORT_MS: for ncclCommAbort to come back, which it has been seen not to. LOCK_MS: for a call of NCCL's that
+ * is under way on another thread; one that takes longer is what is to be aborted. POLL_NS: so long the event
+ * is asked again and again, and then with naps of NAP_NS in between. */
+enum { ABORT_MS = 5000, LOCK_MS = 200, POLL_NS = 20000000, NAP_NS = 50000 };
+
+#define EACH_FUNCTION(f)                                                                                     \
+    f(GetVersion) f(GetUniqueId) f(GetErrorString) f(GetLastError) f(CommInitRankConfig) f(CommFinalize)     \
+        f(CommDestroy) f(CommAbort) f(CommGetAsyncError) f(AllReduce) f(ReduceScatter) f(AllGather)          \
+            f(Broadcast)
+#define DECLARE(name) __typeof__(&nccl##name) name;
+typedef struct library {
+    EACH_FUNCTION(DECLARE)
+} library;
+
+typedef struct nccl {
+    library nc;
+    td_cuda *cuda;
+    int index, rank, ranks;
+    ncclComm_t comm;
+    cudaStream_t stream;   /* that of the collectives, highest priority */
+    cudaEvent_t behind;    /* what a collective begins behind on the device's stream */
+    int64_t ended_ns;      /* when the last one was seen to be done */
+    pthread_mutex_t calls; /* one thread inside NCCL at a time */
+    pthread_mutex_t lock;  /* of what follows */
+    pthread_cond_t changed;
+    ncclUniqueId id;
+    bool started, abandoned; /* the thread of the start came back; nobody waits for it */
+    ncclResult_t start;
+    bool aborting, aborted;
+} nccl;
+
+static td_status load_library(library *out)
+{
+    /* It stays loaded: it keeps threads of its own. */
+    void *loaded = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+
+    if (!loaded)
+        return td_fail(TD_LIBRARY_ERROR, "backend nccl cannot be loaded: %s", dlerror());
+#define LOAD(function)                                                                                       \
+    *(void **)&out->function = dlsym(loaded, "nccl" #function);                                              \
+    if (!out->function)                                                                                      \
+        return td_fail(TD_LIBRARY_ERROR, "libnccl.so.2 has no nccl" #function);
+    EACH_FUNCTION(LOAD)
+    return TD_OK;
+}
+
+static const char *explain(const nccl *n, ncclResult_t result, char text[256])
+{
+    const char *last = n->nc.GetLastError(NULL);
+
+    snprintf(text, 256, "NCCL says %s%s%.180s", n->nc.GetErrorString(result), last && *last ? ": " : "",
+             last ? last : "");
+    return text;
+}
+
+td_status td_comm_nccl_device(td_device *dev, char out[TD_MEET_HOST])
+{
+    char bus[32] = "";
+    td_cuda *cuda = td_device_cuda(dev);
+    const td_status status =
+        td_cuda_status(cudaDeviceGetPCIBusId(bus, sizeof bus, cuda->index), "reading the GPU's address");
+
+    snprintf(out, TD_MEET_HOST, "GPU %s", bus);
+    return status;
+}
+
+/* ---- start ---- */
+
+static void nccl_free(nccl *n)
+{
+    pthread_cond_destroy(&n->changed);
+    pthread_mutex_destroy(&n->lock);
+    pthread_mutex_destroy(&n->calls);
+    free(n);
+}
+
+static void *run_start(void *argument)
+{
+    nccl *n = argument;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t comm = NULL;
+    ncclResult_t result = ncclUnhandledCudaError;
+
+    config.blocking = 1;
+    if (cudaSetDevice(n->index) == cudaSuccess)
+        result = n->nc.CommInitRankConfig(&comm, n->ranks, n->id, n->rank, &config);
+    pthread_mutex_lock(&n->lock);
+    n->comm = comm;
+    n->start = result;
+    n->started = true;
+    const bool abandoned = n->abandoned;
+    pthread_cond_broadcast(&n->changed);
+    pthread_mutex_unlock(&n->lock);
+    if (abandoned) {
+        if (comm)
+            (void)n->nc.CommAbort(comm);
+        nccl_free(n);
+    }
+    return NULL;
+}
+
+/** Rank 0's number for all, and the start with it. */
+static td_status start_nccl(td_comm *comm, nccl *n, int64_t deadline_ns)
+{
+    td_status status = TD_OK;
+    pthread_t thread;
+    char text[256];
+    size_t bytes = 0;
+
+    if (n->rank == 0) {
+        const ncclResult_t result = n->nc.GetUniqueId(&n->id);
+
+        if (result != ncclSuccess)
+            return td_fail(TD_LIBRARY_ERROR, "making an id: %s", explain(n, result, text));
+        TD_TRY(td_control_put(comm->control, "nccl", &n->id, sizeof n->id));
+    } else {
+        TD_TRY(td_control_get(comm->control, "nccl", &n->id, sizeof n->id, &bytes, deadline_ns));
+    }
+    TD_TRY(td_thread_start(&thread, run_start, n));
+    pthread_mutex_lock(&n->lock);
+    bool in_time = true;
+    while (!n->started && in_time && !td_control_faulted(comm->control)) {
+        const int64_t soon = td_clock_ns() + 10000000; /* a fault does not signal this condition */
+
+        (void)td_condition_wait(&n->changed, &n->lock, soon);
+        in_time = td_clock_ns() < deadline_ns;
+    }
+    const bool started = n->started;
+    n->abandoned = !started;
+    pthread_mutex_unlock(&n->lock);
+    if (!started) {
+        pthread_detach(thread);
+        return td_control_faulted(comm->control)
+                   ? td_control_status(comm->control, NULL)
+                   : td_fail(TD_LIBRARY_ERROR, "NCCL did not start in time, though all ranks have come");
+    }
+    pthread_join(thread, NULL);
+    if (n->start != ncclSuccess)
+        status = td_fail(TD_LIBRARY_ERROR, "starting NCCL: %s", explain(n, n->start, text));
+cleanup:
+    return status;
+}
+
+static td_status open_backend(td_comm *comm, int64_t deadline_ns)
+{
+    td_status status = TD_OK;
+    nccl *n = calloc(1, sizeof *n);
+    int version = 0, least = 0, greatest = 0;
+
+    if (!n)
+        return td_fail(TD_NO_MEMORY, "no memory for backend nccl");
+    pthread_mutex_init(&n->calls, NULL);
+    pthread_mutex_init(&n->lock, NULL);
+    td_condition_init(&n->changed);
+    n->cuda = td_device_cuda(comm->dev);
+    n->index = n->cuda->index;
+    n->rank = comm->options.rank;
+    n->ranks = comm->options.ranks;
+    TD_TRY(load_library(&n->nc));
+    if (n->nc.GetVersion(&version) == ncclSuccess)
+        snprintf(comm->library, sizeof comm->library, "NCCL %d.%d.%d", version / 10000, version / 100 % 100,
+                 version % 100);
+    TD_TRY(td_cuda_status(td_cuda_enter(n->cuda), "making the GPU current"));
+    status = td_cuda_status(cudaDeviceGetStreamPriorityRange(&least, &greatest), "reading priorities");
+    if (status == TD_OK)
+        status = td_cuda_status(cudaStreamCreateWithPriority(&n->stream, cudaStreamNonBlocking, greatest),
+                                "making a stream");
+    if (status == TD_OK)
+        status =
+            td_cuda_status(cudaEventCreateWithFlags(&n->behind, cudaEventDisableTiming), "making an event");
+    td_cuda_leave(n->cuda);
+    if (status != TD_OK)
+        goto cleanup;
+    TD_TRY(start_nccl(comm, n, deadline_ns));
+    comm->state = n;
+    return TD_OK;
+cleanup:
+    if (n->behind)
+        (void)cudaEventDestroy(n->behind);
+    if (n->stream)
+        (void)cudaStreamDestroy(n->stream);
+    if (!n->abandoned)
+        nccl_free(n);
+    return status;
+}
+
+/* ---- calls ---- */
+
+static ncclDataType_t type_of(int type)
+{
+    static const ncclDataType_t types[] = {[TD_COMM_F64] = ncclFloat64,
+                                           [TD_COMM_F32] = ncclFloat32,
+                                           [TD_COMM_F16] = ncclFloat16,
+                                           [TD_COMM_BF16] = ncclBfloat16,
+                                           [TD_COMM_I64] = ncclInt64};
+
+    return types[type];
+}
+
+/** Among a power of two ranks NCCL's own average, which multiplies by 1 / ranks first, has the bits of the
+ * sum that is multiplied then: the factor is exact, but next to the ends of a type's range, which f16 is
+ * not far from. It spares a pass over the data. */
+static bool averages_itself(const nccl *n, const td_signature *call)
+{
+    return (n->ranks & (n->ranks - 1)) == 0 &&
+           (call->type == TD_COMM_F32 || call->type == TD_COMM_F64 || call->type == TD_COMM_BF16);
+}
+
+static ncclResult_t call_nccl(nccl *n, const td_work *work)
+{
+    const td_signature *call = &work->call;
+    const ncclDataType_t type = type_of(call->type);
+    const size_t count = (size_t)call->count;
+    const ncclRedOp_t op = call->reduction == TD_MAX                                   ? ncclMax
+                           : call->reduction == TD_AVERAGE && averages_itself(n, call) ? ncclAvg
+                                                                                       : ncclSum;
+
+    switch (call->kind) {
+    case TD_CALL_ALL_REDUCE:
+        return n->nc.AllReduce(work->in, work->out, count, type, op, n->comm, n->stream);
+    case TD_CALL_REDUCE_SCATTER:
+        return n->nc.ReduceScatter(work->in, work->out, count, type, op, n->comm, n->stream);
+    case TD_CALL_ALL_GATHER:
+        return n->nc.AllGather(work->in, work->out, count, type, n->comm, n->stream);
+    default:
+        return n->nc.Broadcast(work->in, work->out, count, type, call->root, n->comm, n->stream);
+    }
+}
+
+static cudaError_t scale(nccl *n, const td_work *work)
+{
+    const td_signature *call = &work->call;
+
+    if (call->reduction != TD_AVERAGE || averages_itself(n, call))
+        return cudaSuccess;
+    return call->type == TD_COMM_I64
+               ? td_cuda_divide(n->stream, call->count, n->ranks, work->out)
+               : td_cuda_scale(n->stream, call->count, n->ranks, (td_dtype)call->type, work->out);
+}
+
+/** Queues it behind what the device's stream has now; the GPU is current, and no other thread inside NCCL. */
+static td_status queue_call(nccl *n, td_work *work)
+{
+    td_status status = TD_OK;
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    cudaEvent_t event = work->event;
+    char text[256];
+
+    TD_TRY(td_cuda_status(cudaStreamIsCapturing(n->cuda->stream, &capture), "asking for a capture"));
+    if (capture != cudaStreamCaptureStatusNone) {
+        status = td_fail(TD_UNSUPPORTED, "a collective cannot be captured in a graph");
+        goto cleanup;
+    }
+    if (!event)
+        TD_TRY(td_cuda_status(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event"));
+    work->event = event;
+    TD_TRY(td_cuda_status(cudaEventRecord(n->behind, n->cuda->stream), "recording an event"));
+    TD_TRY(td_cuda_status(cudaStreamWaitEvent(n->stream, n->behind, 0), "waiting for an event"));
+    const ncclResult_t result = call_nccl(n, work);
+    if (result != ncclSuccess) {
+        status = td_fail(TD_LIBRARY_ERROR, "%s", explain(n, result, text));
+        goto cleanup;
+    }
+    TD_TRY(td_cuda_status(scale(n, work), "scaling an average"));
+    TD_TRY(td_cuda_status(cudaEventRecord(event, n->stream), "recording an event"));
+    work->native = true;
+cleanup:
+    return status;
+}
+
+static td_status issue(td_comm *comm, td_work *work)
+{
+    td_status status = TD_OK;
+    nccl *n = comm->state;
+    const int64_t deadline_ns = td_clock_ns() + td_comm_ns(comm->options.seconds);
+    char text[320];
+
+    td_control_publish(comm->control, &work->call);
+    TD_TRY(td_control_await(comm->control, &work->call, deadline_ns));
+    if (work->call.kind > TD_CALL_BROADCAST)
+        TD_TRY(td_comm_finish_control(comm, work, deadline_ns));
+    if (work->call.kind > TD_CALL_BROADCAST || work->call.count == 0) {
+        atomic_store(&work->done, true);
+        goto cleanup;
+    }
+    TD_TRY(td_cuda_status(td_cuda_enter(n->cuda), "making the GPU current"));
+    pthread_mutex_lock(&n->calls);
+    status = td_control_status(comm->control, &work->call); /* or NCCL's communicator may be gone */
+    if (status == TD_OK)
+        status = queue_call(n, work);
+    pthread_mutex_unlock(&n->calls);
+    td_cuda_leave(n->cuda);
+    if (status != TD_OK && status != TD_RANK_FAILED) { /* the others are in it */
+        snprintf(text, sizeof text, "%s", td_last_error());
+        td_control_library_fault(comm->control, &work->call, text);
+        td_fail(status, "%s", text);
+    }
+cleanup:
+    return status;
+}
+
+/** After a fault: until NCCL's kernels have ended, and no longer use the caller's memory. */
+static void wait_abort(nccl *n)
+{
+    const int64_t until = td_clock_ns() + ABORT_MS * INT64_C(1000000);
+
+    pthread_mutex_lock(&n->lock);
+    while (n->aborting && !n->aborted && td_condition_wait(&n->changed, &n->lock, until))
+        ;
+    pthread_mutex_unlock(&n->lock);
+}
+
+/** Whether it is done, as CUDA says; an error of CUDA's is a fault. */
+static td_status query(td_comm *comm, td_work *work, bool *done)
+{
+    nccl *n = comm->state;
+    ncclResult_t result = ncclSuccess;
+    char text[256];
+
+    const cudaError_t code = cudaEventQuery(work->event);
+    *done = code == cudaSuccess;
+    if (code == cudaSuccess || code == cudaErrorNotReady)
+        (void)cudaGetLastError(); /* not ready is kept as one */
+    else
+        return td_control_library_fault(comm->control, &work->call, cudaGetErrorString(code));
+    /* Of other hosts NCCL itself may know more. */
+    if (!*done && pthread_mutex_trylock(&n->calls) == 0) {
+        if (!td_control_faulted(comm->control))
+            (void)n->nc.CommGetAsyncError(n->comm, &result);
+        pthread_mutex_unlock(&n->calls);
+    }
+    if (result != ncclSuccess && result != ncclInProgress)
+        return td_control_library_fault(comm->control, &work->call, explain(n, result, text));
+    return TD_OK;
+}
+
+static td_status wait_for(td_comm *comm, td_work *work)
+{
+    td_status status = TD_OK;
+    nccl *n = comm->state;
+    const int64_t begun_ns = td_clock_ns();
+    bool done = !work->native || atomic_load(&work->done);
+
+    while (!done) {
+        TD_TRY(query(comm, work, &done));
+        if (done)
+            break;
+        TD_TRY(td_control_status(comm->control, &work->call));
+        const int64_t now = td_clock_ns();
+        const int64_t since = work->issued_ns > n->ended_ns ? work->issued_ns : n->ended_ns;
+        if (now - since > td_comm_ns(comm->options.seconds))
+            TD_TRY(td_control_late(comm->control, &work->call));
+        if (now - begun_ns < POLL_NS) {
+            (void)sched_yield();
+        } else {
+            const struct timespec nap = {.tv_nsec = NAP_NS};
+
+            (void)nanosleep(&nap, NULL);
+        }
+    }
+    n->ended_ns = td_clock_ns();
+    status = td_control_status(comm->control, &work->call);
+cleanup:
+    if (status != TD_OK)
+        wait_abort(n);
+    return status;
+}
+
+static td_status queue_wait(td_comm *comm, td_work *work)
+{
+    nccl *n = comm->state;
+    td_status status = td_control_status(comm->control, &work->call);
+
+    if (status != TD_OK || !work->native)
+        return status;
+    status = td_cuda_status(td_cuda_enter(n->cuda), "making the GPU current");
+    if (status == TD_OK)
+        status =
+            td_cuda_status(cudaStreamWaitEvent(n->cuda->stream, work->event, 0), "waiting for a collective");
+    td_cuda_leave(n->cuda);
+    return status;
+}
+
+static td_status test(td_comm *comm, td_work *work)
+{
+    td_status status = TD_OK;
+    bool done = !work->native || td_control_faulted(comm->control);
+
+    if (!done)
+        status = query(comm, work, &done);
+    if (done)
+        atomic_store(&work->done, true);
+    return status;
+}
+
+/* ---- the end ---- */
+
+static void *run_abort(void *argument)
+{
+    nccl *n = argument;
+    struct timespec until;
+
+    (void)cudaSetDevice(n->index);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += LOCK_MS * 1000000L;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    /* A call that holds it for longer is stuck, and the abort is what frees it. */
+    const bool alone = pthread_mutex_timedlock(&n->calls, &until) == 0;
+    (void)n->nc.CommAbort(n->comm);
+    if (alone)
+        pthread_mutex_unlock(&n->calls);
+    pthread_mutex_lock(&n->lock);
+    n->aborted = true;
+    pthread_cond_broadcast(&n->changed);
+    pthread_mutex_unlock(&n->lock);
+    return NULL;
+}
+
+/** All ranks of a host must abort, and do: each hears of the fault. */
+static void fault(td_comm *comm)
+{
+    nccl *n = comm->state;
+    pthread_t thread;
+
+    if (!n)
+        return;
+    pthread_mutex_lock(&n->lock);
+    const bool first = !n->aborting;
+    n->aborting = true;
+    pthread_mutex_unlock(&n->lock);
+    if (first && td_thread_start(&thread, run_abort, n) == TD_OK)
+        pthread_detach(thread);
+}
+
+static void close_backend(td_comm *comm, bool orderly)
+{
+    nccl *n = comm->state;
+    bool gone;
+
+    if (!n)
+        return;
+    /* All ranks have come to the close, so that what was not waited for ends; unless one dies now. */
+    while (orderly && cudaStreamQuery(n->stream) == cudaErrorNotReady) {
+        orderly = !td_control_faulted(comm->control);
+        (void)sched_yield();
+    }
+    gone = orderly;
+    if (orderly) {
+        atomic_store(&comm->ending, true);
+        (void)td_cuda_enter(n->cuda);
+        pthread_mutex_lock(&n->calls);
+        (void)n->nc.CommFinalize(n->comm);
+        (void)n->nc.CommDestroy(n->comm);
+        pthread_mutex_unlock(&n->calls);
+        td_cuda_leave(n->cuda);
+    } else {
+        fault(comm); /* where nothing was met yet, as when a rank was refused */
+        wait_abort(n);
+        pthread_mutex_lock(&n->lock);
+        gone = n->aborted;
+        pthread_mutex_unlock(&n->lock);
+    }
+    comm->state = NULL;
+    if (!gone)
+        return; /* NCCL has not come back: what it uses stays */
+    for (int i = 0; i < TD_WORK_MOST; i++)
+        if (comm->works[i].event)
+            (void)cudaEventDestroy(comm->works[i].event);
+    (void)cudaEventDestroy(n->behind);
+    (void)cudaStreamDestroy(n->stream);
+    nccl_free(n);
+}
+
+const td_comm_backend_table td_comm_backend_nccl = {.open = open_backend,
+                                                    .issue = issue,
+                                                    .wait = wait_for,
+                                                    .queue_wait = queue_wait,
+                                                    .test = test,
+                                                    .fault = fault,
+                                                    .close = close_backend};

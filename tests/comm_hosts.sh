@@ -1,0 +1,112 @@
+#!/usr/bin/env bash
+# Two network namespaces stand in for two hosts: ranks that share no memory and no network but a wire, which
+# meet by a directory, by an address, or by MPI, and of which one dies, sleeps or makes another call.
+#   comm_hosts.sh TEST_COMM TEST_COMM_DRIVER [MPIRUN]
+# Needs root and iproute2; skipped (77) without.
+set -euo pipefail
+
+comm=$1 driver=$2 mpirun=${3:-}
+name=td$$
+work=$(mktemp -d)
+hosts=("$name-a" "$name-b")
+ips=(10.83.7.1 10.83.7.2)
+
+skip() {
+    echo "skipped: $*"
+    exit 77
+}
+die() {
+    echo "error: $*" >&2
+    exit 1
+}
+
+clean() {
+    local host process
+    for host in "${hosts[@]}"; do
+        for process in $(ip netns pids "$host" 2>/dev/null); do
+            kill -KILL "$process" 2>/dev/null || true
+        done
+        ip netns del "$host" 2>/dev/null || true
+    done
+    rm -rf "$work"
+}
+
+[ "$(id -u)" -eq 0 ] || skip "network namespaces need root"
+command -v ip >/dev/null || skip "no iproute2"
+trap clean EXIT
+ip netns add "${hosts[0]}" 2>/dev/null || skip "this system makes no network namespaces"
+ip netns add "${hosts[1]}"
+ip link add "$name-0" type veth peer name "$name-1" 2>/dev/null || skip "this system has no veth"
+for i in 0 1; do
+    ip link set "$name-$i" netns "${hosts[i]}"
+    ip -n "${hosts[i]}" addr add "${ips[i]}/24" dev "$name-$i"
+    ip -n "${hosts[i]}" link set "$name-$i" up
+    ip -n "${hosts[i]}" link set lo up
+done
+
+# on HOST COMMAND...: there, under a name of its own.
+on() {
+    local host=$1
+    shift
+    # shellcheck disable=SC2016 # the inner shell's
+    ip netns exec "${hosts[host]}" unshare --uts sh -c 'hostname "$0" && exec "$@"' "host$host" "$@"
+}
+
+# ranks COUNT COMMAND...: ranks on both hosts in turn; what they say is in work/said.RANK.
+ranks() {
+    local count=$1 rank started=() failed=0 job
+    shift
+    for ((rank = 0; rank < count; rank++)); do
+        (
+            export RANK=$rank WORLD_SIZE=$count TANDEM_RUN=$name TD_RUN=$name TD_SAID=$work
+            on $((rank % 2)) "$@"
+        ) >"$work/said.$rank" 2>&1 &
+        started+=($!)
+    done
+    for job in "${started[@]}"; do
+        wait "$job" || failed=1
+    done
+    return "$failed"
+}
+
+mkdir "$work/directory"
+TANDEM_DIRECTORY=$work/directory ranks 3 "$comm" gloo || die "by a directory: $(cat "$work"/said.*)"
+[ -z "$(ls "$work/directory")" ] || die "the directory holds $(ls "$work/directory")"
+echo "three ranks on two hosts, by a directory: passed"
+TANDEM_ADDRESS=${ips[0]}:29917 ranks 2 "$comm" gloo || die "by an address: $(cat "$work"/said.*)"
+echo "two ranks on two hosts, by an address: passed"
+
+# fault NAME WORDS: three ranks, of which number 1, alone on its host, does something else.
+fault() {
+    local rank
+    rm -f "$work"/rank.*
+    TD_DIRECTORY=$work/directory TD_SECONDS=2 TD_OPEN_SECONDS=20 ranks 3 timeout 7 "$driver" gloo "$1" 1 || true
+    for rank in 0 2; do
+        if [ "$(grep -cE "$2" "$work/rank.$rank")" != 1 ]; then
+            die "$1: rank $rank said '$(cat "$work/rank.$rank")', without '$2'"
+        fi
+    done
+    echo "two hosts, $1: passed"
+}
+peer='rank 1 \(process [0-9]+ on host1\)'
+fault killed "$peer died, its last call was all_reduce #[0-9]+ of 4194304 f32|$peer died"
+fault count "$peer made another call, all_reduce #7 of 1001 f32 .*, where rank 0 made all_reduce #7 of 1000 f32"
+fault sleeps "all_reduce #7 of 1000 f32 .*: $peer is late, its last call was all_reduce #6"
+fault leaves "$peer made another call, close #7"
+
+[ -n "$mpirun" ] || exit 0
+# mpirun reaches a host by this in the place of ssh.
+cat >"$work/agent" <<AGENT
+#!/bin/sh
+shift
+exec ip netns exec ${hosts[1]} unshare --uts sh -c "hostname host1; \$*"
+AGENT
+chmod +x "$work/agent"
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+mpi=("$mpirun" -n 2 -H "${ips[0]}:1,${ips[1]}:1" --bind-to none --mca plm_rsh_agent "$work/agent" --mca btl "self,tcp"
+    --mca btl_tcp_if_include "${ips[0]}/24" --mca oob_tcp_if_include "${ips[0]}/24")
+on 0 timeout 100 "${mpi[@]}" "$comm" mpi >"$work/said" 2>&1 || die "by MPI: $(cat "$work/said")"
+grep -q '\[  PASSED  \]' "$work/said" || die "by MPI: $(cat "$work/said")"
+echo "two ranks on two hosts, by MPI: passed"
+on 0 timeout 100 "${mpi[@]}" "$comm" gloo >"$work/said" 2>&1 || die "Gloo by MPI: $(cat "$work/said")"
+echo "two ranks on two hosts, Gloo's by MPI: passed"
