@@ -26,7 +26,8 @@ add_library(td_instrument INTERFACE)
 if(TANDEM_SANITIZE)
   target_compile_options(td_instrument INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=all
                          -fno-omit-frame-pointer)
-  target_link_options(td_instrument INTERFACE -fsanitize=address,undefined)
+  # AddressSanitizer's dlopen stands between, and then only this older kind of run path is looked at.
+  target_link_options(td_instrument INTERFACE -fsanitize=address,undefined LINKER:--disable-new-dtags)
 endif()
 if(TANDEM_COVERAGE)
   target_compile_options(td_instrument INTERFACE --coverage -fprofile-update=atomic)

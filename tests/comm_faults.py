@@ -92,6 +92,7 @@ class Run:
         self.started = time.monotonic()
         if launcher == "mpirun":
             environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} | more
+            environ["ASAN_OPTIONS"] = "detect_leaks=0"  # Open MPI's own
             mpirun = [options.mpirun, "-n", str(ranks), "--oversubscribe", "--bind-to", "none"]
             self.children = [self.start([*mpirun, *command], environ, "mpirun")]
             return
