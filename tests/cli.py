@@ -644,6 +644,19 @@ class CliTest(unittest.TestCase):
         for more in (["--dtype", "bf16", "--reduction", "average", "--out-of-place"], ["--dtype", "i64"]):
             self.assertIn(" 0 |", self.succeed("allreduce", "--backend", "gloo", "--bytes", "8,80008", *more))
 
+    def test_mpi_needs_its_launcher(self):
+        environ = os.environ | {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": f"cli-mpi-{os.getpid()}"}
+        command = [tandem, "allreduce", "--backend", "mpi", "--bytes", "4096"]
+        ranks = [
+            subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ | {"RANK": str(rank)})
+            for rank in range(2)
+        ]
+        said = [rank.communicate(timeout=60)[1] for rank in ranks]
+        if "has no MPI" in said[0]:
+            self.skipTest("no MPI")
+        for line in said:
+            self.assertRegex(line, r"MPI says that this is rank 0 of 1: was it started by mpirun or srun")
+
     def test_launchers_are_understood(self):
         refusals = [
             ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK is 'x', needs a whole number"),
@@ -680,6 +693,12 @@ class CliTest(unittest.TestCase):
             self.assertEqual(self.with_launcher(**variables).returncode, 0)
 
     def test_ranks_from_a_loop(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.two_ranks("--timeout", "20", "--open-timeout", "20")
+            self.two_ranks("--directory", folder, "--run", "named")
+            self.assertEqual(os.listdir(folder), [])
+
+    def two_ranks(self, *more):
         environ = os.environ | {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": f"cli-{os.getpid()}"}
         command = [
             tandem,
@@ -692,6 +711,7 @@ class CliTest(unittest.TestCase):
             "3",
             "--json",
             "-",
+            *more,
         ]
         ranks = [
             subprocess.Popen(

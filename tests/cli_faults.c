@@ -309,6 +309,43 @@ static void every_fault_comes_back_as_a_status(void **state)
     td_fault_each(&loop, &c);
 }
 
+/* ---- a GPU for each rank ---- */
+
+/* A machine of two. */
+td_status __wrap_td_device_count(td_device_kind kind, int *out);
+td_status __wrap_td_device_count(td_device_kind kind, int *out)
+{
+    (void)kind;
+    *out = 2;
+    return TD_OK;
+}
+
+static void each_rank_needs_a_gpu(void **state)
+{
+    static const struct {
+        const char *rank, *ranks, *local_rank, *local_ranks, *words;
+    } cases[] = {{"0", "4", "0", "4", "rank 0 of 4: 4 ranks on this host, which has 2 GPUs: each needs one"},
+                 {"3", "4", "2", NULL, "rank 3 of 4: 3 ranks on this host, which has 2 GPUs"},
+                 {"1", "4", NULL, "2", "the launcher does not say which rank of its host it is"}};
+    const command c = {"allreduce", td_command_allreduce, {"tandem allreduce", "--device", "cuda"}, false};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *const names[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+        const char *const values[] = {cases[i].rank, cases[i].ranks, cases[i].local_rank,
+                                      cases[i].local_ranks};
+
+        for (int j = 0; j < 4; j++)
+            if (values[j])
+                setenv(names[j], values[j], 1);
+        const td_status status = run_quietly(&c);
+        for (int j = 0; j < 4; j++)
+            unsetenv(names[j]);
+        assert_true(status == TD_UNSUPPORTED || status == TD_BAD_ARGUMENT);
+        assert_non_null(strstr(td_last_error(), cases[i].words));
+    }
+}
+
 /* ---- the limit of memory ---- */
 
 static char root[] = "/tmp/tandem_cli_memory_XXXXXX";
@@ -393,14 +430,15 @@ static void control_groups_lower_the_limit(void **state)
 int main(void)
 {
     enum { COMMANDS = sizeof commands / sizeof *commands };
-    struct CMUnitTest tests[COMMANDS + 1] = {cmocka_unit_test(control_groups_lower_the_limit)};
+    struct CMUnitTest tests[COMMANDS + 2] = {cmocka_unit_test(control_groups_lower_the_limit),
+                                             cmocka_unit_test(each_rank_needs_a_gpu)};
     const int file = mkstemp(json);
 
     if (file < 0)
         return 1;
     close(file);
     for (int i = 0; i < COMMANDS; i++)
-        tests[i + 1] = (struct CMUnitTest){.name = commands[i].name,
+        tests[i + 2] = (struct CMUnitTest){.name = commands[i].name,
                                            .test_func = every_fault_comes_back_as_a_status,
                                            .initial_state = (void *)&commands[i]};
     const int failed = cmocka_run_group_tests_name("faults of the commands", tests, NULL, NULL);

@@ -482,6 +482,10 @@ int main(int argc, char **argv)
     const td_status status = td_comm_close(comm);
     if (status != TD_OK)
         fprintf(stderr, "%s\n", td_last_error());
+    /* It starts once in a process, and a second communicator says so. */
+    if (backend == TD_COMM_MPI && options.ranks > 1 && status == TD_OK &&
+        (td_comm_open(dev, &options, &comm) == TD_OK || !strstr(td_last_error(), "starts once")))
+        return fprintf(stderr, "a second communicator of MPI: %s\n", td_last_error()), 1;
     td_device_close(dev);
     return failed || status != TD_OK;
 }

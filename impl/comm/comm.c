@@ -180,6 +180,8 @@ static td_status start_backend(td_comm *comm, int64_t deadline_ns)
 
     if (status != TD_OK && status != TD_RANK_FAILED) {
         snprintf(text, sizeof text, "%s", td_last_error());
+        if (td_control_verdict(comm->control))
+            return td_control_status(comm->control, NULL);
         td_control_fault(comm->control, NULL, "rank %d: %s", (int)comm->options.rank, text);
         td_fail(status, "rank %d of %d: %s", (int)comm->options.rank, (int)comm->options.ranks, text);
     }

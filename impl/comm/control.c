@@ -232,15 +232,23 @@ td_status td_control_fault(td_control *control, const td_signature *call, const 
     return td_control_status(control, call);
 }
 
-td_status td_control_library_fault(td_control *control, const td_signature *call, const char *text)
+bool td_control_verdict(td_control *control)
 {
     const int64_t until = after_ms(VERDICT_MS);
-    char doing[128];
 
     pthread_mutex_lock(&control->lock);
     while (!td_control_faulted(control) && wait_change(control, until))
         ;
     pthread_mutex_unlock(&control->lock);
+    return td_control_faulted(control);
+}
+
+td_status td_control_library_fault(td_control *control, const td_signature *call, const char *text)
+{
+    char doing[128];
+
+    if (td_control_verdict(control))
+        return td_control_status(control, call);
     td_call_text(call, doing, sizeof doing);
     return td_control_fault(control, call, "rank %d, in %s: %s", control->rank, doing, text);
 }
@@ -840,7 +848,7 @@ td_status td_control_open(const td_control_options *options, td_control **out)
     /* All have come: the door is shut, and its file gone. */
     td_meet_close(&control->meeting);
 cleanup:
-    if (status != TD_OK && control->running && is_hub(control)) {
+    if (status != TD_OK && control->running && is_hub(control) && td_clock_ns() < options->deadline_ns) {
         const struct timespec linger = {.tv_nsec = LINGER_MS * 1000000};
 
         (void)nanosleep(&linger, NULL);

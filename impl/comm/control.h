@@ -54,6 +54,10 @@ td_status td_control_late(td_control *control, const td_signature *call);
 td_status td_control_fault(td_control *control, const td_signature *call, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/** Whether there is a fault, or will be in half a second: what goes wrong here may come of one that another
+ * rank is about to tell. */
+bool td_control_verdict(td_control *control);
+
 /** The same for what may come of a fault that another rank is about to tell, as a connection of the library's
  * that breaks: waits half a second for that. */
 td_status td_control_library_fault(td_control *control, const td_signature *call, const char *text);

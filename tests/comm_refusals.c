@@ -1,0 +1,610 @@
+/* What comm refuses, and how it comes back where the system refuses it something. Two ranks are two threads
+ * of this process here: they meet over real sockets. */
+#include "comm/backend.h"
+#include "comm/comm.h"
+#include "comm/control.h"
+#include "support/compare.h"
+#include "support/fault.h"
+
+#include "base/clock.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* ---- doubles: each counts, and fails where it is told to ---- */
+
+#define DOUBLE(type, name, parameters, arguments, failed)                                                    \
+    type __real_##name parameters;                                                                           \
+    type __wrap_##name parameters;                                                                           \
+    type __wrap_##name parameters                                                                            \
+    {                                                                                                        \
+        if (strcmp(refused, #name) == 0 && ++refusals == refuse_at)                                          \
+            return errno = ENOSPC, failed;                                                                   \
+        return __real_##name arguments;                                                                      \
+    }
+static const char *refused = "";
+static int refusals, refuse_at;
+
+DOUBLE(void *, calloc, (size_t count, size_t size), (count, size), NULL)
+DOUBLE(int, memfd_create, (const char *name, unsigned flags), (name, flags), -1)
+DOUBLE(int, eventfd, (unsigned count, int flags), (count, flags), -1)
+DOUBLE(int, fsync, (int file), (file), -1)
+DOUBLE(int, socket, (int domain, int type, int protocol), (domain, type, protocol), -1)
+DOUBLE(int, listen, (int listener, int backlog), (listener, backlog), -1)
+DOUBLE(int, pthread_create,
+       (pthread_t * out, const pthread_attr_t *attributes, void *(*run)(void *), void *argument),
+       (out, attributes, run, argument), EAGAIN)
+
+DOUBLE(void *, dlopen, (const char *name, int flags), (name, flags), NULL)
+DOUBLE(void *, dlsym, (void *library, const char *name), (library, name), NULL)
+
+static void refuse(const char *name, int nth)
+{
+    refused = name;
+    refusals = 0;
+    refuse_at = nth;
+}
+
+/* ---- a pair of ranks ---- */
+
+typedef struct rank {
+    td_control_options options;
+    td_control *control;
+    td_status status;
+    char error[512];
+    pthread_t thread;
+} rank;
+
+static void *open_control(void *argument)
+{
+    rank *r = argument;
+
+    r->status = td_control_open(&r->options, &r->control);
+    snprintf(r->error, sizeof r->error, "%s", r->status == TD_OK ? "" : td_last_error());
+    return NULL;
+}
+
+static int64_t in_seconds(double seconds)
+{
+    return td_clock_ns() + (int64_t)(seconds * 1e9);
+}
+
+static char run_name[32];
+
+static void prepare(rank pair[2])
+{
+    static int number;
+
+    snprintf(run_name, sizeof run_name, "refusals-%ld-%d", (long)getpid(), number++);
+    for (int i = 0; i < 2; i++)
+        pair[i] = (rank){.options = {.rank = i,
+                                     .ranks = 2,
+                                     .run = run_name,
+                                     .device = "",
+                                     .place = {.run = run_name},
+                                     .deadline_ns = in_seconds(5)}};
+}
+
+static void open_pair(rank pair[2])
+{
+    int (*start)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = __real_pthread_create;
+
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(start(&pair[i].thread, NULL, open_control, &pair[i]), 0);
+    for (int i = 0; i < 2; i++)
+        pthread_join(pair[i].thread, NULL);
+}
+
+static void close_pair(rank pair[2])
+{
+    td_control_close(pair[1].control);
+    td_control_close(pair[0].control);
+}
+
+static void assert_says(const rank *r, const char *words)
+{
+    if (r->status != TD_RANK_FAILED || !strstr(r->error, words))
+        fail_msg("rank %d: status %d, '%s', without '%s'", r->options.rank, (int)r->status, r->error, words);
+}
+
+static const td_signature first = {
+    .number = 1, .count = 10, .kind = TD_CALL_ALL_GATHER, .type = TD_COMM_BF16};
+
+/* By a page of memory, and where there is none. */
+static void calls_are_compared(void **state)
+{
+    for (int shared = 0; shared < 2; shared++) {
+        td_signature other = first;
+        rank pair[2];
+
+        (void)state;
+        prepare(pair);
+        refuse(shared ? "" : "memfd_create", 1);
+        open_pair(pair);
+        refuse("", 0);
+        assert_int_equal(pair[0].status + pair[1].status, TD_OK);
+        assert_int_equal(td_control_hosts(pair[1].control), 1);
+        for (int i = 0; i < 2; i++)
+            td_control_publish(pair[i].control, &first);
+        for (int i = 0; i < 2; i++)
+            td_assert_ok(td_control_await(pair[i].control, &first, in_seconds(5)));
+        other.number = 2;
+        td_control_publish(pair[0].control, &other);
+        other.count = 11;
+        td_control_publish(pair[1].control, &other);
+        for (int i = 0; i < 2; i++)
+            td_assert_refused(
+                td_control_await(pair[i].control, &other, in_seconds(5)), TD_RANK_FAILED,
+                "made another call, all_gather #2 of 11 bf16, where rank 0 made all_gather #2 of 10");
+        close_pair(pair);
+    }
+}
+
+static void who_is_late_is_named(void **state)
+{
+    for (int shared = 0; shared < 2; shared++)
+        for (int late = 0; late < 2; late++) {
+            rank pair[2];
+            char words[64];
+
+            (void)state;
+            prepare(pair);
+            refuse(shared ? "" : "memfd_create", 1);
+            open_pair(pair);
+            refuse("", 0);
+            td_control_publish(pair[!late].control, &first);
+            snprintf(words, sizeof words, "rank %d (process %ld on ", late, (long)getpid());
+            td_assert_refused(td_control_await(pair[!late].control, &first, in_seconds(0.1)), TD_RANK_FAILED,
+                              words);
+            td_assert_refused(td_control_status(pair[!late].control, NULL), TD_RANK_FAILED,
+                              "has made no call");
+            close_pair(pair);
+        }
+}
+
+static void a_call_that_does_not_end_is_named_where_all_are_in_it(void **state)
+{
+    rank pair[2];
+
+    (void)state;
+    prepare(pair);
+    open_pair(pair);
+    for (int i = 0; i < 2; i++)
+        td_control_publish(pair[i].control, &first);
+    td_assert_refused(td_control_late(pair[1].control, &first), TD_RANK_FAILED, "though all ranks are in it");
+    close_pair(pair);
+}
+
+static void who_leaves_or_fails_is_named(void **state)
+{
+    rank pair[2];
+
+    for (int leaver = 0; leaver < 2; leaver++) {
+        (void)state;
+        prepare(pair);
+        open_pair(pair);
+        td_control_close(pair[leaver].control);
+        pair[leaver].control = NULL;
+        td_control_publish(pair[!leaver].control, &first);
+        td_assert_refused(td_control_await(pair[!leaver].control, &first, in_seconds(5)), TD_RANK_FAILED,
+                          "left, it has made no call");
+        close_pair(pair);
+    }
+    prepare(pair);
+    open_pair(pair);
+    td_assert_refused(td_control_library_fault(pair[1].control, &first, "the wire is cut"), TD_RANK_FAILED,
+                      "rank 1, in all_gather #1 of 10 bf16: the wire is cut");
+    td_assert_refused(td_control_await(pair[0].control, &first, in_seconds(5)), TD_RANK_FAILED,
+                      "the wire is cut");
+    close_pair(pair);
+}
+
+static void values_go_from_rank_to_rank(void **state)
+{
+    char value[8] = "";
+    size_t bytes = 0;
+    rank pair[2];
+
+    (void)state;
+    prepare(pair);
+    open_pair(pair);
+    td_assert_ok(td_control_put(pair[0].control, "a", "one", 4));
+    td_assert_ok(td_control_put(pair[0].control, "b", "far too long", 13));
+    td_assert_ok(td_control_get(pair[1].control, "a", value, sizeof value, &bytes, in_seconds(5)));
+    assert_string_equal(value, "one");
+    td_assert_refused(td_control_get(pair[1].control, "b", value, sizeof value, &bytes, in_seconds(5)),
+                      TD_LIBRARY_ERROR, "13 bytes");
+    td_assert_refused(td_control_get(pair[1].control, "a", value, sizeof value, &bytes, in_seconds(0.05)),
+                      TD_LIBRARY_ERROR, "in time");
+    td_assert_refused(td_control_put(pair[1].control, "c", value, TD_CONTROL_VALUE + 1), TD_LIBRARY_ERROR,
+                      "32769");
+    td_assert_ok(td_control_put(pair[1].control, "kept to the end", "x", 1));
+    td_control_fault(pair[0].control, NULL, "enough");
+    td_assert_refused(td_control_get(pair[0].control, "d", value, sizeof value, &bytes, in_seconds(5)),
+                      TD_RANK_FAILED, "enough");
+    close_pair(pair);
+}
+
+static void ranks_that_do_not_fit_are_refused(void **state)
+{
+    rank pair[2];
+
+    (void)state;
+    prepare(pair);
+    pair[1].options.backend = 1;
+    open_pair(pair);
+    for (int i = 0; i < 2; i++)
+        assert_says(&pair[i], "rank 1 (process ");
+    for (int i = 0; i < 2; i++)
+        assert_says(&pair[i], "another backend than rank 0");
+
+    prepare(pair);
+    pair[0].options.device = pair[1].options.device = "GPU 0000:0f:00.0";
+    open_pair(pair);
+    for (int i = 0; i < 2; i++)
+        assert_says(&pair[i], "ranks 0 and 1 are both on GPU 0000:0f:00.0, each needs a GPU of its own");
+
+    prepare(pair);
+    pair[1].options.run = "another";
+    pair[0].options.deadline_ns = in_seconds(0.3);
+    open_pair(pair);
+    assert_says(&pair[0], "rank 1 did not come in time");
+    assert_says(&pair[1], "rank 0 of another run, 'refusals-");
+}
+
+/* At rank 0's door: what sends nothing, nonsense, a message before it said who it is, and a crowd. */
+static void strangers_are_turned_away(void **state)
+{
+    const uint32_t messages[][4] = {{0, 0, 0, 0},
+                                    {0x31646e74, 1, 0, 1u << 30},
+                                    {0x31646e74, 1, 1, 4},
+                                    {0x31646e74, 8, 1, 0},
+                                    {0x31646e74, 99, 1, 0}};
+    td_meeting meeting = {.listener = -1};
+    const td_meet_place place = {0};
+    td_meet_place found = {.found = meeting.text};
+    int sockets[16];
+    rank pair[2];
+
+    (void)state;
+    td_assert_ok(td_meet_listen(&place, &meeting));
+    char text[TD_MEET_TEXT];
+    snprintf(text, sizeof text, "%s", meeting.text);
+    found.found = text;
+    for (int i = 0; i < 16; i++) {
+        td_assert_ok(td_meet_connect(&found, in_seconds(5), &sockets[i]));
+        if (i < 5)
+            (void)!write(sockets[i], messages[i], sizeof messages[i]);
+        else if (i < 10)
+            close(sockets[i]);
+    }
+    prepare(pair);
+    pair[0].options.meeting = &meeting;
+    pair[0].options.place = pair[1].options.place = found;
+    open_pair(pair);
+    assert_string_equal(pair[0].error, "");
+    assert_string_equal(pair[1].error, "");
+    close_pair(pair);
+    for (int i = 0; i < 16; i++)
+        if (i < 5 || i >= 10)
+            close(sockets[i]);
+}
+
+/* ---- where the system refuses ---- */
+
+static void what_the_system_refuses_comes_back(void **state)
+{
+    static const struct {
+        const char *name;
+        td_status status;
+    } cases[] = {{"calloc", TD_NO_MEMORY}, {"eventfd", TD_NO_MEMORY}, {"pthread_create", TD_NO_MEMORY},
+                 {"socket", TD_IO_ERROR},  {"listen", TD_IO_ERROR},   {"fsync", TD_IO_ERROR}};
+    char folder[] = "/tmp/tandem-refusals-XXXXXX";
+    td_device *dev = NULL;
+    int runs = 0;
+
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    td_assert_ok(td_device_open("cpu", &dev));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int by_directory = 0; by_directory < 2; by_directory++)
+            for (int nth = 1;; nth++, runs++) {
+                td_comm *comm = (td_comm *)&runs;
+                const td_comm_options options = {.backend = TD_COMM_GLOO,
+                                                 .ranks = 2,
+                                                 .run = "refusals",
+                                                 .directory = by_directory ? folder : NULL,
+                                                 .open_seconds = 0.02};
+
+                refuse(cases[i].name, nth);
+                const td_status status = td_comm_open(dev, &options, &comm);
+                const bool reached = refusals >= nth;
+                refuse("", 0);
+                assert_null(comm);
+                if (td_comm_backend_check(TD_COMM_GLOO) != TD_OK) {
+                    assert_int_equal(status, TD_UNSUPPORTED);
+                    break;
+                }
+                if (!reached) { /* what is left to fail for is that rank 1 is not there */
+                    assert_int_equal(status, TD_RANK_FAILED);
+                    break;
+                }
+                if (status != cases[i].status && status != TD_RANK_FAILED)
+                    fail_msg("%s %d: status %d, %s", cases[i].name, nth, (int)status, td_last_error());
+            }
+    assert_int_equal(rmdir(folder), 0); /* nothing was left in it */
+    td_device_close(dev);
+    assert_true(runs > 10 || td_comm_backend_check(TD_COMM_GLOO) != TD_OK);
+}
+
+/* One rank's library cannot be loaded, and the other hears of it. */
+static td_comm_options pair_options;
+
+static void *open_comm(void *argument)
+{
+    rank *r = argument;
+    td_comm_options options = pair_options;
+    td_device *dev = NULL;
+    td_comm *comm = NULL;
+
+    options.rank = r->options.rank;
+    td_assert_ok(td_device_open("cpu", &dev));
+    r->status = td_comm_open(dev, &options, &comm);
+    snprintf(r->error, sizeof r->error, "%s", r->status == TD_OK ? "" : td_last_error());
+    if (comm)
+        (void)td_comm_close(comm);
+    td_device_close(dev);
+    return NULL;
+}
+
+static void a_library_that_cannot_be_loaded_is_told_to_all(void **state)
+{
+    static const char *const cases[][2] = {{"dlopen", "backend gloo cannot be loaded"},
+                                           {"dlsym", "libtandem_gloo.so is of another build"}};
+
+    (void)state;
+    if (td_comm_backend_check(TD_COMM_GLOO) != TD_OK)
+        skip();
+    for (int i = 0; i < 2; i++) {
+        rank pair[2];
+
+        prepare(pair);
+        pair_options = (td_comm_options){
+            .backend = TD_COMM_GLOO, .ranks = 2, .run = run_name, .open_seconds = 5, .seconds = 5};
+        refuse(cases[i][0], 1);
+        for (int j = 0; j < 2; j++)
+            assert_int_equal(__real_pthread_create(&pair[j].thread, NULL, open_comm, &pair[j]), 0);
+        for (int j = 0; j < 2; j++)
+            pthread_join(pair[j].thread, NULL);
+        refuse("", 0);
+        assert_true((pair[0].status == TD_LIBRARY_ERROR) != (pair[1].status == TD_LIBRARY_ERROR));
+        for (int j = 0; j < 2; j++)
+            if (!strstr(pair[j].error, cases[i][1]))
+                fail_msg("rank %d says '%s'", j, pair[j].error);
+    }
+}
+
+/* ---- arguments ---- */
+
+static void places_that_are_none_are_refused(void **state)
+{
+    static const struct {
+        const char *address, *directory;
+        td_status status;
+        const char *words;
+    } cases[] = {
+        {"nowhere", NULL, TD_BAD_ARGUMENT, "host:port"},
+        {":1", NULL, TD_BAD_ARGUMENT, "host:port"},
+        {"a:", NULL, TD_BAD_ARGUMENT, "host:port"},
+        {"a:123456", NULL, TD_BAD_ARGUMENT, "host:port"},
+        {"a:0", NULL, TD_BAD_ARGUMENT, "1 to 65535"},
+        {"a:x", NULL, TD_BAD_ARGUMENT, "1 to 65535"},
+        {"a:70000", NULL, TD_BAD_ARGUMENT, "1 to 65535"},
+        {"no-such-host.invalid:1", NULL, TD_IO_ERROR, "cannot listen"},
+        {"192.0.2.77:1", NULL, TD_IO_ERROR, "cannot listen"},
+        {NULL, "/no/such/folder", TD_IO_ERROR, "/no/such/folder"},
+    };
+    char *deep = malloc(5000);
+    td_meeting meeting;
+    int connection;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const td_meet_place place = {
+            .address = cases[i].address, .directory = cases[i].directory, .run = "run"};
+
+        td_assert_refused(td_meet_listen(&place, &meeting), cases[i].status, cases[i].words);
+        assert_int_equal(meeting.listener, -1);
+        if (cases[i].status == TD_BAD_ARGUMENT || cases[i].directory)
+            td_assert_refused(td_meet_connect(&place, in_seconds(0.01), &connection), cases[i].status,
+                              cases[i].words);
+        else
+            td_assert_refused(td_meet_connect(&place, in_seconds(0.01), &connection), TD_RANK_FAILED,
+                              "nobody answers");
+    }
+    memset(deep, 'a', 4999);
+    deep[4999] = '\0';
+    td_assert_refused(td_meet_listen(&(td_meet_place){.directory = deep, .run = "run"}, &meeting),
+                      TD_BAD_ARGUMENT, "too long");
+    free(deep);
+    td_assert_refused(td_meet_connect(&(td_meet_place){.found = "nonsense"}, in_seconds(0.01), &connection),
+                      TD_RANK_FAILED, "MPI told");
+    td_assert_ok(td_meet_listen(&(td_meet_place){.address = "127.0.0.1:29931"}, &meeting));
+    td_assert_ok(td_meet_connect(&(td_meet_place){.address = "localhost:29931"}, in_seconds(1), &connection));
+    close(connection);
+    td_meet_close(&meeting);
+}
+
+static void a_directory_with_another_file_is_refused(void **state)
+{
+    char folder[] = "/tmp/tandem-refusals-XXXXXX", path[64];
+    td_meeting meeting;
+    int connection;
+
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/tandem.run", folder);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fputs("something else\n", file);
+    fclose(file);
+    const td_meet_place place = {.directory = folder, .run = "run"};
+    td_assert_refused(td_meet_listen(&place, &meeting), TD_IO_ERROR, "no file of ours");
+    td_assert_refused(td_meet_connect(&place, in_seconds(0.01), &connection), TD_RANK_FAILED, "tandem.run");
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
+}
+
+static void calls_have_words(void **state)
+{
+    static const struct {
+        td_signature call;
+        const char *words;
+    } cases[] = {
+        {{.number = 1, .count = 2, .kind = TD_CALL_ALL_REDUCE, .type = 1}, "all_reduce #1 of 2 f32 (sum)"},
+        {{.number = 3, .count = 2, .kind = TD_CALL_REDUCE_SCATTER, .type = 3, .reduction = 2},
+         "reduce_scatter #3 of 2 bf16 (max)"},
+        {{.number = 4, .count = 2, .kind = TD_CALL_ALL_REDUCE, .type = 9, .reduction = 7},
+         "all_reduce #4 of 2 ? (?)"},
+        {{.number = 5, .count = 6, .kind = TD_CALL_ALL_GATHER, .type = 4}, "all_gather #5 of 6 i64"},
+        {{.number = 5, .count = 6, .kind = TD_CALL_ALL_GATHER, .type = -1}, "all_gather #5 of 6 ?"},
+        {{.number = 6, .count = 6, .kind = TD_CALL_BROADCAST, .root = 3},
+         "broadcast #6 of 6 f64 from rank 3"},
+        {{.number = 6, .count = 6, .kind = TD_CALL_BROADCAST, .type = 5}, "broadcast #6 of 6 ? from rank 0"},
+        {{.number = 7, .kind = TD_CALL_BARRIER}, "barrier #7"},
+        {{.number = 8, .count = 9, .kind = TD_CALL_EXCHANGE}, "exchange #8 of 9 bytes"},
+        {{.number = 9, .kind = TD_CALL_CLOSE}, "close #9"},
+        {{.number = 9, .kind = 77}, "no call #9"},
+    };
+    char text[128];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        td_call_text(&cases[i].call, text, sizeof text);
+        assert_string_equal(text, cases[i].words);
+    }
+}
+
+static void arguments_are_checked(void **state)
+{
+    const td_comm_options one = {.backend = TD_COMM_GLOO, .ranks = 1};
+    float a[8] = {0}, b[8] = {0};
+    td_comm_options o = one;
+    td_device *dev = NULL;
+    td_comm *comm = NULL;
+    td_work *work = (td_work *)a;
+
+    (void)state;
+    td_assert_ok(td_device_open("cpu", &dev));
+#define REFUSED(field, value, words)                                                                         \
+    o = one;                                                                                                 \
+    o.field = value;                                                                                         \
+    td_assert_refused(td_comm_open(dev, &o, &comm), TD_BAD_ARGUMENT, words)
+    REFUSED(ranks, 0, "ranks is 0");
+    REFUSED(ranks, 129, "ranks is 129");
+    REFUSED(rank, -1, "rank is -1");
+    REFUSED(rank, 1, "rank is 1 of 1");
+    REFUSED(local_ranks, 2, "local_ranks is 2");
+    REFUSED(run, "a/b", "run is 'a/b'");
+    REFUSED(run, "", "run is ''");
+    REFUSED(directory, "", "directory is ''");
+    REFUSED(address, "", "address is ''");
+    REFUSED(seconds, -1, "seconds is -1");
+    REFUSED(open_seconds, 1e9, "open_seconds is 1e+09");
+    REFUSED(backend, (td_comm_backend)3, "backend is 3");
+    REFUSED(backend, TD_COMM_NCCL, "needs a CUDA device");
+    o = one;
+    o.directory = o.address = "x:1";
+    td_assert_refused(td_comm_open(dev, &o, &comm), TD_BAD_ARGUMENT, "both told");
+    td_assert_refused(td_comm_open(dev, &one, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_comm_open(NULL, &one, &comm), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_comm_open(dev, NULL, &comm), TD_BAD_ARGUMENT, "options is NULL");
+    if (td_comm_backend_check(TD_COMM_GLOO) != TD_OK) {
+        td_device_close(dev);
+        skip();
+    }
+    td_assert_ok(td_comm_open(dev, &one, &comm));
+    td_assert_refused(td_comm_all_reduce(NULL, a, b, 1, TD_COMM_F32, TD_SUM, &work), TD_BAD_ARGUMENT,
+                      "comm is NULL");
+    assert_null(work);
+    td_assert_refused(td_comm_all_reduce(comm, NULL, b, 1, TD_COMM_F32, TD_SUM, NULL), TD_BAD_ARGUMENT,
+                      "in is NULL");
+    td_assert_refused(td_comm_all_reduce(comm, a, NULL, 1, TD_COMM_F32, TD_SUM, NULL), TD_BAD_ARGUMENT,
+                      "out is NULL");
+    td_assert_refused(td_comm_all_reduce(comm, a, b, -1, TD_COMM_F32, TD_SUM, NULL), TD_BAD_ARGUMENT,
+                      "count is -1");
+    td_assert_refused(td_comm_all_reduce(comm, a, b, 1, (td_comm_type)5, TD_SUM, NULL), TD_BAD_ARGUMENT,
+                      "type is 5");
+    td_assert_refused(td_comm_all_reduce(comm, a, b, 1, TD_COMM_F32, (td_reduction)3, NULL), TD_BAD_ARGUMENT,
+                      "reduction is 3");
+    td_assert_refused(td_comm_all_reduce(comm, a, a + 1, 4, TD_COMM_F32, TD_SUM, NULL), TD_BAD_ARGUMENT,
+                      "overlap");
+    td_assert_refused(td_comm_reduce_scatter(comm, a + 1, a, 4, TD_COMM_F32, TD_SUM, NULL), TD_BAD_ARGUMENT,
+                      "overlap");
+    td_assert_refused(td_comm_reduce_scatter(NULL, a, b, 4, TD_COMM_F32, TD_SUM, &work), TD_BAD_ARGUMENT,
+                      "comm");
+    td_assert_refused(td_comm_all_gather(NULL, a, b, 4, TD_COMM_F32, &work), TD_BAD_ARGUMENT, "comm");
+    td_assert_refused(td_comm_all_gather(comm, a, b, INT64_MAX, TD_COMM_F32, &work), TD_BAD_ARGUMENT,
+                      "bytes of in");
+    td_assert_refused(td_comm_broadcast(NULL, a, 4, TD_COMM_F32, 0, &work), TD_BAD_ARGUMENT, "comm");
+    td_assert_refused(td_comm_broadcast(comm, NULL, 4, TD_COMM_F32, 0, &work), TD_BAD_ARGUMENT,
+                      "buffer is NULL");
+    td_assert_refused(td_comm_broadcast(comm, a, 4, TD_COMM_F32, 1, NULL), TD_BAD_ARGUMENT, "root is 1 of 1");
+    td_assert_refused(td_comm_broadcast(comm, a, 4, TD_COMM_F32, -1, NULL), TD_BAD_ARGUMENT, "root is -1");
+    td_assert_refused(td_comm_barrier(NULL), TD_BAD_ARGUMENT, "comm is NULL");
+    td_assert_refused(td_comm_exchange(NULL, a, 4, b), TD_BAD_ARGUMENT, "comm is NULL");
+    td_assert_refused(td_comm_exchange(comm, NULL, 4, b), TD_BAD_ARGUMENT, "mine is NULL");
+    td_assert_refused(td_comm_exchange(comm, a, 4, NULL), TD_BAD_ARGUMENT, "all is NULL");
+    td_assert_refused(td_comm_exchange(comm, a, 0, b), TD_BAD_ARGUMENT, "bytes is 0");
+    td_assert_refused(td_comm_exchange(comm, a, 32769, b), TD_BAD_ARGUMENT, "bytes is 32769");
+    td_assert_refused(td_work_wait(NULL), TD_BAD_ARGUMENT, "work is NULL");
+    td_assert_refused(td_work_queue_wait(NULL), TD_BAD_ARGUMENT, "work is NULL");
+    td_assert_refused(td_work_test(NULL, NULL), TD_BAD_ARGUMENT, "work is NULL");
+    td_assert_refused(td_comm_describe(NULL, NULL), TD_BAD_ARGUMENT, "comm is NULL");
+    td_assert_refused(td_comm_describe(comm, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_comm_peer(comm, 1, NULL, NULL), TD_BAD_ARGUMENT, "rank is 1 of 1");
+    td_assert_refused(td_comm_peer(comm, 0, NULL, NULL), TD_BAD_ARGUMENT, "host is NULL");
+    td_assert_refused(td_comm_abort(comm, NULL), TD_BAD_ARGUMENT, "reason is NULL");
+    td_assert_refused(td_comm_check(NULL), TD_BAD_ARGUMENT, "comm is NULL");
+    td_assert_ok(td_comm_all_reduce(comm, a, b, 8, TD_COMM_F32, TD_SUM, &work));
+    td_assert_refused(td_work_test(work, NULL), TD_BAD_ARGUMENT, "done is NULL");
+    td_assert_ok(td_work_wait(work));
+    td_assert_ok(td_comm_abort(comm, "first"));
+    td_assert_ok(td_comm_abort(comm, "second"));
+    td_assert_refused(td_comm_barrier(comm), TD_RANK_FAILED, "first");
+    td_assert_refused(td_comm_close(comm), TD_RANK_FAILED, "first");
+    td_device_close(dev);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(arguments_are_checked),
+        cmocka_unit_test(calls_have_words),
+        cmocka_unit_test(places_that_are_none_are_refused),
+        cmocka_unit_test(a_directory_with_another_file_is_refused),
+        cmocka_unit_test(calls_are_compared),
+        cmocka_unit_test(who_is_late_is_named),
+        cmocka_unit_test(a_call_that_does_not_end_is_named_where_all_are_in_it),
+        cmocka_unit_test(who_leaves_or_fails_is_named),
+        cmocka_unit_test(values_go_from_rank_to_rank),
+        cmocka_unit_test(ranks_that_do_not_fit_are_refused),
+        cmocka_unit_test(strangers_are_turned_away),
+        cmocka_unit_test(what_the_system_refuses_comes_back),
+        cmocka_unit_test(a_library_that_cannot_be_loaded_is_told_to_all),
+    };
+
+    return cmocka_run_group_tests_name("comm's refusals", tests, NULL, NULL);
+}
