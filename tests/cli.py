@@ -12,6 +12,7 @@ import pty
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -696,6 +697,9 @@ class CliTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             self.two_ranks("--timeout", "20", "--open-timeout", "20")
             self.two_ranks("--directory", folder, "--run", "named")
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                address = f"127.0.0.1:{free.getsockname()[1]}"
+            self.two_ranks("--address", address)
             self.assertEqual(os.listdir(folder), [])
 
     def two_ranks(self, *more):

@@ -371,27 +371,34 @@ static void *open_comm(void *argument)
 
 static void a_library_that_cannot_be_loaded_is_told_to_all(void **state)
 {
-    static const char *const cases[][2] = {{"dlopen", "backend gloo cannot be loaded"},
-                                           {"dlsym", "libtandem_gloo.so is of another build"}};
+    /* The first two threads are those of the connections. */
+    static const struct {
+        const char *name;
+        int nth;
+        td_status status;
+        const char *words;
+    } cases[] = {{"dlopen", 1, TD_LIBRARY_ERROR, "backend gloo cannot be loaded"},
+                 {"dlsym", 1, TD_LIBRARY_ERROR, "libtandem_gloo.so is of another build"},
+                 {"pthread_create", 3, TD_NO_MEMORY, "has no thread"}};
 
     (void)state;
     if (td_comm_backend_check(TD_COMM_GLOO) != TD_OK)
         skip();
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         rank pair[2];
 
         prepare(pair);
         pair_options = (td_comm_options){
             .backend = TD_COMM_GLOO, .ranks = 2, .run = run_name, .open_seconds = 5, .seconds = 5};
-        refuse(cases[i][0], 1);
+        refuse(cases[i].name, cases[i].nth);
         for (int j = 0; j < 2; j++)
             assert_int_equal(__real_pthread_create(&pair[j].thread, NULL, open_comm, &pair[j]), 0);
         for (int j = 0; j < 2; j++)
             pthread_join(pair[j].thread, NULL);
         refuse("", 0);
-        assert_true((pair[0].status == TD_LIBRARY_ERROR) != (pair[1].status == TD_LIBRARY_ERROR));
+        assert_true((pair[0].status == cases[i].status) != (pair[1].status == cases[i].status));
         for (int j = 0; j < 2; j++)
-            if (!strstr(pair[j].error, cases[i][1]))
+            if (!strstr(pair[j].error, cases[i].words))
                 fail_msg("rank %d says '%s'", j, pair[j].error);
     }
 }
