@@ -642,7 +642,12 @@ class CliTest(unittest.TestCase):
         (rows,) = tables(result.stdout)
         self.assertEqual((rows[0]["bytes"], rows[0]["count"], rows[0]["#wrong"]), ("4,096", "1,024", "0"))
         self.assertEqual(rows[0]["busbw (GB/s)"], "0.00")
-        for more in (["--dtype", "bf16", "--reduction", "average", "--out-of-place"], ["--dtype", "i64"]):
+        for more in (
+            ["--dtype", "bf16", "--reduction", "average", "--out-of-place"],
+            ["--dtype", "i64", "--iters", "70"],  # more than are on their way at once
+            ["--dtype", "i64", "--reduction", "average"],
+            ["--dtype", "f64", "--reduction", "average"],
+        ):
             self.assertIn(" 0 |", self.succeed("allreduce", "--backend", "gloo", "--bytes", "8,80008", *more))
 
     def test_mpi_needs_its_launcher(self):

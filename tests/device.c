@@ -101,6 +101,23 @@ static void a_build_without_cuda_says_so(void **state)
     td_assert_refused(td_device_open("cuda:3", &dev), TD_UNSUPPORTED, "no CUDA");
 }
 
+static void devices_are_counted(void **state)
+{
+    int count = -1;
+
+    (void)state;
+    td_assert_ok(td_device_count(TD_DEVICE_CPU, &count));
+    assert_int_equal(count, 1);
+    count = -1;
+    const td_status status = td_device_count(TD_DEVICE_CUDA, &count);
+    if (status == TD_OK)
+        assert_true(count >= 0);
+    else
+        assert_int_equal(count, -1); /* no CUDA in this build, or no driver: nothing is said */
+    td_assert_refused(td_device_count((td_device_kind)7, &count), TD_BAD_ARGUMENT, "kind is 7");
+    td_assert_refused(td_device_count(TD_DEVICE_CPU, NULL), TD_BAD_ARGUMENT, "out is NULL");
+}
+
 static void open_undoes_itself_at_every_allocation(void **state)
 {
     int64_t nth = 0;
@@ -551,6 +568,7 @@ int main(void)
         WITH_CPU(the_cpu_opens_under_its_name),
         cmocka_unit_test(names_that_open_nothing_are_refused),
         cmocka_unit_test(a_build_without_cuda_says_so),
+        cmocka_unit_test(devices_are_counted),
         cmocka_unit_test(open_undoes_itself_at_every_allocation),
         WITH_CPU(blocks_are_aligned_and_counted),
         WITH_CPU(empty_blocks_have_addresses_of_their_own),
