@@ -3,24 +3,12 @@
 #include "base/safetensors_internal.h"
 #include "base/utf8.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-/** Names that are tried for the file beside; others are of writers that run, or were killed. */
-enum { MOST_NAMES = 100 };
 
 struct td_safetensors_writer {
-    int descriptor;
-    char *path, *beside;
-    bool there;  /* the file beside */
-    bool failed; /* a write did */
-    bool committed;
+    td_beside file;
     int64_t missing; /* bytes of data */
 };
 
@@ -225,51 +213,6 @@ cleanup:
 
 /* ---- the file ---- */
 
-static td_status write_all(td_safetensors_writer *writer, const char *data, size_t bytes)
-{
-    const int error = td_file_write(writer->descriptor, data, bytes);
-
-    writer->failed |= error != 0;
-    return error != 0 ? td_file_error("write", writer->beside, error) : TD_OK;
-}
-
-/** What stands at `path` may be replaced: nothing, or a regular file. */
-static td_status check_target(const char *path)
-{
-    td_status status = TD_OK;
-    struct stat info;
-
-    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
-        status = td_fail(TD_IO_ERROR, "cannot write '%s': not a regular file", path);
-    return status;
-}
-
-/** open() and O_EXCL, because mkstemp's files are for their owner alone and the umask cannot be asked for. */
-static td_status open_beside(td_safetensors_writer *writer)
-{
-    const size_t room = strlen(writer->path) + 64;
-    td_status status = TD_OK;
-
-    writer->beside = malloc(room);
-    if (!writer->beside) {
-        status = td_fail(TD_NO_MEMORY, "no memory for a file's name");
-        goto cleanup;
-    }
-    for (int i = 0; i < MOST_NAMES && writer->descriptor < 0; i++) {
-        snprintf(writer->beside, room, "%s.%ld-%d.partial", writer->path, (long)getpid(), i);
-        writer->descriptor = open(writer->beside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (writer->descriptor < 0 && errno != EEXIST)
-            break;
-    }
-    if (writer->descriptor < 0) {
-        status = td_file_error("make", writer->beside, errno);
-        goto cleanup;
-    }
-    writer->there = true;
-cleanup:
-    return status;
-}
-
 td_status td_safetensors_writer_create(const char *path, int64_t count, const td_stored *tensors,
                                        int64_t metadata_count, const td_stored_text *metadata,
                                        td_safetensors_writer **out)
@@ -287,18 +230,14 @@ td_status td_safetensors_writer_create(const char *path, int64_t count, const td
              "metadata_count is %" PRId64 ", needs 0 to 2^31 - 1", metadata_count);
     TD_CHECK(metadata || metadata_count == 0, "metadata is NULL, metadata_count is %" PRId64, metadata_count);
     writer = calloc(1, sizeof *writer);
-    if (writer) {
-        writer->descriptor = -1;
-        writer->path = strdup(path);
-    }
-    if (!writer || !writer->path) {
-        status = td_fail(TD_NO_MEMORY, "no memory for a file's name");
+    if (!writer) {
+        status = td_fail(TD_NO_MEMORY, "no memory for a writer of '%s'", path);
         goto cleanup;
     }
+    writer->file.descriptor = -1;
     TD_TRY(make_head(path, count, tensors, metadata_count, metadata, &head, &writer->missing));
-    TD_TRY(check_target(path));
-    TD_TRY(open_beside(writer));
-    TD_TRY(write_all(writer, head.at, head.length));
+    TD_TRY(td_beside_open(&writer->file, path));
+    TD_TRY(td_beside_write(&writer->file, head.at, head.length));
 
     *out = writer; /* whole: the caller owns it from here */
     writer = NULL;
@@ -315,26 +254,12 @@ td_status td_safetensors_write(td_safetensors_writer *writer, const void *data, 
     TD_CHECK(writer, "writer is NULL");
     TD_CHECK(data || bytes == 0, "data is NULL, bytes is %" PRId64, bytes);
     TD_CHECK(bytes >= 0 && bytes <= writer->missing,
-             "bytes is %" PRId64 ", but of '%s' %" PRId64 " are missing", bytes, writer->path,
+             "bytes is %" PRId64 ", but of '%s' %" PRId64 " are missing", bytes, writer->file.path,
              writer->missing);
-    TD_TRY(write_all(writer, data, (size_t)bytes));
+    TD_TRY(td_beside_write(&writer->file, data, (size_t)bytes));
     writer->missing -= bytes;
 cleanup:
     return status;
-}
-
-/** The new name is to be on the disk, too. Not every file system can say so, and the file is in its place. */
-static void settle_folder(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    char *folder = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
-    const int descriptor = folder ? open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-
-    if (descriptor >= 0) {
-        (void)fsync(descriptor);
-        close(descriptor);
-    }
-    free(folder);
 }
 
 td_status td_safetensors_commit(td_safetensors_writer *writer)
@@ -342,34 +267,12 @@ td_status td_safetensors_commit(td_safetensors_writer *writer)
     td_status status = TD_OK;
 
     TD_CHECK(writer, "writer is NULL");
-    if (writer->committed || writer->failed || writer->missing > 0) {
-        status = writer->committed ? td_fail(TD_BAD_STATE, "'%s' is committed already", writer->path)
-                 : writer->failed  ? td_fail(TD_BAD_STATE, "a write of '%s' failed", writer->path)
-                                   : td_fail(TD_BAD_STATE, "of '%s' %" PRId64 " bytes are missing",
-                                             writer->path, writer->missing);
+    if (!writer->file.committed && !writer->file.failed && writer->missing > 0) {
+        status = td_fail(TD_BAD_STATE, "of '%s' %" PRId64 " bytes are missing", writer->file.path,
+                         writer->missing);
         goto cleanup;
     }
-    const int closing = writer->descriptor;
-    bool done = fsync(closing) == 0;
-    int error = errno;
-    writer->descriptor = -1;
-    writer->failed = true; /* unless all of it succeeds */
-    if (close(closing) != 0 && done) {
-        done = false;
-        error = errno;
-    }
-    if (!done) {
-        status = td_file_error("write", writer->beside, error);
-        goto cleanup;
-    }
-    TD_TRY(check_target(writer->path)); /* which may have changed */
-    if (rename(writer->beside, writer->path) != 0) {
-        status = td_file_error("replace", writer->path, errno);
-        goto cleanup;
-    }
-    writer->there = writer->failed = false;
-    writer->committed = true;
-    settle_folder(writer->path);
+    TD_TRY(td_beside_commit(&writer->file));
 cleanup:
     return status;
 }
@@ -378,11 +281,6 @@ void td_safetensors_writer_destroy(td_safetensors_writer *writer)
 {
     if (!writer)
         return;
-    if (writer->descriptor >= 0)
-        close(writer->descriptor);
-    if (writer->there)
-        unlink(writer->beside);
-    free(writer->beside);
-    free(writer->path);
+    td_beside_close(&writer->file);
     free(writer);
 }
