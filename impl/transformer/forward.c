@@ -259,8 +259,10 @@ td_status td_transformer_loss(td_transformer *model, const int64_t *targets, flo
                                      .dtype = model->plan.dtype};
     on_device = td_tensor_at(model, TD_T_LOSS, 0);
     lse = td_tensor_at(model, TD_T_LSE, 0);
+    TD_TRY(td_work_live(model));
     TD_TRY(td_cross_entropy_forward(model->dev, &shape, td_tensor_at(model, TD_T_LOGITS, 0), targets,
                                     on_device, lse, td_tensor_at(model, TD_T_WORK, 0)));
+    TD_TRY(td_work_dead(model));
     if (model->grads)
         TD_TRY(td_device_copy(model->dev, td_tensor_at(model, TD_T_TARGETS, 0), targets,
                               (size_t)shape.rows * sizeof *targets));

@@ -26,6 +26,27 @@ td_status td_tensor_dead(td_transformer *model, td_tensor tensor, int64_t layer)
                                model->plan.bytes[tensor]);
 }
 
+td_status td_work_live(td_transformer *model)
+{
+    return model->plan.bytes[TD_T_WORK] > 0 ? td_tensor_live(model, TD_T_WORK, 0) : TD_OK;
+}
+
+td_status td_work_dead(td_transformer *model)
+{
+    return model->plan.bytes[TD_T_WORK] > 0 ? td_tensor_dead(model, TD_T_WORK, 0) : TD_OK;
+}
+
+td_status td_whole_live(td_transformer *model)
+{
+    td_status status = TD_OK;
+
+    for (int i = TD_T_COS; i < TD_T_WORK; i++)
+        if (model->plan.bytes[i] > 0)
+            TD_TRY(td_tensor_live(model, (td_tensor)i, 0));
+cleanup:
+    return status;
+}
+
 /** Calls note with each tensor that a layer begins with. */
 static td_status each_of_begin(td_transformer *model, int64_t layer,
                                td_status (*note)(td_transformer *, td_tensor, int64_t))
@@ -82,8 +103,11 @@ static td_status note_step(td_transformer *model, td_step from, td_step to, int6
     /* Of how many layers the step that ends here was the last. */
     const int64_t end =
         from == TD_STEP_ATTN_WEIGHT_GRAD ? td_group_end(model, model->layer) : model->layer + 1;
+    const bool worked = td_step_works(from), works = td_step_works(to);
     td_status status = TD_OK;
 
+    if (worked && !works)
+        TD_TRY(td_work_dead(model));
     for (int i = TD_T_INPUT; i < TD_TENSORS && from != TD_STEP_NONE; i++) {
         td_step first, last;
         if (model->plan.bytes[i] == 0)
@@ -100,6 +124,8 @@ static td_status note_step(td_transformer *model, td_step from, td_step to, int6
         if (first == to)
             TD_TRY(td_tensor_live(model, (td_tensor)i, layer));
     }
+    if (works && !worked)
+        TD_TRY(td_work_live(model));
 cleanup:
     return status;
 }

@@ -8,6 +8,13 @@
  * dead. TD_STEP_NONE: nothing runs. */
 td_status td_step_enter(td_transformer *model, td_step step, int64_t layer);
 
+/** What is there as long as the model: tables, ids and targets, and what single numbers a row come to. */
+td_status td_whole_live(td_transformer *model);
+
+/** The operations' scratch, which attention's may take the place of. */
+td_status td_work_live(td_transformer *model);
+td_status td_work_dead(td_transformer *model);
+
 /** A tensor whose life is not told by its steps alone becomes live or dead. */
 td_status td_tensor_live(td_transformer *model, td_tensor tensor, int64_t layer);
 td_status td_tensor_dead(td_transformer *model, td_tensor tensor, int64_t layer);

@@ -452,13 +452,15 @@ static void place_gradients(td_plan *plan)
     plan->total.gradients = end > plan->total.activations ? end - plan->total.activations : 0;
 }
 
+bool td_step_works(td_step step)
+{
+    return step != TD_STEP_NONE && step != TD_STEP_ROPE && step != TD_STEP_ATTEND && step != TD_STEP_SILU &&
+           step != TD_STEP_SILU_GRAD && step != TD_STEP_ATTEND_GRAD && step != TD_STEP_ROPE_GRAD;
+}
+
 /** The steps that a tensor is needed in, as bits. */
 static uint64_t steps_of(const td_plan *plan, td_tensor tensor)
 {
-    /* Steps whose operations take no work: attention brings its own, and may use this memory meanwhile. */
-    const uint64_t idle = UINT64_C(1) << TD_STEP_ROPE | UINT64_C(1) << TD_STEP_ATTEND |
-                          UINT64_C(1) << TD_STEP_SILU | UINT64_C(1) << TD_STEP_SILU_GRAD |
-                          UINT64_C(1) << TD_STEP_ATTEND_GRAD | UINT64_C(1) << TD_STEP_ROPE_GRAD;
     uint64_t bits = 0;
     td_step first, last;
 
@@ -469,7 +471,10 @@ static uint64_t steps_of(const td_plan *plan, td_tensor tensor)
     if (plan->last > 0 && first <= TD_STEP_FINAL_GRAD && last == TD_STEP_EMBED_GRAD)
         for (int step = TD_STEP_NORM1; step <= TD_STEP_ADD; step++)
             bits |= UINT64_C(1) << step;
-    return tensor == TD_T_WORK ? bits & ~idle : bits;
+    for (int step = first; step <= (int)last && tensor == TD_T_WORK; step++)
+        if (!td_step_works((td_step)step))
+            bits &= ~(UINT64_C(1) << step);
+    return bits;
 }
 
 /** Places what is not kept behind the kept tensors: the largest first, each at the lowest offset where no

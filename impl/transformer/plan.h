@@ -120,6 +120,10 @@ td_status td_plan_check(td_device *dev, const td_plan *plan, int64_t batch, int6
 /** The tensor's name in the memory history, such as "layers.3.attn.q". */
 void td_tensor_name(const td_plan *plan, td_tensor tensor, int64_t layer, char *out, size_t capacity);
 
+/** Whether operations of that step take work from the model's scratch. Attention brings its own, which may
+ * stand in the same place. */
+bool td_step_works(td_step step);
+
 /** Where the layer's instance of a tensor begins in the arena. Inputs of checkpoints but the last stand at
  * its begin, one after the other. */
 size_t td_tensor_offset(const td_plan *plan, td_tensor tensor, int64_t layer);

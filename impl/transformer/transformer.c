@@ -1,4 +1,4 @@
-#include "transformer/model.h"
+#include "transformer/history.h"
 
 #include "base/check.h"
 
@@ -77,6 +77,7 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
         model->grads_lost = true;
     }
     td_parameters_fill(model);
+    TD_TRY(td_whole_live(model));
     TD_TRY(td_rope_table(dev, planned->context, planned->size.d_model / planned->size.heads,
                          planned->rope_theta, td_tensor_at(model, TD_T_COS, 0),
                          td_tensor_at(model, TD_T_SIN, 0)));
