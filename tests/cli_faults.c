@@ -6,7 +6,7 @@
 #include "base/rng.h"
 #include "bench/bench.h"
 #include "cli/commands.h"
-#include "cli/memory.h"
+#include "cli/limit.h"
 #include "comm/comm.h"
 #include "precision/precision.h"
 #include "support/fault.h"

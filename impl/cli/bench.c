@@ -1,27 +1,18 @@
 #include "bench/bench.h"
 
-#include "accounting/accounting.h"
 #include "base/check.h"
 #include "cli/commands.h"
+#include "cli/model.h"
 #include "cli/options.h"
 #include "cli/output.h"
-#include "flash/flash.h"
 
 #include <stdio.h>
 #include <string.h>
 
 enum {
-    KEY_SIZE = TD_OPTION_KEY,
-    KEY_D_MODEL,
-    KEY_D_FF,
-    KEY_LAYERS,
-    KEY_HEADS,
-    KEY_VOCAB,
-    KEY_BATCH,
+    KEY_BATCH = TD_OPTION_KEY,
     KEY_CONTEXT,
     KEY_MODE,
-    KEY_DTYPE,
-    KEY_ATTENTION,
     KEY_WARMUP,
     KEY_STEPS,
     KEY_SEED,
@@ -36,17 +27,6 @@ enum {
 };
 
 static const struct argp_option options[] = {
-    {0, 0, 0, 0, "The model:", 1},
-    {"size", KEY_SIZE, "NAME", 0, "small (the default), medium, large, xl, 2.7B or 10B", 1},
-    {"d-model", KEY_D_MODEL, "N", 0, "width, in place of the size's own", 1},
-    {"d-ff", KEY_D_FF, "N", 0, "width of the feed-forward", 1},
-    {"layers", KEY_LAYERS, "N", 0, "number of blocks", 1},
-    {"heads", KEY_HEADS, "N", 0, "heads of attention; they divide d-model", 1},
-    {"vocab", KEY_VOCAB, "N", 0, "vocabulary", 1},
-    {"dtype", KEY_DTYPE, "NAME", 0,
-     "f32 (the default), bf16, or bf16_mixed for f32 weights beside bf16 products; on cuda also tf32 and f16",
-     1},
-    {"attention", KEY_ATTENTION, "NAME", 0, "flash (the default) or naive", 1},
     {0, 0, 0, 0, "The measurement:", 2},
     {"batch", KEY_BATCH, "N", 0, "sequences a step (4)", 2},
     {"context", KEY_CONTEXT, "N", 0, "tokens a sequence (128)", 2},
@@ -82,46 +62,10 @@ static const struct argp_option options[] = {
 typedef struct arguments {
     td_common common;
     td_bench_config config;
-    const char *size; /* NULL once an extent differs from the size's own */
-    const char *size_option;
+    td_model_options model; /* of config.model */
     bool queued, update_given, gradients_given;
-    double peak_tflops;    /* 0: not given */
-    td_model_size extents; /* as options gave them; 0: the size's own */
+    double peak_tflops; /* 0: not given */
 } arguments;
-
-static void take_size(const struct argp_state *state, arguments *args)
-{
-    const td_model_size *given = &args->extents;
-    td_model_size *size = &args->config.model.size;
-
-    if (td_model_size_find(args->size_option, size) != TD_OK)
-        argp_error(state, "--size: %s", td_last_error());
-    const td_model_size named = *size;
-    size->d_model = given->d_model > 0 ? given->d_model : named.d_model;
-    size->d_ff = given->d_ff > 0 ? given->d_ff : named.d_ff;
-    size->layers = given->layers > 0 ? given->layers : named.layers;
-    size->heads = given->heads > 0 ? given->heads : named.heads;
-    size->vocab = given->vocab > 0 ? given->vocab : named.vocab;
-    args->size = memcmp(size, &named, sizeof named) == 0 ? args->size_option : NULL;
-    if (size->d_model % size->heads != 0)
-        argp_error(state, "--heads: '%" PRId64 "' needs to divide --d-model, which is %" PRId64, size->heads,
-                   size->d_model);
-}
-
-static void take_dtype(const struct argp_state *state, const char *text, arguments *args)
-{
-    if (td_precision_parse(text, &args->config.model.precision) != TD_OK)
-        argp_error(state, "--dtype: '%s' needs to be f32, tf32, bf16, f16 or bf16_mixed", text);
-}
-
-/** Whether it is the first of two names. */
-static bool one_of(const struct argp_state *state, const char *option, const char *text, const char *first,
-                   const char *second)
-{
-    if (strcmp(text, first) != 0 && strcmp(text, second) != 0)
-        argp_error(state, "--%s: '%s' needs to be %s or %s", option, text, first, second);
-    return strcmp(text, first) == 0;
-}
 
 /** Updates come along the backward pass unless something says otherwise. */
 static void take_update(const struct argp_state *state, arguments *args)
@@ -141,11 +85,7 @@ static void take_memory(const struct argp_state *state, arguments *args)
     td_transformer_config *model = &args->config.model;
     const int64_t micro_batches = args->config.micro_batches;
 
-    if (model->checkpoint_layers > 0 && model->keep != TD_KEEP_INPUTS)
-        argp_error(state, "--checkpoint-layers: '%" PRId64 "' needs --keep inputs", model->checkpoint_layers);
-    if (model->checkpoint_layers > model->size.layers)
-        argp_error(state, "--checkpoint-layers: '%" PRId64 "' needs at most the model's %" PRId64 " layers",
-                   model->checkpoint_layers, model->size.layers);
+    td_option_check_layers(state, model);
     if (micro_batches > 1 && !args->config.whole)
         argp_error(state, "--micro-batches: '%" PRId64 "' needs --timed whole", micro_batches);
     if (micro_batches > 1 && args->gradients_given && model->transient_gradients)
@@ -162,25 +102,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
     switch (key) {
     case ARGP_KEY_INIT:
-        state->child_inputs[0] = &args->common;
-        return 0;
-    case KEY_SIZE:
-        args->size_option = arg;
-        return 0;
-    case KEY_D_MODEL:
-        args->extents.d_model = td_option_integer(state, "d-model", arg, 1, INT32_MAX);
-        return 0;
-    case KEY_D_FF:
-        args->extents.d_ff = td_option_integer(state, "d-ff", arg, 1, INT32_MAX);
-        return 0;
-    case KEY_LAYERS:
-        args->extents.layers = td_option_integer(state, "layers", arg, 1, INT32_MAX);
-        return 0;
-    case KEY_HEADS:
-        args->extents.heads = td_option_integer(state, "heads", arg, 1, INT32_MAX);
-        return 0;
-    case KEY_VOCAB:
-        args->extents.vocab = td_option_integer(state, "vocab", arg, 1, INT32_MAX);
+        state->child_inputs[0] = &args->model;
+        state->child_inputs[1] = &args->common;
         return 0;
     case KEY_BATCH:
         model->batch = td_option_integer(state, "batch", arg, 1, INT32_MAX);
@@ -192,14 +115,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         if (td_bench_mode_parse(arg, &args->config.mode) != TD_OK)
             argp_error(state, "--mode: %s", td_last_error());
         return 0;
-    case KEY_DTYPE:
-        take_dtype(state, arg, args);
-        return 0;
     case KEY_TIMED:
-        args->config.whole = one_of(state, "timed", arg, "whole", "phases");
+        args->config.whole = td_option_either(state, "timed", arg, "whole", "phases");
         return 0;
     case KEY_UPDATE:
-        args->config.overlap = one_of(state, "update", arg, "along", "after");
+        args->config.overlap = td_option_either(state, "update", arg, "along", "after");
         args->update_given = true;
         return 0;
     case KEY_KEEP:
@@ -218,16 +138,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "--peak-tflops: '%s' needs to be above 0", arg);
         return 0;
     case KEY_GRADIENTS:
-        model->transient_gradients = one_of(state, "gradients", arg, "transient", "held");
+        model->transient_gradients = td_option_either(state, "gradients", arg, "transient", "held");
         args->gradients_given = true;
         return 0;
     case KEY_QUEUED:
         args->queued = true;
-        return 0;
-    case KEY_ATTENTION:
-        if (strcmp(arg, td_attention_naive.name) != 0 && strcmp(arg, td_attention_flash.name) != 0)
-            argp_error(state, "--attention: '%s' needs to be naive or flash", arg);
-        model->attention = arg;
         return 0;
     case KEY_WARMUP:
         args->config.warmup = td_option_integer(state, "warmup", arg, 0, INT32_MAX);
@@ -243,7 +158,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case ARGP_KEY_END:
         take_update(state, args);
-        take_size(state, args);
         take_memory(state, args);
         return 0;
     default:
@@ -292,11 +206,6 @@ static double tokens_of(const td_bench_config *config)
     return config->micro_batches > 1 ? (double)config->micro_batches * batch : batch;
 }
 
-static int64_t checkpoint_layers_of(const td_transformer_config *model)
-{
-    return model->checkpoint_layers > 1 ? model->checkpoint_layers : 1;
-}
-
 /** How the step ran. */
 static void print_way(const td_bench_config *config, FILE *out)
 {
@@ -309,7 +218,7 @@ static void print_way(const td_bench_config *config, FILE *out)
         fprintf(out, "; backward finds %s of forward; gradients are %s", td_keep_name(config->model.keep),
                 config->model.transient_gradients ? "transient" : "held");
     if (config->mode != TD_BENCH_FORWARD && config->model.keep == TD_KEEP_INPUTS)
-        fprintf(out, "; checkpoints of %" PRId64 " layers", checkpoint_layers_of(&config->model));
+        fprintf(out, "; checkpoints of %" PRId64 " layers", td_model_checkpoint_layers(&config->model));
 }
 
 static td_status print_passes(const arguments *args, const td_bench_summary *summary, const td_device *dev)
@@ -317,23 +226,16 @@ static td_status print_passes(const arguments *args, const td_bench_summary *sum
     td_status status = TD_OK;
     td_table *table = NULL;
     pass passes[4];
-    td_account_parameters parameters;
     const td_transformer_config *model = &args->config.model;
-    const td_model_size *size = &model->size;
     FILE *out = td_common_tables(&args->common);
-    char count[32], machine[160];
+    char machine[160];
 
-    TD_TRY(td_account_model_parameters(
-        &(td_account_model){size->d_model, size->d_ff, size->layers, size->heads, size->vocab}, &parameters));
+    TD_TRY(td_model_print(&args->model, out));
     fprintf(out,
-            "%s: d_model %" PRId64 ", d_ff %" PRId64 ", layers %" PRId64 ", heads %" PRId64 ", vocab %" PRId64
-            ": %s parameters, %s, %s attention\n"
-            "batch %" PRId64 ", context %" PRId64 ", %" PRId64 " warm-up and %" PRId64
+            "\nbatch %" PRId64 ", context %" PRId64 ", %" PRId64 " warm-up and %" PRId64
             " timed steps on %s: %s",
-            args->size ? args->size : "custom", size->d_model, size->d_ff, size->layers, size->heads,
-            size->vocab, td_grouped(parameters.total, count), td_precision_name(model->precision),
-            model->attention, model->batch, model->context, args->config.warmup, args->config.steps,
-            td_device_name(dev), td_machine_name(dev, machine));
+            model->batch, model->context, args->config.warmup, args->config.steps, td_device_name(dev),
+            td_machine_name(dev, machine));
     if (td_device_kind_of(dev) == TD_DEVICE_CPU)
         fprintf(out, "; %d used", td_cpu_threads());
     if (args->config.micro_batches > 1)
@@ -387,7 +289,8 @@ static td_status set_config(td_record *record, const td_bench_config *config)
     if (config->mode != TD_BENCH_FORWARD) {
         TD_TRY(td_record_set_string(record, "config.keep", td_keep_name(model->keep)));
         if (model->keep == TD_KEEP_INPUTS)
-            TD_TRY(td_record_set_integer(record, "config.checkpoint_layers", checkpoint_layers_of(model)));
+            TD_TRY(
+                td_record_set_integer(record, "config.checkpoint_layers", td_model_checkpoint_layers(model)));
         TD_TRY(td_record_set_string(record, "config.gradients",
                                     model->transient_gradients ? "transient" : "held"));
     }
@@ -403,23 +306,12 @@ static td_status append_record(const arguments *args, const td_bench_summary *su
 {
     td_status status = TD_OK;
     td_record *record = NULL;
-    const td_transformer_config *model = &args->config.model;
     double tokens = tokens_of(&args->config);
 
     TD_TRY(td_output_record(dev, "benchmarking_script", "bench", &record));
     TD_TRY(td_record_set_string(record, "impl", impl_of(&args->config)));
     TD_TRY(set_config(record, &args->config));
-    if (args->size)
-        TD_TRY(td_record_set_string(record, "case.size", args->size));
-    TD_TRY(td_record_set_integer(record, "case.d_model", model->size.d_model));
-    TD_TRY(td_record_set_integer(record, "case.d_ff", model->size.d_ff));
-    TD_TRY(td_record_set_integer(record, "case.layers", model->size.layers));
-    TD_TRY(td_record_set_integer(record, "case.heads", model->size.heads));
-    TD_TRY(td_record_set_integer(record, "case.vocab", model->size.vocab));
-    TD_TRY(td_record_set_integer(record, "case.batch", model->batch));
-    TD_TRY(td_record_set_integer(record, "case.context", model->context));
-    TD_TRY(td_record_set_string(record, "case.dtype", td_precision_name(args->config.model.precision)));
-    TD_TRY(td_record_set_string(record, "case.attention", model->attention));
+    TD_TRY(td_model_record(&args->model, record));
     if (args->config.micro_batches > 1)
         TD_TRY(td_record_set_integer(record, "case.micro_batches", args->config.micro_batches));
     TD_TRY(td_record_set_integer(record, "case.warmup", args->config.warmup));
@@ -471,7 +363,8 @@ cleanup:
 
 td_status td_command_bench(int argc, char **argv)
 {
-    static const struct argp_child children[] = {{&td_common_argp, 0, NULL, 3}, {0}};
+    static const struct argp_child children[] = {
+        {&td_model_argp, 0, NULL, 1}, {&td_common_argp, 0, NULL, 3}, {0}};
     static const struct argp argp = {
         .options = options,
         .parser = parse,
@@ -484,7 +377,7 @@ td_status td_command_bench(int argc, char **argv)
                "  tandem bench --device cuda --size xl --context 512 --dtype bf16_mixed",
         .children = children};
     arguments args = {.common = {.device = "cpu"},
-                      .size_option = "small",
+                      .model = {.option = "small"},
                       .config = {.model = {.batch = 4,
                                            .context = 128,
                                            .attention = "flash",
@@ -499,6 +392,7 @@ td_status td_command_bench(int argc, char **argv)
     td_bench_result *result = NULL;
     td_bench_summary summary = {0};
 
+    args.model.model = &args.config.model;
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_common_begin(&args.common, &dev));
     args.config.graph = !args.queued && td_device_kind_of(dev) != TD_DEVICE_CPU;

@@ -1,7 +1,7 @@
 #include "cli/options.h"
 
 #include "base/check.h"
-#include "cli/memory.h"
+#include "cli/limit.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-#include "cli/memory.h"
+#include "cli/limit.h"
 
 #include <limits.h>
 #include <stdbool.h>
