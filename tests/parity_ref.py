@@ -6,7 +6,7 @@ import unittest
 import torch
 import torch.nn.functional as F
 
-from ref import accounting, attention, bench, flash, ops, precision, transformer
+from ref import accounting, attention, bench, flash, memory, ops, precision, transformer
 
 
 def seeded(name: str) -> torch.Generator:
@@ -79,6 +79,36 @@ class RefTest(unittest.TestCase):
         theirs.load_state_dict(ours.state_dict())
         ids = torch.tensor([[1, 7, 3, 10, 0]])
         self.same([ours(ids).detach()], [theirs(ids).detach()])
+
+    def test_what_a_block_saves(self):
+        """A linear layer saves its input, and the weight that it has anyway; a product of two both of them, once."""
+
+        class Square(torch.nn.Module):
+            def forward(self, x):
+                return x * x
+
+        x = torch.ones(3, 8, requires_grad=True)
+        self.assertEqual(memory.saved_by(transformer.Linear(8, 5), x), [([3, 8], 96)])
+        self.assertEqual(memory.saved_by(Square(), x), [([3, 8], 96)])
+
+    def test_sizes_of_a_pass(self):
+        model = transformer.Transformer(16, 24, 2, 2, 11, 9)
+        ids = torch.tensor([[1, 7, 3, 10, 0], [0, 1, 2, 3, 4]])
+        before = model(ids)
+        wanted = dict(residual=10 * 16 * 4, scores=2 * 2 * 25 * 4, ffn=10 * 24 * 4, logits=10 * 11 * 4)
+        self.assertEqual(memory.sizes(model, ids), wanted)
+        self.assertTrue(torch.equal(model(ids), before))
+
+    def test_a_recorded_step_finds_moments_and_no_gradients(self):
+        ids = torch.tensor([[1, 7, 3]])
+        recorded = memory.Recorded(transformer.Transformer(16, 24, 1, 2, 11, 9), ids, ids)
+        recorded.settle()
+        numel = sum(p.numel() for p in recorded.model.parameters())
+        self.assertEqual(sum(x.numel() for x in recorded.holds()), 3 * numel)
+        self.assertTrue(all(p.grad is None for p in recorded.model.parameters()))
+        self.assertEqual(recorded.run("inference").shape, (1, 3, 11))
+        self.assertTrue(recorded.run("forward").requires_grad)
+        self.assertFalse(recorded.run("step").requires_grad)
 
     def test_softmax(self):
         x = normal("x", 10, 33)

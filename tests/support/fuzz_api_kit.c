@@ -4,7 +4,7 @@
 
 #include <unistd.h>
 
-enum { MOST_CALLS = 256, MOST_NOTES = 64, MOST_BLOCKS = 24, BLOCK = 1 << 16 }; /* BLOCK: bytes, at least */
+enum { MOST_CALLS = 512, MOST_NOTES = 64, MOST_BLOCKS = 24, BLOCK = 1 << 16 }; /* BLOCK: bytes, at least */
 
 static struct entry {
     const char *name;

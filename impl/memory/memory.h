@@ -1,0 +1,182 @@
+/** Where the memory of a step goes: every block and every tensor, from the device's own history.
+ *
+ * A recording is one pass of a model that is made for it, with the device's history on. Blocks are what the
+ * device gave; tensors are what stands in them, each from its first write to its last use. A planned step
+ * takes its blocks once, so that the blocks' total is one level, and what comes and goes are the tensors.
+ * Both have a category, the phase that they came in, and the path of labels that was in force.
+ *
+ *   blocks    their bytes add up to the device's account, to the byte (td_device_memory)
+ *   tensors   no two that are alive share memory, and none is outside a block
+ *
+ * Weights and the optimizer's moments are a tensor for each parameter, alive throughout. A parameter's
+ * gradient is alive from when its product is formed, or from when it is final (the embedding's), until its
+ * update; one whose product the optimizer takes over is never there. */
+#ifndef TD_MEMORY_MEMORY_H
+#define TD_MEMORY_MEMORY_H
+
+#include "train/train.h"
+
+TD_BEGIN_DECLS
+
+/** How much of a step there is. */
+typedef enum td_memory_pass {
+    TD_MEMORY_INFERENCE = 0, /* "inference": forward, nothing kept for backward */
+    TD_MEMORY_FORWARD,       /* "forward": forward and loss, with what backward would read */
+    TD_MEMORY_STEP           /* "step": forward, loss, backward and AdamW */
+} td_memory_pass;
+
+/** TD_BAD_ARGUMENT: NULL or an unknown name; the message lists the known ones. */
+TD_API td_status td_memory_pass_parse(const char *name, td_memory_pass *out);
+
+/** "inference", "forward" or "step"; NULL for any other value. */
+TD_API const char *td_memory_pass_name(td_memory_pass pass);
+
+/** What bytes are for. */
+typedef enum td_memory_category {
+    TD_MEMORY_WEIGHTS = 0,     /* "weights": masters and 16-bit copies */
+    TD_MEMORY_GRADIENTS,       /* "gradients": of the weights */
+    TD_MEMORY_OPTIMIZER_STATE, /* "optimizer state": moments and hyperparameters */
+    TD_MEMORY_ACTIVATIONS,     /* "activations": what forward computes, or computes again */
+    TD_MEMORY_SCRATCH /* "scratch": work of the operations, gradients of activations, tables, tokens */
+} td_memory_category;
+
+#define TD_MEMORY_CATEGORIES 5
+
+/** NULL for any other value. */
+TD_API const char *td_memory_category_name(td_memory_category category);
+
+typedef enum td_memory_phase {
+    TD_MEMORY_IN_CREATE = 0, /* "create": blocks are taken, and tokens drawn */
+    TD_MEMORY_IN_FORWARD,    /* "forward": with the loss, where there is one */
+    TD_MEMORY_IN_BACKWARD,   /* "backward": with the updates that come along it */
+    TD_MEMORY_IN_OPTIMIZER   /* "optimizer": updates after it */
+} td_memory_phase;
+
+#define TD_MEMORY_PHASES 4
+
+/** NULL for any other value. */
+TD_API const char *td_memory_phase_name(td_memory_phase phase);
+
+typedef struct td_memory_config {
+    td_transformer_config model; /* `use`, `wait` and `f32_gradients` are the recording's */
+    td_memory_pass pass;
+    td_update_time time; /* of a step */
+} td_memory_config;
+
+/** The trainer that td_memory_record makes. TD_BAD_ARGUMENT: a NULL, an unknown pass. */
+TD_API td_status td_memory_train_config(const td_memory_config *config, td_train_config *out);
+
+/** What happened to a block (ALLOC, FREE, OOM) or to a tensor (LIVE, DEAD). */
+typedef struct td_memory_entry {
+    td_memory_event event;       /* the device's; its label is the recording's */
+    td_memory_category category; /* of a block that several share, the model's arena: activations */
+    td_memory_phase phase;
+    int64_t pair;      /* the entry that ends what begins here, or began what ends here; -1: none */
+    size_t live_bytes; /* of all tensors, after the entry */
+} td_memory_entry;
+
+typedef struct td_memory_recording td_memory_recording;
+
+/** Makes a model on dev, whose weights are 0, runs one pass of it with a history (a running one is discarded),
+ * and gives everything back. Waits for the device. The device's peak begins anew.
+ *
+ * TD_BAD_ARGUMENT: a NULL, an unknown pass; as td_train_create, as is TD_UNSUPPORTED. TD_NO_MEMORY: also of
+ * the host, for the history. *out is then NULL, and nothing is left on the device. */
+TD_API td_status td_memory_record(td_device *dev, const td_memory_config *config, td_memory_recording **out);
+TD_API void td_memory_recording_destroy(td_memory_recording *recording); /* accepts NULL */
+
+/** All entries, in order; they are the recording's. TD_BAD_ARGUMENT: a NULL. */
+TD_API td_status td_memory_entries(const td_memory_recording *recording, const td_memory_entry **entries,
+                                   int64_t *count);
+
+/** A phase, or all of them. Bytes are those of the recording, without what was on the device before. */
+typedef struct td_memory_span {
+    int64_t first, end;                       /* entries [first, end); the same: nothing happened */
+    int64_t begin_ns, end_ns;                 /* td_clock_ns(); 0: the recording has no such phase */
+    size_t allocated_bytes;                   /* of the blocks, at their peak */
+    size_t live_bytes;                        /* of the tensors, at their peak */
+    size_t begin_bytes, end_bytes;            /* of the tensors, at both ends */
+    size_t by_category[TD_MEMORY_CATEGORIES]; /* of live_bytes, at that peak */
+    int64_t peak;                             /* the entry that reaches it; -1: it is there at the begin */
+} td_memory_span;
+
+typedef struct td_memory_summary {
+    size_t base_bytes; /* that others had on the device */
+    size_t peak_bytes; /* the device's own account of its peak, without those: td_memory_stats */
+    size_t allocated[TD_MEMORY_CATEGORIES]; /* what the blocks were planned for; adds up to peak_bytes */
+    td_memory_span phases[TD_MEMORY_PHASES], whole;
+    int64_t entries;
+} td_memory_summary;
+
+/** TD_BAD_ARGUMENT: a NULL. */
+TD_API td_status td_memory_summary_of(const td_memory_recording *recording, td_memory_summary *out);
+
+#define TD_MEMORY_NAME_BYTES 96 /* a parameter's name of 55, what is said of it, and its 0 */
+
+/** Tensors that differ in nothing but their layer. */
+typedef struct td_memory_tensor {
+    char name[TD_MEMORY_NAME_BYTES]; /* "layers.*.ffn.gate_up", the layer in place of * if it is one tensor */
+    const char *label;               /* path of the first one: the recording's */
+    size_t bytes;                    /* of each */
+    int64_t count;
+    td_memory_category category;
+    td_memory_phase phase;
+    int64_t entry; /* at which the first became live */
+} td_memory_tensor;
+
+/** The largest tensors that became live in a phase, from the largest, at most `capacity`.
+ *
+ *   largest  [capacity]  out  *count of them
+ *
+ * TD_BAD_ARGUMENT: a NULL, an unknown phase, a capacity below 1. TD_NO_MEMORY. */
+TD_API td_status td_memory_largest(const td_memory_recording *recording, td_memory_phase phase,
+                                   int64_t capacity, td_memory_tensor *largest, int64_t *count);
+
+#define TD_MEMORY_CONTRIBUTORS 5
+
+/** One block of the model. Bytes of tensors are multiples of TD_ALIGNMENT. */
+typedef struct td_memory_block {
+    size_t saved_bytes;                               /* alive when forward has ended: what backward finds */
+    int64_t saved;                                    /* how many tensors these are */
+    td_memory_tensor largest[TD_MEMORY_CONTRIBUTORS]; /* of them, `saved` or all */
+    size_t gradient_bytes;                            /* of its weights' gradients that were in memory */
+    size_t residual_bytes;                            /* of its input: one tensor of the residual stream */
+    size_t scores_bytes;                              /* of its attention's score matrix; 0: there is none */
+} td_memory_block;
+
+/** TD_BAD_ARGUMENT: a NULL, a layer out of range. TD_NO_MEMORY. */
+TD_API td_status td_memory_block_of(const td_memory_recording *recording, int64_t layer,
+                                    td_memory_block *out);
+
+/* ---- files; each is written beside its place and then renamed, and replaces what is there ---- */
+
+/** A snapshot as torch.cuda.memory._dump_snapshot() writes it, which PyTorch's tools and its public viewer
+ * read: `python -m torch.cuda._memory_viz trace_plot <path>` makes a page of it. Blocks are its segments,
+ * tensors its blocks, labels its frames, innermost first. A snapshot that was never of a GPU says device 0.
+ *
+ * TD_BAD_ARGUMENT: a NULL, an empty path. TD_IO_ERROR, naming the path and the reason: what is there is no
+ * regular file, the folder is not there or not writable, the disk is full; what was at `path` is there still.
+ * TD_NO_MEMORY. A process whose RLIMIT_FSIZE may be reached ignores SIGXFSZ, or dies. */
+TD_API td_status td_memory_write_snapshot(const td_memory_recording *recording, const char *path);
+
+/** The events that this snapshot has: what PyTorch's tools count. 0 for NULL. */
+TD_API int64_t td_memory_snapshot_events(const td_memory_recording *recording);
+
+/** All entries and phases as one JSON object:
+ *
+ *   {"device": "cpu", "pass": "step", "base_bytes": 0, "peak_bytes": ..., "live_peak_bytes": ...,
+ *    "phases": [{"name": "forward", "first": 7, "end": 90, "begin_ns": ..., "end_ns": ...}, ...],
+ *    "events": [{"action": "live", "address": ..., "bytes": ..., "time_ns": ..., "label": "forward/logits",
+ *                "category": "activations", "phase": "forward", "pair": 77, "allocated_bytes": ...,
+ *                "live_bytes": ...}, ...]}
+ *
+ * Actions are alloc, free, oom, live and dead; a pair is the index of an event, or null. Errors as above. */
+TD_API td_status td_memory_write_events(const td_memory_recording *recording, const char *path);
+
+/** The live tensors over the events as an SVG picture, stacked by category, with the phases as bands, the
+ * blocks' total as a line and the peak marked. Errors as above. */
+TD_API td_status td_memory_write_timeline(const td_memory_recording *recording, const char *path);
+
+TD_END_DECLS
+
+#endif

@@ -1,0 +1,162 @@
+/* The functions of memory.h. */
+#include "support/fuzz_api_model.h"
+
+#include "memory/memory.h"
+
+API(td_memory_pass_parse)
+{
+    static const char *const names[] = {"inference", "forward", "step"};
+    const char *name = text("name", 3, names);
+
+    return td_memory_pass_parse(name, out("out", sizeof(td_memory_pass)));
+}
+
+API(td_memory_pass_name)
+{
+    const int value = any_enum(3);
+
+    assert_int_equal(td_memory_pass_name((td_memory_pass)value) != NULL, value >= 0 && value < 3);
+    return TD_OK;
+}
+
+API(td_memory_phase_name)
+{
+    const int value = any_enum(TD_MEMORY_PHASES);
+
+    assert_int_equal(td_memory_phase_name((td_memory_phase)value) != NULL,
+                     value >= 0 && value < TD_MEMORY_PHASES);
+    return TD_OK;
+}
+
+API(td_memory_category_name)
+{
+    const int value = any_enum(TD_MEMORY_CATEGORIES);
+
+    assert_int_equal(td_memory_category_name((td_memory_category)value) != NULL,
+                     value >= 0 && value < TD_MEMORY_CATEGORIES);
+    return TD_OK;
+}
+
+API(td_memory_train_config)
+{
+    const td_memory_config c = {.model = api_good_model(), .pass = (td_memory_pass)choice("pass", 3)};
+    void *config = out("out", sizeof(td_train_config));
+
+    return td_memory_train_config(pointer("config", &c), config);
+}
+
+API(td_memory_record)
+{
+    td_memory_config c = {.model = api_draw_model(false)};
+    td_memory_recording *recording = (td_memory_recording *)&c;
+
+    c.pass = (td_memory_pass)choice("pass", 3);
+    c.time = (td_update_time)choice("time", 2);
+    td_device *device = dev();
+    td_memory_recording **to = pointer("out", &recording);
+    const td_status status = td_memory_record(device, pointer("config", &c), to);
+    if (to && status != TD_OK)
+        assert_null(recording);
+    if (to)
+        td_memory_recording_destroy(recording);
+    return status;
+}
+
+API(td_memory_recording_destroy)
+{
+    td_memory_recording_destroy(NULL);
+    return TD_OK;
+}
+
+/* ---- of a recording ---- */
+
+/* A recording, or NULL; take_back destroys it and passes `status` on. */
+static td_memory_recording *held;
+
+static td_memory_recording *make(void)
+{
+    const td_memory_config c = {.model = api_good_model(), .pass = (td_memory_pass)td_fuzz_below(3)};
+
+    td_assert_ok(td_memory_record(api_dev, &c, &held));
+    return pointer("recording", held);
+}
+
+static td_status take_back(td_status status)
+{
+    td_memory_recording_destroy(held);
+    held = NULL;
+    return status;
+}
+
+API(td_memory_entries)
+{
+    td_memory_recording *recording = make();
+    const td_memory_entry **entries = out("entries", sizeof(void *));
+    int64_t *count = out("count", sizeof *count);
+
+    return take_back(td_memory_entries(recording, entries, count));
+}
+
+API(td_memory_summary_of)
+{
+    td_memory_recording *recording = make();
+
+    return take_back(td_memory_summary_of(recording, out("out", sizeof(td_memory_summary))));
+}
+
+API(td_memory_largest)
+{
+    td_memory_recording *recording = make();
+    const td_memory_phase phase = (td_memory_phase)choice("phase", TD_MEMORY_PHASES);
+    int64_t capacity = 1 + td_fuzz_below(20);
+    const size_t room = (size_t)capacity * sizeof(td_memory_tensor);
+
+    if (wrong()) {
+        capacity = td_fuzz_chance(50) ? 0 : INT64_MIN;
+        impossible(TD_BAD_ARGUMENT, "capacity");
+    }
+    td_memory_tensor *largest = out("largest", room);
+    int64_t *count = out("count", sizeof *count);
+    return take_back(td_memory_largest(recording, phase, capacity, largest, count));
+}
+
+API(td_memory_block_of)
+{
+    td_memory_recording *recording = make();
+    const int64_t layer = index_in("layer", 0);
+
+    return take_back(td_memory_block_of(recording, layer, out("out", sizeof(td_memory_block))));
+}
+
+API(td_memory_snapshot_events)
+{
+    const td_memory_config c = {.model = api_good_model(), .pass = (td_memory_pass)td_fuzz_below(3)};
+
+    td_assert_ok(td_memory_record(api_dev, &c, &held));
+    assert_true(td_memory_snapshot_events(held) > 1);
+    assert_int_equal(td_memory_snapshot_events(NULL), 0);
+    return take_back(TD_OK);
+}
+
+static td_status call_write(td_status (*write)(const td_memory_recording *recording, const char *path))
+{
+    td_memory_recording *recording = make();
+    const char *path = path_own(td_fuzz_chance(50));
+
+    return take_back(path_done(write(recording, path_or_none(path))));
+}
+
+API(td_memory_write_snapshot)
+{
+    return call_write(td_memory_write_snapshot);
+}
+
+API(td_memory_write_events)
+{
+    return call_write(td_memory_write_events);
+}
+
+API(td_memory_write_timeline)
+{
+    return call_write(td_memory_write_timeline);
+}

@@ -1,0 +1,547 @@
+/* What a recording says of a pass: that its events add up, and to what the arithmetic says. */
+#include "memory/memory.h"
+
+#include "accounting/accounting.h"
+#include "memory/recording.h"
+#include "support/cases.h"
+#include "support/compare.h"
+#include "support/gpu.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16_MIXED};
+static const char *const attentions[] = {"naive", "flash"};
+static const td_keep keeps[] = {TD_KEEP_MOST, TD_KEEP_ALL, TD_KEEP_INPUTS};
+
+static const td_memory_config tiny = {
+    .model = {.size = {.d_model = 24, .d_ff = 40, .layers = 3, .heads = 3, .vocab = 41},
+              .batch = 2,
+              .context = 9,
+              .precision = TD_PRECISION_F32,
+              .attention = "flash",
+              .keep = TD_KEEP_ALL},
+    .pass = TD_MEMORY_STEP,
+    .time = TD_UPDATE_AFTER};
+
+static td_device *dev;
+
+static int open_device(void **unused)
+{
+    (void)unused;
+    return td_device_open(MEMORY_DEVICE, &dev) == TD_OK ? 0 : -1;
+}
+
+static int close_device(void **unused)
+{
+    td_memory_stats memory = {.live_blocks = -1};
+
+    (void)unused;
+    td_assert_ok(td_device_memory(dev, &memory));
+    assert_int_equal(memory.live_blocks, 0);
+    td_device_close(dev);
+    return 0;
+}
+
+static td_memory_recording *record(const td_memory_config *config)
+{
+    td_memory_recording *recording;
+
+    td_assert_ok(td_memory_record(dev, config, &recording));
+    return recording;
+}
+
+static td_memory_summary summary_of(const td_memory_recording *recording)
+{
+    td_memory_summary summary;
+
+    td_assert_ok(td_memory_summary_of(recording, &summary));
+    return summary;
+}
+
+static int64_t parameters_of(const td_memory_config *config)
+{
+    const td_model_size *size = &config->model.size;
+    td_account_parameters parameters;
+
+    td_assert_ok(td_account_model_parameters(
+        &(td_account_model){size->d_model, size->d_ff, size->layers, size->heads, size->vocab}, &parameters));
+    return parameters.total;
+}
+
+static void names_are_names(void **unused)
+{
+    static const char *const passes[] = {"inference", "forward", "step"};
+    static const char *const phases[] = {"create", "forward", "backward", "optimizer"};
+    static const char *const categories[] = {"weights", "gradients", "optimizer state", "activations",
+                                             "scratch"};
+    td_memory_pass pass;
+
+    (void)unused;
+    for (int i = 0; i < 3; i++) {
+        assert_string_equal(td_memory_pass_name((td_memory_pass)i), passes[i]);
+        td_assert_ok(td_memory_pass_parse(passes[i], &pass));
+        assert_int_equal(pass, i);
+    }
+    for (int i = 0; i < TD_MEMORY_PHASES; i++)
+        assert_string_equal(td_memory_phase_name((td_memory_phase)i), phases[i]);
+    for (int i = 0; i < TD_MEMORY_CATEGORIES; i++)
+        assert_string_equal(td_memory_category_name((td_memory_category)i), categories[i]);
+    assert_null(td_memory_pass_name((td_memory_pass)3));
+    assert_null(td_memory_phase_name((td_memory_phase)-1));
+    assert_null(td_memory_category_name((td_memory_category)5));
+    td_assert_refused(td_memory_pass_parse("backward", &pass), TD_BAD_ARGUMENT,
+                      "'backward', needs inference");
+}
+
+/* ---- events add up ---- */
+
+static bool within(const td_memory_event *tensor, const td_memory_event *block)
+{
+    const char *at = tensor->address, *begin = block->address;
+
+    return at >= begin && at + tensor->bytes <= begin + block->bytes;
+}
+
+static bool overlap(const td_memory_event *a, const td_memory_event *b)
+{
+    const char *x = a->address, *y = b->address;
+
+    return x < y + b->bytes && y < x + a->bytes;
+}
+
+/* A tensor that becomes live stands in a live block and beside all other live tensors. */
+static void check_place(const td_memory_entry *entries, int64_t i)
+{
+    bool housed = false;
+
+    for (int64_t j = 0; j < i; j++) {
+        const td_memory_entry *other = &entries[j];
+
+        if (other->pair >= 0 && other->pair <= i)
+            continue;
+        if (other->event.action == TD_MEMORY_ALLOC)
+            housed |= within(&entries[i].event, &other->event);
+        if (other->event.action == TD_MEMORY_LIVE && overlap(&entries[i].event, &other->event))
+            fail_msg("%s and %s share memory", entries[i].event.label, other->event.label);
+    }
+    if (!housed)
+        fail_msg("%s stands in no block", entries[i].event.label);
+}
+
+/* Replays the events by themselves; the totals must be the recording's, and the device's. */
+static void check_totals(const td_memory_recording *recording, size_t device_peak)
+{
+    const td_memory_summary summary = summary_of(recording);
+    const td_memory_entry *entries;
+    size_t allocated = 0, peak = 0, live = 0, live_peak = 0, planned = 0, composed = 0;
+    int64_t count;
+
+    td_assert_ok(td_memory_entries(recording, &entries, &count));
+    assert_int_equal(count, summary.entries);
+    for (int64_t i = 0; i < count; i++) {
+        const td_memory_entry *entry = &entries[i];
+        const td_memory_event *event = &entry->event;
+
+        assert_int_equal(event->sequence, i);
+        assert_true(i == 0 ||
+                    (event->time_ns >= entries[i - 1].event.time_ns && entry->phase >= entries[i - 1].phase));
+        if (event->action == TD_MEMORY_ALLOC)
+            allocated += event->bytes;
+        if (event->action == TD_MEMORY_FREE)
+            allocated -= event->bytes;
+        if (event->action == TD_MEMORY_LIVE) {
+            check_place(entries, i);
+            live += event->bytes;
+        }
+        if (event->action == TD_MEMORY_DEAD) {
+            assert_true(entry->pair >= 0 && entries[entry->pair].pair == i);
+            assert_int_equal(entries[entry->pair].category, entry->category);
+            live -= event->bytes;
+        }
+        assert_int_equal(event->current_bytes, allocated + summary.base_bytes);
+        assert_int_equal(entry->live_bytes, live);
+        assert_true(live <= allocated);
+        peak = allocated > peak ? allocated : peak;
+        live_peak = live > live_peak ? live : live_peak;
+    }
+    assert_int_equal(peak, summary.peak_bytes);
+    assert_int_equal(peak, device_peak);
+    assert_int_equal(peak, summary.whole.allocated_bytes);
+    assert_int_equal(live_peak, summary.whole.live_bytes);
+    for (int i = 0; i < TD_MEMORY_CATEGORIES; i++) {
+        planned += summary.allocated[i];
+        composed += summary.whole.by_category[i];
+    }
+    assert_int_equal(planned, peak);
+    assert_int_equal(composed, live_peak);
+}
+
+/* Phases follow each other, and each has its own peak. */
+static void check_phases(const td_memory_recording *recording, const td_memory_config *config)
+{
+    const td_memory_summary summary = summary_of(recording);
+    const td_memory_entry *entries;
+    int64_t count, end = 0;
+
+    td_assert_ok(td_memory_entries(recording, &entries, &count));
+    for (int phase = 0; phase < TD_MEMORY_PHASES; phase++) {
+        const td_memory_span *span = &summary.phases[phase];
+        const bool there = phase <= (config->pass < TD_MEMORY_STEP     ? TD_MEMORY_IN_FORWARD
+                                     : config->time == TD_UPDATE_AFTER ? TD_MEMORY_IN_OPTIMIZER
+                                                                       : TD_MEMORY_IN_BACKWARD);
+        size_t sum = 0;
+
+        assert_int_equal(span->first, end);
+        assert_int_equal(span->end > span->first, there);
+        assert_int_equal(span->end_ns > 0, there);
+        end = span->end;
+        if (!there)
+            continue;
+        assert_true(span->live_bytes <= summary.whole.live_bytes);
+        assert_true(span->live_bytes >= span->begin_bytes && span->live_bytes >= span->end_bytes);
+        assert_int_equal(span->end_bytes, entries[span->end - 1].live_bytes);
+        if (span->peak >= 0)
+            assert_int_equal(entries[span->peak].live_bytes, span->live_bytes);
+        for (int i = 0; i < TD_MEMORY_CATEGORIES; i++)
+            sum += span->by_category[i];
+        assert_int_equal(sum, span->live_bytes);
+        for (int64_t i = span->first; i < span->end; i++)
+            assert_int_equal(entries[i].phase, phase);
+    }
+    assert_int_equal(end, count);
+}
+
+static size_t live_of(const td_memory_recording *recording, td_memory_category category, int64_t until)
+{
+    const td_memory_entry *entries;
+    int64_t count;
+    size_t bytes = 0;
+
+    td_assert_ok(td_memory_entries(recording, &entries, &count));
+    for (int64_t i = 0; i < until; i++)
+        if (entries[i].event.action == TD_MEMORY_LIVE && entries[i].category == category &&
+            (entries[i].pair < 0 || entries[i].pair >= until))
+            bytes += entries[i].event.bytes;
+    return bytes;
+}
+
+/* Weights, gradients and moments are what the number of parameters makes them. */
+static void check_categories(const td_memory_recording *recording, const td_memory_config *config)
+{
+    const td_memory_summary summary = summary_of(recording);
+    const size_t numel = (size_t)parameters_of(config),
+                 product = td_dtype_size(td_precision_dtype(config->model.precision));
+    const int64_t created = summary.phases[TD_MEMORY_IN_CREATE].end,
+                  forward = summary.phases[TD_MEMORY_IN_FORWARD].end,
+                  backward = summary.phases[TD_MEMORY_IN_BACKWARD].end;
+    const bool step = config->pass == TD_MEMORY_STEP, mixed = product == 2,
+               held = step && config->time == TD_UPDATE_AFTER;
+
+    assert_int_equal(live_of(recording, TD_MEMORY_WEIGHTS, created), numel * (mixed ? 6 : 4));
+    assert_int_equal(live_of(recording, TD_MEMORY_WEIGHTS, summary.entries), numel * (mixed ? 6 : 4));
+    assert_int_equal(live_of(recording, TD_MEMORY_OPTIMIZER_STATE, created), step ? numel * 8 : 0);
+    assert_int_equal(live_of(recording, TD_MEMORY_ACTIVATIONS, created) > 0, true); /* loss and its rows */
+    assert_int_equal(live_of(recording, TD_MEMORY_GRADIENTS, forward), 0);
+    assert_int_equal(live_of(recording, TD_MEMORY_GRADIENTS, backward), held ? numel * product : 0);
+    assert_int_equal(live_of(recording, TD_MEMORY_GRADIENTS, summary.entries), 0);
+    if (step)
+        assert_true(summary.phases[TD_MEMORY_IN_BACKWARD].by_category[TD_MEMORY_ACTIVATIONS] > 0);
+}
+
+enum { OF_PASS, OF_ATTENTION, OF_PRECISION, OF_KEEP, OF_UPDATE, OF_GRADIENTS };
+
+static td_memory_config config_of(const int *choice)
+{
+    td_memory_config config = tiny;
+
+    config.pass = (td_memory_pass)choice[OF_PASS];
+    config.model.attention = attentions[choice[OF_ATTENTION]];
+    config.model.precision = precisions[choice[OF_PRECISION]];
+    config.model.keep = keeps[choice[OF_KEEP]];
+    config.time = choice[OF_UPDATE] ? TD_UPDATE_AFTER : TD_UPDATE_ALONG;
+    config.model.transient_gradients = choice[OF_GRADIENTS] != 0;
+    return config;
+}
+
+static void events_add_up(void **state)
+{
+    const td_memory_config config = config_of(((const td_combination *)*state)->choice);
+    td_memory_stats before, after;
+
+    td_assert_ok(td_device_memory(dev, &before));
+    td_memory_recording *recording = record(&config);
+    td_assert_ok(td_device_memory(dev, &after));
+    assert_int_equal(after.live_blocks, before.live_blocks);
+    assert_false(td_device_history_running(dev));
+    check_totals(recording, after.peak_bytes - before.current_bytes);
+    check_phases(recording, &config);
+    check_categories(recording, &config);
+    td_memory_recording_destroy(recording);
+}
+
+static const td_cases recordings = {.group = "events add up",
+                                    .test = events_add_up,
+                                    .axes = {{"inference", "forward", "step"},
+                                             {"naive", "flash"},
+                                             {"f32", "mixed"},
+                                             {"most", "all", "inputs"},
+                                             {"along", "after"},
+                                             {"held", "transient"}}};
+
+/* ---- what it says ---- */
+
+/* What others have on the device is no part of a recording, and does not move it. */
+static void others_blocks_do_not_count(void **unused)
+{
+    td_memory_recording *alone = record(&tiny);
+    const td_memory_summary first = summary_of(alone);
+    void *block;
+
+    (void)unused;
+    td_assert_ok(td_device_alloc(dev, 12345, &block));
+    td_memory_recording *beside = record(&tiny);
+    const td_memory_summary second = summary_of(beside);
+    assert_int_equal(first.base_bytes, 0);
+    assert_int_equal(second.base_bytes, 12345);
+    assert_int_equal(second.peak_bytes, first.peak_bytes);
+    assert_int_equal(second.whole.live_bytes, first.whole.live_bytes);
+    assert_int_equal(second.whole.allocated_bytes, first.whole.allocated_bytes);
+    td_assert_ok(td_device_free(dev, block));
+    td_memory_recording_destroy(alone);
+    td_memory_recording_destroy(beside);
+}
+
+/* A block's tensors are its own, to the rounding of each to TD_ALIGNMENT. */
+static void a_block_saves_what_accounting_says(void **state)
+{
+    const int *choice = ((const td_combination *)*state)->choice;
+    td_memory_config config = tiny;
+    td_memory_block block;
+    td_account_block want;
+    td_account_activations sizes;
+
+    config.model.size = (td_model_size){.d_model = 64, .d_ff = 192, .layers = 3, .heads = 4, .vocab = 50};
+    config.model.batch = 4;
+    config.model.context = 64;
+    config.pass = choice[0] ? TD_MEMORY_STEP : TD_MEMORY_FORWARD;
+    config.model.attention = attentions[choice[1]];
+    config.model.precision = precisions[choice[2]];
+    config.model.keep = keeps[choice[3]];
+    const int64_t element = choice[2] ? 2 : 4;
+    const td_account_model model = {64, 192, 3, 4, 50};
+    td_assert_ok(td_account_block_activations(&model, 4, 64, element, 4, choice[1] == 1, &want));
+    td_assert_ok(td_account_model_activations(&model, 4, 64, element, &sizes));
+    td_memory_recording *recording = record(&config);
+    for (int64_t layer = 0; layer < 3; layer++) {
+        /* Of checkpoints the last one is there in full. */
+        const bool last = layer == 2;
+        const int64_t saved = config.model.keep == TD_KEEP_MOST          ? want.most
+                              : config.model.keep == TD_KEEP_ALL || last ? want.all
+                                                                         : want.input;
+        size_t sum = 0;
+
+        td_assert_ok(td_memory_block_of(recording, layer, &block));
+        assert_int_equal(block.saved_bytes, saved);
+        assert_int_equal(block.residual_bytes, 4 * 64 * 64 * 4);
+        assert_int_equal(block.scores_bytes, choice[1] == 1 ? 0 : sizes.scores);
+        assert_int_equal(block.gradient_bytes,
+                         choice[0] ? (4 * 64 * 64 + 3 * 64 * 192 + 2 * 64) * element : 0);
+        for (int64_t i = 0; i < block.saved && i < TD_MEMORY_CONTRIBUTORS; i++) {
+            assert_true(i == 0 || block.largest[i].bytes <= block.largest[i - 1].bytes);
+            assert_int_equal(block.largest[i].category, TD_MEMORY_ACTIVATIONS);
+            sum += block.largest[i].bytes;
+        }
+        assert_true(sum <= block.saved_bytes && (block.saved > 5 || sum == block.saved_bytes));
+    }
+    td_memory_recording_destroy(recording);
+}
+
+static const td_cases blocks = {
+    .group = "a block saves what accounting says",
+    .test = a_block_saves_what_accounting_says,
+    .axes = {{"forward", "step"}, {"naive", "flash"}, {"f32", "mixed"}, {"most", "all", "inputs"}}};
+
+static void the_largest_come_first(void **unused)
+{
+    td_memory_config config = tiny;
+    td_memory_tensor largest[100];
+    int64_t count, few;
+
+    (void)unused;
+    td_memory_recording *recording = record(&config);
+    for (int phase = 0; phase < TD_MEMORY_PHASES; phase++) {
+        td_assert_ok(td_memory_largest(recording, (td_memory_phase)phase, 100, largest, &count));
+        assert_in_range(count, phase == TD_MEMORY_IN_OPTIMIZER ? 0 : 5, 99);
+        for (int64_t i = 0; i < count; i++) {
+            assert_int_equal(largest[i].phase, phase);
+            assert_non_null(largest[i].label);
+            assert_true(i == 0 || largest[i].bytes <= largest[i - 1].bytes);
+        }
+        td_assert_ok(td_memory_largest(recording, (td_memory_phase)phase, 2, largest, &few));
+        assert_int_equal(few, count < 2 ? count : 2);
+    }
+    td_assert_ok(td_memory_largest(recording, TD_MEMORY_IN_FORWARD, 100, largest, &count));
+    int64_t at = 0; /* attention's scratch may be larger, by the number of threads */
+    while (at < count && strcmp(largest[at].name, "layers.*.ffn.gate_up") != 0)
+        at++;
+    assert_true(at < count);
+    assert_string_equal(largest[at].label, "forward/layers.0/layers.0.ffn.gate_up");
+    assert_int_equal(largest[at].count, 3);
+    assert_int_equal(largest[at].category, TD_MEMORY_ACTIVATIONS);
+    assert_in_range(largest[at].bytes, 2 * 9 * 80 * 4, 2 * 9 * 80 * 4 + 255);
+    td_memory_recording_destroy(recording);
+}
+
+static void what_is_wrong_is_refused(void **unused)
+{
+    td_memory_recording *recording = (td_memory_recording *)&recording;
+    td_memory_config config = tiny;
+    const td_memory_entry *entries;
+    td_memory_tensor tensor;
+    td_memory_block block;
+    td_memory_summary summary;
+    td_train_config train;
+    int64_t count;
+
+    (void)unused;
+    td_assert_refused(td_memory_record(NULL, &config, &recording), TD_BAD_ARGUMENT, "dev is NULL");
+    assert_null(recording);
+    td_assert_refused(td_memory_record(dev, NULL, &recording), TD_BAD_ARGUMENT, "config is NULL");
+    td_assert_refused(td_memory_record(dev, &config, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    config.pass = (td_memory_pass)3;
+    td_assert_refused(td_memory_record(dev, &config, &recording), TD_BAD_ARGUMENT, "pass is 3");
+    td_assert_refused(td_memory_train_config(&config, &train), TD_BAD_ARGUMENT, "pass is 3");
+    td_assert_refused(td_memory_train_config(NULL, &train), TD_BAD_ARGUMENT, "config is NULL");
+    td_assert_refused(td_memory_train_config(&tiny, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    config = tiny;
+    config.model.batch = INT64_MAX / 2;
+    td_assert_refused(td_memory_record(dev, &config, &recording), TD_BAD_ARGUMENT, "beyond 2^63");
+    config = tiny;
+    config.time = (td_update_time)2;
+    td_assert_refused(td_memory_record(dev, &config, &recording), TD_BAD_ARGUMENT, "time is 2");
+    td_assert_refused(td_memory_entries(NULL, &entries, &count), TD_BAD_ARGUMENT, "recording is NULL");
+    td_assert_refused(td_memory_summary_of(NULL, &summary), TD_BAD_ARGUMENT, "recording is NULL");
+    td_assert_refused(td_memory_write_snapshot(NULL, "x"), TD_BAD_ARGUMENT, "recording is NULL");
+    td_assert_refused(td_memory_write_events(NULL, "x"), TD_BAD_ARGUMENT, "recording is NULL");
+    td_assert_refused(td_memory_write_timeline(NULL, "x"), TD_BAD_ARGUMENT, "recording is NULL");
+    assert_int_equal(td_memory_snapshot_events(NULL), 0);
+    td_memory_recording_destroy(NULL);
+
+    recording = record(&tiny);
+    td_assert_refused(td_memory_entries(recording, NULL, &count), TD_BAD_ARGUMENT, "entries is NULL");
+    td_assert_refused(td_memory_entries(recording, &entries, NULL), TD_BAD_ARGUMENT, "count is NULL");
+    td_assert_refused(td_memory_summary_of(recording, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_memory_largest(NULL, TD_MEMORY_IN_FORWARD, 1, &tensor, &count), TD_BAD_ARGUMENT,
+                      "recording is NULL");
+    td_assert_refused(td_memory_largest(recording, (td_memory_phase)4, 1, &tensor, &count), TD_BAD_ARGUMENT,
+                      "phase is 4");
+    td_assert_refused(td_memory_largest(recording, TD_MEMORY_IN_FORWARD, 0, &tensor, &count), TD_BAD_ARGUMENT,
+                      "capacity is 0");
+    td_assert_refused(td_memory_largest(recording, TD_MEMORY_IN_FORWARD, 1, NULL, &count), TD_BAD_ARGUMENT,
+                      "largest is NULL");
+    td_assert_refused(td_memory_largest(recording, TD_MEMORY_IN_FORWARD, 1, &tensor, NULL), TD_BAD_ARGUMENT,
+                      "count is NULL");
+    td_assert_refused(td_memory_block_of(NULL, 0, &block), TD_BAD_ARGUMENT, "recording is NULL");
+    td_assert_refused(td_memory_block_of(recording, 3, &block), TD_BAD_ARGUMENT, "layer is 3, needs 0 to 2");
+    td_assert_refused(td_memory_block_of(recording, -1, &block), TD_BAD_ARGUMENT, "layer is -1");
+    td_assert_refused(td_memory_block_of(recording, 0, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_memory_write_snapshot(recording, ""), TD_BAD_ARGUMENT, "path is NULL or empty");
+    td_assert_refused(td_memory_write_events(recording, NULL), TD_BAD_ARGUMENT, "path is NULL or empty");
+    td_assert_refused(td_memory_write_timeline(recording, "/"), TD_IO_ERROR, "not a regular file");
+    td_memory_recording_destroy(recording);
+}
+
+/* ---- by hand ---- */
+
+/* A block that is freed takes what stands in it along; what dies without having lived, and an allocation that
+ * failed, change nothing. */
+static void a_recording_by_hand_is_replayed(void **unused)
+{
+    static char memory[100];
+    td_memory_entry entries[] = {
+        {.event =
+             {.action = TD_MEMORY_ALLOC, .address = memory, .bytes = 60, .current_bytes = 67, .label = "a"}},
+        {.event =
+             {.action = TD_MEMORY_LIVE, .address = memory, .bytes = 20, .current_bytes = 67, .label = "a/x"}},
+        {.event = {.action = TD_MEMORY_LIVE,
+                   .address = memory + 20,
+                   .bytes = 30,
+                   .current_bytes = 67,
+                   .label = "a/y"}},
+        {.event = {.action = TD_MEMORY_OOM, .bytes = 1000, .current_bytes = 67, .label = "a"}},
+        {.event =
+             {.action = TD_MEMORY_DEAD, .address = memory, .bytes = 19, .current_bytes = 67, .label = "x"}},
+        {.event =
+             {.action = TD_MEMORY_DEAD, .address = memory, .bytes = 20, .current_bytes = 67, .label = "b/x"}},
+        {.event =
+             {.action = TD_MEMORY_FREE, .address = memory, .bytes = 60, .current_bytes = 7, .label = "b"}},
+        {.event = {
+             .action = TD_MEMORY_FREE, .address = memory, .bytes = 60, .current_bytes = 7, .label = "b"}}};
+    enum { COUNT = sizeof entries / sizeof *entries };
+    static const size_t live[] = {0, 20, 50, 50, 50, 30, 0, 0};
+    static const int64_t pairs[] = {6, 5, 6, -1, -1, 1, 0, -1};
+    td_memory_recording recording = {.entries = entries, .count = COUNT, .summary = {.base_bytes = 7}};
+
+    (void)unused;
+    recording.summary.phases[0] = (td_memory_span){.end = COUNT, .begin_ns = 1, .end_ns = 2};
+    for (int phase = 1; phase < TD_MEMORY_PHASES; phase++)
+        recording.summary.phases[phase] = (td_memory_span){.first = COUNT, .end = COUNT};
+    td_assert_ok(td_memory_replay(&recording));
+    for (int i = 0; i < COUNT; i++) {
+        assert_int_equal(entries[i].live_bytes, live[i]);
+        assert_int_equal(entries[i].pair, pairs[i]);
+    }
+    assert_int_equal(recording.summary.whole.allocated_bytes, 60);
+    assert_int_equal(recording.summary.whole.live_bytes, 50);
+    assert_int_equal(recording.summary.whole.peak, 2);
+    assert_int_equal(recording.summary.phases[0].live_bytes, 50);
+    assert_int_equal(recording.summary.whole.end_ns, 2);
+    /* The snapshot's own, a segment and its end twice, two tensors, and two events for each end of one. */
+    assert_int_equal(td_memory_snapshot_events(&recording), 1 + 3 + 2 + 2 * 3);
+}
+
+/* A layer's number is a number. */
+static void layers_are_found_in_names(void **unused)
+{
+    static const struct {
+        const char *name;
+        int64_t layer;
+        const char *rest;
+    } names[] = {{"layers.12.attn.q", 12, "attn.q"},
+                 {"layers.0.input", 0, "input"},
+                 {"layers.x.input", -1, "layers.x.input"},
+                 {"layers.3", -1, "layers.3"},
+                 {"logits", -1, "logits"}};
+    const char *rest;
+
+    (void)unused;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        assert_int_equal(td_memory_layer_of(names[i].name, &rest), names[i].layer);
+        assert_string_equal(rest, names[i].rest);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(names_are_names),
+        cmocka_unit_test(layers_are_found_in_names),
+        cmocka_unit_test(a_recording_by_hand_is_replayed),
+        cmocka_unit_test_setup_teardown(others_blocks_do_not_count, open_device, close_device),
+        cmocka_unit_test_setup_teardown(the_largest_come_first, open_device, close_device),
+        cmocka_unit_test_setup_teardown(what_is_wrong_is_refused, open_device, close_device),
+    };
+
+    if (strcmp(MEMORY_DEVICE, "cpu") != 0)
+        td_device_close(td_gpu_open()); /* or the program is skipped */
+    int failed = cmocka_run_group_tests_name("recordings on " MEMORY_DEVICE, tests, NULL, NULL);
+
+    failed += td_run_cases(&recordings, open_device, close_device);
+    failed += td_run_cases(&blocks, open_device, close_device);
+    return failed;
+}

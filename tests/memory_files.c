@@ -1,0 +1,256 @@
+/* The files of a recording: whole, or not there. */
+#include "memory/recording.h"
+
+#include "support/compare.h"
+#include "support/fault.h"
+#include "support/file_kit.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+#include <cmocka.h>
+
+static const td_memory_config tiny = {
+    .model = {.size = {.d_model = 8, .d_ff = 12, .layers = 30, .heads = 2, .vocab = 11},
+              .batch = 1,
+              .context = 5,
+              .precision = TD_PRECISION_BF16_MIXED,
+              .attention = "naive",
+              .keep = TD_KEEP_ALL},
+    .pass = TD_MEMORY_STEP,
+    .time = TD_UPDATE_AFTER};
+
+static const struct {
+    const char *name;
+    td_status (*write)(const td_memory_recording *recording, const char *path);
+    const char *begin, *end;
+    int64_t least; /* bytes */
+} kinds[] = {
+    {"snapshot", td_memory_write_snapshot, "\x80\x02}", ".", 20000},
+    {"events", td_memory_write_events, "{\"device\":\"cpu\",\"pass\":\"step\",", "]}\n", 20000},
+    {"timeline", td_memory_write_timeline, "<svg xmlns=\"http://www.w3.org/2000/svg\"", "</svg>\n", 20000},
+};
+
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+static td_memory_recording *recording;
+
+static int record(void **unused)
+{
+    td_device *dev;
+
+    (void)unused;
+    if (td_device_open("cpu", &dev) != TD_OK)
+        return -1;
+    const td_status status = td_memory_record(dev, &tiny, &recording);
+    td_device_close(dev); /* of which a recording needs nothing */
+    return status == TD_OK ? 0 : -1;
+}
+
+static int forget(void **unused)
+{
+    (void)unused;
+    td_memory_recording_destroy(recording);
+    return 0;
+}
+
+static void check_whole(int kind)
+{
+    size_t bytes;
+    char *text = file_read(file_path, &bytes);
+    const size_t begin = strlen(kinds[kind].begin), end = strlen(kinds[kind].end);
+
+    assert_true((int64_t)bytes > kinds[kind].least);
+    assert_memory_equal(text, kinds[kind].begin, begin);
+    assert_memory_equal(text + bytes - end, kinds[kind].end, end);
+    free(text);
+}
+
+static void every_failing_call_leaves_the_old_file(void **unused)
+{
+    (void)unused;
+    for (int kind = 0; kind < KINDS; kind++) {
+        int64_t nth;
+
+        for (nth = 1;; nth++) {
+            file_write(file_path, "old", 3);
+            file_calls_fail = true;
+            td_fault_at(nth);
+            const td_status status = kinds[kind].write(recording, file_path);
+            file_calls_fail = false;
+            assert_int_equal(file_count(), 1);
+            if (!td_fault_name()) {
+                td_assert_ok(status);
+                break;
+            }
+            if (status == TD_OK) {
+                assert_true(file_fault_is_harmless());
+                continue;
+            }
+            assert_int_equal(status, file_fault_is_memory() ? TD_NO_MEMORY : TD_IO_ERROR);
+            assert_true(file_is(file_path, "old", 3));
+        }
+        assert_true(nth > 7);
+        check_whole(kind);
+    }
+}
+
+static void interrupted_and_short_writes_go_on(void **unused)
+{
+    (void)unused;
+    for (int kind = 0; kind < KINDS; kind++) {
+        size_t bytes, again;
+
+        td_assert_ok(kinds[kind].write(recording, file_path));
+        char *once = file_read(file_path, &bytes);
+        file_interruptions = file_small_steps = 20;
+        td_assert_ok(kinds[kind].write(recording, file_path));
+        char *twice = file_read(file_path, &again);
+        assert_int_equal(bytes, again);
+        assert_memory_equal(once, twice, bytes);
+        free(once);
+        free(twice);
+    }
+}
+
+static void folders_that_are_not_there_are_named(void **unused)
+{
+    (void)unused;
+    for (int kind = 0; kind < KINDS; kind++) {
+        td_assert_refused(kinds[kind].write(recording, "nowhere/at/all"), TD_IO_ERROR, "nowhere/at/all");
+        td_assert_refused(kinds[kind].write(recording, "/dev/null"), TD_IO_ERROR, "not a regular file");
+    }
+    file_write(file_path, "", 0); /* for the teardown */
+}
+
+static double number(const cJSON *object, const char *key)
+{
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(object, key);
+
+    if (!cJSON_IsNumber(value))
+        fail_msg("%s is no number", key);
+    return value->valuedouble;
+}
+
+static const char *string(const cJSON *object, const char *key)
+{
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, key));
+
+    assert_non_null(text);
+    return text;
+}
+
+/* The events are the entries, number by number. */
+static void events_are_the_entries(void **unused)
+{
+    static const char *const actions[] = {"alloc", "free", "live", "dead", "oom"};
+    const td_memory_entry *entries;
+    td_memory_summary summary;
+    int64_t count;
+    size_t bytes;
+
+    (void)unused;
+    td_assert_ok(td_memory_entries(recording, &entries, &count));
+    td_assert_ok(td_memory_summary_of(recording, &summary));
+    td_assert_ok(td_memory_write_events(recording, file_path));
+    char *text = file_read(file_path, &bytes);
+    cJSON *all = cJSON_ParseWithLength(text, bytes);
+    assert_non_null(all);
+    assert_true(number(all, "peak_bytes") == (double)summary.peak_bytes);
+    assert_true(number(all, "live_peak_bytes") == (double)summary.whole.live_bytes);
+    assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(all, "phases")), TD_MEMORY_PHASES);
+    int64_t i = 0;
+    for (const cJSON *event = cJSON_GetObjectItem(all, "events")->child; event; event = event->next, i++) {
+        const td_memory_entry *entry = &entries[i];
+        const cJSON *pair = cJSON_GetObjectItem(event, "pair");
+
+        assert_true(i < count);
+        assert_string_equal(string(event, "action"), actions[entry->event.action]);
+        assert_string_equal(string(event, "label"), entry->event.label);
+        assert_string_equal(string(event, "category"), td_memory_category_name(entry->category));
+        assert_string_equal(string(event, "phase"), td_memory_phase_name(entry->phase));
+        assert_true(number(event, "address") == (double)(uintptr_t)entry->event.address);
+        assert_true(number(event, "bytes") == (double)entry->event.bytes);
+        assert_true(number(event, "live_bytes") == (double)entry->live_bytes);
+        assert_true(number(event, "allocated_bytes") == (double)entry->event.current_bytes);
+        assert_true(entry->pair < 0 ? cJSON_IsNull(pair) : pair->valuedouble == (double)entry->pair);
+    }
+    assert_int_equal(i, count);
+    cJSON_Delete(all);
+    free(text);
+}
+
+/* What no pass has: a block that is freed before what stands in it, an allocation that failed, no label, a
+ * label that JSON would take for its own, and another GPU than the first. */
+static void a_recording_by_hand_is_written(void **unused)
+{
+    static char memory[100];
+    static const char texts[] = "\0a\0a/\"x";
+    const char *labels[] = {texts, texts + 1, texts + 3};
+    td_memory_entry entries[] = {
+        {.event = {.action = TD_MEMORY_ALLOC,
+                   .address = memory,
+                   .bytes = 60,
+                   .current_bytes = 60,
+                   .label = labels[1]}},
+        {.event = {.action = TD_MEMORY_LIVE,
+                   .address = memory + 8,
+                   .bytes = 20,
+                   .current_bytes = 60,
+                   .label = labels[2]}},
+        {.event = {.action = TD_MEMORY_OOM, .bytes = 1000, .current_bytes = 60, .label = labels[0]}},
+        {.event = {.action = TD_MEMORY_FREE, .address = memory, .bytes = 60, .label = labels[0]}}};
+    td_memory_recording by_hand = {.device = "cuda:1",
+                                   .index = 1,
+                                   .entries = entries,
+                                   .count = sizeof entries / sizeof *entries,
+                                   .labels = labels,
+                                   .label_count = 3};
+    size_t bytes;
+
+    (void)unused;
+    by_hand.summary.phases[0] = (td_memory_span){.end = by_hand.count, .begin_ns = 1, .end_ns = 2};
+    for (int phase = 1; phase < TD_MEMORY_PHASES; phase++)
+        by_hand.summary.phases[phase] = (td_memory_span){.first = by_hand.count, .end = by_hand.count};
+    td_assert_ok(td_memory_replay(&by_hand));
+    assert_int_equal(by_hand.summary.whole.live_bytes, 20);
+    assert_int_equal(by_hand.summary.whole.end_bytes, 0);
+    /* The snapshot's own, the segment, the tensor, its end in two, and the segment's end. */
+    assert_int_equal(td_memory_snapshot_events(&by_hand), 6);
+    td_assert_ok(td_memory_write_snapshot(&by_hand, file_path));
+    td_assert_ok(td_memory_write_timeline(&by_hand, file_path));
+    td_assert_ok(td_memory_write_events(&by_hand, file_path));
+    char *text = file_read(file_path, &bytes);
+    cJSON *all = cJSON_ParseWithLength(text, bytes);
+    const cJSON *events = cJSON_GetObjectItem(all, "events");
+    assert_int_equal(cJSON_GetArraySize(events), 4);
+    assert_string_equal(string(cJSON_GetArrayItem(events, 1), "label"), "a/\"x");
+    assert_string_equal(string(cJSON_GetArrayItem(events, 2), "action"), "oom");
+    assert_true(number(cJSON_GetArrayItem(events, 1), "pair") == 3);
+    cJSON_Delete(all);
+    free(text);
+
+    /* Nothing at all is a picture, too. */
+    by_hand.count = 0;
+    by_hand.summary = (td_memory_summary){.base_bytes = 0};
+    td_assert_ok(td_memory_replay(&by_hand));
+    td_assert_ok(td_memory_write_timeline(&by_hand, file_path));
+    text = file_read(file_path, &bytes);
+    assert_null(strstr(text, "nan"));
+    free(text);
+}
+
+#define TEST(function) cmocka_unit_test_setup_teardown(function, file_folder_make, file_folder_remove)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(every_failing_call_leaves_the_old_file), TEST(interrupted_and_short_writes_go_on),
+        TEST(folders_that_are_not_there_are_named),   TEST(events_are_the_entries),
+        TEST(a_recording_by_hand_is_written),
+    };
+    return cmocka_run_group_tests_name("files of a recording", tests, record, forget);
+}
