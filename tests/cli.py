@@ -8,6 +8,7 @@ import fcntl
 import json
 import math
 import os
+import pickle
 import pty
 import re
 import resource
@@ -19,8 +20,9 @@ import tempfile
 import unittest
 from pathlib import Path
 
-COMMANDS = ["bench", "attention", "flash", "precision", "sizes", "account", "allreduce"]
+COMMANDS = ["bench", "attention", "flash", "memory", "precision", "sizes", "account", "allreduce"]
 TINY = "--d-model 16 --d-ff 24 --layers 2 --heads 2 --vocab 17 --batch 2 --context 8 --warmup 1 --steps 3".split()
+MODEL = TINY[: TINY.index("--warmup")]
 SHORT = "--batch 2 --heads 3 --head-dim 8 --warmup 1 --iters 3".split()
 
 tandem = ""
@@ -106,6 +108,7 @@ class CliTest(unittest.TestCase):
 
     def test_every_help_has_examples_that_run(self):
         small = {"bench": TINY, "flash": [*SHORT, "--seq", "16"], "attention": [*SHORT, "--seq", "16"]}
+        small["memory"] = MODEL
         for command in [[], *([name] for name in COMMANDS)]:
             text = self.succeed(*command, "--help")
             examples = re.findall(r"^  (tandem (\w+) .*)$", text.partition("\nExamples:\n")[2], re.MULTILINE)
@@ -115,13 +118,19 @@ class CliTest(unittest.TestCase):
                 if "cuda" in line:
                     continue
                 with self.subTest(example=line):
-                    words = line.replace("records.jsonl", str(self.json)).split()[1:]
+                    line = re.sub(r"\b\w+\.(jsonl|pickle|svg)\b", rf"{self.folder}/\g<0>", line)
+                    words = line.split()[1:]
                     done = run(*words, *small.get(name, []))
                     self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_help_says_which_dtypes_a_device_has(self):
         """What it says of the CPU is tried."""
-        for command, small in (("flash", SHORT), ("attention", SHORT), ("bench", TINY)):
+        for command, small in (
+            ("flash", SHORT),
+            ("attention", SHORT),
+            ("bench", TINY),
+            ("memory", MODEL),
+        ):
             text = " ".join(self.succeed(command, "--help").split())
             said = re.search(r"--dtype=NAME (.*?)--", text)[1]
             self.assertIn("on cuda also", said)
@@ -138,6 +147,14 @@ class CliTest(unittest.TestCase):
             ("--nonsense", "unrecognized option '--nonsense'"),
             ("bench --nonsense", "tandem bench: unrecognized option '--nonsense'"),
             ("bench --steps", "option '--steps' requires an argument"),
+            ("memory --pass backward", "--pass: 'backward' needs to be inference, forward or step"),
+            ("memory --layer 12", "--layer: '12' needs to be below the model's 12 layers"),
+            ("memory --top 0", "tandem memory: --top: '0' needs to be at least 1"),
+            ("memory --snapshot=", "--snapshot: '' is no file name"),
+            ("memory --update before", "--update: 'before' needs to be along or after"),
+            ("memory --keep some", "--keep: 'some' needs to be all, most or inputs"),
+            ("memory --checkpoint-layers 2", "--checkpoint-layers: '2' needs --keep inputs"),
+            ("memory extra", "tandem memory: 'extra' is one argument too many"),
             ("bench --steps 0", "tandem bench: --steps: '0' needs to be at least 1"),
             ("bench --steps -3", "tandem bench: --steps: '-3' needs to be at least 1"),
             ("bench --steps ten", "tandem bench: --steps: 'ten' is no whole number"),
@@ -288,6 +305,7 @@ class CliTest(unittest.TestCase):
     def test_records_on_standard_output(self):
         for command in (
             ["bench", *TINY],
+            ["memory", *MODEL],
             ["flash", *SHORT, "--seq", "16"],
             ["attention", *SHORT, "--seq", "16"],
         ):
@@ -295,7 +313,7 @@ class CliTest(unittest.TestCase):
                 done = run(*command, "--json", "-")
                 self.assertEqual(done.returncode, 0, done.stderr)
                 records = [json.loads(line) for line in done.stdout.splitlines()]
-                passes = {"step"} if command[0] == "bench" else {"forward", "backward"}
+                passes = {"step"} if command[0] in ("bench", "memory") else {"forward", "backward"}
                 self.assertEqual({record["case"]["pass"] for record in records}, passes)
                 self.assertTrue(tables(done.stderr))
                 self.assertNotIn("|", done.stdout)
@@ -558,6 +576,112 @@ class CliTest(unittest.TestCase):
         self.assertEqual((done.returncode, done.stdout), (1, ""))
         self.assertEqual([r["status"] for r in self.records()], ["oom"])
         self.assertNotIn("ms", self.records()[0])
+
+    def test_memory(self):
+        """Tables and records say the same, and the tables what the switches ask for."""
+        for name, how in (
+            ("inference", ["--pass", "inference"]),
+            ("forward", ["--pass", "forward", "--attention", "naive"]),
+            ("step", ["--update", "after", "--gradients", "held"]),
+            ("step", ["--keep", "inputs", "--dtype", "bf16_mixed"]),
+        ):
+            with self.subTest(how=how):
+                self.json.unlink(missing_ok=True)
+                text = self.succeed("memory", *MODEL, *how, "--threads", "1", "--json", str(self.json))
+                self.assertIn("custom: d_model 16, d_ff 24, layers 2, heads 2, vocab 17", text)
+                peaks, largest, sizes, *saved = tables(text)
+                (record,) = self.records()
+                values = record["values"]
+                after = "after" in how
+                phases = {"inference": 2, "forward": 2, "step": 4 if after else 3}[name]
+                names = ["create", "forward", "backward", "optimizer"][:phases]
+                self.assertEqual([row["phase"] for row in peaks], [*names, "all"])
+                self.assertEqual([key[8:] for key in values if key.startswith("peak_in_")], names)
+                self.assertEqual(record["impl"], "c_overlap" if name == "step" and not after else "c")
+                self.assertEqual((record["deliverable"], record["module"]), ("memory_profiling", "memory"))
+                self.assertEqual(record["case"]["pass"], name)
+                self.assertEqual(
+                    record["config"].get("update"), {"step": "after" if after else "along"}.get(name)
+                )
+                self.assertEqual(self.parts(values, "allocated_"), values["peak_bytes"])
+                self.assertEqual(self.parts(values, "live_"), values["live_bytes"])
+                self.assertEqual(float(peaks[-1]["blocks"]), round(values["peak_bytes"] / 2**20, 2))
+                self.assertEqual(float(peaks[-1]["tensors"]), round(values["live_bytes"] / 2**20, 2))
+                self.assertEqual(values["peak_bytes"] / 2**20, record["peak_mib"])
+                self.assertEqual(values["residual_bytes"], 2 * 8 * 16 * 4)
+                scores = "naive" in how
+                self.assertEqual(values["scores_bytes"], 2 * 2 * 8 * 8 * 4 if scores else 0)
+                self.assertEqual(sizes[1]["MiB"], "0.001" if scores else "never in memory")
+                self.assertEqual(values["saved_bytes"] > 0, name != "inference")
+                self.assertEqual(len(saved), 1 if name != "inference" else 0)
+                self.assertEqual({row["phase"] for row in largest} <= set(names), True)
+
+    def parts(self, values, what):
+        """The sum over the five categories."""
+        categories = ("weights", "gradients", "optimizer_state", "activations", "scratch")
+        return sum(values[what + category] for category in categories)
+
+    def test_memory_files_are_whole_or_not_there(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it, and what it starts would too
+
+        kinds = ("snapshot", "events", "timeline")
+        files = [self.folder / kind for kind in kinds]
+        options = [word for kind, file in zip(kinds, files, strict=True) for word in (f"--{kind}", str(file))]
+        self.succeed("memory", *MODEL, *options)
+        whole = [file.read_bytes() for file in files]
+        self.assertTrue(all(len(data) > 1000 for data in whole))
+        self.assertEqual(sorted(self.folder.iterdir()), sorted(files))
+        for kind, file in zip(kinds, files, strict=True):
+            # A limit on a file's size is what a full disk is: an error of the write.
+            done = subprocess.run(
+                [tandem, "memory", *MODEL, f"--{kind}", str(file)],
+                capture_output=True,
+                text=True,
+                preexec_fn=limit,
+                check=False,
+                env={**os.environ, "GCOV_PREFIX": "/dev/null"},  # whose counts would be cut off, too
+            )
+            self.assertEqual(done.returncode, 1)
+            said = done.stderr.splitlines()[0]
+            self.assertRegex(said, rf"^tandem memory: cannot write '{file}.*': File too large$")
+            self.refuse_to_write(kind, "/no/such/folder/file", "No such file or directory")
+            self.refuse_to_write(kind, "/dev/full", "not a regular file")
+        self.assertEqual([file.read_bytes() for file in files], whole)
+        self.assertEqual(sorted(self.folder.iterdir()), sorted(files))
+
+    def refuse_to_write(self, kind, path, reason):
+        done = run("memory", *MODEL, f"--{kind}", path)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("tandem memory: cannot ", done.stderr)
+        self.assertIn(path, done.stderr)
+        self.assertIn(reason, done.stderr)
+
+    def test_memory_killed_in_the_middle_leaves_no_half_file(self):
+        file = self.folder / "snapshot"
+        for wait in (0.0, 0.02, 0.05, 0.1, 0.2):
+            file.write_bytes(b"old")
+            child = subprocess.Popen(
+                [tandem, "memory", *MODEL, "--layers", "500", "--snapshot", str(file)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(wait)
+            child.kill()
+            child.wait()
+            data = file.read_bytes()
+            self.assertTrue(data == b"old" or isinstance(pickle.loads(data), dict))
+
+    def test_memory_without_the_memory_leaves_a_record(self):
+        done = run(
+            "memory", "--size", "10B", "--batch", "4096", "--context", "2048", "--json", str(self.json)
+        )
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        (record,) = self.records()
+        self.assertEqual(record["status"], "oom")
+        self.assertNotIn("values", record)
 
     def test_attention_and_flash(self):
         for command, deliverable in (("attention", "pytorch_attention"), ("flash", "flash_benchmarking")):

@@ -8,6 +8,7 @@
 #include "cli/commands.h"
 #include "cli/limit.h"
 #include "comm/comm.h"
+#include "memory/memory.h"
 #include "precision/precision.h"
 #include "support/fault.h"
 
@@ -139,6 +140,25 @@ TD_FAULT(td_bench_run,
          (td_device * dev, const td_bench_config *config, td_bench_progress progress, void *user,
           td_bench_result **out),
          (dev, config, progress, user, out))
+TD_FAULT(td_account_block_activations,
+         (const td_account_model *model, int64_t batch, int64_t context, int64_t element_bytes,
+          int64_t stream_bytes, bool flash, td_account_block *out),
+         (model, batch, context, element_bytes, stream_bytes, flash, out))
+TD_FAULT(td_memory_record, (td_device * dev, const td_memory_config *config, td_memory_recording **out),
+         (dev, config, out))
+TD_FAULT(td_memory_summary_of, (const td_memory_recording *recording, td_memory_summary *out),
+         (recording, out))
+TD_FAULT(td_memory_largest,
+         (const td_memory_recording *recording, td_memory_phase phase, int64_t capacity,
+          td_memory_tensor *largest, int64_t *count),
+         (recording, phase, capacity, largest, count))
+TD_FAULT(td_memory_block_of, (const td_memory_recording *recording, int64_t layer, td_memory_block *out),
+         (recording, layer, out))
+TD_FAULT(td_memory_write_snapshot, (const td_memory_recording *recording, const char *path),
+         (recording, path))
+TD_FAULT(td_memory_write_events, (const td_memory_recording *recording, const char *path), (recording, path))
+TD_FAULT(td_memory_write_timeline, (const td_memory_recording *recording, const char *path),
+         (recording, path))
 TD_FAULT(td_bench_summary_of, (const td_bench_result *result, td_bench_summary *out), (result, out))
 
 void *__real_malloc(size_t size);
@@ -179,14 +199,14 @@ int __wrap_vasprintf(char **out, const char *format, va_list args)
 
 /* ---- commands ---- */
 
-enum { MOST_WORDS = 24 };
+enum { MOST_WORDS = 28 };
 
-static char json[] = "/tmp/tandem_cli_faults_XXXXXX";
+static char json[] = "/tmp/tandem_cli_faults_XXXXXX", other[] = "/tmp/tandem_cli_other_XXXXXX";
 
 typedef struct command {
     const char *name;
     td_status (*run)(int argc, char **argv);
-    const char *words[MOST_WORDS]; /* NULL ends them; "FILE" is a file for records */
+    const char *words[MOST_WORDS]; /* NULL ends them; "FILE" is one for records, "OTHER" another */
     bool goes_on;                  /* without memory for one length, which is a result of its own */
 } command;
 
@@ -269,6 +289,65 @@ static const command commands[] = {
       "--mode",
       "forward"},
      false},
+    {"memory",
+     td_command_memory,
+     {"tandem memory",
+      "--d-model",
+      "4",
+      "--d-ff",
+      "3",
+      "--layers",
+      "1",
+      "--heads",
+      "2",
+      "--vocab",
+      "5",
+      "--batch",
+      "1",
+      "--context",
+      "3",
+      "--attention",
+      "naive",
+      "--json",
+      "FILE",
+      "--snapshot",
+      "OTHER",
+      "--events",
+      "OTHER",
+      "--timeline",
+      "OTHER"},
+     false},
+    {"memory of checkpoints",
+     td_command_memory,
+     {"tandem memory",
+      "--d-model",
+      "4",
+      "--d-ff",
+      "3",
+      "--layers",
+      "2",
+      "--heads",
+      "2",
+      "--vocab",
+      "5",
+      "--batch",
+      "1",
+      "--context",
+      "3",
+      "--keep",
+      "inputs",
+      "--update",
+      "after",
+      "--gradients",
+      "held",
+      "--json",
+      "-"},
+     false},
+    {"memory of inference",
+     td_command_memory,
+     {"tandem memory", "--d-model", "4", "--d-ff", "3", "--layers", "1", "--heads", "2", "--vocab", "5",
+      "--batch", "1", "--context", "3", "--pass", "inference", "--top", "2"},
+     false},
 };
 
 /* Runs it with what it prints thrown away. */
@@ -280,7 +359,9 @@ static td_status run_quietly(const command *c)
 
     assert_true(nothing >= 0);
     for (; argc < MOST_WORDS && c->words[argc]; argc++)
-        argv[argc] = strcmp(c->words[argc], "FILE") == 0 ? json : (char *)c->words[argc];
+        argv[argc] = strcmp(c->words[argc], "FILE") == 0    ? json
+                     : strcmp(c->words[argc], "OTHER") == 0 ? other
+                                                            : (char *)c->words[argc];
     fflush(stdout);
     for (int i = 0; i < 2; i++) {
         kept[i] = dup(outputs[i]);
@@ -436,16 +517,18 @@ int main(void)
     enum { COMMANDS = sizeof commands / sizeof *commands };
     struct CMUnitTest tests[COMMANDS + 2] = {cmocka_unit_test(control_groups_lower_the_limit),
                                              cmocka_unit_test(each_rank_needs_a_gpu)};
-    const int file = mkstemp(json);
+    const int file = mkstemp(json), second = mkstemp(other);
 
-    if (file < 0)
+    if (file < 0 || second < 0)
         return 1;
     close(file);
+    close(second);
     for (int i = 0; i < COMMANDS; i++)
         tests[i + 2] = (struct CMUnitTest){.name = commands[i].name,
                                            .test_func = every_fault_comes_back_as_a_status,
                                            .initial_state = (void *)&commands[i]};
     const int failed = cmocka_run_group_tests_name("faults of the commands", tests, NULL, NULL);
     unlink(json);
+    unlink(other);
     return failed;
 }

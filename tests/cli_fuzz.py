@@ -52,11 +52,24 @@ FLAGS = [
 SMALL_MODEL = (
     "--d-model 16 --d-ff 24 --layers 2 --heads 2 --vocab 17 --batch 2 --context 8 --warmup 1 --steps 2"
 )
+FILES = ["x", "", "missing/x", "/dev/full", "/dev/null", "."]
+RECORDED = {
+    **{
+        name: MODEL[name]
+        for name in MODEL
+        if name not in ("--mode", "--seed", "--steps", "--timed", "--warmup")
+    },
+    **dict.fromkeys("--top --layer --checkpoint-layers".split(), NUMBERS),
+    "--pass": [*NAMES, "inference", "forward", "step"],
+    **dict.fromkeys("--snapshot --events --timeline".split(), FILES),
+}
+SMALL_RECORDED = SMALL_MODEL.partition(" --warmup")[0]
 SMALL_ATTEND = "--batch 2 --heads 3 --head-dim 8 --seq 9 --warmup 1 --iters 2"
 COMMANDS = {
     "bench": ({**MODEL, **MACHINE}, SMALL_MODEL),
     "attention": ({**ATTEND, **MACHINE}, SMALL_ATTEND),
     "flash": ({**ATTEND, **MACHINE}, SMALL_ATTEND),
+    "memory": ({**RECORDED, **MACHINE}, SMALL_RECORDED),
     "precision": ({"--count": NUMBERS, "--value": NUMBERS}, "--count 50"),
     "sizes": ({"--batch": SIZES, "--context": SIZES}, ""),
     "account": ({}, ""),

@@ -13,6 +13,7 @@ td_status td_command_allreduce(int argc, char **argv);
 td_status td_command_attention(int argc, char **argv);
 td_status td_command_bench(int argc, char **argv);
 td_status td_command_flash(int argc, char **argv);
+td_status td_command_memory(int argc, char **argv);
 td_status td_command_precision(int argc, char **argv);
 td_status td_command_sizes(int argc, char **argv);
 

@@ -1,0 +1,500 @@
+#include "memory/memory.h"
+
+#include "accounting/accounting.h"
+#include "base/check.h"
+#include "cli/commands.h"
+#include "cli/model.h"
+#include "cli/options.h"
+#include "cli/output.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    KEY_BATCH = TD_OPTION_KEY,
+    KEY_CONTEXT,
+    KEY_PASS,
+    KEY_UPDATE,
+    KEY_KEEP,
+    KEY_CHECKPOINT_LAYERS,
+    KEY_GRADIENTS,
+    KEY_TOP,
+    KEY_LAYER,
+    KEY_SNAPSHOT,
+    KEY_EVENTS,
+    KEY_TIMELINE
+};
+
+static const struct argp_option options[] = {
+    {0, 0, 0, 0, "The pass:", 2},
+    {"batch", KEY_BATCH, "N", 0, "sequences (4)", 2},
+    {"context", KEY_CONTEXT, "N", 0, "tokens a sequence (128)", 2},
+    {"pass", KEY_PASS, "NAME", 0,
+     "inference; forward, with the loss and what backward would read; or step (the default: with backward "
+     "and "
+     "AdamW)",
+     2},
+    {0, 0, 0, 0, "How it runs; what is fastest is the default:", 3},
+    {"update", KEY_UPDATE, "NAME", 0,
+     "along (the default): weights are updated along the backward pass; or after it", 3},
+    {"keep", KEY_KEEP, "NAME", 0,
+     "all (the default) that backward reads; most: norms and silu are computed again; or inputs of "
+     "checkpoints: the layers of one run forward again ahead of its backward",
+     3},
+    {"checkpoint-layers", KEY_CHECKPOINT_LAYERS, "N", 0, "of --keep inputs: layers of a checkpoint (1)", 3},
+    {"gradients", KEY_GRADIENTS, "NAME", 0,
+     "transient (the default): they share memory with activations; or held", 3},
+    {0, 0, 0, 0, "What is shown:", 4},
+    {"top", KEY_TOP, "N", 0, "largest tensors of each phase (5)", 4},
+    {"layer", KEY_LAYER, "N", 0, "block whose saved tensors are listed (0, the first)", 4},
+    {"snapshot", KEY_SNAPSHOT, "FILE", 0,
+     "write a snapshot that PyTorch's tools and its public viewer read: python -m torch.cuda._memory_viz "
+     "trace_plot FILE",
+     4},
+    {"events", KEY_EVENTS, "FILE", 0, "write every event as JSON", 4},
+    {"timeline", KEY_TIMELINE, "FILE", 0, "write the live tensors over time as an SVG picture", 4},
+    {0}};
+
+typedef struct arguments {
+    td_common common;
+    td_model_options model; /* of config.model */
+    td_memory_config config;
+    int64_t top, layer;
+    const char *snapshot, *events, *timeline; /* NULL: not wanted */
+} arguments;
+
+static void take_file(const struct argp_state *state, const char *option, const char *text, const char **out)
+{
+    if (*text == '\0')
+        argp_error(state, "--%s: '' is no file name", option);
+    *out = text;
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    arguments *args = state->input;
+    td_transformer_config *model = &args->config.model;
+
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &args->model;
+        state->child_inputs[1] = &args->common;
+        return 0;
+    case KEY_BATCH:
+        model->batch = td_option_integer(state, "batch", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_CONTEXT:
+        model->context = td_option_integer(state, "context", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_PASS:
+        if (td_memory_pass_parse(arg, &args->config.pass) != TD_OK)
+            argp_error(state, "--pass: '%s' needs to be inference, forward or step", arg);
+        return 0;
+    case KEY_UPDATE:
+        args->config.time =
+            td_option_either(state, "update", arg, "along", "after") ? TD_UPDATE_ALONG : TD_UPDATE_AFTER;
+        return 0;
+    case KEY_KEEP:
+        if (td_keep_parse(arg, &model->keep) != TD_OK)
+            argp_error(state, "--keep: '%s' needs to be all, most or inputs", arg);
+        return 0;
+    case KEY_CHECKPOINT_LAYERS:
+        model->checkpoint_layers = td_option_integer(state, "checkpoint-layers", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_GRADIENTS:
+        model->transient_gradients = td_option_either(state, "gradients", arg, "transient", "held");
+        return 0;
+    case KEY_TOP:
+        args->top = td_option_integer(state, "top", arg, 1, 1000);
+        return 0;
+    case KEY_LAYER:
+        args->layer = td_option_integer(state, "layer", arg, 0, INT32_MAX);
+        return 0;
+    case KEY_SNAPSHOT:
+        take_file(state, "snapshot", arg, &args->snapshot);
+        return 0;
+    case KEY_EVENTS:
+        take_file(state, "events", arg, &args->events);
+        return 0;
+    case KEY_TIMELINE:
+        take_file(state, "timeline", arg, &args->timeline);
+        return 0;
+    case ARGP_KEY_ARG:
+        td_option_no_argument(state, arg);
+        return 0;
+    case ARGP_KEY_END:
+        td_option_check_layers(state, model);
+        if (args->layer >= model->size.layers)
+            argp_error(state, "--layer: '%" PRId64 "' needs to be below the model's %" PRId64 " layers",
+                       args->layer, model->size.layers);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* ---- what the arithmetic says ---- */
+
+typedef struct expected {
+    td_account_activations sizes;
+    int64_t residual; /* one tensor of the residual stream, whose elements may be wider than the products' */
+    int64_t saved;    /* by one block for backward */
+} expected;
+
+static td_status expect(const td_memory_config *config, expected *out)
+{
+    const td_transformer_config *model = &config->model;
+    const td_account_model size = {model->size.d_model, model->size.d_ff, model->size.layers,
+                                   model->size.heads, model->size.vocab};
+    const int64_t element = (int64_t)td_dtype_size(td_precision_dtype(model->precision)),
+                  stream = (int64_t)td_dtype_size(td_precision_weights(model->precision));
+    td_account_activations wide;
+    td_account_block block;
+    td_status status = TD_OK;
+
+    TD_TRY(td_account_model_activations(&size, model->batch, model->context, element, &out->sizes));
+    TD_TRY(td_account_model_activations(&size, model->batch, model->context, stream, &wide));
+    TD_TRY(td_account_block_activations(&size, model->batch, model->context, element, stream,
+                                        strcmp(model->attention, "flash") == 0, &block));
+    out->residual = wide.residual;
+    out->saved = model->keep == TD_KEEP_ALL    ? block.all
+                 : model->keep == TD_KEEP_MOST ? block.most
+                                               : block.input;
+    if (config->pass == TD_MEMORY_INFERENCE)
+        out->saved = 0;
+cleanup:
+    return status;
+}
+
+/* ---- tables ---- */
+
+static double mib(double bytes)
+{
+    return bytes / 1048576.0;
+}
+
+static void print_way(const td_memory_config *config, FILE *out)
+{
+    const td_transformer_config *model = &config->model;
+
+    if (config->pass == TD_MEMORY_INFERENCE)
+        return;
+    fprintf(out, "; backward finds %s of forward", td_keep_name(model->keep));
+    if (model->keep == TD_KEEP_INPUTS)
+        fprintf(out, ", checkpoints of %" PRId64 " layers", td_model_checkpoint_layers(model));
+    fprintf(out, "; gradients are %s", model->transient_gradients ? "transient" : "held");
+    if (config->pass == TD_MEMORY_STEP)
+        fprintf(out, "; weights updated %s the backward pass",
+                config->time == TD_UPDATE_ALONG ? "along" : "after");
+}
+
+static td_status add_span(td_table *table, const char *name, const td_memory_span *span)
+{
+    const size_t *by = span->by_category;
+
+    return td_table_row(table, "%s\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f", name,
+                        mib((double)span->allocated_bytes), mib((double)span->live_bytes),
+                        mib((double)by[TD_MEMORY_WEIGHTS]), mib((double)by[TD_MEMORY_GRADIENTS]),
+                        mib((double)by[TD_MEMORY_OPTIMIZER_STATE]), mib((double)by[TD_MEMORY_ACTIVATIONS]),
+                        mib((double)by[TD_MEMORY_SCRATCH]), mib((double)span->end_bytes));
+}
+
+static td_status print_peaks(const td_memory_summary *summary, FILE *out)
+{
+    td_status status = TD_OK;
+    td_table *table = NULL;
+
+    fprintf(
+        out,
+        "Peaks in MiB: of the device's blocks, and of the tensors that are alive in them, by category\n\n");
+    TD_TRY(
+        td_table_create("lrrrrrrrr",
+                        "phase\tblocks\ttensors\tweights\tgradients\toptimizer state\tactivations\tscratch\t"
+                        "at its end",
+                        &table));
+    for (int phase = 0; phase < TD_MEMORY_PHASES; phase++)
+        if (summary->phases[phase].end_ns > 0)
+            TD_TRY(add_span(table, td_memory_phase_name((td_memory_phase)phase), &summary->phases[phase]));
+    TD_TRY(add_span(table, "all", &summary->whole));
+    td_table_write(table, out);
+cleanup:
+    td_table_destroy(table);
+    return status;
+}
+
+static td_status print_largest(const arguments *args, const td_memory_recording *recording, FILE *out)
+{
+    td_status status = TD_OK;
+    td_memory_tensor *largest = NULL;
+    td_memory_summary summary;
+    td_table *table = NULL;
+
+    TD_TRY(td_memory_summary_of(recording, &summary));
+    largest = calloc((size_t)args->top, sizeof *largest);
+    if (!largest) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", args->top);
+        goto cleanup;
+    }
+    fprintf(out, "Largest tensors by the phase that they come in, and the labels that they come under\n\n");
+    TD_TRY(td_table_create("llrrll", "phase\ttensor\tMiB each\tcount\tcategory\tfirst under", &table));
+    for (int phase = 0; phase < TD_MEMORY_PHASES; phase++) {
+        int64_t count;
+
+        if (summary.phases[phase].end_ns == 0)
+            continue;
+        TD_TRY(td_memory_largest(recording, (td_memory_phase)phase, args->top, largest, &count));
+        for (int64_t i = 0; i < count; i++)
+            TD_TRY(td_table_row(table, "%s\t%s\t%.3f\t%" PRId64 "\t%s\t%s",
+                                td_memory_phase_name((td_memory_phase)phase), largest[i].name,
+                                mib((double)largest[i].bytes), largest[i].count,
+                                td_memory_category_name(largest[i].category), largest[i].label));
+    }
+    td_table_write(table, out);
+cleanup:
+    td_table_destroy(table);
+    free(largest);
+    return status;
+}
+
+static td_status print_block(const arguments *args, const td_memory_block *block, const expected *want,
+                             FILE *out)
+{
+    td_status status = TD_OK;
+    td_table *table = NULL;
+
+    fprintf(out, "Sizes against the arithmetic\n\n");
+    TD_TRY(td_table_create("lrr", "what\tMiB\tMiB by the arithmetic", &table));
+    TD_TRY(td_table_row(table, "one tensor of the residual stream\t%.3f\t%.3f",
+                        mib((double)block->residual_bytes), mib((double)want->residual)));
+    if (block->scores_bytes > 0)
+        TD_TRY(td_table_row(table, "the scores of a layer\t%.3f\t%.3f", mib((double)block->scores_bytes),
+                            mib((double)want->sizes.scores)));
+    else
+        TD_TRY(td_table_row(table, "the scores of a layer\tnever in memory\t%.3f",
+                            mib((double)want->sizes.scores)));
+    TD_TRY(td_table_row(table, "saved for backward by block %" PRId64 "\t%.3f\t%.3f", args->layer,
+                        mib((double)block->saved_bytes), mib((double)want->saved)));
+    TD_TRY(td_table_row(table, "gradients of its weights that were in memory\t%.3f",
+                        mib((double)block->gradient_bytes)));
+    td_table_write(table, out);
+    td_table_destroy(table);
+    table = NULL;
+
+    if (block->saved > 0)
+        fprintf(out, "Largest of the %" PRId64 " tensors that block %" PRId64 " saves for backward\n\n",
+                block->saved, args->layer);
+    TD_TRY(td_table_create("lrr", "tensor\tMiB\tshare %", &table));
+    for (int64_t i = 0; i < block->saved && i < TD_MEMORY_CONTRIBUTORS; i++)
+        TD_TRY(td_table_row(table, "%s\t%.3f\t%.1f", block->largest[i].name,
+                            mib((double)block->largest[i].bytes),
+                            100 * (double)block->largest[i].bytes / (double)block->saved_bytes));
+    td_table_write(table, out);
+cleanup:
+    td_table_destroy(table);
+    return status;
+}
+
+static td_status print(const arguments *args, const td_memory_recording *recording,
+                       const td_memory_summary *summary, const td_memory_block *block, const td_device *dev)
+{
+    FILE *out = td_common_tables(&args->common);
+    td_status status = TD_OK;
+    char machine[160];
+    expected want;
+
+    TD_TRY(expect(&args->config, &want));
+    TD_TRY(td_model_print(&args->model, out));
+    fprintf(out, "\nbatch %" PRId64 ", context %" PRId64 ", one %s on %s: %s", args->config.model.batch,
+            args->config.model.context,
+            args->config.pass == TD_MEMORY_STEP      ? "step"
+            : args->config.pass == TD_MEMORY_FORWARD ? "forward pass"
+                                                     : "inference",
+            td_device_name(dev), td_machine_name(dev, machine));
+    print_way(&args->config, out);
+    fprintf(out, "\n\n");
+    TD_TRY(print_peaks(summary, out));
+    TD_TRY(print_largest(args, recording, out));
+    TD_TRY(print_block(args, block, &want, out));
+    fprintf(out, "%" PRId64 " events, %" PRId64 " in a snapshot\n", summary->entries,
+            td_memory_snapshot_events(recording));
+cleanup:
+    return status;
+}
+
+/* ---- records ---- */
+
+static td_status set_config(td_record *record, const td_memory_config *config)
+{
+    const td_transformer_config *model = &config->model;
+    td_status status = TD_OK;
+
+    TD_TRY(td_record_set_string(record, "config.attention", model->attention));
+    TD_TRY(td_record_set_bool(record, "config.graph", false));
+    if (config->pass == TD_MEMORY_INFERENCE)
+        goto cleanup;
+    TD_TRY(td_record_set_string(record, "config.keep", td_keep_name(model->keep)));
+    if (model->keep == TD_KEEP_INPUTS)
+        TD_TRY(td_record_set_integer(record, "config.checkpoint_layers", td_model_checkpoint_layers(model)));
+    TD_TRY(
+        td_record_set_string(record, "config.gradients", model->transient_gradients ? "transient" : "held"));
+    if (config->pass == TD_MEMORY_STEP)
+        TD_TRY(td_record_set_string(record, "config.update",
+                                    config->time == TD_UPDATE_ALONG ? "along" : "after"));
+cleanup:
+    return status;
+}
+
+/** values.<what><name>, with _ in place of blanks. */
+static td_status set_bytes(td_record *record, const char *what, const char *name, size_t bytes)
+{
+    char path[96];
+
+    snprintf(path, sizeof path, "values.%s%s", what, name);
+    for (char *c = path; *c; c++)
+        *c = *c == ' ' ? '_' : *c;
+    return td_record_set_integer(record, path, (int64_t)bytes);
+}
+
+static td_status set_values(td_record *record, const td_memory_summary *summary, const td_memory_block *block)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(td_record_set_number(record, "peak_mib", mib((double)summary->peak_bytes)));
+    TD_TRY(set_bytes(record, "peak_bytes", "", summary->peak_bytes));
+    TD_TRY(set_bytes(record, "live_bytes", "", summary->whole.live_bytes));
+    for (int i = 0; i < TD_MEMORY_CATEGORIES; i++) {
+        const char *name = td_memory_category_name((td_memory_category)i);
+
+        TD_TRY(set_bytes(record, "allocated_", name, summary->allocated[i]));
+        TD_TRY(set_bytes(record, "live_", name, summary->whole.by_category[i]));
+    }
+    for (int phase = 0; phase < TD_MEMORY_PHASES; phase++)
+        if (summary->phases[phase].end_ns > 0)
+            TD_TRY(set_bytes(record, "peak_in_", td_memory_phase_name((td_memory_phase)phase),
+                             summary->phases[phase].live_bytes));
+    TD_TRY(set_bytes(record, "saved_bytes", "", block->saved_bytes));
+    TD_TRY(set_bytes(record, "gradient_bytes", "", block->gradient_bytes));
+    TD_TRY(set_bytes(record, "residual_bytes", "", block->residual_bytes));
+    TD_TRY(set_bytes(record, "scores_bytes", "", block->scores_bytes));
+    for (int64_t i = 0; i < block->saved && i < TD_MEMORY_CONTRIBUTORS; i++) {
+        char path[64];
+
+        snprintf(path, sizeof path, "values.saved_%" PRId64 "_name", i + 1);
+        TD_TRY(td_record_set_string(record, path, block->largest[i].name));
+        snprintf(path, sizeof path, "values.saved_%" PRId64 "_bytes", i + 1);
+        TD_TRY(td_record_set_integer(record, path, (int64_t)block->largest[i].bytes));
+    }
+cleanup:
+    return status;
+}
+
+/** summary NULL: there was no memory for it. */
+static td_status append_record(const arguments *args, const td_memory_summary *summary,
+                               const td_memory_block *block, const td_device *dev)
+{
+    td_status status = TD_OK;
+    td_record *record = NULL;
+
+    if (!args->common.json)
+        goto cleanup;
+    TD_TRY(td_output_record(dev, "memory_profiling", "memory", &record));
+    if (args->config.pass == TD_MEMORY_STEP && args->config.time == TD_UPDATE_ALONG)
+        TD_TRY(td_record_set_string(record, "impl", "c_overlap"));
+    TD_TRY(set_config(record, &args->config));
+    TD_TRY(td_model_record(&args->model, record));
+    TD_TRY(td_record_set_string(record, "case.pass", td_memory_pass_name(args->config.pass)));
+    if (summary)
+        TD_TRY(set_values(record, summary, block));
+    else
+        TD_TRY(td_record_set_string(record, "status", "oom"));
+    TD_TRY(td_common_append(&args->common, record));
+cleanup:
+    td_record_destroy(record);
+    return status;
+}
+
+/* ---- the run ---- */
+
+static td_status run(const arguments *args, td_device *dev, td_memory_recording **out)
+{
+    td_status status = TD_OK;
+    td_train_config train;
+    td_train_bytes bytes;
+
+    TD_TRY(td_memory_train_config(&args->config, &train));
+    TD_TRY(td_train_plan(dev, &train, &bytes));
+    const td_transformer_bytes *model = &bytes.model;
+    TD_TRY(td_common_fits(dev, (double)model->parameters + (double)model->copies + (double)model->gradients +
+                                   (double)model->activations + (double)model->scratch +
+                                   (double)bytes.optimizer + (double)bytes.step));
+    TD_TRY(td_memory_record(dev, &args->config, out));
+cleanup:
+    return status;
+}
+
+static td_status write_files(const arguments *args, const td_memory_recording *recording)
+{
+    td_status status = TD_OK;
+
+    if (args->snapshot)
+        TD_TRY(td_memory_write_snapshot(recording, args->snapshot));
+    if (args->events)
+        TD_TRY(td_memory_write_events(recording, args->events));
+    if (args->timeline)
+        TD_TRY(td_memory_write_timeline(recording, args->timeline));
+cleanup:
+    return status;
+}
+
+td_status td_command_memory(int argc, char **argv)
+{
+    static const struct argp_child children[] = {
+        {&td_model_argp, 0, NULL, 1}, {&td_common_argp, 0, NULL, 5}, {0}};
+    static const struct argp argp = {
+        .options = options,
+        .parser = parse,
+        .doc = "Records the memory of one pass of the course's Transformer, block by block and tensor by "
+               "tensor.\v"
+               "Blocks are what the device gave, tensors what stands in them from its first write to its "
+               "last use. "
+               "A file that is there already is replaced once the new one is whole.\n\n"
+               "Examples:\n"
+               "  tandem memory --size small --context 256 --json records.jsonl\n"
+               "  tandem memory --size small --layers 2 --pass forward --attention naive\n"
+               "  tandem memory --size small --layers 2 --update after --snapshot step.pickle --timeline "
+               "step.svg\n"
+               "  tandem memory --device cuda --size 2.7B --context 512 --dtype bf16_mixed",
+        .children = children};
+    arguments args = {.common = {.device = "cpu"},
+                      .model = {.option = "small"},
+                      .config = {.model = {.batch = 4,
+                                           .context = 128,
+                                           .attention = "flash",
+                                           .keep = TD_KEEP_ALL,
+                                           .transient_gradients = true},
+                                 .pass = TD_MEMORY_STEP},
+                      .top = 5};
+    td_memory_recording *recording = NULL;
+    td_status status = TD_OK;
+    td_device *dev = NULL;
+    td_memory_summary summary;
+    td_memory_block block;
+
+    args.model.model = &args.config.model;
+    argp_parse(&argp, argc, argv, 0, NULL, &args);
+    TD_TRY(td_common_begin(&args.common, &dev));
+    status = run(&args, dev, &recording);
+    if (status == TD_NO_MEMORY) /* a result as well, for the records */
+        append_record(&args, NULL, NULL, dev);
+    TD_TRY(status);
+    TD_TRY(td_memory_summary_of(recording, &summary));
+    TD_TRY(td_memory_block_of(recording, args.layer, &block));
+    TD_TRY(print(&args, recording, &summary, &block, dev));
+    TD_TRY(write_files(&args, recording));
+    TD_TRY(append_record(&args, &summary, &block, dev));
+cleanup:
+    td_memory_recording_destroy(recording);
+    td_device_close(dev);
+    return status;
+}
