@@ -16,6 +16,7 @@ DELIVERABLES = {
 
 VOCAB, BATCH = 10_000, 4
 CONTEXTS = [128, 256, 512]
+LONGEST = 2048  # of the handout of 2026, for the size that it calls xl
 MIB = 2**20
 POINTS = 200  # of a timeline in a record
 CONTRIBUTORS = 5
@@ -35,9 +36,9 @@ def cases(profile, device):
         yield Case("memory_profiling", part="sizes", size="tiny", seconds=0.5, **shape, **keys)
     if device == "cuda":
         sizes = ["2.7B"] if profile == "full" else ["small"]
-        dtypes, contexts = ["f32", "bf16_mixed"], CONTEXTS if profile == "full" else [128]
+        dtypes, contexts = ["f32", "bf16_mixed"], [*CONTEXTS, LONGEST] if profile == "full" else [128]
     else:
-        sizes, dtypes = ["small"], ["f32"]
+        sizes, dtypes = ["small"], ["f32", "bf16_mixed"] if profile == "full" else ["f32"]
         contexts = CONTEXTS if profile == "full" else [128]
     for keys in grid(size=sizes, dtype=dtypes, context=contexts, what=list(ref.PASSES)):
         yield peaks_case(device, **keys)
@@ -54,7 +55,7 @@ def peaks_case(device, size, dtype, context, what):
     return Case(
         "memory_profiling",
         measure="memory",
-        seconds=3 + numel / 1e8 + 4 * work,
+        seconds=3 + numel / (1e9 if device == "cuda" else 1e8) + 4 * work,
         in_turn=True,
         alone=device == "cpu",
         config=config,
@@ -272,6 +273,10 @@ def report(page, records):
     )
 
 
+def by_context(records):
+    return sorted(records.records, key=lambda r: (r["case"]["context"], r["case"]["dtype"], r["impl"]))
+
+
 def values_of(record):
     return record.get("values", {})
 
@@ -296,17 +301,35 @@ def report_peaks(page, measured):
         [rows[key] for key in sorted(rows, key=lambda key: (key[0], key[1], key[2], order.get(key[3], 9)))]
     )
     page.table(frame, "peaks")
-    largest = [r for r in measured.only(impl="c", **{"pass": "step"}).records if "peak_mib" in r]
-    if not largest:
+    return peaks_sentence(measured)
+
+
+def peaks_sentence(measured):
+    """The peaks of the longest context that has them, by dtype: the sentence, and its figure."""
+
+    def peak(impl, what, dtype, case):
+        found = measured.only(
+            impl=impl, size=case["size"], context=case["context"], dtype=dtype, **{"pass": what}
+        )
+        return next((r["peak_mib"] for r in found.records if "peak_mib" in r), None)
+
+    steps = [r["case"] for r in measured.only(impl="c", **{"pass": "step"}).records if "peak_mib" in r]
+    both = [case for case in steps if peak("torch_eager", "step", case["dtype"], case) is not None]
+    if not steps:
         return "", ""
-    most = max(largest, key=lambda record: record["case"]["context"])
-    case = most["case"]
-    theirs = measured.only(
-        impl="torch_eager", **{name: case[name] for name in ("pass", "size", "dtype", "context")}
-    ).records
-    words = f"A step of {case['size']} at context {case['context']} in {case['dtype']} takes {most['peak_mib']:.0f} MiB"
-    beside = f"; PyTorch's takes {theirs[0]['peak_mib']:.0f}" if theirs and "peak_mib" in theirs[0] else ""
-    return f"{words}{beside}.", f"{most['peak_mib']:.0f} MiB for a step"
+    case = max(both or steps, key=lambda case: case["context"])
+    words = []
+    for dtype in measured.values("dtype"):
+        mine = [peak("c", what, dtype, case) for what in ref.PASSES]
+        if None in mine:
+            continue
+        theirs = [peak("torch_eager", what, dtype, case) for what in ref.PASSES]
+        beside = "" if None in theirs else " (PyTorch " + ", ".join(f"{mib:,.0f}" for mib in theirs) + ")"
+        words.append(f"{', '.join(f'{mib:,.0f}' for mib in mine)} MiB in {dtype}{beside}")
+    return (
+        f"Inference, forward and a step of {case['size']} at context {case['context']} take {'; '.join(words)}.",
+        f"{case['size']}: {peak('c', 'step', case['dtype'], case):,.0f} MiB for a step",
+    )
 
 
 def report_timeline(page, measured):
@@ -330,7 +353,7 @@ def report_timeline(page, measured):
 
 def report_sizes(page, measured, sizes):
     rows = []
-    for record in measured.only(impl="c_naive", **{"pass": "forward"}).records:
+    for record in by_context(measured.only(impl="c_naive", **{"pass": "forward"})):
         case, values = record["case"], values_of(record)
         for i in range(1, CONTRIBUTORS + 1):
             if f"largest {i}" in values:
@@ -357,16 +380,26 @@ def report_sizes(page, measured, sizes):
         )
     if not rows:
         return ""
-    last = rows[-CONTRIBUTORS] if len(rows) >= CONTRIBUTORS else rows[0]
+    return sizes_sentence(pd.DataFrame(rows))
+
+
+def sizes_sentence(frame):
+    """Of f32, where it was measured: a tensor of the residual stream and the largest tensor, by context."""
+    frame = frame[frame["dtype"] == ("f32" if "f32" in set(frame["dtype"]) else frame["dtype"].iloc[0])]
+    firsts = frame.sort_values("each", ascending=False, kind="stable").drop_duplicates("context")
+    words = [
+        f"{row['residual stream']:.1f} and {row['each']:.1f} MiB ({row['tensor']}) at {row['context']}"
+        for _, row in firsts.sort_values("context").iterrows()
+    ]
     return (
-        f"One tensor of the residual stream has {last['residual stream']:.1f} MiB at context {last['context']}, and "
-        f"the largest of forward is {last['tensor']} with {last['each']:.1f}."
+        f"In {frame['dtype'].iloc[0]} a tensor of the residual stream and the largest of forward have "
+        f"{', '.join(words)} tokens."
     )
 
 
 def report_saved(page, measured):
     rows = []
-    for record in measured.only(**{"pass": "forward"}).records:
+    for record in by_context(measured.only(**{"pass": "forward"})):
         case, values = record["case"], values_of(record)
         for i in range(1, CONTRIBUTORS + 1):
             if values.get("saved") and f"saved {i}" in values:
@@ -383,12 +416,35 @@ def report_saved(page, measured):
                     }
                 )
     frame = pd.DataFrame(rows)
-    page.table(frame, "saved", units=units_of(frame, ["all of the block", "of it"], "MiB"))
-    mine = [row for row in rows if row["side"] == "c"]
-    if not mine:
+    units = units_of(frame, ["all of the block", "of it"], "MiB")
+    if not rows:
+        page.table(frame, "saved", units=units)
         return ""
-    last = mine[-CONTRIBUTORS:]
+    longest = frame[frame["side"] == "c"]
+    longest = longest[longest["context"] == longest["context"].max()]
+    chosen = frame[
+        (frame["context"] == longest["context"].iloc[0]) & (frame["dtype"] == longest["dtype"].iloc[0])
+    ]
+    page.table(chosen[chosen["side"] != "c_naive"], "saved_at_the_longest", units=units)
+    page.table(frame, "saved", units=units)
+    return saved_sentence(measured, longest)
+
+
+def saved_sentence(measured, longest):
+    """What a block saves in C's fastest way, the largest of it, and the gradients of its weights."""
+    context, dtype = longest["context"].iloc[0], longest["dtype"].iloc[0]
+    tensors = [f"{row['tensor'].removeprefix('layers.0.')} {row['share']}" for _, row in longest.iterrows()]
+    tensors = tensors[:CONTRIBUTORS]
+    held = measured.only(impl="c_naive", context=int(context), dtype=dtype, **{"pass": "step"}).records
+    gradients = next(
+        (values_of(r)["block gradients"] for r in held if "block gradients" in values_of(r)), None
+    )
+    behind = (
+        ""
+        if gradients is None
+        else f"; in backward its weights' gradients are {gradients / MIB:.1f} MiB more"
+    )
     return (
-        f"One block saves {last[0]['all of the block']:.1f} MiB for backward at context {last[0]['context']}, of which "
-        f"{last[0]['tensor']} is {last[0]['share']}."
+        f"One block saves {longest['all of the block'].iloc[0]:.1f} MiB for backward at context {context} in {dtype} "
+        f"({', '.join(tensors)}){behind}."
     )

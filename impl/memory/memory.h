@@ -77,8 +77,8 @@ typedef struct td_memory_entry {
 
 typedef struct td_memory_recording td_memory_recording;
 
-/** Makes a model on dev, whose weights are 0, runs one pass of it with a history (a running one is discarded),
- * and gives everything back. Waits for the device. The device's peak begins anew.
+/** Makes a model on dev, whose weights are 0, runs one pass of it with a history (a running one is
+ * discarded), and gives everything back. Waits for the device. The device's peak begins anew.
  *
  * TD_BAD_ARGUMENT: a NULL, an unknown pass; as td_train_create, as is TD_UNSUPPORTED. TD_NO_MEMORY: also of
  * the host, for the history. *out is then NULL, and nothing is left on the device. */
