@@ -263,9 +263,8 @@ def report(page, records):
     second = report_sizes(page, measured, records.only(part="sizes"))
     page.question(SAVED)
     third = report_saved(page, measured)
-    figure = next((words for words in (first[1], second, third) if words), "")
     said = [words for words in (first[0], second, third) if words]
-    page.answer("memory_profiling", " ".join(said[:3]), figure, PEAKS)
+    page.answer("memory_profiling", " ".join(said), first[1], PEAKS)
     page.method(
         "One pass of the model at batch 4; of a step the moments are there before it. C's blocks are what the device "
         "gave, and its tensors are what is alive in them from first write to last use, both by the device's own record "
@@ -417,10 +416,10 @@ def report_saved(page, measured):
                 )
     frame = pd.DataFrame(rows)
     units = units_of(frame, ["all of the block", "of it"], "MiB")
-    if not rows:
+    longest = frame[frame["side"] == "c"] if rows else frame
+    if longest.empty:
         page.table(frame, "saved", units=units)
         return ""
-    longest = frame[frame["side"] == "c"]
     longest = longest[longest["context"] == longest["context"].max()]
     chosen = frame[
         (frame["context"] == longest["context"].iloc[0]) & (frame["dtype"] == longest["dtype"].iloc[0])
