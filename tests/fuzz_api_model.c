@@ -77,7 +77,8 @@ td_transformer_config api_draw_model(bool own)
         c.keep = (td_keep)9;
         impossible(TD_BAD_ARGUMENT, "keep");
     } else if (wrong()) {
-        c.checkpoint_layers = td_fuzz_chance(50) ? -1 : c.size.layers + 1;
+        /* The layers may be drawn too large already: then nothing is above them. */
+        c.checkpoint_layers = td_fuzz_chance(50) || c.size.layers == INT64_MAX ? -1 : c.size.layers + 1;
         impossible(TD_BAD_ARGUMENT, "checkpoint_layers");
     }
     c.attention = wrong() ? text("attention|name", 2, attentions) : c.attention;
