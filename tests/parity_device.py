@@ -163,10 +163,9 @@ class Turns(unittest.TestCase):
         folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         cls.library = Library(parity_double.build(folder), parity_double.HEADERS)
 
-    def measure(self, sides, on, runs_ranks=False, **options):
+    def measure(self, sides, on, **options):
         options = dict(measure="time memory", repeats=2, in_turn=True) | options
         module = types.SimpleNamespace(__name__="parity.turns", run=lambda case, draw, c: sides)
-        module.RUNS_RANKS = runs_ranks
         records = measure_case(
             module, Case("d", dtype="tf32", **options), self.library, budget=0.01, device=on
         )
@@ -293,11 +292,6 @@ class Turns(unittest.TestCase):
         found = self.measure(sides, Pretended(), measure="error", reference="torch_tf32")
         self.assertEqual((found["c"]["status"], found["c"]["reference"]), ("ok", "torch_tf32"))
         self.assertNotIn("reference", self.measure(sides, Pretended(), measure="error")["c"])
-
-    def test_a_case_of_several_ranks_is_for_a_module_that_runs_them(self):
-        for ranks, runs_ranks, status in ((1, False, "ok"), (2, True, "ok"), (2, False, "unsupported")):
-            found = self.measure({"c": dict}, Pretended(), runs_ranks, ranks=ranks)
-            self.assertEqual((found["c"]["status"], found["c"]["case"]["ranks"]), (status, ranks))
 
     def test_a_device_that_is_lost_when_a_side_closes(self):
         on = Pretended()

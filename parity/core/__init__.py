@@ -18,9 +18,11 @@ Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, alt
                  with the meaning and spelling of parity/README.md, "Records". `case.seq` reads one
                  (`case["pass"]`, where the name is a word of Python), `case.get("seq_k", 0)` with a default.
                  Values are JSON scalars.
-                 `ranks`: how many ranks compute the case together; no key: one process that knows of no ranks.
-                 A module that runs its ranks itself has a name RUNS_RANKS = True. Of any other module a case of
-                 more than one rank is `unsupported`, and its run() is not called
+                 `ranks`: how many ranks compute the case together; no key: one process that knows of no ranks. The
+                 core starts so many processes on this host, each of which calls run() and measures in step with the
+                 others: a sample begins when all have come and is the time of the slowest; a side's status and error
+                 are those of the worst rank. Such a case says its `repeats` if it is timed. On GPUs each rank has
+                 one; too few are `unsupported`. A module that only counts ranks has a name RUNS_RANKS = True
     measure      words of "error time memory", in one string; default "error"
     seconds      the time one run of the case is expected to take; default 0.2. Earlier records know better
     repeats      timed repetitions of each side; default: as many as a time budget allows. The case key `warmup`,
@@ -73,6 +75,10 @@ c                libtandem. `c.td_xyz(...)` calls the function of that name; a t
                                             c.destroy(object)
     c.work(nbytes)                          scratch on the device, 256-byte aligned, freed when the case is over;
                                             c.free(block) gives it back before
+    c.ranks                                 of a case of several ranks: .rank and .ranks; .comm("mpi"), libtandem's
+                                            communicator over that backend, which lives as long as the processes;
+                                            .library("mpi"), its name; .barrier(); .same(tensor), whether all ranks
+                                            have the same bits. torch.distributed is ready, over Gloo and on GPUs NCCL
     c.side("c_naive")                       the same for another C variant of the case, on a device of its own
     c.tensor(address, shape, dtype)         a tensor that looks at C's memory, no copy
     c.bytes_peak()                          peak bytes of the device since the case began

@@ -21,7 +21,7 @@ from parity.core.library import ROOT, Library
 
 CORE = Path(__file__).parent
 # What draws, calls, times and weighs. What selects, stores and shows is no part of a result.
-MEASURING = ("case", "clock", "device", "draw", "library", "measure", "memory")
+MEASURING = ("case", "clock", "device", "draw", "library", "measure", "memory", "rank", "ranks")
 JUDGING = ("judge",)
 PAGE = re.compile(r"(^|[._])pages?($|[.])")  # in the name of a file that writes pages: page, cpu_page, pages
 # The sets of instructions that libraries choose their kernels by, weakest first.

@@ -116,6 +116,7 @@ class Session:
     def __init__(self, library: Library, on: Device):
         self.library = library
         self.on = on
+        self.ranks = None  # of a case of several: rank.Ranks
         self.ffi = library.ffi
         self._later: list[tuple[str, Any]] = []
         self._strings: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()

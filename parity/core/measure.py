@@ -361,8 +361,10 @@ def measure_case(
     device: Device | None = None,
     dump: Path | None = None,
     only: Sequence[str] = (),
+    ranks: Any = None,
 ) -> list[dict]:
     """The records of one case, without what every record of a run has in common. `only`: the time of these sides.
+    `ranks`: of a case of several, who this one is (rank.Ranks).
 
     `calling` hears the name of the side that runs next, so that whoever watches knows whose fault a crash was. Into the
     folder `dump` go the tensors of a case whose answers are judged.
@@ -373,7 +375,11 @@ def measure_case(
     with library.open(device) as c:
         draw = Draw(case.name, device.torch)
         try:
-            _check_ranks(module, case)
+            c.ranks = ranks
+            if ranks is not None and "time" in case.measure and case.repeats is None:
+                raise ProtocolError(
+                    "a case of several ranks needs to say its repeats, which are then the same on all"
+                )
             run = Measurement(case, module.run(case, draw, c), draw, c, calling, device, dump)
             if only:
                 run.leave(only)
@@ -399,16 +405,6 @@ def measure_case(
             record["config"] = case.config[record["impl"]]
     head = {"deliverable": case.deliverable, "module": module.__name__.rpartition(".")[2], "case": case.keys}
     return [head | record for record in records]
-
-
-def _check_ranks(module: ModuleType, case: Case) -> None:
-    """NotImplementedError if the case is one of several ranks, and the module does not run them itself."""
-    ranks = case.get("ranks", 1)
-    if ranks > 1 and not getattr(module, "RUNS_RANKS", False):
-        name = module.__name__.rpartition(".")[2]
-        raise NotImplementedError(
-            f"{ranks} ranks are wanted, a sweep is one process, and {name} starts no others"
-        )
 
 
 def _reference(plan: Mapping[str, Any]) -> str | None:

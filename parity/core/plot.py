@@ -41,6 +41,11 @@ LOOKS = {
     "torch_efficient": ("#5b8c5a", "v"),
     "torch_tiled": ("#777777", "x"),
     "flash": ("#444444", "*"),
+    "c_mpi": ("#1c6fb8", "v"),
+    "c_gloo": ("#62a5dd", "^"),
+    "c_nccl": ("#0a4178", "s"),
+    "torch_gloo": ("#da6474", "x"),
+    "torch_nccl": ("#a3283b", "D"),
 }
 METADATA = {"Date": None, "Creator": None}
 

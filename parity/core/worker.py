@@ -23,6 +23,7 @@ from parity.core.draw import Draw
 from parity.core.library import HEADERS, Library
 from parity.core.measure import measure_case
 from parity.core.memory import oom_kills
+from parity.core.ranks import Group, GroupError, combined, missing, runs_ranks
 from parity.core.record import surroundings
 
 NAME_BYTES = 64
@@ -40,6 +41,7 @@ class Settings:
     headers: Path = HEADERS
     device: str = "cpu"
     dump: Path | None = None  # a folder for the tensors of judged cases
+    wait: float = 60.0  # seconds that a rank waits for the others, in a call or before it
 
 
 class WorkerError(RuntimeError):
@@ -54,6 +56,7 @@ class Worker:
         self.surroundings: dict = {}
         self._context = _processes()
         self._process = None
+        self._group: Group | None = None
 
     def __enter__(self) -> "Worker":
         self._start()
@@ -61,9 +64,12 @@ class Worker:
 
     def __exit__(self, *_) -> None:
         self._stop()
+        self._end_group()
 
     def run(self, module: str, case: Case) -> list[dict]:
         """The records of a case; sides that wait for the host are timed in a second process as well."""
+        if runs_ranks(importlib.import_module(module), case):
+            return self._of_ranks(module, case)
         records = self._measured(module, case)
         timed = [record for record in records if record["impl"] in case.again and "ms" in record]
         if timed:
@@ -105,6 +111,29 @@ class Worker:
         if case.alone:
             self._stop()
         return records
+
+    def _of_ranks(self, module: str, case: Case) -> list[dict]:
+        """The records of a case of several ranks, of a group that stays for the cases behind it."""
+        ranks = case.ranks
+        lacks = missing(ranks, self.settings.device)
+        if lacks:
+            return [self._dead(module, case, "c", "unsupported", lacks)]
+        try:
+            if self._group is None or self._group.ranks != ranks:
+                self._end_group()
+                self._group = Group(ranks, self.settings)
+            records = combined(self._group.run(module, case))
+        except GroupError as error:
+            self._end_group()
+            return [self._dead(module, case, "c", "error", str(error))]
+        if any(record["status"] == "error" for record in records):
+            self._end_group()  # what a call that failed has left behind is nobody's to know
+        return records
+
+    def _end_group(self) -> None:
+        if self._group is not None:
+            self._group.close()
+            self._group = None
 
     def _dead(self, module: str, case: Case, impl: str, status: str, message: str) -> dict:
         """The record of a case that no process survives."""

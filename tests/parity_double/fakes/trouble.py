@@ -23,12 +23,17 @@ WAYS = [
     ),
     *("torch_oom", "c_oom", "predicted", "killed", "crash", "ranks", "fine"),
 ]
+RANKED = ("rank_wrong", "rank_late", "rank_dies", "ranks")  # computed by two ranks
 ALONE = ("torch_oom", "killed")
 
 
 def cases(profile, device):
     for way in WAYS:
-        yield Case("trouble", way=way, alone=way in ALONE, **({"ranks": 2} if way == "ranks" else {}))
+        yield case_of(way)
+
+
+def case_of(way):
+    return Case("trouble", way=way, alone=way in ALONE, **({"ranks": 2} if way in RANKED else {}))
 
 
 def run(case, draw, c):
@@ -46,7 +51,9 @@ def run(case, draw, c):
         if case.way == "crash":
             c.td_fake_fail("ok", True)
         c.td_fake_scale(c.device, shape, x, y)
-        if case.way == "wrong":
+        if case.way in RANKED:
+            other(case.way, c.ranks)
+        if case.way == "wrong" or (case.way == "rank_wrong" and c.ranks.rank == 1):
             y[3] += 0.001
         if case.way == "unwritten":
             y[7:9].view(torch.int32).fill_(-1)
@@ -71,6 +78,14 @@ def run(case, draw, c):
 
     needs = 2**60 if case.way == "predicted" else None
     return {"torch_eager": Side(eager, needs_bytes=needs), "c": tandem, "truth": truth}
+
+
+def other(way, ranks):
+    """What rank 1 does, to which rank 0 has to come as well."""
+    if way == "rank_dies" and ranks.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if way != "rank_late" or ranks.rank == 0:
+        ranks.barrier()
 
 
 def report(page, records):

@@ -1,0 +1,426 @@
+"""Collectives among ranks: libtandem's over MPI, Gloo and NCCL beside torch.distributed, in the same processes."""
+
+import itertools
+
+import pandas as pd
+import torch
+
+from parity.core import DTYPES, Case, Side, equal, grid, parity, within
+from parity.shared.pages import number
+from ref import comm as ref
+
+DELIVERABLES = {"distributed_communication_single_node": "All-reduce among ranks: time and bandwidth by size"}
+NAME = "distributed_communication_single_node"
+
+MIB = 2**20
+BACKENDS = {"cuda": ("nccl",), "cpu": ("mpi", "gloo")}
+TORCH = {"cuda": "torch_nccl", "cpu": "torch_gloo"}
+RANKS = (2, 4, 6)
+SIZES = (1, 10, 100, 1024)  # MiB of a rank's buffer
+EVERY = ("f32", "f16", "bf16", "f64", "i64")
+ROOT = 1
+ROW = 1009  # elements of most error cases, which no number of ranks divides
+PART = 10  # MiB, of the collectives that an all-reduce is compared with
+FEW = 4  # calls in a row, of what takes long
+
+
+def cases(profile, device):
+    for ranks in RANKS:
+        if profile == "full" or ranks < max(RANKS):
+            yield from error_cases(profile, ranks)
+        yield from time_cases(profile, device, ranks)
+
+
+def error_cases(profile, ranks):
+    every = list(EVERY if profile == "full" or ranks == 2 else EVERY[:3])
+    grids = [grid(collective=["all_reduce"], dtype=every, reduction=["sum", "average", "max"], count=[ROW])]
+    counts = sorted({0, 1, ranks - 1, ranks} | {2**20 + 3})
+    grids.append(grid(collective=["all_reduce"], dtype=["f32"], reduction=["sum"], count=counts))
+    others = ["reduce_scatter", "all_gather", "broadcast"]
+    grids.append(grid(collective=others, dtype=every, reduction=["sum"], count=[ROW]))
+    grids.append(grid(collective=others, dtype=["f32"], reduction=["sum"], count=[2**18 + 1]))
+    for keys in itertools.chain(*grids):
+        yield Case(NAME, seconds=0.1, ranks=ranks, **keys)
+
+
+def time_cases(profile, device, ranks):
+    whole = profile == "full" or device == "cuda"
+    for mib in SIZES if whole else SIZES[: 4 - ranks // 2]:
+        for calls in (1, calls_of(mib)):
+            yield time_case(device, ranks, "all_reduce", mib * MIB, calls)
+    if whole or ranks < max(RANKS):
+        for collective, parts in (("reduce_scatter", 1), ("all_gather", 1), ("all_gather", ranks)):
+            yield time_case(device, ranks, collective, parts * PART * MIB // (ranks * 4) * ranks * 4, FEW)
+
+
+def calls_of(mib):
+    """How many follow one another in a sample of the throughput."""
+    return 20 if mib <= 1 else 10 if mib <= 10 else FEW if mib <= 100 else 2
+
+
+def time_case(device, ranks, collective, nbytes, calls):
+    slow = 1 if device == "cuda" else 60 * ranks**1.5
+    repeats = 20 if nbytes < 512 * MIB else 5
+    return Case(
+        NAME,
+        measure="time",
+        seconds=0.3 + slow * nbytes / 2**40 * len(BACKENDS[device]) * (repeats + 5),
+        repeats=repeats if calls == 1 else 5,
+        together=calls,
+        needs_bytes=3 * ranks * nbytes if device == "cpu" else 3 * nbytes,
+        collective=collective,
+        ranks=ranks,
+        bytes=nbytes,
+        dtype="f32",
+        reduction="sum",
+        calls=calls,
+        warmup=5 if calls == 1 else 1,
+    )
+
+
+def run(case, draw, c):
+    return timed(case, draw, c) if "bytes" in case else judged(case, draw, c)
+
+
+def torch_of(draw):
+    return TORCH[draw.device.type]
+
+
+# ---- answers ----
+
+
+def judged(case, draw, c):
+    """Every backend from one poisoned buffer to another, PyTorch on copies."""
+    ranks, rank = case.ranks, c.ranks.rank
+    scattered = case.collective == "reduce_scatter"
+    length = case.count * (ranks if scattered else 1)
+    inputs = [drawn(draw, case, f"in {i}", length) for i in range(ranks)]
+    shape = (ranks, case.count) if case.collective == "all_gather" else (case.count,)
+
+    def answer(out):
+        found = {"out": out.view(shape)}
+        return found if scattered else found | {"ranks_apart": float(not c.ranks.same(out))}
+
+    def tandem(backend):
+        def call():
+            out = draw.poisoned(shape, case.dtype)
+            call_tandem(case, c, c.ranks.comm(backend), inputs[rank], out)
+            return answer(out)
+
+        return call
+
+    def eager():
+        x = inputs[rank].clone()
+        if case.collective == "all_reduce":
+            return answer(ref.all_reduce(x, case.reduction))
+        if case.collective == "broadcast":
+            return answer(ref.broadcast(x, ROOT % ranks))
+        out = torch.empty(shape, dtype=x.dtype, device=x.device)
+        return answer(ref.reduce_scatter(x, out) if scattered else ref.all_gather(x, out))
+
+    truth, exact = truth_of(case, inputs, rank)
+    sides = {f"c_{backend}": tandem(backend) for backend in BACKENDS[draw.device.type]} | {
+        torch_of(draw): eager
+    }
+    orders = itertools.cycle(itertools.permutations(range(ranks)))
+    return sides | {
+        "truth": {"out": truth.double().view(shape)} | ({} if scattered else {"ranks_apart": 0.0}),
+        "rule": {"out": rule_of(case, exact), "ranks_apart": equal("truth")},
+        "equal": lambda: {"out": in_order(case, inputs, rank, next(orders)).view(shape)},
+    }
+
+
+def drawn(draw, case, name, length):
+    if case.dtype == "i64":
+        return draw.integers(name, (length,), "i64", low=-1000, high=1000)
+    return draw.normal(name, (length,), case.dtype)
+
+
+def call_tandem(case, c, comm, x, out):
+    if case.collective == "all_reduce":
+        c.td_comm_all_reduce(comm, x, out, case.count, case.dtype, case.reduction, None)
+    elif case.collective == "reduce_scatter":
+        c.td_comm_reduce_scatter(comm, x, out, case.count, case.dtype, "sum", None)
+    elif case.collective == "all_gather":
+        c.td_comm_all_gather(comm, x, out, case.count, case.dtype, None)
+    else:
+        out.copy_(x)
+        c.td_comm_broadcast(comm, out, case.count, case.dtype, ROOT % case.ranks, None)
+
+
+def my_parts(case, inputs, rank):
+    """What of the inputs this rank's output is made of."""
+    if case.collective != "reduce_scatter":
+        return inputs
+    return [x.view(case.ranks, case.count)[rank] for x in inputs]
+
+
+def truth_of(case, inputs, rank):
+    """The true output, and whether it is known to the bit: where nothing is added, where whole numbers are, and where
+    two are, which have one order."""
+    if case.collective == "broadcast":
+        return inputs[ROOT % case.ranks].clone(), True
+    if case.collective == "all_gather":
+        return torch.stack(inputs), True
+    parts = my_parts(case, inputs, rank)
+    if case.dtype == "i64" or case.reduction == "max":
+        return ref.reduced(parts, case.reduction), True
+    if case.ranks == 2 and case.dtype in ("f32", "f64"):
+        return ref.in_order(parts, [0, 1], case.reduction), True
+    return ref.reduced(parts, case.reduction), False
+
+
+def rule_of(case, exact):
+    if exact:
+        return equal("truth")
+    return within(rel_l2=case.ranks * 2.0**-53) if case.dtype == "f64" else parity()
+
+
+def in_order(case, inputs, rank, order):
+    """The sum in an order of the ranks; of what is not summed, the answer itself."""
+    if case.collective in ("broadcast", "all_gather") or case.reduction == "max":
+        return truth_of(case, inputs, rank)[0].to(inputs[0].dtype)
+    return ref.in_order(my_parts(case, inputs, rank), list(order), case.reduction)
+
+
+# ---- times ----
+
+
+def timed(case, draw, c):
+    """In place; before each sample the buffer is what it was, for a sum grows with every call."""
+    count = case.bytes // DTYPES[case.dtype].itemsize
+    part = count // case.ranks
+    whole = draw.quickly("x", (count,), case.dtype)
+    x = whole.clone()
+    mine = x.view(case.ranks, part)[c.ranks.rank] if case.collective != "all_reduce" else x
+    gathered = torch.empty(part, dtype=x.dtype, device=x.device)
+    handle = c.ffi.new("td_work **")
+
+    def before():
+        x.copy_(whole)
+
+    def queued(name, comm, *arguments):
+        """One of several in a row: what comes behind it on the device waits, the host does not."""
+        getattr(c, name)(comm, *arguments, handle)
+        c.td_work_queue_wait(handle[0])
+
+    def tandem(backend):
+        def call():
+            comm = c.ranks.comm(backend)
+            how = queued if case.calls > 1 else lambda name, comm, *a: getattr(c, name)(comm, *a, None)
+            if case.collective == "all_reduce":
+                how("td_comm_all_reduce", comm, x, x, count, case.dtype, "sum")
+            elif case.collective == "reduce_scatter":
+                how("td_comm_reduce_scatter", comm, x, mine, part, case.dtype, "sum")
+            else:
+                how("td_comm_all_gather", comm, mine, x, part, case.dtype)
+            return {}
+
+        return Side(call, before=before, nbytes=on_the_bus(case), record=lambda: words(c, backend))
+
+    def eager():
+        if case.collective == "all_reduce":
+            ref.all_reduce(x)
+        elif case.collective == "reduce_scatter":
+            ref.reduce_scatter(x, gathered)
+        else:
+            ref.all_gather(mine.clone(), x)
+        return {}
+
+    sides = {f"c_{backend}": tandem(backend) for backend in BACKENDS[draw.device.type]}
+    return sides | {torch_of(draw): Side(eager, before=before, nbytes=on_the_bus(case))}
+
+
+def on_the_bus(case):
+    """Bytes that one call must move over each rank's link: as nccl-tests counts them."""
+    return case.bytes * (case.ranks - 1) / case.ranks * (2 if case.collective == "all_reduce" else 1)
+
+
+def words(c, backend):
+    return {"values": {"library": c.ranks.library(backend), "hosts": 1}}
+
+
+# ---- the page ----
+
+HOW_LONG = "How long does an all-reduce take, by size and number of ranks?"
+BANDWIDTH = "What bandwidth does that come to, where one call follows another?"
+COUNTED = "Does the arithmetic of rings hold?"
+RIGHT = "Are the sums right, and the same on every rank?"
+
+
+def report(page, records):
+    times = type(records)(record for record in records.records if "bytes" in record["case"])
+    errors = type(records)(record for record in records.records if "count" in record["case"])
+    page.question(HOW_LONG)
+    single = report_single(page, times)
+    page.question(BANDWIDTH)
+    behind, figure = report_bandwidth(page, times)
+    page.question(COUNTED)
+    report_arithmetic(page, times)
+    page.question(RIGHT)
+    counted = report_errors(page, errors)
+    page.answer(NAME, " ".join(filter(None, [single, behind])), figure or counted, HOW_LONG)
+    libraries = sorted({r["values"]["library"] for r in times.records if "library" in r.get("values", {})})
+    page.method(
+        "Every rank is a process of this host; all sides run in the same processes, call by call in turn. A sample "
+        "begins when all ranks have come and is the time of the slowest, by the host's clock; 5 calls of each size "
+        "are not timed. f32, in place, sums. Bus bandwidth is nccl-tests': bytes x 2 (ranks - 1) / ranks / time of an "
+        "all-reduce, half of it for the others. " + (f"C calls {', '.join(libraries)}." if libraries else "")
+    )
+
+
+def reductions(times, calls):
+    chosen = [r for r in times.only(collective="all_reduce").records if (r["case"]["calls"] > 1) == calls]
+    return type(times)(chosen)
+
+
+def wide(records, column, base, unit):
+    """A row for each number of ranks and size, a column an implementation."""
+    frame = records.wide(["ranks", "bytes"], column, base)
+    if len(frame):
+        frame.insert(1, "MiB", frame.pop("bytes") // MIB)
+    return frame.rename(columns={impl: f"{impl} ({unit})" for impl in records.impls()})
+
+
+def families(records):
+    """Sides that share their processes: those on GPUs, and those on the CPU."""
+    for on in BACKENDS:
+        impls = [*(f"c_{backend}" for backend in BACKENDS[on]), TORCH[on]]
+        chosen = records.only(impl=impls)
+        if len(chosen):
+            yield on, TORCH[on], chosen
+
+
+def report_single(page, times):
+    said = []
+    for on, base, one in families(reductions(times, False)):
+        page.table(wide(one, "ms", base, "ms"), f"single_{on}")
+        cores = {r["host"]["cores"] for r in one.records if "host" in r}
+        crowded = [ranks for ranks in one.values("ranks") if on == "cpu" and cores and ranks > min(cores)]
+        if crowded:
+            page.text(
+                f"Of {', '.join(map(str, crowded))} ranks on {min(cores)} cores the system's scheduler is measured "
+                "as much as the library."
+            )
+        said.append(single_sentence(on, base, one))
+    return " ".join(filter(None, said))
+
+
+def single_sentence(on, base, one):
+    rows = []
+    for ranks in one.values("ranks"):
+        ratios = [
+            f"{r['ratio']['median']:.2f} at {r['case']['bytes'] // MIB} MiB"
+            + (f" ({r['impl'].removeprefix('c_')})" if on == "cpu" else "")
+            for r in one.only(ranks=ranks).records
+            if "ratio" in r and r["case"]["bytes"] in extremes(one, ranks)
+        ]
+        if ratios:
+            rows.append(f"on {ranks} ranks {', '.join(ratios)}")
+    spread = [r["ms"]["std"] / r["ms"]["mean"] for r in one.records if "ms" in r]
+    if not rows:
+        return ""
+    over = base.removeprefix("torch_").upper() if on == "cuda" else "Gloo"
+    return (
+        f"One all-reduce takes, times PyTorch's by {over}, {'; '.join(rows)} (std / mean up to "
+        f"{100 * max(spread):.0f} %)."
+    )
+
+
+def extremes(records, ranks):
+    """The smallest and the largest size that was measured."""
+    sizes = sorted({r["case"]["bytes"] for r in records.only(ranks=ranks).records if "ms" in r})
+    return {sizes[0], sizes[-1]} if sizes else set()
+
+
+def report_bandwidth(page, times):
+    rows = reductions(times, True)
+    for on, _base, few in families(rows):
+        page.table(wide(few, "gb_s", None, "GB/s"), f"bandwidth_{on}")
+    panels = {}
+    for ranks in rows.values("ranks"):
+        mine = type(rows)(r for r in rows.only(ranks=ranks).records if "gb_s" in r)
+        sizes = mine.values("bytes")
+        curves = {
+            impl: (
+                [size / MIB for size in sizes],
+                [mine.value("gb_s", impl=impl, bytes=size) for size in sizes],
+            )
+            for impl in mine.impls()
+        }
+        if curves:
+            panels[f"{ranks} ranks"] = curves
+    page.plot("bandwidth", panels, x="MiB", y="GB/s on the bus", title="All-reduce of f32, call behind call")
+    said, figure = [], ""
+    for _on, base, few in families(rows):
+        measured = [r for r in few.records if "gb_s" in r]
+        mine = max((r for r in measured if r["impl"] != base), key=lambda r: r["gb_s"], default=None)
+        theirs = max((r["gb_s"] for r in measured if r["impl"] == base), default=None)
+        if mine is None or theirs is None:
+            continue
+        by, case = mine["impl"].removeprefix("c_"), mine["case"]
+        said.append(f"{mine['gb_s']:.3g} GB/s by {by} ({case['ranks']} ranks), PyTorch's {theirs:.3g}")
+        figure = figure or f"{mine['gb_s']:.3g} GB/s on the bus by {by}, PyTorch's {theirs:.3g}"
+    return (f"The most on the bus is {'; '.join(said)}." if said else ""), figure
+
+
+def report_arithmetic(page, times):
+    """Each collective of S bytes beside an all-reduce of S, as often as the arithmetic says."""
+    rows = []
+    several = [r for r in times.records if r["case"]["calls"] > 1 and "ms" in r]
+    for record in several:
+        case, ranks = record["case"], record["case"]["ranks"]
+        base = [
+            r["ms"]["median"]
+            for r in several
+            if r["case"]["collective"] == "all_reduce"
+            and (r["impl"], r["case"]["ranks"], r["case"]["bytes"]) == (record["impl"], ranks, PART * MIB)
+        ]
+        if case["collective"] == "all_reduce" or not base:
+            continue
+        passed = case["bytes"] > PART * MIB
+        what = "whole buffers passed on" if passed else case["collective"]
+        rows.append(
+            {
+                "what": what,
+                "ranks": ranks,
+                "side": record["impl"],
+                "ms": record["ms"]["median"],
+                "all_reduce (ms)": base[0],
+                "measured": record["ms"]["median"] / base[0],
+                "by the arithmetic": ranks / 2 if passed else 0.5,
+            }
+        )
+    page.table(pd.DataFrame(rows), "arithmetic")
+    page.text(
+        f"Beside an all-reduce of {PART} MiB: a reduce-scatter or an all-gather of as many bytes moves half of what "
+        "that moves, (N - 1) / N S. A ring that passes whole buffers on (alternate_ring_all_reduce) moves (N - 1) S, "
+        "N / 2 times what the ring of pieces does: an all-gather of every rank's whole buffer moves the same, ahead of "
+        "the additions."
+    )
+
+
+def report_errors(page, errors):
+    """By collective and backend; how many hold, for the index."""
+    judged = [r for r in errors.records if r["impl"].startswith("c_") and r["status"] in ("ok", "failed")]
+    rows = {}
+    for record in judged:
+        case = record["case"]
+        key = (case["collective"], record["impl"].removeprefix("c_"))
+        row = rows.setdefault(key, {"collective": key[0], "by": key[1], "results": 0, "hold": 0, "used": []})
+        row["results"] += 1
+        row["hold"] += record["status"] == "ok"
+        row["used"] += [share for share in [number(record, "used")] if share is not None]
+    for row in rows.values():
+        used = row.pop("used")
+        row["allowance used"] = f"{100 * max(used):.0f} %" if used else "none: every bit is right"
+    held = sum(record["status"] == "ok" for record in judged)
+    if judged:
+        page.text(
+            f"{held} of {len(judged)} results hold. To the bit: what is only moved, whole numbers, the largest, and "
+            "sums of two ranks, which have one order. Other sums may be as far from float64 as PyTorch's, or as the "
+            "ranks' terms added one after the other in any order, rounded every time; all ranks must have the same "
+            "bits."
+        )
+    page.table(pd.DataFrame(rows.values()), "errors")
+    return f"{held} of {len(judged)} results hold" if judged else ""

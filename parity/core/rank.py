@@ -1,0 +1,186 @@
+"""One rank of a group: `python -m parity.core.rank FOLDER`, started by ranks.py.
+
+A case runs as in a process of its own, in step with the other ranks: all call the same side at the same time. A
+sample begins when every rank has come to it, and is the time of the slowest.
+"""
+
+import hashlib
+import importlib
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from datetime import timedelta
+from multiprocessing.connection import Client
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from parity.core.device import open_device
+from parity.core.library import Library, Session
+from parity.core.measure import measure_case
+from parity.core.worker import _die_with_listener
+
+MOST = 128  # ranks
+SPINS = 1000  # between two looks at the clock
+
+
+class Together:
+    """A barrier, and the maximum of a number, among the ranks of a host, by a page of memory that they share: within a
+    microsecond of each other, where a barrier of messages would be tens apart."""
+
+    def __init__(self, path: Path, rank: int, ranks: int, wait: float):
+        self.rank, self.ranks, self.wait, self.count = rank, ranks, wait, 0
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(self._file, 3 * MOST * 64)
+        self._page = mmap.mmap(self._file, 3 * MOST * 64)
+        words = np.frombuffer(self._page, dtype=np.int64).reshape(3, MOST, 8)
+        self._arrived = words[0, :, 0]  # a cache line each
+        self._values = words[1:, :, 0].view(np.float64)
+
+    def barrier(self) -> None:
+        self.count += 1
+        self._arrived[self.rank] = self.count
+        end = time.monotonic() + self.wait
+        for rank in range(self.ranks):
+            spins = 0
+            while self._arrived[rank] < self.count:
+                os.sched_yield()
+                spins += 1
+                if spins % SPINS == 0 and time.monotonic() > end:
+                    raise TimeoutError(
+                        f"rank {rank} of {self.ranks} did not come to a call in {self.wait:g} s"
+                    )
+
+    def largest(self, value: float) -> float:
+        """Of all ranks. Two places take turns, so that no rank writes what another still reads."""
+        values = self._values[self.count % 2]
+        values[self.rank] = value
+        self.barrier()
+        return float(values[: self.ranks].max())
+
+
+class RankDevice:
+    """A device among others: timed from when all have come until the slowest is done, by the host's clock."""
+
+    def __init__(self, device, together: Together):
+        self._device, self._together = device, together
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def get_ahead(self, queue_ms: float) -> None:
+        """Nothing: the host's part is in the time."""
+
+    def clear_caches(self) -> None:
+        """Nothing, as in nccl-tests."""
+
+    def timed_ms(self, call, together: int = 1) -> tuple[float, float]:
+        self._device.synchronize()
+        self._together.barrier()
+        start = time.perf_counter_ns()
+        for _ in range(together):
+            call()
+        self._device.synchronize()
+        ms = (time.perf_counter_ns() - start) / 1e6
+        return self._together.largest(ms) / together, 0.0
+
+
+class Ranks:
+    """What run() gets as `c.ranks`: who this rank is, and the communicators, which live as long as the group."""
+
+    def __init__(self, folder: Path, rank: int, ranks: int, library: Library, device, together: Together):
+        self.rank, self.ranks, self._folder, self._together = rank, ranks, folder, together
+        self._session = Session(library, device)
+        self._comms: dict[str, Any] = {}
+
+    def comm(self, backend: str):
+        """libtandem's communicator over "mpi", "gloo" or "nccl"."""
+        if backend not in self._comms:
+            if backend == "mpi" and "OMPI_COMM_WORLD_SIZE" not in os.environ:
+                raise NotImplementedError("MPI needs mpirun, which is not installed here")
+            options = self._session.struct(
+                "td_comm_options",
+                {},
+                backend=backend,
+                rank=self.rank,
+                ranks=self.ranks,
+                local_ranks=self.ranks,
+                run=f"{self._folder.name}-{backend}",
+                seconds=self._together.wait,
+            )
+            self._comms[backend] = self._session.value("td_comm_open", self._session.device, options)
+        return self._comms[backend]
+
+    def library(self, backend: str) -> str:
+        """Its name and version: "Open MPI 4.1.4"."""
+        found = self._session.value("td_comm_describe", self.comm(backend))
+        return self._session.ffi.string(found.library).decode()
+
+    def barrier(self) -> None:
+        self._together.barrier()
+
+    def same(self, tensor: torch.Tensor) -> bool:
+        """Whether all ranks have the same bits in it."""
+        mine = tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes()
+        everyone: list[Any] = [None] * self.ranks
+        dist.all_gather_object(everyone, hashlib.sha256(mine).digest())
+        return len(set(everyone)) == 1
+
+    def close(self) -> None:
+        """Together with the other ranks."""
+        while self._comms:
+            self._session.td_comm_close(self._comms.popitem()[1])
+        dist.destroy_process_group()
+
+
+def main(folder: Path) -> None:
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("RANK", "0")))
+    ranks = int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    pipe = Client(str(folder / "parent"), "AF_UNIX")
+    pipe.send(rank)
+    settings = pipe.recv()
+    threading.Thread(target=_die_with_listener, args=(pipe.fileno(),), daemon=True).start()
+    warnings.filterwarnings("ignore", module="torch")
+    try:
+        library = Library(settings.library, settings.headers)
+        library.set_threads(settings.threads)
+        cuda = settings.device.startswith("cuda")
+        together = Together(folder / "together", rank, ranks, settings.wait)
+        device = RankDevice(open_device(f"cuda:{rank}" if cuda else "cpu"), together)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            init_method=f"file://{folder}/store",
+            rank=rank,
+            world_size=ranks,
+            timeout=timedelta(seconds=settings.wait),
+        )
+        mine = Ranks(folder, rank, ranks, library, device, together)
+        together.barrier()
+        pipe.send("")
+    except Exception as error:  # anything that keeps it from starting is told to whoever started it
+        pipe.send(f"{type(error).__name__}: {error}")
+        return
+    while True:
+        item = pipe.recv()
+        if item is None:
+            mine.close()
+            return
+        name, case = item
+        module = importlib.import_module(name)
+        pipe.send(
+            measure_case(
+                module, case, library, budget=settings.budget, device=device, ranks=mine, dump=settings.dump
+            )
+        )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

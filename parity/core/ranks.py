@@ -1,0 +1,218 @@
+"""Cases of several ranks: a group of processes on this host, each a rank, that compute a case together.
+
+The processes are started once for a number of ranks and then take case after case, each over a connection of its own.
+mpirun starts them where there is one, so that MPI can be among what they compare; else they are started one by one.
+Every wait has an end: a rank that dies, or does not answer, is a result of the case, and the group is ended.
+"""
+
+import contextlib
+import multiprocessing.connection
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from parity.core.case import Case
+from parity.core.device import kind_of
+from parity.core.library import ROOT
+
+START_S = 120.0  # until all ranks have come, each of which imports PyTorch
+CASE_S = 300.0  # for a case, beyond ten times what it is expected to take
+REST_S = 5.0  # for the other ranks to answer, once one of them has died
+END_S = 5.0  # for the group to end by itself
+MPIRUN_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+class GroupError(RuntimeError):
+    """The ranks could not start, or one is gone; the message names it."""
+
+
+def runs_ranks(module, case: Case) -> bool:
+    """Whether the case is for a group: one of several ranks, which the module does not count or start itself."""
+    return case.get("ranks", 1) > 1 and not getattr(module, "RUNS_RANKS", False)
+
+
+def missing(ranks: int, device: str) -> str:
+    """What the machine lacks for so many ranks; "" for nothing."""
+    if kind_of(device) != "cuda":
+        return ""
+    gpus = torch.cuda.device_count()
+    return f"{ranks} ranks need {ranks} GPUs, here are {gpus}" if gpus < ranks else ""
+
+
+class Group:
+    """So many ranks, started and connected. A context manager."""
+
+    def __init__(self, ranks: int, settings, module: str = "parity.core.rank"):
+        self.ranks = ranks
+        self._folder = tempfile.TemporaryDirectory(prefix="tandem-ranks-")
+        self._processes: list[subprocess.Popen] = []
+        self._pipes: dict[int, multiprocessing.connection.Connection] = {}
+        self._lost = True  # until all have started, and again when one is gone
+        try:
+            self._start(settings, module)
+        except BaseException:
+            self.close()
+            raise
+        self._lost = False
+
+    def __enter__(self) -> "Group":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def run(self, module: str, case: Case) -> list[list[dict]]:
+        """The records of every rank. GroupError if a rank died or did not answer in time: the group is then of no more
+        use."""
+        answers: dict[int, list[dict]] = {}
+        for pipe in self._pipes.values():
+            with contextlib.suppress(OSError):  # a rank that is gone is seen below
+                pipe.send((module, case))
+        end = time.monotonic() + CASE_S + 10 * case.seconds
+        lost: dict[int, str] = {}
+        while len(answers) + len(lost) < self.ranks:
+            waited = {
+                pipe: rank for rank, pipe in self._pipes.items() if rank not in answers and rank not in lost
+            }
+            ready = multiprocessing.connection.wait([*waited], timeout=max(0.0, end - time.monotonic()))
+            if not ready:
+                lost |= dict.fromkeys(waited.values(), "did not answer in time")
+            for pipe in ready:
+                rank = waited[pipe]
+                try:
+                    answers[rank] = pipe.recv()
+                except (EOFError, OSError):
+                    lost[rank] = "died"
+                    end = min(end, time.monotonic() + REST_S)
+        if lost:
+            self._lost = True
+            rank = min(lost, key=lambda rank: (lost[rank] != "died", rank))
+            raise GroupError(f"rank {rank} of {self.ranks} {lost[rank]}")
+        return [answers[rank] for rank in range(self.ranks)]
+
+    def close(self) -> None:
+        """Ends every process: in order where nothing went wrong, else at once."""
+        for pipe in self._pipes.values() if not self._lost else ():
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+        end = time.monotonic() + (0 if self._lost else END_S)
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end - time.monotonic()))
+        for pipe in self._pipes.values():
+            pipe.close()  # which ends the rank
+        self._pipes = {}
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what mpirun has started is of its process group
+            process.wait()
+        self._processes = []
+        self._folder.cleanup()
+
+    def _start(self, settings, module: str) -> None:
+        folder = Path(self._folder.name)
+        listener = multiprocessing.connection.Listener(str(folder / "parent"), "AF_UNIX", backlog=self.ranks)
+        command = [sys.executable, "-m", module, str(folder)]
+        environment = dict(os.environ) | {
+            "OMP_WAIT_POLICY": "passive",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        mpirun = shutil.which("mpirun") if kind_of(settings.device) == "cpu" else None
+        with listener:
+            if mpirun:
+                launcher = [mpirun, "-n", str(self.ranks), "--oversubscribe", "--bind-to", "none", *command]
+                self._launch(launcher, environment | MPIRUN_AS_ROOT)
+            for rank in range(0 if mpirun else self.ranks):
+                self._launch(command, environment | rank_variables(rank, self.ranks))
+            self._accept(listener, settings)
+
+    def _launch(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        with self._said().open("ab") as said:
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                start_new_session=True,
+            )
+        self._processes.append(process)
+
+    def _said(self) -> Path:
+        return Path(self._folder.name) / "stderr"
+
+    def _accept(self, listener, settings) -> None:
+        """Waits for every rank to connect and to say that it is ready."""
+        end = time.monotonic() + START_S
+        socket = listener._listener._socket  # which alone can be waited for
+        while len(self._pipes) < self.ranks:
+            if not multiprocessing.connection.wait([socket], timeout=0.2):
+                self._check_starting(end)
+                continue
+            pipe = listener.accept()
+            rank = pipe.recv()
+            self._pipes[rank] = pipe
+            pipe.send(settings)
+        for rank, pipe in sorted(self._pipes.items()):
+            while not pipe.poll(0.2):
+                self._check_starting(end)
+            try:
+                said = pipe.recv()
+            except (EOFError, OSError):
+                said = "it ended at once"
+            if said:
+                raise GroupError(f"rank {rank} of {self.ranks} could not start: {said}")
+
+    def _check_starting(self, end: float) -> None:
+        ended = [process.poll() for process in self._processes if process.poll() is not None]
+        if ended:
+            lines = self._said().read_text(errors="replace").split("\n")
+            last = next((line for line in reversed(lines) if line.strip(" -")), "it said nothing")
+            raise GroupError(f"a rank ended with status {ended[0]} before it was ready: {last}")
+        if time.monotonic() > end:
+            missing = sorted(set(range(self.ranks)) - set(self._pipes))
+            words = f"rank {missing[0]} has not come" if missing else "not all were ready"
+            raise GroupError(f"of {self.ranks} ranks, {words} in {START_S:.0f} s")
+
+
+def rank_variables(rank: int, ranks: int) -> dict[str, str]:
+    """What torchrun would set for a rank of one host."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(ranks),
+    }
+
+
+def combined(of_ranks: Sequence[Sequence[dict]]) -> list[dict]:
+    """One record a side: rank 0's, with the worst status and the largest error of any rank. Times are the slowest
+    rank's on all of them already."""
+    found = []
+    for records in zip(*of_ranks, strict=True):
+        worst = max(range(len(records)), key=lambda rank: (_badness(records[rank]), -rank))
+        record = dict(records[0])
+        if _badness(records[worst])[0] > 0:
+            record["status"] = records[worst]["status"]
+        if "message" in records[worst]:
+            record["message"] = f"rank {worst}: {records[worst]['message']}"
+        if "error" in records[worst]:
+            record["error"] = records[worst]["error"]
+        record["seconds"] = max(of_rank["seconds"] for of_rank in records)
+        found.append(record)
+    return found
+
+
+def _badness(record: Mapping) -> tuple[int, float]:
+    order = ("ok", "unsupported", "oom", "failed", "error")
+    error = record.get("error", {}).get("rel_l2")
+    return order.index(record["status"]), error if error is not None else -1.0

@@ -1,0 +1,98 @@
+"""Groups of ranks: what one of them does is a result of the case, and none is left behind."""
+
+import os
+import tempfile
+import unittest
+import unittest.mock
+from pathlib import Path
+
+import parity_double
+from parity_double.fakes import trouble
+
+from parity.core import ranks
+from parity.core.case import Case
+from parity.core.worker import Settings, Worker
+
+ROOT = Path(__file__).resolve().parents[1]
+FAKES = "parity_double.fakes.trouble"
+
+
+def children(folder):
+    """Processes that were started with this folder as their argument."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder).encode() in (process / "cmdline").read_bytes():
+                found.append(process.name)
+        except OSError:
+            continue
+    return found
+
+
+class Groups(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        library = parity_double.build(folder)
+        cls.settings = Settings(library, 1, 0.01, parity_double.HEADERS, wait=3.0)
+
+    def test_a_case_is_what_all_ranks_make_of_it(self):
+        with Worker(self.settings) as worker:
+            fine, wrong, died = (
+                worker.run(FAKES, trouble.case_of(way)) for way in ("ranks", "rank_wrong", "rank_dies")
+            )
+            self.assertEqual([(r["impl"], r["status"]) for r in fine], [("torch_eager", "ok"), ("c", "ok")])
+            self.assertEqual({r["case"]["ranks"] for r in fine}, {2})
+            self.assertEqual([r["status"] for r in wrong], ["ok", "failed"])
+            self.assertRegex(wrong[1]["message"], "^rank 1: .*1 of 64 elements")
+            self.assertGreater(wrong[1]["error"]["max_abs"], 1e-4)
+            self.assertEqual([(r["impl"], r["status"]) for r in died], [("c", "error")])
+            self.assertRegex(died[0]["message"], "^rank [01] of 2 died$")
+            self.assertEqual(worker.run(FAKES, trouble.case_of("ranks"))[1]["status"], "ok")  # another group
+
+    def test_a_rank_that_does_not_come_is_named(self):
+        with ranks.Group(2, self.settings) as group:
+            folder = group._folder.name
+            self.assertNotEqual(children(folder), [])
+            late = ranks.combined(group.run(FAKES, trouble.case_of("rank_late")))
+        self.assertEqual(late[1]["status"], "error")
+        self.assertIn("rank 0: TimeoutError: rank 1 of 2 did not come to a call in 3 s", late[1]["message"])
+        self.assertEqual(children(folder), [])
+        self.assertFalse(Path(folder).exists())
+
+    def test_ranks_that_cannot_start(self):
+        with self.assertRaisesRegex(ranks.GroupError, "a rank ended with status 1 before it was ready"):
+            ranks.Group(2, self.settings, "parity.core.nothing")
+        with self.assertRaisesRegex(
+            ranks.GroupError, "could not start: FileNotFoundError: no library at /none"
+        ):
+            ranks.Group(2, Settings(Path("/none"), 1, 0.01))
+
+    def test_more_ranks_than_gpus(self):
+        with unittest.mock.patch("torch.cuda.device_count", return_value=2):
+            self.assertEqual(ranks.missing(2, "cuda"), "")
+            worker = Worker(Settings(Path("/none"), 1, 0.01, device="cuda"))
+            found = worker.run(FAKES, Case("trouble", way="ranks", ranks=4))
+        self.assertEqual(
+            (found[0]["status"], found[0]["message"]), ("unsupported", "4 ranks need 4 GPUs, here are 2")
+        )
+        self.assertEqual(ranks.missing(64, "cpu"), "")
+
+
+class Combined(unittest.TestCase):
+    def test_the_worst_rank_counts(self):
+        def record(status, rel_l2=None, message=None, seconds=1.0):
+            found = {"impl": "c", "status": status, "seconds": seconds, "ms": {"median": 2.0}}
+            found |= {"error": {"rel_l2": rel_l2}} if rel_l2 is not None else {}
+            return found | ({"message": message} if message else {})
+
+        ranked = [[record("ok", 1e-7)], [record("ok", 3e-7, seconds=2.0)], [record("ok", 2e-7)]]
+        self.assertEqual(ranks.combined(ranked), [record("ok", 3e-7, seconds=2.0)])
+        ranked[2] = [record("failed", 2e-7, "y is off")]
+        self.assertEqual(ranks.combined(ranked)[0]["message"], "rank 2: y is off")
+        self.assertEqual(ranks.combined(ranked)[0]["status"], "failed")
+
+
+if __name__ == "__main__":
+    unittest.main()
