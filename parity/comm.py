@@ -1,5 +1,6 @@
 """Collectives among ranks: libtandem's over MPI, Gloo and NCCL beside torch.distributed, in the same processes."""
 
+import functools
 import itertools
 
 import pandas as pd
@@ -20,7 +21,7 @@ SIZES = (1, 10, 100, 1024)  # MiB of a rank's buffer
 EVERY = ("f32", "f16", "bf16", "f64", "i64")
 ROOT = 1
 ROW = 1009  # elements of most error cases, which no number of ranks divides
-PART = 10  # MiB, of the collectives that an all-reduce is compared with
+PART = {"cuda": 100, "cpu": 10}  # MiB, of the collectives that an all-reduce is compared with
 FEW = 4  # calls in a row, of what takes long
 
 
@@ -50,7 +51,9 @@ def time_cases(profile, device, ranks):
             yield time_case(device, ranks, "all_reduce", mib * MIB, calls)
     if whole or ranks < max(RANKS):
         for collective, parts in (("reduce_scatter", 1), ("all_gather", 1), ("all_gather", ranks)):
-            yield time_case(device, ranks, collective, parts * PART * MIB // (ranks * 4) * ranks * 4, FEW)
+            yield time_case(
+                device, ranks, collective, parts * PART[device] * MIB // (ranks * 4) * ranks * 4, FEW
+            )
 
 
 def calls_of(mib):
@@ -67,7 +70,7 @@ def time_case(device, ranks, collective, nbytes, calls):
         seconds=0.3 + slow * nbytes / 2**40 * len(BACKENDS[device]) * (repeats + 5),
         repeats=repeats if calls == 1 else 5,
         together=calls,
-        needs_bytes=3 * ranks * nbytes if device == "cpu" else 3 * nbytes,
+        needs_bytes=2 * nbytes * (ranks if device == "cpu" else 1),
         collective=collective,
         ranks=ranks,
         bytes=nbytes,
@@ -187,33 +190,38 @@ def in_order(case, inputs, rank, order):
 
 
 def timed(case, draw, c):
-    """In place; before each sample the buffer is what it was, for a sum grows with every call."""
+    """In place; before each sample the buffer is filled anew, for a sum grows with every call."""
     count = case.bytes // DTYPES[case.dtype].itemsize
     part = count // case.ranks
-    whole = draw.quickly("x", (count,), case.dtype)
-    x = whole.clone()
+    x = draw.quickly("x", (count,), case.dtype)
     mine = x.view(case.ranks, part)[c.ranks.rank] if case.collective != "all_reduce" else x
-    gathered = torch.empty(part, dtype=x.dtype, device=x.device)
-    handle = c.ffi.new("td_work **")
+    others = torch.empty(part, dtype=x.dtype, device=x.device)  # PyTorch's part, which is not in place
+    several = case.calls > 1
 
     def before():
-        x.copy_(whole)
-
-    def queued(name, comm, *arguments):
-        """One of several in a row: what comes behind it on the device waits, the host does not."""
-        getattr(c, name)(comm, *arguments, handle)
-        c.td_work_queue_wait(handle[0])
+        x.fill_(1)
 
     def tandem(backend):
+        handle = c.ffi.new("td_work **")
+
+        @functools.cache
+        def start():
+            where = {"all_reduce": (x, x), "reduce_scatter": (x, mine), "all_gather": (mine, x)}
+            how = (case.dtype,) if case.collective == "all_gather" else (case.dtype, "sum")
+            end = handle if several else None
+            return c.bound(
+                f"td_comm_{case.collective}",
+                c.ranks.comm(backend),
+                *where[case.collective],
+                mine.numel(),
+                *how,
+                end,
+            )
+
         def call():
-            comm = c.ranks.comm(backend)
-            how = queued if case.calls > 1 else lambda name, comm, *a: getattr(c, name)(comm, *a, None)
-            if case.collective == "all_reduce":
-                how("td_comm_all_reduce", comm, x, x, count, case.dtype, "sum")
-            elif case.collective == "reduce_scatter":
-                how("td_comm_reduce_scatter", comm, x, mine, part, case.dtype, "sum")
-            else:
-                how("td_comm_all_gather", comm, mine, x, part, case.dtype)
+            start()()
+            if several:  # what comes behind it on the device waits, the host does not
+                c.td_work_queue_wait(handle[0])
             return {}
 
         return Side(call, before=before, nbytes=on_the_bus(case), record=lambda: words(c, backend))
@@ -222,9 +230,9 @@ def timed(case, draw, c):
         if case.collective == "all_reduce":
             ref.all_reduce(x)
         elif case.collective == "reduce_scatter":
-            ref.reduce_scatter(x, gathered)
+            ref.reduce_scatter(x, others)
         else:
-            ref.all_gather(mine.clone(), x)
+            ref.all_gather(others, x)
         return {}
 
     sides = {f"c_{backend}": tandem(backend) for backend in BACKENDS[draw.device.type]}
@@ -274,12 +282,14 @@ def reductions(times, calls):
     return type(times)(chosen)
 
 
-def wide(records, column, base, unit):
-    """A row for each number of ranks and size, a column an implementation."""
-    frame = records.wide(["ranks", "bytes"], column, base)
-    if len(frame):
-        frame.insert(1, "MiB", frame.pop("bytes") // MIB)
-    return frame.rename(columns={impl: f"{impl} ({unit})" for impl in records.impls()})
+def tables(page, records, column, base, unit, name):
+    """One for each number of ranks, a row a size, a column an implementation."""
+    for ranks in records.values("ranks"):
+        frame = records.only(ranks=ranks).wide(["ranks", "bytes"], column, base)
+        if len(frame):
+            frame.insert(1, "MiB", frame.pop("bytes") // MIB)
+        units = {impl: f"{impl} ({unit})" for impl in records.impls()}
+        page.table(frame.rename(columns=units), f"{name}_{ranks}")
 
 
 def families(records):
@@ -294,7 +304,7 @@ def families(records):
 def report_single(page, times):
     said = []
     for on, base, one in families(reductions(times, False)):
-        page.table(wide(one, "ms", base, "ms"), f"single_{on}")
+        tables(page, one, "ms", base, "ms", f"single_{on}")
         cores = {r["host"]["cores"] for r in one.records if "host" in r}
         crowded = [ranks for ranks in one.values("ranks") if on == "cpu" and cores and ranks > min(cores)]
         if crowded:
@@ -303,6 +313,9 @@ def report_single(page, times):
                 "as much as the library."
             )
         said.append(single_sentence(on, base, one))
+    lacking = {r["message"] for r in reductions(times, False).records if r["status"] == "unsupported"}
+    if lacking:
+        page.text(f"Not measured: {'; '.join(sorted(lacking))}.")
     return " ".join(filter(None, said))
 
 
@@ -336,7 +349,7 @@ def extremes(records, ranks):
 def report_bandwidth(page, times):
     rows = reductions(times, True)
     for on, _base, few in families(rows):
-        page.table(wide(few, "gb_s", None, "GB/s"), f"bandwidth_{on}")
+        tables(page, few, "gb_s", None, "GB/s", f"bandwidth_{on}")
     panels = {}
     for ranks in rows.values("ranks"):
         mine = type(rows)(r for r in rows.only(ranks=ranks).records if "gb_s" in r)
@@ -366,35 +379,29 @@ def report_bandwidth(page, times):
 
 def report_arithmetic(page, times):
     """Each collective of S bytes beside an all-reduce of S, as often as the arithmetic says."""
-    rows = []
+    rows = {}
     several = [r for r in times.records if r["case"]["calls"] > 1 and "ms" in r]
+    parts = {r["case"]["bytes"] for r in several if r["case"]["collective"] == "reduce_scatter"}
+    size = MIB * round(max(parts, default=0) / MIB)  # what the ranks divide is a few bytes less
+    reduced = {
+        (r["impl"], r["case"]["ranks"]): r["ms"]["median"]
+        for r in several
+        if r["case"]["collective"] == "all_reduce" and r["case"]["bytes"] == size
+    }
     for record in several:
         case, ranks = record["case"], record["case"]["ranks"]
-        base = [
-            r["ms"]["median"]
-            for r in several
-            if r["case"]["collective"] == "all_reduce"
-            and (r["impl"], r["case"]["ranks"], r["case"]["bytes"]) == (record["impl"], ranks, PART * MIB)
-        ]
+        base = reduced.get((record["impl"], ranks))
         if case["collective"] == "all_reduce" or not base:
             continue
-        passed = case["bytes"] > PART * MIB
+        passed = case["bytes"] > size
         what = "whole buffers passed on" if passed else case["collective"]
-        rows.append(
-            {
-                "what": what,
-                "ranks": ranks,
-                "side": record["impl"],
-                "ms": record["ms"]["median"],
-                "all_reduce (ms)": base[0],
-                "measured": record["ms"]["median"] / base[0],
-                "by the arithmetic": ranks / 2 if passed else 0.5,
-            }
-        )
-    page.table(pd.DataFrame(rows), "arithmetic")
+        counted = ranks / 2 if passed else 0.5
+        row = rows.setdefault((what, ranks), {"what": what, "ranks": ranks, "arithmetic": counted})
+        row[record["impl"]] = record["ms"]["median"] / base
+    page.table(pd.DataFrame(rows.values()), "arithmetic")
     page.text(
-        f"Beside an all-reduce of {PART} MiB: a reduce-scatter or an all-gather of as many bytes moves half of what "
-        "that moves, (N - 1) / N S. A ring that passes whole buffers on (alternate_ring_all_reduce) moves (N - 1) S, "
+        f"Time over that of an all-reduce of {size // MIB} MiB. A reduce-scatter or an all-gather of as many bytes "
+        "moves half of what that moves, (N - 1) / N S. A ring that passes whole buffers on (alternate_ring_all_reduce) moves (N - 1) S, "
         "N / 2 times what the ring of pieces does: an all-gather of every rank's whole buffer moves the same, ahead of "
         "the additions."
     )

@@ -30,7 +30,10 @@ def reduce_scatter(x: Tensor, out: Tensor) -> Tensor:
 
 def all_gather(x: Tensor, out: Tensor) -> Tensor:
     """x [count], out [ranks][count]."""
-    dist.all_gather([*out.view(dist.get_world_size(), -1).unbind()], x)
+    if x.device.type == "cuda":
+        dist.all_gather_into_tensor(out, x)
+    else:
+        dist.all_gather([*out.view(dist.get_world_size(), -1).unbind()], x)
     return out
 
 

@@ -53,6 +53,17 @@ class FakeLibrary(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "argument 2: a tensor of torch.float32, needs td_fake_shape"):
             self.c.td_fake_scale(self.c.device, self.x, self.x, self.y)  # a struct of its own kind only
 
+    def test_a_bound_call_has_its_arguments_already(self):
+        call = self.c.bound("td_fake_scale", self.c.device, self.shape, self.x, self.y)
+        self.assertEqual(self.y.tolist(), [0.0] * 4)
+        self.x[1] = 8
+        self.assertIsNone(call())
+        self.assertEqual(self.y.tolist(), [0.0, 4.0, 1.0, 1.5])
+        with self.assertRaisesRegex(TandemError, "td_fake_scale: TD_BAD_ARGUMENT: x or y is NULL"):
+            self.c.bound("td_fake_scale", self.c.device, self.shape, None, self.y)()
+        with self.assertRaisesRegex(TypeError, "takes 4 arguments, got 1"):
+            self.c.bound("td_fake_scale", self.x)
+
     def test_a_failure_carries_the_library_s_words(self):
         with self.assertRaisesRegex(TandemError, "td_fake_scale: TD_BAD_ARGUMENT: x or y is NULL") as caught:
             self.c.td_fake_scale(self.c.device, self.shape, None, self.y)

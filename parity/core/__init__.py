@@ -79,6 +79,7 @@ c                libtandem. `c.td_xyz(...)` calls the function of that name; a t
                                             communicator over that backend, which lives as long as the processes;
                                             .library("mpi"), its name; .barrier(); .same(tensor), whether all ranks
                                             have the same bits. torch.distributed is ready, over Gloo and on GPUs NCCL
+    c.bound("td_xyz", ...)                  that call with arguments looked up once, to time what takes microseconds
     c.side("c_naive")                       the same for another C variant of the case, on a device of its own
     c.tensor(address, shape, dtype)         a tensor that looks at C's memory, no copy
     c.bytes_peak()                          peak bytes of the device since the case began

@@ -162,19 +162,26 @@ class Session:
             return function  # a constant of an enum, or an object such as td_attention_flash
 
         def call(*arguments):
-            if len(arguments) != len(kind.args):
-                raise TypeError(f"{name} takes {len(kind.args)} arguments, got {len(arguments)}")
-            given = [
-                self._pass(name, i, want, a)
-                for i, (want, a) in enumerate(zip(kind.args, arguments, strict=True))
-            ]
-            result = function(*given)
+            result = function(*self._given(name, kind, arguments))
             if kind.result.cname == "td_status":
                 return _check(self.library, name, result)
             return result
 
         call.__name__ = name
         self.__dict__[name] = call  # the next use skips all of the above
+        return call
+
+    def bound(self, name: str, *arguments):
+        """A call of a function that returns a td_status, with arguments that are looked up once: for calls so short
+        that looking takes as long. The tensors among them must outlive it."""
+        function = getattr(self.library.lib, name)
+        given = self._given(name, self.ffi.typeof(function), arguments)
+
+        def call():
+            status = function(*given)
+            if status:
+                _check(self.library, name, status)
+
         return call
 
     def side(self, impl: str) -> "Session":
@@ -291,6 +298,13 @@ class Session:
                 setattr(target, name, strings[-1])
             else:
                 setattr(target, name, value)
+
+    def _given(self, name: str, kind, arguments) -> list:
+        if len(arguments) != len(kind.args):
+            raise TypeError(f"{name} takes {len(kind.args)} arguments, got {len(arguments)}")
+        return [
+            self._pass(name, i, want, a) for i, (want, a) in enumerate(zip(kind.args, arguments, strict=True))
+        ]
 
     def _pass(self, function: str, position: int, want, argument):
         """One argument as cffi takes it."""
