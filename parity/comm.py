@@ -401,9 +401,9 @@ def report_arithmetic(page, times):
     page.table(pd.DataFrame(rows.values()), "arithmetic")
     page.text(
         f"Time over that of an all-reduce of {size // MIB} MiB. A reduce-scatter or an all-gather of as many bytes "
-        "moves half of what that moves, (N - 1) / N S. A ring that passes whole buffers on (alternate_ring_all_reduce) moves (N - 1) S, "
-        "N / 2 times what the ring of pieces does: an all-gather of every rank's whole buffer moves the same, ahead of "
-        "the additions."
+        "moves half of what that moves, (N - 1) / N S. A ring that passes whole buffers on (alternate_ring_all_reduce) "
+        "moves (N - 1) S, N / 2 times what the ring of pieces does: an all-gather of every rank's whole buffer moves "
+        "the same, ahead of the additions."
     )
 
 
