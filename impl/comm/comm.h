@@ -2,10 +2,10 @@
  *
  * A rank is a process with one device. Every rank of a communicator makes the same calls, with the same
  * count, type and reduction, in the same order. Each call carries its number and a signature of these,
- * which are compared among the ranks: before the data moves on a CPU, on a GPU while it does. A rank that
- * died, that is late, or that makes another call is an error with its name on every other rank, within the
- * deadline of the call that needed it, and from then on every call of the communicator returns that error
- * (TD_RANK_FAILED). Nothing may be assumed of the results that were on their way.
+ * which are compared among the ranks before the data moves; so a call begins when the last rank has made it,
+ * on a GPU too. A rank that died, that is late, or that makes another call is an error with its name on every
+ * other rank, within the deadline of the call that needed it, and from then on every call of the communicator
+ * returns that error (TD_RANK_FAILED). Nothing may be assumed of the results that were on their way.
  *
  * How that is known. Each rank has a thread that is connected to rank 0's, over which a rank's end, its
  * errors and its being alive are told: the end of a process ends its connection, so its death is seen in

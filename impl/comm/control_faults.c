@@ -1,0 +1,251 @@
+/* What a rank tells the others, and whose fault it is. */
+#include "comm/control_state.h"
+
+#include "base/check.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+
+/* ---- messages ---- */
+
+static void send_all(int socket, const void *data, size_t bytes)
+{
+    const char *at = data;
+
+    while (bytes > 0) {
+        const ssize_t sent = send(socket, at, bytes, MSG_NOSIGNAL);
+
+        if (sent < 0 && errno == EINTR)
+            continue;
+        if (sent <= 0)
+            return; /* the thread finds out what became of the connection */
+        at += sent;
+        bytes -= (size_t)sent;
+    }
+}
+
+void td_control_tell(td_control *control, const connection *to, kind what, int rank, const void *first,
+                     size_t first_bytes, const void *second, size_t second_bytes)
+{
+    const header head = {
+        .magic = MAGIC, .kind = what, .rank = rank, .bytes = (uint32_t)(first_bytes + second_bytes)};
+
+    pthread_mutex_lock(&control->send);
+    if (to->socket >= 0) {
+        send_all(to->socket, &head, sizeof head);
+        send_all(to->socket, first, first_bytes);
+        send_all(to->socket, second, second_bytes);
+    }
+    pthread_mutex_unlock(&control->send);
+}
+
+void td_control_tell_others(td_control *control, kind what, int rank, int except, const void *first,
+                            size_t first_bytes, const void *second, size_t second_bytes)
+{
+    for (int i = 0; i < control->connection_count; i++)
+        if (control->connections[i].rank >= 0 && control->connections[i].rank != except)
+            td_control_tell(control, &control->connections[i], what, rank, first, first_bytes, second,
+                            second_bytes);
+}
+
+/* ---- faults ---- */
+
+bool td_control_faulted(const td_control *control)
+{
+    return atomic_load(&control->faulted);
+}
+
+void td_control_raise(td_control *control, const char *text, bool pass_on)
+{
+    bool first;
+
+    pthread_mutex_lock(&control->lock);
+    first = !td_control_faulted(control);
+    if (first) {
+        snprintf(control->fault, sizeof control->fault, "%s", text);
+        atomic_store(&control->faulted, true);
+        pthread_cond_broadcast(&control->changed);
+    }
+    pthread_mutex_unlock(&control->lock);
+    if (!first)
+        return;
+    if (pass_on)
+        td_control_tell_others(control, FAULT, control->rank, -1, control->fault, strlen(control->fault) + 1,
+                               NULL, 0);
+    if (control->options.on_fault)
+        control->options.on_fault(control->options.user);
+}
+
+td_status td_control_status(const td_control *control, const td_signature *call)
+{
+    char doing[128] = "";
+
+    if (!td_control_faulted(control))
+        return TD_OK;
+    if (call)
+        td_call_text(call, doing, sizeof doing);
+    return td_fail(TD_RANK_FAILED, "rank %d of %d%s%s: %s", control->rank, control->ranks,
+                   call ? ", in " : "", doing, control->fault);
+}
+
+td_status td_control_fault(td_control *control, const td_signature *call, const char *format, ...)
+{
+    char text[FAULT_ROOM];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    td_control_raise(control, text, true);
+    return td_control_status(control, call);
+}
+
+bool td_control_verdict(td_control *control)
+{
+    const int64_t until = td_control_after_ms(VERDICT_MS);
+
+    pthread_mutex_lock(&control->lock);
+    while (!td_control_faulted(control) && td_control_wait(control, until))
+        ;
+    pthread_mutex_unlock(&control->lock);
+    return td_control_faulted(control);
+}
+
+td_status td_control_library_fault(td_control *control, const td_signature *call, const char *text)
+{
+    char doing[128];
+
+    if (td_control_verdict(control))
+        return td_control_status(control, call);
+    td_call_text(call, doing, sizeof doing);
+    return td_control_fault(control, call, "rank %d, in %s: %s", control->rank, doing, text);
+}
+
+const char *td_control_name_rank(const td_control *control, int rank, char text[128])
+{
+    const td_peer *peer = &control->peers[rank];
+
+    if (peer->process)
+        snprintf(text, 128, "rank %d (process %lld on %s)", rank, (long long)peer->process, peer->name);
+    else
+        snprintf(text, 128, "rank %d", rank);
+    return text;
+}
+
+const char *td_control_name_last_call(const td_control *control, int rank, char text[192])
+{
+    td_signature last;
+    char call[128];
+
+    text[0] = '\0';
+    if (!control->ledger)
+        return text;
+    const int64_t issued = atomic_load(&control->ledger->slots[rank].issued);
+    if (issued == 0) {
+        snprintf(text, 192, ", it has made no call");
+    } else if (td_ledger_call(control->ledger, rank, issued, &last)) {
+        td_call_text(&last, call, sizeof call);
+        snprintf(text, 192, ", its last call was %s", call);
+    }
+    return text;
+}
+
+void td_control_rank_died(td_control *control, int rank)
+{
+    char who[128], last[192];
+
+    td_control_fault(control, NULL, "%s died%s", td_control_name_rank(control, rank, who),
+                     control->started ? td_control_name_last_call(control, rank, last)
+                                      : " before all ranks had come");
+}
+
+static bool is_silent(const td_control *control, int rank)
+{
+    const int64_t beat = atomic_load(&control->ledger->slots[rank].beat_ns);
+
+    return rank != control->rank && beat != 0 && td_clock_ns() - beat > SILENT_MS * INT64_C(1000000);
+}
+
+void td_control_find_late(td_control *control, const td_signature *call, char text[FAULT_ROOM])
+{
+    char who[128], last[192], doing[128];
+    size_t used = 0;
+
+    for (int pass = 0; pass < 2 && used == 0; pass++)
+        for (int rank = 0; rank < control->ranks && used < FAULT_ROOM; rank++) {
+            const bool late = atomic_load(&control->ledger->slots[rank].issued) < call->number;
+            const bool silent = is_silent(control, rank);
+
+            if (pass == 0 ? !late : !silent)
+                continue;
+            used += (size_t)snprintf(text + used, FAULT_ROOM - used, "%s%s %s%s", used ? "; " : "",
+                                     td_control_name_rank(control, rank, who),
+                                     late && silent ? "is late and does not answer"
+                                     : late         ? "is late"
+                                                    : "does not answer",
+                                     td_control_name_last_call(control, rank, last));
+        }
+    if (used > 0)
+        return;
+    td_call_text(call, doing, sizeof doing);
+    snprintf(text, FAULT_ROOM, "%s did not end in time on rank %d, though all ranks are in it", doing,
+             control->rank);
+}
+
+td_status td_control_late(td_control *control, const td_signature *call)
+{
+    char text[FAULT_ROOM];
+
+    if (control->ledger) {
+        td_control_find_late(control, call, text);
+        return td_control_fault(control, call, "%s", text);
+    }
+    td_control_tell_others(control, LATE, control->rank, -1, call, sizeof *call, NULL, 0);
+    const int64_t until = td_control_after_ms(HUB_MS);
+    pthread_mutex_lock(&control->lock);
+    while (!td_control_faulted(control) && td_control_wait(control, until))
+        ;
+    pthread_mutex_unlock(&control->lock);
+    return td_control_fault(control, call, "%s does not answer", td_control_name_rank(control, 0, text));
+}
+
+bool td_control_check_number(td_control *control, int64_t number)
+{
+    char who[128], first[128], second[128];
+    td_signature theirs, usual_call;
+    int odd = 0, usual = 0;
+
+    if (!td_ledger_odd(control->ledger, control->ranks, number, &odd, &usual) ||
+        !td_ledger_call(control->ledger, odd, number, &theirs) ||
+        !td_ledger_call(control->ledger, usual, number, &usual_call))
+        return false;
+    td_call_text(&theirs, first, sizeof first);
+    td_call_text(&usual_call, second, sizeof second);
+    td_control_fault(control, NULL, "%s made another call, %s, where rank %d made %s",
+                     td_control_name_rank(control, odd, who), first, usual, second);
+    return true;
+}
+
+void td_control_check_new(td_control *control)
+{
+    const int64_t least = td_ledger_least(control->ledger, control->ranks);
+
+    pthread_mutex_lock(&control->lock);
+    int64_t number = control->go;
+    pthread_mutex_unlock(&control->lock);
+    const bool news = least > number;
+    while (number < least)
+        if (td_control_check_number(control, ++number))
+            return;
+    if (!news)
+        return;
+    pthread_mutex_lock(&control->lock);
+    control->go = least > control->go ? least : control->go;
+    pthread_cond_broadcast(&control->changed);
+    pthread_mutex_unlock(&control->lock);
+    if (control->mapped_bytes == 0)
+        td_control_tell_others(control, GO, 0, -1, &least, sizeof least, NULL, 0);
+}
