@@ -21,11 +21,12 @@ td_train_config api_good_train(void)
 
 static td_train_config draw_train(td_hook *hooks)
 {
-    static const float bad_clips[] = {-1, -1e-40f, NAN, INFINITY, -INFINITY};
+    static const float bad_factors[] = {-1, -1e-40f, NAN, INFINITY, -INFINITY};
     td_train_config c = {.model = api_draw_model(false),
                          .until = (td_train_until)choice("until", 3),
                          .hyper = {.kind = (td_optimizer_kind)77},
                          .time = (td_update_time)choice("time", 2),
+                         .gain = td_fuzz_chance(30) ? 0.25f : 0,
                          .clip = td_fuzz_chance(30) ? 0.5f : 0,
                          .micro_batches = td_fuzz_below(4),
                          .hooks = hooks};
@@ -33,8 +34,12 @@ static td_train_config draw_train(td_hook *hooks)
     if (c.until == TD_TRAIN_UPDATE)
         c.hyper = api_draw_hyper();
     if (wrong()) {
-        c.clip = TD_FUZZ_PICK(bad_clips);
+        c.clip = TD_FUZZ_PICK(bad_factors);
         impossible(TD_BAD_ARGUMENT, "clip");
+    }
+    if (wrong()) {
+        c.gain = TD_FUZZ_PICK(bad_factors);
+        impossible(TD_BAD_ARGUMENT, "gain");
     }
     if (wrong()) {
         c.micro_batches = td_fuzz_chance(50) ? -1 : INT64_MIN;

@@ -64,6 +64,8 @@ static td_status check_config(const td_train_config *config)
              "time is %d, which is no td_update_time", (int)config->time);
     TD_CHECK(isfinite(config->clip) && config->clip >= 0, "clip is %g, needs to be above 0, or 0 for none",
              (double)config->clip);
+    TD_CHECK(isfinite(config->gain) && config->gain >= 0, "gain is %g, needs to be above 0, or 0 for 1",
+             (double)config->gain);
     TD_CHECK(config->micro_batches >= 0, "micro_batches is %" PRId64 ", needs at least 1, or 0 for 1",
              config->micro_batches);
     TD_CHECK(config->micro_batches <= 1 || !config->model.transient_gradients,
@@ -170,6 +172,8 @@ static td_status prepare(td_device *dev, const td_train_config *config, setup *s
     *s = (setup){.config = *config};
     if (config->micro_batches == 0)
         s->config.micro_batches = 1;
+    if (config->gain == 0)
+        s->config.gain = 1;
     s->config.model.use = config->until == TD_TRAIN_FORWARD ? TD_MODEL_INFERENCE : TD_MODEL_GRADIENTS;
     s->config.model.wait = 0;
     s->config.model.f32_gradients = s->config.micro_batches > 1;
@@ -222,7 +226,8 @@ static td_status count_step(td_hook *hook, td_pass pass, bool last)
 
     if (pass != TD_PASS_BACKWARD || !last || !train->optimizer)
         return TD_OK;
-    return td_update_begin(train->dev, state_of(train), 1.0f / (float)train->setup.config.micro_batches);
+    const td_train_config *config = &train->setup.config;
+    return td_update_begin(train->dev, state_of(train), config->gain / (float)config->micro_batches);
 }
 
 /** Chains the trainer's hook, the caller's, clipping and the optimizer. */

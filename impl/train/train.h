@@ -30,7 +30,10 @@ typedef struct td_train_config {
     td_train_until until;
     td_hyperparameters hyper; /* of all weights */
     td_update_time time;      /* along the backward pass, which is the faster, or after it */
-    float clip;               /* gradients are clipped to this global norm; 0: they are not */
+    float
+        gain; /* what gradients are multiplied by beside 1 / micro_batches: 1 / ranks where a hook sums those
+                 * of ranks; 0: 1 */
+    float clip;            /* gradients are clipped to this global norm; 0: they are not */
     int64_t micro_batches; /* whose gradients a step adds up, in f32 beside f32 weights, and averages; 0: 1 */
     bool capture; /* each part, or the whole step, is captured when it comes the second time, then replayed */
     td_hook *hooks; /* others that take part, which outlive the trainer; NULL: none */
@@ -50,9 +53,9 @@ typedef struct td_train td_train;
 /** A trainer on dev, which must outlive it. Its model has no weights yet. Links of config->hooks are chained
  * to the trainer's own, so that the last one's `next` changes until the trainer is destroyed.
  *
- * TD_BAD_ARGUMENT: a NULL, an unknown `until` or `time`, a clip that is negative or not finite, micro_batches
- * below 0, or above 1 beside transient gradients; as td_transformer_create, td_hyperparameters_check.
- * TD_UNSUPPORTED: a capture on a device without graphs; as td_transformer_create. TD_NO_MEMORY. *out is then
+ * TD_BAD_ARGUMENT: a NULL, an unknown `until` or `time`, a gain or clip that is negative or not finite,
+ * micro_batches below 0, or above 1 beside transient gradients; as td_transformer_create,
+ * td_hyperparameters_check. TD_UNSUPPORTED: a capture on a device without graphs; as td_transformer_create. TD_NO_MEMORY. *out is then
  * NULL. */
 TD_API td_status td_train_create(td_device *dev, const td_train_config *config, td_train **out);
 TD_API void td_train_destroy(td_train *train); /* accepts NULL */
