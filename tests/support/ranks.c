@@ -38,14 +38,13 @@ td_comm_options td_ranks_options(td_comm_backend backend)
                              .seconds = 20};
 }
 
-int td_ranks_run(int argc, char **argv, int ranks, int seconds)
+void td_ranks_run_each(char **argv, int ranks, int seconds, int *statuses)
 {
     const int64_t deadline = td_clock_ns() + seconds * INT64_C(1000000000);
     pid_t processes[MOST];
-    int result = 0, left = ranks;
+    int left = ranks;
     char text[32];
 
-    (void)argc;
     snprintf(text, sizeof text, "test-%ld", (long)getpid());
     setenv("TANDEM_RUN", text, 1);
     snprintf(text, sizeof text, "%d", ranks);
@@ -60,6 +59,7 @@ int td_ranks_run(int argc, char **argv, int ranks, int seconds)
             _exit(127);
         }
     }
+    unsetenv("RANK");
     while (left > 0) {
         const struct timespec pause = {.tv_nsec = 5000000};
         const bool late = td_clock_ns() > deadline;
@@ -73,14 +73,51 @@ int td_ranks_run(int argc, char **argv, int ranks, int seconds)
                 continue;
             processes[rank] = 0;
             left--;
-            if (status != 0 && result == 0) {
+            statuses[rank] = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+            if (status != 0)
                 fprintf(
                     stderr, "rank %d ended with %s %d%s\n", rank, WIFSIGNALED(status) ? "signal" : "status",
                     WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status), late ? ", too late" : "");
-                result = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-            }
         }
         (void)nanosleep(&pause, NULL);
     }
-    return result;
+}
+
+int td_ranks_run(int argc, char **argv, int ranks, int seconds)
+{
+    int statuses[MOST] = {0};
+
+    (void)argc;
+    td_ranks_run_each(argv, ranks, seconds, statuses);
+    for (int rank = 0; rank < ranks; rank++)
+        if (statuses[rank] != 0)
+            return statuses[rank];
+    return 0;
+}
+
+bool td_ranks_begin(int argc, char **argv, td_device **dev, td_comm **comm, int *result)
+{
+    td_comm_backend backend;
+
+    *result = 2;
+    if (argc < 2 || td_comm_backend_parse(argv[1], &backend) != TD_OK) {
+        fprintf(stderr, "needs a backend\n");
+        return false;
+    }
+    *result = 77;
+    if (td_comm_backend_check(backend) != TD_OK) {
+        printf("skipped: %s\n", td_last_error());
+        return false;
+    }
+    if (!td_ranks_inside()) {
+        *result = td_ranks_run(argc, argv, argc > 2 ? atoi(argv[2]) : 2, 100);
+        return false;
+    }
+    const td_comm_options options = td_ranks_options(backend);
+    *result = 1;
+    if (td_device_open("cpu", dev) != TD_OK || td_comm_open(*dev, &options, comm) != TD_OK) {
+        fprintf(stderr, "%s\n", td_last_error());
+        return false;
+    }
+    return options.rank == 0 || freopen("/dev/null", "w", stdout) != NULL;
 }

@@ -12,6 +12,14 @@ bool td_ranks_inside(void);
  * `seconds`; then they are killed. The exit status: 0 if all had 0, else that of the first that had not. */
 int td_ranks_run(int argc, char **argv, int ranks, int seconds);
 
+/** The same; *statuses [ranks] are the exit statuses of all, 128 + N for one that ended by signal N. */
+void td_ranks_run_each(char **argv, int ranks, int seconds, int *statuses);
+
+/** Begins a program of ranks, PROGRAM BACKEND RANKS: opens the CPU and the communicator, and has rank 0 alone
+ * print. False: there is nothing to do here, and *result is the exit status: the ranks were started and have
+ * ended, or this build has no such backend. */
+bool td_ranks_begin(int argc, char **argv, td_device **dev, td_comm **comm, int *result);
+
 /** The options of this rank. */
 td_comm_options td_ranks_options(td_comm_backend backend);
 

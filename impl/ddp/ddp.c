@@ -1,0 +1,329 @@
+#include "ddp/ddp.h"
+
+#include "base/check.h"
+#include "base/dtype.h"
+#include "ddp/agree.h"
+#include "ddp/reduce.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const names[] = {"naive", "flat", "overlap", "bucketed"};
+enum { STRATEGIES = 4 };
+
+const char *td_ddp_strategy_name(td_ddp_strategy strategy)
+{
+    return (unsigned)strategy < STRATEGIES ? names[strategy] : NULL;
+}
+
+td_status td_ddp_strategy_parse(const char *name, td_ddp_strategy *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(name, "name is NULL");
+    TD_CHECK(out, "out is NULL");
+    for (int i = 0; i < STRATEGIES; i++)
+        if (strcmp(name, names[i]) == 0) {
+            *out = (td_ddp_strategy)i;
+            return TD_OK;
+        }
+    TD_CHECK(false, "strategy is '%.32s', needs naive, flat, overlap or bucketed", name);
+cleanup:
+    return status;
+}
+
+td_status td_ddp_check_strategy(td_ddp_strategy strategy, double bucket_mb)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK((unsigned)strategy < STRATEGIES, "strategy is %d, needs to be a td_ddp_strategy", (int)strategy);
+    TD_CHECK(isfinite(bucket_mb) && bucket_mb >= 0, "bucket_mb is %g, needs to be at least 0", bucket_mb);
+cleanup:
+    return status;
+}
+
+/* ---- creation ---- */
+
+static td_status check_tensor(const td_ddp_tensor *tensor, int64_t index)
+{
+    td_status status = TD_OK;
+    int64_t elements;
+
+    TD_CHECK(tensor->name, "tensors[%" PRId64 "] has no name", index);
+    TD_CHECK(tensor->dims >= 0 && tensor->dims <= TD_DDP_DIMS,
+             "tensors[%" PRId64 "]: dims is %d, needs 0 to %d", index, (int)tensor->dims, TD_DDP_DIMS);
+    for (int32_t i = 0; i < tensor->dims; i++)
+        TD_CHECK(tensor->shape[i] >= 1, "tensors[%" PRId64 "]: shape[%d] is %" PRId64 ", needs at least 1",
+                 index, (int)i, tensor->shape[i]);
+    TD_TRY(td_product("tensors", tensor->dims, tensor->shape, &elements));
+    TD_CHECK(td_dtype_size(tensor->dtype) > 0, "tensors[%" PRId64 "]: dtype is %d, needs to be a td_dtype",
+             index, (int)tensor->dtype);
+    TD_CHECK(tensor->data, "tensors[%" PRId64 "] has no data", index);
+    if (tensor->frozen)
+        goto cleanup;
+    TD_CHECK(td_dtype_size(tensor->grad_dtype) > 0,
+             "tensors[%" PRId64 "]: grad_dtype is %d, needs to be a td_dtype", index,
+             (int)tensor->grad_dtype);
+    TD_CHECK(tensor->room == 0 || tensor->room >= elements,
+             "tensors[%" PRId64 "]: room is %" PRId64 ", needs at least %" PRId64 ", or 0 for that", index,
+             tensor->room, elements);
+    TD_CHECK(tensor->uses >= 0, "tensors[%" PRId64 "]: uses is %d, needs at least 1, or 0 for 1", index,
+             (int)tensor->uses);
+    TD_TRY(td_product("tensors", 2,
+                      (int64_t[]){td_ddp_room(tensor), (int64_t)td_dtype_size(tensor->grad_dtype)},
+                      &elements));
+cleanup:
+    return status;
+}
+
+/** order names each tensor with a gradient once. */
+static td_status check_order(const td_ddp_config *config, int64_t members)
+{
+    td_status status = TD_OK;
+    bool *seen = calloc((size_t)config->count, sizeof *seen);
+
+    if (!seen) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", config->count);
+        goto cleanup;
+    }
+    for (int64_t i = 0; i < members; i++) {
+        const int64_t index = config->order[i];
+
+        TD_CHECK(index >= 0 && index < config->count && !config->tensors[index].frozen && !seen[index],
+                 "order[%" PRId64 "] is %" PRId64 ", needs to be another tensor with a gradient", i, index);
+        seen[index] = true;
+    }
+cleanup:
+    free(seen);
+    return status;
+}
+
+static td_status check_config(const td_ddp_config *config, int64_t *members)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(config, "config is NULL");
+    TD_CHECK(config->count >= 1 && config->count <= INT32_MAX, "count is %" PRId64 " tensors, needs 1 to %d",
+             config->count, INT32_MAX);
+    TD_CHECK(config->tensors, "tensors is NULL");
+    TD_TRY(td_ddp_check_strategy(config->strategy, config->bucket_mb));
+    *members = 0;
+    for (int64_t i = 0; i < config->count; i++) {
+        TD_TRY(check_tensor(&config->tensors[i], i));
+        *members += !config->tensors[i].frozen;
+    }
+    if (config->order)
+        TD_TRY(check_order(config, *members));
+cleanup:
+    return status;
+}
+
+/** Copies the list with its names, and defaults filled in. */
+static td_status copy_list(td_ddp *ddp, const td_ddp_config *config)
+{
+    td_status status = TD_OK;
+
+    ddp->tensors = calloc((size_t)config->count, sizeof *ddp->tensors);
+    ddp->states = calloc((size_t)config->count, sizeof *ddp->states);
+    if (!ddp->tensors || !ddp->states) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", config->count);
+        goto cleanup;
+    }
+    for (int64_t i = 0; i < config->count; i++) {
+        td_ddp_tensor *const tensor = &ddp->tensors[i];
+
+        *tensor = config->tensors[i];
+        tensor->uses = tensor->uses > 0 ? tensor->uses : 1;
+        if (tensor->frozen)
+            tensor->grad = NULL;
+        tensor->name = ddp->states[i].name = strdup(config->tensors[i].name);
+        if (!tensor->name) {
+            status =
+                td_fail(TD_NO_MEMORY, "no host memory for the names of %" PRId64 " tensors", config->count);
+            goto cleanup;
+        }
+    }
+    ddp->config = *config;
+    ddp->config.tensors = ddp->tensors;
+    ddp->config.order = NULL;
+cleanup:
+    return status;
+}
+
+/** The order that was given, or the list's backwards. Where nothing is sent before all are ready it stays. */
+static void begin_order(td_ddp *ddp, const int64_t *order)
+{
+    const td_ddp_strategy strategy = ddp->config.strategy;
+    int64_t *next = ddp->buckets.order;
+
+    ddp->ordered = order || strategy == TD_DDP_NAIVE || strategy == TD_DDP_FLAT;
+    if (order)
+        memcpy(next, order, (size_t)ddp->buckets.members * sizeof *order);
+    for (int64_t i = ddp->config.count - 1; i >= 0 && !order; i--)
+        if (!ddp->tensors[i].frozen)
+            *next++ = i;
+}
+
+/** Memory for the gradients that have none, in the order in which they are sent. */
+static td_status lay_out(td_ddp *ddp)
+{
+    td_status status = TD_OK;
+    size_t bytes = 0;
+    void *block;
+
+    for (int pass = 0; pass < 2; pass++) {
+        for (int64_t i = 0; i < ddp->buckets.members; i++) {
+            td_ddp_tensor *const tensor = &ddp->tensors[ddp->buckets.order[i]];
+            const size_t size = td_dtype_size(tensor->grad_dtype);
+            const size_t own =
+                ((size_t)td_ddp_room(tensor) * size + TD_ALIGNMENT - 1) / TD_ALIGNMENT * TD_ALIGNMENT;
+
+            if (pass == 0 && !tensor->grad) {
+                ddp->states[ddp->buckets.order[i]].own = true;
+                bytes += own;
+            } else if (pass == 1 && ddp->states[ddp->buckets.order[i]].own) {
+                tensor->grad = ddp->block + bytes;
+                tensor->room = (int64_t)(own / size);
+                bytes += own;
+            }
+        }
+        if (bytes == 0)
+            break;
+        if (pass == 0) {
+            TD_TRY(td_device_alloc(ddp->dev, bytes, &block));
+            ddp->block = block;
+            TD_TRY(td_device_fill(ddp->dev, block, 0, bytes));
+            bytes = 0;
+        }
+    }
+cleanup:
+    return status;
+}
+
+static td_status make(td_ddp *ddp, const td_ddp_config *config, int64_t members)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(copy_list(ddp, config));
+    TD_TRY(td_ddp_buckets_alloc(config->count, &ddp->buckets));
+    ddp->buckets.members = members;
+    ddp->works = calloc((size_t)config->count, sizeof *ddp->works);
+    ddp->pending = calloc((size_t)config->count, sizeof *ddp->pending);
+    ddp->marked = calloc((size_t)config->count, sizeof *ddp->marked);
+    if (!ddp->works || !ddp->pending || !ddp->marked) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", config->count);
+        goto cleanup;
+    }
+    begin_order(ddp, config->order);
+    if (td_device_kind_of(ddp->dev) != TD_DEVICE_CPU) {
+        TD_TRY(td_stream_create(ddp->dev, &ddp->side));
+        TD_TRY(td_event_create(ddp->dev, &ddp->reduced));
+    }
+    TD_TRY(td_ddp_agree_lists(ddp->comm, &ddp->config));
+    if (ddp->ordered)
+        TD_TRY(td_ddp_agree_order(ddp->comm, members, ddp->buckets.order));
+    TD_TRY(lay_out(ddp));
+    td_ddp_buckets_fill(&ddp->buckets, &ddp->config, ddp->buckets.order);
+    TD_TRY(td_ddp_spread(ddp->comm, config->count, ddp->tensors));
+cleanup:
+    return status;
+}
+
+td_status td_ddp_create(td_device *dev, td_comm *comm, const td_ddp_config *config, td_ddp **out)
+{
+    td_ddp *ddp = NULL;
+    td_status status = TD_OK;
+    int64_t members = 0;
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(comm, "comm is NULL");
+    TD_TRY(check_config(config, &members));
+    ddp = calloc(1, sizeof *ddp);
+    if (!ddp) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *ddp);
+        goto cleanup;
+    }
+    ddp->dev = dev;
+    ddp->comm = comm;
+    TD_TRY(make(ddp, config, members));
+
+    *out = ddp; /* whole: the caller owns it from here */
+    ddp = NULL;
+cleanup:
+    td_ddp_destroy(ddp);
+    return status;
+}
+
+void td_ddp_destroy(td_ddp *ddp)
+{
+    if (!ddp)
+        return;
+    if (ddp->works)
+        (void)td_ddp_settle(ddp);
+    for (int64_t i = 0; ddp->states && i < ddp->config.count; i++)
+        free(ddp->states[i].name);
+    td_event_destroy(ddp->reduced);
+    td_stream_destroy(ddp->side);
+    (void)td_device_free(ddp->dev, ddp->block); /* NULL or a live block of dev, which free accepts */
+    td_ddp_buckets_free(&ddp->buckets);
+    free(ddp->tensors);
+    free(ddp->states);
+    free(ddp->works);
+    free(ddp->pending);
+    free(ddp->marked);
+    free(ddp);
+}
+
+/* ---- what it is ---- */
+
+static td_status check_index(const td_ddp *ddp, int64_t index)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(ddp, "ddp is NULL");
+    TD_CHECK(index >= 0 && index < ddp->config.count, "index is %" PRId64 ", needs 0 to %" PRId64, index,
+             ddp->config.count - 1);
+cleanup:
+    return status;
+}
+
+td_status td_ddp_gradient(const td_ddp *ddp, int64_t index, void **out)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_index(ddp, index));
+    TD_CHECK(out, "out is NULL");
+    *out = ddp->tensors[index].grad;
+cleanup:
+    return status;
+}
+
+td_status td_ddp_bucket_of(const td_ddp *ddp, int64_t index, int64_t *out)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_index(ddp, index));
+    TD_CHECK(out, "out is NULL");
+    *out = ddp->buckets.of[index];
+cleanup:
+    return status;
+}
+
+td_status td_ddp_describe(const td_ddp *ddp, td_ddp_info *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(ddp, "ddp is NULL");
+    TD_CHECK(out, "out is NULL");
+    *out = (td_ddp_info){.tensors = ddp->buckets.members,
+                         .buckets = ddp->buckets.count,
+                         .calls = ddp->buckets.run_count,
+                         .ordered = ddp->ordered};
+    for (int64_t i = 0; i < ddp->buckets.run_count; i++)
+        out->bytes += ddp->buckets.runs[i].count * (int64_t)td_dtype_size(ddp->buckets.runs[i].dtype);
+cleanup:
+    return status;
+}

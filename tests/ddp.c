@@ -1,0 +1,521 @@
+/* The container of data parallelism among processes, with the course's toy models: test_ddp BACKEND RANKS
+ * starts the ranks itself; under mpirun it is one of them. Every rank computes what a single process would
+ * have, so that each judges alone. */
+#include "ddp/ddp.h"
+
+#include "support/compare.h"
+#include "support/ranks.h"
+#include "support/toys.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static td_device *dev;
+static td_comm *comm;
+static td_comm_info info;
+
+/* ---- a toy with its container ---- */
+
+typedef struct pair {
+    toy model;
+    float memory[TOY_TENSORS][500]; /* gradients that are not the container's */
+    td_ddp *ddp;
+} pair;
+
+static td_ddp_tensor tensor_of(pair *p, int index, bool own)
+{
+    toy_tensor *t = &p->model.tensors[index];
+
+    return (td_ddp_tensor){.name = t->name,
+                           .dims = t->cols > 0 ? 2 : 1,
+                           .shape = {t->rows, t->cols},
+                           .dtype = TD_F32,
+                           .grad_dtype = TD_F32,
+                           .data = t->data,
+                           .grad = own ? NULL : p->memory[index],
+                           .frozen = t->frozen,
+                           .uses = t->uses};
+}
+
+/* own: the container has memory for the gradients. */
+static td_status try_wrap(pair *p, td_ddp_strategy strategy, double bucket_mb, bool own, const int64_t *order)
+{
+    td_ddp_tensor tensors[TOY_TENSORS];
+    const td_ddp_config config = {.count = p->model.tensor_count,
+                                  .tensors = tensors,
+                                  .strategy = strategy,
+                                  .bucket_mb = bucket_mb,
+                                  .order = order};
+
+    memset(p->memory, 0, sizeof p->memory);
+    for (int i = 0; i < p->model.tensor_count; i++)
+        tensors[i] = tensor_of(p, i, own);
+    return td_ddp_create(dev, comm, &config, &p->ddp);
+}
+
+static void wrap(pair *p, td_ddp_strategy strategy, double bucket_mb, bool own, const int64_t *order)
+{
+    td_assert_ok(try_wrap(p, strategy, bucket_mb, own, order));
+    for (int i = 0; i < p->model.tensor_count; i++) {
+        void *grad = NULL;
+
+        td_assert_ok(td_ddp_gradient(p->ddp, i, &grad));
+        p->model.tensors[i].grad = grad;
+        assert_int_equal(grad == NULL, p->model.tensors[i].frozen);
+        if (!own && grad)
+            assert_ptr_equal(grad, p->memory[i]);
+    }
+}
+
+static void mark(void *user, int tensor)
+{
+    td_assert_ok(td_ddp_ready(((pair *)user)->ddp, tensor));
+}
+
+static void zero(toy *model)
+{
+    for (int i = 0; i < model->tensor_count; i++)
+        if (model->tensors[i].grad)
+            memset(model->tensors[i].grad, 0, (size_t)toy_numel(&model->tensors[i]) * sizeof(float));
+}
+
+static void sgd(toy *model, float scale)
+{
+    for (int i = 0; i < model->tensor_count; i++) {
+        toy_tensor *t = &model->tensors[i];
+
+        for (int64_t k = 0; t->grad && k < toy_numel(t); k++)
+            t->data[k] -= 0.1f * (scale * t->grad[k]);
+    }
+}
+
+/* 20 samples as the course has them, or as many as all ranks can share. */
+static int sample_count(void)
+{
+    return 20 % info.ranks == 0 ? 20 : TOY_SAMPLES;
+}
+
+/* ---- a single process ---- */
+
+typedef struct single {
+    toy model;
+    float sums[TOY_TENSORS][500], parts[TOY_TENSORS][500];
+} single;
+
+static void point(toy *model, float memory[TOY_TENSORS][500])
+{
+    for (int i = 0; i < model->tensor_count; i++)
+        model->tensors[i].grad = model->tensors[i].frozen ? NULL : memory[i];
+}
+
+/* The ranks' gradients one after the other, added in the order of ranks. */
+static void step_by_ranks(single *s, const int *samples, int count)
+{
+    const int share = count / info.ranks;
+
+    point(&s->model, s->sums);
+    zero(&s->model);
+    for (int rank = 0; rank < info.ranks; rank++) {
+        point(&s->model, s->parts);
+        zero(&s->model);
+        toy_backward(&s->model, samples + rank * share, share, NULL, NULL);
+        for (int i = 0; i < TOY_TENSORS; i++)
+            for (int k = 0; k < 500; k++)
+                s->sums[i][k] = rank == 0 ? s->parts[i][k] : s->sums[i][k] + s->parts[i][k];
+    }
+    point(&s->model, s->sums);
+    sgd(&s->model, 1.0f / (float)info.ranks);
+}
+
+static void step_at_once(single *s, const int *samples, int count)
+{
+    point(&s->model, s->sums);
+    zero(&s->model);
+    toy_backward(&s->model, samples, count, NULL, NULL);
+    sgd(&s->model, 1);
+}
+
+static void assert_like(const toy *got, const toy *want, bool exactly)
+{
+    for (int i = 0; i < got->tensor_count; i++) {
+        const toy_tensor *a = &got->tensors[i], *b = &want->tensors[i];
+
+        if (exactly)
+            td_assert_identical(a->name, TD_F32, a->data, b->data, toy_numel(a));
+        for (int64_t k = 0; k < toy_numel(a); k++)
+            if (!(fabsf(a->data[k] - b->data[k]) <= 1e-8f + 1e-5f * fabsf(b->data[k])))
+                fail_msg("%s[%d] is %.9g, not %.9g", a->name, (int)k, (double)a->data[k], (double)b->data[k]);
+    }
+}
+
+/* All ranks hold the same bytes. */
+static void assert_same_everywhere(const toy *model)
+{
+    float *all = malloc((size_t)info.ranks * sizeof model->tensors[0].data);
+
+    for (int i = 0; i < model->tensor_count; i++) {
+        const size_t bytes = (size_t)toy_numel(&model->tensors[i]) * sizeof(float);
+
+        td_assert_ok(td_comm_exchange(comm, model->tensors[i].data, bytes, all));
+        for (int rank = 0; rank < info.ranks; rank++)
+            assert_memory_equal((char *)all + (size_t)rank * bytes, model->tensors[i].data, bytes);
+    }
+    free(all);
+}
+
+/* ---- the cases ---- */
+
+static const double bucket_sizes[] = {0.0001, 0.0016, 0.01, 0};
+
+static void train_case(bool tied, td_ddp_strategy strategy, double bucket_mb, bool own, const int64_t *order)
+{
+    static pair p;
+    static single by_ranks, at_once;
+    const int count = sample_count(), share = count / info.ranks;
+    toy before;
+    int samples[TOY_SAMPLES];
+
+    toy_make(&p.model, tied, (uint64_t)info.rank);
+    before = p.model;
+    toy_make(&by_ranks.model, tied, 0);
+    at_once.model = by_ranks.model;
+    wrap(&p, strategy, bucket_mb, own, order);
+    assert_like(&p.model, &at_once.model, true); /* rank 0's weights, frozen ones too */
+    for (int i = 0; info.rank > 0 && i < p.model.tensor_count; i++)
+        assert_true(memcmp(before.tensors[i].data, p.model.tensors[i].data, sizeof(float)) != 0);
+    for (int step = 0; step < 5; step++) {
+        toy_shuffle(step, count, samples);
+        zero(&p.model);
+        td_assert_ok(td_ddp_begin(p.ddp, true));
+        toy_backward(&p.model, samples + info.rank * share, share, mark, &p);
+        td_assert_ok(td_ddp_finish(p.ddp));
+        sgd(&p.model, 1);
+        step_by_ranks(&by_ranks, samples, count);
+        step_at_once(&at_once, samples, count);
+        assert_like(&p.model, &by_ranks.model, info.ranks <= 2);
+        assert_like(&p.model, &at_once.model, false);
+        assert_same_everywhere(&p.model);
+    }
+    for (int i = 0; i < p.model.tensor_count; i++)
+        if (p.model.tensors[i].frozen)
+            assert_memory_equal(p.model.tensors[i].data, at_once.model.tensors[i].data, sizeof(float));
+    td_ddp_destroy(p.ddp);
+}
+
+static void toys_learn_as_one_process_does(void **unused)
+{
+    (void)unused;
+    for (int tied = 0; tied < 2; tied++)
+        for (td_ddp_strategy strategy = TD_DDP_NAIVE; strategy <= TD_DDP_BUCKETED; strategy++)
+            for (int size = 0; size < (strategy == TD_DDP_BUCKETED ? 4 : 1); size++)
+                for (int own = 0; own < 2; own++)
+                    train_case(tied, strategy, bucket_sizes[size], own, NULL);
+}
+
+static void an_order_that_is_given_is_taken(void **unused)
+{
+    const int64_t order[] = {3, 1, 0}, odd[] = {0, 3, 1};
+
+    (void)unused;
+    train_case(false, TD_DDP_BUCKETED, 0.0016, true, order);
+    train_case(false, TD_DDP_BUCKETED, 0.0016, true, odd); /* buckets wait for those before them */
+    train_case(false, TD_DDP_OVERLAP, 0, false, info.rank % 2 ? order : odd); /* rank 0's counts */
+}
+
+static int64_t bucket_of(const pair *p, int tensor)
+{
+    int64_t bucket = -2;
+
+    td_assert_ok(td_ddp_bucket_of(p->ddp, tensor, &bucket));
+    return bucket;
+}
+
+/* One step in which the tensors become ready in this order. */
+static void run_marks(pair *p, const int *order, int count)
+{
+    td_assert_ok(td_ddp_begin(p->ddp, true));
+    for (int i = 0; i < count; i++)
+        td_assert_ok(td_ddp_ready(p->ddp, order[i]));
+    td_assert_ok(td_ddp_finish(p->ddp));
+}
+
+/* Of 400, 2000 and 1000 bytes; at most 1677 a bucket. */
+static void buckets_hold_at_most_their_size_in_the_order_of_readiness(void **unused)
+{
+    static const int order[] = {0, 3, 1};
+    static pair p;
+    td_ddp_info what;
+
+    (void)unused;
+    toy_make(&p.model, false, 1);
+    wrap(&p, TD_DDP_BUCKETED, 0.0016, true, NULL);
+    td_assert_ok(td_ddp_describe(p.ddp, &what));
+    assert_int_equal(what.tensors, 3);
+    assert_int_equal(what.buckets, 3);
+    assert_false(what.ordered);
+    assert_int_equal(bucket_of(&p, 3), 0); /* the list backwards */
+    assert_int_equal(bucket_of(&p, 1), 1);
+    assert_int_equal(bucket_of(&p, 0), 2);
+    assert_int_equal(bucket_of(&p, 2), -1);
+    run_marks(&p, order, 3);
+    td_assert_ok(td_ddp_describe(p.ddp, &what));
+    assert_true(what.ordered);
+    assert_int_equal(what.buckets, 2); /* 400 + 1000, 2000 */
+    assert_int_equal(what.calls, 3);   /* 0 and 3 are no neighbours in memory */
+    assert_int_equal(bucket_of(&p, 0), 0);
+    assert_int_equal(bucket_of(&p, 3), 0);
+    assert_int_equal(bucket_of(&p, 1), 1);
+    run_marks(&p, order, 3);
+    td_ddp_destroy(p.ddp);
+
+    wrap(&p, TD_DDP_FLAT, 0, true, NULL);
+    td_assert_ok(td_ddp_describe(p.ddp, &what));
+    assert_int_equal(what.calls, 1);
+    assert_int_equal(what.bytes, 512 + 2048 + 1024);
+    td_ddp_destroy(p.ddp);
+    wrap(&p, TD_DDP_BUCKETED, 0, true, NULL);
+    td_assert_ok(td_ddp_describe(p.ddp, &what));
+    assert_int_equal(what.buckets, 1);
+    td_ddp_destroy(p.ddp);
+}
+
+/* Ranks whose gradients become ready in different orders send them in one. */
+static void ranks_may_differ_in_their_order(void **unused)
+{
+    static const int orders[2][3] = {{3, 1, 0}, {0, 1, 3}};
+    static pair p;
+
+    (void)unused;
+    toy_make(&p.model, false, 1);
+    wrap(&p, TD_DDP_OVERLAP, 0, true, NULL);
+    for (int step = 0; step < 3; step++) {
+        zero(&p.model);
+        for (int i = 0; i < 4; i += i + 1)
+            p.model.tensors[i].grad[0] = (float)(info.rank + i);
+        run_marks(&p, orders[info.rank % 2], 3);
+        for (int i = 0; i < 4; i += i + 1)
+            assert_true(fabsf(p.model.tensors[i].grad[0] - ((float)(info.ranks - 1) / 2 + (float)i)) < 1e-6f);
+    }
+    td_ddp_destroy(p.ddp);
+}
+
+/* Three micro-batches, of which the last alone sends, come to one large batch; what the last one does not
+ * touch is sent all the same. */
+static void micro_batches_are_added_up_without_communication(void **unused)
+{
+    static pair p;
+    static single one;
+    const int share = 24 / info.ranks, micro = share / 3 > 0 ? share / 3 : 1;
+    int samples[TOY_SAMPLES];
+
+    (void)unused;
+    toy_make(&p.model, true, (uint64_t)info.rank);
+    toy_make(&one.model, true, 0);
+    wrap(&p, TD_DDP_BUCKETED, 0.0016, true, NULL);
+    for (int step = 0; step < 3; step++) {
+        toy_shuffle(step, 24, samples);
+        zero(&p.model);
+        for (int m = 0; m < 3; m++) {
+            td_assert_ok(td_ddp_begin(p.ddp, m == 2));
+            toy_backward(&p.model, samples + info.rank * share + m * micro, micro, mark, &p);
+            td_assert_ok(td_ddp_finish(p.ddp));
+        }
+        sgd(&p.model, 1.0f / 3);
+        if (24 % (3 * info.ranks) == 0) {
+            step_at_once(&one, samples, 24);
+            assert_like(&p.model, &one.model, false);
+        }
+        assert_same_everywhere(&p.model);
+    }
+    zero(&p.model);
+    for (int i = 0; i < 4; i++)
+        p.model.tensors[i].grad[0] = (float)info.rank;
+    td_assert_ok(td_ddp_begin(p.ddp, false));
+    for (int i = 0; i < 5; i++)
+        td_assert_ok(td_ddp_ready(p.ddp, i == 4 ? 1 : i));
+    td_assert_ok(td_ddp_finish(p.ddp));
+    assert_true(p.model.tensors[2].grad[0] == (float)info.rank); /* not sent yet */
+    td_assert_ok(td_ddp_begin(p.ddp, true));
+    td_assert_ok(td_ddp_ready(p.ddp, 0));
+    td_assert_ok(td_ddp_finish(p.ddp));
+    for (int i = 0; i < 4; i++)
+        assert_true(p.model.tensors[i].grad[0] == (float)(info.ranks - 1) / 2);
+    td_ddp_destroy(p.ddp);
+}
+
+/* ---- errors ---- */
+
+static void marks_that_are_wrong_are_told(void **unused)
+{
+    static pair p;
+
+    (void)unused;
+    toy_make(&p.model, true, 1);
+    wrap(&p, TD_DDP_NAIVE, 0, true, NULL); /* sends nothing before the end */
+    td_assert_refused(td_ddp_ready(p.ddp, 0), TD_BAD_STATE, "'fc1.weight' became ready, but no backward");
+    td_assert_refused(td_ddp_finish(p.ddp), TD_BAD_STATE, "no backward pass began");
+    td_assert_ok(td_ddp_begin(p.ddp, true));
+    td_assert_ok(td_ddp_ready(p.ddp, 1));
+    td_assert_ok(td_ddp_ready(p.ddp, 1));
+    td_assert_refused(td_ddp_ready(p.ddp, 1), TD_BAD_STATE,
+                      "'fc2.weight' became ready once more, after 2 of 2 uses");
+    td_assert_refused(td_ddp_ready(p.ddp, 4), TD_BAD_ARGUMENT, "index is 4, needs 0 to 3");
+    td_assert_refused(td_ddp_finish(p.ddp), TD_BAD_STATE, "'fc1.weight' never became ready: 0 of its 1");
+    td_assert_ok(td_ddp_begin(p.ddp, false));
+    td_assert_ok(td_ddp_ready(p.ddp, 1));
+    td_assert_refused(td_ddp_finish(p.ddp), TD_BAD_STATE, "'fc2.weight' never became ready: 1 of its 2");
+    td_ddp_destroy(p.ddp);
+    toy_make(&p.model, false, 1);
+    wrap(&p, TD_DDP_NAIVE, 0, true, NULL);
+    td_assert_ok(td_ddp_begin(p.ddp, true));
+    td_assert_refused(td_ddp_ready(p.ddp, 2), TD_BAD_ARGUMENT, "'fc2.bias' is frozen");
+    td_ddp_destroy(p.ddp);
+}
+
+/* The last rank has another model: all ranks learn whose tensor differs. */
+static void lists_that_differ_are_named_on_every_rank(void **unused)
+{
+    static pair p;
+    char words[96];
+    const bool odd = info.rank == info.ranks - 1;
+
+    (void)unused;
+    if (info.ranks == 1)
+        return;
+    snprintf(words, sizeof words, "rank %d has %d, where rank 0 has 5", (int)info.ranks - 1, 4);
+    toy_make(&p.model, odd, 1);
+    td_assert_refused(try_wrap(&p, TD_DDP_FLAT, 0, true, NULL), TD_BAD_ARGUMENT, words);
+    assert_null(p.ddp);
+    toy_make(&p.model, false, 1);
+    if (odd)
+        p.model.tensors[1].rows = 49;
+    snprintf(words, sizeof words, "tensors[1], 'fc2.weight' here: rank %d has f32 [49, 10]",
+             (int)info.ranks - 1);
+    td_assert_refused(try_wrap(&p, TD_DDP_FLAT, 0, true, NULL), TD_BAD_ARGUMENT, words);
+    toy_make(&p.model, false, 1);
+    p.model.tensors[4].frozen = !odd;
+    snprintf(words, sizeof words, "rank %d has f32 [2, 2] with a gradient of f32", (int)info.ranks - 1);
+    td_assert_refused(try_wrap(&p, TD_DDP_FLAT, 0, true, NULL), TD_BAD_ARGUMENT, words);
+    toy_make(&p.model, false, 1);
+    td_assert_refused(try_wrap(&p, odd ? TD_DDP_NAIVE : TD_DDP_FLAT, 0, true, NULL), TD_BAD_ARGUMENT,
+                      "has naive, 0 MB a bucket, averages, where rank 0 has flat");
+}
+
+static void a_nan_is_everybodys(void **unused)
+{
+    static pair p;
+
+    (void)unused;
+    toy_make(&p.model, false, 1);
+    wrap(&p, TD_DDP_BUCKETED, 0.0016, true, NULL);
+    zero(&p.model);
+    if (info.rank == info.ranks - 1)
+        p.model.tensors[1].grad[7] = NAN;
+    run_marks(&p, (const int[]){3, 1, 0}, 3);
+    assert_true(isnan(p.model.tensors[1].grad[7]));
+    assert_true(p.model.tensors[1].grad[6] == 0 && p.model.tensors[3].grad[7] == 0);
+    td_ddp_destroy(p.ddp);
+}
+
+static void more_tensors_than_handles_are_sent(void **unused)
+{
+    enum { MANY = 1500 };
+    static td_ddp_tensor tensors[MANY];
+    static float data[MANY], grads[2 * MANY];
+    const td_ddp_config config = {.count = MANY, .tensors = tensors, .strategy = TD_DDP_OVERLAP};
+    td_ddp *ddp;
+
+    (void)unused;
+    for (int i = 0; i < MANY; i++) {
+        grads[2 * i] = (float)info.rank;
+        tensors[i] = (td_ddp_tensor){
+            .name = "one", .dtype = TD_F32, .grad_dtype = TD_F32, .data = &data[i], .grad = &grads[2 * i]};
+    }
+    td_assert_ok(td_ddp_create(dev, comm, &config, &ddp));
+    td_assert_ok(td_ddp_begin(ddp, true));
+    for (int i = MANY - 1; i >= 0; i--)
+        td_assert_ok(td_ddp_ready(ddp, i));
+    td_assert_ok(td_ddp_finish(ddp));
+    for (int i = 0; i < MANY; i++)
+        assert_true(grads[2 * i] == (float)(info.ranks - 1) / 2 && grads[2 * i + 1] == 0);
+    td_ddp_destroy(ddp);
+}
+
+/* A rank that is killed in its backward pass is named on all others, in time. */
+static int killed(void)
+{
+    static pair p;
+    int samples[TOY_SAMPLES];
+    td_status status = TD_OK;
+
+    toy_make(&p.model, false, 1);
+    wrap(&p, TD_DDP_OVERLAP, 0, true, NULL);
+    for (int step = 0; step < 1000 && status == TD_OK; step++) {
+        toy_shuffle(step, 20, samples);
+        td_assert_ok(td_ddp_begin(p.ddp, true));
+        td_assert_ok(td_ddp_ready(p.ddp, 3));
+        if (step == 2 && info.rank == 1)
+            raise(SIGKILL);
+        status = td_ddp_ready(p.ddp, 1);
+        if (status == TD_OK)
+            status = td_ddp_ready(p.ddp, 0);
+        if (status == TD_OK)
+            status = td_ddp_finish(p.ddp);
+    }
+    const bool said = status == TD_RANK_FAILED && strstr(td_last_error(), "rank 1 (process") != NULL;
+    if (!said)
+        fprintf(stderr, "rank %d: %s\n", (int)info.rank, td_last_error());
+    td_ddp_destroy(p.ddp);
+    return said ? 0 : 1;
+}
+
+/* Starts the ranks of `killed`. */
+static int check_killed(int argc, char **argv)
+{
+    const int ranks = argc > 2 ? atoi(argv[2]) : 2;
+    int statuses[16] = {0}, wrong = 0;
+
+    td_ranks_run_each(argv, ranks, 60, statuses);
+    for (int rank = 0; rank < ranks; rank++)
+        wrong += statuses[rank] != (rank == 1 ? 128 + SIGKILL : 0);
+    return wrong;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(toys_learn_as_one_process_does),
+        cmocka_unit_test(an_order_that_is_given_is_taken),
+        cmocka_unit_test(buckets_hold_at_most_their_size_in_the_order_of_readiness),
+        cmocka_unit_test(ranks_may_differ_in_their_order),
+        cmocka_unit_test(micro_batches_are_added_up_without_communication),
+        cmocka_unit_test(marks_that_are_wrong_are_told),
+        cmocka_unit_test(lists_that_differ_are_named_on_every_rank),
+        cmocka_unit_test(a_nan_is_everybodys),
+        cmocka_unit_test(more_tensors_than_handles_are_sent),
+    };
+    const bool kills = argc > 3 && strcmp(argv[3], "killed") == 0;
+    td_memory_stats memory;
+    int result;
+
+    if (kills && !td_ranks_inside())
+        return check_killed(argc, argv);
+    if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
+        return result;
+    td_assert_ok(td_comm_describe(comm, &info));
+    const int failed = kills ? killed() : cmocka_run_group_tests_name(argv[1], tests, NULL, NULL);
+    if (kills)
+        _exit(failed); /* the communicator's end is the test of comm's */
+    if (td_comm_close(comm) != TD_OK || td_device_memory(dev, &memory) != TD_OK || memory.current_bytes > 0)
+        return fprintf(stderr, "%s\n", td_last_error()), 1;
+    td_device_close(dev);
+    return failed;
+}

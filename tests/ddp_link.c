@@ -1,0 +1,379 @@
+/* Data parallelism in the steps of a trainer: test_ddp_link BACKEND RANKS starts the ranks itself; under
+ * mpirun it is one of them. Each rank also computes what one process would that has all ranks' micro-batches
+ * and adds their gradients up in the order of ranks. The bits must be that process's with 1 and 2 ranks, for
+ * an addition has no order; with more the order is the backend's. */
+#include "ddp/ddp.h"
+
+#include "base/float16.h"
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/fence.h"
+#include "support/ranks.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { BATCH = 2, CONTEXT = 8, VOCAB = 29, STEPS = 10, MOST_RANKS = 8, MOST_MICRO = 2 };
+
+static td_device *dev;
+static td_comm *comm;
+static td_comm_info info;
+
+/* What differs from case to case. */
+typedef struct setting {
+    const char *name;
+    td_ddp_strategy strategy;
+    double bucket_mb;
+    td_precision precision;
+    td_update_time time;
+    td_optimizer_kind kind;
+    float clip;
+    int64_t micro_batches;
+    bool transient;
+} setting;
+
+static td_train_config config_of(const setting *s, td_hook *hooks)
+{
+    td_train_config config = {
+        .model = {.size = {.d_model = 12, .d_ff = 20, .layers = 3, .heads = 2, .vocab = VOCAB},
+                  .batch = BATCH,
+                  .context = CONTEXT,
+                  .precision = s->precision,
+                  .attention = "flash",
+                  .keep = TD_KEEP_ALL,
+                  .transient_gradients = s->transient},
+        .hyper = {.kind = s->kind, .adamw = td_adamw_defaults(TD_ADAMW_TORCH), .sgd.lr = 0.5},
+        .time = s->time,
+        .gain = 1.0f / (float)info.ranks,
+        .clip = s->clip,
+        .micro_batches = s->micro_batches,
+        .hooks = hooks};
+
+    return config;
+}
+
+static td_weights weights_of(const td_train *train)
+{
+    td_weights weights;
+
+    td_assert_ok(td_transformer_weights(td_train_model(train), &weights));
+    return weights;
+}
+
+/* Tokens of a rank's micro-batches in a step. */
+static int64_t *tokens_of(const char *what, int step, int rank)
+{
+    char name[64];
+
+    snprintf(name, sizeof name, "ddp %s %d", what, step);
+    return td_draw_tokens(name, (uint64_t)rank, MOST_MICRO * BATCH * CONTEXT, VOCAB);
+}
+
+static void step(td_train *train, int number, int rank)
+{
+    int64_t *ids = tokens_of("ids", number, rank), *targets = tokens_of("targets", number, rank);
+
+    td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
+    td_fence_free(ids);
+    td_fence_free(targets);
+}
+
+static void backward(td_train *train, int number, int rank, int64_t micro_batches)
+{
+    int64_t *ids = tokens_of("ids", number, rank), *targets = tokens_of("targets", number, rank);
+
+    for (int64_t micro = 0; micro < micro_batches; micro++) {
+        const int64_t at = micro * BATCH * CONTEXT;
+
+        td_assert_ok(td_train_load(train, ids + at, targets + at, BATCH, CONTEXT));
+        td_assert_ok(td_train_forward(train, NULL));
+        td_assert_ok(td_train_backward(train));
+    }
+    td_fence_free(ids);
+    td_fence_free(targets);
+}
+
+/* sum += more, rounded to the type, as a collective does it. */
+static void add(td_dtype dtype, int64_t count, const void *more, void *sum)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (dtype == TD_BF16)
+            ((td_bf16 *)sum)[i] = td_bf16_from_f32(td_bf16_to_f32(((td_bf16 *)sum)[i]) +
+                                                   td_bf16_to_f32(((const td_bf16 *)more)[i]));
+        else
+            ((float *)sum)[i] += ((const float *)more)[i];
+}
+
+/* A trainer for each rank in this one process: alike before the step and after it. */
+typedef struct reference {
+    td_train *trains[MOST_RANKS];
+} reference;
+
+static reference make_reference(const setting *s)
+{
+    td_train_config config = config_of(s, NULL);
+    reference r;
+
+    config.time = TD_UPDATE_AFTER; /* so that gradients can be added up in between */
+    config.clip = 0;
+    for (int rank = 0; rank < info.ranks; rank++) {
+        td_assert_ok(td_train_create(dev, &config, &r.trains[rank]));
+        td_assert_ok(td_train_init(r.trains[rank], 7));
+    }
+    return r;
+}
+
+static void step_reference(const setting *s, reference *r, int number)
+{
+    const td_weights first = weights_of(r->trains[0]);
+    const size_t bytes = (size_t)first.elements * td_dtype_size(first.grad_dtype);
+
+    for (int rank = 0; rank < info.ranks; rank++) {
+        backward(r->trains[rank], number, rank, s->micro_batches ? s->micro_batches : 1);
+        if (rank > 0)
+            add(first.grad_dtype, first.elements, weights_of(r->trains[rank]).grads, first.grads);
+    }
+    for (int rank = 0; rank < info.ranks; rank++) {
+        if (rank > 0)
+            memcpy(weights_of(r->trains[rank]).grads, first.grads, bytes);
+        td_assert_ok(td_train_update(r->trains[rank]));
+    }
+}
+
+static void destroy_reference(reference *r)
+{
+    for (int rank = 0; rank < info.ranks; rank++)
+        td_train_destroy(r->trains[rank]);
+}
+
+/* All ranks hold the same weights. */
+static void assert_same_everywhere(const td_weights *w)
+{
+    uint64_t hash = 1469598103934665603u, all[MOST_RANKS];
+    const size_t bytes = (size_t)w->elements * td_dtype_size(w->dtype);
+
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ ((const unsigned char *)w->params)[i]) * 1099511628211u;
+    td_assert_ok(td_comm_exchange(comm, &hash, sizeof hash, all));
+    for (int rank = 0; rank < info.ranks; rank++)
+        assert_true(all[rank] == hash);
+}
+
+/* Another order of additions errs by little, and SGD does not enlarge it by much. */
+static void assert_like(const setting *s, const td_weights *got, const td_weights *want)
+{
+    const bool exactly = info.ranks <= 2;
+    double *truth = td_as_f64(want->dtype, want->params, want->elements);
+
+    if (exactly)
+        td_assert_identical(s->name, got->dtype, got->params, want->params, got->elements);
+    if (exactly && got->copies)
+        td_assert_identical(s->name, got->copy_dtype, got->copies, want->copies, got->elements);
+    td_assert_close(s->name, got->dtype, got->params, truth, got->elements,
+                    s->precision == TD_PRECISION_F32 ? 1e-5 : 2e-2);
+    free(truth);
+}
+
+static void train_case(const setting *s)
+{
+    td_ddp_link *link;
+    td_train *train;
+    td_ddp_info what;
+
+    td_assert_ok(td_ddp_link_create(comm, s->strategy, s->bucket_mb, &link));
+    const td_train_config config = config_of(s, td_ddp_link_hook(link));
+    td_assert_ok(td_train_create(dev, &config, &train));
+    td_assert_ok(td_train_init(train, info.rank == 0 ? 7 : 100 + (uint64_t)info.rank));
+    td_assert_ok(td_ddp_link_attach(link, dev, train));
+    td_assert_ok(td_ddp_describe(td_ddp_link_container(link), &what));
+    assert_int_equal(what.bytes,
+                     weights_of(train).elements * (int64_t)td_dtype_size(weights_of(train).grad_dtype));
+    if (s->strategy == TD_DDP_FLAT)
+        assert_int_equal(what.calls, 1);
+    reference r = make_reference(s);
+    for (int number = 0; number < STEPS; number++) {
+        step(train, number, info.rank);
+        step_reference(s, &r, number);
+    }
+    const td_weights got = weights_of(train), want = weights_of(r.trains[0]);
+    assert_same_everywhere(&got);
+    assert_like(s, &got, &want);
+    destroy_reference(&r);
+    td_train_destroy(train);
+    td_ddp_link_destroy(link);
+}
+
+static void weights_are_those_of_one_process(void **unused)
+{
+    static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16_MIXED};
+    static const double sizes[] = {0.001, 0.004, 0};
+
+    (void)unused;
+    for (int p = 0; p < 2; p++)
+        for (td_ddp_strategy strategy = TD_DDP_NAIVE; strategy <= TD_DDP_BUCKETED; strategy++)
+            for (int size = 0; size < (strategy == TD_DDP_BUCKETED ? 3 : 1); size++)
+                for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
+                    const setting s = {.name = td_ddp_strategy_name(strategy),
+                                       .strategy = strategy,
+                                       .bucket_mb = sizes[size],
+                                       .precision = precisions[p],
+                                       .time = time,
+                                       .kind = info.ranks > 2 ? TD_OPTIMIZER_SGD : TD_OPTIMIZER_ADAMW,
+                                       .transient = time == TD_UPDATE_ALONG};
+
+                    train_case(&s);
+                }
+}
+
+static void micro_batches_are_reduced_once(void **unused)
+{
+    const setting s = {.name = "micro-batches",
+                       .strategy = TD_DDP_BUCKETED,
+                       .bucket_mb = 0.004,
+                       .precision = TD_PRECISION_BF16_MIXED,
+                       .kind = TD_OPTIMIZER_SGD,
+                       .micro_batches = 2};
+
+    (void)unused;
+    train_case(&s);
+}
+
+/* A norm that no gradient reaches clips nothing; and a small one clips all ranks' alike. */
+static void clipping_sees_the_reduced_gradients(void **unused)
+{
+    setting s = {.name = "clip",
+                 .strategy = TD_DDP_OVERLAP,
+                 .precision = TD_PRECISION_F32,
+                 .kind = TD_OPTIMIZER_SGD,
+                 .clip = 1e6f};
+    td_ddp_link *link;
+    td_train *train;
+    float norm, *all = calloc((size_t)info.ranks, sizeof *all);
+
+    (void)unused;
+    train_case(&s);
+    s.clip = 0.01f;
+    td_assert_ok(td_ddp_link_create(comm, s.strategy, 0, &link));
+    const td_train_config config = config_of(&s, td_ddp_link_hook(link));
+    td_assert_ok(td_train_create(dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    td_assert_ok(td_ddp_link_attach(link, dev, train));
+    step(train, 0, info.rank);
+    td_assert_ok(td_clip_norm(td_train_clip(train), &norm));
+    td_assert_ok(td_comm_exchange(comm, &norm, sizeof norm, all));
+    for (int rank = 0; rank < info.ranks; rank++)
+        assert_true(all[rank] == norm && norm > 0.01f);
+    td_train_destroy(train);
+    td_ddp_link_destroy(link);
+    free(all);
+}
+
+static void a_link_is_joined_once_before_the_first_step(void **unused)
+{
+    const setting s = {.name = "once", .strategy = TD_DDP_BUCKETED};
+    td_ddp_link *link, *other;
+    td_train *train, *forward;
+
+    (void)unused;
+    td_assert_ok(td_ddp_link_create(comm, s.strategy, 25, &link));
+    td_assert_ok(td_ddp_link_create(comm, s.strategy, 25, &other));
+    td_train_config config = config_of(&s, td_ddp_link_hook(link));
+    td_assert_ok(td_train_create(dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    int64_t *ids = tokens_of("ids", 0, 0);
+    td_assert_refused(td_train_step(train, ids, ids, BATCH, CONTEXT), TD_BAD_STATE, "joined to no trainer");
+    td_fence_free(ids);
+    td_assert_ok(td_ddp_link_attach(link, dev, train));
+    td_assert_refused(td_ddp_link_attach(link, dev, train), TD_BAD_STATE, "joined to a trainer already");
+    config.hooks = NULL;
+    config.until = TD_TRAIN_FORWARD;
+    td_assert_ok(td_train_create(dev, &config, &forward));
+    td_assert_refused(td_ddp_link_attach(other, dev, forward), TD_BAD_ARGUMENT, "goes forward only");
+    td_train_destroy(forward);
+    td_train_destroy(train);
+    td_ddp_link_destroy(link);
+    td_ddp_link_destroy(other);
+}
+
+/* Ranges by hand, as a model or a link before this one would name them. */
+static void ranges_are_of_whole_parameters(void **unused)
+{
+    const setting s = {.name = "ranges", .strategy = TD_DDP_FLAT};
+    td_ddp_link *link;
+    td_train *train;
+    td_parameter p;
+
+    (void)unused;
+    td_assert_ok(td_ddp_link_create(comm, s.strategy, 0, &link));
+    td_hook *hook = td_ddp_link_hook(link);
+    const td_train_config config = config_of(&s, hook);
+    td_assert_ok(td_train_create(dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    td_assert_ok(td_ddp_link_attach(link, dev, train));
+    td_assert_ok(td_transformer_parameter_find(td_train_model(train), "layers.1.ffn.w2.weight", &p));
+    td_assert_ok(td_hooks_begin(hook, TD_PASS_BACKWARD, true));
+    td_assert_refused(td_hooks_final(hook, (td_range){p.offset, p.offset + 7}, NULL), TD_BAD_ARGUMENT,
+                      "ends within a parameter");
+    td_assert_refused(td_hooks_final(hook, (td_range){p.offset + 1, p.offset + p.numel}, NULL),
+                      TD_BAD_ARGUMENT, "begins within a parameter");
+    td_assert_ok(td_hooks_final(hook, (td_range){p.offset, p.offset + p.numel}, NULL));
+    td_assert_refused(td_hooks_final(hook, (td_range){p.offset, p.offset + p.numel}, NULL), TD_BAD_STATE,
+                      "'layers.1.ffn.w2.weight' became ready once more");
+    assert_int_equal(td_hooks_end(hook, TD_PASS_BACKWARD, TD_BAD_STATE), TD_BAD_STATE);
+    td_assert_ok(td_hooks_begin(hook, TD_PASS_BACKWARD, true));
+    td_assert_refused(td_hooks_end(hook, TD_PASS_BACKWARD, TD_OK), TD_BAD_STATE, "never became ready");
+    td_train_destroy(train);
+    td_ddp_link_destroy(link);
+}
+
+static void models_that_differ_are_named(void **unused)
+{
+    setting s = {.name = "models", .strategy = TD_DDP_FLAT};
+    td_ddp_link *link;
+    td_train *train;
+    char words[64];
+
+    (void)unused;
+    if (info.ranks == 1)
+        return;
+    td_assert_ok(td_ddp_link_create(comm, s.strategy, 0, &link));
+    td_train_config config = config_of(&s, td_ddp_link_hook(link));
+    if (info.rank == 1)
+        config.model.size.d_ff = 24;
+    td_assert_ok(td_train_create(dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    snprintf(words, sizeof words, "rank 1 has f32 [24, 12]");
+    td_assert_refused(td_ddp_link_attach(link, dev, train), TD_BAD_ARGUMENT, words);
+    td_train_destroy(train);
+    td_ddp_link_destroy(link);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(weights_are_those_of_one_process),
+        cmocka_unit_test(micro_batches_are_reduced_once),
+        cmocka_unit_test(clipping_sees_the_reduced_gradients),
+        cmocka_unit_test(a_link_is_joined_once_before_the_first_step),
+        cmocka_unit_test(ranges_are_of_whole_parameters),
+        cmocka_unit_test(models_that_differ_are_named),
+    };
+    td_memory_stats memory;
+    int result;
+
+    if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
+        return result;
+    td_assert_ok(td_comm_describe(comm, &info));
+    td_assert_ok(td_cpu_set_threads(1)); /* as many ranks as processors, or more */
+    const int failed = cmocka_run_group_tests_name(argv[1], tests, NULL, NULL);
+    if (td_comm_close(comm) != TD_OK || td_device_memory(dev, &memory) != TD_OK || memory.current_bytes > 0)
+        return fprintf(stderr, "%s\n", td_last_error()), 1;
+    td_device_close(dev);
+    return failed;
+}

@@ -1,0 +1,46 @@
+/** The course's toy models, by hand: linear layers with ReLU in between, and the mean of squared errors. */
+#ifndef TD_TESTS_TOYS_H
+#define TD_TESTS_TOYS_H
+
+#include "base/base.h"
+
+enum { TOY_TENSORS = 5, TOY_LAYERS = 5, TOY_IN = 10, TOY_OUT = 5, TOY_SAMPLES = 24 };
+
+/** A parameter, with its gradient added up where `grad` points; NULL: it is frozen. */
+typedef struct toy_tensor {
+    const char *name;
+    int rows, cols; /* cols 0: a vector */
+    bool frozen;
+    int uses;
+    float data[500];
+    float *grad;
+} toy_tensor;
+
+typedef struct toy_layer {
+    int weight, bias; /* tensors; -1: no bias */
+} toy_layer;
+
+typedef struct toy {
+    int tensor_count, layer_count;
+    toy_tensor tensors[TOY_TENSORS];
+    toy_layer layers[TOY_LAYERS];
+} toy;
+
+/** 10 -> 10 -> 50 -> 5 with a frozen bias of the second layer and a frozen tensor that nothing uses; or,
+ * `tied`, 10 -> 10 -> 50 -> 10 -> 50 -> 5, whose fourth layer has the second's weight. */
+void toy_make(toy *model, bool tied, uint64_t seed);
+
+int64_t toy_numel(const toy_tensor *tensor);
+
+/** All samples: inputs [TOY_SAMPLES][TOY_IN], labels [TOY_SAMPLES][TOY_OUT]. */
+void toy_samples(float *inputs, float *labels);
+
+/** 0 to count - 1 in the order of step `step`. */
+void toy_shuffle(int step, int count, int *out);
+
+/** Adds the gradients of the mean squared error over the samples named; calls ready(user, tensor), which may
+ * be NULL, behind each share of a gradient. */
+void toy_backward(const toy *model, const int *samples, int count, void (*ready)(void *user, int tensor),
+                  void *user);
+
+#endif
