@@ -274,6 +274,16 @@ API(td_hooks_final)
     return td_hooks_final(api_chain(), (td_range){0, td_fuzz_below(9)}, NULL);
 }
 
+API(td_hooks_updated)
+{
+    return td_hooks_updated(api_chain(), (td_range){0, td_fuzz_below(9)}, NULL);
+}
+
+API(td_hooks_settle)
+{
+    return td_hooks_settle(api_chain());
+}
+
 API(td_hooks_end)
 {
     return td_hooks_end(api_chain(), any_pass(), TD_OK);

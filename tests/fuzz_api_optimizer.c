@@ -61,7 +61,7 @@ static int64_t draw_groups(td_optimizer_group groups[GROUPS])
 
 static int64_t or_bad_count(int64_t count)
 {
-    static const int64_t bad[] = {0, -1, INT64_MIN, INT64_MAX};
+    static const int64_t bad[] = {-2, -1, INT64_MIN, INT64_MAX};
 
     if (!wrong())
         return count;
@@ -82,6 +82,11 @@ API(td_optimizer_plan)
     td_optimizer_group groups[GROUPS];
     const int64_t count = draw_groups(groups);
     int64_t elements = ELEMENTS;
+    size_t none_bytes = 1;
+
+    td_assert_ok(td_optimizer_plan(ELEMENTS, 0, NULL, &none_bytes));
+    assert_int_equal(none_bytes, 0);
+    td_forget_error();
 
     if (wrong()) {
         elements = TD_FUZZ_PICK(none);

@@ -125,6 +125,14 @@ API(td_train_reset)
     return close_train(train, td_train_reset(pointer("train", train)));
 }
 
+API(td_train_settle)
+{
+    td_train_config config;
+    td_train *train = open_train(&config);
+
+    return close_train(train, td_train_settle(pointer("train", train)));
+}
+
 API(td_train_model)
 {
     td_train_config config;

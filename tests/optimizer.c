@@ -491,7 +491,7 @@ static void bad_configurations_are_refused_by_name(void **unused)
 
     open_block(&b);
     td_assert_refused(try_groups(&b, 2, groups), TD_BAD_ARGUMENT, "groups[1] is of elements 400 to 600");
-    td_assert_refused(try_groups(&b, 0, groups), TD_BAD_ARGUMENT, "count is 0 groups");
+    td_assert_refused(try_groups(&b, -1, groups), TD_BAD_ARGUMENT, "count is -1 groups");
     td_assert_refused(try_groups(&b, 1, NULL), TD_BAD_ARGUMENT, "groups is NULL");
     groups[0].range.end = ELEMENTS + 1;
     td_assert_refused(try_groups(&b, 1, groups), TD_BAD_ARGUMENT, "0 to 1001");

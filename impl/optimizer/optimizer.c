@@ -14,6 +14,7 @@ typedef struct group {
 /* A product that waits for others, and the group that it belongs to. */
 typedef struct held {
     const group *of;
+    td_range range;
     td_linear_adamw product;
 } held;
 
@@ -29,7 +30,10 @@ struct td_optimizer {
     int64_t moments;
     float *exp_avg, *exp_avg_sq;
 
-    td_ranges final; /* with TD_UPDATE_AFTER: what waits for td_optimizer_update */
+    /* With TD_UPDATE_AFTER: what waits for td_optimizer_update, and the event that it is behind, which the
+     * stream waits for when the pass has ended; NULL: it waits for none. */
+    td_ranges final;
+    td_event *behind;
 
     /* With TD_UPDATE_ALONG. */
     td_linear_adamw together[TD_LINEAR_ADAMW_MOST];
@@ -61,9 +65,9 @@ static td_status check_groups(int64_t elements, int64_t count, const td_optimize
     int64_t end = 0;
     td_status status = TD_OK;
 
-    TD_CHECK(count >= 1 && count <= INT32_MAX, "count is %" PRId64 " groups, needs 1 to %d", count,
+    TD_CHECK(count >= 0 && count <= INT32_MAX, "count is %" PRId64 " groups, needs 0 to %d", count,
              INT32_MAX);
-    TD_CHECK(groups, "groups is NULL");
+    TD_CHECK(groups || count == 0, "groups is NULL");
     for (int64_t i = 0; i < count; i++) {
         const td_range range = groups[i].range;
 
@@ -96,7 +100,7 @@ static td_status block_bytes(int64_t count, const td_optimizer_group *groups, si
     td_status status = TD_OK;
     int64_t bytes;
 
-    TD_CHECK(groups[count - 1].range.end <= INT64_MAX - count * TD_ALIGNMENT,
+    TD_CHECK(count == 0 || groups[count - 1].range.end <= INT64_MAX - count * TD_ALIGNMENT,
              "%s: their bytes are beyond 2^63 - 1", what);
     TD_TRY(td_product(what, 2, (int64_t[]){moments_before(count, groups), 2 * sizeof(float)}, &bytes));
     TD_CHECK(bytes <= INT64_MAX - count * TD_ALIGNMENT, "%s: their bytes are beyond 2^63 - 1", what);
@@ -248,6 +252,23 @@ cleanup:
     return status;
 }
 
+/** Tells the links behind what groups have of the range. */
+static td_status tell(const td_optimizer *o, td_range range, td_event *event)
+{
+    td_status status = TD_OK;
+
+    for (int64_t i = 0; i < o->count && o->hook.next; i++) {
+        const td_range has = o->groups[i].is.range;
+        const td_range both = {has.begin > range.begin ? has.begin : range.begin,
+                               has.end < range.end ? has.end : range.end};
+
+        if (both.begin < both.end)
+            TD_TRY(td_hooks_updated(o->hook.next, both, event));
+    }
+cleanup:
+    return status;
+}
+
 /** Updates on the side stream, behind what the device's stream has to do now, and `event`. */
 static td_status update_beside(td_optimizer *o, td_range range, td_event *event)
 {
@@ -268,6 +289,8 @@ static td_status update_beside(td_optimizer *o, td_range range, td_event *event)
     if (status == TD_OK)
         status = recorded;
     (void)td_device_set_stream(o->dev, main);
+    if (status == TD_OK)
+        status = tell(o, range, o->finished);
 cleanup:
     return status;
 }
@@ -302,6 +325,8 @@ static td_status update_held(td_optimizer *o)
         for (count = 0; begin + count < end && o->held[begin + count].of == o->held[begin].of; count++)
             products[count] = o->held[begin + count].product;
         TD_TRY(td_linear_adamw_update(o->dev, o->held[begin].of->hyper, o->state, count, products));
+        for (int64_t i = begin; i < begin + count; i++)
+            TD_TRY(td_hooks_updated(o->hook.next, o->held[i].range, NULL));
     }
 cleanup:
     return status;
@@ -317,6 +342,7 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
     if (pass == TD_PASS_RECOMPUTE)
         return TD_OK;
     o->final.count = 0;
+    o->behind = NULL;
     o->held_count = 0;
     o->asked = o->takes = false;
     if (pass == TD_PASS_BACKWARD)
@@ -372,7 +398,7 @@ static td_status on_due(td_hook *hook, const td_due *due, bool *taken)
     for (int64_t i = 0; i < due->count; i++) {
         const group *g = group_of(o, due->products[i].range);
 
-        o->held[o->held_count++] = (held){g, update_of(o, g, &due->products[i])};
+        o->held[o->held_count++] = (held){g, due->products[i].range, update_of(o, g, &due->products[i])};
     }
     if (due->wait == 0)
         TD_TRY(update_held(o));
@@ -390,14 +416,23 @@ static td_status on_final(td_hook *hook, td_range range, td_event *event)
         TD_TRY(update_beside(o, range, event));
         goto cleanup;
     }
+    if (o->time == TD_UPDATE_AFTER) {
+        /* What follows in the pass need not wait: the next range is behind the same event, recorded later. */
+        if (o->behind && event != o->behind)
+            TD_TRY(td_event_wait(o->behind));
+        o->behind = event;
+        TD_TRY(td_ranges_add(&o->final, range));
+        goto cleanup;
+    }
     if (event)
         TD_TRY(td_event_wait(event));
-    TD_TRY(o->time == TD_UPDATE_ALONG ? update(o, range) : td_ranges_add(&o->final, range));
+    TD_TRY(update(o, range));
+    TD_TRY(tell(o, range, NULL));
 cleanup:
     return status;
 }
 
-/** Lets what follows wait for the side stream's updates. After a failure too: the next forward reads the
+/** Lets what follows wait for the gradients, and for the side stream's updates. After a failure too: the next forward reads the
  * weights. */
 static td_status on_end(td_hook *hook, td_pass pass, td_status status)
 {
@@ -405,12 +440,16 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status status)
 
     if (pass == TD_PASS_RECOMPUTE) /* the backward pass around it goes on, or ends with the same failure */
         return TD_OK;
+    td_event *const behind = o->behind;
+    const bool side_works = o->side_works;
+
+    o->behind = NULL;
+    o->side_works = false;
     if (status != TD_OK)
         o->final.count = 0;
-    if (!o->side_works)
-        return TD_OK;
-    o->side_works = false;
-    return td_event_wait(o->finished);
+    const td_status came = status == TD_OK && behind ? td_event_wait(behind) : TD_OK;
+    const td_status went = side_works ? td_event_wait(o->finished) : TD_OK;
+    return came == TD_OK ? went : came;
 }
 
 td_hook *td_optimizer_hook(td_optimizer *optimizer)
@@ -423,7 +462,7 @@ td_status td_optimizer_update(td_optimizer *optimizer)
     td_status status = TD_OK;
 
     TD_CHECK(optimizer, "optimizer is NULL");
-    if (optimizer->final.count == 0) {
+    if (optimizer->final.count == 0 && optimizer->count > 0) {
         status =
             td_fail(TD_BAD_STATE, optimizer->time == TD_UPDATE_ALONG
                                       ? "no gradients are held: updates come along the backward pass"
@@ -432,8 +471,10 @@ td_status td_optimizer_update(td_optimizer *optimizer)
     }
     const int64_t count = optimizer->final.count;
     optimizer->final.count = 0;
-    for (int64_t i = 0; i < count; i++)
+    for (int64_t i = 0; i < count; i++) {
         TD_TRY(update(optimizer, optimizer->final.at[i]));
+        TD_TRY(tell(optimizer, optimizer->final.at[i], NULL));
+    }
 cleanup:
     return status;
 }
@@ -475,7 +516,7 @@ static td_status make_groups(td_optimizer *o, const td_optimizer_config *config)
     size_t bytes;
     void *block;
 
-    o->groups = calloc((size_t)config->count, sizeof *o->groups);
+    o->groups = calloc((size_t)config->count + 1, sizeof *o->groups); /* of none a list, too */
     if (!o->groups) {
         status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " groups", config->count);
         goto cleanup;

@@ -1,8 +1,8 @@
 /** Updates of weights: AdamW in the course's order and in PyTorch's, and SGD, on ranges of a model's block.
  *
  * An optimizer works on a list of groups, each a range of the block with hyperparameters of its own, and owns
- * the moments of these ranges and nothing else: a shard is a shorter list. It takes part in a step as the
- * last link of a chain of hooks (transformer/hooks.h): gradients that are final come to it, and the products
+ * the moments of these ranges and nothing else: a shard is a shorter list, or an empty one. It takes part in a
+ * step as the last link of a chain of hooks that gradients come to (transformer/hooks.h): gradients that are final come to it, and the products
  * that make gradients of large weights where it can update those with the kernel that forms the gradients
  * (td_linear_adamw_update).
  *
@@ -42,7 +42,7 @@ typedef enum td_update_time {
 
 typedef struct td_optimizer_config {
     td_weights weights; /* with gradients */
-    int64_t count;      /* of groups, at least 1; their ranges are ascending and do not overlap */
+    int64_t count;      /* of groups, or 0; their ranges are ascending and do not overlap */
     const td_optimizer_group *groups;
     const td_update_state *state; /* in the device's memory; outlives the optimizer */
     td_update_time time;
@@ -87,12 +87,13 @@ TD_API td_status td_optimizer_moments(const td_optimizer *optimizer, int64_t ind
 /** Sets the moments to 0, and drops what waits for td_optimizer_update. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_optimizer_reset(td_optimizer *optimizer);
 
-/** The link that the optimizer is, to stand last in a chain; NULL for NULL. */
+/** The link that the optimizer is; NULL for NULL. Gradients come to no link behind it, but what it updated is
+ * told there (td_hook.updated). */
 TD_API td_hook *td_optimizer_hook(td_optimizer *optimizer);
 
 /** With TD_UPDATE_AFTER: updates what became final in the last backward pass. TD_BAD_ARGUMENT: a NULL.
  * TD_BAD_STATE: nothing is final, because no backward pass ended since the last update or forward pass, or
- * because updates come along it. */
+ * because updates come along it; but without groups there is nothing to update at any time. */
 TD_API td_status td_optimizer_update(td_optimizer *optimizer);
 
 /** The products that were taken over in the last backward pass that was queued: how many weights were updated

@@ -28,14 +28,27 @@ static td_status prepare(td_train *train, const char *path, saved *s)
 {
     td_status status = TD_OK;
     td_optimizer_group group;
+    td_weights weights;
+    int64_t end = 0;
 
     *s = (saved){.train = train,
                  .model = td_train_model(train),
                  .optimizer = td_train_optimizer(train),
                  .path = path,
                  .parameters = td_transformer_parameter_count(td_train_model(train))};
-    TD_TRY(td_optimizer_group_at(s->optimizer, 0, &group));
-    const bool adamw = group.hyper.kind == TD_OPTIMIZER_ADAMW;
+    TD_TRY(td_transformer_weights(s->model, &weights));
+    bool adamw = false, alike = true;
+    for (int64_t i = 0; i < td_optimizer_group_count(s->optimizer); i++) {
+        TD_TRY(td_optimizer_group_at(s->optimizer, i, &group));
+        alike &= group.range.begin == end && (i == 0 || adamw == (group.hyper.kind == TD_OPTIMIZER_ADAMW));
+        adamw = group.hyper.kind == TD_OPTIMIZER_ADAMW;
+        end = group.range.end;
+    }
+    if (!alike || end != weights.elements) {
+        status = td_fail(TD_UNSUPPORTED, "the optimizer's groups leave out weights, or are of two kinds: "
+                                         "td_transformer_save writes the weights alone");
+        goto cleanup;
+    }
     s->kind = adamw ? "adamw" : "sgd";
     s->moments = adamw ? MOMENTS : 0;
 cleanup:
@@ -143,6 +156,7 @@ td_status td_train_save(td_train *train, const char *path)
     TD_TRY(td_train_check_settled(train));
     TD_TRY(td_saving_check(td_train_model(train)));
     TD_TRY(prepare(train, path, &s));
+    TD_TRY(td_train_settle(train));
     TD_TRY(describe(&s, &tensors, &names, &count));
     TD_TRY(td_saving_buffer(s.model, &s.buffer));
     const td_stored_text metadata[] = {{"format", "pt"}, {"optimizer", s.kind}};
@@ -277,6 +291,7 @@ td_status td_train_restore(td_train *train, const char *path)
         goto cleanup;
     }
     TD_TRY(prepare(train, path, &s));
+    TD_TRY(td_train_settle(train));
     TD_TRY(td_safetensors_open(path, &file));
     TD_TRY(check_kind(&s, file));
     TD_TRY(td_saved_check_weights(path, s.model, file));

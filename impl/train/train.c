@@ -71,19 +71,19 @@ static td_status check_config(const td_train_config *config)
     TD_CHECK(config->micro_batches <= 1 || !config->model.transient_gradients,
              "micro_batches is %" PRId64 ", but the gradients are transient: nothing can be added to them",
              config->micro_batches);
-    if (has_update(config))
+    if (has_update(config) && !config->groups)
         TD_TRY(td_hyperparameters_check(&config->hyper));
 cleanup:
     return status;
 }
 
-/** Whether products that come due get to the optimizer. */
+/** Whether products that come due get to the optimizer, and it takes all of them. */
 static bool products_reach(const td_train_config *config)
 {
     for (const td_hook *hook = config->hooks; hook; hook = hook->next)
         if (hook->final && !hook->due)
             return false;
-    return has_update(config) && config->hyper.kind == TD_OPTIMIZER_ADAMW &&
+    return has_update(config) && !config->groups && config->hyper.kind == TD_OPTIMIZER_ADAMW &&
            config->time == TD_UPDATE_ALONG && config->clip == 0 && config->micro_batches == 1;
 }
 
@@ -146,9 +146,12 @@ cleanup:
     return status;
 }
 
-static td_optimizer_group group_of(const setup *s)
+/** The optimizer's groups, which may be *all; returns how many. */
+static int64_t groups_of(const setup *s, td_optimizer_group *all, const td_optimizer_group **out)
 {
-    return (td_optimizer_group){.range = {0, s->elements}, .hyper = s->config.hyper};
+    *all = (td_optimizer_group){.range = {0, s->elements}, .hyper = s->config.hyper};
+    *out = s->config.groups ? s->config.groups : all;
+    return s->config.groups ? s->config.group_count : 1;
 }
 
 static td_dtype grad_dtype_of(const td_transformer_config *model)
@@ -202,8 +205,11 @@ td_status td_train_plan(td_device *dev, const td_train_config *config, td_train_
     TD_TRY(prepare(dev, config, &s));
     *out = (td_train_bytes){.model = s.model, .step = s.bytes};
     if (has_update(config)) {
-        const td_optimizer_group group = group_of(&s);
-        TD_TRY(td_optimizer_plan(s.elements, 1, &group, &out->optimizer));
+        td_optimizer_group all;
+        const td_optimizer_group *groups;
+        const int64_t count = groups_of(&s, &all, &groups);
+
+        TD_TRY(td_optimizer_plan(s.elements, count, groups, &out->optimizer));
         if (config->clip > 0)
             TD_TRY(td_clip_plan(dev, s.elements, grad_dtype_of(&s.config.model), s.ranges, &clip));
     }
@@ -230,10 +236,13 @@ static td_status count_step(td_hook *hook, td_pass pass, bool last)
     return td_update_begin(train->dev, state_of(train), config->gain / (float)config->micro_batches);
 }
 
-/** Chains the trainer's hook, the caller's, clipping and the optimizer. */
+/** Chains the trainer's hook, the caller's, clipping, the optimizer, and the caller's behind it. */
 static td_status chain(td_train *train)
 {
-    td_hook *const own = train->clip ? td_clip_hook(train->clip) : td_optimizer_hook(train->optimizer);
+    td_hook *const behind = train->setup.config.behind, *const optimizer =
+                                                            td_optimizer_hook(train->optimizer);
+    td_hook *const updates = optimizer ? optimizer : behind;
+    td_hook *const own = train->clip ? td_clip_hook(train->clip) : updates;
 
     train->hook = (td_hook){.next = train->setup.config.hooks, .begin = count_step};
     for (td_hook *hook = train->setup.config.hooks; hook; hook = hook->next)
@@ -243,16 +252,20 @@ static td_status chain(td_train *train)
     else
         train->hook.next = own;
     if (train->clip)
-        own->next = td_optimizer_hook(train->optimizer);
+        own->next = optimizer;
+    if (optimizer)
+        optimizer->next = behind;
     return td_transformer_set_hooks(train->model, &train->hook);
 }
 
 static td_status make_optimizer(td_train *train)
 {
     const setup *s = &train->setup;
-    const td_optimizer_group group = group_of(s);
-    td_optimizer_config config = {.count = 1,
-                                  .groups = &group,
+    td_optimizer_group all;
+    const td_optimizer_group *groups;
+    const int64_t count = groups_of(s, &all, &groups);
+    td_optimizer_config config = {.count = count,
+                                  .groups = groups,
                                   .state = state_of(train),
                                   .time = s->config.time,
                                   .together_count = s->together_count,
@@ -409,7 +422,19 @@ td_status td_train_set(td_train *train, const td_hyperparameters *hyper)
     td_status status = TD_OK;
 
     TD_TRY(check_optimizer(train));
-    TD_TRY(td_optimizer_set(train->optimizer, 0, hyper));
+    TD_TRY(td_hyperparameters_check(hyper));
+    for (int64_t i = 0; i < td_optimizer_group_count(train->optimizer); i++)
+        TD_TRY(td_optimizer_set(train->optimizer, i, hyper));
+cleanup:
+    return status;
+}
+
+td_status td_train_settle(td_train *train)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(train, "train is NULL");
+    TD_TRY(td_hooks_settle(&train->hook));
 cleanup:
     return status;
 }

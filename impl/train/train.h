@@ -3,7 +3,7 @@
  * A trainer owns a model, its optimizer, and what a step that is captured as a graph reads from the device's
  * memory: ids, targets, the number of the step, and the factor of its gradients. Steps are queued, or
  * captured once and replayed. Others take part by hooks (transformer/hooks.h), ahead of clipping and of the
- * optimizer.
+ * optimizer, or behind it.
  *
  *   td_train_create, td_train_init;  then for each step  td_train_step,  now and then  td_train_loss
  *
@@ -29,14 +29,19 @@ typedef struct td_train_config {
     td_transformer_config model; /* `use`, `wait` and `f32_gradients` are the trainer's */
     td_train_until until;
     td_hyperparameters hyper; /* of all weights */
-    td_update_time time;      /* along the backward pass, which is the faster, or after it */
+    /* The weights that the optimizer updates, each group with hyperparameters of its own (then those above are
+     * not looked at). They are ascending and do not overlap, and may be none. NULL: all weights. */
+    const td_optimizer_group *groups;
+    int64_t group_count;
+    td_update_time time; /* along the backward pass, which is the faster, or after it */
     float
         gain; /* what gradients are multiplied by beside 1 / micro_batches: 1 / ranks where a hook sums those
                  * of ranks; 0: 1 */
     float clip;            /* gradients are clipped to this global norm; 0: they are not */
     int64_t micro_batches; /* whose gradients a step adds up, in f32 beside f32 weights, and averages; 0: 1 */
     bool capture; /* each part, or the whole step, is captured when it comes the second time, then replayed */
-    td_hook *hooks; /* others that take part, which outlive the trainer; NULL: none */
+    td_hook *hooks;  /* others that take part, which outlive the trainer; NULL: none */
+    td_hook *behind; /* likewise, behind the optimizer: they hear of what it has updated */
 } td_train_config;
 
 typedef struct td_train_bytes {
@@ -51,11 +56,12 @@ TD_API td_status td_train_plan(td_device *dev, const td_train_config *config, td
 typedef struct td_train td_train;
 
 /** A trainer on dev, which must outlive it. Its model has no weights yet. Links of config->hooks are chained
- * to the trainer's own, so that the last one's `next` changes until the trainer is destroyed.
+ * to the trainer's own, so that the last one's `next` changes until the trainer is destroyed; those of
+ * config->behind are as they were.
  *
  * TD_BAD_ARGUMENT: a NULL, an unknown `until` or `time`, a gain or clip that is negative or not finite,
  * micro_batches below 0, or above 1 beside transient gradients; as td_transformer_create,
- * td_hyperparameters_check. TD_UNSUPPORTED: a capture on a device without graphs; as td_transformer_create. TD_NO_MEMORY. *out is then
+ * td_hyperparameters_check, and as td_optimizer_create of groups. TD_UNSUPPORTED: a capture on a device without graphs; as td_transformer_create. TD_NO_MEMORY. *out is then
  * NULL. */
 TD_API td_status td_train_create(td_device *dev, const td_train_config *config, td_train **out);
 TD_API void td_train_destroy(td_train *train); /* accepts NULL */
@@ -71,7 +77,7 @@ TD_API td_transformer *td_train_model(const td_train *train);
 TD_API td_optimizer *td_train_optimizer(const td_train *train);
 TD_API td_clip *td_train_clip(const td_train *train);
 
-/** Other hyperparameters from the next update on, as td_optimizer_set for all weights. TD_BAD_STATE: there is
+/** Other hyperparameters from the next update on, as td_optimizer_set for every group. TD_BAD_STATE: there is
  * no optimizer. */
 TD_API td_status td_train_set(td_train *train, const td_hyperparameters *hyper);
 
@@ -106,7 +112,13 @@ TD_API td_status td_train_backward(td_train *train);
 /** The update, with TD_UPDATE_AFTER. TD_BAD_STATE as td_optimizer_update, and where there is no optimizer. */
 TD_API td_status td_train_update(td_train *train);
 
-/* ---- saving; these wait for the device ---- */
+/** All weights come to the model's block, masters and copies, behind what is queued on the device's current
+ * stream: to be called before they are read or written elsewhere than in a step, as by td_transformer_save.
+ * Where hooks share weights out among ranks, all ranks call it together. TD_BAD_ARGUMENT: a NULL. Errors of
+ * hooks. */
+TD_API td_status td_train_settle(td_train *train);
+
+/* ---- saving; these settle, and wait for the device ---- */
 
 /** Writes all that the next step depends on to a safetensors file, which td_train_restore reads: a run that
  * is cut off and goes on from it gives the bits of one that was not.
@@ -119,13 +131,14 @@ TD_API td_status td_train_update(td_train *train);
  *
  * Hyperparameters are the caller's, who sets them. TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: there is no
  * optimizer; there are no weights; a step is under way, because micro-batches are added up, or gradients wait
- * for td_train_update. Otherwise as td_transformer_save. */
+ * for td_train_update. TD_UNSUPPORTED: groups of two kinds, or that leave out some weights, as a shard's do.
+ * Otherwise as td_transformer_save. */
 TD_API td_status td_train_save(td_train *train, const char *path);
 
 /** Reads such a file. Steps go on from it, and graphs are captured anew; a step that was under way, and what
  * was loaded for it, is forgotten.
  *
- * TD_BAD_STATE: there is no optimizer. TD_BAD_ARGUMENT: a NULL; the file of another kind of optimizer, or
+ * TD_BAD_STATE: there is no optimizer. TD_UNSUPPORTED: groups as above. TD_BAD_ARGUMENT: a NULL; the file of another kind of optimizer, or
  * without any; a tensor "optimizer." that is missing, unknown or of another shape or dtype; a step below 0;
  * as td_transformer_load, as are TD_UNSUPPORTED, TD_IO_ERROR and TD_NO_MEMORY. The trainer is then as it was.
  * But where reading fails behind all checks it has no weights, and moments and the count of steps are 0: it

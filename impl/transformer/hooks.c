@@ -69,6 +69,26 @@ td_status td_hooks_final(td_hook *chain, td_range range, td_event *event)
     return hook ? hook->final(hook, range, event) : TD_OK;
 }
 
+td_status td_hooks_updated(td_hook *chain, td_range range, td_event *event)
+{
+    td_status status = TD_OK;
+
+    for (td_hook *hook = chain; hook && status == TD_OK; hook = hook->next)
+        if (hook->updated)
+            status = hook->updated(hook, range, event);
+    return status;
+}
+
+td_status td_hooks_settle(td_hook *chain)
+{
+    td_status status = TD_OK;
+
+    for (td_hook *hook = chain; hook && status == TD_OK; hook = hook->next)
+        if (hook->settle)
+            status = hook->settle(hook);
+    return status;
+}
+
 td_status td_hooks_end(td_hook *chain, td_pass pass, td_status status)
 {
     for (td_hook *hook = chain; hook; hook = hook->next) {

@@ -11,7 +11,9 @@
  *     done      the range was read for the last time in this pass
  *     due       the products that make gradients of a range can be formed: a hook may take them over
  *     final     gradients of a range are complete, the last micro-batch's added
+ *     updated   weights of a range are new
  *     end       the pass ends, also after a failure
+ *     settle    outside of passes: all weights are to be there
  *
  * Every element of the block is needed before it is read and done behind that; `done` comes before `due`,
  * because who takes products over may write the weights. In the backward pass of the last micro-batch every
@@ -20,8 +22,8 @@
  *
  * The links of a chain hear begin, needed, done and end one after the other. due and final go to the first
  * link alone, and each link passes them on as it sees fit: a range is final for the next link when this one
- * has reduced it, clipped it or taken off its loss scale. The last link is the optimizer. The calls below do
- * this, and a link leaves out the functions it has no use for: one with neither due nor final is passed by.
+ * has reduced it, clipped it or taken off its loss scale. The last of these is the optimizer, which tells the
+ * links behind it what it has updated: who shares out new weights stands there. The calls below do this, and a link leaves out the functions it has no use for: one with neither due nor final is passed by.
  * One with final alone ends the way of due, for it wants gradients in memory.
  *
  * Every function may fail: that ends the pass, and its status is what the pass returns. */
@@ -111,14 +113,24 @@ struct td_hook {
     td_status (*due)(td_hook *hook, const td_due *due, bool *taken);
 
     /** The gradients of the range are in the block behind `event`; NULL: behind what is queued on the
-     * device's current stream. A link that lets another stream reduce them passes them on at once with that
+     * device's current stream. It is recorded again for later ranges at most until the pass has ended. A link
+     * that lets another stream reduce them passes them on at once with that
      * stream's event; one that must see all of them first passes them on in `end`. A link may pass on parts
      * of a range: its shard. */
     td_status (*final)(td_hook *hook, td_range range, td_event *event);
 
+    /** New weights of the range, masters and copies, are in the block behind `event`; NULL: behind what is
+     * queued on the device's current stream. The optimizer tells the links behind it, one after the other:
+     * along a backward pass, or in the update that comes after it. */
+    td_status (*updated)(td_hook *hook, td_range range, td_event *event);
+
     /** `status`: what ended the pass, TD_OK if it is complete. Comes once for every `begin`, also where that
      * failed. What the link holds back goes on to the next one now, or is dropped after a failure. */
     td_status (*end)(td_hook *hook, td_pass pass, td_status status);
+
+    /** Between passes: whoever reads or writes all weights is next, behind what is queued on the device's
+     * current stream. A link that has some of them elsewhere, or on their way, brings them to the block. */
+    td_status (*settle)(td_hook *hook);
 };
 
 /* ---- calls: what a model does, and a link to pass something on ---- */
@@ -131,6 +143,8 @@ TD_API td_status td_hooks_needed(td_hook *chain, td_pass pass, const td_need *ne
 TD_API td_status td_hooks_done(td_hook *chain, td_pass pass, const td_need *need);
 TD_API td_status td_hooks_due(td_hook *chain, const td_due *due, bool *taken);
 TD_API td_status td_hooks_final(td_hook *chain, td_range range, td_event *event);
+TD_API td_status td_hooks_updated(td_hook *chain, td_range range, td_event *event);
+TD_API td_status td_hooks_settle(td_hook *chain);
 
 /** Ends the pass in every link, whatever the ones before returned; returns `status`, or the first failure if
  * that was TD_OK, which the links behind are told. */

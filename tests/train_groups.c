@@ -1,0 +1,262 @@
+/* A trainer whose optimizer has some of the weights, or none, and links behind it: what an update tells them,
+ * and when all weights are asked for. */
+#include "train/train.h"
+
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/fence.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { BATCH = 2, CONTEXT = 8, VOCAB = 29 };
+
+static td_device *dev;
+static int64_t *ids, *targets;
+
+static int open_device(void **unused)
+{
+    (void)unused;
+    td_assert_ok(td_device_open("cpu", &dev));
+    ids = td_draw_tokens("groups ids", 0, BATCH * CONTEXT, VOCAB);
+    targets = td_draw_tokens("groups targets", 1, BATCH * CONTEXT, VOCAB);
+    return 0;
+}
+
+static int close_device(void **unused)
+{
+    td_memory_stats memory;
+
+    (void)unused;
+    td_assert_ok(td_device_memory(dev, &memory));
+    assert_int_equal(memory.current_bytes, 0);
+    td_device_close(dev);
+    td_fence_free(ids);
+    td_fence_free(targets);
+    return 0;
+}
+
+/* A link that counts what it hears of, and may refuse it. */
+typedef struct listener {
+    td_hook hook;
+    int64_t updated, settled; /* elements; calls */
+    td_status answer;
+} listener;
+
+static td_status on_updated(td_hook *hook, td_range range, td_event *event)
+{
+    listener *l = (listener *)hook;
+
+    assert_null(event);
+    l->updated += range.end - range.begin;
+    return l->answer;
+}
+
+static td_status on_settle(td_hook *hook)
+{
+    listener *l = (listener *)hook;
+
+    l->settled++;
+    return l->answer;
+}
+
+static td_train_config config_of(td_update_time time, listener *behind)
+{
+    *behind = (listener){.hook = {.updated = on_updated, .settle = on_settle}};
+    return (td_train_config){
+        .model = {.size = {.d_model = 12, .d_ff = 20, .layers = 2, .heads = 2, .vocab = VOCAB},
+                  .batch = BATCH,
+                  .context = CONTEXT,
+                  .precision = TD_PRECISION_BF16_MIXED,
+                  .attention = "flash",
+                  .keep = TD_KEEP_ALL},
+        .hyper = {.kind = TD_OPTIMIZER_ADAMW, .adamw = td_adamw_defaults(TD_ADAMW_TORCH)},
+        .time = time,
+        .behind = &behind->hook};
+}
+
+static td_train *make(const td_train_config *config)
+{
+    td_train *train;
+
+    td_assert_ok(td_train_create(dev, config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    return train;
+}
+
+static td_weights weights_of(const td_train *train)
+{
+    td_weights weights;
+
+    td_assert_ok(td_transformer_weights(td_train_model(train), &weights));
+    return weights;
+}
+
+static void links_behind_hear_of_every_element_once(void **unused)
+{
+    static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16_MIXED};
+    listener behind;
+
+    (void)unused;
+    for (int p = 0; p < 2; p++)
+        for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++)
+            for (int clip = 0; clip < 2; clip++) {
+                td_train_config config = config_of(time, &behind);
+
+                config.model.precision = precisions[p];
+                config.clip = (float)clip;
+                td_train *train = make(&config);
+                for (int step = 1; step <= 2; step++) {
+                    td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
+                    assert_int_equal(behind.updated, step * weights_of(train).elements);
+                }
+                behind.answer = TD_IO_ERROR;
+                assert_int_equal(td_train_step(train, ids, targets, BATCH, CONTEXT), TD_IO_ERROR);
+                td_train_destroy(train);
+                assert_null(behind.hook.next);
+            }
+}
+
+/* The halves of all weights, each in a trainer of its own, come to what one trainer makes of all. */
+static void groups_are_updated_and_nothing_else_is(void **unused)
+{
+    (void)unused;
+    for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
+        listener behind, behind_half;
+        td_train_config config = config_of(time, &behind);
+        td_train *whole = make(&config);
+        const td_weights all = weights_of(whole);
+        const int64_t middle = all.elements / 2 + 3;
+
+        td_train *untouched = make(&config);
+        td_assert_ok(td_train_step(whole, ids, targets, BATCH, CONTEXT));
+        for (int half = 0; half < 2; half++) {
+            td_train_config of_half = config_of(time, &behind_half);
+            const td_optimizer_group group = {.range = {half ? middle : 0, half ? all.elements : middle},
+                                              .hyper = config.hyper};
+
+            of_half.groups = &group;
+            of_half.group_count = 1;
+            td_train *train = make(&of_half);
+            const td_weights mine = weights_of(train), before = weights_of(untouched);
+
+            td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
+            for (int part = 0; part < 2; part++) {
+                const td_weights *want = part == half ? &all : &before;
+                const int64_t begin = part ? middle : 0, end = part ? all.elements : middle;
+
+                td_assert_identical("masters", TD_F32, (float *)mine.params + begin,
+                                    (float *)want->params + begin, end - begin);
+                td_assert_identical("copies", TD_BF16, (char *)mine.copies + 2 * begin,
+                                    (char *)want->copies + 2 * begin, end - begin);
+            }
+            assert_int_equal(behind_half.updated, group.range.end - group.range.begin);
+            assert_int_equal(behind.updated, all.elements);
+            td_train_destroy(train);
+        }
+        td_train_destroy(whole);
+        td_train_destroy(untouched);
+    }
+}
+
+static void an_optimizer_may_have_no_weights(void **unused)
+{
+    (void)unused;
+    for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
+        listener behind;
+        td_train_config config = config_of(time, &behind);
+        const td_optimizer_group unused_group = {.range = {-1, -1}};
+        td_train_bytes bytes;
+
+        config.groups = &unused_group; /* of which there are none */
+        td_assert_ok(td_train_plan(dev, &config, &bytes));
+        assert_int_equal(bytes.optimizer, 0);
+        td_train *train = make(&config), *untouched = make(&config);
+        td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
+        assert_int_equal(behind.updated, 0);
+        td_assert_identical("weights", TD_F32, weights_of(train).params, weights_of(untouched).params,
+                            weights_of(train).elements);
+        td_assert_ok(td_train_set(train, &config.hyper));
+        td_assert_ok(td_train_reset(train));
+        td_train_destroy(train);
+        td_train_destroy(untouched);
+    }
+}
+
+static void weights_settle_before_they_are_saved(void **unused)
+{
+    char path[] = "train_groups_XXXXXX";
+    listener behind;
+    td_train_config config = config_of(TD_UPDATE_ALONG, &behind);
+    const int file = mkstemp(path);
+
+    (void)unused;
+    assert_true(file >= 0);
+    close(file);
+    td_train *train = make(&config);
+    const td_weights all = weights_of(train);
+    td_assert_ok(td_train_settle(train));
+    assert_int_equal(behind.settled, 1);
+    td_assert_ok(td_train_save(train, path));
+    assert_int_equal(behind.settled, 2);
+    td_assert_ok(td_train_restore(train, path));
+    assert_int_equal(behind.settled, 3);
+    behind.answer = TD_IO_ERROR;
+    assert_int_equal(td_train_settle(train), TD_IO_ERROR);
+    assert_int_equal(td_train_save(train, path), TD_IO_ERROR);
+    assert_int_equal(td_train_restore(train, path), TD_IO_ERROR);
+    td_train_destroy(train);
+
+    td_optimizer_group groups[] = {{.range = {0, 100}, .hyper = config.hyper},
+                                   {.range = {100, all.elements}, .hyper = config.hyper}};
+    behind.answer = TD_OK;
+    config.groups = groups;
+    config.group_count = 1;
+    train = make(&config);
+    td_assert_refused(td_train_save(train, path), TD_UNSUPPORTED, "groups leave out weights");
+    td_assert_refused(td_train_restore(train, path), TD_UNSUPPORTED, "groups leave out weights");
+    td_train_destroy(train);
+    config.group_count = 2;
+    train = make(&config);
+    td_assert_ok(td_train_save(train, path));
+    td_assert_ok(td_train_restore(train, path));
+    td_train_destroy(train);
+    groups[1].hyper = (td_hyperparameters){.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.1};
+    train = make(&config);
+    td_assert_refused(td_train_save(train, path), TD_UNSUPPORTED, "are of two kinds");
+    td_train_destroy(train);
+    unlink(path);
+}
+
+/* Without an update there is nothing to hear of but the passes, and to settle. */
+static void links_behind_are_there_without_an_optimizer(void **unused)
+{
+    listener behind;
+    td_train_config config = config_of(TD_UPDATE_ALONG, &behind);
+
+    (void)unused;
+    config.until = TD_TRAIN_BACKWARD;
+    td_train *train = make(&config);
+    td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
+    td_assert_ok(td_train_settle(train));
+    assert_true(behind.updated == 0 && behind.settled == 1);
+    td_train_destroy(train);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(links_behind_hear_of_every_element_once),
+        cmocka_unit_test(groups_are_updated_and_nothing_else_is),
+        cmocka_unit_test(an_optimizer_may_have_no_weights),
+        cmocka_unit_test(weights_settle_before_they_are_saved),
+        cmocka_unit_test(links_behind_are_there_without_an_optimizer),
+    };
+
+    return cmocka_run_group_tests(tests, open_device, close_device);
+}
