@@ -328,6 +328,24 @@ API(td_transformer_parameter)
     return close_model(model, td_transformer_parameter(pointer("model", model), index, parameter));
 }
 
+API(td_transformer_parameter_of)
+{
+    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, 1000}, bad_extents[] = {0, -1, INT64_MAX};
+    td_model_size size = {.d_model = 8, .d_ff = 12, .layers = 2, .heads = 2, .vocab = 11};
+    const td_precision precision = (td_precision)choice("precision", 5);
+    int64_t index = td_fuzz_below(21);
+
+    if (wrong()) {
+        *(td_fuzz_chance(50) ? &size.d_ff : &size.layers) = TD_FUZZ_PICK(bad_extents);
+        impossible(TD_BAD_ARGUMENT, "size");
+    } else if (wrong()) {
+        index = TD_FUZZ_PICK(bad);
+        impossible(TD_BAD_ARGUMENT, "index");
+    }
+    const void *from = in_copy("size", &size, sizeof size);
+    return td_transformer_parameter_of(from, precision, index, out("out", sizeof(td_parameter)));
+}
+
 API(td_transformer_parameter_find)
 {
     static const char *const names[] = {"layers.0.attn.q_proj.weight", "lm_head.weight",

@@ -22,7 +22,7 @@ GROUND = {"base", "device", "cli"}  # what modules stand on, and the program tha
 # The update and the step are judged in the cases of ops, transformer and bench.
 WITHOUT = GROUND | {"optimizer", "train"}
 # Their parity needs a checker that starts ranks, and comes later: header, source and test alone.
-WITHOUT_PARITY = {"ddp"}
+WITHOUT_PARITY = {"ddp", "shard"}
 BESIDE_MODULES = ["core", "shared"]  # folders of parity/
 UNMEASURED = "not measured yet"
 MODULE_OF_RECORD = re.compile(rb'"module": ?"(\w+)"')

@@ -17,21 +17,39 @@ static const char *const weight_names[TD_WEIGHTS] = {
     [TD_W_LN2] = "ln2.weight",
 };
 
-static void fill(td_transformer *model, int64_t index, int64_t rows, int64_t cols, int64_t offset)
+/** Where parameter `index` stands, and its extents. */
+static td_parameter place(const td_model_size *size, const td_layout *layout, int64_t index)
+{
+    td_parameter p = {.rows = size->vocab, .cols = size->d_model, .offset = layout->embedding};
+
+    if (index == td_p_lm_head(size)) {
+        p.offset = layout->lm_head;
+    } else if (index == td_p_ln_final(size)) {
+        p.rows = size->d_model;
+        p.cols = 0;
+        p.offset = td_weight_offset(layout, size->layers, TD_W_LN1);
+    } else if (index != TD_P_EMBEDDING) {
+        const int64_t layer = (index - 1) / TD_WEIGHTS;
+        const td_weight weight = (td_weight)((index - 1) % TD_WEIGHTS);
+
+        td_weight_shape(size, weight, &p.rows, &p.cols);
+        p.offset = td_weight_offset(layout, layer, weight);
+    }
+    p.numel = p.rows * (p.cols > 0 ? p.cols : 1);
+    return p;
+}
+
+static void fill(td_transformer *model, int64_t index)
 {
     const td_dtype dtype = model->plan.wide, grad_dtype = model->plan.grad_dtype;
+    td_parameter p = place(&model->plan.config.size, &model->plan.layout, index);
 
-    model->parameters[index] = (td_parameter){
-        .name = model->names[index],
-        .rows = rows,
-        .cols = cols,
-        .numel = rows * (cols > 0 ? cols : 1),
-        .offset = offset,
-        .dtype = dtype,
-        .grad_dtype = grad_dtype,
-        .data = model->params + (size_t)offset * td_dtype_size(dtype),
-        .grad = model->grads ? model->grads + (size_t)offset * td_dtype_size(grad_dtype) : NULL,
-    };
+    p.name = model->names[index];
+    p.dtype = dtype;
+    p.grad_dtype = grad_dtype;
+    p.data = model->params + (size_t)p.offset * td_dtype_size(dtype);
+    p.grad = model->grads ? model->grads + (size_t)p.offset * td_dtype_size(grad_dtype) : NULL;
+    model->parameters[index] = p;
 }
 
 /** The order of the block: of layers, their matrices; then their norms. */
@@ -56,24 +74,16 @@ static void sort_by_offset(td_transformer *model)
 void td_parameters_fill(td_transformer *model)
 {
     const td_model_size *size = &model->plan.config.size;
-    const td_layout *layout = &model->plan.layout;
 
     snprintf(model->names[TD_P_EMBEDDING], TD_PARAMETER_NAME_BYTES, "token_embeddings.weight");
-    fill(model, TD_P_EMBEDDING, size->vocab, size->d_model, layout->embedding);
-    for (int64_t layer = 0; layer < size->layers; layer++) {
-        for (td_weight weight = TD_W_Q; weight < TD_WEIGHTS; weight++) {
-            const int64_t index = td_p_layer(layer, weight);
-            int64_t rows, cols;
-            td_weight_shape(size, weight, &rows, &cols);
-            snprintf(model->names[index], TD_PARAMETER_NAME_BYTES, "layers.%" PRId64 ".%s", layer,
-                     weight_names[weight]);
-            fill(model, index, rows, cols, td_weight_offset(layout, layer, weight));
-        }
-    }
+    for (int64_t layer = 0; layer < size->layers; layer++)
+        for (td_weight weight = TD_W_Q; weight < TD_WEIGHTS; weight++)
+            snprintf(model->names[td_p_layer(layer, weight)], TD_PARAMETER_NAME_BYTES,
+                     "layers.%" PRId64 ".%s", layer, weight_names[weight]);
     snprintf(model->names[td_p_ln_final(size)], TD_PARAMETER_NAME_BYTES, "ln_final.weight");
-    fill(model, td_p_ln_final(size), size->d_model, 0, td_weight_offset(layout, size->layers, TD_W_LN1));
     snprintf(model->names[td_p_lm_head(size)], TD_PARAMETER_NAME_BYTES, "lm_head.weight");
-    fill(model, td_p_lm_head(size), size->vocab, size->d_model, layout->lm_head);
+    for (int64_t index = 0; index <= td_p_lm_head(size); index++)
+        fill(model, index);
     sort_by_offset(model);
 }
 
@@ -96,6 +106,29 @@ td_status td_transformer_parameter(const td_transformer *model, int64_t index, t
     TD_CHECK(out, "out is NULL");
     TD_CHECK(index >= 0 && index < count, "index is %" PRId64 ", needs 0 to %" PRId64, index, count - 1);
     *out = model->parameters[index];
+cleanup:
+    return status;
+}
+
+td_status td_transformer_parameter_of(const td_model_size *size, td_precision precision, int64_t index,
+                                      td_parameter *out)
+{
+    td_status status = TD_OK;
+    td_layout layout;
+
+    TD_CHECK(size, "size is NULL");
+    TD_CHECK(out, "out is NULL");
+    TD_CHECK(td_precision_name(precision), "precision is %d, which is no td_precision", (int)precision);
+    const int64_t extents[] = {size->d_model, size->d_ff, size->layers, size->vocab};
+    for (int i = 0; i < 4; i++)
+        TD_CHECK(extents[i] >= 1 && extents[i] <= INT64_MAX / 16,
+                 "size has an extent of %" PRId64 ", needs 1 to %" PRId64, extents[i], INT64_MAX / 16);
+    TD_TRY(td_layout_make(size, td_precision_dtype(precision), &layout));
+    TD_CHECK(index >= 0 && index <= td_p_lm_head(size), "index is %" PRId64 ", needs 0 to %" PRId64, index,
+             td_p_lm_head(size));
+    *out = place(size, &layout, index);
+    out->dtype = td_precision_weights(precision);
+    out->grad_dtype = td_precision_dtype(precision);
 cleanup:
     return status;
 }

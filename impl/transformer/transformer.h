@@ -114,6 +114,12 @@ TD_API int64_t td_transformer_numel(const td_transformer *model); /* elements of
 /** Parameter `index` in state-dict order. TD_BAD_ARGUMENT: a NULL, an index out of range. */
 TD_API td_status td_transformer_parameter(const td_transformer *model, int64_t index, td_parameter *out);
 
+/** What td_transformer_parameter will say of a model of that size and precision, before there is one; name,
+ * data and grad are NULL, and grad_dtype is that without f32_gradients. TD_BAD_ARGUMENT: a NULL, an index out
+ * of range, an unknown precision, an extent below 1 or beyond 2^63 - 1. */
+TD_API td_status td_transformer_parameter_of(const td_model_size *size, td_precision precision, int64_t index,
+                                             td_parameter *out);
+
 /** The parameter of that name. TD_BAD_ARGUMENT: a NULL, an unknown name. */
 TD_API td_status td_transformer_parameter_find(const td_transformer *model, const char *name,
                                                td_parameter *out);

@@ -1,0 +1,204 @@
+/* New weights for all ranks: what the link behind the optimizer does. */
+#include "base/check.h"
+#include "base/dtype.h"
+#include "shard/state.h"
+
+#include <stdlib.h>
+
+/** Gatherings that are on their way at a time, at most: comm has 1024 handles for all of its callers. */
+enum { ON_THEIR_WAY = 512 };
+
+static td_shard_link *link_of(td_hook *hook)
+{
+    return ((td_shard_gather *)hook)->link;
+}
+
+static bool touches(td_range a, td_range b)
+{
+    return a.begin < b.end && b.begin < a.end;
+}
+
+static td_status wait_piece(td_shard_link *link, td_shard_piece *piece)
+{
+    td_work *const work = piece->work;
+
+    if (!work)
+        return TD_OK;
+    piece->work = NULL;
+    link->issued--;
+    return td_work_queue_wait(work);
+}
+
+td_status td_shard_gather_all(td_shard_link *link)
+{
+    td_status status = TD_OK;
+
+    for (int64_t i = 0; i < link->split.piece_count && link->issued > 0; i++) {
+        const td_status waited = wait_piece(link, &link->split.pieces[i]);
+
+        if (status == TD_OK)
+            status = waited;
+    }
+    return status;
+}
+
+/** Begins to gather the piece's copies, or its masters. */
+static td_status gather(td_shard_link *link, td_shard_piece *piece, bool copies, td_work **work)
+{
+    const td_weights *w = &link->weights;
+    const td_dtype dtype = copies ? w->copy_dtype : w->dtype;
+    const size_t size = td_dtype_size(dtype);
+    char *const at = (char *)(copies ? w->copies : w->params) + (size_t)piece->range.begin * size;
+    const size_t own = (size_t)link->split.rank * (size_t)piece->part * size;
+
+    if (link->split.kind == TD_SHARD_TENSORS)
+        return td_comm_broadcast(link->comm, at, piece->range.end - piece->range.begin, (td_comm_type)dtype,
+                                 piece->owner, work);
+    return td_comm_all_gather(link->comm, at + own, at, piece->part, (td_comm_type)dtype, work);
+}
+
+/** Begins to gather what is read of the piece, behind what is queued on the device's current stream. */
+static td_status send(td_shard_link *link, td_shard_piece *piece)
+{
+    td_status status = TD_OK;
+
+    if (link->issued == ON_THEIR_WAY)
+        TD_TRY(td_shard_gather_all(link));
+    TD_TRY(wait_piece(link, piece));
+    TD_TRY(gather(link, piece, piece->copies, &piece->work));
+    link->issued++;
+    piece->stale = link->weights.copies != NULL;
+cleanup:
+    return status;
+}
+
+/** The owners' parameters for all, in the order in which forward needs them but for the head, where all ranks
+ * are at the same point: owners alone hear of updates. */
+static td_status send_tensors(td_shard_link *link)
+{
+    td_status status = TD_OK;
+
+    if (!link->moved)
+        goto cleanup;
+    link->moved = false;
+    for (int64_t i = 0; i < link->split.piece_count; i++)
+        TD_TRY(send(link, &link->split.pieces[i]));
+cleanup:
+    return status;
+}
+
+/* ---- the link ---- */
+
+static td_status on_begin(td_hook *hook, td_pass pass, bool last)
+{
+    td_shard_link *link = link_of(hook);
+    td_status status = TD_OK;
+
+    (void)last;
+    if (!link->dev) {
+        status = td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
+        goto cleanup;
+    }
+    if (pass == TD_PASS_FORWARD)
+        TD_TRY(send_tensors(link));
+    for (int64_t i = 0; pass == TD_PASS_BACKWARD && i < link->split.piece_count; i++) {
+        const td_range own = td_shard_own(&link->split, &link->split.pieces[i]);
+
+        link->split.pieces[i].left = own.end - own.begin;
+    }
+cleanup:
+    return status;
+}
+
+static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+                           const void **where)
+{
+    td_shard_link *link = link_of(hook);
+    td_status status = TD_OK;
+
+    (void)pass, (void)next, (void)where;
+    for (int64_t i = 0; i < link->split.piece_count && link->issued > 0; i++)
+        if (touches(link->split.pieces[i].range, need->range))
+            TD_TRY(wait_piece(link, &link->split.pieces[i]));
+cleanup:
+    return status;
+}
+
+/** A part that is new as a whole is gathered at once: all ranks have parts of all pieces, and update them in
+ * one order. */
+static td_status on_updated(td_hook *hook, td_range range, td_event *event)
+{
+    td_shard_link *link = link_of(hook);
+    td_stream *current = NULL;
+    td_status status = TD_OK;
+
+    if (link->split.kind != TD_SHARD_FLAT)
+        goto cleanup;
+    if (event) {
+        current = td_device_stream(link->dev);
+        TD_TRY(td_device_set_stream(link->dev, link->side));
+        status = td_event_wait(event);
+    }
+    for (int64_t i = 0; i < link->split.piece_count && status == TD_OK; i++) {
+        td_shard_piece *const piece = &link->split.pieces[i];
+        const td_range own = td_shard_own(&link->split, piece);
+
+        if (!touches(own, range))
+            continue;
+        piece->left -=
+            (own.end < range.end ? own.end : range.end) - (own.begin > range.begin ? own.begin : range.begin);
+        if (piece->left == 0)
+            status = send(link, piece);
+    }
+    if (event)
+        (void)td_device_set_stream(link->dev, current);
+cleanup:
+    return status;
+}
+
+static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
+{
+    td_shard_link *link = link_of(hook);
+
+    if (pass == TD_PASS_BACKWARD && ended == TD_OK && link->split.kind == TD_SHARD_TENSORS)
+        link->moved = true;
+    return TD_OK;
+}
+
+/** Masters that only their owners have come to all, and copies that nobody reads are made from them. */
+static td_status on_settle(td_hook *hook)
+{
+    td_shard_link *link = link_of(hook);
+    td_status status = TD_OK;
+    bool stale = false;
+
+    if (!link->dev)
+        goto cleanup;
+    TD_TRY(send_tensors(link));
+    TD_TRY(td_shard_gather_all(link));
+    for (int64_t i = 0; i < link->split.piece_count; i++) {
+        td_shard_piece *const piece = &link->split.pieces[i];
+
+        stale |= piece->stale;
+        if (piece->stale && piece->copies) {
+            TD_TRY(gather(link, piece, false, &piece->work));
+            link->issued++;
+            TD_TRY(wait_piece(link, piece));
+        }
+        piece->stale = false;
+    }
+    if (stale)
+        TD_TRY(td_transformer_refresh(link->model));
+cleanup:
+    return status;
+}
+
+void td_shard_gather_hook(td_shard_link *link)
+{
+    link->gather = (td_shard_gather){.hook = {.begin = on_begin,
+                                              .needed = on_needed,
+                                              .updated = on_updated,
+                                              .end = on_end,
+                                              .settle = on_settle},
+                                     .link = link};
+}

@@ -1,0 +1,301 @@
+/* An optimizer of any list of tensors, each of which one rank updates and sends to all. */
+#include "base/check.h"
+#include "base/dtype.h"
+#include "shard/shard.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/** Collectives that are on their way at a time: comm has 1024 handles for all of its callers. */
+enum { ON_THEIR_WAY = 256 };
+
+typedef struct group {
+    td_optimizer_kind kind;
+    void *hyper; /* in the device's memory */
+} group;
+
+typedef struct tensor {
+    td_shard_tensor is;
+    int32_t owner;
+    int64_t group;
+    float *moments; /* exp_avg, and at `behind` exp_avg_sq; NULL: another rank's, frozen, or without */
+    int64_t behind;
+} tensor;
+
+struct td_shard_list {
+    td_device *dev;
+    td_comm *comm;
+    td_comm_info info;
+    td_update_state *state; /* in the device's memory */
+    int64_t loads[TD_COMM_MOST_RANKS];
+    int64_t group_count, count;
+    group *groups;
+    tensor *tensors;
+    size_t moment_bytes;
+};
+
+td_status td_shard_list_create(td_device *dev, td_comm *comm, td_shard_list **out)
+{
+    td_shard_list *list = NULL;
+    td_status status = TD_OK;
+    void *block;
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(comm, "comm is NULL");
+    list = calloc(1, sizeof *list);
+    if (!list) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *list);
+        goto cleanup;
+    }
+    list->dev = dev;
+    list->comm = comm;
+    TD_TRY(td_comm_describe(comm, &list->info));
+    TD_TRY(td_device_alloc(dev, sizeof(td_update_state), &block));
+    list->state = block;
+    TD_TRY(td_device_fill(dev, block, 0, sizeof(td_update_state)));
+
+    *out = list; /* whole: the caller owns it from here */
+    list = NULL;
+cleanup:
+    td_shard_list_destroy(list);
+    return status;
+}
+
+/** Frees what tensors from number `begin` on have. */
+static void free_tensors(td_shard_list *list, int64_t begin, int64_t end)
+{
+    for (int64_t i = begin; i < end; i++)
+        (void)td_device_free(list->dev, list->tensors[i].moments); /* NULL or a live block */
+}
+
+void td_shard_list_destroy(td_shard_list *list)
+{
+    if (!list)
+        return;
+    free_tensors(list, 0, list->count);
+    for (int64_t i = 0; i < list->group_count; i++)
+        (void)td_device_free(list->dev, list->groups[i].hyper);
+    (void)td_device_free(list->dev, list->state);
+    free(list->groups);
+    free(list->tensors);
+    free(list);
+}
+
+/* ---- groups ---- */
+
+static td_status check_tensors(int64_t count, const td_shard_tensor *tensors)
+{
+    td_status status = TD_OK;
+    int64_t bytes;
+
+    TD_CHECK(count >= 1 && count <= INT32_MAX, "count is %" PRId64 " tensors, needs 1 to %d", count,
+             INT32_MAX);
+    TD_CHECK(tensors, "tensors is NULL");
+    for (int64_t i = 0; i < count; i++) {
+        const td_shard_tensor *t = &tensors[i];
+        const bool low = t->grad_dtype == TD_BF16 || t->grad_dtype == TD_F16;
+
+        TD_CHECK(t->elements >= 1, "tensors[%" PRId64 "] has %" PRId64 " elements, needs at least 1", i,
+                 t->elements);
+        TD_TRY(td_product("tensors", 2, (int64_t[]){t->elements, 2 * sizeof(float)}, &bytes));
+        TD_CHECK(t->data, "tensors[%" PRId64 "] has no data", i);
+        TD_CHECK(td_dtype_size(t->dtype) > 0 && t->dtype != TD_F64,
+                 "tensors[%" PRId64 "]: dtype is %d, needs f32, f16 or bf16", i, (int)t->dtype);
+        TD_CHECK(!t->grad || t->grad_dtype == t->dtype || (t->dtype == TD_F32 && low),
+                 "tensors[%" PRId64 "]: grad_dtype is %d beside a dtype of %s", i, (int)t->grad_dtype,
+                 td_dtype_name(t->dtype));
+    }
+cleanup:
+    return status;
+}
+
+/** Room for one group and `count` tensors more. */
+static td_status grow(td_shard_list *list, int64_t count)
+{
+    group *groups = realloc(list->groups, (size_t)(list->group_count + 1) * sizeof *groups);
+    tensor *tensors = realloc(list->tensors, (size_t)(list->count + count) * sizeof *tensors);
+
+    list->groups = groups ? groups : list->groups;
+    list->tensors = tensors ? tensors : list->tensors;
+    return groups && tensors
+               ? TD_OK
+               : td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", list->count + count);
+}
+
+static td_status assign_hyper(td_shard_list *list, const group *g, const td_hyperparameters *hyper)
+{
+    const bool adamw = hyper->kind == TD_OPTIMIZER_ADAMW;
+
+    return td_assign(list->dev, g->hyper, adamw ? (const void *)&hyper->adamw : (const void *)&hyper->sgd,
+                     adamw ? sizeof hyper->adamw : sizeof hyper->sgd);
+}
+
+/** Moments of 0 for this rank's. */
+static td_status make_moments(td_shard_list *list, tensor *t, size_t *bytes)
+{
+    const int64_t alignment = TD_ALIGNMENT / sizeof(float);
+    td_status status = TD_OK;
+    void *block;
+
+    t->behind = (t->is.elements + alignment - 1) / alignment * alignment;
+    const size_t both = (size_t)(t->behind + t->is.elements) * sizeof(float);
+    TD_TRY(td_device_alloc(list->dev, both, &block));
+    t->moments = block;
+    TD_TRY(td_device_fill(list->dev, block, 0, both));
+    *bytes += (size_t)t->is.elements * 2 * sizeof(float);
+cleanup:
+    return status;
+}
+
+td_status td_shard_list_add(td_shard_list *list, int64_t count, const td_shard_tensor *tensors,
+                            const td_hyperparameters *hyper)
+{
+    int64_t *elements = NULL, loads[TD_COMM_MOST_RANKS];
+    int32_t *owners = NULL;
+    td_status status = TD_OK;
+    size_t bytes = 0;
+    group g = {.hyper = NULL};
+    int64_t made = 0;
+
+    TD_CHECK(list, "list is NULL");
+    TD_TRY(check_tensors(count, tensors));
+    TD_TRY(td_hyperparameters_check(hyper));
+    elements = calloc((size_t)count, sizeof *elements);
+    owners = calloc((size_t)count, sizeof *owners);
+    if (!elements || !owners) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", count);
+        goto cleanup;
+    }
+    for (int64_t i = 0; i < count; i++)
+        elements[i] = tensors[i].elements;
+    memcpy(loads, list->loads, sizeof loads);
+    TD_TRY(td_shard_assign(count, elements, list->info.ranks, loads, owners));
+    TD_TRY(grow(list, count));
+    g.kind = hyper->kind;
+    TD_TRY(td_device_alloc(list->dev, TD_ALIGNMENT, &g.hyper));
+    TD_TRY(assign_hyper(list, &g, hyper));
+    for (int64_t i = 0; i < count; i++) {
+        tensor *const t = &list->tensors[list->count + i];
+
+        *t = (tensor){.is = tensors[i], .owner = owners[i], .group = list->group_count};
+        made = i + 1;
+        if (t->owner == list->info.rank && t->is.grad && hyper->kind == TD_OPTIMIZER_ADAMW)
+            TD_TRY(make_moments(list, t, &bytes));
+    }
+    memcpy(list->loads, loads, sizeof loads);
+    list->groups[list->group_count++] = g;
+    list->count += count;
+    list->moment_bytes += bytes;
+    g.hyper = NULL;
+    made = 0;
+cleanup:
+    if (made > 0)
+        free_tensors(list, list->count, list->count + made);
+    if (g.hyper)
+        (void)td_device_free(list->dev, g.hyper);
+    free(elements);
+    free(owners);
+    return status;
+}
+
+td_status td_shard_list_set(td_shard_list *list, int64_t index, const td_hyperparameters *hyper)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(list, "list is NULL");
+    TD_CHECK(index >= 0 && index < list->group_count, "group is %" PRId64 ", needs 0 to %" PRId64, index,
+             list->group_count - 1);
+    TD_TRY(td_hyperparameters_check(hyper));
+    TD_CHECK(hyper->kind == list->groups[index].kind, "kind is %d, but the group's is %d", (int)hyper->kind,
+             (int)list->groups[index].kind);
+    TD_TRY(assign_hyper(list, &list->groups[index], hyper));
+cleanup:
+    return status;
+}
+
+/* ---- the step ---- */
+
+static td_status update(const td_shard_list *list, const tensor *t)
+{
+    const group *g = &list->groups[t->group];
+    td_update_tensors tensors = {.count = t->is.elements,
+                                 .dtype = t->is.dtype,
+                                 .grad_dtype = t->is.grad_dtype,
+                                 .p = t->is.data,
+                                 .g = t->is.grad};
+
+    if (g->kind == TD_OPTIMIZER_SGD)
+        return td_sgd_update(list->dev, g->hyper, list->state, &tensors);
+    tensors.m = t->moments;
+    tensors.v = t->moments + t->behind;
+    return td_adamw_update(list->dev, g->hyper, list->state, &tensors);
+}
+
+/** Every tensor from its owner to all. */
+static td_status share(td_shard_list *list)
+{
+    td_work *works[ON_THEIR_WAY] = {0};
+    td_status status = TD_OK;
+
+    /* Behind the last all are waited for, and after a failure those that are on their way. */
+    for (int64_t i = 0; i < list->count + ON_THEIR_WAY; i++) {
+        const tensor *t = i < list->count ? &list->tensors[i] : NULL;
+        td_work **const work = &works[i % ON_THEIR_WAY];
+
+        if (*work) {
+            const td_status ended = td_work_queue_wait(*work);
+
+            *work = NULL;
+            if (status == TD_OK)
+                status = ended;
+        }
+        if (t && t->is.grad && status == TD_OK)
+            status = td_comm_broadcast(list->comm, t->is.data, t->is.elements, (td_comm_type)t->is.dtype,
+                                       t->owner, work);
+    }
+    return status;
+}
+
+td_status td_shard_list_step(td_shard_list *list, float gain)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(list, "list is NULL");
+    TD_CHECK(isfinite(gain), "gain is %g, needs to be finite", (double)gain);
+    TD_TRY(td_update_begin(list->dev, list->state, gain));
+    for (int64_t i = 0; i < list->count; i++)
+        if (list->tensors[i].owner == list->info.rank && list->tensors[i].is.grad)
+            TD_TRY(update(list, &list->tensors[i]));
+    TD_TRY(share(list));
+cleanup:
+    return status;
+}
+
+/* ---- what it is ---- */
+
+td_status td_shard_list_owner(const td_shard_list *list, int64_t index, int32_t *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(list, "list is NULL");
+    TD_CHECK(index >= 0 && index < list->count, "index is %" PRId64 ", needs 0 to %" PRId64, index,
+             list->count - 1);
+    TD_CHECK(out, "out is NULL");
+    *out = list->tensors[index].owner;
+cleanup:
+    return status;
+}
+
+td_status td_shard_list_bytes(const td_shard_list *list, size_t *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(list, "list is NULL");
+    TD_CHECK(out, "out is NULL");
+    *out = list->moment_bytes;
+cleanup:
+    return status;
+}

@@ -1,0 +1,128 @@
+/** Optimizer state that is split among ranks: each updates some of the weights, and gets the others from those
+ * who have updated them (Rajbhandari et al. 2020, ZeRO, stage 1).
+ *
+ * Two ways to split. By tensors, as the assignment has it: a tensor's owner updates it and sends it to all,
+ * behind whatever reduced the gradients (ddp/). Flat: each bucket of gradients is reduced and scattered as it
+ * becomes final, each rank updates its part of it at once, and new weights are gathered beside the rest of the
+ * step, until the next forward pass needs them. That moves two thirds of what the first does, and no rank has
+ * more than its share.
+ *
+ * td_shard_list does the first with any list of tensors; td_shard_link both, in the steps of a td_train.
+ * Collectives cannot be captured in a graph (comm refuses them there): steps are queued. */
+#ifndef TD_SHARD_SHARD_H
+#define TD_SHARD_SHARD_H
+
+#include "comm/comm.h"
+#include "train/train.h"
+
+TD_BEGIN_DECLS
+
+/** Gives each of `count` tensors of so many elements to a rank: the largest first (of equal ones the first),
+ * to the rank that has the least so far (of equal ones the first).
+ *
+ *   elements  [count]  in   at least 0
+ *   loads     [ranks]  i/o  elements that each rank has: 0 at first, then as the call before left it
+ *   owners    [count]  out
+ *
+ * At most 4/3 - 1/(3 ranks) of the best (Graham 1969). TD_BAD_ARGUMENT: a NULL, a count below 0, ranks below
+ * 1 or above TD_COMM_MOST_RANKS, elements or loads below 0 or beyond 2^63 - 1 in all. TD_NO_MEMORY. */
+TD_API td_status td_shard_assign(int64_t count, const int64_t *elements, int32_t ranks, int64_t *loads,
+                                 int32_t *owners);
+
+/* ---- any list of tensors ---- */
+
+/** A parameter and its gradient in the memory of the communicator's device, on every rank. */
+typedef struct td_shard_tensor {
+    int64_t elements;
+    td_dtype dtype;      /* of data */
+    td_dtype grad_dtype; /* of grad: dtype, or 16 bits beside a dtype of f32 */
+    void *data;
+    const void *grad; /* the same bits on every rank when td_shard_list_step is called; NULL: frozen */
+} td_shard_tensor;
+
+typedef struct td_shard_list td_shard_list;
+
+/** An optimizer without tensors, on dev. dev and comm outlive it. TD_BAD_ARGUMENT: a NULL. TD_NO_MEMORY. *out
+ * is then NULL. */
+TD_API td_status td_shard_list_create(td_device *dev, td_comm *comm, td_shard_list **out);
+TD_API void td_shard_list_destroy(td_shard_list *list); /* accepts NULL */
+
+/** Adds tensors with hyperparameters of their own, at any time; every rank adds the same, in the same order.
+ * Owners have moments of 0 for them. Frozen tensors have an owner and no moments.
+ *
+ * TD_BAD_ARGUMENT: a NULL, a count below 1, a tensor without elements or data, types that an update does not
+ * take together; as td_hyperparameters_check. TD_NO_MEMORY. The list is then as it was. */
+TD_API td_status td_shard_list_add(td_shard_list *list, int64_t count, const td_shard_tensor *tensors,
+                                   const td_hyperparameters *hyper);
+
+/** Other hyperparameters for a group, counted from 0 in the order of td_shard_list_add. TD_BAD_ARGUMENT: a
+ * NULL, an index out of range, another kind; as td_hyperparameters_check. */
+TD_API td_status td_shard_list_set(td_shard_list *list, int64_t group, const td_hyperparameters *hyper);
+
+/** Updates this rank's tensors with gain times their gradients, and sends every tensor that is not frozen from
+ * its owner to all: all ranks call it together. What follows on the device's current stream sees new weights.
+ * TD_BAD_ARGUMENT: a NULL, a gain that is not finite. Errors of collectives. */
+TD_API td_status td_shard_list_step(td_shard_list *list, float gain);
+
+/** The rank that updates tensor `index`, counted from 0 over all groups. TD_BAD_ARGUMENT: a NULL, an index out
+ * of range. */
+TD_API td_status td_shard_list_owner(const td_shard_list *list, int64_t index, int32_t *out);
+
+/** The bytes of this rank's moments. TD_BAD_ARGUMENT: a NULL. */
+TD_API td_status td_shard_list_bytes(const td_shard_list *list, size_t *out);
+
+/* ---- a trainer ---- */
+
+typedef enum td_shard_kind {
+    TD_SHARD_TENSORS = 0, /* whole parameters */
+    TD_SHARD_FLAT         /* a part of every bucket of gradients */
+} td_shard_kind;
+
+/** "tensors", "flat"; NULL for any other value. */
+TD_API const char *td_shard_kind_name(td_shard_kind kind);
+
+/** TD_BAD_ARGUMENT: a NULL, or an unknown name; the message lists the known ones. */
+TD_API td_status td_shard_kind_parse(const char *name, td_shard_kind *out);
+
+typedef struct td_shard_link td_shard_link;
+
+/** Makes the config of a trainer of all weights that of this rank's: `groups` become this rank's part of what
+ * they are, and links join `behind`, and with TD_SHARD_FLAT `hooks`, ahead of those that are there.
+ *
+ *   bucket_mb  of TD_SHARD_FLAT: gradients are reduced in buckets of at most so many 2^20 bytes, or a single
+ *              parameter that has more; 0: all in one
+ *
+ * With TD_SHARD_TENSORS a link of the caller's reduces gradients, as td_ddp_link does. TD_SHARD_FLAT does it
+ * itself: it sums, and config->gain is to be 1 / ranks. Where ranks do not divide a stretch of a bucket into
+ * parts of whole 16 bytes, every rank updates its last elements.
+ *
+ * comm outlives the link, and the link the trainer. TD_BAD_ARGUMENT: a NULL, a kind that is none, a bucket_mb
+ * that is negative or not finite, a size, groups or hyperparameters that no trainer takes. TD_UNSUPPORTED: with
+ * TD_SHARD_FLAT a `clip`, because no rank has all of the reduced gradients, and groups that leave out weights,
+ * which could not be gathered. TD_NO_MEMORY. config is then as it was, and *out NULL. */
+TD_API td_status td_shard_link_create(td_comm *comm, td_shard_kind kind, double bucket_mb,
+                                      td_train_config *config, td_shard_link **out);
+TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
+
+/** Joins the link to the trainer that was made with its config: all ranks together, once there are weights.
+ * TD_BAD_ARGUMENT: a NULL, a trainer of another size; on every rank, links that differ. TD_BAD_STATE: it is
+ * joined already. TD_SHARD_FLAT sends rank 0's weights to all, as td_ddp_link_attach does.
+ *
+ * From then on masters of weights that products read as 16-bit copies are their owner's alone, until
+ * td_train_settle gathers them. */
+TD_API td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *train);
+
+typedef struct td_shard_info {
+    int64_t pieces;      /* what is gathered: parameters, or stretches of buckets */
+    int64_t buckets;     /* of TD_SHARD_FLAT */
+    int64_t updated;     /* elements that this rank updates, padding included */
+    int64_t repeated;    /* of these, those that every rank updates */
+    size_t moment_bytes; /* of theirs: 8 an element with AdamW; td_optimizer_plan adds what aligns them */
+} td_shard_info;
+
+/** TD_BAD_ARGUMENT: a NULL. */
+TD_API td_status td_shard_link_describe(const td_shard_link *link, td_shard_info *out);
+
+TD_END_DECLS
+
+#endif

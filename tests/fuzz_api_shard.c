@@ -1,0 +1,292 @@
+/* The functions of shard.h, on a communicator of one rank: more of them are tests/shard.c's and
+ * tests/shard_link.c's. */
+#include "support/fuzz_api_train.h"
+
+#include "base/check.h"
+#include "shard/shard.h"
+
+enum { TENSORS = 4, ROOM = 24 };
+
+typedef struct bed {
+    td_comm *comm;
+    float data[TENSORS][ROOM], grads[TENSORS][ROOM];
+    td_shard_tensor tensors[TENSORS];
+    int64_t count;
+    td_hyperparameters hyper;
+    td_shard_list *list;
+} bed;
+
+static bed *open_bed(void)
+{
+    static bed b;
+    const td_comm_options options = {
+        .backend = td_comm_backend_check(TD_COMM_MPI) == TD_OK ? TD_COMM_MPI : TD_COMM_GLOO, .ranks = 1};
+
+    b = (bed){.count = 1 + td_fuzz_below(TENSORS),
+              .hyper = {.kind = (td_optimizer_kind)td_fuzz_below(2),
+                        .adamw = td_adamw_defaults((td_adamw_variant)td_fuzz_below(3)),
+                        .sgd.lr = 0.1}};
+    td_assert_ok(td_comm_open(api_dev, &options, &b.comm));
+    for (int64_t i = 0; i < b.count; i++)
+        b.tensors[i] = (td_shard_tensor){.elements = 1 + td_fuzz_below(ROOM),
+                                         .dtype = TD_F32,
+                                         .grad_dtype = TD_F32,
+                                         .data = b.data[i],
+                                         .grad = td_fuzz_chance(80) ? b.grads[i] : NULL};
+    return &b;
+}
+
+static bed *open_list(void)
+{
+    bed *b = open_bed();
+
+    td_assert_ok(td_shard_list_create(api_dev, b->comm, &b->list));
+    td_assert_ok(td_shard_list_add(b->list, b->count, b->tensors, &b->hyper));
+    td_forget_error();
+    return b;
+}
+
+static td_status close_bed(bed *b, td_status status)
+{
+    char *message = strdup(td_last_error());
+
+    assert_non_null(message);
+    td_shard_list_destroy(b->list);
+    td_assert_ok(td_comm_close(b->comm));
+    td_forget_error();
+    if (status != TD_OK) /* the close may have left another */
+        (void)td_fail(status, "%s", message);
+    free(message);
+    return status;
+}
+
+API(td_shard_assign)
+{
+    static const int64_t bad[] = {-1, INT64_MIN};
+    int64_t elements[TENSORS] = {3, 0, 7, 3}, loads[3] = {0, 5, 2};
+    int64_t count = td_fuzz_below(TENSORS + 1);
+    int32_t ranks = 1 + (int32_t)td_fuzz_below(3);
+
+    if (count > 0 && wrong()) {
+        elements[td_fuzz_below(count)] = td_fuzz_chance(50) ? TD_FUZZ_PICK(bad) : INT64_MAX;
+        loads[0] = 1;
+        impossible(TD_BAD_ARGUMENT, "elements");
+    } else if (wrong()) {
+        loads[0] = TD_FUZZ_PICK(bad);
+        impossible(TD_BAD_ARGUMENT, "loads");
+    }
+    if (wrong()) {
+        count = td_fuzz_chance(50) ? -1 : INT64_MIN;
+        impossible(TD_BAD_ARGUMENT, "count");
+    }
+    if (wrong()) {
+        ranks = td_fuzz_chance(50) ? 0 : TD_COMM_MOST_RANKS + 1;
+        impossible(TD_BAD_ARGUMENT, "ranks");
+    }
+    const void *sizes = count > 0 ? in_copy("elements", elements, (size_t)count * sizeof *elements) : NULL;
+    void *load = in_out_copy("loads", loads, sizeof loads);
+    void *owners = count > 0 ? out("owners", (size_t)count * sizeof(int32_t)) : NULL;
+    return td_shard_assign(count, sizes, ranks, load, owners);
+}
+
+API(td_shard_list_create)
+{
+    bed *b = open_bed();
+    td_device *device = dev();
+    td_comm *comm = pointer("comm", b->comm);
+    td_shard_list **to = pointer("out", &b->list);
+    const td_status status = td_shard_list_create(device, comm, to);
+
+    if (to && status != TD_OK)
+        assert_null(b->list);
+    return close_bed(b, status);
+}
+
+API(td_shard_list_destroy)
+{
+    td_shard_list_destroy(NULL);
+    return TD_OK;
+}
+
+API(td_shard_list_add)
+{
+    static const int64_t bad_counts[] = {0, -1, INT64_MIN, INT64_MAX};
+    bed *b = open_list();
+    td_shard_tensor *const any = &b->tensors[td_fuzz_below(b->count)];
+    const td_hyperparameters hyper = api_draw_hyper();
+    int64_t count = b->count;
+
+    if (wrong()) {
+        any->elements = td_fuzz_chance(50) ? 0 : INT64_MIN;
+        impossible(TD_BAD_ARGUMENT, "elements");
+    } else if (wrong()) {
+        any->elements = INT64_MAX / 4;
+        impossible(TD_BAD_ARGUMENT, "tensors");
+    }
+    if (wrong()) {
+        any->data = NULL;
+        impossible(TD_BAD_ARGUMENT, "no data");
+    }
+    if (wrong()) {
+        any->dtype = td_fuzz_chance(50) ? TD_F64 : (td_dtype)77;
+        impossible(TD_BAD_ARGUMENT, "dtype");
+    }
+    if (any->grad && wrong()) {
+        any->grad_dtype = TD_F64;
+        impossible(TD_BAD_ARGUMENT, "grad_dtype");
+    }
+    if (wrong()) {
+        count = TD_FUZZ_PICK(bad_counts);
+        impossible(TD_BAD_ARGUMENT, "count");
+    }
+    td_shard_list *list = pointer("list", b->list);
+    const void *tensors = pointer("tensors", b->tensors);
+    const void *with = in_copy("hyper", &hyper, sizeof hyper);
+    return close_bed(b, td_shard_list_add(list, count, tensors, with));
+}
+
+API(td_shard_list_set)
+{
+    bed *b = open_list();
+    td_hyperparameters hyper = api_draw_hyper_of(b->hyper.kind);
+    int64_t group = 0;
+
+    if (wrong()) {
+        group = td_fuzz_chance(50) ? -1 : 1;
+        impossible(TD_BAD_ARGUMENT, "group");
+    }
+    td_shard_list *list = pointer("list", b->list);
+    return close_bed(b, td_shard_list_set(list, group, in_copy("hyper", &hyper, sizeof hyper)));
+}
+
+API(td_shard_list_step)
+{
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    bed *b = open_list();
+    float gain = 0.5f;
+
+    if (wrong()) {
+        gain = TD_FUZZ_PICK(bad);
+        impossible(TD_BAD_ARGUMENT, "gain");
+    }
+    return close_bed(b, td_shard_list_step(pointer("list", b->list), gain));
+}
+
+API(td_shard_list_owner)
+{
+    bed *b = open_list();
+    int64_t index = td_fuzz_below(b->count);
+
+    if (wrong()) {
+        index = td_fuzz_chance(50) ? -1 : b->count;
+        impossible(TD_BAD_ARGUMENT, "index");
+    }
+    const td_shard_list *list = pointer("list", b->list);
+    return close_bed(b, td_shard_list_owner(list, index, out("out", sizeof(int32_t))));
+}
+
+API(td_shard_list_bytes)
+{
+    bed *b = open_list();
+    const td_shard_list *list = pointer("list", b->list);
+
+    return close_bed(b, td_shard_list_bytes(list, out("out", sizeof(size_t))));
+}
+
+/* ---- the link ---- */
+
+API(td_shard_kind_name)
+{
+    assert_string_equal(td_shard_kind_name(TD_SHARD_FLAT), "flat");
+    assert_null(td_shard_kind_name((td_shard_kind)2));
+    assert_null(td_shard_kind_name((td_shard_kind)-1));
+    return TD_OK;
+}
+
+API(td_shard_kind_parse)
+{
+    static const char *const names[] = {"tensors", "flat"};
+
+    return td_shard_kind_parse(text("name|kind", 2, names), out("out", sizeof(td_shard_kind)));
+}
+
+API(td_shard_link_create)
+{
+    static const double bad[] = {-1, NAN, INFINITY};
+    bed *b = open_bed();
+    td_train_config config = api_good_train(), before;
+    const td_shard_kind kind = (td_shard_kind)choice("kind", 2);
+    double bucket_mb = td_fuzz_chance(50) ? 0 : 0.001;
+    td_shard_link *link = (td_shard_link *)b;
+
+    if (wrong()) {
+        bucket_mb = TD_FUZZ_PICK(bad);
+        impossible(TD_BAD_ARGUMENT, "bucket_mb");
+    }
+    if (wrong()) {
+        config.model.size.layers = td_fuzz_chance(50) ? 0 : INT32_MAX;
+        impossible(TD_BAD_ARGUMENT, "size");
+    }
+    if (wrong()) {
+        config.group_count = td_fuzz_chance(50) ? -1 : INT64_MAX;
+        impossible(TD_BAD_ARGUMENT, "group_count");
+    }
+    if (kind == TD_SHARD_FLAT && config.clip > 0)
+        impossible(TD_UNSUPPORTED, "clip");
+    before = config;
+    td_comm *comm = pointer("comm", b->comm);
+    td_train_config *to_config = pointer("config", &config);
+    td_shard_link **to = pointer("out", &link);
+    const td_status status = td_shard_link_create(comm, kind, bucket_mb, to_config, to);
+
+    if (status != TD_OK)
+        assert_true(config.groups == before.groups && config.hooks == before.hooks &&
+                    config.behind == before.behind);
+    if (to && status != TD_OK)
+        assert_null(link);
+    if (to)
+        td_shard_link_destroy(link);
+    return close_bed(b, status);
+}
+
+API(td_shard_link_destroy)
+{
+    td_shard_link_destroy(NULL);
+    return TD_OK;
+}
+
+API(td_shard_link_describe)
+{
+    bed *b = open_bed();
+    td_train_config config = api_good_train();
+    td_shard_link *link;
+
+    config.clip = 0;
+    td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, &config, &link));
+    const td_shard_link *from = pointer("link", link);
+    const td_status status = td_shard_link_describe(from, out("out", sizeof(td_shard_info)));
+    td_shard_link_destroy(link);
+    return close_bed(b, status);
+}
+
+API(td_shard_link_attach)
+{
+    bed *b = open_bed();
+    td_train_config config = api_good_train();
+    td_shard_link *link;
+    td_train *train;
+
+    config.clip = 0;
+    td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, &config, &link));
+    td_assert_ok(td_train_create(api_dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    if (config.until == TD_TRAIN_FORWARD)
+        impossible(TD_BAD_ARGUMENT, "forward only");
+    td_forget_error();
+    td_shard_link *to = pointer("link", link);
+    td_device *device = dev();
+    const td_status status = td_shard_link_attach(to, device, pointer("train", train));
+    td_train_destroy(train);
+    td_shard_link_destroy(link);
+    return close_bed(b, status);
+}

@@ -1,0 +1,282 @@
+/* Optimizer state that is split by tensors, with the course's toy models: test_shard BACKEND RANKS starts the
+ * ranks itself; under mpirun it is one of them. Every rank computes what one process would have. */
+#include "shard/shard.h"
+
+#include "support/compare.h"
+#include "support/ranks.h"
+#include "support/toys.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static td_device *dev;
+static td_comm *comm;
+static td_comm_info info;
+
+/* ---- who has what ---- */
+
+static void the_largest_go_first_to_who_has_least(void **unused)
+{
+    const int64_t elements[] = {5, 9, 5, 0, 7}, more[] = {4, 4};
+    int64_t loads[3] = {0};
+    int32_t owners[5];
+
+    (void)unused;
+    td_assert_ok(td_shard_assign(5, elements, 3, loads, owners));
+    assert_memory_equal(owners, ((const int32_t[]){2, 0, 2, 1, 1}), sizeof owners);
+    assert_memory_equal(loads, ((const int64_t[]){9, 7, 10}), sizeof loads);
+    td_assert_ok(
+        td_shard_assign(2, more, 3, loads, owners)); /* a group that comes later goes on from there */
+    assert_memory_equal(owners, ((const int32_t[]){1, 0}), 2 * sizeof *owners);
+    td_assert_ok(td_shard_assign(0, NULL, 3, loads, NULL));
+    loads[1] = INT64_MAX - 5;
+    td_assert_refused(td_shard_assign(5, elements, 3, loads, owners), TD_BAD_ARGUMENT, "loads[1] is");
+}
+
+/* xl of 2025: 435 tensors, of which the two largest are as large as all others' differences. */
+static void large_models_are_split_evenly(void **unused)
+{
+    const td_model_size xl = {.d_model = 1600, .d_ff = 6400, .layers = 48, .heads = 25, .vocab = 10000};
+    int64_t elements[435], loads[2] = {0};
+    int32_t owners[435];
+    td_parameter p;
+
+    (void)unused;
+    for (int64_t i = 0; i < 435; i++) {
+        td_assert_ok(td_transformer_parameter_of(&xl, TD_PRECISION_F32, i, &p));
+        elements[i] = p.numel;
+    }
+    td_assert_ok(td_shard_assign(435, elements, 2, loads, owners));
+    assert_int_equal(loads[0] + loads[1], 1998235200);
+    assert_true(llabs(loads[0] - loads[1]) <= 1600);
+}
+
+/* ---- toys ---- */
+
+typedef struct bed {
+    toy model, one; /* the sharded model, and one process's */
+    float grads[TOY_TENSORS][500];
+    td_shard_list *list;
+    /* One process's optimizer. */
+    float m[TOY_TENSORS][500], v[TOY_TENSORS][500];
+    td_update_state state;
+} bed;
+
+static td_hyperparameters adamw_of(double lr)
+{
+    td_hyperparameters hyper = {.kind = TD_OPTIMIZER_ADAMW, .adamw = td_adamw_defaults(TD_ADAMW_TORCH)};
+
+    hyper.adamw.lr = lr;
+    hyper.adamw.weight_decay = 0.1;
+    return hyper;
+}
+
+static td_shard_tensor tensor_of(bed *b, int index)
+{
+    toy_tensor *t = &b->model.tensors[index];
+
+    return (td_shard_tensor){.elements = toy_numel(t),
+                             .dtype = TD_F32,
+                             .grad_dtype = TD_F32,
+                             .data = t->data,
+                             .grad = t->frozen ? NULL : b->grads[index]};
+}
+
+static bed *open_bed(bool tied)
+{
+    bed *b = calloc(1, sizeof *b);
+
+    assert_non_null(b);
+    toy_make(&b->model, tied, 42);
+    for (int i = 0; i < b->model.tensor_count; i++)
+        b->model.tensors[i].grad = b->model.tensors[i].frozen ? NULL : b->grads[i];
+    b->one = b->model;
+    td_assert_ok(td_shard_list_create(dev, comm, &b->list));
+    return b;
+}
+
+static void close_bed(bed *b)
+{
+    td_shard_list_destroy(b->list);
+    free(b);
+}
+
+static void add(bed *b, int first, int count, const td_hyperparameters *hyper)
+{
+    td_shard_tensor tensors[TOY_TENSORS];
+
+    for (int i = 0; i < count; i++)
+        tensors[i] = tensor_of(b, first + i);
+    td_assert_ok(td_shard_list_add(b->list, count, tensors, hyper));
+}
+
+/* Gradients of one step, the same on all ranks. */
+static void backward(bed *b, int step)
+{
+    int samples[TOY_SAMPLES];
+
+    toy_shuffle(step, 20, samples);
+    memset(b->grads, 0, sizeof b->grads);
+    toy_backward(&b->model, samples, 20, NULL, NULL);
+}
+
+/* One process's update of some tensors with the same gradients, which are of the same weights. */
+static void update_one(bed *b, int first, int count, const td_hyperparameters *hyper)
+{
+    for (int i = first; i < first + count; i++) {
+        toy_tensor *t = &b->one.tensors[i];
+        const td_update_tensors tensors = {.count = toy_numel(t),
+                                           .dtype = TD_F32,
+                                           .p = t->data,
+                                           .g = b->grads[i],
+                                           .m = b->m[i],
+                                           .v = b->v[i]};
+
+        if (t->frozen)
+            continue;
+        if (hyper->kind == TD_OPTIMIZER_SGD)
+            td_assert_ok(td_sgd_update(dev, &hyper->sgd, &b->state, &tensors));
+        else
+            td_assert_ok(td_adamw_update(dev, &hyper->adamw, &b->state, &tensors));
+    }
+}
+
+static void assert_alike(const bed *b)
+{
+    for (int i = 0; i < b->model.tensor_count; i++)
+        td_assert_identical(b->model.tensors[i].name, TD_F32, b->model.tensors[i].data,
+                            b->one.tensors[i].data, toy_numel(&b->one.tensors[i]));
+}
+
+static void sharded_weights_are_those_of_one_optimizer(void **unused)
+{
+    (void)unused;
+    for (int tied = 0; tied < 2; tied++)
+        for (int kind = 0; kind < 2; kind++) {
+            bed *b = open_bed(tied);
+            const td_hyperparameters hyper =
+                kind ? adamw_of(0.1) : (td_hyperparameters){.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.1};
+            const int count = b->model.tensor_count;
+
+            add(b, 0, count, &hyper);
+            for (int step = 0; step < 10; step++) {
+                backward(b, step);
+                td_assert_ok(td_shard_list_step(b->list, 0.5f));
+                td_assert_ok(td_update_begin(dev, &b->state, 0.5f));
+                update_one(b, 0, count, &hyper);
+                assert_alike(b);
+            }
+            close_bed(b);
+        }
+}
+
+/* Two groups with rates of their own, the second of which comes later; and another rate later still. */
+static void groups_come_later_and_have_their_own_hyperparameters(void **unused)
+{
+    bed *b = open_bed(true);
+    const td_hyperparameters first = adamw_of(0.1), second = adamw_of(0.01), third = adamw_of(0.03);
+
+    (void)unused;
+    add(b, 0, 2, &first);
+    for (int step = 0; step < 9; step++) {
+        backward(b, step);
+        if (step == 3)
+            add(b, 2, 2, &second);
+        if (step == 6)
+            td_assert_ok(td_shard_list_set(b->list, 1, &third));
+        td_assert_ok(td_shard_list_step(b->list, 1));
+        td_assert_ok(td_update_begin(dev, &b->state, 1));
+        update_one(b, 0, 2, &first);
+        if (step >= 3)
+            update_one(b, 2, 2, step >= 6 ? &third : &second);
+        assert_alike(b);
+    }
+    close_bed(b);
+}
+
+/* Each rank has the moments of its tensors, and all together those of all; with four ranks and three tensors
+ * with gradients one has none. */
+static void state_is_split_and_may_be_none(void **unused)
+{
+    bed *b = open_bed(false);
+    const td_hyperparameters hyper = adamw_of(0.1);
+    size_t mine = 1, *all = calloc((size_t)info.ranks, sizeof *all), sum = 0, want = 0;
+    td_memory_stats before, after;
+    bool none = false;
+
+    (void)unused;
+    td_assert_ok(td_device_memory(dev, &before));
+    add(b, 0, 5, &hyper);
+    td_assert_ok(td_device_memory(dev, &after));
+    td_assert_ok(td_shard_list_bytes(b->list, &mine));
+    for (int i = 0; i < 5; i++) {
+        int32_t owner;
+
+        td_assert_ok(td_shard_list_owner(b->list, i, &owner));
+        if (owner == info.rank && !b->model.tensors[i].frozen)
+            want += (size_t)toy_numel(&b->model.tensors[i]) * 2 * sizeof(float);
+    }
+    assert_int_equal(mine, want);
+    assert_true(after.current_bytes - before.current_bytes - mine < 5 * TD_ALIGNMENT);
+    td_assert_ok(td_comm_exchange(comm, &mine, sizeof mine, all));
+    for (int rank = 0; rank < info.ranks; rank++) {
+        sum += all[rank];
+        none |= all[rank] == 0;
+    }
+    assert_int_equal(sum, (100 + 500 + 250) * 2 * sizeof(float));
+    assert_int_equal(none, info.ranks > 3);
+    free(all);
+    close_bed(b);
+}
+
+static void what_is_wrong_is_named(void **unused)
+{
+    bed *b = open_bed(false);
+    td_hyperparameters hyper = adamw_of(0.1);
+    td_shard_tensor tensor = tensor_of(b, 0);
+    int32_t owner;
+
+    (void)unused;
+    td_assert_refused(td_shard_list_owner(b->list, 0, &owner), TD_BAD_ARGUMENT, "index is 0");
+    tensor.dtype = TD_F64;
+    td_assert_refused(td_shard_list_add(b->list, 1, &tensor, &hyper), TD_BAD_ARGUMENT, "needs f32, f16");
+    tensor.dtype = TD_BF16;
+    td_assert_refused(td_shard_list_add(b->list, 1, &tensor, &hyper), TD_BAD_ARGUMENT,
+                      "beside a dtype of bf16");
+    td_assert_ok(td_device_fail_allocation(dev, 1));
+    tensor = tensor_of(b, 0);
+    td_assert_refused(td_shard_list_add(b->list, 1, &tensor, &hyper), TD_NO_MEMORY, "");
+    td_assert_ok(td_shard_list_add(b->list, 1, &tensor, &hyper));
+    hyper.kind = TD_OPTIMIZER_SGD;
+    hyper.sgd.lr = 1;
+    td_assert_refused(td_shard_list_set(b->list, 0, &hyper), TD_BAD_ARGUMENT, "but the group's is 0");
+    close_bed(b);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_largest_go_first_to_who_has_least),
+        cmocka_unit_test(large_models_are_split_evenly),
+        cmocka_unit_test(sharded_weights_are_those_of_one_optimizer),
+        cmocka_unit_test(groups_come_later_and_have_their_own_hyperparameters),
+        cmocka_unit_test(state_is_split_and_may_be_none),
+        cmocka_unit_test(what_is_wrong_is_named),
+    };
+    td_memory_stats memory;
+    int result;
+
+    if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
+        return result;
+    td_assert_ok(td_comm_describe(comm, &info));
+    const int failed = cmocka_run_group_tests_name(argv[1], tests, NULL, NULL);
+    if (td_comm_close(comm) != TD_OK || td_device_memory(dev, &memory) != TD_OK || memory.current_bytes > 0)
+        return fprintf(stderr, "%s\n", td_last_error()), 1;
+    td_device_close(dev);
+    return failed;
+}

@@ -1,0 +1,420 @@
+/* Optimizer state that is split among ranks, in the steps of a trainer: test_shard_link BACKEND RANKS starts
+ * the ranks itself; under mpirun it is one of them. Beside it runs the same training unsharded (ddp/). With 1
+ * and 2 ranks the bits must be the same, for an addition has no order. */
+#include "accounting/accounting.h"
+#include "ddp/ddp.h"
+#include "shard/shard.h"
+
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/fence.h"
+#include "support/ranks.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { BATCH = 2, CONTEXT = 8, VOCAB = 29, STEPS = 6 };
+
+static td_device *dev;
+static td_comm *comm;
+static td_comm_info info;
+
+typedef struct setting {
+    const char *name;
+    td_shard_kind kind;
+    double bucket_mb;
+    td_precision precision;
+    td_update_time time;
+    bool two_groups;
+} setting;
+
+static td_optimizer_kind optimizer_kind(void)
+{
+    return info.ranks > 2 ? TD_OPTIMIZER_SGD : TD_OPTIMIZER_ADAMW;
+}
+
+static td_train_config config_of(const setting *s)
+{
+    return (td_train_config){
+        .model = {.size = {.d_model = 12, .d_ff = 20, .layers = 3, .heads = 2, .vocab = VOCAB},
+                  .batch = BATCH,
+                  .context = CONTEXT,
+                  .precision = s->precision,
+                  .attention = "flash",
+                  .keep = TD_KEEP_ALL,
+                  .transient_gradients = s->time == TD_UPDATE_ALONG},
+        .hyper = {.kind = optimizer_kind(), .adamw = td_adamw_defaults(TD_ADAMW_TORCH), .sgd.lr = 0.5},
+        .time = s->time,
+        .gain = 1.0f / (float)info.ranks};
+}
+
+static td_weights weights_of(const td_train *train)
+{
+    td_weights weights;
+
+    td_assert_ok(td_transformer_weights(td_train_model(train), &weights));
+    return weights;
+}
+
+/* A trainer with its links. */
+typedef struct trainer {
+    td_train *train;
+    td_ddp_link *ddp;
+    td_shard_link *shard;
+} trainer;
+
+/* Other hyperparameters for the second half of all weights. */
+static void split_groups(const setting *s, td_train_config *config, td_optimizer_group groups[2])
+{
+    td_parameter head;
+
+    if (!s->two_groups)
+        return;
+    td_assert_ok(td_transformer_parameter_of(&config->model.size, config->model.precision, 29, &head));
+    const int64_t alignment = TD_ALIGNMENT / (s->precision == TD_PRECISION_F32 ? 4 : 2);
+    const int64_t end = (head.offset + head.numel + alignment - 1) / alignment * alignment;
+    groups[0] = (td_optimizer_group){{0, end / 2 + 5}, config->hyper};
+    groups[1] = (td_optimizer_group){{end / 2 + 5, end}, config->hyper};
+    groups[1].hyper.adamw.weight_decay = 0;
+    groups[1].hyper.sgd.lr = 0.1;
+    config->groups = groups;
+    config->group_count = 2;
+}
+
+static trainer open_trainer(const setting *s, bool sharded)
+{
+    td_train_config config = config_of(s);
+    td_optimizer_group groups[2];
+    trainer t = {.train = NULL};
+
+    split_groups(s, &config, groups);
+    if (!sharded || s->kind == TD_SHARD_TENSORS) {
+        td_assert_ok(td_ddp_link_create(comm, TD_DDP_BUCKETED, 0.004, &t.ddp));
+        config.hooks = td_ddp_link_hook(t.ddp);
+    }
+    if (sharded)
+        td_assert_ok(td_shard_link_create(comm, s->kind, s->bucket_mb, &config, &t.shard));
+    td_assert_ok(td_train_create(dev, &config, &t.train));
+    td_assert_ok(td_train_init(t.train, 7 + (uint64_t)info.rank));
+    if (t.ddp)
+        td_assert_ok(td_ddp_link_attach(t.ddp, dev, t.train));
+    if (t.shard)
+        td_assert_ok(td_shard_link_attach(t.shard, dev, t.train));
+    return t;
+}
+
+static void close_trainer(trainer *t)
+{
+    td_train_destroy(t->train);
+    td_ddp_link_destroy(t->ddp);
+    td_shard_link_destroy(t->shard);
+}
+
+static int64_t *tokens_of(const char *what, int step, int rank)
+{
+    char name[64];
+
+    snprintf(name, sizeof name, "shard %s %d", what, step);
+    return td_draw_tokens(name, (uint64_t)rank, BATCH * CONTEXT, VOCAB);
+}
+
+static void step(trainer *t, int number)
+{
+    int64_t *ids = tokens_of("ids", number, info.rank), *targets = tokens_of("targets", number, info.rank);
+
+    td_assert_ok(td_train_step(t->train, ids, targets, BATCH, CONTEXT));
+    td_fence_free(ids);
+    td_fence_free(targets);
+}
+
+/* The loss on a batch that all ranks have alike, without a step. */
+static float evaluate(trainer *t)
+{
+    int64_t *ids = tokens_of("evaluation", 0, 0);
+    float loss;
+
+    td_assert_ok(td_train_load(t->train, ids, ids, BATCH, CONTEXT));
+    td_assert_ok(td_train_forward(t->train, NULL));
+    td_assert_ok(td_train_loss(t->train, &loss));
+    td_fence_free(ids);
+    return loss;
+}
+
+static void assert_same_everywhere(const void *data, size_t bytes)
+{
+    uint64_t hash = 1469598103934665603u, all[TD_COMM_MOST_RANKS];
+
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ ((const unsigned char *)data)[i]) * 1099511628211u;
+    td_assert_ok(td_comm_exchange(comm, &hash, sizeof hash, all));
+    for (int rank = 0; rank < info.ranks; rank++)
+        assert_true(all[rank] == hash);
+}
+
+static void assert_alike(const setting *s, const trainer *a, const trainer *b)
+{
+    const td_weights got = weights_of(a->train), want = weights_of(b->train);
+    double *truth = td_as_f64(want.dtype, want.params, want.elements);
+
+    if (info.ranks <= 2) {
+        td_assert_identical(s->name, got.dtype, got.params, want.params, got.elements);
+        if (got.copies)
+            td_assert_identical(s->name, got.copy_dtype, got.copies, want.copies, got.elements);
+    }
+    td_assert_close(s->name, got.dtype, got.params, truth, got.elements,
+                    s->precision == TD_PRECISION_F32 ? 1e-5 : 2e-2);
+    assert_same_everywhere(got.params, (size_t)got.elements * td_dtype_size(got.dtype));
+    if (got.copies)
+        assert_same_everywhere(got.copies, (size_t)got.elements * td_dtype_size(got.copy_dtype));
+    free(truth);
+}
+
+static void train_case(const setting *s)
+{
+    trainer sharded = open_trainer(s, true), whole = open_trainer(s, false);
+
+    for (int number = 0; number < STEPS; number++) {
+        step(&sharded, number);
+        step(&whole, number);
+        if (number == 2) { /* in between, where weights come as they are needed, or by a call */
+            const float loss = evaluate(&sharded), want = evaluate(&whole);
+
+            assert_true(info.ranks > 2 ? fabsf(loss - want) < 0.05f : loss == want);
+        }
+        if (number == 3) {
+            td_assert_ok(td_train_settle(sharded.train));
+            assert_alike(s, &sharded, &whole);
+            td_assert_ok(td_train_settle(sharded.train)); /* nothing is left to do */
+        }
+    }
+    td_assert_ok(td_train_settle(sharded.train));
+    assert_alike(s, &sharded, &whole);
+    close_trainer(&sharded);
+    close_trainer(&whole);
+}
+
+static void sharded_weights_are_those_of_unsharded_training(void **unused)
+{
+    static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
+    static const double sizes[] = {0, 0.004, 0.0005};
+
+    /* More ranks than processors take long: of the cases each seventh. */
+    const int stride = info.ranks > 2 ? 7 : 1;
+    int number = 0;
+
+    (void)unused;
+    for (int p = 0; p < 3; p++)
+        for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++)
+            for (int groups = 0; groups < 2; groups++) {
+                setting s = {.name = "tensors",
+                             .kind = TD_SHARD_TENSORS,
+                             .precision = precisions[p],
+                             .time = time,
+                             .two_groups = groups};
+
+                if (number++ % stride == 0)
+                    train_case(&s);
+                s.name = "flat";
+                s.kind = TD_SHARD_FLAT;
+                for (int size = 0; size < 3; size++) {
+                    s.bucket_mb = sizes[size];
+                    if (number++ % stride == 0)
+                        train_case(&s);
+                }
+            }
+}
+
+/* To the byte, where no padding is: Psi 8 / ranks. */
+static void state_has_the_bytes_that_accounting_predicts(void **unused)
+{
+    const td_account_model account = {.d_model = 64, .d_ff = 128, .layers = 3, .heads = 2, .vocab = 64};
+    td_account_parameters parameters;
+    td_account_training memory;
+    int64_t all[TD_COMM_MOST_RANKS];
+
+    (void)unused;
+    td_assert_ok(td_account_model_parameters(&account, &parameters));
+    td_assert_ok(td_account_training_memory(parameters.total, 4, 4, 4, &memory));
+    for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++) {
+        td_train_config config = config_of(&(setting){.name = "bytes"}), whole;
+        td_train_bytes bytes, whole_bytes;
+        td_shard_link *link;
+        td_shard_info what;
+        int64_t sum = 0;
+
+        config.model.size = (td_model_size){64, 128, 3, 2, 64};
+        config.hyper.kind = TD_OPTIMIZER_ADAMW;
+        whole = config;
+        td_assert_ok(td_shard_link_create(comm, kind, 0.02, &config, &link));
+        td_assert_ok(td_shard_link_describe(link, &what));
+        td_assert_ok(td_train_plan(dev, &config, &bytes));
+        td_assert_ok(td_train_plan(dev, &whole, &whole_bytes));
+        assert_true(whole_bytes.optimizer - (size_t)memory.optimizer_state <= 2 * TD_ALIGNMENT);
+        assert_int_equal(what.moment_bytes, 8 * what.updated);
+        const int64_t mine = (int64_t)what.moment_bytes - 8 * what.repeated;
+        td_assert_ok(td_comm_exchange(comm, &mine, sizeof mine, all));
+        for (int rank = 0; rank < info.ranks; rank++)
+            sum += all[rank];
+        assert_int_equal(sum + 8 * what.repeated, memory.optimizer_state);
+        if (kind == TD_SHARD_FLAT && info.ranks != 3) {
+            assert_int_equal(what.repeated, 0);
+            assert_int_equal(what.moment_bytes, memory.optimizer_state / info.ranks);
+            assert_true(what.buckets > 1 && what.pieces >= what.buckets);
+        }
+        /* Moments are aligned, and each group has hyperparameters. */
+        assert_true(bytes.optimizer >= what.moment_bytes &&
+                    bytes.optimizer - what.moment_bytes <= (size_t)config.group_count * 3 * TD_ALIGNMENT);
+        td_shard_link_destroy(link);
+    }
+}
+
+static void links_refuse_what_they_cannot_do(void **unused)
+{
+    const setting s = {.name = "refusals", .kind = TD_SHARD_FLAT};
+    td_train_config config = config_of(&s);
+    td_shard_link *link;
+    td_train *train;
+
+    (void)unused;
+    config.clip = 1;
+    td_assert_refused(td_shard_link_create(comm, TD_SHARD_FLAT, 0, &config, &link), TD_UNSUPPORTED,
+                      "clip is 1");
+    assert_null(link);
+    config.clip = 0;
+    const td_optimizer_group some = {.range = {0, 100}, .hyper = config.hyper};
+    config.groups = &some;
+    config.group_count = 1;
+    td_assert_refused(td_shard_link_create(comm, TD_SHARD_FLAT, 0, &config, &link), TD_UNSUPPORTED,
+                      "groups leave out");
+    assert_ptr_equal(config.groups, &some);
+    td_assert_ok(td_shard_link_create(comm, TD_SHARD_TENSORS, 0, &config, &link));
+    td_shard_link_destroy(link);
+
+    config = config_of(&s);
+    td_assert_ok(td_shard_link_create(comm, TD_SHARD_FLAT, 0, &config, &link));
+    td_assert_ok(td_train_create(dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    td_assert_ok(td_train_settle(train));
+    int64_t *ids = tokens_of("ids", 0, 0);
+    td_assert_refused(td_train_step(train, ids, ids, BATCH, CONTEXT), TD_BAD_STATE, "joined to no trainer");
+    td_fence_free(ids);
+    td_assert_ok(td_shard_link_attach(link, dev, train));
+    td_assert_refused(td_shard_link_attach(link, dev, train), TD_BAD_STATE, "joined to a trainer already");
+    td_train_destroy(train);
+    td_shard_link_destroy(link);
+
+    config = config_of(&s);
+    td_assert_ok(td_shard_link_create(comm, TD_SHARD_FLAT, 0, &config, &link));
+    td_hook *hooks = config.hooks;
+    config.until = TD_TRAIN_FORWARD;
+    config.groups = NULL;
+    td_assert_ok(td_train_create(dev, &config, &train));
+    td_assert_refused(td_shard_link_attach(link, dev, train), TD_BAD_ARGUMENT, "goes forward only");
+    td_train_destroy(train);
+    config.until = TD_TRAIN_BACKWARD;
+    config.hooks = hooks;
+    config.model.size.vocab *= 9;
+    td_assert_ok(td_train_create(dev, &config, &train));
+    td_assert_refused(td_shard_link_attach(link, dev, train), TD_BAD_ARGUMENT, "the link is of");
+    td_train_destroy(train);
+    td_shard_link_destroy(link);
+}
+
+/* Ranges by hand, as a model or a link before this one would name them. */
+static void ranges_are_of_whole_parameters_once(void **unused)
+{
+    const setting s = {.name = "ranges", .kind = TD_SHARD_FLAT};
+    trainer t = open_trainer(&s, true);
+    const int64_t end = weights_of(t.train).elements;
+    td_train_config config = config_of(&s);
+    td_shard_link *link;
+    td_train *train;
+
+    (void)unused;
+    close_trainer(&t);
+    td_assert_ok(td_shard_link_create(comm, TD_SHARD_FLAT, 0, &config, &link));
+    td_hook *const hook = config.hooks;
+    td_assert_ok(td_train_create(dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    td_assert_ok(td_shard_link_attach(link, dev, train));
+    td_parameter p;
+    td_assert_ok(td_transformer_parameter_find(td_train_model(train), "lm_head.weight", &p));
+    td_assert_ok(td_hooks_begin(hook, TD_PASS_BACKWARD, true));
+    td_assert_refused(td_hooks_final(hook, (td_range){p.offset, end - 1}, NULL), TD_BAD_ARGUMENT,
+                      "is not of whole parameters");
+    td_assert_ok(td_hooks_final(hook, (td_range){p.offset, end}, NULL));
+    td_assert_refused(td_hooks_final(hook, (td_range){p.offset, end}, NULL), TD_BAD_STATE,
+                      "became final twice");
+    td_assert_refused(td_hooks_end(hook, TD_PASS_BACKWARD, TD_OK), TD_BAD_STATE, "never became final");
+    td_assert_ok(td_hooks_begin(hook, TD_PASS_BACKWARD, true));
+    td_assert_ok(td_hooks_final(hook, (td_range){p.offset, end}, NULL));
+    assert_int_equal(td_hooks_end(hook, TD_PASS_BACKWARD, TD_BAD_STATE), TD_BAD_STATE);
+    td_train_destroy(train);
+    td_shard_link_destroy(link);
+}
+
+static void links_that_differ_are_named(void **unused)
+{
+    const setting s = {.name = "differ", .kind = TD_SHARD_FLAT};
+    td_train_config config = config_of(&s);
+    td_shard_link *link;
+    td_train *train;
+
+    (void)unused;
+    if (info.ranks == 1)
+        return;
+    td_assert_ok(td_shard_link_create(comm, TD_SHARD_FLAT, info.rank == 1 ? 0.001 : 0, &config, &link));
+    td_assert_ok(td_train_create(dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    td_assert_refused(td_shard_link_attach(link, dev, train), TD_BAD_ARGUMENT, "link: rank 1 splits");
+    td_train_destroy(train);
+    td_shard_link_destroy(link);
+}
+
+static void a_nan_is_everybodys(void **unused)
+{
+    (void)unused;
+    for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++) {
+        const setting s = {.name = "nan", .kind = kind};
+        trainer t = open_trainer(&s, true);
+
+        /* In this rank's weights alone, until its gradients come to all. */
+        if (info.rank == info.ranks - 1)
+            ((float *)weights_of(t.train).params)[weights_of(t.train).elements - 1 - 60] = NAN;
+        step(&t, 0);
+        td_assert_ok(td_train_settle(t.train));
+        const float loss = evaluate(&t);
+        assert_true(isnan(loss));
+        close_trainer(&t);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sharded_weights_are_those_of_unsharded_training),
+        cmocka_unit_test(state_has_the_bytes_that_accounting_predicts),
+        cmocka_unit_test(links_refuse_what_they_cannot_do),
+        cmocka_unit_test(ranges_are_of_whole_parameters_once),
+        cmocka_unit_test(links_that_differ_are_named),
+        cmocka_unit_test(a_nan_is_everybodys),
+    };
+    td_memory_stats memory;
+    int result;
+
+    if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
+        return result;
+    td_assert_ok(td_comm_describe(comm, &info));
+    td_assert_ok(td_cpu_set_threads(1)); /* as many ranks as processors, or more */
+    const int failed = cmocka_run_group_tests_name(argv[1], tests, NULL, NULL);
+    if (td_comm_close(comm) != TD_OK || td_device_memory(dev, &memory) != TD_OK || memory.current_bytes > 0)
+        return fprintf(stderr, "%s\n", td_last_error()), 1;
+    td_device_close(dev);
+    return failed;
+}
