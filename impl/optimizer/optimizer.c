@@ -432,8 +432,8 @@ cleanup:
     return status;
 }
 
-/** Lets what follows wait for the gradients, and for the side stream's updates. After a failure too: the next forward reads the
- * weights. */
+/** Lets what follows wait for the gradients, and for the side stream's updates. After a failure too: the next
+ * forward reads the weights. */
 static td_status on_end(td_hook *hook, td_pass pass, td_status status)
 {
     td_optimizer *o = (td_optimizer *)hook;

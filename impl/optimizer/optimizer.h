@@ -1,10 +1,10 @@
 /** Updates of weights: AdamW in the course's order and in PyTorch's, and SGD, on ranges of a model's block.
  *
  * An optimizer works on a list of groups, each a range of the block with hyperparameters of its own, and owns
- * the moments of these ranges and nothing else: a shard is a shorter list, or an empty one. It takes part in a
- * step as the last link of a chain of hooks that gradients come to (transformer/hooks.h): gradients that are final come to it, and the products
- * that make gradients of large weights where it can update those with the kernel that forms the gradients
- * (td_linear_adamw_update).
+ * the moments of these ranges and nothing else: a shard is a shorter list, or an empty one. It takes part in
+ * a step as the last link of a chain of hooks that gradients come to (transformer/hooks.h): gradients that
+ * are final come to it, and the products that make gradients of large weights where it can update those with
+ * the kernel that forms the gradients (td_linear_adamw_update).
  *
  * What differs from step to step is in the device's memory, so that captured steps see it: hyperparameters,
  * which are the optimizer's, and the number of the step and `gain`, which are the caller's

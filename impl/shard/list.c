@@ -118,11 +118,13 @@ static td_status grow(td_shard_list *list, int64_t count)
     group *groups = realloc(list->groups, (size_t)(list->group_count + 1) * sizeof *groups);
     tensor *tensors = realloc(list->tensors, (size_t)(list->count + count) * sizeof *tensors);
 
-    list->groups = groups ? groups : list->groups;
-    list->tensors = tensors ? tensors : list->tensors;
-    return groups && tensors
-               ? TD_OK
-               : td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", list->count + count);
+    if (groups)
+        list->groups = groups;
+    if (tensors)
+        list->tensors = tensors;
+    if (!groups || !tensors)
+        return td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", list->count + count);
+    return TD_OK;
 }
 
 static td_status assign_hyper(td_shard_list *list, const group *g, const td_hyperparameters *hyper)

@@ -104,8 +104,8 @@ cleanup:
 }
 
 /** Sends the buckets that are ready. What is behind the update of one calls collectives, too, which all ranks
- * must call in one order: on a CPU, where they learn of a reduction's end at different times, a bucket goes on
- * when the next one has been sent. */
+ * must call in one order: on a CPU, where they learn of a reduction's end at different times, a bucket goes
+ * on when the next one has been sent. */
 static td_status send_ready(td_shard_link *link)
 {
     td_status status = TD_OK;

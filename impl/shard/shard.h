@@ -1,11 +1,11 @@
-/** Optimizer state that is split among ranks: each updates some of the weights, and gets the others from those
- * who have updated them (Rajbhandari et al. 2020, ZeRO, stage 1).
+/** Optimizer state that is split among ranks: each updates some of the weights, and gets the others from
+ * those who have updated them (Rajbhandari et al. 2020, ZeRO, stage 1).
  *
  * Two ways to split. By tensors, as the assignment has it: a tensor's owner updates it and sends it to all,
  * behind whatever reduced the gradients (ddp/). Flat: each bucket of gradients is reduced and scattered as it
- * becomes final, each rank updates its part of it at once, and new weights are gathered beside the rest of the
- * step, until the next forward pass needs them. That moves two thirds of what the first does, and no rank has
- * more than its share.
+ * becomes final, each rank updates its part of it at once, and new weights are gathered beside the rest of
+ * the step, until the next forward pass needs them. That moves two thirds of what the first does, and no rank
+ * has more than its share.
  *
  * td_shard_list does the first with any list of tensors; td_shard_link both, in the steps of a td_train.
  * Collectives cannot be captured in a graph (comm refuses them there): steps are queued. */
@@ -59,13 +59,13 @@ TD_API td_status td_shard_list_add(td_shard_list *list, int64_t count, const td_
  * NULL, an index out of range, another kind; as td_hyperparameters_check. */
 TD_API td_status td_shard_list_set(td_shard_list *list, int64_t group, const td_hyperparameters *hyper);
 
-/** Updates this rank's tensors with gain times their gradients, and sends every tensor that is not frozen from
- * its owner to all: all ranks call it together. What follows on the device's current stream sees new weights.
- * TD_BAD_ARGUMENT: a NULL, a gain that is not finite. Errors of collectives. */
+/** Updates this rank's tensors with gain times their gradients, and sends every tensor that is not frozen
+ * from its owner to all: all ranks call it together. What follows on the device's current stream sees new
+ * weights. TD_BAD_ARGUMENT: a NULL, a gain that is not finite. Errors of collectives. */
 TD_API td_status td_shard_list_step(td_shard_list *list, float gain);
 
-/** The rank that updates tensor `index`, counted from 0 over all groups. TD_BAD_ARGUMENT: a NULL, an index out
- * of range. */
+/** The rank that updates tensor `index`, counted from 0 over all groups. TD_BAD_ARGUMENT: a NULL, an index
+ * out of range. */
 TD_API td_status td_shard_list_owner(const td_shard_list *list, int64_t index, int32_t *out);
 
 /** The bytes of this rank's moments. TD_BAD_ARGUMENT: a NULL. */
@@ -97,9 +97,9 @@ typedef struct td_shard_link td_shard_link;
  * parts of whole 16 bytes, every rank updates its last elements.
  *
  * comm outlives the link, and the link the trainer. TD_BAD_ARGUMENT: a NULL, a kind that is none, a bucket_mb
- * that is negative or not finite, a size, groups or hyperparameters that no trainer takes. TD_UNSUPPORTED: with
- * TD_SHARD_FLAT a `clip`, because no rank has all of the reduced gradients, and groups that leave out weights,
- * which could not be gathered. TD_NO_MEMORY. config is then as it was, and *out NULL. */
+ * that is negative or not finite, a size, groups or hyperparameters that no trainer takes. TD_UNSUPPORTED:
+ * with TD_SHARD_FLAT a `clip`, because no rank has all of the reduced gradients, and groups that leave out
+ * weights, which could not be gathered. TD_NO_MEMORY. config is then as it was, and *out NULL. */
 TD_API td_status td_shard_link_create(td_comm *comm, td_shard_kind kind, double bucket_mb,
                                       td_train_config *config, td_shard_link **out);
 TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */

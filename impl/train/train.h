@@ -29,8 +29,8 @@ typedef struct td_train_config {
     td_transformer_config model; /* `use`, `wait` and `f32_gradients` are the trainer's */
     td_train_until until;
     td_hyperparameters hyper; /* of all weights */
-    /* The weights that the optimizer updates, each group with hyperparameters of its own (then those above are
-     * not looked at). They are ascending and do not overlap, and may be none. NULL: all weights. */
+    /* The weights that the optimizer updates, each group with hyperparameters of its own (then those above
+     * are not looked at). They are ascending and do not overlap, and may be none. NULL: all weights. */
     const td_optimizer_group *groups;
     int64_t group_count;
     td_update_time time; /* along the backward pass, which is the faster, or after it */
@@ -61,8 +61,8 @@ typedef struct td_train td_train;
  *
  * TD_BAD_ARGUMENT: a NULL, an unknown `until` or `time`, a gain or clip that is negative or not finite,
  * micro_batches below 0, or above 1 beside transient gradients; as td_transformer_create,
- * td_hyperparameters_check, and as td_optimizer_create of groups. TD_UNSUPPORTED: a capture on a device without graphs; as td_transformer_create. TD_NO_MEMORY. *out is then
- * NULL. */
+ * td_hyperparameters_check, and as td_optimizer_create of groups. TD_UNSUPPORTED: a capture on a device
+ * without graphs; as td_transformer_create. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_train_create(td_device *dev, const td_train_config *config, td_train **out);
 TD_API void td_train_destroy(td_train *train); /* accepts NULL */
 
@@ -138,11 +138,11 @@ TD_API td_status td_train_save(td_train *train, const char *path);
 /** Reads such a file. Steps go on from it, and graphs are captured anew; a step that was under way, and what
  * was loaded for it, is forgotten.
  *
- * TD_BAD_STATE: there is no optimizer. TD_UNSUPPORTED: groups as above. TD_BAD_ARGUMENT: a NULL; the file of another kind of optimizer, or
- * without any; a tensor "optimizer." that is missing, unknown or of another shape or dtype; a step below 0;
- * as td_transformer_load, as are TD_UNSUPPORTED, TD_IO_ERROR and TD_NO_MEMORY. The trainer is then as it was.
- * But where reading fails behind all checks it has no weights, and moments and the count of steps are 0: it
- * is to be restored or initialised. */
+ * TD_BAD_STATE: there is no optimizer. TD_UNSUPPORTED: groups as above. TD_BAD_ARGUMENT: a NULL; the file of
+ * another kind of optimizer, or without any; a tensor "optimizer." that is missing, unknown or of another
+ * shape or dtype; a step below 0; as td_transformer_load, as are TD_UNSUPPORTED, TD_IO_ERROR and
+ * TD_NO_MEMORY. The trainer is then as it was. But where reading fails behind all checks it has no weights,
+ * and moments and the count of steps are 0: it is to be restored or initialised. */
 TD_API td_status td_train_restore(td_train *train, const char *path);
 
 /* ---- what came of it; these wait for the device ---- */

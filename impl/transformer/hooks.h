@@ -23,8 +23,9 @@
  * The links of a chain hear begin, needed, done and end one after the other. due and final go to the first
  * link alone, and each link passes them on as it sees fit: a range is final for the next link when this one
  * has reduced it, clipped it or taken off its loss scale. The last of these is the optimizer, which tells the
- * links behind it what it has updated: who shares out new weights stands there. The calls below do this, and a link leaves out the functions it has no use for: one with neither due nor final is passed by.
- * One with final alone ends the way of due, for it wants gradients in memory.
+ * links behind it what it has updated: who shares out new weights stands there. The calls below do this, and
+ * a link leaves out the functions it has no use for: one with neither due nor final is passed by. One with
+ * final alone ends the way of due, for it wants gradients in memory.
  *
  * Every function may fail: that ends the pass, and its status is what the pass returns. */
 #ifndef TD_TRANSFORMER_HOOKS_H
