@@ -1,0 +1,487 @@
+"""libtandem for PyTorch programs: attention, data parallelism and a sharded optimizer, with the interfaces that the
+course's tests call.
+
+    o = FlashAttention.apply(q, k, v, is_causal)                          # [batch, seq, d]; differentiable
+    model = DataParallel(model)                                           # "naive", "flat", "overlap" or "bucketed"
+    optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+    ...
+    loss.backward()
+    model.finish_gradient_synchronization()
+    optimizer.step()
+
+Ranks are those of torch.distributed's default process group, where there is one, else those that mpirun, torchrun or
+srun has started. What they send goes through libtandem: NCCL on GPUs, on a CPU MPI under mpirun and Gloo otherwise
+(TANDEM_BACKEND names another). The library is build/default's, or TANDEM_LIBRARY's.
+"""
+
+import contextlib
+import functools
+import hashlib
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from parity.core.draw import DTYPES
+from parity.core.library import Library, Session
+
+NAMES = {kind: name for name, kind in DTYPES.items()}
+SENT = ("f64", "f32", "f16", "bf16", "i64")  # types that collectives know
+ALIGNMENT = 256  # of what C gets as scratch
+# What mpirun, torchrun and srun set: the rank, how many there are, and what names the run.
+LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"),
+    ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_PORT"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+)
+MOST_CALLS = 512  # on their way at a time
+
+
+class _Place:
+    """A device of PyTorch, in the words that a Session asks for."""
+
+    def __init__(self, device: torch.device):
+        self.torch, self.kind = device, device.type
+        self.name = f"cuda:{device.index}" if self.kind == "cuda" else "cpu"
+
+    def stream(self) -> int | None:
+        return torch.cuda.current_stream(self.torch).cuda_stream if self.kind == "cuda" else None
+
+
+class _Device:
+    """libtandem on a device of PyTorch: what is called is queued on PyTorch's current stream."""
+
+    def __init__(self, device: torch.device):
+        self._place = _Place(device)
+        self.c = Session(_library(), self._place)
+        self._lock = threading.RLock()
+        self._streams = {self._place.stream(): self.c._stream}
+
+    @contextlib.contextmanager
+    def calls(self) -> Iterator[Session]:
+        """One thread at a time, on that thread's stream."""
+        with self._lock:
+            native = self._place.stream()
+            if native is not None:
+                if native not in self._streams:
+                    pointer = self.c.ffi.cast("void *", native)
+                    self._streams[native] = self.c.value("td_stream_wrap", self.c.device, pointer)
+                self.c.td_device_set_stream(self.c.device, self._streams[native])
+            yield self.c
+
+
+@functools.cache
+def _library() -> Library:
+    path = os.environ.get("TANDEM_LIBRARY")
+    return Library(Path(path) if path else None)
+
+
+@functools.cache
+def _device(device: torch.device) -> _Device:
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"a tensor on {device}: libtandem has kernels for cpu and cuda")
+    return _Device(device)
+
+
+def _device_of(tensor: Tensor) -> _Device:
+    return _device(torch.device("cpu") if tensor.device.type == "cpu" else tensor.device)
+
+
+# ---- attention ----
+
+
+def _shape(c: Session, q: Tensor, k: Tensor, causal: bool):
+    batch, seq, head_dim = q.shape
+    tf32 = q.dtype == torch.float32 and q.is_cuda and torch.backends.cuda.matmul.allow_tf32
+    fields = {"seq": seq, "seq_k": k.shape[1], "head_dim": head_dim, "dtype": NAMES[q.dtype]}
+    return c.struct("td_attention_shape", {}, batch=batch, heads=1, causal=causal, tf32=tf32, **fields)
+
+
+def _scratch(like: Tensor, nbytes: int) -> Tensor | None:
+    """So many bytes, aligned; None for none."""
+    if not nbytes:
+        return None
+    block = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=like.device)
+    return block[-block.data_ptr() % ALIGNMENT :]
+
+
+def _check_attention(q: Tensor, k: Tensor, v: Tensor) -> None:
+    names = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+    if q.dim() != 3 or k.dim() != 3 or q.shape[::2] != k.shape[::2] or k.shape != v.shape:
+        raise ValueError(f"q, k and v are [batch, seq, d], got {[*q.shape]}, {[*k.shape]} and {[*v.shape]}")
+    if q.dtype not in names or not q.dtype == k.dtype == v.dtype:
+        raise TypeError(
+            f"q, k and v are of one type, {', '.join(names.values())}: got {q.dtype}, {k.dtype}, {v.dtype}"
+        )
+    if not q.device == k.device == v.device:
+        raise ValueError(f"q, k and v are on one device, got {q.device}, {k.device} and {v.device}")
+
+
+@torch.library.custom_op("tandem::flash_forward", mutates_args=())
+def _flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """o [batch, seq, d], and the logsumexp of every query [batch, seq], f32."""
+    _check_attention(q, k, v)
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    o, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
+    with _device_of(q).calls() as c:
+        shape = _shape(c, q, k, causal)
+        work = _scratch(q, c.value("td_flash_sizes", c.device, shape).forward_work)
+        c.td_flash_forward(c.device, shape, q, k, v, o, lse, work)
+    return o, lse
+
+
+@_flash_forward.register_fake
+def _(q, k, v, causal):
+    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
+
+
+@torch.library.custom_op("tandem::flash_backward", mutates_args=())
+def _flash_backward(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, dout: Tensor, lse: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, o, dout = (x.contiguous() for x in (q, k, v, o, dout))
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    with _device_of(q).calls() as c:
+        shape = _shape(c, q, k, causal)
+        work = _scratch(q, c.value("td_flash_sizes", c.device, shape).backward_work)
+        c.td_flash_backward(c.device, shape, q, k, v, o, dout, lse.contiguous(), dq, dk, dv, work)
+    return dq, dk, dv
+
+
+@_flash_backward.register_fake
+def _(q, k, v, o, dout, lse, causal):
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+class FlashAttention(torch.autograd.Function):
+    """softmax(q k^T / sqrt(d)) v, by tiles: `FlashAttention.apply(q, k, v, is_causal=False)`.
+
+    q [batch, queries, d], k and v [batch, keys, d], of any strides; f32 or bf16, on GPUs f16 too; d up to 256. Saved
+    are these, o, and L [batch, queries], the logsumexp of each query's scores. A causal mask is aligned top left. On a
+    GPU f32 is multiplied as f32, or as TF32 where torch.backends.cuda.matmul.allow_tf32 says so."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal=False):
+        o, lse = torch.ops.tandem.flash_forward(q, k, v, is_causal)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.is_causal = is_causal
+        return o
+
+    @staticmethod
+    def backward(ctx, dout):
+        q, k, v, o, lse = ctx.saved_tensors
+        return *torch.ops.tandem.flash_backward(q, k, v, o, dout, lse, ctx.is_causal), None
+
+
+# ---- ranks ----
+
+
+class _Ranks:
+    """A communicator of libtandem among all ranks, on one device."""
+
+    def __init__(self, device: _Device):
+        self.device = device
+        rank, ranks, run = _who()
+        backend = os.environ.get("TANDEM_BACKEND") or _usual_backend(device)
+        with device.calls() as c:
+            options = c.struct("td_comm_options", {}, backend=backend, rank=rank, ranks=ranks, run=run)
+            for place in ("directory", "address"):
+                named = os.environ.get(f"TANDEM_{place.upper()}")
+                if named:
+                    self._kept = c.ffi.new("char[]", named.encode())
+                    setattr(options, place, self._kept)
+            self.comm = c.value("td_comm_open", c.device, options)
+        self.rank, self.ranks = rank, ranks
+
+    def broadcast(self, tensors: Iterable[tuple[Tensor, int]]) -> None:
+        """Each tensor becomes that of its rank, whatever its type and strides."""
+        later, works = [], []
+        with self.device.calls() as c:
+            for tensor, root in tensors:
+                data = tensor.detach()
+                flat = data if data.is_contiguous() and NAMES.get(data.dtype) in SENT else _as_words(data)
+                work = c.ffi.new("td_work **")
+                count, kind = flat.numel(), NAMES[flat.dtype]
+                c.td_comm_broadcast(self.comm, flat, count, kind, root, work)
+                works.append(work)
+                if flat is not data:
+                    later.append((data, flat))
+                if len(works) == MOST_CALLS:
+                    _wait(c, works)
+            _wait(c, works)
+        for data, flat in later:
+            data.copy_(_from_words(flat, data))
+
+    def close(self) -> None:
+        with self.device.calls() as c:
+            c.td_comm_close(self.comm)
+
+
+def _wait(c: Session, works: list) -> None:
+    while works:
+        c.td_work_queue_wait(works.pop(0)[0])
+
+
+def _as_words(data: Tensor) -> Tensor:
+    """A copy as whole numbers of 8 bytes."""
+    raw = data.contiguous().view(-1).view(torch.uint8)
+    words = torch.zeros(-(-raw.numel() // 8), dtype=torch.int64, device=data.device)
+    words.view(torch.uint8)[: raw.numel()] = raw
+    return words
+
+
+def _from_words(words: Tensor, like: Tensor) -> Tensor:
+    raw = words.view(torch.uint8)[: like.numel() * like.element_size()]
+    return raw.view(like.dtype).view(like.shape)
+
+
+def _who() -> tuple[int, int, str]:
+    """This rank, how many there are, and a name for this run that no other has."""
+    if dist.is_available() and dist.is_initialized():
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        names = [f"bridge-{os.getpid()}-{os.urandom(4).hex()}"]
+        dist.broadcast_object_list(names, src=0)
+        return rank, ranks, names[0]
+    for rank, ranks, *names in LAUNCHERS:
+        if rank in os.environ and ranks in os.environ:
+            run = ".".join(os.environ.get(name, "") for name in names)
+            return (
+                int(os.environ[rank]),
+                int(os.environ[ranks]),
+                hashlib.sha256(run.encode()).hexdigest()[:16],
+            )
+    raise RuntimeError(
+        "no ranks: call torch.distributed.init_process_group first, or start with torchrun or mpirun"
+    )
+
+
+def _usual_backend(device: _Device) -> str:
+    if device.c.on.kind == "cuda":
+        return "nccl"
+    return "mpi" if "OMPI_COMM_WORLD_RANK" in os.environ else "gloo"
+
+
+@functools.cache
+def _ranks(device: _Device) -> _Ranks:
+    """The communicator of a device; it ends with the process, together with the other ranks'."""
+    ranks = _Ranks(device)
+    Finalize(None, ranks.close, exitpriority=1)  # behind what uses it
+    return ranks
+
+
+# ---- data parallelism ----
+
+
+class DataParallel(nn.Module):
+    """A module whose gradients are averaged over all ranks while backward runs.
+
+    strategy   "naive": each gradient by itself behind the backward pass; "flat": all in one call then; "overlap": each
+               as soon as it is there; "bucketed": buckets of bucket_mb, each as soon as its last gradient is there
+    bucket_mb  of "bucketed", in 2^20 bytes; None: one bucket
+
+    Every rank gets rank 0's parameters and buffers. Gradients live where they are sent from: `.grad` is a view of it,
+    also behind zero_grad(set_to_none=True). A parameter that a pass did not use counts as a gradient of 0. Before the
+    optimizer: finish_gradient_synchronization(). Backward passes within no_sync() only add up."""
+
+    def __init__(self, module: nn.Module, strategy: str = "overlap", bucket_mb: float | None = None):
+        super().__init__()
+        self.module = module
+        parameters = dict(module.named_parameters())  # a shared one once
+        if not parameters:
+            raise ValueError("the module has no parameters")
+        places = {parameter.device for parameter in parameters.values()}
+        if len(places) > 1:
+            raise ValueError(f"parameters on {len(places)} devices: {', '.join(sorted(map(str, places)))}")
+        for name, parameter in parameters.items():
+            if not parameter.is_contiguous():
+                raise ValueError(f"parameter {name} has strides {parameter.stride()}, needs a contiguous one")
+        self._parameters_of = list(parameters.values())
+        self._ranks = _ranks(_device_of(self._parameters_of[0]))
+        self._last = True
+        self._running = False
+        self._seen: set[int] = set()
+        buffers = [(buffer, 0) for buffer in module.buffers()]
+        with self._ranks.device.calls() as c:
+            self._c = c
+            self._ddp = self._create(c, parameters, strategy, bucket_mb)
+        self._at_exit = Finalize(None, self.close, exitpriority=2)
+        self._ranks.broadcast(buffers)
+        self._gradients = [
+            self._gradient(i, p) if p.requires_grad else None for i, p in enumerate(self._parameters_of)
+        ]
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, index))
+            for index, parameter in enumerate(self._parameters_of)
+            if parameter.requires_grad
+        ]
+        self._place_gradients()
+
+    def _create(self, c: Session, parameters: dict, strategy: str, bucket_mb: float | None):
+        tensors = c.ffi.new("td_ddp_tensor[]", len(parameters))
+        names = [c.ffi.new("char[]", name.encode()) for name in parameters]
+        for tensor, name, parameter in zip(tensors, names, parameters.values(), strict=True):
+            if NAMES.get(parameter.dtype) not in SENT[:4]:
+                raise TypeError(
+                    f"parameter {c.ffi.string(name).decode()} is of {parameter.dtype}, which is not sent"
+                )
+            tensor.name, tensor.dims = name, parameter.dim()
+            for dim, extent in enumerate(parameter.shape):
+                tensor.shape[dim] = extent
+            tensor.dtype = tensor.grad_dtype = c.enum("td_dtype", NAMES[parameter.dtype])
+            tensor.data = c.ffi.cast("void *", parameter.data_ptr())
+            tensor.frozen = not parameter.requires_grad
+        fields = {"bucket_mb": bucket_mb or 0.0, "strategy": c.value("td_ddp_strategy_parse", strategy)}
+        config = c.struct("td_ddp_config", {}, count=len(parameters), **fields)
+        config.tensors = tensors
+        return c.value("td_ddp_create", c.device, self._ranks.comm, config)
+
+    def _gradient(self, index: int, parameter: Tensor) -> Tensor:
+        with self._ranks.device.calls() as c:
+            address = c.value("td_ddp_gradient", self._ddp, index)
+            return c.tensor(address, parameter.shape, NAMES[parameter.dtype])
+
+    def _place_gradients(self) -> None:
+        """Gradients that zero_grad() dropped are 0 where they are sent from."""
+        for parameter, gradient in zip(self._parameters_of, self._gradients, strict=True):
+            if gradient is not None and parameter.grad is None:
+                gradient.zero_()
+                parameter.grad = gradient
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        if torch.is_grad_enabled() and not self._running:
+            self._place_gradients()
+        return self.module(*inputs, **named)
+
+    def _ready(self, index: int, parameter: Tensor) -> None:
+        """A gradient is complete. Autograd calls this within the backward pass."""
+        gradient = self._gradients[index]
+        if parameter.grad is not gradient:  # made outside of forward()
+            gradient.copy_(parameter.grad)
+            parameter.grad = gradient
+        with self._ranks.device.calls() as c:
+            if not self._running:
+                c.td_ddp_begin(self._ddp, self._last)
+                self._running = True
+                if not self._last:
+                    torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+            c.td_ddp_ready(self._ddp, index)
+        self._seen.add(index)
+
+    def _finish(self) -> None:
+        with self._ranks.device.calls() as c:
+            if not self._running:
+                c.td_ddp_begin(self._ddp, self._last)
+            self._running = False
+            for index, gradient in enumerate(self._gradients if self._last else ()):
+                if gradient is not None and index not in self._seen:
+                    c.td_ddp_ready(self._ddp, index)
+            self._seen.clear()
+            c.td_ddp_finish(self._ddp)
+
+    def finish_gradient_synchronization(self) -> None:
+        """Behind the backward pass, before the optimizer: what follows sees the gradients of all ranks."""
+        self._place_gradients()
+        self._finish()
+
+    def on_train_batch_start(self) -> None:
+        """Before a batch: nothing is left on its way, and gradients are where they are sent from."""
+        if self._running:
+            raise RuntimeError("the last backward pass was not followed by finish_gradient_synchronization()")
+        self._place_gradients()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in here are micro-batches before the last: their gradients add up, and nothing is sent."""
+        self._last = False
+        try:
+            yield
+        finally:
+            self._last = True
+
+    def close(self) -> None:
+        """Gives back what the library holds; `.grad` becomes the module's own. All ranks together."""
+        if self._ddp is None:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        for parameter, gradient in zip(self._parameters_of, self._gradients, strict=True):
+            if gradient is not None and parameter.grad is gradient:
+                parameter.grad = gradient.clone()
+        self._gradients = [None] * len(self._gradients)
+        with self._ranks.device.calls() as c:
+            c.td_ddp_destroy(self._ddp)
+        self._ddp = None
+        self._at_exit.cancel()
+
+
+# ---- sharded optimizer ----
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """Any optimizer of PyTorch, whose state is split among the ranks: each parameter has an owner, which updates it and
+    sends it to all.
+
+    `ShardedOptimizer(params, torch.optim.AdamW, lr=..., ...)`. Groups of parameters with options of their own may be
+    given, and added at any time. Owners are chosen by size, the largest first to the rank that has the least. Gradients
+    are the same on every rank when step() is called, as DataParallel leaves them. state_dict() is this rank's part."""
+
+    def __init__(self, params: Iterable, optimizer_cls: type[torch.optim.Optimizer], **options: Any):
+        self._class, self._options = optimizer_cls, options
+        self._inner: torch.optim.Optimizer | None = None
+        self._owners: dict[Tensor, int] = {}
+        self._loads = None
+        super().__init__(params, dict(options))
+
+    def add_param_group(self, param_group: dict) -> None:
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        params = group["params"]
+        if self._loads is None:
+            self._ranks = _ranks(_device_of(params[0]))
+            with self._ranks.device.calls() as c:
+                self._loads = c.ffi.new("int64_t[]", self._ranks.ranks)
+        with self._ranks.device.calls() as c:
+            bytes_of = [p.numel() * p.element_size() for p in params]
+            owners = c.ffi.new("int32_t[]", len(params))
+            c.td_shard_assign(
+                len(params), c.ffi.new("int64_t[]", bytes_of), self._ranks.ranks, self._loads, owners
+            )
+        self._owners |= dict(zip(params, owners, strict=True))
+        mine = [p for p in params if self._owners[p] == self._ranks.rank]
+        part = group | {"params": mine}
+        if self._inner is None:
+            self._inner = self._class([part], **self._options)
+        else:
+            self._inner.add_param_group(part)
+        for name, value in self._inner.param_groups[-1].items():
+            group.setdefault(name, value)  # defaults of the class, for schedulers to see
+
+    @torch.no_grad()
+    def step(self, closure=None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part, group in zip(self._inner.param_groups, self.param_groups, strict=True):
+            part.update({name: value for name, value in group.items() if name != "params"})
+        self._inner.step()
+        updated = (p for group in self.param_groups for p in group["params"] if p.requires_grad)
+        self._ranks.broadcast((p, self._owners[p]) for p in updated)
+        return loss
+
+    def owner(self, parameter: Tensor) -> int:
+        """The rank that updates a parameter."""
+        return self._owners[parameter]
+
+    def state_dict(self) -> dict:
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """What state_dict() gave on this rank, among as many ranks."""
+        self._inner.load_state_dict(state_dict)
