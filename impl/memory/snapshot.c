@@ -35,7 +35,7 @@
 enum { BATCH = 1000, MOST_KEYS = 64, SMALL_SEGMENT = 1 << 20 };
 
 typedef struct pickle {
-    td_memory_file *file;
+    td_writer *file;
     uint32_t memos;
     const char *keys[MOST_KEYS]; /* that are stored under these memos */
     uint32_t key_memos[MOST_KEYS];
@@ -44,7 +44,7 @@ typedef struct pickle {
 
 static void put_byte(pickle *p, int byte)
 {
-    td_memory_file_put(p->file, &(unsigned char){(unsigned char)byte}, 1);
+    td_writer_put(p->file, &(unsigned char){(unsigned char)byte}, 1);
 }
 
 static void put_number(pickle *p, uint64_t number, int bytes)
@@ -57,7 +57,7 @@ static void put_text(pickle *p, const char *text, size_t bytes)
 {
     put_byte(p, 'X');
     put_number(p, bytes, 4);
-    td_memory_file_put(p->file, text, bytes);
+    td_writer_put(p->file, text, bytes);
 }
 
 /** Not negative. The last byte's highest bit is the sign, which is to be 0. */
@@ -427,7 +427,7 @@ td_status td_memory_write_snapshot(const td_memory_recording *recording, const c
     td_status status = TD_OK;
 
     TD_CHECK(recording, "recording is NULL");
-    TD_TRY(td_memory_file_begin(path, &s.p.file));
+    TD_TRY(td_writer_begin(path, &s.p.file));
     s.frames = calloc((size_t)recording->label_count + 1, sizeof *s.frames);
     if (!s.frames) {
         status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " labels", recording->label_count);
@@ -440,5 +440,5 @@ cleanup:
     free(blocks);
     free(tensors);
     free(s.frames);
-    return td_memory_file_end(s.p.file, status);
+    return td_writer_end(s.p.file, status);
 }

@@ -71,7 +71,7 @@ static double step_of(double most)
     return step;
 }
 
-static void put_axis(td_memory_file *file, double most)
+static void put_axis(td_writer *file, double most)
 {
     const double unit = most >= 4.0 * (1 << 30) ? 1 << 30 : most >= 4.0 * (1 << 20) ? 1 << 20 : 1 << 10;
     const char *name = unit > 1 << 20 ? "GiB" : unit > 1 << 10 ? "MiB" : "KiB";
@@ -80,15 +80,15 @@ static void put_axis(td_memory_file *file, double most)
     for (double at = 0; at * unit <= most; at += step) {
         const double y = y_of(at * unit, most);
 
-        td_memory_file_print(file, "<path d=\"M%d %.1fh%d\" stroke=\"#dddddd\"/>\n", LEFT, y, COLUMNS);
-        td_memory_file_print(file, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%g</text>\n", LEFT - 6,
-                             y + 4, at);
+        td_writer_print(file, "<path d=\"M%d %.1fh%d\" stroke=\"#dddddd\"/>\n", LEFT, y, COLUMNS);
+        td_writer_print(file, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%g</text>\n", LEFT - 6, y + 4,
+                        at);
     }
-    td_memory_file_print(file, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%s</text>\n", LEFT - 6, TOP - 14,
-                         name);
+    td_writer_print(file, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%s</text>\n", LEFT - 6, TOP - 14,
+                    name);
 }
 
-static void put_phases(td_memory_file *file, const td_memory_recording *recording)
+static void put_phases(td_writer *file, const td_memory_recording *recording)
 {
     for (int phase = 0; phase < TD_MEMORY_PHASES; phase++) {
         const td_memory_span *span = &recording->summary.phases[phase];
@@ -97,17 +97,17 @@ static void put_phases(td_memory_file *file, const td_memory_recording *recordin
 
         if (end == begin)
             continue;
-        td_memory_file_print(file, "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"%s\"/>\n",
-                             begin, TOP - 20, end - begin, ROWS + 20, phase % 2 ? "#f3f3f3" : "#e6ebf2");
-        td_memory_file_print(file, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%s</text>\n",
-                             (begin + end) / 2, TOP - 6, td_memory_phase_name((td_memory_phase)phase));
+        td_writer_print(file, "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"%s\"/>\n", begin,
+                        TOP - 20, end - begin, ROWS + 20, phase % 2 ? "#f3f3f3" : "#e6ebf2");
+        td_writer_print(file, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%s</text>\n", (begin + end) / 2,
+                        TOP - 6, td_memory_phase_name((td_memory_phase)phase));
     }
 }
 
 /** The band of a category, from the sum of those below it to that with it: there and back. */
-static void put_band(td_memory_file *file, const column *columns, int category, double most)
+static void put_band(td_writer *file, const column *columns, int category, double most)
 {
-    td_memory_file_print(file, "<path fill=\"%s\" d=\"M%d %.1f", colours[category], LEFT, y_of(0, most));
+    td_writer_print(file, "<path fill=\"%s\" d=\"M%d %.1f", colours[category], LEFT, y_of(0, most));
     for (int step = 0; step < 2 * COLUMNS; step++) {
         const bool back = step >= COLUMNS;
         const int at = back ? 2 * COLUMNS - 1 - step : step;
@@ -115,51 +115,50 @@ static void put_band(td_memory_file *file, const column *columns, int category, 
 
         for (int below = 0; below < category + !back; below++)
             bytes += (double)columns[at].live[below];
-        td_memory_file_print(file, "L%d %.1fh%d", LEFT + at + back, y_of(bytes, most), back ? -1 : 1);
+        td_writer_print(file, "L%d %.1fh%d", LEFT + at + back, y_of(bytes, most), back ? -1 : 1);
     }
-    td_memory_file_print(file, "Z\"/>\n");
+    td_writer_print(file, "Z\"/>\n");
 }
 
-static void put_line(td_memory_file *file, const column *columns, double most)
+static void put_line(td_writer *file, const column *columns, double most)
 {
-    td_memory_file_print(file, "<path fill=\"none\" stroke=\"#000000\" stroke-dasharray=\"5 3\" d=\"M%d %.1f",
-                         LEFT, y_of((double)columns[0].allocated, most));
+    td_writer_print(file, "<path fill=\"none\" stroke=\"#000000\" stroke-dasharray=\"5 3\" d=\"M%d %.1f",
+                    LEFT, y_of((double)columns[0].allocated, most));
     for (int at = 0; at < COLUMNS; at++)
-        td_memory_file_print(file, "L%d %.1fh1", LEFT + at, y_of((double)columns[at].allocated, most));
-    td_memory_file_print(file, "\"/>\n");
+        td_writer_print(file, "L%d %.1fh1", LEFT + at, y_of((double)columns[at].allocated, most));
+    td_writer_print(file, "\"/>\n");
 }
 
-static void put_peak(td_memory_file *file, const td_memory_recording *recording, double most)
+static void put_peak(td_writer *file, const td_memory_recording *recording, double most)
 {
     const td_memory_span *whole = &recording->summary.whole;
     const int at = column_of(recording, whole->peak < 0 ? 0 : whole->peak);
     const double y = y_of((double)whole->live_bytes, most);
 
-    td_memory_file_print(file, "<circle cx=\"%d\" cy=\"%.1f\" r=\"4\"/>\n", LEFT + at, y);
-    td_memory_file_print(file, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"%s\">peak %.1f MiB</text>\n",
-                         LEFT + at + (at > COLUMNS / 2 ? -8 : 8), y + 4, at > COLUMNS / 2 ? "end" : "start",
-                         (double)whole->live_bytes / 1048576.0);
+    td_writer_print(file, "<circle cx=\"%d\" cy=\"%.1f\" r=\"4\"/>\n", LEFT + at, y);
+    td_writer_print(file, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"%s\">peak %.1f MiB</text>\n",
+                    LEFT + at + (at > COLUMNS / 2 ? -8 : 8), y + 4, at > COLUMNS / 2 ? "end" : "start",
+                    (double)whole->live_bytes / 1048576.0);
 }
 
-static void put_legend(td_memory_file *file)
+static void put_legend(td_writer *file)
 {
     const int y = TOP + ROWS + 46;
     int x = LEFT;
 
     for (int i = 0; i < TD_MEMORY_CATEGORIES; i++, x += 130) {
-        td_memory_file_print(file, "<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"%s\"/>\n", x,
-                             y - 10, colours[i]);
-        td_memory_file_print(file, "<text x=\"%d\" y=\"%d\">%s</text>\n", x + 18, y,
-                             td_memory_category_name((td_memory_category)i));
+        td_writer_print(file, "<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"%s\"/>\n", x, y - 10,
+                        colours[i]);
+        td_writer_print(file, "<text x=\"%d\" y=\"%d\">%s</text>\n", x + 18, y,
+                        td_memory_category_name((td_memory_category)i));
     }
-    td_memory_file_print(file, "<path d=\"M%d %dh24\" stroke=\"#000000\" stroke-dasharray=\"5 3\"/>\n", x,
-                         y - 4);
-    td_memory_file_print(file, "<text x=\"%d\" y=\"%d\">blocks</text>\n", x + 30, y);
-    td_memory_file_print(file, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">event</text>\n",
-                         LEFT + COLUMNS / 2, TOP + ROWS + 18);
+    td_writer_print(file, "<path d=\"M%d %dh24\" stroke=\"#000000\" stroke-dasharray=\"5 3\"/>\n", x, y - 4);
+    td_writer_print(file, "<text x=\"%d\" y=\"%d\">blocks</text>\n", x + 30, y);
+    td_writer_print(file, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">event</text>\n", LEFT + COLUMNS / 2,
+                    TOP + ROWS + 18);
 }
 
-static void put_picture(td_memory_file *file, const td_memory_recording *recording, column *columns)
+static void put_picture(td_writer *file, const td_memory_recording *recording, column *columns)
 {
     const td_memory_span *whole = &recording->summary.whole;
     const size_t top =
@@ -167,7 +166,7 @@ static void put_picture(td_memory_file *file, const td_memory_recording *recordi
     const double most = top > 0 ? 1.03 * (double)top : 1;
 
     fill(recording, columns);
-    td_memory_file_print(
+    td_writer_print(
         file,
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" "
         "font-size=\"13\">\n<title>memory of one pass: %s, on %s</title>\n"
@@ -180,19 +179,19 @@ static void put_picture(td_memory_file *file, const td_memory_recording *recordi
     put_line(file, columns, most);
     put_peak(file, recording, most);
     put_legend(file);
-    td_memory_file_print(file, "<text x=\"%d\" y=\"%d\">0</text>\n", LEFT, TOP + ROWS + 18);
-    td_memory_file_print(file, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%" PRId64 "</text>\n</svg>\n",
-                         LEFT + COLUMNS, TOP + ROWS + 18, recording->count);
+    td_writer_print(file, "<text x=\"%d\" y=\"%d\">0</text>\n", LEFT, TOP + ROWS + 18);
+    td_writer_print(file, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">%" PRId64 "</text>\n</svg>\n",
+                    LEFT + COLUMNS, TOP + ROWS + 18, recording->count);
 }
 
 td_status td_memory_write_timeline(const td_memory_recording *recording, const char *path)
 {
-    td_memory_file *file = NULL;
+    td_writer *file = NULL;
     column *columns = NULL;
     td_status status = TD_OK;
 
     TD_CHECK(recording, "recording is NULL");
-    TD_TRY(td_memory_file_begin(path, &file));
+    TD_TRY(td_writer_begin(path, &file));
     columns = calloc(COLUMNS, sizeof *columns);
     if (!columns) {
         status = td_fail(TD_NO_MEMORY, "no host memory for a picture");
@@ -201,5 +200,5 @@ td_status td_memory_write_timeline(const td_memory_recording *recording, const c
     put_picture(file, recording, columns);
 cleanup:
     free(columns);
-    return td_memory_file_end(file, status);
+    return td_writer_end(file, status);
 }

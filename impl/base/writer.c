@@ -1,0 +1,114 @@
+#include "base/writer.h"
+
+#include "base/check.h"
+#include "base/utf8.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+td_status td_writer_begin(const char *path, td_writer **out)
+{
+    td_writer *file = NULL;
+    td_status status = TD_OK;
+
+    *out = NULL;
+    TD_CHECK(path && *path, "path is NULL or empty");
+    file = calloc(1, sizeof *file);
+    if (!file) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for what is written to '%s'", path);
+        goto cleanup;
+    }
+    TD_TRY(td_beside_open(&file->file, path));
+    *out = file;
+    file = NULL;
+cleanup:
+    if (file)
+        td_beside_close(&file->file);
+    free(file);
+    return status;
+}
+
+static void flush(td_writer *file)
+{
+    if (file->status == TD_OK)
+        file->status = td_beside_write(&file->file, file->buffer, file->used);
+    file->used = 0;
+}
+
+void td_writer_put(td_writer *file, const void *data, size_t bytes)
+{
+    const char *from = data;
+
+    while (bytes > 0) {
+        const size_t room = sizeof file->buffer - file->used, some = bytes < room ? bytes : room;
+
+        memcpy(file->buffer + file->used, from, some);
+        file->used += some;
+        from += some;
+        bytes -= some;
+        if (file->used == sizeof file->buffer)
+            flush(file);
+    }
+}
+
+void td_writer_print(td_writer *file, const char *format, ...)
+{
+    char text[1024]; /* every format here has less */
+    va_list args;
+
+    va_start(args, format);
+    const int length = vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    td_writer_put(file, text, length < (int)sizeof text ? (size_t)length : sizeof text - 1);
+}
+
+/** The character that text begins with, as it is, or '?' where it is none. Returns how many bytes it has. */
+static size_t put_character(td_writer *file, const char *text)
+{
+    const size_t bytes = td_utf8_bytes(text);
+
+    if (bytes == 0)
+        td_writer_put(file, "?", 1);
+    else
+        td_writer_put(file, text, bytes);
+    return bytes > 0 ? bytes : 1;
+}
+
+void td_writer_json(td_writer *file, const char *text)
+{
+    td_writer_put(file, "\"", 1);
+    while (*text)
+        if (*text == '"' || *text == '\\' || (unsigned char)*text < 0x20)
+            td_writer_print(file, "\\u%04x", (unsigned)(unsigned char)*text++);
+        else
+            text += put_character(file, text);
+    td_writer_put(file, "\"", 1);
+}
+
+void td_writer_xml(td_writer *file, const char *text)
+{
+    while (*text)
+        if (*text == '<' || *text == '>' || *text == '&' || *text == '"')
+            td_writer_print(file, "&#%d;", *text++);
+        else if ((unsigned char)*text < 0x20) /* XML has no way to write these */
+            td_writer_put(file, "?", 1), text++;
+        else
+            text += put_character(file, text);
+}
+
+td_status td_writer_end(td_writer *file, td_status status)
+{
+    if (!file)
+        return status;
+    if (status == TD_OK) {
+        flush(file);
+        status = file->status;
+    }
+    if (status == TD_OK)
+        status = td_beside_commit(&file->file);
+    td_beside_close(&file->file);
+    free(file);
+    return status;
+}
