@@ -420,6 +420,8 @@ static void costs_of_operations(void **state)
     td_assert_ok(td_gemm_cost(1, 512, 3072, 768, TD_F32, &cost));
     assert_near("GFLOP of 512 x 3072 x 768", cost.flops / 1e9, 2.416, 0.0005);
 
+    td_assert_ok(td_softmax_cost(4 * 32 * 512, 512, TD_F32, &cost)); /* the handout's 0.168 GFLOP */
+    assert_true(cost.flops == 65536.0 * 2558 && cost.bytes == 2.0 * 65536 * 512 * 4);
     td_assert_ok(td_flash_cost(1, 16, 16384, 16384, 64, TD_BF16, true, false, &cost));
     assert_near("flash TFLOP", cost.flops / 1e12, 0.5498, 5e-5);
     /* Four tensors of 32 MiB and a logsumexp of 1 MiB. */
@@ -552,6 +554,11 @@ static void refused_overflow(void **state)
     BAD(td_gemm_cost(1, 1, big, big, TD_F32, &cost), "bytes of b");
     BAD(td_gemm_cost(1, big, big, 1, TD_F32, &cost), "bytes of c");
     BAD(td_gemm_cost(half / 4, 1, 1, 1, TD_F32, &cost), "bytes moved: the sum");
+    BAD(td_softmax_cost(big, big, TD_F32, &cost), "bytes moved");
+    BAD(td_softmax_cost(0, 1, TD_F32, &cost), "rows");
+    BAD(td_softmax_cost(1, 0, TD_F32, &cost), "cols");
+    BAD(td_softmax_cost(1, 1, (td_dtype)99, &cost), "dtype");
+    BAD(td_softmax_cost(1, 1, TD_F32, NULL), "out");
     BAD(td_flash_cost(1, 1, big, big, 1, TD_F32, false, false, &cost), "scores");
     BAD(td_flash_cost(1, 1, big, 1, big, TD_F32, false, false, &cost), "query side");
     BAD(td_flash_cost(1, 1, 1, big, big, TD_F32, false, false, &cost), "key side");

@@ -2,6 +2,7 @@
 #include "support/device_kit.h"
 
 #include "base/clock.h"
+#include "device/listen.h"
 #include "support/compare.h"
 
 #include <setjmp.h>
@@ -246,6 +247,73 @@ static void a_history_without_memory_hurts_nobody_else(void **state)
     assert_in_range(nth, 50, 1000);
 }
 
+/* ---- listeners ---- */
+
+/* Writes down what it is told: "(label" and "[operation", and ")" for each end. */
+typedef struct witness {
+    td_listener listener;
+    char name, text[400];
+} witness;
+
+static void write_begin(td_listener *listener, const char *label, const td_operation *operation)
+{
+    witness *w = (witness *)listener;
+    const size_t used = strlen(w->text);
+
+    snprintf(w->text + used, sizeof w->text - used, "%c%s", operation ? '[' : '(', label);
+}
+
+static void write_end(td_listener *listener)
+{
+    witness *w = (witness *)listener;
+    const size_t used = strlen(w->text);
+
+    snprintf(w->text + used, sizeof w->text - used, ")");
+}
+
+static void every_listener_hears_labels_and_operations(void **state)
+{
+    td_device *dev = *state;
+    witness first = {.listener = {.begin = write_begin, .end = write_end}}, second = first, third = first;
+    const td_operation gemm = {.name = "gemm", .op_class = TD_OP_MATMUL, .flops = 10};
+    void *block;
+
+    td_assert_ok(td_device_alloc(dev, 8, &block));
+    assert_false(td_device_listened(dev));
+    td_device_begin_operation(dev, &gemm); /* nobody listens */
+    td_device_end_operation(dev);
+    td_assert_ok(td_device_push_label(dev, "outer"));
+    td_device_listen(dev, &first.listener);
+    td_device_listen(dev, &second.listener);
+    assert_true(td_device_listened(dev));
+    td_assert_ok(td_device_push_label(dev, "inner"));
+    td_device_begin_operation(dev, &gemm);
+    td_device_end_operation(dev);
+    td_device_unlisten(dev, &first.listener);
+    td_device_unlisten(dev, &third.listener); /* never listened */
+    td_assert_ok(td_device_fill(dev, block, 0, 8));
+    td_assert_ok(td_device_pop_label(dev));
+    td_assert_ok(td_device_pop_label(dev));
+    td_assert_refused(td_device_pop_label(dev), TD_BAD_STATE, "without a label");
+    td_device_unlisten(dev, &second.listener);
+    td_assert_ok(td_device_fill(dev, block, 0, 8));
+    assert_string_equal(first.text, "(inner[gemm)");
+    assert_string_equal(second.text, "(inner[gemm)[fill)))");
+    assert_string_equal(third.text, "");
+    assert_false(td_device_listened(dev));
+    td_assert_ok(td_device_history_begin(dev, 3));
+    assert_true(td_device_listened(dev));
+}
+
+static void classes_have_names(void **state)
+{
+    (void)state;
+    for (int i = 0; i < TD_OP_CLASSES; i++)
+        assert_non_null(td_op_class_name((td_op_class)i));
+    assert_string_equal(td_op_class_name(TD_OP_MATMUL), "matmul");
+    assert_null(td_op_class_name((td_op_class)TD_OP_CLASSES));
+}
+
 int device_history_group(void)
 {
     const struct CMUnitTest tests[] = {
@@ -257,6 +325,8 @@ int device_history_group(void)
         WITH_CPU(labels_nest_32_deep),
         WITH_CPU(bad_labels_and_histories_are_refused_with_the_reason),
         cmocka_unit_test(a_history_without_memory_hurts_nobody_else),
+        WITH_CPU(every_listener_hears_labels_and_operations),
+        cmocka_unit_test(classes_have_names),
     };
 
     return cmocka_run_group_tests_name("history", tests, NULL, NULL);

@@ -252,6 +252,14 @@ API(td_gemm_cost)
     return td_gemm_cost(batch, m, n, k, type, out("out", sizeof(td_cost)));
 }
 
+API(td_softmax_cost)
+{
+    const int64_t rows = large_extent("rows|bytes"), cols = large_extent("cols|bytes");
+    const td_dtype type = dtype_any("dtype");
+
+    return td_softmax_cost(rows, cols, type, out("out", sizeof(td_cost)));
+}
+
 API(td_flash_cost)
 {
     const int64_t batch = large_extent(COSTS), heads = large_extent(COSTS), seq = large_extent(COSTS),

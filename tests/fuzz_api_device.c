@@ -50,6 +50,14 @@ API(td_device_name)
     return TD_OK;
 }
 
+API(td_op_class_name)
+{
+    const int value = any_enum(TD_OP_CLASSES);
+
+    assert_int_equal(td_op_class_name((td_op_class)value) != NULL, value >= 0 && value < TD_OP_CLASSES);
+    return TD_OK;
+}
+
 API(td_device_model)
 {
     assert_string_equal(td_device_model(api_dev), "");

@@ -725,16 +725,20 @@ static void labels_stay_balanced(void **state)
     td_assert_ok(td_transformer_create(dev, &tiny, &model));
     td_assert_ok(td_transformer_init(model, 1));
     td_assert_refused(td_transformer_forward(model, bad, 2, 9, NULL), TD_BAD_ARGUMENT, "-1");
-    /* With every level but one taken, "forward" has room and "layers.0" has not. */
+    /* With every level but one taken, "forward" has room and "layers" has not. */
     for (; levels < 31; levels++)
         td_assert_ok(td_device_push_label(dev, "outer"));
-    td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "layers.0");
+    td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "layers");
     td_assert_ok(td_device_push_label(dev, "outer"));
     td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "forward");
     td_assert_ok(td_device_pop_label(dev));
-    td_assert_ok(td_device_pop_label(dev));
+    /* The pass, the layer, and its attention. */
+    for (; levels > 29; levels--) {
+        td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "deepest");
+        td_assert_ok(td_device_pop_label(dev));
+    }
     td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
-    while (--levels > 0)
+    while (levels-- > 0)
         td_assert_ok(td_device_pop_label(dev));
     td_assert_refused(td_device_pop_label(dev), TD_BAD_STATE, "without");
     td_transformer_destroy(model);

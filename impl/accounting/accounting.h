@@ -235,6 +235,11 @@ typedef struct td_cost {
 /** batch products of [m, k] and [k, n]: 2 m n k FLOPs each. */
 TD_API td_status td_gemm_cost(int64_t batch, int64_t m, int64_t n, int64_t k, td_dtype dtype, td_cost *out);
 
+/** Softmax over rows of `cols`: 5 cols - 2 FLOPs a row (cols - 1 for the largest, cols to take it off, cols
+ * exponentials, cols - 1 for their sum, cols to divide); x read, y written. Where keys are masked these are
+ * counted too. */
+TD_API td_status td_softmax_cost(int64_t rows, int64_t cols, td_dtype dtype, td_cost *out);
+
 /** Forward: 4 B H S S_k d FLOPs, halved when causal; q, k, v read, o and the f32 logsumexp written. Backward:
  * 2.5 times the FLOPs; q, k, v, o, dO and the logsumexp read, dQ, dK, dV written. */
 TD_API td_status td_flash_cost(int64_t batch, int64_t heads, int64_t seq, int64_t seq_k, int64_t head_dim,

@@ -33,6 +33,22 @@ cleanup:
     return status;
 }
 
+td_status td_softmax_cost(int64_t rows, int64_t cols, td_dtype dtype, td_cost *out)
+{
+    td_status status = TD_OK;
+    int64_t size = 0, bytes = 0;
+
+    TD_CHECK(out, "out is NULL");
+    TD_TRY(td_account_extent("rows", rows));
+    TD_TRY(td_account_extent("cols", cols));
+    TD_TRY(element_bytes(dtype, &size));
+    TD_TRY(td_product("bytes moved", TD_LIST(2, rows, cols, size), &bytes));
+    out->flops = (double)rows * (5.0 * (double)cols - 2.0);
+    out->bytes = (double)bytes;
+cleanup:
+    return status;
+}
+
 td_status td_flash_cost(int64_t batch, int64_t heads, int64_t seq, int64_t seq_k, int64_t head_dim,
                         td_dtype dtype, bool causal, bool backward, td_cost *out)
 {

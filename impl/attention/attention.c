@@ -3,6 +3,7 @@
 #include "attention/shape.h"
 #include "base/check.h"
 #include "base/float16.h"
+#include "device/listen.h"
 #include "ops/ops.h"
 
 /* What is added to a masked score under TD_MASK_ADD_1E6. */
@@ -207,11 +208,14 @@ td_status td_attention_naive_forward(td_device *dev, const td_attention_shape *s
     TD_CHECK((uintptr_t)work % TD_ALIGNMENT == 0, "work is %p, needs a multiple of %d", work, TD_ALIGNMENT);
 
     const td_softmax_shape softmax = softmax_of(&p);
-    TD_TRY(multiply(dev, &p.scores, q, k, saved, work));
+    TD_TRY(td_device_push_label(dev, TD_LABEL_SCORES));
+    TD_TRY(td_pop_after(dev, multiply(dev, &p.scores, q, k, saved, work)));
     if (p.shape.causal && p.shape.mask == TD_MASK_ADD_1E6)
         add_mask(&p, saved);
-    TD_TRY(td_softmax_forward(dev, &softmax, saved, saved));
-    TD_TRY(multiply(dev, &p.output, saved, v, o, work));
+    TD_TRY(td_device_push_label(dev, TD_LABEL_SOFTMAX));
+    TD_TRY(td_pop_after(dev, td_softmax_forward(dev, &softmax, saved, saved)));
+    TD_TRY(td_device_push_label(dev, TD_LABEL_VALUES));
+    TD_TRY(td_pop_after(dev, multiply(dev, &p.output, saved, v, o, work)));
 cleanup:
     return status;
 }

@@ -4,6 +4,7 @@
 #include "device/backend.h"
 #include "device/blocks.h"
 #include "device/history.h"
+#include "device/listen.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,6 +31,7 @@ struct td_device {
     bool capturing;
     td_stream *stream; /* the current one; NULL: the backend's own */
     td_history history;
+    td_listener *listeners; /* NULL: nobody */
 };
 
 /* *index = the number behind "name:", 0 for "name" alone, or -1 if `text` is neither. */
@@ -149,6 +151,39 @@ const char *td_device_name(const td_device *dev)
     return dev->name;
 }
 
+/* ---- who is told what runs ---- */
+
+static void tell_begin(td_device *dev, const char *label, const td_operation *operation)
+{
+    for (td_listener *listener = dev->listeners; listener; listener = listener->next)
+        listener->begin(listener, label, operation);
+}
+
+/** The last listener first, so that each one's ranges are inside those of the listeners before it. */
+static void tell_end(td_listener *listener)
+{
+    if (!listener)
+        return;
+    tell_end(listener->next);
+    listener->end(listener);
+}
+
+void td_device_begin_operation(td_device *dev, const td_operation *operation)
+{
+    if (dev->listeners)
+        tell_begin(dev, operation->name, operation);
+}
+
+void td_device_end_operation(td_device *dev)
+{
+    tell_end(dev->listeners);
+}
+
+/** A copy or fill through the backend, as an operation. */
+#define MOVE(dev, what, bytes, call)                                                                         \
+    (td_device_begin_operation(dev, &(td_operation){what, TD_OP_MEMORY, 0, (double)(bytes)}),                \
+     td_operation_done(dev, (call)))
+
 /* ---- blocks ---- */
 
 static void note(td_device *dev, td_memory_action action, const void *address, size_t bytes, const char *name)
@@ -223,7 +258,7 @@ td_status td_device_copy(td_device *dev, void *dst, const void *src, size_t byte
     TD_CHECK(dst || bytes == 0, "dst is NULL, bytes is %zu", bytes);
     TD_CHECK(src || bytes == 0, "src is NULL, bytes is %zu", bytes);
     if (bytes > 0)
-        TD_TRY(dev->backend->copy(dev->context, dst, src, bytes));
+        TD_TRY(MOVE(dev, "copy", bytes, dev->backend->copy(dev->context, dst, src, bytes)));
 cleanup:
     return status;
 }
@@ -236,7 +271,7 @@ td_status td_device_upload(td_device *dev, void *dst, const void *src, size_t by
     TD_CHECK(dst || bytes == 0, "dst is NULL, bytes is %zu", bytes);
     TD_CHECK(src || bytes == 0, "src is NULL, bytes is %zu", bytes);
     if (bytes > 0)
-        TD_TRY(dev->backend->upload(dev->context, dst, src, bytes));
+        TD_TRY(MOVE(dev, "upload", bytes, dev->backend->upload(dev->context, dst, src, bytes)));
 cleanup:
     return status;
 }
@@ -249,7 +284,7 @@ td_status td_device_download(td_device *dev, void *dst, const void *src, size_t 
     TD_CHECK(dst || bytes == 0, "dst is NULL, bytes is %zu", bytes);
     TD_CHECK(src || bytes == 0, "src is NULL, bytes is %zu", bytes);
     if (bytes > 0)
-        TD_TRY(dev->backend->download(dev->context, dst, src, bytes));
+        TD_TRY(MOVE(dev, "download", bytes, dev->backend->download(dev->context, dst, src, bytes)));
 cleanup:
     return status;
 }
@@ -282,7 +317,7 @@ td_status td_device_upload_async(td_device *dev, void *dst, const void *host, si
     TD_CHECK(dst || bytes == 0, "dst is NULL, bytes is %zu", bytes);
     TD_CHECK(host || bytes == 0, "host is NULL, bytes is %zu", bytes);
     if (bytes > 0)
-        TD_TRY(dev->backend->upload_async(dev->context, dst, host, bytes));
+        TD_TRY(MOVE(dev, "upload", bytes, dev->backend->upload_async(dev->context, dst, host, bytes)));
 cleanup:
     return status;
 }
@@ -295,7 +330,7 @@ td_status td_device_download_async(td_device *dev, void *host, const void *src, 
     TD_CHECK(host || bytes == 0, "host is NULL, bytes is %zu", bytes);
     TD_CHECK(src || bytes == 0, "src is NULL, bytes is %zu", bytes);
     if (bytes > 0)
-        TD_TRY(dev->backend->download_async(dev->context, host, src, bytes));
+        TD_TRY(MOVE(dev, "download", bytes, dev->backend->download_async(dev->context, host, src, bytes)));
 cleanup:
     return status;
 }
@@ -308,7 +343,7 @@ td_status td_device_fill(td_device *dev, void *dst, int value, size_t bytes)
     TD_CHECK(dst || bytes == 0, "dst is NULL, bytes is %zu", bytes);
     TD_CHECK(value >= 0 && value <= 255, "value is %d, needs 0 to 255", value);
     if (bytes > 0)
-        TD_TRY(dev->backend->fill(dev->context, dst, value, bytes));
+        TD_TRY(MOVE(dev, "fill", bytes, dev->backend->fill(dev->context, dst, value, bytes)));
 cleanup:
     return status;
 }
@@ -564,6 +599,49 @@ cleanup:
     return status;
 }
 
+/* ---- labels ---- */
+
+const char *td_op_class_name(td_op_class op_class)
+{
+    static const char *const names[TD_OP_CLASSES] = {
+        [TD_OP_OTHER] = "other",
+        [TD_OP_MATMUL] = "matmul",
+        [TD_OP_ATTENTION] = "attention",
+        [TD_OP_SOFTMAX] = "softmax",
+        [TD_OP_OPTIMIZER] = "optimizer",
+        [TD_OP_REDUCTION] = "reduction",
+        [TD_OP_ELEMENTWISE] = "elementwise",
+        [TD_OP_COMMUNICATION] = "communication",
+        [TD_OP_MEMORY] = "memory",
+    };
+
+    return (unsigned)op_class < TD_OP_CLASSES ? names[op_class] : NULL;
+}
+
+void td_device_listen(td_device *dev, td_listener *listener)
+{
+    td_listener **last = &dev->listeners;
+
+    while (*last)
+        last = &(*last)->next;
+    listener->next = NULL;
+    *last = listener;
+}
+
+void td_device_unlisten(td_device *dev, td_listener *listener)
+{
+    for (td_listener **at = &dev->listeners; *at; at = &(*at)->next)
+        if (*at == listener) {
+            *at = listener->next;
+            break;
+        }
+}
+
+bool td_device_listened(const td_device *dev)
+{
+    return dev->listeners || dev->history.running;
+}
+
 /* A label is one part of a path. */
 static td_status check_label(const char *what, const char *label)
 {
@@ -582,6 +660,7 @@ td_status td_device_push_label(td_device *dev, const char *label)
     TD_CHECK(dev, "dev is NULL");
     TD_TRY(check_label("label", label));
     TD_TRY(td_history_push(&dev->history, label));
+    tell_begin(dev, label, NULL);
 cleanup:
     return status;
 }
@@ -592,6 +671,7 @@ td_status td_device_pop_label(td_device *dev)
 
     TD_CHECK(dev, "dev is NULL");
     TD_TRY(td_history_pop(&dev->history));
+    tell_end(dev->listeners);
 cleanup:
     return status;
 }

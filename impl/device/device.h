@@ -156,8 +156,28 @@ TD_API td_status td_device_reset_peak(td_device *dev); /* peak_bytes = current_b
  * tests. TD_BAD_ARGUMENT: NULL, nth below 0. */
 TD_API td_status td_device_fail_allocation(td_device *dev, int64_t nth);
 
-/** Names what is going on, for the history: labels nest, and an event carries the path of those in force,
- * such as "forward/layers.3/attention". The text is copied. TD_BAD_ARGUMENT: a NULL, an empty label or one
+/* ---- labels, and the history that is kept under them ---- */
+
+/** What an operation is, by which time is added up. */
+typedef enum td_op_class {
+    TD_OP_OTHER = 0,
+    TD_OP_MATMUL,
+    TD_OP_ATTENTION, /* fused attention; of an attention in parts these are matmul and softmax */
+    TD_OP_SOFTMAX,
+    TD_OP_OPTIMIZER,
+    TD_OP_REDUCTION, /* norms and losses too */
+    TD_OP_ELEMENTWISE,
+    TD_OP_COMMUNICATION,
+    TD_OP_MEMORY /* copies and fills */
+} td_op_class;
+
+#define TD_OP_CLASSES 9
+
+/** "matmul", "softmax", ...; NULL for any other value. */
+TD_API const char *td_op_class_name(td_op_class op_class);
+
+/** Names what is going on, for the history and whoever traces: labels nest, and an event carries the path of
+ * those in force, such as "forward/layers.3/scaled dot product attention". The text is copied. TD_BAD_ARGUMENT: a NULL, an empty label or one
  * with a '/'. TD_BAD_STATE: push beyond 32 levels, pop without push. TD_NO_MEMORY. */
 TD_API td_status td_device_push_label(td_device *dev, const char *label);
 TD_API td_status td_device_pop_label(td_device *dev);

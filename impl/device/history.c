@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FIRST_TEXTS = 64 };
+/* FIRST_ROOM: no path of this library's own labels is longer. */
+enum { FIRST_TEXTS = 64, FIRST_ROOM = 512 };
 
 static void discard_events(td_history *history)
 {
@@ -60,7 +61,7 @@ td_status td_history_push(td_history *history, const char *label)
         return td_fail(TD_BAD_STATE, "label '%s' would be level %d, %d is the deepest", label,
                        TD_LABEL_LEVELS + 1, TD_LABEL_LEVELS);
     if (start + length + 2 > history->path_room) { /* a slash before the label, a NUL after it */
-        size_t room = 2 * (start + length + 2);
+        size_t room = 2 * (start + length + 2) > FIRST_ROOM ? 2 * (start + length + 2) : FIRST_ROOM;
         char *path = calloc(room, 1);
 
         if (!path)

@@ -3,7 +3,9 @@
 #ifndef TD_OPS_CHECKS_H
 #define TD_OPS_CHECKS_H
 
+#include "accounting/accounting.h"
 #include "base/check.h"
+#include "device/listen.h"
 #include "ops/table.h"
 
 #include <math.h>
@@ -26,7 +28,47 @@ static inline td_status gap(const td_device *dev, const char *op)
     return td_fail(TD_UNSUPPORTED, "%s: this build has no kernel for it on %s", op, ops_of(dev)->device);
 }
 
-#define CALL(dev, op, ...) (ops_of(dev)->op ? ops_of(dev)->op((dev), __VA_ARGS__) : gap((dev), #op))
+static inline void begin_operation(td_device *dev, const char *name, td_op_class op_class, td_cost cost)
+{
+    td_device_begin_operation(dev, &(td_operation){name, op_class, cost.flops, cost.bytes});
+}
+
+/* Of which class each entry is, for who listens. */
+enum {
+    CLASS_gemm = TD_OP_MATMUL,
+    CLASS_embedding_forward = TD_OP_ELEMENTWISE,
+    CLASS_embedding_backward = TD_OP_REDUCTION,
+    CLASS_rmsnorm_forward = TD_OP_REDUCTION,
+    CLASS_residual_rmsnorm_forward = TD_OP_REDUCTION,
+    CLASS_rmsnorm_backward = TD_OP_REDUCTION,
+    CLASS_rope_table = TD_OP_ELEMENTWISE,
+    CLASS_qkv_split_forward = TD_OP_ELEMENTWISE,
+    CLASS_qkv_split_backward = TD_OP_ELEMENTWISE,
+    CLASS_silu_mul_forward = TD_OP_ELEMENTWISE,
+    CLASS_silu_mul_backward = TD_OP_ELEMENTWISE,
+    CLASS_round = TD_OP_ELEMENTWISE,
+    CLASS_residual_add = TD_OP_ELEMENTWISE,
+    CLASS_softmax_forward = TD_OP_SOFTMAX,
+    CLASS_softmax_backward = TD_OP_SOFTMAX,
+    CLASS_cross_entropy_forward = TD_OP_REDUCTION,
+    CLASS_cross_entropy_backward = TD_OP_ELEMENTWISE,
+    CLASS_global_norm = TD_OP_REDUCTION,
+    CLASS_update_begin = TD_OP_OPTIMIZER,
+    CLASS_update_clip = TD_OP_OPTIMIZER,
+    CLASS_assign = TD_OP_OPTIMIZER,
+    CLASS_adamw_update = TD_OP_OPTIMIZER,
+    CLASS_linear_adamw_update = TD_OP_MATMUL, /* the product takes its time, the update comes beside it */
+    CLASS_sgd_update = TD_OP_OPTIMIZER
+};
+
+/* Calls the entry, around which who listens is told of it; `costs` is only asked for where somebody does. */
+#define CALL_COSTS(dev, op, costs, ...)                                                                      \
+    (!ops_of(dev)->op             ? gap((dev), #op)                                                          \
+     : !td_device_listened((dev)) ? ops_of(dev)->op((dev), __VA_ARGS__)                                      \
+                                  : (begin_operation((dev), #op, (td_op_class)CLASS_##op, (costs)),          \
+                                     td_operation_done((dev), ops_of(dev)->op((dev), __VA_ARGS__))))
+
+#define CALL(dev, op, ...) CALL_COSTS(dev, op, ((td_cost){0}), __VA_ARGS__)
 
 /* *out = the entry's scratch, by the entry of `op` that says it. */
 #define WORK_BYTES(dev, op, out, ...)                                                                        \

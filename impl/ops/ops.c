@@ -66,6 +66,14 @@ cleanup:
     return status;
 }
 
+/** A shape that was resolved has a cost; 0 where its numbers go beyond what the arithmetic holds. */
+static td_cost gemm_cost(const td_gemm_shape *s)
+{
+    td_cost cost = {0};
+
+    return td_gemm_cost(s->batch, s->m, s->n, s->k, s->dtype, &cost) == TD_OK ? cost : (td_cost){0};
+}
+
 td_status td_gemm(td_device *dev, const td_gemm_shape *shape, const void *a, const void *b, void *c,
                   void *work)
 {
@@ -79,7 +87,7 @@ td_status td_gemm(td_device *dev, const td_gemm_shape *shape, const void *a, con
     TD_CHECK(c, "c is NULL");
     TD_TRY(td_gemm_work_bytes(dev, shape, &bytes));
     TD_TRY(check_work(work, bytes));
-    TD_TRY(CALL(dev, gemm, &resolved, a, b, c, work));
+    TD_TRY(CALL_COSTS(dev, gemm, gemm_cost(&resolved), &resolved, a, b, c, work));
 cleanup:
     return status;
 }
@@ -425,6 +433,13 @@ cleanup:
     return status;
 }
 
+static td_cost softmax_cost(const td_softmax_shape *s)
+{
+    td_cost cost = {0};
+
+    return td_softmax_cost(s->rows, s->cols, s->dtype, &cost) == TD_OK ? cost : (td_cost){0};
+}
+
 td_status td_softmax_forward(td_device *dev, const td_softmax_shape *shape, const void *x, void *y)
 {
     td_status status = TD_OK;
@@ -432,7 +447,7 @@ td_status td_softmax_forward(td_device *dev, const td_softmax_shape *shape, cons
     TD_TRY(check_softmax(dev, shape));
     TD_CHECK(x, "x is NULL");
     TD_CHECK(y, "y is NULL");
-    TD_TRY(CALL(dev, softmax_forward, shape, x, y));
+    TD_TRY(CALL_COSTS(dev, softmax_forward, softmax_cost(shape), shape, x, y));
 cleanup:
     return status;
 }

@@ -1,6 +1,7 @@
 #include "optimizer/optimizer.h"
 
 #include "base/check.h"
+#include "device/listen.h"
 #include "optimizer/ranges.h"
 
 #include <stdlib.h>
@@ -406,28 +407,37 @@ cleanup:
     return status;
 }
 
-static td_status on_final(td_hook *hook, td_range range, td_event *event)
+static td_status update_along(td_optimizer *o, td_range range, td_event *event)
 {
-    td_optimizer *o = (td_optimizer *)hook;
     td_status status = TD_OK;
 
-    if (o->time == TD_UPDATE_ALONG && o->side &&
-        !o->takes) { /* what is fused keeps the memory busy already */
+    if (o->side && !o->takes) { /* what is fused keeps the memory busy already */
         TD_TRY(update_beside(o, range, event));
-        goto cleanup;
-    }
-    if (o->time == TD_UPDATE_AFTER) {
-        /* What follows in the pass need not wait: the next range is behind the same event, recorded later. */
-        if (o->behind && event != o->behind)
-            TD_TRY(td_event_wait(o->behind));
-        o->behind = event;
-        TD_TRY(td_ranges_add(&o->final, range));
         goto cleanup;
     }
     if (event)
         TD_TRY(td_event_wait(event));
     TD_TRY(update(o, range));
     TD_TRY(tell(o, range, NULL));
+cleanup:
+    return status;
+}
+
+static td_status on_final(td_hook *hook, td_range range, td_event *event)
+{
+    td_optimizer *o = (td_optimizer *)hook;
+    td_status status = TD_OK;
+
+    if (o->time == TD_UPDATE_ALONG) {
+        TD_TRY(td_device_push_label(o->dev, TD_LABEL_OPTIMIZER));
+        TD_TRY(td_pop_after(o->dev, update_along(o, range, event)));
+        goto cleanup;
+    }
+    /* What follows in the pass need not wait: the next range is behind the same event, recorded later. */
+    if (o->behind && event != o->behind)
+        TD_TRY(td_event_wait(o->behind));
+    o->behind = event;
+    TD_TRY(td_ranges_add(&o->final, range));
 cleanup:
     return status;
 }

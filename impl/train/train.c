@@ -1,6 +1,7 @@
 #include "train/train.h"
 
 #include "base/check.h"
+#include "device/listen.h"
 #include "train/state.h"
 
 #include <math.h>
@@ -461,6 +462,21 @@ static td_status add_loss(td_train *train)
     return td_residual_add(train->dev, 1, TD_F32, sum, loss, sum);
 }
 
+/** Under a label of its own, for a replay has none of those that it was captured under. */
+static td_status launch(const td_train *train, part what, td_graph *graph)
+{
+    static const char *const labels[PARTS] = {[FORWARD] = TD_LABEL_FORWARD,
+                                              [BACKWARD] = TD_LABEL_BACKWARD,
+                                              [UPDATE] = TD_LABEL_OPTIMIZER,
+                                              [STEP] = "graph"};
+    td_status status = TD_OK;
+
+    TD_TRY(td_device_push_label(train->dev, labels[what]));
+    TD_TRY(td_pop_after(train->dev, td_graph_launch(graph)));
+cleanup:
+    return status;
+}
+
 /** Begins a part: replays its graph where there is one, and else begins to capture one when the part comes
  * the second time, for then whatever is made on first use is there. After a failure all graphs are
  * forgotten: one may hold half a part, and replays of those before it would leave the model as the failure
@@ -468,12 +484,12 @@ static td_status add_loss(td_train *train)
 static td_status enter(td_train *train, part what, bool *replayed)
 {
     const td_micro micro = micro_of(train);
-    const td_graph *graph = train->graphs[what][micro];
+    td_graph *const graph = train->graphs[what][micro];
     td_status status = TD_OK;
 
     *replayed = graph != NULL;
     if (graph)
-        TD_TRY(td_graph_launch(train->graphs[what][micro]));
+        TD_TRY(launch(train, what, graph));
     else if (train->setup.config.capture && train->ran[what][micro])
         TD_TRY(td_graph_begin(train->dev));
 cleanup:
@@ -493,7 +509,7 @@ static td_status leave(td_train *train, part what, td_status status)
         if (status == TD_OK)
             status = ended;
         if (status == TD_OK)
-            status = td_graph_launch(*graph);
+            status = launch(train, what, *graph);
     } else if (status == TD_OK) {
         train->ran[what][micro] = true;
     }
@@ -526,11 +542,8 @@ static td_status queue_update(td_train *train)
 {
     td_status status = TD_OK;
 
-    TD_TRY(td_device_push_label(train->dev, "optimizer"));
-    status = td_optimizer_update(train->optimizer);
-    const td_status popped = td_device_pop_label(train->dev);
-    if (status == TD_OK)
-        status = popped;
+    TD_TRY(td_device_push_label(train->dev, TD_LABEL_OPTIMIZER));
+    TD_TRY(td_pop_after(train->dev, td_optimizer_update(train->optimizer)));
 cleanup:
     return status;
 }

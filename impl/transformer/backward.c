@@ -334,8 +334,10 @@ static td_status attention_backward(pass *p, int64_t layer)
 
     /* o = attention(q, k, v) */
     TD_TRY(td_step_enter(model, TD_STEP_ATTEND_GRAD, layer));
-    TD_TRY(plan->attend->impl->backward(dev, &shape, q, k, v, o, d_o, saved, dq, dk, dv,
-                                        td_tensor_at(model, TD_T_ATTEND_GRAD_WORK, layer)));
+    TD_TRY(td_device_push_label(dev, TD_LABEL_ATTENTION));
+    TD_TRY(
+        td_pop_after(dev, plan->attend->impl->backward(dev, &shape, q, k, v, o, d_o, saved, dq, dk, dv,
+                                                       td_tensor_at(model, TD_T_ATTEND_GRAD_WORK, layer))));
 
     /* [rope^-1(q), rope^-1(k), v] = norm [q_proj; k_proj; v_proj]^T */
     TD_TRY(td_step_enter(model, TD_STEP_ROPE_GRAD, layer));
@@ -453,7 +455,7 @@ td_status td_transformer_backward(td_transformer *model, td_micro micro)
     td_status status = TD_OK;
 
     TD_TRY(check_backward(model, micro));
-    TD_TRY(td_device_push_label(model->dev, "backward"));
+    TD_TRY(td_device_push_label(model->dev, TD_LABEL_BACKWARD));
     model->progress = TD_AT_START; /* the activations are written over from here on */
     model->grads_lost = true;      /* until all are there */
     model->group = 1;

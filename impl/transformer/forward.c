@@ -63,8 +63,10 @@ static td_status layer_forward(td_transformer *model, int64_t layer, bool ends)
     TD_TRY(td_step_enter(model, TD_STEP_ROPE, layer));
     TD_TRY(td_qkv_split_forward(dev, &in_qkv, qkv, cos, sin, q, k, v));
     TD_TRY(td_step_enter(model, TD_STEP_ATTEND, layer));
-    TD_TRY(plan->attend->impl->forward(dev, &shape, q, k, v, o, td_tensor_at(model, TD_T_SAVED, layer),
-                                       td_tensor_at(model, TD_T_ATTEND_WORK, layer)));
+    TD_TRY(td_device_push_label(dev, TD_LABEL_ATTENTION));
+    TD_TRY(td_pop_after(dev, plan->attend->impl->forward(dev, &shape, q, k, v, o,
+                                                         td_tensor_at(model, TD_T_SAVED, layer),
+                                                         td_tensor_at(model, TD_T_ATTEND_WORK, layer))));
     TD_TRY(td_step_enter(model, TD_STEP_OUTPUT, layer));
     TD_TRY(td_linear_forward(model, d, d, o, td_matrix(model, TD_W_OUTPUT), attn_branch));
     TD_TRY(td_done(model, TD_PART_ATTENTION, layer));
@@ -222,7 +224,7 @@ td_status td_transformer_forward(td_transformer *model, const int64_t *ids, int6
         goto cleanup;
     }
     TD_TRY(check_room(model, batch, seq));
-    TD_TRY(td_device_push_label(model->dev, "forward"));
+    TD_TRY(td_device_push_label(model->dev, TD_LABEL_FORWARD));
     model->pass = TD_PASS_FORWARD;
     status = td_hooks_begin(model->hooks, TD_PASS_FORWARD, false);
     if (status == TD_OK)
@@ -242,23 +244,14 @@ cleanup:
     return status;
 }
 
-td_status td_transformer_loss(td_transformer *model, const int64_t *targets, float *loss)
+static td_status queue_loss(td_transformer *model, const int64_t *targets, float *loss)
 {
-    td_cross_entropy_shape shape;
+    const td_cross_entropy_shape shape = {.rows = model->batch * model->seq,
+                                          .vocab = model->plan.config.size.vocab,
+                                          .dtype = model->plan.dtype};
+    float *on_device = td_tensor_at(model, TD_T_LOSS, 0), *lse = td_tensor_at(model, TD_T_LSE, 0);
     td_status status = TD_OK;
-    float *on_device, *lse;
 
-    TD_CHECK(model, "model is NULL");
-    TD_CHECK(targets, "targets is NULL");
-    if (model->progress == TD_AT_START) {
-        status = td_fail(TD_BAD_STATE, "no forward came before this loss, or backward used it up");
-        goto cleanup;
-    }
-    shape = (td_cross_entropy_shape){.rows = model->batch * model->seq,
-                                     .vocab = model->plan.config.size.vocab,
-                                     .dtype = model->plan.dtype};
-    on_device = td_tensor_at(model, TD_T_LOSS, 0);
-    lse = td_tensor_at(model, TD_T_LSE, 0);
     TD_TRY(td_work_live(model));
     TD_TRY(td_cross_entropy_forward(model->dev, &shape, td_tensor_at(model, TD_T_LOGITS, 0), targets,
                                     on_device, lse, td_tensor_at(model, TD_T_WORK, 0)));
@@ -269,6 +262,22 @@ td_status td_transformer_loss(td_transformer *model, const int64_t *targets, flo
     model->progress = TD_AFTER_LOSS;
     if (loss)
         TD_TRY(td_device_download(model->dev, loss, on_device, sizeof *loss));
+cleanup:
+    return status;
+}
+
+td_status td_transformer_loss(td_transformer *model, const int64_t *targets, float *loss)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(model, "model is NULL");
+    TD_CHECK(targets, "targets is NULL");
+    if (model->progress == TD_AT_START) {
+        status = td_fail(TD_BAD_STATE, "no forward came before this loss, or backward used it up");
+        goto cleanup;
+    }
+    TD_TRY(td_device_push_label(model->dev, TD_LABEL_LOSS));
+    TD_TRY(td_pop_after(model->dev, queue_loss(model, targets, loss)));
 cleanup:
     return status;
 }

@@ -146,13 +146,8 @@ td_status td_push_layer(td_device *dev, int64_t layer)
 {
     char label[32];
 
+    if (!td_device_listened(dev))
+        return td_device_push_label(dev, "layers");
     snprintf(label, sizeof label, "layers.%" PRId64, layer);
     return td_device_push_label(dev, label);
-}
-
-td_status td_pop_after(td_device *dev, td_status status)
-{
-    const td_status popped = td_device_pop_label(dev);
-
-    return status == TD_OK ? popped : status;
 }

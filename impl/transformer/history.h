@@ -2,6 +2,7 @@
 #ifndef TD_TRANSFORMER_HISTORY_H
 #define TD_TRANSFORMER_HISTORY_H
 
+#include "device/listen.h"
 #include "transformer/model.h"
 
 /** The memory history's view: from here on `step` of `layer` runs, and what only the step before it needed is
@@ -27,11 +28,8 @@ td_status td_begin_dead(td_transformer *model, int64_t layer);
 /** What the layer began with is behind it in a forward pass: what backward will not find is dead. */
 td_status td_begin_passed(td_transformer *model, int64_t layer);
 
-/** Pushes "layers.<layer>". */
+/** Pushes "layers.<layer>", or "layers" where nobody listens. */
 td_status td_push_layer(td_device *dev, int64_t layer);
-
-/** Pops the label; returns `status`, or the pop's if that was TD_OK. */
-td_status td_pop_after(td_device *dev, td_status status);
 
 /** The layers whose fused products come together in the step of their lowest one are those from it up to
  * this; where `layer` waits for a lower one, layer itself. */
