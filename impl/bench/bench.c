@@ -4,6 +4,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/rng.h"
+#include "device/listen.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -50,6 +51,7 @@ typedef struct run {
     const td_bench_config *config;
     td_train *train;
     int64_t *ids, *targets; /* [micro-batches, batch, context], on the device */
+    bool labelled;          /* a label of ours is in force */
     td_event **marks;       /* one before the first step and one behind each, for `whole` */
 } run;
 
@@ -136,6 +138,29 @@ cleanup:
     return status;
 }
 
+/** Ends the label in force, if there is one, and begins another; NULL: none. */
+static td_status relabel(run *r, const char *label)
+{
+    td_status status = TD_OK;
+
+    if (r->labelled)
+        TD_TRY(td_device_pop_label(r->dev));
+    r->labelled = false;
+    if (label)
+        TD_TRY(td_device_push_label(r->dev, label));
+    r->labelled = label != NULL;
+cleanup:
+    return status;
+}
+
+/** Every warm-up step is under one label, and each that is timed has its own. */
+static td_status label_step(run *r, int64_t timed)
+{
+    if (timed >= 0)
+        return relabel(r, TD_LABEL_STEP);
+    return r->labelled ? TD_OK : relabel(r, TD_LABEL_WARMUP);
+}
+
 /** Every phase of every step by itself. */
 static td_status run_phases(run *r, td_bench_progress progress, void *user, td_bench_result *result)
 {
@@ -149,11 +174,14 @@ static td_status run_phases(run *r, td_bench_progress progress, void *user, td_b
     for (int64_t i = -warmup; i < steps; i++) {
         double ms[PARTS] = {0};
         TD_TRY(td_device_synchronize(r->dev));
+        TD_TRY(label_step(r, i));
         int64_t since = td_clock_ns();
         for (part what = FORWARD; what <= last; what++) {
             TD_TRY(lap(r, what, &since, &ms[what]));
             ms[STEP] += ms[what];
         }
+        if (i + 1 == steps)
+            TD_TRY(relabel(r, NULL));
         if (i == -warmup)
             TD_TRY(read_loss(r, &result->summary.first_loss));
         for (part what = FORWARD; i >= 0 && what < PARTS; what++)
@@ -197,8 +225,10 @@ static td_status run_whole(run *r, td_bench_progress progress, void *user, td_be
         goto cleanup;
     }
     for (int64_t i = -1; i < count; i++) {
-        if (i >= 0)
+        if (i >= 0) {
+            TD_TRY(label_step(r, i - warmup));
             TD_TRY(run_part(r, STEP));
+        }
         TD_TRY(td_event_create(r->dev, &r->marks[i + 1]));
         TD_TRY(td_event_record(r->marks[i + 1]));
         if (i == 0)
@@ -210,6 +240,7 @@ static td_status run_whole(run *r, td_bench_progress progress, void *user, td_be
         if (at_once && i >= 0)
             TD_TRY(take_step(r, i, progress, user, result));
     }
+    TD_TRY(relabel(r, NULL));
     for (int64_t i = 0; i < count && !at_once; i++)
         TD_TRY(take_step(r, i, progress, user, result));
 cleanup:
@@ -228,6 +259,8 @@ cleanup:
 
 static void run_deinit(run *r)
 {
+    if (r->labelled)
+        (void)td_device_pop_label(r->dev);
     for (int64_t i = 0; r->marks && i <= r->config->warmup + r->config->steps; i++)
         td_event_destroy(r->marks[i]);
     free(r->marks);
