@@ -27,7 +27,7 @@ int td_option_list(const struct argp_state *state, const char *option, const cha
 void td_option_no_argument(const struct argp_state *state, const char *text);
 
 /** Keys of long options without a letter: an enum of a command starts here. */
-enum { TD_OPTION_KEY = 0x100 };
+enum { TD_OPTION_KEY = 0x100, TD_STEP_KEY = 0x480 /* of one that has the options of a step */ };
 
 /** --device, --threads, --json: a child of a command's argp, its input a td_common. */
 typedef struct td_common {

@@ -1,0 +1,226 @@
+#include "cli/step.h"
+
+#include "base/check.h"
+#include "cli/options.h"
+#include "cli/output.h"
+
+enum {
+    KEY_BATCH = TD_OPTION_KEY,
+    KEY_CONTEXT,
+    KEY_MODE,
+    KEY_WARMUP,
+    KEY_STEPS,
+    KEY_SEED,
+    KEY_TIMED,
+    KEY_UPDATE,
+    KEY_KEEP,
+    KEY_CHECKPOINT_LAYERS,
+    KEY_GRADIENTS,
+    KEY_QUEUED,
+    KEY_MICRO_BATCHES
+};
+
+static const struct argp_option options[] = {
+    {0, 0, 0, 0, "The measurement:", 2},
+    {"batch", KEY_BATCH, "N", 0, "sequences a step (4)", 2},
+    {"context", KEY_CONTEXT, "N", 0, "tokens a sequence (128)", 2},
+    {"micro-batches", KEY_MICRO_BATCHES, "N", 0, "batches of a step, whose gradients are added up (1)", 2},
+    {"mode", KEY_MODE, "NAME", 0, "forward, backward (and forward), or train (the default: AdamW too)", 2},
+    {"warmup", KEY_WARMUP, "N", 0, "untimed steps (5)", 2},
+    {"steps", KEY_STEPS, "N", 0, "timed steps (10)", 2},
+    {"seed", KEY_SEED, "N", 0, "of weights and tokens (0)", 2},
+    {0, 0, 0, 0, "How the step runs; what is fastest is the default:", 3},
+    {"timed", KEY_TIMED, "NAME", 0,
+     "whole (what bench does by default): steps one behind the other, timed by events on the device; or "
+     "phases (trace): forward, "
+     "backward and optimizer apart, each until the device is done",
+     3},
+    {"update", KEY_UPDATE, "NAME", 0,
+     "along (the default where steps are whole): weights are updated along the backward pass; or after it",
+     3},
+    {"keep", KEY_KEEP, "NAME", 0,
+     "all (the default) that backward reads; most: norms and silu are computed again; or inputs of "
+     "checkpoints: the layers of one run forward again ahead of its backward",
+     3},
+    {"checkpoint-layers", KEY_CHECKPOINT_LAYERS, "N", 0, "of --keep inputs: layers of a checkpoint (1)", 3},
+    {"gradients", KEY_GRADIENTS, "NAME", 0,
+     "transient (the default with one micro-batch): they share memory with activations; or held", 3},
+    {"queued", KEY_QUEUED, 0, 0,
+     "queue each operation; by default a step, or each phase, is captured as a graph where the device has "
+     "graphs",
+     3},
+    {0}};
+
+/** Updates come along the backward pass unless something says otherwise. */
+static void take_update(const struct argp_state *state, td_step_options *args)
+{
+    td_bench_config *config = args->config;
+    const bool can = config->whole && config->mode == TD_BENCH_TRAIN;
+
+    if (args->update_given && config->overlap && !can)
+        argp_error(state, "--update: 'along' needs --timed whole and --mode train");
+    if (!args->update_given)
+        config->overlap = can;
+}
+
+/** What is kept and added up, where choices do not go together. */
+static void take_memory(const struct argp_state *state, td_step_options *args)
+{
+    td_transformer_config *model = &args->config->model;
+    const int64_t micro_batches = args->config->micro_batches;
+
+    td_option_check_layers(state, model);
+    if (micro_batches > 1 && !args->config->whole)
+        argp_error(state, "--micro-batches: '%" PRId64 "' needs --timed whole", micro_batches);
+    if (micro_batches > 1 && args->gradients_given && model->transient_gradients)
+        argp_error(state, "--gradients: 'transient' cannot be added up over --micro-batches %" PRId64,
+                   micro_batches);
+    if (micro_batches > 1)
+        model->transient_gradients = false;
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    td_step_options *args = state->input;
+    td_transformer_config *model = &args->config->model;
+
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &args->model;
+        return 0;
+    case KEY_BATCH:
+        model->batch = td_option_integer(state, "batch", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_CONTEXT:
+        model->context = td_option_integer(state, "context", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_MODE:
+        if (td_bench_mode_parse(arg, &args->config->mode) != TD_OK)
+            argp_error(state, "--mode: %s", td_last_error());
+        return 0;
+    case KEY_TIMED:
+        args->config->whole = td_option_either(state, "timed", arg, "whole", "phases");
+        return 0;
+    case KEY_UPDATE:
+        args->config->overlap = td_option_either(state, "update", arg, "along", "after");
+        args->update_given = true;
+        return 0;
+    case KEY_KEEP:
+        if (td_keep_parse(arg, &model->keep) != TD_OK)
+            argp_error(state, "--keep: '%s' needs to be all, most or inputs", arg);
+        return 0;
+    case KEY_CHECKPOINT_LAYERS:
+        model->checkpoint_layers = td_option_integer(state, "checkpoint-layers", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_MICRO_BATCHES:
+        args->config->micro_batches = td_option_integer(state, "micro-batches", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_GRADIENTS:
+        model->transient_gradients = td_option_either(state, "gradients", arg, "transient", "held");
+        args->gradients_given = true;
+        return 0;
+    case KEY_QUEUED:
+        args->queued = true;
+        return 0;
+    case KEY_WARMUP:
+        args->config->warmup = td_option_integer(state, "warmup", arg, 0, INT32_MAX);
+        return 0;
+    case KEY_STEPS:
+        args->config->steps = td_option_integer(state, "steps", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_SEED:
+        args->config->seed = (uint64_t)td_option_integer(state, "seed", arg, 0, INT64_MAX);
+        return 0;
+    case ARGP_KEY_END:
+        take_update(state, args);
+        take_memory(state, args);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_child children[] = {{&td_model_argp, 0, NULL, 0}, {0}};
+const struct argp td_step_argp = {.options = options, .parser = parse, .children = children};
+
+td_step_options td_step_defaults(td_bench_config *config)
+{
+    *config = (td_bench_config){.model = {.batch = 4,
+                                          .context = 128,
+                                          .attention = "flash",
+                                          .keep = TD_KEEP_ALL,
+                                          .transient_gradients = true},
+                                .mode = TD_BENCH_TRAIN,
+                                .whole = true,
+                                .warmup = 5,
+                                .steps = 10};
+    return (td_step_options){.config = config, .model = {.model = &config->model, .option = "small"}};
+}
+
+void td_step_print_way(const td_bench_config *config, FILE *out)
+{
+    const char *const what = config->whole ? "whole steps" : "phases apart";
+
+    fprintf(out, "\n%s, %s", what, config->graph ? "captured as graphs" : "queued operation by operation");
+    if (config->mode == TD_BENCH_TRAIN)
+        fprintf(out, "; weights updated %s the backward pass", config->overlap ? "along" : "after");
+    if (config->mode != TD_BENCH_FORWARD)
+        fprintf(out, "; backward finds %s of forward; gradients are %s", td_keep_name(config->model.keep),
+                config->model.transient_gradients ? "transient" : "held");
+    if (config->mode != TD_BENCH_FORWARD && config->model.keep == TD_KEEP_INPUTS)
+        fprintf(out, "; checkpoints of %" PRId64 " layers", td_model_checkpoint_layers(&config->model));
+}
+
+const char *td_step_impl(const td_bench_config *config)
+{
+    if (config->graph)
+        return config->overlap ? "c_graph_overlap" : "c_graph";
+    return config->overlap ? "c_overlap" : "c";
+}
+
+td_status td_step_record(const td_bench_config *config, td_record *record)
+{
+    td_status status = TD_OK;
+    const td_transformer_config *model = &config->model;
+
+    TD_TRY(td_record_set_string(record, "config.attention", model->attention));
+    TD_TRY(td_record_set_bool(record, "config.graph", config->graph));
+    TD_TRY(td_record_set_string(record, "config.timed", config->whole ? "whole" : "phases"));
+    if (config->mode != TD_BENCH_FORWARD) {
+        TD_TRY(td_record_set_string(record, "config.keep", td_keep_name(model->keep)));
+        if (model->keep == TD_KEEP_INPUTS)
+            TD_TRY(
+                td_record_set_integer(record, "config.checkpoint_layers", td_model_checkpoint_layers(model)));
+        TD_TRY(td_record_set_string(record, "config.gradients",
+                                    model->transient_gradients ? "transient" : "held"));
+    }
+    if (config->mode == TD_BENCH_TRAIN)
+        TD_TRY(td_record_set_string(record, "config.update", config->overlap ? "along" : "after"));
+cleanup:
+    return status;
+}
+
+static td_status show_step(void *user, int64_t done, int64_t total, double step_ms)
+{
+    (void)user;
+    td_progress("step %" PRId64 " of %" PRId64 ": %.1f ms", done, total, step_ms);
+    return TD_OK;
+}
+
+td_status td_step_run(const td_bench_config *config, td_device *dev, td_bench_result **out)
+{
+    td_status status = TD_OK;
+    td_train_config train;
+    td_train_bytes bytes;
+
+    TD_TRY(td_bench_train_config(config, &train));
+    TD_TRY(td_train_plan(dev, &train, &bytes));
+    const td_transformer_bytes *model = &bytes.model;
+    TD_TRY(td_common_fits(dev, (double)model->parameters + (double)model->copies + (double)model->gradients +
+                                   (double)model->activations + (double)model->scratch +
+                                   (double)bytes.optimizer + (double)bytes.step));
+    status = td_bench_run(dev, config, show_step, NULL, out);
+    td_progress_end();
+cleanup:
+    return status;
+}
