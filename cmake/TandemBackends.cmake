@@ -1,4 +1,4 @@
-# TANDEM_CUDA, TANDEM_NCCL, TANDEM_MPI, TANDEM_GLOO: AUTO takes a backend where its library and its sources
+# TANDEM_CUDA, TANDEM_NCCL, TANDEM_CUPTI, TANDEM_NVTX, TANDEM_MPI, TANDEM_GLOO: AUTO takes a backend where its library and its sources
 # are there, ON insists, OFF leaves it out. A backend that is off answers TD_UNSUPPORTED at run time and says
 # so here.
 
@@ -105,6 +105,35 @@ if(TANDEM_HAVE_NCCL AND TANDEM_NCCL_LIBRARY)
   get_filename_component(nccl_folder "${TANDEM_NCCL_LIBRARY}" DIRECTORY)
   list(APPEND CMAKE_BUILD_RPATH "${nccl_folder}")
 endif()
+
+# CUPTI and NVTX, for tracing: headers alone. CUPTI is loaded when a GPU is traced; NVTX has no library.
+file(GLOB cupti_wheels "${PROJECT_SOURCE_DIR}/build/venv/lib/python3*/site-packages/nvidia/cu13")
+find_path(TANDEM_CUPTI_INCLUDE cupti.h HINTS "${toolkit}/include" /usr/local/cuda/include ${cupti_wheels}
+          PATH_SUFFIXES include extras/CUPTI/include ../extras/CUPTI/include)
+find_path(TANDEM_CUDA_H_INCLUDE cuda.h HINTS "${toolkit}/include" /usr/local/cuda/include "${TANDEM_CUDART_INCLUDE}" ${cupti_wheels}
+          PATH_SUFFIXES include)
+find_library(TANDEM_CUPTI_LIBRARY NAMES libcupti.so.13 HINTS "${toolkit}" /usr/local/cuda ${cupti_wheels}
+             PATH_SUFFIXES extras/CUPTI/lib64 lib64 lib)
+find_path(TANDEM_NVTX_INCLUDE nvtx3/nvToolsExt.h HINTS "${toolkit}/include" /usr/local/cuda/include ${cupti_wheels} PATH_SUFFIXES include)
+mark_as_advanced(TANDEM_CUPTI_INCLUDE TANDEM_CUDA_H_INCLUDE TANDEM_CUPTI_LIBRARY TANDEM_NVTX_INCLUDE)
+set(cupti_found OFF)
+if(TANDEM_CUPTI_INCLUDE AND TANDEM_CUDA_H_INCLUDE)
+  file(STRINGS "${TANDEM_CUPTI_INCLUDE}/cupti_version.h" cupti_version REGEX "^#define CUPTI_API_VERSION +[0-9]+")
+  string(REGEX MATCH "[0-9]+$" cupti_version "${cupti_version}")
+  if(cupti_version GREATER_EQUAL 130000)
+    set(cupti_found ON)
+  endif()
+endif()
+td_backend(CUPTI "CUPTI's header cupti.h of CUDA 13" impl/trace/cupti.c "${cupti_found}")
+set(cupti_folder "")
+if(TANDEM_HAVE_CUPTI AND TANDEM_CUPTI_LIBRARY)
+  get_filename_component(cupti_folder "${TANDEM_CUPTI_LIBRARY}" DIRECTORY)
+endif()
+set(nvtx_found OFF)
+if(TANDEM_NVTX_INCLUDE)
+  set(nvtx_found ON)
+endif()
+td_backend(NVTX "NVTX's header nvtx3/nvToolsExt.h" impl/trace/nvtx.c "${nvtx_found}")
 
 find_package(MPI QUIET COMPONENTS C)
 td_backend(MPI "an MPI library" impl/comm/mpi.c "${MPI_C_FOUND}")

@@ -1,0 +1,610 @@
+/* CUPTI's callbacks take no pointer of the caller's, so that there can be one listener in a process: `session`.
+ * Buffers are filled by threads of CUPTI's own and are only put on a list then; they are read when the window
+ * has ended. No call of CUDA or of CUPTI is made in a callback but the one that tells a node's id, and no lock
+ * is held around one. */
+#include "trace/cupti.h"
+
+#include "base/check.h"
+
+#include <cupti.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* 13.0 Update 1 mends a deadlock on disabling kernel records and a crash on flushing. */
+enum { OLDEST = 130001 };
+
+/* Of 4 MiB, as Kineto's: some 20,000 kernels. CUPTI loses records beyond 2 GB before 13.1 Update 1. */
+enum { BUFFER_BYTES = 4 << 20, MOST_BUFFERS = 384 };
+
+#define EACH_FUNCTION(f)                                                                                     \
+    f(GetVersion) f(GetTimestamp) f(GetResultString) f(Subscribe_v2) f(Unsubscribe) f(EnableCallback)        \
+        f(ActivityRegisterCallbacks) f(ActivityEnable) f(ActivityDisable) f(ActivityEnableRuntimeApi)        \
+            f(ActivityEnableDriverApi) f(ActivityFlushAll) f(ActivityGetNextRecord)                          \
+                f(ActivityGetNumDroppedRecords) f(ActivitySetAttribute) f(SetThreadIdType) f(GetGraphNodeId) \
+                    f(GetCallbackName)
+#define DECLARE(name) __typeof__(&cupti##name) name;
+typedef struct library {
+    EACH_FUNCTION(DECLARE)
+} library;
+
+typedef struct buffer {
+    struct buffer *next;
+    size_t valid;
+} buffer; /* the records follow */
+
+struct td_cupti {
+    library lib;
+    int version;
+    CUpti_SubscriberHandle subscriber;
+    _Atomic(buffer *) full;
+    atomic_int buffers; /* that CUPTI was given */
+    atomic_int refused; /* times that it was given none */
+    atomic_int_fast64_t range;
+
+    pthread_mutex_t lock; /* of what follows: nodes by their ids, 0: a free slot; at most half full */
+    td_cupti_node *nodes;
+    size_t node_room, node_count;
+    int64_t nodes_lost;
+};
+
+static _Atomic(td_cupti *) session;
+
+static const CUpti_ActivityKind kinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY,
+                                           CUPTI_ACTIVITY_KIND_MEMCPY2, CUPTI_ACTIVITY_KIND_MEMSET};
+
+/* What launches. Records of every call would be a multiple of these. */
+static const CUpti_CallbackId runtime_calls[] = {CUPTI_RUNTIME_TRACE_CBID___cudaLaunchKernel_v13000,
+                                                 CUPTI_RUNTIME_TRACE_CBID___cudaLaunchKernel_ptsz_v13000,
+                                                 CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernel_v7000,
+                                                 CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernel_ptsz_v7000,
+                                                 CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernelExC_v11060,
+                                                 CUPTI_RUNTIME_TRACE_CBID_cudaLaunchCooperativeKernel_v9000,
+                                                 CUPTI_RUNTIME_TRACE_CBID_cudaGraphLaunch_v10000,
+                                                 CUPTI_RUNTIME_TRACE_CBID_cudaMemcpyAsync_v3020,
+                                                 CUPTI_RUNTIME_TRACE_CBID_cudaMemcpy_v3020,
+                                                 CUPTI_RUNTIME_TRACE_CBID_cudaMemsetAsync_v3020,
+                                                 CUPTI_RUNTIME_TRACE_CBID_cudaMemset_v3020};
+static const CUpti_CallbackId driver_calls[] = {CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel,
+                                                CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel_ptsz,
+                                                CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx,
+                                                CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx_ptsz,
+                                                CUPTI_DRIVER_TRACE_CBID_cuLaunchCooperativeKernel,
+                                                CUPTI_DRIVER_TRACE_CBID_cuLaunchCooperativeKernel_ptsz,
+                                                CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch,
+                                                CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch_ptsz};
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+/* ---- the library ---- */
+
+/** One that is loaded already first, which PyTorch has its own of; then where the loader looks; then the
+ * toolkit's. */
+static void *load(void)
+{
+    static const char soname[] = "libcupti.so.13";
+    static const char *const folders[] = {TANDEM_CUPTI_FOLDER, "/usr/local/cuda/extras/CUPTI/lib64",
+                                          "/usr/local/cuda/lib64", "/usr/local/cuda/lib"};
+    void *loaded = dlopen(soname, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+
+    if (!loaded)
+        loaded = dlopen(soname, RTLD_NOW | RTLD_LOCAL);
+    for (size_t i = 0; !loaded && i < COUNT(folders); i++) {
+        char path[512];
+
+        snprintf(path, sizeof path, "%s/%s", folders[i], soname);
+        if (*folders[i])
+            loaded = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    }
+    return loaded;
+}
+
+/** Whether all is there; `why` says what is not. The library stays loaded: it keeps threads of its own. */
+static bool load_library(library *out, char why[TD_CUPTI_WHY])
+{
+    void *loaded = load();
+
+    if (!loaded) {
+        const char *reason = dlerror();
+
+        snprintf(why, TD_CUPTI_WHY,
+                 "CUPTI cannot be loaded: %.160s (it comes with the CUDA toolkit, or with "
+                 "PyPI's nvidia-cuda-cupti)",
+                 reason ? reason : "no reason given");
+        return false;
+    }
+#define LOAD(function)                                                                                       \
+    *(void **)&out->function = dlsym(loaded, "cupti" #function);                                             \
+    if (!out->function) {                                                                                    \
+        snprintf(why, TD_CUPTI_WHY, "libcupti.so.13 has no cupti" #function);                                \
+        return false;                                                                                        \
+    }
+    EACH_FUNCTION(LOAD)
+    return true;
+}
+
+static const char *words_for(const library *lib, CUptiResult code)
+{
+    const char *words = NULL;
+
+    return lib->GetResultString(code, &words) == CUPTI_SUCCESS && words ? words : "an error without a name";
+}
+
+/* ---- callbacks ---- */
+
+static void CUPTIAPI give_buffer(uint8_t **out, size_t *size, size_t *most_records)
+{
+    td_cupti *cupti = atomic_load(&session);
+    buffer *made = NULL;
+
+    *out = NULL;
+    *size = *most_records = 0;
+    if (!cupti)
+        return;
+    if (atomic_fetch_add(&cupti->buffers, 1) < MOST_BUFFERS)
+        made = calloc(1, sizeof *made + BUFFER_BYTES);
+    if (!made) {
+        atomic_fetch_add(&cupti->refused, 1);
+        return;
+    }
+    *out = (uint8_t *)(made + 1);
+    *size = BUFFER_BYTES;
+}
+
+static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *records, size_t size,
+                                 size_t valid)
+{
+    td_cupti *cupti = atomic_load(&session);
+    buffer *full = (buffer *)(void *)records - 1;
+
+    (void)context;
+    (void)stream;
+    (void)size;
+    if (!records)
+        return;
+    if (!cupti) {
+        free(full);
+        return;
+    }
+    full->valid = valid;
+    full->next = atomic_load(&cupti->full);
+    while (!atomic_compare_exchange_weak(&cupti->full, &full->next, full))
+        ;
+}
+
+static size_t slot_of(const td_cupti_node *nodes, size_t room, uint64_t node)
+{
+    size_t at = (node * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (room - 1);
+
+    while (nodes[at].node != 0 && nodes[at].node != node)
+        at = (at + 1) & (room - 1);
+    return at;
+}
+
+/** Under the lock. */
+static void put_node(td_cupti *cupti, uint64_t node, int64_t range)
+{
+    if (2 * (cupti->node_count + 1) > cupti->node_room) {
+        const size_t room = cupti->node_room > 0 ? 2 * cupti->node_room : 4096;
+        td_cupti_node *nodes = calloc(room, sizeof *nodes);
+
+        if (!nodes) {
+            cupti->nodes_lost++;
+            return;
+        }
+        for (size_t i = 0; i < cupti->node_room; i++)
+            if (cupti->nodes[i].node != 0)
+                nodes[slot_of(nodes, room, cupti->nodes[i].node)] = cupti->nodes[i];
+        free(cupti->nodes);
+        cupti->nodes = nodes;
+        cupti->node_room = room;
+    }
+    td_cupti_node *slot = &cupti->nodes[slot_of(cupti->nodes, cupti->node_room, node)];
+    cupti->node_count += slot->node == 0;
+    *slot = (td_cupti_node){node, range};
+}
+
+/** A node that is captured belongs to the range that is open; one that instantiation clones, to that of its
+ * original. */
+static void CUPTIAPI hear_node(void *user, CUpti_CallbackDomain domain, CUpti_CallbackId id, const void *data)
+{
+    td_cupti *cupti = user;
+    const CUpti_ResourceData *resource = data;
+    uint64_t node, original;
+
+    if (domain != CUPTI_CB_DOMAIN_RESOURCE ||
+        (id != CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED && id != CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED))
+        return;
+    const CUpti_GraphData *graph = resource->resourceDescriptor;
+    const bool cloned = id == CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED;
+    int64_t range = atomic_load(&cupti->range);
+    if (cupti->lib.GetGraphNodeId(graph->node, &node) != CUPTI_SUCCESS || node == 0)
+        return;
+    if (cloned &&
+        (cupti->lib.GetGraphNodeId(graph->originalNode, &original) != CUPTI_SUCCESS || original == 0))
+        return;
+    pthread_mutex_lock(&cupti->lock);
+    if (cloned && cupti->node_room > 0) {
+        const td_cupti_node *slot = &cupti->nodes[slot_of(cupti->nodes, cupti->node_room, original)];
+
+        if (slot->node != 0)
+            range = slot->range;
+    }
+    if (range >= 0)
+        put_node(cupti, node, range);
+    pthread_mutex_unlock(&cupti->lock);
+}
+
+/* ---- open and close ---- */
+
+static CUptiResult enable(td_cupti *cupti)
+{
+    const library *lib = &cupti->lib;
+    CUptiResult code = CUPTI_SUCCESS;
+
+    for (size_t i = 0; code == CUPTI_SUCCESS && i < COUNT(kinds); i++)
+        code = lib->ActivityEnable(kinds[i]);
+    for (size_t i = 0; code == CUPTI_SUCCESS && i < COUNT(runtime_calls); i++)
+        code = lib->ActivityEnableRuntimeApi(runtime_calls[i], 1);
+    for (size_t i = 0; code == CUPTI_SUCCESS && i < COUNT(driver_calls); i++)
+        code = lib->ActivityEnableDriverApi(driver_calls[i], 1);
+    if (code == CUPTI_SUCCESS)
+        code = lib->EnableCallback(1, cupti->subscriber, CUPTI_CB_DOMAIN_RESOURCE,
+                                   CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED);
+    if (code == CUPTI_SUCCESS)
+        code = lib->EnableCallback(1, cupti->subscriber, CUPTI_CB_DOMAIN_RESOURCE,
+                                   CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED);
+    return code;
+}
+
+static void disable(td_cupti *cupti)
+{
+    const library *lib = &cupti->lib;
+
+    for (size_t i = 0; i < COUNT(kinds); i++)
+        (void)lib->ActivityDisable(kinds[i]);
+    for (size_t i = 0; i < COUNT(runtime_calls); i++)
+        (void)lib->ActivityEnableRuntimeApi(runtime_calls[i], 0);
+    for (size_t i = 0; i < COUNT(driver_calls); i++)
+        (void)lib->ActivityEnableDriverApi(driver_calls[i], 0);
+}
+
+/** Subscribing comes first: it tells whether another tool is there, whose buffers would be taken over by what
+ * comes next. */
+static bool start(td_cupti *cupti, char why[TD_CUPTI_WHY])
+{
+    const library *lib = &cupti->lib;
+    char other[CUPTI_OLD_SUBSCRIBER_NAME_MIN_LEN + 1] = "";
+    CUpti_SubscriberParams params = {.structSize = CUpti_SubscriberParams_STRUCT_SIZE,
+                                     .subscriberName = "tandem",
+                                     .oldSubscriberName = other,
+                                     .oldSubscriberSize = CUPTI_OLD_SUBSCRIBER_NAME_MIN_LEN};
+    uint32_t version = 0;
+    uint8_t zeroed = 1;
+    size_t zeroed_bytes = sizeof zeroed;
+    CUptiResult code = lib->GetVersion(&version);
+
+    cupti->version = (int)version;
+    if (code == CUPTI_SUCCESS && version < OLDEST) {
+        snprintf(why, TD_CUPTI_WHY, "CUPTI is version %u, needs at least %d (CUDA 13.0 Update 1)", version,
+                 OLDEST);
+        return false;
+    }
+    if (code == CUPTI_SUCCESS)
+        code = lib->Subscribe_v2(&cupti->subscriber, hear_node, cupti, &params);
+    if (code == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED) {
+        snprintf(why, TD_CUPTI_WHY,
+                 "another profiler is attached%s%s: it has CUPTI, which serves one at a time",
+                 *other ? ": " : "", other);
+        return false;
+    }
+    if (code != CUPTI_SUCCESS) {
+        snprintf(why, TD_CUPTI_WHY, "CUPTI cannot be used here: %.160s (%d)", words_for(lib, code),
+                 (int)code);
+        return false;
+    }
+    /* Buffers come from calloc; CUPTI would write zeros once more, on the thread that launches. */
+    (void)lib->ActivitySetAttribute(CUPTI_ACTIVITY_ATTR_ZEROED_OUT_ACTIVITY_BUFFER, &zeroed_bytes, &zeroed);
+    (void)lib->SetThreadIdType(CUPTI_ACTIVITY_THREAD_ID_TYPE_SYSTEM); /* calls are otherwise nobody's */
+    code = lib->ActivityRegisterCallbacks(give_buffer, take_buffer);
+    if (code == CUPTI_SUCCESS)
+        code = enable(cupti);
+    if (code != CUPTI_SUCCESS) {
+        snprintf(why, TD_CUPTI_WHY, "CUPTI does not record: %.160s (%d)", words_for(lib, code), (int)code);
+        disable(cupti);
+        (void)lib->Unsubscribe(cupti->subscriber);
+        return false;
+    }
+    return true;
+}
+
+static void free_buffers(td_cupti *cupti)
+{
+    buffer *next, *full = atomic_exchange(&cupti->full, NULL);
+
+    for (; full; full = next) {
+        next = full->next;
+        free(full);
+    }
+}
+
+static void destroy(td_cupti *cupti)
+{
+    free_buffers(cupti);
+    pthread_mutex_destroy(&cupti->lock);
+    free(cupti->nodes);
+    free(cupti);
+}
+
+td_status td_cupti_open(td_cupti **out, char why[TD_CUPTI_WHY])
+{
+    td_cupti *none = NULL, *cupti = calloc(1, sizeof *cupti);
+
+    *out = NULL;
+    *why = '\0';
+    if (!cupti)
+        return td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *cupti);
+    (void)pthread_mutex_init(&cupti->lock, NULL);
+    atomic_store(&cupti->range, -1);
+    if (!load_library(&cupti->lib, why)) {
+        destroy(cupti);
+        return TD_OK;
+    }
+    if (!atomic_compare_exchange_strong(&session, &none, cupti)) {
+        snprintf(why, TD_CUPTI_WHY, "another trace of this process is running: CUPTI serves one at a time");
+        destroy(cupti);
+        return TD_OK;
+    }
+    if (!start(cupti, why)) {
+        atomic_store(&session, NULL);
+        destroy(cupti);
+        return TD_OK;
+    }
+    *out = cupti;
+    return TD_OK;
+}
+
+void td_cupti_close(td_cupti *cupti)
+{
+    if (!cupti)
+        return;
+    disable(cupti);
+    (void)cupti->lib.ActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+    (void)cupti->lib.Unsubscribe(cupti->subscriber);
+    atomic_store(&session, NULL);
+    destroy(cupti);
+}
+
+int td_cupti_version(const td_cupti *cupti)
+{
+    return cupti->version;
+}
+
+int64_t td_cupti_now(const td_cupti *cupti)
+{
+    uint64_t now = 0;
+
+    (void)cupti->lib.GetTimestamp(&now);
+    return (int64_t)now;
+}
+
+void td_cupti_enter(td_cupti *cupti, int64_t range)
+{
+    atomic_store(&cupti->range, range);
+}
+
+/* ---- records ---- */
+
+/** The log and the room that its arrays have. */
+typedef struct reader {
+    td_cupti *cupti;
+    td_names *names;
+    td_cupti_log *log;
+    int64_t activity_room, other_room, call_room;
+} reader;
+
+static bool grow(void *array, int64_t count, int64_t *room, size_t size)
+{
+    void **of = array;
+
+    if (count < *room)
+        return true;
+    const int64_t more = *room > 0 ? 2 * *room : 8192;
+    void *larger = realloc(*of, (size_t)more * size);
+    if (!larger)
+        return false;
+    *of = larger;
+    *room = more;
+    return true;
+}
+
+/** One more activity, whose name is filled in; a times of 0 are lost ones. */
+static td_trace_activity *add_activity(reader *r, td_trace_kind kind, const char *name, uint64_t begin,
+                                       uint64_t end, uint32_t other)
+{
+    td_cupti_log *log = r->log;
+
+    if (begin == 0 || end == 0) {
+        log->without_times++;
+        return NULL;
+    }
+    const char *kept = td_names_keep(r->names, name ? name : "a kernel without a name");
+    if (!kept || !grow(&log->activities, log->activity_count, &r->activity_room, sizeof *log->activities) ||
+        !grow(&log->others, log->activity_count, &r->other_room, sizeof *log->others)) {
+        log->dropped++;
+        return NULL;
+    }
+    log->others[log->activity_count] = other;
+    td_trace_activity *added = &log->activities[log->activity_count++];
+    *added = (td_trace_activity){.name = kept,
+                                 .kind = kind,
+                                 .range = -1,
+                                 .step = -1,
+                                 .call = -1,
+                                 .begin_ns = (int64_t)begin,
+                                 .end_ns = (int64_t)end};
+    return added;
+}
+
+/* Every record has these fields, under these names. */
+#define TAKE_IDS(added, record)                                                                              \
+    ((added)->device = (record)->deviceId, (added)->context = (record)->contextId,                           \
+     (added)->stream = (record)->streamId, (added)->correlation = (record)->correlationId,                   \
+     (added)->graph = (record)->graphId, (added)->node = (record)->graphNodeId)
+
+static void read_kernel(reader *r, const CUpti_ActivityKernel10 *record)
+{
+    td_trace_activity *added = add_activity(r, TD_TRACE_KERNEL, record->name, record->start, record->end, 0);
+
+    if (!added)
+        return;
+    TAKE_IDS(added, record);
+    added->grid[0] = record->gridX;
+    added->grid[1] = record->gridY;
+    added->grid[2] = record->gridZ;
+    added->block[0] = record->blockX;
+    added->block[1] = record->blockY;
+    added->block[2] = record->blockZ;
+    added->cluster[0] = (int32_t)record->clusterX;
+    added->cluster[1] = (int32_t)record->clusterY;
+    added->cluster[2] = (int32_t)record->clusterZ;
+    added->registers = record->registersPerThread;
+    added->static_shared = record->staticSharedMemory;
+    added->dynamic_shared = record->dynamicSharedMemory;
+}
+
+/** As Nsight Systems names them. */
+static const char *name_of_copy(uint8_t kind)
+{
+    switch (kind) {
+    case CUPTI_ACTIVITY_MEMCPY_KIND_HTOD:
+        return "[CUDA memcpy Host-to-Device]";
+    case CUPTI_ACTIVITY_MEMCPY_KIND_DTOH:
+        return "[CUDA memcpy Device-to-Host]";
+    case CUPTI_ACTIVITY_MEMCPY_KIND_DTOD:
+        return "[CUDA memcpy Device-to-Device]";
+    case CUPTI_ACTIVITY_MEMCPY_KIND_PTOP:
+        return "[CUDA memcpy Peer-to-Peer]";
+    default:
+        return "[CUDA memcpy]";
+    }
+}
+
+static void read_call(reader *r, const CUpti_ActivityAPI *record)
+{
+    td_cupti_log *log = r->log;
+    const CUpti_CallbackDomain domain = record->kind == CUPTI_ACTIVITY_KIND_RUNTIME
+                                            ? CUPTI_CB_DOMAIN_RUNTIME_API
+                                            : CUPTI_CB_DOMAIN_DRIVER_API;
+    const char *name = NULL;
+
+    if (r->cupti->lib.GetCallbackName(domain, record->cbid, &name) != CUPTI_SUCCESS || !name)
+        name = "CUDA";
+    name = td_names_keep(r->names, name);
+    if (!name || !grow(&log->calls, log->call_count, &r->call_room, sizeof *log->calls)) {
+        log->dropped++;
+        return;
+    }
+    log->calls[log->call_count++] = (td_trace_call){.name = name,
+                                                    .begin_ns = (int64_t)record->start,
+                                                    .end_ns = (int64_t)record->end,
+                                                    .correlation = record->correlationId,
+                                                    .thread = record->threadId};
+}
+
+static void read_record(reader *r, const CUpti_Activity *record)
+{
+    td_trace_activity *added;
+
+    switch (record->kind) {
+    case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL:
+    case CUPTI_ACTIVITY_KIND_KERNEL:
+        read_kernel(r, (const void *)record);
+        break;
+    case CUPTI_ACTIVITY_KIND_MEMCPY: {
+        const CUpti_ActivityMemcpy6 *copy = (const void *)record;
+        added = add_activity(r, TD_TRACE_COPY, name_of_copy(copy->copyKind), copy->start, copy->end,
+                             copy->runtimeCorrelationId);
+        if (added)
+            TAKE_IDS(added, copy), added->bytes = (int64_t)copy->bytes;
+        break;
+    }
+    case CUPTI_ACTIVITY_KIND_MEMCPY2: {
+        const CUpti_ActivityMemcpyPtoP4 *copy = (const void *)record;
+        added = add_activity(r, TD_TRACE_COPY, "[CUDA memcpy Peer-to-Peer]", copy->start, copy->end, 0);
+        if (added)
+            TAKE_IDS(added, copy), added->bytes = (int64_t)copy->bytes;
+        break;
+    }
+    case CUPTI_ACTIVITY_KIND_MEMSET: {
+        const CUpti_ActivityMemset4 *fill = (const void *)record;
+        added = add_activity(r, TD_TRACE_FILL, "[CUDA memset]", fill->start, fill->end, 0);
+        if (added)
+            TAKE_IDS(added, fill), added->bytes = (int64_t)fill->bytes;
+        break;
+    }
+    case CUPTI_ACTIVITY_KIND_RUNTIME:
+    case CUPTI_ACTIVITY_KIND_DRIVER:
+        read_call(r, (const void *)record);
+        break;
+    default: /* none that was asked for */
+        break;
+    }
+}
+
+static int by_node(const void *a, const void *b)
+{
+    const uint64_t x = ((const td_cupti_node *)a)->node, y = ((const td_cupti_node *)b)->node;
+
+    return x < y ? -1 : x > y;
+}
+
+static td_status take_nodes(td_cupti *cupti, td_cupti_log *log)
+{
+    if (cupti->node_count == 0)
+        return TD_OK;
+    log->nodes = calloc(cupti->node_count, sizeof *log->nodes);
+    if (!log->nodes)
+        return td_fail(TD_NO_MEMORY, "no host memory for %zu nodes of graphs", cupti->node_count);
+    for (size_t i = 0; i < cupti->node_room; i++)
+        if (cupti->nodes[i].node != 0)
+            log->nodes[log->node_count++] = cupti->nodes[i];
+    qsort(log->nodes, (size_t)log->node_count, sizeof *log->nodes, by_node);
+    return TD_OK;
+}
+
+td_status td_cupti_take(td_cupti *cupti, td_names *names, td_cupti_log *log)
+{
+    reader r = {.cupti = cupti, .names = names, .log = log};
+    const library *lib = &cupti->lib;
+    td_status status = TD_OK;
+    size_t dropped = 0;
+
+    *log = (td_cupti_log){.activities = NULL};
+    CUptiResult code = lib->ActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+    for (const buffer *full = atomic_load(&cupti->full); full && code == CUPTI_SUCCESS; full = full->next) {
+        CUpti_Activity *record = NULL;
+
+        /* It steps through memory that is the caller's, and does not write there. */
+        while ((code = lib->ActivityGetNextRecord((uint8_t *)(uintptr_t)(full + 1), full->valid, &record)) ==
+               CUPTI_SUCCESS)
+            read_record(&r, record);
+        if (code == CUPTI_ERROR_MAX_LIMIT_REACHED) /* the buffer's end */
+            code = CUPTI_SUCCESS;
+    }
+    if (code == CUPTI_SUCCESS)
+        code = lib->ActivityGetNumDroppedRecords(NULL, 0, &dropped);
+    if (code != CUPTI_SUCCESS) {
+        status = td_fail(TD_LIBRARY_ERROR, "CUPTI failed: %s (%d)", words_for(lib, code), (int)code);
+        goto cleanup;
+    }
+    log->dropped += (int64_t)dropped + cupti->nodes_lost;
+    if (atomic_load(&cupti->refused) > 0 && dropped == 0) /* it had no buffer, and does not say for what */
+        log->dropped++;
+    TD_TRY(take_nodes(cupti, log));
+cleanup:
+    free_buffers(cupti);
+    return status;
+}

@@ -1,0 +1,259 @@
+/* How ranges and activities come together. */
+#include "trace/recording.h"
+
+#include "base/check.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+bool td_trace_phase_of(const char *name, td_trace_phase *phase)
+{
+    for (int i = 0; i < TD_TRACE_ELSEWHERE; i++)
+        if (strcmp(name, td_trace_phase_name((td_trace_phase)i)) == 0) {
+            *phase = (td_trace_phase)i;
+            return true;
+        }
+    return false;
+}
+
+static bool part_of(const char *name, td_trace_part *part)
+{
+    static const char *const names[TD_TRACE_PARTS] = {[TD_TRACE_SCORES] = TD_LABEL_SCORES,
+                                                      [TD_TRACE_SOFTMAX] = TD_LABEL_SOFTMAX,
+                                                      [TD_TRACE_VALUES] = TD_LABEL_VALUES,
+                                                      [TD_TRACE_FUSED] = TD_LABEL_ATTENTION};
+
+    for (int i = TD_TRACE_SCORES; i < TD_TRACE_PARTS; i++)
+        if (strcmp(name, names[i]) == 0) {
+            *part = (td_trace_part)i;
+            return true;
+        }
+    return false;
+}
+
+/* ---- ranges ---- */
+
+/** A range's place is its parent's but for what its own label says. Parents come before their children. */
+static void place(td_trace *trace, td_trace_range *range)
+{
+    const td_trace_range *parent = range->parent >= 0 ? &trace->ranges[range->parent] : NULL;
+
+    range->phase = parent ? parent->phase : TD_TRACE_ELSEWHERE;
+    range->part = parent ? parent->part : TD_TRACE_NO_ATTENTION;
+    range->step = parent ? parent->step : -1;
+    if (range->operation)
+        return;
+    if (parent)
+        range->op_class = parent->op_class;
+    (void)td_trace_phase_of(range->name, &range->phase);
+    (void)part_of(range->name, &range->part);
+    if (strcmp(range->name, TD_LABEL_STEP) == 0 && range->step < 0)
+        range->step = trace->info.steps++;
+}
+
+void td_trace_place_ranges(td_trace *trace)
+{
+    for (int64_t i = 0; i < trace->range_count; i++)
+        place(trace, &trace->ranges[i]);
+    if (trace->info.steps > 0)
+        return;
+    trace->info.steps = 1;
+    trace->one_step = true;
+    for (int64_t i = 0; i < trace->range_count; i++)
+        trace->ranges[i].step = 0;
+}
+
+/* ---- activities ---- */
+
+static int by_begin(const void *a, const void *b)
+{
+    const td_trace_activity *x = a, *y = b;
+
+    if (x->begin_ns != y->begin_ns)
+        return x->begin_ns < y->begin_ns ? -1 : 1;
+    return x->end_ns < y->end_ns ? -1 : x->end_ns > y->end_ns;
+}
+
+static int by_call_begin(const void *a, const void *b)
+{
+    const td_trace_call *x = a, *y = b;
+
+    return x->begin_ns < y->begin_ns ? -1 : x->begin_ns > y->begin_ns;
+}
+
+td_status td_trace_host_activities(td_trace *trace)
+{
+    int64_t count = 0;
+
+    for (int64_t i = 0; i < trace->range_count; i++)
+        count += trace->ranges[i].operation;
+    trace->activities = calloc((size_t)(count > 0 ? count : 1), sizeof *trace->activities);
+    if (!trace->activities)
+        return td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " operations", count);
+    for (int64_t i = 0; i < trace->range_count; i++) {
+        const td_trace_range *range = &trace->ranges[i];
+        bool inside = false;
+
+        for (int64_t up = range->parent; up >= 0 && !inside; up = trace->ranges[up].parent)
+            inside = trace->ranges[up].operation;
+        if (range->operation && !inside)
+            trace->activities[trace->activity_count++] = (td_trace_activity){.name = range->name,
+                                                                             .kind = TD_TRACE_OPERATION,
+                                                                             .op_class = range->op_class,
+                                                                             .phase = range->phase,
+                                                                             .part = range->part,
+                                                                             .step = range->step,
+                                                                             .range = i,
+                                                                             .begin_ns = range->begin_ns,
+                                                                             .end_ns = range->end_ns,
+                                                                             .bytes = (int64_t)range->bytes,
+                                                                             .call = -1};
+    }
+    return TD_OK;
+}
+
+/** Calls by their correlation ids. */
+typedef struct by_id {
+    uint32_t correlation;
+    int64_t call;
+} by_id;
+
+/** The earliest of one id first: what a call of the runtime calls in the driver comes behind it. */
+static int by_correlation(const void *a, const void *b)
+{
+    const by_id *x = a, *y = b;
+
+    if (x->correlation != y->correlation)
+        return x->correlation < y->correlation ? -1 : 1;
+    return x->call < y->call ? -1 : x->call > y->call;
+}
+
+static int64_t call_of(const by_id *ids, int64_t count, uint32_t correlation)
+{
+    int64_t low = 0, high = count;
+
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+
+        if (ids[middle].correlation < correlation)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < count && ids[low].correlation == correlation ? ids[low].call : -1;
+}
+
+/** The innermost range that is open at `time`, where ranges are in the order of their begins and nest; -1:
+ * none. */
+static int64_t range_at(const td_trace *trace, int64_t time)
+{
+    int64_t low = 0, high = trace->range_count;
+
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+
+        if (trace->ranges[middle].begin_ns <= time)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    int64_t at = low - 1;
+    while (at >= 0 && trace->ranges[at].end_ns < time)
+        at = trace->ranges[at].parent;
+    return at;
+}
+
+static int64_t range_of_node(const td_cupti_log *log, uint64_t node)
+{
+    int64_t low = 0, high = log->node_count;
+
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+
+        if (log->nodes[middle].node < node)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < log->node_count && log->nodes[low].node == node ? log->nodes[low].range : -1;
+}
+
+/** What the range that launched it says, and more closely the one that it was captured in. A declared class
+ * goes before the name's. */
+static void attribute(const td_trace *trace, const td_cupti_log *log, td_trace_activity *activity)
+{
+    const td_trace_call *call = activity->call >= 0 ? &trace->calls[activity->call] : NULL;
+    const int64_t launched = call && call->thread == trace->thread ? range_at(trace, call->begin_ns) : -1;
+    const int64_t captured = activity->node != 0 ? range_of_node(log, activity->node) : -1;
+
+    activity->phase = TD_TRACE_ELSEWHERE;
+    if (launched >= 0)
+        activity->step = trace->ranges[launched].step;
+    else { /* the GPU's time has to tell the step */
+        const int64_t about = range_at(trace, activity->begin_ns);
+
+        activity->step = trace->one_step ? 0 : about >= 0 ? trace->ranges[about].step : -1;
+    }
+    activity->range = captured >= 0 ? captured : launched;
+    activity->op_class = activity->kind == TD_TRACE_KERNEL ? td_trace_class_of(activity->name) : TD_OP_MEMORY;
+    if (activity->range < 0)
+        return;
+    const td_trace_range *range = &trace->ranges[activity->range];
+    activity->phase = range->phase;
+    activity->part = range->part;
+    if (activity->kind == TD_TRACE_KERNEL && range->op_class != TD_OP_OTHER &&
+        range->op_class != TD_OP_MEMORY)
+        activity->op_class = range->op_class;
+}
+
+td_status td_trace_gpu_activities(td_trace *trace, td_cupti_log *log)
+{
+    td_status status = TD_OK;
+    by_id *ids = calloc((size_t)(log->call_count > 0 ? log->call_count : 1), sizeof *ids);
+
+    if (!ids) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " calls", log->call_count);
+        goto cleanup;
+    }
+    trace->info.without_times = log->without_times;
+    trace->info.dropped = log->dropped;
+    trace->calls = log->calls;
+    trace->call_count = log->call_count;
+    log->calls = NULL;
+    if (trace->call_count > 0)
+        qsort(trace->calls, (size_t)trace->call_count, sizeof *trace->calls, by_call_begin);
+    for (int64_t i = 0; i < trace->call_count; i++)
+        ids[i] = (by_id){trace->calls[i].correlation, i};
+    qsort(ids, (size_t)trace->call_count, sizeof *ids, by_correlation);
+
+    trace->activities = log->activities;
+    trace->activity_count = log->activity_count;
+    log->activities = NULL;
+    for (int64_t i = 0; i < trace->activity_count; i++) {
+        td_trace_activity *activity = &trace->activities[i];
+
+        activity->call = call_of(ids, trace->call_count, activity->correlation);
+        if (activity->call < 0 && log->others[i] != 0)
+            activity->call = call_of(ids, trace->call_count, log->others[i]);
+        attribute(trace, log, activity);
+        activity->name = td_trace_shown_name(&trace->names, activity->name);
+        if (!activity->name) {
+            status = td_fail(TD_NO_MEMORY, "no host memory for the names of kernels");
+            goto cleanup;
+        }
+    }
+    if (trace->activity_count > 0)
+        qsort(trace->activities, (size_t)trace->activity_count, sizeof *trace->activities, by_begin);
+cleanup:
+    free(ids);
+    return status;
+}
+
+void td_cupti_log_deinit(td_cupti_log *log)
+{
+    free(log->activities);
+    free(log->others);
+    free(log->calls);
+    free(log->nodes);
+    *log = (td_cupti_log){.activities = NULL};
+}
