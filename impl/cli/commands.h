@@ -16,5 +16,6 @@ td_status td_command_flash(int argc, char **argv);
 td_status td_command_memory(int argc, char **argv);
 td_status td_command_precision(int argc, char **argv);
 td_status td_command_sizes(int argc, char **argv);
+td_status td_command_trace(int argc, char **argv);
 
 #endif

@@ -43,9 +43,9 @@ static const struct command {
     const char *name;
     td_status (*run)(int argc, char **argv);
 } commands[] = {
-    {"bench", td_command_bench},     {"attention", td_command_attention}, {"flash", td_command_flash},
-    {"memory", td_command_memory},   {"precision", td_command_precision}, {"sizes", td_command_sizes},
-    {"account", td_command_account}, {"allreduce", td_command_allreduce},
+    {"bench", td_command_bench}, {"attention", td_command_attention}, {"flash", td_command_flash},
+    {"trace", td_command_trace}, {"memory", td_command_memory},       {"precision", td_command_precision},
+    {"sizes", td_command_sizes}, {"account", td_command_account},     {"allreduce", td_command_allreduce},
 };
 
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
@@ -67,8 +67,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
                 call->command = &commands[i];
         if (!call->command)
             argp_error(state,
-                       "'%s' is no command; there are bench, attention, flash, memory, precision, sizes, "
-                       "account, allreduce",
+                       "'%s' is no command; there are bench, attention, flash, trace, memory, precision, "
+                       "sizes, account, allreduce",
                        arg);
         call->argc = state->argc - state->next + 1;
         call->argv = &state->argv[state->next - 1];
@@ -105,6 +105,7 @@ int main(int argc, char **argv)
                "  bench      time a Transformer: forward, backward, optimizer\n"
                "  attention  time attention with the score matrix in memory\n"
                "  flash      time FlashAttention-2\n"
+               "  trace      show what runs in a step, kernel by kernel\n"
                "  memory     record the memory of a step, tensor by tensor\n"
                "  precision  add in low precision; show what autocast does to each component\n"
                "  sizes      show the model sizes of the handout\n"

@@ -1,0 +1,642 @@
+#include "trace/trace.h"
+
+#include "base/check.h"
+#include "cli/commands.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "cli/step.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { KEY_TOP = TD_STEP_KEY, KEY_TRACE, KEY_TIMELINE };
+
+static const struct argp_option options[] = {
+    {0, 0, 0, 0, "What is shown:", 4},
+    {"top", KEY_TOP, "N", 0, "kernels of each phase, and labels (10)", 4},
+    {"trace", KEY_TRACE, "FILE", 0,
+     "write every range, call and kernel in Chrome's format, which ui.perfetto.dev opens", 4},
+    {"timeline", KEY_TIMELINE, "FILE", 0, "write the last step as an SVG picture, with its phases as bands",
+     4},
+    {0}};
+
+enum { RECORDED = 10 }; /* kernels of a record */
+
+typedef struct arguments {
+    td_common common;
+    td_bench_config config;
+    td_step_options step; /* fills config */
+    int64_t top;
+    const char *trace, *timeline; /* NULL: not wanted */
+} arguments;
+
+static void take_file(const struct argp_state *state, const char *option, const char *text, const char **out)
+{
+    if (*text == '\0')
+        argp_error(state, "--%s: '' is no file name", option);
+    *out = text;
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    arguments *args = state->input;
+
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &args->step;
+        state->child_inputs[1] = &args->common;
+        return 0;
+    case KEY_TOP:
+        args->top = td_option_integer(state, "top", arg, 1, 1000);
+        return 0;
+    case KEY_TRACE:
+        take_file(state, "trace", arg, &args->trace);
+        return 0;
+    case KEY_TIMELINE:
+        take_file(state, "timeline", arg, &args->timeline);
+        return 0;
+    case ARGP_KEY_ARG:
+        td_option_no_argument(state, arg);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* ---- passes: what the timer timed, and the phases that are in it ---- */
+
+typedef struct pass {
+    const char *name; /* as records have it */
+    unsigned phases;
+    td_bench_phase plain, traced; /* without and with the trace */
+    td_trace_total total;
+} pass;
+
+enum {
+    FORWARD = 1u << TD_TRACE_FORWARD,
+    BACKWARD = 1u << TD_TRACE_BACKWARD,
+    OPTIMIZER = 1u << TD_TRACE_OPTIMIZER,
+    LOSS = 1u << TD_TRACE_LOSS,
+    MOST_PASSES = 4
+};
+
+/** The run: everything that is said of it. */
+typedef struct run {
+    const arguments *args;
+    td_device *dev;
+    td_bench_result *plain, *traced; /* both NULL until they ran */
+    td_bench_summary plain_summary, traced_summary;
+    td_trace *trace;
+    td_trace_info info;
+    td_trace_total forward; /* without the loss */
+    td_trace_attention attention;
+    pass passes[MOST_PASSES]; /* the last one is all of it */
+    int count;
+} run;
+
+static void add_pass(run *r, const char *name, unsigned phases, const td_bench_phase *plain,
+                     const td_bench_phase *traced)
+{
+    r->passes[r->count++] = (pass){.name = name, .phases = phases, .plain = *plain, .traced = *traced};
+}
+
+static td_status find_passes(run *r)
+{
+    const td_bench_config *config = &r->args->config;
+    const td_bench_summary *plain = &r->plain_summary, *traced = &r->traced_summary;
+    td_status status = TD_OK;
+
+    if (config->mode != TD_BENCH_FORWARD && !config->whole) {
+        add_pass(r, "forward", FORWARD | LOSS, &plain->forward, &traced->forward);
+        add_pass(r, "backward", BACKWARD, &plain->backward, &traced->backward);
+        if (config->mode == TD_BENCH_TRAIN)
+            add_pass(r, "optimizer", OPTIMIZER, &plain->optimizer, &traced->optimizer);
+    }
+    add_pass(r, config->mode == TD_BENCH_FORWARD ? "inference" : "step", TD_TRACE_ALL_PHASES, &plain->step,
+             &traced->step);
+    for (int i = 0; r->trace && i < r->count; i++)
+        TD_TRY(td_trace_total_of(r->trace, r->passes[i].phases, &r->passes[i].total));
+cleanup:
+    return status;
+}
+
+/* ---- tables ---- */
+
+static double percent(double part, double whole)
+{
+    return whole > 0 ? 100 * part / whole : 0;
+}
+
+static td_status print_head(const run *r, FILE *out)
+{
+    const td_bench_config *config = &r->args->config;
+    td_status status = TD_OK;
+    char machine[160];
+
+    TD_TRY(td_model_print(&r->args->step.model, out));
+    fprintf(out,
+            "\nbatch %" PRId64 ", context %" PRId64 ", %" PRId64 " warm-up and %" PRId64
+            " timed steps on %s: %s",
+            config->model.batch, config->model.context, config->warmup, config->steps, td_device_name(r->dev),
+            td_machine_name(r->dev, machine));
+    td_step_print_way(config, out);
+    fprintf(out, "\n\n");
+cleanup:
+    return status;
+}
+
+/** (a): the timer without the trace, with it, and what the trace says. */
+static td_status print_times(const run *r, FILE *out)
+{
+    td_status status = TD_OK;
+    td_table *table = NULL;
+
+    fprintf(out,
+            "(a) Times: of the plain timer, of the same beside the trace, and by the trace: from the "
+            "first %s's begin to the last one's end, of that while one ran, and the sum of all\n\n",
+            r->info.gpu ? "kernel" : "operation");
+    TD_TRY(td_table_create("lrrrrrrrrr",
+                           "pass\ttimer ms\ttraced timer ms\tcost of the trace %\twindow ms\tbusy ms\tsum "
+                           "ms\tidle ms\twindow of the traced timer %\tactivities",
+                           &table));
+    for (int i = 0; i < r->count; i++) {
+        const pass *p = &r->passes[i];
+        const td_trace_total *t = &p->total;
+
+        TD_TRY(td_table_row(table, "%s\t%.3f\t%.3f\t%.1f\t%.3f\t%.3f\t%.3f\t%.3f\t%.1f\t%g", p->name,
+                            p->plain.ms.median, p->traced.ms.median,
+                            percent(p->traced.ms.median, p->plain.ms.median) - 100, t->window_ms, t->busy_ms,
+                            t->sum_ms, t->window_ms - t->busy_ms, percent(t->window_ms, p->traced.ms.mean),
+                            t->activities));
+    }
+    td_table_write(table, out);
+cleanup:
+    td_table_destroy(table);
+    return status;
+}
+
+/** The rows of a pass, to be freed; NULL: no memory, or an error. */
+static td_status take_kernels(const run *r, unsigned phases, int64_t capacity, td_trace_kernel **rows,
+                              int64_t *count)
+{
+    td_status status = TD_OK;
+
+    *count = 0;
+    *rows = calloc((size_t)capacity, sizeof **rows);
+    if (!*rows) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " kernels", capacity);
+        goto cleanup;
+    }
+    TD_TRY(td_trace_kernels(r->trace, phases, capacity, *rows, count));
+    if (*count > capacity)
+        *count = capacity;
+cleanup:
+    return status;
+}
+
+/** Columns and their order are those of cuda_gpu_kern_sum of Nsight Systems, and two more. */
+static td_status print_kernels(const run *r, const char *pass, unsigned phases, FILE *out)
+{
+    td_status status = TD_OK;
+    td_table *table = NULL;
+    td_trace_kernel *rows = NULL;
+    int64_t count;
+
+    TD_TRY(take_kernels(r, phases, r->args->top, &rows, &count));
+    fprintf(out, "%s of %s by their time\n\n", r->info.gpu ? "Kernels" : "Operations", pass);
+    TD_TRY(td_table_create("rrrrrrrrllr",
+                           "Time (%)\tTotal Time (ns)\tInstances\tAvg (ns)\tMed (ns)\tMin (ns)\tMax "
+                           "(ns)\tStdDev (ns)\tName\tClass\tInstances/pass",
+                           &table));
+    for (int64_t i = 0; i < count; i++)
+        TD_TRY(td_table_row(table, "%.1f\t%.0f\t%" PRId64 "\t%.1f\t%.1f\t%.0f\t%.0f\t%.1f\t%s\t%s\t%g",
+                            100 * rows[i].share, rows[i].total_ns, rows[i].instances, rows[i].ns.mean,
+                            rows[i].ns.median, rows[i].ns.min, rows[i].ns.max, rows[i].ns.std, rows[i].name,
+                            td_op_class_name(rows[i].op_class), rows[i].per_pass));
+    td_table_write(table, out);
+cleanup:
+    td_table_destroy(table);
+    free(rows);
+    return status;
+}
+
+/** Which one has the most time. */
+static td_status say_top(const run *r, const char *of, unsigned phases, char name[256], FILE *out)
+{
+    td_trace_kernel top;
+    td_status status = TD_OK;
+    int64_t count;
+
+    *name = '\0';
+    TD_TRY(td_trace_kernels(r->trace, phases, 1, &top, &count));
+    if (count == 0)
+        goto cleanup;
+    snprintf(name, 256, "%s", top.name);
+    fprintf(out, "The %s with the most time of %s is %s (%s): %.1f %%, %g calls a pass.\n",
+            r->info.gpu ? "kernel" : "operation", of, name, td_op_class_name(top.op_class), 100 * top.share,
+            top.per_pass);
+cleanup:
+    return status;
+}
+
+/** (b): the top of forward and of the step, and how many products forward has. */
+static td_status print_top(const run *r, FILE *out)
+{
+    const td_trace_total *forward = &r->forward, *all = &r->passes[r->count - 1].total;
+    char first[256], second[256];
+    td_status status = TD_OK;
+
+    fprintf(out, "(b) The most time\n\n");
+    if (r->args->config.mode != TD_BENCH_FORWARD)
+        for (int i = 0; i < TD_TRACE_PHASES; i++)
+            if (i != TD_TRACE_LOSS && i != TD_TRACE_ELSEWHERE)
+                TD_TRY(print_kernels(r, td_trace_phase_name((td_trace_phase)i), 1u << i, out));
+    TD_TRY(print_kernels(r, r->passes[r->count - 1].name, TD_TRACE_ALL_PHASES, out));
+    TD_TRY(say_top(r, "forward", FORWARD, first, out));
+    if (r->args->config.mode != TD_BENCH_FORWARD) {
+        TD_TRY(say_top(r, "forward and backward", FORWARD | LOSS | BACKWARD, second, out));
+        fprintf(out, "%s.\n", strcmp(first, second) == 0 ? "It is the same" : "It is another");
+    }
+    fprintf(out,
+            "Forward has %g products of matrices, which take %.1f %% of its time; all of the %s has %g.\n\n",
+            forward->operations[TD_OP_MATMUL], percent(forward->by_class_ms[TD_OP_MATMUL], forward->sum_ms),
+            r->passes[r->count - 1].name, all->operations[TD_OP_MATMUL]);
+cleanup:
+    return status;
+}
+
+/** (c): what else forward takes its time for. */
+static td_status print_others(const run *r, FILE *out)
+{
+    td_status status = TD_OK;
+    td_table *table = NULL;
+    td_trace_kernel *rows = NULL;
+    int64_t count;
+
+    TD_TRY(take_kernels(r, FORWARD, 1000, &rows, &count));
+    fprintf(out, "(c) What of forward is no matrix product, from 1 %% on\n\n");
+    TD_TRY(td_table_create("lrrlr", "class\tms\tshare %\tthe largest of it\tits share %", &table));
+    for (int i = 0; i < TD_OP_CLASSES; i++) {
+        const double share = percent(r->forward.by_class_ms[i], r->forward.sum_ms);
+        int64_t first = 0;
+
+        while (first < count && (int)rows[first].op_class != i)
+            first++;
+        if (i != TD_OP_MATMUL && share >= 1 && first < count)
+            TD_TRY(td_table_row(table, "%s\t%.3f\t%.1f\t%s\t%.1f", td_op_class_name((td_op_class)i),
+                                r->forward.by_class_ms[i], share, rows[first].name, 100 * rows[first].share));
+    }
+    td_table_write(table, out);
+cleanup:
+    td_table_destroy(table);
+    free(rows);
+    return status;
+}
+
+/** (d): classes in forward alone and in all. */
+static td_status print_classes(const run *r, FILE *out)
+{
+    const td_trace_total *all = &r->passes[r->count - 1].total;
+    td_status status = TD_OK;
+    td_table *table = NULL;
+
+    fprintf(out, "(d) Classes, in forward alone and in the whole %s\n\n", r->passes[r->count - 1].name);
+    TD_TRY(td_table_create(
+        "lrrrrr", "class\tforward ms\tof forward %\tall ms\tof all %\tdifference in points", &table));
+    for (int i = 0; i < TD_OP_CLASSES; i++) {
+        const double in_forward = percent(r->forward.by_class_ms[i], r->forward.sum_ms),
+                     in_all = percent(all->by_class_ms[i], all->sum_ms);
+
+        if (all->by_class_ms[i] > 0)
+            TD_TRY(td_table_row(table, "%s\t%.3f\t%.1f\t%.3f\t%.1f\t%+.1f", td_op_class_name((td_op_class)i),
+                                r->forward.by_class_ms[i], in_forward, all->by_class_ms[i], in_all,
+                                in_all - in_forward));
+    }
+    td_table_write(table, out);
+cleanup:
+    td_table_destroy(table);
+    return status;
+}
+
+/** (e): the parts of attention. */
+static td_status print_attention(const run *r, FILE *out)
+{
+    static const char *const names[TD_TRACE_PARTS] = {[TD_TRACE_SCORES] = "computing attention scores",
+                                                      [TD_TRACE_SOFTMAX] = "computing softmax",
+                                                      [TD_TRACE_VALUES] = "final matmul",
+                                                      [TD_TRACE_FUSED] = "all in one"};
+    const td_trace_attention *a = &r->attention;
+    const double matmul_ms = a->ms[TD_TRACE_SCORES] + a->ms[TD_TRACE_VALUES],
+                 matmul_flops = a->flops[TD_TRACE_SCORES] + a->flops[TD_TRACE_VALUES];
+    td_status status = TD_OK;
+    td_table *table = NULL;
+
+    fprintf(out, "(e) Scaled dot product attention of a forward pass, all layers\n\n");
+    TD_TRY(td_table_create("lrrrrr", "part\tms\tGFLOP\tGFLOP/s\tMB\tGB/s", &table));
+    for (int i = TD_TRACE_SCORES; i < TD_TRACE_PARTS; i++)
+        if (a->ms[i] > 0)
+            TD_TRY(td_table_row(table, "%s\t%.3f\t%.3f\t%.1f\t%.1f\t%.1f", names[i], a->ms[i],
+                                a->flops[i] / 1e9, a->flops[i] / a->ms[i] / 1e6, a->bytes[i] / 1e6,
+                                a->bytes[i] / a->ms[i] / 1e6));
+    td_table_write(table, out);
+    if (a->ms[TD_TRACE_SOFTMAX] > 0 && matmul_ms > 0)
+        fprintf(out,
+                "Softmax takes %.2f of the time of both products, and %.4f of their FLOPs (5 a score, less 2 "
+                "a row).\n\n",
+                a->ms[TD_TRACE_SOFTMAX] / matmul_ms, a->flops[TD_TRACE_SOFTMAX] / matmul_flops);
+cleanup:
+    td_table_destroy(table);
+    return status;
+}
+
+static td_status print_labels(const run *r, FILE *out)
+{
+    td_status status = TD_OK;
+    td_table *table = NULL;
+    td_trace_label *rows = NULL;
+    int64_t count;
+
+    rows = calloc((size_t)r->args->top, sizeof *rows);
+    if (!rows) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " labels", r->args->top);
+        goto cleanup;
+    }
+    TD_TRY(td_trace_labels(r->trace, r->args->top, rows, &count));
+    fprintf(out,
+            "Ranges: from the begin of the first %s in one to the end of the last, and from push to pop\n\n",
+            r->info.gpu ? "kernel" : "operation");
+    TD_TRY(
+        td_table_create("llrrrrrrrrr",
+                        "Range\tStyle\tTotal Proj Time (ns)\tTotal Range Time (ns)\tRange Instances\tProj "
+                        "Avg (ns)\tProj Med (ns)\tProj Min (ns)\tProj Max (ns)\tProj StdDev (ns)\tTotal GPU "
+                        "Ops",
+                        &table));
+    for (int64_t i = 0; i < count && i < r->args->top; i++)
+        TD_TRY(td_table_row(
+            table, "%s\tPushPop\t%.0f\t%.0f\t%" PRId64 "\t%.1f\t%.1f\t%.0f\t%.0f\t%.1f\t%" PRId64,
+            rows[i].name, rows[i].total_ns, rows[i].host_total_ns, rows[i].instances, rows[i].ns.mean,
+            rows[i].ns.median, rows[i].ns.min, rows[i].ns.max, rows[i].ns.std, rows[i].activities));
+    td_table_write(table, out);
+cleanup:
+    td_table_destroy(table);
+    free(rows);
+    return status;
+}
+
+/** What is missing, and of what the tables are made. */
+static void print_foot(const run *r, FILE *out)
+{
+    const td_trace_info *info = &r->info;
+
+    fprintf(out, "%" PRId64 " activities in %" PRId64 " steps", info->activities, info->steps);
+    if (info->cupti_version > 0)
+        fprintf(out, ", by CUPTI %d", info->cupti_version);
+    fprintf(out, "; %" PRId64 " without a range, %" PRId64 " without times, %" PRId64 " dropped\n",
+            info->unattributed, info->without_times, info->dropped);
+    if (info->without_times > info->activities / 1000 || info->dropped > 0)
+        fprintf(out, "These tables are not to be trusted: too much is missing.\n");
+    if (*info->nvtx)
+        fprintf(out, "No ranges for Nsight Systems: %s.\n", info->nvtx);
+}
+
+static td_status print(const run *r)
+{
+    FILE *out = td_common_tables(&r->args->common);
+    td_status status = TD_OK;
+
+    TD_TRY(print_head(r, out));
+    if (*r->info.cupti)
+        fprintf(out, "No kernels of the GPU: %s. The timer and the host's ranges are all there is.\n\n",
+                r->info.cupti);
+    TD_TRY(print_times(r, out));
+    if (!*r->info.cupti) {
+        TD_TRY(print_top(r, out));
+        TD_TRY(print_others(r, out));
+        TD_TRY(print_classes(r, out));
+        TD_TRY(print_attention(r, out));
+        TD_TRY(print_labels(r, out));
+    }
+    print_foot(r, out);
+cleanup:
+    return status;
+}
+
+/* ---- records ---- */
+
+static td_status set_number(td_record *record, const char *what, const char *name, double value)
+{
+    char path[96];
+
+    snprintf(path, sizeof path, "values.%s%s", what, name);
+    return td_record_set_number(record, path, value);
+}
+
+static td_status set_total(td_record *record, const pass *p)
+{
+    const td_trace_total *t = &p->total;
+    td_status status = TD_OK;
+
+    TD_TRY(set_number(record, "traced_ms", "", p->traced.ms.median));
+    TD_TRY(set_number(record, "window_ms", "", t->window_ms));
+    TD_TRY(set_number(record, "busy_ms", "", t->busy_ms));
+    TD_TRY(set_number(record, "sum_ms", "", t->sum_ms));
+    TD_TRY(set_number(record, "activities", "", t->activities));
+    TD_TRY(set_number(record, "products", "", t->operations[TD_OP_MATMUL]));
+    for (int i = 0; i < TD_OP_CLASSES; i++)
+        if (t->by_class_ms[i] > 0)
+            TD_TRY(set_number(record, "ms_", td_op_class_name((td_op_class)i), t->by_class_ms[i]));
+cleanup:
+    return status;
+}
+
+static td_status set_kernels(td_record *record, const run *r, unsigned phases)
+{
+    td_status status = TD_OK;
+    td_trace_kernel *rows = NULL;
+    int64_t count;
+
+    TD_TRY(take_kernels(r, phases, RECORDED, &rows, &count));
+    for (int64_t i = 0; i < count; i++) {
+        char what[32], path[64];
+
+        snprintf(what, sizeof what, "kernel_%" PRId64 "_", i + 1);
+        snprintf(path, sizeof path, "values.%sname", what);
+        TD_TRY(td_record_set_string(record, path, rows[i].name));
+        snprintf(path, sizeof path, "values.%sclass", what);
+        TD_TRY(td_record_set_string(record, path, td_op_class_name(rows[i].op_class)));
+        TD_TRY(set_number(record, what, "share", rows[i].share));
+        TD_TRY(set_number(record, what, "ms", rows[i].total_ns / 1e6 / (double)r->info.steps));
+        TD_TRY(set_number(record, what, "per_pass", rows[i].per_pass));
+    }
+cleanup:
+    free(rows);
+    return status;
+}
+
+static td_status set_attention(td_record *record, const td_trace_attention *a)
+{
+    static const char *const names[TD_TRACE_PARTS] = {[TD_TRACE_SCORES] = "scores",
+                                                      [TD_TRACE_SOFTMAX] = "softmax",
+                                                      [TD_TRACE_VALUES] = "values",
+                                                      [TD_TRACE_FUSED] = "fused"};
+    td_status status = TD_OK;
+
+    for (int i = TD_TRACE_SCORES; i < TD_TRACE_PARTS; i++) {
+        if (a->ms[i] <= 0)
+            continue;
+        TD_TRY(set_number(record, "attention_ms_", names[i], a->ms[i]));
+        TD_TRY(set_number(record, "attention_flops_", names[i], a->flops[i]));
+        TD_TRY(set_number(record, "attention_bytes_", names[i], a->bytes[i]));
+    }
+cleanup:
+    return status;
+}
+
+static td_status set_info(td_record *record, const td_trace_info *info)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(td_record_set_bool(record, "values.gpu", info->gpu));
+    if (*info->cupti)
+        TD_TRY(td_record_set_string(record, "values.without_kernels", info->cupti));
+    if (info->cupti_version > 0)
+        TD_TRY(td_record_set_integer(record, "values.cupti", info->cupti_version));
+    TD_TRY(td_record_set_integer(record, "values.unattributed", info->unattributed));
+    TD_TRY(td_record_set_integer(record, "values.without_times", info->without_times));
+    TD_TRY(td_record_set_integer(record, "values.dropped", info->dropped));
+cleanup:
+    return status;
+}
+
+/** A pass that was not timed is one that there was no memory for. */
+static td_status append_record(const run *r, const pass *p)
+{
+    const td_bench_config *config = &r->args->config;
+    td_status status = TD_OK;
+    td_record *record = NULL;
+
+    TD_TRY(td_output_record(r->dev, "nsys_profile", "trace", &record));
+    TD_TRY(td_record_set_string(record, "impl", td_step_impl(config)));
+    TD_TRY(td_step_record(config, record));
+    TD_TRY(td_model_record(&r->args->step.model, record));
+    if (config->micro_batches > 1)
+        TD_TRY(td_record_set_integer(record, "case.micro_batches", config->micro_batches));
+    TD_TRY(td_record_set_integer(record, "case.warmup", config->warmup));
+    TD_TRY(td_record_set_string(record, "case.pass", p->name));
+    if (p->plain.ms.n == 0) {
+        TD_TRY(td_record_set_string(record, "status", "oom"));
+    } else {
+        TD_TRY(td_record_set_stats(record, "ms", &p->plain.ms));
+        TD_TRY(td_record_set_samples(record, "samples", p->plain.samples, p->plain.ms.n));
+        TD_TRY(set_info(record, &r->info));
+        TD_TRY(set_total(record, p));
+        TD_TRY(set_kernels(record, r, p->phases));
+        if (p->phases & FORWARD)
+            TD_TRY(set_attention(record, &r->attention));
+    }
+    TD_TRY(td_common_append(&r->args->common, record));
+cleanup:
+    td_record_destroy(record);
+    return status;
+}
+
+static td_status append_records(const run *r)
+{
+    td_status status = TD_OK;
+
+    for (int i = 0; r->args->common.json && i < r->count; i++)
+        TD_TRY(append_record(r, &r->passes[i]));
+cleanup:
+    return status;
+}
+
+/* ---- the run ---- */
+
+/** The steps once as they are, for a trace costs time, and once more beside it. */
+static td_status measure(run *r)
+{
+    const td_bench_config *config = &r->args->config;
+    td_status status = TD_OK;
+
+    TD_TRY(td_step_run(config, r->dev, &r->plain));
+    TD_TRY(td_bench_summary_of(r->plain, &r->plain_summary));
+    TD_TRY(td_trace_begin(r->dev, &r->trace));
+    TD_TRY(td_step_run(config, r->dev, &r->traced));
+    TD_TRY(td_trace_end(r->trace));
+    TD_TRY(td_bench_summary_of(r->traced, &r->traced_summary));
+    TD_TRY(td_trace_info_of(r->trace, &r->info));
+    TD_TRY(td_trace_total_of(r->trace, FORWARD, &r->forward));
+    TD_TRY(td_trace_attention_of(r->trace, &r->attention));
+cleanup:
+    return status;
+}
+
+static td_status write_files(const run *r)
+{
+    td_status status = TD_OK;
+
+    if (r->args->trace)
+        TD_TRY(td_trace_write_json(r->trace, r->args->trace));
+    if (r->args->timeline)
+        TD_TRY(td_trace_write_timeline(r->trace, r->args->timeline));
+cleanup:
+    return status;
+}
+
+static td_status measure_and_tell(run *r)
+{
+    td_status status = measure(r);
+
+    if (status == TD_NO_MEMORY) { /* a result as well, for the records */
+        td_trace_destroy(r->trace);
+        r->trace = NULL;
+        r->plain_summary = r->traced_summary = (td_bench_summary){.steps = 0};
+        if (find_passes(r) == TD_OK)
+            (void)append_records(r);
+    }
+    TD_TRY(status);
+    TD_TRY(find_passes(r));
+    TD_TRY(print(r));
+    TD_TRY(write_files(r));
+    TD_TRY(append_records(r));
+cleanup:
+    return status;
+}
+
+td_status td_command_trace(int argc, char **argv)
+{
+    static const struct argp_child children[] = {
+        {&td_step_argp, 0, NULL, 1}, {&td_common_argp, 0, NULL, 5}, {0}};
+    static const struct argp argp = {
+        .options = options,
+        .parser = parse,
+        .doc = "Shows what runs in the training step of the course's Transformer: kernel by kernel on a GPU, "
+               "operation by operation on a CPU.\v"
+               "The steps run twice, without the trace and with it. Phases are timed apart unless --timed "
+               "whole says otherwise. Ranges are given to NVTX as well, in the domain tandem, so that Nsight "
+               "Systems shows them; beside it, or without CUPTI, there are no kernels here. A file that is "
+               "there already is replaced once the new one is whole.\n\n"
+               "Examples:\n"
+               "  tandem trace --size small --attention naive --json records.jsonl\n"
+               "  tandem trace --size small --steps 3 --top 5 --trace step.json --timeline step.svg\n"
+               "  tandem trace --device cuda --size xl --context 512 --dtype bf16_mixed --timed whole\n"
+               "  nsys profile --trace=cuda,nvtx tandem trace --device cuda --size xl",
+        .children = children};
+    arguments args = {.common = {.device = "cpu"}, .top = 10};
+    run r = {.args = &args};
+    td_status status = TD_OK;
+
+    args.step = td_step_defaults(&args.config);
+    args.config.whole = false;
+    argp_parse(&argp, argc, argv, 0, NULL, &args);
+    TD_TRY(td_common_begin(&args.common, &r.dev));
+    args.config.graph = !args.step.queued && td_device_kind_of(r.dev) != TD_DEVICE_CPU;
+    TD_TRY(measure_and_tell(&r));
+cleanup:
+    td_trace_destroy(r.trace);
+    td_bench_result_destroy(r.plain);
+    td_bench_result_destroy(r.traced);
+    td_device_close(r.dev);
+    return status;
+}
