@@ -219,7 +219,7 @@ static void CUPTIAPI hear_node(void *user, CUpti_CallbackDomain domain, CUpti_Ca
         return;
     const CUpti_GraphData *graph = resource->resourceDescriptor;
     const bool cloned = id == CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED;
-    int64_t range = atomic_load(&cupti->range);
+    int64_t range = cloned ? -1 : atomic_load(&cupti->range);
     if (cupti->lib.GetGraphNodeId(graph->node, &node) != CUPTI_SUCCESS || node == 0)
         return;
     if (cloned &&

@@ -1,0 +1,271 @@
+/* The files of a trace: whole, or not there; and what Chrome's format asks for. */
+#include "bench/bench.h"
+#include "trace/trace.h"
+
+#include "support/compare.h"
+#include "support/fault.h"
+#include "support/file_kit.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cjson/cJSON.h>
+#include <cmocka.h>
+
+static const td_bench_config tiny = {
+    .model = {.size = {.d_model = 8, .d_ff = 12, .layers = 2, .heads = 2, .vocab = 11},
+              .batch = 1,
+              .context = 5,
+              .precision = TD_PRECISION_F32,
+              .attention = "naive",
+              .keep = TD_KEEP_ALL},
+    .mode = TD_BENCH_TRAIN,
+    .warmup = 1,
+    .steps = 2};
+
+static const struct {
+    const char *name;
+    td_status (*write)(const td_trace *trace, const char *path);
+    const char *begin, *end;
+    int64_t least; /* bytes */
+} kinds[] = {
+    {"json", td_trace_write_json, "{\"displayTimeUnit\":\"ns\",\"baseTimeNanoseconds\":", "\n]}\n", 20000},
+    {"timeline", td_trace_write_timeline, "<svg xmlns=\"http://www.w3.org/2000/svg\"", "</svg>\n", 1500},
+};
+
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+static td_trace *trace;
+
+static int record(void **unused)
+{
+    td_bench_result *result = NULL;
+    td_status status;
+    td_device *dev;
+
+    (void)unused;
+    if (td_device_open("cpu", &dev) != TD_OK)
+        return -1;
+    status = td_trace_begin(dev, &trace);
+    if (status == TD_OK)
+        status = td_bench_run(dev, &tiny, NULL, NULL, &result);
+    if (status == TD_OK)
+        status = td_trace_end(trace);
+    td_bench_result_destroy(result);
+    td_device_close(dev); /* of which an ended trace needs nothing */
+    return status == TD_OK ? 0 : -1;
+}
+
+static int forget(void **unused)
+{
+    (void)unused;
+    td_trace_destroy(trace);
+    return 0;
+}
+
+static void check_whole(int kind)
+{
+    size_t bytes;
+    char *text = file_read(file_path, &bytes);
+    const size_t begin = strlen(kinds[kind].begin), end = strlen(kinds[kind].end);
+
+    assert_true((int64_t)bytes > kinds[kind].least);
+    assert_memory_equal(text, kinds[kind].begin, begin);
+    assert_memory_equal(text + bytes - end, kinds[kind].end, end);
+    free(text);
+}
+
+static void every_failing_call_leaves_the_old_file(void **unused)
+{
+    (void)unused;
+    for (int kind = 0; kind < KINDS; kind++) {
+        int64_t nth;
+
+        for (nth = 1;; nth++) {
+            file_write(file_path, "old", 3);
+            file_calls_fail = true;
+            td_fault_at(nth);
+            const td_status status = kinds[kind].write(trace, file_path);
+            file_calls_fail = false;
+            assert_int_equal(file_count(), 1);
+            if (!td_fault_name()) {
+                td_assert_ok(status);
+                break;
+            }
+            if (status == TD_OK) {
+                assert_true(file_fault_is_harmless());
+                continue;
+            }
+            assert_int_equal(status, file_fault_is_memory() ? TD_NO_MEMORY : TD_IO_ERROR);
+            assert_true(file_is(file_path, "old", 3));
+        }
+        assert_true(nth > 7);
+        check_whole(kind);
+    }
+}
+
+static void folders_that_are_not_there_are_named(void **unused)
+{
+    (void)unused;
+    for (int kind = 0; kind < KINDS; kind++) {
+        td_assert_refused(kinds[kind].write(trace, "nowhere/at/all"), TD_IO_ERROR, "nowhere/at/all");
+        td_assert_refused(kinds[kind].write(trace, "/dev/null"), TD_IO_ERROR, "not a regular file");
+    }
+    file_write(file_path, "", 0); /* for the teardown */
+}
+
+/* ---- Chrome's format ---- */
+
+static const cJSON *field(const cJSON *object, const char *key)
+{
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(object, key);
+
+    if (!value)
+        fail_msg("no '%s'", key);
+    return value;
+}
+
+static double number(const cJSON *object, const char *key)
+{
+    const cJSON *value = field(object, key);
+
+    assert_true(cJSON_IsNumber(value));
+    return value->valuedouble;
+}
+
+typedef struct slice {
+    double begin, end;
+    int tid;
+} slice;
+
+/* A viewer takes slices of one thread that overlap without nesting apart. In their order, each ends before the
+ * one around it. */
+static void check_nesting(const slice *slices, int count)
+{
+    double ends[64];
+    int depth = 0;
+
+    for (int i = 0; i < count; i++) {
+        while (depth > 0 && ends[depth - 1] <= slices[i].begin)
+            depth--;
+        assert_true(depth == 0 || slices[i].end <= ends[depth - 1] + 1e-9);
+        assert_in_range(depth, 0, 63);
+        ends[depth++] = slices[i].end;
+    }
+}
+
+static void the_json_is_chromes(void **unused)
+{
+    static slice slices[4096];
+    const td_trace_range *ranges;
+    int count = 0, steps = 0, named = 0;
+    int64_t range_count;
+    size_t bytes;
+
+    (void)unused;
+    td_assert_ok(td_trace_ranges(trace, &ranges, &range_count));
+    td_assert_ok(td_trace_write_json(trace, file_path));
+    char *text = file_read(file_path, &bytes);
+    cJSON *all = cJSON_ParseWithLength(text, bytes);
+    assert_non_null(all);
+    assert_string_equal(field(all, "displayTimeUnit")->valuestring, "ns");
+    assert_true(number(all, "baseTimeNanoseconds") > 0);
+    for (const cJSON *event = field(all, "traceEvents")->child; event; event = event->next) {
+        const char *kind = field(event, "ph")->valuestring, *name = field(event, "name")->valuestring;
+
+        assert_true(number(event, "pid") == 0 && number(event, "tid") == 1);
+        if (*kind == 'M') {
+            assert_true(strcmp(name, "process_name") == 0 || strcmp(name, "thread_name") == 0);
+            assert_non_null(field(field(event, "args"), "name")->valuestring);
+            named++;
+            continue;
+        }
+        assert_string_equal(kind, "X");
+        assert_in_range(count, 0, 4095);
+        const td_trace_range *range = &ranges[count];
+        const double begin = number(event, "ts"), took = number(event, "dur");
+        assert_true(begin >= 0 && took >= 0);
+        /* Microseconds, with every nanosecond. */
+        assert_true(took * 1000 - (double)(range->end_ns - range->begin_ns) < 0.1);
+        assert_string_equal(field(event, "cat")->valuestring,
+                            range->operation ? "cpu_op" : "user_annotation");
+        assert_string_equal(field(field(event, "args"), "phase")->valuestring,
+                            td_trace_phase_name(range->phase));
+        if (strncmp(name, "ProfilerStep#", 13) == 0)
+            assert_int_equal(atoi(name + 13), steps++);
+        else
+            assert_string_equal(name, range->name);
+        if (range->operation)
+            assert_string_equal(field(field(event, "args"), "class")->valuestring,
+                                td_op_class_name(range->op_class));
+        slices[count++] = (slice){begin, begin + took, 1};
+    }
+    assert_int_equal(count, range_count);
+    assert_int_equal(steps, 2);
+    assert_int_equal(named, 2);
+    check_nesting(slices, count);
+    cJSON_Delete(all);
+    free(text);
+}
+
+static void the_picture_has_phases_and_classes(void **unused)
+{
+    size_t bytes;
+
+    (void)unused;
+    td_assert_ok(td_trace_write_timeline(trace, file_path));
+    char *text = file_read(file_path, &bytes);
+    for (int phase = TD_TRACE_FORWARD; phase < TD_TRACE_ELSEWHERE; phase++) {
+        char words[40];
+
+        snprintf(words, sizeof words, "<title>%s: ", td_trace_phase_name((td_trace_phase)phase));
+        assert_non_null(strstr(text, words));
+    }
+    assert_non_null(strstr(text, ">matmul</text>"));
+    assert_non_null(strstr(text, ">optimizer</text>"));
+    assert_null(strstr(text, ">communication</text>"));
+    assert_null(strstr(text, "nan"));
+    free(text);
+}
+
+/* Nothing happened: a file all the same. */
+static void an_empty_trace_is_written(void **unused)
+{
+    td_trace *empty;
+    td_device *dev;
+    size_t bytes;
+
+    (void)unused;
+    td_assert_ok(td_device_open("cpu", &dev));
+    td_assert_ok(td_trace_begin(dev, &empty));
+    td_assert_ok(td_trace_end(empty));
+    td_assert_ok(td_trace_write_timeline(empty, file_path));
+    char *text = file_read(file_path, &bytes);
+    assert_null(strstr(text, "nan"));
+    free(text);
+    td_assert_ok(td_trace_write_json(empty, file_path));
+    text = file_read(file_path, &bytes);
+    cJSON *all = cJSON_ParseWithLength(text, bytes);
+    assert_non_null(all);
+    cJSON_Delete(all);
+    free(text);
+    td_trace_destroy(empty);
+    td_device_close(dev);
+}
+
+#define TEST(function) cmocka_unit_test_setup_teardown(function, file_folder_make, file_folder_remove)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(every_failing_call_leaves_the_old_file),
+        TEST(folders_that_are_not_there_are_named),
+        TEST(the_json_is_chromes),
+        TEST(the_picture_has_phases_and_classes),
+        TEST(an_empty_trace_is_written),
+    };
+    return cmocka_run_group_tests_name("files of a trace", tests, record, forget);
+}
