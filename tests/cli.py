@@ -20,10 +20,22 @@ import tempfile
 import unittest
 from pathlib import Path
 
-COMMANDS = ["bench", "attention", "flash", "memory", "precision", "sizes", "account", "allreduce"]
+COMMANDS = ["bench", "attention", "flash", "trace", "memory", "precision", "sizes", "account", "allreduce"]
 TINY = "--d-model 16 --d-ff 24 --layers 2 --heads 2 --vocab 17 --batch 2 --context 8 --warmup 1 --steps 3".split()
 MODEL = TINY[: TINY.index("--warmup")]
 SHORT = "--batch 2 --heads 3 --head-dim 8 --warmup 1 --iters 3".split()
+# The columns of nsys' cuda_gpu_kern_sum.
+SUMMARY = [
+    "Time (%)",
+    "Total Time (ns)",
+    "Instances",
+    "Avg (ns)",
+    "Med (ns)",
+    "Min (ns)",
+    "Max (ns)",
+    "StdDev (ns)",
+    "Name",
+]
 
 tandem = ""
 
@@ -109,6 +121,7 @@ class CliTest(unittest.TestCase):
     def test_every_help_has_examples_that_run(self):
         small = {"bench": TINY, "flash": [*SHORT, "--seq", "16"], "attention": [*SHORT, "--seq", "16"]}
         small["memory"] = MODEL
+        small["trace"] = TINY
         for command in [[], *([name] for name in COMMANDS)]:
             text = self.succeed(*command, "--help")
             examples = re.findall(r"^  (tandem (\w+) .*)$", text.partition("\nExamples:\n")[2], re.MULTILINE)
@@ -118,7 +131,7 @@ class CliTest(unittest.TestCase):
                 if "cuda" in line:
                     continue
                 with self.subTest(example=line):
-                    line = re.sub(r"\b\w+\.(jsonl|pickle|svg)\b", rf"{self.folder}/\g<0>", line)
+                    line = re.sub(r"\b\w+\.(jsonl|json|pickle|svg)\b", rf"{self.folder}/\g<0>", line)
                     words = line.split()[1:]
                     done = run(*words, *small.get(name, []))
                     self.assertEqual(done.returncode, 0, done.stderr)
@@ -130,6 +143,7 @@ class CliTest(unittest.TestCase):
             ("attention", SHORT),
             ("bench", TINY),
             ("memory", MODEL),
+            ("trace", TINY),
         ):
             text = " ".join(self.succeed(command, "--help").split())
             said = re.search(r"--dtype=NAME (.*?)--", text)[1]
@@ -154,6 +168,14 @@ class CliTest(unittest.TestCase):
             ("memory --update before", "--update: 'before' needs to be along or after"),
             ("memory --keep some", "--keep: 'some' needs to be all, most or inputs"),
             ("memory --checkpoint-layers 2", "--checkpoint-layers: '2' needs --keep inputs"),
+            ("trace --top 0", "tandem trace: --top: '0' needs to be at least 1"),
+            ("trace --trace=", "tandem trace: --trace: '' is no file name"),
+            ("trace --timeline=", "tandem trace: --timeline: '' is no file name"),
+            ("trace --timed twice", "tandem trace: --timed: 'twice' needs to be whole or phases"),
+            ("trace --update along", "--update: 'along' needs --timed whole and --mode train"),
+            ("trace --peak-tflops 1", "tandem trace: unrecognized option '--peak-tflops'"),
+            ("trace --size huge", "'huge', needs small, medium"),
+            ("trace extra", "tandem trace: 'extra' is one argument too many"),
             ("memory extra", "tandem memory: 'extra' is one argument too many"),
             ("bench --steps 0", "tandem bench: --steps: '0' needs to be at least 1"),
             ("bench --steps -3", "tandem bench: --steps: '-3' needs to be at least 1"),
@@ -682,6 +704,108 @@ class CliTest(unittest.TestCase):
         (record,) = self.records()
         self.assertEqual(record["status"], "oom")
         self.assertNotIn("values", record)
+
+    def test_trace(self):
+        """Tables and records say the same, and the tables what the model is made of."""
+        for how in (
+            ["--attention", "naive"],
+            ["--timed", "whole", "--dtype", "bf16_mixed"],
+            ["--mode", "forward"],
+            ["--mode", "backward", "--keep", "inputs"],
+        ):
+            with self.subTest(how=how):
+                self.json.unlink(missing_ok=True)
+                text = self.succeed("trace", *TINY, *how, "--top", "3", "--json", str(self.json))
+                records = self.records()
+                times, *rest = tables(text)
+                names = ["forward", "backward", "optimizer", "step"]
+                if "forward" in how:
+                    names = ["inference"]
+                elif "whole" in how:
+                    names = ["step"]
+                elif "backward" in how:
+                    names = ["forward", "backward", "step"]
+                self.assertEqual([row["pass"] for row in times], names)
+                self.assertEqual([record["case"]["pass"] for record in records], names)
+                for row, record in zip(times, records, strict=True):
+                    values = record["values"]
+                    self.assertEqual((record["deliverable"], record["module"]), ("nsys_profile", "trace"))
+                    self.assertEqual(float(row["timer ms"]), round(record["ms"]["median"], 3))
+                    self.assertEqual(float(row["window ms"]), round(values["window_ms"], 3))
+                    self.assertLessEqual(values["busy_ms"], values["window_ms"] * (1 + 1e-9))
+                    parts = sum(values[key] for key in values if key.startswith("ms_"))
+                    self.assertAlmostEqual(parts / values["sum_ms"], 1)
+                    self.assertEqual(values["dropped"] + values["without_times"], 0)
+                    self.assertEqual(values["activities"], int(values["activities"]))
+                # Two layers of four, the head, and of naive attention one for scores and two for values.
+                products = 2 * 4 + 1 + (2 * 3 if "naive" in how else 0)
+                self.assertIn(f"Forward has {products} products of matrices", text)
+                first = records[0]["values"]
+                if "forward" in how:
+                    self.assertEqual(first["products"], products)
+                self.assertEqual("attention_ms_softmax" in first, "naive" in how)
+                self.assertEqual("attention_ms_fused" in first, "naive" not in how)
+                kernels = [table for table in rest if "Instances/pass" in table[0]]
+                self.assertEqual(len(kernels), 1 if "forward" in how else 3 if "backward" in how else 4)
+                self.assertEqual(list(kernels[0][0])[:9], SUMMARY)
+                self.assertTrue(all(len(table) <= 3 for table in kernels))
+                self.assertIn("; 0 without a range, 0 without times, 0 dropped", text)
+
+    def test_trace_files_are_whole_or_not_there(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+
+        kinds = ("trace", "timeline")
+        files = [self.folder / kind for kind in kinds]
+        options = [word for kind, file in zip(kinds, files, strict=True) for word in (f"--{kind}", str(file))]
+        self.succeed("trace", *TINY, *options)
+        whole = [file.read_bytes() for file in files]
+        events = json.loads(whole[0])["traceEvents"]
+        self.assertEqual({event["ph"] for event in events}, {"M", "X"})
+        steps = [event["name"] for event in events if event["name"].startswith("ProfilerStep")]
+        self.assertEqual(steps, [f"ProfilerStep#{i}" for i in range(len(steps))])
+        self.assertIn(b"<title>backward: ", whole[1])
+        for kind, file in zip(kinds, files, strict=True):
+            done = subprocess.run(
+                [tandem, "trace", *TINY, f"--{kind}", str(file)],
+                capture_output=True,
+                text=True,
+                preexec_fn=limit,
+                check=False,
+                env={**os.environ, "GCOV_PREFIX": "/dev/null"},
+            )
+            self.assertEqual(done.returncode, 1)
+            said = done.stderr.splitlines()[0]
+            self.assertRegex(said, rf"^tandem trace: cannot write '{file}.*': File too large$")
+            done = run("trace", *TINY, f"--{kind}", "/no/such/folder/file")
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("No such file or directory", done.stderr)
+        self.assertEqual([file.read_bytes() for file in files], whole)
+        self.assertEqual(sorted(self.folder.iterdir()), sorted(files))
+
+    def test_trace_killed_in_the_middle_leaves_no_half_file(self):
+        file = self.folder / "trace"
+        for wait in (0.0, 0.05, 0.1, 0.2):
+            file.write_bytes(b"old")
+            child = subprocess.Popen(
+                [tandem, "trace", *TINY, "--layers", "100", "--trace", str(file)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(wait)
+            child.kill()
+            child.wait()
+            data = file.read_bytes()
+            self.assertTrue(data == b"old" or json.loads(data)["traceEvents"])
+
+    def test_trace_without_the_memory_leaves_records(self):
+        args = "trace --size 10B --batch 4096 --context 2048 --mode backward --json".split()
+        done = run(*args, str(self.json))
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertEqual([r["status"] for r in self.records()], ["oom"] * 3)
+        self.assertNotIn("values", self.records()[0])
 
     def test_attention_and_flash(self):
         for command, deliverable in (("attention", "pytorch_attention"), ("flash", "flash_benchmarking")):

@@ -11,6 +11,7 @@
 #include "memory/memory.h"
 #include "precision/precision.h"
 #include "support/fault.h"
+#include "trace/trace.h"
 
 #include <fcntl.h>
 #include <setjmp.h>
@@ -159,6 +160,19 @@ TD_FAULT(td_memory_write_snapshot, (const td_memory_recording *recording, const 
 TD_FAULT(td_memory_write_events, (const td_memory_recording *recording, const char *path), (recording, path))
 TD_FAULT(td_memory_write_timeline, (const td_memory_recording *recording, const char *path),
          (recording, path))
+TD_FAULT(td_trace_begin, (td_device * dev, td_trace **out), (dev, out))
+TD_FAULT(td_trace_end, (td_trace * trace), (trace))
+TD_FAULT(td_trace_info_of, (const td_trace *trace, td_trace_info *out), (trace, out))
+TD_FAULT(td_trace_total_of, (const td_trace *trace, unsigned phases, td_trace_total *out),
+         (trace, phases, out))
+TD_FAULT(td_trace_kernels,
+         (const td_trace *trace, unsigned phases, int64_t capacity, td_trace_kernel *rows, int64_t *count),
+         (trace, phases, capacity, rows, count))
+TD_FAULT(td_trace_labels, (const td_trace *trace, int64_t capacity, td_trace_label *rows, int64_t *count),
+         (trace, capacity, rows, count))
+TD_FAULT(td_trace_attention_of, (const td_trace *trace, td_trace_attention *out), (trace, out))
+TD_FAULT(td_trace_write_json, (const td_trace *trace, const char *path), (trace, path))
+TD_FAULT(td_trace_write_timeline, (const td_trace *trace, const char *path), (trace, path))
 TD_FAULT(td_bench_summary_of, (const td_bench_result *result, td_bench_summary *out), (result, out))
 
 void *__real_malloc(size_t size);
@@ -199,7 +213,7 @@ int __wrap_vasprintf(char **out, const char *format, va_list args)
 
 /* ---- commands ---- */
 
-enum { MOST_WORDS = 28 };
+enum { MOST_WORDS = 32 };
 
 static char json[] = "/tmp/tandem_cli_faults_XXXXXX", other[] = "/tmp/tandem_cli_other_XXXXXX";
 
@@ -207,7 +221,7 @@ typedef struct command {
     const char *name;
     td_status (*run)(int argc, char **argv);
     const char *words[MOST_WORDS]; /* NULL ends them; "FILE" is one for records, "OTHER" another */
-    bool goes_on;                  /* without memory for one length, which is a result of its own */
+    bool goes_on; /* without memory for one length or some ranges, which is a result of its own */
 } command;
 
 static const command commands[] = {
@@ -343,6 +357,90 @@ static const command commands[] = {
       "--json",
       "-"},
      false},
+    {"trace",
+     td_command_trace,
+     {"tandem trace",
+      "--d-model",
+      "4",
+      "--d-ff",
+      "3",
+      "--layers",
+      "1",
+      "--heads",
+      "2",
+      "--vocab",
+      "5",
+      "--batch",
+      "1",
+      "--context",
+      "3",
+      "--attention",
+      "naive",
+      "--warmup",
+      "0",
+      "--steps",
+      "1",
+      "--top",
+      "2",
+      "--json",
+      "FILE",
+      "--trace",
+      "OTHER",
+      "--timeline",
+      "OTHER"},
+     true},
+    {"trace of micro-batches, whole",
+     td_command_trace,
+     {"tandem trace",
+      "--d-model",
+      "4",
+      "--d-ff",
+      "3",
+      "--layers",
+      "1",
+      "--heads",
+      "2",
+      "--vocab",
+      "5",
+      "--batch",
+      "1",
+      "--context",
+      "3",
+      "--warmup",
+      "1",
+      "--steps",
+      "1",
+      "--timed",
+      "whole",
+      "--micro-batches",
+      "2",
+      "--json",
+      "FILE"},
+     true},
+    {"trace of inference",
+     td_command_trace,
+     {"tandem trace",
+      "--d-model",
+      "4",
+      "--d-ff",
+      "3",
+      "--layers",
+      "1",
+      "--heads",
+      "2",
+      "--vocab",
+      "5",
+      "--batch",
+      "1",
+      "--context",
+      "3",
+      "--mode",
+      "forward",
+      "--warmup",
+      "0",
+      "--steps",
+      "1"},
+     true},
     {"memory of inference",
      td_command_memory,
      {"tandem memory", "--d-model", "4", "--d-ff", "3", "--layers", "1", "--heads", "2", "--vocab", "5",

@@ -63,6 +63,11 @@ RECORDED = {
     "--pass": [*NAMES, "inference", "forward", "step"],
     **dict.fromkeys("--snapshot --events --timeline".split(), FILES),
 }
+TRACED = {
+    **{name: MODEL[name] for name in MODEL if name != "--peak-tflops"},
+    "--top": NUMBERS,
+    **dict.fromkeys("--trace --timeline".split(), FILES),
+}
 SMALL_RECORDED = SMALL_MODEL.partition(" --warmup")[0]
 SMALL_ATTEND = "--batch 2 --heads 3 --head-dim 8 --seq 9 --warmup 1 --iters 2"
 COMMANDS = {
@@ -70,6 +75,7 @@ COMMANDS = {
     "attention": ({**ATTEND, **MACHINE}, SMALL_ATTEND),
     "flash": ({**ATTEND, **MACHINE}, SMALL_ATTEND),
     "memory": ({**RECORDED, **MACHINE}, SMALL_RECORDED),
+    "trace": ({**TRACED, **MACHINE}, SMALL_MODEL),
     "precision": ({"--count": NUMBERS, "--value": NUMBERS}, "--count 50"),
     "sizes": ({"--batch": SIZES, "--context": SIZES}, ""),
     "account": ({}, ""),

@@ -1,5 +1,5 @@
-/* A GPU's trace without a GPU: a CUPTI of ours (support/fake_cupti.h) records what it is told to. What the real
- * one answers is for trace_gpu.c. */
+/* A GPU's trace without a GPU: a CUPTI of ours (support/fake_cupti.h) records what it is told to. What the
+ * real one answers is for trace_gpu.c. */
 #include "trace/trace.h"
 
 #include "device/listen.h"

@@ -141,8 +141,8 @@ typedef struct slice {
     int tid;
 } slice;
 
-/* A viewer takes slices of one thread that overlap without nesting apart. In their order, each ends before the
- * one around it. */
+/* A viewer takes slices of one thread that overlap without nesting apart. In their order, each ends before
+ * the one around it. */
 static void check_nesting(const slice *slices, int count)
 {
     double ends[64];

@@ -1,4 +1,5 @@
-/** The options of commands that run steps of a model, what several of them say of how a step ran, and the run. */
+/** The options of commands that run steps of a model, what several of them say of how a step ran, and the
+ * run. */
 #ifndef TD_CLI_STEP_H
 #define TD_CLI_STEP_H
 

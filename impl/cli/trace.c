@@ -598,8 +598,8 @@ static td_status measure_and_tell(run *r)
     TD_TRY(status);
     TD_TRY(find_passes(r));
     TD_TRY(print(r));
+    TD_TRY(append_records(r)); /* results, whatever becomes of the files */
     TD_TRY(write_files(r));
-    TD_TRY(append_records(r));
 cleanup:
     return status;
 }
@@ -619,8 +619,8 @@ td_status td_command_trace(int argc, char **argv)
                "there already is replaced once the new one is whole.\n\n"
                "Examples:\n"
                "  tandem trace --size small --attention naive --json records.jsonl\n"
-               "  tandem trace --size small --steps 3 --top 5 --trace step.json --timeline step.svg\n"
-               "  tandem trace --device cuda --size xl --context 512 --dtype bf16_mixed --timed whole\n"
+               "  tandem trace --size small --steps 3 --trace step.json --timeline step.svg\n"
+               "  tandem trace --device cuda --size xl --context 512 --dtype bf16_mixed\n"
                "  nsys profile --trace=cuda,nvtx tandem trace --device cuda --size xl",
         .children = children};
     arguments args = {.common = {.device = "cpu"}, .top = 10};

@@ -639,7 +639,7 @@ void td_device_unlisten(td_device *dev, td_listener *listener)
 
 bool td_device_listened(const td_device *dev)
 {
-    return dev->listeners || dev->history.running;
+    return dev->listeners != NULL;
 }
 
 /* A label is one part of a path. */

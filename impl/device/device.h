@@ -177,8 +177,9 @@ typedef enum td_op_class {
 TD_API const char *td_op_class_name(td_op_class op_class);
 
 /** Names what is going on, for the history and whoever traces: labels nest, and an event carries the path of
- * those in force, such as "forward/layers.3/scaled dot product attention". The text is copied. TD_BAD_ARGUMENT: a NULL, an empty label or one
- * with a '/'. TD_BAD_STATE: push beyond 32 levels, pop without push. TD_NO_MEMORY. */
+ * those in force, such as "forward/layers.3/scaled dot product attention". The text is copied.
+ * TD_BAD_ARGUMENT: a NULL, an empty label or one with a '/'. TD_BAD_STATE: push beyond 32 levels, pop without
+ * push. TD_NO_MEMORY. */
 TD_API td_status td_device_push_label(td_device *dev, const char *label);
 TD_API td_status td_device_pop_label(td_device *dev);
 

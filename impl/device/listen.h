@@ -43,7 +43,7 @@ struct td_listener {
 void td_device_listen(td_device *dev, td_listener *listener);
 void td_device_unlisten(td_device *dev, td_listener *listener); /* one that does not listen stays out */
 
-/** Whether anybody listens, or a history is running. */
+/** Whether anybody listens. */
 bool td_device_listened(const td_device *dev);
 
 /** Around a call of an operation; of no effect where nobody listens. They nest. */

@@ -88,16 +88,18 @@ cleanup:
     return status;
 }
 
-static void begin_operation(td_device *dev, const char *name, const td_attention_shape *s, bool backward)
+static td_status begin_operation(td_device *dev, const char *name, const td_attention_shape *s, bool backward)
 {
-    td_cost cost = {0};
+    td_status status = TD_OK;
+    td_cost cost;
 
     if (!td_device_listened(dev))
-        return;
-    if (td_flash_cost(s->batch, s->heads, s->seq, s->seq_k, s->head_dim, s->dtype, s->causal, backward,
-                      &cost) != TD_OK)
-        cost = (td_cost){0};
+        goto cleanup;
+    TD_TRY(td_flash_cost(s->batch, s->heads, s->seq, s->seq_k, s->head_dim, s->dtype, s->causal, backward,
+                         &cost));
     td_device_begin_operation(dev, &(td_operation){name, TD_OP_ATTENTION, cost.flops, cost.bytes});
+cleanup:
+    return status;
 }
 
 td_status td_flash_sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out)
@@ -132,7 +134,7 @@ td_status td_flash_forward(td_device *dev, const td_attention_shape *shape, cons
     TD_CHECK(lse, "lse is NULL");
     TD_TRY(passes->sizes(dev, &s, &sizes));
     TD_TRY(check_work(work, sizes.forward_work));
-    begin_operation(dev, "flash_forward", &s, false);
+    TD_TRY(begin_operation(dev, "flash_forward", &s, false));
     TD_TRY(td_operation_done(dev, passes->forward(dev, &s, q, k, v, o, lse, work)));
 cleanup:
     return status;
@@ -159,7 +161,7 @@ td_status td_flash_backward(td_device *dev, const td_attention_shape *shape, con
     TD_CHECK(dv, "dv is NULL");
     TD_TRY(passes->sizes(dev, &s, &sizes));
     TD_TRY(check_work(work, sizes.backward_work));
-    begin_operation(dev, "flash_backward", &s, true);
+    TD_TRY(begin_operation(dev, "flash_backward", &s, true));
     TD_TRY(td_operation_done(dev, passes->backward(dev, &s, q, k, v, o, dout, lse, dq, dk, dv, work)));
 cleanup:
     return status;

@@ -61,11 +61,11 @@ enum {
     CLASS_sgd_update = TD_OP_OPTIMIZER
 };
 
-/* Calls the entry, around which who listens is told of it; `costs` is only asked for where somebody does. */
-#define CALL_COSTS(dev, op, costs, ...)                                                                      \
+/* Calls the entry, around which who listens is told of it. */
+#define CALL_COSTS(dev, op, cost, ...)                                                                       \
     (!ops_of(dev)->op             ? gap((dev), #op)                                                          \
      : !td_device_listened((dev)) ? ops_of(dev)->op((dev), __VA_ARGS__)                                      \
-                                  : (begin_operation((dev), #op, (td_op_class)CLASS_##op, (costs)),          \
+                                  : (begin_operation((dev), #op, (td_op_class)CLASS_##op, (cost)),           \
                                      td_operation_done((dev), ops_of(dev)->op((dev), __VA_ARGS__))))
 
 #define CALL(dev, op, ...) CALL_COSTS(dev, op, ((td_cost){0}), __VA_ARGS__)

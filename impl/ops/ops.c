@@ -66,19 +66,12 @@ cleanup:
     return status;
 }
 
-/** A shape that was resolved has a cost; 0 where its numbers go beyond what the arithmetic holds. */
-static td_cost gemm_cost(const td_gemm_shape *s)
-{
-    td_cost cost = {0};
-
-    return td_gemm_cost(s->batch, s->m, s->n, s->k, s->dtype, &cost) == TD_OK ? cost : (td_cost){0};
-}
-
 td_status td_gemm(td_device *dev, const td_gemm_shape *shape, const void *a, const void *b, void *c,
                   void *work)
 {
     td_status status = TD_OK;
     td_gemm_shape resolved;
+    td_cost cost = {0};
     size_t bytes = 0;
 
     TD_TRY(resolve_gemm(dev, shape, &resolved));
@@ -87,7 +80,9 @@ td_status td_gemm(td_device *dev, const td_gemm_shape *shape, const void *a, con
     TD_CHECK(c, "c is NULL");
     TD_TRY(td_gemm_work_bytes(dev, shape, &bytes));
     TD_TRY(check_work(work, bytes));
-    TD_TRY(CALL_COSTS(dev, gemm, gemm_cost(&resolved), &resolved, a, b, c, work));
+    if (td_device_listened(dev))
+        TD_TRY(td_gemm_cost(resolved.batch, resolved.m, resolved.n, resolved.k, resolved.dtype, &cost));
+    TD_TRY(CALL_COSTS(dev, gemm, cost, &resolved, a, b, c, work));
 cleanup:
     return status;
 }
@@ -433,21 +428,17 @@ cleanup:
     return status;
 }
 
-static td_cost softmax_cost(const td_softmax_shape *s)
-{
-    td_cost cost = {0};
-
-    return td_softmax_cost(s->rows, s->cols, s->dtype, &cost) == TD_OK ? cost : (td_cost){0};
-}
-
 td_status td_softmax_forward(td_device *dev, const td_softmax_shape *shape, const void *x, void *y)
 {
     td_status status = TD_OK;
+    td_cost cost = {0};
 
     TD_TRY(check_softmax(dev, shape));
     TD_CHECK(x, "x is NULL");
     TD_CHECK(y, "y is NULL");
-    TD_TRY(CALL_COSTS(dev, softmax_forward, softmax_cost(shape), shape, x, y));
+    if (td_device_listened(dev))
+        TD_TRY(td_softmax_cost(shape->rows, shape->cols, shape->dtype, &cost));
+    TD_TRY(CALL_COSTS(dev, softmax_forward, cost, shape, x, y));
 cleanup:
     return status;
 }

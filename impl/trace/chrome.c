@@ -1,5 +1,6 @@
-/* Chrome's trace format, as Kineto writes it: what Perfetto, chrome://tracing and Holistic Trace Analysis read.
- * Slices of one thread have to nest; activities of a stream that overlap each other get lanes of their own. */
+/* Chrome's trace format, as Kineto writes it: what Perfetto, chrome://tracing and Holistic Trace Analysis
+ * read. Slices of one thread have to nest; activities of a stream that overlap each other get lanes of
+ * their own. */
 #include "trace/recording.h"
 
 #include "base/check.h"

@@ -1,5 +1,5 @@
-/* What a kernel's name tells. Names are for libraries and for PyTorch's traces: what this library launches has
- * its class from the operation that launched it. */
+/* What a kernel's name tells. Names are for libraries and for PyTorch's traces: what this library launches
+ * has its class from the operation that launched it. */
 #include "trace/recording.h"
 
 #include "base/check.h"

@@ -1,7 +1,7 @@
-/* CUPTI's callbacks take no pointer of the caller's, so that there can be one listener in a process: `session`.
- * Buffers are filled by threads of CUPTI's own and are only put on a list then; they are read when the window
- * has ended. No call of CUDA or of CUPTI is made in a callback but the one that tells a node's id, and no lock
- * is held around one. */
+/* CUPTI's callbacks take no pointer of the caller's, so that there can be one listener in a process:
+ * `session`. Buffers are filled by threads of CUPTI's own and are only put on a list then; they are read
+ * when the window has ended. No call of CUDA or of CUPTI is made in a callback but the one that tells a
+ * node's id, and no lock is held around one. */
 #include "trace/cupti.h"
 
 #include "base/check.h"

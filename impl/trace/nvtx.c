@@ -1,5 +1,5 @@
-/* NVTX is in headers alone: where no profiler is attached a range costs a nanosecond. Names are registered, by
- * which a profiler can be told what to capture (nsys profile --capture-range=nvtx). */
+/* NVTX is in headers alone: where no profiler is attached a range costs a nanosecond. Names are registered,
+ * by which a profiler can be told what to capture (nsys profile --capture-range=nvtx). */
 #include "trace/nvtx.h"
 
 #include "base/check.h"

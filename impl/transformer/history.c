@@ -146,7 +146,7 @@ td_status td_push_layer(td_device *dev, int64_t layer)
 {
     char label[32];
 
-    if (!td_device_listened(dev))
+    if (!td_device_listened(dev) && !td_device_history_running(dev))
         return td_device_push_label(dev, "layers");
     snprintf(label, sizeof label, "layers.%" PRId64, layer);
     return td_device_push_label(dev, label);

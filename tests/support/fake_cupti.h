@@ -20,8 +20,8 @@ typedef struct fake_cupti {
     int enabled;       /* kinds and calls, less those that were disabled */
     bool system_threads, zeroed;
 
-    /* Records are put into buffers as CUPTI does, and buffers are given back by a flush or when they are full.
-     * False: there was no buffer. */
+    /* Records are put into buffers as CUPTI does, and buffers are given back by a flush or when they are
+     * full. False: there was no buffer. */
     bool (*put)(const void *record, size_t bytes);
 
     /* A node is captured, or is the copy of another. */

@@ -1,0 +1,233 @@
+/* The functions of trace.h. */
+#include "support/fuzz_api_kit.h"
+
+#include "trace/trace.h"
+
+API(td_trace_phase_name)
+{
+    const int value = any_enum(TD_TRACE_PHASES);
+
+    assert_int_equal(td_trace_phase_name((td_trace_phase)value) != NULL,
+                     value >= 0 && value < TD_TRACE_PHASES);
+    return TD_OK;
+}
+
+API(td_trace_classify)
+{
+    static const char *const names[] = {"nvjet_x", "td_softmax_forward", "", "void x<", "_Z"};
+    const char *name = pointer("name", TD_FUZZ_PICK(names));
+
+    return td_trace_classify(name, out("out", sizeof(td_op_class)));
+}
+
+API(td_trace_overlap_of)
+{
+    td_trace_interval sides[2][4];
+    int64_t counts[2];
+
+    for (int side = 0; side < 2; side++) {
+        counts[side] = td_fuzz_below(5);
+        for (int i = 0; i < 4; i++) {
+            const int64_t begin = td_fuzz_below(50);
+
+            sides[side][i] = (td_trace_interval){begin, begin + td_fuzz_below(20)};
+        }
+    }
+    if (wrong()) {
+        counts[0] = 1 + td_fuzz_below(4);
+        sides[0][0].end = sides[0][0].begin - 1;
+        impossible(TD_BAD_ARGUMENT, "compute");
+    }
+    if (wrong()) {
+        counts[1] = -1;
+        impossible(TD_BAD_ARGUMENT, "communication_count");
+    }
+    const td_trace_interval *compute = counts[0] == 0 ? NULL : sides[0],
+                            *communication = counts[1] == 0 ? NULL : sides[1];
+    return td_trace_overlap_of(compute, counts[0], communication, counts[1],
+                               out("out", sizeof(td_trace_overlap)));
+}
+
+/* ---- a trace ---- */
+
+/* A trace, or NULL; take_back destroys it and passes `status` on. */
+static td_trace *held;
+
+static void make(bool ended)
+{
+    static const char *const labels[] = {
+        "warmup",   "step", "forward", "loss", "backward", "optimizer", "scaled dot product attention",
+        "layers.3", "mine"};
+    void *block;
+    int depth = 0;
+
+    td_assert_ok(td_device_alloc(api_dev, 16, &block));
+    td_assert_ok(td_trace_begin(api_dev, &held));
+    for (int64_t i = td_fuzz_below(30); i > 0; i--) {
+        if (td_fuzz_chance(40) && depth < 20) {
+            td_assert_ok(td_device_push_label(api_dev, TD_FUZZ_PICK(labels)));
+            depth++;
+        } else if (td_fuzz_chance(40) && depth > 0) {
+            td_assert_ok(td_device_pop_label(api_dev));
+            depth--;
+        } else {
+            td_assert_ok(td_device_fill(api_dev, block, 1, 16));
+        }
+    }
+    if (ended)
+        td_assert_ok(td_trace_end(held));
+    while (depth-- > 0)
+        td_assert_ok(td_device_pop_label(api_dev));
+    td_assert_ok(td_device_free(api_dev, block));
+}
+
+static td_trace *make_ended(void)
+{
+    make(true);
+    return pointer("trace", held);
+}
+
+static td_status take_back(td_status status)
+{
+    td_trace_destroy(held);
+    held = NULL;
+    return status;
+}
+
+static unsigned phases(void)
+{
+    if (!wrong())
+        return 1 + (unsigned)td_fuzz_below(TD_TRACE_ALL_PHASES);
+    impossible(TD_BAD_ARGUMENT, "phases");
+    return td_fuzz_chance(50) ? 0 : TD_TRACE_ALL_PHASES + 1 + (unsigned)td_fuzz_below(1000);
+}
+
+static int64_t capacity(void)
+{
+    if (!wrong())
+        return 1 + td_fuzz_below(10);
+    impossible(TD_BAD_ARGUMENT, "capacity");
+    return td_fuzz_chance(50) ? 0 : INT64_MIN;
+}
+
+API(td_trace_begin)
+{
+    td_trace *trace = (td_trace *)&held;
+    td_device *device = dev();
+    td_trace **to = pointer("out", &trace);
+    const td_status status = td_trace_begin(device, to);
+
+    if (to && status != TD_OK)
+        assert_null(trace);
+    if (to)
+        td_trace_destroy(trace);
+    return status;
+}
+
+API(td_trace_end)
+{
+    make(false);
+    td_trace *trace = pointer("trace", held);
+    td_status status = td_trace_end(trace);
+
+    if (status == TD_OK && td_fuzz_chance(30)) {
+        impossible(TD_BAD_STATE, "ended already");
+        status = td_trace_end(trace);
+    }
+    return take_back(status);
+}
+
+API(td_trace_destroy)
+{
+    td_trace_destroy(NULL);
+    make(td_fuzz_chance(50));
+    return take_back(TD_OK);
+}
+
+API(td_trace_info_of)
+{
+    td_trace *trace = make_ended();
+
+    return take_back(td_trace_info_of(trace, out("out", sizeof(td_trace_info))));
+}
+
+API(td_trace_ranges)
+{
+    td_trace *trace = make_ended();
+    const td_trace_range **to = out("out", sizeof(void *));
+    int64_t *count = out("count", sizeof *count);
+
+    return take_back(td_trace_ranges(trace, to, count));
+}
+
+API(td_trace_activities)
+{
+    td_trace *trace = make_ended();
+    const td_trace_activity **to = out("out", sizeof(void *));
+    int64_t *count = out("count", sizeof *count);
+
+    return take_back(td_trace_activities(trace, to, count));
+}
+
+API(td_trace_calls)
+{
+    td_trace *trace = make_ended();
+    const td_trace_call **to = out("out", sizeof(void *));
+    int64_t *count = out("count", sizeof *count);
+
+    return take_back(td_trace_calls(trace, to, count));
+}
+
+API(td_trace_total_of)
+{
+    td_trace *trace = make_ended();
+    const unsigned of = phases();
+
+    return take_back(td_trace_total_of(trace, of, out("out", sizeof(td_trace_total))));
+}
+
+API(td_trace_kernels)
+{
+    td_trace *trace = make_ended();
+    const unsigned of = phases();
+    const int64_t most = capacity();
+    td_trace_kernel *rows = out("rows", 10 * sizeof *rows);
+    int64_t *count = out("count", sizeof *count);
+
+    return take_back(td_trace_kernels(trace, of, most, rows, count));
+}
+
+API(td_trace_labels)
+{
+    td_trace *trace = make_ended();
+    const int64_t most = capacity();
+    td_trace_label *rows = out("rows", 10 * sizeof *rows);
+    int64_t *count = out("count", sizeof *count);
+
+    return take_back(td_trace_labels(trace, most, rows, count));
+}
+
+API(td_trace_attention_of)
+{
+    td_trace *trace = make_ended();
+
+    return take_back(td_trace_attention_of(trace, out("out", sizeof(td_trace_attention))));
+}
+
+static td_status call_write(td_status (*write)(const td_trace *trace, const char *path))
+{
+    td_trace *trace = make_ended();
+    const char *path = path_own(td_fuzz_chance(50));
+
+    return take_back(path_done(write(trace, path_or_none(path))));
+}
+
+API(td_trace_write_json)
+{
+    return call_write(td_trace_write_json);
+}
+
+API(td_trace_write_timeline)
+{
+    return call_write(td_trace_write_timeline);
+}
