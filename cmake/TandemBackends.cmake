@@ -1,6 +1,6 @@
 # TANDEM_CUDA, TANDEM_NCCL, TANDEM_CUPTI, TANDEM_NVTX, TANDEM_MPI, TANDEM_GLOO: AUTO takes a backend where
-# its library and its sources are there, ON insists, OFF leaves it out. A backend that is off answers TD_UNSUPPORTED at run time and says
-# so here.
+# its library and its sources are there, ON insists, OFF leaves it out. A backend that is off answers
+# TD_UNSUPPORTED at run time, or goes on without, and says so here.
 
 function(td_backend name what sources found)
   set(TANDEM_${name} AUTO CACHE STRING "${what}: AUTO, ON or OFF")

@@ -153,7 +153,8 @@ static void the_structure_is_the_models(void **state)
     assert_false(info.gpu);
     assert_string_equal(info.cupti, "");
 
-    /* q, k and v are one product, gate and up another; the values of naive attention one for each sequence. */
+    /* q, k and v are one product, gate and up another; the values of naive attention are one for each
+     * sequence. */
     const bool naive = choice[0] == 0;
     const td_trace_total forward = total_of(trace, FORWARD), backward = total_of(trace, BACKWARD),
                          optimizer = total_of(trace, OPTIMIZER), all = total_of(trace, TD_TRACE_ALL_PHASES);

@@ -157,13 +157,13 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *re
                                  size_t valid)
 {
     td_cupti *cupti = atomic_load(&session);
-    buffer *full = (buffer *)(void *)records - 1;
 
     (void)context;
     (void)stream;
     (void)size;
     if (!records)
         return;
+    buffer *full = (buffer *)(void *)records - 1;
     if (!cupti) {
         free(full);
         return;
