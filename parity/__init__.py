@@ -7,4 +7,15 @@ import os
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")
 
 # The modules from the ground up: what fails on a floor spoils those above it.
-FLOORS = ("accounting", "comm", "ops", "attention", "flash", "transformer", "precision", "bench", "memory")
+FLOORS = (
+    "accounting",
+    "comm",
+    "ops",
+    "attention",
+    "flash",
+    "transformer",
+    "precision",
+    "bench",
+    "memory",
+    "trace",
+)

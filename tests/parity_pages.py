@@ -14,7 +14,7 @@ from unittest.mock import MagicMock, patch
 import pandas as pd
 import typst
 
-from parity import bench, flash, transformer
+from parity import bench, flash, trace, transformer
 from parity.bench import drivers, gpu_page
 from parity.core import grid, plot, report, sweep
 from parity.core.clock import statistics
@@ -43,6 +43,31 @@ furthest_grad_rel_l2 furthest_weight_rel_l2""".split()
 
 
 class PagesTest(unittest.TestCase):
+    def test_the_trace_s_sentences_are_of_the_largest_case(self):
+        cases = [case for case in trace.cases("full", "cuda") if case.get("part") == "profile"]
+        records = [invented("trace", case, impl) for case in cases for impl in ("c", "torch_eager")]
+        largest = next(r for r in records if (r["case"]["size"], r["case"]["context"]) == ("2.7B", 1024))
+        largest["values"] |= {"forward timer": 50.0, "forward window": 49.0, "forward traced mean": 50.0}
+        largest["values"] |= {
+            "forward ms matmul": 8.0,
+            "forward ms softmax": 1.5,
+            "forward ms elementwise": 0.5,
+        }
+        largest["values"] |= {
+            "attention ms scores": 1.0,
+            "attention ms softmax": 3.0,
+            "attention ms values": 1.0,
+        }
+        page = written(trace, "trace", records)
+        for words in (
+            "2.7B at context 1024 in f32 takes 50.00 ms by the timer, and by the trace 49.00 ms, 2.0 % less",
+            "with the most time of the forward pass is `sm90_xmma_gemm` (matmul, 50 %, 73 calls a pass)",
+            "Beside products forward spends time in softmax (15.0 %), elementwise (5.0 %).",
+            "Matrix products are 80 % of forward",
+            "Inside attention softmax takes 1.50 of the time of both products",
+        ):
+            self.assertIn(words, page)
+
     def test_every_page_survives_missing_and_failed_records(self):
         committed = load(COMMITTED).newest()
         self.assertGreater(len(committed), 100)
@@ -411,6 +436,18 @@ def indexed(modules, records):
         return (Path(folder) / "README.md").read_text()
 
 
+def traced(rng):
+    """What a trace leaves in a record."""
+    figures = ("timer", "traced", "traced mean", "window", "busy", "sum", "activities")
+    values = {f"{name} {figure}": 1 + rng.random() for name in trace.PASSES for figure in figures}
+    for scope in trace.SCOPES:
+        values |= {f"{scope} ms {name}": rng.random() for name in ("matmul", "softmax", "elementwise")}
+        kernels = [("sm90_xmma_gemm", "matmul", 0.5, 73.0), ("td_softmax", "softmax", 0.1, 12.0)]
+        values |= {f"{scope} products": 73.0} | trace.numbered(scope, kernels)
+    values |= {f"attention ms {part}": 1 + rng.random() for part in trace.PARTS[:3]}
+    return values
+
+
 def invented(module, case, impl, gpu=True):
     """A record with a number wherever a page may look for one."""
     rng = random.Random(f"{case.name} {impl}")
@@ -435,6 +472,8 @@ def invented(module, case, impl, gpu=True):
         "furthest_grad": "a",
         "furthest_weight": "b",
     }
+    if case.deliverable == "nsys_profile":
+        found["values"] |= traced(rng)
     if case.deliverable == "transformer_training":
         found["series"] = {"loss": [5.0 - rng.random() for _ in range(case.steps)]}
     return found

@@ -23,7 +23,7 @@ from parity.core.record import Finished, RecordError, RecordFile, key_of, now
 from parity.core.worker import Ahead, Settings, Worker
 
 PROFILES = ("quick", "full")
-NO_MODULES = ("core", "shared", "__main__")  # what else stands in a package of modules
+NO_MODULES = ("__main__", "bridge", "core", "shared")
 FRESH_PROCESS_S = 4.0  # importing PyTorch and loading the library, for a case that is alone
 BAD = ("failed", "error")
 MORE = 3  # exit status of a run that stopped in time, with cases left
@@ -48,7 +48,7 @@ class Item:
 
 
 def discover(package: str) -> dict[str, ModuleType]:
-    """The modules of a package: every file and every package in it but core, shared and __main__."""
+    """The modules of a package: every file and every package in it but those of NO_MODULES."""
     root = importlib.import_module(package)
     names = sorted(
         found.name for found in pkgutil.iter_modules(root.__path__) if found.name not in NO_MODULES

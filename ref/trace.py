@@ -1,0 +1,193 @@
+"""The handout's nsys_profile on PyTorch's own model, with PyTorch's own profiler: what runs in the phases of a step,
+and inside attention."""
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+from torch import Tensor
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.flop_counter import FlopCounterMode
+
+from ref.attention import masked_scores
+from ref.ops import softmax
+from ref.transformer import AdamW, Transformer, cross_entropy
+
+PHASES = ("forward", "loss", "backward", "optimizer")
+# The handout's names of the parts of "scaled dot product attention".
+PARTS = {
+    "scores": "computing attention scores",
+    "softmax": "computing softmax",
+    "values": "final matmul",
+}
+
+
+def annotated_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+    """ref.attention with the handout's ranges around its parts."""
+    with record_function("scaled dot product attention"):
+        with record_function(PARTS["scores"]):
+            scores = masked_scores(q, k, causal)
+        with record_function(PARTS["softmax"]):
+            weights = softmax(scores)
+        with record_function(PARTS["values"]):
+            return weights @ v
+
+
+@dataclass
+class Activity:
+    """A kernel, copy or fill of a GPU; on a CPU an operation, for as long as it calls no other."""
+
+    name: str
+    step: int
+    phase: str  # "" outside of all
+    part: str  # of the forward pass' attention; "" otherwise
+    begin: float  # microseconds
+    end: float
+
+
+@dataclass
+class Profiled:
+    steps: int
+    timer: dict[str, list[float]]  # ms of each phase without the profiler, synchronised
+    traced: dict[str, list[float]]  # ms beside it
+    activities: list[Activity] = field(default_factory=list)  # of all steps
+
+
+class Profiler:
+    """A model, one batch, and steps that are synchronised after each phase, as the handout asks for."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        ids: Tensor,
+        targets: Tensor,
+        autocast: bool = False,
+        synchronize: Callable[[], None] = lambda: None,
+    ):
+        self.model, self.ids, self.targets, self.synchronize = model, ids, targets, synchronize
+        self.autocast = torch.autocast(ids.device.type, torch.bfloat16, enabled=autocast)
+        self.optimizer = AdamW(model.parameters())
+        for block in model.layers:
+            block.attn.attend = annotated_attention
+
+    def step(self, times: dict[str, list[float]]) -> None:
+        self.model.zero_grad(set_to_none=True)
+        with self.autocast:
+            with self.phase("forward", times):
+                logits = self.model(self.ids)
+            with self.phase("loss", times):
+                loss = cross_entropy(logits, self.targets)
+        with self.phase("backward", times):
+            loss.backward()
+        with self.phase("optimizer", times):
+            self.optimizer.step()
+
+    @contextmanager
+    def phase(self, name: str, times: dict[str, list[float]]):
+        self.synchronize()
+        start = perf_counter()
+        with record_function(name):
+            yield
+            self.synchronize()
+        times[name].append(1e3 * (perf_counter() - start))
+
+    def run(self, warmup: int, steps: int) -> Profiled:
+        found = Profiled(steps, {name: [] for name in PHASES}, {name: [] for name in PHASES})
+        for _ in range(warmup):
+            self.step({name: [] for name in PHASES})
+        for _ in range(steps):
+            self.step(found.timer)
+        kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * self.ids.is_cuda
+        with profile(activities=kinds) as profiler:
+            for _ in range(steps):
+                self.step(found.traced)
+        events = list(profiler.events())
+        found.activities = on_gpu(events) if self.ids.is_cuda else on_cpu(events)
+        return found
+
+
+def ranges_of(events: list, names: tuple[str, ...]) -> list[tuple[float, float, str]]:
+    """Begin, end and name of the host's ranges with these names, in order."""
+    found = [
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in events
+        if event.device_type == DeviceType.CPU and event.name in names
+    ]
+    return sorted(found)
+
+
+def range_at(ranges: list[tuple[float, float, str]], time: float) -> tuple[int, str]:
+    """The number and the name of the range that the time is in, "" for none: phases and parts follow each other, so
+    that no time is in two."""
+    low, high = 0, len(ranges)
+    while low < high:
+        middle = (low + high) // 2
+        if ranges[middle][0] <= time:
+            low = middle + 1
+        else:
+            high = middle
+    return (low - 1, ranges[low - 1][2]) if low > 0 and time < ranges[low - 1][1] else (0, "")
+
+
+def on_gpu(events: list) -> list[Activity]:
+    """Phases end when the device is done, so that a kernel's own time tells its phase, also where another thread
+    launched it: autograd's. A part of attention is where it was launched, which the operation's time tells."""
+    phases, parts = ranges_of(events, PHASES), ranges_of(events, tuple(PARTS.values()))
+    words = {name: part for part, name in PARTS.items()}
+    launched: dict[int, str] = {}
+    for event in events:
+        # A kernel has the id of the call of CUDA that launched it; those of operations are others.
+        if event.device_type == DeviceType.CPU and event.name.startswith("cu"):
+            _, part = range_at(parts, event.time_range.start)
+            if part:
+                launched[event.id] = words[part]
+    found = []
+    for event in events:
+        if event.device_type == DeviceType.CUDA and not getattr(event, "is_user_annotation", False):
+            begin, end = event.time_range.start, event.time_range.end
+            number, phase = range_at(phases, begin)
+            part = launched.get(event.id, "") if phase == "forward" else ""
+            found.append(Activity(event.name, number // len(PHASES), phase, part, begin, end))
+    return found
+
+
+def on_cpu(events: list) -> list[Activity]:
+    """Operations with their own time, which is without that of the operations that they call."""
+    phases, parts = ranges_of(events, PHASES), ranges_of(events, tuple(PARTS.values()))
+    words = {name: part for part, name in PARTS.items()}
+    found = []
+    for event in events:
+        if event.device_type != DeviceType.CPU or not event.name.startswith("aten::"):
+            continue
+        begin = event.time_range.start
+        number, phase = range_at(phases, begin)
+        part = words.get(range_at(parts, begin)[1], "") if phase == "forward" else ""
+        end = begin + event.self_cpu_time_total
+        found.append(Activity(event.name, number // len(PHASES), phase, part, begin, end))
+    return found
+
+
+def flops(model: Transformer, ids: Tensor, targets: Tensor) -> dict[str, int]:
+    """Of the matrix products of the forward pass, of all layers' scores, of all values, and of forward and backward."""
+    found = {"scores": 0, "values": 0}
+
+    def counted(name: str, function: Callable[[], Tensor]) -> Tensor:
+        with FlopCounterMode(display=False) as counter:
+            result = function()
+        found[name] += counter.get_total_flops()
+        return result
+
+    def attend(q, k, v, causal):
+        scores = counted("scores", lambda: masked_scores(q, k, causal))
+        return counted("values", lambda: softmax(scores) @ v)
+
+    for block in model.layers:
+        block.attn.attend = attend
+    with FlopCounterMode(display=False) as whole:
+        logits = model(ids)
+        found["forward"] = whole.get_total_flops()
+        cross_entropy(logits, targets).backward()
+    return found | {"step": whole.get_total_flops()}
