@@ -516,8 +516,8 @@ def say_top(records):
     values = record["values"]
     same = values["forward 1 name"] == values["forward and backward 1 name"]
     return (
-        f"The {what(record)} with the most time of the forward pass is `{values['forward 1 name']}` ({values['forward 1 class']}, "
-        f"{100 * values['forward 1 share']:.0f} %, {values['forward 1 calls']:g} calls a pass), and with backward it "
+        f"The {what(record)} with the most time of the forward pass is `{values['forward 1 name']}` "
+        f"({values['forward 1 class']}, {100 * values['forward 1 share']:.0f} %, {values['forward 1 calls']:g} calls a pass), and with backward it "
         f"is {'the same' if same else '`' + values['forward and backward 1 name'] + '`'}."
     )
 
