@@ -514,11 +514,12 @@ def say_top(records):
     if record is None or "forward 1 name" not in record["values"]:
         return ""
     values = record["values"]
-    same = values["forward 1 name"] == values["forward and backward 1 name"]
+    with_backward = values["forward and backward 1 name"]
+    same = values["forward 1 name"] == with_backward
     return (
         f"The {what(record)} with the most time of the forward pass is `{values['forward 1 name']}` "
-        f"({values['forward 1 class']}, {100 * values['forward 1 share']:.0f} %, {values['forward 1 calls']:g} calls a pass), and with backward it "
-        f"is {'the same' if same else '`' + values['forward and backward 1 name'] + '`'}."
+        f"({values['forward 1 class']}, {100 * values['forward 1 share']:.0f} %, {values['forward 1 calls']:g} calls a "
+        f"pass), and with backward it is {'the same' if same else f'`{with_backward}`'}."
     )
 
 
