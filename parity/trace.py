@@ -17,7 +17,7 @@ DELIVERABLES = {"nsys_profile": "What runs in a step: kernels, their classes, an
 
 VOCAB, BATCH = 10_000, 4
 CONTEXTS = [128, 256, 512, 1024]
-RATES = {"cpu": 5e10, "f32": 3e13, "bf16_mixed": 2e14}  # FLOP/s to expect
+RATES = {"cpu": 5e10, "f32": 5e13, "bf16_mixed": 2e14}  # FLOP/s to expect
 KERNELS = 5  # of a record, for each of SCOPES
 PHASES = ("forward", "loss", "backward", "optimizer", "elsewhere")
 PASSES = {
