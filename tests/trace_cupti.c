@@ -8,6 +8,7 @@
 #include "support/file_kit.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -119,9 +120,22 @@ static void call_from(uint32_t correlation, CUpti_CallbackId id, uint32_t thread
     assert_true(fake->put(&record, sizeof record));
 }
 
+/* This thread launches. */
+static void launch(uint32_t correlation, CUpti_CallbackId id)
+{
+    fake->launch(id, correlation);
+    call_from(correlation, id, (uint32_t)gettid());
+}
+
 static void call(uint32_t correlation)
 {
-    call_from(correlation, CUPTI_RUNTIME_TRACE_CBID___cudaLaunchKernel_v13000, (uint32_t)gettid());
+    launch(correlation, CUPTI_RUNTIME_TRACE_CBID___cudaLaunchKernel_v13000);
+}
+
+static void *launch_apart(void *correlation)
+{
+    fake->launch(CUPTI_RUNTIME_TRACE_CBID___cudaLaunchKernel_v13000, *(uint32_t *)correlation);
+    return NULL;
 }
 
 static void kernel(const char *name, uint32_t correlation, uint64_t begin_ns, uint64_t end_ns, uint64_t node)
@@ -183,7 +197,7 @@ static void kernels_belong_to_the_range_that_launched_them(void **unused)
 
     (void)unused;
     begin();
-    assert_true(fake->system_threads && fake->zeroed);
+    assert_true(fake->system_threads && fake->zeroed && fake->callbacks >= 8);
     push("warmup");
     operate("gemm", TD_OP_MATMUL, 10, "nvjet_sm90_tst_128x128_TNT", 1, 0, 50);
     pop();
@@ -281,7 +295,7 @@ static void nodes_of_graphs_belong_to_the_range_that_they_were_captured_in(void 
         push("step");
         push("forward");
         const uint64_t at = fake->now;
-        call_from(50 + step, CUPTI_RUNTIME_TRACE_CBID_cudaGraphLaunch_v10000, (uint32_t)gettid());
+        launch(50 + step, CUPTI_RUNTIME_TRACE_CBID_cudaGraphLaunch_v10000);
         pop();
         pop();
         kernel("first", 50 + step, at + 100, at + 140, 201);
@@ -376,7 +390,11 @@ static void what_nobody_launched_in_a_range_is_counted(void **unused)
     (void)unused;
     begin();
     push("step");
-    call_from(1, CUPTI_RUNTIME_TRACE_CBID___cudaLaunchKernel_v13000, 1); /* another thread's */
+    pthread_t another;
+    uint32_t first = 1;
+    assert_int_equal(pthread_create(&another, NULL, launch_apart, &first), 0);
+    assert_int_equal(pthread_join(another, NULL), 0);
+    call_from(1, CUPTI_RUNTIME_TRACE_CBID___cudaLaunchKernel_v13000, 1);
     kernel("theirs", 1, fake->now, fake->now + 5, 0);
     kernel("of a call that is not known", 2, fake->now, fake->now + 5, 0);
     fake->now += 100;
@@ -582,13 +600,14 @@ static void the_file_has_lanes_and_arrows(void **unused)
     push("step");
     push("a \"label\"\\");
     call(1);
-    call_from(2, CUPTI_RUNTIME_TRACE_CBID_cudaGraphLaunch_v10000, (uint32_t)gettid());
+    launch(2, CUPTI_RUNTIME_TRACE_CBID_cudaGraphLaunch_v10000);
     const CUpti_ActivityAPI driver = {.kind = CUPTI_ACTIVITY_KIND_DRIVER,
                                       .cbid = CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel_ptsz,
                                       .start = fake->now,
                                       .end = fake->now + 1,
                                       .threadId = (uint32_t)gettid(),
                                       .correlationId = 3};
+    fake->launch(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel_ptsz, 3);
     assert_true(fake->put(&driver, sizeof driver));
     pop();
     pop();

@@ -15,9 +15,9 @@
 #include <cmocka.h>
 
 static td_bench_config config = {
-    .model = {.size = {.d_model = 768, .d_ff = 3072, .layers = 6, .heads = 12, .vocab = 10000},
-              .batch = 4,
-              .context = 512,
+    .model = {.size = {.d_model = 1280, .d_ff = 5120, .layers = 6, .heads = 20, .vocab = 10000},
+              .batch = 8,
+              .context = 1024,
               .precision = TD_PRECISION_BF16_MIXED,
               .attention = "naive",
               .keep = TD_KEEP_ALL,
@@ -88,10 +88,13 @@ static void nothing_is_missing(void **unused)
     assert_true(info.activities > 100 * config.steps);
 }
 
+/* Within 3 %, but for what the host takes to launch ahead of a phase and to wait behind it. */
 static void check_against(const char *phase, double traced, double timer)
 {
+    const double host_ms = 0.4;
+
     printf("%s: %.4f ms traced, %.4f ms timed\n", phase, traced, timer);
-    assert_true(traced <= 1.01 * timer && traced >= 0.97 * timer);
+    assert_true(traced <= 1.01 * timer && traced >= 0.97 * timer - host_ms);
 }
 
 /* The window of a phase is the timer's but for the launch ahead of it and the host's wait behind it. */
@@ -110,7 +113,7 @@ static void windows_agree_with_the_timer(void **unused)
 
 static void products_are_the_models(void **unused)
 {
-    const double layers = 6, batch = 4;
+    const double layers = 6, batch = 8;
     const td_trace_total forward = total_of(FORWARD), all = total_of(TD_TRACE_ALL_PHASES);
 
     (void)unused;

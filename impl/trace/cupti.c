@@ -35,6 +35,12 @@ typedef struct buffer {
     size_t valid;
 } buffer; /* the records follow */
 
+/** Ranges by keys: 0 is a free slot; at most half full. */
+typedef struct table {
+    td_cupti_node *slots;
+    size_t room, count;
+} table;
+
 struct td_cupti {
     library lib;
     int version;
@@ -44,10 +50,12 @@ struct td_cupti {
     atomic_int refused; /* times that it was given none */
     atomic_int_fast64_t range;
 
-    pthread_mutex_t lock; /* of what follows: nodes by their ids, 0: a free slot; at most half full */
-    td_cupti_node *nodes;
-    size_t node_room, node_count;
-    int64_t nodes_lost;
+    pthread_t thread; /* whose ranges they are */
+
+    pthread_mutex_t lock; /* of what follows */
+    table nodes;          /* by their ids */
+    table launches;       /* by their correlation ids */
+    int64_t lost;
 };
 
 static _Atomic(td_cupti *) session;
@@ -174,70 +182,103 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *re
         ;
 }
 
-static size_t slot_of(const td_cupti_node *nodes, size_t room, uint64_t node)
+static td_cupti_node *slot_of(const table *t, uint64_t key)
 {
-    size_t at = (node * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (room - 1);
+    size_t at = (key * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (t->room - 1);
 
-    while (nodes[at].node != 0 && nodes[at].node != node)
-        at = (at + 1) & (room - 1);
-    return at;
+    while (t->slots[at].node != 0 && t->slots[at].node != key)
+        at = (at + 1) & (t->room - 1);
+    return &t->slots[at];
 }
 
 /** Under the lock. */
-static void put_node(td_cupti *cupti, uint64_t node, int64_t range)
+static void put(td_cupti *cupti, table *t, uint64_t key, int64_t range)
 {
-    if (2 * (cupti->node_count + 1) > cupti->node_room) {
-        const size_t room = cupti->node_room > 0 ? 2 * cupti->node_room : 4096;
-        td_cupti_node *nodes = calloc(room, sizeof *nodes);
+    if (2 * (t->count + 1) > t->room) {
+        table larger = {.room = t->room > 0 ? 2 * t->room : 4096, .count = t->count};
 
-        if (!nodes) {
-            cupti->nodes_lost++;
+        larger.slots = calloc(larger.room, sizeof *larger.slots);
+        if (!larger.slots) {
+            cupti->lost++;
             return;
         }
-        for (size_t i = 0; i < cupti->node_room; i++)
-            if (cupti->nodes[i].node != 0)
-                nodes[slot_of(nodes, room, cupti->nodes[i].node)] = cupti->nodes[i];
-        free(cupti->nodes);
-        cupti->nodes = nodes;
-        cupti->node_room = room;
+        for (size_t i = 0; i < t->room; i++)
+            if (t->slots[i].node != 0)
+                *slot_of(&larger, t->slots[i].node) = t->slots[i];
+        free(t->slots);
+        *t = larger;
     }
-    td_cupti_node *slot = &cupti->nodes[slot_of(cupti->nodes, cupti->node_room, node)];
-    cupti->node_count += slot->node == 0;
-    *slot = (td_cupti_node){node, range};
+    td_cupti_node *slot = slot_of(t, key);
+    t->count += slot->node == 0;
+    *slot = (td_cupti_node){key, range};
 }
 
 /** A node that is captured belongs to the range that is open; one that instantiation clones, to that of its
  * original. */
-static void CUPTIAPI hear_node(void *user, CUpti_CallbackDomain domain, CUpti_CallbackId id, const void *data)
+static void hear_node(td_cupti *cupti, bool cloned, const CUpti_GraphData *graph)
 {
-    td_cupti *cupti = user;
-    const CUpti_ResourceData *resource = data;
+    int64_t range = cloned ? -1 : atomic_load(&cupti->range);
     uint64_t node, original;
 
-    if (domain != CUPTI_CB_DOMAIN_RESOURCE ||
-        (id != CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED && id != CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED))
-        return;
-    const CUpti_GraphData *graph = resource->resourceDescriptor;
-    const bool cloned = id == CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED;
-    int64_t range = cloned ? -1 : atomic_load(&cupti->range);
     if (cupti->lib.GetGraphNodeId(graph->node, &node) != CUPTI_SUCCESS || node == 0)
         return;
     if (cloned &&
         (cupti->lib.GetGraphNodeId(graph->originalNode, &original) != CUPTI_SUCCESS || original == 0))
         return;
     pthread_mutex_lock(&cupti->lock);
-    if (cloned && cupti->node_room > 0) {
-        const td_cupti_node *slot = &cupti->nodes[slot_of(cupti->nodes, cupti->node_room, original)];
+    if (cloned && cupti->nodes.room > 0) {
+        const td_cupti_node *slot = slot_of(&cupti->nodes, original);
 
         if (slot->node != 0)
             range = slot->range;
     }
     if (range >= 0)
-        put_node(cupti, node, range);
+        put(cupti, &cupti->nodes, node, range);
     pthread_mutex_unlock(&cupti->lock);
 }
 
+/** What is launched belongs to the range that is open on the thread that opens them. What a call of the runtime
+ * calls in the driver is told as well, and has an id of its own or the same one. */
+static void hear_launch(td_cupti *cupti, const CUpti_CallbackData *call)
+{
+    const int64_t range = atomic_load(&cupti->range);
+
+    if (call->callbackSite != CUPTI_API_ENTER || call->correlationId == 0 || range < 0 ||
+        !pthread_equal(pthread_self(), cupti->thread))
+        return;
+    pthread_mutex_lock(&cupti->lock);
+    put(cupti, &cupti->launches, call->correlationId, range);
+    pthread_mutex_unlock(&cupti->lock);
+}
+
+static void CUPTIAPI hear(void *user, CUpti_CallbackDomain domain, CUpti_CallbackId id, const void *data)
+{
+    if (domain == CUPTI_CB_DOMAIN_RUNTIME_API || domain == CUPTI_CB_DOMAIN_DRIVER_API)
+        hear_launch(user, data);
+    else if (domain == CUPTI_CB_DOMAIN_RESOURCE &&
+             (id == CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED || id == CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED))
+        hear_node(user, id == CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED,
+                  ((const CUpti_ResourceData *)data)->resourceDescriptor);
+}
+
 /* ---- open and close ---- */
+
+/** Records and callbacks of these calls. */
+static CUptiResult enable_calls(td_cupti *cupti, CUpti_CallbackDomain domain, const CUpti_CallbackId *calls,
+                                size_t count)
+{
+    const library *lib = &cupti->lib;
+    const bool runtime = domain == CUPTI_CB_DOMAIN_RUNTIME_API;
+    CUptiResult code = CUPTI_SUCCESS;
+
+    for (size_t i = 0; code == CUPTI_SUCCESS && i < count; i++) {
+        code =
+            runtime ? lib->ActivityEnableRuntimeApi(calls[i], 1) : lib->ActivityEnableDriverApi(calls[i], 1);
+        if (code == CUPTI_SUCCESS)
+            code = lib->EnableCallback(1, cupti->subscriber, domain, calls[i]);
+    }
+    return code;
+}
 
 static CUptiResult enable(td_cupti *cupti)
 {
@@ -246,10 +287,10 @@ static CUptiResult enable(td_cupti *cupti)
 
     for (size_t i = 0; code == CUPTI_SUCCESS && i < COUNT(kinds); i++)
         code = lib->ActivityEnable(kinds[i]);
-    for (size_t i = 0; code == CUPTI_SUCCESS && i < COUNT(runtime_calls); i++)
-        code = lib->ActivityEnableRuntimeApi(runtime_calls[i], 1);
-    for (size_t i = 0; code == CUPTI_SUCCESS && i < COUNT(driver_calls); i++)
-        code = lib->ActivityEnableDriverApi(driver_calls[i], 1);
+    if (code == CUPTI_SUCCESS)
+        code = enable_calls(cupti, CUPTI_CB_DOMAIN_RUNTIME_API, runtime_calls, COUNT(runtime_calls));
+    if (code == CUPTI_SUCCESS)
+        code = enable_calls(cupti, CUPTI_CB_DOMAIN_DRIVER_API, driver_calls, COUNT(driver_calls));
     if (code == CUPTI_SUCCESS)
         code = lib->EnableCallback(1, cupti->subscriber, CUPTI_CB_DOMAIN_RESOURCE,
                                    CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED);
@@ -293,7 +334,7 @@ static bool start(td_cupti *cupti, char why[TD_CUPTI_WHY])
         return false;
     }
     if (code == CUPTI_SUCCESS)
-        code = lib->Subscribe_v2(&cupti->subscriber, hear_node, cupti, &params);
+        code = lib->Subscribe_v2(&cupti->subscriber, hear, cupti, &params);
     if (code == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED) {
         snprintf(why, TD_CUPTI_WHY,
                  "another profiler is attached%s%s: it has CUPTI, which serves one at a time",
@@ -334,7 +375,8 @@ static void destroy(td_cupti *cupti)
 {
     free_buffers(cupti);
     pthread_mutex_destroy(&cupti->lock);
-    free(cupti->nodes);
+    free(cupti->nodes.slots);
+    free(cupti->launches.slots);
     free(cupti);
 }
 
@@ -348,6 +390,7 @@ td_status td_cupti_open(td_cupti **out, char why[TD_CUPTI_WHY])
         return td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *cupti);
     (void)pthread_mutex_init(&cupti->lock, NULL);
     atomic_store(&cupti->range, -1);
+    cupti->thread = pthread_self();
     if (!load_library(&cupti->lib, why)) {
         destroy(cupti);
         return TD_OK;
@@ -561,17 +604,17 @@ static int by_node(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static td_status take_nodes(td_cupti *cupti, td_cupti_log *log)
+static td_status take_table(const table *t, td_cupti_node **out, int64_t *count)
 {
-    if (cupti->node_count == 0)
+    if (t->count == 0)
         return TD_OK;
-    log->nodes = calloc(cupti->node_count, sizeof *log->nodes);
-    if (!log->nodes)
-        return td_fail(TD_NO_MEMORY, "no host memory for %zu nodes of graphs", cupti->node_count);
-    for (size_t i = 0; i < cupti->node_room; i++)
-        if (cupti->nodes[i].node != 0)
-            log->nodes[log->node_count++] = cupti->nodes[i];
-    qsort(log->nodes, (size_t)log->node_count, sizeof *log->nodes, by_node);
+    *out = calloc(t->count, sizeof **out);
+    if (!*out)
+        return td_fail(TD_NO_MEMORY, "no host memory for %zu launches", t->count);
+    for (size_t i = 0; i < t->room; i++)
+        if (t->slots[i].node != 0)
+            (*out)[(*count)++] = t->slots[i];
+    qsort(*out, t->count, sizeof **out, by_node);
     return TD_OK;
 }
 
@@ -600,10 +643,11 @@ td_status td_cupti_take(td_cupti *cupti, td_names *names, td_cupti_log *log)
         status = td_fail(TD_LIBRARY_ERROR, "CUPTI failed: %s (%d)", words_for(lib, code), (int)code);
         goto cleanup;
     }
-    log->dropped += (int64_t)dropped + cupti->nodes_lost;
+    log->dropped += (int64_t)dropped + cupti->lost;
     if (atomic_load(&cupti->refused) > 0 && dropped == 0) /* it had no buffer, and does not say for what */
         log->dropped++;
-    TD_TRY(take_nodes(cupti, log));
+    TD_TRY(take_table(&cupti->nodes, &log->nodes, &log->node_count));
+    TD_TRY(take_table(&cupti->launches, &log->launches, &log->launch_count));
 cleanup:
     free_buffers(cupti);
     return status;

@@ -19,10 +19,11 @@ int td_cupti_version(const td_cupti *cupti);
 /** The clock of its records. */
 int64_t td_cupti_now(const td_cupti *cupti);
 
-/** Nodes that are captured from here on belong to this range; -1: to none. */
+/** What the thread that opened it launches from here on, and the nodes that are captured, belong to this range;
+ * -1: to none. */
 void td_cupti_enter(td_cupti *cupti, int64_t range);
 
-/** A node of a graph and the range that it was captured in. */
+/** A node of a graph, or the correlation id of a launch, and the range that it belongs to. */
 typedef struct td_cupti_node {
     uint64_t node;
     int64_t range;
@@ -33,8 +34,9 @@ typedef struct td_cupti_log {
     td_trace_activity *activities; /* name, kind, times, ids and extents are filled */
     uint32_t *others;              /* of each: a second correlation id, of the runtime's call; 0: none */
     td_trace_call *calls;
-    td_cupti_node *nodes; /* by node */
-    int64_t activity_count, call_count, node_count;
+    td_cupti_node *nodes;    /* in their order */
+    td_cupti_node *launches; /* in their order */
+    int64_t activity_count, call_count, node_count, launch_count;
     int64_t without_times, dropped;
 } td_cupti_log;
 

@@ -163,28 +163,31 @@ static int64_t range_at(const td_trace *trace, int64_t time)
     return at;
 }
 
-static int64_t range_of_node(const td_cupti_log *log, uint64_t node)
+static int64_t range_of(const td_cupti_node *nodes, int64_t count, uint64_t node)
 {
-    int64_t low = 0, high = log->node_count;
+    int64_t low = 0, high = count;
 
     while (low < high) {
         const int64_t middle = low + (high - low) / 2;
 
-        if (log->nodes[middle].node < node)
+        if (nodes[middle].node < node)
             low = middle + 1;
         else
             high = middle;
     }
-    return low < log->node_count && log->nodes[low].node == node ? log->nodes[low].range : -1;
+    return low < count && nodes[low].node == node ? nodes[low].range : -1;
 }
 
 /** What the range that launched it says, and more closely the one that it was captured in. A declared class
  * goes before the name's. */
-static void attribute(const td_trace *trace, const td_cupti_log *log, td_trace_activity *activity)
+static void attribute(const td_trace *trace, const td_cupti_log *log, uint32_t other,
+                      td_trace_activity *activity)
 {
-    const td_trace_call *call = activity->call >= 0 ? &trace->calls[activity->call] : NULL;
-    const int64_t launched = call && call->thread == trace->thread ? range_at(trace, call->begin_ns) : -1;
-    const int64_t captured = activity->node != 0 ? range_of_node(log, activity->node) : -1;
+    const int64_t captured = activity->node != 0 ? range_of(log->nodes, log->node_count, activity->node) : -1;
+    int64_t launched = range_of(log->launches, log->launch_count, activity->correlation);
+
+    if (launched < 0 && other != 0)
+        launched = range_of(log->launches, log->launch_count, other);
 
     activity->phase = TD_TRACE_ELSEWHERE;
     if (launched >= 0)
@@ -235,7 +238,7 @@ td_status td_trace_gpu_activities(td_trace *trace, td_cupti_log *log)
         activity->call = call_of(ids, trace->call_count, activity->correlation);
         if (activity->call < 0 && log->others[i] != 0)
             activity->call = call_of(ids, trace->call_count, log->others[i]);
-        attribute(trace, log, activity);
+        attribute(trace, log, log->others[i], activity);
         activity->name = td_trace_shown_name(&trace->names, activity->name);
         if (!activity->name) {
             status = td_fail(TD_NO_MEMORY, "no host memory for the names of kernels");
@@ -255,5 +258,6 @@ void td_cupti_log_deinit(td_cupti_log *log)
     free(log->others);
     free(log->calls);
     free(log->nodes);
+    free(log->launches);
     *log = (td_cupti_log){.activities = NULL};
 }

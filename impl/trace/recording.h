@@ -16,7 +16,6 @@ struct td_trace {
     char device[24]; /* its name */
     td_cupti *cupti; /* NULL: none */
     td_nvtx *nvtx;   /* NULL: none */
-    uint32_t thread; /* that began it */
     td_names names;
     td_trace_range *ranges;
     int64_t range_count, range_room, ranges_lost;

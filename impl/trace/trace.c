@@ -5,7 +5,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 static const char *const phases[TD_TRACE_PHASES] = {[TD_TRACE_FORWARD] = TD_LABEL_FORWARD,
                                                     [TD_TRACE_LOSS] = TD_LABEL_LOSS,
@@ -103,7 +102,6 @@ td_status td_trace_begin(td_device *dev, td_trace **out)
     }
     TD_TRY(td_device_synchronize(dev));
     trace->listener = (td_listener){.begin = begin, .end = end};
-    trace->thread = (uint32_t)gettid();
     trace->info.cupti = trace->why;
     snprintf(trace->device, sizeof trace->device, "%s", td_device_name(dev));
     TD_TRY(td_nvtx_open(dev, &trace->nvtx, &trace->info.nvtx));

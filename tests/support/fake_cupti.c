@@ -46,9 +46,18 @@ static void node(uint64_t id, uint64_t original)
          original ? CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED : CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED, &resource);
 }
 
+static void launch(CUpti_CallbackId id, uint32_t correlation)
+{
+    CUpti_CallbackData call = {.callbackSite = CUPTI_API_ENTER, .correlationId = correlation};
+
+    hear(hearer, CUPTI_CB_DOMAIN_RUNTIME_API, id, &call);
+    call.callbackSite = CUPTI_API_EXIT;
+    hear(hearer, CUPTI_CB_DOMAIN_RUNTIME_API, id, &call);
+}
+
 EXPORT fake_cupti *fake_cupti_reset(void)
 {
-    fake = (fake_cupti){.version = 130001, .now = 1000, .put = put, .node = node};
+    fake = (fake_cupti){.version = 130001, .now = 1000, .put = put, .node = node, .launch = launch};
     return &fake;
 }
 
@@ -97,10 +106,9 @@ EXPORT CUptiResult cuptiUnsubscribe(CUpti_SubscriberHandle subscriber)
 EXPORT CUptiResult cuptiEnableCallback(uint32_t enable, CUpti_SubscriberHandle subscriber,
                                        CUpti_CallbackDomain domain, CUpti_CallbackId cbid)
 {
-    (void)enable;
     (void)subscriber;
-    (void)domain;
     (void)cbid;
+    fake.callbacks += enable && domain != CUPTI_CB_DOMAIN_RESOURCE;
     return fake.enables_callback;
 }
 

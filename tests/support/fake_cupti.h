@@ -18,6 +18,7 @@ typedef struct fake_cupti {
     /* What was asked. */
     int subscriptions; /* less those that were taken back */
     int enabled;       /* kinds and calls, less those that were disabled */
+    int callbacks;     /* of calls */
     bool system_threads, zeroed;
 
     /* Records are put into buffers as CUPTI does, and buffers are given back by a flush or when they are
@@ -26,6 +27,9 @@ typedef struct fake_cupti {
 
     /* A node is captured, or is the copy of another. */
     void (*node)(uint64_t node, uint64_t original);
+
+    /* The calling thread launches: enters the call, and leaves it. */
+    void (*launch)(CUpti_CallbackId id, uint32_t correlation);
 } fake_cupti;
 
 /** The one there is, all as it is after loading. */
