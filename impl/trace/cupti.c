@@ -237,8 +237,8 @@ static void hear_node(td_cupti *cupti, bool cloned, const CUpti_GraphData *graph
     pthread_mutex_unlock(&cupti->lock);
 }
 
-/** What is launched belongs to the range that is open on the thread that opens them. What a call of the runtime
- * calls in the driver is told as well, and has an id of its own or the same one. */
+/** What is launched belongs to the range that is open on the thread that opens them. What a call of the
+ * runtime calls in the driver is told as well, and has an id of its own or the same one. */
 static void hear_launch(td_cupti *cupti, const CUpti_CallbackData *call)
 {
     const int64_t range = atomic_load(&cupti->range);

@@ -19,8 +19,8 @@ int td_cupti_version(const td_cupti *cupti);
 /** The clock of its records. */
 int64_t td_cupti_now(const td_cupti *cupti);
 
-/** What the thread that opened it launches from here on, and the nodes that are captured, belong to this range;
- * -1: to none. */
+/** What the thread that opened it launches from here on, and the nodes that are captured, belong to this
+ * range; -1: to none. */
 void td_cupti_enter(td_cupti *cupti, int64_t range);
 
 /** A node of a graph, or the correlation id of a launch, and the range that it belongs to. */
