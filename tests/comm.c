@@ -1,5 +1,6 @@
 /* Collectives among processes, against float64: test_comm BACKEND RANKS starts the ranks itself; under
  * mpirun it is one of them. Every rank draws all ranks' inputs, so that each judges alone. */
+#include "base/clock.h"
 #include "base/rng.h"
 #include "support/compare.h"
 #include "support/fence.h"
@@ -438,6 +439,54 @@ static void more_elements_than_an_int_counts(void **state)
     free(data);
 }
 
+/* ---- when they ran ---- */
+
+static void spans_are_of_the_calls_in_order(void **unused)
+{
+    enum { COUNT = 1000 };
+    float *mine = calloc(COUNT, sizeof *mine), *all = calloc((size_t)info.ranks * COUNT, sizeof *all);
+    float *in = there(mine, COUNT * sizeof *mine);
+    float *out = there(all, (size_t)info.ranks * COUNT * sizeof *all);
+    static const char *const names[] = {"all_reduce", "all_gather", "broadcast"};
+    static const int64_t bytes[] = {4 * COUNT, 4 * (COUNT / 2), 4};
+    const td_comm_span *spans = NULL;
+    td_work *works[3] = {0};
+    int64_t count = -1, before;
+
+    (void)unused;
+    td_assert_ok(td_comm_watch(comm, 3));
+    td_assert_ok(td_comm_watched(comm, &spans, &count));
+    assert_int_equal(count, 0);
+    before = td_clock_ns();
+    td_assert_ok(td_comm_all_reduce(comm, in, in, COUNT, TD_COMM_F32, TD_SUM, &works[0]));
+    td_assert_refused(td_comm_watched(comm, &spans, &count), TD_BAD_STATE, "1 were not waited for");
+    td_assert_refused(td_comm_watch(comm, 0), TD_BAD_STATE, "1 were not waited for");
+    td_assert_ok(td_comm_all_gather(comm, in, out, COUNT / 2, TD_COMM_F32, &works[1]));
+    td_assert_ok(td_comm_broadcast(comm, in, 1, TD_COMM_F32, 0, &works[2]));
+    for (int i = 0; i < 3; i++)
+        td_assert_ok(td_work_wait(works[i]));
+    td_assert_ok(td_comm_barrier(comm)); /* without elements: not watched */
+    td_assert_ok(td_comm_broadcast(comm, in, 0, TD_COMM_F32, 0, NULL));
+    td_assert_ok(td_comm_watched(comm, &spans, &count));
+    assert_int_equal(count, 3);
+    for (int i = 0; i < 3; i++) {
+        assert_string_equal(spans[i].call, names[i]);
+        assert_int_equal(spans[i].bytes, bytes[i]);
+        assert_true(spans[i].begin_ns <= spans[i].end_ns && spans[i].end_ns <= td_clock_ns() + 1000000);
+        assert_true(spans[i].begin_ns >= (i > 0 ? spans[i - 1].end_ns : before));
+    }
+    td_assert_ok(td_comm_broadcast(comm, in, 1, TD_COMM_F32, 0, NULL));
+    td_assert_refused(td_comm_watched(comm, &spans, &count), TD_BAD_STATE, "4 collectives were made, 3");
+    td_assert_ok(td_comm_watch(comm, 0));
+    td_assert_ok(td_comm_broadcast(comm, in, 1, TD_COMM_F32, 0, NULL));
+    td_assert_ok(td_comm_watched(comm, &spans, &count));
+    assert_int_equal(count, 0);
+    back(mine, in, COUNT * sizeof *mine);
+    back(all, out, (size_t)info.ranks * COUNT * sizeof *all);
+    free(mine);
+    free(all);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -446,6 +495,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(all_gather_and_broadcast_copy_bits),
         cmocka_unit_test(sums_have_the_bits_of_their_order),
         cmocka_unit_test(handles_are_waited_for_in_any_order),
+        cmocka_unit_test(spans_are_of_the_calls_in_order),
         cmocka_unit_test(there_are_1024_handles),
         cmocka_unit_test(ranks_know_each_other),
         cmocka_unit_test(more_elements_than_an_int_counts),

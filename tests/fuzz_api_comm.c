@@ -133,6 +133,27 @@ API(td_comm_close)
     return td_comm_close(NULL);
 }
 
+API(td_comm_watch)
+{
+    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX};
+    td_comm *comm = make_comm();
+    int64_t capacity = td_fuzz_below(5);
+
+    if (wrong()) {
+        capacity = TD_FUZZ_PICK(bad);
+        impossible(TD_BAD_ARGUMENT, "capacity");
+    }
+    return comm_done(td_comm_watch(comm, capacity));
+}
+
+API(td_comm_watched)
+{
+    td_comm *comm = make_comm();
+    void *spans = out("spans", sizeof(td_comm_span *)), *count = out("count", sizeof(int64_t));
+
+    return comm_done(td_comm_watched(comm, spans, count));
+}
+
 API(td_comm_abort)
 {
     td_comm *comm = make_comm();

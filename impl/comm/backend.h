@@ -18,7 +18,8 @@ struct td_work {
     bool native;      /* of NCCL: the event stands for the call */
     td_status status; /* once done; the control has the message */
     int64_t issued_ns;
-    void *event; /* of NCCL: a cudaEvent_t, kept for the next use */
+    void *event;  /* of NCCL: a cudaEvent_t, kept for the next use */
+    int64_t span; /* its number among those watched; -1: it is not */
 };
 
 typedef struct td_comm_backend_table {
@@ -33,6 +34,11 @@ typedef struct td_comm_backend_table {
     td_status (*queue_wait)(td_comm *comm, td_work *work);
     /** Finds out whether it is done; NULL: work->done says so. */
     td_status (*test)(td_comm *comm, td_work *work);
+    /** Room for marks around so many calls, and the begin of their time; none is on its way. NULL: spans are
+     * written as calls end. */
+    td_status (*watch)(td_comm *comm, int64_t capacity);
+    /** The times of the first `count` spans; none is on its way. NULL as above. */
+    td_status (*watched)(td_comm *comm, td_comm_span *spans, int64_t count);
     /** A fault was met; called by any thread, once. NULL: nothing to do. */
     void (*fault)(td_comm *comm);
     /** Ends it. Not orderly: without the other ranks. Also after a failure of open. */
@@ -53,8 +59,11 @@ struct td_comm {
     atomic_bool given_up;
     atomic_bool ending; /* a fault is nobody's business any more */
     int64_t number;     /* of the newest call */
+    int64_t issued;     /* handles that were not given back */
     td_work *works;     /* [TD_WORK_MOST] */
     td_work *free_works;
+    td_comm_span *spans;           /* [span_room] */
+    int64_t span_room, span_count; /* of span_count beyond the room nothing is known */
 };
 
 extern const td_comm_backend_table td_comm_backend_host; /* MPI and Gloo */
@@ -62,6 +71,12 @@ extern const td_comm_backend_table td_comm_backend_nccl; /* where TANDEM_HAVE_NC
 
 /** Which GPU it is: "GPU 0000:0f:00.0". */
 td_status td_comm_nccl_device(td_device *dev, char out[TD_MEET_HOST]);
+
+/** The number of the call's span; -1: it is not watched. */
+int64_t td_comm_begin_span(td_comm *comm, const td_signature *call);
+
+/** When it ran, of a call that is watched; before it is done. */
+void td_comm_note(const td_work *work, int64_t begin_ns, int64_t end_ns);
 
 /** Seconds in nanoseconds. */
 int64_t td_comm_ns(double seconds);

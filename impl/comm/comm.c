@@ -196,6 +196,7 @@ static void comm_free(td_comm *comm, bool orderly)
         comm->backend->close(comm, orderly);
     td_control_close(comm->control);
     free(comm->works);
+    free(comm->spans);
     free(comm);
 }
 
@@ -349,18 +350,22 @@ static void give_back(td_work *work)
 
     work->next = comm->free_works;
     comm->free_works = work;
+    comm->issued--;
 }
 
 /** One rank's collective: at most a copy. */
 static td_status run_alone(td_comm *comm, const td_work *work)
 {
     const size_t bytes = (size_t)work->call.count * td_comm_type_size((td_comm_type)work->call.type);
+    const int64_t begin_ns = td_clock_ns();
+    td_status status = TD_OK;
 
     if (work->call.kind == TD_CALL_EXCHANGE)
         memcpy(work->out, work->in, (size_t)work->call.count);
     else if (work->in != work->out)
-        return td_device_copy(comm->dev, work->out, work->in, bytes);
-    return TD_OK;
+        status = td_device_copy(comm->dev, work->out, work->in, bytes);
+    td_comm_note(work, begin_ns, td_clock_ns());
+    return status;
 }
 
 /** Makes a call; *out is its handle. */
@@ -377,8 +382,10 @@ static td_status issue(td_comm *comm, const td_signature *call, const void *in, 
     if (!work)
         return td_fail(TD_BAD_STATE, "%d collectives were not waited for", TD_WORK_MOST);
     comm->free_works = work->next;
+    comm->issued++;
     comm->number++;
     work->call = next;
+    work->span = td_comm_begin_span(comm, &next);
     work->in = in;
     work->out = out;
     work->native = false;

@@ -176,6 +176,27 @@ TD_API td_status td_comm_barrier(td_comm *comm);
  * range. TD_RANK_FAILED. TD_NO_MEMORY. */
 TD_API td_status td_comm_exchange(td_comm *comm, const void *mine, size_t bytes, void *all);
 
+/* ---- when they ran ---- */
+
+/** A collective that was watched. */
+typedef struct td_comm_span {
+    const char *call; /* "all_reduce", "reduce_scatter", "all_gather" or "broadcast" */
+    int64_t bytes;    /* of `count` elements */
+    int64_t begin_ns,
+        end_ns; /* td_clock_ns(). On a CPU from when all ranks have come to it; on a GPU from when
+                               * its kernel may run, so that it may wait for the other ranks' */
+} td_comm_span;
+
+/** From here on the first `capacity` collectives with elements are watched; spans of a watch before are
+ * forgotten. 0: none. TD_BAD_ARGUMENT: a NULL, a capacity below 0. TD_BAD_STATE: a collective is on its way.
+ * TD_NO_MEMORY, TD_LIBRARY_ERROR: nothing is watched then. */
+TD_API td_status td_comm_watch(td_comm *comm, int64_t capacity);
+
+/** What was watched so far, in the order of the calls. The spans are valid until the next td_comm_watch.
+ * TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: a collective is on its way; there were more than were to be watched.
+ * TD_LIBRARY_ERROR. */
+TD_API td_status td_comm_watched(td_comm *comm, const td_comm_span **spans, int64_t *count);
+
 TD_END_DECLS
 
 #endif

@@ -45,9 +45,13 @@ typedef struct nccl {
     td_cuda *cuda;
     int index, rank, ranks;
     ncclComm_t comm;
-    cudaStream_t stream;   /* that of the collectives, highest priority */
-    cudaEvent_t behind;    /* what a collective begins behind on the device's stream */
-    int64_t ended_ns;      /* when the last one was seen to be done */
+    cudaStream_t stream; /* that of the collectives, highest priority */
+    cudaEvent_t behind;  /* what a collective begins behind on the device's stream */
+    int64_t ended_ns;    /* when the last one was seen to be done */
+    cudaEvent_t *marks;  /* [mark_count] around calls that are watched */
+    int64_t mark_count, mark_room;
+    cudaEvent_t base; /* the begin of their time, which was at base_ns */
+    int64_t base_ns;
     pthread_mutex_t calls; /* one thread inside NCCL at a time */
     pthread_mutex_t lock;  /* of what follows */
     pthread_cond_t changed;
@@ -284,12 +288,17 @@ static td_status queue_call(nccl *n, td_work *work)
     work->event = event;
     TD_TRY(td_cuda_status(cudaEventRecord(n->behind, n->cuda->stream), "recording an event"));
     TD_TRY(td_cuda_status(cudaStreamWaitEvent(n->stream, n->behind, 0), "waiting for an event"));
+    if (work->span >= 0)
+        TD_TRY(td_cuda_status(cudaEventRecord(n->marks[2 * work->span], n->stream), "recording an event"));
     const ncclResult_t result = call_nccl(n, work);
     if (result != ncclSuccess) {
         status = td_fail(TD_LIBRARY_ERROR, "%s", explain(n, result, text));
         goto cleanup;
     }
     TD_TRY(td_cuda_status(scale(n, work), "scaling an average"));
+    if (work->span >= 0)
+        TD_TRY(
+            td_cuda_status(cudaEventRecord(n->marks[2 * work->span + 1], n->stream), "recording an event"));
     TD_TRY(td_cuda_status(cudaEventRecord(event, n->stream), "recording an event"));
     work->native = true;
 cleanup:
@@ -421,6 +430,75 @@ static td_status test(td_comm *comm, td_work *work)
     return status;
 }
 
+/* ---- when calls ran ---- */
+
+static td_status make_marks(nccl *n, int64_t count)
+{
+    td_status status = TD_OK;
+
+    if (count > n->mark_room) {
+        cudaEvent_t *marks = realloc(n->marks, (size_t)count * sizeof *marks);
+
+        if (!marks)
+            return td_fail(TD_NO_MEMORY, "no memory for %" PRId64 " marks", count);
+        n->marks = marks;
+        n->mark_room = count;
+    }
+    while (n->mark_count < count) {
+        TD_TRY(td_cuda_status(cudaEventCreate(&n->marks[n->mark_count]), "making an event"));
+        n->mark_count++;
+    }
+    if (!n->base)
+        TD_TRY(td_cuda_status(cudaEventCreate(&n->base), "making an event"));
+cleanup:
+    return status;
+}
+
+static td_status watch(td_comm *comm, int64_t capacity)
+{
+    td_status status = TD_OK;
+    nccl *n = comm->state;
+
+    TD_TRY(td_cuda_status(td_cuda_enter(n->cuda), "making the GPU current"));
+    if (cudaStreamQuery(n->stream) == cudaErrorNotReady) {
+        (void)cudaGetLastError();
+        status = td_fail(TD_BAD_STATE, "a collective is on its way");
+    }
+    if (status == TD_OK)
+        status = make_marks(n, 2 * capacity);
+    if (status == TD_OK)
+        status = td_cuda_status(cudaEventRecord(n->base, n->stream), "recording an event");
+    if (status == TD_OK) /* on an idle stream: no other rank is waited for */
+        status = td_cuda_status(cudaEventSynchronize(n->base), "waiting for an event");
+    n->base_ns = td_clock_ns();
+    td_cuda_leave(n->cuda);
+cleanup:
+    return status;
+}
+
+static td_status watched(td_comm *comm, td_comm_span *spans, int64_t count)
+{
+    td_status status = TD_OK;
+    nccl *n = comm->state;
+    float begin, end;
+
+    for (int64_t i = 0; i < count; i++) {
+        const cudaError_t code = cudaEventElapsedTime(&end, n->base, n->marks[2 * i + 1]);
+
+        if (code == cudaErrorNotReady) {
+            (void)cudaGetLastError();
+            status = td_fail(TD_BAD_STATE, "a collective is on its way");
+            goto cleanup;
+        }
+        TD_TRY(td_cuda_status(code, "reading an event"));
+        TD_TRY(td_cuda_status(cudaEventElapsedTime(&begin, n->base, n->marks[2 * i]), "reading an event"));
+        spans[i].begin_ns = n->base_ns + (int64_t)((double)begin * 1e6);
+        spans[i].end_ns = n->base_ns + (int64_t)((double)end * 1e6);
+    }
+cleanup:
+    return status;
+}
+
 /* ---- the end ---- */
 
 static void *run_abort(void *argument)
@@ -495,6 +573,11 @@ static void close_backend(td_comm *comm, bool orderly)
     for (int i = 0; i < TD_WORK_MOST; i++)
         if (comm->works[i].event)
             (void)cudaEventDestroy(comm->works[i].event);
+    for (int64_t i = 0; i < n->mark_count; i++)
+        (void)cudaEventDestroy(n->marks[i]);
+    if (n->base)
+        (void)cudaEventDestroy(n->base);
+    free(n->marks);
     (void)cudaEventDestroy(n->behind);
     (void)cudaStreamDestroy(n->stream);
     nccl_free(n);
@@ -505,5 +588,7 @@ const td_comm_backend_table td_comm_backend_nccl = {.open = open_backend,
                                                     .wait = wait_for,
                                                     .queue_wait = queue_wait,
                                                     .test = test,
+                                                    .watch = watch,
+                                                    .watched = watched,
                                                     .fault = fault,
                                                     .close = close_backend};

@@ -164,8 +164,10 @@ static void run_work(host *h, td_work *work)
     }
     if (status == TD_OK && work->call.kind > TD_CALL_BROADCAST)
         status = td_comm_finish_control(comm, work, deadline_ns);
-    else if (status == TD_OK && work->call.count > 0)
+    const int64_t begin_ns = td_clock_ns();
+    if (status == TD_OK && work->call.kind <= TD_CALL_BROADCAST && work->call.count > 0)
         status = run_engine(h, work, deadline_ns);
+    td_comm_note(work, begin_ns, td_clock_ns());
     work->status = status;
     pthread_mutex_lock(&h->lock);
     atomic_store(&work->done, true);
@@ -348,6 +350,7 @@ td_status td_comm_spread(td_comm *comm, char text[TD_MEET_TEXT], int64_t deadlin
     td_work work = {
         .comm = comm,
         .call = {.kind = TD_CALL_BROADCAST, .type = TD_COMM_F64, .count = TD_MEET_TEXT / sizeof(double)},
+        .span = -1,
         .in = text,
         .out = text};
     host *h = NULL;

@@ -88,10 +88,16 @@ bool td_ledger_odd(const td_ledger *ledger, int ranks, int64_t number, int *odd,
     return true;
 }
 
+static const char *const names[] = {"no call",   "all_reduce", "reduce_scatter", "all_gather",
+                                    "broadcast", "barrier",    "exchange",       "close"};
+
+const char *td_call_name(int32_t kind)
+{
+    return names[(size_t)kind < sizeof names / sizeof *names ? kind : 0];
+}
+
 void td_call_text(const td_signature *call, char *text, size_t room)
 {
-    static const char *const names[] = {"no call",   "all_reduce", "reduce_scatter", "all_gather",
-                                        "broadcast", "barrier",    "exchange",       "close"};
     static const char *const reductions[] = {"sum", "average", "max"};
     const char *type = td_comm_type_name((td_comm_type)call->type);
     const size_t kind = (size_t)call->kind < sizeof names / sizeof *names ? (size_t)call->kind : 0;

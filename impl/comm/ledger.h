@@ -56,6 +56,9 @@ bool td_ledger_odd(const td_ledger *ledger, int ranks, int64_t number, int *odd,
 /** The rank's call of that number; false: it made none, or too long ago. */
 bool td_ledger_call(const td_ledger *ledger, int rank, int64_t number, td_signature *out);
 
+/** "all_reduce"; "no call" for what is no td_call_kind. */
+const char *td_call_name(int32_t kind);
+
 /** "all_reduce #42 of 1000 f32 (sum)" */
 void td_call_text(const td_signature *call, char *text, size_t room);
 
