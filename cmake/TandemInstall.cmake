@@ -6,7 +6,7 @@ include(CMakePackageConfigHelpers)
 # Public is <module>/<module>.h, and every file named here. ci/check/symbols.py
 # holds this list to what the library exports.
 set(TD_PUBLIC_HEADERS base/base.h base/build.h base/clock.h base/dtype.h base/record.h base/rng.h base/safetensors.h base/stats.h base/status.h
-    transformer/hooks.h)
+    transformer/hooks.h bench/ranks.h)
 
 function(td_install)
   get_property(modules GLOBAL PROPERTY TD_MODULES)

@@ -448,7 +448,7 @@ static void spans_are_of_the_calls_in_order(void **unused)
     float *in = there(mine, COUNT * sizeof *mine);
     float *out = there(all, (size_t)info.ranks * COUNT * sizeof *all);
     static const char *const names[] = {"all_reduce", "all_gather", "broadcast"};
-    static const int64_t bytes[] = {4 * COUNT, 4 * (COUNT / 2), 4};
+    const int64_t bytes[] = {4 * COUNT, (int64_t)info.ranks * 4 * (COUNT / 2), 4};
     const td_comm_span *spans = NULL;
     td_work *works[3] = {0};
     int64_t count = -1, before;

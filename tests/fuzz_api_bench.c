@@ -1,7 +1,9 @@
 /* The functions of bench.h. */
-#include "support/fuzz_api_model.h"
+#include "support/fuzz_api_train.h"
 
+#include "base/check.h"
 #include "bench/bench.h"
+#include "bench/ranks.h"
 
 API(td_bench_mode_parse)
 {
@@ -86,4 +88,115 @@ API(td_bench_summary_of)
 {
     impossible(TD_BAD_ARGUMENT, "result");
     return td_bench_summary_of(NULL, out("out", sizeof(td_bench_summary)));
+}
+
+/* ---- bench/ranks.h, with one rank ---- */
+
+static td_comm *one_rank(void)
+{
+    const td_comm_options options = {
+        .backend = td_comm_backend_check(TD_COMM_MPI) == TD_OK ? TD_COMM_MPI : TD_COMM_GLOO, .ranks = 1};
+    td_comm *comm = NULL;
+
+    td_assert_ok(td_comm_open(api_dev, &options, &comm));
+    td_forget_error();
+    return comm;
+}
+
+static td_status close_rank(td_comm *comm, td_status status)
+{
+    char *message = strdup(td_last_error());
+
+    assert_non_null(message);
+    td_assert_ok(td_comm_close(comm));
+    td_forget_error();
+    if (status != TD_OK) /* the close may have left another */
+        (void)td_fail(status, "%s", message);
+    free(message);
+    return status;
+}
+
+static td_bench_ranks_config draw_ranks(void)
+{
+    static const int64_t bad_steps[] = {0, -1, INT64_MIN, INT64_MAX, TD_BENCH_MOST_STEPS + 1};
+    static const double bad_sizes[] = {-1, NAN, INFINITY};
+    td_bench_ranks_config c = {.hyper = api_draw_hyper(),
+                               .model = api_good_model(),
+                               .warmup = td_fuzz_below(2),
+                               .steps = 1 + td_fuzz_below(2)};
+
+    c.model.use = TD_MODEL_GRADIENTS;
+    c.model.transient_gradients = false;
+    c.state = (td_bench_state)choice("state", 3);
+    c.strategy = (td_ddp_strategy)td_fuzz_below(4);
+    c.time = (td_update_time)choice("time", 2);
+    c.bucket_mb = td_fuzz_chance(50) ? 0 : 0.001;
+    if (wrong()) {
+        c.steps = TD_FUZZ_PICK(bad_steps);
+        impossible(TD_BAD_ARGUMENT, "steps");
+    }
+    if (wrong()) {
+        c.warmup = td_fuzz_chance(50) ? -1 : INT64_MIN;
+        impossible(TD_BAD_ARGUMENT, "warmup");
+    }
+    if (wrong()) {
+        c.micro_batches = td_fuzz_chance(50) ? -1 : INT64_MAX;
+        impossible(TD_BAD_ARGUMENT, "micro_batches");
+    }
+    if (c.state != TD_BENCH_STATE_WHOLE && wrong()) {
+        c.bucket_mb = TD_FUZZ_PICK(bad_sizes);
+        impossible(TD_BAD_ARGUMENT, "bucket_mb");
+    }
+    return c;
+}
+
+API(td_bench_ranks_plan)
+{
+    td_comm *comm = one_rank();
+    const td_bench_ranks_config c = draw_ranks();
+    td_device *device = dev();
+    td_comm *with = pointer("comm", comm);
+    const void *config = pointer("config", &c);
+
+    return close_rank(comm, td_bench_ranks_plan(device, with, config, out("out", sizeof(td_train_bytes))));
+}
+
+static td_status count_ranks_steps(void *user, int64_t done, int64_t total)
+{
+    ++*(int *)user;
+    assert_true(done >= 1 && done <= total);
+    return TD_OK;
+}
+
+API(td_bench_ranks_run)
+{
+    td_comm *comm = one_rank();
+    const td_bench_ranks_config c = draw_ranks();
+    td_bench_ranks_result *result = (td_bench_ranks_result *)comm;
+    int steps = 0;
+    td_device *device = dev();
+    td_comm *with = pointer("comm", comm);
+    const void *config = pointer("config", &c);
+    td_bench_ranks_result **to = pointer("out", &result);
+    const td_status status = td_bench_ranks_run(device, with, config, count_ranks_steps, &steps, to);
+
+    if (to && status != TD_OK)
+        assert_null(result);
+    if (status == TD_OK)
+        assert_int_equal(steps, 3 * (c.warmup + c.steps));
+    if (to)
+        td_bench_ranks_result_destroy(result);
+    return close_rank(comm, status);
+}
+
+API(td_bench_ranks_result_destroy)
+{
+    td_bench_ranks_result_destroy(NULL);
+    return TD_OK;
+}
+
+API(td_bench_ranks_summary_of)
+{
+    impossible(TD_BAD_ARGUMENT, "result");
+    return td_bench_ranks_summary_of(NULL, out("out", sizeof(td_bench_ranks_summary)));
 }

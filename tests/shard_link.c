@@ -187,6 +187,8 @@ static void train_case(const setting *s)
 
             assert_true(info.ranks > 2 ? fabsf(loss - want) < 0.05f : loss == want);
         }
+        if (number == 1)
+            td_assert_ok(td_shard_link_finish(sharded.shard));
         if (number == 3) {
             td_assert_ok(td_train_settle(sharded.train));
             assert_alike(s, &sharded, &whole);
@@ -304,6 +306,7 @@ static void links_refuse_what_they_cannot_do(void **unused)
     int64_t *ids = tokens_of("ids", 0, 0);
     td_assert_refused(td_train_step(train, ids, ids, BATCH, CONTEXT), TD_BAD_STATE, "joined to no trainer");
     td_fence_free(ids);
+    td_assert_refused(td_shard_link_finish(link), TD_BAD_STATE, "joined to no trainer");
     td_assert_ok(td_shard_link_attach(link, dev, train));
     td_assert_refused(td_shard_link_attach(link, dev, train), TD_BAD_STATE, "joined to a trainer already");
     td_train_destroy(train);

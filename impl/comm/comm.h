@@ -181,7 +181,7 @@ TD_API td_status td_comm_exchange(td_comm *comm, const void *mine, size_t bytes,
 /** A collective that was watched. */
 typedef struct td_comm_span {
     const char *call; /* "all_reduce", "reduce_scatter", "all_gather" or "broadcast" */
-    int64_t bytes;    /* of `count` elements */
+    int64_t bytes;    /* of `count` elements; of reduce_scatter and all_gather the parts of all ranks */
     int64_t begin_ns,
         end_ns; /* td_clock_ns(). On a CPU from when all ranks have come to it; on a GPU from when
                                * its kernel may run, so that it may wait for the other ranks' */

@@ -11,9 +11,10 @@ int64_t td_comm_begin_span(td_comm *comm, const td_signature *call)
     const int64_t number = comm->span_count++;
     if (number >= comm->span_room)
         return -1;
-    comm->spans[number] =
-        (td_comm_span){.call = td_call_name(call->kind),
-                       .bytes = call->count * (int64_t)td_comm_type_size((td_comm_type)call->type)};
+    const bool parts = call->kind == TD_CALL_REDUCE_SCATTER || call->kind == TD_CALL_ALL_GATHER;
+    comm->spans[number] = (td_comm_span){.call = td_call_name(call->kind),
+                                         .bytes = (parts ? comm->options.ranks : 1) * call->count *
+                                                  (int64_t)td_comm_type_size((td_comm_type)call->type)};
     return number;
 }
 

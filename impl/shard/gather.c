@@ -87,6 +87,21 @@ cleanup:
     return status;
 }
 
+td_status td_shard_link_finish(td_shard_link *link)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(link, "link is NULL");
+    if (!link->dev) {
+        status = td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
+        goto cleanup;
+    }
+    TD_TRY(send_tensors(link));
+    TD_TRY(td_shard_gather_all(link));
+cleanup:
+    return status;
+}
+
 /* ---- the link ---- */
 
 static td_status on_begin(td_hook *hook, td_pass pass, bool last)

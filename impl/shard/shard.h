@@ -112,6 +112,12 @@ TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
  * td_train_settle gathers them. */
 TD_API td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *train);
 
+/** Brings new weights to this rank as the next forward pass reads them, so that a step ends here: what is on
+ * its way is waited for, behind what is queued on the device's current stream, and what would be sent with
+ * the next pass is sent. All ranks call it together, between steps; nothing is left to do where it was
+ * called. TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: the link is joined to no trainer. Errors of collectives. */
+TD_API td_status td_shard_link_finish(td_shard_link *link);
+
 typedef struct td_shard_info {
     int64_t pieces;      /* what is gathered: parameters, or stretches of buckets */
     int64_t buckets;     /* of TD_SHARD_FLAT */

@@ -1,0 +1,492 @@
+#include "bench/ranks.h"
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/rng.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct td_bench_ranks_result {
+    td_bench_ranks_summary summary;
+    td_bench_rank *of; /* [ranks] */
+    double *samples;   /* [steps] */
+};
+
+/** What is measured of each step of this rank. */
+typedef enum series { SILENT = 0, STEP, COLLECTIVES, BESIDE, TAIL, SERIES } series;
+
+/** A link that waits for the device when the backward pass has ended, ahead of those that communicate. */
+typedef struct probe {
+    td_hook hook;
+    td_device *dev;
+    bool last;      /* the pass's gradients become final */
+    int64_t end_ns; /* of the last such pass's work */
+} probe;
+
+typedef struct run {
+    td_device *dev;
+    td_comm *comm;
+    td_comm_info info;
+    const td_bench_ranks_config *config;
+    int64_t micro_batches;
+    td_train_config trainer; /* with the links of now */
+    td_hook deaf;            /* what is in the links' place in silent steps */
+    probe probe;
+    td_ddp_link *ddp;     /* NULL: none */
+    td_shard_link *shard; /* NULL: none */
+    td_train *train;
+    int64_t *ids, *targets; /* [micro-batches, batch, context], on the device */
+    double *samples;        /* [SERIES, steps] */
+    size_t base_bytes;      /* what was on the device */
+    td_bench_rank rank;
+    td_bench_ranks_progress progress;
+    void *user;
+    int64_t done;
+} run;
+
+/* ---- trainers ---- */
+
+/** Takes what becomes final as a link that reduces does, so that products are formed in memory. */
+static td_status pass_on(td_hook *hook, td_range range, td_event *event)
+{
+    return td_hooks_final(hook->next, range, event);
+}
+
+static td_status probe_begin(td_hook *hook, td_pass pass, bool last)
+{
+    probe *p = (probe *)hook;
+
+    if (pass == TD_PASS_BACKWARD)
+        p->last = last;
+    return TD_OK;
+}
+
+static td_status probe_end(td_hook *hook, td_pass pass, td_status ended)
+{
+    probe *p = (probe *)hook;
+    td_status status = TD_OK;
+
+    if (pass != TD_PASS_BACKWARD || !p->last || ended != TD_OK)
+        return TD_OK;
+    status = td_device_synchronize(p->dev);
+    p->end_ns = td_clock_ns();
+    return status;
+}
+
+static td_train_config trainer_of(const td_bench_ranks_config *config, int32_t ranks)
+{
+    return (td_train_config){.model = config->model,
+                             .hyper = config->hyper,
+                             .time = config->time,
+                             .gain = 1.0f / (float)ranks,
+                             .micro_batches = config->micro_batches};
+}
+
+static td_status make_shard(td_comm *comm, const td_bench_ranks_config *config, td_train_config *trainer,
+                            td_shard_link **out)
+{
+    const td_shard_kind kind = config->state == TD_BENCH_STATE_FLAT ? TD_SHARD_FLAT : TD_SHARD_TENSORS;
+
+    *out = NULL;
+    return config->state == TD_BENCH_STATE_WHOLE
+               ? TD_OK
+               : td_shard_link_create(comm, kind, config->bucket_mb, trainer, out);
+}
+
+/** The trainer's config with its links; silent: with the shard's groups, and one link that does nothing. */
+static td_status make_links(run *r, bool silent)
+{
+    td_status status = TD_OK;
+
+    r->trainer = trainer_of(r->config, r->info.ranks);
+    if (r->config->state != TD_BENCH_STATE_FLAT) {
+        TD_TRY(td_ddp_link_create(r->comm, r->config->strategy, r->config->bucket_mb, &r->ddp));
+        r->trainer.hooks = td_ddp_link_hook(r->ddp);
+    }
+    TD_TRY(make_shard(r->comm, r->config, &r->trainer, &r->shard));
+    if (silent) {
+        r->deaf = (td_hook){.final = pass_on};
+        r->trainer.hooks = &r->deaf;
+        r->trainer.behind = NULL;
+    }
+cleanup:
+    return status;
+}
+
+static void drop_trainer(run *r)
+{
+    td_train_destroy(r->train);
+    td_ddp_link_destroy(r->ddp);
+    td_shard_link_destroy(r->shard);
+    r->train = NULL;
+    r->ddp = NULL;
+    r->shard = NULL;
+}
+
+/** Each rank has windows of its own: those of rank 0 come first. */
+static td_status draw_batch(run *r)
+{
+    const td_transformer_config *model = &r->config->model;
+    const int64_t windows = r->micro_batches * model->batch, window = model->context + 1;
+    const size_t row = (size_t)model->context * sizeof(int64_t);
+    /* The streams below this one are the parameters'. */
+    const td_rng rng = {.seed = r->config->seed,
+                        .stream = (uint64_t)td_transformer_parameter_count(td_train_model(r->train))};
+    int64_t *tokens = calloc((size_t)window, sizeof *tokens);
+    td_status status = TD_OK;
+    void *block;
+
+    if (!tokens) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tokens", window);
+        goto cleanup;
+    }
+    TD_TRY(td_device_alloc(r->dev, (size_t)windows * row, &block));
+    r->ids = block;
+    TD_TRY(td_device_alloc(r->dev, (size_t)windows * row, &block));
+    r->targets = block;
+    for (int64_t i = 0; i < windows; i++) {
+        TD_TRY(td_rng_tokens(&rng, (r->info.rank * windows + i) * window, window, model->size.vocab, tokens));
+        TD_TRY(td_device_upload(r->dev, r->ids + i * model->context, tokens, row));
+        TD_TRY(td_device_upload(r->dev, r->targets + i * model->context, tokens + 1, row));
+    }
+cleanup:
+    free(tokens);
+    return status;
+}
+
+static td_status look_at_memory(run *r, td_bench_point point)
+{
+    td_status status = TD_OK;
+    td_memory_stats memory;
+
+    TD_TRY(td_device_memory(r->dev, &memory));
+    r->rank.current[point] = memory.current_bytes - r->base_bytes;
+    r->rank.peak[point] = memory.peak_bytes - r->base_bytes;
+    TD_TRY(td_device_reset_peak(r->dev));
+cleanup:
+    return status;
+}
+
+static td_status make_trainer(run *r, bool silent)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(td_device_reset_peak(r->dev));
+    TD_TRY(make_links(r, silent));
+    if (!silent) { /* the first of all */
+        r->probe = (probe){.hook = {.next = r->trainer.hooks, .begin = probe_begin}, .dev = r->dev};
+        r->trainer.hooks = &r->probe.hook;
+    }
+    TD_TRY(td_train_create(r->dev, &r->trainer, &r->train));
+    TD_TRY(td_train_init(r->train, r->config->seed));
+    if (!r->ids)
+        TD_TRY(draw_batch(r));
+    if (!silent && r->ddp)
+        TD_TRY(td_ddp_link_attach(r->ddp, r->dev, r->train));
+    if (!silent && r->shard)
+        TD_TRY(td_shard_link_attach(r->shard, r->dev, r->train));
+    TD_TRY(look_at_memory(r, TD_BENCH_MADE));
+cleanup:
+    return status;
+}
+
+/* ---- steps ---- */
+
+static td_status told(run *r)
+{
+    const int64_t total = 3 * (r->config->warmup + r->config->steps);
+
+    return r->progress ? r->progress(r->user, ++r->done, total) : TD_OK;
+}
+
+/** All ranks begin together, with nothing on its way. */
+static td_status line_up(run *r)
+{
+    td_status status = TD_OK;
+
+    if (r->shard && r->deaf.final == NULL)
+        TD_TRY(td_shard_link_finish(r->shard));
+    TD_TRY(td_device_synchronize(r->dev));
+    TD_TRY(td_comm_barrier(r->comm));
+cleanup:
+    return status;
+}
+
+/** Steps queued one behind the other, timed on the device. */
+static td_status run_series(run *r, series which)
+{
+    const td_transformer_config *model = &r->config->model;
+    const int64_t warmup = r->config->warmup, count = warmup + r->config->steps;
+    td_event **marks = calloc((size_t)count + 1, sizeof *marks);
+    td_status status = TD_OK;
+    float loss;
+
+    if (!marks) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for the marks of %" PRId64 " steps", count);
+        goto cleanup;
+    }
+    for (int64_t i = -1; i < count; i++) {
+        if (i >= 0)
+            TD_TRY(td_train_step(r->train, r->ids, r->targets, model->batch, model->context));
+        if (i == 0) {
+            TD_TRY(td_train_loss(r->train, &loss));
+            r->rank.first_loss = (double)loss;
+        }
+        if (i + 1 == warmup)
+            TD_TRY(line_up(r));
+        TD_TRY(td_event_create(r->dev, &marks[i + 1]));
+        TD_TRY(td_event_record(marks[i + 1]));
+        if (i >= 0)
+            TD_TRY(told(r));
+    }
+    for (int64_t i = warmup; i < count; i++)
+        TD_TRY(
+            td_event_elapsed_ms(marks[i], marks[i + 1], &r->samples[which * r->config->steps + i - warmup]));
+    TD_TRY(td_train_loss(r->train, &loss));
+    r->rank.last_loss = (double)loss;
+    TD_TRY(line_up(r));
+cleanup:
+    for (int64_t i = 0; marks && i <= count; i++)
+        td_event_destroy(marks[i]);
+    free(marks);
+    return status;
+}
+
+/** A step in its parts, with a look at the memory between them. */
+static td_status step_in_parts(run *r)
+{
+    const td_transformer_config *model = &r->config->model;
+    const bool along = r->config->time == TD_UPDATE_ALONG;
+    td_status status = TD_OK;
+
+    for (int64_t micro = 0; micro < r->micro_batches; micro++) {
+        const int64_t at = micro * model->batch * model->context;
+        const bool last = micro == r->micro_batches - 1;
+
+        TD_TRY(td_train_load(r->train, r->ids + at, r->targets + at, model->batch, model->context));
+        TD_TRY(td_train_forward(r->train, NULL));
+        if (last && along)
+            TD_TRY(look_at_memory(r, TD_BENCH_BEFORE_UPDATE));
+        TD_TRY(td_train_backward(r->train));
+    }
+    if (!along) {
+        TD_TRY(look_at_memory(r, TD_BENCH_BEFORE_UPDATE));
+        TD_TRY(td_train_update(r->train));
+    }
+    TD_TRY(look_at_memory(r, TD_BENCH_AFTER_UPDATE));
+cleanup:
+    return status;
+}
+
+/** What the step's collectives took, in all, before the end of the backward pass and behind it. */
+static td_status take_spans(run *r, int64_t step)
+{
+    const int64_t steps = r->config->steps, end = r->probe.end_ns;
+    const td_comm_span *spans;
+    td_status status = TD_OK;
+    int64_t count, all = 0, beside = 0, last = end;
+
+    TD_TRY(td_comm_watched(r->comm, &spans, &count));
+    r->rank.calls = count;
+    r->rank.bytes = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const td_comm_span *s = &spans[i];
+        const int64_t until = s->end_ns < end ? s->end_ns : end;
+
+        r->rank.bytes += s->bytes;
+        all += s->end_ns - s->begin_ns;
+        beside += until > s->begin_ns ? until - s->begin_ns : 0;
+        last = s->end_ns > last ? s->end_ns : last;
+    }
+    if (step >= 0) {
+        r->samples[COLLECTIVES * steps + step] = (double)all / 1e6;
+        r->samples[BESIDE * steps + step] = (double)beside / 1e6;
+        r->samples[TAIL * steps + step] = (double)(last - end) / 1e6;
+    }
+cleanup:
+    return status;
+}
+
+/** Each step by itself, its collectives watched. */
+static td_status run_watched(run *r)
+{
+    /* Every parameter is reduced in two calls at most, and gathered in one. */
+    const int64_t most = 3 * td_transformer_parameter_count(td_train_model(r->train)) + 1;
+    td_status status = TD_OK;
+
+    r->probe.hook.end = probe_end;
+    for (int64_t i = -r->config->warmup; i < r->config->steps; i++) {
+        TD_TRY(line_up(r));
+        TD_TRY(td_comm_watch(r->comm, most));
+        TD_TRY(step_in_parts(r));
+        if (r->shard)
+            TD_TRY(td_shard_link_finish(r->shard));
+        TD_TRY(td_device_synchronize(r->dev));
+        TD_TRY(take_spans(r, i));
+        TD_TRY(told(r));
+    }
+cleanup:
+    (void)td_comm_watch(r->comm, 0);
+    return status;
+}
+
+static td_status run_all(run *r)
+{
+    td_train_bytes bytes;
+    td_status status = TD_OK;
+
+    TD_TRY(make_trainer(r, true));
+    TD_TRY(run_series(r, SILENT));
+    drop_trainer(r);
+    r->deaf.final = NULL;
+    TD_TRY(make_trainer(r, false));
+    TD_TRY(run_series(r, STEP));
+    TD_TRY(run_watched(r));
+    TD_TRY(td_train_plan(r->dev, &r->trainer, &bytes));
+    r->rank.parameters = bytes.model.parameters + bytes.model.copies;
+    r->rank.gradients = bytes.model.gradients;
+    r->rank.optimizer_state = bytes.optimizer;
+    r->rank.activations = bytes.model.activations;
+    r->rank.buffers = r->rank.current[TD_BENCH_BEFORE_UPDATE] - r->rank.parameters - r->rank.gradients -
+                      r->rank.optimizer_state - r->rank.activations;
+cleanup:
+    return status;
+}
+
+/* ---- what came of it ---- */
+
+static td_status summarise(run *r, td_bench_ranks_result *result)
+{
+    const int64_t steps = r->config->steps, ranks = r->info.ranks;
+    td_stats *const of[SERIES] = {&r->rank.silent, &r->rank.step, &r->rank.collectives, &r->rank.beside,
+                                  &r->rank.tail};
+    double *all = calloc((size_t)(ranks * steps), sizeof *all);
+    td_status status = TD_OK;
+
+    if (!all) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for the times of %" PRId64 " ranks", ranks);
+        goto cleanup;
+    }
+    for (series which = SILENT; which < SERIES; which++)
+        TD_TRY(td_stats_compute(r->samples + which * steps, steps, of[which]));
+    r->rank.exposed_ms = r->rank.step.median - r->rank.silent.median;
+    TD_TRY(td_comm_exchange(r->comm, &r->rank, sizeof r->rank, result->of));
+    TD_TRY(td_comm_exchange(r->comm, r->samples + STEP * steps, (size_t)steps * sizeof *all, all));
+    for (int64_t i = 0; i < ranks * steps; i++)
+        if (all[i] > result->samples[i % steps])
+            result->samples[i % steps] = all[i];
+    td_bench_ranks_summary *const s = &result->summary;
+    *s = (td_bench_ranks_summary){.ranks = ranks, .of = result->of, .samples = result->samples};
+    TD_TRY(td_stats_compute(result->samples, steps, &s->step));
+    s->tokens_per_second =
+        (double)(ranks * r->micro_batches * r->config->model.batch * r->config->model.context) /
+        (s->step.median / 1e3);
+cleanup:
+    free(all);
+    return status;
+}
+
+static td_status check_config(const td_bench_ranks_config *config)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(config, "config is NULL");
+    TD_CHECK((unsigned)config->state <= TD_BENCH_STATE_FLAT, "state is %d, which is no td_bench_state",
+             (int)config->state);
+    TD_CHECK(config->warmup >= 0 && config->warmup <= TD_BENCH_MOST_STEPS,
+             "warmup is %" PRId64 ", needs 0 to %d", config->warmup, TD_BENCH_MOST_STEPS);
+    TD_CHECK(config->steps >= 1 && config->steps <= TD_BENCH_MOST_STEPS,
+             "steps is %" PRId64 ", needs 1 to %d", config->steps, TD_BENCH_MOST_STEPS);
+    TD_CHECK(config->micro_batches >= 0 && config->micro_batches <= INT32_MAX,
+             "micro_batches is %" PRId64 ", needs 1 to %d, or 0 for 1", config->micro_batches, INT32_MAX);
+cleanup:
+    return status;
+}
+
+td_status td_bench_ranks_plan(td_device *dev, td_comm *comm, const td_bench_ranks_config *config,
+                              td_train_bytes *out)
+{
+    td_status status = TD_OK;
+    td_shard_link *shard = NULL;
+    td_comm_info info;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(comm, "comm is NULL");
+    TD_CHECK(out, "out is NULL");
+    TD_TRY(check_config(config));
+    TD_TRY(td_comm_describe(comm, &info));
+    td_train_config trainer = trainer_of(config, info.ranks);
+    TD_TRY(make_shard(comm, config, &trainer, &shard));
+    td_hook deaf = {.final = pass_on};
+    trainer.hooks = &deaf;
+    trainer.behind = NULL;
+    TD_TRY(td_train_plan(dev, &trainer, out));
+cleanup:
+    td_shard_link_destroy(shard);
+    return status;
+}
+
+td_status td_bench_ranks_run(td_device *dev, td_comm *comm, const td_bench_ranks_config *config,
+                             td_bench_ranks_progress progress, void *user, td_bench_ranks_result **out)
+{
+    td_bench_ranks_result *result = NULL;
+    td_memory_stats memory;
+    td_train_bytes bytes;
+    td_status status = TD_OK;
+    run r = {.dev = dev, .comm = comm, .config = config, .progress = progress, .user = user};
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(comm, "comm is NULL");
+    TD_TRY(td_bench_ranks_plan(dev, comm, config, &bytes));
+    TD_TRY(td_comm_describe(comm, &r.info));
+    r.micro_batches = config->micro_batches > 1 ? config->micro_batches : 1;
+    TD_TRY(td_device_memory(dev, &memory));
+    r.base_bytes = memory.current_bytes;
+    result = calloc(1, sizeof *result);
+    r.samples = calloc((size_t)config->steps, SERIES * sizeof *r.samples);
+    if (result) {
+        result->of = calloc((size_t)r.info.ranks, sizeof *result->of);
+        result->samples = calloc((size_t)config->steps, sizeof *result->samples);
+    }
+    if (!r.samples || !result || !result->of || !result->samples) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for the times of %" PRId64 " steps", config->steps);
+        goto cleanup;
+    }
+    TD_TRY(run_all(&r));
+    TD_TRY(summarise(&r, result));
+
+    *out = result; /* whole: the caller owns it from here */
+    result = NULL;
+cleanup:
+    td_bench_ranks_result_destroy(result);
+    drop_trainer(&r);
+    if (dev) { /* each is NULL or a live block of dev, which free accepts */
+        (void)td_device_free(dev, r.ids);
+        (void)td_device_free(dev, r.targets);
+    }
+    free(r.samples);
+    return status;
+}
+
+void td_bench_ranks_result_destroy(td_bench_ranks_result *result)
+{
+    if (!result)
+        return;
+    free(result->of);
+    free(result->samples);
+    free(result);
+}
+
+td_status td_bench_ranks_summary_of(const td_bench_ranks_result *result, td_bench_ranks_summary *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(result, "result is NULL");
+    TD_CHECK(out, "out is NULL");
+    *out = result->summary;
+cleanup:
+    return status;
+}

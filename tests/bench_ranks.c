@@ -1,0 +1,212 @@
+/* The times of steps among ranks: test_bench_ranks BACKEND RANKS starts the ranks itself; under mpirun it is
+ * one of them. */
+#include "bench/ranks.h"
+
+#include "base/check.h"
+
+#include "support/compare.h"
+#include "support/ranks.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { LAYERS = 2, PARAMETERS = 9 * LAYERS + 3, WARMUP = 1, STEPS = 3 };
+
+static td_device *dev;
+static td_comm *comm;
+static td_comm_info info;
+
+static td_bench_ranks_config tiny(void)
+{
+    return (td_bench_ranks_config){
+        .model = {.size = {.d_model = 64, .d_ff = 128, .layers = LAYERS, .heads = 2, .vocab = 64},
+                  .batch = 2,
+                  .context = 8,
+                  .precision = TD_PRECISION_F32,
+                  .attention = "flash",
+                  .keep = TD_KEEP_ALL},
+        .hyper = {.kind = TD_OPTIMIZER_ADAMW, .adamw = td_adamw_defaults(TD_ADAMW_TORCH)},
+        .strategy = TD_DDP_BUCKETED,
+        .bucket_mb = 0.1,
+        .warmup = WARMUP,
+        .steps = STEPS,
+        .seed = 3};
+}
+
+static td_status count_steps(void *user, int64_t done, int64_t total)
+{
+    assert_int_equal(done, ++*(int64_t *)user);
+    assert_int_equal(total, 3 * (WARMUP + STEPS));
+    return TD_OK;
+}
+
+static td_bench_ranks_result *measure(const td_bench_ranks_config *config, td_bench_ranks_summary *s)
+{
+    td_bench_ranks_result *result;
+    td_memory_stats before, after;
+    int64_t steps = 0;
+
+    td_assert_ok(td_device_memory(dev, &before));
+    td_assert_ok(td_bench_ranks_run(dev, comm, config, count_steps, &steps, &result));
+    td_assert_ok(td_device_memory(dev, &after));
+    assert_int_equal(steps, 3 * (WARMUP + STEPS));
+    assert_int_equal(before.current_bytes, after.current_bytes);
+    td_assert_ok(td_bench_ranks_summary_of(result, s));
+    assert_int_equal(s->ranks, info.ranks);
+    return result;
+}
+
+static void check_rank(const td_bench_ranks_config *config, const td_bench_rank *r)
+{
+    const td_stats *const all[] = {&r->step, &r->silent, &r->collectives, &r->beside, &r->tail};
+
+    for (int i = 0; i < 5; i++)
+        assert_true(all[i]->n == STEPS && all[i]->min >= 0 && isfinite(all[i]->max));
+    assert_true(r->step.min > 0 && r->silent.min > 0);
+    assert_true(r->beside.max <= r->collectives.max);
+    assert_true(r->exposed_ms == r->step.median - r->silent.median);
+    assert_true(r->last_loss < r->first_loss && r->first_loss < 2 * log(64));
+    assert_int_equal(r->current[TD_BENCH_MADE], r->current[TD_BENCH_AFTER_UPDATE]);
+    assert_int_equal(r->current[TD_BENCH_MADE], r->peak[TD_BENCH_MADE]);
+    assert_int_equal(r->parameters + r->gradients + r->optimizer_state + r->activations + r->buffers,
+                     r->current[TD_BENCH_BEFORE_UPDATE]);
+    assert_true(r->buffers < r->current[TD_BENCH_MADE]); /* nothing below 0 wrapped around */
+    if (config->state != TD_BENCH_STATE_WHOLE && config->model.precision == TD_PRECISION_F32)
+        assert_true(llabs(r->bytes - 2 * (int64_t)r->parameters) < 4096); /* gradients, and new weights */
+}
+
+/* Calls and bytes are those of the strategy, on every rank; what comes behind backward does not run beside
+ * it. */
+static void strategies_are_told_apart(void **unused)
+{
+    static const int64_t calls[] = {PARAMETERS, 1, PARAMETERS, 0};
+
+    (void)unused;
+    for (int which = 0; which < 8; which++) {
+        td_bench_ranks_config config = tiny();
+        td_bench_ranks_summary s;
+
+        config.strategy = (td_ddp_strategy)(which % 4);
+        config.time = which < 4 ? TD_UPDATE_ALONG : TD_UPDATE_AFTER;
+        config.model.transient_gradients = which < 4;
+        if (which == 6)
+            config.hyper = (td_hyperparameters){.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.1};
+        td_bench_ranks_result *result = measure(&config, &s);
+        double slowest = 0;
+        for (int rank = 0; rank < info.ranks; rank++) {
+            const td_bench_rank *r = &s.of[rank];
+
+            check_rank(&config, r);
+            if (calls[which % 4] > 0)
+                assert_int_equal(r->calls, calls[which % 4]);
+            else
+                assert_true(r->calls > 1 && r->calls < PARAMETERS);
+            assert_int_equal(r->bytes, r->parameters);
+            if (config.strategy <= TD_DDP_FLAT)
+                assert_true(r->beside.max == 0);
+            slowest = fmax(slowest, r->step.max);
+            /* Each has tokens of its own. */
+            assert_true(rank == 0 || r->first_loss != s.of[0].first_loss);
+        }
+        assert_true(s.step.max == slowest && s.samples[0] > 0 && s.tokens_per_second > 0);
+        td_bench_ranks_result_destroy(result);
+    }
+}
+
+static void state_that_is_split_is_less(void **unused)
+{
+    size_t bytes[3] = {0};
+
+    (void)unused;
+    for (td_bench_state state = TD_BENCH_STATE_WHOLE; state <= TD_BENCH_STATE_FLAT; state++)
+        for (int mixed = 0; mixed < 2; mixed++) {
+            td_bench_ranks_config config = tiny();
+            td_bench_ranks_summary s;
+
+            config.state = state;
+            config.model.precision = mixed ? TD_PRECISION_BF16_MIXED : TD_PRECISION_F32;
+            td_bench_ranks_result *result = measure(&config, &s);
+            for (int rank = 0; rank < info.ranks; rank++)
+                check_rank(&config, &s.of[rank]);
+            bytes[state] = s.of[0].optimizer_state;
+            td_bench_ranks_result_destroy(result);
+        }
+    if (info.ranks == 2) {
+        assert_true(bytes[TD_BENCH_STATE_FLAT] < bytes[TD_BENCH_STATE_WHOLE] * 6 / 10);
+        assert_true(bytes[TD_BENCH_STATE_TENSORS] < bytes[TD_BENCH_STATE_WHOLE] * 6 / 10);
+    }
+}
+
+static void micro_batches_are_of_one_step(void **unused)
+{
+    td_bench_ranks_config config = tiny();
+    td_bench_ranks_summary s;
+
+    (void)unused;
+    config.micro_batches = 3;
+    td_bench_ranks_result *result = measure(&config, &s);
+    check_rank(&config, &s.of[0]);
+    assert_int_equal(s.of[0].bytes, s.of[0].parameters); /* reduced once */
+    td_bench_ranks_result_destroy(result);
+}
+
+static td_status fail_late(void *user, int64_t done, int64_t total)
+{
+    (void)user, (void)total;
+    return done == 6 ? td_fail(TD_IO_ERROR, "enough") : TD_OK;
+}
+
+static void what_is_wrong_is_named(void **unused)
+{
+    td_bench_ranks_config config = tiny();
+    td_bench_ranks_result *result = (td_bench_ranks_result *)&config;
+
+    (void)unused;
+    config.steps = 0;
+    td_assert_refused(td_bench_ranks_run(dev, comm, &config, NULL, NULL, &result), TD_BAD_ARGUMENT,
+                      "steps is 0, needs 1 to 4096");
+    assert_null(result);
+    config = tiny();
+    config.state = (td_bench_state)3;
+    td_assert_refused(td_bench_ranks_run(dev, comm, &config, NULL, NULL, &result), TD_BAD_ARGUMENT,
+                      "state is 3");
+    config = tiny();
+    config.bucket_mb = -1;
+    td_assert_refused(td_bench_ranks_run(dev, comm, &config, NULL, NULL, &result), TD_BAD_ARGUMENT,
+                      "bucket_mb is -1");
+    config = tiny();
+    td_assert_refused(td_bench_ranks_run(dev, comm, &config, fail_late, NULL, &result), TD_IO_ERROR,
+                      "enough");
+    assert_null(result);
+    td_assert_ok(td_device_fail_allocation(dev, 3));
+    td_assert_refused(td_bench_ranks_run(dev, comm, &config, NULL, NULL, &result), TD_NO_MEMORY, "");
+    td_assert_ok(td_device_fail_allocation(dev, 0));
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(strategies_are_told_apart),
+        cmocka_unit_test(state_that_is_split_is_less),
+        cmocka_unit_test(micro_batches_are_of_one_step),
+        cmocka_unit_test(what_is_wrong_is_named),
+    };
+    td_memory_stats memory;
+    int result;
+
+    if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
+        return result;
+    td_assert_ok(td_comm_describe(comm, &info));
+    td_assert_ok(td_cpu_set_threads(1)); /* as many ranks as processors, or more */
+    const int failed = cmocka_run_group_tests_name(argv[1], tests, NULL, NULL);
+    if (td_comm_close(comm) != TD_OK || td_device_memory(dev, &memory) != TD_OK || memory.current_bytes > 0)
+        return fprintf(stderr, "%s\n", td_last_error()), 1;
+    td_device_close(dev);
+    return failed;
+}
