@@ -17,10 +17,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
 COMMANDS = ["bench", "attention", "flash", "trace", "memory", "precision", "sizes", "account", "allreduce"]
+COMMANDS += ["ddp", "shard"]
 TINY = "--d-model 16 --d-ff 24 --layers 2 --heads 2 --vocab 17 --batch 2 --context 8 --warmup 1 --steps 3".split()
 MODEL = TINY[: TINY.index("--warmup")]
 SHORT = "--batch 2 --heads 3 --head-dim 8 --warmup 1 --iters 3".split()
@@ -120,8 +122,7 @@ class CliTest(unittest.TestCase):
 
     def test_every_help_has_examples_that_run(self):
         small = {"bench": TINY, "flash": [*SHORT, "--seq", "16"], "attention": [*SHORT, "--seq", "16"]}
-        small["memory"] = MODEL
-        small["trace"] = TINY
+        small |= {"memory": MODEL, "trace": TINY, "ddp": TINY, "shard": TINY}
         for command in [[], *([name] for name in COMMANDS)]:
             text = self.succeed(*command, "--help")
             examples = re.findall(r"^  (tandem (\w+) .*)$", text.partition("\nExamples:\n")[2], re.MULTILINE)
@@ -259,6 +260,32 @@ class CliTest(unittest.TestCase):
             ("precision --value 1e999", "tandem precision: --value: '1e999' needs to be finite"),
             ("precision 3", "tandem precision: '3' is one argument too many"),
             ("allreduce 3", "tandem allreduce: '3' is one argument too many"),
+            (
+                "ddp --strategy fast",
+                "tandem ddp: --strategy: 'fast' needs to be naive, flat, overlap or bucketed",
+            ),
+            ("ddp --bucket-mb -1", "tandem ddp: --bucket-mb: '-1' needs to be at least 0"),
+            ("ddp --bucket-mb x", "tandem ddp: --bucket-mb: 'x' is no number"),
+            (
+                "ddp --strategy flat --bucket-mb 5",
+                "tandem ddp: --bucket-mb: '5' needs --strategy bucketed",
+            ),
+            ("ddp --optimizer adam", "tandem ddp: --optimizer: 'adam' needs to be adamw or sgd"),
+            ("ddp --kind flat", "tandem ddp: unrecognized option '--kind'"),
+            ("ddp --steps 4097", "tandem ddp: --steps: '4097' needs to be at most 4096"),
+            ("ddp --timeout 0", "tandem ddp: --timeout: '0' needs to be above 0 and at most 86400"),
+            (
+                "ddp --micro-batches 2 --gradients transient",
+                "tandem ddp: --gradients: 'transient' cannot be added up over --micro-batches 2",
+            ),
+            ("ddp --checkpoint-layers 2", "--checkpoint-layers: '2' needs --keep inputs"),
+            ("ddp 3", "tandem ddp: '3' is one argument too many"),
+            ("shard --kind whole", "tandem shard: --kind: 'whole' needs to be tensors or flat"),
+            ("shard --strategy naive", "tandem shard: --strategy: 'naive' needs --kind tensors"),
+            (
+                "shard --kind tensors --strategy naive --bucket-mb 1",
+                "tandem shard: --bucket-mb: '1' needs --strategy bucketed",
+            ),
             (
                 "allreduce --backend smoke",
                 "tandem allreduce: --backend: 'smoke' needs to be mpi, gloo or nccl",
@@ -997,6 +1024,118 @@ class CliTest(unittest.TestCase):
             seconds = record["throughput_ms"] / 1e3
             self.assertAlmostEqual(record["algbw_gb_s"], record["case"]["bytes"] / seconds / 1e9, places=12)
             self.assertEqual(record["busbw_gb_s"], record["algbw_gb_s"])
+
+    # ---- training steps of several ranks ----
+
+    RANKED = (("ddp", "naive"), ("ddp", "flat"), ("ddp", "overlap"), ("ddp", "bucketed"), ("shard", "flat"))
+
+    def start(self, ranks: int, *args, model=TINY, **more):
+        """The command as that many ranks of a loop; more: arguments of one of them, by _1 and so on."""
+        environ = os.environ | {"WORLD_SIZE": str(ranks), "TORCHELASTIC_RUN_ID": f"cli-{os.getpid()}"}
+        environ |= {"LOCAL_WORLD_SIZE": str(ranks)}
+        return [
+            subprocess.Popen(
+                [tandem, *args, "--backend", "gloo", *model, *more.get(f"_{rank}", [])],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(ranks)
+        ]
+
+    def finish(self, ranks) -> list[tuple[int, str, str]]:
+        done = [(*rank.communicate(timeout=120), rank.returncode) for rank in ranks]
+        if "has no Gloo" in done[0][1]:
+            self.skipTest("no Gloo")
+        return [(status, out, err) for out, err, status in done]
+
+    def test_ddp_and_shard(self):
+        """Tables and records say the same, for every way to reduce and to split."""
+        for command, way in self.RANKED:
+            with self.subTest(command=command, way=way):
+                option = "--strategy" if command == "ddp" else "--kind"
+                done = self.finish(self.start(2, command, option, way, "--json", str(self.json)))
+                self.assertEqual([(status, err) for status, _, err in done], [(0, "")] * 2)
+                self.assertEqual(done[1][1], "")
+                times, memory = tables(done[0][1])
+                self.assertEqual([row["rank"] for row in times], ["0", "1", "mean"])
+                record = self.records()[-1]
+                self.assertEqual((record["case"]["ranks"], record["case"]["backend"]), (2, "gloo"))
+                self.assertEqual(record["module"], command)
+                self.assertEqual(record["case"]["strategy" if command == "ddp" else "shard"], way)
+                self.assertEqual("bucket_mb" in record["case"], way == "bucketed" or command == "shard")
+                self.assertEqual((record["ms"]["n"], len(record["samples"])), (3, 3))
+                for name, values in record["by_rank"].items():
+                    head = name.replace("_ms", " ms")
+                    for rank, value in enumerate(values):
+                        self.assertEqual(times[rank][head], f"{value:.3f}")
+                    self.assertAlmostEqual(float(times[2][head]), sum(values) / 2, delta=0.0011)
+                for rank in range(2):
+                    of = {name: values[rank] for name, values in record["memory"].items()}
+                    parts = "parameters gradients optimizer_state activations buffers".split()
+                    self.assertAlmostEqual(sum(of[f"{part}_mib"] for part in parts), of["before_update_mib"])
+                    self.assertEqual(memory[rank]["optimizer state"], f"{of['optimizer_state_mib']:.2f}")
+                    exposed = record["by_rank"]["exposed_ms"][rank]
+                    of = {name: values[rank] for name, values in record["by_rank"].items()}
+                    self.assertAlmostEqual(exposed, of["step_ms"] - of["without_ms"])
+                    self.assertLessEqual(of["beside_ms"], of["collectives_ms"])
+                    if way in ("naive", "flat") and command == "ddp":
+                        self.assertEqual(of["beside_ms"], 0)
+        deliverables = [record["deliverable"] for record in self.records()]
+        self.assertEqual(
+            deliverables,
+            [
+                "naive_ddp_benchmarking",
+                "minimal_ddp_flat_benchmarking",
+                "ddp_overlap_individual_parameters_benchmarking",
+                "ddp_bucketed_benchmarking",
+                "optimizer_state_sharding_accounting",
+            ],
+        )
+        states = [record["memory"]["optimizer_state_mib"][0] for record in self.records()]
+        self.assertLess(states[4], 0.8 * states[0])
+
+    def test_ddp_takes_what_bench_takes(self):
+        for words in (
+            "--dtype bf16_mixed --update after",
+            "--optimizer sgd --dtype bf16",
+            "--micro-batches 3 --bucket-mb 0",
+            "--keep inputs --checkpoint-layers 2 --gradients held",
+        ):
+            for command in ("ddp", "shard"):
+                with self.subTest(command=command, words=words):
+                    (done,) = self.finish(self.start(1, command, *words.split()))
+                    self.assertEqual((done[0], done[2]), (0, ""))
+
+    def test_ranks_with_different_models_are_told(self):
+        for command in ("ddp", "shard"):
+            with self.subTest(command=command):
+                done = self.finish(self.start(2, command, _1=["--layers", "3"]))
+                for status, _, err in done:
+                    self.assertEqual((status, len(err.splitlines())), (1, 1), err)
+                    self.assertRegex(err, rf"^tandem {command}: .*rank 1")
+
+    def test_a_rank_that_is_killed_in_its_steps_is_named(self):
+        for command in ("ddp", "shard"):
+            with self.subTest(command=command):
+                more = ["--steps", "4096", "--batch", "16", "--layers", "8"]
+                ranks = self.start(3, command, *more, model=[*TINY[:4], *TINY[6:-2]])
+                time.sleep(1.5)  # they have met, and are in their steps
+                ranks[1].kill()
+                done = self.finish(ranks)
+                self.assertEqual([status for status, _, _ in done], [1, -signal.SIGKILL, 1], done)
+                for rank in (0, 2):
+                    self.assertRegex(done[rank][2], rf"^tandem {command}: .*rank 1 \(process \d+ on .*\)")
+
+    def test_ddp_without_the_memory_leaves_a_record(self):
+        args = "ddp --backend gloo --size 10B --batch 4096 --context 2048 --json".split()
+        done = run(*args, str(self.json))
+        if "has no Gloo" in done.stderr:
+            self.skipTest("no Gloo")
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertEqual([r["status"] for r in self.records()], ["oom"])
+        self.assertIn("tandem ddp: ", done.stderr)
 
     def test_account(self):
         whole = self.succeed("account")

@@ -69,6 +69,12 @@ TRACED = {
     **dict.fromkeys("--trace --timeline".split(), FILES),
 }
 SMALL_RECORDED = SMALL_MODEL.partition(" --warmup")[0]
+RANKED = {
+    **{name: MODEL[name] for name in MODEL if name not in ("--mode", "--timed")},
+    **dict.fromkeys("--bucket-mb --micro-batches --checkpoint-layers --timeout".split(), NUMBERS),
+    "--optimizer": [*NAMES, "adamw", "sgd"],
+    "--backend": [*NAMES, "gloo", "mpi"],
+}
 SMALL_ATTEND = "--batch 2 --heads 3 --head-dim 8 --seq 9 --warmup 1 --iters 2"
 COMMANDS = {
     "bench": ({**MODEL, **MACHINE}, SMALL_MODEL),
@@ -76,6 +82,8 @@ COMMANDS = {
     "flash": ({**ATTEND, **MACHINE}, SMALL_ATTEND),
     "memory": ({**RECORDED, **MACHINE}, SMALL_RECORDED),
     "trace": ({**TRACED, **MACHINE}, SMALL_MODEL),
+    "ddp": ({**RANKED, "--strategy": [*NAMES, "overlap", "bucketed"], **MACHINE}, SMALL_MODEL),
+    "shard": ({**RANKED, "--kind": [*NAMES, "tensors"], **MACHINE}, SMALL_MODEL),
     "precision": ({"--count": NUMBERS, "--value": NUMBERS}, "--count 50"),
     "sizes": ({"--batch": SIZES, "--context": SIZES}, ""),
     "account": ({}, ""),

@@ -4,9 +4,9 @@
 #include "base/dtype.h"
 #include "base/rng.h"
 #include "cli/commands.h"
-#include "cli/launch.h"
 #include "cli/options.h"
 #include "cli/output.h"
+#include "cli/ranks.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -16,25 +16,17 @@
 enum { MOST_SIZES = 32, MOST_ITERS = 4096, MIB = 1 << 20 };
 
 enum {
-    KEY_BACKEND = TD_OPTION_KEY,
-    KEY_MIB,
+    KEY_MIB = TD_OPTION_KEY,
     KEY_BYTES,
     KEY_DTYPE,
     KEY_REDUCTION,
     KEY_OUT_OF_PLACE,
     KEY_WARMUP,
-    KEY_ITERS,
-    KEY_TIMEOUT,
-    KEY_OPEN_TIMEOUT,
-    KEY_DIRECTORY,
-    KEY_ADDRESS,
-    KEY_RUN
+    KEY_ITERS
 };
 
 static const struct argp_option options[] = {
     {0, 0, 0, 0, "The problem:", 1},
-    {"backend", KEY_BACKEND, "NAME", 0,
-     "mpi, gloo or nccl (default: nccl on CUDA; else mpi under mpirun, else gloo)", 1},
     {"mib", KEY_MIB, "N,N,...", 0, "sizes of a rank's buffer, in MiB (1,10,100,1024)", 1},
     {"bytes", KEY_BYTES, "N,N,...", 0, "the same in bytes", 1},
     {"dtype", KEY_DTYPE, "NAME", 0, "f32 (the default), f64, f16, bf16 or i64", 1},
@@ -43,18 +35,12 @@ static const struct argp_option options[] = {
     {0, 0, 0, 0, "The measurement:", 2},
     {"warmup", KEY_WARMUP, "N", 0, "untimed calls of each size (5)", 2},
     {"iters", KEY_ITERS, "N", 0, "timed calls of each size (20, of 512 MiB and more 5)", 2},
-    {0, 0, 0, 0, "The ranks:", 3},
-    {"timeout", KEY_TIMEOUT, "SECONDS", 0, "for a call, and for its other ranks to make it (30)", 3},
-    {"open-timeout", KEY_OPEN_TIMEOUT, "SECONDS", 0, "for all ranks to come (60)", 3},
-    {"directory", KEY_DIRECTORY, "PATH", 0, "that all hosts see, by which the ranks find each other", 3},
-    {"address", KEY_ADDRESS, "HOST:PORT", 0, "at which rank 0 listens", 3},
-    {"run", KEY_RUN, "NAME", 0, "of this run (default: the launcher's)", 3},
     {0}};
 
 typedef struct arguments {
     td_common common;
-    td_comm_options comm;
-    bool backend_given, device_given, out_of_place;
+    td_ranks_options ranks;
+    bool out_of_place;
     td_comm_type type;
     td_reduction reduction;
     int64_t sizes[MOST_SIZES]; /* bytes */
@@ -70,15 +56,6 @@ static void take_sizes(const struct argp_state *state, const char *option, const
     args->size_count = td_option_list(state, option, arg, (INT64_C(1) << 40) / unit, args->sizes, MOST_SIZES);
     for (int i = 0; i < args->size_count; i++)
         args->sizes[i] *= unit;
-}
-
-static double take_seconds(const struct argp_state *state, const char *option, const char *arg)
-{
-    const double seconds = td_option_number(state, option, arg);
-
-    if (!(seconds > 0 && seconds <= 86400))
-        argp_error(state, "--%s: '%s' needs to be above 0 and at most 86400", option, arg);
-    return seconds;
 }
 
 static void take_name(const struct argp_state *state, const char *option, const char *arg,
@@ -100,12 +77,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
     switch (key) {
     case ARGP_KEY_INIT:
-        state->child_inputs[0] = &args->common;
-        return 0;
-    case KEY_BACKEND:
-        if (td_comm_backend_parse(arg, &args->comm.backend) != TD_OK)
-            argp_error(state, "--backend: '%s' needs to be mpi, gloo or nccl", arg);
-        args->backend_given = true;
+        state->child_inputs[0] = &args->ranks;
+        state->child_inputs[1] = &args->common;
         return 0;
     case KEY_MIB:
         take_sizes(state, "mib", arg, MIB, args);
@@ -129,21 +102,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_ITERS:
         args->iters = td_option_integer(state, "iters", arg, 1, MOST_ITERS);
-        return 0;
-    case KEY_TIMEOUT:
-        args->comm.seconds = take_seconds(state, "timeout", arg);
-        return 0;
-    case KEY_OPEN_TIMEOUT:
-        args->comm.open_seconds = take_seconds(state, "open-timeout", arg);
-        return 0;
-    case KEY_DIRECTORY:
-        args->comm.directory = arg;
-        return 0;
-    case KEY_ADDRESS:
-        args->comm.address = arg;
-        return 0;
-    case KEY_RUN:
-        args->comm.run = arg;
         return 0;
     case ARGP_KEY_ARG:
         td_option_no_argument(state, arg);
@@ -384,21 +342,15 @@ static td_status append_record(const problem *p, const result *r)
 {
     td_status status = TD_OK;
     td_record *record = NULL;
-    const char *backend = td_comm_backend_name(p->info.backend);
-    char path[40];
 
     TD_TRY(td_output_record(p->dev, "distributed_communication_single_node", "comm", &record));
     TD_TRY(td_record_set_string(record, "case.collective", "all_reduce"));
-    TD_TRY(td_record_set_string(record, "case.backend", backend));
-    TD_TRY(td_record_set_integer(record, "case.ranks", p->info.ranks));
+    TD_TRY(td_ranks_record(&p->info, record));
     TD_TRY(td_record_set_integer(record, "case.bytes", p->bytes));
     TD_TRY(td_record_set_string(record, "case.dtype", td_comm_type_name(p->args->type)));
     TD_TRY(td_record_set_string(record, "case.reduction", reductions[p->args->reduction]));
     TD_TRY(td_record_set_bool(record, "case.in_place", !p->args->out_of_place));
     TD_TRY(td_record_set_integer(record, "case.warmup", p->args->warmup));
-    TD_TRY(td_record_set_integer(record, "hosts", p->info.hosts));
-    snprintf(path, sizeof path, "versions.%s", backend);
-    TD_TRY(td_record_set_string(record, path, p->info.library));
     TD_TRY(td_record_set_stats(record, "ms", &r->ms));
     TD_TRY(td_record_set_samples(record, "samples", r->samples, r->ms.n));
     TD_TRY(td_record_set_number(record, "throughput_ms", r->throughput_ms));
@@ -457,52 +409,20 @@ cleanup:
     return status;
 }
 
-/** A GPU for each rank of this host, or nothing is begun on any. */
-static td_status choose_device(const td_launch *launch, arguments *args, char name[24])
-{
-    td_status status = TD_OK;
-    int gpus = 0;
-
-    if (args->comm.backend != TD_COMM_NCCL || strchr(args->common.device, ':'))
-        return TD_OK;
-    TD_TRY(td_device_count(TD_DEVICE_CUDA, &gpus));
-    const int wanted = launch->local_ranks > 0 ? launch->local_ranks : launch->local_rank + 1;
-    if (wanted > gpus) {
-        status =
-            td_fail(TD_UNSUPPORTED,
-                    "rank %d of %d: %d ranks on this host, which has %d GPU%s: each needs one of its own",
-                    (int)launch->rank, (int)launch->ranks, wanted, gpus, gpus == 1 ? "" : "s");
-        goto cleanup;
-    }
-    if (launch->local_rank < 0) {
-        status = td_fail(TD_BAD_ARGUMENT,
-                         "rank %d of %d: the launcher does not say which rank of its host it is: name its "
-                         "GPU with --device cuda:N",
-                         (int)launch->rank, (int)launch->ranks);
-        goto cleanup;
-    }
-    snprintf(name, 24, "cuda:%d", (int)launch->local_rank);
-    args->common.device = name;
-cleanup:
-    return status;
-}
-
 static void print_head(const problem *p, FILE *out)
 {
-    char machine[160];
+    char machine[160], ranks[160];
 
-    fprintf(
-        out,
-        "all_reduce of %s (%s), %s, among %d ranks on %d host%s by %s%s%s, %" PRId64 " warm-up calls; %s\n\n",
-        td_comm_type_name(p->args->type), reductions[p->args->reduction],
-        p->args->out_of_place ? "out of place" : "in place", (int)p->info.ranks, (int)p->info.hosts,
-        p->info.hosts == 1 ? "" : "s", td_comm_backend_name(p->info.backend), p->info.library[0] ? ": " : "",
-        p->info.library, p->args->warmup, td_machine_name(p->dev, machine));
+    td_ranks_text(&p->info, ranks, sizeof ranks);
+    fprintf(out, "all_reduce of %s (%s), %s, among %s, %" PRId64 " warm-up calls; %s\n\n",
+            td_comm_type_name(p->args->type), reductions[p->args->reduction],
+            p->args->out_of_place ? "out of place" : "in place", ranks, p->args->warmup,
+            td_machine_name(p->dev, machine));
 }
 
 td_status td_command_allreduce(int argc, char **argv)
 {
-    const struct argp_child children[] = {{&td_common_argp, 0, NULL, 4}, {0}};
+    const struct argp_child children[] = {{&td_ranks_argp, 0, NULL, 3}, {&td_common_argp, 0, NULL, 4}, {0}};
     const struct argp argp = {.options = options,
                               .parser = parse,
                               .doc = "Times all-reduce among the ranks of a run: started by mpirun, srun, "
@@ -527,30 +447,13 @@ td_status td_command_allreduce(int argc, char **argv)
                       .size_count = 4,
                       .warmup = 5};
     td_status status = TD_OK;
-    td_launch launch;
     td_table *table = NULL;
-    problem p = {.args = &args};
+    td_ranks ranks = {.dev = NULL};
     int64_t wrong = 0;
-    char device[24];
 
     argp_parse(&argp, argc, argv, 0, NULL, &args);
-    TD_TRY(td_launch_read(&launch));
-    TD_TRY(td_launch_guard(argv[0]));
-    if (!args.backend_given)
-        args.comm.backend = strncmp(args.common.device, "cuda", 4) == 0 ? TD_COMM_NCCL
-                            : strcmp(launch.launcher, "mpirun") == 0    ? TD_COMM_MPI
-                                                                        : TD_COMM_GLOO;
-    args.comm.rank = launch.rank;
-    args.comm.ranks = launch.ranks;
-    args.comm.local_ranks = launch.local_ranks;
-    args.comm.run = args.comm.run ? args.comm.run : launch.run;
-    TD_TRY(choose_device(&launch, &args, device));
-    if (args.comm.rank > 0) /* one rank writes */
-        args.common.json = NULL;
-    TD_TRY(td_common_begin(&args.common, &p.dev));
-    TD_TRY(td_comm_open(p.dev, &args.comm, &p.comm));
-    td_launch_guards(p.comm);
-    TD_TRY(td_comm_describe(p.comm, &p.info));
+    TD_TRY(td_ranks_begin(argv[0], &args.ranks, &args.common, &ranks));
+    problem p = {.args = &args, .dev = ranks.dev, .comm = ranks.comm, .info = ranks.info};
     TD_TRY(td_table_create(
         "rrllrrrrrrr",
         "bytes\tcount\ttype\tredop\ttime (us)\talgbw (GB/s)\tbusbw (GB/s)\t#wrong\tone call, median "
@@ -569,18 +472,5 @@ td_status td_command_allreduce(int argc, char **argv)
         status = td_fail(TD_LIBRARY_ERROR, "%" PRId64 " elements are wrong", wrong);
 cleanup:
     td_table_destroy(table);
-    if (status == TD_OK) {
-        td_launch_guards(NULL);
-        status = td_comm_close(p.comm);
-    } else {
-        /* What went wrong is said before the other ranks are told that this one leaves. */
-        if (td_launch_speaks())
-            fprintf(stderr, "%s: %s\n", argv[0], td_last_error());
-        if (p.comm && td_comm_check(p.comm) == TD_OK)
-            (void)td_comm_abort(p.comm, "its program failed");
-        td_launch_guards(NULL);
-        (void)td_comm_close(p.comm);
-    }
-    td_device_close(p.dev);
-    return status;
+    return td_ranks_end(argv[0], &ranks, status);
 }

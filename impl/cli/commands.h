@@ -12,9 +12,11 @@ td_status td_command_account(int argc, char **argv);
 td_status td_command_allreduce(int argc, char **argv);
 td_status td_command_attention(int argc, char **argv);
 td_status td_command_bench(int argc, char **argv);
+td_status td_command_ddp(int argc, char **argv);
 td_status td_command_flash(int argc, char **argv);
 td_status td_command_memory(int argc, char **argv);
 td_status td_command_precision(int argc, char **argv);
+td_status td_command_shard(int argc, char **argv);
 td_status td_command_sizes(int argc, char **argv);
 td_status td_command_trace(int argc, char **argv);
 

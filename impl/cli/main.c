@@ -46,6 +46,7 @@ static const struct command {
     {"bench", td_command_bench}, {"attention", td_command_attention}, {"flash", td_command_flash},
     {"trace", td_command_trace}, {"memory", td_command_memory},       {"precision", td_command_precision},
     {"sizes", td_command_sizes}, {"account", td_command_account},     {"allreduce", td_command_allreduce},
+    {"ddp", td_command_ddp},     {"shard", td_command_shard},
 };
 
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
@@ -68,7 +69,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         if (!call->command)
             argp_error(state,
                        "'%s' is no command; there are bench, attention, flash, trace, memory, precision, "
-                       "sizes, account, allreduce",
+                       "sizes, account, allreduce, ddp, shard",
                        arg);
         call->argc = state->argc - state->next + 1;
         call->argv = &state->argv[state->next - 1];
@@ -111,6 +112,8 @@ int main(int argc, char **argv)
                "  sizes      show the model sizes of the handout\n"
                "  account    show the arithmetic: parameters, FLOPs, memory, communication\n"
                "  allreduce  time all-reduce among ranks\n"
+               "  ddp        time training steps of several ranks, gradients averaged four ways\n"
+               "  shard      the same with the optimizer's state split among the ranks\n"
                "\v"
                "`tandem COMMAND --help' explains a command. Tables go to standard output, in Markdown; "
                "messages and "

@@ -1,0 +1,550 @@
+#include "cli/parallel.h"
+
+#include "base/check.h"
+#include "cli/model.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "cli/ranks.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    KEY_STRATEGY = TD_OPTION_KEY,
+    KEY_KIND,
+    KEY_BUCKET_MB,
+    KEY_OPTIMIZER,
+    KEY_BATCH,
+    KEY_CONTEXT,
+    KEY_MICRO_BATCHES,
+    KEY_WARMUP,
+    KEY_STEPS,
+    KEY_SEED,
+    KEY_UPDATE,
+    KEY_KEEP,
+    KEY_CHECKPOINT_LAYERS,
+    KEY_GRADIENTS
+};
+
+#define STRATEGY_OPTION(more)                                                                                \
+    {                                                                                                        \
+        "strategy", KEY_STRATEGY, "NAME", 0,                                                                 \
+            more "naive: one gradient after the other behind the backward pass; flat: all at once there; "   \
+                 "overlap: "                                                                                 \
+                 "each as soon as it is final; or bucketed (the default)",                                   \
+            2                                                                                                \
+    }
+#define COMMON_OPTIONS                                                                                       \
+    {"bucket-mb",                                                                                            \
+     KEY_BUCKET_MB,                                                                                          \
+     "X",                                                                                                    \
+     0,                                                                                                      \
+     "at most so many MiB of gradients in a bucket; 0: all in one (25)",                                     \
+     2},                                                                                                     \
+        {"optimizer", KEY_OPTIMIZER, "NAME", 0, "adamw (the default) or sgd", 2},                            \
+        {0, 0, 0, 0, "The measurement:", 3}, {"batch", KEY_BATCH, "N", 0, "sequences of a rank (2)", 3},     \
+        {"context", KEY_CONTEXT, "N", 0, "tokens a sequence (128)", 3},                                      \
+        {"micro-batches",                                                                                    \
+         KEY_MICRO_BATCHES,                                                                                  \
+         "N",                                                                                                \
+         0,                                                                                                  \
+         "batches of a rank's step, whose gradients are added up (1)",                                       \
+         3},                                                                                                 \
+        {"warmup", KEY_WARMUP, "N", 0, "untimed steps (5)", 3},                                              \
+        {"steps", KEY_STEPS, "N", 0, "timed steps (10)", 3},                                                 \
+        {"seed", KEY_SEED, "N", 0, "of weights and tokens (0)", 3},                                          \
+        {0, 0, 0, 0, "How the step runs; what is fastest is the default:", 4},                               \
+        {"update",                                                                                           \
+         KEY_UPDATE,                                                                                         \
+         "NAME",                                                                                             \
+         0,                                                                                                  \
+         "along (the default): weights are updated along the backward pass; or after it",                    \
+         4},                                                                                                 \
+        {"keep",                                                                                             \
+         KEY_KEEP,                                                                                           \
+         "NAME",                                                                                             \
+         0,                                                                                                  \
+         "all (the default) that backward reads; most: norms and silu are computed again; or inputs of "     \
+         "checkpoints: the layers of one run forward again ahead of its backward",                           \
+         4},                                                                                                 \
+        {"checkpoint-layers",                                                                                \
+         KEY_CHECKPOINT_LAYERS,                                                                              \
+         "N",                                                                                                \
+         0,                                                                                                  \
+         "of --keep inputs: layers of a checkpoint (1)",                                                     \
+         4},                                                                                                 \
+        {"gradients",                                                                                        \
+         KEY_GRADIENTS,                                                                                      \
+         "NAME",                                                                                             \
+         0,                                                                                                  \
+         "transient (the default with one micro-batch): they share memory with activations; or held",        \
+         4},                                                                                                 \
+    {                                                                                                        \
+        0                                                                                                    \
+    }
+
+static const struct argp_option of_ddp[] = {
+    {0, 0, 0, 0, "What is communicated:", 2}, STRATEGY_OPTION(""), COMMON_OPTIONS};
+
+static const struct argp_option of_shard[] = {
+    {0, 0, 0, 0, "What is communicated:", 2},
+    {"kind", KEY_KIND, "NAME", 0,
+     "tensors: whole parameters have an owner, which updates and broadcasts them; or flat (the default): a "
+     "part of every bucket, by reduce-scatter and all-gather",
+     2},
+    STRATEGY_OPTION("of --kind tensors, how gradients are reduced. "),
+    COMMON_OPTIONS};
+
+typedef struct arguments {
+    const td_parallel *parallel;
+    td_common common;
+    td_ranks_options ranks;
+    td_bench_ranks_config config;
+    td_model_options model; /* of config.model */
+    bool bucket_given, strategy_given, gradients_given;
+} arguments;
+
+/* ---- arguments ---- */
+
+/** Choices that do not go together. */
+static void check_choices(const struct argp_state *state, arguments *args)
+{
+    td_bench_ranks_config *config = &args->config;
+
+    td_option_check_layers(state, &config->model);
+    if (config->state == TD_BENCH_STATE_FLAT && args->strategy_given)
+        argp_error(state, "--strategy: '%s' needs --kind tensors", td_ddp_strategy_name(config->strategy));
+    if (config->state != TD_BENCH_STATE_FLAT && args->bucket_given && config->strategy != TD_DDP_BUCKETED)
+        argp_error(state, "--bucket-mb: '%g' needs --strategy bucketed", config->bucket_mb);
+    if (config->micro_batches > 1 && args->gradients_given && config->model.transient_gradients)
+        argp_error(state, "--gradients: 'transient' cannot be added up over --micro-batches %" PRId64,
+                   config->micro_batches);
+    if (config->micro_batches > 1)
+        config->model.transient_gradients = false;
+}
+
+static void take_optimizer(const struct argp_state *state, const char *arg, td_hyperparameters *out)
+{
+    if (td_option_either(state, "optimizer", arg, "adamw", "sgd"))
+        out->kind = TD_OPTIMIZER_ADAMW;
+    else
+        *out = (td_hyperparameters){.kind = TD_OPTIMIZER_SGD, .sgd.lr = 1e-3};
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    arguments *args = state->input;
+    td_bench_ranks_config *config = &args->config;
+    td_transformer_config *model = &config->model;
+
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &args->model;
+        state->child_inputs[1] = &args->ranks;
+        state->child_inputs[2] = &args->common;
+        return 0;
+    case KEY_STRATEGY:
+        if (td_ddp_strategy_parse(arg, &config->strategy) != TD_OK)
+            argp_error(state, "--strategy: '%s' needs to be naive, flat, overlap or bucketed", arg);
+        args->strategy_given = true;
+        return 0;
+    case KEY_KIND:
+        config->state = td_option_either(state, "kind", arg, "tensors", "flat") ? TD_BENCH_STATE_TENSORS
+                                                                                : TD_BENCH_STATE_FLAT;
+        return 0;
+    case KEY_BUCKET_MB:
+        config->bucket_mb = td_option_number(state, "bucket-mb", arg);
+        if (config->bucket_mb < 0)
+            argp_error(state, "--bucket-mb: '%s' needs to be at least 0", arg);
+        args->bucket_given = true;
+        return 0;
+    case KEY_OPTIMIZER:
+        take_optimizer(state, arg, &config->hyper);
+        return 0;
+    case KEY_BATCH:
+        model->batch = td_option_integer(state, "batch", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_CONTEXT:
+        model->context = td_option_integer(state, "context", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_MICRO_BATCHES:
+        config->micro_batches = td_option_integer(state, "micro-batches", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_WARMUP:
+        config->warmup = td_option_integer(state, "warmup", arg, 0, TD_BENCH_MOST_STEPS);
+        return 0;
+    case KEY_STEPS:
+        config->steps = td_option_integer(state, "steps", arg, 1, TD_BENCH_MOST_STEPS);
+        return 0;
+    case KEY_SEED:
+        config->seed = (uint64_t)td_option_integer(state, "seed", arg, 0, INT64_MAX);
+        return 0;
+    case KEY_UPDATE:
+        config->time =
+            td_option_either(state, "update", arg, "along", "after") ? TD_UPDATE_ALONG : TD_UPDATE_AFTER;
+        return 0;
+    case KEY_KEEP:
+        if (td_keep_parse(arg, &model->keep) != TD_OK)
+            argp_error(state, "--keep: '%s' needs to be all, most or inputs", arg);
+        return 0;
+    case KEY_CHECKPOINT_LAYERS:
+        model->checkpoint_layers = td_option_integer(state, "checkpoint-layers", arg, 1, INT32_MAX);
+        return 0;
+    case KEY_GRADIENTS:
+        model->transient_gradients = td_option_either(state, "gradients", arg, "transient", "held");
+        args->gradients_given = true;
+        return 0;
+    case ARGP_KEY_ARG:
+        td_option_no_argument(state, arg);
+        return 0;
+    case ARGP_KEY_END:
+        check_choices(state, args);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* ---- what comes out ---- */
+
+/** Whether the size of buckets means something. */
+static bool has_buckets(const td_bench_ranks_config *config)
+{
+    return config->state == TD_BENCH_STATE_FLAT || config->strategy == TD_DDP_BUCKETED;
+}
+
+static const char *optimizer_of(const td_bench_ranks_config *config)
+{
+    return config->hyper.kind == TD_OPTIMIZER_ADAMW ? "adamw" : "sgd";
+}
+
+/** A column of times: what of a rank it shows. */
+typedef struct column {
+    const char *head, *key; /* in the table, and in the record */
+    size_t at;              /* of a td_stats in td_bench_rank; 0: exposed_ms */
+} column;
+
+static const column columns[] = {
+    {"step ms", "step_ms", offsetof(td_bench_rank, step)},
+    {"without ms", "without_ms", offsetof(td_bench_rank, silent)},
+    {"exposed ms", "exposed_ms", offsetof(td_bench_rank, exposed_ms)},
+    {"collectives ms", "collectives_ms", offsetof(td_bench_rank, collectives)},
+    {"beside ms", "beside_ms", offsetof(td_bench_rank, beside)},
+    {"tail ms", "tail_ms", offsetof(td_bench_rank, tail)},
+};
+
+enum { COLUMNS = sizeof columns / sizeof *columns };
+
+static double value_of(const td_bench_rank *rank, const column *c)
+{
+    if (c->at == offsetof(td_bench_rank, exposed_ms))
+        return rank->exposed_ms;
+    return ((const td_stats *)((const char *)rank + c->at))->median;
+}
+
+static td_status print_times(const td_bench_ranks_summary *s, FILE *out)
+{
+    td_status status = TD_OK;
+    td_table *table = NULL;
+    double mean[COLUMNS] = {0};
+    char head[160] = "rank";
+
+    for (int i = 0; i < COLUMNS; i++) {
+        const size_t used = strlen(head);
+
+        snprintf(head + used, sizeof head - used, "\t%s", columns[i].head);
+    }
+    TD_TRY(td_table_create("rrrrrrr", head, &table));
+    for (int64_t rank = 0; rank < s->ranks; rank++) {
+        double v[COLUMNS];
+
+        for (int i = 0; i < COLUMNS; i++) {
+            v[i] = value_of(&s->of[rank], &columns[i]);
+            mean[i] += v[i] / (double)s->ranks;
+        }
+        TD_TRY(td_table_row(table, "%" PRId64 "\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f", rank, v[0], v[1], v[2],
+                            v[3], v[4], v[5]));
+    }
+    if (s->ranks > 1)
+        TD_TRY(td_table_row(table, "mean\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f", mean[0], mean[1], mean[2],
+                            mean[3], mean[4], mean[5]));
+    td_table_write(table, out);
+cleanup:
+    td_table_destroy(table);
+    return status;
+}
+
+static double mib(size_t bytes)
+{
+    return (double)bytes / 1048576.0;
+}
+
+static td_status print_memory(const td_bench_ranks_summary *s, FILE *out)
+{
+    td_status status = TD_OK;
+    td_table *table = NULL;
+
+    TD_TRY(td_table_create("rrrrrrrrr",
+                           "rank\tmade MiB\tbefore update\tafter update\tparameters\tgradients\toptimizer "
+                           "state\tactivations\tbuffers",
+                           &table));
+    for (int64_t rank = 0; rank < s->ranks; rank++) {
+        const td_bench_rank *r = &s->of[rank];
+
+        TD_TRY(td_table_row(table, "%" PRId64 "\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f", rank,
+                            mib(r->peak[TD_BENCH_MADE]), mib(r->peak[TD_BENCH_BEFORE_UPDATE]),
+                            mib(r->peak[TD_BENCH_AFTER_UPDATE]), mib(r->parameters), mib(r->gradients),
+                            mib(r->optimizer_state), mib(r->activations), mib(r->buffers)));
+    }
+    fprintf(out, "Peak memory up to each point, and what of it is there before the update is for:\n\n");
+    td_table_write(table, out);
+cleanup:
+    td_table_destroy(table);
+    return status;
+}
+
+static td_status print_head(const arguments *args, const td_ranks *ranks, FILE *out)
+{
+    const td_bench_ranks_config *config = &args->config;
+    char text[160], machine[160];
+    td_status status = TD_OK;
+
+    TD_TRY(td_model_print(&args->model, out));
+    td_ranks_text(&ranks->info, text, sizeof text);
+    fprintf(out, "\n%s; batch %" PRId64 " a rank, context %" PRId64, text, config->model.batch,
+            config->model.context);
+    if (config->micro_batches > 1)
+        fprintf(out, ", %" PRId64 " micro-batches", config->micro_batches);
+    fprintf(out, ", %" PRId64 " warm-up and %" PRId64 " timed steps on %s: %s", config->warmup, config->steps,
+            td_device_name(ranks->dev), td_machine_name(ranks->dev, machine));
+    if (td_device_kind_of(ranks->dev) == TD_DEVICE_CPU)
+        fprintf(out, "; %d used by each", td_cpu_threads());
+    fprintf(out, "\n%s", optimizer_of(config));
+    if (config->state != TD_BENCH_STATE_WHOLE)
+        fprintf(out, ", its state split by %s",
+                config->state == TD_BENCH_STATE_FLAT ? "parts of buckets" : "tensors");
+    if (config->state != TD_BENCH_STATE_FLAT)
+        fprintf(out, "; gradients reduced %s", td_ddp_strategy_name(config->strategy));
+    if (has_buckets(config) && config->bucket_mb > 0)
+        fprintf(out, "; buckets of %g MiB", config->bucket_mb);
+    else if (has_buckets(config))
+        fprintf(out, "; one bucket");
+    fprintf(out, "; weights updated %s the backward pass; gradients are %s\n\n",
+            config->time == TD_UPDATE_ALONG ? "along" : "after",
+            config->model.transient_gradients ? "transient" : "held");
+cleanup:
+    return status;
+}
+
+static td_status print_all(const arguments *args, const td_ranks *ranks, const td_bench_ranks_summary *s)
+{
+    FILE *out = td_common_tables(&args->common);
+    td_status status = TD_OK;
+    double first = 0, last = 0;
+
+    TD_TRY(print_head(args, ranks, out));
+    TD_TRY(print_times(s, out));
+    for (int64_t rank = 0; rank < s->ranks; rank++) {
+        first += s->of[rank].first_loss / (double)s->ranks;
+        last += s->of[rank].last_loss / (double)s->ranks;
+    }
+    fprintf(
+        out,
+        "the slowest rank's step: median %.3f ms, min %.3f, std %.3f; %.0f tokens/s of all ranks; %" PRId64
+        " collectives of %.2f MiB a step; loss %.4f to %.4f\n\n",
+        s->step.median, s->step.min, s->step.std, s->tokens_per_second, s->of[0].calls,
+        mib((size_t)s->of[0].bytes), first, last);
+    TD_TRY(print_memory(s, out));
+cleanup:
+    return status;
+}
+
+static const char *deliverable_of(const td_bench_ranks_config *config)
+{
+    static const char *const by_strategy[] = {[TD_DDP_NAIVE] = "naive_ddp_benchmarking",
+                                              [TD_DDP_FLAT] = "minimal_ddp_flat_benchmarking",
+                                              [TD_DDP_OVERLAP] =
+                                                  "ddp_overlap_individual_parameters_benchmarking",
+                                              [TD_DDP_BUCKETED] = "ddp_bucketed_benchmarking"};
+
+    return config->state == TD_BENCH_STATE_WHOLE ? by_strategy[config->strategy]
+                                                 : "optimizer_state_sharding_accounting";
+}
+
+static td_status set_case(const arguments *args, const td_ranks *ranks, td_record *record)
+{
+    const td_bench_ranks_config *config = &args->config;
+    td_status status = TD_OK;
+
+    TD_TRY(td_model_record(&args->model, record));
+    TD_TRY(td_ranks_record(&ranks->info, record));
+    if (config->state != TD_BENCH_STATE_WHOLE)
+        TD_TRY(td_record_set_string(
+            record, "case.shard",
+            td_shard_kind_name(config->state == TD_BENCH_STATE_FLAT ? TD_SHARD_FLAT : TD_SHARD_TENSORS)));
+    if (config->state != TD_BENCH_STATE_FLAT)
+        TD_TRY(td_record_set_string(record, "case.strategy", td_ddp_strategy_name(config->strategy)));
+    if (has_buckets(config))
+        TD_TRY(td_record_set_number(record, "case.bucket_mb", config->bucket_mb));
+    TD_TRY(td_record_set_string(record, "case.optimizer", optimizer_of(config)));
+    if (config->micro_batches > 1)
+        TD_TRY(td_record_set_integer(record, "case.micro_batches", config->micro_batches));
+    TD_TRY(td_record_set_integer(record, "case.warmup", config->warmup));
+    TD_TRY(td_record_set_string(record, "case.pass", "step"));
+    TD_TRY(td_record_set_string(record, "config.attention", config->model.attention));
+    TD_TRY(td_record_set_bool(record, "config.graph", false));
+    TD_TRY(td_record_set_string(record, "config.keep", td_keep_name(config->model.keep)));
+    if (config->model.keep == TD_KEEP_INPUTS)
+        TD_TRY(td_record_set_integer(record, "config.checkpoint_layers",
+                                     td_model_checkpoint_layers(&config->model)));
+    TD_TRY(td_record_set_string(record, "config.gradients",
+                                config->model.transient_gradients ? "transient" : "held"));
+    TD_TRY(
+        td_record_set_string(record, "config.update", config->time == TD_UPDATE_ALONG ? "along" : "after"));
+cleanup:
+    return status;
+}
+
+/** Figures of every rank, in their order. */
+static td_status set_ranks(const td_bench_ranks_summary *s, td_record *record)
+{
+    static const struct {
+        const char *path;
+        size_t at;
+    } bytes[] = {{"memory.made_mib", offsetof(td_bench_rank, peak[TD_BENCH_MADE])},
+                 {"memory.before_update_mib", offsetof(td_bench_rank, peak[TD_BENCH_BEFORE_UPDATE])},
+                 {"memory.after_update_mib", offsetof(td_bench_rank, peak[TD_BENCH_AFTER_UPDATE])},
+                 {"memory.parameters_mib", offsetof(td_bench_rank, parameters)},
+                 {"memory.gradients_mib", offsetof(td_bench_rank, gradients)},
+                 {"memory.optimizer_state_mib", offsetof(td_bench_rank, optimizer_state)},
+                 {"memory.activations_mib", offsetof(td_bench_rank, activations)},
+                 {"memory.buffers_mib", offsetof(td_bench_rank, buffers)}};
+    double *values = calloc((size_t)s->ranks, sizeof *values), peak = 0;
+    td_status status = TD_OK;
+    char path[64];
+
+    if (!values) {
+        status = td_fail(TD_NO_MEMORY, "no memory for the figures of %" PRId64 " ranks", s->ranks);
+        goto cleanup;
+    }
+    for (int i = 0; i < COLUMNS; i++) {
+        for (int64_t rank = 0; rank < s->ranks; rank++)
+            values[rank] = value_of(&s->of[rank], &columns[i]);
+        snprintf(path, sizeof path, "by_rank.%s", columns[i].key);
+        TD_TRY(td_record_set_samples(record, path, values, s->ranks));
+    }
+    for (size_t i = 0; i < sizeof bytes / sizeof *bytes; i++) {
+        for (int64_t rank = 0; rank < s->ranks; rank++) {
+            values[rank] = mib(*(const size_t *)((const char *)&s->of[rank] + bytes[i].at));
+            if (i < TD_BENCH_POINTS && values[rank] > peak)
+                peak = values[rank];
+        }
+        TD_TRY(td_record_set_samples(record, bytes[i].path, values, s->ranks));
+    }
+    TD_TRY(td_record_set_number(record, "peak_mib", peak));
+cleanup:
+    free(values);
+    return status;
+}
+
+/** s NULL: there was no memory for it. */
+static td_status append_record(const arguments *args, const td_ranks *ranks, const td_bench_ranks_summary *s)
+{
+    td_status status = TD_OK;
+    td_record *record = NULL;
+
+    if (!args->common.json)
+        goto cleanup;
+    TD_TRY(td_output_record(ranks->dev, deliverable_of(&args->config), args->parallel->module, &record));
+    TD_TRY(set_case(args, ranks, record));
+    if (s) {
+        TD_TRY(td_record_set_stats(record, "ms", &s->step));
+        TD_TRY(td_record_set_samples(record, "samples", s->samples, s->step.n));
+        TD_TRY(td_record_set_number(record, "tokens_per_second", s->tokens_per_second));
+        TD_TRY(td_record_set_integer(record, "collectives", s->of[0].calls));
+        TD_TRY(td_record_set_integer(record, "collective_bytes", s->of[0].bytes));
+        TD_TRY(set_ranks(s, record));
+    } else {
+        TD_TRY(td_record_set_string(record, "status", "oom"));
+    }
+    TD_TRY(td_common_append(&args->common, record));
+cleanup:
+    td_record_destroy(record);
+    return status;
+}
+
+static td_status show_step(void *user, int64_t done, int64_t total)
+{
+    const td_ranks *ranks = user;
+
+    if (ranks->info.rank == 0)
+        td_progress("step %" PRId64 " of %" PRId64, done, total);
+    return TD_OK;
+}
+
+static td_status measure(const arguments *args, td_ranks *ranks, td_bench_ranks_result **out)
+{
+    td_status status = TD_OK;
+    td_train_bytes bytes;
+
+    TD_TRY(td_bench_ranks_plan(ranks->dev, ranks->comm, &args->config, &bytes));
+    const td_transformer_bytes *model = &bytes.model;
+    TD_TRY(
+        td_common_fits(ranks->dev, ((double)model->parameters + (double)model->copies +
+                                    (double)model->gradients + (double)model->activations +
+                                    (double)model->scratch + (double)bytes.optimizer + (double)bytes.step) *
+                                       ranks->info.local_ranks));
+    status = td_bench_ranks_run(ranks->dev, ranks->comm, &args->config, show_step, ranks, out);
+    td_progress_end();
+cleanup:
+    return status;
+}
+
+td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv)
+{
+    const struct argp_child children[] = {
+        {&td_model_argp, 0, NULL, 1}, {&td_ranks_argp, 0, NULL, 5}, {&td_common_argp, 0, NULL, 6}, {0}};
+    const struct argp argp = {.options = parallel->sharded ? of_shard : of_ddp,
+                              .parser = parse,
+                              .doc = parallel->doc,
+                              .children = children};
+    arguments args = {.parallel = parallel,
+                      .common = {.device = "cpu"},
+                      .model = {.option = "small"},
+                      .config = {.model = {.batch = 2,
+                                           .context = 128,
+                                           .attention = "flash",
+                                           .keep = TD_KEEP_ALL,
+                                           .transient_gradients = true},
+                                 .hyper = {.adamw = td_adamw_defaults(TD_ADAMW_COURSE2025)},
+                                 .strategy = TD_DDP_BUCKETED,
+                                 .bucket_mb = 25,
+                                 .state = parallel->sharded ? TD_BENCH_STATE_FLAT : TD_BENCH_STATE_WHOLE,
+                                 .warmup = 5,
+                                 .steps = 10}};
+    td_status status = TD_OK;
+    td_ranks ranks = {.dev = NULL};
+    td_bench_ranks_result *result = NULL;
+    td_bench_ranks_summary summary;
+
+    args.model.model = &args.config.model;
+    argp_parse(&argp, argc, argv, 0, NULL, &args);
+    TD_TRY(td_ranks_begin(argv[0], &args.ranks, &args.common, &ranks));
+    status = measure(&args, &ranks, &result);
+    if (status == TD_NO_MEMORY) { /* a result as well, for the records */
+        char text[256];
+
+        snprintf(text, sizeof text, "%s", td_last_error());
+        (void)append_record(&args, &ranks, NULL);
+        status = td_fail(TD_NO_MEMORY, "%s", text);
+    }
+    TD_TRY(status);
+    TD_TRY(td_bench_ranks_summary_of(result, &summary));
+    if (ranks.info.rank == 0)
+        TD_TRY(print_all(&args, &ranks, &summary));
+    TD_TRY(append_record(&args, &ranks, &summary));
+cleanup:
+    td_bench_ranks_result_destroy(result);
+    return td_ranks_end(argv[0], &ranks, status);
+}

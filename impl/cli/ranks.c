@@ -1,0 +1,176 @@
+#include "cli/ranks.h"
+
+#include "base/check.h"
+#include "cli/launch.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { KEY_BACKEND = 4 * TD_OPTION_KEY, KEY_TIMEOUT, KEY_OPEN_TIMEOUT, KEY_DIRECTORY, KEY_ADDRESS, KEY_RUN };
+
+static const struct argp_option options[] = {
+    {0, 0, 0, 0, "The ranks:", 0},
+    {"backend", KEY_BACKEND, "NAME", 0,
+     "mpi, gloo or nccl (default: nccl on CUDA; else mpi under mpirun, else gloo)", 0},
+    {"timeout", KEY_TIMEOUT, "SECONDS", 0, "for a call, and for its other ranks to make it (30)", 0},
+    {"open-timeout", KEY_OPEN_TIMEOUT, "SECONDS", 0, "for all ranks to come (60)", 0},
+    {"directory", KEY_DIRECTORY, "PATH", 0, "that all hosts see, by which the ranks find each other", 0},
+    {"address", KEY_ADDRESS, "HOST:PORT", 0, "at which rank 0 listens", 0},
+    {"run", KEY_RUN, "NAME", 0, "of this run (default: the launcher's)", 0},
+    {0}};
+
+static double take_seconds(const struct argp_state *state, const char *option, const char *arg)
+{
+    const double seconds = td_option_number(state, option, arg);
+
+    if (!(seconds > 0 && seconds <= 86400))
+        argp_error(state, "--%s: '%s' needs to be above 0 and at most 86400", option, arg);
+    return seconds;
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    td_ranks_options *of = state->input;
+
+    switch (key) {
+    case KEY_BACKEND:
+        if (td_comm_backend_parse(arg, &of->comm.backend) != TD_OK)
+            argp_error(state, "--backend: '%s' needs to be mpi, gloo or nccl", arg);
+        of->backend_given = true;
+        return 0;
+    case KEY_TIMEOUT:
+        of->comm.seconds = take_seconds(state, "timeout", arg);
+        return 0;
+    case KEY_OPEN_TIMEOUT:
+        of->comm.open_seconds = take_seconds(state, "open-timeout", arg);
+        return 0;
+    case KEY_DIRECTORY:
+        of->comm.directory = arg;
+        return 0;
+    case KEY_ADDRESS:
+        of->comm.address = arg;
+        return 0;
+    case KEY_RUN:
+        of->comm.run = arg;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+const struct argp td_ranks_argp = {.options = options, .parser = parse};
+
+/** A GPU for each rank of this host, or nothing is begun on any. */
+static td_status choose_device(const td_launch *launch, td_comm_backend backend, const char **device,
+                               char name[24])
+{
+    td_status status = TD_OK;
+    int gpus = 0;
+
+    if (backend != TD_COMM_NCCL || strchr(*device, ':'))
+        return TD_OK;
+    TD_TRY(td_device_count(TD_DEVICE_CUDA, &gpus));
+    const int wanted = launch->local_ranks > 0 ? launch->local_ranks : launch->local_rank + 1;
+    if (wanted > gpus) {
+        status =
+            td_fail(TD_UNSUPPORTED,
+                    "rank %d of %d: %d ranks on this host, which has %d GPU%s: each needs one of its own",
+                    (int)launch->rank, (int)launch->ranks, wanted, gpus, gpus == 1 ? "" : "s");
+        goto cleanup;
+    }
+    if (launch->local_rank < 0) {
+        status = td_fail(TD_BAD_ARGUMENT,
+                         "rank %d of %d: the launcher does not say which rank of its host it is: name its "
+                         "GPU with --device cuda:N",
+                         (int)launch->rank, (int)launch->ranks);
+        goto cleanup;
+    }
+    snprintf(name, 24, "cuda:%d", (int)launch->local_rank);
+    *device = name;
+cleanup:
+    return status;
+}
+
+/** This rank's part of the processors; 0 where the launcher has divided them, or OpenMP was told. */
+static int threads_of(const td_launch *launch)
+{
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    cpu_set_t mine;
+
+    CPU_ZERO(&mine);
+    if (launch->local_ranks <= 1 || getenv("OMP_NUM_THREADS") ||
+        sched_getaffinity(0, sizeof mine, &mine) != 0 || CPU_COUNT(&mine) < online)
+        return 0;
+    return online > launch->local_ranks ? (int)(online / launch->local_ranks) : 1;
+}
+
+td_status td_ranks_begin(const char *program, td_ranks_options *of, td_common *common, td_ranks *out)
+{
+    td_status status = TD_OK;
+    td_launch launch;
+
+    TD_TRY(td_launch_read(&launch));
+    TD_TRY(td_launch_guard(program));
+    if (!of->backend_given)
+        of->comm.backend = strncmp(common->device, "cuda", 4) == 0  ? TD_COMM_NCCL
+                           : strcmp(launch.launcher, "mpirun") == 0 ? TD_COMM_MPI
+                                                                    : TD_COMM_GLOO;
+    of->comm.rank = launch.rank;
+    of->comm.ranks = launch.ranks;
+    of->comm.local_ranks = launch.local_ranks;
+    of->comm.run = of->comm.run ? of->comm.run : launch.run;
+    TD_TRY(choose_device(&launch, of->comm.backend, &common->device, out->device));
+    if (common->threads == 0 && of->comm.backend != TD_COMM_NCCL)
+        common->threads = threads_of(&launch);
+    if (of->comm.rank > 0) /* one rank writes */
+        common->json = NULL;
+    TD_TRY(td_common_begin(common, &out->dev));
+    TD_TRY(td_comm_open(out->dev, &of->comm, &out->comm));
+    td_launch_guards(out->comm);
+    TD_TRY(td_comm_describe(out->comm, &out->info));
+cleanup:
+    return status;
+}
+
+td_status td_ranks_end(const char *program, td_ranks *ranks, td_status status)
+{
+    if (status == TD_OK) {
+        td_launch_guards(NULL);
+        status = td_comm_close(ranks->comm);
+    } else {
+        /* What went wrong is said before the other ranks are told that this one leaves. */
+        if (td_launch_speaks())
+            fprintf(stderr, "%s: %s\n", program, td_last_error());
+        if (ranks->comm && td_comm_check(ranks->comm) == TD_OK)
+            (void)td_comm_abort(ranks->comm, "its program failed");
+        td_launch_guards(NULL);
+        (void)td_comm_close(ranks->comm);
+    }
+    td_device_close(ranks->dev);
+    return status;
+}
+
+void td_ranks_text(const td_comm_info *info, char *text, size_t room)
+{
+    snprintf(text, room, "%d rank%s on %d host%s by %s%s%s", (int)info->ranks, info->ranks == 1 ? "" : "s",
+             (int)info->hosts, info->hosts == 1 ? "" : "s", td_comm_backend_name(info->backend),
+             info->library[0] ? ": " : "", info->library);
+}
+
+td_status td_ranks_record(const td_comm_info *info, td_record *record)
+{
+    const char *backend = td_comm_backend_name(info->backend);
+    td_status status = TD_OK;
+    char path[40];
+
+    TD_TRY(td_record_set_string(record, "case.backend", backend));
+    TD_TRY(td_record_set_integer(record, "case.ranks", info->ranks));
+    TD_TRY(td_record_set_integer(record, "hosts", info->hosts));
+    snprintf(path, sizeof path, "versions.%s", backend);
+    TD_TRY(td_record_set_string(record, path, info->library));
+cleanup:
+    return status;
+}
