@@ -12,6 +12,7 @@
 
 #include <math.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -398,8 +399,76 @@ static void a_nan_is_everybodys(void **unused)
     }
 }
 
+/* ---- a rank that is killed in the middle of a backward pass ---- */
+
+static int64_t reads; /* of a backward pass, in the steps so far */
+
+static td_status die(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+                     const void **where)
+{
+    (void)hook, (void)need, (void)next, (void)where;
+    if (pass == TD_PASS_BACKWARD && info.rank == 1 && ++reads == 40)
+        raise(SIGKILL);
+    return TD_OK;
+}
+
+/* All others come back from their step with an error that names it. */
+static int killed(td_shard_kind kind)
+{
+    const setting s = {.name = "killed", .kind = kind};
+    td_train_config config = config_of(&s);
+    td_hook killer = {.needed = die};
+    td_ddp_link *ddp = NULL;
+    td_shard_link *shard;
+    td_train *train;
+    td_status status = TD_OK;
+
+    if (kind == TD_SHARD_TENSORS) {
+        td_assert_ok(td_ddp_link_create(comm, TD_DDP_OVERLAP, 0, &ddp));
+        config.hooks = td_ddp_link_hook(ddp);
+    }
+    td_assert_ok(td_shard_link_create(comm, kind, 0.001, &config, &shard));
+    killer.next = config.hooks;
+    config.hooks = &killer;
+    td_assert_ok(td_train_create(dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    if (ddp)
+        td_assert_ok(td_ddp_link_attach(ddp, dev, train));
+    td_assert_ok(td_shard_link_attach(shard, dev, train));
+    for (int number = 0; number < 1000 && status == TD_OK; number++) {
+        int64_t *ids = tokens_of("ids", number, info.rank);
+
+        status = td_train_step(train, ids, ids, BATCH, CONTEXT);
+        td_fence_free(ids);
+    }
+    const bool said = status == TD_RANK_FAILED && strstr(td_last_error(), "rank 1 (process") != NULL;
+    if (!said)
+        fprintf(stderr, "rank %d: %s\n", (int)info.rank, td_last_error());
+    td_train_destroy(train);
+    td_ddp_link_destroy(ddp);
+    td_shard_link_destroy(shard);
+    (void)td_comm_close(comm);
+    td_device_close(dev);
+    return said ? 0 : 1;
+}
+
+/* Starts the ranks of `killed`. */
+static int check_killed(int argc, char **argv)
+{
+    const int ranks = argc > 2 ? atoi(argv[2]) : 2;
+    int statuses[16] = {0}, wrong = 0;
+
+    td_ranks_run_each(argv, ranks, 60, statuses);
+    for (int rank = 0; rank < ranks; rank++)
+        wrong += statuses[rank] != (rank == 1 ? 128 + SIGKILL : 0);
+    return wrong;
+}
+
 int main(int argc, char **argv)
 {
+    td_shard_kind kind = TD_SHARD_TENSORS;
+    const bool kills =
+        argc > 4 && strcmp(argv[3], "killed") == 0 && td_shard_kind_parse(argv[4], &kind) == TD_OK;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sharded_weights_are_those_of_unsharded_training),
         cmocka_unit_test(state_has_the_bytes_that_accounting_predicts),
@@ -411,10 +480,14 @@ int main(int argc, char **argv)
     td_memory_stats memory;
     int result;
 
+    if (kills && !td_ranks_inside())
+        return check_killed(argc, argv);
     if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
         return result;
     td_assert_ok(td_comm_describe(comm, &info));
     td_assert_ok(td_cpu_set_threads(1)); /* as many ranks as processors, or more */
+    if (kills)
+        return killed(kind);
     const int failed = cmocka_run_group_tests_name(argv[1], tests, NULL, NULL);
     if (td_comm_close(comm) != TD_OK || td_device_memory(dev, &memory) != TD_OK || memory.current_bytes > 0)
         return fprintf(stderr, "%s\n", td_last_error()), 1;
