@@ -449,6 +449,45 @@ static void more_tensors_than_handles_are_sent(void **unused)
     td_ddp_destroy(ddp);
 }
 
+/* Where a rank has its gradients is its own affair: what touches on every rank is sent in one call. */
+static void ranks_may_have_their_gradients_elsewhere(void **unused)
+{
+    enum { TENSORS = 4, EACH = 8 };
+    static float grads[TENSORS * EACH], data[TENSORS][EACH];
+    td_ddp_tensor tensors[TENSORS];
+    const td_ddp_config config = {.count = TENSORS, .tensors = tensors, .strategy = TD_DDP_FLAT};
+    td_ddp_info what;
+    td_ddp *ddp;
+
+    (void)unused;
+    for (int i = 0; i < TENSORS; i++) {
+        /* Odd ranks have the first two behind the others. */
+        const int at = info.rank % 2 == 0 ? i : (i + 2) % TENSORS;
+
+        tensors[i] = (td_ddp_tensor){.name = "one",
+                                     .dims = 1,
+                                     .shape = {EACH},
+                                     .dtype = TD_F32,
+                                     .grad_dtype = TD_F32,
+                                     .data = data[i],
+                                     .grad = &grads[at * EACH]};
+    }
+    td_assert_ok(td_ddp_create(dev, comm, &config, &ddp));
+    td_assert_ok(td_ddp_describe(ddp, &what));
+    assert_int_equal(what.calls, info.ranks == 1 ? 1 : 2);
+    td_assert_ok(td_ddp_begin(ddp, true));
+    for (int i = 0; i < TENSORS; i++) {
+        for (int k = 0; k < EACH; k++)
+            ((float *)tensors[i].grad)[k] = (float)(info.rank + 10 * i + k);
+        td_assert_ok(td_ddp_ready(ddp, i));
+    }
+    td_assert_ok(td_ddp_finish(ddp));
+    for (int i = 0; i < TENSORS; i++)
+        for (int k = 0; k < EACH; k++)
+            assert_true(((float *)tensors[i].grad)[k] == (float)(info.ranks - 1) / 2 + (float)(10 * i + k));
+    td_ddp_destroy(ddp);
+}
+
 /* A rank that is killed in its backward pass is named on all others, in time. */
 static int killed(void)
 {
@@ -501,6 +540,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(lists_that_differ_are_named_on_every_rank),
         cmocka_unit_test(a_nan_is_everybodys),
         cmocka_unit_test(more_tensors_than_handles_are_sent),
+        cmocka_unit_test(ranks_may_have_their_gradients_elsewhere),
     };
     const bool kills = argc > 3 && strcmp(argv[3], "killed") == 0;
     td_memory_stats memory;

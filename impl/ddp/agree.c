@@ -145,6 +145,37 @@ cleanup:
     return status;
 }
 
+td_status td_ddp_agree_touching(td_comm *comm, int64_t count, int64_t *next, int64_t *previous)
+{
+    const int64_t most = MOST_BYTES / (int64_t)sizeof *next, room = count < most ? count : most;
+    td_status status = TD_OK;
+    td_comm_info info;
+    int64_t *all = NULL;
+
+    TD_TRY(td_comm_describe(comm, &info));
+    all = calloc((size_t)(room * info.ranks), sizeof *all);
+    if (!all) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for the gradients of %d ranks", (int)info.ranks);
+        goto cleanup;
+    }
+    for (int64_t begin = 0; begin < count; begin += room) {
+        const int64_t here = count - begin < room ? count - begin : room;
+
+        TD_TRY(td_comm_exchange(comm, next + begin, (size_t)here * sizeof *next, all));
+        for (int64_t i = 0; i < here * info.ranks; i++)
+            if (all[i] != all[i % here])
+                next[begin + i % here] = -1;
+    }
+    for (int64_t i = 0; i < count; i++)
+        previous[i] = -1;
+    for (int64_t i = 0; i < count; i++)
+        if (next[i] >= 0)
+            previous[next[i]] = i;
+cleanup:
+    free(all);
+    return status;
+}
+
 td_status td_ddp_spread(td_comm *comm, int64_t count, const td_ddp_tensor *tensors)
 {
     td_work *works[ON_THEIR_WAY] = {0};

@@ -12,6 +12,10 @@ td_status td_ddp_agree_lists(td_comm *comm, const td_ddp_config *config);
 /** order [members] becomes rank 0's. */
 td_status td_ddp_agree_order(td_comm *comm, int64_t members, int64_t *order);
 
+/** Which gradients touch (td_ddp_touching) becomes what they do on every rank; `previous` [count] is the way
+ * back. */
+td_status td_ddp_agree_touching(td_comm *comm, int64_t count, int64_t *next, int64_t *previous);
+
 /** Rank 0's weights for all. */
 td_status td_ddp_spread(td_comm *comm, int64_t count, const td_ddp_tensor *tensors);
 

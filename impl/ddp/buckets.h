@@ -17,9 +17,11 @@ typedef struct td_ddp_bucket {
 } td_ddp_bucket;
 
 typedef struct td_ddp_buckets {
-    int64_t members; /* tensors with gradients */
-    int64_t *order;  /* [members] their indices, bucket after bucket */
-    int64_t *of;     /* [count of tensors] the bucket that each is in; -1: frozen */
+    int64_t members;          /* tensors with gradients */
+    int64_t *order;           /* [members] their indices, bucket after bucket */
+    int64_t *of;              /* [count of tensors] the bucket that each is in; -1: frozen */
+    int64_t *next, *previous; /* [count of tensors] whose gradient of the same type begins where this one's
+                               * ends, and ends where it begins, on every rank; -1: none */
     int64_t count;
     td_ddp_bucket *buckets;
     int64_t run_count;
@@ -32,13 +34,17 @@ int64_t td_ddp_elements(const td_ddp_tensor *tensor);
 /** Elements of its gradient's memory. */
 int64_t td_ddp_room(const td_ddp_tensor *tensor);
 
+/** Notes which gradients of `next` [count] touch on this rank; they are where they will be. TD_NO_MEMORY. */
+td_status td_ddp_touching(const td_ddp_config *config, int64_t *next);
+
 /** Room for the tensors' buckets, however they are filled. TD_NO_MEMORY; td_ddp_buckets_free frees what there
  * is. */
 td_status td_ddp_buckets_alloc(int64_t count, td_ddp_buckets *out);
 void td_ddp_buckets_free(td_ddp_buckets *buckets);
 
 /** Fills them with the `buckets->members` tensors of `order`, which may be buckets->order, whose gradients
- * are where they will be. config's count, tensors, strategy and bucket_mb are looked at. */
+ * are where they will be; buckets->next is known. config's count, tensors, strategy and bucket_mb are looked
+ * at. */
 void td_ddp_buckets_fill(td_ddp_buckets *buckets, const td_ddp_config *config, const int64_t *order);
 
 #endif

@@ -224,6 +224,8 @@ static td_status make(td_ddp *ddp, const td_ddp_config *config, int64_t members)
     if (ddp->ordered)
         TD_TRY(td_ddp_agree_order(ddp->comm, members, ddp->buckets.order));
     TD_TRY(lay_out(ddp));
+    TD_TRY(td_ddp_touching(&ddp->config, ddp->buckets.next));
+    TD_TRY(td_ddp_agree_touching(ddp->comm, config->count, ddp->buckets.next, ddp->buckets.previous));
     td_ddp_buckets_fill(&ddp->buckets, &ddp->config, ddp->buckets.order);
     TD_TRY(td_ddp_spread(ddp->comm, config->count, ddp->tensors));
 cleanup:

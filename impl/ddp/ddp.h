@@ -105,8 +105,8 @@ TD_API td_status td_ddp_finish(td_ddp *ddp);
 typedef struct td_ddp_info {
     int64_t tensors; /* with gradients */
     int64_t buckets;
-    int64_t
-        calls; /* collectives of a step: one for each stretch of memory that a bucket fills without gaps */
+    int64_t calls; /* collectives of a step: one for each stretch of memory that a bucket fills without gaps
+                    * on every rank */
     int64_t bytes; /* that they carry, padding included */
     bool ordered;  /* the order is known: given, or learned from a pass */
 } td_ddp_info;
