@@ -14,6 +14,8 @@ FLOORS = (
     "attention",
     "flash",
     "transformer",
+    "ddp",
+    "shard",
     "precision",
     "bench",
     "memory",

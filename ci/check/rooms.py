@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 GROUND = {"base", "device", "cli"}  # what modules stand on, and the program that calls them
 # The update and the step are judged in the cases of ops, transformer and bench.
 WITHOUT = GROUND | {"optimizer", "train"}
-# Their parity needs a checker that starts ranks, and comes later: header, source and test alone.
-WITHOUT_PARITY = {"ddp", "shard"}
+# What has its parity later: header, source and test alone.
+WITHOUT_PARITY: set[str] = set()
 BESIDE_MODULES = ["core", "shared", "bridge"]  # of parity/
 UNMEASURED = "not measured yet"
 MODULE_OF_RECORD = re.compile(rb'"module": ?"(\w+)"')

@@ -118,6 +118,11 @@ class Ranks:
             self._comms[backend] = self._session.value("td_comm_open", self._session.device, options)
         return self._comms[backend]
 
+    @property
+    def session(self) -> Session:
+        """Whose device the communicators are of: what shares streams with collectives is made on it."""
+        return self._session
+
     def library(self, backend: str) -> str:
         """Its name and version: "Open MPI 4.1.4"."""
         found = self._session.value("td_comm_describe", self.comm(backend))

@@ -1,0 +1,304 @@
+"""Data parallelism: gradients averaged over ranks in four ways, libtandem's beside PyTorch's, in the same processes."""
+
+import pandas as pd
+import torch
+
+from parity.core import Case, Side, equal
+from parity.shared.ranked import configs, judged_step, sides_of, timed_step
+from ref import ddp as ref
+from ref.transformer import SIZES
+
+DELIVERABLES = {
+    "naive_ddp": "One all-reduce a gradient, behind the backward pass: the weights of one process",
+    "naive_ddp_benchmarking": "What naive data parallelism takes of a step",
+    "minimal_ddp_flat_benchmarking": "All gradients in one call",
+    "ddp_overlap_individual_parameters": "Each gradient as soon as it is there: the weights of one process",
+    "ddp_overlap_individual_parameters_benchmarking": "What overlap gains",
+    "ddp_overlap_bucketed": "Buckets of gradients: the weights of one process",
+    "ddp_bucketed_benchmarking": "Buckets of several sizes",
+}
+PROOFS = {
+    "naive": "naive_ddp",
+    "flat": "naive_ddp",
+    "overlap": "ddp_overlap_individual_parameters",
+    "bucketed": "ddp_overlap_bucketed",
+}
+TIMES = {
+    "naive": "naive_ddp_benchmarking",
+    "flat": "minimal_ddp_flat_benchmarking",
+    "overlap": "ddp_overlap_individual_parameters_benchmarking",
+    "bucketed": "ddp_bucketed_benchmarking",
+}
+IMPL = "torch_ddp"
+STRATEGIES = tuple(PROOFS)
+TOY_MB = (0.0016, 0.0001, 0.01)  # the buckets of the course's tests
+TOY_STEPS, TOY_LR, SAMPLES = 5, 0.1, 24  # samples that 2, 4 and 6 ranks divide
+TINY = dict(size="tiny", d_model=48, d_ff=100, layers=3, heads=3, vocab=57, batch=2, context=12)
+LAPTOP = dict(size="laptop", d_model=256, d_ff=1024, layers=4, heads=4, vocab=2000, batch=2, context=64)
+LAPTOP_MB = (1, 4, 25)
+XL_MB = (1, 10, 100, 1000)
+XL_WAYS = (("f32", "adamw"), ("bf16", "sgd"), ("bf16_mixed", "adamw"))
+XL_BYTES = 45 * 2**30
+
+
+def cases(profile, device):
+    for ranks in (2, 4):
+        few = profile != "full" and ranks > 2
+        yield from toy_cases(ranks, TOY_MB[:1] if few else TOY_MB)
+        for strategy in STRATEGIES[-1:] if few else STRATEGIES:
+            keys = TINY | bucket(strategy, 0.05) | dict(ranks=ranks, strategy=strategy, steps=3)
+            how = dict(seconds=1.0, config=configs_of(device))
+            yield Case(PROOFS[strategy], dtype="f32", optimizer="sgd", **keys, **how)
+    yield from xl_cases() if device == "cuda" else laptop_cases(profile)
+
+
+def toy_cases(ranks, sizes):
+    for model in ref.TOYS:
+        for strategy in STRATEGIES:
+            for mb in sizes if strategy == "bucketed" else (None,):
+                keys = bucket(strategy, mb) | dict(model=model, strategy=strategy, ranks=ranks)
+                yield Case(PROOFS[strategy], seconds=0.2, samples=SAMPLES, steps=TOY_STEPS, **keys)
+
+
+def laptop_cases(profile):
+    for ranks in (2, 4) if profile == "full" else (2,):
+        for strategy in STRATEGIES:
+            for mb in LAPTOP_MB if strategy == "bucketed" else (None,):
+                keys = LAPTOP | bucket(strategy, mb) | dict(ranks=ranks, strategy=strategy, warmup=3)
+                how = dict(measure="time", seconds=4.0 * ranks, repeats=10, config=configs_of("cpu"))
+                yield Case(TIMES[strategy], dtype="f32", optimizer="adamw", **keys, **how)
+
+
+def xl_cases():
+    """The assignment's: xl on two GPUs, batch 2 a rank."""
+    d_model, d_ff, layers, heads = SIZES["xl"]
+    xl = dict(size="xl", d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=10_000)
+    for dtype, optimizer in XL_WAYS:
+        for strategy in STRATEGIES:
+            for mb in XL_MB if strategy == "bucketed" else (None,):
+                keys = xl | bucket(strategy, mb) | dict(batch=2, context=128, ranks=2, strategy=strategy)
+                how = dict(measure="time", seconds=15.0, repeats=10, in_turn=True, needs_bytes=XL_BYTES)
+                way = dict(dtype=dtype, optimizer=optimizer, warmup=5)
+                yield Case(TIMES[strategy], **keys, **way, **how, config=configs_of("cuda"))
+
+
+def configs_of(device):
+    return configs(torch.device(device), IMPL)
+
+
+def bucket(strategy, mb):
+    return {"bucket_mb": mb} if strategy == "bucketed" else {}
+
+
+def run(case, draw, c):
+    if "model" in case:
+        return toys(case, draw, c)
+    return timed_step(case, draw, c, IMPL) if "warmup" in case else judged_step(case, draw, c, IMPL, {})
+
+
+# ---- the course's toy models ----
+
+
+class Container:
+    """libtandem's container around the gradients of a torch module."""
+
+    def __init__(self, case, c, backend, model):
+        self.c, self.parameters = c.ranks.session, ref.trained(model)
+        names = {id(p): name for name, p in model.named_parameters()}
+        every = [*dict.fromkeys(model.parameters())]
+        ffi = self.c.ffi
+        self.names = [ffi.new("char[]", names[id(p)].encode()) for p in every]
+        tensors = ffi.new("td_ddp_tensor[]", len(every))
+        for tensor, name, p in zip(tensors, self.names, every, strict=True):
+            tensor.name, tensor.dims, tensor.frozen = name, p.dim(), not p.requires_grad
+            tensor.dtype = tensor.grad_dtype = self.c.enum("td_dtype", "f32")
+            for i, extent in enumerate(p.shape):
+                tensor.shape[i] = extent
+            tensor.data = ffi.cast("void *", p.data_ptr())
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p)
+                tensor.grad = ffi.cast("void *", p.grad.data_ptr())
+        config = self.c.struct("td_ddp_config", {}, count=len(every), tensors=tensors)
+        config.strategy = self.c.enum("td_ddp_strategy", case.strategy)
+        config.bucket_mb = case.get("bucket_mb", 0.0)
+        self.ddp = self.c.create("td_ddp_create", self.c.device, c.ranks.comm(backend), config)
+        for index, p in enumerate(every):
+            if p.requires_grad:
+                p.register_post_accumulate_grad_hook(self.marking(index))
+
+    def marking(self, index):
+        return lambda _: self.c.td_ddp_ready(self.ddp, index)
+
+    def begin(self):
+        for p in self.parameters:
+            p.grad.zero_()
+        self.c.td_ddp_begin(self.ddp, True)
+
+    def finish(self):
+        self.c.td_ddp_finish(self.ddp)
+
+    def close(self):
+        self.c.destroy(self.ddp)
+
+
+def toys(case, draw, c):
+    """Some steps of SGD on squared errors; ranks begin with weights of their own, and those of rank 0 count."""
+    rank, each = c.ranks.rank, case.samples // case.ranks
+    shapes = {name: p.shape for name, p in ref.TOYS[case.model]().named_parameters()}
+    states = [
+        {name: draw.normal(f"{name} {i}", shape, "f32", std=0.3) for name, shape in shapes.items()}
+        for i in range(case.ranks)
+    ]
+    steps = [
+        (draw.normal(f"x {i}", (case.samples, 10), "f32"), draw.normal(f"y {i}", (case.samples, 5), "f32"))
+        for i in range(case.steps)
+    ]
+
+    def made(state, dtype=torch.float32):
+        model = ref.TOYS[case.model]().to(draw.device, dtype)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.copy_(state[name])
+        return model
+
+    def loss_of(model, step, part, dtype=torch.float32):
+        x, y = (values.to(dtype)[part * each : (part + 1) * each] for values in steps[step])
+        return torch.nn.functional.mse_loss(model(x), y)
+
+    def outputs(model, losses, apart, dtype=torch.float32):
+        weights = {f"weight.{name}": p.detach().clone() for name, p in model.named_parameters()}
+        return weights | {"losses": torch.tensor(losses, dtype=dtype), "ranks_apart": float(apart)}
+
+    def apart(model):
+        return not c.ranks.same(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+
+    def tandem(backend):
+        def call():
+            model = made(states[rank])
+            container = Container(case, c, backend, model)
+            losses = []
+            for step in range(case.steps):
+                container.begin()
+                loss = loss_of(model, step, rank)
+                loss.backward()
+                container.finish()
+                ref.sgd(container.parameters, TOY_LR)
+                losses.append(float(loss))
+            container.close()
+            return outputs(model, losses, apart(model))
+
+        return call
+
+    def eager():
+        model = made(states[0])
+        parallel = ref.DataParallel(model, case.strategy, case.get("bucket_mb", 0.0))
+        losses = []
+        for step in range(case.steps):
+            for p in parallel.parameters:
+                p.grad = None
+            loss = loss_of(parallel.forward, step, rank)
+            loss.backward()
+            parallel.finish()
+            ref.sgd(parallel.parameters, TOY_LR)
+            losses.append(float(loss))
+        parallel.close()
+        return outputs(model, losses, apart(model))
+
+    def in_one(dtype=torch.float32):
+        model = made(states[0], dtype)
+        losses = []
+        for step in range(case.steps):
+            by_rank = (loss_of(model, step, part, dtype) for part in range(case.ranks))
+            losses.append(ref.average_alone(model, by_rank)[rank])
+            ref.sgd(ref.trained(model), TOY_LR)
+        return outputs(model, losses, False, dtype)
+
+    sides = {side: Side(tandem(backend)) for side, backend in sides_of(draw.device).items()}
+    return sides | {
+        IMPL: eager,
+        "truth": lambda: in_one(torch.float64),
+        "equal": in_one,
+        "rule": {"ranks_apart": equal("truth")},
+    }
+
+
+# ---- the page ----
+
+RIGHT = "Are the weights those of one process?"
+HOW_LONG = "How long does a step take, by strategy?"
+
+
+def report(page, records):
+    errors = type(records)(r for r in records.records if "steps" in r["case"])
+    times = type(records)(r for r in records.records if "warmup" in r["case"])
+    page.question(RIGHT)
+    rows, held = proofs(errors)
+    page.table(rows, "proofs")
+    page.question(HOW_LONG)
+    frame, said = by_strategy(times)
+    page.table(frame, "steps")
+    for strategy, row in PROOFS.items():
+        if strategy != "flat" and held.get(row):
+            page.answer(
+                row, f"{held[row]}: no further from float64 than PyTorch's.", held[row], question=RIGHT
+            )
+    for strategy, row in TIMES.items():
+        if said.get(strategy):
+            page.answer(row, said[strategy], said[strategy].rstrip("."))
+    page.method(
+        "Every rank is a process of this host; all sides run in the same processes, call by call in turn, and a sample "
+        "is the time of the slowest rank. Each rank has its own batch. `torch_ddp` is the assignment's own way for "
+        "naive, flat and overlap, and PyTorch's DistributedDataParallel for buckets, over Gloo on the CPU and NCCL on "
+        "GPUs. Toy models are the course's, one with a frozen bias and one with a tied weight; ranks begin with other "
+        "weights, and rank 0's count. All ranks must have the same bits."
+    )
+
+
+def proofs(errors):
+    """By strategy and side: how many results hold; and in words by deliverable."""
+    rows, held = {}, {}
+    for record in errors.records:
+        if not record["impl"].startswith("c_") or record["status"] == "unsupported":
+            continue
+        case = record["case"]
+        key = (case["strategy"], record["impl"])
+        row = rows.setdefault(key, {"strategy": key[0], "side": key[1], "results": 0, "hold": 0})
+        row["results"] += 1
+        row["hold"] += record["status"] == "ok"
+        count = held.setdefault(record["deliverable"], [0, 0])
+        count[0] += record["status"] == "ok"
+        count[1] += 1
+    ordered = [rows[key] for key in sorted(rows, key=lambda key: (STRATEGIES.index(key[0]), key[1]))]
+    return pd.DataFrame(ordered), {row: f"{ok} of {of} results hold" for row, (ok, of) in held.items()}
+
+
+def by_strategy(times):
+    """A row for each way and size of bucket; and in words C's step over PyTorch's."""
+    rows, said = {}, {}
+    for record in times.records:
+        if "ms" not in record:
+            continue
+        case, ms = record["case"], record["ms"]["median"]
+        way = (case["size"], case["dtype"], case["optimizer"], case["ranks"])
+        key = (*way, STRATEGIES.index(case["strategy"]), case.get("bucket_mb", 0))
+        row = rows.setdefault(
+            key,
+            dict(zip(("size", "dtype", "optimizer", "ranks"), way, strict=True))
+            | {"strategy": case["strategy"], "bucket (MiB)": case.get("bucket_mb")},
+        )
+        row[f"{record['impl']} (ms)"] = ms
+        if "ratio" in record:
+            words = f"{record['ratio']['median']:.2f} by {record['impl'].removeprefix('c_')}"
+            bucketed = f" in buckets of {case['bucket_mb']:g} MiB" if "bucket_mb" in case else ""
+            said.setdefault(case["strategy"], []).append(
+                f"{words}{bucketed} ({case['size']}, {case['dtype']}, {case['ranks']} ranks)"
+            )
+    found = {strategy: best_of(words) for strategy, words in said.items()}
+    return pd.DataFrame([rows[key] for key in sorted(rows)]), found
+
+
+def best_of(words):
+    """The lowest ratio and the highest, in a sentence."""
+    ordered = sorted(words)
+    several = f" to {ordered[-1]}" if len(ordered) > 1 else ""
+    return f"A step takes, times PyTorch's of the same strategy, {ordered[0]}{several}."

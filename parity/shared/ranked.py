@@ -1,0 +1,242 @@
+"""Steps of several ranks on both sides: C's trainer with its links, and PyTorch's model."""
+
+import torch
+
+from parity.core import Side, equal
+from parity.shared.model import initial_state, load_state_dict, state_dict, torch_model, train_options
+from ref import ddp as ref
+from ref import transformer
+
+BACKENDS = {"cuda": ("nccl",), "cpu": ("mpi", "gloo")}
+ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
+SGD_LR = 0.1
+# How C's steps run: as `tandem ddp` has them without options.
+SWITCHES = dict(graph=False, keep="all", gradients="transient", update="along")
+
+
+def sides_of(device):
+    """{the side's name: libtandem's backend}."""
+    return {f"c_{backend}": backend for backend in BACKENDS[device.type]}
+
+
+def configs(device, impl):
+    """The switches of a case's sides: C's, and those of `impl`."""
+    return dict.fromkeys(sides_of(device), SWITCHES) | {impl: dict(compiled=False)}
+
+
+class RankTrainer:
+    """A td_train of this rank, with the links of the case: `strategy` and `bucket_mb`, and `shard` where state is
+    split. On the device of the communicator, whose streams are in order with it."""
+
+    def __init__(self, case, c, backend):
+        self.case, self.c, self.backend, self.ranks = case, c.ranks.session, backend, c.ranks
+        self.train = self.model = self.ddp = self.shard = None
+        self.joined = False
+
+    def open(self):
+        case, c = self.case, self.c
+        comm = self.ranks.comm(self.backend)
+        shard = case.get("shard")
+        fields = train_options(SWITCHES)
+        fields["model"] |= {"size": {}, "attention": "flash"}
+        adamw = {"kind": "adamw", "adamw": {"variant": "torch", **ADAMW}}
+        hyper = adamw if case.optimizer == "adamw" else {"kind": "sgd", "sgd": {"lr": SGD_LR}}
+        config = c.struct("td_train_config", case, hyper=hyper, gain=1 / case.ranks, **fields)
+        if shard != "flat":
+            strategy = c.enum("td_ddp_strategy", case.strategy)
+            self.ddp = c.create("td_ddp_link_create", comm, strategy, case.get("bucket_mb", 0.0))
+            config.hooks = c.td_ddp_link_hook(self.ddp)
+        if shard:
+            kind = c.enum("td_shard_kind", shard)
+            self.shard = c.create("td_shard_link_create", comm, kind, case.get("bucket_mb", 0.0), config)
+        self.train = c.create("td_train_create", c.device, config)
+        self.model = c.td_train_model(self.train)
+        return self
+
+    def close(self):
+        for made in (self.train, self.ddp, self.shard):
+            if made is not None:
+                self.c.destroy(made)
+        self.train = self.model = self.ddp = self.shard = None
+        self.joined = False
+
+    def begin(self, state):
+        """These weights, no moments, step 0."""
+        if self.joined:
+            self.c.td_train_settle(self.train)
+        load_state_dict(self.c, self.model, state)
+        self.c.td_train_reset(self.train)
+        if not self.joined and self.ddp is not None:
+            self.c.td_ddp_link_attach(self.ddp, self.c.device, self.train)
+        if not self.joined and self.shard is not None:
+            self.c.td_shard_link_attach(self.shard, self.c.device, self.train)
+        self.joined = True
+
+    def step(self, ids, targets):
+        """To its end: new weights are on every rank."""
+        self.c.td_train_step(self.train, ids, targets, *ids.shape)
+        if self.shard is not None:
+            self.c.td_shard_link_finish(self.shard)
+
+    def loss(self):
+        return self.c.value("td_train_loss", self.train)
+
+    def weights(self):
+        self.c.td_train_settle(self.train)
+        return state_dict(self.c, self.model)
+
+    def state_bytes(self):
+        """Of this rank's moments; None: they are not split."""
+        return self.shard and self.c.value("td_shard_link_describe", self.shard).moment_bytes
+
+
+class TorchTrainer:
+    """PyTorch's model of this rank: the assignment's strategies, and `bucketed` by DistributedDataParallel."""
+
+    def __init__(self, case, state, device, optimizer=None):
+        self.case, self.state, self.device, self.make = case, state, device, optimizer
+        self.parallel = self.optimizer = None
+
+    def open(self):
+        model = torch_model(self.case, self.state)
+        self.parallel = ref.DataParallel(
+            model, self.case.get("strategy", "bucketed"), self.case.get("bucket_mb", 0.0)
+        )
+        self.optimizer = (self.make or optimizer_of)(self.case, self.parallel.parameters)
+        return self
+
+    def close(self):
+        if self.parallel:
+            self.parallel.close()
+        self.parallel = self.optimizer = None
+
+    def step(self, ids, targets):
+        self.optimizer.zero_grad(set_to_none=self.case.get("strategy", "bucketed") != "bucketed")
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.case.dtype == "bf16_mixed"):
+            loss = transformer.cross_entropy(self.parallel.forward(ids), targets)
+        loss.backward()
+        self.parallel.finish()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def torch_options():
+    return dict(
+        lr=ADAMW["lr"],
+        betas=(ADAMW["beta1"], ADAMW["beta2"]),
+        eps=ADAMW["eps"],
+        weight_decay=ADAMW["weight_decay"],
+    )
+
+
+def optimizer_of(case, parameters):
+    if case.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=SGD_LR)
+    return torch.optim.AdamW(parameters, fused=True, **torch_options())
+
+
+# ---- one process ----
+
+
+def alone(case, state, batches, dtype=None):
+    """(losses of each step and rank, weights) of one process that averages the ranks' gradients."""
+    model = torch_model(case, state, dtype)
+    optimizer = optimizer_of(case, ref.trained(model))
+    losses = []
+    for batch in batches:
+        by_rank = (transformer.cross_entropy(model(ids), targets) for ids, targets in batch)
+        losses.append(ref.average_alone(model, by_rank))
+        optimizer.step()
+    return losses, model.state_dict()
+
+
+def draw_batches(case, draw, steps):
+    """Of each step and rank."""
+    found = []
+    for step in range(steps):
+        tokens = [
+            draw.integers(f"tokens {step} {rank}", (case.batch, case.context + 1), high=case.vocab)
+            for rank in range(case.ranks)
+        ]
+        found.append([(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in tokens])
+    return found
+
+
+def outputs_of(state, losses, weights, apart, dtype=torch.float32):
+    """This rank's losses, how far each weight moved, and whether the ranks are apart."""
+    moved = {f"update.{name}": (weights[name].double() - state[name].double()).to(dtype) for name in state}
+    return {"losses": torch.tensor(losses, dtype=dtype), "ranks_apart": float(apart)} | moved
+
+
+def judged_step(case, draw, c, impl, rules, optimizer=None):
+    """`steps` steps of the case's model on every side, from the same weights. `optimizer`: PyTorch's, by the case and
+    the parameters."""
+    state = initial_state(case, draw.normal)
+    batches = draw_batches(case, draw, case.steps)
+    rank = c.ranks.rank
+
+    def apart(weights):
+        return not c.ranks.same(torch.cat([weights[name].reshape(-1) for name in state]))
+
+    def tandem(backend):
+        trainer, values = RankTrainer(case, c, backend), {}
+
+        def call():
+            trainer.begin(state)
+            losses = []
+            for batch in batches:
+                trainer.step(*batch[rank])
+                losses.append(trainer.loss())
+            if trainer.shard is not None:
+                values["state_bytes"] = trainer.state_bytes()
+            weights = trainer.weights()
+            return outputs_of(state, losses, weights, apart(weights))
+
+        return Side(call, open=trainer.open, close=trainer.close, record=lambda: {"values": values})
+
+    def eager():
+        trainer = TorchTrainer(case, state, draw.device, optimizer).open()
+        losses = [float(trainer.step(*batch[rank])) for batch in batches]
+        weights = trainer.parallel.model.state_dict()
+        trainer.close()
+        return outputs_of(state, losses, weights, apart(weights))
+
+    def in_one(dtype=None):
+        losses, weights = alone(case, state, batches, dtype)
+        return outputs_of(state, [step[rank] for step in losses], weights, False, dtype or torch.float32)
+
+    sides = {side: tandem(backend) for side, backend in sides_of(draw.device).items()}
+    return sides | {
+        impl: eager,
+        "truth": lambda: in_one(torch.float64),
+        "equal": in_one,
+        "rule": {"ranks_apart": equal("truth")} | rules,
+    }
+
+
+def timed_step(case, draw, c, impl, optimizer=None):
+    """A step of every side, with what it computes on one random batch a rank."""
+    state = initial_state(case, draw.quickly if case.in_turn else draw.normal)
+    ids, targets = draw_batches(case, draw, 1)[0][c.ranks.rank]
+
+    def tandem(backend):
+        trainer = RankTrainer(case, c, backend)
+
+        def begin():
+            trainer.open()
+            trainer.begin(state)
+
+        def call():
+            trainer.step(ids, targets)
+            return {}
+
+        return Side(call, open=begin, close=trainer.close)
+
+    theirs = TorchTrainer(case, state, draw.device, optimizer)
+
+    def eager():
+        theirs.step(ids, targets)
+        return {}
+
+    sides = {side: tandem(backend) for side, backend in sides_of(draw.device).items()}
+    return sides | {impl: Side(eager, open=theirs.open, close=theirs.close)}

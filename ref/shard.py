@@ -1,0 +1,23 @@
+"""Optimizer state split among ranks, by PyTorch's own ZeroRedundancyOptimizer."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+
+def adamw(parameters: Iterable[Tensor], **options) -> torch.optim.Optimizer:
+    """PyTorch's AdamW of this rank's parameters; a step sends each to all."""
+    return ZeroRedundancyOptimizer(parameters, optimizer_class=torch.optim.AdamW, **options)
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Of the moments that this rank has."""
+    inner = getattr(optimizer, "optim", optimizer)
+    return sum(
+        value.nbytes
+        for state in inner.state.values()
+        for name, value in state.items()
+        if name.startswith("exp_avg")
+    )
