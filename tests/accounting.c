@@ -173,13 +173,15 @@ static void what_a_block_keeps(void **state)
     td_account_block block;
 
     (void)state;
-    td_assert_ok(td_account_block_activations(&model, 5, 6, 2, 4, true, &block));
+    td_assert_ok(td_account_block_activations(&model, 5, 6, 2, 4, 1, &block));
     assert_int_equal(block.input, stream);
     assert_int_equal(block.most, 2 * stream + 4 * wide + 2 * ffn + tokens * 4 * 4);
     assert_int_equal(block.all, block.most + 2 * wide + 2 * tokens * 4 + ffn);
     assert_int_equal(block.final, stream + wide + tokens * 4);
-    td_assert_ok(td_account_block_activations(&model, 5, 6, 2, 4, false, &block));
+    td_assert_ok(td_account_block_activations(&model, 5, 6, 2, 4, 0, &block));
     assert_int_equal(block.most, 2 * stream + 4 * wide + 2 * ffn + tokens * 6 * 4 * 2);
+    td_assert_ok(td_account_block_activations(&model, 5, 6, 2, 4, 2, &block));
+    assert_int_equal(block.most, 2 * stream + 4 * wide + 2 * ffn + tokens * 4 * 2 * 4);
 }
 
 static void attention_of_the_handout(void **state)
@@ -582,6 +584,7 @@ static void refused_extents(void **state)
     BAD(td_account_block_activations(NULL, 1, 1, 1, 1, true, &block), "model is NULL");
     BAD(td_account_block_activations(&small, 0, 1, 1, 1, true, &block), "batch is 0");
     BAD(td_account_block_activations(&small, 1, 1, 1, 0, true, &block), "stream_bytes is 0");
+    BAD(td_account_block_activations(&small, 1, 1, 1, 1, -1, &block), "saved_floats is -1");
     BAD(td_account_training_memory(1, 1, 1, 1, NULL), "out is NULL");
     BAD(td_account_training_memory(0, 1, 1, 1, &t), "parameters is 0");
     BAD(td_account_training_memory(1, 0, 1, 1, &t), "parameter_bytes is 0");

@@ -100,6 +100,23 @@ static void it_is_called_naive(void **state)
     assert_string_equal(td_attention_naive.name, "naive");
 }
 
+static void says_what_it_is(void **state)
+{
+    td_attention_traits traits;
+
+    (void)state;
+    td_assert_ok(td_attention_naive_describe(TD_DEVICE_CPU, &traits));
+    assert_string_equal(traits.saved, "scores");
+    assert_int_equal(traits.saved_floats, 0);
+    assert_false(traits.skips_masked || traits.rebuilds_scores || traits.tf32);
+    assert_int_equal(traits.dtypes, 1 << TD_F32 | 1 << TD_BF16);
+    td_assert_ok(td_attention_naive_describe(TD_DEVICE_CUDA, &traits));
+    assert_int_equal(traits.dtypes, 1 << TD_F32 | 1 << TD_BF16 | 1 << TD_F16);
+    assert_true(traits.tf32);
+    td_assert_refused(td_attention_naive_describe((td_device_kind)2, &traits), TD_BAD_ARGUMENT, "kind is 2");
+    td_assert_refused(td_attention_naive_describe(TD_DEVICE_CPU, NULL), TD_BAD_ARGUMENT, "out is NULL");
+}
+
 static void refuses_work_out_of_line(void **state)
 {
     const td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 5, .head_dim = 4, .dtype = TD_F32};
@@ -125,6 +142,7 @@ int main(void)
         cmocka_unit_test(refuses_a_score_matrix_that_no_machine_could_hold),
         cmocka_unit_test(a_shape_resolves_to_somewhere),
         cmocka_unit_test(it_is_called_naive),
+        cmocka_unit_test(says_what_it_is),
         cmocka_unit_test(refuses_work_out_of_line),
     };
 

@@ -230,7 +230,10 @@ class CliTest(unittest.TestCase):
             ),
             ("bench --peak-tflops 0", "tandem bench: --peak-tflops: '0' needs to be above 0"),
             ("bench --gradients lost", "tandem bench: --gradients: 'lost' needs to be transient or held"),
-            ("bench --attention fast", "tandem bench: --attention: 'fast' needs to be naive or flash"),
+            (
+                "bench --attention fast",
+                "tandem bench: --attention: attention is 'fast', needs naive or flash",
+            ),
             ("bench --device tpu", "tandem bench: --device: 'tpu' needs to be cpu, cuda or cuda:<index>"),
             ("bench --json=", "tandem bench: --json: '' is no file name"),
             ("bench small", "tandem bench: 'small' is one argument too many"),

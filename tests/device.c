@@ -1,6 +1,7 @@
 #include "support/device_kit.h"
 
 #include "base/clock.h"
+#include "device/state.h"
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
@@ -562,6 +563,39 @@ static void the_number_of_threads_is_openmps(void **state)
     td_assert_ok(td_cpu_set_threads(before));
 }
 
+/* ---- what modules keep with a device ---- */
+
+static int destroyed[3];
+static int destroyed_count;
+
+static void note_destroyed(void *state)
+{
+    destroyed[destroyed_count++] = *(int *)state;
+}
+
+static void what_is_kept_has_a_key_and_goes_with_the_device(void **state)
+{
+    static const char keys[3];
+    int values[] = {10, 11, 12};
+    td_device *dev;
+
+    (void)state;
+    destroyed_count = 0;
+    td_assert_ok(td_device_open("cpu", &dev));
+    assert_null(td_device_state(dev, &keys[0]));
+    fail_in = 1;
+    td_assert_refused(td_device_keep(dev, &keys[0], &values[0], note_destroyed), TD_NO_MEMORY, "no memory");
+    assert_null(td_device_state(dev, &keys[0]));
+    for (int i = 0; i < 3; i++)
+        td_assert_ok(td_device_keep(dev, &keys[i], &values[i], note_destroyed));
+    for (int i = 0; i < 3; i++)
+        assert_ptr_equal(td_device_state(dev, &keys[i]), &values[i]);
+    td_device_close(dev);
+    assert_int_equal(destroyed_count, 3);
+    for (int i = 0; i < 3; i++) /* the last comes first: it may have been made with the others */
+        assert_int_equal(destroyed[i], 12 - i);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -585,6 +619,7 @@ int main(void)
         WITH_CPU(the_cpu_has_no_streams_and_no_graphs),
         WITH_CPU(host_memory_and_queued_copies),
         WITH_CPU(bad_events_are_refused_with_the_reason),
+        cmocka_unit_test(what_is_kept_has_a_key_and_goes_with_the_device),
         cmocka_unit_test(the_number_of_threads_is_openmps),
     };
 

@@ -283,7 +283,22 @@ static void refuses_a_null_lse_by_its_name(void **state)
                       "lse is NULL");
     td_assert_refused(td_flash_backward(*state, &shape, &x, &x, &x, &x, &x, NULL, &x, &x, &x, &x),
                       TD_BAD_ARGUMENT, "lse is NULL");
+}
+
+static void says_what_it_is(void **state)
+{
+    td_attention_traits traits;
+
+    (void)state;
     assert_string_equal(td_attention_flash.name, "flash");
+    td_assert_ok(td_attention_flash.describe(TD_DEVICE_CPU, &traits));
+    assert_string_equal(traits.saved, "lse");
+    assert_int_equal(traits.saved_floats, 1);
+    assert_true(traits.skips_masked && traits.rebuilds_scores && !traits.tf32);
+    assert_int_equal(traits.dtypes, 1 << TD_F32 | 1 << TD_BF16);
+    td_assert_ok(td_attention_flash.describe(TD_DEVICE_CUDA, &traits));
+    assert_int_equal(traits.dtypes, 1 << TD_F32 | 1 << TD_BF16 | 1 << TD_F16);
+    td_assert_refused(td_flash_describe((td_device_kind)-1, &traits), TD_BAD_ARGUMENT, "kind is -1");
 }
 
 static void refuses_work_out_of_line(void **state)
@@ -449,6 +464,7 @@ int main(void)
         cmocka_unit_test(a_head_is_the_same_alone),
         cmocka_unit_test(keys_that_no_query_sees_have_no_gradient),
         cmocka_unit_test(deterministic_changes_nothing),
+        cmocka_unit_test(says_what_it_is),
         cmocka_unit_test(refuses_what_it_has_no_kernel_for),
         cmocka_unit_test(refuses_a_null_lse_by_its_name),
         cmocka_unit_test(refuses_work_out_of_line),

@@ -96,7 +96,7 @@ API(td_account_block_activations)
                   stream = large_extent(words);
 
     return td_account_block_activations(pointer("model", &m), batch, context, bytes, stream,
-                                        td_fuzz_chance(50), out("out", sizeof(td_account_block)));
+                                        index_in("saved_floats", 2), out("out", sizeof(td_account_block)));
 }
 
 API(td_account_checkpointing)

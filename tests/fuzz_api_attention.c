@@ -95,6 +95,23 @@ static td_status call_backward(const td_attention_impl *impl, bool flash)
     return impl->backward(dev(), pointer("shape", &c.s), q, k, v, o, dout, saved, dq, dk, dv, scratch);
 }
 
+static td_status call_describe(td_status (*describe)(td_device_kind, td_attention_traits *))
+{
+    const td_device_kind kind = (td_device_kind)choice("kind", 2);
+
+    return describe(kind, out("out", sizeof(td_attention_traits)));
+}
+
+API(td_attention_naive_describe)
+{
+    return call_describe(td_attention_naive_describe);
+}
+
+API(td_flash_describe)
+{
+    return call_describe(td_flash_describe);
+}
+
 API(td_attention_naive_sizes)
 {
     return call_sizes(false, td_attention_naive_sizes);

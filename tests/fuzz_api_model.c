@@ -120,6 +120,14 @@ API(td_keep_parse)
     return td_keep_parse(name, out("out", sizeof(td_keep)));
 }
 
+API(td_transformer_attention)
+{
+    static const char *const names[] = {"naive", "flash"};
+    const char *name = text("name|attention", 2, names);
+
+    return td_transformer_attention(name, out("out", sizeof(const td_attention_impl *)));
+}
+
 API(td_model_size_find)
 {
     static const char *const names[] = {"small", "medium", "large", "xl", "2.7B", "10B"};

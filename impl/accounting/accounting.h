@@ -59,14 +59,15 @@ TD_API td_status td_account_model_activations(const td_account_model *model, int
 typedef struct td_account_block {
     int64_t input; /* B S d   of the residual stream: what a checkpoint keeps */
     int64_t most;  /* input, the stream between both halves, q, k, v, o, gate and up (2 B S d_ff), and what
-                    * attention saves: flash an f32 logsumexp a row, B H S; else its probabilities, B H S^2 */
+                    * attention saves: saved_floats of f32 a query, B H S each (flash: 1, its logsumexp);
+                    * with 0 its probabilities, B H S^2 */
     int64_t all;   /* beside these the output of both norms, their f32 rstd (B S each) and silu(gate) up */
     int64_t final; /* once, behind the last block: ln_final's input, and for `all` its output and rstd */
 } td_account_block;
 
 TD_API td_status td_account_block_activations(const td_account_model *model, int64_t batch, int64_t context,
-                                              int64_t element_bytes, int64_t stream_bytes, bool flash,
-                                              td_account_block *out);
+                                              int64_t element_bytes, int64_t stream_bytes,
+                                              int64_t saved_floats, td_account_block *out);
 
 /** Training memory without activations: parameters, gradients, and AdamW's two moments, elements of the given
  * bytes (4, 4, 4 for f32: 16 bytes a parameter). */

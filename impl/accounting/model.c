@@ -139,25 +139,28 @@ cleanup:
 }
 
 td_status td_account_block_activations(const td_account_model *model, int64_t batch, int64_t context,
-                                       int64_t element_bytes, int64_t stream_bytes, bool flash,
+                                       int64_t element_bytes, int64_t stream_bytes, int64_t saved_floats,
                                        td_account_block *out)
 {
     td_status status = TD_OK;
     td_account_activations a, stream, f32;
     td_account_block b = {0};
-    int64_t rstd, rows, tensors;
+    int64_t rstd, attention, tensors;
 
     TD_CHECK(out, "out is NULL");
     TD_TRY(td_account_model_activations(model, batch, context, element_bytes, &a));
     TD_TRY(td_account_extent("stream_bytes", stream_bytes));
+    TD_CHECK(saved_floats >= 0, "saved_floats is %" PRId64 ", needs at least 0", saved_floats);
     TD_TRY(td_account_model_activations(model, batch, context, stream_bytes, &stream));
     TD_TRY(td_account_model_activations(model, batch, context, sizeof(float), &f32));
     rstd = f32.residual / model->d_model; /* [batch, context] */
-    rows = f32.scores / context;          /* [batch, heads, context] */
+    attention = a.scores;
+    if (saved_floats > 0) /* [batch, heads, context] of each */
+        TD_TRY(td_product("bytes that attention saves", TD_LIST(f32.scores / context, saved_floats),
+                          &attention));
     TD_TRY(td_product("bytes of q, k, v and o", TD_LIST(4, a.residual), &tensors));
     TD_TRY(td_account_sum(
-        "block bytes",
-        TD_LIST(stream.residual, stream.residual, tensors, a.ffn, a.ffn, flash ? rows : a.scores), &b.most));
+        "block bytes", TD_LIST(stream.residual, stream.residual, tensors, a.ffn, a.ffn, attention), &b.most));
     TD_TRY(td_account_sum("block bytes", TD_LIST(b.most, a.residual, a.residual, rstd, rstd, a.ffn), &b.all));
     TD_TRY(td_account_sum("final bytes", TD_LIST(stream.residual, a.residual, rstd), &b.final));
     b.input = stream.residual;

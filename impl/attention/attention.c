@@ -5,6 +5,7 @@
 #include "base/float16.h"
 #include "device/listen.h"
 #include "ops/ops.h"
+#include "ops/table.h"
 
 /* What is added to a masked score under TD_MASK_ADD_1E6. */
 #define MASKED -1e6f
@@ -179,6 +180,18 @@ static td_softmax_shape softmax_of(const plan *p)
                               .dtype = p->shape.dtype};
 }
 
+td_status td_attention_naive_describe(td_device_kind kind, td_attention_traits *out)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(td_attention_check_kind(kind, out));
+    *out = (td_attention_traits){.saved = "scores",
+                                 .dtypes = kind == TD_DEVICE_CPU ? TD_CPU_DTYPES : TD_CUDA_DTYPES,
+                                 .tf32 = kind == TD_DEVICE_CUDA};
+cleanup:
+    return status;
+}
+
 td_status td_attention_naive_sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out)
 {
     td_status status = TD_OK;
@@ -255,6 +268,7 @@ cleanup:
 
 const td_attention_impl td_attention_naive = {
     .name = "naive",
+    .describe = td_attention_naive_describe,
     .sizes = td_attention_naive_sizes,
     .forward = td_attention_naive_forward,
     .backward = td_attention_naive_backward,

@@ -56,6 +56,16 @@ typedef struct td_attention_sizes {
     size_t backward_work; /* scratch of backward */
 } td_attention_sizes;
 
+/** What a way to attend does on one kind of device, for those who account for it. */
+typedef struct td_attention_traits {
+    const char *saved;    /* what forward saves, in a word: "scores", "lse" */
+    int64_t saved_floats; /* of f32 for each query; 0: it is a score matrix, of dtype */
+    bool skips_masked;    /* what a causal mask hides is not multiplied, up to tiles */
+    bool rebuilds_scores; /* backward multiplies Q K^T again: 5 products, without it 4 */
+    unsigned dtypes;      /* that it has, as bits 1 << td_dtype */
+    bool tf32;            /* f32 may be multiplied as TF32 */
+} td_attention_traits;
+
 /** One way to attend. Tensors of forward and backward:
  *
  *   q, o, dout, dq  [batch, heads, seq,   head_dim]  dtype  contiguous, on dev
@@ -69,6 +79,8 @@ typedef struct td_attention_sizes {
  * dtype or head_dim, or no TF32. After either nothing was queued and every output is as it was. */
 typedef struct td_attention_impl {
     const char *name;
+    td_status (*describe)(td_device_kind kind,
+                          td_attention_traits *out); /* whether this build has it or not */
     td_status (*sizes)(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out);
     td_status (*forward)(td_device *dev, const td_attention_shape *shape, const void *q, const void *k,
                          const void *v, void *o, void *saved, void *work);
@@ -76,6 +88,9 @@ typedef struct td_attention_impl {
                           const void *v, const void *o, const void *dout, const void *saved, void *dq,
                           void *dk, void *dv, void *work);
 } td_attention_impl;
+
+/** TD_BAD_ARGUMENT: NULL, no td_device_kind. */
+TD_API td_status td_attention_naive_describe(td_device_kind kind, td_attention_traits *out);
 
 /** Naive attention: saved is P, [batch, heads, seq, seq_k] of dtype.
  *

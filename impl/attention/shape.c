@@ -41,3 +41,14 @@ td_status td_attention_shape_resolve(const td_attention_shape *shape, td_attenti
 cleanup:
     return status;
 }
+
+td_status td_attention_check_kind(td_device_kind kind, const td_attention_traits *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(out, "out is NULL");
+    TD_CHECK(kind == TD_DEVICE_CPU || kind == TD_DEVICE_CUDA, "kind is %d, needs to be a td_device_kind",
+             (int)kind);
+cleanup:
+    return status;
+}

@@ -8,6 +8,9 @@
  * TD_BAD_ARGUMENT naming the field and its value. */
 td_status td_attention_shape_resolve(const td_attention_shape *shape, td_attention_shape *out);
 
+/** The arguments of a `describe`. TD_BAD_ARGUMENT naming what is wrong. */
+td_status td_attention_check_kind(td_device_kind kind, const td_attention_traits *out);
+
 /** Elements from one row of o or dout to the next of the same head. */
 static inline int64_t td_attention_o_pitch(const td_attention_shape *shape)
 {

@@ -276,7 +276,7 @@ static td_status summarise_phase(const double *samples, int64_t steps, td_bench_
     return td_stats_compute(samples, steps, &out->ms);
 }
 
-static td_status count_flops(const td_bench_config *config, td_bench_summary *out)
+static td_status count_flops(td_device *dev, const td_bench_config *config, td_bench_summary *out)
 {
     const double micro_batches = (double)micro_batches_of(config);
     const bool backward = config->mode >= TD_BENCH_BACKWARD;
@@ -286,13 +286,15 @@ static td_status count_flops(const td_bench_config *config, td_bench_summary *ou
                                     .layers = size->layers,
                                     .heads = size->heads,
                                     .vocab = size->vocab};
-    /* Flash attention skips the masked half of the scores, naive attention multiplies it all. */
-    const bool flash = strcmp(config->model.attention, "flash") == 0;
     const int64_t batch = config->model.batch, context = config->model.context;
+    const td_attention_impl *attention;
+    td_attention_traits traits;
     td_account_flops run, asked;
     td_status status = TD_OK;
 
-    TD_TRY(td_account_model_flops(&model, batch, context, flash, flash, &run));
+    TD_TRY(td_transformer_attention(config->model.attention, &attention));
+    TD_TRY(attention->describe(td_device_kind_of(dev), &traits));
+    TD_TRY(td_account_model_flops(&model, batch, context, traits.skips_masked, traits.rebuilds_scores, &run));
     TD_TRY(td_account_model_flops(&model, batch, context, true, false, &asked));
     out->flops_per_step = micro_batches * (run.forward_matmul + (backward ? run.backward_matmul : 0));
     out->model_flops_per_step = micro_batches * asked.forward_matmul * (backward ? 3 : 1);
@@ -300,7 +302,7 @@ cleanup:
     return status;
 }
 
-static td_status summarise(const td_bench_config *config, td_bench_result *result)
+static td_status summarise(td_device *dev, const td_bench_config *config, td_bench_result *result)
 {
     td_bench_summary *summary = &result->summary;
     const int64_t steps = config->steps;
@@ -318,7 +320,7 @@ static td_status summarise(const td_bench_config *config, td_bench_result *resul
     summary->tokens_per_second = 1e3 * (double)micro_batches_of(config) *
                                  (double)(config->model.batch * config->model.context) /
                                  summary->step.ms.median;
-    TD_TRY(count_flops(config, summary));
+    TD_TRY(count_flops(dev, config, summary));
 cleanup:
     return status;
 }
@@ -381,7 +383,7 @@ td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_p
     TD_TRY(td_train_init(r.train, config->seed));
     TD_TRY(draw_batch(&r));
     TD_TRY(run_steps(&r, progress, user, result));
-    TD_TRY(summarise(config, result));
+    TD_TRY(summarise(dev, config, result));
     TD_TRY(td_device_memory(dev, &memory));
     result->summary.peak_bytes = memory.peak_bytes;
 

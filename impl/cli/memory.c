@@ -142,21 +142,25 @@ typedef struct expected {
     int64_t saved;    /* by one block for backward */
 } expected;
 
-static td_status expect(const td_memory_config *config, expected *out)
+static td_status expect(const td_memory_config *config, td_device_kind kind, expected *out)
 {
     const td_transformer_config *model = &config->model;
     const td_account_model size = {model->size.d_model, model->size.d_ff, model->size.layers,
                                    model->size.heads, model->size.vocab};
     const int64_t element = (int64_t)td_dtype_size(td_precision_dtype(model->precision)),
                   stream = (int64_t)td_dtype_size(td_precision_weights(model->precision));
+    const td_attention_impl *attention;
+    td_attention_traits traits;
     td_account_activations wide;
     td_account_block block;
     td_status status = TD_OK;
 
+    TD_TRY(td_transformer_attention(model->attention, &attention));
+    TD_TRY(attention->describe(kind, &traits));
     TD_TRY(td_account_model_activations(&size, model->batch, model->context, element, &out->sizes));
     TD_TRY(td_account_model_activations(&size, model->batch, model->context, stream, &wide));
     TD_TRY(td_account_block_activations(&size, model->batch, model->context, element, stream,
-                                        strcmp(model->attention, "flash") == 0, &block));
+                                        traits.saved_floats, &block));
     out->residual = wide.residual;
     out->saved = model->keep == TD_KEEP_ALL    ? block.all
                  : model->keep == TD_KEEP_MOST ? block.most
@@ -303,7 +307,7 @@ static td_status print(const arguments *args, const td_memory_recording *recordi
     char machine[160];
     expected want;
 
-    TD_TRY(expect(&args->config, &want));
+    TD_TRY(expect(&args->config, td_device_kind_of(dev), &want));
     TD_TRY(td_model_print(&args->model, out));
     fprintf(out, "\nbatch %" PRId64 ", context %" PRId64 ", one %s on %s: %s", args->config.model.batch,
             args->config.model.context,

@@ -4,7 +4,6 @@
 #include "base/check.h"
 #include "cli/options.h"
 #include "cli/output.h"
-#include "flash/flash.h"
 
 #include <string.h>
 
@@ -55,6 +54,7 @@ static void take_size(const struct argp_state *state, td_model_options *of)
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     td_model_options *of = state->input;
+    const td_attention_impl *attention;
 
     switch (key) {
     case KEY_SIZE:
@@ -80,9 +80,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "--dtype: '%s' needs to be f32, tf32, bf16, f16 or bf16_mixed", arg);
         return 0;
     case KEY_ATTENTION:
-        if (strcmp(arg, td_attention_naive.name) != 0 && strcmp(arg, td_attention_flash.name) != 0)
-            argp_error(state, "--attention: '%s' needs to be naive or flash", arg);
-        of->model->attention = arg;
+        if (td_transformer_attention(arg, &attention) != TD_OK)
+            argp_error(state, "--attention: %s", td_last_error());
+        of->model->attention = attention->name;
         return 0;
     case ARGP_KEY_END: /* a child's comes before its parent's */
         take_size(state, of);

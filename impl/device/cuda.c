@@ -77,8 +77,6 @@ static void cuda_close(void *context)
         return;
 
     td_cuda *cuda = enter(context);
-    if (cuda->ops)
-        cuda->ops_destroy(cuda->ops);
     if (cuda->own)
         (void)cudaStreamDestroy(cuda->own);
     td_cuda_leave(cuda);

@@ -15,10 +15,6 @@ typedef struct td_cuda {
     cudaStream_t stream; /* to queue on */
     cudaStream_t own;    /* the context's own stream */
     cudaStream_t origin; /* on which a capture began */
-
-    /* State that ops/ keeps with the device: handles of libraries. It is made when it is first needed. */
-    void *ops;
-    void (*ops_destroy)(void *ops);
 } td_cuda;
 
 /** dev is a device of kind TD_DEVICE_CUDA. */

@@ -5,6 +5,7 @@
 #include "device/blocks.h"
 #include "device/history.h"
 #include "device/listen.h"
+#include "device/state.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +22,14 @@ struct td_graph {
     void *native;
 };
 
+/** What a user keeps with the device. */
+typedef struct kept {
+    const void *key;
+    void *state;
+    void (*destroy)(void *state);
+    struct kept *before;
+} kept;
+
 struct td_device {
     const td_backend *backend;
     void *context;
@@ -32,6 +41,7 @@ struct td_device {
     td_stream *stream; /* the current one; NULL: the backend's own */
     td_history history;
     td_listener *listeners; /* NULL: nobody */
+    kept *kept;             /* the newest */
 };
 
 /* *index = the number behind "name:", 0 for "name" alone, or -1 if `text` is neither. */
@@ -120,6 +130,13 @@ void td_device_close(td_device *dev)
 {
     if (!dev)
         return;
+    while (dev->kept) {
+        kept *const newest = dev->kept;
+
+        dev->kept = newest->before;
+        newest->destroy(newest->state);
+        free(newest);
+    }
     if (dev->backend) {
         for (size_t i = 0; i < dev->blocks.capacity; i++)
             if (dev->blocks.slots[i].address)
@@ -129,6 +146,25 @@ void td_device_close(td_device *dev)
     td_blocks_deinit(&dev->blocks);
     td_history_deinit(&dev->history);
     free(dev);
+}
+
+void *td_device_state(const td_device *dev, const void *key)
+{
+    for (const kept *one = dev->kept; one; one = one->before)
+        if (one->key == key)
+            return one->state;
+    return NULL;
+}
+
+td_status td_device_keep(td_device *dev, const void *key, void *state, void (*destroy)(void *state))
+{
+    kept *const one = calloc(1, sizeof *one);
+
+    if (!one)
+        return td_fail(TD_NO_MEMORY, "no memory to keep something with device '%s'", dev->name);
+    *one = (kept){.key = key, .state = state, .destroy = destroy, .before = dev->kept};
+    dev->kept = one;
+    return TD_OK;
 }
 
 td_device_kind td_device_kind_of(const td_device *dev)

@@ -102,6 +102,22 @@ cleanup:
     return status;
 }
 
+td_status td_flash_describe(td_device_kind kind, td_attention_traits *out)
+{
+    td_status status = TD_OK;
+    const bool cuda = kind == TD_DEVICE_CUDA;
+
+    TD_TRY(td_attention_check_kind(kind, out));
+    *out = (td_attention_traits){.saved = "lse",
+                                 .saved_floats = 1,
+                                 .skips_masked = true,
+                                 .rebuilds_scores = true,
+                                 .dtypes = 1 << TD_F32 | 1 << TD_BF16 | (cuda ? 1 << TD_F16 : 0),
+                                 .tf32 = cuda};
+cleanup:
+    return status;
+}
+
 td_status td_flash_sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out)
 {
     td_status status = TD_OK;
@@ -180,5 +196,8 @@ static td_status backward(td_device *dev, const td_attention_shape *shape, const
     return td_flash_backward(dev, shape, q, k, v, o, dout, saved, dq, dk, dv, work);
 }
 
-const td_attention_impl td_attention_flash = {
-    .name = "flash", .sizes = td_flash_sizes, .forward = forward, .backward = backward};
+const td_attention_impl td_attention_flash = {.name = "flash",
+                                              .describe = td_flash_describe,
+                                              .sizes = td_flash_sizes,
+                                              .forward = forward,
+                                              .backward = backward};

@@ -16,6 +16,9 @@
 
 TD_BEGIN_DECLS
 
+/** TD_BAD_ARGUMENT: NULL, no td_device_kind. */
+TD_API td_status td_flash_describe(td_device_kind kind, td_attention_traits *out);
+
 /** A size holds for any number of threads, also one set later. */
 TD_API td_status td_flash_sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out);
 

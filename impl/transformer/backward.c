@@ -335,9 +335,8 @@ static td_status attention_backward(pass *p, int64_t layer)
     /* o = attention(q, k, v) */
     TD_TRY(td_step_enter(model, TD_STEP_ATTEND_GRAD, layer));
     TD_TRY(td_device_push_label(dev, TD_LABEL_ATTENTION));
-    TD_TRY(
-        td_pop_after(dev, plan->attend->impl->backward(dev, &shape, q, k, v, o, d_o, saved, dq, dk, dv,
-                                                       td_tensor_at(model, TD_T_ATTEND_GRAD_WORK, layer))));
+    TD_TRY(td_pop_after(dev, plan->attend->backward(dev, &shape, q, k, v, o, d_o, saved, dq, dk, dv,
+                                                    td_tensor_at(model, TD_T_ATTEND_GRAD_WORK, layer))));
 
     /* [rope^-1(q), rope^-1(k), v] = norm [q_proj; k_proj; v_proj]^T */
     TD_TRY(td_step_enter(model, TD_STEP_ROPE_GRAD, layer));

@@ -64,9 +64,9 @@ static td_status layer_forward(td_transformer *model, int64_t layer, bool ends)
     TD_TRY(td_qkv_split_forward(dev, &in_qkv, qkv, cos, sin, q, k, v));
     TD_TRY(td_step_enter(model, TD_STEP_ATTEND, layer));
     TD_TRY(td_device_push_label(dev, TD_LABEL_ATTENTION));
-    TD_TRY(td_pop_after(dev, plan->attend->impl->forward(dev, &shape, q, k, v, o,
-                                                         td_tensor_at(model, TD_T_SAVED, layer),
-                                                         td_tensor_at(model, TD_T_ATTEND_WORK, layer))));
+    TD_TRY(td_pop_after(dev,
+                        plan->attend->forward(dev, &shape, q, k, v, o, td_tensor_at(model, TD_T_SAVED, layer),
+                                              td_tensor_at(model, TD_T_ATTEND_WORK, layer))));
     TD_TRY(td_step_enter(model, TD_STEP_OUTPUT, layer));
     TD_TRY(td_linear_forward(model, d, d, o, td_matrix(model, TD_W_OUTPUT), attn_branch));
     TD_TRY(td_done(model, TD_PART_ATTENTION, layer));

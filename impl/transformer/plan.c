@@ -7,10 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const td_attend attends[] = {
-    {&td_attention_naive, "scores"},
-    {&td_attention_flash, "lse"},
-};
+/** The ways to attend, which their names in td_transformer_config tell apart. */
+static const td_attention_impl *const attends[] = {&td_attention_naive, &td_attention_flash};
 
 /** What the size of a tensor follows from. */
 typedef enum extent {
@@ -165,7 +163,7 @@ void td_tensor_name(const td_plan *plan, td_tensor tensor, int64_t layer, char *
     if (plan->beyond[tensor] && layer == plan->config.size.layers)
         snprintf(out, capacity, "ln_final.%s", tensor == TD_T_INPUT ? name : name + strlen("ln1."));
     else if (tensor == TD_T_SAVED)
-        snprintf(out, capacity, "layers.%" PRId64 ".%s.%s", layer, name, plan->attend->saved_name);
+        snprintf(out, capacity, "layers.%" PRId64 ".%s.%s", layer, name, plan->traits.saved);
     else if (plan->beyond[tensor] || in_layer(first))
         snprintf(out, capacity, "layers.%" PRId64 ".%s", layer, name);
     else
@@ -289,17 +287,23 @@ cleanup:
     return status;
 }
 
-static td_status find_attend(const char *name, const td_attend **out)
+td_status td_transformer_attention(const char *name, const td_attention_impl **out)
 {
+    const td_attention_impl *found = NULL;
     td_status status = TD_OK;
+    char known[64] = "";
+    size_t used = 0;
 
+    TD_CHECK(out, "out is NULL");
     TD_CHECK(name, "attention is NULL");
-    *out = NULL;
     for (size_t i = 0; i < sizeof attends / sizeof *attends; i++) {
-        if (strcmp(name, attends[i].impl->name) == 0)
-            *out = &attends[i];
+        if (strcmp(name, attends[i]->name) == 0)
+            found = attends[i];
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? " or " : "",
+                                 attends[i]->name);
     }
-    TD_CHECK(*out, "attention is '%.32s', needs naive or flash", name);
+    TD_CHECK(found, "attention is '%.32s', needs %s", name, known);
+    *out = found;
 cleanup:
     return status;
 }
@@ -319,11 +323,11 @@ static td_status most_of_attention(td_device *dev, const td_plan *plan, td_atten
     td_status status = TD_OK;
 
     /* The largest first: where its sizes are beyond all bounds, it says so. */
-    TD_TRY(plan->attend->impl->sizes(dev, &shape, most));
+    TD_TRY(plan->attend->sizes(dev, &shape, most));
     for (int64_t of = 1; of <= batches; of++)
         for (int64_t rows = ROWS; rows < longest + ROWS; rows += ROWS) {
             shape = td_plan_attention_shape(plan, of, rows < longest ? rows : longest);
-            TD_TRY(plan->attend->impl->sizes(dev, &shape, &sizes));
+            TD_TRY(plan->attend->sizes(dev, &shape, &sizes));
             if (sizes.forward_work > most->forward_work)
                 most->forward_work = sizes.forward_work;
             if (sizes.backward_work > most->backward_work)
@@ -529,8 +533,9 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     int64_t block;
 
     TD_TRY(check_config(config));
-    TD_TRY(find_attend(config->attention, &plan.attend));
-    plan.config.attention = plan.attend->impl->name;
+    TD_TRY(td_transformer_attention(config->attention, &plan.attend));
+    TD_TRY(plan.attend->describe(td_device_kind_of(dev), &plan.traits));
+    plan.config.attention = plan.attend->name;
     if (config->rope_theta == 0)
         plan.config.rope_theta = 10000;
     plan.config.keep = has_backward(&plan) ? config->keep : TD_KEEP_MOST;
@@ -582,7 +587,7 @@ td_status td_plan_check(td_device *dev, const td_plan *plan, int64_t batch, int6
     td_status status = TD_OK;
     size_t work;
 
-    TD_TRY(plan->attend->impl->sizes(dev, &shape, &sizes));
+    TD_TRY(plan->attend->sizes(dev, &shape, &sizes));
     TD_TRY(work_bytes(dev, plan, batch * seq, &work));
     if (work > plan->bytes[TD_T_WORK] || sizes.saved > plan->bytes[TD_T_SAVED] ||
         sizes.forward_work > plan->bytes[TD_T_ATTEND_WORK] ||

@@ -83,19 +83,14 @@ typedef enum td_tensor {
     TD_TENSORS
 } td_tensor;
 
-/** A way to attend, by its name in td_transformer_config. */
-typedef struct td_attend {
-    const td_attention_impl *impl;
-    const char *saved_name; /* what its `saved` is called in the memory history */
-} td_attend;
-
 typedef struct td_plan {
     td_transformer_config config; /* with defaults filled in; `attention` is the implementation's own name */
-    const td_attend *attend;
-    td_dtype dtype;      /* of products, activations and their gradients */
-    td_dtype wide;       /* of parameters and the residual stream: dtype, or f32 in mixed precision */
-    bool mixed;          /* they are two */
-    td_dtype grad_dtype; /* of the weights' gradients: dtype, or wide */
+    const td_attention_impl *attend;
+    td_attention_traits traits; /* of attend on this device */
+    td_dtype dtype;             /* of products, activations and their gradients */
+    td_dtype wide;              /* of parameters and the residual stream: dtype, or f32 in mixed precision */
+    bool mixed;                 /* they are two */
+    td_dtype grad_dtype;        /* of the weights' gradients: dtype, or wide */
     td_layout layout;
     int64_t group; /* layers whose products wait for each other: what they read is there until the last */
     int64_t span;  /* layers of a checkpoint, whose kept activations are there together; mostly all layers */

@@ -53,11 +53,15 @@ TD_API const char *td_keep_name(td_keep keep);
 /** TD_BAD_ARGUMENT: a NULL, or an unknown name; the message lists the known ones. */
 TD_API td_status td_keep_parse(const char *name, td_keep *out);
 
+/** The way to attend of that name. TD_BAD_ARGUMENT: a NULL, or an unknown name; the message lists the known
+ * ones. */
+TD_API td_status td_transformer_attention(const char *name, const td_attention_impl **out);
+
 typedef struct td_transformer_config {
     td_model_size size;
     int64_t batch, context; /* the largest that forward will be given; the plan is made for these */
     td_precision precision; /* of gradients and activations: that of its products */
-    const char *attention;  /* "naive" or "flash" */
+    const char *attention;  /* of td_transformer_attention: "flash" or "naive" */
     td_model_use use;
     double rope_theta; /* 0: 10,000 */
     td_keep keep;

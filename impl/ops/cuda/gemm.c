@@ -1,5 +1,6 @@
 #include "base/check.h"
 #include "device/cuda.h"
+#include "device/state.h"
 #include "ops/cuda/cuda.h"
 
 #include <cublasLt.h>
@@ -44,6 +45,7 @@ typedef struct library {
  * cuBLASLt reads a description when it is called, and not again. */
 enum { SETS = 64, WAYS = 8 };
 typedef struct products {
+    td_cuda *cuda;
     library lt;
     cublasLtHandle_t handle;
     uint64_t turn;
@@ -100,24 +102,36 @@ static void products_destroy(void *state)
     free(all);
 }
 
-static td_status products_of(td_cuda *cuda, products **out)
+/** When the device is closed. */
+static void forget_products(void *state)
 {
-    td_status status = TD_OK;
-    products *all = NULL;
+    td_cuda *const cuda = ((products *)state)->cuda;
 
-    if (!cuda->ops) {
+    (void)td_cuda_enter(cuda);
+    products_destroy(state);
+    td_cuda_leave(cuda);
+}
+
+static td_status products_of(td_device *dev, products **out)
+{
+    static const char key; /* whose address tells this state from that of others */
+    td_status status = TD_OK;
+    products *found = td_device_state(dev, &key), *all = NULL;
+
+    if (!found) {
         all = calloc(1, sizeof *all);
         if (!all) {
             status = td_fail(TD_NO_MEMORY, "no memory for the matrix products");
             goto cleanup;
         }
+        all->cuda = td_device_cuda(dev);
         TD_TRY(load_library(&all->lt));
         TD_TRY(check_lt(all, all->lt.Create(&all->handle), "opening cuBLASLt"));
-        cuda->ops = all;
-        cuda->ops_destroy = products_destroy;
+        TD_TRY(td_device_keep(dev, &key, all, forget_products));
+        found = all;
         all = NULL;
     }
-    *out = cuda->ops;
+    *out = found;
 cleanup:
     products_destroy(all);
     return status;
@@ -305,7 +319,7 @@ td_status td_ops_cuda_gemm(td_device *dev, const td_gemm_shape *shape, const voi
     td_cuda_enter(cuda);
     TD_CHECK(shape->batch <= INT32_MAX, "batch is %" PRId64 ", cuBLASLt goes up to 2^31 - 1", shape->batch);
     TD_CHECK((uintptr_t)work % 256 == 0, "work is %p, needs a multiple of 256", work);
-    TD_TRY(products_of(cuda, &all));
+    TD_TRY(products_of(dev, &all));
     key_make(shape, a, b, c, &k);
     TD_TRY(find_product(all, &k, &p));
     TD_TRY(check_lt(all,
