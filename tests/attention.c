@@ -136,7 +136,7 @@ int main(void)
 {
     /* f32: products of up to 256 terms. bf16: S, P, dP and dS are rounded to 8 bits, as PyTorch rounds
      * them. */
-    const td_attend_subject naive = {&td_attention_naive, {3e-6, 3e-2}, false, 0};
+    const td_attend_subject naive = {&td_attention_naive, {3e-6, 3e-2}, false, 0, 0};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_is_what_the_accounting_says),
         cmocka_unit_test(refuses_a_score_matrix_that_no_machine_could_hold),

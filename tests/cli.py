@@ -21,7 +21,18 @@ import time
 import unittest
 from pathlib import Path
 
-COMMANDS = ["bench", "attention", "flash", "trace", "memory", "precision", "sizes", "account", "allreduce"]
+COMMANDS = [
+    "bench",
+    "attention",
+    "flash",
+    "jit",
+    "trace",
+    "memory",
+    "precision",
+    "sizes",
+    "account",
+    "allreduce",
+]
 COMMANDS += ["ddp", "shard"]
 TINY = "--d-model 16 --d-ff 24 --layers 2 --heads 2 --vocab 17 --batch 2 --context 8 --warmup 1 --steps 3".split()
 MODEL = TINY[: TINY.index("--warmup")]
@@ -71,6 +82,13 @@ def is_near(found, cell) -> bool:
 
 
 class CliTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        """Compiled attention leaves nothing in the user's own folder."""
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        os.environ["XDG_CACHE_HOME"] = folder.name
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -122,7 +140,7 @@ class CliTest(unittest.TestCase):
 
     def test_every_help_has_examples_that_run(self):
         small = {"bench": TINY, "flash": [*SHORT, "--seq", "16"], "attention": [*SHORT, "--seq", "16"]}
-        small |= {"memory": MODEL, "trace": TINY, "ddp": TINY, "shard": TINY}
+        small |= {"memory": MODEL, "trace": TINY, "ddp": TINY, "shard": TINY, "jit": small["flash"]}
         for command in [[], *([name] for name in COMMANDS)]:
             text = self.succeed(*command, "--help")
             examples = re.findall(r"^  (tandem (\w+) .*)$", text.partition("\nExamples:\n")[2], re.MULTILINE)
@@ -141,6 +159,7 @@ class CliTest(unittest.TestCase):
         """What it says of the CPU is tried."""
         for command, small in (
             ("flash", SHORT),
+            ("jit", [*SHORT, "--seq", "16"]),
             ("attention", SHORT),
             ("bench", TINY),
             ("memory", MODEL),
@@ -232,7 +251,7 @@ class CliTest(unittest.TestCase):
             ("bench --gradients lost", "tandem bench: --gradients: 'lost' needs to be transient or held"),
             (
                 "bench --attention fast",
-                "tandem bench: --attention: attention is 'fast', needs naive or flash",
+                "tandem bench: --attention: attention is 'fast', needs naive, flash or jit",
             ),
             ("bench --device tpu", "tandem bench: --device: 'tpu' needs to be cpu, cuda or cuda:<index>"),
             ("bench --json=", "tandem bench: --json: '' is no file name"),
@@ -251,6 +270,9 @@ class CliTest(unittest.TestCase):
             ("flash --dtype int8", "tandem flash: --dtype: 'int8' needs to be f32, tf32, bf16 or f16"),
             ("flash --dtype f64", "tandem flash: --dtype: 'f64' needs to be f32, tf32, bf16 or f16"),
             ("attention --dtype bf16_mixed", "--dtype: 'bf16_mixed' needs to be f32, tf32, bf16 or f16"),
+            ("jit --compiler=", "tandem jit: --compiler: '' is no name"),
+            ("bench --cache=", "tandem bench: --cache: '' is no name"),
+            ("flash --cache none", "tandem flash: unrecognized option '--cache'"),
             ("account --json=", "tandem account: --json: '' is no file name"),
             ("sizes --device cpu", "tandem sizes: unrecognized option '--device'"),
             ("precision --count -1", "tandem precision: --count: '-1' needs to be at least 0"),
@@ -416,6 +438,50 @@ class CliTest(unittest.TestCase):
         first = {"table": "loops", "count": 1000, "value": 0.01, "loop": 1}
         first |= {"accumulator": "f32", "addend": "f32", "method": "sequential"}
         self.assertEqual((loops[0]["case"], loops[0]["values"]["exactly"]), (first, 10.000133514404297))
+
+    def test_compiled_code_is_kept(self):
+        cache = self.folder / "cache"
+        call = ["jit", *SHORT, "--seq", "16", "--cache", str(cache)]
+        self.assertRegex(
+            self.succeed(*call), r"\ncompiled 1 shape in \d+ ms, loaded 0 in [\d.]+ ms, found /\S+ .* in"
+        )
+        self.assertRegex(self.succeed(*call), r"\ncompiled 0 shapes in 0 ms, loaded 1 in [\d.]+ ms")
+        [entry] = cache.iterdir()
+        entry.write_text("no code")
+        text = self.succeed(*call)
+        self.assertRegex(text, r"compiled 1 shape")
+        self.assertIn(f"note: '{entry}' is no compiled code, or was cut short", text)
+        self.assertIn("compiled 1 shape ", self.succeed(*call[:-1], "none"))
+        self.assertIn("note: cannot make", self.succeed(*call[:-1], str(entry / "below")))
+        done = run(*call, "--compiler", "false")  # its table has begun
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("tandem jit: compiler '/usr/bin/false' failed (1)", done.stderr)
+        self.refuse(1, "no compiler 'no-such'", "bench", *TINY, "--attention", "jit", "--compiler", "no-such")
+
+    def test_the_folder_of_compiled_code_is_the_users_own(self):
+        home = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME")}
+        for variables, kept in (
+            ({"XDG_CACHE_HOME": str(self.folder / "xdg"), "HOME": "/nowhere"}, "xdg/tandem"),
+            ({"XDG_CACHE_HOME": "no/path", "HOME": str(self.folder)}, ".cache/tandem"),
+            ({}, None),
+        ):
+            call = [tandem, "jit", *SHORT, "--seq", "16"]
+            done = subprocess.run(call, env=home | variables, capture_output=True, text=True, timeout=60)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), variables)
+            self.assertNotIn("note:", done.stdout)
+            if kept:
+                self.assertEqual(len(list((self.folder / kept).iterdir())), 1)
+
+    def test_a_model_attends_in_every_way(self):
+        """By the same weights and tokens the loss is the same."""
+        losses = set()
+        for attention in ("naive", "flash", "jit"):
+            text = self.succeed("bench", *TINY, "--attention", attention)
+            losses.add(re.search(r"loss ([\d.]+ to [\d.]+)", text)[1])
+            self.assertEqual("\ncompiled 1 shape " in text, attention == "jit")
+        self.assertEqual(len(losses), 1)
+        text = self.succeed("memory", *MODEL, "--attention", "jit")
+        self.assertRegex(text, r"the scores of a layer +\| never in memory")
 
     def test_full_disks_are_failures(self):
         with open("/dev/full", "w") as full:

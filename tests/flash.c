@@ -453,7 +453,7 @@ int main(void)
 {
     /* f32: P is rebuilt from an L of f32, whose rounding alone is some 2e-7. bf16: one rounding of the
      * output; of o, which D is made of, another in the gradients. */
-    const td_attend_subject flash = {&td_attention_flash, {3e-6, 8e-3}, true, 128};
+    const td_attend_subject flash = {&td_attention_flash, {3e-6, 8e-3}, true, 128, 0};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lse_is_the_log_of_the_row_sums),
         cmocka_unit_test(lse_is_exact_where_it_can_be),

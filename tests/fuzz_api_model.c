@@ -122,8 +122,8 @@ API(td_keep_parse)
 
 API(td_transformer_attention)
 {
-    static const char *const names[] = {"naive", "flash"};
-    const char *name = text("name|attention", 2, names);
+    static const char *const names[] = {"naive", "flash", "jit"};
+    const char *name = text("name|attention", 3, names);
 
     return td_transformer_attention(name, out("out", sizeof(const td_attention_impl *)));
 }

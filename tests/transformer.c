@@ -415,7 +415,8 @@ static void bad_configurations(void **state)
     td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "keep is 3");
     config = tiny;
     config.attention = "fast";
-    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "attention is 'fast', needs naive or flash");
+    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT,
+                      "attention is 'fast', needs naive, flash or jit");
     config.attention = NULL;
     td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "attention is NULL");
     config = tiny;

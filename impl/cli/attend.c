@@ -4,6 +4,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/rng.h"
+#include "cli/compile.h"
 #include "cli/options.h"
 #include "cli/output.h"
 
@@ -39,6 +40,7 @@ static const struct argp_option options[] = {
 
 typedef struct arguments {
     td_common common;
+    td_compile_options compile;
     td_attention_shape shape; /* seq is that of the length at hand */
     int64_t lengths[MOST_LENGTHS];
     int length_count;
@@ -67,6 +69,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     switch (key) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &args->common;
+        state->child_inputs[1] = &args->compile;
         return 0;
     case KEY_BATCH:
         args->shape.batch = td_option_integer(state, "batch", arg, 1, INT32_MAX);
@@ -301,7 +304,8 @@ cleanup:
 
 td_status td_attend_run(const td_attend *attend, int argc, char **argv)
 {
-    const struct argp_child children[] = {{&td_common_argp, 0, NULL, 3}, {0}};
+    const struct argp_child children[] = {
+        {&td_common_argp, 0, NULL, 3}, {attend->compiled ? &td_compile_argp : NULL, 0, NULL, 4}, {0}};
     const struct argp argp = {.options = options, .parser = parse, .doc = attend->doc, .children = children};
     arguments args = {.common = {.device = "cpu"},
                       .shape = {.batch = 1, .heads = 1, .head_dim = 64, .dtype = TD_F32},
@@ -319,6 +323,8 @@ td_status td_attend_run(const td_attend *attend, int argc, char **argv)
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     out = td_common_tables(&args.common);
     TD_TRY(td_common_begin(&args.common, &dev));
+    if (attend->compiled)
+        TD_TRY(td_compile_begin(&args.compile, dev));
     samples = malloc(2 * (size_t)args.iters * sizeof *samples);
     if (!samples) {
         status = td_fail(TD_NO_MEMORY, "no memory for %" PRId64 " samples", 2 * args.iters);
@@ -337,6 +343,8 @@ td_status td_attend_run(const td_attend *attend, int argc, char **argv)
     fprintf(out, "\n\n");
     status = measure_lengths(attend, &args, dev, samples, table);
     td_table_write(table, out);
+    if (attend->compiled && status == TD_OK)
+        status = td_compile_print(dev, out);
 cleanup:
     td_table_destroy(table);
     free(samples);

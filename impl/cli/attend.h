@@ -14,6 +14,7 @@ typedef struct td_attend {
     const td_attention_impl *impl;
     const char *deliverable, *module; /* of the records */
     const char *doc;                  /* of --help */
+    bool compiled;                    /* at run time: it has the options of that */
 } td_attend;
 
 /** Times forward and backward for every length of --seq, and prints a row a pass. A length whose memory the

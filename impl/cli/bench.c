@@ -79,7 +79,7 @@ static double tokens_of(const td_bench_config *config)
     return config->micro_batches > 1 ? (double)config->micro_batches * batch : batch;
 }
 
-static td_status print_passes(const arguments *args, const td_bench_summary *summary, const td_device *dev)
+static td_status print_passes(const arguments *args, const td_bench_summary *summary, td_device *dev)
 {
     td_status status = TD_OK;
     td_table *table = NULL;
@@ -122,6 +122,7 @@ static td_status print_passes(const arguments *args, const td_bench_summary *sum
     if (args->config.mode != TD_BENCH_FORWARD)
         fprintf(out, "; loss %.4f to %.4f", summary->first_loss, summary->last_loss);
     fprintf(out, "\n");
+    TD_TRY(td_compile_print(dev, out));
 cleanup:
     td_table_destroy(table);
     return status;
@@ -194,6 +195,7 @@ td_status td_command_bench(int argc, char **argv)
     args.step = td_step_defaults(&args.config);
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_common_begin(&args.common, &dev));
+    TD_TRY(td_compile_begin(&args.step.model.compile, dev));
     args.config.graph = !args.step.queued && td_device_kind_of(dev) != TD_DEVICE_CPU;
     status = td_step_run(&args.config, dev, &result);
     if (status == TD_NO_MEMORY) /* a result as well, for the records */

@@ -43,10 +43,18 @@ static const struct command {
     const char *name;
     td_status (*run)(int argc, char **argv);
 } commands[] = {
-    {"bench", td_command_bench}, {"attention", td_command_attention}, {"flash", td_command_flash},
-    {"trace", td_command_trace}, {"memory", td_command_memory},       {"precision", td_command_precision},
-    {"sizes", td_command_sizes}, {"account", td_command_account},     {"allreduce", td_command_allreduce},
-    {"ddp", td_command_ddp},     {"shard", td_command_shard},
+    {"bench", td_command_bench},
+    {"attention", td_command_attention},
+    {"flash", td_command_flash},
+    {"jit", td_command_jit},
+    {"trace", td_command_trace},
+    {"memory", td_command_memory},
+    {"precision", td_command_precision},
+    {"sizes", td_command_sizes},
+    {"account", td_command_account},
+    {"allreduce", td_command_allreduce},
+    {"ddp", td_command_ddp},
+    {"shard", td_command_shard},
 };
 
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
@@ -106,6 +114,7 @@ int main(int argc, char **argv)
                "  bench      time a Transformer: forward, backward, optimizer\n"
                "  attention  time attention with the score matrix in memory\n"
                "  flash      time FlashAttention-2\n"
+               "  jit        time attention compiled for its shape\n"
                "  trace      show what runs in a step, kernel by kernel\n"
                "  memory     record the memory of a step, tensor by tensor\n"
                "  precision  add in low precision; show what autocast does to each component\n"

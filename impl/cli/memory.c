@@ -488,6 +488,7 @@ td_status td_command_memory(int argc, char **argv)
     args.model.model = &args.config.model;
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_common_begin(&args.common, &dev));
+    TD_TRY(td_compile_begin(&args.model.compile, dev));
     status = run(&args, dev, &recording);
     if (status == TD_NO_MEMORY) /* a result as well, for the records */
         append_record(&args, NULL, NULL, dev);

@@ -29,7 +29,7 @@ static const struct argp_option options[] = {
     {"dtype", KEY_DTYPE, "NAME", 0,
      "f32 (the default), bf16, or bf16_mixed for f32 weights beside bf16 products; on cuda also tf32 and f16",
      0},
-    {"attention", KEY_ATTENTION, "NAME", 0, "flash (the default) or naive", 0},
+    {"attention", KEY_ATTENTION, "NAME", 0, "flash (the default), naive or jit", 0},
     {0}};
 
 static void take_size(const struct argp_state *state, td_model_options *of)
@@ -57,6 +57,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     const td_attention_impl *attention;
 
     switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &of->compile;
+        return 0;
     case KEY_SIZE:
         of->option = arg;
         return 0;
@@ -92,7 +95,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-const struct argp td_model_argp = {.options = options, .parser = parse};
+static const struct argp_child children[] = {{&td_compile_argp, 0, NULL, 0}, {0}};
+const struct argp td_model_argp = {.options = options, .parser = parse, .children = children};
 
 bool td_option_either(const struct argp_state *state, const char *option, const char *text, const char *first,
                       const char *second)

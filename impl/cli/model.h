@@ -4,6 +4,7 @@
 #define TD_CLI_MODEL_H
 
 #include "base/record.h"
+#include "cli/compile.h"
 #include "transformer/transformer.h"
 
 #include <argp.h>
@@ -15,6 +16,7 @@ typedef struct td_model_options {
     const char *option;           /* --size; "small" until set otherwise */
     const char *size;             /* NULL once an extent differs from the size's own */
     td_model_size extents;        /* as options gave them; 0: the size's own */
+    td_compile_options compile;
 } td_model_options;
 
 extern const struct argp td_model_argp;

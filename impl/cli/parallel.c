@@ -531,6 +531,7 @@ td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv)
     args.model.model = &args.config.model;
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_ranks_begin(argv[0], &args.ranks, &args.common, &ranks));
+    TD_TRY(td_compile_begin(&args.model.compile, ranks.dev));
     status = measure(&args, &ranks, &result);
     if (status == TD_NO_MEMORY) { /* a result as well, for the records */
         char text[256];

@@ -3,12 +3,15 @@
 
 #include "base/check.h"
 #include "flash/flash.h"
+#include "jit/jit.h"
 
 #include <stdio.h>
 #include <string.h>
 
 /** The ways to attend, which their names in td_transformer_config tell apart. */
-static const td_attention_impl *const attends[] = {&td_attention_naive, &td_attention_flash};
+static const td_attention_impl *const attends[] = {&td_attention_naive, &td_attention_flash,
+                                                   &td_attention_jit};
+enum { ATTENDS = sizeof attends / sizeof *attends };
 
 /** What the size of a tensor follows from. */
 typedef enum extent {
@@ -296,11 +299,12 @@ td_status td_transformer_attention(const char *name, const td_attention_impl **o
 
     TD_CHECK(out, "out is NULL");
     TD_CHECK(name, "attention is NULL");
-    for (size_t i = 0; i < sizeof attends / sizeof *attends; i++) {
+    for (size_t i = 0; i < ATTENDS; i++) {
+        const char *const before = i == 0 ? "" : i + 1 < ATTENDS ? ", " : " or ";
+
         if (strcmp(name, attends[i]->name) == 0)
             found = attends[i];
-        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? " or " : "",
-                                 attends[i]->name);
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", before, attends[i]->name);
     }
     TD_CHECK(found, "attention is '%.32s', needs %s", name, known);
     *out = found;

@@ -12,6 +12,7 @@ typedef struct td_attend_subject {
     bool any_threads;    /* the bits do not depend on the number of threads */
     int64_t
         nan_block; /* rows of the blocks within which NaN may reach what the mask hides; 0: all of a head */
+    int few;       /* only each few-th shape is run, where every one has to be compiled; 0: all */
 } td_attend_subject;
 
 /** The tensors of a shape. Outputs, saved and scratch are poisoned until td_attend_go. */

@@ -1,0 +1,251 @@
+#include "jit/code.h"
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "device/state.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Beside a change of the source, which the key has in it, what its caller relies on. */
+#define GENERATOR "tandem jit 1"
+
+/** The code of one shape. */
+typedef struct entry {
+    td_attention_shape shape; /* made from zeroed memory, to be compared as bytes; batch and heads are 0 */
+    void *loaded;
+    struct entry *next;
+} entry;
+
+/** What a device keeps. */
+typedef struct jit {
+    td_device *dev;
+    char *compiler, *cache;
+    td_jit_info info;
+    const td_maker *maker; /* NULL until it was opened */
+    void *state;
+    const char *identity;
+    entry *entries; /* the one used last is the first */
+} jit;
+
+static void jit_destroy(void *state)
+{
+    jit *const j = state;
+
+    while (j->entries) {
+        entry *const first = j->entries;
+
+        j->entries = first->next;
+        j->maker->unload(j->dev, first->loaded);
+        free(first);
+    }
+    if (j->maker)
+        j->maker->close(j->state);
+    free(j->compiler);
+    free(j->cache);
+    free(j);
+}
+
+static td_status jit_of(td_device *dev, jit **out)
+{
+    static const char key;
+    td_status status = TD_OK;
+    jit *j = td_device_state(dev, &key);
+
+    if (!j) {
+        j = calloc(1, sizeof *j);
+        if (!j) {
+            status = td_fail(TD_NO_MEMORY, "no memory for compiled code");
+            goto cleanup;
+        }
+        j->dev = dev;
+        status = td_device_keep(dev, &key, j, jit_destroy);
+        if (status != TD_OK) {
+            free(j);
+            goto cleanup;
+        }
+    }
+    *out = j;
+cleanup:
+    return status;
+}
+
+td_status td_jit_configure(td_device *dev, const td_jit_options *options)
+{
+    td_status status = TD_OK;
+    char *compiler = NULL, *cache = NULL;
+    jit *j = NULL;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(options, "options is NULL");
+    TD_CHECK(!options->compiler || *options->compiler, "compiler is empty, needs a name, or NULL for cc");
+    TD_CHECK(!options->cache || *options->cache, "cache is empty, needs a folder, or NULL for none");
+    TD_TRY(jit_of(dev, &j));
+    if (j->maker) {
+        status = td_fail(TD_BAD_STATE, "%s has its compiler already, td_jit_configure comes before",
+                         td_device_name(dev));
+        goto cleanup;
+    }
+    compiler = options->compiler ? strdup(options->compiler) : NULL;
+    cache = options->cache ? strdup(options->cache) : NULL;
+    if ((options->compiler && !compiler) || (options->cache && !cache)) {
+        status = td_fail(TD_NO_MEMORY, "no memory for the options of compiled code");
+        goto cleanup;
+    }
+    free(j->compiler);
+    free(j->cache);
+    j->compiler = compiler;
+    j->cache = cache;
+    compiler = cache = NULL;
+cleanup:
+    free(compiler);
+    free(cache);
+    return status;
+}
+
+td_status td_jit_info_of(td_device *dev, td_jit_info *out)
+{
+    td_status status = TD_OK;
+    jit *j = NULL;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(out, "out is NULL");
+    TD_TRY(jit_of(dev, &j));
+    *out = j->info;
+cleanup:
+    return status;
+}
+
+static double ms_since(int64_t start_ns)
+{
+    return (double)(td_clock_ns() - start_ns) / 1e6;
+}
+
+static td_status open_maker(jit *j, const td_maker *maker)
+{
+    const td_jit_options options = {.compiler = j->compiler, .cache = j->cache};
+    const int64_t start = td_clock_ns();
+    td_status status = TD_OK;
+
+    if (j->maker)
+        return TD_OK;
+    TD_TRY(maker->open(j->dev, &options, &j->state, &j->identity, j->info.compiler));
+    j->maker = maker;
+    j->info.find_ms = ms_since(start);
+cleanup:
+    return status;
+}
+
+static void key_of(const jit *j, const char *source, char out[TD_SHA256_TEXT])
+{
+    td_sha256 hash;
+
+    td_sha256_begin(&hash);
+    td_sha256_add(&hash, GENERATOR, sizeof GENERATOR);
+    td_sha256_add(&hash, j->identity, strlen(j->identity) + 1);
+    td_sha256_add(&hash, source, strlen(source));
+    td_sha256_end(&hash, out);
+}
+
+/** Notes what the last failure was, and what is done about it. */
+static void note(jit *j, const char *instead)
+{
+    snprintf(j->info.note, sizeof j->info.note, "%.200s; %s", td_last_error(), instead);
+}
+
+/** From the folder: whether it was there and could be loaded. */
+static bool load_entry(jit *j, const char *key, void **loaded)
+{
+    const int64_t start = td_clock_ns();
+    td_code code = {NULL, 0};
+    td_found found = td_store_read(j->cache, key, &code);
+
+    if (found == TD_FOUND && j->maker->load(j->dev, &code, loaded) != TD_OK)
+        found = TD_FOUND_BAD;
+    td_code_free(&code);
+    if (found == TD_FOUND_BAD) {
+        j->info.rejected++;
+        note(j, "it is compiled again");
+    }
+    j->info.load_ms += ms_since(start);
+    j->info.loaded += found == TD_FOUND;
+    return found == TD_FOUND;
+}
+
+static td_status compile(jit *j, const char *key, const char *source, void **loaded)
+{
+    const int64_t start = td_clock_ns();
+    td_status status = TD_OK;
+    td_code code = {NULL, 0};
+
+    TD_TRY(j->maker->compile(j->state, source, &code));
+    TD_TRY(j->maker->load(j->dev, &code, loaded));
+    j->info.compile_ms += ms_since(start);
+    j->info.compiled++;
+    if (j->cache && td_store_write(j->cache, key, &code) != TD_OK)
+        note(j, "the code is in memory alone");
+cleanup:
+    td_code_free(&code);
+    return status;
+}
+
+static td_status make(jit *j, const char *source, void **loaded)
+{
+    char key[TD_SHA256_TEXT];
+
+    key_of(j, source, key);
+    if (j->cache && load_entry(j, key, loaded))
+        return TD_OK;
+    return compile(j, key, source, loaded);
+}
+
+/** Field by field into zeroed memory: what lies between fields must not tell two equal shapes apart. */
+static td_attention_shape constants_of(const td_attention_shape *shape)
+{
+    td_attention_shape s;
+
+    memset(&s, 0, sizeof s);
+    s.seq = shape->seq, s.seq_k = shape->seq_k, s.head_dim = shape->head_dim;
+    s.dtype = shape->dtype, s.causal = shape->causal, s.tf32 = shape->tf32;
+    s.mask = shape->causal ? shape->mask : TD_MASK_INF;
+    s.scale = shape->scale;
+    return s;
+}
+
+td_status td_code_of(td_device *dev, const td_maker *maker, const td_attention_shape *shape,
+                     td_write_source write, void **loaded)
+{
+    const td_attention_shape constants = constants_of(shape);
+    td_status status = TD_OK;
+    entry **link, *found = NULL;
+    char *source = NULL;
+    jit *j = NULL;
+
+    TD_TRY(jit_of(dev, &j));
+    for (link = &j->entries; *link; link = &(*link)->next)
+        if (memcmp(&(*link)->shape, &constants, sizeof constants) == 0)
+            break;
+    if (*link) {
+        found = *link;
+        *link = found->next;
+    } else {
+        TD_TRY(open_maker(j, maker));
+        found = calloc(1, sizeof *found);
+        source = write(&constants);
+        if (!found || !source) {
+            status = td_fail(TD_NO_MEMORY, "no memory for the source of compiled code");
+            goto cleanup;
+        }
+        found->shape = constants;
+        TD_TRY(make(j, source, &found->loaded));
+    }
+    found->next = j->entries;
+    j->entries = found;
+    *loaded = found->loaded;
+    found = NULL;
+cleanup:
+    free(found);
+    free(source);
+    return status;
+}

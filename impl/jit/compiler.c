@@ -1,0 +1,218 @@
+#include "jit/compiler.h"
+
+#include "base/check.h"
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* As the rest of the CPU code is compiled: fused multiply-add, but NaN and infinity keep their meaning. No
+ * library is linked, so that none needs to be installed for it. */
+#if defined(__x86_64__)
+#define WIDTH "-mprefer-vector-width=512",
+#else
+#define WIDTH
+#endif
+#define OPTIONS                                                                                              \
+    "-std=gnu11", "-O3", "-march=native", WIDTH "-ffp-contract=fast", "-fno-math-errno",                     \
+        "-fno-trapping-math", "-shared", "-fPIC", "-nostdlib", "-w"
+
+/** A folder of its own for one run of the compiler. */
+typedef struct bench {
+    char folder[40];
+    char source[64], output[64], words[64];
+} bench;
+
+static void bench_deinit(bench *b)
+{
+    if (b->folder[0] == '\0')
+        return;
+    unlink(b->source);
+    unlink(b->output);
+    unlink(b->words);
+    rmdir(b->folder);
+}
+
+static td_status bench_init(bench *b)
+{
+    snprintf(b->folder, sizeof b->folder, P_tmpdir "/tandem-jit-XXXXXX");
+    if (!mkdtemp(b->folder)) {
+        const int error = errno;
+
+        b->folder[0] = '\0';
+        return td_file_error("make a folder in", P_tmpdir, error);
+    }
+    snprintf(b->source, sizeof b->source, "%s/source.c", b->folder);
+    snprintf(b->output, sizeof b->output, "%s/code.so", b->folder);
+    snprintf(b->words, sizeof b->words, "%s/words", b->folder);
+    return TD_OK;
+}
+
+/** The first line of what the compiler said that tells something. */
+static const char *first_words(const bench *b, char text[200])
+{
+    td_code said;
+    const char *from, *error;
+
+    snprintf(text, 200, "it said nothing");
+    if (td_code_read(b->words, &said) != TD_OK)
+        return text;
+    said.data[said.bytes] = '\0';
+    from = (const char *)said.data;
+    error = strstr(from, "error");
+    while (error && error > from && error[-1] != '\n')
+        error--;
+    if (said.bytes > 0)
+        snprintf(text, 200, "%.*s", (int)strcspn(error ? error : from, "\n"), error ? error : from);
+    td_code_free(&said);
+    return text;
+}
+
+/** Runs the compiler with nothing on its input and its words in b->words, and waits for its end. */
+static td_status run(const char *path, char *const arguments[], const bench *b)
+{
+    /* Its own programs are beside it or in the system's folders; its scratch goes with ours. */
+    char scratch[64];
+    char *const environment[] = {"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C", scratch, NULL};
+    posix_spawn_file_actions_t actions;
+    char text[200], reason[128];
+    int state = 0, error;
+    pid_t child, ended;
+
+    snprintf(scratch, sizeof scratch, "TMPDIR=%s", b->folder);
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_addopen(&actions, 1, b->words, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    posix_spawn_file_actions_adddup2(&actions, 1, 2);
+    error = posix_spawn(&child, path, &actions, NULL, arguments, environment);
+    posix_spawn_file_actions_destroy(&actions);
+    if (error != 0)
+        return td_fail(TD_LIBRARY_ERROR, "compiler '%s' cannot be run: %s", path,
+                       strerror_r(error, reason, sizeof reason));
+    do
+        ended = waitpid(child, &state, 0);
+    while (ended < 0 && errno == EINTR);
+    if (ended < 0) /* somebody else waits for every child; what it made will be looked at */
+        return TD_OK;
+    if (WIFSIGNALED(state))
+        return td_fail(TD_LIBRARY_ERROR, "compiler '%s' was ended by signal %d: %s", path, WTERMSIG(state),
+                       first_words(b, text));
+    if (WEXITSTATUS(state) != 0)
+        return td_fail(TD_LIBRARY_ERROR, "compiler '%s' failed (%d): %s", path, WEXITSTATUS(state),
+                       first_words(b, text));
+    return TD_OK;
+}
+
+/** *out = the path of a program, which the caller frees. */
+static td_status find_program(const char *name, char **out)
+{
+    static const char *const folders[] = {"/usr/local/bin", "/usr/bin", "/bin"};
+    td_status status = TD_OK;
+    char path[512];
+
+    *out = NULL;
+    if (strchr(name, '/')) {
+        *out = access(name, X_OK) == 0 ? realpath(name, NULL) : NULL;
+    } else {
+        for (size_t i = 0; i < sizeof folders / sizeof *folders && !*out; i++)
+            if (snprintf(path, sizeof path, "%s/%s", folders[i], name) < (int)sizeof path &&
+                access(path, X_OK) == 0)
+                *out = realpath(path, NULL);
+    }
+    if (!*out)
+        status = td_fail(TD_LIBRARY_ERROR,
+                         "no compiler '%s' that can be run%s: jit attention on the cpu needs one, as gcc or "
+                         "clang",
+                         name, strchr(name, '/') ? "" : " in /usr/local/bin, /usr/bin or /bin");
+    return status;
+}
+
+/** The value of a macro in what -dM prints. */
+static void take_version(const char *macros, char *out, size_t room)
+{
+    static const char name[] = "#define __VERSION__ ";
+    const char *at = strstr(macros, name);
+
+    at = at ? at + strlen(name) : "\"of unknown version\"";
+    at += *at == '"';
+    snprintf(out, room, "%.*s", (int)strcspn(at, "\"\n"), at);
+}
+
+td_status td_compiler_find(const char *name, td_compiler *out)
+{
+    td_status status = TD_OK;
+    td_compiler found = {.path = NULL};
+    td_code macros = {NULL, 0};
+    td_sha256 hash;
+    bench b = {.folder = ""};
+    static const char *const options[] = {OPTIONS};
+
+    TD_TRY(find_program(name, &found.path));
+    TD_TRY(bench_init(&b));
+    char *const arguments[] = {found.path, "-march=native", "-dM", "-E", "-xc", "/dev/null", NULL};
+    TD_TRY(run(found.path, arguments, &b));
+    TD_TRY(td_code_read(b.words, &macros));
+    macros.data[macros.bytes] = '\0';
+    if (!strstr((const char *)macros.data, "#define __STDC__")) {
+        status = td_fail(TD_LIBRARY_ERROR, "compiler '%s' does not list its macros, as gcc and clang do",
+                         found.path);
+        goto cleanup;
+    }
+    take_version((const char *)macros.data, found.version, sizeof found.version);
+    td_sha256_begin(&hash);
+    td_sha256_add(&hash, found.path, strlen(found.path) + 1);
+    td_sha256_add(&hash, macros.data, macros.bytes);
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+        td_sha256_add(&hash, options[i], strlen(options[i]) + 1);
+    td_sha256_end(&hash, found.identity);
+    *out = found;
+    found.path = NULL;
+cleanup:
+    td_code_free(&macros);
+    bench_deinit(&b);
+    td_compiler_deinit(&found);
+    return status;
+}
+
+void td_compiler_deinit(td_compiler *compiler)
+{
+    free(compiler->path);
+    compiler->path = NULL;
+}
+
+static td_status write_source(const bench *b, const char *source)
+{
+    const int file = open(b->source, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    int error = file < 0 ? errno : td_file_write(file, source, strlen(source));
+
+    if (file >= 0 && close(file) != 0 && error == 0)
+        error = errno;
+    return error != 0 ? td_file_error("write", b->source, error) : TD_OK;
+}
+
+td_status td_compiler_build(const td_compiler *compiler, const char *source, td_code *out)
+{
+    td_status status = TD_OK;
+    bench b = {.folder = ""};
+
+    TD_TRY(bench_init(&b));
+    TD_TRY(write_source(&b, source));
+    char *const arguments[] = {compiler->path, OPTIONS, "-o", b.output, b.source, NULL};
+    TD_TRY(run(compiler->path, arguments, &b));
+    if (access(b.output, R_OK) != 0) {
+        status =
+            td_fail(TD_LIBRARY_ERROR, "compiler '%s' said it was done, but made nothing", compiler->path);
+        goto cleanup;
+    }
+    TD_TRY(td_code_read(b.output, out));
+cleanup:
+    bench_deinit(&b);
+    return status;
+}

@@ -1,0 +1,146 @@
+#include "jit/jit.h"
+
+#include "attention/shape.h"
+#include "base/check.h"
+#include "jit/passes.h"
+
+/** The passes of a kind of device; NULL: this build has none. */
+static const td_jit_passes *passes_of(td_device_kind kind)
+{
+    if (kind == TD_DEVICE_CPU)
+        return &td_jit_cpu;
+#ifdef TANDEM_HAVE_NVRTC
+    return &td_jit_cuda;
+#else
+    return NULL;
+#endif
+}
+
+/** *out = the shape with its defaults, *passes = the device's, if it has them for this shape, and *sizes. */
+static td_status resolve(td_device *dev, const td_attention_shape *shape, td_attention_shape *out,
+                         const td_jit_passes **passes, td_attention_sizes *sizes)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_TRY(td_attention_shape_resolve(shape, out));
+    const int64_t saved[] = {out->batch, out->heads, out->seq, 2 * (int64_t)sizeof(float)};
+    int64_t bytes;
+    TD_TRY(td_product("bytes of saved", 4, saved, &bytes));
+    const td_jit_passes *const p = passes_of(td_device_kind_of(dev));
+    if (!p)
+        status = td_fail(TD_UNSUPPORTED,
+                         "jit attention on %s: this build of tandem has no NVRTC (TANDEM_NVRTC=ON)",
+                         td_device_name(dev));
+    else if (!(p->traits.dtypes & (1u << out->dtype)))
+        status = td_fail(TD_UNSUPPORTED, "dtype is %s, jit attention on %s has %s", td_dtype_name(out->dtype),
+                         p->device, p->dtypes);
+    else if (out->tf32 && !p->traits.tf32)
+        status = td_fail(TD_UNSUPPORTED, "tf32 is set: %s multiplies f32 in f32 only", p->device);
+    if (status != TD_OK)
+        goto cleanup;
+    TD_TRY(p->sizes(dev, out, sizes));
+    *passes = p;
+cleanup:
+    return status;
+}
+
+/** work may be NULL where none is needed. */
+static td_status check_work(const void *work, size_t bytes)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(work || bytes == 0, "work is NULL, needs %zu bytes", bytes);
+    TD_CHECK((uintptr_t)work % TD_ALIGNMENT == 0, "work is %p, needs a multiple of %d", work, TD_ALIGNMENT);
+cleanup:
+    return status;
+}
+
+td_status td_jit_describe(td_device_kind kind, td_attention_traits *out)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(td_attention_check_kind(kind, out));
+    const td_jit_passes *const passes = passes_of(kind);
+    *out = passes ? passes->traits : (td_attention_traits){.saved = "scores"};
+cleanup:
+    return status;
+}
+
+td_status td_jit_sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out)
+{
+    td_status status = TD_OK;
+    const td_jit_passes *passes = NULL;
+    td_attention_sizes sizes;
+    td_attention_shape s;
+
+    TD_CHECK(out, "out is NULL");
+    TD_TRY(resolve(dev, shape, &s, &passes, &sizes));
+    *out = sizes;
+cleanup:
+    return status;
+}
+
+td_status td_jit_prepare(td_device *dev, const td_attention_shape *shape)
+{
+    td_status status = TD_OK;
+    const td_jit_passes *passes = NULL;
+    td_attention_sizes sizes;
+    td_attention_shape s;
+
+    TD_TRY(resolve(dev, shape, &s, &passes, &sizes));
+    TD_TRY(passes->prepare(dev, &s));
+cleanup:
+    return status;
+}
+
+td_status td_jit_forward(td_device *dev, const td_attention_shape *shape, const void *q, const void *k,
+                         const void *v, void *o, void *saved, void *work)
+{
+    td_status status = TD_OK;
+    const td_jit_passes *passes = NULL;
+    td_attention_sizes sizes;
+    td_attention_shape s;
+
+    TD_TRY(resolve(dev, shape, &s, &passes, &sizes));
+    TD_CHECK(q, "q is NULL");
+    TD_CHECK(k, "k is NULL");
+    TD_CHECK(v, "v is NULL");
+    TD_CHECK(o, "o is NULL");
+    TD_CHECK(saved, "saved is NULL");
+    TD_TRY(check_work(work, sizes.forward_work));
+    TD_TRY(passes->forward(dev, &s, q, k, v, o, saved, work));
+cleanup:
+    return status;
+}
+
+td_status td_jit_backward(td_device *dev, const td_attention_shape *shape, const void *q, const void *k,
+                          const void *v, const void *o, const void *dout, const void *saved, void *dq,
+                          void *dk, void *dv, void *work)
+{
+    td_status status = TD_OK;
+    const td_jit_passes *passes = NULL;
+    td_attention_sizes sizes;
+    td_attention_shape s;
+
+    TD_TRY(resolve(dev, shape, &s, &passes, &sizes));
+    TD_CHECK(q, "q is NULL");
+    TD_CHECK(k, "k is NULL");
+    TD_CHECK(v, "v is NULL");
+    TD_CHECK(o, "o is NULL");
+    TD_CHECK(dout, "dout is NULL");
+    TD_CHECK(saved, "saved is NULL");
+    TD_CHECK(dq, "dq is NULL");
+    TD_CHECK(dk, "dk is NULL");
+    TD_CHECK(dv, "dv is NULL");
+    TD_TRY(check_work(work, sizes.backward_work));
+    TD_TRY(passes->backward(dev, &s, q, k, v, o, dout, saved, dq, dk, dv, work));
+cleanup:
+    return status;
+}
+
+const td_attention_impl td_attention_jit = {.name = "jit",
+                                            .describe = td_jit_describe,
+                                            .sizes = td_jit_sizes,
+                                            .forward = td_jit_forward,
+                                            .backward = td_jit_backward};

@@ -1,0 +1,79 @@
+/** Attention compiled at run time for the shape that it is called with: extents of a head, dtype, mask, scale
+ * and layout are constants of the code, so that loops, tiles and registers suit that shape alone. What a
+ * compiler like torch.compile does for attention as it is written, behind the interface of attention.h.
+ *
+ * On the CPU the system's C compiler makes one function a pass, an online softmax over tiles; on CUDA NVRTC
+ * makes the kernels of the softmax, between products by cuBLASLt.
+ *
+ * Code is compiled when a shape is first met, which takes a tenth of a second or more: td_jit_prepare does
+ * that ahead, and has to before a graph is captured. It stays in memory until the device is closed, and, where
+ * td_jit_configure names a folder, on disk under a hash of all that it follows from: source, options, processor
+ * or GPU, the compiler's path and version. Batch and heads are no constants. */
+#ifndef TD_JIT_JIT_H
+#define TD_JIT_JIT_H
+
+#include "attention/attention.h"
+
+TD_BEGIN_DECLS
+
+typedef struct td_jit_options {
+    /* The compiler of the CPU: a path, or a name looked for in the system's own folders; NULL: "cc". It is
+     * called as gcc and clang are. */
+    const char *compiler;
+    /* The folder of compiled code, which is made where it is not there; NULL: none, and nothing outlives the
+     * device. Who can write to it can have code run: entries of other users are not read. */
+    const char *cache;
+} td_jit_options;
+
+/** Before the first use; without it both options are NULL. The texts are copied. TD_BAD_ARGUMENT: a NULL, an
+ * empty text. TD_BAD_STATE: the device has compiled code, or looked for the compiler. TD_NO_MEMORY. */
+TD_API td_status td_jit_configure(td_device *dev, const td_jit_options *options);
+
+/** What has been compiled for a device so far. */
+typedef struct td_jit_info {
+    int64_t compiled;   /* shapes whose code came from the compiler */
+    int64_t loaded;     /* and from the folder */
+    int64_t rejected;   /* entries of the folder that were corrupt, of another key or another user's */
+    double compile_ms;  /* in all: the compiler, and loading what it made */
+    double load_ms;     /* in all: reading, checking and loading entries of the folder */
+    double find_ms;     /* asking the compiler for its version and the processor, once */
+    char compiler[160]; /* path and version; "" before it was asked */
+    char note[256];     /* what was wrong with the folder last, for people; "" if nothing */
+} td_jit_info;
+
+/** TD_BAD_ARGUMENT: a NULL. */
+TD_API td_status td_jit_info_of(td_device *dev, td_jit_info *out);
+
+/** Compiles or loads what forward and backward of the shape need, if it is not in memory. TD_BAD_ARGUMENT and
+ * TD_UNSUPPORTED as forward. TD_LIBRARY_ERROR: no compiler of that name, or it failed; the message has its
+ * first words. TD_IO_ERROR: no room for its files. A folder that cannot be read or written is no error: the
+ * code is compiled, and td_jit_info says so. */
+TD_API td_status td_jit_prepare(td_device *dev, const td_attention_shape *shape);
+
+/** TD_BAD_ARGUMENT: NULL, no td_device_kind. */
+TD_API td_status td_jit_describe(td_device_kind kind, td_attention_traits *out);
+
+/** Compiles nothing. A size holds for any number of threads, also one set later. TD_UNSUPPORTED as forward. */
+TD_API td_status td_jit_sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out);
+
+/** Forward.
+ *
+ *   saved  on the CPU [2, batch, heads, seq] f32: the largest score of a query, times log2(e), and 1 / the sum
+ *          of its exponentials relative to that; on CUDA P, [batch, heads, seq, seq_k] of dtype
+ *
+ * The first call for a shape compiles, with the errors of td_jit_prepare. TD_UNSUPPORTED: on the CPU head_dim
+ * above 256, or a dtype other than f32 and bf16; on CUDA TD_MASK_ADD_1E6, or a build without NVRTC. Bits do
+ * not depend on the number of threads. work may be NULL where td_jit_sizes says 0. */
+TD_API td_status td_jit_forward(td_device *dev, const td_attention_shape *shape, const void *q, const void *k,
+                                const void *v, void *o, void *saved, void *work);
+
+/** Backward, with the formulas of attention.h. On the CPU P is computed again from the scores. */
+TD_API td_status td_jit_backward(td_device *dev, const td_attention_shape *shape, const void *q,
+                                 const void *k, const void *v, const void *o, const void *dout,
+                                 const void *saved, void *dq, void *dk, void *dv, void *work);
+
+TD_API extern const td_attention_impl td_attention_jit; /* named "jit" */
+
+TD_END_DECLS
+
+#endif

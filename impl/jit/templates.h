@@ -1,0 +1,8 @@
+/** Internal to jit/: the texts of templates/, which the build puts into the library. */
+#ifndef TD_JIT_TEMPLATES_H
+#define TD_JIT_TEMPLATES_H
+
+extern const char td_jit_template_cpu[];
+extern const char td_jit_template_cuda[]; /* where TANDEM_HAVE_NVRTC is defined */
+
+#endif

@@ -1,0 +1,671 @@
+#include "support/attention_kit.h"
+
+#include "base/file.h"
+#include "flash/flash.h"
+#include "jit/code.h"
+#include "jit/compiler.h"
+#include "jit/jit.h"
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/fence.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char folder[] = "/tmp/tandem-test-jit-XXXXXX"; /* of all that is written here */
+
+/* ---- doubles ---- */
+
+static int full_disk; /* writes beside fail from now on: as many */
+
+td_status __real_td_beside_write(td_beside *file, const void *data, size_t bytes);
+td_status __wrap_td_beside_write(td_beside *file, const void *data, size_t bytes);
+
+td_status __wrap_td_beside_write(td_beside *file, const void *data, size_t bytes)
+{
+    if (full_disk > 0) {
+        full_disk--;
+        file->failed = true;
+        return td_file_error("write", file->beside, ENOSPC);
+    }
+    return __real_td_beside_write(file, data, bytes);
+}
+
+void *__real_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+static int calloc_fails_in;
+
+void *__wrap_calloc(size_t count, size_t bytes)
+{
+    return calloc_fails_in > 0 && --calloc_fails_in == 0 ? NULL : __real_calloc(count, bytes);
+}
+
+/* ---- compilers ---- */
+
+static void write_file(const char *path, const char *text, mode_t mode)
+{
+    FILE *file = fopen(path, "w");
+
+    assert_non_null(file);
+    fputs(text, file);
+    fclose(file);
+    assert_int_equal(chmod(path, mode), 0);
+}
+
+/** A compiler that answers for its version, and does `instead` when it is to compile. */
+static const char *false_compiler(const char *name, const char *instead)
+{
+    static char path[160];
+    char text[512];
+
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    snprintf(text, sizeof text,
+             "#!/bin/sh\ncase \"$*\" in *-dM*) echo '#define __STDC__ 1'; exit 0;; esac\n"
+             "while [ $# -gt 2 ]; do [ \"$1\" = -o ] && out=$2; shift; done\n%s\n",
+             instead);
+    write_file(path, text, 0700);
+    return path;
+}
+
+/** Compiles the small problem once, and then makes the same at once. */
+static const char *quick(void)
+{
+    static char path[160];
+    char text[320];
+
+    if (path[0] == '\0') {
+        snprintf(
+            text, sizeof text,
+            "[ -f %s/made ] || cc -O1 -march=native -shared -fPIC -w -o %s/made \"$2\"\ncp %s/made \"$out\"",
+            folder, folder, folder);
+        snprintf(path, sizeof path, "%s", false_compiler("quick", text));
+    }
+    return path;
+}
+
+/* ---- a device, its folder, and a small problem ---- */
+
+static td_device *open_jit(const char *compiler, const char *cache)
+{
+    td_device *dev;
+
+    td_assert_ok(td_device_open("cpu", &dev));
+    td_assert_ok(td_jit_configure(dev, &(td_jit_options){.compiler = compiler, .cache = cache}));
+    return dev;
+}
+
+/** A folder of its own for a test. */
+static const char *cache_of(const char *name)
+{
+    static char path[128];
+
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return path;
+}
+
+static const td_attention_shape small = {
+    .batch = 1, .heads = 2, .seq = 21, .head_dim = 16, .dtype = TD_F32, .causal = true};
+enum { SMALL = 2 * 21 * 16 };
+
+/** Forward of the small problem, which must be what naive attention has. */
+static td_status attend(td_device *dev, const td_attention_shape *shape)
+{
+    static _Alignas(256) char work[1 << 22];
+    float q[SMALL], k[SMALL], v[SMALL], o[SMALL], expected[SMALL];
+    static float saved[2 * 21 * 21];
+    double wide[SMALL];
+    td_attention_sizes sizes;
+
+    for (int i = 0; i < SMALL; i++) {
+        q[i] = (float)(i * 37 % 101) / 50 - 1;
+        k[i] = (float)(i * 53 % 97) / 50 - 1;
+        v[i] = (float)(i * 29 % 89) / 50 - 1;
+        o[i] = 777;
+    }
+    td_assert_ok(td_jit_sizes(dev, shape, &sizes));
+    assert_true(sizes.forward_work <= sizeof work && sizes.saved <= sizeof saved);
+    const td_status status = td_jit_forward(dev, shape, q, k, v, o, saved, work);
+    if (status != TD_OK) {
+        for (int i = 0; i < SMALL; i++)
+            assert_true(o[i] == 777);
+        return status;
+    }
+    td_assert_ok(td_attention_naive_forward(dev, shape, q, k, v, expected, saved, work));
+    for (int i = 0; i < SMALL; i++)
+        wide[i] = expected[i];
+    td_assert_close("o", TD_F32, o, wide, SMALL, 2e-6);
+    return status;
+}
+
+static td_jit_info info_of(td_device *dev)
+{
+    td_jit_info info;
+
+    td_assert_ok(td_jit_info_of(dev, &info));
+    return info;
+}
+
+/** What a device on that folder does for the small problem. */
+static td_jit_info run_with(const char *compiler, const char *cache)
+{
+    td_device *dev = open_jit(compiler, cache);
+
+    td_assert_ok(attend(dev, &small));
+    const td_jit_info info = info_of(dev);
+    td_device_close(dev);
+    return info;
+}
+
+/** The only entry of a folder: fails if there are others. */
+static const char *entry_of(const char *cache)
+{
+    static char path[512];
+    DIR *dir = opendir(cache);
+    int count = 0;
+
+    assert_non_null(dir);
+    for (struct dirent *each; (each = readdir(dir));)
+        if (each->d_name[0] != '.') {
+            snprintf(path, sizeof path, "%s/%s", cache, each->d_name);
+            count++;
+        }
+    closedir(dir);
+    assert_int_equal(count, 1);
+    return path;
+}
+
+static void assert_words(const char *text, const char *words)
+{
+    if (!strstr(text, words))
+        fail_msg("'%s' does not say '%s'", text, words);
+}
+
+/* ---- SHA-256 ---- */
+
+static void the_hash_is_that_of_the_standard(void **state)
+{
+    /* FIPS 180-4's examples, and a million times 'a'. */
+    static const struct {
+        const char *text;
+        int times;
+        const char *hash;
+    } cases[] = {
+        {"", 1, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
+        {"abc", 1, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},
+        {"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq", 1,
+         "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"},
+        {"aaaaaaaaaa", 100000, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[TD_SHA256_TEXT];
+        td_sha256 hash;
+
+        td_sha256_begin(&hash);
+        for (int j = 0; j < cases[i].times; j++)
+            td_sha256_add(&hash, cases[i].text, strlen(cases[i].text));
+        td_sha256_end(&hash, text);
+        assert_string_equal(text, cases[i].hash);
+    }
+}
+
+/* ---- the folder ---- */
+
+static void code_is_compiled_once_and_then_loaded(void **state)
+{
+    const char *cache = cache_of("once/deeper");
+    td_device *dev = open_jit(NULL, cache);
+    td_attention_shape shape = small;
+
+    (void)state;
+    assert_string_equal(info_of(dev).compiler, "");
+    for (int i = 0; i < 3; i++)
+        td_assert_ok(attend(dev, &shape));
+    shape.mask = TD_MASK_ADD_1E6, shape.causal = false; /* a mask that is not used makes no other code */
+    td_assert_ok(attend(dev, &shape));
+    shape.mask = TD_MASK_INF;
+    td_assert_ok(attend(dev, &shape));
+    td_assert_ok(attend(dev, &small));
+    td_jit_info info = info_of(dev);
+    assert_int_equal(info.compiled, 2);
+    assert_int_equal(info.loaded, 0);
+    assert_true(info.compile_ms > 0 && info.find_ms > 0);
+    assert_string_equal(info.note, "");
+    assert_non_null(strchr(info.compiler, '/'));
+    td_device_close(dev);
+
+    info = run_with(NULL, cache);
+    assert_int_equal(info.compiled, 0);
+    assert_int_equal(info.loaded, 1);
+    assert_true(info.load_ms > 0 && info.compile_ms == 0);
+    info = run_with(NULL, NULL);
+    assert_int_equal(info.compiled, 1);
+}
+
+static void an_entry_that_is_not_whole_is_made_again(void **state)
+{
+    const char *cache = cache_of("corrupt");
+    enum { CUT, FLIPPED, EMPTY, WORDS, LONGER, WAYS };
+
+    (void)state;
+    (void)run_with(quick(), cache);
+    for (int way = 0; way < WAYS; way++) {
+        const char *path = entry_of(cache);
+        const int file = open(path, O_RDWR);
+        struct stat was;
+        char byte;
+
+        assert_true(file >= 0);
+        assert_int_equal(fstat(file, &was), 0);
+        if (way == CUT || way == EMPTY)
+            assert_int_equal(ftruncate(file, way == CUT ? was.st_size / 2 : 0), 0);
+        if (way == FLIPPED) {
+            assert_int_equal(pread(file, &byte, 1, was.st_size - 9), 1);
+            byte ^= 4;
+            assert_int_equal(pwrite(file, &byte, 1, was.st_size - 9), 1);
+        }
+        if (way == WORDS)
+            assert_int_equal(pwrite(file, "not ours", 8, 0), 8);
+        if (way == LONGER)
+            assert_int_equal(pwrite(file, "x", 1, was.st_size), 1);
+        close(file);
+        td_jit_info info = run_with(quick(), cache);
+        assert_int_equal(info.rejected, 1);
+        assert_int_equal(info.compiled, 1);
+        assert_words(info.note, way == CUT || way == FLIPPED || way == LONGER ? "is corrupt" : "cut short");
+        assert_words(info.note, "compiled again");
+        info = run_with(quick(), cache);
+        assert_int_equal(info.loaded, 1);
+        assert_string_equal(info.note, "");
+    }
+}
+
+/* What is whole, but is no code: a checksum says nothing about that. */
+static void an_entry_that_cannot_be_loaded_is_made_again(void **state)
+{
+    const char *cache = cache_of("unloadable");
+    char key[TD_SHA256_TEXT];
+    const char *path;
+
+    (void)state;
+    (void)run_with(quick(), cache);
+    path = entry_of(cache);
+    memcpy(key, strrchr(path, '/') + 1, TD_SHA256_TEXT - 1);
+    key[TD_SHA256_TEXT - 1] = '\0';
+    unsigned char text[] = "no code at all";
+    td_assert_ok(td_store_write(cache, key, &(td_code){text, sizeof text}));
+    const td_jit_info info = run_with(quick(), cache);
+    assert_int_equal(info.rejected, 1);
+    assert_int_equal(info.compiled, 1);
+    assert_words(info.note, "cannot be loaded");
+}
+
+static void an_entry_of_another_key_is_stale(void **state)
+{
+    const char *cache = cache_of("stale");
+    char path[512];
+
+    (void)state;
+    (void)run_with(quick(), cache);
+    snprintf(path, sizeof path, "%s", entry_of(cache));
+    const int file = open(path, O_RDWR);
+    assert_int_equal(pwrite(file, "0123456789abcdef", 16, 13), 16);
+    close(file);
+    const td_jit_info info = run_with(quick(), cache);
+    assert_int_equal(info.rejected, 1);
+    assert_words(info.note, "is stale");
+    assert_int_equal(run_with(quick(), cache).loaded, 1);
+}
+
+static void what_others_may_write_is_not_run(void **state)
+{
+    const char *cache = cache_of("others");
+
+    (void)state;
+    (void)run_with(quick(), cache);
+    assert_int_equal(chmod(entry_of(cache), 0666), 0);
+    const td_jit_info info = run_with(quick(), cache);
+    assert_int_equal(info.rejected, 1);
+    assert_words(info.note, "any user may write it");
+    assert_int_equal(run_with(quick(), cache).loaded, 1); /* replaced by our own */
+}
+
+static void a_folder_that_is_not_one_costs_the_cache_alone(void **state)
+{
+    const char *cache = cache_of("file");
+
+    (void)state;
+    write_file(cache, "", 0600);
+    const td_jit_info info = run_with(quick(), cache);
+    assert_int_equal(info.compiled, 1);
+    assert_words(info.note, "Not a directory");
+    assert_words(info.note, "in memory alone");
+    const td_jit_info below = run_with(quick(), cache_of("file/below"));
+    assert_int_equal(below.compiled, 1);
+    assert_words(below.note, "in memory alone");
+}
+
+static void an_entry_that_is_a_folder_stays_one(void **state)
+{
+    const char *cache = cache_of("entry");
+    char path[512];
+
+    (void)state;
+    (void)run_with(quick(), cache);
+    snprintf(path, sizeof path, "%s", entry_of(cache));
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkdir(path, 0700), 0);
+    const td_jit_info info = run_with(quick(), cache);
+    assert_int_equal(info.rejected, 1);
+    assert_int_equal(info.compiled, 1);
+    assert_words(info.note, "not a regular file");
+}
+
+/* To root every folder is writable: what a read-only one answers is asked of /proc, where nobody may. */
+static void a_read_only_folder_costs_the_cache_alone(void **state)
+{
+    const char *cache = cache_of("readonly");
+
+    (void)state;
+    if (geteuid() != 0) {
+        assert_int_equal(mkdir(cache, 0500), 0);
+        assert_words(run_with(quick(), cache).note, "Permission denied");
+    }
+    const td_jit_info info = run_with(quick(), "/proc/tandem");
+    assert_int_equal(info.compiled, 1);
+    assert_words(info.note, "cannot make '/proc/tandem");
+    assert_words(info.note, "in memory alone");
+}
+
+static void a_full_disk_costs_the_cache_alone(void **state)
+{
+    const char *cache = cache_of("full");
+
+    (void)state;
+    for (int at = 1; at <= 2; at++) {
+        td_device *dev = open_jit(quick(), cache);
+
+        full_disk = 1;
+        td_assert_ok(attend(dev, &small));
+        full_disk = 0;
+        assert_words(info_of(dev).note, "No space left on device; the code is in memory alone");
+        td_assert_ok(attend(dev, &small)); /* from memory */
+        assert_int_equal(info_of(dev).compiled, 1);
+        td_device_close(dev);
+    }
+    assert_int_equal(run_with(quick(), cache).compiled, 1); /* nothing was left that looks like code */
+    (void)entry_of(cache);
+}
+
+static void processes_at_once_leave_one_whole_entry(void **state)
+{
+    enum { PROCESSES = 3 };
+    const char *cache = cache_of("at-once");
+    pid_t children[PROCESSES];
+
+    (void)state;
+    for (int i = 0; i < PROCESSES; i++) {
+        children[i] = fork();
+        assert_true(children[i] >= 0);
+        if (children[i] == 0) {
+            td_device *dev = NULL;
+            td_status status = td_device_open("cpu", &dev);
+
+            if (status == TD_OK)
+                status = td_jit_configure(dev, &(td_jit_options){.compiler = quick(), .cache = cache});
+            if (status == TD_OK)
+                status = td_jit_prepare(dev, &small);
+            td_device_close(dev);
+            _exit(status == TD_OK ? 0 : 1);
+        }
+    }
+    for (int i = 0; i < PROCESSES; i++) {
+        int ended = -1;
+
+        assert_int_equal(waitpid(children[i], &ended, 0), children[i]);
+        assert_int_equal(ended, 0);
+    }
+    (void)entry_of(cache);
+    assert_int_equal(run_with(quick(), cache).loaded, 1);
+}
+
+/* ---- the compiler ---- */
+
+static void a_compiler_that_fails_is_an_error_with_its_words(void **state)
+{
+    static const struct {
+        const char *name, *does, *words;
+    } cases[] = {
+        {"fails", "echo 'note: at it'; echo 'code.c:1: error: no'; exit 3",
+         "failed (3): code.c:1: error: no"},
+        {"silent", "exit 1", "failed (1): it said nothing"},
+        {"killed", "kill -9 $$", "was ended by signal 9"},
+        {"idle", "exit 0", "made nothing"},
+        {"liar", "echo no code > \"$out\"", "cannot be loaded"},
+        {"empty", "cp /dev/null \"$out\"", "cannot be loaded"},
+        {"other", "echo 'int x;' | cc -shared -o \"$out\" -xc -", "has no td_jit_forward"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        td_device *dev = open_jit(false_compiler(cases[i].name, cases[i].does), cache_of("failing"));
+
+        td_assert_refused(attend(dev, &small), TD_LIBRARY_ERROR, cases[i].words);
+        td_assert_refused(td_jit_prepare(dev, &small), TD_LIBRARY_ERROR, cases[i].words);
+        assert_int_equal(info_of(dev).compiled, 0);
+        assert_words(info_of(dev).compiler, "of unknown version");
+        td_device_close(dev);
+    }
+}
+
+static void a_compiler_that_is_missing_is_an_error(void **state)
+{
+    char plain[128], mute[128];
+    const struct {
+        const char *name, *words;
+    } cases[] = {
+        {"no-such-compiler", "no compiler 'no-such-compiler' that can be run in /usr/local/bin, /usr/bin"},
+        {"/no/such/compiler", "no compiler '/no/such/compiler' that can be run: jit attention"},
+        {plain, "cannot be run: Exec format error"},
+        {mute, "does not list its macros"},
+        {"false", "failed (1): it said nothing"},
+    };
+
+    (void)state;
+    snprintf(plain, sizeof plain, "%s/plain", folder);
+    write_file(plain, "no program\n", 0700);
+    snprintf(mute, sizeof mute, "%s/mute", folder);
+    write_file(mute, "#!/bin/sh\nexit 0\n", 0700);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        td_device *dev = open_jit(cases[i].name, NULL);
+
+        td_assert_refused(attend(dev, &small), TD_LIBRARY_ERROR, cases[i].words);
+        /* Another may be named as long as none was found. */
+        td_assert_ok(td_jit_configure(dev, &(td_jit_options){.compiler = quick()}));
+        td_assert_ok(attend(dev, &small));
+        td_device_close(dev);
+    }
+}
+
+static void another_compiler_is_another_entry(void **state)
+{
+    char first[160];
+    const char *cache = cache_of("compilers");
+
+    (void)state;
+    snprintf(first, sizeof first, "%s",
+             false_compiler("first", "exec cc -O1 -shared -fPIC -w -o \"$out\" \"$2\""));
+    assert_int_equal(run_with(first, cache).compiled, 1);
+    assert_int_equal(run_with(first, cache).loaded, 1);
+    assert_int_equal(run_with(NULL, cache).compiled, 1);
+    assert_int_equal(run_with(NULL, cache).loaded, 1);
+}
+
+static void a_compiler_needs_room_for_its_files(void **state)
+{
+    td_compiler compiler;
+    td_code code = {NULL, 0};
+
+    (void)state;
+    td_assert_ok(td_compiler_find("cc", &compiler));
+    td_assert_ok(td_compiler_build(&compiler, "int td = 1;\n", &code));
+    assert_true(code.bytes > 0);
+    td_code_free(&code);
+    td_assert_refused(td_compiler_build(&compiler, "no C\n", &code), TD_LIBRARY_ERROR, "error: ");
+    assert_null(code.data);
+    td_compiler_deinit(&compiler);
+    td_assert_refused(td_code_read("/no/such/file", &code), TD_IO_ERROR, "cannot open '/no/such/file'");
+    td_assert_refused(td_code_read("/tmp", &code), TD_IO_ERROR, "is no regular file");
+}
+
+/* ---- arguments ---- */
+
+static void bad_options_are_refused(void **state)
+{
+    td_device *dev = open_jit(NULL, cache_of("options"));
+    td_jit_info info;
+
+    (void)state;
+    td_assert_refused(td_jit_configure(NULL, &(td_jit_options){0}), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_jit_configure(dev, NULL), TD_BAD_ARGUMENT, "options is NULL");
+    td_assert_refused(td_jit_configure(dev, &(td_jit_options){.compiler = ""}), TD_BAD_ARGUMENT,
+                      "compiler is empty");
+    td_assert_refused(td_jit_configure(dev, &(td_jit_options){.cache = ""}), TD_BAD_ARGUMENT,
+                      "cache is empty");
+    td_assert_refused(td_jit_info_of(NULL, &info), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_jit_info_of(dev, NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_ok(td_jit_prepare(dev, &small));
+    td_assert_refused(td_jit_configure(dev, &(td_jit_options){0}), TD_BAD_STATE, "has its compiler already");
+    td_device_close(dev);
+}
+
+static void refuses_what_it_has_no_code_for(void **state)
+{
+    td_device *dev = open_jit(NULL, NULL);
+    td_attention_sizes sizes;
+    td_attention_traits traits;
+    td_attention_shape shape = small;
+
+    (void)state;
+    shape.head_dim = 257;
+    td_assert_refused(td_jit_sizes(dev, &shape, &sizes), TD_UNSUPPORTED, "head_dim is 257");
+    shape = small, shape.dtype = TD_F16;
+    td_assert_refused(td_jit_prepare(dev, &shape), TD_UNSUPPORTED, "dtype is f16");
+    shape = small, shape.tf32 = true;
+    td_assert_refused(td_jit_prepare(dev, &shape), TD_UNSUPPORTED, "tf32 is set");
+    shape = small, shape.seq = ((int64_t)1 << 30) + 1;
+    td_assert_refused(td_jit_sizes(dev, &shape, &sizes), TD_UNSUPPORTED, "goes up to 2^30");
+    shape.seq = (int64_t)1 << 30, shape.batch = (int64_t)1 << 27, shape.head_dim = 1, shape.heads = 1;
+    td_assert_refused(td_jit_sizes(dev, &shape, &sizes), TD_BAD_ARGUMENT, "backward_work");
+    td_assert_refused(td_jit_sizes(dev, &small, NULL), TD_BAD_ARGUMENT, "out is NULL");
+
+    assert_string_equal(td_attention_jit.name, "jit");
+    td_assert_ok(td_attention_jit.describe(TD_DEVICE_CPU, &traits));
+    assert_int_equal(traits.saved_floats, 2);
+    assert_true(traits.skips_masked && traits.rebuilds_scores && !traits.tf32);
+    td_assert_ok(td_jit_describe(TD_DEVICE_CUDA, &traits));
+    assert_string_equal(traits.saved, "scores");
+    td_assert_refused(td_jit_describe((td_device_kind)7, &traits), TD_BAD_ARGUMENT, "kind is 7");
+    td_device_close(dev);
+}
+
+static void an_allocation_that_fails_leaves_nothing_half_made(void **state)
+{
+    const char *cache = cache_of("allocations");
+    int fails_at = 1;
+
+    (void)state;
+    for (bool reached = true; reached; fails_at++) {
+        td_device *dev;
+        td_status status;
+
+        td_assert_ok(td_device_open("cpu", &dev));
+        calloc_fails_in = fails_at;
+        status = td_jit_configure(dev, &(td_jit_options){.compiler = quick(), .cache = cache});
+        if (status == TD_OK)
+            status = td_jit_prepare(dev, &small);
+        reached = calloc_fails_in == 0;
+        calloc_fails_in = 0;
+        if (status == TD_OK && reached) /* there was no room for what the folder has */
+            assert_words(info_of(dev).note, "no memory for compiled code; it is compiled again");
+        else
+            assert_int_equal(status, reached ? TD_NO_MEMORY : TD_OK);
+        td_assert_ok(attend(dev, &small));
+        td_device_close(dev);
+    }
+    assert_true(fails_at > 4);
+}
+
+/* ---- the shared tests, on code of one folder ---- */
+
+/** Forward and backward as they are; a device gets its folder, and a compiler that is sooner done, when it is
+ * first asked for sizes. */
+static td_status configured_sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out)
+{
+    static char light[160];
+
+    if (light[0] == '\0') {
+        snprintf(light, sizeof light, "%s/light", folder);
+        write_file(light, "#!/bin/sh\nexec cc \"$@\" -O1 -fexpensive-optimizations\n", 0700);
+    }
+    if (dev)
+        (void)td_jit_configure(dev, &(td_jit_options){.compiler = light, .cache = cache_of("shared")});
+    return td_jit_sizes(dev, shape, out);
+}
+
+static int remove_folder(void **state)
+{
+    char command[96];
+
+    (void)state;
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    return system(command);
+}
+
+int main(void)
+{
+    const td_attention_impl impl = {.name = "jit",
+                                    .describe = td_jit_describe,
+                                    .sizes = configured_sizes,
+                                    .forward = td_jit_forward,
+                                    .backward = td_jit_backward};
+    /* As flash: f32 has sums of some hundred terms, bf16 one rounding of o and another in the gradients. */
+    const td_attend_subject jit = {&impl, {3e-6, 8e-3}, true, 0, 9};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_hash_is_that_of_the_standard),
+        cmocka_unit_test(code_is_compiled_once_and_then_loaded),
+        cmocka_unit_test(an_entry_that_is_not_whole_is_made_again),
+        cmocka_unit_test(an_entry_that_cannot_be_loaded_is_made_again),
+        cmocka_unit_test(an_entry_of_another_key_is_stale),
+        cmocka_unit_test(what_others_may_write_is_not_run),
+        cmocka_unit_test(a_folder_that_is_not_one_costs_the_cache_alone),
+        cmocka_unit_test(an_entry_that_is_a_folder_stays_one),
+        cmocka_unit_test(a_read_only_folder_costs_the_cache_alone),
+        cmocka_unit_test(a_full_disk_costs_the_cache_alone),
+        cmocka_unit_test(processes_at_once_leave_one_whole_entry),
+        cmocka_unit_test(a_compiler_that_fails_is_an_error_with_its_words),
+        cmocka_unit_test(a_compiler_that_is_missing_is_an_error),
+        cmocka_unit_test(another_compiler_is_another_entry),
+        cmocka_unit_test(a_compiler_needs_room_for_its_files),
+        cmocka_unit_test(bad_options_are_refused),
+        cmocka_unit_test(refuses_what_it_has_no_code_for),
+        cmocka_unit_test(an_allocation_that_fails_leaves_nothing_half_made),
+    };
+
+    if (!mkdtemp(folder))
+        return 1;
+    const int failed = td_attend_common_tests(&jit);
+    return failed + cmocka_run_group_tests_name("jit", tests, NULL, remove_folder);
+}
