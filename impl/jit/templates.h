@@ -3,6 +3,7 @@
 #define TD_JIT_TEMPLATES_H
 
 extern const char td_jit_template_cpu[];
-extern const char td_jit_template_cuda[]; /* where TANDEM_HAVE_NVRTC is defined */
+extern const char td_jit_template_cuda[];
+extern const char td_jit_template_softmax[];
 
 #endif

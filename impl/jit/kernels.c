@@ -1,0 +1,117 @@
+#include "jit/kernels.h"
+
+#include "jit/templates.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { GROUP = 16, MOST_SOFTMAX_THREADS = 512 };
+
+/* A head should have so many tiles: with the handout's 8 heads they then fill the 132 multiprocessors of an
+ * H100 or H200. Shorter sequences get smaller tiles, down to 16 rows. */
+enum { ENOUGH_TILES = 16 };
+
+/* From so many scores a head on, products of so wide heads are cuBLASLt's where nothing is masked: an f32
+ * product of such tiles is bound by the same CUDA cores in either, and backward would need a fifth one. */
+enum { PRODUCTS_HEAD_DIM = 48 };
+#define PRODUCTS_SCORES ((int64_t)1 << 20)
+
+/* The most columns whose softmax a block holds in registers: 32 of a thread. */
+enum { MOST_COLUMNS = 32 * MOST_SOFTMAX_THREADS };
+
+static int depth_of(const td_attention_shape *s)
+{
+    return (int)((s->head_dim + GROUP - 1) / GROUP) * GROUP;
+}
+
+/** A tile of at most `rows` rows of a side with `extent` of them. */
+static td_jit_tiling tiling_of(const td_attention_shape *s, int64_t extent, int rows, int others, int kept)
+{
+    const int element = (int)td_dtype_size(s->dtype), pitch = depth_of(s) + 16 / element;
+    td_jit_tiling t = {.rows = rows, .others = others};
+
+    while (t.rows > GROUP && extent <= (int64_t)t.rows * (ENOUGH_TILES - 1))
+        t.rows /= 2;
+    t.threads = s->dtype == TD_F32 ? 128 : 2 * t.rows;
+    t.bytes = (kept * t.rows + 2 * others) * pitch * element;
+    if (kept > 1) /* max, inverse and delta of the queries of a tile */
+        t.bytes += 3 * others * (int)sizeof(float);
+    if (s->dtype == TD_F32) /* the scores, for the threads of the same rows */
+        t.bytes += t.rows * (others + 8) * (int)sizeof(float);
+    return t;
+}
+
+static bool by_products(const td_attention_shape *s)
+{
+    return s->dtype == TD_F32 && !s->causal && !s->o_bshd && s->head_dim >= PRODUCTS_HEAD_DIM &&
+           s->seq_k % 4 == 0 && s->seq_k <= MOST_COLUMNS && s->seq * s->seq_k >= PRODUCTS_SCORES;
+}
+
+/* f32: 8 x 8 scores of a thread need 16 reads of shared memory for 256 multiplications, 4 x 8 24; accumulators
+ * for more than this would not fit 255 registers. bf16: a warp has 16 rows. */
+td_jit_kernels td_jit_kernels_of(const td_attention_shape *s)
+{
+    const int depth = depth_of(s);
+    const bool f32 = s->dtype == TD_F32;
+    td_jit_kernels k = {.products = by_products(s)};
+
+    if (k.products) {
+        const int64_t threads = (s->seq_k / GROUP + 31) / 32 * 32;
+
+        k.softmax_threads = threads < MOST_SOFTMAX_THREADS ? (int)threads : MOST_SOFTMAX_THREADS;
+        return k;
+    }
+    k.forward = tiling_of(s, s->seq, f32 && depth <= 64 ? 128 : 64, f32 && depth > 64 ? 32 : 64, 1);
+    k.backward = tiling_of(s, s->seq > s->seq_k ? s->seq : s->seq_k, f32 && depth <= 32 ? 128 : 64,
+                           depth > 64 ? 32 : 64, 2);
+    return k;
+}
+
+/** What scores are multiplied by to become exponents of 2, in two parts of f32, both positive: an infinite
+ * score keeps its sign. */
+static void split_scale(double scale, float *high, float *low)
+{
+    const double whole = scale * 1.4426950408889634;
+
+    *high = (float)whole;
+    if ((double)*high >= whole)
+        *high = nextafterf(*high, 0.0f);
+    *low = (float)(whole - (double)*high);
+}
+
+static char *softmax_source(const td_attention_shape *s, const td_jit_kernels *k)
+{
+    char *text = NULL;
+
+    if (asprintf(&text,
+                 "#define SEQ_K %" PRId64 "\n#define HEAD_DIM %" PRId64 "\n#define THREADS %d\n#define SCALE "
+                 "%a\n#line 1 \"softmax.cu\"\n%s",
+                 s->seq_k, s->head_dim, k->softmax_threads, (double)s->scale, td_jit_template_softmax) < 0)
+        text = NULL;
+    return text;
+}
+
+char *td_jit_kernels_source(const td_attention_shape *s)
+{
+    const td_jit_kernels k = td_jit_kernels_of(s);
+    float high, low;
+    char *text = NULL;
+
+    if (k.products)
+        return softmax_source(s, &k);
+    split_scale((double)s->scale, &high, &low);
+    if (asprintf(&text,
+                 "#define SEQ %" PRId64 "\n#define SEQ_K %" PRId64 "\n#define HEAD_DIM %" PRId64
+                 "\n#define CAUSAL %d\n#define ADD_1E6 %d\n#define SCALE %a\n#define HIGH %af\n#define LOW "
+                 "%af\n#define BF16 %d\n#define DEPTH %d\n#define ROWS (BACKWARD ? %d : %d)\n#define OTHERS "
+                 "(BACKWARD ? %d : %d)\n#define BACKWARD 0\nnamespace forward\n{\n#line 1 "
+                 "\"cuda.cu\"\n%s}\n#undef BACKWARD\n#define BACKWARD 1\nnamespace backward\n{\n#line 1 "
+                 "\"cuda.cu\"\n%s}\n",
+                 s->seq, s->seq_k, s->head_dim, s->causal, s->mask == TD_MASK_ADD_1E6, (double)s->scale,
+                 (double)high, (double)low, s->dtype == TD_BF16, depth_of(s), k.backward.rows, k.forward.rows,
+                 k.backward.others, k.forward.others, td_jit_template_cuda, td_jit_template_cuda) < 0)
+        text = NULL;
+    return text;
+}
