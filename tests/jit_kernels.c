@@ -4,6 +4,7 @@
 #include "attention/shape.h"
 #include "jit/compiler.h"
 #include "jit/kernels.h"
+#include "jit/nvrtc.h"
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
@@ -364,7 +365,7 @@ static void the_softmax_between_products_is_that_of_float64(void **state)
                              source, SUPPORT) > 0);
         piece built = build(text);
         const td_jit_softmax_arguments a = {.scores = p, .dscores = dp, .o_in = o, .dout = dout};
-        const td_jit_tiling t = {.threads = k.softmax_threads, .bytes = 128};
+        const td_jit_tiling t = {.threads = k.softmax_threads, .bytes = TD_JIT_SOFTMAX_BYTES};
         run(&built, "td_jit_softmax_forward", ROWS, &t, &a);
         td_assert_close("p", TD_F32, p, p_truth, count, 1e-6);
         run(&built, "td_jit_softmax_backward", ROWS, &t, &a);
@@ -402,6 +403,66 @@ static void tiles_fit_a_block(void **state)
             }
 }
 
+/* ---- NVRTC, which needs no GPU ---- */
+
+static void nvrtc_takes_every_source(void **state)
+{
+    static const int capabilities[] = {80, 90};
+    td_nvrtc nvrtc;
+
+    (void)state;
+    if (td_nvrtc_find(NULL, 90, &nvrtc) != TD_OK) {
+        print_message("%s\n", td_last_error());
+        skip();
+    }
+    assert_int_equal(strncmp(nvrtc.version, "NVRTC 1", 7), 0);
+    for (int i = 0; i < 2; i++) {
+        char identity[TD_SHA256_TEXT];
+
+        memcpy(identity, nvrtc.identity, sizeof identity);
+        td_assert_ok(td_nvrtc_find(nvrtc.path, capabilities[i], &nvrtc));
+        assert_int_equal(memcmp(identity, nvrtc.identity, sizeof identity) == 0,
+                         capabilities[i] == 90 && i == 0);
+        for (int each = 0; each < 4; each++) {
+            const td_attention_shape given = {.batch = 1,
+                                              .heads = 1,
+                                              .seq = 1024,
+                                              .head_dim = each < 2 ? 80 : 64,
+                                              .causal = each < 2,
+                                              .dtype = each % 2 ? TD_BF16 : TD_F32};
+            td_attention_shape s;
+            td_code code;
+
+            td_assert_ok(td_attention_shape_resolve(&given, &s));
+            char *const source = td_jit_kernels_source(&s);
+            assert_non_null(source);
+            td_assert_ok(td_nvrtc_build(&nvrtc, source, &code));
+            assert_true(code.bytes > 1000 && memcmp(code.data, "\177ELF", 4) == 0);
+            assert_non_null(memmem(code.data, code.bytes,
+                                   td_jit_kernels_of(&s).products ? "td_jit_softmax_backward"
+                                                                  : "td_jit_attention_backward_keys",
+                                   23));
+            td_code_free(&code);
+            free(source);
+        }
+    }
+    td_code code;
+    td_assert_refused(td_nvrtc_build(&nvrtc, "no C++ at all\n", &code), TD_LIBRARY_ERROR, "error: ");
+    td_assert_ok(td_nvrtc_find(NULL, 1, &nvrtc));
+    td_assert_refused(td_nvrtc_build(&nvrtc, "int x;\n", &code), TD_LIBRARY_ERROR,
+                      "NVRTC_ERROR_INVALID_OPTION");
+}
+
+static void nvrtc_that_is_missing_is_an_error(void **state)
+{
+    td_nvrtc nvrtc;
+
+    (void)state;
+    td_assert_refused(td_nvrtc_find("/no/such/libnvrtc.so", 90, &nvrtc), TD_LIBRARY_ERROR,
+                      "/no/such/libnvrtc.so");
+    td_assert_refused(td_nvrtc_find("libm.so.6", 90, &nvrtc), TD_LIBRARY_ERROR, "has no nvrtcVersion");
+}
+
 /** The system's, in less of a hurry to run than to be done. */
 static int find_compiler(void **state)
 {
@@ -432,6 +493,8 @@ int main(void)
         cmocka_unit_test(the_largest_tiles_give_the_same),
         cmocka_unit_test(the_softmax_between_products_is_that_of_float64),
         cmocka_unit_test(tiles_fit_a_block),
+        cmocka_unit_test(nvrtc_takes_every_source),
+        cmocka_unit_test(nvrtc_that_is_missing_is_an_error),
     };
 
     return cmocka_run_group_tests_name("jit, kernels", tests, find_compiler, lose_compiler);

@@ -9,7 +9,7 @@ static const td_jit_passes *passes_of(td_device_kind kind)
 {
     if (kind == TD_DEVICE_CPU)
         return &td_jit_cpu;
-#ifdef TANDEM_HAVE_NVRTC
+#ifdef TANDEM_HAVE_CUDA
     return &td_jit_cuda;
 #else
     return NULL;
@@ -29,9 +29,9 @@ static td_status resolve(td_device *dev, const td_attention_shape *shape, td_att
     TD_TRY(td_product("bytes of saved", 4, saved, &bytes));
     const td_jit_passes *const p = passes_of(td_device_kind_of(dev));
     if (!p)
-        status = td_fail(TD_UNSUPPORTED,
-                         "jit attention on %s: this build of tandem has no NVRTC (TANDEM_NVRTC=ON)",
-                         td_device_name(dev));
+        status =
+            td_fail(TD_UNSUPPORTED, "jit attention on %s: this build of tandem has no CUDA (TANDEM_CUDA=ON)",
+                    td_device_name(dev));
     else if (!(p->traits.dtypes & (1u << out->dtype)))
         status = td_fail(TD_UNSUPPORTED, "dtype is %s, jit attention on %s has %s", td_dtype_name(out->dtype),
                          p->device, p->dtypes);

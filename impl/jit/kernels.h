@@ -34,14 +34,18 @@ char *td_jit_kernels_source(const td_attention_shape *shape);
 typedef struct td_jit_arguments {
     const void *q, *k, *v, *o_in, *dout;
     void *o, *dq, *dk, *dv;
-    float *max, *inverse, *delta;
+    const float *max, *inverse; /* forward writes them */
+    float *delta;
     int heads, aligned, add_dq;
 } td_jit_arguments;
 
-/** As templates/softmax.cu has them. */
+/** As templates/softmax.cu has them; and its shared memory, forward. */
 typedef struct td_jit_softmax_arguments {
-    void *scores, *dscores;
+    const void *scores; /* forward writes it */
+    void *dscores;
     const void *o_in, *dout;
 } td_jit_softmax_arguments;
+
+enum { TD_JIT_SOFTMAX_BYTES = 128 };
 
 #endif

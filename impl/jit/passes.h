@@ -17,6 +17,6 @@ typedef struct td_jit_passes {
 } td_jit_passes;
 
 extern const td_jit_passes td_jit_cpu;
-extern const td_jit_passes td_jit_cuda; /* where TANDEM_HAVE_NVRTC is defined */
+extern const td_jit_passes td_jit_cuda; /* where TANDEM_HAVE_CUDA is defined */
 
 #endif
