@@ -91,7 +91,8 @@ if(TANDEM_HAVE_CUDA)
 endif()
 
 # NVRTC compiles attention when it is first called for a shape (impl/jit/). Nothing of it is needed here: the
-# library is loaded from where the loader looks, or in this build from where it was found. PyPI's package will do.
+# library is loaded from where the loader looks, or in this build from where it was found. PyPI's package will
+# do.
 find_library(TANDEM_NVRTC NAMES nvrtc libnvrtc.so.13 HINTS "${toolkit}/lib64" /usr/local/cuda/lib64 ${cublas_wheels}
              PATH_SUFFIXES lib)
 mark_as_advanced(TANDEM_NVRTC)

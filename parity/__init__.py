@@ -13,6 +13,7 @@ FLOORS = (
     "ops",
     "attention",
     "flash",
+    "jit",
     "transformer",
     "ddp",
     "shard",

@@ -93,7 +93,7 @@ static td_status go(const run *r)
 }
 
 /** The tensor of a block; what lies before it must still be poison. */
-static void *read(const run *r, int block)
+static void *fetch(const run *r, int block)
 {
     unsigned char *const data = td_gpu_read(gpu, r->blocks[block], r->bytes[block] + r->shift);
 
@@ -110,7 +110,7 @@ static void assert_near(const run *r, const td_attend_truth *truth)
     const td_attention_shape *const s = &r->host.shape;
 
     for (int i = O; i <= DV; i++) {
-        void *const data = read(r, i);
+        void *const data = fetch(r, i);
         const bool one_key = s->seq_k == 1 && (i == DQ || i == DK); /* whose gradients are 0 */
 
         if (!one_key)
@@ -204,13 +204,13 @@ static void o_may_lie_as_the_projection_reads_it(void **state)
         td_assert_ok(td_device_upload(gpu, moved.blocks[DOUT], dout, plain.bytes[DOUT]));
         td_assert_ok(go(&plain));
         td_assert_ok(go(&moved));
-        void *const there = read(&moved, O), *const here = read(&plain, O);
+        void *const there = fetch(&moved, O), *const here = fetch(&plain, O);
         td_attend_exchange(&shape, false, there, o);
         td_assert_identical("o", shape.dtype, o, here, plain.host.queries);
         free(there);
         free(here);
         for (int i = DQ; i <= DV; i++) {
-            void *const a = read(&plain, i), *const b = read(&moved, i);
+            void *const a = fetch(&plain, i), *const b = fetch(&moved, i);
             td_assert_identical("a gradient", shape.dtype, a, b,
                                 i == DQ ? plain.host.queries : plain.host.keys);
             free(a);
@@ -236,10 +236,10 @@ static void bits_repeat(void **state)
 
         td_assert_ok(go(&r));
         for (int i = O; i <= DV; i++)
-            first[i] = read(&r, i);
+            first[i] = fetch(&r, i);
         td_assert_ok(go(&r));
         for (int i = O; i <= DV; i++) {
-            void *const again = read(&r, i);
+            void *const again = fetch(&r, i);
             assert_memory_equal(first[i], again, r.bytes[i]);
             free(first[i]);
             free(again);

@@ -1,5 +1,5 @@
-/* The kernels that jit/ has for CUDA, run by the C compiler on the host (support/emulate.h): their answers for
- * every kind of tile, without a GPU. */
+/* The kernels that jit/ has for CUDA, run by the C compiler on the host (support/emulate.h): their answers
+ * for every kind of tile, without a GPU. */
 #include "attention/attention.h"
 #include "attention/shape.h"
 #include "jit/compiler.h"
@@ -289,7 +289,8 @@ static void attend(const td_attention_shape *shape, int aligned)
 
 static void attention_is_that_of_float64(void **state)
 {
-    /* Tiles: one, both sides of it, several with a tail; every width of the outputs; other keys than queries. */
+    /* Tiles: one, both sides of it, several with a tail; every width of the outputs; other keys than
+     * queries. */
     static const td_attention_shape shapes[] = {
         {.batch = 1, .heads = 2, .seq = 40, .head_dim = 16},
         {.batch = 2, .heads = 1, .seq = 65, .head_dim = 64, .causal = true},

@@ -33,13 +33,14 @@ SIDES = ["c", "torch_eager"]
 IMPLS = {
     "ops": ["c", "torch_eager", "torch_compile", "torch_library"],
     "flash": ["c", "c_naive", "torch_eager", "torch_flash", "torch_cudnn", "torch_efficient"],
+    "jit": ["c", "torch_eager", "torch_compile"],
     "transformer": ["c", "c_graph", "torch_eager", "torch_eager_f32", "torch_eager_seed"],
     "bench": ["c", "c_graph", "c_graph_overlap", "torch_eager", "torch_compile", "torch_compile_graph"],
 }
 VALUES = """tokens flops account_mib saved_mib matrix_mib flash_mib forward_peak_mib backward_peak_mib end_16_gib
 end_24_gib
 end_80_gib bytes largest mean product_tflops copy_gb_s floor_products floor_attention floor_optimizer floor_rest
-furthest_grad_rel_l2 furthest_weight_rel_l2""".split()
+furthest_grad_rel_l2 furthest_weight_rel_l2 swapped compile_ms find_ms""".split()
 
 
 class PagesTest(unittest.TestCase):

@@ -6,7 +6,7 @@ import unittest
 import torch
 import torch.nn.functional as F
 
-from ref import accounting, attention, bench, flash, memory, ops, precision, transformer
+from ref import accounting, attention, bench, flash, jit, memory, ops, precision, transformer
 
 
 def seeded(name: str) -> torch.Generator:
@@ -168,6 +168,15 @@ class RefTest(unittest.TestCase):
         self.same(gradients(lambda *qkv: flash.flash(*qkv, **options, **tiles)[0], q, k, v), theirs)
         lse = flash.flash(q, k, v, **options, **tiles)[1]
         self.same([lse], [attention.logsumexp(q, k, **options)])
+
+    def test_compiled_attention(self):
+        q, k, v = (normal(name, 2, 1, 24, 16) for name in "qkv")
+        for causal in (False, True):
+            compiled = jit.Compiled(causal)
+            self.assertIsNone(compiled.swapped)
+            theirs = gradients(lambda *qkv, causal=causal: attention.attention(*qkv, causal), q, k, v)
+            self.same(gradients(compiled, q, k, v), theirs)
+            self.assertGreaterEqual(compiled.swapped, 0)
 
     def test_products_in_tf32(self):
         ulp = 2.0**-10

@@ -1,5 +1,5 @@
-/** Internal to impl/: what modules keep with a device, such as the handles of a library or compiled code. It is
- * made when it is first needed and goes with the device.
+/** Internal to impl/: what modules keep with a device, such as the handles of a library or compiled code. It
+ * is made when it is first needed and goes with the device.
  *
  * Each user has a key of its own, the address of something that it alone has, so that none has to know the
  * others. */

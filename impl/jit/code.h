@@ -17,7 +17,8 @@ typedef struct td_maker {
     void (*unload)(td_device *dev, void *loaded);
 } td_maker;
 
-/** What the code of a shape is made from, in memory of malloc: the constants of the shape and the template. */
+/** What the code of a shape is made from, in memory of malloc: the constants of the shape and the
+ * template. */
 typedef char *(*td_write_source)(const td_attention_shape *shape);
 
 /** *loaded = the code of a resolved shape, batch and heads aside; it is valid until the device is closed. */

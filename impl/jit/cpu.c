@@ -72,7 +72,7 @@ static layout layout_of(const td_attention_shape *s)
     l.query_tiles = parts_of(s->seq, l.tile_q);
     l.key_tiles = parts_of(s->seq_k, l.tile_k);
     l.rows = l.depth * l.tile_q;
-    l.prepared = 2 * s->head_dim * l.tile_q + 2 * l.rows + 2 * l.tile_q;
+    l.prepared = 2 * s->head_dim * l.tile_q + 2 * l.rows + 3 * l.tile_q;
     const int64_t scores = l.tile_k * l.tile_q, keys = l.tile_k * l.depth;
     l.forward = 3 * l.tile_q + s->head_dim * l.tile_q + scores + l.rows + 2 * keys;
     l.backward = 2 * scores + 4 * keys;

@@ -4,13 +4,13 @@
  *
  * On the CPU the system's C compiler makes one function a pass, an online softmax over tiles; on CUDA NVRTC
  * makes kernels of the same, one launch forward and two backward. Where nothing is masked, heads are wide and
- * sequences long, f32 products of such tiles gain nothing on a GPU: there cuBLASLt multiplies, and the softmax
- * between the products is what is compiled.
+ * sequences long, f32 products of such tiles gain nothing on a GPU: there cuBLASLt multiplies, and the
+ * softmax between the products is what is compiled.
  *
  * Code is compiled when a shape is first met, which takes a tenth of a second or more: td_jit_prepare does
- * that ahead, and has to before a graph is captured. It stays in memory until the device is closed, and, where
- * td_jit_configure names a folder, on disk under a hash of all that it follows from: source, options, processor
- * or GPU, the compiler's path and version. Batch and heads are no constants. */
+ * that ahead, and has to before a graph is captured. It stays in memory until the device is closed, and,
+ * where td_jit_configure names a folder, on disk under a hash of all that it follows from: source, options,
+ * processor or GPU, the compiler's path and version. Batch and heads are no constants. */
 #ifndef TD_JIT_JIT_H
 #define TD_JIT_JIT_H
 
@@ -20,7 +20,8 @@ TD_BEGIN_DECLS
 
 typedef struct td_jit_options {
     /* On the CPU a compiler that is called as gcc and clang are: a path, or a name looked for in the system's
-     * own folders; NULL: "cc". On CUDA the library NVRTC, by its path; NULL: the one that the loader finds. */
+     * own folders; NULL: "cc". On CUDA the library NVRTC, by its path; NULL: the one that the loader
+     * finds. */
     const char *compiler;
     /* The folder of compiled code, which is made where it is not there; NULL: none, and nothing outlives the
      * device. Who can write to it can have code run: entries of other users are not read. */
@@ -55,7 +56,8 @@ TD_API td_status td_jit_prepare(td_device *dev, const td_attention_shape *shape)
 /** Of attention with a causal mask, where no shape saves P. TD_BAD_ARGUMENT: NULL, no td_device_kind. */
 TD_API td_status td_jit_describe(td_device_kind kind, td_attention_traits *out);
 
-/** Compiles nothing. A size holds for any number of threads, also one set later. TD_UNSUPPORTED as forward. */
+/** Compiles nothing. A size holds for any number of threads, also one set later. TD_UNSUPPORTED as
+ * forward. */
 TD_API td_status td_jit_sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out);
 
 /** Forward.
@@ -64,14 +66,14 @@ TD_API td_status td_jit_sizes(td_device *dev, const td_attention_shape *shape, t
  *          it is scaled), and 1 / the sum of its exponentials relative to that; where cuBLASLt multiplies P,
  *          [batch, heads, seq, seq_k]
  *
- * The first call for a shape compiles, with the errors of td_jit_prepare. TD_UNSUPPORTED: head_dim above 256 on
- * the CPU or 128 on CUDA, a dtype other than f32 and bf16, tf32. Forward's bits are the same every time, and on
- * the CPU for any number of threads. work may be NULL where td_jit_sizes says 0. */
+ * The first call for a shape compiles, with the errors of td_jit_prepare. TD_UNSUPPORTED: head_dim above 256
+ * on the CPU or 128 on CUDA, a dtype other than f32 and bf16, tf32. Forward's bits are the same every time,
+ * and on the CPU for any number of threads. work may be NULL where td_jit_sizes says 0. */
 TD_API td_status td_jit_forward(td_device *dev, const td_attention_shape *shape, const void *q, const void *k,
                                 const void *v, void *o, void *saved, void *work);
 
-/** Backward, with the formulas of attention.h. P is computed again from the scores, unless it was saved. On CUDA
- * in f32 dQ is added up in whatever order blocks come, unless the shape is deterministic. */
+/** Backward, with the formulas of attention.h. P is computed again from the scores, unless it was saved. On
+ * CUDA in f32 dQ is added up in whatever order blocks come, unless the shape is deterministic. */
 TD_API td_status td_jit_backward(td_device *dev, const td_attention_shape *shape, const void *q,
                                  const void *k, const void *v, const void *o, const void *dout,
                                  const void *saved, void *dq, void *dk, void *dv, void *work);

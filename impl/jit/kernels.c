@@ -49,8 +49,8 @@ static bool by_products(const td_attention_shape *s)
            s->seq_k % 4 == 0 && s->seq_k <= MOST_COLUMNS && s->seq * s->seq_k >= PRODUCTS_SCORES;
 }
 
-/* f32: 8 x 8 scores of a thread need 16 reads of shared memory for 256 multiplications, 4 x 8 24; accumulators
- * for more than this would not fit 255 registers. bf16: a warp has 16 rows. */
+/* f32: 8 x 8 scores of a thread need 16 reads of shared memory for 256 multiplications, 4 x 8 24;
+ * accumulators for more than this would not fit 255 registers. bf16: a warp has 16 rows. */
 td_jit_kernels td_jit_kernels_of(const td_attention_shape *s)
 {
     const int depth = depth_of(s);

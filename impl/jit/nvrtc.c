@@ -26,7 +26,8 @@ static void *load(const char *name)
     return loaded;
 }
 
-/** NVRTC loads its own functions by name when it compiles, and PyPI's does not say that they are beside it. */
+/** NVRTC loads its own functions by name when it compiles, and PyPI's does not say that they are beside
+ * it. */
 static void load_builtins(const td_nvrtc *nvrtc, int major, int minor)
 {
     const char *const end = strrchr(nvrtc->path, '/');
@@ -74,7 +75,8 @@ td_status td_nvrtc_find(const char *name, int capability, td_nvrtc *out)
 
     if (!loaded) {
         status =
-            td_fail(TD_LIBRARY_ERROR, "no NVRTC (libnvrtc.so.13), which jit attention on cuda is compiled by: %s", dlerror());
+            td_fail(TD_LIBRARY_ERROR,
+                    "no NVRTC (libnvrtc.so.13), which jit attention on cuda is compiled by: %s", dlerror());
         goto cleanup;
     }
     TD_TRY(find_functions(loaded, &n));

@@ -1,4 +1,5 @@
-/** Internal to jit/: NVIDIA's run-time compiler. It is looked for when it is first needed, and needs no GPU. */
+/** Internal to jit/: NVIDIA's run-time compiler. It is looked for when it is first needed, and needs no
+ * GPU. */
 #ifndef TD_JIT_NVRTC_H
 #define TD_JIT_NVRTC_H
 

@@ -1,6 +1,6 @@
-/** Internal to jit/: the folder of compiled code. An entry is a file that begins with its key and the checksum
- * of what follows; it is written beside its place and renamed, so that processes which write the same one at
- * once leave a whole one. */
+/** Internal to jit/: the folder of compiled code. An entry is a file that begins with its key and the
+ * checksum of what follows; it is written beside its place and renamed, so that processes which write the
+ * same one at once leave a whole one. */
 #ifndef TD_JIT_STORE_H
 #define TD_JIT_STORE_H
 

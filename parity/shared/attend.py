@@ -5,7 +5,7 @@ import torch
 from parity.core import Side, equal
 
 # C's ways to attend, by the prefix of their functions.
-WAYS = {"naive": "td_attention_naive", "flash": "td_flash"}
+WAYS = {"naive": "td_attention_naive", "flash": "td_flash", "jit": "td_jit"}
 GRADIENTS = ("dq", "dk", "dv")
 
 

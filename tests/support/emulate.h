@@ -1,7 +1,7 @@
-/** Stands ahead of a template of jit/ for CUDA, so that a C compiler makes it run on the host: each thread of a
- * block has a stack of its own and runs until a barrier. What CUDA has beyond C is here as its manual defines
- * it: shuffles, matrices from shared memory, products of tensor cores, asynchronous copies (done at once).
- * Behind the template comes emulate_end.h. */
+/** Stands ahead of a template of jit/ for CUDA, so that a C compiler makes it run on the host: each thread of
+ * a block has a stack of its own and runs until a barrier. What CUDA has beyond C is here as its manual
+ * defines it: shuffles, matrices from shared memory, products of tensor cores, asynchronous copies (done at
+ * once). Behind the template comes emulate_end.h. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -168,7 +168,8 @@ static unsigned pack(float low, float high)
     return emulated_narrow(low) | emulated_narrow(high) << 16;
 }
 
-/** Register i of A has row g + 8 (i % 2) and columns 2t + 8 (i / 2) on; of B, rows 2t + 8 i on of column g. */
+/** Register i of A has row g + 8 (i % 2) and columns 2t + 8 (i / 2) on; of B, rows 2t + 8 i on of column
+ * g. */
 static void multiply_tile(float *top, float *low, const unsigned a[4], unsigned b0, unsigned b1)
 {
     static unsigned b[EMULATED_MOST][2];

@@ -25,7 +25,7 @@ enum {
     /* The floats of a tile of queries as prepare leaves them for backward. */
     COLUMNS = HEAD_DIM * TILE_Q,
     ROWS = DEPTH * TILE_Q,
-    PREPARED = 2 * COLUMNS + 2 * ROWS + 2 * TILE_Q,
+    PREPARED = 2 * COLUMNS + 2 * ROWS + 3 * TILE_Q,
     /* Rows of K and V are read where they lie, if they are f32 and vectors end where rows do. */
     IN_PLACE = !BF16 && HEAD_DIM == DEPTH
 };
@@ -246,13 +246,11 @@ INLINE const float *rows_of(const element *data, integer first, float *room)
 }
 
 /** dst [HEAD_DIM, TILE_Q] = factor src^T, zeros behind the last row. */
-INLINE void columns_of(const element *src, integer count, integer pitch, double factor, const float *by,
-                       float *dst)
+INLINE void columns_of(const element *src, integer count, integer pitch, double factor, float *dst)
 {
     for (int i = 0; i < HEAD_DIM; i++)
         for (integer c = 0; c < TILE_Q; c++)
-            dst[i * TILE_Q + c] =
-                c < count ? (float)(factor * (double)widen(src[c * pitch + i])) * (by ? by[c] : 1.0f) : 0.0f;
+            dst[i * TILE_Q + c] = c < count ? (float)(factor * (double)widen(src[c * pitch + i])) : 0.0f;
 }
 
 /** Hides what the mask hides, and keys behind the last. */
@@ -327,7 +325,7 @@ void td_jit_forward(const head *h, integer tile, float *scratch)
     float *const o = scores + TILE_K * TILE_Q, *const k_room = o + ROWS,
                  *const v_room = k_room + TILE_K * DEPTH;
 
-    columns_of(h->q + first * HEAD_DIM, count, HEAD_DIM, SCALE * LOG2E, 0, query);
+    columns_of(h->q + first * HEAD_DIM, count, HEAD_DIM, SCALE * LOG2E, query);
     for (int c = 0; c < TILE_Q; c++) {
         max[c] = -INFINITE;
         sum[c] = 0.0f;
@@ -342,40 +340,40 @@ void td_jit_forward(const head *h, integer tile, float *scratch)
         add_queries(scores, v, o, alpha);
     }
     for (integer r = 0; r < count; r++) {
-        const float inverse = 1.0f / sum[r];
-
         h->max[first + r] = max[r];
-        h->inverse[first + r] = inverse;
+        h->inverse[first + r] = 1.0f / sum[r];
+        /* Times the inverse a row would have its rounding in common, and D = rowsum(dO * O) all of it. */
         for (int i = 0; i < HEAD_DIM; i++)
-            h->o[(first + r) * h->o_pitch + i] = narrow(o[r * DEPTH + i] * inverse);
+            h->o[(first + r) * h->o_pitch + i] = narrow(o[r * DEPTH + i] / sum[r]);
     }
 }
 
 /* ---- backward ---- */
 
-/** A tile of queries as backward reads it, with dO divided by the sums: P is then 2^(S - max) alone. */
+/** A tile of queries as backward reads it. */
 void td_jit_prepare(const head *h, integer tile, float *scratch)
 {
     const integer first = tile * TILE_Q, count = least(TILE_Q, SEQ - first);
     float *const query = h->prepared + tile * PREPARED, *const dout = query + COLUMNS;
     float *const q_rows = dout + COLUMNS, *const dout_rows = q_rows + ROWS;
-    float *const max = dout_rows + ROWS, *const delta = max + TILE_Q;
-    const float *const inverse = h->inverse + first;
+    float *const max = dout_rows + ROWS, *const inverse = max + TILE_Q, *const delta = inverse + TILE_Q;
     const element *const from = h->dout + first * h->o_pitch;
     float *const o = scratch;
 
-    columns_of(h->q + first * HEAD_DIM, count, HEAD_DIM, SCALE * LOG2E, 0, query);
-    columns_of(from, count, h->o_pitch, 1.0, inverse, dout);
-    columns_of(h->o_in + first * h->o_pitch, count, h->o_pitch, 1.0, 0, o);
+    columns_of(h->q + first * HEAD_DIM, count, HEAD_DIM, SCALE * LOG2E, query);
+    columns_of(from, count, h->o_pitch, 1.0, dout);
+    columns_of(h->o_in + first * h->o_pitch, count, h->o_pitch, 1.0, o);
     for (integer r = 0; r < TILE_Q; r++)
         for (int i = 0; i < DEPTH; i++) {
             const int there = r < count && i < HEAD_DIM;
             q_rows[r * DEPTH + i] =
                 there ? (float)(SCALE * (double)widen(h->q[(first + r) * HEAD_DIM + i])) : 0.0f;
-            dout_rows[r * DEPTH + i] = there ? widen(from[r * h->o_pitch + i]) * inverse[r] : 0.0f;
+            dout_rows[r * DEPTH + i] = there ? widen(from[r * h->o_pitch + i]) : 0.0f;
         }
-    for (integer c = 0; c < TILE_Q; c++)
+    for (integer c = 0; c < TILE_Q; c++) {
         max[c] = c < count ? h->max[first + c] : 0.0f;
+        inverse[c] = c < count ? h->inverse[first + c] : 0.0f;
+    }
     /* D = rowsum(dO * O), each sum in the order in which scores_of makes dP = dO V^T: where one key has all
      * of the weight, O is its row of V, and dP - D is 0 as it should be. */
     for (int begin = 0; begin < HEAD_DIM; begin += RUN) {
@@ -391,16 +389,17 @@ void td_jit_prepare(const head *h, integer tile, float *scratch)
     }
 }
 
-/** S^T to P^T, times the sums, and dP^T to dS^T. */
+/** S^T to P^T, and dP^T to dS^T. */
 static __attribute__((noinline)) void gradients(float *scores, float *dp, const float *max,
-                                                const float *delta)
+                                                const float *inverse, const float *delta)
 {
     for (int c = 0; c < TILE_Q; c += LANES) {
-        const vector shift = *(const vector *)(max + c), d = *(const vector *)(delta + c);
+        const vector shift = *(const vector *)(max + c), part = *(const vector *)(inverse + c);
+        const vector d = *(const vector *)(delta + c);
 
         for (int r = 0; r < TILE_K; r++) {
             vector *const s = (vector *)(scores + r * TILE_Q + c), *const g = (vector *)(dp + r * TILE_Q + c);
-            const vector p = exp2_of(*s - shift);
+            const vector p = exp2_of(*s - shift) * part;
 
             *s = p;
             *g = p * (*g - d);
@@ -435,13 +434,13 @@ void td_jit_backward(const head *h, integer part, float *scratch)
         for (integer i = CAUSAL ? key / TILE_Q : 0; i < QUERY_TILES; i++) {
             const float *const query = h->prepared + i * PREPARED, *const dout = query + COLUMNS;
             const float *const q_rows = dout + COLUMNS, *const dout_rows = q_rows + ROWS;
-            const float *const max = dout_rows + ROWS, *const delta = max + TILE_Q;
+            const float *const max = dout_rows + ROWS, *const inverse = max + TILE_Q;
             float *const dq = h->partial + (part * QUERY_TILES + i) * ROWS;
 
             scores_of(k, query, scores, 0);
             scores_of(v, dout, dp, 0);
             hide(scores, key, i * TILE_Q);
-            gradients(scores, dp, max, delta);
+            gradients(scores, dp, max, inverse, inverse + TILE_Q);
             add_keys(scores, dout_rows, dv, 0);
             add_keys(dp, q_rows, dk, 0);
             if (tile == part)

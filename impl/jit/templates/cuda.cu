@@ -10,8 +10,8 @@
  *   BACKWARD            0 or 1: which pass this is
  *
  * Both arithmetics have the same loops: ACROSS neighbouring threads share R rows each of a tile of scores, a
- * thread has N columns of it, and C columns of the outputs. How these lie is the business of row_of, column_of
- * and depth_of alone. */
+ * thread has N columns of it, and C columns of the outputs. How these lie is the business of row_of,
+ * column_of and depth_of alone. */
 
 #if BF16
 typedef unsigned short element;
@@ -545,15 +545,21 @@ KERNEL(td_jit_attention_forward)
 #pragma unroll
     for (int r = 0; r < R; r++) {
         const int row = first + row_of(r);
-        const float inverse = 1.0f / sum_across(sum[r]);
+        const float all = sum_across(sum[r]);
 
         if (SEQ % ROWS != 0 && row >= SEQ)
             continue;
         if (thread_index() % ACROSS == 0) {
             a.max[head * SEQ + row] = max[r];
-            a.inverse[head * SEQ + row] = inverse;
+            a.inverse[head * SEQ + row] = 1.0f / all;
         }
-        store_row(a.o + o_start(&a, head) + (integer)row * pitch, o[r], inverse, a.aligned);
+        /* Times the inverse a row would have its rounding in common, and D = rowsum(dO * O) all of it. */
+        if (!BF16) {
+#pragma unroll
+            for (int c = 0; c < C; c++)
+                o[r][c] = o[r][c] / all;
+        }
+        store_row(a.o + o_start(&a, head) + (integer)row * pitch, o[r], BF16 ? 1.0f / all : 1.0f, a.aligned);
     }
 }
 #else

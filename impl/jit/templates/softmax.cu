@@ -1,6 +1,6 @@
 /* The softmax of attention whose products are a library's: rows of P in the place of scores, and of dS in the
- * place of dP. impl/jit/kernels.c puts the constants ahead of this text and gives it to NVRTC. In f32, without
- * a mask; a block has a row.
+ * place of dP. impl/jit/kernels.c puts the constants ahead of this text and gives it to NVRTC. In f32,
+ * without a mask; a block has a row.
  *
  *   SEQ_K     columns, a multiple of 4      THREADS  of a block, a multiple of 32
  *   HEAD_DIM  columns of o and dout         SCALE    of the scores

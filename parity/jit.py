@@ -1,0 +1,262 @@
+"""Attention compiled at run time for its shape, in C and by torch.compile: answers, times, and the first call."""
+
+import numpy as np
+import pandas as pd
+
+from parity.core import Case, geomean, grid
+from parity.core.view import number
+from parity.shared import attend
+from parity.shared.pages import error_answer, errors_by, ranged, units_of, valued
+from ref import attention as ref
+from ref import jit
+
+DELIVERABLES = {"torch_compile (a)": "Attention compiled for its shape, and what compiling it takes"}
+
+DTYPES = ["f32", "bf16"]
+HEAD_DIMS = [16, 32, 64, 128]
+HEAD_DIM = 64  # of curves, and of tables of one head size
+SEQS = {
+    "cpu": {"quick": [256, 1024], "full": [256, 1024, 4096]},
+    "cuda": {"quick": [256, 1024, 4096], "full": [256, 1024, 4096, 8192, 16384]},
+}
+BATCH = 8  # the handout's, without a head dimension
+PASSES = ("forward", "backward")
+MOST = 1.1  # of torch.compile's time that any cell may take
+# A fused attention that the compiler recognises has its own arithmetic; every backward has a forward of its
+# own before it, untimed, so that buffers may be given away.
+CONFIG = {"torch_compile": {"mode": "default", "dynamic": False, "caches": False}}
+
+
+def cases(profile, device):
+    for shape in [
+        dict(batch=2, heads=3, seq=16, head_dim=16),
+        dict(batch=1, heads=2, seq=127, head_dim=64),
+        dict(batch=2, heads=2, seq=129, head_dim=80),
+        dict(batch=1, heads=4, seq=37, seq_k=101, head_dim=33),
+        dict(batch=1, heads=2, seq=300, head_dim=128),
+    ]:
+        for keys in grid(causal=[False, True], dtype=DTYPES):
+            yield judged_case(device, **shape, **keys)
+    if device == "cuda":  # the largest tiles, and products by cuBLASLt
+        for shape in [dict(seq=2048, head_dim=32), dict(seq=1024, head_dim=64), dict(seq=1024, head_dim=128)]:
+            yield judged_case(device, batch=1, heads=2, **shape, causal=False, dtype="f32")
+    for keys in grid(seq=SEQS[device][profile], head_dim=HEAD_DIMS, phase=PASSES):
+        yield grid_case(profile, device, **keys)
+
+
+def judged_case(device, **keys):
+    return Case("torch_compile", seconds=1.0 if device == "cpu" else 4.0, **keys, mask="inf")
+
+
+def grid_case(profile, device, seq, head_dim, phase):
+    """A point of the handout's grid: 100 calls as it asks, fewer where they take minutes on a CPU."""
+    matrix = 4 * BATCH * seq**2  # bytes of a score matrix: how a case is run, not what it reports
+    keys = dict(batch=BATCH, heads=1, seq=seq, head_dim=head_dim, dtype="f32", causal=False, mask="inf")
+    if device == "cuda":
+        repeats = 20 if profile == "quick" else 100
+        seconds = 8 + repeats * matrix / 2**33 * (0.3 if phase == "backward" else 0.1)
+        how = dict(seconds=seconds, repeats=repeats, in_turn=matrix >= 2**33, stage=3)
+    else:
+        repeats = (20 if profile == "quick" else 100) if seq <= 1024 else 3
+        seconds = 8 + (repeats + 3) * (5 if phase == "backward" else 2) * max(matrix, 2**23) / 2**28
+        how = dict(seconds=seconds, repeats=repeats, alone=matrix >= 2**28)
+    return Case("torch_compile", measure="time memory", config=CONFIG, **how, **keys, **{"pass": phase})
+
+
+def run(case, draw, c):
+    return timed_sides(case, draw, c) if "time" in case.measure else error_sides(case, draw, c)
+
+
+def error_sides(case, draw, c):
+    """Forward and backward in one case: o and three gradients."""
+    q, k, v, dout = tensors = attend.inputs(case, draw)
+
+    def eager(q, k, v, dout):
+        return attend.by_autograd(lambda *qkv: ref.attention(*qkv, case.causal), q, k, v, dout)
+
+    return {
+        "c": judged(case, draw, c, tensors),
+        "torch_eager": lambda: eager(q, k, v, dout),
+        "truth": lambda: eager(q.double(), k.double(), v.double(), dout.double()),
+    }
+
+
+def judged(case, draw, c, tensors):
+    """C's forward and backward into poisoned outputs. What forward saves is its own."""
+    q, k, v, dout = tensors
+    outputs = {"o": draw.poisoned(q.shape, case.dtype)}
+    outputs |= {
+        name: draw.poisoned(x.shape, case.dtype) for name, x in zip(attend.GRADIENTS, (q, k, v), strict=True)
+    }
+    desc = c.struct("td_attention_shape", case)
+    sizes = c.value("td_jit_sizes", c.device, desc)
+    saved, *work = (c.work(nbytes) for nbytes in (sizes.saved, sizes.forward_work, sizes.backward_work))
+    o, *grads = outputs.values()
+
+    def call():
+        c.td_jit_forward(c.device, desc, q, k, v, o, saved, work[0])
+        c.td_jit_backward(c.device, desc, q, k, v, o, dout, saved, *grads, work[1])
+        return outputs
+
+    return call
+
+
+def timed_sides(case, draw, c):
+    tensors = attend.inputs(case, draw)
+    phase = case["pass"]
+    tandem = attend.TandemAttention(case, c, "jit", tensors, fleeting=case.alone)
+    eager = attend.Eager(lambda *qkv: ref.attention(*qkv, case.causal), tensors)
+    compiled = jit.Compiled(case.causal)
+    found = attend.account(case, c, 1)
+    flops = found.forward_flops if phase == "forward" else found.backward_flops_naive
+
+    def compiling():
+        info = c.value("td_jit_info_of", c.device)
+        return {"values": {"compile_ms": info.compile_ms, "find_ms": info.find_ms}}
+
+    def swapping():
+        return {"values": {"swapped": compiled.swapped}} if compiled.swapped is not None else {}
+
+    return {
+        "c": tandem.side(phase, flops=flops, record=compiling),
+        "torch_eager": eager.side(phase, flops=flops),
+        "torch_compile": attend.Eager(compiled, tensors).side(phase, flops=flops, record=swapping),
+    }
+
+
+# ---- the page ----
+
+HOW_LONG = "How long do forward and backward take, compiled for their shape?"
+FIRST = "What does the first call for a shape take?"
+
+
+def report(page, records):
+    timed = type(records)(record for record in records.records if "pass" in record["case"])
+    page.question(HOW_LONG)
+    faster, figure = report_times(page, timed)
+    page.question(FIRST)
+    first = report_first(page, timed)
+    page.question("Does compiled attention, forward and backward, give PyTorch's answers?")
+    held, errors = error_answer(records)
+    page.text(held)
+    page.table(errors_by(records, ["causal", "dtype"]), "errors")
+    said = [words for words in (faster, first) if words]
+    page.answer("torch_compile (a)", " ".join(said or [held]), figure or errors, HOW_LONG)
+
+
+def report_times(page, timed):
+    """The tables and the plot; the sentences of the answer, and its figure."""
+    table = table_of(timed)
+    few = table[table["head_dim"] == HEAD_DIM].drop(columns="head_dim") if len(table) else table
+    sides = [f"{impl} {phase}" for phase in PASSES for impl in ("c", "torch_eager", "torch_compile")]
+    page.table(few, "times", units=units_of(few, sides, "ms"))
+    page.table(table, "times_by_head_dim", units=units_of(table, sides, "ms"))
+    page.plot(
+        "time",
+        {phase: curves_of(timed.only(head_dim=HEAD_DIM, **{"pass": phase})) for phase in PASSES},
+        x="seq",
+        y="ms",
+        title=f"Attention, batch {BATCH}, head_dim {HEAD_DIM}, f32",
+    )
+    swapped = swapped_cells(timed)
+    page.method(
+        f"Batch {BATCH}, one head, no mask, f32; the table on this page has head_dim {HEAD_DIM}. torch_eager and "
+        "torch_compile run the same formula with its scores in memory. Before each timed backward there is a forward "
+        "that is not timed, for compiled backward gives its buffers away. No time has compiling in it. "
+        + (
+            f"In {len(swapped)} cells, marked with *, torch.compile put a fused attention of PyTorch's in the "
+            "formula's place."
+            if swapped
+            else "Where torch.compile puts a fused attention in the formula's place a cell is marked with *: it did "
+            "nowhere."
+        )
+    )
+    return times_answer(timed)
+
+
+def swapped_cells(timed):
+    """The cases, by their keys, in which the compiler swapped the formula for a fused attention."""
+    rows = valued(timed, "torch_compile")
+    return {(row["seq"], row["head_dim"], row["pass"]) for row in rows if row.get("swapped")}
+
+
+def table_of(timed):
+    """A row a shape: times of both passes and the sides, and C's over compiled PyTorch's."""
+    swapped, rows = swapped_cells(timed), {}
+    for record in timed.records:
+        case = record["case"]
+        key = (case["seq"], case["head_dim"])
+        row = rows.setdefault(key, {"seq": key[0], "head_dim": key[1]})
+        row[f"{record['impl']} {case['pass']}"] = (
+            record["ms"]["median"] if "ms" in record else record["status"]
+        )
+        if (*key, case["pass"]) in swapped:
+            row[f"{case['pass']} swapped"] = "*"
+    order = ["seq", "head_dim"]
+    for phase in PASSES:
+        for row in rows.values():
+            mine, theirs = (row.get(f"{impl} {phase}") for impl in ("c", "torch_compile"))
+            if isinstance(mine, float) and isinstance(theirs, float) and theirs > 0:
+                row[f"c / torch_compile {phase}"] = mine / theirs
+        order += [f"{impl} {phase}" for impl in ("c", "torch_eager", "torch_compile")]
+        order += [f"c / torch_compile {phase}", f"{phase} swapped"]
+    table = pd.DataFrame([rows[key] for key in sorted(rows)])
+    return table[[name for name in order if name in table]] if len(table) else table
+
+
+def curves_of(points):
+    curves = {}
+    for impl in points.impls():
+        seqs = points.only(impl=impl).values("seq")
+        values = [points.value("ms", impl=impl, seq=seq) for seq in seqs]
+        curves[impl] = (seqs, [None if value != value else value for value in values])
+    return curves
+
+
+def times_answer(timed):
+    ratios = {phase: timed.only(**{"pass": phase}).ratio("ms", "torch_compile") for phase in PASSES}
+    if not all(map(len, ratios.values())):
+        return "", ""
+    eager = [timed.only(**{"pass": phase}).ratio("ms", impl="torch_compile") for phase in PASSES]
+    together = np.concatenate(list(ratios.values()))
+    middle, above = float(np.median(together)), int((together > MOST).sum())
+    beyond = f"{above} of {len(together)} cells are above {MOST}" if above else f"no cell is above {MOST}"
+    gain = ""
+    if all(map(len, eager)):
+        gain = (
+            f" Compiling takes PyTorch's own to {geomean(eager[0]):.2f} of eager's time forward and "
+            f"{geomean(eager[1]):.2f} backward, in the geometric mean."
+        )
+    return (
+        f"C's compiled attention takes {ranged(ratios['forward'])} times torch.compile's time forward and "
+        f"{ranged(ratios['backward'])} backward, {middle:.2f} in the median cell, and {beyond}.{gain}"
+    ), f"{middle:.2f} x torch.compile's time in the median cell"
+
+
+def report_first(page, timed):
+    """The first call of each side, compiling included; the sentence of the answer."""
+    rows, first = [], {}
+    for impl in timed.impls():
+        for phase in PASSES:
+            found = [r for r in timed.only(impl=impl, **{"pass": phase}).records if "first_ms" in r]
+            calls = [r["first_ms"] for r in found]
+            if not calls:
+                continue
+            first.setdefault(impl, []).extend(calls)
+            row = {"side": impl, "pass": phase, "cells": len(calls), "median": float(np.median(calls))}
+            row |= {"shortest": min(calls), "longest": max(calls)}
+            compiling = [ms for ms in (number(r, "values.compile_ms") for r in found) if ms is not None]
+            rows.append(row | ({"of it compiling": float(np.median(compiling))} if compiling else {}))
+    frame = pd.DataFrame(rows)
+    page.table(
+        frame, "first", units=units_of(frame, ("median", "shortest", "longest", "of it compiling"), "ms")
+    )
+    page.text(
+        "The host's time of the very first call for a shape, where nothing was kept from another process; for the "
+        "backward pass with its forward. A folder of compiled code, which `tandem jit --cache` names, makes C's a load "
+        "of some milliseconds."
+    )
+    if not first.get("c") or not first.get("torch_compile"):
+        return ""
+    mine, theirs = (float(np.median(first[impl])) / 1e3 for impl in ("c", "torch_compile"))
+    return f"The first call for a shape takes {mine:.1f} s in C and {theirs:.1f} s in PyTorch, in the median."
