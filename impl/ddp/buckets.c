@@ -84,8 +84,8 @@ td_status td_ddp_touching(const td_ddp_config *config, int64_t *next)
     return TD_OK;
 }
 
-/** Makes runs of a bucket's gradients, of those that touch one: the same ones in the same order on every rank,
- * wherever each of them has its memory. */
+/** Makes runs of a bucket's gradients, of those that touch one: the same ones in the same order on every
+ * rank, wherever each of them has its memory. */
 static void fill_runs(td_ddp_buckets *buckets, int64_t number, const td_ddp_tensor *tensors)
 {
     td_ddp_bucket *const bucket = &buckets->buckets[number];
