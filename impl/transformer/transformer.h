@@ -61,7 +61,7 @@ typedef struct td_transformer_config {
     td_model_size size;
     int64_t batch, context; /* the largest that forward will be given; the plan is made for these */
     td_precision precision; /* of gradients and activations: that of its products */
-    const char *attention;  /* of td_transformer_attention: "flash" or "naive" */
+    const char *attention;  /* of td_transformer_attention: "flash", "naive" or "jit" */
     td_model_use use;
     double rope_theta; /* 0: 10,000 */
     td_keep keep;
