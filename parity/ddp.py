@@ -4,7 +4,7 @@ import pandas as pd
 import torch
 
 from parity.core import Case, Side, equal
-from parity.shared.ranked import configs, judged_step, sides_of, timed_step
+from parity.shared.ranked import configs, judged_step, sides_of, spread_of, timed_step
 from ref import ddp as ref
 from ref.transformer import SIZES
 
@@ -244,7 +244,8 @@ def report(page, records):
             )
     for strategy, row in TIMES.items():
         if said.get(strategy):
-            page.answer(row, said[strategy], said[strategy].rstrip("."))
+            text, figure = spread_of(said[strategy])
+            page.answer(row, f"A step takes, times PyTorch's of the same strategy, {text}.", figure)
     page.method(
         "Every rank is a process of this host; all sides run in the same processes, call by call in turn, and a sample "
         "is the time of the slowest rank. Each rank has its own batch. `torch_ddp` is the assignment's own way for "
@@ -273,7 +274,7 @@ def proofs(errors):
 
 
 def by_strategy(times):
-    """A row for each way and size of bucket; and in words C's step over PyTorch's."""
+    """A row for each way and size of bucket; and by strategy C's step over PyTorch's, and of what."""
     rows, said = {}, {}
     for record in times.records:
         if "ms" not in record:
@@ -288,17 +289,10 @@ def by_strategy(times):
         )
         row[f"{record['impl']} (ms)"] = ms
         if "ratio" in record:
-            words = f"{record['ratio']['median']:.2f} by {record['impl'].removeprefix('c_')}"
-            bucketed = f" in buckets of {case['bucket_mb']:g} MiB" if "bucket_mb" in case else ""
-            said.setdefault(case["strategy"], []).append(
-                f"{words}{bucketed} ({case['size']}, {case['dtype']}, {case['ranks']} ranks)"
+            bucketed = f", buckets of {case['bucket_mb']:g} MiB" if "bucket_mb" in case else ""
+            words = (
+                f"{record['impl'].removeprefix('c_')} ({case['size']}, {case['dtype']}, "
+                f"{case['ranks']} ranks{bucketed})"
             )
-    found = {strategy: best_of(words) for strategy, words in said.items()}
-    return pd.DataFrame([rows[key] for key in sorted(rows)]), found
-
-
-def best_of(words):
-    """The lowest ratio and the highest, in a sentence."""
-    ordered = sorted(words)
-    several = f" to {ordered[-1]}" if len(ordered) > 1 else ""
-    return f"A step takes, times PyTorch's of the same strategy, {ordered[0]}{several}."
+            said.setdefault(case["strategy"], []).append((record["ratio"]["median"], words))
+    return pd.DataFrame([rows[key] for key in sorted(rows)]), said

@@ -4,7 +4,7 @@ import pandas as pd
 import torch
 
 from parity.core import Case, Side, equal, within
-from parity.shared.ranked import configs, judged_step, sides_of, timed_step, torch_options
+from parity.shared.ranked import configs, judged_step, sides_of, spread_of, timed_step, torch_options
 from ref import ddp as toys
 from ref import shard as ref
 from ref.transformer import SIZES
@@ -209,7 +209,8 @@ def report(page, records):
         text = f"{held}: no further from float64 than PyTorch's, the Transformer's updates within 2 %."
         page.answer("optimizer_state_sharding", text, held, question=RIGHT)
     if said:
-        page.answer("optimizer_state_sharding_accounting", f"{said}.", said)
+        text, figure = spread_of(said)
+        page.answer("optimizer_state_sharding_accounting", f"A step takes, times PyTorch's, {text}.", figure)
     page.method(
         "Every rank is a process of this host; all sides run in the same processes, call by call in turn, and a sample "
         "is the time of the slowest rank, until new weights are on all. `tensors`: a parameter has an owner, which "
@@ -246,10 +247,9 @@ def by_kind(times):
         row = rows.setdefault(key, dict(zip(names, key, strict=True)))
         row[f"{record['impl']} (ms)"] = record["ms"]["median"]
         if "ratio" in record:
-            by = record["impl"].removeprefix("c_")
-            words = f"{case['size']}, {case['dtype']}, {case['ranks']} ranks"
-            said.append(f"{record['ratio']['median']:.2f} {case['shard']} by {by} ({words})")
-    ordered = sorted(said)
-    text = " to ".join(dict.fromkeys([ordered[0], ordered[-1]])) if ordered else ""
-    frame = pd.DataFrame([rows[key] for key in sorted(rows)])
-    return frame, f"A step takes, times PyTorch's, {text}" if text else ""
+            words = (
+                f"{case['shard']}, {record['impl'].removeprefix('c_')} ({case['size']}, {case['dtype']}, "
+                f"{case['ranks']} ranks)"
+            )
+            said.append((record["ratio"]["median"], words))
+    return pd.DataFrame([rows[key] for key in sorted(rows)]), said

@@ -6,7 +6,7 @@ import unittest
 import torch
 import torch.nn.functional as F
 
-from ref import accounting, attention, bench, flash, jit, memory, ops, precision, transformer
+from ref import accounting, attention, bench, ddp, flash, jit, memory, ops, precision, transformer
 
 
 def seeded(name: str) -> torch.Generator:
@@ -282,6 +282,26 @@ class RefTest(unittest.TestCase):
                         seen = precision.op_dtype(device, torch.bfloat16, op, [dtype] * count)
                         banned = (device, op) == ("cuda", "binary_cross_entropy")
                         self.assertEqual(seen is None, banned)
+
+    def test_averaged_gradients_are_those_of_the_whole_batch(self):
+        for name, make in ddp.TOYS.items():
+            model = make().double()
+            with torch.no_grad():
+                for parameter, p in model.named_parameters():
+                    p.copy_(normal(f"{name} {parameter}", *p.shape))
+            x, y = normal("x", 12, 10), normal("y", 12, 5)
+            parts = zip(x.chunk(3), y.chunk(3), strict=True)
+            losses = ddp.average_alone(model, (F.mse_loss(model(a), b) for a, b in parts))
+            ours = [p.grad for p in ddp.trained(model)]
+            loss = F.mse_loss(model(x), y)
+            self.same(ours, torch.autograd.grad(loss, ddp.trained(model)))
+            self.assertAlmostEqual(sum(losses) / 3, loss.item())
+            frozen = [p for p in model.parameters() if not p.requires_grad]
+            self.assertEqual([p.grad for p in frozen], [None] * len(frozen))
+            self.assertEqual(len(ours), 4 if name == "tied" else 3)
+            before = [p.clone() for p in ddp.trained(model)]
+            ddp.sgd(ddp.trained(model), 0.5)
+            self.same(ddp.trained(model), [p - 0.5 * g for p, g in zip(before, ours, strict=True)])
 
     def test_counts(self):
         model = accounting.meta_model(*transformer.SIZES["small"], vocab=10_000, context=512)

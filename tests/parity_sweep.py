@@ -414,7 +414,7 @@ class Sweeps(unittest.TestCase):
         modules = sweep.discover("parity")
         several = {name for (name, _), keys in sweep.listed(modules).items() if keys.get("ranks", 1) > 1}
         counted = {name for name, module in modules.items() if hasattr(module, "RUNS_RANKS")}
-        self.assertEqual((several, counted), ({"accounting", "comm"}, {"accounting"}))
+        self.assertEqual((several, counted), ({"accounting", "comm", "ddp", "shard"}, {"accounting"}))
 
     def test_everything_that_goes_wrong_is_a_result(self):
         status, out, _ = self.main("run", "--module", "trouble")

@@ -240,3 +240,17 @@ def timed_step(case, draw, c, impl, optimizer=None):
 
     sides = {side: tandem(backend) for side, backend in sides_of(draw.device).items()}
     return sides | {impl: Side(eager, open=theirs.open, close=theirs.close)}
+
+
+# ---- pages ----
+
+
+def spread_of(ratios):
+    """The lowest of [(ratio, of what)] and the highest: in words, and as a figure."""
+    (low, low_of), (high, high_of) = min(ratios), max(ratios)
+    if len(ratios) == 1:
+        return f"{low:.2f} by {low_of}", f"{low:.2f} times PyTorch's step"
+    return (
+        f"{low:.2f} by {low_of} to {high:.2f} by {high_of}",
+        f"{low:.2f} to {high:.2f} times PyTorch's step",
+    )
