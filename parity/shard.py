@@ -22,8 +22,8 @@ LAPTOP = dict(size="laptop", d_model=256, d_ff=1024, layers=4, heads=4, vocab=20
 BUCKET_MB = 25
 XL_WAYS = ("f32", "bf16_mixed")
 XL_BYTES = 45 * 2**30
-# AdamW divides by the root of a mean square: where a gradient is noise, its update is, too. All others agree to some
-# digits, and updates as a whole are held to float64's.
+# AdamW divides by the root of a mean square: where a gradient is noise, its update is, too. All others agree
+# to some digits, and updates as a whole are held to float64's.
 UPDATES_WITHIN = 0.02
 
 
