@@ -291,6 +291,19 @@ API(td_shard_link_attach)
     return close_bed(b, status);
 }
 
+API(td_shard_link_wait)
+{
+    bed *b = open_bed();
+    td_train_config config = api_good_train();
+    td_shard_link *link;
+
+    config.clip = 0;
+    td_assert_ok(td_shard_link_create(b->comm, (td_shard_kind)td_fuzz_below(2), 0, &config, &link));
+    const td_status status = td_shard_link_wait(pointer("link", link));
+    td_shard_link_destroy(link);
+    return close_bed(b, status);
+}
+
 API(td_shard_link_finish)
 {
     bed *b = open_bed();

@@ -381,6 +381,21 @@ static void links_that_differ_are_named(void **unused)
     td_shard_link_destroy(link);
 }
 
+/* New weights may be on their way when nobody wants them any more. */
+static void a_trainer_may_go_behind_any_step(void **unused)
+{
+    (void)unused;
+    for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++)
+        for (int turn = 0; turn < 5; turn++) {
+            const setting s = {.name = "gone", .kind = kind, .bucket_mb = 0.001};
+            trainer t = open_trainer(&s, true);
+
+            step(&t, turn);
+            td_assert_ok(td_shard_link_wait(t.shard));
+            close_trainer(&t);
+        }
+}
+
 static void a_nan_is_everybodys(void **unused)
 {
     (void)unused;
@@ -475,6 +490,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(links_refuse_what_they_cannot_do),
         cmocka_unit_test(ranges_are_of_whole_parameters_once),
         cmocka_unit_test(links_that_differ_are_named),
+        cmocka_unit_test(a_trainer_may_go_behind_any_step),
         cmocka_unit_test(a_nan_is_everybodys),
     };
     td_memory_stats memory;

@@ -116,6 +116,8 @@ cleanup:
 
 static void drop_trainer(run *r)
 {
+    if (r->shard) /* after a failure; else all is there */
+        (void)td_shard_link_wait(r->shard);
     td_train_destroy(r->train);
     td_ddp_link_destroy(r->ddp);
     td_shard_link_destroy(r->shard);

@@ -102,6 +102,16 @@ cleanup:
     return status;
 }
 
+td_status td_shard_link_wait(td_shard_link *link)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(link, "link is NULL");
+    TD_TRY(td_shard_gather_all(link));
+cleanup:
+    return status;
+}
+
 /* ---- the link ---- */
 
 static td_status on_begin(td_hook *hook, td_pass pass, bool last)
@@ -175,7 +185,9 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
 {
     td_shard_link *link = link_of(hook);
 
-    if (pass == TD_PASS_BACKWARD && ended == TD_OK && link->split.kind == TD_SHARD_TENSORS)
+    if (ended != TD_OK) /* nobody else may use what is on its way */
+        (void)td_shard_gather_all(link);
+    else if (pass == TD_PASS_BACKWARD && link->split.kind == TD_SHARD_TENSORS)
         link->moved = true;
     return TD_OK;
 }

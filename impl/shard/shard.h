@@ -118,6 +118,11 @@ TD_API td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_tr
  * called. TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: the link is joined to no trainer. Errors of collectives. */
 TD_API td_status td_shard_link_finish(td_shard_link *link);
 
+/** Waits for the gatherings that are on their way, and sends nothing: for a trainer that is destroyed behind
+ * steps that were neither finished nor settled, whose memory they would go on to use. After a step that
+ * failed none is on its way. TD_BAD_ARGUMENT: a NULL. Errors of collectives. */
+TD_API td_status td_shard_link_wait(td_shard_link *link);
+
 typedef struct td_shard_info {
     int64_t pieces;      /* what is gathered: parameters, or stretches of buckets */
     int64_t buckets;     /* of TD_SHARD_FLAT */
