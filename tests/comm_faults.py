@@ -341,7 +341,7 @@ def main() -> int:
     parser.add_argument("driver")
     parser.add_argument("mpirun", nargs="?", default="")
     parser.add_argument(
-        "--times", type=int, default=1, help="how often each; 20 take about 25 minutes on two cores"
+        "--times", type=int, default=1, help="how often each; 20 take about 5 minutes on two cores"
     )
     parser.add_argument("--only", default="", help="cases with these words in their names")
     parser.add_argument("--nccl", action="store_true", help="of NCCL")
