@@ -1,6 +1,7 @@
 #include "support/attention_kit.h"
 
 #include "base/file.h"
+#include "device/listen.h"
 #include "flash/flash.h"
 #include "jit/code.h"
 #include "jit/compiler.h"
@@ -581,6 +582,45 @@ static void refuses_what_it_has_no_code_for(void **state)
     td_device_close(dev);
 }
 
+typedef struct heard {
+    td_listener listener;
+    char names[64];
+    double flops;
+    int open;
+} heard;
+
+static void hear_begin(td_listener *listener, const char *label, const td_operation *operation)
+{
+    heard *const h = (heard *)listener;
+
+    assert_non_null(operation);
+    assert_int_equal(operation->op_class, TD_OP_ATTENTION);
+    snprintf(h->names + strlen(h->names), sizeof h->names - strlen(h->names), "%s ", label);
+    h->flops += operation->flops;
+    h->open++;
+}
+
+static void hear_end(td_listener *listener)
+{
+    ((heard *)listener)->open--;
+}
+
+static void passes_are_heard(void **state)
+{
+    heard h = {.listener = {.begin = hear_begin, .end = hear_end}};
+    td_attend_run *run = td_attend_open(&td_attention_jit, "heard", &small);
+
+    (void)state;
+    td_assert_ok(td_jit_configure(run->dev, &(td_jit_options){.compiler = quick()}));
+    td_device_listen(run->dev, &h.listener);
+    td_attend_go(run, false);
+    td_device_unlisten(run->dev, &h.listener);
+    assert_string_equal(h.names, "jit_forward jit_backward ");
+    assert_true(h.flops > 2 * 2 * 21 * 21 * 16);
+    assert_int_equal(h.open, 0);
+    td_attend_close(run);
+}
+
 static void an_allocation_that_fails_leaves_nothing_half_made(void **state)
 {
     const char *cache = cache_of("allocations");
@@ -661,6 +701,7 @@ int main(void)
         cmocka_unit_test(a_compiler_needs_room_for_its_files),
         cmocka_unit_test(bad_options_are_refused),
         cmocka_unit_test(refuses_what_it_has_no_code_for),
+        cmocka_unit_test(passes_are_heard),
         cmocka_unit_test(an_allocation_that_fails_leaves_nothing_half_made),
     };
 

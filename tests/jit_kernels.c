@@ -266,7 +266,7 @@ static void attend(const td_attention_shape *shape, int aligned)
     assert_false(k.products);
     assert_non_null(source);
     piece forward = build_pass(source, 0), backward = build_pass(source, 1);
-    run(&forward, "td_jit_attention_forward", heads * tiles_of(p.s.seq, &k.forward), &k.forward, &a);
+    run(&forward, "td_attention_jit_forward", heads * tiles_of(p.s.seq, &k.forward), &k.forward, &a);
     assert_results(&p, 0, 1, "forward");
     for (int adds = 0; adds <= (p.s.dtype == TD_F32); adds++) {
         const int64_t queries = heads * tiles_of(p.s.seq, &k.backward);
@@ -275,9 +275,9 @@ static void attend(const td_attention_shape *shape, int aligned)
             memset(p.results[i], 0xFF, (size_t)(i < 2 ? p.queries : p.keys) * td_dtype_size(p.s.dtype));
         memset(p.delta, 0xFF, (size_t)p.rows * sizeof *p.delta);
         a.add_dq = adds;
-        run(&backward, adds ? "td_jit_attention_prepare" : "td_jit_attention_backward_queries", queries,
+        run(&backward, adds ? "td_attention_jit_prepare" : "td_attention_jit_backward_queries", queries,
             &k.backward, &a);
-        run(&backward, "td_jit_attention_backward_keys", heads * tiles_of(p.s.seq_k, &k.backward),
+        run(&backward, "td_attention_jit_backward_keys", heads * tiles_of(p.s.seq_k, &k.backward),
             &k.backward, &a);
         assert_results(&p, 1, 4, adds ? "added to" : "by queries");
     }
@@ -367,9 +367,9 @@ static void the_softmax_between_products_is_that_of_float64(void **state)
         piece built = build(text);
         const td_jit_softmax_arguments a = {.scores = p, .dscores = dp, .o_in = o, .dout = dout};
         const td_jit_tiling t = {.threads = k.softmax_threads, .bytes = TD_JIT_SOFTMAX_BYTES};
-        run(&built, "td_jit_softmax_forward", ROWS, &t, &a);
+        run(&built, "td_softmax_jit_forward", ROWS, &t, &a);
         td_assert_close("p", TD_F32, p, p_truth, count, 1e-6);
-        run(&built, "td_jit_softmax_backward", ROWS, &t, &a);
+        run(&built, "td_softmax_jit_backward", ROWS, &t, &a);
         td_assert_close("ds", TD_F32, dp, ds_truth, count, 1e-6);
         unload(&built);
         free(text);
@@ -440,8 +440,8 @@ static void nvrtc_takes_every_source(void **state)
             td_assert_ok(td_nvrtc_build(&nvrtc, source, &code));
             assert_true(code.bytes > 1000 && memcmp(code.data, "\177ELF", 4) == 0);
             assert_non_null(memmem(code.data, code.bytes,
-                                   td_jit_kernels_of(&s).products ? "td_jit_softmax_backward"
-                                                                  : "td_jit_attention_backward_keys",
+                                   td_jit_kernels_of(&s).products ? "td_softmax_jit_backward"
+                                                                  : "td_attention_jit_backward_keys",
                                    23));
             td_code_free(&code);
             free(source);

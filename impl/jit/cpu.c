@@ -1,6 +1,7 @@
 #include "attention/shape.h"
 #include "base/check.h"
 #include "base/file.h"
+#include "device/listen.h"
 #include "jit/code.h"
 #include "jit/compiler.h"
 #include "jit/passes.h"
@@ -335,7 +336,9 @@ static td_status forward(td_device *dev, const td_attention_shape *s, const void
 
     TD_TRY(library_of(dev, s, &code));
     c.d = deal_of(s, &c.l);
+    TD_TRY(td_jit_begin(dev, s, false));
     run(&c, code->forward, c.l.query_tiles, c.l.forward, true);
+    td_device_end_operation(dev);
 cleanup:
     return status;
 }
@@ -363,9 +366,11 @@ static td_status backward(td_device *dev, const td_attention_shape *s, const voi
     c.d = deal_of(s, &c.l);
     c.prepared = c.scratch + c.d.slots * c.l.backward;
     c.partial = c.prepared + c.d.heads * c.l.query_tiles * c.l.prepared;
+    TD_TRY(td_jit_begin(dev, s, true));
     run(&c, code->prepare, c.l.query_tiles, c.l.backward, false);
     run(&c, code->backward, c.d.parts, c.l.backward, false);
     run(&c, code->finish, c.l.query_tiles, c.l.backward, false);
+    td_device_end_operation(dev);
 cleanup:
     return status;
 }

@@ -1,6 +1,7 @@
 #include "device/cuda.h"
 #include "attention/shape.h"
 #include "base/check.h"
+#include "device/listen.h"
 #include "jit/code.h"
 #include "jit/kernels.h"
 #include "jit/nvrtc.h"
@@ -14,8 +15,8 @@
 
 enum { FORWARD, PREPARE, QUERIES, KEYS, SOFTMAX_FORWARD, SOFTMAX_BACKWARD, KERNELS };
 static const char *const names[KERNELS] = {
-    "td_jit_attention_forward",       "td_jit_attention_prepare", "td_jit_attention_backward_queries",
-    "td_jit_attention_backward_keys", "td_jit_softmax_forward",   "td_jit_softmax_backward"};
+    "td_attention_jit_forward",       "td_attention_jit_prepare", "td_attention_jit_backward_queries",
+    "td_attention_jit_backward_keys", "td_softmax_jit_forward",   "td_softmax_jit_backward"};
 
 /** Code that is loaded: the kernels of either template. */
 typedef struct library {
@@ -270,7 +271,9 @@ static td_status products_forward(td_device *dev, const td_attention_shape *s, c
 
     TD_TRY(products_of(s, &p));
     TD_TRY(td_gemm(dev, &p.scores, q, key, saved, work));
-    TD_TRY(launch(dev, l, SOFTMAX_FORWARD, p.rows, k->softmax_threads, TD_JIT_SOFTMAX_BYTES, &a));
+    td_device_begin_operation(dev, &(td_operation){.name = "jit_softmax", .op_class = TD_OP_SOFTMAX});
+    TD_TRY(td_operation_done(
+        dev, launch(dev, l, SOFTMAX_FORWARD, p.rows, k->softmax_threads, TD_JIT_SOFTMAX_BYTES, &a)));
     TD_TRY(td_gemm(dev, &p.output, saved, v, o, work));
 cleanup:
     return status;
@@ -289,7 +292,9 @@ static td_status products_backward(td_device *dev, const td_attention_shape *s, 
         .scores = saved, .dscores = dscores, .o_in = given->o_in, .dout = given->dout};
     TD_TRY(td_gemm(dev, &p.dkey, saved, given->dout, given->dv, rest));
     TD_TRY(td_gemm(dev, &p.dscores, given->dout, given->v, dscores, rest));
-    TD_TRY(launch(dev, l, SOFTMAX_BACKWARD, p.rows, k->softmax_threads, 0, &a));
+    td_device_begin_operation(dev,
+                              &(td_operation){.name = "jit_softmax_backward", .op_class = TD_OP_SOFTMAX});
+    TD_TRY(td_operation_done(dev, launch(dev, l, SOFTMAX_BACKWARD, p.rows, k->softmax_threads, 0, &a)));
     TD_TRY(td_gemm(dev, &p.dquery, dscores, given->k, given->dq, rest));
     TD_TRY(td_gemm(dev, &p.dkey, dscores, given->q, given->dk, rest));
 cleanup:
@@ -355,7 +360,9 @@ static td_status forward(td_device *dev, const td_attention_shape *s, const void
         goto cleanup;
     }
     TD_TRY(make_room(dev, l, s, &kernels));
-    TD_TRY(launch(dev, l, FORWARD, blocks_of(s, s->seq, t), t->threads, t->bytes, &a));
+    TD_TRY(td_jit_begin(dev, s, false));
+    TD_TRY(
+        td_operation_done(dev, launch(dev, l, FORWARD, blocks_of(s, s->seq, t), t->threads, t->bytes, &a)));
 cleanup:
     return status;
 }
@@ -389,8 +396,11 @@ static td_status backward(td_device *dev, const td_attention_shape *s, const voi
         goto cleanup;
     }
     TD_TRY(make_room(dev, l, s, &kernels));
-    TD_TRY(launch(dev, l, a.add_dq ? PREPARE : QUERIES, blocks_of(s, s->seq, t), t->threads, t->bytes, &a));
-    TD_TRY(launch(dev, l, KEYS, blocks_of(s, s->seq_k, t), t->threads, t->bytes, &a));
+    TD_TRY(td_jit_begin(dev, s, true));
+    status = launch(dev, l, a.add_dq ? PREPARE : QUERIES, blocks_of(s, s->seq, t), t->threads, t->bytes, &a);
+    if (status == TD_OK)
+        status = launch(dev, l, KEYS, blocks_of(s, s->seq_k, t), t->threads, t->bytes, &a);
+    td_device_end_operation(dev);
 cleanup:
     return status;
 }

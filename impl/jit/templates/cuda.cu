@@ -476,7 +476,7 @@ INLINE integer o_start(const arguments *a, integer head)
 #if !BACKWARD
 /* ---- forward: one tile of queries with all keys (Milakov and Gimelshein 2018, Dao 2023) ---- */
 
-KERNEL(td_jit_attention_forward)
+KERNEL(td_attention_jit_forward)
 {
     enum { TILES = (SEQ + ROWS - 1) / ROWS };
     SHARED(memory);
@@ -787,18 +787,18 @@ INLINE void walk(const int BY_KEYS, const arguments a)
     }
 }
 
-KERNEL(td_jit_attention_backward_keys)
+KERNEL(td_attention_jit_backward_keys)
 {
     walk(1, a);
 }
 
-KERNEL(td_jit_attention_backward_queries)
+KERNEL(td_attention_jit_backward_queries)
 {
     walk(0, a);
 }
 
 /** Ahead of blocks that add to dQ: zeros there, and delta. */
-KERNEL(td_jit_attention_prepare)
+KERNEL(td_attention_jit_prepare)
 {
     enum { TILES = (SEQ + ROWS - 1) / ROWS };
     const integer head = block_index() / TILES;

@@ -82,7 +82,7 @@ INLINE float of_block(float x, float *room, const int by_max)
     return x;
 }
 
-KERNEL(td_jit_softmax_forward)
+KERNEL(td_softmax_jit_forward)
 {
     SHARED(memory);
     float4 *const row = (float4 *)(a.scores + block_index() * SEQ_K);
@@ -118,7 +118,7 @@ KERNEL(td_jit_softmax_forward)
 }
 
 /** dS = scale P (dP - rowsum(dO * O)). Each warp has the sum for itself, so that none waits for another. */
-KERNEL(td_jit_softmax_backward)
+KERNEL(td_softmax_jit_backward)
 {
     const float4 *const p_row = (const float4 *)(a.scores + block_index() * SEQ_K);
     float4 *const row = (float4 *)(a.dscores + block_index() * SEQ_K);
