@@ -220,7 +220,11 @@ def times_answer(timed):
     eager = [timed.only(**{"pass": phase}).ratio("ms", impl="torch_compile") for phase in PASSES]
     together = np.concatenate(list(ratios.values()))
     middle, above = float(np.median(together)), int((together > MOST).sum())
-    beyond = f"{above} of {len(together)} cells are above {MOST}" if above else f"no cell is above {MOST}"
+    beyond = (
+        f"of {len(together)} cells {above} took more than {MOST}"
+        if above
+        else f"no cell took more than {MOST}"
+    )
     gain = ""
     if all(map(len, eager)):
         gain = (
