@@ -506,7 +506,7 @@ static td_status everything(int64_t *dropped)
         return status;
     }
     for (int i = 0; i < 300; i++) { /* names enough that sets of them grow */
-        char name[16];
+        char name[24];
         const td_operation op = {.name = "op"};
 
         snprintf(name, sizeof name, "label %d", i);
