@@ -182,6 +182,7 @@ char *file_read(const char *path, size_t *bytes)
     assert_non_null(data);
     *bytes = fread(data, 1, (size_t)info.st_size, file);
     assert_int_equal(*bytes, info.st_size);
+    data[*bytes] = '\0';
     fclose(file);
     return data;
 }

@@ -13,7 +13,7 @@ int file_folder_remove(void **unused);
 /* How many files there are in the folder. */
 int file_count(void);
 
-/* The whole file, free() it; and whether it has these bytes. */
+/* The whole file, with a NUL behind it, free() it; and whether it has these bytes. */
 char *file_read(const char *path, size_t *bytes);
 bool file_is(const char *path, const char *bytes, size_t count);
 
