@@ -81,6 +81,33 @@ static void check_rank(const td_bench_ranks_config *config, const td_bench_rank 
         assert_true(llabs(r->bytes - 2 * (int64_t)r->parameters) < 4096); /* gradients, and new weights */
 }
 
+/* Every rank's collectives are inside its step, and those of strategies that wait are behind backward. */
+static void check_timelines(const td_bench_ranks_config *config, const td_bench_ranks_result *result,
+                            const td_bench_ranks_summary *s)
+{
+    td_bench_timeline t;
+
+    for (int rank = 0; rank < info.ranks; rank++) {
+        const bool waits = config->state != TD_BENCH_STATE_FLAT && config->strategy <= TD_DDP_FLAT;
+        int64_t bytes = 0;
+
+        td_assert_ok(td_bench_ranks_timeline_of(result, rank, &t));
+        assert_int_equal(t.count, s->of[rank].calls);
+        assert_true(t.forward_ms > 0 && t.forward_ms < t.backward_ms && t.backward_ms <= t.step_ms);
+        for (int64_t i = 0; i < t.count; i++) {
+            const td_bench_span *span = &t.spans[i];
+
+            assert_non_null(span->call);
+            assert_true(span->begin_ms >= (waits ? t.backward_ms : 0) && span->begin_ms <= span->end_ms);
+            assert_true(span->end_ms <= t.step_ms);
+            bytes += span->bytes;
+        }
+        assert_int_equal(bytes, s->of[rank].bytes);
+    }
+    td_assert_refused(td_bench_ranks_timeline_of(result, info.ranks, &t), TD_BAD_ARGUMENT, "rank is");
+    td_assert_refused(td_bench_ranks_timeline_of(result, -1, &t), TD_BAD_ARGUMENT, "rank is -1");
+}
+
 /* Calls and bytes are those of the strategy, on every rank; what comes behind backward does not run beside
  * it. */
 static void strategies_are_told_apart(void **unused)
@@ -99,6 +126,7 @@ static void strategies_are_told_apart(void **unused)
             config.hyper = (td_hyperparameters){.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.1};
         td_bench_ranks_result *result = measure(&config, &s);
         double slowest = 0;
+        check_timelines(&config, result, &s);
         for (int rank = 0; rank < info.ranks; rank++) {
             const td_bench_rank *r = &s.of[rank];
 
@@ -134,6 +162,7 @@ static void state_that_is_split_is_less(void **unused)
             td_bench_ranks_result *result = measure(&config, &s);
             for (int rank = 0; rank < info.ranks; rank++)
                 check_rank(&config, &s.of[rank]);
+            check_timelines(&config, result, &s);
             bytes[state] = s.of[0].optimizer_state;
             td_bench_ranks_result_destroy(result);
         }

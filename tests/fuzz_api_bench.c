@@ -200,3 +200,9 @@ API(td_bench_ranks_summary_of)
     impossible(TD_BAD_ARGUMENT, "result");
     return td_bench_ranks_summary_of(NULL, out("out", sizeof(td_bench_ranks_summary)));
 }
+
+API(td_bench_ranks_timeline_of)
+{
+    impossible(TD_BAD_ARGUMENT, "result");
+    return td_bench_ranks_timeline_of(NULL, 0, out("out", sizeof(td_bench_timeline)));
+}

@@ -9,19 +9,29 @@
 
 struct td_bench_ranks_result {
     td_bench_ranks_summary summary;
-    td_bench_rank *of; /* [ranks] */
-    double *samples;   /* [steps] */
+    td_bench_rank *of;            /* [ranks] */
+    double *samples;              /* [steps] */
+    td_bench_timeline *timelines; /* [ranks] */
+    td_bench_span *spans;         /* [ranks, calls] */
 };
+
+/** When a collective ran, as ranks tell each other: they all make the same calls. */
+typedef struct interval {
+    double begin_ms, end_ms;
+} interval;
+
+enum { AT_ONCE = 2048 }; /* intervals in an exchange */
 
 /** What is measured of each step of this rank. */
 typedef enum series { SILENT = 0, STEP, COLLECTIVES, BESIDE, TAIL, SERIES } series;
 
-/** A link that waits for the device when the backward pass has ended, ahead of those that communicate. */
+/** A link that waits for the device when a pass has ended, ahead of those that communicate. */
 typedef struct probe {
     td_hook hook;
     td_device *dev;
-    bool last;      /* the pass's gradients become final */
-    int64_t end_ns; /* of the last such pass's work */
+    bool last;          /* the backward pass's gradients become final */
+    int64_t forward_ns; /* the end of the last forward pass's work */
+    int64_t end_ns;     /* of the last backward pass's, whose gradients became final */
 } probe;
 
 typedef struct run {
@@ -40,6 +50,8 @@ typedef struct run {
     double *samples;        /* [SERIES, steps] */
     size_t base_bytes;      /* what was on the device */
     td_bench_rank rank;
+    td_bench_timeline timeline; /* without its spans */
+    td_bench_span *spans;       /* [rank.calls], of the last watched step */
     td_bench_ranks_progress progress;
     void *user;
     int64_t done;
@@ -67,10 +79,10 @@ static td_status probe_end(td_hook *hook, td_pass pass, td_status ended)
     probe *p = (probe *)hook;
     td_status status = TD_OK;
 
-    if (pass != TD_PASS_BACKWARD || !p->last || ended != TD_OK)
+    if (ended != TD_OK || (pass == TD_PASS_BACKWARD && !p->last))
         return TD_OK;
     status = td_device_synchronize(p->dev);
-    p->end_ns = td_clock_ns();
+    *(pass == TD_PASS_BACKWARD ? &p->end_ns : &p->forward_ns) = td_clock_ns();
     return status;
 }
 
@@ -310,6 +322,32 @@ cleanup:
     return status;
 }
 
+/** The step's timeline, which began at begin. */
+static td_status take_timeline(run *r, int64_t begin, int64_t end)
+{
+    const td_comm_span *spans;
+    td_status status = TD_OK;
+    int64_t count;
+
+    TD_TRY(td_comm_watched(r->comm, &spans, &count));
+    r->timeline = (td_bench_timeline){.forward_ms = (double)(r->probe.forward_ns - begin) / 1e6,
+                                      .backward_ms = (double)(r->probe.end_ns - begin) / 1e6,
+                                      .step_ms = (double)(end - begin) / 1e6,
+                                      .count = count};
+    r->spans = calloc((size_t)count + 1, sizeof *r->spans);
+    if (!r->spans) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for the times of %" PRId64 " collectives", count);
+        goto cleanup;
+    }
+    for (int64_t i = 0; i < count; i++)
+        r->spans[i] = (td_bench_span){.call = spans[i].call,
+                                      .bytes = spans[i].bytes,
+                                      .begin_ms = (double)(spans[i].begin_ns - begin) / 1e6,
+                                      .end_ms = (double)(spans[i].end_ns - begin) / 1e6};
+cleanup:
+    return status;
+}
+
 /** Each step by itself, its collectives watched. */
 static td_status run_watched(run *r)
 {
@@ -321,11 +359,15 @@ static td_status run_watched(run *r)
     for (int64_t i = -r->config->warmup; i < r->config->steps; i++) {
         TD_TRY(line_up(r));
         TD_TRY(td_comm_watch(r->comm, most));
+        const int64_t begin = td_clock_ns();
         TD_TRY(step_in_parts(r));
         if (r->shard)
             TD_TRY(td_shard_link_finish(r->shard));
         TD_TRY(td_device_synchronize(r->dev));
+        const int64_t end = td_clock_ns();
         TD_TRY(take_spans(r, i));
+        if (i == r->config->steps - 1)
+            TD_TRY(take_timeline(r, begin, end));
         TD_TRY(told(r));
     }
 cleanup:
@@ -385,6 +427,41 @@ static td_status summarise(run *r, td_bench_ranks_result *result)
         (double)(ranks * r->micro_batches * r->config->model.batch * r->config->model.context) /
         (s->step.median / 1e3);
 cleanup:
+    free(all);
+    return status;
+}
+
+/** Every rank gets the timelines of all. */
+static td_status share_timelines(run *r, td_bench_ranks_result *result)
+{
+    const int64_t ranks = r->info.ranks, count = r->timeline.count;
+    interval *mine = calloc(AT_ONCE, sizeof *mine), *all = calloc((size_t)ranks * AT_ONCE, sizeof *all);
+    td_status status = TD_OK;
+
+    result->timelines = calloc((size_t)ranks, sizeof *result->timelines);
+    result->spans = calloc((size_t)(ranks * count) + 1, sizeof *result->spans);
+    if (!mine || !all || !result->timelines || !result->spans) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for the times of %" PRId64 " collectives", count);
+        goto cleanup;
+    }
+    TD_TRY(td_comm_exchange(r->comm, &r->timeline, sizeof r->timeline, result->timelines));
+    for (int64_t at = 0; at < count; at += AT_ONCE) {
+        const int64_t some = count - at < AT_ONCE ? count - at : AT_ONCE;
+
+        for (int64_t i = 0; i < some; i++)
+            mine[i] = (interval){r->spans[at + i].begin_ms, r->spans[at + i].end_ms};
+        TD_TRY(td_comm_exchange(r->comm, mine, (size_t)some * sizeof *mine, all));
+        for (int64_t i = 0; i < ranks * some; i++) {
+            const int64_t call = at + i % some;
+
+            result->spans[i / some * count + call] =
+                (td_bench_span){r->spans[call].call, r->spans[call].bytes, all[i].begin_ms, all[i].end_ms};
+        }
+    }
+    for (int64_t rank = 0; rank < ranks; rank++)
+        result->timelines[rank].spans = result->spans + rank * count;
+cleanup:
+    free(mine);
     free(all);
     return status;
 }
@@ -459,6 +536,7 @@ td_status td_bench_ranks_run(td_device *dev, td_comm *comm, const td_bench_ranks
     }
     TD_TRY(run_all(&r));
     TD_TRY(summarise(&r, result));
+    TD_TRY(share_timelines(&r, result));
 
     *out = result; /* whole: the caller owns it from here */
     result = NULL;
@@ -470,6 +548,7 @@ cleanup:
         (void)td_device_free(dev, r.targets);
     }
     free(r.samples);
+    free(r.spans);
     return status;
 }
 
@@ -479,6 +558,8 @@ void td_bench_ranks_result_destroy(td_bench_ranks_result *result)
         return;
     free(result->of);
     free(result->samples);
+    free(result->timelines);
+    free(result->spans);
     free(result);
 }
 
@@ -489,6 +570,20 @@ td_status td_bench_ranks_summary_of(const td_bench_ranks_result *result, td_benc
     TD_CHECK(result, "result is NULL");
     TD_CHECK(out, "out is NULL");
     *out = result->summary;
+cleanup:
+    return status;
+}
+
+td_status td_bench_ranks_timeline_of(const td_bench_ranks_result *result, int64_t rank,
+                                     td_bench_timeline *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(result, "result is NULL");
+    TD_CHECK(out, "out is NULL");
+    TD_CHECK(rank >= 0 && rank < result->summary.ranks, "rank is %" PRId64 ", needs 0 to %" PRId64, rank,
+             result->summary.ranks - 1);
+    *out = result->timelines[rank];
 cleanup:
     return status;
 }

@@ -11,7 +11,7 @@
  *
  * Each rank runs three series of steps, at the same time as all others: without communication; with it, one
  * step queued behind the other, which are the times of the step; and with it, the collectives watched and the
- * device waited for at the end of the backward pass. */
+ * device waited for at the end of both passes. */
 #ifndef TD_BENCH_RANKS_H
 #define TD_BENCH_RANKS_H
 
@@ -78,6 +78,21 @@ typedef struct td_bench_rank {
     size_t buffers; /* the rest of what is there before the update: scratch, tokens, tables, the links' */
 } td_bench_rank;
 
+/** A collective of the step whose timeline is kept. */
+typedef struct td_bench_span {
+    const char *call; /* of td_comm_span, as bytes is */
+    int64_t bytes;
+    double begin_ms, end_ms;
+} td_bench_span;
+
+/** The last watched step of one rank, in ms since this rank left the barrier ahead of it. Of micro-batches, the
+ * passes are the last one's. */
+typedef struct td_bench_timeline {
+    double forward_ms, backward_ms, step_ms; /* the ends of the passes, and of everything */
+    const td_bench_span *spans;              /* [count], in the order of the calls; the result's */
+    int64_t count;
+} td_bench_timeline;
+
 typedef struct td_bench_ranks_result td_bench_ranks_result;
 
 typedef struct td_bench_ranks_summary {
@@ -98,6 +113,10 @@ TD_API td_status td_bench_ranks_run(td_device *dev, td_comm *comm, const td_benc
                                     td_bench_ranks_result **out);
 TD_API void td_bench_ranks_result_destroy(td_bench_ranks_result *result); /* accepts NULL */
 TD_API td_status td_bench_ranks_summary_of(const td_bench_ranks_result *result, td_bench_ranks_summary *out);
+
+/** Of any of the ranks: every rank has those of all. TD_BAD_ARGUMENT: a NULL, a rank that was not there. */
+TD_API td_status td_bench_ranks_timeline_of(const td_bench_ranks_result *result, int64_t rank,
+                                            td_bench_timeline *out);
 
 TD_END_DECLS
 
