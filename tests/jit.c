@@ -222,6 +222,89 @@ static void the_hash_is_that_of_the_standard(void **state)
     }
 }
 
+/* ---- the shape that code is made for ---- */
+
+static td_attention_shape written; /* the last shape whose source was asked for */
+
+static td_status open_nothing(td_device *dev, const td_jit_options *options, void **state,
+                              const char **identity, char description[160])
+{
+    (void)dev;
+    (void)options;
+    *state = NULL;
+    *identity = "nobody";
+    snprintf(description, 160, "none");
+    return TD_OK;
+}
+
+static void close_nothing(void *state)
+{
+    assert_null(state);
+}
+
+static td_status compile_nothing(void *state, const char *source, td_code *out)
+{
+    (void)state;
+    *out = (td_code){(unsigned char *)strdup(source), strlen(source)};
+    return TD_OK;
+}
+
+static td_status load_nothing(td_device *dev, const td_code *code, void **loaded)
+{
+    (void)dev;
+    *loaded = strdup((const char *)code->data);
+    return TD_OK;
+}
+
+static void unload_nothing(td_device *dev, void *loaded)
+{
+    (void)dev;
+    free(loaded);
+}
+
+static char *write_nothing(const td_attention_shape *shape)
+{
+    written = *shape;
+    return strdup("source");
+}
+
+/* What a kind of device makes of a shape may depend on all of it but these. */
+static void only_batch_heads_and_determinism_make_no_other_code(void **state)
+{
+    static const td_maker maker = {.open = open_nothing,
+                                   .close = close_nothing,
+                                   .compile = compile_nothing,
+                                   .load = load_nothing,
+                                   .unload = unload_nothing};
+    const td_attention_shape first = {
+        .batch = 2, .heads = 3, .seq = 5, .seq_k = 7, .head_dim = 8, .dtype = TD_F32, .scale = 0.5f};
+    td_attention_shape shapes[] = {first, first, first, first, first, first, first, first, first};
+    enum { SHAPES = sizeof shapes / sizeof *shapes, ALIKE = 2 };
+    void *loaded[SHAPES];
+    td_device *dev;
+
+    (void)state;
+    shapes[1].batch = 1, shapes[1].heads = 1, shapes[1].deterministic = true;
+    shapes[2].seq++, shapes[3].seq_k++, shapes[4].head_dim++, shapes[5].scale = 0.25f;
+    shapes[6].dtype = TD_BF16, shapes[7].causal = true, shapes[8].o_bshd = true;
+    td_assert_ok(td_device_open("cpu", &dev));
+    for (int i = 0; i < SHAPES; i++) {
+        memset(&written, 0, sizeof written);
+        td_assert_ok(td_code_of(dev, &maker, &shapes[i], write_nothing, &loaded[i]));
+        if (i > 0 && i < ALIKE) {
+            assert_ptr_equal(loaded[i], loaded[0]);
+            continue;
+        }
+        assert_true(written.seq == shapes[i].seq && written.seq_k == shapes[i].seq_k);
+        assert_true(written.head_dim == shapes[i].head_dim && written.scale == shapes[i].scale);
+        assert_true(written.dtype == shapes[i].dtype && written.causal == shapes[i].causal);
+        assert_int_equal(written.o_bshd, shapes[i].o_bshd);
+        for (int j = 0; j < i; j++)
+            assert_true(loaded[i] != loaded[j]);
+    }
+    td_device_close(dev);
+}
+
 /* ---- the folder ---- */
 
 static void code_is_compiled_once_and_then_loaded(void **state)
@@ -689,6 +772,7 @@ int main(void)
     const td_attend_subject jit = {&impl, {3e-6, 8e-3}, true, 0, 9};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_hash_is_that_of_the_standard),
+        cmocka_unit_test(only_batch_heads_and_determinism_make_no_other_code),
         cmocka_unit_test(code_is_compiled_once_and_then_loaded),
         cmocka_unit_test(an_entry_that_is_not_whole_is_made_again),
         cmocka_unit_test(an_entry_that_cannot_be_loaded_is_made_again),

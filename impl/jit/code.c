@@ -210,6 +210,7 @@ static td_attention_shape constants_of(const td_attention_shape *shape)
     s.dtype = shape->dtype, s.causal = shape->causal, s.tf32 = shape->tf32;
     s.mask = shape->causal ? shape->mask : TD_MASK_INF;
     s.scale = shape->scale;
+    s.o_bshd = shape->o_bshd;
     return s;
 }
 
