@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 import typst
 
-from parity import bench, flash, trace, transformer
+from parity import bench, flash, jit, trace, transformer
 from parity.bench import drivers, gpu_page
 from parity.core import grid, plot, report, sweep
 from parity.core.clock import statistics
@@ -420,6 +420,29 @@ class BenchOnACpu(unittest.TestCase):
         self.assertIn("| small | 30.0 | 50.0 | 40.0 | 1.25 | 0.750 |", page)
         self.assertIn("forward pass 1.25 (small), 1.25 (medium) times as fast as eager", page)
         self.assertIn("takes 0.75 (small), 0.75 (medium) times the compiled one's time.", page)
+
+
+class JitOnACpu(unittest.TestCase):
+    def test_the_handout_s_grid_is_whole_and_its_long_cells_are_few_calls(self):
+        timed = [case for case in jit.cases("full", "cpu") if "time" in case.measure]
+        self.assertEqual({case.seq for case in timed}, {256, 1024, 4096, 8192, 16384})
+        self.assertEqual({case.repeats for case in timed if case.seq >= jit.LONG}, {1})
+        self.assertTrue(all(case.alone for case in timed if case.seq >= 4096))
+        self.assertEqual({case.seq for case in jit.cases("quick", "cpu") if "pass" in case}, {256, 1024})
+
+    def test_a_cell_without_room_is_a_result(self):
+        times = {4096: dict(c=10.0, torch_eager=50.0, torch_compile=20.0), 8192: dict(c=40.0)}
+        records = []
+        for case in jit.cases("full", "cpu"):
+            if "time" in case.measure and case.seq in times and case.head_dim == 64:
+                for impl in ("c", "torch_eager", "torch_compile"):
+                    ms = times[case.seq].get(impl)
+                    record = plain("jit", case, impl, [ms] if ms else ()) | {"device": "cpu"}
+                    records.append(record if ms else record | {"status": "oom"})
+        page = written(jit, "jit", records)
+        self.assertIn("| 8192 | 40.0 | oom | oom |  | 40.0 | oom | oom |", page)
+        self.assertIn("Times are medians of so many calls: 1 (seq 4096, 8192).", page)
+        self.assertIn("0.50 in the median cell, and no cell took more than 1.1", page)
 
 
 class FlashOnAGpu(unittest.TestCase):
