@@ -223,6 +223,19 @@ static void o_may_lie_as_the_projection_reads_it(void **state)
     }
 }
 
+/* Of one head both orders of o are one. cuBLASLt multiplies for the first, and tiles are for the second: code
+ * of the one is not taken for the other's. */
+static void o_may_lie_so_beside_what_a_library_multiplies(void **state)
+{
+    td_attention_shape shape = {.batch = 1, .heads = 1, .seq = 1024, .head_dim = 64, .dtype = TD_F32};
+
+    (void)state;
+    for (int turn = 0; turn < 3; turn++) {
+        shape.o_bshd = turn % 2 == 1;
+        agrees_with_float64("beside products", &shape, 0);
+    }
+}
+
 static void bits_repeat(void **state)
 {
     td_attention_shape shape = {.batch = 2, .heads = 4, .seq = 300, .head_dim = 64};
@@ -349,6 +362,7 @@ int main(void)
         cmocka_unit_test(shapes_agree_with_float64),
         cmocka_unit_test(tensors_may_lie_anywhere),
         cmocka_unit_test(o_may_lie_as_the_projection_reads_it),
+        cmocka_unit_test(o_may_lie_so_beside_what_a_library_multiplies),
         cmocka_unit_test(bits_repeat),
         cmocka_unit_test(a_graph_may_be_captured_without_preparing),
         cmocka_unit_test(code_is_kept_checked_and_made_again),

@@ -418,12 +418,11 @@ static void nvrtc_takes_every_source(void **state)
     }
     assert_int_equal(strncmp(nvrtc.version, "NVRTC 1", 7), 0);
     for (int i = 0; i < 2; i++) {
-        char identity[TD_SHA256_TEXT];
+        char identity[sizeof nvrtc.identity];
 
         memcpy(identity, nvrtc.identity, sizeof identity);
         td_assert_ok(td_nvrtc_find(nvrtc.path, capabilities[i], &nvrtc));
-        assert_int_equal(memcmp(identity, nvrtc.identity, sizeof identity) == 0,
-                         capabilities[i] == 90 && i == 0);
+        assert_string_not_equal(identity, nvrtc.identity); /* after 90 comes 80, and 90 again */
         for (int each = 0; each < 4; each++) {
             const td_attention_shape given = {.batch = 1,
                                               .heads = 1,

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
 import pandas as pd
+import torch
 import typst
 
-from parity import bench, flash, trace, transformer
+from parity import bench, flash, jit, trace, transformer
 from parity.bench import drivers, gpu_page
 from parity.core import grid, plot, report, sweep
 from parity.core.clock import statistics
@@ -176,6 +177,9 @@ class BenchOnAGpu(unittest.TestCase):
         self.assertEqual([case.size for case in compiled][:2], ["2.7B", "xl"])
         self.assertTrue(all(case.ahead for case in compiled))
         rest = [item.case for item in items[5:]]
+        forward = [case.size for case in rest if case.ahead]
+        self.assertEqual(forward, bench.GPU_SIZES)
+        self.assertEqual({case["pass"] for case in rest if case.ahead}, {"inference"})
         steps = [case for case in rest if case["pass"] == "step" and case.deliverable in bench_grid]
         found = {(case.dtype, case.size, case.context) for case in steps}
         sizes, dtypes = ["small", "medium", "large", "xl", "2.7B"], ["f32", "tf32", "bf16_mixed"]
@@ -213,6 +217,41 @@ class BenchOnAGpu(unittest.TestCase):
         graph, eager = (gpu.config[impl] for impl in ("torch_compile_graph", "torch_eager"))
         self.assertEqual((graph["compiled"], graph["graph"], graph["autocast"]), (True, True, True))
         self.assertEqual((eager["compiled"], eager["graph"], eager["attention"]), (False, False, "scores"))
+
+    def test_a_forward_pass_runs_as_its_record_says(self):
+        c = MagicMock()
+        c.side.return_value = c
+        c.struct = lambda kind, case=None, **fields: fields
+        case = bench.whole("small", "bf16_mixed", mode="inference")
+        impls = ["c", "torch_eager", "torch_compile", "c_graph", "torch_compile_graph"]
+        self.assertEqual(list(case.config), impls)
+        self.assertEqual(case.alternate, ("torch_compile_graph", "c_graph"))
+        for impl in ("c", "c_graph"):
+            with self.subTest(impl=impl):
+                driver = drivers.CDriver(case, c, impl, {}, None, None)
+                config, graph = driver.model.config, impl == "c_graph"
+                self.assertEqual((config["until"], config["capture"]), ("forward", graph))
+                self.assertEqual((driver.training, driver.captured), (False, graph))
+                with patch.object(TandemTrainer, "step") as step, patch.object(TandemTrainer, "begin"):
+                    driver.open_whole()
+                self.assertEqual(step.call_count, 2 if graph else 0)
+        with patch.object(drivers, "torch_model"), patch.object(drivers.ref, "Trainer") as trainer:
+            for impl in ("torch_eager", "torch_compile", "torch_compile_graph"):
+                drivers.TorchDriver(case, SimpleNamespace(on=MagicMock()), impl, {}, None, None).open()
+                given = trainer.call_args.kwargs
+                self.assertEqual((given["mode"], given["best"]), ("forward", impl != "torch_eager"))
+
+    def test_what_is_compiled_ahead_is_the_pass_of_the_case(self):
+        draw = SimpleNamespace(device="cpu", integers=lambda *_, **__: torch.zeros(1, 2))
+        for mode, compiled in (("step", "backward"), ("inference", "forward")):
+            case = bench.whole("small", "bf16_mixed", mode=mode)
+            with (
+                patch.object(bench, "initial_state"),
+                patch.object(bench, "torch_model"),
+                patch.object(bench.ref, "Trainer") as trainer,
+            ):
+                bench.ahead(case, draw)
+            self.assertEqual(trainer.call_args.kwargs["mode"], compiled)
 
     def test_pytorch_s_side_asks_c_for_nothing(self):
         case = bench.whole("small", "bf16_mixed")
@@ -297,6 +336,28 @@ class WholeSteps(unittest.TestCase):
         ):
             self.assertIn(line, page)
 
+    def test_the_forward_pass_stands_beside_the_step(self):
+        forward = [
+            plain("bench", case, impl, [0.9 * ms / 10, ms / 10, 1.1 * ms / 10])
+            for case in bench.gpu_cases("full")
+            if case.deliverable == "torch_compile" and case["pass"] == "inference" and case.size in STEP_MS
+            for impl, ms in STEP_MS[case.size].items()
+            if impl in case.config
+        ]
+        page = written(bench, "bench", [*self.records, *forward])
+        for words in (
+            # 100 / 25 and 150 / 80; 20 / 25 and 60 / 80; 30 / 20 and 90 / 60, of either pass
+            "Compiling makes PyTorch's step 4.0 (small), 1.9 (xl) times as fast as eager and its forward pass 4.0 "
+            "(small), 1.9 (xl), in bf16 mixed precision.",
+            "takes 0.60 (small), 0.62 (xl) times the best compiled step's time, and its captured forward pass 0.80 "
+            "(small), 0.75 (xl) times the best compiled one's.",
+            "C's own step is 1.50 (small), 1.50 (xl) times as fast as queued, its forward pass 1.50 (small), "
+            "1.50 (xl).",
+            "| small | 3.00 | 2.00 | 10.0 | 4.00 | 2.50 | 0.800 | 0.300 |",
+            "| xl | 9.00 | 6.00 | 15.0 | 8.00 | 10.0 | 0.750 | 0.600 |",
+        ):
+            self.assertIn(words, page)
+
     def test_memory_is_over_what_each_side_took_and_asked_for(self):
         for record in self.records:
             if record["impl"] == "torch_compile":
@@ -344,6 +405,44 @@ class WholeSteps(unittest.TestCase):
             ("vectorized_elementwise_kernel<4, addcdiv_cuda_kernel>", "rest"),
         ):
             self.assertEqual(gpu_page.part_of(kernel), part, kernel)
+
+
+class BenchOnACpu(unittest.TestCase):
+    def test_the_forward_pass_is_held_against_what_torch_compile_makes_of_it(self):
+        cases = [case for case in bench.cases("full", "cpu") if case.deliverable == "torch_compile"]
+        self.assertEqual([case.size for case in cases], ["small", "medium"])
+        records = [
+            plain("bench", case, impl, [ms]) | {"device": "cpu"}
+            for case in cases
+            for impl, ms in dict(c=30.0, torch_eager=50.0, torch_compile=40.0).items()
+        ]
+        page = written(bench, "bench", records)
+        self.assertIn("| small | 30.0 | 50.0 | 40.0 | 1.25 | 0.750 |", page)
+        self.assertIn("forward pass 1.25 (small), 1.25 (medium) times as fast as eager", page)
+        self.assertIn("takes 0.75 (small), 0.75 (medium) times the compiled one's time.", page)
+
+
+class JitOnACpu(unittest.TestCase):
+    def test_the_handout_s_grid_is_whole_and_its_long_cells_are_few_calls(self):
+        timed = [case for case in jit.cases("full", "cpu") if "time" in case.measure]
+        self.assertEqual({case.seq for case in timed}, {256, 1024, 4096, 8192, 16384})
+        self.assertEqual({case.repeats for case in timed if case.seq >= jit.LONG}, {1})
+        self.assertTrue(all(case.alone for case in timed if case.seq >= 4096))
+        self.assertEqual({case.seq for case in jit.cases("quick", "cpu") if "pass" in case}, {256, 1024})
+
+    def test_a_cell_without_room_is_a_result(self):
+        times = {4096: dict(c=10.0, torch_eager=50.0, torch_compile=20.0), 8192: dict(c=40.0)}
+        records = []
+        for case in jit.cases("full", "cpu"):
+            if "time" in case.measure and case.seq in times and case.head_dim == 64:
+                for impl in ("c", "torch_eager", "torch_compile"):
+                    ms = times[case.seq].get(impl)
+                    record = plain("jit", case, impl, [ms] if ms else ()) | {"device": "cpu"}
+                    records.append(record if ms else record | {"status": "oom"})
+        page = written(jit, "jit", records)
+        self.assertIn("| 8192 | 40.0 | oom | oom |  | 40.0 | oom | oom |", page)
+        self.assertIn("Times are medians of so many calls: 1 (seq 4096, 8192).", page)
+        self.assertIn("0.50 in the median cell, and no cell took more than 1.1", page)
 
 
 class FlashOnAGpu(unittest.TestCase):

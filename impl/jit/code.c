@@ -9,7 +9,7 @@
 #include <string.h>
 
 /* Beside a change of the source, which the key has in it, what its caller relies on. */
-#define GENERATOR "tandem jit 1"
+#define GENERATOR "tandem jit 2"
 
 /** The code of one shape. */
 typedef struct entry {
@@ -137,17 +137,6 @@ cleanup:
     return status;
 }
 
-static void key_of(const jit *j, const char *source, char out[TD_SHA256_TEXT])
-{
-    td_sha256 hash;
-
-    td_sha256_begin(&hash);
-    td_sha256_add(&hash, GENERATOR, sizeof GENERATOR);
-    td_sha256_add(&hash, j->identity, strlen(j->identity) + 1);
-    td_sha256_add(&hash, source, strlen(source));
-    td_sha256_end(&hash, out);
-}
-
 /** Notes what the last failure was, and what is done about it. */
 static void note(jit *j, const char *instead)
 {
@@ -192,12 +181,19 @@ cleanup:
 
 static td_status make(jit *j, const char *source, void **loaded)
 {
-    char key[TD_SHA256_TEXT];
+    td_status status = TD_OK;
+    char *key = NULL;
 
-    key_of(j, source, key);
-    if (j->cache && load_entry(j, key, loaded))
-        return TD_OK;
-    return compile(j, key, source, loaded);
+    if (asprintf(&key, GENERATOR "\n%s\n%s", j->identity, source) < 0) {
+        key = NULL;
+        status = td_fail(TD_NO_MEMORY, "no memory for the key of compiled code");
+        goto cleanup;
+    }
+    if (!j->cache || !load_entry(j, key, loaded))
+        TD_TRY(compile(j, key, source, loaded));
+cleanup:
+    free(key);
+    return status;
 }
 
 /** Field by field into zeroed memory: what lies between fields must not tell two equal shapes apart. */
@@ -210,6 +206,7 @@ static td_attention_shape constants_of(const td_attention_shape *shape)
     s.dtype = shape->dtype, s.causal = shape->causal, s.tf32 = shape->tf32;
     s.mask = shape->causal ? shape->mask : TD_MASK_INF;
     s.scale = shape->scale;
+    s.o_bshd = shape->o_bshd;
     return s;
 }
 

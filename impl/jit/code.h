@@ -7,8 +7,9 @@
 
 /** What makes code for a kind of device: a compiler, and a loader of what it makes. */
 typedef struct td_maker {
-    /* Finds the compiler, once a device: *state is its own from then on, *identity tells it and the processor
-     * or GPU from all others, and description says for people what it is. */
+    /* Finds the compiler, once a device: *state is its own from then on, *identity is a text, valid until
+     * close, that tells it and the processor or GPU from all others, and description says for people what it
+     * is. */
     td_status (*open)(td_device *dev, const td_jit_options *options, void **state, const char **identity,
                       char description[160]);
     void (*close)(void *state);

@@ -24,6 +24,9 @@
     "-std=gnu11", "-O3", "-march=native", WIDTH "-ffp-contract=fast", "-fno-math-errno",                     \
         "-fno-trapping-math", "-shared", "-fPIC", "-nostdlib", "-w"
 
+#define TEXT(...)    #__VA_ARGS__
+#define TEXT_OF(...) TEXT(__VA_ARGS__)
+
 /** A folder of its own for one run of the compiler. */
 typedef struct bench {
     char folder[40];
@@ -150,9 +153,7 @@ td_status td_compiler_find(const char *name, td_compiler *out)
     td_status status = TD_OK;
     td_compiler found = {.path = NULL};
     td_code macros = {NULL, 0};
-    td_sha256 hash;
     bench b = {.folder = ""};
-    static const char *const options[] = {OPTIONS};
 
     TD_TRY(find_program(name, &found.path));
     TD_TRY(bench_init(&b));
@@ -166,14 +167,13 @@ td_status td_compiler_find(const char *name, td_compiler *out)
         goto cleanup;
     }
     take_version((const char *)macros.data, found.version, sizeof found.version);
-    td_sha256_begin(&hash);
-    td_sha256_add(&hash, found.path, strlen(found.path) + 1);
-    td_sha256_add(&hash, macros.data, macros.bytes);
-    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
-        td_sha256_add(&hash, options[i], strlen(options[i]) + 1);
-    td_sha256_end(&hash, found.identity);
+    if (asprintf(&found.identity, "%s\n%s\n%s", found.path, TEXT_OF(OPTIONS), (char *)macros.data) < 0) {
+        found.identity = NULL;
+        status = td_fail(TD_NO_MEMORY, "no memory for what compiler '%s' is", found.path);
+        goto cleanup;
+    }
     *out = found;
-    found.path = NULL;
+    found = (td_compiler){.path = NULL};
 cleanup:
     td_code_free(&macros);
     bench_deinit(&b);
@@ -184,7 +184,8 @@ cleanup:
 void td_compiler_deinit(td_compiler *compiler)
 {
     free(compiler->path);
-    compiler->path = NULL;
+    free(compiler->identity);
+    *compiler = (td_compiler){.path = NULL};
 }
 
 static td_status write_source(const bench *b, const char *source)

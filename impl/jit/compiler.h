@@ -6,10 +6,10 @@
 
 /** One that was found and asked who it is. */
 typedef struct td_compiler {
-    char *path;                    /* of the program itself, links resolved */
-    char version[96];              /* what it calls itself */
-    char identity[TD_SHA256_TEXT]; /* hash of its path, of our options, and of every macro that it predefines
-                                    * here: they tell its version and the processor that it makes code for */
+    char *path;       /* of the program itself, links resolved */
+    char version[96]; /* what it calls itself */
+    char *identity;   /* its path, our options, and every macro that it predefines here: they tell its version
+                       * and the processor that it makes code for */
 } td_compiler;
 
 /** Looks for `name`: a path if it has a slash, else in the system's own folders, whatever the environment

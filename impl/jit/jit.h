@@ -9,8 +9,8 @@
  *
  * Code is compiled when a shape is first met, which takes a tenth of a second or more: td_jit_prepare does
  * that ahead, and has to before a graph is captured. It stays in memory until the device is closed, and,
- * where td_jit_configure names a folder, on disk under a hash of all that it follows from: source, options,
- * processor or GPU, the compiler's path and version. Batch and heads are no constants. */
+ * where td_jit_configure names a folder, on disk with all that it follows from: source, options, processor or
+ * GPU, the compiler's path and version. Batch and heads are no constants. */
 #ifndef TD_JIT_JIT_H
 #define TD_JIT_JIT_H
 

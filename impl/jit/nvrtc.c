@@ -41,18 +41,10 @@ static void load_builtins(const td_nvrtc *nvrtc, int major, int minor)
 static void identify(td_nvrtc *n)
 {
     struct stat info = {.st_size = 0};
-    td_sha256 hash;
-    char size[32];
 
     (void)stat(n->path, &info);
-    snprintf(size, sizeof size, "%lld", (long long)info.st_size);
-    td_sha256_begin(&hash);
-    td_sha256_add(&hash, n->path, strlen(n->path) + 1);
-    td_sha256_add(&hash, size, strlen(size) + 1);
-    td_sha256_add(&hash, n->version, strlen(n->version) + 1);
-    td_sha256_add(&hash, n->target, strlen(n->target) + 1);
-    td_sha256_add(&hash, STANDARD, sizeof STANDARD);
-    td_sha256_end(&hash, n->identity);
+    snprintf(n->identity, sizeof n->identity, "%s\n%lld\n%s\n%s " STANDARD, n->path, (long long)info.st_size,
+             n->version, n->target);
 }
 
 static td_status find_functions(void *loaded, td_nvrtc *out)

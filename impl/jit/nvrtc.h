@@ -23,8 +23,8 @@ typedef struct td_nvrtc {
     const char *(*GetErrorString)(int code);
     char path[256]; /* of the library */
     char version[24];
-    char target[40];               /* the option that names the GPUs it makes code for */
-    char identity[TD_SHA256_TEXT]; /* hash of path, size, version, and of our options */
+    char target[40];    /* the option that names the GPUs it makes code for */
+    char identity[400]; /* path, size, version, and our options */
 } td_nvrtc;
 
 /** Looks for the library `name`, a path or what the loader finds; NULL: libnvrtc.so of CUDA 13 or 12. It will

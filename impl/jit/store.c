@@ -5,15 +5,17 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* An entry begins with these lines: what it is, its key, the checksum and the length of what follows. */
-#define HEAD_FORMAT "tandem jit 1\n%s\n%s\n%020zu\n"
-enum { HEAD_BYTES = 13 + 65 + 65 + 21, MOST_BYTES = 256 << 20 };
+/* An entry begins with these lines: what it is, the checksum and the length of what follows, which is the key
+ * with its end, and the code. */
+#define HEAD_FORMAT "tandem jit 2\n%016" PRIx64 "\n%020zu\n"
+enum { HEAD_BYTES = 13 + 17 + 21, MOST_BYTES = 256 << 20 };
 
 void td_code_free(td_code *code)
 {
@@ -71,47 +73,48 @@ td_status td_code_read(const char *path, td_code *out)
     return status;
 }
 
-static char *path_of(const char *folder, const char *key)
-{
-    const size_t room = strlen(folder) + TD_SHA256_TEXT + 8;
-    char *path = malloc(room);
+#define HASH_OF_NOTHING 0xcbf29ce484222325
 
-    if (path)
-        snprintf(path, room, "%s/%s.jit", folder, key);
-    else
-        td_fail(TD_NO_MEMORY, "no memory for a file's name");
-    return path;
+/** FNV-1a of what `hash` is of and of this: damage shows. Who can write to the folder needs no collision. */
+static uint64_t hash_with(uint64_t hash, const void *data, size_t bytes)
+{
+    const unsigned char *from = data;
+
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ from[i]) * 0x100000001b3;
+    return hash;
 }
 
-static void checksum(const unsigned char *data, size_t bytes, char out[TD_SHA256_TEXT])
+static char *path_of(const char *folder, const char *key)
 {
-    td_sha256 hash;
+    char *path = NULL;
 
-    td_sha256_begin(&hash);
-    td_sha256_add(&hash, data, bytes);
-    td_sha256_end(&hash, out);
+    if (asprintf(&path, "%s/%016" PRIx64 ".jit", folder, hash_with(HASH_OF_NOTHING, key, strlen(key))) < 0) {
+        path = NULL;
+        td_fail(TD_NO_MEMORY, "no memory for a file's name");
+    }
+    return path;
 }
 
 /** Whether a whole file is the entry of that key. */
 static td_status check_entry(const char *path, const char *key, const td_code *file)
 {
     td_status status = TD_OK;
-    char head[HEAD_BYTES + 1], sum[TD_SHA256_TEXT];
+    const size_t key_bytes = strlen(key) + 1;
     const char *const at = (const char *)file->data;
+    char head[HEAD_BYTES + 1];
 
     if (file->bytes < HEAD_BYTES || memcmp(at, HEAD_FORMAT, 13) != 0) {
         status = td_fail(TD_IO_ERROR, "'%s' is no compiled code, or was cut short", path);
         goto cleanup;
     }
-    if (memcmp(at + 13, key, TD_SHA256_TEXT - 1) != 0) {
-        status = td_fail(TD_IO_ERROR, "'%s' is stale: it was made from another source or by another compiler",
-                         path);
-        goto cleanup;
-    }
-    checksum(file->data + HEAD_BYTES, file->bytes - HEAD_BYTES, sum);
-    snprintf(head, sizeof head, HEAD_FORMAT, key, sum, file->bytes - HEAD_BYTES);
+    const size_t rest = file->bytes - HEAD_BYTES;
+    snprintf(head, sizeof head, HEAD_FORMAT, hash_with(HASH_OF_NOTHING, at + HEAD_BYTES, rest), rest);
     if (memcmp(at, head, HEAD_BYTES) != 0)
         status = td_fail(TD_IO_ERROR, "'%s' is corrupt: its checksum is not that of its content", path);
+    else if (rest < key_bytes || memcmp(at + HEAD_BYTES, key, key_bytes) != 0)
+        status = td_fail(TD_IO_ERROR, "'%s' is stale: it was made from another source or by another compiler",
+                         path);
 cleanup:
     return status;
 }
@@ -148,9 +151,10 @@ td_found td_store_read(const char *folder, const char *key, td_code *out)
     TD_TRY(check_owner(file, path));
     TD_TRY(read_all(file, path, &whole));
     TD_TRY(check_entry(path, key, &whole));
-    out->bytes = whole.bytes - HEAD_BYTES;
+    const size_t before = HEAD_BYTES + strlen(key) + 1;
+    out->bytes = whole.bytes - before;
     out->data = whole.data;
-    memmove(out->data, out->data + HEAD_BYTES, out->bytes);
+    memmove(out->data, out->data + before, out->bytes);
     whole.data = NULL;
     found = TD_FOUND;
 cleanup:
@@ -188,8 +192,9 @@ static td_status make_folders(const char *folder)
 td_status td_store_write(const char *folder, const char *key, const td_code *code)
 {
     td_status status = TD_OK;
-    char head[HEAD_BYTES + 1], sum[TD_SHA256_TEXT];
+    const size_t key_bytes = strlen(key) + 1;
     td_beside file = {.descriptor = -1};
+    char head[HEAD_BYTES + 1];
     char *path = path_of(folder, key);
 
     if (!path) {
@@ -198,10 +203,12 @@ td_status td_store_write(const char *folder, const char *key, const td_code *cod
     }
     if (access(folder, F_OK) != 0)
         TD_TRY(make_folders(folder));
-    checksum(code->data, code->bytes, sum);
-    snprintf(head, sizeof head, HEAD_FORMAT, key, sum, code->bytes);
+    const uint64_t hash = hash_with(HASH_OF_NOTHING, key, key_bytes);
+    snprintf(head, sizeof head, HEAD_FORMAT, hash_with(hash, code->data, code->bytes),
+             key_bytes + code->bytes);
     TD_TRY(td_beside_open(&file, path));
     TD_TRY(td_beside_write(&file, head, HEAD_BYTES));
+    TD_TRY(td_beside_write(&file, key, key_bytes));
     TD_TRY(td_beside_write(&file, code->data, code->bytes));
     TD_TRY(td_beside_commit(&file));
 cleanup:

@@ -1,11 +1,11 @@
-/** Internal to jit/: the folder of compiled code. An entry is a file that begins with its key and the
- * checksum of what follows; it is written beside its place and renamed, so that processes which write the
- * same one at once leave a whole one. */
+/** Internal to jit/: the folder of compiled code. A key is a text, all that the code follows from. An entry
+ * is a file that is named by a hash of its key and has the key in it: keys of one hash take the place of each
+ * other, and none gets the code of another. It is written beside its place and renamed, so that processes
+ * which write the same one at once leave a whole one. */
 #ifndef TD_JIT_STORE_H
 #define TD_JIT_STORE_H
 
 #include "base/status.h"
-#include "jit/sha256.h"
 
 /** Bytes that td_code_free gives back. */
 typedef struct td_code {

@@ -1,5 +1,6 @@
 """The training step of the course's models, in C and in PyTorch from the same weights: phase by phase, each
-synchronised, as the handout asks for; and on a GPU as a whole, captured and compiled, where nothing waits inside."""
+synchronised, as the handout asks for; and on a GPU as a whole, captured and compiled, where nothing waits inside. The
+forward pass alone beside torch.compile's, on a CPU too."""
 
 import torch
 
@@ -17,7 +18,7 @@ from ref.transformer import SIZES, fused_attention
 DELIVERABLES = {
     "benchmarking_script": "Forward, backward and optimizer of the models, and what warm-up changes",
     "benchmarking_mixed_precision (c)": "bf16 against f32, by size",
-    "torch_compile (b)": "The whole training step, captured and compiled",
+    "torch_compile (b)": "The whole model, captured and compiled",
     "gradient_checkpointing": "Activations computed again: time and memory of a step",
     "micro_batches": "Steps of many micro-batches: what is used of the GPU",
 }
@@ -54,11 +55,13 @@ def cases(profile, device):
             yield step(keys["size"], 128, "f32", keys["mode"], warmup=warmup, repeats=10)
     for keys in grid(size=list(SIZES), mode=["step", "inference"]):
         yield step(keys["size"], 128, "bf16", keys["mode"], warmup=1, repeats=3)
+    for size in ("small", "medium"):
+        yield step(size, 128, "f32", "inference", warmup=2, repeats=5, compiled=True)
 
 
 def gpu_cases(profile):
-    """The whole step of every size against compiled PyTorch; where its time goes; the handout's grid of phases; and the
-    first steps of a cold process."""
+    """The whole step and the forward pass of every size against compiled PyTorch; where the step's time goes; the
+    handout's grid of phases; and the first steps of a cold process."""
     if profile == "quick":
         yield whole("small", "bf16_mixed")
         yield gpu_step("small", WHOLE_CONTEXT, "bf16_mixed", "step")
@@ -67,6 +70,8 @@ def gpu_cases(profile):
         return
     for size in GPU_SIZES:
         yield whole(size, "bf16_mixed")
+    for size in GPU_SIZES:
+        yield whole(size, "bf16_mixed", mode="inference")
     for keys in (("xl", 1024, 1), ("xl", 2048, 1), ("xl", 2048, 2), ("xl", 2048, 4)):
         yield checkpoints(*keys, "cuda", stage=1)
     for size, batch in (("2.7B", 16), ("xl", 32)):
@@ -119,8 +124,10 @@ def shape_of(size, context):
     return shape | dict(context=context), 2 * VOCAB * d_model + layers * (4 * d_model**2 + 3 * d_model * d_ff)
 
 
-def step(size, context, dtype, mode, *, warmup, repeats):
-    """Phase by phase, on a CPU."""
+def step(size, context, dtype, mode, *, warmup, repeats, compiled=False):
+    """Phase by phase, on a CPU; `compiled`: beside what torch.compile makes of it."""
+    impls = ["c", "torch_eager", *(["torch_compile"] if compiled else [])]
+    deliverable = "benchmarking_mixed_precision" if dtype in LOW else "benchmarking_script"
     shape, numel = shape_of(size, context)
     element = 2 if dtype == "bf16" else 4
     # Weights of a side and what both start from; gradients and f32 moments when training; activations are
@@ -129,13 +136,13 @@ def step(size, context, dtype, mode, *, warmup, repeats):
     work = BATCH * context * 2 * numel * (3 if mode == "step" else 1)
     slow = 3 if dtype == "bf16" else 1
     return Case(
-        "benchmarking_mixed_precision" if dtype in LOW else "benchmarking_script",
+        "torch_compile" if compiled else deliverable,
         measure="time memory" if mode == "step" else "time",
         repeats=repeats,
-        seconds=2 * (warmup + repeats + 1) * work / RATES["cpu"] * slow + numel / 2e7,
+        seconds=len(impls) * (warmup + repeats + 1) * work / RATES["cpu"] * slow + numel / 2e7,
         alone=True,  # hungry, and cold, which is what the warm-up is about
-        config=configs(["c", "torch_eager"], "cpu", dtype, mode),
-        needs_bytes=2 * held + numel * element,
+        config=configs(impls, "cpu", dtype, mode),
+        needs_bytes=len(impls) * held + numel * element,
         size=size,
         **shape,
         dtype=dtype,
@@ -193,32 +200,33 @@ def cold(size):
 
 
 def whole(size, dtype, mode="step"):
-    """Steps that nothing waits for between two readings of the clock, or one step and what its kernels take."""
+    """Steps, or with "inference" forward passes, that nothing waits for between two readings of the clock; or with
+    "parts" one step and what its kernels take."""
     shape, numel = shape_of(size, WHOLE_CONTEXT)
-    mine, theirs = step_seconds(size, WHOLE_CONTEXT, dtype)
-    steps = 7 * WHOLE_STEPS + 8 if mode == "step" else 6
+    training, timed = mode != "inference", mode != "parts"
+    mine, theirs = step_seconds(size, WHOLE_CONTEXT, dtype, "step" if training else mode)
+    steps = 7 * WHOLE_STEPS + 8 if timed else 6
     queued = ["c", "torch_eager", "torch_compile"]
-    impls = [*queued, "c_graph", "c_graph_overlap"]
-    if mode == "parts":
-        impls.remove("c_graph")
-    elif dtype == "bf16_mixed":
-        impls.append("torch_compile_graph")
+    captured = ["c_graph"] if timed else []
+    captured += ["c_graph_overlap"] if training else []
+    captured += ["torch_compile_graph"] if timed and dtype == "bf16_mixed" else []
+    # What the headline compares; where two models fit at once it is the first two.
+    alternate = [impl for impl in ("torch_compile_graph", "c_graph_overlap", "c_graph") if impl in captured]
     return Case(
         "torch_compile",
-        measure="time memory" if mode == "step" else "memory",
+        measure={"step": "time memory", "inference": "time", "parts": "memory"}[mode],
         repeats=7,
         together=WHOLE_STEPS,
         in_turn=True,
-        # What the headline compares; where two models fit at once it is the first two.
-        alternate=("torch_compile_graph", "c_graph_overlap", "c_graph") if mode == "step" else (),
-        again=queued if mode == "step" else (),
-        config=configs(impls, "cuda", dtype, mode, timed="whole"),
-        alone=mode == "parts",
-        ahead=mode == "step",
+        alternate=alternate if timed else (),
+        again=queued if timed else (),
+        config=configs([*queued, *captured], "cuda", dtype, mode, timed="whole"),
+        alone=not timed,
+        ahead=timed,
         stage=-2 if mode == "step" else -1,
         # With what is compiled ahead of its turn.
         seconds=OVERHEAD_S + numel / 2e9 + SIZES[size][2] * 0.5 + steps * (7 * mine + 2 * theirs),
-        needs_bytes=numel * 20,
+        needs_bytes=numel * (20 if training else 12),
         size=size,
         **shape,
         dtype=dtype,
@@ -248,7 +256,7 @@ def eager_seconds(size, mode="step"):
 
 
 def ahead(case, draw):
-    """Compiles PyTorch's step for the case, which then finds it in the cache on the disk. Which variant of a kernel is
+    """Compiles PyTorch's pass for the case, which then finds it in the cache on the disk. Which variant of a kernel is
     the fastest is left for the case to find out, where nothing disturbs the clock."""
 
     def zeros(name, shape, dtype, **how):  # weights that take no room beside the model's
@@ -260,7 +268,8 @@ def ahead(case, draw):
     from torch._inductor import config  # which nobody else has to wait for
 
     with config.patch(autotune_local_cache=False):
-        ref.Trainer(model, ids, targets, mode="backward", autocast=autocast, best=True).whole()
+        mode = "forward" if case["pass"] == "inference" else "backward"
+        ref.Trainer(model, ids, targets, mode=mode, autocast=autocast, best=True).whole()
 
 
 def run(case, draw, c):
@@ -281,7 +290,8 @@ def run(case, draw, c):
         driver = (TorchDriver if impl.startswith("torch") else CDriver)(case, c, impl, *batch)
         timing = Parts if case["pass"] == "parts" else TIMINGS[how["timed"]]
         # Of the sides that may alternate none keeps scores, as the case's hungriest does.
-        needs = 18 * shape_of(case["size"], case.context)[1] if impl in case.alternate else None
+        each = 8 if case["pass"] == "inference" else 18  # bytes a weight
+        needs = each * shape_of(case["size"], case.context)[1] if impl in case.alternate else None
         sides[impl] = side_of(timing(driver, case, values), flops, needs)
     return sides
 

@@ -33,7 +33,7 @@ def report(page, records):
     report_grid(page, warm, cold)
     report_warmup(page, cold)
     report_speedups(page, warm)
-    report_whole(page, whole)
+    report_whole(page, whole, type(records)(in_order(compiled.only(**{"pass": "inference"}).records)))
     report_memory(page, whole)
     report_apart(page, whole.only("torch_compile"))
     parts = compiled.only(**{"pass": "parts"})
@@ -88,7 +88,7 @@ def shown(record, name):
     return value if value is not None or record is None else record["status"]
 
 
-def report_whole(page, records):
+def report_whole(page, records, forward):
     page.question("How long does a training step take, when nothing waits inside (batch 4, context 512)?")
     times, spreads, ratios, shares, found = [], [], [], [], {}
     impls = [impl for impl in ORDER if len(records.only(impl=impl))]
@@ -104,6 +104,7 @@ def report_whole(page, records):
             axis="columns", how="all"
         )
         page.table(frame, f"steps_{dtype}", units=units_of(frame, impls, "ms"))
+    passes = report_forward(page, forward)
     if not times:
         page.table(pd.DataFrame(), "steps")
         return
@@ -122,7 +123,7 @@ def report_whole(page, records):
         for impl in GRAPHS:
             say_ratios(page, dtype, found.get(dtype, {}), impl, BEST, graph_bar)
         say_ratios(page, dtype, found.get(dtype, {}), "c", "torch_eager", eager_bar)
-    answer_whole(page, found.get("bf16_mixed", {}))
+    answer_whole(page, found.get("bf16_mixed", {}), passes)
     page.method(
         "Whole steps: medians; n is how many samples each is of, the largest spread is (max - min) / median of "
         "the side "
@@ -149,24 +150,73 @@ def report_whole(page, records):
     )
 
 
-def answer_whole(page, by_size):
-    """Compiled over eager, which is the handout's question; C's captured step over both, and over its queued one."""
-    gains = ratios_over(by_size, COMPILED, ("torch_eager",))
-    best = {size: ratio_and_range(sides, "c_graph_overlap", BEST) for size, sides in by_size.items()}
-    best = {size: found[0] for size, found in best.items() if found}
-    if not gains or not best:
-        return
-    own = ratios_over(by_size, ("c_graph",), ("c",))
-    own = ", ".join(f"{1 / ratio:.2f} ({size})" for size, ratio in own.items())
-    captured = f" Captured as a graph, C's own step is {own} times as fast as queued." if own else ""
-    by_size = ", ".join(f"{1 / ratio:.1f} ({size})" for size, ratio in gains.items())
-    mine = ", ".join(f"{ratio:.2f} ({size})" for size, ratio in best.items())
-    page.answer(
-        "torch_compile (b)",
-        f"Compiling makes PyTorch's step {by_size} times as fast as eager, in bf16 mixed precision. C's captured step "
-        f"with its updates along the backward pass takes {mine} times the best compiled step's time.{captured}",
-        f"{ranged(best.values())} x the best compiled step",
+def report_forward(page, records):
+    """The forward pass without gradients, by size, beside the step. Returns {size: {impl: record}}."""
+    impls = [impl for impl in ORDER if len(records.only(impl=impl))]
+    found, rows, ranges = {}, [], []
+    for (size,), sides in by_case(records, ["size"]).items():
+        found[size] = sides
+        row = {"size": size} | {impl: shown(sides.get(impl), "ms") for impl in impls}
+        ms = {impl: number_of(sides.get(impl), "ms") for impl in impls}
+        row[f"c_graph / {BEST}"] = quotient(ms.get("c_graph"), ms.get(best_of(COMPILED, sides, "ms")))
+        row["c / torch_eager"] = quotient(ms.get("c"), ms.get("torch_eager"))
+        rows.append(row)
+        ranges += [{"size": size} | spread(record) for record in sides.values() if "ms" in record]
+    if not rows:
+        return found
+    page.text("The forward pass alone, without gradients, in bf16_mixed:")
+    frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
+    page.table(frame, "forward", units=units_of(frame, impls, "ms"))
+    if ranges:
+        frame = pd.DataFrame(ranges)
+        units = units_of(frame, ("median", "min", "max", "slower process"), "ms")
+        page.table(frame, "forward_spread", units=units)
+    page.method(
+        "The forward pass alone: ids in, logits out, no loss and nothing kept; samples as of the step. "
+        f"{how_they_ran(records)} In PyTorch autocast rounds the f32 weights in every pass; C has 16-bit copies of "
+        "them, which it makes when weights change. c_graph copies ids in and replays one graph; torch_compile_graph "
+        f"replays one that reads the same ids. {ran_with(records)}"
     )
+    return found
+
+
+def answer_whole(page, steps, passes):
+    """Compiled over eager, which is the handout's question; C's captured step over both, and over its queued one: of
+    the step, and of the forward pass where it was measured."""
+
+    def faster(by_size, mine, theirs, digits):
+        ratios = ratios_over(by_size, mine, theirs)
+        return ", ".join(f"{1 / ratio:.{digits}f} ({size})" for size, ratio in ratios.items())
+
+    def over_best(by_size, impl):
+        found = {size: ratio_and_range(sides, impl, BEST) for size, sides in by_size.items()}
+        return {size: ratio[0] for size, ratio in found.items() if ratio}
+
+    def listed(ratios):
+        return ", ".join(f"{ratio:.2f} ({size})" for size, ratio in ratios.items())
+
+    gains = [faster(by_size, COMPILED, ("torch_eager",), 1) for by_size in (steps, passes)]
+    best = [over_best(steps, "c_graph_overlap"), over_best(passes, "c_graph")]
+    own = [faster(by_size, ("c_graph",), ("c",), 2) for by_size in (steps, passes)]
+    if not gains[0] or not best[0]:
+        return
+    said = [
+        f"Compiling makes PyTorch's step {gains[0]} times as fast as eager"
+        + (f" and its forward pass {gains[1]}" if gains[1] else "")
+        + ", in bf16 mixed precision.",
+        "C's captured step with its updates along the backward pass takes "
+        f"{listed(best[0])} times the best compiled step's time"
+        + (
+            f", and its captured forward pass {listed(best[1])} times the best compiled one's"
+            if best[1]
+            else ""
+        )
+        + ".",
+    ]
+    if own[0]:
+        forward = f", its forward pass {own[1]}" if own[1] else ""
+        said.append(f"Captured as a graph, C's own step is {own[0]} times as fast as queued{forward}.")
+    page.answer("torch_compile (b)", " ".join(said), f"{ranged(best[0].values())} x the best compiled step")
 
 
 def ratios_over(by_size, mine, theirs):
