@@ -1,6 +1,6 @@
 """Optimizer state split among ranks, by PyTorch's own ZeroRedundancyOptimizer."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,3 +21,11 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
         for name, value in state.items()
         if name.startswith("exp_avg")
     )
+
+
+def loads(elements: Sequence[int], ranks: int) -> list[int]:
+    """Elements of each rank, where whole tensors are given away: the largest first, to the rank that has least."""
+    found = [0] * ranks
+    for count in sorted(elements, reverse=True):
+        found[found.index(min(found))] += count
+    return found

@@ -78,9 +78,10 @@ c                libtandem. `c.td_xyz(...)` calls the function of that name; a t
     c.ranks                                 of a case of several ranks: .rank and .ranks; .comm("mpi"), libtandem's
                                             communicator over that backend, which lives as long as the processes;
                                             .library("mpi"), its name; .barrier(); .same(tensor), whether all ranks
-                                            have the same bits; .session, a `c` on the communicators' own device, for
-                                            what queues collectives itself, and is destroyed by the side's close.
-                                            torch.distributed is ready, over Gloo and on GPUs NCCL
+                                            have the same bits; .gathered(value), every rank's; .session, a `c` on the
+                                            communicators' own device, for what queues collectives itself, and is
+                                            destroyed by the side's close. torch.distributed is ready, over Gloo and on
+                                            GPUs NCCL
     c.bound("td_xyz", ...)                  that call with arguments looked up once, to time what takes microseconds
     c.side("c_naive")                       the same for another C variant of the case, on a device of its own
     c.tensor(address, shape, dtype)         a tensor that looks at C's memory, no copy

@@ -134,9 +134,13 @@ class Ranks:
     def same(self, tensor: torch.Tensor) -> bool:
         """Whether all ranks have the same bits in it."""
         mine = tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes()
+        return len(set(self.gathered(hashlib.sha256(mine).digest()))) == 1
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Every rank's, on all of them."""
         everyone: list[Any] = [None] * self.ranks
-        dist.all_gather_object(everyone, hashlib.sha256(mine).digest())
-        return len(set(everyone)) == 1
+        dist.all_gather_object(everyone, value)
+        return everyone
 
     def close(self) -> None:
         """Together with the other ranks."""

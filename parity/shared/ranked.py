@@ -111,13 +111,21 @@ class TorchTrainer:
         self.parallel = self.optimizer = None
 
     def step(self, ids, targets):
+        loss = self.backward(ids, targets)
+        self.update()
+        return loss
+
+    def backward(self, ids, targets):
+        """Up to gradients of all ranks."""
         self.optimizer.zero_grad(set_to_none=self.case.get("strategy", "bucketed") != "bucketed")
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.case.dtype == "bf16_mixed"):
             loss = transformer.cross_entropy(self.parallel.forward(ids), targets)
         loss.backward()
         self.parallel.finish()
-        self.optimizer.step()
         return loss.detach()
+
+    def update(self):
+        self.optimizer.step()
 
 
 def torch_options():

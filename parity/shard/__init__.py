@@ -1,13 +1,16 @@
 """Optimizer state split among ranks: libtandem's, by tensors and flat, beside PyTorch's ZeroRedundancyOptimizer."""
 
-import pandas as pd
 import torch
 
 from parity.core import Case, Side, equal, within
-from parity.shared.ranked import configs, judged_step, sides_of, spread_of, timed_step, torch_options
+from parity.shard import memory
+from parity.shard.page import report
+from parity.shared.ranked import configs, judged_step, sides_of, timed_step, torch_options
 from ref import ddp as toys
 from ref import shard as ref
 from ref.transformer import SIZES
+
+__all__ = ["DELIVERABLES", "cases", "report", "run"]
 
 DELIVERABLES = {
     "optimizer_state_sharding": "Each rank updates a part of the weights: those of one optimizer",
@@ -15,11 +18,14 @@ DELIVERABLES = {
 }
 IMPL = "torch_zero"
 KINDS = ("tensors", "flat")
+STATES = ("whole", *KINDS)
+ACCOUNTING = "optimizer_state_sharding_accounting"
 TOY_STEPS, SAMPLES = 10, 32
 TOY = dict(lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
 TINY = dict(size="tiny", d_model=48, d_ff=100, layers=3, heads=3, vocab=57, batch=2, context=12)
 LAPTOP = dict(size="laptop", d_model=256, d_ff=1024, layers=4, heads=4, vocab=2000, batch=2, context=64)
 BUCKET_MB = 25
+LAPTOP_MB = 4  # where it is counted what is sent: in more calls than one
 XL_WAYS = ("f32", "bf16_mixed")
 XL_BYTES = 45 * 2**30
 # AdamW divides by the root of a mean square: where a gradient is noise, its update is, too. All others agree
@@ -35,6 +41,7 @@ def cases(profile, device):
         for shard in KINDS if ranks == 2 or profile == "full" else KINDS[-1:]:
             keys = TINY | ways(shard, 0.05) | dict(ranks=ranks, steps=3, dtype="f32", optimizer="adamw")
             yield Case("optimizer_state_sharding", seconds=1.0, config=configs_of(device), **keys)
+    yield from memory_cases(profile, device)
     yield from xl_cases() if device == "cuda" else laptop_cases(profile)
 
 
@@ -43,25 +50,38 @@ def laptop_cases(profile):
         for shard in KINDS:
             keys = LAPTOP | ways(shard, BUCKET_MB) | dict(ranks=ranks, dtype="f32", optimizer="adamw")
             how = dict(measure="time", seconds=4.0 * ranks, repeats=10, config=configs_of("cpu"))
-            yield Case("optimizer_state_sharding_accounting", warmup=3, **keys, **how)
+            yield Case(ACCOUNTING, warmup=3, **keys, **how)
 
 
 def xl_cases():
-    """The assignment's: xl on two GPUs, batch 2 a rank."""
-    d_model, d_ff, layers, heads = SIZES["xl"]
-    xl = dict(size="xl", d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=10_000)
     for dtype in XL_WAYS:
         for shard in KINDS:
-            keys = xl | ways(shard, BUCKET_MB) | dict(batch=2, context=128, ranks=2, optimizer="adamw")
+            keys = xl_size() | ways(shard, BUCKET_MB) | dict(ranks=2, optimizer="adamw")
             how = dict(measure="time", seconds=15.0, repeats=10, in_turn=True, needs_bytes=XL_BYTES)
-            yield Case(
-                "optimizer_state_sharding_accounting",
-                warmup=5,
-                dtype=dtype,
-                **keys,
-                **how,
-                config=configs_of("cuda"),
-            )
+            yield Case(ACCOUNTING, warmup=5, dtype=dtype, **keys, **how, config=configs_of("cuda"))
+
+
+def memory_cases(profile, device):
+    """Where memory goes, and what is sent: with state that every rank has, and split both ways."""
+    size, ways_of, mb = (xl_size(), XL_WAYS, BUCKET_MB) if device == "cuda" else (LAPTOP, ("f32",), LAPTOP_MB)
+    for ranks in (2, 4) if profile == "full" and device == "cpu" else (2,):
+        for dtype in ways_of:
+            for shard in STATES:
+                keys = (
+                    size | ways(shard, mb) | dict(ranks=ranks, dtype=dtype, optimizer="adamw", part="memory")
+                )
+                how = dict(seconds=20.0 if device == "cuda" else ranks, in_turn=device == "cuda")
+                config = configs(torch.device(device), "torch_ddp" if shard == "whole" else IMPL)
+                yield Case(
+                    ACCOUNTING, needs_bytes=XL_BYTES if device == "cuda" else 0, config=config, **keys, **how
+                )
+
+
+def xl_size():
+    """The assignment's: xl on two GPUs, batch 2 a rank."""
+    d_model, d_ff, layers, heads = SIZES["xl"]
+    model = dict(size="xl", d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=10_000)
+    return model | dict(batch=2, context=128)
 
 
 def configs_of(device):
@@ -70,12 +90,14 @@ def configs_of(device):
 
 def ways(shard, mb):
     """By tensors gradients are reduced in buckets as well, and owners broadcast."""
-    return dict(shard=shard, bucket_mb=mb) | ({"strategy": "bucketed"} if shard == "tensors" else {})
+    return dict(shard=shard, bucket_mb=mb) | ({"strategy": "bucketed"} if shard != "flat" else {})
 
 
 def run(case, draw, c):
     if "model" in case:
         return on_toys(case, draw, c)
+    if "part" in case:
+        return memory.run(case, draw, c)
     if "warmup" in case:
         return timed_step(case, draw, c, IMPL, zero_of)
     return judged_step(case, draw, c, IMPL, {"update.*": within(rel_l2=UPDATES_WITHIN)}, zero_of)
@@ -188,68 +210,3 @@ def on_toys(case, draw, c):
         "equal": in_one,
         "rule": {"ranks_apart": equal("truth")},
     }
-
-
-# ---- the page ----
-
-RIGHT = "Are the weights those of one optimizer?"
-HOW_LONG = "How long does a step take, and how much state has a rank?"
-
-
-def report(page, records):
-    errors = type(records)(r for r in records.records if "steps" in r["case"])
-    times = type(records)(r for r in records.records if "warmup" in r["case"])
-    page.question(RIGHT)
-    rows, held = proofs(errors)
-    page.table(rows, "proofs")
-    page.question(HOW_LONG)
-    frame, said = by_kind(times)
-    page.table(frame, "steps")
-    if held:
-        text = f"{held}: no further from float64 than PyTorch's, the Transformer's updates within 2 %."
-        page.answer("optimizer_state_sharding", text, held, question=RIGHT)
-    if said:
-        text, figure = spread_of(said)
-        page.answer("optimizer_state_sharding_accounting", f"A step takes, times PyTorch's, {text}.", figure)
-    page.method(
-        "Every rank is a process of this host; all sides run in the same processes, call by call in turn, and a sample "
-        "is the time of the slowest rank, until new weights are on all. `tensors`: a parameter has an owner, which "
-        "updates and broadcasts it, behind gradients that are reduced in buckets. `flat`: buckets are reduced and "
-        "scattered, and weights gathered. PyTorch's is ZeroRedundancyOptimizer behind DistributedDataParallel, over "
-        "Gloo on the CPU and NCCL on GPUs; of state, moments are counted, on rank 0."
-    )
-
-
-def proofs(errors):
-    rows, ok, of = {}, 0, 0
-    for record in errors.records:
-        if record["status"] == "unsupported":
-            continue
-        case, mine = record["case"], record["impl"].startswith("c_")
-        key = (case.get("model", case.get("size")), case["shard"], case["ranks"], record["impl"])
-        names = ("model", "split", "ranks", "side")
-        row = rows.setdefault(key, dict(zip(names, key, strict=True)) | {"results": 0, "hold": 0})
-        row["results"] += 1
-        row["hold"] += record["status"] == "ok"
-        row["state of rank 0 (bytes)"] = record.get("values", {}).get("state_bytes")
-        ok, of = ok + (mine and record["status"] == "ok"), of + mine
-    return pd.DataFrame([rows[key] for key in sorted(rows)]), f"{ok} of {of} results hold" if of else ""
-
-
-def by_kind(times):
-    rows, said = {}, []
-    for record in times.records:
-        if "ms" not in record:
-            continue
-        case = record["case"]
-        key = (case["size"], case["dtype"], case["ranks"], case["shard"])
-        names = ("size", "dtype", "ranks", "split")
-        row = rows.setdefault(key, dict(zip(names, key, strict=True)))
-        row[f"{record['impl']} (ms)"] = record["ms"]["median"]
-        if "ratio" in record:
-            words = (
-                f"{case['shard']}, {record['impl'].removeprefix('c_')} ({case['size']}, {case['dtype']}, "
-                f"{case['ranks']} ranks)"
-            )
-            said.append((record["ratio"]["median"], words))
-    return pd.DataFrame([rows[key] for key in sorted(rows)]), said

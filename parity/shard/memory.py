@@ -1,0 +1,184 @@
+"""Where each rank's memory goes at three points of a step, and what a step sends: with state that every rank has, by
+tensors, and flat."""
+
+import functools
+
+from parity.core import Side, within
+from parity.shared.model import initial_state, train_options
+from parity.shared.ranked import ADAMW, SWITCHES, TorchTrainer, draw_batches, sides_of, torch_options
+from ref import shard as ref
+
+MIB = 2**20
+POINTS = ("made", "before_update", "after_update")
+PARTS = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
+STEPS = 2  # the points are those of the last: PyTorch's optimizer has no state before its first
+# Moments are aligned, and every group has hyperparameters of its own.
+STATE_WITHIN = 2e-3
+
+
+def run(case, draw, c):
+    """Judged are the bytes of a rank's optimizer state, against the arithmetic."""
+    sides = {side: tandem(case, c, backend) for side, backend in sides_of(draw.device).items()}
+    predicted = state_bytes(case, elements_of(case))[c.ranks.rank]
+    return sides | {
+        torch_of(case): torch_side(case, draw, c),
+        "truth": {"optimizer_state": float(predicted)},
+        "rule": {"optimizer_state": within(rel_l2=STATE_WITHIN)},
+    }
+
+
+def tandem(case, c, backend):
+    found = {}
+
+    def call():
+        session = c.ranks.session
+        model = train_options(SWITCHES)["model"] | {"size": {}, "attention": "flash"}
+        how = {"kind": "adamw", "adamw": {"variant": "torch", **ADAMW}}
+        config = session.struct(
+            "td_bench_ranks_config",
+            case,
+            model=model,
+            hyper=how,
+            time=SWITCHES["update"],
+            state=case.shard,
+            warmup=STEPS - 2,  # one step ahead of the series whose memory is looked at, and that has one
+            steps=1,
+        )
+        result = session.value(
+            "td_bench_ranks_run", session.device, c.ranks.comm(backend), config, None, None
+        )
+        try:
+            summary = session.value("td_bench_ranks_summary_of", result)
+            ranks = [summary.of[rank] for rank in range(summary.ranks)]
+            found["memory"] = {f"{part}_mib": [getattr(r, part) / MIB for r in ranks] for part in PARTS}
+            for i, point in enumerate(POINTS):
+                found["memory"][f"{point}_mib"] = [r.current[i] / MIB for r in ranks]
+            found["memory"]["peak_mib"] = [max(r.peak) / MIB for r in ranks]
+            found["collectives"] = max(r.calls for r in ranks)
+            found["collective_bytes"] = max(r.bytes for r in ranks)
+            return {"optimizer_state": float(ranks[c.ranks.rank].optimizer_state)}
+        finally:
+            session.td_bench_ranks_result_destroy(result)
+
+    return Side(call, record=lambda: found)
+
+
+class Account:
+    """What a trainer of PyTorch takes: on GPUs all that its allocator has given, on a CPU the tensors that live on
+    between steps, and beside them what a call takes at its peak."""
+
+    def __init__(self, device):
+        self.device, self.given = device, device.held_by_torch().get("peak")
+        self.mib, self.peak = {}, 0
+
+    def held(self, trainer):
+        if self.given is None:
+            return sum(parts_of(trainer).values())
+        return self.device.held_by_torch()["peak"] - self.given
+
+    def look(self, trainer, point):
+        self.mib[f"{point}_mib"] = self.held(trainer) / MIB
+
+    def during(self, trainer, call):
+        """Calls it, and returns what it took at its peak, beyond what was there."""
+        held = self.held(trainer)
+        more = self.device.peak_of_torch(call)["peak"]
+        self.peak = max(self.peak, held + more)
+        return more
+
+    def figures(self, trainer, activations):
+        parts = parts_of(trainer)
+        found = self.mib | {f"{part}_mib": nbytes / MIB for part, nbytes in parts.items()}
+        found |= {"activations_mib": activations / MIB, "peak_mib": self.peak / MIB}
+        if self.given is not None:  # copies that gradients do not live in, and workspaces
+            found["buffers_mib"] = self.mib["before_update_mib"] - sum(parts.values()) / MIB
+        return found
+
+
+def torch_side(case, draw, c):
+    state, batches, found = initial_state(case, draw.quickly), draw_batches(case, draw, STEPS), {}
+
+    def call():
+        account = Account(c.on)
+        trainer = TorchTrainer(case, state, draw.device, optimizer_of(case)).open()
+        account.look(trainer, "made")
+        for batch in batches:
+            backward = functools.partial(trainer.backward, *batch[c.ranks.rank])
+            activations = account.during(trainer, backward)
+            account.look(trainer, "before_update")
+            account.during(trainer, trainer.update)
+            account.look(trainer, "after_update")
+        of_ranks = c.ranks.gathered(account.figures(trainer, activations))
+        found["memory"] = {name: [figures[name] for figures in of_ranks] for name in of_ranks[0]}
+        nbytes = parts_of(trainer)["optimizer_state"]
+        trainer.close()
+        return {"optimizer_state": float(nbytes)}
+
+    return Side(call, record=lambda: found)
+
+
+def torch_of(case):
+    return "torch_ddp" if case.shard == "whole" else "torch_zero"
+
+
+def optimizer_of(case):
+    """PyTorch's, where state is split; None: the one that it has by itself."""
+    if case.shard == "whole":
+        return None
+    return lambda _case, parameters: ref.adamw(parameters, **torch_options())
+
+
+def parts_of(trainer):
+    """Bytes of the tensors that live on between steps."""
+    parameters = trainer.parallel.parameters
+    return {
+        "parameters": sum(p.nbytes for p in parameters),
+        "gradients": sum(p.grad.nbytes for p in parameters if p.grad is not None),
+        "optimizer_state": ref.state_bytes(trainer.optimizer),
+    }
+
+
+# ---- the arithmetic ----
+
+
+def elements_of(keys):
+    """Of each parameter of the model, in state-dict order, and whether its weight is read in f32."""
+    d_model, d_ff, vocab = keys["d_model"], keys["d_ff"], keys["vocab"]
+    block = [(d_model, True), *[(d_model**2, False)] * 4, (d_model, True), *[(d_model * d_ff, False)] * 3]
+    return [(vocab * d_model, True), *block * keys["layers"], (d_model, True), (vocab * d_model, False)]
+
+
+def state_bytes(keys, parameters):
+    """Of each rank's moments: 8 bytes an element."""
+    elements, ranks = [count for count, _ in parameters], keys["ranks"]
+    if keys["shard"] == "tensors":
+        return [8 * load for load in ref.loads(elements, ranks)]
+    return [8 * sum(elements) // (1 if keys["shard"] == "whole" else ranks)] * ranks
+
+
+def memory_of(keys):
+    """{part: MiB} of the rank that has most, of what arithmetic knows."""
+    parameters = elements_of(keys)
+    count, mixed = sum(n for n, _ in parameters), keys["dtype"] == "bf16_mixed"
+    return {
+        "parameters": count * (6 if mixed else 4) / MIB,
+        "gradients": count * (2 if mixed else 4) / MIB,
+        "optimizer_state": max(state_bytes(keys, parameters)) / MIB,
+    }
+
+
+def sent_of(keys):
+    """(bytes of gradients, bytes of new weights as they are read) that a step brings to all ranks."""
+    parameters, mixed = elements_of(keys), keys["dtype"] == "bf16_mixed"
+    gradients = sum(n for n, _ in parameters) * (2 if mixed else 4)
+    weights = sum(n * (2 if mixed and not wide else 4) for n, wide in parameters)
+    return gradients, weights
+
+
+def on_the_wire(keys, gradients, weights):
+    """Bytes that a rank sends in rings, in the mean over ranks: an all-reduce is twice a reduce-scatter, and what is
+    broadcast or gathered passes every rank but one."""
+    share = (keys["ranks"] - 1) / keys["ranks"]
+    if keys["shard"] == "whole":
+        return 2 * share * gradients
+    return share * ((2 if keys["shard"] == "tensors" else 1) * gradients + weights)
