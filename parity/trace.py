@@ -31,6 +31,7 @@ SCOPES = {
     "forward and backward": ("forward", "loss", "backward"),
     "step": PHASES,
 }
+TIMED = ("forward", "backward", "optimizer")  # phases that a timer has
 PARTS = ("scores", "softmax", "values", "fused")
 # Operations of PyTorch on a CPU, whose names are no kernels'.
 OPERATIONS = {
@@ -437,31 +438,33 @@ def report_times(page, measured):
         row |= {"cost of the trace": f"{100 * (values['step traced'] / values['step timer'] - 1):.1f} %"}
         rows.append(row)
     page.table(pd.DataFrame(ordered(rows)), "forward")
-    page.text(say_agreement(measured))
+    page.table(agreement(measured), "agreement")
     page.text(
+        "Agreement counts forward, backward and optimizer of every step. Beside a window the timer has what the host "
+        "takes to launch a phase, which a trace lengthens for a graph, and to hear of its end. "
         "The timer's forward has the loss in it, and so has this window: from the begin of the first "
         "to the end of the last that was launched in it. The cost of the trace is that of a whole step."
     )
 
 
-def say_agreement(measured):
-    """How far traces and timers are apart, in every phase of every record."""
-    said = []
+def agreement(measured):
+    """A row a side: how many phases' windows agree with the timer beside the trace, and with that of steps without."""
+    rows = []
     for impl in measured.impls():
-        apart = [
-            abs(r["values"][f"{name} window"] / r["values"][f"{name} traced mean"] - 1)
-            for r in measured.only(impl=impl).records
-            for name in PASSES
-            if r.get("values", {}).get(f"{name} traced mean")
-        ]
-        if apart:
-            near = sum(ratio <= 0.03 for ratio in apart)
-            said.append(f"{impl}: {near} of {len(apart)} within 3 %, the furthest {100 * max(apart):.1f} %")
-    return (
-        f"Traces and the timer beside them, forward, backward, optimizer and step: {'; '.join(said)}."
-        if said
-        else ""
-    )
+        found = [r["values"] for r in measured.only(impl=impl).records if "step busy" in r.get("values", {})]
+        row = {"side": impl, "phases": sum(f"{name} window" in v for v in found for name in TIMED)}
+        for timer, words in (("traced mean", "timer beside"), ("timer", "timer without a trace")):
+            apart = [
+                (v[f"{name} window"] - v[f"{name} {timer}"], v[f"{name} {timer}"])
+                for v in found
+                for name in TIMED
+                if v.get(f"{name} {timer}")
+            ]
+            row[f"within 3 %, {words}"] = sum(abs(ms) <= 0.03 * whole for ms, whole in apart)
+            ms, whole = max(apart, key=lambda pair: abs(pair[0]) / pair[1], default=(0.0, 0.0))
+            row[f"furthest, {words}"] = f"{ms:+.3f} of {whole:.3g} ms"
+        rows += [row] if found else []
+    return pd.DataFrame(rows)
 
 
 def say_times(records):

@@ -23,7 +23,7 @@
 typedef struct td_operation {
     const char *name; /* a constant */
     td_op_class op_class;
-    double flops, bytes; /* by accounting.h; 0: not told */
+    double flops, bytes; /* of its products, and read and written once; 0: not told */
 } td_operation;
 
 /** A link in a device's list; whoever listens owns it. It may not fail, and calls nothing of the device. */

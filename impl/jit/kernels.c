@@ -14,9 +14,11 @@ enum { GROUP = 16, MOST_SOFTMAX_THREADS = 512 };
 enum { ENOUGH_TILES = 16 };
 
 /* From so many scores a head on, products of so wide heads are cuBLASLt's where nothing is masked: an f32
- * product of such tiles is bound by the same CUDA cores in either, and backward would need a fifth one. */
-enum { PRODUCTS_HEAD_DIM = 48 };
-#define PRODUCTS_SCORES ((int64_t)1 << 20)
+ * product of such tiles is bound by the same CUDA cores in either, and backward would need a fifth one. The
+ * widest heads have the least threads to a tile, and the products gain sooner. */
+enum { PRODUCTS_HEAD_DIM = 48, WIDEST_HEAD_DIM = 96 };
+#define PRODUCTS_SCORES        ((int64_t)1 << 20)
+#define WIDEST_PRODUCTS_SCORES ((int64_t)1 << 16)
 
 /* The most columns whose softmax a block holds in registers: 32 of a thread. */
 enum { MOST_COLUMNS = 32 * MOST_SOFTMAX_THREADS };
@@ -45,8 +47,10 @@ static td_jit_tiling tiling_of(const td_attention_shape *s, int64_t extent, int 
 
 static bool by_products(const td_attention_shape *s)
 {
+    const int64_t least = s->head_dim >= WIDEST_HEAD_DIM ? WIDEST_PRODUCTS_SCORES : PRODUCTS_SCORES;
+
     return s->dtype == TD_F32 && !s->causal && !s->o_bshd && s->head_dim >= PRODUCTS_HEAD_DIM &&
-           s->seq_k % 4 == 0 && s->seq_k <= MOST_COLUMNS && s->seq * s->seq_k >= PRODUCTS_SCORES;
+           s->seq_k % 4 == 0 && s->seq_k <= MOST_COLUMNS && s->seq * s->seq_k >= least;
 }
 
 /* f32: 8 x 8 scores of a thread need 16 reads of shared memory for 256 multiplications, 4 x 8 24;

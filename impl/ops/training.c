@@ -373,6 +373,23 @@ cleanup:
     return status;
 }
 
+/** Of the products, and of everything that is read and written once. */
+static td_cost cost_of_linears(int64_t count, const td_linear_adamw *layers)
+{
+    td_cost cost = {0};
+
+    for (const td_linear_adamw *l = layers; l < layers + count; l++) {
+        const double weights = (double)l->d_out * (double)l->d_in, size = (double)td_dtype_size(l->dtype);
+        const double moments = 2 * (double)td_dtype_size(TD_F32);
+
+        cost.flops += 2 * (double)l->tokens * weights;
+        cost.bytes += size * (double)l->tokens * (double)(l->d_in + l->d_out) +
+                      2 * weights * ((double)td_dtype_size(l->p_dtype) + moments) +
+                      (l->copy ? size * weights : 0);
+    }
+    return cost;
+}
+
 td_status td_linear_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
                                  int64_t count, const td_linear_adamw *layers)
 {
@@ -395,7 +412,7 @@ td_status td_linear_adamw_update(td_device *dev, const td_adamw *adamw, const td
                          ops_of(dev)->device, td_dtype_name(without->dtype), without->d_in, without->d_out);
         goto cleanup;
     }
-    TD_TRY(CALL(dev, linear_adamw_update, adamw, state, (int)count, l));
+    TD_TRY(CALL_COSTS(dev, linear_adamw_update, cost_of_linears(count, l), adamw, state, (int)count, l));
 cleanup:
     return status;
 }
