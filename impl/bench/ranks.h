@@ -85,8 +85,8 @@ typedef struct td_bench_span {
     double begin_ms, end_ms;
 } td_bench_span;
 
-/** The last watched step of one rank, in ms since this rank left the barrier ahead of it. Of micro-batches, the
- * passes are the last one's. */
+/** The last watched step of one rank, in ms since this rank left the barrier ahead of it. The passes are
+ * those of the last micro-batch. */
 typedef struct td_bench_timeline {
     double forward_ms, backward_ms, step_ms; /* the ends of the passes, and of everything */
     const td_bench_span *spans;              /* [count], in the order of the calls; the result's */
