@@ -30,7 +30,7 @@ if(TANDEM_SANITIZE)
   target_link_options(td_instrument INTERFACE -fsanitize=address,undefined LINKER:--disable-new-dtags)
 endif()
 if(TANDEM_COVERAGE)
-  target_compile_options(td_instrument INTERFACE --coverage -fprofile-update=atomic)
+  target_compile_options(td_instrument INTERFACE --coverage -fprofile-update=single)
   target_link_options(td_instrument INTERFACE --coverage)
 endif()
 

@@ -44,17 +44,18 @@ XL_BYTES = 45 * 2**30
 def cases(profile, device):
     for ranks in (2, 4):
         few = profile != "full" and ranks > 2
-        yield from toy_cases(ranks, TOY_MB[:1] if few else TOY_MB)
-        for strategy in STRATEGIES[-1:] if few else STRATEGIES:
+        strategies = STRATEGIES[-1:] if few else STRATEGIES
+        yield from toy_cases(ranks, strategies, TOY_MB[:1] if few else TOY_MB)
+        for strategy in strategies:
             keys = TINY | bucket(strategy, 0.05) | dict(ranks=ranks, strategy=strategy, steps=3)
             how = dict(seconds=1.0, config=configs_of(device))
             yield Case(PROOFS[strategy], dtype="f32", optimizer="sgd", **keys, **how)
     yield from xl_cases() if device == "cuda" else laptop_cases(profile)
 
 
-def toy_cases(ranks, sizes):
+def toy_cases(ranks, strategies, sizes):
     for model in ref.TOYS:
-        for strategy in STRATEGIES:
+        for strategy in strategies:
             for mb in sizes if strategy == "bucketed" else (None,):
                 keys = bucket(strategy, mb) | dict(model=model, strategy=strategy, ranks=ranks)
                 yield Case(PROOFS[strategy], seconds=0.2, samples=SAMPLES, steps=TOY_STEPS, **keys)

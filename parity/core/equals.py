@@ -12,7 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ref.ops import as_tf32
 
 PIECE = 4096  # terms of a longer sum are added in pieces of this many, and then the pieces' sums
-BLOCK = 2**14  # elements of a product that are formed together, so that they stay in the processor's cache
+BLOCK = (
+    2**17
+)  # elements of a product that are formed together: they stay in the processor's cache, and threads share them
 LARGE = 2**27  # multiplications; a larger product is formed UNIT terms at a time
 UNIT = 16  # terms that are added at once: by a GPU's matrix units, and in a large product
 

@@ -53,11 +53,10 @@ def cases(profile, device):
             how = dict(seconds=0.5 if device == "cpu" else 0.2, config=configs(way["dtype"]))
             yield Case("transformer_exactness", size="tiny", steps=1, **how, **keys, **way)
     d_model, d_ff, layers, heads = ref.SIZES["small"]
-    small = dict(
-        d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=10_000, batch=4, context=128, seq=128
-    )
+    small = dict(d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=10_000)
+    small |= dict(batch=4 if profile == "full" or device == "cuda" else 1, context=128, seq=128)
     # With one step the gradients are held against float64 as well, which takes minutes at this size on a CPU.
-    for steps, seconds in [(SMALL_STEPS, 60), *([(1, 240)] if profile == "full" else [])]:
+    for steps, seconds in [(SMALL_STEPS, 15 * small["batch"]), *([(1, 240)] if profile == "full" else [])]:
         how = dict(seconds=seconds if device == "cpu" else 5, needs_bytes=12 * 2**30, config=configs("f32"))
         yield Case(
             "transformer_exactness", size="small", steps=steps, dtype="f32", attention="naive", **small, **how
@@ -65,11 +64,13 @@ def cases(profile, device):
     if device == "cuda":
         yield from gpu_cases(profile, small)
         return
-    steps = 200
+    steps = 200 if profile == "full" else 100
     byte_level = dict(d_model=128, d_ff=512, layers=4, heads=4, vocab=256, batch=8, context=128)
     for attention in ["flash"] if profile == "quick" else ["flash", "naive"]:
         way = dict(dtype="f32", attention=attention, config=configs("f32"))
-        yield Case("transformer_training", size="bytes", steps=steps, seconds=45, **byte_level, **way)
+        yield Case(
+            "transformer_training", size="bytes", steps=steps, seconds=0.22 * steps, **byte_level, **way
+        )
 
 
 def gpu_cases(profile, small):
