@@ -22,6 +22,8 @@ from parity.core.clock import statistics
 from parity.core.record import FILE, load
 from parity.core.report import Page
 from parity.core.view import Records
+from parity.ddp.communication import behind, fitted, optimum, overlapped
+from parity.ddp.page import report_overlap
 from parity.shared.model import TandemTrainer
 
 COMMITTED = Path(__file__).resolve().parents[1] / "reports" / "cpu" / FILE
@@ -29,6 +31,7 @@ MEASURED = """ms error peak_mib requested_mib tflops gb_s samples first_ms ratio
 parts""".split()
 TRIALS = 40
 SENTENCES = re.compile(r"(?<=[.!?]) +(?=[A-Z])")
+COMMUNICATION = "step without exposed collectives beside tail".split()
 # Of every kind that some page reads, where those are more than C and PyTorch's formula.
 SIDES = ["c", "torch_eager"]
 IMPLS = {
@@ -37,6 +40,7 @@ IMPLS = {
     "jit": ["c", "torch_eager", "torch_compile"],
     "transformer": ["c", "c_graph", "torch_eager", "torch_eager_f32", "torch_eager_seed"],
     "bench": ["c", "c_graph", "c_graph_overlap", "torch_eager", "torch_compile", "torch_compile_graph"],
+    "ddp": ["c_nccl", "torch_ddp"],
 }
 VALUES = """tokens flops account_mib saved_mib matrix_mib flash_mib forward_peak_mib backward_peak_mib end_16_gib
 end_24_gib
@@ -114,7 +118,8 @@ class PagesTest(unittest.TestCase):
         return kept
 
     def write(self, module, name, records):
-        with patch.object(plot, "write") as drawn:  # the drawing itself is core's, and slow
+        # The drawing itself is core's, and slow.
+        with patch.object(plot, "write") as drawn, patch.object(plot, "timeline"):
             page = Page(name, Path("nowhere"), "csv")
             module.report(page, Records(records))
         self.assertTrue(page.blocks)
@@ -166,6 +171,45 @@ class Exports(unittest.TestCase):
         steps = pd.read_csv(self.folder / "tables" / "bench_steps.csv", comment="#")
         for name in ("forward mean (ms)", "forward std (ms)"):
             self.assertTrue((steps[name] > 0).all(), name)
+
+
+class DataParallel(unittest.TestCase):
+    def test_the_model_of_buckets(self):
+        o, w = fitted({"bytes": [10**5, 10**6, 10**7], "ms": [0.15, 1.05, 10.05]})
+        self.assertAlmostEqual(o, 5e-5, places=9)
+        self.assertAlmostEqual(w / 1e9, 1.0, places=6)
+        # One bucket is behind backward whole; many small ones hide but for the last.
+        self.assertAlmostEqual(behind(1, 10**7, 20.0, o, w), 10.05)
+        self.assertAlmostEqual(behind(10, 10**7, 20.0, o, w), 1.05)
+        # Where a bucket is sent for as long as the next is computed: s / (n w) + n o, as the handout has it.
+        self.assertAlmostEqual(behind(10, 10**7, 10.0, o, w), 1.0 + 10 * 0.05)
+        best = 10**7 / optimum(10**7, o, w)
+        self.assertGreater(behind(best * 2, 10**7, 10.0, o, w), behind(best, 10**7, 10.0, o, w))
+        self.assertGreater(behind(best / 2, 10**7, 10.0, o, w), behind(best, 10**7, 10.0, o, w))
+
+    def test_the_share_that_overlaps_is_of_intervals(self):
+        series = {"0 passes": [1.0, 5.0, 8.0], "0 begin": [2.0, 3.0, 6.0], "0 end": [4.0, 5.5, 7.0]}
+        self.assertAlmostEqual(overlapped(series, 0), 3.0 / 4.5)  # 2 to 5.5 and 6 to 7, of which 2 to 5
+        self.assertEqual(overlapped(series | {"0 begin": [6.0], "0 end": [7.0]}, 0), 0.0)
+        self.assertEqual(overlapped(series | {"0 begin": [], "0 end": []}, 0), 0.0)
+
+    def test_a_timeline_is_drawn_with_a_row_for_each_rank_and_its_collectives(self):
+        records = [self.run_of("naive", [6.0], [9.0]), self.run_of("bucketed", [3.0, 5.0], [4.0, 6.0])]
+        records[1]["case"]["bucket_mb"] = 4
+        with tempfile.TemporaryDirectory() as folder:
+            page = Page("ddp", Path(folder), "md")
+            report_overlap(page, records)
+            drawing = (Path(folder) / "ddp_timeline.svg").read_text()
+        for words in ("rank 0", "rank 0, sent", "naive", "bucketed, 4 MiB", "collective"):
+            self.assertIn(words, drawing)
+        table = "".join(page.blocks)
+        self.assertRegex(table, r"\| naive \| +\| 0 % \|")
+        self.assertIn("| 75 % |", table)  # 1 of 1 ms before 5.5, and half of the other
+
+    def run_of(self, strategy, begin, end):
+        case = dict(size="x", dtype="f32", optimizer="sgd", ranks=1, strategy=strategy)
+        series = {"0 passes": [1.0, 5.5, 10.0], "0 begin": begin, "0 end": end}
+        return {"impl": "c_mpi", "case": case, "series": series}
 
 
 class BenchOnAGpu(unittest.TestCase):
@@ -576,6 +620,14 @@ def invented(module, case, impl, gpu=True):
         found["values"] |= traced(rng)
     if case.deliverable == "transformer_training":
         found["series"] = {"loss": [5.0 - rng.random() for _ in range(case.steps)]}
+    if case.get("part") == "fit":
+        found["series"] = {"bytes": [2**16, 2**20, 2**24], "ms": [0.1, 0.2, 1.5 + rng.random()]}
+    if case.get("part") == "communication":
+        found["values"] = {name: 1 + rng.random() for name in COMMUNICATION} | {"calls": 3, "bytes": 2**22}
+        for rank in range(case.ranks):
+            found.setdefault("series", {}).update(
+                {f"{rank} passes": [1.0, 3.0, 4.0], f"{rank} begin": [2.0], f"{rank} end": [3.5]}
+            )
     return found
 
 

@@ -47,6 +47,8 @@ LOOKS = {
     "torch_gloo": ("#da6474", "x"),
     "torch_nccl": ("#a3283b", "D"),
 }
+# What fills a bar of a timeline.
+FILLS = {"forward": "#9ecae1", "backward": "#3182bd", "after": "#d9d9d9", "collective": "#d1495b"}
 METADATA = {"Date": None, "Creator": None}
 
 
@@ -105,11 +107,51 @@ def write(
         found[0][0].set_ylabel(y)
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
         figure.legend(drawn.values(), drawn, loc="outside right upper", frameon=False)
-        drawing = io.StringIO()
-        try:
-            figure.savefig(drawing, format="svg", metadata=METADATA)
-        finally:
-            plt.close(figure)
+        _save(figure, path)
+
+
+def timeline(
+    path: Path,
+    panels: Mapping[str, Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]],
+    *,
+    x: str,
+    title: str,
+) -> None:
+    """Draws {panel: {row: {fill: [(begin, end)]}}} one under the other, on one axis; fills are those of FILLS."""
+    with plt.rc_context(STYLE):
+        lines = sum(len(rows) for rows in panels.values())
+        figure, found = plt.subplots(
+            len(panels),
+            1,
+            figsize=(9.6, 1.2 + 0.32 * lines),
+            layout="constrained",
+            sharex=True,
+            squeeze=False,
+        )
+        drawn = {}
+        for axes, (panel, rows) in zip(found[:, 0], panels.items(), strict=True):
+            for place, bars in enumerate(rows.values()):
+                for fill, intervals in bars.items():
+                    spans = [(begin, end - begin) for begin, end in intervals]
+                    how = dict(facecolors=FILLS[fill], edgecolor="white", linewidth=0.2)
+                    drawn.setdefault(fill, axes.broken_barh(spans, (place - 0.4, 0.8), **how))
+            axes.set_yticks(range(len(rows)), list(rows))
+            axes.invert_yaxis()
+            axes.set_axisbelow(True)
+            axes.grid(visible=False, axis="y")
+            axes.set_title(panel, fontsize=10, loc="left")
+        found[-1, 0].set_xlabel(x)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+        figure.legend(drawn.values(), drawn, loc="outside right upper", frameon=False)
+        _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    drawing = io.StringIO()
+    try:
+        figure.savefig(drawing, format="svg", metadata=METADATA)
+    finally:
+        plt.close(figure)
     # matplotlib ends some lines with blanks, which would show up in every diff check.
     write_whole(path, "".join(line.rstrip() + "\n" for line in drawing.getvalue().splitlines()))
 

@@ -111,11 +111,21 @@ class Page:
         drawn = {panel: found for panel, found in drawn.items() if found}
         if not drawn:
             return
-        path = self.folder / f"{self.module}_{name}.svg"
-        whole = f"{title} · {self.machine}" if self.machine else title
+        path, whole = self._plotted(name, title)
         plot.write(path, drawn, x=x, y=y, log=log, title=whole, ceilings=ceilings or {})
+
+    def timeline(self, name: str, panels: Mapping, *, x: str, title: str) -> None:
+        """An SVG of bars, as plot.timeline has its panels; nothing where there are none."""
+        if panels:
+            path, whole = self._plotted(name, title)
+            plot.timeline(path, panels, x=x, title=whole)
+
+    def _plotted(self, name: str, title: str) -> tuple[Path, str]:
+        """Where the SVG of this name stands, and its title with the machine; the page shows it."""
+        path = self.folder / f"{self.module}_{name}.svg"
         self.plots.append(path)
         self.blocks.append(f"![{title}]({path.name})\n")
+        return path, f"{title} · {self.machine}" if self.machine else title
 
     def _export(self, name: str, table: Table) -> None:
         if self.form == "md":

@@ -2,15 +2,14 @@
 tensors, and flat."""
 
 import functools
+import gc
 
 from parity.core import Side, within
-from parity.shared.model import initial_state, train_options
-from parity.shared.ranked import ADAMW, SWITCHES, TorchTrainer, draw_batches, sides_of, torch_options
+from parity.shared.bench_ranks import MIB, BenchRanks, elements_of, gradient_bytes
+from parity.shared.model import initial_state
+from parity.shared.ranked import TorchTrainer, draw_batches, sides_of, torch_options
 from ref import shard as ref
 
-MIB = 2**20
-POINTS = ("made", "before_update", "after_update")
-PARTS = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
 STEPS = 2  # the points are those of the last: PyTorch's optimizer has no state before its first
 # Moments are aligned, and every group has hyperparameters of its own.
 STATE_WITHIN = 2e-3
@@ -31,34 +30,14 @@ def tandem(case, c, backend):
     found = {}
 
     def call():
-        session = c.ranks.session
-        model = train_options(SWITCHES)["model"] | {"size": {}, "attention": "flash"}
-        how = {"kind": "adamw", "adamw": {"variant": "torch", **ADAMW}}
-        config = session.struct(
-            "td_bench_ranks_config",
-            case,
-            model=model,
-            hyper=how,
-            time=SWITCHES["update"],
-            state=case.shard,
-            warmup=STEPS - 2,  # one step ahead of the series whose memory is looked at, and that has one
-            steps=1,
-        )
-        result = session.value(
-            "td_bench_ranks_run", session.device, c.ranks.comm(backend), config, None, None
-        )
+        # One step ahead of the series whose memory is looked at, and that has one.
+        run = BenchRanks(case, c, backend, steps=1, warmup=STEPS - 2, state=case.shard)
         try:
-            summary = session.value("td_bench_ranks_summary_of", result)
-            ranks = [summary.of[rank] for rank in range(summary.ranks)]
-            found["memory"] = {f"{part}_mib": [getattr(r, part) / MIB for r in ranks] for part in PARTS}
-            for i, point in enumerate(POINTS):
-                found["memory"][f"{point}_mib"] = [r.current[i] / MIB for r in ranks]
-            found["memory"]["peak_mib"] = [max(r.peak) / MIB for r in ranks]
-            found["collectives"] = max(r.calls for r in ranks)
-            found["collective_bytes"] = max(r.bytes for r in ranks)
-            return {"optimizer_state": float(ranks[c.ranks.rank].optimizer_state)}
+            of_step = run.values()
+            found.update(memory=run.memory(), collectives=of_step["calls"], collective_bytes=of_step["bytes"])
+            return {"optimizer_state": float(run.ranks[c.ranks.rank].optimizer_state)}
         finally:
-            session.td_bench_ranks_result_destroy(result)
+            run.close()
 
     return Side(call, record=lambda: found)
 
@@ -68,6 +47,7 @@ class Account:
     between steps, and beside them what a call takes at its peak."""
 
     def __init__(self, device):
+        gc.collect()  # what a case before this one left would be given back meanwhile
         self.device, self.given = device, device.held_by_torch().get("peak")
         self.mib, self.peak = {}, 0
 
@@ -141,13 +121,6 @@ def parts_of(trainer):
 # ---- the arithmetic ----
 
 
-def elements_of(keys):
-    """Of each parameter of the model, in state-dict order, and whether its weight is read in f32."""
-    d_model, d_ff, vocab = keys["d_model"], keys["d_ff"], keys["vocab"]
-    block = [(d_model, True), *[(d_model**2, False)] * 4, (d_model, True), *[(d_model * d_ff, False)] * 3]
-    return [(vocab * d_model, True), *block * keys["layers"], (d_model, True), (vocab * d_model, False)]
-
-
 def state_bytes(keys, parameters):
     """Of each rank's moments: 8 bytes an element."""
     elements, ranks = [count for count, _ in parameters], keys["ranks"]
@@ -170,9 +143,8 @@ def memory_of(keys):
 def sent_of(keys):
     """(bytes of gradients, bytes of new weights as they are read) that a step brings to all ranks."""
     parameters, mixed = elements_of(keys), keys["dtype"] == "bf16_mixed"
-    gradients = sum(n for n, _ in parameters) * (2 if mixed else 4)
     weights = sum(n * (2 if mixed and not wide else 4) for n, wide in parameters)
-    return gradients, weights
+    return gradient_bytes(keys), weights
 
 
 def on_the_wire(keys, gradients, weights):

@@ -2,7 +2,8 @@
 
 import pandas as pd
 
-from parity.shard.memory import MIB, PARTS, POINTS, memory_of, on_the_wire, sent_of
+from parity.shard.memory import memory_of, on_the_wire, sent_of
+from parity.shared.bench_ranks import MIB, PARTS, POINTS
 from parity.shared.ranked import spread_of
 
 # ---- the page ----

@@ -1,12 +1,15 @@
 """Data parallelism: gradients averaged over ranks in four ways, libtandem's beside PyTorch's, in the same processes."""
 
-import pandas as pd
 import torch
 
 from parity.core import Case, Side, equal
-from parity.shared.ranked import configs, judged_step, sides_of, spread_of, timed_step
+from parity.ddp import communication
+from parity.ddp.page import PROOFS, STRATEGIES, TIMES, report
+from parity.shared.ranked import SWITCHES, configs, judged_step, sides_of, timed_step
 from ref import ddp as ref
 from ref.transformer import SIZES
+
+__all__ = ["DELIVERABLES", "cases", "report", "run"]
 
 DELIVERABLES = {
     "naive_ddp": "One all-reduce a gradient, behind the backward pass: the weights of one process",
@@ -17,40 +20,49 @@ DELIVERABLES = {
     "ddp_overlap_bucketed": "Buckets of gradients: the weights of one process",
     "ddp_bucketed_benchmarking": "Buckets of several sizes",
 }
-PROOFS = {
-    "naive": "naive_ddp",
-    "flat": "naive_ddp",
-    "overlap": "ddp_overlap_individual_parameters",
-    "bucketed": "ddp_overlap_bucketed",
-}
-TIMES = {
-    "naive": "naive_ddp_benchmarking",
-    "flat": "minimal_ddp_flat_benchmarking",
-    "overlap": "ddp_overlap_individual_parameters_benchmarking",
-    "bucketed": "ddp_bucketed_benchmarking",
-}
 IMPL = "torch_ddp"
-STRATEGIES = tuple(PROOFS)
 TOY_MB = (0.0016, 0.0001, 0.01)  # the buckets of the course's tests
 TOY_STEPS, TOY_LR, SAMPLES = 5, 0.1, 24  # samples that 2, 4 and 6 ranks divide
 TINY = dict(size="tiny", d_model=48, d_ff=100, layers=3, heads=3, vocab=57, batch=2, context=12)
 LAPTOP = dict(size="laptop", d_model=256, d_ff=1024, layers=4, heads=4, vocab=2000, batch=2, context=64)
 LAPTOP_MB = (1, 4, 25)
-XL_MB = (1, 10, 100, 1000)
+XL_MB = (1, 10, 25, 100, 1000)
 XL_WAYS = (("f32", "adamw"), ("bf16", "sgd"), ("bf16_mixed", "adamw"))
 XL_BYTES = 45 * 2**30
+USUAL_MB = {"cpu": 4, "cuda": 25}  # the bucket of all ways, and of timelines
 
 
 def cases(profile, device):
-    for ranks in (2, 4):
+    for ranks in (1, 2, 4, 6) if profile == "full" else (2, 4):
         few = profile != "full" and ranks > 2
         strategies = STRATEGIES[-1:] if few else STRATEGIES
         yield from toy_cases(ranks, strategies, TOY_MB[:1] if few else TOY_MB)
-        for strategy in strategies:
+        for strategy in strategies if ranks in (2, 4) else ():
             keys = TINY | bucket(strategy, 0.05) | dict(ranks=ranks, strategy=strategy, steps=3)
             how = dict(seconds=1.0, config=configs_of(device))
             yield Case(PROOFS[strategy], dtype="f32", optimizer="sgd", **keys, **how)
-    yield from xl_cases() if device == "cuda" else laptop_cases(profile)
+    yield Case("ddp_bucketed_benchmarking", seconds=1.0, part="fit", ranks=2)
+    for keys in xl_ways() if device == "cuda" else laptop_ways(profile):
+        yield timed_case(device, **keys)
+        if keys["ranks"] == 2:
+            yield communication_case(device, **keys)
+
+
+def timed_case(device, **keys):
+    if device == "cuda":
+        how = dict(seconds=15.0, repeats=10, in_turn=True, needs_bytes=XL_BYTES)
+    else:
+        how = dict(seconds=4.0 * keys["ranks"], repeats=10)
+    config = configs_of(device)
+    warmup = 5 if device == "cuda" else 3
+    return Case(TIMES[keys["strategy"]], measure="time", warmup=warmup, **keys, **how, config=config)
+
+
+def communication_case(device, **keys):
+    """What communication takes of C's step."""
+    how = dict(seconds=10.0, in_turn=True, needs_bytes=XL_BYTES) if device == "cuda" else dict(seconds=3.0)
+    config = dict.fromkeys(sides_of(torch.device(device)), SWITCHES)
+    return Case(TIMES[keys["strategy"]], part="communication", **keys, **how, config=config)
 
 
 def toy_cases(ranks, strategies, sizes):
@@ -61,26 +73,24 @@ def toy_cases(ranks, strategies, sizes):
                 yield Case(PROOFS[strategy], seconds=0.2, samples=SAMPLES, steps=TOY_STEPS, **keys)
 
 
-def laptop_cases(profile):
+def laptop_ways(profile):
     for ranks in (2, 4) if profile == "full" else (2,):
         for strategy in STRATEGIES:
             for mb in LAPTOP_MB if strategy == "bucketed" else (None,):
-                keys = LAPTOP | bucket(strategy, mb) | dict(ranks=ranks, strategy=strategy, warmup=3)
-                how = dict(measure="time", seconds=4.0 * ranks, repeats=10, config=configs_of("cpu"))
-                yield Case(TIMES[strategy], dtype="f32", optimizer="adamw", **keys, **how)
+                way = dict(ranks=ranks, strategy=strategy, dtype="f32", optimizer="adamw")
+                yield LAPTOP | bucket(strategy, mb) | way
 
 
-def xl_cases():
+def xl_ways():
     """The assignment's: xl on two GPUs, batch 2 a rank."""
     d_model, d_ff, layers, heads = SIZES["xl"]
     xl = dict(size="xl", d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=10_000)
     for dtype, optimizer in XL_WAYS:
+        sizes = XL_MB if dtype == "f32" else (USUAL_MB["cuda"],)
         for strategy in STRATEGIES:
-            for mb in XL_MB if strategy == "bucketed" else (None,):
-                keys = xl | bucket(strategy, mb) | dict(batch=2, context=128, ranks=2, strategy=strategy)
-                how = dict(measure="time", seconds=15.0, repeats=10, in_turn=True, needs_bytes=XL_BYTES)
-                way = dict(dtype=dtype, optimizer=optimizer, warmup=5)
-                yield Case(TIMES[strategy], **keys, **way, **how, config=configs_of("cuda"))
+            for mb in sizes if strategy == "bucketed" else (None,):
+                way = dict(batch=2, context=128, ranks=2, strategy=strategy, dtype=dtype, optimizer=optimizer)
+                yield xl | bucket(strategy, mb) | way
 
 
 def configs_of(device):
@@ -94,6 +104,8 @@ def bucket(strategy, mb):
 def run(case, draw, c):
     if "model" in case:
         return toys(case, draw, c)
+    if "part" in case:
+        return communication.run(case, draw, c, USUAL_MB[draw.device.type])
     return timed_step(case, draw, c, IMPL) if "warmup" in case else judged_step(case, draw, c, IMPL, {})
 
 
@@ -221,79 +233,3 @@ def toys(case, draw, c):
         "equal": in_one,
         "rule": {"ranks_apart": equal("truth")},
     }
-
-
-# ---- the page ----
-
-RIGHT = "Are the weights those of one process?"
-HOW_LONG = "How long does a step take, by strategy?"
-
-
-def report(page, records):
-    errors = type(records)(r for r in records.records if "steps" in r["case"])
-    times = type(records)(r for r in records.records if "warmup" in r["case"])
-    page.question(RIGHT)
-    rows, held = proofs(errors)
-    page.table(rows, "proofs")
-    page.question(HOW_LONG)
-    frame, said = by_strategy(times)
-    page.table(frame, "steps")
-    for strategy, row in PROOFS.items():
-        if strategy != "flat" and held.get(row):
-            page.answer(
-                row, f"{held[row]}: no further from float64 than PyTorch's.", held[row], question=RIGHT
-            )
-    for strategy, row in TIMES.items():
-        if said.get(strategy):
-            text, figure = spread_of(said[strategy])
-            page.answer(row, f"A step takes, times PyTorch's of the same strategy, {text}.", figure)
-    page.method(
-        "Every rank is a process of this host; all sides run in the same processes, call by call in turn, and a sample "
-        "is the time of the slowest rank. Each rank has its own batch. `torch_ddp` is the assignment's own way for "
-        "naive, flat and overlap, and PyTorch's DistributedDataParallel for buckets, over Gloo on the CPU and NCCL on "
-        "GPUs. Toy models are the course's, one with a frozen bias and one with a tied weight; ranks begin with other "
-        "weights, and rank 0's count. All ranks must have the same bits."
-    )
-
-
-def proofs(errors):
-    """By strategy and side: how many results hold; and in words by deliverable."""
-    rows, held = {}, {}
-    for record in errors.records:
-        if not record["impl"].startswith("c_") or record["status"] == "unsupported":
-            continue
-        case = record["case"]
-        key = (case["strategy"], record["impl"])
-        row = rows.setdefault(key, {"strategy": key[0], "side": key[1], "results": 0, "hold": 0})
-        row["results"] += 1
-        row["hold"] += record["status"] == "ok"
-        count = held.setdefault(record["deliverable"], [0, 0])
-        count[0] += record["status"] == "ok"
-        count[1] += 1
-    ordered = [rows[key] for key in sorted(rows, key=lambda key: (STRATEGIES.index(key[0]), key[1]))]
-    return pd.DataFrame(ordered), {row: f"{ok} of {of} results hold" for row, (ok, of) in held.items()}
-
-
-def by_strategy(times):
-    """A row for each way and size of bucket; and by strategy C's step over PyTorch's, and of what."""
-    rows, said = {}, {}
-    for record in times.records:
-        if "ms" not in record:
-            continue
-        case, ms = record["case"], record["ms"]["median"]
-        way = (case["size"], case["dtype"], case["optimizer"], case["ranks"])
-        key = (*way, STRATEGIES.index(case["strategy"]), case.get("bucket_mb", 0))
-        row = rows.setdefault(
-            key,
-            dict(zip(("size", "dtype", "optimizer", "ranks"), way, strict=True))
-            | {"strategy": case["strategy"], "bucket (MiB)": case.get("bucket_mb")},
-        )
-        row[f"{record['impl']} (ms)"] = ms
-        if "ratio" in record:
-            bucketed = f", buckets of {case['bucket_mb']:g} MiB" if "bucket_mb" in case else ""
-            words = (
-                f"{record['impl'].removeprefix('c_')} ({case['size']}, {case['dtype']}, "
-                f"{case['ranks']} ranks{bucketed})"
-            )
-            said.setdefault(case["strategy"], []).append((record["ratio"]["median"], words))
-    return pd.DataFrame([rows[key] for key in sorted(rows)]), said

@@ -1,0 +1,108 @@
+"""What communication takes of C's step, by td_bench_ranks_run of every rank, and what an all-reduce by itself takes."""
+
+import numpy as np
+
+from parity.core import Side, equal
+from parity.shared.bench_ranks import BenchRanks, gradient_bytes
+from parity.shared.ranked import sides_of
+
+STEPS = {"cpu": 10, "cuda": 5}
+WARMUP = 3
+# Bytes of the all-reduces that o and w are fitted to, and how often each is timed.
+FITTED = ((2**16, 50), (2**20, 30), (10 * 2**20, 10))
+LARGER = (100 * 2**20, 5)  # on GPUs as well
+
+
+def run(case, draw, c, usual_mb):
+    side = all_reduces if case.part == "fit" else communication
+    sides = {impl: side(case, draw, c, backend, usual_mb) for impl, backend in sides_of(draw.device).items()}
+    truth = {"sums": float(case.ranks)} if case.part == "fit" else {"bytes": float(gradient_bytes(case))}
+    return sides | {"truth": truth, "rule": {"*": equal("truth")}}
+
+
+def communication(case, draw, c, backend, usual_mb):
+    """Judged are the bytes of a step's collectives. Timelines of one by one, and of the usual bucket, are kept."""
+    found = {}
+
+    def call():
+        run = BenchRanks(case, c, backend, STEPS[draw.device.type], WARMUP)
+        try:
+            found["values"] = run.values()
+            if case.strategy == "naive" or case.get("bucket_mb") == usual_mb:
+                found["series"] = run.timelines()
+            return {"bytes": float(found["values"]["bytes"])}
+        finally:
+            run.close()
+
+    return Side(call, record=lambda: found)
+
+
+def all_reduces(_case, draw, c, backend, _usual_mb):
+    """Medians of all-reduces by size, one by one, each to its end."""
+    found = {}
+
+    def call():
+        session, comm = c.ranks.session, c.ranks.comm(backend)
+        sizes = [*FITTED, LARGER] if draw.device.type == "cuda" else FITTED
+        ms = []
+        for nbytes, times in sizes:
+            x = draw.poisoned((nbytes // 4,), "f32").zero_()
+
+            def reduce(x=x):
+                session.td_comm_all_reduce(comm, x, x, x.numel(), "f32", "sum", None)
+
+            for _ in range(5):
+                c.on.timed_ms(reduce)
+            ms.append(float(np.median([c.on.timed_ms(reduce)[0] for _ in range(times)])))
+        found["series"] = {"bytes": [nbytes for nbytes, _ in sizes], "ms": ms}
+        x.fill_(1.0)
+        reduce()
+        c.on.synchronize()
+        return {"sums": float(x.sum() / x.numel())}
+
+    return Side(call, record=lambda: found)
+
+
+# ---- the model of the overhead ----
+
+
+def fitted(series):
+    """(seconds a call, bytes a second): t = o + bytes / w, by least squares of relative errors, o at least 0."""
+    ms, nbytes = np.array(series["ms"]), np.array(series["bytes"], dtype=float)
+    rows = np.stack([1 / ms, nbytes / ms], axis=1)
+    (o, slope), *_ = np.linalg.lstsq(rows, np.ones(len(ms)), rcond=None)
+    return max(0.0, float(o)) / 1e3, 1e3 / float(slope)
+
+
+def behind(calls, nbytes, backward_ms, o, w):
+    """ms from the end of the backward pass to that of the last collective: `calls` buckets of as many bytes become
+    final at equal distances, and are sent one after the other."""
+    each = 1e3 * (o + nbytes / calls / w)
+    return max(each, backward_ms / calls + calls * each - backward_ms)
+
+
+def optimum(nbytes, o, w):
+    """Bytes of the best bucket where a bucket is sent for as long as the next is computed."""
+    return (nbytes * w * o) ** 0.5
+
+
+# ---- intervals ----
+
+
+def union(intervals):
+    """The intervals as few that do not touch, in order."""
+    found = []
+    for begin, end in sorted(intervals):
+        if found and begin <= found[-1][1]:
+            found[-1][1] = max(found[-1][1], end)
+        else:
+            found.append([begin, end])
+    return found
+
+
+def overlapped(series, rank):
+    """The share of the time in which a collective ran that lies ahead of the end of the backward pass."""
+    backward = series[f"{rank} passes"][1]
+    ran = union(zip(series[f"{rank} begin"], series[f"{rank} end"], strict=True))
+    whole = sum(end - begin for begin, end in ran)
+    return sum(max(0.0, min(end, backward) - begin) for begin, end in ran) / whole if whole > 0 else 0.0

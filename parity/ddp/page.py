@@ -1,0 +1,391 @@
+"""The page of data parallelism: answers, steps by strategy, what communication takes, overlap as a picture, and the
+model of buckets."""
+
+import pandas as pd
+
+from parity.ddp.communication import behind, fitted, optimum, overlapped
+from parity.shared.bench_ranks import MIB
+from parity.shared.ranked import spread_of
+
+PROOFS = {
+    "naive": "naive_ddp",
+    "flat": "naive_ddp",
+    "overlap": "ddp_overlap_individual_parameters",
+    "bucketed": "ddp_overlap_bucketed",
+}
+TIMES = {
+    "naive": "naive_ddp_benchmarking",
+    "flat": "minimal_ddp_flat_benchmarking",
+    "overlap": "ddp_overlap_individual_parameters_benchmarking",
+    "bucketed": "ddp_bucketed_benchmarking",
+}
+STRATEGIES = tuple(PROOFS)
+
+RIGHT = "Are the weights those of one process?"
+HOW_LONG = "How long does a step take, by strategy?"
+TAKES = "What does communication take of a step?"
+OVERLAP = "How much of it lies beside the backward pass?"
+BUCKETS = "How large should a bucket be?"
+FLOOR = "How short could a step be?"
+WAY = ("size", "dtype", "optimizer", "ranks")  # what steps of one table may differ in
+
+
+def report(page, records):
+    errors = type(records)(r for r in records.records if "steps" in r["case"])
+    times = type(records)(r for r in records.records if "warmup" in r["case"])
+    runs = [r for r in records.only(part="communication").records if "values" in r]
+    runs.sort(key=lambda r: (r["impl"], *order_of(r["case"])))
+    links = {r["impl"]: r["series"] for r in records.only(part="fit").records if "series" in r}
+    page.question(RIGHT)
+    rows, held = proofs(errors)
+    page.table(rows, "proofs")
+    page.question(HOW_LONG)
+    frame, said = by_strategy(times)
+    page.table(frame, "steps")
+    words = order_words(runs, links)
+    if words:
+        page.text(words)
+    page.question(TAKES)
+    page.table(pd.DataFrame([taken(r) for r in runs]), "communication")
+    page.question(OVERLAP)
+    report_overlap(page, runs)
+    page.question(BUCKETS)
+    report_buckets(page, runs, links)
+    page.question(FLOOR)
+    page.table(pd.DataFrame(floors(runs, links)), "floor")
+    page.text(
+        "No step is shorter than forward, the longer of backward and sending all gradients at the fitted rate, and the "
+        "update of the last bucket: as large a part of what follows backward without communication as the bucket is of "
+        "all gradients. Forward and backward are those of `naive`, whose collectives lie behind them."
+    )
+    for strategy, row in PROOFS.items():
+        if strategy != "flat" and held.get(row):
+            page.answer(
+                row, f"{held[row]}: no further from float64 than PyTorch's.", held[row], question=RIGHT
+            )
+    more = words_of(runs, links)
+    for strategy, row in TIMES.items():
+        if said.get(strategy):
+            text, figure = spread_of(said[strategy])
+            words = f"A step takes, times PyTorch's of the same strategy, {text}. {more.get(strategy, '')}"
+            page.answer(row, words, figure, question=HOW_LONG)
+    page.method(
+        "Every rank is a process of this host; all sides run in the same processes, call by call in turn, and a sample "
+        "is the time of the slowest rank. Each rank has its own batch. `torch_ddp` is the assignment's own way for "
+        "naive, flat and overlap, and PyTorch's DistributedDataParallel for buckets, over Gloo on the CPU and NCCL on "
+        "GPUs. Toy models are the course's, one with a frozen bias and one with a tied weight; ranks begin with other "
+        "weights, and rank 0's count. All ranks must have the same bits."
+    )
+    page.method(
+        "What communication takes is measured by C's own benchmark in three series of steps, in the mean of the ranks' "
+        "medians. `collectives` is how long a step's collectives ran, one after the other; `exposed` a step less the "
+        "same step without communication; `tail` the time from the end of the backward pass, for which the device is "
+        "waited, to the end of the last collective. `slowed`, exposed less tail, is what collectives take from the "
+        "passes beside them, less what waiting for the device itself costs. Times of collectives are a rank's own, "
+        "with what it waits for the others."
+    )
+
+
+def order_of(case):
+    dtypes = ("f32", "bf16", "bf16_mixed")
+    return dtypes.index(case["dtype"]), STRATEGIES.index(case["strategy"]), case.get("bucket_mb", 0)
+
+
+def taken(record):
+    """A row of the three numbers, which are not the same."""
+    values = record["values"]
+    return keyed(record) | {
+        "step (ms)": values["step"],
+        "without (ms)": values["without"],
+        "exposed (ms)": values["exposed"],
+        "tail (ms)": values["tail"],
+        "slowed (ms)": values["exposed"] - values["tail"],
+        "collectives (ms)": values["collectives"],
+        "calls": values["calls"],
+        "MiB": values["bytes"] / MIB,
+    }
+
+
+def keyed(record):
+    case = record["case"]
+    row = {"side": record["impl"]} | {name: case[name] for name in ("dtype", "optimizer", "strategy")}
+    return row | {"bucket (MiB)": case.get("bucket_mb")}
+
+
+def where(record):
+    case = record["case"]
+    return f"{record['impl'].removeprefix('c_')}, {case['size']}, {case['dtype']}, {case['ranks']} ranks"
+
+
+def alike(runs, record, strategy):
+    """Of the same side and way, by this strategy."""
+    case = record["case"]
+    return [
+        r
+        for r in runs
+        if r["impl"] == record["impl"]
+        and r["case"]["strategy"] == strategy
+        and all(r["case"][name] == case[name] for name in WAY)
+    ]
+
+
+# ---- overlap ----
+
+
+def drawn_pair(runs):
+    """The runs whose timelines are drawn: naive, and in buckets; None where there are none."""
+    for naive in runs:
+        if naive["case"]["strategy"] == "naive" and "series" in naive:
+            bucketed = [r for r in alike(runs, naive, "bucketed") if "series" in r]
+            if bucketed:
+                return naive, bucketed[0]
+    return None
+
+
+def report_overlap(page, runs):
+    rows = []
+    for record in runs:
+        if "series" in record:
+            shares = [overlapped(record["series"], rank) for rank in range(record["case"]["ranks"])]
+            rows.append(
+                keyed(record)
+                | {
+                    f"beside backward, rank {rank}": f"{100 * share:.0f} %"
+                    for rank, share in enumerate(shares)
+                }
+            )
+    page.table(pd.DataFrame(rows), "overlap")
+    pair = drawn_pair(runs)
+    if pair:
+        page.timeline(
+            "timeline",
+            {name_of(record["case"]): bars_of(record["series"]) for record in pair},
+            x="ms since the step began",
+            title=f"A step of {where(pair[0])}: passes, and collectives under them",
+        )
+
+
+def name_of(case):
+    return f"{case['strategy']}, {case['bucket_mb']:g} MiB" if "bucket_mb" in case else case["strategy"]
+
+
+def bars_of(series):
+    """{row: {what: [(begin, end)]}} of every rank."""
+    found = {}
+    for rank in range(sum(name.endswith("passes") for name in series)):
+        forward, backward, end = series[f"{rank} passes"]
+        found[f"rank {rank}"] = {
+            "forward": [(0.0, forward)],
+            "backward": [(forward, backward)],
+            "after": [(backward, end)],
+        }
+        calls = zip(series[f"{rank} begin"], series[f"{rank} end"], strict=True)
+        found[f"rank {rank}, sent"] = {"collective": list(calls)}
+    return found
+
+
+# ---- buckets ----
+
+
+def predictions(runs, links):
+    """A row for each run in buckets whose side has o and w, and whose way was run one by one with its timeline."""
+    rows = []
+    for record in runs:
+        naive = [r for r in alike(runs, record, "naive") if "series" in r]
+        if record["case"]["strategy"] != "bucketed" or not naive or record["impl"] not in links:
+            continue
+        o, w = fitted(links[record["impl"]])
+        values = record["values"]
+        tail = behind(values["calls"], values["bytes"], passes(naive[0])[1], o, w)
+        rows.append(
+            keyed(record)
+            | {
+                "calls": values["calls"],
+                "behind backward, model (ms)": tail,
+                "exposed (ms)": values["exposed"],
+                "step, model (ms)": values["without"] + tail,
+                "step (ms)": values["step"],
+                "model / step": (values["without"] + tail) / values["step"],
+            }
+        )
+    return rows
+
+
+def passes(record):
+    """ms of forward and of backward, in the mean of the ranks."""
+    ends = [values for name, values in record["series"].items() if name.endswith("passes")]
+    return [sum(found) / len(ends) for found in zip(*((e[0], e[1] - e[0]) for e in ends), strict=True)]
+
+
+def report_buckets(page, runs, links):
+    page.table(pd.DataFrame(predictions(runs, links)), "buckets")
+    rows = []
+    for impl, series in links.items():
+        o, w = fitted(series)
+        mine = next((r for r in runs if r["impl"] == impl), None)
+        row = {"side": impl, "o (ms a call)": 1e3 * o, "w (GB/s)": w / 1e9}
+        row |= {f"{n / MIB:g} MiB (ms)": ms for n, ms in zip(series["bytes"], series["ms"], strict=True)}
+        if mine:
+            row |= {"optimum (MiB)": optimum(mine["values"]["bytes"], o, w) / MIB}
+        rows.append(row)
+    page.table(pd.DataFrame(rows), "fit")
+    if rows:
+        page.text(
+            "Of s bytes in n buckets each is sent in c = s / (n w) + o, with w bytes a second and o seconds a call. "
+            "Buckets become final at equal distances of the backward pass, which takes T, and are sent one after the "
+            "other: the first begins at T / n, so that the last ends max(c, T / n + n c - T) behind backward. Where a "
+            "bucket is sent for as long as the next is computed, s / (n w) = T / n, this is s / (n w) + n o; its "
+            "derivative by n is zero at n = sqrt(s / (o w)), which are buckets of sqrt(s w o) bytes. Where backward "
+            "takes longer than sending, c alone is left, and the smallest bucket is the best whose calls still hide, "
+            "n o < T - s / w. o and w are fitted to the all-reduces above, each to its end. The model has nothing of "
+            "what collectives take from the passes beside them: on a CPU its cores, on a GPU its multiprocessors."
+        )
+
+
+# ---- the floor ----
+
+
+def floors(runs, links):
+    rows = []
+    for record in runs:
+        naive = [r for r in alike(runs, record, "naive") if "series" in r]
+        if record["case"]["strategy"] != "bucketed" or not naive or record["impl"] not in links:
+            continue
+        _, w = fitted(links[record["impl"]])
+        forward, backward = passes(naive[0])
+        values, whole = record["values"], naive[0]["values"]["without"]
+        # A step that is watched is slower: no longer than the one without communication.
+        fits = min(1.0, whole / (forward + backward))
+        forward, backward = fits * forward, fits * backward
+        sending = 1e3 * values["bytes"] / w
+        update = (whole - forward - backward) / values["calls"]
+        floor = forward + max(backward, sending) + update
+        rows.append(
+            keyed(record)
+            | {
+                "forward (ms)": forward,
+                "backward (ms)": backward,
+                "sending (ms)": sending,
+                "last update (ms)": update,
+                "floor (ms)": floor,
+                "step (ms)": values["step"],
+                "step / floor": values["step"] / floor,
+                "step / without": values["step"] / values["without"],
+            }
+        )
+    return rows
+
+
+# ---- words ----
+
+
+def order_words(runs, links):
+    """How strategies stand to each other in the first side's first way, and why."""
+    first = next(iter(runs), None)
+    if first is None or first["impl"] not in links:
+        return ""
+    o, w = fitted(links[first["impl"]])
+    best = {}
+    for strategy in STRATEGIES:
+        for record in alike(runs, first, strategy):
+            values = record["values"]
+            if strategy not in best or values["step"] < best[strategy]["step"]:
+                best[strategy] = values
+    if len(best) < len(STRATEGIES):
+        return ""
+    by_step = sorted(best, key=lambda strategy: -best[strategy]["step"])
+    expected = " > ".join(STRATEGIES)
+    said = " > ".join(f"{strategy} {best[strategy]['step']:.1f}" for strategy in by_step)
+    calls, nbytes = best["naive"]["calls"], best["naive"]["bytes"]
+    return (
+        f"Longest first, in ms ({where(first)}, C's own benchmark, the best bucket): {said}; {expected} "
+        f"{'holds' if tuple(by_step) == STRATEGIES else 'does not hold'}. Each of the {calls} calls costs "
+        f"{1e3 * o:.3f} ms beside its bytes, {1e3 * calls * o:.1f} ms in all, and the bytes {1e3 * nbytes / w:.1f} ms. "
+        "One flat call spares the calls and hides nothing; one call a gradient hides what backward has room for, and "
+        "pays for each; buckets hide most of it in few calls."
+    )
+
+
+def words_of(runs, links):
+    """{strategy: one or two sentences} of the first side and way that was run."""
+    first = next(iter(runs), None)
+    if first is None:
+        return {}
+    by = {strategy: alike(runs, first, strategy) for strategy in STRATEGIES}
+    found, at = {}, where(first)
+    if by["naive"]:
+        v = by["naive"][0]["values"]
+        found["naive"] = (
+            f"Communication is exposed for {v['exposed']:.1f} of {v['step']:.1f} ms, "
+            f"{100 * v['exposed'] / v['step']:.0f} % of the step, in {v['calls']} calls ({at})."
+        )
+    if by["naive"] and by["flat"]:
+        one, all_in_one = by["naive"][0]["values"], by["flat"][0]["values"]
+        found["flat"] = (
+            f"One call instead of {one['calls']}: communication is exposed for {all_in_one['exposed']:.1f} ms where "
+            f"`naive` has {one['exposed']:.1f} ({at})."
+        )
+    if by["naive"] and by["overlap"]:
+        one, v = by["naive"][0]["values"], by["overlap"][0]["values"]
+        found["overlap"] = (
+            f"{100 * v['beside'] / v['collectives']:.0f} % of the collectives' time lies beside backward, and "
+            f"{v['exposed']:.1f} ms are exposed where `naive` has {one['exposed']:.1f} ({at})."
+        )
+    modelled = [row for row in predictions(runs, links) if row["side"] == first["impl"]]
+    if by["bucketed"] and modelled:
+        best = min(by["bucketed"], key=lambda r: r["values"]["step"])
+        o, w = fitted(links[first["impl"]])
+        ratios = [row["model / step"] for row in modelled]
+        found["bucketed"] = (
+            f"Buckets of {best['case']['bucket_mb']:g} MiB give the shortest step, {best['values']['step']:.1f} ms "
+            f"with {best['values']['exposed']:.1f} exposed ({at}). The model's optimum is "
+            f"{optimum(best['values']['bytes'], o, w) / MIB:.1f} MiB, and its steps are {min(ratios):.2f} to "
+            f"{max(ratios):.2f} times those measured."
+        )
+    return found
+
+
+# ---- proofs and steps ----
+
+
+def proofs(errors):
+    """By strategy and side: how many results hold; and in words by deliverable."""
+    rows, held = {}, {}
+    for record in errors.records:
+        if not record["impl"].startswith("c_") or record["status"] == "unsupported":
+            continue
+        case = record["case"]
+        key = (case["strategy"], record["impl"])
+        row = rows.setdefault(key, {"strategy": key[0], "side": key[1], "results": 0, "hold": 0})
+        row["results"] += 1
+        row["hold"] += record["status"] == "ok"
+        count = held.setdefault(record["deliverable"], [0, 0])
+        count[0] += record["status"] == "ok"
+        count[1] += 1
+    ordered = [rows[key] for key in sorted(rows, key=lambda key: (STRATEGIES.index(key[0]), key[1]))]
+    return pd.DataFrame(ordered), {row: f"{ok} of {of} results hold" for row, (ok, of) in held.items()}
+
+
+def by_strategy(times):
+    """A row for each way and size of bucket; and by strategy C's step over PyTorch's, and of what."""
+    rows, said = {}, {}
+    for record in times.records:
+        if "ms" not in record:
+            continue
+        case, ms = record["case"], record["ms"]["median"]
+        way = (case["size"], case["dtype"], case["optimizer"], case["ranks"])
+        key = (*way, STRATEGIES.index(case["strategy"]), case.get("bucket_mb", 0))
+        row = rows.setdefault(
+            key,
+            dict(zip(("size", "dtype", "optimizer", "ranks"), way, strict=True))
+            | {"strategy": case["strategy"], "bucket (MiB)": case.get("bucket_mb")},
+        )
+        row[f"{record['impl']} (ms)"] = ms
+        if "ratio" in record:
+            bucketed = f", buckets of {case['bucket_mb']:g} MiB" if "bucket_mb" in case else ""
+            words = (
+                f"{record['impl'].removeprefix('c_')} ({case['size']}, {case['dtype']}, "
+                f"{case['ranks']} ranks{bucketed})"
+            )
+            said.setdefault(case["strategy"], []).append((record["ratio"]["median"], words))
+    return pd.DataFrame([rows[key] for key in sorted(rows)]), said

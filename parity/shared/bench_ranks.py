@@ -1,0 +1,84 @@
+"""libtandem's own benchmark of ranks: a side's times, memory and timelines by td_bench_ranks_run."""
+
+from parity.shared.model import train_options
+from parity.shared.ranked import ADAMW, SGD_LR, SWITCHES
+
+MIB = 2**20
+TIMES = {
+    "step": "step",
+    "without": "silent",
+    "collectives": "collectives",
+    "beside": "beside",
+    "tail": "tail",
+}  # names of records, and of td_bench_rank
+POINTS = ("made", "before_update", "after_update")
+PARTS = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
+
+
+class BenchRanks:
+    """A run of all ranks, with the case's model and links. Close it."""
+
+    def __init__(self, case, c, backend, steps, warmup, state="whole"):
+        self.c = c.ranks.session
+        fields = train_options(SWITCHES)
+        adamw = {"kind": "adamw", "adamw": {"variant": "torch", **ADAMW}}
+        hyper = adamw if case.optimizer == "adamw" else {"kind": "sgd", "sgd": {"lr": SGD_LR}}
+        config = self.c.struct(
+            "td_bench_ranks_config",
+            case,
+            model=fields["model"] | {"size": {}, "attention": "flash"},
+            hyper=hyper,
+            time=fields["time"],
+            state=state,
+            warmup=warmup,
+            steps=steps,
+        )
+        comm = c.ranks.comm(backend)
+        self.result = self.c.value("td_bench_ranks_run", self.c.device, comm, config, None, None)
+        summary = self.c.value("td_bench_ranks_summary_of", self.result)
+        self.ranks = [summary.of[rank] for rank in range(summary.ranks)]
+
+    def close(self):
+        self.c.td_bench_ranks_result_destroy(self.result)
+
+    def values(self):
+        """Medians in ms, the mean of the ranks; calls and bytes of a rank."""
+        found = {
+            name: sum(getattr(rank, field).median for rank in self.ranks) / len(self.ranks)
+            for name, field in TIMES.items()
+        }
+        found["exposed"] = found["step"] - found["without"]
+        return found | {"calls": self.ranks[0].calls, "bytes": self.ranks[0].bytes}
+
+    def memory(self):
+        """MiB of every rank: parts, what is there at each point, and the peak."""
+        found = {f"{part}_mib": [getattr(rank, part) / MIB for rank in self.ranks] for part in PARTS}
+        for i, point in enumerate(POINTS):
+            found[f"{point}_mib"] = [rank.current[i] / MIB for rank in self.ranks]
+        return found | {"peak_mib": [max(rank.peak) / MIB for rank in self.ranks]}
+
+    def timelines(self):
+        """{"0 passes": the ends of forward, backward and step; "0 begin", "0 end": of collectives; rank 1's}, in ms."""
+        found = {}
+        for rank in range(len(self.ranks)):
+            of = self.c.value("td_bench_ranks_timeline_of", self.result, rank)
+            spans = [of.spans[i] for i in range(of.count)]
+            found[f"{rank} passes"] = [round(ms, 4) for ms in (of.forward_ms, of.backward_ms, of.step_ms)]
+            found[f"{rank} begin"] = [round(span.begin_ms, 4) for span in spans]
+            found[f"{rank} end"] = [round(span.end_ms, 4) for span in spans]
+        return found
+
+
+# ---- the arithmetic ----
+
+
+def elements_of(keys):
+    """Of each parameter of the model, in state-dict order, and whether its weight is read in f32."""
+    d_model, d_ff, vocab = keys["d_model"], keys["d_ff"], keys["vocab"]
+    block = [(d_model, True), *[(d_model**2, False)] * 4, (d_model, True), *[(d_model * d_ff, False)] * 3]
+    return [(vocab * d_model, True), *block * keys["layers"], (d_model, True), (vocab * d_model, False)]
+
+
+def gradient_bytes(keys):
+    """Of all gradients, 2 an element where they are of 16 bits."""
+    return sum(count for count, _ in elements_of(keys)) * (4 if keys["dtype"] == "f32" else 2)
