@@ -35,8 +35,8 @@ class GroupError(RuntimeError):
 
 
 def runs_ranks(module, case: Case) -> bool:
-    """Whether the case is for a group: one of several ranks, which the module does not count or start itself."""
-    return case.get("ranks", 1) > 1 and not getattr(module, "RUNS_RANKS", False)
+    """Whether the case is for a group, if of one rank: it names them, and the module does not count or start them."""
+    return "ranks" in case and not getattr(module, "RUNS_RANKS", False)
 
 
 def missing(ranks: int, device: str) -> str:

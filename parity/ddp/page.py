@@ -258,7 +258,7 @@ def floors(runs, links):
         fits = min(1.0, whole / (forward + backward))
         forward, backward = fits * forward, fits * backward
         sending = 1e3 * values["bytes"] / w
-        update = (whole - forward - backward) / values["calls"]
+        update = max(0.0, whole - forward - backward) / values["calls"]
         floor = forward + max(backward, sending) + update
         rows.append(
             keyed(record)
