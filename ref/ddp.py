@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -106,6 +107,10 @@ class DataParallel:
             self.forward = DistributedDataParallel(
                 model, bucket_cap_mb=bucket_mb or every, gradient_as_bucket_view=True
             )
+
+    def compress(self) -> None:
+        """`bucketed` sends bf16, whatever gradients are."""
+        self.forward.register_comm_hook(None, bf16_compress_hook)
 
     def naive(self) -> None:
         average_each(self.parameters)

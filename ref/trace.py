@@ -104,19 +104,60 @@ class Profiler:
         with profile(activities=kinds) as profiler:
             for _ in range(steps):
                 self.step(found.traced)
-        events = list(profiler.events())
-        found.activities = on_gpu(events) if self.ids.is_cuda else on_cpu(events)
+        found.activities = on_gpu(recorded(profiler)) if self.ids.is_cuda else on_cpu(operations(profiler))
         return found
 
 
-def ranges_of(events: list, names: tuple[str, ...]) -> list[tuple[float, float, str]]:
-    """Begin, end and name of the host's ranges with these names, in order."""
-    found = [
-        (event.time_range.start, event.time_range.end, event.name)
-        for event in events
-        if event.device_type == DeviceType.CPU and event.name in names
+@dataclass
+class Event:
+    """What both lists of the profiler's have in common; microseconds."""
+
+    name: str
+    on_host: bool
+    begin: float
+    end: float
+    number: int = 0  # of the call of CUDA, which its kernel has as well
+    annotation: bool = False
+    own: float = 0.0  # of an operation, without those that it calls
+
+
+def recorded(profiler: profile) -> list[Event]:
+    """Its records as they are: to make events of a step's hundred thousand takes the profiler many seconds."""
+    results = profiler.profiler.kineto_results
+    start = results.trace_start_ns()
+    return [
+        Event(
+            found.name(),
+            found.device_type() == DeviceType.CPU,
+            (found.start_ns() - start) / 1e3,
+            (found.end_ns() - start) / 1e3,
+            found.correlation_id(),
+            found.is_user_annotation(),
+        )
+        for found in results.events()
     ]
-    return sorted(found)
+
+
+def operations(profiler: profile) -> list[Event]:
+    """The host's, with their own time."""
+    return [
+        Event(
+            found.name,
+            True,
+            found.time_range.start,
+            found.time_range.end,
+            own=found.self_cpu_time_total,
+        )
+        for found in profiler.events()
+        if found.device_type == DeviceType.CPU
+    ]
+
+
+def ranges_of(events: list[Event], names: tuple[str, ...]) -> list[tuple[float, float, str]]:
+    """Begin, end and name of the host's ranges with these names, in order."""
+    return sorted(
+        (event.begin, event.end, event.name) for event in events if event.on_host and event.name in names
+    )
 
 
 def range_at(ranges: list[tuple[float, float, str]], time: float) -> tuple[int, str]:
@@ -132,7 +173,7 @@ def range_at(ranges: list[tuple[float, float, str]], time: float) -> tuple[int, 
     return (low - 1, ranges[low - 1][2]) if low > 0 and time < ranges[low - 1][1] else (0, "")
 
 
-def on_gpu(events: list) -> list[Activity]:
+def on_gpu(events: list[Event]) -> list[Activity]:
     """Phases end when the device is done, so that a kernel's own time tells its phase, also where another thread
     launched it: autograd's. A part of attention is where it was launched, which the operation's time tells."""
     phases, parts = ranges_of(events, PHASES), ranges_of(events, tuple(PARTS.values()))
@@ -140,33 +181,31 @@ def on_gpu(events: list) -> list[Activity]:
     launched: dict[int, str] = {}
     for event in events:
         # A kernel has the id of the call of CUDA that launched it; those of operations are others.
-        if event.device_type == DeviceType.CPU and event.name.startswith("cu"):
-            _, part = range_at(parts, event.time_range.start)
+        if event.on_host and event.name.startswith("cu"):
+            _, part = range_at(parts, event.begin)
             if part:
-                launched[event.id] = words[part]
+                launched[event.number] = words[part]
     found = []
     for event in events:
-        if event.device_type == DeviceType.CUDA and not getattr(event, "is_user_annotation", False):
-            begin, end = event.time_range.start, event.time_range.end
-            number, phase = range_at(phases, begin)
-            part = launched.get(event.id, "") if phase == "forward" else ""
-            found.append(Activity(event.name, number // len(PHASES), phase, part, begin, end))
+        if not event.on_host and not event.annotation:
+            number, phase = range_at(phases, event.begin)
+            part = launched.get(event.number, "") if phase == "forward" else ""
+            found.append(Activity(event.name, number // len(PHASES), phase, part, event.begin, event.end))
     return found
 
 
-def on_cpu(events: list) -> list[Activity]:
+def on_cpu(events: list[Event]) -> list[Activity]:
     """Operations with their own time, which is without that of the operations that they call."""
     phases, parts = ranges_of(events, PHASES), ranges_of(events, tuple(PARTS.values()))
     words = {name: part for part, name in PARTS.items()}
     found = []
     for event in events:
-        if event.device_type != DeviceType.CPU or not event.name.startswith("aten::"):
+        if not event.name.startswith("aten::"):
             continue
-        begin = event.time_range.start
-        number, phase = range_at(phases, begin)
-        part = words.get(range_at(parts, begin)[1], "") if phase == "forward" else ""
-        end = begin + event.self_cpu_time_total
-        found.append(Activity(event.name, number // len(PHASES), phase, part, begin, end))
+        number, phase = range_at(phases, event.begin)
+        part = words.get(range_at(parts, event.begin)[1], "") if phase == "forward" else ""
+        end = event.begin + event.own
+        found.append(Activity(event.name, number // len(PHASES), phase, part, event.begin, end))
     return found
 
 

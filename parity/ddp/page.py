@@ -76,7 +76,9 @@ def report(page, records):
         "Every rank is a process of this host; all sides run in the same processes, call by call in turn, and a sample "
         "is the time of the slowest rank. Each rank has its own batch. `torch_ddp` is the assignment's own way for "
         "naive, flat and overlap, and PyTorch's DistributedDataParallel for buckets, over Gloo on the CPU and NCCL on "
-        "GPUs. Toy models are the course's, one with a frozen bias and one with a tied weight; ranks begin with other "
+        "GPUs; `torch_ddp_compiled` compiles the blocks with fused attention, and in bf16_mixed sends bf16, as C and "
+        "`torch_ddp_compressed` do. Toy models are the course's, one with a frozen bias and one with a tied weight; "
+        "ranks begin with other "
         "weights, and rank 0's count. All ranks must have the same bits."
     )
     page.method(
@@ -391,4 +393,8 @@ def by_strategy(times):
                 f"{case['ranks']} ranks{bucketed})"
             )
             said.setdefault(case["strategy"], []).append((record["ratio"]["median"], words))
+    for row in rows.values():
+        best = row.get("torch_ddp_compiled (ms)")
+        for name in [name for name in row if best and name.startswith("c_")]:
+            row[f"{name.removesuffix(' (ms)')} / compiled"] = row[name] / best
     return pd.DataFrame([rows[key] for key in sorted(rows)]), said

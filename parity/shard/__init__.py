@@ -99,7 +99,7 @@ def run(case, draw, c):
     if "part" in case:
         return memory.run(case, draw, c)
     if "warmup" in case:
-        return timed_step(case, draw, c, IMPL, zero_of)
+        return timed_step(case, draw, c, zero_of)
     return judged_step(case, draw, c, IMPL, {"update.*": within(rel_l2=UPDATES_WITHIN)}, zero_of)
 
 

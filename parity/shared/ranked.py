@@ -91,17 +91,26 @@ class RankTrainer:
 
 
 class TorchTrainer:
-    """PyTorch's model of this rank: the assignment's strategies, and `bucketed` by DistributedDataParallel."""
+    """PyTorch's model of this rank: the assignment's strategies, and `bucketed` by DistributedDataParallel. `compiled`:
+    block by block, with its own fused attention; `compressed`: gradients are sent in bf16."""
 
-    def __init__(self, case, state, device, optimizer=None):
+    def __init__(self, case, state, device, optimizer=None, compiled=False, compressed=False):
         self.case, self.state, self.device, self.make = case, state, device, optimizer
+        self.compiled, self.compressed = compiled, compressed
+        self.loss = torch.compile(transformer.cross_entropy) if compiled else transformer.cross_entropy
         self.parallel = self.optimizer = None
 
     def open(self):
-        model = torch_model(self.case, self.state)
+        attend = {"attend": transformer.fused_attention} if self.compiled else {}
+        model = torch_model(self.case, self.state, **attend)
+        if self.compiled:
+            for block in model.layers:
+                block.compile(dynamic=False)
         self.parallel = ref.DataParallel(
             model, self.case.get("strategy", "bucketed"), self.case.get("bucket_mb", 0.0)
         )
+        if self.compressed:
+            self.parallel.compress()
         self.optimizer = (self.make or optimizer_of)(self.case, self.parallel.parameters)
         return self
 
@@ -119,7 +128,7 @@ class TorchTrainer:
         """Up to gradients of all ranks."""
         self.optimizer.zero_grad(set_to_none=self.case.get("strategy", "bucketed") != "bucketed")
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.case.dtype == "bf16_mixed"):
-            loss = transformer.cross_entropy(self.parallel.forward(ids), targets)
+            loss = self.loss(self.parallel.forward(ids), targets)
         loss.backward()
         self.parallel.finish()
         return loss.detach()
@@ -222,8 +231,8 @@ def judged_step(case, draw, c, impl, rules, optimizer=None):
     }
 
 
-def timed_step(case, draw, c, impl, optimizer=None):
-    """A step of every side, with what it computes on one random batch a rank."""
+def timed_step(case, draw, c, optimizer=None):
+    """A step of every side that the case's config names, on one random batch a rank."""
     state = initial_state(case, draw.quickly if case.in_turn else draw.normal)
     ids, targets = draw_batches(case, draw, 1)[0][c.ranks.rank]
 
@@ -240,14 +249,17 @@ def timed_step(case, draw, c, impl, optimizer=None):
 
         return Side(call, open=begin, close=trainer.close)
 
-    theirs = TorchTrainer(case, state, draw.device, optimizer)
+    def torch_side(switches):
+        trainer = TorchTrainer(case, state, draw.device, optimizer, **switches)
 
-    def eager():
-        theirs.step(ids, targets)
-        return {}
+        def call():
+            trainer.step(ids, targets)
+            return {}
+
+        return Side(call, open=trainer.open, close=trainer.close)
 
     sides = {side: tandem(backend) for side, backend in sides_of(draw.device).items()}
-    return sides | {impl: Side(eager, open=theirs.open, close=theirs.close)}
+    return sides | {side: torch_side(switches) for side, switches in case.config.items() if side not in sides}
 
 
 # ---- pages ----
