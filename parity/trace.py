@@ -78,7 +78,7 @@ def profile_case(device, size, context, dtype, batch=BATCH):
     return Case(
         "nsys_profile",
         measure="memory",
-        seconds=2 + numel / 1e9 + len(config) * 8 * step,
+        seconds=(10 if device == "cuda" else 2) + numel / 1e9 + len(config) * 8 * step,
         in_turn=True,
         alone=True,
         config=config,

@@ -110,15 +110,15 @@ class Profiler:
 
 @dataclass
 class Event:
-    """What both lists of the profiler's have in common; microseconds."""
+    """A record of the profiler's; microseconds."""
 
     name: str
     on_host: bool
     begin: float
     end: float
-    number: int = 0  # of the call of CUDA, which its kernel has as well
-    annotation: bool = False
-    own: float = 0.0  # of an operation, without those that it calls
+    number: int = 0  # of the call of CUDA, which its kernel has as well; of recorded() alone
+    annotation: bool = False  # of recorded() alone
+    own: float = 0.0  # of an operation, without those that it calls; of operations() alone
 
 
 def recorded(profiler: profile) -> list[Event]:

@@ -22,8 +22,8 @@ from parity.core.clock import statistics
 from parity.core.record import FILE, load
 from parity.core.report import Page
 from parity.core.view import Records
-from parity.ddp.communication import behind, fitted, optimum, overlapped
-from parity.ddp.page import report_overlap
+from parity.ddp.communication import behind, fitted, handout_optimum, optimum, overlapped
+from parity.ddp.page import by_strategy, predictions, report_overlap, words_of
 from parity.shared.model import TandemTrainer
 
 COMMITTED = Path(__file__).resolve().parents[1] / "reports" / "cpu" / FILE
@@ -31,6 +31,7 @@ MEASURED = """ms error peak_mib requested_mib tflops gb_s samples first_ms ratio
 parts""".split()
 TRIALS = 40
 SENTENCES = re.compile(r"(?<=[.!?]) +(?=[A-Z])")
+RANKED = ("ddp", "shard")  # whose sides are those of each case
 COMMUNICATION = "step without exposed collectives beside tail".split()
 # Of every kind that some page reads, where those are more than C and PyTorch's formula.
 SIDES = ["c", "torch_eager"]
@@ -40,7 +41,6 @@ IMPLS = {
     "jit": ["c", "torch_eager", "torch_compile"],
     "transformer": ["c", "c_graph", "torch_eager", "torch_eager_f32", "torch_eager_seed"],
     "bench": ["c", "c_graph", "c_graph_overlap", "torch_eager", "torch_compile", "torch_compile_graph"],
-    "ddp": ["c_nccl", "torch_ddp"],
 }
 VALUES = """tokens flops account_mib saved_mib matrix_mib flash_mib forward_peak_mib backward_peak_mib end_16_gib
 end_24_gib
@@ -97,7 +97,7 @@ class PagesTest(unittest.TestCase):
                 mine = [
                     invented(name, case, impl)
                     for case in module.cases(profile, "cuda")
-                    for impl in IMPLS.get(name, SIDES)
+                    for impl in IMPLS.get(name, case.config if name in RANKED and case.config else SIDES)
                 ]
                 if not mine:
                     continue  # it has no cases for a GPU
@@ -183,9 +183,43 @@ class DataParallel(unittest.TestCase):
         self.assertAlmostEqual(behind(10, 10**7, 20.0, o, w), 1.05)
         # Where a bucket is sent for as long as the next is computed: s / (n w) + n o, as the handout has it.
         self.assertAlmostEqual(behind(10, 10**7, 10.0, o, w), 1.0 + 10 * 0.05)
-        best = 10**7 / optimum(10**7, o, w)
-        self.assertGreater(behind(best * 2, 10**7, 10.0, o, w), behind(best, 10**7, 10.0, o, w))
-        self.assertGreater(behind(best / 2, 10**7, 10.0, o, w), behind(best, 10**7, 10.0, o, w))
+        self.assertAlmostEqual(10**7 / handout_optimum(10**7, o, w), 200**0.5)
+        self.assertEqual(optimum(10**7, 10.0, o, w), 14)
+        # Where sending takes longer than backward: n = sqrt(T / o).
+        self.assertAlmostEqual(behind(4, 10**7, 5.0, o, w), 5.0 / 4 + 10.0 + 4 * 0.05 - 5.0)
+        self.assertEqual(optimum(10**7, 5.0, o, w), 10)
+        # A fit below 0 is one without o.
+        self.assertEqual(fitted({"bytes": [10**6, 10**7], "ms": [0.5, 10.0]})[0], 0.0)
+
+    def test_model_and_floor_of_a_way_are_its_own(self):
+        links = {"c_nccl": {"bytes": [10**5, 10**6, 10**7], "ms": [0.15, 1.05, 10.05]}}
+        runs = []
+        for dtype, times in (("f32", 1.0), ("bf16_mixed", 2.0)):
+            for strategy, more in (("naive", {}), ("bucketed", {"bucket_mb": 5})):
+                record = self.run_of(strategy, [6.0], [9.0])
+                record["impl"], record["case"]["dtype"] = "c_nccl", dtype
+                record["case"] |= more
+                record["values"] = {
+                    "step": 12.0 * times, "without": 6.5, "exposed": 12.0 * times - 6.5, "tail": 5.0,
+                    "collectives": 8.0, "beside": 2.0, "calls": 2, "bytes": 10**7,
+                }  # fmt: skip
+                runs.append(record)
+        rows = predictions(runs, links)
+        self.assertEqual(len(rows), 2)
+        # Forward 1, backward 4.5, and 1 ms of updates; 10 ms by the fit, 8 as they ran.
+        self.assertAlmostEqual(rows[0]["floor"]["floor (ms)"], 1.0 + 8.0 + 0.5)
+        self.assertAlmostEqual(rows[0]["model"]["behind backward, model (ms)"], 4.5 / 2 + 10.1 - 4.5)
+        self.assertAlmostEqual(rows[0]["model"]["model / step"], (6.5 + 7.85) / 12.0)
+        said = words_of(runs, links)["bucketed"]
+        self.assertIn("its steps are 1.20 times those measured", said)  # and not those of bf16_mixed
+
+    def test_a_ratio_without_turns_is_of_medians(self):
+        case = dict(size="x", dtype="f32", optimizer="sgd", ranks=2, strategy="naive")
+        times = Records(
+            {"impl": impl, "case": case, "ms": statistics([ms] * 3)}
+            for impl, ms in (("c_nccl", 3.0), ("torch_ddp", 4.0))
+        )
+        self.assertEqual(by_strategy(times)[1]["naive"][0][0], 0.75)
 
     def test_the_share_that_overlaps_is_of_intervals(self):
         series = {"0 passes": [1.0, 5.0, 8.0], "0 begin": [2.0, 3.0, 6.0], "0 end": [4.0, 5.5, 7.0]}
@@ -603,7 +637,9 @@ def invented(module, case, impl, gpu=True):
         found["error"] = {"max_abs": rng.random(), "rel_l2": rng.random(), "ulp_max": 1.0, "truth": "float64"}
     if "time" in case.measure:
         samples = [1 + rng.random() for _ in range(5)]
-        found |= {"ms": statistics(samples), "samples": samples, "first_ms": 30.0, "ratio": {"median": 1.0}}
+        found |= {"ms": statistics(samples), "samples": samples, "first_ms": 30.0}
+        if not case.in_turn or case.alternate:
+            found["ratio"] = {"median": 1.0}
         found |= {"tflops": rng.random(), "gb_s": rng.random() * 4000}
     if "memory" in case.measure:
         found |= {"peak_mib": 10 * rng.random(), "requested_mib": 9.0}

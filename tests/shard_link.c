@@ -20,7 +20,7 @@
 
 #include <cmocka.h>
 
-enum { BATCH = 2, CONTEXT = 8, VOCAB = 29, STEPS = 6 };
+enum { BATCH = 2, CONTEXT = 8, VOCAB = 29, STEPS = 10 };
 
 static td_device *dev;
 static td_comm *comm;

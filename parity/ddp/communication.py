@@ -67,11 +67,14 @@ def all_reduces(_case, draw, c, backend, _usual_mb):
 
 
 def fitted(series):
-    """(seconds a call, bytes a second): t = o + bytes / w, by least squares of relative errors, o at least 0."""
+    """(seconds a call, bytes a second): t = o + bytes / w, by least squares of relative errors; without o where that
+    would be below 0."""
     ms, nbytes = np.array(series["ms"]), np.array(series["bytes"], dtype=float)
     rows = np.stack([1 / ms, nbytes / ms], axis=1)
     (o, slope), *_ = np.linalg.lstsq(rows, np.ones(len(ms)), rcond=None)
-    return max(0.0, float(o)) / 1e3, 1e3 / float(slope)
+    if o < 0 or slope <= 0:
+        o, slope = 0.0, (nbytes / ms).sum() / ((nbytes / ms) ** 2).sum()
+    return float(o) / 1e3, 1e3 / float(slope)
 
 
 def behind(calls, nbytes, backward_ms, o, w):
@@ -81,7 +84,12 @@ def behind(calls, nbytes, backward_ms, o, w):
     return max(each, backward_ms / calls + calls * each - backward_ms)
 
 
-def optimum(nbytes, o, w):
+def optimum(nbytes, backward_ms, o, w, most=4096):
+    """The number of buckets, at most that many, of which least is behind."""
+    return min(range(1, most + 1), key=lambda calls: behind(calls, nbytes, backward_ms, o, w))
+
+
+def handout_optimum(nbytes, o, w):
     """Bytes of the best bucket where a bucket is sent for as long as the next is computed."""
     return (nbytes * w * o) ** 0.5
 

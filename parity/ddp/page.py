@@ -3,9 +3,10 @@ model of buckets."""
 
 import pandas as pd
 
-from parity.ddp.communication import behind, fitted, optimum, overlapped
+from parity.ddp.communication import behind, fitted, handout_optimum, optimum, overlapped
 from parity.shared.bench_ranks import MIB
-from parity.shared.ranked import spread_of
+from parity.shared.pages import on_gpu, ranged
+from parity.shared.ranked import ratio_of, spread_of, turns_of
 
 PROOFS = {
     "naive": "naive_ddp",
@@ -34,7 +35,8 @@ def report(page, records):
     errors = type(records)(r for r in records.records if "steps" in r["case"])
     times = type(records)(r for r in records.records if "warmup" in r["case"])
     runs = [r for r in records.only(part="communication").records if "values" in r]
-    runs.sort(key=lambda r: (r["impl"], *order_of(r["case"])))
+    sides = records.impls()
+    runs.sort(key=lambda r: (sides.index(r["impl"]), *order_of(r["case"])))
     links = {r["impl"]: r["series"] for r in records.only(part="fit").records if "series" in r}
     page.question(RIGHT)
     rows, held = proofs(errors)
@@ -45,21 +47,23 @@ def report(page, records):
     page.table(fewest, "steps")
     if len(fewest) < len(frame):
         page.table(frame, "steps_of_all_ranks")
-    words = order_words(runs, links)
+    words = order_words(runs)
     if words:
         page.text(words)
     page.question(TAKES)
-    page.table(pd.DataFrame([taken(r) for r in runs]), "communication")
+    page.table(pd.DataFrame([taken(r, links) for r in runs]), "communication")
     page.question(OVERLAP)
     report_overlap(page, runs)
     page.question(BUCKETS)
     report_buckets(page, runs, links)
     page.question(FLOOR)
-    page.table(pd.DataFrame(floors(runs, links)), "floor")
+    page.table(pd.DataFrame([row["floor"] for row in predictions(runs, links)]), "floor")
     page.text(
-        "No step is shorter than forward, the longer of backward and sending all gradients at the fitted rate, and the "
-        "update of the last bucket: as large a part of what follows backward without communication as the bucket is of "
-        "all gradients. Forward and backward are those of `naive`, whose collectives lie behind them."
+        "The floor is forward, the longer of backward and sending all gradients, and the update of the last bucket: as "
+        "large a part of what follows backward without communication as the bucket is of all gradients. Sending takes "
+        "what the fit says, or the fewest ms that the collectives of a strategy ran. Forward and backward are those of "
+        "`naive`, whose collectives lie behind them, shortened in proportion where they, being watched, took longer "
+        "than a whole step without communication."
     )
     for strategy, row in PROOFS.items():
         if strategy != "flat" and held.get(row):
@@ -68,26 +72,30 @@ def report(page, records):
             )
     more = words_of(runs, links)
     for strategy, row in TIMES.items():
+        words, figure = [more.get(strategy, "")], ""
         if said.get(strategy):
             text, figure = spread_of(said[strategy])
-            words = f"A step takes, times PyTorch's of the same strategy, {text}. {more.get(strategy, '')}"
-            page.answer(row, words, figure, question=HOW_LONG)
+            compiled = compiled_words(frame) if strategy == "bucketed" else ""
+            words = [f"A step takes, times eager PyTorch's of the same strategy, {text}{compiled}.", *words]
+        if any(words):
+            page.answer(row, " ".join(filter(None, words)), figure, question=HOW_LONG)
     page.method(
-        "Every rank is a process of this host; all sides run in the same processes, call by call in turn, and a sample "
-        "is the time of the slowest rank. Each rank has its own batch. `torch_ddp` is the assignment's own way for "
-        "naive, flat and overlap, and PyTorch's DistributedDataParallel for buckets, over Gloo on the CPU and NCCL on "
-        "GPUs; `torch_ddp_compiled` compiles the blocks with fused attention, and in bf16_mixed sends bf16, as C and "
-        "`torch_ddp_compressed` do. Toy models are the course's, one with a frozen bias and one with a tied weight; "
-        "ranks begin with other "
-        "weights, and rank 0's count. All ranks must have the same bits."
+        f"Every rank is a process of this host; all sides run in the same processes, {turns_of(on_gpu(records))}, "
+        "and a sample is the time of the slowest rank. Each rank has its own batch. `torch_ddp` is the assignment's "
+        "own way for naive, flat and overlap, and PyTorch's DistributedDataParallel for buckets, over Gloo on the "
+        "CPU and NCCL on GPUs; `torch_ddp_compiled` compiles the blocks with fused attention, and in bf16_mixed "
+        "sends bf16, as C and `torch_ddp_compressed` do. Toy models are the course's, one with a frozen bias and "
+        "one with a tied weight; ranks begin with other weights, and rank 0's count. All ranks must have the same "
+        "bits."
     )
     page.method(
-        "What communication takes is measured by C's own benchmark in three series of steps, in the mean of the ranks' "
-        "medians. `collectives` is how long a step's collectives ran, one after the other; `exposed` a step less the "
-        "same step without communication; `tail` the time from the end of the backward pass, for which the device is "
-        "waited, to the end of the last collective. `slowed`, exposed less tail, is what collectives take from the "
-        "passes beside them, less what waiting for the device itself costs. Times of collectives are a rank's own, "
-        "with what it waits for the others."
+        "What communication takes is measured by C's own benchmark in three series of steps, in the mean of the "
+        "ranks' medians. `collectives` is how long a step's collectives ran, one after the other; `exposed` a step "
+        "less the same step without communication; `tail` the time from the end of the backward pass, for which the "
+        "device is waited, to the end of the last collective. `slowed`, exposed less tail, is what collectives take "
+        "from the passes beside them, less what waiting for the device itself costs. `beside` is the share of the "
+        "collectives' time ahead of the end of backward, `calls and bytes` what the fit below says of them. Times "
+        "of collectives are a rank's own, with what it waits for the others."
     )
 
 
@@ -96,19 +104,28 @@ def order_of(case):
     return dtypes.index(case["dtype"]), STRATEGIES.index(case["strategy"]), case.get("bucket_mb", 0)
 
 
-def taken(record):
+def taken(record, links):
     """A row of the three numbers, which are not the same."""
     values = record["values"]
-    return keyed(record) | {
+    row = keyed(record) | {
         "step (ms)": values["step"],
         "without (ms)": values["without"],
         "exposed (ms)": values["exposed"],
         "tail (ms)": values["tail"],
         "slowed (ms)": values["exposed"] - values["tail"],
         "collectives (ms)": values["collectives"],
+        "beside": f"{100 * hidden(values):.0f} %",
         "calls": values["calls"],
         "MiB": values["bytes"] / MIB,
     }
+    if record["impl"] in links:
+        o, w = fitted(links[record["impl"]])
+        row |= {"calls and bytes (ms)": 1e3 * (values["calls"] * o + values["bytes"] / w)}
+    return row
+
+
+def hidden(values):
+    return values["beside"] / values["collectives"] if values["collectives"] else 0.0
 
 
 def keyed(record):
@@ -166,8 +183,9 @@ def report_overlap(page, runs):
             "timeline",
             {name_of(record["case"]): bars_of(record["series"]) for record in pair},
             x="ms since the step began",
-            title=f"A step of {where(pair[0])}: passes, and collectives under them",
+            title=f"The last watched step of {where(pair[0])}: passes, and collectives under them",
         )
+        page.text("Table and picture are of one step, the last that was watched, by its intervals.")
 
 
 def name_of(case):
@@ -193,105 +211,115 @@ def bars_of(series):
 
 
 def predictions(runs, links):
-    """A row for each run in buckets whose side has o and w, and whose way was run one by one with its timeline."""
+    """A row for each run in buckets of which model and floor are known."""
     rows = []
-    for record in runs:
-        naive = [r for r in alike(runs, record, "naive") if "series" in r]
-        if record["case"]["strategy"] != "bucketed" or not naive or record["impl"] not in links:
-            continue
-        o, w = fitted(links[record["impl"]])
+    for record, (forward, backward, rest), sending, (o, w) in modelled(runs, links):
         values = record["values"]
-        tail = behind(values["calls"], values["bytes"], passes(naive[0])[1], o, w)
+        tail = behind(values["calls"], values["bytes"], backward, o, w)
+        floor = forward + max(backward, sending) + rest / values["calls"]
         rows.append(
-            keyed(record)
-            | {
-                "calls": values["calls"],
-                "behind backward, model (ms)": tail,
-                "exposed (ms)": values["exposed"],
-                "step, model (ms)": values["without"] + tail,
-                "step (ms)": values["step"],
-                "model / step": (values["without"] + tail) / values["step"],
+            {
+                "model": keyed(record)
+                | {
+                    "calls": values["calls"],
+                    "behind backward, model (ms)": tail,
+                    "exposed (ms)": values["exposed"],
+                    "step, model (ms)": values["without"] + tail,
+                    "step (ms)": values["step"],
+                    "model / step": (values["without"] + tail) / values["step"],
+                },
+                "floor": keyed(record)
+                | {
+                    "forward (ms)": forward,
+                    "backward (ms)": backward,
+                    "sending (ms)": sending,
+                    "last update (ms)": rest / values["calls"],
+                    "floor (ms)": floor,
+                    "step (ms)": values["step"],
+                    "step / floor": values["step"] / floor,
+                    "step / without": values["step"] / values["without"],
+                },
             }
         )
     return rows
 
 
-def passes(record):
-    """ms of forward and of backward, in the mean of the ranks."""
-    ends = [values for name, values in record["series"].items() if name.endswith("passes")]
-    return [sum(found) / len(ends) for found in zip(*((e[0], e[1] - e[0]) for e in ends), strict=True)]
+def modelled(runs, links):
+    """(run in buckets, its way's passes, ms of sending everything, (o, w)), where its way was run one by one."""
+    for record in runs:
+        naive = [r for r in alike(runs, record, "naive") if "series" in r]
+        if record["case"]["strategy"] == "bucketed" and naive and record["impl"] in links:
+            o, w = fitted(links[record["impl"]])
+            ran = [r["values"]["collectives"] for s in STRATEGIES for r in alike(runs, record, s)]
+            sending = min(1e3 * record["values"]["bytes"] / w, *ran)
+            yield record, passes(naive[0]), sending, (o, w)
+
+
+def passes(naive):
+    """ms of forward, of backward and of the rest of a step without communication, in the mean of the ranks."""
+    ends = [values for name, values in naive["series"].items() if name.endswith("passes")]
+    forward, backward = (sum(e[0] for e in ends) / len(ends), sum(e[1] - e[0] for e in ends) / len(ends))
+    whole = naive["values"]["without"]
+    if forward + backward >= whole:  # a step that is watched is slower
+        fits = whole / (forward + backward)
+        return fits * forward, fits * backward, 0.0
+    return forward, backward, whole - forward - backward
 
 
 def report_buckets(page, runs, links):
-    page.table(pd.DataFrame(predictions(runs, links)), "buckets")
+    page.table(pd.DataFrame([row["model"] for row in predictions(runs, links)]), "buckets")
     rows = []
     for impl, series in links.items():
         o, w = fitted(series)
-        mine = next((r for r in runs if r["impl"] == impl), None)
         row = {"side": impl, "o (ms a call)": 1e3 * o, "w (GB/s)": w / 1e9}
-        row |= {f"{n / MIB:g} MiB (ms)": ms for n, ms in zip(series["bytes"], series["ms"], strict=True)}
-        if mine:
-            row |= {"optimum (MiB)": optimum(mine["values"]["bytes"], o, w) / MIB}
+        for nbytes, ms in zip(series["bytes"], series["ms"], strict=True):
+            row |= {f"{nbytes / MIB:g} MiB (ms)": ms, "model / it": 1e3 * (o + nbytes / w) / ms}
+            row[f"model / it, {nbytes / MIB:g} MiB"] = row.pop("model / it")
         rows.append(row)
     page.table(pd.DataFrame(rows), "fit")
+    page.table(pd.DataFrame(best_buckets(runs, links)), "optimum")
     if rows:
         page.text(
             "Of s bytes in n buckets each is sent in c = s / (n w) + o, with w bytes a second and o seconds a call. "
-            "Buckets become final at equal distances of the backward pass, which takes T, and are sent one after the "
-            "other: the first begins at T / n, so that the last ends max(c, T / n + n c - T) behind backward. Where a "
-            "bucket is sent for as long as the next is computed, s / (n w) = T / n, this is s / (n w) + n o; its "
-            "derivative by n is zero at n = sqrt(s / (o w)), which are buckets of sqrt(s w o) bytes. Where backward "
-            "takes longer than sending, c alone is left, and the smallest bucket is the best whose calls still hide, "
-            "n o < T - s / w. o and w are fitted to the all-reduces above, each to its end. The model has nothing of "
-            "what collectives take from the passes beside them: on a CPU its cores, on a GPU its multiprocessors."
+            "Buckets become final at equal distances of the backward pass, which takes T, and are sent one after "
+            "the other: the first begins at T / n, so that the last ends max(c, T / n + n c - T) behind backward. "
+            "Where sending takes longer than backward, s / w > T, the second counts, T / n + s / w + n o - T, whose "
+            "derivative is zero at n = sqrt(T / o). Where a bucket is sent for as long as the next is computed, s / "
+            "w = T, it is s / (n w) + n o, as the handout has it, and least at n = sqrt(s / (o w)), buckets of "
+            "sqrt(s w o) bytes. Where backward takes longer, more buckets help until their calls no longer hide. o "
+            "and w are fitted to the all-reduces above, each to its end, so that o has what a host waits for one. "
+            "The model has nothing of what collectives take from the passes beside them: on a CPU its cores, on a "
+            "GPU its multiprocessors."
         )
 
 
-# ---- the floor ----
-
-
-def floors(runs, links):
-    rows = []
-    for record in runs:
-        naive = [r for r in alike(runs, record, "naive") if "series" in r]
-        if record["case"]["strategy"] != "bucketed" or not naive or record["impl"] not in links:
-            continue
-        _, w = fitted(links[record["impl"]])
-        forward, backward = passes(naive[0])
-        values, whole = record["values"], naive[0]["values"]["without"]
-        # A step that is watched is slower: no longer than the one without communication.
-        fits = min(1.0, whole / (forward + backward))
-        forward, backward = fits * forward, fits * backward
-        sending = 1e3 * values["bytes"] / w
-        update = max(0.0, whole - forward - backward) / values["calls"]
-        floor = forward + max(backward, sending) + update
-        rows.append(
-            keyed(record)
-            | {
-                "forward (ms)": forward,
-                "backward (ms)": backward,
-                "sending (ms)": sending,
-                "last update (ms)": update,
-                "floor (ms)": floor,
-                "step (ms)": values["step"],
-                "step / floor": values["step"] / floor,
-                "step / without": values["step"] / values["without"],
-            }
-        )
-    return rows
+def best_buckets(runs, links):
+    """A row for each side and way: the model's best buckets, and the handout's."""
+    rows = {}
+    for record, (_, backward, _), _, (o, w) in modelled(runs, links):
+        case, nbytes = record["case"], record["values"]["bytes"]
+        calls = optimum(nbytes, backward, o, w)
+        key = (record["impl"], *(case[name] for name in WAY))
+        rows[key] = {"side": record["impl"]} | {name: case[name] for name in ("dtype", "optimizer")}
+        rows[key] |= {
+            "backward (ms)": backward,
+            "s / w (ms)": 1e3 * nbytes / w,
+            "best n": calls,
+            "best bucket (MiB)": nbytes / calls / MIB,
+            "behind backward (ms)": behind(calls, nbytes, backward, o, w),
+            "by the handout's formula (MiB)": handout_optimum(nbytes, o, w) / MIB,
+        }
+    return list(rows.values())
 
 
 # ---- words ----
 
 
-def order_words(runs, links):
-    """How strategies stand to each other in the first side's first way, and why."""
+def order_words(runs):
+    """How strategies stand to each other in the first side's first way."""
     first = next(iter(runs), None)
-    if first is None or first["impl"] not in links:
-        return ""
-    o, w = fitted(links[first["impl"]])
     best = {}
-    for strategy in STRATEGIES:
+    for strategy in STRATEGIES if first else ():
         for record in alike(runs, first, strategy):
             values = record["values"]
             if strategy not in best or values["step"] < best[strategy]["step"]:
@@ -299,15 +327,15 @@ def order_words(runs, links):
     if len(best) < len(STRATEGIES):
         return ""
     by_step = sorted(best, key=lambda strategy: -best[strategy]["step"])
-    expected = " > ".join(STRATEGIES)
     said = " > ".join(f"{strategy} {best[strategy]['step']:.1f}" for strategy in by_step)
-    calls, nbytes = best["naive"]["calls"], best["naive"]["bytes"]
+    each = ", ".join(
+        f"`{strategy}` {values['calls']} call{'s' if values['calls'] > 1 else ''}, {100 * hidden(values):.0f} % of "
+        f"their time beside backward, {values['exposed']:.1f} ms exposed"
+        for strategy, values in best.items()
+    )
     return (
-        f"Longest first, in ms ({where(first)}, C's own benchmark, the best bucket): {said}; {expected} "
-        f"{'holds' if tuple(by_step) == STRATEGIES else 'does not hold'}. Each of the {calls} calls costs "
-        f"{1e3 * o:.3f} ms beside its bytes, {1e3 * calls * o:.1f} ms in all, and the bytes {1e3 * nbytes / w:.1f} ms. "
-        "One flat call spares the calls and hides nothing; one call a gradient hides what backward has room for, and "
-        "pays for each; buckets hide most of it in few calls."
+        f"Longest first, in ms ({where(first)}, C's own benchmark, the best bucket): {said}; {' > '.join(STRATEGIES)} "
+        f"{'holds' if tuple(by_step) == STRATEGIES else 'does not hold'}. What each of them sends: {each}."
     )
 
 
@@ -333,21 +361,26 @@ def words_of(runs, links):
     if by["naive"] and by["overlap"]:
         one, v = by["naive"][0]["values"], by["overlap"][0]["values"]
         found["overlap"] = (
-            f"{100 * v['beside'] / v['collectives']:.0f} % of the collectives' time lies beside backward, and "
+            f"{100 * hidden(v):.0f} % of the collectives' time lies beside backward, and "
             f"{v['exposed']:.1f} ms are exposed where `naive` has {one['exposed']:.1f} ({at})."
         )
-    modelled = [row for row in predictions(runs, links) if row["side"] == first["impl"]]
-    if by["bucketed"] and modelled:
+    found_by_model = [row["model"] for row in predictions(by["naive"] + by["bucketed"], links)]
+    if by["bucketed"] and found_by_model:
         best = min(by["bucketed"], key=lambda r: r["values"]["step"])
-        o, w = fitted(links[first["impl"]])
-        ratios = [row["model / step"] for row in modelled]
+        by_model = best_buckets(by["naive"] + by["bucketed"], links)[0]["best bucket (MiB)"]
         found["bucketed"] = (
             f"Buckets of {best['case']['bucket_mb']:g} MiB give the shortest step, {best['values']['step']:.1f} ms "
-            f"with {best['values']['exposed']:.1f} exposed ({at}). The model's optimum is "
-            f"{optimum(best['values']['bytes'], o, w) / MIB:.1f} MiB, and its steps are {min(ratios):.2f} to "
-            f"{max(ratios):.2f} times those measured."
+            f"with {best['values']['exposed']:.1f} exposed ({at}). The model has its least at {by_model:.2g} MiB, "
+            f"and its steps are {ranged([row['model / step'] for row in found_by_model])} times those measured."
         )
     return found
+
+
+def compiled_words(frame):
+    """C's bucketed step over PyTorch's compiled one."""
+    names = [name for name in frame if name.endswith(" / compiled")]
+    ratios = [value for name in names for value in frame[name].dropna()]
+    return f", and {ranged(ratios)} times its compiled one" if ratios else ""
 
 
 # ---- proofs and steps ----
@@ -377,22 +410,22 @@ def by_strategy(times):
     for record in times.records:
         if "ms" not in record:
             continue
-        case, ms = record["case"], record["ms"]["median"]
-        way = (case["size"], case["dtype"], case["optimizer"], case["ranks"])
-        key = (*way, STRATEGIES.index(case["strategy"]), case.get("bucket_mb", 0))
+        case = record["case"]
+        way = tuple(case[name] for name in WAY)
         row = rows.setdefault(
-            key,
-            dict(zip(("size", "dtype", "optimizer", "ranks"), way, strict=True))
+            (*way, STRATEGIES.index(case["strategy"]), case.get("bucket_mb", 0)),
+            dict(zip(WAY, way, strict=True))
             | {"strategy": case["strategy"], "bucket (MiB)": case.get("bucket_mb")},
         )
-        row[f"{record['impl']} (ms)"] = ms
-        if "ratio" in record:
+        row[f"{record['impl']} (ms)"] = record["ms"]["median"]
+        ratio = ratio_of(record, times, "torch_ddp")
+        if ratio:
             bucketed = f", buckets of {case['bucket_mb']:g} MiB" if "bucket_mb" in case else ""
             words = (
                 f"{record['impl'].removeprefix('c_')} ({case['size']}, {case['dtype']}, "
                 f"{case['ranks']} ranks{bucketed})"
             )
-            said.setdefault(case["strategy"], []).append((record["ratio"]["median"], words))
+            said.setdefault(case["strategy"], []).append((ratio, words))
     for row in rows.values():
         best = row.get("torch_ddp_compiled (ms)")
         for name in [name for name in row if best and name.startswith("c_")]:

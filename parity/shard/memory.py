@@ -134,7 +134,7 @@ def memory_of(keys):
     parameters = elements_of(keys)
     count, mixed = sum(n for n, _ in parameters), keys["dtype"] == "bf16_mixed"
     return {
-        "parameters": count * (6 if mixed else 4) / MIB,
+        "parameters": sum(n * (6 if mixed and not wide else 4) for n, wide in parameters) / MIB,
         "gradients": count * (2 if mixed else 4) / MIB,
         "optimizer_state": max(state_bytes(keys, parameters)) / MIB,
     }

@@ -4,7 +4,8 @@ import pandas as pd
 
 from parity.shard.memory import memory_of, on_the_wire, sent_of
 from parity.shared.bench_ranks import MIB, PARTS, POINTS
-from parity.shared.ranked import spread_of
+from parity.shared.pages import on_gpu
+from parity.shared.ranked import ratio_of, spread_of, turns_of
 
 # ---- the page ----
 
@@ -40,20 +41,21 @@ def report(page, records):
     if any(said):
         page.answer(ACCOUNTING, " ".join(filter(None, said)), figure, question=WHERE)
     page.method(
-        "Every rank is a process of this host; all sides run in the same processes, call by call in turn, and a sample "
-        "is the time of the slowest rank, until new weights are on all. `whole`: every rank has all of the state. "
-        "`tensors`: a parameter has an owner, which updates and broadcasts it, behind gradients that are reduced in "
-        "buckets. `flat`: buckets are reduced and scattered, and weights gathered. PyTorch's is "
-        "ZeroRedundancyOptimizer behind DistributedDataParallel, over Gloo on the CPU and NCCL on GPUs."
+        f"Every rank is a process of this host; all sides run in the same processes, {turns_of(on_gpu(records))}, "
+        "and a sample is the time of the slowest rank, until new weights are on all. `whole`: every rank has all of "
+        "the state. `tensors`: a parameter has an owner, which updates and broadcasts it, behind gradients that are "
+        "reduced in buckets. `flat`: buckets are reduced and scattered, and weights gathered. PyTorch's is "
+        "ZeroRedundancyOptimizer behind DistributedDataParallel (`whole`: DistributedDataParallel and its own "
+        "AdamW), over Gloo on the CPU and NCCL on GPUs."
     )
     page.method(
         "Memory is that of the second step. C takes all of its memory when a trainer is made; its gradients share "
         "memory with activations, and `gradients` is what they have of their own. PyTorch's points are what its "
         "allocator has given on GPUs, and on a CPU, where it keeps no account, the tensors that live on between "
         "steps; its `activations` are what forward and backward take beyond what was there. `arithmetic` is 4 bytes "
-        "an element of weights and gradients and 8 of moments (6, 2 and 8 in bf16_mixed), moments of the rank that "
-        "has most. What is sent is counted in rings, in the mean over ranks: of S bytes an all-reduce sends "
-        "2 (ranks - 1) / ranks S, all others half of it."
+        "an element of weights and gradients and 8 of moments (6, 2 and 8 in bf16_mixed, 4 where a weight is read "
+        "in f32), moments of the rank that has most. What is sent is counted in rings, in the mean over ranks: of S "
+        "bytes an all-reduce sends 2 (ranks - 1) / ranks S, all others half of it."
     )
 
 
@@ -218,10 +220,11 @@ def by_kind(times):
         names = ("size", "dtype", "ranks", "split")
         row = rows.setdefault(key, dict(zip(names, key, strict=True)))
         row[f"{record['impl']} (ms)"] = record["ms"]["median"]
-        if "ratio" in record:
+        ratio = ratio_of(record, times, "torch_zero")
+        if ratio:
             words = (
                 f"{case['shard']}, {record['impl'].removeprefix('c_')} ({case['size']}, {case['dtype']}, "
                 f"{case['ranks']} ranks)"
             )
-            said.append((record["ratio"]["median"], words))
+            said.append((ratio, words))
     return pd.DataFrame([rows[key] for key in sorted(rows)]), said

@@ -73,7 +73,7 @@ class BenchRanks:
 
 
 def elements_of(keys):
-    """Of each parameter of the model, in state-dict order, and whether its weight is read in f32."""
+    """Of each parameter of the model, and whether its weight is read in f32."""
     d_model, d_ff, vocab = keys["d_model"], keys["d_ff"], keys["vocab"]
     block = [(d_model, True), *[(d_model**2, False)] * 4, (d_model, True), *[(d_model * d_ff, False)] * 3]
     return [(vocab * d_model, True), *block * keys["layers"], (d_model, True), (vocab * d_model, False)]

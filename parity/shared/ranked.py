@@ -97,7 +97,9 @@ class TorchTrainer:
     def __init__(self, case, state, device, optimizer=None, compiled=False, compressed=False):
         self.case, self.state, self.device, self.make = case, state, device, optimizer
         self.compiled, self.compressed = compiled, compressed
-        self.loss = torch.compile(transformer.cross_entropy) if compiled else transformer.cross_entropy
+        self.loss = (
+            torch.compile(transformer.cross_entropy, dynamic=False) if compiled else transformer.cross_entropy
+        )
         self.parallel = self.optimizer = None
 
     def open(self):
@@ -252,17 +254,38 @@ def timed_step(case, draw, c, optimizer=None):
     def torch_side(switches):
         trainer = TorchTrainer(case, state, draw.device, optimizer, **switches)
 
+        def begin():
+            trainer.open()
+            trainer.step(ids, targets)
+            if not c.ranks.same(trainer.parallel.parameters[0].detach().reshape(-1)):
+                raise RuntimeError("a step leaves the ranks with other weights")
+
         def call():
             trainer.step(ids, targets)
             return {}
 
-        return Side(call, open=trainer.open, close=trainer.close)
+        return Side(call, open=begin, close=trainer.close)
 
     sides = {side: tandem(backend) for side, backend in sides_of(draw.device).items()}
     return sides | {side: torch_side(switches) for side, switches in case.config.items() if side not in sides}
 
 
 # ---- pages ----
+
+
+def ratio_of(record, times, over):
+    """A C side's step over PyTorch's: sample by sample where sides took turns, else of the medians; None without."""
+    if not record["impl"].startswith("c_"):
+        return None
+    if "ratio" in record:
+        return record["ratio"]["median"]
+    theirs = [r for r in times.records if r["impl"] == over and r["case"] == record["case"] and "ms" in r]
+    return record["ms"]["median"] / theirs[0]["ms"]["median"] if theirs else None
+
+
+def turns_of(gpu):
+    """How sides were timed, in words."""
+    return "one side after the other" if gpu else "call by call in turn"
 
 
 def spread_of(ratios):
