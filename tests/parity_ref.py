@@ -6,7 +6,7 @@ import unittest
 import torch
 import torch.nn.functional as F
 
-from ref import accounting, attention, bench, ddp, flash, jit, memory, ops, precision, transformer
+from ref import accounting, attention, bench, ddp, flash, jit, memory, ops, precision, trace, transformer
 
 
 def seeded(name: str) -> torch.Generator:
@@ -310,6 +310,33 @@ class RefTest(unittest.TestCase):
         self.assertEqual(counted["backward"], 2 * counted["forward"])
         kept = accounting.attention_saved_bytes(8, 1024, 64)
         self.assertEqual(kept["matrices"], 2 * 8 * 1024**2 * 4)
+
+    def test_a_kernel_s_phase_is_of_its_time_and_its_part_of_its_launch(self):
+        def event(name, begin, end, on_host=True, **more):
+            return trace.Event(name, on_host, begin, end, **more)
+
+        events = [event(name, 100.0 * i, 100.0 * i + 90) for i, name in enumerate(trace.PHASES)]
+        events += [
+            event(trace.PARTS["softmax"], 10.0, 20.0, annotation=True),
+            event("aten::softmax", 11.0, 18.0, number=7),  # an operation's number is none of CUDA's
+            event("cudaLaunchKernel", 12.0, 13.0, number=8),
+            event("cudaLaunchKernel", 30.0, 31.0, number=9),
+            event("softmax_kernel", 40.0, 50.0, on_host=False, number=8),  # long behind its launch
+            event("gemm", 50.0, 60.0, on_host=False, number=9),
+            event("gemm", 120.0, 130.0, on_host=False, number=7),
+            event("softmax_backward", 240.0, 250.0, on_host=False, number=8),
+            event("forward", 0.0, 90.0, on_host=False, annotation=True),
+        ]
+        found = [(a.name, a.step, a.phase, a.part, a.begin, a.end) for a in trace.on_gpu(events)]
+        self.assertEqual(
+            found,
+            [
+                ("softmax_kernel", 0, "forward", "softmax", 40.0, 50.0),
+                ("gemm", 0, "forward", "", 50.0, 60.0),
+                ("gemm", 0, "loss", "", 120.0, 130.0),
+                ("softmax_backward", 0, "backward", "", 240.0, 250.0),
+            ],
+        )
 
 
 if __name__ == "__main__":

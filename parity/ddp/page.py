@@ -18,7 +18,7 @@ TIMES = {
     "naive": "naive_ddp_benchmarking",
     "flat": "minimal_ddp_flat_benchmarking",
     "overlap": "ddp_overlap_individual_parameters_benchmarking",
-    "bucketed": "ddp_bucketed_benchmarking",
+    "bucketed": "ddp_bucketed_benchmarking (a)",
 }
 STRATEGIES = tuple(PROOFS)
 
