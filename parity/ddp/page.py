@@ -51,7 +51,10 @@ def report(page, records):
     if words:
         page.text(words)
     page.question(TAKES)
-    page.table(pd.DataFrame([taken(r, links) for r in runs]), "communication")
+    first = [r for strategy in STRATEGIES for r in alike(runs, runs[0], strategy)] if runs else []
+    page.table(pd.DataFrame([taken(r, links) for r in first]), "communication")
+    if len(first) < len(runs):
+        page.table(pd.DataFrame([taken(r, links) for r in runs]), "communication_of_all")
     page.question(OVERLAP)
     report_overlap(page, runs)
     page.question(BUCKETS)

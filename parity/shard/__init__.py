@@ -34,10 +34,12 @@ UPDATES_WITHIN = 0.02
 
 
 def cases(profile, device):
-    for ranks in (2, 4):
+    for ranks in (1, 2, 4, 6) if profile == "full" else (2, 4):
         for model in toys.TOYS:
             keys = dict(model=model, ranks=ranks, steps=TOY_STEPS, samples=SAMPLES)
             yield Case("optimizer_state_sharding", seconds=0.2, shard="tensors", **keys)
+        if ranks not in (2, 4):
+            continue
         for shard in KINDS if ranks == 2 or profile == "full" else KINDS[-1:]:
             keys = TINY | ways(shard, 0.05) | dict(ranks=ranks, steps=3, dtype="f32", optimizer="adamw")
             yield Case("optimizer_state_sharding", seconds=1.0, config=configs_of(device), **keys)
