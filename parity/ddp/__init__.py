@@ -45,7 +45,8 @@ def cases(profile, device):
     yield Case("ddp_bucketed_benchmarking", seconds=1.0, part="fit", ranks=2)
     for keys in xl_ways() if device == "cuda" else laptop_ways(profile):
         yield timed_case(device, **keys)
-        if keys["ranks"] == 2:
+        drawn = keys["strategy"] == "naive" or keys.get("bucket_mb") == USUAL_MB[device]
+        if keys["ranks"] == 2 and (profile == "full" or drawn):
             yield communication_case(device, **keys)
 
 
