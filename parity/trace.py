@@ -474,9 +474,9 @@ def say_times(records):
     values = record["values"]
     apart = 100 * (values["forward window"] / values["forward traced mean"] - 1)
     return (
-        f"The forward pass of {where(record)} takes {values['forward timer']:.2f} ms by the timer, and by the trace "
-        f"{values['forward window']:.2f} ms, {abs(apart):.1f} % {'less' if apart < 0 else 'more'} than "
-        "the timer beside it."
+        f"The forward pass of {where(record)} takes {values['forward timer']:.2f} ms by the timer; in a run with a "
+        f"trace {values['forward traced mean']:.2f} ms by the timer and {values['forward window']:.2f} by the trace, "
+        f"{abs(apart):.1f} % {'less' if apart < 0 else 'more'}."
     )
 
 

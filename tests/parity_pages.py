@@ -53,7 +53,7 @@ class PagesTest(unittest.TestCase):
         cases = [case for case in trace.cases("full", "cuda") if case.get("part") == "profile"]
         records = [invented("trace", case, impl) for case in cases for impl in ("c", "torch_eager")]
         largest = next(r for r in records if (r["case"]["size"], r["case"]["context"]) == ("2.7B", 1024))
-        largest["values"] |= {"forward timer": 50.0, "forward window": 49.0, "forward traced mean": 50.0}
+        largest["values"] |= {"forward timer": 50.0, "forward window": 49.98, "forward traced mean": 51.0}
         largest["values"] |= {
             "forward ms matmul": 8.0,
             "forward ms softmax": 1.5,
@@ -66,7 +66,8 @@ class PagesTest(unittest.TestCase):
         }
         page = written(trace, "trace", records)
         for words in (
-            "2.7B at context 1024 in f32 takes 50.00 ms by the timer, and by the trace 49.00 ms, 2.0 % less",
+            "2.7B at context 1024 in f32 takes 50.00 ms by the timer; in a run with a trace 51.00 ms by the timer and "
+            "49.98 by the trace, 2.0 % less.",
             "with the most time of the forward pass is `sm90_xmma_gemm` (matmul, 50 %, 73 calls a pass)",
             "Beside products forward spends time in softmax (15.0 %), elementwise (5.0 %).",
             "Matrix products are 80 % of forward",

@@ -35,7 +35,8 @@ class GroupError(RuntimeError):
 
 
 def runs_ranks(module, case: Case) -> bool:
-    """Whether the case is for a group, if of one rank: it names them, and the module does not count or start them."""
+    """Whether processes of its own run the case, one a rank: it says `ranks`, if 1, and the module does not count or
+    start ranks itself."""
     return "ranks" in case and not getattr(module, "RUNS_RANKS", False)
 
 

@@ -60,14 +60,7 @@ def report(page, records):
     page.question(BUCKETS)
     report_buckets(page, runs, links)
     page.question(FLOOR)
-    page.table(pd.DataFrame([row["floor"] for row in predictions(runs, links)]), "floor")
-    page.text(
-        "The floor is forward, the longer of backward and sending all gradients, and the update of the last bucket: as "
-        "large a part of what follows backward without communication as the bucket is of all gradients. Sending takes "
-        "what the fit says, or the fewest ms that the collectives of a strategy ran. Forward and backward are those of "
-        "`naive`, whose collectives lie behind them, shortened in proportion where they, being watched, took longer "
-        "than a whole step without communication."
-    )
+    report_floor(page, runs, links)
     for strategy, row in PROOFS.items():
         if strategy != "flat" and held.get(row):
             page.answer(
@@ -315,6 +308,19 @@ def best_buckets(runs, links):
     return list(rows.values())
 
 
+def report_floor(page, runs, links):
+    rows = [row["floor"] for row in predictions(runs, links)]
+    page.table(pd.DataFrame(rows), "floor")
+    if rows:
+        page.text(
+            "The floor is forward, the longer of backward and sending all gradients, and the update of the last "
+            "bucket: as large a part of what follows backward without communication as the bucket is of all "
+            "gradients. Sending takes what the fit says, or the fewest ms that the collectives of a strategy ran. "
+            "Forward and backward are those of `naive`, whose collectives lie behind them, shortened in proportion "
+            "where they, being watched, took longer than a whole step without communication."
+        )
+
+
 # ---- words ----
 
 
@@ -373,7 +379,7 @@ def words_of(runs, links):
         by_model = best_buckets(by["naive"] + by["bucketed"], links)[0]["best bucket (MiB)"]
         found["bucketed"] = (
             f"Buckets of {best['case']['bucket_mb']:g} MiB give the shortest step, {best['values']['step']:.1f} ms "
-            f"with {best['values']['exposed']:.1f} exposed ({at}). The model has its least at {by_model:.2g} MiB, "
+            f"with {best['values']['exposed']:.1f} exposed ({at}). By the model the best has {by_model:.2g} MiB, "
             f"and its steps are {ranged([row['model / step'] for row in found_by_model])} times those measured."
         )
     return found
