@@ -63,18 +63,22 @@ void td_control_raise(td_control *control, const char *text, bool pass_on)
     bool first;
 
     pthread_mutex_lock(&control->lock);
-    first = !td_control_faulted(control);
-    if (first) {
+    first = !control->fault[0];
+    if (first)
         snprintf(control->fault, sizeof control->fault, "%s", text);
-        atomic_store(&control->faulted, true);
-        pthread_cond_broadcast(&control->changed);
-    }
+    while (!first && !td_control_faulted(control))
+        pthread_cond_wait(&control->changed, &control->lock);
     pthread_mutex_unlock(&control->lock);
     if (!first)
         return;
+    /* The others hear it first: a caller that is woken may end its process at once. */
     if (pass_on)
         td_control_tell_others(control, FAULT, control->rank, -1, control->fault, strlen(control->fault) + 1,
                                NULL, 0);
+    pthread_mutex_lock(&control->lock);
+    atomic_store(&control->faulted, true);
+    pthread_cond_broadcast(&control->changed);
+    pthread_mutex_unlock(&control->lock);
     if (control->options.on_fault)
         control->options.on_fault(control->options.user);
 }

@@ -63,6 +63,7 @@ _Static_assert(sizeof(ready) + TD_COMM_MOST_RANKS * sizeof(td_peer) <= MOST_BYTE
 typedef struct connection {
     int socket; /* -1: none */
     int rank;   /* -1: not said yet */
+    bool ended; /* nothing more comes, and that is well */
     size_t held;
     char buffer[sizeof(header) + MOST_BYTES];
 } connection;

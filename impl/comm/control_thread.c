@@ -261,15 +261,18 @@ static bool take(td_control *control, connection *from, const header *head, cons
 
 static void drop_connection(td_control *control, connection *c)
 {
-    const int rank = c->rank;
+    const int whose = td_control_is_hub(control) ? c->rank : 0;
 
+    if (whose >= 0 && control->left[whose]) {
+        c->ended = true; /* it stays open until this rank closes too, which the other end waits for: drain */
+        return;
+    }
     pthread_mutex_lock(&control->send);
     close(c->socket);
     c->socket = -1;
     c->rank = -1;
     pthread_mutex_unlock(&control->send);
-    const int whose = td_control_is_hub(control) ? rank : 0;
-    if (whose >= 0 && !control->left[whose])
+    if (whose >= 0)
         td_control_rank_died(control, whose);
 }
 
@@ -350,7 +353,7 @@ void *td_control_run(void *argument)
         polled[count++] =
             (struct pollfd){.fd = control->started ? -1 : control->meeting.listener, .events = POLLIN};
         for (int i = 0; i < control->connection_count; i++)
-            if (control->connections[i].socket >= 0) {
+            if (control->connections[i].socket >= 0 && !control->connections[i].ended) {
                 polled_connection[count] = &control->connections[i];
                 polled[count++] = (struct pollfd){.fd = control->connections[i].socket, .events = POLLIN};
             }
