@@ -19,6 +19,9 @@ target_compile_options(td_flags INTERFACE -Wall -Wextra -Wpedantic -Werror -marc
 # gcc and clang prefer 256-bit vectors on Intel's server cores; attention and the fused loops here gain from
 # 512.
 target_compile_options(td_flags INTERFACE $<$<C_COMPILER_ID:GNU,Clang>:-mprefer-vector-width=512>)
+# gcc 12 turns two branches into conditional moves and overwrites their flags in between, where it tunes for
+# Intel's cores from skylake on (seen with 12.2, an "i + 1 < n ? a : b" that took b).
+target_compile_options(td_flags INTERFACE $<$<C_COMPILER_ID:GNU>:-fno-if-conversion>)
 target_include_directories(td_flags INTERFACE "${PROJECT_SOURCE_DIR}/impl")
 target_link_libraries(td_flags INTERFACE OpenMP::OpenMP_C m)
 

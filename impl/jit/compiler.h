@@ -8,6 +8,7 @@
 typedef struct td_compiler {
     char *path;       /* of the program itself, links resolved */
     char version[96]; /* what it calls itself */
+    bool gcc;         /* else clang, or what passes for it */
     char *identity;   /* its path, our options, and every macro that it predefines here: they tell its version
                        * and the processor that it makes code for */
 } td_compiler;
