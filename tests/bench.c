@@ -193,7 +193,19 @@ static void whole_steps_are_the_same_steps(void **state)
     td_assert_ok(td_bench_run(dev, &config, NULL, NULL, &result));
     td_assert_ok(td_bench_summary_of(result, &apart));
     td_bench_result_destroy(result);
-    config.whole = true;
+    config.timed = TD_TIMED_EVENTS;
+    td_assert_ok(td_bench_run(dev, &config, NULL, NULL, &result));
+    td_assert_ok(td_bench_summary_of(result, &whole));
+    assert_phase(&whole.forward, 5);
+    assert_phase(&whole.backward, 5);
+    assert_phase(&whole.optimizer, 5);
+    assert_phase(&whole.step, 5);
+    for (int i = 0; i < 5; i++)
+        assert_true(fabs(whole.step.samples[i] - whole.forward.samples[i] - whole.backward.samples[i] -
+                         whole.optimizer.samples[i]) < 1e-12 * whole.step.samples[i]);
+    assert_true(whole.first_loss == apart.first_loss && whole.last_loss == apart.last_loss);
+    td_bench_result_destroy(result);
+    config.timed = TD_TIMED_WHOLE;
     for (int overlap = 0; overlap < 2; overlap++) {
         config.overlap = overlap;
         config.model.transient_gradients = overlap;
@@ -206,7 +218,7 @@ static void whole_steps_are_the_same_steps(void **state)
         assert_true(whole.first_loss == apart.first_loss && whole.last_loss == apart.last_loss);
         td_bench_result_destroy(result);
     }
-    config.whole = false;
+    config.timed = TD_TIMED_PHASES;
     td_assert_refused(td_bench_run(dev, &config, NULL, NULL, &result), TD_BAD_ARGUMENT, "overlap is set");
     config = tiny;
     config.graph = true;
@@ -284,7 +296,7 @@ static void run_undoes_itself_at_every_allocation(void **state)
     td_memory_stats memory;
     int64_t nth;
 
-    config.whole = choice[1] == 1;
+    config.timed = (td_bench_timed)choice[1];
     for (nth = 1;; nth++) {
         td_bench_result *result = (td_bench_result *)&nth; /* run must overwrite it */
         calls = 0;
@@ -312,7 +324,7 @@ static void run_undoes_itself_at_every_allocation(void **state)
 static const td_cases failed_allocations = {
     .group = "a run undoes itself at every allocation",
     .test = run_undoes_itself_at_every_allocation,
-    .axes = {{"the device's", "the host's"}, {"phases", "whole steps"}}};
+    .axes = {{"the device's", "the host's"}, {"phases", "events", "whole steps"}}};
 
 static void bad_arguments(void **state)
 {

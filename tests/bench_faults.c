@@ -58,17 +58,19 @@ static const td_bench_config tiny = {
 typedef struct kind {
     const char *name;
     td_bench_mode mode;
-    bool whole, overlap;
+    td_bench_timed timed;
+    bool overlap;
 } kind;
 
 static const kind kinds[] = {
-    {"forward", TD_BENCH_FORWARD, false, false},
-    {"forward, whole", TD_BENCH_FORWARD, true, false},
-    {"backward", TD_BENCH_BACKWARD, false, false},
-    {"backward, whole", TD_BENCH_BACKWARD, true, false},
-    {"train", TD_BENCH_TRAIN, false, false},
-    {"train, whole", TD_BENCH_TRAIN, true, false},
-    {"train, whole, overlap", TD_BENCH_TRAIN, true, true},
+    {"forward", TD_BENCH_FORWARD, TD_TIMED_PHASES, false},
+    {"forward, whole", TD_BENCH_FORWARD, TD_TIMED_WHOLE, false},
+    {"backward", TD_BENCH_BACKWARD, TD_TIMED_PHASES, false},
+    {"backward, whole", TD_BENCH_BACKWARD, TD_TIMED_WHOLE, false},
+    {"train", TD_BENCH_TRAIN, TD_TIMED_PHASES, false},
+    {"train, events", TD_BENCH_TRAIN, TD_TIMED_EVENTS, false},
+    {"train, whole", TD_BENCH_TRAIN, TD_TIMED_WHOLE, false},
+    {"train, whole, overlap", TD_BENCH_TRAIN, TD_TIMED_WHOLE, true},
 };
 
 static td_status show(void *user, int64_t done, int64_t total, double step_ms)
@@ -114,7 +116,7 @@ static void every_fault_comes_back_as_a_status(void **state)
     trial t = {.config = tiny};
 
     t.config.mode = k->mode;
-    t.config.whole = k->whole;
+    t.config.timed = k->timed;
     t.config.overlap = k->overlap;
     td_assert_ok(td_device_open("cpu", &t.dev));
     td_fault_each(&loop, &t);

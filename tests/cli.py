@@ -191,7 +191,7 @@ class CliTest(unittest.TestCase):
             ("trace --top 0", "tandem trace: --top: '0' needs to be at least 1"),
             ("trace --trace=", "tandem trace: --trace: '' is no file name"),
             ("trace --timeline=", "tandem trace: --timeline: '' is no file name"),
-            ("trace --timed twice", "tandem trace: --timed: 'twice' needs to be whole or phases"),
+            ("trace --timed twice", "tandem trace: --timed: 'twice' needs to be phases, events or whole"),
             ("trace --update along", "--update: 'along' needs --timed whole and --mode train"),
             ("trace --peak-tflops 1", "tandem trace: unrecognized option '--peak-tflops'"),
             ("trace --size huge", "'huge', needs small, medium"),
@@ -232,7 +232,7 @@ class CliTest(unittest.TestCase):
             ),
             ("bench --update along --mode backward", "--update: 'along' needs --timed whole"),
             ("bench --update never", "tandem bench: --update: 'never' needs to be along or after"),
-            ("bench --timed twice", "tandem bench: --timed: 'twice' needs to be whole or phases"),
+            ("bench --timed twice", "tandem bench: --timed: 'twice' needs to be phases, events or whole"),
             ("bench --keep some", "tandem bench: --keep: 'some' needs to be all, most or inputs"),
             ("bench --checkpoint-layers 2", "tandem bench: --checkpoint-layers: '2' needs --keep inputs"),
             (
@@ -554,10 +554,11 @@ class CliTest(unittest.TestCase):
             ("forward", "phases", ["inference"]),
             ("backward", "phases", ["forward", "backward", "step"]),
             ("train", "phases", ["forward", "backward", "optimizer", "step"]),
+            ("train", "events", ["forward", "backward", "optimizer", "step"]),
         ):
             with self.subTest(mode=mode, timed=timed):
                 self.json.unlink(missing_ok=True)
-                how = ["--mode", mode, *(["--timed", timed] if timed == "phases" else [])]
+                how = ["--mode", mode, *(["--timed", timed] if timed != "whole" else [])]
                 text = self.succeed("bench", *TINY, *how, "--threads", "1", "--json", str(self.json))
                 (rows,) = tables(text)
                 self.assertEqual([row["pass"] for row in rows], passes)
@@ -569,7 +570,8 @@ class CliTest(unittest.TestCase):
                 config |= dict(keep="all", gradients="transient") if mode != "forward" else {}
                 update = "along" if timed == "whole" else "after"
                 config |= dict(update=update) if mode == "train" else {}
-                self.assertIn("whole steps, queued" if timed == "whole" else "phases apart, queued", text)
+                said = {"whole": "whole steps", "phases": "phases apart", "events": "phases by events"}[timed]
+                self.assertIn(f"{said}, queued", text)
                 self.assertEqual(f"weights updated {update} the backward pass" in text, mode == "train")
                 for row, record in zip(rows, found, strict=True):
                     self.check_bench_record(row, record)
@@ -827,6 +829,9 @@ class CliTest(unittest.TestCase):
                     values = record["values"]
                     self.assertEqual((record["deliverable"], record["module"]), ("nsys_profile", "trace"))
                     self.assertEqual(float(row["timer ms"]), round(record["ms"]["median"], 3))
+                    self.assertEqual(float(row["events ms"]), round(values["events_ms"], 3))
+                    self.assertEqual(values["events_ms"] == record["ms"]["median"], "whole" in how)
+                    self.assertEqual(float(row["traced events ms"]), round(values["traced_ms"], 3))
                     self.assertEqual(float(row["window ms"]), round(values["window_ms"], 3))
                     self.assertLessEqual(values["busy_ms"], values["window_ms"] * (1 + 1e-9))
                     parts = sum(values[key] for key in values if key.startswith("ms_"))

@@ -56,7 +56,7 @@ API(td_bench_run)
     }
     if (wrong()) {
         c.overlap = true;
-        impossible_if(!c.whole || c.mode != TD_BENCH_TRAIN, "overlap");
+        impossible_if(c.timed != TD_TIMED_WHOLE || c.mode != TD_BENCH_TRAIN, "overlap");
     }
     td_device *device = dev();
     td_bench_result **to = pointer("out", &result);

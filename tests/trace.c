@@ -144,7 +144,7 @@ static void the_structure_is_the_models(void **state)
 
     config.model.attention = attentions[choice[0]];
     config.model.precision = precisions[choice[1]];
-    config.whole = choice[2];
+    config.timed = choice[2] ? TD_TIMED_WHOLE : TD_TIMED_PHASES;
     config.overlap = choice[2];
     td_trace *trace = record(&config, &timed);
     td_assert_ok(td_trace_info_of(trace, &info));

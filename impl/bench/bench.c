@@ -42,8 +42,38 @@ cleanup:
     return status;
 }
 
+static const char *const ways[] = {
+    [TD_TIMED_PHASES] = "phases", [TD_TIMED_EVENTS] = "events", [TD_TIMED_WHOLE] = "whole"};
+
+enum { WAYS = sizeof ways / sizeof *ways };
+
+const char *td_bench_timed_name(td_bench_timed timed)
+{
+    return (unsigned)timed < WAYS ? ways[timed] : "unknown way";
+}
+
+td_status td_bench_timed_parse(const char *name, td_bench_timed *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(name, "name is NULL");
+    TD_CHECK(out, "out is NULL");
+    for (int i = 0; i < WAYS; i++) {
+        if (strcmp(name, ways[i]) == 0) {
+            *out = (td_bench_timed)i;
+            goto cleanup;
+        }
+    }
+    TD_CHECK(false, "name is '%.32s', needs phases, events or whole", name);
+cleanup:
+    return status;
+}
+
 /** The phases of a step, and the step as one. */
 typedef enum part { FORWARD = 0, BACKWARD, OPTIMIZER, STEP, PARTS } part;
+
+static const part last_of[] = {
+    [TD_BENCH_FORWARD] = FORWARD, [TD_BENCH_BACKWARD] = BACKWARD, [TD_BENCH_TRAIN] = OPTIMIZER};
 
 /** One run: what it works on. */
 typedef struct run {
@@ -52,7 +82,9 @@ typedef struct run {
     td_train *train;
     int64_t *ids, *targets; /* [micro-batches, batch, context], on the device */
     bool labelled;          /* a label of ours is in force */
-    td_event **marks;       /* one before the first step and one behind each, for `whole` */
+    part first, last;       /* of a step, which are timed apart */
+    int64_t parts;          /* how many that is */
+    td_event **marks;       /* with events: one before the first part of all and one behind each */
 } run;
 
 static int64_t micro_batches_of(const td_bench_config *config)
@@ -165,18 +197,14 @@ static td_status label_step(run *r, int64_t timed)
 static td_status run_phases(run *r, td_bench_progress progress, void *user, td_bench_result *result)
 {
     const int64_t warmup = r->config->warmup, steps = r->config->steps;
-    const part last = r->config->mode == TD_BENCH_TRAIN      ? OPTIMIZER
-                      : r->config->mode == TD_BENCH_BACKWARD ? BACKWARD
-                                                             : FORWARD;
     td_status status = TD_OK;
 
-    TD_TRY(td_train_load(r->train, r->ids, r->targets, r->config->model.batch, r->config->model.context));
     for (int64_t i = -warmup; i < steps; i++) {
         double ms[PARTS] = {0};
         TD_TRY(td_device_synchronize(r->dev));
         TD_TRY(label_step(r, i));
         int64_t since = td_clock_ns();
-        for (part what = FORWARD; what <= last; what++) {
+        for (part what = r->first; what <= r->last; what++) {
             TD_TRY(lap(r, what, &since, &ms[what]));
             ms[STEP] += ms[what];
         }
@@ -193,51 +221,68 @@ cleanup:
     return status;
 }
 
-/** The time of step `i` of all, warm-up steps included, whose marks are both recorded; waits for it. The mark
- * before it is not needed behind that. */
+/** The times of step `i` of all, warm-up steps included, whose marks are all recorded; waits for it. The marks
+ * before its last one are not needed behind that. */
 static td_status take_step(run *r, int64_t i, td_bench_progress progress, void *user, td_bench_result *result)
 {
     const int64_t warmup = r->config->warmup, steps = r->config->steps;
+    td_event **marks = r->marks + i * r->parts;
     td_status status = TD_OK;
-    double ms;
+    double ms, sum = 0;
 
-    TD_TRY(td_event_elapsed_ms(r->marks[i], r->marks[i + 1], &ms));
-    td_event_destroy(r->marks[i]);
-    r->marks[i] = NULL;
+    for (int64_t k = 0; k < r->parts; k++) {
+        TD_TRY(td_event_elapsed_ms(marks[k], marks[k + 1], &ms));
+        sum += ms;
+        if (i >= warmup)
+            result->samples[((int64_t)r->first + k) * steps + i - warmup] = ms;
+        td_event_destroy(marks[k]);
+        marks[k] = NULL;
+    }
     if (i >= warmup)
-        result->samples[STEP * steps + i - warmup] = ms;
+        result->samples[STEP * steps + i - warmup] = sum;
     if (progress)
-        TD_TRY(progress(user, i + 1, warmup + steps, ms));
+        TD_TRY(progress(user, i + 1, warmup + steps, sum));
+cleanup:
+    return status;
+}
+
+static td_status mark(run *r, int64_t which)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(td_event_create(r->dev, &r->marks[which]));
+    TD_TRY(td_event_record(r->marks[which]));
 cleanup:
     return status;
 }
 
 /** All steps in one queue. On a CPU, whose steps are done when they were queued, each is taken at once. */
-static td_status run_whole(run *r, td_bench_progress progress, void *user, td_bench_result *result)
+static td_status run_queue(run *r, td_bench_progress progress, void *user, td_bench_result *result)
 {
     const int64_t warmup = r->config->warmup, count = warmup + r->config->steps;
     const bool at_once = td_device_kind_of(r->dev) == TD_DEVICE_CPU;
     td_status status = TD_OK;
 
-    r->marks = calloc((size_t)count + 1, sizeof *r->marks);
+    r->marks = calloc((size_t)(count * r->parts) + 1, sizeof(td_event *));
     if (!r->marks) {
         status = td_fail(TD_NO_MEMORY, "no host memory for the marks of %" PRId64 " steps", count);
         goto cleanup;
     }
-    for (int64_t i = -1; i < count; i++) {
-        if (i >= 0) {
-            TD_TRY(label_step(r, i - warmup));
-            TD_TRY(run_part(r, STEP));
+    TD_TRY(td_device_synchronize(r->dev));
+    TD_TRY(mark(r, 0));
+    for (int64_t i = 0; i < count; i++) {
+        TD_TRY(label_step(r, i - warmup));
+        for (part what = r->first; what <= r->last; what++) {
+            TD_TRY(run_part(r, what));
+            TD_TRY(mark(r, i * r->parts + (int64_t)(what - r->first) + 1));
         }
-        TD_TRY(td_event_create(r->dev, &r->marks[i + 1]));
-        TD_TRY(td_event_record(r->marks[i + 1]));
         if (i == 0)
             TD_TRY(read_loss(r, &result->summary.first_loss));
         /* The timed steps follow each other, and no warm-up step's way through the host stands before the
          * first. */
         if (i + 1 == warmup)
             TD_TRY(td_device_synchronize(r->dev));
-        if (at_once && i >= 0)
+        if (at_once)
             TD_TRY(take_step(r, i, progress, user, result));
     }
     TD_TRY(relabel(r, NULL));
@@ -251,7 +296,12 @@ static td_status run_steps(run *r, td_bench_progress progress, void *user, td_be
 {
     td_status status = TD_OK;
 
-    TD_TRY(r->config->whole ? run_whole(r, progress, user, result) : run_phases(r, progress, user, result));
+    if (r->config->timed != TD_TIMED_WHOLE)
+        TD_TRY(td_train_load(r->train, r->ids, r->targets, r->config->model.batch, r->config->model.context));
+    if (r->config->timed == TD_TIMED_PHASES)
+        TD_TRY(run_phases(r, progress, user, result));
+    else
+        TD_TRY(run_queue(r, progress, user, result));
     TD_TRY(read_loss(r, &result->summary.last_loss));
 cleanup:
     return status;
@@ -261,7 +311,7 @@ static void run_deinit(run *r)
 {
     if (r->labelled)
         (void)td_device_pop_label(r->dev);
-    for (int64_t i = 0; r->marks && i <= r->config->warmup + r->config->steps; i++)
+    for (int64_t i = 0; r->marks && i <= (r->config->warmup + r->config->steps) * r->parts; i++)
         td_event_destroy(r->marks[i]);
     free(r->marks);
     td_train_destroy(r->train);
@@ -309,7 +359,7 @@ static td_status summarise(td_device *dev, const td_bench_config *config, td_ben
     td_status status = TD_OK;
 
     summary->steps = steps;
-    if (!config->whole) {
+    if (config->timed != TD_TIMED_WHOLE) {
         TD_TRY(summarise_phase(result->samples + FORWARD * steps, steps, &summary->forward));
         if (config->mode >= TD_BENCH_BACKWARD)
             TD_TRY(summarise_phase(result->samples + BACKWARD * steps, steps, &summary->backward));
@@ -361,11 +411,13 @@ td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_p
     TD_TRY(td_bench_train_config(config, &train));
     TD_CHECK(config->warmup >= 0, "warmup is %" PRId64 ", needs at least 0", config->warmup);
     TD_CHECK(config->steps >= 1, "steps is %" PRId64 ", needs at least 1", config->steps);
-    TD_CHECK(!config->overlap || (config->whole && config->mode == TD_BENCH_TRAIN),
+    TD_CHECK((unsigned)config->timed < WAYS, "timed is %d, which is no td_bench_timed", (int)config->timed);
+    const bool whole = config->timed == TD_TIMED_WHOLE;
+    TD_CHECK(!config->overlap || (whole && config->mode == TD_BENCH_TRAIN),
              "overlap is set, which needs whole steps of the mode train");
     TD_CHECK(config->micro_batches >= 0 && config->micro_batches <= INT32_MAX,
              "micro_batches is %" PRId64 ", needs 1 to %d, or 0 for 1", config->micro_batches, INT32_MAX);
-    TD_CHECK(config->micro_batches <= 1 || config->whole,
+    TD_CHECK(config->micro_batches <= 1 || whole,
              "micro_batches is %" PRId64 ", which needs whole steps", config->micro_batches);
     TD_CHECK(config->steps <= INT64_MAX / 64 && config->warmup <= INT64_MAX / 64,
              "warmup %" PRId64 " and steps %" PRId64 " need to be below 2^57", config->warmup, config->steps);
@@ -378,6 +430,9 @@ td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_p
         goto cleanup;
     }
     r.dev = dev;
+    r.first = whole ? STEP : FORWARD;
+    r.last = whole ? STEP : last_of[config->mode];
+    r.parts = (int64_t)(r.last - r.first) + 1;
     TD_TRY(td_device_reset_peak(dev));
     TD_TRY(td_train_create(dev, &train, &r.train));
     TD_TRY(td_train_init(r.train, config->seed));

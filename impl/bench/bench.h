@@ -1,4 +1,4 @@
-/** Times the training step of a model: forward, backward and optimizer, each synchronised and timed apart. */
+/** Times the training step of a model: forward, backward and optimizer apart, or whole steps. */
 #ifndef TD_BENCH_BENCH_H
 #define TD_BENCH_BENCH_H
 
@@ -19,6 +19,20 @@ TD_API td_status td_bench_mode_parse(const char *name, td_bench_mode *out);
 /** "forward", "backward" or "train"; "unknown mode" for any other value. Never NULL. */
 TD_API const char *td_bench_mode_name(td_bench_mode mode);
 
+/** What is timed, and by which clock. */
+typedef enum td_bench_timed {
+    TD_TIMED_PHASES = 0, /* "phases": forward, backward and optimizer by the host's clock, each until the device
+                          * is done */
+    TD_TIMED_EVENTS,     /* "events": the same by events on the device, one behind the other without a wait */
+    TD_TIMED_WHOLE       /* "whole": steps by events on the device, without a wait; only `step` is timed */
+} td_bench_timed;
+
+/** TD_BAD_ARGUMENT: NULL or an unknown name; the message lists the known ones. */
+TD_API td_status td_bench_timed_parse(const char *name, td_bench_timed *out);
+
+/** "phases", "events" or "whole"; "unknown way" for any other value. Never NULL. */
+TD_API const char *td_bench_timed_name(td_bench_timed timed);
+
 typedef struct td_bench_config {
     td_transformer_config model; /* `use` is set by the mode */
     td_bench_mode mode;
@@ -26,22 +40,20 @@ typedef struct td_bench_config {
     int64_t micro_batches; /* of a step, whose gradients are added up in whole steps; 0: 1 */
     uint64_t seed;         /* weights and tokens */
 
-    /* Each phase is captured as a graph and replayed; whole: the step is one graph. The first step runs as it
+    /* Each phase is captured as a graph and replayed; a whole step is one graph. The first step runs as it
      * comes, the second is captured, so that only what follows two warm-up steps is replays alone. */
     bool graph;
 
-    /* Steps are queued one behind the other without waiting in between, and timed from the end of one to the
-     * end of the next by events on the device; only `step` is timed. */
-    bool whole;
+    td_bench_timed timed;
 
-    /* With `whole`, for training: AdamW updates the weights along the backward pass (TD_UPDATE_ALONG). */
+    /* With TD_TIMED_WHOLE, for training: AdamW updates the weights along the backward pass (TD_UPDATE_ALONG). */
     bool overlap;
 } td_bench_config;
 
 /** The trainer whose steps td_bench_run times. TD_BAD_ARGUMENT: a NULL, an unknown mode. */
 TD_API td_status td_bench_train_config(const td_bench_config *config, td_train_config *out);
 
-/** Called after every step, warm-up steps included (with `whole` on a GPU, for all of them when the last is
+/** Called after every step, warm-up steps included (with events on a GPU, for all of them when the last is
  * done); done counts from 1 to warmup + steps. A status other than TD_OK ends the run and is returned. */
 typedef td_status (*td_bench_progress)(void *user, int64_t done, int64_t total, double step_ms);
 

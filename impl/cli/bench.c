@@ -58,7 +58,7 @@ static int passes_of(const td_bench_config *config, const td_bench_summary *summ
 {
     const td_bench_mode mode = config->mode;
 
-    if (mode == TD_BENCH_FORWARD || config->whole) {
+    if (mode == TD_BENCH_FORWARD || config->timed == TD_TIMED_WHOLE) {
         passes[0] = (pass){mode == TD_BENCH_FORWARD ? "inference" : "step", summary->step};
         return 1;
     }

@@ -31,9 +31,9 @@ static const struct argp_option options[] = {
     {"seed", KEY_SEED, "N", 0, "of weights and tokens (0)", 2},
     {0, 0, 0, 0, "How the step runs; what is fastest is the default:", 3},
     {"timed", KEY_TIMED, "NAME", 0,
-     "whole (what bench does by default): steps one behind the other, timed by events on the device; or "
-     "phases (trace): forward, "
-     "backward and optimizer apart, each until the device is done",
+     "whole (what bench does by default): steps one behind the other, timed by events on the device; "
+     "phases (trace): forward, backward and optimizer apart, each until the device is done; or events: these by "
+     "events on the device, one behind the other",
      3},
     {"update", KEY_UPDATE, "NAME", 0,
      "along (the default where steps are whole): weights are updated along the backward pass; or after it",
@@ -55,7 +55,7 @@ static const struct argp_option options[] = {
 static void take_update(const struct argp_state *state, td_step_options *args)
 {
     td_bench_config *config = args->config;
-    const bool can = config->whole && config->mode == TD_BENCH_TRAIN;
+    const bool can = config->timed == TD_TIMED_WHOLE && config->mode == TD_BENCH_TRAIN;
 
     if (args->update_given && config->overlap && !can)
         argp_error(state, "--update: 'along' needs --timed whole and --mode train");
@@ -70,7 +70,7 @@ static void take_memory(const struct argp_state *state, td_step_options *args)
     const int64_t micro_batches = args->config->micro_batches;
 
     td_option_check_layers(state, model);
-    if (micro_batches > 1 && !args->config->whole)
+    if (micro_batches > 1 && args->config->timed != TD_TIMED_WHOLE)
         argp_error(state, "--micro-batches: '%" PRId64 "' needs --timed whole", micro_batches);
     if (micro_batches > 1 && args->gradients_given && model->transient_gradients)
         argp_error(state, "--gradients: 'transient' cannot be added up over --micro-batches %" PRId64,
@@ -99,7 +99,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "--mode: %s", td_last_error());
         return 0;
     case KEY_TIMED:
-        args->config->whole = td_option_either(state, "timed", arg, "whole", "phases");
+        if (td_bench_timed_parse(arg, &args->config->timed) != TD_OK)
+            argp_error(state, "--timed: '%s' needs to be phases, events or whole", arg);
         return 0;
     case KEY_UPDATE:
         args->config->overlap = td_option_either(state, "update", arg, "along", "after");
@@ -151,7 +152,7 @@ td_step_options td_step_defaults(td_bench_config *config)
                                           .keep = TD_KEEP_ALL,
                                           .transient_gradients = true},
                                 .mode = TD_BENCH_TRAIN,
-                                .whole = true,
+                                .timed = TD_TIMED_WHOLE,
                                 .warmup = 5,
                                 .steps = 10};
     return (td_step_options){.config = config, .model = {.model = &config->model, .option = "small"}};
@@ -159,9 +160,12 @@ td_step_options td_step_defaults(td_bench_config *config)
 
 void td_step_print_way(const td_bench_config *config, FILE *out)
 {
-    const char *const what = config->whole ? "whole steps" : "phases apart";
+    static const char *const what[] = {[TD_TIMED_PHASES] = "phases apart",
+                                       [TD_TIMED_EVENTS] = "phases by events",
+                                       [TD_TIMED_WHOLE] = "whole steps"};
 
-    fprintf(out, "\n%s, %s", what, config->graph ? "captured as graphs" : "queued operation by operation");
+    fprintf(out, "\n%s, %s", what[config->timed],
+            config->graph ? "captured as graphs" : "queued operation by operation");
     if (config->mode == TD_BENCH_TRAIN)
         fprintf(out, "; weights updated %s the backward pass", config->overlap ? "along" : "after");
     if (config->mode != TD_BENCH_FORWARD)
@@ -185,7 +189,7 @@ td_status td_step_record(const td_bench_config *config, td_record *record)
 
     TD_TRY(td_record_set_string(record, "config.attention", model->attention));
     TD_TRY(td_record_set_bool(record, "config.graph", config->graph));
-    TD_TRY(td_record_set_string(record, "config.timed", config->whole ? "whole" : "phases"));
+    TD_TRY(td_record_set_string(record, "config.timed", td_bench_timed_name(config->timed)));
     if (config->mode != TD_BENCH_FORWARD) {
         TD_TRY(td_record_set_string(record, "config.keep", td_keep_name(model->keep)));
         if (model->keep == TD_KEEP_INPUTS)

@@ -69,7 +69,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 typedef struct pass {
     const char *name; /* as records have it */
     unsigned phases;
-    td_bench_phase plain, traced; /* without and with the trace */
+    td_bench_phase plain;          /* as it was asked for, without the trace */
+    td_bench_phase events, traced; /* by events on the device, without the trace and with it */
     td_trace_total total;
 } pass;
 
@@ -85,8 +86,8 @@ enum {
 typedef struct run {
     const arguments *args;
     td_device *dev;
-    td_bench_result *plain, *traced; /* both NULL until they ran */
-    td_bench_summary plain_summary, traced_summary;
+    td_bench_result *plain, *events, *traced; /* NULL until they ran; events: also where plain is that */
+    td_bench_summary plain_summary, events_summary, traced_summary;
     td_trace *trace;
     td_trace_info info;
     td_trace_total forward; /* without the loss */
@@ -95,26 +96,35 @@ typedef struct run {
     int count;
 } run;
 
-static void add_pass(run *r, const char *name, unsigned phases, const td_bench_phase *plain,
-                     const td_bench_phase *traced)
+static td_bench_phase phase_of(const td_bench_summary *summary, unsigned phases)
 {
-    r->passes[r->count++] = (pass){.name = name, .phases = phases, .plain = *plain, .traced = *traced};
+    return phases == (FORWARD | LOSS) ? summary->forward
+           : phases == BACKWARD       ? summary->backward
+           : phases == OPTIMIZER      ? summary->optimizer
+                                      : summary->step;
+}
+
+static void add_pass(run *r, const char *name, unsigned phases)
+{
+    r->passes[r->count++] = (pass){.name = name,
+                                   .phases = phases,
+                                   .plain = phase_of(&r->plain_summary, phases),
+                                   .events = phase_of(&r->events_summary, phases),
+                                   .traced = phase_of(&r->traced_summary, phases)};
 }
 
 static td_status find_passes(run *r)
 {
     const td_bench_config *config = &r->args->config;
-    const td_bench_summary *plain = &r->plain_summary, *traced = &r->traced_summary;
     td_status status = TD_OK;
 
-    if (config->mode != TD_BENCH_FORWARD && !config->whole) {
-        add_pass(r, "forward", FORWARD | LOSS, &plain->forward, &traced->forward);
-        add_pass(r, "backward", BACKWARD, &plain->backward, &traced->backward);
+    if (config->mode != TD_BENCH_FORWARD && config->timed != TD_TIMED_WHOLE) {
+        add_pass(r, "forward", FORWARD | LOSS);
+        add_pass(r, "backward", BACKWARD);
         if (config->mode == TD_BENCH_TRAIN)
-            add_pass(r, "optimizer", OPTIMIZER, &plain->optimizer, &traced->optimizer);
+            add_pass(r, "optimizer", OPTIMIZER);
     }
-    add_pass(r, config->mode == TD_BENCH_FORWARD ? "inference" : "step", TD_TRACE_ALL_PHASES, &plain->step,
-             &traced->step);
+    add_pass(r, config->mode == TD_BENCH_FORWARD ? "inference" : "step", TD_TRACE_ALL_PHASES);
     for (int i = 0; r->trace && i < r->count; i++)
         TD_TRY(td_trace_total_of(r->trace, r->passes[i].phases, &r->passes[i].total));
 cleanup:
@@ -153,20 +163,21 @@ static td_status print_times(const run *r, FILE *out)
     td_table *table = NULL;
 
     fprintf(out,
-            "(a) Times: of the plain timer, of the same beside the trace, and by the trace: from the "
-            "first %s's begin to the last one's end, of that while one ran, and the sum of all\n\n",
+            "(a) Times: of the plain timer; of events on the device, one phase behind the other, without the "
+            "trace and beside it; and by the trace: from the first %s's begin to the last one's end, of that "
+            "while one ran, and the sum of all\n\n",
             r->info.gpu ? "kernel" : "operation");
-    TD_TRY(td_table_create("lrrrrrrrrr",
-                           "pass\ttimer ms\ttraced timer ms\tcost of the trace %\twindow ms\tbusy ms\tsum "
-                           "ms\tidle ms\twindow of the traced timer %\tactivities",
+    TD_TRY(td_table_create("lrrrrrrrrrr",
+                           "pass\ttimer ms\tevents ms\ttraced events ms\tcost of the trace %\twindow ms\tbusy "
+                           "ms\tsum ms\tidle ms\twindow of the traced events %\tactivities",
                            &table));
     for (int i = 0; i < r->count; i++) {
         const pass *p = &r->passes[i];
         const td_trace_total *t = &p->total;
 
-        TD_TRY(td_table_row(table, "%s\t%.3f\t%.3f\t%.1f\t%.3f\t%.3f\t%.3f\t%.3f\t%.1f\t%g", p->name,
-                            p->plain.ms.median, p->traced.ms.median,
-                            percent(p->traced.ms.median, p->plain.ms.median) - 100, t->window_ms, t->busy_ms,
+        TD_TRY(td_table_row(table, "%s\t%.3f\t%.3f\t%.3f\t%.1f\t%.3f\t%.3f\t%.3f\t%.3f\t%.1f\t%g",
+                            p->name, p->plain.ms.median, p->events.ms.median, p->traced.ms.median,
+                            percent(p->traced.ms.median, p->events.ms.median) - 100, t->window_ms, t->busy_ms,
                             t->sum_ms, t->window_ms - t->busy_ms, percent(t->window_ms, p->traced.ms.mean),
                             t->activities));
     }
@@ -437,6 +448,7 @@ static td_status set_total(td_record *record, const pass *p)
     const td_trace_total *t = &p->total;
     td_status status = TD_OK;
 
+    TD_TRY(set_number(record, "events_ms", "", p->events.ms.median));
     TD_TRY(set_number(record, "traced_ms", "", p->traced.ms.median));
     TD_TRY(set_number(record, "window_ms", "", t->window_ms));
     TD_TRY(set_number(record, "busy_ms", "", t->busy_ms));
@@ -553,16 +565,23 @@ cleanup:
 
 /* ---- the run ---- */
 
-/** The steps once as they are, for a trace costs time, and once more beside it. */
+/** The steps as they are, for a trace costs time, then by events on the device, without the trace and beside
+ * it: a phase that is waited for has the way through the host in its time, which is no activity's. */
 static td_status measure(run *r)
 {
-    const td_bench_config *config = &r->args->config;
+    td_bench_config config = r->args->config;
     td_status status = TD_OK;
 
-    TD_TRY(td_step_run(config, r->dev, &r->plain));
+    TD_TRY(td_step_run(&config, r->dev, &r->plain));
     TD_TRY(td_bench_summary_of(r->plain, &r->plain_summary));
+    r->events_summary = r->plain_summary;
+    if (config.timed == TD_TIMED_PHASES) {
+        config.timed = TD_TIMED_EVENTS;
+        TD_TRY(td_step_run(&config, r->dev, &r->events));
+        TD_TRY(td_bench_summary_of(r->events, &r->events_summary));
+    }
     TD_TRY(td_trace_begin(r->dev, &r->trace));
-    TD_TRY(td_step_run(config, r->dev, &r->traced));
+    TD_TRY(td_step_run(&config, r->dev, &r->traced));
     TD_TRY(td_trace_end(r->trace));
     TD_TRY(td_bench_summary_of(r->traced, &r->traced_summary));
     TD_TRY(td_trace_info_of(r->trace, &r->info));
@@ -591,7 +610,7 @@ static td_status measure_and_tell(run *r)
     if (status == TD_NO_MEMORY) { /* a result as well, for the records */
         td_trace_destroy(r->trace);
         r->trace = NULL;
-        r->plain_summary = r->traced_summary = (td_bench_summary){.steps = 0};
+        r->plain_summary = r->events_summary = r->traced_summary = (td_bench_summary){.steps = 0};
         if (find_passes(r) == TD_OK)
             (void)append_records(r);
     }
@@ -613,8 +632,8 @@ td_status td_command_trace(int argc, char **argv)
         .parser = parse,
         .doc = "Shows what runs in the training step of the course's Transformer: kernel by kernel on a GPU, "
                "operation by operation on a CPU.\v"
-               "The steps run twice, without the trace and with it. Phases are timed apart unless --timed "
-               "whole says otherwise. Ranges are given to NVTX as well, in the domain tandem, so that Nsight "
+               "The steps run without the trace and with it. Phases are timed apart unless --timed whole says "
+               "otherwise, each until the device is done and, also beside the trace, by events on it. Ranges are given to NVTX as well, in the domain tandem, so that Nsight "
                "Systems shows them; beside it, or without CUPTI, there are no kernels here. A file that is "
                "there already is replaced once the new one is whole.\n\n"
                "Examples:\n"
@@ -628,7 +647,7 @@ td_status td_command_trace(int argc, char **argv)
     td_status status = TD_OK;
 
     args.step = td_step_defaults(&args.config);
-    args.config.whole = false;
+    args.config.timed = TD_TIMED_PHASES;
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_common_begin(&args.common, &r.dev));
     TD_TRY(td_compile_begin(&args.step.model.compile, r.dev));
@@ -637,6 +656,7 @@ td_status td_command_trace(int argc, char **argv)
 cleanup:
     td_trace_destroy(r.trace);
     td_bench_result_destroy(r.plain);
+    td_bench_result_destroy(r.events);
     td_bench_result_destroy(r.traced);
     td_device_close(r.dev);
     return status;
