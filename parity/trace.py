@@ -132,17 +132,19 @@ def flops(case, draw, c):
 timer = namedtuple("timer", "median mean")
 
 
-def timers(name, plain, traced):
-    """What a timer says of a pass: the medians, and the mean that a trace's means are to be held against."""
+def timers(name, plain, events, traced):
+    """What timers say of a pass: the host's, the device's events without a trace and beside it, as medians; and of the
+    last the mean that a trace's means are to be held against."""
     return {
         f"{name} timer": plain.median,
+        f"{name} events": events.median,
         f"{name} traced": traced.median,
         f"{name} traced mean": traced.mean,
     }
 
 
 class Traced:
-    """Steps of libtandem, timed without a trace and with one."""
+    """Steps of libtandem: each phase until the device is done, then by events without a trace and with one."""
 
     def __init__(self, case, c, switches, warmup, steps):
         self.c, self.steps = c, steps
@@ -164,6 +166,8 @@ class Traced:
         self.classes = [c.ffi.string(c.td_op_class_name(i)).decode() for i in range(9)]
         self.matmul = self.classes.index("matmul")
         self.plain = self.bench(config)
+        config.timed = c.TD_TIMED_EVENTS
+        self.events = self.bench(config)
         self.trace = c.value("td_trace_begin", c.device)
         self.traced = self.bench(config)
         c.td_trace_end(self.trace)
@@ -202,7 +206,7 @@ class Traced:
         values |= {"unattributed": info.unattributed}
         for name, phases in PASSES.items():
             total = self.total(phases)
-            values |= timers(name, self.plain[name], self.traced[name])
+            values |= timers(name, self.plain[name], self.events[name], self.traced[name])
             values |= {f"{name} window": total.window_ms, f"{name} busy": total.busy_ms}
             values |= {f"{name} sum": total.sum_ms, f"{name} activities": total.activities}
         for scope, phases in SCOPES.items():
@@ -268,8 +272,8 @@ def torch_values(profiled, c):
 
     for name, phases in PASSES.items():
         mine = [found for found in profiled.activities if found.phase in phases]
-        plain, traced = (steps_of(times, phases) for times in (profiled.timer, profiled.traced))
-        values |= timers(name, timer(median(plain), mean(plain)), timer(median(traced), mean(traced)))
+        clocks = [steps_of(times, phases) for times in (profiled.timer, profiled.events, profiled.traced)]
+        values |= timers(name, *(timer(median(times), mean(times)) for times in clocks))
         values |= {f"{name} window": window(mine, steps), f"{name} busy": busy(mine) / steps}
         values |= {f"{name} sum": sum(a.end - a.begin for a in mine) / 1e3 / steps}
         values |= {f"{name} activities": len(mine) / steps}
@@ -429,31 +433,37 @@ def report_times(page, measured):
         if "step busy" not in values:
             rows.append(row | {"timer (ms)": record["status"]})
             continue
-        row |= {"timer (ms)": values["forward timer"], "traced timer (ms)": values["forward traced"]}
+        row |= {"timer (ms)": values["forward timer"]}
+        if "step events" in values:
+            row |= {"events (ms)": values["forward events"], "traced events (ms)": values["forward traced"]}
         row |= {"window (ms)": values["forward window"], "busy (ms)": values["forward busy"]}
         row |= {
             "sum (ms)": values["forward sum"],
             "idle (ms)": values["forward window"] - values["forward busy"],
         }
-        row |= {"cost of the trace": f"{100 * (values['step traced'] / values['step timer'] - 1):.1f} %"}
+        if "step events" in values:
+            row |= {"cost of the trace": f"{100 * (values['step traced'] / values['step events'] - 1):.1f} %"}
         rows.append(row)
     page.table(pd.DataFrame(ordered(rows)), "forward")
     page.table(agreement(measured), "agreement")
     page.text(
-        "Agreement counts forward, backward and optimizer of every step. Beside a window the timer has what the host "
-        "takes to launch a phase, which a trace lengthens for a graph, and to hear of its end. "
-        "The timer's forward has the loss in it, and so has this window: from the begin of the first "
-        "to the end of the last that was launched in it. The cost of the trace is that of a whole step."
+        "Agreement counts forward, backward and optimizer of every step: a trace's window, from the begin of the first "
+        "to the end of the last that was launched in it, beside the time between events on the device ahead of the "
+        "phase and behind it, in the same steps. The timer waits for the device behind every phase and so has the way "
+        "through the host in it as well. The forward of all has the loss in it. The cost of the trace is that of a "
+        "whole step, by events."
     )
 
 
 def agreement(measured):
-    """A row a side: how many phases' windows agree with the timer beside the trace, and with that of steps without."""
+    """A row a side: how many phases' windows agree with the events beside the trace, and with the timer without."""
     rows = []
     for impl in measured.impls():
-        found = [r["values"] for r in measured.only(impl=impl).records if "step busy" in r.get("values", {})]
+        found = [
+            r["values"] for r in measured.only(impl=impl).records if "step events" in r.get("values", {})
+        ]
         row = {"side": impl, "phases": sum(f"{name} window" in v for v in found for name in TIMED)}
-        for timer, words in (("traced mean", "timer beside"), ("timer", "timer without a trace")):
+        for timer, words in (("traced mean", "events"), ("timer", "timer without a trace")):
             apart = [
                 (v[f"{name} window"] - v[f"{name} {timer}"], v[f"{name} {timer}"])
                 for v in found
@@ -472,11 +482,13 @@ def say_times(records):
     if record is None:
         return ""
     values = record["values"]
+    said = f"The forward pass of {where(record)} takes {values['forward timer']:.2f} ms by the timer"
+    if "forward events" not in values:
+        return f"{said} and {values['forward window']:.2f} by a trace of steps beside it."
     apart = 100 * (values["forward window"] / values["forward traced mean"] - 1)
     return (
-        f"The forward pass of {where(record)} takes {values['forward timer']:.2f} ms by the timer; in a run with a "
-        f"trace {values['forward traced mean']:.2f} ms by the timer and {values['forward window']:.2f} by the trace, "
-        f"{abs(apart):.1f} % {'less' if apart < 0 else 'more'}."
+        f"{said}; in steps with a trace {values['forward traced mean']:.2f} ms by events and "
+        f"{values['forward window']:.2f} by the trace, {abs(apart):.1f} % {'less' if apart < 0 else 'more'}."
     )
 
 
@@ -679,6 +691,7 @@ def method(page, records, measured):
         else ""
     )
     page.method(
-        f"Steps are run twice, without a trace and with it, each phase until the device is done; a trace's times "
-        f"are means of its steps, a timer's medians. {tool}. {ran_with(measured)}{exact}"
+        f"Steps are run without a trace and with it; a trace's times are means of its steps, others medians. The timer "
+        f"waits for the device behind each phase. Events on the device stand between C's phases, which follow each "
+        f"other, and around PyTorch's, which are waited for. {tool}. {ran_with(measured)}{exact}"
     )

@@ -52,7 +52,8 @@ class Activity:
 class Profiled:
     steps: int
     timer: dict[str, list[float]]  # ms of each phase without the profiler, synchronised
-    traced: dict[str, list[float]]  # ms beside it
+    events: dict[str, list[float]]  # the same by events on the GPU; on a CPU as above
+    traced: dict[str, list[float]]  # by events, beside the profiler
     activities: list[Activity] = field(default_factory=list)  # of all steps
 
 
@@ -73,37 +74,45 @@ class Profiler:
         for block in model.layers:
             block.attn.attend = annotated_attention
 
-    def step(self, times: dict[str, list[float]]) -> None:
+    def step(self, timer: dict[str, list[float]], events: dict[str, list[float]]) -> None:
         self.model.zero_grad(set_to_none=True)
         with self.autocast:
-            with self.phase("forward", times):
+            with self.phase("forward", timer, events):
                 logits = self.model(self.ids)
-            with self.phase("loss", times):
+            with self.phase("loss", timer, events):
                 loss = cross_entropy(logits, self.targets)
-        with self.phase("backward", times):
+        with self.phase("backward", timer, events):
             loss.backward()
-        with self.phase("optimizer", times):
+        with self.phase("optimizer", timer, events):
             self.optimizer.step()
 
     @contextmanager
-    def phase(self, name: str, times: dict[str, list[float]]):
+    def phase(self, name: str, timer: dict[str, list[float]], events: dict[str, list[float]]):
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self.ids.is_cuda else []
         self.synchronize()
         start = perf_counter()
         with record_function(name):
+            for mark in marks[:1]:
+                mark.record()
             yield
+            for mark in marks[1:]:
+                mark.record()
             self.synchronize()
-        times[name].append(1e3 * (perf_counter() - start))
+        timer[name].append(1e3 * (perf_counter() - start))
+        events[name].append(marks[0].elapsed_time(marks[1]) if marks else timer[name][-1])
 
     def run(self, warmup: int, steps: int) -> Profiled:
-        found = Profiled(steps, {name: [] for name in PHASES}, {name: [] for name in PHASES})
+        times = ({name: [] for name in PHASES} for _ in range(5))
+        timer, events, traced, *unread = times
+        found = Profiled(steps, timer, events, traced)
         for _ in range(warmup):
-            self.step({name: [] for name in PHASES})
+            self.step(*unread)
         for _ in range(steps):
-            self.step(found.timer)
+            self.step(found.timer, found.events)
         kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * self.ids.is_cuda
         with profile(activities=kinds) as profiler:
             for _ in range(steps):
-                self.step(found.traced)
+                self.step(unread[0], found.traced)
         found.activities = on_gpu(recorded(profiler)) if self.ids.is_cuda else on_cpu(operations(profiler))
         return found
 

@@ -66,7 +66,7 @@ class PagesTest(unittest.TestCase):
         }
         page = written(trace, "trace", records)
         for words in (
-            "2.7B at context 1024 in f32 takes 50.00 ms by the timer; in a run with a trace 51.00 ms by the timer and "
+            "2.7B at context 1024 in f32 takes 50.00 ms by the timer; in steps with a trace 51.00 ms by events and "
             "49.98 by the trace, 2.0 % less.",
             "with the most time of the forward pass is `sm90_xmma_gemm` (matmul, 50 %, 73 calls a pass)",
             "Beside products forward spends time in softmax (15.0 %), elementwise (5.0 %).",
@@ -617,7 +617,7 @@ def indexed(modules, records):
 
 def traced(rng):
     """What a trace leaves in a record."""
-    figures = ("timer", "traced", "traced mean", "window", "busy", "sum", "activities")
+    figures = ("timer", "events", "traced", "traced mean", "window", "busy", "sum", "activities")
     values = {f"{name} {figure}": 1 + rng.random() for name in trace.PASSES for figure in figures}
     for scope in trace.SCOPES:
         values |= {f"{scope} ms {name}": rng.random() for name in ("matmul", "softmax", "elementwise")}

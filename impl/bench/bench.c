@@ -221,8 +221,8 @@ cleanup:
     return status;
 }
 
-/** The times of step `i` of all, warm-up steps included, whose marks are all recorded; waits for it. The marks
- * before its last one are not needed behind that. */
+/** The times of step `i` of all, warm-up steps included, whose marks are all recorded; waits for it. The
+ * marks before its last one are not needed behind that. */
 static td_status take_step(run *r, int64_t i, td_bench_progress progress, void *user, td_bench_result *result)
 {
     const int64_t warmup = r->config->warmup, steps = r->config->steps;
@@ -417,8 +417,8 @@ td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_p
              "overlap is set, which needs whole steps of the mode train");
     TD_CHECK(config->micro_batches >= 0 && config->micro_batches <= INT32_MAX,
              "micro_batches is %" PRId64 ", needs 1 to %d, or 0 for 1", config->micro_batches, INT32_MAX);
-    TD_CHECK(config->micro_batches <= 1 || whole,
-             "micro_batches is %" PRId64 ", which needs whole steps", config->micro_batches);
+    TD_CHECK(config->micro_batches <= 1 || whole, "micro_batches is %" PRId64 ", which needs whole steps",
+             config->micro_batches);
     TD_CHECK(config->steps <= INT64_MAX / 64 && config->warmup <= INT64_MAX / 64,
              "warmup %" PRId64 " and steps %" PRId64 " need to be below 2^57", config->warmup, config->steps);
 

@@ -32,7 +32,8 @@ static const struct argp_option options[] = {
     {0, 0, 0, 0, "How the step runs; what is fastest is the default:", 3},
     {"timed", KEY_TIMED, "NAME", 0,
      "whole (what bench does by default): steps one behind the other, timed by events on the device; "
-     "phases (trace): forward, backward and optimizer apart, each until the device is done; or events: these by "
+     "phases (trace): forward, backward and optimizer apart, each until the device is done; or events: these "
+     "by "
      "events on the device, one behind the other",
      3},
     {"update", KEY_UPDATE, "NAME", 0,

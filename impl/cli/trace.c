@@ -167,16 +167,17 @@ static td_status print_times(const run *r, FILE *out)
             "trace and beside it; and by the trace: from the first %s's begin to the last one's end, of that "
             "while one ran, and the sum of all\n\n",
             r->info.gpu ? "kernel" : "operation");
-    TD_TRY(td_table_create("lrrrrrrrrrr",
-                           "pass\ttimer ms\tevents ms\ttraced events ms\tcost of the trace %\twindow ms\tbusy "
-                           "ms\tsum ms\tidle ms\twindow of the traced events %\tactivities",
-                           &table));
+    TD_TRY(
+        td_table_create("lrrrrrrrrrr",
+                        "pass\ttimer ms\tevents ms\ttraced events ms\tcost of the trace %\twindow ms\tbusy "
+                        "ms\tsum ms\tidle ms\twindow of the traced events %\tactivities",
+                        &table));
     for (int i = 0; i < r->count; i++) {
         const pass *p = &r->passes[i];
         const td_trace_total *t = &p->total;
 
-        TD_TRY(td_table_row(table, "%s\t%.3f\t%.3f\t%.3f\t%.1f\t%.3f\t%.3f\t%.3f\t%.3f\t%.1f\t%g",
-                            p->name, p->plain.ms.median, p->events.ms.median, p->traced.ms.median,
+        TD_TRY(td_table_row(table, "%s\t%.3f\t%.3f\t%.3f\t%.1f\t%.3f\t%.3f\t%.3f\t%.3f\t%.1f\t%g", p->name,
+                            p->plain.ms.median, p->events.ms.median, p->traced.ms.median,
                             percent(p->traced.ms.median, p->events.ms.median) - 100, t->window_ms, t->busy_ms,
                             t->sum_ms, t->window_ms - t->busy_ms, percent(t->window_ms, p->traced.ms.mean),
                             t->activities));
@@ -630,17 +631,19 @@ td_status td_command_trace(int argc, char **argv)
     static const struct argp argp = {
         .options = options,
         .parser = parse,
-        .doc = "Shows what runs in the training step of the course's Transformer: kernel by kernel on a GPU, "
-               "operation by operation on a CPU.\v"
-               "The steps run without the trace and with it. Phases are timed apart unless --timed whole says "
-               "otherwise, each until the device is done and, also beside the trace, by events on it. Ranges are given to NVTX as well, in the domain tandem, so that Nsight "
-               "Systems shows them; beside it, or without CUPTI, there are no kernels here. A file that is "
-               "there already is replaced once the new one is whole.\n\n"
-               "Examples:\n"
-               "  tandem trace --size small --attention naive --json records.jsonl\n"
-               "  tandem trace --size small --steps 3 --trace step.json --timeline step.svg\n"
-               "  tandem trace --device cuda --size xl --context 512 --dtype bf16_mixed\n"
-               "  nsys profile --trace=cuda,nvtx tandem trace --device cuda --size xl",
+        .doc =
+            "Shows what runs in the training step of the course's Transformer: kernel by kernel on a GPU, "
+            "operation by operation on a CPU.\v"
+            "The steps run without the trace and with it. Phases are timed apart unless --timed whole says "
+            "otherwise, each until the device is done and, also beside the trace, by events on it. Ranges "
+            "are given to NVTX as well, in the domain tandem, so that Nsight "
+            "Systems shows them; beside it, or without CUPTI, there are no kernels here. A file that is "
+            "there already is replaced once the new one is whole.\n\n"
+            "Examples:\n"
+            "  tandem trace --size small --attention naive --json records.jsonl\n"
+            "  tandem trace --size small --steps 3 --trace step.json --timeline step.svg\n"
+            "  tandem trace --device cuda --size xl --context 512 --dtype bf16_mixed\n"
+            "  nsys profile --trace=cuda,nvtx tandem trace --device cuda --size xl",
         .children = children};
     arguments args = {.common = {.device = "cpu"}, .top = 10};
     run r = {.args = &args};

@@ -210,8 +210,8 @@ td_status td_compiler_build(const td_compiler *compiler, const char *source, td_
 
     TD_TRY(bench_init(&b));
     TD_TRY(write_source(&b, source));
-    char *const arguments[] = {
-        compiler->path, OPTIONS, compiler->gcc ? OPTION_OF_GCC : "-w", "-o", b.output, b.source, NULL};
+    char *const arguments[] = {compiler->path, OPTIONS, compiler->gcc ? OPTION_OF_GCC : "-w", "-o", b.output,
+                               b.source,       NULL};
     TD_TRY(run(compiler->path, arguments, &b));
     if (access(b.output, R_OK) != 0) {
         status =
