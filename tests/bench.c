@@ -71,6 +71,25 @@ static void modes_have_names(void **state)
     assert_string_equal(td_bench_mode_name((td_bench_mode)-1), "unknown mode");
 }
 
+static void ways_to_time_have_names(void **state)
+{
+    static const char *const names[] = {"phases", "events", "whole"};
+    td_bench_timed timed = (td_bench_timed)7;
+
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        assert_string_equal(td_bench_timed_name((td_bench_timed)i), names[i]);
+        td_assert_ok(td_bench_timed_parse(names[i], &timed));
+        assert_int_equal(timed, i);
+    }
+    assert_string_equal(td_bench_timed_name((td_bench_timed)3), "unknown way");
+    assert_string_equal(td_bench_timed_name((td_bench_timed)-1), "unknown way");
+    td_assert_refused(td_bench_timed_parse(NULL, &timed), TD_BAD_ARGUMENT, "name is NULL");
+    td_assert_refused(td_bench_timed_parse("whole", NULL), TD_BAD_ARGUMENT, "out is NULL");
+    td_assert_refused(td_bench_timed_parse("once", &timed), TD_BAD_ARGUMENT,
+                      "name is 'once', needs phases, events or whole");
+}
+
 /* What each mode and choice makes of the trainer; the hyperparameters are the course's. */
 static void trainers_are_what_is_asked_for(void **state)
 {
@@ -349,6 +368,9 @@ static void bad_arguments(void **state)
     td_assert_refused(td_bench_train_config(&config, &train), TD_BAD_ARGUMENT, "mode is 3");
     td_assert_refused(td_bench_run(dev, &config, NULL, NULL, &result), TD_BAD_ARGUMENT, "mode is 3");
     config = tiny;
+    config.timed = (td_bench_timed)3;
+    td_assert_refused(td_bench_run(dev, &config, NULL, NULL, &result), TD_BAD_ARGUMENT, "timed is 3");
+    config = tiny;
     config.warmup = -1;
     td_assert_refused(td_bench_run(dev, &config, NULL, NULL, &result), TD_BAD_ARGUMENT, "warmup is -1");
     config.warmup = INT64_MAX;
@@ -373,8 +395,11 @@ static void bad_arguments(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(modes_have_names), cmocka_unit_test(whole_steps_are_the_same_steps),
-        cmocka_unit_test(seeds_repeat),     cmocka_unit_test(progress_follows_every_step),
+        cmocka_unit_test(modes_have_names),
+        cmocka_unit_test(ways_to_time_have_names),
+        cmocka_unit_test(whole_steps_are_the_same_steps),
+        cmocka_unit_test(seeds_repeat),
+        cmocka_unit_test(progress_follows_every_step),
         cmocka_unit_test(bad_arguments),
     };
 

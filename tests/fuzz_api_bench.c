@@ -23,6 +23,24 @@ API(td_bench_mode_name)
     return TD_OK;
 }
 
+API(td_bench_timed_parse)
+{
+    static const char *const names[] = {"phases", "events", "whole"};
+    const char *name = text("name", 3, names);
+
+    return td_bench_timed_parse(name, out("out", sizeof(td_bench_timed)));
+}
+
+API(td_bench_timed_name)
+{
+    static const int values[] = {0, 1, 2, 3, -1, INT32_MAX};
+    const int value = TD_FUZZ_PICK(values);
+
+    assert_int_equal(strcmp(td_bench_timed_name((td_bench_timed)value), "unknown way") != 0,
+                     value >= 0 && value < 3);
+    return TD_OK;
+}
+
 static td_status count_steps(void *user, int64_t done, int64_t total, double step_ms)
 {
     ++*(int *)user;
@@ -40,6 +58,7 @@ API(td_bench_run)
     int steps = 0;
 
     c.mode = (td_bench_mode)choice("mode", 3);
+    c.timed = (td_bench_timed)choice("timed", 3);
     c.model.transient_gradients = false;
     if (wrong()) {
         c.steps = TD_FUZZ_PICK(bad_steps);
