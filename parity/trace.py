@@ -678,6 +678,12 @@ def figure(records):
 
 
 def method(page, records, measured):
+    events = (
+        "Events on the device stand between C's phases, which follow each other, and around PyTorch's, which are "
+        "waited for"
+        if on_gpu(measured)
+        else "Events are the host's clock here as well, without a wait between C's phases"
+    )
     tool = (
         "C's kernels are CUPTI's records, by the operation that launched them, also inside captured graphs; PyTorch's "
         "are its profiler's"
@@ -692,6 +698,5 @@ def method(page, records, measured):
     )
     page.method(
         f"Steps are run without a trace and with it; a trace's times are means of its steps, others medians. The timer "
-        f"waits for the device behind each phase. Events on the device stand between C's phases, which follow each "
-        f"other, and around PyTorch's, which are waited for. {tool}. {ran_with(measured)}{exact}"
+        f"waits for the device behind each phase. {events}. {tool}. {ran_with(measured)}{exact}"
     )

@@ -102,8 +102,7 @@ class Profiler:
         events[name].append(marks[0].elapsed_time(marks[1]) if marks else timer[name][-1])
 
     def run(self, warmup: int, steps: int) -> Profiled:
-        times = ({name: [] for name in PHASES} for _ in range(5))
-        timer, events, traced, *unread = times
+        timer, events, traced, *unread = ({name: [] for name in PHASES} for _ in range(5))
         found = Profiled(steps, timer, events, traced)
         for _ in range(warmup):
             self.step(*unread)

@@ -17,8 +17,24 @@ struct td_bench_result {
 
 static const char *const modes[] = {
     [TD_BENCH_FORWARD] = "forward", [TD_BENCH_BACKWARD] = "backward", [TD_BENCH_TRAIN] = "train"};
+static const char *const ways[] = {
+    [TD_TIMED_PHASES] = "phases", [TD_TIMED_EVENTS] = "events", [TD_TIMED_WHOLE] = "whole"};
 
-enum { MODES = sizeof modes / sizeof *modes };
+enum { MODES = sizeof modes / sizeof *modes, WAYS = sizeof ways / sizeof *ways };
+
+/** *out = the place of a name in the list, whose names the message has as `known`. */
+static td_status find_name(const char *const *names, int count, const char *known, const char *name, int *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(name, "name is NULL");
+    for (*out = 0; *out < count; ++*out)
+        if (strcmp(name, names[*out]) == 0)
+            goto cleanup;
+    TD_CHECK(false, "name is '%.32s', needs %s", name, known);
+cleanup:
+    return status;
+}
 
 const char *td_bench_mode_name(td_bench_mode mode)
 {
@@ -28,24 +44,14 @@ const char *td_bench_mode_name(td_bench_mode mode)
 td_status td_bench_mode_parse(const char *name, td_bench_mode *out)
 {
     td_status status = TD_OK;
+    int found;
 
-    TD_CHECK(name, "name is NULL");
     TD_CHECK(out, "out is NULL");
-    for (int i = 0; i < MODES; i++) {
-        if (strcmp(name, modes[i]) == 0) {
-            *out = (td_bench_mode)i;
-            goto cleanup;
-        }
-    }
-    TD_CHECK(false, "name is '%.32s', needs forward, backward or train", name);
+    TD_TRY(find_name(modes, MODES, "forward, backward or train", name, &found));
+    *out = (td_bench_mode)found;
 cleanup:
     return status;
 }
-
-static const char *const ways[] = {
-    [TD_TIMED_PHASES] = "phases", [TD_TIMED_EVENTS] = "events", [TD_TIMED_WHOLE] = "whole"};
-
-enum { WAYS = sizeof ways / sizeof *ways };
 
 const char *td_bench_timed_name(td_bench_timed timed)
 {
@@ -55,16 +61,11 @@ const char *td_bench_timed_name(td_bench_timed timed)
 td_status td_bench_timed_parse(const char *name, td_bench_timed *out)
 {
     td_status status = TD_OK;
+    int found;
 
-    TD_CHECK(name, "name is NULL");
     TD_CHECK(out, "out is NULL");
-    for (int i = 0; i < WAYS; i++) {
-        if (strcmp(name, ways[i]) == 0) {
-            *out = (td_bench_timed)i;
-            goto cleanup;
-        }
-    }
-    TD_CHECK(false, "name is '%.32s', needs phases, events or whole", name);
+    TD_TRY(find_name(ways, WAYS, "phases, events or whole", name, &found));
+    *out = (td_bench_timed)found;
 cleanup:
     return status;
 }

@@ -81,9 +81,10 @@ typedef struct td_bench_summary {
 } td_bench_summary;
 
 /** Creates a model, runs warmup + steps steps on one random batch, and returns the times. Errors: those of
- * td_train_create and its step; TD_BAD_ARGUMENT for a NULL, steps below 1, warmup below 0, an unknown mode,
- * micro-batches in phases or too many; TD_UNSUPPORTED for a graph on a device without them; TD_NO_MEMORY.
- * *out is then NULL, and nothing is left on the device. */
+ * td_train_create and its step; TD_BAD_ARGUMENT for a NULL, steps below 1, warmup below 0, an unknown mode
+ * or way to time, micro-batches or an overlap without whole steps, too many micro-batches;
+ * TD_UNSUPPORTED for a graph on a device without them; TD_NO_MEMORY. *out is then NULL, and nothing is left
+ * on the device. */
 TD_API td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_progress progress,
                               void *user, td_bench_result **out);
 TD_API void td_bench_result_destroy(td_bench_result *result); /* accepts NULL */
