@@ -447,16 +447,16 @@ def report_times(page, measured):
             "idle (ms)": values["forward window"] - values["forward busy"],
         }
         if "step events" in values:
-            row |= {"cost of the trace": f"{100 * (values['step traced'] / values['step events'] - 1):.1f} %"}
+            row |= {"cost of the trace": f"{100 * cost(values):.1f} %"}
         rows.append(row)
     page.table(pd.DataFrame(ordered(rows)), "forward")
     page.table(agreement(measured), "agreement")
+    page.text(costs(measured))
     page.text(
         "Agreement counts forward, backward and optimizer of every step: a trace's window, from the begin of the first "
         "to the end of the last that was launched in it, beside the time between events on the device ahead of the "
         "phase and behind it, in the same steps. The timer waits for the device behind every phase and so has the way "
-        "through the host in it as well. The forward of all has the loss in it. The cost of the trace is that of a "
-        "whole step, by events."
+        "through the host in it as well. The forward of all has the loss in it."
     )
 
 
@@ -480,6 +480,26 @@ def agreement(measured):
             row[f"furthest, {words}"] = f"{ms:+.3f} of {whole:.3g} ms"
         rows += [row] if found else []
     return pd.DataFrame(rows)
+
+
+def cost(values):
+    """Of the trace, as a part of a whole step, by events."""
+    return values["step traced"] / values["step events"] - 1
+
+
+def costs(measured):
+    """What the trace costs C at the most, by size."""
+    found = defaultdict(list)
+    for record in ordered(
+        keyed(r) | r["values"] for r in measured.records if "step events" in r.get("values", {})
+    ):
+        if not record["side"].startswith("torch"):
+            found[record["size"]].append(100 * cost(record))
+    if not found:
+        return ""
+    order = [size for size in SIZES if size in found] + [size for size in found if size not in SIZES]
+    words = ", ".join(f"{max(found[size]):.1f} % ({size})" for size in order)
+    return f"By events, the trace makes a whole step of C's longer by {words} at the most."
 
 
 def say_times(records):
@@ -570,6 +590,13 @@ def say_others(records):
     record = shown(records)
     if record is None:
         return ""
+    mine, theirs = other_classes(record), beside(records, record, "torch_eager")
+    words = f" (PyTorch: {other_classes(theirs)})" if theirs and other_classes(theirs) else ""
+    return f"Beside products forward spends time in {mine}{words}." if mine else ""
+
+
+def other_classes(record):
+    """Those beside matrix products that have a hundredth of forward or more, with their shares."""
     times = {
         name.removeprefix("forward ms "): ms
         for name, ms in record["values"].items()
@@ -577,8 +604,7 @@ def say_others(records):
     }
     total = sum(times.values())
     others = sorted(((ms, name) for name, ms in times.items() if name != "matmul"), reverse=True)
-    said = [f"{name} ({100 * ms / total:.1f} %)" for ms, name in others if ms >= 0.01 * total]
-    return f"Beside products forward spends time in {', '.join(said)}." if said else ""
+    return ", ".join(f"{name} {100 * ms / total:.1f} %" for ms, name in others if ms >= 0.01 * total)
 
 
 def shares(record):

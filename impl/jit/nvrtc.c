@@ -79,6 +79,7 @@ td_status td_nvrtc_find(const char *name, int capability, td_nvrtc *out)
     if (dladdr(*(void **)&n.Version, &where) != 0 && where.dli_fname)
         snprintf(n.path, sizeof n.path, "%s", where.dli_fname);
     load_builtins(&n, major, minor);
+    n.caches = major > 12 || (major == 12 && minor >= 9);
     snprintf(n.version, sizeof n.version, "NVRTC %d.%d", major, minor);
     snprintf(n.target, sizeof n.target, "--gpu-architecture=sm_%d", capability);
     identify(&n);
@@ -111,7 +112,7 @@ static const char *first_words(const td_nvrtc *n, td_nvrtc_program program, char
 
 td_status td_nvrtc_build(const td_nvrtc *n, const char *source, td_code *out)
 {
-    const char *const options[] = {n->target, STANDARD};
+    const char *const options[] = {n->target, STANDARD, "--no-cache"};
     td_status status = TD_OK;
     td_code code = {NULL, 0};
     td_nvrtc_program program = NULL;
@@ -119,7 +120,7 @@ td_status td_nvrtc_build(const td_nvrtc *n, const char *source, td_code *out)
     int error = n->CreateProgram(&program, source, "attention.cu", 0, NULL, NULL);
 
     if (error == 0)
-        error = n->CompileProgram(program, 2, options);
+        error = n->CompileProgram(program, n->caches ? 3 : 2, options);
     if (error != 0) {
         status = td_fail(TD_LIBRARY_ERROR, "%s says %s: %s", n->version, n->GetErrorString(error),
                          program ? first_words(n, program, text) : "it made no program");

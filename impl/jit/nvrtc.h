@@ -21,6 +21,7 @@ typedef struct td_nvrtc {
     int (*GetCUBIN)(td_nvrtc_program program, char *out);
     int (*DestroyProgram)(td_nvrtc_program *program);
     const char *(*GetErrorString)(int code);
+    bool caches;    /* from 12.9 on: code, in the driver's cache; our own knows when an entry is stale */
     char path[256]; /* of the library */
     char version[24];
     char target[40];    /* the option that names the GPUs it makes code for */
