@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/float16.h"
+#include "base/names.h"
 
 #include <math.h>
 #ifdef __SSE__
@@ -52,15 +53,11 @@ double td_dtype_eps(td_dtype dtype)
 td_status td_dtype_parse(const char *name, td_dtype *out)
 {
     td_status status = TD_OK;
+    int found;
 
-    TD_CHECK(name, "name is NULL");
     TD_CHECK(out, "out is NULL");
-    for (int i = 0; i < DTYPES; i++)
-        if (strcmp(name, dtypes[i].name) == 0) {
-            *out = (td_dtype)i;
-            return TD_OK;
-        }
-    TD_CHECK(false, "dtype is '%s', needs f64, f32, f16 or bf16", name);
+    TD_TRY(td_names_find("dtype", &dtypes[0].name, sizeof *dtypes, DTYPES, name, &found));
+    *out = (td_dtype)found;
 cleanup:
     return status;
 }
@@ -88,15 +85,11 @@ const char *td_precision_name(td_precision precision)
 td_status td_precision_parse(const char *name, td_precision *out)
 {
     td_status status = TD_OK;
+    int found;
 
-    TD_CHECK(name, "name is NULL");
     TD_CHECK(out, "out is NULL");
-    for (int i = 0; i < PRECISIONS; i++)
-        if (strcmp(name, precisions[i].name) == 0) {
-            *out = (td_precision)i;
-            return TD_OK;
-        }
-    TD_CHECK(false, "precision is '%.32s', needs f32, tf32, bf16, f16 or bf16_mixed", name);
+    TD_TRY(td_names_find("precision", &precisions[0].name, sizeof *precisions, PRECISIONS, name, &found));
+    *out = (td_precision)found;
 cleanup:
     return status;
 }

@@ -3,6 +3,7 @@
 #include "accounting/accounting.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/names.h"
 #include "base/rng.h"
 #include "device/listen.h"
 
@@ -22,20 +23,6 @@ static const char *const ways[] = {
 
 enum { MODES = sizeof modes / sizeof *modes, WAYS = sizeof ways / sizeof *ways };
 
-/** *out = the place of a name in the list, whose names the message has as `known`. */
-static td_status find_name(const char *const *names, int count, const char *known, const char *name, int *out)
-{
-    td_status status = TD_OK;
-
-    TD_CHECK(name, "name is NULL");
-    for (*out = 0; *out < count; ++*out)
-        if (strcmp(name, names[*out]) == 0)
-            goto cleanup;
-    TD_CHECK(false, "name is '%.32s', needs %s", name, known);
-cleanup:
-    return status;
-}
-
 const char *td_bench_mode_name(td_bench_mode mode)
 {
     return (unsigned)mode < MODES ? modes[mode] : "unknown mode";
@@ -47,7 +34,7 @@ td_status td_bench_mode_parse(const char *name, td_bench_mode *out)
     int found;
 
     TD_CHECK(out, "out is NULL");
-    TD_TRY(find_name(modes, MODES, "forward, backward or train", name, &found));
+    TD_TRY(td_names_find("name", modes, sizeof *modes, MODES, name, &found));
     *out = (td_bench_mode)found;
 cleanup:
     return status;
@@ -64,7 +51,7 @@ td_status td_bench_timed_parse(const char *name, td_bench_timed *out)
     int found;
 
     TD_CHECK(out, "out is NULL");
-    TD_TRY(find_name(ways, WAYS, "phases, events or whole", name, &found));
+    TD_TRY(td_names_find("name", ways, sizeof *ways, WAYS, name, &found));
     *out = (td_bench_timed)found;
 cleanup:
     return status;

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/dtype.h"
+#include "base/names.h"
 #include "comm/backend.h"
 
 #include <stdio.h>
@@ -50,15 +51,11 @@ const char *td_comm_backend_name(td_comm_backend backend)
 td_status td_comm_backend_parse(const char *name, td_comm_backend *out)
 {
     td_status status = TD_OK;
+    int found;
 
-    TD_CHECK(name, "name is NULL");
     TD_CHECK(out, "out is NULL");
-    for (int i = 0; i < BACKENDS; i++)
-        if (strcmp(name, backends[i].name) == 0) {
-            *out = (td_comm_backend)i;
-            return TD_OK;
-        }
-    TD_CHECK(false, "backend is '%.32s', needs mpi, gloo or nccl", name);
+    TD_TRY(td_names_find("backend", &backends[0].name, sizeof *backends, BACKENDS, name, &found));
+    *out = (td_comm_backend)found;
 cleanup:
     return status;
 }

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/dtype.h"
+#include "base/names.h"
 #include "ddp/agree.h"
 #include "ddp/reduce.h"
 
@@ -20,15 +21,11 @@ const char *td_ddp_strategy_name(td_ddp_strategy strategy)
 td_status td_ddp_strategy_parse(const char *name, td_ddp_strategy *out)
 {
     td_status status = TD_OK;
+    int found;
 
-    TD_CHECK(name, "name is NULL");
     TD_CHECK(out, "out is NULL");
-    for (int i = 0; i < STRATEGIES; i++)
-        if (strcmp(name, names[i]) == 0) {
-            *out = (td_ddp_strategy)i;
-            return TD_OK;
-        }
-    TD_CHECK(false, "strategy is '%.32s', needs naive, flat, overlap or bucketed", name);
+    TD_TRY(td_names_find("strategy", names, sizeof *names, STRATEGIES, name, &found));
+    *out = (td_ddp_strategy)found;
 cleanup:
     return status;
 }

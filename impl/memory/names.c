@@ -1,6 +1,7 @@
 #include "memory/recording.h"
 
 #include "base/check.h"
+#include "base/names.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -37,15 +38,11 @@ const char *td_memory_phase_name(td_memory_phase phase)
 td_status td_memory_pass_parse(const char *name, td_memory_pass *out)
 {
     td_status status = TD_OK;
+    int found;
 
-    TD_CHECK(name, "name is NULL");
     TD_CHECK(out, "out is NULL");
-    for (int i = 0; i < PASSES; i++)
-        if (strcmp(name, passes[i]) == 0) {
-            *out = (td_memory_pass)i;
-            goto cleanup;
-        }
-    TD_CHECK(false, "name is '%.32s', needs inference, forward or step", name);
+    TD_TRY(td_names_find("name", passes, sizeof *passes, PASSES, name, &found));
+    *out = (td_memory_pass)found;
 cleanup:
     return status;
 }

@@ -1,5 +1,6 @@
 #include "base/check.h"
 #include "base/dtype.h"
+#include "base/names.h"
 #include "shard/state.h"
 
 #include <math.h>
@@ -17,15 +18,11 @@ const char *td_shard_kind_name(td_shard_kind kind)
 td_status td_shard_kind_parse(const char *name, td_shard_kind *out)
 {
     td_status status = TD_OK;
+    int found;
 
-    TD_CHECK(name, "name is NULL");
     TD_CHECK(out, "out is NULL");
-    for (int i = 0; i < KINDS; i++)
-        if (strcmp(name, names[i]) == 0) {
-            *out = (td_shard_kind)i;
-            return TD_OK;
-        }
-    TD_CHECK(false, "kind is '%.32s', needs tensors or flat", name);
+    TD_TRY(td_names_find("kind", names, sizeof *names, KINDS, name, &found));
+    *out = (td_shard_kind)found;
 cleanup:
     return status;
 }

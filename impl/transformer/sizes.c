@@ -1,7 +1,6 @@
 #include "base/check.h"
+#include "base/names.h"
 #include "transformer/transformer.h"
-
-#include <string.h>
 
 static const struct {
     const char *name;
@@ -25,16 +24,11 @@ const char *td_model_size_name(int64_t index)
 td_status td_model_size_find(const char *name, td_model_size *out)
 {
     td_status status = TD_OK;
+    int found;
 
-    TD_CHECK(name, "name is NULL");
     TD_CHECK(out, "out is NULL");
-    for (int64_t i = 0; i < SIZES; i++) {
-        if (strcmp(name, sizes[i].name) == 0) {
-            *out = sizes[i].size;
-            goto cleanup;
-        }
-    }
-    TD_CHECK(false, "name is '%.32s', needs small, medium, large, xl, 2.7B or 10B", name);
+    TD_TRY(td_names_find("name", &sizes[0].name, sizeof *sizes, SIZES, name, &found));
+    *out = sizes[found].size;
 cleanup:
     return status;
 }
@@ -52,15 +46,11 @@ const char *td_keep_name(td_keep keep)
 td_status td_keep_parse(const char *name, td_keep *out)
 {
     td_status status = TD_OK;
+    int found;
 
-    TD_CHECK(name, "name is NULL");
     TD_CHECK(out, "out is NULL");
-    for (int i = 0; i < KEEPS; i++)
-        if (strcmp(name, keeps[i]) == 0) {
-            *out = (td_keep)i;
-            goto cleanup;
-        }
-    TD_CHECK(false, "keep is '%.32s', needs most, all or inputs", name);
+    TD_TRY(td_names_find("keep", keeps, sizeof *keeps, KEEPS, name, &found));
+    *out = (td_keep)found;
 cleanup:
     return status;
 }
