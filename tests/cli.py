@@ -1,4 +1,5 @@
-"""The program `tandem`: every command's success, help and version, and every mistake it must name.
+"""The program `tandem`: help and version, every mistake it must name, and the commands of one process; cli_ranks.py has
+those of several.
 
 Run by CTest as  python3 cli.py PATH_OF_TANDEM ; Python's standard library is all it needs.
 """
@@ -6,20 +7,16 @@ Run by CTest as  python3 cli.py PATH_OF_TANDEM ; Python's standard library is al
 import contextlib
 import fcntl
 import json
-import math
 import os
 import pickle
 import pty
 import re
 import resource
 import signal
-import socket
 import subprocess
-import sys
-import tempfile
-import time
-import unittest
 from pathlib import Path
+
+from cli_kit import MODEL, SHORT, TINY, Cli, is_near, main, program, run, tables
 
 COMMANDS = [
     "bench",
@@ -34,9 +31,6 @@ COMMANDS = [
     "allreduce",
 ]
 COMMANDS += ["ddp", "shard"]
-TINY = "--d-model 16 --d-ff 24 --layers 2 --heads 2 --vocab 17 --batch 2 --context 8 --warmup 1 --steps 3".split()
-MODEL = TINY[: TINY.index("--warmup")]
-SHORT = "--batch 2 --heads 3 --head-dim 8 --warmup 1 --iters 3".split()
 # The columns of nsys' cuda_gpu_kern_sum.
 SUMMARY = [
     "Time (%)",
@@ -50,66 +44,8 @@ SUMMARY = [
     "Name",
 ]
 
-tandem = ""
 
-
-def run(*args, stdout=subprocess.PIPE):
-    return subprocess.run(
-        [tandem, *args],
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=300,
-    )
-
-
-def tables(text: str) -> list[list[dict[str, str]]]:
-    """The Markdown tables of an output, a dict a row, after checking that their columns line up."""
-    found = []
-    for block in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
-        lines = block.splitlines()
-        assert len({len(line) for line in lines}) == 1, f"ragged table:\n{block}"
-        rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
-        assert all(re.fullmatch(r"-+:?", cell) for cell in rows[1]), block
-        found.append([dict(zip(rows[0], row, strict=True)) for row in rows[2:]])
-    return found
-
-
-def is_near(found, cell) -> bool:
-    """Whether they are numbers that differ in the last bit, as cJSON may write a double."""
-    return isinstance(found, float) and isinstance(cell, float) and math.isclose(found, cell, rel_tol=2.3e-16)
-
-
-class CliTest(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        """Compiled attention leaves nothing in the user's own folder."""
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        os.environ["XDG_CACHE_HOME"] = folder.name
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-        self.json = self.folder / "records.jsonl"
-
-    def succeed(self, *args) -> str:
-        done = run(*args)
-        self.assertEqual((done.returncode, done.stderr), (0, ""), args)
-        self.assertTrue(done.stdout)
-        return done.stdout
-
-    def refuse(self, status: int, message: str, *args):
-        """Exit status, and the first line of standard error; nothing on standard output."""
-        done = run(*args)
-        self.assertEqual((done.returncode, done.stdout), (status, ""), (args, done.stderr))
-        self.assertIn(message, done.stderr.splitlines()[0], args)
-
-    def records(self) -> list[dict]:
-        return [json.loads(line) for line in self.json.read_text().splitlines()]
-
+class OneProcess(Cli):
     # ---- the program ----
 
     def test_nothing_prints_usage(self):
@@ -465,7 +401,7 @@ class CliTest(unittest.TestCase):
             ({"XDG_CACHE_HOME": "no/path", "HOME": str(self.folder)}, ".cache/tandem"),
             ({}, None),
         ):
-            call = [tandem, "jit", *SHORT, "--seq", "16"]
+            call = [program(), "jit", *SHORT, "--seq", "16"]
             done = subprocess.run(call, env=home | variables, capture_output=True, text=True, timeout=60)
             self.assertEqual((done.returncode, done.stderr), (0, ""), variables)
             self.assertNotIn("note:", done.stdout)
@@ -506,7 +442,7 @@ class CliTest(unittest.TestCase):
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it, and what it starts would too
 
         done = subprocess.run(
-            [tandem, "flash", *SHORT, "--seq", "16", "--json", str(self.json)],
+            [program(), "flash", *SHORT, "--seq", "16", "--json", str(self.json)],
             capture_output=True,
             text=True,
             preexec_fn=limit,
@@ -526,7 +462,7 @@ class CliTest(unittest.TestCase):
             with self.subTest(command=args[0]):
                 self.succeed(*args)  # a pipe: asserts that standard error is empty
                 ours, theirs = pty.openpty()
-                child = subprocess.Popen([tandem, *args], stdout=subprocess.PIPE, stderr=theirs, text=True)
+                child = subprocess.Popen([program(), *args], stdout=subprocess.PIPE, stderr=theirs, text=True)
                 os.close(theirs)
                 seen = b""
                 while True:
@@ -683,7 +619,7 @@ class CliTest(unittest.TestCase):
     def test_records_name_what_limits_the_processor(self):
         limited = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
         subprocess.run(
-            [tandem, "bench", *TINY, "--json", str(self.json)],
+            [program(), "bench", *TINY, "--json", str(self.json)],
             check=True,
             stdout=subprocess.DEVNULL,
             env=limited,
@@ -756,7 +692,7 @@ class CliTest(unittest.TestCase):
         for kind, file in zip(kinds, files, strict=True):
             # A limit on a file's size is what a full disk is: an error of the write.
             done = subprocess.run(
-                [tandem, "memory", *MODEL, f"--{kind}", str(file)],
+                [program(), "memory", *MODEL, f"--{kind}", str(file)],
                 capture_output=True,
                 text=True,
                 preexec_fn=limit,
@@ -783,7 +719,7 @@ class CliTest(unittest.TestCase):
         for wait in (0.0, 0.02, 0.05, 0.1, 0.2):
             file.write_bytes(b"old")
             child = subprocess.Popen(
-                [tandem, "memory", *MODEL, "--layers", "500", "--snapshot", str(file)],
+                [program(), "memory", *MODEL, "--layers", "500", "--snapshot", str(file)],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
@@ -869,7 +805,7 @@ class CliTest(unittest.TestCase):
         self.assertIn(b"<title>backward: ", whole[1])
         for kind, file in zip(kinds, files, strict=True):
             done = subprocess.run(
-                [tandem, "trace", *TINY, f"--{kind}", str(file)],
+                [program(), "trace", *TINY, f"--{kind}", str(file)],
                 capture_output=True,
                 text=True,
                 preexec_fn=limit,
@@ -890,7 +826,7 @@ class CliTest(unittest.TestCase):
         for wait in (0.0, 0.05, 0.1, 0.2):
             file.write_bytes(b"old")
             child = subprocess.Popen(
-                [tandem, "trace", *TINY, "--layers", "100", "--trace", str(file)],
+                [program(), "trace", *TINY, "--layers", "100", "--trace", str(file)],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
@@ -974,243 +910,6 @@ class CliTest(unittest.TestCase):
         (rows,) = tables(self.succeed("sizes", "--batch", "8", "--context", "512"))
         self.assertEqual(rows[0]["forward TFLOP"], "1.068")
 
-    def with_launcher(self, **variables):
-        """The command as a launcher that says so starts it; None in a build without Gloo."""
-        environ = {
-            k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "SLURM_", "RANK", "WORLD"))
-        }
-        command = [tandem, "allreduce", "--backend", "gloo", "--bytes", "4096", "--iters", "3"]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ | variables)
-        return None if "has no Gloo" in result.stderr else result
-
-    def test_allreduce_of_one_rank(self):
-        result = self.with_launcher()
-        if result is None:
-            self.skipTest("no Gloo")
-        self.assertEqual((result.returncode, result.stderr), (0, ""))
-        (rows,) = tables(result.stdout)
-        self.assertEqual((rows[0]["bytes"], rows[0]["count"], rows[0]["#wrong"]), ("4,096", "1,024", "0"))
-        self.assertEqual(rows[0]["busbw (GB/s)"], "0.00")
-        for more in (
-            ["--dtype", "bf16", "--reduction", "average", "--out-of-place"],
-            ["--dtype", "i64", "--iters", "70"],  # more than are on their way at once
-            ["--dtype", "i64", "--reduction", "average"],
-            ["--dtype", "f64", "--reduction", "average"],
-        ):
-            self.assertIn(" 0 |", self.succeed("allreduce", "--backend", "gloo", "--bytes", "8,80008", *more))
-
-    def test_mpi_needs_its_launcher(self):
-        environ = os.environ | {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": f"cli-mpi-{os.getpid()}"}
-        command = [tandem, "allreduce", "--backend", "mpi", "--bytes", "4096"]
-        ranks = [
-            subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ | {"RANK": str(rank)})
-            for rank in range(2)
-        ]
-        said = [rank.communicate(timeout=60)[1] for rank in ranks]
-        if "has no MPI" in said[0]:
-            self.skipTest("no MPI")
-        for line in said:
-            self.assertRegex(line, r"MPI says that this is rank 0 of 1: was it started by mpirun or srun")
-
-    def test_launchers_are_understood(self):
-        refusals = [
-            ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK is 'x', needs a whole number"),
-            ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2, and WORLD_SIZE is 2"),
-            ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "0"}, "OMPI_COMM_WORLD_SIZE is 0"),
-            (
-                {"SLURM_PROCID": "-1", "SLURM_STEP_NUM_TASKS": "2"},
-                "SLURM_PROCID is '-1', needs a whole number",
-            ),
-        ]
-        for variables, words in refusals:
-            result = self.with_launcher(**variables)
-            if result is None:
-                self.skipTest("no Gloo")
-            self.assertEqual(result.returncode, 1)
-            self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
-            self.assertIn(words, result.stderr)
-        for variables in (
-            {
-                "RANK": "0",
-                "WORLD_SIZE": "1",
-                "LOCAL_RANK": "0",
-                "LOCAL_WORLD_SIZE": "1",
-                "TORCHELASTIC_RUN_ID": "a/b",
-            },
-            {
-                "SLURM_PROCID": "0",
-                "SLURM_STEP_NUM_TASKS": "1",
-                "SLURM_STEP_NUM_NODES": "1",
-                "SLURM_JOB_ID": "7",
-            },
-            {"SLURM_PROCID": "3"},  # inside a job, and started by no srun
-        ):
-            self.assertEqual(self.with_launcher(**variables).returncode, 0)
-
-    def test_ranks_from_a_loop(self):
-        with tempfile.TemporaryDirectory() as folder:
-            self.two_ranks("--timeout", "20", "--open-timeout", "20")
-            self.two_ranks("--directory", folder, "--run", "named")
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                address = f"127.0.0.1:{free.getsockname()[1]}"
-            self.two_ranks("--address", address)
-            self.assertEqual(os.listdir(folder), [])
-
-    def two_ranks(self, *more):
-        environ = os.environ | {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": f"cli-{os.getpid()}"}
-        command = [
-            tandem,
-            "allreduce",
-            "--backend",
-            "gloo",
-            "--bytes",
-            "4096,400000",
-            "--iters",
-            "3",
-            "--json",
-            "-",
-            *more,
-        ]
-        ranks = [
-            subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=environ | {"RANK": str(rank)},
-            )
-            for rank in range(2)
-        ]
-        said = [rank.communicate(timeout=60) for rank in ranks]
-        if "has no Gloo" in said[0][1]:
-            self.skipTest("no Gloo")
-        self.assertEqual([rank.returncode for rank in ranks], [0, 0], said)
-        self.assertEqual(said[1], ("", ""))
-        records = [json.loads(line) for line in said[0][0].splitlines()]
-        self.assertEqual([record["case"]["bytes"] for record in records], [4096, 400000])
-        for record in records:
-            self.assertEqual(
-                (record["case"]["ranks"], record["case"]["backend"], record["hosts"]), (2, "gloo", 1)
-            )
-            self.assertEqual(record["deliverable"], "distributed_communication_single_node")
-            self.assertEqual(record["ms"]["n"], 3)
-            # To the digit: bytes by the time, and that times 2 (2 - 1) / 2.
-            seconds = record["throughput_ms"] / 1e3
-            self.assertAlmostEqual(record["algbw_gb_s"], record["case"]["bytes"] / seconds / 1e9, places=12)
-            self.assertEqual(record["busbw_gb_s"], record["algbw_gb_s"])
-
-    # ---- training steps of several ranks ----
-
-    RANKED = (("ddp", "naive"), ("ddp", "flat"), ("ddp", "overlap"), ("ddp", "bucketed"), ("shard", "flat"))
-
-    def start(self, ranks: int, *args, model=TINY, **more):
-        """The command as that many ranks of a loop; more: arguments of one of them, by _1 and so on."""
-        environ = os.environ | {"WORLD_SIZE": str(ranks), "TORCHELASTIC_RUN_ID": f"cli-{os.getpid()}"}
-        environ |= {"LOCAL_WORLD_SIZE": str(ranks)}
-        return [
-            subprocess.Popen(
-                [tandem, *args, "--backend", "gloo", *model, *more.get(f"_{rank}", [])],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            )
-            for rank in range(ranks)
-        ]
-
-    def finish(self, ranks) -> list[tuple[int, str, str]]:
-        done = [(*rank.communicate(timeout=120), rank.returncode) for rank in ranks]
-        if "has no Gloo" in done[0][1]:
-            self.skipTest("no Gloo")
-        return [(status, out, err) for out, err, status in done]
-
-    def test_ddp_and_shard(self):
-        """Tables and records say the same, for every way to reduce and to split."""
-        for command, way in self.RANKED:
-            with self.subTest(command=command, way=way):
-                option = "--strategy" if command == "ddp" else "--kind"
-                done = self.finish(self.start(2, command, option, way, "--json", str(self.json)))
-                self.assertEqual([(status, err) for status, _, err in done], [(0, "")] * 2)
-                self.assertEqual(done[1][1], "")
-                times, memory = tables(done[0][1])
-                self.assertEqual([row["rank"] for row in times], ["0", "1", "mean"])
-                record = self.records()[-1]
-                self.assertEqual((record["case"]["ranks"], record["case"]["backend"]), (2, "gloo"))
-                self.assertEqual(record["module"], command)
-                self.assertEqual(record["case"]["strategy" if command == "ddp" else "shard"], way)
-                self.assertEqual("bucket_mb" in record["case"], way == "bucketed" or command == "shard")
-                self.assertEqual((record["ms"]["n"], len(record["samples"])), (3, 3))
-                for name, values in record["by_rank"].items():
-                    head = name.replace("_ms", " ms")
-                    for rank, value in enumerate(values):
-                        self.assertEqual(times[rank][head], f"{value:.3f}")
-                    self.assertAlmostEqual(float(times[2][head]), sum(values) / 2, delta=0.0011)
-                for rank in range(2):
-                    of = {name: values[rank] for name, values in record["memory"].items()}
-                    parts = "parameters gradients optimizer_state activations buffers".split()
-                    self.assertAlmostEqual(sum(of[f"{part}_mib"] for part in parts), of["before_update_mib"])
-                    self.assertEqual(memory[rank]["optimizer state"], f"{of['optimizer_state_mib']:.2f}")
-                    exposed = record["by_rank"]["exposed_ms"][rank]
-                    of = {name: values[rank] for name, values in record["by_rank"].items()}
-                    self.assertAlmostEqual(exposed, of["step_ms"] - of["without_ms"])
-                    self.assertLessEqual(of["beside_ms"], of["collectives_ms"])
-                    if way in ("naive", "flat") and command == "ddp":
-                        self.assertEqual(of["beside_ms"], 0)
-        deliverables = [record["deliverable"] for record in self.records()]
-        self.assertEqual(
-            deliverables,
-            [
-                "naive_ddp_benchmarking",
-                "minimal_ddp_flat_benchmarking",
-                "ddp_overlap_individual_parameters_benchmarking",
-                "ddp_bucketed_benchmarking",
-                "optimizer_state_sharding_accounting",
-            ],
-        )
-        states = [record["memory"]["optimizer_state_mib"][0] for record in self.records()]
-        self.assertLess(states[4], 0.8 * states[0])
-
-    def test_ddp_takes_what_bench_takes(self):
-        for words in (
-            "--dtype bf16_mixed --update after",
-            "--optimizer sgd --dtype bf16",
-            "--micro-batches 3 --bucket-mb 0",
-            "--keep inputs --checkpoint-layers 2 --gradients held",
-        ):
-            for command in ("ddp", "shard"):
-                with self.subTest(command=command, words=words):
-                    (done,) = self.finish(self.start(1, command, *words.split()))
-                    self.assertEqual((done[0], done[2]), (0, ""))
-
-    def test_ranks_with_different_models_are_told(self):
-        for command in ("ddp", "shard"):
-            with self.subTest(command=command):
-                done = self.finish(self.start(2, command, _1=["--layers", "3"]))
-                for status, _, err in done:
-                    self.assertEqual((status, len(err.splitlines())), (1, 1), err)
-                    self.assertRegex(err, rf"^tandem {command}: .*rank 1")
-
-    def test_a_rank_that_is_killed_in_its_steps_is_named(self):
-        for command in ("ddp", "shard"):
-            with self.subTest(command=command):
-                more = ["--steps", "4096", "--batch", "16", "--layers", "8"]
-                ranks = self.start(3, command, *more, model=[*TINY[:4], *TINY[6:-2]])
-                time.sleep(1.5)  # they have met, and are in their steps
-                ranks[1].kill()
-                done = self.finish(ranks)
-                self.assertEqual([status for status, _, _ in done], [1, -signal.SIGKILL, 1], done)
-                for rank in (0, 2):
-                    self.assertRegex(done[rank][2], rf"^tandem {command}: .*rank 1 \(process \d+ on .*\)")
-
-    def test_ddp_without_the_memory_leaves_a_record(self):
-        args = "ddp --backend gloo --size 10B --batch 4096 --context 2048 --json".split()
-        done = run(*args, str(self.json))
-        if "has no Gloo" in done.stderr:
-            self.skipTest("no Gloo")
-        self.assertEqual((done.returncode, done.stdout), (1, ""))
-        self.assertEqual([r["status"] for r in self.records()], ["oom"])
-        self.assertIn("tandem ddp: ", done.stderr)
-
     def test_account(self):
         whole = self.succeed("account")
         for figure in (
@@ -1225,5 +924,4 @@ class CliTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    tandem = sys.argv.pop(1)
-    unittest.main()
+    main()

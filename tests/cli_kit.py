@@ -1,0 +1,85 @@
+"""What tests of the program `tandem` share: its path, calls of it, and what they find in its output."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+TINY = "--d-model 16 --d-ff 24 --layers 2 --heads 2 --vocab 17 --batch 2 --context 8 --warmup 1 --steps 3".split()
+MODEL = TINY[: TINY.index("--warmup")]
+SHORT = "--batch 2 --heads 3 --head-dim 8 --warmup 1 --iters 3".split()
+_path = ""
+
+
+def main():
+    """Runs the tests of a file that is called with the path of tandem."""
+    global _path
+    _path = sys.argv.pop(1)
+    unittest.main()
+
+
+def program() -> str:
+    return _path
+
+
+def run(*args, stdout=subprocess.PIPE):
+    return subprocess.run(
+        [program(), *args],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=300,
+    )
+
+
+def tables(text: str) -> list[list[dict[str, str]]]:
+    """The Markdown tables of an output, a dict a row, after checking that their columns line up."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
+        lines = block.splitlines()
+        assert len({len(line) for line in lines}) == 1, f"ragged table:\n{block}"
+        rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
+        assert all(re.fullmatch(r"-+:?", cell) for cell in rows[1]), block
+        found.append([dict(zip(rows[0], row, strict=True)) for row in rows[2:]])
+    return found
+
+
+def is_near(found, cell) -> bool:
+    """Whether they are numbers that differ in the last bit, as cJSON may write a double."""
+    return isinstance(found, float) and isinstance(cell, float) and math.isclose(found, cell, rel_tol=2.3e-16)
+
+
+class Cli(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        """Compiled attention leaves nothing in the user's own folder."""
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        os.environ["XDG_CACHE_HOME"] = folder.name
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.json = self.folder / "records.jsonl"
+
+    def succeed(self, *args) -> str:
+        done = run(*args)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), args)
+        self.assertTrue(done.stdout)
+        return done.stdout
+
+    def refuse(self, status: int, message: str, *args):
+        """Exit status, and the first line of standard error; nothing on standard output."""
+        done = run(*args)
+        self.assertEqual((done.returncode, done.stdout), (status, ""), (args, done.stderr))
+        self.assertIn(message, done.stderr.splitlines()[0], args)
+
+    def records(self) -> list[dict]:
+        return [json.loads(line) for line in self.json.read_text().splitlines()]
