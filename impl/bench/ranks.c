@@ -390,7 +390,7 @@ static td_status run_all(run *r)
     TD_TRY(td_train_plan(r->dev, &r->trainer, &bytes));
     r->rank.parameters = bytes.model.parameters + bytes.model.copies;
     r->rank.gradients = bytes.model.gradients;
-    r->rank.optimizer_state = bytes.optimizer;
+    r->rank.optimizer_state = bytes.moments;
     r->rank.activations = bytes.model.activations;
     r->rank.buffers = r->rank.current[TD_BENCH_BEFORE_UPDATE] - r->rank.parameters - r->rank.gradients -
                       r->rank.optimizer_state - r->rank.activations;

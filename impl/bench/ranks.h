@@ -73,9 +73,10 @@ typedef struct td_bench_rank {
     size_t peak[TD_BENCH_POINTS];    /* up to it, since the one before */
     size_t parameters;               /* masters, and 16-bit copies in mixed precision */
     size_t gradients;                /* 0 where they share memory with activations */
-    size_t optimizer_state;
+    size_t optimizer_state;          /* moments: 8 an element that this rank updates, with AdamW */
     size_t activations;
-    size_t buffers; /* the rest of what is there before the update: scratch, tokens, tables, the links' */
+    size_t buffers; /* the rest of what is there before the update: scratch, tokens, tables, hyperparameters,
+                     * the links' */
 } td_bench_rank;
 
 /** A collective of the step whose timeline is kept. */

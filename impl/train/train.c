@@ -211,6 +211,9 @@ td_status td_train_plan(td_device *dev, const td_train_config *config, td_train_
         const int64_t count = groups_of(&s, &all, &groups);
 
         TD_TRY(td_optimizer_plan(s.elements, count, groups, &out->optimizer));
+        for (int64_t i = 0; i < count; i++)
+            if (groups[i].hyper.kind == TD_OPTIMIZER_ADAMW)
+                out->moments += 2 * sizeof(float) * (size_t)(groups[i].range.end - groups[i].range.begin);
         if (config->clip > 0)
             TD_TRY(td_clip_plan(dev, s.elements, grad_dtype_of(&s.config.model), s.ranges, &clip));
     }

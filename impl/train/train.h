@@ -47,6 +47,7 @@ typedef struct td_train_config {
 typedef struct td_train_bytes {
     td_transformer_bytes model;
     size_t optimizer; /* moments and hyperparameters */
+    size_t moments;   /* of these: 8 an element of AdamW's groups */
     size_t step;      /* what a captured step reads, and what clipping needs */
 } td_train_bytes;
 

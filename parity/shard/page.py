@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from parity.shard.memory import memory_of, on_the_wire, sent_of
-from parity.shared.bench_ranks import MIB, PARTS, POINTS
+from parity.shard.memory import memory_of, on_the_wire, sent_of, state_bytes
+from parity.shared.bench_ranks import MIB, PARTS, POINTS, elements_of
 from parity.shared.pages import on_gpu
 from parity.shared.ranked import ratio_of, spread_of, turns_of
 
@@ -130,16 +130,18 @@ def memory_sentence(parts):
         return ""
     case = found[0]["case"]
     alike = [r for r in found if all(r["case"][key] == case[key] for key in ("size", "dtype", "ranks"))]
-    words = []
+    words, exact = [], True
     for record in alike:
-        most = {name: max(record["memory"][f"{name}_mib"]) for name in ("optimizer_state", "before_update")}
-        predicted = memory_of(record["case"])["optimizer_state"]
+        memory, predicted = record["memory"], state_bytes(record["case"], elements_of(record["case"]))
+        most = {name: max(memory[f"{name}_mib"]) for name in ("optimizer_state", "before_update")}
+        exact &= [round(mib * MIB) for mib in memory["optimizer_state_mib"]] == predicted
         words.append(
             f"{most['optimizer_state']:,.1f} of {most['before_update']:,.1f} MiB by `{record['case']['shard']}` "
-            f"({predicted:,.1f} predicted)"
+            f"({max(predicted) / MIB:,.1f} predicted)"
         )
     size = f"{case['size']}, {case['dtype']}, {case['ranks']} ranks"
-    return f"Before the update ({size}) optimizer state takes {', '.join(words)}."
+    said = f"Before the update ({size}) optimizer state takes {', '.join(words)}"
+    return f"{said}: on every rank to the byte." if exact else f"{said}."
 
 
 def report_sent(page, parts):
