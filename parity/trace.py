@@ -1,7 +1,6 @@
 """What runs in a training step, kernel by kernel, in C by its own trace and in PyTorch by its own profiler: the
 handout's nsys_profile. On a CPU the same by operations."""
 
-import os
 from collections import defaultdict, namedtuple
 from statistics import mean, median
 
@@ -9,7 +8,7 @@ import pandas as pd
 import torch
 
 from parity.core import DTYPES, Case, Side, equal, grid
-from parity.shared.model import c_switches, initial_state, sizes_of, torch_model, torch_switches
+from parity.shared.model import c_switches, initial_state, quick_start, sizes_of, torch_model, torch_switches
 from parity.shared.pages import on_gpu, ran_with
 from ref import trace as ref
 from ref.transformer import SIZES
@@ -176,11 +175,8 @@ class Traced:
 
     def bench(self, config):
         """The times of each pass, as td_stats."""
-        threads = self.c.td_cpu_threads()
-        if self.c.on.name != "cpu":  # all that the host computes then are the initial weights, three times
-            self.c.td_cpu_set_threads(len(os.sched_getaffinity(0)))
-        result = self.c.value("td_bench_run", self.c.device, config, None, None)
-        self.c.td_cpu_set_threads(threads)
+        with quick_start(self.c):
+            result = self.c.value("td_bench_run", self.c.device, config, None, None)
         summary = self.c.value("td_bench_summary_of", result)
         found = {
             name: timer(getattr(summary, name).ms.median, getattr(summary, name).ms.mean) for name in PASSES

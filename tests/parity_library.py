@@ -9,6 +9,8 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import parity_double
 import torch
@@ -22,6 +24,7 @@ from parity.core.library import (
     public_headers,
     read_prototypes,
 )
+from parity.shared.model import quick_start
 
 
 class FakeLibrary(unittest.TestCase):
@@ -155,6 +158,19 @@ class FakeLibrary(unittest.TestCase):
         for threads in (2, 1):
             self.library.set_threads(threads)
             self.assertEqual((torch.get_num_threads(), self.c.td_cpu_threads()), (threads, threads))
+
+    def test_a_quick_start_gives_the_threads_back(self):
+        self.library.set_threads(2)
+        for name, most in (("cpu", 2), ("cuda:0", 5)):
+            with (
+                patch.object(self.c, "on", SimpleNamespace(name=name)),
+                patch("os.sched_getaffinity", lambda _: range(11)),
+                self.assertRaises(KeyError),
+                quick_start(self.c, 2),
+            ):
+                self.assertEqual(self.c.td_cpu_threads(), most)
+                raise KeyError
+            self.assertEqual(self.c.td_cpu_threads(), 2)
 
     def test_a_library_that_is_not_there(self):
         with self.assertRaisesRegex(FileNotFoundError, "no library at .*: build it with cmake --preset"):

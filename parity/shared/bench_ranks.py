@@ -1,6 +1,6 @@
 """libtandem's own benchmark of ranks: a side's times, memory and timelines by td_bench_ranks_run."""
 
-from parity.shared.model import train_options
+from parity.shared.model import quick_start, train_options
 from parity.shared.ranked import ADAMW, SGD_LR, SWITCHES
 
 MIB = 2**20
@@ -34,7 +34,8 @@ class BenchRanks:
             steps=steps,
         )
         comm = c.ranks.comm(backend)
-        self.result = self.c.value("td_bench_ranks_run", self.c.device, comm, config, None, None)
+        with quick_start(self.c, case.ranks):
+            self.result = self.c.value("td_bench_ranks_run", self.c.device, comm, config, None, None)
         summary = self.c.value("td_bench_ranks_summary_of", self.result)
         self.ranks = [summary.of[rank] for rank in range(summary.ranks)]
 

@@ -3,7 +3,9 @@
 `load_state_dict` and `state_dict` carry a PyTorch state dict into a td_transformer and back.
 """
 
+import contextlib
 import math
+import os
 
 import torch
 
@@ -182,6 +184,19 @@ def torch_adamw(model):
     betas = (ADAMW["beta1"], ADAMW["beta2"])
     rest = {name: ADAMW[name] for name in ("lr", "eps", "weight_decay")}
     return ref.AdamW(model.parameters(), betas=betas, variant="course2025", **rest)
+
+
+@contextlib.contextmanager
+def quick_start(c, ranks=1):
+    """All threads of the host, of which every rank has as many, where C draws weights of its own and computes on a GPU:
+    nothing else is the host's then, and two threads take seconds a model."""
+    threads = c.td_cpu_threads()
+    if c.on.name != "cpu":
+        c.td_cpu_set_threads(max(threads, len(os.sched_getaffinity(0)) // ranks))
+    try:
+        yield
+    finally:
+        c.td_cpu_set_threads(threads)
 
 
 def initial_state(case, normal):
