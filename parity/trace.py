@@ -447,7 +447,8 @@ def report_times(page, measured):
         rows.append(row)
     page.table(pd.DataFrame(ordered(rows)), "forward")
     page.table(agreement(measured), "agreement")
-    page.text(costs(measured))
+    if said := costs(measured):
+        page.text(said)
     page.text(
         "Agreement counts forward, backward and optimizer of every step: a trace's window, from the begin of the first "
         "to the end of the last that was launched in it, beside the time between events on the device ahead of the "

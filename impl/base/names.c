@@ -23,12 +23,12 @@ td_status td_names_find(const char *what, const char *const *first, size_t strid
             goto cleanup;
         }
     }
-    for (int i = 0, end = 0; i < count && end < (int)sizeof known; i++)
-        end += snprintf(known + end, sizeof known - (size_t)end, "%s%s",
-                        i == 0          ? ""
-                        : i + 1 < count ? ", "
-                                        : " or ",
+    for (int i = 0, end = 0; i < count && end < (int)sizeof known; i++) {
+        const char *const between = i + 1 < count ? ", " : " or ";
+
+        end += snprintf(known + end, sizeof known - (size_t)end, "%s%s", i == 0 ? "" : between,
                         name_at(first, stride, i));
+    }
     TD_CHECK(false, "%s is '%.32s', needs %s", what, name, known);
 cleanup:
     return status;

@@ -21,11 +21,12 @@ TD_API const char *td_bench_mode_name(td_bench_mode mode);
 
 /** What is timed, and by which clock. */
 typedef enum td_bench_timed {
-    TD_TIMED_PHASES =
-        0,           /* "phases": forward, backward and optimizer by the host's clock, each until the device
-                          * is done */
-    TD_TIMED_EVENTS, /* "events": the same by events on the device, one behind the other without a wait */
-    TD_TIMED_WHOLE   /* "whole": steps by events on the device, without a wait; only `step` is timed */
+    /* "phases": forward, backward and optimizer by the host's clock, each until the device is done */
+    TD_TIMED_PHASES = 0,
+    /* "events": the same by events on the device, one behind the other without a wait */
+    TD_TIMED_EVENTS,
+    /* "whole": steps by events on the device, without a wait; only `step` is timed */
+    TD_TIMED_WHOLE
 } td_bench_timed;
 
 /** TD_BAD_ARGUMENT: NULL or an unknown name; the message lists the known ones. */

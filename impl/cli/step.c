@@ -33,8 +33,7 @@ static const struct argp_option options[] = {
     {"timed", KEY_TIMED, "NAME", 0,
      "whole (what bench does by default): steps one behind the other, timed by events on the device; "
      "phases (trace): forward, backward and optimizer apart, each until the device is done; or events: these "
-     "by "
-     "events on the device, one behind the other",
+     "by events on the device, one behind the other",
      3},
     {"update", KEY_UPDATE, "NAME", 0,
      "along (the default where steps are whole): weights are updated along the backward pass; or after it",

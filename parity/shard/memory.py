@@ -11,7 +11,8 @@ from parity.shared.ranked import TorchTrainer, draw_batches, sides_of, torch_opt
 from ref import shard as ref
 
 STEPS = 2  # the points are those of the last: PyTorch's optimizer has no state before its first
-STATE_WITHIN = 1e-5  # of C's: the arithmetic's, and in mixed precision what aligns norms (3e-6 at xl)
+# C's state is the arithmetic's; in mixed precision norms are aligned, which adds 3e-6 at xl.
+STATE_WITHIN = 1e-5
 
 
 def run(case, draw, c):
