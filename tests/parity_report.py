@@ -1,0 +1,558 @@
+"""What parity/core makes of records, without a library: tables, views of records, pages, comparisons."""
+
+import io
+import json
+import math
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import types
+import unittest
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from parity_core import BUILD, HOST
+from rich.console import Console
+
+from parity.core import compare, plot, report
+from parity.core.handouts import HANDOUTS
+from parity.core.record import FILE, RecordError
+from parity.core.tables import Spread, Table, text
+from parity.core.view import Records, geomean
+
+torch.set_num_threads(1)  # the tensors are small
+UMASK = os.umask(0o022)
+os.umask(UMASK)
+
+
+class Tables(unittest.TestCase):
+    frame = pd.DataFrame(
+        {
+            "dtype": ["f32", "a|b_c"],
+            "ms": [1234.5678, 0.0123456],
+            "n": [3, 4],
+            "x": ["oom", math.nan],
+            "ok": [True, False],
+        }
+    )
+
+    def test_markdown(self):
+        table = Table(self.frame, {"dtype": "dtype", "ms": "C", "n": "n", "x": "x", "ok": "ok"}, {"ms": "ms"})
+        self.assertEqual(
+            table.render("md"),
+            "| dtype | C (ms) | n | x | ok |\n| --- | ---: | ---: | --- | --- |\n"
+            "| f32 | 1235 | 3 | oom | yes |\n| a\\|b_c | 0.0123 | 4 |  | no |\n",
+        )
+
+    def test_other_formats(self):
+        table = Table(self.frame, ["dtype", "ms"])
+        self.assertIn("\\begin{tabular}{lr}\n\\toprule\ndtype & ms \\\\\n\\midrule\n", table.render("latex"))
+        self.assertIn("a\\textbar{}b\\_c & 0.0123 \\\\", table.render("latex"))
+        self.assertIn(
+            "columns: 2,\n  align: (left, right,),\n  table.header([dtype], [ms]),", table.render("typst")
+        )
+        self.assertIn("[a|b\\_c], [0.0123],", table.render("typst"))
+        self.assertEqual(table.render("csv"), "dtype,ms\nf32,1234.5678\na|b_c,0.0123456\n")
+
+    def test_a_mean_with_its_deviation_is_two_columns_of_numbers(self):
+        frame = pd.DataFrame({"side": ["c", "d"], "forward": [Spread(834.4, 47.1), None]})
+        table = Table(frame, units={"forward": "ms"})
+        self.assertIn("| c | 834 ± 47 |", table.render("md"))
+        self.assertEqual(table.render("csv"), "side,forward mean (ms),forward std (ms)\nc,834.4,47.1\nd,,\n")
+
+    def test_numbers(self):
+        for value, want in (
+            (0.0, "0"),
+            (123456789, "123456789"),
+            (1.0, "1.00"),
+            (99.95, "100.0"),
+            (4.5678e-8, "4.57e-08"),
+            (-12.345, "-12.3"),
+            (math.inf, "inf"),
+            (True, "yes"),
+            (None, ""),
+        ):
+            self.assertEqual(text(value), want)
+
+    def test_columns(self):
+        self.assertEqual(Table(self.frame, ["n", "absent", "dtype"]).titles, ["n", "dtype"])
+        with self.assertRaisesRegex(ValueError, "units or digits for typo"):
+            Table(self.frame, units={"typo": "ms"})
+
+
+def record(impl="c", status="ok", case=None, module="scale", deliverable="scaling", **more):
+    base = dict(
+        deliverable=deliverable,
+        module=module,
+        case=case or {"seq": 128, "dtype": "f32"},
+        impl=impl,
+        status=status,
+    )
+    stamp = dict(machine="M", versions={"torch": "2"}, commit="abc", time="2026-11-21T10:00:00Z", threads=2)
+    return base | more | stamp
+
+
+def timed(impl, ms, **more):
+    return record(impl, ms=dict(median=ms, mean=ms, std=0.0, min=ms, max=ms, p95=ms, n=5), **more)
+
+
+class View(unittest.TestCase):
+    records = Records(
+        [
+            timed("torch_eager", 4.0, case={"seq": 1024, "dtype": "f32"}),
+            timed("c", 2.0, case={"seq": 1024, "dtype": "f32"}, peak_mib=3.5, series={"loss": [3.0, 2.0]}),
+            timed("torch_eager", 1.0),
+            timed(
+                "c", 0.25, error=dict(max_abs=0.1, rel_l2=0.01, ulp_max=None, outputs={"o": {"rel_l2": 0.5}})
+            ),
+            timed("c", 9.0, case={"seq": 128, "dtype": "bf16"}),
+            record("torch_eager", "oom", case={"seq": 128, "dtype": "bf16"}),
+        ]
+    )
+
+    def test_sides_side_by_side(self):
+        frame = self.records.wide(["dtype", "seq"], "ms", base="torch_eager")
+        self.assertEqual([*frame.columns], ["dtype", "seq", "c", "torch_eager", "c / torch_eager"])
+        self.assertEqual(frame.iloc[0].tolist(), ["f32", 128, 0.25, 1.0, 0.25])
+        self.assertEqual(frame.iloc[1].tolist(), ["f32", 1024, 2.0, 4.0, 0.5])
+        self.assertEqual(frame.iloc[2].tolist()[:4], ["bf16", 128, 9.0, "oom"])
+        self.assertTrue(math.isnan(frame.iloc[2]["c / torch_eager"]))
+        with self.assertRaisesRegex(ValueError, "two cases of .* agree in dtype"):
+            self.records.wide(["dtype"], "ms")
+
+    def test_numbers(self):
+        self.assertEqual(self.records.value("ms", seq=1024), 2.0)
+        self.assertEqual(self.records.value("peak_mib", seq=1024), 3.5)
+        self.assertEqual(self.records.value("error.outputs.o.rel_l2"), 0.5)
+        self.assertTrue(math.isnan(self.records.value("ulp_max", seq=128, dtype="f32")))
+        with self.assertRaisesRegex(ValueError, "name more keys"):
+            self.records.value("ms", seq=128)
+        self.assertEqual(sorted(self.records.ratio("ms")), [0.25, 0.5])
+        self.assertAlmostEqual(geomean(self.records.ratio("ms")), math.sqrt(0.125))
+        self.assertTrue(math.isnan(geomean([])))
+
+    def test_ranks_are_a_key_like_others(self):
+        records = Records(timed("c", 4.0 / ranks, case={"ranks": ranks}) for ranks in (4, 1, 2))
+        self.assertEqual(
+            Table(records.wide(["ranks"], "ms")).render("md").splitlines()[2:],
+            ["| 1 | 4.00 |", "| 2 | 2.00 |", "| 4 | 1.00 |"],
+        )
+        self.assertEqual(records.only(ranks=2).value("ms"), 2.0)
+
+    def test_selection(self):
+        self.assertEqual(self.records.values("seq"), [128, 1024])
+        self.assertEqual(self.records.values("dtype"), ["f32", "bf16"])
+        self.assertEqual(len(self.records.only("scaling", impl="c", dtype=["f32", "f16"])), 2)
+        self.assertEqual(len(self.records.only("other")), 0)
+        self.assertEqual(self.records.series("loss"), [("c", {"seq": 1024, "dtype": "f32"}, [3.0, 2.0])])
+        self.assertEqual(self.records.frame.shape[0], 6)
+        self.assertEqual(self.records.frame["ms"].tolist()[:2], [4.0, 2.0])
+
+
+class Pages(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.module = types.SimpleNamespace(
+            DELIVERABLES={"scaling": "Scaling", "else": "Something else"}, report=self.write_page
+        )
+
+    @staticmethod
+    def write_page(page, records):
+        page.question("How fast?")
+        page.answer("scaling", "It is fast.", "Fast")
+        page.table(records.wide(["seq", "dtype"], "ms", base="torch_eager"), "times", units={"c": "ms"})
+        page.table(records.only("nothing").frame, "nothing")
+        xs = records.values("seq")
+        times = [records.value("ms", seq=x, dtype="f32") for x in xs]
+        page.plot("time", {"c": (xs, times)}, x="seq", y="ms", title="Time, f32")
+        page.plot("none", {"c": ([1, 2, 3], ["oom", math.nan, 0.0])}, x="seq", y="ms", title="None")
+        page.text("It is.")
+        page.method("By the clock.")
+
+    def write(self, form="md"):
+        return report.write({"scale": self.module}, View.records.records, self.folder, form)
+
+    def test_a_page_and_the_index(self):
+        names = [path.name for path in self.write()]
+        self.assertEqual(names, ["scale.md", "scale_time.svg", "README.md"])
+        page = (self.folder / "scale.md").read_text()
+        self.assertIn(
+            "# scale\n\n*M; torch 2; measured 2026-11-21.*\n\n**[scaling](#how-fast)** It is fast.\n", page
+        )
+        self.assertIn("## How fast?\n\n| seq | dtype | c (ms) | torch_eager | c / torch_eager |", page)
+        self.assertIn("*Not measured on this machine yet.*", page)
+        self.assertIn("![Time, f32](scale_time.svg)", page)
+        self.assertIn("Time, f32 · M", (self.folder / "scale_time.svg").read_text())
+        self.assertIn(
+            "## How it was measured\n\nBy the clock.\n\nMeasured 2026-11-21 on M; 2 threads on both", page
+        )
+        self.assertIn("## What did not end with a number", page)
+        index = (self.folder / "README.md").read_text()
+        self.assertIn("| [scaling](scale.md#how-fast) | Scaling | holds (1 ok, 2 measured) | Fast |", index)
+        self.assertIn("| else | Something else | not measured |  |", index)
+
+    def test_the_index_has_every_row_of_the_handouts(self):
+        self.module.DELIVERABLES |= {"torch_compile (b)": "The step"}
+        compiled = record(deliverable="torch_compile", case={"seq": 2048, "dtype": "f32"})
+        report.write({"scale": self.module}, [*View.records.records, compiled], self.folder)
+        lines = (self.folder / "README.md").read_text().splitlines()
+        rows = [row for rows in HANDOUTS.values() for row in rows]
+        found = [
+            line
+            for line in lines
+            if line.split("|")[1:2] and line.split("|")[1].strip("[] ").split("](")[0] in rows
+        ]
+        self.assertEqual([line.split("|")[1].strip("[] ").split("](")[0] for line in found], rows)
+        self.assertIn("| [torch_compile (b)](scale.md) | The step | measured (1) |  |", found)
+        self.assertIn("| torch_compile (a) |  | no module yet |  |", found)
+        self.assertLess(lines.index("## The handout of 2026"), lines.index("## Beyond the handouts"))
+
+    def test_long_tables_stand_on_a_page_of_their_own(self):
+        def page_of(rows):
+            def write(page, records):
+                page.question("How many?")
+                page.table(pd.DataFrame({"n": range(rows)}), "counts")
+
+            self.module.report = write
+            self.write()
+            return (self.folder / "scale.md").read_text()
+
+        self.assertIn("| 9 |", page_of(10))
+        self.assertFalse((self.folder / "scale_tables.md").exists())
+        said = page_of(11)
+        self.assertNotIn("| 9 |", said)
+        self.assertIn("[All 11 rows: counts](scale_tables.md#counts-how-many)", said)
+        tables = (self.folder / "scale_tables.md").read_text()
+        self.assertIn("## counts: How many?\n\n| n |", tables)
+        self.assertIn("| 10 |", tables)
+        page_of(10)
+        self.assertFalse((self.folder / "scale_tables.md").exists(), "nothing leads to it any more")
+
+    def test_curves_look_like_their_implementation_and_like_no_other(self):
+        looks = [plot.look(name) for name in plot.LOOKS]
+        self.assertEqual(len({colour for colour, _, _ in looks}), len(looks))
+        self.assertEqual(plot.look("c, arithmetic")[0], plot.look("c")[0])
+        self.assertNotEqual(plot.look("c, arithmetic"), plot.look("c"))
+        for curves, words in (
+            ({"mine": [(1, 1)]}, "no curve can be called 'mine'"),
+            ({"c, saved": [(1, 1)], "c, arithmetic": [(1, 2)]}, "look the same"),
+        ):
+            with self.assertRaisesRegex(ValueError, words):
+                how = dict(x="x", y="y", log=False, title="t", ceilings={})
+                plot.write(self.folder / "p.svg", {"": curves}, **how)
+
+    def test_a_page_names_machine_and_builds(self):
+        def page(*records):
+            report.write({"scale": self.module}, records, self.folder)
+            return (self.folder / "scale.md").read_text()
+
+        before = [timed("c", 1.0, case={"seq": n, "dtype": "f32"}) for n in (1, 2)]
+        self.assertIn("2 of 2 results are from before results named their build,", page(*before))
+        here = dict(host=HOST, build=BUILD)
+        now = timed("c", 1.0, case={"seq": 3, "dtype": "f32"}, **here)
+        said = page(now)
+        self.assertIn(
+            "on AMD EPYC (family 26, model 2, stepping 1; avx2 avx512f; 2 cores, 32 MiB L3); 2 threads", said
+        )
+        self.assertIn("C was built as l1 (tandem 0.1.0, commit 0123456789): 1 results.", said)
+        self.assertNotIn("before results named", said)
+        changed = here | {"build": BUILD | {"library": "l2", "dirty": True}}
+        said = page(*before, now, timed("c", 1.0, case={"seq": 4, "dtype": "f32"}, **changed))
+        self.assertIn(
+            "(tandem 0.1.0, commit 0123456789): 1 results; l2 (tandem 0.1.0, commit 0123456789 with", said
+        )
+        self.assertIn("changes): 1 results. 2 of 4 results are from before", said)
+        said = page(timed("c", 1.0, case={"seq": 3, "dtype": "f32"}, device="cuda", **here))
+        self.assertIn("on M in AMD EPYC (family 26,", said)
+
+    def test_the_same_records_give_the_same_bytes(self):
+        first = {path: path.read_bytes() for path in self.write()}
+        time.sleep(1.1)  # so that a date would differ
+        self.assertEqual({path: path.read_bytes() for path in self.write()}, first)
+
+    def test_tables_as_files(self):
+        names = [str(path.relative_to(self.folder)) for path in self.write("csv")]
+        self.assertIn("tables/scale_times.csv", names)
+        self.assertNotIn("tables/scale_nothing.csv", names)
+        lines = (self.folder / "tables/scale_times.csv").read_text().splitlines()
+        self.assertRegex(lines[0], "^# How fast[?] M, measured 2026-11-21[.] ")
+        self.assertIn("128,f32,0.25,1.0,0.25", lines)
+        self.assertEqual(
+            len(pd.read_csv(self.folder / "tables/scale_times.csv", comment="#")), len(lines) - 2
+        )
+        for form, start in (("latex", "% How fast? M, measured"), ("typst", "// How fast? M, measured")):
+            self.write(form)
+            suffix = {"latex": "tex", "typst": "typ"}[form]
+            self.assertTrue((self.folder / f"tables/scale_times.{suffix}").read_text().startswith(start))
+
+    def test_two_tables_of_a_name_are_refused(self):
+        def twice(page, records):
+            page.table(records.frame, "times")
+            page.table(records.frame, "times")
+
+        self.module.report = twice
+        with self.assertRaisesRegex(report.ReportError, "two tables of scale are called 'times'"):
+            self.write("csv")
+
+    def test_one_module_s_pages_without_the_index(self):
+        paths = report.write({"scale": self.module}, View.records.records, self.folder, only=["scale"])
+        self.assertEqual([path.name for path in paths], ["scale.md", "scale_time.svg"])
+        self.assertEqual(
+            report.write({"scale": self.module}, View.records.records, self.folder, only=["else"]), []
+        )
+
+    def test_a_full_disk_leaves_the_old_pages_whole(self):
+        """The disk ends inside the first file that is larger than `room`."""
+
+        def plain(page, records):
+            page.table(records.frame, "all")
+
+        sizes = {path.name: path.stat().st_size for path in self.write("csv")}
+        self.assertGreater(sizes["scale_time.svg"], sizes["README.md"] + 100)
+        before = {path: path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        for room, name, page in (
+            (10, "scale_time.svg", self.write_page),
+            (sizes["README.md"] + 100, "scale_time.svg", self.write_page),
+            (10, "scale.md", plain),
+        ):
+            with self.subTest(room=room, name=name):
+                self.module.report = page
+                resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))  # Python ignores SIGXFSZ
+                try:
+                    with self.assertRaisesRegex(
+                        RecordError, f"{name}: cannot be written: File too large; what stood there stays"
+                    ):
+                        self.write("csv")
+                finally:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+                after = {path: path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
+                self.assertEqual(after, before)
+        self.module.report = self.write_page
+        self.write("csv")
+
+    def test_a_page_that_is_a_link_never_reaches_its_target(self):
+        target = self.folder / "target"
+        target.write_text("as it was")
+        (self.folder / "README.md").symlink_to(target)
+        self.write()
+        self.assertEqual(target.read_text(), "as it was")
+        self.assertIn("[scaling](scale.md#how-fast)", (self.folder / "README.md").read_text())
+        self.assertEqual((self.folder / "scale.md").stat().st_mode & 0o777, 0o666 & ~UMASK)
+
+    def test_pages_are_utf_8_in_every_locale(self):
+        code = (
+            "import sys, types; from pathlib import Path; from parity.core import report\n"
+            "def write_page(page, records):\n"
+            "    page.plot('times', {'c': ([1, 2], [3, 4])}, x='caf\\xe9', y='\\xb5s', title='t')\n"
+            "    page.text('caf\\xe9')\n"
+            "module = types.SimpleNamespace(DELIVERABLES={'d': 'D'}, report=write_page)\n"
+            "record = dict(deliverable='d', module='m', case={}, impl='c', status='ok', machine='Zo\\xeb')\n"
+            "report.write({'m': module}, [record], Path(sys.argv[1]))\n"
+        )
+        plain = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+        subprocess.run(
+            [sys.executable, "-c", code, str(self.folder)],
+            env=os.environ | plain,
+            check=True,
+            cwd=Path(__file__).resolve().parents[1],
+        )
+        self.assertIn("Zoë", (self.folder / "README.md").read_text(encoding="utf-8"))
+        self.assertIn("café", (self.folder / "m.md").read_text(encoding="utf-8"))
+        self.assertIn("µs", (self.folder / "m_times.svg").read_text(encoding="utf-8"))
+
+    def test_a_page_that_fails_costs_no_other_page(self):
+        def fail(page, records):
+            raise KeyError("no such column")
+
+        modules = {
+            "broken": types.SimpleNamespace(DELIVERABLES={"b": "B"}, report=fail),
+            "scale": self.module,
+        }
+        records = [record(module="broken", deliverable="b"), *View.records.records]
+        with self.assertRaisesRegex(
+            report.ReportError, r"parity/broken: report\(\) failed(.|\n)*no such column"
+        ):
+            report.write(modules, records, self.folder)
+        self.assertIn("How fast?", (self.folder / "scale.md").read_text())
+        self.assertIn("| [scaling](scale.md#how-fast) |", (self.folder / "README.md").read_text())
+
+    def test_failures_show_in_the_verdict_and_on_the_page(self):
+        records = [
+            record("c", "failed", message="o: NaN at 3 elements"),
+            record("c", case={"seq": 1, "dtype": "f32"}),
+        ]
+        report.write({"scale": self.module}, records, self.folder)
+        self.assertIn("**fails** (1 failed of 2)", (self.folder / "README.md").read_text())
+        self.assertIn("o: NaN at 3 elements", (self.folder / "scale.md").read_text())
+
+
+class Comparisons(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def compare(self, old, new, **options):
+        for name, records in (("old", old), ("new", new)):
+            (self.folder / name).mkdir(exist_ok=True)
+            records = [{"host": HOST} | record for record in records]
+            (self.folder / name / FILE).write_text("".join(json.dumps(record) + "\n" for record in records))
+        out = io.StringIO()
+        settings = compare.Settings(**(dict(band=0.15, growth=2.0) | options))
+        console = Console(file=out, soft_wrap=True)
+        status = compare.run(self.folder / "old", self.folder / "new" / FILE, settings, console)
+        return status, out.getvalue()
+
+    def test_the_same_is_no_worse(self):
+        status, said = self.compare(View.records.records, View.records.records)
+        self.assertEqual(status, 0)
+        self.assertIn("nothing got worse", said)
+        self.assertIn("noise band of time and memory 15%", said)
+
+    def test_new_failures(self):
+        status, said = self.compare([record()], [record(status="failed", message="NaN")])
+        self.assertEqual(status, 1)
+        self.assertIn("new failure: scale/scaling/seq=128,dtype=f32 c: ok -> failed: NaN", said)
+        self.assertEqual(self.compare([record()], [record(status="oom")])[0], 1)
+        self.assertEqual(self.compare([record(status="failed")], [record()])[0], 0)
+        self.assertEqual(self.compare([record(status="failed")], [record(status="error")])[0], 0)
+        self.assertEqual(self.compare([record("torch_eager")], [record("torch_eager", "oom")])[0], 0)
+        case = {"seq": 1}
+        self.assertEqual(self.compare([record()], [record(), record(case=case)])[0], 0)
+        self.assertEqual(self.compare([record()], [record(), record(status="failed", case=case)])[0], 1)
+
+    def test_error_growth(self):
+        def with_error(rel_l2):
+            return [record(error=dict(max_abs=1e-6, rel_l2=rel_l2))]
+
+        self.assertEqual(self.compare(with_error(1e-7), with_error(1.9e-7))[0], 0)
+        status, said = self.compare(with_error(1e-7), with_error(2.1e-7))
+        self.assertEqual(status, 1)
+        self.assertIn("error grew: scale/scaling/seq=128,dtype=f32 c: rel_l2 1e-07 -> 2.1e-07", said)
+        self.assertEqual(self.compare(with_error(0.0), with_error(1e-9))[0], 1)
+        self.assertEqual(self.compare(with_error(1e-7), with_error(1e-7), growth=1.0)[0], 0)
+
+    def test_slowdowns(self):
+        self.assertEqual(self.compare([timed("c", 1.0)], [timed("c", 1.14)])[0], 0)
+        status, said = self.compare([timed("c", 1.0)], [timed("c", 1.2)])
+        self.assertEqual(status, 1)
+        self.assertIn("more time: scale/scaling/seq=128,dtype=f32 c: 1 ms -> 1.2 (1.20x)", said)
+        self.assertEqual(self.compare([timed("c", 1.0)], [timed("c", 1.2)], band=0.25)[0], 0)
+
+    def test_a_machine_that_is_busy_is_no_slowdown(self):
+        def run(ms, ratio):
+            return [timed("c", ms, ratio=dict(over="torch_eager", median=ratio))]
+
+        self.assertEqual(self.compare(run(1.0, 0.5), run(2.0, 0.5))[0], 0)
+        self.assertEqual(self.compare(run(1.0, 0.5), run(2.0, 1.0))[0], 1)
+        elsewhere = [run(5.0, 0.5)[0] | {"host": HOST | {"model": 17}}]
+        status, said = self.compare(run(1.0, 0.5), elsewhere)
+        self.assertEqual(status, 0)
+        self.assertIn("the machines differ", said)
+        self.assertEqual(self.compare(run(1.0, 0.4), elsewhere)[0], 1)
+
+    def test_a_processor_is_more_than_its_name_and_a_gpu_is_not(self):
+        slow = timed("c", 2.0)
+        for more, same in (
+            ({}, True),
+            ({"host": HOST | {"stepping": 2}}, False),
+            ({"host": HOST | {"limits": {"ONEDNN_MAX_CPU_ISA": "AVX2"}}}, False),
+            ({"host": None}, False),  # from before records named it
+        ):
+            now = {key: value for key, value in ({"host": HOST} | slow | more).items() if value is not None}
+            old, new = (self.folder / name for name in ("a.jsonl", "b.jsonl"))
+            old.write_text(json.dumps(timed("c", 1.0, host=HOST)))
+            new.write_text(json.dumps(now))
+            out = io.StringIO()
+            status = compare.run(old, new, compare.Settings(0.15, 2.0), Console(file=out))
+            self.assertEqual(status, 1 if same else 0, more)
+            self.assertEqual("compared as ratios" in out.getvalue(), not same)
+        gpu = dict(device="cuda")
+        self.assertEqual(
+            self.compare([timed("c", 1.0, **gpu)], [slow | gpu | {"host": {"name": "other"}}])[0], 1
+        )
+
+    def test_faults_come_first_and_the_count_last(self):
+        old = [record(), record(case={"seq": 1}), record(case={"seq": 2}), timed("c", 1.0, case={"seq": 3})]
+        new = [
+            record(status="failed", message="NaN"),
+            timed("c", 9.0, case={"seq": 3}),
+            record(module="other"),
+        ]
+        said = self.compare(old, new)[1].splitlines()
+        kinds = [line.partition(":")[0] for line in said[1:-5]]
+        self.assertEqual(kinds, ["new failure", "more time", "new"])
+        counts = [
+            "new failure: 1 (scale 1)",
+            "more time: 1 (scale 1)",
+            "new: 1 (other 1)",
+            "missing: 2 (scale 2)",
+        ]
+        last = "4 got worse, 2 of them by missing: --missing names them, with --common they are no matter"
+        self.assertEqual(said[-5:], [*counts, last])
+        said = self.compare(old, new, missing=True)[1].splitlines()
+        self.assertEqual([line.partition(":")[0] for line in said[4:6]], ["missing", "missing"])
+        self.assertEqual(said[-1], "4 got worse")
+        self.assertEqual(
+            self.compare(old, new, common=True)[1].splitlines()[-2:], [counts[-1], "2 got worse"]
+        )
+
+    def test_one_module_alone(self):
+        old = [record(), record(module="other")]
+        new = [record(), record(module="other", status="failed")]
+        self.assertEqual(self.compare(old, new)[0], 1)
+        self.assertEqual(self.compare(old, new, modules=["scale"])[0], 0)
+        self.assertEqual(self.compare(old, new, modules=["scale", "other"])[0], 1)
+        self.assertIn("1 results in both, 0 only in", self.compare(old, new, modules=["other"])[1])
+        with self.assertRaisesRegex(compare.CompareError, "no results of module x; there are: other, scale"):
+            self.compare(old, new, modules=["x"])
+
+    def test_another_configuration_is_said_and_no_worse(self):
+        was = record(build=BUILD, config={"graph": True, "keep": "all", "timed": "whole"})
+        now = record(build=BUILD, config={"graph": True, "keep": "most"})
+        status, said = self.compare([was], [now])
+        self.assertEqual(status, 0)
+        self.assertIn(
+            'other config: scale/scaling/seq=128,dtype=f32 c: keep "all", timed "whole" -> keep "most"', said
+        )
+        self.assertNotIn("other config", self.compare([record(config={"graph": True})], [now])[1])
+
+    def test_memory(self):
+        self.assertEqual(self.compare([record(peak_mib=10.0)], [record(peak_mib=12.0)])[0], 1)
+        self.assertEqual(self.compare([record(peak_mib=12.0)], [record(peak_mib=10.0)])[0], 0)
+
+    def test_missing_cases(self):
+        both = [record(), record(case={"seq": 1})]
+        status, said = self.compare(both, both[:1], missing=True)
+        self.assertEqual(status, 1)
+        self.assertIn("missing: scale/scaling/seq=1 c", said)
+        self.assertEqual(self.compare(both, both[:1], common=True)[0], 0)
+
+    def test_nothing_to_compare(self):
+        with self.assertRaisesRegex(compare.CompareError, "no record file"):
+            compare.run(self.folder, self.folder, compare.Settings(0.1, 2), Console(file=io.StringIO()))
+        (self.folder / FILE).write_text("")
+        with self.assertRaisesRegex(compare.CompareError, "holds no records"):
+            compare.run(self.folder, self.folder, compare.Settings(0.1, 2), Console(file=io.StringIO()))
+
+    def test_a_terminal_gets_tables(self):
+        out = io.StringIO()
+        self.compare([record()], [record(status="failed", message="x")])
+        console = Console(file=out, force_terminal=True, width=200, color_system=None)
+        compare.run(self.folder / "old", self.folder / "new", compare.Settings(0.1, 2), console)
+        self.assertRegex(re.sub(r"\s+", " ", out.getvalue()), r"new failure \(1\).*failed: x.*1 got worse")
+
+
+class Numbers(unittest.TestCase):
+    def test_pandas_makes_no_floats_of_whole_numbers(self):
+        frame = pd.DataFrame([{"seq": 4096, "d": 64}, {"seq": np.nan, "d": 64}])
+        self.assertIn("| 4096 | 64 |", Table(frame).render("md"))
+
+
+if __name__ == "__main__":
+    unittest.main()
