@@ -503,17 +503,15 @@ int main(int argc, char **argv)
     td_comm_backend backend;
     const int ranks = argc > 2 ? atoi(argv[2]) : 2;
     char name[24] = "cpu";
-    int gpus = 0;
 
     if (argc < 2 || td_comm_backend_parse(argv[1], &backend) != TD_OK)
         return fprintf(stderr, "needs a backend\n"), 2;
     if (td_comm_backend_check(backend) != TD_OK)
         return printf("skipped: %s\n", td_last_error()), 77;
-    if (backend == TD_COMM_NCCL && (td_device_count(TD_DEVICE_CUDA, &gpus) != TD_OK || gpus < ranks)) {
-        const bool required = getenv("TD_REQUIRE_GPU") && gpus == 0;
+    if (backend == TD_COMM_NCCL && !td_ranks_inside() && !td_ranks_gpu(ranks - 1, name)) {
+        const bool required = getenv("TD_REQUIRE_GPU") && !td_ranks_gpu(0, name);
 
-        printf("%s: %d GPUs, %d are needed\n", required ? "failed, as TD_REQUIRE_GPU is set" : "skipped",
-               gpus, ranks);
+        printf("%s: fewer than %d GPUs\n", required ? "failed, as TD_REQUIRE_GPU is set" : "skipped", ranks);
         return required ? 1 : 77;
     }
     if (!td_ranks_inside())
@@ -521,8 +519,8 @@ int main(int argc, char **argv)
     td_comm_options options = td_ranks_options(backend);
     options.address = getenv("TANDEM_ADDRESS");
     options.directory = getenv("TANDEM_DIRECTORY");
-    if (backend == TD_COMM_NCCL)
-        snprintf(name, sizeof name, "cuda:%d", (int)options.rank);
+    if (backend == TD_COMM_NCCL && !td_ranks_gpu(options.rank, name))
+        return fprintf(stderr, "no GPU for rank %d\n", (int)options.rank), 1;
     if (td_device_open(name, &dev) != TD_OK || td_comm_open(dev, &options, &comm) != TD_OK ||
         td_comm_describe(comm, &info) != TD_OK)
         return fprintf(stderr, "%s\n", td_last_error()), 1;

@@ -3,6 +3,7 @@
  * 4 after another error. */
 #include "cli/launch.h"
 #include "support/compare.h"
+#include "support/ranks.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -112,8 +113,8 @@ int main(int argc, char **argv)
                                .open_seconds = atof(getenv("TD_OPEN_SECONDS")),
                                .seconds = atof(getenv("TD_SECONDS"))};
     char name[24] = "cpu";
-    if (backend == TD_COMM_NCCL)
-        snprintf(name, sizeof name, "cuda:%d", (int)launch.rank);
+    if (backend == TD_COMM_NCCL && !td_ranks_gpu(launch.rank, name))
+        return 2;
     if (bad && strcmp(argv[2], "never") == 0)
         for (;;)
             pause();

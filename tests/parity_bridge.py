@@ -1,5 +1,6 @@
 """The bridge: what PyTorch programs make of libtandem, in the shapes of the course's tests. On GPUs too, where there
-are two: as a program it exits with 77 where there are not; if TD_REQUIRE_GPU is set, it fails."""
+are two, or ranks may share one (TD_SHARE_GPU): as a program it exits with 77 where they have none; if TD_REQUIRE_GPU
+is set, it fails."""
 
 import os
 import re
@@ -16,11 +17,14 @@ import torch.multiprocessing
 from torch import nn
 
 from parity import bridge
+from parity.core.device import is_shared
+from parity.core.ranks import gpu_of
 
 CUDA = torch.cuda.is_available()
 DEVICES = ["cpu", *(["cuda"] if CUDA else [])]
 RANKS = 2
 STEPS = 5
+ON_GPUS = torch.cuda.device_count() >= (1 if is_shared() else RANKS)
 
 
 def attention(q, k, v, causal):
@@ -254,9 +258,11 @@ class Whole(nn.Module):
 
 
 def a_rank(rank, what, folder, cuda):
-    device = f"cuda:{rank}" if cuda else "cpu"
+    device = gpu_of(rank) if cuda else "cpu"
     if cuda:
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(device)
+    if is_shared():
+        os.environ["NCCL_HOSTID"] = f"rank-{rank}"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     what(rank, device)
@@ -266,7 +272,7 @@ def a_rank(rank, what, folder, cuda):
 
 class Ranks(unittest.TestCase):
     def start(self, what, statuses=(0, 0)):
-        for cuda in (False, True) if torch.cuda.device_count() >= RANKS else (False,):
+        for cuda in (False, True) if ON_GPUS else (False,):
             with self.subTest(cuda=cuda):
                 folder = self.enterContext(tempfile.TemporaryDirectory(prefix="tandem-bridge-"))
                 context = torch.multiprocessing.get_context("spawn")
@@ -316,7 +322,7 @@ class Ranks(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if torch.cuda.device_count() < RANKS:
+    if not ON_GPUS:
         print(f"skipped: PyTorch sees {torch.cuda.device_count()} CUDA devices, {RANKS} are needed")
         sys.exit(1 if os.environ.get("TD_REQUIRE_GPU") else 77)
     unittest.main(verbosity=2)

@@ -71,13 +71,24 @@ class Groups(unittest.TestCase):
 
     def test_more_ranks_than_gpus(self):
         with unittest.mock.patch("torch.cuda.device_count", return_value=2):
-            self.assertEqual(ranks.missing(2, "cuda"), "")
+            self.assertEqual(ranks.missing(Case("trouble", ranks=2), "cuda"), "")
             worker = Worker(Settings(Path("/none"), 1, 0.01, device="cuda"))
             found = worker.run(FAKES, Case("trouble", way="ranks", ranks=4))
         self.assertEqual(
             (found[0]["status"], found[0]["message"]), ("unsupported", "4 ranks need 4 GPUs, here are 2")
         )
-        self.assertEqual(ranks.missing(64, "cpu"), "")
+        self.assertEqual(ranks.missing(Case("trouble", ranks=64), "cpu"), "")
+
+    def test_ranks_that_share_a_gpu(self):
+        share = unittest.mock.patch.dict("os.environ", TD_SHARE_GPU="1")
+        with unittest.mock.patch("torch.cuda.device_count", return_value=2), share:
+            self.assertEqual(ranks.missing(Case("trouble", ranks=4), "cuda"), "")
+            timed = Case("trouble", ranks=4, measure="time")
+            self.assertEqual(ranks.missing(timed, "cuda"), "ranks share a GPU: times would say nothing")
+            self.assertEqual([ranks.gpu_of(rank) for rank in range(3)], ["cuda:0", "cuda:1", "cuda:0"])
+            hosts = {ranks.rank_variables(rank, 4)["NCCL_HOSTID"] for rank in range(4)}
+        self.assertEqual(len(hosts), 4)
+        self.assertNotIn("NCCL_HOSTID", ranks.rank_variables(0, 4))
 
 
 class Combined(unittest.TestCase):

@@ -88,11 +88,12 @@ static const char *explain(const nccl *n, ncclResult_t result, char text[256])
 td_status td_comm_nccl_device(td_device *dev, char out[TD_MEET_HOST])
 {
     char bus[32] = "";
+    const char *host = getenv("NCCL_HOSTID");
     td_cuda *cuda = td_device_cuda(dev);
     const td_status status =
         td_cuda_status(cudaDeviceGetPCIBusId(bus, sizeof bus, cuda->index), "reading the GPU's address");
 
-    snprintf(out, TD_MEET_HOST, "GPU %s", bus);
+    snprintf(out, TD_MEET_HOST, "GPU %.16s%s%.32s", bus, host ? " of host " : "", host ? host : "");
     return status;
 }
 

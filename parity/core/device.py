@@ -5,6 +5,7 @@ The CPU and a CUDA GPU answer the same questions. Nothing of CUDA is touched bef
 
 import contextlib
 import gc
+import os
 import re
 import subprocess
 import sys
@@ -223,7 +224,7 @@ class Cuda:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions["triton"] = metadata.version("triton")
         return {
-            "machine": torch.cuda.get_device_name(self.torch),
+            "machine": torch.cuda.get_device_name(self.torch) + (", shared by ranks" if is_shared() else ""),
             "versions": versions,
             "device": self.kind,
         }
@@ -251,6 +252,12 @@ def open_device(name: str) -> Device:
 def kind_of(name: str) -> str:
     """ "cuda" for "cuda:1", for whoever only lists cases."""
     return name.partition(":")[0]
+
+
+def is_shared() -> bool:
+    """Whether ranks share the GPUs that there are (TD_SHARE_GPU): for what they compute and take, which then is the
+    same, and not for times."""
+    return "TD_SHARE_GPU" in os.environ
 
 
 def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str:

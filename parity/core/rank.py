@@ -25,6 +25,7 @@ import torch.distributed as dist
 from parity.core.device import open_device
 from parity.core.library import Library, Session
 from parity.core.measure import measure_case
+from parity.core.ranks import gpu_of
 from parity.core.worker import _die_with_listener
 
 MOST = 128  # ranks
@@ -163,7 +164,7 @@ def main(folder: Path) -> None:
         library.set_threads(settings.threads)
         cuda = settings.device.startswith("cuda")
         together = Together(folder / "together", rank, ranks, settings.wait)
-        device = RankDevice(open_device(f"cuda:{rank}" if cuda else "cpu"), together)
+        device = RankDevice(open_device(gpu_of(rank) if cuda else "cpu"), together)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",
             init_method=f"file://{folder}/store",

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from parity.core.case import Case
-from parity.core.device import kind_of
+from parity.core.device import is_shared, kind_of
 from parity.core.library import ROOT
 
 START_S = 120.0  # until all ranks have come, each of which imports PyTorch
@@ -40,11 +40,13 @@ def runs_ranks(module, case: Case) -> bool:
     return "ranks" in case and not getattr(module, "RUNS_RANKS", False)
 
 
-def missing(ranks: int, device: str) -> str:
-    """What the machine lacks for so many ranks; "" for nothing."""
+def missing(case: Case, device: str) -> str:
+    """What the machine lacks for the case's ranks; "" for nothing."""
     if kind_of(device) != "cuda":
         return ""
-    gpus = torch.cuda.device_count()
+    ranks, gpus = case.ranks, torch.cuda.device_count()
+    if is_shared():
+        return "ranks share a GPU: times would say nothing" if "time" in case.measure else ""
     return f"{ranks} ranks need {ranks} GPUs, here are {gpus}" if gpus < ranks else ""
 
 
@@ -186,13 +188,19 @@ class Group:
 
 
 def rank_variables(rank: int, ranks: int) -> dict[str, str]:
-    """What torchrun would set for a rank of one host."""
-    return {
+    """What torchrun would set for a rank of one host. Ranks that share a GPU are of one host each, to NCCL."""
+    found = {
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(ranks),
     }
+    return found | ({"NCCL_HOSTID": f"rank-{rank}"} if is_shared() else {})
+
+
+def gpu_of(rank: int) -> str:
+    """The rank's own, or the next in turn of those that ranks share."""
+    return f"cuda:{rank % torch.cuda.device_count() if is_shared() else rank}"
 
 
 def combined(of_ranks: Sequence[Sequence[dict]]) -> list[dict]:

@@ -23,6 +23,7 @@ from parity.core.record import FILE, RecordError
 from parity.core.tables import SUFFIXES, Table
 from parity.core.view import Records
 
+NOTHING = "*Not measured on this machine yet.*\n"
 MOST_ROWS = 10  # of a table on a module's page
 GRIDS = "_tables.md"  # the module's second page, for longer ones
 COMMENTS = {"latex": "%", "typst": "//", "csv": "#"}  # how an exported table says what it is
@@ -78,7 +79,8 @@ class Page:
         """A table; without a row, a sentence that says so. `name` is that of its file where tables are exported. A
         long one stands on the second page, under its question and its name, and a link to it here."""
         if frame.empty:
-            self.blocks.append("*Not measured on this machine yet.*\n")
+            if self.blocks[-1:] != [NOTHING]:
+                self.blocks.append(NOTHING)
             return
         table = Table(frame, columns, units, digits)
         self._export(name, table)

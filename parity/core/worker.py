@@ -115,7 +115,7 @@ class Worker:
     def _of_ranks(self, module: str, case: Case) -> list[dict]:
         """The records of a case of several ranks, of a group that stays for the cases behind it."""
         ranks = case.ranks
-        lacks = missing(ranks, self.settings.device)
+        lacks = missing(case, self.settings.device)
         if lacks:
             return [self._dead(module, case, "c", "unsupported", lacks)]
         try:

@@ -83,6 +83,19 @@ void td_ranks_run_each(char **argv, int ranks, int seconds, int *statuses)
     }
 }
 
+bool td_ranks_gpu(int rank, char name[24])
+{
+    const bool share = getenv("TD_SHARE_GPU") != NULL;
+    char host[24];
+    int gpus = 0;
+
+    if (td_device_count(TD_DEVICE_CUDA, &gpus) != TD_OK || gpus == 0 || (rank >= gpus && !share))
+        return false;
+    snprintf(name, 24, "cuda:%d", rank % gpus);
+    snprintf(host, sizeof host, "rank-%d", rank);
+    return !share || setenv("NCCL_HOSTID", host, 1) == 0;
+}
+
 int td_ranks_run(int argc, char **argv, int ranks, int seconds)
 {
     int statuses[MOST] = {0};

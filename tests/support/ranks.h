@@ -20,6 +20,10 @@ void td_ranks_run_each(char **argv, int ranks, int seconds, int *statuses);
  * ended, or this build has no such backend. */
 bool td_ranks_begin(int argc, char **argv, td_device **dev, td_comm **comm, int *result);
 
+/** Names the rank's GPU, "cuda:1"; false: there is none. Where TD_SHARE_GPU is set, ranks share the GPUs that
+ * there are, each on a host of its own as far as NCCL knows. */
+bool td_ranks_gpu(int rank, char name[24]);
+
 /** The options of this rank. */
 td_comm_options td_ranks_options(td_comm_backend backend);
 
