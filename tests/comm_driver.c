@@ -114,7 +114,7 @@ int main(int argc, char **argv)
                                .seconds = atof(getenv("TD_SECONDS"))};
     char name[24] = "cpu";
     if (backend == TD_COMM_NCCL && !td_ranks_gpu(launch.rank, name))
-        return 2;
+        return fprintf(stderr, "no GPU for rank %d\n", (int)launch.rank), 2;
     if (bad && strcmp(argv[2], "never") == 0)
         for (;;)
             pause();

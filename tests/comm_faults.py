@@ -80,7 +80,7 @@ class Run:
         environ = {
             key: value
             for key, value in os.environ.items()
-            if not key.startswith(("OMPI_", "PMIX_", "SLURM_", "TD_"))
+            if not key.startswith(("OMPI_", "PMIX_", "SLURM_", "TD_")) or key == "TD_SHARE_GPU"
         }
         environ |= {
             "TD_SECONDS": str(SECONDS),

@@ -308,7 +308,7 @@ class Ranks(unittest.TestCase):
         root = Path(__file__).resolve().parents[1]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
         command = [*torchrun, str(root / "examples/bridge.py")]
-        environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
         self.assertEqual(done.returncode, 0, done.stderr)
         weights = re.findall(r"weights sum to (\S+\d{6})", done.stdout)
