@@ -267,7 +267,10 @@ def report(page, records):
     report_arithmetic(page, times)
     page.question(RIGHT)
     counted = report_errors(page, errors)
-    page.answer(NAME, " ".join(filter(None, [single, behind])), figure or counted, HOW_LONG)
+    timed = " ".join(filter(None, [single, behind]))
+    page.answer(
+        NAME, timed or (f"{counted}." if counted else ""), figure or counted, HOW_LONG if timed else RIGHT
+    )
     libraries = sorted({r["values"]["library"] for r in times.records if "library" in r.get("values", {})})
     page.method(
         "Every rank is a process of this host; all sides run in the same processes, call by call in turn. A sample "
@@ -303,6 +306,8 @@ def families(records):
 
 def report_single(page, times):
     said = []
+    if not len(times):
+        page.table(pd.DataFrame(), "single")
     for on, base, one in families(reductions(times, False)):
         tables(page, one, "ms", base, "ms", f"single_{on}")
         cores = {r["host"]["cores"] for r in one.records if "host" in r}
@@ -348,6 +353,8 @@ def extremes(records, ranks):
 
 def report_bandwidth(page, times):
     rows = reductions(times, True)
+    if not len(rows):
+        page.table(pd.DataFrame(), "bandwidth")
     for on, _base, few in families(rows):
         tables(page, few, "gb_s", None, "GB/s", f"bandwidth_{on}")
     panels = {}
@@ -399,6 +406,8 @@ def report_arithmetic(page, times):
         row = rows.setdefault((what, ranks), {"what": what, "ranks": ranks, "arithmetic": counted})
         row[record["impl"]] = record["ms"]["median"] / base
     page.table(pd.DataFrame(rows.values()), "arithmetic")
+    if not rows:
+        return
     page.text(
         f"Time over that of an all-reduce of {size // MIB} MiB. A reduce-scatter or an all-gather of as many bytes "
         "moves half of what that moves, (N - 1) / N S. A ring that passes whole buffers on (alternate_ring_all_reduce) "

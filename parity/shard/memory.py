@@ -4,6 +4,9 @@ tensors, and flat."""
 import functools
 import gc
 
+import torch
+import torch.distributed as dist
+
 from parity.core import Side, within
 from parity.shared.bench_ranks import MIB, BenchRanks, elements_of, gradient_bytes
 from parity.shared.model import initial_state
@@ -47,7 +50,10 @@ class Account:
     between steps, and beside them what a call takes at its peak."""
 
     def __init__(self, device):
-        gc.collect()  # what a case before this one left would be given back meanwhile
+        # What a case before this one left would be given back meanwhile: DDP's last buckets, which the group
+        # of NCCL holds until its next call, and garbage.
+        dist.all_reduce(torch.zeros((), device=device.torch))
+        gc.collect()
         self.device, self.given = device, device.held_by_torch().get("peak")
         self.mib, self.peak = {}, 0
 
