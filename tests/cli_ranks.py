@@ -140,24 +140,49 @@ class Ranks(Cli):
             self.assertAlmostEqual(record["algbw_gb_s"], record["case"]["bytes"] / seconds / 1e9, places=12)
             self.assertEqual(record["busbw_gb_s"], record["algbw_gb_s"])
 
-    # ---- training steps of several ranks ----
+    def test_ddp_without_the_memory_leaves_a_record(self):
+        args = "ddp --backend gloo --size 10B --batch 4096 --context 2048 --json".split()
+        done = run(*args, str(self.json))
+        if "has no Gloo" in done.stderr:
+            self.skipTest("no Gloo")
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertEqual([r["status"] for r in self.records()], ["oom"])
+        self.assertIn("tandem ddp: ", done.stderr)
+
+
+class Steps(Cli):
+    """Training steps of several ranks, on the CPU by Gloo; cli_gpus.py has them on GPUs."""
 
     RANKED = (("ddp", "naive"), ("ddp", "flat"), ("ddp", "overlap"), ("ddp", "bucketed"), ("shard", "flat"))
+    BACKEND = "gloo"
+    MODEL, SHORT = TINY[:10], TINY[10:]
+    MOST = 3  # ranks
+    LONG = "--layers 8 --batch 16 --context 64 --warmup 1 --steps 4096".split()  # minutes
+    MET_S = 1.5  # until ranks have met, and are in their steps
+    BESIDE_MS = 0.0  # of collectives behind the backward pass
 
-    def start(self, ranks: int, *args, model=TINY, **more):
+    def on(self, rank: int) -> tuple[list[str], dict[str, str]]:
+        """Arguments and variables that say where the rank computes."""
+        return ["--backend", self.BACKEND], {}
+
+    def start(self, ranks: int, *args, how=None, **more):
         """The command as that many ranks of a loop; more: arguments of one of them, by _1 and so on."""
         environ = os.environ | {"WORLD_SIZE": str(ranks), "TORCHELASTIC_RUN_ID": f"cli-{os.getpid()}"}
         environ |= {"LOCAL_WORLD_SIZE": str(ranks)}
-        return [
-            subprocess.Popen(
-                [program(), *args, "--backend", "gloo", *model, *more.get(f"_{rank}", [])],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        started = []
+        for rank in range(ranks):
+            where, variables = self.on(rank)
+            mine = more.get(f"_{rank}", [])
+            started.append(
+                subprocess.Popen(
+                    [program(), *args, *where, *self.MODEL, *(how or self.SHORT), *mine],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | variables,
+                )
             )
-            for rank in range(ranks)
-        ]
+        return started
 
     def finish(self, ranks) -> list[tuple[int, str, str]]:
         done = [(*rank.communicate(timeout=120), rank.returncode) for rank in ranks]
@@ -176,7 +201,7 @@ class Ranks(Cli):
                 times, memory = tables(done[0][1])
                 self.assertEqual([row["rank"] for row in times], ["0", "1", "mean"])
                 record = self.records()[-1]
-                self.assertEqual((record["case"]["ranks"], record["case"]["backend"]), (2, "gloo"))
+                self.assertEqual((record["case"]["ranks"], record["case"]["backend"]), (2, self.BACKEND))
                 self.assertEqual(record["module"], command)
                 self.assertEqual(record["case"]["strategy" if command == "ddp" else "shard"], way)
                 self.assertEqual("bucket_mb" in record["case"], way == "bucketed" or command == "shard")
@@ -196,7 +221,7 @@ class Ranks(Cli):
                     self.assertAlmostEqual(exposed, of["step_ms"] - of["without_ms"])
                     self.assertLessEqual(of["beside_ms"], of["collectives_ms"])
                     if way in ("naive", "flat") and command == "ddp":
-                        self.assertEqual(of["beside_ms"], 0)
+                        self.assertLessEqual(of["beside_ms"], self.BESIDE_MS)
         deliverables = [record["deliverable"] for record in self.records()]
         self.assertEqual(
             deliverables,
@@ -234,23 +259,14 @@ class Ranks(Cli):
     def test_a_rank_that_is_killed_in_its_steps_is_named(self):
         for command in ("ddp", "shard"):
             with self.subTest(command=command):
-                more = ["--steps", "4096", "--batch", "16", "--layers", "8"]
-                ranks = self.start(3, command, *more, model=[*TINY[:4], *TINY[6:-2]])
-                time.sleep(1.5)  # they have met, and are in their steps
+                ranks = self.start(self.MOST, command, how=self.LONG)
+                time.sleep(self.MET_S)
                 ranks[1].kill()
                 done = self.finish(ranks)
-                self.assertEqual([status for status, _, _ in done], [1, -signal.SIGKILL, 1], done)
-                for rank in (0, 2):
+                expected = [-signal.SIGKILL if rank == 1 else 1 for rank in range(self.MOST)]
+                self.assertEqual([status for status, _, _ in done], expected, done)
+                for rank in range(0, self.MOST, 2):
                     self.assertRegex(done[rank][2], rf"^tandem {command}: .*rank 1 \(process \d+ on .*\)")
-
-    def test_ddp_without_the_memory_leaves_a_record(self):
-        args = "ddp --backend gloo --size 10B --batch 4096 --context 2048 --json".split()
-        done = run(*args, str(self.json))
-        if "has no Gloo" in done.stderr:
-            self.skipTest("no Gloo")
-        self.assertEqual((done.returncode, done.stdout), (1, ""))
-        self.assertEqual([r["status"] for r in self.records()], ["oom"])
-        self.assertIn("tandem ddp: ", done.stderr)
 
 
 if __name__ == "__main__":

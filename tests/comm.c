@@ -503,17 +503,10 @@ int main(int argc, char **argv)
     td_comm_backend backend;
     const int ranks = argc > 2 ? atoi(argv[2]) : 2;
     char name[24] = "cpu";
+    int result;
 
-    if (argc < 2 || td_comm_backend_parse(argv[1], &backend) != TD_OK)
-        return fprintf(stderr, "needs a backend\n"), 2;
-    if (td_comm_backend_check(backend) != TD_OK)
-        return printf("skipped: %s\n", td_last_error()), 77;
-    if (backend == TD_COMM_NCCL && !td_ranks_inside() && !td_ranks_gpu(ranks - 1, name)) {
-        const bool required = getenv("TD_REQUIRE_GPU") && !td_ranks_gpu(0, name);
-
-        printf("%s: fewer than %d GPUs\n", required ? "failed, as TD_REQUIRE_GPU is set" : "skipped", ranks);
-        return required ? 1 : 77;
-    }
+    if (!td_ranks_possible(argc, argv, &backend, &result))
+        return result;
     if (!td_ranks_inside())
         return td_ranks_run(argc, argv, ranks, 100);
     td_comm_options options = td_ranks_options(backend);

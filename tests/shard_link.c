@@ -415,7 +415,7 @@ static void a_nan_is_everybodys(void **unused)
     }
 }
 
-/* ---- a rank that is killed in the middle of a backward pass ---- */
+/* ---- a rank that is killed in the middle of a backward pass, on GPUs as well ---- */
 
 static int64_t reads; /* of a backward pass, in the steps so far */
 
@@ -438,7 +438,11 @@ static int killed(td_shard_kind kind)
     td_shard_link *shard;
     td_train *train;
     td_status status = TD_OK;
+    void *there;
 
+    config.model.size.d_model = 32; /* heads of 16, for a GPU */
+    config.model.size.d_ff = 64;
+    td_assert_ok(td_device_alloc(dev, BATCH * CONTEXT * sizeof(int64_t), &there));
     if (kind == TD_SHARD_TENSORS) {
         td_assert_ok(td_ddp_link_create(comm, TD_DDP_OVERLAP, 0, &ddp));
         config.hooks = td_ddp_link_hook(ddp);
@@ -454,7 +458,8 @@ static int killed(td_shard_kind kind)
     for (int number = 0; number < 1000 && status == TD_OK; number++) {
         int64_t *ids = tokens_of("ids", number, info.rank);
 
-        status = td_train_step(train, ids, ids, BATCH, CONTEXT);
+        td_assert_ok(td_device_upload(dev, there, ids, BATCH * CONTEXT * sizeof *ids));
+        status = td_train_step(train, there, there, BATCH, CONTEXT);
         td_fence_free(ids);
     }
     const bool said = status == TD_RANK_FAILED && strstr(td_last_error(), "rank 1 (process") != NULL;
@@ -463,6 +468,7 @@ static int killed(td_shard_kind kind)
     td_train_destroy(train);
     td_ddp_link_destroy(ddp);
     td_shard_link_destroy(shard);
+    (void)td_device_free(dev, there);
     (void)td_comm_close(comm);
     td_device_close(dev);
     return said ? 0 : 1;
@@ -473,7 +479,11 @@ static int check_killed(int argc, char **argv)
 {
     const int ranks = argc > 2 ? atoi(argv[2]) : 2;
     int statuses[16] = {0}, wrong = 0;
+    td_comm_backend backend;
 
+    if (!td_ranks_possible(argc, argv, &backend, &wrong))
+        return wrong;
+    wrong = 0;
     td_ranks_run_each(argv, ranks, 60, statuses);
     for (int rank = 0; rank < ranks; rank++)
         wrong += statuses[rank] != (rank == 1 ? 128 + SIGKILL : 0);

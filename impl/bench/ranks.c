@@ -251,6 +251,7 @@ static td_status run_series(run *r, series which)
             TD_TRY(line_up(r));
         TD_TRY(td_event_create(r->dev, &marks[i + 1]));
         TD_TRY(td_event_record(marks[i + 1]));
+        TD_TRY(td_comm_check(r->comm)); /* steps without communication would not see that a rank has died */
         if (i >= 0)
             TD_TRY(told(r));
     }

@@ -108,27 +108,46 @@ int td_ranks_run(int argc, char **argv, int ranks, int seconds)
     return 0;
 }
 
-bool td_ranks_begin(int argc, char **argv, td_device **dev, td_comm **comm, int *result)
+bool td_ranks_possible(int argc, char **argv, td_comm_backend *backend, int *result)
 {
-    td_comm_backend backend;
+    const int ranks = argc > 2 ? atoi(argv[2]) : 2;
+    char name[24];
 
     *result = 2;
-    if (argc < 2 || td_comm_backend_parse(argv[1], &backend) != TD_OK) {
+    if (argc < 2 || td_comm_backend_parse(argv[1], backend) != TD_OK) {
         fprintf(stderr, "needs a backend\n");
         return false;
     }
     *result = 77;
-    if (td_comm_backend_check(backend) != TD_OK) {
+    if (td_comm_backend_check(*backend) != TD_OK) {
         printf("skipped: %s\n", td_last_error());
         return false;
     }
+    if (*backend != TD_COMM_NCCL || td_ranks_inside() || td_ranks_gpu(ranks - 1, name))
+        return true;
+    *result = getenv("TD_REQUIRE_GPU") && !td_ranks_gpu(0, name) ? 1 : 77;
+    printf("%s: fewer than %d GPUs\n", *result == 1 ? "failed, as TD_REQUIRE_GPU is set" : "skipped", ranks);
+    return false;
+}
+
+bool td_ranks_begin(int argc, char **argv, td_device **dev, td_comm **comm, int *result)
+{
+    td_comm_backend backend;
+    char name[24] = "cpu";
+
+    if (!td_ranks_possible(argc, argv, &backend, result))
+        return false;
     if (!td_ranks_inside()) {
         *result = td_ranks_run(argc, argv, argc > 2 ? atoi(argv[2]) : 2, 100);
         return false;
     }
     const td_comm_options options = td_ranks_options(backend);
     *result = 1;
-    if (td_device_open("cpu", dev) != TD_OK || td_comm_open(*dev, &options, comm) != TD_OK) {
+    if (backend == TD_COMM_NCCL && !td_ranks_gpu(options.rank, name)) {
+        fprintf(stderr, "no GPU for rank %d\n", (int)options.rank);
+        return false;
+    }
+    if (td_device_open(name, dev) != TD_OK || td_comm_open(*dev, &options, comm) != TD_OK) {
         fprintf(stderr, "%s\n", td_last_error());
         return false;
     }

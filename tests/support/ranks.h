@@ -15,9 +15,12 @@ int td_ranks_run(int argc, char **argv, int ranks, int seconds);
 /** The same; *statuses [ranks] are the exit statuses of all, 128 + N for one that ended by signal N. */
 void td_ranks_run_each(char **argv, int ranks, int seconds, int *statuses);
 
-/** Begins a program of ranks, PROGRAM BACKEND RANKS: opens the CPU and the communicator, and has rank 0 alone
- * print. False: there is nothing to do here, and *result is the exit status: the ranks were started and have
- * ended, or this build has no such backend. */
+/** Whether ranks of PROGRAM BACKEND RANKS can be here: else it says why, and *result is the exit status. */
+bool td_ranks_possible(int argc, char **argv, td_comm_backend *backend, int *result);
+
+/** Begins a program of ranks, PROGRAM BACKEND RANKS: opens the CPU, or the rank's GPU for NCCL, and the
+ * communicator, and has rank 0 alone print. False: there is nothing to do here, and *result is the exit
+ * status: the ranks were started and have ended, or they are not possible. */
 bool td_ranks_begin(int argc, char **argv, td_device **dev, td_comm **comm, int *result);
 
 /** Names the rank's GPU, "cuda:1"; false: there is none. Where TD_SHARE_GPU is set, ranks share the GPUs that

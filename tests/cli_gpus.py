@@ -1,0 +1,43 @@
+"""The program `tandem` as ranks on GPUs: training steps by NCCL, and ranks that die in them. Exits with 77 where there
+are fewer than two GPUs, and ranks may not share one (TD_SHARE_GPU).
+
+Run by CTest as  python3 cli_gpus.py PATH_OF_TANDEM ; Python's standard library is all it needs.
+"""
+
+import os
+import subprocess
+import sys
+
+import cli_ranks
+from cli_kit import main
+
+SHARED = "TD_SHARE_GPU" in os.environ
+
+
+def gpus() -> int:
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True)
+    except OSError:
+        return 0
+    return listed.stdout.count("GPU ")
+
+
+class OnGpus(cli_ranks.Steps):
+    BACKEND = "nccl"
+    MODEL = "--d-model 48 --d-ff 100 --layers 2 --heads 3 --vocab 57".split()
+    MOST = 2
+    LONG = "--layers 24 --batch 8 --context 512 --warmup 1 --steps 4096".split()
+    MET_S = 10.0  # contexts of CUDA, and NCCL's start
+    BESIDE_MS = 0.01  # events of a GPU differ from the host's clock
+
+    def on(self, rank):
+        if SHARED:
+            return ["--device", f"cuda:{rank % gpus()}"], {"NCCL_HOSTID": f"rank-{rank}"}
+        return ["--device", "cuda"], {}
+
+
+if __name__ == "__main__":
+    if gpus() < (1 if SHARED else 2):
+        print(f"skipped: {gpus()} GPUs, 2 are needed")
+        sys.exit(1 if "TD_REQUIRE_GPU" in os.environ and gpus() == 0 else 77)
+    main()
