@@ -1,5 +1,5 @@
-/* Streams and graphs of device.c over a double of a backend that has them, as the CPU's has not: which calls
- * reach it, with which handles, and what its errors leave. */
+/* Streams, graphs and events over a double of a backend that has them, as the CPU's has not: which calls reach
+ * it, with which handles, and what its errors leave. */
 #include "device/backend.h"
 #include "support/compare.h"
 #include "support/fault.h"
@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-/* ---- the double: device.c finds it in place of the CPU's ---- */
+/* ---- the double, which stands in place of the CPU's ---- */
 
 extern const td_backend __real_td_backend_cpu;
 extern td_backend __wrap_td_backend_cpu;

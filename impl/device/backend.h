@@ -1,5 +1,5 @@
-/** Internal to impl/device/: what a kind of device implements. device.c checks the arguments, keeps the
- * account and calls these; another kind of device is one more file with one more table. */
+/** Internal to impl/device/: what a kind of device implements. device.c and streams.c check the
+ * arguments, keep the account and call these; another kind of device is one more file with one more table. */
 #ifndef TD_DEVICE_BACKEND_H
 #define TD_DEVICE_BACKEND_H
 

@@ -1,0 +1,36 @@
+/** Internal to impl/device/: what a device is. */
+#ifndef TD_DEVICE_INSIDE_H
+#define TD_DEVICE_INSIDE_H
+
+#include "device/backend.h"
+#include "device/blocks.h"
+#include "device/history.h"
+#include "device/listen.h"
+
+/** What a user keeps with the device. */
+typedef struct td_kept {
+    const void *key;
+    void *state;
+    void (*destroy)(void *state);
+    struct td_kept *before;
+} td_kept;
+
+struct td_device {
+    const td_backend *backend;
+    void *context;
+    char name[24];
+    td_blocks blocks;
+    td_memory_stats memory;
+    int64_t fail_in; /* the nth allocation from now fails; 0: none */
+    bool capturing;
+    td_stream *stream; /* the current one; NULL: the backend's own */
+    td_history history;
+    td_listener *listeners; /* NULL: nobody */
+    td_kept *kept;          /* the newest */
+};
+
+/** Tells the history, if one runs, what became of a block or a tensor of this `name` (NULL: none). */
+void td_device_note(td_device *dev, td_memory_action action, const void *address, size_t bytes,
+                    const char *name);
+
+#endif

@@ -1,0 +1,223 @@
+/* What is queued where, and when it ran: streams, graphs and events. */
+#include "base/check.h"
+#include "device/inside.h"
+
+#include <stdlib.h>
+
+struct td_stream {
+    td_device *dev;
+    void *native;
+    bool own; /* made by us */
+};
+
+struct td_graph {
+    td_device *dev;
+    void *native;
+};
+
+/* ---- streams and graphs ---- */
+
+static td_status check_streams(const td_device *dev)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    if (!dev->backend->stream_create)
+        status = td_fail(TD_UNSUPPORTED, "%s has no streams and no graphs", dev->name);
+cleanup:
+    return status;
+}
+
+static td_status make_stream(td_device *dev, bool own, void *native, td_stream **out)
+{
+    td_status status = TD_OK;
+    td_stream *stream = NULL;
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_TRY(check_streams(dev));
+    stream = calloc(1, sizeof *stream);
+    if (!stream) {
+        status = td_fail(TD_NO_MEMORY, "no memory for a stream");
+        goto cleanup;
+    }
+    *stream = (td_stream){.dev = dev, .native = native, .own = own};
+    if (own)
+        TD_TRY(dev->backend->stream_create(dev->context, &stream->native));
+    *out = stream;
+    stream = NULL;
+cleanup:
+    free(stream);
+    return status;
+}
+
+td_status td_stream_create(td_device *dev, td_stream **out)
+{
+    return make_stream(dev, true, NULL, out);
+}
+
+td_status td_stream_wrap(td_device *dev, void *native, td_stream **out)
+{
+    return make_stream(dev, false, native, out);
+}
+
+void td_stream_destroy(td_stream *stream)
+{
+    if (stream && stream->own)
+        stream->dev->backend->stream_destroy(stream->dev->context, stream->native);
+    free(stream);
+}
+
+td_status td_device_set_stream(td_device *dev, td_stream *stream)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_streams(dev));
+    TD_CHECK(!stream || stream->dev == dev, "stream is one of %s, dev is %s", stream->dev->name, dev->name);
+    dev->backend->set_stream(dev->context, !stream, stream ? stream->native : NULL);
+    dev->stream = stream;
+cleanup:
+    return status;
+}
+
+td_stream *td_device_stream(const td_device *dev)
+{
+    return dev->stream;
+}
+
+td_status td_graph_begin(td_device *dev)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_streams(dev));
+    if (dev->capturing) {
+        status = td_fail(TD_BAD_STATE, "a capture is running on %s", dev->name);
+        goto cleanup;
+    }
+    TD_TRY(dev->backend->graph_begin(dev->context));
+    dev->capturing = true;
+cleanup:
+    return status;
+}
+
+td_status td_graph_end(td_device *dev, td_graph **out)
+{
+    td_status status = TD_OK;
+    td_graph *graph = NULL;
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_TRY(check_streams(dev));
+    if (!dev->capturing) {
+        status = td_fail(TD_BAD_STATE, "no capture is running on %s", dev->name);
+        goto cleanup;
+    }
+    dev->capturing = false;
+    graph = calloc(1, sizeof *graph);
+    void *native = NULL;
+    status = dev->backend->graph_end(dev->context, &native);
+    if (status != TD_OK)
+        goto cleanup;
+    if (!graph) {
+        dev->backend->graph_destroy(dev->context, native);
+        status = td_fail(TD_NO_MEMORY, "no memory for a graph");
+        goto cleanup;
+    }
+    *graph = (td_graph){.dev = dev, .native = native};
+    *out = graph;
+    graph = NULL;
+cleanup:
+    free(graph);
+    return status;
+}
+
+td_status td_graph_launch(td_graph *graph)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(graph, "graph is NULL");
+    TD_TRY(graph->dev->backend->graph_launch(graph->dev->context, graph->native));
+cleanup:
+    return status;
+}
+
+void td_graph_destroy(td_graph *graph)
+{
+    if (graph)
+        graph->dev->backend->graph_destroy(graph->dev->context, graph->native);
+    free(graph);
+}
+
+/* ---- time ---- */
+
+td_status td_event_create(td_device *dev, td_event **out)
+{
+    td_status status = TD_OK;
+    td_event *event = NULL;
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_CHECK(dev, "dev is NULL");
+    event = calloc(1, sizeof *event);
+    if (!event) {
+        status = td_fail(TD_NO_MEMORY, "no memory for an event");
+        goto cleanup;
+    }
+    event->dev = dev;
+    event->backend = dev->backend;
+    TD_TRY(dev->backend->event_create(dev->context, event));
+    *out = event;
+    event = NULL;
+cleanup:
+    free(event);
+    return status;
+}
+
+void td_event_destroy(td_event *event)
+{
+    if (event)
+        event->backend->event_destroy(event);
+    free(event);
+}
+
+td_status td_event_record(td_event *event)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(event, "event is NULL");
+    TD_TRY(event->backend->event_record(event->dev->context, event));
+    event->recorded = true;
+cleanup:
+    return status;
+}
+
+td_status td_event_wait(td_event *event)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(event, "event is NULL");
+    if (!event->recorded) {
+        status = td_fail(TD_BAD_STATE, "event was never recorded");
+        goto cleanup;
+    }
+    TD_TRY(event->backend->event_wait(event->dev->context, event));
+cleanup:
+    return status;
+}
+
+td_status td_event_elapsed_ms(td_event *start, td_event *stop, double *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(start, "start is NULL");
+    TD_CHECK(stop, "stop is NULL");
+    TD_CHECK(out, "out is NULL");
+    TD_CHECK(start->dev == stop->dev, "start is an event of %s, stop of another device", start->dev->name);
+    if (!start->recorded || !stop->recorded) {
+        status = td_fail(TD_BAD_STATE, "%s was never recorded", start->recorded ? "stop" : "start");
+        goto cleanup;
+    }
+    TD_TRY(start->backend->event_elapsed_ms(start, stop, out));
+cleanup:
+    return status;
+}
