@@ -27,7 +27,7 @@ class OnGpus(cli_ranks.Steps):
     MODEL = "--d-model 48 --d-ff 100 --layers 2 --heads 3 --vocab 57".split()
     MOST = 2
     LONG = "--layers 24 --batch 8 --context 512 --warmup 1 --steps 4096".split()
-    MET_S = 10.0  # contexts of CUDA, and NCCL's start
+    MET_S = 10.0  # until contexts of CUDA are made, and NCCL has started
     BESIDE_MS = 0.01  # events of a GPU differ from the host's clock
 
     def on(self, rank):

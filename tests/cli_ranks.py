@@ -157,8 +157,9 @@ class Steps(Cli):
     BACKEND = "gloo"
     MODEL, SHORT = TINY[:10], TINY[10:]
     MOST = 3  # ranks
-    LONG = "--layers 8 --batch 16 --context 64 --warmup 1 --steps 4096".split()  # minutes
-    MET_S = 1.5  # until ranks have met, and are in their steps
+    # Minutes of steps without communication, which come first; a death in them is told within END_S.
+    LONG = "--layers 8 --batch 16 --context 256 --warmup 1 --steps 4096".split()
+    MET_S, END_S = 1.5, 15.0  # until ranks have met, and are in their steps
     BESIDE_MS = 0.0  # of collectives behind the backward pass
 
     def on(self, rank: int) -> tuple[list[str], dict[str, str]]:
@@ -262,7 +263,9 @@ class Steps(Cli):
                 ranks = self.start(self.MOST, command, how=self.LONG)
                 time.sleep(self.MET_S)
                 ranks[1].kill()
+                killed = time.monotonic()
                 done = self.finish(ranks)
+                self.assertLess(time.monotonic() - killed, self.END_S)
                 expected = [-signal.SIGKILL if rank == 1 else 1 for rank in range(self.MOST)]
                 self.assertEqual([status for status, _, _ in done], expected, done)
                 for rank in range(0, self.MOST, 2):

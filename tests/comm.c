@@ -500,31 +500,18 @@ int main(int argc, char **argv)
         cmocka_unit_test(ranks_know_each_other),
         cmocka_unit_test(more_elements_than_an_int_counts),
     };
-    td_comm_backend backend;
-    const int ranks = argc > 2 ? atoi(argv[2]) : 2;
-    char name[24] = "cpu";
     int result;
 
-    if (!td_ranks_possible(argc, argv, &backend, &result))
+    if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
         return result;
-    if (!td_ranks_inside())
-        return td_ranks_run(argc, argv, ranks, 100);
-    td_comm_options options = td_ranks_options(backend);
-    options.address = getenv("TANDEM_ADDRESS");
-    options.directory = getenv("TANDEM_DIRECTORY");
-    if (backend == TD_COMM_NCCL && !td_ranks_gpu(options.rank, name))
-        return fprintf(stderr, "no GPU for rank %d\n", (int)options.rank), 1;
-    if (td_device_open(name, &dev) != TD_OK || td_comm_open(dev, &options, &comm) != TD_OK ||
-        td_comm_describe(comm, &info) != TD_OK)
-        return fprintf(stderr, "%s\n", td_last_error()), 1;
-    if (info.rank > 0 && !freopen("/dev/null", "w", stdout))
-        return 1;
+    td_assert_ok(td_comm_describe(comm, &info));
     const int failed = cmocka_run_group_tests_name(argv[1], tests, NULL, NULL);
     const td_status status = td_comm_close(comm);
     if (status != TD_OK)
         fprintf(stderr, "%s\n", td_last_error());
     /* It starts once in a process, and a second communicator says so. */
-    if (backend == TD_COMM_MPI && options.ranks > 1 && status == TD_OK &&
+    const td_comm_options options = td_ranks_options(info.backend);
+    if (info.backend == TD_COMM_MPI && options.ranks > 1 && status == TD_OK &&
         (td_comm_open(dev, &options, &comm) == TD_OK || !strstr(td_last_error(), "starts once")))
         return fprintf(stderr, "a second communicator of MPI: %s\n", td_last_error()), 1;
     td_device_close(dev);

@@ -1,5 +1,5 @@
-/* Streams, graphs and events over a double of a backend that has them, as the CPU's has not: which calls reach
- * it, with which handles, and what its errors leave. */
+/* Streams, graphs and events over a double of a backend that has them, as the CPU's has not: which calls
+ * reach it, with which handles, and what its errors leave. */
 #include "device/backend.h"
 #include "support/compare.h"
 #include "support/fault.h"

@@ -478,12 +478,11 @@ static int killed(td_shard_kind kind)
 static int check_killed(int argc, char **argv)
 {
     const int ranks = argc > 2 ? atoi(argv[2]) : 2;
-    int statuses[16] = {0}, wrong = 0;
+    int statuses[16] = {0}, wrong = 0, result;
     td_comm_backend backend;
 
-    if (!td_ranks_possible(argc, argv, &backend, &wrong))
-        return wrong;
-    wrong = 0;
+    if (!td_ranks_possible(argc, argv, &backend, &result))
+        return result;
     td_ranks_run_each(argv, ranks, 60, statuses);
     for (int rank = 0; rank < ranks; rank++)
         wrong += statuses[rank] != (rank == 1 ? 128 + SIGKILL : 0);

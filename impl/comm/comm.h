@@ -84,8 +84,8 @@ enum { TD_COMM_MOST_RANKS = 128 };
 
 /** Joins the ranks of a run; returns when all have come. dev stays open for as long as the communicator;
  * NCCL takes a CUDA device, the others the CPU. A communicator of one rank copies, and loads no library.
- * Each rank has a GPU of its own, or shares one under a value of NCCL_HOSTID of its own: NCCL then takes the
- * ranks for those of several hosts, and sends by the network. That shows what is computed, not how fast.
+ * Each of NCCL's ranks has a GPU of its own. Ranks with different values of NCCL_HOSTID may share one: NCCL
+ * takes them for ranks of different hosts, and sends by the network. Results are the same, times are not.
  *
  * MPI is started by the first communicator of MPI and ended by its close: of those there is one in a
  * process, unless the program started MPI itself (with MPI_THREAD_MULTIPLE).

@@ -255,8 +255,8 @@ def kind_of(name: str) -> str:
 
 
 def is_shared() -> bool:
-    """Whether ranks share the GPUs that there are (TD_SHARE_GPU): for what they compute and take, which then is the
-    same, and not for times."""
+    """Whether ranks share the GPUs that there are (TD_SHARE_GPU). Their results and their memory are those of ranks
+    with a GPU each; their times are not."""
     return "TD_SHARE_GPU" in os.environ
 
 

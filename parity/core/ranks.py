@@ -188,7 +188,7 @@ class Group:
 
 
 def rank_variables(rank: int, ranks: int) -> dict[str, str]:
-    """What torchrun would set for a rank of one host. Ranks that share a GPU are of one host each, to NCCL."""
+    """What torchrun would set for a rank of one host; of ranks that share a GPU, what makes NCCL take them."""
     found = {
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
@@ -199,7 +199,7 @@ def rank_variables(rank: int, ranks: int) -> dict[str, str]:
 
 
 def gpu_of(rank: int) -> str:
-    """The rank's own, or the next in turn of those that ranks share."""
+    """The name of the rank's GPU; where ranks share GPUs, they take turns."""
     return f"cuda:{rank % torch.cuda.device_count() if is_shared() else rank}"
 
 

@@ -34,6 +34,8 @@ td_comm_options td_ranks_options(td_comm_backend backend)
                              .ranks = atoi(either("OMPI_COMM_WORLD_SIZE", "WORLD_SIZE")),
                              .local_ranks = local ? atoi(local) : 0,
                              .run = either("PMIX_NAMESPACE", "TANDEM_RUN"),
+                             .address = getenv("TANDEM_ADDRESS"),
+                             .directory = getenv("TANDEM_DIRECTORY"),
                              .open_seconds = 30,
                              .seconds = 20};
 }
@@ -83,17 +85,27 @@ void td_ranks_run_each(char **argv, int ranks, int seconds, int *statuses)
     }
 }
 
-bool td_ranks_gpu(int rank, char name[24])
+/** How many GPUs are here. */
+static int gpus(void)
 {
-    const bool share = getenv("TD_SHARE_GPU") != NULL;
-    char host[24];
-    int gpus = 0;
+    int count = 0;
 
-    if (td_device_count(TD_DEVICE_CUDA, &gpus) != TD_OK || gpus == 0 || (rank >= gpus && !share))
-        return false;
-    snprintf(name, 24, "cuda:%d", rank % gpus);
+    return td_device_count(TD_DEVICE_CUDA, &count) == TD_OK ? count : 0;
+}
+
+static bool gpus_are_shared(void)
+{
+    return getenv("TD_SHARE_GPU") && gpus() > 0;
+}
+
+void td_ranks_gpu(int rank, char name[24])
+{
+    char host[24];
+
+    snprintf(name, 24, "cuda:%d", gpus_are_shared() ? rank % gpus() : rank);
     snprintf(host, sizeof host, "rank-%d", rank);
-    return !share || setenv("NCCL_HOSTID", host, 1) == 0;
+    if (gpus_are_shared())
+        setenv("NCCL_HOSTID", host, 1);
 }
 
 int td_ranks_run(int argc, char **argv, int ranks, int seconds)
@@ -111,7 +123,6 @@ int td_ranks_run(int argc, char **argv, int ranks, int seconds)
 bool td_ranks_possible(int argc, char **argv, td_comm_backend *backend, int *result)
 {
     const int ranks = argc > 2 ? atoi(argv[2]) : 2;
-    char name[24];
 
     *result = 2;
     if (argc < 2 || td_comm_backend_parse(argv[1], backend) != TD_OK) {
@@ -123,10 +134,11 @@ bool td_ranks_possible(int argc, char **argv, td_comm_backend *backend, int *res
         printf("skipped: %s\n", td_last_error());
         return false;
     }
-    if (*backend != TD_COMM_NCCL || td_ranks_inside() || td_ranks_gpu(ranks - 1, name))
+    if (*backend != TD_COMM_NCCL || td_ranks_inside() || gpus_are_shared() || gpus() >= ranks)
         return true;
-    *result = getenv("TD_REQUIRE_GPU") && !td_ranks_gpu(0, name) ? 1 : 77;
-    printf("%s: fewer than %d GPUs\n", *result == 1 ? "failed, as TD_REQUIRE_GPU is set" : "skipped", ranks);
+    *result = getenv("TD_REQUIRE_GPU") && gpus() == 0 ? 1 : 77;
+    printf("%s: %d GPUs, %d are needed\n", *result == 1 ? "failed, as TD_REQUIRE_GPU is set" : "skipped",
+           gpus(), ranks);
     return false;
 }
 
@@ -143,10 +155,8 @@ bool td_ranks_begin(int argc, char **argv, td_device **dev, td_comm **comm, int 
     }
     const td_comm_options options = td_ranks_options(backend);
     *result = 1;
-    if (backend == TD_COMM_NCCL && !td_ranks_gpu(options.rank, name)) {
-        fprintf(stderr, "no GPU for rank %d\n", (int)options.rank);
-        return false;
-    }
+    if (backend == TD_COMM_NCCL)
+        td_ranks_gpu(options.rank, name);
     if (td_device_open(name, dev) != TD_OK || td_comm_open(*dev, &options, comm) != TD_OK) {
         fprintf(stderr, "%s\n", td_last_error());
         return false;

@@ -15,7 +15,8 @@ int td_ranks_run(int argc, char **argv, int ranks, int seconds);
 /** The same; *statuses [ranks] are the exit statuses of all, 128 + N for one that ended by signal N. */
 void td_ranks_run_each(char **argv, int ranks, int seconds, int *statuses);
 
-/** Whether ranks of PROGRAM BACKEND RANKS can be here: else it says why, and *result is the exit status. */
+/** Whether this machine and build can run the ranks of PROGRAM BACKEND RANKS. False: it has printed why not,
+ * and *result is the exit status. */
 bool td_ranks_possible(int argc, char **argv, td_comm_backend *backend, int *result);
 
 /** Begins a program of ranks, PROGRAM BACKEND RANKS: opens the CPU, or the rank's GPU for NCCL, and the
@@ -23,11 +24,11 @@ bool td_ranks_possible(int argc, char **argv, td_comm_backend *backend, int *res
  * status: the ranks were started and have ended, or they are not possible. */
 bool td_ranks_begin(int argc, char **argv, td_device **dev, td_comm **comm, int *result);
 
-/** Names the rank's GPU, "cuda:1"; false: there is none. Where TD_SHARE_GPU is set, ranks share the GPUs that
- * there are, each on a host of its own as far as NCCL knows. */
-bool td_ranks_gpu(int rank, char name[24]);
+/** Names the rank's GPU, "cuda:1". Where TD_SHARE_GPU is set, ranks take turns on the GPUs that there are,
+ * and NCCL is told that this rank is on a host of its own (NCCL_HOSTID). */
+void td_ranks_gpu(int rank, char name[24]);
 
-/** The options of this rank. */
+/** The options of this rank; TANDEM_ADDRESS and TANDEM_DIRECTORY say where ranks meet. */
 td_comm_options td_ranks_options(td_comm_backend backend);
 
 #endif
