@@ -5,6 +5,7 @@ Run by CTest as  python3 cli_gpus.py PATH_OF_TANDEM ; Python's standard library 
 """
 
 import os
+import re
 import subprocess
 import sys
 
@@ -34,6 +35,15 @@ class OnGpus(cli_ranks.Steps):
         if SHARED:
             return ["--device", f"cuda:{rank % gpus()}"], {"NCCL_HOSTID": f"rank-{rank}"}
         return ["--device", "cuda"], {}
+
+    def test_a_captured_step_computes_what_a_queued_one_does(self):
+        losses = []
+        for words in ([], ["--queued"]):
+            done = self.finish(self.start(2, "ddp", *words, "--json", str(self.json)))
+            self.assertEqual([(status, err) for status, _, err in done], [(0, "")] * 2)
+            losses.append(re.search(r"loss .* to .*", done[0][1]).group())
+        self.assertEqual([record["config"]["graph"] for record in self.records()], [True, False])
+        self.assertEqual(losses[0], losses[1])
 
 
 if __name__ == "__main__":

@@ -487,6 +487,60 @@ static void spans_are_of_the_calls_in_order(void **unused)
     free(all);
 }
 
+/* ---- graphs ---- */
+
+/* Launched thrice: each time what all ranks have then. */
+static void collectives_are_captured(void **unused)
+{
+    enum { COUNT = 5001, LAUNCHES = 3 };
+    float *mine = malloc(COUNT * sizeof *mine), *got = malloc(COUNT * sizeof *got);
+    td_work *work = NULL;
+    td_graph *graph = NULL;
+    bool done;
+
+    (void)unused;
+    if (info.backend != TD_COMM_NCCL)
+        skip();
+    stream++;
+    draw(info.rank, TD_COMM_F32, COUNT, mine);
+    float *in = there(mine, COUNT * sizeof *mine), *out = there(mine, COUNT * sizeof *mine);
+    float *root = there(mine, COUNT * sizeof *mine);
+    td_assert_ok(td_comm_all_reduce(comm, in, out, COUNT, TD_COMM_F32, TD_SUM, NULL));
+    td_assert_ok(td_graph_begin(dev));
+    td_assert_refused(td_comm_all_reduce(comm, in, out, COUNT, TD_COMM_F32, TD_SUM, NULL), TD_BAD_STATE,
+                      "give it a handle");
+    td_assert_ok(td_comm_all_reduce(comm, in, out, COUNT, TD_COMM_F32, TD_SUM, &work));
+    td_assert_refused(td_work_test(work, &done), TD_BAD_STATE, "part of a graph");
+    td_assert_ok(td_work_queue_wait(work));
+    td_assert_ok(td_comm_broadcast(comm, root, COUNT, TD_COMM_F32, info.ranks - 1, &work));
+    td_assert_ok(td_work_queue_wait(work));
+    td_assert_ok(td_graph_end(dev, &graph));
+    td_assert_refused(td_comm_close(comm), TD_BAD_STATE, "1 graphs with collectives");
+    for (int i = 0; i < LAUNCHES; i++) {
+        stream++;
+        draw(info.rank, TD_COMM_F32, COUNT, mine);
+        td_assert_ok(td_device_upload(dev, in, mine, COUNT * sizeof *mine));
+        td_assert_ok(td_device_upload(dev, root, mine, COUNT * sizeof *mine));
+        td_assert_ok(td_device_fill(dev, out, 0xFF, COUNT * sizeof *mine));
+        td_assert_ok(td_graph_launch(graph));
+        td_assert_ok(td_device_download(dev, got, out, COUNT * sizeof *got));
+        const truth t = truth_of(TD_COMM_F32, TD_SUM, COUNT);
+        judge("of a graph", TD_COMM_F32, TD_SUM, got, &t, 0, COUNT);
+        truth_free(t);
+        td_assert_ok(td_device_download(dev, got, root, COUNT * sizeof *got));
+        draw(info.ranks - 1, TD_COMM_F32, COUNT, mine);
+        assert_memory_equal(got, mine, COUNT * sizeof *mine);
+        /* Calls between launches are calls as before. */
+        td_assert_ok(td_comm_all_reduce(comm, in, in, COUNT, TD_COMM_F32, TD_MAX, NULL));
+    }
+    td_graph_destroy(graph);
+    td_assert_ok(td_device_free(dev, in));
+    td_assert_ok(td_device_free(dev, out));
+    td_assert_ok(td_device_free(dev, root));
+    free(mine);
+    free(got);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -499,6 +553,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(there_are_1024_handles),
         cmocka_unit_test(ranks_know_each_other),
         cmocka_unit_test(more_elements_than_an_int_counts),
+        cmocka_unit_test(collectives_are_captured),
     };
     int result;
 

@@ -36,6 +36,28 @@ static td_status reduce(td_comm *comm, float *data, int64_t count, td_comm_type 
     return td_comm_all_reduce(comm, data, data, count, type, TD_AVERAGE, NULL);
 }
 
+/* Launches a graph of two collectives, the second of `count` elements, again and again. */
+static td_status replay(td_device *dev, td_comm *comm, float *data, int64_t count, int64_t launches)
+{
+    td_graph *graph = NULL;
+    td_work *work = NULL;
+    td_status status = td_graph_begin(dev);
+
+    for (int i = 0; i < 2 && status == TD_OK; i++) {
+        status =
+            td_comm_all_reduce(comm, data, data, i == 0 ? ELEMENTS : count, TD_COMM_F32, TD_AVERAGE, &work);
+        if (status == TD_OK)
+            status = td_work_queue_wait(work);
+    }
+    const td_status ended = td_graph_end(dev, &graph);
+    if (status == TD_OK)
+        status = ended;
+    for (int64_t i = 0; i < launches && status == TD_OK; i++)
+        status = td_graph_launch(graph);
+    td_graph_destroy(graph);
+    return status;
+}
+
 /* The calls of all ranks, of which the bad one does another. */
 static td_status run(td_device *dev, td_comm *comm, const char *fault, bool bad)
 {
@@ -66,6 +88,12 @@ static td_status run(td_device *dev, td_comm *comm, const char *fault, bool bad)
         (void)td_comm_abort(comm, "its data ended");
     if (bad && (IS("killed") || IS("stops")))
         signal_soon(IS("killed") ? SIGKILL : SIGSTOP);
+    if (bad && IS("killed_replay"))
+        signal_soon(SIGKILL);
+    if (IS("killed_replay"))
+        return replay(dev, comm, data, LARGE, INT64_MAX);
+    if (IS("replay"))
+        return replay(dev, comm, data, ELEMENTS + bad, 1);
     if (IS("killed") || IS("stops") || IS("interrupted"))
         while (status == TD_OK)
             status = reduce(comm, data, LARGE, TD_COMM_F32);

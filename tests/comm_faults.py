@@ -52,6 +52,13 @@ CALLS = {
     "gives_up": (r"rank 1 \(.*\) gave up: its data ended", True),
     "never": (r"rank 1 did not come in time", False),
 }
+REPLAYS = {
+    "replay": (
+        r"rank 1 \(.*\) made another call, replay #7 of a graph with 2 collectives, where rank 0 made replay #7",
+        True,
+    ),
+    "killed_replay": (r"rank 1 \(process \d+ on [^)]+\) died, its last call was replay #\d+", False),
+}
 
 
 class Failure(Exception):
@@ -149,7 +156,7 @@ def expect_line(run: Run, rank: int, words: str) -> None:
 
 
 def fault_of_a_call(options, backend: str, launcher: str, fault: str, ranks: int = 3) -> float:
-    words, bad_says = CALLS[fault]
+    words, bad_says = (CALLS | REPLAYS)[fault]
     run = Run(options, backend, fault, ranks, launcher)
     speak = [rank for rank in range(ranks) if rank != BAD or bad_says]
     try:
@@ -277,7 +284,7 @@ def other_options(options, backend: str, launcher: str, fault: str, words: str) 
 def cases(options):
     """(name, what is run)"""
     if options.nccl:
-        for fault in CALLS:
+        for fault in CALLS | REPLAYS:
             yield f"nccl {fault}", lambda f=fault: fault_of_a_call(options, "nccl", "loop", f, 2)
         yield "nccl all is well", lambda: all_is_well(options, "nccl", "loop", 2)
         gave_up = r"rank 0 \(.*\) gave up: SIGINT"

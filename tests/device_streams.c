@@ -247,6 +247,75 @@ static void a_capture_begins_ends_and_is_replayed(void **state)
     td_graph_destroy(NULL);
 }
 
+/* ---- guests of a graph ---- */
+
+typedef struct visitor {
+    int launches, left, *order;
+    td_status says;
+} visitor;
+
+static td_status visit(void *user)
+{
+    visitor *v = user;
+
+    v->launches = ++*v->order;
+    return v->says == TD_OK ? TD_OK : td_fail(v->says, "not now");
+}
+
+static void go(void *user)
+{
+    ((visitor *)user)->left++;
+}
+
+static void guests_come_ahead_of_every_launch(void **state)
+{
+    td_device *dev = *state;
+    int order = 0;
+    visitor one = {.order = &order}, two = {.order = &order}, three = {.order = &order};
+    const td_graph_guest first = {visit, go, &one}, second = {visit, NULL, &two}, none = {NULL, go, &one};
+    const td_graph_guest third = {visit, go, &three};
+    td_graph *graph, *other;
+
+    assert_int_equal(td_graph_capture(dev), 0);
+    td_assert_refused(td_graph_join(dev, &first), TD_BAD_STATE, "no capture is running");
+    td_assert_ok(td_graph_begin(dev));
+    assert_int_equal(td_graph_capture(dev), 1);
+    td_assert_refused(td_graph_join(NULL, &first), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_graph_join(dev, NULL), TD_BAD_ARGUMENT, "guest is NULL");
+    td_assert_refused(td_graph_join(dev, &none), TD_BAD_ARGUMENT, "launch is NULL");
+    td_fault_at(1);
+    assert_int_equal(td_graph_join(dev, &first), TD_NO_MEMORY);
+    td_fault_at(0);
+    td_assert_ok(td_graph_join(dev, &first));
+    td_assert_ok(td_graph_join(dev, &second));
+    td_assert_ok(td_graph_end(dev, &graph));
+    assert_int_equal(td_graph_capture(dev), 0);
+    assert_int_equal(order, 0);
+    td_assert_ok(td_graph_launch(graph));
+    assert_int_equal(one.launches, 1);
+    assert_int_equal(two.launches, 2);
+    one.says = TD_RANK_FAILED; /* nobody comes behind, and nothing runs */
+    td_assert_refused(td_graph_launch(graph), TD_RANK_FAILED, "not now");
+    assert_int_equal(two.launches, 2);
+    assert_int_equal(seen.launches, 1);
+    /* A graph that is not made. */
+    td_assert_ok(td_graph_begin(dev));
+    assert_int_equal(td_graph_capture(dev), 2);
+    td_assert_ok(td_graph_join(dev, &third));
+    td_fault_at(2); /* behind the graph's memory */
+    assert_int_equal(td_graph_end(dev, &other), TD_IO_ERROR);
+    td_fault_at(0);
+    assert_int_equal(three.left, 1);
+    assert_int_equal(one.left, 0);
+    td_graph_destroy(graph);
+    assert_int_equal(one.left, 1);
+    td_assert_ok(td_graph_begin(dev));
+    td_assert_ok(td_graph_join(dev, &third));
+    td_assert_ok(td_graph_end(dev, &graph));
+    td_graph_destroy(graph);
+    assert_int_equal(three.left, 2);
+}
+
 static void a_capture_that_fails_leaves_nothing(void **state)
 {
     td_device *dev = *state;
@@ -324,7 +393,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         WITH_FAKE(work_goes_to_the_stream_that_is_set),   WITH_FAKE(a_stream_that_fails_leaves_nothing),
         WITH_FAKE(a_capture_begins_ends_and_is_replayed), WITH_FAKE(a_capture_that_fails_leaves_nothing),
-        WITH_FAKE(errors_of_the_backend_come_out),
+        WITH_FAKE(errors_of_the_backend_come_out),        WITH_FAKE(guests_come_ahead_of_every_launch),
     };
 
     return cmocka_run_group_tests_name("streams and graphs", tests, NULL, NULL);

@@ -275,6 +275,26 @@ API(td_graph_end)
     return status;
 }
 
+API(td_graph_capture)
+{
+    assert_int_equal(td_graph_capture(api_dev), 0);
+    return TD_OK;
+}
+
+static td_status never_launched(void *user)
+{
+    (void)user;
+    return TD_OK;
+}
+
+API(td_graph_join)
+{
+    td_graph_guest guest = {.launch = never_launched};
+
+    impossible(TD_BAD_STATE, "no capture is running");
+    return td_graph_join(dev(), pointer("guest", &guest));
+}
+
 API(td_graph_launch)
 {
     impossible(TD_BAD_ARGUMENT, "graph");

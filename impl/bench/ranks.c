@@ -55,6 +55,7 @@ typedef struct run {
     td_bench_ranks_progress progress;
     void *user;
     int64_t done;
+    bool watches; /* what comes is the series whose collectives are watched */
 } run;
 
 /* ---- trainers ---- */
@@ -92,7 +93,8 @@ static td_train_config trainer_of(const td_bench_ranks_config *config, int32_t r
                              .hyper = config->hyper,
                              .time = config->time,
                              .gain = 1.0f / (float)ranks,
-                             .micro_batches = config->micro_batches};
+                             .micro_batches = config->micro_batches,
+                             .capture = config->graph};
 }
 
 static td_status make_shard(td_comm *comm, const td_bench_ranks_config *config, td_train_config *trainer,
@@ -112,6 +114,7 @@ static td_status make_links(run *r, bool silent)
     td_status status = TD_OK;
 
     r->trainer = trainer_of(r->config, r->info.ranks);
+    r->trainer.capture &= !r->watches;
     if (r->config->state != TD_BENCH_STATE_FLAT) {
         TD_TRY(td_ddp_link_create(r->comm, r->config->strategy, r->config->bucket_mb, &r->ddp));
         r->trainer.hooks = td_ddp_link_hook(r->ddp);
@@ -387,6 +390,11 @@ static td_status run_all(run *r)
     r->deaf.final = NULL;
     TD_TRY(make_trainer(r, false));
     TD_TRY(run_series(r, STEP));
+    if (r->config->graph) {
+        drop_trainer(r);
+        r->watches = true;
+        TD_TRY(make_trainer(r, false));
+    }
     TD_TRY(run_watched(r));
     TD_TRY(td_train_plan(r->dev, &r->trainer, &bytes));
     r->rank.parameters = bytes.model.parameters + bytes.model.copies;
@@ -480,6 +488,8 @@ static td_status check_config(const td_bench_ranks_config *config)
              "steps is %" PRId64 ", needs 1 to %d", config->steps, TD_BENCH_MOST_STEPS);
     TD_CHECK(config->micro_batches >= 0 && config->micro_batches <= INT32_MAX,
              "micro_batches is %" PRId64 ", needs 1 to %d, or 0 for 1", config->micro_batches, INT32_MAX);
+    TD_CHECK(!config->graph || config->state == TD_BENCH_STATE_WHOLE,
+             "graph is true, but steps whose state is split are queued");
 cleanup:
     return status;
 }

@@ -24,7 +24,8 @@ enum {
     KEY_UPDATE,
     KEY_KEEP,
     KEY_CHECKPOINT_LAYERS,
-    KEY_GRADIENTS
+    KEY_GRADIENTS,
+    KEY_QUEUED
 };
 
 #define STRATEGY_OPTION(more)                                                                                \
@@ -74,18 +75,18 @@ enum {
          0,                                                                                                  \
          "of --keep inputs: layers of a checkpoint (1)",                                                     \
          4},                                                                                                 \
-        {"gradients",                                                                                        \
-         KEY_GRADIENTS,                                                                                      \
-         "NAME",                                                                                             \
-         0,                                                                                                  \
-         "transient (the default with one micro-batch): they share memory with activations; or held",        \
-         4},                                                                                                 \
     {                                                                                                        \
-        0                                                                                                    \
+        "gradients", KEY_GRADIENTS, "NAME", 0,                                                               \
+            "transient (the default with one micro-batch): they share memory with activations; or held", 4   \
     }
 
 static const struct argp_option of_ddp[] = {
-    {0, 0, 0, 0, "What is communicated:", 2}, STRATEGY_OPTION(""), COMMON_OPTIONS};
+    {0, 0, 0, 0, "What is communicated:", 2},
+    STRATEGY_OPTION(""),
+    COMMON_OPTIONS,
+    {"queued", KEY_QUEUED, 0, 0,
+     "queue each operation; by default a step is captured as a graph where the device has graphs", 4},
+    {0}};
 
 static const struct argp_option of_shard[] = {
     {0, 0, 0, 0, "What is communicated:", 2},
@@ -94,7 +95,8 @@ static const struct argp_option of_shard[] = {
      "part of every bucket, by reduce-scatter and all-gather",
      2},
     STRATEGY_OPTION("of --kind tensors, how gradients are reduced. "),
-    COMMON_OPTIONS};
+    COMMON_OPTIONS,
+    {0}};
 
 typedef struct arguments {
     const td_parallel *parallel;
@@ -102,7 +104,7 @@ typedef struct arguments {
     td_ranks_options ranks;
     td_bench_ranks_config config;
     td_model_options model; /* of config.model */
-    bool bucket_given, strategy_given, gradients_given;
+    bool bucket_given, strategy_given, gradients_given, queued;
 } arguments;
 
 /* ---- arguments ---- */
@@ -194,6 +196,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_GRADIENTS:
         model->transient_gradients = td_option_either(state, "gradients", arg, "transient", "held");
         args->gradients_given = true;
+        return 0;
+    case KEY_QUEUED:
+        args->queued = true;
         return 0;
     case ARGP_KEY_ARG:
         td_option_no_argument(state, arg);
@@ -330,9 +335,10 @@ static td_status print_head(const arguments *args, const td_ranks *ranks, FILE *
         fprintf(out, "; buckets of %g MiB", config->bucket_mb);
     else if (has_buckets(config))
         fprintf(out, "; one bucket");
-    fprintf(out, "; weights updated %s the backward pass; gradients are %s\n\n",
+    fprintf(out, "; weights updated %s the backward pass; gradients are %s; steps are %s\n\n",
             config->time == TD_UPDATE_ALONG ? "along" : "after",
-            config->model.transient_gradients ? "transient" : "held");
+            config->model.transient_gradients ? "transient" : "held",
+            config->graph ? "captured as a graph" : "queued");
 cleanup:
     return status;
 }
@@ -393,7 +399,7 @@ static td_status set_case(const arguments *args, const td_ranks *ranks, td_recor
     TD_TRY(td_record_set_integer(record, "case.warmup", config->warmup));
     TD_TRY(td_record_set_string(record, "case.pass", "step"));
     TD_TRY(td_record_set_string(record, "config.attention", config->model.attention));
-    TD_TRY(td_record_set_bool(record, "config.graph", false));
+    TD_TRY(td_record_set_bool(record, "config.graph", config->graph));
     TD_TRY(td_record_set_string(record, "config.keep", td_keep_name(config->model.keep)));
     if (config->model.keep == TD_KEEP_INPUTS)
         TD_TRY(td_record_set_integer(record, "config.checkpoint_layers",
@@ -532,6 +538,7 @@ td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv)
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_ranks_begin(argv[0], &args.ranks, &args.common, &ranks));
     TD_TRY(td_compile_begin(&args.model.compile, ranks.dev));
+    args.config.graph = !args.queued && !parallel->sharded && td_device_kind_of(ranks.dev) != TD_DEVICE_CPU;
     status = measure(&args, &ranks, &result);
     if (status == TD_NO_MEMORY) { /* a result as well, for the records */
         char text[256];

@@ -16,17 +16,28 @@ struct td_work {
     td_work *next;  /* free, or queued */
     atomic_bool done;
     bool native;      /* of NCCL: the event stands for the call */
+    bool captured;    /* in a graph: nobody but streams of its capture can wait for it */
     td_status status; /* once done; the control has the message */
     int64_t issued_ns;
     void *event;  /* of NCCL: a cudaEvent_t, kept for the next use */
     int64_t span; /* its number among those watched; -1: it is not */
 };
 
+/** The collectives of a graph, of which all ranks must launch one with the same: a guest of the graph. */
+typedef struct td_comm_graph {
+    td_comm *comm;
+    int64_t capture;   /* the device's number */
+    td_signature call; /* that of a launch */
+} td_comm_graph;
+
 typedef struct td_comm_backend_table {
     /** Once the ranks are connected, by `deadline_ns`. */
     td_status (*open)(td_comm *comm, int64_t deadline_ns);
     /** Queues a call, in the order of the numbers. Also barriers, exchanges and the close. */
     td_status (*issue)(td_comm *comm, td_work *work);
+    /** Puts a call into the graph that the device captures, without the other ranks; NULL: the device has no
+     * graphs. */
+    td_status (*capture)(td_comm *comm, td_work *work);
     /** Returns when the call is done; its result is work->status, with td_last_error() set if that is an
      * error. */
     td_status (*wait)(td_comm *comm, td_work *work);
@@ -57,10 +68,12 @@ struct td_comm {
     char own_host[TD_MEET_HOST], gone[256];
     int64_t own_process;
     atomic_bool given_up;
-    atomic_bool ending; /* a fault is nobody's business any more */
-    int64_t number;     /* of the newest call */
-    int64_t issued;     /* handles that were not given back */
-    td_work *works;     /* [TD_WORK_MOST] */
+    atomic_bool ending;   /* a fault is nobody's business any more */
+    int64_t number;       /* of the newest call */
+    int64_t issued;       /* handles that were not given back */
+    int64_t graphs;       /* that have collectives of this communicator */
+    td_comm_graph *graph; /* the one that was captured last; NULL: it is gone */
+    td_work *works;       /* [TD_WORK_MOST] */
     td_work *free_works;
     td_comm_span *spans;           /* [span_room] */
     int64_t span_room, span_count; /* of span_count beyond the room nothing is known */

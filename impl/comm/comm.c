@@ -260,6 +260,11 @@ td_status td_comm_close(td_comm *comm)
 
     if (!comm)
         return TD_OK;
+    if (comm->graphs > 0)
+        return td_fail(TD_BAD_STATE,
+                       "%" PRId64 " graphs with collectives of the communicator are to be "
+                       "destroyed ahead of it",
+                       comm->graphs);
     status = td_comm_check(comm);
     if (status == TD_OK)
         status = run_sync(comm, &(td_signature){.kind = TD_CALL_CLOSE}, NULL, NULL);
@@ -365,31 +370,110 @@ static td_status run_alone(td_comm *comm, const td_work *work)
     return status;
 }
 
+/* ---- graphs ---- */
+
+/** All ranks launch a graph with the same collectives, or none does. */
+static td_status launch_graph(void *user)
+{
+    td_comm_graph *graph = user;
+
+    return run_sync(graph->comm, &graph->call, NULL, NULL);
+}
+
+static void leave_graph(void *user)
+{
+    td_comm_graph *graph = user;
+
+    graph->comm->graphs--;
+    if (graph->comm->graph == graph)
+        graph->comm->graph = NULL;
+    free(graph);
+}
+
+/** The graph that is being captured, in which this is the first collective, or another. */
+static td_status join_graph(td_comm *comm, int64_t capture)
+{
+    td_status status = TD_OK;
+    td_comm_graph *graph = NULL;
+
+    if (comm->graph && comm->graph->capture == capture)
+        goto cleanup;
+    graph = calloc(1, sizeof *graph);
+    if (!graph) {
+        status = td_fail(TD_NO_MEMORY, "no memory for the collectives of a graph");
+        goto cleanup;
+    }
+    *graph = (td_comm_graph){.comm = comm, .capture = capture, .call.kind = TD_CALL_REPLAY};
+    TD_TRY(td_graph_join(comm->dev,
+                         &(td_graph_guest){.launch = launch_graph, .leave = leave_graph, .user = graph}));
+    comm->graph = graph;
+    comm->graphs++;
+    graph = NULL;
+cleanup:
+    free(graph);
+    return status;
+}
+
+/** FNV-1a of the calls so far and this one, in the two fields that a launch has no other use for. */
+static void count_captured(td_signature *launch, const td_signature *call)
+{
+    const int64_t words[] = {call->kind, call->count, call->type, call->reduction, call->root};
+    uint64_t hash = (uint64_t)(uint32_t)launch->type << 32 | (uint32_t)launch->reduction;
+
+    hash = launch->count == 0 ? UINT64_C(14695981039346656037) : hash;
+    for (size_t i = 0; i < sizeof words; i++)
+        hash = (hash ^ ((const unsigned char *)words)[i]) * UINT64_C(1099511628211);
+    launch->type = (int32_t)(hash >> 32);
+    launch->reduction = (int32_t)(hash & UINT32_MAX);
+    launch->count++;
+}
+
+/** The call becomes part of the graph. It has no number: ranks meet at launches. */
+static td_status capture(td_comm *comm, td_work *work, int64_t number)
+{
+    td_status status = TD_OK;
+
+    work->captured = true;
+    work->span = -1;
+    TD_TRY(join_graph(comm, number));
+    if (work->call.count > 0)
+        TD_TRY(comm->backend->capture(comm, work));
+    count_captured(&comm->graph->call, &work->call);
+cleanup:
+    return status;
+}
+
 /** Makes a call; *out is its handle. */
 static td_status issue(td_comm *comm, const td_signature *call, const void *in, void *out, td_work **handle)
 {
+    const int64_t graph = comm->backend && comm->backend->capture && call->kind <= TD_CALL_BROADCAST
+                              ? td_graph_capture(comm->dev)
+                              : 0;
     td_status status = td_comm_check(comm);
     td_work *work = comm->free_works;
 
     td_signature next = *call;
 
-    next.number = comm->number + 1;
+    next.number = graph ? 0 : comm->number + 1;
     if (status != TD_OK)
         return comm->control ? td_control_status(comm->control, &next) : status;
     if (!work)
         return td_fail(TD_BAD_STATE, "%d collectives were not waited for", TD_WORK_MOST);
     comm->free_works = work->next;
     comm->issued++;
-    comm->number++;
+    comm->number += !graph;
     work->call = next;
-    work->span = td_comm_begin_span(comm, &next);
+    work->captured = false;
+    work->span = graph ? -1 : td_comm_begin_span(comm, &next);
     work->in = in;
     work->out = out;
     work->native = false;
     work->status = TD_OK;
     work->issued_ns = td_clock_ns();
     atomic_store(&work->done, false);
-    status = comm->backend ? comm->backend->issue(comm, work) : run_alone(comm, work);
+    status = graph           ? capture(comm, work, graph)
+             : comm->backend ? comm->backend->issue(comm, work)
+                             : run_alone(comm, work);
     if (status != TD_OK)
         give_back(work);
     else
@@ -402,8 +486,12 @@ td_status td_work_wait(td_work *work)
     td_status status = TD_OK;
 
     TD_CHECK(work, "work is NULL");
-    status = work->comm->backend ? work->comm->backend->wait(work->comm, work)
-                                 : td_device_synchronize(work->comm->dev);
+    if (work->captured)
+        status =
+            td_fail(TD_BAD_STATE, "the collective is part of a graph: td_work_queue_wait waits within it");
+    else
+        status = work->comm->backend ? work->comm->backend->wait(work->comm, work)
+                                     : td_device_synchronize(work->comm->dev);
     give_back(work);
 cleanup:
     return status;
@@ -430,6 +518,11 @@ td_status td_work_test(td_work *work, bool *done)
 
     TD_CHECK(work, "work is NULL");
     TD_CHECK(done, "done is NULL");
+    if (work->captured) {
+        status =
+            td_fail(TD_BAD_STATE, "the collective is part of a graph: td_work_queue_wait waits within it");
+        goto cleanup;
+    }
     if (work->comm->backend && work->comm->backend->test)
         TD_TRY(work->comm->backend->test(work->comm, work));
     *done = work->comm->backend ? atomic_load(&work->done) : true;
@@ -484,6 +577,8 @@ cleanup:
 
 static td_status run_call(td_comm *comm, const td_signature *call, const void *in, void *out, td_work **work)
 {
+    if (!work && td_graph_capture(comm->dev) > 0)
+        return td_fail(TD_BAD_STATE, "a collective that is waited for cannot be captured: give it a handle");
     return work ? issue(comm, call, in, out, work) : run_sync(comm, call, in, out);
 }
 

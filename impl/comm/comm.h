@@ -101,7 +101,8 @@ TD_API td_status td_comm_open(td_device *dev, const td_comm_options *options, td
 /** Ends the communicator together with all ranks, and frees it whatever is returned: waits for what was
  * issued, and until every rank has come so far. Unfinished td_work is gone. After an error it waits for no
  * other rank, but at most for the deadline of what is on its way inside the library. Accepts NULL. Errors:
- * TD_RANK_FAILED, TD_LIBRARY_ERROR. */
+ * TD_RANK_FAILED, TD_LIBRARY_ERROR. TD_BAD_STATE, and nothing is done: graphs with its collectives are to be
+ * destroyed first, for NCCL would wait for that. */
 TD_API td_status td_comm_close(td_comm *comm);
 
 /** Tells all ranks that this one gives up, so that their calls return with `reason` and this rank's name. May
@@ -152,12 +153,17 @@ TD_API td_status td_work_test(td_work *work, bool *done);
  * broadcast       buffer [count]: that of every rank = that of root
  * barrier         returns when every rank has called it
  *
+ * Where the device captures a graph (td_graph_begin), NCCL's collectives that have a handle become part of
+ * it, the handle is for td_work_queue_wait within the capture, and the ranks do not meet. They meet ahead of
+ * every launch of the graph, as in one call: all must launch graphs with the same collectives. What runs in
+ * graphs is not watched (td_comm_watch).
+ *
  * in is only read where it is not part of out. Counts are of elements, from 0 on, on every rank the same; the
  * memory is dev's, with the alignment of its elements.
  *
  * TD_BAD_ARGUMENT: a NULL (for count above 0), a count below 0 or whose bytes are beyond 2^63 - 1, a value
  * that is none of its enum, buffers that overlap in another way, a root that is no rank. TD_BAD_STATE: 1024
- * handles were not waited for. TD_RANK_FAILED, TD_LIBRARY_ERROR. */
+ * handles were not waited for; a capture, and no handle. TD_RANK_FAILED, TD_LIBRARY_ERROR. */
 TD_API td_status td_comm_all_reduce(td_comm *comm, const void *in, void *out, int64_t count,
                                     td_comm_type type, td_reduction reduction, td_work **work);
 TD_API td_status td_comm_reduce_scatter(td_comm *comm, const void *in, void *out, int64_t count,

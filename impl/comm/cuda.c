@@ -282,8 +282,9 @@ static td_status queue_call(nccl *n, td_work *work)
     char text[256];
 
     TD_TRY(td_cuda_status(cudaStreamIsCapturing(n->cuda->stream, &capture), "asking for a capture"));
-    if (capture != cudaStreamCaptureStatusNone) {
-        status = td_fail(TD_UNSUPPORTED, "a collective cannot be captured in a graph");
+    if (work->captured != (capture == cudaStreamCaptureStatusActive)) {
+        status = td_fail(TD_BAD_STATE, work->captured ? "the current stream is no part of the capture"
+                                                      : "a collective is captured by td_graph_begin alone");
         goto cleanup;
     }
     if (!event)
@@ -308,12 +309,34 @@ cleanup:
     return status;
 }
 
+/** On the GPU, behind what the device's stream has now, or into the graph that it captures. A failure is
+ * everybody's: the others are in the call, or will launch the graph. */
+static td_status call_or_capture(td_comm *comm, td_work *work)
+{
+    nccl *n = comm->state;
+    char text[320];
+    td_status status = td_cuda_status(td_cuda_enter(n->cuda), "making the GPU current");
+
+    if (status == TD_OK) {
+        pthread_mutex_lock(&n->calls);
+        status = td_control_status(comm->control, &work->call); /* or NCCL's communicator may be gone */
+        if (status == TD_OK)
+            status = queue_call(n, work);
+        pthread_mutex_unlock(&n->calls);
+        td_cuda_leave(n->cuda);
+    }
+    if (status != TD_OK && status != TD_RANK_FAILED) {
+        snprintf(text, sizeof text, "%s", td_last_error());
+        td_control_library_fault(comm->control, &work->call, text);
+        td_fail(status, "%s", text);
+    }
+    return status;
+}
+
 static td_status issue(td_comm *comm, td_work *work)
 {
     td_status status = TD_OK;
-    nccl *n = comm->state;
     const int64_t deadline_ns = td_clock_ns() + td_comm_ns(comm->options.seconds);
-    char text[320];
 
     td_control_publish(comm->control, &work->call);
     TD_TRY(td_control_await(comm->control, &work->call, deadline_ns));
@@ -323,18 +346,7 @@ static td_status issue(td_comm *comm, td_work *work)
         atomic_store(&work->done, true);
         goto cleanup;
     }
-    TD_TRY(td_cuda_status(td_cuda_enter(n->cuda), "making the GPU current"));
-    pthread_mutex_lock(&n->calls);
-    status = td_control_status(comm->control, &work->call); /* or NCCL's communicator may be gone */
-    if (status == TD_OK)
-        status = queue_call(n, work);
-    pthread_mutex_unlock(&n->calls);
-    td_cuda_leave(n->cuda);
-    if (status != TD_OK && status != TD_RANK_FAILED) { /* the others are in it */
-        snprintf(text, sizeof text, "%s", td_last_error());
-        td_control_library_fault(comm->control, &work->call, text);
-        td_fail(status, "%s", text);
-    }
+    status = call_or_capture(comm, work);
 cleanup:
     return status;
 }
@@ -588,6 +600,7 @@ static void close_backend(td_comm *comm, bool orderly)
 
 const td_comm_backend_table td_comm_backend_nccl = {.open = open_backend,
                                                     .issue = issue,
+                                                    .capture = call_or_capture,
                                                     .wait = wait_for,
                                                     .queue_wait = queue_wait,
                                                     .test = test,

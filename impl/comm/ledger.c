@@ -88,8 +88,8 @@ bool td_ledger_odd(const td_ledger *ledger, int ranks, int64_t number, int *odd,
     return true;
 }
 
-static const char *const names[] = {"no call",   "all_reduce", "reduce_scatter", "all_gather",
-                                    "broadcast", "barrier",    "exchange",       "close"};
+static const char *const names[] = {"no call", "all_reduce", "reduce_scatter", "all_gather", "broadcast",
+                                    "barrier", "exchange",   "replay",         "close"};
 
 const char *td_call_name(int32_t kind)
 {
@@ -118,6 +118,10 @@ void td_call_text(const td_signature *call, char *text, size_t room)
         break;
     case TD_CALL_EXCHANGE:
         snprintf(text, room, "%s #%" PRId64 " of %" PRId64 " bytes", names[kind], call->number, call->count);
+        break;
+    case TD_CALL_REPLAY:
+        snprintf(text, room, "%s #%" PRId64 " of a graph with %" PRId64 " collectives", names[kind],
+                 call->number, call->count);
         break;
     default:
         snprintf(text, room, "%s #%" PRId64, names[kind], call->number);

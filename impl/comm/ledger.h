@@ -13,6 +13,7 @@ typedef enum td_call_kind {
     TD_CALL_BROADCAST,
     TD_CALL_BARRIER,
     TD_CALL_EXCHANGE,
+    TD_CALL_REPLAY, /* of a graph: count is that of its collectives, type and reduction are a hash of them */
     TD_CALL_CLOSE
 } td_call_kind;
 

@@ -4,8 +4,7 @@
  * Two layers. Beneath, td_ddp works on any list of tensors: whoever computes gradients says when each is
  * ready. Above, td_ddp_link takes part in the steps of a td_train by the chain of hooks.
  *
- * Steps are queued: td_comm_all_reduce refuses to be captured in a graph, so that a step of a td_train whose
- * config has `capture` set ends with its TD_UNSUPPORTED. */
+ * Steps may be captured in graphs, where the device has them: all ranks then launch the same. */
 #ifndef TD_DDP_DDP_H
 #define TD_DDP_DDP_H
 

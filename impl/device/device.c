@@ -94,6 +94,7 @@ void td_device_close(td_device *dev)
 {
     if (!dev)
         return;
+    td_device_dismiss(dev->guests);
     while (dev->kept) {
         td_kept *const newest = dev->kept;
 

@@ -15,6 +15,12 @@ typedef struct td_kept {
     struct td_kept *before;
 } td_kept;
 
+/** Of a graph: who takes part in it from outside. */
+typedef struct td_guest {
+    td_graph_guest guest;
+    struct td_guest *next;
+} td_guest;
+
 struct td_device {
     const td_backend *backend;
     void *context;
@@ -23,6 +29,8 @@ struct td_device {
     td_memory_stats memory;
     int64_t fail_in; /* the nth allocation from now fails; 0: none */
     bool capturing;
+    int64_t captures;  /* that have begun */
+    td_guest *guests;  /* of the graph that is being captured */
     td_stream *stream; /* the current one; NULL: the backend's own */
     td_history history;
     td_listener *listeners; /* NULL: nobody */
@@ -32,5 +40,8 @@ struct td_device {
 /** Tells the history, if one runs, what became of a block or a tensor of this `name` (NULL: none). */
 void td_device_note(td_device *dev, td_memory_action action, const void *address, size_t bytes,
                     const char *name);
+
+/** Tells all of a list that they are no longer guests, and frees it. */
+void td_device_dismiss(td_guest *guests);
 
 #endif

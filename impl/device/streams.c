@@ -13,6 +13,7 @@ struct td_stream {
 struct td_graph {
     td_device *dev;
     void *native;
+    td_guest *guests; /* in the order in which they joined */
 };
 
 /* ---- streams and graphs ---- */
@@ -96,14 +97,58 @@ td_status td_graph_begin(td_device *dev)
     }
     TD_TRY(dev->backend->graph_begin(dev->context));
     dev->capturing = true;
+    dev->captures++;
 cleanup:
     return status;
+}
+
+int64_t td_graph_capture(const td_device *dev)
+{
+    return dev->capturing ? dev->captures : 0;
+}
+
+td_status td_graph_join(td_device *dev, const td_graph_guest *guest)
+{
+    td_status status = TD_OK;
+    td_guest **last, *made;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(guest, "guest is NULL");
+    TD_CHECK(guest->launch, "guest->launch is NULL");
+    if (!dev->capturing) {
+        status = td_fail(TD_BAD_STATE, "no capture is running on %s", dev->name);
+        goto cleanup;
+    }
+    made = calloc(1, sizeof *made);
+    if (!made) {
+        status = td_fail(TD_NO_MEMORY, "no memory for a guest of a graph");
+        goto cleanup;
+    }
+    made->guest = *guest;
+    for (last = &dev->guests; *last; last = &(*last)->next)
+        ;
+    *last = made;
+cleanup:
+    return status;
+}
+
+void td_device_dismiss(td_guest *guests)
+{
+    while (guests) {
+        td_guest *const next = guests->next;
+
+        if (guests->guest.leave)
+            guests->guest.leave(guests->guest.user);
+        free(guests);
+        guests = next;
+    }
 }
 
 td_status td_graph_end(td_device *dev, td_graph **out)
 {
     td_status status = TD_OK;
     td_graph *graph = NULL;
+    td_guest *guests = NULL;
 
     TD_CHECK(out, "out is NULL");
     *out = NULL;
@@ -113,6 +158,8 @@ td_status td_graph_end(td_device *dev, td_graph **out)
         goto cleanup;
     }
     dev->capturing = false;
+    guests = dev->guests;
+    dev->guests = NULL;
     graph = calloc(1, sizeof *graph);
     void *native = NULL;
     status = dev->backend->graph_end(dev->context, &native);
@@ -123,11 +170,13 @@ td_status td_graph_end(td_device *dev, td_graph **out)
         status = td_fail(TD_NO_MEMORY, "no memory for a graph");
         goto cleanup;
     }
-    *graph = (td_graph){.dev = dev, .native = native};
+    *graph = (td_graph){.dev = dev, .native = native, .guests = guests};
     *out = graph;
     graph = NULL;
+    guests = NULL;
 cleanup:
     free(graph);
+    td_device_dismiss(guests);
     return status;
 }
 
@@ -136,6 +185,8 @@ td_status td_graph_launch(td_graph *graph)
     td_status status = TD_OK;
 
     TD_CHECK(graph, "graph is NULL");
+    for (const td_guest *one = graph->guests; one; one = one->next)
+        TD_TRY(one->guest.launch(one->guest.user));
     TD_TRY(graph->dev->backend->graph_launch(graph->dev->context, graph->native));
 cleanup:
     return status;
@@ -143,8 +194,10 @@ cleanup:
 
 void td_graph_destroy(td_graph *graph)
 {
-    if (graph)
-        graph->dev->backend->graph_destroy(graph->dev->context, graph->native);
+    if (!graph)
+        return;
+    graph->dev->backend->graph_destroy(graph->dev->context, graph->native);
+    td_device_dismiss(graph->guests);
     free(graph);
 }
 

@@ -124,6 +124,12 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
         status = td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
         goto cleanup;
     }
+    if (td_graph_capture(link->dev) > 0) {
+        status =
+            td_fail(TD_UNSUPPORTED, "steps whose optimizer state is split cannot be captured: weights are on "
+                                    "their way from one step to the next");
+        goto cleanup;
+    }
     if (pass == TD_PASS_FORWARD)
         TD_TRY(send_tensors(link));
     for (int64_t i = 0; pass == TD_PASS_BACKWARD && i < link->split.piece_count; i++) {

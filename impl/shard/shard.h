@@ -8,7 +8,8 @@
  * has more than its share.
  *
  * td_shard_list does the first with any list of tensors; td_shard_link both, in the steps of a td_train.
- * Collectives cannot be captured in a graph (comm refuses them there): steps are queued. */
+ * Steps are queued, for weights are on their way from one to the next: one that is captured in a graph ends
+ * with TD_UNSUPPORTED. */
 #ifndef TD_SHARD_SHARD_H
 #define TD_SHARD_SHARD_H
 

@@ -6,7 +6,7 @@ from parity.core import Case, Side, equal
 from parity.core.handouts import deliverable_of
 from parity.ddp import communication
 from parity.ddp.page import PROOFS, STRATEGIES, TIMES, report
-from parity.shared.ranked import SWITCHES, configs, judged_step, sides_of, timed_step
+from parity.shared.ranked import configs, judged_step, sides_of, switches_of, timed_step
 from ref import ddp as ref
 from ref.transformer import SIZES
 
@@ -75,7 +75,7 @@ def at_its_best(dtype):
 def communication_case(device, **keys):
     """What communication takes of C's step."""
     how = dict(seconds=10.0, in_turn=True, needs_bytes=XL_BYTES) if device == "cuda" else dict(seconds=3.0)
-    config = dict.fromkeys(sides_of(torch.device(device)), SWITCHES)
+    config = switches_of(torch.device(device))
     return Case(deliverable_of(TIMES[keys["strategy"]]), part="communication", **keys, **how, config=config)
 
 

@@ -73,7 +73,9 @@ def memory_cases(profile, device):
                     size | ways(shard, mb) | dict(ranks=ranks, dtype=dtype, optimizer="adamw", part="memory")
                 )
                 how = dict(seconds=20.0 if device == "cuda" else ranks, in_turn=device == "cuda")
-                config = configs(torch.device(device), "torch_ddp" if shard == "whole" else IMPL)
+                config = configs(
+                    torch.device(device), "torch_ddp" if shard == "whole" else IMPL, shard != "whole"
+                )
                 yield Case(
                     ACCOUNTING, needs_bytes=XL_BYTES if device == "cuda" else 0, config=config, **keys, **how
                 )
@@ -87,7 +89,7 @@ def xl_size():
 
 
 def configs_of(device):
-    return configs(torch.device(device), IMPL)
+    return configs(torch.device(device), IMPL, sharded=True)
 
 
 def ways(shard, mb):

@@ -1,7 +1,7 @@
 """libtandem's own benchmark of ranks: a side's times, memory and timelines by td_bench_ranks_run."""
 
 from parity.shared.model import quick_start, train_options
-from parity.shared.ranked import ADAMW, SGD_LR, SWITCHES
+from parity.shared.ranked import ADAMW, SGD_LR
 
 MIB = 2**20
 TIMES = {
@@ -20,7 +20,7 @@ class BenchRanks:
 
     def __init__(self, case, c, backend, steps, warmup, state="whole"):
         self.c = c.ranks.session
-        fields = train_options(SWITCHES)
+        fields = train_options(case.config[f"c_{backend}"])
         adamw = {"kind": "adamw", "adamw": {"variant": "torch", **ADAMW}}
         hyper = adamw if case.optimizer == "adamw" else {"kind": "sgd", "sgd": {"lr": SGD_LR}}
         config = self.c.struct(
@@ -29,6 +29,7 @@ class BenchRanks:
             model=fields["model"] | {"size": {}, "attention": "flash"},
             hyper=hyper,
             time=fields["time"],
+            graph=fields["capture"],
             state=state,
             warmup=warmup,
             steps=steps,

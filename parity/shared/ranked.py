@@ -3,15 +3,20 @@
 import torch
 
 from parity.core import Side, equal
-from parity.shared.model import initial_state, load_state_dict, state_dict, torch_model, train_options
+from parity.shared.model import (
+    c_switches,
+    initial_state,
+    load_state_dict,
+    state_dict,
+    torch_model,
+    train_options,
+)
 from ref import ddp as ref
 from ref import transformer
 
 BACKENDS = {"cuda": ("nccl",), "cpu": ("mpi", "gloo")}
 ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
 SGD_LR = 0.1
-# How C's steps run: as `tandem ddp` has them without options.
-SWITCHES = dict(graph=False, keep="all", gradients="transient", update="along")
 
 
 def sides_of(device):
@@ -19,9 +24,17 @@ def sides_of(device):
     return {f"c_{backend}": backend for backend in BACKENDS[device.type]}
 
 
-def configs(device, impl):
+def switches_of(device, sharded=False):
+    """{the side's name: how C's steps run}: as `tandem ddp` and `tandem shard` have them without options."""
+    how = c_switches(
+        graph=device.type == "cuda" and not sharded, keep="all", gradients="transient", update="along"
+    )
+    return dict.fromkeys(sides_of(device), how)
+
+
+def configs(device, impl, sharded=False):
     """The switches of a case's sides: C's, and those of `impl`."""
-    return dict.fromkeys(sides_of(device), SWITCHES) | {impl: dict(compiled=False)}
+    return switches_of(device, sharded) | {impl: dict(compiled=False)}
 
 
 class RankTrainer:
@@ -37,7 +50,7 @@ class RankTrainer:
         case, c = self.case, self.c
         comm = self.ranks.comm(self.backend)
         shard = case.get("shard")
-        fields = train_options(SWITCHES)
+        fields = train_options(case.config[f"c_{self.backend}"])
         fields["model"] |= {"size": {}, "attention": "flash"}
         adamw = {"kind": "adamw", "adamw": {"variant": "torch", **ADAMW}}
         hyper = adamw if case.optimizer == "adamw" else {"kind": "sgd", "sgd": {"lr": SGD_LR}}
