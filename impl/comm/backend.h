@@ -15,12 +15,13 @@ struct td_work {
     void *out;      /* of an exchange: all */
     td_work *next;  /* free, or queued */
     atomic_bool done;
-    bool native;      /* of NCCL: the event stands for the call */
+    bool native;      /* the event stands for the call; of one rank alone, the mark */
     bool captured;    /* in a graph: nobody but streams of its capture can wait for it */
     td_status status; /* once done; the control has the message */
     int64_t issued_ns;
-    void *event;  /* of NCCL: a cudaEvent_t, kept for the next use */
-    int64_t span; /* its number among those watched; -1: it is not */
+    void *event;    /* of NCCL: a cudaEvent_t, kept for the next use */
+    td_event *mark; /* of one rank alone on a device with streams; kept as well */
+    int64_t span;   /* its number among those watched; -1: it is not */
 };
 
 /** The collectives of a graph, of which all ranks must launch one with the same: a guest of the graph. */

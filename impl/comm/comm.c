@@ -192,6 +192,8 @@ static void comm_free(td_comm *comm, bool orderly)
     if (comm->backend)
         comm->backend->close(comm, orderly);
     td_control_close(comm->control);
+    for (int i = 0; comm->works && i < TD_WORK_MOST; i++)
+        td_event_destroy(comm->works[i].mark);
     free(comm->works);
     free(comm->spans);
     free(comm);
@@ -355,8 +357,9 @@ static void give_back(td_work *work)
     comm->issued--;
 }
 
-/** One rank's collective: at most a copy. */
-static td_status run_alone(td_comm *comm, const td_work *work)
+/** One rank's collective: at most a copy. It is queued on the current stream; others wait for its mark, which
+ * stands for what is queued there before it as well. */
+static td_status run_alone(td_comm *comm, td_work *work)
 {
     const size_t bytes = (size_t)work->call.count * td_comm_type_size((td_comm_type)work->call.type);
     const int64_t begin_ns = td_clock_ns();
@@ -365,8 +368,31 @@ static td_status run_alone(td_comm *comm, const td_work *work)
     if (work->call.kind == TD_CALL_EXCHANGE)
         memcpy(work->out, work->in, (size_t)work->call.count);
     else if (work->in != work->out)
-        status = td_device_copy(comm->dev, work->out, work->in, bytes);
+        TD_TRY(td_device_copy(comm->dev, work->out, work->in, bytes));
     td_comm_note(work, begin_ns, td_clock_ns());
+    if (work->call.kind > TD_CALL_BROADCAST || td_device_kind_of(comm->dev) == TD_DEVICE_CPU)
+        goto cleanup;
+    if (!work->mark)
+        TD_TRY(td_event_create(comm->dev, &work->mark));
+    TD_TRY(td_event_record(work->mark));
+    work->native = true;
+cleanup:
+    return status;
+}
+
+/** What follows on the current stream comes behind the call. */
+static td_status follow_alone(const td_work *work)
+{
+    return work->native ? td_event_wait(work->mark) : TD_OK;
+}
+
+static td_status wait_alone(const td_work *work)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(follow_alone(work));
+    TD_TRY(td_device_synchronize(work->comm->dev));
+cleanup:
     return status;
 }
 
@@ -433,8 +459,6 @@ static td_status capture(td_comm *comm, td_work *work, int64_t number)
 {
     td_status status = TD_OK;
 
-    work->captured = true;
-    work->span = -1;
     TD_TRY(join_graph(comm, number));
     if (work->call.count > 0)
         TD_TRY(comm->backend->capture(comm, work));
@@ -446,9 +470,8 @@ cleanup:
 /** Makes a call; *out is its handle. */
 static td_status issue(td_comm *comm, const td_signature *call, const void *in, void *out, td_work **handle)
 {
-    const int64_t graph = comm->backend && comm->backend->capture && call->kind <= TD_CALL_BROADCAST
-                              ? td_graph_capture(comm->dev)
-                              : 0;
+    const bool joins = call->kind <= TD_CALL_BROADCAST && (!comm->backend || comm->backend->capture);
+    const int64_t graph = joins ? td_graph_capture(comm->dev) : 0;
     td_status status = td_comm_check(comm);
     td_work *work = comm->free_works;
 
@@ -463,7 +486,7 @@ static td_status issue(td_comm *comm, const td_signature *call, const void *in, 
     comm->issued++;
     comm->number += !graph;
     work->call = next;
-    work->captured = false;
+    work->captured = graph > 0;
     work->span = graph ? -1 : td_comm_begin_span(comm, &next);
     work->in = in;
     work->out = out;
@@ -471,9 +494,9 @@ static td_status issue(td_comm *comm, const td_signature *call, const void *in, 
     work->status = TD_OK;
     work->issued_ns = td_clock_ns();
     atomic_store(&work->done, false);
-    status = graph           ? capture(comm, work, graph)
-             : comm->backend ? comm->backend->issue(comm, work)
-                             : run_alone(comm, work);
+    status = !comm->backend ? run_alone(comm, work)
+             : graph        ? capture(comm, work, graph)
+                            : comm->backend->issue(comm, work);
     if (status != TD_OK)
         give_back(work);
     else
@@ -490,8 +513,7 @@ td_status td_work_wait(td_work *work)
         status =
             td_fail(TD_BAD_STATE, "the collective is part of a graph: td_work_queue_wait waits within it");
     else
-        status = work->comm->backend ? work->comm->backend->wait(work->comm, work)
-                                     : td_device_synchronize(work->comm->dev);
+        status = work->comm->backend ? work->comm->backend->wait(work->comm, work) : wait_alone(work);
     give_back(work);
 cleanup:
     return status;
@@ -502,11 +524,10 @@ td_status td_work_queue_wait(td_work *work)
     td_status status = TD_OK;
 
     TD_CHECK(work, "work is NULL");
-    if (!work->comm->backend)
-        goto done; /* it was queued on the device's own stream */
-    status = work->comm->backend->queue_wait ? work->comm->backend->queue_wait(work->comm, work)
-                                             : work->comm->backend->wait(work->comm, work);
-done:
+    const td_comm_backend_table *const backend = work->comm->backend;
+    status = !backend              ? follow_alone(work)
+             : backend->queue_wait ? backend->queue_wait(work->comm, work)
+                                   : backend->wait(work->comm, work);
     give_back(work);
 cleanup:
     return status;
@@ -523,7 +544,9 @@ td_status td_work_test(td_work *work, bool *done)
             td_fail(TD_BAD_STATE, "the collective is part of a graph: td_work_queue_wait waits within it");
         goto cleanup;
     }
-    if (work->comm->backend && work->comm->backend->test)
+    if (!work->comm->backend)
+        TD_TRY(wait_alone(work));
+    else if (work->comm->backend->test)
         TD_TRY(work->comm->backend->test(work->comm, work));
     *done = work->comm->backend ? atomic_load(&work->done) : true;
 cleanup:

@@ -139,7 +139,8 @@ TD_API td_status td_work_wait(td_work *work);
  * Gives the handle back. Errors of the collective are returned by later calls. On the CPU as td_work_wait. */
 TD_API td_status td_work_queue_wait(td_work *work);
 
-/** *done: whether the collective is done, well or not; the handle stays. */
+/** *done: whether the collective is done, well or not; the handle stays. Of one rank it waits: what it does
+ * is a copy at the most. */
 TD_API td_status td_work_test(td_work *work, bool *done);
 
 /** The collectives. `work` NULL: the call returns when the collective is done. Else it returns at once, and
@@ -153,7 +154,7 @@ TD_API td_status td_work_test(td_work *work, bool *done);
  * broadcast       buffer [count]: that of every rank = that of root
  * barrier         returns when every rank has called it
  *
- * Where the device captures a graph (td_graph_begin), NCCL's collectives that have a handle become part of
+ * Where the device captures a graph (td_graph_begin), collectives on a GPU that have a handle become part of
  * it, the handle is for td_work_queue_wait within the capture, and the ranks do not meet. They meet ahead of
  * every launch of the graph, as in one call: all must launch graphs with the same collectives. What runs in
  * graphs is not watched (td_comm_watch).
