@@ -489,7 +489,7 @@ static void spans_are_of_the_calls_in_order(void **unused)
 
 /* ---- streams and graphs ---- */
 
-/* A stream that waits for a handle comes behind the collective, and with it behind what its input comes from. */
+/* A stream that waits for a handle comes behind the collective, and so behind what its input comes from. */
 static void a_handle_orders_streams(void **unused)
 {
     enum { COUNT = 5001, FILLS = 200 };

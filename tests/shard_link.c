@@ -1,6 +1,6 @@
 /* Optimizer state that is split among ranks, in the steps of a trainer: test_shard_link BACKEND RANKS starts
- * the ranks itself; under mpirun it is one of them. Beside it runs the same training unsharded (ddp/). With 1
- * and 2 ranks the bits must be the same, for an addition has no order. */
+ * the ranks itself; under mpirun it is one of them. Beside it runs the same training unsharded (ddp/) and
+ * queued. With 1 and 2 ranks the bits must be the same, for an addition has no order. */
 #include "accounting/accounting.h"
 #include "ddp/ddp.h"
 #include "shard/shard.h"
@@ -32,8 +32,14 @@ typedef struct setting {
     double bucket_mb;
     td_precision precision;
     td_update_time time;
-    bool two_groups;
+    bool two_groups, captured;
+    int64_t micro_batches; /* 0: 1 */
 } setting;
+
+static bool on_gpu(void)
+{
+    return td_device_kind_of(dev) != TD_DEVICE_CPU;
+}
 
 static td_optimizer_kind optimizer_kind(void)
 {
@@ -43,16 +49,23 @@ static td_optimizer_kind optimizer_kind(void)
 static td_train_config config_of(const setting *s)
 {
     return (td_train_config){
-        .model = {.size = {.d_model = 12, .d_ff = 20, .layers = 3, .heads = 2, .vocab = VOCAB},
+        /* Heads of 6, or of 16 for a GPU. */
+        .model = {.size = {.d_model = on_gpu() ? 32 : 12,
+                           .d_ff = on_gpu() ? 64 : 20,
+                           .layers = 3,
+                           .heads = 2,
+                           .vocab = VOCAB},
                   .batch = BATCH,
                   .context = CONTEXT,
                   .precision = s->precision,
                   .attention = "flash",
                   .keep = TD_KEEP_ALL,
-                  .transient_gradients = s->time == TD_UPDATE_ALONG},
+                  .transient_gradients = s->time == TD_UPDATE_ALONG && s->micro_batches <= 1},
         .hyper = {.kind = optimizer_kind(), .adamw = td_adamw_defaults(TD_ADAMW_TORCH), .sgd.lr = 0.5},
         .time = s->time,
-        .gain = 1.0f / (float)info.ranks};
+        .gain = 1.0f / (float)info.ranks,
+        .micro_batches = s->micro_batches,
+        .capture = s->captured};
 }
 
 static td_weights weights_of(const td_train *train)
@@ -61,6 +74,25 @@ static td_weights weights_of(const td_train *train)
 
     td_assert_ok(td_transformer_weights(td_train_model(train), &weights));
     return weights;
+}
+
+/* What the device has there, for the host. */
+static void *here(const void *data, size_t bytes)
+{
+    void *host = malloc(bytes);
+
+    td_assert_ok(td_device_download(dev, host, data, bytes));
+    return host;
+}
+
+static int64_t *on_device(int64_t *tokens, int64_t count)
+{
+    void *block;
+
+    td_assert_ok(td_device_alloc(dev, (size_t)count * sizeof *tokens, &block));
+    td_assert_ok(td_device_upload(dev, block, tokens, (size_t)count * sizeof *tokens));
+    td_fence_free(tokens);
+    return block;
 }
 
 /* A trainer with its links. */
@@ -99,8 +131,10 @@ static trainer open_trainer(const setting *s, bool sharded)
         td_assert_ok(td_ddp_link_create(comm, TD_DDP_BUCKETED, 0.004, &t.ddp));
         config.hooks = td_ddp_link_hook(t.ddp);
     }
+    config.capture &= sharded;
     if (sharded)
         td_assert_ok(td_shard_link_create(comm, s->kind, s->bucket_mb, &config, &t.shard));
+    config.capture &= on_gpu(); /* a link may gather as for graphs, where there are none */
     td_assert_ok(td_train_create(dev, &config, &t.train));
     td_assert_ok(td_train_init(t.train, 7 + (uint64_t)info.rank));
     if (t.ddp)
@@ -117,33 +151,41 @@ static void close_trainer(trainer *t)
     td_shard_link_destroy(t->shard);
 }
 
-static int64_t *tokens_of(const char *what, int step, int rank)
+/* Of as many micro-batches, on the device. */
+static int64_t *tokens_of(const char *what, int step, int rank, int64_t micro_batches)
 {
+    const int64_t count = BATCH * CONTEXT * (micro_batches > 0 ? micro_batches : 1);
     char name[64];
 
     snprintf(name, sizeof name, "shard %s %d", what, step);
-    return td_draw_tokens(name, (uint64_t)rank, BATCH * CONTEXT, VOCAB);
+    return on_device(td_draw_tokens(name, (uint64_t)rank, count, VOCAB), count);
+}
+
+static void micro_step(trainer *t, int number, int64_t micro_batches)
+{
+    int64_t *ids = tokens_of("ids", number, info.rank, micro_batches);
+    int64_t *targets = tokens_of("targets", number, info.rank, micro_batches);
+
+    td_assert_ok(td_train_step(t->train, ids, targets, BATCH, CONTEXT));
+    td_assert_ok(td_device_free(dev, ids));
+    td_assert_ok(td_device_free(dev, targets));
 }
 
 static void step(trainer *t, int number)
 {
-    int64_t *ids = tokens_of("ids", number, info.rank), *targets = tokens_of("targets", number, info.rank);
-
-    td_assert_ok(td_train_step(t->train, ids, targets, BATCH, CONTEXT));
-    td_fence_free(ids);
-    td_fence_free(targets);
+    micro_step(t, number, 1);
 }
 
 /* The loss on a batch that all ranks have alike, without a step. */
 static float evaluate(trainer *t)
 {
-    int64_t *ids = tokens_of("evaluation", 0, 0);
+    int64_t *ids = tokens_of("evaluation", 0, 0, 1);
     float loss;
 
     td_assert_ok(td_train_load(t->train, ids, ids, BATCH, CONTEXT));
     td_assert_ok(td_train_forward(t->train, NULL));
     td_assert_ok(td_train_loss(t->train, &loss));
-    td_fence_free(ids);
+    td_assert_ok(td_device_free(dev, ids));
     return loss;
 }
 
@@ -161,18 +203,27 @@ static void assert_same_everywhere(const void *data, size_t bytes)
 static void assert_alike(const setting *s, const trainer *a, const trainer *b)
 {
     const td_weights got = weights_of(a->train), want = weights_of(b->train);
-    double *truth = td_as_f64(want.dtype, want.params, want.elements);
+    const size_t bytes = (size_t)got.elements * td_dtype_size(got.dtype);
+    const size_t copy_bytes = got.copies ? (size_t)got.elements * td_dtype_size(got.copy_dtype) : 0;
+    void *params = here(got.params, bytes), *want_params = here(want.params, bytes);
+    double *truth = td_as_f64(want.dtype, want_params, want.elements);
 
-    if (info.ranks <= 2) {
-        td_assert_identical(s->name, got.dtype, got.params, want.params, got.elements);
-        if (got.copies)
-            td_assert_identical(s->name, got.copy_dtype, got.copies, want.copies, got.elements);
-    }
-    td_assert_close(s->name, got.dtype, got.params, truth, got.elements,
+    if (info.ranks <= 2)
+        td_assert_identical(s->name, got.dtype, params, want_params, got.elements);
+    td_assert_close(s->name, got.dtype, params, truth, got.elements,
                     s->precision == TD_PRECISION_F32 ? 1e-5 : 2e-2);
-    assert_same_everywhere(got.params, (size_t)got.elements * td_dtype_size(got.dtype));
-    if (got.copies)
-        assert_same_everywhere(got.copies, (size_t)got.elements * td_dtype_size(got.copy_dtype));
+    assert_same_everywhere(params, bytes);
+    if (got.copies) {
+        void *copies = here(got.copies, copy_bytes), *want_copies = here(want.copies, copy_bytes);
+
+        if (info.ranks <= 2)
+            td_assert_identical(s->name, got.copy_dtype, copies, want_copies, got.elements);
+        assert_same_everywhere(copies, copy_bytes);
+        free(copies);
+        free(want_copies);
+    }
+    free(params);
+    free(want_params);
     free(truth);
 }
 
@@ -181,16 +232,17 @@ static void train_case(const setting *s)
     trainer sharded = open_trainer(s, true), whole = open_trainer(s, false);
 
     for (int number = 0; number < STEPS; number++) {
-        step(&sharded, number);
-        step(&whole, number);
-        if (number == 2) { /* in between, where weights come as they are needed, or by a call */
+        micro_step(&sharded, number, s->micro_batches);
+        micro_step(&whole, number, s->micro_batches);
+        if (number == 2 ||
+            number == 6) { /* in between, where weights come as they are needed, or by a call */
             const float loss = evaluate(&sharded), want = evaluate(&whole);
 
             assert_true(info.ranks > 2 ? fabsf(loss - want) < 0.05f : loss == want);
         }
         if (number == 1)
             td_assert_ok(td_shard_link_finish(sharded.shard));
-        if (number == 3) {
+        if (number == 0 || number == 3) {
             td_assert_ok(td_train_settle(sharded.train));
             assert_alike(s, &sharded, &whole);
             td_assert_ok(td_train_settle(sharded.train)); /* nothing is left to do */
@@ -207,8 +259,8 @@ static void sharded_weights_are_those_of_unsharded_training(void **unused)
     static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
     static const double sizes[] = {0, 0.004, 0.0005};
 
-    /* More ranks than processors take long: of the cases each seventh. */
-    const int stride = info.ranks > 2 ? 7 : 1;
+    /* More ranks than processors take long, and so do collectives of ranks that share a GPU. */
+    const int stride = info.ranks > 2 || (on_gpu() && info.ranks > 1) ? 7 : 1;
     int number = 0;
 
     (void)unused;
@@ -231,6 +283,31 @@ static void sharded_weights_are_those_of_unsharded_training(void **unused)
                         train_case(&s);
                 }
             }
+}
+
+/* Graphs on a GPU; on a CPU the same gatherings, at the head of a forward pass. */
+static void captured_steps_are_those_of_queued_ones(void **unused)
+{
+    static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16_MIXED};
+    const int stride = info.ranks > 2 ? 3 : 1;
+    int number = 0;
+
+    (void)unused;
+    for (int p = 0; p < 2; p++)
+        for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++)
+            for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++)
+                for (int64_t micro_batches = 1; micro_batches <= 3; micro_batches += 2) {
+                    const setting s = {.name = kind == TD_SHARD_FLAT ? "captured, flat" : "captured, tensors",
+                                       .kind = kind,
+                                       .bucket_mb = 0.004,
+                                       .precision = precisions[p],
+                                       .time = time,
+                                       .captured = true,
+                                       .micro_batches = micro_batches};
+
+                    if (number++ % stride == 0)
+                        train_case(&s);
+                }
 }
 
 /* To the byte, where no padding is: Psi 8 / ranks. */
@@ -305,9 +382,9 @@ static void links_refuse_what_they_cannot_do(void **unused)
     td_assert_ok(td_train_create(dev, &config, &train));
     td_assert_ok(td_train_init(train, 7));
     td_assert_ok(td_train_settle(train));
-    int64_t *ids = tokens_of("ids", 0, 0);
+    int64_t *ids = tokens_of("ids", 0, 0, 1);
     td_assert_refused(td_train_step(train, ids, ids, BATCH, CONTEXT), TD_BAD_STATE, "joined to no trainer");
-    td_fence_free(ids);
+    td_assert_ok(td_device_free(dev, ids));
     td_assert_refused(td_shard_link_finish(link), TD_BAD_STATE, "joined to no trainer");
     td_assert_ok(td_shard_link_attach(link, dev, train));
     td_assert_refused(td_shard_link_attach(link, dev, train), TD_BAD_STATE, "joined to a trainer already");
@@ -405,8 +482,12 @@ static void a_nan_is_everybodys(void **unused)
         trainer t = open_trainer(&s, true);
 
         /* In this rank's weights alone, until its gradients come to all. */
-        if (info.rank == info.ranks - 1)
-            ((float *)weights_of(t.train).params)[weights_of(t.train).elements - 1 - 60] = NAN;
+        if (info.rank == info.ranks - 1) {
+            const td_weights w = weights_of(t.train);
+            const float nan = NAN;
+
+            td_assert_ok(td_device_upload(dev, (float *)w.params + w.elements - 1 - 60, &nan, sizeof nan));
+        }
         step(&t, 0);
         td_assert_ok(td_train_settle(t.train));
         const float loss = evaluate(&t);
@@ -438,11 +519,7 @@ static int killed(td_shard_kind kind)
     td_shard_link *shard;
     td_train *train;
     td_status status = TD_OK;
-    void *there;
 
-    config.model.size.d_model = 32; /* heads of 16, for a GPU */
-    config.model.size.d_ff = 64;
-    td_assert_ok(td_device_alloc(dev, BATCH * CONTEXT * sizeof(int64_t), &there));
     if (kind == TD_SHARD_TENSORS) {
         td_assert_ok(td_ddp_link_create(comm, TD_DDP_OVERLAP, 0, &ddp));
         config.hooks = td_ddp_link_hook(ddp);
@@ -456,11 +533,10 @@ static int killed(td_shard_kind kind)
         td_assert_ok(td_ddp_link_attach(ddp, dev, train));
     td_assert_ok(td_shard_link_attach(shard, dev, train));
     for (int number = 0; number < 1000 && status == TD_OK; number++) {
-        int64_t *ids = tokens_of("ids", number, info.rank);
+        int64_t *ids = tokens_of("ids", number, info.rank, 1);
 
-        td_assert_ok(td_device_upload(dev, there, ids, BATCH * CONTEXT * sizeof *ids));
-        status = td_train_step(train, there, there, BATCH, CONTEXT);
-        td_fence_free(ids);
+        status = td_train_step(train, ids, ids, BATCH, CONTEXT);
+        (void)td_device_free(dev, ids);
     }
     const bool said = status == TD_RANK_FAILED && strstr(td_last_error(), "rank 1 (process") != NULL;
     if (!said)
@@ -468,7 +544,6 @@ static int killed(td_shard_kind kind)
     td_train_destroy(train);
     td_ddp_link_destroy(ddp);
     td_shard_link_destroy(shard);
-    (void)td_device_free(dev, there);
     (void)td_comm_close(comm);
     td_device_close(dev);
     return said ? 0 : 1;
@@ -496,6 +571,7 @@ int main(int argc, char **argv)
         argc > 4 && strcmp(argv[3], "killed") == 0 && td_shard_kind_parse(argv[4], &kind) == TD_OK;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sharded_weights_are_those_of_unsharded_training),
+        cmocka_unit_test(captured_steps_are_those_of_queued_ones),
         cmocka_unit_test(state_has_the_bytes_that_accounting_predicts),
         cmocka_unit_test(links_refuse_what_they_cannot_do),
         cmocka_unit_test(ranges_are_of_whole_parameters_once),

@@ -488,8 +488,6 @@ static td_status check_config(const td_bench_ranks_config *config)
              "steps is %" PRId64 ", needs 1 to %d", config->steps, TD_BENCH_MOST_STEPS);
     TD_CHECK(config->micro_batches >= 0 && config->micro_batches <= INT32_MAX,
              "micro_batches is %" PRId64 ", needs 1 to %d, or 0 for 1", config->micro_batches, INT32_MAX);
-    TD_CHECK(!config->graph || config->state == TD_BENCH_STATE_WHOLE,
-             "graph is true, but steps whose state is split are queued");
 cleanup:
     return status;
 }

@@ -41,8 +41,8 @@ typedef struct td_bench_ranks_config {
     td_bench_state state;
     int64_t warmup, steps; /* of each series; warmup may be 0, steps 1 to TD_BENCH_MOST_STEPS */
     uint64_t seed;         /* weights and tokens; each rank has tokens of its own */
-    bool graph; /* steps that are timed whole are captured as a graph, as td_bench_config has it; with
-                 * TD_BENCH_STATE_WHOLE. Those whose collectives are watched are queued. */
+    bool graph; /* steps that are timed whole are captured as a graph, as td_bench_config has it; those whose
+                 * collectives are watched are queued */
 } td_bench_ranks_config;
 
 /** What this rank's trainer takes from the device. All ranks of comm may call it, or one. TD_BAD_ARGUMENT: a

@@ -75,18 +75,24 @@ enum {
          0,                                                                                                  \
          "of --keep inputs: layers of a checkpoint (1)",                                                     \
          4},                                                                                                 \
+        {"gradients",                                                                                        \
+         KEY_GRADIENTS,                                                                                      \
+         "NAME",                                                                                             \
+         0,                                                                                                  \
+         "transient (the default with one micro-batch): they share memory with activations; or held",        \
+         4},                                                                                                 \
+        {"queued",                                                                                           \
+         KEY_QUEUED,                                                                                         \
+         0,                                                                                                  \
+         0,                                                                                                  \
+         "queue each operation; by default a step is captured as a graph where the device has graphs",       \
+         4},                                                                                                 \
     {                                                                                                        \
-        "gradients", KEY_GRADIENTS, "NAME", 0,                                                               \
-            "transient (the default with one micro-batch): they share memory with activations; or held", 4   \
+        0                                                                                                    \
     }
 
 static const struct argp_option of_ddp[] = {
-    {0, 0, 0, 0, "What is communicated:", 2},
-    STRATEGY_OPTION(""),
-    COMMON_OPTIONS,
-    {"queued", KEY_QUEUED, 0, 0,
-     "queue each operation; by default a step is captured as a graph where the device has graphs", 4},
-    {0}};
+    {0, 0, 0, 0, "What is communicated:", 2}, STRATEGY_OPTION(""), COMMON_OPTIONS};
 
 static const struct argp_option of_shard[] = {
     {0, 0, 0, 0, "What is communicated:", 2},
@@ -95,8 +101,7 @@ static const struct argp_option of_shard[] = {
      "part of every bucket, by reduce-scatter and all-gather",
      2},
     STRATEGY_OPTION("of --kind tensors, how gradients are reduced. "),
-    COMMON_OPTIONS,
-    {0}};
+    COMMON_OPTIONS};
 
 typedef struct arguments {
     const td_parallel *parallel;
@@ -538,7 +543,7 @@ td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv)
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_ranks_begin(argv[0], &args.ranks, &args.common, &ranks));
     TD_TRY(td_compile_begin(&args.model.compile, ranks.dev));
-    args.config.graph = !args.queued && !parallel->sharded && td_device_kind_of(ranks.dev) != TD_DEVICE_CPU;
+    args.config.graph = !args.queued && td_device_kind_of(ranks.dev) != TD_DEVICE_CPU;
     status = measure(&args, &ranks, &result);
     if (status == TD_NO_MEMORY) { /* a result as well, for the records */
         char text[256];

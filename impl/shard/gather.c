@@ -72,17 +72,28 @@ cleanup:
     return status;
 }
 
-/** The owners' parameters for all, in the order in which forward needs them but for the head, where all ranks
- * are at the same point: owners alone hear of updates. */
-static td_status send_tensors(td_shard_link *link)
+/** Everything, in the order in which forward needs it but for the head, where all ranks are at the same
+ * point. Pieces of buckets stand in the order of the backward pass. */
+static td_status send_all(td_shard_link *link)
+{
+    const int64_t count = link->split.piece_count;
+    const bool backwards = link->split.kind == TD_SHARD_FLAT;
+    td_status status = TD_OK;
+
+    for (int64_t i = 0; i < count; i++)
+        TD_TRY(send(link, &link->split.pieces[backwards ? count - 1 - i : i]));
+cleanup:
+    return status;
+}
+
+static td_status send_moved(td_shard_link *link)
 {
     td_status status = TD_OK;
 
     if (!link->moved)
         goto cleanup;
     link->moved = false;
-    for (int64_t i = 0; i < link->split.piece_count; i++)
-        TD_TRY(send(link, &link->split.pieces[i]));
+    TD_TRY(send_all(link));
 cleanup:
     return status;
 }
@@ -96,7 +107,7 @@ td_status td_shard_link_finish(td_shard_link *link)
         status = td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
         goto cleanup;
     }
-    TD_TRY(send_tensors(link));
+    TD_TRY(send_moved(link));
     TD_TRY(td_shard_gather_all(link));
 cleanup:
     return status;
@@ -112,31 +123,121 @@ cleanup:
     return status;
 }
 
-/* ---- the link ---- */
+/* ---- graphs ---- */
 
-static td_status on_begin(td_hook *hook, td_pass pass, bool last)
+/** What a launch does to weights and to what is known of them. A graph that was captured without a gathering,
+ * because there was nothing to gather then, has it ahead of the launch. */
+static td_status on_launch(void *user)
 {
-    td_shard_link *link = link_of(hook);
+    const td_shard_graph *graph = user;
+    td_shard_link *link = graph->link;
     td_status status = TD_OK;
 
-    (void)last;
-    if (!link->dev) {
-        status = td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
-        goto cleanup;
+    if (graph->forward && !graph->gathers)
+        TD_TRY(td_shard_link_finish(link));
+    for (int64_t i = 0; graph->gathers && i < link->split.piece_count; i++)
+        link->split.pieces[i].stale = link->weights.copies != NULL;
+    if (graph->forward)
+        link->moved = false;
+    if (graph->backward) {
+        link->moved = graph->last;
+        link->midway = !graph->last;
     }
-    if (td_graph_capture(link->dev) > 0) {
+cleanup:
+    return status;
+}
+
+static void on_leave(void *user)
+{
+    td_shard_graph *graph = user;
+
+    if (graph->link->graph == graph)
+        graph->link->graph = NULL;
+    free(graph);
+}
+
+/** *out: the graph that is being captured; NULL: none is. */
+static td_status join_graph(td_shard_link *link, td_shard_graph **out)
+{
+    const int64_t capture = td_graph_capture(link->dev);
+    td_shard_graph *graph = NULL;
+    td_status status = TD_OK;
+
+    *out = NULL;
+    if (capture == 0)
+        goto cleanup;
+    if (!link->captured) {
         status =
-            td_fail(TD_UNSUPPORTED, "steps whose optimizer state is split cannot be captured: weights are on "
-                                    "their way from one step to the next");
+            td_fail(TD_BAD_STATE, "a step is captured, but the link was made for a trainer without capture");
         goto cleanup;
     }
-    if (pass == TD_PASS_FORWARD)
-        TD_TRY(send_tensors(link));
-    for (int64_t i = 0; pass == TD_PASS_BACKWARD && i < link->split.piece_count; i++) {
+    if (!link->graph || link->graph->capture != capture) {
+        graph = calloc(1, sizeof *graph);
+        if (!graph) {
+            status = td_fail(TD_NO_MEMORY, "no host memory for a graph");
+            goto cleanup;
+        }
+        *graph = (td_shard_graph){.link = link, .capture = capture};
+        TD_TRY(td_graph_join(link->dev,
+                             &(td_graph_guest){.launch = on_launch, .leave = on_leave, .user = graph}));
+        link->graph = graph;
+        graph = NULL;
+    }
+    *out = link->graph;
+cleanup:
+    free(graph);
+    return status;
+}
+
+/* ---- the link ---- */
+
+/** Of a step that is captured nothing is known to have moved: the launch says so. A graph gathers where its
+ * launches may find new weights, which is ahead of a step's first micro-batch. */
+static td_status begin_forward(td_shard_link *link, td_shard_graph *graph)
+{
+    td_status status = TD_OK;
+
+    if (!graph) {
+        TD_TRY(send_moved(link));
+        goto cleanup;
+    }
+    graph->forward = true;
+    graph->gathers = link->moved || !link->midway;
+    if (graph->gathers)
+        TD_TRY(send_all(link));
+cleanup:
+    return status;
+}
+
+static void begin_backward(td_shard_link *link, td_shard_graph *graph, bool last)
+{
+    link->last = last;
+    if (graph) {
+        graph->backward = true;
+        graph->last = last;
+    }
+    for (int64_t i = 0; i < link->split.piece_count; i++) {
         const td_range own = td_shard_own(&link->split, &link->split.pieces[i]);
 
         link->split.pieces[i].left = own.end - own.begin;
     }
+}
+
+static td_status on_begin(td_hook *hook, td_pass pass, bool last)
+{
+    td_shard_link *link = link_of(hook);
+    td_shard_graph *graph;
+    td_status status = TD_OK;
+
+    if (!link->dev) {
+        status = td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
+        goto cleanup;
+    }
+    TD_TRY(join_graph(link, &graph));
+    if (pass == TD_PASS_FORWARD)
+        TD_TRY(begin_forward(link, graph));
+    else if (pass == TD_PASS_BACKWARD)
+        begin_backward(link, graph, last);
 cleanup:
     return status;
 }
@@ -163,7 +264,7 @@ static td_status on_updated(td_hook *hook, td_range range, td_event *event)
     td_stream *current = NULL;
     td_status status = TD_OK;
 
-    if (link->split.kind != TD_SHARD_FLAT)
+    if (link->at_head)
         goto cleanup;
     if (event) {
         current = td_device_stream(link->dev);
@@ -190,12 +291,20 @@ cleanup:
 static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
 {
     td_shard_link *link = link_of(hook);
+    td_status status = TD_OK;
 
-    if (ended != TD_OK) /* nobody else may use what is on its way */
+    if (ended != TD_OK) { /* nobody else may use what is on its way */
         (void)td_shard_gather_all(link);
-    else if (pass == TD_PASS_BACKWARD && link->split.kind == TD_SHARD_TENSORS)
-        link->moved = true;
-    return TD_OK;
+        goto cleanup;
+    }
+    if (pass == TD_PASS_FORWARD && link->captured)
+        TD_TRY(td_shard_gather_all(link));
+    if (pass == TD_PASS_BACKWARD && td_graph_capture(link->dev) == 0) {
+        link->moved = link->at_head && link->last;
+        link->midway = !link->last;
+    }
+cleanup:
+    return status;
 }
 
 /** Masters that only their owners have come to all, and copies that nobody reads are made from them. */
@@ -207,7 +316,7 @@ static td_status on_settle(td_hook *hook)
 
     if (!link->dev)
         goto cleanup;
-    TD_TRY(send_tensors(link));
+    TD_TRY(send_moved(link));
     TD_TRY(td_shard_gather_all(link));
     for (int64_t i = 0; i < link->split.piece_count; i++) {
         td_shard_piece *const piece = &link->split.pieces[i];

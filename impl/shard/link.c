@@ -73,6 +73,8 @@ td_status td_shard_link_create(td_comm *comm, td_shard_kind kind, double bucket_
     }
     link->comm = comm;
     link->bucket_mb = bucket_mb;
+    link->captured = config->capture;
+    link->at_head = kind == TD_SHARD_TENSORS || link->captured;
     TD_TRY(make(link, kind, config));
 
     if (kind == TD_SHARD_FLAT) {

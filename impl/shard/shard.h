@@ -7,9 +7,9 @@
  * the step, until the next forward pass needs them. That moves two thirds of what the first does, and no rank
  * has more than its share.
  *
- * td_shard_list does the first with any list of tensors; td_shard_link both, in the steps of a td_train.
- * Steps are queued, for weights are on their way from one to the next: one that is captured in a graph ends
- * with TD_UNSUPPORTED. */
+ * td_shard_list does the first with any list of tensors; td_shard_link both, in the steps of a td_train. They
+ * may be captured in graphs, which leave nothing on its way: new weights are then gathered at the head of the
+ * next forward pass, by tensors as flat, and each layer waits for its own. */
 #ifndef TD_SHARD_SHARD_H
 #define TD_SHARD_SHARD_H
 
@@ -92,6 +92,8 @@ typedef struct td_shard_link td_shard_link;
  *
  *   bucket_mb  of TD_SHARD_FLAT: gradients are reduced in buckets of at most so many 2^20 bytes, or a single
  *              parameter that has more; 0: all in one
+ *
+ * config->capture is the trainer's: a link that was made without it ends a capture with TD_BAD_STATE.
  *
  * With TD_SHARD_TENSORS a link of the caller's reduces gradients, as td_ddp_link does. TD_SHARD_FLAT does it
  * itself: it sums, and config->gain is to be 1 / ranks. Where ranks do not divide a stretch of a bucket into

@@ -10,6 +10,13 @@ typedef struct td_shard_gather {
     td_shard_link *link;
 } td_shard_gather;
 
+/** What a graph has of a step, for its replays call no hook. */
+typedef struct td_shard_graph {
+    td_shard_link *link;
+    int64_t capture; /* the device's number */
+    bool forward, gathers, backward, last;
+} td_shard_graph;
+
 struct td_shard_link {
     td_hook reduce; /* ahead of the optimizer, of TD_SHARD_FLAT */
     td_shard_gather gather;
@@ -30,8 +37,13 @@ struct td_shard_link {
     int64_t sent, done; /* buckets */
 
     /* Gathering. */
-    bool moved;     /* of TD_SHARD_TENSORS: owners may have new weights that nobody else has */
-    int64_t issued; /* gatherings that were not waited for */
+    bool captured;         /* the trainer's steps become graphs: none leaves a gathering on its way */
+    bool at_head;          /* the next forward pass gathers everything; else each update what it made new */
+    bool moved;            /* with at_head: owners may have new weights that nobody else has */
+    bool midway;           /* more micro-batches of a step are to come, with the weights of those before */
+    bool last;             /* the backward pass that runs is a step's last */
+    int64_t issued;        /* gatherings that were not waited for */
+    td_shard_graph *graph; /* the one that was captured last; NULL: it is gone */
 };
 
 /** The links' functions. */

@@ -73,9 +73,8 @@ def memory_cases(profile, device):
                     size | ways(shard, mb) | dict(ranks=ranks, dtype=dtype, optimizer="adamw", part="memory")
                 )
                 how = dict(seconds=20.0 if device == "cuda" else ranks, in_turn=device == "cuda")
-                config = configs(
-                    torch.device(device), "torch_ddp" if shard == "whole" else IMPL, shard != "whole"
-                )
+                # What a step's operations find there: graphs have memory of CUDA's own.
+                config = configs(torch.device(device), "torch_ddp" if shard == "whole" else IMPL, queued=True)
                 yield Case(
                     ACCOUNTING, needs_bytes=XL_BYTES if device == "cuda" else 0, config=config, **keys, **how
                 )
@@ -89,7 +88,7 @@ def xl_size():
 
 
 def configs_of(device):
-    return configs(torch.device(device), IMPL, sharded=True)
+    return configs(torch.device(device), IMPL)
 
 
 def ways(shard, mb):

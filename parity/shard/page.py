@@ -42,11 +42,11 @@ def report(page, records):
         page.answer(ACCOUNTING, " ".join(filter(None, said)), figure, question=WHERE)
     page.method(
         f"Every rank is a process of this host; all sides run in the same processes, {turns_of(on_gpu(records))}, "
-        "and a sample is the time of the slowest rank, until new weights are on all. `whole`: every rank has all of "
-        "the state. `tensors`: a parameter has an owner, which updates and broadcasts it, behind gradients that are "
-        "reduced in buckets. `flat`: buckets are reduced and scattered, and weights gathered. PyTorch's is "
-        "ZeroRedundancyOptimizer behind DistributedDataParallel (`whole`: DistributedDataParallel and its own "
-        "AdamW), over Gloo on the CPU and NCCL on GPUs."
+        "and a sample is the time of the slowest rank, until new weights are on all (a captured step of C's gathers "
+        "those of the step before). `whole`: every rank has all of the state. `tensors`: a parameter has an owner, "
+        "which updates and broadcasts it, behind gradients that are reduced in buckets. `flat`: buckets are reduced "
+        "and scattered, and weights gathered. PyTorch's is ZeroRedundancyOptimizer behind DistributedDataParallel "
+        "(`whole`: DistributedDataParallel and its own AdamW), over Gloo on the CPU and NCCL on GPUs."
     )
     page.method(
         "Memory is that of the second step. C takes all of its memory when a trainer is made; its gradients share "

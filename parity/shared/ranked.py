@@ -24,17 +24,17 @@ def sides_of(device):
     return {f"c_{backend}": backend for backend in BACKENDS[device.type]}
 
 
-def switches_of(device, sharded=False):
-    """{the side's name: how C's steps run}: as `tandem ddp` and `tandem shard` have them without options."""
-    how = c_switches(
-        graph=device.type == "cuda" and not sharded, keep="all", gradients="transient", update="along"
-    )
+def switches_of(device, queued=False):
+    """{the side's name: how C's steps run}: as `tandem ddp` and `tandem shard` have them without options, or with
+    --queued."""
+    graph = device.type == "cuda" and not queued
+    how = c_switches(graph=graph, keep="all", gradients="transient", update="along")
     return dict.fromkeys(sides_of(device), how)
 
 
-def configs(device, impl, sharded=False):
+def configs(device, impl, queued=False):
     """The switches of a case's sides: C's, and those of `impl`."""
-    return switches_of(device, sharded) | {impl: dict(compiled=False)}
+    return switches_of(device, queued) | {impl: dict(compiled=False)}
 
 
 class RankTrainer:
@@ -43,6 +43,7 @@ class RankTrainer:
 
     def __init__(self, case, c, backend):
         self.case, self.c, self.backend, self.ranks = case, c.ranks.session, backend, c.ranks
+        self.captured = case.config[f"c_{backend}"]["graph"]
         self.train = self.model = self.ddp = self.shard = None
         self.joined = False
 
@@ -86,9 +87,9 @@ class RankTrainer:
         self.joined = True
 
     def step(self, ids, targets):
-        """To its end: new weights are on every rank."""
+        """To its end: new weights are on every rank; but a step that is captured gathers those of the one before."""
         self.c.td_train_step(self.train, ids, targets, *ids.shape)
-        if self.shard is not None:
+        if self.shard is not None and not self.captured:
             self.c.td_shard_link_finish(self.shard)
 
     def loss(self):
