@@ -54,7 +54,8 @@ CALLS = {
 }
 REPLAYS = {
     "replay": (
-        r"rank 1 \(.*\) made another call, replay #7 of a graph with 2 collectives, where rank 0 made replay #7",
+        r"rank 1 \(.*\) made another call, replay #7 of a graph with 2 collectives \(hash (\w{16})\), "
+        r"where rank 0 made replay #7 of a graph with 2 collectives \(hash (?!\1)\w{16}\)",
         True,
     ),
     "killed_replay": (r"rank 1 \(process \d+ on [^)]+\) died, its last call was replay #\d+", False),

@@ -492,6 +492,8 @@ static void calls_have_words(void **state)
         {{.number = 6, .count = 6, .kind = TD_CALL_BROADCAST, .type = 5}, "broadcast #6 of 6 ? from rank 0"},
         {{.number = 7, .kind = TD_CALL_BARRIER}, "barrier #7"},
         {{.number = 8, .count = 9, .kind = TD_CALL_EXCHANGE}, "exchange #8 of 9 bytes"},
+        {{.number = 8, .count = 2, .kind = TD_CALL_REPLAY, .type = -1, .reduction = 10},
+         "replay #8 of a graph with 2 collectives (hash ffffffff0000000a)"},
         {{.number = 9, .kind = TD_CALL_CLOSE}, "close #9"},
         {{.number = 9, .kind = 77}, "no call #9"},
     };

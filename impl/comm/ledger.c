@@ -120,8 +120,8 @@ void td_call_text(const td_signature *call, char *text, size_t room)
         snprintf(text, room, "%s #%" PRId64 " of %" PRId64 " bytes", names[kind], call->number, call->count);
         break;
     case TD_CALL_REPLAY:
-        snprintf(text, room, "%s #%" PRId64 " of a graph with %" PRId64 " collectives", names[kind],
-                 call->number, call->count);
+        snprintf(text, room, "%s #%" PRId64 " of a graph with %" PRId64 " collectives (hash %08x%08x)",
+                 names[kind], call->number, call->count, (unsigned)call->type, (unsigned)call->reduction);
         break;
     default:
         snprintf(text, room, "%s #%" PRId64, names[kind], call->number);
