@@ -494,7 +494,6 @@ static void a_handle_orders_streams(void **unused)
 {
     enum { COUNT = 5001, FILLS = 200 };
     const size_t bytes = COUNT * sizeof(float), much = (size_t)1 << 28;
-    float *mine = malloc(bytes), *got = malloc(bytes);
     td_stream *side = NULL;
     td_work *work = NULL;
     void *slow;
@@ -502,6 +501,8 @@ static void a_handle_orders_streams(void **unused)
     (void)unused;
     if (info.backend != TD_COMM_NCCL)
         skip();
+    float *mine = malloc(bytes), *got = malloc(bytes);
+
     stream++;
     draw(info.rank, TD_COMM_F32, COUNT, mine);
     float *from = there(mine, bytes), *in = there(mine, bytes), *copy = there(mine, bytes);
@@ -543,7 +544,6 @@ static void a_handle_orders_streams(void **unused)
 static void collectives_are_captured(void **unused)
 {
     enum { COUNT = 5001, LAUNCHES = 3 };
-    float *mine = malloc(COUNT * sizeof *mine), *got = malloc(COUNT * sizeof *got);
     td_work *work = NULL;
     td_graph *graph = NULL;
     bool done;
@@ -551,6 +551,8 @@ static void collectives_are_captured(void **unused)
     (void)unused;
     if (info.backend != TD_COMM_NCCL)
         skip();
+    float *mine = malloc(COUNT * sizeof *mine), *got = malloc(COUNT * sizeof *got);
+
     stream++;
     draw(info.rank, TD_COMM_F32, COUNT, mine);
     float *in = there(mine, COUNT * sizeof *mine), *out = there(mine, COUNT * sizeof *mine);
