@@ -289,6 +289,7 @@ class Commands(Cli):
 
     def test_trace(self):
         """Tables and records say the same, and the tables what the model is made of."""
+        same = []  # of medians of other steps than the timer's: two may be alike to the nanosecond, not all
         for how in (
             ["--attention", "naive"],
             ["--timed", "whole", "--dtype", "bf16_mixed"],
@@ -314,7 +315,10 @@ class Commands(Cli):
                     self.assertEqual((record["deliverable"], record["module"]), ("nsys_profile", "trace"))
                     self.assertEqual(float(row["timer ms"]), round(record["ms"]["median"], 3))
                     self.assertEqual(float(row["events ms"]), round(values["events_ms"], 3))
-                    self.assertEqual(values["events_ms"] == record["ms"]["median"], "whole" in how)
+                    if "whole" in how:
+                        self.assertEqual(values["events_ms"], record["ms"]["median"])
+                    else:
+                        same.append(values["events_ms"] == record["ms"]["median"])
                     self.assertEqual(float(row["traced events ms"]), round(values["traced_ms"], 3))
                     self.assertEqual(float(row["window ms"]), round(values["window_ms"], 3))
                     self.assertLessEqual(values["busy_ms"], values["window_ms"] * (1 + 1e-9))
@@ -335,6 +339,7 @@ class Commands(Cli):
                 self.assertEqual(list(kernels[0][0])[:9], SUMMARY)
                 self.assertTrue(all(len(table) <= 3 for table in kernels))
                 self.assertIn("; 0 without a range, 0 without times, 0 dropped", text)
+        self.assertFalse(all(same))
 
     def test_trace_files_are_whole_or_not_there(self):
         def limit():
