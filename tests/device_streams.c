@@ -250,8 +250,8 @@ static void a_capture_begins_ends_and_is_replayed(void **state)
 /* ---- guests of a graph ---- */
 
 typedef struct visitor {
-    int launches, left, *order;
-    td_status says;
+    int launches, launched, left, *order;
+    td_status says, says_then;
 } visitor;
 
 static td_status visit(void *user)
@@ -262,18 +262,26 @@ static td_status visit(void *user)
     return v->says == TD_OK ? TD_OK : td_fail(v->says, "not now");
 }
 
+static td_status stay(void *user)
+{
+    visitor *v = user;
+
+    v->launched = ++*v->order;
+    return v->says_then == TD_OK ? TD_OK : td_fail(v->says_then, "not so");
+}
+
 static void go(void *user)
 {
     ((visitor *)user)->left++;
 }
 
-static void guests_come_ahead_of_every_launch(void **state)
+static void guests_come_with_every_launch(void **state)
 {
     td_device *dev = *state;
     int order = 0;
     visitor one = {.order = &order}, two = {.order = &order}, three = {.order = &order};
-    const td_graph_guest first = {visit, go, &one}, second = {visit, NULL, &two}, none = {NULL, go, &one};
-    const td_graph_guest third = {visit, go, &three};
+    const td_graph_guest first = {visit, NULL, go, &one}, second = {visit, stay, NULL, &two};
+    const td_graph_guest third = {visit, stay, go, &three}, none = {NULL, stay, go, &one};
     td_graph *graph, *other;
 
     assert_int_equal(td_graph_capture(dev), 0);
@@ -294,10 +302,22 @@ static void guests_come_ahead_of_every_launch(void **state)
     td_assert_ok(td_graph_launch(graph));
     assert_int_equal(one.launches, 1);
     assert_int_equal(two.launches, 2);
+    assert_int_equal(two.launched, 3);
     one.says = TD_RANK_FAILED; /* nobody comes behind, and nothing runs */
     td_assert_refused(td_graph_launch(graph), TD_RANK_FAILED, "not now");
     assert_int_equal(two.launches, 2);
+    assert_int_equal(two.launched, 3);
     assert_int_equal(seen.launches, 1);
+    one.says = TD_OK;
+    td_fault_at(1); /* of the backend's: nothing was launched */
+    assert_int_equal(td_graph_launch(graph), TD_IO_ERROR);
+    td_fault_at(0);
+    assert_int_equal(two.launches, 6);
+    assert_int_equal(two.launched, 3);
+    two.says_then = TD_LIBRARY_ERROR; /* what is queued stays queued */
+    td_assert_refused(td_graph_launch(graph), TD_LIBRARY_ERROR, "not so");
+    assert_int_equal(two.launched, 9);
+    assert_int_equal(seen.launches, 2);
     /* A graph that is not made. */
     td_assert_ok(td_graph_begin(dev));
     assert_int_equal(td_graph_capture(dev), 2);
@@ -393,7 +413,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         WITH_FAKE(work_goes_to_the_stream_that_is_set),   WITH_FAKE(a_stream_that_fails_leaves_nothing),
         WITH_FAKE(a_capture_begins_ends_and_is_replayed), WITH_FAKE(a_capture_that_fails_leaves_nothing),
-        WITH_FAKE(errors_of_the_backend_come_out),        WITH_FAKE(guests_come_ahead_of_every_launch),
+        WITH_FAKE(errors_of_the_backend_come_out),        WITH_FAKE(guests_come_with_every_launch),
     };
 
     return cmocka_run_group_tests_name("streams and graphs", tests, NULL, NULL);

@@ -310,6 +310,56 @@ static void captured_steps_are_those_of_queued_ones(void **unused)
                 }
 }
 
+/* Every second one is settled ahead of its update, which then makes weights that are not yet everywhere. */
+static void step_by_parts(const setting *s, trainer *t, int number)
+{
+    for (int64_t micro = 0; micro < s->micro_batches; micro++) {
+        const int part = number * (int)s->micro_batches + (int)micro;
+        int64_t *ids = tokens_of("ids", part, info.rank, 1),
+                *targets = tokens_of("targets", part, info.rank, 1);
+
+        td_assert_ok(td_train_load(t->train, ids, targets, BATCH, CONTEXT));
+        td_assert_ok(td_train_forward(t->train, NULL));
+        td_assert_ok(td_train_backward(t->train));
+        td_assert_ok(td_device_free(dev, ids));
+        td_assert_ok(td_device_free(dev, targets));
+    }
+    if (number % 2 == 1)
+        td_assert_ok(td_train_settle(t->train));
+    if (s->time == TD_UPDATE_AFTER)
+        td_assert_ok(td_train_update(t->train));
+}
+
+/* Forward, backward and update by themselves; on a GPU each is a graph from its third time on. */
+static void parts_of_steps_are_those_of_unsharded_training(void **unused)
+{
+    (void)unused;
+    for (int captured = 0; captured < 2; captured++)
+        for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++)
+            for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++)
+                for (int64_t micro_batches = 1; micro_batches <= 2; micro_batches++) {
+                    const setting s = {.name = kind == TD_SHARD_FLAT ? "parts, flat" : "parts, tensors",
+                                       .kind = kind,
+                                       .bucket_mb = 0.004,
+                                       .precision = captured ? TD_PRECISION_BF16_MIXED : TD_PRECISION_F32,
+                                       .time = time,
+                                       .captured = captured,
+                                       .micro_batches = micro_batches};
+                    trainer sharded = open_trainer(&s, true), whole = open_trainer(&s, false);
+
+                    for (int number = 0; number < STEPS; number++) {
+                        step_by_parts(&s, &sharded, number);
+                        step_by_parts(&s, &whole, number);
+                        if (number == 5 || number == STEPS - 1) {
+                            td_assert_ok(td_train_settle(sharded.train));
+                            assert_alike(&s, &sharded, &whole);
+                        }
+                    }
+                    close_trainer(&sharded);
+                    close_trainer(&whole);
+                }
+}
+
 /* To the byte, where no padding is: Psi 8 / ranks. */
 static void state_has_the_bytes_that_accounting_predicts(void **unused)
 {
@@ -390,6 +440,21 @@ static void links_refuse_what_they_cannot_do(void **unused)
     td_assert_refused(td_shard_link_attach(link, dev, train), TD_BAD_STATE, "joined to a trainer already");
     td_train_destroy(train);
     td_shard_link_destroy(link);
+
+    if (on_gpu()) {
+        config = config_of(&s);
+        td_assert_ok(td_shard_link_create(comm, TD_SHARD_FLAT, 0, &config, &link));
+        config.capture = true;
+        td_assert_ok(td_train_create(dev, &config, &train));
+        td_assert_ok(td_train_init(train, 7));
+        td_assert_ok(td_shard_link_attach(link, dev, train));
+        ids = tokens_of("ids", 0, 0, 1);
+        td_assert_ok(td_train_step(train, ids, ids, BATCH, CONTEXT));
+        td_assert_refused(td_train_step(train, ids, ids, BATCH, CONTEXT), TD_BAD_STATE, "without capture");
+        td_assert_ok(td_device_free(dev, ids));
+        td_train_destroy(train);
+        td_shard_link_destroy(link);
+    }
 
     config = config_of(&s);
     td_assert_ok(td_shard_link_create(comm, TD_SHARD_FLAT, 0, &config, &link));
@@ -572,6 +637,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sharded_weights_are_those_of_unsharded_training),
         cmocka_unit_test(captured_steps_are_those_of_queued_ones),
+        cmocka_unit_test(parts_of_steps_are_those_of_unsharded_training),
         cmocka_unit_test(state_has_the_bytes_that_accounting_predicts),
         cmocka_unit_test(links_refuse_what_they_cannot_do),
         cmocka_unit_test(ranges_are_of_whole_parameters_once),

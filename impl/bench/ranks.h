@@ -10,8 +10,10 @@
  *                it.
  *
  * Each rank runs three series of steps, at the same time as all others: without communication; with it, one
- * step queued behind the other, which are the times of the step; and with it, the collectives watched and the
- * device waited for at the end of both passes. */
+ * step behind the other, which are the times of the step; and with it, the collectives watched and the device
+ * waited for at the end of both passes. Where steps are captured the first two series are, and the third is
+ * queued: nothing is watched in a graph. Where state is split flat its schedule is then another than theirs,
+ * for captured steps gather at the head of the next. */
 #ifndef TD_BENCH_RANKS_H
 #define TD_BENCH_RANKS_H
 

@@ -343,7 +343,7 @@ static td_status print_head(const arguments *args, const td_ranks *ranks, FILE *
     fprintf(out, "; weights updated %s the backward pass; gradients are %s; steps are %s\n\n",
             config->time == TD_UPDATE_ALONG ? "along" : "after",
             config->model.transient_gradients ? "transient" : "held",
-            config->graph ? "captured as a graph" : "queued");
+            config->graph ? "captured as a graph, and queued where collectives are watched" : "queued");
 cleanup:
     return status;
 }

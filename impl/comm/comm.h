@@ -98,11 +98,11 @@ enum { TD_COMM_MOST_RANKS = 128 };
  * from its start (MPI_Init, when a rank died inside) its thread stays, with what it uses. */
 TD_API td_status td_comm_open(td_device *dev, const td_comm_options *options, td_comm **out);
 
-/** Ends the communicator together with all ranks, and frees it whatever is returned: waits for what was
- * issued, and until every rank has come so far. Unfinished td_work is gone. After an error it waits for no
- * other rank, but at most for the deadline of what is on its way inside the library. Accepts NULL. Errors:
- * TD_RANK_FAILED, TD_LIBRARY_ERROR. TD_BAD_STATE, and nothing is done: graphs with its collectives are to be
- * destroyed first, for NCCL would wait for that. */
+/** Ends the communicator together with all ranks: waits for what was issued, and until every rank has come so
+ * far. Unfinished td_work is gone. After an error it waits for no other rank, but at most for the deadline of
+ * what is on its way inside the library. Accepts NULL. Errors: TD_RANK_FAILED, TD_LIBRARY_ERROR, and it is
+ * freed all the same. TD_BAD_STATE, and nothing is done: graphs with its collectives are to be destroyed
+ * first, for NCCL would wait for that. */
 TD_API td_status td_comm_close(td_comm *comm);
 
 /** Tells all ranks that this one gives up, so that their calls return with `reason` and this rank's name. May
@@ -139,8 +139,8 @@ TD_API td_status td_work_wait(td_work *work);
  * Gives the handle back. Errors of the collective are returned by later calls. On the CPU as td_work_wait. */
 TD_API td_status td_work_queue_wait(td_work *work);
 
-/** *done: whether the collective is done, well or not; the handle stays. Of one rank it waits: what it does
- * is a copy at the most. */
+/** *done: whether the collective is done, well or not; the handle stays. Of one rank it waits for
+ * the copy that the collective may be, and for what is queued ahead of it. */
 TD_API td_status td_work_test(td_work *work, bool *done);
 
 /** The collectives. `work` NULL: the call returns when the collective is done. Else it returns at once, and

@@ -4,7 +4,8 @@
  * Two layers. Beneath, td_ddp works on any list of tensors: whoever computes gradients says when each is
  * ready. Above, td_ddp_link takes part in the steps of a td_train by the chain of hooks.
  *
- * Steps may be captured in graphs, where the device has them: all ranks then launch the same. */
+ * Steps may be captured in graphs, where the device has them: all ranks then launch the same. So batch and
+ * sequence length change on all ranks at a step, or on none: the graph of another is another. */
 #ifndef TD_DDP_DDP_H
 #define TD_DDP_DDP_H
 

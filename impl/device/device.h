@@ -121,19 +121,21 @@ TD_API td_status td_graph_end(td_device *dev, td_graph **out);
 /** The number of the capture that is running, from 1; 0: none is. dev is an open device, never NULL. */
 TD_API int64_t td_graph_capture(const td_device *dev);
 
-/** Who takes part in a graph from outside the device: what the host does ahead of every launch. */
+/** Who takes part in a graph from outside the device: what the host does about every launch, on the thread
+ * that launches. Functions but `launch` may be NULL. */
 typedef struct td_graph_guest {
-    td_status (*launch)(void *user); /* on the thread that launches; a failure refuses the launch */
-    void (*leave)(void *user);       /* the graph is destroyed, or was not made; NULL: nobody needs to know */
+    td_status (*launch)(void *user);   /* ahead of it; a failure refuses it */
+    td_status (*launched)(void *user); /* the graph is queued; a failure is that of td_graph_launch */
+    void (*leave)(void *user);         /* the graph is destroyed, or was not made */
     void *user;
 } td_graph_guest;
 
 /** Joins the graph that is being captured. Guests are called in the order in which they joined.
- * TD_BAD_ARGUMENT: a NULL but for `leave` and `user`. TD_BAD_STATE: no capture is running. TD_NO_MEMORY.
- * `leave` is not called after an error. */
+ * TD_BAD_ARGUMENT: a NULL but for `launched`, `leave` and `user`. TD_BAD_STATE: no capture is running.
+ * TD_NO_MEMORY. `leave` is not called after an error. */
 TD_API td_status td_graph_join(td_device *dev, const td_graph_guest *guest);
 
-/** Queues the whole graph on the current stream, behind what its guests do. */
+/** Queues the whole graph on the current stream, once every guest has agreed. */
 TD_API td_status td_graph_launch(td_graph *graph);
 TD_API void td_graph_destroy(td_graph *graph); /* before its device is closed; accepts NULL */
 

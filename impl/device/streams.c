@@ -188,6 +188,9 @@ td_status td_graph_launch(td_graph *graph)
     for (const td_guest *one = graph->guests; one; one = one->next)
         TD_TRY(one->guest.launch(one->guest.user));
     TD_TRY(graph->dev->backend->graph_launch(graph->dev->context, graph->native));
+    for (const td_guest *one = graph->guests; one; one = one->next)
+        if (one->guest.launched)
+            TD_TRY(one->guest.launched(one->guest.user));
 cleanup:
     return status;
 }

@@ -2,6 +2,7 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "shard/state.h"
+#include "train/state.h"
 
 #include <stdlib.h>
 
@@ -86,13 +87,19 @@ cleanup:
     return status;
 }
 
+/** All have all weights; an update that is still to come makes others. */
+static void mark_gathered(td_shard_link *link)
+{
+    link->moved = link->moved && td_train_waits(link->train);
+}
+
 static td_status send_moved(td_shard_link *link)
 {
     td_status status = TD_OK;
 
     if (!link->moved)
         goto cleanup;
-    link->moved = false;
+    mark_gathered(link);
     TD_TRY(send_all(link));
 cleanup:
     return status;
@@ -125,26 +132,30 @@ cleanup:
 
 /* ---- graphs ---- */
 
-/** What a launch does to weights and to what is known of them. A graph that was captured without a gathering,
- * because there was nothing to gather then, has it ahead of the launch. */
+/** A graph that was captured without a gathering, because there was nothing to gather then, has it ahead of
+ * the launch. */
 static td_status on_launch(void *user)
 {
     const td_shard_graph *graph = user;
-    td_shard_link *link = graph->link;
-    td_status status = TD_OK;
 
-    if (graph->forward && !graph->gathers)
-        TD_TRY(td_shard_link_finish(link));
+    return graph->forward && !graph->gathers ? td_shard_link_finish(graph->link) : TD_OK;
+}
+
+/** What a launch does to what is known of weights. */
+static td_status on_launched(void *user)
+{
+    const td_shard_graph *graph = user;
+    td_shard_link *link = graph->link;
+
     for (int64_t i = 0; graph->gathers && i < link->split.piece_count; i++)
         link->split.pieces[i].stale = link->weights.copies != NULL;
-    if (graph->forward)
-        link->moved = false;
+    if (graph->gathers)
+        mark_gathered(link);
     if (graph->backward) {
         link->moved = graph->last;
         link->midway = !graph->last;
     }
-cleanup:
-    return status;
+    return TD_OK;
 }
 
 static void on_leave(void *user)
@@ -178,8 +189,9 @@ static td_status join_graph(td_shard_link *link, td_shard_graph **out)
             goto cleanup;
         }
         *graph = (td_shard_graph){.link = link, .capture = capture};
-        TD_TRY(td_graph_join(link->dev,
-                             &(td_graph_guest){.launch = on_launch, .leave = on_leave, .user = graph}));
+        const td_graph_guest guest = {
+            .launch = on_launch, .launched = on_launched, .leave = on_leave, .user = graph};
+        TD_TRY(td_graph_join(link->dev, &guest));
         link->graph = graph;
         graph = NULL;
     }

@@ -193,6 +193,7 @@ td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *tr
                                  NULL));
         TD_TRY(td_transformer_refresh(td_train_model(train)));
     }
+    link->train = train;
     link->dev = dev;
 cleanup:
     return status;

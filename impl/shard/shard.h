@@ -9,7 +9,8 @@
  *
  * td_shard_list does the first with any list of tensors; td_shard_link both, in the steps of a td_train. They
  * may be captured in graphs, which leave nothing on its way: new weights are then gathered at the head of the
- * next forward pass, by tensors as flat, and each layer waits for its own. */
+ * next forward pass, by tensors as flat, and each layer waits for its own. Such a pass
+ * gathers at every launch, also where nothing is new: all ranks launch it, or none. */
 #ifndef TD_SHARD_SHARD_H
 #define TD_SHARD_SHARD_H
 
@@ -93,7 +94,8 @@ typedef struct td_shard_link td_shard_link;
  *   bucket_mb  of TD_SHARD_FLAT: gradients are reduced in buckets of at most so many 2^20 bytes, or a single
  *              parameter that has more; 0: all in one
  *
- * config->capture is the trainer's: a link that was made without it ends a capture with TD_BAD_STATE.
+ * config->capture is the trainer's: a link that was made without it ends a capture with TD_BAD_STATE. Graphs
+ * with passes of the trainer are destroyed ahead of the link; the trainer's own are when it is.
  *
  * With TD_SHARD_TENSORS a link of the caller's reduces gradients, as td_ddp_link does. TD_SHARD_FLAT does it
  * itself: it sums, and config->gain is to be 1 / ranks. Where ranks do not divide a stretch of a bucket into

@@ -24,6 +24,7 @@ struct td_shard_link {
     double bucket_mb;
     td_shard_split split;
     td_device *dev; /* NULL: not attached */
+    td_train *train;
     td_transformer *model;
     td_weights weights;
     td_stream *side; /* that waits for collectives; NULL on a CPU */
@@ -39,7 +40,7 @@ struct td_shard_link {
     /* Gathering. */
     bool captured;         /* the trainer's steps become graphs: none leaves a gathering on its way */
     bool at_head;          /* the next forward pass gathers everything; else each update what it made new */
-    bool moved;            /* with at_head: owners may have new weights that nobody else has */
+    bool moved;            /* with at_head: owners have new weights that nobody else has, or soon will */
     bool midway;           /* more micro-batches of a step are to come, with the weights of those before */
     bool last;             /* the backward pass that runs is a step's last */
     int64_t issued;        /* gatherings that were not waited for */

@@ -393,6 +393,11 @@ cleanup:
     return status;
 }
 
+bool td_train_waits(const td_train *train)
+{
+    return train->due;
+}
+
 td_status td_train_set_steps(td_train *train, int64_t steps)
 {
     const td_update_state state = {.step = steps};

@@ -4,7 +4,7 @@
  * model queues a pass it calls a chain of hooks, in the order in which the device will run the pass. Hooks
  * queue work of their own on the device's current stream, or on others that they order with events. They
  * never wait for the device: a pass may be captured as a graph, whose replays call no hook. What differs from
- * step to step is read from the device's memory.
+ * step to step is read from the device's memory, or is the business of a guest of the graph (td_graph_join).
  *
  *     begin     a pass begins
  *     needed    a range of weights is about to be read

@@ -84,6 +84,10 @@ def report(page, records):
         "one with a tied weight; ranks begin with other weights, and rank 0's count. All ranks must have the same "
         "bits."
     )
+    graphs = (
+        " On GPUs the steps of the first two series are captured as graphs, in which nothing is watched; those of "
+        "`tail`, `collectives` and `beside` are queued, so that `slowed` is of both kinds."
+    )
     page.method(
         "What communication takes is measured by C's own benchmark in three series of steps, in the mean of the "
         "ranks' medians. `collectives` is how long a step's collectives ran, one after the other; `exposed` a step "
@@ -92,6 +96,7 @@ def report(page, records):
         "from the passes beside them, less what waiting for the device itself costs. `beside` is the share of the "
         "collectives' time ahead of the end of backward, `calls and bytes` what the fit below says of them. Times "
         "of collectives are a rank's own, with what it waits for the others."
+        + (graphs if on_gpu(records) else "")
     )
 
 
