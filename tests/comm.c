@@ -594,6 +594,41 @@ static void collectives_are_captured(void **unused)
     free(got);
 }
 
+/* No host is far ahead of its GPU: what is left behind many launches is a few of them. */
+static void launches_wait_for_those_before(void **unused)
+{
+    enum { COUNT = 5001, FILLS = 100, LAUNCHES = 20 };
+    const size_t much = (size_t)1 << 28;
+    td_work *work = NULL;
+    td_graph *graph = NULL;
+    void *slow;
+
+    (void)unused;
+    if (info.backend != TD_COMM_NCCL || info.ranks == 1)
+        skip();
+    float *mine = calloc(COUNT, sizeof *mine), *in = there(mine, COUNT * sizeof *mine);
+    td_assert_ok(td_device_alloc(dev, much, &slow));
+    td_assert_ok(td_graph_begin(dev));
+    for (int i = 0; i < FILLS; i++)
+        td_assert_ok(td_device_fill(dev, slow, i, much));
+    td_assert_ok(td_comm_all_reduce(comm, in, in, COUNT, TD_COMM_F32, TD_SUM, &work));
+    td_assert_ok(td_work_queue_wait(work));
+    td_assert_ok(td_graph_end(dev, &graph));
+    td_assert_ok(td_graph_launch(graph)); /* the first one is uploaded */
+    td_assert_ok(td_device_synchronize(dev));
+    const int64_t begun_ns = td_clock_ns();
+    for (int i = 0; i < LAUNCHES; i++)
+        td_assert_ok(td_graph_launch(graph));
+    const int64_t launched_ns = td_clock_ns();
+    td_assert_ok(td_device_synchronize(dev));
+    const int64_t ended_ns = td_clock_ns();
+    assert_true(4 * (ended_ns - launched_ns) < ended_ns - begun_ns);
+    td_graph_destroy(graph);
+    td_assert_ok(td_device_free(dev, slow));
+    td_assert_ok(td_device_free(dev, in));
+    free(mine);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -608,6 +643,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(more_elements_than_an_int_counts),
         cmocka_unit_test(a_handle_orders_streams),
         cmocka_unit_test(collectives_are_captured),
+        cmocka_unit_test(launches_wait_for_those_before),
     };
     int result;
 

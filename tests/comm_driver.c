@@ -58,6 +58,33 @@ static td_status replay(td_device *dev, td_comm *comm, float *data, int64_t coun
     return status;
 }
 
+/* Launches a graph that takes a GPU about a second, so that it is on its way when the communicator closes. */
+static td_status replay_at_the_end(td_device *dev, td_comm *comm, float *data)
+{
+    enum { FILLS = 4000 };
+    const size_t bytes = (size_t)1 << 30;
+    td_graph *graph = NULL;
+    td_work *work = NULL;
+    void *slow = NULL;
+    td_status status = td_device_alloc(dev, bytes, &slow);
+
+    if (status == TD_OK)
+        status = td_graph_begin(dev);
+    for (int i = 0; i < FILLS && status == TD_OK; i++)
+        status = td_device_fill(dev, slow, i, bytes);
+    if (status == TD_OK)
+        status = td_comm_all_reduce(comm, data, data, LARGE, TD_COMM_F32, TD_AVERAGE, &work);
+    if (status == TD_OK)
+        status = td_work_queue_wait(work);
+    const td_status ended = td_graph_end(dev, &graph);
+    if (status == TD_OK)
+        status = ended;
+    if (status == TD_OK)
+        status = td_graph_launch(graph);
+    td_graph_destroy(graph);
+    return status;
+}
+
 /* The calls of all ranks, of which the bad one does another. */
 static td_status run(td_device *dev, td_comm *comm, const char *fault, bool bad)
 {
@@ -88,8 +115,10 @@ static td_status run(td_device *dev, td_comm *comm, const char *fault, bool bad)
         (void)td_comm_abort(comm, "its data ended");
     if (bad && (IS("killed") || IS("stops")))
         signal_soon(IS("killed") ? SIGKILL : SIGSTOP);
-    if (bad && IS("killed_replay"))
+    if (bad && (IS("killed_replay") || IS("killed_close")))
         signal_soon(SIGKILL);
+    if (IS("killed_close"))
+        return replay_at_the_end(dev, comm, data);
     if (IS("killed_replay"))
         return replay(dev, comm, data, LARGE, INT64_MAX);
     if (IS("replay"))

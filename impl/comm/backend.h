@@ -39,6 +39,10 @@ typedef struct td_comm_backend_table {
     /** Puts a call into the graph that the device captures, without the other ranks; NULL: the device has no
      * graphs. */
     td_status (*capture)(td_comm *comm, td_work *work);
+    /** Ahead of the launch of a graph: waits for those before it, as long as nobody failed. */
+    void (*pace)(td_comm *comm);
+    /** Such a launch is queued on the device's current stream. */
+    td_status (*launched)(td_comm *comm);
     /** Returns when the call is done; its result is work->status, with td_last_error() set if that is an
      * error. */
     td_status (*wait)(td_comm *comm, td_work *work);
@@ -53,6 +57,8 @@ typedef struct td_comm_backend_table {
     td_status (*watched)(td_comm *comm, td_comm_span *spans, int64_t count);
     /** A fault was met; called by any thread, once. NULL: nothing to do. */
     void (*fault)(td_comm *comm);
+    /** Once all ranks have come to the close: waits for what is on its way. NULL: close does. */
+    td_status (*finish)(td_comm *comm);
     /** Ends it. Not orderly: without the other ranks. Also after a failure of open. */
     void (*close)(td_comm *comm, bool orderly);
 } td_comm_backend_table;

@@ -270,6 +270,8 @@ td_status td_comm_close(td_comm *comm)
     status = td_comm_check(comm);
     if (status == TD_OK)
         status = run_sync(comm, &(td_signature){.kind = TD_CALL_CLOSE}, NULL, NULL);
+    if (status == TD_OK && comm->backend && comm->backend->finish)
+        status = comm->backend->finish(comm);
     comm_free(comm, status == TD_OK);
     return status;
 }
@@ -403,7 +405,15 @@ static td_status launch_graph(void *user)
 {
     td_comm_graph *graph = user;
 
+    graph->comm->backend->pace(graph->comm);
     return run_sync(graph->comm, &graph->call, NULL, NULL);
+}
+
+static td_status graph_launched(void *user)
+{
+    td_comm_graph *graph = user;
+
+    return graph->comm->backend->launched(graph->comm);
 }
 
 static void leave_graph(void *user)
@@ -430,8 +440,9 @@ static td_status join_graph(td_comm *comm, int64_t capture)
         goto cleanup;
     }
     *graph = (td_comm_graph){.comm = comm, .capture = capture, .call.kind = TD_CALL_REPLAY};
-    TD_TRY(td_graph_join(comm->dev,
-                         &(td_graph_guest){.launch = launch_graph, .leave = leave_graph, .user = graph}));
+    const td_graph_guest guest = {
+        .launch = launch_graph, .launched = graph_launched, .leave = leave_graph, .user = graph};
+    TD_TRY(td_graph_join(comm->dev, &guest));
     comm->graph = graph;
     comm->graphs++;
     graph = NULL;

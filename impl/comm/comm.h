@@ -156,8 +156,9 @@ TD_API td_status td_work_test(td_work *work, bool *done);
  *
  * Where the device captures a graph (td_graph_begin), collectives on a GPU that have a handle become part of
  * it, the handle is for td_work_queue_wait within the capture, and the ranks do not meet. They meet ahead of
- * every launch of the graph, as in one call: all must launch graphs with the same collectives. What runs in
- * graphs is not watched (td_comm_watch).
+ * every launch of the graph, as in one call: all must launch graphs with the same collectives. A launch waits
+ * until at most one of those before it is on its way, so that no rank's host is far ahead of its GPU. What
+ * runs in graphs is not watched (td_comm_watch).
  *
  * in is only read where it is not part of out. Counts are of elements, from 0 on, on every rank the same; the
  * memory is dev's, with the alignment of its elements.

@@ -31,6 +31,10 @@
  * is asked again and again, and then with naps of NAP_NS in between. */
 enum { ABORT_MS = 5000, LOCK_MS = 200, POLL_NS = 20000000, NAP_NS = 50000 };
 
+/* Of graphs: so many are on the GPU at a time. A rank whose host were further ahead would be late in the eyes
+ * of others for as long as it then waits for its GPU. */
+enum { LAUNCHES = 2 };
+
 #define EACH_FUNCTION(f)                                                                                     \
     f(GetVersion) f(GetUniqueId) f(GetErrorString) f(GetLastError) f(CommInitRankConfig) f(CommFinalize)     \
         f(CommDestroy) f(CommAbort) f(CommGetAsyncError) f(AllReduce) f(ReduceScatter) f(AllGather)          \
@@ -45,10 +49,12 @@ typedef struct nccl {
     td_cuda *cuda;
     int index, rank, ranks;
     ncclComm_t comm;
-    cudaStream_t stream; /* that of the collectives, highest priority */
-    cudaEvent_t behind;  /* what a collective begins behind on the device's stream */
-    int64_t ended_ns;    /* when the last one was seen to be done */
-    cudaEvent_t *marks;  /* [mark_count] around calls that are watched */
+    cudaStream_t stream;            /* that of the collectives, highest priority */
+    cudaEvent_t behind;             /* what a collective begins behind on the device's stream */
+    int64_t ended_ns;               /* when the last one was seen to be done */
+    cudaEvent_t launches[LAUNCHES]; /* behind the graphs that were launched last, in turn */
+    int64_t launch_count;
+    cudaEvent_t *marks; /* [mark_count] around calls that are watched */
     int64_t mark_count, mark_room;
     cudaEvent_t base; /* the begin of their time, which was at base_ns */
     int64_t base_ns;
@@ -59,6 +65,7 @@ typedef struct nccl {
     bool started, abandoned; /* the thread of the start came back; nobody waits for it */
     ncclResult_t start;
     bool aborting, aborted;
+    int64_t abort_by_ns; /* ABORT_MS behind its begin */
 } nccl;
 
 static td_status load_library(library *out)
@@ -283,8 +290,10 @@ static td_status queue_call(nccl *n, td_work *work)
 
     TD_TRY(td_cuda_status(cudaStreamIsCapturing(n->cuda->stream, &capture), "asking for a capture"));
     if (work->captured != (capture == cudaStreamCaptureStatusActive)) {
-        status = td_fail(TD_BAD_STATE, work->captured ? "the current stream is no part of the capture"
-                                                      : "a collective is captured by td_graph_begin alone");
+        status = td_fail(TD_BAD_STATE, !work->captured ? "a collective is captured by td_graph_begin alone"
+                                       : capture == cudaStreamCaptureStatusNone
+                                           ? "the current stream is no part of the capture"
+                                           : "the capture is invalid: a call before this one spoiled it");
         goto cleanup;
     }
     if (!event)
@@ -309,6 +318,20 @@ cleanup:
     return status;
 }
 
+/** Takes NCCL for this thread; false: a rank has failed. The abort may hold it until this thread's graphs are
+ * destroyed, so that nobody waits for it. */
+static bool take_nccl(td_comm *comm)
+{
+    nccl *n = comm->state;
+
+    while (!td_control_faulted(comm->control)) {
+        if (pthread_mutex_trylock(&n->calls) == 0)
+            return true;
+        (void)sched_yield();
+    }
+    return false;
+}
+
 /** On the GPU, behind what the device's stream has now, or into the graph that it captures. A failure is
  * everybody's: the others are in the call, or will launch the graph. */
 static td_status call_or_capture(td_comm *comm, td_work *work)
@@ -318,11 +341,12 @@ static td_status call_or_capture(td_comm *comm, td_work *work)
     td_status status = td_cuda_status(td_cuda_enter(n->cuda), "making the GPU current");
 
     if (status == TD_OK) {
-        pthread_mutex_lock(&n->calls);
+        const bool taken = take_nccl(comm);
         status = td_control_status(comm->control, &work->call); /* or NCCL's communicator may be gone */
         if (status == TD_OK)
             status = queue_call(n, work);
-        pthread_mutex_unlock(&n->calls);
+        if (taken)
+            pthread_mutex_unlock(&n->calls);
         td_cuda_leave(n->cuda);
     }
     if (status != TD_OK && status != TD_RANK_FAILED) {
@@ -351,13 +375,12 @@ cleanup:
     return status;
 }
 
-/** After a fault: until NCCL's kernels have ended, and no longer use the caller's memory. */
+/** After a fault: until NCCL's kernels have ended, and no longer use the caller's memory. While graphs live
+ * that may never be: ABORT_MS are waited for all calls together. */
 static void wait_abort(nccl *n)
 {
-    const int64_t until = td_clock_ns() + ABORT_MS * INT64_C(1000000);
-
     pthread_mutex_lock(&n->lock);
-    while (n->aborting && !n->aborted && td_condition_wait(&n->changed, &n->lock, until))
+    while (n->aborting && !n->aborted && td_condition_wait(&n->changed, &n->lock, n->abort_by_ns))
         ;
     pthread_mutex_unlock(&n->lock);
 }
@@ -386,6 +409,18 @@ static td_status query(td_comm *comm, td_work *work, bool *done)
     return TD_OK;
 }
 
+/** Between two questions about an event. */
+static void rest(int64_t begun_ns)
+{
+    if (td_clock_ns() - begun_ns < POLL_NS) {
+        (void)sched_yield();
+    } else {
+        const struct timespec nap = {.tv_nsec = NAP_NS};
+
+        (void)nanosleep(&nap, NULL);
+    }
+}
+
 static td_status wait_for(td_comm *comm, td_work *work)
 {
     td_status status = TD_OK;
@@ -402,13 +437,7 @@ static td_status wait_for(td_comm *comm, td_work *work)
         const int64_t since = work->issued_ns > n->ended_ns ? work->issued_ns : n->ended_ns;
         if (now - since > td_comm_ns(comm->options.seconds))
             TD_TRY(td_control_late(comm->control, &work->call));
-        if (now - begun_ns < POLL_NS) {
-            (void)sched_yield();
-        } else {
-            const struct timespec nap = {.tv_nsec = NAP_NS};
-
-            (void)nanosleep(&nap, NULL);
-        }
+        rest(begun_ns);
     }
     n->ended_ns = td_clock_ns();
     status = td_control_status(comm->control, &work->call);
@@ -445,6 +474,54 @@ static td_status test(td_comm *comm, td_work *work)
     return status;
 }
 
+/* ---- launches of graphs ---- */
+
+static bool is_done(cudaEvent_t event)
+{
+    if (cudaEventQuery(event) != cudaErrorNotReady)
+        return true;
+    (void)cudaGetLastError(); /* not ready is kept as an error */
+    return false;
+}
+
+/** No longer than a deadline: the meeting that follows knows who is late. */
+static void pace(td_comm *comm)
+{
+    nccl *n = comm->state;
+    const int64_t begun_ns = td_clock_ns(), until = begun_ns + td_comm_ns(comm->options.seconds);
+
+    if (n->launch_count < LAUNCHES)
+        return;
+    while (!is_done(n->launches[n->launch_count % LAUNCHES]) && !td_control_faulted(comm->control) &&
+           td_clock_ns() < until)
+        rest(begun_ns);
+}
+
+static td_status launched(td_comm *comm)
+{
+    nccl *n = comm->state;
+    cudaEvent_t *const event = &n->launches[n->launch_count % LAUNCHES];
+    td_status status = td_cuda_status(td_cuda_enter(n->cuda), "making the GPU current");
+
+    if (status == TD_OK && !*event)
+        status = td_cuda_status(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "making an event");
+    if (status == TD_OK)
+        status = td_cuda_status(cudaEventRecord(*event, n->cuda->stream), "recording an event");
+    td_cuda_leave(n->cuda);
+    n->launch_count += status == TD_OK;
+    return status;
+}
+
+/** Whether collectives are on their way, queued or in graphs. */
+static bool is_busy(const nccl *n)
+{
+    const bool queued = cudaStreamQuery(n->stream) == cudaErrorNotReady;
+
+    if (queued)
+        (void)cudaGetLastError();
+    return queued || (n->launch_count > 0 && !is_done(n->launches[(n->launch_count - 1) % LAUNCHES]));
+}
+
 /* ---- when calls ran ---- */
 
 static td_status make_marks(nccl *n, int64_t count)
@@ -475,10 +552,8 @@ static td_status watch(td_comm *comm, int64_t capacity)
     nccl *n = comm->state;
 
     TD_TRY(td_cuda_status(td_cuda_enter(n->cuda), "making the GPU current"));
-    if (cudaStreamQuery(n->stream) == cudaErrorNotReady) {
-        (void)cudaGetLastError();
+    if (is_busy(n))
         status = td_fail(TD_BAD_STATE, "a collective is on its way");
-    }
     if (status == TD_OK)
         status = make_marks(n, 2 * capacity);
     if (status == TD_OK)
@@ -549,9 +624,24 @@ static void fault(td_comm *comm)
     pthread_mutex_lock(&n->lock);
     const bool first = !n->aborting;
     n->aborting = true;
+    if (first)
+        n->abort_by_ns = td_clock_ns() + ABORT_MS * INT64_C(1000000);
     pthread_mutex_unlock(&n->lock);
     if (first && td_thread_start(&thread, run_abort, n) == TD_OK)
         pthread_detach(thread);
+}
+
+/** What was not waited for ends, for all ranks have come to the close; unless one dies now. */
+static td_status finish(td_comm *comm)
+{
+    const int64_t begun_ns = td_clock_ns();
+    td_status status = TD_OK;
+
+    while (status == TD_OK && is_busy(comm->state)) {
+        status = td_control_status(comm->control, NULL);
+        rest(begun_ns);
+    }
+    return status;
 }
 
 static void close_backend(td_comm *comm, bool orderly)
@@ -561,11 +651,6 @@ static void close_backend(td_comm *comm, bool orderly)
 
     if (!n)
         return;
-    /* All ranks have come to the close, so that what was not waited for ends; unless one dies now. */
-    while (orderly && cudaStreamQuery(n->stream) == cudaErrorNotReady) {
-        orderly = !td_control_faulted(comm->control);
-        (void)sched_yield();
-    }
     gone = orderly;
     if (orderly) {
         atomic_store(&comm->ending, true);
@@ -576,7 +661,10 @@ static void close_backend(td_comm *comm, bool orderly)
         pthread_mutex_unlock(&n->calls);
         td_cuda_leave(n->cuda);
     } else {
-        fault(comm); /* where nothing was met yet, as when a rank was refused */
+        fault(comm);                  /* where nothing was met yet, as when a rank was refused */
+        pthread_mutex_lock(&n->lock); /* the last graphs may have gone just now */
+        n->abort_by_ns = td_clock_ns() + ABORT_MS * INT64_C(1000000);
+        pthread_mutex_unlock(&n->lock);
         wait_abort(n);
         pthread_mutex_lock(&n->lock);
         gone = n->aborted;
@@ -590,6 +678,9 @@ static void close_backend(td_comm *comm, bool orderly)
             (void)cudaEventDestroy(comm->works[i].event);
     for (int64_t i = 0; i < n->mark_count; i++)
         (void)cudaEventDestroy(n->marks[i]);
+    for (int i = 0; i < LAUNCHES; i++)
+        if (n->launches[i])
+            (void)cudaEventDestroy(n->launches[i]);
     if (n->base)
         (void)cudaEventDestroy(n->base);
     free(n->marks);
@@ -601,10 +692,13 @@ static void close_backend(td_comm *comm, bool orderly)
 const td_comm_backend_table td_comm_backend_nccl = {.open = open_backend,
                                                     .issue = issue,
                                                     .capture = call_or_capture,
+                                                    .pace = pace,
+                                                    .launched = launched,
                                                     .wait = wait_for,
                                                     .queue_wait = queue_wait,
                                                     .test = test,
                                                     .watch = watch,
                                                     .watched = watched,
                                                     .fault = fault,
+                                                    .finish = finish,
                                                     .close = close_backend};
