@@ -20,7 +20,10 @@ typedef struct interval {
     double begin_ms, end_ms;
 } interval;
 
-enum { AT_ONCE = 2048 }; /* intervals in an exchange */
+enum {
+    AT_ONCE = 2048, /* intervals in an exchange */
+    AHEAD = 2       /* steps that are queued at a time */
+};
 
 /** What is measured of each step of this rank. */
 typedef enum series { SILENT = 0, STEP, COLLECTIVES, BESIDE, TAIL, SERIES } series;
@@ -230,7 +233,22 @@ cleanup:
     return status;
 }
 
-/** Steps queued one behind the other, timed on the device. */
+/** The time of a step that was queued, for which it waits. */
+static td_status take_sample(run *r, series which, td_event **marks, int64_t step)
+{
+    const int64_t sample = step - r->config->warmup;
+    double ms;
+    td_status status = TD_OK;
+
+    TD_TRY(td_event_elapsed_ms(marks[step], marks[step + 1], &ms));
+    if (sample >= 0)
+        r->samples[which * r->config->steps + sample] = ms;
+cleanup:
+    return status;
+}
+
+/** Steps queued one behind the other, timed on the device. A host that was many of them ahead of its device
+ * would learn only at their end that a rank has died. */
 static td_status run_series(run *r, series which)
 {
     const td_transformer_config *model = &r->config->model;
@@ -257,10 +275,11 @@ static td_status run_series(run *r, series which)
         TD_TRY(td_comm_check(r->comm)); /* steps without communication would not see that a rank has died */
         if (i >= 0)
             TD_TRY(told(r));
+        if (i >= AHEAD)
+            TD_TRY(take_sample(r, which, marks, i - AHEAD));
     }
-    for (int64_t i = warmup; i < count; i++)
-        TD_TRY(
-            td_event_elapsed_ms(marks[i], marks[i + 1], &r->samples[which * r->config->steps + i - warmup]));
+    for (int64_t i = count > AHEAD ? count - AHEAD : 0; i < count; i++)
+        TD_TRY(take_sample(r, which, marks, i));
     TD_TRY(td_train_loss(r->train, &loss));
     r->rank.last_loss = (double)loss;
     TD_TRY(line_up(r));
