@@ -631,17 +631,17 @@ static void fault(td_comm *comm)
         pthread_detach(thread);
 }
 
-/** What was not waited for ends, for all ranks have come to the close; unless one dies now. */
+/** What was not waited for ends, for all ranks have come to the close; unless one dies now. The abort then
+ * ends it as well. */
 static td_status finish(td_comm *comm)
 {
     const int64_t begun_ns = td_clock_ns();
-    td_status status = TD_OK;
 
-    while (status == TD_OK && is_busy(comm->state)) {
-        status = td_control_status(comm->control, NULL);
+    if (!is_busy(comm->state))
+        return TD_OK;
+    while (is_busy(comm->state) && !td_control_faulted(comm->control))
         rest(begun_ns);
-    }
-    return status;
+    return td_control_status(comm->control, NULL);
 }
 
 static void close_backend(td_comm *comm, bool orderly)
