@@ -636,13 +636,14 @@ static void run_ranks(void (*body)(const char *folder), int expected)
     assert_non_null(mkdtemp(folder));
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(shared != MAP_FAILED);
+    (void)fflush(NULL);
     for (rank = 0; rank < RANKS; rank++) {
         processes[rank] = fork();
         assert_true(processes[rank] >= 0);
         if (processes[rank] == 0) {
             (void)alarm(60);
             body(folder);
-            _exit(0);
+            exit(0);
         }
     }
     for (int i = 0; i < RANKS; i++)

@@ -3,6 +3,7 @@
  * queued. With 1 and 2 ranks the bits must be the same, for an addition has no order. */
 #include "accounting/accounting.h"
 #include "ddp/ddp.h"
+#include "device/backend.h"
 #include "shard/shard.h"
 
 #include "support/compare.h"
@@ -32,8 +33,8 @@ typedef struct setting {
     double bucket_mb;
     td_precision precision;
     td_update_time time;
-    bool two_groups, captured;
-    int64_t micro_batches; /* 0: 1 */
+    bool two_groups, captured, as_if; /* as if there were graphs on a CPU */
+    int64_t micro_batches;            /* 0: 1 */
 } setting;
 
 static bool on_gpu(void)
@@ -95,6 +96,79 @@ static int64_t *on_device(int64_t *tokens, int64_t count)
     return block;
 }
 
+/* ---- a CPU that has graphs, as if ---- */
+
+/* What is captured runs at once, and a launch runs nothing more: so a graph is right the first time, and what
+ * a launch says of the weights can be told from what the hooks said, which is nothing. */
+extern const td_backend __real_td_backend_cpu;
+extern td_backend __wrap_td_backend_cpu;
+td_backend __wrap_td_backend_cpu;
+static int launches;
+
+static td_status make_stream(void *context, void **native)
+{
+    (void)context;
+    *native = &launches;
+    return TD_OK;
+}
+
+static void drop_stream(void *context, void *native)
+{
+    (void)context, (void)native;
+}
+
+static void set_stream(void *context, bool own, void *native)
+{
+    (void)context, (void)own, (void)native;
+}
+
+static td_status begin_capture(void *context)
+{
+    (void)context;
+    return TD_OK;
+}
+
+static td_status end_capture(void *context, void **graph)
+{
+    return make_stream(context, graph);
+}
+
+static td_status launch(void *context, void *graph)
+{
+    (void)context, (void)graph;
+    launches++;
+    return TD_OK;
+}
+
+/* A trainer asks first whether the device may have graphs: once it is told that it may. */
+static bool asks_for_graphs;
+
+td_device_kind __real_td_device_kind_of(const td_device *device);
+td_device_kind __wrap_td_device_kind_of(const td_device *device);
+td_device_kind __wrap_td_device_kind_of(const td_device *device)
+{
+    const bool asks = asks_for_graphs;
+
+    asks_for_graphs = false;
+    return asks ? TD_DEVICE_CUDA : __real_td_device_kind_of(device);
+}
+
+static void pretend_graphs(void)
+{
+    td_backend *cpu = &__wrap_td_backend_cpu;
+
+    *cpu = __real_td_backend_cpu;
+    cpu->stream_create = make_stream;
+    cpu->stream_destroy = drop_stream;
+    cpu->set_stream = set_stream;
+    cpu->graph_begin = begin_capture;
+    cpu->graph_end = end_capture;
+    cpu->graph_launch = launch;
+    cpu->graph_destroy = drop_stream;
+}
+
+/* ---- trainers ---- */
+
 /* A trainer with its links. */
 typedef struct trainer {
     td_train *train;
@@ -134,7 +208,8 @@ static trainer open_trainer(const setting *s, bool sharded)
     config.capture &= sharded;
     if (sharded)
         td_assert_ok(td_shard_link_create(comm, s->kind, s->bucket_mb, &config, &t.shard));
-    config.capture &= on_gpu(); /* a link may gather as for graphs, where there are none */
+    config.capture &= on_gpu() || s->as_if; /* a link may gather as for graphs, where there are none */
+    asks_for_graphs = s->as_if && config.capture;
     td_assert_ok(td_train_create(dev, &config, &t.train));
     td_assert_ok(td_train_init(t.train, 7 + (uint64_t)info.rank));
     if (t.ddp)
@@ -328,6 +403,47 @@ static void step_by_parts(const setting *s, trainer *t, int number)
         td_assert_ok(td_train_settle(t->train));
     if (s->time == TD_UPDATE_AFTER)
         td_assert_ok(td_train_update(t->train));
+}
+
+/* Two steps, of which the second is captured: whole, or in its parts. */
+static void launches_say_what_has_moved(void **unused)
+{
+    (void)unused;
+    if (on_gpu() || info.ranks == 1) /* whose collectives would be of the graph */
+        skip();
+    for (int parts = 0; parts < 2; parts++)
+        for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++)
+            for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++)
+                for (int64_t micro_batches = 1; micro_batches <= 2; micro_batches++) {
+                    const setting s = {.name = kind == TD_SHARD_FLAT ? "as if, flat" : "as if, tensors",
+                                       .kind = kind,
+                                       .bucket_mb = 0.004,
+                                       .precision = parts ? TD_PRECISION_BF16_MIXED : TD_PRECISION_F32,
+                                       .time = time,
+                                       .captured = true,
+                                       .as_if = true,
+                                       .micro_batches = micro_batches};
+                    trainer sharded = open_trainer(&s, true), whole = open_trainer(&s, false);
+
+                    launches = 0;
+                    for (int number = 0; number < 2; number++) {
+                        if (parts) {
+                            step_by_parts(&s, &sharded, number);
+                            step_by_parts(&s, &whole, number);
+                        } else {
+                            micro_step(&sharded, number, micro_batches);
+                            micro_step(&whole, number, micro_batches);
+                        }
+                        if (number == 0) /* then only the launch can say that there are new ones */
+                            td_assert_ok(td_train_settle(sharded.train));
+                    }
+                    assert_int_equal(launches,
+                                     parts ? 2 * micro_batches + (time == TD_UPDATE_AFTER) : micro_batches);
+                    td_assert_ok(td_train_settle(sharded.train));
+                    assert_alike(&s, &sharded, &whole);
+                    close_trainer(&sharded);
+                    close_trainer(&whole);
+                }
 }
 
 /* Forward, backward and update by themselves; on a GPU each is a graph from its third time on. */
@@ -638,6 +754,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(sharded_weights_are_those_of_unsharded_training),
         cmocka_unit_test(captured_steps_are_those_of_queued_ones),
         cmocka_unit_test(parts_of_steps_are_those_of_unsharded_training),
+        cmocka_unit_test(launches_say_what_has_moved),
         cmocka_unit_test(state_has_the_bytes_that_accounting_predicts),
         cmocka_unit_test(links_refuse_what_they_cannot_do),
         cmocka_unit_test(ranges_are_of_whole_parameters_once),
@@ -648,6 +765,7 @@ int main(int argc, char **argv)
     td_memory_stats memory;
     int result;
 
+    pretend_graphs();
     if (kills && !td_ranks_inside())
         return check_killed(argc, argv);
     if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
