@@ -3,9 +3,9 @@
  * queued. With 1 and 2 ranks the bits must be the same, for an addition has no order. */
 #include "accounting/accounting.h"
 #include "ddp/ddp.h"
-#include "device/backend.h"
 #include "shard/shard.h"
 
+#include "support/as_if_graphs.h"
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
@@ -96,79 +96,6 @@ static int64_t *on_device(int64_t *tokens, int64_t count)
     return block;
 }
 
-/* ---- a CPU that has graphs, as if ---- */
-
-/* What is captured runs at once, and a launch runs nothing more: so a graph is right the first time, and what
- * a launch says of the weights can be told from what the hooks said, which is nothing. */
-extern const td_backend __real_td_backend_cpu;
-extern td_backend __wrap_td_backend_cpu;
-td_backend __wrap_td_backend_cpu;
-static int launches;
-
-static td_status make_stream(void *context, void **native)
-{
-    (void)context;
-    *native = &launches;
-    return TD_OK;
-}
-
-static void drop_stream(void *context, void *native)
-{
-    (void)context, (void)native;
-}
-
-static void set_stream(void *context, bool own, void *native)
-{
-    (void)context, (void)own, (void)native;
-}
-
-static td_status begin_capture(void *context)
-{
-    (void)context;
-    return TD_OK;
-}
-
-static td_status end_capture(void *context, void **graph)
-{
-    return make_stream(context, graph);
-}
-
-static td_status launch(void *context, void *graph)
-{
-    (void)context, (void)graph;
-    launches++;
-    return TD_OK;
-}
-
-/* A trainer asks first whether the device may have graphs: once it is told that it may. */
-static bool asks_for_graphs;
-
-td_device_kind __real_td_device_kind_of(const td_device *device);
-td_device_kind __wrap_td_device_kind_of(const td_device *device);
-td_device_kind __wrap_td_device_kind_of(const td_device *device)
-{
-    const bool asks = asks_for_graphs;
-
-    asks_for_graphs = false;
-    return asks ? TD_DEVICE_CUDA : __real_td_device_kind_of(device);
-}
-
-static void pretend_graphs(void)
-{
-    td_backend *cpu = &__wrap_td_backend_cpu;
-
-    *cpu = __real_td_backend_cpu;
-    cpu->stream_create = make_stream;
-    cpu->stream_destroy = drop_stream;
-    cpu->set_stream = set_stream;
-    cpu->graph_begin = begin_capture;
-    cpu->graph_end = end_capture;
-    cpu->graph_launch = launch;
-    cpu->graph_destroy = drop_stream;
-}
-
-/* ---- trainers ---- */
-
 /* A trainer with its links. */
 typedef struct trainer {
     td_train *train;
@@ -209,7 +136,8 @@ static trainer open_trainer(const setting *s, bool sharded)
     if (sharded)
         td_assert_ok(td_shard_link_create(comm, s->kind, s->bucket_mb, &config, &t.shard));
     config.capture &= on_gpu() || s->as_if; /* a link may gather as for graphs, where there are none */
-    asks_for_graphs = s->as_if && config.capture;
+    if (s->as_if && config.capture)
+        td_as_if_gpu_once();
     td_assert_ok(td_train_create(dev, &config, &t.train));
     td_assert_ok(td_train_init(t.train, 7 + (uint64_t)info.rank));
     if (t.ddp)
@@ -360,32 +288,45 @@ static void sharded_weights_are_those_of_unsharded_training(void **unused)
             }
 }
 
-/* Graphs on a GPU; on a CPU the same gatherings, at the head of a forward pass. */
-static void captured_steps_are_those_of_queued_ones(void **unused)
+/* Both kinds, times and precisions, and micro-batches: some of these where more ranks than processors take
+ * long. */
+static void each_way(const char *name, void (*check)(setting s))
 {
     static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16_MIXED};
     const int stride = info.ranks > 2 ? 3 : 1;
+    char words[64];
     int number = 0;
 
-    (void)unused;
     for (int p = 0; p < 2; p++)
         for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++)
             for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++)
                 for (int64_t micro_batches = 1; micro_batches <= 3; micro_batches += 2) {
-                    const setting s = {.name = kind == TD_SHARD_FLAT ? "captured, flat" : "captured, tensors",
-                                       .kind = kind,
-                                       .bucket_mb = 0.004,
-                                       .precision = precisions[p],
-                                       .time = time,
-                                       .captured = true,
-                                       .micro_batches = micro_batches};
-
+                    snprintf(words, sizeof words, "%s, %s", name, kind == TD_SHARD_FLAT ? "flat" : "tensors");
                     if (number++ % stride == 0)
-                        train_case(&s);
+                        check((setting){.name = words,
+                                        .kind = kind,
+                                        .bucket_mb = 0.004,
+                                        .precision = precisions[p],
+                                        .time = time,
+                                        .micro_batches = micro_batches});
                 }
 }
 
-/* Every second one is settled ahead of its update, which then makes weights that are not yet everywhere. */
+static void capture_case(setting s)
+{
+    s.captured = true;
+    train_case(&s);
+}
+
+/* Graphs on a GPU; on a CPU the same gatherings, at the head of a forward pass. */
+static void captured_steps_are_those_of_queued_ones(void **unused)
+{
+    (void)unused;
+    each_way("captured", capture_case);
+}
+
+/* Forward, backward and update by themselves. Every second step is settled ahead of its update, which then
+ * makes weights that are not yet everywhere. */
 static void step_by_parts(const setting *s, trainer *t, int number)
 {
     for (int64_t micro = 0; micro < s->micro_batches; micro++) {
@@ -405,75 +346,65 @@ static void step_by_parts(const setting *s, trainer *t, int number)
         td_assert_ok(td_train_update(t->train));
 }
 
+/* Queued in f32; in mixed precision each part is a graph from its second time on, where there are graphs. */
+static void parts_case(setting s)
+{
+    s.captured = s.precision == TD_PRECISION_BF16_MIXED;
+    trainer sharded = open_trainer(&s, true), whole = open_trainer(&s, false);
+
+    for (int number = 0; number < STEPS; number++) {
+        step_by_parts(&s, &sharded, number);
+        step_by_parts(&s, &whole, number);
+        if (number == 5 || number == STEPS - 1) {
+            td_assert_ok(td_train_settle(sharded.train));
+            assert_alike(&s, &sharded, &whole);
+        }
+    }
+    close_trainer(&sharded);
+    close_trainer(&whole);
+}
+
+static void parts_of_steps_are_those_of_unsharded_training(void **unused)
+{
+    (void)unused;
+    each_way("parts", parts_case);
+}
+
 /* Two steps, of which the second is captured: whole, or in its parts. */
+static void launch_case(setting s)
+{
+    const bool parts = s.precision == TD_PRECISION_BF16_MIXED;
+
+    s.captured = s.as_if = true;
+    trainer sharded = open_trainer(&s, true), whole = open_trainer(&s, false);
+
+    (void)td_as_if_launches();
+    for (int number = 0; number < 2; number++) {
+        for (int i = 0; i < 2; i++) {
+            trainer *const t = i == 0 ? &sharded : &whole;
+
+            if (parts)
+                step_by_parts(&s, t, number);
+            else
+                micro_step(t, number, s.micro_batches);
+        }
+        if (number == 0) /* then only the launch can say that there are new ones */
+            td_assert_ok(td_train_settle(sharded.train));
+    }
+    assert_int_equal(td_as_if_launches(),
+                     parts ? 2 * s.micro_batches + (s.time == TD_UPDATE_AFTER) : s.micro_batches);
+    td_assert_ok(td_train_settle(sharded.train));
+    assert_alike(&s, &sharded, &whole);
+    close_trainer(&sharded);
+    close_trainer(&whole);
+}
+
 static void launches_say_what_has_moved(void **unused)
 {
     (void)unused;
     if (on_gpu() || info.ranks == 1) /* whose collectives would be of the graph */
         skip();
-    for (int parts = 0; parts < 2; parts++)
-        for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++)
-            for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++)
-                for (int64_t micro_batches = 1; micro_batches <= 2; micro_batches++) {
-                    const setting s = {.name = kind == TD_SHARD_FLAT ? "as if, flat" : "as if, tensors",
-                                       .kind = kind,
-                                       .bucket_mb = 0.004,
-                                       .precision = parts ? TD_PRECISION_BF16_MIXED : TD_PRECISION_F32,
-                                       .time = time,
-                                       .captured = true,
-                                       .as_if = true,
-                                       .micro_batches = micro_batches};
-                    trainer sharded = open_trainer(&s, true), whole = open_trainer(&s, false);
-
-                    launches = 0;
-                    for (int number = 0; number < 2; number++) {
-                        if (parts) {
-                            step_by_parts(&s, &sharded, number);
-                            step_by_parts(&s, &whole, number);
-                        } else {
-                            micro_step(&sharded, number, micro_batches);
-                            micro_step(&whole, number, micro_batches);
-                        }
-                        if (number == 0) /* then only the launch can say that there are new ones */
-                            td_assert_ok(td_train_settle(sharded.train));
-                    }
-                    assert_int_equal(launches,
-                                     parts ? 2 * micro_batches + (time == TD_UPDATE_AFTER) : micro_batches);
-                    td_assert_ok(td_train_settle(sharded.train));
-                    assert_alike(&s, &sharded, &whole);
-                    close_trainer(&sharded);
-                    close_trainer(&whole);
-                }
-}
-
-/* Forward, backward and update by themselves; on a GPU each is a graph from its third time on. */
-static void parts_of_steps_are_those_of_unsharded_training(void **unused)
-{
-    (void)unused;
-    for (int captured = 0; captured < 2; captured++)
-        for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++)
-            for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++)
-                for (int64_t micro_batches = 1; micro_batches <= 2; micro_batches++) {
-                    const setting s = {.name = kind == TD_SHARD_FLAT ? "parts, flat" : "parts, tensors",
-                                       .kind = kind,
-                                       .bucket_mb = 0.004,
-                                       .precision = captured ? TD_PRECISION_BF16_MIXED : TD_PRECISION_F32,
-                                       .time = time,
-                                       .captured = captured,
-                                       .micro_batches = micro_batches};
-                    trainer sharded = open_trainer(&s, true), whole = open_trainer(&s, false);
-
-                    for (int number = 0; number < STEPS; number++) {
-                        step_by_parts(&s, &sharded, number);
-                        step_by_parts(&s, &whole, number);
-                        if (number == 5 || number == STEPS - 1) {
-                            td_assert_ok(td_train_settle(sharded.train));
-                            assert_alike(&s, &sharded, &whole);
-                        }
-                    }
-                    close_trainer(&sharded);
-                    close_trainer(&whole);
-                }
+    each_way("as if", launch_case);
 }
 
 /* To the byte, where no padding is: Psi 8 / ranks. */
@@ -765,7 +696,7 @@ int main(int argc, char **argv)
     td_memory_stats memory;
     int result;
 
-    pretend_graphs();
+    td_as_if_graphs();
     if (kills && !td_ranks_inside())
         return check_killed(argc, argv);
     if (!td_ranks_begin(argc, argv, &dev, &comm, &result))

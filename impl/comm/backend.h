@@ -39,7 +39,8 @@ typedef struct td_comm_backend_table {
     /** Puts a call into the graph that the device captures, without the other ranks; NULL: the device has no
      * graphs. */
     td_status (*capture)(td_comm *comm, td_work *work);
-    /** Ahead of the launch of a graph: waits for those before it, as long as nobody failed. */
+    /** Ahead of the launch of a graph: waits for those before it, as long as nobody failed. NULL where
+     * `capture` is, as `launched`. */
     void (*pace)(td_comm *comm);
     /** Such a launch is queued on the device's current stream. */
     td_status (*launched)(td_comm *comm);

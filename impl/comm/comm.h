@@ -98,11 +98,11 @@ enum { TD_COMM_MOST_RANKS = 128 };
  * from its start (MPI_Init, when a rank died inside) its thread stays, with what it uses. */
 TD_API td_status td_comm_open(td_device *dev, const td_comm_options *options, td_comm **out);
 
-/** Ends the communicator together with all ranks: waits for what was issued, and until every rank has come so
- * far. Unfinished td_work is gone. After an error it waits for no other rank, but at most for the deadline of
- * what is on its way inside the library. Accepts NULL. Errors: TD_RANK_FAILED, TD_LIBRARY_ERROR, and it is
- * freed all the same. TD_BAD_STATE, and nothing is done: graphs with its collectives are to be destroyed
- * first, for NCCL would wait for that. */
+/** Ends the communicator together with all ranks: waits for what is on its way, calls as well as graphs that
+ * were launched, and until every rank has come so far. Unfinished td_work is gone. After an error it waits
+ * for no other rank, but at most for the deadline of what is on its way inside the library. Accepts NULL.
+ * Errors: TD_RANK_FAILED, TD_LIBRARY_ERROR, and it is freed all the same. TD_BAD_STATE, and nothing is done:
+ * graphs with its collectives are to be destroyed first, for NCCL would wait for that. */
 TD_API td_status td_comm_close(td_comm *comm);
 
 /** Tells all ranks that this one gives up, so that their calls return with `reason` and this rank's name. May
