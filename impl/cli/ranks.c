@@ -123,7 +123,7 @@ td_status td_ranks_begin(const char *program, td_ranks_options *of, td_common *c
     of->comm.local_ranks = launch.local_ranks;
     of->comm.run = of->comm.run ? of->comm.run : launch.run;
     TD_TRY(choose_device(&launch, of->comm.backend, &common->device, out->device));
-    if (common->threads == 0 && of->comm.backend != TD_COMM_NCCL)
+    if (common->threads == 0) /* on a GPU as well: its host draws the weights */
         common->threads = threads_of(&launch);
     if (of->comm.rank > 0) /* one rank writes */
         common->json = NULL;
