@@ -27,7 +27,7 @@ TOY_STEPS, TOY_LR, SAMPLES = 5, 0.1, 24  # samples that 2, 4 and 6 ranks divide
 TINY = dict(size="tiny", d_model=48, d_ff=100, layers=3, heads=3, vocab=57, batch=2, context=12)
 LAPTOP = dict(size="laptop", d_model=256, d_ff=1024, layers=4, heads=4, vocab=2000, batch=2, context=64)
 LAPTOP_MB = (1, 4, 25)
-XL_MB = (1, 10, 25, 100, 1000)
+XL_MB = {4: (1, 10, 25, 100, 1000), 2: (25, 100)}  # by bytes of a gradient's element
 XL_WAYS = (("f32", "adamw"), ("bf16", "sgd"), ("bf16_mixed", "adamw"))
 XL_BYTES = 45 * 2**30
 USUAL_MB = {"cpu": 4, "cuda": 25}  # the bucket of all ways, and of timelines
@@ -100,7 +100,7 @@ def xl_ways():
     d_model, d_ff, layers, heads = SIZES["xl"]
     xl = dict(size="xl", d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=10_000)
     for dtype, optimizer in XL_WAYS:
-        sizes = XL_MB if dtype == "f32" else (USUAL_MB["cuda"],)
+        sizes = XL_MB[4 if dtype == "f32" else 2]
         for strategy in STRATEGIES:
             for mb in sizes if strategy == "bucketed" else (None,):
                 way = dict(batch=2, context=128, ranks=2, strategy=strategy, dtype=dtype, optimizer=optimizer)
