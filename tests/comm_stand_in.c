@@ -118,39 +118,6 @@ static void run_ranks(void (*body)(const char *folder), int expected)
 
 /* ---- tests ---- */
 
-/* All ranks take what rank 0 has chosen, whatever each of them sees. */
-static void choose_of(const char *folder, bool nvlink, int expected)
-{
-    td_stand_in_nvlink = nvlink;
-    open_rank(folder, 20);
-    CHECK(td_stand_in_ctas == expected);
-    CHECK_OK(td_comm_close(comm));
-}
-
-static void choose_nvlink(const char *folder)
-{
-    choose_of(folder, rank == 0, 32);
-}
-
-static void choose_without(const char *folder)
-{
-    choose_of(folder, rank == 1, -1);
-}
-
-static void choose_as_hosts(const char *folder)
-{
-    CHECK(setenv("NCCL_HOSTID", rank == 0 ? "a" : "b", 1) == 0);
-    choose_of(folder, true, -1);
-}
-
-static void multiprocessors_are_chosen_for_all(void **unused)
-{
-    (void)unused;
-    run_ranks(choose_nvlink, 0);
-    run_ranks(choose_without, 0);
-    run_ranks(choose_as_hosts, 0);
-}
-
 static void launch_and_call(const char *folder)
 {
     open_rank(folder, 20);
@@ -308,7 +275,6 @@ static void a_close_waits_for_graphs_and_hears_of_deaths(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(multiprocessors_are_chosen_for_all),
         cmocka_unit_test(graphs_and_calls_take_turns),
         cmocka_unit_test(launches_wait_for_those_before),
         cmocka_unit_test(a_rank_that_waits_for_its_gpu_is_not_late),

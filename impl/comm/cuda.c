@@ -35,12 +35,6 @@ enum { ABORT_MS = 5000, LOCK_MS = 200, POLL_NS = 20000000, NAP_NS = 50000 };
  * of others for as long as it then waits for its GPU. */
 enum { LAUNCHES = 2 };
 
-/* Multiprocessors that NCCL's kernels have at the least where NVLink joins the GPUs. NCCL's own 24 are as fast
- * by themselves, but beside a backward pass each is slower. A step of xl in bf16 whose gradients go in buckets
- * of 100 MiB took 21.9 ms with 32 of them, 23.7 with 24 and 26.0 with 16; in bf16_mixed 34.7 and 35.5 with 24
- * (two H100s, NCCL 2.28, November 2026). NCCL_MIN_CTAS and NCCL_MAX_CTAS go before this. */
-enum { NVLINK_CTAS = 32 };
-
 #define EACH_FUNCTION(f)                                                                                     \
     f(GetVersion) f(GetUniqueId) f(GetErrorString) f(GetLastError) f(CommInitRankConfig) f(CommFinalize)     \
         f(CommDestroy) f(CommAbort) f(CommGetAsyncError) f(AllReduce) f(ReduceScatter) f(AllGather)          \
@@ -49,12 +43,6 @@ enum { NVLINK_CTAS = 32 };
 typedef struct library {
     EACH_FUNCTION(DECLARE)
 } library;
-
-/** What rank 0 chooses for all. */
-typedef struct choice {
-    ncclUniqueId id;
-    int ctas; /* multiprocessors at the least; 0: NCCL's choice */
-} choice;
 
 typedef struct nccl {
     library nc;
@@ -73,7 +61,7 @@ typedef struct nccl {
     pthread_mutex_t calls; /* one thread inside NCCL at a time */
     pthread_mutex_t lock;  /* of what follows */
     pthread_cond_t changed;
-    choice choice;
+    ncclUniqueId id;
     bool started, abandoned; /* the thread of the start came back; nobody waits for it */
     ncclResult_t start;
     bool aborting, aborted;
@@ -104,16 +92,10 @@ static const char *explain(const nccl *n, ncclResult_t result, char text[256])
     return text;
 }
 
-/** The host that NCCL takes this one for, by the environment; NULL: what it is. */
-static const char *host_id(void)
-{
-    return getenv("NCCL_HOSTID");
-}
-
 td_status td_comm_nccl_device(td_device *dev, char out[TD_MEET_HOST])
 {
     char bus[32] = "";
-    const char *named = host_id(), *host = named ? named : "";
+    const char *named = getenv("NCCL_HOSTID"), *host = named ? named : "";
     const size_t length = strlen(host), most = 32;
     td_cuda *cuda = td_device_cuda(dev);
     const td_status status =
@@ -142,10 +124,8 @@ static void *run_start(void *argument)
     ncclResult_t result = ncclUnhandledCudaError;
 
     config.blocking = 1;
-    if (n->choice.ctas > 0)
-        config.minCTAs = n->choice.ctas;
     if (cudaSetDevice(n->index) == cudaSuccess)
-        result = n->nc.CommInitRankConfig(&comm, n->ranks, n->choice.id, n->rank, &config);
+        result = n->nc.CommInitRankConfig(&comm, n->ranks, n->id, n->rank, &config);
     pthread_mutex_lock(&n->lock);
     n->comm = comm;
     n->start = result;
@@ -161,23 +141,7 @@ static void *run_start(void *argument)
     return NULL;
 }
 
-/** Whether this GPU reaches another by NVLink, by which alone GPUs have atomics on each other's memory. */
-static bool has_nvlink(int index)
-{
-    int count = 0, atomics = 0;
-
-    if (cudaGetDeviceCount(&count) != cudaSuccess)
-        return false;
-    for (int other = 0; other < count; other++)
-        if (other != index &&
-            cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, index, other) ==
-                cudaSuccess &&
-            atomics)
-            return true;
-    return false;
-}
-
-/** Rank 0's choice for all, and the start with it. */
+/** Rank 0's number for all, and the start with it. */
 static td_status start_nccl(td_comm *comm, nccl *n, int64_t deadline_ns)
 {
     td_status status = TD_OK;
@@ -186,16 +150,13 @@ static td_status start_nccl(td_comm *comm, nccl *n, int64_t deadline_ns)
     size_t bytes = 0;
 
     if (n->rank == 0) {
-        const ncclResult_t result = n->nc.GetUniqueId(&n->choice.id);
+        const ncclResult_t result = n->nc.GetUniqueId(&n->id);
 
         if (result != ncclSuccess)
             return td_fail(TD_LIBRARY_ERROR, "making an id: %s", explain(n, result, text));
-        /* Ranks that share a GPU are of one host, but NCCL sends by the network. */
-        if (td_control_hosts(comm->control) == 1 && !host_id() && has_nvlink(n->index))
-            n->choice.ctas = NVLINK_CTAS;
-        TD_TRY(td_control_put(comm->control, "nccl", &n->choice, sizeof n->choice));
+        TD_TRY(td_control_put(comm->control, "nccl", &n->id, sizeof n->id));
     } else {
-        TD_TRY(td_control_get(comm->control, "nccl", &n->choice, sizeof n->choice, &bytes, deadline_ns));
+        TD_TRY(td_control_get(comm->control, "nccl", &n->id, sizeof n->id, &bytes, deadline_ns));
     }
     TD_TRY(td_thread_start(&thread, run_start, n));
     pthread_mutex_lock(&n->lock);

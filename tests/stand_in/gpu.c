@@ -54,8 +54,6 @@ static operation *first, **end = &first;
 static bool working;
 static recording *capture;
 static td_cuda cuda;
-bool td_stand_in_nvlink;
-int td_stand_in_ctas;
 unsigned td_stand_in_enter_ms;
 atomic_int td_stand_in_fills;
 
@@ -172,18 +170,6 @@ cudaError_t cudaGetLastError(void)
 cudaError_t cudaSetDevice(int device)
 {
     (void)device;
-    return cudaSuccess;
-}
-
-cudaError_t cudaGetDeviceCount(int *out)
-{
-    *out = td_stand_in_nvlink ? 2 : 1;
-    return cudaSuccess;
-}
-
-cudaError_t cudaDeviceGetP2PAttribute(int *out, enum cudaDeviceP2PAttr attribute, int device, int other)
-{
-    *out = attribute == cudaDevP2PAttrNativeAtomicSupported && device != other;
     return cudaSuccess;
 }
 
@@ -342,8 +328,7 @@ const char *ncclGetLastError(ncclComm_t comm)
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int ranks, ncclUniqueId id, int rank,
                                     ncclConfig_t *config)
 {
-    (void)ranks, (void)id;
-    td_stand_in_ctas = config->minCTAs;
+    (void)ranks, (void)id, (void)config;
     *out = calloc(1, sizeof **out);
     (*out)->rank = rank;
     return ncclSuccess;

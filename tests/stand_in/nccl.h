@@ -11,11 +11,11 @@ typedef struct {
     char internal[128];
 } ncclUniqueId;
 typedef struct {
-    int blocking, minCTAs;
+    int blocking;
 } ncclConfig_t;
 #define NCCL_CONFIG_INITIALIZER                                                                              \
     {                                                                                                        \
-        .blocking = 1, .minCTAs = -1                                                                         \
+        .blocking = 1                                                                                        \
     }
 typedef enum { ncclSuccess = 0, ncclUnhandledCudaError, ncclInProgress = 7 } ncclResult_t;
 typedef enum { ncclSum = 0, ncclMax = 2, ncclAvg = 4 } ncclRedOp_t;
