@@ -186,6 +186,17 @@ class Sweeps(unittest.TestCase):
         status, out, _ = self.main("run", "--module", "scale", "--within", "600")
         self.assertEqual((status, len(self.runs())), (0, 5))
 
+    def test_a_run_ends_behind_a_bad_case_where_it_is_to(self):
+        few = ("run", "--module", "trouble", "--case", "way=(wrong|names|input)")
+        status, out, _ = self.main(*few, "--fail-fast")
+        self.assertEqual(
+            (status, out.count("trouble/way=")), (1, 3), out
+        )  # as it ran, and twice in what is bad
+        self.assertIn("2 cases are left: a case before them is bad", out)
+        status, out, _ = self.main(*few)
+        self.assertIn("3 failed", out)
+        self.assertNotIn("are left", out)
+
     def test_a_verdict_is_of_the_build_that_it_was_taken_from(self):
         one = ("run", "--module", "scale", "--module", "early", "--measure", "error")
         self.assertEqual(self.main(*one)[0], 0)

@@ -80,6 +80,7 @@ def run(package: str, options: argparse.Namespace, console: Console) -> int:
             within=options.within,
             keep=options.keep,
             any_machine=options.any_machine,
+            fail_fast=options.fail_fast,
         )
 
 
@@ -230,6 +231,9 @@ def _parser() -> argparse.ArgumentParser:
         default=math.inf,
         metavar="SECONDS",
         help="start no case that is expected to end later; the exit status is 3 where cases are left",
+    )
+    command.add_argument(
+        "--fail-fast", action="store_true", help="end behind the first case of which a result is bad"
     )
     command.add_argument(
         "--dump",

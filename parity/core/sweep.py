@@ -146,10 +146,11 @@ def run_sweep(
     within: float = math.inf,
     keep: bool = False,
     any_machine: bool = False,
+    fail_fast: bool = False,
 ) -> int:
     """Runs what is not finished and appends its records; 1 if a case failed, else MORE if the time `within` was up
     before all were run, else 0. `keep`: results of other builds are finished too. `any_machine`: the file may hold
-    another machine's records."""
+    another machine's records. `fail_fast`: no case follows one that failed."""
     started = time.monotonic()
     finished = Finished(file.loaded.records)
     with Worker(settings) as worker:
@@ -167,9 +168,8 @@ def run_sweep(
             console.print(
                 f"the machine is busy (load average {busy:.1f}): times will be noise", style="yellow"
             )
-        return _run_pending(
-            pending, worker, file, settings, console, finished, within - (time.monotonic() - started)
-        )
+        left = within - (time.monotonic() - started)
+        return _run_pending(pending, worker, file, settings, console, finished, left, fail_fast)
 
 
 def here(item: Item, surroundings: Mapping, settings: Settings) -> dict:
@@ -214,6 +214,7 @@ def _run_pending(
     console: Console,
     finished: Finished,
     within: float,
+    fail_fast: bool,
 ) -> int:
     started = time.monotonic()
     counts: Counter = Counter()
@@ -232,7 +233,7 @@ def _run_pending(
             # The first case is always tried: a time that fits none would otherwise never end.
             return not watch.done or expected[item.name] <= left()
 
-        while pending:
+        while pending and not (fail_fast and bad):
             beside = (item for item in pending if not _waits(item) and fits(item))
             item = next(beside, None) if ahead.busy() else None
             if item is None:
@@ -253,7 +254,8 @@ def _run_pending(
             watch.end(item, records)
     console.print(", ".join(f"{count} {status}" for status, count in counts.most_common()))
     if pending:
-        console.print(f"{len(pending)} cases are left: the time is up, the same command goes on from here")
+        why = "a case before them is bad" if fail_fast and bad else "the time is up"
+        console.print(f"{len(pending)} cases are left: {why}, the same command goes on from here")
     for item, record in bad:
         console.print(
             f"{record['status']}: {item.name} {record['impl']}: {record['message']}",
