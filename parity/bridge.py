@@ -190,12 +190,17 @@ class _Ranks:
         rank, ranks, run = _who()
         backend = os.environ.get("TANDEM_BACKEND") or _usual_backend(device)
         with device.calls() as c:
-            options = c.struct("td_comm_options", {}, backend=backend, rank=rank, ranks=ranks, run=run)
-            for place in ("directory", "address"):
-                named = os.environ.get(f"TANDEM_{place.upper()}")
-                if named:
-                    self._kept = c.ffi.new("char[]", named.encode())
-                    setattr(options, place, self._kept)
+            options = c.struct(
+                "td_comm_options",
+                {},
+                backend=backend,
+                rank=rank,
+                ranks=ranks,
+                run=run,
+                directory=os.environ.get("TANDEM_DIRECTORY") or None,
+                address=os.environ.get("TANDEM_ADDRESS") or None,
+                nccl_host=os.environ.get("NCCL_HOSTID"),
+            )
             self.comm = c.value("td_comm_open", c.device, options)
         self.rank, self.ranks = rank, ranks
 

@@ -171,7 +171,7 @@ int main(int argc, char **argv)
                                .seconds = atof(getenv("TD_SECONDS"))};
     char name[24] = "cpu";
     if (backend == TD_COMM_NCCL)
-        td_ranks_gpu(launch.rank, name);
+        td_ranks_gpu(&options, name);
     if (bad && strcmp(argv[2], "never") == 0)
         for (;;)
             pause();

@@ -36,14 +36,19 @@ static float *in, *out;
     } while (0)
 #define CHECK_OK(call) CHECK((call) == TD_OK)
 
+static td_comm_options options_of(const char *folder, double seconds)
+{
+    return (td_comm_options){.backend = TD_COMM_NCCL,
+                             .rank = rank,
+                             .ranks = RANKS,
+                             .directory = folder,
+                             .open_seconds = 20,
+                             .seconds = seconds};
+}
+
 static void open_rank(const char *folder, double seconds)
 {
-    const td_comm_options options = {.backend = TD_COMM_NCCL,
-                                     .rank = rank,
-                                     .ranks = RANKS,
-                                     .directory = folder,
-                                     .open_seconds = 20,
-                                     .seconds = seconds};
+    const td_comm_options options = options_of(folder, seconds);
     void *blocks[2];
 
     CHECK_OK(td_device_open("cpu", &dev));
@@ -117,6 +122,44 @@ static void run_ranks(void (*body)(const char *folder), int expected)
 }
 
 /* ---- tests ---- */
+
+/* As hosts of their own, but not as one. */
+static void share(const char *folder, const char *host, td_status expected)
+{
+    td_comm_options options = options_of(folder, 20);
+
+    options.nccl_host = host;
+    td_stand_in_shared = true;
+    CHECK_OK(td_device_open("cpu", &dev));
+    CHECK(td_comm_open(dev, &options, &comm) == expected);
+    if (expected == TD_OK)
+        CHECK_OK(td_comm_close(comm));
+    else
+        CHECK(strstr(td_last_error(), "GPU 0") && !comm);
+}
+
+static void share_as_one(const char *folder)
+{
+    share(folder, "a", TD_RANK_FAILED);
+}
+
+static void share_unsaid(const char *folder)
+{
+    share(folder, NULL, TD_RANK_FAILED);
+}
+
+static void share_as_two(const char *folder)
+{
+    share(folder, rank == 0 ? "a" : "b", TD_OK);
+}
+
+static void ranks_of_hosts_share_a_gpu(void **unused)
+{
+    (void)unused;
+    run_ranks(share_as_two, 0);
+    run_ranks(share_as_one, 0);
+    run_ranks(share_unsaid, 0);
+}
 
 static void launch_and_call(const char *folder)
 {
@@ -275,6 +318,7 @@ static void a_close_waits_for_graphs_and_hears_of_deaths(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_of_hosts_share_a_gpu),
         cmocka_unit_test(graphs_and_calls_take_turns),
         cmocka_unit_test(launches_wait_for_those_before),
         cmocka_unit_test(a_rank_that_waits_for_its_gpu_is_not_late),

@@ -122,6 +122,7 @@ td_status td_ranks_begin(const char *program, td_ranks_options *of, td_common *c
     of->comm.ranks = launch.ranks;
     of->comm.local_ranks = launch.local_ranks;
     of->comm.run = of->comm.run ? of->comm.run : launch.run;
+    of->comm.nccl_host = getenv("NCCL_HOSTID");
     TD_TRY(choose_device(&launch, of->comm.backend, &common->device, out->device));
     if (common->threads == 0) /* on a GPU as well: its host draws the weights */
         common->threads = threads_of(&launch);

@@ -90,8 +90,9 @@ struct td_comm {
 extern const td_comm_backend_table td_comm_backend_host; /* MPI and Gloo */
 extern const td_comm_backend_table td_comm_backend_nccl; /* where TANDEM_HAVE_NCCL is defined */
 
-/** Which GPU it is: "GPU 0000:0f:00.0", " of host NAME" where NCCL_HOSTID says so. */
-td_status td_comm_nccl_device(td_device *dev, char out[TD_MEET_HOST]);
+/** Which GPU it is: "GPU 0000:0f:00.0", and " of host NAME" where NCCL takes this host for it; NULL: it does
+ * not. */
+td_status td_comm_nccl_device(td_device *dev, const char *host, char out[TD_MEET_HOST]);
 
 /** The number of the call's span; -1: it is not watched. */
 int64_t td_comm_begin_span(td_comm *comm, const td_signature *call);

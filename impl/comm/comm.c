@@ -153,7 +153,7 @@ static td_status connect_ranks(td_comm *comm, int64_t deadline_ns)
 
 #ifdef TANDEM_HAVE_NCCL
     if (o->backend == TD_COMM_NCCL)
-        TD_TRY(td_comm_nccl_device(comm->dev, device));
+        TD_TRY(td_comm_nccl_device(comm->dev, o->nccl_host, device));
 #endif
     if (!o->address && !o->directory && o->local_ranks != 0 && o->local_ranks < o->ranks) {
         control.place = (td_meet_place){.found = text};

@@ -75,6 +75,7 @@ typedef struct td_comm_options {
     const char *run;       /* one name for all ranks of this run and no other; NULL: "run" */
     const char *directory; /* NULL: none */
     const char *address;   /* NULL: none */
+    const char *nccl_host; /* of NCCL: what NCCL_HOSTID is for this process; NULL: not set */
     double open_seconds; /* until all ranks have come and the library is ready, and 2 more at most for rank 0
                             * to say who did not; 0: 60 */
     double seconds;      /* for a collective, from its call on; 0: 30 */
@@ -84,8 +85,9 @@ enum { TD_COMM_MOST_RANKS = 128 };
 
 /** Joins the ranks of a run; returns when all have come. dev stays open for as long as the communicator;
  * NCCL takes a CUDA device, the others the CPU. A communicator of one rank copies, and loads no library.
- * Each of NCCL's ranks has a GPU of its own. Ranks with different values of NCCL_HOSTID may share one: NCCL
- * takes them for ranks of different hosts, and sends by the network. Results are the same, times are not.
+ * Each of NCCL's ranks has a GPU of its own. Ranks whose environments have different values of NCCL_HOSTID may
+ * share one: NCCL takes them for ranks of different hosts, and sends by the network. Results are the same,
+ * times are not. NCCL reads the environment, this library does not: nccl_host tells it.
  *
  * MPI is started by the first communicator of MPI and ended by its close: of those there is one in a
  * process, unless the program started MPI itself (with MPI_THREAD_MULTIPLE).

@@ -92,17 +92,17 @@ static const char *explain(const nccl *n, ncclResult_t result, char text[256])
     return text;
 }
 
-td_status td_comm_nccl_device(td_device *dev, char out[TD_MEET_HOST])
+td_status td_comm_nccl_device(td_device *dev, const char *host, char out[TD_MEET_HOST])
 {
     char bus[32] = "";
-    const char *named = getenv("NCCL_HOSTID"), *host = named ? named : "";
-    const size_t length = strlen(host), most = 32;
+    const char *named = host ? host : "";
+    const size_t length = strlen(named), most = 32;
     td_cuda *cuda = td_device_cuda(dev);
     const td_status status =
         td_cuda_status(cudaDeviceGetPCIBusId(bus, sizeof bus, cuda->index), "reading the GPU's address");
 
-    host += length > most ? length - most : 0; /* names of hosts differ at their ends */
-    snprintf(out, TD_MEET_HOST, "GPU %.16s%s%.32s", bus, named ? " of host " : "", host);
+    named += length > most ? length - most : 0; /* names of hosts differ at their ends */
+    snprintf(out, TD_MEET_HOST, "GPU %.16s%s%.32s", bus, host ? " of host " : "", named);
     return status;
 }
 

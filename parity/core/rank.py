@@ -115,6 +115,7 @@ class Ranks:
                 local_ranks=self.ranks,
                 run=f"{self._folder.name}-{backend}",
                 seconds=self._together.wait,
+                nccl_host=os.environ.get("NCCL_HOSTID"),
             )
             self._comms[backend] = self._session.value("td_comm_open", self._session.device, options)
         return self._comms[backend]

@@ -54,6 +54,7 @@ static operation *first, **end = &first;
 static bool working;
 static recording *capture;
 static td_cuda cuda;
+bool td_stand_in_shared;
 unsigned td_stand_in_enter_ms;
 atomic_int td_stand_in_fills;
 
@@ -176,7 +177,7 @@ cudaError_t cudaSetDevice(int device)
 cudaError_t cudaDeviceGetPCIBusId(char *out, int room, int device)
 {
     (void)device;
-    snprintf(out, (size_t)room, "%d", (int)getpid()); /* each rank has a GPU of its own */
+    snprintf(out, (size_t)room, "%d", td_stand_in_shared ? 0 : (int)getpid());
     return cudaSuccess;
 }
 
@@ -415,6 +416,13 @@ void *__wrap_dlopen(const char *name, int flags)
 {
     (void)flags;
     return strcmp(name, "libnccl.so.2") == 0 ? &cuda : NULL;
+}
+
+char *__wrap_getenv(const char *name);
+char *__wrap_getenv(const char *name)
+{
+    fprintf(stderr, "the library reads %s of the environment\n", name);
+    abort();
 }
 
 #define NAMED(function)                                                                                      \

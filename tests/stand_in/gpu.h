@@ -2,15 +2,18 @@
  * The GPU is a thread with one queue for all of its streams, and td_device_open("cpu", ...) opens it, as a
  * CUDA device. To fill n bytes there writes nothing and takes n milliseconds. Ranks are processes that meet
  * in memory which they share. As NCCL's own, ncclCommAbort and ncclCommDestroy come back once no graph has
- * calls of the communicator. What a test must not ask for aborts it. */
+ * calls of the communicator. What a test must not ask for aborts it, and so does a library that reads the
+ * environment. */
 #ifndef TD_TESTS_GPU_H
 #define TD_TESTS_GPU_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 
 enum { TD_STAND_IN_RANKS = 2, TD_STAND_IN_ELEMENTS = 100 /* of a call, at most */ };
 
 extern atomic_int td_stand_in_fills;  /* of this rank, that are over */
+extern bool td_stand_in_shared;       /* this rank's GPU is another's as well */
 extern unsigned td_stand_in_enter_ms; /* that td_cuda_enter takes in this rank */
 
 /** The memory of ranks that are forked from here on, of a communicator of theirs; NULL: there is none. */

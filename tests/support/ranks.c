@@ -98,14 +98,15 @@ static bool gpus_are_shared(void)
     return getenv("TD_SHARE_GPU") && gpus() > 0;
 }
 
-void td_ranks_gpu(int rank, char name[24])
+void td_ranks_gpu(td_comm_options *options, char name[24])
 {
     char host[24];
 
-    snprintf(name, 24, "cuda:%d", gpus_are_shared() ? rank % gpus() : rank);
-    snprintf(host, sizeof host, "rank-%d", rank);
+    snprintf(name, 24, "cuda:%d", gpus_are_shared() ? options->rank % gpus() : options->rank);
+    snprintf(host, sizeof host, "rank-%d", options->rank);
     if (gpus_are_shared())
         setenv("NCCL_HOSTID", host, 1);
+    options->nccl_host = getenv("NCCL_HOSTID");
 }
 
 int td_ranks_run(int argc, char **argv, int ranks, int seconds)
@@ -153,10 +154,10 @@ bool td_ranks_begin(int argc, char **argv, td_device **dev, td_comm **comm, int 
         *result = td_ranks_run(argc, argv, argc > 2 ? atoi(argv[2]) : 2, 100);
         return false;
     }
-    const td_comm_options options = td_ranks_options(backend);
+    td_comm_options options = td_ranks_options(backend);
     *result = 1;
     if (backend == TD_COMM_NCCL)
-        td_ranks_gpu(options.rank, name);
+        td_ranks_gpu(&options, name);
     if (td_device_open(name, dev) != TD_OK || td_comm_open(*dev, &options, comm) != TD_OK) {
         fprintf(stderr, "%s\n", td_last_error());
         return false;

@@ -24,9 +24,9 @@ bool td_ranks_possible(int argc, char **argv, td_comm_backend *backend, int *res
  * status: the ranks were started and have ended, or they are not possible. */
 bool td_ranks_begin(int argc, char **argv, td_device **dev, td_comm **comm, int *result);
 
-/** Names the rank's GPU, "cuda:1". Where TD_SHARE_GPU is set, ranks take turns on the GPUs that there are,
- * and NCCL is told that this rank is on a host of its own (NCCL_HOSTID). */
-void td_ranks_gpu(int rank, char name[24]);
+/** Names the GPU of the options' rank, "cuda:1". Where TD_SHARE_GPU is set, ranks take turns on the GPUs that
+ * there are, and NCCL is told that this rank is on a host of its own (NCCL_HOSTID, and nccl_host). */
+void td_ranks_gpu(td_comm_options *options, char name[24]);
 
 /** The options of this rank; TANDEM_ADDRESS and TANDEM_DIRECTORY say where ranks meet. */
 td_comm_options td_ranks_options(td_comm_backend backend);
