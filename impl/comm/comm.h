@@ -85,9 +85,9 @@ enum { TD_COMM_MOST_RANKS = 128 };
 
 /** Joins the ranks of a run; returns when all have come. dev stays open for as long as the communicator;
  * NCCL takes a CUDA device, the others the CPU. A communicator of one rank copies, and loads no library.
- * Each of NCCL's ranks has a GPU of its own. Ranks whose environments have different values of NCCL_HOSTID may
- * share one: NCCL takes them for ranks of different hosts, and sends by the network. Results are the same,
- * times are not. NCCL reads the environment, this library does not: nccl_host tells it.
+ * Each of NCCL's ranks has a GPU of its own. Ranks with different values of NCCL_HOSTID may share one: NCCL
+ * takes them for ranks of different hosts, and sends by the network. Results are the same, times are not.
+ * NCCL reads that variable itself; this library does not read the environment, and is told by nccl_host.
  *
  * MPI is started by the first communicator of MPI and ended by its close: of those there is one in a
  * process, unless the program started MPI itself (with MPI_THREAD_MULTIPLE).
