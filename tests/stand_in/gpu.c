@@ -418,9 +418,12 @@ void *__wrap_dlopen(const char *name, int flags)
     return strcmp(name, "libnccl.so.2") == 0 ? &cuda : NULL;
 }
 
+char *__real_getenv(const char *name);
 char *__wrap_getenv(const char *name);
 char *__wrap_getenv(const char *name)
 {
+    if (strncmp(name, "GCOV_", 5) == 0) /* the compiler's own counters */
+        return __real_getenv(name);
     fprintf(stderr, "the library reads %s of the environment\n", name);
     abort();
 }
