@@ -90,8 +90,7 @@ struct td_comm {
 extern const td_comm_backend_table td_comm_backend_host; /* MPI and Gloo */
 extern const td_comm_backend_table td_comm_backend_nccl; /* where TANDEM_HAVE_NCCL is defined */
 
-/** Which GPU it is: "GPU 0000:0f:00.0", and " of host NAME" where NCCL takes this host for it; NULL: it does
- * not. */
+/** Which GPU it is: "GPU 0000:0f:00.0", and " of host NAME" where NCCL is told a host, which may be NULL. */
 td_status td_comm_nccl_device(td_device *dev, const char *host, char out[TD_MEET_HOST]);
 
 /** The number of the call's span; -1: it is not watched. */

@@ -246,7 +246,8 @@ td_status td_comm_open(td_device *dev, const td_comm_options *options, td_comm *
         TD_TRY(td_comm_barrier(comm)); /* the library is ready on all of them */
     }
     /* These are the caller's, and not looked at again. */
-    comm->options.run = comm->options.directory = comm->options.address = NULL;
+    comm->options.run = comm->options.directory = NULL;
+    comm->options.address = comm->options.nccl_host = NULL;
     *out = comm;
     comm = NULL;
 cleanup:
