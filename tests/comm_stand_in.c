@@ -123,7 +123,7 @@ static void run_ranks(void (*body)(const char *folder), int expected)
 
 /* ---- tests ---- */
 
-/* As hosts of their own, but not as one. */
+/* Opens a communicator of ranks that share a GPU: NCCL takes it as one of several hosts alone. */
 static void share(const char *folder, const char *host, td_status expected)
 {
     td_comm_options options = options_of(folder, 20);

@@ -23,7 +23,7 @@ from parity.core.record import FILE, load
 from parity.core.report import Page
 from parity.core.view import Records
 from parity.ddp.communication import behind, fitted, handout_optimum, optimum, overlapped
-from parity.ddp.page import by_strategy, predictions, report_overlap, words_of
+from parity.ddp.page import by_strategy, predictions, report_overlap, varied, words_of
 from parity.shared.model import TandemTrainer
 
 COMMITTED = Path(__file__).resolve().parents[1] / "reports" / "cpu" / FILE
@@ -229,6 +229,18 @@ class DataParallel(unittest.TestCase):
             for impl, ms in (("c_nccl", 3.0), ("torch_ddp", 4.0))
         )
         self.assertEqual(by_strategy(times)[1]["naive"][0][0], 0.75)
+
+    def test_the_spread_of_steps_is_the_largest_of_each_side(self):
+        case = dict(size="x", dtype="f32", optimizer="sgd", ranks=2, strategy="naive")
+        samples = {"c_mpi": [3.0, 3.0], "c_nccl": [9.0, 11.0], "torch_ddp": [8.0, 12.0]}
+        times = Records(
+            {"impl": impl, "case": case, "ms": statistics(values)} for impl, values in samples.items()
+        )
+        times.records.append({"impl": "c", "case": case, "status": "unsupported"})
+        times.records.append(
+            times.records[2] | {"case": case | {"strategy": "flat"}, "ms": statistics([1.0, 9.0])}
+        )
+        self.assertEqual(varied(times, "naive"), "std / mean up to 14 % in C, 28 % in PyTorch")
 
     def test_the_share_that_overlaps_is_of_intervals(self):
         series = {"0 passes": [1.0, 5.0, 8.0], "0 begin": [2.0, 3.0, 6.0], "0 end": [4.0, 5.5, 7.0]}

@@ -72,6 +72,7 @@ def report(page, records):
         if said.get(strategy):
             text, figure = spread_of(said[strategy])
             compiled = compiled_words(frame) if strategy == "bucketed" else ""
+            text += f" ({varied(times, strategy)})"
             words = [f"A step takes, times eager PyTorch's of the same strategy, {text}{compiled}.", *words]
         if any(words):
             page.answer(row, " ".join(filter(None, words)), figure, question=HOW_LONG)
@@ -388,6 +389,16 @@ def words_of(runs, links):
             f"and its steps are {ranged([row['model / step'] for row in found_by_model])} times those measured."
         )
     return found
+
+
+def varied(times, strategy):
+    """The largest std / mean of a strategy's steps, in words: PyTorch's may be the host's time, and vary with it."""
+    most = {"C": 0.0, "PyTorch": 0.0}
+    for record in times.records:
+        if record["case"]["strategy"] == strategy and "ms" in record:
+            who = "C" if record["impl"].startswith("c_") else "PyTorch"
+            most[who] = max(most[who], record["ms"]["std"] / record["ms"]["mean"])
+    return "std / mean up to " + ", ".join(f"{100 * share:.0f} % in {who}" for who, share in most.items())
 
 
 def compiled_words(frame):
