@@ -488,20 +488,23 @@ static void links_refuse_what_they_cannot_do(void **unused)
     td_train_destroy(train);
     td_shard_link_destroy(link);
 
-    if (on_gpu()) {
-        config = config_of(&s);
-        td_assert_ok(td_shard_link_create(comm, TD_SHARD_FLAT, 0, &config, &link));
-        config.capture = true;
-        td_assert_ok(td_train_create(dev, &config, &train));
-        td_assert_ok(td_train_init(train, 7));
-        td_assert_ok(td_shard_link_attach(link, dev, train));
-        ids = tokens_of("ids", 0, 0, 1);
-        td_assert_ok(td_train_step(train, ids, ids, BATCH, CONTEXT));
-        td_assert_refused(td_train_step(train, ids, ids, BATCH, CONTEXT), TD_BAD_STATE, "without capture");
-        td_assert_ok(td_device_free(dev, ids));
-        td_train_destroy(train);
-        td_shard_link_destroy(link);
-    }
+    config = config_of(&s);
+    td_assert_ok(td_shard_link_create(comm, TD_SHARD_FLAT, 0, &config, &link));
+    config.capture = true;
+    if (!on_gpu())
+        td_as_if_gpu_once();
+    td_assert_ok(td_train_create(dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    td_assert_ok(td_shard_link_attach(link, dev, train));
+    ids = tokens_of("ids", 0, 0, 1);
+    td_assert_ok(td_train_step(train, ids, ids, BATCH, CONTEXT));
+    if (!on_gpu())
+        td_as_if_capture_fails_once();
+    td_assert_refused(td_train_step(train, ids, ids, BATCH, CONTEXT), TD_BAD_STATE, "without capture");
+    td_assert_ok(td_shard_link_wait(link));
+    td_assert_ok(td_device_free(dev, ids));
+    td_train_destroy(train);
+    td_shard_link_destroy(link);
 
     config = config_of(&s);
     td_assert_ok(td_shard_link_create(comm, TD_SHARD_FLAT, 0, &config, &link));

@@ -306,7 +306,9 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
     td_status status = TD_OK;
 
     if (ended != TD_OK) { /* nobody else may use what is on its way */
-        (void)td_shard_gather_all(link);
+        /* But a capture that was refused cannot wait for what was queued ahead of it: the next pass does. */
+        if (link->captured || !link->dev || td_graph_capture(link->dev) == 0)
+            (void)td_shard_gather_all(link);
         goto cleanup;
     }
     if (pass == TD_PASS_FORWARD && link->captured)

@@ -125,7 +125,8 @@ TD_API td_status td_shard_link_finish(td_shard_link *link);
 
 /** Waits for the gatherings that are on their way, and sends nothing: for a trainer that is destroyed behind
  * steps that were neither finished nor settled, whose memory they would go on to use. After a step that
- * failed none is on its way. TD_BAD_ARGUMENT: a NULL. Errors of collectives. */
+ * failed none is on its way, but where a capture was refused. TD_BAD_ARGUMENT: a NULL. Errors of
+ * collectives. */
 TD_API td_status td_shard_link_wait(td_shard_link *link);
 
 typedef struct td_shard_info {

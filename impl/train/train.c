@@ -5,6 +5,7 @@
 #include "train/state.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 /** Blocks whose weights are updated in one launch of the kernel that forms their gradients, and their weights
@@ -513,9 +514,13 @@ static td_status leave(td_train *train, part what, td_status status)
     td_graph **const graph = &train->graphs[what][micro];
 
     if (train->setup.config.capture && train->ran[what][micro]) {
+        char reason[320];
+        snprintf(reason, sizeof reason, "%s", td_last_error());
         const td_status ended = td_graph_end(train->dev, graph);
         if (status == TD_OK)
             status = ended;
+        else if (ended != TD_OK) /* because of the failure before, which says more */
+            td_fail(status, "%s", reason);
         if (status == TD_OK)
             status = launch(train, what, *graph);
     } else if (status == TD_OK) {

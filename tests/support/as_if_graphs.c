@@ -1,10 +1,12 @@
 #include "support/as_if_graphs.h"
+#include "base/check.h"
 #include "device/backend.h"
 
 extern const td_backend __real_td_backend_cpu;
 extern td_backend __wrap_td_backend_cpu;
 td_backend __wrap_td_backend_cpu;
 static int launches;
+static bool fails_once;
 
 static td_status make_stream(void *context, void **native)
 {
@@ -31,6 +33,10 @@ static td_status begin_capture(void *context)
 
 static td_status end_capture(void *context, void **graph)
 {
+    if (fails_once) {
+        fails_once = false;
+        return td_fail(TD_LIBRARY_ERROR, "ending a capture, as if: it is invalid");
+    }
     return make_stream(context, graph);
 }
 
@@ -70,6 +76,11 @@ void td_as_if_graphs(void)
 void td_as_if_gpu_once(void)
 {
     gpu_once = true;
+}
+
+void td_as_if_capture_fails_once(void)
+{
+    fails_once = true;
 }
 
 int td_as_if_launches(void)

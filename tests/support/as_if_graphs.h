@@ -11,6 +11,9 @@ void td_as_if_graphs(void);
  * steps are to be captured. */
 void td_as_if_gpu_once(void);
 
+/** The next end of a capture fails, as on a GPU where a call before it has spoiled the capture. */
+void td_as_if_capture_fails_once(void);
+
 /** Launches since the call before. */
 int td_as_if_launches(void);
 
