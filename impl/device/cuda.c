@@ -120,9 +120,11 @@ static td_status cuda_open(int index, void **context)
         goto cleanup;
     }
     TD_TRY(td_cuda_status(code, "loading the kernels"));
-    /* Non-blocking: it neither waits for the default stream nor holds it up. */
+    /* Non-blocking: it neither waits for the default stream nor holds it up. Its kernels go behind those of
+     * collectives, of the greatest priority, which other GPUs wait for, and ahead of other streams'. */
     TD_TRY(td_cuda_status(cudaDeviceGetStreamPriorityRange(&least, &greatest), "reading priorities"));
-    TD_TRY(td_cuda_status(cudaStreamCreateWithPriority(&cuda->own, cudaStreamNonBlocking, greatest),
+    const int second = greatest < least ? greatest + 1 : greatest;
+    TD_TRY(td_cuda_status(cudaStreamCreateWithPriority(&cuda->own, cudaStreamNonBlocking, second),
                           "making a stream"));
     cuda->stream = cuda->own;
     td_cuda_leave(cuda);
