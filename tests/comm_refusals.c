@@ -532,6 +532,8 @@ static void arguments_are_checked(void **state)
     REFUSED(address, "", "address is ''");
     REFUSED(seconds, -1, "seconds is -1");
     REFUSED(open_seconds, 1e9, "open_seconds is 1e+09");
+    REFUSED(nccl_ctas, -1, "nccl_ctas is -1");
+    REFUSED(nccl_ctas, TD_COMM_MOST_CTAS + 1, "nccl_ctas is 65");
     REFUSED(backend, (td_comm_backend)3, "backend is 3");
     REFUSED(backend, TD_COMM_NCCL, "needs a CUDA device");
     o = one;

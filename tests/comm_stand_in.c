@@ -161,6 +161,59 @@ static void ranks_of_hosts_share_a_gpu(void **unused)
     run_ranks(share_unsaid, 0);
 }
 
+/* All ranks take what rank 0 was told, whatever each of them sees. */
+static void choose(const char *folder, int32_t ctas, bool nvlink, const char *host, int expected)
+{
+    td_comm_options options = options_of(folder, 20);
+
+    options.nccl_ctas = ctas;
+    options.nccl_host = host;
+    td_stand_in_nvlink = nvlink;
+    td_stand_in_ctas = -1;
+    CHECK_OK(td_device_open("cpu", &dev));
+    CHECK_OK(td_comm_open(dev, &options, &comm));
+    CHECK(td_stand_in_ctas == expected);
+    td_comm_info info;
+    CHECK_OK(td_comm_describe(comm, &info));
+    CHECK(info.nccl_ctas == expected);
+    CHECK_OK(td_comm_close(comm));
+}
+
+static void choose_nvlink(const char *folder)
+{
+    choose(folder, rank == 0 ? 32 : 8, rank == 0, NULL, 32);
+}
+
+static void choose_most(const char *folder)
+{
+    choose(folder, TD_COMM_MOST_CTAS, true, NULL, TD_COMM_MOST_CTAS);
+}
+
+static void choose_none(const char *folder)
+{
+    choose(folder, 0, true, NULL, 0);
+}
+
+static void choose_without_nvlink(const char *folder)
+{
+    choose(folder, 32, rank == 1, NULL, 0);
+}
+
+static void choose_as_hosts(const char *folder)
+{
+    choose(folder, 32, true, rank == 0 ? "a" : "b", 0);
+}
+
+static void multiprocessors_are_chosen_for_all(void **unused)
+{
+    (void)unused;
+    run_ranks(choose_nvlink, 0);
+    run_ranks(choose_most, 0);
+    run_ranks(choose_none, 0);
+    run_ranks(choose_without_nvlink, 0);
+    run_ranks(choose_as_hosts, 0);
+}
+
 static void launch_and_call(const char *folder)
 {
     open_rank(folder, 20);
@@ -319,6 +372,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_of_hosts_share_a_gpu),
+        cmocka_unit_test(multiprocessors_are_chosen_for_all),
         cmocka_unit_test(graphs_and_calls_take_turns),
         cmocka_unit_test(launches_wait_for_those_before),
         cmocka_unit_test(a_rank_that_waits_for_its_gpu_is_not_late),

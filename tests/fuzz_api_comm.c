@@ -116,6 +116,10 @@ API(td_comm_open)
         impossible(TD_BAD_ARGUMENT, "open_seconds");
     }
     if (wrong()) {
+        o.nccl_ctas = td_fuzz_chance(50) ? -1 : TD_COMM_MOST_CTAS + 1;
+        impossible(TD_BAD_ARGUMENT, "nccl_ctas");
+    }
+    if (wrong()) {
         o.backend = TD_COMM_NCCL;
         impossible(TD_BAD_ARGUMENT, "backend");
     }

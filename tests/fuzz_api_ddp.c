@@ -94,6 +94,15 @@ API(td_ddp_strategy_name)
     return TD_OK;
 }
 
+API(td_ddp_nccl_ctas)
+{
+    assert_int_equal(td_ddp_nccl_ctas(TD_BF16), td_ddp_nccl_ctas(TD_F16));
+    assert_in_range(td_ddp_nccl_ctas(TD_BF16), 1, TD_COMM_MOST_CTAS);
+    assert_int_equal(td_ddp_nccl_ctas(TD_F32), 0);
+    assert_int_equal(td_ddp_nccl_ctas((td_dtype)-1), 0);
+    return TD_OK;
+}
+
 API(td_ddp_strategy_parse)
 {
     static const char *const names[] = {"naive", "flat", "overlap", "bucketed"};

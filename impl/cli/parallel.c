@@ -541,6 +541,8 @@ td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv)
 
     args.model.model = &args.config.model;
     argp_parse(&argp, argc, argv, 0, NULL, &args);
+    if (!args.ranks.ctas_given)
+        args.ranks.comm.nccl_ctas = td_ddp_nccl_ctas(td_precision_dtype(args.config.model.precision));
     TD_TRY(td_ranks_begin(argv[0], &args.ranks, &args.common, &ranks));
     TD_TRY(td_compile_begin(&args.model.compile, ranks.dev));
     args.config.graph = !args.queued && td_device_kind_of(ranks.dev) != TD_DEVICE_CPU;

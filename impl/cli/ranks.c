@@ -9,12 +9,24 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { KEY_BACKEND = 4 * TD_OPTION_KEY, KEY_TIMEOUT, KEY_OPEN_TIMEOUT, KEY_DIRECTORY, KEY_ADDRESS, KEY_RUN };
+enum {
+    KEY_BACKEND = 4 * TD_OPTION_KEY,
+    KEY_CTAS,
+    KEY_TIMEOUT,
+    KEY_OPEN_TIMEOUT,
+    KEY_DIRECTORY,
+    KEY_ADDRESS,
+    KEY_RUN
+};
 
 static const struct argp_option options[] = {
     {0, 0, 0, 0, "The ranks:", 0},
     {"backend", KEY_BACKEND, "NAME", 0,
      "mpi, gloo or nccl (default: nccl on CUDA; else mpi under mpirun, else gloo)", 0},
+    {"ctas", KEY_CTAS, "N", 0,
+     "multiprocessors for NCCL's kernels, at the least, where NVLink joins the GPUs; 0: its own choice (the "
+     "default, but for gradients of 16 bits)",
+     0},
     {"timeout", KEY_TIMEOUT, "SECONDS", 0, "for a call, and for its other ranks to make it (30)", 0},
     {"open-timeout", KEY_OPEN_TIMEOUT, "SECONDS", 0, "for all ranks to come (60)", 0},
     {"directory", KEY_DIRECTORY, "PATH", 0, "that all hosts see, by which the ranks find each other", 0},
@@ -40,6 +52,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         if (td_comm_backend_parse(arg, &of->comm.backend) != TD_OK)
             argp_error(state, "--backend: '%s' needs to be mpi, gloo or nccl", arg);
         of->backend_given = true;
+        return 0;
+    case KEY_CTAS:
+        of->comm.nccl_ctas = (int32_t)td_option_integer(state, "ctas", arg, 0, TD_COMM_MOST_CTAS);
+        of->ctas_given = true;
         return 0;
     case KEY_TIMEOUT:
         of->comm.seconds = take_seconds(state, "timeout", arg);
@@ -156,9 +172,13 @@ td_status td_ranks_end(const char *program, td_ranks *ranks, td_status status)
 
 void td_ranks_text(const td_comm_info *info, char *text, size_t room)
 {
-    snprintf(text, room, "%d rank%s on %d host%s by %s%s%s", (int)info->ranks, info->ranks == 1 ? "" : "s",
+    char ctas[48] = "";
+
+    if (info->nccl_ctas > 0)
+        snprintf(ctas, sizeof ctas, " on at least %d multiprocessors", (int)info->nccl_ctas);
+    snprintf(text, room, "%d rank%s on %d host%s by %s%s%s%s", (int)info->ranks, info->ranks == 1 ? "" : "s",
              (int)info->hosts, info->hosts == 1 ? "" : "s", td_comm_backend_name(info->backend),
-             info->library[0] ? ": " : "", info->library);
+             info->library[0] ? ": " : "", info->library, ctas);
 }
 
 td_status td_ranks_record(const td_comm_info *info, td_record *record)
@@ -170,6 +190,8 @@ td_status td_ranks_record(const td_comm_info *info, td_record *record)
     TD_TRY(td_record_set_string(record, "case.backend", backend));
     TD_TRY(td_record_set_integer(record, "case.ranks", info->ranks));
     TD_TRY(td_record_set_integer(record, "hosts", info->hosts));
+    if (info->nccl_ctas > 0)
+        TD_TRY(td_record_set_integer(record, "nccl_ctas", info->nccl_ctas));
     snprintf(path, sizeof path, "versions.%s", backend);
     TD_TRY(td_record_set_string(record, path, info->library));
 cleanup:

@@ -6,11 +6,11 @@
 #include "cli/options.h"
 #include "comm/comm.h"
 
-/** --backend, --timeout, --open-timeout, --directory, --address, --run: the input of td_ranks_argp, a child
- * of a command's argp. */
+/** --backend, --ctas, --timeout, --open-timeout, --directory, --address, --run: the input of td_ranks_argp, a
+ * child of a command's argp. */
 typedef struct td_ranks_options {
     td_comm_options comm;
-    bool backend_given;
+    bool backend_given, ctas_given;
 } td_ranks_options;
 
 extern const struct argp td_ranks_argp;
@@ -32,10 +32,10 @@ td_status td_ranks_begin(const char *program, td_ranks_options *options, td_comm
  * error this rank says what went wrong, and then tells the others that it leaves. */
 td_status td_ranks_end(const char *program, td_ranks *ranks, td_status status);
 
-/** "2 ranks on 1 host by gloo: Gloo 0.5.0" */
+/** "2 ranks on 1 host by gloo: Gloo 0.5.0"; of NCCL also how many multiprocessors it was told to take. */
 void td_ranks_text(const td_comm_info *info, char *text, size_t room);
 
-/** case.ranks, case.backend, hosts, and the library's version. */
+/** case.ranks, case.backend, hosts, nccl_ctas where NCCL was told, and the library's version. */
 td_status td_ranks_record(const td_comm_info *info, td_record *record);
 
 #endif

@@ -72,6 +72,7 @@ struct td_comm {
     void *state;                          /* the backend's */
     td_control *control;                  /* NULL: a single rank */
     char library[96];
+    int32_t nccl_ctas; /* as td_comm_info has them */
     /* Of a single rank: who it is, and the reason of td_comm_abort. */
     char own_host[TD_MEET_HOST], gone[256];
     int64_t own_process;

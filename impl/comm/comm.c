@@ -118,6 +118,9 @@ static td_status check_options(const td_device *dev, const td_comm_options *opti
     TD_CHECK(!options->directory || !options->address, "directory and address are both told, one is needed");
     TD_TRY(check_seconds("open_seconds", options->open_seconds));
     TD_TRY(check_seconds("seconds", options->seconds));
+    TD_CHECK(options->nccl_ctas >= 0 && options->nccl_ctas <= TD_COMM_MOST_CTAS,
+             "nccl_ctas is %d, needs 1 to %d, or 0 for NCCL's choice", (int)options->nccl_ctas,
+             TD_COMM_MOST_CTAS);
     TD_CHECK((options->backend == TD_COMM_NCCL) == (td_device_kind_of(dev) == TD_DEVICE_CUDA),
              "backend %s needs %s, dev is %s", backends[options->backend].name,
              options->backend == TD_COMM_NCCL ? "a CUDA device" : "the CPU", td_device_name(dev));
@@ -319,7 +322,8 @@ td_status td_comm_describe(const td_comm *comm, td_comm_info *out)
                           .rank = comm->options.rank,
                           .ranks = comm->options.ranks,
                           .local_ranks = 1,
-                          .hosts = 1};
+                          .hosts = 1,
+                          .nccl_ctas = comm->nccl_ctas};
     snprintf(out->library, sizeof out->library, "%s", comm->library);
     if (!comm->control)
         goto cleanup;

@@ -76,18 +76,22 @@ typedef struct td_comm_options {
     const char *directory; /* NULL: none */
     const char *address;   /* NULL: none */
     const char *nccl_host; /* of NCCL: what NCCL_HOSTID is for this process; NULL: not set */
+    int32_t nccl_ctas;     /* of NCCL: multiprocessors for its kernels, at the least, up to TD_COMM_MOST_CTAS;
+                            * rank 0's go for all, if NVLink joins the GPUs of one host; 0: NCCL's choice */
     double open_seconds; /* until all ranks have come and the library is ready, and 2 more at most for rank 0
                             * to say who did not; 0: 60 */
     double seconds;      /* for a collective, from its call on; 0: 30 */
 } td_comm_options;
 
-enum { TD_COMM_MOST_RANKS = 128 };
+enum { TD_COMM_MOST_RANKS = 128, TD_COMM_MOST_CTAS = 64 };
 
 /** Joins the ranks of a run; returns when all have come. dev stays open for as long as the communicator;
  * NCCL takes a CUDA device, the others the CPU. A communicator of one rank copies, and loads no library.
  * Each of NCCL's ranks has a GPU of its own. Ranks with different values of NCCL_HOSTID may share one: NCCL
  * takes them for ranks of different hosts, and sends by the network. Results are the same, times are not.
  * NCCL reads that variable itself; this library does not read the environment, and is told by nccl_host.
+ * NCCL_MIN_CTAS and NCCL_MAX_CTAS go before nccl_ctas, which is for collectives beside other work: NCCL
+ * chooses what is fastest alone.
  *
  * MPI is started by the first communicator of MPI and ended by its close: of those there is one in a
  * process, unless the program started MPI itself (with MPI_THREAD_MULTIPLE).
@@ -119,7 +123,8 @@ typedef struct td_comm_info {
     int32_t rank, ranks;
     int32_t local_rank, local_ranks; /* among the ranks of this host, in their order */
     int32_t hosts;
-    char library[96]; /* "Open MPI 4.1.4", "NCCL 2.28.9"; "" among one rank */
+    char library[96];  /* "Open MPI 4.1.4", "NCCL 2.28.9"; "" among one rank */
+    int32_t nccl_ctas; /* that NCCL was told to take at the least; 0: it was told nothing */
 } td_comm_info;
 
 TD_API td_status td_comm_describe(const td_comm *comm, td_comm_info *out);

@@ -44,6 +44,12 @@ typedef struct library {
     EACH_FUNCTION(DECLARE)
 } library;
 
+/** What rank 0 chooses for all. */
+typedef struct choice {
+    ncclUniqueId id;
+    int ctas; /* multiprocessors at the least; 0: NCCL's choice */
+} choice;
+
 typedef struct nccl {
     library nc;
     td_cuda *cuda;
@@ -61,7 +67,7 @@ typedef struct nccl {
     pthread_mutex_t calls; /* one thread inside NCCL at a time */
     pthread_mutex_t lock;  /* of what follows */
     pthread_cond_t changed;
-    ncclUniqueId id;
+    choice choice;
     bool started, abandoned; /* the thread of the start came back; nobody waits for it */
     ncclResult_t start;
     bool aborting, aborted;
@@ -124,8 +130,12 @@ static void *run_start(void *argument)
     ncclResult_t result = ncclUnhandledCudaError;
 
     config.blocking = 1;
+    if (n->choice.ctas > 0) {
+        config.minCTAs = n->choice.ctas;
+        config.maxCTAs = TD_COMM_MOST_CTAS; /* without which NCCL refuses the other */
+    }
     if (cudaSetDevice(n->index) == cudaSuccess)
-        result = n->nc.CommInitRankConfig(&comm, n->ranks, n->id, n->rank, &config);
+        result = n->nc.CommInitRankConfig(&comm, n->ranks, n->choice.id, n->rank, &config);
     pthread_mutex_lock(&n->lock);
     n->comm = comm;
     n->start = result;
@@ -141,7 +151,23 @@ static void *run_start(void *argument)
     return NULL;
 }
 
-/** Rank 0's number for all, and the start with it. */
+/** Whether this GPU reaches another by NVLink, by which alone GPUs have atomics on each other's memory. */
+static bool has_nvlink(int index)
+{
+    int count = 0, atomics = 0;
+
+    if (cudaGetDeviceCount(&count) != cudaSuccess)
+        return false;
+    for (int other = 0; other < count; other++)
+        if (other != index &&
+            cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, index, other) ==
+                cudaSuccess &&
+            atomics)
+            return true;
+    return false;
+}
+
+/** Rank 0's choice for all, and the start with it. */
 static td_status start_nccl(td_comm *comm, nccl *n, int64_t deadline_ns)
 {
     td_status status = TD_OK;
@@ -150,13 +176,16 @@ static td_status start_nccl(td_comm *comm, nccl *n, int64_t deadline_ns)
     size_t bytes = 0;
 
     if (n->rank == 0) {
-        const ncclResult_t result = n->nc.GetUniqueId(&n->id);
+        const ncclResult_t result = n->nc.GetUniqueId(&n->choice.id);
 
         if (result != ncclSuccess)
             return td_fail(TD_LIBRARY_ERROR, "making an id: %s", explain(n, result, text));
-        TD_TRY(td_control_put(comm->control, "nccl", &n->id, sizeof n->id));
+        /* Between hosts, and between ranks that share a GPU, NCCL sends by the network. */
+        if (td_control_hosts(comm->control) == 1 && !comm->options.nccl_host && has_nvlink(n->index))
+            n->choice.ctas = comm->options.nccl_ctas;
+        TD_TRY(td_control_put(comm->control, "nccl", &n->choice, sizeof n->choice));
     } else {
-        TD_TRY(td_control_get(comm->control, "nccl", &n->id, sizeof n->id, &bytes, deadline_ns));
+        TD_TRY(td_control_get(comm->control, "nccl", &n->choice, sizeof n->choice, &bytes, deadline_ns));
     }
     TD_TRY(td_thread_start(&thread, run_start, n));
     pthread_mutex_lock(&n->lock);
@@ -214,6 +243,7 @@ static td_status open_backend(td_comm *comm, int64_t deadline_ns)
     if (status != TD_OK)
         goto cleanup;
     TD_TRY(start_nccl(comm, n, deadline_ns));
+    comm->nccl_ctas = n->choice.ctas;
     comm->state = n;
     return TD_OK;
 cleanup:

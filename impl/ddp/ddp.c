@@ -40,6 +40,11 @@ cleanup:
     return status;
 }
 
+int32_t td_ddp_nccl_ctas(td_dtype grad_dtype)
+{
+    return td_dtype_size(grad_dtype) == 2 ? 40 : 0;
+}
+
 /* ---- creation ---- */
 
 static td_status check_tensor(const td_ddp_tensor *tensor, int64_t index)

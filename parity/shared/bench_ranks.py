@@ -34,7 +34,7 @@ class BenchRanks:
             warmup=warmup,
             steps=steps,
         )
-        comm = c.ranks.comm(backend)
+        comm = c.ranks.comm(backend, beside=case.dtype)
         with quick_start(self.c, case.ranks):
             self.result = self.c.value("td_bench_ranks_run", self.c.device, comm, config, None, None)
         summary = self.c.value("td_bench_ranks_summary_of", self.result)

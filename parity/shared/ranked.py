@@ -39,29 +39,29 @@ def configs(device, impl, queued=False):
 
 class RankTrainer:
     """A td_train of this rank, with the links of the case: `strategy` and `bucket_mb`, and `shard` where state is
-    split. On the device of the communicator, whose streams are in order with it."""
+    split, unless it is left `whole`. On the device of the communicator, whose streams are in order with it."""
 
-    def __init__(self, case, c, backend):
+    def __init__(self, case, c, backend, whole=False):
         self.case, self.c, self.backend, self.ranks = case, c.ranks.session, backend, c.ranks
+        self.split = None if whole else case.get("shard")
         self.captured = case.config[f"c_{backend}"]["graph"]
         self.train = self.model = self.ddp = self.shard = None
         self.joined = False
 
     def open(self):
         case, c = self.case, self.c
-        comm = self.ranks.comm(self.backend)
-        shard = case.get("shard")
+        comm = self.ranks.comm(self.backend, beside=case.dtype)
         fields = train_options(case.config[f"c_{self.backend}"])
         fields["model"] |= {"size": {}, "attention": "flash"}
         adamw = {"kind": "adamw", "adamw": {"variant": "torch", **ADAMW}}
         hyper = adamw if case.optimizer == "adamw" else {"kind": "sgd", "sgd": {"lr": SGD_LR}}
         config = c.struct("td_train_config", case, hyper=hyper, gain=1 / case.ranks, **fields)
-        if shard != "flat":
-            strategy = c.enum("td_ddp_strategy", case.strategy)
+        if self.split != "flat":
+            strategy = c.enum("td_ddp_strategy", case.get("strategy", "bucketed"))
             self.ddp = c.create("td_ddp_link_create", comm, strategy, case.get("bucket_mb", 0.0))
             config.hooks = c.td_ddp_link_hook(self.ddp)
-        if shard:
-            kind = c.enum("td_shard_kind", shard)
+        if self.split:
+            kind = c.enum("td_shard_kind", self.split)
             self.shard = c.create("td_shard_link_create", comm, kind, case.get("bucket_mb", 0.0), config)
         self.train = c.create("td_train_create", c.device, config)
         self.model = c.td_train_model(self.train)
@@ -247,13 +247,18 @@ def judged_step(case, draw, c, impl, rules, optimizer=None):
     }
 
 
+def whole_of(side):
+    """The name of C's side with all of the optimizer's state on every rank, beside `side` that has a part of it."""
+    return f"{side}_whole"
+
+
 def timed_step(case, draw, c, optimizer=None):
     """A step of every side that the case's config names, on one random batch a rank."""
     state = initial_state(case, draw.quickly if case.in_turn else draw.normal)
     ids, targets = draw_batches(case, draw, 1)[0][c.ranks.rank]
 
-    def tandem(backend):
-        trainer = RankTrainer(case, c, backend)
+    def tandem(backend, whole=False):
+        trainer = RankTrainer(case, c, backend, whole)
 
         def begin():
             trainer.open()
@@ -280,7 +285,10 @@ def timed_step(case, draw, c, optimizer=None):
 
         return Side(call, open=begin, close=trainer.close)
 
-    sides = {side: tandem(backend) for side, backend in sides_of(draw.device).items()}
+    backends = sides_of(draw.device)
+    sides = {side: tandem(backend) for side, backend in backends.items()}
+    unsplit = {whole_of(side): backend for side, backend in backends.items() if whole_of(side) in case.config}
+    sides |= {side: tandem(backend, whole=True) for side, backend in unsplit.items()}
     return sides | {side: torch_side(switches) for side, switches in case.config.items() if side not in sides}
 
 

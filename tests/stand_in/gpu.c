@@ -54,7 +54,8 @@ static operation *first, **end = &first;
 static bool working;
 static recording *capture;
 static td_cuda cuda;
-bool td_stand_in_shared;
+bool td_stand_in_shared, td_stand_in_nvlink;
+int td_stand_in_ctas;
 unsigned td_stand_in_enter_ms;
 atomic_int td_stand_in_fills;
 
@@ -171,6 +172,18 @@ cudaError_t cudaGetLastError(void)
 cudaError_t cudaSetDevice(int device)
 {
     (void)device;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int *out)
+{
+    *out = td_stand_in_nvlink ? 2 : 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetP2PAttribute(int *out, enum cudaDeviceP2PAttr attribute, int device, int other)
+{
+    *out = attribute == cudaDevP2PAttrNativeAtomicSupported && device != other;
     return cudaSuccess;
 }
 
@@ -329,7 +342,11 @@ const char *ncclGetLastError(ncclComm_t comm)
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int ranks, ncclUniqueId id, int rank,
                                     ncclConfig_t *config)
 {
-    (void)ranks, (void)id, (void)config;
+    (void)ranks, (void)id;
+    const bool told = config->minCTAs != NCCL_CONFIG_UNDEF_INT || config->maxCTAs != NCCL_CONFIG_UNDEF_INT;
+    if (told && (config->minCTAs < 1 || config->minCTAs > config->maxCTAs))
+        return ncclInvalidArgument;
+    td_stand_in_ctas = told ? config->minCTAs : 0;
     *out = calloc(1, sizeof **out);
     (*out)->rank = rank;
     return ncclSuccess;

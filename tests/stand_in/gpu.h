@@ -14,6 +14,8 @@ enum { TD_STAND_IN_RANKS = 2, TD_STAND_IN_ELEMENTS = 100 /* of a call, at most *
 
 extern atomic_int td_stand_in_fills;  /* of this rank, that are over */
 extern bool td_stand_in_shared;       /* this rank's GPU is another's as well */
+extern bool td_stand_in_nvlink;       /* this rank's host has a second GPU, by NVLink */
+extern int td_stand_in_ctas;          /* that NCCL was told to take at the least; 0: not told */
 extern unsigned td_stand_in_enter_ms; /* that td_cuda_enter takes in this rank */
 
 /** The memory of ranks that are forked from here on, of a communicator of theirs; NULL: there is none. */

@@ -4,6 +4,7 @@
 
 #include "cuda_runtime_api.h"
 
+#include <limits.h>
 #include <stddef.h>
 
 typedef struct ncclComm *ncclComm_t;
@@ -11,13 +12,19 @@ typedef struct {
     char internal[128];
 } ncclUniqueId;
 typedef struct {
-    int blocking;
+    int blocking, minCTAs, maxCTAs;
 } ncclConfig_t;
+#define NCCL_CONFIG_UNDEF_INT INT_MIN
 #define NCCL_CONFIG_INITIALIZER                                                                              \
     {                                                                                                        \
-        .blocking = 1                                                                                        \
+        .blocking = 1, .minCTAs = NCCL_CONFIG_UNDEF_INT, .maxCTAs = NCCL_CONFIG_UNDEF_INT                    \
     }
-typedef enum { ncclSuccess = 0, ncclUnhandledCudaError, ncclInProgress = 7 } ncclResult_t;
+typedef enum {
+    ncclSuccess = 0,
+    ncclUnhandledCudaError,
+    ncclInvalidArgument = 4,
+    ncclInProgress = 7
+} ncclResult_t;
 typedef enum { ncclSum = 0, ncclMax = 2, ncclAvg = 4 } ncclRedOp_t;
 typedef enum {
     ncclInt64 = 4,
