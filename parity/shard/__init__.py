@@ -5,7 +5,15 @@ import torch
 from parity.core import Case, Side, equal, within
 from parity.shard import memory
 from parity.shard.page import report
-from parity.shared.ranked import configs, judged_step, sides_of, timed_step, torch_options
+from parity.shared.ranked import (
+    configs,
+    judged_step,
+    sides_of,
+    switches_of,
+    timed_step,
+    torch_options,
+    whole_of,
+)
 from ref import ddp as toys
 from ref import shard as ref
 from ref.transformer import SIZES
@@ -26,7 +34,7 @@ TINY = dict(size="tiny", d_model=48, d_ff=100, layers=3, heads=3, vocab=57, batc
 LAPTOP = dict(size="laptop", d_model=256, d_ff=1024, layers=4, heads=4, vocab=2000, batch=2, context=64)
 BUCKET_MB = 25
 LAPTOP_MB = 4  # where it is counted what is sent: in more calls than one
-XL_WAYS = ("f32", "bf16_mixed")
+XL_WAYS = {"f32": 25, "bf16_mixed": 200}  # buckets, in the steps that are timed
 XL_BYTES = 45 * 2**30
 # AdamW divides by the root of a mean square: where a gradient is noise, its update is, too. All others agree
 # to some digits, and updates as a whole are held to float64's.
@@ -56,11 +64,12 @@ def laptop_cases(profile):
 
 
 def xl_cases():
-    for dtype in XL_WAYS:
+    unsplit = {whole_of(side): switches for side, switches in switches_of(torch.device("cuda")).items()}
+    for dtype, mb in XL_WAYS.items():
         for shard in KINDS:
-            keys = xl_size() | ways(shard, BUCKET_MB) | dict(ranks=2, optimizer="adamw")
-            how = dict(measure="time", seconds=15.0, repeats=10, in_turn=True, needs_bytes=XL_BYTES)
-            yield Case(ACCOUNTING, warmup=5, dtype=dtype, **keys, **how, config=configs_of("cuda"))
+            keys = xl_size() | ways(shard, mb) | dict(ranks=2, optimizer="adamw")
+            how = dict(measure="time", seconds=20.0, repeats=10, in_turn=True, needs_bytes=XL_BYTES)
+            yield Case(ACCOUNTING, warmup=5, dtype=dtype, **keys, **how, config=configs_of("cuda") | unsplit)
 
 
 def memory_cases(profile, device):

@@ -5,7 +5,7 @@ import pandas as pd
 from parity.shard.memory import memory_of, on_the_wire, sent_of, state_bytes
 from parity.shared.bench_ranks import MIB, PARTS, POINTS, elements_of
 from parity.shared.pages import on_gpu
-from parity.shared.ranked import ratio_of, spread_of, turns_of
+from parity.shared.ranked import ratio_of, spread_of, turns_of, whole_of
 
 # ---- the page ----
 
@@ -30,7 +30,7 @@ def report(page, records):
     page.question(SENT)
     figure = report_sent(page, parts)
     page.question(HOW_LONG)
-    frame, ratios = by_kind(times)
+    frame, ratios, of_whole = by_kind(times)
     page.table(frame, "steps")
     if held:
         text = f"{held}: no further from float64 than PyTorch's, the Transformer's updates within 2 %."
@@ -38,6 +38,8 @@ def report(page, records):
     if ratios:
         text, figure = spread_of(ratios)
         said.append(f"A step takes, times PyTorch's, {text}.")
+    if of_whole:
+        said.append(f"Times C's own, whose ranks have all of the state, it takes {spread_of(of_whole)[0]}.")
     if any(said):
         page.answer(ACCOUNTING, " ".join(filter(None, said)), figure, question=WHERE)
     page.method(
@@ -45,7 +47,8 @@ def report(page, records):
         "and a sample is the time of the slowest rank, until new weights are on all (a captured step of C's gathers "
         "those of the step before). `whole`: every rank has all of the state. `tensors`: a parameter has an owner, "
         "which updates and broadcasts it, behind gradients that are reduced in buckets. `flat`: buckets are reduced "
-        "and scattered, and weights gathered. PyTorch's is ZeroRedundancyOptimizer behind DistributedDataParallel "
+        "and scattered, and weights gathered. `c_nccl_whole`, on GPUs: all ranks have and update everything, with "
+        "gradients reduced in the same buckets. PyTorch's is ZeroRedundancyOptimizer behind DistributedDataParallel "
         "(`whole`: DistributedDataParallel and its own AdamW), over Gloo on the CPU and NCCL on GPUs."
     )
     page.method(
@@ -213,20 +216,30 @@ def proofs(errors):
 
 
 def by_kind(times):
-    rows, said = {}, []
+    """The table, and [(ratio, of what)] of C's steps to PyTorch's and to its own with all of the state."""
+    rows, said, of_whole = {}, [], []
     for record in times.records:
         if "ms" not in record:
             continue
         case = record["case"]
-        key = (case["size"], case["dtype"], case["ranks"], case["shard"])
-        names = ("size", "dtype", "ranks", "split")
+        key = (case["size"], case["dtype"], case["ranks"], case["bucket_mb"], case["shard"])
+        names = ("size", "dtype", "ranks", "bucket (MiB)", "split")
         row = rows.setdefault(key, dict(zip(names, key, strict=True)))
         row[f"{record['impl']} (ms)"] = record["ms"]["median"]
         ratio = ratio_of(record, times, "torch_zero")
-        if ratio:
-            words = (
-                f"{case['shard']}, {record['impl'].removeprefix('c_')} ({case['size']}, {case['dtype']}, "
-                f"{case['ranks']} ranks)"
-            )
-            said.append((ratio, words))
-    return pd.DataFrame([rows[key] for key in sorted(rows)]), said
+        if not ratio or record["impl"].endswith("_whole"):
+            continue
+        words = (
+            f"{case['shard']}, {record['impl'].removeprefix('c_')} ({case['size']}, {case['dtype']}, "
+            f"{case['ranks']} ranks)"
+        )
+        said.append((ratio, words))
+        unsplit = [
+            r["ms"]["median"]
+            for r in times.only(impl=whole_of(record["impl"])).records
+            if r["case"] == case and "ms" in r
+        ]
+        if unsplit:
+            row[f"{record['impl']} / {whole_of(record['impl'])}"] = record["ms"]["median"] / unsplit[0]
+            of_whole.append((record["ms"]["median"] / unsplit[0], words))
+    return pd.DataFrame([rows[key] for key in sorted(rows)]), said, of_whole
