@@ -4,6 +4,7 @@ from parity.shared.model import quick_start, train_options
 from parity.shared.ranked import ADAMW, SGD_LR
 
 MIB = 2**20
+ALIGNED = 256  # bytes: TD_ALIGNMENT
 TIMES = {
     "step": "step",
     "without": "silent",
@@ -82,5 +83,6 @@ def elements_of(keys):
 
 
 def gradient_bytes(keys):
-    """Of all gradients, 2 an element where they are of 16 bits."""
-    return sum(count for count, _ in elements_of(keys)) * (4 if keys["dtype"] == "f32" else 2)
+    """Of all gradients, 2 an element where they are of 16 bits, each with what aligns the next."""
+    size = 4 if keys["dtype"] == "f32" else 2
+    return sum(-(-count * size // ALIGNED) * ALIGNED for count, _ in elements_of(keys))
