@@ -216,6 +216,8 @@ class Program(Cli):
                 "ddp --strategy flat --bucket-mb 5",
                 "tandem ddp: --bucket-mb: '5' needs --strategy bucketed",
             ),
+            ("ddp --ctas 65", "tandem ddp: --ctas: '65' needs to be at most 64"),
+            ("allreduce --ctas -1", "tandem allreduce: --ctas: '-1' needs to be at least 0"),
             ("ddp --optimizer adam", "tandem ddp: --optimizer: 'adam' needs to be adamw or sgd"),
             ("ddp --kind flat", "tandem ddp: unrecognized option '--kind'"),
             ("ddp --steps 4097", "tandem ddp: --steps: '4097' needs to be at most 4096"),
