@@ -1,5 +1,7 @@
 """Steps of several ranks on both sides: C's trainer with its links, and PyTorch's model."""
 
+import contextlib
+
 import torch
 
 from parity.core import Side, equal
@@ -17,6 +19,7 @@ from ref import transformer
 BACKENDS = {"cuda": ("nccl",), "cpu": ("mpi", "gloo")}
 ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
 SGD_LR = 0.1
+EAGER_BEFORE_CAPTURE = 11  # steps: DistributedDataParallel times its first ten
 
 
 def sides_of(device):
@@ -106,11 +109,14 @@ class RankTrainer:
 
 class TorchTrainer:
     """PyTorch's model of this rank: the assignment's strategies, and `bucketed` by DistributedDataParallel. `compiled`:
-    block by block, with its own fused attention; `compressed`: gradients are sent in bf16."""
+    block by block, with its own fused attention; `compressed`: gradients are sent in bf16; `captured`: once capture()
+    was called steps are replays of a graph, of the batch that it was called with."""
 
-    def __init__(self, case, state, device, optimizer=None, compiled=False, compressed=False):
+    def __init__(self, case, state, device, optimizer=None, compiled=False, compressed=False, captured=False):
         self.case, self.state, self.device, self.make = case, state, device, optimizer
-        self.compiled, self.compressed = compiled, compressed
+        self.compiled, self.compressed, self.captured = compiled, compressed, captured
+        self.stream = torch.cuda.Stream() if captured else None
+        self.graph = None
         self.loss = (
             torch.compile(transformer.cross_entropy, dynamic=False) if compiled else transformer.cross_entropy
         )
@@ -128,14 +134,33 @@ class TorchTrainer:
         if self.compressed:
             self.parallel.compress()
         self.optimizer = (self.make or optimizer_of)(self.case, self.parallel.parameters)
+        for group in self.optimizer.param_groups if self.captured else ():
+            group["capturable"] = True
         return self
 
+    def capture(self, ids, targets):
+        """The step as one graph, as PyTorch's notes on CUDA graphs have it for DistributedDataParallel: made, and run
+        eleven times, on the stream that captures."""
+        with torch.cuda.stream(self.stream):
+            for _ in range(EAGER_BEFORE_CAPTURE):
+                self.step(ids, targets)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Thread-local: another thread asks after collectives.
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+            self.step(ids, targets)
+        self.graph = graph
+
     def close(self):
+        if self.graph:
+            self.graph.reset()  # NCCL waits for graphs that have its calls
         if self.parallel:
             self.parallel.close()
-        self.parallel = self.optimizer = None
+        self.graph = self.parallel = self.optimizer = None
 
     def step(self, ids, targets):
+        if self.graph:
+            return self.graph.replay()
         loss = self.backward(ids, targets)
         self.update()
         return loss
@@ -274,7 +299,10 @@ def timed_step(case, draw, c, optimizer=None):
         trainer = TorchTrainer(case, state, draw.device, optimizer, **switches)
 
         def begin():
-            trainer.open()
+            with torch.cuda.stream(trainer.stream) if trainer.captured else contextlib.nullcontext():
+                trainer.open()
+            if trainer.captured:
+                trainer.capture(ids, targets)
             trainer.step(ids, targets)
             if not c.ranks.same(trainer.parallel.parameters[0].detach().reshape(-1)):
                 raise RuntimeError("a step leaves the ranks with other weights")
