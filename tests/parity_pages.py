@@ -23,7 +23,8 @@ from parity.core.record import FILE, load
 from parity.core.report import Page
 from parity.core.view import Records
 from parity.ddp.communication import behind, fitted, handout_optimum, optimum, overlapped
-from parity.ddp.page import by_strategy, predictions, report_overlap, varied, words_of
+from parity.ddp.page import by_strategy, fit_words, predictions, report_overlap, varied, words_of
+from parity.shard.page import by_kind
 from parity.shared.model import TandemTrainer
 
 COMMITTED = Path(__file__).resolve().parents[1] / "reports" / "cpu" / FILE
@@ -197,6 +198,10 @@ class DataParallel(unittest.TestCase):
         # Where sending takes longer than backward: n = sqrt(T / o).
         self.assertAlmostEqual(behind(4, 10**7, 5.0, o, w), 5.0 / 4 + 10.0 + 4 * 0.05 - 5.0)
         self.assertEqual(optimum(10**7, 5.0, o, w), 10)
+        # On GPUs they are how long calls ran, of which a host has no part.
+        watched = {"ms": [0.2, 1.1, 10.1], "device_ms": [0.15, 1.05, 10.05]}
+        self.assertAlmostEqual(fitted({"bytes": [10**5, 10**6, 10**7]} | watched)[0], 5e-5, places=9)
+        self.assertNotEqual(fit_words({"c": {"ms": []}}), fit_words({"c": watched}))
         # A fit below 0 is one without o.
         self.assertEqual(fitted({"bytes": [10**6, 10**7], "ms": [0.5, 10.0]})[0], 0.0)
 
@@ -241,6 +246,19 @@ class DataParallel(unittest.TestCase):
             times.records[2] | {"case": case | {"strategy": "flat"}, "ms": statistics([1.0, 9.0])}
         )
         self.assertEqual(varied(times, "naive"), "std / mean up to 14 % in C, 28 % in PyTorch")
+
+    def test_a_split_step_stands_beside_the_whole_one_of_its_run(self):
+        case = dict(size="x", dtype="f32", ranks=2, bucket_mb=25, shard="flat")
+        sides = {"c_nccl": 3.0, "c_nccl_whole": 4.0, "torch_zero": 6.0}
+        times = Records(
+            {"deliverable": "a", "impl": impl, "case": case, "ms": statistics([ms] * 3)}
+            for impl, ms in sides.items()
+        )
+        frame, ratios, of_whole = by_kind(times)
+        self.assertEqual(([r for r, _ in ratios], [r for r, _ in of_whole]), ([0.5], [0.75]))
+        self.assertEqual(frame["c_nccl / c_nccl_whole"].tolist(), [0.75])
+        times.records.append(times.records[0] | {"case": case | {"shard": "tensors"}})  # of another run
+        self.assertEqual(len(by_kind(times)[2]), 1)
 
     def test_the_share_that_overlaps_is_of_intervals(self):
         series = {"0 passes": [1.0, 5.0, 8.0], "0 begin": [2.0, 3.0, 6.0], "0 end": [4.0, 5.5, 7.0]}

@@ -3,7 +3,7 @@ model of buckets."""
 
 import pandas as pd
 
-from parity.ddp.communication import behind, fitted, handout_optimum, optimum, overlapped
+from parity.ddp.communication import behind, fitted, handout_optimum, optimum, overlapped, times_of
 from parity.shared.bench_ranks import MIB
 from parity.shared.pages import on_gpu, ranged
 from parity.shared.ranked import ratio_of, spread_of, turns_of
@@ -275,7 +275,7 @@ def report_buckets(page, runs, links):
     for impl, series in links.items():
         o, w = fitted(series)
         row = {"side": impl, "o (ms a call)": 1e3 * o, "w (GB/s)": w / 1e9}
-        for nbytes, ms in zip(series["bytes"], series["ms"], strict=True):
+        for nbytes, ms in zip(series["bytes"], times_of(series), strict=True):
             row |= {f"{nbytes / MIB:g} MiB (ms)": ms, "model / it": 1e3 * (o + nbytes / w) / ms}
             row[f"model / it, {nbytes / MIB:g} MiB"] = row.pop("model / it")
         rows.append(row)
@@ -289,11 +289,20 @@ def report_buckets(page, runs, links):
             "Where sending takes longer than backward, s / w > T, the second counts, T / n + s / w + n o - T, whose "
             "derivative is zero at n = sqrt(T / o). Where a bucket is sent for as long as the next is computed, s / "
             "w = T, it is s / (n w) + n o, as the handout has it, and least at n = sqrt(s / (o w)), buckets of "
-            "sqrt(s w o) bytes. Where backward takes longer, more buckets help until their calls no longer hide. o "
-            "and w are fitted to the all-reduces above, each to its end, so that o has what a host waits for one. "
-            "The model has nothing of what collectives take from the passes beside them: on a CPU its cores, on a "
-            "GPU its multiprocessors."
+            "sqrt(s w o) bytes. Where backward takes longer, more buckets help until their calls no longer hide. "
+            f"{fit_words(links)} The model has nothing of what collectives take from the passes beside them: on a CPU "
+            "its cores, on a GPU its multiprocessors."
         )
+
+
+def fit_words(links):
+    """What o and w are fitted to."""
+    said = "o and w are fitted to the all-reduces above, "
+    if any("device_ms" in series for series in links.values()):
+        return (
+            said + "by how long they ran, one behind the other: no host waits for those of a captured step."
+        )
+    return said + "each to its end, so that o has what a host waits for one."
 
 
 def best_buckets(runs, links):
