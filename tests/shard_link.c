@@ -4,6 +4,7 @@
 #include "accounting/accounting.h"
 #include "ddp/ddp.h"
 #include "shard/shard.h"
+#include "shard/state.h"
 
 #include "support/as_if_graphs.h"
 #include "support/compare.h"
@@ -501,7 +502,9 @@ static void links_refuse_what_they_cannot_do(void **unused)
     if (!on_gpu())
         td_as_if_capture_fails_once();
     td_assert_refused(td_train_step(train, ids, ids, BATCH, CONTEXT), TD_BAD_STATE, "without capture");
+    assert_true(link->issued > 0); /* the refusal has not waited for them, which spoils a capture */
     td_assert_ok(td_shard_link_wait(link));
+    assert_int_equal(link->issued, 0);
     td_assert_ok(td_device_free(dev, ids));
     td_train_destroy(train);
     td_shard_link_destroy(link);

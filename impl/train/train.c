@@ -514,7 +514,7 @@ static td_status leave(td_train *train, part what, td_status status)
     td_graph **const graph = &train->graphs[what][micro];
 
     if (train->setup.config.capture && train->ran[what][micro]) {
-        char reason[320];
+        char reason[512];
         snprintf(reason, sizeof reason, "%s", td_last_error());
         const td_status ended = td_graph_end(train->dev, graph);
         if (status == TD_OK)
