@@ -36,6 +36,16 @@ class OnGpus(cli_ranks.Steps):
             return ["--device", f"cuda:{rank % gpus()}"], {"NCCL_HOSTID": f"rank-{rank}"}
         return ["--device", "cuda"], {}
 
+    def test_gradients_of_16_bits_have_defaults_of_their_own(self):
+        for words in (["--dtype", "f32"], ["--dtype", "bf16"], ["--dtype", "bf16", "--ctas", "8"]):
+            done = self.finish(self.start(2, "ddp", *words, "--json", str(self.json)))
+            self.assertEqual([(status, err) for status, _, err in done], [(0, "")] * 2)
+        records = self.records()
+        self.assertEqual([record["case"]["bucket_mb"] for record in records], [25, 200, 200])
+        # NCCL is told where NVLink joins the GPUs.
+        told = [record.get("nccl_ctas") for record in records]
+        self.assertIn(told, ([None, 40, 8], [None, None, None]))
+
     def test_a_captured_step_computes_what_a_queued_one_does(self):
         for command in (["ddp"], ["shard"], ["shard", "--kind", "tensors"]):
             losses = []

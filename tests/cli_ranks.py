@@ -53,6 +53,10 @@ class Ranks(Cli):
         for line in said:
             self.assertRegex(line, r"MPI says that this is rank 0 of 1: was it started by mpirun or srun")
 
+    def test_multiprocessors_are_nccls(self):
+        message = "tandem ddp: --ctas: '8' needs --backend nccl, this run has gloo"
+        self.refuse(1, message, "ddp", "--backend", "gloo", "--ctas", "8")
+
     def test_launchers_are_understood(self):
         refusals = [
             ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK is 'x', needs a whole number"),

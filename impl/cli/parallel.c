@@ -11,7 +11,7 @@
 #include <string.h>
 
 /* Buckets' default size: PyTorch's, and what is best on GPUs where gradients are of 16 bits. A step of xl in
- * bf16 took 25 ms with 25 MiB, and 18 to 19 with 200 (two H200s, November 2026). */
+ * bf16 took 25 ms with 25 MiB, and 19 with 200 (two H200s, November 2026). */
 enum { USUAL_MB = 25, NARROW_MB = 200 };
 
 enum {

@@ -134,6 +134,11 @@ td_status td_ranks_begin(const char *program, td_ranks_options *of, td_common *c
         of->comm.backend = strncmp(common->device, "cuda", 4) == 0  ? TD_COMM_NCCL
                            : strcmp(launch.launcher, "mpirun") == 0 ? TD_COMM_MPI
                                                                     : TD_COMM_GLOO;
+    if (of->ctas_given && of->comm.backend != TD_COMM_NCCL) {
+        status = td_fail(TD_BAD_ARGUMENT, "--ctas: '%d' needs --backend nccl, this run has %s",
+                         (int)of->comm.nccl_ctas, td_comm_backend_name(of->comm.backend));
+        goto cleanup;
+    }
     of->comm.rank = launch.rank;
     of->comm.ranks = launch.ranks;
     of->comm.local_ranks = launch.local_ranks;
@@ -175,7 +180,7 @@ void td_ranks_text(const td_comm_info *info, char *text, size_t room)
     char ctas[48] = "";
 
     if (info->nccl_ctas > 0)
-        snprintf(ctas, sizeof ctas, " on at least %d multiprocessors", (int)info->nccl_ctas);
+        snprintf(ctas, sizeof ctas, ", told to take %d multiprocessors", (int)info->nccl_ctas);
     snprintf(text, room, "%d rank%s on %d host%s by %s%s%s%s", (int)info->ranks, info->ranks == 1 ? "" : "s",
              (int)info->hosts, info->hosts == 1 ? "" : "s", td_comm_backend_name(info->backend),
              info->library[0] ? ": " : "", info->library, ctas);

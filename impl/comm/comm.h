@@ -77,7 +77,8 @@ typedef struct td_comm_options {
     const char *address;   /* NULL: none */
     const char *nccl_host; /* of NCCL: what NCCL_HOSTID is for this process; NULL: not set */
     int32_t nccl_ctas;     /* of NCCL: multiprocessors for its kernels, at the least, up to TD_COMM_MOST_CTAS;
-                            * rank 0's go for all, if NVLink joins the GPUs of one host; 0: NCCL's choice */
+                            * 0: its choice. Rank 0's go for all, where all are on one host and NVLink joins
+                            * rank 0's GPU to another that its process sees; else they are not looked at */
     double open_seconds; /* until all ranks have come and the library is ready, and 2 more at most for rank 0
                             * to say who did not; 0: 60 */
     double seconds;      /* for a collective, from its call on; 0: 30 */

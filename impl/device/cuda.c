@@ -121,7 +121,8 @@ static td_status cuda_open(int index, void **context)
     }
     TD_TRY(td_cuda_status(code, "loading the kernels"));
     /* Non-blocking: it neither waits for the default stream nor holds it up. Its kernels go behind those of
-     * collectives, of the greatest priority, which other GPUs wait for, and ahead of other streams'. */
+     * collectives, of the greatest priority, which other GPUs wait for, and ahead of other streams', of the
+     * least, where there are three levels. */
     TD_TRY(td_cuda_status(cudaDeviceGetStreamPriorityRange(&least, &greatest), "reading priorities"));
     const int second = greatest < least ? greatest + 1 : greatest;
     TD_TRY(td_cuda_status(cudaStreamCreateWithPriority(&cuda->own, cudaStreamNonBlocking, second),
