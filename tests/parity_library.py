@@ -25,6 +25,7 @@ from parity.core.library import (
     read_prototypes,
 )
 from parity.shared.model import quick_start
+from parity.shared.ranked import switches_of
 
 
 class FakeLibrary(unittest.TestCase):
@@ -201,6 +202,13 @@ class RealLibrary(unittest.TestCase):
             self.assertEqual(c.bytes_peak(), 10_000)
             missing = [name for name in dir(library.lib) if not _exported(library.lib, name)]
             self.assertEqual(missing, [])
+
+    @unittest.skipUnless("TANDEM_LIBRARY" in os.environ, "TANDEM_LIBRARY names no library")
+    def test_ranks_of_parity_have_the_multiprocessors_of_the_program(self):
+        with Library(Path(os.environ["TANDEM_LIBRARY"])).open() as c:
+            for dtype in ("f32", "bf16", "bf16_mixed"):
+                (switches,) = switches_of(torch.device("cuda"), dtype).values()
+                self.assertEqual(switches.get("nccl_ctas", 0), c.td_ddp_nccl_ctas(dtype))
 
     @unittest.skipUnless("TANDEM_LIBRARY" in os.environ, "TANDEM_LIBRARY names no library")
     def test_an_operation_end_to_end(self):

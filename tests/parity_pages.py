@@ -23,7 +23,17 @@ from parity.core.record import FILE, load
 from parity.core.report import Page
 from parity.core.view import Records
 from parity.ddp.communication import behind, fitted, handout_optimum, optimum, overlapped
-from parity.ddp.page import by_strategy, fit_words, predictions, report_overlap, varied, words_of
+from parity.ddp.page import (
+    STRATEGIES,
+    by_strategy,
+    compiled_words,
+    fit_words,
+    order_words,
+    predictions,
+    report_overlap,
+    varied,
+    words_of,
+)
 from parity.shard.page import by_kind
 from parity.shared.model import TandemTrainer
 
@@ -225,7 +235,7 @@ class DataParallel(unittest.TestCase):
         self.assertAlmostEqual(rows[0]["model"]["behind backward, model (ms)"], 4.5 / 2 + 10.1 - 4.5)
         self.assertAlmostEqual(rows[0]["model"]["model / step"], (6.5 + 7.85) / 12.0)
         said = words_of(runs, links)["bucketed"]
-        self.assertIn("its steps are 1.20 times those measured", said)  # and not those of bf16_mixed
+        self.assertIn("steps are 1.20 times those measured", said)  # and not those of bf16_mixed
 
     def test_a_ratio_without_turns_is_of_medians(self):
         case = dict(size="x", dtype="f32", optimizer="sgd", ranks=2, strategy="naive")
@@ -234,6 +244,42 @@ class DataParallel(unittest.TestCase):
             for impl, ms in (("c_nccl", 3.0), ("torch_ddp", 4.0))
         )
         self.assertEqual(by_strategy(times)[1]["naive"][0][0], 0.75)
+
+    def test_a_step_stands_beside_each_of_pytorchs_best(self):
+        case = dict(size="x", dtype="f32", optimizer="sgd", ranks=2, strategy="bucketed", bucket_mb=25)
+        sides = {"c_nccl": 3.0, "torch_ddp": 8.0, "torch_ddp_compiled": 6.0, "torch_ddp_graph": 4.0}
+        times = Records(
+            {"impl": impl, "case": case, "ms": statistics([ms] * 3)} for impl, ms in sides.items()
+        )
+        frame, _ = by_strategy(times)
+        self.assertEqual(
+            compiled_words(frame),
+            ", and 0.50 times its compiled one, and 0.75 times that one captured as a graph",
+        )
+        self.assertEqual(compiled_words(by_strategy(Records(times.records[:2]))[0]), "")
+
+    def test_strategies_are_ranked_by_each_way(self):
+        values = dict(step=1.0, exposed=0.5, collectives=2.0, beside=1.0, calls=3)
+        runs = [
+            {
+                "impl": "c_nccl",
+                "case": dict(size="x", dtype=dtype, optimizer="sgd", ranks=2, strategy=strategy),
+                "values": values | {"step": ms},
+            }
+            for dtype, steps in (
+                ("f32", (9.0, 8.0, 7.0, 6.0)),
+                ("bf16", (9.0, 6.0, 7.0, 5.0)),
+                ("tf32", (1.0,)),
+            )
+            for strategy, ms in zip(STRATEGIES, steps, strict=False)
+        ]
+        f32, bf16 = order_words(runs)  # and none of what has not run whole
+        self.assertIn("x, f32, 2 ranks", f32)
+        self.assertIn("naive > flat > overlap > bucketed holds", f32)
+        self.assertIn("naive 9.0 > overlap 7.0 > flat 6.0 > bucketed 5.0; ", bf16)
+        self.assertIn(
+            "does not hold: `naive` sends 3 calls, 50 % of their time beside backward, 0.5 ms", bf16
+        )
 
     def test_the_spread_of_steps_is_the_largest_of_each_side(self):
         case = dict(size="x", dtype="f32", optimizer="sgd", ranks=2, strategy="naive")

@@ -77,7 +77,7 @@ c                libtandem. `c.td_xyz(...)` calls the function of that name; a t
                                             c.free(block) gives it back before
     c.ranks                                 of a case of several ranks: .rank and .ranks; .comm("mpi"), libtandem's
                                             communicator over that backend, which lives as long as the processes, and
-                                            .comm("nccl", beside=case.dtype), one for calls beside a backward pass;
+                                            .comm("nccl", nccl_ctas=40), one with that many multiprocessors;
                                             .library("mpi"), its name; .barrier(); .same(tensor), whether all ranks
                                             have the same bits; .gathered(value), every rank's; .session, a `c` on the
                                             communicators' own device, for what queues collectives itself, and is

@@ -101,11 +101,10 @@ class Ranks:
         self._session = Session(library, device)
         self._comms: dict[tuple[str, int], Any] = {}
 
-    def comm(self, backend: str, beside: str | None = None):
-        """libtandem's communicator over "mpi", "gloo" or "nccl"; beside: the dtype of a model beside whose backward
-        pass its collectives run, for which NCCL has as many multiprocessors as `tandem ddp` gives it."""
-        ctas = self._session.td_ddp_nccl_ctas(beside) if beside and backend == "nccl" else 0
-        if (backend, ctas) not in self._comms:
+    def comm(self, backend: str, nccl_ctas: int = 0):
+        """libtandem's communicator over "mpi", "gloo" or "nccl"; nccl_ctas: multiprocessors that NCCL has at the
+        least, 0: as many as it likes."""
+        if (backend, nccl_ctas) not in self._comms:
             if backend == "mpi" and "OMPI_COMM_WORLD_SIZE" not in os.environ:
                 raise NotImplementedError("MPI needs mpirun, which is not installed here")
             options = self._session.struct(
@@ -115,14 +114,14 @@ class Ranks:
                 rank=self.rank,
                 ranks=self.ranks,
                 local_ranks=self.ranks,
-                run=f"{self._folder.name}-{backend}-{ctas}",
+                run=f"{self._folder.name}-{backend}-{nccl_ctas}",
                 seconds=self._together.wait,
                 nccl_host=os.environ.get("NCCL_HOSTID"),
-                nccl_ctas=ctas,
+                nccl_ctas=nccl_ctas,
             )
             opened = self._session.value("td_comm_open", self._session.device, options)
-            self._comms[backend, ctas] = opened
-        return self._comms[backend, ctas]
+            self._comms[backend, nccl_ctas] = opened
+        return self._comms[backend, nccl_ctas]
 
     @property
     def session(self) -> Session:

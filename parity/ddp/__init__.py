@@ -33,7 +33,7 @@ XL_WAYS = (  # dtype, optimizer, sizes of buckets
     ("bf16_mixed", "adamw", (25, 200)),
 )
 XL_BYTES = 45 * 2**30
-USUAL_MB = {"cpu": 4, "cuda": 25}  # the bucket of all ways, and of timelines
+USUAL_MB = {"cpu": 4, "f32": 25, "bf16": 200, "bf16_mixed": 200}  # the program's, but on a laptop
 
 
 def cases(profile, device):
@@ -48,7 +48,7 @@ def cases(profile, device):
     yield Case("ddp_bucketed_benchmarking", seconds=1.0, part="fit", ranks=2)
     for keys in xl_ways() if device == "cuda" else laptop_ways(profile):
         yield timed_case(device, **keys)
-        drawn = keys["strategy"] == "naive" or keys.get("bucket_mb") == USUAL_MB[device]
+        drawn = keys["strategy"] == "naive" or keys.get("bucket_mb") == usual_mb(device, keys["dtype"])
         if keys["ranks"] == 2 and (profile == "full" or drawn):
             yield communication_case(device, **keys)
 
@@ -58,8 +58,8 @@ def timed_case(device, **keys):
         how = dict(seconds=20.0, repeats=10, in_turn=True, needs_bytes=XL_BYTES)
     else:
         how = dict(seconds=4.0 * keys["ranks"], repeats=10)
-    config = configs_of(device)
-    if keys.get("bucket_mb") == USUAL_MB[device]:
+    config = configs_of(device, keys["dtype"])
+    if keys.get("bucket_mb") == usual_mb(device, keys["dtype"]):
         config |= at_its_best(device, keys["dtype"])
         how["seconds"] += 30.0 if device == "cuda" else 20.0  # of compiling
     warmup = 5 if device == "cuda" else 3
@@ -81,7 +81,7 @@ def at_its_best(device, dtype):
 def communication_case(device, **keys):
     """What communication takes of C's step."""
     how = dict(seconds=10.0, in_turn=True, needs_bytes=XL_BYTES) if device == "cuda" else dict(seconds=3.0)
-    config = switches_of(torch.device(device))
+    config = switches_of(torch.device(device), keys["dtype"])
     return Case(deliverable_of(TIMES[keys["strategy"]]), part="communication", **keys, **how, config=config)
 
 
@@ -112,8 +112,13 @@ def xl_ways():
                 yield xl | bucket(strategy, mb) | way
 
 
-def configs_of(device):
-    return configs(torch.device(device), IMPL)
+def configs_of(device, dtype="f32"):
+    return configs(torch.device(device), IMPL, dtype)
+
+
+def usual_mb(device, dtype):
+    """The bucket of timelines, and of PyTorch's other steps."""
+    return USUAL_MB["cpu" if device == "cpu" else dtype]
 
 
 def bucket(strategy, mb):
@@ -124,7 +129,7 @@ def run(case, draw, c):
     if "model" in case:
         return toys(case, draw, c)
     if "part" in case:
-        return communication.run(case, draw, c, USUAL_MB[draw.device.type])
+        return communication.run(case, draw, c, usual_mb(draw.device.type, case.get("dtype", "f32")))
     return timed_step(case, draw, c) if "warmup" in case else judged_step(case, draw, c, IMPL, {})
 
 

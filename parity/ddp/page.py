@@ -47,9 +47,13 @@ def report(page, records):
     page.table(fewest, "steps")
     if len(fewest) < len(frame):
         page.table(frame, "steps_of_all_ranks")
-    words = order_words(runs)
-    if words:
+    for words in order_words(runs):
         page.text(words)
+    if on_gpu(times) and len(frame):
+        page.text(
+            "PyTorch's steps are queued, but for a captured one, and wait for this host where their kernels are short, "
+            "as in 16 bits: on another host they take another time. C's are captured."
+        )
     page.question(TAKES)
     first = [r for strategy in STRATEGIES for r in alike(runs, runs[0], strategy)] if runs else []
     page.table(pd.DataFrame([taken(r, links) for r in first]), "communication")
@@ -76,19 +80,21 @@ def report(page, records):
             words = [f"A step takes, times eager PyTorch's of the same strategy, {text}{compiled}.", *words]
         if any(words):
             page.answer(row, " ".join(filter(None, words)), figure, question=HOW_LONG)
+    captured = "; `torch_ddp_graph` is that step as one CUDA graph" if "torch_ddp_graph" in sides else ""
     page.method(
         f"Every rank is a process of this host; all sides run in the same processes, {turns_of(on_gpu(records))}, "
         "and a sample is the time of the slowest rank. Each rank has its own batch. `torch_ddp` is the assignment's "
         "own way for naive, flat and overlap, and PyTorch's DistributedDataParallel for buckets, over Gloo on the "
         "CPU and NCCL on GPUs; `torch_ddp_compiled` compiles the blocks with fused attention, and in bf16_mixed "
-        "sends bf16, as C and `torch_ddp_compressed` do; `torch_ddp_graph` is that step as one CUDA graph. Toy "
-        "models are the course's, one with a frozen bias and one with a tied weight; ranks begin with other weights, "
-        "and rank 0's count. All ranks must have the same bits."
+        f"sends bf16, as C and `torch_ddp_compressed` do{captured}. Toy models are the course's, one with a frozen "
+        "bias and one with a tied weight; ranks begin with other weights, and rank 0's count. All ranks must have the "
+        "same bits."
     )
     graphs = (
         " On GPUs the steps of the first two series are captured as graphs, in which nothing is watched; those of "
-        "`tail`, `collectives` and `beside` are queued, so that `slowed` is of both kinds. PyTorch's steps are queued, "
-        "all but those of `torch_ddp_graph`, and can wait for their host: another host gives others."
+        "`tail`, `collectives` and `beside` are queued, so that `slowed` is of both kinds. "
+        "For gradients of 16 bits C tells NCCL to take at least 40 multiprocessors (`td_ddp_nccl_ctas`, in builds that "
+        "have it); PyTorch, and the fit below, take NCCL's own choice."
     )
     page.method(
         "What communication takes is measured by C's own benchmark in three series of steps, in the mean of the "
@@ -343,27 +349,46 @@ def report_floor(page, runs, links):
 
 
 def order_words(runs):
-    """How strategies stand to each other in the first side's first way."""
-    first = next(iter(runs), None)
-    best = {}
-    for strategy in STRATEGIES if first else ():
-        for record in alike(runs, first, strategy):
-            values = record["values"]
-            if strategy not in best or values["step"] < best[strategy]["step"]:
-                best[strategy] = values
-    if len(best) < len(STRATEGIES):
-        return ""
-    by_step = sorted(best, key=lambda strategy: -best[strategy]["step"])
-    said = " > ".join(f"{strategy} {best[strategy]['step']:.1f}" for strategy in by_step)
-    each = ", ".join(
-        f"`{strategy}` {values['calls']} call{'s' if values['calls'] > 1 else ''}, {100 * hidden(values):.0f} % of "
-        f"their time beside backward, {values['exposed']:.1f} ms exposed"
-        for strategy, values in best.items()
-    )
-    return (
-        f"Longest first, in ms ({where(first)}, C's own benchmark, the best bucket): {said}; {' > '.join(STRATEGIES)} "
-        f"{'holds' if tuple(by_step) == STRATEGIES else 'does not hold'}. What each of them sends: {each}."
-    )
+    """How strategies stand to each other, by each way of the first side; and what they send, by the first."""
+    said = []
+    for first in firsts(runs):
+        best = {
+            strategy: min(alike(runs, first, strategy), key=step_of, default=None) for strategy in STRATEGIES
+        }
+        if None in best.values():
+            continue
+        by_step = sorted(best, key=lambda strategy: -step_of(best[strategy]))
+        words = " > ".join(f"{strategy} {step_of(best[strategy]):.1f}" for strategy in by_step)
+        said.append(
+            f"Longest first, in ms ({where(first)}, C's own benchmark, the best bucket): {words}; "
+            f"{' > '.join(STRATEGIES)} {'holds' if tuple(by_step) == STRATEGIES else 'does not hold'}: {sent(best)}."
+        )
+    return said
+
+
+def firsts(runs):
+    """The first side's first run of each way."""
+    found = {}
+    for record in runs:
+        if record["impl"] == runs[0]["impl"]:
+            found.setdefault(tuple(record["case"][name] for name in WAY), record)
+    return found.values()
+
+
+def step_of(record):
+    return record["values"]["step"]
+
+
+def sent(best):
+    """What each strategy sends, and what of it is exposed."""
+    each = []
+    for strategy, record in best.items():
+        v = record["values"]
+        calls = f"{v['calls']} call{'s' if v['calls'] > 1 else ''}"
+        if hidden(v) > 0:
+            calls += f", {100 * hidden(v):.0f} % of their time beside backward"
+        each.append(f"`{strategy}` sends {calls}, {v['exposed']:.1f} ms exposed")
+    return "; ".join(each)
 
 
 def words_of(runs, links):
@@ -397,8 +422,8 @@ def words_of(runs, links):
         by_model = best_buckets(by["naive"] + by["bucketed"], links)[0]["best bucket (MiB)"]
         found["bucketed"] = (
             f"Buckets of {best['case']['bucket_mb']:g} MiB give the shortest step, {best['values']['step']:.1f} ms "
-            f"with {best['values']['exposed']:.1f} exposed ({at}). By the model the best has {by_model:.2g} MiB, "
-            f"and its steps are {ranged([row['model / step'] for row in found_by_model])} times those measured."
+            f"with {best['values']['exposed']:.1f} exposed ({at}). By the model the best has {by_model:.2g} MiB there, "
+            f"and steps are {ranged([row['model / step'] for row in found_by_model])} times those measured."
         )
     return found
 
@@ -415,12 +440,13 @@ def varied(times, strategy):
 
 def compiled_words(frame):
     """C's bucketed step over PyTorch's compiled ones, queued and captured."""
-    said = ""
+    said = []
     for best, words in (("compiled", "its compiled one"), ("graph", "that one captured as a graph")):
         names = [name for name in frame if name.endswith(f" / {best}")]
         ratios = [value for name in names for value in frame[name].dropna()]
-        said += f", {ranged(ratios)} times {words}" if ratios else ""
-    return said
+        if ratios:
+            said.append(f"{ranged(ratios)} times {words}")
+    return "".join(f", and {words}" for words in said)
 
 
 # ---- proofs and steps ----

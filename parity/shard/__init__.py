@@ -64,12 +64,13 @@ def laptop_cases(profile):
 
 
 def xl_cases():
-    unsplit = {whole_of(side): switches for side, switches in switches_of(torch.device("cuda")).items()}
     for dtype, mb in XL_WAYS.items():
+        mine = switches_of(torch.device("cuda"), dtype)
+        config = configs_of("cuda", dtype) | {whole_of(side): switches for side, switches in mine.items()}
         for shard in KINDS:
             keys = xl_size() | ways(shard, mb) | dict(ranks=2, optimizer="adamw")
             how = dict(measure="time", seconds=20.0, repeats=10, in_turn=True, needs_bytes=XL_BYTES)
-            yield Case(ACCOUNTING, warmup=5, dtype=dtype, **keys, **how, config=configs_of("cuda") | unsplit)
+            yield Case(ACCOUNTING, warmup=5, dtype=dtype, **keys, **how, config=config)
 
 
 def memory_cases(profile, device):
@@ -83,7 +84,8 @@ def memory_cases(profile, device):
                 )
                 how = dict(seconds=20.0 if device == "cuda" else ranks, in_turn=device == "cuda")
                 # What a step's operations find there: graphs have memory of CUDA's own.
-                config = configs(torch.device(device), "torch_ddp" if shard == "whole" else IMPL, queued=True)
+                impl = "torch_ddp" if shard == "whole" else IMPL
+                config = configs(torch.device(device), impl, dtype, queued=True)
                 yield Case(
                     ACCOUNTING, needs_bytes=XL_BYTES if device == "cuda" else 0, config=config, **keys, **how
                 )
@@ -96,8 +98,8 @@ def xl_size():
     return model | dict(batch=2, context=128)
 
 
-def configs_of(device):
-    return configs(torch.device(device), IMPL)
+def configs_of(device, dtype="f32"):
+    return configs(torch.device(device), IMPL, dtype)
 
 
 def ways(shard, mb):

@@ -15,6 +15,7 @@ HOW_LONG = "How long does a step take?"
 WHERE = "Where does a rank's memory go, at three points of a step?"
 SENT = "How does what is sent differ from ZeRO-1?"
 STATES = ("whole", "tensors", "flat")
+UNSPLIT = "`c_nccl_whole`: all ranks have and update everything, with gradients reduced in the same buckets. "
 WORDS = {"made": "made", "before_update": "before the update", "after_update": "after it"}
 
 
@@ -47,8 +48,9 @@ def report(page, records):
         "and a sample is the time of the slowest rank, until new weights are on all (a captured step of C's gathers "
         "those of the step before). `whole`: every rank has all of the state. `tensors`: a parameter has an owner, "
         "which updates and broadcasts it, behind gradients that are reduced in buckets. `flat`: buckets are reduced "
-        "and scattered, and weights gathered. `c_nccl_whole`, on GPUs: all ranks have and update everything, with "
-        "gradients reduced in the same buckets. PyTorch's is ZeroRedundancyOptimizer behind DistributedDataParallel "
+        "and scattered, and weights gathered. "
+        + (UNSPLIT if of_whole else "")
+        + "PyTorch's is ZeroRedundancyOptimizer behind DistributedDataParallel, with f32 gradients in bf16_mixed "
         "(`whole`: DistributedDataParallel and its own AdamW), over Gloo on the CPU and NCCL on GPUs."
     )
     page.method(

@@ -1,7 +1,7 @@
 """libtandem's own benchmark of ranks: a side's times, memory and timelines by td_bench_ranks_run."""
 
 from parity.shared.model import quick_start, train_options
-from parity.shared.ranked import ADAMW, SGD_LR
+from parity.shared.ranked import ADAMW, SGD_LR, comm_of
 
 MIB = 2**20
 ALIGNED = 256  # bytes: TD_ALIGNMENT
@@ -35,7 +35,7 @@ class BenchRanks:
             warmup=warmup,
             steps=steps,
         )
-        comm = c.ranks.comm(backend, beside=case.dtype)
+        comm = comm_of(case, c, backend)
         with quick_start(self.c, case.ranks):
             self.result = self.c.value("td_bench_ranks_run", self.c.device, comm, config, None, None)
         summary = self.c.value("td_bench_ranks_summary_of", self.result)

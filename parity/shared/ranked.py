@@ -1,8 +1,7 @@
 """Steps of several ranks on both sides: C's trainer with its links, and PyTorch's model."""
 
-import contextlib
-
 import torch
+import torch.distributed as dist
 
 from parity.core import Side, equal
 from parity.shared.model import (
@@ -19,6 +18,7 @@ from ref import transformer
 BACKENDS = {"cuda": ("nccl",), "cpu": ("mpi", "gloo")}
 ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
 SGD_LR = 0.1
+NCCL_CTAS = 40  # td_ddp_nccl_ctas of 16 bits
 EAGER_BEFORE_CAPTURE = 11  # steps: DistributedDataParallel times its first ten
 
 
@@ -27,17 +27,24 @@ def sides_of(device):
     return {f"c_{backend}": backend for backend in BACKENDS[device.type]}
 
 
-def switches_of(device, queued=False):
-    """{the side's name: how C's steps run}: as `tandem ddp` and `tandem shard` have them without options, or with
-    --queued."""
-    graph = device.type == "cuda" and not queued
-    how = c_switches(graph=graph, keep="all", gradients="transient", update="along")
+def switches_of(device, dtype="f32", queued=False):
+    """{the side's name: how C's steps of a model of this dtype run}: as `tandem ddp` and `tandem shard` have them
+    without options, or with --queued."""
+    gpu = device.type == "cuda"
+    how = c_switches(graph=gpu and not queued, keep="all", gradients="transient", update="along")
+    if gpu and dtype != "f32":
+        how["nccl_ctas"] = NCCL_CTAS
     return dict.fromkeys(sides_of(device), how)
 
 
-def configs(device, impl, queued=False):
+def configs(device, impl, dtype="f32", queued=False):
     """The switches of a case's sides: C's, and those of `impl`."""
-    return switches_of(device, queued) | {impl: dict(compiled=False)}
+    return switches_of(device, dtype, queued) | {impl: dict(compiled=False)}
+
+
+def comm_of(case, c, backend):
+    """The communicator that the case's steps have."""
+    return c.ranks.comm(backend, case.config[f"c_{backend}"].get("nccl_ctas", 0))
 
 
 class RankTrainer:
@@ -53,7 +60,7 @@ class RankTrainer:
 
     def open(self):
         case, c = self.case, self.c
-        comm = self.ranks.comm(self.backend, beside=case.dtype)
+        comm = comm_of(case, self, self.backend)
         fields = train_options(case.config[f"c_{self.backend}"])
         fields["model"] |= {"size": {}, "attention": "flash"}
         adamw = {"kind": "adamw", "adamw": {"variant": "torch", **ADAMW}}
@@ -113,7 +120,7 @@ class TorchTrainer:
     was called steps are replays of a graph, of the batch that it was called with."""
 
     def __init__(self, case, state, device, optimizer=None, compiled=False, compressed=False, captured=False):
-        self.case, self.state, self.device, self.make = case, state, device, optimizer
+        self.case, self.state, self.device, self.optimizer_of = case, state, device, optimizer or optimizer_of
         self.compiled, self.compressed, self.captured = compiled, compressed, captured
         self.stream = torch.cuda.Stream() if captured else None
         self.graph = None
@@ -123,6 +130,13 @@ class TorchTrainer:
         self.parallel = self.optimizer = None
 
     def open(self):
+        if not self.captured:
+            return self.make()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            return self.make()
+
+    def make(self):
         attend = {"attend": transformer.fused_attention} if self.compiled else {}
         model = torch_model(self.case, self.state, **attend)
         if self.compiled:
@@ -133,27 +147,29 @@ class TorchTrainer:
         )
         if self.compressed:
             self.parallel.compress()
-        self.optimizer = (self.make or optimizer_of)(self.case, self.parallel.parameters)
+        self.optimizer = self.optimizer_of(self.case, self.parallel.parameters)
         for group in self.optimizer.param_groups if self.captured else ():
             group["capturable"] = True
         return self
 
     def capture(self, ids, targets):
-        """The step as one graph, as PyTorch's notes on CUDA graphs have it for DistributedDataParallel: made, and run
-        eleven times, on the stream that captures."""
+        """The step as one graph: DistributedDataParallel wants to be made, and to run eleven times, on the stream that
+        captures."""
         with torch.cuda.stream(self.stream):
             for _ in range(EAGER_BEFORE_CAPTURE):
                 self.step(ids, targets)
-        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Thread-local: another thread asks after collectives.
+        # Thread-local: the thread that asks after earlier collectives may go on.
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             self.step(ids, targets)
         self.graph = graph
 
     def close(self):
         if self.graph:
-            self.graph.reset()  # NCCL waits for graphs that have its calls
+            self.graph.reset()  # NCCL waits for graphs that have its calls,
+            dist.all_reduce(
+                torch.zeros(1, device=self.device)
+            )  # and lets go of their memory in its next call
         if self.parallel:
             self.parallel.close()
         self.graph = self.parallel = self.optimizer = None
@@ -299,13 +315,16 @@ def timed_step(case, draw, c, optimizer=None):
         trainer = TorchTrainer(case, state, draw.device, optimizer, **switches)
 
         def begin():
-            with torch.cuda.stream(trainer.stream) if trainer.captured else contextlib.nullcontext():
-                trainer.open()
+            trainer.open()
             if trainer.captured:
                 trainer.capture(ids, targets)
+            weights = trainer.parallel.parameters[-1].detach().reshape(-1)
+            before = weights.clone()
             trainer.step(ids, targets)
-            if not c.ranks.same(trainer.parallel.parameters[0].detach().reshape(-1)):
+            if not c.ranks.same(weights):
                 raise RuntimeError("a step leaves the ranks with other weights")
+            if torch.equal(weights, before):
+                raise RuntimeError("a step leaves the weights as they were")
 
         def call():
             trainer.step(ids, targets)
