@@ -220,6 +220,14 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
+/** Those of several micro-batches are added up in the type of the weights. */
+static td_dtype grad_dtype_of(const td_bench_ranks_config *config)
+{
+    const td_precision precision = config->model.precision;
+
+    return config->micro_batches > 1 ? td_precision_weights(precision) : td_precision_dtype(precision);
+}
+
 /* ---- what comes out ---- */
 
 /** Whether the size of buckets means something. */
@@ -545,13 +553,14 @@ td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv)
 
     args.model.model = &args.config.model;
     argp_parse(&argp, argc, argv, 0, NULL, &args);
+    const td_dtype grad_dtype = grad_dtype_of(&args.config);
     if (!args.ranks.ctas_given)
-        args.ranks.comm.nccl_ctas = td_ddp_nccl_ctas(td_precision_dtype(args.config.model.precision));
+        args.ranks.comm.nccl_ctas = td_ddp_nccl_ctas(grad_dtype);
     TD_TRY(td_ranks_begin(argv[0], &args.ranks, &args.common, &ranks));
     TD_TRY(td_compile_begin(&args.model.compile, ranks.dev));
     const bool gpu = td_device_kind_of(ranks.dev) != TD_DEVICE_CPU;
     args.config.graph = gpu && !args.queued;
-    if (gpu && !args.bucket_given && td_dtype_size(td_precision_dtype(args.config.model.precision)) == 2)
+    if (gpu && !args.bucket_given && td_dtype_size(grad_dtype) == 2)
         args.config.bucket_mb = NARROW_MB;
     status = measure(&args, &ranks, &result);
     if (status == TD_NO_MEMORY) { /* a result as well, for the records */
