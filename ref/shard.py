@@ -8,8 +8,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 
 def adamw(parameters: Iterable[Tensor], **options) -> torch.optim.Optimizer:
-    """PyTorch's fused AdamW of this rank's parameters; a step sends each to all."""
-    return ZeroRedundancyOptimizer(parameters, optimizer_class=torch.optim.AdamW, fused=True, **options)
+    """PyTorch's AdamW of this rank's parameters; a step sends each to all."""
+    return ZeroRedundancyOptimizer(parameters, optimizer_class=torch.optim.AdamW, **options)
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:

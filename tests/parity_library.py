@@ -206,7 +206,7 @@ class RealLibrary(unittest.TestCase):
     @unittest.skipUnless("TANDEM_LIBRARY" in os.environ, "TANDEM_LIBRARY names no library")
     def test_ranks_of_parity_have_the_multiprocessors_of_the_program(self):
         with Library(Path(os.environ["TANDEM_LIBRARY"])).open() as c:
-            for dtype in ("f32", "bf16", "bf16_mixed"):
+            for dtype in ("f32", "tf32", "bf16", "f16", "bf16_mixed"):
                 (switches,) = switches_of(torch.device("cuda"), dtype).values()
                 self.assertEqual(switches.get("nccl_ctas", 0), c.td_ddp_nccl_ctas(dtype))
 

@@ -29,8 +29,8 @@ LAPTOP = dict(size="laptop", d_model=256, d_ff=1024, layers=4, heads=4, vocab=20
 LAPTOP_MB = (1, 4, 25)
 XL_WAYS = (  # dtype, optimizer, sizes of buckets
     ("f32", "adamw", (1, 10, 25, 100, 1000)),
-    ("bf16", "sgd", (25, 200)),
-    ("bf16_mixed", "adamw", (25, 200)),
+    ("bf16", "sgd", (25, 100, 200)),
+    ("bf16_mixed", "adamw", (25, 100, 200)),
 )
 XL_BYTES = 45 * 2**30
 USUAL_MB = {"cpu": 4, "f32": 25, "bf16": 200, "bf16_mixed": 200}  # the program's, but on a laptop

@@ -51,9 +51,10 @@ def report(page, records):
         page.text(words)
     if on_gpu(times) and len(frame):
         page.text(
-            "PyTorch's steps are queued, but for a captured one, and wait for this host where their kernels are short, "
-            "as in 16 bits: on another host they take another time. C's are captured."
+            "C's steps are captured, PyTorch's queued, but for `torch_ddp_graph`. Queued steps wait for their host "
+            "where kernels are short: those that 16 bits do not shorten say more of this host than of the GPUs."
         )
+        page.text(told_words(times))
     page.question(TAKES)
     first = [r for strategy in STRATEGIES for r in alike(runs, runs[0], strategy)] if runs else []
     page.table(pd.DataFrame([taken(r, links) for r in first]), "communication")
@@ -92,9 +93,7 @@ def report(page, records):
     )
     graphs = (
         " On GPUs the steps of the first two series are captured as graphs, in which nothing is watched; those of "
-        "`tail`, `collectives` and `beside` are queued, so that `slowed` is of both kinds. "
-        "For gradients of 16 bits C tells NCCL to take at least 40 multiprocessors (`td_ddp_nccl_ctas`, in builds that "
-        "have it); PyTorch, and the fit below, take NCCL's own choice."
+        "`tail`, `collectives` and `beside` are queued, so that `slowed` is of both kinds."
     )
     page.method(
         "What communication takes is measured by C's own benchmark in three series of steps, in the mean of the "
@@ -348,8 +347,27 @@ def report_floor(page, runs, links):
 # ---- words ----
 
 
+def told_words(times):
+    """What NCCL was told of its multiprocessors, where records say it."""
+    told = {
+        r["case"]["dtype"]: r["config"]["nccl_ctas"]
+        for r in times.records
+        if "nccl_ctas" in r.get("config", {})
+    }
+    if not told:
+        return (
+            "Records do not say whether C told NCCL how many multiprocessors to take: builds with `td_ddp_nccl_ctas` "
+            "ask for at least 40 for gradients of 16 bits. PyTorch leaves it to NCCL, as the fit below does."
+        )
+    words = ", ".join(f"{count} in {dtype}" for dtype, count in told.items())
+    return (
+        f"C tells NCCL to take at least so many multiprocessors: {words} (`td_ddp_nccl_ctas`); PyTorch leaves it to "
+        "NCCL, as the fit below does."
+    )
+
+
 def order_words(runs):
-    """How strategies stand to each other, by each way of the first side; and what they send, by the first."""
+    """How strategies stand to each other, and what they send: a paragraph for each way of the first side."""
     said = []
     for first in firsts(runs):
         best = {

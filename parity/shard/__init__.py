@@ -25,6 +25,7 @@ DELIVERABLES = {
     "optimizer_state_sharding_accounting": "What it takes, and what it spares",
 }
 IMPL = "torch_zero"
+FUSED = {"fused": True}  # its AdamW
 KINDS = ("tensors", "flat")
 STATES = ("whole", *KINDS)
 ACCOUNTING = "optimizer_state_sharding_accounting"
@@ -84,8 +85,10 @@ def memory_cases(profile, device):
                 )
                 how = dict(seconds=20.0 if device == "cuda" else ranks, in_turn=device == "cuda")
                 # What a step's operations find there: graphs have memory of CUDA's own.
-                impl = "torch_ddp" if shard == "whole" else IMPL
-                config = configs(torch.device(device), impl, dtype, queued=True)
+                whole = shard == "whole"
+                config = configs(torch.device(device), "torch_ddp" if whole else IMPL, dtype, queued=True)
+                if not whole:
+                    config[IMPL] |= FUSED
                 yield Case(
                     ACCOUNTING, needs_bytes=XL_BYTES if device == "cuda" else 0, config=config, **keys, **how
                 )
@@ -99,7 +102,8 @@ def xl_size():
 
 
 def configs_of(device, dtype="f32"):
-    return configs(torch.device(device), IMPL, dtype)
+    found = configs(torch.device(device), IMPL, dtype)
+    return found | {IMPL: found[IMPL] | FUSED}
 
 
 def ways(shard, mb):
@@ -117,8 +121,8 @@ def run(case, draw, c):
     return judged_step(case, draw, c, IMPL, {"update.*": within(rel_l2=UPDATES_WITHIN)}, zero_of)
 
 
-def zero_of(_case, parameters):
-    return ref.adamw(parameters, **torch_options())
+def zero_of(_case, parameters, fused):
+    return ref.adamw(parameters, fused=fused, **torch_options())
 
 
 # ---- the course's toy models ----

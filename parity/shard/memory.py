@@ -111,7 +111,7 @@ def optimizer_of(case):
     """PyTorch's, where state is split; None: the one that it has by itself."""
     if case.shard == "whole":
         return None
-    return lambda _case, parameters: ref.adamw(parameters, **torch_options())
+    return lambda _case, parameters, fused: ref.adamw(parameters, fused=fused, **torch_options())
 
 
 def parts_of(trainer):

@@ -16,6 +16,7 @@ WHERE = "Where does a rank's memory go, at three points of a step?"
 SENT = "How does what is sent differ from ZeRO-1?"
 STATES = ("whole", "tensors", "flat")
 UNSPLIT = "`c_nccl_whole`: all ranks have and update everything, with gradients reduced in the same buckets. "
+UNFUSED = "In some of these steps `torch_zero` has an AdamW that is not fused. "
 WORDS = {"made": "made", "before_update": "before the update", "after_update": "after it"}
 
 
@@ -50,6 +51,7 @@ def report(page, records):
         "which updates and broadcasts it, behind gradients that are reduced in buckets. `flat`: buckets are reduced "
         "and scattered, and weights gathered. "
         + (UNSPLIT if of_whole else "")
+        + (UNFUSED if is_unfused(times) else "")
         + "PyTorch's is ZeroRedundancyOptimizer behind DistributedDataParallel, with f32 gradients in bf16_mixed "
         "(`whole`: DistributedDataParallel and its own AdamW), over Gloo on the CPU and NCCL on GPUs."
     )
@@ -215,6 +217,10 @@ def proofs(errors):
         row["state of rank 0 (bytes)"] = record.get("values", {}).get("state_bytes")
         ok, of = ok + (mine and record["status"] == "ok"), of + mine
     return pd.DataFrame([rows[key] for key in sorted(rows)]), f"{ok} of {of} results hold" if of else ""
+
+
+def is_unfused(times):
+    return any(not record.get("config", {}).get("fused") for record in times.only(impl="torch_zero").records)
 
 
 def by_kind(times):

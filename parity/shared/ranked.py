@@ -18,7 +18,7 @@ from ref import transformer
 BACKENDS = {"cuda": ("nccl",), "cpu": ("mpi", "gloo")}
 ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
 SGD_LR = 0.1
-NCCL_CTAS = 40  # td_ddp_nccl_ctas of 16 bits
+NARROW, NCCL_CTAS = ("bf16", "f16", "bf16_mixed"), 40  # gradients of 16 bits; td_ddp_nccl_ctas of these
 EAGER_BEFORE_CAPTURE = 11  # steps: DistributedDataParallel times its first ten
 
 
@@ -32,7 +32,7 @@ def switches_of(device, dtype="f32", queued=False):
     without options, or with --queued."""
     gpu = device.type == "cuda"
     how = c_switches(graph=gpu and not queued, keep="all", gradients="transient", update="along")
-    if gpu and dtype != "f32":
+    if gpu and dtype in NARROW:
         how["nccl_ctas"] = NCCL_CTAS
     return dict.fromkeys(sides_of(device), how)
 
@@ -117,11 +117,21 @@ class RankTrainer:
 class TorchTrainer:
     """PyTorch's model of this rank: the assignment's strategies, and `bucketed` by DistributedDataParallel. `compiled`:
     block by block, with its own fused attention; `compressed`: gradients are sent in bf16; `captured`: once capture()
-    was called steps are replays of a graph, of the batch that it was called with."""
+    was called steps are replays of a graph, of the batch that it was called with; `fused`: its AdamW is."""
 
-    def __init__(self, case, state, device, optimizer=None, compiled=False, compressed=False, captured=False):
+    def __init__(
+        self,
+        case,
+        state,
+        device,
+        optimizer=None,
+        compiled=False,
+        compressed=False,
+        captured=False,
+        fused=True,
+    ):
         self.case, self.state, self.device, self.optimizer_of = case, state, device, optimizer or optimizer_of
-        self.compiled, self.compressed, self.captured = compiled, compressed, captured
+        self.compiled, self.compressed, self.captured, self.fused = compiled, compressed, captured, fused
         self.stream = torch.cuda.Stream() if captured else None
         self.graph = None
         self.loss = (
@@ -147,7 +157,7 @@ class TorchTrainer:
         )
         if self.compressed:
             self.parallel.compress()
-        self.optimizer = self.optimizer_of(self.case, self.parallel.parameters)
+        self.optimizer = self.optimizer_of(self.case, self.parallel.parameters, self.fused)
         for group in self.optimizer.param_groups if self.captured else ():
             group["capturable"] = True
         return self
@@ -166,10 +176,9 @@ class TorchTrainer:
 
     def close(self):
         if self.graph:
-            self.graph.reset()  # NCCL waits for graphs that have its calls,
-            dist.all_reduce(
-                torch.zeros(1, device=self.device)
-            )  # and lets go of their memory in its next call
+            # NCCL waits for graphs that have its calls, and lets go of their memory in its next call.
+            self.graph.reset()
+            dist.all_reduce(torch.zeros(1, device=self.device))
         if self.parallel:
             self.parallel.close()
         self.graph = self.parallel = self.optimizer = None
@@ -203,10 +212,10 @@ def torch_options():
     )
 
 
-def optimizer_of(case, parameters):
+def optimizer_of(case, parameters, fused=True):
     if case.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=SGD_LR)
-    return torch.optim.AdamW(parameters, fused=True, **torch_options())
+    return torch.optim.AdamW(parameters, fused=fused, **torch_options())
 
 
 # ---- one process ----
