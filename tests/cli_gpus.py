@@ -41,10 +41,12 @@ class OnGpus(cli_ranks.Steps):
             done = self.finish(self.start(2, "ddp", *words, "--json", str(self.json)))
             self.assertEqual([(status, err) for status, _, err in done], [(0, "")] * 2)
         records = self.records()
-        self.assertEqual([record["case"]["bucket_mb"] for record in records], [25, 200, 200])
+        self.assertEqual([record["case"]["bucket_mb"] for record in records], [25, 100, 100])
         # NCCL is told where NVLink joins the GPUs.
         told = [record.get("nccl_ctas") for record in records]
-        self.assertIn(told, ([None, 40, 8], [None, None, None]))
+        self.assertIn(told, ([None, 24, 8], [None, None, None]))
+        windows = [record.get("windows") for record in records]
+        self.assertIn(windows, ([1, 1, 1], [None, None, None]))
 
     def test_a_captured_step_computes_what_a_queued_one_does(self):
         for command in (["ddp"], ["shard"], ["shard", "--kind", "tensors"]):

@@ -25,6 +25,35 @@ enum { TYPES = 5, REDUCTIONS = 3 };
 
 /* ---- the device's memory ---- */
 
+/* One block for all of a case, of which calls take one part behind the other; NULL: each part is a block. */
+static char *pool;
+static size_t pool_used;
+static int pool_parts;
+enum { POOL = 48 << 20 };
+
+static void *take(size_t bytes)
+{
+    void *block = NULL;
+
+    if (!pool) {
+        td_assert_ok(td_device_alloc(dev, bytes, &block));
+        return block;
+    }
+    block = pool + pool_used;
+    pool_used += (bytes + 255) / 256 * 256;
+    pool_parts++;
+    assert_true(pool_used <= POOL);
+    return block;
+}
+
+static void drop(void *block)
+{
+    if (!pool)
+        td_assert_ok(td_device_free(dev, block));
+    else if (--pool_parts == 0)
+        pool_used = 0;
+}
+
 /* A copy there of host memory, which on a CPU is that memory itself; back takes what has become of it. */
 static void *there(const void *host, size_t bytes)
 {
@@ -32,7 +61,7 @@ static void *there(const void *host, size_t bytes)
 
     if (td_device_kind_of(dev) == TD_DEVICE_CPU)
         return (void *)host;
-    td_assert_ok(td_device_alloc(dev, bytes, &block));
+    block = take(bytes);
     td_assert_ok(td_device_upload(dev, block, host, bytes));
     return block;
 }
@@ -42,7 +71,7 @@ static void back(void *host, void *block, size_t bytes)
     if (block == host)
         return;
     td_assert_ok(td_device_download(dev, host, block, bytes));
-    td_assert_ok(td_device_free(dev, block));
+    drop(block);
 }
 
 /* ---- inputs and truth ---- */
@@ -587,11 +616,50 @@ static void collectives_are_captured(void **unused)
         td_assert_ok(td_comm_all_reduce(comm, in, in, COUNT, TD_COMM_F32, TD_MAX, NULL));
     }
     td_graph_destroy(graph);
-    td_assert_ok(td_device_free(dev, in));
-    td_assert_ok(td_device_free(dev, out));
-    td_assert_ok(td_device_free(dev, root));
+    drop(in);
+    drop(out);
+    drop(root);
     free(mine);
     free(got);
+}
+
+/* ---- windows ---- */
+
+static bool is_direct(void)
+{
+    int major = 0, minor = 0;
+
+    return info.ranks > 1 && info.nccl_ctas > 0 && sscanf(info.library, "NCCL %d.%d", &major, &minor) == 2 &&
+           (major > 2 || minor >= 27);
+}
+
+static void results_in_windows_are_the_same(void **unused)
+{
+    td_comm_window *window = NULL, *second = NULL;
+    td_comm_info now;
+    void *block;
+
+    td_assert_ok(td_device_alloc(dev, POOL, &block));
+    td_assert_ok(td_comm_window_create(comm, block, POOL, &window));
+    td_assert_ok(td_comm_window_create(comm, (char *)block + 1000, 1, &second));
+    td_comm_window_destroy(second);
+    td_assert_ok(td_comm_describe(comm, &now));
+    assert_int_equal(now.windows, is_direct());
+    if (is_direct()) {
+        pool = block;
+        all_reduce_is_the_reduction_of_all(unused);
+        reduce_scatter_gives_each_rank_its_part(unused);
+        all_gather_and_broadcast_copy_bits(unused);
+        collectives_are_captured(unused);
+        assert_int_equal(pool_parts, 0);
+        pool = NULL;
+    }
+    td_assert_ok(td_device_free(dev, block));
+    td_assert_ok(td_comm_describe(comm, &now));
+    assert_int_equal(now.windows, 0);
+    td_comm_window_destroy(window);
+    td_assert_ok(td_comm_barrier(comm));
+    all_reduce_case(TD_COMM_F32, TD_SUM, 400003, true);
 }
 
 /* No host is far ahead of its GPU: what is left behind many launches is a few of them. */
@@ -644,6 +712,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_handle_orders_streams),
         cmocka_unit_test(collectives_are_captured),
         cmocka_unit_test(launches_wait_for_those_before),
+        cmocka_unit_test(results_in_windows_are_the_same),
     };
     int result;
 

@@ -214,6 +214,166 @@ static void multiprocessors_are_chosen_for_all(void **unused)
     run_ranks(choose_as_hosts, 0);
 }
 
+/* ---- windows ---- */
+
+enum { LARGE = 4 << 20 };
+
+static char *large; /* a block of LARGE */
+
+static void open_mapped(const char *folder)
+{
+    void *block;
+
+    td_stand_in_nvlink = td_stand_in_maps = true;
+    open_rank(folder, 20);
+    CHECK_OK(td_device_alloc(dev, LARGE, &block));
+    large = block;
+}
+
+static td_comm_window *window_of(const void *memory, size_t bytes)
+{
+    td_comm_window *window = NULL;
+
+    CHECK_OK(td_comm_window_create(comm, memory, bytes, &window));
+    CHECK(window);
+    return window;
+}
+
+static int windows(void)
+{
+    td_comm_info info;
+
+    CHECK_OK(td_comm_describe(comm, &info));
+    CHECK(info.windows == td_stand_in_windows);
+    return info.windows;
+}
+
+/* Whatever is inside, the block is the window, and it has one. */
+static void make_windows(const char *folder)
+{
+    void *block;
+
+    open_mapped(folder);
+    CHECK_OK(td_device_alloc(dev, LARGE, &block));
+    td_comm_window *const first = window_of(large + 1000, 100);
+    CHECK(windows() == 1 && td_stand_in_window == large);
+    td_comm_window *const second = window_of(large, LARGE);
+    CHECK(windows() == 1);
+    td_comm_window *const other = window_of(block, 1);
+    CHECK(windows() == 2 && td_stand_in_window == block);
+    td_comm_window_destroy(first);
+    CHECK(windows() == 2);
+    td_comm_window_destroy(second);
+    CHECK(windows() == 1);
+    CHECK_OK(td_comm_all_reduce(comm, in, out, COUNT, TD_COMM_F32, TD_SUM, NULL));
+
+    /* Its memory ends ahead of it, and so does the communicator. */
+    td_comm_window *const ended = window_of(large, 1);
+    CHECK(windows() == 2);
+    CHECK_OK(td_device_free(dev, large));
+    CHECK(windows() == 1);
+    CHECK_OK(td_device_alloc(dev, LARGE, &block));
+    td_comm_window *const again = window_of(block, 1);
+    CHECK(windows() == 2);
+    td_comm_window_destroy(ended);
+    td_comm_window_destroy(again);
+    CHECK(windows() == 1);
+    CHECK_OK(td_comm_close(comm));
+    CHECK(td_stand_in_windows == 0);
+    td_comm_window_destroy(other);
+    td_comm_window_destroy(NULL);
+}
+
+/* Memory that the ranks have not alike. */
+static void make_none(const char *folder)
+{
+    static char elsewhere[LARGE];
+    td_comm_window *window = (td_comm_window *)elsewhere;
+    void *small;
+
+    open_mapped(folder);
+    CHECK_OK(td_device_alloc(dev, LARGE / 4, &small));
+    const struct {
+        const char *memory;
+        size_t bytes;
+    } cases[] = {{small, 1},
+                 {large + rank, 1},
+                 {large + LARGE - 1, 2},
+                 {elsewhere, LARGE},
+                 {rank == 0 ? large : elsewhere, 1},
+                 {large, SIZE_MAX}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        td_comm_window *const nothing = window_of(cases[i].memory, cases[i].bytes);
+
+        CHECK(windows() == 0);
+        td_comm_window_destroy(nothing);
+    }
+    CHECK_OK(td_graph_begin(dev));
+    CHECK(td_comm_window_create(comm, large, 1, &window) == TD_BAD_STATE && !window);
+    td_graph *graph;
+    CHECK_OK(td_graph_end(dev, &graph));
+    td_graph_destroy(graph);
+    CHECK_OK(td_comm_close(comm));
+}
+
+static void make_where_it_cannot_be(const char *folder, bool nvlink, bool maps, bool old)
+{
+    open_mapped(folder);
+    CHECK_OK(td_comm_close(comm));
+    td_stand_in_nvlink = nvlink;
+    td_stand_in_maps = maps;
+    td_stand_in_old = old;
+    const td_comm_options options = options_of(folder, 20);
+    CHECK_OK(td_comm_open(dev, &options, &comm));
+    td_comm_window *const window = window_of(large, 1);
+    CHECK(windows() == 0);
+    CHECK_OK(td_comm_close(comm));
+    td_comm_window_destroy(window);
+}
+
+static void make_without_nvlink(const char *folder)
+{
+    make_where_it_cannot_be(folder, false, true, false);
+}
+
+static void make_without_mapping(const char *folder)
+{
+    make_where_it_cannot_be(folder, true, rank == 0, false);
+}
+
+static void make_with_an_old_library(const char *folder)
+{
+    make_where_it_cannot_be(folder, true, true, rank == 1);
+}
+
+/* One rank's library refuses, and all hear of it. */
+static void make_refused(const char *folder)
+{
+    td_comm_window *window = NULL;
+
+    open_mapped(folder);
+    td_stand_in_windows = rank == 1 ? -1 : 0;
+    const td_status status = td_comm_window_create(comm, large, 1, &window);
+    CHECK(rank == 0 ? status == TD_OK || status == TD_RANK_FAILED : status == TD_LIBRARY_ERROR && !window);
+    CHECK(rank == 0 || strstr(td_last_error(), "an error"));
+    CHECK(td_comm_barrier(comm) != TD_OK);
+    td_comm_window_destroy(window); /* what NCCL has aborted it is not asked for */
+    CHECK(td_comm_close(comm) != TD_OK);
+}
+
+static void windows_are_of_blocks_that_all_ranks_have(void **unused)
+{
+    (void)unused;
+    run_ranks(make_windows, 0);
+    run_ranks(make_none, 0);
+    run_ranks(make_without_nvlink, 0);
+    run_ranks(make_without_mapping, 0);
+    run_ranks(make_with_an_old_library, 0);
+    run_ranks(make_refused, 0);
+}
+
+/* ---- graphs ---- */
+
 static void launch_and_call(const char *folder)
 {
     open_rank(folder, 20);
@@ -373,6 +533,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_of_hosts_share_a_gpu),
         cmocka_unit_test(multiprocessors_are_chosen_for_all),
+        cmocka_unit_test(windows_are_of_blocks_that_all_ranks_have),
         cmocka_unit_test(graphs_and_calls_take_turns),
         cmocka_unit_test(launches_wait_for_those_before),
         cmocka_unit_test(a_rank_that_waits_for_its_gpu_is_not_late),

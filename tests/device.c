@@ -1,6 +1,7 @@
 #include "support/device_kit.h"
 
 #include "base/clock.h"
+#include "device/ending.h"
 #include "device/state.h"
 #include "support/compare.h"
 #include "support/draw.h"
@@ -187,6 +188,55 @@ static void empty_blocks_have_addresses_of_their_own(void **state)
     assert_true(a && b && a != b);
     td_assert_ok(td_device_free(dev, a));
     td_assert_ok(td_device_free(dev, b));
+}
+
+/* ---- a block from outside ---- */
+
+typedef struct waiting {
+    td_ending ending;
+    td_device *dev;
+    int ends;
+} waiting;
+
+/* The block is still there. */
+static void count_end(td_ending *ending)
+{
+    waiting *w = (waiting *)ending;
+    void *block = NULL;
+    size_t bytes = 0;
+
+    w->ends++;
+    memset((void *)ending->block, 1, 100);
+    td_device_forget_end(w->dev, ending); /* of one that has come it is no more than asked */
+    assert_false(td_device_block_around(w->dev, ending->block, 1, &block, &bytes));
+}
+
+static void the_end_of_a_block_is_told_to_those_who_wait(void **state)
+{
+    td_device *dev = *state;
+    void *blocks[2], *found = NULL;
+    size_t bytes = 0;
+
+    for (int i = 0; i < 2; i++)
+        td_assert_ok(td_device_alloc(dev, 1000, &blocks[i]));
+    char *const first = blocks[0];
+    assert_true(td_device_block_around(dev, first + 10, 990, &found, &bytes));
+    assert_true(found == first && bytes == 1000);
+    assert_true(td_device_block_around(dev, first + 1000, 0, &found, &bytes));
+    assert_false(td_device_block_around(dev, first + 10, 991, &found, &bytes));
+    assert_false(td_device_block_around(dev, first + 10, SIZE_MAX, &found, &bytes));
+    assert_false(td_device_block_around(dev, &bytes, 1, &found, &bytes));
+
+    waiting all[4];
+    for (int i = 0; i < 4; i++) {
+        all[i] = (waiting){{blocks[i / 3], count_end, NULL}, dev, 0};
+        td_device_await_end(dev, &all[i].ending);
+    }
+    td_device_forget_end(dev, &all[1].ending);
+    td_assert_ok(td_device_free(dev, blocks[0]));
+    assert_true(all[0].ends == 1 && all[1].ends == 0 && all[2].ends == 1 && all[3].ends == 0);
+    td_assert_ok(td_device_free(dev, blocks[1]));
+    assert_true(all[0].ends == 1 && all[3].ends == 1);
 }
 
 static void the_peak_is_the_largest_since_the_reset(void **state)
@@ -606,6 +656,7 @@ int main(void)
         cmocka_unit_test(open_undoes_itself_at_every_allocation),
         WITH_CPU(blocks_are_aligned_and_counted),
         WITH_CPU(empty_blocks_have_addresses_of_their_own),
+        WITH_CPU(the_end_of_a_block_is_told_to_those_who_wait),
         WITH_CPU(the_peak_is_the_largest_since_the_reset),
         WITH_CPU(only_live_blocks_of_the_device_are_freed),
         WITH_CPU(any_order_of_allocs_and_frees_keeps_the_account),

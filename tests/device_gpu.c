@@ -53,6 +53,37 @@ static void bytes_travel_and_come_back(void **state)
     td_gpu_free(gpu, copy);
 }
 
+/* From 2 MiB on a block is mapped. Twelve times most of the memory: none stays behind. */
+static void blocks_of_any_size_come_and_go(void **state)
+{
+    static const size_t sizes[] = {1, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, (6 << 20) + 5};
+    enum { SIZES = sizeof sizes / sizeof *sizes, TIMES = 12 };
+    void *blocks[SIZES], *most;
+    size_t free_bytes, all_bytes;
+
+    (void)state;
+    for (int i = 0; i < SIZES; i++) {
+        td_assert_ok(td_device_alloc(gpu, sizes[i], &blocks[i]));
+        assert_int_equal((uintptr_t)blocks[i] % 256, 0);
+        td_assert_ok(td_device_fill(gpu, blocks[i], i + 1, sizes[i]));
+    }
+    for (int i = 0; i < SIZES; i++) {
+        unsigned char *got = malloc(sizes[i]);
+
+        td_assert_ok(td_device_download(gpu, got, blocks[i], sizes[i]));
+        for (size_t b = 0; b < sizes[i]; b++)
+            assert_int_equal(got[b], i + 1);
+        free(got);
+        td_assert_ok(td_device_free(gpu, blocks[i]));
+    }
+    assert_int_equal(cudaMemGetInfo(&free_bytes, &all_bytes), cudaSuccess);
+    for (int i = 0; i < TIMES; i++) {
+        td_assert_ok(td_device_alloc(gpu, free_bytes / 5 * 4, &most));
+        td_assert_ok(td_device_fill(gpu, most, 0, free_bytes / 5 * 4));
+        td_assert_ok(td_device_free(gpu, most));
+    }
+}
+
 static void what_does_not_fit_is_refused_and_the_rest_goes_on(void **state)
 {
     td_memory_stats before, after;
@@ -191,6 +222,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_index_beyond_the_machine_is_refused),
         cmocka_unit_test(bytes_travel_and_come_back),
+        cmocka_unit_test(blocks_of_any_size_come_and_go),
         cmocka_unit_test(what_does_not_fit_is_refused_and_the_rest_goes_on),
         cmocka_unit_test(a_stream_waits_for_the_event_of_another),
         cmocka_unit_test(a_graph_replays_what_was_captured),

@@ -137,6 +137,32 @@ API(td_comm_close)
     return td_comm_close(NULL);
 }
 
+/* Of one rank a window is of nothing, whatever the memory. */
+API(td_comm_window_create)
+{
+    td_comm *comm = make_comm();
+    size_t bytes = 1 + (size_t)td_fuzz_below(100);
+    const void *memory = in("memory", bytes);
+    td_comm_window *made = (td_comm_window *)&bytes, **to = pointer("out", &made);
+
+    if (wrong()) {
+        bytes = 0;
+        impossible(TD_BAD_ARGUMENT, "bytes");
+    }
+    const td_status status = td_comm_window_create(comm, memory, bytes, to);
+    if (to && status != TD_OK)
+        assert_null(made);
+    if (to && status == TD_OK)
+        td_comm_window_destroy(made);
+    return comm_done(status);
+}
+
+API(td_comm_window_destroy)
+{
+    td_comm_window_destroy(NULL);
+    return TD_OK;
+}
+
 API(td_comm_watch)
 {
     static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX};

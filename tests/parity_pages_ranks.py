@@ -13,6 +13,8 @@ from parity.ddp.page import (
     by_strategy,
     compiled_words,
     fit_words,
+    link_of,
+    links_of,
     order_words,
     predictions,
     report_overlap,
@@ -46,7 +48,7 @@ class DataParallel(unittest.TestCase):
         self.assertEqual(fitted({"bytes": [10**6, 10**7], "ms": [0.5, 10.0]})[0], 0.0)
 
     def test_model_and_floor_of_a_way_are_its_own(self):
-        links = {"c_nccl": {"bytes": [10**5, 10**6, 10**7], "ms": [0.15, 1.05, 10.05]}}
+        links = {("c_nccl", False): {"bytes": [10**5, 10**6, 10**7], "ms": [0.15, 1.05, 10.05]}}
         runs = []
         for dtype, times in (("f32", 1.0), ("bf16_mixed", 2.0)):
             for strategy, more in (("naive", {}), ("bucketed", {"bucket_mb": 5})):
@@ -90,9 +92,23 @@ class DataParallel(unittest.TestCase):
 
     def test_what_nccl_was_told_is_said_by_records(self):
         case = dict(dtype="bf16")
-        told = told_words(Records([{"case": case, "config": {"nccl_ctas": 24}}, {"case": case}]))
+        told = told_words(Records([{"case": case, "config": {"nccl_ctas": 24}}, {"case": case}]), [])
         self.assertIn("multiprocessors: 24 in bf16 (", told)
-        self.assertIn("Records do not say", told_words(Records([{"case": case, "config": {"graph": True}}])))
+        self.assertNotIn("windows", told)
+        unsaid = Records([{"case": case, "config": {"graph": True}}])
+        self.assertIn("Records do not say", told_words(unsaid, []))
+        self.assertIn("lie in windows", told_words(unsaid, [{"values": {"windows": 1}}]))
+
+    def test_steps_are_held_to_the_fit_of_their_bits(self):
+        f32, narrow = ({"bytes": [10**6], "ms": [ms]} for ms in (2.0, 1.0))
+        fits = [{"impl": "c", "case": {}, "series": f32}, {"impl": "c", "case": {}, "status": "failed"}]
+        links = links_of(fits)
+        record = {"impl": "c", "case": {"dtype": "bf16_mixed"}}
+        self.assertIs(link_of(links, record), f32)
+        links = links_of([*fits, {"impl": "c", "case": {"dtype": "bf16"}, "series": narrow}])
+        self.assertIs(link_of(links, record), narrow)
+        self.assertIs(link_of(links, {"impl": "c", "case": {"dtype": "f32"}}), f32)
+        self.assertIsNone(link_of(links, {"impl": "d", "case": {"dtype": "f32"}}))
 
     def test_strategies_are_ranked_by_each_way(self):
         values = dict(step=1.0, exposed=0.5, collectives=2.0, beside=1.0, calls=3)

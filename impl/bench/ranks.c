@@ -323,8 +323,11 @@ static td_status take_spans(run *r, int64_t step)
     const td_comm_span *spans;
     td_status status = TD_OK;
     int64_t count, all = 0, beside = 0, last = end;
+    td_comm_info now;
 
     TD_TRY(td_comm_watched(r->comm, &spans, &count));
+    TD_TRY(td_comm_describe(r->comm, &now));
+    r->rank.windows = now.windows;
     r->rank.calls = count;
     r->rank.bytes = 0;
     for (int64_t i = 0; i < count; i++) {

@@ -72,6 +72,7 @@ typedef struct td_bench_rank {
     td_stats tail;                   /* ms */
     double exposed_ms;               /* step's median less silent's */
     int64_t calls, bytes;            /* of a step's collectives */
+    int64_t windows;                 /* blocks that they go from GPU to GPU of: td_comm_window_create */
     double first_loss, last_loss;    /* of the steps with communication that are timed, warm-up included */
     size_t current[TD_BENCH_POINTS]; /* at each point */
     size_t peak[TD_BENCH_POINTS];    /* up to it, since the one before */

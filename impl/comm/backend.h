@@ -5,6 +5,7 @@
 
 #include "comm/comm.h"
 #include "comm/control.h"
+#include "device/ending.h"
 
 enum { TD_WORK_MOST = 1024 };
 
@@ -56,6 +57,11 @@ typedef struct td_comm_backend_table {
     td_status (*watch)(td_comm *comm, int64_t capacity);
     /** The times of the first `count` spans; none is on its way. NULL as above. */
     td_status (*watched)(td_comm *comm, td_comm_span *spans, int64_t count);
+    /** Whether a block of so many bytes can become a window. NULL: none can; the two that follow are, too. */
+    bool (*window_fits)(td_comm *comm, size_t bytes);
+    /** All ranks make a window of such a block; *native NULL: the library would not. */
+    td_status (*window_open)(td_comm *comm, void *block, size_t bytes, void **native);
+    void (*window_close)(td_comm *comm, void *native);
     /** A fault was met; called by any thread, once. NULL: nothing to do. */
     void (*fault)(td_comm *comm);
     /** Once all ranks have come to the close: waits for what is on its way. NULL: close does. */
@@ -63,6 +69,14 @@ typedef struct td_comm_backend_table {
     /** Ends it. Not orderly: without the other ranks. Also after a failure of open. */
     void (*close)(td_comm *comm, bool orderly);
 } td_comm_backend_table;
+
+struct td_comm_window {
+    td_ending ending; /* of its block; whose block is NULL: there is none, or no longer */
+    td_comm *comm;
+    void *native;          /* the library's; NULL: it has none */
+    int64_t number, users; /* 0 users: whoever made it has it alone, of nothing */
+    td_comm_window *next;
+};
 
 struct td_comm {
     td_device *dev;
@@ -84,6 +98,8 @@ struct td_comm {
     td_comm_graph *graph; /* the one that was captured last; NULL: it is gone */
     td_work *works;       /* [TD_WORK_MOST] */
     td_work *free_works;
+    td_comm_window *windows;       /* of blocks, the newest first */
+    int64_t window_count;          /* that were ever made */
     td_comm_span *spans;           /* [span_room] */
     int64_t span_room, span_count; /* of span_count beyond the room nothing is known */
 };
@@ -93,6 +109,9 @@ extern const td_comm_backend_table td_comm_backend_nccl; /* where TANDEM_HAVE_NC
 
 /** Which GPU it is: "GPU 0000:0f:00.0", and " of host NAME" where NCCL is told a host, which may be NULL. */
 td_status td_comm_nccl_device(td_device *dev, const char *host, char out[TD_MEET_HOST]);
+
+/** Ends the windows that are left; those who have them destroy them later. */
+void td_comm_windows_end(td_comm *comm);
 
 /** The number of the call's span; -1: it is not watched. */
 int64_t td_comm_begin_span(td_comm *comm, const td_signature *call);

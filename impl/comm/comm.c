@@ -192,6 +192,7 @@ static void comm_free(td_comm *comm, bool orderly)
 {
     if (!comm)
         return;
+    td_comm_windows_end(comm);
     if (comm->backend)
         comm->backend->close(comm, orderly);
     td_control_close(comm->control);
@@ -324,6 +325,8 @@ td_status td_comm_describe(const td_comm *comm, td_comm_info *out)
                           .local_ranks = 1,
                           .hosts = 1,
                           .nccl_ctas = comm->nccl_ctas};
+    for (const td_comm_window *window = comm->windows; window; window = window->next)
+        out->windows += window->native != NULL;
     snprintf(out->library, sizeof out->library, "%s", comm->library);
     if (!comm->control)
         goto cleanup;

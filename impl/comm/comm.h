@@ -54,9 +54,9 @@ TD_API size_t td_comm_type_size(td_comm_type type);
  * to the type. That of i64 is the sum divided by ranks, rounded towards zero. A library's own average, as
  * NCCL's, multiplies first, by a factor rounded to the type: in bf16 among 6 ranks 0.2 % too much.
  *
- * Sums of f16 and bf16 are rounded to the type at every addition, on the way from rank to rank. The order of
- * additions is the library's; it depends on the count and on the number of ranks alone. All ranks get the
- * same bits. Where a NaN meets a number, max gives either. */
+ * Sums of f16 and bf16 are rounded to the type at every addition, on the way from rank to rank, but once in
+ * windows (below). The order of additions is the library's; it depends on the count and on the number of
+ * ranks alone. All ranks get the same bits. Where a NaN meets a number, max gives either. */
 typedef enum td_reduction { TD_SUM = 0, TD_AVERAGE, TD_MAX } td_reduction;
 
 /** How the ranks find each other:
@@ -126,6 +126,7 @@ typedef struct td_comm_info {
     int32_t hosts;
     char library[96];  /* "Open MPI 4.1.4", "NCCL 2.28.9"; "" among one rank */
     int32_t nccl_ctas; /* that NCCL was told to take at the least; 0: it was told nothing */
+    int32_t windows;   /* blocks of memory that ranks' GPUs reach directly: td_comm_window_create */
 } td_comm_info;
 
 TD_API td_status td_comm_describe(const td_comm *comm, td_comm_info *out);
@@ -193,6 +194,33 @@ TD_API td_status td_comm_barrier(td_comm *comm);
  * A collective: every rank calls it, with the same bytes, 1 to 32768. TD_BAD_ARGUMENT: a NULL, bytes out of
  * range. TD_RANK_FAILED. TD_NO_MEMORY. */
 TD_API td_status td_comm_exchange(td_comm *comm, const void *mine, size_t bytes, void *all);
+
+/* ---- memory that they reach directly ---- */
+
+/** Memory whose collectives go straight from GPU to GPU. */
+typedef struct td_comm_window td_comm_window;
+
+/** Lets NCCL read and write memory of the other ranks where it lies: by NVLink, without copies in between.
+ * Its all-reduce, reduce-scatter and all-gather then take far fewer multiprocessors. Sums of 16 bits are
+ * added up in f32 and rounded once.
+ *
+ *   memory  [bytes]  of comm's device; the whole block of td_device_alloc around it becomes the window
+ *
+ * A collective: every rank calls it. It is for calls whose in and out lie in windows, on each rank at the
+ * same place of the same one. Where that cannot be, *out is a window that changes nothing: on the CPU, of one
+ * rank, without NVLink between the GPUs of one host, with NCCL before 2.27, for memory that is no part of a
+ * block of td_device_alloc of 2 MiB or more, or that lies elsewhere in its block on another rank.
+ * td_comm_describe counts those that do.
+ *
+ * A window changes nothing either once its block is freed, or the communicator closed.
+ *
+ * TD_BAD_ARGUMENT: a NULL, no bytes. TD_BAD_STATE: a graph is captured. TD_RANK_FAILED, TD_LIBRARY_ERROR,
+ * TD_NO_MEMORY. *out is then NULL. */
+TD_API td_status td_comm_window_create(td_comm *comm, const void *memory, size_t bytes, td_comm_window **out);
+
+/** Once no collective with the memory is on its way; the other ranks need not do it. Of windows of one block
+ * the last to go ends it. Accepts NULL. */
+TD_API void td_comm_window_destroy(td_comm_window *window);
 
 /* ---- when they ran ---- */
 

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "comm/backend.h"
 #include "comm/thread.h"
+#include "device/cuda_memory.h"
 #include "kernels/scale.h"
 
 #include <dlfcn.h>
@@ -42,12 +43,20 @@ enum { LAUNCHES = 2 };
 #define DECLARE(name) __typeof__(&nccl##name) name;
 typedef struct library {
     EACH_FUNCTION(DECLARE)
+    /* As of 2.27, whose header need not be there; NULL: the library is older. */
+    ncclResult_t (*CommWindowRegister)(ncclComm_t comm, void *block, size_t bytes, void **window, int flags);
+    ncclResult_t (*CommWindowDeregister)(ncclComm_t comm, void *window);
 } library;
+
+enum {
+    WINDOW_SYMMETRIC = 1
+}; /* NCCL_WIN_COLL_SYMMETRIC: ranks have the memory in the same place of a block */
 
 /** What rank 0 chooses for all. */
 typedef struct choice {
     ncclUniqueId id;
-    int ctas; /* multiprocessors at the least; 0: NCCL's choice */
+    int ctas;    /* multiprocessors at the least; 0: NCCL's choice */
+    bool direct; /* by NVLink, within a host */
 } choice;
 
 typedef struct nccl {
@@ -86,6 +95,8 @@ static td_status load_library(library *out)
     if (!out->function)                                                                                      \
         return td_fail(TD_LIBRARY_ERROR, "libnccl.so.2 has no nccl" #function);
     EACH_FUNCTION(LOAD)
+    *(void **)&out->CommWindowRegister = dlsym(loaded, "ncclCommWindowRegister");
+    *(void **)&out->CommWindowDeregister = dlsym(loaded, "ncclCommWindowDeregister");
     return TD_OK;
 }
 
@@ -181,7 +192,9 @@ static td_status start_nccl(td_comm *comm, nccl *n, int64_t deadline_ns)
         if (result != ncclSuccess)
             return td_fail(TD_LIBRARY_ERROR, "making an id: %s", explain(n, result, text));
         /* Between hosts, and between ranks that share a GPU, NCCL sends by the network. */
-        if (td_control_hosts(comm->control) == 1 && !comm->options.nccl_host && has_nvlink(n->index))
+        n->choice.direct =
+            td_control_hosts(comm->control) == 1 && !comm->options.nccl_host && has_nvlink(n->index);
+        if (n->choice.direct)
             n->choice.ctas = comm->options.nccl_ctas;
         TD_TRY(td_control_put(comm->control, "nccl", &n->choice, sizeof n->choice));
     } else {
@@ -552,6 +565,52 @@ static bool is_busy(const nccl *n)
     return queued || (n->launch_count > 0 && !is_done(n->launches[(n->launch_count - 1) % LAUNCHES]));
 }
 
+/* ---- windows ---- */
+
+static bool window_fits(td_comm *comm, size_t bytes)
+{
+    const nccl *n = comm->state;
+
+    return n->choice.direct && n->nc.CommWindowRegister && n->nc.CommWindowDeregister && n->cuda->maps &&
+           bytes >= TD_CUDA_MAPPED_LEAST;
+}
+
+/** What can block in NCCL is that another rank dies, which an abort ends. */
+static td_status window_open(td_comm *comm, void *block, size_t bytes, void **native)
+{
+    nccl *n = comm->state;
+    ncclResult_t result = ncclSuccess;
+    char text[256];
+    td_status status = td_cuda_status(td_cuda_enter(n->cuda), "making the GPU current");
+
+    if (status == TD_OK && take_nccl(comm)) {
+        result = n->nc.CommWindowRegister(n->comm, block, bytes, native, WINDOW_SYMMETRIC);
+        pthread_mutex_unlock(&n->calls);
+    }
+    td_cuda_leave(n->cuda);
+    if (status == TD_OK)
+        status =
+            td_control_status(comm->control, NULL); /* of a rank that died, NCCL only says that it broke */
+    if (status == TD_OK && result != ncclSuccess) {
+        td_control_fault(comm->control, NULL, "rank %d: making a window: %s", n->rank,
+                         explain(n, result, text));
+        status = td_fail(TD_LIBRARY_ERROR, "rank %d of %d: making a window: %s", n->rank, n->ranks, text);
+    }
+    return status;
+}
+
+/** After a fault the abort has ended it. */
+static void window_close(td_comm *comm, void *native)
+{
+    nccl *n = comm->state;
+
+    if (td_cuda_enter(n->cuda) == cudaSuccess && take_nccl(comm)) {
+        (void)n->nc.CommWindowDeregister(n->comm, native);
+        pthread_mutex_unlock(&n->calls);
+    }
+    td_cuda_leave(n->cuda);
+}
+
 /* ---- when calls ran ---- */
 
 static td_status make_marks(nccl *n, int64_t count)
@@ -729,6 +788,9 @@ const td_comm_backend_table td_comm_backend_nccl = {.open = open_backend,
                                                     .test = test,
                                                     .watch = watch,
                                                     .watched = watched,
+                                                    .window_fits = window_fits,
+                                                    .window_open = window_open,
+                                                    .window_close = window_close,
                                                     .fault = fault,
                                                     .finish = finish,
                                                     .close = close_backend};

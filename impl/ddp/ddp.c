@@ -42,7 +42,7 @@ cleanup:
 
 int32_t td_ddp_nccl_ctas(td_dtype grad_dtype)
 {
-    return td_dtype_size(grad_dtype) == 2 ? 40 : 0;
+    return td_dtype_size(grad_dtype) == 2 ? 24 : 0;
 }
 
 /* ---- creation ---- */
@@ -203,6 +203,23 @@ cleanup:
     return status;
 }
 
+/** Gradients that lie together can go from GPU to GPU directly. */
+static td_status make_window(td_ddp *ddp)
+{
+    uintptr_t begin = UINTPTR_MAX, end = 0;
+
+    for (int64_t i = 0; i < ddp->buckets.run_count; i++) {
+        const td_ddp_run *run = &ddp->buckets.runs[i];
+        const uintptr_t at = (uintptr_t)run->at,
+                        behind = at + (size_t)run->count * td_dtype_size((td_dtype)run->dtype);
+
+        begin = at < begin ? at : begin;
+        end = behind > end ? behind : end;
+    }
+    return begin < end ? td_comm_window_create(ddp->comm, (const void *)begin, end - begin, &ddp->window)
+                       : TD_OK;
+}
+
 static td_status make(td_ddp *ddp, const td_ddp_config *config, int64_t members)
 {
     td_status status = TD_OK;
@@ -229,6 +246,7 @@ static td_status make(td_ddp *ddp, const td_ddp_config *config, int64_t members)
     TD_TRY(td_ddp_touching(&ddp->config, ddp->buckets.next));
     TD_TRY(td_ddp_agree_touching(ddp->comm, config->count, ddp->buckets.next, ddp->buckets.previous));
     td_ddp_buckets_fill(&ddp->buckets, &ddp->config, ddp->buckets.order);
+    TD_TRY(make_window(ddp));
     TD_TRY(td_ddp_spread(ddp->comm, config->count, ddp->tensors));
 cleanup:
     return status;
@@ -269,6 +287,7 @@ void td_ddp_destroy(td_ddp *ddp)
         (void)td_ddp_settle(ddp);
     for (int64_t i = 0; ddp->states && i < ddp->config.count; i++)
         free(ddp->states[i].name);
+    td_comm_window_destroy(ddp->window);
     td_event_destroy(ddp->reduced);
     td_stream_destroy(ddp->side);
     (void)td_device_free(ddp->dev, ddp->block); /* NULL or a live block of dev, which free accepts */

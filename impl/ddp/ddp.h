@@ -29,9 +29,9 @@ TD_API const char *td_ddp_strategy_name(td_ddp_strategy strategy);
 TD_API td_status td_ddp_strategy_parse(const char *name, td_ddp_strategy *out);
 
 /** What td_comm_options.nccl_ctas is best for a model whose gradients of this type are sent beside its
- * backward pass: 40 for 16 bits, where steps wait for the collectives, and else 0: what NCCL takes beyond its
- * own 24, products of f32 lose. By steps of xl (d_model 1600, 256 tokens) on two H200s with NVLink and NCCL
- * 2.28. */
+ * backward pass: 24 for 16 bits, where steps wait for the collectives, and else 0: of the 7 that NCCL takes
+ * by itself, where it goes from GPU to GPU directly, products of f32 lose least. By steps of xl (d_model
+ * 1600, 256 tokens) on two H100s with NVLink and NCCL 2.28. */
 TD_API int32_t td_ddp_nccl_ctas(td_dtype grad_dtype);
 
 /* ---- any list of tensors ---- */

@@ -70,6 +70,19 @@ bool td_blocks_remove(td_blocks *blocks, const void *address, size_t *bytes)
     return true;
 }
 
+const td_block *td_blocks_around(const td_blocks *blocks, const void *at, size_t bytes)
+{
+    for (size_t i = 0; i < blocks->capacity; i++) {
+        const td_block *const block = &blocks->slots[i];
+        const uintptr_t before = (uintptr_t)at - (uintptr_t)block->address;
+
+        if (block->address && (uintptr_t)at >= (uintptr_t)block->address && before <= block->bytes &&
+            bytes <= block->bytes - before)
+            return block;
+    }
+    return NULL;
+}
+
 void td_blocks_deinit(td_blocks *blocks)
 {
     free(blocks->slots);

@@ -25,6 +25,9 @@ void td_blocks_add(td_blocks *blocks, void *address, size_t bytes);
 /** Takes the block at exactly this address out; false if there is none. */
 bool td_blocks_remove(td_blocks *blocks, const void *address, size_t *bytes);
 
+/** The block that has all of [at, at + bytes), found by looking at all of them; NULL: there is none. */
+const td_block *td_blocks_around(const td_blocks *blocks, const void *at, size_t bytes);
+
 void td_blocks_deinit(td_blocks *blocks);
 
 #endif

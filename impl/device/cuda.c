@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "device/backend.h"
+#include "device/cuda_memory.h"
 #include "kernels/probe.h"
 
 #include <stdio.h>
@@ -105,6 +106,7 @@ static td_status cuda_open(int index, void **context)
     cuda->multiprocessors = properties.multiProcessorCount;
     cuda->capability = 10 * properties.major + properties.minor;
     snprintf(cuda->model, sizeof cuda->model, "%s", properties.name);
+    cuda->maps = td_cuda_maps(index);
     code = td_cuda_probe();
     if (code == cudaErrorNoKernelImageForDevice || code == cudaErrorUnsupportedPtxVersion) {
         (void)cudaGetLastError();
@@ -143,25 +145,38 @@ static const char *cuda_model(void *context)
     return ((const td_cuda *)context)->model;
 }
 
+/** Whether a block of so many bytes is one that collectives may reach from other GPUs. */
+static bool is_mapped(const td_cuda *cuda, size_t bytes)
+{
+    return cuda->maps && bytes >= TD_CUDA_MAPPED_LEAST;
+}
+
 static td_status cuda_alloc(void *context, size_t bytes, void **out)
 {
     td_cuda *cuda = enter(context);
-    const cudaError_t code = cudaMalloc(out, bytes > 0 ? bytes : 1);
+    td_status status = TD_OK;
+    cudaError_t code = cudaSuccess;
 
+    if (is_mapped(cuda, bytes))
+        status = td_cuda_map(cuda->index, bytes, out);
+    else
+        code = cudaMalloc(out, bytes > 0 ? bytes : 1);
     td_cuda_leave(cuda);
     if (code == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
         return TD_NO_MEMORY; /* the caller knows more to say about it */
     }
-    return td_cuda_status(code, "cudaMalloc");
+    return status == TD_OK ? td_cuda_status(code, "cudaMalloc") : status;
 }
 
 static void cuda_free(void *context, void *block, size_t bytes)
 {
     td_cuda *cuda = enter(context);
 
-    (void)bytes;
-    (void)cudaFree(block);
+    if (is_mapped(cuda, bytes))
+        td_cuda_unmap(block);
+    else
+        (void)cudaFree(block);
     td_cuda_leave(cuda);
 }
 

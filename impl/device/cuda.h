@@ -11,6 +11,7 @@ typedef struct td_cuda {
     int caller; /* between enter and leave: the GPU that is the thread's current one outside; -1: none */
     int multiprocessors;
     int capability;      /* 10 major + minor */
+    bool maps;           /* large blocks are mapped: device/cuda_memory.h */
     char model[256];     /* its name */
     cudaStream_t stream; /* to queue on */
     cudaStream_t own;    /* the context's own stream */

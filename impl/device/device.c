@@ -194,6 +194,51 @@ cleanup:
     return status;
 }
 
+bool td_device_block_around(const td_device *dev, const void *at, size_t bytes, void **block,
+                            size_t *block_bytes)
+{
+    const td_block *const found = td_blocks_around(&dev->blocks, at, bytes);
+
+    if (!found)
+        return false;
+    *block = found->address;
+    *block_bytes = found->bytes;
+    return true;
+}
+
+void td_device_await_end(td_device *dev, td_ending *ending)
+{
+    ending->next = dev->endings;
+    dev->endings = ending;
+}
+
+void td_device_forget_end(td_device *dev, td_ending *ending)
+{
+    td_ending **at = &dev->endings;
+
+    while (*at && *at != ending)
+        at = &(*at)->next;
+    if (*at)
+        *at = ending->next;
+}
+
+/** Tells all who wait for the block's end. */
+static void end_block(td_device *dev, const void *block)
+{
+    td_ending **at = &dev->endings;
+
+    while (*at) {
+        td_ending *const ending = *at;
+
+        if (ending->block != block) {
+            at = &ending->next;
+            continue;
+        }
+        *at = ending->next;
+        ending->ended(ending);
+    }
+}
+
 td_status td_device_free(td_device *dev, void *block)
 {
     td_status status = TD_OK;
@@ -204,6 +249,7 @@ td_status td_device_free(td_device *dev, void *block)
         return TD_OK;
     TD_CHECK(td_blocks_remove(&dev->blocks, block, &bytes), "block %p is no live block of %s", block,
              dev->name);
+    end_block(dev, block);
     dev->memory.current_bytes -= bytes;
     dev->memory.live_blocks--;
     td_device_note(dev, TD_MEMORY_FREE, block, bytes, NULL);

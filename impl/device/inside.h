@@ -4,6 +4,7 @@
 
 #include "device/backend.h"
 #include "device/blocks.h"
+#include "device/ending.h"
 #include "device/history.h"
 #include "device/listen.h"
 
@@ -34,6 +35,7 @@ struct td_device {
     td_stream *stream; /* the current one; NULL: the backend's own */
     td_history history;
     td_listener *listeners; /* NULL: nobody */
+    td_ending *endings;     /* that somebody waits for */
     td_kept *kept;          /* the newest */
 };
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from parity.core import Side, equal
+from parity.core import DTYPES, Side, equal
 from parity.shared.bench_ranks import BenchRanks, gradient_bytes
-from parity.shared.ranked import sides_of
+from parity.shared.ranked import comm_of, sides_of
 
 STEPS = {"cpu": 10, "cuda": 5}
 WARMUP = 3
@@ -37,21 +37,27 @@ def communication(case, draw, c, backend, usual_mb):
     return Side(call, record=lambda: found)
 
 
-def all_reduces(_case, draw, c, backend, _usual_mb):
+def all_reduces(case, draw, c, backend, _usual_mb):
     """Medians of all-reduces by size, one by one, each to its end; on GPUs also of how long they ran, one behind the
-    other, as in a captured step, where no host waits for them."""
-    found = {}
+    other, as in a captured step, where no host waits for them. As steps have them: with their communicator, and in
+    memory that goes from GPU to GPU directly where that can be."""
+    found, dtype = {}, case.get("dtype", "f32")
 
     def call():
-        session, comm = c.ranks.session, c.ranks.comm(backend)
+        session = c.ranks.session
         gpu = draw.device.type == "cuda"
+        comm = comm_of(case, c, backend) if case.config else c.ranks.comm(backend)
         sizes = [*FITTED, *LARGER] if gpu else FITTED
+        largest = max(nbytes for nbytes, _ in sizes)
+        block = session.work(largest)
+        session.td_device_fill(session.device, block, 0, largest)
+        window = session.create("td_comm_window_create", comm, block, largest)
         ms, device_ms = [], []
         for nbytes, times in sizes:
-            x = draw.poisoned((nbytes // 4,), "f32").zero_()
+            count = nbytes // DTYPES[dtype].itemsize
 
-            def reduce(x=x, work=None):
-                session.td_comm_all_reduce(comm, x, x, x.numel(), "f32", "sum", work)
+            def reduce(count=count, work=None):
+                session.td_comm_all_reduce(comm, block, block, count, dtype, "sum", work)
 
             for _ in range(5):
                 c.on.timed_ms(reduce)
@@ -60,10 +66,15 @@ def all_reduces(_case, draw, c, backend, _usual_mb):
                 device_ms.append(float(np.median(watched_ms(session, comm, reduce, times))))
         found["series"] = {"bytes": [nbytes for nbytes, _ in sizes], "ms": ms}
         found["series"] |= {"device_ms": device_ms} if gpu else {}
+        x = session.tensor(block, (count,), dtype)
         x.fill_(1.0)
-        reduce()
         c.on.synchronize()
-        return {"sums": float(x.sum() / x.numel())}
+        reduce()
+        session.td_device_synchronize(session.device)
+        sums = float(x.double().sum() / x.numel())
+        session.destroy(window)
+        session.free(block)
+        return {"sums": sums}
 
     return Side(call, record=lambda: found)
 

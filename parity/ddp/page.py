@@ -6,7 +6,7 @@ import pandas as pd
 from parity.ddp.communication import behind, fitted, handout_optimum, optimum, overlapped, times_of
 from parity.shared.bench_ranks import MIB
 from parity.shared.pages import on_gpu, ranged
-from parity.shared.ranked import ratio_of, spread_of, turns_of
+from parity.shared.ranked import NARROW, ratio_of, spread_of, turns_of
 
 PROOFS = {
     "naive": "naive_ddp",
@@ -37,7 +37,7 @@ def report(page, records):
     runs = [r for r in records.only(part="communication").records if "values" in r]
     sides = records.impls()
     runs.sort(key=lambda r: (sides.index(r["impl"]), *order_of(r["case"])))
-    links = {r["impl"]: r["series"] for r in records.only(part="fit").records if "series" in r}
+    links = links_of(records.only(part="fit").records)
     page.question(RIGHT)
     rows, held = proofs(errors)
     page.table(rows, "proofs")
@@ -54,7 +54,7 @@ def report(page, records):
             "C's steps are captured, PyTorch's queued, but for `torch_ddp_graph`. Queued steps wait for their host "
             "where kernels are short: those that 16 bits do not shorten say more of this host than of the GPUs."
         )
-        page.text(told_words(times))
+        page.text(told_words(times, runs))
     page.question(TAKES)
     first = [r for strategy in STRATEGIES for r in alike(runs, runs[0], strategy)] if runs else []
     page.table(pd.DataFrame([taken(r, links) for r in first]), "communication")
@@ -107,6 +107,17 @@ def report(page, records):
     )
 
 
+def links_of(records):
+    """{(side, whether of 16 bits): times of all-reduces by size}."""
+    return {(r["impl"], r["case"].get("dtype") in NARROW): r["series"] for r in records if "series" in r}
+
+
+def link_of(links, record):
+    """Those that a step's collectives are as; f32's where there are no others; None without."""
+    impl = record["impl"]
+    return links.get((impl, record["case"]["dtype"] in NARROW), links.get((impl, False)))
+
+
 def order_of(case):
     dtypes = ("f32", "bf16", "bf16_mixed")
     return dtypes.index(case["dtype"]), STRATEGIES.index(case["strategy"]), case.get("bucket_mb", 0)
@@ -126,8 +137,8 @@ def taken(record, links):
         "calls": values["calls"],
         "MiB": values["bytes"] / MIB,
     }
-    if record["impl"] in links:
-        o, w = fitted(links[record["impl"]])
+    if link_of(links, record):
+        o, w = fitted(link_of(links, record))
         row |= {"calls and bytes (ms)": 1e3 * (values["calls"] * o + values["bytes"] / w)}
     return row
 
@@ -256,8 +267,8 @@ def modelled(runs, links):
     """(run in buckets, its way's passes, ms of sending everything, (o, w)), where its way was run one by one."""
     for record in runs:
         naive = [r for r in alike(runs, record, "naive") if "series" in r]
-        if record["case"]["strategy"] == "bucketed" and naive and record["impl"] in links:
-            o, w = fitted(links[record["impl"]])
+        if record["case"]["strategy"] == "bucketed" and naive and link_of(links, record):
+            o, w = fitted(link_of(links, record))
             ran = [r["values"]["collectives"] for s in STRATEGIES for r in alike(runs, record, s)]
             sending = min(1e3 * record["values"]["bytes"] / w, *ran)
             yield record, passes(naive[0]), sending, (o, w)
@@ -277,9 +288,14 @@ def passes(naive):
 def report_buckets(page, runs, links):
     page.table(pd.DataFrame([row["model"] for row in predictions(runs, links)]), "buckets")
     rows = []
-    for impl, series in links.items():
+    for (impl, narrow), series in links.items():
         o, w = fitted(series)
-        row = {"side": impl, "o (ms a call)": 1e3 * o, "w (GB/s)": w / 1e9}
+        row = {
+            "side": impl,
+            "of": "16 bits" if narrow else "f32",
+            "o (ms a call)": 1e3 * o,
+            "w (GB/s)": w / 1e9,
+        }
         for nbytes, ms in zip(series["bytes"], times_of(series), strict=True):
             row |= {f"{nbytes / MIB:g} MiB (ms)": ms, "model / it": 1e3 * (o + nbytes / w) / ms}
             row[f"model / it, {nbytes / MIB:g} MiB"] = row.pop("model / it")
@@ -347,23 +363,26 @@ def report_floor(page, runs, links):
 # ---- words ----
 
 
-def told_words(times):
-    """What NCCL was told of its multiprocessors, where records say it."""
+def told_words(times, runs):
+    """What NCCL was told of its multiprocessors, where records say it, and whether it goes between GPUs directly."""
     told = {
         r["case"]["dtype"]: r["config"]["nccl_ctas"]
         for r in times.records
         if "nccl_ctas" in r.get("config", {})
     }
-    if not told:
-        return (
-            "Records do not say whether C told NCCL how many multiprocessors to take: builds with `td_ddp_nccl_ctas` "
-            "ask for at least 40 for gradients of 16 bits. PyTorch leaves it to NCCL, as the fit below does."
+    words = "Records do not say whether C told NCCL how many multiprocessors to take."
+    if told:
+        by_dtype = ", ".join(f"{count} in {dtype}" for dtype, count in told.items())
+        words = (
+            f"C tells NCCL to take at least so many multiprocessors: {by_dtype} (`td_ddp_nccl_ctas`); PyTorch leaves "
+            "it to NCCL."
         )
-    words = ", ".join(f"{count} in {dtype}" for dtype, count in told.items())
-    return (
-        f"C tells NCCL to take at least so many multiprocessors: {words} (`td_ddp_nccl_ctas`); PyTorch leaves it to "
-        "NCCL, as the fit below does."
-    )
+    if any(r["values"].get("windows") for r in runs):
+        words += (
+            " C's gradients lie in windows (`td_comm_window_create`): NCCL reads and writes the other GPU's where "
+            "they are, without the buffers that it has in between for PyTorch's."
+        )
+    return words
 
 
 def order_words(runs):

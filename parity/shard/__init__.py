@@ -35,7 +35,7 @@ TINY = dict(size="tiny", d_model=48, d_ff=100, layers=3, heads=3, vocab=57, batc
 LAPTOP = dict(size="laptop", d_model=256, d_ff=1024, layers=4, heads=4, vocab=2000, batch=2, context=64)
 BUCKET_MB = 25
 LAPTOP_MB = 4  # where it is counted what is sent: in more calls than one
-XL_WAYS = {"f32": 25, "bf16_mixed": 200}  # buckets, in the steps that are timed
+XL_WAYS = {"f32": 25, "bf16_mixed": 100}  # buckets, in the steps that are timed
 XL_BYTES = 45 * 2**30
 # AdamW divides by the root of a mean square: where a gradient is noise, its update is, too. All others agree
 # to some digits, and updates as a whole are held to float64's.
@@ -67,8 +67,9 @@ def laptop_cases(profile):
 def xl_cases():
     for dtype, mb in XL_WAYS.items():
         mine = switches_of(torch.device("cuda"), dtype)
-        config = configs_of("cuda", dtype) | {whole_of(side): switches for side, switches in mine.items()}
+        whole = {whole_of(side): switches for side, switches in mine.items()}
         for shard in KINDS:
+            config = configs_of("cuda", dtype, shard) | whole
             keys = xl_size() | ways(shard, mb) | dict(ranks=2, optimizer="adamw")
             how = dict(measure="time", seconds=20.0, repeats=10, in_turn=True, needs_bytes=XL_BYTES)
             yield Case(ACCOUNTING, warmup=5, dtype=dtype, **keys, **how, config=config)
@@ -86,7 +87,8 @@ def memory_cases(profile, device):
                 how = dict(seconds=20.0 if device == "cuda" else ranks, in_turn=device == "cuda")
                 # What a step's operations find there: graphs have memory of CUDA's own.
                 whole = shard == "whole"
-                config = configs(torch.device(device), "torch_ddp" if whole else IMPL, dtype, queued=True)
+                impl = "torch_ddp" if whole else IMPL
+                config = configs(torch.device(device), impl, dtype, queued=True, shard=shard)
                 if not whole:
                     config[IMPL] |= FUSED
                 yield Case(
@@ -101,8 +103,8 @@ def xl_size():
     return model | dict(batch=2, context=128)
 
 
-def configs_of(device, dtype="f32"):
-    found = configs(torch.device(device), IMPL, dtype)
+def configs_of(device, dtype="f32", shard=None):
+    found = configs(torch.device(device), IMPL, dtype, shard=shard)
     return found | {IMPL: found[IMPL] | FUSED}
 
 

@@ -45,13 +45,16 @@ class BenchRanks:
         self.c.td_bench_ranks_result_destroy(self.result)
 
     def values(self):
-        """Medians in ms, the mean of the ranks; calls and bytes of a rank."""
+        """Medians in ms, the mean of the ranks; calls and bytes of a rank, and how many blocks of memory they go
+        from GPU to GPU of."""
         found = {
             name: sum(getattr(rank, field).median for rank in self.ranks) / len(self.ranks)
             for name, field in TIMES.items()
         }
         found["exposed"] = found["step"] - found["without"]
-        return found | {"calls": self.ranks[0].calls, "bytes": self.ranks[0].bytes}
+        first = self.ranks[0]
+        found |= {"calls": first.calls, "bytes": first.bytes}
+        return found | ({"windows": first.windows} if first.windows else {})
 
     def memory(self):
         """MiB of every rank: parts, what is there at each point, and the peak."""

@@ -18,7 +18,9 @@ from ref import transformer
 BACKENDS = {"cuda": ("nccl",), "cpu": ("mpi", "gloo")}
 ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
 SGD_LR = 0.1
-NARROW, NCCL_CTAS = ("bf16", "f16", "bf16_mixed"), 40  # gradients of 16 bits; td_ddp_nccl_ctas of these
+NARROW = ("bf16", "f16", "bf16_mixed")  # gradients of 16 bits
+# td_ddp_nccl_ctas of these, and td_shard_nccl_ctas of these and others.
+NCCL_CTAS, NCCL_CTAS_WIDE = 24, 16
 EAGER_BEFORE_CAPTURE = 11  # steps: DistributedDataParallel times its first ten
 
 
@@ -27,24 +29,24 @@ def sides_of(device):
     return {f"c_{backend}": backend for backend in BACKENDS[device.type]}
 
 
-def switches_of(device, dtype="f32", queued=False):
-    """{the side's name: how C's steps of a model of this dtype run}: as `tandem ddp` and `tandem shard` have them
-    without options, or with --queued."""
+def switches_of(device, dtype="f32", queued=False, shard=None):
+    """{the side's name: how C's steps of a model of this dtype run}: as `tandem ddp` and, with state split like that,
+    `tandem shard` have them without options, or with --queued."""
     gpu = device.type == "cuda"
     how = c_switches(graph=gpu and not queued, keep="all", gradients="transient", update="along")
-    if gpu and dtype in NARROW:
-        how["nccl_ctas"] = NCCL_CTAS
+    if gpu and (dtype in NARROW or shard == "flat"):
+        how["nccl_ctas"] = NCCL_CTAS if dtype in NARROW else NCCL_CTAS_WIDE
     return dict.fromkeys(sides_of(device), how)
 
 
-def configs(device, impl, dtype="f32", queued=False):
+def configs(device, impl, dtype="f32", queued=False, shard=None):
     """The switches of a case's sides: C's, and those of `impl`."""
-    return switches_of(device, dtype, queued) | {impl: dict(compiled=False)}
+    return switches_of(device, dtype, queued, shard) | {impl: dict(compiled=False)}
 
 
-def comm_of(case, c, backend):
-    """The communicator that the case's steps have."""
-    return c.ranks.comm(backend, case.config[f"c_{backend}"].get("nccl_ctas", 0))
+def comm_of(case, c, backend, side=None):
+    """The communicator that the steps of a side have, of C's own if it is not named."""
+    return c.ranks.comm(backend, case.config[side or f"c_{backend}"].get("nccl_ctas", 0))
 
 
 class RankTrainer:
@@ -54,14 +56,15 @@ class RankTrainer:
     def __init__(self, case, c, backend, whole=False):
         self.case, self.c, self.backend, self.ranks = case, c.ranks.session, backend, c.ranks
         self.split = None if whole else case.get("shard")
-        self.captured = case.config[f"c_{backend}"]["graph"]
+        self.side = whole_of(f"c_{backend}") if whole else f"c_{backend}"
+        self.captured = case.config[self.side]["graph"]
         self.train = self.model = self.ddp = self.shard = None
         self.joined = False
 
     def open(self):
         case, c = self.case, self.c
-        comm = comm_of(case, self, self.backend)
-        fields = train_options(case.config[f"c_{self.backend}"])
+        comm = comm_of(case, self, self.backend, self.side)
+        fields = train_options(case.config[self.side])
         fields["model"] |= {"size": {}, "attention": "flash"}
         adamw = {"kind": "adamw", "adamw": {"variant": "torch", **ADAMW}}
         hyper = adamw if case.optimizer == "adamw" else {"kind": "sgd", "sgd": {"lr": SGD_LR}}

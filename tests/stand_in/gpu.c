@@ -54,8 +54,9 @@ static operation *first, **end = &first;
 static bool working;
 static recording *capture;
 static td_cuda cuda;
-bool td_stand_in_shared, td_stand_in_nvlink;
-int td_stand_in_ctas;
+bool td_stand_in_shared, td_stand_in_nvlink, td_stand_in_maps, td_stand_in_old;
+int td_stand_in_ctas, td_stand_in_windows;
+void *td_stand_in_window;
 unsigned td_stand_in_enter_ms;
 atomic_int td_stand_in_fills;
 
@@ -281,6 +282,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t stop)
 td_cuda *td_device_cuda(td_device *dev)
 {
     (void)dev;
+    cuda.maps = td_stand_in_maps;
     return &cuda;
 }
 
@@ -325,6 +327,26 @@ ncclResult_t ncclGetVersion(int *out)
 ncclResult_t ncclGetUniqueId(ncclUniqueId *out)
 {
     memset(out, 0, sizeof *out);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *block, size_t bytes, void **window, int flags)
+{
+    (void)comm;
+    if (bytes == 0 || flags != 1 /* symmetric */)
+        abort();
+    if (td_stand_in_windows < 0)
+        return ncclInvalidArgument;
+    td_stand_in_windows++;
+    td_stand_in_window = *window = block;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, void *window)
+{
+    if (atomic_load(&comm->aborted) || !window)
+        abort();
+    td_stand_in_windows--;
     return ncclSuccess;
 }
 
@@ -459,10 +481,12 @@ void *__wrap_dlsym(void *library, const char *name)
                      NAMED(GetLastError), NAMED(CommInitRankConfig), NAMED(CommFinalize),
                      NAMED(CommDestroy),  NAMED(CommAbort),          NAMED(CommGetAsyncError),
                      NAMED(AllReduce),    NAMED(ReduceScatter),      NAMED(AllGather),
-                     NAMED(Broadcast)};
+                     NAMED(Broadcast),    NAMED(CommWindowRegister), NAMED(CommWindowDeregister)};
     void *found = NULL;
 
     (void)library;
+    if (td_stand_in_old && strstr(name, "Window"))
+        return NULL;
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++)
         if (strcmp(functions[i].name, name) == 0)
             memcpy(&found, &functions[i].function, sizeof found);

@@ -16,6 +16,10 @@ extern atomic_int td_stand_in_fills;  /* of this rank, that are over */
 extern bool td_stand_in_shared;       /* this rank's GPU is another's as well */
 extern bool td_stand_in_nvlink;       /* this rank's host has a second GPU, by NVLink */
 extern int td_stand_in_ctas;          /* that NCCL was told to take at the least; 0: not told */
+extern bool td_stand_in_maps;         /* this rank's GPU maps large blocks */
+extern bool td_stand_in_old;          /* this rank's NCCL is from before windows */
+extern int td_stand_in_windows;       /* that this rank's NCCL has; -1: it refuses the next */
+extern void *td_stand_in_window;      /* the block of its last one */
 extern unsigned td_stand_in_enter_ms; /* that td_cuda_enter takes in this rank */
 
 /** The memory of ranks that are forked from here on, of a communicator of theirs; NULL: there is none. */

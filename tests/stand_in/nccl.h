@@ -52,5 +52,7 @@ ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType
                            cudaStream_t stream);
 ncclResult_t ncclBroadcast(const void *in, void *out, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream);
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *block, size_t bytes, void **window, int flags);
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, void *window);
 
 #endif

@@ -29,7 +29,9 @@ td_comm_options td_ranks_options(td_comm_backend backend)
 {
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
 
+    /* Multiprocessors that NCCL is told to take say whether it goes by NVLink. */
     return (td_comm_options){.backend = backend,
+                             .nccl_ctas = backend == TD_COMM_NCCL ? 16 : 0,
                              .rank = atoi(either("OMPI_COMM_WORLD_RANK", "RANK")),
                              .ranks = atoi(either("OMPI_COMM_WORLD_SIZE", "WORLD_SIZE")),
                              .local_ranks = local ? atoi(local) : 0,

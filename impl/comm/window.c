@@ -1,0 +1,147 @@
+/* Windows: which memory all ranks have alike, and who uses it. */
+#include "base/check.h"
+#include "comm/backend.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/** Where a rank has the memory. */
+typedef struct place {
+    int64_t found;         /* in a block that can become a window */
+    int64_t offset, bytes; /* in the block, and the block's */
+    int64_t number;        /* of its window; 0: it is none yet */
+} place;
+
+static td_comm_window *window_of(const td_comm *comm, const void *block)
+{
+    td_comm_window *window = comm->windows;
+
+    while (window && window->ending.block != block)
+        window = window->next;
+    return window;
+}
+
+/** From here on it is of nothing. */
+static void end(td_comm_window *window)
+{
+    td_comm *comm = window->comm;
+    td_comm_window **at = &comm->windows;
+
+    while (*at != window)
+        at = &(*at)->next;
+    *at = window->next;
+    td_device_forget_end(comm->dev, &window->ending);
+    window->ending.block = NULL;
+    if (window->native)
+        comm->backend->window_close(comm, window->native);
+    window->native = NULL;
+}
+
+static void block_ended(td_ending *ending)
+{
+    end((td_comm_window *)ending);
+}
+
+void td_comm_windows_end(td_comm *comm)
+{
+    while (comm->windows)
+        end(comm->windows);
+}
+
+/** *same: every rank has the memory in the same place of a block. */
+static td_status agree(td_comm *comm, const place *mine, bool *same)
+{
+    td_status status = TD_OK;
+    const int32_t ranks = comm->options.ranks;
+    place *all = calloc((size_t)ranks, sizeof *all);
+
+    if (!all) {
+        status = td_fail(TD_NO_MEMORY, "no host memory to compare %d ranks", (int)ranks);
+        goto cleanup;
+    }
+    TD_TRY(td_comm_exchange(comm, mine, sizeof *mine, all));
+    *same = mine->found;
+    for (int32_t rank = 0; rank < ranks; rank++)
+        *same = *same && memcmp(&all[rank], mine, sizeof *mine) == 0;
+cleanup:
+    free(all);
+    return status;
+}
+
+/** Of the block around the memory, where all ranks have one. */
+static td_status take_block(td_comm *comm, const void *memory, size_t bytes, td_comm_window **out)
+{
+    const td_comm_backend_table *const backend = comm->backend;
+    td_status status = TD_OK;
+    td_comm_window *window = NULL;
+    void *block = NULL;
+    size_t block_bytes = 0;
+    bool same = false;
+    place mine = {0};
+
+    if (!backend || !backend->window_fits)
+        goto cleanup;
+    if (td_device_block_around(comm->dev, memory, bytes, &block, &block_bytes) &&
+        backend->window_fits(comm, block_bytes)) {
+        window = window_of(comm, block);
+        mine = (place){.found = 1,
+                       .offset = (int64_t)((const char *)memory - (const char *)block),
+                       .bytes = (int64_t)block_bytes,
+                       .number = window ? window->number : 0};
+    }
+    TD_TRY(agree(comm, &mine, &same));
+    if (!same)
+        goto cleanup;
+    if (!window) {
+        window = *out;
+        TD_TRY(backend->window_open(comm, block, block_bytes, &window->native));
+        window->ending = (td_ending){.block = block, .ended = block_ended};
+        td_device_await_end(comm->dev, &window->ending);
+        window->number = ++comm->window_count;
+        window->next = comm->windows;
+        comm->windows = window;
+        *out = NULL;
+    }
+    window->users++;
+    free(*out);
+    *out = window;
+cleanup:
+    return status;
+}
+
+td_status td_comm_window_create(td_comm *comm, const void *memory, size_t bytes, td_comm_window **out)
+{
+    td_comm_window *window = NULL;
+    td_status status = TD_OK;
+
+    TD_CHECK(out, "out is NULL");
+    *out = NULL;
+    TD_CHECK(comm, "comm is NULL");
+    TD_CHECK(memory, "memory is NULL");
+    TD_CHECK(bytes > 0, "bytes is 0");
+    if (td_graph_capture(comm->dev) > 0) {
+        status = td_fail(TD_BAD_STATE, "a window cannot be made while a graph is captured");
+        goto cleanup;
+    }
+    window = calloc(1, sizeof *window);
+    if (!window) {
+        status = td_fail(TD_NO_MEMORY, "no host memory for a window");
+        goto cleanup;
+    }
+    window->comm = comm;
+    TD_TRY(take_block(comm, memory, bytes, &window));
+    *out = window;
+    window = NULL;
+cleanup:
+    free(window);
+    return status;
+}
+
+void td_comm_window_destroy(td_comm_window *window)
+{
+    if (!window || --window->users > 0)
+        return;
+    if (window->ending.block)
+        end(window);
+    free(window);
+}
