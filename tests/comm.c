@@ -198,6 +198,12 @@ static int stride(void)
 static const int64_t counts[] = {0, 1, 2, 3, 5, 6, 7, 64, 1009, 4099};
 enum { COUNTS = sizeof counts / sizeof *counts };
 
+/* Parts in a window begin at multiples of 16 bytes. */
+static int64_t of_part(int64_t count)
+{
+    return pool ? (count + 7) / 8 * 8 : count;
+}
+
 static void all_reduce_case(td_comm_type type, td_reduction reduction, int64_t count, bool in_place)
 {
     const size_t bytes = (size_t)count * td_comm_type_size(type);
@@ -238,8 +244,9 @@ static void all_reduce_is_the_reduction_of_all(void **state)
         all_reduce_case(all_types[i], TD_AVERAGE, 400003, i % 2);
 }
 
-static void reduce_scatter_case(td_comm_type type, td_reduction reduction, int64_t count, bool in_place)
+static void reduce_scatter_case(td_comm_type type, td_reduction reduction, int64_t elements, bool in_place)
 {
+    const int64_t count = of_part(elements);
     const int64_t whole = count * info.ranks;
     const size_t size = td_comm_type_size(type), bytes = (size_t)count * size;
     unsigned char *in = td_fence_alloc((size_t)whole * size), *copy = malloc((size_t)whole * size + 1);
@@ -275,8 +282,9 @@ static void reduce_scatter_gives_each_rank_its_part(void **state)
     reduce_scatter_case(TD_COMM_BF16, TD_SUM, 600011, true);
 }
 
-static void all_gather_case(td_comm_type type, int64_t count, bool in_place)
+static void all_gather_case(td_comm_type type, int64_t elements, bool in_place)
 {
+    const int64_t count = of_part(elements);
     const size_t size = td_comm_type_size(type), bytes = (size_t)count * size;
     unsigned char *out = td_fence_alloc(bytes * (size_t)info.ranks), *want = malloc(bytes + 1);
     unsigned char *in = in_place ? out + (size_t)info.rank * bytes : td_fence_alloc(bytes);

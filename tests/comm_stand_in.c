@@ -301,6 +301,7 @@ static void make_none(const char *folder)
                  {large + LARGE - 1, 2},
                  {elsewhere, LARGE},
                  {rank == 0 ? large : elsewhere, 1},
+                 {rank == 0 ? NULL : large, 1},
                  {large, SIZE_MAX}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         td_comm_window *const nothing = window_of(cases[i].memory, cases[i].bytes);
@@ -346,6 +347,41 @@ static void make_with_an_old_library(const char *folder)
     make_where_it_cannot_be(folder, true, true, rank == 1);
 }
 
+/* Calls begin where the library is right about them. */
+static void call_in_windows(const char *folder)
+{
+    open_mapped(folder);
+    td_comm_window *const window = window_of(large, LARGE);
+    char *const at = large + 256;
+
+    CHECK(td_comm_all_reduce(comm, at + 8, at + 512, 4, TD_COMM_F32, TD_SUM, NULL) == TD_BAD_ARGUMENT &&
+          strstr(td_last_error(), "in is at byte 264 of a window, needs a multiple of 16"));
+    CHECK(td_comm_all_reduce(comm, in, at + 4, 4, TD_COMM_F32, TD_SUM, NULL) == TD_BAD_ARGUMENT &&
+          strstr(td_last_error(), "out is at byte 260"));
+    CHECK(td_comm_reduce_scatter(comm, at, at + 512, 5, TD_COMM_BF16, TD_SUM, NULL) == TD_BAD_ARGUMENT &&
+          strstr(td_last_error(), "count is 5 bf16, in a window parts need a multiple of 16 bytes"));
+    CHECK(td_comm_all_gather(comm, in, at + 512, 3, TD_COMM_F32, NULL) == TD_BAD_ARGUMENT);
+    CHECK_OK(td_comm_broadcast(comm, at + 4, 3, TD_COMM_F32, 1, NULL));
+    CHECK_OK(td_comm_all_reduce(comm, at, at, 5, TD_COMM_F32, TD_SUM, NULL));
+    td_comm_window_destroy(window);
+    CHECK_OK(td_comm_all_reduce(comm, at + 4, at + 4, 5, TD_COMM_F32, TD_SUM, NULL));
+    CHECK_OK(td_comm_close(comm));
+}
+
+/* Ranks that have it in other places would read each other's other memory. */
+static void call_elsewhere(const char *folder)
+{
+    open_mapped(folder);
+    td_comm_window *const window = window_of(large, LARGE);
+    char *const at = large + 256 * rank;
+
+    CHECK_OK(td_comm_all_reduce(comm, large, large, 4, TD_COMM_F32, TD_SUM, NULL));
+    CHECK(td_comm_all_reduce(comm, large + 32, at, 4, TD_COMM_F32, TD_SUM, NULL) == TD_RANK_FAILED);
+    CHECK(strstr(td_last_error(), "in at byte 32 of window 1, out at byte 256 of window 1"));
+    td_comm_window_destroy(window);
+    CHECK(td_comm_close(comm) == TD_RANK_FAILED);
+}
+
 /* One rank's library refuses, and all hear of it. */
 static void make_refused(const char *folder)
 {
@@ -370,6 +406,13 @@ static void windows_are_of_blocks_that_all_ranks_have(void **unused)
     run_ranks(make_without_mapping, 0);
     run_ranks(make_with_an_old_library, 0);
     run_ranks(make_refused, 0);
+}
+
+static void calls_in_windows_are_in_the_same_place(void **unused)
+{
+    (void)unused;
+    run_ranks(call_in_windows, 0);
+    run_ranks(call_elsewhere, 0);
 }
 
 /* ---- graphs ---- */
@@ -534,6 +577,7 @@ int main(void)
         cmocka_unit_test(ranks_of_hosts_share_a_gpu),
         cmocka_unit_test(multiprocessors_are_chosen_for_all),
         cmocka_unit_test(windows_are_of_blocks_that_all_ranks_have),
+        cmocka_unit_test(calls_in_windows_are_in_the_same_place),
         cmocka_unit_test(graphs_and_calls_take_turns),
         cmocka_unit_test(launches_wait_for_those_before),
         cmocka_unit_test(a_rank_that_waits_for_its_gpu_is_not_late),

@@ -11,8 +11,9 @@
 #include <string.h>
 
 /* Buckets' default size: PyTorch's, and what is best on GPUs where gradients are of 16 bits. A step of xl in
- * bf16 took 22.2 ms with 25 MiB, 19.8 with 100, and no less with 200 (two H100s, November 2026). */
-enum { USUAL_MB = 25, NARROW_MB = 100 };
+ * bf16 took 22.2 ms with 25 MiB, 19.8 with 100, and no less with 200 (two H100s, November 2026). State that
+ * is split flat has no windows, and wants more. */
+enum { USUAL_MB = 25, NARROW_MB = 100, NARROW_FLAT_MB = 200 };
 
 enum {
     KEY_STRATEGY = TD_OPTION_KEY,
@@ -45,7 +46,8 @@ enum {
      KEY_BUCKET_MB,                                                                                          \
      "X",                                                                                                    \
      0,                                                                                                      \
-     "at most so many MiB of gradients in a bucket; 0: all in one (25; of 16 bits on cuda 100)",             \
+     "at most so many MiB of gradients in a bucket; 0: all in one (25; of 16 bits on cuda 100, or 200 "      \
+     "where state is split flat)",                                                                           \
      2},                                                                                                     \
         {"optimizer", KEY_OPTIMIZER, "NAME", 0, "adamw (the default) or sgd", 2},                            \
         {0, 0, 0, 0, "The measurement:", 3}, {"batch", KEY_BATCH, "N", 0, "sequences of a rank (2)", 3},     \
@@ -564,7 +566,7 @@ td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv)
     const bool gpu = td_device_kind_of(ranks.dev) != TD_DEVICE_CPU;
     args.config.graph = gpu && !args.queued;
     if (gpu && !args.bucket_given && td_dtype_size(grad_dtype) == 2)
-        args.config.bucket_mb = NARROW_MB;
+        args.config.bucket_mb = args.config.state == TD_BENCH_STATE_FLAT ? NARROW_FLAT_MB : NARROW_MB;
     status = measure(&args, &ranks, &result);
     if (status == TD_NO_MEMORY) { /* a result as well, for the records */
         char text[256];

@@ -73,6 +73,7 @@ typedef struct td_comm_backend_table {
 struct td_comm_window {
     td_ending ending; /* of its block; whose block is NULL: there is none, or no longer */
     td_comm *comm;
+    size_t bytes;          /* of the block */
     void *native;          /* the library's; NULL: it has none */
     int64_t number, users; /* 0 users: whoever made it has it alone, of nothing */
     td_comm_window *next;
@@ -109,6 +110,9 @@ extern const td_comm_backend_table td_comm_backend_nccl; /* where TANDEM_HAVE_NC
 
 /** Which GPU it is: "GPU 0000:0f:00.0", and " of host NAME" where NCCL is told a host, which may be NULL. */
 td_status td_comm_nccl_device(td_device *dev, const char *host, char out[TD_MEET_HOST]);
+
+/** Where the call has its memory in windows; TD_BAD_ARGUMENT: where the library would be wrong. */
+td_status td_comm_windows_place(const td_comm *comm, const void *in, const void *out, td_signature *call);
 
 /** Ends the windows that are left; those who have them destroy them later. */
 void td_comm_windows_end(td_comm *comm);

@@ -462,7 +462,8 @@ cleanup:
 /** FNV-1a of the calls so far and this one, in the two fields that a launch has no other use for. */
 static void count_captured(td_signature *launch, const td_signature *call)
 {
-    const int64_t words[] = {call->kind, call->count, call->type, call->reduction, call->root};
+    const int64_t words[] = {call->kind, call->count, call->type,  call->reduction,
+                             call->root, call->in_at, call->out_at};
     uint64_t hash = (uint64_t)(uint32_t)launch->type << 32 | (uint32_t)launch->reduction;
 
     hash = launch->count == 0 ? UINT64_C(14695981039346656037) : hash;
@@ -499,6 +500,9 @@ static td_status issue(td_comm *comm, const td_signature *call, const void *in, 
     next.number = graph ? 0 : comm->number + 1;
     if (status != TD_OK)
         return comm->control ? td_control_status(comm->control, &next) : status;
+    status = td_comm_windows_place(comm, in, out, &next);
+    if (status != TD_OK)
+        return status;
     if (!work)
         return td_fail(TD_BAD_STATE, "%d collectives were not waited for", TD_WORK_MOST);
     comm->free_works = work->next;

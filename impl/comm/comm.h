@@ -84,7 +84,7 @@ typedef struct td_comm_options {
     double seconds;      /* for a collective, from its call on; 0: 30 */
 } td_comm_options;
 
-enum { TD_COMM_MOST_RANKS = 128, TD_COMM_MOST_CTAS = 64 };
+enum { TD_COMM_MOST_RANKS = 128, TD_COMM_MOST_CTAS = 64, TD_COMM_WINDOW_ALIGNMENT = 16 };
 
 /** Joins the ranks of a run; returns when all have come. dev stays open for as long as the communicator;
  * NCCL takes a CUDA device, the others the CPU. A communicator of one rank copies, and loads no library.
@@ -173,7 +173,8 @@ TD_API td_status td_work_test(td_work *work, bool *done);
  * memory is dev's, with the alignment of its elements.
  *
  * TD_BAD_ARGUMENT: a NULL (for count above 0), a count below 0 or whose bytes are beyond 2^63 - 1, a value
- * that is none of its enum, buffers that overlap in another way, a root that is no rank. TD_BAD_STATE: 1024
+ * that is none of its enum, buffers that overlap in another way, a root that is no rank, parts in a window
+ * that begin at no multiple of 16 bytes. TD_BAD_STATE: 1024
  * handles were not waited for; a capture, and no handle. TD_RANK_FAILED, TD_LIBRARY_ERROR. */
 TD_API td_status td_comm_all_reduce(td_comm *comm, const void *in, void *out, int64_t count,
                                     td_comm_type type, td_reduction reduction, td_work **work);
@@ -204,18 +205,21 @@ typedef struct td_comm_window td_comm_window;
  * Its all-reduce, reduce-scatter and all-gather then take far fewer multiprocessors. Sums of 16 bits are
  * added up in f32 and rounded once.
  *
- *   memory  [bytes]  of comm's device; the whole block of td_device_alloc around it becomes the window
+ *   memory  [bytes]  of comm's device; the whole block of td_device_alloc around it becomes the window.
+ *                    NULL: this rank has none, and so has nobody
  *
- * A collective: every rank calls it. It is for calls whose in and out lie in windows, on each rank at the
- * same place of the same one. Where that cannot be, *out is a window that changes nothing: on the CPU, of one
- * rank, without NVLink between the GPUs of one host, with NCCL before 2.27, for memory that is no part of a
- * block of td_device_alloc of 2 MiB or more, or that lies elsewhere in its block on another rank.
- * td_comm_describe counts those that do.
+ * A collective: every rank calls it. It is for calls whose in and out lie in windows. On each rank they lie
+ * at the same place of the same one, which ranks compare as they do counts, and at a multiple of 16 bytes, as
+ * each rank's part does (for NCCL 2.28 is wrong about others).
+ *
+ * Where it cannot be, *out is a window that changes nothing: on the CPU, of one rank, without NVLink between
+ * the GPUs of one host, with NCCL before 2.27, for memory that is no part of a block of td_device_alloc of
+ * 2 MiB or more, or that lies elsewhere in its block on another rank. td_comm_describe counts those that do.
  *
  * A window changes nothing either once its block is freed, or the communicator closed.
  *
- * TD_BAD_ARGUMENT: a NULL, no bytes. TD_BAD_STATE: a graph is captured. TD_RANK_FAILED, TD_LIBRARY_ERROR,
- * TD_NO_MEMORY. *out is then NULL. */
+ * TD_BAD_ARGUMENT: comm or out is NULL, no bytes. TD_BAD_STATE: a graph is captured. TD_RANK_FAILED,
+ * TD_LIBRARY_ERROR, TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_comm_window_create(td_comm *comm, const void *memory, size_t bytes, td_comm_window **out);
 
 /** Once no collective with the memory is on its way; the other ranks need not do it. Of windows of one block

@@ -96,8 +96,27 @@ const char *td_call_name(int32_t kind)
     return names[(size_t)kind < sizeof names / sizeof *names ? kind : 0];
 }
 
+/** ", in at byte 16 of window 1, out at byte 0 of window 2" */
+static void place_text(const td_signature *call, char text[128])
+{
+    const struct {
+        const char *name;
+        int64_t at;
+    } sides[] = {{"in", call->in_at}, {"out", call->out_at}};
+    size_t used = 0;
+
+    text[0] = '\0';
+    for (int i = 0; i < 2; i++)
+        if (sides[i].at > 0)
+            used += (size_t)snprintf(text + used, 128 - used, ", %s at byte %" PRId64 " of window %" PRId64,
+                                     sides[i].name, sides[i].at & TD_WINDOW_OFFSET,
+                                     sides[i].at >> TD_WINDOW_SHIFT);
+}
+
 void td_call_text(const td_signature *call, char *text, size_t room)
 {
+    char place[128];
+
     static const char *const reductions[] = {"sum", "average", "max"};
     const char *type = td_comm_type_name((td_comm_type)call->type);
     const size_t kind = (size_t)call->kind < sizeof names / sizeof *names ? (size_t)call->kind : 0;
@@ -105,12 +124,15 @@ void td_call_text(const td_signature *call, char *text, size_t room)
     switch (kind) {
     case TD_CALL_ALL_REDUCE:
     case TD_CALL_REDUCE_SCATTER:
-        snprintf(text, room, "%s #%" PRId64 " of %" PRId64 " %s (%s)", names[kind], call->number, call->count,
-                 type ? type : "?", (unsigned)call->reduction < 3 ? reductions[call->reduction] : "?");
+        place_text(call, place);
+        snprintf(text, room, "%s #%" PRId64 " of %" PRId64 " %s (%s)%s", names[kind], call->number,
+                 call->count, type ? type : "?",
+                 (unsigned)call->reduction < 3 ? reductions[call->reduction] : "?", place);
         break;
     case TD_CALL_ALL_GATHER:
-        snprintf(text, room, "%s #%" PRId64 " of %" PRId64 " %s", names[kind], call->number, call->count,
-                 type ? type : "?");
+        place_text(call, place);
+        snprintf(text, room, "%s #%" PRId64 " of %" PRId64 " %s%s", names[kind], call->number, call->count,
+                 type ? type : "?", place);
         break;
     case TD_CALL_BROADCAST:
         snprintf(text, room, "%s #%" PRId64 " of %" PRId64 " %s from rank %d", names[kind], call->number,

@@ -17,11 +17,16 @@ typedef enum td_call_kind {
     TD_CALL_CLOSE
 } td_call_kind;
 
+/* A place in a window: the window's number, and behind it so many bits of the offset; 0: in none. */
+enum { TD_WINDOW_SHIFT = 40 };
+#define TD_WINDOW_OFFSET ((INT64_C(1) << TD_WINDOW_SHIFT) - 1)
+
 /** What must be the same on every rank. What a kind has not is 0. */
 typedef struct td_signature {
     int64_t number; /* of the call, from 1 */
     int64_t count;
     int32_t kind, type, reduction, root;
+    int64_t in_at, out_at; /* places in windows */
 } td_signature;
 
 /* How far one rank's calls may be ahead of another's and still be compared. A CPU's never are by more than

@@ -21,6 +21,42 @@ static td_comm_window *window_of(const td_comm *comm, const void *block)
     return window;
 }
 
+static td_status place_of(const td_comm *comm, const char *name, const void *memory, int64_t *at)
+{
+    td_status status = TD_OK;
+
+    for (const td_comm_window *w = comm->windows; w; w = w->next) {
+        const uintptr_t offset = (uintptr_t)memory - (uintptr_t)w->ending.block;
+
+        if (!w->native || offset >= w->bytes)
+            continue;
+        TD_CHECK(offset % TD_COMM_WINDOW_ALIGNMENT == 0,
+                 "%s is at byte %zu of a window, needs a multiple of %d", name, (size_t)offset,
+                 TD_COMM_WINDOW_ALIGNMENT);
+        *at = w->number << TD_WINDOW_SHIFT | (int64_t)offset;
+    }
+cleanup:
+    return status;
+}
+
+td_status td_comm_windows_place(const td_comm *comm, const void *in, const void *out, td_signature *call)
+{
+    const int64_t bytes = call->count * (int64_t)td_comm_type_size((td_comm_type)call->type);
+    td_status status = TD_OK;
+
+    call->in_at = call->out_at = 0;
+    if (!comm->windows || call->count == 0 || call->kind > TD_CALL_ALL_GATHER)
+        goto cleanup;
+    TD_TRY(place_of(comm, "in", in, &call->in_at));
+    TD_TRY(place_of(comm, "out", out, &call->out_at));
+    TD_CHECK(call->kind == TD_CALL_ALL_REDUCE || (call->in_at == 0 && call->out_at == 0) ||
+                 bytes % TD_COMM_WINDOW_ALIGNMENT == 0,
+             "count is %" PRId64 " %s, in a window parts need a multiple of %d bytes", call->count,
+             td_comm_type_name((td_comm_type)call->type), TD_COMM_WINDOW_ALIGNMENT);
+cleanup:
+    return status;
+}
+
 /** From here on it is of nothing. */
 static void end(td_comm_window *window)
 {
@@ -81,7 +117,7 @@ static td_status take_block(td_comm *comm, const void *memory, size_t bytes, td_
 
     if (!backend || !backend->window_fits)
         goto cleanup;
-    if (td_device_block_around(comm->dev, memory, bytes, &block, &block_bytes) &&
+    if (memory && td_device_block_around(comm->dev, memory, bytes, &block, &block_bytes) &&
         backend->window_fits(comm, block_bytes)) {
         window = window_of(comm, block);
         mine = (place){.found = 1,
@@ -97,6 +133,7 @@ static td_status take_block(td_comm *comm, const void *memory, size_t bytes, td_
         TD_TRY(backend->window_open(comm, block, block_bytes, &window->native));
         window->ending = (td_ending){.block = block, .ended = block_ended};
         td_device_await_end(comm->dev, &window->ending);
+        window->bytes = block_bytes;
         window->number = ++comm->window_count;
         window->next = comm->windows;
         comm->windows = window;
@@ -117,8 +154,7 @@ td_status td_comm_window_create(td_comm *comm, const void *memory, size_t bytes,
     TD_CHECK(out, "out is NULL");
     *out = NULL;
     TD_CHECK(comm, "comm is NULL");
-    TD_CHECK(memory, "memory is NULL");
-    TD_CHECK(bytes > 0, "bytes is 0");
+    TD_CHECK(!memory || bytes > 0, "bytes is 0");
     if (td_graph_capture(comm->dev) > 0) {
         status = td_fail(TD_BAD_STATE, "a window cannot be made while a graph is captured");
         goto cleanup;

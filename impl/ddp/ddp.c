@@ -203,21 +203,26 @@ cleanup:
     return status;
 }
 
-/** Gradients that lie together can go from GPU to GPU directly. */
+/** Gradients that lie together can go from GPU to GPU directly, unless one begins where no call in a window
+ * may: by the order that is learnt one begins at any. */
 static td_status make_window(td_ddp *ddp)
 {
     uintptr_t begin = UINTPTR_MAX, end = 0;
+    bool aligned = true;
 
-    for (int64_t i = 0; i < ddp->buckets.run_count; i++) {
-        const td_ddp_run *run = &ddp->buckets.runs[i];
-        const uintptr_t at = (uintptr_t)run->at,
-                        behind = at + (size_t)run->count * td_dtype_size((td_dtype)run->dtype);
+    for (int64_t i = 0; i < ddp->config.count; i++) {
+        const td_ddp_tensor *tensor = &ddp->tensors[i];
+        const uintptr_t at = (uintptr_t)tensor->grad,
+                        behind = at + (size_t)td_ddp_room(tensor) * td_dtype_size(tensor->grad_dtype);
 
+        if (tensor->frozen)
+            continue;
         begin = at < begin ? at : begin;
         end = behind > end ? behind : end;
+        aligned = aligned && at % TD_COMM_WINDOW_ALIGNMENT == 0;
     }
-    return begin < end ? td_comm_window_create(ddp->comm, (const void *)begin, end - begin, &ddp->window)
-                       : TD_OK;
+    return td_comm_window_create(ddp->comm, aligned && begin < end ? (const void *)begin : NULL, end - begin,
+                                 &ddp->window);
 }
 
 static td_status make(td_ddp *ddp, const td_ddp_config *config, int64_t members)

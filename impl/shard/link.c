@@ -8,7 +8,7 @@
 #include <string.h>
 
 static const char *const names[] = {"tensors", "flat"};
-enum { KINDS = 2, WINDOWS = 3 };
+enum { KINDS = 2 };
 
 const char *td_shard_kind_name(td_shard_kind kind)
 {
@@ -29,9 +29,7 @@ cleanup:
 
 int32_t td_shard_nccl_ctas(td_dtype grad_dtype)
 {
-    const size_t size = td_dtype_size(grad_dtype);
-
-    return size == 2 ? 24 : size > 0 ? 16 : 0;
+    return td_dtype_size(grad_dtype) == 2 ? 40 : 0;
 }
 
 /* ---- creation ---- */
@@ -99,21 +97,12 @@ cleanup:
     return status;
 }
 
-static void drop_windows(td_shard_link *link)
-{
-    for (int i = 0; i < WINDOWS; i++) {
-        td_comm_window_destroy(link->windows[i]);
-        link->windows[i] = NULL;
-    }
-}
-
 void td_shard_link_destroy(td_shard_link *link)
 {
     if (!link)
         return;
     td_shard_reduce_drop(link);
     (void)td_shard_gather_all(link);
-    drop_windows(link);
     td_event_destroy(link->event);
     td_stream_destroy(link->side);
     td_shard_split_free(&link->split);
@@ -178,26 +167,6 @@ cleanup:
     return status;
 }
 
-/** What is reduced and gathered can go from GPU to GPU directly. */
-static td_status make_windows(td_shard_link *link)
-{
-    const td_weights *w = &link->weights;
-    const struct {
-        const void *at;
-        td_dtype dtype;
-    } all[WINDOWS] = {{w->params, w->dtype}, {w->copies, w->copy_dtype}, {w->grads, w->grad_dtype}};
-    td_status status = TD_OK;
-
-    for (int i = 0; i < WINDOWS; i++)
-        if (all[i].at)
-            TD_TRY(td_comm_window_create(
-                link->comm, all[i].at, (size_t)w->elements * td_dtype_size(all[i].dtype), &link->windows[i]));
-cleanup:
-    if (status != TD_OK)
-        drop_windows(link);
-    return status;
-}
-
 td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *train)
 {
     td_status status = TD_OK;
@@ -224,7 +193,6 @@ td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *tr
         if (!link->event)
             TD_TRY(td_event_create(dev, &link->event));
     }
-    TD_TRY(make_windows(link));
     if (link->split.kind == TD_SHARD_FLAT) {
         TD_TRY(td_comm_broadcast(link->comm, weights.params, weights.elements, (td_comm_type)weights.dtype, 0,
                                  NULL));

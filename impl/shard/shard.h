@@ -86,8 +86,8 @@ TD_API const char *td_shard_kind_name(td_shard_kind kind);
 /** TD_BAD_ARGUMENT: a NULL, or an unknown name; the message lists the known ones. */
 TD_API td_status td_shard_kind_parse(const char *name, td_shard_kind *out);
 
-/** As td_ddp_nccl_ctas, for steps of TD_SHARD_FLAT: 24 for gradients of 16 bits, and else 16, because new
- * weights are gathered where a pass waits for them. By tensors td_ddp_nccl_ctas is right. */
+/** As td_ddp_nccl_ctas, for steps of TD_SHARD_FLAT, which have no windows: 40 for gradients of 16 bits, and
+ * else 0. By tensors td_ddp_nccl_ctas is right. By steps of xl on two H200s with NVLink and NCCL 2.28. */
 TD_API int32_t td_shard_nccl_ctas(td_dtype grad_dtype);
 
 typedef struct td_shard_link td_shard_link;

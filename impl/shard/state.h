@@ -27,9 +27,8 @@ struct td_shard_link {
     td_train *train;
     td_transformer *model;
     td_weights weights;
-    td_stream *side;            /* that waits for collectives; NULL on a CPU */
-    td_event *event;            /* recorded there; NULL on a CPU */
-    td_comm_window *windows[3]; /* of parameters, copies and gradients */
+    td_stream *side; /* that waits for collectives; NULL on a CPU */
+    td_event *event; /* recorded there; NULL on a CPU */
 
     /* Reducing. */
     bool running;       /* in a step's last backward pass */

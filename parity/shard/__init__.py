@@ -35,7 +35,7 @@ TINY = dict(size="tiny", d_model=48, d_ff=100, layers=3, heads=3, vocab=57, batc
 LAPTOP = dict(size="laptop", d_model=256, d_ff=1024, layers=4, heads=4, vocab=2000, batch=2, context=64)
 BUCKET_MB = 25
 LAPTOP_MB = 4  # where it is counted what is sent: in more calls than one
-XL_WAYS = {"f32": 25, "bf16_mixed": 100}  # buckets, in the steps that are timed
+XL_WAYS = {"f32": 25, "bf16_mixed": 200}  # buckets, in the steps that are timed
 XL_BYTES = 45 * 2**30
 # AdamW divides by the root of a mean square: where a gradient is noise, its update is, too. All others agree
 # to some digits, and updates as a whole are held to float64's.

@@ -19,8 +19,7 @@ BACKENDS = {"cuda": ("nccl",), "cpu": ("mpi", "gloo")}
 ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
 SGD_LR = 0.1
 NARROW = ("bf16", "f16", "bf16_mixed")  # gradients of 16 bits
-# td_ddp_nccl_ctas of these, and td_shard_nccl_ctas of these and others.
-NCCL_CTAS, NCCL_CTAS_WIDE = 24, 16
+NCCL_CTAS, NCCL_CTAS_FLAT = 24, 40  # td_ddp_nccl_ctas of these, and td_shard_nccl_ctas
 EAGER_BEFORE_CAPTURE = 11  # steps: DistributedDataParallel times its first ten
 
 
@@ -34,8 +33,8 @@ def switches_of(device, dtype="f32", queued=False, shard=None):
     `tandem shard` have them without options, or with --queued."""
     gpu = device.type == "cuda"
     how = c_switches(graph=gpu and not queued, keep="all", gradients="transient", update="along")
-    if gpu and (dtype in NARROW or shard == "flat"):
-        how["nccl_ctas"] = NCCL_CTAS if dtype in NARROW else NCCL_CTAS_WIDE
+    if gpu and dtype in NARROW:
+        how["nccl_ctas"] = NCCL_CTAS_FLAT if shard == "flat" else NCCL_CTAS
     return dict.fromkeys(sides_of(device), how)
 
 
