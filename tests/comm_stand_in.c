@@ -362,10 +362,73 @@ static void call_in_windows(const char *folder)
           strstr(td_last_error(), "count is 5 bf16, in a window parts need a multiple of 16 bytes"));
     CHECK(td_comm_all_gather(comm, in, at + 512, 3, TD_COMM_F32, NULL) == TD_BAD_ARGUMENT);
     CHECK_OK(td_comm_broadcast(comm, at + 4, 3, TD_COMM_F32, 1, NULL));
+
+    /* A rank's own part is at another place than another's. */
+    float *const all = (float *)at;
+    for (int i = 0; i < 8; i++)
+        all[i] = (float)(10 * rank + i);
+    CHECK_OK(td_comm_reduce_scatter(comm, all, all + 4 * rank, 4, TD_COMM_F32, TD_SUM, NULL));
+    for (int i = 4 * rank; i < 4 * rank + 4; i++)
+        CHECK(all[i] == (float)(10 + 2 * i));
+    CHECK_OK(td_comm_all_gather(comm, all + 4 * rank, all, 4, TD_COMM_F32, NULL));
+    for (int i = 0; i < 8; i++)
+        CHECK(all[i] == (float)(10 + 2 * i));
     CHECK_OK(td_comm_all_reduce(comm, at, at, 5, TD_COMM_F32, TD_SUM, NULL));
     td_comm_window_destroy(window);
     CHECK_OK(td_comm_all_reduce(comm, at + 4, at + 4, 5, TD_COMM_F32, TD_SUM, NULL));
     CHECK_OK(td_comm_close(comm));
+}
+
+/* A window waits for the collectives that are on their way, also where its block is freed. A graph with calls
+ * in it is launched no more, but one without is. While one is captured nothing can be waited for. */
+static void end_windows(const char *folder)
+{
+    td_graph *graphs[2], *third;
+    td_comm_window *windows_of[2];
+    td_work *handle;
+    void *block;
+
+    open_mapped(folder);
+    CHECK_OK(td_device_alloc(dev, LARGE, &block));
+    windows_of[0] = window_of(large, LARGE);
+    windows_of[1] = window_of(block, LARGE);
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(td_graph_begin(dev));
+        CHECK_OK(td_device_fill(dev, in, 0, 200));
+        CHECK_OK(td_comm_all_reduce(comm, i == 0 ? large : block, i == 0 ? large : block, 4, TD_COMM_F32,
+                                    TD_SUM, &handle));
+        CHECK_OK(td_work_queue_wait(handle));
+        CHECK_OK(td_graph_end(dev, &graphs[i]));
+        CHECK_OK(td_graph_launch(graphs[i]));
+    }
+    td_comm_window_destroy(windows_of[0]); /* while the launches are on their way */
+    CHECK(windows() == 1);
+    CHECK_OK(td_comm_barrier(comm));
+    CHECK(td_graph_launch(graphs[0]) == TD_BAD_STATE && strstr(td_last_error(), "a window that has ended"));
+    CHECK_OK(td_graph_launch(graphs[1]));
+    CHECK_OK(td_device_free(dev, block));
+    CHECK(windows() == 0);
+    td_comm_window_destroy(windows_of[1]);
+    CHECK(td_graph_launch(graphs[1]) == TD_BAD_STATE);
+
+    windows_of[0] = window_of(large, LARGE);
+    CHECK_OK(td_graph_begin(dev));
+    td_comm_window_destroy(windows_of[0]);
+    CHECK_OK(td_graph_end(dev, &third));
+    CHECK(windows() == 1);
+    windows_of[0] = window_of(large, LARGE); /* it is there, and so are two that use it */
+    windows_of[1] = window_of(large, LARGE);
+    CHECK(windows_of[0] == windows_of[1] && windows() == 1);
+    CHECK_OK(td_graph_begin(dev));
+    td_comm_window_destroy(windows_of[0]);
+    td_comm_window_destroy(windows_of[1]);
+    td_graph_destroy(third);
+    CHECK_OK(td_graph_end(dev, &third));
+    td_graph_destroy(third);
+    for (int i = 0; i < 2; i++)
+        td_graph_destroy(graphs[i]);
+    CHECK_OK(td_comm_close(comm));
+    CHECK(td_stand_in_windows == 0);
 }
 
 /* Ranks that have it in other places would read each other's other memory. */
@@ -397,6 +460,43 @@ static void make_refused(const char *folder)
     CHECK(td_comm_close(comm) != TD_OK);
 }
 
+/* A registration ends where a rank does not come to it: dead, or within a deadline. */
+static void register_without_the_other(const char *folder, int comes, const char *said)
+{
+    td_comm_window *window = NULL;
+
+    td_stand_in_nvlink = td_stand_in_maps = true;
+    open_rank(folder, 2);
+    void *block;
+    CHECK_OK(td_device_alloc(dev, LARGE, &block));
+    CHECK_OK(td_comm_barrier(comm));
+    const int64_t begun_ns = td_clock_ns();
+    if (rank == 1)
+        td_stand_in_comes = comes;
+    const td_status status = td_comm_window_create(comm, block, 1, &window);
+    CHECK((status == TD_RANK_FAILED || status == TD_LIBRARY_ERROR) && !window);
+    CHECK(strstr(td_last_error(), said));
+    CHECK(seconds_since(begun_ns) < 9);
+    CHECK(td_comm_close(comm) == TD_RANK_FAILED);
+}
+
+static void register_with_the_dead(const char *folder)
+{
+    register_without_the_other(folder, -1, "rank 1 (process");
+}
+
+static void register_with_the_stopped(const char *folder)
+{
+    register_without_the_other(folder, 0, "NCCL has not made a window in 2 seconds");
+}
+
+static void a_registration_ends_without_the_other_rank(void **unused)
+{
+    (void)unused;
+    run_ranks(register_with_the_dead, SIGKILL);
+    run_ranks(register_with_the_stopped, 0);
+}
+
 static void windows_are_of_blocks_that_all_ranks_have(void **unused)
 {
     (void)unused;
@@ -413,6 +513,12 @@ static void calls_in_windows_are_in_the_same_place(void **unused)
     (void)unused;
     run_ranks(call_in_windows, 0);
     run_ranks(call_elsewhere, 0);
+}
+
+static void windows_end_behind_their_calls(void **unused)
+{
+    (void)unused;
+    run_ranks(end_windows, 0);
 }
 
 /* ---- graphs ---- */
@@ -578,6 +684,8 @@ int main(void)
         cmocka_unit_test(multiprocessors_are_chosen_for_all),
         cmocka_unit_test(windows_are_of_blocks_that_all_ranks_have),
         cmocka_unit_test(calls_in_windows_are_in_the_same_place),
+        cmocka_unit_test(windows_end_behind_their_calls),
+        cmocka_unit_test(a_registration_ends_without_the_other_rank),
         cmocka_unit_test(graphs_and_calls_take_turns),
         cmocka_unit_test(launches_wait_for_those_before),
         cmocka_unit_test(a_rank_that_waits_for_its_gpu_is_not_late),

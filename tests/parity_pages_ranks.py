@@ -91,13 +91,19 @@ class DataParallel(unittest.TestCase):
         self.assertEqual(compiled_words(by_strategy(Records(times.records[:2]))[0]), "")
 
     def test_what_nccl_was_told_is_said_by_records(self):
-        case = dict(dtype="bf16")
-        told = told_words(Records([{"case": case, "config": {"nccl_ctas": 24}}, {"case": case}]), [])
-        self.assertIn("multiprocessors: 24 in bf16 (", told)
-        self.assertNotIn("windows", told)
-        unsaid = Records([{"case": case, "config": {"graph": True}}])
+        def record(mb, impl="c_nccl", **more):
+            return {"impl": impl, "case": dict(dtype="bf16", bucket_mb=mb), "ms": statistics([1.0])} | more
+
+        told = record(100, config={"nccl_ctas": 24})
+        said = told_words(Records([told, record(100, "torch_ddp")]), [])
+        self.assertIn("multiprocessors: 24 in bf16 (", said)
+        self.assertNotIn("windows", said)
+        said = told_words(Records([told, record(25), record(25, config={"graph": True})]), [])
+        self.assertIn("multiprocessors: 24 in bf16 with buckets of 100 MiB (", said)
+        unsaid = Records([record(25, config={"graph": True})])
         self.assertIn("Records do not say", told_words(unsaid, []))
         self.assertIn("lie in windows", told_words(unsaid, [{"values": {"windows": 1}}]))
+        self.assertIn("lie in windows", told_words(Records([record(25, values={"windows": 1})]), []))
 
     def test_steps_are_held_to_the_fit_of_their_bits(self):
         f32, narrow = ({"bytes": [10**6], "ms": [ms]} for ms in (2.0, 1.0))

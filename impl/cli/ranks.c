@@ -24,8 +24,8 @@ static const struct argp_option options[] = {
     {"backend", KEY_BACKEND, "NAME", 0,
      "mpi, gloo or nccl (default: nccl on CUDA; else mpi under mpirun, else gloo)", 0},
     {"ctas", KEY_CTAS, "N", 0,
-     "multiprocessors for NCCL's kernels, at the least, where NVLink joins the GPUs; 0: its own choice (by "
-     "default what is best beside a step's passes)",
+     "multiprocessors for NCCL's kernels, at the least, where NVLink joins the GPUs; 0: its own choice (the "
+     "default, but for steps, where it is what is best beside their passes)",
      0},
     {"timeout", KEY_TIMEOUT, "SECONDS", 0, "for a call, and for its other ranks to make it (30)", 0},
     {"open-timeout", KEY_OPEN_TIMEOUT, "SECONDS", 0, "for all ranks to come (60)", 0},

@@ -30,6 +30,7 @@ typedef struct td_comm_graph {
     td_comm *comm;
     int64_t capture;   /* the device's number */
     td_signature call; /* that of a launch */
+    uint64_t windows;  /* that its calls have memory in: td_comm_windows_note */
 } td_comm_graph;
 
 typedef struct td_comm_backend_table {
@@ -61,6 +62,7 @@ typedef struct td_comm_backend_table {
     bool (*window_fits)(td_comm *comm, size_t bytes);
     /** All ranks make a window of such a block; *native NULL: the library would not. */
     td_status (*window_open)(td_comm *comm, void *block, size_t bytes, void **native);
+    /** Waits for what is on its way, and ends it. */
     void (*window_close)(td_comm *comm, void *native);
     /** A fault was met; called by any thread, once. NULL: nothing to do. */
     void (*fault)(td_comm *comm);
@@ -75,7 +77,7 @@ struct td_comm_window {
     td_comm *comm;
     size_t bytes;          /* of the block */
     void *native;          /* the library's; NULL: it has none */
-    int64_t number, users; /* 0 users: whoever made it has it alone, of nothing */
+    int64_t number, users; /* 0 users: it ends with the communicator */
     td_comm_window *next;
 };
 
@@ -113,6 +115,10 @@ td_status td_comm_nccl_device(td_device *dev, const char *host, char out[TD_MEET
 
 /** Where the call has its memory in windows; TD_BAD_ARGUMENT: where the library would be wrong. */
 td_status td_comm_windows_place(const td_comm *comm, const void *in, const void *out, td_signature *call);
+
+/** The windows of a graph's calls, as bits of their numbers; and whether all are there. */
+void td_comm_windows_note(const td_signature *call, uint64_t *windows);
+bool td_comm_windows_live(const td_comm *comm, uint64_t windows);
 
 /** Ends the windows that are left; those who have them destroy them later. */
 void td_comm_windows_end(td_comm *comm);

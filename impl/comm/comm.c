@@ -413,6 +413,8 @@ static td_status launch_graph(void *user)
 {
     td_comm_graph *graph = user;
 
+    if (!td_comm_windows_live(graph->comm, graph->windows))
+        return td_fail(TD_BAD_STATE, "the graph has collectives in a window that has ended");
     graph->comm->backend->pace(graph->comm);
     return run_sync(graph->comm, &graph->call, NULL, NULL);
 }
@@ -483,6 +485,7 @@ static td_status capture(td_comm *comm, td_work *work, int64_t number)
     if (work->call.count > 0)
         TD_TRY(comm->backend->capture(comm, work));
     count_captured(&comm->graph->call, &work->call);
+    td_comm_windows_note(&work->call, &comm->graph->windows);
 cleanup:
     return status;
 }

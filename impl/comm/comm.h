@@ -208,22 +208,29 @@ typedef struct td_comm_window td_comm_window;
  *   memory  [bytes]  of comm's device; the whole block of td_device_alloc around it becomes the window.
  *                    NULL: this rank has none, and so has nobody
  *
- * A collective: every rank calls it. It is for calls whose in and out lie in windows. On each rank they lie
- * at the same place of the same one, which ranks compare as they do counts, and at a multiple of 16 bytes, as
- * each rank's part does (for NCCL 2.28 is wrong about others).
+ * A collective: every rank calls it. From then on calls with memory of the block are made so:
+ *
+ *   - what other ranks read or write (in and out of all_reduce, in of reduce_scatter, out of all_gather) lies
+ *     on every rank at the same place of the same window, or on none in one: ranks compare that, as they do
+ *     counts
+ *   - in, out and each rank's part begin at multiples of 16 bytes of the block, for NCCL 2.28 is wrong about
+ *     others
  *
  * Where it cannot be, *out is a window that changes nothing: on the CPU, of one rank, without NVLink between
  * the GPUs of one host, with NCCL before 2.27, for memory that is no part of a block of td_device_alloc of
- * 2 MiB or more, or that lies elsewhere in its block on another rank. td_comm_describe counts those that do.
+ * 2 MiB or more, or that lies elsewhere in its block on another rank. td_comm_describe counts those that do,
+ * and those that NCCL keeps without using them, where its environment says so (NCCL_CUMEM_ENABLE=0).
  *
- * A window changes nothing either once its block is freed, or the communicator closed.
+ * A window ends with its block, or with the communicator; what is left of it is destroyed later.
  *
  * TD_BAD_ARGUMENT: comm or out is NULL, no bytes. TD_BAD_STATE: a graph is captured. TD_RANK_FAILED,
  * TD_LIBRARY_ERROR, TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_comm_window_create(td_comm *comm, const void *memory, size_t bytes, td_comm_window **out);
 
-/** Once no collective with the memory is on its way; the other ranks need not do it. Of windows of one block
- * the last to go ends it. Accepts NULL. */
+/** Waits for the collectives that are on their way on this rank. All ranks destroy it, or free its block,
+ * ahead of the next call with that memory, for which it is then none; the memory is given back when all have.
+ * A graph with calls in it can no longer be launched (TD_BAD_STATE). Of windows of one block the last to go
+ * ends it. While a graph is captured it stays until the communicator's end. Accepts NULL. */
 TD_API void td_comm_window_destroy(td_comm_window *window);
 
 /* ---- when they ran ---- */

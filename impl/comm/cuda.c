@@ -22,15 +22,17 @@
 #include <nccl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 /* ABORT_MS: for ncclCommAbort to come back, which it has been seen not to. LOCK_MS: for a call of NCCL's that
- * is under way on another thread; one that takes longer is what is to be aborted. POLL_NS: so long the event
- * is asked again and again, and then with naps of NAP_NS in between. */
-enum { ABORT_MS = 5000, LOCK_MS = 200, POLL_NS = 20000000, NAP_NS = 50000 };
+ * is under way on another thread; one that takes longer is what is to be aborted. REGISTER_MS: for one that
+ * makes a window, which NCCL ends itself when a rank dies, and which an abort must not run beside. For
+ * POLL_NS the event is asked again and again, and then with naps of NAP_NS in between. */
+enum { ABORT_MS = 5000, LOCK_MS = 200, REGISTER_MS = 3000, POLL_NS = 20000000, NAP_NS = 50000 };
 
 /* Of graphs: so many are on the GPU at a time. A rank whose host were further ahead would be late in the eyes
  * of others for as long as it then waits for its GPU. */
@@ -77,6 +79,7 @@ typedef struct nccl {
     pthread_mutex_t lock;  /* of what follows */
     pthread_cond_t changed;
     choice choice;
+    atomic_bool registering; /* a window is made */
     bool started, abandoned; /* the thread of the start came back; nobody waits for it */
     ncclResult_t start;
     bool aborting, aborted;
@@ -575,38 +578,93 @@ static bool window_fits(td_comm *comm, size_t bytes)
            bytes >= TD_CUDA_MAPPED_LEAST;
 }
 
-/** What can block in NCCL is that another rank dies, which an abort ends. */
-static td_status window_open(td_comm *comm, void *block, size_t bytes, void **native)
+/** Of a registration that does not come back: its deadline, after which all ranks abort. */
+typedef struct watch_over {
+    td_comm *comm;
+    int64_t deadline_ns;
+    bool over; /* under n->lock */
+} watch_over;
+
+static void *run_watch(void *argument)
+{
+    watch_over *w = argument;
+    nccl *n = w->comm->state;
+    bool in_time = true;
+
+    pthread_mutex_lock(&n->lock);
+    while (!w->over && in_time)
+        in_time = td_condition_wait(&n->changed, &n->lock, w->deadline_ns);
+    const bool late = !w->over;
+    pthread_mutex_unlock(&n->lock);
+    if (late)
+        td_control_fault(w->comm->control, NULL,
+                         "rank %d: NCCL has not made a window in %g seconds: a rank does not come", n->rank,
+                         w->comm->options.seconds);
+    return NULL;
+}
+
+/** All ranks are on their way here, but one may die or stop. NCCL sees a death: a connection breaks. */
+static td_status register_window(td_comm *comm, void *block, size_t bytes, void **native)
 {
     nccl *n = comm->state;
-    ncclResult_t result = ncclSuccess;
-    char text[256];
+    watch_over w = {.comm = comm, .deadline_ns = td_clock_ns() + td_comm_ns(comm->options.seconds)};
     td_status status = td_cuda_status(td_cuda_enter(n->cuda), "making the GPU current");
+    ncclResult_t result = ncclSuccess;
+    pthread_t thread;
+    char text[256];
 
-    if (status == TD_OK && take_nccl(comm)) {
-        result = n->nc.CommWindowRegister(n->comm, block, bytes, native, WINDOW_SYMMETRIC);
-        pthread_mutex_unlock(&n->calls);
-    }
-    td_cuda_leave(n->cuda);
     if (status == TD_OK)
-        status =
-            td_control_status(comm->control, NULL); /* of a rank that died, NCCL only says that it broke */
-    if (status == TD_OK && result != ncclSuccess) {
-        td_control_fault(comm->control, NULL, "rank %d: making a window: %s", n->rank,
-                         explain(n, result, text));
-        status = td_fail(TD_LIBRARY_ERROR, "rank %d of %d: making a window: %s", n->rank, n->ranks, text);
+        status = td_thread_start(&thread, run_watch, &w);
+    if (status == TD_OK) {
+        atomic_store(&n->registering, true);
+        if (take_nccl(comm)) {
+            result = n->nc.CommWindowRegister(n->comm, block, bytes, native, WINDOW_SYMMETRIC);
+            pthread_mutex_unlock(&n->calls);
+        }
+        atomic_store(&n->registering, false);
+        pthread_mutex_lock(&n->lock);
+        w.over = true;
+        pthread_cond_broadcast(&n->changed);
+        pthread_mutex_unlock(&n->lock);
+        pthread_join(thread, NULL);
     }
+    if (status == TD_OK && result != ncclSuccess)
+        status = td_fail(TD_LIBRARY_ERROR, "%s", explain(n, result, text));
+    td_cuda_leave(n->cuda);
     return status;
 }
 
-/** After a fault the abort has ended it. */
+/** A failure is everybody's: the others would wait, or go on in a window that is none. */
+static td_status window_open(td_comm *comm, void *block, size_t bytes, void **native)
+{
+    const nccl *n = comm->state;
+    td_status status = register_window(comm, block, bytes, native);
+    char text[320];
+
+    if (status != TD_OK) {
+        snprintf(text, sizeof text, "%s", td_last_error());
+        if (td_control_verdict(comm->control))
+            return td_control_status(comm->control, NULL);
+        td_control_fault(comm->control, NULL, "rank %d: making a window: %s", n->rank, text);
+        return td_fail(status, "rank %d of %d: making a window: %s", n->rank, n->ranks, text);
+    }
+    return td_control_status(comm->control, NULL);
+}
+
+/** NCCL unmaps the other ranks' memory at once, whatever its kernels do. After a fault the abort has ended
+ * the window; one whose kernels have not ended by a deadline stays until then. */
 static void window_close(td_comm *comm, void *native)
 {
     nccl *n = comm->state;
+    const int64_t begun_ns = td_clock_ns(), until = begun_ns + td_comm_ns(comm->options.seconds);
 
-    if (td_cuda_enter(n->cuda) == cudaSuccess && take_nccl(comm)) {
-        (void)n->nc.CommWindowDeregister(n->comm, native);
-        pthread_mutex_unlock(&n->calls);
+    if (td_cuda_enter(n->cuda) == cudaSuccess) {
+        while (is_busy(n) && !td_control_faulted(comm->control) && td_clock_ns() < until)
+            rest(begun_ns);
+        if (!is_busy(n) && take_nccl(comm)) {
+            (void)n->nc.CommWindowDeregister(n->comm, native);
+            pthread_mutex_unlock(&n->calls);
+        }
     }
     td_cuda_leave(n->cuda);
 }
@@ -687,7 +745,8 @@ static void *run_abort(void *argument)
 
     (void)cudaSetDevice(n->index);
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += LOCK_MS * 1000000L;
+    const int64_t wait_ms = atomic_load(&n->registering) ? REGISTER_MS : LOCK_MS;
+    until.tv_nsec += (long)(wait_ms * 1000000);
     until.tv_sec += until.tv_nsec / 1000000000;
     until.tv_nsec %= 1000000000;
     /* A call that holds it for longer is stuck, and the abort is what frees it. */

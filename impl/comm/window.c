@@ -25,6 +25,7 @@ static td_status place_of(const td_comm *comm, const char *name, const void *mem
 {
     td_status status = TD_OK;
 
+    *at = 0;
     for (const td_comm_window *w = comm->windows; w; w = w->next) {
         const uintptr_t offset = (uintptr_t)memory - (uintptr_t)w->ending.block;
 
@@ -43,18 +44,38 @@ td_status td_comm_windows_place(const td_comm *comm, const void *in, const void 
 {
     const int64_t bytes = call->count * (int64_t)td_comm_type_size((td_comm_type)call->type);
     td_status status = TD_OK;
+    int64_t in_at, out_at;
 
-    call->in_at = call->out_at = 0;
     if (!comm->windows || call->count == 0 || call->kind > TD_CALL_ALL_GATHER)
         goto cleanup;
-    TD_TRY(place_of(comm, "in", in, &call->in_at));
-    TD_TRY(place_of(comm, "out", out, &call->out_at));
-    TD_CHECK(call->kind == TD_CALL_ALL_REDUCE || (call->in_at == 0 && call->out_at == 0) ||
+    TD_TRY(place_of(comm, "in", in, &in_at));
+    TD_TRY(place_of(comm, "out", out, &out_at));
+    TD_CHECK(call->kind == TD_CALL_ALL_REDUCE || (in_at == 0 && out_at == 0) ||
                  bytes % TD_COMM_WINDOW_ALIGNMENT == 0,
              "count is %" PRId64 " %s, in a window parts need a multiple of %d bytes", call->count,
              td_comm_type_name((td_comm_type)call->type), TD_COMM_WINDOW_ALIGNMENT);
+    /* A rank alone reads or writes its part of the other side, which may be elsewhere on another. */
+    call->in_at = call->kind == TD_CALL_ALL_GATHER ? 0 : in_at;
+    call->out_at = call->kind == TD_CALL_REDUCE_SCATTER ? 0 : out_at;
 cleanup:
     return status;
+}
+
+static uint64_t bit_of(int64_t at)
+{
+    return at > 0 ? UINT64_C(1) << (at >> TD_WINDOW_SHIFT) % 64 : 0;
+}
+
+void td_comm_windows_note(const td_signature *call, uint64_t *windows)
+{
+    *windows |= bit_of(call->in_at) | bit_of(call->out_at);
+}
+
+bool td_comm_windows_live(const td_comm *comm, uint64_t windows)
+{
+    for (const td_comm_window *w = comm->windows; w; w = w->next)
+        windows &= ~bit_of(w->number << TD_WINDOW_SHIFT);
+    return windows == 0;
 }
 
 /** From here on it is of nothing. */
@@ -73,15 +94,28 @@ static void end(td_comm_window *window)
     window->native = NULL;
 }
 
+/** What a graph is captured behind cannot be waited for: a window stays then, and so does the block, which a
+ * device cannot free either. */
+static bool may_end(const td_comm_window *window)
+{
+    return td_graph_capture(window->comm->dev) == 0;
+}
+
 static void block_ended(td_ending *ending)
 {
-    end((td_comm_window *)ending);
+    if (may_end((td_comm_window *)ending))
+        end((td_comm_window *)ending);
 }
 
 void td_comm_windows_end(td_comm *comm)
 {
-    while (comm->windows)
-        end(comm->windows);
+    while (comm->windows) {
+        td_comm_window *const window = comm->windows;
+
+        end(window);
+        if (window->users == 0) /* nobody else has it */
+            free(window);
+    }
 }
 
 /** *same: every rank has the memory in the same place of a block. */
@@ -128,7 +162,11 @@ static td_status take_block(td_comm *comm, const void *memory, size_t bytes, td_
     TD_TRY(agree(comm, &mine, &same));
     if (!same)
         goto cleanup;
-    if (!window) {
+    if (window) {
+        window->users++;
+        free(*out);
+        *out = window;
+    } else {
         window = *out;
         TD_TRY(backend->window_open(comm, block, block_bytes, &window->native));
         window->ending = (td_ending){.block = block, .ended = block_ended};
@@ -137,11 +175,7 @@ static td_status take_block(td_comm *comm, const void *memory, size_t bytes, td_
         window->number = ++comm->window_count;
         window->next = comm->windows;
         comm->windows = window;
-        *out = NULL;
     }
-    window->users++;
-    free(*out);
-    *out = window;
 cleanup:
     return status;
 }
@@ -165,6 +199,7 @@ td_status td_comm_window_create(td_comm *comm, const void *memory, size_t bytes,
         goto cleanup;
     }
     window->comm = comm;
+    window->users = 1;
     TD_TRY(take_block(comm, memory, bytes, &window));
     *out = window;
     window = NULL;
@@ -177,7 +212,10 @@ void td_comm_window_destroy(td_comm_window *window)
 {
     if (!window || --window->users > 0)
         return;
-    if (window->ending.block)
+    if (window->ending.block) {
+        if (!may_end(window))
+            return;
         end(window);
+    }
     free(window);
 }

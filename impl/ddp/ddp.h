@@ -29,9 +29,9 @@ TD_API const char *td_ddp_strategy_name(td_ddp_strategy strategy);
 TD_API td_status td_ddp_strategy_parse(const char *name, td_ddp_strategy *out);
 
 /** What td_comm_options.nccl_ctas is best for a model whose gradients of this type are sent beside its
- * backward pass: 24 for 16 bits, where steps wait for the collectives, and else 0: of the 7 that NCCL takes
- * by itself, where it goes from GPU to GPU directly, products of f32 lose least. By steps of xl (d_model
- * 1600, 256 tokens) on two H100s with NVLink and NCCL 2.28. */
+ * backward pass: 24 for 16 bits, where steps wait for the collectives. Else 0: NCCL then takes 7 in a window,
+ * and products of f32 lose more to any others. By steps of xl (d_model 1600, 256 tokens) on two H100s with
+ * NVLink and NCCL 2.28. */
 TD_API int32_t td_ddp_nccl_ctas(td_dtype grad_dtype);
 
 /* ---- any list of tensors ---- */
@@ -71,7 +71,9 @@ typedef struct td_ddp td_ddp;
 
 /** A container on dev, of all ranks of comm, which call this together; both outlive it. Compares the lists of
  * all ranks (their number, and of each tensor shape, dtypes, and whether it is frozen, how often used and how
- * roomy), and then sends rank 0's weights to all, those of frozen tensors too.
+ * roomy), and then sends rank 0's weights to all, those of frozen tensors too. With NCCL the block of memory
+ * that has all gradients becomes a window (td_comm_window_create, whose rules then hold for the caller's own
+ * calls there), unless one of them begins at no multiple of 16 bytes.
  *
  * TD_BAD_ARGUMENT: a NULL, a count below 1, a shape with an extent below 1 or beyond 2^63 - 1 elements, a
  * type that is none, a room that is smaller than the tensor, uses below 0, an order that is none of those

@@ -36,11 +36,18 @@ static bool load(driver *out)
     return true;
 }
 
-static CUmemAllocationProp properties_of(int index)
+/** Also for network cards, where they can have such memory, as they can all of cudaMalloc's. */
+static CUmemAllocationProp properties_of(const driver *cu, int index)
 {
-    return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                 .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                                 .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = index}};
+    CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                      .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                      .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = index}};
+    int cards = 0;
+
+    if (cu->cuDeviceGetAttribute(&cards, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+                                 index) == CUDA_SUCCESS)
+        properties.allocFlags.gpuDirectRDMACapable = cards != 0;
+    return properties;
 }
 
 bool td_cuda_maps(int index)
@@ -68,9 +75,6 @@ static td_status fail(const driver *cu, CUresult code, const char *what)
 
 td_status td_cuda_map(int index, size_t bytes, void **out)
 {
-    const CUmemAllocationProp properties = properties_of(index);
-    const CUmemAccessDesc access = {.location = properties.location,
-                                    .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     CUmemGenericAllocationHandle memory = 0;
     CUdeviceptr at = 0;
     size_t page = 0, whole = 0, free_bytes = 0, all_bytes = 0;
@@ -79,12 +83,18 @@ td_status td_cuda_map(int index, size_t bytes, void **out)
 
     if (!load(&cu))
         return td_fail(TD_LIBRARY_ERROR, "the driver has lost its functions for mapping memory");
+    const CUmemAllocationProp properties = properties_of(&cu, index);
+    const CUmemAccessDesc access = {.location = properties.location,
+                                    .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     CUresult code =
         cu.cuMemGetAllocationGranularity(&page, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
     if (code != CUDA_SUCCESS)
         return fail(&cu, code, "cuMemGetAllocationGranularity");
     /* The driver calls a size that no GPU has a wrong value, where memory of it is wanting. */
-    if (cudaMemGetInfo(&free_bytes, &all_bytes) != cudaSuccess || bytes > all_bytes)
+    const cudaError_t asked = cudaMemGetInfo(&free_bytes, &all_bytes);
+    if (asked != cudaSuccess)
+        return td_cuda_status(asked, "asking for the GPU's memory");
+    if (bytes > all_bytes)
         return TD_NO_MEMORY;
     whole = (bytes + page - 1) / page * page;
     code = cu.cuMemCreate(&memory, whole, &properties, 0);
@@ -114,7 +124,11 @@ void td_cuda_unmap(void *block)
     size_t whole = 0;
     driver cu;
 
-    (void)cudaDeviceSynchronize();
+    /* Within a capture, as cudaFree, it cannot; then the block stays, for it may be in use. */
+    if (cudaDeviceSynchronize() != cudaSuccess) {
+        (void)cudaGetLastError();
+        return;
+    }
     if (!load(&cu) || cu.cuMemGetAddressRange(&at, &whole, (CUdeviceptr)(uintptr_t)block) != CUDA_SUCCESS)
         return;
     (void)cu.cuMemUnmap(at, whole);

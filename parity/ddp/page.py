@@ -364,20 +364,25 @@ def report_floor(page, runs, links):
 
 
 def told_words(times, runs):
-    """What NCCL was told of its multiprocessors, where records say it, and whether it goes between GPUs directly."""
-    told = {
-        r["case"]["dtype"]: r["config"]["nccl_ctas"]
-        for r in times.records
-        if "nccl_ctas" in r.get("config", {})
-    }
+    """What NCCL was told of its multiprocessors, and whether it goes between GPUs directly, where records say it."""
+    mine = [r for r in times.records if r["impl"].startswith("c_") and "ms" in r]
+    told = {}
+    for record in mine:
+        case, count = record["case"], record.get("config", {}).get("nccl_ctas")
+        if count:
+            said = f"{count} in {case['dtype']}"
+            if not all(
+                "nccl_ctas" in r.get("config", {}) for r in mine if r["case"]["dtype"] == case["dtype"]
+            ):
+                said += " with buckets of {:g} MiB".format(case["bucket_mb"])
+            told[said] = None
     words = "Records do not say whether C told NCCL how many multiprocessors to take."
     if told:
-        by_dtype = ", ".join(f"{count} in {dtype}" for dtype, count in told.items())
         words = (
-            f"C tells NCCL to take at least so many multiprocessors: {by_dtype} (`td_ddp_nccl_ctas`); PyTorch leaves "
-            "it to NCCL."
+            f"C tells NCCL to take at least so many multiprocessors: {', '.join(told)} (`td_ddp_nccl_ctas`); PyTorch "
+            "leaves it to NCCL."
         )
-    if any(r["values"].get("windows") for r in runs):
+    if any(r.get("values", {}).get("windows") for r in [*mine, *runs]):
         words += (
             " C's gradients lie in windows (`td_comm_window_create`): NCCL reads and writes the other GPU's where "
             "they are, without the buffers that it has in between for PyTorch's."

@@ -111,6 +111,10 @@ class RankTrainer:
         self.c.td_train_settle(self.train)
         return state_dict(self.c, self.model)
 
+    def windows(self):
+        """How many blocks of memory collectives go from GPU to GPU of."""
+        return self.c.value("td_comm_describe", comm_of(self.case, self, self.backend, self.side)).windows
+
     def state_bytes(self):
         """Of this rank's moments; None: they are not split."""
         return self.shard and self.c.value("td_shard_link_describe", self.shard).moment_bytes
@@ -310,17 +314,20 @@ def timed_step(case, draw, c, optimizer=None):
     ids, targets = draw_batches(case, draw, 1)[0][c.ranks.rank]
 
     def tandem(backend, whole=False):
-        trainer = RankTrainer(case, c, backend, whole)
+        trainer, found = RankTrainer(case, c, backend, whole), {}
 
         def begin():
             trainer.open()
             trainer.begin(state)
+            windows = trainer.windows()
+            if windows:
+                found["values"] = {"windows": windows}
 
         def call():
             trainer.step(ids, targets)
             return {}
 
-        return Side(call, open=begin, close=trainer.close)
+        return Side(call, open=begin, close=trainer.close, record=lambda: found)
 
     def torch_side(switches):
         trainer = TorchTrainer(case, state, draw.device, optimizer, **switches)

@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <nccl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +30,16 @@ struct ncclComm {
     atomic_int graphs; /* that have its calls */
 };
 
-typedef enum operation_kind { COPY, REST, MARK, ALL_REDUCE, BROADCAST, LEAVE } operation_kind;
+typedef enum operation_kind {
+    COPY,
+    REST,
+    MARK,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    ALL_GATHER,
+    BROADCAST,
+    LEAVE
+} operation_kind;
 
 typedef struct operation {
     operation_kind kind;
@@ -55,7 +65,7 @@ static bool working;
 static recording *capture;
 static td_cuda cuda;
 bool td_stand_in_shared, td_stand_in_nvlink, td_stand_in_maps, td_stand_in_old;
-int td_stand_in_ctas, td_stand_in_windows;
+int td_stand_in_ctas, td_stand_in_windows, td_stand_in_comes = 1;
 void *td_stand_in_window;
 unsigned td_stand_in_enter_ms;
 atomic_int td_stand_in_fills;
@@ -64,6 +74,7 @@ atomic_int td_stand_in_fills;
 static struct {
     atomic_int stage[RANKS]; /* twice the calls that a rank has ended, and 1 within one */
     float in[RANKS][COUNT];
+    atomic_int registrations[RANKS];
 } * shared;
 
 void *td_stand_in_share(void)
@@ -96,8 +107,16 @@ static void collect(const operation *o)
     memcpy(shared->in[o->comm->rank], o->src, o->bytes);
     if (!meet(o->comm, stage + 1))
         return;
-    for (size_t i = 0; i < o->bytes / sizeof *out; i++)
-        out[i] = o->kind == BROADCAST ? shared->in[o->root][i] : shared->in[0][i] + shared->in[1][i];
+    const size_t count = o->bytes / sizeof *out, part = count / RANKS, own = (size_t)o->comm->rank * part;
+    for (size_t i = 0; i < (o->kind == REDUCE_SCATTER ? part : count); i++) {
+        const size_t at = o->kind == REDUCE_SCATTER ? own + i : i;
+
+        if (o->kind == ALL_GATHER)
+            for (int rank = 0; rank < RANKS; rank++)
+                out[(size_t)rank * count + i] = shared->in[rank][i];
+        else
+            out[i] = o->kind == BROADCAST ? shared->in[o->root][i] : shared->in[0][at] + shared->in[1][at];
+    }
     (void)meet(o->comm, stage + 2);
 }
 
@@ -225,7 +244,10 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
 cudaError_t cudaStreamQuery(cudaStream_t stream)
 {
     (void)stream;
-    return cudaSuccess;
+    pthread_mutex_lock(&lock);
+    const bool busy = first || working;
+    pthread_mutex_unlock(&lock);
+    return busy ? cudaErrorNotReady : cudaSuccess;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
@@ -337,6 +359,15 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *block, size_t bytes, 
         abort();
     if (td_stand_in_windows < 0)
         return ncclInvalidArgument;
+    if (td_stand_in_comes < 0)
+        (void)raise(SIGKILL);
+    const int number =
+        td_stand_in_comes ? atomic_fetch_add(&shared->registrations[comm->rank], 1) + 1 : 1 << 30;
+    for (int other = 0; other < RANKS; other++)
+        while (atomic_load(&shared->registrations[other]) < number && !atomic_load(&comm->aborted))
+            usleep(1000);
+    if (atomic_load(&comm->aborted))
+        return ncclUnhandledCudaError;
     td_stand_in_windows++;
     td_stand_in_window = *window = block;
     return ncclSuccess;
@@ -344,7 +375,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *block, size_t bytes, 
 
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, void *window)
 {
-    if (atomic_load(&comm->aborted) || !window)
+    if (atomic_load(&comm->aborted) || !window || cudaStreamQuery(NULL) != cudaSuccess)
         abort();
     td_stand_in_windows--;
     return ncclSuccess;
@@ -439,15 +470,21 @@ ncclResult_t ncclBroadcast(const void *in, void *out, size_t count, ncclDataType
 ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                ncclComm_t comm, cudaStream_t stream)
 {
-    (void)in, (void)out, (void)count, (void)type, (void)op, (void)comm, (void)stream;
-    abort();
+    (void)stream;
+    if (type != ncclFloat32 || op != ncclSum)
+        abort();
+    return call((operation){
+        .kind = REDUCE_SCATTER, .src = in, .dst = out, .bytes = RANKS * count * sizeof(float), .comm = comm});
 }
 
 ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream)
 {
-    (void)in, (void)out, (void)count, (void)type, (void)comm, (void)stream;
-    abort();
+    (void)stream;
+    if (type != ncclFloat32)
+        abort();
+    return call(
+        (operation){.kind = ALL_GATHER, .src = in, .dst = out, .bytes = count * sizeof(float), .comm = comm});
 }
 
 void *__wrap_dlopen(const char *name, int flags);
