@@ -92,14 +92,17 @@ class DataParallel(unittest.TestCase):
 
     def test_what_nccl_was_told_is_said_by_records(self):
         def record(mb, impl="c_nccl", **more):
-            return {"impl": impl, "case": dict(dtype="bf16", bucket_mb=mb), "ms": statistics([1.0])} | more
+            case = dict(dtype="bf16", strategy="bucketed", bucket_mb=mb)
+            return {"impl": impl, "case": case, "ms": statistics([1.0])} | more
 
         told = record(100, config={"nccl_ctas": 24})
         said = told_words(Records([told, record(100, "torch_ddp")]), [])
         self.assertIn("multiprocessors: 24 in bf16 (", said)
         self.assertNotIn("windows", said)
         said = told_words(Records([told, record(25), record(25, config={"graph": True})]), [])
-        self.assertIn("multiprocessors: 24 in bf16 with buckets of 100 MiB (", said)
+        self.assertIn("multiprocessors: 24 in bf16 bucketed with 100 MiB (", said)
+        naive = told | {"case": dict(dtype="bf16", strategy="naive")}
+        self.assertIn(": 24 in bf16 naive (", told_words(Records([naive, record(25)]), []))
         unsaid = Records([record(25, config={"graph": True})])
         self.assertIn("Records do not say", told_words(unsaid, []))
         self.assertIn("lie in windows", told_words(unsaid, [{"values": {"windows": 1}}]))

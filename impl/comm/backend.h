@@ -73,7 +73,7 @@ typedef struct td_comm_backend_table {
 } td_comm_backend_table;
 
 struct td_comm_window {
-    td_ending ending; /* of its block; whose block is NULL: there is none, or no longer */
+    td_ending ending; /* of its block; ending.block is NULL where there is none, or no longer */
     td_comm *comm;
     size_t bytes;          /* of the block */
     void *native;          /* the library's; NULL: it has none */

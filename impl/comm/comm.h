@@ -174,8 +174,8 @@ TD_API td_status td_work_test(td_work *work, bool *done);
  *
  * TD_BAD_ARGUMENT: a NULL (for count above 0), a count below 0 or whose bytes are beyond 2^63 - 1, a value
  * that is none of its enum, buffers that overlap in another way, a root that is no rank, parts in a window
- * that begin at no multiple of 16 bytes. TD_BAD_STATE: 1024
- * handles were not waited for; a capture, and no handle. TD_RANK_FAILED, TD_LIBRARY_ERROR. */
+ * that begin at no multiple of 16 bytes. TD_BAD_STATE: 1024 handles were not waited for; a capture, and no
+ * handle. TD_RANK_FAILED, TD_LIBRARY_ERROR. */
 TD_API td_status td_comm_all_reduce(td_comm *comm, const void *in, void *out, int64_t count,
                                     td_comm_type type, td_reduction reduction, td_work **work);
 TD_API td_status td_comm_reduce_scatter(td_comm *comm, const void *in, void *out, int64_t count,

@@ -9,20 +9,15 @@
  * The host never waits inside CUDA for a collective, for that would not end when a rank dies: NCCL sees
  * nothing of a death within a host. It asks the event, and on a fault a thread of its own calls
  * ncclCommAbort, which ends the kernels. */
-#include "device/cuda.h"
 #include "base/check.h"
 #include "base/clock.h"
-#include "comm/backend.h"
+#include "comm/cuda_state.h"
 #include "comm/thread.h"
-#include "device/cuda_memory.h"
 #include "kernels/scale.h"
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <nccl.h>
-#include <pthread.h>
 #include <sched.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,59 +29,7 @@
  * POLL_NS the event is asked again and again, and then with naps of NAP_NS in between. */
 enum { ABORT_MS = 5000, LOCK_MS = 200, REGISTER_MS = 3000, POLL_NS = 20000000, NAP_NS = 50000 };
 
-/* Of graphs: so many are on the GPU at a time. A rank whose host were further ahead would be late in the eyes
- * of others for as long as it then waits for its GPU. */
-enum { LAUNCHES = 2 };
-
-#define EACH_FUNCTION(f)                                                                                     \
-    f(GetVersion) f(GetUniqueId) f(GetErrorString) f(GetLastError) f(CommInitRankConfig) f(CommFinalize)     \
-        f(CommDestroy) f(CommAbort) f(CommGetAsyncError) f(AllReduce) f(ReduceScatter) f(AllGather)          \
-            f(Broadcast)
-#define DECLARE(name) __typeof__(&nccl##name) name;
-typedef struct library {
-    EACH_FUNCTION(DECLARE)
-    /* As of 2.27, whose header need not be there; NULL: the library is older. */
-    ncclResult_t (*CommWindowRegister)(ncclComm_t comm, void *block, size_t bytes, void **window, int flags);
-    ncclResult_t (*CommWindowDeregister)(ncclComm_t comm, void *window);
-} library;
-
-enum {
-    WINDOW_SYMMETRIC = 1
-}; /* NCCL_WIN_COLL_SYMMETRIC: ranks have the memory in the same place of a block */
-
-/** What rank 0 chooses for all. */
-typedef struct choice {
-    ncclUniqueId id;
-    int ctas;    /* multiprocessors at the least; 0: NCCL's choice */
-    bool direct; /* by NVLink, within a host */
-} choice;
-
-typedef struct nccl {
-    library nc;
-    td_cuda *cuda;
-    int index, rank, ranks;
-    ncclComm_t comm;
-    cudaStream_t stream;            /* that of the collectives, highest priority */
-    cudaEvent_t behind;             /* what a collective begins behind on the device's stream */
-    int64_t ended_ns;               /* when the last one was seen to be done */
-    cudaEvent_t launches[LAUNCHES]; /* behind the graphs that were launched last, in turn */
-    int64_t launch_count;
-    cudaEvent_t *marks; /* [mark_count] around calls that are watched */
-    int64_t mark_count, mark_room;
-    cudaEvent_t base; /* the begin of their time, which was at base_ns */
-    int64_t base_ns;
-    pthread_mutex_t calls; /* one thread inside NCCL at a time */
-    pthread_mutex_t lock;  /* of what follows */
-    pthread_cond_t changed;
-    choice choice;
-    atomic_bool registering; /* a window is made */
-    bool started, abandoned; /* the thread of the start came back; nobody waits for it */
-    ncclResult_t start;
-    bool aborting, aborted;
-    int64_t abort_by_ns; /* ABORT_MS behind its begin */
-} nccl;
-
-static td_status load_library(library *out)
+static td_status load_library(td_nccl_library *out)
 {
     /* It stays loaded: it keeps threads of its own. */
     void *loaded = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
@@ -97,13 +40,13 @@ static td_status load_library(library *out)
     *(void **)&out->function = dlsym(loaded, "nccl" #function);                                              \
     if (!out->function)                                                                                      \
         return td_fail(TD_LIBRARY_ERROR, "libnccl.so.2 has no nccl" #function);
-    EACH_FUNCTION(LOAD)
+    TD_NCCL_EACH(LOAD)
     *(void **)&out->CommWindowRegister = dlsym(loaded, "ncclCommWindowRegister");
     *(void **)&out->CommWindowDeregister = dlsym(loaded, "ncclCommWindowDeregister");
     return TD_OK;
 }
 
-static const char *explain(const nccl *n, ncclResult_t result, char text[256])
+const char *td_nccl_explain(const td_nccl *n, ncclResult_t result, char text[256])
 {
     const char *last = n->nc.GetLastError(NULL);
 
@@ -128,7 +71,7 @@ td_status td_comm_nccl_device(td_device *dev, const char *host, char out[TD_MEET
 
 /* ---- start ---- */
 
-static void nccl_free(nccl *n)
+static void nccl_free(td_nccl *n)
 {
     pthread_cond_destroy(&n->changed);
     pthread_mutex_destroy(&n->lock);
@@ -138,7 +81,7 @@ static void nccl_free(nccl *n)
 
 static void *run_start(void *argument)
 {
-    nccl *n = argument;
+    td_nccl *n = argument;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t comm = NULL;
     ncclResult_t result = ncclUnhandledCudaError;
@@ -182,7 +125,7 @@ static bool has_nvlink(int index)
 }
 
 /** Rank 0's choice for all, and the start with it. */
-static td_status start_nccl(td_comm *comm, nccl *n, int64_t deadline_ns)
+static td_status start_nccl(td_comm *comm, td_nccl *n, int64_t deadline_ns)
 {
     td_status status = TD_OK;
     pthread_t thread;
@@ -193,7 +136,7 @@ static td_status start_nccl(td_comm *comm, nccl *n, int64_t deadline_ns)
         const ncclResult_t result = n->nc.GetUniqueId(&n->choice.id);
 
         if (result != ncclSuccess)
-            return td_fail(TD_LIBRARY_ERROR, "making an id: %s", explain(n, result, text));
+            return td_fail(TD_LIBRARY_ERROR, "making an id: %s", td_nccl_explain(n, result, text));
         /* Between hosts, and between ranks that share a GPU, NCCL sends by the network. */
         n->choice.direct =
             td_control_hosts(comm->control) == 1 && !comm->options.nccl_host && has_nvlink(n->index);
@@ -223,7 +166,7 @@ static td_status start_nccl(td_comm *comm, nccl *n, int64_t deadline_ns)
     }
     pthread_join(thread, NULL);
     if (n->start != ncclSuccess)
-        status = td_fail(TD_LIBRARY_ERROR, "starting NCCL: %s", explain(n, n->start, text));
+        status = td_fail(TD_LIBRARY_ERROR, "starting NCCL: %s", td_nccl_explain(n, n->start, text));
 cleanup:
     return status;
 }
@@ -231,7 +174,7 @@ cleanup:
 static td_status open_backend(td_comm *comm, int64_t deadline_ns)
 {
     td_status status = TD_OK;
-    nccl *n = calloc(1, sizeof *n);
+    td_nccl *n = calloc(1, sizeof *n);
     int version = 0, least = 0, greatest = 0;
 
     if (!n)
@@ -288,13 +231,13 @@ static ncclDataType_t type_of(int type)
 /** Among a power of two ranks NCCL's own average, which multiplies by 1 / ranks first, has the bits of the
  * sum that is multiplied then: the factor is exact, but next to the ends of a type's range, which f16 is
  * not far from. It spares a pass over the data. */
-static bool averages_itself(const nccl *n, const td_signature *call)
+static bool averages_itself(const td_nccl *n, const td_signature *call)
 {
     return (n->ranks & (n->ranks - 1)) == 0 &&
            (call->type == TD_COMM_F32 || call->type == TD_COMM_F64 || call->type == TD_COMM_BF16);
 }
 
-static ncclResult_t call_nccl(nccl *n, const td_work *work)
+static ncclResult_t call_nccl(td_nccl *n, const td_work *work)
 {
     const td_signature *call = &work->call;
     const ncclDataType_t type = type_of(call->type);
@@ -315,7 +258,7 @@ static ncclResult_t call_nccl(nccl *n, const td_work *work)
     }
 }
 
-static cudaError_t scale(nccl *n, const td_work *work)
+static cudaError_t scale(td_nccl *n, const td_work *work)
 {
     const td_signature *call = &work->call;
 
@@ -327,7 +270,7 @@ static cudaError_t scale(nccl *n, const td_work *work)
 }
 
 /** Queues it behind what the device's stream has now; the GPU is current, and no other thread inside NCCL. */
-static td_status queue_call(nccl *n, td_work *work)
+static td_status queue_call(td_nccl *n, td_work *work)
 {
     td_status status = TD_OK;
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -351,7 +294,7 @@ static td_status queue_call(nccl *n, td_work *work)
         TD_TRY(td_cuda_status(cudaEventRecord(n->marks[2 * work->span], n->stream), "recording an event"));
     const ncclResult_t result = call_nccl(n, work);
     if (result != ncclSuccess) {
-        status = td_fail(TD_LIBRARY_ERROR, "%s", explain(n, result, text));
+        status = td_fail(TD_LIBRARY_ERROR, "%s", td_nccl_explain(n, result, text));
         goto cleanup;
     }
     TD_TRY(td_cuda_status(scale(n, work), "scaling an average"));
@@ -364,11 +307,9 @@ cleanup:
     return status;
 }
 
-/** Takes NCCL for this thread; false: a rank has failed. The abort may hold it until this thread's graphs are
- * destroyed, so that nobody waits for it. */
-static bool take_nccl(td_comm *comm)
+bool td_nccl_take(td_comm *comm)
 {
-    nccl *n = comm->state;
+    td_nccl *n = comm->state;
 
     while (!td_control_faulted(comm->control)) {
         if (pthread_mutex_trylock(&n->calls) == 0)
@@ -382,12 +323,12 @@ static bool take_nccl(td_comm *comm)
  * everybody's: the others are in the call, or will launch the graph. */
 static td_status call_or_capture(td_comm *comm, td_work *work)
 {
-    nccl *n = comm->state;
+    td_nccl *n = comm->state;
     char text[320];
     td_status status = td_cuda_status(td_cuda_enter(n->cuda), "making the GPU current");
 
     if (status == TD_OK) {
-        const bool taken = take_nccl(comm);
+        const bool taken = td_nccl_take(comm);
         status = td_control_status(comm->control, &work->call); /* or NCCL's communicator may be gone */
         if (status == TD_OK)
             status = queue_call(n, work);
@@ -423,7 +364,7 @@ cleanup:
 
 /** After a fault: until NCCL's kernels have ended, and no longer use the caller's memory. While graphs live
  * that may never be: ABORT_MS are waited for all calls together. */
-static void wait_abort(nccl *n)
+static void wait_abort(td_nccl *n)
 {
     pthread_mutex_lock(&n->lock);
     while (n->aborting && !n->aborted && td_condition_wait(&n->changed, &n->lock, n->abort_by_ns))
@@ -434,7 +375,7 @@ static void wait_abort(nccl *n)
 /** Whether it is done, as CUDA says; an error of CUDA's is a fault. */
 static td_status query(td_comm *comm, td_work *work, bool *done)
 {
-    nccl *n = comm->state;
+    td_nccl *n = comm->state;
     ncclResult_t result = ncclSuccess;
     char text[256];
 
@@ -451,7 +392,7 @@ static td_status query(td_comm *comm, td_work *work, bool *done)
         pthread_mutex_unlock(&n->calls);
     }
     if (result != ncclSuccess && result != ncclInProgress)
-        return td_control_library_fault(comm->control, &work->call, explain(n, result, text));
+        return td_control_library_fault(comm->control, &work->call, td_nccl_explain(n, result, text));
     return TD_OK;
 }
 
@@ -470,7 +411,7 @@ static void rest(int64_t begun_ns)
 static td_status wait_for(td_comm *comm, td_work *work)
 {
     td_status status = TD_OK;
-    nccl *n = comm->state;
+    td_nccl *n = comm->state;
     const int64_t begun_ns = td_clock_ns();
     bool done = !work->native || atomic_load(&work->done);
 
@@ -495,7 +436,7 @@ cleanup:
 
 static td_status queue_wait(td_comm *comm, td_work *work)
 {
-    nccl *n = comm->state;
+    td_nccl *n = comm->state;
     td_status status = td_control_status(comm->control, &work->call);
 
     if (status != TD_OK || !work->native)
@@ -533,20 +474,20 @@ static bool is_done(cudaEvent_t event)
 /** No longer than a deadline: the meeting that follows knows who is late. */
 static void pace(td_comm *comm)
 {
-    nccl *n = comm->state;
+    td_nccl *n = comm->state;
     const int64_t begun_ns = td_clock_ns(), until = begun_ns + td_comm_ns(comm->options.seconds);
 
-    if (n->launch_count < LAUNCHES)
+    if (n->launch_count < TD_NCCL_LAUNCHES)
         return;
-    while (!is_done(n->launches[n->launch_count % LAUNCHES]) && !td_control_faulted(comm->control) &&
+    while (!is_done(n->launches[n->launch_count % TD_NCCL_LAUNCHES]) && !td_control_faulted(comm->control) &&
            td_clock_ns() < until)
         rest(begun_ns);
 }
 
 static td_status launched(td_comm *comm)
 {
-    nccl *n = comm->state;
-    cudaEvent_t *const event = &n->launches[n->launch_count % LAUNCHES];
+    td_nccl *n = comm->state;
+    cudaEvent_t *const event = &n->launches[n->launch_count % TD_NCCL_LAUNCHES];
     td_status status = td_cuda_status(td_cuda_enter(n->cuda), "making the GPU current");
 
     if (status == TD_OK && !*event)
@@ -559,119 +500,30 @@ static td_status launched(td_comm *comm)
 }
 
 /** Whether collectives are on their way, queued or in graphs. */
-static bool is_busy(const nccl *n)
+static bool is_busy(const td_nccl *n)
 {
     const bool queued = cudaStreamQuery(n->stream) == cudaErrorNotReady;
 
     if (queued)
         (void)cudaGetLastError();
-    return queued || (n->launch_count > 0 && !is_done(n->launches[(n->launch_count - 1) % LAUNCHES]));
+    return queued || (n->launch_count > 0 && !is_done(n->launches[(n->launch_count - 1) % TD_NCCL_LAUNCHES]));
 }
 
-/* ---- windows ---- */
-
-static bool window_fits(td_comm *comm, size_t bytes)
+bool td_nccl_settle(td_comm *comm, int64_t until_ns)
 {
-    const nccl *n = comm->state;
+    const td_nccl *n = comm->state;
+    const int64_t begun_ns = td_clock_ns();
 
-    return n->choice.direct && n->nc.CommWindowRegister && n->nc.CommWindowDeregister && n->cuda->maps &&
-           bytes >= TD_CUDA_MAPPED_LEAST;
-}
-
-/** Of a registration that does not come back: its deadline, after which all ranks abort. */
-typedef struct watch_over {
-    td_comm *comm;
-    int64_t deadline_ns;
-    bool over; /* under n->lock */
-} watch_over;
-
-static void *run_watch(void *argument)
-{
-    watch_over *w = argument;
-    nccl *n = w->comm->state;
-    bool in_time = true;
-
-    pthread_mutex_lock(&n->lock);
-    while (!w->over && in_time)
-        in_time = td_condition_wait(&n->changed, &n->lock, w->deadline_ns);
-    const bool late = !w->over;
-    pthread_mutex_unlock(&n->lock);
-    if (late)
-        td_control_fault(w->comm->control, NULL,
-                         "rank %d: NCCL has not made a window in %g seconds: a rank does not come", n->rank,
-                         w->comm->options.seconds);
-    return NULL;
-}
-
-/** All ranks are on their way here, but one may die or stop. NCCL sees a death: a connection breaks. */
-static td_status register_window(td_comm *comm, void *block, size_t bytes, void **native)
-{
-    nccl *n = comm->state;
-    watch_over w = {.comm = comm, .deadline_ns = td_clock_ns() + td_comm_ns(comm->options.seconds)};
-    td_status status = td_cuda_status(td_cuda_enter(n->cuda), "making the GPU current");
-    ncclResult_t result = ncclSuccess;
-    pthread_t thread;
-    char text[256];
-
-    if (status == TD_OK)
-        status = td_thread_start(&thread, run_watch, &w);
-    if (status == TD_OK) {
-        atomic_store(&n->registering, true);
-        if (take_nccl(comm)) {
-            result = n->nc.CommWindowRegister(n->comm, block, bytes, native, WINDOW_SYMMETRIC);
-            pthread_mutex_unlock(&n->calls);
-        }
-        atomic_store(&n->registering, false);
-        pthread_mutex_lock(&n->lock);
-        w.over = true;
-        pthread_cond_broadcast(&n->changed);
-        pthread_mutex_unlock(&n->lock);
-        pthread_join(thread, NULL);
-    }
-    if (status == TD_OK && result != ncclSuccess)
-        status = td_fail(TD_LIBRARY_ERROR, "%s", explain(n, result, text));
-    td_cuda_leave(n->cuda);
-    return status;
-}
-
-/** A failure is everybody's: the others would wait, or go on in a window that is none. */
-static td_status window_open(td_comm *comm, void *block, size_t bytes, void **native)
-{
-    const nccl *n = comm->state;
-    td_status status = register_window(comm, block, bytes, native);
-    char text[320];
-
-    if (status != TD_OK) {
-        snprintf(text, sizeof text, "%s", td_last_error());
-        if (td_control_verdict(comm->control))
-            return td_control_status(comm->control, NULL);
-        td_control_fault(comm->control, NULL, "rank %d: making a window: %s", n->rank, text);
-        return td_fail(status, "rank %d of %d: making a window: %s", n->rank, n->ranks, text);
-    }
-    return td_control_status(comm->control, NULL);
-}
-
-/** NCCL unmaps the other ranks' memory at once, whatever its kernels do. After a fault the abort has ended
- * the window; one whose kernels have not ended by a deadline stays until then. */
-static void window_close(td_comm *comm, void *native)
-{
-    nccl *n = comm->state;
-    const int64_t begun_ns = td_clock_ns(), until = begun_ns + td_comm_ns(comm->options.seconds);
-
-    if (td_cuda_enter(n->cuda) == cudaSuccess) {
-        while (is_busy(n) && !td_control_faulted(comm->control) && td_clock_ns() < until)
-            rest(begun_ns);
-        if (!is_busy(n) && take_nccl(comm)) {
-            (void)n->nc.CommWindowDeregister(n->comm, native);
-            pthread_mutex_unlock(&n->calls);
-        }
-    }
-    td_cuda_leave(n->cuda);
+    if (!is_busy(n))
+        return true;
+    while (is_busy(n) && !td_control_faulted(comm->control) && td_clock_ns() < until_ns)
+        rest(begun_ns);
+    return !is_busy(n) && !td_control_faulted(comm->control);
 }
 
 /* ---- when calls ran ---- */
 
-static td_status make_marks(nccl *n, int64_t count)
+static td_status make_marks(td_nccl *n, int64_t count)
 {
     td_status status = TD_OK;
 
@@ -696,7 +548,7 @@ cleanup:
 static td_status watch(td_comm *comm, int64_t capacity)
 {
     td_status status = TD_OK;
-    nccl *n = comm->state;
+    td_nccl *n = comm->state;
 
     TD_TRY(td_cuda_status(td_cuda_enter(n->cuda), "making the GPU current"));
     if (is_busy(n))
@@ -716,7 +568,7 @@ cleanup:
 static td_status watched(td_comm *comm, td_comm_span *spans, int64_t count)
 {
     td_status status = TD_OK;
-    nccl *n = comm->state;
+    td_nccl *n = comm->state;
     float begin, end;
 
     for (int64_t i = 0; i < count; i++) {
@@ -740,7 +592,7 @@ cleanup:
 
 static void *run_abort(void *argument)
 {
-    nccl *n = argument;
+    td_nccl *n = argument;
     struct timespec until;
 
     (void)cudaSetDevice(n->index);
@@ -764,7 +616,7 @@ static void *run_abort(void *argument)
 /** All ranks of a host must abort, and do: each hears of the fault. */
 static void fault(td_comm *comm)
 {
-    nccl *n = comm->state;
+    td_nccl *n = comm->state;
     pthread_t thread;
 
     if (!n)
@@ -783,18 +635,12 @@ static void fault(td_comm *comm)
  * ends it as well. */
 static td_status finish(td_comm *comm)
 {
-    const int64_t begun_ns = td_clock_ns();
-
-    if (!is_busy(comm->state))
-        return TD_OK;
-    while (is_busy(comm->state) && !td_control_faulted(comm->control))
-        rest(begun_ns);
-    return td_control_status(comm->control, NULL);
+    return td_nccl_settle(comm, INT64_MAX) ? TD_OK : td_control_status(comm->control, NULL);
 }
 
 static void close_backend(td_comm *comm, bool orderly)
 {
-    nccl *n = comm->state;
+    td_nccl *n = comm->state;
     bool gone;
 
     if (!n)
@@ -826,7 +672,7 @@ static void close_backend(td_comm *comm, bool orderly)
             (void)cudaEventDestroy(comm->works[i].event);
     for (int64_t i = 0; i < n->mark_count; i++)
         (void)cudaEventDestroy(n->marks[i]);
-    for (int i = 0; i < LAUNCHES; i++)
+    for (int i = 0; i < TD_NCCL_LAUNCHES; i++)
         if (n->launches[i])
             (void)cudaEventDestroy(n->launches[i]);
     if (n->base)
@@ -847,9 +693,9 @@ const td_comm_backend_table td_comm_backend_nccl = {.open = open_backend,
                                                     .test = test,
                                                     .watch = watch,
                                                     .watched = watched,
-                                                    .window_fits = window_fits,
-                                                    .window_open = window_open,
-                                                    .window_close = window_close,
+                                                    .window_fits = td_nccl_window_fits,
+                                                    .window_open = td_nccl_window_open,
+                                                    .window_close = td_nccl_window_close,
                                                     .fault = fault,
                                                     .finish = finish,
                                                     .close = close_backend};

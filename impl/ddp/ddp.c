@@ -203,8 +203,8 @@ cleanup:
     return status;
 }
 
-/** Gradients that lie together can go from GPU to GPU directly, unless one begins where no call in a window
- * may: by the order that is learnt one begins at any. */
+/** Makes a window of the block with all gradients. Calls begin at any of them once the order is learnt, so
+ * that one that begins where no call in a window may leaves the container without. */
 static td_status make_window(td_ddp *ddp)
 {
     uintptr_t begin = UINTPTR_MAX, end = 0;

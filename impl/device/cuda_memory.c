@@ -36,7 +36,7 @@ static bool load(driver *out)
     return true;
 }
 
-/** Also for network cards, where they can have such memory, as they can all of cudaMalloc's. */
+/** Network cards may read the memory, where they can: so they may cudaMalloc's. */
 static CUmemAllocationProp properties_of(const driver *cu, int index)
 {
     CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,

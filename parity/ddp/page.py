@@ -366,20 +366,20 @@ def report_floor(page, runs, links):
 def told_words(times, runs):
     """What NCCL was told of its multiprocessors, and whether it goes between GPUs directly, where records say it."""
     mine = [r for r in times.records if r["impl"].startswith("c_") and "ms" in r]
-    told = {}
+    told = {r["case"]["dtype"]: [] for r in mine}
     for record in mine:
-        case, count = record["case"], record.get("config", {}).get("nccl_ctas")
-        if count:
-            said = f"{count} in {case['dtype']}"
-            if not all(
-                "nccl_ctas" in r.get("config", {}) for r in mine if r["case"]["dtype"] == case["dtype"]
-            ):
-                said += " with buckets of {:g} MiB".format(case["bucket_mb"])
-            told[said] = None
+        told[record["case"]["dtype"]].append((record.get("config", {}).get("nccl_ctas"), record["case"]))
+    said = []
+    for dtype, of_dtype in told.items():
+        counts = {count for count, _ in of_dtype}
+        if len(counts) == 1:  # one for all
+            said += [f"{count} in {dtype}" for count in counts if count]
+        else:
+            said += [f"{count} in {dtype} {in_words(case)}" for count, case in of_dtype if count]
     words = "Records do not say whether C told NCCL how many multiprocessors to take."
-    if told:
+    if said:
         words = (
-            f"C tells NCCL to take at least so many multiprocessors: {', '.join(told)} (`td_ddp_nccl_ctas`); PyTorch "
+            f"C tells NCCL to take at least so many multiprocessors: {', '.join(said)} (`td_ddp_nccl_ctas`); PyTorch "
             "leaves it to NCCL."
         )
     if any(r.get("values", {}).get("windows") for r in [*mine, *runs]):
@@ -388,6 +388,11 @@ def told_words(times, runs):
             "they are, without the buffers that it has in between for PyTorch's."
         )
     return words
+
+
+def in_words(case):
+    mb = case.get("bucket_mb")
+    return case["strategy"] if mb is None else f"{case['strategy']} with {mb:g} MiB"
 
 
 def order_words(runs):
