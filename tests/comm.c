@@ -658,8 +658,9 @@ static void results_in_windows_are_the_same(void **unused)
         td_assert_refused(
             td_comm_reduce_scatter(comm, block, (char *)block + 256, 5, TD_COMM_F16, TD_SUM, NULL),
             TD_BAD_ARGUMENT, "count is 5 f16, in a window parts need a multiple of 16 bytes");
-        td_assert_refused(td_comm_all_reduce(comm, (char *)block + 8, block, 5, TD_COMM_F32, TD_SUM, NULL),
-                          TD_BAD_ARGUMENT, "in is at byte 8 of a window");
+        td_assert_refused(
+            td_comm_all_reduce(comm, (char *)block + 8, (char *)block + 256, 5, TD_COMM_F32, TD_SUM, NULL),
+            TD_BAD_ARGUMENT, "in is at byte 8 of a window");
         pool = block;
         all_reduce_is_the_reduction_of_all(unused);
         reduce_scatter_gives_each_rank_its_part(unused);

@@ -2,6 +2,7 @@
  * cuBLASLt stands behind it, and sees what it is asked for. It computes nothing. In this double a machine has
  * two GPUs. */
 #include "device/device.h"
+#include "device/share.h"
 #include "flash/flash.h"
 #include "kernels/embedding.h"
 #include "kernels/flash.h"
@@ -305,10 +306,16 @@ static cublasStatus_t lt_desc_forget(cublasLtMatmulDesc_t desc)
     return forget(desc);
 }
 
+static int32_t target; /* multiprocessors that a product was last described for; 0: none were named */
+
 static cublasStatus_t lt_desc_set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
                                   const void *value, size_t bytes)
 {
-    (void)desc, (void)attribute, (void)value, (void)bytes;
+    (void)desc;
+    if (attribute == CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET) {
+        assert_int_equal(bytes, sizeof target);
+        memcpy(&target, value, sizeof target);
+    }
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -626,6 +633,32 @@ static void a_models_products_are_described_once(void **state)
     assert_int_equal(heuristics, 100);
 }
 
+/* A product beside other work is another one, cut for what that leaves, if it leaves something. */
+static void products_leave_room_for_others(void **state)
+{
+    static const struct {
+        int32_t shared, target;
+    } cases[] = {{0, 0}, {24, 76}, {99, 1}, {100, 0}, {1000, 0}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        target = 0;
+        td_device_share(gpu, cases[i].shared);
+        product_of(1001 + (int64_t)i);
+        assert_int_equal(target, cases[i].target);
+    }
+    td_device_share(gpu, 24);
+    product_of(1001);
+    assert_int_equal(target, 76);
+    heuristics = 0;
+    td_device_share(gpu, 0);
+    product_of(1001);
+    td_device_share(gpu, 24);
+    product_of(1001);
+    assert_int_equal(heuristics, 0);
+    td_device_share(gpu, 0);
+}
+
 static void products_of_every_length_stay_bounded(void **state)
 {
     enum { LENGTHS = 20000, MOST = 512 };
@@ -708,6 +741,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(flash_tiles_beyond_a_blocks_memory_are_refused, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(updates_are_launched_with_their_types, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(a_models_products_are_described_once, open_gpu, close_gpu),
+        cmocka_unit_test_setup_teardown(products_leave_room_for_others, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(products_of_every_length_stay_bounded, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(more_than_a_grid_holds_is_refused, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(as_much_as_a_grid_holds_is_launched, open_gpu, close_gpu),

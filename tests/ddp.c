@@ -1,7 +1,8 @@
 /* The container of data parallelism among processes, with the course's toy models: test_ddp BACKEND RANKS
  * starts the ranks itself; under mpirun it is one of them. Every rank computes what a single process would
  * have, so that each judges alone. */
-#include "ddp/ddp.h"
+#include "ddp/reduce.h"
+#include "device/share.h"
 
 #include "support/compare.h"
 #include "support/ranks.h"
@@ -287,6 +288,29 @@ static void buckets_hold_at_most_their_size_in_the_order_of_readiness(void **unu
     td_ddp_destroy(p.ddp);
 }
 
+/* From the first bucket that is sent until all have been waited for. */
+static void the_device_is_shared_while_buckets_are_on_their_way(void **unused)
+{
+    static pair p;
+
+    (void)unused;
+    toy_make(&p.model, false, 1);
+    wrap(&p, TD_DDP_BUCKETED, 0.0016, true, (int64_t[]){0, 3, 1}); /* buckets of two and one */
+    p.ddp->multiprocessors = 5;
+    for (int step = 0; step < 2; step++) {
+        td_assert_ok(td_ddp_begin(p.ddp, true));
+        td_assert_ok(td_ddp_ready(p.ddp, 0));
+        assert_int_equal(td_device_shared(dev), 0);
+        td_assert_ok(td_ddp_ready(p.ddp, 3));
+        assert_int_equal(td_device_shared(dev), 5);
+        td_assert_ok(td_ddp_ready(p.ddp, 1));
+        assert_int_equal(td_device_shared(dev), 5);
+        td_assert_ok(td_ddp_finish(p.ddp));
+        assert_int_equal(td_device_shared(dev), 0);
+    }
+    td_ddp_destroy(p.ddp);
+}
+
 /* Ranks whose gradients become ready in different orders send them in one. */
 static void ranks_may_differ_in_their_order(void **unused)
 {
@@ -534,6 +558,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(toys_learn_as_one_process_does),
         cmocka_unit_test(an_order_that_is_given_is_taken),
         cmocka_unit_test(buckets_hold_at_most_their_size_in_the_order_of_readiness),
+        cmocka_unit_test(the_device_is_shared_while_buckets_are_on_their_way),
         cmocka_unit_test(ranks_may_differ_in_their_order),
         cmocka_unit_test(micro_batches_are_added_up_without_communication),
         cmocka_unit_test(marks_that_are_wrong_are_told),

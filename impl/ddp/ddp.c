@@ -228,7 +228,10 @@ static td_status make_window(td_ddp *ddp)
 static td_status make(td_ddp *ddp, const td_ddp_config *config, int64_t members)
 {
     td_status status = TD_OK;
+    td_comm_info info;
 
+    TD_TRY(td_comm_describe(ddp->comm, &info));
+    ddp->multiprocessors = info.nccl_ctas;
     TD_TRY(copy_list(ddp, config));
     TD_TRY(td_ddp_buckets_alloc(config->count, &ddp->buckets));
     ddp->buckets.members = members;

@@ -21,8 +21,9 @@ struct td_ddp {
     td_ddp_state *states;
     td_ddp_buckets buckets;
     bool ordered;
-    char *block;            /* gradients that are the container's */
-    td_comm_window *window; /* of all gradients */
+    int32_t multiprocessors; /* that reductions take; 0: nobody knows */
+    char *block;             /* gradients that are the container's */
+    td_comm_window *window;  /* of all gradients */
 
     bool running, last; /* a pass is; it is the step's last */
     int64_t *marked;    /* [marks] tensors in the order in which they became ready in this pass */

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "device/inside.h"
+#include "device/share.h"
 #include "device/state.h"
 
 #include <stdio.h>
@@ -111,6 +112,16 @@ void td_device_close(td_device *dev)
     td_blocks_deinit(&dev->blocks);
     td_history_deinit(&dev->history);
     free(dev);
+}
+
+void td_device_share(td_device *dev, int32_t multiprocessors)
+{
+    dev->shared = multiprocessors;
+}
+
+int32_t td_device_shared(const td_device *dev)
+{
+    return dev->shared;
 }
 
 void *td_device_state(const td_device *dev, const void *key)

@@ -32,6 +32,7 @@ struct td_device {
     bool capturing;
     int64_t captures;  /* that have begun */
     td_guest *guests;  /* of the graph that is being captured */
+    int32_t shared;    /* device/share.h */
     td_stream *stream; /* the current one; NULL: the backend's own */
     td_history history;
     td_listener *listeners; /* NULL: nobody */

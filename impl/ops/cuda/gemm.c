@@ -1,5 +1,6 @@
 #include "base/check.h"
 #include "device/cuda.h"
+#include "device/share.h"
 #include "device/state.h"
 #include "ops/cuda/cuda.h"
 
@@ -17,6 +18,7 @@
 typedef struct key {
     td_gemm_shape shape; /* alpha 0, and beta 0 or 1: whether C is read */
     uint32_t align_a, align_b, align_c;
+    int32_t multiprocessors; /* that it is cut for; 0: all */
 } key;
 
 typedef struct product {
@@ -228,6 +230,11 @@ static td_status product_init(const products *all, const key *k, product *out)
     TD_TRY(check_lt(all,
                     all->lt.MatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b),
                     "describing a product"));
+    if (k->multiprocessors > 0)
+        TD_TRY(check_lt(all,
+                        all->lt.MatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
+                                                       &k->multiprocessors, sizeof k->multiprocessors),
+                        "describing a product"));
     TD_TRY(make_layout(all, s->dtype, s->trans_a ? s->k : s->m, s->trans_a ? s->m : s->k, s->lda, s->batch,
                        s->stride_a, &p.a));
     TD_TRY(make_layout(all, s->dtype, s->trans_b ? s->n : s->k, s->trans_b ? s->k : s->n, s->ldb, s->batch,
@@ -301,6 +308,12 @@ static void key_make(const td_gemm_shape *s, const void *a, const void *b, const
     out->align_c = alignment(c, s->stride_c, s->out_dtype);
 }
 
+/** Multiprocessors that others leave; 0: all of them, or none. */
+static int32_t left(const td_cuda *cuda, int32_t shared)
+{
+    return shared > 0 && shared < cuda->multiprocessors ? cuda->multiprocessors - shared : 0;
+}
+
 size_t td_ops_cuda_gemm_work_bytes(const td_gemm_shape *shape)
 {
     (void)shape;
@@ -321,6 +334,7 @@ td_status td_ops_cuda_gemm(td_device *dev, const td_gemm_shape *shape, const voi
     TD_CHECK((uintptr_t)work % 256 == 0, "work is %p, needs a multiple of 256", work);
     TD_TRY(products_of(dev, &all));
     key_make(shape, a, b, c, &k);
+    k.multiprocessors = left(cuda, td_device_shared(dev));
     TD_TRY(find_product(all, &k, &p));
     TD_TRY(check_lt(all,
                     all->lt.Matmul(all->handle, p->desc, &shape->alpha, b, p->b, a, p->a, &shape->beta, c,
