@@ -28,6 +28,13 @@ class OnGpus(cli_ranks.Steps):
     MODEL = "--d-model 48 --d-ff 100 --layers 2 --heads 3 --vocab 57".split()
     MOST = 2
     LONG = "--layers 24 --batch 8 --context 512 --warmup 1 --steps 4096".split()
+    WIDE = (
+        *cli_ranks.Steps.SHORT,
+        "--d-model",
+        "768",
+        "--heads",
+        "12",
+    )  # its gradients are large enough for a window
     MET_S = 10.0  # until contexts of CUDA are made, and NCCL has started
     BESIDE_MS = 0.01  # events of a GPU differ from the host's clock
 
@@ -38,7 +45,7 @@ class OnGpus(cli_ranks.Steps):
 
     def test_gradients_of_16_bits_have_defaults_of_their_own(self):
         for words in (["--dtype", "f32"], ["--dtype", "bf16"], ["--dtype", "bf16", "--ctas", "8"]):
-            done = self.finish(self.start(2, "ddp", *words, "--json", str(self.json)))
+            done = self.finish(self.start(2, "ddp", *words, "--json", str(self.json), how=self.WIDE))
             self.assertEqual([(status, err) for status, _, err in done], [(0, "")] * 2)
         records = self.records()
         self.assertEqual([record["case"]["bucket_mb"] for record in records], [25, 100, 100])
@@ -48,6 +55,17 @@ class OnGpus(cli_ranks.Steps):
         version = [int(part) for part in records[0]["versions"]["nccl"].split()[1].split(".")]
         direct = told[1] and version >= [2, 27]
         self.assertEqual([record.get("windows") for record in records], [1 if direct else None] * 3)
+
+    def test_state_that_is_split_flat_has_defaults_of_its_own(self):
+        for words in (["--dtype", "f32"], ["--dtype", "bf16_mixed"]):
+            done = self.finish(self.start(2, "shard", *words, "--json", str(self.json), how=self.WIDE))
+            self.assertEqual([(status, err) for status, _, err in done], [(0, "")] * 2)
+        records = self.records()
+        told = [record.get("nccl_ctas") for record in records]
+        self.assertIn(told, ([16, 24], [None, None]))
+        version = [int(part) for part in records[0]["versions"]["nccl"].split()[1].split(".")]
+        direct = bool(told[0] and version >= [2, 27])
+        self.assertEqual(["windows" in record for record in records], [direct] * 2)
 
     def test_a_captured_step_computes_what_a_queued_one_does(self):
         for command in (["ddp"], ["shard"], ["shard", "--kind", "tensors"]):

@@ -23,6 +23,7 @@ from parity.ddp.page import (
     words_of,
 )
 from parity.shard.page import by_kind, is_unfused
+from parity.shard.page import told_words as shard_told_words
 
 
 class DataParallel(unittest.TestCase):
@@ -107,6 +108,25 @@ class DataParallel(unittest.TestCase):
         self.assertIn("Records do not say", told_words(unsaid, []))
         self.assertIn("lie in windows", told_words(unsaid, [{"values": {"windows": 1}}]))
         self.assertIn("lie in windows", told_words(Records([record(25, values={"windows": 1})]), []))
+
+    def test_what_nccl_was_told_of_state_that_is_split(self):
+        def record(shard, impl="c_nccl", **more):
+            return {
+                "impl": impl,
+                "case": dict(dtype="f32", shard=shard, bucket_mb=25),
+                "ms": statistics([1.0]),
+            } | more
+
+        flat = record("flat", config={"nccl_ctas": 16})
+        whole = record("flat", "c_nccl_whole", config={"nccl_ctas": 8})
+        said = shard_told_words(Records([flat, record("tensors"), whole, record("flat", "torch_zero")]))
+        self.assertEqual(said.count("multiprocessors: 16 in f32 flat with 25 MiB ("), 1)
+        self.assertNotIn(" 8 in", said)
+        self.assertNotIn("windows", said)
+        self.assertEqual(shard_told_words(Records([record("flat")])), "")
+        self.assertTrue(
+            shard_told_words(Records([record("flat", values={"windows": 2})])).startswith("What C reduces")
+        )
 
     def test_steps_are_held_to_the_fit_of_their_bits(self):
         f32, narrow = ({"bytes": [10**6], "ms": [ms]} for ms in (2.0, 1.0))

@@ -2,7 +2,8 @@
  * the ranks itself; under mpirun it is one of them. Beside it runs the same training unsharded (ddp/) and
  * queued. With 1 and 2 ranks the bits must be the same, for an addition has no order. */
 #include "accounting/accounting.h"
-#include "ddp/ddp.h"
+#include "ddp/reduce.h"
+#include "device/share.h"
 #include "shard/shard.h"
 #include "shard/state.h"
 
@@ -27,6 +28,7 @@ enum { BATCH = 2, CONTEXT = 8, VOCAB = 29, STEPS = 10 };
 static td_device *dev;
 static td_comm *comm;
 static td_comm_info info;
+static bool sharing; /* products on a GPU are cut for what collectives leave, with other bits */
 
 typedef struct setting {
     const char *name;
@@ -45,7 +47,13 @@ static bool on_gpu(void)
 
 static td_optimizer_kind optimizer_kind(void)
 {
-    return info.ranks > 2 ? TD_OPTIMIZER_SGD : TD_OPTIMIZER_ADAMW;
+    return info.ranks > 2 || sharing ? TD_OPTIMIZER_SGD : TD_OPTIMIZER_ADAMW;
+}
+
+/* Steps have the same bits. */
+static bool exact(void)
+{
+    return info.ranks <= 2 && !(sharing && on_gpu());
 }
 
 static td_train_config config_of(const setting *s)
@@ -145,6 +153,10 @@ static trainer open_trainer(const setting *s, bool sharded)
         td_assert_ok(td_ddp_link_attach(t.ddp, dev, t.train));
     if (t.shard)
         td_assert_ok(td_shard_link_attach(t.shard, dev, t.train));
+    if (t.ddp && !sharing)
+        td_ddp_link_container(t.ddp)->multiprocessors = 0;
+    if (t.shard && !sharing)
+        t.shard->multiprocessors = 0;
     return t;
 }
 
@@ -212,7 +224,7 @@ static void assert_alike(const setting *s, const trainer *a, const trainer *b)
     void *params = here(got.params, bytes), *want_params = here(want.params, bytes);
     double *truth = td_as_f64(want.dtype, want_params, want.elements);
 
-    if (info.ranks <= 2)
+    if (exact())
         td_assert_identical(s->name, got.dtype, params, want_params, got.elements);
     td_assert_close(s->name, got.dtype, params, truth, got.elements,
                     s->precision == TD_PRECISION_F32 ? 1e-5 : 2e-2);
@@ -220,7 +232,7 @@ static void assert_alike(const setting *s, const trainer *a, const trainer *b)
     if (got.copies) {
         void *copies = here(got.copies, copy_bytes), *want_copies = here(want.copies, copy_bytes);
 
-        if (info.ranks <= 2)
+        if (exact())
             td_assert_identical(s->name, got.copy_dtype, copies, want_copies, got.elements);
         assert_same_everywhere(copies, copy_bytes);
         free(copies);
@@ -242,7 +254,7 @@ static void train_case(const setting *s)
             number == 6) { /* in between, where weights come as they are needed, or by a call */
             const float loss = evaluate(&sharded), want = evaluate(&whole);
 
-            assert_true(info.ranks > 2 ? fabsf(loss - want) < 0.05f : loss == want);
+            assert_true(exact() ? loss == want : fabsf(loss - want) < 0.05f);
         }
         if (number == 1)
             td_assert_ok(td_shard_link_finish(sharded.shard));
@@ -313,6 +325,11 @@ static void each_way(const char *name, void (*check)(setting s))
                 }
 }
 
+static void train_case_of(setting s)
+{
+    train_case(&s);
+}
+
 static void capture_case(setting s)
 {
     s.captured = true;
@@ -324,6 +341,17 @@ static void captured_steps_are_those_of_queued_ones(void **unused)
 {
     (void)unused;
     each_way("captured", capture_case);
+}
+
+static void steps_whose_products_leave_room_are_as_good(void **unused)
+{
+    (void)unused;
+    if (!on_gpu()) /* the products are the same, and so is what is left to test */
+        return;
+    sharing = true;
+    each_way("shared", train_case_of);
+    each_way("shared and captured", capture_case);
+    sharing = false;
 }
 
 /* Forward, backward and update by themselves. Every second step is settled ahead of its update, which then
@@ -559,6 +587,60 @@ static void ranges_are_of_whole_parameters_once(void **unused)
     td_shard_link_destroy(link);
 }
 
+/* What the device hears of a step's collectives, where its products are queued. */
+typedef struct ear {
+    td_hook hook;
+    int heard[2][2]; /* [pass][the device is shared] */
+} ear;
+
+static td_status listen_to(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+                           const void **where)
+{
+    const int32_t shared = td_device_shared(dev);
+
+    (void)need, (void)next, (void)where;
+    assert_true(shared == 0 || shared == 5);
+    ((ear *)hook)->heard[pass == TD_PASS_BACKWARD][shared > 0]++;
+    return TD_OK;
+}
+
+/* Products of a forward pass are beside the gathering of weights, and those of a backward pass beside the
+ * reduction of gradients, from the first bucket on. */
+static void the_device_is_shared_while_collectives_are_on_their_way(void **unused)
+{
+    const setting s = {.name = "shared", .kind = TD_SHARD_FLAT, .bucket_mb = 0.001};
+    td_train_config config = config_of(&s);
+    ear ear = {.hook.needed = listen_to};
+    td_shard_link *link;
+    td_train *train;
+
+    (void)unused;
+    td_assert_ok(td_shard_link_create(comm, s.kind, s.bucket_mb, &config, &link));
+    link->multiprocessors = 5;
+    ear.hook.next = config.hooks;
+    config.hooks = &ear.hook;
+    td_assert_ok(td_train_create(dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    td_assert_ok(td_shard_link_attach(link, dev, train));
+    for (int number = 0; number < 2; number++) {
+        int64_t *ids = tokens_of("ids", number, info.rank, 1);
+
+        memset(ear.heard, 0, sizeof ear.heard);
+        td_assert_ok(td_train_step(train, ids, ids, BATCH, CONTEXT));
+        td_assert_ok(td_device_free(dev, ids));
+        if (number == 0)
+            assert_int_equal(ear.heard[0][1], 0);
+        else
+            assert_true(ear.heard[0][1] > 0);
+        assert_true(ear.heard[1][1] > 0);
+        assert_int_equal(td_device_shared(dev), link->issued > 0 ? 5 : 0);
+    }
+    td_assert_ok(td_train_settle(train));
+    assert_int_equal(td_device_shared(dev), 0);
+    td_train_destroy(train);
+    td_shard_link_destroy(link);
+}
+
 static void links_that_differ_are_named(void **unused)
 {
     const setting s = {.name = "differ", .kind = TD_SHARD_FLAT};
@@ -690,11 +772,13 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sharded_weights_are_those_of_unsharded_training),
         cmocka_unit_test(captured_steps_are_those_of_queued_ones),
+        cmocka_unit_test(steps_whose_products_leave_room_are_as_good),
         cmocka_unit_test(parts_of_steps_are_those_of_unsharded_training),
         cmocka_unit_test(launches_say_what_has_moved),
         cmocka_unit_test(state_has_the_bytes_that_accounting_predicts),
         cmocka_unit_test(links_refuse_what_they_cannot_do),
         cmocka_unit_test(ranges_are_of_whole_parameters_once),
+        cmocka_unit_test(the_device_is_shared_while_collectives_are_on_their_way),
         cmocka_unit_test(links_that_differ_are_named),
         cmocka_unit_test(a_trainer_may_go_behind_any_step),
         cmocka_unit_test(a_nan_is_everybodys),

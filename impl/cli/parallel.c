@@ -12,9 +12,8 @@
 
 /* Buckets' default size: PyTorch's, and what is best on GPUs where gradients are of 16 bits. In windows a
  * step of xl in bf16 with SGD (batch 2 a rank, context 128) took 22.2 ms with 25 MiB, 19.8 with 100, and no
- * less with 200, by this program's own table (two H100s, NCCL 2.28.3, November 2026). State that is split
- * flat has no windows, and wants more, as steps did before windows. */
-enum { USUAL_MB = 25, NARROW_MB = 100, NARROW_FLAT_MB = 200 };
+ * less with 200, by this program's own table (two H100s, NCCL 2.28.3, November 2026). */
+enum { USUAL_MB = 25, NARROW_MB = 100 };
 
 enum {
     KEY_STRATEGY = TD_OPTION_KEY,
@@ -567,7 +566,7 @@ td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv)
     const bool gpu = td_device_kind_of(ranks.dev) != TD_DEVICE_CPU;
     args.config.graph = gpu && !args.queued;
     if (gpu && !args.bucket_given && td_dtype_size(grad_dtype) == 2)
-        args.config.bucket_mb = args.config.state == TD_BENCH_STATE_FLAT ? NARROW_FLAT_MB : NARROW_MB;
+        args.config.bucket_mb = NARROW_MB;
     status = measure(&args, &ranks, &result);
     if (status == TD_NO_MEMORY) { /* a result as well, for the records */
         char text[256];

@@ -27,6 +27,7 @@ static td_status wait_piece(td_shard_link *link, td_shard_piece *piece)
         return TD_OK;
     piece->work = NULL;
     link->issued--;
+    td_shard_share(link);
     return td_work_queue_wait(work);
 }
 
@@ -68,6 +69,7 @@ static td_status send(td_shard_link *link, td_shard_piece *piece)
     TD_TRY(wait_piece(link, piece));
     TD_TRY(gather(link, piece, piece->copies, &piece->work));
     link->issued++;
+    td_shard_share(link);
     piece->stale = link->weights.copies != NULL;
 cleanup:
     return status;

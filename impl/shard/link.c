@@ -1,6 +1,7 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "base/names.h"
+#include "device/share.h"
 #include "shard/state.h"
 
 #include <math.h>
@@ -8,7 +9,7 @@
 #include <string.h>
 
 static const char *const names[] = {"tensors", "flat"};
-enum { KINDS = 2 };
+enum { KINDS = 2, WINDOWS = 3 };
 
 const char *td_shard_kind_name(td_shard_kind kind)
 {
@@ -29,7 +30,16 @@ cleanup:
 
 int32_t td_shard_nccl_ctas(td_dtype grad_dtype)
 {
-    return td_dtype_size(grad_dtype) == 2 ? 40 : 0;
+    const size_t size = td_dtype_size(grad_dtype);
+
+    return size == 2 ? 24 : size > 0 ? 16 : 0;
+}
+
+void td_shard_share(const td_shard_link *link)
+{
+    const bool reducing = link->running && link->sent > 0;
+
+    td_device_share(link->dev, reducing || link->issued > 0 ? link->multiprocessors : 0);
 }
 
 /* ---- creation ---- */
@@ -40,6 +50,7 @@ static td_status make(td_shard_link *link, td_shard_kind kind, const td_train_co
     td_comm_info info;
 
     TD_TRY(td_comm_describe(link->comm, &info));
+    link->multiprocessors = info.nccl_ctas;
     TD_TRY(td_shard_split_make(kind, &info, link->bucket_mb, config, &link->split));
     link->pending = calloc((size_t)link->split.buckets + 1, sizeof *link->pending);
     link->final = calloc((size_t)link->split.parameters, sizeof *link->final);
@@ -97,12 +108,21 @@ cleanup:
     return status;
 }
 
+static void drop_windows(td_shard_link *link)
+{
+    for (int i = 0; i < WINDOWS; i++) {
+        td_comm_window_destroy(link->windows[i]);
+        link->windows[i] = NULL;
+    }
+}
+
 void td_shard_link_destroy(td_shard_link *link)
 {
     if (!link)
         return;
     td_shard_reduce_drop(link);
     (void)td_shard_gather_all(link);
+    drop_windows(link);
     td_event_destroy(link->event);
     td_stream_destroy(link->side);
     td_shard_split_free(&link->split);
@@ -167,6 +187,26 @@ cleanup:
     return status;
 }
 
+/** What is reduced and gathered can go from GPU to GPU directly. */
+static td_status make_windows(td_shard_link *link)
+{
+    const td_weights *w = &link->weights;
+    const struct {
+        const void *at;
+        td_dtype dtype;
+    } all[WINDOWS] = {{w->params, w->dtype}, {w->copies, w->copy_dtype}, {w->grads, w->grad_dtype}};
+    td_status status = TD_OK;
+
+    for (int i = 0; i < WINDOWS; i++)
+        if (all[i].at)
+            TD_TRY(td_comm_window_create(
+                link->comm, all[i].at, (size_t)w->elements * td_dtype_size(all[i].dtype), &link->windows[i]));
+cleanup:
+    if (status != TD_OK)
+        drop_windows(link);
+    return status;
+}
+
 td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *train)
 {
     td_status status = TD_OK;
@@ -197,6 +237,7 @@ td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *tr
         TD_TRY(td_comm_broadcast(link->comm, weights.params, weights.elements, (td_comm_type)weights.dtype, 0,
                                  NULL));
         TD_TRY(td_transformer_refresh(td_train_model(train)));
+        TD_TRY(make_windows(link));
     }
     link->train = train;
     link->dev = dev;

@@ -113,6 +113,7 @@ static td_status send_ready(td_shard_link *link)
     while (link->sent < link->split.buckets && link->pending[link->sent] == 0) {
         TD_TRY(send(link, link->sent));
         link->sent++;
+        td_shard_share(link);
         while (link->done + (link->side ? 0 : 1) < link->sent)
             TD_TRY(pass_on(link));
     }
@@ -178,6 +179,7 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
     if (pass != TD_PASS_BACKWARD || !link->running)
         goto cleanup;
     link->running = false;
+    td_shard_share(link);
     if (ended != TD_OK) { /* nobody else may use what is on its way */
         td_shard_reduce_drop(link);
         goto cleanup;

@@ -86,9 +86,9 @@ TD_API const char *td_shard_kind_name(td_shard_kind kind);
 /** TD_BAD_ARGUMENT: a NULL, or an unknown name; the message lists the known ones. */
 TD_API td_status td_shard_kind_parse(const char *name, td_shard_kind *out);
 
-/** What td_comm_options.nccl_ctas steps of TD_SHARD_FLAT want, which have no windows: 40 for gradients of
- * 16 bits, and else 0, as was best for all-reduces without windows beside the backward pass (xl on two H200s
- * with NVLink and NCCL 2.28). Steps by tensors want td_ddp_nccl_ctas. */
+/** What td_comm_options.nccl_ctas is best for steps of TD_SHARD_FLAT: 24 for gradients of 16 bits, and 16 for
+ * others, because new weights are gathered where a pass waits for them. Measured as td_ddp_nccl_ctas was,
+ * which is right for steps by tensors. */
 TD_API int32_t td_shard_nccl_ctas(td_dtype grad_dtype);
 
 typedef struct td_shard_link td_shard_link;

@@ -7,8 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/** Elements of which each rank's part of a piece is a multiple: 16 bytes of the smallest type. */
-enum { PART_ELEMENTS = 8 };
+/** Elements of which each rank's part of a piece is a multiple, so that all parts begin where calls in
+ * windows may, in the smallest type as well. */
+enum { PART_ELEMENTS = TD_COMM_WINDOW_ALIGNMENT / 2 };
 
 /** A parameter, and its place in the order of the block. */
 typedef struct placed {

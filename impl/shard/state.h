@@ -22,13 +22,15 @@ struct td_shard_link {
     td_shard_gather gather;
     td_comm *comm;
     double bucket_mb;
+    int32_t multiprocessors; /* that collectives take; 0: nobody knows */
     td_shard_split split;
     td_device *dev; /* NULL: not attached */
     td_train *train;
     td_transformer *model;
     td_weights weights;
-    td_stream *side; /* that waits for collectives; NULL on a CPU */
-    td_event *event; /* recorded there; NULL on a CPU */
+    td_stream *side;            /* that waits for collectives; NULL on a CPU */
+    td_event *event;            /* recorded there; NULL on a CPU */
+    td_comm_window *windows[3]; /* of TD_SHARD_FLAT: of parameters, copies and gradients */
 
     /* Reducing. */
     bool running;       /* in a step's last backward pass */
@@ -50,6 +52,9 @@ struct td_shard_link {
 /** The links' functions. */
 void td_shard_reduce_hook(td_shard_link *link);
 void td_shard_gather_hook(td_shard_link *link);
+
+/** Tells the device what collectives take of it, while there are some on their way. */
+void td_shard_share(const td_shard_link *link);
 
 /** Waits for the reductions that are on their way, whatever becomes of them. */
 void td_shard_reduce_drop(td_shard_link *link);

@@ -6,7 +6,7 @@ import pandas as pd
 from parity.ddp.communication import behind, fitted, handout_optimum, optimum, overlapped, times_of
 from parity.shared.bench_ranks import MIB
 from parity.shared.pages import on_gpu, ranged
-from parity.shared.ranked import NARROW, ratio_of, spread_of, turns_of
+from parity.shared.ranked import NARROW, ratio_of, spread_of, told_of, turns_of
 
 PROOFS = {
     "naive": "naive_ddp",
@@ -366,17 +366,8 @@ def report_floor(page, runs, links):
 def told_words(times, runs):
     """What NCCL was told of its multiprocessors, and whether it goes between GPUs directly, where records say it."""
     mine = [r for r in times.records if r["impl"].startswith("c_") and "ms" in r]
-    told = {r["case"]["dtype"]: [] for r in mine}
-    for record in mine:
-        told[record["case"]["dtype"]].append((record.get("config", {}).get("nccl_ctas"), record["case"]))
-    said = []
-    for dtype, of_dtype in told.items():
-        counts = {count for count, _ in of_dtype}
-        if len(counts) == 1:  # one for all
-            said += [f"{count} in {dtype}" for count in counts if count]
-        else:
-            said += [f"{count} in {dtype} {in_words(case)}" for count, case in of_dtype if count]
     words = "Records do not say whether C told NCCL how many multiprocessors to take."
+    said = told_of(mine)
     if said:
         words = (
             f"C tells NCCL to take at least so many multiprocessors: {', '.join(said)} (`td_ddp_nccl_ctas`); PyTorch "
@@ -388,11 +379,6 @@ def told_words(times, runs):
             "they are, without the buffers that it has in between for PyTorch's."
         )
     return words
-
-
-def in_words(case):
-    mb = case.get("bucket_mb")
-    return case["strategy"] if mb is None else f"{case['strategy']} with {mb:g} MiB"
 
 
 def order_words(runs):

@@ -1,5 +1,7 @@
 """Optimizer state split among ranks: libtandem's, by tensors and flat, beside PyTorch's ZeroRedundancyOptimizer."""
 
+from itertools import product
+
 import torch
 
 from parity.core import Case, Side, equal, within
@@ -35,7 +37,7 @@ TINY = dict(size="tiny", d_model=48, d_ff=100, layers=3, heads=3, vocab=57, batc
 LAPTOP = dict(size="laptop", d_model=256, d_ff=1024, layers=4, heads=4, vocab=2000, batch=2, context=64)
 BUCKET_MB = 25
 LAPTOP_MB = 4  # where it is counted what is sent: in more calls than one
-XL_WAYS = {"f32": 25, "bf16_mixed": 200}  # buckets, in the steps that are timed
+XL_WAYS = {"f32": (25,), "bf16_mixed": (100, 200)}  # buckets, in the steps that are timed
 XL_BYTES = 45 * 2**30
 # AdamW divides by the root of a mean square: where a gradient is noise, its update is, too. All others agree
 # to some digits, and updates as a whole are held to float64's.
@@ -65,10 +67,10 @@ def laptop_cases(profile):
 
 
 def xl_cases():
-    for dtype, mb in XL_WAYS.items():
+    for dtype, sizes in XL_WAYS.items():
         mine = switches_of(torch.device("cuda"), dtype)
         whole = {whole_of(side): switches for side, switches in mine.items()}
-        for shard in KINDS:
+        for mb, shard in product(sizes, KINDS):
             config = configs_of("cuda", dtype, shard) | whole
             keys = xl_size() | ways(shard, mb) | dict(ranks=2, optimizer="adamw")
             how = dict(measure="time", seconds=20.0, repeats=10, in_turn=True, needs_bytes=XL_BYTES)

@@ -19,7 +19,8 @@ BACKENDS = {"cuda": ("nccl",), "cpu": ("mpi", "gloo")}
 ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
 SGD_LR = 0.1
 NARROW = ("bf16", "f16", "bf16_mixed")  # gradients of 16 bits
-NCCL_CTAS, NCCL_CTAS_FLAT = 24, 40  # td_ddp_nccl_ctas of these, and td_shard_nccl_ctas
+NCCL_CTAS = {False: 0, True: 24}  # td_ddp_nccl_ctas, by whether gradients are NARROW
+NCCL_CTAS_FLAT = {False: 16, True: 24}  # td_shard_nccl_ctas
 EAGER_BEFORE_CAPTURE = 11  # steps: DistributedDataParallel times its first ten
 
 
@@ -33,14 +34,36 @@ def switches_of(device, dtype="f32", queued=False, shard=None):
     `tandem shard` have them without options, or with --queued."""
     gpu = device.type == "cuda"
     how = c_switches(graph=gpu and not queued, keep="all", gradients="transient", update="along")
-    if gpu and dtype in NARROW:
-        how["nccl_ctas"] = NCCL_CTAS_FLAT if shard == "flat" else NCCL_CTAS
+    ctas = (NCCL_CTAS_FLAT if shard == "flat" else NCCL_CTAS)[dtype in NARROW]
+    if gpu and ctas > 0:
+        how["nccl_ctas"] = ctas
     return dict.fromkeys(sides_of(device), how)
 
 
 def configs(device, impl, dtype="f32", queued=False, shard=None):
     """The switches of a case's sides: C's, and those of `impl`."""
     return switches_of(device, dtype, queued, shard) | {impl: dict(compiled=False)}
+
+
+def told_of(records):
+    """How many multiprocessors NCCL was told to take in which steps, as "24 in bf16", where records say it."""
+    told = {}
+    for record in records:
+        count = record.get("config", {}).get("nccl_ctas")
+        told.setdefault(record["case"]["dtype"], []).append((count, record["case"]))
+    said = []
+    for dtype, of_dtype in told.items():
+        counts = {count for count, _ in of_dtype}
+        if len(counts) == 1:  # one for all
+            said += [f"{count} in {dtype}" for count in counts if count]
+        else:
+            said += [f"{count} in {dtype} {way_of(case)}" for count, case in of_dtype if count]
+    return said
+
+
+def way_of(case):
+    way, mb = case.get("shard", case.get("strategy")), case.get("bucket_mb")
+    return way if mb is None else f"{way} with {mb:g} MiB"
 
 
 def comm_of(case, c, backend, side=None):
