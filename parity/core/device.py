@@ -109,7 +109,7 @@ class Cuda:
 
     kind = "cuda"
 
-    def __init__(self, index: int):
+    def __init__(self, index: int, priority: int = -1):
         if not torch.cuda.is_available():
             raise DeviceError(
                 "PyTorch sees no CUDA device: no GPU, no driver, or a build of PyTorch without CUDA"
@@ -120,8 +120,9 @@ class Cuda:
         self.name = f"cuda:{index}"
         self.torch = torch.device("cuda", index)
         torch.cuda.set_device(index)
-        # The default stream cannot be captured in a graph, and waits for all others.
-        torch.cuda.set_stream(torch.cuda.Stream())
+        # The default stream cannot be captured in a graph, and waits for all others. Where C's updates run
+        # beside its backward pass this one goes ahead, as the stream does in whose place it is.
+        torch.cuda.set_stream(torch.cuda.Stream(priority=priority))
         self._start, self._stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # Taken now, so that it is never counted among what a side has allocated.
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=self.torch)
@@ -241,12 +242,13 @@ def _bytes_of_torch(which: str) -> dict[str, int]:
 Device = Cpu | Cuda
 
 
-def open_device(name: str) -> Device:
-    """The device that "cpu", "cuda" or "cuda:1" names."""
+def open_device(name: str, priority: int = -1) -> Device:
+    """The device that "cpu", "cuda" or "cuda:1" names. priority: of the stream that PyTorch and C queue on, 0 or less,
+    the least first; PyTorch's own streams have 0."""
     found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
     if not found:
         raise DeviceError(f"{name!r} is no device: cpu, cuda or cuda:INDEX")
-    return Cpu() if name == "cpu" else Cuda(int(found.group(1) or 0))
+    return Cpu() if name == "cpu" else Cuda(int(found.group(1) or 0), priority)
 
 
 def kind_of(name: str) -> str:

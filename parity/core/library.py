@@ -129,6 +129,13 @@ class Session:
             self._stream = self.value("td_stream_wrap", self.device, self.ffi.cast("void *", native))
             self.td_device_set_stream(self.device, self._stream)
 
+    def own_stream(self, own: bool) -> None:
+        """Whether C queues on its device's own stream, in place of PyTorch's, with which that is in no order: here the
+        device comes to its end."""
+        if self._stream is not None:
+            self.on.synchronize()
+            self.td_device_set_stream(self.device, None if own else self._stream)
+
     def __enter__(self) -> "Session":
         return self
 

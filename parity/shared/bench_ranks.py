@@ -36,8 +36,12 @@ class BenchRanks:
             steps=steps,
         )
         comm = comm_of(case, c, backend)
-        with quick_start(self.c, case.ranks):
-            self.result = self.c.value("td_bench_ranks_run", self.c.device, comm, config, None, None)
+        self.c.own_stream(True)
+        try:
+            with quick_start(self.c, case.ranks):
+                self.result = self.c.value("td_bench_ranks_run", self.c.device, comm, config, None, None)
+        finally:
+            self.c.own_stream(False)
         summary = self.c.value("td_bench_ranks_summary_of", self.result)
         self.ranks = [summary.of[rank] for rank in range(summary.ranks)]
 

@@ -332,7 +332,8 @@ def whole_of(side):
 
 
 def timed_step(case, draw, c, optimizer=None):
-    """A step of every side that the case's config names, on one random batch a rank."""
+    """A step of every side that the case's config names, on one random batch a rank. C's run on its own stream, as its
+    users' do: a step's products go ahead of its updates, and its collectives ahead of both."""
     state = initial_state(case, draw.quickly if case.in_turn else draw.normal)
     ids, targets = draw_batches(case, draw, 1)[0][c.ranks.rank]
 
@@ -340,6 +341,7 @@ def timed_step(case, draw, c, optimizer=None):
         trainer, found = RankTrainer(case, c, backend, whole), {}
 
         def begin():
+            trainer.c.own_stream(True)
             trainer.open()
             trainer.begin(state)
             windows = trainer.windows()
@@ -350,7 +352,11 @@ def timed_step(case, draw, c, optimizer=None):
             trainer.step(ids, targets)
             return {}
 
-        return Side(call, open=begin, close=trainer.close, record=lambda: found)
+        def close():
+            trainer.close()
+            trainer.c.own_stream(False)
+
+        return Side(call, open=begin, close=close, record=lambda: found)
 
     def torch_side(switches):
         trainer = TorchTrainer(case, state, draw.device, optimizer, **switches)
