@@ -559,8 +559,9 @@ td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv)
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     const td_dtype grad_dtype = grad_dtype_of(&args.config);
     if (!args.ranks.ctas_given)
-        args.ranks.comm.nccl_ctas = args.config.state == TD_BENCH_STATE_FLAT ? td_shard_nccl_ctas(grad_dtype)
-                                                                             : td_ddp_nccl_ctas(grad_dtype);
+        args.ranks.comm.nccl_ctas = args.config.state == TD_BENCH_STATE_FLAT
+                                        ? td_shard_nccl_ctas(grad_dtype)
+                                        : td_ddp_nccl_ctas(args.config.strategy, grad_dtype);
     TD_TRY(td_ranks_begin(argv[0], &args.ranks, &args.common, &ranks));
     TD_TRY(td_compile_begin(&args.model.compile, ranks.dev));
     const bool gpu = td_device_kind_of(ranks.dev) != TD_DEVICE_CPU;
