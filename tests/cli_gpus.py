@@ -28,13 +28,8 @@ class OnGpus(cli_ranks.Steps):
     MODEL = "--d-model 48 --d-ff 100 --layers 2 --heads 3 --vocab 57".split()
     MOST = 2
     LONG = "--layers 24 --batch 8 --context 512 --warmup 1 --steps 4096".split()
-    WIDE = (
-        *cli_ranks.Steps.SHORT,
-        "--d-model",
-        "768",
-        "--heads",
-        "12",
-    )  # its gradients are large enough for a window
+    # Gradients that are large enough for a window.
+    WIDE = (*cli_ranks.Steps.SHORT, "--d-model", "768", "--heads", "12")
     MET_S = 10.0  # until contexts of CUDA are made, and NCCL has started
     BESIDE_MS = 0.01  # events of a GPU differ from the host's clock
 
@@ -61,6 +56,7 @@ class OnGpus(cli_ranks.Steps):
             done = self.finish(self.start(2, "shard", *words, "--json", str(self.json), how=self.WIDE))
             self.assertEqual([(status, err) for status, _, err in done], [(0, "")] * 2)
         records = self.records()
+        self.assertEqual([record["case"]["bucket_mb"] for record in records], [25, 100])
         told = [record.get("nccl_ctas") for record in records]
         self.assertIn(told, ([16, 24], [None, None]))
         version = [int(part) for part in records[0]["versions"]["nccl"].split()[1].split(".")]

@@ -346,6 +346,11 @@ class Turns(unittest.TestCase):
             self.assertEqual(c.td_fake_stream(c.device), 4711)
             other = c.side("c_naive")
             self.assertEqual(other.td_fake_stream(other.device), 4711)
+            on.synchronize = mock.Mock()
+            c.own_stream(True)
+            self.assertEqual((c.td_fake_stream(c.device), on.synchronize.call_count), (0, 1))
+            c.own_stream(False)
+            self.assertEqual((c.td_fake_stream(c.device), on.synchronize.call_count), (4711, 2))
 
     def test_dtypes_that_are_more_than_a_dtype(self):
         with self.library.open() as c:

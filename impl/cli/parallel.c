@@ -12,7 +12,8 @@
 
 /* Buckets' default size: PyTorch's, and what is best on GPUs where gradients are of 16 bits. In windows a
  * step of xl in bf16 with SGD (batch 2 a rank, context 128) took 22.2 ms with 25 MiB, 19.8 with 100, and no
- * less with 200, by this program's own table (two H100s, NCCL 2.28.3, November 2026). */
+ * less with 200, and one in bf16_mixed whose state is split flat 25.2 with 200 and 25.0 with 100, by this
+ * program's own tables (two H100s, NCCL 2.28.3, November 2026). */
 enum { USUAL_MB = 25, NARROW_MB = 100 };
 
 enum {
@@ -46,8 +47,7 @@ enum {
      KEY_BUCKET_MB,                                                                                          \
      "X",                                                                                                    \
      0,                                                                                                      \
-     "at most so many MiB of gradients in a bucket; 0: all in one (25; of 16 bits on cuda 100, or 200 "      \
-     "where state is split flat)",                                                                           \
+     "at most so many MiB of gradients in a bucket; 0: all in one (25; of 16 bits on cuda 100)",             \
      2},                                                                                                     \
         {"optimizer", KEY_OPTIMIZER, "NAME", 0, "adamw (the default) or sgd", 2},                            \
         {0, 0, 0, 0, "The measurement:", 3}, {"batch", KEY_BATCH, "N", 0, "sequences of a rank (2)", 3},     \
@@ -559,9 +559,8 @@ td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv)
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     const td_dtype grad_dtype = grad_dtype_of(&args.config);
     if (!args.ranks.ctas_given)
-        args.ranks.comm.nccl_ctas = args.config.state == TD_BENCH_STATE_FLAT
-                                        ? td_shard_nccl_ctas(grad_dtype)
-                                        : td_ddp_nccl_ctas(args.config.strategy, grad_dtype);
+        args.ranks.comm.nccl_ctas = args.config.state == TD_BENCH_STATE_FLAT ? td_shard_nccl_ctas(grad_dtype)
+                                                                             : td_ddp_nccl_ctas(grad_dtype);
     TD_TRY(td_ranks_begin(argv[0], &args.ranks, &args.common, &ranks));
     TD_TRY(td_compile_begin(&args.model.compile, ranks.dev));
     const bool gpu = td_device_kind_of(ranks.dev) != TD_DEVICE_CPU;

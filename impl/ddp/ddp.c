@@ -40,12 +40,9 @@ cleanup:
     return status;
 }
 
-int32_t td_ddp_nccl_ctas(td_ddp_strategy strategy, td_dtype grad_dtype)
+int32_t td_ddp_nccl_ctas(td_dtype grad_dtype)
 {
-    const bool behind = strategy == TD_DDP_NAIVE || strategy == TD_DDP_FLAT;
-    const size_t size = td_dtype_size(grad_dtype);
-
-    return size == 2 || (size > 0 && behind) ? 24 : 0;
+    return td_dtype_size(grad_dtype) == 2 ? 24 : 0;
 }
 
 /* ---- creation ---- */

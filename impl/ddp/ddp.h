@@ -28,16 +28,11 @@ TD_API const char *td_ddp_strategy_name(td_ddp_strategy strategy);
 /** TD_BAD_ARGUMENT: a NULL, or an unknown name; the message lists the known ones. */
 TD_API td_status td_ddp_strategy_parse(const char *name, td_ddp_strategy *out);
 
-/** What td_comm_options.nccl_ctas is best for a model whose gradients are of this type: 24, where steps wait
- * for the collectives, which is so in 16 bits, and where they are sent behind the backward pass. Else 0: NCCL
- * then takes 7 in a window, and with more of them the products of f32 are slower. By steps of xl (d_model
- * 1600, 256 tokens a rank), and by all-reduces in windows, of which NCCL's 7 reach 272 GB/s and 24 reach 340,
- * on two H100s with NVLink and NCCL 2.28.
- *
- * What NCCL was told to take, products leave to it while gradients or weights are on their way (td_ddp_link,
- * td_shard_link): they are cut for the other multiprocessors, so that their sums may come in another order
- * than in a step without communication. */
-TD_API int32_t td_ddp_nccl_ctas(td_ddp_strategy strategy, td_dtype grad_dtype);
+/** What td_comm_options.nccl_ctas is best for a model whose gradients of this type are sent beside its
+ * backward pass: 24 for 16 bits, where steps wait for the collectives. Else 0: NCCL then takes 7 in a window,
+ * and with more of them the products of f32 are slower. By steps of xl (d_model 1600, 256 tokens a rank) on
+ * two H100s with NVLink and NCCL 2.28. */
+TD_API int32_t td_ddp_nccl_ctas(td_dtype grad_dtype);
 
 /* ---- any list of tensors ---- */
 
@@ -79,6 +74,10 @@ typedef struct td_ddp td_ddp;
  * roomy), and then sends rank 0's weights to all, those of frozen tensors too. With NCCL the block of memory
  * that has all gradients becomes a window (td_comm_window_create, whose rules then hold for the caller's own
  * calls there), unless one of them begins at no multiple of 16 bytes.
+ *
+ * While gradients are on their way matrix products on dev (td_gemm) are cut for the multiprocessors that
+ * td_comm_options.nccl_ctas leaves, if it is above 0: their sums may then come in another order than in a
+ * step without communication.
  *
  * TD_BAD_ARGUMENT: a NULL, a count below 1, a shape with an extent below 1 or beyond 2^63 - 1 elements, a
  * type that is none, a room that is smaller than the tensor, uses below 0, an order that is none of those

@@ -206,11 +206,14 @@ cleanup:
 /* ---- the link ---- */
 
 /** Of a step that is captured nothing is known to have moved: the launch says so. A graph gathers where its
- * launches may find new weights, which is ahead of a step's first micro-batch. */
+ * launches may find new weights, which is ahead of a step's first micro-batch. The products of such a pass
+ * are cut also where it is queued, ahead of its capture: they are then made, with the bits that they keep. */
 static td_status begin_forward(td_shard_link *link, td_shard_graph *graph)
 {
     td_status status = TD_OK;
 
+    link->forward = link->captured && !link->midway;
+    td_shard_share(link);
     if (!graph) {
         TD_TRY(send_moved(link));
         goto cleanup;
@@ -307,6 +310,9 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
     td_shard_link *link = link_of(hook);
     td_status status = TD_OK;
 
+    link->forward = false;
+    if (link->dev)
+        td_shard_share(link);
     if (ended != TD_OK) { /* nobody else may use what is on its way */
         /* But a capture that was refused cannot wait for what was queued ahead of it: the next pass does. */
         if (link->captured || !link->dev || td_graph_capture(link->dev) == 0)

@@ -9,7 +9,7 @@
 #include <string.h>
 
 static const char *const names[] = {"tensors", "flat"};
-enum { KINDS = 2, WINDOWS = 3 };
+enum { KINDS = 2 };
 
 const char *td_shard_kind_name(td_shard_kind kind)
 {
@@ -37,9 +37,9 @@ int32_t td_shard_nccl_ctas(td_dtype grad_dtype)
 
 void td_shard_share(const td_shard_link *link)
 {
-    const bool reducing = link->running && link->sent > 0;
+    const bool reducing = link->running && link->sent > 0, gathering = link->forward || link->issued > 0;
 
-    td_device_share(link->dev, reducing || link->issued > 0 ? link->multiprocessors : 0);
+    td_device_share(link->dev, reducing || gathering ? link->multiprocessors : 0);
 }
 
 /* ---- creation ---- */
@@ -110,7 +110,7 @@ cleanup:
 
 static void drop_windows(td_shard_link *link)
 {
-    for (int i = 0; i < WINDOWS; i++) {
+    for (int i = 0; i < TD_SHARD_WINDOWS; i++) {
         td_comm_window_destroy(link->windows[i]);
         link->windows[i] = NULL;
     }
@@ -194,16 +194,14 @@ static td_status make_windows(td_shard_link *link)
     const struct {
         const void *at;
         td_dtype dtype;
-    } all[WINDOWS] = {{w->params, w->dtype}, {w->copies, w->copy_dtype}, {w->grads, w->grad_dtype}};
+    } all[TD_SHARD_WINDOWS] = {{w->params, w->dtype}, {w->copies, w->copy_dtype}, {w->grads, w->grad_dtype}};
     td_status status = TD_OK;
 
-    for (int i = 0; i < WINDOWS; i++)
+    for (int i = 0; i < TD_SHARD_WINDOWS; i++)
         if (all[i].at)
             TD_TRY(td_comm_window_create(
                 link->comm, all[i].at, (size_t)w->elements * td_dtype_size(all[i].dtype), &link->windows[i]));
 cleanup:
-    if (status != TD_OK)
-        drop_windows(link);
     return status;
 }
 
@@ -236,11 +234,13 @@ td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *tr
     if (link->split.kind == TD_SHARD_FLAT) {
         TD_TRY(td_comm_broadcast(link->comm, weights.params, weights.elements, (td_comm_type)weights.dtype, 0,
                                  NULL));
-        TD_TRY(td_transformer_refresh(td_train_model(train)));
         TD_TRY(make_windows(link));
+        TD_TRY(td_transformer_refresh(td_train_model(train)));
     }
     link->train = train;
     link->dev = dev;
 cleanup:
+    if (status != TD_OK && link && !link->dev)
+        drop_windows(link);
     return status;
 }

@@ -116,7 +116,9 @@ TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
 
 /** Joins the link to the trainer that was made with its config: all ranks together, once there are weights.
  * TD_BAD_ARGUMENT: a NULL, a trainer of another size; on every rank, links that differ. TD_BAD_STATE: it is
- * joined already. TD_SHARD_FLAT sends rank 0's weights to all, as td_ddp_link_attach does.
+ * joined already. TD_SHARD_FLAT sends rank 0's weights to all, as td_ddp_link_attach does, and makes windows
+ * of the trainer's weights and gradients, as td_ddp_create does of gradients. While collectives are on their
+ * way products are cut, as td_ddp_create says.
  *
  * From then on masters of weights that products read as 16-bit copies are their owner's alone, until
  * td_train_settle gathers them. */

@@ -17,6 +17,8 @@ typedef struct td_shard_graph {
     bool forward, gathers, backward, last;
 } td_shard_graph;
 
+enum { TD_SHARD_WINDOWS = 3 }; /* of parameters, copies and gradients */
+
 struct td_shard_link {
     td_hook reduce; /* ahead of the optimizer, of TD_SHARD_FLAT */
     td_shard_gather gather;
@@ -28,9 +30,9 @@ struct td_shard_link {
     td_train *train;
     td_transformer *model;
     td_weights weights;
-    td_stream *side;            /* that waits for collectives; NULL on a CPU */
-    td_event *event;            /* recorded there; NULL on a CPU */
-    td_comm_window *windows[3]; /* of TD_SHARD_FLAT: of parameters, copies and gradients */
+    td_stream *side;                           /* that waits for collectives; NULL on a CPU */
+    td_event *event;                           /* recorded there; NULL on a CPU */
+    td_comm_window *windows[TD_SHARD_WINDOWS]; /* of TD_SHARD_FLAT */
 
     /* Reducing. */
     bool running;       /* in a step's last backward pass */
@@ -41,6 +43,7 @@ struct td_shard_link {
 
     /* Gathering. */
     bool captured;         /* the trainer's steps become graphs: none leaves a gathering on its way */
+    bool forward;          /* a forward pass runs whose graph gathers, or will */
     bool at_head;          /* the next forward pass gathers everything; else each update what it made new */
     bool moved;            /* with at_head: owners have new weights that nobody else has, or soon will */
     bool midway;           /* more micro-batches of a step are to come, with the weights of those before */
@@ -53,7 +56,7 @@ struct td_shard_link {
 void td_shard_reduce_hook(td_shard_link *link);
 void td_shard_gather_hook(td_shard_link *link);
 
-/** Tells the device what collectives take of it, while there are some on their way. */
+/** Tells the device what collectives take of it, while there are some on their way, or will be. */
 void td_shard_share(const td_shard_link *link);
 
 /** Waits for the reductions that are on their way, whatever becomes of them. */

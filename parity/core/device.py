@@ -105,7 +105,8 @@ class Cpu:
 
 
 class Cuda:
-    """A GPU: calls are queued on one stream, PyTorch's and C's alike, and timed by events on it."""
+    """A GPU: calls are queued on one stream, PyTorch's and C's alike, and timed by events on it. Steps of ranks are
+    timed by the host, and C's on its own stream (Session.own_stream)."""
 
     kind = "cuda"
 
@@ -120,8 +121,8 @@ class Cuda:
         self.name = f"cuda:{index}"
         self.torch = torch.device("cuda", index)
         torch.cuda.set_device(index)
-        # The default stream cannot be captured in a graph, and waits for all others. Where C's updates run
-        # beside its backward pass this one goes ahead, as the stream does in whose place it is.
+        # The default stream cannot be captured in a graph, and waits for all others. This one goes ahead of
+        # C's other streams, where updates run beside a backward pass, as C's own would.
         torch.cuda.set_stream(torch.cuda.Stream(priority=priority))
         self._start, self._stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # Taken now, so that it is never counted among what a side has allocated.
@@ -243,8 +244,8 @@ Device = Cpu | Cuda
 
 
 def open_device(name: str, priority: int = -1) -> Device:
-    """The device that "cpu", "cuda" or "cuda:1" names. priority: of the stream that PyTorch and C queue on, 0 or less,
-    the least first; PyTorch's own streams have 0."""
+    """The device that "cpu", "cuda" or "cuda:1" names. priority: of the stream that PyTorch and C queue on: lower
+    goes first, and PyTorch's own streams have 0, the last."""
     found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
     if not found:
         raise DeviceError(f"{name!r} is no device: cpu, cuda or cuda:INDEX")

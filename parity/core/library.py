@@ -130,8 +130,8 @@ class Session:
             self.td_device_set_stream(self.device, self._stream)
 
     def own_stream(self, own: bool) -> None:
-        """Whether C queues on its device's own stream, in place of PyTorch's, with which that is in no order: here the
-        device comes to its end."""
+        """Whether C queues on its device's own stream, in place of PyTorch's. The two are in no order, so the device is
+        waited for first."""
         if self._stream is not None:
             self.on.synchronize()
             self.td_device_set_stream(self.device, None if own else self._stream)

@@ -43,7 +43,7 @@ def cases(profile, device):
         yield from toy_cases(ranks, strategies, TOY_MB[:1] if few else TOY_MB)
         for strategy in strategies if ranks in (2, 4) else ():
             keys = TINY | bucket(strategy, 0.05) | dict(ranks=ranks, strategy=strategy, steps=3)
-            how = dict(seconds=1.0, config=configs_of(device, strategy=strategy))
+            how = dict(seconds=1.0, config=configs_of(device))
             yield Case(PROOFS[strategy], dtype="f32", optimizer="sgd", **keys, **how)
     yield from fit_cases(device)
     for keys in xl_ways() if device == "cuda" else laptop_ways(profile):
@@ -67,7 +67,7 @@ def timed_case(device, **keys):
         how = dict(seconds=20.0, repeats=10, in_turn=True, needs_bytes=XL_BYTES)
     else:
         how = dict(seconds=4.0 * keys["ranks"], repeats=10)
-    config = configs_of(device, keys["dtype"], keys["strategy"])
+    config = configs_of(device, keys["dtype"])
     if keys.get("bucket_mb") == usual_mb(device, keys["dtype"]):
         config |= at_its_best(device, keys["dtype"])
         how["seconds"] += 30.0 if device == "cuda" else 20.0  # of compiling
@@ -90,7 +90,7 @@ def at_its_best(device, dtype):
 def communication_case(device, **keys):
     """What communication takes of C's step."""
     how = dict(seconds=10.0, in_turn=True, needs_bytes=XL_BYTES) if device == "cuda" else dict(seconds=3.0)
-    config = switches_of(torch.device(device), keys["dtype"], strategy=keys["strategy"])
+    config = switches_of(torch.device(device), keys["dtype"])
     return Case(deliverable_of(TIMES[keys["strategy"]]), part="communication", **keys, **how, config=config)
 
 
@@ -121,8 +121,8 @@ def xl_ways():
                 yield xl | bucket(strategy, mb) | way
 
 
-def configs_of(device, dtype="f32", strategy=None):
-    return configs(torch.device(device), IMPL, dtype, strategy=strategy)
+def configs_of(device, dtype="f32"):
+    return configs(torch.device(device), IMPL, dtype)
 
 
 def usual_mb(device, dtype):

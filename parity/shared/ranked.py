@@ -19,8 +19,7 @@ BACKENDS = {"cuda": ("nccl",), "cpu": ("mpi", "gloo")}
 ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
 SGD_LR = 0.1
 NARROW = ("bf16", "f16", "bf16_mixed")  # gradients of 16 bits
-NCCL_CTAS = {False: 0, True: 24}  # td_ddp_nccl_ctas beside backward, by whether gradients are NARROW
-NCCL_CTAS_BEHIND = 24  # and behind it
+NCCL_CTAS = {False: 0, True: 24}  # td_ddp_nccl_ctas, by whether gradients are NARROW
 NCCL_CTAS_FLAT = {False: 16, True: 24}  # td_shard_nccl_ctas
 EAGER_BEFORE_CAPTURE = 11  # steps: DistributedDataParallel times its first ten
 
@@ -30,22 +29,20 @@ def sides_of(device):
     return {f"c_{backend}": backend for backend in BACKENDS[device.type]}
 
 
-def switches_of(device, dtype="f32", queued=False, shard=None, strategy=None):
+def switches_of(device, dtype="f32", queued=False, shard=None):
     """{the side's name: how C's steps of a model of this dtype run}: as `tandem ddp` and, with state split like that,
-    `tandem shard` have them without options but --strategy, or with --queued."""
+    `tandem shard` have them without options, or with --queued."""
     gpu = device.type == "cuda"
     how = c_switches(graph=gpu and not queued, keep="all", gradients="transient", update="along")
     ctas = (NCCL_CTAS_FLAT if shard == "flat" else NCCL_CTAS)[dtype in NARROW]
-    if strategy in ("naive", "flat"):
-        ctas = NCCL_CTAS_BEHIND
     if gpu and ctas > 0:
         how["nccl_ctas"] = ctas
     return dict.fromkeys(sides_of(device), how)
 
 
-def configs(device, impl, dtype="f32", queued=False, shard=None, strategy=None):
+def configs(device, impl, dtype="f32", queued=False, shard=None):
     """The switches of a case's sides: C's, and those of `impl`."""
-    return switches_of(device, dtype, queued, shard, strategy) | {impl: dict(compiled=False)}
+    return switches_of(device, dtype, queued, shard) | {impl: dict(compiled=False)}
 
 
 def told_of(records):

@@ -308,8 +308,8 @@ static void key_make(const td_gemm_shape *s, const void *a, const void *b, const
     out->align_c = alignment(c, s->stride_c, s->out_dtype);
 }
 
-/** Multiprocessors that others leave; 0: all of them, or none. */
-static int32_t left(const td_cuda *cuda, int32_t shared)
+/** What others leave; 0: nothing is shared, or nothing would be left. */
+static int32_t multiprocessors_left(const td_cuda *cuda, int32_t shared)
 {
     return shared > 0 && shared < cuda->multiprocessors ? cuda->multiprocessors - shared : 0;
 }
@@ -334,7 +334,7 @@ td_status td_ops_cuda_gemm(td_device *dev, const td_gemm_shape *shape, const voi
     TD_CHECK((uintptr_t)work % 256 == 0, "work is %p, needs a multiple of 256", work);
     TD_TRY(products_of(dev, &all));
     key_make(shape, a, b, c, &k);
-    k.multiprocessors = left(cuda, td_device_shared(dev));
+    k.multiprocessors = multiprocessors_left(cuda, td_device_shared(dev));
     TD_TRY(find_product(all, &k, &p));
     TD_TRY(check_lt(all,
                     all->lt.Matmul(all->handle, p->desc, &shape->alpha, b, p->b, a, p->a, &shape->beta, c,
