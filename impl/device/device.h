@@ -86,7 +86,9 @@ typedef struct td_stream td_stream;
 TD_API td_status td_stream_create(td_device *dev, td_stream **out);
 
 /** A stream that belongs to the caller (a cudaStream_t; NULL is CUDA's default stream), to be named to
- * td_device_set_stream. The caller keeps it alive for as long as the td_stream. */
+ * td_device_set_stream. The caller keeps it alive for as long as the td_stream. Streams of td_stream_create,
+ * on which updates run beside a backward pass, have CUDA's least priority, 0: the caller's goes ahead of
+ * them, as the device's own does, if its priority is below 0. */
 TD_API td_status td_stream_wrap(td_device *dev, void *native, td_stream **out);
 
 /** Waits for the work of a stream that td_stream_create made. The device is open still, and its current
