@@ -38,6 +38,11 @@ class OnGpus(cli_ranks.Steps):
             return ["--device", f"cuda:{rank % gpus()}"], {"NCCL_HOSTID": f"rank-{rank}"}
         return ["--device", "cuda"], {}
 
+    def has_windows(self, record):
+        """Where NCCL was told how many multiprocessors to take, which is where NVLink joins the GPUs."""
+        version = [int(part) for part in record["versions"]["nccl"].split()[1].split(".")]
+        return "nccl_ctas" in record and version >= [2, 27]
+
     def test_gradients_of_16_bits_have_defaults_of_their_own(self):
         for words in (["--dtype", "f32"], ["--dtype", "bf16"], ["--dtype", "bf16", "--ctas", "8"]):
             done = self.finish(self.start(2, "ddp", *words, "--json", str(self.json), how=self.WIDE))
@@ -47,8 +52,7 @@ class OnGpus(cli_ranks.Steps):
         # NCCL is told where NVLink joins the GPUs.
         told = [record.get("nccl_ctas") for record in records]
         self.assertIn(told, ([None, 24, 8], [None, None, None]))
-        version = [int(part) for part in records[0]["versions"]["nccl"].split()[1].split(".")]
-        direct = told[1] and version >= [2, 27]
+        direct = self.has_windows(records[1])
         self.assertEqual([record.get("windows") for record in records], [1 if direct else None] * 3)
 
     def test_state_that_is_split_flat_has_defaults_of_its_own(self):
@@ -59,8 +63,7 @@ class OnGpus(cli_ranks.Steps):
         self.assertEqual([record["case"]["bucket_mb"] for record in records], [25, 100])
         told = [record.get("nccl_ctas") for record in records]
         self.assertIn(told, ([16, 24], [None, None]))
-        version = [int(part) for part in records[0]["versions"]["nccl"].split()[1].split(".")]
-        direct = bool(told[0] and version >= [2, 27])
+        direct = self.has_windows(records[0])
         self.assertEqual(["windows" in record for record in records], [direct] * 2)
 
     def test_a_captured_step_computes_what_a_queued_one_does(self):

@@ -633,16 +633,9 @@ static void collectives_are_captured(void **unused)
 
 /* ---- windows ---- */
 
-static bool is_direct(void)
-{
-    int major = 0, minor = 0;
-
-    return info.ranks > 1 && info.nccl_ctas > 0 && sscanf(info.library, "NCCL %d.%d", &major, &minor) == 2 &&
-           (major > 2 || minor >= 27);
-}
-
 static void results_in_windows_are_the_same(void **unused)
 {
+    const bool direct = td_ranks_direct(&info);
     td_comm_window *window = NULL, *second = NULL;
     td_comm_info now;
     void *block;
@@ -652,8 +645,8 @@ static void results_in_windows_are_the_same(void **unused)
     td_assert_ok(td_comm_window_create(comm, (char *)block + 1000, 1, &second));
     td_comm_window_destroy(second);
     td_assert_ok(td_comm_describe(comm, &now));
-    assert_int_equal(now.windows, is_direct());
-    if (is_direct()) {
+    assert_int_equal(now.windows, direct);
+    if (direct) {
         /* NCCL would be wrong about the second part. */
         td_assert_refused(
             td_comm_reduce_scatter(comm, block, (char *)block + 256, 5, TD_COMM_F16, TD_SUM, NULL),

@@ -15,15 +15,15 @@ from parity.ddp.page import (
     fit_words,
     link_of,
     links_of,
+    nccl_words,
     order_words,
     predictions,
     report_overlap,
-    told_words,
     varied,
     words_of,
 )
 from parity.shard.page import by_kind, is_unfused
-from parity.shard.page import told_words as shard_told_words
+from parity.shard.page import nccl_words as nccl_words_of_shard
 
 
 class DataParallel(unittest.TestCase):
@@ -97,17 +97,17 @@ class DataParallel(unittest.TestCase):
             return {"impl": impl, "case": case, "ms": statistics([1.0])} | more
 
         told = record(100, config={"nccl_ctas": 24})
-        said = told_words(Records([told, record(100, "torch_ddp")]), [])
+        said = nccl_words(Records([told, record(100, "torch_ddp")]), [])
         self.assertIn("multiprocessors: 24 in bf16 (", said)
         self.assertNotIn("windows", said)
-        said = told_words(Records([told, record(25), record(25, config={"graph": True})]), [])
+        said = nccl_words(Records([told, record(25), record(25, config={"graph": True})]), [])
         self.assertIn("multiprocessors: 24 in bf16 bucketed with 100 MiB (", said)
         naive = told | {"case": dict(dtype="bf16", strategy="naive")}
-        self.assertIn(": 24 in bf16 naive (", told_words(Records([naive, record(25)]), []))
+        self.assertIn(": 24 in bf16 naive (", nccl_words(Records([naive, record(25)]), []))
         unsaid = Records([record(25, config={"graph": True})])
-        self.assertIn("Records do not say", told_words(unsaid, []))
-        self.assertIn("lie in windows", told_words(unsaid, [{"values": {"windows": 1}}]))
-        self.assertIn("lie in windows", told_words(Records([record(25, values={"windows": 1})]), []))
+        self.assertIn("Records do not say", nccl_words(unsaid, []))
+        self.assertIn("lie in windows", nccl_words(unsaid, [{"values": {"windows": 1}}]))
+        self.assertIn("lie in windows", nccl_words(Records([record(25, values={"windows": 1})]), []))
 
     def test_what_nccl_was_told_of_state_that_is_split(self):
         def record(shard, impl="c_nccl", **more):
@@ -119,13 +119,15 @@ class DataParallel(unittest.TestCase):
 
         flat = record("flat", config={"nccl_ctas": 16})
         whole = record("flat", "c_nccl_whole", config={"nccl_ctas": 8})
-        said = shard_told_words(Records([flat, record("tensors"), whole, record("flat", "torch_zero")]))
+        said = nccl_words_of_shard(Records([flat, record("tensors"), whole, record("flat", "torch_zero")]))
         self.assertEqual(said.count("multiprocessors: 16 in f32 flat with 25 MiB ("), 1)
         self.assertNotIn(" 8 in", said)
         self.assertNotIn("windows", said)
-        self.assertEqual(shard_told_words(Records([record("flat")])), "")
+        self.assertEqual(nccl_words_of_shard(Records([record("flat")])), "")
         self.assertTrue(
-            shard_told_words(Records([record("flat", values={"windows": 2})])).startswith("What C reduces")
+            nccl_words_of_shard(Records([record("flat", values={"windows": 2})])).startswith(
+                "C's gradients, and weights"
+            )
         )
 
     def test_steps_are_held_to_the_fit_of_their_bits(self):

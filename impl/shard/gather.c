@@ -310,9 +310,10 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
     td_shard_link *link = link_of(hook);
     td_status status = TD_OK;
 
-    link->forward = false;
-    if (link->dev)
+    if (pass == TD_PASS_FORWARD && link->dev) {
+        link->forward = false;
         td_shard_share(link);
+    }
     if (ended != TD_OK) { /* nobody else may use what is on its way */
         /* But a capture that was refused cannot wait for what was queued ahead of it: the next pass does. */
         if (link->captured || !link->dev || td_graph_capture(link->dev) == 0)

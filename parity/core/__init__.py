@@ -64,8 +64,8 @@ c                libtandem. `c.td_xyz(...)` calls the function of that name; a t
                  it is contiguous, on C's device, and of the pointer's type (void * takes any dtype); None is NULL.
                  Host memory is a c.ffi.new("float *")
     c.device                                the handle of the device; on a GPU it queues on PyTorch's current stream
-    c.own_stream(own)                       in between it queues on its own stream, which goes ahead of its others, as
-                                            steps of ranks do for their times; waits for the device
+    c.own_stream(own)                       True: C queues on its device's own stream instead, which goes ahead of its
+                                            others; False: on PyTorch's again. The device is waited for first
     c.on                                    what parity.core.device says of it: c.on.kind, c.on.synchronize()
     c.struct("td_x_shape", case, field=...) a struct whose fields are filled by name: keywords first, then the
                                             case's keys, else 0. "bf16" becomes TD_BF16, and so for every enum

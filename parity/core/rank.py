@@ -168,7 +168,7 @@ def main(folder: Path) -> None:
         library.set_threads(settings.threads)
         cuda = settings.device.startswith("cuda")
         together = Together(folder / "together", rank, ranks, settings.wait)
-        # PyTorch's collectives are not ahead of its passes, nor behind them: nobody gives them a priority.
+        # PyTorch's passes have the priority of its collectives, which is what its users have.
         device = RankDevice(open_device(gpu_of(rank) if cuda else "cpu", priority=0), together)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",

@@ -6,7 +6,7 @@ import pandas as pd
 from parity.ddp.communication import behind, fitted, handout_optimum, optimum, overlapped, times_of
 from parity.shared.bench_ranks import MIB
 from parity.shared.pages import on_gpu, ranged
-from parity.shared.ranked import NARROW, ratio_of, spread_of, told_of, turns_of
+from parity.shared.ranked import NARROW, has_windows, ratio_of, spread_of, told_of, told_words, turns_of
 
 PROOFS = {
     "naive": "naive_ddp",
@@ -54,7 +54,7 @@ def report(page, records):
             "C's steps are captured, PyTorch's queued, but for `torch_ddp_graph`. Queued steps wait for their host "
             "where kernels are short: those that 16 bits do not shorten say more of this host than of the GPUs."
         )
-        page.text(told_words(times, runs))
+        page.text(nccl_words(times, runs))
     page.question(TAKES)
     first = [r for strategy in STRATEGIES for r in alike(runs, runs[0], strategy)] if runs else []
     page.table(pd.DataFrame([taken(r, links) for r in first]), "communication")
@@ -363,22 +363,13 @@ def report_floor(page, runs, links):
 # ---- words ----
 
 
-def told_words(times, runs):
-    """What NCCL was told of its multiprocessors, and whether it goes between GPUs directly, where records say it."""
+def nccl_words(times, runs):
+    """What NCCL was told, and whether it goes between GPUs directly, where records say it."""
     mine = [r for r in times.records if r["impl"].startswith("c_") and "ms" in r]
-    words = "Records do not say whether C told NCCL how many multiprocessors to take."
-    said = told_of(mine)
-    if said:
-        words = (
-            f"C tells NCCL to take at least so many multiprocessors: {', '.join(said)} (`td_ddp_nccl_ctas`); PyTorch "
-            "leaves it to NCCL."
-        )
-    if any(r.get("values", {}).get("windows") for r in [*mine, *runs]):
-        words += (
-            " C's gradients lie in windows (`td_comm_window_create`): NCCL reads and writes the other GPU's where "
-            "they are, without the buffers that it has in between for PyTorch's."
-        )
-    return words
+    unsaid = (
+        "" if told_of(mine) else "Records do not say whether C told NCCL how many multiprocessors to take. "
+    )
+    return unsaid + told_words(mine, "`td_ddp_nccl_ctas`", "C's gradients", has_windows([*mine, *runs]))
 
 
 def order_words(runs):

@@ -5,7 +5,7 @@ import pandas as pd
 from parity.shard.memory import memory_of, on_the_wire, sent_of, state_bytes
 from parity.shared.bench_ranks import MIB, PARTS, POINTS, elements_of
 from parity.shared.pages import on_gpu
-from parity.shared.ranked import ratio_of, spread_of, told_of, turns_of, whole_of
+from parity.shared.ranked import has_windows, ratio_of, spread_of, told_words, turns_of, whole_of
 
 # ---- the page ----
 
@@ -34,9 +34,9 @@ def report(page, records):
     page.question(HOW_LONG)
     frame, ratios, of_whole = by_kind(times)
     page.table(frame, "steps")
-    told = told_words(times)
-    if told:
-        page.text(told)
+    words = nccl_words(times)
+    if words:
+        page.text(words)
     if held:
         text = f"{held}: no further from float64 than PyTorch's, the Transformer's updates within 2 %."
         page.answer("optimizer_state_sharding", text, held, question=RIGHT)
@@ -69,25 +69,17 @@ def report(page, records):
     )
 
 
-def told_words(times):
-    """What NCCL was told of its multiprocessors, and whether it goes between GPUs directly, where records say it."""
-    mine = [
-        r
-        for r in times.records
-        if r["impl"].startswith("c_") and not r["impl"].endswith("_whole") and "ms" in r
-    ]
-    words, said = "", told_of(mine)
-    if said:
-        words = (
-            f"C tells NCCL to take at least so many multiprocessors: {', '.join(said)} (`td_shard_nccl_ctas`, and "
-            "`td_ddp_nccl_ctas` by tensors); PyTorch leaves it to NCCL."
-        )
-    if any(r.get("values", {}).get("windows") for r in mine):
-        words += (
-            " What C reduces, and gathers flat, lies in windows (`td_comm_window_create`): NCCL reads and writes the "
-            "other GPU's where it is."
-        )
-    return words.strip()
+def nccl_words(times):
+    """What NCCL was told in steps whose state is split, and whether it goes between GPUs directly, where records say
+    it."""
+    split = [r for r in times.records if r["impl"].startswith("c_") and not r["impl"].endswith("_whole")]
+    mine = [r for r in split if "ms" in r]
+    return told_words(
+        mine,
+        "`td_shard_nccl_ctas`, and `td_ddp_nccl_ctas` by tensors",
+        "C's gradients, and weights that are gathered flat,",
+        has_windows(mine),
+    )
 
 
 def report_memory(page, parts):

@@ -61,6 +61,27 @@ def told_of(records):
     return said
 
 
+def told_words(records, chosen_by, what, direct):
+    """What NCCL was told of its multiprocessors, by which functions, and, where it goes between GPUs directly, that it
+    does so with `what`."""
+    said, words = told_of(records), []
+    if said:
+        words.append(
+            f"C tells NCCL to take at least so many multiprocessors: {', '.join(said)} ({chosen_by}); PyTorch "
+            "leaves it to NCCL."
+        )
+    if direct:
+        words.append(
+            f"{what} lie in windows (`td_comm_window_create`): NCCL reads and writes the other GPU's where they are, "
+            "without the buffers that it has in between for PyTorch's."
+        )
+    return " ".join(words)
+
+
+def has_windows(records):
+    return any(r.get("values", {}).get("windows") for r in records)
+
+
 def way_of(case):
     way, mb = case.get("shard", case.get("strategy")), case.get("bucket_mb")
     return way if mb is None else f"{way} with {mb:g} MiB"

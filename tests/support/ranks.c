@@ -25,6 +25,14 @@ bool td_ranks_inside(void)
     return either("OMPI_COMM_WORLD_RANK", "RANK") != NULL;
 }
 
+bool td_ranks_direct(const td_comm_info *info)
+{
+    int major = 0, minor = 0;
+
+    return info->ranks > 1 && info->nccl_ctas > 0 &&
+           sscanf(info->library, "NCCL %d.%d", &major, &minor) == 2 && (major > 2 || minor >= 27);
+}
+
 td_comm_options td_ranks_options(td_comm_backend backend)
 {
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");

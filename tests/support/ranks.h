@@ -28,6 +28,10 @@ bool td_ranks_begin(int argc, char **argv, td_device **dev, td_comm **comm, int 
  * there are, and NCCL is told that this rank is on a host of its own (NCCL_HOSTID, and nccl_host). */
 void td_ranks_gpu(td_comm_options *options, char name[24]);
 
+/** Whether NCCL reaches large memory of the other ranks directly, so that windows count: by NVLink, from 2.27
+ * on. */
+bool td_ranks_direct(const td_comm_info *info);
+
 /** The options of this rank; TANDEM_ADDRESS and TANDEM_DIRECTORY say where ranks meet. */
 td_comm_options td_ranks_options(td_comm_backend backend);
 
