@@ -1,0 +1,299 @@
+/* What a link whose state is split has, hears and refuses. */
+#include "accounting/accounting.h"
+#include "device/share.h"
+#include "support/as_if_graphs.h"
+#include "support/shard_kit.h"
+
+#include <math.h>
+
+/* To the byte, where no padding is: Psi 8 / ranks. */
+static void state_has_the_bytes_that_accounting_predicts(void **unused)
+{
+    const td_account_model account = {.d_model = 64, .d_ff = 128, .layers = 3, .heads = 2, .vocab = 64};
+    td_account_parameters parameters;
+    td_account_training memory;
+    int64_t all[TD_COMM_MOST_RANKS];
+
+    (void)unused;
+    td_assert_ok(td_account_model_parameters(&account, &parameters));
+    td_assert_ok(td_account_training_memory(parameters.total, 4, 4, 4, &memory));
+    for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++) {
+        td_train_config config = shard_config_of(&(shard_setting){.name = "bytes"}), whole;
+        td_train_bytes bytes, whole_bytes;
+        td_shard_link *link;
+        td_shard_info what;
+        int64_t sum = 0;
+
+        config.model.size = (td_model_size){64, 128, 3, 2, 64};
+        config.hyper.kind = TD_OPTIMIZER_ADAMW;
+        whole = config;
+        td_assert_ok(td_shard_link_create(shard_comm, kind, 0.02, &config, &link));
+        td_assert_ok(td_shard_link_describe(link, &what));
+        td_assert_ok(td_train_plan(shard_dev, &config, &bytes));
+        td_assert_ok(td_train_plan(shard_dev, &whole, &whole_bytes));
+        assert_int_equal(whole_bytes.moments, memory.optimizer_state);
+        assert_int_equal(what.moment_bytes, 8 * what.updated);
+        assert_int_equal(bytes.moments, what.moment_bytes);
+        const int64_t mine = (int64_t)what.moment_bytes - 8 * what.repeated;
+        td_assert_ok(td_comm_exchange(shard_comm, &mine, sizeof mine, all));
+        for (int rank = 0; rank < shard_info.ranks; rank++)
+            sum += all[rank];
+        assert_int_equal(sum + 8 * what.repeated, memory.optimizer_state);
+        if (kind == TD_SHARD_FLAT && shard_info.ranks != 3) {
+            assert_int_equal(what.repeated, 0);
+            assert_int_equal(what.moment_bytes, memory.optimizer_state / shard_info.ranks);
+            assert_true(what.buckets > 1 && what.pieces >= what.buckets);
+        }
+        /* Moments are aligned, and each group has hyperparameters. */
+        assert_true(bytes.optimizer >= what.moment_bytes &&
+                    bytes.optimizer - what.moment_bytes <= (size_t)config.group_count * 3 * TD_ALIGNMENT);
+        td_shard_link_destroy(link);
+    }
+}
+
+static void links_refuse_what_they_cannot_do(void **unused)
+{
+    const shard_setting s = {.name = "refusals", .kind = TD_SHARD_FLAT};
+    td_train_config config = shard_config_of(&s);
+    td_shard_link *link;
+    td_train *train;
+
+    (void)unused;
+    config.clip = 1;
+    td_assert_refused(td_shard_link_create(shard_comm, TD_SHARD_FLAT, 0, &config, &link), TD_UNSUPPORTED,
+                      "clip is 1");
+    assert_null(link);
+    config.clip = 0;
+    const td_optimizer_group some = {.range = {0, 100}, .hyper = config.hyper};
+    config.groups = &some;
+    config.group_count = 1;
+    td_assert_refused(td_shard_link_create(shard_comm, TD_SHARD_FLAT, 0, &config, &link), TD_UNSUPPORTED,
+                      "groups leave out");
+    assert_ptr_equal(config.groups, &some);
+    td_assert_ok(td_shard_link_create(shard_comm, TD_SHARD_TENSORS, 0, &config, &link));
+    td_shard_link_destroy(link);
+
+    config = shard_config_of(&s);
+    td_assert_ok(td_shard_link_create(shard_comm, TD_SHARD_FLAT, 0, &config, &link));
+    td_assert_ok(td_train_create(shard_dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    td_assert_ok(td_train_settle(train));
+    int64_t *ids = shard_tokens_of("ids", 0, 0, 1);
+    td_assert_refused(td_train_step(train, ids, ids, SHARD_BATCH, SHARD_CONTEXT), TD_BAD_STATE,
+                      "joined to no trainer");
+    td_assert_ok(td_device_free(shard_dev, ids));
+    td_assert_refused(td_shard_link_finish(link), TD_BAD_STATE, "joined to no trainer");
+    td_assert_ok(td_shard_link_attach(link, shard_dev, train));
+    td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_STATE,
+                      "joined to a trainer already");
+    td_train_destroy(train);
+    td_shard_link_destroy(link);
+
+    config = shard_config_of(&s);
+    td_assert_ok(td_shard_link_create(shard_comm, TD_SHARD_FLAT, 0, &config, &link));
+    config.capture = true;
+    if (!shard_on_gpu())
+        td_as_if_gpu_once();
+    td_assert_ok(td_train_create(shard_dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    td_assert_ok(td_shard_link_attach(link, shard_dev, train));
+    ids = shard_tokens_of("ids", 0, 0, 1);
+    td_assert_ok(td_train_step(train, ids, ids, SHARD_BATCH, SHARD_CONTEXT));
+    if (!shard_on_gpu())
+        td_as_if_capture_fails_once();
+    td_assert_refused(td_train_step(train, ids, ids, SHARD_BATCH, SHARD_CONTEXT), TD_BAD_STATE,
+                      "without capture");
+    assert_true(link->issued > 0); /* the refusal has not waited for them, which spoils a capture */
+    td_assert_ok(td_shard_link_wait(link));
+    assert_int_equal(link->issued, 0);
+    td_assert_ok(td_device_free(shard_dev, ids));
+    td_train_destroy(train);
+    td_shard_link_destroy(link);
+
+    config = shard_config_of(&s);
+    td_assert_ok(td_shard_link_create(shard_comm, TD_SHARD_FLAT, 0, &config, &link));
+    td_hook *hooks = config.hooks;
+    config.until = TD_TRAIN_FORWARD;
+    config.groups = NULL;
+    td_assert_ok(td_train_create(shard_dev, &config, &train));
+    td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_ARGUMENT, "goes forward only");
+    td_train_destroy(train);
+    config.until = TD_TRAIN_BACKWARD;
+    config.hooks = hooks;
+    config.model.size.vocab *= 9;
+    td_assert_ok(td_train_create(shard_dev, &config, &train));
+    td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_ARGUMENT, "the link is of");
+    td_train_destroy(train);
+    td_shard_link_destroy(link);
+}
+
+/* Ranges by hand, as a model or a link before this one would name them. */
+static void ranges_are_of_whole_parameters_once(void **unused)
+{
+    const shard_setting s = {.name = "ranges", .kind = TD_SHARD_FLAT};
+    shard_trainer t = shard_open_trainer(&s, true);
+    const int64_t end = shard_weights_of(t.train).elements;
+    td_train_config config = shard_config_of(&s);
+    td_shard_link *link;
+    td_train *train;
+
+    (void)unused;
+    shard_close_trainer(&t);
+    td_assert_ok(td_shard_link_create(shard_comm, TD_SHARD_FLAT, 0, &config, &link));
+    td_hook *const hook = config.hooks;
+    td_assert_ok(td_train_create(shard_dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    td_assert_ok(td_shard_link_attach(link, shard_dev, train));
+    td_parameter p;
+    td_assert_ok(td_transformer_parameter_find(td_train_model(train), "lm_head.weight", &p));
+    td_assert_ok(td_hooks_begin(hook, TD_PASS_BACKWARD, true));
+    td_assert_refused(td_hooks_final(hook, (td_range){p.offset, end - 1}, NULL), TD_BAD_ARGUMENT,
+                      "is not of whole parameters");
+    td_assert_ok(td_hooks_final(hook, (td_range){p.offset, end}, NULL));
+    td_assert_refused(td_hooks_final(hook, (td_range){p.offset, end}, NULL), TD_BAD_STATE,
+                      "became final twice");
+    td_assert_refused(td_hooks_end(hook, TD_PASS_BACKWARD, TD_OK), TD_BAD_STATE, "never became final");
+    td_assert_ok(td_hooks_begin(hook, TD_PASS_BACKWARD, true));
+    td_assert_ok(td_hooks_final(hook, (td_range){p.offset, end}, NULL));
+    assert_int_equal(td_hooks_end(hook, TD_PASS_BACKWARD, TD_BAD_STATE), TD_BAD_STATE);
+    td_train_destroy(train);
+    td_shard_link_destroy(link);
+}
+
+/* What the device hears of a step's collectives, where its products are queued. */
+typedef struct ear {
+    td_hook hook;
+    int heard[2][2]; /* [pass][the device is shared] */
+} ear;
+
+static td_status listen_to(td_hook *hook, td_pass pass, const td_need *need, const td_need *next,
+                           const void **where)
+{
+    const int32_t shared = td_device_shared(shard_dev);
+
+    (void)need, (void)next, (void)where;
+    assert_true(shared == 0 || shared == 5);
+    ((ear *)hook)->heard[pass == TD_PASS_BACKWARD][shared > 0]++;
+    return TD_OK;
+}
+
+static void listen_to_steps(bool captured)
+{
+    const shard_setting s = {
+        .name = "shared", .kind = TD_SHARD_FLAT, .bucket_mb = 0.001, .captured = captured};
+    td_train_config config = shard_config_of(&s);
+    ear ear = {.hook.needed = listen_to};
+    td_shard_link *link;
+    td_train *train;
+
+    td_assert_ok(td_shard_link_create(shard_comm, s.kind, s.bucket_mb, &config, &link));
+    config.capture &= shard_on_gpu();
+    link->multiprocessors = 5;
+    ear.hook.next = config.hooks;
+    config.hooks = &ear.hook;
+    td_assert_ok(td_train_create(shard_dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    td_assert_ok(td_shard_link_attach(link, shard_dev, train));
+    for (int number = 0; number < 2; number++) {
+        int64_t *ids = shard_tokens_of("ids", number, shard_info.rank, 1);
+
+        memset(ear.heard, 0, sizeof ear.heard);
+        td_assert_ok(td_train_step(train, ids, ids, SHARD_BATCH, SHARD_CONTEXT));
+        td_assert_ok(td_device_free(shard_dev, ids));
+        assert_true(ear.heard[0][captured || number > 0] > 0);
+        if (captured || number == 0)
+            assert_int_equal(ear.heard[0][!captured], 0);
+        assert_true(ear.heard[1][1] > 0);
+        assert_int_equal(td_device_shared(shard_dev), link->issued > 0 ? 5 : 0);
+    }
+    td_assert_ok(td_train_settle(train));
+    assert_int_equal(td_device_shared(shard_dev), 0);
+    td_device_share(shard_dev,
+                    5); /* by a link of gradients: what is computed again within its pass ends nothing */
+    td_assert_ok(td_hooks_end(&link->gather.hook, TD_PASS_RECOMPUTE, TD_OK));
+    assert_int_equal(td_device_shared(shard_dev), 5);
+    td_device_share(shard_dev, 0);
+    td_train_destroy(train);
+    td_shard_link_destroy(link);
+}
+
+/* Products of a forward pass are beside the gathering of weights, if there is one or its graph will have one,
+ * and those of a backward pass beside the reduction of gradients, from the first bucket on. */
+static void the_device_is_shared_while_collectives_are_on_their_way(void **unused)
+{
+    (void)unused;
+    listen_to_steps(false);
+    listen_to_steps(true);
+}
+
+static void links_that_differ_are_named(void **unused)
+{
+    const shard_setting s = {.name = "differ", .kind = TD_SHARD_FLAT};
+    td_train_config config = shard_config_of(&s);
+    td_shard_link *link;
+    td_train *train;
+
+    (void)unused;
+    if (shard_info.ranks == 1)
+        return;
+    td_assert_ok(
+        td_shard_link_create(shard_comm, TD_SHARD_FLAT, shard_info.rank == 1 ? 0.001 : 0, &config, &link));
+    td_assert_ok(td_train_create(shard_dev, &config, &train));
+    td_assert_ok(td_train_init(train, 7));
+    td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_ARGUMENT, "link: rank 1 splits");
+    td_train_destroy(train);
+    td_shard_link_destroy(link);
+}
+
+/* New weights may be on their way when nobody wants them any more. */
+static void a_trainer_may_go_behind_any_step(void **unused)
+{
+    (void)unused;
+    for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++)
+        for (int turn = 0; turn < 5; turn++) {
+            const shard_setting s = {.name = "gone", .kind = kind, .bucket_mb = 0.001};
+            shard_trainer t = shard_open_trainer(&s, true);
+
+            shard_step(&t, turn);
+            td_assert_ok(td_shard_link_wait(t.shard));
+            shard_close_trainer(&t);
+        }
+}
+
+static void a_nan_is_everybodys(void **unused)
+{
+    (void)unused;
+    for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++) {
+        const shard_setting s = {.name = "nan", .kind = kind};
+        shard_trainer t = shard_open_trainer(&s, true);
+
+        /* In this rank's weights alone, until its gradients come to all. */
+        if (shard_info.rank == shard_info.ranks - 1) {
+            const td_weights w = shard_weights_of(t.train);
+            const float nan = NAN;
+
+            td_assert_ok(
+                td_device_upload(shard_dev, (float *)w.params + w.elements - 1 - 60, &nan, sizeof nan));
+        }
+        shard_step(&t, 0);
+        td_assert_ok(td_train_settle(t.train));
+        const float loss = shard_evaluate(&t);
+        assert_true(isnan(loss));
+        shard_close_trainer(&t);
+    }
+}
+
+int shard_rules_group(const char *name)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(state_has_the_bytes_that_accounting_predicts),
+        cmocka_unit_test(links_refuse_what_they_cannot_do),
+        cmocka_unit_test(ranges_are_of_whole_parameters_once),
+        cmocka_unit_test(the_device_is_shared_while_collectives_are_on_their_way),
+        cmocka_unit_test(links_that_differ_are_named),
+        cmocka_unit_test(a_trainer_may_go_behind_any_step),
+        cmocka_unit_test(a_nan_is_everybodys),
+    };
+
+    return cmocka_run_group_tests_name(name, tests, NULL, NULL);
+}

@@ -1,0 +1,73 @@
+/** What the groups of test_shard_link share: the ranks' device and communicator, and small trainers whose
+ * state is split, or is not. */
+#ifndef TD_TESTS_SHARD_KIT_H
+#define TD_TESTS_SHARD_KIT_H
+
+#include "ddp/ddp.h"
+#include "shard/state.h"
+#include "support/compare.h"
+#include "support/ranks.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { SHARD_BATCH = 2, SHARD_CONTEXT = 8, SHARD_VOCAB = 29 };
+
+/* The groups, one a file. Each returns how many of its tests failed. */
+int shard_steps_group(const char *name);
+int shard_rules_group(const char *name);
+
+/* A rank that is killed in the middle of a backward pass: what each rank runs, and what starts the ranks and
+ * judges how they ended. The exit status. */
+int shard_killed(td_shard_kind kind);
+int shard_check_killed(int argc, char **argv);
+
+/* Open from the first test to the last. */
+extern td_device *shard_dev;
+extern td_comm *shard_comm;
+extern td_comm_info shard_info;
+
+typedef struct shard_setting {
+    const char *name;
+    td_shard_kind kind;
+    double bucket_mb;
+    td_precision precision;
+    td_update_time time;
+    bool two_groups, captured, as_if; /* as if there were graphs on a CPU */
+    bool wide;                        /* weights that are large enough for windows */
+    bool sharing;                     /* products on a GPU are cut for what collectives leave: other bits */
+    int64_t micro_batches;            /* 0: 1 */
+} shard_setting;
+
+/* A trainer with its links. */
+typedef struct shard_trainer {
+    td_train *train;
+    td_ddp_link *ddp;
+    td_shard_link *shard;
+} shard_trainer;
+
+bool shard_on_gpu(void);
+
+/* Of a trainer that has all state and no links. */
+td_train_config shard_config_of(const shard_setting *s);
+
+/* With its links, and weights; sharded: its state is split. shard_close_trainer destroys it. */
+shard_trainer shard_open_trainer(const shard_setting *s, bool sharded);
+void shard_close_trainer(shard_trainer *t);
+td_weights shard_weights_of(const td_train *train);
+
+/* A rank's tokens of a step, of so many micro-batches (0: 1), on the device: td_device_free frees them. */
+int64_t *shard_tokens_of(const char *what, int step, int rank, int64_t micro_batches);
+
+void shard_step(shard_trainer *t, int number);
+void shard_micro_step(shard_trainer *t, int number, int64_t micro_batches);
+
+/* The loss on a batch that all ranks have alike, without a step. */
+float shard_evaluate(shard_trainer *t);
+
+#endif
