@@ -24,11 +24,22 @@ files() {
     done
 }
 
-# Configures and builds one preset of CMakePresets.json.
+# A build keeps the paths that it was made with.
+for cache in build/*/CMakeCache.txt; do
+    [ -f "$cache" ] || continue
+    home=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$cache")
+    [ "$home" -ef "$root" ] ||
+        die "$root/build was made for $home: this clone was copied or moved. Remove it (rm -rf $root/build) and try again"
+done
+
+# build PRESET [ARGUMENTS...] configures and builds one preset of CMakePresets.json.
 build() {
-    say "build: preset $1"
-    cmake --preset "$1" -DTANDEM_PYTHON="$python"
-    cmake --build --preset "$1" -j "$jobs"
+    local preset=$1
+    shift
+
+    say "build: preset $preset"
+    cmake --preset "$preset" -DTANDEM_PYTHON="$python"
+    cmake --build --preset "$preset" -j "$jobs" "$@"
 }
 
 # test_preset PRESET ARGUMENTS... runs ctest on a preset's build. What failed, and the lines that say why,

@@ -1,5 +1,6 @@
 """The checks of the house must reject a house that is wrong: each case breaks one thing and expects it named."""
 
+import subprocess
 import tempfile
 import unittest
 from pathlib import Path
@@ -220,6 +221,19 @@ class Readme(unittest.TestCase):
 
     def test_no_quote_is_named(self) -> None:
         self.assertEqual(self.check("words"), ["README.md quotes nothing"])
+
+
+class Common(unittest.TestCase):
+    def test_a_build_of_another_folder_is_named(self) -> None:
+        common = (Path(__file__).parents[1] / "common.sh").read_text()
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            for home, status in ((root, 0), (root / "before", 1)):
+                cache = f"CMAKE_HOME_DIRECTORY:INTERNAL={home}\n"
+                write(root, {"ci/common.sh": common, "build/default/CMakeCache.txt": cache})
+                ran = subprocess.run(["bash", root / "ci/common.sh"], capture_output=True, text=True)
+                self.assertEqual(ran.returncode, status, ran.stderr)
+        self.assertIn(f"was made for {home}: this clone was copied or moved", ran.stderr)
 
 
 class Columns(unittest.TestCase):
