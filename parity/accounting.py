@@ -3,6 +3,7 @@
 import pandas as pd
 
 from parity.core import Case, Side, equal, grid, within
+from parity.shared.model import extents
 from parity.shared.pages import MIB, mib, valued
 from ref import accounting as ref
 from ref.transformer import SIZES
@@ -36,8 +37,9 @@ LAYER = {"d_model": 16384.0, "d_ff": 53248.0, "devices": 64.0, "tokens": 2.0**20
 
 
 def cases(profile, device):
-    for size in SIZES:
-        for context in CONTEXTS:
+    quick = (profile, device) == ("quick", "cpu")
+    for size in ("small", "2.7B") if quick else SIZES:
+        for context in (CONTEXTS[0], CONTEXTS[-1]) if quick else CONTEXTS:
             yield Case("memory_accounting", seconds=1, size=size, batch=4, context=context)
     for keys in grid(head_dim=[16, 64, 128], seq=LENGTHS):
         yield Case("attention_accounting", batch=8, dtype="f32", causal=False, **keys)
@@ -76,8 +78,7 @@ def fields(struct, *names):
 
 
 def shape_of(size):
-    d_model, d_ff, layers, heads = SIZES[size]
-    return {"d_model": d_model, "d_ff": d_ff, "layers": layers, "heads": heads, "vocab": 10_000}
+    return extents(size)[0]
 
 
 def model(case, c):

@@ -26,12 +26,7 @@ DELIVERABLES = {
 }
 
 DTYPES = {"cpu": ["f32", "bf16"], "cuda": ["f32", "tf32", "bf16", "f16"]}
-HEAD_DIMS = [16, 32, 64, 128]
 HEAD_DIM = 64  # of curves, and of tables of one head size
-SEQS = {
-    "cpu": {"quick": [256, 1024], "full": [256, 1024, 4096, 8192, 16384]},
-    "cuda": {"quick": [256, 1024, 4096], "full": [256, 1024, 4096, 8192, 16384]},
-}
 BATCH = 8  # the handout's, without a head dimension
 COURSE_MATRICES = 2  # that the course's four-step softmax keeps for backward
 OUR_MATRICES = 1  # that libtandem keeps: the probabilities
@@ -56,10 +51,8 @@ def cases(profile, device):
     for nan, nan_row, dtype in itertools.product(["q", "k", "v", "dout"], [0, 77], DTYPES[device]):
         shape = dict(batch=1, heads=2, seq=130, head_dim=64, causal=True, mask="inf")
         yield Case("pytorch_attention", **shape, dtype=dtype, nan=nan, nan_row=nan_row)
-    for seq in SEQS[device][profile]:
-        for head_dim in HEAD_DIMS:
-            for phase in ("forward", "backward"):
-                yield grid_case(profile, device, seq, head_dim, phase)
+    for keys in attend.handout_grid(profile, device):
+        yield grid_case(profile, device, **keys)
 
 
 def judged_case(**keys):
@@ -71,11 +64,11 @@ def grid_case(profile, device, seq, head_dim, phase):
     matrix = 4 * BATCH * seq**2  # bytes of a score matrix: how a case is run, not what it reports
     keys = dict(batch=BATCH, heads=1, seq=seq, head_dim=head_dim, dtype="f32", causal=False, mask="inf")
     if device == "cuda":
-        repeats = 20 if profile == "quick" else 100
+        repeats = 100 if profile == "full" else 20
         seconds = 0.5 + repeats * matrix / 2**33 * (0.2 if phase == "backward" else 0.08)
         how = dict(measure="time memory", seconds=seconds, repeats=repeats, in_turn=matrix >= 2**33, stage=3)
         return Case("pytorch_attention", **how, **keys, **{"pass": phase})
-    repeats = (20 if profile == "quick" else 100) if seq <= 1024 else 3
+    repeats = (100 if profile == "full" else 20) if seq <= 1024 else 3
     seconds = (repeats + 3) * (3 if phase == "backward" else 1) * max(matrix, 2**23) / 2**28
     how = dict(measure="time memory", seconds=seconds, repeats=repeats, alone=matrix >= 2**28)
     return Case("pytorch_attention", **how, **keys, **{"pass": phase})

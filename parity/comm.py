@@ -45,11 +45,11 @@ def error_cases(profile, ranks):
 
 
 def time_cases(profile, device, ranks):
-    whole = profile == "full" or device == "cuda"
-    for mib in SIZES if whole else SIZES[: 4 - ranks // 2]:
+    whole, quick = profile == "full" or device == "cuda", profile == "quick"
+    for mib in SIZES if whole else SIZES[: (3 if quick else 4) - ranks // 2]:
         for calls in (1, calls_of(mib)):
             yield time_case(device, ranks, "all_reduce", mib * MIB, calls)
-    if whole or ranks < max(RANKS):
+    if whole or ranks < (4 if quick else max(RANKS)):
         for collective, parts in (("reduce_scatter", 1), ("all_gather", 1), ("all_gather", ranks)):
             yield time_case(
                 device, ranks, collective, parts * PART[device] * MIB // (ranks * 4) * ranks * 4, FEW

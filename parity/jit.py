@@ -13,12 +13,7 @@ from ref import jit
 DELIVERABLES = {"torch_compile (a)": "Attention compiled for its shape, and what compiling it takes"}
 
 DTYPES = ["f32", "bf16"]
-HEAD_DIMS = [16, 32, 64, 128]
 HEAD_DIM = 64  # of curves, and of tables of one head size
-SEQS = {
-    "cpu": {"quick": [256, 1024], "full": [256, 1024, 4096, 8192, 16384]},
-    "cuda": {"quick": [256, 1024, 4096], "full": [256, 1024, 4096, 8192, 16384]},
-}
 # On a GPU: the largest tiles, and products by cuBLASLt.
 JUDGED = [dict(seq=2048, head_dim=32), dict(seq=1024, head_dim=64), dict(seq=1024, head_dim=128)]
 BATCH = 8  # the handout's, without a head dimension
@@ -49,7 +44,7 @@ def cases(profile, device):
     if device == "cuda":
         for shape in JUDGED:
             yield judged_case(device, batch=1, heads=2, **shape, causal=False, dtype="f32")
-    for keys in grid(seq=SEQS[device][profile], head_dim=HEAD_DIMS, phase=PASSES):
+    for keys in attend.handout_grid(profile, device):
         yield grid_case(profile, device, **keys)
 
 
@@ -63,11 +58,11 @@ def grid_case(profile, device, seq, head_dim, phase):
     measure = "time memory"
     keys = dict(batch=BATCH, heads=1, seq=seq, head_dim=head_dim, dtype="f32", causal=False, mask="inf")
     if device == "cuda":
-        repeats = 20 if profile == "quick" else 100
+        repeats = 100 if profile == "full" else 20
         seconds = 8 + repeats * matrix / 2**33 * (0.3 if phase == "backward" else 0.1)
         how = dict(seconds=seconds, repeats=repeats, in_turn=matrix >= 2**33, stage=3)
     else:
-        repeats = (20 if profile == "quick" else 100) if seq <= 1024 else 1 if seq >= LONG else 3
+        repeats = (100 if profile == "full" else 20) if seq <= 1024 else 1 if seq >= LONG else 3
         calls = repeats + 3
         if seq >= LONG:
             measure, calls = "time", repeats + 1

@@ -5,16 +5,16 @@ import pandas as pd
 import torch
 
 from parity.core import DTYPES, Case, Side, equal, grid
-from parity.shared.model import autocast, c_switches, sizes_of, torch_switches
+from parity.shared.model import autocast, c_switches, extents, sizes_of, torch_switches
 from parity.shared.pages import ran_with, units_of
 from ref import memory as ref
-from ref.transformer import SIZES, Transformer
+from ref.transformer import Transformer
 
 DELIVERABLES = {
     "memory_profiling": "Peaks, the timeline, the largest tensors, and what a block saves for backward"
 }
 
-VOCAB, BATCH = 10_000, 4
+BATCH = 4
 CONTEXTS = [128, 256, 512]
 LONGEST = 2048  # of the handout of 2026, for the size that it calls xl
 MIB = 2**20
@@ -38,19 +38,18 @@ def cases(profile, device):
         sizes = ["2.7B"] if profile == "full" else ["small"]
         dtypes, contexts = ["f32", "bf16_mixed"], [*CONTEXTS, LONGEST] if profile == "full" else [128]
     else:
-        sizes, dtypes = ["small"], ["f32", "bf16_mixed"] if profile == "full" else ["f32"]
+        sizes, dtypes = ["laptop" if profile == "quick" else "small"], ["f32"]
+        dtypes += ["bf16_mixed"] if profile == "full" else []
         contexts = CONTEXTS if profile == "full" else [128]
     for keys in grid(size=sizes, dtype=dtypes, context=contexts, what=list(ref.PASSES)):
         yield peaks_case(device, **keys)
 
 
 def peaks_case(device, size, dtype, context, what):
-    d_model, d_ff, layers, heads = SIZES[size]
-    shape = dict(d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=VOCAB, batch=BATCH)
-    numel = 2 * VOCAB * d_model + layers * (4 * d_model**2 + 3 * d_model * d_ff)
+    shape, numel = extents(size)
     work = BATCH * context * 8 * numel / (2e13 if device == "cuda" else 1e11)
     # Scores are kept twice a layer by the course's softmax, and there are as many again at the peak.
-    scores = 0 if what == "inference" else 4 * layers * BATCH * heads * context**2 * 4
+    scores = 0 if what == "inference" else 16 * shape["layers"] * BATCH * shape["heads"] * context**2
     config = WAYS | {"torch_eager": torch_switches(dtype) | {"attention": "scores", "optimizer": "loop"}}
     return Case(
         "memory_profiling",
@@ -63,6 +62,7 @@ def peaks_case(device, size, dtype, context, what):
         part="peaks",
         size=size,
         **shape,
+        batch=BATCH,
         context=context,
         dtype=dtype,
         **{"pass": what},

@@ -8,14 +8,22 @@ import pandas as pd
 import torch
 
 from parity.core import DTYPES, Case, Side, equal, grid
-from parity.shared.model import c_switches, initial_state, quick_start, sizes_of, torch_model, torch_switches
+from parity.shared.model import (
+    c_switches,
+    extents,
+    initial_state,
+    quick_start,
+    sizes_of,
+    torch_model,
+    torch_switches,
+)
 from parity.shared.pages import on_gpu, ran_with
 from ref import trace as ref
 from ref.transformer import SIZES
 
 DELIVERABLES = {"nsys_profile": "What runs in a step: kernels, their classes, and attention's parts"}
 
-VOCAB, BATCH = 10_000, 4
+BATCH = 4
 CONTEXTS = [128, 256, 512, 1024]
 RATES = {"cpu": 5e10, "f32": 5e13, "bf16_mixed": 2e14}  # FLOP/s to expect
 KERNELS = 5  # of a record, for each of SCOPES
@@ -56,16 +64,15 @@ def cases(profile, device):
         return
     contexts = [64, 128, 256] if profile == "full" else [64]
     for context in contexts:
-        yield profile_case(device, size="small", context=context, dtype="f32", batch=1)
+        size = "laptop" if profile == "quick" else "small"
+        yield profile_case(device, size=size, context=context, dtype="f32", batch=1)
 
 
 def profile_case(device, size, context, dtype, batch=BATCH):
-    d_model, d_ff, layers, heads = SIZES[size]
-    shape = dict(d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=VOCAB, batch=batch)
-    numel = 2 * VOCAB * d_model + layers * (4 * d_model**2 + 3 * d_model * d_ff)
+    shape, numel = extents(size)
     step = batch * context * 6 * numel / RATES[dtype if device == "cuda" else device]
     # PyTorch keeps three matrices of scores a layer for backward, and makes more.
-    scores = 4 * layers * batch * heads * context**2 * 4
+    scores = 16 * shape["layers"] * batch * shape["heads"] * context**2
     phases = {"timed": "phases"}
     config = {
         "c": {"attention": "naive"} | c_switches(keep="all", gradients="transient") | phases,
@@ -86,6 +93,7 @@ def profile_case(device, size, context, dtype, batch=BATCH):
         part="profile",
         size=size,
         **shape,
+        batch=batch,
         context=context,
         dtype=dtype,
         warmup=2 if device == "cuda" else 1,

@@ -10,7 +10,7 @@ from parity.bench.steps import COLD_CONTEXT, LONG_S, LONGEST_S, WARMUPS, WHOLE_C
 from parity.bench.timings import Parts, Phases, Whole, side_of
 from parity.core import Case, Side, grid
 from parity.core.clock import time_sides
-from parity.shared.model import c_switches, initial_state, torch_model, torch_switches
+from parity.shared.model import c_switches, extents, initial_state, torch_model, torch_switches
 from parity.shared.pages import on_gpu
 from ref import bench as ref
 from ref.transformer import SIZES, fused_attention
@@ -23,7 +23,7 @@ DELIVERABLES = {
     "micro_batches": "Steps of many micro-batches: what is used of the GPU",
 }
 
-VOCAB, BATCH = 10_000, 4
+BATCH = 4
 OVERHEAD_S = 1.0  # of a case on a GPU: weights drawn and laid out for each side
 CONTEXTS = [128, 256, 512, 1024]
 # FLOP/s to expect, which decide how often a case repeats and how long it is expected to take.
@@ -40,11 +40,12 @@ def cases(profile, device):
     if device == "cuda":
         yield from gpu_cases(profile)
         return
-    if profile == "quick":
-        yield step("small", 128, "f32", "step", warmup=5, repeats=10)
+    if profile != "full":
+        size = "laptop" if profile == "quick" else "small"
+        yield step(size, 128, "f32", "step", warmup=5, repeats=10)
         for warmup in (0, 1, 2, 5):
-            yield step("small", 128, "f32", "inference", warmup=warmup, repeats=10)
-        yield step("small", 128, "bf16", "inference", warmup=1, repeats=3)
+            yield step(size, 128, "f32", "inference", warmup=warmup, repeats=10)
+        yield step(size, 128, "bf16", "inference", warmup=1, repeats=3)
         return
     for context in (128, 512):
         yield checkpoints("small", context, 1, "cpu")
@@ -62,7 +63,7 @@ def cases(profile, device):
 def gpu_cases(profile):
     """The whole step and the forward pass of every size against compiled PyTorch; where the step's time goes; the
     handout's grid of phases; and the first steps of a cold process."""
-    if profile == "quick":
+    if profile != "full":
         yield whole("small", "bf16_mixed")
         yield gpu_step("small", WHOLE_CONTEXT, "bf16_mixed", "step")
         yield cold("small")
@@ -119,9 +120,8 @@ def configs(impls, device, dtype, mode, timed="phases"):
 
 
 def shape_of(size, context):
-    d_model, d_ff, layers, heads = SIZES[size]
-    shape = dict(d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=VOCAB, batch=BATCH)
-    return shape | dict(context=context), 2 * VOCAB * d_model + layers * (4 * d_model**2 + 3 * d_model * d_ff)
+    shape, numel = extents(size)
+    return shape | dict(batch=BATCH, context=context), numel
 
 
 def step(size, context, dtype, mode, *, warmup, repeats, compiled=False):

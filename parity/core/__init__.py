@@ -7,8 +7,8 @@ tolerances and the bars that its figures are held against in rules.py, and its p
 _page.py. Pages may import from the rest. No result depends on them: an edit of a page has nothing measured again.
 
     DELIVERABLES             {id of the deliverable, as in core/handouts.py: its question in the index}
-    cases(profile, device)   yields Case objects for "quick" (minutes in all) or "full" (whole grids), for the "cpu" or
-                             for "cuda", one GPU
+    cases(profile, device)   yields Case objects for "quick" (5 minutes in all), "standard" (15 minutes; ci/test judges
+                             their errors) or "full" (whole grids), for the "cpu" or for "cuda", one GPU
     run(case, draw, c)       computes one case on every side and returns {impl: side, ...}, described below
     report(page, records)    writes reports/<machine>/<name>.md from records alone; never runs anything
 

@@ -22,7 +22,7 @@ from parity.core.worker import Settings, Worker, WorkerError
 ERRORS = (sweep.SelectionError, RecordError, WorkerError, report.ReportError, compare.CompareError)
 MOST_THREADS = 4096  # as the program's --threads
 MOST_SECONDS = 86400
-BUDGETS = {"cpu": {"quick": 0.5, "full": 2.0}, "cuda": {"quick": 0.1, "full": 0.1}}
+BUDGETS = {"cpu": {"quick": 0.25, "standard": 0.5, "full": 2.0}, "cuda": dict.fromkeys(sweep.PROFILES, 0.1)}
 MACHINES = {"cpu": "local", "cuda": "local-cuda"}
 
 
@@ -189,8 +189,8 @@ def _parser() -> argparse.ArgumentParser:
         "--profile",
         choices=sweep.PROFILES,
         default="quick",
-        help="quick: minutes on two cores; full: the whole grids (default: %(default)s). `list` and `run` state the "
-        "expected time of either",
+        help="quick: 5 minutes on two cores; standard: more shapes and the model `small`, 15 minutes; full: the "
+        "handout's whole grids, hours (default: %(default)s). `list` and `run` print the expected time",
     )
     cases.add_argument(
         "--module", action="append", default=[], metavar="NAME", help="only this module; may be repeated"

@@ -22,7 +22,7 @@ from parity.core.identity import build_for, host_words, same_machine
 from parity.core.record import Finished, RecordError, RecordFile, key_of, now
 from parity.core.worker import Ahead, Settings, Worker
 
-PROFILES = ("quick", "full")
+PROFILES = ("quick", "standard", "full")
 NO_MODULES = ("__main__", "bridge", "core", "shared")
 FRESH_PROCESS_S = 4.0  # importing PyTorch and loading the library, for a case that is alone
 BAD = ("failed", "error")

@@ -6,9 +6,9 @@ from parity.core import Case, Side, equal
 from parity.core.handouts import deliverable_of
 from parity.ddp import communication
 from parity.ddp.page import PROOFS, STRATEGIES, TIMES, report
+from parity.shared.model import extents
 from parity.shared.ranked import configs, judged_step, sides_of, switches_of, timed_step
 from ref import ddp as ref
-from ref.transformer import SIZES
 
 __all__ = ["DELIVERABLES", "cases", "report", "run"]
 
@@ -25,7 +25,7 @@ IMPL = "torch_ddp"
 TOY_MB = (0.0016, 0.0001, 0.01)  # the buckets of the course's tests
 TOY_STEPS, TOY_LR, SAMPLES = 5, 0.1, 24  # samples that 2, 4 and 6 ranks divide
 TINY = dict(size="tiny", d_model=48, d_ff=100, layers=3, heads=3, vocab=57, batch=2, context=12)
-LAPTOP = dict(size="laptop", d_model=256, d_ff=1024, layers=4, heads=4, vocab=2000, batch=2, context=64)
+LAPTOP = {"size": "laptop"} | extents("laptop")[0] | {"batch": 2, "context": 64}
 LAPTOP_MB = (1, 4, 25)
 XL_WAYS = (  # dtype, optimizer, sizes of buckets
     ("f32", "adamw", (1, 10, 25, 100, 1000)),
@@ -103,17 +103,17 @@ def toy_cases(ranks, strategies, sizes):
 
 
 def laptop_ways(profile):
+    sizes = [USUAL_MB["cpu"]] if profile == "quick" else LAPTOP_MB
     for ranks in (2, 4) if profile == "full" else (2,):
         for strategy in STRATEGIES:
-            for mb in LAPTOP_MB if strategy == "bucketed" else (None,):
+            for mb in sizes if strategy == "bucketed" else (None,):
                 way = dict(ranks=ranks, strategy=strategy, dtype="f32", optimizer="adamw")
                 yield LAPTOP | bucket(strategy, mb) | way
 
 
 def xl_ways():
     """The assignment's: xl on two GPUs, batch 2 a rank."""
-    d_model, d_ff, layers, heads = SIZES["xl"]
-    xl = dict(size="xl", d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=10_000)
+    xl = {"size": "xl"} | extents("xl")[0]
     for dtype, optimizer, sizes in XL_WAYS:
         for strategy in STRATEGIES:
             for mb in sizes if strategy == "bucketed" else (None,):

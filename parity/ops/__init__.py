@@ -26,7 +26,7 @@ def cases(profile, device):
             yield linear_adamw(tokens=1, d_in=8, d_out=16, dtype=dtype, p_dtype="f32", step=3)
         yield from gpu_timed_cases(profile)
     else:
-        yield from timed_cases()
+        yield from timed_cases(quick=profile == "quick")
 
 
 def error_cases(dtypes):
@@ -126,13 +126,16 @@ def error_cases(dtypes):
         yield operation("rope_table", positions=positions, head_dim=head_dim)
 
 
-def timed_cases():
+def timed_cases(quick):
+    """The operations of `small`. quick: in f32 alone, without those that take longest to judge, and updates of fewer
+    weights."""
     tokens = SMALL["batch"] * SMALL["seq"]
     d_model, d_ff, vocab = SMALL["d_model"], SMALL["d_ff"], SMALL["vocab"]
     heads = {key: SMALL[key] for key in ("batch", "heads", "seq", "head_dim")}
     scores = SMALL["batch"] * SMALL["heads"] * SMALL["seq"]
-    for dtype in DTYPES["cpu"]:
-        for shape in products(tokens, d_model, d_ff, vocab):
+    gemms = [*products(tokens, d_model, d_ff, vocab)]
+    for dtype in DTYPES["cpu"][: 1 if quick else None]:
+        for shape in (gemms[1], gemms[-1]) if quick else gemms:
             yield timed("gemm", **shape, dtype=dtype)
         both = {
             "embedding": dict(tokens=tokens, vocab=vocab, d_model=d_model),
@@ -143,12 +146,15 @@ def timed_cases():
             "cross_entropy": dict(rows=tokens, vocab=vocab),
         }
         for name, shape in both.items():
+            if quick and name in ("embedding", "qkv_split", "cross_entropy"):
+                continue
             yield timed(f"{name}_forward", **shape, dtype=dtype)
             yield timed(f"{name}_backward", **shape, dtype=dtype)
         yield timed("residual_add", count=tokens * d_model, dtype=dtype)
+    count = 2**22 if quick else SMALL_NUMEL
     for name, keys in (("adamw_step", dict(variant="torch", step=1)), ("sgd_step", {})):
-        keys = dict(count=SMALL_NUMEL, dtype="f32", **keys)
-        yield operation(name, measure="time", seconds=25, repeats=5, needs_bytes=56 * SMALL_NUMEL, **keys)
+        keys = dict(count=count, dtype="f32", **keys)
+        yield operation(name, measure="time", seconds=count / 5e6, repeats=5, needs_bytes=56 * count, **keys)
 
 
 def products(tokens, d_model, d_ff, vocab):

@@ -7,6 +7,7 @@ import torch
 from parity.core import Case, Side, equal, within
 from parity.shard import memory
 from parity.shard.page import report
+from parity.shared.model import extents
 from parity.shared.ranked import (
     configs,
     judged_step,
@@ -18,7 +19,6 @@ from parity.shared.ranked import (
 )
 from ref import ddp as toys
 from ref import shard as ref
-from ref.transformer import SIZES
 
 __all__ = ["DELIVERABLES", "cases", "report", "run"]
 
@@ -34,7 +34,7 @@ ACCOUNTING = "optimizer_state_sharding_accounting"
 TOY_STEPS, SAMPLES = 10, 32
 TOY = dict(lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
 TINY = dict(size="tiny", d_model=48, d_ff=100, layers=3, heads=3, vocab=57, batch=2, context=12)
-LAPTOP = dict(size="laptop", d_model=256, d_ff=1024, layers=4, heads=4, vocab=2000, batch=2, context=64)
+LAPTOP = {"size": "laptop"} | extents("laptop")[0] | {"batch": 2, "context": 64}
 BUCKET_MB = 25
 LAPTOP_MB = 4  # where it is counted what is sent: in more calls than one
 XL_WAYS = {"f32": (25,), "bf16_mixed": (100, 200)}  # buckets, in the steps that are timed
@@ -100,9 +100,7 @@ def memory_cases(profile, device):
 
 def xl_size():
     """The assignment's: xl on two GPUs, batch 2 a rank."""
-    d_model, d_ff, layers, heads = SIZES["xl"]
-    model = dict(size="xl", d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=10_000)
-    return model | dict(batch=2, context=128)
+    return {"size": "xl"} | extents("xl")[0] | {"batch": 2, "context": 128}
 
 
 def configs_of(device, dtype="f32", shard=None):

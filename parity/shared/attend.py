@@ -2,11 +2,20 @@
 
 import torch
 
-from parity.core import Side, equal
+from parity.core import Side, equal, grid
 
 # C's ways to attend, by the prefix of their functions.
 WAYS = {"naive": "td_attention_naive", "flash": "td_flash", "jit": "td_jit"}
 GRADIENTS = ("dq", "dk", "dv")
+HEAD_DIMS = [16, 32, 64, 128]
+SEQS = {"cpu": [256, 1024], "cuda": [256, 1024, 4096], "full": [256, 1024, 4096, 8192, 16384]}
+
+
+def handout_grid(profile, device):
+    """The points of the handout's grid that a profile times: of the quick one on a CPU a quarter."""
+    head_dims = [64] if (profile, device) == ("quick", "cpu") else HEAD_DIMS
+    seqs = SEQS["full" if profile == "full" else device]
+    return grid(seq=seqs, head_dim=head_dims, phase=["forward", "backward"])
 
 
 def inputs(case, draw):

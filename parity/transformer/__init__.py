@@ -11,6 +11,7 @@ from parity.shared.model import (
     TandemTrainer,
     autocast,
     c_switches,
+    extents,
     initial_state,
     state_dict,
     torch_adamw,
@@ -52,21 +53,22 @@ def cases(profile, device):
         for way in grid(dtype=TYPES[device], attention=["naive", "flash"]):
             how = dict(seconds=0.5 if device == "cpu" else 0.2, config=configs(way["dtype"]))
             yield Case("transformer_exactness", size="tiny", steps=1, **how, **keys, **way)
-    d_model, d_ff, layers, heads = ref.SIZES["small"]
-    small = dict(d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=10_000)
-    small |= dict(batch=4 if profile == "full" or device == "cuda" else 1, context=128, seq=128)
+    size = "laptop" if (profile, device) == ("quick", "cpu") else "small"
+    small = extents(size)[0] | dict(
+        batch=1 if device == "cpu" and profile != "full" else 4, context=128, seq=128
+    )
     # With one step the gradients are held against float64 as well, which takes minutes at this size on a CPU.
     for steps, seconds in [(SMALL_STEPS, 15 * small["batch"]), *([(1, 240)] if profile == "full" else [])]:
         how = dict(seconds=seconds if device == "cpu" else 5, needs_bytes=12 * 2**30, config=configs("f32"))
         yield Case(
-            "transformer_exactness", size="small", steps=steps, dtype="f32", attention="naive", **small, **how
+            "transformer_exactness", size=size, steps=steps, dtype="f32", attention="naive", **small, **how
         )
     if device == "cuda":
         yield from gpu_cases(profile, small)
         return
-    steps = 200 if profile == "full" else 100
+    steps = {"quick": 50, "standard": 100, "full": 200}[profile]
     byte_level = dict(d_model=128, d_ff=512, layers=4, heads=4, vocab=256, batch=8, context=128)
-    for attention in ["flash"] if profile == "quick" else ["flash", "naive"]:
+    for attention in ["flash", "naive"] if profile == "full" else ["flash"]:
         way = dict(dtype="f32", attention=attention, config=configs("f32"))
         yield Case(
             "transformer_training", size="bytes", steps=steps, seconds=0.22 * steps, **byte_level, **way
@@ -83,8 +85,7 @@ def gpu_cases(profile, small):
     config = configs("bf16_mixed") | {"c_graph_overlap": AS_TIMED}
     yield Case("transformer_exactness", size="small", steps=1, seconds=10, config=config, **timed)
     if profile == "full":
-        d_model, d_ff, layers, heads = ref.SIZES["2.7B"]
-        largest = dict(d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=10_000)
+        largest = extents("2.7B")[0]
         for dtype in ["f32", "bf16_mixed"]:
             # The gradients of every side and of the truth are held at once: 4 + 4 + 8 bytes a parameter, and
             # at worst the truth's weights beside them.
