@@ -101,6 +101,10 @@ def profile_case(device, size, context, dtype, batch=BATCH):
     )
 
 
+def runs(case):
+    return ["bench"]
+
+
 def run(case, draw, c):
     return flops(case, draw, c) if case.part == "flops" else profiles(case, draw, c)
 

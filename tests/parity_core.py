@@ -1,5 +1,6 @@
 """What parity/core does ahead of a record, without a library: cases, drawing, timing, weighing, identity."""
 
+import functools
 import gc
 import math
 import multiprocessing
@@ -412,7 +413,8 @@ model\t\t: 99
             package = Path(folder) / "edited"
             files = {
                 "__init__": "",
-                "a/__init__": "from edited.a.page import report\nfrom edited.a import rules\nimport edited.shared.c",
+                "a/__init__": "from edited.a.page import report\nfrom edited.a import rules\nimport edited.shared.c\n"
+                "def run():\n    return rules, edited\ndef words():\n    return 1",
                 "a/page": "from edited.a import gpu_page\nreport = None",
                 "a/gpu_page": "",
                 "a/rules": "import edited.core.d",
@@ -435,18 +437,55 @@ model\t\t: 99
                 ("a/page", False),
                 ("a/gpu_page", False),
                 ("shared/pages", False),
-                ("core/d", False),  # whose files are counted by name
+                ("core/d", False),  # core has versions
                 ("e", False),
                 ("__init__", False),
                 ("a/rules", True),
                 ("shared/c", True),
                 ("shared/__init__", True),
-                ("a/__init__", True),
+                ("a/__init__", False),
             ):
                 with (package / f"{name}.py").open("a") as file:
                     file.write("\nx = 1\n")
                 self.assertEqual(id_of() != before, changes, name)
                 before = id_of()
+            file = package / "a/__init__.py"
+            for old, new, changes in (
+                ("return 1", "return 2", False),  # run() does not call words()
+                ("def run():", "def run():  # a comment", False),
+                ("return rules, edited", "return rules, edited, X", True),
+                ("x = 1", "X = 1", True),
+                ("X = 1", "X = 2", True),
+                ("X = 2", "X, Y = 2, 3\nX += 1", True),
+                ("X += 1", "X += words()", True),
+                ("return 2", "return 3", True),
+                ("def words", "@run\ndef words", True),
+            ):
+                file.write_text(file.read_text().replace(old, new))
+                self.assertEqual(id_of() != before, changes, new)
+                before = id_of()
+
+    def test_a_version_of_the_harness_changes_the_id(self):
+        def ids():
+            found = [
+                identity.build_for({"library": "l"}, "parity.ops", "cpu", m) for m in (["error"], ["time"])
+            ]
+            return [build["id"] for build in found]
+
+        before = ids()
+        with mock.patch.object(identity, "JUDGING", 0):
+            self.assertEqual([now != then for now, then in zip(ids(), before, strict=True)], [True, False])
+        with mock.patch.object(identity, "MEASURING", 0):
+            self.assertEqual([now != then for now, then in zip(ids(), before, strict=True)], [True, True])
+
+    def test_modules_that_a_case_runs_count(self):
+        modules = {"flash": {"cpu": "1"}, "attention": {"cpu": "2"}}
+        of = functools.partial(identity.build_for, path="parity.flash", kind="cpu", measure=["time"])
+        before = of({"library": "l", "modules": modules})["id"]
+        with_it = of({"library": "l", "modules": modules}, runs=["attention"])["id"]
+        modules["attention"]["cpu"] = "3"
+        self.assertEqual(of({"library": "l", "modules": modules})["id"], before)
+        self.assertNotEqual(of({"library": "l", "modules": modules}, runs=["attention"])["id"], with_it)
 
 
 if __name__ == "__main__":

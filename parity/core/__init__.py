@@ -10,6 +10,8 @@ _page.py. Pages may import from the rest. No result depends on them: an edit of 
     cases(profile, device)   yields Case objects for "quick" (5 minutes in all), "standard" (15 minutes; ci/test judges
                              their errors) or "full" (whole grids), for the "cpu" or for "cuda", one GPU
     run(case, draw, c)       computes one case on every side and returns {impl: side, ...}, described below
+    runs(case)               optional: the modules of libtandem that the case calls, apart from the one of its own name
+                             and those that this one calls. After an edit of them the case is measured again
     report(page, records)    writes reports/<machine>/<name>.md from records alone; never runs anything
 
 Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, alternate, again, together, stage, ahead,

@@ -19,10 +19,10 @@ from typing import Any
 
 from parity.core.library import ROOT, Library
 
-CORE = Path(__file__).parent
-# What draws, calls, times and weighs. What selects, stores and shows is no part of a result.
-MEASURING = ("case", "clock", "device", "draw", "library", "measure", "memory", "rank", "ranks")
-JUDGING = ("judge",)
+# Raise one if results from before are no longer comparable: `measuring` draws inputs, calls, times and weighs (an
+# edit of clock.py that changes what a sample is); `judging` is the rule for errors. Other edits of parity/core leave
+# results as they are.
+MEASURING, JUDGING = 1, 1
 PAGE = re.compile(r"(^|[._])pages?($|[.])")  # in the name of a file that writes pages: page, cpu_page, pages
 # The sets of instructions that libraries choose their kernels by, weakest first.
 SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16")
@@ -82,13 +82,17 @@ def build_of(library: Library) -> dict[str, Any]:
     }
 
 
-def build_for(build: Mapping[str, Any], path: str, kind: str, measure: Iterable[str]) -> dict[str, Any]:
+def build_for(
+    build: Mapping[str, Any], path: str, kind: str, measure: Iterable[str], runs: Iterable[str] = ()
+) -> dict[str, Any]:
     """The record's `build`: of build_of(), what a case of the module `path` ("parity.flash") on a kind of device
-    depends on. A module that the library does not know by its name depends on all of it."""
-    mine = build.get("modules", {}).get(path.rpartition(".")[2], {}).get(kind) or build["library"]
-    core = MEASURING + (JUDGING if "error" in measure else ())
+    depends on, with the modules of libtandem that it `runs` beside its own. A module that the library does not know by
+    its name depends on all of it."""
+    ids = build.get("modules", {})
+    mine = [ids.get(name, {}).get(kind) or build["library"] for name in (path.rpartition(".")[2], *runs)]
+    core = f"{MEASURING} {JUDGING if 'error' in measure else ''}"
     record = {key: value for key, value in build.items() if key not in ("compiler", "modules")}
-    return record | {"id": _hash(f"{mine} {_python(path, core)}".encode())}
+    return record | {"id": _hash(f"{' '.join(mine)} {core} {_python(path)}".encode())}
 
 
 def is_here(record: Mapping, here: Mapping, keep: bool = False) -> bool:
@@ -128,12 +132,35 @@ def output_of(command: list[str]) -> str:
 
 
 @cache
-def _python(path: str, core: tuple[str, ...]) -> str:
-    """A hash of the files that the module is made of, and of core's."""
-    files = sources_of(path) | {f"core.{name}": CORE / f"{name}.py" for name in core}
-    return _hash(
-        "".join(f"{name} {_hash(file.read_bytes())}\n" for name, file in sorted(files.items())).encode()
-    )
+def _python(path: str) -> str:
+    """A hash of the files that the module is made of, without their comments, and of the module's own file without
+    what only its page needs."""
+    text = ""
+    for name, file in sorted(sources_of(path).items()):
+        tree = ast.parse(file.read_text())
+        text += f"# {name}\n{ast.unparse(_measuring(tree) if name == path else tree)}\n"
+    return _hash(text.encode())
+
+
+def _measuring(tree: ast.Module) -> ast.Module:
+    """The statements that bind what cases(), run(), runs() and ahead() name, and what these need in turn."""
+    bound: dict[str, list[ast.stmt]] = {}
+    for node in tree.body:
+        names = [getattr(node, "name", "")]
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
+        elif not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            parts = [part for part in ast.walk(node) if isinstance(part, ast.Name)]
+            stored = [part.id for part in parts if isinstance(part.ctx, ast.Store)]
+            names = stored or ["run"]
+        for name in names:
+            bound.setdefault(name, []).append(node)
+    left, found = ["cases", "run", "runs", "ahead"], []
+    while left:
+        for node in bound.pop(left.pop(), []):
+            found.append(node)
+            left += [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
+    return ast.Module([node for node in tree.body if node in found], [])
 
 
 def sources_of(path: str) -> Mapping[str, Path]:

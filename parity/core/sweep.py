@@ -5,6 +5,7 @@ import math
 import os
 import pkgutil
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -174,7 +175,9 @@ def run_sweep(
 
 def here(item: Item, surroundings: Mapping, settings: Settings) -> dict:
     """What a record of the item would have in common with all of a run, its own part of the build among it."""
-    build = build_for(surroundings["build"], item.path, kind_of(settings.device), item.case.measure)
+    runs = getattr(sys.modules.get(item.path), "runs", lambda case: ())(item.case)
+    kind = kind_of(settings.device)
+    build = build_for(surroundings["build"], item.path, kind, item.case.measure, runs)
     return {**surroundings, "build": build}
 
 

@@ -134,6 +134,10 @@ def bucket(strategy, mb):
     return {"bucket_mb": mb} if strategy == "bucketed" else {}
 
 
+def runs(case):
+    return ["bench"]
+
+
 def run(case, draw, c):
     if "model" in case:
         return toys(case, draw, c)

@@ -113,6 +113,10 @@ def ways(shard, mb):
     return dict(shard=shard, bucket_mb=mb) | ({"strategy": "bucketed"} if shard != "flat" else {})
 
 
+def runs(case):
+    return ["bench"]
+
+
 def run(case, draw, c):
     if "model" in case:
         return on_toys(case, draw, c)

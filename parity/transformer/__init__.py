@@ -113,6 +113,10 @@ def configs(dtype, updates=True):
     return {"c": mine, "torch_eager": torch_switches(dtype)}
 
 
+def runs(case):
+    return ["train"]
+
+
 def run(case, draw, c):
     if case.deliverable == "transformer_training":
         return train(case, draw, c)
