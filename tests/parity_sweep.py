@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -78,9 +79,9 @@ class Sweeps(unittest.TestCase):
         return self.log.read_text().splitlines()
 
     def test_records_hold_what_was_measured(self):
-        status, out, _ = self.main("run", "--module", "scale", "--profile", "full")
+        status, out, _ = self.main("run", "--module", "scale", "--profile", "full", "--verbose")
         self.assertEqual(status, 0, out)
-        self.assertIn("profile full: 6 cases, about", out)
+        self.assertIn("profile full: 6 cases\nto run: 6 cases, about", out)
         self.assertIn("[6/6] scale/scaling/count=1009,dtype=f32: c ok rel_l2", out)
         self.assertIn("12 ok", out)
         records = [json.loads(line) for line in self.records.read_text().splitlines()]
@@ -112,7 +113,7 @@ class Sweeps(unittest.TestCase):
         status, out, _ = self.main("run", "--module", "scale", "--profile", "full")
         self.assertEqual((status, len(self.runs())), (0, 6))
         self.assertIn("6 cases are finished; --redo repeats them", out)
-        self.assertIn("(6 of them timed in earlier runs)", out)
+        self.assertNotIn("to run", out)
         self.main("run", "--module", "scale", "--case", "count=1,", "--redo")
         self.assertEqual(self.runs()[6:], ["scaling/count=1,dtype=f32"])
 
@@ -122,7 +123,7 @@ class Sweeps(unittest.TestCase):
         self.assertIn("C takes", (self.reports / "local/scale.md").read_text())
         status, out, _ = self.main("list", "--module", "scale", "--profile", "full")
         self.assertEqual(out.count("done"), 6)
-        self.assertIn("profile full: 6 cases", out)
+        self.assertIn("(6 of them timed in earlier runs)\nto run: 0 cases", out)
 
     def test_a_side_that_waits_for_the_host_is_timed_in_two_processes(self):
         status, out, _ = self.main("run", "--module", "twice")
@@ -185,6 +186,52 @@ class Sweeps(unittest.TestCase):
         self.assertIn("4 cases are left: the time is up", out)
         status, out, _ = self.main("run", "--module", "scale", "--within", "600")
         self.assertEqual((status, len(self.runs())), (0, 5))
+
+    def test_a_run_ends_with_its_verdict_and_a_bad_one_with_what_failed(self):
+        how = ("run", "--profile", "full", "--report", "--case", "scaling|way=(fine|wrong)")
+        status, out, _ = self.main(*how, "--module", "trouble", "--module", "scale")
+        self.assertEqual(status, 1)
+        lines = out.splitlines()
+        self.assertRegex(
+            out, r"scale +6 cases: all hold, C takes \d+\.\d\d times PyTorch's time, \d+ s; about"
+        )
+        self.assertRegex(out, r"trouble +2 cases: 1 failed, \d+ s\n")
+        self.assertRegex(out, r"\[\d/8\] trouble/trouble/way=wrong: .*c failed")
+        self.assertNotIn("way=fine", out)
+        pages = self.reports / "local/README.md"
+        self.assertTrue(pages.is_file())
+        table = lines[lines.index(next(line for line in lines if line.startswith("module "))) + 1 :]
+        self.assertRegex(table[0], r"^scale +6 of 6 +\d+\.\d\d +\d+\.\d\d$")
+        self.assertRegex(table[1], r"^trouble +1 of 2$")
+        self.assertRegex(table[2], r"^all +7 of 8 +\d+\.\d\d +\d+\.\d\d$")
+        self.assertRegex(
+            table[3], r"at worst: \d+\.\d\d times its time, scale/scaling/count=4096,dtype=f32 \(c\)$"
+        )
+        self.assertEqual(table[4], f"tables and pictures: {pages}")
+        self.assertTrue(table[5].startswith("failed: trouble/trouble/way=wrong c: y: rel_l2"))
+        self.assertEqual(
+            table[6:],
+            [
+                "1 results are bad, from the lowest module up: 1 of trouble. Begin with trouble/trouble/way=wrong"
+            ],
+        )
+
+    def test_a_terminal_shows_one_line_a_module(self):
+        out = io.StringIO()
+        console = Console(file=out, force_terminal=True, width=120)
+        cases = [Case("d", n=n) for n in (1, 2)]
+        items = [sweep.Item(name, name, case) for name in ("ops", "flash") for case in cases]
+        expected = {item.name: 60.0 for item in items}
+        with sweep._progress(console) as progress:
+            watch = sweep._Watch(progress, console, expected, items, verbose=False)
+            for item in items:
+                watch.begin(item)
+                watch.end(item, [{"impl": "c", "status": "ok", "ratio": {"median": 0.5}}])
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+        shown = [line for line in re.split(r"[\r\n]+", plain) if line.strip()][-2:]  # as it stands at the end
+        for line, name in zip(shown, ("ops", "flash"), strict=True):
+            self.assertRegex(line, rf"{name} .*2/2.* all hold, C takes 0.50 times PyTorch's time, 0 s")
+        self.assertNotIn("[1/4]", out.getvalue())
 
     def test_a_run_ends_behind_a_bad_case_where_it_is_to(self):
         few = ("run", "--module", "trouble", "--case", "way=(wrong|names|input)")
@@ -410,14 +457,15 @@ class Sweeps(unittest.TestCase):
             for i, name in enumerate(("flash", "new", "ops", "flash"))
         ]
         self.assertEqual(
-            sweep.lowest_floor(bad, ("ops", "attention", "flash")),
-            "4 results are bad, from the lowest floor up: 1 of ops, 2 of flash, 1 of new. Begin with ops/d/i=2",
+            sweep.lowest_floor(bad, {"ops": 0, "attention": 1, "flash": 2, "new": 3}.get),
+            "4 results are bad, from the lowest module up: 1 of ops, 2 of flash, 1 of new. Begin with ops/d/i=2",
         )
 
     def test_every_module_has_a_floor(self):
         self.assertEqual(sorted(parity.FLOORS), [*sweep.discover("parity")])
-        item = sweep.Item("flash", "parity.flash", Case("d"))
-        self.assertEqual(sweep.floors_of(item), parity.FLOORS)
+        items = select(sweep.discover("parity"), "quick")
+        self.assertEqual([*dict.fromkeys(item.module for item in items)], [*parity.FLOORS])
+        self.assertEqual(sweep.places(items)("none of them"), len(parity.FLOORS))
 
     def test_a_module_of_ranks_counts_them_or_has_them_started(self):
         modules = sweep.discover("parity")
@@ -428,7 +476,7 @@ class Sweeps(unittest.TestCase):
     def test_everything_that_goes_wrong_is_a_result(self):
         status, out, _ = self.main("run", "--module", "trouble")
         self.assertEqual(status, 1)
-        self.assertIn("from the lowest floor up:", out)
+        self.assertIn("from the lowest module up:", out)
         self.assertIn("1 of 64 elements are off by more than is allowed; the worst, [3], is", out)
         found = {}
         for record in load(self.records).records:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from parity.core import compare, report, sweep
+from parity.core import compare, report, sweep, verdict
 from parity.core.case import MEASURES
 from parity.core.device import kind_of
 from parity.core.library import HEADERS, ROOT, default_library
@@ -70,8 +70,8 @@ def run(package: str, options: argparse.Namespace, console: Console) -> int:
             raise RecordError(
                 f"{file.path} holds records of {', '.join(sorted(others))}: name another --machine"
             )
-        console.print(f"profile {options.profile}: {sweep.describe(items, Finished(file.loaded.records))}")
-        return sweep.run_sweep(
+        console.print(f"profile {options.profile}: {len(items)} cases")
+        status = sweep.run_sweep(
             items,
             file,
             settings,
@@ -81,7 +81,14 @@ def run(package: str, options: argparse.Namespace, console: Console) -> int:
             keep=options.keep,
             any_machine=options.any_machine,
             fail_fast=options.fail_fast,
+            verbose=options.verbose,
         )
+    if options.report:
+        whole = vars(options) | {"format": "md", "out": None, "module": []}
+        write_report(package, argparse.Namespace(**whole), Console(quiet=True))
+    pages = _folder(options) / "README.md" if options.report else None
+    verdict.say(items, file.loaded.newest(), console, pages)
+    return status
 
 
 def write_report(package: str, options: argparse.Namespace, console: Console) -> int:
@@ -142,12 +149,15 @@ def list_cases(package: str, options: argparse.Namespace, console: Console) -> i
     except WorkerError as error:
         _warn([f"what is done depends on the build: {error}"])
         surroundings = None
+    left = []
     for item in items:
         done = "done" if surroundings and sweep.is_done(item, finished, surroundings, settings) else "    "
+        left += [item] if done == "    " else []
         seconds = sweep.expected_seconds(item, finished)
         line = f"{done} {seconds:7.1f} s  {' '.join(item.case.measure):<18} {item.name}"
         console.print(line, markup=False, highlight=False)
     console.print(f"profile {options.profile}: {sweep.describe(items, finished)}")
+    console.print(f"to run: {sweep.describe(left, finished)}")
     return 0
 
 
@@ -233,8 +243,10 @@ def _parser() -> argparse.ArgumentParser:
         help="start no case that is expected to end later; the exit status is 3 where cases are left",
     )
     command.add_argument(
-        "--fail-fast", action="store_true", help="end behind the first case of which a result is bad"
+        "--fail-fast", action="store_true", help="end after the first case that has a bad result"
     )
+    command.add_argument("--verbose", action="store_true", help="print a line for every case")
+    command.add_argument("--report", action="store_true", help="write the pages after the run")
     command.add_argument(
         "--dump",
         type=Path,

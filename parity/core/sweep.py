@@ -8,19 +8,20 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import ModuleType
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
 from parity.core.case import MEASURES, Case
 from parity.core.device import kind_of
 from parity.core.identity import build_for, host_words, same_machine
 from parity.core.record import Finished, RecordError, RecordFile, key_of, now
+from parity.core.view import geomean
 from parity.core.worker import Ahead, Settings, Worker
 
 PROFILES = ("quick", "standard", "full")
@@ -83,7 +84,7 @@ def select(
     device: str = "cpu",
 ) -> list[Item]:
     """The cases of a profile on a kind of device, of the named modules, whose name `regex` finds, cut down to what is
-    to be measured, in the order in which they run."""
+    to be measured, in the order in which they run: of a stage the lowest module first."""
     unknown = [name for name in only if name not in modules]
     if unknown:
         raise SelectionError(f"no module {', '.join(unknown)}; there are: {', '.join(modules)}")
@@ -104,7 +105,8 @@ def select(
         items += [item for item in cases if item.case.measure and pattern.search(item.name)]
     if not items:
         raise SelectionError(f"profile {profile} has no case that matches {regex!r}")
-    return sorted(items, key=lambda item: item.case.stage)
+    place = places(items)
+    return sorted(items, key=lambda item: (item.case.stage, place(item.module)))
 
 
 def _asked(has: Sequence[str], measures: Sequence[str]) -> tuple[str, ...]:
@@ -148,10 +150,12 @@ def run_sweep(
     keep: bool = False,
     any_machine: bool = False,
     fail_fast: bool = False,
+    verbose: bool = False,
 ) -> int:
     """Runs what is not finished and appends its records; 1 if a case failed, else MORE if the time `within` was up
     before all were run, else 0. `keep`: results of other builds are finished too. `any_machine`: the file may hold
-    another machine's records. `fail_fast`: no case follows one that failed."""
+    another machine's records. `fail_fast`: no case follows one that failed.
+    `verbose`: a line for every case."""
     started = time.monotonic()
     finished = Finished(file.loaded.records)
     with Worker(settings) as worker:
@@ -164,13 +168,14 @@ def run_sweep(
         )
         if not pending:
             return 0
+        console.print(f"to run: {describe(pending, finished)}")
         busy = os.getloadavg()[0]
         if busy > 1 and any("time" in item.case.measure for item in pending):
             console.print(
                 f"the machine is busy (load average {busy:.1f}): times will be noise", style="yellow"
             )
         left = within - (time.monotonic() - started)
-        return _run_pending(pending, worker, file, settings, console, finished, left, fail_fast)
+        return _run_pending(pending, worker, file, settings, console, finished, left, fail_fast, verbose)
 
 
 def here(item: Item, surroundings: Mapping, settings: Settings) -> dict:
@@ -218,16 +223,17 @@ def _run_pending(
     finished: Finished,
     within: float,
     fail_fast: bool,
+    verbose: bool,
 ) -> int:
     started = time.monotonic()
     counts: Counter = Counter()
-    bad = []
+    bad = False
     expected = {item.name: expected_seconds(item, finished) for item in pending}
     early = [(item.path, item.case) for item in pending if item.case.ahead and _is_measured(item)]
     if early:
         console.print(f"{len(early)} cases are being compiled, beside those whose errors alone are measured")
     with Ahead(settings, early) as ahead, _progress(console) as progress:
-        watch = _Watch(progress, console, expected)
+        watch = _Watch(progress, console, expected, pending, verbose)
 
         def left() -> float:
             return within - (time.monotonic() - started)
@@ -253,36 +259,30 @@ def _run_pending(
             records = [record | common for record in worker.run(item.path, item.case)]
             file.append(records)
             counts.update(record["status"] for record in records)
-            bad += [(item, record) for record in records if record["status"] in BAD]
+            bad |= any(record["status"] in BAD for record in records)
             watch.end(item, records)
     console.print(", ".join(f"{count} {status}" for status, count in counts.most_common()))
     if pending:
         why = "a case before them is bad" if fail_fast and bad else "the time is up"
         console.print(f"{len(pending)} cases are left: {why}, the same command goes on from here")
-    for item, record in bad:
-        console.print(
-            f"{record['status']}: {item.name} {record['impl']}: {record['message']}",
-            style="red",
-            markup=False,
-        )
-    if bad:
-        console.print(lowest_floor(bad, floors_of(bad[0][0])), style="red", markup=False)
     return 1 if bad else MORE if pending else 0
 
 
-def floors_of(item: Item) -> Sequence[str]:
-    """The modules beside the item's from the ground up, where their package says so."""
-    package = item.path.rpartition(".")[0]
-    return getattr(importlib.import_module(package), "FLOORS", ()) if package else ()
+def places(items: Sequence[Item]) -> Callable[[str], int]:
+    """Where a module stands among those of its package, the lowest first; one that the package does not place comes
+    last."""
+    package = items[0].path.rpartition(".")[0] if items else ""
+    floors = getattr(importlib.import_module(package), "FLOORS", ()) if package else ()
+    found = {name: floor for floor, name in enumerate(floors)}
+    return lambda module: found.get(module, len(found))
 
 
-def lowest_floor(bad: Sequence[tuple[Item, Mapping]], floors: Sequence[str]) -> str:
-    """Where to look first: the lowest floor on which something failed. A module without a floor comes last."""
-    place = {name: floor for floor, name in enumerate(floors)}
-    items = sorted((item for item, _ in bad), key=lambda item: place.get(item.module, len(floors)))
+def lowest_floor(bad: Sequence[tuple[Item, Mapping]], place: Callable[[str], int]) -> str:
+    """Where to look first: the lowest module in which something failed."""
+    items = sorted((item for item, _ in bad), key=lambda item: place(item.module))
     counts = Counter(item.module for item in items)
     words = ", ".join(f"{count} of {module}" for module, count in counts.items())
-    return f"{len(bad)} results are bad, from the lowest floor up: {words}. Begin with {items[0].name}"
+    return f"{len(bad)} results are bad, from the lowest module up: {words}. Begin with {items[0].name}"
 
 
 def _refuse_others(file: RecordFile, surroundings: Mapping) -> None:
@@ -312,26 +312,72 @@ def _waits(item: Item) -> bool:
     return _is_measured(item) or item.case.needs_bytes > SMALL_BYTES
 
 
-class _Watch:
-    """Says what is running and how long it will take: a bar on a terminal, a line a case in a pipe."""
+@dataclass
+class _Tally:
+    """What is known of the cases of one module."""
 
-    def __init__(self, progress: Progress, console: Console, expected: Mapping[str, float]):
-        self.progress, self.console, self.expected = progress, console, expected
-        self.started = time.monotonic()
+    total: int
+    done: int = 0
+    bad: int = 0
+    seconds: float = 0.0
+    ratios: list[float] = field(default_factory=list)  # C's time over that of the side it alternated with
+
+    def words(self) -> str:
+        found = [f"{self.bad} failed" if self.bad else "all hold"]
+        if self.ratios:
+            found.append(f"C takes {geomean(self.ratios):.2f} times PyTorch's time")
+        return ", ".join(found)
+
+
+class _Watch:
+    """Says how far the run is: a line a module, rewritten in place on a terminal, written when the module is done in a
+    pipe. A case that is bad has a line of its own; with `verbose` every case has one."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        console: Console,
+        expected: Mapping[str, float],
+        items: Iterable[Item],
+        verbose: bool,
+    ):
+        self.progress, self.console, self.expected, self.verbose = progress, console, expected, verbose
+        self.started = self.begun = time.monotonic()
         self.done, self.past = 0, 0.0  # cases, and the seconds they were expected to take
-        self.task = progress.add_task("", total=len(expected), eta="", name="")
+        self.tallies = {name: _Tally(total) for name, total in Counter(item.module for item in items).items()}
+        self.tasks = {
+            name: progress.add_task(name, total=tally.total, visible=False, words="")
+            for name, tally in self.tallies.items()
+        }
 
     def begin(self, item: Item) -> None:
-        self.progress.update(self.task, name=escape(item.name), eta=duration(self._left()))
+        self.begun = time.monotonic()
+        self._show(item.module, f", about {duration(self._left())} left: {item.case.name}")
 
     def end(self, item: Item, records: list[dict]) -> None:
         self.done += 1
         self.past += self.expected[item.name]
-        self.progress.update(self.task, completed=self.done, eta=duration(self._left()))
+        tally = self.tallies[item.module]
         bad = any(record["status"] in BAD for record in records)
-        if bad or not self.console.is_terminal:
+        tally.done += 1
+        tally.bad += bad
+        tally.seconds += time.monotonic() - self.begun
+        tally.ratios += [record["ratio"]["median"] for record in records if "ratio" in record]
+        self._show(item.module, f", {duration(tally.seconds)}")
+        if bad or self.verbose:
             line = f"[{self.done}/{len(self.expected)}] {item.name}: {'; '.join(map(_summary, records))}"
             self.console.print(line, style="red" if bad else None, markup=False, highlight=False)
+        if tally.done == tally.total and not self.console.is_terminal:
+            left = f"; about {duration(self._left())} left" if self.done < len(self.expected) else ""
+            line = (
+                f"{item.module:<12} {tally.total:>4} cases: {tally.words()}, {duration(tally.seconds)}{left}"
+            )
+            self.console.print(line, markup=False, highlight=False)
+
+    def _show(self, module: str, more: str) -> None:
+        tally = self.tallies[module]
+        words = escape(tally.words() + more)
+        self.progress.update(self.tasks[module], completed=tally.done, visible=True, words=words)
 
     def _left(self) -> float:
         """The expected time of the rest, corrected by how the finished ones did."""
@@ -352,11 +398,9 @@ def _summary(record: dict) -> str:
 def _progress(console: Console) -> Progress:
     whole = Column(no_wrap=True)
     return Progress(
-        BarColumn(bar_width=24, table_column=whole),
+        TextColumn("{task.description:<12}", table_column=whole),
         MofNCompleteColumn(table_column=whole),
-        TimeElapsedColumn(table_column=whole),
-        TextColumn("about {task.fields[eta]} left", table_column=whole),
-        TextColumn("{task.fields[name]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+        TextColumn("{task.fields[words]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
         console=console,
         disable=not console.is_terminal,
         expand=True,
