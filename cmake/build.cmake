@@ -6,8 +6,8 @@
 #
 # The id of a module is a hash of its files, of the headers that they include, of the files that define the
 # functions and tables which they name, of what these need in turn, and of how all are compiled. So an edit of
-# one operation leaves results of attention as they are. Files for CUDA (cuda.c, cuda.h, cuda/) and the kernels
-# that they include count in a second id, so that a kernel's change leaves results of the CPU as they are.
+# one operation leaves results of flash attention as they are. Files for CUDA (cuda.c, cuda.h, cuda/) and the
+# kernels that they include count in a second id: a kernel's change leaves results of the CPU as they are.
 
 cmake_minimum_required(VERSION 3.24)
 

@@ -128,10 +128,10 @@ class NewModule(unittest.TestCase):
         self.assertEqual(self.files(), before)
 
     def test_a_list_that_is_not_as_expected_is_named(self):
-        readme = self.tree / "README.md"
+        readme = self.tree / "docs/layout.md"
         text = readme.read_text()
         self.addCleanup(readme.write_text, text)
-        readme.write_text(text.replace("| [ops](impl/ops/ops.h) |", "| ops |"))
+        readme.write_text(text.replace("| [ops](../impl/ops/ops.h) |", "| ops |"))
         before = self.files()
         done = run("ci/new-module", "another", cwd=self.tree)
         self.assertEqual(done.returncode, 1)

@@ -14,7 +14,7 @@ QUOTE = re.compile(r"<!-- quoted from (\S+) -->\n(.*?)\n<!-- end -->", re.DOTALL
 LINK = re.compile(r"\]\(([^)#:\s]*)(#[^)\s]*)?\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
-PAGES = ("*.md", "parity/*.md", "reports/*/*.md")
+PAGES = ("*.md", "docs/*.md", "parity/*.md", "reports/*.md", "reports/*/*.md")
 QUOTING = "README.md"  # the page that must quote something
 
 

@@ -1,7 +1,7 @@
 """A module has one name, and the name opens the same room on every floor.
 
 Every folder of impl/ is a module's, and must have: its public header and a source, its CMocka test, registered with
-CMake, its PyTorch reference, its parity file or package, its row in the map of README.md, and results: a page and
+CMake, its PyTorch reference, its parity file or package, its row in the map of docs/layout.md, and results: a page and
 records in some folder of reports/. Those of WITHOUT have fewer rooms. Every operation of ops.h must have a parity case.
 The top of parity/ shows the names of modules, and besides them only core, shared, bridge and Python's own files; every
 program of tests/ stands in tests/CMakeLists.txt.
@@ -25,6 +25,7 @@ WITHOUT = GROUND | {"optimizer", "train"}
 WITHOUT_PARITY: set[str] = set()
 BESIDE_MODULES = ["core", "shared", "bridge"]  # of parity/
 UNMEASURED = "not measured yet"
+MAP = "docs/layout.md"
 MODULE_OF_RECORD = re.compile(rb'"module": ?"(\w+)"')
 
 
@@ -90,22 +91,22 @@ def measured(root: Path) -> dict[str, set[Path]]:
 
 
 def off_the_map(root: Path) -> list[str]:
-    """What the map of README.md lacks, or says wrongly of results; and pages that records lack."""
+    """What the map of docs/layout.md lacks, or says wrongly of results; and pages that records lack."""
     rows = dict(
-        re.findall(r"^\| \[(\w+)\]\(impl/\1/\1\.h\) \|(.*)$", (root / "README.md").read_text(), re.MULTILINE)
+        re.findall(r"^\| \[(\w+)\]\(\.\./impl/\1/\1\.h\) \|(.*)$", (root / MAP).read_text(), re.MULTILINE)
     )
     results = measured(root)
     found = []
     for name in modules(root, GROUND):
         row = rows.get(name)
         if row is None:
-            found.append(f"{name}: no row in the map of README.md, | [{name}](impl/{name}/{name}.h) | ... |")
+            found.append(f"{name}: no row in the map of {MAP}, | [{name}](../impl/{name}/{name}.h) | ... |")
         elif name not in WITHOUT and name not in results and UNMEASURED not in row:
             found.append(
-                f'{name}: no results in reports/, and its row in the map of README.md does not say "{UNMEASURED}"'
+                f'{name}: no results in reports/, and its row in the map of docs/layout.md does not say "{UNMEASURED}"'
             )
         elif name in results and UNMEASURED in row:
-            found.append(f'{name}: its row in the map of README.md says "{UNMEASURED}", and it is')
+            found.append(f'{name}: its row in the map of docs/layout.md says "{UNMEASURED}", and it is')
         found += [
             f"{name}: no page ({(folder / name).relative_to(root)}.md), though there are records"
             for folder in sorted(results.get(name, ()))

@@ -104,10 +104,11 @@ class Rooms(unittest.TestCase):
             self.assertEqual(rooms.unregistered_tests(root), [])
 
     def test_map_tells_what_is_measured(self) -> None:
-        row, record = "| [flash](impl/flash/flash.h) | attention{} |\n", '{"module": "flash"}\n'
-        lacking = "flash: no row in the map of README.md, | [flash](impl/flash/flash.h) | ... |"
-        silent = 'flash: no results in reports/, and its row in the map of README.md does not say "not measured yet"'
-        wrong = 'flash: its row in the map of README.md says "not measured yet", and it is'
+        row, record = "| [flash](../impl/flash/flash.h) | attention{} |\n", '{"module": "flash"}\n'
+        lacking = "flash: no row in the map of docs/layout.md, | [flash](../impl/flash/flash.h) | ... |"
+        silent = "flash: no results in reports/, and its row in the map of docs/layout.md does not say "
+        silent += '"not measured yet"'
+        wrong = 'flash: its row in the map of docs/layout.md says "not measured yet", and it is'
         page = "flash: no page (reports/h200/flash.md), though there are records"
         measured = {"reports/h200/records.jsonl": record, "reports/h200/flash.md": ""}
         local = {"reports/local/records.jsonl": record, "reports/local/flash.md": ""}
@@ -125,7 +126,12 @@ class Rooms(unittest.TestCase):
                 root = Path(folder)
                 write(
                     root,
-                    {"impl/flash/flash.h": "", "impl/base/base.h": "", "README.md": readme_text, **reports},
+                    {
+                        "impl/flash/flash.h": "",
+                        "impl/base/base.h": "",
+                        "docs/layout.md": readme_text,
+                        **reports,
+                    },
                 )
                 self.assertEqual(rooms.off_the_map(root), found)
 
@@ -133,7 +139,11 @@ class Rooms(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
             write(
-                root, {"impl/train/train.h": "", "README.md": "| [train](impl/train/train.h) | the step |\n"}
+                root,
+                {
+                    "impl/train/train.h": "",
+                    "docs/layout.md": "| [train](../impl/train/train.h) | the step |\n",
+                },
             )
             self.assertEqual(rooms.off_the_map(root), [])
 

@@ -1,5 +1,5 @@
 """new.py ROOT NAME [WORDS]: the rooms of a module NAME in the tree ROOT, for ci/new-module. WORDS say what it is, for
-README.md's map.
+the map of docs/layout.md.
 
 They are those of the example template/, an operation on each number, with its name replaced. Beside its own files a
 module stands in the lists of EDITS. All of it is prepared before anything is written: where something is in the way
@@ -36,11 +36,11 @@ EDITS = (
     ("tests/CMakeLists.txt", r"base LABELS [\w ]*\n *ARGUMENTS \$\{api_seconds\}", "{name} "),
     ("parity/__init__.py", r'"attention",', '"{name}", '),
     (
-        "README.md",
-        r"^\| \[ops\]\(impl/ops/ops\.h\) \| ",
-        "| [{name}](impl/{name}/{name}.h) | {words} (not measured yet) |\n",
+        "docs/layout.md",
+        r"^\| \[ops\]\(\.\./impl/ops/ops\.h\) \| ",
+        "| [{name}](../impl/{name}/{name}.h) | {words} (not measured yet) |\n",
     ),
-    ("README.md", r"`ops`, `device comm`, ", "`{name}`, "),
+    ("docs/layout.md", r"`ops`, `device comm`,", "`{name}`, "),
 )
 
 

@@ -27,7 +27,7 @@ TD_API td_status td_flash_sizes(td_device *dev, const td_attention_shape *shape,
  *   lse  [batch, heads, seq]  out  f32  natural log of the row sums, of the scaled and masked scores
  *
  * TD_UNSUPPORTED: head_dim above 256; a dtype other than f32 and bf16, or on CUDA f16; a GPU whose blocks
- * have too little shared memory for the tiles (README.md, "On a GPU"). TD_BAD_ARGUMENT also for work that is
+ * have too little shared memory for the tiles (docs/gpu.md). TD_BAD_ARGUMENT also for work that is
  * not 256-byte aligned. work may be NULL where td_flash_sizes says 0. */
 TD_API td_status td_flash_forward(td_device *dev, const td_attention_shape *shape, const void *q,
                                   const void *k, const void *v, void *o, float *lse, void *work);

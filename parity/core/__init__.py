@@ -17,7 +17,7 @@ _page.py. Pages may import from the rest. No result depends on them: an edit of 
 Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, alternate, again, together, stage, ahead,
      reference, config, **keys)
     keys         what the record's "case" holds: batch, heads, seq, seq_k, head_dim, dtype, causal, pass, size, ...
-                 with the meaning and spelling of parity/README.md, "Records". `case.seq` reads one
+                 with the meaning and spelling of docs/parity.md, "Records". `case.seq` reads one
                  (`case["pass"]`, where the name is a word of Python), `case.get("seq_k", 0)` with a default.
                  Values are JSON scalars.
                  `ranks`: how many ranks compute the case together; no key: one process that knows of no ranks. The
@@ -94,7 +94,7 @@ c                libtandem. `c.td_xyz(...)` calls the function of that name; a t
     c.ffi                                   the cffi object, for the rest: c.ffi.sizeof("td_adamw")
 
 run returns {impl: side, ..., "truth": outputs, "rule": {...}, "equal": function}. Impl names are "c",
-"torch_eager" and the others of parity/README.md, "Records"; a side whose name starts with "c" and is alone or followed
+"torch_eager" and the others of docs/parity.md, "Records"; a side whose name starts with "c" and is alone or followed
 by "_" is judged.
     outputs      {"o": tensor, "loss": 3.5, "ln": "f32"}: tensors, numbers, strings. All sides of a case have the
                  same output names, shapes and dtypes; "truth" has them in float64 and may lack some
@@ -112,7 +112,7 @@ by "_" is judged.
         record       further keys of the record, such as {"series": {"loss": [...]}}, or a function that
                      returns them after the calls
     truth        float64 outputs, or a function that returns them (called only when the error is measured)
-    rule         optional {output name or pattern: rule}: the default is parity() of parity/README.md; also
+    rule         optional {output name or pattern: rule}: the default is parity() of docs/parity.md; also
                  equal() (same bits as torch), equal("truth") (exactly the truth), within(rel_l2=..., max_abs=...)
                  (against the truth where it has that output, else against the first torch side), and
                  amid("torch_other") (as near to the reference as that side is, for what has no truth but noise)

@@ -19,9 +19,9 @@ from typing import Any
 
 from parity.core.library import ROOT, Library
 
-# Raise one if results from before are no longer comparable: `measuring` draws inputs, calls, times and weighs (an
-# edit of clock.py that changes what a sample is); `judging` is the rule for errors. Other edits of parity/core leave
-# results as they are.
+# Raise one if results from before are no longer comparable. MEASURING: how inputs are drawn and sides are
+# called, timed and weighed, for example what a sample of clock.py is. JUDGING: the rule for errors. Other
+# edits of parity/core leave results as they are.
 MEASURING, JUDGING = 1, 1
 PAGE = re.compile(r"(^|[._])pages?($|[.])")  # in the name of a file that writes pages: page, cpu_page, pages
 # The sets of instructions that libraries choose their kernels by, weakest first.

@@ -1,6 +1,6 @@
 """Whether an answer is right: errors against a float64 truth, and the rule that they must obey.
 
-The rule is parity/README.md's ("Parity"): non-finite values match in place and sign; then an answer may be as far
+The rule is docs/parity.md's ("The rule"): non-finite values match in place and sign; then an answer may be as far
 from the truth as PyTorch's is, or as PyTorch's would be if it added the same terms in another order.
 parity/core/allowance.py has the limits, their derivation and their sources. A record says which share of
 them its error uses.

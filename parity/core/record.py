@@ -1,6 +1,6 @@
 """reports/<machine>/records.jsonl: one JSON line a result, appended, flushed to the disk, never rewritten.
 
-The keys are those of parity/README.md, "Records"; `build`, `host` and what makes a result one of here and now, is
+The keys are those of docs/parity.md, "Records"; `build`, `host` and what makes a result one of here and now, is
 identity.py's. Beside them core writes `message` (why a status is not "ok"), `samples` (the raw times, ms), `together`
 (calls that a sample is the mean of), `first_ms` (of the very first call, with what is compiled and loaded then),
 `ratio` (over the time of a side that it alternated with, pair by pair), `processes` (the median of each, where a side

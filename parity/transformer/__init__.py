@@ -53,12 +53,13 @@ def cases(profile, device):
         for way in grid(dtype=TYPES[device], attention=["naive", "flash"]):
             how = dict(seconds=0.5 if device == "cpu" else 0.2, config=configs(way["dtype"]))
             yield Case("transformer_exactness", size="tiny", steps=1, **how, **keys, **way)
-    size = "laptop" if (profile, device) == ("quick", "cpu") else "small"
-    small = extents(size)[0] | dict(
-        batch=1 if device == "cpu" and profile != "full" else 4, context=128, seq=128
-    )
-    # With one step the gradients are held against float64 as well, which takes minutes at this size on a CPU.
-    for steps, seconds in [(SMALL_STEPS, 15 * small["batch"]), *([(1, 240)] if profile == "full" else [])]:
+    quick = (profile, device) == ("quick", "cpu")
+    size = "laptop" if quick else "small"
+    small = extents(size)[0] | dict(batch=4 if profile == "full" or device == "cuda" else 1, context=128)
+    small["seq"] = 32 if quick else 128
+    # One step has its gradients compared with float64 too, which takes minutes with `small` on a CPU.
+    counts = [(1, 5)] if quick else [(SMALL_STEPS, 15 * small["batch"])]
+    for steps, seconds in counts + ([(1, 240)] if profile == "full" else []):
         how = dict(seconds=seconds if device == "cpu" else 5, needs_bytes=12 * 2**30, config=configs("f32"))
         yield Case(
             "transformer_exactness", size=size, steps=steps, dtype="f32", attention="naive", **small, **how

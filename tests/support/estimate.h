@@ -2,7 +2,7 @@
  * errors.
  *
  * For a sum that norm is Gamma, the root of the sum of the squared partial sums: the error of an f32 sum is
- * within a few u Gamma (Hallman and Ipsen, arXiv 2107.01604; parity/README.md, "Parity"). Gamma belongs to
+ * within a few u Gamma (Hallman and Ipsen, arXiv 2107.01604; docs/parity.md, "The rule"). Gamma belongs to
  * an order of the terms, and now and then one order's is far below another's, so that here it is that of one
  * term after the other or, if that is larger, twice the mean of Gamma^2 over all orders: how a library adds
  * is not known. With S the sum of k terms and Q that of their squares, j terms in random order have the mean

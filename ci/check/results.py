@@ -1,0 +1,109 @@
+"""The table of results in README.md says what the records say: results.py [--write].
+
+Each row of ROWS is one case of one machine. Its newest record of each side is looked up in reports/<machine>/; with
+--write the table is put into README.md.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"(<!-- results, by ci/check/results\.py --write -->\n)(?:\|.*\n)*(<!-- end -->)")
+NAMES = {"cpu": "2 CPU cores", "h100x2": "2 H100", "h200": "H200", "h200x2": "2 H200"}
+BF16 = {"dtype": "bf16_mixed", "pass": "step", "context": 512}
+HEADS = {"heads": 16, "seq": 16384, "head_dim": 64, "dtype": "bf16"}
+XL = {"size": "xl", "dtype": "bf16_mixed", "bucket_mb": 100}
+PLAIN = {"trans_a": False, "trans_b": False, "dtype": "f32"}
+
+# machine, what, the deliverable, case keys that single it out, C's side, the measured key
+ROWS = [
+    ("h200", "Training step of 2.7B, bf16 mixed (ms)", "torch_compile",
+     {"size": "2.7B", **BF16}, "c_graph_overlap", "ms"),
+    ("h200", "Training step of small, bf16 mixed (ms)", "torch_compile",
+     {"size": "small", **BF16}, "c_graph_overlap", "ms"),
+    ("h200", "Peak memory of a step of 2.7B, f32 (MiB)", "memory_profiling",
+     {"size": "2.7B", "dtype": "f32", "context": 512, "pass": "step"}, "c", "peak_mib"),
+    ("h200", "Attention forward, 16 heads of 64, 16384 tokens, bf16 (ms)", "flash_benchmarking",
+     {**HEADS, "pass": "forward"}, "c", "ms"),
+    ("h200", "Attention backward, 1 head of 128, 32768 tokens, bf16 (ms)", "flash_benchmarking",
+     {"heads": 1, "seq": 32768, "head_dim": 128, "dtype": "bf16", "pass": "backward"}, "c", "ms"),
+    ("h200", "AdamW of 128.6 million bf16 weights (ms)", "operations",
+     {"op": "adamw_step", "count": 128625408, "dtype": "bf16"}, "c", "ms"),
+    ("h200x2", "All-reduce of 1 GiB over NCCL (ms)", "distributed_communication_single_node",
+     {"bytes": 2**30, "collective": "all_reduce", "calls": 2}, "c_nccl", "ms"),
+    ("h100x2", "Data-parallel step of xl, bf16 mixed (ms)", "ddp_bucketed_benchmarking", XL, "c_nccl", "ms"),
+    ("h100x2", "The same with sharded optimizer state (ms)", "optimizer_state_sharding_accounting",
+     {**XL, "shard": "flat"}, "c_nccl", "ms"),
+    ("cpu", "Attention forward, batch 8, 2048 tokens, f32 (ms)", "flash_benchmarking",
+     {"batch": 8, "seq": 2048, "pass": "forward"}, "c", "ms"),
+    ("cpu", "GEMM of 512 x 768 x 3072, f32 (ms)", "operations",
+     {"op": "gemm", "m": 512, "n": 768, "k": 3072, **PLAIN}, "c", "ms"),
+]  # fmt: skip
+
+
+def value(record: Mapping[str, Any], key: str) -> float | None:
+    found = record.get(key)
+    return found["median"] if isinstance(found, dict) else found
+
+
+def sides(lines: Iterable[str], deliverable: str, keys: Mapping[str, Any], key: str) -> dict[str, float]:
+    """{side: its newest value} of the only case that has the keys."""
+    found, cases = {}, set()
+    for line in lines:
+        if f'"{deliverable}"' not in line or f'"{key}"' not in line:
+            continue
+        record = json.loads(line)
+        case = record["case"]
+        if record["deliverable"] != deliverable or any(case.get(name) != want for name, want in keys.items()):
+            continue
+        if (now := value(record, key)) is not None:
+            cases.add(json.dumps(case, sort_keys=True))
+            found[record["impl"]] = now
+    if len(cases) != 1:
+        raise SystemExit(f"results: {deliverable} with {dict(keys)} is {len(cases)} cases, needs one")
+    return found
+
+
+def number(x: float) -> str:
+    return f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"
+
+
+def table(root: Path) -> str:
+    lines = [
+        "| machine | what | C | eager PyTorch | fastest PyTorch | C / fastest |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    records = {name: (root / f"reports/{name}/records.jsonl").read_text().splitlines() for name, *_ in ROWS}
+    for machine, what, deliverable, keys, side, key in ROWS:
+        found = sides(records[machine], deliverable, keys, key)
+        theirs = {impl: ms for impl, ms in found.items() if impl.startswith("torch")}
+        best = min(theirs, key=theirs.__getitem__)
+        eager = next((impl for impl in ("torch_eager", "torch_ddp", "torch_zero") if impl in theirs), best)
+        cells = [number(found[side]), number(theirs[eager])]
+        cells += [f"{number(theirs[best])} (`{best}`)", f"{found[side] / theirs[best]:.2f}"]
+        lines.append(f"| {NAMES[machine]} | {what} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    page = ROOT / "README.md"
+    text = page.read_text()
+    if not BLOCK.search(text):
+        print("results: README.md has no table of results")
+        return 1
+    whole = BLOCK.sub(lambda match: f"{match[1]}{table(ROOT)}\n{match[2]}", text)
+    if "--write" in sys.argv[1:]:
+        page.write_text(whole)
+    elif whole != text:
+        print("results: the records say something else than README.md: run ci/check/results.py --write")
+        return 1
+    print(f"results: {len(ROWS)} rows are what the records say")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
