@@ -149,7 +149,7 @@ class Sweeps(unittest.TestCase):
             file.write(json.dumps(gone) + "\n")
         status, out, _ = self.main("report")
         self.assertEqual(status, 0)
-        self.assertIn("left out, for their cases are no more: 1 results", out)
+        self.assertIn("left out: 1 results of deleted cases", out)
         words = "1 results of cases that are no more are left out, 1 of them failed: scaling/count=3,dtype=f32 of c."
         self.assertIn(words, (self.reports / "local" / "scale.md").read_text())
         self.assertIn("holds (5 ok, 1 measured)", (self.reports / "local/README.md").read_text())
@@ -683,7 +683,7 @@ class Sweeps(unittest.TestCase):
             file.write(json.dumps(line | {"case": line["case"] | {"count": "1"}}) + "\n")
         status, out, err = self.main("report")
         self.assertEqual((status, err), (0, ""))
-        self.assertIn("left out, for their cases are no more: 1 results", out)
+        self.assertIn("left out: 1 results of deleted cases", out)
 
     def test_the_command_line_refuses_clearly(self):
         for arguments, words in (

@@ -8,7 +8,9 @@ from pathlib import Path
 import columns
 import floors
 import readme
+import results
 import rooms
+import words
 
 CMAKE = """
 td_add_module(base SOURCES base/base.c)
@@ -65,13 +67,13 @@ class Floors(unittest.TestCase):
             "impl/flash/flash.h": "\nTD_BEGIN_DECLS\n",
             "kernels/add.h": '#include "ops/ops.h"\n',
         }
-        for include, words in (("ops/ops.h", None), ("ops/table.h", "not for"), ("flash/flash.h", "not for")):
+        for include, said in (("ops/ops.h", None), ("ops/table.h", "not for"), ("flash/flash.h", "not for")):
             with tempfile.TemporaryDirectory() as folder:
                 root = Path(folder)
                 write(root, {**files, "kernels/add.cu": f'#include "{include}"\n'})
                 found = floors.kernel_violations(root / "kernels", root / "impl")
-                self.assertEqual(len(found), 0 if words is None else 1)
-                self.assertIn(words or "", "".join(found))
+                self.assertEqual(len(found), 0 if said is None else 1)
+                self.assertIn(said or "", "".join(found))
 
     def test_may_use_goes_down(self) -> None:
         with self.assertRaises(SystemExit):
@@ -231,6 +233,58 @@ class Readme(unittest.TestCase):
 
     def test_no_quote_is_named(self) -> None:
         self.assertEqual(self.check("words"), ["README.md quotes nothing"])
+
+
+class Words(unittest.TestCase):
+    def check(self, files: dict[str, str]) -> list[str]:
+        with tempfile.TemporaryDirectory() as folder:
+            write(Path(folder), files)
+            return words.problems(Path(folder))
+
+    def test_each_pattern_is_named_with_its_line(self) -> None:
+        for bad in (
+            *("it waits behind the pass", "cases that are no more", "those of the median", "the latter"),
+            *(
+                "held to PyTorch's",
+                "a room on every floor",
+                "the house style",
+                "132 multiprocessors",
+                "at the most",
+            ),
+        ):
+            with self.subTest(bad=bad):
+                found = self.check({"README.md": f"Good.\n\nSo, {bad}.\n"})
+                self.assertTrue(found and all(line.startswith("README.md:3: ") for line in found), found)
+                found = self.check({"impl/cli/a.c": f'/* {bad} */\n    {{"x", "{bad}"}},\n'})
+                self.assertTrue(found and all(line.startswith("impl/cli/a.c:2: ") for line in found), found)
+
+    def test_long_sentences_are_named(self) -> None:
+        long = " ".join(["word"] * 26)
+        (line,) = self.check({"docs/a.md": f"Short. {long}. Short."})
+        self.assertIn("docs/a.md: 26 words, at most 25", line)
+
+    def test_code_tables_and_good_prose_pass(self) -> None:
+        code = "one behind the other " * 9
+        text = f"A `house` room for 3 after the pass.\n\n```sh\n{code}\n```\n\n    {code}\n\n| {code} |\n"
+        self.assertEqual(
+            self.check({"README.md": text + "<!-- quoted from the house -->\nA floor of floats.\n"}), []
+        )
+
+
+class Results(unittest.TestCase):
+    LINE = '{{"deliverable": "d", "case": {{"n": {n}, "k": 1}}, "impl": "{impl}", "ms": {{"median": {ms}}}}}'
+
+    def lines(self, *rows: tuple[int, str, float]) -> list[str]:
+        return [self.LINE.format(n=n, impl=impl, ms=ms) for n, impl, ms in rows]
+
+    def test_the_newest_record_of_each_side_counts(self) -> None:
+        lines = self.lines((1, "c", 2.0), (2, "c", 9.0), (1, "torch_eager", 4.0), (1, "c", 3.0))
+        self.assertEqual(results.sides(lines, "d", {"n": 1}, "ms"), {"c": 3.0, "torch_eager": 4.0})
+
+    def test_keys_of_several_cases_are_refused(self) -> None:
+        for keys in ({"k": 1}, {"n": 3}):
+            with self.assertRaisesRegex(SystemExit, "needs one"):
+                results.sides(self.lines((1, "c", 2.0), (2, "c", 2.0)), "d", keys, "ms")
 
 
 class Common(unittest.TestCase):

@@ -551,7 +551,7 @@ td_status td_command_account(int argc, char **argv)
         .parser = parse,
         .children = children,
         .args_doc = "[SECTION...]",
-        .doc = "Shows the arithmetic behind the reports: all sections, or those that are named.\n"
+        .doc = "Shows the arithmetic of the reports: all sections, or the named ones.\n"
                "\n"
                "  parameters   of every size, by part\n"
                "  flops        of a forward and a backward pass; utilisation of a peak\n"

@@ -425,21 +425,22 @@ td_status td_command_allreduce(int argc, char **argv)
     const struct argp_child children[] = {{&td_ranks_argp, 0, NULL, 3}, {&td_common_argp, 0, NULL, 4}, {0}};
     const struct argp argp = {.options = options,
                               .parser = parse,
-                              .doc = "Times all-reduce among the ranks of a run: started by mpirun, srun, "
-                                     "torchrun, or a loop that sets RANK "
-                                     "and WORLD_SIZE.\v"
-                                     "time is that of a call among --iters that were issued one behind the "
-                                     "other, in the mean over the ranks; "
-                                     "algbw = bytes / time and busbw = algbw 2 (N - 1) / N in GB/s are "
-                                     "nccl-tests'. `one call' is from a barrier "
-                                     "to the end of a single call on the slowest rank. #wrong counts "
-                                     "elements of all ranks, of a call on "
-                                     "known numbers.\n\n"
-                                     "Examples:\n"
-                                     "  mpirun -n 4 tandem allreduce\n"
-                                     "  mpirun -n 2 tandem allreduce --device cuda --json records.jsonl\n"
-                                     "  tandem allreduce --mib 1 --iters 5\n"
-                                     "  tandem allreduce --bytes 1000,4096 --dtype bf16 --reduction average",
+                              .doc =
+                                  "Times all-reduce among the ranks of a run: started by mpirun, srun, "
+                                  "torchrun, or a loop that sets RANK "
+                                  "and WORLD_SIZE.\v"
+                                  "time is the mean time of a call over the ranks; --iters calls are issued "
+                                  "back to back. "
+                                  "algbw = bytes / time and busbw = algbw 2 (N - 1) / N in GB/s are "
+                                  "nccl-tests'. `one call' is from a barrier "
+                                  "to the end of a single call on the slowest rank. #wrong counts "
+                                  "elements of all ranks, of a call on "
+                                  "known numbers.\n\n"
+                                  "Examples:\n"
+                                  "  mpirun -n 4 tandem allreduce\n"
+                                  "  mpirun -n 2 tandem allreduce --device cuda --json records.jsonl\n"
+                                  "  tandem allreduce --mib 1 --iters 5\n"
+                                  "  tandem allreduce --bytes 1000,4096 --dtype bf16 --reduction average",
                               .children = children};
     arguments args = {.common = {.device = "cpu"},
                       .type = TD_COMM_F32,

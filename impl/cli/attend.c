@@ -28,7 +28,7 @@ static const struct argp_option options[] = {
     {0, 0, 0, 0, "The problem:", 1},
     {"batch", KEY_BATCH, "N", 0, "sequences (1)", 1},
     {"heads", KEY_HEADS, "N", 0, "heads (1)", 1},
-    {"seq", KEY_SEQ, "N,N,...", 0, "lengths of queries and keys, one after the other (1024)", 1},
+    {"seq", KEY_SEQ, "N,N,...", 0, "lengths of queries and keys, measured in turn (1024)", 1},
     {"head-dim", KEY_HEAD_DIM, "N", 0, "size of a head (64)", 1},
     {"dtype", KEY_DTYPE, "NAME", 0,
      "f32 (the default) or bf16; on cuda also f16, and tf32, whose products round their inputs to TF32", 1},

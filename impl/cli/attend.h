@@ -7,8 +7,8 @@
 /** The end of each doc, but for the lines of its examples. */
 #define TD_ATTEND_NOTES                                                                                      \
     "\vGFLOP/s counts 4 batch heads seq seq head_dim FLOPs forward, half of them with --causal, and 2.5 "    \
-    "times that backward, whatever was computed. Saved is what forward leaves for backward beside q, k, v "  \
-    "and o. A length that does not fit into the memory is a row that says oom.\n\nExamples:\n"
+    "times that backward, whatever was computed. Saved is what forward keeps for backward, without q, k, v " \
+    "and o. A length that does not fit into memory is a row that says oom.\n\nExamples:\n"
 
 typedef struct td_attend {
     const td_attention_impl *impl;

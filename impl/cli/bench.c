@@ -179,7 +179,7 @@ td_status td_command_bench(int argc, char **argv)
         .options = options,
         .parser = parse,
         .doc = "Times the training step of the course's Transformer on one random batch.\v"
-               "Tokens a second are those of the median. With --mode forward the model keeps nothing for a "
+               "Tokens per second come from the median. With --mode forward the model keeps nothing for a "
                "backward pass, and the pass is called inference.\n\n"
                "Examples:\n"
                "  tandem bench --size small --context 256 --json records.jsonl\n"

@@ -40,7 +40,7 @@ static const struct argp_option options[] = {
      "along (the default): weights are updated along the backward pass; or after it", 3},
     {"keep", KEY_KEEP, "NAME", 0,
      "all (the default) that backward reads; most: norms and silu are computed again; or inputs of "
-     "checkpoints: the layers of one run forward again ahead of its backward",
+     "checkpoints: the layers of a checkpoint run forward again before its backward pass",
      3},
     {"checkpoint-layers", KEY_CHECKPOINT_LAYERS, "N", 0, "of --keep inputs: layers of a checkpoint (1)", 3},
     {"gradients", KEY_GRADIENTS, "NAME", 0,

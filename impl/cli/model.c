@@ -27,8 +27,7 @@ static const struct argp_option options[] = {
     {"heads", KEY_HEADS, "N", 0, "heads of attention; they divide d-model", 0},
     {"vocab", KEY_VOCAB, "N", 0, "vocabulary", 0},
     {"dtype", KEY_DTYPE, "NAME", 0,
-     "f32 (the default), bf16, or bf16_mixed for f32 weights beside bf16 products; on cuda also tf32 and f16",
-     0},
+     "f32 (the default), bf16, or bf16_mixed for f32 weights and bf16 GEMMs; on cuda also tf32 and f16", 0},
     {"attention", KEY_ATTENTION, "NAME", 0, "flash (the default), naive or jit", 0},
     {0}};
 

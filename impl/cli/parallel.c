@@ -37,7 +37,7 @@ enum {
 #define STRATEGY_OPTION(more)                                                                                \
     {                                                                                                        \
         "strategy", KEY_STRATEGY, "NAME", 0,                                                                 \
-            more "naive: one gradient after the other behind the backward pass; flat: all at once there; "   \
+            more "naive: gradients one by one after the backward pass; flat: all at once after it; "         \
                  "overlap: "                                                                                 \
                  "each as soon as it is final; or bucketed (the default)",                                   \
             2                                                                                                \
@@ -73,7 +73,7 @@ enum {
          "NAME",                                                                                             \
          0,                                                                                                  \
          "all (the default) that backward reads; most: norms and silu are computed again; or inputs of "     \
-         "checkpoints: the layers of one run forward again ahead of its backward",                           \
+         "checkpoints: the layers of a checkpoint run forward again before its backward pass",               \
          4},                                                                                                 \
         {"checkpoint-layers",                                                                                \
          KEY_CHECKPOINT_LAYERS,                                                                              \
@@ -254,7 +254,7 @@ static const column columns[] = {
     {"without ms", "without_ms", offsetof(td_bench_rank, silent)},
     {"exposed ms", "exposed_ms", offsetof(td_bench_rank, exposed_ms)},
     {"collectives ms", "collectives_ms", offsetof(td_bench_rank, collectives)},
-    {"beside ms", "beside_ms", offsetof(td_bench_rank, beside)},
+    {"hidden ms", "beside_ms", offsetof(td_bench_rank, beside)},
     {"tail ms", "tail_ms", offsetof(td_bench_rank, tail)},
 };
 

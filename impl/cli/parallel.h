@@ -6,11 +6,11 @@
 
 /** The end of each doc, but for the lines of its examples. */
 #define TD_PARALLEL_NOTES                                                                                    \
-    "\vEach rank has its own batch. `without' is the same step without communication, at the same time on "  \
-    "all ranks; `exposed' is what a step takes longer than that. `collectives' is how long a step's "        \
-    "collectives ran, `beside' what of that was beside the backward pass, and `tail' from the end of a "     \
-    "backward pass that was waited for to the end of the last collective: these three are of steps by "      \
-    "themselves. Times are medians of a rank's steps.\n\nExamples:\n"
+    "\vEach rank has its own batch. `without' is the same step without communication, on all ranks at the "  \
+    "same time. `exposed' is how much longer the step takes. `collectives' is how long a step's "            \
+    "collectives ran, `hidden' the part of it during the backward pass, and `tail' the time from the end "   \
+    "of the backward pass to the end of the last collective. These three are measured in steps of their "    \
+    "own. Times are medians of a rank's steps.\n\nExamples:\n"
 
 typedef struct td_parallel {
     const char *module; /* of the records, and of the command */

@@ -109,7 +109,7 @@ static td_status print_loops(const arguments *args)
             TD_TRY(add_loop(table, "", &c));
         }
     fprintf(td_common_tables(&args->common),
-            "%" PRId64 " additions of %g; loops 1 to 4 are those of the handout\n\n", args->count,
+            "%" PRId64 " additions of %g; loops 1 to 4 are the loops of the handout\n\n", args->count,
             args->value);
     snprintf(more, sizeof more, "count=%" PRId64 "\tvalue=%.17g", args->count, args->value);
     TD_TRY(td_rows_show(&args->common, table,

@@ -24,8 +24,8 @@ static const struct argp_option options[] = {
     {"backend", KEY_BACKEND, "NAME", 0,
      "mpi, gloo or nccl (default: nccl on CUDA; else mpi under mpirun, else gloo)", 0},
     {"ctas", KEY_CTAS, "N", 0,
-     "multiprocessors for NCCL's kernels, at the least, where NVLink joins the GPUs; 0: its own choice (the "
-     "default, but for steps, where it is what is best beside their passes)",
+     "SMs reserved for NCCL's kernels if NVLink joins the GPUs; 0: NCCL chooses (the default; training steps "
+     "have a default of their own, the fastest that we measured)",
      0},
     {"timeout", KEY_TIMEOUT, "SECONDS", 0, "for a call, and for its other ranks to make it (30)", 0},
     {"open-timeout", KEY_OPEN_TIMEOUT, "SECONDS", 0, "for all ranks to come (60)", 0},
@@ -180,7 +180,7 @@ void td_ranks_text(const td_comm_info *info, char *text, size_t room)
     char ctas[48] = "";
 
     if (info->nccl_ctas > 0)
-        snprintf(ctas, sizeof ctas, ", told to take %d multiprocessors", (int)info->nccl_ctas);
+        snprintf(ctas, sizeof ctas, ", told to take %d SMs", (int)info->nccl_ctas);
     snprintf(text, room, "%d rank%s on %d host%s by %s%s%s%s", (int)info->ranks, info->ranks == 1 ? "" : "s",
              (int)info->hosts, info->hosts == 1 ? "" : "s", td_comm_backend_name(info->backend),
              info->library[0] ? ": " : "", info->library, ctas);

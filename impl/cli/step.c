@@ -31,16 +31,17 @@ static const struct argp_option options[] = {
     {"seed", KEY_SEED, "N", 0, "of weights and tokens (0)", 2},
     {0, 0, 0, 0, "How the step runs; what is fastest is the default:", 3},
     {"timed", KEY_TIMED, "NAME", 0,
-     "whole (what bench does by default): steps one behind the other, timed by events on the device; "
-     "phases (trace): forward, backward and optimizer apart, each until the device is done; or events: these "
-     "by events on the device, one behind the other",
+     "whole (the default of bench): steps back to back, timed by events on the device; phases (the default "
+     "of "
+     "trace): forward, backward and optimizer separately, each until the device is done; or events: the "
+     "phases back to back, timed by events on the device",
      3},
     {"update", KEY_UPDATE, "NAME", 0,
      "along (the default where steps are whole): weights are updated along the backward pass; or after it",
      3},
     {"keep", KEY_KEEP, "NAME", 0,
      "all (the default) that backward reads; most: norms and silu are computed again; or inputs of "
-     "checkpoints: the layers of one run forward again ahead of its backward",
+     "checkpoints: the layers of a checkpoint run forward again before its backward pass",
      3},
     {"checkpoint-layers", KEY_CHECKPOINT_LAYERS, "N", 0, "of --keep inputs: layers of a checkpoint (1)", 3},
     {"gradients", KEY_GRADIENTS, "NAME", 0,

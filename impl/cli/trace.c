@@ -162,11 +162,12 @@ static td_status print_times(const run *r, FILE *out)
     td_status status = TD_OK;
     td_table *table = NULL;
 
-    fprintf(out,
-            "(a) Times: of the plain timer; of events on the device, one phase behind the other, without the "
-            "trace and beside it; and by the trace: from the first %s's begin to the last one's end, of that "
-            "while one ran, and the sum of all\n\n",
-            r->info.gpu ? "kernel" : "operation");
+    fprintf(
+        out,
+        "(a) Times: by the plain timer; by events on the device, phases back to back, without and with the "
+        "trace; and by the trace: from the first %s's begin to the last one's end, the part of it in which "
+        "one ran, and the sum of all\n\n",
+        r->info.gpu ? "kernel" : "operation");
     TD_TRY(
         td_table_create("lrrrrrrrrrr",
                         "pass\ttimer ms\tevents ms\ttraced events ms\tcost of the trace %\twindow ms\tbusy "
@@ -631,19 +632,20 @@ td_status td_command_trace(int argc, char **argv)
     static const struct argp argp = {
         .options = options,
         .parser = parse,
-        .doc =
-            "Shows what runs in the training step of the course's Transformer: kernel by kernel on a GPU, "
-            "operation by operation on a CPU.\v"
-            "The steps run without the trace and with it. Phases are timed apart unless --timed whole says "
-            "otherwise, each until the device is done and, also beside the trace, by events on it. Ranges "
-            "are given to NVTX as well, in the domain tandem, so that Nsight "
-            "Systems shows them; beside it, or without CUPTI, there are no kernels here. A file that is "
-            "there already is replaced once the new one is whole.\n\n"
-            "Examples:\n"
-            "  tandem trace --size small --attention naive --json records.jsonl\n"
-            "  tandem trace --size small --steps 3 --trace step.json --timeline step.svg\n"
-            "  tandem trace --device cuda --size xl --context 512 --dtype bf16_mixed\n"
-            "  nsys profile --trace=cuda,nvtx tandem trace --device cuda --size xl",
+        .doc = "Shows what runs in the training step of the course's Transformer: kernel by kernel on a GPU, "
+               "operation by operation on a CPU.\v"
+               "The steps run without the trace and with it. Phases are timed separately unless --timed "
+               "whole is "
+               "given: each until the device is done, and by events on the device. Nsight Systems shows the "
+               "same "
+               "ranges, by NVTX in the domain tandem. Under Nsight Systems, or without CUPTI, this command "
+               "shows "
+               "no kernels. A file of the same name is replaced when the new one is complete.\n\n"
+               "Examples:\n"
+               "  tandem trace --size small --attention naive --json records.jsonl\n"
+               "  tandem trace --size small --steps 3 --trace step.json --timeline step.svg\n"
+               "  tandem trace --device cuda --size xl --context 512 --dtype bf16_mixed\n"
+               "  nsys profile --trace=cuda,nvtx tandem trace --device cuda --size xl",
         .children = children};
     arguments args = {.common = {.device = "cpu"}, .top = 10};
     run r = {.args = &args};

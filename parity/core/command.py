@@ -101,10 +101,7 @@ def write_report(package: str, options: argparse.Namespace, console: Console) ->
     records = [record for record in newest if sweep.is_listed(record, listed)]
     gone = [record for record in newest if not sweep.is_listed(record, listed)]
     if gone:
-        console.print(
-            f"left out, for their cases are no more: {len(gone)} results (python -m parity prune takes them out of the "
-            "records)"
-        )
+        console.print(f"left out: {len(gone)} results of deleted cases (python -m parity prune removes them)")
     unknown = [name for name in options.module if name not in modules]
     if unknown:
         raise sweep.SelectionError(f"no module {', '.join(unknown)}; there are: {', '.join(modules)}")
@@ -269,7 +266,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="only this module's pages, and no index; repeatable",
     )
-    command.add_argument("--out", type=Path, metavar="FOLDER", help="write there, not beside the records")
+    command.add_argument("--out", type=Path, metavar="FOLDER", help="write there instead")
     command.set_defaults(command=write_report)
 
     command = commands.add_parser(
@@ -303,7 +300,7 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "prune",
         parents=[records],
-        help="take results of cases that are no more out of the records; pages leave them out as it is",
+        help="remove results of deleted cases from the records; pages leave them out anyway",
     )
     command.add_argument("--dry-run", action="store_true", help="name what would go, and write nothing")
     command.set_defaults(command=prune_records)
