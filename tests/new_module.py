@@ -36,7 +36,18 @@ class NewModule(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.tree = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        for folder in ("ci", "cmake", "examples", "impl", "kernels", "parity", "ref", "reports", "tests"):
+        for folder in (
+            "ci",
+            "cmake",
+            "docs",
+            "examples",
+            "impl",
+            "kernels",
+            "parity",
+            "ref",
+            "reports",
+            "tests",
+        ):
             shutil.copytree(source / folder, cls.tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
         for file in source.iterdir():
             if file.is_file():
