@@ -40,7 +40,8 @@ def cases(profile, device):
         dict(batch=1, heads=2, seq=300, head_dim=128),
     ]:
         for keys in grid(causal=[False, True], dtype=DTYPES):
-            yield judged_case(device, **shape, **keys)
+            if (profile, device) != ("quick", "cpu") or keys["causal"] == (keys["dtype"] == "bf16"):
+                yield judged_case(device, **shape, **keys)
     if device == "cuda":
         for shape in JUDGED:
             yield judged_case(device, batch=1, heads=2, **shape, causal=False, dtype="f32")
