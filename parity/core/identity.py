@@ -120,7 +120,7 @@ def commit() -> str:
     if not name:
         return "unknown"
     code = ["impl", "kernels", "ref", "parity", "CMakeLists.txt", "cmake"]
-    changed = output_of(["git", "-C", str(ROOT), "status", "--porcelain", "--", *code])
+    changed = output_of(["git", "--no-optional-locks", "-C", str(ROOT), "status", "--porcelain", "--", *code])
     return f"{name}-dirty" if changed else name
 
 
