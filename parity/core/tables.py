@@ -1,6 +1,7 @@
 """A DataFrame as a table in Markdown, LaTeX, Typst or CSV: pure functions of the values."""
 
 import csv
+import html
 import io
 import itertools
 import math
@@ -11,7 +12,12 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 FORMATS = ("md", "latex", "typst", "csv")
-SUFFIXES = {"md": ".md", "latex": ".tex", "typst": ".typ", "csv": ".csv"}
+SUFFIXES = {"md": ".md", "html": ".html", "latex": ".tex", "typst": ".typ", "csv": ".csv"}
+# What a document that includes a table of ours must load.
+PREAMBLE = r"\usepackage{longtable,booktabs,array,pdflscape,caption}"
+LATEX_SIZES = (("small", 9, 4), ("footnotesize", 8, 3), ("scriptsize", 7, 2.5), ("tiny", 5, 2))  # points, gap
+LATEX_WIDTH, LATEX_HEIGHT = 455, 670  # points between margins of 2.5 cm on A4
+LATEX_EM = 0.55  # of a letter's mean width to its size
 DIGITS = 3
 
 
@@ -45,10 +51,16 @@ class Table:
         self.rows = [
             [_plain(value) for value in row] for row in frame[names].itertuples(index=False, name=None)
         ]
-        self.numeric = [any(_is_number(row[i]) for row in self.rows) for i in range(len(names))]
+        self.numeric = [
+            any(_is_number(row[i]) or isinstance(row[i], Spread) for row in self.rows)
+            for i in range(len(names))
+        ]
 
-    def render(self, form: str) -> str:
-        return {"md": self._markdown, "latex": self._latex, "typst": self._typst, "csv": self._csv}[form]()
+    def render(self, form: str, caption: str = "", label: str = "") -> str:
+        """The table in a format; LaTeX's and Typst's have the caption."""
+        if form == "latex":
+            return self._latex(caption, label)
+        return {"md": self._markdown, "html": self._html, "typst": self._typst, "csv": self._csv}[form]()
 
     def _cells(self, escape: Callable[[str], str]) -> list[list[str]]:
         return [
@@ -64,19 +76,59 @@ class Table:
         head = [_escape_markdown(title) for title in self.titles]
         return "\n".join(line(cells) for cells in [head, rule, *self._cells(_escape_markdown)]) + "\n"
 
-    def _latex(self) -> str:
-        alignment = "".join("r" if numeric else "l" for numeric in self.numeric)
-        head = [_escape_latex(title) for title in self.titles]
-        lines = [" & ".join(cells) + r" \\" for cells in [head, *self._cells(_escape_latex)]]
-        body = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
-        # The rules are those of booktabs, where a document loads it.
-        rules = [rf"\providecommand{{\{name}rule}}{{\hline}}" for name in ("top", "mid", "bottom")]
-        return "\n".join([*rules, rf"\begin{{tabular}}{{{alignment}}}", *body, r"\end{tabular}"]) + "\n"
+    def _html(self) -> str:
+        def line(tag, cells):
+            marks = ["r" if numeric else "l" for numeric in self.numeric]
+            pairs = zip(marks, cells, strict=True)
+            return "<tr>" + "".join(f'<{tag} class="{mark}">{cell}</{tag}>' for mark, cell in pairs) + "</tr>"
+
+        rows = [line("td", cells) for cells in self._cells(html.escape)]
+        head = line("th", [html.escape(title) for title in self.titles])
+        return "\n".join(["<table>", f"<thead>{head}</thead>", *rows, "</table>"]) + "\n"
+
+    def _latex(self, caption: str = "", label: str = "") -> str:
+        """A longtable that fits the width of a page: columns are as wide as their longest word, in the largest letters
+        in which all of them fit, and lie on their side where none is small enough."""
+        cells = [
+            [text(value, digits) for value, digits in zip(row, self.digits, strict=True)] for row in self.rows
+        ]
+        ems = [_ems(title, [row[i] for row in cells]) for i, title in enumerate(self.titles)]
+        size, point, aside = next(
+            (
+                (size, point, aside)
+                for aside, wide in ((False, LATEX_WIDTH), (True, LATEX_HEIGHT))
+                for size, point, gap in LATEX_SIZES
+                if sum(ems) * point * LATEX_EM + 2 * gap * len(ems) <= wide
+            ),
+            (*LATEX_SIZES[-1][:2], True),
+        )
+        most = (LATEX_HEIGHT if aside else LATEX_WIDTH) - 2 * LATEX_SIZES[-1][2] * len(ems)
+        shrink = min(1.0, most / (sum(ems) * point * LATEX_EM))
+        columns = "".join(
+            rf">{{\ragged{'left' if numeric else 'right'}\arraybackslash}}p{{{em * point * LATEX_EM * shrink:.1f}pt}}"
+            for em, numeric in zip(ems, self.numeric, strict=True)
+        )
+        head, *lines = [
+            " & ".join(escape_latex(cell) for cell in row) + r" \\" for row in [self.titles, *cells]
+        ]
+        named = [rf"\caption{{{escape_latex(caption)}}}" + (rf"\label{{{label}}}" if label else "") + r"\\"]
+        body = [
+            rf"\begin{{longtable}}{{{columns}}}",
+            *(named if caption else []),
+            *(r"\toprule", head, r"\midrule", r"\endfirsthead", r"\toprule", head, r"\midrule", r"\endhead"),
+            *lines,
+            r"\bottomrule",
+            r"\end{longtable}",
+        ]
+        gap = next(gap for name, _, gap in LATEX_SIZES if name == size)
+        body = [rf"{{\{size}\setlength{{\tabcolsep}}{{{gap}pt}}", *body, "}"]
+        body = [r"\begin{landscape}", *body, r"\end{landscape}"] if aside else body
+        return "\n".join(body) + "\n"
 
     def _typst(self) -> str:
         alignment = ", ".join("right" if numeric else "left" for numeric in self.numeric)
-        head = ", ".join(f"[{_escape_typst(title)}]" for title in self.titles)
-        lines = ["  " + ", ".join(f"[{cell}]" for cell in row) + "," for row in self._cells(_escape_typst)]
+        head = ", ".join(f"[{escape_typst(title)}]" for title in self.titles)
+        lines = ["  " + ", ".join(f"[{cell}]" for cell in row) + "," for row in self._cells(escape_typst)]
         opening = (
             f"#table(\n  columns: {len(self.titles)},\n  align: ({alignment},),\n  table.header({head}),"
         )
@@ -158,9 +210,18 @@ LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
 }
 
 
-def _escape_latex(cell: str) -> str:
-    return cell.translate(str.maketrans(LATEX))
+def _ems(title: str, cells: list[str]) -> float:
+    """Letters that a column needs: its longest number or word, and a text in at most three lines."""
+    words = [word for cell in [title, *cells] for word in re.split(r"(?<=[_/,:<(]) *| +", cell)]
+    longest = max((len(word) for word in words), default=1)
+    return max(longest, max((len(cell) for cell in cells), default=1) / 3, len(title) / 4, 2)
 
 
-def _escape_typst(cell: str) -> str:
+def escape_latex(cell: str) -> str:
+    """A line may break after what joins the words of a name."""
+    escaped = cell.translate(str.maketrans(LATEX))
+    return re.sub(r"(\\_|[/,:(]|\\textless\{\})(?=\S)", r"\1\\allowbreak{}", escaped)
+
+
+def escape_typst(cell: str) -> str:
     return re.sub(r"([\\#$*_@<>\[\]`])", r"\\\1", cell.replace("\n", " "))
