@@ -60,7 +60,7 @@ def grid_case(profile, device, seq, head_dim, phase):
         seconds = 0.5 + repeats * matrix / 2**33 * (0.2 if phase == "backward" else 0.08)
         how = dict(measure="time memory", seconds=seconds, repeats=repeats, in_turn=matrix >= 2**33, stage=3)
         return Case("pytorch_attention", **how, **keys, **{"pass": phase})
-    repeats = (100 if profile == "full" else 20) if seq <= 1024 else 3
+    repeats = {"quick": 10, "standard": 20, "full": 100}[profile] if seq <= 1024 else 3
     seconds = (repeats + 3) * (3 if phase == "backward" else 1) * max(matrix, 2**23) / 2**28
     how = dict(measure="time memory", seconds=seconds, repeats=repeats, alone=matrix >= 2**28)
     return Case("pytorch_attention", **how, **keys, **{"pass": phase})

@@ -63,7 +63,9 @@ def grid_case(profile, device, seq, head_dim, phase):
         seconds = 8 + repeats * matrix / 2**33 * (0.3 if phase == "backward" else 0.1)
         how = dict(seconds=seconds, repeats=repeats, in_turn=matrix >= 2**33, stage=3)
     else:
-        repeats = (100 if profile == "full" else 20) if seq <= 1024 else 1 if seq >= LONG else 3
+        repeats = (
+            {"quick": 10, "standard": 20, "full": 100}[profile] if seq <= 1024 else 1 if seq >= LONG else 3
+        )
         calls = repeats + 3
         if seq >= LONG:
             measure, calls = "time", repeats + 1
