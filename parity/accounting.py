@@ -184,7 +184,7 @@ def report(page, records):
     report_models(page, records.only("memory_accounting"))
     report_attention(page, records.only("attention_accounting"))
     page.method(
-        "C's formulas, beside what PyTorch counts on a model that is never allocated. Nothing here is a time."
+        "C's formulas are compared with what PyTorch counts on a model that is never allocated. None of it is a time."
     )
 
 

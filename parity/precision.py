@@ -287,7 +287,7 @@ def report_layer_norm(page, records, everything):
 
 
 def report_lists(page, records):
-    page.question("Are the autocast policies of both devices those of PyTorch?")
+    page.question("Does C have PyTorch's autocast policies?")
     rows = []
     for record in records.only(part="lists", impl="c").records:
         if "lists" in record:
@@ -300,7 +300,7 @@ def report_lists(page, records):
             )
     page.table(pd.DataFrame(rows), "autocast_lists")
     page.method(
-        f"The lists are those of PyTorch {LISTED}. They are compared with the operators for which PyTorch registers an "
+        f"The lists belong to PyTorch {LISTED}. They are compared with the operators for which PyTorch registers an "
         f"autocast kernel, except _cudnn_rnn, which always runs in f16. {len(ref.OPS)} operations were also "
         f"called under "
         "torch.autocast, with f32, low and mixed inputs."

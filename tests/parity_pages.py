@@ -124,7 +124,7 @@ class Exports(unittest.TestCase):
         pages, broken = report.pages_of(chosen, records)
         assert not broken, broken
         cls.pages = list(pages.values())
-        with patch.object(plot, "save", return_value=b""):
+        with patch.object(plot, "save", lambda figure, _: plot.plt.close(figure) or b""):
             for form in ("typst", "latex", "csv"):
                 report.export(cls.pages, cls.folder / form, form)
 

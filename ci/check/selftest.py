@@ -258,6 +258,12 @@ class Words(unittest.TestCase):
                 found = self.check({"impl/cli/a.c": f'/* {bad} */\n    {{"x", "{bad}"}},\n'})
                 self.assertTrue(found and all(line.startswith("impl/cli/a.c:2: ") for line in found), found)
 
+    def test_generated_pages_and_templates_are_read_without_their_expressions(self) -> None:
+        for name in ("reports/README.md", "reports/h200/x.md", "parity/words/x.j2"):
+            (line,) = self.check({name: "{{ behind }} It is behind.\n| behind |\n"})
+            self.assertTrue(line.startswith(f"{name}:1: "), line)
+        self.assertEqual(self.check({"reports/local/x.md": "It is behind."}), [])
+
     def test_long_sentences_are_named(self) -> None:
         long = " ".join(["word"] * 26)
         (line,) = self.check({"docs/a.md": f"Short. {long}. Short."})

@@ -1,4 +1,5 @@
-"""Our pages and help texts are in plain words: none of PATTERNS, and no sentence of more than MOST words.
+"""Our pages and help texts are in plain words: none of PATTERNS, and in pages that people write no sentence of more
+than MOST words.
 
 The patterns are those that good prose does not need: images for places, "behind" and "ahead of" for time, "beside" for
 "and" or "during", and pronouns whose noun is missing. Code, tables and quotations do not count as sentences.
@@ -10,23 +11,27 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "parity/*.md")
+GENERATED = ("reports/*.md", "reports/*/*.md", "parity/words/*.j2")  # the patterns alone
 HELP = ("impl/cli/*.[ch]", "parity/core/command.py")
 MOST = 25  # words of a sentence
 PATTERNS = {
     r"\b(behind|beside|besides|ahead of|alongside)\b": '"after", "before", "during", "with" or "next to"',
     r"\b(is|are) no more\b": '"was removed", "no longer"',
-    r"\bthose (of|that|which|who)\b": "the noun again",
+    r"\bthose of\b": "the noun again",
     r"\bthe (latter|former)\b": "the noun again",
     r"\bwho(ever)? (takes|has|wants)\b": "the noun",
     r"\b(house|guest|bargain)s?\b": "the thing itself",
     r"\b(rooms|floors|(own|each|every|lowest) (room|floor))\b(?!\.py)": '"files", "layer"',
     r"\b(held (to|against)|is held)\b": '"compared with", "must match"',
     r"\bmultiprocessors?\b": '"SM"',
-    r"\bone (behind|after) the other\b": '"in turn", "back to back"',
     r"\bfor want of\b": '"because of missing"',
     r"\bat the (least|most)\b": '"at least", "at most"',
+    r"\bin the mean\b": '"on average", or the geometric mean',
+    r"\bwhat lacks\b": '"what is missing"',
+    r"\bof which it\b": "the noun again",
 }
 CODE = re.compile(r"^```.*?^```|^    .*?$|<!--.*?-->|`[^`\n]*`|^\|.*?$", re.DOTALL | re.MULTILINE)
+JINJA = re.compile(r"\{[{%].*?[}%]\}")
 STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 
 
@@ -65,6 +70,9 @@ def problems(root: Path) -> list[str]:
     for path in sorted(path for pattern in PAGES for path in root.glob(pattern)):
         name, text = str(path.relative_to(root)), prose(path.read_text())
         found += patterns_in(name, text) + long_sentences(name, text)
+    for path in sorted(path for pattern in GENERATED for path in root.glob(pattern)):
+        if not path.parent.name.startswith("local"):
+            found += patterns_in(str(path.relative_to(root)), prose(JINJA.sub("", path.read_text())))
     for path in sorted(path for pattern in HELP for path in root.glob(pattern)):
         found += patterns_in(str(path.relative_to(root)), help_in(path))
     return found

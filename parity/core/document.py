@@ -207,7 +207,7 @@ class Latex(Markdown):
         self.small(before)
 
     def working(self, lines: str) -> None:
-        self.parts.append("{\\small\\begin{verbatim}\n" + lines + "\n\\end{verbatim}}\n")
+        self.parts.append("{\\scriptsize\\begin{verbatim}\n" + lines + "\n\\end{verbatim}}\n")
 
     def table(self, table: Table, caption: str = "", label: str = "", fold: bool = False) -> None:
         self.parts.append(table.render("latex", caption, f"tab:{label}" if label else ""))

@@ -92,16 +92,17 @@ class Table:
         cells = [
             [text(value, digits) for value, digits in zip(row, self.digits, strict=True)] for row in self.rows
         ]
-        ems = [_ems(title, [row[i] for row in cells]) for i, title in enumerate(self.titles)]
-        size, point, aside = next(
-            (
-                (size, point, aside)
-                for aside, wide in ((False, LATEX_WIDTH), (True, LATEX_HEIGHT))
-                for size, point, gap in LATEX_SIZES
-                if sum(ems) * point * LATEX_EM + 2 * gap * len(ems) <= wide
-            ),
-            (*LATEX_SIZES[-1][:2], True),
+        columns_of = list(zip(self.titles, map(list, zip(*cells, strict=True)), strict=True))
+        fits = (
+            (widths, size, point, aside)
+            for aside, wide in ((False, LATEX_WIDTH), (True, LATEX_HEIGHT))
+            for broken in (False, True)
+            for size, point, gap in LATEX_SIZES
+            for widths in [[_ems(title, column, broken) for title, column in columns_of]]
+            if sum(widths) * point * LATEX_EM + 2 * gap * len(widths) <= wide
         )
+        narrowest = [_ems(title, column, True) for title, column in columns_of]
+        ems, size, point, aside = next(fits, (narrowest, *LATEX_SIZES[-1][:2], True))
         most = (LATEX_HEIGHT if aside else LATEX_WIDTH) - 2 * LATEX_SIZES[-1][2] * len(ems)
         shrink = min(1.0, most / (sum(ems) * point * LATEX_EM))
         columns = "".join(
@@ -210,11 +211,12 @@ LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
 }
 
 
-def _ems(title: str, cells: list[str]) -> float:
-    """Letters that a column needs: its longest number or word, and a text in at most three lines."""
-    words = [word for cell in [title, *cells] for word in re.split(r"(?<=[_/,:<(]) *| +", cell)]
-    longest = max((len(word) for word in words), default=1)
-    return max(longest, max((len(cell) for cell in cells), default=1) / 3, len(title) / 4, 2)
+def _ems(title: str, cells: list[str], broken: bool) -> float:
+    """Letters that a column needs. Titles may break; cells may if they are long texts, and all may if `broken`."""
+    joints = r"(?<=[_/,:<(]) *| +"
+    words = [word for cell in [title, *(cells if broken else [])] for word in re.split(joints, cell)]
+    longest, cell = (max(map(len, found), default=1) for found in (words, cells))
+    return max(longest, cell / 3 if broken else min(cell, 40), len(title) / 4, 2)
 
 
 def escape_latex(cell: str) -> str:

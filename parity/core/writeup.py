@@ -1,7 +1,8 @@
 """The write-up: every question of the handouts in their order, each answered from the machine that answers it best.
 
-The machine of an answer: one that measured all that the question asks for, before one that did not; then the handout's
-hardware first, H100, H200, another GPU, CPU; then the one with more rows. Ranks that share a GPU come after the CPU.
+The machine of an answer: one that measured all that the question asks for, before one that did not, where the longer
+answer wins; then the handout's hardware first, H100, H200, another GPU, CPU; then the one with more rows. Ranks that
+share a GPU come after the CPU.
 """
 
 import csv
@@ -24,8 +25,8 @@ NAME = "WRITEUP"
 FIGURES = "figures"
 RULE = (
     "The machine of an answer is chosen by a rule. A machine that measured everything the question asks for "
-    "comes first. "
-    "Then the order is H100 (the handout's GPU), H200, CPU. Then more rows win."
+    "comes first. If no machine did, the longer answer wins. Then the order is H100 (the handout's GPU), H200, "
+    "CPU. Then more rows win."
 )
 
 
@@ -51,7 +52,8 @@ class Found:
     module: str
 
     def key(self) -> tuple:
-        return self.section.complete, bool(self.section.answer), self.machine.rank(), self.section.rows()
+        sentences = 0 if self.section.complete else len(self.section.answer)
+        return self.section.complete, sentences, self.machine.rank(), self.section.rows()
 
 
 def machines_of(reports: Path, names: Sequence[str], modules: Mapping[str, ModuleType]) -> list[Machine]:
@@ -116,7 +118,7 @@ def write(
         raise report.ReportError(f"no id {', '.join(unknown)}; there are: {', '.join(QUESTIONS)}")
     path = out or reports / f"{NAME}{FORMATS[form].suffix}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    document = FORMATS[form](path.parent, FIGURES, "The write-up: CS336 systems, C beside PyTorch")
+    document = FORMATS[form](path.parent, FIGURES, "The write-up: CS336 systems in C and in PyTorch")
     whole = not only
     if whole:
         write_head(document, there)
@@ -181,6 +183,7 @@ def write_section(document: Markdown, row: str, found: Found, reports: Path, pat
     mine = [
         r for r in machine.records if r["module"] == found.module and r["deliverable"] == deliverable_of(row)
     ]
+    mine = mine or [r for r in machine.records if r["module"] == found.module]
     device = " --device cuda" if any(r.get("device") == "cuda" for r in mine) else ""
     command = (
         f"python -m parity run --profile full --module {found.module} --case {deliverable_of(row)}{device}"

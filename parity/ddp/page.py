@@ -60,7 +60,7 @@ def report(page, records):
         "Communication is measured by C's own benchmark. collectives: how long a step's collectives ran. "
         "exposed: the step "
         "less the same step without communication. tail: from the end of backward to the end of the last collective. "
-        "beside backward: the share of the collectives' time before the end of backward."
+        "during backward: the share of the collectives' time before the end of backward."
     )
 
 
@@ -138,7 +138,7 @@ def steps_table(page, times, runs, way, strategies, name):
             }
             row |= {
                 "collectives (ms)": values["collectives"],
-                "beside backward": f"{100 * hidden(values):.0f} %",
+                "during backward": f"{100 * hidden(values):.0f} %",
             }
             row |= {"calls": values["calls"], "MiB": values["bytes"] / MIB}
     frame = pd.DataFrame([rows[key] for key in sorted(rows)])
@@ -327,7 +327,7 @@ def taken(record, links):
     row = {"side": record["impl"]} | {name: case[name] for name in WAY} | row_of(case)
     row |= {f"{name} (ms)": values[name] for name in ("step", "without", "exposed", "tail", "collectives")}
     row |= {
-        "beside backward": f"{100 * hidden(values):.0f} %",
+        "during backward": f"{100 * hidden(values):.0f} %",
         "calls": values["calls"],
         "MiB": values["bytes"] / MIB,
     }
