@@ -208,11 +208,11 @@ static void listen_to_steps(bool captured)
     }
     td_assert_ok(td_train_settle(train));
     assert_int_equal(td_device_shared(shard_dev), 0);
-    td_device_share(shard_dev,
+    td_device_share(shard_dev, TD_SMS_COLLECTIVES,
                     5); /* by a link of gradients: what is computed again within its pass ends nothing */
     td_assert_ok(td_hooks_end(&link->gather.hook, TD_PASS_RECOMPUTE, TD_OK));
     assert_int_equal(td_device_shared(shard_dev), 5);
-    td_device_share(shard_dev, 0);
+    td_device_share(shard_dev, TD_SMS_COLLECTIVES, 0);
     td_train_destroy(train);
     td_shard_link_destroy(link);
 }

@@ -39,7 +39,7 @@ void td_shard_share(const td_shard_link *link)
 {
     const bool reducing = link->running && link->sent > 0, gathering = link->forward || link->issued > 0;
 
-    td_device_share(link->dev, reducing || gathering ? link->multiprocessors : 0);
+    td_device_share(link->dev, TD_SMS_COLLECTIVES, reducing || gathering ? link->multiprocessors : 0);
 }
 
 /* ---- creation ---- */
