@@ -24,7 +24,8 @@ typedef struct setup {
     td_train_config config; /* with defaults filled in, and what of the model is the trainer's */
     td_product_extent together[TD_LINEAR_ADAMW_MOST];
     int64_t together_count;
-    int64_t ranges; /* that become final in a pass, at most */
+    int64_t ranges;     /* that become final in a pass, at most */
+    int32_t update_sms; /* of the optimizer */
     size_t loss, ids, targets,
         bytes; /* where they stand in the trainer's block, whose begin is the state, and its size */
     td_transformer_bytes model;
@@ -64,6 +65,8 @@ static td_status check_config(const td_train_config *config)
              "until is %d, which is no td_train_until", (int)config->until);
     TD_CHECK(config->time == TD_UPDATE_ALONG || config->time == TD_UPDATE_AFTER,
              "time is %d, which is no td_update_time", (int)config->time);
+    TD_CHECK(config->update_sms >= TD_UPDATE_ALL_SMS, "update_sms is %d, needs at least 1, or 0 for the best",
+             (int)config->update_sms);
     TD_CHECK(isfinite(config->clip) && config->clip >= 0, "clip is %g, needs to be above 0, or 0 for none",
              (double)config->clip);
     TD_CHECK(isfinite(config->gain) && config->gain >= 0, "gain is %g, needs to be above 0, or 0 for 1",
@@ -80,8 +83,12 @@ cleanup:
 }
 
 /** Whether products that come due get to the optimizer, and it takes all of them. */
-static bool products_reach(const td_train_config *config)
+static bool products_reach(const setup *s)
 {
+    const td_train_config *config = &s->config;
+
+    if (s->update_sms > 0)
+        return false;
     for (const td_hook *hook = config->hooks; hook; hook = hook->next)
         if (hook->final && !hook->due)
             return false;
@@ -125,8 +132,7 @@ static td_status choose_wait(td_device *dev, setup *s)
 
     model->wait = 0;
     s->together_count = 0;
-    if (!products_reach(&s->config) ||
-        td_precision_dtype(model->precision) == td_precision_weights(model->precision))
+    if (!products_reach(s) || td_precision_dtype(model->precision) == td_precision_weights(model->precision))
         goto cleanup;
     TD_TRY(td_transformer_products(&model->size, block));
     double weights = 0; /* no product of them can overflow */
@@ -183,6 +189,7 @@ static td_status prepare(td_device *dev, const td_train_config *config, setup *s
     s->config.model.wait = 0;
     s->config.model.f32_gradients = s->config.micro_batches > 1;
     TD_TRY(td_transformer_plan(dev, &s->config.model, &s->model)); /* checks it */
+    TD_TRY(td_train_update_sms(dev, &s->config, &s->update_sms));
     TD_TRY(choose_wait(dev, s));
     TD_TRY(td_transformer_plan(dev, &s->config.model, &s->model));
     s->elements =
@@ -273,6 +280,7 @@ static td_status make_optimizer(td_train *train)
                                   .groups = groups,
                                   .state = state_of(train),
                                   .time = s->config.time,
+                                  .sms = s->update_sms,
                                   .together_count = s->together_count,
                                   .together = s->together,
                                   .product_dtype = td_precision_dtype(s->config.model.precision)};
@@ -397,6 +405,11 @@ cleanup:
 bool td_train_waits(const td_train *train)
 {
     return train->due;
+}
+
+int32_t td_train_sms(const td_train *train)
+{
+    return train->setup.update_sms;
 }
 
 td_status td_train_set_steps(td_train *train, int64_t steps)

@@ -18,6 +18,8 @@
 
 TD_BEGIN_DECLS
 
+#define TD_UPDATE_ALL_SMS (-1)
+
 /** How much of a step there is. */
 typedef enum td_train_until {
     TD_TRAIN_UPDATE = 0, /* all of it */
@@ -34,6 +36,11 @@ typedef struct td_train_config {
     const td_optimizer_group *groups;
     int64_t group_count;
     td_update_time time; /* along the backward pass, which is the faster, or after it */
+    /* On how many SMs of a GPU updates along the backward pass run, while its GEMMs have the others
+     * (td_optimizer_config.sms); 0: what td_train_update_sms says; TD_UPDATE_ALL_SMS: in the GEMMs' stream,
+     * or in the kernels that form the gradients. The number can change the bits of the GEMMs in the backward
+     * pass, also of layers that it runs forward again: all ranks need the same. */
+    int32_t update_sms;
     float
         gain; /* what gradients are multiplied by beside 1 / micro_batches: 1 / ranks where a hook sums those
                  * of ranks; 0: 1 */
@@ -53,6 +60,12 @@ typedef struct td_train_bytes {
 
 /** What td_train_create takes from the device, without taking it. Errors as there. */
 TD_API td_status td_train_plan(td_device *dev, const td_train_config *config, td_train_bytes *out);
+
+/** The SMs that a trainer of this config updates on along its backward pass: config->update_sms, or if that
+ * is 0, the best number by a table of measured cards and models, or by a formula for others. 0: updates run
+ * on all SMs, because the device has no kernels for fewer, or because no GEMM is left when they begin
+ * (clipping, TD_UPDATE_AFTER). TD_BAD_ARGUMENT: a NULL. */
+TD_API td_status td_train_update_sms(td_device *dev, const td_train_config *config, int32_t *out);
 
 typedef struct td_train td_train;
 
@@ -128,7 +141,8 @@ TD_API td_status td_train_settle(td_train *train);
  *   optimizer.exp_avg.<name>      F32, with AdamW: the first moment of weight <name>
  *   optimizer.exp_avg_sq.<name>   the second
  *   optimizer.step                I64, one number: how many steps there were
- *   metadata                      "optimizer": "adamw" or "sgd"
+ *   metadata                      "optimizer": "adamw" or "sgd"; "update_sms": td_train_update_sms, which
+ *                                 decided bits of the steps
  *
  * Hyperparameters are the caller's, who sets them. TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: there is no
  * optimizer; there are no weights; a step is under way, because micro-batches are added up, or gradients wait
