@@ -309,8 +309,15 @@ class DataParallel(nn.Module):
     bucket_mb  of "bucketed", in 2^20 bytes; None: one bucket
 
     Every rank gets rank 0's parameters and buffers. Gradients live where they are sent from: `.grad` is a view of it,
-    also behind zero_grad(set_to_none=True). A parameter that a pass did not use counts as a gradient of 0. Before the
-    optimizer: finish_gradient_synchronization(). Backward passes within no_sync() only add up."""
+    also behind zero_grad(set_to_none=True). A parameter that a pass did not use counts as a gradient of 0.
+
+    Each backward pass ends the reduction that it began, so that several may follow each other, as with PyTorch's
+    DistributedDataParallel. If this rank used no parameter in a pass, only finish_gradient_synchronization() takes part
+    in the other ranks' reduction; call it before the optimizer. Backward passes within no_sync() only add up. The next
+    forward pass drops a backward pass that an exception ended.
+
+    Parameters stay the same ones: if one was replaced, unfrozen or frozen since, or has another type, then the next
+    pass says so by its name."""
 
     def __init__(self, module: nn.Module, strategy: str = "overlap", bucket_mb: float | None = None):
         super().__init__()
@@ -326,9 +333,11 @@ class DataParallel(nn.Module):
                 raise ValueError(f"parameter {name} has strides {parameter.stride()}, needs a contiguous one")
         self._parameters_of = list(parameters.values())
         self._ranks = _ranks(_device_of(self._parameters_of[0]))
+        self._numbers = {parameter: index for index, parameter in enumerate(self._parameters_of)}
         self._last = True
-        self._running = False
-        self._seen: set[int] = set()
+        self._running = False  # a backward pass has marked gradients
+        self._ended = False  # one has since the last finish_gradient_synchronization()
+        self._seen: set[int] = set()  # what it has marked
         buffers = [(buffer, 0) for buffer in module.buffers()]
         with self._ranks.device.calls() as c:
             self._c = c
@@ -338,11 +347,16 @@ class DataParallel(nn.Module):
         self._gradients = [
             self._gradient(i, p) if p.requires_grad else None for i, p in enumerate(self._parameters_of)
         ]
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, index))
-            for index, parameter in enumerate(self._parameters_of)
-            if parameter.requires_grad
+        self._agreed = [
+            (p.shape, p.dtype, p.device, None if g is None else g.data_ptr())
+            for p, g in zip(self._parameters_of, self._gradients, strict=True)
         ]
+        self._hooks = []
+        for index, parameter in enumerate(self._parameters_of):
+            if parameter.requires_grad:
+                before, after = (functools.partial(f, index) for f in (self._before_adding, self._ready))
+                self._hooks.append(parameter.register_hook(before))
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(after))
         self._place_gradients()
 
     def _create(self, c: Session, parameters: dict, strategy: str, bucket_mb: float | None):
@@ -370,16 +384,49 @@ class DataParallel(nn.Module):
             return c.tensor(address, parameter.shape, NAMES[parameter.dtype])
 
     def _place_gradients(self) -> None:
-        """Gradients that zero_grad() dropped are 0 where they are sent from."""
+        """Gradients come to where they are sent from, as 0 if zero_grad() dropped them."""
         for parameter, gradient in zip(self._parameters_of, self._gradients, strict=True):
-            if gradient is not None and parameter.grad is None:
+            if gradient is None or parameter.grad is gradient or not parameter.requires_grad:
+                continue
+            if parameter.grad is None:
                 gradient.zero_()
-                parameter.grad = gradient
+            else:
+                gradient.copy_(parameter.grad)
+            parameter.grad = gradient
+
+    def _check(self, ending: bool = False) -> None:
+        """What all ranks agreed on still holds. A frozen parameter does no harm until a pass ends that used others."""
+        for name, parameter in self.module.named_parameters():
+            index = self._numbers.get(parameter)
+            gradient = None if index is None else self._gradients[index]
+            change = None
+            if parameter.requires_grad and gradient is None:
+                change = "is new, or has replaced another" if index is None else "was unfrozen"
+            elif gradient is not None:
+                now = (parameter.shape, parameter.dtype, parameter.device, gradient.data_ptr())
+                if ending and not parameter.requires_grad:
+                    change = "was frozen"
+                elif now != self._agreed[index]:
+                    change = (
+                        f"is another tensor now, {parameter.dtype} {[*parameter.shape]} on {parameter.device}"
+                    )
+            if change:
+                raise RuntimeError(
+                    f"parameter {name} {change} since DataParallel(...): its gradient stays on this rank; call close() "
+                    "and wrap the module again"
+                )
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        if torch.is_grad_enabled() and not self._running:
-            self._place_gradients()
+        # Not if a backward pass calls this, to compute activations again.
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+            self.on_train_batch_start()
         return self.module(*inputs, **named)
+
+    def _before_adding(self, index: int, _: Tensor) -> None:
+        """Autograd is about to add to a gradient. If this pass has marked it already, as reentrant checkpointing may,
+        then its reduction ends first. To average again what is the same on all ranks changes nothing."""
+        if index in self._seen:
+            self._finish()
 
     def _ready(self, index: int, parameter: Tensor) -> None:
         """A gradient is complete. Autograd calls this within the backward pass."""
@@ -391,12 +438,18 @@ class DataParallel(nn.Module):
             if not self._running:
                 c.td_ddp_begin(self._ddp, self._last)
                 self._running = True
-                if not self._last:
-                    torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+                torch.autograd.Variable._execution_engine.queue_callback(self._end)
             c.td_ddp_ready(self._ddp, index)
         self._seen.add(index)
 
+    def _end(self) -> None:
+        """A backward pass has come to its end."""
+        if self._running:
+            self._finish()
+
     def _finish(self) -> None:
+        self._check(ending=True)
+        self._place_gradients()
         with self._ranks.device.calls() as c:
             if not self._running:
                 c.td_ddp_begin(self._ddp, self._last)
@@ -406,16 +459,25 @@ class DataParallel(nn.Module):
                     c.td_ddp_ready(self._ddp, index)
             self._seen.clear()
             c.td_ddp_finish(self._ddp)
+        self._ended = self._last
 
     def finish_gradient_synchronization(self) -> None:
-        """Behind the backward pass, before the optimizer: what follows sees the gradients of all ranks."""
-        self._place_gradients()
-        self._finish()
+        """After the backward pass, before the optimizer: takes part in the other ranks' reduction, if this rank's
+        backward pass used no parameter."""
+        self._check()
+        if self._running or not self._ended:
+            self._finish()
+        self._ended = False
 
     def on_train_batch_start(self) -> None:
-        """Before a batch: nothing is left on its way, and gradients are where they are sent from."""
+        """Before a batch: what an exception left of a backward pass is dropped, and gradients are where they are sent
+        from. forward() does the same."""
+        self._check()
         if self._running:
-            raise RuntimeError("the last backward pass was not followed by finish_gradient_synchronization()")
+            with self._ranks.device.calls() as c:
+                c.td_ddp_begin(self._ddp, False)  # waits for what is on its way
+            self._running = False
+            self._seen.clear()
         self._place_gradients()
 
     @contextlib.contextmanager

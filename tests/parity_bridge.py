@@ -3,6 +3,7 @@ are two, or ranks may share one (TD_SHARE_GPU): as a program it exits with 77 wh
 is set, it fails."""
 
 import contextlib
+import functools
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from parity import bridge
 from parity.core.device import is_shared
@@ -207,6 +209,155 @@ def train_beside_one_process(rank, device):
             together.close()
 
 
+class Broken(torch.autograd.Function):
+    """The backward pass ends here, as where memory runs out."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise MemoryError
+
+
+def passes_that_end_by_themselves(rank, device):
+    """Each case's gradients are the averages over both ranks, without and with the call that ends a pass."""
+
+    def layers_twice(net, x, call=lambda layer, x: layer(x)):
+        for layer in [*net, *net]:
+            x = call(layer, x)
+        return x.square().sum()
+
+    def loss(net, x):
+        return net(x).square().sum()
+
+    def twice(model, net, x):
+        for part in x.split(2):
+            loss(model, part).backward()
+
+    def fails_once(model, net, x):
+        with contextlib.suppress(MemoryError):
+            net[2](Broken.apply(model(x)[:, :6])).sum().backward()  # the last layer's gradients were ready
+        model.zero_grad()
+        loss(model, x).backward()
+
+    def fails_in_no_sync(model, net, x):
+        with contextlib.suppress(MemoryError), model.no_sync():
+            net[2](Broken.apply(model(x)[:, :6])).sum().backward()
+        model.zero_grad()
+        loss(model, x).backward()
+
+    def rank_0_alone(model, net, x):
+        if rank == 0:
+            loss(model, x).backward()
+        model.finish_gradient_synchronization()
+
+    def another_pass_of_the_same(model, net, x):  # as a generator's through a discriminator
+        loss(model, x + 1).backward()
+        model.zero_grad()
+        loss(model, x).backward()
+
+    def given(model, net, x):
+        model.zero_grad()
+        grads = torch.autograd.grad(loss(net, x), list(net.parameters()))
+        for parameter, grad in zip(net.parameters(), grads, strict=True):
+            parameter.grad = grad
+        model.finish_gradient_synchronization()
+
+    def once(model, net, x):
+        loss(model, x).backward()
+
+    def recomputed(model, net, x):
+        # Autograd adds to each gradient twice in one pass.
+        layers_twice(net, x, functools.partial(checkpoint, use_reentrant=True)).backward()
+
+    xs = [torch.randn(4, 6, generator=torch.Generator().manual_seed(r)).to(device) for r in range(2)]
+    for strategy in ("overlap", "flat"):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 6)).to(device)
+        model = bridge.DataParallel(net, strategy)
+        for case in (once, twice, fails_once, fails_in_no_sync, another_pass_of_the_same, recomputed, once):
+            inputs = [x.clone().requires_grad_(case is recomputed) for x in xs]
+            for finished in (False, True):
+                net.zero_grad()
+                case(model, net, inputs[rank])
+                if finished:
+                    model.finish_gradient_synchronization()
+                same_as_mean(net, [layers_twice if case is recomputed else loss] * 2, inputs, case)
+        for case in (rank_0_alone, given, rank_0_alone):
+            net.zero_grad()
+            case(model, net, xs[rank])
+            none = lambda net, x: 0 * loss(net, x)  # noqa: E731
+            same_as_mean(net, [loss, none if case is rank_0_alone else loss], xs, case)
+        model.close()
+
+
+def same_as_mean(net, losses, inputs, case):
+    got = [p.grad.clone() for p in net.parameters()]
+    of_ranks = [
+        torch.autograd.grad(loss(net, x), list(net.parameters()))
+        for loss, x in zip(losses, inputs, strict=True)
+    ]
+    for mine, *ranks in zip(got, *of_ranks, strict=True):
+        torch.testing.assert_close(mine, sum(ranks) / 2, rtol=1e-5, atol=1e-5, msg=f"after {case.__name__}")
+
+
+def parameters_that_change(rank, device):
+    def unfreeze(net):
+        net[0].bias.requires_grad_(True)
+
+    def freeze(net):
+        net[2].weight.requires_grad_(False)
+
+    def assign(net):
+        net.load_state_dict({k: v.clone() for k, v in net.state_dict().items()}, assign=True)
+
+    def become_bf16(net):
+        net.bfloat16()
+
+    def there_and_back(net):  # the same type in the end, but gradients that are elsewhere
+        net.double().float()
+
+    def replace(net):
+        net[2].weight = nn.Parameter(net[2].weight.detach().clone())
+
+    def add(net):
+        net.append(nn.Linear(6, 6, device=device))
+
+    for change, words in (
+        (unfreeze, "parameter 0.bias was unfrozen"),
+        (freeze, "parameter 2.weight was frozen"),
+        (assign, "parameter 0.weight is new, or has replaced another"),
+        (become_bf16, "parameter 0.weight is another tensor now, torch.bfloat16 [6, 6] on"),
+        (there_and_back, "parameter 0.weight is another tensor now, torch.float32"),
+        (replace, "parameter 2.weight is new"),
+        (add, "parameter 3.weight is new"),
+    ):
+        for wrapped in (True, False):  # as the wrapper is called, or the module within
+            net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).to(device)
+            net[0].bias.requires_grad_(False)
+            model = bridge.DataParallel(net)
+            x = torch.randn(4, 6, device=device)
+            model(x).sum().backward()
+            if change is freeze:  # for a while, and in passes that use none: no harm
+                net.requires_grad_(False)
+                model((x + 0).requires_grad_()).sum().backward()
+                net.requires_grad_(True)
+                net[0].bias.requires_grad_(False)
+                model(x).sum().backward()
+            change(net)
+            x = x.to(net[2].weight.dtype)
+            said(
+                words,
+                lambda m=model if wrapped else net, model=model, x=x: [
+                    m(x).sum().backward(),
+                    model.finish_gradient_synchronization(),
+                ],
+            )
+            model.close()
+
+
 def shard_beside_the_whole(rank, device):
     for model in (Toy, Tied):
         torch.manual_seed(42)
@@ -366,9 +517,6 @@ def refuse(rank, device):
     said("int64, which is not sent", lambda: bridge.DataParallel(Whole().to(device)))
     model = bridge.DataParallel(Tied().to(device))
     x = torch.zeros(2, 10, device=device)
-    model(x).sum().backward()
-    said("finish_gradient_synchronization", model.on_train_batch_start)
-    model.finish_gradient_synchronization()
     if rank == 1:
         os.kill(os.getpid(), 9)
     said(
@@ -418,6 +566,12 @@ class Ranks(unittest.TestCase):
 
     def test_data_parallel_training_is_that_of_one_process(self):
         self.start(train_beside_one_process)
+
+    def test_each_backward_pass_ends_its_reduction(self):
+        self.start(passes_that_end_by_themselves)
+
+    def test_parameters_that_change(self):
+        self.start(parameters_that_change)
 
     def test_a_sharded_optimizer_is_the_whole_one(self):
         self.start(shard_beside_the_whole)
