@@ -43,6 +43,7 @@ LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID"),
 )
 MOST_CALLS = 512  # on their way at a time
+MOST_BYTES = 32768  # of an exchange
 
 
 class _Place:
@@ -225,13 +226,28 @@ class _Ranks:
         for data, flat in later:
             data.copy_(_from_words(flat, data))
 
+    def exchange(self, mine: bytes) -> list[bytes]:
+        """Each rank's bytes, as many on every rank, in the order of the ranks. All ranks together."""
+        parts = [b""] * self.ranks
+        with self.device.calls() as c:
+            for begin in range(0, len(mine), MOST_BYTES):
+                part = mine[begin : begin + MOST_BYTES]
+                got = c.ffi.new("char[]", self.ranks * len(part))
+                c.td_comm_exchange(self.comm, c.ffi.from_buffer(part), len(part), got)
+                for rank in range(self.ranks):
+                    parts[rank] += c.ffi.buffer(got + rank * len(part), len(part))[:]
+        return parts
+
+    def carry(self, *state: Any) -> None:
+        """The next call carries a hash of this, which ranks compare."""
+        with self.device.calls() as c:
+            c.td_comm_carry(self.comm, int.from_bytes(_digest(repr(state).encode()), "little"))
+
     def collect(self, mine: bytes, to: int) -> list[bytes]:
         """On rank `to` each rank's bytes, in the order of the ranks; elsewhere an empty list. All ranks together."""
-        with self.device.calls() as c:
-            sizes = c.ffi.new("int64_t[]", self.ranks)
-            c.td_comm_exchange(self.comm, c.ffi.new("int64_t *", len(mine)), 8, sizes)
         parts = []
-        for rank, size in enumerate(sizes):
+        for rank, size in enumerate(self.exchange(len(mine).to_bytes(8, "little"))):
+            size = int.from_bytes(size, "little")
             words = torch.zeros(-(-size // 8), dtype=torch.int64)
             if rank == self.rank:
                 words.view(torch.uint8)[:size] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
@@ -244,6 +260,19 @@ class _Ranks:
     def close(self) -> None:
         with self.device.calls() as c:
             c.td_comm_close(self.comm)
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=8).digest()
+
+
+def _sampled(tensor: Tensor | None) -> bytes:
+    """A digest of a tensor's begin and end; of 0 where all of that is 0."""
+    if tensor is None:
+        return bytes(8)
+    flat = (tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()).flatten()
+    content = torch.cat([flat[:1024], flat[-1024:]]).contiguous().view(torch.uint8).cpu().numpy().tobytes()
+    return _digest(content) if any(content) else bytes(8)
 
 
 def _wait(c: Session, works: list) -> None:
@@ -301,6 +330,9 @@ def _ranks(device: _Device) -> _Ranks:
 # ---- data parallelism ----
 
 
+_models = itertools.count()  # a number for each DataParallel
+
+
 class DataParallel(nn.Module):
     """A module whose gradients are averaged over all ranks while backward runs.
 
@@ -333,6 +365,8 @@ class DataParallel(nn.Module):
                 raise ValueError(f"parameter {name} has strides {parameter.stride()}, needs a contiguous one")
         self._parameters_of = list(parameters.values())
         self._ranks = _ranks(_device_of(self._parameters_of[0]))
+        self._model = next(_models)
+        self._passes = self._finishes = 0  # that ended, and calls of finish_gradient_synchronization()
         self._numbers = {parameter: index for index, parameter in enumerate(self._parameters_of)}
         self._last = True
         self._running = False  # a backward pass has marked gradients
@@ -436,11 +470,16 @@ class DataParallel(nn.Module):
             parameter.grad = gradient
         with self._ranks.device.calls() as c:
             if not self._running:
-                c.td_ddp_begin(self._ddp, self._last)
+                self._begin(c)
                 self._running = True
                 torch.autograd.Variable._execution_engine.queue_callback(self._end)
             c.td_ddp_ready(self._ddp, index)
         self._seen.add(index)
+
+    def _begin(self, c: Session) -> None:
+        c.td_ddp_begin(self._ddp, self._last)
+        if self._last:  # the first gradients that are sent name the pass, so that it meets no other
+            self._ranks.carry(self._model, self._passes, self._finishes)
 
     def _end(self) -> None:
         """A backward pass has come to its end."""
@@ -452,7 +491,7 @@ class DataParallel(nn.Module):
         self._place_gradients()
         with self._ranks.device.calls() as c:
             if not self._running:
-                c.td_ddp_begin(self._ddp, self._last)
+                self._begin(c)
             self._running = False
             for index, gradient in enumerate(self._gradients if self._last else ()):
                 if gradient is not None and index not in self._seen:
@@ -460,6 +499,7 @@ class DataParallel(nn.Module):
             self._seen.clear()
             c.td_ddp_finish(self._ddp)
         self._ended = self._last
+        self._passes += self._last
 
     def finish_gradient_synchronization(self) -> None:
         """After the backward pass, before the optimizer: takes part in the other ranks' reduction, if this rank's
@@ -468,6 +508,7 @@ class DataParallel(nn.Module):
         if self._running or not self._ended:
             self._finish()
         self._ended = False
+        self._finishes += 1
 
     def on_train_batch_start(self) -> None:
         """Before a batch: what an exception left of a backward pass is dropped, and gradients are where they are sent
@@ -524,6 +565,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._inner: torch.optim.Optimizer | None = None
         self._owners: dict[Tensor, int] = {}  # in the order of all groups
         self._loads = None
+        self._agreed = 0  # parameters that were compared among ranks
         self._whole: dict | None = None  # what consolidate_state_dict() made, until the state changes
         super().__init__(params, dict(options))
 
@@ -567,6 +609,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._whole = None
+        self._agree()
+        groups = [
+            [(key, _plain(value)) for key, value in _hyper(group).items()] for group in self.param_groups
+        ]
+        self._ranks.carry(self._class.__qualname__, groups)
         self._inner.param_groups = [self._part(group) for group in self.param_groups]
         self._inner.step()
         for part, group in zip(self._inner.param_groups, self.param_groups, strict=True):
@@ -575,12 +622,40 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._ranks.broadcast((p, self._owners[p]) for p in updated)
         return loss
 
+    def _agree(self) -> None:
+        """Before the first step of parameters: all ranks have the same ones, in the same order. If they have no names,
+        then their weights and gradients tell them apart."""
+        described = self._described()
+        if self._agreed == len(described):
+            return
+        first, self._agreed = self._agreed, len(described)
+        new = [*self._owners][first:]
+        words = [_digest(repr(sorted(d.items())).encode()) for d in described[first:]]
+        data, grads = ([_sampled(x) for x in xs] for xs in (new, [p.grad for p in new]))
+        counts = self._ranks.exchange(len(new).to_bytes(8, "little"))
+        if len(set(counts)) > 1:
+            found = [int.from_bytes(count, "little") for count in counts]
+            raise ValueError(f"ranks have other numbers of parameters: {found}")
+        every = self._ranks.exchange(b"".join(map(b"".join, zip(words, data, grads, strict=True))))
+        for i, described_here in enumerate(described[first:]):
+            of_rank_0 = every[0][24 * i : 24 * i + 24]
+            for rank, digests in enumerate(every):
+                of_rank = digests[24 * i : 24 * i + 24]
+                moved = any(of_rank[16:]) and of_rank[16:] in (
+                    every[0][24 * j + 16 : 24 * j + 24] for j in range(len(new)) if j != i
+                )
+                if of_rank[:16] != of_rank_0[:16] or (of_rank[16:] != of_rank_0[16:] and moved):
+                    raise ValueError(
+                        f"parameter {first + i}, {_say(described_here)} here: rank {rank} has another than rank 0, or "
+                        "other weights; every rank gives the same parameters in the same order"
+                    )
+
     def owner(self, parameter: Tensor) -> int:
         """The rank that updates a parameter."""
         return self._owners[parameter]
 
-    # A saved state numbers parameters through all groups, as the plain optimizer's does. "parameters" describes each.
-    # A part also has "rank" and "ranks", and its groups name this rank's parameters only.
+    # A saved state numbers parameters through all groups, as the plain optimizer's does, and "parameters"
+    # describes each. A part also has "rank" and "ranks", and its groups name this rank's parameters only.
 
     def state_dict(self) -> dict:
         """This rank's part, which only this rank among as many ranks can load. From consolidate_state_dict() to the
@@ -670,6 +745,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
 def _hyper(group: dict) -> dict:
     """What a group of an optimizer has beside its parameters."""
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}
+
+
+def _plain(value: Any) -> Any:
+    """A hyperparameter in words that are the same on every rank. One on a GPU is not looked at: that would wait."""
+    if isinstance(value, Tensor):
+        return value.tolist() if value.device.type == "cpu" else str(value.dtype)
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__qualname__
 
 
 def _names(group: dict) -> Iterable[str | None]:

@@ -4,6 +4,7 @@ is set, it fails."""
 
 import contextlib
 import functools
+import io
 import os
 import re
 import subprocess
@@ -511,6 +512,54 @@ def resume_on_other_ranks(rank, folder):
             )
 
 
+def optimizers_that_differ(rank, device):
+    """Each in ranks of its own, which an error of ranks ends."""
+
+    def layers():
+        torch.manual_seed(1)
+        net = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in "123")).to(device)
+        net(torch.ones(2, 4, device=device)).square().sum().backward()
+        return net, list(net.parameters())
+
+    odd = rank == 1
+    adamw, sgd = torch.optim.AdamW, torch.optim.SGD
+    zeros = [nn.Parameter(torch.zeros(3, device=device)) for _ in "12"]  # which gradients alone tell apart
+    for number, p in enumerate(zeros):
+        p.grad = torch.full_like(p, number + 1.0)
+
+    def step(choose=lambda ps: ps, cls=adamw, **options):
+        return lambda: bridge.ShardedOptimizer(choose(layers()[1]), cls, lr=0.1, **options).step()
+
+    def schedule():
+        optimizer = bridge.ShardedOptimizer(layers()[1], sgd, lr=0.1)
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.2 if odd else 0.1
+        optimizer.step()
+
+    def passes():  # one more on rank 0, that no gradient of another pass may meet
+        model = bridge.DataParallel(layers()[0])
+        for _ in range(1 + (rank == 0)):
+            model(torch.ones(2, 4, device=device)).sum().backward()
+        model.finish_gradient_synchronization()
+        model(torch.ones(2, 4, device=device)).sum().backward()
+
+    another = "every rank gives the same parameters in the same order"
+    for words, call in (
+        (another, step(lambda ps: ps[::-1] if odd else ps)),
+        (another, step(lambda ps: zeros[::-1] if odd else zeros)),
+        (another, step(lambda ps: [(f"{i + odd}", p) for i, p in enumerate(ps)])),
+        ("ranks have other numbers of parameters: [3, 2]", step(lambda ps: ps[1:] if odd else ps)),
+        ("in another state than rank 0", step(cls=sgd if odd else adamw)),
+        ("in another state than rank 0", step(weight_decay=0.1 + rank)),
+        ("in another state than rank 0", schedule),
+        ("in another state than rank 0", passes),
+    ):
+        said(words, call)
+        with contextlib.redirect_stderr(io.StringIO()):  # the error again
+            _run_finalizers(1)
+        bridge._ranks.cache_clear()
+
+
 def refuse(rank, device):
     said("no parameters", lambda: bridge.DataParallel(nn.ReLU()))
     said("naive, flat, overlap or bucketed", lambda: bridge.DataParallel(Tied().to(device), "fast"))
@@ -578,6 +627,9 @@ class Ranks(unittest.TestCase):
 
     def test_a_saved_run_goes_on_among_other_ranks(self):
         self.start(resume_on_other_ranks, (0,) * 4, on_gpus=False)
+
+    def test_optimizers_that_differ(self):
+        self.start(optimizers_that_differ)
 
     def test_what_cannot_be_and_a_rank_that_dies(self):
         self.start(refuse, (0, -9))

@@ -96,6 +96,7 @@ struct td_comm {
     atomic_bool given_up;
     atomic_bool ending;   /* a fault is nobody's business any more */
     int64_t number;       /* of the newest call */
+    uint64_t carried;     /* by the next call: td_comm_carry */
     int64_t issued;       /* handles that were not given back */
     int64_t graphs;       /* that have collectives of this communicator */
     td_comm_graph *graph; /* the one that was captured last; NULL: it is gone */

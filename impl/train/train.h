@@ -33,6 +33,7 @@ typedef struct td_train_config {
      * are not looked at). They are ascending and do not overlap, and may be none. NULL: all weights. */
     const td_optimizer_group *groups;
     int64_t group_count;
+    bool own_groups; /* groups are this rank's part of what all ranks update: td_shard_link_create says so */
     td_update_time time; /* along the backward pass, which is the faster, or after it */
     float
         gain; /* what gradients are multiplied by beside 1 / micro_batches: 1 / ranks where a hook sums those
@@ -56,14 +57,15 @@ TD_API td_status td_train_plan(td_device *dev, const td_train_config *config, td
 
 typedef struct td_train td_train;
 
-/** A trainer on dev, which must outlive it. Its model has no weights yet. Links of config->hooks are chained
- * to the trainer's own, so that the last one's `next` changes until the trainer is destroyed; those of
- * config->behind are as they were.
+/** A trainer on dev, which must outlive it. Its model has no weights yet. A link is in one trainer at a time.
+ * Links of config->hooks are chained to the trainer's own, so that the last one's `next` changes until the
+ * trainer is destroyed; those of config->behind are as they were.
  *
  * TD_BAD_ARGUMENT: a NULL, an unknown `until` or `time`, a gain or clip that is negative or not finite,
  * micro_batches below 0, or above 1 beside transient gradients; as td_transformer_create,
  * td_hyperparameters_check, and as td_optimizer_create of groups. TD_UNSUPPORTED: a capture on a device
- * without graphs; as td_transformer_create. TD_NO_MEMORY. *out is then NULL. */
+ * without graphs; as td_transformer_create. TD_BAD_STATE: a link of hooks or behind is in another trainer.
+ * TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_train_create(td_device *dev, const td_train_config *config, td_train **out);
 TD_API void td_train_destroy(td_train *train); /* accepts NULL */
 
