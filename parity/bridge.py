@@ -18,6 +18,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from multiprocessing.util import Finalize
@@ -199,6 +200,7 @@ class _Ranks:
                 run=run,
                 directory=os.environ.get("TANDEM_DIRECTORY") or None,
                 address=os.environ.get("TANDEM_ADDRESS") or None,
+                token=_token(rank, run),
                 nccl_host=os.environ.get("NCCL_HOSTID"),
             )
             self.comm = c.value("td_comm_open", c.device, options)
@@ -250,7 +252,7 @@ def _who() -> tuple[int, int, str]:
     """This rank, how many there are, and a name for this run that no other has."""
     if dist.is_available() and dist.is_initialized():
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        names = [f"bridge-{os.getpid()}-{os.urandom(4).hex()}"]
+        names = [f"bridge-{os.getpid()}-{os.urandom(16).hex()}"]
         dist.broadcast_object_list(names, src=0)
         return rank, ranks, names[0]
     for rank, ranks, *names in LAUNCHERS:
@@ -264,6 +266,29 @@ def _who() -> tuple[int, int, str]:
     raise RuntimeError(
         "no ranks: call torch.distributed.init_process_group first, or start with torchrun or mpirun"
     )
+
+
+def _token(rank: int, run: str) -> str | None:
+    """What keeps strangers out of a run with an address: random, if torch.distributed spread the run's name, else
+    TANDEM_TOKEN's or of the file that TANDEM_TOKEN_FILE names. Rank 0 says if there is none."""
+    token, path = os.environ.get("TANDEM_TOKEN"), os.environ.get("TANDEM_TOKEN_FILE")
+    address = os.environ.get("TANDEM_ADDRESS")
+    if not address:
+        return None
+    if dist.is_available() and dist.is_initialized():
+        return hashlib.sha256(run.encode()).hexdigest()[:32]
+    if token is None and path is not None:
+        with open(path) as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise PermissionError(f"TANDEM_TOKEN_FILE '{path}' may be read by other users: chmod 600")
+            token = file.read().strip()
+    if token is None and rank == 0:
+        print(
+            f"tandem: {address} is not protected: whoever reaches the port can join or end this run; set TANDEM_TOKEN "
+            "or TANDEM_TOKEN_FILE",
+            file=sys.stderr,
+        )
+    return token
 
 
 def _usual_backend(device: _Device) -> str:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from pathlib import Path
 
 from cli_kit import TINY, Cli, main, program, run, tables
 
@@ -98,11 +99,40 @@ class Ranks(Cli):
             self.two_ranks("--directory", folder, "--run", "named")
             with socket.create_server(("127.0.0.1", 0)) as free:
                 address = f"127.0.0.1:{free.getsockname()[1]}"
-            self.two_ranks("--address", address)
+            open_port = f"tandem allreduce: {address} is not protected: whoever reaches the port"
+            self.assertEqual(self.two_ranks("--address", address).count(open_port), 1)
+            self.assertNotIn(open_port, self.two_ranks("--address", address, TANDEM_TOKEN="ab" * 16))
+            path = Path(folder) / "token"
+            path.write_text("cd" * 16 + "\n")
+            for mode, content, words in (
+                (0o640, "cd" * 16, "may be read by other users"),
+                (0o600, "cd", "needs 32 hexadecimal digits"),
+                (0o600, "cd" * 17, "needs 32 hexadecimal digits"),
+                (0o600, "cd" * 16 + "\n", None),
+            ):
+                path.write_text(content)
+                path.chmod(mode)
+                if words is None:
+                    said = self.two_ranks("--address", address, TANDEM_TOKEN_FILE=str(path))
+                    self.assertNotIn(open_port, said)
+                else:
+                    self.refuse_token(words, address, TANDEM_TOKEN_FILE=str(path))
+            path.unlink()
+            self.refuse_token("No such file", address, TANDEM_TOKEN_FILE=str(path))
+            self.refuse_token("TANDEM_TOKEN is of 2 characters", address, TANDEM_TOKEN="ab")
             self.assertEqual(os.listdir(folder), [])
 
-    def two_ranks(self, *more):
-        environ = os.environ | {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": f"cli-{os.getpid()}"}
+    def refuse_token(self, words, address, **variables):
+        environ = os.environ | {"RANK": "0", "WORLD_SIZE": "2"} | variables
+        command = [program(), "allreduce", "--backend", "gloo", "--address", address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
+        self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1))
+        self.assertIn(words, done.stderr)
+        self.assertNotIn("cdcd", done.stderr)  # it is not told to whoever reads logs
+
+    def two_ranks(self, *more, **variables):
+        """What rank 0 of two says beside its records."""
+        environ = os.environ | {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": f"cli-{os.getpid()}"} | variables
         command = [
             program(),
             "allreduce",
@@ -143,6 +173,7 @@ class Ranks(Cli):
             seconds = record["throughput_ms"] / 1e3
             self.assertAlmostEqual(record["algbw_gb_s"], record["case"]["bytes"] / seconds / 1e9, places=12)
             self.assertEqual(record["busbw_gb_s"], record["algbw_gb_s"])
+        return said[0][1]
 
     def test_ddp_without_the_memory_leaves_a_record(self):
         args = "ddp --backend gloo --size 10B --batch 4096 --context 2048 --json".split()

@@ -84,7 +84,6 @@ struct td_comm_window {
 struct td_comm {
     td_device *dev;
     td_comm_options options;
-    char run[64];
     const td_comm_backend_table *backend; /* NULL: a single rank */
     void *state;                          /* the backend's */
     td_control *control;                  /* NULL: a single rank */

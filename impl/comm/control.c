@@ -23,11 +23,12 @@
 
 /* ---- open and close ---- */
 
-/** Rank 0 opens its door, another knocks. */
-static td_status meet(td_control *control, const hello *mine)
+/** Rank 0 listens, another connects to it. */
+static td_status meet(td_control *control, hello *mine)
 {
     td_status status = TD_OK;
     connection *c = &control->connections[0];
+    td_met met;
 
     if (td_control_is_hub(control)) {
         if (control->options.meeting) {
@@ -41,10 +42,13 @@ static td_status meet(td_control *control, const hello *mine)
         control->joined[0] = true;
         control->joined_count = 1;
     } else {
-        TD_TRY(td_meet_connect(&control->options.place, control->options.deadline_ns, &c->socket));
+        TD_TRY(td_meet_connect(&control->options.place, control->options.deadline_ns, &met));
+        c->socket = met.socket;
         c->rank = 0;
+        control->secret = met.secret;
         td_meet_ip(c->socket, control->ip);
-        td_control_tell(control, c, HELLO, control->rank, mine, sizeof *mine, NULL, 0);
+        mine->proof = met.proof;
+        (void)!send(c->socket, mine, sizeof *mine, MSG_NOSIGNAL); /* the thread finds out what became of it */
     }
 cleanup:
     return status;
@@ -81,7 +85,10 @@ td_status td_control_open(const td_control_options *options, td_control **out)
 {
     td_status status = TD_OK;
     td_control *control = calloc(1, sizeof *control);
-    hello mine = {.ranks = options->ranks, .backend = options->backend, .peer.process = getpid()};
+    hello mine = {.rank = options->rank,
+                  .ranks = options->ranks,
+                  .backend = options->backend,
+                  .peer.process = getpid()};
     const size_t ranks = (size_t)options->ranks;
 
     *out = NULL;
@@ -92,15 +99,16 @@ td_status td_control_open(const td_control_options *options, td_control **out)
     control->ranks = options->ranks;
     control->meeting.listener = control->wake = control->page = -1;
     snprintf(control->ip, sizeof control->ip, "127.0.0.1");
-    snprintf(control->run, sizeof control->run, "%s", options->run);
     pthread_mutex_init(&control->send, NULL);
     pthread_mutex_init(&control->lock, NULL);
     td_condition_init(&control->changed);
-    control->connection_count = td_control_is_hub(control) ? control->ranks - 1 + STRANGERS : 1;
+    control->connection_count = td_control_is_hub(control) ? control->ranks - 1 : 1;
     control->connections = calloc((size_t)control->connection_count, sizeof *control->connections);
     control->peers = calloc(ranks, sizeof *control->peers);
     control->keys = calloc(ranks, sizeof *control->keys);
     control->joined = calloc(2 * ranks, sizeof *control->joined);
+    for (int i = 0; i < STRANGERS; i++)
+        control->strangers[i].socket = -1;
     if (control->connections)
         for (int i = 0; i < control->connection_count; i++)
             control->connections[i].socket = control->connections[i].rank = -1;
@@ -110,7 +118,6 @@ td_status td_control_open(const td_control_options *options, td_control **out)
         goto cleanup;
     }
     control->left = control->joined + ranks;
-    snprintf(mine.run, sizeof mine.run, "%s", control->run);
     snprintf(mine.peer.device, sizeof mine.peer.device, "%s", options->device);
     td_meet_host(mine.key, mine.peer.name);
     TD_TRY(meet(control, &mine));
@@ -119,7 +126,7 @@ td_status td_control_open(const td_control_options *options, td_control **out)
     TD_TRY(wait_start(control));
     if (!td_control_is_hub(control))
         goto cleanup;
-    /* All have come: the door is shut, and its file gone. */
+    /* All have come: nobody listens any more, and the file is gone. */
     td_meet_close(&control->meeting);
 cleanup:
     if (status != TD_OK && control->running && td_control_is_hub(control) &&
@@ -161,6 +168,9 @@ static void drain(td_control *control)
     for (int i = 0; i < control->connection_count; i++)
         if (control->connections[i].socket >= 0)
             close(control->connections[i].socket);
+    for (int i = 0; i < STRANGERS; i++)
+        if (control->strangers[i].socket >= 0)
+            close(control->strangers[i].socket);
 }
 
 void td_control_close(td_control *control)

@@ -18,7 +18,7 @@ typedef struct td_peer {
 typedef struct td_control_options {
     int rank, ranks;
     int backend;
-    const char *run, *device;
+    const char *device;
     td_meet_place place;
     td_meeting *meeting; /* rank 0's, if it was opened already; control takes it over. Else NULL */
     int64_t deadline_ns; /* until all ranks are there */

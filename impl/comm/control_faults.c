@@ -27,17 +27,17 @@ static void send_all(int socket, const void *data, size_t bytes)
     }
 }
 
-void td_control_tell(td_control *control, const connection *to, kind what, int rank, const void *first,
+void td_control_tell(td_control *control, const int *socket, kind what, int rank, const void *first,
                      size_t first_bytes, const void *second, size_t second_bytes)
 {
     const header head = {
         .magic = MAGIC, .kind = what, .rank = rank, .bytes = (uint32_t)(first_bytes + second_bytes)};
 
     pthread_mutex_lock(&control->send);
-    if (to->socket >= 0) {
-        send_all(to->socket, &head, sizeof head);
-        send_all(to->socket, first, first_bytes);
-        send_all(to->socket, second, second_bytes);
+    if (*socket >= 0) {
+        send_all(*socket, &head, sizeof head);
+        send_all(*socket, first, first_bytes);
+        send_all(*socket, second, second_bytes);
     }
     pthread_mutex_unlock(&control->send);
 }
@@ -47,7 +47,7 @@ void td_control_tell_others(td_control *control, kind what, int rank, int except
 {
     for (int i = 0; i < control->connection_count; i++)
         if (control->connections[i].rank >= 0 && control->connections[i].rank != except)
-            td_control_tell(control, &control->connections[i], what, rank, first, first_bytes, second,
+            td_control_tell(control, &control->connections[i].socket, what, rank, first, first_bytes, second,
                             second_bytes);
 }
 
