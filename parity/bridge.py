@@ -12,6 +12,10 @@ course's tests call.
 Ranks are those of torch.distributed's default process group, where there is one, else those that mpirun, torchrun or
 srun has started. What they send goes through libtandem: NCCL on GPUs, on a CPU MPI under mpirun and Gloo otherwise
 (TANDEM_BACKEND names another). The library is build/default's, or TANDEM_LIBRARY's.
+
+Limits are arguments of DataParallel and ShardedOptimizer, or environment variables: open_seconds (TANDEM_OPEN_SECONDS;
+60) for all ranks to come, seconds (TANDEM_SECONDS; 30) for a call and for the other ranks to make it. A rank that
+waits for 2 s says for what. Ctrl-C ends the wait.
 """
 
 import contextlib
@@ -20,6 +24,7 @@ import hashlib
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Iterable, Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -30,7 +35,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parity.core.draw import DTYPES
-from parity.core.library import Library, Session
+from parity.core.library import Library, Session, TandemError
 
 NAMES = {kind: name for name, kind in DTYPES.items()}
 SENT = ("f64", "f32", "f16", "bf16", "i64")  # types that collectives know
@@ -41,6 +46,7 @@ LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_PORT"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID"),
 )
+LIMITS = {"open_seconds": "TANDEM_OPEN_SECONDS", "seconds": "TANDEM_SECONDS"}
 MOST_CALLS = 512  # on their way at a time
 
 
@@ -62,6 +68,9 @@ class _Device:
         self._place = _Place(device)
         self.c = Session(_library(), self._place)
         self._lock = threading.RLock()
+        self.limits: dict[str, float] = {}  # that callers named
+        self.stopped: BaseException | None = None  # what ended a wait in C: KeyboardInterrupt, mostly
+        self.failed = False  # a call of C's has; its error was raised
         self._streams = {self._place.stream(): self.c._stream}
 
     @contextlib.contextmanager
@@ -74,7 +83,17 @@ class _Device:
                     pointer = self.c.ffi.cast("void *", native)
                     self._streams[native] = self.c.value("td_stream_wrap", self.c.device, pointer)
                 self.c.td_device_set_stream(self.c.device, self._streams[native])
-            yield self.c
+            try:
+                yield self.c
+            except TandemError as error:
+                self.failed = True
+                stopped, self.stopped = self.stopped, None
+                if stopped is not None:
+                    raise stopped from None
+                for name, variable in LIMITS.items():
+                    if f"; {name} is " in error.message:
+                        error.args = (f"{error} ({name}= or {variable} raises it)",)
+                raise
 
 
 @functools.cache
@@ -189,6 +208,10 @@ class _Ranks:
     def __init__(self, device: _Device):
         self.device = device
         rank, ranks, run = _who()
+        self.rank, self.ranks, self._told = rank, ranks, False
+        self.limits = {name: device.limits.get(name, _seconds_of(name)) for name in LIMITS}
+        ffi = device.c.ffi
+        self._hears = ffi.callback("bool(void *, double, const char *)", self._hear, onerror=self._stop)
         backend = os.environ.get("TANDEM_BACKEND") or _usual_backend(device)
         with device.calls() as c:
             options = c.struct(
@@ -202,9 +225,23 @@ class _Ranks:
                 address=os.environ.get("TANDEM_ADDRESS") or None,
                 token=_token(rank, run),
                 nccl_host=os.environ.get("NCCL_HOSTID"),
+                waiting=self._hears,
+                **{name: limit for name, limit in self.limits.items() if limit is not None},
             )
             self.comm = c.value("td_comm_open", c.device, options)
-        self.rank, self.ranks = rank, ranks
+
+    def _hear(self, _, seconds: float, what) -> bool:
+        """C's call waits. Python runs the handlers of signals in here; what they raise goes to _stop."""
+        if seconds >= 2 and not self._told:
+            text = self.device.c.ffi.string(what).decode(errors="replace")
+            print(f"tandem: rank {self.rank} of {self.ranks} waits: {text}", file=sys.stderr, flush=True)
+        self._told = seconds >= 2
+        return True
+
+    def _stop(self, _, error: BaseException, trace) -> bool:
+        """The wait ends, and calls() raises this in the place of C's error."""
+        self.device.stopped = error
+        return False
 
     def broadcast(self, tensors: Iterable[tuple[Tensor, int]]) -> None:
         """Each tensor becomes that of its rank, whatever its type and strides."""
@@ -226,8 +263,35 @@ class _Ranks:
             data.copy_(_from_words(flat, data))
 
     def close(self) -> None:
-        with self.device.calls() as c:
-            c.td_comm_close(self.comm)
+        """At the end of the process, which is a failure if this fails. A program that failed says so once: the others
+        hear of it, and nothing more is raised."""
+        failed = self.device.failed or sys.exc_info()[0] is not None or _has_died()
+        try:
+            with self.device.calls() as c:
+                if failed:
+                    c.td_comm_abort(self.comm, "its program failed")
+                c.td_comm_close(self.comm)
+        except BaseException:
+            if failed:
+                return
+            traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)  # what Finalize's functions raise does not count
+
+
+def _has_died() -> bool:
+    """Whether the interpreter has printed the error that ends this program."""
+    return getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
+
+
+def _seconds_of(name: str) -> float | None:
+    """A limit of the environment's; None: the library's own."""
+    text = os.environ.get(LIMITS[name])
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise ValueError(f"{LIMITS[name]} is '{text}', needs a number of seconds") from None
 
 
 def _wait(c: Session, works: list) -> None:
@@ -305,6 +369,19 @@ def _ranks(device: _Device) -> _Ranks:
     return ranks
 
 
+def _ranks_within(device: _Device, **limits: float | None) -> _Ranks:
+    """The same; limits that are named are what the ranks meet with, and are refused if they have met with others."""
+    named = {name: limit for name, limit in limits.items() if limit is not None}
+    device.limits |= named
+    ranks = _ranks(device)
+    for name, limit in named.items():
+        if limit != ranks.limits[name]:
+            raise ValueError(
+                f"{name} is {limit}: the ranks have met with {ranks.limits[name] or 'the default'}"
+            )
+    return ranks
+
+
 # ---- data parallelism ----
 
 
@@ -319,7 +396,15 @@ class DataParallel(nn.Module):
     also behind zero_grad(set_to_none=True). A parameter that a pass did not use counts as a gradient of 0. Before the
     optimizer: finish_gradient_synchronization(). Backward passes within no_sync() only add up."""
 
-    def __init__(self, module: nn.Module, strategy: str = "overlap", bucket_mb: float | None = None):
+    def __init__(
+        self,
+        module: nn.Module,
+        strategy: str = "overlap",
+        bucket_mb: float | None = None,
+        *,
+        open_seconds: float | None = None,
+        seconds: float | None = None,
+    ):
         super().__init__()
         self.module = module
         parameters = dict(module.named_parameters())  # a shared one once
@@ -332,7 +417,8 @@ class DataParallel(nn.Module):
             if not parameter.is_contiguous():
                 raise ValueError(f"parameter {name} has strides {parameter.stride()}, needs a contiguous one")
         self._parameters_of = list(parameters.values())
-        self._ranks = _ranks(_device_of(self._parameters_of[0]))
+        device = _device_of(self._parameters_of[0])
+        self._ranks = _ranks_within(device, open_seconds=open_seconds, seconds=seconds)
         self._last = True
         self._running = False
         self._seen: set[int] = set()
@@ -461,8 +547,17 @@ class ShardedOptimizer(torch.optim.Optimizer):
     given, and added at any time. Owners are chosen by size, the largest first to the rank that has the least. Gradients
     are the same on every rank when step() is called, as DataParallel leaves them. state_dict() is this rank's part."""
 
-    def __init__(self, params: Iterable, optimizer_cls: type[torch.optim.Optimizer], **options: Any):
+    def __init__(
+        self,
+        params: Iterable,
+        optimizer_cls: type[torch.optim.Optimizer],
+        *,
+        open_seconds: float | None = None,
+        seconds: float | None = None,
+        **options: Any,
+    ):
         self._class, self._options = optimizer_cls, options
+        self._limits = {"open_seconds": open_seconds, "seconds": seconds}
         self._inner: torch.optim.Optimizer | None = None
         self._owners: dict[Tensor, int] = {}
         self._loads = None
@@ -473,7 +568,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         group = self.param_groups[-1]
         params = group["params"]
         if self._loads is None:
-            self._ranks = _ranks(_device_of(params[0]))
+            self._ranks = _ranks_within(_device_of(params[0]), **self._limits)
             with self._ranks.device.calls() as c:
                 self._loads = c.ffi.new("int64_t[]", self._ranks.ranks)
         with self._ranks.device.calls() as c:

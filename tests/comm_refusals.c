@@ -138,14 +138,14 @@ static void calls_are_compared(void **state)
         for (int i = 0; i < 2; i++)
             td_control_publish(pair[i].control, &first);
         for (int i = 0; i < 2; i++)
-            td_assert_ok(td_control_await(pair[i].control, &first, in_seconds(5)));
+            td_assert_ok(td_control_await(pair[i].control, &first, in_seconds(5), NULL));
         other.number = 2;
         td_control_publish(pair[0].control, &other);
         other.count = 11;
         td_control_publish(pair[1].control, &other);
         for (int i = 0; i < 2; i++)
             td_assert_refused(
-                td_control_await(pair[i].control, &other, in_seconds(5)), TD_RANK_FAILED,
+                td_control_await(pair[i].control, &other, in_seconds(5), NULL), TD_RANK_FAILED,
                 "made another call, all_gather #2 of 11 bf16, where rank 0 made all_gather #2 of 10");
         close_pair(pair);
     }
@@ -165,8 +165,8 @@ static void who_is_late_is_named(void **state)
             refuse("", 0);
             td_control_publish(pair[!late].control, &first);
             snprintf(words, sizeof words, "rank %d (process %ld on ", late, (long)getpid());
-            td_assert_refused(td_control_await(pair[!late].control, &first, in_seconds(0.1)), TD_RANK_FAILED,
-                              words);
+            td_assert_refused(td_control_await(pair[!late].control, &first, in_seconds(0.1), NULL),
+                              TD_RANK_FAILED, words);
             td_assert_refused(td_control_status(pair[!late].control, NULL), TD_RANK_FAILED,
                               "has made no call");
             close_pair(pair);
@@ -197,15 +197,15 @@ static void who_leaves_or_fails_is_named(void **state)
         td_control_close(pair[leaver].control);
         pair[leaver].control = NULL;
         td_control_publish(pair[!leaver].control, &first);
-        td_assert_refused(td_control_await(pair[!leaver].control, &first, in_seconds(5)), TD_RANK_FAILED,
-                          "left, it has made no call");
+        td_assert_refused(td_control_await(pair[!leaver].control, &first, in_seconds(5), NULL),
+                          TD_RANK_FAILED, "left, it has made no call");
         close_pair(pair);
     }
     prepare(pair);
     open_pair(pair);
     td_assert_refused(td_control_library_fault(pair[1].control, &first, "the wire is cut"), TD_RANK_FAILED,
                       "rank 1, in all_gather #1 of 10 bf16: the wire is cut");
-    td_assert_refused(td_control_await(pair[0].control, &first, in_seconds(5)), TD_RANK_FAILED,
+    td_assert_refused(td_control_await(pair[0].control, &first, in_seconds(5), NULL), TD_RANK_FAILED,
                       "the wire is cut");
     close_pair(pair);
 }
@@ -254,6 +254,71 @@ static void ranks_that_do_not_fit_are_refused(void **state)
     open_pair(pair);
     for (int i = 0; i < 2; i++)
         assert_says(&pair[i], "ranks 0 and 1 are both on GPU 0000:0f:00.0, each needs a GPU of its own");
+}
+
+/* ---- waits ---- */
+
+typedef struct hearer {
+    double longest, ends; /* seconds after which the caller ends the wait */
+    char what[320];
+    int calls;
+} hearer;
+
+static bool hear(void *user, double seconds, const char *what)
+{
+    hearer *h = user;
+
+    h->longest = seconds > h->longest ? seconds : h->longest;
+    h->calls++;
+    snprintf(h->what, sizeof h->what, "%s", what);
+    return seconds < h->ends;
+}
+
+/* Each is told of its wait a few times in a second, and ended soon after it says so: by far before the limit.
+ */
+static void a_caller_hears_of_a_wait_and_may_end_it(void **state)
+{
+    enum { HUB, RANK, SHARED, WORDS, CASES };
+    static const char *const told[CASES] = {"rank 1 has not come", "nobody answers at refusals-",
+                                            "all_gather #1 of 10 bf16: rank 1 has not made it",
+                                            "all_gather #1 of 10 bf16: not all ranks have made it"};
+
+    (void)state;
+    for (int i = 0; i < CASES; i++) {
+        hearer h = {.ends = 0.5};
+        const td_waiting waiting = {hear, &h};
+        const int64_t begun = td_clock_ns();
+        td_status status;
+        rank pair[2];
+
+        prepare(pair);
+        for (int j = 0; j < 2; j++)
+            pair[j].options.deadline_ns = in_seconds(20);
+        if (i == HUB || i == RANK) {
+            pair[i].options.place.waiting = waiting;
+            open_control(&pair[i]);
+            status = pair[i].status;
+            assert_null(pair[i].control);
+        } else {
+            const int caller = i == SHARED ? 0 : 1;
+            td_wait wait = td_wait_begin(waiting);
+
+            refuse(i == SHARED ? "" : "memfd_create", 1);
+            open_pair(pair);
+            refuse("", 0);
+            td_control_publish(pair[caller].control, &first);
+            status = td_control_await(pair[caller].control, &first, in_seconds(20), &wait);
+            td_assert_refused(td_control_await(pair[!caller].control, &first, in_seconds(5), NULL),
+                              TD_RANK_FAILED,
+                              "gave up: its caller ended the wait"); /* the other hears of it */
+            close_pair(pair);
+        }
+        assert_int_equal(status, TD_RANK_FAILED);
+        if (!strstr(h.what, told[i]))
+            fail_msg("%d: '%s', without '%s'", i, h.what, told[i]);
+        assert_true(h.calls >= 2 && h.longest >= 0.5);
+        assert_true(td_clock_ns() - begun < INT64_C(5000000000));
+    }
 }
 
 /* ---- where the system refuses ---- */
@@ -564,6 +629,7 @@ int main(void)
         cmocka_unit_test(who_leaves_or_fails_is_named),
         cmocka_unit_test(values_go_from_rank_to_rank),
         cmocka_unit_test(ranks_that_do_not_fit_are_refused),
+        cmocka_unit_test(a_caller_hears_of_a_wait_and_may_end_it),
         cmocka_unit_test(what_the_system_refuses_comes_back),
         cmocka_unit_test(a_library_that_cannot_be_loaded_is_told_to_all),
     };

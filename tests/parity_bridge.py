@@ -4,9 +4,11 @@ is set, it fails."""
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import unittest.mock
 from pathlib import Path
@@ -270,6 +272,46 @@ def a_rank(rank, what, folder, cuda):
     dist.destroy_process_group()
 
 
+def name_limits(rank, device):
+    del rank
+    module = nn.Linear(2, 2).to(device)
+    together = bridge.DataParallel(module, seconds=20.5, open_seconds=50)
+    assert together._ranks.limits == {"open_seconds": 50, "seconds": 20.5}
+    bridge.ShardedOptimizer(module.parameters(), torch.optim.SGD, lr=0.1, seconds=20.5)
+    try:
+        bridge.ShardedOptimizer(module.parameters(), torch.optim.SGD, lr=0.1, seconds=7)
+    except ValueError as error:
+        assert "seconds is 7: the ranks have met with 20.5" in str(error), error
+    else:
+        raise AssertionError("another limit was taken")
+    together.close()
+
+
+# A rank of a loop. When its error was there is printed.
+SCENARIOS = """
+import os, sys, time
+import torch
+from parity import bridge
+
+scenario, rank = sys.argv[1], int(os.environ["RANK"])
+
+try:
+    model = bridge.DataParallel(torch.nn.Linear(2, 2))
+    if rank == 1 and scenario == "waits":
+        time.sleep(6)
+    if rank == 1 and scenario == "limit":
+        time.sleep(5)
+    if rank == 1 and scenario == "raises":
+        raise ValueError("mine")
+    if rank == 1 and scenario == "leaves":
+        sys.exit(0)
+    model(torch.ones(3, 2)).sum().backward()
+    model.finish_gradient_synchronization()
+finally:
+    print(time.monotonic())
+"""
+
+
 class Ranks(unittest.TestCase):
     def start(self, what, statuses=(0, 0)):
         for cuda in (False, True) if ON_GPUS else (False,):
@@ -313,6 +355,83 @@ class Ranks(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         weights = re.findall(r"weights sum to (\S+\d{6})", done.stdout)
         self.assertEqual((len(weights), len(set(weights))), (RANKS, 1), done.stdout)  # the same on every rank
+
+    def test_waits_limits_and_ends(self):
+        """What ranks of a loop say and how they end, all at a time: each waits, and imports PyTorch."""
+        started = {}
+        for scenario, ranks in (
+            ("alone", [0]),
+            ("nobody", [1]),
+            ("waits", [0, 1]),
+            ("limit", [0, 1]),
+            ("raises", [0, 1]),
+            ("leaves", [0, 1]),
+        ):
+            for rank in ranks:
+                variables = {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": "2",
+                    "TORCHELASTIC_RUN_ID": f"{scenario}-{os.getpid()}",
+                }
+                variables |= {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+                variables |= {
+                    "TANDEM_OPEN_SECONDS": "100",
+                    "TANDEM_SECONDS": "3" if scenario == "limit" else "100",
+                }
+                started[scenario, rank] = subprocess.Popen(
+                    [sys.executable, "-c", SCENARIOS, scenario],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    env=os.environ | variables,
+                )
+        for process in started.values():
+            self.addCleanup(process.communicate)
+            self.addCleanup(process.kill)
+        done = {}
+        for scenario, rank, awaited in (
+            ("alone", 0, "rank 1"),
+            ("nobody", 1, "nobody"),
+            ("waits", 0, "all_reduce"),
+        ):
+            process = started.pop((scenario, rank))
+            said = ""
+            while f"waits: {awaited}" not in said:  # after 2 s
+                line = process.stderr.readline()
+                self.assertTrue(line, said)
+                said += line
+            process.send_signal(signal.SIGINT)
+            sent = time.monotonic()
+            out, err = process.communicate(timeout=60)
+            done[scenario, rank] = process.returncode, said + err
+            self.assertLess(float(out) - sent, 1.0, (scenario, said, err))
+        for key, process in started.items():
+            out, err = process.communicate(timeout=120)
+            done[key] = process.returncode, err
+        for (scenario, rank), (status, err) in done.items():
+            with self.subTest(scenario=scenario, rank=rank):
+                self.assertEqual(err.count("Traceback"), 1, err)
+                self.assertNotEqual(status, 0)
+        for key, words in {
+            ("alone", 0): ["tandem: rank 0 of 2 waits: rank 1 has not come", "KeyboardInterrupt"],
+            ("nobody", 1): ["tandem: rank 1 of 2 waits: nobody answers at", "KeyboardInterrupt"],
+            ("waits", 0): [
+                "waits: all_reduce #7 of 64 f32 (average): rank 1 has not made it",
+                "KeyboardInterrupt",
+            ],
+            ("waits", 1): ["gave up: its caller ended the wait"],
+            ("limit", 0): ["is late", "; seconds is 3 (seconds= or TANDEM_SECONDS raises it)"],
+            ("limit", 1): ["is late", "; seconds is 3 (seconds= or TANDEM_SECONDS raises it)"],
+            ("raises", 0): ["rank 1 (process ", "gave up: its program failed"],
+            ("raises", 1): ["ValueError: mine"],
+            ("leaves", 0): ["made another call, close #7"],
+            ("leaves", 1): ["td_comm_close: TD_RANK_FAILED: "],
+        }.items():
+            for word in words:
+                self.assertIn(word, done[key][1])
+
+    def test_limits_are_arguments(self):
+        self.start(name_limits)
 
     def test_no_ranks(self):
         with self.assertRaisesRegex(

@@ -117,6 +117,27 @@ cleanup:
     return status;
 }
 
+/** A rank that waits for 2 s says for what, once a wait. */
+static bool say_waiting(void *user, double seconds, const char *what)
+{
+    td_ranks *ranks = user;
+
+    if (seconds >= 2 && !ranks->told)
+        fprintf(stderr, "%s: rank %d of %d waits: %s\n", ranks->program, (int)ranks->rank, (int)ranks->ranks,
+                what);
+    ranks->told = seconds >= 2;
+    return true;
+}
+
+/** The option that helps against the error; "": none does. */
+static const char *remedy(const char *error)
+{
+    return strstr(error, "another run of that name is there") ? "; name this one with --run"
+           : strstr(error, "; open_seconds is")               ? " (--open-timeout)"
+           : strstr(error, "; seconds is")                    ? " (--timeout)"
+                                                              : "";
+}
+
 /** A GPU for each rank of this host, or nothing is begun on any. */
 static td_status choose_device(const td_launch *launch, td_comm_backend backend, const char **device,
                                char name[24])
@@ -178,6 +199,11 @@ td_status td_ranks_begin(const char *program, td_ranks_options *of, td_common *c
                          (int)of->comm.nccl_ctas, td_comm_backend_name(of->comm.backend));
         goto cleanup;
     }
+    out->program = program;
+    out->rank = launch.rank;
+    out->ranks = launch.ranks;
+    of->comm.waiting = say_waiting;
+    of->comm.user = out;
     of->comm.rank = launch.rank;
     of->comm.ranks = launch.ranks;
     of->comm.local_ranks = launch.local_ranks;
@@ -213,7 +239,7 @@ td_status td_ranks_end(const char *program, td_ranks *ranks, td_status status)
     } else {
         /* What went wrong is said before the other ranks are told that this one leaves. */
         if (td_launch_speaks())
-            fprintf(stderr, "%s: %s\n", program, td_last_error());
+            fprintf(stderr, "%s: %s%s\n", program, td_last_error(), remedy(td_last_error()));
         if (ranks->comm && td_comm_check(ranks->comm) == TD_OK)
             (void)td_comm_abort(ranks->comm, "its program failed");
         td_launch_guards(NULL);
@@ -227,11 +253,16 @@ void td_ranks_text(const td_comm_info *info, char *text, size_t room)
 {
     char ctas[48] = "";
 
+    if (info->ranks == 1) {
+        snprintf(text, room,
+                 "1 rank, which sends nothing: mpirun, torchrun, or RANK and WORLD_SIZE start more");
+        return;
+    }
     if (info->nccl_ctas > 0)
         snprintf(ctas, sizeof ctas, ", told to take %d multiprocessors", (int)info->nccl_ctas);
-    snprintf(text, room, "%d rank%s on %d host%s by %s%s%s%s", (int)info->ranks, info->ranks == 1 ? "" : "s",
-             (int)info->hosts, info->hosts == 1 ? "" : "s", td_comm_backend_name(info->backend),
-             info->library[0] ? ": " : "", info->library, ctas);
+    snprintf(text, room, "%d ranks on %d host%s by %s%s%s%s", (int)info->ranks, (int)info->hosts,
+             info->hosts == 1 ? "" : "s", td_comm_backend_name(info->backend), info->library[0] ? ": " : "",
+             info->library, ctas);
 }
 
 td_status td_ranks_record(const td_comm_info *info, td_record *record)

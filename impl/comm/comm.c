@@ -152,7 +152,10 @@ static td_status connect_ranks(td_comm *comm, int64_t deadline_ns)
                                   .place = {.address = o->address,
                                             .directory = o->directory,
                                             .run = o->run ? o->run : "run",
-                                            .token = o->token},
+                                            .token = o->token,
+                                            .waiting = td_comm_waiting(comm)},
+                                  .open_seconds = o->open_seconds,
+                                  .seconds = o->seconds,
                                   .deadline_ns = deadline_ns,
                                   .on_fault = on_fault,
                                   .user = comm};
@@ -162,7 +165,7 @@ static td_status connect_ranks(td_comm *comm, int64_t deadline_ns)
         TD_TRY(td_comm_nccl_device(comm->dev, o->nccl_host, device));
 #endif
     if (!o->address && !o->directory && o->local_ranks != 0 && o->local_ranks < o->ranks) {
-        control.place = (td_meet_place){.found = text};
+        control.place = (td_meet_place){.found = text, .waiting = td_comm_waiting(comm)};
         if (o->rank == 0)
             TD_TRY(td_meet_listen(&control.place, &meeting));
         snprintf(text, sizeof text, "%s", meeting.text);

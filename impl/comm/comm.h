@@ -94,6 +94,12 @@ typedef struct td_comm_options {
     double open_seconds; /* until all ranks have come and the library is ready, and 2 more at most for rank 0
                             * to say who did not; 0: 60 */
     double seconds;      /* for a collective, from its call on; 0: 30 */
+    /* Called by a call that waits for other ranks, on its thread, a few times in a second: for how long it
+     * has waited, and for what, as "rank 1 has not come". It may print, or look whether the program is to
+     * end. False ends the wait: the call returns TD_RANK_FAILED, and so do the other ranks' calls. Not while
+     * a library moves data, which ends by `seconds`. Valid as long as the communicator. NULL: none */
+    bool (*waiting)(void *user, double seconds, const char *what);
+    void *user; /* waiting's first argument */
 } td_comm_options;
 
 enum { TD_COMM_MOST_RANKS = 128, TD_COMM_MOST_CTAS = 64, TD_COMM_WINDOW_ALIGNMENT = 16 };

@@ -42,7 +42,14 @@ static td_status meet(td_control *control, hello *mine)
         control->joined[0] = true;
         control->joined_count = 1;
     } else {
-        TD_TRY(td_meet_connect(&control->options.place, control->options.deadline_ns, &met));
+        char text[400];
+
+        status = td_meet_connect(&control->options.place, control->options.deadline_ns, &met);
+        if (status == TD_RANK_FAILED && control->options.open_seconds > 0) {
+            snprintf(text, sizeof text, "%s", td_last_error());
+            td_fail(status, "%s; open_seconds is %g", text, control->options.open_seconds);
+        }
+        TD_TRY(status);
         c->socket = met.socket;
         c->rank = 0;
         control->secret = met.secret;
@@ -54,31 +61,64 @@ cleanup:
     return status;
 }
 
+/** "rank 1 has", "ranks 1, 2 have"; "not all ranks have" if this rank cannot know. The lock is held. */
+static void name_missing(const td_control *control, char text[160])
+{
+    size_t used = 0;
+    int count = 0;
+
+    for (int rank = 0; td_control_is_hub(control) && rank < control->ranks; rank++)
+        count += !control->joined[rank];
+    if (count == 0) {
+        snprintf(text, 160, "not all ranks have");
+        return;
+    }
+    for (int rank = 0; rank < control->ranks && used < 140; rank++)
+        if (!control->joined[rank])
+            used += (size_t)snprintf(text + used, 160 - used, "%s %d",
+                                     used        ? ","
+                                     : count > 1 ? "ranks"
+                                                 : "rank",
+                                     rank);
+    snprintf(text + used, 160 - used, count > 1 ? " have" : " has");
+}
+
 /** Waits until the hub says that all are there. */
 static td_status wait_start(td_control *control)
 {
-    char missing[160] = "";
+    char missing[160] = "", what[200], limit[40] = "";
     /* The hub knows who is missing, and says so when its own time is over. */
     const int64_t until =
         control->options.deadline_ns + (td_control_is_hub(control) ? 0 : HUB_MS * INT64_C(1000000));
-    size_t used = 0;
+    td_wait wait = td_wait_begin(control->options.place.waiting);
+    bool in_time = false, goes_on = true;
 
     pthread_mutex_lock(&control->lock);
-    while (!control->started && !td_control_faulted(control) && td_control_wait(control, until))
-        ;
-    const bool in_time = control->started || td_control_faulted(control);
-    for (int rank = 0; rank < control->ranks && used < sizeof missing; rank++)
-        if (td_control_is_hub(control) && !control->joined[rank])
-            used += (size_t)snprintf(missing + used, sizeof missing - used, "%s%d", used ? ", " : "", rank);
+    while (!in_time && goes_on && td_clock_ns() < until) {
+        (void)(control->started || td_control_faulted(control) ||
+               td_control_wait(control, td_wait_until(&wait, until)));
+        in_time = control->started || td_control_faulted(control);
+        name_missing(control, missing);
+        pthread_mutex_unlock(&control->lock);
+        snprintf(what, sizeof what, "%s not come", missing);
+        goes_on = in_time || td_wait_goes_on(&wait, what);
+        pthread_mutex_lock(&control->lock);
+    }
+    name_missing(control, missing);
     pthread_mutex_unlock(&control->lock);
     if (in_time)
         return td_control_status(control, NULL);
+    control->gave_up = !goes_on;
+    if (!goes_on)
+        return td_control_fault(control, NULL, "rank %d gave up: its caller ended the wait", control->rank);
+    if (control->options.open_seconds > 0)
+        snprintf(limit, sizeof limit, "; open_seconds is %g", control->options.open_seconds);
     if (!td_control_is_hub(control))
-        return td_control_fault(control, NULL, "rank 0 does not say that all ranks have come");
-    if (used == 0)
-        return td_control_fault(control, NULL, "not all ranks answer, though all have come");
-    return td_control_fault(control, NULL, "rank%s %s did not come in time", strchr(missing, ',') ? "s" : "",
-                            missing);
+        return td_control_fault(control, NULL, "rank 0 does not say that all ranks have come%s", limit);
+    if (missing[0] == 'n')
+        return td_control_fault(control, NULL, "not all ranks answer, though all have come%s", limit);
+    *strrchr(missing, ' ') = '\0';
+    return td_control_fault(control, NULL, "%s did not come in time%s", missing, limit);
 }
 
 td_status td_control_open(const td_control_options *options, td_control **out)
@@ -129,7 +169,7 @@ td_status td_control_open(const td_control_options *options, td_control **out)
     /* All have come: nobody listens any more, and the file is gone. */
     td_meet_close(&control->meeting);
 cleanup:
-    if (status != TD_OK && control->running && td_control_is_hub(control) &&
+    if (status != TD_OK && control->running && td_control_is_hub(control) && !control->gave_up &&
         td_clock_ns() < options->deadline_ns) {
         const struct timespec linger = {.tv_nsec = LINGER_MS * 1000000};
 
@@ -260,7 +300,8 @@ static bool somebody_left(td_control *control, int64_t number)
     return false;
 }
 
-static td_status await_shared(td_control *control, const td_signature *call, int64_t deadline_ns)
+static td_status await_shared(td_control *control, const td_signature *call, int64_t deadline_ns,
+                              td_wait *wait)
 {
     td_ledger *ledger = control->ledger;
     int64_t spin_until = td_clock_ns() + SPIN_NS;
@@ -279,7 +320,7 @@ static td_status await_shared(td_control *control, const td_signature *call, int
             (void)sched_yield();
             continue;
         }
-        if (somebody_left(control, call->number))
+        if (somebody_left(control, call->number) || !td_control_goes_on(control, wait, call))
             break;
         const struct timespec nap = {.tv_nsec = NAP_NS};
         atomic_fetch_add(&ledger->waiters, 1);
@@ -289,17 +330,19 @@ static td_status await_shared(td_control *control, const td_signature *call, int
     return td_control_status(control, call);
 }
 
-td_status td_control_await(td_control *control, const td_signature *call, int64_t deadline_ns)
+td_status td_control_await(td_control *control, const td_signature *call, int64_t deadline_ns, td_wait *wait)
 {
     if (control->mapped_bytes > 0)
-        return await_shared(control, call, deadline_ns);
+        return await_shared(control, call, deadline_ns, wait);
     for (;;) {
+        const int64_t until = wait ? td_wait_until(wait, deadline_ns) : deadline_ns;
+
         pthread_mutex_lock(&control->lock);
         const bool in_time = control->go >= call->number || td_control_faulted(control) ||
-                             td_control_wait(control, deadline_ns);
+                             td_control_wait(control, until) || td_clock_ns() < deadline_ns;
         const bool done = control->go >= call->number || td_control_faulted(control);
         pthread_mutex_unlock(&control->lock);
-        if (done || somebody_left(control, call->number))
+        if (done || somebody_left(control, call->number) || !td_control_goes_on(control, wait, call))
             return td_control_status(control, call);
         if (!in_time)
             return td_control_late(control, call);

@@ -104,7 +104,7 @@ struct td_control {
     bool secret;                   /* another's: strangers cannot know what the hub has shown to know */
     int wake;                      /* an eventfd that ends the thread's poll */
     pthread_t thread;
-    bool running, ending;
+    bool running, ending, gave_up;
     int64_t beat_ns;           /* of the thread: when it last said that it is alive */
     pthread_mutex_t send;      /* one sender at a time */
     pthread_mutex_t lock;      /* of all that follows */

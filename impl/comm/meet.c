@@ -127,10 +127,59 @@ bool td_meet_answer(const td_meeting *meeting, const td_greeting *theirs, td_gre
     return true;
 }
 
-/** Steps 1 and 2 at a rank's end. False: the other end is not rank 0 of the run. */
-static bool greet(int connection, td_key key, td_key *proof)
+/** A rank's search for rank 0. */
+typedef struct search {
+    const char *run, *where;
+    td_key token;
+    td_met *out;
+    td_wait wait;
+    bool ended;     /* by the caller */
+    bool strangers; /* somebody listens where rank 0 should, and is not */
+    bool foreign;   /* the file in the directory is another user's */
+} search;
+
+/** Why rank 0 was not found so far. */
+static const char *explain(const search *s, char text[320])
 {
-    const int64_t until = td_clock_ns() + ANSWER_MS * INT64_C(1000000);
+    snprintf(text, 320, "%s %.200s%s",
+             s->foreign     ? "another user made"
+             : s->strangers ? "the process that listens at"
+                            : "nobody answers at",
+             s->where, s->strangers ? " does not know this run's name and token" : "");
+    return text;
+}
+
+/** Whether the search goes on, as far as the caller says. */
+static bool goes_on(search *s)
+{
+    char text[320];
+
+    s->ended = s->ended || !td_wait_goes_on(&s->wait, explain(s, text));
+    return !s->ended;
+}
+
+/** Whether the connection is ready by then; the caller may end that as well. */
+static bool is_ready(search *s, int connection, short events, int64_t ms)
+{
+    const int64_t until = td_clock_ns() + ms * 1000000;
+    struct pollfd polled = {.fd = connection, .events = events};
+
+    while (goes_on(s)) {
+        const int64_t left_ms = (td_wait_until(&s->wait, until) - td_clock_ns()) / 1000000 + 1;
+        const int ready = poll(&polled, 1, left_ms > 0 ? (int)left_ms : 0);
+
+        if (ready > 0)
+            return true;
+        if (td_clock_ns() > until || (ready < 0 && errno != EINTR))
+            return false;
+    }
+    return false;
+}
+
+/** Steps 1 and 2 at a rank's end. False: the other end is not rank 0 of the run. */
+static bool greet(search *s, int connection)
+{
+    const td_key key = make_key(&s->token, s->run);
     td_greeting mine, answer;
     size_t held = 0;
 
@@ -140,36 +189,23 @@ static bool greet(int connection, td_key key, td_key *proof)
     if (send(connection, &mine, sizeof mine, MSG_NOSIGNAL) != (ssize_t)sizeof mine)
         return false;
     while (held < sizeof answer) {
-        struct pollfd polled = {.fd = connection, .events = POLLIN};
-        const int64_t left_ms = (until - td_clock_ns()) / 1000000;
-        const int come = left_ms > 0 ? poll(&polled, 1, (int)left_ms) : 0;
-
-        if (come < 0 && errno == EINTR)
-            continue;
-        const ssize_t got = come == 1 ? recv(connection, (char *)&answer + held, sizeof answer - held, 0) : 0;
+        const ssize_t got = is_ready(s, connection, POLLIN, ANSWER_MS)
+                                ? recv(connection, (char *)&answer + held, sizeof answer - held, 0)
+                                : 0;
         if (got <= 0)
             return false;
         held += (size_t)got;
     }
-    *proof = prove(key, 3, &mine.nonce, &answer.nonce);
+    s->out->proof = prove(key, 3, &mine.nonce, &answer.nonce);
     return td_key_same(answer.proof, prove(key, 2, &mine.nonce, &answer.nonce));
 }
-
-/** A rank's search for rank 0. */
-typedef struct search {
-    const char *run;
-    td_key token;
-    td_met *out;
-    bool strangers; /* somebody listens where rank 0 should, and is not */
-    bool foreign;   /* the file in the directory is another user's */
-} search;
 
 /** Keeps the connection if rank 0 is at its other end, else closes it. */
 static bool keep(search *s, int connection)
 {
     if (connection < 0)
         return false;
-    if (greet(connection, make_key(&s->token, s->run), &s->out->proof)) {
+    if (greet(s, connection)) {
         s->out->socket = connection;
         return true;
     }
@@ -427,11 +463,10 @@ static bool is_own_end(int connection)
 }
 
 /** Connects, or gives up after CONNECT_MS: -1. */
-static int connect_once(const struct addrinfo *at)
+static int connect_once(search *s, const struct addrinfo *at)
 {
     const int connection = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     const struct linger reset = {.l_onoff = 1};
-    struct pollfd ready = {.fd = connection, .events = POLLOUT};
     const int on = 1;
     int error = 0;
     socklen_t length = sizeof error;
@@ -441,7 +476,7 @@ static int connect_once(const struct addrinfo *at)
     /* Rank 0 can then listen at its port while this end happens to have it. */
     (void)setsockopt(connection, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     const bool joined = connect(connection, at->ai_addr, at->ai_addrlen) == 0 ||
-                        (errno == EINPROGRESS && poll(&ready, 1, CONNECT_MS) == 1 &&
+                        (errno == EINPROGRESS && is_ready(s, connection, POLLOUT, CONNECT_MS) &&
                          getsockopt(connection, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0);
     if (joined && !is_own_end(connection)) {
         (void)fcntl(connection, F_SETFL, 0);
@@ -461,7 +496,7 @@ static bool connect_to(search *s, const char *host, const char *port)
     if (getaddrinfo(host, port, &hints, &found) != 0)
         return false;
     for (const struct addrinfo *at = next_address(found, NULL); at && !met; at = next_address(found, at))
-        met = keep(s, connect_once(at));
+        met = keep(s, connect_once(s, at));
     freeaddrinfo(found);
     return met;
 }
@@ -629,11 +664,14 @@ td_status td_meet_connect(const td_meet_place *place, int64_t deadline_ns, td_me
 {
     td_status status = TD_OK;
     char host[256], port[8], path[PATH_MAX] = "";
-    search s = {.run = place->run, .out = out};
-    const char *where = place->address     ? place->address
-                        : place->directory ? path
-                        : place->run       ? place->run
-                                           : "the address that MPI told";
+    char text[320];
+    search s = {.run = place->run,
+                .where = place->address     ? place->address
+                         : place->directory ? path
+                         : place->run       ? place->run
+                                            : "the address that MPI told",
+                .out = out,
+                .wait = td_wait_begin(place->waiting)};
     bool met = false;
 
     *out = (td_met){.socket = -1};
@@ -652,12 +690,10 @@ td_status td_meet_connect(const td_meet_place *place, int64_t deadline_ns, td_me
                                  : connect_found(&s, place->found);
         if (met)
             break;
+        if (!goes_on(&s))
+            return td_fail(TD_RANK_FAILED, "the caller ended the wait for rank 0: %s", explain(&s, text));
         if (td_clock_ns() > deadline_ns)
-            return td_fail(TD_RANK_FAILED, "rank 0 did not come in time: %s %.200s%s",
-                           s.foreign     ? "another user made"
-                           : s.strangers ? "the process that listens at"
-                                         : "nobody answers at",
-                           where, s.strangers ? " does not know this run's name and token" : "");
+            return td_fail(TD_RANK_FAILED, "rank 0 did not come in time: %s", explain(&s, text));
         const struct timespec pause = {.tv_nsec = TRY_AGAIN_MS * 1000000};
         (void)nanosleep(&pause, NULL);
     }

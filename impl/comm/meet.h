@@ -3,6 +3,7 @@
 #define TD_COMM_MEET_H
 
 #include "base/key.h"
+#include "comm/thread.h"
 
 #include <limits.h>
 
@@ -15,6 +16,7 @@ typedef struct td_meet_place {
     const char *run;       /* its name; alone: ranks of one host, by a socket without a file */
     const char *found;     /* td_meet_listen's text, which the caller got from rank 0 */
     const char *token;     /* of an address: 32 hexadecimal digits; NULL: none */
+    td_waiting waiting;    /* hears of a rank's wait for rank 0 */
 } td_meet_place;
 
 /** Rank 0's end. */
@@ -56,8 +58,8 @@ bool td_meet_answer(const td_meeting *meeting, const td_greeting *theirs, td_gre
 /** Takes away what td_meet_listen made; may be called twice. */
 void td_meet_close(td_meeting *meeting);
 
-/** Connects to rank 0, and tries again until `deadline_ns`. TD_RANK_FAILED: rank 0 is not there; the message
- * says who is. TD_IO_ERROR: the place cannot be used. */
+/** Connects to rank 0, and tries again until `deadline_ns`. TD_RANK_FAILED: the caller ended the wait, or
+ * rank 0 is not there; the message says who is. TD_IO_ERROR: the place cannot be used. */
 td_status td_meet_connect(const td_meet_place *place, int64_t deadline_ns, td_met *out);
 
 /** The next connection to rank 0, or -1. */
