@@ -327,6 +327,8 @@ def _who() -> tuple[int, int, str]:
                 int(os.environ[ranks]),
                 hashlib.sha256(run.encode()).hexdigest()[:16],
             )
+    for pair in (pair[:2] for pair in LAUNCHERS[:2] if set(pair[:2]) & set(os.environ)):
+        raise RuntimeError(f"no ranks: {' and '.join(pair)} belong together, and one is not set")
     raise RuntimeError(
         "no ranks: call torch.distributed.init_process_group first, or start with torchrun or mpirun"
     )

@@ -98,6 +98,7 @@ class Ranks(Cli):
                 "SLURM_JOB_ID": "7",
             },
             {"SLURM_PROCID": "3"},  # inside a job, and started by no srun
+            {"WORLD_SIZE": "1", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},  # a script's for PyTorch
         ):
             self.assertEqual(self.with_launcher(**variables).returncode, 0)
 

@@ -2,13 +2,12 @@
 are two, or ranks may share one (TD_SHARE_GPU): as a program it exits with 77 where they have none; if TD_REQUIRE_GPU
 is set, it fails."""
 
+import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 import unittest.mock
 from pathlib import Path
@@ -198,6 +197,7 @@ def train_beside_one_process(rank, device):
 
 
 def shard_beside_the_whole(rank, device):
+    name_limits(device)
     for model in (Toy, Tied):
         torch.manual_seed(42)
         alone = model().to(device)
@@ -272,8 +272,7 @@ def a_rank(rank, what, folder, cuda):
     dist.destroy_process_group()
 
 
-def name_limits(rank, device):
-    del rank
+def name_limits(device):
     module = nn.Linear(2, 2).to(device)
     together = bridge.DataParallel(module, seconds=20.5, open_seconds=50)
     assert together._ranks.limits == {"open_seconds": 50, "seconds": 20.5}
@@ -287,19 +286,48 @@ def name_limits(rank, device):
     together.close()
 
 
-# A rank of a loop. When its error was there is printed.
+# Ranks of loops, forked from a process that has imported PyTorch. Each says in its file when its error was there. The
+# first process interrupts some when they wait, and prints how all ended.
 SCENARIOS = """
-import os, sys, time
+import json, os, signal, sys, time
 import torch
 from parity import bridge
 
-scenario, rank = sys.argv[1], int(os.environ["RANK"])
-
+folder, started = sys.argv[1], {}
+for scenario in ("alone", "waits", "limit", "raises", "leaves"):
+    for rank in (0, 1) if scenario != "alone" else (0,):
+        path = f"{folder}/{scenario}.{rank}"
+        process = os.fork()
+        if process == 0:
+            sys.stderr.flush()
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+            os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": f"{scenario}-{os.getppid()}"}
+            os.environ |= {"TANDEM_OPEN_SECONDS": "100", "TANDEM_SECONDS": "3" if scenario == "limit" else "100"}
+            break
+        started[process] = path
+    else:
+        continue
+    break
+if process:
+    sent = {}
+    ended = {}
+    until = time.monotonic() + 100
+    while started.keys() - ended.keys() and time.monotonic() < until:
+        for path, word in ((f"{folder}/alone.0", "waits: "), (f"{folder}/waits.0", "waits: all_reduce")):
+            if path not in sent and os.path.exists(path) and word in open(path).read():
+                sent[path] = time.monotonic()
+                os.kill(next(process for process, of in started.items() if of == path), signal.SIGINT)
+        process, status = os.waitpid(-1, os.WNOHANG)
+        ended |= {process: status} if process else {}
+        time.sleep(0.01)
+    for process in started.keys() - ended.keys():
+        os.kill(process, signal.SIGKILL)
+    json.dump({path: [ended.get(p, -1), sent.get(path)] for p, path in started.items()}, sys.stdout)
+    sys.stdout.flush()
+    os._exit(0)
 try:
     model = bridge.DataParallel(torch.nn.Linear(2, 2))
-    if rank == 1 and scenario == "waits":
-        time.sleep(6)
-    if rank == 1 and scenario == "limit":
+    if rank == 1 and scenario in ("waits", "limit"):
         time.sleep(5)
     if rank == 1 and scenario == "raises":
         raise ValueError("mine")
@@ -308,7 +336,7 @@ try:
     model(torch.ones(3, 2)).sum().backward()
     model.finish_gradient_synchronization()
 finally:
-    print(time.monotonic())
+    print("after", time.monotonic(), file=sys.stderr, flush=True)
 """
 
 
@@ -357,81 +385,49 @@ class Ranks(unittest.TestCase):
         self.assertEqual((len(weights), len(set(weights))), (RANKS, 1), done.stdout)  # the same on every rank
 
     def test_waits_limits_and_ends(self):
-        """What ranks of a loop say and how they end, all at a time: each waits, and imports PyTorch."""
-        started = {}
-        for scenario, ranks in (
-            ("alone", [0]),
-            ("nobody", [1]),
-            ("waits", [0, 1]),
-            ("limit", [0, 1]),
-            ("raises", [0, 1]),
-            ("leaves", [0, 1]),
-        ):
-            for rank in ranks:
-                variables = {
-                    "RANK": str(rank),
-                    "WORLD_SIZE": "2",
-                    "TORCHELASTIC_RUN_ID": f"{scenario}-{os.getpid()}",
-                }
-                variables |= {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-                variables |= {
-                    "TANDEM_OPEN_SECONDS": "100",
-                    "TANDEM_SECONDS": "3" if scenario == "limit" else "100",
-                }
-                started[scenario, rank] = subprocess.Popen(
-                    [sys.executable, "-c", SCENARIOS, scenario],
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    env=os.environ | variables,
-                )
-        for process in started.values():
-            self.addCleanup(process.communicate)
-            self.addCleanup(process.kill)
-        done = {}
-        for scenario, rank, awaited in (
-            ("alone", 0, "rank 1"),
-            ("nobody", 1, "nobody"),
-            ("waits", 0, "all_reduce"),
-        ):
-            process = started.pop((scenario, rank))
-            said = ""
-            while f"waits: {awaited}" not in said:  # after 2 s
-                line = process.stderr.readline()
-                self.assertTrue(line, said)
-                said += line
-            process.send_signal(signal.SIGINT)
-            sent = time.monotonic()
-            out, err = process.communicate(timeout=60)
-            done[scenario, rank] = process.returncode, said + err
-            self.assertLess(float(out) - sent, 1.0, (scenario, said, err))
-        for key, process in started.items():
-            out, err = process.communicate(timeout=120)
-            done[key] = process.returncode, err
-        for (scenario, rank), (status, err) in done.items():
-            with self.subTest(scenario=scenario, rank=rank):
-                self.assertEqual(err.count("Traceback"), 1, err)
-                self.assertNotEqual(status, 0)
-        for key, words in {
-            ("alone", 0): ["tandem: rank 0 of 2 waits: rank 1 has not come", "KeyboardInterrupt"],
-            ("nobody", 1): ["tandem: rank 1 of 2 waits: nobody answers at", "KeyboardInterrupt"],
-            ("waits", 0): [
-                "waits: all_reduce #7 of 64 f32 (average): rank 1 has not made it",
-                "KeyboardInterrupt",
+        """What ranks of a loop say, and how they end."""
+        folder = self.enterContext(tempfile.TemporaryDirectory(prefix="tandem-bridge-"))
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", SCENARIOS, folder]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        interrupted = 0
+        said = {}
+        for path, (status, sent) in json.loads(done.stdout).items():
+            text = said[Path(path).name] = Path(path).read_text()
+            with self.subTest(path):
+                self.assertEqual(text.count("Traceback"), 1, text)
+                self.assertTrue(status > 0, (status, text))
+                if sent is not None:
+                    interrupted += 1
+                    self.assertIn("\nKeyboardInterrupt\n", text)
+                    self.assertLess(float(re.search(r"after (\S+)", text)[1]) - sent, 1.0)
+        self.assertEqual(interrupted, 2)
+        for name, words in {
+            "alone.0": ["tandem: rank 0 of 2 waits: rank 1 has not come"],
+            "waits.0": [
+                "tandem: rank 0 of 2 waits: all_reduce #7 of 64 f32 (average): rank 1 has not made it"
             ],
-            ("waits", 1): ["gave up: its caller ended the wait"],
-            ("limit", 0): ["is late", "; seconds is 3 (seconds= or TANDEM_SECONDS raises it)"],
-            ("limit", 1): ["is late", "; seconds is 3 (seconds= or TANDEM_SECONDS raises it)"],
-            ("raises", 0): ["rank 1 (process ", "gave up: its program failed"],
-            ("raises", 1): ["ValueError: mine"],
-            ("leaves", 0): ["made another call, close #7"],
-            ("leaves", 1): ["td_comm_close: TD_RANK_FAILED: "],
+            "waits.1": ["gave up: its caller ended the wait"],
+            "limit.0": ["is late", "; seconds is 3 (seconds= or TANDEM_SECONDS raises it)"],
+            "limit.1": ["is late", "; seconds is 3 (seconds= or TANDEM_SECONDS raises it)"],
+            "raises.0": ["rank 1 (process ", "gave up: its program failed"],
+            "raises.1": ["ValueError: mine"],
+            "leaves.0": ["made another call, close #7"],
+            "leaves.1": ["td_comm_close: TD_RANK_FAILED: "],
         }.items():
             for word in words:
-                self.assertIn(word, done[key][1])
+                self.assertIn(word, said[name])
 
-    def test_limits_are_arguments(self):
-        self.start(name_limits)
+    def test_half_of_what_a_launcher_says(self):
+        for variables in ({"RANK": "0"}, {"WORLD_SIZE": "2"}):
+            with (
+                unittest.mock.patch.dict(os.environ, variables, clear=True),
+                self.assertRaisesRegex(
+                    RuntimeError, "RANK and WORLD_SIZE belong together, and one is not set"
+                ),
+            ):
+                bridge._who()
 
     def test_no_ranks(self):
         with self.assertRaisesRegex(

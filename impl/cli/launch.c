@@ -70,9 +70,6 @@ td_status td_launch_read(td_launch *out)
     for (size_t i = 0; i < sizeof launchers / sizeof *launchers && out->rank < 0; i++) {
         /* A job of Slurm's has a rank where no srun started anything. */
         const char *rank = getenv(launchers[i].rank), *ranks = getenv(launchers[i].ranks);
-        TD_CHECK(i == 2 || !rank == !ranks, "%s is '%.40s', and %s is not set: a rank needs both",
-                 rank ? launchers[i].rank : launchers[i].ranks, rank ? rank : ranks,
-                 rank ? launchers[i].ranks : launchers[i].rank);
         if (!rank || !ranks)
             continue;
         out->launcher = launchers[i].launcher;
@@ -88,6 +85,13 @@ td_status td_launch_read(td_launch *out)
         name_run(out, getenv(launchers[i].run), getenv(launchers[i].part));
         TD_CHECK(out->ranks >= 1 && out->rank < out->ranks, "%s is %d, and %s is %d", launchers[i].rank,
                  (int)out->rank, launchers[i].ranks, (int)out->ranks);
+    }
+    for (int i = 0; i < 2 && out->rank < 0; i++) {
+        const char *const names[] = {launchers[i].rank, launchers[i].ranks};
+        const int set = getenv(names[0]) ? 0 : 1;
+
+        TD_CHECK(!getenv(names[set]), "%s is '%.40s', and %s is not set: a rank needs both", names[set],
+                 getenv(names[set]), names[!set]);
     }
     if (out->rank < 0) {
         out->rank = out->local_rank = 0;

@@ -61,7 +61,8 @@ typedef enum td_reduction { TD_SUM = 0, TD_AVERAGE, TD_MAX } td_reduction;
 
 /** How the ranks find each other:
  *
- *   address    "host:port" at which rank 0 listens
+ *   address    "host:port" at which rank 0 listens: at a number there alone, at a name of its host on all
+ *              interfaces, at "localhost" on the loopback. IPv4 goes before IPv6
  *   directory  rank 0 listens at a port that is free, and leaves the address in a file of this directory,
  *              which all ranks see, until all have come
  *   neither    by `run` alone if all ranks are on this host (a socket of that name, no file), else by MPI,
