@@ -22,6 +22,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -210,6 +211,7 @@ class _Ranks:
         rank, ranks, run = _who()
         self.rank, self.ranks, self._told = rank, ranks, False
         self.limits = {name: device.limits.get(name, _seconds_of(name)) for name in LIMITS}
+        _signals()
         ffi = device.c.ffi
         self._hears = ffi.callback("bool(void *, double, const char *)", self._hear, onerror=self._stop)
         backend = os.environ.get("TANDEM_BACKEND") or _usual_backend(device)
@@ -231,11 +233,15 @@ class _Ranks:
             self.comm = c.value("td_comm_open", c.device, options)
 
     def _hear(self, _, seconds: float, what) -> bool:
-        """C's call waits. Python runs the handlers of signals in here; what they raise goes to _stop."""
+        """C's call waits. Python runs the handlers of signals in here; what they raise goes to _stop. On another
+        thread than the main one, as autograd's of a GPU, Python runs none: there an interrupt ends the wait."""
         if seconds >= 2 and not self._told:
             text = self.device.c.ffi.string(what).decode(errors="replace")
             print(f"tandem: rank {self.rank} of {self.ranks} waits: {text}", file=sys.stderr, flush=True)
         self._told = seconds >= 2
+        came = signal.SIGINT in _signals_so_far()
+        if came and seconds > 0.3 and threading.current_thread() is not threading.main_thread():
+            return signal.getsignal(signal.SIGINT) is not signal.default_int_handler
         return True
 
     def _stop(self, _, error: BaseException, trace) -> bool:
@@ -278,6 +284,31 @@ class _Ranks:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)  # what Finalize's functions raise does not count
+
+
+@functools.cache
+def _signals() -> int | None:
+    """A pipe with the numbers of signals as they come; None: somebody else has them, as an event loop."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    reads, writes = os.pipe()
+    os.set_blocking(reads, False)
+    os.set_blocking(writes, False)
+    former = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    if former == -1:
+        return reads
+    signal.set_wakeup_fd(former)
+    os.close(reads)
+    os.close(writes)
+    return None
+
+
+def _signals_so_far() -> bytes:
+    """Their numbers since the last call. The first call of a wait finds old ones, too."""
+    pipe = _signals()
+    with contextlib.suppress(BlockingIOError):
+        return os.read(pipe, 4096) if pipe is not None else b""
+    return b""
 
 
 def _has_died() -> bool:

@@ -286,15 +286,15 @@ def name_limits(device):
     together.close()
 
 
-# Ranks of loops, forked from a process that has imported PyTorch. Each says in its file when its error was there. The
-# first process interrupts some when they wait, and prints how all ended.
+# Ranks of loops, forked from a process that has imported PyTorch. Each says in its file when its error was
+# there. The first process interrupts some when they wait, and prints how all ended.
 SCENARIOS = """
-import json, os, signal, sys, time
+import json, os, signal, sys, threading, time
 import torch
 from parity import bridge
 
 folder, started = sys.argv[1], {}
-for scenario in ("alone", "waits", "limit", "raises", "leaves"):
+for scenario in ("alone", "waits", "thread", "limit", "raises", "leaves"):
     for rank in (0, 1) if scenario != "alone" else (0,):
         path = f"{folder}/{scenario}.{rank}"
         process = os.fork()
@@ -313,7 +313,8 @@ if process:
     ended = {}
     until = time.monotonic() + 100
     while started.keys() - ended.keys() and time.monotonic() < until:
-        for path, word in ((f"{folder}/alone.0", "waits: "), (f"{folder}/waits.0", "waits: all_reduce")):
+        for name, word in (("alone.0", "waits: "), ("waits.0", "waits: all_"), ("thread.0", "waits: all_")):
+            path = f"{folder}/{name}"
             if path not in sent and os.path.exists(path) and word in open(path).read():
                 sent[path] = time.monotonic()
                 os.kill(next(process for process, of in started.items() if of == path), signal.SIGINT)
@@ -327,16 +328,29 @@ if process:
     os._exit(0)
 try:
     model = bridge.DataParallel(torch.nn.Linear(2, 2))
-    if rank == 1 and scenario in ("waits", "limit"):
+    if rank == 1 and scenario in ("waits", "thread", "limit"):
         time.sleep(5)
     if rank == 1 and scenario == "raises":
         raise ValueError("mine")
     if rank == 1 and scenario == "leaves":
         sys.exit(0)
-    model(torch.ones(3, 2)).sum().backward()
-    model.finish_gradient_synchronization()
+    def step():
+        try:
+            model(torch.ones(3, 2)).sum().backward()
+            model.finish_gradient_synchronization()
+        except RuntimeError:
+            print("after", time.monotonic(), file=sys.stderr, flush=True)
+            raise
+    if rank == 0 and scenario == "thread":  # as autograd's of a GPU
+        thread = threading.Thread(target=step)
+        threading.excepthook = lambda _: None
+        thread.start()
+        thread.join()
+    else:
+        step()
 finally:
-    print("after", time.monotonic(), file=sys.stderr, flush=True)
+    if scenario != "thread":
+        print("after", time.monotonic(), file=sys.stderr, flush=True)
 """
 
 
@@ -402,13 +416,14 @@ class Ranks(unittest.TestCase):
                     interrupted += 1
                     self.assertIn("\nKeyboardInterrupt\n", text)
                     self.assertLess(float(re.search(r"after (\S+)", text)[1]) - sent, 1.0)
-        self.assertEqual(interrupted, 2)
+        self.assertEqual(interrupted, 3)
         for name, words in {
             "alone.0": ["tandem: rank 0 of 2 waits: rank 1 has not come"],
             "waits.0": [
                 "tandem: rank 0 of 2 waits: all_reduce #7 of 64 f32 (average): rank 1 has not made it"
             ],
             "waits.1": ["gave up: its caller ended the wait"],
+            "thread.1": ["gave up: its caller ended the wait"],
             "limit.0": ["is late", "; seconds is 3 (seconds= or TANDEM_SECONDS raises it)"],
             "limit.1": ["is late", "; seconds is 3 (seconds= or TANDEM_SECONDS raises it)"],
             "raises.0": ["rank 1 (process ", "gave up: its program failed"],
