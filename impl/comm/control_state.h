@@ -101,7 +101,7 @@ struct td_control {
     connection *connections; /* the hub's [ranks - 1], rank 1's first; another's [1] */
     int connection_count;
     stranger strangers[STRANGERS]; /* the hub's */
-    bool secret;                   /* another's: strangers cannot know what the hub has shown to know */
+    bool secret;                   /* another rank's: the hub has shown that it knows a token */
     int wake;                      /* an eventfd that ends the thread's poll */
     pthread_t thread;
     bool running, ending, gave_up;

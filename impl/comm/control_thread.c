@@ -15,9 +15,9 @@
 /* The page can neither shrink nor grow under a process that has mapped it. */
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
-/** Takes the page that rank 0's process holds. NULL: it cannot be reached, or is none. Whoever is at the
- * other end names a process and a descriptor: that must be its own process, as the system or a secret says,
- * and a page like make_page's, for what is taken is written. */
+/** Maps the page that rank 0 names by a process and a descriptor. NULL: it cannot be reached, or is not a
+ * page. The process must be rank 0's, as the system or a token says, and the file a sealed one like
+ * make_page's: this rank writes to what it maps. */
 static td_ledger *map_page(const td_control *control, const ready *r, size_t bytes)
 {
     const int64_t known = td_meet_process(control->connections[0].socket);
@@ -410,8 +410,8 @@ static void hear_stranger(td_control *control, stranger *s)
     }
 }
 
-/** A new connection takes the place of the one that has been silent for longest, so that no crowd keeps a
- * rank out: that has greeted before it is accepted. */
+/** A new connection takes the place of the oldest stranger. So no crowd keeps a rank out: a rank sends its
+ * greeting before rank 0 accepts the connection. */
 static void welcome(td_control *control)
 {
     stranger *place = &control->strangers[0];
@@ -431,7 +431,7 @@ static void welcome(td_control *control)
     hear_stranger(control, place);
 }
 
-/** Those whose time is over; once the run has begun, all. */
+/** Drops strangers whose time is over. After the run began it drops all. */
 static void drop_strangers(td_control *control)
 {
     const int64_t now = td_clock_ns();
