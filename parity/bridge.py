@@ -12,6 +12,10 @@ course's tests call.
 Ranks are those of torch.distributed's default process group, where there is one, else those that mpirun, torchrun or
 srun has started. What they send goes through libtandem: NCCL on GPUs, on a CPU MPI under mpirun and Gloo otherwise
 (TANDEM_BACKEND names another). The library is build/default's, or TANDEM_LIBRARY's.
+
+Limits are arguments of DataParallel and ShardedOptimizer, or environment variables: open_seconds (TANDEM_OPEN_SECONDS;
+60) for all ranks to come, seconds (TANDEM_SECONDS; 30) for a call and for the other ranks to make it. A rank that
+waits for 2 s says for what. Ctrl-C ends the wait.
 """
 
 import contextlib
@@ -20,7 +24,10 @@ import hashlib
 import io
 import itertools
 import os
+import signal
+import sys
 import threading
+import traceback
 from collections.abc import Iterable, Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -31,7 +38,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parity.core.draw import DTYPES
-from parity.core.library import Library, Session
+from parity.core.library import Library, Session, TandemError
 
 NAMES = {kind: name for name, kind in DTYPES.items()}
 SENT = ("f64", "f32", "f16", "bf16", "i64")  # types that collectives know
@@ -42,6 +49,7 @@ LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_PORT"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID"),
 )
+LIMITS = {"open_seconds": "TANDEM_OPEN_SECONDS", "seconds": "TANDEM_SECONDS"}
 MOST_CALLS = 512  # on their way at a time
 MOST_BYTES = 32768  # of an exchange
 
@@ -64,6 +72,9 @@ class _Device:
         self._place = _Place(device)
         self.c = Session(_library(), self._place)
         self._lock = threading.RLock()
+        self.limits: dict[str, float] = {}  # that callers named
+        self.stopped: BaseException | None = None  # what ended a wait in C: KeyboardInterrupt, mostly
+        self.failed = False  # a call of C's has; its error was raised
         self._streams = {self._place.stream(): self.c._stream}
 
     @contextlib.contextmanager
@@ -76,7 +87,17 @@ class _Device:
                     pointer = self.c.ffi.cast("void *", native)
                     self._streams[native] = self.c.value("td_stream_wrap", self.c.device, pointer)
                 self.c.td_device_set_stream(self.c.device, self._streams[native])
-            yield self.c
+            try:
+                yield self.c
+            except TandemError as error:
+                self.failed = True
+                stopped, self.stopped = self.stopped, None
+                if stopped is not None:
+                    raise stopped from None
+                for name, variable in LIMITS.items():
+                    if f"; {name} is " in error.message:
+                        error.args = (f"{error} ({name}= or {variable} raises it)",)
+                raise
 
 
 @functools.cache
@@ -191,6 +212,11 @@ class _Ranks:
     def __init__(self, device: _Device):
         self.device = device
         rank, ranks, run = _who()
+        self.rank, self.ranks, self._told = rank, ranks, False
+        self.limits = {name: device.limits.get(name, _seconds_of(name)) for name in LIMITS}
+        _signals()
+        ffi = device.c.ffi
+        self._hears = ffi.callback("bool(void *, double, const char *)", self._hear, onerror=self._stop)
         backend = os.environ.get("TANDEM_BACKEND") or _usual_backend(device)
         with device.calls() as c:
             options = c.struct(
@@ -202,10 +228,29 @@ class _Ranks:
                 run=run,
                 directory=os.environ.get("TANDEM_DIRECTORY") or None,
                 address=os.environ.get("TANDEM_ADDRESS") or None,
+                token=_token(rank, run),
                 nccl_host=os.environ.get("NCCL_HOSTID"),
+                waiting=self._hears,
+                **{name: limit for name, limit in self.limits.items() if limit is not None},
             )
             self.comm = c.value("td_comm_open", c.device, options)
-        self.rank, self.ranks = rank, ranks
+
+    def _hear(self, _, seconds: float, what) -> bool:
+        """C's call waits. Python runs the handlers of signals in here; what they raise goes to _stop. On another
+        thread than the main one, as autograd's of a GPU, Python runs none: there an interrupt ends the wait."""
+        if seconds >= 2 and not self._told:
+            text = self.device.c.ffi.string(what).decode(errors="replace")
+            print(f"tandem: rank {self.rank} of {self.ranks} waits: {text}", file=sys.stderr, flush=True)
+        self._told = seconds >= 2
+        came = signal.SIGINT in _signals_so_far()
+        if came and seconds > 0.3 and threading.current_thread() is not threading.main_thread():
+            return signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        return True
+
+    def _stop(self, _, error: BaseException, trace) -> bool:
+        """The wait ends, and calls() raises this in the place of C's error."""
+        self.device.stopped = error
+        return False
 
     def broadcast(self, tensors: Iterable[tuple[Tensor, int]]) -> None:
         """Each tensor becomes that of its rank, whatever its type and strides."""
@@ -258,8 +303,60 @@ class _Ranks:
         return parts
 
     def close(self) -> None:
-        with self.device.calls() as c:
-            c.td_comm_close(self.comm)
+        """At the end of the process, which is a failure if this fails. A program that failed says so once: the others
+        hear of it, and nothing more is raised."""
+        failed = self.device.failed or sys.exc_info()[0] is not None or _has_died()
+        try:
+            with self.device.calls() as c:
+                if failed:
+                    c.td_comm_abort(self.comm, "its program failed")
+                c.td_comm_close(self.comm)
+        except BaseException:
+            if failed:
+                return
+            traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)  # what Finalize's functions raise does not count
+
+
+@functools.cache
+def _signals() -> int | None:
+    """A pipe with the numbers of signals as they come; None: somebody else has them, as an event loop."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    reads, writes = os.pipe()
+    os.set_blocking(reads, False)
+    os.set_blocking(writes, False)
+    former = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    if former == -1:
+        return reads
+    signal.set_wakeup_fd(former)
+    os.close(reads)
+    os.close(writes)
+    return None
+
+
+def _signals_so_far() -> bytes:
+    """Their numbers since the last call. The first call of a wait finds old ones, too."""
+    pipe = _signals()
+    with contextlib.suppress(BlockingIOError):
+        return os.read(pipe, 4096) if pipe is not None else b""
+    return b""
+
+
+def _has_died() -> bool:
+    """Whether the interpreter has printed the error that ends this program."""
+    return getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
+
+
+def _seconds_of(name: str) -> float | None:
+    """A limit of the environment's; None: the library's own."""
+    text = os.environ.get(LIMITS[name])
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise ValueError(f"{LIMITS[name]} is '{text}', needs a number of seconds") from None
 
 
 def _digest(content: bytes) -> bytes:
@@ -297,7 +394,7 @@ def _who() -> tuple[int, int, str]:
     """This rank, how many there are, and a name for this run that no other has."""
     if dist.is_available() and dist.is_initialized():
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        names = [f"bridge-{os.getpid()}-{os.urandom(4).hex()}"]
+        names = [f"bridge-{os.getpid()}-{os.urandom(16).hex()}"]
         dist.broadcast_object_list(names, src=0)
         return rank, ranks, names[0]
     for rank, ranks, *names in LAUNCHERS:
@@ -308,9 +405,34 @@ def _who() -> tuple[int, int, str]:
                 int(os.environ[ranks]),
                 hashlib.sha256(run.encode()).hexdigest()[:16],
             )
+    for pair in (pair[:2] for pair in LAUNCHERS[:2] if set(pair[:2]) & set(os.environ)):
+        raise RuntimeError(f"no ranks: {' and '.join(pair)} belong together, and one is not set")
     raise RuntimeError(
         "no ranks: call torch.distributed.init_process_group first, or start with torchrun or mpirun"
     )
+
+
+def _token(rank: int, run: str) -> str | None:
+    """What keeps strangers out of a run with an address: random, if torch.distributed spread the run's name, else
+    TANDEM_TOKEN's or of the file that TANDEM_TOKEN_FILE names. Rank 0 says if there is none."""
+    token, path = os.environ.get("TANDEM_TOKEN"), os.environ.get("TANDEM_TOKEN_FILE")
+    address = os.environ.get("TANDEM_ADDRESS")
+    if not address:
+        return None
+    if dist.is_available() and dist.is_initialized():
+        return hashlib.sha256(run.encode()).hexdigest()[:32]
+    if token is None and path is not None:
+        with open(path) as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise PermissionError(f"TANDEM_TOKEN_FILE '{path}' may be read by other users: chmod 600")
+            token = file.read().strip()
+    if token is None and rank == 0:
+        print(
+            f"tandem: {address} is not protected: whoever reaches the port can join or end this run; set TANDEM_TOKEN "
+            "or TANDEM_TOKEN_FILE",
+            file=sys.stderr,
+        )
+    return token
 
 
 def _usual_backend(device: _Device) -> str:
@@ -324,6 +446,19 @@ def _ranks(device: _Device) -> _Ranks:
     """The communicator of a device; it ends with the process, together with the other ranks'."""
     ranks = _Ranks(device)
     Finalize(None, ranks.close, exitpriority=1)  # behind what uses it
+    return ranks
+
+
+def _ranks_within(device: _Device, **limits: float | None) -> _Ranks:
+    """The same; limits that are named are what the ranks meet with, and are refused if they have met with others."""
+    named = {name: limit for name, limit in limits.items() if limit is not None}
+    device.limits |= named
+    ranks = _ranks(device)
+    for name, limit in named.items():
+        if limit != ranks.limits[name]:
+            raise ValueError(
+                f"{name} is {limit}: the ranks have met with {ranks.limits[name] or 'the default'}"
+            )
     return ranks
 
 
@@ -351,7 +486,15 @@ class DataParallel(nn.Module):
     Parameters stay the same ones: if one was replaced, unfrozen or frozen since, or has another type, then the next
     pass says so by its name."""
 
-    def __init__(self, module: nn.Module, strategy: str = "overlap", bucket_mb: float | None = None):
+    def __init__(
+        self,
+        module: nn.Module,
+        strategy: str = "overlap",
+        bucket_mb: float | None = None,
+        *,
+        open_seconds: float | None = None,
+        seconds: float | None = None,
+    ):
         super().__init__()
         self.module = module
         parameters = dict(module.named_parameters())  # a shared one once
@@ -364,7 +507,8 @@ class DataParallel(nn.Module):
             if not parameter.is_contiguous():
                 raise ValueError(f"parameter {name} has strides {parameter.stride()}, needs a contiguous one")
         self._parameters_of = list(parameters.values())
-        self._ranks = _ranks(_device_of(self._parameters_of[0]))
+        device = _device_of(self._parameters_of[0])
+        self._ranks = _ranks_within(device, open_seconds=open_seconds, seconds=seconds)
         self._model = next(_models)
         self._passes = self._finishes = 0  # that ended, and calls of finish_gradient_synchronization()
         self._numbers = {parameter: index for index, parameter in enumerate(self._parameters_of)}
@@ -560,8 +704,17 @@ class ShardedOptimizer(torch.optim.Optimizer):
     state_dict() is this rank's part. consolidate_state_dict() makes the state of all ranks, which any number of ranks
     and the plain optimizer load."""
 
-    def __init__(self, params: Iterable, optimizer_cls: type[torch.optim.Optimizer], **options: Any):
+    def __init__(
+        self,
+        params: Iterable,
+        optimizer_cls: type[torch.optim.Optimizer],
+        *,
+        open_seconds: float | None = None,
+        seconds: float | None = None,
+        **options: Any,
+    ):
         self._class, self._options = optimizer_cls, options
+        self._limits = {"open_seconds": open_seconds, "seconds": seconds}
         self._inner: torch.optim.Optimizer | None = None
         self._owners: dict[Tensor, int] = {}  # in the order of all groups
         self._loads = None
@@ -574,7 +727,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         group = self.param_groups[-1]
         params = group["params"]
         if self._loads is None:
-            self._ranks = _ranks(_device_of(params[0]))
+            self._ranks = _ranks_within(_device_of(params[0]), **self._limits)
             with self._ranks.device.calls() as c:
                 self._loads = c.ffi.new("int64_t[]", self._ranks.ranks)
         with self._ranks.device.calls() as c:

@@ -16,7 +16,7 @@ _Static_assert((int)TD_COMM_F64 == TD_F64 && (int)TD_COMM_F32 == TD_F32 && (int)
                    (int)TD_COMM_BF16 == TD_BF16,
                "the floating-point types of collectives have td_dtype's numbers");
 
-enum { BACKENDS = 3, TYPES = 5, MOST_RUN = 40 };
+enum { BACKENDS = 3, TYPES = 5 };
 
 static const struct {
     const char *name, *library, *option;
@@ -120,11 +120,13 @@ static td_status check_options(const td_device *dev, const td_comm_options *opti
              (int)options->ranks);
     TD_CHECK(options->local_ranks >= 0 && options->local_ranks <= options->ranks, "local_ranks is %d of %d",
              (int)options->local_ranks, (int)options->ranks);
-    TD_CHECK(!options->run ||
-                 (options->run[0] && strlen(options->run) <= MOST_RUN && !strchr(options->run, '/')),
-             "run is '%.60s', needs 1 to %d characters without a '/'", options->run, MOST_RUN);
+    TD_CHECK(!options->run || options->run[0], "run is ''");
     TD_CHECK(!options->directory || options->directory[0], "directory is ''");
     TD_CHECK(!options->address || options->address[0], "address is ''");
+    td_key token;
+    TD_CHECK(!options->token || td_key_parse(options->token, &token),
+             "token is of %zu characters, needs %d hexadecimal digits", strlen(options->token),
+             TD_KEY_DIGITS);
     TD_CHECK(!options->directory || !options->address, "directory and address are both told, one is needed");
     TD_TRY(check_seconds("open_seconds", options->open_seconds));
     TD_TRY(check_seconds("seconds", options->seconds));
@@ -153,23 +155,27 @@ static td_status connect_ranks(td_comm *comm, int64_t deadline_ns)
     const td_comm_options *o = &comm->options;
     td_meeting meeting = {.listener = -1};
     char text[TD_MEET_TEXT] = "", device[TD_MEET_HOST] = "";
-    td_control_options control = {
-        .rank = o->rank,
-        .ranks = o->ranks,
-        .backend = (int)o->backend,
-        .run = comm->run,
-        .device = device,
-        .place = {.address = o->address, .directory = o->directory, .run = comm->run},
-        .deadline_ns = deadline_ns,
-        .on_fault = on_fault,
-        .user = comm};
+    td_control_options control = {.rank = o->rank,
+                                  .ranks = o->ranks,
+                                  .backend = (int)o->backend,
+                                  .device = device,
+                                  .place = {.address = o->address,
+                                            .directory = o->directory,
+                                            .run = o->run ? o->run : "run",
+                                            .token = o->token,
+                                            .waiting = td_comm_waiting(comm)},
+                                  .open_seconds = o->open_seconds,
+                                  .seconds = o->seconds,
+                                  .deadline_ns = deadline_ns,
+                                  .on_fault = on_fault,
+                                  .user = comm};
 
 #ifdef TANDEM_HAVE_NCCL
     if (o->backend == TD_COMM_NCCL)
         TD_TRY(td_comm_nccl_device(comm->dev, o->nccl_host, device));
 #endif
     if (!o->address && !o->directory && o->local_ranks != 0 && o->local_ranks < o->ranks) {
-        control.place = (td_meet_place){.found = text};
+        control.place = (td_meet_place){.found = text, .waiting = td_comm_waiting(comm)};
         if (o->rank == 0)
             TD_TRY(td_meet_listen(&control.place, &meeting));
         snprintf(text, sizeof text, "%s", meeting.text);
@@ -239,7 +245,6 @@ td_status td_comm_open(td_device *dev, const td_comm_options *options, td_comm *
     comm->free_works = comm->works;
     comm->dev = dev;
     comm->options = *options;
-    snprintf(comm->run, sizeof comm->run, "%s", options->run ? options->run : "run");
     char key[TD_MEET_KEY];
     td_meet_host(key, comm->own_host);
     comm->own_process = getpid();
@@ -261,7 +266,7 @@ td_status td_comm_open(td_device *dev, const td_comm_options *options, td_comm *
     }
     /* These are the caller's, and not looked at again. */
     comm->options.run = comm->options.directory = NULL;
-    comm->options.address = comm->options.nccl_host = NULL;
+    comm->options.address = comm->options.nccl_host = comm->options.token = NULL;
     *out = comm;
     comm = NULL;
 cleanup:
