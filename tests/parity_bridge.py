@@ -194,6 +194,9 @@ def train_beside_one_process(rank, device):
                 for optimizer in sgd:
                     optimizer.zero_grad(set_to_none=step % 2 == 0)
                 nn.functional.mse_loss(alone(x[order]), y[order]).backward()
+                if step == 2:  # an exception ends no_sync() too
+                    with contextlib.suppress(ValueError), together.no_sync():
+                        raise ValueError
                 if step == 3:  # in two micro-batches
                     with together.no_sync():
                         (nn.functional.mse_loss(together(x[mine[:4]]), y[mine[:4]]) * 0.4).backward()

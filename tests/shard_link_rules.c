@@ -4,6 +4,7 @@
 #include "support/as_if_graphs.h"
 #include "support/shard_kit.h"
 
+#include <inttypes.h>
 #include <math.h>
 
 /* To the byte, where no padding is: Psi 8 / ranks. */
@@ -38,7 +39,10 @@ static void state_has_the_bytes_that_accounting_predicts(void **unused)
         td_assert_ok(td_comm_exchange(shard_comm, &mine, sizeof mine, all));
         for (int rank = 0; rank < shard_info.ranks; rank++)
             sum += all[rank];
-        assert_int_equal(sum + 8 * what.repeated, memory.optimizer_state);
+        if (sum + 8 * what.repeated != memory.optimizer_state)
+            fail_msg("%s: the ranks' state has %" PRId64 " bytes, needs %" PRId64,
+                     kind == TD_SHARD_FLAT ? "flat" : "tensors", sum + 8 * what.repeated,
+                     memory.optimizer_state);
         if (kind == TD_SHARD_FLAT && shard_info.ranks != 3) {
             assert_int_equal(what.repeated, 0);
             assert_int_equal(what.moment_bytes, memory.optimizer_state / shard_info.ranks);

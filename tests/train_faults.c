@@ -358,6 +358,18 @@ static const td_hyperparameters
 
 static td_hook callers; /* takes no part, but stands in the chain */
 
+/* A gather would read the new weights after this event. An update of the second stream is before it. */
+static td_status on_updated(td_hook *hook, td_range range, td_event *event)
+{
+    (void)hook;
+    if ((event != NULL) != side.there || side.working || (side.there && !side.marked))
+        fail_msg("elements %" PRId64 " to %" PRId64 " were announced before their update", range.begin,
+                 range.end);
+    return TD_OK;
+}
+
+static td_hook gathers = {.updated = on_updated};
+
 static td_train_config config_of(const kind *k)
 {
     return (td_train_config){
@@ -374,7 +386,8 @@ static td_train_config config_of(const kind *k)
         .clip = k->clip,
         .micro_batches = k->micros,
         .capture = k->capture,
-        .hooks = &callers};
+        .hooks = &callers,
+        .behind = &gathers};
 }
 
 /* The device is as the kind wants it, and nothing has happened yet. */
