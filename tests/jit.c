@@ -72,7 +72,7 @@ static const char *false_compiler(const char *name, const char *instead)
 
     snprintf(path, sizeof path, "%s/%s", folder, name);
     snprintf(text, sizeof text,
-             "#!/bin/sh\ncase \"$*\" in *-dM*) echo '#define __STDC__ 1'; exit 0;; esac\n"
+             "#!/bin/sh\nself=$0\ncase \"$*\" in *-dM*) echo '#define __STDC__ 1'; exit 0;; esac\n"
              "while [ $# -gt 2 ]; do [ \"$1\" = -o ] && out=$2; shift; done\n%s\n",
              instead);
     write_file(path, text, 0700);
@@ -411,15 +411,31 @@ static void an_entry_of_another_key_is_stale(void **state)
 
 static void what_others_may_write_is_not_run(void **state)
 {
+    static const mode_t modes[] = {0646, 0664};
     const char *cache = cache_of("others");
 
     (void)state;
     (void)run_with(quick(), cache);
-    assert_int_equal(chmod(entry_of(cache), 0666), 0);
-    const td_jit_info info = run_with(quick(), cache);
-    assert_int_equal(info.rejected, 1);
-    assert_words(info.note, "any user may write it");
-    assert_int_equal(run_with(quick(), cache).loaded, 1); /* replaced by our own */
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        assert_int_equal(chmod(entry_of(cache), modes[i]), 0);
+        const td_jit_info info = run_with(quick(), cache);
+        assert_int_equal(info.rejected, 1);
+        assert_words(info.note, "others than its owner may write it");
+        assert_int_equal(run_with(quick(), cache).loaded, 1); /* replaced by our own */
+    }
+}
+
+static void own_entries_are_used_whatever_the_umask(void **state)
+{
+    const char *cache = cache_of("umask");
+    const mode_t before = umask(0);
+
+    (void)state;
+    const td_jit_info first = run_with(quick(), cache), second = run_with(quick(), cache);
+    umask(before);
+    assert_int_equal(first.compiled, 1);
+    assert_int_equal(second.loaded, 1);
+    assert_int_equal(second.rejected, 0);
 }
 
 static void a_folder_that_is_not_one_costs_the_cache_alone(void **state)
@@ -591,6 +607,22 @@ static void another_compiler_is_another_entry(void **state)
     assert_int_equal(run_with(first, cache).loaded, 1);
     assert_int_equal(run_with(NULL, cache).compiled, 1);
     assert_int_equal(run_with(NULL, cache).loaded, 1);
+}
+
+/* ccache's way: one program, which its links' names tell what to be. */
+static void a_compiler_may_be_a_link_to_a_program_of_another_name(void **state)
+{
+    char link[160], program[160];
+
+    (void)state;
+    snprintf(program, sizeof program, "%s",
+             false_compiler("multi",
+                            "case \"$self\" in */own-cc) exec cc -O1 -shared -fPIC -w -o \"$out\" \"$2\";; "
+                            "esac; echo called as $self; exit 1"));
+    snprintf(link, sizeof link, "%s/own-cc", folder);
+    assert_int_equal(symlink(program, link), 0);
+    assert_int_equal(run_with(link, NULL).compiled, 1);
+    assert_int_equal(unlink(link), 0);
 }
 
 static void a_compiler_needs_room_for_its_files(void **state)
@@ -773,6 +805,7 @@ int main(void)
         cmocka_unit_test(an_entry_that_cannot_be_loaded_is_made_again),
         cmocka_unit_test(an_entry_of_another_key_is_stale),
         cmocka_unit_test(what_others_may_write_is_not_run),
+        cmocka_unit_test(own_entries_are_used_whatever_the_umask),
         cmocka_unit_test(a_folder_that_is_not_one_costs_the_cache_alone),
         cmocka_unit_test(an_entry_that_is_a_folder_stays_one),
         cmocka_unit_test(a_read_only_folder_costs_the_cache_alone),
@@ -781,6 +814,7 @@ int main(void)
         cmocka_unit_test(a_compiler_that_fails_is_an_error_with_its_words),
         cmocka_unit_test(a_compiler_that_is_missing_is_an_error),
         cmocka_unit_test(another_compiler_is_another_entry),
+        cmocka_unit_test(a_compiler_may_be_a_link_to_a_program_of_another_name),
         cmocka_unit_test(a_compiler_needs_room_for_its_files),
         cmocka_unit_test(bad_options_are_refused),
         cmocka_unit_test(refuses_what_it_has_no_code_for),

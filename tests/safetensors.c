@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -529,23 +530,72 @@ static void permissions_are_those_of_the_umask(void **unused)
     }
 }
 
-/* Names of files beside that are taken: by a writer that was killed, say. */
-static void names_that_are_taken_are_passed_by(void **unused)
+/* As write_stored makes them; returns a descriptor that a living writer would hold. */
+static int make_beside(long process, int number, char name[128])
+{
+    snprintf(name, 128, "%s.%ld-%d.partial", file_path, process, number);
+    file_write(name, "x", 1);
+    const int held = open(name, O_WRONLY | O_CLOEXEC, 0);
+    assert_true(held >= 0);
+    return held;
+}
+
+static void files_of_killed_writers_are_removed_and_those_of_living_ones_stay(void **unused)
 {
     (void)unused;
-    char beside[128];
+    static const char *const others[] = {".7-1.partial.x", ".7-.partial", ".7-x.partial", "7-1.partial"};
+    char name[128];
+    int held[100];
 
-    for (int i = 0; i < 100; i++) {
-        td_assert_ok(write_stored(100));
-        assert_int_equal(file_count(), i + 1);
-        snprintf(beside, sizeof beside, "%s.%ld-%d.partial", file_path, (long)getpid(), i);
-        file_write(beside, "x", 1);
+    for (int i = 0; i < 100; i++) { /* the names of this process; and 100 of another one, which is dead */
+        held[i] = make_beside(getpid(), i, name);
+        assert_int_equal(flock(held[i], LOCK_EX | LOCK_NB), 0);
+        close(make_beside(1234567, i, name));
     }
     td_assert_refused(write_stored(100), TD_IO_ERROR, "File exists");
-    for (int i = 0; i < 100; i++) {
-        snprintf(beside, sizeof beside, "%s.%ld-%d.partial", file_path, (long)getpid(), i);
-        assert_true(file_is(beside, "x", 1));
-        unlink(beside);
+    assert_int_equal(file_count(), 100);
+    close(held[7]);
+    td_assert_ok(write_stored(100));
+    assert_int_equal(file_count(), 100);
+    for (int i = 0; i < 100; i++)
+        if (i != 7)
+            close(held[i]);
+    snprintf(name, sizeof name, "%s.7-2.partial", file_path);
+    assert_int_equal(mkdir(name, 0700), 0); /* no file of a writer, whatever its name */
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        snprintf(name, sizeof name, "%s%s", file_path, others[i]);
+        file_write(name, "x", 1);
+    }
+    td_assert_ok(write_stored(100));
+    assert_int_equal(file_count(), 2 + (int)(sizeof others / sizeof *others));
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        snprintf(name, sizeof name, "%s%s", file_path, others[i]);
+        assert_int_equal(unlink(name), 0);
+    }
+    snprintf(name, sizeof name, "%s.7-2.partial", file_path);
+    assert_int_equal(rmdir(name), 0);
+}
+
+static void the_folder_may_be_renamed_while_a_file_is_written(void **unused)
+{
+    (void)unused;
+    const td_stored tensor = {.name = "a", .dtype = "U8", .rank = 1, .shape = {1}};
+    char was[64], now[80], file[96];
+    td_safetensors_writer *writer;
+
+    snprintf(was, sizeof was, "%.*s", (int)(strrchr(file_path, '/') - file_path), file_path);
+    snprintf(now, sizeof now, "%s-moved", was);
+    snprintf(file, sizeof file, "%s%s", now, strrchr(file_path, '/'));
+    for (int commits = 0; commits <= 1; commits++) {
+        td_assert_ok(td_safetensors_writer_create(file_path, 1, &tensor, 0, NULL, &writer));
+        assert_int_equal(rename(was, now), 0);
+        td_assert_ok(td_safetensors_write(writer, "a", 1));
+        if (commits)
+            td_assert_ok(td_safetensors_commit(writer));
+        td_safetensors_writer_destroy(writer);
+        assert_int_equal(access(file, F_OK), commits ? 0 : -1);
+        assert_int_equal(rename(now, was), 0);
+        assert_int_equal(file_count(), commits);
     }
 }
 
@@ -618,7 +668,7 @@ static void every_failing_call_leaves_the_old_file_and_nothing_beside_it(void **
         assert_true(file_is(file_path, "old", 3));
     }
     assert_true(nth > 10);
-    assert_in_range(harmless, 1, 3); /* the folder's open, fsync, and close */
+    assert_in_range(harmless, 1, 7); /* the folder's fsync, the search for dead writers, the last closes */
 }
 
 static void every_failing_call_of_a_reader_comes_out(void **unused)
@@ -663,7 +713,8 @@ int main(void)
         TEST(a_header_beyond_the_formats_limit_is_refused),
         TEST(a_file_is_committed_whole_and_once),
         TEST(permissions_are_those_of_the_umask),
-        TEST(names_that_are_taken_are_passed_by),
+        TEST(files_of_killed_writers_are_removed_and_those_of_living_ones_stay),
+        TEST(the_folder_may_be_renamed_while_a_file_is_written),
         TEST(a_full_disk_leaves_the_old_file),
         TEST(a_writer_whose_write_failed_does_not_commit),
         TEST(every_failing_call_leaves_the_old_file_and_nothing_beside_it),

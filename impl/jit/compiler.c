@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -116,27 +117,32 @@ static td_status run(const char *path, char *const arguments[], const bench *b)
     return TD_OK;
 }
 
-/** *out = the path of a program, which the caller frees. */
+/** *out = the absolute path of a program, which the caller frees. Links stay: ccache is called by a
+ * compiler's name, and looks at that. */
 static td_status find_program(const char *name, char **out)
 {
     static const char *const folders[] = {"/usr/local/bin", "/usr/bin", "/bin"};
     td_status status = TD_OK;
-    char path[512];
+    char path[2 * PATH_MAX] = "";
 
     *out = NULL;
-    if (strchr(name, '/')) {
-        *out = access(name, X_OK) == 0 ? realpath(name, NULL) : NULL;
+    if (name[0] == '/') {
+        snprintf(path, sizeof path, "%s", name);
+    } else if (strchr(name, '/')) {
+        char folder[PATH_MAX];
+
+        snprintf(path, sizeof path, "%s/%s", getcwd(folder, sizeof folder) ? folder : ".", name);
     } else {
-        for (size_t i = 0; i < sizeof folders / sizeof *folders && !*out; i++)
-            if (snprintf(path, sizeof path, "%s/%s", folders[i], name) < (int)sizeof path &&
-                access(path, X_OK) == 0)
-                *out = realpath(path, NULL);
+        for (size_t i = 0; i < sizeof folders / sizeof *folders && access(path, X_OK) != 0; i++)
+            snprintf(path, sizeof path, "%s/%s", folders[i], name);
     }
-    if (!*out)
+    if (access(path, X_OK) != 0)
         status = td_fail(TD_LIBRARY_ERROR,
                          "no compiler '%s' that can be run%s: jit attention on the cpu needs one, as gcc or "
                          "clang",
                          name, strchr(name, '/') ? "" : " in /usr/local/bin, /usr/bin or /bin");
+    else if (!(*out = strdup(path)))
+        status = td_fail(TD_NO_MEMORY, "no memory for a compiler's name");
     return status;
 }
 

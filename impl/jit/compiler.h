@@ -6,7 +6,7 @@
 
 /** One that was found and asked who it is. */
 typedef struct td_compiler {
-    char *path;       /* of the program itself, links resolved */
+    char *path;       /* absolute; it may be a link */
     char version[96]; /* what it calls itself */
     bool gcc;         /* else clang, or what passes for it */
     char *identity;   /* its path, our options, and every macro that it predefines here: they tell its version

@@ -36,7 +36,8 @@ TD_API td_status td_jit_configure(td_device *dev, const td_jit_options *options)
 typedef struct td_jit_info {
     int64_t compiled;   /* shapes whose code came from the compiler */
     int64_t loaded;     /* and from the folder */
-    int64_t rejected;   /* entries of the folder that were corrupt, of another key or another user's */
+    int64_t rejected;   /* entries of the folder that were corrupt, of another key or another user's,
+                         * or that others than their owner may write */
     double compile_ms;  /* in all: the compiler, and loading what it made */
     double load_ms;     /* in all: reading, checking and loading entries of the folder */
     double find_ms;     /* asking the compiler for its version and the processor, once */
