@@ -5,6 +5,8 @@
 # td_add_engine(NAME SOURCES ... LIBRARIES ...): libtandem_NAME.so, which libtandem loads when it needs it.
 # td_add_test(NAME SOURCES ... USES ... [WRAP symbol ...] [LABELS ...] [TIMEOUT seconds] [ARGUMENTS ...]): a
 #   CMocka program that links the static modules (so that --wrap sees their calls) and tests/support.
+# td_add_run_path(TARGET FOLDER PATH): in the build tree TARGET looks for libraries in PATH and in
+#   CMAKE_BUILD_RPATH; once it is installed, into FOLDER, in PATH alone. To be called after install(TARGETS).
 # td_describe_build(OUT file TEMPLATE file MODULES ...): the source file of td_build_info(), written anew by
 #   every build that something changed for.
 
@@ -114,6 +116,19 @@ function(td_add_test name)
   endforeach()
   add_test(NAME ${name} COMMAND test_${name} ${ARG_ARGUMENTS})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
+endfunction()
+
+# CMake's own way ends the run path of the build tree with an empty element, which the loader takes for the
+# current folder: whoever runs the program there would run that folder's libraries.
+function(td_add_run_path target folder path)
+  set_target_properties(${target} PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH_USE_LINK_PATH ON
+                        INSTALL_RPATH "${path};${CMAKE_BUILD_RPATH}")
+  if(NOT IS_ABSOLUTE "${folder}")
+    string(PREPEND folder "\${CMAKE_INSTALL_PREFIX}/")
+  endif()
+  if(NOT CMAKE_SKIP_RPATH)
+    install(CODE "file(RPATH_SET FILE \"\$ENV{DESTDIR}${folder}/$<TARGET_FILE_NAME:${target}>\" NEW_RPATH [[${path}]])")
+  endif()
 endfunction()
 
 function(td_describe_build)

@@ -21,6 +21,13 @@ if grep -rIl "$work/first\|$3" "$work/prefix"; then
     die "installed text names a folder of this build"
 fi
 
+# The loader takes an empty element of a run path for the current folder.
+while read -r file; do
+    if readelf -d "$file" | grep -E 'RPATH|RUNPATH' | grep -E '\[:|::|:\]|\[\]'; then
+        die "$file looks for libraries in the current folder"
+    fi
+done < <(find "$build/impl" "$work/prefix" -type f \( -name tandem -o -name 'libtandem*.so*' \))
+
 "$cmake" -S "$here" -B "$work/consumer" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log" 2>&1 ||
     die "find_package fails: $(cat "$work/log")"
 "$cmake" --build "$work/consumer" >"$work/log" 2>&1 || die "a consumer does not build: $(cat "$work/log")"
