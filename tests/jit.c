@@ -625,13 +625,55 @@ static void a_compiler_may_be_a_link_to_a_program_of_another_name(void **state)
     assert_int_equal(unlink(link), 0);
 }
 
+/* As compilers for other processors than x86. */
+static void a_compiler_is_asked_which_options_it_takes(void **state)
+{
+    static const char *const refused[] = {"*-mprefer-vector-width*", "*-mprefer-vector-width*|*-march*",
+                                          "*-mprefer-vector-width*|*-march*|*-mcpu*"};
+    char path[160], text[512];
+
+    (void)state;
+    snprintf(path, sizeof path, "%s/narrow", folder);
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        snprintf(text, sizeof text,
+                 "#!/bin/sh\ncase \"$*\" in %s) echo error: unknown option; exit 1;;\n"
+                 "*-dM*) echo '#define __STDC__ 1'; exit 0;; esac\nexec cc \"$@\"\n",
+                 refused[i]);
+        write_file(path, text, 0700);
+        assert_int_equal(run_with(path, NULL).compiled, 1);
+    }
+}
+
+static void a_compiler_works_in_the_folder_that_is_named(void **state)
+{
+    const char *scratch = cache_of("scratch");
+    char script[300], long_name[5000];
+    td_compiler compiler;
+    td_code code = {NULL, 0};
+
+    (void)state;
+    assert_int_equal(mkdir(scratch, 0700), 0);
+    snprintf(script, sizeof script, "case $out in %s/*) exec cc -shared -o \"$out\" \"$2\";; esac; exit 1",
+             scratch);
+    td_assert_ok(td_compiler_find(false_compiler("in-scratch", script), scratch, &compiler));
+    td_assert_ok(td_compiler_build(&compiler, "int td = 1;\n", &code));
+    td_code_free(&code);
+    td_compiler_deinit(&compiler);
+    assert_int_equal(rmdir(scratch), 0); /* nothing is left in it */
+    td_assert_refused(td_compiler_find("cc", scratch, &compiler), TD_IO_ERROR, "cannot make a folder in '");
+    memset(long_name, 'x', sizeof long_name - 1);
+    long_name[sizeof long_name - 1] = '\0';
+    td_assert_refused(td_compiler_find("cc", long_name, &compiler), TD_IO_ERROR,
+                      "cannot make a folder in 'xxx");
+}
+
 static void a_compiler_needs_room_for_its_files(void **state)
 {
     td_compiler compiler;
     td_code code = {NULL, 0};
 
     (void)state;
-    td_assert_ok(td_compiler_find("cc", &compiler));
+    td_assert_ok(td_compiler_find("cc", NULL, &compiler));
     td_assert_ok(td_compiler_build(&compiler, "int td = 1;\n", &code));
     assert_true(code.bytes > 0);
     td_code_free(&code);
@@ -815,6 +857,8 @@ int main(void)
         cmocka_unit_test(a_compiler_that_is_missing_is_an_error),
         cmocka_unit_test(another_compiler_is_another_entry),
         cmocka_unit_test(a_compiler_may_be_a_link_to_a_program_of_another_name),
+        cmocka_unit_test(a_compiler_is_asked_which_options_it_takes),
+        cmocka_unit_test(a_compiler_works_in_the_folder_that_is_named),
         cmocka_unit_test(a_compiler_needs_room_for_its_files),
         cmocka_unit_test(bad_options_are_refused),
         cmocka_unit_test(refuses_what_it_has_no_code_for),

@@ -270,13 +270,15 @@ static const struct {
     {"{\"a\":" T("1,3") "}", 3, TD_BAD_ARGUMENT, "tensor 'a' begins at byte 1 of the data, but"},
     {"{\"a\":" T("0,2") ",\"b\":" T("1,3") "}", 3, TD_BAD_ARGUMENT, "tensor 'b' begins at byte 1"},
     {"{\"a\":" T("0,2") ",\"b\":" T("0,2") "}", 2, TD_BAD_ARGUMENT, "begins at byte 0 of the data, but"},
+    {"{\"a\":" T("0,2") ",\"a\":" T("0,2") "}", 2, TD_BAD_ARGUMENT, "tensor 'a' is there twice"},
     {"{\"a\":" T("0,2") ",\"b\":" T("4,6") "}", 6, TD_BAD_ARGUMENT, "tensor 'b' begins at byte 4"},
     {"{\"a\":" T("0,2") "}", 3, TD_BAD_ARGUMENT, "its tensors have 2 bytes, its data has 3"},
     {"{\"a\":" T("0,2") "}", 1, TD_BAD_ARGUMENT, "its tensors have 2 bytes, its data has 1"},
     {"{\"a\":" T("0,2") ",\"\\u0061\":" T("2,4") "}", 4, TD_BAD_ARGUMENT, "tensor 'a' is there twice"},
-    {"{\"a\":{\"dtype\":\"F4\",\"shape\":[4],\"data_offsets\":[0,2]}}", 2, TD_UNSUPPORTED,
-     "tensor 'a' has dtype 'F4', which is not known"},
-    {"{\"a\":{\"dtype\":\"\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2, TD_UNSUPPORTED, "dtype ''"},
+    {"{\"a\":{\"dtype\":\"F4\",\"shape\":[4],\"data_offsets\":[2,0]}}", 2, TD_BAD_ARGUMENT,
+     "data_offsets 2 to 0"},
+    {"{\"a\":{\"dtype\":\"F4\",\"shape\":[4],\"data_offsets\":[0,1]}}", 2, TD_BAD_ARGUMENT,
+     "its tensors have 1 bytes, its data has 2"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,4],\"data_offsets\":[0,0]}}", 0,
      TD_BAD_ARGUMENT, "tensor 'a' has more than 2^63 - 1 bytes"},
     /* Too many bytes for a number of them, even if none is there. */
@@ -463,6 +465,27 @@ static void bad_descriptions_are_refused_by_name(void **unused)
                       "No such file");
     td_assert_refused(td_safetensors_writer_create("/dev/full", 1, &good, 0, NULL, &writer), TD_IO_ERROR,
                       "'/dev/full': not a regular file");
+}
+
+static void a_tensor_of_an_unknown_dtype_costs_no_other(void **unused)
+{
+    (void)unused;
+    td_stored tensor;
+    char bytes[2];
+
+    file_write_tensors(file_path,
+                       "{\"a\":{\"dtype\":\"F4\",\"shape\":[5],\"data_offsets\":[0,3]},"
+                       "\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[3,5]}}",
+                       5);
+    td_safetensors *file = open_file();
+    td_assert_ok(td_safetensors_read(file, td_safetensors_find(file, "b"), 0, 2, bytes));
+    assert_memory_equal(bytes, "\3\4", 2);
+    td_assert_ok(td_safetensors_tensor(file, 0, &tensor));
+    assert_string_equal(tensor.dtype, "F4");
+    assert_int_equal(tensor.bytes, 3);
+    td_assert_refused(td_safetensors_read(file, 0, 0, 2, bytes), TD_UNSUPPORTED,
+                      "tensor 'a' has dtype 'F4', which is not known");
+    td_safetensors_close(file);
 }
 
 static void a_header_beyond_the_formats_limit_is_refused(void **unused)
@@ -710,6 +733,7 @@ int main(void)
         TEST(what_is_no_regular_file_is_refused_at_once),
         TEST(a_file_that_becomes_shorter_is_an_error_of_the_read),
         TEST(bad_descriptions_are_refused_by_name),
+        TEST(a_tensor_of_an_unknown_dtype_costs_no_other),
         TEST(a_header_beyond_the_formats_limit_is_refused),
         TEST(a_file_is_committed_whole_and_once),
         TEST(permissions_are_those_of_the_umask),
