@@ -16,8 +16,8 @@ typedef struct td_compiler {
 } td_compiler;
 
 /** Looks for `name`: a path if it has a slash, else in the system's own folders, whatever the environment
- * says. `scratch` is a folder for its files, NULL: /tmp. TD_LIBRARY_ERROR: there is none, it cannot be run, or
- * does not answer as gcc or clang do. TD_IO_ERROR: no room for its files. */
+ * says. `scratch` is a folder for its files, NULL: /tmp. TD_LIBRARY_ERROR: there is none, it cannot be run,
+ * or does not answer as gcc or clang do. TD_IO_ERROR: no room for its files. */
 td_status td_compiler_find(const char *name, const char *scratch, td_compiler *out);
 void td_compiler_deinit(td_compiler *compiler);
 
