@@ -41,6 +41,8 @@ def error_cases(profile, ranks):
     grids.append(grid(collective=others, dtype=every, reduction=["sum"], count=[ROW]))
     grids.append(grid(collective=others, dtype=["f32"], reduction=["sum"], count=[2**18 + 1]))
     for keys in itertools.chain(*grids):
+        if keys["dtype"] == "i64" and keys["reduction"] == "average":
+            continue  # which C refuses
         yield Case(NAME, seconds=0.1, ranks=ranks, **keys)
 
 

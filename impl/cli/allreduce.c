@@ -205,9 +205,8 @@ static td_status verify(const problem *p, result *r)
         double number = expected(p, i);
 
         if (p->args->reduction == TD_AVERAGE)
-            number = p->args->type == TD_COMM_I64   ? trunc(number / p->info.ranks)
-                     : p->args->type == TD_COMM_F64 ? number * (1.0 / p->info.ranks)
-                                                    : (double)((float)number * (1.0f / (float)p->info.ranks));
+            number = p->args->type == TD_COMM_F64 ? number * (1.0 / p->info.ranks)
+                                                  : (double)((float)number * (1.0f / (float)p->info.ranks));
         store(p->args->type, number, want[i]);
     }
     for (int64_t at = 0; at < p->count; at += (int64_t)room) {

@@ -82,6 +82,15 @@ size_t td_comm_type_size(td_comm_type type)
     return (unsigned)type < TYPES ? types[type].size : 0;
 }
 
+int td_comm_power(int ranks)
+{
+    int power = 1;
+
+    while (power < ranks)
+        power *= 2;
+    return power;
+}
+
 int64_t td_comm_ns(double seconds)
 {
     return (int64_t)(seconds * 1e9);
@@ -608,6 +617,8 @@ static td_status check_call(const td_comm *comm, const td_signature *call, const
     TD_CHECK(size > 0, "type is %d, needs to be a td_comm_type", (int)call->type);
     TD_CHECK((unsigned)call->reduction <= TD_MAX, "reduction is %d, needs to be a td_reduction",
              (int)call->reduction);
+    TD_CHECK(call->reduction != TD_AVERAGE || call->type != TD_COMM_I64,
+             "reduction is average and type is i64: sum it and divide, or use a floating-point type");
     TD_CHECK(call->count >= 0, "count is %" PRId64 ", needs at least 0", call->count);
     TD_CHECK(in || call->count == 0, "in is NULL, count is %" PRId64, call->count);
     TD_CHECK(out || call->count == 0, "out is NULL, count is %" PRId64, call->count);

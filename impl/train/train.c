@@ -40,9 +40,10 @@ struct td_train {
     td_clip *clip;           /* NULL: none */
     td_hook *last;           /* of the caller's hooks, whose `next` is ours; NULL: none */
     char *block;
-    int64_t batch, seq; /* loaded; 0: nothing */
-    int64_t turn;       /* the micro-batch that comes next, or is on its way */
-    bool due;           /* a step was counted whose update td_train_update is to make */
+    int64_t batch, seq;           /* loaded; 0: nothing */
+    int64_t turn;                 /* the micro-batch that comes next, or is on its way */
+    int64_t step_batch, step_seq; /* of the step's micro-batches so far, if turn > 0 */
+    bool due;                     /* a step was counted whose update td_train_update is to make */
     const void *logits;
     td_graph *graphs[PARTS][MICROS];
     bool ran[PARTS][MICROS]; /* queued once, which is to come before a capture */
@@ -460,15 +461,21 @@ static td_micro micro_of(const td_train *train)
     return train->turn == 0 ? TD_MICRO_FIRST : train->turn < last ? TD_MICRO_MIDDLE : TD_MICRO_LAST;
 }
 
-/** The loss of several micro-batches is added up where graphs can add to it. */
-static td_status add_loss(td_train *train)
+/** Backward of a micro-batch. The losses of several are added up in memory that graphs can add to: here and
+ * not in forward, which an evaluation calls as well. */
+static td_status queue_backward(td_train *train)
 {
+    td_status status = TD_OK;
     const float *loss = td_transformer_loss_on_device(train->model);
     float *sum = (void *)(train->block + train->setup.loss);
 
-    if (micro_of(train) <= TD_MICRO_FIRST)
-        return td_device_copy(train->dev, sum, loss, sizeof *sum);
-    return td_residual_add(train->dev, 1, TD_F32, sum, loss, sum);
+    TD_TRY(td_transformer_backward(train->model, micro_of(train)));
+    if (micro_of(train) == TD_MICRO_FIRST)
+        TD_TRY(td_device_copy(train->dev, sum, loss, sizeof *sum));
+    else if (micro_of(train) != TD_MICRO_ONLY)
+        TD_TRY(td_residual_add(train->dev, 1, TD_F32, sum, loss, sum));
+cleanup:
+    return status;
 }
 
 /** Under a label of its own, for a replay has none of those that it was captured under. */
@@ -545,8 +552,6 @@ static td_status queue_loss(td_train *train)
     if (train->setup.config.until == TD_TRAIN_FORWARD)
         goto cleanup;
     TD_TRY(td_transformer_loss(train->model, targets, NULL));
-    if (train->setup.config.micro_batches > 1)
-        TD_TRY(add_loss(train));
 cleanup:
     return status;
 }
@@ -625,9 +630,15 @@ td_status td_train_backward(td_train *train)
     bool replayed;
 
     TD_TRY(check_loaded(train));
+    TD_CHECK(train->turn == 0 || (train->batch == train->step_batch && train->seq == train->step_seq),
+             "micro-batch %" PRId64 " has batch x seq of %" PRId64 " x %" PRId64
+             ", the step's first has %" PRId64 " x %" PRId64,
+             train->turn + 1, train->batch, train->seq, train->step_batch, train->step_seq);
     status = enter(train, BACKWARD, &replayed);
     if (status == TD_OK && !replayed)
-        status = leave(train, BACKWARD, td_transformer_backward(train->model, micro_of(train)));
+        status = leave(train, BACKWARD, queue_backward(train));
+    train->step_batch = train->batch;
+    train->step_seq = train->seq;
     train->turn = status == TD_OK ? (train->turn + 1) % train->setup.config.micro_batches : 0;
     train->due = status == TD_OK && train->turn == 0 && train->optimizer &&
                  train->setup.config.time == TD_UPDATE_AFTER;
@@ -670,7 +681,7 @@ td_status td_train_step(td_train *train, const int64_t *ids, const int64_t *targ
         if (status == TD_OK)
             status = queue_loss(train);
         if (status == TD_OK && config->until != TD_TRAIN_FORWARD)
-            status = td_transformer_backward(train->model, micro_of(train));
+            status = queue_backward(train);
         if (status == TD_OK && train->optimizer && config->time == TD_UPDATE_AFTER &&
             micro == config->micro_batches - 1)
             status = queue_update(train);
@@ -698,7 +709,7 @@ td_status td_train_loss(td_train *train, float *out)
     const void *from = micros == 1 ? (const void *)td_transformer_loss_on_device(train->model)
                                    : train->block + train->setup.loss;
     TD_TRY(td_device_download(train->dev, out, from, sizeof *out));
-    *out /= (float)micros;
+    *out /= (float)(train->turn > 0 ? train->turn : micros);
 cleanup:
     return status;
 }

@@ -107,7 +107,9 @@ TD_API td_status td_train_load(td_train *train, const int64_t *ids, const int64_
 TD_API td_status td_train_forward(td_train *train, const void **logits);
 
 /** Backward of the micro-batch that went forward, and with TD_UPDATE_ALONG in the last one the update.
- * TD_BAD_STATE: none did, or the trainer goes forward only. */
+ * TD_BAD_STATE: none did, or the trainer goes forward only. TD_BAD_ARGUMENT: another batch or seq than the
+ * step's first micro-batch had, because all micro-batches of a step have the same weight; nothing was done
+ * then, and the micro-batch is to be loaded again. */
 TD_API td_status td_train_backward(td_train *train);
 
 /** The update, with TD_UPDATE_AFTER. TD_BAD_STATE as td_optimizer_update, and where there is no optimizer. */
@@ -148,8 +150,9 @@ TD_API td_status td_train_restore(td_train *train, const char *path);
 
 /* ---- what came of it; these wait for the device ---- */
 
-/** The loss of the last step, the mean over its micro-batches. TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: a
- * trainer without loss. */
+/** With micro_batches above 1: the mean loss of the micro-batches that went backward in this step, or in the
+ * last one if none did in this step yet. Else the loss of the last forward pass, an evaluation's too.
+ * TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: a trainer without loss. */
 TD_API td_status td_train_loss(td_train *train, float *out);
 
 /** How many steps there were since init, with those before what was restored: last backward passes, which
