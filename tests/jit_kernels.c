@@ -474,7 +474,7 @@ static int find_compiler(void **state)
     if (file < 0 || write(file, text, sizeof text - 1) != (ssize_t)sizeof text - 1 || fchmod(file, 0700) != 0)
         return -1;
     close(file);
-    const td_status status = td_compiler_find(path, &compiler);
+    const td_status status = td_compiler_find(path, NULL, &compiler);
     snprintf(script, sizeof script, "%s", path);
     return status == TD_OK ? 0 : -1;
 }

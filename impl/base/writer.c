@@ -21,7 +21,7 @@ td_status td_writer_begin(const char *path, td_writer **out)
         status = td_fail(TD_NO_MEMORY, "no host memory for what is written to '%s'", path);
         goto cleanup;
     }
-    TD_TRY(td_beside_open(&file->file, path));
+    TD_TRY(td_beside_open(&file->file, path, 0666));
     *out = file;
     file = NULL;
 cleanup:

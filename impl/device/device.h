@@ -249,7 +249,9 @@ TD_API td_status td_device_note_dead(td_device *dev, const char *name, const voi
 
 /** Threads that operations on the CPU use when the calling thread runs them: OpenMP's maximum, which every
  * thread of the program has for itself. TD_BAD_ARGUMENT: below 1, above TD_CPU_MOST_THREADS, far above any
- * machine: OpenMP ends the program where the system refuses it a thread or its stack. */
+ * machine: OpenMP ends the program where the system refuses it a thread or its stack. If a process opens the
+ * CPU and then forks, the child has one thread: OpenMP's others are not there, and gcc's OpenMP would wait
+ * for them. TD_BAD_STATE: more than 1 in such a child. */
 TD_API int td_cpu_threads(void);
 TD_API td_status td_cpu_set_threads(int threads);
 

@@ -114,7 +114,7 @@ static td_status open_compiler(td_device *dev, const td_jit_options *options, vo
         status = td_fail(TD_NO_MEMORY, "no memory for a compiler");
         goto cleanup;
     }
-    TD_TRY(td_compiler_find(options->compiler ? options->compiler : "cc", compiler));
+    TD_TRY(td_compiler_find(options->compiler ? options->compiler : "cc", options->scratch, compiler));
     snprintf(description, 160, "%.90s %.60s", compiler->path, compiler->version);
     *identity = compiler->identity;
     *state = compiler;
