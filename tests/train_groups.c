@@ -134,7 +134,9 @@ static void groups_are_updated_and_nothing_else_is(void **unused)
         const td_weights all = weights_of(whole);
         const int64_t middle = all.elements / 2 + 3;
 
-        td_train *untouched = make(&config);
+        td_train_config alone = config;
+        alone.behind = NULL;
+        td_train *untouched = make(&alone);
         td_assert_ok(td_train_step(whole, ids, targets, BATCH, CONTEXT));
         for (int half = 0; half < 2; half++) {
             td_train_config of_half = config_of(time, &behind_half);
@@ -177,7 +179,9 @@ static void an_optimizer_may_have_no_weights(void **unused)
         config.groups = &unused_group; /* of which there are none */
         td_assert_ok(td_train_plan(dev, &config, &bytes));
         assert_int_equal(bytes.optimizer + bytes.moments, 0);
-        td_train *train = make(&config), *untouched = make(&config);
+        td_train *train = make(&config);
+        config.behind = NULL;
+        td_train *untouched = make(&config);
         td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
         assert_int_equal(behind.updated, 0);
         td_assert_identical("weights", TD_F32, weights_of(train).params, weights_of(untouched).params,
