@@ -142,18 +142,26 @@ class Ranks(Cli):
     def test_two_loops_at_once(self):
         name = f"cli-twice-{os.getpid()}"
         command = [program(), "allreduce", "--backend", "gloo", "--bytes", "8", "--run", name]
-        environ = os.environ | {"WORLD_SIZE": "2", "RANK": "0"}
-        first = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
-        )
-        self.assertIn("waits", first.stderr.readline())  # it is there
-        second = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
-        first.kill()
-        first.communicate()
-        self.assertEqual(second.returncode, 1)
-        self.assertRegex(
-            second.stderr, "it is taken, another run of that name is there; name this one with --run$"
-        )
+        environ = os.environ | {"WORLD_SIZE": "3"}
+
+        def start(rank):
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            return subprocess.Popen(command, env=environ | {"RANK": str(rank)}, **pipes)
+
+        first = start(0)
+        self.addCleanup(first.kill)
+        said = first.stderr.readline()
+        if "has no Gloo" in said:
+            first.communicate()
+            self.skipTest("no Gloo")
+        self.assertIn("waits", said)  # it is there
+        _, err = start(0).communicate(timeout=60)
+        self.assertRegex(err, "it is taken, another run of that name is there; name this one with --run$")
+        twins = [start(1), start(1)]
+        for process in [first, *twins]:
+            _, err = process.communicate(timeout=60)
+            self.assertRegex(err, "both say that they are rank 1; two runs at a time need two names: --run")
+            self.assertEqual(process.returncode, 1)
 
     def test_ranks_from_a_loop(self):
         with tempfile.TemporaryDirectory() as folder:
