@@ -43,7 +43,7 @@ class Ranks(Cli):
         for more in (
             ["--dtype", "bf16", "--reduction", "average", "--out-of-place"],
             ["--dtype", "i64", "--iters", "70"],  # more than are on their way at once
-            ["--dtype", "i64", "--reduction", "average"],
+            ["--dtype", "f16", "--reduction", "average"],
             ["--dtype", "f64", "--reduction", "average"],
         ):
             self.assertIn(" 0 |", self.succeed("allreduce", "--backend", "gloo", "--bytes", "8,80008", *more))
@@ -359,13 +359,30 @@ class Steps(Cli):
                     (done,) = self.finish(self.start(1, command, *words.split()))
                     self.assertEqual((done[0], done[2]), (0, ""))
 
-    def test_ranks_with_different_models_are_told(self):
-        for command in ("ddp", "shard"):
-            with self.subTest(command=command):
-                done = self.finish(self.start(2, command, _1=["--layers", "3"]))
+    def test_ranks_with_other_options_are_told(self):
+        """Before a step: a record states rank 0's options."""
+        for number, (option, value) in enumerate(
+            [
+                ("--layers", "3"),
+                ("--heads", "4"),
+                ("--batch", "1"),
+                ("--context", "4"),
+                ("--micro-batches", "2"),
+                ("--optimizer", "sgd"),
+                ("--update", "after"),
+                ("--attention", "naive"),
+                ("--keep", "most"),
+                ("--steps", "4"),
+                ("--seed", "1"),
+                ("--bucket-mb", "3"),
+            ]
+        ):
+            command = ("ddp", "shard")[number % 2]
+            with self.subTest(command=command, option=option):
+                done = self.finish(self.start(2, command, _1=[option, value]))
                 for status, _, err in done:
                     self.assertEqual((status, len(err.splitlines())), (1, 1), err)
-                    self.assertRegex(err, rf"^tandem {command}: .*rank 1")
+                    self.assertRegex(err, rf"^tandem {command}: {option}.*: rank 1 has .*, where rank 0 has ")
 
     def test_a_rank_that_is_killed_in_its_steps_is_named(self):
         for command in ("ddp", "shard"):

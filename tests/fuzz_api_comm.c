@@ -202,6 +202,11 @@ API(td_comm_abort)
     return comm_done(status);
 }
 
+API(td_comm_carry)
+{
+    return comm_done(td_comm_carry(make_comm(), 7));
+}
+
 API(td_comm_check)
 {
     return comm_done(td_comm_check(make_comm()));
@@ -253,6 +258,8 @@ static arguments draw_arguments(bool reduces)
     a.type = (td_comm_type)choice("type", 5);
     if (reduces)
         a.reduction = (td_reduction)choice("reduction", 3);
+    if (a.reduction == TD_AVERAGE && a.type == TD_COMM_I64) /* which tests/comm_refusals.c refuses */
+        a.reduction = TD_MAX;
     const size_t size = td_comm_type_size(a.type), bytes = (size_t)a.count * (size ? size : 1);
     if (a.count > 0) /* else they are not looked at */
         a.in = a.out = in_out("in|out|buffer", bytes);

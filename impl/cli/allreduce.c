@@ -205,9 +205,8 @@ static td_status verify(const problem *p, result *r)
         double number = expected(p, i);
 
         if (p->args->reduction == TD_AVERAGE)
-            number = p->args->type == TD_COMM_I64   ? trunc(number / p->info.ranks)
-                     : p->args->type == TD_COMM_F64 ? number * (1.0 / p->info.ranks)
-                                                    : (double)((float)number * (1.0f / (float)p->info.ranks));
+            number = p->args->type == TD_COMM_F64 ? number * (1.0 / p->info.ranks)
+                                                  : (double)((float)number * (1.0f / (float)p->info.ranks));
         store(p->args->type, number, want[i]);
     }
     for (int64_t at = 0; at < p->count; at += (int64_t)room) {
@@ -463,14 +462,14 @@ td_status td_command_allreduce(int argc, char **argv)
         "(ms)\tmin (ms)\tp95 (ms)",
         &table));
     FILE *out = td_common_tables(&args.common);
-    if (p.info.rank == 0)
-        print_head(&p, out);
     for (int i = 0; i < args.size_count && status == TD_OK; i++) {
         p.bytes = args.sizes[i];
         status = measure(&p, table, &wrong);
     }
-    if (p.info.rank == 0)
+    if (td_table_rows(table) > 0) { /* on rank 0; a refusal comes without a heading */
+        print_head(&p, out);
         td_table_write(table, out);
+    }
     if (status == TD_OK && wrong > 0)
         status = td_fail(TD_LIBRARY_ERROR, "%" PRId64 " elements are wrong", wrong);
 cleanup:

@@ -95,6 +95,7 @@ struct td_comm {
     atomic_bool given_up;
     atomic_bool ending;   /* a fault is nobody's business any more */
     int64_t number;       /* of the newest call */
+    uint64_t carried;     /* by the next call: td_comm_carry */
     int64_t issued;       /* handles that were not given back */
     int64_t graphs;       /* that have collectives of this communicator */
     td_comm_graph *graph; /* the one that was captured last; NULL: it is gone */
@@ -144,7 +145,7 @@ td_status td_comm_finish_control(td_comm *comm, const td_work *work, int64_t dea
  * MPI. The engine stays for td_comm_backend_host.open of MPI; of another backend it is ended. */
 td_status td_comm_spread(td_comm *comm, char text[TD_MEET_TEXT], int64_t deadline_ns);
 
-/** data[i] / ranks, as td_reduction says: the second half of an average on the CPU. */
-void td_comm_scale(td_comm_type type, int64_t count, int ranks, void *data);
+/** The least power of two that is not below `ranks`: f16 is divided by it before the sum of an average. */
+int td_comm_power(int ranks);
 
 #endif

@@ -51,8 +51,10 @@ TD_API const char *td_comm_type_name(td_comm_type type);
 TD_API size_t td_comm_type_size(td_comm_type type);
 
 /** The average is the sum, multiplied by 1 / ranks: the factor is rounded to f32 (f64: to f64), the product
- * to the type. That of i64 is the sum divided by ranks, rounded towards zero. A library's own average, as
- * NCCL's, multiplies first, by a factor rounded to the type: in bf16 among 6 ranks 0.2 % too much.
+ * to the type. A library's own average, as NCCL's, multiplies first, by a factor rounded to the type: in bf16
+ * among 6 ranks 0.2 % too much. f16 ends at 65504, so each rank's f16 is first divided by the least power of
+ * two that is not below ranks, and the sum is multiplied by power / ranks: an average of finite numbers is
+ * finite, and numbers below 2^-14 times that power lose their last bits. i64 has no average.
  *
  * Sums of f16 and bf16 are rounded to the type at every addition, on the way from rank to rank, but once in
  * windows (below). The order of additions is the library's; it depends on the count and on the number of
@@ -192,9 +194,9 @@ TD_API td_status td_work_test(td_work *work, bool *done);
  * memory is dev's, with the alignment of its elements.
  *
  * TD_BAD_ARGUMENT: a NULL (for count above 0), a count below 0 or whose bytes are beyond 2^63 - 1, a value
- * that is none of its enum, buffers that overlap in another way, a root that is no rank, parts in a window
- * that begin at no multiple of 16 bytes. TD_BAD_STATE: 1024 handles were not waited for; a capture, and no
- * handle. TD_RANK_FAILED, TD_LIBRARY_ERROR. */
+ * that is none of its enum, buffers that overlap in another way, a root that is no rank, an average of i64,
+ * parts in a window that begin at no multiple of 16 bytes. TD_BAD_STATE: 1024 handles were not waited for; a
+ * capture, and no handle. TD_RANK_FAILED, TD_LIBRARY_ERROR. */
 TD_API td_status td_comm_all_reduce(td_comm *comm, const void *in, void *out, int64_t count,
                                     td_comm_type type, td_reduction reduction, td_work **work);
 TD_API td_status td_comm_reduce_scatter(td_comm *comm, const void *in, void *out, int64_t count,
@@ -214,6 +216,14 @@ TD_API td_status td_comm_barrier(td_comm *comm);
  * A collective: every rank calls it, with the same bytes, 1 to 32768. TD_BAD_ARGUMENT: a NULL, bytes out of
  * range. TD_RANK_FAILED. TD_NO_MEMORY. */
 TD_API td_status td_comm_exchange(td_comm *comm, const void *mine, size_t bytes, void *all);
+
+/** The next call of this communicator carries `state`, and ranks compare it as they compare counts, without
+ * another message: a hash of what must be the same on every rank when a step begins. A call has 0 unless
+ * told. A call that becomes part of a graph carries nothing, and leaves `state` to the next call, as the
+ * launch of that graph is one.
+ *
+ * TD_BAD_ARGUMENT: a NULL. */
+TD_API td_status td_comm_carry(td_comm *comm, uint64_t state);
 
 /* ---- memory that they reach directly ---- */
 

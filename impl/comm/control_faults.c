@@ -262,6 +262,16 @@ bool td_control_check_number(td_control *control, int64_t number)
         return false;
     td_call_text(&theirs, first, sizeof first);
     td_call_text(&usual_call, second, sizeof second);
+    const bool other_state = theirs.state != usual_call.state;
+    theirs.state = usual_call.state;
+    if (other_state && memcmp(&theirs, &usual_call, sizeof theirs) == 0) {
+        td_control_fault(
+            control, NULL,
+            "%s came to %s in another state than rank %d: hyperparameters, batch x seq, the order of "
+            "parameters or the number of passes differ",
+            td_control_name_rank(control, odd, who), first, usual);
+        return true;
+    }
     td_control_fault(control, NULL, "%s made another call, %s, where rank %d made %s",
                      td_control_name_rank(control, odd, who), first, usual, second);
     return true;

@@ -11,6 +11,7 @@
  * ncclCommAbort, which ends the kernels. */
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/float16.h"
 #include "comm/cuda_state.h"
 #include "comm/thread.h"
 #include "kernels/scale.h"
@@ -234,12 +235,26 @@ static ncclDataType_t type_of(int type)
 }
 
 /** Among a power of two ranks NCCL's own average, which multiplies by 1 / ranks first, has the bits of the
- * sum that is multiplied then: the factor is exact, but next to the ends of a type's range, which f16 is
- * not far from. It spares a pass over the data. */
-static bool averages_itself(const td_nccl *n, const td_signature *call)
+ * sum that is multiplied then: the factor is exact, but next to the ends of a type's range. f16, which is not
+ * far from those, is to be multiplied first. It spares a pass over the data. */
+static bool averages_itself(const td_nccl *n)
 {
-    return (n->ranks & (n->ranks - 1)) == 0 &&
-           (call->type == TD_COMM_F32 || call->type == TD_COMM_F64 || call->type == TD_COMM_BF16);
+    return td_comm_power(n->ranks) == n->ranks;
+}
+
+/** NCCL's reduction of a call. For an average of f16 one is made that divides by a power of two first; *made
+ * says so. */
+static ncclResult_t begin_reduction(td_nccl *n, const td_signature *call, ncclRedOp_t *op, bool *made)
+{
+    td_f16 factor = td_f16_from_f32(1.0f / (float)td_comm_power(n->ranks));
+
+    *made = call->reduction == TD_AVERAGE && call->type == TD_COMM_F16 && !averages_itself(n);
+    if (*made)
+        return n->nc.RedOpCreatePreMulSum(op, &factor, ncclFloat16, ncclScalarHostImmediate, n->comm);
+    *op = call->reduction == TD_MAX                             ? ncclMax
+          : call->reduction == TD_AVERAGE && averages_itself(n) ? ncclAvg
+                                                                : ncclSum;
+    return ncclSuccess;
 }
 
 static ncclResult_t call_nccl(td_nccl *n, const td_work *work)
@@ -247,15 +262,21 @@ static ncclResult_t call_nccl(td_nccl *n, const td_work *work)
     const td_signature *call = &work->call;
     const ncclDataType_t type = type_of(call->type);
     const size_t count = (size_t)call->count;
-    const ncclRedOp_t op = call->reduction == TD_MAX                                   ? ncclMax
-                           : call->reduction == TD_AVERAGE && averages_itself(n, call) ? ncclAvg
-                                                                                       : ncclSum;
+    ncclResult_t result;
+    ncclRedOp_t op;
+    bool made;
 
     switch (call->kind) {
     case TD_CALL_ALL_REDUCE:
-        return n->nc.AllReduce(work->in, work->out, count, type, op, n->comm, n->stream);
     case TD_CALL_REDUCE_SCATTER:
-        return n->nc.ReduceScatter(work->in, work->out, count, type, op, n->comm, n->stream);
+        result = begin_reduction(n, call, &op, &made);
+        if (result == ncclSuccess)
+            result = call->kind == TD_CALL_ALL_REDUCE
+                         ? n->nc.AllReduce(work->in, work->out, count, type, op, n->comm, n->stream)
+                         : n->nc.ReduceScatter(work->in, work->out, count, type, op, n->comm, n->stream);
+        if (made && result == ncclSuccess) /* the call that is queued keeps what it needs */
+            result = n->nc.RedOpDestroy(op, n->comm);
+        return result;
     case TD_CALL_ALL_GATHER:
         return n->nc.AllGather(work->in, work->out, count, type, n->comm, n->stream);
     default:
@@ -267,11 +288,10 @@ static cudaError_t scale(td_nccl *n, const td_work *work)
 {
     const td_signature *call = &work->call;
 
-    if (call->reduction != TD_AVERAGE || averages_itself(n, call))
+    if (call->reduction != TD_AVERAGE || averages_itself(n))
         return cudaSuccess;
-    return call->type == TD_COMM_I64
-               ? td_cuda_divide(n->stream, call->count, n->ranks, work->out)
-               : td_cuda_scale(n->stream, call->count, n->ranks, (td_dtype)call->type, work->out);
+    return td_cuda_scale(n->stream, call->count, call->type == TD_COMM_F16 ? td_comm_power(n->ranks) : 1,
+                         n->ranks, (td_dtype)call->type, work->out);
 }
 
 /** Queues it behind what the device's stream has now; the GPU is current, and no other thread inside NCCL. */

@@ -85,21 +85,20 @@ static bool is_faulted(void *user)
     return comm->control && td_control_faulted(comm->control);
 }
 
-/* ---- the second half of an average ---- */
+/* ---- averages ---- */
 
 #define SCALE(T, WIDE, widen, narrow)                                                                        \
     do {                                                                                                     \
-        const WIDE factor = (WIDE)1 / (WIDE)ranks;                                                           \
+        const WIDE factor = (WIDE)numerator / (WIDE)denominator;                                             \
         T *x = data;                                                                                         \
         for (int64_t i = 0; i < count; i++)                                                                  \
             x[i] = narrow(widen(x[i]) * factor);                                                             \
     } while (0)
 #define SAME(x) (x)
 
-void td_comm_scale(td_comm_type type, int64_t count, int ranks, void *data)
+/** data[i] times numerator / denominator: the factor in f32 (f64: in f64), rounded to the type. */
+static void scale(td_comm_type type, int64_t count, int numerator, int denominator, void *data)
 {
-    int64_t *integers = data;
-
     switch (type) {
     case TD_COMM_F64:
         SCALE(double, double, SAME, SAME);
@@ -113,11 +112,25 @@ void td_comm_scale(td_comm_type type, int64_t count, int ranks, void *data)
     case TD_COMM_BF16:
         SCALE(td_bf16, float, td_bf16_to_f32, td_bf16_from_f32);
         break;
-    case TD_COMM_I64:
-        for (int64_t i = 0; i < count; i++)
-            integers[i] /= ranks;
+    case TD_COMM_I64: /* has no average */
         break;
     }
+}
+
+/** The call's input, or of an average in f16 a copy that is divided by `power`. NULL: no memory. */
+static const void *begin_average(const td_work *work, int ranks, int power, void **copy)
+{
+    const td_signature *call = &work->call;
+    const int64_t count = call->count * (call->kind == TD_CALL_REDUCE_SCATTER ? ranks : 1);
+
+    if (power == 1)
+        return work->in;
+    *copy = malloc((size_t)count * sizeof(td_f16));
+    if (*copy) {
+        memcpy(*copy, work->in, (size_t)count * sizeof(td_f16));
+        scale(TD_COMM_F16, count, 1, power, *copy);
+    }
+    return *copy;
 }
 
 /* ---- the thread ---- */
@@ -127,12 +140,15 @@ static td_status run_engine(host *h, const td_work *work, int64_t deadline_ns)
     td_comm *comm = h->comm;
     const td_signature *call = &work->call;
     const bool average = call->reduction == TD_AVERAGE;
+    const int ranks = comm->options.ranks,
+              power = average && call->type == TD_COMM_F16 ? td_comm_power(ranks) : 1;
     char text[TD_ENGINE_TEXT] = "";
+    void *copy = NULL;
     const td_engine_call c = {.kind = call->kind,
                               .type = call->type,
                               .reduction = average ? TD_ENGINE_SUM : call->reduction,
                               .root = call->root,
-                              .in = work->in,
+                              .in = begin_average(work, ranks, power, &copy),
                               .out = work->out,
                               .count = call->count,
                               .number = call->number,
@@ -140,7 +156,11 @@ static td_status run_engine(host *h, const td_work *work, int64_t deadline_ns)
                               .stop = is_faulted,
                               .user = comm};
 
-    if (h->engine->run(h->engine_state, &c, text) != 0) {
+    if (!c.in)
+        return td_control_library_fault(comm->control, call, "no memory for an average of f16");
+    const int failed = h->engine->run(h->engine_state, &c, text);
+    free(copy);
+    if (failed) {
         if (!comm->control)
             return td_fail(TD_LIBRARY_ERROR, "%s", text);
         if (td_clock_ns() > deadline_ns && !td_control_faulted(comm->control))
@@ -148,7 +168,7 @@ static td_status run_engine(host *h, const td_work *work, int64_t deadline_ns)
         return td_control_library_fault(comm->control, call, text);
     }
     if (average)
-        td_comm_scale((td_comm_type)call->type, call->count, comm->options.ranks, work->out);
+        scale((td_comm_type)call->type, call->count, power, ranks, work->out);
     return TD_OK;
 }
 

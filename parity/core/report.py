@@ -15,6 +15,7 @@ import pandas as pd
 
 from parity.core import plot
 from parity.core.case import case_name
+from parity.core.escape import escape
 from parity.core.files import write_whole
 from parity.core.handouts import HANDOUTS, deliverable_of
 from parity.core.identity import host_words
@@ -173,7 +174,7 @@ def write(
             mine = [record for record in records if record["module"] == name]
             if not mine or (only and name not in only):
                 continue
-            page = Page(name, folder, form, _machine(mine))
+            page = Page(name, folder, form, _machine(mine, "mathtext"))
             try:
                 module.report(page, Records(mine))
             except OSError:  # a plot that the disk does not take is nobody's mistake
@@ -308,17 +309,17 @@ def _gone(records: Sequence[Mapping]) -> Iterable[str]:
     words = f"{len(records)} results of cases that are no more are left out"
     if bad:
         names = dict.fromkeys(f"{case_name(r['deliverable'], r['case'])} of {r['impl']}" for r in bad)
-        words += f", {len(bad)} of them failed: {'; '.join(names)}"
+        words += f", {len(bad)} of them failed: {escape('; '.join(names), 'md')}"
     yield f"{words}.\n"
 
 
-def _distinct(values: Iterable) -> str:
-    return " and ".join(dict.fromkeys(str(value) for value in values if value)) or "unknown"
+def _distinct(values: Iterable, form: str = "md") -> str:
+    return " and ".join(dict.fromkeys(escape(str(value), form) for value in values if value)) or "unknown"
 
 
-def _machine(records: Sequence[Mapping]) -> str:
+def _machine(records: Sequence[Mapping], form: str = "md") -> str:
     """The machine's own name, short enough for a title."""
-    return _distinct(record.get("machine") for record in records)
+    return _distinct((record.get("machine") for record in records), form)
 
 
 def _when(records: Sequence[Mapping]) -> str:
@@ -332,7 +333,7 @@ def _summary(records: Sequence[Mapping]) -> str:
     versions = {
         name: {r["versions"][name]: None for r in records if name in r.get("versions", {})} for name in names
     }
-    words = [f"{name} {'/'.join(found)}" for name, found in versions.items() if found]
+    words = [escape(f"{name} {'/'.join(found)}", "md") for name, found in versions.items() if found]
     parts = [_machine(records), *([", ".join(words)] if words else []), f"measured {_when(records)}"]
     return f"*{'; '.join(parts)}.*\n"
 
@@ -343,7 +344,7 @@ def _provenance(records: Sequence[Mapping]) -> str:
     for record in records:
         for name, version in record.get("versions", {}).items():
             versions.setdefault(name, {})[version] = None
-    words = [f"{name} {'/'.join(found)}" for name, found in sorted(versions.items())]
+    words = [escape(f"{name} {'/'.join(found)}", "md") for name, found in sorted(versions.items())]
     on_cpu = any("device" not in record for record in records)
     threads = f"{_distinct(r.get('threads') for r in records)} threads on both sides; " if on_cpu else ""
     return (

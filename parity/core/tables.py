@@ -4,11 +4,12 @@ import csv
 import io
 import itertools
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
+
+from parity.core.escape import escape
 
 FORMATS = ("md", "latex", "typst", "csv")
 SUFFIXES = {"md": ".md", "latex": ".tex", "typst": ".typ", "csv": ".csv"}
@@ -50,9 +51,9 @@ class Table:
     def render(self, form: str) -> str:
         return {"md": self._markdown, "latex": self._latex, "typst": self._typst, "csv": self._csv}[form]()
 
-    def _cells(self, escape: Callable[[str], str]) -> list[list[str]]:
+    def _cells(self, form: str) -> list[list[str]]:
         return [
-            [escape(text(value, digits)) for value, digits in zip(row, self.digits, strict=True)]
+            [escape(text(value, digits), form) for value, digits in zip(row, self.digits, strict=True)]
             for row in self.rows
         ]
 
@@ -61,13 +62,13 @@ class Table:
             return "| " + " | ".join(cells) + " |"
 
         rule = ["---:" if numeric else "---" for numeric in self.numeric]
-        head = [_escape_markdown(title) for title in self.titles]
-        return "\n".join(line(cells) for cells in [head, rule, *self._cells(_escape_markdown)]) + "\n"
+        head = [escape(title, "cell") for title in self.titles]
+        return "\n".join(line(cells) for cells in [head, rule, *self._cells("cell")]) + "\n"
 
     def _latex(self) -> str:
         alignment = "".join("r" if numeric else "l" for numeric in self.numeric)
-        head = [_escape_latex(title) for title in self.titles]
-        lines = [" & ".join(cells) + r" \\" for cells in [head, *self._cells(_escape_latex)]]
+        head = [escape(title, "latex") for title in self.titles]
+        lines = [" & ".join(cells) + r" \\" for cells in [head, *self._cells("latex")]]
         body = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
         # The rules are those of booktabs, where a document loads it.
         rules = [rf"\providecommand{{\{name}rule}}{{\hline}}" for name in ("top", "mid", "bottom")]
@@ -75,8 +76,8 @@ class Table:
 
     def _typst(self) -> str:
         alignment = ", ".join("right" if numeric else "left" for numeric in self.numeric)
-        head = ", ".join(f"[{_escape_typst(title)}]" for title in self.titles)
-        lines = ["  " + ", ".join(f"[{cell}]" for cell in row) + "," for row in self._cells(_escape_typst)]
+        head = ", ".join(f"[{escape(title, 'typst')}]" for title in self.titles)
+        lines = ["  " + ", ".join(f"[{cell}]" for cell in row) + "," for row in self._cells("typst")]
         opening = (
             f"#table(\n  columns: {len(self.titles)},\n  align: ({alignment},),\n  table.header({head}),"
         )
@@ -141,26 +142,3 @@ def _plain(value: Any) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _escape_markdown(cell: str) -> str:
-    return cell.replace("|", r"\|").replace("\n", " ")
-
-
-LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "^": r"\textasciicircum{}",
-    "~": r"\textasciitilde{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "\n": " ",
-}
-
-
-def _escape_latex(cell: str) -> str:
-    return cell.translate(str.maketrans(LATEX))
-
-
-def _escape_typst(cell: str) -> str:
-    return re.sub(r"([\\#$*_@<>\[\]`])", r"\\\1", cell.replace("\n", " "))
