@@ -74,7 +74,7 @@ class _Device:
         self._lock = threading.RLock()
         self.limits: dict[str, float] = {}  # that callers named
         self.stopped: BaseException | None = None  # what ended a wait in C: KeyboardInterrupt, mostly
-        self.failed = False  # a call of C's has; its error was raised
+        self.failed = False  # the ranks have; the error was raised
         self._streams = {self._place.stream(): self.c._stream}
 
     @contextlib.contextmanager
@@ -90,7 +90,7 @@ class _Device:
             try:
                 yield self.c
             except TandemError as error:
-                self.failed = True
+                self.failed |= error.status == "TD_RANK_FAILED"
                 stopped, self.stopped = self.stopped, None
                 if stopped is not None:
                     raise stopped from None
