@@ -12,6 +12,10 @@ course's tests call.
 Ranks are those of torch.distributed's default process group, where there is one, else those that mpirun, torchrun or
 srun has started. What they send goes through libtandem: NCCL on GPUs, on a CPU MPI under mpirun and Gloo otherwise
 (TANDEM_BACKEND names another). The library is build/default's, or TANDEM_LIBRARY's.
+
+Limits are arguments of DataParallel and ShardedOptimizer, or environment variables: open_seconds (TANDEM_OPEN_SECONDS;
+60) for all ranks to come, seconds (TANDEM_SECONDS; 30) for a call and for the other ranks to make it. A rank that
+waits for 2 s says for what. Ctrl-C ends the wait.
 """
 
 import contextlib
@@ -20,7 +24,10 @@ import hashlib
 import io
 import itertools
 import os
+import signal
+import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.util import Finalize
@@ -32,7 +39,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parity.core.draw import DTYPES
-from parity.core.library import Library, Session
+from parity.core.library import Library, Session, TandemError
 
 NAMES = {kind: name for name, kind in DTYPES.items()}
 SENT = ("f64", "f32", "f16", "bf16", "i64")  # types that collectives know
@@ -43,7 +50,9 @@ LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_PORT"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID"),
 )
+LIMITS = {"open_seconds": "TANDEM_OPEN_SECONDS", "seconds": "TANDEM_SECONDS"}
 MOST_CALLS = 512  # on their way at a time
+MOST_BYTES = 32768  # of an exchange
 
 
 class _Place:
@@ -64,6 +73,9 @@ class _Device:
         self._place = _Place(device)
         self.c = Session(_library(), self._place)
         self._lock = threading.RLock()
+        self.limits: dict[str, float] = {}  # that callers named
+        self.stopped: BaseException | None = None  # what ended a wait in C: KeyboardInterrupt, mostly
+        self.failed = False  # a call of C's has; its error was raised
         self._streams = {self._place.stream(): self.c._stream}
 
     @contextlib.contextmanager
@@ -76,7 +88,17 @@ class _Device:
                     pointer = self.c.ffi.cast("void *", native)
                     self._streams[native] = self.c.value("td_stream_wrap", self.c.device, pointer)
                 self.c.td_device_set_stream(self.c.device, self._streams[native])
-            yield self.c
+            try:
+                yield self.c
+            except TandemError as error:
+                self.failed = True
+                stopped, self.stopped = self.stopped, None
+                if stopped is not None:
+                    raise stopped from None
+                for name, variable in LIMITS.items():
+                    if f"; {name} is " in error.message:
+                        error.args = (f"{error} ({name}= or {variable} raises it)",)
+                raise
 
 
 @functools.cache
@@ -198,6 +220,11 @@ class _Ranks:
     def __init__(self, device: _Device):
         self.device = device
         rank, ranks, run = _who()
+        self.rank, self.ranks, self._told = rank, ranks, False
+        self.limits = {name: device.limits.get(name, _seconds_of(name)) for name in LIMITS}
+        _signals()
+        ffi = device.c.ffi
+        self._hears = ffi.callback("bool(void *, double, const char *)", self._hear, onerror=self._stop)
         backend = os.environ.get("TANDEM_BACKEND") or _usual_backend(device)
         with device.calls() as c:
             options = c.struct(
@@ -209,10 +236,29 @@ class _Ranks:
                 run=run,
                 directory=os.environ.get("TANDEM_DIRECTORY") or None,
                 address=os.environ.get("TANDEM_ADDRESS") or None,
+                token=_token(rank, run),
                 nccl_host=os.environ.get("NCCL_HOSTID"),
+                waiting=self._hears,
+                **{name: limit for name, limit in self.limits.items() if limit is not None},
             )
             self.comm = c.value("td_comm_open", c.device, options)
-        self.rank, self.ranks = rank, ranks
+
+    def _hear(self, _, seconds: float, what) -> bool:
+        """C's call waits. Python runs the handlers of signals in here; what they raise goes to _stop. On another
+        thread than the main one, as autograd's of a GPU, Python runs none: there an interrupt ends the wait."""
+        if seconds >= 2 and not self._told:
+            text = self.device.c.ffi.string(what).decode(errors="replace")
+            print(f"tandem: rank {self.rank} of {self.ranks} waits: {text}", file=sys.stderr, flush=True)
+        self._told = seconds >= 2
+        came = signal.SIGINT in _signals_so_far()
+        if came and seconds > 0.3 and threading.current_thread() is not threading.main_thread():
+            return signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        return True
+
+    def _stop(self, _, error: BaseException, trace) -> bool:
+        """The wait ends, and calls() raises this in the place of C's error."""
+        self.device.stopped = error
+        return False
 
     def broadcast(self, tensors: Iterable[tuple[Tensor, int]]) -> None:
         """Each tensor becomes that of its rank, whatever its type and strides."""
@@ -233,13 +279,28 @@ class _Ranks:
         for data, flat in later:
             data.copy_(_from_words(flat, data))
 
+    def exchange(self, mine: bytes) -> list[bytes]:
+        """Each rank's bytes, as many on every rank, in the order of the ranks. All ranks together."""
+        parts = [b""] * self.ranks
+        with self.device.calls() as c:
+            for begin in range(0, len(mine), MOST_BYTES):
+                part = mine[begin : begin + MOST_BYTES]
+                got = c.ffi.new("char[]", self.ranks * len(part))
+                c.td_comm_exchange(self.comm, c.ffi.from_buffer(part), len(part), got)
+                for rank in range(self.ranks):
+                    parts[rank] += c.ffi.buffer(got + rank * len(part), len(part))[:]
+        return parts
+
+    def carry(self, *state: Any) -> None:
+        """The next call carries a hash of this, which ranks compare."""
+        with self.device.calls() as c:
+            c.td_comm_carry(self.comm, int.from_bytes(_digest(repr(state).encode()), "little"))
+
     def collect(self, mine: bytes, to: int) -> list[bytes]:
         """On rank `to` each rank's bytes, in the order of the ranks; elsewhere an empty list. All ranks together."""
-        with self.device.calls() as c:
-            sizes = c.ffi.new("int64_t[]", self.ranks)
-            c.td_comm_exchange(self.comm, c.ffi.new("int64_t *", len(mine)), 8, sizes)
         parts = []
-        for rank, size in enumerate(sizes):
+        for rank, size in enumerate(self.exchange(len(mine).to_bytes(8, "little"))):
+            size = int.from_bytes(size, "little")
             words = torch.zeros(-(-size // 8), dtype=torch.int64)
             if rank == self.rank:
                 words.view(torch.uint8)[:size] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
@@ -250,8 +311,73 @@ class _Ranks:
         return parts
 
     def close(self) -> None:
-        with self.device.calls() as c:
-            c.td_comm_close(self.comm)
+        """At the end of the process, which is a failure if this fails. A program that failed says so once: the others
+        hear of it, and nothing more is raised."""
+        failed = self.device.failed or sys.exc_info()[0] is not None or _has_died()
+        try:
+            with self.device.calls() as c:
+                if failed:
+                    c.td_comm_abort(self.comm, "its program failed")
+                c.td_comm_close(self.comm)
+        except BaseException:
+            if failed:
+                return
+            traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)  # what Finalize's functions raise does not count
+
+
+@functools.cache
+def _signals() -> int | None:
+    """A pipe with the numbers of signals as they come; None: somebody else has them, as an event loop."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    reads, writes = os.pipe()
+    os.set_blocking(reads, False)
+    os.set_blocking(writes, False)
+    former = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    if former == -1:
+        return reads
+    signal.set_wakeup_fd(former)
+    os.close(reads)
+    os.close(writes)
+    return None
+
+
+def _signals_so_far() -> bytes:
+    """Their numbers since the last call. The first call of a wait finds old ones, too."""
+    pipe = _signals()
+    with contextlib.suppress(BlockingIOError):
+        return os.read(pipe, 4096) if pipe is not None else b""
+    return b""
+
+
+def _has_died() -> bool:
+    """Whether the interpreter has printed the error that ends this program."""
+    return getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
+
+
+def _seconds_of(name: str) -> float | None:
+    """A limit of the environment's; None: the library's own."""
+    text = os.environ.get(LIMITS[name])
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise ValueError(f"{LIMITS[name]} is '{text}', needs a number of seconds") from None
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=8).digest()
+
+
+def _sampled(tensor: Tensor | None) -> bytes:
+    """A digest of a tensor's begin and end; of 0 where all of that is 0."""
+    if tensor is None:
+        return bytes(8)
+    flat = (tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()).flatten()
+    content = torch.cat([flat[:1024], flat[-1024:]]).contiguous().view(torch.uint8).cpu().numpy().tobytes()
+    return _digest(content) if any(content) else bytes(8)
 
 
 def _wait(c: Session, works: list) -> None:
@@ -276,7 +402,7 @@ def _who() -> tuple[int, int, str]:
     """This rank, how many there are, and a name for this run that no other has."""
     if dist.is_available() and dist.is_initialized():
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        names = [f"bridge-{os.getpid()}-{os.urandom(4).hex()}"]
+        names = [f"bridge-{os.getpid()}-{os.urandom(16).hex()}"]
         dist.broadcast_object_list(names, src=0)
         return rank, ranks, names[0]
     for rank, ranks, *names in LAUNCHERS:
@@ -287,9 +413,34 @@ def _who() -> tuple[int, int, str]:
                 int(os.environ[ranks]),
                 hashlib.sha256(run.encode()).hexdigest()[:16],
             )
+    for pair in (pair[:2] for pair in LAUNCHERS[:2] if set(pair[:2]) & set(os.environ)):
+        raise RuntimeError(f"no ranks: {' and '.join(pair)} belong together, and one is not set")
     raise RuntimeError(
         "no ranks: call torch.distributed.init_process_group first, or start with torchrun or mpirun"
     )
+
+
+def _token(rank: int, run: str) -> str | None:
+    """What keeps strangers out of a run with an address: random, if torch.distributed spread the run's name, else
+    TANDEM_TOKEN's or of the file that TANDEM_TOKEN_FILE names. Rank 0 says if there is none."""
+    token, path = os.environ.get("TANDEM_TOKEN"), os.environ.get("TANDEM_TOKEN_FILE")
+    address = os.environ.get("TANDEM_ADDRESS")
+    if not address:
+        return None
+    if dist.is_available() and dist.is_initialized():
+        return hashlib.sha256(run.encode()).hexdigest()[:32]
+    if token is None and path is not None:
+        with open(path) as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise PermissionError(f"TANDEM_TOKEN_FILE '{path}' may be read by other users: chmod 600")
+            token = file.read().strip()
+    if token is None and rank == 0:
+        print(
+            f"tandem: {address} is not protected: whoever reaches the port can join or end this run; set TANDEM_TOKEN "
+            "or TANDEM_TOKEN_FILE",
+            file=sys.stderr,
+        )
+    return token
 
 
 def _usual_backend(device: _Device) -> str:
@@ -306,7 +457,23 @@ def _ranks(device: _Device) -> _Ranks:
     return ranks
 
 
+def _ranks_within(device: _Device, **limits: float | None) -> _Ranks:
+    """The same; limits that are named are what the ranks meet with, and are refused if they have met with others."""
+    named = {name: limit for name, limit in limits.items() if limit is not None}
+    device.limits |= named
+    ranks = _ranks(device)
+    for name, limit in named.items():
+        if limit != ranks.limits[name]:
+            raise ValueError(
+                f"{name} is {limit}: the ranks have met with {ranks.limits[name] or 'the default'}"
+            )
+    return ranks
+
+
 # ---- data parallelism ----
+
+
+_models = itertools.count()  # a number for each DataParallel
 
 
 def _weakly(method: Callable, *first: Any) -> Callable:
@@ -371,15 +538,19 @@ class DataParallel(nn.Module):
         module: nn.Module,
         strategy: str = "overlap",
         bucket_mb: float | None = None,
+        *,
         broadcast_buffers: bool = True,
+        open_seconds: float | None = None,
+        seconds: float | None = None,
     ):
         super().__init__()
         self.module = module
         self._options = {"strategy": strategy, "bucket_mb": bucket_mb, "broadcast_buffers": broadcast_buffers}
+        self._limits = {"open_seconds": open_seconds, "seconds": seconds}
         self._join()
 
     def __getstate__(self) -> dict:
-        kept = {*vars(nn.Module()), "_options"}
+        kept = {*vars(nn.Module()), "_options", "_limits"}
         return {name: value for name, value in vars(self).items() if name in kept}
 
     def __setstate__(self, state: dict) -> None:
@@ -397,7 +568,10 @@ class DataParallel(nn.Module):
             raise ValueError(f"parameters on {len(places)} devices: {', '.join(sorted(map(str, places)))}")
         self._orders = [_memory_order(name, parameter) for name, parameter in parameters.items()]
         self._parameters_of = list(parameters.values())
-        self._ranks = _ranks(_device_of(self._parameters_of[0]))
+        device = _device_of(self._parameters_of[0])
+        self._ranks = _ranks_within(device, **self._limits)
+        self._model = next(_models)
+        self._passes = self._finishes = 0  # that ended, and calls of finish_gradient_synchronization()
         self._numbers = {parameter: index for index, parameter in enumerate(self._parameters_of)}
         self._last = True
         self._running = False  # a backward pass has marked gradients
@@ -527,11 +701,16 @@ class DataParallel(nn.Module):
             parameter.grad = gradient
         with self._ranks.device.calls() as c:
             if not self._running:
-                c.td_ddp_begin(self._ddp, self._last)
+                self._begin(c)
                 self._running = True
                 torch.autograd.Variable._execution_engine.queue_callback(self._end)
             c.td_ddp_ready(self._ddp, index)
         self._seen.add(index)
+
+    def _begin(self, c: Session) -> None:
+        c.td_ddp_begin(self._ddp, self._last)
+        if self._last:  # the first gradients that are sent name the pass, so that it meets no other
+            self._ranks.carry(self._model, self._passes, self._finishes)
 
     def _end(self) -> None:
         """A backward pass has come to its end."""
@@ -543,7 +722,7 @@ class DataParallel(nn.Module):
         self._place_gradients()
         with self._ranks.device.calls() as c:
             if not self._running:
-                c.td_ddp_begin(self._ddp, self._last)
+                self._begin(c)
             self._running = False
             for index, gradient in enumerate(self._gradients if self._last else ()):
                 if gradient is not None and index not in self._seen:
@@ -551,6 +730,7 @@ class DataParallel(nn.Module):
             self._seen.clear()
             c.td_ddp_finish(self._ddp)
         self._ended = self._last
+        self._passes += self._last
 
     def finish_gradient_synchronization(self) -> None:
         """After the backward pass, before the optimizer: takes part in the other ranks' reduction, if this rank's
@@ -561,6 +741,7 @@ class DataParallel(nn.Module):
         if self._running or not self._ended:
             self._finish()
         self._ended = False
+        self._finishes += 1
 
     def on_train_batch_start(self) -> None:
         """Before a batch: what an exception left of a backward pass is dropped, and gradients are where they are sent
@@ -607,11 +788,21 @@ class ShardedOptimizer(torch.optim.Optimizer):
     state_dict() is this rank's part. consolidate_state_dict() makes the state of all ranks, which any number of ranks
     and the plain optimizer load."""
 
-    def __init__(self, params: Iterable, optimizer_cls: type[torch.optim.Optimizer], **options: Any):
+    def __init__(
+        self,
+        params: Iterable,
+        optimizer_cls: type[torch.optim.Optimizer],
+        *,
+        open_seconds: float | None = None,
+        seconds: float | None = None,
+        **options: Any,
+    ):
         self._class, self._options = optimizer_cls, options
+        self._limits = {"open_seconds": open_seconds, "seconds": seconds}
         self._inner: torch.optim.Optimizer | None = None
         self._owners: dict[Tensor, int] = {}  # in the order of all groups
         self._loads = None
+        self._agreed = 0  # parameters that were compared among ranks
         self._whole: dict | None = None  # what consolidate_state_dict() made, until the state changes
         super().__init__(params, dict(options))
 
@@ -620,7 +811,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         group = self.param_groups[-1]
         params = group["params"]
         if self._loads is None:
-            self._ranks = _ranks(_device_of(params[0]))
+            self._ranks = _ranks_within(_device_of(params[0]), **self._limits)
             with self._ranks.device.calls() as c:
                 self._loads = c.ffi.new("int64_t[]", self._ranks.ranks)
         with self._ranks.device.calls() as c:
@@ -655,6 +846,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._whole = None
+        self._agree()
+        groups = [
+            [(key, _plain(value)) for key, value in _hyper(group).items()] for group in self.param_groups
+        ]
+        self._ranks.carry(self._class.__qualname__, groups)
         self._inner.param_groups = [self._part(group) for group in self.param_groups]
         self._inner.step()
         for part, group in zip(self._inner.param_groups, self.param_groups, strict=True):
@@ -663,12 +859,40 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._ranks.broadcast((p, self._owners[p]) for p in updated)
         return loss
 
+    def _agree(self) -> None:
+        """Before the first step of parameters: all ranks have the same ones, in the same order. If they have no names,
+        then their weights and gradients tell them apart."""
+        described = self._described()
+        if self._agreed == len(described):
+            return
+        first, self._agreed = self._agreed, len(described)
+        new = [*self._owners][first:]
+        words = [_digest(repr(sorted(d.items())).encode()) for d in described[first:]]
+        data, grads = ([_sampled(x) for x in xs] for xs in (new, [p.grad for p in new]))
+        counts = self._ranks.exchange(len(new).to_bytes(8, "little"))
+        if len(set(counts)) > 1:
+            found = [int.from_bytes(count, "little") for count in counts]
+            raise ValueError(f"ranks have other numbers of parameters: {found}")
+        every = self._ranks.exchange(b"".join(map(b"".join, zip(words, data, grads, strict=True))))
+        for i, described_here in enumerate(described[first:]):
+            of_rank_0 = every[0][24 * i : 24 * i + 24]
+            for rank, digests in enumerate(every):
+                of_rank = digests[24 * i : 24 * i + 24]
+                moved = any(of_rank[16:]) and of_rank[16:] in (
+                    every[0][24 * j + 16 : 24 * j + 24] for j in range(len(new)) if j != i
+                )
+                if of_rank[:16] != of_rank_0[:16] or (of_rank[16:] != of_rank_0[16:] and moved):
+                    raise ValueError(
+                        f"parameter {first + i}, {_say(described_here)} here: rank {rank} has another than rank 0, or "
+                        "other weights; every rank gives the same parameters in the same order"
+                    )
+
     def owner(self, parameter: Tensor) -> int:
         """The rank that updates a parameter."""
         return self._owners[parameter]
 
-    # A saved state numbers parameters through all groups, as the plain optimizer's does. "parameters" describes each.
-    # A part also has "rank" and "ranks", and its groups name this rank's parameters only.
+    # A saved state numbers parameters through all groups, as the plain optimizer's does, and "parameters"
+    # describes each. A part also has "rank" and "ranks", and its groups name this rank's parameters only.
 
     def state_dict(self) -> dict:
         """This rank's part, which only this rank among as many ranks can load. From consolidate_state_dict() to the
@@ -758,6 +982,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
 def _hyper(group: dict) -> dict:
     """What a group of an optimizer has beside its parameters."""
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}
+
+
+def _plain(value: Any) -> Any:
+    """A hyperparameter in words that are the same on every rank. One on a GPU is not looked at: that would wait."""
+    if isinstance(value, Tensor):
+        return value.tolist() if value.device.type == "cpu" else str(value.dtype)
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__qualname__
 
 
 def _names(group: dict) -> Iterable[str | None]:

@@ -29,6 +29,8 @@ def cases(profile, device):
     for ranks in RANKS:
         if profile == "full" or ranks < max(RANKS):
             yield from error_cases(profile, ranks)
+        else:
+            yield from few_error_cases(ranks)
         yield from time_cases(profile, device, ranks)
 
 
@@ -44,6 +46,13 @@ def error_cases(profile, ranks):
         if keys["dtype"] == "i64" and keys["reduction"] == "average":
             continue  # which C refuses
         yield Case(NAME, seconds=0.1, ranks=ranks, **keys)
+
+
+def few_error_cases(ranks):
+    for dtype in ("f32", "bf16"):
+        keys = dict(ranks=ranks, dtype=dtype, count=ROW)
+        yield Case(NAME, seconds=0.1, collective="all_reduce", reduction="average", **keys)
+        yield Case(NAME, seconds=0.1, collective="reduce_scatter", reduction="sum", **keys)
 
 
 def time_cases(profile, device, ranks):

@@ -7,6 +7,7 @@ import copy
 import functools
 import gc
 import io
+import json
 import os
 import re
 import subprocess
@@ -211,6 +212,9 @@ def train_beside_one_process(rank, device):
                 for optimizer in sgd:
                     optimizer.zero_grad(set_to_none=step % 2 == 0)
                 nn.functional.mse_loss(alone(x[order]), y[order]).backward()
+                if step == 2:  # an exception ends no_sync() too
+                    with contextlib.suppress(ValueError), together.no_sync():
+                        raise ValueError
                 if step == 3:  # in two micro-batches
                     with together.no_sync():
                         (nn.functional.mse_loss(together(x[mine[:4]]), y[mine[:4]]) * 0.4).backward()
@@ -475,6 +479,7 @@ def refused_or_freed(rank, device):
 
 
 def shard_beside_the_whole(rank, device):
+    name_limits(device)
     for model in (Toy, Tied):
         torch.manual_seed(42)
         alone = model().to(device)
@@ -627,6 +632,54 @@ def resume_on_other_ranks(rank, folder):
             )
 
 
+def optimizers_that_differ(rank, device):
+    """Each in ranks of its own, which an error of ranks ends."""
+
+    def layers():
+        torch.manual_seed(1)
+        net = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in "123")).to(device)
+        net(torch.ones(2, 4, device=device)).square().sum().backward()
+        return net, list(net.parameters())
+
+    odd = rank == 1
+    adamw, sgd = torch.optim.AdamW, torch.optim.SGD
+    zeros = [nn.Parameter(torch.zeros(3, device=device)) for _ in "12"]  # which gradients alone tell apart
+    for number, p in enumerate(zeros):
+        p.grad = torch.full_like(p, number + 1.0)
+
+    def step(choose=lambda ps: ps, cls=adamw, **options):
+        return lambda: bridge.ShardedOptimizer(choose(layers()[1]), cls, lr=0.1, **options).step()
+
+    def schedule():
+        optimizer = bridge.ShardedOptimizer(layers()[1], sgd, lr=0.1)
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.2 if odd else 0.1
+        optimizer.step()
+
+    def passes():  # one more on rank 0, that no gradient of another pass may meet
+        model = bridge.DataParallel(layers()[0])
+        for _ in range(1 + (rank == 0)):
+            model(torch.ones(2, 4, device=device)).sum().backward()
+        model.finish_gradient_synchronization()
+        model(torch.ones(2, 4, device=device)).sum().backward()
+
+    another = "every rank gives the same parameters in the same order"
+    for words, call in (
+        (another, step(lambda ps: ps[::-1] if odd else ps)),
+        (another, step(lambda ps: zeros[::-1] if odd else zeros)),
+        (another, step(lambda ps: [(f"{i + odd}", p) for i, p in enumerate(ps)])),
+        ("ranks have other numbers of parameters: [3, 2]", step(lambda ps: ps[1:] if odd else ps)),
+        ("in another state than rank 0", step(cls=sgd if odd else adamw)),
+        ("in another state than rank 0", step(weight_decay=0.1 + rank)),
+        ("in another state than rank 0", schedule),
+        ("in another state than rank 0", passes),
+    ):
+        said(words, call)
+        with contextlib.redirect_stderr(io.StringIO()):  # the error again
+            _run_finalizers(1)
+        bridge._ranks.cache_clear()
+
+
 def refuse(rank, device):
     said("no parameters", lambda: bridge.DataParallel(nn.ReLU()))
     said("naive, flat, overlap or bucketed", lambda: bridge.DataParallel(Tied().to(device), "fast"))
@@ -664,6 +717,88 @@ def a_rank(rank, what, ranks, folder, cuda):
     dist.destroy_process_group()
 
 
+def name_limits(device):
+    module = nn.Linear(2, 2).to(device)
+    together = bridge.DataParallel(module, seconds=20.5, open_seconds=50)
+    assert together._ranks.limits == {"open_seconds": 50, "seconds": 20.5}
+    bridge.ShardedOptimizer(module.parameters(), torch.optim.SGD, lr=0.1, seconds=20.5)
+    try:
+        bridge.ShardedOptimizer(module.parameters(), torch.optim.SGD, lr=0.1, seconds=7)
+    except ValueError as error:
+        assert "seconds is 7: the ranks have met with 20.5" in str(error), error
+    else:
+        raise AssertionError("another limit was taken")
+    together.close()
+
+
+# Ranks of loops, forked from a process that has imported PyTorch. Each says in its file when its error was
+# there. The first process interrupts some when they wait, and prints how all ended.
+SCENARIOS = """
+import json, os, signal, sys, threading, time
+import torch
+from parity import bridge
+
+folder, started = sys.argv[1], {}
+for scenario in ("alone", "waits", "thread", "limit", "raises", "leaves"):
+    for rank in (0, 1) if scenario != "alone" else (0,):
+        path = f"{folder}/{scenario}.{rank}"
+        process = os.fork()
+        if process == 0:
+            sys.stderr.flush()
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+            os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": f"{scenario}-{os.getppid()}"}
+            os.environ |= {"TANDEM_OPEN_SECONDS": "100", "TANDEM_SECONDS": "3" if scenario == "limit" else "100"}
+            break
+        started[process] = path
+    else:
+        continue
+    break
+if process:
+    sent = {}
+    ended = {}
+    until = time.monotonic() + 100
+    while started.keys() - ended.keys() and time.monotonic() < until:
+        for name, word in (("alone.0", "waits: "), ("waits.0", "waits: all_"), ("thread.0", "waits: all_")):
+            path = f"{folder}/{name}"
+            if path not in sent and os.path.exists(path) and word in open(path).read():
+                sent[path] = time.monotonic()
+                os.kill(next(process for process, of in started.items() if of == path), signal.SIGINT)
+        process, status = os.waitpid(-1, os.WNOHANG)
+        ended |= {process: status} if process else {}
+        time.sleep(0.01)
+    for process in started.keys() - ended.keys():
+        os.kill(process, signal.SIGKILL)
+    json.dump({path: [ended.get(p, -1), sent.get(path)] for p, path in started.items()}, sys.stdout)
+    sys.stdout.flush()
+    os._exit(0)
+try:
+    model = bridge.DataParallel(torch.nn.Linear(2, 2))
+    if rank == 1 and scenario in ("waits", "thread", "limit"):
+        time.sleep(5)
+    if rank == 1 and scenario == "raises":
+        raise ValueError("mine")
+    if rank == 1 and scenario == "leaves":
+        sys.exit(0)
+    def step():
+        try:
+            model(torch.ones(3, 2)).sum().backward()
+            model.finish_gradient_synchronization()
+        except RuntimeError:
+            print("after", time.monotonic(), file=sys.stderr, flush=True)
+            raise
+    if rank == 0 and scenario == "thread":  # as autograd's of a GPU
+        thread = threading.Thread(target=step)
+        threading.excepthook = lambda _: None
+        thread.start()
+        thread.join()
+    else:
+        step()
+finally:
+    if scenario != "thread":
+        print("after", time.monotonic(), file=sys.stderr, flush=True)
+"""
+
+
 class Ranks(unittest.TestCase):
     def start(self, what, statuses=(0, 0), on_gpus=ON_GPUS):
         for cuda in (False, True) if on_gpus else (False,):
@@ -698,6 +833,9 @@ class Ranks(unittest.TestCase):
     def test_a_saved_run_goes_on_among_other_ranks(self):
         self.start(resume_on_other_ranks, (0,) * 4, on_gpus=False)
 
+    def test_optimizers_that_differ(self):
+        self.start(optimizers_that_differ)
+
     def test_what_cannot_be_and_a_rank_that_dies(self):
         self.start(refuse, (0, -9))
 
@@ -720,6 +858,52 @@ class Ranks(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         weights = re.findall(r"weights sum to (\S+\d{6})", done.stdout)
         self.assertEqual((len(weights), len(set(weights))), (RANKS, 1), done.stdout)  # the same on every rank
+
+    def test_waits_limits_and_ends(self):
+        """What ranks of a loop say, and how they end."""
+        folder = self.enterContext(tempfile.TemporaryDirectory(prefix="tandem-bridge-"))
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", SCENARIOS, folder]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        interrupted = 0
+        said = {}
+        for path, (status, sent) in json.loads(done.stdout).items():
+            text = said[Path(path).name] = Path(path).read_text()
+            with self.subTest(path):
+                self.assertEqual(text.count("Traceback"), 1, text)
+                self.assertTrue(status > 0, (status, text))
+                if sent is not None:
+                    interrupted += 1
+                    self.assertIn("\nKeyboardInterrupt\n", text)
+                    self.assertLess(float(re.search(r"after (\S+)", text)[1]) - sent, 1.0)
+        self.assertEqual(interrupted, 3)
+        for name, words in {
+            "alone.0": ["tandem: rank 0 of 2 waits: rank 1 has not come"],
+            "waits.0": [
+                "tandem: rank 0 of 2 waits: all_reduce #7 of 64 f32 (average): rank 1 has not made it"
+            ],
+            "waits.1": ["gave up: its caller ended the wait"],
+            "thread.1": ["gave up: its caller ended the wait"],
+            "limit.0": ["is late", "; seconds is 3 (seconds= or TANDEM_SECONDS raises it)"],
+            "limit.1": ["is late", "; seconds is 3 (seconds= or TANDEM_SECONDS raises it)"],
+            "raises.0": ["rank 1 (process ", "gave up: its program failed"],
+            "raises.1": ["ValueError: mine"],
+            "leaves.0": ["made another call, close #7"],
+            "leaves.1": ["td_comm_close: TD_RANK_FAILED: "],
+        }.items():
+            for word in words:
+                self.assertIn(word, said[name])
+
+    def test_half_of_what_a_launcher_says(self):
+        for variables in ({"RANK": "0"}, {"WORLD_SIZE": "2"}):
+            with (
+                unittest.mock.patch.dict(os.environ, variables, clear=True),
+                self.assertRaisesRegex(
+                    RuntimeError, "RANK and WORLD_SIZE belong together, and one is not set"
+                ),
+            ):
+                bridge._who()
 
     def test_no_ranks(self):
         with self.assertRaisesRegex(

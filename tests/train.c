@@ -36,7 +36,7 @@ static int close_device(void **unused)
 
     (void)unused;
     td_assert_ok(td_device_memory(dev, &memory));
-    assert_int_equal(memory.current_bytes, 0);
+    assert_true(memory.current_bytes == 0 || td_broken_off());
     td_device_close(dev);
     td_fence_free(ids);
     td_fence_free(targets);
@@ -541,6 +541,6 @@ int main(void)
         cmocka_unit_test(a_trainer_without_an_update_has_what_it_needs_and_no_more),
     };
 
-    return cmocka_run_group_tests(tests, open_device, close_device) +
+    return td_run_group("train", sizeof tests / sizeof *tests, tests, open_device, close_device) +
            td_run_cases(&planned_bytes, open_device, close_device);
 }

@@ -649,7 +649,7 @@ td_status td_command_trace(int argc, char **argv)
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_common_begin(&args.common, &r.dev));
     TD_TRY(td_compile_begin(&args.step.model.compile, r.dev));
-    args.config.graph = !args.step.queued && td_device_kind_of(r.dev) != TD_DEVICE_CPU;
+    TD_TRY(td_step_choose(&args.step, r.dev));
     TD_TRY(measure_and_tell(&r));
 cleanup:
     td_trace_destroy(r.trace);

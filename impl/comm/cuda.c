@@ -149,11 +149,16 @@ static td_status start_nccl(td_comm *comm, td_nccl *n, int64_t deadline_ns)
     }
     TD_TRY(td_thread_start(&thread, run_start, n));
     pthread_mutex_lock(&n->lock);
+    td_wait wait = td_wait_begin(td_comm_waiting(comm));
     bool in_time = true;
     while (!n->started && in_time && !td_control_faulted(comm->control)) {
         const int64_t soon = td_clock_ns() + 10000000; /* a fault does not signal this condition */
 
         (void)td_condition_wait(&n->changed, &n->lock, soon);
+        pthread_mutex_unlock(&n->lock);
+        if (!td_wait_goes_on(&wait, "NCCL starts on all ranks"))
+            td_control_fault(comm->control, NULL, "rank %d gave up: its caller ended the wait", n->rank);
+        pthread_mutex_lock(&n->lock);
         in_time = td_clock_ns() < deadline_ns;
     }
     const bool started = n->started;
@@ -369,8 +374,10 @@ static td_status issue(td_comm *comm, td_work *work)
     td_status status = TD_OK;
     const int64_t deadline_ns = td_clock_ns() + td_comm_ns(comm->options.seconds);
 
+    td_wait wait = td_wait_begin(td_comm_waiting(comm));
+
     td_control_publish(comm->control, &work->call);
-    TD_TRY(td_control_await(comm->control, &work->call, deadline_ns));
+    TD_TRY(td_control_await(comm->control, &work->call, deadline_ns, &wait));
     if (work->call.kind > TD_CALL_BROADCAST)
         TD_TRY(td_comm_finish_control(comm, work, deadline_ns));
     if (work->call.kind > TD_CALL_BROADCAST || work->call.count == 0) {
@@ -434,6 +441,7 @@ static td_status wait_for(td_comm *comm, td_work *work)
     td_nccl *n = comm->state;
     const int64_t begun_ns = td_clock_ns();
     bool done = !work->native || atomic_load(&work->done);
+    td_wait wait = td_wait_begin(td_comm_waiting(comm));
 
     while (!done) {
         TD_TRY(query(comm, work, &done));
@@ -444,7 +452,8 @@ static td_status wait_for(td_comm *comm, td_work *work)
         const int64_t since = work->issued_ns > n->ended_ns ? work->issued_ns : n->ended_ns;
         if (now - since > td_comm_ns(comm->options.seconds))
             TD_TRY(td_control_late(comm->control, &work->call));
-        rest(begun_ns);
+        if (td_control_goes_on(comm->control, &wait, &work->call)) /* else the next look finds the fault */
+            rest(begun_ns);
     }
     n->ended_ns = td_clock_ns();
     status = td_control_status(comm->control, &work->call);

@@ -180,7 +180,7 @@ static void run_work(host *h, td_work *work)
 
     if (comm->control) {
         td_control_publish(comm->control, &work->call);
-        status = td_control_await(comm->control, &work->call, deadline_ns);
+        status = td_control_await(comm->control, &work->call, deadline_ns, NULL);
     }
     if (status == TD_OK && work->call.kind > TD_CALL_BROADCAST)
         status = td_comm_finish_control(comm, work, deadline_ns);
@@ -273,12 +273,22 @@ static td_status host_open(td_comm *comm, td_comm_backend backend, int64_t deadl
     }
     pthread_mutex_lock(&h->lock);
     /* Gloo has timeouts of its own and always comes back. MPI_Init may not. */
-    bool in_time = true;
-    while (!h->opened && in_time)
-        if (backend == TD_COMM_GLOO)
-            pthread_cond_wait(&h->changed, &h->lock);
-        else
-            in_time = td_condition_wait(&h->changed, &h->lock, deadline_ns) && !is_faulted(comm);
+    const bool comes_back = backend == TD_COMM_GLOO;
+    td_wait wait = td_wait_begin(td_comm_waiting(comm));
+    bool in_time = true, goes_on = true;
+    while (!h->opened && in_time) {
+        (void)td_condition_wait(&h->changed, &h->lock,
+                                td_wait_until(&wait, comes_back ? INT64_MAX : deadline_ns));
+        pthread_mutex_unlock(&h->lock);
+        if (goes_on && !td_wait_goes_on(&wait, "the library starts on all ranks")) {
+            goes_on = false;
+            if (comm->control)
+                td_control_fault(comm->control, NULL, "rank %d gave up: its caller ended the wait",
+                                 (int)comm->options.rank);
+        }
+        in_time = comes_back || (goes_on && td_clock_ns() < deadline_ns && !is_faulted(comm));
+        pthread_mutex_lock(&h->lock);
+    }
     if (!h->opened) {
         h->abandoned = true;
         pthread_detach(h->thread);
@@ -326,9 +336,17 @@ static void host_issue(host *h, td_work *work)
 
 static void host_wait(host *h, const td_work *work)
 {
+    td_wait wait = td_wait_begin(td_comm_waiting(h->comm));
+    bool goes_on = true;
+
     pthread_mutex_lock(&h->lock);
-    while (!atomic_load(&work->done))
-        pthread_cond_wait(&h->changed, &h->lock);
+    while (!atomic_load(&work->done)) {
+        (void)td_condition_wait(&h->changed, &h->lock, goes_on ? td_wait_until(&wait, INT64_MAX) : INT64_MAX);
+        pthread_mutex_unlock(&h->lock);
+        if (goes_on && h->comm->control && !atomic_load(&work->done))
+            goes_on = td_control_goes_on(h->comm->control, &wait, &work->call);
+        pthread_mutex_lock(&h->lock);
+    }
     pthread_mutex_unlock(&h->lock);
 }
 
