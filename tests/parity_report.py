@@ -264,7 +264,7 @@ class Pages(unittest.TestCase):
         self.assertIn("*CPU \\$\\\\frac{x\\$ \\# Heading \\*\\<b\\>\\* of 2_000; ", page)
         self.assertIn("| not judged: a\\\\\\|b \\|c\\<d> |\n", page)
         words = "".join(xml.etree.ElementTree.parse(self.folder / "scale_time.svg").getroot().itertext())
-        self.assertIn("Time, f32 · CPU $\\frac{x$ # Heading *<b>* of 2_000", words)
+        self.assertIn("CPU $\\frac{x$ # Heading *<b>* of 2_000", words)
 
     def test_the_same_records_give_the_same_bytes(self):
         first = {path: path.read_bytes() for path in self.write()}

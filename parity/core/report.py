@@ -199,7 +199,7 @@ def pages_of(
         mine = [record for record in records if record["module"] == name]
         if not mine or (only and name not in only):
             continue
-        page = Page(name, machine_of(mine), rates)
+        page = Page(name, machine_of(mine, "mathtext"), rates)
         try:
             module.report(page, Records(mine))
             pages[name] = page
