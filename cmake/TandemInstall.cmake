@@ -50,7 +50,9 @@ function(td_install)
   if(engines)
     install(TARGETS ${engines} LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
   endif()
-  set_target_properties(tandem_shared PROPERTIES INSTALL_RPATH "$ORIGIN")
+  foreach(library IN ITEMS tandem_shared LISTS engines)
+    td_add_run_path(${library} "${CMAKE_INSTALL_LIBDIR}" "$ORIGIN")
+  endforeach()
   # Before 1.0 a new minor version may change the interface.
   write_basic_package_version_file("${PROJECT_BINARY_DIR}/tandemConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
   install(FILES "${PROJECT_BINARY_DIR}/tandemConfig.cmake" "${PROJECT_BINARY_DIR}/tandemConfigVersion.cmake"

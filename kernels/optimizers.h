@@ -14,6 +14,24 @@ cudaError_t td_cuda_adamw_update(cudaStream_t stream, const td_adamw *adamw, con
 cudaError_t td_cuda_sgd_update(cudaStream_t stream, const td_sgd *sgd, const td_update_state *state,
                                const td_update_tensors *tensors);
 
+/** SMs of a GPU, by the numbers that %smid gives. */
+enum { TD_SM_SET_MOST = 256 };
+typedef struct td_sm_set {
+    int all; /* SMs of the GPU */
+    uint32_t bits[TD_SM_SET_MOST / 32];
+} td_sm_set;
+
+/** The same updates on tensors->sms SMs: those of `wanted`, as far as they are free. Kernels of other streams
+ * cannot use them until the update ends. The bits are the same. _built: whether the build has such kernels
+ * for the current GPU (they need Hopper's bulk copies). _fits: whether every address is a multiple of 16
+ * bytes. */
+bool td_cuda_update_sms_built(void);
+bool td_cuda_update_sms_fits(const td_update_tensors *tensors);
+cudaError_t td_cuda_adamw_update_sms(cudaStream_t stream, const td_sm_set *wanted, const td_adamw *adamw,
+                                     const td_update_state *state, const td_update_tensors *tensors);
+cudaError_t td_cuda_sgd_update_sms(cudaStream_t stream, const td_sm_set *wanted, const td_sgd *sgd,
+                                   const td_update_state *state, const td_update_tensors *tensors);
+
 cudaError_t td_cuda_update_begin(cudaStream_t stream, td_update_state *state, float gain);
 cudaError_t td_cuda_update_clip(cudaStream_t stream, float max_norm, const float *norm,
                                 td_update_state *state);

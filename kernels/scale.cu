@@ -28,11 +28,6 @@ __device__ inline __nv_bfloat16 scaled(__nv_bfloat16 x, float factor)
     return __float2bfloat16_rn(__bfloat162float(x) * factor);
 }
 
-__device__ inline int64_t scaled(int64_t x, int64_t ranks)
-{
-    return x / ranks;
-}
-
 template <typename T, typename F>
 __global__ void __launch_bounds__(BLOCK) td_elem_scale(int64_t count, F factor, T *data)
 {
@@ -51,13 +46,14 @@ template <typename T, typename F> cudaError_t launch(cudaStream_t stream, int64_
 
 } // namespace
 
-cudaError_t td_cuda_scale(cudaStream_t stream, int64_t count, int ranks, td_dtype dtype, void *data)
+cudaError_t td_cuda_scale(cudaStream_t stream, int64_t count, int numerator, int denominator, td_dtype dtype,
+                          void *data)
 {
-    const float factor = 1.0f / (float)ranks;
+    const float factor = (float)numerator / (float)denominator;
 
     switch (dtype) {
     case TD_F64:
-        return launch<double>(stream, count, 1.0 / ranks, data);
+        return launch<double>(stream, count, (double)numerator / denominator, data);
     case TD_F32:
         return launch<float>(stream, count, factor, data);
     case TD_F16:
@@ -65,9 +61,4 @@ cudaError_t td_cuda_scale(cudaStream_t stream, int64_t count, int ranks, td_dtyp
     default:
         return launch<__nv_bfloat16>(stream, count, factor, data);
     }
-}
-
-cudaError_t td_cuda_divide(cudaStream_t stream, int64_t count, int ranks, int64_t *data)
-{
-    return launch<int64_t>(stream, count, (int64_t)ranks, data);
 }

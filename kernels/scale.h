@@ -7,12 +7,10 @@
 
 TD_BEGIN_DECLS
 
-/** data[i] times 1 / ranks, [count], count above 0: factor and product in f32 (f64: in f64), rounded to
- * dtype. */
-cudaError_t td_cuda_scale(cudaStream_t stream, int64_t count, int ranks, td_dtype dtype, void *data);
-
-/** data[i] / ranks, rounded towards zero. */
-cudaError_t td_cuda_divide(cudaStream_t stream, int64_t count, int ranks, int64_t *data);
+/** data[i] times numerator / denominator, [count], count above 0: factor and product in f32 (f64: in f64),
+ * rounded to dtype. */
+cudaError_t td_cuda_scale(cudaStream_t stream, int64_t count, int numerator, int denominator, td_dtype dtype,
+                          void *data);
 
 TD_END_DECLS
 

@@ -12,13 +12,22 @@ course's tests call.
 Ranks are those of torch.distributed's default process group, where there is one, else those that mpirun, torchrun or
 srun has started. What they send goes through libtandem: NCCL on GPUs, on a CPU MPI under mpirun and Gloo otherwise
 (TANDEM_BACKEND names another). The library is build/default's, or TANDEM_LIBRARY's.
+
+Limits are arguments of DataParallel and ShardedOptimizer, or environment variables: open_seconds (TANDEM_OPEN_SECONDS;
+60) for all ranks to come, seconds (TANDEM_SECONDS; 30) for a call and for the other ranks to make it. A rank that
+waits for 2 s says for what. Ctrl-C ends the wait.
 """
 
 import contextlib
 import functools
 import hashlib
+import io
+import itertools
 import os
+import signal
+import sys
 import threading
+import traceback
 from collections.abc import Iterable, Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -29,7 +38,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from parity.core.draw import DTYPES
-from parity.core.library import Library, Session
+from parity.core.library import Library, Session, TandemError
 
 NAMES = {kind: name for name, kind in DTYPES.items()}
 SENT = ("f64", "f32", "f16", "bf16", "i64")  # types that collectives know
@@ -40,7 +49,9 @@ LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_PORT"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID"),
 )
+LIMITS = {"open_seconds": "TANDEM_OPEN_SECONDS", "seconds": "TANDEM_SECONDS"}
 MOST_CALLS = 512  # on their way at a time
+MOST_BYTES = 32768  # of an exchange
 
 
 class _Place:
@@ -61,6 +72,9 @@ class _Device:
         self._place = _Place(device)
         self.c = Session(_library(), self._place)
         self._lock = threading.RLock()
+        self.limits: dict[str, float] = {}  # that callers named
+        self.stopped: BaseException | None = None  # what ended a wait in C: KeyboardInterrupt, mostly
+        self.failed = False  # a call of C's has; its error was raised
         self._streams = {self._place.stream(): self.c._stream}
 
     @contextlib.contextmanager
@@ -73,7 +87,17 @@ class _Device:
                     pointer = self.c.ffi.cast("void *", native)
                     self._streams[native] = self.c.value("td_stream_wrap", self.c.device, pointer)
                 self.c.td_device_set_stream(self.c.device, self._streams[native])
-            yield self.c
+            try:
+                yield self.c
+            except TandemError as error:
+                self.failed = True
+                stopped, self.stopped = self.stopped, None
+                if stopped is not None:
+                    raise stopped from None
+                for name, variable in LIMITS.items():
+                    if f"; {name} is " in error.message:
+                        error.args = (f"{error} ({name}= or {variable} raises it)",)
+                raise
 
 
 @functools.cache
@@ -188,6 +212,11 @@ class _Ranks:
     def __init__(self, device: _Device):
         self.device = device
         rank, ranks, run = _who()
+        self.rank, self.ranks, self._told = rank, ranks, False
+        self.limits = {name: device.limits.get(name, _seconds_of(name)) for name in LIMITS}
+        _signals()
+        ffi = device.c.ffi
+        self._hears = ffi.callback("bool(void *, double, const char *)", self._hear, onerror=self._stop)
         backend = os.environ.get("TANDEM_BACKEND") or _usual_backend(device)
         with device.calls() as c:
             options = c.struct(
@@ -199,10 +228,29 @@ class _Ranks:
                 run=run,
                 directory=os.environ.get("TANDEM_DIRECTORY") or None,
                 address=os.environ.get("TANDEM_ADDRESS") or None,
+                token=_token(rank, run),
                 nccl_host=os.environ.get("NCCL_HOSTID"),
+                waiting=self._hears,
+                **{name: limit for name, limit in self.limits.items() if limit is not None},
             )
             self.comm = c.value("td_comm_open", c.device, options)
-        self.rank, self.ranks = rank, ranks
+
+    def _hear(self, _, seconds: float, what) -> bool:
+        """C's call waits. Python runs the handlers of signals in here; what they raise goes to _stop. On another
+        thread than the main one, as autograd's of a GPU, Python runs none: there an interrupt ends the wait."""
+        if seconds >= 2 and not self._told:
+            text = self.device.c.ffi.string(what).decode(errors="replace")
+            print(f"tandem: rank {self.rank} of {self.ranks} waits: {text}", file=sys.stderr, flush=True)
+        self._told = seconds >= 2
+        came = signal.SIGINT in _signals_so_far()
+        if came and seconds > 0.3 and threading.current_thread() is not threading.main_thread():
+            return signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        return True
+
+    def _stop(self, _, error: BaseException, trace) -> bool:
+        """The wait ends, and calls() raises this in the place of C's error."""
+        self.device.stopped = error
+        return False
 
     def broadcast(self, tensors: Iterable[tuple[Tensor, int]]) -> None:
         """Each tensor becomes that of its rank, whatever its type and strides."""
@@ -223,9 +271,105 @@ class _Ranks:
         for data, flat in later:
             data.copy_(_from_words(flat, data))
 
-    def close(self) -> None:
+    def exchange(self, mine: bytes) -> list[bytes]:
+        """Each rank's bytes, as many on every rank, in the order of the ranks. All ranks together."""
+        parts = [b""] * self.ranks
         with self.device.calls() as c:
-            c.td_comm_close(self.comm)
+            for begin in range(0, len(mine), MOST_BYTES):
+                part = mine[begin : begin + MOST_BYTES]
+                got = c.ffi.new("char[]", self.ranks * len(part))
+                c.td_comm_exchange(self.comm, c.ffi.from_buffer(part), len(part), got)
+                for rank in range(self.ranks):
+                    parts[rank] += c.ffi.buffer(got + rank * len(part), len(part))[:]
+        return parts
+
+    def carry(self, *state: Any) -> None:
+        """The next call carries a hash of this, which ranks compare."""
+        with self.device.calls() as c:
+            c.td_comm_carry(self.comm, int.from_bytes(_digest(repr(state).encode()), "little"))
+
+    def collect(self, mine: bytes, to: int) -> list[bytes]:
+        """On rank `to` each rank's bytes, in the order of the ranks; elsewhere an empty list. All ranks together."""
+        parts = []
+        for rank, size in enumerate(self.exchange(len(mine).to_bytes(8, "little"))):
+            size = int.from_bytes(size, "little")
+            words = torch.zeros(-(-size // 8), dtype=torch.int64)
+            if rank == self.rank:
+                words.view(torch.uint8)[:size] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+            words = words.to(self.device.c.on.torch)
+            self.broadcast([(words, rank)])
+            if self.rank == to:
+                parts.append(words.cpu().view(torch.uint8)[:size].numpy().tobytes())
+        return parts
+
+    def close(self) -> None:
+        """At the end of the process, which is a failure if this fails. A program that failed says so once: the others
+        hear of it, and nothing more is raised."""
+        failed = self.device.failed or sys.exc_info()[0] is not None or _has_died()
+        try:
+            with self.device.calls() as c:
+                if failed:
+                    c.td_comm_abort(self.comm, "its program failed")
+                c.td_comm_close(self.comm)
+        except BaseException:
+            if failed:
+                return
+            traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)  # what Finalize's functions raise does not count
+
+
+@functools.cache
+def _signals() -> int | None:
+    """A pipe with the numbers of signals as they come; None: somebody else has them, as an event loop."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    reads, writes = os.pipe()
+    os.set_blocking(reads, False)
+    os.set_blocking(writes, False)
+    former = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    if former == -1:
+        return reads
+    signal.set_wakeup_fd(former)
+    os.close(reads)
+    os.close(writes)
+    return None
+
+
+def _signals_so_far() -> bytes:
+    """Their numbers since the last call. The first call of a wait finds old ones, too."""
+    pipe = _signals()
+    with contextlib.suppress(BlockingIOError):
+        return os.read(pipe, 4096) if pipe is not None else b""
+    return b""
+
+
+def _has_died() -> bool:
+    """Whether the interpreter has printed the error that ends this program."""
+    return getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
+
+
+def _seconds_of(name: str) -> float | None:
+    """A limit of the environment's; None: the library's own."""
+    text = os.environ.get(LIMITS[name])
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise ValueError(f"{LIMITS[name]} is '{text}', needs a number of seconds") from None
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=8).digest()
+
+
+def _sampled(tensor: Tensor | None) -> bytes:
+    """A digest of a tensor's begin and end; of 0 where all of that is 0."""
+    if tensor is None:
+        return bytes(8)
+    flat = (tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()).flatten()
+    content = torch.cat([flat[:1024], flat[-1024:]]).contiguous().view(torch.uint8).cpu().numpy().tobytes()
+    return _digest(content) if any(content) else bytes(8)
 
 
 def _wait(c: Session, works: list) -> None:
@@ -250,7 +394,7 @@ def _who() -> tuple[int, int, str]:
     """This rank, how many there are, and a name for this run that no other has."""
     if dist.is_available() and dist.is_initialized():
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        names = [f"bridge-{os.getpid()}-{os.urandom(4).hex()}"]
+        names = [f"bridge-{os.getpid()}-{os.urandom(16).hex()}"]
         dist.broadcast_object_list(names, src=0)
         return rank, ranks, names[0]
     for rank, ranks, *names in LAUNCHERS:
@@ -261,9 +405,34 @@ def _who() -> tuple[int, int, str]:
                 int(os.environ[ranks]),
                 hashlib.sha256(run.encode()).hexdigest()[:16],
             )
+    for pair in (pair[:2] for pair in LAUNCHERS[:2] if set(pair[:2]) & set(os.environ)):
+        raise RuntimeError(f"no ranks: {' and '.join(pair)} belong together, and one is not set")
     raise RuntimeError(
         "no ranks: call torch.distributed.init_process_group first, or start with torchrun or mpirun"
     )
+
+
+def _token(rank: int, run: str) -> str | None:
+    """What keeps strangers out of a run with an address: random, if torch.distributed spread the run's name, else
+    TANDEM_TOKEN's or of the file that TANDEM_TOKEN_FILE names. Rank 0 says if there is none."""
+    token, path = os.environ.get("TANDEM_TOKEN"), os.environ.get("TANDEM_TOKEN_FILE")
+    address = os.environ.get("TANDEM_ADDRESS")
+    if not address:
+        return None
+    if dist.is_available() and dist.is_initialized():
+        return hashlib.sha256(run.encode()).hexdigest()[:32]
+    if token is None and path is not None:
+        with open(path) as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise PermissionError(f"TANDEM_TOKEN_FILE '{path}' may be read by other users: chmod 600")
+            token = file.read().strip()
+    if token is None and rank == 0:
+        print(
+            f"tandem: {address} is not protected: whoever reaches the port can join or end this run; set TANDEM_TOKEN "
+            "or TANDEM_TOKEN_FILE",
+            file=sys.stderr,
+        )
+    return token
 
 
 def _usual_backend(device: _Device) -> str:
@@ -280,7 +449,23 @@ def _ranks(device: _Device) -> _Ranks:
     return ranks
 
 
+def _ranks_within(device: _Device, **limits: float | None) -> _Ranks:
+    """The same; limits that are named are what the ranks meet with, and are refused if they have met with others."""
+    named = {name: limit for name, limit in limits.items() if limit is not None}
+    device.limits |= named
+    ranks = _ranks(device)
+    for name, limit in named.items():
+        if limit != ranks.limits[name]:
+            raise ValueError(
+                f"{name} is {limit}: the ranks have met with {ranks.limits[name] or 'the default'}"
+            )
+    return ranks
+
+
 # ---- data parallelism ----
+
+
+_models = itertools.count()  # a number for each DataParallel
 
 
 class DataParallel(nn.Module):
@@ -291,10 +476,25 @@ class DataParallel(nn.Module):
     bucket_mb  of "bucketed", in 2^20 bytes; None: one bucket
 
     Every rank gets rank 0's parameters and buffers. Gradients live where they are sent from: `.grad` is a view of it,
-    also behind zero_grad(set_to_none=True). A parameter that a pass did not use counts as a gradient of 0. Before the
-    optimizer: finish_gradient_synchronization(). Backward passes within no_sync() only add up."""
+    also behind zero_grad(set_to_none=True). A parameter that a pass did not use counts as a gradient of 0.
 
-    def __init__(self, module: nn.Module, strategy: str = "overlap", bucket_mb: float | None = None):
+    Each backward pass ends the reduction that it began, so that several may follow each other, as with PyTorch's
+    DistributedDataParallel. If this rank used no parameter in a pass, only finish_gradient_synchronization() takes part
+    in the other ranks' reduction; call it before the optimizer. Backward passes within no_sync() only add up. The next
+    forward pass drops a backward pass that an exception ended.
+
+    Parameters stay the same ones: if one was replaced, unfrozen or frozen since, or has another type, then the next
+    pass says so by its name."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        strategy: str = "overlap",
+        bucket_mb: float | None = None,
+        *,
+        open_seconds: float | None = None,
+        seconds: float | None = None,
+    ):
         super().__init__()
         self.module = module
         parameters = dict(module.named_parameters())  # a shared one once
@@ -307,10 +507,15 @@ class DataParallel(nn.Module):
             if not parameter.is_contiguous():
                 raise ValueError(f"parameter {name} has strides {parameter.stride()}, needs a contiguous one")
         self._parameters_of = list(parameters.values())
-        self._ranks = _ranks(_device_of(self._parameters_of[0]))
+        device = _device_of(self._parameters_of[0])
+        self._ranks = _ranks_within(device, open_seconds=open_seconds, seconds=seconds)
+        self._model = next(_models)
+        self._passes = self._finishes = 0  # that ended, and calls of finish_gradient_synchronization()
+        self._numbers = {parameter: index for index, parameter in enumerate(self._parameters_of)}
         self._last = True
-        self._running = False
-        self._seen: set[int] = set()
+        self._running = False  # a backward pass has marked gradients
+        self._ended = False  # one has since the last finish_gradient_synchronization()
+        self._seen: set[int] = set()  # what it has marked
         buffers = [(buffer, 0) for buffer in module.buffers()]
         with self._ranks.device.calls() as c:
             self._c = c
@@ -320,11 +525,16 @@ class DataParallel(nn.Module):
         self._gradients = [
             self._gradient(i, p) if p.requires_grad else None for i, p in enumerate(self._parameters_of)
         ]
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._ready, index))
-            for index, parameter in enumerate(self._parameters_of)
-            if parameter.requires_grad
+        self._agreed = [
+            (p.shape, p.dtype, p.device, None if g is None else g.data_ptr())
+            for p, g in zip(self._parameters_of, self._gradients, strict=True)
         ]
+        self._hooks = []
+        for index, parameter in enumerate(self._parameters_of):
+            if parameter.requires_grad:
+                before, after = (functools.partial(f, index) for f in (self._before_adding, self._ready))
+                self._hooks.append(parameter.register_hook(before))
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(after))
         self._place_gradients()
 
     def _create(self, c: Session, parameters: dict, strategy: str, bucket_mb: float | None):
@@ -352,16 +562,49 @@ class DataParallel(nn.Module):
             return c.tensor(address, parameter.shape, NAMES[parameter.dtype])
 
     def _place_gradients(self) -> None:
-        """Gradients that zero_grad() dropped are 0 where they are sent from."""
+        """Gradients come to where they are sent from, as 0 if zero_grad() dropped them."""
         for parameter, gradient in zip(self._parameters_of, self._gradients, strict=True):
-            if gradient is not None and parameter.grad is None:
+            if gradient is None or parameter.grad is gradient or not parameter.requires_grad:
+                continue
+            if parameter.grad is None:
                 gradient.zero_()
-                parameter.grad = gradient
+            else:
+                gradient.copy_(parameter.grad)
+            parameter.grad = gradient
+
+    def _check(self, ending: bool = False) -> None:
+        """What all ranks agreed on still holds. A frozen parameter does no harm until a pass ends that used others."""
+        for name, parameter in self.module.named_parameters():
+            index = self._numbers.get(parameter)
+            gradient = None if index is None else self._gradients[index]
+            change = None
+            if parameter.requires_grad and gradient is None:
+                change = "is new, or has replaced another" if index is None else "was unfrozen"
+            elif gradient is not None:
+                now = (parameter.shape, parameter.dtype, parameter.device, gradient.data_ptr())
+                if ending and not parameter.requires_grad:
+                    change = "was frozen"
+                elif now != self._agreed[index]:
+                    change = (
+                        f"is another tensor now, {parameter.dtype} {[*parameter.shape]} on {parameter.device}"
+                    )
+            if change:
+                raise RuntimeError(
+                    f"parameter {name} {change} since DataParallel(...): its gradient stays on this rank; call close() "
+                    "and wrap the module again"
+                )
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        if torch.is_grad_enabled() and not self._running:
-            self._place_gradients()
+        # Not if a backward pass calls this, to compute activations again.
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+            self.on_train_batch_start()
         return self.module(*inputs, **named)
+
+    def _before_adding(self, index: int, _: Tensor) -> None:
+        """Autograd is about to add to a gradient. If this pass has marked it already, as reentrant checkpointing may,
+        then its reduction ends first. To average again what is the same on all ranks changes nothing."""
+        if index in self._seen:
+            self._finish()
 
     def _ready(self, index: int, parameter: Tensor) -> None:
         """A gradient is complete. Autograd calls this within the backward pass."""
@@ -371,33 +614,55 @@ class DataParallel(nn.Module):
             parameter.grad = gradient
         with self._ranks.device.calls() as c:
             if not self._running:
-                c.td_ddp_begin(self._ddp, self._last)
+                self._begin(c)
                 self._running = True
-                if not self._last:
-                    torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+                torch.autograd.Variable._execution_engine.queue_callback(self._end)
             c.td_ddp_ready(self._ddp, index)
         self._seen.add(index)
 
+    def _begin(self, c: Session) -> None:
+        c.td_ddp_begin(self._ddp, self._last)
+        if self._last:  # the first gradients that are sent name the pass, so that it meets no other
+            self._ranks.carry(self._model, self._passes, self._finishes)
+
+    def _end(self) -> None:
+        """A backward pass has come to its end."""
+        if self._running:
+            self._finish()
+
     def _finish(self) -> None:
+        self._check(ending=True)
+        self._place_gradients()
         with self._ranks.device.calls() as c:
             if not self._running:
-                c.td_ddp_begin(self._ddp, self._last)
+                self._begin(c)
             self._running = False
             for index, gradient in enumerate(self._gradients if self._last else ()):
                 if gradient is not None and index not in self._seen:
                     c.td_ddp_ready(self._ddp, index)
             self._seen.clear()
             c.td_ddp_finish(self._ddp)
+        self._ended = self._last
+        self._passes += self._last
 
     def finish_gradient_synchronization(self) -> None:
-        """Behind the backward pass, before the optimizer: what follows sees the gradients of all ranks."""
-        self._place_gradients()
-        self._finish()
+        """After the backward pass, before the optimizer: takes part in the other ranks' reduction, if this rank's
+        backward pass used no parameter."""
+        self._check()
+        if self._running or not self._ended:
+            self._finish()
+        self._ended = False
+        self._finishes += 1
 
     def on_train_batch_start(self) -> None:
-        """Before a batch: nothing is left on its way, and gradients are where they are sent from."""
+        """Before a batch: what an exception left of a backward pass is dropped, and gradients are where they are sent
+        from. forward() does the same."""
+        self._check()
         if self._running:
-            raise RuntimeError("the last backward pass was not followed by finish_gradient_synchronization()")
+            with self._ranks.device.calls() as c:
+                c.td_ddp_begin(self._ddp, False)  # waits for what is on its way
+            self._running = False
+            self._seen.clear()
         self._place_gradients()
 
     @contextlib.contextmanager
@@ -434,13 +699,27 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     `ShardedOptimizer(params, torch.optim.AdamW, lr=..., ...)`. Groups of parameters with options of their own may be
     given, and added at any time. Owners are chosen by size, the largest first to the rank that has the least. Gradients
-    are the same on every rank when step() is called, as DataParallel leaves them. state_dict() is this rank's part."""
+    are the same on every rank when step() is called, as DataParallel leaves them.
 
-    def __init__(self, params: Iterable, optimizer_cls: type[torch.optim.Optimizer], **options: Any):
+    state_dict() is this rank's part. consolidate_state_dict() makes the state of all ranks, which any number of ranks
+    and the plain optimizer load."""
+
+    def __init__(
+        self,
+        params: Iterable,
+        optimizer_cls: type[torch.optim.Optimizer],
+        *,
+        open_seconds: float | None = None,
+        seconds: float | None = None,
+        **options: Any,
+    ):
         self._class, self._options = optimizer_cls, options
+        self._limits = {"open_seconds": open_seconds, "seconds": seconds}
         self._inner: torch.optim.Optimizer | None = None
-        self._owners: dict[Tensor, int] = {}
+        self._owners: dict[Tensor, int] = {}  # in the order of all groups
         self._loads = None
+        self._agreed = 0  # parameters that were compared among ranks
+        self._whole: dict | None = None  # what consolidate_state_dict() made, until the state changes
         super().__init__(params, dict(options))
 
     def add_param_group(self, param_group: dict) -> None:
@@ -448,7 +727,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         group = self.param_groups[-1]
         params = group["params"]
         if self._loads is None:
-            self._ranks = _ranks(_device_of(params[0]))
+            self._ranks = _ranks_within(_device_of(params[0]), **self._limits)
             with self._ranks.device.calls() as c:
                 self._loads = c.ffi.new("int64_t[]", self._ranks.ranks)
         with self._ranks.device.calls() as c:
@@ -458,14 +737,23 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 len(params), c.ffi.new("int64_t[]", bytes_of), self._ranks.ranks, self._loads, owners
             )
         self._owners |= dict(zip(params, owners, strict=True))
-        mine = [p for p in params if self._owners[p] == self._ranks.rank]
-        part = group | {"params": mine}
+        self._whole = None
+        part = self._part(group)
         if self._inner is None:
             self._inner = self._class([part], **self._options)
+            self.defaults = self._inner.defaults
         else:
             self._inner.add_param_group(part)
         for name, value in self._inner.param_groups[-1].items():
             group.setdefault(name, value)  # defaults of the class, for schedulers to see
+
+    def _part(self, group: dict) -> dict:
+        """A group with this rank's parameters alone. Hyperparameters are kept in self.param_groups only: the inner
+        optimizer gets them before each call, and what the call changes is taken back."""
+        return _hyper(group) | {"params": [p for p in group["params"] if self._is_mine(p)]}
+
+    def _is_mine(self, parameter: Tensor) -> bool:
+        return self._owners[parameter] == self._ranks.rank
 
     @torch.no_grad()
     def step(self, closure=None) -> Any:
@@ -473,20 +761,158 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for part, group in zip(self._inner.param_groups, self.param_groups, strict=True):
-            part.update({name: value for name, value in group.items() if name != "params"})
+        self._whole = None
+        self._agree()
+        groups = [
+            [(key, _plain(value)) for key, value in _hyper(group).items()] for group in self.param_groups
+        ]
+        self._ranks.carry(self._class.__qualname__, groups)
+        self._inner.param_groups = [self._part(group) for group in self.param_groups]
         self._inner.step()
+        for part, group in zip(self._inner.param_groups, self.param_groups, strict=True):
+            group.update(_hyper(part))
         updated = (p for group in self.param_groups for p in group["params"] if p.requires_grad)
         self._ranks.broadcast((p, self._owners[p]) for p in updated)
         return loss
+
+    def _agree(self) -> None:
+        """Before the first step of parameters: all ranks have the same ones, in the same order. If they have no names,
+        then their weights and gradients tell them apart."""
+        described = self._described()
+        if self._agreed == len(described):
+            return
+        first, self._agreed = self._agreed, len(described)
+        new = [*self._owners][first:]
+        words = [_digest(repr(sorted(d.items())).encode()) for d in described[first:]]
+        data, grads = ([_sampled(x) for x in xs] for xs in (new, [p.grad for p in new]))
+        counts = self._ranks.exchange(len(new).to_bytes(8, "little"))
+        if len(set(counts)) > 1:
+            found = [int.from_bytes(count, "little") for count in counts]
+            raise ValueError(f"ranks have other numbers of parameters: {found}")
+        every = self._ranks.exchange(b"".join(map(b"".join, zip(words, data, grads, strict=True))))
+        for i, described_here in enumerate(described[first:]):
+            of_rank_0 = every[0][24 * i : 24 * i + 24]
+            for rank, digests in enumerate(every):
+                of_rank = digests[24 * i : 24 * i + 24]
+                moved = any(of_rank[16:]) and of_rank[16:] in (
+                    every[0][24 * j + 16 : 24 * j + 24] for j in range(len(new)) if j != i
+                )
+                if of_rank[:16] != of_rank_0[:16] or (of_rank[16:] != of_rank_0[16:] and moved):
+                    raise ValueError(
+                        f"parameter {first + i}, {_say(described_here)} here: rank {rank} has another than rank 0, or "
+                        "other weights; every rank gives the same parameters in the same order"
+                    )
 
     def owner(self, parameter: Tensor) -> int:
         """The rank that updates a parameter."""
         return self._owners[parameter]
 
+    # A saved state numbers parameters through all groups, as the plain optimizer's does, and "parameters"
+    # describes each. A part also has "rank" and "ranks", and its groups name this rank's parameters only.
+
     def state_dict(self) -> dict:
-        return self._inner.state_dict()
+        """This rank's part, which only this rank among as many ranks can load. From consolidate_state_dict() to the
+        next step(), on the rank that it was for: the state of all ranks."""
+        return self._whole or self._saved(whole=False)
+
+    def _saved(self, whole: bool) -> dict:
+        numbers = {p: number for number, p in enumerate(self._owners)}
+        saved = {
+            "state": {numbers.get(key, key): value for key, value in self._inner.state.items()},
+            "param_groups": [],
+            "parameters": self._described(),
+        }
+        for group in self.param_groups:
+            kept = [whole or self._is_mine(p) for p in group["params"]]
+            some = {"params": [numbers[p] for p in itertools.compress(group["params"], kept)]}
+            if "param_names" in group:
+                some["param_names"] = [*itertools.compress(group["param_names"], kept)]
+            saved["param_groups"].append(_hyper(group) | some)
+        return saved if whole else saved | {"rank": self._ranks.rank, "ranks": self._ranks.ranks}
+
+    def _described(self) -> list[dict]:
+        return [
+            {"group": number, "name": name, "shape": [*p.shape], "dtype": str(p.dtype)}
+            for number, group in enumerate(self.param_groups)
+            for p, name in zip(group["params"], _names(group), strict=True)
+        ]
+
+    def consolidate_state_dict(self, to: int = 0) -> dict | None:
+        """The state of all ranks, in the CPU's memory on rank `to`; None elsewhere. All ranks call it together. Until
+        the next step(), state_dict() gives it too, as PyTorch's ZeroRedundancyOptimizer does."""
+        if not 0 <= to < self._ranks.ranks:
+            raise ValueError(f"to is rank {to} of {self._ranks.ranks}")
+        saved = self._saved(whole=True)
+        mine = io.BytesIO()
+        torch.save(saved["state"], mine)
+        self._whole = None
+        for part in self._ranks.collect(mine.getvalue(), to):
+            self._whole = self._whole or saved | {"state": {}}
+            # Pickled by the ranks of this run.
+            self._whole["state"] |= torch.load(io.BytesIO(part), map_location="cpu", weights_only=False)
+        return self._whole
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """What state_dict() gave on this rank, among as many ranks."""
-        self._inner.load_state_dict(state_dict)
+        """Loads this rank's part, or a state of all ranks: that of consolidate_state_dict() or of the plain optimizer.
+        Each rank loads by itself. ValueError: the part of another rank, of another number of ranks, or of other
+        parameters; nothing was loaded then."""
+        rank, ranks = self._ranks.rank, self._ranks.ranks
+        whole = state_dict.get("ranks", 1) == 1
+        if not whole and (state_dict["rank"], state_dict["ranks"]) != (rank, ranks):
+            raise ValueError(
+                f"the state is that of rank {state_dict['rank']} of {state_dict['ranks']}, this is rank {rank} of "
+                f"{ranks}: load this rank's own, or one that consolidate_state_dict() made"
+            )
+        self._check_parameters(state_dict, whole)
+        groups = []
+        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
+            kept = map(self._is_mine, group["params"]) if whole else itertools.repeat(True)
+            groups.append(_hyper(saved) | {"params": [*itertools.compress(saved["params"], kept)]})
+        mine = {key for group in groups for key in group["params"]}
+        state = {key: value for key, value in state_dict["state"].items() if key in mine}
+        self._inner.param_groups = [self._part(group) for group in self.param_groups]
+        self._inner.load_state_dict({"state": state, "param_groups": groups})
+        for part, group in zip(self._inner.param_groups, self.param_groups, strict=True):
+            for name in _hyper(group):
+                del group[name]
+            group.update(_hyper(part))
+        self._whole = None
+
+    def _check_parameters(self, state_dict: dict, whole: bool) -> None:
+        mine = self._described()
+        described = state_dict.get("parameters")
+        if described is not None:
+            if len(described) != len(mine):
+                raise ValueError(f"the state has {len(described)} parameters, the optimizer has {len(mine)}")
+            for number, (saved, here) in enumerate(zip(described, mine, strict=True)):
+                if not (saved["name"] and here["name"]):
+                    saved, here = saved | {"name": None}, here | {"name": None}
+                if saved != here:
+                    raise ValueError(f"parameter {number}: the state has {_say(saved)}, here is {_say(here)}")
+        sizes = [len(group["params"]) for group in state_dict["param_groups"]]
+        here = [len(group["params"] if whole else self._part(group)["params"]) for group in self.param_groups]
+        if sizes != here:
+            raise ValueError(f"the state's groups have {sizes} parameters, the optimizer's have {here}")
+
+
+def _hyper(group: dict) -> dict:
+    """What a group of an optimizer has beside its parameters."""
+    return {name: value for name, value in group.items() if name not in ("params", "param_names")}
+
+
+def _plain(value: Any) -> Any:
+    """A hyperparameter in words that are the same on every rank. One on a GPU is not looked at: that would wait."""
+    if isinstance(value, Tensor):
+        return value.tolist() if value.device.type == "cpu" else str(value.dtype)
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__qualname__
+
+
+def _names(group: dict) -> Iterable[str | None]:
+    return group.get("param_names") or [None] * len(group["params"])
+
+
+def _say(described: dict) -> str:
+    name = f"{described['name']!r}, " if described["name"] else ""
+    return f"{name}{described['dtype']} {described['shape']} of group {described['group']}"

@@ -30,6 +30,8 @@ def cases(profile, device):
     for ranks in RANKS:
         if profile == "full" or ranks < max(RANKS):
             yield from error_cases(profile, ranks)
+        else:
+            yield from few_error_cases(ranks)
         yield from time_cases(profile, device, ranks)
 
 
@@ -42,7 +44,16 @@ def error_cases(profile, ranks):
     grids.append(grid(collective=others, dtype=every, reduction=["sum"], count=[ROW]))
     grids.append(grid(collective=others, dtype=["f32"], reduction=["sum"], count=[2**18 + 1]))
     for keys in itertools.chain(*grids):
+        if keys["dtype"] == "i64" and keys["reduction"] == "average":
+            continue  # which C refuses
         yield Case(NAME, seconds=0.1, ranks=ranks, **keys)
+
+
+def few_error_cases(ranks):
+    for dtype in ("f32", "bf16"):
+        keys = dict(ranks=ranks, dtype=dtype, count=ROW)
+        yield Case(NAME, seconds=0.1, collective="all_reduce", reduction="average", **keys)
+        yield Case(NAME, seconds=0.1, collective="reduce_scatter", reduction="sum", **keys)
 
 
 def time_cases(profile, device, ranks):

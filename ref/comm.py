@@ -11,12 +11,8 @@ def all_reduce(x: Tensor, reduction: str = "sum") -> Tensor:
     """In place. Gloo has no average: the sum is divided, as PyTorch's own data parallelism does with gradients."""
     dist.all_reduce(x, OPERATIONS[reduction])
     if reduction == "average":
-        divide(x, dist.get_world_size())
+        x.div_(dist.get_world_size())
     return x
-
-
-def divide(x: Tensor, ranks: int) -> Tensor:
-    return x.div_(ranks, rounding_mode=None if x.is_floating_point() else "trunc")
 
 
 def reduce_scatter(x: Tensor, out: Tensor) -> Tensor:
@@ -49,7 +45,7 @@ def reduced(inputs: list[Tensor], reduction: str) -> Tensor:
     if reduction == "max":
         return wide.amax(0)
     total = wide.sum(0)
-    return divide(total, len(inputs)) if reduction == "average" else total
+    return total.div_(len(inputs)) if reduction == "average" else total
 
 
 def in_order(inputs: list[Tensor], order: list[int], reduction: str) -> Tensor:
@@ -57,4 +53,4 @@ def in_order(inputs: list[Tensor], order: list[int], reduction: str) -> Tensor:
     total = inputs[order[0]].clone()
     for rank in order[1:]:
         total = total + inputs[rank]
-    return divide(total, len(inputs)) if reduction == "average" else total
+    return total.div_(len(inputs)) if reduction == "average" else total

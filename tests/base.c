@@ -2,6 +2,7 @@
 #include "base/build.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/key.h"
 #include "base/stats.h"
 
 #include "support/compare.h"
@@ -347,9 +348,64 @@ static void every_module_has_an_id_of_its_own(void **state)
     }
 }
 
+/* The vectors of SipHash's authors for 128 bits: key 00 01 .. 0f, and data of 0, 1, 8 and 15 bytes 00 01 ...
+ */
+static void hashes_under_a_key_are_siphash(void **state)
+{
+    static const struct {
+        size_t bytes;
+        unsigned char hash[16];
+    } vectors[] = {
+        {0, {0xa3, 0x81, 0x7f, 0x04, 0xba, 0x25, 0xa8, 0xe6, 0x6d, 0xf6, 0x72, 0x14, 0xc7, 0x55, 0x02, 0x93}},
+        {1, {0xda, 0x87, 0xc1, 0xd8, 0x6b, 0x99, 0xaf, 0x44, 0x34, 0x76, 0x59, 0x11, 0x9b, 0x22, 0xfc, 0x45}},
+    };
+    const td_key key = {{UINT64_C(0x0706050403020100), UINT64_C(0x0f0e0d0c0b0a0908)}};
+    unsigned char data[40];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof data; i++)
+        data[i] = (unsigned char)i;
+    for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) {
+        const td_key hash = td_key_hash(key, data, vectors[i].bytes);
+
+        assert_memory_equal(&hash, vectors[i].hash, sizeof hash);
+    }
+    /* Every bit counts, wherever it stands in a word, and so does the length. */
+    for (size_t bytes = 1; bytes < sizeof data; bytes++) {
+        const td_key hash = td_key_hash(key, data, bytes);
+
+        assert_false(td_key_same(hash, td_key_hash(key, data, bytes - 1)));
+        data[bytes - 1] ^= 0x80;
+        assert_false(td_key_same(hash, td_key_hash(key, data, bytes)));
+        data[bytes - 1] ^= 0x80;
+    }
+}
+
+static void keys_are_32_digits(void **state)
+{
+    static const char *const others[] = {"", "0123456789abcdef", "0123456789abcdef0123456789abcdeg",
+                                         "0123456789abcdef0123456789abcdef0"};
+    td_key key = {{7, 7}}, drawn[2];
+    char text[TD_KEY_DIGITS + 1];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        assert_false(td_key_parse(others[i], &key));
+    assert_true(key.word[0] == 7 && key.word[1] == 7);
+    assert_true(td_key_parse("0123456789ABCDEFfedcba9876543210", &key));
+    assert_true(key.word[0] == UINT64_C(0x0123456789abcdef) && key.word[1] == UINT64_C(0xfedcba9876543210));
+    td_key_text(key, text);
+    assert_string_equal(text, "0123456789abcdeffedcba9876543210");
+    td_assert_ok(td_key_draw(&drawn[0]));
+    td_assert_ok(td_key_draw(&drawn[1]));
+    assert_false(td_key_same(drawn[0], drawn[1]));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(hashes_under_a_key_are_siphash),
+        cmocka_unit_test(keys_are_32_digits),
         cmocka_unit_test(every_status_has_its_name),
         cmocka_unit_test(each_thread_has_its_own_last_error),
         cmocka_unit_test(a_success_leaves_the_message),

@@ -46,7 +46,7 @@ static int close_device(void **unused)
 
     (void)unused;
     td_assert_ok(td_device_memory(dev, &memory));
-    assert_int_equal(memory.live_blocks, 0);
+    assert_true(memory.live_blocks == 0 || td_broken_off());
     td_device_close(dev);
     return 0;
 }
@@ -403,7 +403,7 @@ int main(void)
         cmocka_unit_test(bad_arguments),
     };
 
-    return cmocka_run_group_tests_name("bench", tests, open_device, close_device) +
+    return td_run_group("bench", sizeof tests / sizeof *tests, tests, open_device, close_device) +
            td_run_cases(&trainers, NULL, NULL) + td_run_cases(&timed_phases, open_device, close_device) +
            td_run_cases(&failed_allocations, open_device, close_device);
 }

@@ -47,6 +47,7 @@ class Program(Cli):
                 self.assertIn("Usage: " + " ".join(["tandem", *command]), text)
                 self.assertIn("--version", text)
                 self.assertLess(max(len(line) for line in text.splitlines()), 80)
+                self.assertNotRegex(text, r"(?m)^ \w.*:\n\n", "a heading without an option under it")
                 version = self.succeed(*command, "--version")
                 self.assertRegex(
                     version,
@@ -57,7 +58,11 @@ class Program(Cli):
                     r"oneDNN \d+\.\d+\.\d+\n"
                     r"collectives:( mpi)?( gloo)?( nccl)?\n$",
                 )
-        self.assertIn("there are bench, attention", run("nonsense").stderr)
+        listed = re.findall(
+            r"^  (\w+)  +\w", self.succeed("--help").partition("\nExamples:")[0], re.MULTILINE
+        )
+        self.assertEqual(sorted(listed), sorted(COMMANDS))
+        self.assertIn(f"'jitt' is no command; there are {', '.join(listed)}\n", run("jitt").stderr)
 
     def test_every_help_has_examples_that_run(self):
         small = {"bench": TINY, "flash": [*SHORT, "--seq", "16"], "attention": [*SHORT, "--seq", "16"]}
@@ -271,9 +276,43 @@ class Program(Cli):
         self.refuse(
             1, "more than the machine's", "bench", "--size", "10B", "--batch", "4096", "--context", "2048"
         )
-        done = run("flash", *SHORT, "--dtype", "f16")
-        self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stderr, r"^tandem flash: .*f16")
+        self.refuse(1, "tandem flash: dtype is f16", "flash", *SHORT, "--dtype", "f16")
+        self.refuse(1, "tandem jit: no compiler '/no/cc'", "jit", *SHORT, "--compiler", "/no/cc")
+        self.refuse(1, "more than the machine's", "allreduce", "--mib", "1000000")
+
+    def test_files_that_cannot_be_written_are_refused_before_the_measurement(self):
+        step = ["trace", *TINY, "--steps", "1000000000"]
+        for command, options in (
+            (step, ("trace", "timeline")),
+            (["memory"], ("snapshot", "events", "timeline")),
+        ):
+            for option in options:
+                for path, reason in (
+                    ("/no/such/folder/file", "No such file or directory"),
+                    ("/dev/full", "not a regular file"),
+                    (str(self.folder), "not a regular file"),
+                ):
+                    message = f"tandem {command[0]}: cannot write '{path}': {reason}"
+                    self.refuse(1, message, *command, f"--{option}", path)
+
+    def test_files_of_one_name_are_refused(self):
+        there, link, new = self.folder / "there", self.folder / "link", self.folder / "new"
+        there.write_text('{"old": 1}\n')
+        link.symlink_to(there)
+        for first, second in (
+            (there, there),
+            (there, link),
+            (new, self.folder / ".." / self.folder.name / "new"),
+        ):
+            for options in (("trace", "json", "trace"), ("memory", "events", "snapshot")):
+                message = f"tandem {options[0]}: --{options[1]} and --{options[2]} name one file"
+                words = [
+                    f"--{option}={path}" for option, path in zip(options[1:], (first, second), strict=True)
+                ]
+                if options[0] == "memory":
+                    message = message.replace("events and --snapshot", "snapshot and --events")
+                self.refuse(1, message, *options[:1], *words)
+        self.assertEqual(there.read_text(), '{"old": 1}\n')
 
     def test_records_that_cannot_be_written_are_refused_before_the_measurement(self):
         for command in (

@@ -216,12 +216,14 @@ int __wrap_vasprintf(char **out, const char *format, va_list args)
 enum { MOST_WORDS = 32 };
 
 static char json[] = "/tmp/tandem_cli_faults_XXXXXX", other[] = "/tmp/tandem_cli_other_XXXXXX";
+static char others[3][64];
 
 typedef struct command {
     const char *name;
     td_status (*run)(int argc, char **argv);
-    const char *words[MOST_WORDS]; /* NULL ends them; "FILE" is one for records, "OTHER" another */
-    bool goes_on; /* without memory for one length or some ranges, which is a result of its own */
+    const char
+        *words[MOST_WORDS]; /* NULL ends them; "FILE" is one for records, "OTHER1" to "OTHER3" others */
+    bool goes_on;           /* without memory for one length or some ranges, which is a result of its own */
 } command;
 
 static const command commands[] = {
@@ -325,11 +327,11 @@ static const command commands[] = {
       "--json",
       "FILE",
       "--snapshot",
-      "OTHER",
+      "OTHER1",
       "--events",
-      "OTHER",
+      "OTHER2",
       "--timeline",
-      "OTHER"},
+      "OTHER3"},
      false},
     {"memory of checkpoints",
      td_command_memory,
@@ -385,9 +387,9 @@ static const command commands[] = {
       "--json",
       "FILE",
       "--trace",
-      "OTHER",
+      "OTHER1",
       "--timeline",
-      "OTHER"},
+      "OTHER2"},
      true},
     {"trace of micro-batches, whole",
      td_command_trace,
@@ -457,9 +459,9 @@ static td_status run_quietly(const command *c)
 
     assert_true(nothing >= 0);
     for (; argc < MOST_WORDS && c->words[argc]; argc++)
-        argv[argc] = strcmp(c->words[argc], "FILE") == 0    ? json
-                     : strcmp(c->words[argc], "OTHER") == 0 ? other
-                                                            : (char *)c->words[argc];
+        argv[argc] = strcmp(c->words[argc], "FILE") == 0        ? json
+                     : strncmp(c->words[argc], "OTHER", 5) == 0 ? others[c->words[argc][5] - '1']
+                                                                : (char *)c->words[argc];
     fflush(stdout);
     for (int i = 0; i < 2; i++) {
         kept[i] = dup(outputs[i]);
@@ -621,6 +623,8 @@ int main(void)
         return 1;
     close(file);
     close(second);
+    for (int i = 0; i < 3; i++)
+        snprintf(others[i], sizeof others[i], "%s%d", other, i + 1);
     for (int i = 0; i < COMMANDS; i++)
         tests[i + 2] = (struct CMUnitTest){.name = commands[i].name,
                                            .test_func = every_fault_comes_back_as_a_status,
@@ -628,5 +632,7 @@ int main(void)
     const int failed = cmocka_run_group_tests_name("faults of the commands", tests, NULL, NULL);
     unlink(json);
     unlink(other);
+    for (int i = 0; i < 3; i++)
+        unlink(others[i]);
     return failed;
 }

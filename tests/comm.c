@@ -1,6 +1,7 @@
 /* Collectives among processes, against float64: test_comm BACKEND RANKS starts the ranks itself; under
  * mpirun it is one of them. Every rank draws all ranks' inputs, so that each judges alone. */
 #include "base/clock.h"
+#include "base/float16.h"
 #include "base/rng.h"
 #include "support/compare.h"
 #include "support/fence.h"
@@ -234,14 +235,49 @@ static void all_reduce_case(td_comm_type type, td_reduction reduction, int64_t c
         td_fence_free(out);
 }
 
+/* i64, the last of the types, has no average. */
+static td_reduction reduction_of(int i)
+{
+    const td_reduction reduction = all_reductions[i / TYPES % REDUCTIONS];
+
+    return reduction == TD_AVERAGE && i % TYPES == TYPES - 1 ? TD_SUM : reduction;
+}
+
 static void all_reduce_is_the_reduction_of_all(void **state)
 {
     (void)state;
     for (int i = 0; i < TYPES * REDUCTIONS * COUNTS * 2; i += stride())
-        all_reduce_case(all_types[i % TYPES], all_reductions[i / TYPES % REDUCTIONS],
-                        counts[i / (TYPES * REDUCTIONS) % COUNTS], i / (TYPES * REDUCTIONS * COUNTS));
-    for (int i = 0; i < TYPES; i++) /* several pieces and a tail */
+        all_reduce_case(all_types[i % TYPES], reduction_of(i), counts[i / (TYPES * REDUCTIONS) % COUNTS],
+                        i / (TYPES * REDUCTIONS * COUNTS));
+    for (int i = 0; i < TYPES - 1; i++) /* several pieces and a tail */
         all_reduce_case(all_types[i], TD_AVERAGE, 400003, i % 2);
+}
+
+/* Next to the largest number of f16, and with its smallest bits. */
+static void an_average_of_f16_is_finite(void **state)
+{
+    static const float numbers[] = {60000, -65504, 0.333251953125f, 0x1p-14f};
+    td_f16 in[4], out[4], parts[4 * TD_COMM_MOST_RANKS], part[4];
+
+    (void)state;
+    td_assert_ok(td_convert(4, TD_F32, numbers, TD_F16, in));
+    for (int rank = 0; rank < info.ranks; rank++)
+        memcpy(parts + rank * 4, in, sizeof in);
+    char *dev_in = there(in, sizeof in), *dev_parts = there(parts, (size_t)info.ranks * sizeof in);
+    void *dev_out = there(out, sizeof out), *dev_part = there(part, sizeof part);
+    td_assert_ok(td_comm_all_reduce(comm, dev_in, dev_out, 4, TD_COMM_F16, TD_AVERAGE, NULL));
+    td_assert_ok(td_comm_reduce_scatter(comm, dev_parts, dev_part, 4, TD_COMM_F16, TD_AVERAGE, NULL));
+    back(out, dev_out, sizeof out);
+    back(part, dev_part, sizeof part);
+    back(parts, dev_parts, (size_t)info.ranks * sizeof in);
+    back(in, dev_in, sizeof in);
+    for (int i = 0; i < 4; i++) {
+        const double bound = fabs((double)numbers[i]) * info.ranks * 0x1p-11;
+
+        assert_true(fabs(value(TD_COMM_F16, out, i) - (double)numbers[i]) <= bound);
+        assert_true(fabs(value(TD_COMM_F16, part, i) - (double)numbers[i]) <= bound);
+    }
+    assert_memory_equal(parts, in, sizeof in); /* which is only read */
 }
 
 static void reduce_scatter_case(td_comm_type type, td_reduction reduction, int64_t elements, bool in_place)
@@ -276,8 +312,8 @@ static void reduce_scatter_gives_each_rank_its_part(void **state)
 {
     (void)state;
     for (int i = 0; i < TYPES * REDUCTIONS * COUNTS * 2; i += stride())
-        reduce_scatter_case(all_types[i % TYPES], all_reductions[i / TYPES % REDUCTIONS],
-                            counts[i / (TYPES * REDUCTIONS) % COUNTS], i / (TYPES * REDUCTIONS * COUNTS));
+        reduce_scatter_case(all_types[i % TYPES], reduction_of(i), counts[i / (TYPES * REDUCTIONS) % COUNTS],
+                            i / (TYPES * REDUCTIONS * COUNTS));
     reduce_scatter_case(TD_COMM_F32, TD_SUM, 300007, false);
     reduce_scatter_case(TD_COMM_BF16, TD_SUM, 600011, true);
 }
@@ -709,6 +745,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_reduce_is_the_reduction_of_all),
+        cmocka_unit_test(an_average_of_f16_is_finite),
         cmocka_unit_test(reduce_scatter_gives_each_rank_its_part),
         cmocka_unit_test(all_gather_and_broadcast_copy_bits),
         cmocka_unit_test(sums_have_the_bits_of_their_order),

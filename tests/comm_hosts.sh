@@ -10,6 +10,7 @@ name=td$$
 work=$(mktemp -d)
 hosts=("$name-a" "$name-b")
 ips=(10.83.7.1 10.83.7.2)
+six=(fd83::1 fd83::2)
 
 skip() {
     echo "skipped: $*"
@@ -40,8 +41,22 @@ ip link add "$name-0" type veth peer name "$name-1" 2>/dev/null || skip "this sy
 for i in 0 1; do
     ip link set "$name-$i" netns "${hosts[i]}"
     ip -n "${hosts[i]}" addr add "${ips[i]}/24" dev "$name-$i"
+    ip -n "${hosts[i]}" addr add "${six[i]}/64" dev "$name-$i" nodad
     ip -n "${hosts[i]}" link set "$name-$i" up
     ip -n "${hosts[i]}" link set lo up
+done
+
+# Debian's names: localhost is both, and a host finds its own name at 127.0.1.1.
+for i in 0 1; do
+    cat >"$work/hosts.$i" <<HOSTS
+::1 localhost
+127.0.0.1 localhost
+127.0.1.1 host$i
+${ips[1 - i]} host$((1 - i))
+${six[0]} both
+${ips[0]} both
+${six[0]} only6
+HOSTS
 done
 
 # on HOST COMMAND...: there, under a name of its own.
@@ -49,17 +64,19 @@ on() {
     local host=$1
     shift
     # shellcheck disable=SC2016 # the inner shell's
-    ip netns exec "${hosts[host]}" unshare --uts sh -c 'hostname "$0" && exec "$@"' "host$host" "$@"
+    ip netns exec "${hosts[host]}" unshare --uts --mount sh -c \
+        'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"' "host$host" "$work/hosts.$host" "$@"
 }
 
-# ranks COUNT COMMAND...: ranks on both hosts in turn; what they say is in work/said.RANK.
+# ranks COUNT COMMAND...: ranks on the hosts of `where` in turn; what they say is in work/said.RANK.
+where=(0 1)
 ranks() {
     local count=$1 rank started=() failed=0 job
     shift
     for ((rank = 0; rank < count; rank++)); do
         (
             export RANK=$rank WORLD_SIZE=$count TANDEM_RUN=$name TD_RUN=$name TD_SAID=$work
-            on $((rank % 2)) "$@"
+            on "${where[rank % ${#where[@]}]}" "$@"
         ) >"$work/said.$rank" 2>&1 &
         started+=($!)
     done
@@ -93,6 +110,40 @@ fault killed "$peer died, its last call was all_reduce #[0-9]+ of 4194304 f32|$p
 fault count "$peer made another call, all_reduce #7 of 1001 f32 .*, where rank 0 made all_reduce #7 of 1000 f32"
 fault sleeps "all_reduce #7 of 1000 f32 .*: $peer is late, its last call was all_reduce #6"
 fault leaves "$peer made another call, close #7"
+
+# meets NAME HOSTS VARIABLE=VALUE: ranks, two of one host or three of two, find each other, and reduce.
+meets() {
+    local said
+    read -ra where <<<"$2"
+    rm -f "$work"/rank.* "$work"/ready.*
+    export "${3?}"
+    TD_SECONDS=20 TD_OPEN_SECONDS=20 ranks $((2 + where[1])) timeout 30 "$driver" gloo none -1 ||
+        die "$1: $(cat "$work"/said.* "$work"/rank.*)"
+    unset "${3%%=*}"
+    said=$(cat "$work"/rank.*)
+    [ -z "$said" ] || die "$1: $said"
+    echo "$1: passed"
+}
+meets "one host, localhost" "0 0" TD_ADDRESS=localhost:29918
+meets "one host, ::1" "0 0" "TD_ADDRESS=[::1]:29919"
+meets "one host, its own name" "0 0" TD_ADDRESS=host0:29920
+meets "one host, a name with both" "0 0" TD_ADDRESS=both:29921
+meets "two hosts, IPv6" "0 1" "TD_ADDRESS=[${six[0]}]:29922"
+meets "two hosts, a name with both" "0 1" TD_ADDRESS=both:29923
+meets "two hosts, a name with IPv6" "0 1" TD_ADDRESS=only6:29924
+meets "two hosts, a name that is 127.0.1.1 on its own" "0 1" TD_ADDRESS=host0:29925
+for i in 0 1; do
+    ip -n "${hosts[i]}" addr del "${ips[i]}/24" dev "$name-$i"
+    ip -n "${hosts[i]}" addr del 127.0.0.1/8 dev lo
+done
+meets "one host without IPv4, localhost" "0 0" TD_ADDRESS=localhost:29927
+meets "one host without IPv4, by a name" "0 0" TD_NOTHING=
+meets "two hosts without IPv4, by a directory" "0 1" "TD_DIRECTORY=$work/directory"
+for i in 0 1; do
+    ip -n "${hosts[i]}" addr add 127.0.0.1/8 dev lo
+    ip -n "${hosts[i]}" addr add "${ips[i]}/24" dev "$name-$i"
+done
+where=(0 1)
 
 [ -n "$mpirun" ] || exit 0
 # mpirun reaches a host by this in the place of ssh.

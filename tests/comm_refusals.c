@@ -91,7 +91,6 @@ static void prepare(rank pair[2])
     for (int i = 0; i < 2; i++)
         pair[i] = (rank){.options = {.rank = i,
                                      .ranks = 2,
-                                     .run = run_name,
                                      .device = "",
                                      .place = {.run = run_name},
                                      .deadline_ns = in_seconds(5)}};
@@ -139,14 +138,14 @@ static void calls_are_compared(void **state)
         for (int i = 0; i < 2; i++)
             td_control_publish(pair[i].control, &first);
         for (int i = 0; i < 2; i++)
-            td_assert_ok(td_control_await(pair[i].control, &first, in_seconds(5)));
+            td_assert_ok(td_control_await(pair[i].control, &first, in_seconds(5), NULL));
         other.number = 2;
         td_control_publish(pair[0].control, &other);
         other.count = 11;
         td_control_publish(pair[1].control, &other);
         for (int i = 0; i < 2; i++)
             td_assert_refused(
-                td_control_await(pair[i].control, &other, in_seconds(5)), TD_RANK_FAILED,
+                td_control_await(pair[i].control, &other, in_seconds(5), NULL), TD_RANK_FAILED,
                 "made another call, all_gather #2 of 11 bf16, where rank 0 made all_gather #2 of 10");
         close_pair(pair);
     }
@@ -166,8 +165,8 @@ static void who_is_late_is_named(void **state)
             refuse("", 0);
             td_control_publish(pair[!late].control, &first);
             snprintf(words, sizeof words, "rank %d (process %ld on ", late, (long)getpid());
-            td_assert_refused(td_control_await(pair[!late].control, &first, in_seconds(0.1)), TD_RANK_FAILED,
-                              words);
+            td_assert_refused(td_control_await(pair[!late].control, &first, in_seconds(0.1), NULL),
+                              TD_RANK_FAILED, words);
             td_assert_refused(td_control_status(pair[!late].control, NULL), TD_RANK_FAILED,
                               "has made no call");
             close_pair(pair);
@@ -198,15 +197,15 @@ static void who_leaves_or_fails_is_named(void **state)
         td_control_close(pair[leaver].control);
         pair[leaver].control = NULL;
         td_control_publish(pair[!leaver].control, &first);
-        td_assert_refused(td_control_await(pair[!leaver].control, &first, in_seconds(5)), TD_RANK_FAILED,
-                          "left, it has made no call");
+        td_assert_refused(td_control_await(pair[!leaver].control, &first, in_seconds(5), NULL),
+                          TD_RANK_FAILED, "left, it has made no call");
         close_pair(pair);
     }
     prepare(pair);
     open_pair(pair);
     td_assert_refused(td_control_library_fault(pair[1].control, &first, "the wire is cut"), TD_RANK_FAILED,
                       "rank 1, in all_gather #1 of 10 bf16: the wire is cut");
-    td_assert_refused(td_control_await(pair[0].control, &first, in_seconds(5)), TD_RANK_FAILED,
+    td_assert_refused(td_control_await(pair[0].control, &first, in_seconds(5), NULL), TD_RANK_FAILED,
                       "the wire is cut");
     close_pair(pair);
 }
@@ -255,51 +254,71 @@ static void ranks_that_do_not_fit_are_refused(void **state)
     open_pair(pair);
     for (int i = 0; i < 2; i++)
         assert_says(&pair[i], "ranks 0 and 1 are both on GPU 0000:0f:00.0, each needs a GPU of its own");
-
-    prepare(pair);
-    pair[1].options.run = "another";
-    pair[0].options.deadline_ns = in_seconds(0.3);
-    open_pair(pair);
-    assert_says(&pair[0], "rank 1 did not come in time");
-    assert_says(&pair[1], "rank 0 of another run, 'refusals-");
 }
 
-/* At rank 0's door: what sends nothing, nonsense, a message before it said who it is, and a crowd. */
-static void strangers_are_turned_away(void **state)
+/* ---- waits ---- */
+
+typedef struct hearer {
+    double longest, ends; /* seconds after which the caller ends the wait */
+    char what[320];
+    int calls;
+} hearer;
+
+static bool hear(void *user, double seconds, const char *what)
 {
-    const uint32_t messages[][4] = {{0, 0, 0, 0},
-                                    {0x31646e74, 1, 0, 1u << 30},
-                                    {0x31646e74, 1, 1, 4},
-                                    {0x31646e74, 8, 1, 0},
-                                    {0x31646e74, 99, 1, 0}};
-    td_meeting meeting = {.listener = -1};
-    const td_meet_place place = {0};
-    td_meet_place found = {.found = meeting.text};
-    int sockets[16];
-    rank pair[2];
+    hearer *h = user;
+
+    h->longest = seconds > h->longest ? seconds : h->longest;
+    h->calls++;
+    snprintf(h->what, sizeof h->what, "%s", what);
+    return seconds < h->ends;
+}
+
+/* Each is told of its wait a few times in a second, and ended soon after it says so: by far before the limit.
+ */
+static void a_caller_hears_of_a_wait_and_may_end_it(void **state)
+{
+    enum { HUB, RANK, SHARED, WORDS, CASES };
+    static const char *const told[CASES] = {"rank 1 has not come", "nobody answers at refusals-",
+                                            "all_gather #1 of 10 bf16: rank 1 has not made it",
+                                            "all_gather #1 of 10 bf16: not all ranks have made it"};
 
     (void)state;
-    td_assert_ok(td_meet_listen(&place, &meeting));
-    char text[TD_MEET_TEXT];
-    snprintf(text, sizeof text, "%s", meeting.text);
-    found.found = text;
-    for (int i = 0; i < 16; i++) {
-        td_assert_ok(td_meet_connect(&found, in_seconds(5), &sockets[i]));
-        if (i < 5)
-            (void)!write(sockets[i], messages[i], sizeof messages[i]);
-        else if (i < 10)
-            close(sockets[i]);
+    for (int i = 0; i < CASES; i++) {
+        hearer h = {.ends = 0.5};
+        const td_waiting waiting = {hear, &h};
+        const int64_t begun = td_clock_ns();
+        td_status status;
+        rank pair[2];
+
+        prepare(pair);
+        for (int j = 0; j < 2; j++)
+            pair[j].options.deadline_ns = in_seconds(20);
+        if (i == HUB || i == RANK) {
+            pair[i].options.place.waiting = waiting;
+            open_control(&pair[i]);
+            status = pair[i].status;
+            assert_null(pair[i].control);
+        } else {
+            const int caller = i == SHARED ? 0 : 1;
+            td_wait wait = td_wait_begin(waiting);
+
+            refuse(i == SHARED ? "" : "memfd_create", 1);
+            open_pair(pair);
+            refuse("", 0);
+            td_control_publish(pair[caller].control, &first);
+            status = td_control_await(pair[caller].control, &first, in_seconds(20), &wait);
+            td_assert_refused(td_control_await(pair[!caller].control, &first, in_seconds(5), NULL),
+                              TD_RANK_FAILED,
+                              "gave up: its caller ended the wait"); /* the other hears of it */
+            close_pair(pair);
+        }
+        assert_int_equal(status, TD_RANK_FAILED);
+        if (!strstr(h.what, told[i]))
+            fail_msg("%d: '%s', without '%s'", i, h.what, told[i]);
+        assert_true(h.calls >= 2 && h.longest >= 0.5);
+        assert_true(td_clock_ns() - begun < INT64_C(5000000000));
     }
-    prepare(pair);
-    pair[0].options.meeting = &meeting;
-    pair[0].options.place = pair[1].options.place = found;
-    open_pair(pair);
-    assert_string_equal(pair[0].error, "");
-    assert_string_equal(pair[1].error, "");
-    close_pair(pair);
-    for (int i = 0; i < 16; i++)
-        if (i < 5 || i >= 10)
-            close(sockets[i]);
 }
 
 /* ---- where the system refuses ---- */
@@ -425,7 +444,7 @@ static void places_that_are_none_are_refused(void **state)
     };
     char *deep = malloc(5000);
     td_meeting meeting;
-    int connection;
+    td_met met;
 
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -435,10 +454,10 @@ static void places_that_are_none_are_refused(void **state)
         td_assert_refused(td_meet_listen(&place, &meeting), cases[i].status, cases[i].words);
         assert_int_equal(meeting.listener, -1);
         if (cases[i].status == TD_BAD_ARGUMENT || cases[i].directory)
-            td_assert_refused(td_meet_connect(&place, in_seconds(0.01), &connection), cases[i].status,
+            td_assert_refused(td_meet_connect(&place, in_seconds(0.01), &met), cases[i].status,
                               cases[i].words);
         else
-            td_assert_refused(td_meet_connect(&place, in_seconds(0.01), &connection), TD_RANK_FAILED,
+            td_assert_refused(td_meet_connect(&place, in_seconds(0.01), &met), TD_RANK_FAILED,
                               "nobody answers");
     }
     memset(deep, 'a', 4999);
@@ -446,19 +465,15 @@ static void places_that_are_none_are_refused(void **state)
     td_assert_refused(td_meet_listen(&(td_meet_place){.directory = deep, .run = "run"}, &meeting),
                       TD_BAD_ARGUMENT, "too long");
     free(deep);
-    td_assert_refused(td_meet_connect(&(td_meet_place){.found = "nonsense"}, in_seconds(0.01), &connection),
+    td_assert_refused(td_meet_connect(&(td_meet_place){.found = "nonsense"}, in_seconds(0.01), &met),
                       TD_RANK_FAILED, "MPI told");
-    td_assert_ok(td_meet_listen(&(td_meet_place){.address = "127.0.0.1:29931"}, &meeting));
-    td_assert_ok(td_meet_connect(&(td_meet_place){.address = "localhost:29931"}, in_seconds(1), &connection));
-    close(connection);
-    td_meet_close(&meeting);
 }
 
 static void a_directory_with_another_file_is_refused(void **state)
 {
     char folder[] = "/tmp/tandem-refusals-XXXXXX", path[64];
     td_meeting meeting;
-    int connection;
+    td_met met;
 
     (void)state;
     assert_non_null(mkdtemp(folder));
@@ -469,7 +484,7 @@ static void a_directory_with_another_file_is_refused(void **state)
     fclose(file);
     const td_meet_place place = {.directory = folder, .run = "run"};
     td_assert_refused(td_meet_listen(&place, &meeting), TD_IO_ERROR, "no file of ours");
-    td_assert_refused(td_meet_connect(&place, in_seconds(0.01), &connection), TD_RANK_FAILED, "tandem.run");
+    td_assert_refused(td_meet_connect(&place, in_seconds(0.01), &met), TD_RANK_FAILED, "tandem.run");
     assert_int_equal(unlink(path), 0);
     assert_int_equal(rmdir(folder), 0);
 }
@@ -526,7 +541,9 @@ static void arguments_are_checked(void **state)
     REFUSED(rank, -1, "rank is -1");
     REFUSED(rank, 1, "rank is 1 of 1");
     REFUSED(local_ranks, 2, "local_ranks is 2");
-    REFUSED(run, "a/b", "run is 'a/b'");
+    REFUSED(token, "0123456789abcdef", "token is of 16 characters, needs 32 hexadecimal digits");
+    REFUSED(token, "0123456789abcdef0123456789abcdeg", "token is of 32 characters");
+    REFUSED(token, "0123456789abcdef0123456789abcdef0", "token is of 33 characters");
     REFUSED(run, "", "run is ''");
     REFUSED(directory, "", "directory is ''");
     REFUSED(address, "", "address is ''");
@@ -612,7 +629,7 @@ int main(void)
         cmocka_unit_test(who_leaves_or_fails_is_named),
         cmocka_unit_test(values_go_from_rank_to_rank),
         cmocka_unit_test(ranks_that_do_not_fit_are_refused),
-        cmocka_unit_test(strangers_are_turned_away),
+        cmocka_unit_test(a_caller_hears_of_a_wait_and_may_end_it),
         cmocka_unit_test(what_the_system_refuses_comes_back),
         cmocka_unit_test(a_library_that_cannot_be_loaded_is_told_to_all),
     };

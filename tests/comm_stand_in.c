@@ -309,6 +309,11 @@ static void make_none(const char *folder)
         CHECK(windows() == 0);
         td_comm_window_destroy(nothing);
     }
+    td_stand_in_windows = -2;
+    td_comm_window *const nothing = window_of(large, 1);
+    td_stand_in_windows = 0;
+    CHECK(windows() == 0);
+    td_comm_window_destroy(nothing);
     CHECK_OK(td_graph_begin(dev));
     CHECK(td_comm_window_create(comm, large, 1, &window) == TD_BAD_STATE && !window);
     td_graph *graph;

@@ -6,6 +6,7 @@
 #include "flash/flash.h"
 #include "kernels/embedding.h"
 #include "kernels/flash.h"
+#include "kernels/gpcs.h"
 #include "kernels/heads.h"
 #include "kernels/optimizers.h"
 #include "kernels/probe.h"
@@ -110,6 +111,41 @@ cudaError_t __wrap_cudaFreeHost(void *block)
     return on_gpu("cudaFreeHost");
 }
 
+/* Streams are places of a list, which notes their priorities; CUDA's default stream, NULL, has 0. */
+static int lowest_first; /* the greatest priority of the GPU, which is its lowest number */
+static int priorities[64], streams_made;
+
+static cudaStream_t stream_of(int priority)
+{
+    assert_true(++streams_made < 64);
+    priorities[streams_made] = priority;
+    return (cudaStream_t)(uintptr_t)streams_made;
+}
+
+cudaError_t __wrap_cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
+cudaError_t __wrap_cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least = 0;
+    *greatest = lowest_first;
+    return on_gpu("cudaDeviceGetStreamPriorityRange");
+}
+
+cudaError_t __wrap_cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority);
+cudaError_t __wrap_cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority)
+{
+    assert_int_equal(flags, cudaStreamNonBlocking);
+    assert_in_range(-priority, 0, -lowest_first);
+    *stream = stream_of(priority);
+    return on_gpu("cudaStreamCreateWithPriority");
+}
+
+cudaError_t __wrap_cudaStreamGetPriority(cudaStream_t stream, int *priority);
+cudaError_t __wrap_cudaStreamGetPriority(cudaStream_t stream, int *priority)
+{
+    *priority = priorities[(uintptr_t)stream];
+    return on_gpu("cudaStreamGetPriority");
+}
+
 /* What does nothing but take note of where it was called. */
 #define DOUBLE(function, ...)                                                                                \
     cudaError_t __wrap_##function(__VA_ARGS__);                                                              \
@@ -118,8 +154,6 @@ cudaError_t __wrap_cudaFreeHost(void *block)
         return on_gpu(#function);                                                                            \
     }
 #pragma GCC diagnostic ignored "-Wunused-parameter"
-DOUBLE(cudaDeviceGetStreamPriorityRange, int *least, int *greatest)
-DOUBLE(cudaStreamCreateWithPriority, cudaStream_t *stream, unsigned flags, int priority)
 DOUBLE(cudaStreamDestroy, cudaStream_t stream)
 DOUBLE(cudaStreamSynchronize, cudaStream_t stream)
 DOUBLE(cudaStreamWaitEvent, cudaStream_t stream, cudaEvent_t event, unsigned flags)
@@ -167,6 +201,9 @@ DOUBLE(td_cuda_update_clip, cudaStream_t stream, float max_norm, const float *no
 DOUBLE(td_cuda_assign, cudaStream_t stream, void *to, const void *from, size_t bytes)
 
 static td_update_tensors launched; /* by an update */
+static int launched_on;            /* SMs; 0: all */
+static td_sm_set launched_wanted;
+static bool sms_built;
 
 cudaError_t __wrap_td_cuda_adamw_update(cudaStream_t stream, const td_adamw *adamw,
                                         const td_update_state *state, const td_update_tensors *tensors);
@@ -174,7 +211,39 @@ cudaError_t __wrap_td_cuda_adamw_update(cudaStream_t stream, const td_adamw *ada
                                         const td_update_state *state, const td_update_tensors *tensors)
 {
     launched = *tensors;
+    launched_on = 0;
     return on_gpu("td_cuda_adamw_update");
+}
+
+bool __wrap_td_cuda_update_sms_built(void);
+bool __wrap_td_cuda_update_sms_built(void)
+{
+    (void)on_gpu("td_cuda_update_sms_built");
+    return sms_built;
+}
+
+cudaError_t __wrap_td_cuda_adamw_update_sms(cudaStream_t stream, const td_sm_set *wanted,
+                                            const td_adamw *adamw, const td_update_state *state,
+                                            const td_update_tensors *tensors);
+cudaError_t __wrap_td_cuda_adamw_update_sms(cudaStream_t stream, const td_sm_set *wanted,
+                                            const td_adamw *adamw, const td_update_state *state,
+                                            const td_update_tensors *tensors)
+{
+    launched = *tensors;
+    launched_on = tensors->sms;
+    launched_wanted = *wanted;
+    return on_gpu("td_cuda_adamw_update_sms");
+}
+
+cudaError_t __wrap_td_cuda_sgd_update_sms(cudaStream_t stream, const td_sm_set *wanted, const td_sgd *sgd,
+                                          const td_update_state *state, const td_update_tensors *tensors);
+cudaError_t __wrap_td_cuda_sgd_update_sms(cudaStream_t stream, const td_sm_set *wanted, const td_sgd *sgd,
+                                          const td_update_state *state, const td_update_tensors *tensors)
+{
+    launched = *tensors;
+    launched_on = tensors->sms;
+    launched_wanted = *wanted;
+    return on_gpu("td_cuda_sgd_update_sms");
 }
 
 cudaError_t __wrap_td_cuda_sgd_update(cudaStream_t stream, const td_sgd *sgd, const td_update_state *state,
@@ -183,7 +252,22 @@ cudaError_t __wrap_td_cuda_sgd_update(cudaStream_t stream, const td_sgd *sgd, co
                                       const td_update_tensors *tensors)
 {
     launched = *tensors;
+    launched_on = 0;
     return on_gpu("td_cuda_sgd_update");
+}
+
+/* GPCs of 8, 18, 18, 16, 18, 18 and 4 SMs. */
+static const int gpc_ends[] = {8, 26, 44, 60, 78, 96, 100};
+
+cudaError_t __wrap_td_cuda_gpcs(cudaStream_t stream, int sms, int gpcs[TD_SM_SET_MOST]);
+cudaError_t __wrap_td_cuda_gpcs(cudaStream_t stream, int sms, int gpcs[TD_SM_SET_MOST])
+{
+    for (int sm = 0, gpc = 0, begin = 0; sm < sms; sm++) {
+        if (sm == gpc_ends[gpc])
+            begin = gpc_ends[gpc++];
+        gpcs[sm] = begin;
+    }
+    return on_gpu("td_cuda_gpcs");
 }
 
 static cudaError_t flash_says;
@@ -281,6 +365,9 @@ static cublasStatus_t lt_matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t de
     return CUBLAS_STATUS_SUCCESS;
 }
 
+static int32_t without_below; /* with fewer SMs there is no algorithm */
+static int32_t target;        /* multiprocessors that a product was last described for; 0: none were named */
+
 static cublasStatus_t lt_heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                    cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                    cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -292,7 +379,7 @@ static cublasStatus_t lt_heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t
     memset(found, 0, sizeof *found);
     *count = 1;
     heuristics++;
-    return CUBLAS_STATUS_SUCCESS;
+    return target > 0 && target < without_below ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
 }
 
 static cublasStatus_t lt_desc(cublasLtMatmulDesc_t *out, cublasComputeType_t compute, cudaDataType_t scale)
@@ -305,8 +392,6 @@ static cublasStatus_t lt_desc_forget(cublasLtMatmulDesc_t desc)
 {
     return forget(desc);
 }
-
-static int32_t target; /* multiprocessors that a product was last described for; 0: none were named */
 
 static cublasStatus_t lt_desc_set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
                                   const void *value, size_t bytes)
@@ -405,7 +490,7 @@ static int open_gpu(void **state)
 {
     (void)state;
     current = CALLERS;
-    calls = elsewhere = times_set = 0;
+    calls = elsewhere = times_set = streams_made = 0;
     probe_says = flash_says = cudaSuccess;
     td_assert_ok(td_device_open("cuda:1", &gpu));
     return 0;
@@ -611,6 +696,107 @@ static void updates_are_launched_with_their_types(void **state)
         }
 }
 
+/* An update of a stream next to GEMMs runs on its SMs if there is a kernel for it. */
+static void updates_are_launched_on_their_sms(void **state)
+{
+    static _Alignas(16) float x[8];
+    static const struct {
+        bool built;
+        int32_t sms;
+        int shift, on; /* of the gradients' address, in floats; the SMs of the launch */
+    } cases[] = {{true, 20, 0, 20}, {true, 0, 0, 0}, {true, 20, 1, 0}, {false, 20, 0, 0}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int sgd = 0; sgd < 2; sgd++) {
+            const td_update_tensors given = {.count = 4,
+                                             .dtype = TD_F32,
+                                             .p = x,
+                                             .g = x + cases[i].shift,
+                                             .m = x,
+                                             .v = x,
+                                             .sms = cases[i].sms,
+                                             .work = there};
+
+            sms_built = cases[i].built;
+            assert_int_equal(td_update_has_sms(gpu), sms_built);
+            launched_on = -1;
+            if (sgd)
+                KEEPS_GPU(td_sgd_update(gpu, there, there, &given));
+            else
+                KEEPS_GPU(td_adamw_update(gpu, there, there, &given));
+            assert_int_equal(launched_on, cases[i].on);
+        }
+    td_assert_refused(
+        td_sgd_update(gpu, there, there,
+                      &(td_update_tensors){.count = 4, .dtype = TD_F32, .p = x, .g = x, .sms = -1}),
+        TD_BAD_ARGUMENT, "sms is -1, needs at least 1, or 0 for all");
+}
+
+/* The SMs of an update are those that clusters of 8 blocks have no use for, and then whole clusters. */
+static void updates_leave_whole_clusters(void **state)
+{
+    static _Alignas(16) float x[8];
+    static const struct {
+        int32_t sms;
+        int clusters; /* of 8 that are left; there are 11 */
+    } cases[] = {{2, 11}, {12, 11}, {13, 10}, {20, 10}, {28, 9}, {99, 0}};
+
+    (void)state;
+    sms_built = true;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const td_update_tensors given = {
+            .count = 4, .dtype = TD_F32, .p = x, .g = x, .m = x, .v = x, .sms = cases[i].sms, .work = there};
+        int taken = 0, clusters = 0;
+
+        KEEPS_GPU(td_adamw_update(gpu, there, there, &given));
+        assert_int_equal(launched_wanted.all, 100);
+        for (int gpc = 0, sm = 0; gpc < 7; gpc++) {
+            int left = 0;
+
+            for (; sm < gpc_ends[gpc]; sm++)
+                left += !(launched_wanted.bits[sm / 32] >> sm % 32 & 1);
+            clusters += left / 8;
+        }
+        for (int sm = 0; sm < TD_SM_SET_MOST; sm++)
+            taken += launched_wanted.bits[sm / 32] >> sm % 32 & 1;
+        assert_int_equal(taken, cases[i].sms);
+        assert_int_equal(clusters, cases[i].clusters);
+    }
+}
+
+/* Collectives have the highest priority of the GPU, and a device's own stream and the caller's are below
+ * those of updates. */
+static void updates_go_between_collectives_and_gemms(void **state)
+{
+    static const struct {
+        int highest, own, callers, updates; /* callers 1: there is none */
+    } cases[] = {{-5, -3, 1, -4},  {-5, -3, 0, -4}, {-5, -3, -3, -4}, {-5, -3, -4, -5},
+                 {-5, -3, -5, -5}, {-1, 0, 1, -1},  {-1, 0, -1, -1},  {0, 0, 1, 0}};
+
+    (void)state;
+    current = CALLERS;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        td_stream *callers = NULL, *updates;
+
+        streams_made = 0;
+        lowest_first = cases[i].highest;
+        td_assert_ok(td_device_open("cuda:1", &gpu));
+        assert_int_equal(priorities[streams_made], cases[i].own);
+        if (cases[i].callers <= 0) {
+            td_assert_ok(td_stream_wrap(gpu, stream_of(cases[i].callers), &callers));
+            td_assert_ok(td_device_set_stream(gpu, callers));
+        }
+        td_assert_ok(td_stream_create(gpu, &updates));
+        assert_int_equal(priorities[streams_made], cases[i].updates);
+        td_assert_ok(td_device_set_stream(gpu, NULL));
+        td_stream_destroy(updates);
+        td_stream_destroy(callers);
+        td_device_close(gpu);
+    }
+    lowest_first = 0;
+}
+
 /* ---- products ---- */
 
 static void product_of(int64_t m)
@@ -643,20 +829,29 @@ static void products_leave_room_for_others(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         target = 0;
-        td_device_share(gpu, cases[i].shared);
+        td_device_share(gpu, TD_SMS_COLLECTIVES, cases[i].shared);
         product_of(1001 + (int64_t)i);
         assert_int_equal(target, cases[i].target);
     }
-    td_device_share(gpu, 24);
+    td_device_share(gpu, TD_SMS_UPDATE, 6);
+    td_device_share(gpu, TD_SMS_COLLECTIVES, 10);
+    product_of(1010);
+    assert_int_equal(target, 84);
+    td_device_share(gpu, TD_SMS_UPDATE, 0);
+    without_below = 91; /* no algorithm for so few: then for all */
+    product_of(1011);
+    assert_int_equal(target, 0);
+    without_below = 0;
+    td_device_share(gpu, TD_SMS_COLLECTIVES, 24);
     product_of(1001);
     assert_int_equal(target, 76);
     heuristics = 0;
-    td_device_share(gpu, 0);
+    td_device_share(gpu, TD_SMS_COLLECTIVES, 0);
     product_of(1001);
-    td_device_share(gpu, 24);
+    td_device_share(gpu, TD_SMS_COLLECTIVES, 24);
     product_of(1001);
     assert_int_equal(heuristics, 0);
-    td_device_share(gpu, 0);
+    td_device_share(gpu, TD_SMS_COLLECTIVES, 0);
 }
 
 static void products_of_every_length_stay_bounded(void **state)
@@ -740,6 +935,9 @@ int main(void)
         cmocka_unit_test(a_gpu_without_kernels_is_refused),
         cmocka_unit_test_setup_teardown(flash_tiles_beyond_a_blocks_memory_are_refused, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(updates_are_launched_with_their_types, open_gpu, close_gpu),
+        cmocka_unit_test_setup_teardown(updates_are_launched_on_their_sms, open_gpu, close_gpu),
+        cmocka_unit_test_setup_teardown(updates_leave_whole_clusters, open_gpu, close_gpu),
+        cmocka_unit_test(updates_go_between_collectives_and_gemms),
         cmocka_unit_test_setup_teardown(a_models_products_are_described_once, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(products_leave_room_for_others, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(products_of_every_length_stay_bounded, open_gpu, close_gpu),

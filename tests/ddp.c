@@ -8,6 +8,7 @@
 #include "support/ranks.h"
 #include "support/toys.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -311,6 +312,37 @@ static void the_device_is_shared_while_buckets_are_on_their_way(void **unused)
     td_ddp_destroy(p.ddp);
 }
 
+/* A bucket leaves when each of its tensors was marked as often as the pass uses it. */
+static void a_tied_tensor_is_sent_after_its_last_use(void **unused)
+{
+    static const int marks[] = {3, 1, 2, 1, 0}; /* fc5, fc2, fc3, fc2 again, fc1 */
+    static const struct {
+        td_ddp_strategy strategy;
+        double bucket_mb;
+        int sent[5]; /* after each mark */
+    } cases[] = {{TD_DDP_OVERLAP, 0, {1, 1, 1, 3, 4}},
+                 {TD_DDP_BUCKETED, 0.003, {0, 0, 0, 1, 2}}, /* 1000 + 2000 bytes, 2000 + 400 */
+                 {TD_DDP_BUCKETED, 0, {0, 0, 0, 0, 1}}};
+    static pair p;
+
+    (void)unused;
+    toy_make(&p.model, true, 1);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        wrap(&p, cases[i].strategy, cases[i].bucket_mb, true, (int64_t[]){3, 1, 2, 0});
+        for (int step = 0; step < 2; step++) {
+            td_assert_ok(td_ddp_begin(p.ddp, true));
+            for (int k = 0; k < 5; k++) {
+                td_assert_ok(td_ddp_ready(p.ddp, marks[k]));
+                if (p.ddp->sent != cases[i].sent[k])
+                    fail_msg("case %d: %" PRId64 " buckets were sent after mark %d, needs %d", (int)i,
+                             p.ddp->sent, k, cases[i].sent[k]);
+            }
+            td_assert_ok(td_ddp_finish(p.ddp));
+        }
+        td_ddp_destroy(p.ddp);
+    }
+}
+
 /* Ranks whose gradients become ready in different orders send them in one. */
 static void ranks_may_differ_in_their_order(void **unused)
 {
@@ -559,6 +591,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(an_order_that_is_given_is_taken),
         cmocka_unit_test(buckets_hold_at_most_their_size_in_the_order_of_readiness),
         cmocka_unit_test(the_device_is_shared_while_buckets_are_on_their_way),
+        cmocka_unit_test(a_tied_tensor_is_sent_after_its_last_use),
         cmocka_unit_test(ranks_may_differ_in_their_order),
         cmocka_unit_test(micro_batches_are_added_up_without_communication),
         cmocka_unit_test(marks_that_are_wrong_are_told),

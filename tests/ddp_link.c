@@ -332,24 +332,137 @@ static void ranges_are_of_whole_parameters(void **unused)
     td_ddp_link_destroy(link);
 }
 
-static void models_that_differ_are_named(void **unused)
+/* What decides an update, in rank 1's trainer. */
+static void trainers_that_differ_are_named(void **unused)
 {
-    setting s = {.name = "models", .strategy = TD_DDP_FLAT};
-    td_ddp_link *link;
-    td_train *train;
-    char words[64];
+    static const char *const words[] = {"d_ff: rank 1 has 24, where rank 0 has 20",
+                                        "heads: rank 1 has 3, where rank 0 has 2",
+                                        "rope_theta: rank 1 has 500, where rank 0",
+                                        "micro_batches: rank 1 has 2, where rank 0 has 1",
+                                        "gain: rank 1 has 1, where rank 0 has",
+                                        "clip: rank 1 has 1, where rank 0 has 0",
+                                        "optimizer (0 adamw, 1 sgd): rank 1 has 1",
+                                        "lr: rank 1 has 0.0",
+                                        "weight_decay: rank 1 has 0, where rank 0 has",
+                                        "groups of the optimizer: rank 1 has 2, where rank 0 has 1",
+                                        "precision: rank 1 has",
+                                        "steps so far: rank 1 has 1, where rank 0 has 0"};
+    const setting s = {.name = "models", .strategy = TD_DDP_FLAT};
 
     (void)unused;
-    if (info.ranks == 1)
-        return;
+    for (int i = 0; i < (int)(sizeof words / sizeof *words) && info.ranks > 1; i++) {
+        td_train *train, *alone = NULL;
+        td_optimizer_group groups[2];
+        td_ddp_link *link;
+
+        td_assert_ok(td_ddp_link_create(comm, s.strategy, 0, &link));
+        td_train_config config = config_of(&s, td_ddp_link_hook(link));
+        const bool odd = info.rank == 1;
+        config.model.size.d_ff = i == 0 && odd ? 24 : 20;
+        config.model.size.heads = i == 1 && odd ? 3 : 2;
+        config.model.rope_theta = i == 2 && odd ? 500 : 0;
+        config.micro_batches = i == 3 && odd ? 2 : 1;
+        config.gain = i == 4 && odd ? 1 : 1.0f / (float)info.ranks;
+        config.clip = i == 5 && odd ? 1 : 0;
+        config.hyper.kind = i == 6 && odd ? TD_OPTIMIZER_SGD : TD_OPTIMIZER_ADAMW;
+        config.hyper.adamw.lr *= i == 7 && odd ? 10 : 1;
+        config.hyper.adamw.weight_decay *= i == 8 && odd ? 0 : 1;
+        config.model.precision = i == 10 && odd ? TD_PRECISION_BF16_MIXED : TD_PRECISION_F32;
+        groups[0] = (td_optimizer_group){{0, 64}, config.hyper};
+        groups[1] = (td_optimizer_group){{64, 128}, config.hyper};
+        if (i == 9) {
+            config.groups = groups;
+            config.group_count = odd ? 2 : 1;
+        }
+        td_assert_ok(td_train_create(dev, &config, &train));
+        td_assert_ok(td_train_init(train, 7));
+        if (i == 11 && odd) { /* as a rank that went on from a file, where others began */
+            config.hooks = NULL;
+            td_assert_ok(td_train_create(dev, &config, &alone));
+            td_assert_ok(td_train_init(alone, 7));
+            step(alone, 0, 0);
+            td_assert_ok(td_train_save(alone, "ddp-link-resumed.safetensors"));
+            td_assert_ok(td_train_restore(train, "ddp-link-resumed.safetensors"));
+            td_train_destroy(alone);
+            assert_int_equal(remove("ddp-link-resumed.safetensors"), 0);
+        }
+        td_assert_refused(td_ddp_link_attach(link, dev, train), TD_BAD_ARGUMENT, words[i]);
+        td_train_destroy(train);
+        td_ddp_link_destroy(link);
+    }
+}
+
+/* What a rank does alone when its trainer is joined is found out with the next step's first collective. Each
+ * has a communicator of its own, which that ends. */
+static void steps_that_differ_are_refused(void **unused)
+{
+    enum { RATE, ONE_GROUP, SHAPE, INIT, RESET, CASES };
+    static const char *const names[CASES] = {"rate", "group", "shape", "init", "reset"};
+
+    (void)unused;
+    for (int i = 0; i < CASES; i++)
+        for (int parts = 0; parts < 2; parts++) { /* with several micro-batches too */
+            const setting s = {.name = names[i], .strategy = TD_DDP_OVERLAP, .micro_batches = 1 + parts};
+            char name[16];
+
+            snprintf(name, sizeof name, "%s%d", names[i], parts);
+            td_comm *other = td_ranks_other(dev, comm, name);
+            td_ddp_link *link;
+            td_train *train;
+            if (!other)
+                return;
+            td_assert_ok(td_ddp_link_create(other, s.strategy, 0, &link));
+            td_train_config config = config_of(&s, td_ddp_link_hook(link));
+            td_assert_ok(td_train_create(dev, &config, &train));
+            td_assert_ok(td_train_init(train, 7 + (uint64_t)info.rank)); /* rank 0's weights go to all */
+            td_assert_ok(td_ddp_link_attach(link, dev, train));
+            step(train, 0, info.rank);
+            config.hyper.adamw.lr /= 2;
+            td_assert_ok(td_train_set(train, &config.hyper)); /* as a schedule does, on all ranks */
+            step(train, 1, info.rank);
+            config.hyper.adamw.lr /= 2;
+            if (info.rank == 1 && i == RATE)
+                td_assert_ok(td_train_set(train, &config.hyper));
+            if (info.rank == 1 && i == ONE_GROUP)
+                td_assert_ok(td_optimizer_set(td_train_optimizer(train), 0, &config.hyper));
+            if (info.rank == 1 && i == INIT)
+                td_assert_ok(td_train_init(train, 7));
+            if (info.rank == 1 && i == RESET)
+                td_assert_ok(td_train_reset(train));
+            int64_t *ids = tokens_of("ids", 2, info.rank);
+            td_assert_refused(
+                td_train_step(train, ids, ids, info.rank == 1 && i == SHAPE ? 1 : BATCH, CONTEXT),
+                TD_RANK_FAILED, "in another state than rank 0");
+            td_fence_free(ids);
+            td_train_destroy(train);
+            td_ddp_link_destroy(link);
+            (void)td_comm_close(other);
+        }
+}
+
+static void a_link_belongs_to_the_trainer_that_was_made_with_it(void **unused)
+{
+    const setting s = {.name = "links", .strategy = TD_DDP_FLAT};
+    td_train *train, *other;
+    td_ddp_link *link;
+
+    (void)unused;
     td_assert_ok(td_ddp_link_create(comm, s.strategy, 0, &link));
-    td_train_config config = config_of(&s, td_ddp_link_hook(link));
-    if (info.rank == 1)
-        config.model.size.d_ff = 24;
-    td_assert_ok(td_train_create(dev, &config, &train));
+    td_train_config with = config_of(&s, td_ddp_link_hook(link)), without = config_of(&s, NULL);
+    td_assert_ok(td_train_create(dev, &without, &train));
     td_assert_ok(td_train_init(train, 7));
-    snprintf(words, sizeof words, "rank 1 has f32 [24, 12]");
-    td_assert_refused(td_ddp_link_attach(link, dev, train), TD_BAD_ARGUMENT, words);
+    td_assert_refused(td_ddp_link_attach(link, dev, train), TD_BAD_ARGUMENT,
+                      "without the link in its chain: its config had no such link");
+    td_assert_ok(td_train_create(dev, &with, &other));
+    td_assert_refused(td_ddp_link_attach(link, dev, train), TD_BAD_ARGUMENT, "another trainer has it");
+    td_train_destroy(train);
+    td_assert_refused(td_train_create(dev, &with, &train), TD_BAD_STATE,
+                      "hooks: link 0 is in another trainer");
+    assert_null(train);
+    without.behind = td_ddp_link_hook(link);
+    td_assert_refused(td_train_create(dev, &without, &train), TD_BAD_STATE, "behind: link 0 is in another");
+    td_train_destroy(other);
+    td_assert_ok(td_train_create(dev, &with, &train)); /* it is free again */
     td_train_destroy(train);
     td_ddp_link_destroy(link);
 }
@@ -362,7 +475,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(clipping_sees_the_reduced_gradients),
         cmocka_unit_test(a_link_is_joined_once_before_the_first_step),
         cmocka_unit_test(ranges_are_of_whole_parameters),
-        cmocka_unit_test(models_that_differ_are_named),
+        cmocka_unit_test(trainers_that_differ_are_named),
+        cmocka_unit_test(steps_that_differ_are_refused),
+        cmocka_unit_test(a_link_belongs_to_the_trainer_that_was_made_with_it),
     };
     td_memory_stats memory;
     int result;

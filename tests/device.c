@@ -14,6 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -593,6 +595,38 @@ static void bad_events_are_refused_with_the_reason(void **state)
 
 /* ---- threads ---- */
 
+static int count_threads(void)
+{
+    int count = 0;
+
+#pragma omp parallel reduction(+ : count)
+    count++;
+    return count;
+}
+
+static void a_child_of_fork_has_one_thread_and_does_not_hang(void **state)
+{
+    const int before = td_cpu_threads();
+    int ended;
+
+    (void)state;
+    td_assert_ok(td_cpu_set_threads(2));
+    assert_int_equal(count_threads(), 2); /* its threads wait for more from now on */
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(20);
+        const bool right = td_cpu_threads() == 1 && count_threads() == 1 &&
+                           td_cpu_set_threads(2) == TD_BAD_STATE && td_cpu_set_threads(1) == TD_OK;
+        exit(right ? 0 : 1);
+    }
+    assert_true(child > 0);
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    assert_int_equal(ended, 0);
+    assert_int_equal(count_threads(), 2); /* nothing has changed for the parent */
+    td_assert_ok(td_cpu_set_threads(before));
+}
+
 static void the_number_of_threads_is_openmps(void **state)
 {
     int before = td_cpu_threads();
@@ -672,6 +706,7 @@ int main(void)
         WITH_CPU(bad_events_are_refused_with_the_reason),
         cmocka_unit_test(what_is_kept_has_a_key_and_goes_with_the_device),
         cmocka_unit_test(the_number_of_threads_is_openmps),
+        cmocka_unit_test(a_child_of_fork_has_one_thread_and_does_not_hang),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL) + device_history_group();

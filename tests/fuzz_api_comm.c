@@ -202,6 +202,11 @@ API(td_comm_abort)
     return comm_done(status);
 }
 
+API(td_comm_carry)
+{
+    return comm_done(td_comm_carry(make_comm(), 7));
+}
+
 API(td_comm_check)
 {
     return comm_done(td_comm_check(make_comm()));

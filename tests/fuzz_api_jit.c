@@ -58,6 +58,10 @@ API(td_jit_configure)
         options.cache = "";
         impossible(TD_BAD_ARGUMENT, "cache");
     }
+    if (wrong()) {
+        options.scratch = "";
+        impossible(TD_BAD_ARGUMENT, "scratch");
+    }
     return td_jit_configure(dev(), pointer("options", &options));
 }
 

@@ -331,7 +331,11 @@ static bool check_file(void)
         assert_true(t.rank >= 0 && t.rank <= TD_STORED_MOST_RANK && t.bytes >= 0);
         char *data = malloc((size_t)t.bytes + 1);
         assert_non_null(data);
-        td_assert_ok(td_safetensors_read(file, i, 0, t.bytes, data));
+        const td_status got = td_safetensors_read(file, i, 0, t.bytes, data);
+        if (got != TD_OK) { /* of an unknown dtype */
+            assert_int_equal(got, TD_UNSUPPORTED);
+            assert_says_why(got);
+        }
         free(data);
         last = t.name;
         total += t.bytes;

@@ -72,7 +72,7 @@ static const char *false_compiler(const char *name, const char *instead)
 
     snprintf(path, sizeof path, "%s/%s", folder, name);
     snprintf(text, sizeof text,
-             "#!/bin/sh\ncase \"$*\" in *-dM*) echo '#define __STDC__ 1'; exit 0;; esac\n"
+             "#!/bin/sh\nself=$0\ncase \"$*\" in *-dM*) echo '#define __STDC__ 1'; exit 0;; esac\n"
              "while [ $# -gt 2 ]; do [ \"$1\" = -o ] && out=$2; shift; done\n%s\n",
              instead);
     write_file(path, text, 0700);
@@ -411,15 +411,31 @@ static void an_entry_of_another_key_is_stale(void **state)
 
 static void what_others_may_write_is_not_run(void **state)
 {
+    static const mode_t modes[] = {0646, 0664};
     const char *cache = cache_of("others");
 
     (void)state;
     (void)run_with(quick(), cache);
-    assert_int_equal(chmod(entry_of(cache), 0666), 0);
-    const td_jit_info info = run_with(quick(), cache);
-    assert_int_equal(info.rejected, 1);
-    assert_words(info.note, "any user may write it");
-    assert_int_equal(run_with(quick(), cache).loaded, 1); /* replaced by our own */
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        assert_int_equal(chmod(entry_of(cache), modes[i]), 0);
+        const td_jit_info info = run_with(quick(), cache);
+        assert_int_equal(info.rejected, 1);
+        assert_words(info.note, "others than its owner may write it");
+        assert_int_equal(run_with(quick(), cache).loaded, 1); /* replaced by our own */
+    }
+}
+
+static void own_entries_are_used_whatever_the_umask(void **state)
+{
+    const char *cache = cache_of("umask");
+    const mode_t before = umask(0);
+
+    (void)state;
+    const td_jit_info first = run_with(quick(), cache), second = run_with(quick(), cache);
+    umask(before);
+    assert_int_equal(first.compiled, 1);
+    assert_int_equal(second.loaded, 1);
+    assert_int_equal(second.rejected, 0);
 }
 
 static void a_folder_that_is_not_one_costs_the_cache_alone(void **state)
@@ -593,13 +609,71 @@ static void another_compiler_is_another_entry(void **state)
     assert_int_equal(run_with(NULL, cache).loaded, 1);
 }
 
+/* ccache's way: one program, which its links' names tell what to be. */
+static void a_compiler_may_be_a_link_to_a_program_of_another_name(void **state)
+{
+    char link[160], program[160];
+
+    (void)state;
+    snprintf(program, sizeof program, "%s",
+             false_compiler("multi",
+                            "case \"$self\" in */own-cc) exec cc -O1 -shared -fPIC -w -o \"$out\" \"$2\";; "
+                            "esac; echo called as $self; exit 1"));
+    snprintf(link, sizeof link, "%s/own-cc", folder);
+    assert_int_equal(symlink(program, link), 0);
+    assert_int_equal(run_with(link, NULL).compiled, 1);
+    assert_int_equal(unlink(link), 0);
+}
+
+/* As compilers for other processors than x86. */
+static void a_compiler_is_asked_which_options_it_takes(void **state)
+{
+    static const char *const refused[] = {"*-mprefer-vector-width*", "*-mprefer-vector-width*|*-march*",
+                                          "*-mprefer-vector-width*|*-march*|*-mcpu*"};
+    char path[160], text[512];
+
+    (void)state;
+    snprintf(path, sizeof path, "%s/narrow", folder);
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        snprintf(text, sizeof text,
+                 "#!/bin/sh\ncase \"$*\" in %s) echo error: unknown option; exit 1;;\n"
+                 "*-dM*) echo '#define __STDC__ 1'; exit 0;; esac\nexec cc \"$@\"\n",
+                 refused[i]);
+        write_file(path, text, 0700);
+        assert_int_equal(run_with(path, NULL).compiled, 1);
+    }
+}
+
+static void a_compiler_works_in_the_folder_that_is_named(void **state)
+{
+    const char *scratch = cache_of("scratch");
+    char script[300], long_name[5000];
+    td_compiler compiler;
+    td_code code = {NULL, 0};
+
+    (void)state;
+    assert_int_equal(mkdir(scratch, 0700), 0);
+    snprintf(script, sizeof script, "case $out in %s/*) exec cc -shared -o \"$out\" \"$2\";; esac; exit 1",
+             scratch);
+    td_assert_ok(td_compiler_find(false_compiler("in-scratch", script), scratch, &compiler));
+    td_assert_ok(td_compiler_build(&compiler, "int td = 1;\n", &code));
+    td_code_free(&code);
+    td_compiler_deinit(&compiler);
+    assert_int_equal(rmdir(scratch), 0); /* nothing is left in it */
+    td_assert_refused(td_compiler_find("cc", scratch, &compiler), TD_IO_ERROR, "cannot make a folder in '");
+    memset(long_name, 'x', sizeof long_name - 1);
+    long_name[sizeof long_name - 1] = '\0';
+    td_assert_refused(td_compiler_find("cc", long_name, &compiler), TD_IO_ERROR,
+                      "cannot make a folder in 'xxx");
+}
+
 static void a_compiler_needs_room_for_its_files(void **state)
 {
     td_compiler compiler;
     td_code code = {NULL, 0};
 
     (void)state;
-    td_assert_ok(td_compiler_find("cc", &compiler));
+    td_assert_ok(td_compiler_find("cc", NULL, &compiler));
     td_assert_ok(td_compiler_build(&compiler, "int td = 1;\n", &code));
     assert_true(code.bytes > 0);
     td_code_free(&code);
@@ -773,6 +847,7 @@ int main(void)
         cmocka_unit_test(an_entry_that_cannot_be_loaded_is_made_again),
         cmocka_unit_test(an_entry_of_another_key_is_stale),
         cmocka_unit_test(what_others_may_write_is_not_run),
+        cmocka_unit_test(own_entries_are_used_whatever_the_umask),
         cmocka_unit_test(a_folder_that_is_not_one_costs_the_cache_alone),
         cmocka_unit_test(an_entry_that_is_a_folder_stays_one),
         cmocka_unit_test(a_read_only_folder_costs_the_cache_alone),
@@ -781,6 +856,9 @@ int main(void)
         cmocka_unit_test(a_compiler_that_fails_is_an_error_with_its_words),
         cmocka_unit_test(a_compiler_that_is_missing_is_an_error),
         cmocka_unit_test(another_compiler_is_another_entry),
+        cmocka_unit_test(a_compiler_may_be_a_link_to_a_program_of_another_name),
+        cmocka_unit_test(a_compiler_is_asked_which_options_it_takes),
+        cmocka_unit_test(a_compiler_works_in_the_folder_that_is_named),
         cmocka_unit_test(a_compiler_needs_room_for_its_files),
         cmocka_unit_test(bad_options_are_refused),
         cmocka_unit_test(refuses_what_it_has_no_code_for),

@@ -42,7 +42,7 @@ static int close_device(void **unused)
 
     (void)unused;
     td_assert_ok(td_device_memory(dev, &memory));
-    assert_int_equal(memory.live_blocks, 0);
+    assert_true(memory.live_blocks == 0 || td_broken_off());
     td_device_close(dev);
     return 0;
 }
@@ -539,7 +539,8 @@ int main(void)
 
     if (strcmp(MEMORY_DEVICE, "cpu") != 0)
         td_device_close(td_gpu_open()); /* or the program is skipped */
-    int failed = cmocka_run_group_tests_name("recordings on " MEMORY_DEVICE, tests, NULL, NULL);
+    int failed =
+        td_run_group("recordings on " MEMORY_DEVICE, sizeof tests / sizeof *tests, tests, NULL, NULL);
 
     failed += td_run_cases(&recordings, open_device, close_device);
     failed += td_run_cases(&blocks, open_device, close_device);

@@ -229,6 +229,71 @@ static void updates_may_begin_anywhere(void **state)
     }
 }
 
+/* Updates on a few SMs have the bits of updates on all: for every combination of types, for sizes on both
+ * sides of 16 bytes, of a chunk of 2,048 and of what all SMs take at a time, twice with one work. */
+static void updates_on_some_sms_have_the_same_bits(void **state)
+{
+    static const int64_t counts[] = {1, 7, 8, 9, 2047, 2048, 2049, 12293, 200003};
+    static const struct {
+        td_dtype dtype, grad, copied;
+        bool copies;
+    } types[] = {{TD_F32, TD_F32, TD_BF16, false},  {TD_F32, TD_F32, TD_F16, true},
+                 {TD_F32, TD_BF16, TD_BF16, true},  {TD_F32, TD_F16, TD_BF16, true},
+                 {TD_F32, TD_BF16, TD_BF16, false}, {TD_BF16, TD_BF16, TD_BF16, false},
+                 {TD_F16, TD_F16, TD_F16, false}};
+
+    (void)state;
+    if (!td_update_has_sms(ops_dev))
+        return; /* nothing but the plain kernels, which have tests of their own */
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        for (size_t j = 0; j < sizeof counts / sizeof *counts; j++)
+            for (int sgd = 0; sgd < 2; sgd++) {
+                const int64_t n = counts[j];
+                ops_case c = ops_begin(types[i].dtype, "updates on SMs, types %d, %d", (int)i, (int)n);
+                const void *on_adamw = on(ops_adamw(&c, td_adamw_defaults(TD_ADAMW_TORCH))),
+                           *on_sgd = on(ops_sgd(&c, 0.1)), *on_state = on(ops_state(&c, 2, 0.37f));
+                char *g = ops_draw_as(&c, types[i].grad, n), *p = ops_draw_as(&c, types[i].dtype, n), *ps[2];
+                float *m = ops_draw_as(&c, TD_F32, n), *v = ops_draw_as(&c, TD_F32, n), *ms[2], *vs[2];
+                int64_t *work = ops_room(&c, TD_F32, TD_UPDATE_WORK_BYTES / 4);
+                void *copies[2];
+
+                memset(work, 0, TD_UPDATE_WORK_BYTES);
+                for (int64_t k = 0; k < n; k++)
+                    v[k] *= v[k];
+                for (int way = 0; way < 2; way++) {
+                    ps[way] = ops_copy(&c, types[i].dtype, p, n);
+                    ms[way] = ops_copy(&c, TD_F32, m, n);
+                    vs[way] = ops_copy(&c, TD_F32, v, n);
+                    copies[way] = ops_room(&c, types[i].copied, n);
+                    const td_update_tensors t = {.count = n,
+                                                 .dtype = types[i].dtype,
+                                                 .grad_dtype = types[i].grad,
+                                                 .copy_dtype = types[i].copied,
+                                                 .p = on(ps[way]),
+                                                 .g = on(g),
+                                                 .m = on(ms[way]),
+                                                 .v = on(vs[way]),
+                                                 .copy = types[i].copies ? on(copies[way]) : NULL,
+                                                 .sms = way ? 3 + (int)j * 4 : 0,
+                                                 .work = on(work)};
+                    for (int turn = 0; turn < 2; turn++) {
+                        if (sgd)
+                            OPS_CALL(td_sgd_update(ops_dev, on_sgd, on_state, &t));
+                        else
+                            OPS_CALL(td_adamw_update(ops_dev, on_adamw, on_state, &t));
+                    }
+                }
+                td_assert_identical(c.name, types[i].dtype, ps[1], ps[0], n);
+                td_assert_identical(c.name, TD_F32, ms[1], ms[0], n);
+                td_assert_identical(c.name, TD_F32, vs[1], vs[0], n);
+                if (types[i].copies)
+                    td_assert_identical(c.name, types[i].copied, copies[1], copies[0], n);
+                for (size_t k = 0; k < TD_UPDATE_WORK_BYTES / sizeof *work; k++)
+                    assert_int_equal(work[k], 0);
+                ops_finish(&c);
+            }
+}
+
 int main(void)
 {
     const struct CMUnitTest gpu_tests[] = {
@@ -237,6 +302,7 @@ int main(void)
         cmocka_unit_test(a_captured_product_outlives_what_is_kept_of_it),
         cmocka_unit_test(tensors_may_begin_anywhere),
         cmocka_unit_test(updates_may_begin_anywhere),
+        cmocka_unit_test(updates_on_some_sms_have_the_same_bits),
     };
     int failed = 0;
 

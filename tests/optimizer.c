@@ -8,6 +8,7 @@
 #include "support/draw.h"
 #include "support/fence.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -122,7 +123,7 @@ static td_status pass_of(td_hook *chain)
     return td_hooks_end(chain, TD_PASS_BACKWARD, status);
 }
 
-/* Of groups: AdamW in two orders with a gap between them, and SGD. */
+/* Of groups: AdamW in two orders with a gap between them, and SGD. The last one is a usual group of norms. */
 static const td_range ranges[] = {{0, 450}, {500, 640}, {640, 1000}};
 
 static void fill_groups(td_optimizer_group groups[3])
@@ -130,60 +131,113 @@ static void fill_groups(td_optimizer_group groups[3])
     groups[0] = (td_optimizer_group){ranges[0], adamw_of(TD_ADAMW_TORCH, 0.01)};
     groups[1] = (td_optimizer_group){ranges[1], sgd_of(0.5)};
     groups[2] = (td_optimizer_group){ranges[2], adamw_of(TD_ADAMW_COURSE2025, 0.02)};
+    groups[2].hyper.adamw.weight_decay = 0;
 }
 
-/* What two steps make of a group of the block, by the operations themselves. */
-static void expect_group(const block *b, const td_optimizer_group *group, float *p, uint16_t *copy)
+/* Ten AdamW groups of 100 elements. One differs from the first in everything; each other one differs in one
+ * hyperparameter, that may be 0. */
+static void fill_alike(td_optimizer_group groups[10])
 {
-    const int64_t begin = group->range.begin, count = group->range.end - begin;
-    float *m = calloc((size_t)count, sizeof *m), *v = calloc((size_t)count, sizeof *v);
-    const td_update_tensors tensors = {.count = count,
+    for (int i = 0; i < 10; i++) {
+        groups[i] = (td_optimizer_group){{100 * i, 100 * i + 100}, adamw_of(TD_ADAMW_TORCH, 0.01)};
+        groups[i].hyper.adamw.weight_decay = 0.1;
+    }
+    groups[1].hyper.adamw = (td_adamw){TD_ADAMW_COURSE2025, 0.02, 0.8, 0.95, 1e-3, 0.2};
+    groups[2].hyper.adamw.weight_decay = 0;
+    groups[3].hyper.adamw.lr = 0;
+    groups[4].hyper.adamw.beta1 = 0;
+    groups[5].hyper.adamw.beta2 = 0;
+    groups[6].hyper.adamw.eps = 0.5;
+    groups[7].hyper.adamw.lr = 0.03;
+    groups[8].hyper.adamw.weight_decay = 0.3;
+    groups[9].hyper.adamw.variant = TD_ADAMW_COURSE2025;
+}
+
+/* What a step makes of the block, by the operations themselves, group by group. */
+typedef struct expected {
+    float p[ELEMENTS], m[ELEMENTS], v[ELEMENTS];
+    uint16_t copy[ELEMENTS];
+} expected;
+
+static void expect_step(const block *b, const td_optimizer_group *group, expected *e)
+{
+    const int64_t begin = group->range.begin;
+    const td_update_tensors tensors = {.count = group->range.end - begin,
                                        .dtype = TD_F32,
                                        .grad_dtype = TD_BF16,
-                                       .p = p + begin,
+                                       .p = e->p + begin,
                                        .g = b->grads + begin,
-                                       .m = m,
-                                       .v = v,
-                                       .copy = copy + begin};
+                                       .m = e->m + begin,
+                                       .v = e->v + begin,
+                                       .copy = e->copy + begin};
 
-    assert_true(m && v);
-    for (int64_t step = 1; step <= 2; step++) {
-        const td_update_state state = {.step = step, .gain = 0.25f};
+    if (group->hyper.kind == TD_OPTIMIZER_SGD)
+        td_assert_ok(td_sgd_update(b->dev, &group->hyper.sgd, &b->state, &tensors));
+    else
+        td_assert_ok(td_adamw_update(b->dev, &group->hyper.adamw, &b->state, &tensors));
+}
 
-        if (group->hyper.kind == TD_OPTIMIZER_SGD)
-            td_assert_ok(td_sgd_update(b->dev, &group->hyper.sgd, &state, &tensors));
-        else
-            td_assert_ok(td_adamw_update(b->dev, &group->hyper.adamw, &state, &tensors));
+/* A link after the optimizer. It reads a range when the optimizer says that the range is new. */
+typedef struct reader {
+    td_hook hook;
+    const block *of;
+    const expected *want;
+    int64_t read;
+} reader;
+
+static td_status on_updated(td_hook *hook, td_range range, td_event *event)
+{
+    reader *r = (reader *)hook;
+    const int64_t at = range.begin, count = range.end - at;
+
+    assert_null(event);
+    td_assert_identical("params at `updated`", TD_F32, r->of->params + at, r->want->p + at, count);
+    td_assert_identical("copies at `updated`", TD_BF16, r->of->copies + at, r->want->copy + at, count);
+    r->read += count;
+    return TD_OK;
+}
+
+static void train_groups(int64_t count, const td_optimizer_group *groups, td_update_time time)
+{
+    static expected e;
+    block b;
+
+    open_block(&b);
+    e = (expected){.m = {0}};
+    memcpy(e.p, b.params, sizeof e.p);
+    memcpy(e.copy, b.copies, sizeof e.copy);
+    td_optimizer *optimizer = make(&b, count, groups, time);
+    reader after = {.hook = {.updated = on_updated}, .of = &b, .want = &e};
+    td_optimizer_hook(optimizer)->next = &after.hook;
+    for (b.state = (td_update_state){1, 0.25f}; b.state.step <= 2; b.state.step++) {
+        int64_t elements = 0;
+
+        after.read = 0;
+        for (int64_t i = 0; i < count; i++) {
+            expect_step(&b, &groups[i], &e);
+            elements += groups[i].range.end - groups[i].range.begin;
+        }
+        td_assert_ok(pass_of(td_optimizer_hook(optimizer)));
+        if (time == TD_UPDATE_AFTER)
+            td_assert_ok(td_optimizer_update(optimizer));
+        assert_int_equal(after.read, elements);
+        td_assert_identical("params", TD_F32, b.params, e.p, ELEMENTS);
+        td_assert_identical("copies", TD_BF16, b.copies, e.copy, ELEMENTS);
     }
-    free(m);
-    free(v);
+    td_optimizer_destroy(optimizer);
+    close_block(&b);
 }
 
 static void each_group_is_updated_by_its_own_hyperparameters_and_no_other_element(void **unused)
 {
     (void)unused;
-    for (int time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
-        td_optimizer_group groups[3];
-        float p[ELEMENTS];
-        uint16_t copy[ELEMENTS];
-        block b;
+    for (td_update_time time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
+        td_optimizer_group groups[3], alike[10];
 
-        open_block(&b);
         fill_groups(groups);
-        memcpy(p, b.params, sizeof p);
-        memcpy(copy, b.copies, sizeof copy);
-        for (int i = 0; i < 3; i++)
-            expect_group(&b, &groups[i], p, copy);
-        td_optimizer *optimizer = make(&b, 3, groups, (td_update_time)time);
-        for (b.state = (td_update_state){1, 0.25f}; b.state.step <= 2; b.state.step++) {
-            td_assert_ok(pass_of(td_optimizer_hook(optimizer)));
-            if (time == TD_UPDATE_AFTER)
-                td_assert_ok(td_optimizer_update(optimizer));
-        }
-        td_assert_identical("params", TD_F32, p, b.params, ELEMENTS);
-        td_assert_identical("copies", TD_BF16, copy, b.copies, ELEMENTS);
-        td_optimizer_destroy(optimizer);
-        close_block(&b);
+        train_groups(3, groups, time);
+        fill_alike(alike);
+        train_groups(10, alike, time);
     }
 }
 
@@ -424,7 +478,8 @@ static void clipping_scales_by_the_norm_of_all_and_reads_gradients_once(void **u
             td_clip_hook(clip)->next = td_optimizer_hook(optimizer);
             normed = 0;
             td_assert_ok(pass_of(td_clip_hook(clip)));
-            assert_int_equal(normed, ELEMENTS + 6); /* and the norms of six ranges */
+            if (normed != ELEMENTS + 6) /* and the norms of six ranges */
+                fail_msg("norms are of %" PRId64 " elements, need %d", normed, ELEMENTS + 6);
             if (time == TD_UPDATE_AFTER)
                 td_assert_ok(td_optimizer_update(optimizer));
             td_assert_ok(td_clip_norm(clip, &norm));
@@ -551,7 +606,8 @@ static void the_schedule_warms_up_falls_as_a_cosine_and_stays(void **unused)
 
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         td_assert_ok(td_cosine_schedule(known[i].t, 1, 0.1, 7, 21, &lr));
-        assert_true(fabs(lr - known[i].lr) <= 1e-15);
+        if (!(fabs(lr - known[i].lr) <= 1e-15))
+            fail_msg("lr of step %" PRId64 " is %.17g, needs %.17g", known[i].t, lr, known[i].lr);
     }
     td_assert_ok(td_cosine_schedule(3, 1, 0.1, 3, 3, &lr));
     assert_true(lr == 1);

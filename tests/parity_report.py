@@ -12,6 +12,7 @@ import tempfile
 import time
 import types
 import unittest
+import xml.etree.ElementTree
 from pathlib import Path
 
 import numpy as np
@@ -253,6 +254,17 @@ class Pages(unittest.TestCase):
         self.assertIn("changes): 1 results. 2 of 4 results are from before", said)
         said = page(timed("c", 1.0, case={"seq": 3, "dtype": "f32"}, device="cuda", **here))
         self.assertIn("on M in AMD EPYC (family 26,", said)
+
+    def test_text_of_records_is_shown_and_changes_nothing_else(self):
+        record = timed("c", 1.0, case={"seq": 1, "dtype": "f32"}, message="not judged: a\\|b\r|c<d>")
+        record["machine"] = "CPU $\\frac{x$\x01\n# Heading *<b>* of 2_000"
+        report.write({"scale": self.module}, [record], self.folder)
+        page = (self.folder / "scale.md").read_text()
+        self.assertNotIn("\n# Heading", page)
+        self.assertIn("*CPU \\$\\\\frac{x\\$ \\# Heading \\*\\<b\\>\\* of 2_000; ", page)
+        self.assertIn("| not judged: a\\\\\\|b \\|c\\<d> |\n", page)
+        words = "".join(xml.etree.ElementTree.parse(self.folder / "scale_time.svg").getroot().itertext())
+        self.assertIn("CPU $\\frac{x$ # Heading *<b>* of 2_000", words)
 
     def test_the_same_records_give_the_same_bytes(self):
         first = {path: path.read_bytes() for path in self.write()}

@@ -120,6 +120,19 @@ class Files(unittest.TestCase):
                     self.c.td_transformer_load(model, str(self.path))
                     self.assert_same(self.weights(model), {k: v.to(dtype) for k, v in state.items()})
 
+    def test_c_widens_an_odd_count_of_16_bits(self):
+        for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "f16")):
+            for count in (1, 3, 37):
+                with self.subTest(dtype=dtype, count=count):
+                    x = torch.randn(count, generator=torch.Generator().manual_seed(count)).to(dtype)
+                    save_file({"x": x}, self.path)
+                    file = self.c.value("td_safetensors_open", str(self.path))
+                    stored, wide = torch.empty_like(x), torch.empty(count)
+                    self.c.td_safetensors_read(file, 0, 0, 2 * count, stored)
+                    self.c.td_safetensors_close(file)
+                    self.c.td_convert(count, name, stored, "f32", wide)
+                    self.assertTrue(torch.equal(wide, x.float()), wide)
+
     def test_float16_is_widened_and_float32_is_not_narrowed(self):
         state = {k: v.half() for k, v in self.reference().state_dict().items()}
         save_file(state, self.path)

@@ -442,6 +442,8 @@ class Sweeps(unittest.TestCase):
             ("fine", "ok", ""),
             ("wrong", "failed", "y: rel_l2"),
             ("unwritten", "failed", "2 of 64 elements were never written"),
+            ("nan", "failed", "NaN at 1 elements, expected at 0 (first difference at [5])"),
+            ("infinite", "failed", "+inf at 1 elements, expected at 0 (first difference at [5])"),
             ("overrun", "failed", "256 bytes was written beyond its bounds"),
             ("input", "failed", "input x was written"),
             ("names", "failed", "outputs are z (f32), expected y (f32)"),

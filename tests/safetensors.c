@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -269,13 +270,15 @@ static const struct {
     {"{\"a\":" T("1,3") "}", 3, TD_BAD_ARGUMENT, "tensor 'a' begins at byte 1 of the data, but"},
     {"{\"a\":" T("0,2") ",\"b\":" T("1,3") "}", 3, TD_BAD_ARGUMENT, "tensor 'b' begins at byte 1"},
     {"{\"a\":" T("0,2") ",\"b\":" T("0,2") "}", 2, TD_BAD_ARGUMENT, "begins at byte 0 of the data, but"},
+    {"{\"a\":" T("0,2") ",\"a\":" T("0,2") "}", 2, TD_BAD_ARGUMENT, "tensor 'a' is there twice"},
     {"{\"a\":" T("0,2") ",\"b\":" T("4,6") "}", 6, TD_BAD_ARGUMENT, "tensor 'b' begins at byte 4"},
     {"{\"a\":" T("0,2") "}", 3, TD_BAD_ARGUMENT, "its tensors have 2 bytes, its data has 3"},
     {"{\"a\":" T("0,2") "}", 1, TD_BAD_ARGUMENT, "its tensors have 2 bytes, its data has 1"},
     {"{\"a\":" T("0,2") ",\"\\u0061\":" T("2,4") "}", 4, TD_BAD_ARGUMENT, "tensor 'a' is there twice"},
-    {"{\"a\":{\"dtype\":\"F4\",\"shape\":[4],\"data_offsets\":[0,2]}}", 2, TD_UNSUPPORTED,
-     "tensor 'a' has dtype 'F4', which is not known"},
-    {"{\"a\":{\"dtype\":\"\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2, TD_UNSUPPORTED, "dtype ''"},
+    {"{\"a\":{\"dtype\":\"F4\",\"shape\":[4],\"data_offsets\":[2,0]}}", 2, TD_BAD_ARGUMENT,
+     "data_offsets 2 to 0"},
+    {"{\"a\":{\"dtype\":\"F4\",\"shape\":[4],\"data_offsets\":[0,1]}}", 2, TD_BAD_ARGUMENT,
+     "its tensors have 1 bytes, its data has 2"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,4],\"data_offsets\":[0,0]}}", 0,
      TD_BAD_ARGUMENT, "tensor 'a' has more than 2^63 - 1 bytes"},
     /* Too many bytes for a number of them, even if none is there. */
@@ -464,6 +467,27 @@ static void bad_descriptions_are_refused_by_name(void **unused)
                       "'/dev/full': not a regular file");
 }
 
+static void a_tensor_of_an_unknown_dtype_costs_no_other(void **unused)
+{
+    (void)unused;
+    td_stored tensor;
+    char bytes[2];
+
+    file_write_tensors(file_path,
+                       "{\"a\":{\"dtype\":\"F4\",\"shape\":[5],\"data_offsets\":[0,3]},"
+                       "\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[3,5]}}",
+                       5);
+    td_safetensors *file = open_file();
+    td_assert_ok(td_safetensors_read(file, td_safetensors_find(file, "b"), 0, 2, bytes));
+    assert_memory_equal(bytes, "\3\4", 2);
+    td_assert_ok(td_safetensors_tensor(file, 0, &tensor));
+    assert_string_equal(tensor.dtype, "F4");
+    assert_int_equal(tensor.bytes, 3);
+    td_assert_refused(td_safetensors_read(file, 0, 0, 2, bytes), TD_UNSUPPORTED,
+                      "tensor 'a' has dtype 'F4', which is not known");
+    td_safetensors_close(file);
+}
+
 static void a_header_beyond_the_formats_limit_is_refused(void **unused)
 {
     (void)unused;
@@ -529,23 +553,72 @@ static void permissions_are_those_of_the_umask(void **unused)
     }
 }
 
-/* Names of files beside that are taken: by a writer that was killed, say. */
-static void names_that_are_taken_are_passed_by(void **unused)
+/* As write_stored makes them; returns a descriptor that a living writer would hold. */
+static int make_beside(long process, int number, char name[128])
+{
+    snprintf(name, 128, "%s.%ld-%d.partial", file_path, process, number);
+    file_write(name, "x", 1);
+    const int held = open(name, O_WRONLY | O_CLOEXEC, 0);
+    assert_true(held >= 0);
+    return held;
+}
+
+static void files_of_killed_writers_are_removed_and_those_of_living_ones_stay(void **unused)
 {
     (void)unused;
-    char beside[128];
+    static const char *const others[] = {".7-1.partial.x", ".7-.partial", ".7-x.partial", "7-1.partial"};
+    char name[128];
+    int held[100];
 
-    for (int i = 0; i < 100; i++) {
-        td_assert_ok(write_stored(100));
-        assert_int_equal(file_count(), i + 1);
-        snprintf(beside, sizeof beside, "%s.%ld-%d.partial", file_path, (long)getpid(), i);
-        file_write(beside, "x", 1);
+    for (int i = 0; i < 100; i++) { /* the names of this process; and 100 of another one, which is dead */
+        held[i] = make_beside(getpid(), i, name);
+        assert_int_equal(flock(held[i], LOCK_EX | LOCK_NB), 0);
+        close(make_beside(1234567, i, name));
     }
     td_assert_refused(write_stored(100), TD_IO_ERROR, "File exists");
-    for (int i = 0; i < 100; i++) {
-        snprintf(beside, sizeof beside, "%s.%ld-%d.partial", file_path, (long)getpid(), i);
-        assert_true(file_is(beside, "x", 1));
-        unlink(beside);
+    assert_int_equal(file_count(), 100);
+    close(held[7]);
+    td_assert_ok(write_stored(100));
+    assert_int_equal(file_count(), 100);
+    for (int i = 0; i < 100; i++)
+        if (i != 7)
+            close(held[i]);
+    snprintf(name, sizeof name, "%s.7-2.partial", file_path);
+    assert_int_equal(mkdir(name, 0700), 0); /* no file of a writer, whatever its name */
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        snprintf(name, sizeof name, "%s%s", file_path, others[i]);
+        file_write(name, "x", 1);
+    }
+    td_assert_ok(write_stored(100));
+    assert_int_equal(file_count(), 2 + (int)(sizeof others / sizeof *others));
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        snprintf(name, sizeof name, "%s%s", file_path, others[i]);
+        assert_int_equal(unlink(name), 0);
+    }
+    snprintf(name, sizeof name, "%s.7-2.partial", file_path);
+    assert_int_equal(rmdir(name), 0);
+}
+
+static void the_folder_may_be_renamed_while_a_file_is_written(void **unused)
+{
+    (void)unused;
+    const td_stored tensor = {.name = "a", .dtype = "U8", .rank = 1, .shape = {1}};
+    char was[64], now[80], file[96];
+    td_safetensors_writer *writer;
+
+    snprintf(was, sizeof was, "%.*s", (int)(strrchr(file_path, '/') - file_path), file_path);
+    snprintf(now, sizeof now, "%s-moved", was);
+    snprintf(file, sizeof file, "%s%s", now, strrchr(file_path, '/'));
+    for (int commits = 0; commits <= 1; commits++) {
+        td_assert_ok(td_safetensors_writer_create(file_path, 1, &tensor, 0, NULL, &writer));
+        assert_int_equal(rename(was, now), 0);
+        td_assert_ok(td_safetensors_write(writer, "a", 1));
+        if (commits)
+            td_assert_ok(td_safetensors_commit(writer));
+        td_safetensors_writer_destroy(writer);
+        assert_int_equal(access(file, F_OK), commits ? 0 : -1);
+        assert_int_equal(rename(now, was), 0);
+        assert_int_equal(file_count(), commits);
     }
 }
 
@@ -618,7 +691,7 @@ static void every_failing_call_leaves_the_old_file_and_nothing_beside_it(void **
         assert_true(file_is(file_path, "old", 3));
     }
     assert_true(nth > 10);
-    assert_in_range(harmless, 1, 3); /* the folder's open, fsync, and close */
+    assert_in_range(harmless, 1, 7); /* the folder's fsync, the search for dead writers, the last closes */
 }
 
 static void every_failing_call_of_a_reader_comes_out(void **unused)
@@ -660,10 +733,12 @@ int main(void)
         TEST(what_is_no_regular_file_is_refused_at_once),
         TEST(a_file_that_becomes_shorter_is_an_error_of_the_read),
         TEST(bad_descriptions_are_refused_by_name),
+        TEST(a_tensor_of_an_unknown_dtype_costs_no_other),
         TEST(a_header_beyond_the_formats_limit_is_refused),
         TEST(a_file_is_committed_whole_and_once),
         TEST(permissions_are_those_of_the_umask),
-        TEST(names_that_are_taken_are_passed_by),
+        TEST(files_of_killed_writers_are_removed_and_those_of_living_ones_stay),
+        TEST(the_folder_may_be_renamed_while_a_file_is_written),
         TEST(a_full_disk_leaves_the_old_file),
         TEST(a_writer_whose_write_failed_does_not_commit),
         TEST(every_failing_call_leaves_the_old_file_and_nothing_beside_it),

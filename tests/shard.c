@@ -234,6 +234,54 @@ static void state_is_split_and_may_be_none(void **unused)
     close_bed(b);
 }
 
+/* Each with a communicator of its own, which an error of ranks ends. */
+static void lists_that_differ_are_refused(void **unused)
+{
+    static const struct {
+        const char *name, *words;
+        bool late; /* at the second step */
+    } cases[] = {{"order", "tensors[0]: rank 1 added another than rank 0", false},
+                 {"count", "another call", false},
+                 {"rate", "in another state than rank 0", false},
+                 {"kind", "in another state than rank 0", false},
+                 {"gain", "in another state than rank 0", false},
+                 {"schedule", "in another state than rank 0", true}};
+
+    (void)unused;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        td_comm *other = td_ranks_other(dev, comm, cases[i].name);
+        float data[2][16], grads[2][16];
+        const bool odd = info.rank == 1;
+        td_hyperparameters hyper = {
+            .kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.5, .adamw = td_adamw_defaults(TD_ADAMW_TORCH)};
+        td_shard_tensor tensors[2];
+        td_shard_list *list;
+
+        if (!other)
+            return;
+        for (int t = 0; t < 2; t++) {
+            for (int j = 0; j < 16; j++)
+                data[t][j] = 1, grads[t][j] = t == 0 ? 1 : 0.1f;
+            tensors[i == 0 && odd ? 1 - t : t] = (td_shard_tensor){
+                .elements = 16, .dtype = TD_F32, .grad_dtype = TD_F32, .data = data[t], .grad = grads[t]};
+        }
+        hyper.sgd.lr = i == 2 && odd ? 5 : 0.5;
+        hyper.kind = i == 3 && odd ? TD_OPTIMIZER_ADAMW : TD_OPTIMIZER_SGD;
+        td_assert_ok(td_shard_list_create(dev, other, &list));
+        td_assert_ok(td_shard_list_add(list, i == 1 && odd ? 1 : 2, tensors, &hyper));
+        const float gain = i == 4 && odd ? 0.5f : 1;
+        if (cases[i].late) {
+            td_assert_ok(td_shard_list_step(list, gain));
+            hyper.sgd.lr = odd ? 0.4 : 0.5;
+            td_assert_ok(td_shard_list_set(list, 0, &hyper));
+        }
+        td_assert_refused(td_shard_list_step(list, gain), i == 0 ? TD_BAD_ARGUMENT : TD_RANK_FAILED,
+                          cases[i].words);
+        td_shard_list_destroy(list);
+        (void)td_comm_close(other);
+    }
+}
+
 static void what_is_wrong_is_named(void **unused)
 {
     bed *b = open_bed(false);
@@ -266,6 +314,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(sharded_weights_are_those_of_one_optimizer),
         cmocka_unit_test(groups_come_later_and_have_their_own_hyperparameters),
         cmocka_unit_test(state_is_split_and_may_be_none),
+        cmocka_unit_test(lists_that_differ_are_refused),
         cmocka_unit_test(what_is_wrong_is_named),
     };
     td_memory_stats memory;

@@ -4,6 +4,7 @@
 #include "support/as_if_graphs.h"
 #include "support/shard_kit.h"
 
+#include <inttypes.h>
 #include <math.h>
 
 /* To the byte, where no padding is: Psi 8 / ranks. */
@@ -38,7 +39,10 @@ static void state_has_the_bytes_that_accounting_predicts(void **unused)
         td_assert_ok(td_comm_exchange(shard_comm, &mine, sizeof mine, all));
         for (int rank = 0; rank < shard_info.ranks; rank++)
             sum += all[rank];
-        assert_int_equal(sum + 8 * what.repeated, memory.optimizer_state);
+        if (sum + 8 * what.repeated != memory.optimizer_state)
+            fail_msg("%s: the ranks' state has %" PRId64 " bytes, needs %" PRId64,
+                     kind == TD_SHARD_FLAT ? "flat" : "tensors", sum + 8 * what.repeated,
+                     memory.optimizer_state);
         if (kind == TD_SHARD_FLAT && shard_info.ranks != 3) {
             assert_int_equal(what.repeated, 0);
             assert_int_equal(what.moment_bytes, memory.optimizer_state / shard_info.ranks);
@@ -208,11 +212,11 @@ static void listen_to_steps(bool captured)
     }
     td_assert_ok(td_train_settle(train));
     assert_int_equal(td_device_shared(shard_dev), 0);
-    td_device_share(shard_dev,
+    td_device_share(shard_dev, TD_SMS_COLLECTIVES,
                     5); /* by a link of gradients: what is computed again within its pass ends nothing */
     td_assert_ok(td_hooks_end(&link->gather.hook, TD_PASS_RECOMPUTE, TD_OK));
     assert_int_equal(td_device_shared(shard_dev), 5);
-    td_device_share(shard_dev, 0);
+    td_device_share(shard_dev, TD_SMS_COLLECTIVES, 0);
     td_train_destroy(train);
     td_shard_link_destroy(link);
 }
@@ -243,6 +247,86 @@ static void links_that_differ_are_named(void **unused)
     td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_ARGUMENT, "link: rank 1 splits");
     td_train_destroy(train);
     td_shard_link_destroy(link);
+
+    for (int i = 0; i < 3; i++) {
+        static const char *const words[] = {"lr: rank 1 has", "micro_batches: rank 1 has 2",
+                                            "a hash of the groups"};
+        td_optimizer_group groups[2];
+        shard_setting of = {.name = "differ", .kind = TD_SHARD_TENSORS};
+
+        config = shard_config_of(&of);
+        config.model.transient_gradients = false;
+        config.micro_batches = i == 1 && shard_info.rank == 1 ? 2 : 1;
+        config.hyper.adamw.lr *= i == 0 && shard_info.rank == 1 ? 10 : 1;
+        groups[0] = groups[1] = (td_optimizer_group){{0, 64}, config.hyper};
+        groups[1].range = (td_range){64, 128};
+        groups[1].hyper.adamw.weight_decay = shard_info.rank == 1 ? 0.5 : 0.25;
+        if (i == 2) {
+            config.groups = groups;
+            config.group_count = 2;
+        }
+        td_assert_ok(td_shard_link_create(shard_comm, of.kind, 0, &config, &link));
+        td_assert_ok(td_train_create(shard_dev, &config, &train));
+        td_assert_ok(td_train_init(train, 7));
+        td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_ARGUMENT, words[i]);
+        td_train_destroy(train);
+        td_shard_link_destroy(link);
+    }
+}
+
+/* Half of the weights with each rate, and no checksum that could tell: the next step's first collective does.
+ * */
+static void steps_that_differ_are_refused(void **unused)
+{
+    (void)unused;
+    for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++) {
+        const shard_setting s = {.name = "differ", .kind = kind};
+        td_comm *const usual = shard_comm, *const other =
+                                               td_ranks_other(shard_dev, usual, kind ? "flat" : "tensors");
+        td_hyperparameters hyper = shard_config_of(&s).hyper;
+
+        if (!other)
+            return;
+        shard_comm = other;
+        shard_trainer t = shard_open_trainer(&s, true);
+        shard_step(&t, 0);
+        hyper.sgd.lr /= 2, hyper.adamw.lr /= 2;
+        td_assert_ok(td_train_set(t.train, &hyper));
+        shard_step(&t, 1);
+        hyper.sgd.lr /= 2, hyper.adamw.lr /= 2;
+        if (shard_info.rank == 1)
+            td_assert_ok(td_train_set(t.train, &hyper));
+        int64_t *ids = shard_tokens_of("ids", 2, shard_info.rank, 1);
+        td_assert_refused(td_train_step(t.train, ids, ids, SHARD_BATCH, SHARD_CONTEXT), TD_RANK_FAILED,
+                          "in another state than rank 0");
+        td_assert_ok(td_device_free(shard_dev, ids));
+        shard_close_trainer(&t);
+        (void)td_comm_close(other);
+        shard_comm = usual;
+    }
+}
+
+static void a_link_belongs_to_the_trainer_that_was_made_with_it(void **unused)
+{
+    (void)unused;
+    for (td_shard_kind kind = TD_SHARD_TENSORS; kind <= TD_SHARD_FLAT; kind++) {
+        const shard_setting s = {.name = "links", .kind = kind};
+        td_train_config config = shard_config_of(&s), without = config;
+        td_shard_link *link;
+        td_train *train, *second;
+
+        td_assert_ok(td_shard_link_create(shard_comm, kind, 0, &config, &link));
+        td_assert_ok(td_train_create(shard_dev, &without, &train));
+        td_assert_ok(td_train_init(train, 7));
+        td_assert_refused(td_shard_link_attach(link, shard_dev, train), TD_BAD_ARGUMENT,
+                          "without the link in its chain");
+        td_train_destroy(train);
+        td_assert_ok(td_train_create(shard_dev, &config, &train));
+        td_assert_refused(td_train_create(shard_dev, &config, &second), TD_BAD_STATE,
+                          "link 0 is in another trainer");
+        td_train_destroy(train);
+        td_shard_link_destroy(link);
+    }
 }
 
 /* New weights may be on their way when nobody wants them any more. */
@@ -291,6 +375,8 @@ int shard_rules_group(const char *name)
         cmocka_unit_test(ranges_are_of_whole_parameters_once),
         cmocka_unit_test(the_device_is_shared_while_collectives_are_on_their_way),
         cmocka_unit_test(links_that_differ_are_named),
+        cmocka_unit_test(steps_that_differ_are_refused),
+        cmocka_unit_test(a_link_belongs_to_the_trainer_that_was_made_with_it),
         cmocka_unit_test(a_trainer_may_go_behind_any_step),
         cmocka_unit_test(a_nan_is_everybodys),
     };

@@ -4,6 +4,7 @@
  * The tests of `wrong` are run by the last test of `right`, in a child process with its output thrown away;
  * each of them must fail there. */
 #include "support/asan.h"
+#include "support/cases.h"
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
@@ -304,20 +305,29 @@ static void every_wrong_answer_fails(void **state)
         cmocka_unit_test(a_refusal_with_an_old_message),
         cmocka_unit_test(a_failure_taken_for_success),
     };
+    static char said[1 << 16];
+    FILE *const messages = tmpfile();
     int status = 0;
 
     (void)state;
+    assert_non_null(messages);
     fflush(NULL);
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr))
+        if (!freopen("/dev/null", "w", stdout) || dup2(fileno(messages), STDERR_FILENO) < 0)
             _exit(255);
-        _exit(cmocka_run_group_tests(wrong, NULL, NULL)); /* the number of tests that failed */
+        const int failed = td_run_group("wrong", sizeof wrong / sizeof wrong[0], wrong, NULL, NULL);
+        _exit(td_broken_off() ? failed : 254);
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), sizeof wrong / sizeof wrong[0]);
+    rewind(messages);
+    said[fread(said, 1, sizeof said - 1, messages)] = 0;
+    fclose(messages);
+    assert_non_null(strstr(said, "support.c:")); /* the line of the test */
+    assert_null(strstr(said, "compare.c:"));
 }
 
 int main(void)

@@ -162,7 +162,7 @@ static pair open_pair(const td_transformer_config *config, td_train_config along
     c.config.keep = TD_KEEP_MOST;
     c.config.transient_gradients = false;
     apart.time = TD_UPDATE_AFTER;
-    apart.hooks = NULL;
+    apart.hooks = apart.behind = NULL;
     p.apart = td_trial_train(&c, &apart);
     assert_int_equal(p.apart->model->plan.group, 1);
     td_assert_ok(td_device_history_begin(p.apart->dev, 1)); /* which is what makes the notes */
@@ -319,6 +319,61 @@ static void a_layer_is_taken_alone_where_more_do_not_pay(void **state)
     expect_taken(p.along, 1);
     close_pair(&p);
     pays_until = TD_LINEAR_ADAMW_MOST;
+}
+
+/* A link after the optimizer of `along`, whose weights must be those of `apart` when it hears of them. */
+typedef struct reader {
+    td_hook hook;
+    const pair *of;
+    int64_t read;
+} reader;
+
+static td_status on_updated(td_hook *hook, td_range range, td_event *event)
+{
+    reader *r = (reader *)hook;
+    const int64_t count = range.end - range.begin;
+    const char *want = r->of->apart->model->params, *got = r->of->along->model->params;
+
+    assert_null(event);
+    td_assert_identical("weights at `updated`", TD_BF16, got + 2 * range.begin, want + 2 * range.begin,
+                        count);
+    r->read += count;
+    return TD_OK;
+}
+
+/* The groups: up to the first layer's q, k and v; from its output to the second layer; the third layer;
+ * norms; head. A launch has the products of one group. */
+static void groups_are_fused_by_their_own_hyperparameters(void **state)
+{
+    static const int64_t want[] = {1, 2, 2, 2, 2, 2, 1, 1};
+    reader after = {.hook = {.updated = on_updated}};
+    td_transformer_config config = base;
+    td_optimizer_group groups[5];
+    td_parameter first;
+
+    (void)state;
+    config.precision = TD_PRECISION_BF16;
+    for (int i = 4, index[] = {0, 4, 19, 8, 29}, end = 0; i >= 0; i--) {
+        td_assert_ok(td_transformer_parameter_of(&config.size, config.precision, index[i], &first));
+        groups[i] = (td_optimizer_group){{first.offset, i == 4 ? first.offset + first.numel : end}, adamw};
+        end = (int)first.offset;
+    }
+    groups[1].hyper.adamw.weight_decay = groups[3].hyper.adamw.weight_decay = 0;
+    groups[2].hyper.adamw.lr = 0;
+    groups[4].hyper.adamw = (td_adamw){TD_ADAMW_COURSE2025, 2e-2, 0.8, 0.95, 1e-3, 0.2};
+    pair p = open_pair(
+        &config,
+        (td_train_config){.hyper = adamw, .groups = groups, .group_count = 5, .behind = &after.hook});
+    after.of = &p;
+    for (int step = 0; step < 2; step++) {
+        after.read = 0;
+        run_step(&p, true);
+        td_trial_assert_same(p.apart, p.along);
+        assert_int_equal(launched, 8);
+        assert_memory_equal(launches, want, sizeof want);
+        assert_in_range(after.read, td_transformer_numel(p.along->model), groups[4].range.end);
+    }
+    close_pair(&p);
 }
 
 static bool is_poison(const td_parameter *p)
@@ -548,6 +603,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_layer_is_taken_alone_where_more_do_not_pay),
+        cmocka_unit_test(groups_are_fused_by_their_own_hyperparameters),
         cmocka_unit_test(gradients_that_are_taken_are_not_stored),
         cmocka_unit_test(nothing_is_fused_where_gradients_must_be_there),
         cmocka_unit_test(what_waits_is_alive_until_it_is_read),

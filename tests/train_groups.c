@@ -2,6 +2,7 @@
  * and when all weights are asked for. */
 #include "train/train.h"
 
+#include "support/cases.h"
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
@@ -34,7 +35,7 @@ static int close_device(void **unused)
 
     (void)unused;
     td_assert_ok(td_device_memory(dev, &memory));
-    assert_int_equal(memory.current_bytes, 0);
+    assert_true(memory.current_bytes == 0 || td_broken_off());
     td_device_close(dev);
     td_fence_free(ids);
     td_fence_free(targets);
@@ -258,5 +259,5 @@ int main(void)
         cmocka_unit_test(links_behind_are_there_without_an_optimizer),
     };
 
-    return cmocka_run_group_tests(tests, open_device, close_device);
+    return td_run_group("groups", sizeof tests / sizeof *tests, tests, open_device, close_device);
 }

@@ -62,7 +62,7 @@ static int close_device(void **unused)
 
     (void)unused;
     td_assert_ok(td_device_memory(dev, &memory));
-    assert_int_equal(memory.current_bytes, 0);
+    assert_true(memory.current_bytes == 0 || td_broken_off());
     td_device_close(dev);
     td_fence_free(ids);
     td_fence_free(targets);
@@ -838,7 +838,7 @@ int main(void)
     };
 
     td_assert_ok(td_cpu_set_threads(1));
-    return cmocka_run_group_tests_name("saving", tests, open_device, close_device) +
+    return td_run_group("saving", sizeof tests / sizeof *tests, tests, open_device, close_device) +
            td_run_cases(&runs_that_go_on, open_device_and_folder, remove_folder_and_close_device) +
            td_run_cases(&widened, open_device_and_folder, remove_folder_and_close_device) +
            td_run_cases(&failing_saves, open_device_and_folder, remove_folder_and_close_device) +

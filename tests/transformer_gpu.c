@@ -242,8 +242,8 @@ static void run_steps(twin *t, int count)
 }
 
 /* Hyperparameters, the number of the step and the gain are on the device, where replays find them. What is
- * kept changes no number, nor do gradients that share memory; updates along the way do not, where none is
- * fused, as in models so small. */
+ * kept changes no number, nor do gradients that share memory, nor updates along the backward pass, on SMs of
+ * their own: GEMMs leave the same SMs in both. */
 static void a_captured_step_is_the_queued_one(void **state)
 {
     static const td_keep keeps[] = {TD_KEEP_MOST, TD_KEEP_ALL, TD_KEEP_INPUTS};
@@ -253,6 +253,9 @@ static void a_captured_step_is_the_queued_one(void **state)
     int64_t steps;
 
     config.clip = choice[2] ? 0.05f : 0;
+    config.update_sms = 20;
+    if (keeps[choice[3]] == TD_KEEP_INPUTS) /* what backward runs again leaves the SMs too */
+        config.model.keep = TD_KEEP_INPUTS;
     twin queued = twin_open(EVEN, &config);
     config.time = along ? TD_UPDATE_ALONG : TD_UPDATE_AFTER;
     config.model.transient_gradients = along;
@@ -411,8 +414,9 @@ static void large_weights_are_updated_with_their_gradients(void **state)
     for (int along = 0; along < 2; along++) {
         config.keep = along ? way->keep : TD_KEEP_MOST;
         config.transient_gradients = along && way->transient_gradients;
-        const td_train_config train = training(config, along ? TD_UPDATE_ALONG : TD_UPDATE_AFTER);
+        td_train_config train = training(config, along ? TD_UPDATE_ALONG : TD_UPDATE_AFTER);
         td_weights w;
+        train.update_sms = TD_UPDATE_ALL_SMS;
         td_assert_ok(td_train_create(gpu, &train, &trains[along]));
         td_assert_ok(td_train_init(trains[along], 7));
         td_assert_ok(td_transformer_weights(td_train_model(trains[along]), &w));
@@ -582,6 +586,7 @@ static void a_captured_step_waits_as_the_queued_one_does(void **state)
         td_train_config config = training(six_layers, TD_UPDATE_ALONG);
 
         config.capture = captured;
+        config.update_sms = TD_UPDATE_ALL_SMS;
         td_assert_ok(td_train_create(gpu, &config, &trains[captured]));
         td_assert_ok(td_train_init(trains[captured], 7));
         for (int n = 0; n < 4; n++)
@@ -595,9 +600,70 @@ static void a_captured_step_waits_as_the_queued_one_does(void **state)
     td_train_destroy(trains[1]);
 }
 
+/* A model whose update takes longer than the GEMMs, on few SMs, so that it is under way when the step has
+ * been queued. What comes next must wait for it: an evaluation, a file, a reset, another step, and the end of
+ * the trainer. A trainer that updates after the pass is the judge, bit for bit. */
+static void what_follows_a_step_waits_for_its_update(void **state)
+{
+    static const char *const paths[] = {"tandem-after.safetensors", "tandem-along.safetensors"};
+    enum { TOKENS = 64, VOCAB = 1000, STEPS = 5 };
+    const td_transformer_config model = {
+        .size = {.d_model = 1024, .d_ff = 4096, .layers = 4, .heads = 16, .vocab = VOCAB},
+        .batch = 1,
+        .context = TOKENS,
+        .precision = TD_PRECISION_BF16_MIXED,
+        .attention = "flash",
+        .transient_gradients = true,
+        .keep = TD_KEEP_ALL};
+    const bool captured = *(const bool *)*state;
+    const size_t bytes = (size_t)TOKENS * VOCAB * sizeof(uint16_t);
+    td_train *trains[2]; /* after, along */
+    void *block, *logits[2] = {NULL, NULL};
+    int64_t ids[TOKENS];
+
+    for (int j = 0; j < TOKENS; j++)
+        ids[j] = (int64_t)(j * 7919 % 997);
+    td_assert_ok(td_device_alloc(gpu, sizeof ids, &block));
+    td_assert_ok(td_device_upload(gpu, block, ids, sizeof ids));
+    for (int along = 0; along < 2; along++) {
+        td_train_config config = training(model, along ? TD_UPDATE_ALONG : TD_UPDATE_AFTER);
+        const void *out;
+
+        config.update_sms = 4;
+        config.capture = captured;
+        td_assert_ok(td_train_create(gpu, &config, &trains[along]));
+        td_assert_ok(td_train_init(trains[along], 7));
+        for (int n = 0; n < STEPS; n++)
+            td_assert_ok(td_train_step(trains[along], block, block, 1, TOKENS));
+        td_assert_ok(td_transformer_forward(td_train_model(trains[along]), block, 1, TOKENS, &out));
+        logits[along] = fetch(out, bytes);
+        td_assert_ok(td_train_step(trains[along], block, block, 1, TOKENS));
+        td_assert_ok(td_train_save(trains[along], paths[along]));
+        td_assert_ok(td_train_step(trains[along], block, block, 1, TOKENS));
+        td_assert_ok(td_train_restore(trains[along], paths[along]));
+        td_assert_ok(td_train_step(trains[along], block, block, 1, TOKENS));
+    }
+    assert_memory_equal(logits[0], logits[1], bytes);
+    assert_same_state(trains[0], trains[1]);
+    td_assert_ok(td_train_step(trains[1], block, block, 1, TOKENS));
+    td_assert_ok(td_train_reset(trains[1]));
+    td_assert_ok(td_train_step(trains[1], block, block, 1, TOKENS));
+    td_train_destroy(trains[1]); /* while its update may be under way */
+    td_train_destroy(trains[0]);
+    td_assert_ok(td_device_synchronize(gpu));
+    for (int along = 0; along < 2; along++) {
+        free(logits[along]);
+        assert_int_equal(remove(paths[along]), 0);
+    }
+    td_assert_ok(td_device_free(gpu, block));
+}
+
 int main(void)
 {
+    static bool ways[] = {false, true};
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_prestate(what_follows_a_step_waits_for_its_update, &ways[0]),
+        cmocka_unit_test_prestate(what_follows_a_step_waits_for_its_update, &ways[1]),
         cmocka_unit_test(shorter_steps_have_their_scratch),
         cmocka_unit_test(a_model_too_large_is_refused_and_the_device_goes_on),
         cmocka_unit_test(the_history_knows_the_tensors_of_a_step),

@@ -3,8 +3,8 @@
 Every folder of impl/ is a module's, and must have: its public header and a source, its CMocka test, registered with
 CMake, its PyTorch reference, its parity file or package, its row in the map of README.md, and results: a page and
 records in some folder of reports/. Those of WITHOUT have fewer rooms. Every operation of ops.h must have a parity case.
-The top of parity/ shows the names of modules, and besides them only core, shared, bridge and Python's own files; every
-program of tests/ stands in tests/CMakeLists.txt.
+The top of parity/ shows the names of modules, and besides them only core, shared, the two files of the bridge and
+Python's own files; every program of tests/ stands in tests/CMakeLists.txt.
 
 Results are of a machine, and whoever adds a module may have none whose figures belong into the repository: a module
 without results is no fault then, but its row in the map must say "not measured yet". So the reader learns of it where
@@ -23,7 +23,7 @@ GROUND = {"base", "device", "cli"}  # what modules stand on, and the program tha
 WITHOUT = GROUND | {"optimizer", "train"}
 # What has its parity later: header, source and test alone.
 WITHOUT_PARITY: set[str] = set()
-BESIDE_MODULES = ["core", "shared", "bridge"]  # of parity/
+BESIDE_MODULES = ["core", "shared", "bridge", "bridge_fsdp"]  # of parity/
 UNMEASURED = "not measured yet"
 MODULE_OF_RECORD = re.compile(rb'"module": ?"(\w+)"')
 

@@ -4,27 +4,36 @@
 
 #include "base/status.h"
 
+#include <sys/stat.h>
+
 /** TD_IO_ERROR: "cannot <verb> '<path>': " and what errno's `error` is called. */
 td_status td_file_error(const char *verb, const char *path, int error);
 
 /** Writes all of it, whatever signals come: 0, or the errno of the write that failed. */
 int td_file_write(int file, const char *data, size_t bytes);
 
-/** A file that is written beside its place, as "<path>.<process>-<number>.partial", and takes it at once: who
- * opens the path finds the old file or the new one, whole. A process that is killed leaves the file beside,
- * which no reader of the path opens. */
+/** A file that is written beside its place, as "<path>.<process>-<number>.partial", and then renamed: a
+ * reader of the path finds the old file or the new one, whole. The writer holds a lock (flock) on the file
+ * beside. A process that is killed leaves its file there. The next writer of the path removes each such file
+ * that nobody holds. The folder is opened once: it may be renamed, and the current folder may change, before
+ * the file is committed. */
 typedef struct td_beside {
     int descriptor;
+    int lock;   /* the same file; open until it is renamed, so that the lock lasts */
+    int folder; /* of the path */
     char *path, *beside;
     bool there;  /* the file beside */
     bool failed; /* a write did */
     bool committed;
 } td_beside;
 
-/** Makes the file beside; its permissions are 0666 less the umask. TD_IO_ERROR, naming the path and the
+/* One that td_beside_close may be called with. */
+#define TD_NO_BESIDE ((td_beside){.descriptor = -1, .lock = -1, .folder = -1})
+
+/** Makes the file beside; its permissions are `mode` less the umask. TD_IO_ERROR, naming the path and the
  * reason: what is at `path` is no regular file, the folder is not there or not writable. TD_NO_MEMORY. After
  * either td_beside_close is still to be called, as after success. */
-td_status td_beside_open(td_beside *file, const char *path);
+td_status td_beside_open(td_beside *file, const char *path, mode_t mode);
 
 /** TD_IO_ERROR: it cannot be written, and not be committed any more. */
 td_status td_beside_write(td_beside *file, const void *data, size_t bytes);

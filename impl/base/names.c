@@ -1,6 +1,7 @@
 #include "base/names.h"
 
 #include "base/check.h"
+#include "base/setting.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -32,4 +33,13 @@ td_status td_names_find(const char *what, const char *const *first, size_t strid
     TD_CHECK(false, "%s is '%.32s', needs %s", what, name, known);
 cleanup:
     return status;
+}
+
+uint64_t td_hash(uint64_t hash, const void *data, size_t bytes)
+{
+    const unsigned char *byte = data;
+
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ byte[i]) * UINT64_C(1099511628211);
+    return hash;
 }

@@ -44,19 +44,29 @@ const char *td_stored_dtype(td_dtype dtype)
     return dtype >= TD_F64 && dtype <= TD_BF16 ? dtypes[dtype].name : NULL;
 }
 
+/** 0 for a dtype that is not known. */
+static int64_t element_bytes(const char *dtype)
+{
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
+        if (strcmp(dtype, dtypes[i].name) == 0)
+            return dtypes[i].bytes;
+    return 0;
+}
+
+static td_status check_dtype(const char *path, const td_stored *tensor)
+{
+    return element_bytes(tensor->dtype) > 0
+               ? TD_OK
+               : td_fail(TD_UNSUPPORTED, "'%s': tensor '%.64s' has dtype '%.32s', which is not known", path,
+                         tensor->name, tensor->dtype);
+}
+
 td_status td_stored_measure(const char *path, const td_stored *tensor, int64_t *bytes)
 {
-    int64_t element = 0;
+    int64_t element = element_bytes(tensor->dtype);
     td_status status = TD_OK;
 
-    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
-        if (strcmp(tensor->dtype, dtypes[i].name) == 0)
-            element = dtypes[i].bytes;
-    if (element == 0) {
-        status = td_fail(TD_UNSUPPORTED, "'%s': tensor '%.64s' has dtype '%.32s', which is not known", path,
-                         tensor->name, tensor->dtype);
-        goto cleanup;
-    }
+    TD_TRY(check_dtype(path, tensor));
     for (int64_t i = 0; i < tensor->rank; i++)
         TD_CHECK(!__builtin_mul_overflow(element, tensor->shape[i], &element),
                  "'%s': tensor '%.64s' has more than 2^63 - 1 bytes", path, tensor->name);
@@ -354,7 +364,9 @@ static td_status take_tensor(td_safetensors *file, cursor *c, const char *name)
     if (status != TD_OK)
         goto cleanup;
     TD_TRY(take_entry(c, &e));
-    TD_TRY(td_stored_measure(c->path, &e.is, &e.is.bytes));
+    e.is.bytes = e.end - e.begin;
+    if (element_bytes(e.is.dtype) > 0)
+        TD_TRY(td_stored_measure(c->path, &e.is, &e.is.bytes));
     TD_CHECK(e.begin <= e.end && e.end - e.begin == e.is.bytes,
              "'%s' is no safetensors file: tensor '%.64s' has data_offsets %" PRId64 " to %" PRId64
              ", but its dtype and shape take %" PRId64 " bytes",
@@ -413,14 +425,19 @@ static int by_key(const void *a, const void *b)
     return strcmp(((const td_stored_text *)a)->key, ((const td_stored_text *)b)->key);
 }
 
+static void sort(td_safetensors *file, int (*order)(const void *, const void *))
+{
+    if (file->count > 0)
+        qsort(file->entries, (size_t)file->count, sizeof *file->entries, order);
+}
+
 /** Each byte of the data belongs to one tensor. */
 static td_status check_places(td_safetensors *file, int64_t data_bytes)
 {
     td_status status = TD_OK;
     int64_t end = 0;
 
-    if (file->count > 0)
-        qsort(file->entries, (size_t)file->count, sizeof *file->entries, by_place);
+    sort(file, by_place);
     for (int64_t i = 0; i < file->count; i++) {
         const entry *e = &file->entries[i];
 
@@ -441,8 +458,7 @@ static td_status check_names(td_safetensors *file)
 {
     td_status status = TD_OK;
 
-    if (file->count > 0)
-        qsort(file->entries, (size_t)file->count, sizeof *file->entries, by_name);
+    sort(file, by_name);
     for (int64_t i = 1; i < file->count; i++)
         TD_CHECK(by_name(&file->entries[i - 1], &file->entries[i]) != 0,
                  "'%s' is no safetensors file: tensor '%.64s' is there twice", file->path,
@@ -537,8 +553,9 @@ static td_status read_header(td_safetensors *file, int64_t bytes)
              file->path, strlen(file->header));
     TD_TRY(take_header(file, &c));
     file->data = TD_STORED_LENGTH_BYTES + (int64_t)length;
+    TD_TRY(check_names(file)); /* a tensor that is there twice would be found at the wrong place, too */
     TD_TRY(check_places(file, bytes - file->data));
-    TD_TRY(check_names(file));
+    sort(file, by_name);
 cleanup:
     return status;
 }
@@ -639,6 +656,7 @@ td_status td_safetensors_read(const td_safetensors *file, int64_t index, int64_t
 
     TD_TRY(check_index(file, index));
     const entry *e = &file->entries[index];
+    TD_TRY(check_dtype(file->path, &e->is));
     TD_CHECK(begin >= 0 && begin <= e->is.bytes, "begin is %" PRId64 ", needs 0 to %" PRId64, begin,
              e->is.bytes);
     TD_CHECK(bytes >= 0 && bytes <= e->is.bytes - begin, "bytes is %" PRId64 ", needs 0 to %" PRId64, bytes,

@@ -6,7 +6,8 @@
  *
  * Data is little-endian, row-major, and moves as bytes. A file is hostile until it is open. Then its header
  * is within 100 MB, every name is UTF-8 and there once, every tensor has the bytes that its dtype and shape
- * ask for, and all of them together cover the data, each byte once. */
+ * ask for, and all of them together cover the data, each byte once. A tensor of a dtype that is not known
+ * here is listed with the bytes that the file gives it. Its shape cannot confirm them, and it is not read. */
 #ifndef TD_BASE_SAFETENSORS_H
 #define TD_BASE_SAFETENSORS_H
 
@@ -40,9 +41,9 @@ typedef struct td_safetensors td_safetensors;
 /** Opens a file and reads its header.
  *
  * TD_BAD_ARGUMENT: a NULL, an empty path; what is no safetensors file, with the byte of the header or the
- * tensor where that shows. A key that the format does not know counts as that. TD_UNSUPPORTED: a dtype that
- * is unknown or has no whole bytes, more than TD_STORED_MOST_RANK extents. TD_IO_ERROR: it is no regular
- * file, or cannot be opened or read. TD_NO_MEMORY. *out is then NULL. */
+ * tensor where that shows. A key that the format does not know counts as that. TD_UNSUPPORTED: more than
+ * TD_STORED_MOST_RANK extents. TD_IO_ERROR: it is no regular file, or cannot be opened or read.
+ * TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_safetensors_open(const char *path, td_safetensors **out);
 TD_API void td_safetensors_close(td_safetensors *file); /* accepts NULL */
 
@@ -60,8 +61,8 @@ TD_API int64_t td_safetensors_find(const td_safetensors *file, const char *name)
 TD_API const char *td_safetensors_metadata(const td_safetensors *file, const char *key);
 
 /** Copies bytes [begin, begin + bytes) of a tensor to dst, in host memory. TD_BAD_ARGUMENT: a NULL with bytes
- * above 0, an index or bytes out of range. TD_IO_ERROR: they cannot be read, or the file became shorter since
- * it was opened; dst may be written in part. */
+ * above 0, an index or bytes out of range. TD_UNSUPPORTED: the dtype is not known. TD_IO_ERROR: they cannot
+ * be read, or the file became shorter since it was opened; dst may be written in part. */
 TD_API td_status td_safetensors_read(const td_safetensors *file, int64_t index, int64_t begin, int64_t bytes,
                                      void *dst);
 

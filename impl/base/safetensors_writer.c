@@ -234,9 +234,9 @@ td_status td_safetensors_writer_create(const char *path, int64_t count, const td
         status = td_fail(TD_NO_MEMORY, "no memory for a writer of '%s'", path);
         goto cleanup;
     }
-    writer->file.descriptor = -1;
+    writer->file = TD_NO_BESIDE;
     TD_TRY(make_head(path, count, tensors, metadata_count, metadata, &head, &writer->missing));
-    TD_TRY(td_beside_open(&writer->file, path));
+    TD_TRY(td_beside_open(&writer->file, path, 0666));
     TD_TRY(td_beside_write(&writer->file, head.at, head.length));
 
     *out = writer; /* whole: the caller owns it from here */

@@ -1,6 +1,7 @@
 #include "base/writer.h"
 
 #include "base/check.h"
+#include "base/format.h"
 #include "base/utf8.h"
 
 #include <stdarg.h>
@@ -20,7 +21,7 @@ td_status td_writer_begin(const char *path, td_writer **out)
         status = td_fail(TD_NO_MEMORY, "no host memory for what is written to '%s'", path);
         goto cleanup;
     }
-    TD_TRY(td_beside_open(&file->file, path));
+    TD_TRY(td_beside_open(&file->file, path, 0666));
     *out = file;
     file = NULL;
 cleanup:
@@ -59,7 +60,7 @@ void td_writer_print(td_writer *file, const char *format, ...)
     va_list args;
 
     va_start(args, format);
-    const int length = vsnprintf(text, sizeof text, format, args);
+    const int length = td_vformat(text, sizeof text, format, args);
     va_end(args);
     td_writer_put(file, text, length < (int)sizeof text ? (size_t)length : sizeof text - 1);
 }

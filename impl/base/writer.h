@@ -17,7 +17,7 @@ typedef struct td_writer {
 td_status td_writer_begin(const char *path, td_writer **out);
 void td_writer_put(td_writer *file, const void *data, size_t bytes);
 
-/** At most 1023 bytes at a time. */
+/** At most 1023 bytes at a time, as td_vformat has them. */
 void td_writer_print(td_writer *file, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /** The text in quotes as JSON has it. What is not UTF-8 becomes '?'. */

@@ -377,6 +377,7 @@ td_status td_bench_train_config(const td_bench_config *config, td_train_config *
                              .until = until[config->mode],
                              .hyper.adamw = td_adamw_defaults(TD_ADAMW_COURSE2025),
                              .time = config->overlap ? TD_UPDATE_ALONG : TD_UPDATE_AFTER,
+                             .update_sms = config->update_sms,
                              .micro_batches = config->micro_batches,
                              .capture = config->graph};
 cleanup:

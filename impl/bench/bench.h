@@ -51,6 +51,7 @@ typedef struct td_bench_config {
     /* With TD_TIMED_WHOLE, for training: AdamW updates the weights along the backward pass
      * (TD_UPDATE_ALONG). */
     bool overlap;
+    int32_t update_sms; /* as td_train_config's */
 } td_bench_config;
 
 /** The trainer whose steps td_bench_run times. TD_BAD_ARGUMENT: a NULL, an unknown mode. */

@@ -205,9 +205,8 @@ static td_status verify(const problem *p, result *r)
         double number = expected(p, i);
 
         if (p->args->reduction == TD_AVERAGE)
-            number = p->args->type == TD_COMM_I64   ? trunc(number / p->info.ranks)
-                     : p->args->type == TD_COMM_F64 ? number * (1.0 / p->info.ranks)
-                                                    : (double)((float)number * (1.0f / (float)p->info.ranks));
+            number = p->args->type == TD_COMM_F64 ? number * (1.0 / p->info.ranks)
+                                                  : (double)((float)number * (1.0f / (float)p->info.ranks));
         store(p->args->type, number, want[i]);
     }
     for (int64_t at = 0; at < p->count; at += (int64_t)room) {
@@ -354,8 +353,10 @@ static td_status append_record(const problem *p, const result *r)
     TD_TRY(td_record_set_stats(record, "ms", &r->ms));
     TD_TRY(td_record_set_samples(record, "samples", r->samples, r->ms.n));
     TD_TRY(td_record_set_number(record, "throughput_ms", r->throughput_ms));
-    TD_TRY(td_record_set_number(record, "algbw_gb_s", r->algorithm / 1e9));
-    TD_TRY(td_record_set_number(record, "busbw_gb_s", r->bus / 1e9));
+    if (p->info.ranks > 1) {
+        TD_TRY(td_record_set_number(record, "algbw_gb_s", r->algorithm / 1e9));
+        TD_TRY(td_record_set_number(record, "busbw_gb_s", r->bus / 1e9));
+    }
     if (r->wrong > 0)
         TD_TRY(td_record_set_string(record, "status", "failed"));
     TD_TRY(td_common_append(&p->args->common, record));
@@ -369,7 +370,7 @@ static td_status measure(problem *p, td_table *table, int64_t *wrong)
 {
     td_status status = TD_OK;
     result r = {0};
-    char bytes[32], count[32];
+    char bytes[32], count[32], bandwidth[64];
 
     p->count = p->bytes / (int64_t)td_comm_type_size(p->args->type);
     p->iters = p->args->iters ? p->args->iters : p->bytes < INT64_C(512) * MIB ? 20 : 5;
@@ -389,11 +390,12 @@ static td_status measure(problem *p, td_table *table, int64_t *wrong)
     TD_TRY(time_throughput(p, &r));
     *wrong += r.wrong;
     if (p->info.rank == 0) {
-        TD_TRY(td_table_row(table, "%s\t%s\t%s\t%s\t%.2f\t%.2f\t%.2f\t%" PRId64 "\t%.4f\t%.4f\t%.4f",
+        snprintf(bandwidth, sizeof bandwidth, p->info.ranks > 1 ? "%.2f\t%.2f" : "n/a\tn/a",
+                 r.algorithm / 1e9, r.bus / 1e9);
+        TD_TRY(td_table_row(table, "%s\t%s\t%s\t%s\t%.2f\t%s\t%" PRId64 "\t%.4f\t%.4f\t%.4f",
                             td_grouped(p->bytes, bytes), td_grouped(p->count, count),
                             td_comm_type_name(p->args->type), reductions[p->args->reduction],
-                            r.throughput_ms * 1e3, r.algorithm / 1e9, r.bus / 1e9, r.wrong, r.ms.median,
-                            r.ms.min, r.ms.p95));
+                            r.throughput_ms * 1e3, bandwidth, r.wrong, r.ms.median, r.ms.min, r.ms.p95));
         if (p->args->common.json)
             TD_TRY(append_record(p, &r));
     }
@@ -460,14 +462,14 @@ td_status td_command_allreduce(int argc, char **argv)
         "(ms)\tmin (ms)\tp95 (ms)",
         &table));
     FILE *out = td_common_tables(&args.common);
-    if (p.info.rank == 0)
-        print_head(&p, out);
     for (int i = 0; i < args.size_count && status == TD_OK; i++) {
         p.bytes = args.sizes[i];
         status = measure(&p, table, &wrong);
     }
-    if (p.info.rank == 0)
+    if (td_table_rows(table) > 0) { /* on rank 0; a refusal comes without a heading */
+        print_head(&p, out);
         td_table_write(table, out);
+    }
     if (status == TD_OK && wrong > 0)
         status = td_fail(TD_LIBRARY_ERROR, "%" PRId64 " elements are wrong", wrong);
 cleanup:

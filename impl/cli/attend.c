@@ -302,6 +302,21 @@ cleanup:
     return status;
 }
 
+static void print_head(const td_attend *attend, const arguments *args, td_device *dev, FILE *out)
+{
+    char machine[160];
+
+    fprintf(out,
+            "%s attention: batch %" PRId64 ", heads %" PRId64 ", head_dim %" PRId64 ", %s%s, %" PRId64
+            " warm-up and %" PRId64 " timed calls on %s: %s",
+            attend->impl->name, args->shape.batch, args->shape.heads, args->shape.head_dim,
+            dtype_name(&args->shape), args->shape.causal ? ", causal" : "", args->warmup, args->iters,
+            td_device_name(dev), td_machine_name(dev, machine));
+    if (td_device_kind_of(dev) == TD_DEVICE_CPU)
+        fprintf(out, "; %d used", td_cpu_threads());
+    fprintf(out, "\n\n");
+}
+
 td_status td_attend_run(const td_attend *attend, int argc, char **argv)
 {
     const struct argp_child children[] = {
@@ -318,7 +333,6 @@ td_status td_attend_run(const td_attend *attend, int argc, char **argv)
     td_table *table = NULL;
     double *samples = NULL;
     FILE *out;
-    char machine[160];
 
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     out = td_common_tables(&args.common);
@@ -332,16 +346,9 @@ td_status td_attend_run(const td_attend *attend, int argc, char **argv)
     }
     TD_TRY(td_table_create(
         "rlrrrrrrr", "seq\tpass\tmean ms\tstd ms\tmedian ms\tmin ms\tGFLOP/s\tsaved MiB\tpeak MiB", &table));
-    fprintf(out,
-            "%s attention: batch %" PRId64 ", heads %" PRId64 ", head_dim %" PRId64 ", %s%s, %" PRId64
-            " warm-up and %" PRId64 " timed calls on %s: %s",
-            attend->impl->name, args.shape.batch, args.shape.heads, args.shape.head_dim,
-            dtype_name(&args.shape), args.shape.causal ? ", causal" : "", args.warmup, args.iters,
-            td_device_name(dev), td_machine_name(dev, machine));
-    if (td_device_kind_of(dev) == TD_DEVICE_CPU)
-        fprintf(out, "; %d used", td_cpu_threads());
-    fprintf(out, "\n\n");
     status = measure_lengths(attend, &args, dev, samples, table);
+    if (td_table_rows(table) > 0)
+        print_head(attend, &args, dev, out);
     td_table_write(table, out);
     if (attend->compiled && status == TD_OK)
         status = td_compile_print(dev, out);

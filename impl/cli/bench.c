@@ -196,7 +196,7 @@ td_status td_command_bench(int argc, char **argv)
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_common_begin(&args.common, &dev));
     TD_TRY(td_compile_begin(&args.step.model.compile, dev));
-    args.config.graph = !args.step.queued && td_device_kind_of(dev) != TD_DEVICE_CPU;
+    TD_TRY(td_step_choose(&args.step, dev));
     status = td_step_run(&args.config, dev, &result);
     if (status == TD_NO_MEMORY) /* a result as well, for the records */
         append_records(&args, &summary, dev);

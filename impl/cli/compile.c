@@ -36,6 +36,7 @@ const struct argp td_compile_argp = {.options = options, .parser = parse};
 td_status td_compile_begin(const td_compile_options *of, td_device *dev)
 {
     const char *const cache = getenv("XDG_CACHE_HOME"), *const home = getenv("HOME");
+    const char *const scratch = getenv("TMPDIR");
     td_status status = TD_OK;
     char *folder = NULL;
 
@@ -46,7 +47,9 @@ td_status td_compile_begin(const td_compile_options *of, td_device *dev)
     else if (home && *home)
         folder = asprintf(&folder, "%s/.cache/tandem", home) < 0 ? NULL : folder;
     const bool none = folder && strcmp(folder, "none") == 0;
-    TD_TRY(td_jit_configure(dev, &(td_jit_options){.compiler = of->compiler, .cache = none ? NULL : folder}));
+    TD_TRY(td_jit_configure(dev, &(td_jit_options){.compiler = of->compiler,
+                                                   .cache = none ? NULL : folder,
+                                                   .scratch = scratch && *scratch ? scratch : NULL}));
 cleanup:
     free(folder);
     return status;

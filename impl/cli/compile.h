@@ -16,7 +16,7 @@ typedef struct td_compile_options {
 extern const struct argp td_compile_argp;
 
 /** Before the device attends. Where no folder was named it is $XDG_CACHE_HOME/tandem, or $HOME/.cache/tandem;
- * none where the environment has neither. */
+ * none where the environment has neither. The compiler works in $TMPDIR, or /tmp. */
 td_status td_compile_begin(const td_compile_options *options, td_device *dev);
 
 /** A line on what was compiled and loaded, and how long that took; nothing where nothing was. */

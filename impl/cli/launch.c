@@ -1,6 +1,7 @@
 #include "cli/launch.h"
 
 #include "base/check.h"
+#include "base/key.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -33,16 +34,21 @@ cleanup:
     return status;
 }
 
-/** The name of the run: letters that a file's name may have. */
+/** The name of the run, of any text: a long one is hashed, so that two names stay two. */
 static void name_run(td_launch *out, const char *first, const char *second)
 {
-    snprintf(out->run, sizeof out->run, "%s%s%s", first ? first : "run", second ? "." : "",
-             second ? second : "");
-    for (char *c = out->run; *c; c++)
-        if (*c == '/')
-            *c = '_';
-    if (out->run[0] == '\0')
-        snprintf(out->run, sizeof out->run, "run");
+    const char *parts[] = {first ? first : "run", second ? second : ""};
+    const size_t most = sizeof out->run - 2, lengths[] = {strlen(parts[0]), strlen(parts[1])};
+    td_key key = {{0}};
+
+    if (lengths[0] <= most && lengths[1] <= most - lengths[0]) {
+        snprintf(out->run, sizeof out->run, "%s%s%s", parts[0][0] ? parts[0] : "run", second ? "." : "",
+                 parts[1]);
+        return;
+    }
+    for (int i = 0; i < 2; i++)
+        key = td_key_hash(key, parts[i], lengths[i]);
+    td_key_text(key, out->run);
 }
 
 td_status td_launch_read(td_launch *out)
@@ -63,7 +69,8 @@ td_status td_launch_read(td_launch *out)
     *out = (td_launch){.launcher = "none", .rank = -1, .ranks = 1, .local_rank = -1};
     for (size_t i = 0; i < sizeof launchers / sizeof *launchers && out->rank < 0; i++) {
         /* A job of Slurm's has a rank where no srun started anything. */
-        if (!getenv(launchers[i].rank) || !getenv(launchers[i].ranks))
+        const char *rank = getenv(launchers[i].rank), *ranks = getenv(launchers[i].ranks);
+        if (!rank || !ranks)
             continue;
         out->launcher = launchers[i].launcher;
         TD_TRY(read_number(launchers[i].rank, &out->rank));
@@ -78,6 +85,13 @@ td_status td_launch_read(td_launch *out)
         name_run(out, getenv(launchers[i].run), getenv(launchers[i].part));
         TD_CHECK(out->ranks >= 1 && out->rank < out->ranks, "%s is %d, and %s is %d", launchers[i].rank,
                  (int)out->rank, launchers[i].ranks, (int)out->ranks);
+    }
+    for (int i = 0; i < 2 && out->rank < 0; i++) {
+        const char *const names[] = {launchers[i].rank, launchers[i].ranks};
+        const int set = getenv(names[0]) ? 0 : 1;
+
+        TD_CHECK(!getenv(names[set]), "%s is '%.40s', and %s is not set: a rank needs both", names[set],
+                 getenv(names[set]), names[!set]);
     }
     if (out->rank < 0) {
         out->rank = out->local_rank = 0;

@@ -6,7 +6,8 @@
  *   Slurm's srun        SLURM_PROCID, SLURM_STEP_NUM_TASKS; SLURM_LOCALID, SLURM_STEP_NUM_NODES, SLURM_JOB_ID
  *                       and SLURM_STEP_ID
  *
- * The first of which there is a rank counts; without any there is one rank. */
+ * The first of which there is a rank counts; without any there is one rank. RANK without WORLD_SIZE, or the
+ * reverse, is refused. */
 #ifndef TD_CLI_LAUNCH_H
 #define TD_CLI_LAUNCH_H
 
@@ -20,7 +21,8 @@ typedef struct td_launch {
     char run[41];
 } td_launch;
 
-/** TD_BAD_ARGUMENT: a variable that is no number, or a rank that is not below the number of ranks. */
+/** TD_BAD_ARGUMENT: a variable that is no number, one of two that belong together, or a rank that is not
+ * below the number of ranks. */
 td_status td_launch_read(td_launch *out);
 
 /** From here on SIGINT and SIGTERM end the program so: every rank's communicator learns of it, and this

@@ -40,24 +40,32 @@ static void print_version(FILE *stream, struct argp_state *state)
 }
 
 static const struct command {
-    const char *name;
+    const char *name, *does;
     td_status (*run)(int argc, char **argv);
 } commands[] = {
-    {"bench", td_command_bench},
-    {"attention", td_command_attention},
-    {"flash", td_command_flash},
-    {"jit", td_command_jit},
-    {"trace", td_command_trace},
-    {"memory", td_command_memory},
-    {"precision", td_command_precision},
-    {"sizes", td_command_sizes},
-    {"account", td_command_account},
-    {"allreduce", td_command_allreduce},
-    {"ddp", td_command_ddp},
-    {"shard", td_command_shard},
+    {"bench", "time a Transformer: forward, backward, optimizer", td_command_bench},
+    {"attention", "time attention with the score matrix in memory", td_command_attention},
+    {"flash", "time FlashAttention-2", td_command_flash},
+    {"jit", "time attention compiled for its shape", td_command_jit},
+    {"trace", "show what runs in a step, kernel by kernel", td_command_trace},
+    {"memory", "record the memory of a step, tensor by tensor", td_command_memory},
+    {"precision", "add in low precision; show what autocast does to each component", td_command_precision},
+    {"sizes", "show the model sizes of the handout", td_command_sizes},
+    {"account", "show the arithmetic: parameters, FLOPs, memory, communication", td_command_account},
+    {"allreduce", "time all-reduce among ranks", td_command_allreduce},
+    {"ddp", "time training steps of several ranks, in four strategies", td_command_ddp},
+    {"shard", "the same with the optimizer's state split among the ranks", td_command_shard},
 };
 
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
+
+/** Appends to a text of `room` bytes, which has room for every command. */
+static void append(char *text, size_t room, const char *format, const char *name, const char *more)
+{
+    const size_t used = strlen(text);
+
+    snprintf(text + used, room - used, format, name, more);
+}
 
 typedef struct invocation {
     const struct command *command;
@@ -68,17 +76,17 @@ typedef struct invocation {
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     invocation *call = state->input;
+    char names[256] = "";
 
     switch (key) {
     case ARGP_KEY_ARG:
         for (int i = 0; i < COMMANDS && !call->command; i++)
             if (strcmp(arg, commands[i].name) == 0)
                 call->command = &commands[i];
+        for (int i = 0; i < COMMANDS; i++)
+            append(names, sizeof names, "%s%s", i > 0 ? ", " : "", commands[i].name);
         if (!call->command)
-            argp_error(state,
-                       "'%s' is no command; there are bench, attention, flash, trace, memory, precision, "
-                       "sizes, account, allreduce, ddp, shard",
-                       arg);
+            argp_error(state, "'%s' is no command; there are %s", arg, names);
         call->argc = state->argc - state->next + 1;
         call->argv = &state->argv[state->next - 1];
         state->next = state->argc; /* the rest belongs to the command */
@@ -106,34 +114,21 @@ static void check_output(void)
 
 int main(int argc, char **argv)
 {
-    static const struct argp argp = {
-        .parser = parse,
-        .args_doc = "COMMAND [OPTION...]",
-        .doc = "Measures and accounts for the training of language models, in C.\n"
-               "\n"
-               "  bench      time a Transformer: forward, backward, optimizer\n"
-               "  attention  time attention with the score matrix in memory\n"
-               "  flash      time FlashAttention-2\n"
-               "  jit        time attention compiled for its shape\n"
-               "  trace      show what runs in a step, kernel by kernel\n"
-               "  memory     record the memory of a step, tensor by tensor\n"
-               "  precision  add in low precision; show what autocast does to each component\n"
-               "  sizes      show the model sizes of the handout\n"
-               "  account    show the arithmetic: parameters, FLOPs, memory, communication\n"
-               "  allreduce  time all-reduce among ranks\n"
-               "  ddp        time training steps of several ranks, gradients averaged four ways\n"
-               "  shard      the same with the optimizer's state split among the ranks\n"
-               "\v"
-               "`tandem COMMAND --help' explains a command. Tables go to standard output, in Markdown; "
-               "messages and "
-               "progress go to standard error. The exit status is 0, or 1 if something failed, or 2 for a "
-               "mistake in "
-               "the arguments.\n\n"
-               "Examples:\n"
-               "  tandem bench --size small --timed phases\n"
-               "  tandem flash --seq 512,1024 --causal --json -"};
+    static const char after[] = "\v`tandem COMMAND --help' explains a command. Tables go to standard output, "
+                                "in Markdown; messages and "
+                                "progress go to standard error. The exit status is 0, or 1 if something "
+                                "failed, or 2 for a mistake in "
+                                "the arguments.\n\n"
+                                "Examples:\n"
+                                "  tandem bench --size small --timed phases\n"
+                                "  tandem flash --seq 512,1024 --causal --json -";
+    char doc[2048] = "Measures and accounts for the training of language models, in C.\n\n";
+    const struct argp argp = {.parser = parse, .args_doc = "COMMAND [OPTION...]", .doc = doc};
     invocation call = {0};
 
+    for (int i = 0; i < COMMANDS; i++)
+        append(doc, sizeof doc, "  %-11s%s\n", commands[i].name, commands[i].does);
+    append(doc, sizeof doc, "%s%s", after, "");
     if (atexit(check_output) != 0)
         return EXIT_FAILED;
     signal(SIGXFSZ,

@@ -61,15 +61,9 @@ typedef struct arguments {
     td_model_options model; /* of config.model */
     td_memory_config config;
     int64_t top, layer;
-    const char *snapshot, *events, *timeline; /* NULL: not wanted */
 } arguments;
 
-static void take_file(const struct argp_state *state, const char *option, const char *text, const char **out)
-{
-    if (*text == '\0')
-        argp_error(state, "--%s: '' is no file name", option);
-    *out = text;
-}
+enum { SNAPSHOT, EVENTS, TIMELINE }; /* of common.files */
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -112,13 +106,13 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         args->layer = td_option_integer(state, "layer", arg, 0, INT32_MAX);
         return 0;
     case KEY_SNAPSHOT:
-        take_file(state, "snapshot", arg, &args->snapshot);
+        td_option_file(state, &args->common, SNAPSHOT, "snapshot", arg);
         return 0;
     case KEY_EVENTS:
-        take_file(state, "events", arg, &args->events);
+        td_option_file(state, &args->common, EVENTS, "events", arg);
         return 0;
     case KEY_TIMELINE:
-        take_file(state, "timeline", arg, &args->timeline);
+        td_option_file(state, &args->common, TIMELINE, "timeline", arg);
         return 0;
     case ARGP_KEY_ARG:
         td_option_no_argument(state, arg);
@@ -439,14 +433,15 @@ cleanup:
 
 static td_status write_files(const arguments *args, const td_memory_recording *recording)
 {
+    static td_status (*const writers[])(const td_memory_recording *,
+                                        const char *) = {[SNAPSHOT] = td_memory_write_snapshot,
+                                                         [EVENTS] = td_memory_write_events,
+                                                         [TIMELINE] = td_memory_write_timeline};
     td_status status = TD_OK;
 
-    if (args->snapshot)
-        TD_TRY(td_memory_write_snapshot(recording, args->snapshot));
-    if (args->events)
-        TD_TRY(td_memory_write_events(recording, args->events));
-    if (args->timeline)
-        TD_TRY(td_memory_write_timeline(recording, args->timeline));
+    for (int i = SNAPSHOT; i <= TIMELINE; i++)
+        if (args->common.files[i].path)
+            TD_TRY(writers[i](recording, args->common.files[i].path));
 cleanup:
     return status;
 }

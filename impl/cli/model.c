@@ -95,7 +95,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-static const struct argp_child children[] = {{&td_compile_argp, 0, NULL, 0}, {0}};
+/* Its group comes after the model's: argp prints a heading above the options that follow it. */
+static const struct argp_child children[] = {{&td_compile_argp, 0, NULL, 1}, {0}};
 const struct argp td_model_argp = {.options = options, .parser = parse, .children = children};
 
 bool td_option_either(const struct argp_state *state, const char *option, const char *text, const char *first,

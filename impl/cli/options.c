@@ -1,13 +1,16 @@
 #include "cli/options.h"
 
 #include "base/check.h"
+#include "base/file.h"
 #include "cli/limit.h"
 
 #include <ctype.h>
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { KEY_DEVICE = 2 * TD_OPTION_KEY, KEY_THREADS, KEY_JSON };
@@ -63,6 +66,14 @@ int td_option_list(const struct argp_state *state, const char *option, const cha
 void td_option_no_argument(const struct argp_state *state, const char *text)
 {
     argp_error(state, "'%s' is one argument too many", text);
+}
+
+void td_option_file(const struct argp_state *state, td_common *common, int index, const char *option,
+                    const char *text)
+{
+    if (*text == '\0')
+        argp_error(state, "--%s: '' is no file name", option);
+    common->files[index] = (td_output_file){option, text};
 }
 
 static error_t parse_common(int key, char *arg, struct argp_state *state)
@@ -138,9 +149,65 @@ cleanup:
     return status;
 }
 
+/** What a path stands for: the file, or if there is none its folder and its name there. */
+typedef struct place {
+    struct stat info;
+    const char *name; /* NULL: of the file itself */
+} place;
+
+static bool find_place(const char *path, place *out)
+{
+    const char *slash = strrchr(path, '/');
+    char folder[PATH_MAX];
+
+    out->name = NULL;
+    if (stat(path, &out->info) == 0)
+        return true;
+    out->name = slash ? slash + 1 : path;
+    snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash + 1 - path) : 1, slash ? path : ".");
+    return stat(folder, &out->info) == 0;
+}
+
+static bool are_one(const char *first, const char *second)
+{
+    place a, b;
+
+    if (!find_place(first, &a) || !find_place(second, &b) || !a.name != !b.name)
+        return false;
+    return a.info.st_dev == b.info.st_dev && a.info.st_ino == b.info.st_ino &&
+           (!a.name || strcmp(a.name, b.name) == 0);
+}
+
+static td_status probe_file(const char *path)
+{
+    td_beside file = TD_NO_BESIDE;
+    td_status status = td_beside_open(&file, path, 0666);
+
+    td_beside_close(&file);
+    return status;
+}
+
 td_status td_common_probe(const td_common *common)
 {
-    return common->json && !td_common_pipes(common) ? td_record_probe(common->json) : TD_OK;
+    const bool records = common->json && !td_common_pipes(common);
+    td_status status = TD_OK;
+
+    if (records)
+        TD_TRY(td_record_probe(common->json));
+    for (int i = 0; i < TD_MOST_FILES; i++) {
+        const td_output_file *file = &common->files[i];
+
+        if (!file->path)
+            continue;
+        TD_CHECK(!records || !are_one(file->path, common->json), "--json and --%s name one file, '%s'",
+                 file->option, file->path);
+        for (int j = 0; j < i; j++)
+            TD_CHECK(!common->files[j].path || !are_one(file->path, common->files[j].path),
+                     "--%s and --%s name one file, '%s'", common->files[j].option, file->option, file->path);
+        TD_TRY(probe_file(file->path));
+    }
+cleanup:
+    return status;
 }
 
 td_status td_common_begin(const td_common *common, td_device **dev)

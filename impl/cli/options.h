@@ -29,19 +29,32 @@ void td_option_no_argument(const struct argp_state *state, const char *text);
 /** Keys of long options without a letter: an enum of a command starts here. */
 enum { TD_OPTION_KEY = 0x100, TD_STEP_KEY = 0x480 /* of one that has the options of a step */ };
 
+/** A file that a command replaces, and the option that names it. */
+typedef struct td_output_file {
+    const char *option, *path; /* path NULL: not wanted */
+} td_output_file;
+
+enum { TD_MOST_FILES = 3 };
+
 /** --device, --threads, --json: a child of a command's argp, its input a td_common. */
 typedef struct td_common {
     const char *device; /* "cpu" until set otherwise */
     const char *json;   /* NULL: no records wanted; "-": on standard output */
     int threads;        /* 0: as many as OpenMP takes by itself */
+    td_output_file files[TD_MOST_FILES];
 } td_common;
+
+/** Takes files[index] of a command. */
+void td_option_file(const struct argp_state *state, td_common *common, int index, const char *option,
+                    const char *text);
 
 extern const struct argp td_common_argp;
 
 /** --json alone, for commands that need no device. */
 extern const struct argp td_json_argp;
 
-/** Makes sure that the record file can be appended to, before anything is computed. TD_IO_ERROR names it. */
+/** Makes sure that the record file can be appended to and the others be written, before anything is computed.
+ * TD_IO_ERROR names the one that cannot. TD_BAD_ARGUMENT: two of them are one. */
 td_status td_common_probe(const td_common *common);
 
 /** Sets the number of threads, td_common_probe, and opens the device. Errors: those of the calls. */

@@ -5,6 +5,7 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/ranks.h"
+#include "comm/agree.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -510,11 +511,48 @@ static td_status show_step(void *user, int64_t done, int64_t total)
     return TD_OK;
 }
 
+/** Every rank was started with the same options: the record states rank 0's. */
+static td_status agree(const arguments *args, const td_ranks *ranks)
+{
+    const td_bench_ranks_config *c = &args->config;
+    const td_model_size *size = &c->model.size;
+    const char *attention = c->model.attention;
+    const td_setting settings[] = {
+        {"--kind (0 none, 1 tensors, 2 flat)", c->state},
+        {"--strategy (0 naive, 1 flat, 2 overlap, 3 bucketed)", c->strategy},
+        {"--bucket-mb", c->bucket_mb},
+        {"--optimizer (0 adamw, 1 sgd)", c->hyper.kind},
+        {"--d-model", (double)size->d_model},
+        {"--d-ff", (double)size->d_ff},
+        {"--layers", (double)size->layers},
+        {"--heads", (double)size->heads},
+        {"--vocab", (double)size->vocab},
+        {"--dtype (a number of td_precision)", c->model.precision},
+        {"--attention (0 flash, 1 jit, 2 naive)", *attention == 'f'   ? 0
+                                                  : *attention == 'j' ? 1
+                                                                      : 2},
+        {"--batch", (double)c->model.batch},
+        {"--context", (double)c->model.context},
+        {"--micro-batches", (double)c->micro_batches},
+        {"--warmup", (double)c->warmup},
+        {"--steps", (double)c->steps},
+        {"--seed", (double)c->seed},
+        {"--update (0 along, 1 after)", c->time},
+        {"--keep (0 most, 1 all, 2 inputs)", c->model.keep},
+        {"--checkpoint-layers", (double)c->model.checkpoint_layers},
+        {"--gradients (0 held, 1 transient)", c->model.transient_gradients},
+        {"--queued", !c->graph},
+    };
+
+    return td_comm_agree(ranks->comm, sizeof settings / sizeof *settings, settings);
+}
+
 static td_status measure(const arguments *args, td_ranks *ranks, td_bench_ranks_result **out)
 {
     td_status status = TD_OK;
     td_train_bytes bytes;
 
+    TD_TRY(agree(args, ranks));
     TD_TRY(td_bench_ranks_plan(ranks->dev, ranks->comm, &args->config, &bytes));
     const td_transformer_bytes *model = &bytes.model;
     TD_TRY(

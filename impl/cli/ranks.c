@@ -1,12 +1,16 @@
 #include "cli/ranks.h"
 
 #include "base/check.h"
+#include "base/file.h"
+#include "base/key.h"
 #include "cli/launch.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
@@ -30,7 +34,11 @@ static const struct argp_option options[] = {
     {"timeout", KEY_TIMEOUT, "SECONDS", 0, "for a call, and for its other ranks to make it (30)", 0},
     {"open-timeout", KEY_OPEN_TIMEOUT, "SECONDS", 0, "for all ranks to come (60)", 0},
     {"directory", KEY_DIRECTORY, "PATH", 0, "that all hosts see, by which the ranks find each other", 0},
-    {"address", KEY_ADDRESS, "HOST:PORT", 0, "at which rank 0 listens", 0},
+    {"address", KEY_ADDRESS, "HOST:PORT", 0,
+     "at which rank 0 listens; TANDEM_TOKEN, or the file that TANDEM_TOKEN_FILE names, has 32 hexadecimal "
+     "digits that "
+     "keep strangers out (openssl rand -hex 16)",
+     0},
     {"run", KEY_RUN, "NAME", 0, "of this run (default: the launcher's)", 0},
     {0}};
 
@@ -79,6 +87,57 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 const struct argp td_ranks_argp = {.options = options, .parser = parse};
 
+/** *token = what keeps strangers out of the run, kept in `digits`; NULL: there is none. */
+static td_status read_token(char digits[TD_KEY_DIGITS + 2], const char **token)
+{
+    td_status status = TD_OK;
+    const char *path = getenv("TANDEM_TOKEN_FILE");
+    td_key key;
+    struct stat of;
+
+    *token = getenv("TANDEM_TOKEN");
+    if (*token)
+        TD_CHECK(td_key_parse(*token, &key), "TANDEM_TOKEN is of %zu characters, needs %d hexadecimal digits",
+                 strlen(*token), TD_KEY_DIGITS);
+    if (*token || !path)
+        return TD_OK;
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return td_file_error("read TANDEM_TOKEN_FILE", path, errno);
+    const bool own = fstat(fileno(file), &of) == 0 && (of.st_mode & 077) == 0;
+    const size_t length = fread(digits, 1, TD_KEY_DIGITS + 1, file);
+    fclose(file);
+    digits[length] = '\0';
+    digits[strcspn(digits, "\r\n")] = '\0';
+    TD_CHECK(own, "TANDEM_TOKEN_FILE '%s' may be read by other users: chmod 600", path);
+    TD_CHECK(td_key_parse(digits, &key), "TANDEM_TOKEN_FILE '%s' needs %d hexadecimal digits", path,
+             TD_KEY_DIGITS);
+    *token = digits;
+cleanup:
+    return status;
+}
+
+/** A rank that waits for 2 s says for what, once a wait. */
+static bool say_waiting(void *user, double seconds, const char *what)
+{
+    td_ranks *ranks = user;
+
+    if (seconds >= 2 && !ranks->told)
+        fprintf(stderr, "%s: rank %d of %d waits: %s\n", ranks->program, (int)ranks->rank, (int)ranks->ranks,
+                what);
+    ranks->told = seconds >= 2;
+    return true;
+}
+
+/** The option that helps against the error; "": none does. */
+static const char *remedy(const char *error)
+{
+    return strstr(error, "another run of that name is there") ? "; name this one with --run"
+           : strstr(error, "; open_seconds is")               ? " (--open-timeout)"
+           : strstr(error, "; seconds is")                    ? " (--timeout)"
+                                                              : "";
+}
+
 /** A GPU for each rank of this host, or nothing is begun on any. */
 static td_status choose_device(const td_launch *launch, td_comm_backend backend, const char **device,
                                char name[24])
@@ -126,6 +185,7 @@ static int threads_of(const td_launch *launch)
 td_status td_ranks_begin(const char *program, td_ranks_options *of, td_common *common, td_ranks *out)
 {
     td_status status = TD_OK;
+    char token[TD_KEY_DIGITS + 2];
     td_launch launch;
 
     TD_TRY(td_launch_read(&launch));
@@ -139,6 +199,11 @@ td_status td_ranks_begin(const char *program, td_ranks_options *of, td_common *c
                          (int)of->comm.nccl_ctas, td_comm_backend_name(of->comm.backend));
         goto cleanup;
     }
+    out->program = program;
+    out->rank = launch.rank;
+    out->ranks = launch.ranks;
+    of->comm.waiting = say_waiting;
+    of->comm.user = out;
     of->comm.rank = launch.rank;
     of->comm.ranks = launch.ranks;
     of->comm.local_ranks = launch.local_ranks;
@@ -149,11 +214,20 @@ td_status td_ranks_begin(const char *program, td_ranks_options *of, td_common *c
         common->threads = threads_of(&launch);
     if (of->comm.rank > 0) /* one rank writes */
         common->json = NULL;
+    if (of->comm.address)
+        TD_TRY(read_token(token, &of->comm.token));
+    if (of->comm.address && !of->comm.token && launch.rank == 0 && launch.ranks > 1)
+        fprintf(
+            stderr,
+            "%s: %s is not protected: whoever reaches the port can join or end this run; set TANDEM_TOKEN or "
+            "TANDEM_TOKEN_FILE\n",
+            program, of->comm.address);
     TD_TRY(td_common_begin(common, &out->dev));
     TD_TRY(td_comm_open(out->dev, &of->comm, &out->comm));
     td_launch_guards(out->comm);
     TD_TRY(td_comm_describe(out->comm, &out->info));
 cleanup:
+    of->comm.token = NULL; /* it was of this function */
     return status;
 }
 
@@ -165,7 +239,7 @@ td_status td_ranks_end(const char *program, td_ranks *ranks, td_status status)
     } else {
         /* What went wrong is said before the other ranks are told that this one leaves. */
         if (td_launch_speaks())
-            fprintf(stderr, "%s: %s\n", program, td_last_error());
+            fprintf(stderr, "%s: %s%s\n", program, td_last_error(), remedy(td_last_error()));
         if (ranks->comm && td_comm_check(ranks->comm) == TD_OK)
             (void)td_comm_abort(ranks->comm, "its program failed");
         td_launch_guards(NULL);
@@ -179,11 +253,16 @@ void td_ranks_text(const td_comm_info *info, char *text, size_t room)
 {
     char ctas[48] = "";
 
+    if (info->ranks == 1) {
+        snprintf(text, room,
+                 "1 rank, which sends nothing: mpirun, torchrun, or RANK and WORLD_SIZE start more");
+        return;
+    }
     if (info->nccl_ctas > 0)
         snprintf(ctas, sizeof ctas, ", told to take %d multiprocessors", (int)info->nccl_ctas);
-    snprintf(text, room, "%d rank%s on %d host%s by %s%s%s%s", (int)info->ranks, info->ranks == 1 ? "" : "s",
-             (int)info->hosts, info->hosts == 1 ? "" : "s", td_comm_backend_name(info->backend),
-             info->library[0] ? ": " : "", info->library, ctas);
+    snprintf(text, room, "%d ranks on %d host%s by %s%s%s%s", (int)info->ranks, (int)info->hosts,
+             info->hosts == 1 ? "" : "s", td_comm_backend_name(info->backend), info->library[0] ? ": " : "",
+             info->library, ctas);
 }
 
 td_status td_ranks_record(const td_comm_info *info, td_record *record)

@@ -20,6 +20,9 @@ typedef struct td_ranks {
     td_comm *comm;
     td_comm_info info;
     char device[24]; /* its name, where the command gave each rank one */
+    const char *program;
+    int32_t rank, ranks;
+    bool told; /* that this rank waits */
 } td_ranks;
 
 /** Reads what the launcher says, and opens this rank's device and the communicator. Ranks that share a CPU
@@ -32,7 +35,8 @@ td_status td_ranks_begin(const char *program, td_ranks_options *options, td_comm
  * error this rank says what went wrong, and then tells the others that it leaves. */
 td_status td_ranks_end(const char *program, td_ranks *ranks, td_status status);
 
-/** "2 ranks on 1 host by gloo: Gloo 0.5.0"; of NCCL also how many multiprocessors it was told to take. */
+/** "2 ranks on 1 host by gloo: Gloo 0.5.0", or that one rank sends nothing; of NCCL also how many
+ * multiprocessors it was told to take. */
 void td_ranks_text(const td_comm_info *info, char *text, size_t room);
 
 /** case.ranks, case.backend, hosts, nccl_ctas where NCCL was told, and the library's version. */

@@ -13,6 +13,7 @@ enum {
     KEY_SEED,
     KEY_TIMED,
     KEY_UPDATE,
+    KEY_UPDATE_SMS,
     KEY_KEEP,
     KEY_CHECKPOINT_LAYERS,
     KEY_GRADIENTS,
@@ -37,6 +38,11 @@ static const struct argp_option options[] = {
      3},
     {"update", KEY_UPDATE, "NAME", 0,
      "along (the default where steps are whole): weights are updated along the backward pass; or after it",
+     3},
+    {"update-sms", KEY_UPDATE_SMS, "N", 0,
+     "on a GPU weights are updated on N SMs, while the GEMMs of the backward pass have the others (the "
+     "default: "
+     "the best N); 0: after the pass, on all",
      3},
     {"keep", KEY_KEEP, "NAME", 0,
      "all (the default) that backward reads; most: norms and silu are computed again; or inputs of "
@@ -106,6 +112,13 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         args->config->overlap = td_option_either(state, "update", arg, "along", "after");
         args->update_given = true;
         return 0;
+    case KEY_UPDATE_SMS:
+        args->config->update_sms = (int32_t)td_option_integer(state, "update-sms", arg, 0, INT32_MAX);
+        if (args->config->update_sms == 0) {
+            args->config->overlap = false;
+            args->update_given = true;
+        }
+        return 0;
     case KEY_KEEP:
         if (td_keep_parse(arg, &model->keep) != TD_OK)
             argp_error(state, "--keep: '%s' needs to be all, most or inputs", arg);
@@ -168,6 +181,8 @@ void td_step_print_way(const td_bench_config *config, FILE *out)
             config->graph ? "captured as graphs" : "queued operation by operation");
     if (config->mode == TD_BENCH_TRAIN)
         fprintf(out, "; weights updated %s the backward pass", config->overlap ? "along" : "after");
+    if (config->update_sms > 0)
+        fprintf(out, ", on %d SMs", (int)config->update_sms);
     if (config->mode != TD_BENCH_FORWARD)
         fprintf(out, "; backward finds %s of forward; gradients are %s", td_keep_name(config->model.keep),
                 config->model.transient_gradients ? "transient" : "held");
@@ -200,6 +215,21 @@ td_status td_step_record(const td_bench_config *config, td_record *record)
     }
     if (config->mode == TD_BENCH_TRAIN)
         TD_TRY(td_record_set_string(record, "config.update", config->overlap ? "along" : "after"));
+    if (config->update_sms > 0)
+        TD_TRY(td_record_set_integer(record, "config.update_sms", config->update_sms));
+cleanup:
+    return status;
+}
+
+td_status td_step_choose(td_step_options *args, td_device *dev)
+{
+    td_bench_config *const config = args->config;
+    td_status status = TD_OK;
+    td_train_config train;
+
+    config->graph = !args->queued && td_device_kind_of(dev) != TD_DEVICE_CPU;
+    TD_TRY(td_bench_train_config(config, &train));
+    TD_TRY(td_train_update_sms(dev, &train, &config->update_sms));
 cleanup:
     return status;
 }

@@ -28,15 +28,9 @@ typedef struct arguments {
     td_bench_config config;
     td_step_options step; /* fills config */
     int64_t top;
-    const char *trace, *timeline; /* NULL: not wanted */
 } arguments;
 
-static void take_file(const struct argp_state *state, const char *option, const char *text, const char **out)
-{
-    if (*text == '\0')
-        argp_error(state, "--%s: '' is no file name", option);
-    *out = text;
-}
+enum { TRACE, TIMELINE }; /* of common.files */
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -51,10 +45,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         args->top = td_option_integer(state, "top", arg, 1, 1000);
         return 0;
     case KEY_TRACE:
-        take_file(state, "trace", arg, &args->trace);
+        td_option_file(state, &args->common, TRACE, "trace", arg);
         return 0;
     case KEY_TIMELINE:
-        take_file(state, "timeline", arg, &args->timeline);
+        td_option_file(state, &args->common, TIMELINE, "timeline", arg);
         return 0;
     case ARGP_KEY_ARG:
         td_option_no_argument(state, arg);
@@ -594,12 +588,13 @@ cleanup:
 
 static td_status write_files(const run *r)
 {
+    const td_output_file *files = r->args->common.files;
     td_status status = TD_OK;
 
-    if (r->args->trace)
-        TD_TRY(td_trace_write_json(r->trace, r->args->trace));
-    if (r->args->timeline)
-        TD_TRY(td_trace_write_timeline(r->trace, r->args->timeline));
+    if (files[TRACE].path)
+        TD_TRY(td_trace_write_json(r->trace, files[TRACE].path));
+    if (files[TIMELINE].path)
+        TD_TRY(td_trace_write_timeline(r->trace, files[TIMELINE].path));
 cleanup:
     return status;
 }
@@ -654,7 +649,7 @@ td_status td_command_trace(int argc, char **argv)
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_common_begin(&args.common, &r.dev));
     TD_TRY(td_compile_begin(&args.step.model.compile, r.dev));
-    args.config.graph = !args.step.queued && td_device_kind_of(r.dev) != TD_DEVICE_CPU;
+    TD_TRY(td_step_choose(&args.step, r.dev));
     TD_TRY(measure_and_tell(&r));
 cleanup:
     td_trace_destroy(r.trace);

@@ -84,7 +84,6 @@ struct td_comm_window {
 struct td_comm {
     td_device *dev;
     td_comm_options options;
-    char run[64];
     const td_comm_backend_table *backend; /* NULL: a single rank */
     void *state;                          /* the backend's */
     td_control *control;                  /* NULL: a single rank */
@@ -96,6 +95,7 @@ struct td_comm {
     atomic_bool given_up;
     atomic_bool ending;   /* a fault is nobody's business any more */
     int64_t number;       /* of the newest call */
+    uint64_t carried;     /* by the next call: td_comm_carry */
     int64_t issued;       /* handles that were not given back */
     int64_t graphs;       /* that have collectives of this communicator */
     td_comm_graph *graph; /* the one that was captured last; NULL: it is gone */
@@ -129,6 +129,12 @@ int64_t td_comm_begin_span(td_comm *comm, const td_signature *call);
 /** When it ran, of a call that is watched; before it is done. */
 void td_comm_note(const td_work *work, int64_t begin_ns, int64_t end_ns);
 
+/** Who hears of the waits of this communicator's caller. */
+static inline td_waiting td_comm_waiting(const td_comm *comm)
+{
+    return (td_waiting){comm->options.waiting, comm->options.user};
+}
+
 /** Seconds in nanoseconds. */
 int64_t td_comm_ns(double seconds);
 
@@ -139,7 +145,7 @@ td_status td_comm_finish_control(td_comm *comm, const td_work *work, int64_t dea
  * MPI. The engine stays for td_comm_backend_host.open of MPI; of another backend it is ended. */
 td_status td_comm_spread(td_comm *comm, char text[TD_MEET_TEXT], int64_t deadline_ns);
 
-/** data[i] / ranks, as td_reduction says: the second half of an average on the CPU. */
-void td_comm_scale(td_comm_type type, int64_t count, int ranks, void *data);
+/** The least power of two that is not below `ranks`: f16 is divided by it before the sum of an average. */
+int td_comm_power(int ranks);
 
 #endif

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/dtype.h"
 #include "base/names.h"
+#include "comm/agree.h"
 #include "comm/backend.h"
 
 #include <stdio.h>
@@ -15,7 +16,7 @@ _Static_assert((int)TD_COMM_F64 == TD_F64 && (int)TD_COMM_F32 == TD_F32 && (int)
                    (int)TD_COMM_BF16 == TD_BF16,
                "the floating-point types of collectives have td_dtype's numbers");
 
-enum { BACKENDS = 3, TYPES = 5, MOST_RUN = 40 };
+enum { BACKENDS = 3, TYPES = 5 };
 
 static const struct {
     const char *name, *library, *option;
@@ -82,6 +83,15 @@ size_t td_comm_type_size(td_comm_type type)
     return (unsigned)type < TYPES ? types[type].size : 0;
 }
 
+int td_comm_power(int ranks)
+{
+    int power = 1;
+
+    while (power < ranks)
+        power *= 2;
+    return power;
+}
+
 int64_t td_comm_ns(double seconds)
 {
     return (int64_t)(seconds * 1e9);
@@ -110,11 +120,13 @@ static td_status check_options(const td_device *dev, const td_comm_options *opti
              (int)options->ranks);
     TD_CHECK(options->local_ranks >= 0 && options->local_ranks <= options->ranks, "local_ranks is %d of %d",
              (int)options->local_ranks, (int)options->ranks);
-    TD_CHECK(!options->run ||
-                 (options->run[0] && strlen(options->run) <= MOST_RUN && !strchr(options->run, '/')),
-             "run is '%.60s', needs 1 to %d characters without a '/'", options->run, MOST_RUN);
+    TD_CHECK(!options->run || options->run[0], "run is ''");
     TD_CHECK(!options->directory || options->directory[0], "directory is ''");
     TD_CHECK(!options->address || options->address[0], "address is ''");
+    td_key token;
+    TD_CHECK(!options->token || td_key_parse(options->token, &token),
+             "token is of %zu characters, needs %d hexadecimal digits", strlen(options->token),
+             TD_KEY_DIGITS);
     TD_CHECK(!options->directory || !options->address, "directory and address are both told, one is needed");
     TD_TRY(check_seconds("open_seconds", options->open_seconds));
     TD_TRY(check_seconds("seconds", options->seconds));
@@ -143,23 +155,27 @@ static td_status connect_ranks(td_comm *comm, int64_t deadline_ns)
     const td_comm_options *o = &comm->options;
     td_meeting meeting = {.listener = -1};
     char text[TD_MEET_TEXT] = "", device[TD_MEET_HOST] = "";
-    td_control_options control = {
-        .rank = o->rank,
-        .ranks = o->ranks,
-        .backend = (int)o->backend,
-        .run = comm->run,
-        .device = device,
-        .place = {.address = o->address, .directory = o->directory, .run = comm->run},
-        .deadline_ns = deadline_ns,
-        .on_fault = on_fault,
-        .user = comm};
+    td_control_options control = {.rank = o->rank,
+                                  .ranks = o->ranks,
+                                  .backend = (int)o->backend,
+                                  .device = device,
+                                  .place = {.address = o->address,
+                                            .directory = o->directory,
+                                            .run = o->run ? o->run : "run",
+                                            .token = o->token,
+                                            .waiting = td_comm_waiting(comm)},
+                                  .open_seconds = o->open_seconds,
+                                  .seconds = o->seconds,
+                                  .deadline_ns = deadline_ns,
+                                  .on_fault = on_fault,
+                                  .user = comm};
 
 #ifdef TANDEM_HAVE_NCCL
     if (o->backend == TD_COMM_NCCL)
         TD_TRY(td_comm_nccl_device(comm->dev, o->nccl_host, device));
 #endif
     if (!o->address && !o->directory && o->local_ranks != 0 && o->local_ranks < o->ranks) {
-        control.place = (td_meet_place){.found = text};
+        control.place = (td_meet_place){.found = text, .waiting = td_comm_waiting(comm)};
         if (o->rank == 0)
             TD_TRY(td_meet_listen(&control.place, &meeting));
         snprintf(text, sizeof text, "%s", meeting.text);
@@ -229,7 +245,6 @@ td_status td_comm_open(td_device *dev, const td_comm_options *options, td_comm *
     comm->free_works = comm->works;
     comm->dev = dev;
     comm->options = *options;
-    snprintf(comm->run, sizeof comm->run, "%s", options->run ? options->run : "run");
     char key[TD_MEET_KEY];
     td_meet_host(key, comm->own_host);
     comm->own_process = getpid();
@@ -251,7 +266,7 @@ td_status td_comm_open(td_device *dev, const td_comm_options *options, td_comm *
     }
     /* These are the caller's, and not looked at again. */
     comm->options.run = comm->options.directory = NULL;
-    comm->options.address = comm->options.nccl_host = NULL;
+    comm->options.address = comm->options.nccl_host = comm->options.token = NULL;
     *out = comm;
     comm = NULL;
 cleanup:
@@ -461,16 +476,14 @@ cleanup:
     return status;
 }
 
-/** FNV-1a of the calls so far and this one, in the two fields that a launch has no other use for. */
+/** A hash of the calls so far and this one, in the two fields that a launch has no other use for. */
 static void count_captured(td_signature *launch, const td_signature *call)
 {
     const int64_t words[] = {call->kind, call->count, call->type,  call->reduction,
                              call->root, call->in_at, call->out_at};
     uint64_t hash = (uint64_t)(uint32_t)launch->type << 32 | (uint32_t)launch->reduction;
 
-    hash = launch->count == 0 ? UINT64_C(14695981039346656037) : hash;
-    for (size_t i = 0; i < sizeof words; i++)
-        hash = (hash ^ ((const unsigned char *)words)[i]) * UINT64_C(1099511628211);
+    hash = td_hash(launch->count == 0 ? TD_HASH_BEGIN : hash, words, sizeof words);
     launch->type = (int32_t)(hash >> 32);
     launch->reduction = (int32_t)(hash & UINT32_MAX);
     launch->count++;
@@ -511,6 +524,8 @@ static td_status issue(td_comm *comm, const td_signature *call, const void *in, 
     comm->free_works = work->next;
     comm->issued++;
     comm->number += !graph;
+    next.state = graph ? 0 : comm->carried;
+    comm->carried = graph ? comm->carried : 0;
     work->call = next;
     work->captured = graph > 0;
     work->span = graph ? -1 : td_comm_begin_span(comm, &next);
@@ -608,6 +623,8 @@ static td_status check_call(const td_comm *comm, const td_signature *call, const
     TD_CHECK(size > 0, "type is %d, needs to be a td_comm_type", (int)call->type);
     TD_CHECK((unsigned)call->reduction <= TD_MAX, "reduction is %d, needs to be a td_reduction",
              (int)call->reduction);
+    TD_CHECK(call->reduction != TD_AVERAGE || call->type != TD_COMM_I64,
+             "reduction is average and type is i64: sum it and divide, or use a floating-point type");
     TD_CHECK(call->count >= 0, "count is %" PRId64 ", needs at least 0", call->count);
     TD_CHECK(in || call->count == 0, "in is NULL, count is %" PRId64, call->count);
     TD_CHECK(out || call->count == 0, "out is NULL, count is %" PRId64, call->count);
@@ -719,6 +736,39 @@ td_status td_comm_exchange(td_comm *comm, const void *mine, size_t bytes, void *
     TD_CHECK(bytes >= 1 && bytes <= TD_CONTROL_VALUE, "bytes is %zu, needs 1 to %d", bytes, TD_CONTROL_VALUE);
     TD_TRY(run_sync(comm, &(td_signature){.kind = TD_CALL_EXCHANGE, .count = (int64_t)bytes}, mine, all));
 cleanup:
+    return status;
+}
+
+td_status td_comm_carry(td_comm *comm, uint64_t state)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(comm, "comm is NULL");
+    comm->carried = state;
+cleanup:
+    return status;
+}
+
+td_status td_comm_agree(td_comm *comm, int64_t count, const td_setting *settings)
+{
+    double mine[TD_SETTINGS_MOST] = {0};
+    const int32_t ranks = comm->options.ranks;
+    double *all = calloc((size_t)(ranks * count), sizeof *all);
+    td_status status = TD_OK;
+
+    if (!all) {
+        status = td_fail(TD_NO_MEMORY, "no memory to compare %d ranks", (int)ranks);
+        goto cleanup;
+    }
+    for (int64_t i = 0; i < count; i++)
+        mine[i] = settings[i].value;
+    TD_TRY(td_comm_exchange(comm, mine, (size_t)count * sizeof *mine, all));
+    for (int64_t i = 0; i < count; i++)
+        for (int32_t rank = 1; rank < ranks; rank++)
+            TD_CHECK(all[rank * count + i] == all[i], "%s: rank %d has %.17g, where rank 0 has %.17g",
+                     settings[i].name, (int)rank, all[rank * count + i], all[i]);
+cleanup:
+    free(all);
     return status;
 }
 

@@ -51,8 +51,10 @@ TD_API const char *td_comm_type_name(td_comm_type type);
 TD_API size_t td_comm_type_size(td_comm_type type);
 
 /** The average is the sum, multiplied by 1 / ranks: the factor is rounded to f32 (f64: to f64), the product
- * to the type. That of i64 is the sum divided by ranks, rounded towards zero. A library's own average, as
- * NCCL's, multiplies first, by a factor rounded to the type: in bf16 among 6 ranks 0.2 % too much.
+ * to the type. A library's own average, as NCCL's, multiplies first, by a factor rounded to the type: in bf16
+ * among 6 ranks 0.2 % too much. f16 ends at 65504, so each rank's f16 is first divided by the least power of
+ * two that is not below ranks, and the sum is multiplied by power / ranks: an average of finite numbers is
+ * finite, and numbers below 2^-14 times that power lose their last bits. i64 has no average.
  *
  * Sums of f16 and bf16 are rounded to the type at every addition, on the way from rank to rank, but once in
  * windows (below). The order of additions is the library's; it depends on the count and on the number of
@@ -61,20 +63,33 @@ typedef enum td_reduction { TD_SUM = 0, TD_AVERAGE, TD_MAX } td_reduction;
 
 /** How the ranks find each other:
  *
- *   address    "host:port" at which rank 0 listens
+ *   address    "host:port" at which rank 0 listens: at a number there alone, at a name of its host on all
+ *              interfaces, at "localhost" on the loopback. IPv4 goes before IPv6
  *   directory  rank 0 listens at a port that is free, and leaves the address in a file of this directory,
  *              which all ranks see, until all have come
  *   neither    by `run` alone if all ranks are on this host (a socket of that name, no file), else by MPI,
  *              under whose launcher they must have been started
+ *
+ * Who may join. A peer shows that it knows the run's name and a token of 128 bits before rank 0 answers
+ * anything; the token itself is not sent. Others are dropped without an answer, and neither end nor delay a
+ * run. A rank believes nothing of a rank 0 that does not show the same. In a directory the token is random,
+ * in a file that this user alone may read; by MPI it goes with the address; by `run` alone the system says
+ * which user a process belongs to. With an address it is `token`, which the caller has to spread. Without
+ * one, whoever reaches the port and guesses the run's name can join or end the run: a program should say so.
+ * Memory is shared with rank 0 only where the system or a token says whose it is.
+ *
+ * This is about the control connections. What MPI, Gloo and NCCL send goes over connections of their own,
+ * which are neither encrypted nor protected: use a network that you trust.
  *
  * Zeroed memory with rank and ranks set is a good start. */
 typedef struct td_comm_options {
     td_comm_backend backend;
     int32_t rank, ranks;   /* 0 <= rank < ranks <= 128 */
     int32_t local_ranks;   /* on this host, as the launcher says; 0: it does not say */
-    const char *run;       /* one name for all ranks of this run and no other; NULL: "run" */
+    const char *run;       /* one name for all ranks of this run and no other, of any length; NULL: "run" */
     const char *directory; /* NULL: none */
     const char *address;   /* NULL: none */
+    const char *token;     /* with address: 32 hexadecimal digits that strangers do not know; NULL: none */
     const char *nccl_host; /* of NCCL: what NCCL_HOSTID is for this process; NULL: not set */
     int32_t nccl_ctas;     /* of NCCL: multiprocessors for its kernels, at the least, up to TD_COMM_MOST_CTAS;
                             * 0: its choice. Rank 0's go for all, where all are on one host and NVLink joins
@@ -82,6 +97,12 @@ typedef struct td_comm_options {
     double open_seconds; /* until all ranks have come and the library is ready, and 2 more at most for rank 0
                             * to say who did not; 0: 60 */
     double seconds;      /* for a collective, from its call on; 0: 30 */
+    /* Called by a call that waits for other ranks, on its thread, a few times in a second: for how long it
+     * has waited, and for what, as "rank 1 has not come". It may print, or look whether the program is to
+     * end. False ends the wait: the call returns TD_RANK_FAILED, and so do the other ranks' calls. Not while
+     * a library moves data, which ends by `seconds`. Valid as long as the communicator. NULL: none */
+    bool (*waiting)(void *user, double seconds, const char *what);
+    void *user; /* waiting's first argument */
 } td_comm_options;
 
 enum { TD_COMM_MOST_RANKS = 128, TD_COMM_MOST_CTAS = 64, TD_COMM_WINDOW_ALIGNMENT = 16 };
@@ -97,7 +118,7 @@ enum { TD_COMM_MOST_RANKS = 128, TD_COMM_MOST_CTAS = 64, TD_COMM_WINDOW_ALIGNMEN
  * MPI is started by the first communicator of MPI and ended by its close: of those there is one in a
  * process, unless the program started MPI itself (with MPI_THREAD_MULTIPLE).
  *
- * TD_BAD_ARGUMENT: a NULL, an option out of range, a device of another kind, a name that is too long.
+ * TD_BAD_ARGUMENT: a NULL, an option out of range, a device of another kind, a token of other digits.
  * TD_UNSUPPORTED: the build lacks the backend. TD_LIBRARY_ERROR: its library cannot be loaded or started.
  * TD_IO_ERROR: the directory or the address cannot be used, or another run uses it. TD_RANK_FAILED: a rank
  * did not come in open_seconds, died, or came with other options; the message names it. TD_NO_MEMORY. After
@@ -173,9 +194,9 @@ TD_API td_status td_work_test(td_work *work, bool *done);
  * memory is dev's, with the alignment of its elements.
  *
  * TD_BAD_ARGUMENT: a NULL (for count above 0), a count below 0 or whose bytes are beyond 2^63 - 1, a value
- * that is none of its enum, buffers that overlap in another way, a root that is no rank, parts in a window
- * that begin at no multiple of 16 bytes. TD_BAD_STATE: 1024 handles were not waited for; a capture, and no
- * handle. TD_RANK_FAILED, TD_LIBRARY_ERROR. */
+ * that is none of its enum, buffers that overlap in another way, a root that is no rank, an average of i64,
+ * parts in a window that begin at no multiple of 16 bytes. TD_BAD_STATE: 1024 handles were not waited for; a
+ * capture, and no handle. TD_RANK_FAILED, TD_LIBRARY_ERROR. */
 TD_API td_status td_comm_all_reduce(td_comm *comm, const void *in, void *out, int64_t count,
                                     td_comm_type type, td_reduction reduction, td_work **work);
 TD_API td_status td_comm_reduce_scatter(td_comm *comm, const void *in, void *out, int64_t count,
@@ -195,6 +216,14 @@ TD_API td_status td_comm_barrier(td_comm *comm);
  * A collective: every rank calls it, with the same bytes, 1 to 32768. TD_BAD_ARGUMENT: a NULL, bytes out of
  * range. TD_RANK_FAILED. TD_NO_MEMORY. */
 TD_API td_status td_comm_exchange(td_comm *comm, const void *mine, size_t bytes, void *all);
+
+/** The next call of this communicator carries `state`, and ranks compare it as they compare counts, without
+ * another message: a hash of what must be the same on every rank when a step begins. A call has 0 unless
+ * told. A call that becomes part of a graph carries nothing, and leaves `state` to the next call, as the
+ * launch of that graph is one.
+ *
+ * TD_BAD_ARGUMENT: a NULL. */
+TD_API td_status td_comm_carry(td_comm *comm, uint64_t state);
 
 /* ---- memory that they reach directly ---- */
 

@@ -23,11 +23,12 @@
 
 /* ---- open and close ---- */
 
-/** Rank 0 opens its door, another knocks. */
-static td_status meet(td_control *control, const hello *mine)
+/** Rank 0 listens, another connects to it. */
+static td_status meet(td_control *control, hello *mine)
 {
     td_status status = TD_OK;
     connection *c = &control->connections[0];
+    td_met met;
 
     if (td_control_is_hub(control)) {
         if (control->options.meeting) {
@@ -41,47 +42,93 @@ static td_status meet(td_control *control, const hello *mine)
         control->joined[0] = true;
         control->joined_count = 1;
     } else {
-        TD_TRY(td_meet_connect(&control->options.place, control->options.deadline_ns, &c->socket));
+        char text[400];
+
+        status = td_meet_connect(&control->options.place, control->options.deadline_ns, &met);
+        if (status == TD_RANK_FAILED && control->options.open_seconds > 0) {
+            snprintf(text, sizeof text, "%s", td_last_error());
+            td_fail(status, "%s; open_seconds is %g", text, control->options.open_seconds);
+        }
+        TD_TRY(status);
+        c->socket = met.socket;
         c->rank = 0;
+        control->secret = met.secret;
         td_meet_ip(c->socket, control->ip);
-        td_control_tell(control, c, HELLO, control->rank, mine, sizeof *mine, NULL, 0);
+        mine->proof = met.proof;
+        (void)!send(c->socket, mine, sizeof *mine, MSG_NOSIGNAL); /* the thread finds out what became of it */
     }
 cleanup:
     return status;
 }
 
+/** "rank 1 has", "ranks 1, 2 have"; "not all ranks have" if this rank cannot know. The lock is held. */
+static void name_missing(const td_control *control, char text[160])
+{
+    size_t used = 0;
+    int count = 0;
+
+    for (int rank = 0; td_control_is_hub(control) && rank < control->ranks; rank++)
+        count += !control->joined[rank];
+    if (count == 0) {
+        snprintf(text, 160, "not all ranks have");
+        return;
+    }
+    for (int rank = 0; rank < control->ranks && used < 140; rank++)
+        if (!control->joined[rank])
+            used += (size_t)snprintf(text + used, 160 - used, "%s %d",
+                                     used        ? ","
+                                     : count > 1 ? "ranks"
+                                                 : "rank",
+                                     rank);
+    snprintf(text + used, 160 - used, count > 1 ? " have" : " has");
+}
+
 /** Waits until the hub says that all are there. */
 static td_status wait_start(td_control *control)
 {
-    char missing[160] = "";
+    char missing[160] = "", what[200], limit[40] = "";
     /* The hub knows who is missing, and says so when its own time is over. */
     const int64_t until =
         control->options.deadline_ns + (td_control_is_hub(control) ? 0 : HUB_MS * INT64_C(1000000));
-    size_t used = 0;
+    td_wait wait = td_wait_begin(control->options.place.waiting);
+    bool in_time = false, goes_on = true;
 
     pthread_mutex_lock(&control->lock);
-    while (!control->started && !td_control_faulted(control) && td_control_wait(control, until))
-        ;
-    const bool in_time = control->started || td_control_faulted(control);
-    for (int rank = 0; rank < control->ranks && used < sizeof missing; rank++)
-        if (td_control_is_hub(control) && !control->joined[rank])
-            used += (size_t)snprintf(missing + used, sizeof missing - used, "%s%d", used ? ", " : "", rank);
+    while (!in_time && goes_on && td_clock_ns() < until) {
+        (void)(control->started || td_control_faulted(control) ||
+               td_control_wait(control, td_wait_until(&wait, until)));
+        in_time = control->started || td_control_faulted(control);
+        name_missing(control, missing);
+        pthread_mutex_unlock(&control->lock);
+        snprintf(what, sizeof what, "%s not come", missing);
+        goes_on = in_time || td_wait_goes_on(&wait, what);
+        pthread_mutex_lock(&control->lock);
+    }
+    name_missing(control, missing);
     pthread_mutex_unlock(&control->lock);
     if (in_time)
         return td_control_status(control, NULL);
+    control->gave_up = !goes_on;
+    if (!goes_on)
+        return td_control_fault(control, NULL, "rank %d gave up: its caller ended the wait", control->rank);
+    if (control->options.open_seconds > 0)
+        snprintf(limit, sizeof limit, "; open_seconds is %g", control->options.open_seconds);
     if (!td_control_is_hub(control))
-        return td_control_fault(control, NULL, "rank 0 does not say that all ranks have come");
-    if (used == 0)
-        return td_control_fault(control, NULL, "not all ranks answer, though all have come");
-    return td_control_fault(control, NULL, "rank%s %s did not come in time", strchr(missing, ',') ? "s" : "",
-                            missing);
+        return td_control_fault(control, NULL, "rank 0 does not say that all ranks have come%s", limit);
+    if (missing[0] == 'n')
+        return td_control_fault(control, NULL, "not all ranks answer, though all have come%s", limit);
+    *strrchr(missing, ' ') = '\0';
+    return td_control_fault(control, NULL, "%s did not come in time%s", missing, limit);
 }
 
 td_status td_control_open(const td_control_options *options, td_control **out)
 {
     td_status status = TD_OK;
     td_control *control = calloc(1, sizeof *control);
-    hello mine = {.ranks = options->ranks, .backend = options->backend, .peer.process = getpid()};
+    hello mine = {.rank = options->rank,
+                  .ranks = options->ranks,
+                  .backend = options->backend,
+                  .peer.process = getpid()};
     const size_t ranks = (size_t)options->ranks;
 
     *out = NULL;
@@ -92,15 +139,16 @@ td_status td_control_open(const td_control_options *options, td_control **out)
     control->ranks = options->ranks;
     control->meeting.listener = control->wake = control->page = -1;
     snprintf(control->ip, sizeof control->ip, "127.0.0.1");
-    snprintf(control->run, sizeof control->run, "%s", options->run);
     pthread_mutex_init(&control->send, NULL);
     pthread_mutex_init(&control->lock, NULL);
     td_condition_init(&control->changed);
-    control->connection_count = td_control_is_hub(control) ? control->ranks - 1 + STRANGERS : 1;
+    control->connection_count = td_control_is_hub(control) ? control->ranks - 1 : 1;
     control->connections = calloc((size_t)control->connection_count, sizeof *control->connections);
     control->peers = calloc(ranks, sizeof *control->peers);
     control->keys = calloc(ranks, sizeof *control->keys);
     control->joined = calloc(2 * ranks, sizeof *control->joined);
+    for (int i = 0; i < STRANGERS; i++)
+        control->strangers[i].socket = -1;
     if (control->connections)
         for (int i = 0; i < control->connection_count; i++)
             control->connections[i].socket = control->connections[i].rank = -1;
@@ -110,7 +158,6 @@ td_status td_control_open(const td_control_options *options, td_control **out)
         goto cleanup;
     }
     control->left = control->joined + ranks;
-    snprintf(mine.run, sizeof mine.run, "%s", control->run);
     snprintf(mine.peer.device, sizeof mine.peer.device, "%s", options->device);
     td_meet_host(mine.key, mine.peer.name);
     TD_TRY(meet(control, &mine));
@@ -119,10 +166,10 @@ td_status td_control_open(const td_control_options *options, td_control **out)
     TD_TRY(wait_start(control));
     if (!td_control_is_hub(control))
         goto cleanup;
-    /* All have come: the door is shut, and its file gone. */
+    /* All have come: nobody listens any more, and the file is gone. */
     td_meet_close(&control->meeting);
 cleanup:
-    if (status != TD_OK && control->running && td_control_is_hub(control) &&
+    if (status != TD_OK && control->running && td_control_is_hub(control) && !control->gave_up &&
         td_clock_ns() < options->deadline_ns) {
         const struct timespec linger = {.tv_nsec = LINGER_MS * 1000000};
 
@@ -161,6 +208,9 @@ static void drain(td_control *control)
     for (int i = 0; i < control->connection_count; i++)
         if (control->connections[i].socket >= 0)
             close(control->connections[i].socket);
+    for (int i = 0; i < STRANGERS; i++)
+        if (control->strangers[i].socket >= 0)
+            close(control->strangers[i].socket);
 }
 
 void td_control_close(td_control *control)
@@ -250,7 +300,8 @@ static bool somebody_left(td_control *control, int64_t number)
     return false;
 }
 
-static td_status await_shared(td_control *control, const td_signature *call, int64_t deadline_ns)
+static td_status await_shared(td_control *control, const td_signature *call, int64_t deadline_ns,
+                              td_wait *wait)
 {
     td_ledger *ledger = control->ledger;
     int64_t spin_until = td_clock_ns() + SPIN_NS;
@@ -269,7 +320,7 @@ static td_status await_shared(td_control *control, const td_signature *call, int
             (void)sched_yield();
             continue;
         }
-        if (somebody_left(control, call->number))
+        if (somebody_left(control, call->number) || !td_control_goes_on(control, wait, call))
             break;
         const struct timespec nap = {.tv_nsec = NAP_NS};
         atomic_fetch_add(&ledger->waiters, 1);
@@ -279,17 +330,19 @@ static td_status await_shared(td_control *control, const td_signature *call, int
     return td_control_status(control, call);
 }
 
-td_status td_control_await(td_control *control, const td_signature *call, int64_t deadline_ns)
+td_status td_control_await(td_control *control, const td_signature *call, int64_t deadline_ns, td_wait *wait)
 {
     if (control->mapped_bytes > 0)
-        return await_shared(control, call, deadline_ns);
+        return await_shared(control, call, deadline_ns, wait);
     for (;;) {
+        const int64_t until = wait ? td_wait_until(wait, deadline_ns) : deadline_ns;
+
         pthread_mutex_lock(&control->lock);
         const bool in_time = control->go >= call->number || td_control_faulted(control) ||
-                             td_control_wait(control, deadline_ns);
+                             td_control_wait(control, until) || td_clock_ns() < deadline_ns;
         const bool done = control->go >= call->number || td_control_faulted(control);
         pthread_mutex_unlock(&control->lock);
-        if (done || somebody_left(control, call->number))
+        if (done || somebody_left(control, call->number) || !td_control_goes_on(control, wait, call))
             return td_control_status(control, call);
         if (!in_time)
             return td_control_late(control, call);

@@ -18,10 +18,11 @@ typedef struct td_peer {
 typedef struct td_control_options {
     int rank, ranks;
     int backend;
-    const char *run, *device;
+    const char *device;
     td_meet_place place;
-    td_meeting *meeting; /* rank 0's, if it was opened already; control takes it over. Else NULL */
-    int64_t deadline_ns; /* until all ranks are there */
+    td_meeting *meeting;          /* rank 0's, if it was opened already; control takes it over. Else NULL */
+    int64_t deadline_ns;          /* until all ranks are there */
+    double open_seconds, seconds; /* the limits that messages name; 0: none */
     void (*on_fault)(
         void *user); /* called once, from the control thread or from who met the fault; NULL: none */
     void *user;
@@ -43,8 +44,12 @@ const char *td_control_ip(const td_control *control);
 void td_control_publish(td_control *control, const td_signature *call);
 
 /** Returns when all ranks have made the call, and it is the same one. TD_RANK_FAILED: it is not, or is not
- * made by the deadline; all ranks are told. */
-td_status td_control_await(td_control *control, const td_signature *call, int64_t deadline_ns);
+ * made by the deadline, or the caller ends the wait; all ranks are told. wait NULL: this is not the caller's
+ * thread. */
+td_status td_control_await(td_control *control, const td_signature *call, int64_t deadline_ns, td_wait *wait);
+
+/** Whether the caller goes on waiting for the call. Else all ranks are told. */
+bool td_control_goes_on(td_control *control, td_wait *wait, const td_signature *call);
 
 /** A call did not end in time: finds out who is to blame, and tells all ranks. Returns TD_RANK_FAILED. */
 td_status td_control_late(td_control *control, const td_signature *call);

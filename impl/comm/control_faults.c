@@ -27,17 +27,17 @@ static void send_all(int socket, const void *data, size_t bytes)
     }
 }
 
-void td_control_tell(td_control *control, const connection *to, kind what, int rank, const void *first,
+void td_control_tell(td_control *control, const int *socket, kind what, int rank, const void *first,
                      size_t first_bytes, const void *second, size_t second_bytes)
 {
     const header head = {
         .magic = MAGIC, .kind = what, .rank = rank, .bytes = (uint32_t)(first_bytes + second_bytes)};
 
     pthread_mutex_lock(&control->send);
-    if (to->socket >= 0) {
-        send_all(to->socket, &head, sizeof head);
-        send_all(to->socket, first, first_bytes);
-        send_all(to->socket, second, second_bytes);
+    if (*socket >= 0) {
+        send_all(*socket, &head, sizeof head);
+        send_all(*socket, first, first_bytes);
+        send_all(*socket, second, second_bytes);
     }
     pthread_mutex_unlock(&control->send);
 }
@@ -47,7 +47,7 @@ void td_control_tell_others(td_control *control, kind what, int rank, int except
 {
     for (int i = 0; i < control->connection_count; i++)
         if (control->connections[i].rank >= 0 && control->connections[i].rank != except)
-            td_control_tell(control, &control->connections[i], what, rank, first, first_bytes, second,
+            td_control_tell(control, &control->connections[i].socket, what, rank, first, first_bytes, second,
                             second_bytes);
 }
 
@@ -166,6 +166,36 @@ void td_control_rank_died(td_control *control, int rank)
                                       : " before all ranks had come");
 }
 
+/** What a wait for a call is told as: "all_reduce #7 of 1000 f32 (sum): rank 1 has not made it". */
+static void name_wait(const td_control *control, const td_signature *call, char text[FAULT_ROOM])
+{
+    char doing[128];
+    int late = -1;
+
+    td_call_text(call, doing, sizeof doing);
+    for (int rank = 0; control->ledger && rank < control->ranks && late < 0; rank++)
+        late = atomic_load(&control->ledger->slots[rank].issued) < call->number ? rank : -1;
+    if (late >= 0)
+        snprintf(text, FAULT_ROOM, "%s: rank %d has not made it", doing, late);
+    else
+        snprintf(text, FAULT_ROOM, "%s: %s", doing,
+                 control->ledger ? "it is on its way" : "not all ranks have made it");
+}
+
+bool td_control_goes_on(td_control *control, td_wait *wait, const td_signature *call)
+{
+    char text[FAULT_ROOM], who[128];
+
+    if (!wait || !wait->waiting.call || td_clock_ns() < wait->next_ns)
+        return true;
+    name_wait(control, call, text);
+    if (td_wait_goes_on(wait, text))
+        return true;
+    td_control_fault(control, call, "%s gave up: its caller ended the wait",
+                     td_control_name_rank(control, control->rank, who));
+    return false;
+}
+
 static bool is_silent(const td_control *control, int rank)
 {
     const int64_t beat = atomic_load(&control->ledger->slots[rank].beat_ns);
@@ -175,28 +205,32 @@ static bool is_silent(const td_control *control, int rank)
 
 void td_control_find_late(td_control *control, const td_signature *call, char text[FAULT_ROOM])
 {
+    enum { ROOM = FAULT_ROOM - 40 };
     char who[128], last[192], doing[128];
     size_t used = 0;
 
     for (int pass = 0; pass < 2 && used == 0; pass++)
-        for (int rank = 0; rank < control->ranks && used < FAULT_ROOM; rank++) {
+        for (int rank = 0; rank < control->ranks && used < ROOM; rank++) {
             const bool late = atomic_load(&control->ledger->slots[rank].issued) < call->number;
             const bool silent = is_silent(control, rank);
 
             if (pass == 0 ? !late : !silent)
                 continue;
-            used += (size_t)snprintf(text + used, FAULT_ROOM - used, "%s%s %s%s", used ? "; " : "",
+            used += (size_t)snprintf(text + used, ROOM - used, "%s%s %s%s", used ? "; " : "",
                                      td_control_name_rank(control, rank, who),
                                      late && silent ? "is late and does not answer"
                                      : late         ? "is late"
                                                     : "does not answer",
                                      td_control_name_last_call(control, rank, last));
         }
-    if (used > 0)
-        return;
-    td_call_text(call, doing, sizeof doing);
-    snprintf(text, FAULT_ROOM, "%s did not end in time on rank %d, though all ranks are in it", doing,
-             control->rank);
+    if (used == 0) {
+        td_call_text(call, doing, sizeof doing);
+        used = (size_t)snprintf(text, ROOM, "%s did not end in time on rank %d, though all ranks are in it",
+                                doing, control->rank);
+    }
+    used = used < ROOM ? used : ROOM - 1;
+    if (control->options.seconds > 0)
+        snprintf(text + used, FAULT_ROOM - used, "; seconds is %g", control->options.seconds);
 }
 
 td_status td_control_late(td_control *control, const td_signature *call)
@@ -228,6 +262,16 @@ bool td_control_check_number(td_control *control, int64_t number)
         return false;
     td_call_text(&theirs, first, sizeof first);
     td_call_text(&usual_call, second, sizeof second);
+    const bool other_state = theirs.state != usual_call.state;
+    theirs.state = usual_call.state;
+    if (other_state && memcmp(&theirs, &usual_call, sizeof theirs) == 0) {
+        td_control_fault(
+            control, NULL,
+            "%s came to %s in another state than rank %d: hyperparameters, batch x seq, the order of "
+            "parameters or the number of passes differ",
+            td_control_name_rank(control, odd, who), first, usual);
+        return true;
+    }
     td_control_fault(control, NULL, "%s made another call, %s, where rank %d made %s",
                      td_control_name_rank(control, odd, who), first, usual, second);
     return true;

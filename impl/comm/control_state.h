@@ -20,13 +20,14 @@ enum {
     HUB_MS = 2000,    /* for the hub's answer, where it alone knows */
     DRAIN_MS = 300,   /* for the last words to arrive */
     LINGER_MS = 500,  /* for ranks that come later, to hear why the run does not begin */
-    STRANGERS = 8,    /* connections that have not said yet who they are */
+    STRANGERS = 16, /* connections that have not said yet who they are; the oldest makes room for a new one */
+    GREETING_MS = 2000, /* for a stranger to show that it knows the run */
+    HELLO_MS = 10000,   /* and then for it to say who it is */
     MOST_BYTES = TD_CONTROL_VALUE + KEY_ROOM
 };
 
 typedef enum kind {
-    HELLO = 1, /* to the hub: who I am */
-    READY,     /* from it: who all are, and where the shared page is */
+    READY = 1, /* from the hub: who all are, and where the shared page is */
     MAPPED,    /* to it: whether I could map that */
     START,     /* from it: whether the page is used */
     PUT,       /* a key and its value, passed on */
@@ -44,9 +45,11 @@ typedef struct header {
     uint32_t bytes; /* of what follows */
 } header;
 
+/* To the hub, the third step of td_greeting: who I am. No header goes before it, and no other message either.
+ */
 typedef struct hello {
-    int32_t ranks, backend;
-    char run[KEY_ROOM];
+    td_key proof;
+    int32_t rank, ranks, backend;
     char key[TD_MEET_KEY];
     td_peer peer;
 } hello;
@@ -61,12 +64,27 @@ typedef struct ready {
 _Static_assert(sizeof(ready) + TD_COMM_MOST_RANKS * sizeof(td_peer) <= MOST_BYTES, "READY is one message");
 
 typedef struct connection {
-    int socket; /* -1: none */
-    int rank;   /* -1: not said yet */
-    bool ended; /* nothing more comes, and that is well */
+    int socket;  /* -1: none */
+    int rank;    /* -1: none */
+    bool ended;  /* nothing more comes, and that is well */
+    bool mapped; /* it has said whether it could map the page */
     size_t held;
     char buffer[sizeof(header) + MOST_BYTES];
 } connection;
+
+/** Of the hub's: a connection before it is a rank's. */
+typedef struct stranger {
+    int socket;       /* -1: none */
+    bool greeted;     /* it knows the run */
+    bool refused;     /* it was told why it is none of the ranks, and ends the connection */
+    int64_t until_ns; /* when it is dropped */
+    td_key proof;     /* of its hello, once it has greeted */
+    size_t held;
+    union {
+        td_greeting greeting;
+        hello hello;
+    } said;
+} stranger;
 
 typedef struct value {
     struct value *next;
@@ -79,12 +97,14 @@ struct td_control {
     td_control_options options;
     int rank, ranks, hosts;
     td_meeting meeting;
-    char run[KEY_ROOM], ip[TD_MEET_IP];
-    connection *connections; /* the hub's [ranks - 1 + STRANGERS]; another's [1] */
+    char ip[TD_MEET_IP];
+    connection *connections; /* the hub's [ranks - 1], rank 1's first; another's [1] */
     int connection_count;
-    int wake; /* an eventfd that ends the thread's poll */
+    stranger strangers[STRANGERS]; /* the hub's */
+    bool secret;                   /* another rank's: the hub has shown that it knows a token */
+    int wake;                      /* an eventfd that ends the thread's poll */
     pthread_t thread;
-    bool running, ending;
+    bool running, ending, gave_up;
     int64_t beat_ns;           /* of the thread: when it last said that it is alive */
     pthread_mutex_t send;      /* one sender at a time */
     pthread_mutex_t lock;      /* of all that follows */
@@ -121,8 +141,8 @@ static inline bool td_control_wait(td_control *control, int64_t deadline_ns)
 
 /* ---- control_faults.c ---- */
 
-/** To one connection; the parts are one message. */
-void td_control_tell(td_control *control, const connection *to, kind what, int rank, const void *first,
+/** To one socket; the parts are one message. -1: to nobody. */
+void td_control_tell(td_control *control, const int *socket, kind what, int rank, const void *first,
                      size_t first_bytes, const void *second, size_t second_bytes);
 
 /** To the hub; the hub itself to all but `except`. */

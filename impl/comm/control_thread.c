@@ -9,20 +9,31 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-/** Takes the page that rank 0's process holds. NULL: it cannot be reached. */
-static td_ledger *map_page(const ready *r, size_t bytes)
+/* The page can neither shrink nor grow under a process that has mapped it. */
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+
+/** Maps the page that rank 0 names by a process and a descriptor. NULL: it cannot be reached, or is not a
+ * page. The process must be rank 0's, as the system or a token says, and the file a sealed one like
+ * make_page's: this rank writes to what it maps. */
+static td_ledger *map_page(const td_control *control, const ready *r, size_t bytes)
 {
+    const int64_t known = td_meet_process(control->connections[0].socket);
     char path[64];
     void *page = MAP_FAILED;
+    struct stat of;
 
+    if (r->process <= 0 || (known ? known != r->process : !control->secret))
+        return NULL;
     snprintf(path, sizeof path, "/proc/%lld/fd/%d", (long long)r->process, (int)r->descriptor);
-    const int file = r->process ? open(path, O_RDWR | O_CLOEXEC) : -1;
-    if (file >= 0) {
+    const int file = open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (file < 0)
+        return NULL;
+    if (fstat(file, &of) == 0 && of.st_size == (off_t)bytes && fcntl(file, F_GET_SEALS) == SEALS)
         page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-        close(file);
-    }
+    close(file);
     return page == MAP_FAILED ? NULL : page;
 }
 
@@ -32,8 +43,9 @@ static void make_page(td_control *control)
     const size_t bytes = td_ledger_bytes(control->ranks);
     void *page;
 
-    control->page = memfd_create("tandem", MFD_CLOEXEC);
-    if (control->page < 0 || ftruncate(control->page, (off_t)bytes) != 0)
+    control->page = memfd_create("tandem", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (control->page < 0 || ftruncate(control->page, (off_t)bytes) != 0 ||
+        fcntl(control->page, F_ADD_SEALS, SEALS) != 0)
         return;
     page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, control->page, 0);
     if (page == MAP_FAILED)
@@ -75,14 +87,11 @@ static void all_have_come(td_control *control)
 {
     ready r = {0};
 
-    snprintf(r.ip, sizeof r.ip, "127.0.0.1");
     for (int i = 0; i < control->connection_count; i++) {
         char ip[TD_MEET_IP];
 
-        if (control->connections[i].rank < 0)
-            continue;
         td_meet_ip(control->connections[i].socket, ip);
-        if (!td_meet_is_loopback(ip))
+        if (i == 0 || !td_meet_is_loopback(ip))
             snprintf(r.ip, sizeof r.ip, "%s", ip);
     }
     control->hosts = 0;
@@ -105,65 +114,89 @@ static void all_have_come(td_control *control)
                            (size_t)control->ranks * sizeof(td_peer));
 }
 
-/** The hub: somebody says who it is. False: the connection is not one of this run. */
-static bool take_hello(td_control *control, connection *from, int rank, const hello *h)
+/** A text of another process: it ends, and has no character that moves a terminal's cursor. */
+static void tame(char *text, size_t room)
 {
-    char text[FAULT_ROOM] = "", who[128];
+    text[room - 1] = '\0';
+    for (char *c = text; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 127)
+            *c = '?';
+}
 
-    if (strncmp(h->run, control->run, KEY_ROOM) != 0) {
-        snprintf(text, sizeof text, "at this address rank 0 of another run, '%s', listens", control->run);
-        td_control_tell(control, from, FAULT, 0, text, strlen(text) + 1, NULL, 0);
-        return false;
-    }
+/** The hub: a stranger that knows the run says who it is, and becomes a rank, or hears why not. */
+static void take_hello(td_control *control, stranger *from)
+{
+    hello *h = &from->said.hello;
+    char text[FAULT_ROOM] = "", who[128];
+    const int rank = h->rank;
+
+    tame(h->key, sizeof h->key);
+    tame(h->peer.name, sizeof h->peer.name);
+    tame(h->peer.device, sizeof h->peer.device);
     if (h->ranks != control->ranks)
-        snprintf(text, sizeof text, "rank %d (process %lld on %.63s) was told of %d ranks, rank 0 of %d",
-                 rank, (long long)h->peer.process, h->peer.name, (int)h->ranks, control->ranks);
+        snprintf(text, sizeof text, "rank %d (process %lld on %s) was told of %d ranks, rank 0 of %d", rank,
+                 (long long)h->peer.process, h->peer.name, (int)h->ranks, control->ranks);
     else if (h->backend != control->options.backend)
-        snprintf(text, sizeof text, "rank %d (process %lld on %.63s) was told another backend than rank 0",
-                 rank, (long long)h->peer.process, h->peer.name);
+        snprintf(text, sizeof text, "rank %d (process %lld on %s) was told another backend than rank 0", rank,
+                 (long long)h->peer.process, h->peer.name);
     else if (rank < 1 || rank >= control->ranks || control->joined[rank])
-        snprintf(text, sizeof text, "%s and process %lld on %.63s both say that they are rank %d",
+        snprintf(text, sizeof text, "%s and process %lld on %s both say that they are rank %d",
                  rank < 0 || rank >= control->ranks ? "nobody" : td_control_name_rank(control, rank, who),
                  (long long)h->peer.process, h->peer.name, rank);
     for (int peer = 0; peer < control->ranks && !text[0]; peer++)
         if (control->joined[peer] && h->peer.device[0] && strcmp(control->keys[peer], h->key) == 0 &&
-            strncmp(control->peers[peer].device, h->peer.device, TD_MEET_HOST) == 0)
+            strcmp(control->peers[peer].device, h->peer.device) == 0)
             snprintf(text, sizeof text, "ranks %d and %d are both on %s, each needs a GPU of its own", peer,
                      rank, h->peer.device);
     if (td_control_faulted(control)) /* too late: it hears of what happened before */
         snprintf(text, sizeof text, "%s", control->fault);
     if (text[0]) {
-        td_control_tell(control, from, FAULT, 0, text, strlen(text) + 1, NULL, 0);
+        td_control_tell(control, &from->socket, FAULT, 0, text, strlen(text) + 1, NULL, 0);
+        from->refused = true;
         td_control_raise(control, text, true);
-        return true;
+        return;
     }
-    from->rank = rank;
+    connection *c = &control->connections[rank - 1];
+    pthread_mutex_lock(&control->send);
+    c->socket = from->socket;
+    c->rank = rank;
+    from->socket = -1;
+    pthread_mutex_unlock(&control->send);
     control->peers[rank] = h->peer;
     snprintf(control->keys[rank], TD_MEET_KEY, "%s", h->key);
     control->joined[rank] = true;
     if (++control->joined_count == control->ranks)
         all_have_come(control);
-    return true;
 }
 
 /** The others: the hub tells who all are. */
-static void take_ready(td_control *control, const ready *r)
+static bool take_ready(td_control *control, const ready *r)
 {
-    const int32_t bytes = (int32_t)((size_t)control->ranks * sizeof(td_peer));
+    const size_t bytes = (size_t)control->ranks * sizeof(td_peer);
+    int hosts = 0;
 
+    for (int rank = 0; rank < control->ranks; rank++) { /* they are numbered in the order of the ranks */
+        if (r->peers[rank].host < 0 || r->peers[rank].host > hosts)
+            return false;
+        hosts += r->peers[rank].host == hosts;
+    }
     pthread_mutex_lock(&control->lock);
-    memcpy(control->peers, r->peers, (size_t)bytes);
-    control->hosts = 0;
-    for (int rank = 0; rank < control->ranks; rank++)
-        control->hosts =
-            control->peers[rank].host >= control->hosts ? control->peers[rank].host + 1 : control->hosts;
-    if (control->hosts > 1 && td_meet_is_loopback(control->ip))
-        snprintf(control->ip, sizeof control->ip, "%s", r->ip);
-    control->ledger = map_page(r, td_ledger_bytes(control->ranks));
+    memcpy(control->peers, r->peers, bytes);
+    for (int rank = 0; rank < control->ranks; rank++) {
+        tame(control->peers[rank].name, TD_MEET_HOST);
+        tame(control->peers[rank].device, TD_MEET_HOST);
+    }
+    control->hosts = hosts;
+    if (hosts == 1 || td_meet_is_loopback(control->ip)) { /* then this is rank 0's host */
+        memcpy(control->ip, r->ip, sizeof control->ip);
+        tame(control->ip, sizeof control->ip);
+    }
+    control->ledger = map_page(control, r, td_ledger_bytes(control->ranks));
     control->mapped_bytes = control->ledger ? td_ledger_bytes(control->ranks) : 0;
     pthread_mutex_unlock(&control->lock);
     const int32_t mapped = control->ledger != NULL;
     td_control_tell_others(control, MAPPED, control->rank, -1, &mapped, sizeof mapped, NULL, 0);
+    return true;
 }
 
 static void take_start(td_control *control, int32_t shared)
@@ -196,22 +229,55 @@ static void take_value(td_control *control, const char *data, size_t bytes)
     pthread_mutex_unlock(&control->lock);
 }
 
-/** False: the connection is to be closed. data is aligned for any struct. */
-static bool take(td_control *control, connection *from, const header *head, const char *data)
+/** Whether a message is one that this rank can be told now, by that end: its kind, length, state and rank. */
+static bool fits(const td_control *control, const connection *from, const header *head)
+{
+    const bool hub = td_control_is_hub(control), started = control->started;
+    const bool by_words = started && control->mapped_bytes == 0; /* calls are told, for no page is shared */
+    const bool ready_came = control->hosts > 0;
+    const size_t bytes = head->bytes;
+
+    if (head->magic != MAGIC ||
+        (hub ? head->rank != from->rank
+             : head->rank < 0 || head->rank >= control->ranks || head->rank == control->rank))
+        return false;
+    switch (head->kind) {
+    case READY:
+        return !hub && !ready_came && bytes == sizeof(ready) + (size_t)control->ranks * sizeof(td_peer);
+    case MAPPED:
+        return hub && ready_came && !from->mapped && bytes == sizeof(int32_t);
+    case START:
+        return !hub && ready_came && !started && bytes == sizeof(int32_t);
+    case PUT:
+        return started && bytes >= KEY_ROOM && bytes <= MOST_BYTES;
+    case ISSUED:
+    case LATE:
+        return hub && by_words && bytes == sizeof(td_signature);
+    case GO:
+        return !hub && by_words && bytes == sizeof(int64_t);
+    case BEAT:
+        return hub && by_words && bytes == 0;
+    case FAULT:
+        return bytes >= 1 && bytes <= FAULT_ROOM;
+    case LEFT:
+        return bytes == 0;
+    default:
+        return false;
+    }
+}
+
+/** Acts on a message that fits. False: what it says is impossible. data is aligned for any struct. */
+static bool take(td_control *control, connection *from, const header *head, char *data)
 {
     char text[FAULT_ROOM];
     const int rank = from->rank;
+    const td_signature *call = (const td_signature *)(const void *)data;
 
-    if (td_control_is_hub(control) ? (rank < 0) != (head->kind == HELLO) : head->kind == HELLO)
-        return false;
     switch (head->kind) {
-    case HELLO:
-        return head->bytes == sizeof(hello) &&
-               take_hello(control, from, head->rank, (const hello *)(const void *)data);
     case READY:
-        take_ready(control, (const ready *)(const void *)data);
-        break;
+        return take_ready(control, (const ready *)(const void *)data);
     case MAPPED:
+        from->mapped = true;
         control->all_mapped &= *(const int32_t *)(const void *)data != 0;
         if (++control->mapped_count == control->ranks - 1)
             start(control);
@@ -225,7 +291,9 @@ static bool take(td_control *control, connection *from, const header *head, cons
         take_value(control, data, head->bytes);
         break;
     case ISSUED:
-        td_ledger_publish(control->ledger, rank, (const td_signature *)(const void *)data);
+        if (call->number <= atomic_load(&control->ledger->slots[rank].issued))
+            return false;
+        td_ledger_publish(control->ledger, rank, call);
         td_control_check_new(control);
         break;
     case GO:
@@ -235,14 +303,14 @@ static bool take(td_control *control, connection *from, const header *head, cons
         pthread_mutex_unlock(&control->lock);
         break;
     case BEAT:
-        if (control->started)
-            atomic_store(&control->ledger->slots[rank].beat_ns, td_clock_ns());
+        atomic_store(&control->ledger->slots[rank].beat_ns, td_clock_ns());
         break;
     case LATE:
-        td_control_find_late(control, (const td_signature *)(const void *)data, text);
+        td_control_find_late(control, call, text);
         td_control_raise(control, text, true);
         break;
     case FAULT:
+        tame(data, head->bytes);
         td_control_raise(control, data, td_control_is_hub(control));
         break;
     case LEFT:
@@ -253,8 +321,6 @@ static bool take(td_control *control, connection *from, const header *head, cons
         pthread_cond_broadcast(&control->changed);
         pthread_mutex_unlock(&control->lock);
         break;
-    default:
-        return false;
     }
     return true;
 }
@@ -280,7 +346,8 @@ static void drop_connection(td_control *control, connection *c)
 static bool receive(td_control *control, connection *c)
 {
     const ssize_t got = recv(c->socket, c->buffer + c->held, sizeof c->buffer - c->held, MSG_DONTWAIT);
-    _Alignas(16) char data[MOST_BYTES + 1];
+    _Alignas(16) char data[MOST_BYTES];
+    char who[128];
     size_t at = 0;
 
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
@@ -292,37 +359,86 @@ static bool receive(td_control *control, connection *c)
         header head;
 
         memcpy(&head, c->buffer + at, sizeof head);
-        if (head.magic != MAGIC || head.bytes > MOST_BYTES)
-            return false;
-        if (c->held - at < sizeof head + head.bytes)
+        const bool fit = fits(control, c, &head);
+        if (fit && c->held - at < sizeof head + head.bytes)
             break;
-        memcpy(data, c->buffer + at + sizeof head, head.bytes);
-        data[head.bytes] = '\0'; /* of a text that has none */
+        if (fit)
+            memcpy(data, c->buffer + at + sizeof head, head.bytes);
         at += sizeof head + head.bytes;
-        if (!take(control, c, &head, data))
+        if (!fit || !take(control, c, &head, data)) {
+            td_control_fault(control, NULL, "%s sent a message that cannot be",
+                             td_control_name_rank(control, c->rank, who));
             return false;
+        }
     }
     memmove(c->buffer, c->buffer + at, c->held - at);
     c->held -= at;
     return true;
 }
 
+static void drop_stranger(stranger *s)
+{
+    if (s->socket >= 0)
+        close(s->socket);
+    *s = (stranger){.socket = -1};
+}
+
+/** Reads what a stranger sends. Whoever does not know the run is dropped without an answer. */
+static void hear_stranger(td_control *control, stranger *s)
+{
+    const size_t room = s->greeted ? sizeof s->said.hello : sizeof s->said.greeting;
+    const ssize_t got =
+        s->refused ? 0 : recv(s->socket, (char *)&s->said + s->held, room - s->held, MSG_DONTWAIT);
+    td_greeting answer;
+
+    if (got < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    s->held += got > 0 ? (size_t)got : 0;
+    if (got > 0 && s->held < room)
+        return;
+    if (got > 0 && s->greeted && td_key_same(s->said.hello.proof, s->proof)) {
+        take_hello(control, s);
+    } else if (got > 0 && !s->greeted &&
+               td_meet_answer(&control->meeting, &s->said.greeting, &answer, &s->proof) &&
+               send(s->socket, &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) ==
+                   (ssize_t)sizeof answer) {
+        s->greeted = true;
+        s->held = 0;
+        s->until_ns = td_control_after_ms(HELLO_MS);
+    } else {
+        drop_stranger(s);
+    }
+}
+
+/** A new connection takes the place of the oldest stranger. So no crowd keeps a rank out: a rank sends its
+ * greeting before rank 0 accepts the connection. */
 static void welcome(td_control *control)
 {
-    const int socket = td_meet_accept(&control->meeting);
+    stranger *place = &control->strangers[0];
 
+    for (int i = 0; i < STRANGERS; i++) {
+        stranger *s = &control->strangers[i];
+
+        if (s->socket < 0 || (place->socket >= 0 && s->until_ns < place->until_ns))
+            place = s;
+    }
+    const int socket = td_meet_accept(&control->meeting);
     if (socket < 0)
         return;
-    for (int i = 0; i < control->connection_count; i++)
-        if (control->connections[i].socket < 0) {
-            connection *c = &control->connections[i];
+    drop_stranger(place);
+    place->socket = socket;
+    place->until_ns = td_control_after_ms(GREETING_MS);
+    hear_stranger(control, place);
+}
 
-            c->rank = -1;
-            c->held = 0;
-            c->socket = socket;
-            return;
-        }
-    close(socket); /* a crowd of strangers */
+/** Drops strangers whose time is over. After the run began it drops all. */
+static void drop_strangers(td_control *control)
+{
+    const int64_t now = td_clock_ns();
+
+    for (int i = 0; i < STRANGERS; i++)
+        if (control->strangers[i].socket >= 0 && (control->started || now > control->strangers[i].until_ns))
+            drop_stranger(&control->strangers[i]);
 }
 
 static void beat(td_control *control)
@@ -341,28 +457,31 @@ static void beat(td_control *control)
 void *td_control_run(void *argument)
 {
     td_control *control = argument;
-    const int most = control->connection_count + 2;
+    const int most = 2 + STRANGERS + control->connection_count;
     struct pollfd *polled = calloc((size_t)most, sizeof *polled);
-    connection **polled_connection = calloc((size_t)most, sizeof *polled_connection);
     bool ending = false;
 
-    while (!ending && polled && polled_connection) {
-        int count = 0;
-
-        polled[count++] = (struct pollfd){.fd = control->wake, .events = POLLIN};
-        polled[count++] =
+    while (!ending && polled) {
+        polled[0] = (struct pollfd){.fd = control->wake, .events = POLLIN};
+        polled[1] =
             (struct pollfd){.fd = control->started ? -1 : control->meeting.listener, .events = POLLIN};
+        for (int i = 0; i < STRANGERS; i++)
+            polled[2 + i] = (struct pollfd){.fd = control->strangers[i].socket, .events = POLLIN};
+        for (int i = 0; i < control->connection_count; i++) {
+            const connection *c = &control->connections[i];
+
+            polled[2 + STRANGERS + i] = (struct pollfd){.fd = c->ended ? -1 : c->socket, .events = POLLIN};
+        }
+        (void)poll(polled, (nfds_t)most, TICK_MS);
         for (int i = 0; i < control->connection_count; i++)
-            if (control->connections[i].socket >= 0 && !control->connections[i].ended) {
-                polled_connection[count] = &control->connections[i];
-                polled[count++] = (struct pollfd){.fd = control->connections[i].socket, .events = POLLIN};
-            }
-        (void)poll(polled, (nfds_t)count, TICK_MS);
+            if (polled[2 + STRANGERS + i].revents && !receive(control, &control->connections[i]))
+                drop_connection(control, &control->connections[i]);
+        for (int i = 0; i < STRANGERS; i++)
+            if (polled[2 + i].revents)
+                hear_stranger(control, &control->strangers[i]);
         if (polled[1].revents)
             welcome(control);
-        for (int i = 2; i < count; i++)
-            if (polled[i].revents && !receive(control, polled_connection[i]))
-                drop_connection(control, polled_connection[i]);
+        drop_strangers(control);
         beat(control);
         if (control->started && control->mapped_bytes > 0)
             td_control_check_new(control);
@@ -370,9 +489,8 @@ void *td_control_run(void *argument)
         ending = control->ending;
         pthread_mutex_unlock(&control->lock);
     }
-    if (!polled || !polled_connection)
+    if (!polled)
         td_control_fault(control, NULL, "rank %d has no memory for its connections", control->rank);
     free(polled);
-    free(polled_connection);
     return NULL;
 }

@@ -11,6 +11,7 @@
  * ncclCommAbort, which ends the kernels. */
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/float16.h"
 #include "comm/cuda_state.h"
 #include "comm/thread.h"
 #include "kernels/scale.h"
@@ -148,11 +149,16 @@ static td_status start_nccl(td_comm *comm, td_nccl *n, int64_t deadline_ns)
     }
     TD_TRY(td_thread_start(&thread, run_start, n));
     pthread_mutex_lock(&n->lock);
+    td_wait wait = td_wait_begin(td_comm_waiting(comm));
     bool in_time = true;
     while (!n->started && in_time && !td_control_faulted(comm->control)) {
         const int64_t soon = td_clock_ns() + 10000000; /* a fault does not signal this condition */
 
         (void)td_condition_wait(&n->changed, &n->lock, soon);
+        pthread_mutex_unlock(&n->lock);
+        if (!td_wait_goes_on(&wait, "NCCL starts on all ranks"))
+            td_control_fault(comm->control, NULL, "rank %d gave up: its caller ended the wait", n->rank);
+        pthread_mutex_lock(&n->lock);
         in_time = td_clock_ns() < deadline_ns;
     }
     const bool started = n->started;
@@ -229,12 +235,26 @@ static ncclDataType_t type_of(int type)
 }
 
 /** Among a power of two ranks NCCL's own average, which multiplies by 1 / ranks first, has the bits of the
- * sum that is multiplied then: the factor is exact, but next to the ends of a type's range, which f16 is
- * not far from. It spares a pass over the data. */
-static bool averages_itself(const td_nccl *n, const td_signature *call)
+ * sum that is multiplied then: the factor is exact, but next to the ends of a type's range. f16, which is not
+ * far from those, is to be multiplied first. It spares a pass over the data. */
+static bool averages_itself(const td_nccl *n)
 {
-    return (n->ranks & (n->ranks - 1)) == 0 &&
-           (call->type == TD_COMM_F32 || call->type == TD_COMM_F64 || call->type == TD_COMM_BF16);
+    return td_comm_power(n->ranks) == n->ranks;
+}
+
+/** NCCL's reduction of a call. For an average of f16 one is made that divides by a power of two first; *made
+ * says so. */
+static ncclResult_t begin_reduction(td_nccl *n, const td_signature *call, ncclRedOp_t *op, bool *made)
+{
+    td_f16 factor = td_f16_from_f32(1.0f / (float)td_comm_power(n->ranks));
+
+    *made = call->reduction == TD_AVERAGE && call->type == TD_COMM_F16 && !averages_itself(n);
+    if (*made)
+        return n->nc.RedOpCreatePreMulSum(op, &factor, ncclFloat16, ncclScalarHostImmediate, n->comm);
+    *op = call->reduction == TD_MAX                             ? ncclMax
+          : call->reduction == TD_AVERAGE && averages_itself(n) ? ncclAvg
+                                                                : ncclSum;
+    return ncclSuccess;
 }
 
 static ncclResult_t call_nccl(td_nccl *n, const td_work *work)
@@ -242,15 +262,21 @@ static ncclResult_t call_nccl(td_nccl *n, const td_work *work)
     const td_signature *call = &work->call;
     const ncclDataType_t type = type_of(call->type);
     const size_t count = (size_t)call->count;
-    const ncclRedOp_t op = call->reduction == TD_MAX                                   ? ncclMax
-                           : call->reduction == TD_AVERAGE && averages_itself(n, call) ? ncclAvg
-                                                                                       : ncclSum;
+    ncclResult_t result;
+    ncclRedOp_t op;
+    bool made;
 
     switch (call->kind) {
     case TD_CALL_ALL_REDUCE:
-        return n->nc.AllReduce(work->in, work->out, count, type, op, n->comm, n->stream);
     case TD_CALL_REDUCE_SCATTER:
-        return n->nc.ReduceScatter(work->in, work->out, count, type, op, n->comm, n->stream);
+        result = begin_reduction(n, call, &op, &made);
+        if (result == ncclSuccess)
+            result = call->kind == TD_CALL_ALL_REDUCE
+                         ? n->nc.AllReduce(work->in, work->out, count, type, op, n->comm, n->stream)
+                         : n->nc.ReduceScatter(work->in, work->out, count, type, op, n->comm, n->stream);
+        if (made && result == ncclSuccess) /* the call that is queued keeps what it needs */
+            result = n->nc.RedOpDestroy(op, n->comm);
+        return result;
     case TD_CALL_ALL_GATHER:
         return n->nc.AllGather(work->in, work->out, count, type, n->comm, n->stream);
     default:
@@ -262,11 +288,10 @@ static cudaError_t scale(td_nccl *n, const td_work *work)
 {
     const td_signature *call = &work->call;
 
-    if (call->reduction != TD_AVERAGE || averages_itself(n, call))
+    if (call->reduction != TD_AVERAGE || averages_itself(n))
         return cudaSuccess;
-    return call->type == TD_COMM_I64
-               ? td_cuda_divide(n->stream, call->count, n->ranks, work->out)
-               : td_cuda_scale(n->stream, call->count, n->ranks, (td_dtype)call->type, work->out);
+    return td_cuda_scale(n->stream, call->count, call->type == TD_COMM_F16 ? td_comm_power(n->ranks) : 1,
+                         n->ranks, (td_dtype)call->type, work->out);
 }
 
 /** Queues it behind what the device's stream has now; the GPU is current, and no other thread inside NCCL. */
@@ -349,8 +374,10 @@ static td_status issue(td_comm *comm, td_work *work)
     td_status status = TD_OK;
     const int64_t deadline_ns = td_clock_ns() + td_comm_ns(comm->options.seconds);
 
+    td_wait wait = td_wait_begin(td_comm_waiting(comm));
+
     td_control_publish(comm->control, &work->call);
-    TD_TRY(td_control_await(comm->control, &work->call, deadline_ns));
+    TD_TRY(td_control_await(comm->control, &work->call, deadline_ns, &wait));
     if (work->call.kind > TD_CALL_BROADCAST)
         TD_TRY(td_comm_finish_control(comm, work, deadline_ns));
     if (work->call.kind > TD_CALL_BROADCAST || work->call.count == 0) {
@@ -414,6 +441,7 @@ static td_status wait_for(td_comm *comm, td_work *work)
     td_nccl *n = comm->state;
     const int64_t begun_ns = td_clock_ns();
     bool done = !work->native || atomic_load(&work->done);
+    td_wait wait = td_wait_begin(td_comm_waiting(comm));
 
     while (!done) {
         TD_TRY(query(comm, work, &done));
@@ -424,7 +452,8 @@ static td_status wait_for(td_comm *comm, td_work *work)
         const int64_t since = work->issued_ns > n->ended_ns ? work->issued_ns : n->ended_ns;
         if (now - since > td_comm_ns(comm->options.seconds))
             TD_TRY(td_control_late(comm->control, &work->call));
-        rest(begun_ns);
+        if (td_control_goes_on(comm->control, &wait, &work->call)) /* else the next look finds the fault */
+            rest(begun_ns);
     }
     n->ended_ns = td_clock_ns();
     status = td_control_status(comm->control, &work->call);

@@ -16,7 +16,7 @@ enum { TD_NCCL_LAUNCHES = 2 };
 #define TD_NCCL_EACH(f)                                                                                      \
     f(GetVersion) f(GetUniqueId) f(GetErrorString) f(GetLastError) f(CommInitRankConfig) f(CommFinalize)     \
         f(CommDestroy) f(CommAbort) f(CommGetAsyncError) f(AllReduce) f(ReduceScatter) f(AllGather)          \
-            f(Broadcast)
+            f(Broadcast) f(RedOpCreatePreMulSum) f(RedOpDestroy)
 #define TD_NCCL_DECLARE(name) __typeof__(&nccl##name) name;
 typedef struct td_nccl_library {
     TD_NCCL_EACH(TD_NCCL_DECLARE)

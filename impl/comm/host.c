@@ -85,21 +85,20 @@ static bool is_faulted(void *user)
     return comm->control && td_control_faulted(comm->control);
 }
 
-/* ---- the second half of an average ---- */
+/* ---- averages ---- */
 
 #define SCALE(T, WIDE, widen, narrow)                                                                        \
     do {                                                                                                     \
-        const WIDE factor = (WIDE)1 / (WIDE)ranks;                                                           \
+        const WIDE factor = (WIDE)numerator / (WIDE)denominator;                                             \
         T *x = data;                                                                                         \
         for (int64_t i = 0; i < count; i++)                                                                  \
             x[i] = narrow(widen(x[i]) * factor);                                                             \
     } while (0)
 #define SAME(x) (x)
 
-void td_comm_scale(td_comm_type type, int64_t count, int ranks, void *data)
+/** data[i] times numerator / denominator: the factor in f32 (f64: in f64), rounded to the type. */
+static void scale(td_comm_type type, int64_t count, int numerator, int denominator, void *data)
 {
-    int64_t *integers = data;
-
     switch (type) {
     case TD_COMM_F64:
         SCALE(double, double, SAME, SAME);
@@ -113,11 +112,25 @@ void td_comm_scale(td_comm_type type, int64_t count, int ranks, void *data)
     case TD_COMM_BF16:
         SCALE(td_bf16, float, td_bf16_to_f32, td_bf16_from_f32);
         break;
-    case TD_COMM_I64:
-        for (int64_t i = 0; i < count; i++)
-            integers[i] /= ranks;
+    case TD_COMM_I64: /* has no average */
         break;
     }
+}
+
+/** The call's input, or of an average in f16 a copy that is divided by `power`. NULL: no memory. */
+static const void *begin_average(const td_work *work, int ranks, int power, void **copy)
+{
+    const td_signature *call = &work->call;
+    const int64_t count = call->count * (call->kind == TD_CALL_REDUCE_SCATTER ? ranks : 1);
+
+    if (power == 1)
+        return work->in;
+    *copy = malloc((size_t)count * sizeof(td_f16));
+    if (*copy) {
+        memcpy(*copy, work->in, (size_t)count * sizeof(td_f16));
+        scale(TD_COMM_F16, count, 1, power, *copy);
+    }
+    return *copy;
 }
 
 /* ---- the thread ---- */
@@ -127,12 +140,15 @@ static td_status run_engine(host *h, const td_work *work, int64_t deadline_ns)
     td_comm *comm = h->comm;
     const td_signature *call = &work->call;
     const bool average = call->reduction == TD_AVERAGE;
+    const int ranks = comm->options.ranks,
+              power = average && call->type == TD_COMM_F16 ? td_comm_power(ranks) : 1;
     char text[TD_ENGINE_TEXT] = "";
+    void *copy = NULL;
     const td_engine_call c = {.kind = call->kind,
                               .type = call->type,
                               .reduction = average ? TD_ENGINE_SUM : call->reduction,
                               .root = call->root,
-                              .in = work->in,
+                              .in = begin_average(work, ranks, power, &copy),
                               .out = work->out,
                               .count = call->count,
                               .number = call->number,
@@ -140,7 +156,11 @@ static td_status run_engine(host *h, const td_work *work, int64_t deadline_ns)
                               .stop = is_faulted,
                               .user = comm};
 
-    if (h->engine->run(h->engine_state, &c, text) != 0) {
+    if (!c.in)
+        return td_control_library_fault(comm->control, call, "no memory for an average of f16");
+    const int failed = h->engine->run(h->engine_state, &c, text);
+    free(copy);
+    if (failed) {
         if (!comm->control)
             return td_fail(TD_LIBRARY_ERROR, "%s", text);
         if (td_clock_ns() > deadline_ns && !td_control_faulted(comm->control))
@@ -148,7 +168,7 @@ static td_status run_engine(host *h, const td_work *work, int64_t deadline_ns)
         return td_control_library_fault(comm->control, call, text);
     }
     if (average)
-        td_comm_scale((td_comm_type)call->type, call->count, comm->options.ranks, work->out);
+        scale((td_comm_type)call->type, call->count, power, ranks, work->out);
     return TD_OK;
 }
 
@@ -160,7 +180,7 @@ static void run_work(host *h, td_work *work)
 
     if (comm->control) {
         td_control_publish(comm->control, &work->call);
-        status = td_control_await(comm->control, &work->call, deadline_ns);
+        status = td_control_await(comm->control, &work->call, deadline_ns, NULL);
     }
     if (status == TD_OK && work->call.kind > TD_CALL_BROADCAST)
         status = td_comm_finish_control(comm, work, deadline_ns);
@@ -253,12 +273,22 @@ static td_status host_open(td_comm *comm, td_comm_backend backend, int64_t deadl
     }
     pthread_mutex_lock(&h->lock);
     /* Gloo has timeouts of its own and always comes back. MPI_Init may not. */
-    bool in_time = true;
-    while (!h->opened && in_time)
-        if (backend == TD_COMM_GLOO)
-            pthread_cond_wait(&h->changed, &h->lock);
-        else
-            in_time = td_condition_wait(&h->changed, &h->lock, deadline_ns) && !is_faulted(comm);
+    const bool comes_back = backend == TD_COMM_GLOO;
+    td_wait wait = td_wait_begin(td_comm_waiting(comm));
+    bool in_time = true, goes_on = true;
+    while (!h->opened && in_time) {
+        (void)td_condition_wait(&h->changed, &h->lock,
+                                td_wait_until(&wait, comes_back ? INT64_MAX : deadline_ns));
+        pthread_mutex_unlock(&h->lock);
+        if (goes_on && !td_wait_goes_on(&wait, "the library starts on all ranks")) {
+            goes_on = false;
+            if (comm->control)
+                td_control_fault(comm->control, NULL, "rank %d gave up: its caller ended the wait",
+                                 (int)comm->options.rank);
+        }
+        in_time = comes_back || (goes_on && td_clock_ns() < deadline_ns && !is_faulted(comm));
+        pthread_mutex_lock(&h->lock);
+    }
     if (!h->opened) {
         h->abandoned = true;
         pthread_detach(h->thread);
@@ -306,9 +336,17 @@ static void host_issue(host *h, td_work *work)
 
 static void host_wait(host *h, const td_work *work)
 {
+    td_wait wait = td_wait_begin(td_comm_waiting(h->comm));
+    bool goes_on = true;
+
     pthread_mutex_lock(&h->lock);
-    while (!atomic_load(&work->done))
-        pthread_cond_wait(&h->changed, &h->lock);
+    while (!atomic_load(&work->done)) {
+        (void)td_condition_wait(&h->changed, &h->lock, goes_on ? td_wait_until(&wait, INT64_MAX) : INT64_MAX);
+        pthread_mutex_unlock(&h->lock);
+        if (goes_on && h->comm->control && !atomic_load(&work->done))
+            goes_on = td_control_goes_on(h->comm->control, &wait, &work->call);
+        pthread_mutex_lock(&h->lock);
+    }
     pthread_mutex_unlock(&h->lock);
 }
 

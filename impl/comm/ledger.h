@@ -27,6 +27,7 @@ typedef struct td_signature {
     int64_t count;
     int32_t kind, type, reduction, root;
     int64_t in_at, out_at; /* places in windows */
+    uint64_t state;        /* td_comm_carry */
 } td_signature;
 
 /* How far one rank's calls may be ahead of another's and still be compared. A CPU's never are by more than

@@ -16,13 +16,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { TRY_AGAIN_MS = 10, CONNECT_MS = 1000, BACKLOG = 1024 };
+enum { TRY_AGAIN_MS = 10, CONNECT_MS = 1000, ANSWER_MS = 2000, BACKLOG = 1024, PLAIN_NAME = 40 };
 
 static const char *error_text(int error, char room[128])
 {
@@ -58,6 +59,18 @@ bool td_meet_is_loopback(const char *ip)
     return strncmp(ip, "127.", 4) == 0 || strcmp(ip, "::1") == 0;
 }
 
+/** IPv4 goes before IPv6, here as everywhere: a host may lack either. */
+static void own_loopback(char out[TD_MEET_IP])
+{
+    const struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    const int probe = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    const bool there = probe >= 0 && bind(probe, (const struct sockaddr *)&any, sizeof any) == 0;
+
+    if (probe >= 0)
+        close(probe);
+    snprintf(out, TD_MEET_IP, "%s", there ? "127.0.0.1" : "::1");
+}
+
 void td_meet_ip(int connection, char out[TD_MEET_IP])
 {
     struct sockaddr_storage local;
@@ -65,7 +78,7 @@ void td_meet_ip(int connection, char out[TD_MEET_IP])
 
     if (getsockname(connection, (struct sockaddr *)&local, &length) != 0 || local.ss_family == AF_UNIX ||
         getnameinfo((struct sockaddr *)&local, length, out, TD_MEET_IP, NULL, 0, NI_NUMERICHOST) != 0)
-        snprintf(out, TD_MEET_IP, "127.0.0.1");
+        own_loopback(out);
     /* What came over IPv4 to a socket for both. */
     if (strncmp(out, "::ffff:", 7) == 0)
         memmove(out, out + 7, strlen(out + 7) + 1);
@@ -81,15 +94,152 @@ static void tune(int connection)
     (void)setsockopt(connection, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 
+/* ---- who belongs to the run ---- */
+
+/** What all ranks of the run know. Under another name or another token everything is another. */
+static td_key make_key(const td_key *token, const char *run)
+{
+    return td_key_hash(*token, run ? run : "", run ? strlen(run) : 0);
+}
+
+/** The token that the place names; false: it names none. */
+static bool told_token(const td_meet_place *place, td_key *out)
+{
+    *out = (td_key){{0}};
+    return place->address && place->token && td_key_parse(place->token, out);
+}
+
+static td_key prove(td_key key, int step, const td_key *theirs, const td_key *ours)
+{
+    const uint64_t words[] = {(uint64_t)step, theirs->word[0], theirs->word[1], ours ? ours->word[0] : 0,
+                              ours ? ours->word[1] : 0};
+
+    return td_key_hash(key, words, sizeof words);
+}
+
+bool td_meet_answer(const td_meeting *meeting, const td_greeting *theirs, td_greeting *answer, td_key *proof)
+{
+    if (!td_key_same(theirs->proof, prove(meeting->key, 1, &theirs->nonce, NULL)) ||
+        td_key_draw(&answer->nonce) != TD_OK)
+        return false;
+    answer->proof = prove(meeting->key, 2, &theirs->nonce, &answer->nonce);
+    *proof = prove(meeting->key, 3, &theirs->nonce, &answer->nonce);
+    return true;
+}
+
+/** A rank's search for rank 0. */
+typedef struct search {
+    const char *run, *where;
+    td_key token;
+    td_met *out;
+    td_wait wait;
+    bool ended;     /* by the caller */
+    bool strangers; /* somebody listens where rank 0 should, and is not */
+    bool foreign;   /* the file in the directory is another user's */
+} search;
+
+/** Why rank 0 was not found so far. */
+static const char *explain(const search *s, char text[320])
+{
+    snprintf(text, 320, "%s %.200s%s",
+             s->foreign     ? "another user made"
+             : s->strangers ? "the process that listens at"
+                            : "nobody answers at",
+             s->where, s->strangers ? " does not know this run's name and token" : "");
+    return text;
+}
+
+/** Whether the search goes on, as far as the caller says. */
+static bool goes_on(search *s)
+{
+    char text[320];
+
+    s->ended = s->ended || !td_wait_goes_on(&s->wait, explain(s, text));
+    return !s->ended;
+}
+
+/** Whether the connection is ready by then; the caller may end that as well. */
+static bool is_ready(search *s, int connection, short events, int64_t ms)
+{
+    const int64_t until = td_clock_ns() + ms * 1000000;
+    struct pollfd polled = {.fd = connection, .events = events};
+
+    while (goes_on(s)) {
+        const int64_t left_ms = (td_wait_until(&s->wait, until) - td_clock_ns()) / 1000000 + 1;
+        const int ready = poll(&polled, 1, left_ms > 0 ? (int)left_ms : 0);
+
+        if (ready > 0)
+            return true;
+        if (td_clock_ns() > until || (ready < 0 && errno != EINTR))
+            return false;
+    }
+    return false;
+}
+
+/** Steps 1 and 2 at a rank's end. False: the other end is not rank 0 of the run. */
+static bool greet(search *s, int connection)
+{
+    const td_key key = make_key(&s->token, s->run);
+    td_greeting mine, answer;
+    size_t held = 0;
+
+    if (td_key_draw(&mine.nonce) != TD_OK)
+        return false;
+    mine.proof = prove(key, 1, &mine.nonce, NULL);
+    if (send(connection, &mine, sizeof mine, MSG_NOSIGNAL) != (ssize_t)sizeof mine)
+        return false;
+    while (held < sizeof answer) {
+        const ssize_t got = is_ready(s, connection, POLLIN, ANSWER_MS)
+                                ? recv(connection, (char *)&answer + held, sizeof answer - held, 0)
+                                : 0;
+        if (got <= 0)
+            return false;
+        held += (size_t)got;
+    }
+    s->out->proof = prove(key, 3, &mine.nonce, &answer.nonce);
+    return td_key_same(answer.proof, prove(key, 2, &mine.nonce, &answer.nonce));
+}
+
+/** Keeps the connection if rank 0 is at its other end, else closes it. */
+static bool keep(search *s, int connection)
+{
+    if (connection < 0)
+        return false;
+    if (greet(s, connection)) {
+        s->out->socket = connection;
+        return true;
+    }
+    close(connection);
+    s->strangers = true;
+    return false;
+}
+
 /* ---- by name ---- */
+
+/** A run's name as a part of names of the system's: any other text than short plain words is hashed, so that
+ * two different names stay different. */
+static void plain_name(const char *run, char out[PLAIN_NAME + 1])
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_";
+
+    if (strlen(run) <= PLAIN_NAME && run[strspn(run, plain)] == '\0') {
+        snprintf(out, PLAIN_NAME + 1, "%s", run);
+        return;
+    }
+    out[0] = '~';
+    td_key_text(td_key_hash((td_key){{0}}, run, strlen(run)), out + 1);
+}
 
 /** A name in the kernel's own table, which ends with its socket. Other users' are told apart when one
  * connects. */
 static socklen_t name_address(const char *run, struct sockaddr_un *out)
 {
+    char name[PLAIN_NAME + 1];
+
+    plain_name(run, name);
     *out = (struct sockaddr_un){.sun_family = AF_UNIX};
     const int length =
-        snprintf(out->sun_path + 1, sizeof out->sun_path - 1, "tandem/%u/%s", (unsigned)getuid(), run);
+        snprintf(out->sun_path + 1, sizeof out->sun_path - 1, "tandem/%u/%s", (unsigned)getuid(), name);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
 }
 
@@ -102,32 +252,48 @@ static td_status listen_by_name(const char *run, td_meeting *out)
     out->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (out->listener < 0 || bind(out->listener, (struct sockaddr *)&address, length) != 0 ||
         listen(out->listener, BACKLOG) != 0)
-        return td_fail(TD_IO_ERROR, "rank 0 cannot listen under the name of run '%s': %s", run,
+        return td_fail(TD_IO_ERROR, "rank 0 cannot listen under the name of run '%.100s': %s", run,
                        errno == EADDRINUSE ? "it is taken, another run of that name is there"
                                            : error_text(errno, room));
     return TD_OK;
 }
 
+/** Known of sockets of a name alone. */
+static bool get_peer(int connection, struct ucred *out)
+{
+    struct sockaddr_storage local;
+    socklen_t length = sizeof local, peer_length = sizeof *out;
+
+    return getsockname(connection, (struct sockaddr *)&local, &length) == 0 && local.ss_family == AF_UNIX &&
+           getsockopt(connection, SOL_SOCKET, SO_PEERCRED, out, &peer_length) == 0;
+}
+
+int64_t td_meet_process(int connection)
+{
+    struct ucred peer;
+
+    return get_peer(connection, &peer) ? peer.pid : 0;
+}
+
 static bool of_this_user(int connection)
 {
     struct ucred peer;
-    socklen_t length = sizeof peer;
 
-    return getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == getuid();
+    return get_peer(connection, &peer) && peer.uid == getuid();
 }
 
-static int connect_by_name(const char *run)
+static bool connect_by_name(search *s)
 {
     struct sockaddr_un address;
-    const socklen_t length = name_address(run, &address);
+    const socklen_t length = name_address(s->run, &address);
     const int connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
     if (connection >= 0 && connect(connection, (struct sockaddr *)&address, length) == 0 &&
         of_this_user(connection))
-        return connection;
+        return keep(s, connection);
     if (connection >= 0)
         close(connection);
-    return -1;
+    return false;
 }
 
 /* ---- by TCP ---- */
@@ -151,116 +317,209 @@ cleanup:
     return status;
 }
 
+/** A listener there, or -1 with errno. One at :: takes IPv4 as well. */
+static int listen_on(const struct sockaddr *address, socklen_t length)
+{
+    const int listener = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const int on = 1, off = 0;
+
+    /* A port whose last owner's connections linger may be used again; one that is listened at not. */
+    if (listener >= 0 && setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+        (address->sa_family != AF_INET6 ||
+         setsockopt(listener, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0) &&
+        bind(listener, address, length) == 0 && listen(listener, BACKLOG) == 0)
+        return listener;
+    const int error = errno;
+    if (listener >= 0)
+        close(listener);
+    errno = error;
+    return -1;
+}
+
+/** On all interfaces; a port of 0 is one that is free. */
+static int listen_everywhere(int port)
+{
+    const struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
+    const struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    const int listener = listen_on((const struct sockaddr *)&six, sizeof six);
+
+    return listener >= 0 || errno == EADDRINUSE ? listener
+                                                : listen_on((const struct sockaddr *)&four, sizeof four);
+}
+
+/** The next address after `at` (NULL: the first) in the order in which rank 0 and the others try them: IPv4
+ * goes before IPv6. */
+static const struct addrinfo *next_address(const struct addrinfo *all, const struct addrinfo *at)
+{
+    int family = at ? at->ai_family : AF_INET;
+
+    for (at = at ? at->ai_next : all;; at = at->ai_next) {
+        if (!at && family == AF_INET6)
+            return NULL;
+        if (!at) {
+            family = AF_INET6;
+            at = all;
+        }
+        if (at->ai_family == family)
+            return at;
+    }
+}
+
+static bool is_own_name(const char *host)
+{
+    char own[256] = "";
+
+    (void)gethostname(own, sizeof own - 1);
+    const size_t label = strcspn(own, ".");
+    return label > 0 && label == strcspn(host, ".") && strncasecmp(own, host, label) == 0;
+}
+
+/** A number is one address. A name may lead other hosts to another address of this one (Debian gives a host
+ * its own name at 127.0.1.1), so that rank 0 then listens on all interfaces; but at "localhost" on the
+ * loopback alone. */
 static td_status listen_at(const char *host, const char *port, td_meeting *out)
 {
-    const struct addrinfo hints = {
-        .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
-    struct addrinfo *found = NULL;
-    char room[128];
-    const int on = 1;
+    const struct addrinfo numeric = {.ai_flags = AI_NUMERICHOST}, hints = {.ai_socktype = SOCK_STREAM};
+    struct addrinfo *found = NULL, *number = NULL;
+    char room[128], ip[TD_MEET_IP];
     const int code = getaddrinfo(host, port, &hints, &found);
-    int error = 0;
+    int error = EADDRNOTAVAIL;
 
     if (code != 0)
         return td_fail(TD_IO_ERROR, "rank 0 cannot listen at %s:%s: %s", host, port, gai_strerror(code));
-    for (const struct addrinfo *at = found; at && out->listener < 0; at = at->ai_next) {
-        const int listener = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-
-        /* A port whose last owner's connections linger may be used again; one that is listened at not. */
-        if (listener >= 0 && setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-            bind(listener, at->ai_addr, at->ai_addrlen) == 0 && listen(listener, BACKLOG) == 0) {
-            out->listener = listener;
-            break;
-        }
-        error = errno;
-        if (listener >= 0)
-            close(listener);
+    const bool is_name = getaddrinfo(host, NULL, &numeric, &number) != 0;
+    if (!is_name)
+        freeaddrinfo(number);
+    for (const struct addrinfo *at = next_address(found, NULL); at && out->listener < 0;
+         at = next_address(found, at)) {
+        out->listener = listen_on(at->ai_addr, at->ai_addrlen);
+        error = out->listener < 0 ? errno : 0;
+        if (error == EADDRINUSE)
+            break; /* the other ranks would come to whoever is there */
     }
     freeaddrinfo(found);
+    if (out->listener >= 0 && is_name) {
+        td_meet_ip(out->listener, ip);
+        if (!td_meet_is_loopback(ip) || is_own_name(host)) {
+            close(out->listener);
+            out->listener = listen_everywhere(atoi(port));
+            error = errno;
+        }
+    }
     if (out->listener < 0)
         return td_fail(TD_IO_ERROR, "rank 0 cannot listen at %s:%s: %s", host, port,
                        error == EADDRINUSE ? "the port is taken" : error_text(error, room));
     return TD_OK;
 }
 
-/** A port that is free, on all interfaces; the text has the port, the host's key and its addresses. */
-static td_status listen_anywhere(td_meeting *out)
+/** A port that is free, on all interfaces; the text has the port, the host's key, the token and the host's
+ * addresses. */
+static td_status listen_anywhere(td_meeting *out, const td_key *token)
 {
-    struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY)};
+    struct sockaddr_storage local;
     struct ifaddrs *interfaces = NULL;
-    char key[TD_MEET_KEY], name[TD_MEET_HOST], ip[TD_MEET_IP], room[128];
-    socklen_t length = sizeof any;
+    char key[TD_MEET_KEY], name[TD_MEET_HOST], ip[TD_MEET_IP], digits[TD_KEY_DIGITS + 1], room[128];
+    socklen_t length = sizeof local;
 
-    out->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (out->listener < 0 || bind(out->listener, (struct sockaddr *)&any, sizeof any) != 0 ||
-        listen(out->listener, BACKLOG) != 0 ||
-        getsockname(out->listener, (struct sockaddr *)&any, &length) != 0)
+    out->listener = listen_everywhere(0);
+    if (out->listener < 0 || getsockname(out->listener, (struct sockaddr *)&local, &length) != 0)
         return td_fail(TD_IO_ERROR, "rank 0 cannot listen at any port: %s", error_text(errno, room));
+    const in_port_t port = local.ss_family == AF_INET ? ((struct sockaddr_in *)&local)->sin_port
+                                                      : ((struct sockaddr_in6 *)&local)->sin6_port;
     td_meet_host(key, name);
-    size_t used = (size_t)snprintf(out->text, sizeof out->text, "%d\n%s\n", ntohs(any.sin_port), key);
+    td_key_text(*token, digits);
+    size_t used =
+        (size_t)snprintf(out->text, sizeof out->text, "%d\n%s\n%s\n", (int)ntohs(port), key, digits);
     if (getifaddrs(&interfaces) != 0)
         interfaces = NULL;
-    for (const struct ifaddrs *at = interfaces; at; at = at->ifa_next) {
-        if (!at->ifa_addr || at->ifa_addr->sa_family != AF_INET || (at->ifa_flags & IFF_LOOPBACK) ||
-            !(at->ifa_flags & IFF_UP) ||
-            getnameinfo(at->ifa_addr, sizeof any, ip, sizeof ip, NULL, 0, NI_NUMERICHOST) != 0)
-            continue;
-        if (used + strlen(ip) + 2 < sizeof out->text)
-            used += (size_t)snprintf(out->text + used, sizeof out->text - used, "%s ", ip);
-    }
+    for (int pass = 0; pass < 2; pass++)
+        for (const struct ifaddrs *at = interfaces; at; at = at->ifa_next) {
+            const struct sockaddr *address = at->ifa_addr;
+
+            if (!address || address->sa_family != (pass == 0 ? AF_INET : AF_INET6) ||
+                (at->ifa_flags & IFF_LOOPBACK) || !(at->ifa_flags & IFF_UP) ||
+                (pass == 1 &&
+                 IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)(const void *)address)->sin6_addr)) ||
+                getnameinfo(address, pass == 0 ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6), ip,
+                            sizeof ip, NULL, 0, NI_NUMERICHOST) != 0)
+                continue;
+            if (used + strlen(ip) + 2 < sizeof out->text)
+                used += (size_t)snprintf(out->text + used, sizeof out->text - used, "%s ", ip);
+        }
     freeifaddrs(interfaces);
     return TD_OK;
 }
 
+/** Whether the connection's two ends are one socket. A connect to a port of this host at which nobody listens
+ * may get that very port for its own end: TCP then joins the socket with itself. */
+static bool is_own_end(int connection)
+{
+    struct sockaddr_storage ends[2];
+    socklen_t lengths[2] = {sizeof ends[0], sizeof ends[1]};
+
+    return getsockname(connection, (struct sockaddr *)&ends[0], &lengths[0]) == 0 &&
+           getpeername(connection, (struct sockaddr *)&ends[1], &lengths[1]) == 0 &&
+           lengths[0] == lengths[1] && memcmp(&ends[0], &ends[1], lengths[0]) == 0;
+}
+
 /** Connects, or gives up after CONNECT_MS: -1. */
-static int connect_to(const char *host, const char *port)
+static int connect_once(search *s, const struct addrinfo *at)
+{
+    const int connection = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const struct linger reset = {.l_onoff = 1};
+    const int on = 1;
+    int error = 0;
+    socklen_t length = sizeof error;
+
+    if (connection < 0)
+        return -1;
+    /* Rank 0 can then listen at its port while this end happens to have it. */
+    (void)setsockopt(connection, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    const bool joined = connect(connection, at->ai_addr, at->ai_addrlen) == 0 ||
+                        (errno == EINPROGRESS && is_ready(s, connection, POLLOUT, CONNECT_MS) &&
+                         getsockopt(connection, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0);
+    if (joined && !is_own_end(connection)) {
+        (void)fcntl(connection, F_SETFL, 0);
+        return connection;
+    }
+    (void)setsockopt(connection, SOL_SOCKET, SO_LINGER, &reset, sizeof reset); /* the port is free at once */
+    close(connection);
+    return -1;
+}
+
+static bool connect_to(search *s, const char *host, const char *port)
 {
     const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
     struct addrinfo *found = NULL;
-    int connection = -1;
+    bool met = false;
 
     if (getaddrinfo(host, port, &hints, &found) != 0)
-        return -1;
-    for (const struct addrinfo *at = found; at && connection < 0; at = at->ai_next) {
-        int error = 0;
-        socklen_t length = sizeof error;
-        struct pollfd ready = {.events = POLLOUT};
-
-        connection = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        ready.fd = connection;
-        if (connection >= 0 &&
-            (connect(connection, at->ai_addr, at->ai_addrlen) == 0 ||
-             (errno == EINPROGRESS && poll(&ready, 1, CONNECT_MS) == 1 &&
-              getsockopt(connection, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0))) {
-            (void)fcntl(connection, F_SETFL, 0);
-            break;
-        }
-        if (connection >= 0)
-            close(connection);
-        connection = -1;
-    }
+        return false;
+    for (const struct addrinfo *at = next_address(found, NULL); at && !met; at = next_address(found, at))
+        met = keep(s, connect_once(s, at));
     freeaddrinfo(found);
-    return connection;
+    return met;
 }
 
 /** Connects to what listen_anywhere wrote. */
-static int connect_found(const char *text)
+static bool connect_found(search *s, const char *text)
 {
     char key[TD_MEET_KEY], name[TD_MEET_HOST], theirs[TD_MEET_KEY], port[8], ip[TD_MEET_IP];
+    char digits[TD_KEY_DIGITS + 1];
     int used = 0;
 
-    if (sscanf(text, "%7[0-9]\n%127[^\n]\n%n", port, theirs, &used) != 2 || used == 0)
-        return -1;
+    if (sscanf(text, "%7[0-9]\n%127[^\n]\n%32s\n%n", port, theirs, digits, &used) != 3 || used == 0 ||
+        !td_key_parse(digits, &s->token))
+        return false;
     td_meet_host(key, name);
-    if (strcmp(key, theirs) == 0)
-        return connect_to("127.0.0.1", port);
-    for (int length = 0; sscanf(text + used, "%63s%n", ip, &length) == 1; used += length) {
-        const int connection = connect_to(ip, port);
-
-        if (connection >= 0)
-            return connection;
+    if (strcmp(key, theirs) == 0) {
+        own_loopback(ip);
+        return connect_to(s, ip, port);
     }
-    return -1;
+    for (int length = 0; sscanf(text + used, "%63s%n", ip, &length) == 1; used += length)
+        if (connect_to(s, ip, port))
+            return true;
+    return false;
 }
 
 /* ---- by a file in a directory ---- */
@@ -270,16 +529,25 @@ static int connect_found(const char *text)
 
 static td_status file_path(const td_meet_place *place, char path[PATH_MAX])
 {
-    if (snprintf(path, PATH_MAX, "%s/tandem.%s", place->directory, place->run) >= PATH_MAX)
+    char name[PLAIN_NAME + 1];
+
+    plain_name(place->run, name);
+    if (snprintf(path, PATH_MAX, "%s/tandem.%s", place->directory, name) >= PATH_MAX)
         return td_fail(TD_BAD_ARGUMENT, "directory is of %zu characters, which is too long",
                        strlen(place->directory));
     return TD_OK;
 }
 
-static bool read_file(const char *path, char *text, size_t room)
+/** Also tells whether the file is another user's: in a directory where all may write anybody can leave one.
+ */
+static bool read_file(const char *path, char *text, size_t room, bool *foreign)
 {
-    const int file = open(path, O_RDONLY | O_CLOEXEC);
-    const ssize_t length = file >= 0 ? read(file, text, room - 1) : -1;
+    const int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    struct stat of;
+
+    const bool regular = file >= 0 && fstat(file, &of) == 0 && S_ISREG(of.st_mode);
+    *foreign = regular && of.st_uid != geteuid();
+    const ssize_t length = regular ? read(file, text, room - 1) : -1;
 
     if (file >= 0)
         close(file);
@@ -300,7 +568,7 @@ static td_status write_file(const td_meet_place *place, td_meeting *out)
     snprintf(text, sizeof text, FILE_HEAD "%s\n", (long)getpid(), name, out->text);
     const int file = open(draft, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (file < 0)
-        return td_file_error("rank 0 writes", draft, errno);
+        return td_file_error("write", draft, errno);
     error = td_file_write(file, text, strlen(text));
     if (error == 0 && fsync(file) != 0)
         error = errno;
@@ -310,8 +578,9 @@ static td_status write_file(const td_meet_place *place, td_meeting *out)
     (void)unlink(draft);
     if (error == EEXIST) {
         long process = 0;
+        bool foreign;
 
-        if (!read_file(path, text, sizeof text) || sscanf(text, FILE_HEAD, &process, name) != 2)
+        if (!read_file(path, text, sizeof text, &foreign) || sscanf(text, FILE_HEAD, &process, name) != 2)
             return td_fail(TD_IO_ERROR, "rank 0: the directory is taken: '%s' is there and no file of ours",
                            path);
         return td_fail(TD_IO_ERROR,
@@ -326,14 +595,13 @@ cleanup:
     return status;
 }
 
-static int connect_by_file(const char *path)
+static bool connect_by_file(search *s, const char *path)
 {
     char text[TD_MEET_TEXT + 160], name[TD_MEET_HOST];
     long process;
 
-    if (!read_file(path, text, sizeof text) || sscanf(text, FILE_HEAD, &process, name) != 2)
-        return -1;
-    return connect_found(strchr(text, '\n') + 1);
+    return read_file(path, text, sizeof text, &s->foreign) && !s->foreign &&
+           sscanf(text, FILE_HEAD, &process, name) == 2 && connect_found(s, strchr(text, '\n') + 1);
 }
 
 /* ---- any of them ---- */
@@ -343,18 +611,23 @@ td_status td_meet_listen(const td_meet_place *place, td_meeting *out)
     td_status status = TD_OK;
     char host[256], port[8];
 
+    td_key token;
+
     out->listener = -1;
     out->text[0] = out->path[0] = '\0';
+    if (!told_token(place, &token) && !place->address && (place->directory || !place->run))
+        TD_TRY(td_key_draw(&token));
+    out->key = make_key(&token, place->run);
     if (place->address) {
         TD_TRY(split_address(place->address, host, port));
         TD_TRY(listen_at(host, port, out));
     } else if (place->directory) {
-        TD_TRY(listen_anywhere(out));
+        TD_TRY(listen_anywhere(out, &token));
         TD_TRY(write_file(place, out));
     } else if (place->run) {
         TD_TRY(listen_by_name(place->run, out));
     } else {
-        TD_TRY(listen_anywhere(out));
+        TD_TRY(listen_anywhere(out, &token));
     }
 cleanup:
     if (status != TD_OK)
@@ -375,13 +648,11 @@ void td_meet_close(td_meeting *meeting)
 int td_meet_accept(const td_meeting *meeting)
 {
     const int connection = accept4(meeting->listener, NULL, NULL, SOCK_CLOEXEC);
-    struct sockaddr_storage local;
-    socklen_t length = sizeof local;
+    struct ucred peer;
 
     if (connection < 0)
         return -1;
-    if (getsockname(connection, (struct sockaddr *)&local, &length) == 0 && local.ss_family == AF_UNIX &&
-        !of_this_user(connection)) {
+    if (get_peer(connection, &peer) && peer.uid != getuid()) {
         close(connection);
         return -1;
     }
@@ -389,16 +660,22 @@ int td_meet_accept(const td_meeting *meeting)
     return connection;
 }
 
-td_status td_meet_connect(const td_meet_place *place, int64_t deadline_ns, int *out)
+td_status td_meet_connect(const td_meet_place *place, int64_t deadline_ns, td_met *out)
 {
     td_status status = TD_OK;
     char host[256], port[8], path[PATH_MAX] = "";
-    const char *where = place->address     ? place->address
-                        : place->directory ? path
-                        : place->run       ? place->run
-                                           : "the address that MPI told";
+    char text[320];
+    search s = {.run = place->run,
+                .where = place->address     ? place->address
+                         : place->directory ? path
+                         : place->run       ? place->run
+                                            : "the address that MPI told",
+                .out = out,
+                .wait = td_wait_begin(place->waiting)};
+    bool met = false;
 
-    *out = -1;
+    *out = (td_met){.socket = -1};
+    out->secret = told_token(place, &s.token) || place->directory || !place->run;
     if (place->address) {
         TD_TRY(split_address(place->address, host, port));
     } else if (place->directory) {
@@ -406,19 +683,21 @@ td_status td_meet_connect(const td_meet_place *place, int64_t deadline_ns, int *
         if (access(place->directory, X_OK) != 0)
             return td_file_error("look into", place->directory, errno);
     }
-    while (*out < 0) {
-        *out = place->address     ? connect_to(host, port)
-               : place->directory ? connect_by_file(path)
-               : place->run       ? connect_by_name(place->run)
-                                  : connect_found(place->found);
-        if (*out >= 0)
+    for (;;) {
+        met = place->address     ? connect_to(&s, host, port)
+              : place->directory ? connect_by_file(&s, path)
+              : place->run       ? connect_by_name(&s)
+                                 : connect_found(&s, place->found);
+        if (met)
             break;
+        if (!goes_on(&s))
+            return td_fail(TD_RANK_FAILED, "the caller ended the wait for rank 0: %s", explain(&s, text));
         if (td_clock_ns() > deadline_ns)
-            return td_fail(TD_RANK_FAILED, "rank 0 did not come in time: nobody answers at %.200s", where);
+            return td_fail(TD_RANK_FAILED, "rank 0 did not come in time: %s", explain(&s, text));
         const struct timespec pause = {.tv_nsec = TRY_AGAIN_MS * 1000000};
         (void)nanosleep(&pause, NULL);
     }
-    tune(*out);
+    tune(out->socket);
 cleanup:
     return status;
 }

@@ -1,6 +1,7 @@
 #include "comm/thread.h"
 
 #include "base/check.h"
+#include "base/clock.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -32,4 +33,30 @@ bool td_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t
     const struct timespec until = {.tv_sec = deadline_ns / 1000000000, .tv_nsec = deadline_ns % 1000000000};
 
     return pthread_cond_timedwait(condition, lock, &until) != ETIMEDOUT;
+}
+
+/* ---- waits ---- */
+
+enum { TELL_MS = 200 };
+
+td_wait td_wait_begin(td_waiting waiting)
+{
+    const int64_t now = td_clock_ns();
+
+    return (td_wait){.waiting = waiting, .begun_ns = now, .next_ns = now + TELL_MS * INT64_C(1000000)};
+}
+
+int64_t td_wait_until(const td_wait *wait, int64_t deadline_ns)
+{
+    return wait->waiting.call && wait->next_ns < deadline_ns ? wait->next_ns : deadline_ns;
+}
+
+bool td_wait_goes_on(td_wait *wait, const char *what)
+{
+    const int64_t now = td_clock_ns();
+
+    if (!wait->waiting.call || now < wait->next_ns)
+        return true;
+    wait->next_ns = now + TELL_MS * INT64_C(1000000);
+    return wait->waiting.call(wait->waiting.user, (double)(now - wait->begun_ns) / 1e9, what);
 }

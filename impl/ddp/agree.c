@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/dtype.h"
+#include "base/setting.h"
 #include "ddp/buckets.h"
 
 #include <stdio.h>
@@ -21,12 +22,14 @@ typedef struct outline {
 typedef struct description {
     int64_t shape[TD_DDP_DIMS];
     int64_t room;
+    uint64_t name; /* a hash */
     int32_t dims, dtype, grad_dtype, frozen, uses, unused;
 } description;
 
 static description describe(const td_ddp_tensor *tensor)
 {
-    description d = {.dims = tensor->dims,
+    description d = {.name = td_hash(TD_HASH_BEGIN, tensor->name, strlen(tensor->name)),
+                     .dims = tensor->dims,
                      .dtype = (int32_t)tensor->dtype,
                      .grad_dtype = tensor->frozen ? 0 : (int32_t)tensor->grad_dtype,
                      .frozen = tensor->frozen,
@@ -108,6 +111,9 @@ td_status td_ddp_agree_lists(td_comm *comm, const td_ddp_config *config)
 
                 if (memcmp(d, &all[i], sizeof *d) == 0)
                     continue;
+                TD_CHECK(d->name == all[i].name,
+                         "tensors[%" PRId64 "], '%s' here: rank %d has one of another name than rank 0's",
+                         begin + i, config->tensors[begin + i].name, (int)rank);
                 say(d, odd);
                 say(&all[i], usual);
                 TD_CHECK(false, "tensors[%" PRId64 "], '%s' here: rank %d has %s, where rank 0 has %s",

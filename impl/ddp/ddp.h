@@ -70,10 +70,10 @@ typedef struct td_ddp_config {
 typedef struct td_ddp td_ddp;
 
 /** A container on dev, of all ranks of comm, which call this together; both outlive it. Compares the lists of
- * all ranks (their number, and of each tensor shape, dtypes, and whether it is frozen, how often used and how
- * roomy), and then sends rank 0's weights to all, those of frozen tensors too. With NCCL the block of memory
- * that has all gradients becomes a window (td_comm_window_create, whose rules then hold for the caller's own
- * calls there), unless one of them begins at no multiple of 16 bytes.
+ * all ranks (their number, and of each tensor name, shape, dtypes, and whether it is frozen, how often used
+ * and how roomy), and then sends rank 0's weights to all, those of frozen tensors too. With NCCL the block of
+ * memory that has all gradients becomes a window (td_comm_window_create, whose rules then hold for the
+ * caller's own calls there), unless one of them begins at no multiple of 16 bytes.
  *
  * While gradients are on their way matrix products on dev (td_gemm) are cut for the multiprocessors that
  * td_comm_options.nccl_ctas leaves, if it is above 0: their sums may then come in another order than in a
@@ -142,14 +142,19 @@ TD_API void td_ddp_link_destroy(td_ddp_link *link);  /* after its trainer; accep
 TD_API td_hook *td_ddp_link_hook(td_ddp_link *link); /* NULL for NULL */
 
 /** Joins the link to the trainer that has its hook: all ranks together, once there are weights and before the
- * first step. Does what td_ddp_create does, so that all ranks have rank 0's weights.
+ * first step. Does what td_ddp_create does, so that all ranks have rank 0's weights. Compares what decides an
+ * update before: the model's configuration, micro_batches, gain, clip, the optimizer's kind, groups and
+ * hyperparameters, and the number of steps. Each step's first collective carries a hash (td_comm_carry) of
+ * the hyperparameters, of batch x seq, and of what td_train_init, _reset and _restore did since. So a
+ * schedule sets the same on every rank, and a rank whose batch x seq or hyperparameters differ is
+ * TD_RANK_FAILED on all.
  *
  * A range that becomes final goes on to the next link when it is reduced: on a GPU at once, behind the
  * reduction's event; on a CPU at one of the model's next calls, or at the end of the pass. Which of them may
  * differ between ranks, so that links behind this one that call collectives wait for `end`.
  *
- * TD_BAD_ARGUMENT: a NULL, a trainer without gradients; as td_ddp_create. TD_BAD_STATE: it is joined
- * already. */
+ * TD_BAD_ARGUMENT: a NULL, a trainer without gradients or without the link's hook in its chain; on every
+ * rank, naming rank and setting, trainers that differ; as td_ddp_create. TD_BAD_STATE: it was joined. */
 TD_API td_status td_ddp_link_attach(td_ddp_link *link, td_device *dev, td_train *train);
 
 /** The container beneath; NULL for NULL and before td_ddp_link_attach. */

@@ -1,6 +1,8 @@
 /* The container in the steps of a trainer: what is final is marked ready, and goes on when it is reduced. */
 #include "base/check.h"
+#include "comm/agree.h"
 #include "ddp/reduce.h"
+#include "train/state.h"
 
 #include <stdlib.h>
 
@@ -22,6 +24,7 @@ struct td_ddp_link {
     bool running; /* in a step's last backward pass */
     held *held;   /* [count] in the order in which they became final */
     int64_t held_count, passed;
+    td_train_listener listener;
 };
 
 /** Passes on what is reduced, behind the reduction's event. */
@@ -280,6 +283,24 @@ cleanup:
     return status;
 }
 
+/** All ranks' trainers do the same with the same gradients. */
+static td_status agree(const td_ddp_link *link, td_train *train)
+{
+    td_setting settings[TD_TRAIN_SETTINGS + TD_GROUP_SETTINGS];
+    td_status status = TD_OK;
+
+    TD_TRY(td_train_settings(train, settings));
+    TD_TRY(td_train_group_settings(train, settings + TD_TRAIN_SETTINGS));
+    TD_TRY(td_comm_agree(link->comm, TD_TRAIN_SETTINGS + TD_GROUP_SETTINGS, settings));
+cleanup:
+    return status;
+}
+
+static void on_step(void *user, uint64_t state)
+{
+    (void)td_comm_carry(((td_ddp_link *)user)->comm, state); /* which is no NULL */
+}
+
 td_status td_ddp_link_attach(td_ddp_link *link, td_device *dev, td_train *train)
 {
     td_status status = TD_OK;
@@ -294,6 +315,8 @@ td_status td_ddp_link_attach(td_ddp_link *link, td_device *dev, td_train *train)
     }
     TD_TRY(td_transformer_weights(td_train_model(train), &weights));
     TD_CHECK(weights.grads, "train goes forward only, without gradients");
+    TD_TRY(td_train_check_link(train, &link->hook));
+    TD_TRY(agree(link, train));
     status = attach(link, dev, td_train_model(train));
     if (status != TD_OK) {
         free(link->ranges);
@@ -305,6 +328,8 @@ td_status td_ddp_link_attach(td_ddp_link *link, td_device *dev, td_train *train)
         goto cleanup;
     }
     TD_TRY(td_transformer_refresh(td_train_model(train)));
+    link->listener = (td_train_listener){.step = on_step, .user = link};
+    td_train_listen(train, &link->listener);
 cleanup:
     return status;
 }

@@ -71,7 +71,7 @@ td_status td_ddp_settle(td_ddp *ddp)
     }
     if (status == TD_OK && ddp->side && ddp->sent_runs > 0)
         status = td_event_wait(ddp->reduced);
-    td_device_share(ddp->dev, 0);
+    td_device_share(ddp->dev, TD_SMS_COLLECTIVES, 0);
     ddp->sent_runs = ddp->done_runs = 0;
     ddp->sent = ddp->done = 0;
     return status;
@@ -91,7 +91,7 @@ static td_status send_bucket(td_ddp *ddp)
                                   ddp->config.sum ? TD_SUM : TD_AVERAGE, &ddp->works[ddp->sent_runs]));
         ddp->sent_runs++;
     }
-    td_device_share(ddp->dev, ddp->multiprocessors);
+    td_device_share(ddp->dev, TD_SMS_COLLECTIVES, ddp->multiprocessors);
     ddp->sent++;
 cleanup:
     return status;

@@ -14,6 +14,7 @@ typedef struct td_backend {
     td_status (*open)(int index, void **context);
     void (*close)(void *context);
     const char *(*model)(void *context);
+    int32_t (*sms)(void *context); /* NULL in a backend without SMs */
 
     /* 256-byte aligned, an address of its own also for 0 bytes; TD_NO_MEMORY without a message of its own. */
     td_status (*alloc)(void *context, size_t bytes, void **out);
@@ -31,6 +32,7 @@ typedef struct td_backend {
     td_status (*download_async)(void *context, void *host, const void *src, size_t bytes);
 
     /* NULL in a backend without streams and graphs. `native` of a stream is the backend's own handle. */
+    /* stream_create: its work goes ahead of the current stream's; see td_stream_create. */
     td_status (*stream_create)(void *context, void **native);
     void (*stream_destroy)(void *context, void *native);
     void (*set_stream)(void *context, bool own,

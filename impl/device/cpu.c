@@ -3,6 +3,7 @@
 #include "device/backend.h"
 
 #include <omp.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -19,10 +20,27 @@ static td_status cpu_count(int *out)
     return TD_OK;
 }
 
+static bool forked; /* this process is a child that fork() made */
+
+/** OpenMP's threads did not come along: a parallel region of more than one would wait for them for ever. */
+static void begin_child(void)
+{
+    forked = true;
+    omp_set_num_threads(1);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, begin_child);
+}
+
 static td_status cpu_open(int index, void **context)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
     (void)index;
     *context = NULL;
+    pthread_once(&once, watch_forks);
     return TD_OK;
 }
 
@@ -158,6 +176,10 @@ td_status td_cpu_set_threads(int threads)
 
     TD_CHECK(threads >= 1 && threads <= TD_CPU_MOST_THREADS, "threads is %d, needs 1 to %d", threads,
              TD_CPU_MOST_THREADS);
+    if (forked && threads > 1) {
+        status = td_fail(TD_BAD_STATE, "threads is %d, but a child of fork() has 1", threads);
+        goto cleanup;
+    }
     omp_set_num_threads(threads);
 cleanup:
     return status;

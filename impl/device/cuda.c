@@ -122,12 +122,12 @@ static td_status cuda_open(int index, void **context)
         goto cleanup;
     }
     TD_TRY(td_cuda_status(code, "loading the kernels"));
-    /* Non-blocking: it neither waits for the default stream nor holds it up. Its kernels go behind those of
-     * collectives, of the greatest priority, which other GPUs wait for, and ahead of other streams', of the
-     * least, where there are three levels. */
+    /* Non-blocking: it neither waits for the default stream nor holds it up. A lower number goes first.
+     * Collectives have the lowest number, because other GPUs wait for them. Streams of td_stream_create, for
+     * updates, have the next, and this one, for GEMMs, the one after that, if there are so many. */
     TD_TRY(td_cuda_status(cudaDeviceGetStreamPriorityRange(&least, &greatest), "reading priorities"));
-    const int second = greatest < least ? greatest + 1 : greatest;
-    TD_TRY(td_cuda_status(cudaStreamCreateWithPriority(&cuda->own, cudaStreamNonBlocking, second),
+    TD_TRY(td_cuda_status(cudaStreamCreateWithPriority(&cuda->own, cudaStreamNonBlocking,
+                                                       greatest + 2 < least ? greatest + 2 : least),
                           "making a stream"));
     cuda->stream = cuda->own;
     td_cuda_leave(cuda);
@@ -149,6 +149,11 @@ static const char *cuda_model(void *context)
 static bool is_mapped(const td_cuda *cuda, size_t bytes)
 {
     return cuda->maps && bytes >= TD_CUDA_MAPPED_LEAST;
+}
+
+static int32_t cuda_sms(void *context)
+{
+    return ((const td_cuda *)context)->multiprocessors;
 }
 
 static td_status cuda_alloc(void *context, size_t bytes, void **out)
@@ -260,12 +265,16 @@ static td_status cuda_stream_create(void *context, void **native)
 {
     td_status status = TD_OK;
     cudaStream_t stream = NULL;
-    int least = 0, greatest = 0;
+    int own = 0, current = 0, least = 0, greatest = 0;
     td_cuda *cuda = enter(context);
 
     TD_TRY(td_cuda_status(cudaDeviceGetStreamPriorityRange(&least, &greatest), "reading priorities"));
-    TD_TRY(td_cuda_status(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, least),
-                          "making a stream"));
+    TD_TRY(td_cuda_status(cudaStreamGetPriority(cuda->own, &own), "reading a stream's priority"));
+    TD_TRY(td_cuda_status(cudaStreamGetPriority(cuda->stream, &current), "reading a stream's priority"));
+    const int first = current < own ? current : own;
+    TD_TRY(td_cuda_status(
+        cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, first > greatest ? first - 1 : greatest),
+        "making a stream"));
     *native = stream;
 cleanup:
     td_cuda_leave(cuda);
@@ -386,6 +395,7 @@ const td_backend td_backend_cuda = {
     .open = cuda_open,
     .close = cuda_close,
     .model = cuda_model,
+    .sms = cuda_sms,
     .alloc = cuda_alloc,
     .free = cuda_free,
     .copy = cuda_copy,

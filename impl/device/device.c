@@ -114,14 +114,23 @@ void td_device_close(td_device *dev)
     free(dev);
 }
 
-void td_device_share(td_device *dev, int32_t multiprocessors)
+void td_device_share(td_device *dev, td_sm_owner owner, int32_t sms)
 {
-    dev->shared = multiprocessors;
+    dev->shared[owner] = sms;
 }
 
 int32_t td_device_shared(const td_device *dev)
 {
-    return dev->shared;
+    int32_t sum = 0;
+
+    for (int owner = 0; owner < TD_SM_OWNERS; owner++)
+        sum += dev->shared[owner];
+    return sum;
+}
+
+int32_t td_device_sms(td_device *dev)
+{
+    return dev->backend->sms ? dev->backend->sms(dev->context) : 0;
 }
 
 void *td_device_state(const td_device *dev, const void *key)

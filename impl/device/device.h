@@ -82,13 +82,15 @@ TD_API td_status td_device_synchronize(td_device *dev);
  * stream of its own, which is the current one until another is set. The CPU has none: TD_UNSUPPORTED. */
 typedef struct td_stream td_stream;
 
-/** A new one. Where both have work for a multiprocessor that becomes free, the device's own goes first. */
+/** A new one, for updates of weights and for waiting. If both have work for an SM that becomes free, its work
+ * goes before the work of the device's own stream and of the current one: its CUDA priority is one level
+ * above theirs. Collectives go before both. */
 TD_API td_status td_stream_create(td_device *dev, td_stream **out);
 
 /** A stream that belongs to the caller (a cudaStream_t; NULL is CUDA's default stream), to be named to
- * td_device_set_stream. The caller keeps it alive for as long as the td_stream. Streams of td_stream_create,
- * on which updates run beside a backward pass, have CUDA's least priority, 0: the caller's goes ahead of
- * them, as the device's own does, if its priority is below 0. */
+ * td_device_set_stream. The caller keeps it alive for as long as the td_stream. A trainer is best created
+ * after td_device_set_stream: its update then goes before the caller's work. If the caller's stream has the
+ * highest priority of CUDA, both have the same. */
 TD_API td_status td_stream_wrap(td_device *dev, void *native, td_stream **out);
 
 /** Waits for the work of a stream that td_stream_create made. The device is open still, and its current
@@ -247,7 +249,9 @@ TD_API td_status td_device_note_dead(td_device *dev, const char *name, const voi
 
 /** Threads that operations on the CPU use when the calling thread runs them: OpenMP's maximum, which every
  * thread of the program has for itself. TD_BAD_ARGUMENT: below 1, above TD_CPU_MOST_THREADS, far above any
- * machine: OpenMP ends the program where the system refuses it a thread or its stack. */
+ * machine: OpenMP ends the program where the system refuses it a thread or its stack. If a process opens the
+ * CPU and then forks, the child has one thread: OpenMP's others are not there, and gcc's OpenMP would wait
+ * for them. TD_BAD_STATE: more than 1 in such a child. */
 TD_API int td_cpu_threads(void);
 TD_API td_status td_cpu_set_threads(int threads);
 

@@ -7,6 +7,7 @@
 #include "device/ending.h"
 #include "device/history.h"
 #include "device/listen.h"
+#include "device/share.h"
 
 /** What a user keeps with the device. */
 typedef struct td_kept {
@@ -30,10 +31,10 @@ struct td_device {
     td_memory_stats memory;
     int64_t fail_in; /* the nth allocation from now fails; 0: none */
     bool capturing;
-    int64_t captures;  /* that have begun */
-    td_guest *guests;  /* of the graph that is being captured */
-    int32_t shared;    /* device/share.h */
-    td_stream *stream; /* the current one; NULL: the backend's own */
+    int64_t captures;             /* that have begun */
+    td_guest *guests;             /* of the graph that is being captured */
+    int32_t shared[TD_SM_OWNERS]; /* SMs by owner: device/share.h */
+    td_stream *stream;            /* the current one; NULL: the backend's own */
     td_history history;
     td_listener *listeners; /* NULL: nobody */
     td_ending *endings;     /* that somebody waits for */

@@ -21,7 +21,7 @@ typedef struct entry {
 /** What a device keeps. */
 typedef struct jit {
     td_device *dev;
-    char *compiler, *cache;
+    char *compiler, *cache, *scratch;
     td_jit_info info;
     const td_maker *maker; /* NULL until it was opened */
     void *state;
@@ -44,6 +44,7 @@ static void jit_destroy(void *state)
         j->maker->close(j->state);
     free(j->compiler);
     free(j->cache);
+    free(j->scratch);
     free(j);
 }
 
@@ -74,13 +75,14 @@ cleanup:
 td_status td_jit_configure(td_device *dev, const td_jit_options *options)
 {
     td_status status = TD_OK;
-    char *compiler = NULL, *cache = NULL;
+    char *compiler = NULL, *cache = NULL, *scratch = NULL;
     jit *j = NULL;
 
     TD_CHECK(dev, "dev is NULL");
     TD_CHECK(options, "options is NULL");
     TD_CHECK(!options->compiler || *options->compiler, "compiler is empty, needs a name, or NULL for cc");
     TD_CHECK(!options->cache || *options->cache, "cache is empty, needs a folder, or NULL for none");
+    TD_CHECK(!options->scratch || *options->scratch, "scratch is empty, needs a folder, or NULL for /tmp");
     TD_TRY(jit_of(dev, &j));
     if (j->maker) {
         status = td_fail(TD_BAD_STATE, "%s has its compiler already, td_jit_configure comes before",
@@ -89,18 +91,22 @@ td_status td_jit_configure(td_device *dev, const td_jit_options *options)
     }
     compiler = options->compiler ? strdup(options->compiler) : NULL;
     cache = options->cache ? strdup(options->cache) : NULL;
-    if ((options->compiler && !compiler) || (options->cache && !cache)) {
+    scratch = options->scratch ? strdup(options->scratch) : NULL;
+    if ((options->compiler && !compiler) || (options->cache && !cache) || (options->scratch && !scratch)) {
         status = td_fail(TD_NO_MEMORY, "no memory for the options of compiled code");
         goto cleanup;
     }
     free(j->compiler);
     free(j->cache);
+    free(j->scratch);
     j->compiler = compiler;
     j->cache = cache;
-    compiler = cache = NULL;
+    j->scratch = scratch;
+    compiler = cache = scratch = NULL;
 cleanup:
     free(compiler);
     free(cache);
+    free(scratch);
     return status;
 }
 
@@ -124,7 +130,7 @@ static double ms_since(int64_t start_ns)
 
 static td_status open_maker(jit *j, const td_maker *maker)
 {
-    const td_jit_options options = {.compiler = j->compiler, .cache = j->cache};
+    const td_jit_options options = {.compiler = j->compiler, .cache = j->cache, .scratch = j->scratch};
     const int64_t start = td_clock_ns();
     td_status status = TD_OK;
 

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -15,14 +16,16 @@
 
 /* As the rest of the CPU code is compiled: fused multiply-add, but NaN and infinity keep their meaning. No
  * library is linked, so that none needs to be installed for it. */
-#if defined(__x86_64__)
-#define WIDTH "-mprefer-vector-width=512",
-#else
-#define WIDTH
-#endif
 #define OPTIONS                                                                                              \
-    "-std=gnu11", "-O3", "-march=native", WIDTH "-ffp-contract=fast", "-fno-math-errno",                     \
-        "-fno-trapping-math", "-shared", "-fPIC", "-nostdlib", "-w"
+    "-std=gnu11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC",  \
+        "-nostdlib", "-w"
+
+/* Options for this very processor, the best first. The first pair that the compiler takes is used: only
+ * compilers for x86 know vector widths, and some for other processors know -mcpu alone. */
+static char *const tunings[][2] = {{"-march=native", "-mprefer-vector-width=512"},
+                                   {"-march=native", "-w"},
+                                   {"-mcpu=native", "-w"},
+                                   {"-w", "-w"}};
 
 /* Beside them for gcc, as in our own build: 12.2 makes wrong conditional moves for some of Intel's cores. */
 #define OPTION_OF_GCC "-fno-if-conversion"
@@ -32,8 +35,8 @@
 
 /** A folder of its own for one run of the compiler. */
 typedef struct bench {
-    char folder[40];
-    char source[64], output[64], words[64];
+    char folder[PATH_MAX];
+    char source[PATH_MAX + 16], output[PATH_MAX + 16], words[PATH_MAX + 16];
 } bench;
 
 static void bench_deinit(bench *b)
@@ -46,14 +49,14 @@ static void bench_deinit(bench *b)
     rmdir(b->folder);
 }
 
-static td_status bench_init(bench *b)
+static td_status bench_init(bench *b, const char *scratch)
 {
-    snprintf(b->folder, sizeof b->folder, P_tmpdir "/tandem-jit-XXXXXX");
-    if (!mkdtemp(b->folder)) {
-        const int error = errno;
+    int error = ENAMETOOLONG;
 
+    if (snprintf(b->folder, sizeof b->folder, "%s/tandem-jit-XXXXXX", scratch) >= (int)sizeof b->folder ||
+        (!mkdtemp(b->folder) && (error = errno))) {
         b->folder[0] = '\0';
-        return td_file_error("make a folder in", P_tmpdir, error);
+        return td_file_error("make a folder in", scratch, error);
     }
     snprintf(b->source, sizeof b->source, "%s/source.c", b->folder);
     snprintf(b->output, sizeof b->output, "%s/code.so", b->folder);
@@ -85,7 +88,7 @@ static const char *first_words(const bench *b, char text[200])
 static td_status run(const char *path, char *const arguments[], const bench *b)
 {
     /* Its own programs are beside it or in the system's folders; its scratch goes with ours. */
-    char scratch[64];
+    char scratch[PATH_MAX + 16];
     char *const environment[] = {"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C", scratch, NULL};
     posix_spawn_file_actions_t actions;
     char text[200], reason[128];
@@ -116,27 +119,32 @@ static td_status run(const char *path, char *const arguments[], const bench *b)
     return TD_OK;
 }
 
-/** *out = the path of a program, which the caller frees. */
+/** *out = the absolute path of a program, which the caller frees. Links stay: ccache is called by a
+ * compiler's name, and looks at that. */
 static td_status find_program(const char *name, char **out)
 {
     static const char *const folders[] = {"/usr/local/bin", "/usr/bin", "/bin"};
     td_status status = TD_OK;
-    char path[512];
+    char path[2 * PATH_MAX] = "";
 
     *out = NULL;
-    if (strchr(name, '/')) {
-        *out = access(name, X_OK) == 0 ? realpath(name, NULL) : NULL;
+    if (name[0] == '/') {
+        snprintf(path, sizeof path, "%s", name);
+    } else if (strchr(name, '/')) {
+        char folder[PATH_MAX];
+
+        snprintf(path, sizeof path, "%s/%s", getcwd(folder, sizeof folder) ? folder : ".", name);
     } else {
-        for (size_t i = 0; i < sizeof folders / sizeof *folders && !*out; i++)
-            if (snprintf(path, sizeof path, "%s/%s", folders[i], name) < (int)sizeof path &&
-                access(path, X_OK) == 0)
-                *out = realpath(path, NULL);
+        for (size_t i = 0; i < sizeof folders / sizeof *folders && access(path, X_OK) != 0; i++)
+            snprintf(path, sizeof path, "%s/%s", folders[i], name);
     }
-    if (!*out)
+    if (access(path, X_OK) != 0)
         status = td_fail(TD_LIBRARY_ERROR,
                          "no compiler '%s' that can be run%s: jit attention on the cpu needs one, as gcc or "
                          "clang",
                          name, strchr(name, '/') ? "" : " in /usr/local/bin, /usr/bin or /bin");
+    else if (!(*out = strdup(path)))
+        status = td_fail(TD_NO_MEMORY, "no memory for a compiler's name");
     return status;
 }
 
@@ -151,7 +159,21 @@ static void take_version(const char *macros, char *out, size_t room)
     snprintf(out, room, "%.*s", (int)strcspn(at, "\"\n"), at);
 }
 
-td_status td_compiler_find(const char *name, td_compiler *out)
+/** Which tuning the compiler takes, and in b->words the macros that it predefines with that. */
+static td_status choose_tuning(td_compiler *compiler, const bench *b)
+{
+    td_status status = TD_LIBRARY_ERROR;
+
+    for (size_t i = 0; i < sizeof tunings / sizeof *tunings && status != TD_OK; i++) {
+        compiler->tuning = tunings[i];
+        char *const arguments[] = {compiler->path, tunings[i][0], tunings[i][1], "-dM",
+                                   "-E",           "-xc",         "/dev/null",   NULL};
+        status = run(compiler->path, arguments, b);
+    }
+    return status;
+}
+
+td_status td_compiler_find(const char *name, const char *scratch, td_compiler *out)
 {
     td_status status = TD_OK;
     td_compiler found = {.path = NULL};
@@ -159,9 +181,13 @@ td_status td_compiler_find(const char *name, td_compiler *out)
     bench b = {.folder = ""};
 
     TD_TRY(find_program(name, &found.path));
-    TD_TRY(bench_init(&b));
-    char *const arguments[] = {found.path, "-march=native", "-dM", "-E", "-xc", "/dev/null", NULL};
-    TD_TRY(run(found.path, arguments, &b));
+    found.scratch = strdup(scratch ? scratch : P_tmpdir);
+    if (!found.scratch) {
+        status = td_fail(TD_NO_MEMORY, "no memory for a folder's name");
+        goto cleanup;
+    }
+    TD_TRY(bench_init(&b, found.scratch));
+    TD_TRY(choose_tuning(&found, &b));
     TD_TRY(td_code_read(b.words, &macros));
     macros.data[macros.bytes] = '\0';
     if (!strstr((const char *)macros.data, "#define __STDC__")) {
@@ -171,8 +197,8 @@ td_status td_compiler_find(const char *name, td_compiler *out)
     }
     take_version((const char *)macros.data, found.version, sizeof found.version);
     found.gcc = !strstr((const char *)macros.data, "#define __clang__ ");
-    if (asprintf(&found.identity, "%s\n%s\n%s\n%s", found.path, TEXT_OF(OPTIONS),
-                 found.gcc ? OPTION_OF_GCC : "", (char *)macros.data) < 0) {
+    if (asprintf(&found.identity, "%s\n%s\n%s %s\n%s\n%s", found.path, TEXT_OF(OPTIONS), found.tuning[0],
+                 found.tuning[1], found.gcc ? OPTION_OF_GCC : "", (char *)macros.data) < 0) {
         found.identity = NULL;
         status = td_fail(TD_NO_MEMORY, "no memory for what compiler '%s' is", found.path);
         goto cleanup;
@@ -189,6 +215,7 @@ cleanup:
 void td_compiler_deinit(td_compiler *compiler)
 {
     free(compiler->path);
+    free(compiler->scratch);
     free(compiler->identity);
     *compiler = (td_compiler){.path = NULL};
 }
@@ -208,10 +235,17 @@ td_status td_compiler_build(const td_compiler *compiler, const char *source, td_
     td_status status = TD_OK;
     bench b = {.folder = ""};
 
-    TD_TRY(bench_init(&b));
+    TD_TRY(bench_init(&b, compiler->scratch));
     TD_TRY(write_source(&b, source));
-    char *const arguments[] = {compiler->path, OPTIONS, compiler->gcc ? OPTION_OF_GCC : "-w", "-o", b.output,
-                               b.source,       NULL};
+    char *const arguments[] = {compiler->path,
+                               OPTIONS,
+                               compiler->tuning[0],
+                               compiler->tuning[1],
+                               compiler->gcc ? OPTION_OF_GCC : "-w",
+                               "-o",
+                               b.output,
+                               b.source,
+                               NULL};
     TD_TRY(run(compiler->path, arguments, &b));
     if (access(b.output, R_OK) != 0) {
         status =

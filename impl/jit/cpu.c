@@ -1,6 +1,7 @@
 #include "attention/shape.h"
 #include "base/check.h"
 #include "base/file.h"
+#include "base/format.h"
 #include "device/listen.h"
 #include "jit/code.h"
 #include "jit/compiler.h"
@@ -87,17 +88,13 @@ static layout layout_of(const td_attention_shape *s)
 static char *write_source(const td_attention_shape *s)
 {
     const layout l = layout_of(s);
-    char *text = NULL;
 
-    if (asprintf(&text,
-                 "#define SEQ %" PRId64 "\n#define SEQ_K %" PRId64 "\n#define HEAD_DIM %" PRId64
-                 "\n#define CAUSAL %d\n#define ADD_1E6 %d\n#define SCALE %a\n#define BF16 %d\n"
-                 "#define TILE_Q %" PRId64 "\n#define TILE_K %" PRId64 "\n#define DEPTH %" PRId64
-                 "\n#line 1 \"cpu.c\"\n%s",
-                 s->seq, s->seq_k, s->head_dim, s->causal, s->mask == TD_MASK_ADD_1E6, (double)s->scale,
-                 s->dtype == TD_BF16, l.tile_q, l.tile_k, l.depth, td_jit_template_cpu) < 0)
-        text = NULL;
-    return text;
+    return td_format("#define SEQ %" PRId64 "\n#define SEQ_K %" PRId64 "\n#define HEAD_DIM %" PRId64
+                     "\n#define CAUSAL %d\n#define ADD_1E6 %d\n#define SCALE %a\n#define BF16 %d\n"
+                     "#define TILE_Q %" PRId64 "\n#define TILE_K %" PRId64 "\n#define DEPTH %" PRId64
+                     "\n#line 1 \"cpu.c\"\n%s",
+                     s->seq, s->seq_k, s->head_dim, s->causal, s->mask == TD_MASK_ADD_1E6, (double)s->scale,
+                     s->dtype == TD_BF16, l.tile_q, l.tile_k, l.depth, td_jit_template_cpu);
 }
 
 static void close_compiler(void *state)
@@ -117,7 +114,7 @@ static td_status open_compiler(td_device *dev, const td_jit_options *options, vo
         status = td_fail(TD_NO_MEMORY, "no memory for a compiler");
         goto cleanup;
     }
-    TD_TRY(td_compiler_find(options->compiler ? options->compiler : "cc", compiler));
+    TD_TRY(td_compiler_find(options->compiler ? options->compiler : "cc", options->scratch, compiler));
     snprintf(description, 160, "%.90s %.60s", compiler->path, compiler->version);
     *identity = compiler->identity;
     *state = compiler;

@@ -26,9 +26,11 @@ typedef struct td_jit_options {
     /* The folder of compiled code, which is made where it is not there; NULL: none, and nothing outlives the
      * device. Who can write to it can have code run: entries of other users are not read. */
     const char *cache;
+    /* The folder in which the compiler works; NULL: /tmp. CUDA needs none. */
+    const char *scratch;
 } td_jit_options;
 
-/** Before the first use; without it both options are NULL. The texts are copied. TD_BAD_ARGUMENT: a NULL, an
+/** Before the first use; without it all options are NULL. The texts are copied. TD_BAD_ARGUMENT: a NULL, an
  * empty text. TD_BAD_STATE: the device has compiled code, or looked for the compiler. TD_NO_MEMORY. */
 TD_API td_status td_jit_configure(td_device *dev, const td_jit_options *options);
 
@@ -36,7 +38,8 @@ TD_API td_status td_jit_configure(td_device *dev, const td_jit_options *options)
 typedef struct td_jit_info {
     int64_t compiled;   /* shapes whose code came from the compiler */
     int64_t loaded;     /* and from the folder */
-    int64_t rejected;   /* entries of the folder that were corrupt, of another key or another user's */
+    int64_t rejected;   /* entries of the folder that were corrupt, of another key or another user's,
+                         * or that others than their owner may write */
     double compile_ms;  /* in all: the compiler, and loading what it made */
     double load_ms;     /* in all: reading, checking and loading entries of the folder */
     double find_ms;     /* asking the compiler for its version and the processor, once */

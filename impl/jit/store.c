@@ -126,8 +126,8 @@ static td_status check_owner(int file, const char *path)
 
     if (fstat(file, &info) != 0)
         return td_file_error("read", path, errno);
-    if ((info.st_uid != geteuid() && info.st_uid != 0) || (info.st_mode & S_IWOTH) != 0)
-        return td_fail(TD_IO_ERROR, "'%s' is another user's, or any user may write it", path);
+    if ((info.st_uid != geteuid() && info.st_uid != 0) || (info.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+        return td_fail(TD_IO_ERROR, "'%s' is another user's, or others than its owner may write it", path);
     return TD_OK;
 }
 
@@ -179,7 +179,7 @@ static td_status make_folders(const char *folder)
         if (was != '/' && was != '\0')
             continue;
         *end = '\0';
-        if (mkdir(path, 0777) != 0 && errno != EEXIST)
+        if (mkdir(path, 0755) != 0 && errno != EEXIST)
             status = td_file_error("make", path, errno);
         *end = was;
         if (was == '\0')
@@ -193,7 +193,7 @@ td_status td_store_write(const char *folder, const char *key, const td_code *cod
 {
     td_status status = TD_OK;
     const size_t key_bytes = strlen(key) + 1;
-    td_beside file = {.descriptor = -1};
+    td_beside file = TD_NO_BESIDE;
     char head[HEAD_BYTES + 1];
     char *path = path_of(folder, key);
 
@@ -206,7 +206,7 @@ td_status td_store_write(const char *folder, const char *key, const td_code *cod
     const uint64_t hash = hash_with(HASH_OF_NOTHING, key, key_bytes);
     snprintf(head, sizeof head, HEAD_FORMAT, hash_with(hash, code->data, code->bytes),
              key_bytes + code->bytes);
-    TD_TRY(td_beside_open(&file, path));
+    TD_TRY(td_beside_open(&file, path, 0644)); /* check_owner refuses more, whatever the umask */
     TD_TRY(td_beside_write(&file, head, HEAD_BYTES));
     TD_TRY(td_beside_write(&file, key, key_bytes));
     TD_TRY(td_beside_write(&file, code->data, code->bytes));

@@ -294,7 +294,16 @@ typedef struct td_update_tensors {
     const void *g;       /* [count] in */
     float *m, *v;        /* [count] i/o, zero before the first step; AdamW's alone */
     void *copy;          /* [count] out, p as it is then, rounded to copy_dtype; NULL: not wanted */
+    /* On how many SMs of a GPU the update runs, so that it overlaps with work on the others; 0: all. The bits
+     * are the same. If there is no such kernel, for the device or for an address that is no multiple of 16
+     * bytes, the update takes all SMs. */
+    int32_t sms;
+    void *
+        work; /* with sms: TD_UPDATE_WORK_BYTES on dev, zeros before the first update. Updates that may run at
+                 * the same time have different ones. */
 } td_update_tensors;
+
+#define TD_UPDATE_WORK_BYTES 16
 
 /** The three published orders of an AdamW step (Loshchilov and Hutter 2019, algorithm 2). On CUDA the step
  * itself is within 2^-21, a v below 2^-126 counts as 0 in it, and so does a step whose denominator is above
@@ -333,6 +342,9 @@ TD_API td_status td_adamw_check(const td_adamw *adamw);
  * as td_adamw_check, a step below 1. */
 TD_API td_status td_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
                                  const td_update_tensors *tensors);
+
+/** Whether dev has kernels for updates on some of its SMs (td_update_tensors.sms). False for NULL. */
+TD_API bool td_update_has_sms(td_device *dev);
 
 /** A linear layer y = x w^T, its weight and what the end of a training step knows of it. */
 typedef struct td_linear_adamw {

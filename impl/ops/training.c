@@ -227,6 +227,8 @@ static td_status check_tensors(const td_device *dev, td_update_tensors *t)
     TD_TRY(check_second(dev, "grad_dtype", false, t->dtype, &t->grad_dtype));
     TD_CHECK(t->p, "p is NULL");
     TD_CHECK(t->g, "g is NULL");
+    TD_CHECK(t->sms >= 0, "sms is %d, needs at least 1, or 0 for all", (int)t->sms);
+    TD_CHECK(t->sms == 0 || t->work, "work is NULL, and sms is %d", (int)t->sms);
     if (t->copy_dtype == (td_dtype)0)
         t->copy_dtype = t->grad_dtype;
     if (!t->copy)
@@ -276,6 +278,11 @@ td_status td_sgd_update(td_device *dev, const td_sgd *sgd, const td_update_state
     TD_TRY(CALL(dev, sgd_update, sgd, state, &t));
 cleanup:
     return status;
+}
+
+bool td_update_has_sms(td_device *dev)
+{
+    return dev && ops_of(dev)->update_has_sms && ops_of(dev)->update_has_sms(dev);
 }
 
 /** Fills in p_dtype. */

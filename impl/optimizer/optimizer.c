@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "device/listen.h"
+#include "device/share.h"
 #include "optimizer/ranges.h"
 
 #include <stdlib.h>
@@ -10,6 +11,7 @@ typedef struct group {
     td_optimizer_group is;
     int64_t moments;   /* where its own begin, in floats */
     const void *hyper; /* in the device's memory */
+    void *work;        /* likewise, of its updates on a few SMs */
 } group;
 
 /* A product that waits for others, and the group that it belongs to. */
@@ -25,9 +27,11 @@ struct td_optimizer {
     td_weights weights;
     const td_update_state *state;
     td_update_time time;
+    int32_t sms;
     int64_t count;
     group *groups;
-    char *block; /* hyperparameters, TD_ALIGNMENT apart; first moments; second moments */
+    char *
+        block; /* hyperparameters and work of the groups, TD_ALIGNMENT apart; first moments; second moments */
     int64_t moments;
     float *exp_avg, *exp_avg_sq;
 
@@ -36,13 +40,15 @@ struct td_optimizer {
     td_ranges final;
     td_event *behind;
 
+    int64_t left; /* elements of the groups that are not final in this pass */
+
     /* With TD_UPDATE_ALONG. */
     td_linear_adamw together[TD_LINEAR_ADAMW_MOST];
     int64_t together_count;
     bool asked, takes; /* whether products that wait are taken over in this pass */
     held held[TD_LINEAR_ADAMW_MOST];
     int64_t held_count, taken;  /* products that are held, and of this pass */
-    td_stream *side;            /* for updates beside backward; NULL: the device has no streams */
+    td_stream *side;            /* for updates next to backward's GEMMs; NULL: the device has no streams */
     td_event *ready, *finished; /* gradients for the side stream; the side stream's work */
     bool side_works;            /* has work that the device's stream has not waited for */
 };
@@ -218,7 +224,7 @@ static void *element_at(void *array, td_dtype dtype, int64_t index)
     return array ? (char *)array + (size_t)index * td_dtype_size(dtype) : NULL;
 }
 
-static td_status update_in(const td_optimizer *o, const group *g, td_range range)
+static td_status update_in(const td_optimizer *o, const group *g, td_range range, int32_t sms)
 {
     const td_weights *w = &o->weights;
     td_update_tensors tensors = {.count = range.end - range.begin,
@@ -227,7 +233,9 @@ static td_status update_in(const td_optimizer *o, const group *g, td_range range
                                  .copy_dtype = w->copy_dtype,
                                  .p = element_at(w->params, w->dtype, range.begin),
                                  .g = element_at(w->grads, w->grad_dtype, range.begin),
-                                 .copy = element_at(w->copies, w->copy_dtype, range.begin)};
+                                 .copy = element_at(w->copies, w->copy_dtype, range.begin),
+                                 .sms = sms,
+                                 .work = g->work};
 
     if (g->is.hyper.kind == TD_OPTIMIZER_SGD)
         return td_sgd_update(o->dev, g->hyper, o->state, &tensors);
@@ -236,18 +244,25 @@ static td_status update_in(const td_optimizer *o, const group *g, td_range range
     return td_adamw_update(o->dev, g->hyper, o->state, &tensors);
 }
 
-/** Updates what groups have of the range. */
-static td_status update(const td_optimizer *o, td_range range)
+/** What group `index` has of the range; nothing: its end is not above its begin. */
+static td_range part_of(const td_optimizer *o, int64_t index, td_range range)
+{
+    const td_range has = o->groups[index].is.range;
+
+    return (td_range){has.begin > range.begin ? has.begin : range.begin,
+                      has.end < range.end ? has.end : range.end};
+}
+
+/** Updates the elements of the range that are in groups, on `sms` SMs; 0: on all. */
+static td_status update(const td_optimizer *o, td_range range, int32_t sms)
 {
     td_status status = TD_OK;
 
     for (int64_t i = 0; i < o->count; i++) {
-        const td_range has = o->groups[i].is.range;
-        const td_range both = {has.begin > range.begin ? has.begin : range.begin,
-                               has.end < range.end ? has.end : range.end};
+        const td_range part = part_of(o, i, range);
 
-        if (both.begin < both.end)
-            TD_TRY(update_in(o, &o->groups[i], both));
+        if (part.begin < part.end)
+            TD_TRY(update_in(o, &o->groups[i], part, sms));
     }
 cleanup:
     return status;
@@ -259,19 +274,17 @@ static td_status tell(const td_optimizer *o, td_range range, td_event *event)
     td_status status = TD_OK;
 
     for (int64_t i = 0; i < o->count && o->hook.next; i++) {
-        const td_range has = o->groups[i].is.range;
-        const td_range both = {has.begin > range.begin ? has.begin : range.begin,
-                               has.end < range.end ? has.end : range.end};
+        const td_range part = part_of(o, i, range);
 
-        if (both.begin < both.end)
-            TD_TRY(td_hooks_updated(o->hook.next, both, event));
+        if (part.begin < part.end)
+            TD_TRY(td_hooks_updated(o->hook.next, part, event));
     }
 cleanup:
     return status;
 }
 
-/** Updates on the side stream, behind what the device's stream has to do now, and `event`. */
-static td_status update_beside(td_optimizer *o, td_range range, td_event *event)
+/** Updates on the side stream, after what the device's stream has to do now, and `event`. */
+static td_status update_on_side(td_optimizer *o, td_range range, int32_t sms, td_event *event)
 {
     td_stream *const main = td_device_stream(o->dev);
     td_status status = TD_OK;
@@ -282,7 +295,7 @@ static td_status update_beside(td_optimizer *o, td_range range, td_event *event)
     if (status == TD_OK && event)
         status = td_event_wait(event);
     if (status == TD_OK)
-        status = update(o, range);
+        status = update(o, range, sms);
     /* After a failure too: of several groups some may be on their way. */
     const td_status recorded = td_event_record(o->finished);
     if (recorded == TD_OK)
@@ -346,6 +359,9 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
     o->behind = NULL;
     o->held_count = 0;
     o->asked = o->takes = false;
+    o->left = 0;
+    for (int64_t i = 0; i < o->count; i++)
+        o->left += o->groups[i].is.range.end - o->groups[i].is.range.begin;
     if (pass == TD_PASS_BACKWARD)
         o->taken = 0;
     return TD_OK;
@@ -387,7 +403,7 @@ static td_status on_due(td_hook *hook, const td_due *due, bool *taken)
     td_status status = TD_OK;
     bool takes;
 
-    if (o->time != TD_UPDATE_ALONG)
+    if (o->time != TD_UPDATE_ALONG || o->sms > 0)
         goto cleanup;
     TD_TRY(asks(o, due, &takes));
     if (!takes)
@@ -410,14 +426,23 @@ cleanup:
 static td_status update_along(td_optimizer *o, td_range range, td_event *event)
 {
     td_status status = TD_OK;
+    int64_t size = 0;
 
-    if (o->side && !o->takes) { /* what is fused keeps the memory busy already */
-        TD_TRY(update_beside(o, range, event));
+    for (int64_t i = 0; i < o->count; i++) {
+        const td_range part = part_of(o, i, range);
+
+        size += part.begin < part.end ? part.end - part.begin : 0;
+    }
+    o->left -= size;
+
+    if (o->side && (o->sms > 0 || event)) { /* the stream need not wait for the event */
+        /* If fewer elements are left than these, few GEMMs are left to leave SMs to. */
+        TD_TRY(update_on_side(o, range, o->left < size ? 0 : o->sms, event));
         goto cleanup;
     }
     if (event)
         TD_TRY(td_event_wait(event));
-    TD_TRY(update(o, range));
+    TD_TRY(update(o, range, 0));
     TD_TRY(tell(o, range, NULL));
 cleanup:
     return status;
@@ -428,6 +453,8 @@ static td_status on_final(td_hook *hook, td_range range, td_event *event)
     td_optimizer *o = (td_optimizer *)hook;
     td_status status = TD_OK;
 
+    if (o->sms > 0)
+        td_device_share(o->dev, TD_SMS_UPDATE, o->sms);
     if (o->time == TD_UPDATE_ALONG) {
         TD_TRY(td_device_push_label(o->dev, TD_LABEL_OPTIMIZER));
         TD_TRY(td_pop_after(o->dev, update_along(o, range, event)));
@@ -455,6 +482,7 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status status)
 
     o->behind = NULL;
     o->side_works = false;
+    td_device_share(o->dev, TD_SMS_UPDATE, 0);
     if (status != TD_OK)
         o->final.count = 0;
     const td_status came = status == TD_OK && behind ? td_event_wait(behind) : TD_OK;
@@ -482,7 +510,7 @@ td_status td_optimizer_update(td_optimizer *optimizer)
     const int64_t count = optimizer->final.count;
     optimizer->final.count = 0;
     for (int64_t i = 0; i < count; i++) {
-        TD_TRY(update(optimizer, optimizer->final.at[i]));
+        TD_TRY(update(optimizer, optimizer->final.at[i], 0));
         TD_TRY(tell(optimizer, optimizer->final.at[i], NULL));
     }
 cleanup:
@@ -502,7 +530,7 @@ cleanup:
 
 /* ---- creation ---- */
 
-static td_status check_config(const td_optimizer_config *config)
+static td_status check_config(td_device *dev, const td_optimizer_config *config)
 {
     td_status status = TD_OK;
 
@@ -512,6 +540,9 @@ static td_status check_config(const td_optimizer_config *config)
     TD_CHECK(config->state, "state is NULL");
     TD_CHECK(config->time == TD_UPDATE_ALONG || config->time == TD_UPDATE_AFTER,
              "time is %d, which is no td_update_time", (int)config->time);
+    TD_CHECK(config->sms == 0 || (config->sms > 0 && config->sms < td_device_sms(dev)),
+             "sms is %d, needs to be 0, or below the %d SMs of %s", (int)config->sms, (int)td_device_sms(dev),
+             td_device_name(dev));
     TD_CHECK(config->together_count >= 0 && config->together_count <= TD_LINEAR_ADAMW_MOST,
              "together_count is %" PRId64 ", needs 0 to %d", config->together_count, TD_LINEAR_ADAMW_MOST);
     TD_CHECK(config->together_count == 0 || config->together, "together is NULL");
@@ -538,10 +569,13 @@ static td_status make_groups(td_optimizer *o, const td_optimizer_config *config)
     o->moments = moments_before(config->count, config->groups);
     o->exp_avg = (void *)(o->block + config->count * TD_ALIGNMENT);
     o->exp_avg_sq = o->exp_avg + o->moments;
+    if (o->count > 0)
+        TD_TRY(td_device_fill(o->dev, o->block, 0, (size_t)o->count * TD_ALIGNMENT));
     for (int64_t i = 0; i < o->count; i++) {
         o->groups[i] = (group){.is = config->groups[i],
                                .moments = moments_before(i, config->groups),
-                               .hyper = o->block + i * TD_ALIGNMENT};
+                               .hyper = o->block + i * TD_ALIGNMENT,
+                               .work = o->block + i * TD_ALIGNMENT + TD_ASSIGN_MOST};
         TD_TRY(td_optimizer_set(o, i, &config->groups[i].hyper));
     }
     TD_TRY(td_optimizer_reset(o));
@@ -570,7 +604,7 @@ td_status td_optimizer_create(td_device *dev, const td_optimizer_config *config,
     TD_CHECK(out, "out is NULL");
     *out = NULL;
     TD_CHECK(dev, "dev is NULL");
-    TD_TRY(check_config(config));
+    TD_TRY(check_config(dev, config));
     o = calloc(1, sizeof *o);
     if (!o) {
         status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *o);
@@ -581,6 +615,7 @@ td_status td_optimizer_create(td_device *dev, const td_optimizer_config *config,
     o->weights = config->weights;
     o->state = config->state;
     o->time = config->time;
+    o->sms = config->sms;
     o->together_count = config->together_count;
     for (int64_t i = 0; i < o->together_count; i++)
         o->together[i] = (td_linear_adamw){.tokens = 1,

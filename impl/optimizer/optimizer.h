@@ -46,9 +46,14 @@ typedef struct td_optimizer_config {
     const td_optimizer_group *groups;
     const td_update_state *state; /* in the device's memory; outlives the optimizer */
     td_update_time time;
-    /* With TD_UPDATE_ALONG: the products that are there together when a due call comes whose `wait` is 0, at
-     * most TD_LINEAR_ADAMW_MOST. They are taken over where the device is faster with it. Products that never
-     * wait are taken over by themselves. 0: none waits. */
+    /* On how many SMs of a GPU updates along the backward pass run, next to its GEMMs, which get the others
+     * (device/share.h). They are queued on a stream that goes before the device's current one. 0: on all SMs,
+     * and in the current stream's order unless gradients come with an event. With TD_UPDATE_AFTER updates run
+     * on all SMs; the GEMMs still leave `sms` of them, so that both times give the same bits. */
+    int32_t sms;
+    /* With TD_UPDATE_ALONG and no `sms`: the products that are there together when a due call comes whose
+     * `wait` is 0, at most TD_LINEAR_ADAMW_MOST. They are taken over where the device is faster with it.
+     * Products that never wait are taken over by themselves. 0: none waits. */
     int64_t together_count;
     const td_product_extent *together;
     td_dtype product_dtype; /* of their dy and x */
@@ -64,7 +69,8 @@ TD_API td_status td_optimizer_plan(int64_t elements, int64_t count, const td_opt
 /** An optimizer on dev, whose moments are 0. dev and the weights outlive it.
  *
  * TD_BAD_ARGUMENT: a NULL, groups that are empty, overlap, descend or leave the block, hyperparameters as
- * their checks, too many products together, a time that is none. TD_NO_MEMORY. *out is then NULL. */
+ * their checks, too many products together, a time that is none, an sms below 0, or above 0 and not below the
+ * number of the device's SMs. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_optimizer_create(td_device *dev, const td_optimizer_config *config, td_optimizer **out);
 TD_API void td_optimizer_destroy(td_optimizer *optimizer); /* accepts NULL */
 

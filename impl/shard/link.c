@@ -1,6 +1,7 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "base/names.h"
+#include "comm/agree.h"
 #include "device/share.h"
 #include "shard/state.h"
 
@@ -39,7 +40,7 @@ void td_shard_share(const td_shard_link *link)
 {
     const bool reducing = link->running && link->sent > 0, gathering = link->forward || link->issued > 0;
 
-    td_device_share(link->dev, reducing || gathering ? link->multiprocessors : 0);
+    td_device_share(link->dev, TD_SMS_COLLECTIVES, reducing || gathering ? link->multiprocessors : 0);
 }
 
 /* ---- creation ---- */
@@ -61,6 +62,9 @@ static td_status make(td_shard_link *link, td_shard_kind kind, const td_train_co
     }
     td_shard_reduce_hook(link);
     td_shard_gather_hook(link);
+    const td_optimizer_group all = {.range = {0, link->split.elements}, .hyper = config->hyper};
+    td_group_settings(config->groups ? config->group_count : 1, config->groups ? config->groups : &all,
+                      link->groups);
 cleanup:
     return status;
 }
@@ -99,6 +103,7 @@ td_status td_shard_link_create(td_comm *comm, td_shard_kind kind, double bucket_
     }
     link->gather.hook.next = config->behind;
     config->behind = &link->gather.hook;
+    config->own_groups = true;
     config->groups = link->split.groups;
     config->group_count = link->split.group_count;
     *out = link; /* whole: the caller owns it from here */
@@ -187,6 +192,24 @@ cleanup:
     return status;
 }
 
+/** All ranks' trainers do the same with the same gradients. */
+static td_status agree(td_shard_link *link, td_train *train)
+{
+    td_setting settings[TD_TRAIN_SETTINGS + TD_GROUP_SETTINGS];
+    td_status status = TD_OK;
+
+    TD_TRY(td_train_settings(train, settings));
+    memcpy(settings + TD_TRAIN_SETTINGS, link->groups, sizeof link->groups);
+    TD_TRY(td_comm_agree(link->comm, TD_TRAIN_SETTINGS + TD_GROUP_SETTINGS, settings));
+cleanup:
+    return status;
+}
+
+static void on_step(void *user, uint64_t state)
+{
+    (void)td_comm_carry(((td_shard_link *)user)->comm, state); /* which is no NULL */
+}
+
 /** What is reduced and gathered can go from GPU to GPU directly. */
 static td_status make_windows(td_shard_link *link)
 {
@@ -222,9 +245,11 @@ td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *tr
     TD_CHECK(weights.elements == link->split.elements,
              "train has %" PRId64 " elements, the link is of %" PRId64, weights.elements,
              link->split.elements);
+    TD_TRY(td_train_check_link(train, &link->gather.hook));
     link->model = td_train_model(train);
     link->weights = weights;
     TD_TRY(compare(link));
+    TD_TRY(agree(link, train));
     if (td_device_kind_of(dev) != TD_DEVICE_CPU) {
         if (!link->side)
             TD_TRY(td_stream_create(dev, &link->side));
@@ -239,6 +264,8 @@ td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *tr
     }
     link->train = train;
     link->dev = dev;
+    link->listener = (td_train_listener){.step = on_step, .user = link};
+    td_train_listen(train, &link->listener);
 cleanup:
     if (status != TD_OK && link && !link->dev)
         drop_windows(link);

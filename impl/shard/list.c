@@ -2,6 +2,7 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "shard/shard.h"
+#include "train/state.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@ enum { ON_THEIR_WAY = 256 };
 
 typedef struct group {
     td_optimizer_kind kind;
+    td_hyperparameters now;
     void *hyper; /* in the device's memory */
 } group;
 
@@ -30,6 +32,7 @@ struct td_shard_list {
     td_update_state *state; /* in the device's memory */
     int64_t loads[TD_COMM_MOST_RANKS];
     int64_t group_count, count;
+    int64_t agreed; /* tensors that were compared among ranks */
     group *groups;
     tensor *tensors;
     size_t moment_bytes;
@@ -127,8 +130,9 @@ static td_status grow(td_shard_list *list, int64_t count)
     return TD_OK;
 }
 
-static td_status assign_hyper(td_shard_list *list, const group *g, const td_hyperparameters *hyper)
+static td_status assign_hyper(td_shard_list *list, group *g, const td_hyperparameters *hyper)
 {
+    g->now = *hyper;
     const bool adamw = hyper->kind == TD_OPTIMIZER_ADAMW;
 
     return td_assign(list->dev, g->hyper, adamw ? (const void *)&hyper->adamw : (const void *)&hyper->sgd,
@@ -261,12 +265,97 @@ static td_status share(td_shard_list *list)
     return status;
 }
 
+/** What of a tensor is the same on all ranks; without gaps, so that it is compared as bytes. */
+typedef struct description {
+    int64_t elements, group;
+    int32_t dtype, grad_dtype;
+    uint64_t data, grad; /* hashes; grad 0: it is frozen */
+} description;
+
+enum { SAMPLE = 2048, TOLD = 512 }; /* bytes of a tensor's begin and end; descriptions in an exchange */
+
+static td_status sample(td_device *dev, const void *from, int64_t elements, td_dtype dtype, uint64_t *hash)
+{
+    const size_t bytes = (size_t)elements * td_dtype_size(dtype), some = bytes < SAMPLE ? bytes : SAMPLE;
+    unsigned char content[SAMPLE];
+    td_status status = TD_OK;
+
+    *hash = TD_HASH_BEGIN;
+    for (int end = 0; end < 2; end++) {
+        TD_TRY(td_device_download(dev, content, (const char *)from + (end ? bytes - some : 0), some));
+        *hash = td_hash(*hash, content, some);
+    }
+cleanup:
+    return status;
+}
+
+static td_status describe(const td_shard_list *list, const tensor *t, description *out)
+{
+    td_status status = TD_OK;
+
+    *out = (description){.elements = t->is.elements, .group = t->group, .dtype = (int32_t)t->is.dtype};
+    TD_TRY(sample(list->dev, t->is.data, t->is.elements, t->is.dtype, &out->data));
+    if (!t->is.grad)
+        goto cleanup;
+    out->grad_dtype = (int32_t)t->is.grad_dtype;
+    TD_TRY(sample(list->dev, t->is.grad, t->is.elements, t->is.grad_dtype, &out->grad));
+cleanup:
+    return status;
+}
+
+/** Before the first step of tensors: they are the same, in the same order, on all ranks. Tensors have no
+ * names, but weights and gradients are the same bits on every rank by then. A capture cannot wait. */
+static td_status agree(td_shard_list *list)
+{
+    const int32_t ranks = list->info.ranks;
+    description mine[TOLD], *all = NULL;
+    td_status status = TD_OK;
+
+    if (list->agreed == list->count || ranks == 1 || td_graph_capture(list->dev) > 0)
+        goto cleanup;
+    all = calloc((size_t)ranks * TOLD, sizeof *all);
+    if (!all) {
+        status = td_fail(TD_NO_MEMORY, "no host memory to compare %d ranks", (int)ranks);
+        goto cleanup;
+    }
+    while (list->agreed < list->count) {
+        const int64_t first = list->agreed, left = list->count - first, count = left < TOLD ? left : TOLD;
+
+        for (int64_t i = 0; i < count; i++)
+            TD_TRY(describe(list, &list->tensors[first + i], &mine[i]));
+        TD_TRY(td_comm_exchange(list->comm, mine, (size_t)count * sizeof *mine, all));
+        for (int64_t i = 0; i < count; i++)
+            for (int32_t rank = 1; rank < ranks; rank++)
+                TD_CHECK(memcmp(&all[rank * count + i], &all[i], sizeof *all) == 0,
+                         "tensors[%" PRId64
+                         "]: rank %d added another than rank 0, or has other weights or gradients: "
+                         "every rank adds the same tensors in the same order",
+                         first + i, (int)rank);
+        list->agreed += count;
+    }
+cleanup:
+    free(all);
+    return status;
+}
+
+/** What decides this step, beside the tensors. */
+static uint64_t state_of(const td_shard_list *list, float gain)
+{
+    uint64_t hash = td_hash(TD_HASH_BEGIN, &gain, sizeof gain);
+
+    for (int64_t i = 0; i < list->group_count; i++)
+        hash = td_group_hash(hash, &(td_optimizer_group){.hyper = list->groups[i].now});
+    return hash;
+}
+
 td_status td_shard_list_step(td_shard_list *list, float gain)
 {
     td_status status = TD_OK;
 
     TD_CHECK(list, "list is NULL");
     TD_CHECK(isfinite(gain), "gain is %g, needs to be finite", (double)gain);
+    TD_TRY(agree(list));
+    TD_TRY(td_comm_carry(list->comm, state_of(list, gain)));
     TD_TRY(td_update_begin(list->dev, list->state, gain));
     for (int64_t i = 0; i < list->count; i++)
         if (list->tensors[i].owner == list->info.rank && list->tensors[i].is.grad)

@@ -49,8 +49,9 @@ typedef struct td_shard_list td_shard_list;
 TD_API td_status td_shard_list_create(td_device *dev, td_comm *comm, td_shard_list **out);
 TD_API void td_shard_list_destroy(td_shard_list *list); /* accepts NULL */
 
-/** Adds tensors with hyperparameters of their own, at any time; every rank adds the same, in the same order.
- * Owners have moments of 0 for them. Frozen tensors have an owner and no moments.
+/** Adds tensors with hyperparameters of their own, at any time; every rank adds the same, in the same order:
+ * the next step compares that. Owners have moments of 0 for them. Frozen tensors have an owner and no
+ * moments.
  *
  * TD_BAD_ARGUMENT: a NULL, a count below 1, a tensor without elements or data, types that an update does not
  * take together; as td_hyperparameters_check. TD_NO_MEMORY. The list is then as it was. */
@@ -63,7 +64,11 @@ TD_API td_status td_shard_list_set(td_shard_list *list, int64_t group, const td_
 
 /** Updates this rank's tensors with gain times their gradients, and sends every tensor that is not frozen
  * from its owner to all: all ranks call it together. What follows on the device's current stream sees new
- * weights. TD_BAD_ARGUMENT: a NULL, a gain that is not finite. Errors of collectives. */
+ * weights. The first step after td_shard_list_add waits for the device and compares the added tensors among
+ * ranks: their extents, types and groups, and 4 KiB of weights and gradients, for another order would swap
+ * weights. Not so in a capture. Every step's first collective carries a hash of hyperparameters and gain
+ * (td_comm_carry). TD_BAD_ARGUMENT: a NULL, a gain that is not finite; on every rank, naming rank and tensor,
+ * ranks that differ. Errors of collectives. */
 TD_API td_status td_shard_list_step(td_shard_list *list, float gain);
 
 /** The rank that updates tensor `index`, counted from 0 over all groups. TD_BAD_ARGUMENT: a NULL, an index
@@ -115,10 +120,14 @@ TD_API td_status td_shard_link_create(td_comm *comm, td_shard_kind kind, double 
 TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
 
 /** Joins the link to the trainer that was made with its config: all ranks together, once there are weights.
- * TD_BAD_ARGUMENT: a NULL, a trainer of another size; on every rank, links that differ. TD_BAD_STATE: it is
- * joined already. TD_SHARD_FLAT sends rank 0's weights to all, as td_ddp_link_attach does, and makes windows
- * of the trainer's weights and gradients, as td_ddp_create does of gradients. While collectives are on their
- * way products are cut, as td_ddp_create says.
+ * Compares what decides an update, as td_ddp_link_attach does, and the config's groups as they were at
+ * td_shard_link_create; each step's first collective carries a hash of what td_train_set set last, of batch x
+ * seq and of what td_train_init, _reset and _restore did since. What td_optimizer_set does to groups is not
+ * compared. TD_BAD_ARGUMENT: a NULL, a trainer of another size or without the link in its chain; on every
+ * rank, links or trainers that differ. TD_BAD_STATE: it is joined already. TD_SHARD_FLAT sends rank 0's
+ * weights to all, as td_ddp_link_attach does, and makes windows of the trainer's weights and gradients, as
+ * td_ddp_create does of gradients. While collectives are on their way products are cut, as td_ddp_create
+ * says.
  *
  * From then on masters of weights that products read as 16-bit copies are their owner's alone, until
  * td_train_settle gathers them. */

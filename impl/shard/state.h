@@ -3,6 +3,7 @@
 #define TD_SHARD_STATE_H
 
 #include "shard/split.h"
+#include "train/state.h"
 
 /** A hook behind the optimizer, and whose it is. */
 typedef struct td_shard_gather {
@@ -26,6 +27,8 @@ struct td_shard_link {
     double bucket_mb;
     int32_t multiprocessors; /* that collectives take; 0: nobody knows */
     td_shard_split split;
+    td_setting groups[TD_GROUP_SETTINGS]; /* of the config, before they became this rank's */
+    td_train_listener listener;
     td_device *dev; /* NULL: not attached */
     td_train *train;
     td_transformer *model;

@@ -152,6 +152,7 @@ td_status td_train_save(td_train *train, const char *path)
     td_status status = TD_OK;
     saved s = {.buffer = NULL};
     int64_t count;
+    char sms[16];
 
     TD_TRY(td_train_check_settled(train));
     TD_TRY(td_saving_check(td_train_model(train)));
@@ -159,8 +160,9 @@ td_status td_train_save(td_train *train, const char *path)
     TD_TRY(td_train_settle(train));
     TD_TRY(describe(&s, &tensors, &names, &count));
     TD_TRY(td_saving_buffer(s.model, &s.buffer));
-    const td_stored_text metadata[] = {{"format", "pt"}, {"optimizer", s.kind}};
-    TD_TRY(td_safetensors_writer_create(path, count, tensors, 2, metadata, &writer));
+    snprintf(sms, sizeof sms, "%d", (int)td_train_sms(train));
+    const td_stored_text metadata[] = {{"format", "pt"}, {"optimizer", s.kind}, {"update_sms", sms}};
+    TD_TRY(td_safetensors_writer_create(path, count, tensors, 3, metadata, &writer));
     TD_TRY(write_data(&s, writer));
     TD_TRY(td_safetensors_commit(writer));
 cleanup:

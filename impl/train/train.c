@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /** Blocks whose weights are updated in one launch of the kernel that forms their gradients, and their weights
  * at the most. Fewer launches gain what their ends take, and long ones lose it again
@@ -24,7 +25,8 @@ typedef struct setup {
     td_train_config config; /* with defaults filled in, and what of the model is the trainer's */
     td_product_extent together[TD_LINEAR_ADAMW_MOST];
     int64_t together_count;
-    int64_t ranges; /* that become final in a pass, at most */
+    int64_t ranges;     /* that become final in a pass, at most */
+    int32_t update_sms; /* of the optimizer */
     size_t loss, ids, targets,
         bytes; /* where they stand in the trainer's block, whose begin is the state, and its size */
     td_transformer_bytes model;
@@ -40,10 +42,14 @@ struct td_train {
     td_clip *clip;           /* NULL: none */
     td_hook *last;           /* of the caller's hooks, whose `next` is ours; NULL: none */
     char *block;
-    int64_t batch, seq; /* loaded; 0: nothing */
-    int64_t turn;       /* the micro-batch that comes next, or is on its way */
-    bool due;           /* a step was counted whose update td_train_update is to make */
+    int64_t batch, seq;           /* loaded; 0: nothing */
+    int64_t turn;                 /* the micro-batch that comes next, or is on its way */
+    int64_t step_batch, step_seq; /* of the step's micro-batches so far, if turn > 0 */
+    bool due;                     /* a step was counted whose update td_train_update is to make */
     const void *logits;
+    td_train_listener *listeners;
+    uint64_t set,
+        was; /* hashes: of td_train_set's last, and of what weights, moments and steps were made of */
     td_graph *graphs[PARTS][MICROS];
     bool ran[PARTS][MICROS]; /* queued once, which is to come before a capture */
 };
@@ -64,6 +70,8 @@ static td_status check_config(const td_train_config *config)
              "until is %d, which is no td_train_until", (int)config->until);
     TD_CHECK(config->time == TD_UPDATE_ALONG || config->time == TD_UPDATE_AFTER,
              "time is %d, which is no td_update_time", (int)config->time);
+    TD_CHECK(config->update_sms >= TD_UPDATE_ALL_SMS, "update_sms is %d, needs at least 1, or 0 for the best",
+             (int)config->update_sms);
     TD_CHECK(isfinite(config->clip) && config->clip >= 0, "clip is %g, needs to be above 0, or 0 for none",
              (double)config->clip);
     TD_CHECK(isfinite(config->gain) && config->gain >= 0, "gain is %g, needs to be above 0, or 0 for 1",
@@ -80,8 +88,12 @@ cleanup:
 }
 
 /** Whether products that come due get to the optimizer, and it takes all of them. */
-static bool products_reach(const td_train_config *config)
+static bool products_reach(const setup *s)
 {
+    const td_train_config *config = &s->config;
+
+    if (s->update_sms > 0)
+        return false;
     for (const td_hook *hook = config->hooks; hook; hook = hook->next)
         if (hook->final && !hook->due)
             return false;
@@ -125,8 +137,7 @@ static td_status choose_wait(td_device *dev, setup *s)
 
     model->wait = 0;
     s->together_count = 0;
-    if (!products_reach(&s->config) ||
-        td_precision_dtype(model->precision) == td_precision_weights(model->precision))
+    if (!products_reach(s) || td_precision_dtype(model->precision) == td_precision_weights(model->precision))
         goto cleanup;
     TD_TRY(td_transformer_products(&model->size, block));
     double weights = 0; /* no product of them can overflow */
@@ -183,6 +194,7 @@ static td_status prepare(td_device *dev, const td_train_config *config, setup *s
     s->config.model.wait = 0;
     s->config.model.f32_gradients = s->config.micro_batches > 1;
     TD_TRY(td_transformer_plan(dev, &s->config.model, &s->model)); /* checks it */
+    TD_TRY(td_train_update_sms(dev, &s->config, &s->update_sms));
     TD_TRY(choose_wait(dev, s));
     TD_TRY(td_transformer_plan(dev, &s->config.model, &s->model));
     s->elements =
@@ -223,6 +235,43 @@ cleanup:
     return status;
 }
 
+/* ---- what ranks have to have alike ---- */
+
+uint64_t td_group_hash(uint64_t hash, const td_optimizer_group *group)
+{
+    const td_hyperparameters *h = &group->hyper; /* of another kind nothing is looked at */
+    const bool adamw = h->kind == TD_OPTIMIZER_ADAMW;
+    const double values[] = {
+        (double)group->range.begin,   (double)group->range.end,        h->kind,
+        adamw ? h->adamw.variant : 0, adamw ? h->adamw.lr : h->sgd.lr, adamw ? h->adamw.beta1 : 0,
+        adamw ? h->adamw.beta2 : 0,   adamw ? h->adamw.eps : 0,        adamw ? h->adamw.weight_decay : 0};
+
+    return td_hash(hash, values, sizeof values);
+}
+
+void td_group_settings(int64_t count, const td_optimizer_group *groups, td_setting out[TD_GROUP_SETTINGS])
+{
+    const td_hyperparameters *h = count > 0 ? &groups[0].hyper : NULL;
+    const bool adamw = h && h->kind == TD_OPTIMIZER_ADAMW;
+    uint64_t hash = TD_HASH_BEGIN;
+
+    for (int64_t i = 0; i < count; i++)
+        hash = td_group_hash(hash, &groups[i]);
+    memcpy(out,
+           (td_setting[]){{"groups of the optimizer", (double)count},
+                          {"optimizer (0 adamw, 1 sgd)", h ? (int)h->kind : -1},
+                          {"adamw's variant", adamw ? (int)h->adamw.variant : 0},
+                          {"lr", adamw ? h->adamw.lr
+                                 : h   ? h->sgd.lr
+                                       : 0},
+                          {"beta1", adamw ? h->adamw.beta1 : 0},
+                          {"beta2", adamw ? h->adamw.beta2 : 0},
+                          {"eps", adamw ? h->adamw.eps : 0},
+                          {"weight_decay", adamw ? h->adamw.weight_decay : 0},
+                          {"a hash of the groups' ranges and hyperparameters", (double)(hash >> 12)}},
+           TD_GROUP_SETTINGS * sizeof *out);
+}
+
 /* ---- creation ---- */
 
 static td_update_state *state_of(const td_train *train)
@@ -230,12 +279,39 @@ static td_update_state *state_of(const td_train *train)
     return (td_update_state *)train->block;
 }
 
+/** What must be the same on every rank of a step, but for what never changes. */
+static uint64_t state_now(const td_train *train)
+{
+    const int64_t shape[] = {train->batch, train->seq};
+    uint64_t hash = td_hash(TD_HASH_BEGIN, shape, sizeof shape);
+
+    hash = td_hash(hash, &train->was, sizeof train->was);
+    if (train->setup.config.own_groups)
+        return td_hash(hash, &train->set, sizeof train->set);
+    for (int64_t i = 0; i < td_optimizer_group_count(train->optimizer); i++) {
+        td_optimizer_group group;
+
+        (void)td_optimizer_group_at(train->optimizer, i, &group); /* which exists */
+        hash = td_group_hash(hash, &group);
+    }
+    return hash;
+}
+
+static void tell_listeners(const td_train *train)
+{
+    for (const td_train_listener *l = train->listeners; l; l = l->next)
+        l->step(l->user, state_now(train));
+}
+
 /** A step begins with its last backward pass, behind whatever may refuse it. */
 static td_status count_step(td_hook *hook, td_pass pass, bool last)
 {
     td_train *train = (td_train *)hook;
 
-    if (pass != TD_PASS_BACKWARD || !last || !train->optimizer)
+    if (pass != TD_PASS_BACKWARD || !last)
+        return TD_OK;
+    tell_listeners(train);
+    if (!train->optimizer)
         return TD_OK;
     const td_train_config *config = &train->setup.config;
     return td_update_begin(train->dev, state_of(train), config->gain / (float)config->micro_batches);
@@ -260,7 +336,20 @@ static td_status chain(td_train *train)
         own->next = optimizer;
     if (optimizer)
         optimizer->next = behind;
+    for (td_hook *hook = train->hook.next; hook; hook = hook->next)
+        hook->owner = train;
     return td_transformer_set_hooks(train->model, &train->hook);
+}
+
+/** The caller's links of a chain are in no trainer yet. */
+static td_status check_free(const char *name, const td_hook *chain)
+{
+    td_status status = TD_OK;
+
+    for (int link = 0; chain && status == TD_OK; chain = chain->next, link++)
+        if (chain->owner)
+            status = td_fail(TD_BAD_STATE, "%s: link %d is in another trainer", name, link);
+    return status;
 }
 
 static td_status make_optimizer(td_train *train)
@@ -273,6 +362,7 @@ static td_status make_optimizer(td_train *train)
                                   .groups = groups,
                                   .state = state_of(train),
                                   .time = s->config.time,
+                                  .sms = s->update_sms,
                                   .together_count = s->together_count,
                                   .together = s->together,
                                   .product_dtype = td_precision_dtype(s->config.model.precision)};
@@ -297,6 +387,8 @@ td_status td_train_create(td_device *dev, const td_train_config *config, td_trai
     TD_CHECK(out, "out is NULL");
     *out = NULL;
     TD_TRY(prepare(dev, config, &s));
+    TD_TRY(check_free("hooks", config->hooks));
+    TD_TRY(check_free("behind", config->behind));
     train = calloc(1, sizeof *train);
     if (!train) {
         status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *train);
@@ -334,6 +426,8 @@ void td_train_destroy(td_train *train)
     if (!train)
         return;
     forget_graphs(train);
+    for (td_hook *hook = train->hook.next; hook; hook = hook->next)
+        hook->owner = NULL;
     if (train->last)
         train->last->next = NULL;
     td_transformer_destroy(train->model);
@@ -361,6 +455,7 @@ td_status td_train_init(td_train *train, uint64_t seed)
     TD_CHECK(train, "train is NULL");
     TD_TRY(td_transformer_init(train->model, seed));
     TD_TRY(td_train_reset(train));
+    train->was = td_hash(train->was, &seed, sizeof seed);
 cleanup:
     return status;
 }
@@ -375,6 +470,7 @@ td_status td_train_reset(td_train *train)
     TD_TRY(td_device_fill(train->dev, state_of(train), 0, sizeof(td_update_state)));
     train->turn = 0;
     train->due = false;
+    train->was = td_hash(train->was, "reset", 5);
 cleanup:
     return status;
 }
@@ -399,10 +495,16 @@ bool td_train_waits(const td_train *train)
     return train->due;
 }
 
+int32_t td_train_sms(const td_train *train)
+{
+    return train->setup.update_sms;
+}
+
 td_status td_train_set_steps(td_train *train, int64_t steps)
 {
     const td_update_state state = {.step = steps};
 
+    train->was = td_hash(train->was, &steps, sizeof steps);
     return td_device_upload(train->dev, state_of(train), &state, sizeof state);
 }
 
@@ -410,6 +512,70 @@ void td_train_forget(td_train *train)
 {
     forget_graphs(train);
     train->batch = train->seq = 0;
+}
+
+void td_train_listen(td_train *train, td_train_listener *listener)
+{
+    listener->next = train->listeners;
+    train->listeners = listener;
+    train->was = 0; /* all ranks have rank 0's weights now, or are to have had the same */
+}
+
+td_status td_train_check_link(const td_train *train, const td_hook *link)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(link->owner == train, "train was made without the link in its chain: %s",
+             link->owner ? "another trainer has it"
+                         : "its config had no such link when td_train_create read it");
+cleanup:
+    return status;
+}
+
+td_status td_train_settings(td_train *train, td_setting out[TD_TRAIN_SETTINGS])
+{
+    static const char *const attentions[] = {"flash", "naive", "jit"};
+    const td_train_config *config = &train->setup.config;
+    const td_model_size *size = &config->model.size;
+    td_status status = TD_OK;
+    double attention = 0;
+    int64_t steps;
+
+    TD_TRY(td_train_steps(train, &steps));
+    for (int i = 0; i < 3; i++)
+        if (strcmp(config->model.attention, attentions[i]) == 0)
+            attention = i;
+    memcpy(out,
+           (td_setting[]){{"d_model", (double)size->d_model},
+                          {"d_ff", (double)size->d_ff},
+                          {"layers", (double)size->layers},
+                          {"heads", (double)size->heads},
+                          {"vocab", (double)size->vocab},
+                          {"precision", config->model.precision},
+                          {"attention (0 flash, 1 naive, 2 jit)", attention},
+                          {"rope_theta", config->model.rope_theta > 0 ? config->model.rope_theta : 10000},
+                          {"micro_batches", (double)config->micro_batches},
+                          {"gain", (double)config->gain},
+                          {"clip", (double)config->clip},
+                          {"until", config->until},
+                          {"steps so far", (double)steps}},
+           TD_TRAIN_SETTINGS * sizeof *out);
+cleanup:
+    return status;
+}
+
+td_status td_train_group_settings(const td_train *train, td_setting out[TD_GROUP_SETTINGS])
+{
+    const int64_t count = train->setup.config.own_groups ? 0 : td_optimizer_group_count(train->optimizer);
+    td_optimizer_group *groups = calloc((size_t)count + 1, sizeof *groups);
+
+    if (!groups)
+        return td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " groups", count);
+    for (int64_t i = 0; i < count; i++)
+        (void)td_optimizer_group_at(train->optimizer, i, &groups[i]); /* which exists */
+    td_group_settings(count, groups, out);
+    free(groups);
+    return TD_OK;
 }
 
 td_transformer *td_train_model(const td_train *train)
@@ -435,6 +601,7 @@ td_status td_train_set(td_train *train, const td_hyperparameters *hyper)
     TD_TRY(td_hyperparameters_check(hyper));
     for (int64_t i = 0; i < td_optimizer_group_count(train->optimizer); i++)
         TD_TRY(td_optimizer_set(train->optimizer, i, hyper));
+    train->set = td_group_hash(TD_HASH_BEGIN, &(td_optimizer_group){.hyper = *hyper});
 cleanup:
     return status;
 }
@@ -460,15 +627,21 @@ static td_micro micro_of(const td_train *train)
     return train->turn == 0 ? TD_MICRO_FIRST : train->turn < last ? TD_MICRO_MIDDLE : TD_MICRO_LAST;
 }
 
-/** The loss of several micro-batches is added up where graphs can add to it. */
-static td_status add_loss(td_train *train)
+/** Backward of a micro-batch. The losses of several are added up in memory that graphs can add to: here and
+ * not in forward, which an evaluation calls as well. */
+static td_status queue_backward(td_train *train)
 {
+    td_status status = TD_OK;
     const float *loss = td_transformer_loss_on_device(train->model);
     float *sum = (void *)(train->block + train->setup.loss);
 
-    if (micro_of(train) <= TD_MICRO_FIRST)
-        return td_device_copy(train->dev, sum, loss, sizeof *sum);
-    return td_residual_add(train->dev, 1, TD_F32, sum, loss, sum);
+    TD_TRY(td_transformer_backward(train->model, micro_of(train)));
+    if (micro_of(train) == TD_MICRO_FIRST)
+        TD_TRY(td_device_copy(train->dev, sum, loss, sizeof *sum));
+    else if (micro_of(train) != TD_MICRO_ONLY)
+        TD_TRY(td_residual_add(train->dev, 1, TD_F32, sum, loss, sum));
+cleanup:
+    return status;
 }
 
 /** Under a label of its own, for a replay has none of those that it was captured under. */
@@ -478,8 +651,12 @@ static td_status launch(const td_train *train, part what, td_graph *graph)
                                               [BACKWARD] = TD_LABEL_BACKWARD,
                                               [UPDATE] = TD_LABEL_OPTIMIZER,
                                               [STEP] = "graph"};
+    const td_micro micro = micro_of(train);
     td_status status = TD_OK;
 
+    /* A replay calls no hook: count_step told the listeners of this one's capture alone. */
+    if ((what == BACKWARD || what == STEP) && (micro == TD_MICRO_ONLY || micro == TD_MICRO_LAST))
+        tell_listeners(train);
     TD_TRY(td_device_push_label(train->dev, labels[what]));
     TD_TRY(td_pop_after(train->dev, td_graph_launch(graph)));
 cleanup:
@@ -545,8 +722,6 @@ static td_status queue_loss(td_train *train)
     if (train->setup.config.until == TD_TRAIN_FORWARD)
         goto cleanup;
     TD_TRY(td_transformer_loss(train->model, targets, NULL));
-    if (train->setup.config.micro_batches > 1)
-        TD_TRY(add_loss(train));
 cleanup:
     return status;
 }
@@ -625,9 +800,15 @@ td_status td_train_backward(td_train *train)
     bool replayed;
 
     TD_TRY(check_loaded(train));
+    TD_CHECK(train->turn == 0 || (train->batch == train->step_batch && train->seq == train->step_seq),
+             "micro-batch %" PRId64 " has batch x seq of %" PRId64 " x %" PRId64
+             ", the step's first has %" PRId64 " x %" PRId64,
+             train->turn + 1, train->batch, train->seq, train->step_batch, train->step_seq);
     status = enter(train, BACKWARD, &replayed);
     if (status == TD_OK && !replayed)
-        status = leave(train, BACKWARD, td_transformer_backward(train->model, micro_of(train)));
+        status = leave(train, BACKWARD, queue_backward(train));
+    train->step_batch = train->batch;
+    train->step_seq = train->seq;
     train->turn = status == TD_OK ? (train->turn + 1) % train->setup.config.micro_batches : 0;
     train->due = status == TD_OK && train->turn == 0 && train->optimizer &&
                  train->setup.config.time == TD_UPDATE_AFTER;
@@ -670,7 +851,7 @@ td_status td_train_step(td_train *train, const int64_t *ids, const int64_t *targ
         if (status == TD_OK)
             status = queue_loss(train);
         if (status == TD_OK && config->until != TD_TRAIN_FORWARD)
-            status = td_transformer_backward(train->model, micro_of(train));
+            status = queue_backward(train);
         if (status == TD_OK && train->optimizer && config->time == TD_UPDATE_AFTER &&
             micro == config->micro_batches - 1)
             status = queue_update(train);
@@ -698,7 +879,7 @@ td_status td_train_loss(td_train *train, float *out)
     const void *from = micros == 1 ? (const void *)td_transformer_loss_on_device(train->model)
                                    : train->block + train->setup.loss;
     TD_TRY(td_device_download(train->dev, out, from, sizeof *out));
-    *out /= (float)micros;
+    *out /= (float)(train->turn > 0 ? train->turn : micros);
 cleanup:
     return status;
 }

@@ -18,6 +18,8 @@
 
 TD_BEGIN_DECLS
 
+#define TD_UPDATE_ALL_SMS (-1)
+
 /** How much of a step there is. */
 typedef enum td_train_until {
     TD_TRAIN_UPDATE = 0, /* all of it */
@@ -33,7 +35,13 @@ typedef struct td_train_config {
      * are not looked at). They are ascending and do not overlap, and may be none. NULL: all weights. */
     const td_optimizer_group *groups;
     int64_t group_count;
+    bool own_groups; /* groups are this rank's part of what all ranks update: td_shard_link_create says so */
     td_update_time time; /* along the backward pass, which is the faster, or after it */
+    /* On how many SMs of a GPU updates along the backward pass run, while its GEMMs have the others
+     * (td_optimizer_config.sms); 0: what td_train_update_sms says; TD_UPDATE_ALL_SMS: in the GEMMs' stream,
+     * or in the kernels that form the gradients. The number can change the bits of the GEMMs in the backward
+     * pass, also of layers that it runs forward again: all ranks need the same. */
+    int32_t update_sms;
     float
         gain; /* what gradients are multiplied by beside 1 / micro_batches: 1 / ranks where a hook sums those
                  * of ranks; 0: 1 */
@@ -54,16 +62,23 @@ typedef struct td_train_bytes {
 /** What td_train_create takes from the device, without taking it. Errors as there. */
 TD_API td_status td_train_plan(td_device *dev, const td_train_config *config, td_train_bytes *out);
 
+/** The SMs that a trainer of this config updates on along its backward pass: config->update_sms, or if that
+ * is 0, the best number by a table of measured cards and models, or by a formula for others. 0: updates run
+ * on all SMs, because the device has no kernels for fewer, or because no GEMM is left when they begin
+ * (clipping, TD_UPDATE_AFTER). TD_BAD_ARGUMENT: a NULL. */
+TD_API td_status td_train_update_sms(td_device *dev, const td_train_config *config, int32_t *out);
+
 typedef struct td_train td_train;
 
-/** A trainer on dev, which must outlive it. Its model has no weights yet. Links of config->hooks are chained
- * to the trainer's own, so that the last one's `next` changes until the trainer is destroyed; those of
- * config->behind are as they were.
+/** A trainer on dev, which must outlive it. Its model has no weights yet. A link is in one trainer at a time.
+ * Links of config->hooks are chained to the trainer's own, so that the last one's `next` changes until the
+ * trainer is destroyed; those of config->behind are as they were.
  *
  * TD_BAD_ARGUMENT: a NULL, an unknown `until` or `time`, a gain or clip that is negative or not finite,
  * micro_batches below 0, or above 1 beside transient gradients; as td_transformer_create,
  * td_hyperparameters_check, and as td_optimizer_create of groups. TD_UNSUPPORTED: a capture on a device
- * without graphs; as td_transformer_create. TD_NO_MEMORY. *out is then NULL. */
+ * without graphs; as td_transformer_create. TD_BAD_STATE: a link of hooks or behind is in another trainer.
+ * TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_train_create(td_device *dev, const td_train_config *config, td_train **out);
 TD_API void td_train_destroy(td_train *train); /* accepts NULL */
 
@@ -107,7 +122,9 @@ TD_API td_status td_train_load(td_train *train, const int64_t *ids, const int64_
 TD_API td_status td_train_forward(td_train *train, const void **logits);
 
 /** Backward of the micro-batch that went forward, and with TD_UPDATE_ALONG in the last one the update.
- * TD_BAD_STATE: none did, or the trainer goes forward only. */
+ * TD_BAD_STATE: none did, or the trainer goes forward only. TD_BAD_ARGUMENT: another batch or seq than the
+ * step's first micro-batch had, because all micro-batches of a step have the same weight; nothing was done
+ * then, and the micro-batch is to be loaded again. */
 TD_API td_status td_train_backward(td_train *train);
 
 /** The update, with TD_UPDATE_AFTER. TD_BAD_STATE as td_optimizer_update, and where there is no optimizer. */
@@ -128,7 +145,8 @@ TD_API td_status td_train_settle(td_train *train);
  *   optimizer.exp_avg.<name>      F32, with AdamW: the first moment of weight <name>
  *   optimizer.exp_avg_sq.<name>   the second
  *   optimizer.step                I64, one number: how many steps there were
- *   metadata                      "optimizer": "adamw" or "sgd"
+ *   metadata                      "optimizer": "adamw" or "sgd"; "update_sms": td_train_update_sms, which
+ *                                 decided bits of the steps
  *
  * Hyperparameters are the caller's, who sets them. TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: there is no
  * optimizer; there are no weights; a step is under way, because micro-batches are added up, or gradients wait
@@ -148,8 +166,9 @@ TD_API td_status td_train_restore(td_train *train, const char *path);
 
 /* ---- what came of it; these wait for the device ---- */
 
-/** The loss of the last step, the mean over its micro-batches. TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: a
- * trainer without loss. */
+/** With micro_batches above 1: the mean loss of the micro-batches that went backward in this step, or in the
+ * last one if none did in this step yet. Else the loss of the last forward pass, an evaluation's too.
+ * TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: a trainer without loss. */
 TD_API td_status td_train_loss(td_train *train, float *out);
 
 /** How many steps there were since init, with those before what was restored: last backward passes, which

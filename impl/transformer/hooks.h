@@ -94,7 +94,8 @@ typedef struct td_due {
 /** A link of a chain, the first member of what implements it. A function may be NULL. */
 typedef struct td_hook td_hook;
 struct td_hook {
-    td_hook *next; /* the link behind this one; NULL: none */
+    td_hook *next;     /* the link behind this one; NULL: none */
+    const void *owner; /* the trainer that has the link; NULL: none */
 
     /** `last`: the last micro-batch of a step, in whose backward pass gradients become final. */
     td_status (*begin)(td_hook *hook, td_pass pass, bool last);

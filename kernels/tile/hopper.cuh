@@ -140,6 +140,55 @@ __device__ inline void copy_box_to(uint16_t blocks, void *shared, const CUtensor
                  : "memory");
 }
 
+/* ---- bulk copies of arrays: addresses and sizes are multiples of 16 bytes ---- */
+
+/** Loads; `barrier` counts the bytes as they come (barrier_expect). */
+__device__ inline void bulk_load(void *shared, const void *from, uint32_t bytes, uint64_t *barrier)
+{
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_address(shared)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+
+/** Stores, as one of the stores that the next bulk_commit ends. */
+__device__ inline void bulk_store(void *to, const void *shared, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_address(shared)), "r"(bytes)
+                 : "memory");
+}
+
+__device__ inline void bulk_commit()
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/** Waits until at most PENDING of the thread's latest groups have not read shared memory yet. */
+template <int PENDING> __device__ inline void bulk_wait_read()
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+/** Waits until at most PENDING of the thread's latest groups are under way. */
+template <int PENDING> __device__ inline void bulk_wait()
+{
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/** Makes what this thread wrote to shared memory visible to bulk copies after it. */
+__device__ inline void bulk_fence()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/** Waits for THREADS threads of the block at its barrier `id`, 1 to 15. */
+template <int THREADS> __device__ inline void group_sync(int id)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
+
 /* ---- products of a warpgroup ---- */
 
 /** Panels as a transposed operand, panel_bytes from one to the next. 16 rows further on is PANEL_STEP

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from parity.core import plot
+from parity.core.escape import escape
 from parity.core.files import write_whole
-from parity.core.tables import PREAMBLE, Table, escape_latex, escape_typst
+from parity.core.tables import PREAMBLE, Table, breaking
 
 CODE = re.compile(r"`([^`]*)`")
 FOLDED = 24  # rows of a table from which on Markdown and HTML fold it
@@ -223,7 +224,7 @@ class Latex(Markdown):
 
     def _inline(self, words: str) -> str:
         parts = CODE.split(words)
-        found = [rf"\texttt{{{escape_latex(p)}}}" if i % 2 else escape_latex(p) for i, p in enumerate(parts)]
+        found = [rf"\texttt{{{breaking(p)}}}" if i % 2 else breaking(p) for i, p in enumerate(parts)]
         return "".join(found)
 
 
@@ -256,7 +257,7 @@ class Typst(Markdown):
 
     def _inline(self, words: str) -> str:
         parts = CODE.split(words)
-        return "".join(f"`{part}`" if i % 2 else escape_typst(part) for i, part in enumerate(parts))
+        return "".join(f"`{part}`" if i % 2 else escape(part, "typst") for i, part in enumerate(parts))
 
 
 FORMATS = {found.form: found for found in (Markdown, Html, Latex, Typst)}

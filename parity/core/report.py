@@ -20,6 +20,7 @@ from parity.core import plot, words
 from parity.core.case import case_name
 from parity.core.comparison import Rates
 from parity.core.document import Figure, Markdown, Section, Tabled, Text, Working
+from parity.core.escape import escape
 from parity.core.files import write_whole
 from parity.core.handouts import QUESTIONS, deliverable_of
 from parity.core.identity import host_words
@@ -157,7 +158,7 @@ class Page:
         )
 
     def _head(self, title: str) -> dict[str, str]:
-        return {"title": title, "under": self.machine}
+        return {"title": title, "under": escape(self.machine, "mathtext")}
 
     def _picture(self, name: str, title: str, content: Mapping, draw: Callable[[], Any]) -> None:
         if content:
@@ -198,7 +199,7 @@ def pages_of(
         mine = [record for record in records if record["module"] == name]
         if not mine or (only and name not in only):
             continue
-        page = Page(name, machine_of(mine), rates)
+        page = Page(name, machine_of(mine, "plain"), rates)
         try:
             module.report(page, Records(mine))
             pages[name] = page
@@ -375,17 +376,17 @@ def _gone(records: Sequence[Mapping]) -> Iterable[str]:
     words = f"{len(records)} results of removed cases are left out"
     if bad:
         names = dict.fromkeys(f"{case_name(r['deliverable'], r['case'])} of {r['impl']}" for r in bad)
-        words += f", {len(bad)} of them failed: {'; '.join(names)}"
+        words += f", {len(bad)} of them failed: {escape('; '.join(names), 'md')}"
     yield f"{words}.\n"
 
 
-def _distinct(values: Iterable) -> str:
-    return " and ".join(dict.fromkeys(str(value) for value in values if value)) or "unknown"
+def _distinct(values: Iterable, form: str = "md") -> str:
+    return " and ".join(dict.fromkeys(escape(str(value), form) for value in values if value)) or "unknown"
 
 
-def machine_of(records: Sequence[Mapping]) -> str:
+def machine_of(records: Sequence[Mapping], form: str = "md") -> str:
     """The machine's own name, short enough for a title."""
-    return _distinct(record.get("machine") for record in records)
+    return _distinct((record.get("machine") for record in records), form)
 
 
 def _when(records: Sequence[Mapping]) -> str:
@@ -399,7 +400,7 @@ def _summary(records: Sequence[Mapping]) -> str:
     versions = {
         name: {r["versions"][name]: None for r in records if name in r.get("versions", {})} for name in names
     }
-    words = [f"{name} {'/'.join(found)}" for name, found in versions.items() if found]
+    words = [escape(f"{name} {'/'.join(found)}", "md") for name, found in versions.items() if found]
     parts = [machine_of(records), *([", ".join(words)] if words else []), f"measured {_when(records)}"]
     return f"*{'; '.join(parts)}.*\n"
 
@@ -410,7 +411,7 @@ def provenance(records: Sequence[Mapping]) -> str:
     for record in records:
         for name, version in record.get("versions", {}).items():
             versions.setdefault(name, {})[version] = None
-    words = [f"{name} {'/'.join(found)}" for name, found in sorted(versions.items())]
+    words = [escape(f"{name} {'/'.join(found)}", "md") for name, found in sorted(versions.items())]
     on_cpu = any("device" not in record for record in records)
     threads = f"{_distinct(r.get('threads') for r in records)} threads on both sides; " if on_cpu else ""
     return (

@@ -23,7 +23,7 @@ from parity.core.record import Finished, RecordError, RecordFile, key_of, now
 from parity.core.worker import Ahead, Settings, Worker
 
 PROFILES = ("quick", "full")
-NO_MODULES = ("__main__", "bridge", "core", "shared")
+NO_MODULES = ("__main__", "bridge", "bridge_fsdp", "core", "shared")
 FRESH_PROCESS_S = 4.0  # importing PyTorch and loading the library, for a case that is alone
 BAD = ("failed", "error")
 MORE = 3  # exit status of a run that stopped in time, with cases left

@@ -6,10 +6,12 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
+
+from parity.core.escape import escape
 
 FORMATS = ("md", "latex", "typst", "csv")
 SUFFIXES = {"md": ".md", "html": ".html", "latex": ".tex", "typst": ".typ", "csv": ".csv"}
@@ -62,9 +64,9 @@ class Table:
             return self._latex(caption, label)
         return {"md": self._markdown, "html": self._html, "typst": self._typst, "csv": self._csv}[form]()
 
-    def _cells(self, escape: Callable[[str], str]) -> list[list[str]]:
+    def _cells(self, form: str) -> list[list[str]]:
         return [
-            [escape(text(value, digits)) for value, digits in zip(row, self.digits, strict=True)]
+            [escape(text(value, digits), form) for value, digits in zip(row, self.digits, strict=True)]
             for row in self.rows
         ]
 
@@ -73,8 +75,8 @@ class Table:
             return "| " + " | ".join(cells) + " |"
 
         rule = ["---:" if numeric else "---" for numeric in self.numeric]
-        head = [_escape_markdown(title) for title in self.titles]
-        return "\n".join(line(cells) for cells in [head, rule, *self._cells(_escape_markdown)]) + "\n"
+        head = [escape(title, "cell") for title in self.titles]
+        return "\n".join(line(cells) for cells in [head, rule, *self._cells("cell")]) + "\n"
 
     def _html(self) -> str:
         def line(tag, cells):
@@ -82,7 +84,10 @@ class Table:
             pairs = zip(marks, cells, strict=True)
             return "<tr>" + "".join(f'<{tag} class="{mark}">{cell}</{tag}>' for mark, cell in pairs) + "</tr>"
 
-        rows = [line("td", cells) for cells in self._cells(html.escape)]
+        rows = [
+            line("td", cells)
+            for cells in [[html.escape(cell) for cell in row] for row in self._cells("plain")]
+        ]
         head = line("th", [html.escape(title) for title in self.titles])
         return "\n".join(["<table>", f"<thead>{head}</thead>", *rows, "</table>"]) + "\n"
 
@@ -109,10 +114,8 @@ class Table:
             rf">{{\ragged{'left' if numeric else 'right'}\arraybackslash}}p{{{em * point * LATEX_EM * shrink:.1f}pt}}"
             for em, numeric in zip(ems, self.numeric, strict=True)
         )
-        head, *lines = [
-            " & ".join(escape_latex(cell) for cell in row) + r" \\" for row in [self.titles, *cells]
-        ]
-        named = [rf"\caption{{{escape_latex(caption)}}}" + (rf"\label{{{label}}}" if label else "") + r"\\"]
+        head, *lines = [" & ".join(breaking(cell) for cell in row) + r" \\" for row in [self.titles, *cells]]
+        named = [rf"\caption{{{breaking(caption)}}}" + (rf"\label{{{label}}}" if label else "") + r"\\"]
         body = [
             rf"\begin{{longtable}}{{{columns}}}",
             *(named if caption else []),
@@ -128,8 +131,8 @@ class Table:
 
     def _typst(self) -> str:
         alignment = ", ".join("right" if numeric else "left" for numeric in self.numeric)
-        head = ", ".join(f"[{escape_typst(title)}]" for title in self.titles)
-        lines = ["  " + ", ".join(f"[{cell}]" for cell in row) + "," for row in self._cells(escape_typst)]
+        head = ", ".join(f"[{escape(title, 'typst')}]" for title in self.titles)
+        lines = ["  " + ", ".join(f"[{cell}]" for cell in row) + "," for row in self._cells("typst")]
         opening = (
             f"#table(\n  columns: {len(self.titles)},\n  align: ({alignment},),\n  table.header({head}),"
         )
@@ -196,21 +199,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _escape_markdown(cell: str) -> str:
-    return cell.replace("|", r"\|").replace("\n", " ")
-
-
-LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "^": r"\textasciicircum{}",
-    "~": r"\textasciitilde{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "\n": " ",
-}
-
-
 def _ems(title: str, cells: list[str], broken: bool) -> float:
     """Letters that a column needs. Titles may break; cells may if they are long texts, and all may if `broken`."""
     joints = r"(?<=[_/,:<(]) *| +"
@@ -219,11 +207,6 @@ def _ems(title: str, cells: list[str], broken: bool) -> float:
     return max(longest, cell / 3 if broken else min(cell, 40), len(title) / 4, 2)
 
 
-def escape_latex(cell: str) -> str:
-    """A line may break after what joins the words of a name."""
-    escaped = cell.translate(str.maketrans(LATEX))
-    return re.sub(r"(\\_|[/,:(]|\\textless\{\})(?=\S)", r"\1\\allowbreak{}", escaped)
-
-
-def escape_typst(cell: str) -> str:
-    return re.sub(r"([\\#$*_@<>\[\]`])", r"\\\1", cell.replace("\n", " "))
+def breaking(cell: str) -> str:
+    """LaTeX, in which a line may break after what joins the words of a name."""
+    return re.sub(r"(\\_|[/,:(]|\\textless\{\})(?=\S)", r"\1\\allowbreak{}", escape(cell, "latex"))

@@ -40,6 +40,10 @@ def cases(profile, device):
         few = profile != "full" and ranks > 2
         strategies = STRATEGIES[-1:] if few else STRATEGIES
         yield from toy_cases(ranks, strategies, TOY_MB[:1] if few else TOY_MB)
+        if ranks == 2:
+            yield toy_case(model="tied", strategy="bucketed", bucket_mb=TOY_MB[0], ranks=ranks, uses=2)
+            for model in ref.TOYS:
+                yield toy_case(model=model, strategy="overlap", ranks=ranks, micro_batches=2)
         for strategy in strategies if ranks in (2, 4) else ():
             keys = TINY | bucket(strategy, 0.05) | dict(ranks=ranks, strategy=strategy, steps=3)
             how = dict(seconds=1.0, config=configs_of(device))
@@ -95,8 +99,12 @@ def toy_cases(ranks, strategies, sizes):
     for model in ref.TOYS:
         for strategy in strategies:
             for mb in sizes if strategy == "bucketed" else (None,):
-                keys = bucket(strategy, mb) | dict(model=model, strategy=strategy, ranks=ranks)
-                yield Case(PROOFS[strategy], seconds=0.2, samples=SAMPLES, steps=TOY_STEPS, **keys)
+                yield toy_case(**bucket(strategy, mb), model=model, strategy=strategy, ranks=ranks)
+
+
+def toy_case(**keys):
+    """uses: of the tied weight, each of which marks it; the last of the micro_batches trains the last layer alone."""
+    return Case(PROOFS[keys["strategy"]], seconds=0.2, samples=SAMPLES, steps=TOY_STEPS, **keys)
 
 
 def laptop_ways(profile):
@@ -161,6 +169,10 @@ class Container:
             if p.requires_grad:
                 p.grad = torch.zeros_like(p)
                 tensor.grad = ffi.cast("void *", p.grad.data_ptr())
+        self.tied = None  # the index of a weight that is marked once before its gradient is there
+        if "uses" in case:
+            self.tied = next(i for i, p in enumerate(every) if p is model.layers[3].weight)
+            tensors[self.tied].uses = case.uses
         config = self.c.struct("td_ddp_config", {}, count=len(every), tensors=tensors)
         config.strategy = self.c.enum("td_ddp_strategy", case.strategy)
         config.bucket_mb = case.get("bucket_mb", 0.0)
@@ -172,10 +184,12 @@ class Container:
     def marking(self, index):
         return lambda _: self.c.td_ddp_ready(self.ddp, index)
 
-    def begin(self):
-        for p in self.parameters:
+    def begin(self, first=True, last=True):
+        for p in self.parameters if first else ():
             p.grad.zero_()
-        self.c.td_ddp_begin(self.ddp, True)
+        self.c.td_ddp_begin(self.ddp, last)
+        if self.tied is not None:
+            self.c.td_ddp_ready(self.ddp, self.tied)
 
     def finish(self):
         self.c.td_ddp_finish(self.ddp)
@@ -204,9 +218,16 @@ def toys(case, draw, c):
                 p.copy_(state[name])
         return model
 
+    def losses_of(model, step, part, dtype=torch.float32):
+        """Of each micro-batch."""
+        mine = (values.to(dtype)[part * each : (part + 1) * each] for values in steps[step])
+        micros = case.get("micro_batches", 1)
+        for i, (x, y) in enumerate(zip(*(values.chunk(micros) for values in mine), strict=True)):
+            found = ref.last_alone(model, x) if 0 < i == micros - 1 else model(x)
+            yield torch.nn.functional.mse_loss(found, y) / micros
+
     def loss_of(model, step, part, dtype=torch.float32):
-        x, y = (values.to(dtype)[part * each : (part + 1) * each] for values in steps[step])
-        return torch.nn.functional.mse_loss(model(x), y)
+        return sum(losses_of(model, step, part, dtype))
 
     def outputs(model, losses, apart, dtype=torch.float32):
         weights = {f"weight.{name}": p.detach().clone() for name, p in model.named_parameters()}
@@ -219,14 +240,17 @@ def toys(case, draw, c):
         def call():
             model = made(states[rank])
             container = Container(case, c, backend, model)
-            losses = []
+            losses, micros = [], case.get("micro_batches", 1)
             for step in range(case.steps):
-                container.begin()
-                loss = loss_of(model, step, rank)
-                loss.backward()
-                container.finish()
+                parts = losses_of(model, step, rank)
+                losses.append(0.0)
+                for micro in range(micros):
+                    container.begin(micro == 0, micro == micros - 1)
+                    loss = next(parts)
+                    loss.backward()
+                    container.finish()
+                    losses[-1] += float(loss.detach())
                 ref.sgd(container.parameters, TOY_LR)
-                losses.append(float(loss))
             container.close()
             return outputs(model, losses, apart(model))
 

@@ -101,6 +101,10 @@ def error_cases(dtypes):
             for variant in ("course2025", "course2026", "torch"):
                 for step in (1, 3):
                     yield operation("adamw_step", count=count, variant=variant, step=step, dtype=dtype)
+                if count == 1009 and dtype == "f32":
+                    for other in (dict(weight_decay=0.0), dict(beta1=0.0), dict(lr=0.0)):
+                        keys = dict(variant=variant, step=3, dtype=dtype, **other)
+                        yield operation("adamw_step", count=count, **keys)
             if dtype != "f32":
                 yield operation("round", count=count, dtype="f32", out_dtype=dtype)
                 yield operation("round", count=count, dtype=dtype, out_dtype="f32")
@@ -121,6 +125,12 @@ def error_cases(dtypes):
         for shape in [dict(rows=1, vocab=1), dict(rows=128, vocab=10_000), dict(rows=37, vocab=1009)]:
             for way in ("forward", "backward"):
                 yield operation(f"cross_entropy_{way}", **shape, dtype=dtype)
+
+        for way in ("forward", "backward"):
+            apart = dict(rows=37, spread=True, dtype=dtype)
+            yield operation(f"softmax_{way}", cols=53, **apart)
+            yield operation(f"cross_entropy_{way}", vocab=53, **apart)
+            yield operation(f"rmsnorm_{way}", cols=53, **apart)
 
     for positions, head_dim in [(1, 2), (128, 64), (1009, 80), (2048, 128)]:
         yield operation("rope_table", positions=positions, head_dim=head_dim)

@@ -9,6 +9,10 @@ from ref import ops as ref
 ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
 
 
+def adamw_of(case):
+    return ADAMW | {key: case[key] for key in ADAMW if key in case}
+
+
 def placed(c, struct):
     """A struct of C's in the device's memory, where updates read it."""
     nbytes = c.ffi.sizeof(struct[0])
@@ -33,7 +37,7 @@ def adamw_step(case, draw, c):
         m, v = (torch.zeros(case.count, device=draw.device) for _ in range(2))
     ours = {"p": p.clone(), "m": m.clone(), "v": v.clone()}
     tensors = c.struct("td_update_tensors", case, **addresses(c, {**ours, "g": g}))
-    adamw, state = placed(c, c.struct("td_adamw", case, **ADAMW)), placed(c, state_of(c, case.step))
+    adamw, state = placed(c, c.struct("td_adamw", case, **adamw_of(case))), placed(c, state_of(c, case.step))
 
     def tandem():
         if "time" not in case.measure:
@@ -44,7 +48,11 @@ def adamw_step(case, draw, c):
 
     def torch_adamw(p, g, m, v):
         return dict(
-            zip("pmv", ref.adamw_step(p, g, m, v, case.step, variant=case.variant, **ADAMW), strict=True)
+            zip(
+                "pmv",
+                ref.adamw_step(p, g, m, v, case.step, variant=case.variant, **adamw_of(case)),
+                strict=True,
+            )
         )
 
     if "time" not in case.measure:
@@ -145,7 +153,7 @@ def adamw_update(case, draw, c):
     ours = {name: x.clone() for name, x in zip("pmv", (p, m, v), strict=True)}
     ours["copy"] = draw.poisoned((case.count,), case.grad_dtype)
     tensors = c.struct("td_update_tensors", case, **addresses(c, {**ours, "g": g}))
-    adamw = placed(c, c.struct("td_adamw", case, **ADAMW))
+    adamw = placed(c, c.struct("td_adamw", case, **adamw_of(case)))
     state = placed(c, state_of(c, case.step - 1 if case.on_device else case.step))
     timed = "time" in case.measure
 
@@ -159,7 +167,7 @@ def adamw_update(case, draw, c):
         return ours
 
     def function(p, g, m, v):
-        found = ref.adamw_step(p, g, m, v, case.step, variant=case.variant, **ADAMW)
+        found = ref.adamw_step(p, g, m, v, case.step, variant=case.variant, **adamw_of(case))
         return {**dict(zip("pmv", found, strict=True)), "copy": rounded(found[0], DTYPES[case.grad_dtype])}
 
     if not timed:
@@ -182,7 +190,7 @@ def linear_adamw_update(case, draw, c):
     if case.p_dtype != case.dtype:
         ours["copy"] = draw.poisoned(weight, case.dtype)
     layer = c.struct("td_linear_adamw", case, **addresses(c, {**ours, "x": x, "dy": dy}))
-    adamw, state = placed(c, c.struct("td_adamw", case, **ADAMW)), placed(c, state_of(c, case.step))
+    adamw, state = placed(c, c.struct("td_adamw", case, **adamw_of(case))), placed(c, state_of(c, case.step))
     timed = "time" in case.measure
 
     def tandem():
@@ -197,7 +205,7 @@ def linear_adamw_update(case, draw, c):
         g = rounded(dy.T @ x, DTYPES[case.dtype]).to(
             torch.float64 if p.dtype == torch.float64 else torch.float32
         )
-        found = ref.adamw_step(p, g, m, v, case.step, variant=case.variant, **ADAMW)
+        found = ref.adamw_step(p, g, m, v, case.step, variant=case.variant, **adamw_of(case))
         found = dict(zip("pmv", found, strict=True))
         return found | ({"copy": rounded(found["p"], DTYPES[case.dtype])} if "copy" in ours else {})
 

@@ -8,10 +8,19 @@ from parity.ops.sides import EPS, GAP, backward_sides, forward_sides, padded, ro
 from ref import ops as ref
 
 
+def rows_of(case, draw, name, cols, dtype, std=1.0):
+    """Rows of one size; with `spread` each is much larger or smaller than the one before."""
+    x = draw.normal(name, (case.rows, cols), dtype, std=std)
+    if not case.get("spread"):
+        return x
+    sizes = torch.tensor([2.0**-12, 1.0, 2.0**6], dtype=x.dtype, device=x.device)
+    return x * sizes[torch.arange(case.rows, device=x.device) % 3, None]
+
+
 def rmsnorm_inputs(case, draw):
     """x and the weight, which in mixed precision are wider than the rest."""
     wider = case.get("x_dtype", case.dtype)
-    x = draw.normal("x", (case.rows, case.cols), wider)
+    x = rows_of(case, draw, "x", case.cols, wider)
     return x, draw.normal("weight", (case.cols,), wider, mean=1.0, std=0.1)
 
 
@@ -138,7 +147,7 @@ def softmax_function(case):
 
 
 def softmax_forward(case, draw, c):
-    x = draw.normal("x", (case.rows, case.cols), case.dtype, std=2.0)
+    x = rows_of(case, draw, "x", case.cols, case.dtype, std=2.0)
     y = draw.poisoned(x.shape, case.dtype)
     desc = c.struct("td_softmax_shape", case)
     function = softmax_function(case)
@@ -171,7 +180,7 @@ def softmax_library(case, device, outputs=False):
 
 def softmax_backward(case, draw, c):
     scale = 0.125
-    x = draw.normal("x", (case.rows, case.cols), case.dtype, std=2.0)
+    x = rows_of(case, draw, "x", case.cols, case.dtype, std=2.0)
     dy = draw.normal("dy", x.shape, case.dtype)
     y, dx = draw.poisoned(x.shape, case.dtype), draw.poisoned(x.shape, case.dtype)
     desc = c.struct("td_softmax_shape", case)
@@ -190,7 +199,7 @@ def softmax_backward(case, draw, c):
 
 
 def cross_entropy_inputs(case, draw):
-    logits = draw.normal("logits", (case.rows, case.vocab), case.dtype, std=2.0)
+    logits = rows_of(case, draw, "logits", case.vocab, case.dtype, std=2.0)
     return logits, draw.integers("targets", (case.rows,), high=case.vocab)
 
 

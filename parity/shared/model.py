@@ -94,10 +94,10 @@ class TandemTrainer:
 
     def __init__(self, case, c, attention, switches, **options):
         self.c, self.case = c, case
-        fields = train_options(switches) | options
-        fields["model"] |= {"size": {}, "attention": attention}
         hyper = {"kind": "adamw", "adamw": {"variant": "course2025", **ADAMW}}
-        self.config = c.struct("td_train_config", case, hyper=hyper, **fields)
+        fields = train_options(switches) | {"hyper": hyper} | options
+        fields["model"] |= {"size": {}, "attention": attention}
+        self.config = c.struct("td_train_config", case, **fields)
         self.train = self.model = None
 
     def open(self):

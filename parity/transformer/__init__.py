@@ -7,6 +7,7 @@ import torch
 
 from parity.core import DTYPES, Case, Side, amid, grid, within
 from parity.shared.model import (
+    ADAMW,
     AS_TIMED,
     TandemTrainer,
     autocast,
@@ -25,6 +26,7 @@ from parity.transformer.rules import (
     ROUNDING,
     ROUNDINGS,
     SMALL_STEPS,
+    STEPS_WITHIN,
     UPDATES_WITHIN,
     WEIGHTS_WITHIN,
 )
@@ -52,6 +54,7 @@ def cases(profile, device):
         for way in grid(dtype=TYPES[device], attention=["naive", "flash"]):
             how = dict(seconds=0.5 if device == "cpu" else 0.2, config=configs(way["dtype"]))
             yield Case("transformer_exactness", size="tiny", steps=1, **how, **keys, **way)
+    yield from several_steps_cases()
     d_model, d_ff, layers, heads = ref.SIZES["small"]
     small = dict(d_model=d_model, d_ff=d_ff, layers=layers, heads=heads, vocab=10_000)
     small |= dict(batch=4 if profile == "full" or device == "cuda" else 1, context=128, seq=128)
@@ -71,6 +74,20 @@ def cases(profile, device):
         yield Case(
             "transformer_training", size="bytes", steps=steps, seconds=0.22 * steps, **byte_level, **way
         )
+
+
+def several_steps_cases():
+    """Groups of which one has no decay; micro-batches and clipping; and checkpoints whose second one begins after layer
+    0."""
+    keys = dict(size="tiny", d_model=48, d_ff=100, heads=3, vocab=57, batch=2, context=12, seq=12, steps=3)
+    for span, way in (
+        (2, dict(optimizer="adamw", lr=0.01, weight_decay=0.5, decay_of_norms=0.0)),
+        (3, dict(optimizer="sgd", lr=0.5, micro_batches=3, clip=0.5)),
+    ):
+        update = "along" if span == 2 else "after"
+        config = configs("f32") | {"c": c_switches(keep="inputs", checkpoint_layers=span, update=update)}
+        how = dict(seconds=0.5, config=config, layers=2 * span + 1, dtype="f32", attention="flash")
+        yield Case("transformer_exactness", **{"pass": "steps"}, **keys, **how, **way)
 
 
 def gpu_cases(profile, small):
@@ -115,6 +132,8 @@ def configs(dtype, updates=True):
 def run(case, draw, c):
     if case.deliverable == "transformer_training":
         return train(case, draw, c)
+    if case.get("pass") == "steps":
+        return several_steps(case, draw, c)
     return one_step(case, draw, c) if case.get("pass") == "step" else exactness(case, draw, c)
 
 
@@ -251,6 +270,86 @@ def one_step(case, draw, c):
         "truth": lambda: by_torch(torch.float64),
         "rule": {"update.*": within(rel_l2=UPDATES_WITHIN)},
     }
+
+
+def several_steps(case, draw, c):
+    """The losses of some whole steps, and how far each weight moved."""
+    state = initial_state(case, draw.normal)
+    micros = case.get("micro_batches", 1)
+    tokens = [
+        draw.integers(f"tokens {i}", (micros * case.batch, case.seq + 1), high=case.vocab)
+        for i in range(case.steps)
+    ]
+    batches = [(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in tokens]
+    adamw = ADAMW | {"variant": "course2025"} | {key: case[key] for key in ADAMW if key in case}
+    hyper = {"kind": case.optimizer, "adamw": adamw, "sgd": {"lr": case.lr}}
+    model = TandemTrainer(case, c, case.attention, case.config["c"], hyper=hyper)
+    if "decay_of_norms" in case:
+        groups = groups_of(case, c, model.config)
+        model.config.groups, model.config.group_count = groups, len(groups)
+
+    def outputs_of(losses, weights, dtype):
+        moved = {name: (weights[name].double() - state[name].double()).to(dtype) for name in state}
+        return {"losses": torch.tensor(losses, dtype=dtype)} | named("update", moved)
+
+    def tandem():
+        model.begin(state)
+        losses = []
+        for batch in batches:
+            model.step(*batch)
+            losses.append(float(model.loss()))
+        return outputs_of(losses, state_dict(c, model.model), torch.float32)
+
+    def by_torch(dtype=torch.float32):
+        theirs = torch_model(case, state, dtype)
+        optimizer = torch_optimizer(case, theirs, adamw)
+        losses = []
+        for batch in batches:
+            optimizer.zero_grad()
+            parts = zip(*(tensor.chunk(micros) for tensor in batch), strict=True)
+            losses.append(0.0)
+            for ids, targets in parts:
+                loss = ref.cross_entropy(theirs(ids), targets) / micros
+                loss.backward()
+                losses[-1] += float(loss.detach())
+            if "clip" in case:
+                torch.nn.utils.clip_grad_norm_(theirs.parameters(), case.clip)
+            optimizer.step()
+        return outputs_of(losses, theirs.state_dict(), dtype)
+
+    return {
+        "c": Side(tandem, open=model.open, close=model.close),
+        "torch_eager": by_torch,
+        "truth": lambda: by_torch(torch.float64),
+        "equal": by_torch,
+        # AdamW's update of a gradient that is noise is noise.
+        "rule": {"update.*": within(rel_l2=STEPS_WITHIN[case.optimizer])},
+    }
+
+
+def groups_of(case, c, config):
+    """Three of C's: the norms lie between the other weights and the head, and have a decay of their own."""
+    ends = [
+        c.value("td_transformer_parameter_of", c.ffi.addressof(config.model.size), config.model.precision, i)
+        for i in (8, 9 * case.layers + 2)
+    ]
+    bounds = [0, *(p.offset for p in ends), ends[1].offset + ends[1].numel]
+    groups = c.ffi.new("td_optimizer_group[]", 3)
+    for group, begin, end in zip(groups, bounds, bounds[1:], strict=False):
+        group.range.begin, group.range.end, group.hyper = begin, end, config.hyper
+    groups[1].hyper.adamw.weight_decay = case.decay_of_norms
+    return groups
+
+
+def torch_optimizer(case, model, adamw):
+    if case.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=case.lr)
+    norms = [p for p in model.parameters() if p.dim() == 1]
+    others = [p for p in model.parameters() if p.dim() > 1]
+    groups = [{"params": others}, {"params": norms, "weight_decay": case.decay_of_norms}]
+    betas = (adamw["beta1"], adamw["beta2"])
+    rest = {name: adamw[name] for name in ("lr", "eps", "weight_decay", "variant")}
+    return ref.AdamW(groups, betas=betas, **rest)
 
 
 def furthest(kept):

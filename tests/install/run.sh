@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs a build into an empty prefix and uses it as a stranger would: through find_package and through
-# pkg-config, shared and static, from C and from C++, also after the tree has been moved.
+# pkg-config, shared and static, from C and from C++, also after the tree has been moved. Then uses the source
+# as a part of another project, through add_subdirectory and FetchContent.
 #   run.sh CMAKE BUILD_DIR SOURCE_DIR
 # A stranger names no folder but the prefix: what else the libraries need is found from what is installed.
 set -euo pipefail
@@ -20,6 +21,13 @@ mv "$work/first" "$work/prefix" # nothing in it may remember where it was put
 if grep -rIl "$work/first\|$3" "$work/prefix"; then
     die "installed text names a folder of this build"
 fi
+
+# The loader takes an empty element of a run path for the current folder.
+while read -r file; do
+    if readelf -d "$file" | grep -E 'RPATH|RUNPATH' | grep -E '\[:|::|:\]|\[\]'; then
+        die "$file looks for libraries in the current folder"
+    fi
+done < <(find "$build/impl" "$work/prefix" -type f \( -name tandem -o -name 'libtandem*.so*' \))
 
 "$cmake" -S "$here" -B "$work/consumer" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log" 2>&1 ||
     die "find_package fails: $(cat "$work/log")"
@@ -47,4 +55,21 @@ LD_LIBRARY_PATH=$libdir "$work/pc-shared" || die "pkg-config: the shared consume
 "$cc" "$here/consumer.c" "${cflags[@]}" "${all_libs[@]/#-ltandem/-l:libtandem.a}" -o "$work/pc-static" ||
     die "pkg-config --static: does not link: ${all_libs[*]}"
 "$work/pc-static" || die "pkg-config: the static consumer fails" # libtandem.so is nowhere that the loader looks
+# A part of another project: it is built with that project's flags and warnings, and changes none of them.
+part() {
+    local build=$work/$1 target=$2
+    shift 2
+    "$cmake" -G Ninja -S "$here/parent" -B "$build" -DTANDEM="$here/../.." -DTANDEM_CUDA=OFF -DTANDEM_MPI=OFF -DTANDEM_GLOO=OFF \
+        -DCMAKE_EXPORT_COMPILE_COMMANDS=ON "$@" >"$work/log" 2>&1 ||
+        die "does not configure: $(cat "$work/log")"
+    grep -q '^CMAKE_BUILD_TYPE:STRING=$' "$build/CMakeCache.txt" || die "tandem chooses its parent's build type"
+    if grep -E '"command".*(-Werror|-DNDEBUG| -O[0-9])' "$build/compile_commands.json"; then
+        die "the parent asked for none of -Werror, -DNDEBUG and -O"
+    fi
+    "$cmake" --build "$build" --target "$target" >"$work/log" 2>&1 || die "does not build: $(tail -40 "$work/log")"
+}
+part subdirectory parent -DFETCH=OFF
+"$work/subdirectory/parent" || die "add_subdirectory: the program fails"
+part fetched td_base -DFETCH=ON
+
 echo "installed, moved, found and run: find_package and pkg-config, shared and static, C and C++"

@@ -326,15 +326,10 @@ td_status td_cuda_status(cudaError_t code, const char *what)
 }
 
 /* Not needed for a sum. */
-cudaError_t td_cuda_scale(cudaStream_t stream, int64_t count, int ranks, td_dtype dtype, void *data)
+cudaError_t td_cuda_scale(cudaStream_t stream, int64_t count, int numerator, int denominator, td_dtype dtype,
+                          void *data)
 {
-    (void)stream, (void)count, (void)ranks, (void)dtype, (void)data;
-    return cudaErrorNotReady;
-}
-
-cudaError_t td_cuda_divide(cudaStream_t stream, int64_t count, int ranks, int64_t *data)
-{
-    (void)stream, (void)count, (void)ranks, (void)data;
+    (void)stream, (void)count, (void)numerator, (void)denominator, (void)dtype, (void)data;
     return cudaErrorNotReady;
 }
 
@@ -357,8 +352,12 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *block, size_t bytes, 
     (void)comm;
     if (bytes == 0 || flags != 1 /* symmetric */)
         abort();
-    if (td_stand_in_windows < 0)
+    if (td_stand_in_windows == -1)
         return ncclInvalidArgument;
+    if (td_stand_in_windows == -2) {
+        *window = NULL;
+        return ncclSuccess;
+    }
     if (td_stand_in_comes < 0)
         (void)raise(SIGKILL);
     const int number =
@@ -504,6 +503,20 @@ char *__wrap_getenv(const char *name)
     abort();
 }
 
+/* Not needed for two ranks. */
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *factor, ncclDataType_t type,
+                                      ncclScalarResidence_t residence, ncclComm_t comm)
+{
+    (void)op, (void)factor, (void)type, (void)residence, (void)comm;
+    return ncclInvalidArgument;
+}
+
+ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)
+{
+    (void)op, (void)comm;
+    return ncclInvalidArgument;
+}
+
 #define NAMED(function)                                                                                      \
     {                                                                                                        \
         "nccl" #function, (void (*)(void))nccl##function                                                     \
@@ -514,11 +527,23 @@ void *__wrap_dlsym(void *library, const char *name)
     static const struct {
         const char *name;
         void (*function)(void);
-    } functions[] = {NAMED(GetVersion),   NAMED(GetUniqueId),        NAMED(GetErrorString),
-                     NAMED(GetLastError), NAMED(CommInitRankConfig), NAMED(CommFinalize),
-                     NAMED(CommDestroy),  NAMED(CommAbort),          NAMED(CommGetAsyncError),
-                     NAMED(AllReduce),    NAMED(ReduceScatter),      NAMED(AllGather),
-                     NAMED(Broadcast),    NAMED(CommWindowRegister), NAMED(CommWindowDeregister)};
+    } functions[] = {NAMED(GetVersion),
+                     NAMED(GetUniqueId),
+                     NAMED(GetErrorString),
+                     NAMED(GetLastError),
+                     NAMED(CommInitRankConfig),
+                     NAMED(CommFinalize),
+                     NAMED(CommDestroy),
+                     NAMED(CommAbort),
+                     NAMED(CommGetAsyncError),
+                     NAMED(AllReduce),
+                     NAMED(ReduceScatter),
+                     NAMED(AllGather),
+                     NAMED(Broadcast),
+                     NAMED(CommWindowRegister),
+                     NAMED(CommWindowDeregister),
+                     NAMED(RedOpCreatePreMulSum),
+                     NAMED(RedOpDestroy)};
     void *found = NULL;
 
     (void)library;

@@ -18,7 +18,7 @@ extern bool td_stand_in_nvlink;       /* this rank's host has a second GPU, by N
 extern int td_stand_in_ctas;          /* that NCCL was told to take at the least; 0: not told */
 extern bool td_stand_in_maps;         /* this rank's GPU maps large blocks */
 extern bool td_stand_in_old;          /* this rank's NCCL is from before windows */
-extern int td_stand_in_windows;       /* that this rank's NCCL has; -1: it refuses the next */
+extern int td_stand_in_windows;       /* that this rank's NCCL has; -1: it refuses the next; -2: gives none */
 extern int td_stand_in_comes;         /* to its next registration this rank comes; 0: not; -1: it dies */
 extern void *td_stand_in_window;      /* the block of its last one */
 extern unsigned td_stand_in_enter_ms; /* that td_cuda_enter takes in this rank */

@@ -26,6 +26,7 @@ typedef enum {
     ncclInProgress = 7
 } ncclResult_t;
 typedef enum { ncclSum = 0, ncclMax = 2, ncclAvg = 4 } ncclRedOp_t;
+typedef enum { ncclScalarHostImmediate = 1 } ncclScalarResidence_t;
 typedef enum {
     ncclInt64 = 4,
     ncclFloat16 = 6,
@@ -52,6 +53,9 @@ ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType
                            cudaStream_t stream);
 ncclResult_t ncclBroadcast(const void *in, void *out, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream);
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *factor, ncclDataType_t type,
+                                      ncclScalarResidence_t residence, ncclComm_t comm);
+ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *block, size_t bytes, void **window, int flags);
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, void *window);
 

@@ -190,6 +190,23 @@ static void without_a_query_the_output_is_the_mean_of_v(void **state)
     }
 }
 
+/* A query of 0 sees both keys alike: dS is 1 and -1, and dQ is the scale, which six digits do not hold. */
+static void the_scale_has_all_its_bits(void **state)
+{
+    const td_attend_subject *subject = *state;
+    const td_attention_shape shape = {
+        .batch = 1, .heads = 1, .seq = 1, .seq_k = 2, .head_dim = 1, .dtype = TD_F32, .scale = 0.1118034f};
+    td_attend_run *run = td_attend_open(subject->impl, "scale", &shape);
+
+    fill(TD_F32, run->q, 1, (float[]){0});
+    fill(TD_F32, run->k, 2, (float[]){1, 0});
+    fill(TD_F32, run->v, 2, (float[]){2, -2});
+    fill(TD_F32, run->dout, 1, (float[]){1});
+    td_attend_go(run, false);
+    td_assert_identical("dq", TD_F32, run->dq, &shape.scale, 1);
+    td_attend_close(run);
+}
+
 /* Query i and key i share one large component: P is the identity, exactly, and its derivative 0. A product of
  * more than 88 would overflow exp. */
 static void scores_of_ten_thousand_choose_one_key(void **state)
@@ -721,6 +738,7 @@ int td_attend_common_tests(const td_attend_subject *subject)
     void *const state = (void *)(uintptr_t)subject;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_prestate(without_a_query_the_output_is_the_mean_of_v, state),
+        cmocka_unit_test_prestate(the_scale_has_all_its_bits, state),
         cmocka_unit_test_prestate(scores_of_ten_thousand_choose_one_key, state),
         cmocka_unit_test_prestate(a_causal_query_ignores_the_future, state),
         cmocka_unit_test_prestate(the_order_of_keys_does_not_matter, state),

@@ -36,6 +36,49 @@ static td_combination combination_of(const td_cases *cases, int axes, int index)
     return c;
 }
 
+/* A test as its group has it. */
+typedef struct ended_test {
+    CMUnitTestFunction test;
+    void *state;
+} ended_test;
+
+static int begun, ended;
+
+static void to_its_end(void **state)
+{
+    const ended_test *t = *state;
+    void *own = t->state;
+
+    begun++;
+    t->test(&own);
+    ended++;
+}
+
+bool td_broken_off(void)
+{
+    return begun != ended;
+}
+
+int td_run_group(const char *name, size_t count, const struct CMUnitTest *tests, int (*setup)(void **state),
+                 int (*teardown)(void **state))
+{
+    struct CMUnitTest *wrapped = calloc(count, sizeof *wrapped);
+    ended_test *each = calloc(count, sizeof *each);
+
+    if (!wrapped || !each)
+        abort();
+    for (size_t i = 0; i < count; i++) {
+        each[i] = (ended_test){tests[i].test_func, tests[i].initial_state};
+        wrapped[i] = tests[i];
+        wrapped[i].test_func = to_its_end;
+        wrapped[i].initial_state = &each[i];
+    }
+    const int failed = _cmocka_run_group_tests(name, wrapped, count, setup, teardown);
+    free(wrapped);
+    free(each);
+    return failed;
+}
+
 int td_run_cases(const td_cases *cases, int (*setup)(void **state), int (*teardown)(void **state))
 {
     int axes = 0, all = 1;
@@ -55,7 +98,7 @@ int td_run_cases(const td_cases *cases, int (*setup)(void **state), int (*teardo
             tests[count++] =
                 (struct CMUnitTest){.name = c->name, .test_func = cases->test, .initial_state = c};
     }
-    const int failed = _cmocka_run_group_tests(cases->group, tests, count, setup, teardown);
+    const int failed = td_run_group(cases->group, count, tests, setup, teardown);
     free(tests);
     free(combinations);
     return failed;

@@ -4,6 +4,7 @@
 #define TD_TESTS_CASES_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 enum { TD_AXES_MOST = 6, TD_CHOICES_MOST = 12 };
 
@@ -22,5 +23,14 @@ typedef struct td_cases {
 
 /** Runs them as a group; how many failed. The fixtures are the group's, or NULL. */
 int td_run_cases(const td_cases *cases, int (*setup)(void **state), int (*teardown)(void **state));
+
+/** Runs tests as a group, which may have fixtures of their own that do not set *state; how many failed. */
+struct CMUnitTest;
+int td_run_group(const char *name, size_t count, const struct CMUnitTest *tests, int (*setup)(void **state),
+                 int (*teardown)(void **state));
+
+/** Whether a test of these groups did not come to its end. What it had is then not given back: a fixture that
+ * complains would name a second fault. */
+bool td_broken_off(void);
 
 #endif

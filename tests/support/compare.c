@@ -56,8 +56,8 @@ td_error td_measure(td_dtype dtype, const void *got, const double *truth, int64_
     return error;
 }
 
-void td_assert_close(const char *name, td_dtype dtype, const void *got, const double *truth, int64_t count,
-                     double tolerance)
+void td_check_close(const char *name, td_dtype dtype, const void *got, const double *truth, int64_t count,
+                    double tolerance, const char *file, int line)
 {
     td_error error = td_measure(dtype, got, truth, count);
     double largest = 0;
@@ -65,22 +65,27 @@ void td_assert_close(const char *name, td_dtype dtype, const void *got, const do
     for (int64_t i = 0; i < count; i++)
         if (isfinite(truth[i]) && fabs(truth[i]) > largest)
             largest = fabs(truth[i]);
-    if (!error.finite_matches || !(error.rel_l2 <= tolerance) || !(error.max_abs <= tolerance * largest * 8))
-        fail_msg(
-            "%s[%lld] is %.9g, truth %.9g; over %lld elements rel_l2 %.3g, max_abs %.3g, tolerance %.3g%s",
-            name, (long long)error.worst, td_value_at(dtype, got, error.worst), truth[error.worst],
-            (long long)count, error.rel_l2, error.max_abs, tolerance,
-            error.finite_matches ? "" : "; NaN or infinity in the wrong place");
+    if (error.finite_matches && error.rel_l2 <= tolerance && error.max_abs <= tolerance * largest * 8)
+        return;
+    print_error(
+        "%s[%lld] is %.9g, truth %.9g; over %lld elements rel_l2 %.3g, max_abs %.3g, tolerance %.3g%s\n",
+        name, (long long)error.worst, td_value_at(dtype, got, error.worst), truth[error.worst],
+        (long long)count, error.rel_l2, error.max_abs, tolerance,
+        error.finite_matches ? "" : "; NaN or infinity in the wrong place");
+    _fail(file, line);
 }
 
-void td_assert_identical(const char *name, td_dtype dtype, const void *a, const void *b, int64_t count)
+void td_check_identical(const char *name, td_dtype dtype, const void *a, const void *b, int64_t count,
+                        const char *file, int line)
 {
-    size_t size = td_dtype_size(dtype);
+    const size_t size = td_dtype_size(dtype);
 
     for (int64_t i = 0; i < count; i++)
-        if (memcmp((const char *)a + (size_t)i * size, (const char *)b + (size_t)i * size, size) != 0)
-            fail_msg("%s[%lld] is %.9g in one and %.9g in the other", name, (long long)i,
-                     td_value_at(dtype, a, i), td_value_at(dtype, b, i));
+        if (memcmp((const char *)a + (size_t)i * size, (const char *)b + (size_t)i * size, size) != 0) {
+            print_error("%s[%lld] is %.9g in one and %.9g in the other\n", name, (long long)i,
+                        td_value_at(dtype, a, i), td_value_at(dtype, b, i));
+            _fail(file, line);
+        }
 }
 
 void td_forget_error(void)

@@ -19,11 +19,14 @@ td_error td_measure(td_dtype dtype, const void *got, const double *truth, int64_
 
 /** Fails unless finite_matches, rel_l2 <= tolerance and max_abs <= tolerance * max |truth| * 8 (written so
  * that NaN fails). */
-void td_assert_close(const char *name, td_dtype dtype, const void *got, const double *truth, int64_t count,
-                     double tolerance);
+#define td_assert_close(...) td_check_close(__VA_ARGS__, __FILE__, __LINE__)
+void td_check_close(const char *name, td_dtype dtype, const void *got, const double *truth, int64_t count,
+                    double tolerance, const char *file, int line);
 
 /** Fails unless the bytes are equal, naming the first element that is not. */
-void td_assert_identical(const char *name, td_dtype dtype, const void *a, const void *b, int64_t count);
+#define td_assert_identical(...) td_check_identical(__VA_ARGS__, __FILE__, __LINE__)
+void td_check_identical(const char *name, td_dtype dtype, const void *a, const void *b, int64_t count,
+                        const char *file, int line);
 
 /** Runs a call that must fail with `status` and a message that contains `words`. */
 #define td_assert_refused(call, status, words)                                                               \

@@ -174,3 +174,19 @@ bool td_ranks_begin(int argc, char **argv, td_device **dev, td_comm **comm, int 
     }
     return options.rank == 0 || freopen("/dev/null", "w", stdout) != NULL;
 }
+
+td_comm *td_ranks_other(td_device *dev, const td_comm *comm, const char *name)
+{
+    td_comm_options options = td_ranks_options(TD_COMM_GLOO);
+    char run[64];
+    td_comm_info info;
+    td_comm *other = NULL;
+
+    if (td_comm_describe(comm, &info) != TD_OK || info.backend != TD_COMM_GLOO || info.ranks == 1)
+        return NULL;
+    snprintf(run, sizeof run, "%.24s-%.12s", options.run ? options.run : "run", name);
+    options.run = run;
+    if (td_comm_open(dev, &options, &other) != TD_OK)
+        fprintf(stderr, "%s\n", td_last_error());
+    return other;
+}

@@ -35,4 +35,8 @@ bool td_ranks_direct(const td_comm_info *info);
 /** The options of this rank; TANDEM_ADDRESS and TANDEM_DIRECTORY say where ranks meet. */
 td_comm_options td_ranks_options(td_comm_backend backend);
 
+/** A further communicator of the same ranks, by Gloo, for a test that ends it: of each name one. NULL where
+ * the ranks have another backend, or there is one. */
+td_comm *td_ranks_other(td_device *dev, const td_comm *comm, const char *name);
+
 #endif

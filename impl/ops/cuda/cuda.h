@@ -2,11 +2,15 @@
 #ifndef TD_OPS_CUDA_CUDA_H
 #define TD_OPS_CUDA_CUDA_H
 
+#include "kernels/optimizers.h"
 #include "ops/ops.h"
 
 /* gemm.c: the matrix product, by cuBLASLt. */
 size_t td_ops_cuda_gemm_work_bytes(const td_gemm_shape *shape);
 td_status td_ops_cuda_gemm(td_device *dev, const td_gemm_shape *shape, const void *a, const void *b, void *c,
                            void *work);
+
+/** The SMs that an update on `count` of them takes. Waits for the GPU when it is first called on a device. */
+td_status td_cuda_sms_of(td_device *dev, int32_t count, td_sm_set *out);
 
 #endif

@@ -18,7 +18,7 @@
 typedef struct key {
     td_gemm_shape shape; /* alpha 0, and beta 0 or 1: whether C is read */
     uint32_t align_a, align_b, align_c;
-    int32_t multiprocessors; /* that it is cut for; 0: all */
+    int32_t sms; /* that it is made for; 0: all */
 } key;
 
 typedef struct product {
@@ -165,15 +165,34 @@ cleanup:
     return status;
 }
 
+static td_status make_for(const products *all, product *p, int32_t sms)
+{
+    return check_lt(
+        all, all->lt.MatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms, sizeof sms),
+        "describing a product");
+}
+
+/** CUBLAS_STATUS_NOT_SUPPORTED: there is no algorithm. */
+static cublasStatus_t ask(const products *all, const product *p, cublasLtMatmulPreference_t preference,
+                          cublasLtMatmulHeuristicResult_t *found)
+{
+    int count = 0;
+    const cublasStatus_t code = all->lt.MatmulAlgoGetHeuristic(all->handle, p->desc, p->b, p->a, p->c, p->c,
+                                                               preference, 1, found, &count);
+
+    return code == CUBLAS_STATUS_SUCCESS && count == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : code;
+}
+
+/** If there is no algorithm for the SMs of the key, the product is made for all. */
 static td_status choose_algorithm(const products *all, product *p)
 {
     td_status status = TD_OK;
     cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t found;
+    cublasStatus_t code = CUBLAS_STATUS_NOT_SUPPORTED;
     const size_t work = WORK_BYTES;
     /* Partial sums stay in the type of the accumulator: summed in bf16 they would lose what it keeps. */
     const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    int count = 0;
 
     TD_TRY(check_lt(all, all->lt.MatmulPreferenceCreate(&preference), "choosing an algorithm"));
     const struct {
@@ -193,9 +212,15 @@ static td_status choose_algorithm(const products *all, product *p)
                         all->lt.MatmulPreferenceSetAttribute(preference, wanted[i].attribute, wanted[i].value,
                                                              wanted[i].size),
                         "choosing an algorithm"));
-    const cublasStatus_t code = all->lt.MatmulAlgoGetHeuristic(all->handle, p->desc, p->b, p->a, p->c, p->c,
-                                                               preference, 1, &found, &count);
-    if (code == CUBLAS_STATUS_NOT_SUPPORTED || (code == CUBLAS_STATUS_SUCCESS && count == 0)) {
+    if (p->key.sms > 0) {
+        TD_TRY(make_for(all, p, p->key.sms));
+        code = ask(all, p, preference, &found);
+        if (code == CUBLAS_STATUS_NOT_SUPPORTED)
+            TD_TRY(make_for(all, p, 0));
+    }
+    if (code == CUBLAS_STATUS_NOT_SUPPORTED)
+        code = ask(all, p, preference, &found);
+    if (code == CUBLAS_STATUS_NOT_SUPPORTED) {
         const td_gemm_shape *s = &p->key.shape;
         status = td_fail(TD_UNSUPPORTED,
                          "gemm: cuBLASLt has no algorithm for %s, batch %" PRId64 ", m %" PRId64
@@ -230,11 +255,6 @@ static td_status product_init(const products *all, const key *k, product *out)
     TD_TRY(check_lt(all,
                     all->lt.MatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b),
                     "describing a product"));
-    if (k->multiprocessors > 0)
-        TD_TRY(check_lt(all,
-                        all->lt.MatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
-                                                       &k->multiprocessors, sizeof k->multiprocessors),
-                        "describing a product"));
     TD_TRY(make_layout(all, s->dtype, s->trans_a ? s->k : s->m, s->trans_a ? s->m : s->k, s->lda, s->batch,
                        s->stride_a, &p.a));
     TD_TRY(make_layout(all, s->dtype, s->trans_b ? s->n : s->k, s->trans_b ? s->k : s->n, s->ldb, s->batch,
@@ -308,8 +328,8 @@ static void key_make(const td_gemm_shape *s, const void *a, const void *b, const
     out->align_c = alignment(c, s->stride_c, s->out_dtype);
 }
 
-/** What others leave; 0: nothing is shared, or nothing would be left. */
-static int32_t multiprocessors_left(const td_cuda *cuda, int32_t shared)
+/** The SMs that others leave; 0: all, because nothing is shared or nothing would be left. */
+static int32_t sms_left(const td_cuda *cuda, int32_t shared)
 {
     return shared > 0 && shared < cuda->multiprocessors ? cuda->multiprocessors - shared : 0;
 }
@@ -334,7 +354,7 @@ td_status td_ops_cuda_gemm(td_device *dev, const td_gemm_shape *shape, const voi
     TD_CHECK((uintptr_t)work % 256 == 0, "work is %p, needs a multiple of 256", work);
     TD_TRY(products_of(dev, &all));
     key_make(shape, a, b, c, &k);
-    k.multiprocessors = multiprocessors_left(cuda, td_device_shared(dev));
+    k.sms = sms_left(cuda, td_device_shared(dev));
     TD_TRY(find_product(all, &k, &p));
     TD_TRY(check_lt(all,
                     all->lt.Matmul(all->handle, p->desc, &shape->alpha, b, p->b, a, p->a, &shape->beta, c,

@@ -268,13 +268,37 @@ static td_status assign(td_device *dev, void *to, const void *from, size_t bytes
     return end(dev, td_cuda_assign(begin(dev), to, from, bytes), "assign");
 }
 
+static bool update_has_sms(td_device *dev)
+{
+    (void)begin(dev);
+    const bool has = td_cuda_update_sms_built();
+
+    td_cuda_leave(td_device_cuda(dev));
+    return has;
+}
+
+/** Whether the update has kernels for its SMs (wanted->all is 0 if not), and which SMs these are. */
+static td_status sms_for(td_device *dev, const td_update_tensors *tensors, td_sm_set *wanted)
+{
+    *wanted = (td_sm_set){0};
+    if (tensors->sms == 0 || !td_update_has_sms(dev) || !td_cuda_update_sms_fits(tensors))
+        return TD_OK;
+    return td_cuda_sms_of(dev, tensors->sms, wanted);
+}
+
 static td_status adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
                               const td_update_tensors *tensors)
 {
     td_status status = TD_OK;
+    td_sm_set wanted;
 
     TD_TRY(check_elements("adamw_update", "count", tensors->count));
-    TD_TRY(end(dev, td_cuda_adamw_update(begin(dev), adamw, state, tensors), "adamw_update"));
+    TD_TRY(sms_for(dev, tensors, &wanted));
+    const cudaStream_t stream = begin(dev);
+    TD_TRY(end(dev,
+               wanted.all > 0 ? td_cuda_adamw_update_sms(stream, &wanted, adamw, state, tensors)
+                              : td_cuda_adamw_update(stream, adamw, state, tensors),
+               "adamw_update"));
 cleanup:
     return status;
 }
@@ -283,9 +307,15 @@ static td_status sgd_update(td_device *dev, const td_sgd *sgd, const td_update_s
                             const td_update_tensors *tensors)
 {
     td_status status = TD_OK;
+    td_sm_set wanted;
 
     TD_TRY(check_elements("sgd_update", "count", tensors->count));
-    TD_TRY(end(dev, td_cuda_sgd_update(begin(dev), sgd, state, tensors), "sgd_update"));
+    TD_TRY(sms_for(dev, tensors, &wanted));
+    const cudaStream_t stream = begin(dev);
+    TD_TRY(end(dev,
+               wanted.all > 0 ? td_cuda_sgd_update_sms(stream, &wanted, sgd, state, tensors)
+                              : td_cuda_sgd_update(stream, sgd, state, tensors),
+               "sgd_update"));
 cleanup:
     return status;
 }
@@ -344,6 +374,7 @@ const td_ops td_ops_cuda = {
     .update_clip = update_clip,
     .assign = assign,
     .adamw_update = adamw_update,
+    .update_has_sms = update_has_sms,
     .linear_adamw_has = linear_adamw_has,
     .linear_adamw_pays = linear_adamw_pays,
     .linear_adamw_update = linear_adamw_update,

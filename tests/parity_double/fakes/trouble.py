@@ -13,6 +13,8 @@ WAYS = [
     *(
         "wrong",
         "unwritten",
+        "nan",
+        "infinite",
         "overrun",
         "input",
         "unsupported",
@@ -57,6 +59,8 @@ def run(case, draw, c):
             y[3] += 0.001
         if case.way == "unwritten":
             y[7:9].view(torch.int32).fill_(-1)
+        if case.way in ("nan", "infinite"):
+            y[5] = float(case.way[:3])
         if case.way == "overrun":
             c.td_fake_scale(c.device, c.struct("td_fake_shape", count=65), torch.ones(65), y)
             c.td_fake_scale(c.device, shape, x, y)

@@ -1,0 +1,31 @@
+#include "base/format.h"
+
+#include <locale.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+int td_vformat(char *text, size_t room, const char *format, va_list args)
+{
+    /* The C locale takes no memory in glibc. It becomes this thread's until the text is there. */
+    const locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0), before = uselocale(c);
+    const int length = vsnprintf(text, room, format, args);
+
+    uselocale(before);
+    freelocale(c);
+    return length;
+}
+
+char *td_format(const char *format, ...)
+{
+    va_list args, again;
+
+    va_start(args, format);
+    va_copy(again, args);
+    const int length = td_vformat(NULL, 0, format, args);
+    char *text = malloc((size_t)length + 1);
+    if (text)
+        (void)td_vformat(text, (size_t)length + 1, format, again);
+    va_end(again);
+    va_end(args);
+    return text;
+}

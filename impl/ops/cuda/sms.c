@@ -1,0 +1,89 @@
+/* Which SMs an update takes, so that GEMMs keep as many places for their clusters as possible. */
+#include "base/check.h"
+#include "device/cuda.h"
+#include "device/state.h"
+#include "kernels/gpcs.h"
+#include "ops/cuda/cuda.h"
+
+#include <stdlib.h>
+
+/* The largest clusters of cuBLASLt's kernels that matter: 2 x 4 blocks. */
+enum { CLUSTER = 8 };
+
+typedef struct gpcs {
+    int of[TD_SM_SET_MOST];   /* an SM's: its lowest SM */
+    int size[TD_SM_SET_MOST]; /* of a GPC, by its lowest SM */
+} gpcs;
+
+/** They are looked for once a device, when no capture is running: the first steps of a trainer are queued. */
+static td_status gpcs_of(td_device *dev, const gpcs **out)
+{
+    static const char key; /* whose address tells this state from that of others */
+    td_cuda *cuda = td_device_cuda(dev);
+    gpcs *found = td_device_state(dev, &key), *made = NULL;
+    td_status status = TD_OK;
+
+    *out = found;
+    if (found || td_graph_capture(dev) > 0)
+        goto cleanup;
+    made = calloc(1, sizeof *made);
+    if (!made) {
+        status = td_fail(TD_NO_MEMORY, "no memory for the list of SMs");
+        goto cleanup;
+    }
+    (void)td_cuda_enter(cuda);
+    const cudaError_t code = td_cuda_gpcs(cuda->stream, cuda->multiprocessors, made->of);
+    td_cuda_leave(cuda);
+    TD_TRY(td_cuda_status(code, "looking for the GPCs"));
+    for (int i = 0; i < cuda->multiprocessors; i++)
+        made->size[made->of[i]]++;
+    TD_TRY(td_device_keep(dev, &key, made, free));
+    *out = made;
+    made = NULL;
+cleanup:
+    free(made);
+    return status;
+}
+
+/** Takes up to `most` SMs of a GPC; returns how many. The last ones: two with neighbouring numbers share what
+ * clusters of two need. */
+static int take(const gpcs *all, int sms, int gpc, int most, td_sm_set *out)
+{
+    int taken = 0;
+
+    for (int i = sms - 1; i >= 0 && taken < most; i--)
+        if (all->of[i] == gpc && !(out->bits[i / 32] >> i % 32 & 1)) {
+            out->bits[i / 32] |= UINT32_C(1) << i % 32;
+            taken++;
+        }
+    return taken;
+}
+
+/** First the SMs that a GPC has beyond a multiple of CLUSTER; then whole clusters, from the smallest GPC
+ * on. */
+static void choose(const gpcs *all, int sms, int count, td_sm_set *out)
+{
+    for (int i = 0; i < sms && count > 0; i++) {
+        const int rest = all->size[i] % CLUSTER;
+
+        count -= take(all, sms, i, rest < count ? rest : count, out);
+    }
+    for (int size = CLUSTER; size <= sms && count > 0; size++)
+        for (int i = 0; i < sms && count > 0; i++)
+            if (all->size[i] == size)
+                count -= take(all, sms, i, size < count ? size : count, out);
+}
+
+td_status td_cuda_sms_of(td_device *dev, int32_t count, td_sm_set *out)
+{
+    const int sms = td_device_cuda(dev)->multiprocessors;
+    const gpcs *all;
+    td_status status = TD_OK;
+
+    *out = (td_sm_set){.all = sms};
+    TD_TRY(gpcs_of(dev, &all));
+    if (all)
+        choose(all, sms, count, out);
+cleanup:
+    return status;
+}

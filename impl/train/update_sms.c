@@ -1,0 +1,68 @@
+/* On how many SMs updates run next to the GEMMs of the backward pass. */
+#include "base/check.h"
+#include "train/state.h"
+
+#include <string.h>
+
+/* The fastest numbers of whole steps, bf16_mixed, among 8 to 28 in steps of 2 (25 November 2026). */
+static const struct {
+    const char *card; /* how its name begins */
+    int64_t d_model, d_ff, tokens;
+    int32_t sms;
+} measured[] = {{"NVIDIA H100", 768, 3072, 2048, 14},
+                {"NVIDIA H100", 1024, 4096, 2048, 20},
+                {"NVIDIA H100", 1280, 5120, 2048, 20},
+                {"NVIDIA H100", 1600, 6400, 2048, 22},
+                {"NVIDIA H100", 2560, 10240, 2048, 24}};
+
+/* What an SM moves next to GEMMs, and what all SMs compute (H100). More SMs than MOST saturate the memory. */
+#define SM_BYTES  75e9
+#define FLOPS_16  480e12
+#define FLOPS_F32 45e12
+#define LEAST     4
+#define MOST      24
+
+/** The SMs with which the update takes as long as the GEMMs of the backward pass. Both times grow with the
+ * number of weights, which cancels: the bytes of a weight, over 4 FLOPs for each token. */
+static int32_t by_formula(const td_transformer_config *model)
+{
+    const double wide = (double)td_dtype_size(td_precision_weights(model->precision)),
+                 narrow = (double)td_dtype_size(td_precision_dtype(model->precision));
+    const double bytes = 2 * (wide + 2 * sizeof(float)) + narrow + (wide > narrow ? narrow : 0);
+    const double tokens = (double)model->batch * (double)model->context;
+    const double seconds = 4 * tokens / (narrow > 2 ? FLOPS_F32 : FLOPS_16);
+    const double sms = bytes / seconds / SM_BYTES;
+
+    return sms > MOST ? MOST : sms > LEAST ? (int32_t)sms : LEAST;
+}
+
+static int32_t best(const td_device *dev, const td_transformer_config *model)
+{
+    const char *const card = td_device_model(dev);
+
+    for (size_t i = 0; i < sizeof measured / sizeof *measured; i++)
+        if (strncmp(card, measured[i].card, strlen(measured[i].card)) == 0 &&
+            model->precision == TD_PRECISION_BF16_MIXED && model->size.d_model == measured[i].d_model &&
+            model->size.d_ff == measured[i].d_ff && model->batch * model->context == measured[i].tokens)
+            return measured[i].sms;
+    return by_formula(model);
+}
+
+td_status td_train_update_sms(td_device *dev, const td_train_config *config, int32_t *out)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(config, "config is NULL");
+    TD_CHECK(out, "out is NULL");
+    *out = 0;
+    if (config->until != TD_TRAIN_UPDATE || config->clip > 0 || config->update_sms == TD_UPDATE_ALL_SMS ||
+        !td_update_has_sms(dev))
+        goto cleanup;
+    if (config->update_sms > 0)
+        *out = config->update_sms;
+    else if (config->time == TD_UPDATE_ALONG)
+        *out = best(dev, &config->model);
+cleanup:
+    return status;
+}

@@ -1,0 +1,399 @@
+/* The updates of optimizers.cu on a few SMs of their own, so that they overlap with GEMMs on the others.
+ *
+ * A block fills an SM: it asks for so much shared memory that no other block fits next to it. One thread
+ * loads chunks of weights, moments and gradients into a ring of stages and stores the results with bulk
+ * copies; the other warps compute. An SM then moves 84 GB/s for up to 16 of them, and 80 GB/s for 32 (H100,
+ * 25 November 2026). With a fixed share of the chunks for each block it moved 100 and 85: what the counter
+ * costs is not understood yet.
+ *
+ * The place of these SMs matters more than their number. A GEMM's clusters of 4 or 8 blocks need so many free
+ * SMs in one GPC. Blocks that are spread over all GPCs leave each with too few: xl's GEMMs then take 38 ms
+ * next to blocks that only wait, and 27 if the SMs are not taken from their clusters. So a launch has a block
+ * for each SM of the GPU. A block on an SM that is not one of the update's ends at once; the blocks that stay
+ * share the chunks by a counter. If another kernel has the update's SMs, the last blocks of the launch stay
+ * wherever they are. */
+#include "kernels/optimizers.h"
+
+#include "kernels/tile/adamw.cuh"
+#include "kernels/tile/hopper.cuh"
+
+namespace
+{
+
+using namespace tile;
+
+/* Threads that compute: groups of them take turns with the chunks. One group of all moves 79 GB/s an SM, two
+ * move 80 to 84. */
+constexpr int GROUPS = 2, GROUP = 256, CONSUMERS = GROUPS * GROUP, THREADS = CONSUMERS + 32;
+[[maybe_unused]] constexpr int WIDTH = 4, CHUNK = 2048; /* elements of a thread's load, of a stage */
+constexpr int MOST_BYTES = 227 * 1024;                  /* shared memory of a block on Hopper */
+constexpr int LEAST_BYTES = 120 * 1024;                 /* with which a block is alone on its SM */
+
+/* What a stage holds: T weights, moments, G gradients, C copies. A copy stands where the gradients were if
+ * both have the same size: a thread reads its own before it writes. Every array is on a multiple of 128
+ * bytes: with stages of 28,688 bytes a step of 2.7B took 136 ms on 16 SMs, with 28,672 bytes 106. */
+template <typename T, typename G, typename C, bool MOMENTS> struct stage {
+    static constexpr int P_BYTES = CHUNK * sizeof(T), M_BYTES = MOMENTS ? CHUNK * sizeof(float) : 0,
+                         G_BYTES = CHUNK * sizeof(G),
+                         COPY =
+                             sizeof(G) == sizeof(C) ? P_BYTES + 2 * M_BYTES : P_BYTES + 2 * M_BYTES + G_BYTES,
+                         BYTES = COPY + CHUNK * (int)(sizeof(G) == sizeof(C) ? sizeof(G) : sizeof(C));
+
+    alignas(128) unsigned char bytes[BYTES];
+
+    __device__ T *p()
+    {
+        return (T *)bytes;
+    }
+
+    __device__ float *m()
+    {
+        return (float *)(bytes + P_BYTES);
+    }
+
+    __device__ float *v()
+    {
+        return (float *)(bytes + P_BYTES + M_BYTES);
+    }
+
+    __device__ G *g()
+    {
+        return (G *)(bytes + P_BYTES + 2 * M_BYTES);
+    }
+
+    __device__ C *copy()
+    {
+        return (C *)(bytes + COPY);
+    }
+};
+
+template <typename T, typename G, typename C, bool MOMENTS> struct layout {
+    using one = stage<T, G, C, MOMENTS>;
+    static constexpr int FIT = (MOST_BYTES - 1024) / (int)sizeof(one), STAGES = FIT < 12 ? FIT : 12;
+    static constexpr int BYTES = STAGES * (int)sizeof(one) + 1024;
+    static constexpr int ASKED = BYTES > LEAST_BYTES ? BYTES : LEAST_BYTES;
+
+    one stages[STAGES];
+    uint64_t full[STAGES], done[STAGES];
+    int chunks[STAGES]; /* of the stages; END: no chunk is left */
+    adamw_constants constants;
+    bool stays; /* the block */
+};
+
+/* Unused where the code is not Hopper's: the kernel is empty there. */
+[[maybe_unused]] constexpr int END = -1, TAKEN = 4; /* chunks that a block takes at a time */
+
+/* What the blocks of a launch agree on. The last of them makes it 0 again. */
+struct turns {
+    unsigned chunks, started, staying, ended;
+};
+static_assert(sizeof(turns) <= TD_UPDATE_WORK_BYTES);
+
+struct arrays {
+    int64_t count;
+    void *p;
+    const void *g;
+    float *m, *v;
+    void *copy;
+    turns *shared;
+    int sms;
+    td_sm_set wanted;
+};
+
+/* Whether the block stays: on one of the update's SMs, or among the last if too few others do. */
+[[maybe_unused]] __device__ inline bool stays(const arrays &a)
+{
+    uint32_t sm;
+
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+    const unsigned before = atomicAdd(&a.shared->started, 1);
+    const bool wanted = sm < TD_SM_SET_MOST && (a.wanted.bits[sm / 32] >> sm % 32 & 1);
+    if (!wanted && before + a.sms < gridDim.x)
+        return false;
+    return atomicAdd(&a.shared->staying, 1) < (unsigned)a.sms || wanted;
+}
+
+[[maybe_unused]] __device__ inline void leave(const arrays &a)
+{
+    __threadfence();
+    if (atomicAdd(&a.shared->ended, 1) == gridDim.x - 1)
+        *a.shared = {};
+}
+
+template <typename T, typename G, typename C, bool MOMENTS> struct update {
+    using memory = layout<T, G, C, MOMENTS>;
+    static constexpr int STAGES = memory::STAGES, AHEAD = STAGES - 2;
+
+    memory &shared;
+    const arrays &a;
+    int64_t whole; /* elements that bulk copies move: a multiple of 16 bytes of each array */
+    int chunks;    /* of the launch, at least 1 */
+
+    __device__ int size(int chunk) const
+    {
+        const int64_t left = whole - (int64_t)chunk * CHUNK;
+
+        return left < CHUNK ? (int)left : CHUNK;
+    }
+
+    /* Tells every group that no chunk is left. */
+    __device__ void end(int turn)
+    {
+        for (int i = turn; i < turn + GROUPS; i++) {
+            shared.chunks[i % STAGES] = END;
+            barrier_arrive(&shared.full[i % STAGES]);
+        }
+    }
+
+    /* Loads a chunk into the stage of `turn`. */
+    __device__ bool load(int turn, int chunk)
+    {
+        auto &s = shared.stages[turn % STAGES];
+        uint64_t *const full = &shared.full[turn % STAGES];
+
+        if (chunk >= chunks) {
+            end(turn);
+            return false;
+        }
+        const int64_t at = (int64_t)chunk * CHUNK;
+        const uint32_t n = (uint32_t)size(chunk);
+        shared.chunks[turn % STAGES] = chunk;
+        barrier_expect(full, n * (uint32_t)(sizeof(T) + sizeof(G) + (MOMENTS ? 8 : 0)));
+        if (n == 0)
+            return true;
+        bulk_load(s.p(), (const T *)a.p + at, n * sizeof(T), full);
+        bulk_load(s.g(), (const G *)a.g + at, n * sizeof(G), full);
+        if constexpr (MOMENTS) {
+            bulk_load(s.m(), a.m + at, n * sizeof(float), full);
+            bulk_load(s.v(), a.v + at, n * sizeof(float), full);
+        }
+        return true;
+    }
+
+    __device__ void store(int turn)
+    {
+        auto &s = shared.stages[turn % STAGES];
+        const int chunk = shared.chunks[turn % STAGES];
+        const int64_t at = (int64_t)chunk * CHUNK;
+        const uint32_t n = (uint32_t)size(chunk);
+
+        if (n > 0) {
+            bulk_store((T *)a.p + at, s.p(), n * sizeof(T));
+            if constexpr (MOMENTS) {
+                bulk_store(a.m + at, s.m(), n * sizeof(float));
+                bulk_store(a.v + at, s.v(), n * sizeof(float));
+            }
+            if (a.copy)
+                bulk_store((C *)a.copy + at, s.copy(), n * sizeof(C));
+        }
+        bulk_commit();
+    }
+
+    /* The thread that moves chunks. When it loads into a stage again, it waits for that stage's store, which
+     * is the one before the last. The next chunks are taken while it uses those before. */
+    __device__ void move()
+    {
+        unsigned now = atomicAdd(&a.shared->chunks, TAKEN), next = atomicAdd(&a.shared->chunks, TAKEN);
+        int used = 0, end = 0;
+        bool more = true;
+
+        const auto take = [&]() {
+            if (used == TAKEN) {
+                now = next;
+                next = atomicAdd(&a.shared->chunks, TAKEN);
+                used = 0;
+            }
+            return (int)now + used++;
+        };
+        for (; more && end < AHEAD; end++)
+            more = load(end, take());
+        for (int turn = 0; more || turn < end - 1; turn++) {
+            barrier_wait(&shared.done[turn % STAGES], (uint32_t)(turn / STAGES & 1));
+            store(turn);
+            if (more) {
+                bulk_wait_read<2>();
+                more = load(end++, take());
+            }
+        }
+        bulk_wait<0>();
+    }
+
+    template <typename F> __device__ void compute(F step)
+    {
+        const int thread = (int)threadIdx.x % GROUP;
+
+        for (int turn = (int)threadIdx.x / GROUP;; turn += GROUPS) {
+            auto &s = shared.stages[turn % STAGES];
+
+            barrier_wait(&shared.full[turn % STAGES], (uint32_t)(turn / STAGES & 1));
+            const int chunk = shared.chunks[turn % STAGES];
+            if (chunk == END)
+                return;
+            const int n = size(chunk);
+#pragma unroll
+            for (int at = thread * WIDTH; at < CHUNK; at += GROUP * WIDTH)
+                if (at < n)
+                    one<WIDTH>(step, s.p() + at, s.g() + at, s.m() + at, s.v() + at, s.copy() + at);
+            /* The few elements after the last 16 bytes. */
+            const int64_t rest = whole + thread;
+            if (chunk == chunks - 1 && rest < a.count)
+                one<1>(step, (T *)a.p + rest, (const G *)a.g + rest, a.m + rest, a.v + rest,
+                       a.copy ? (C *)a.copy + rest : nullptr);
+            bulk_fence();
+            barrier_arrive(&shared.done[turn % STAGES]);
+        }
+    }
+
+    /* N elements, in shared memory or, one by one, in the GPU's. */
+    template <int N, typename F>
+    __device__ static void one(F step, T *p, const G *g, float *m, float *v, C *copy)
+    {
+        const pack<T, N> weights = tile::load<N>(p, 0);
+        const pack<G, N> grads = tile::load<N>(g, 0);
+        pack<float, N> first = {}, second = {};
+        float result[N];
+
+        if constexpr (MOMENTS) {
+            first = tile::load<N>(m, 0);
+            second = tile::load<N>(v, 0);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            result[i] = weights[i];
+            step(grads[i], result[i], first.at[i], second.at[i]);
+        }
+        if constexpr (MOMENTS) {
+            tile::store(m, 0, first);
+            tile::store(v, 0, second);
+        }
+        tile::store(p, 0, rounded<T>(result));
+        if (copy)
+            tile::store(copy, 0, rounded<C>(result));
+    }
+};
+
+template <typename T, typename G, typename C, bool MOMENTS>
+__global__ void __launch_bounds__(THREADS, 1)
+    td_optimizer_sms(const void *hyper, const td_update_state *state, const __grid_constant__ arrays a)
+{
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) unsigned char memory[];
+    auto &shared = *reinterpret_cast<layout<T, G, C, MOMENTS> *>(memory);
+    const int64_t whole = a.count / 8 * 8;
+    update<T, G, C, MOMENTS> mine = {shared, a, whole, whole > 0 ? (int)((whole - 1) / CHUNK + 1) : 1};
+
+    if (threadIdx.x == 0) {
+        shared.stays = stays(a);
+        for (int i = 0; i < mine.STAGES; i++) {
+            barrier_init(&shared.full[i], 1);
+            barrier_init(&shared.done[i], GROUP);
+        }
+        barrier_init_done();
+    }
+    __syncthreads();
+    if (!shared.stays) {
+        if (threadIdx.x == 0)
+            leave(a);
+        return;
+    }
+    if (threadIdx.x == CONSUMERS) {
+        mine.move();
+        leave(a);
+    }
+    if (threadIdx.x >= CONSUMERS)
+        return;
+    /* Thread 0 makes the constants while the first chunks are on their way. */
+    if (threadIdx.x == 0) {
+        if constexpr (MOMENTS) {
+            shared.constants = constants_of(*(const td_adamw *)hyper, *state);
+        } else {
+            shared.constants.rate = (float)((const td_sgd *)hyper)->lr;
+            shared.constants.gain = state->gain;
+        }
+    }
+    group_sync<CONSUMERS>(1);
+    const adamw_constants k = shared.constants;
+    if constexpr (MOMENTS)
+        mine.compute([&](float grad, float &weight, float &first, float &second) {
+            k.step(grad, weight, first, second);
+        });
+    else
+        mine.compute([&](float grad, float &weight, float &, float &) {
+            weight = fmaf(-k.rate, __fmul_rn(k.gain, grad), weight);
+        });
+#else
+    __trap(); /* the host launches it on code for Hopper alone */
+#endif
+}
+
+/* ---- on the host ---- */
+
+template <typename T, typename G, typename C, bool MOMENTS>
+cudaError_t launch(cudaStream_t stream, const td_sm_set *wanted, const void *hyper,
+                   const td_update_state *state, const td_update_tensors *t)
+{
+    constexpr int BYTES = layout<T, G, C, MOMENTS>::ASKED;
+    const auto kernel = td_optimizer_sms<T, G, C, MOMENTS>;
+    const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
+
+    if (code != cudaSuccess)
+        return code;
+    static_assert(sizeof(layout<T, G, C, MOMENTS>) <= BYTES && BYTES <= MOST_BYTES);
+    kernel<<<(unsigned)(wanted->all + t->sms), THREADS, BYTES, stream>>>(
+        hyper, state, {t->count, t->p, t->g, t->m, t->v, t->copy, (turns *)t->work, t->sms, *wanted});
+    return cudaGetLastError();
+}
+
+/* Calls f with the types of weights, gradients and copies, as optimizers.cu does. Without copies their type
+ * is the gradients', which takes no room of its own. */
+template <typename F> cudaError_t by_types(const td_update_tensors *t, F f)
+{
+    return by_dtype_and_wide(t->grad_dtype, t->dtype, [&](auto grad_dtype, auto dtype) {
+        if constexpr (sizeof(typename decltype(dtype)::element) == sizeof(float)) {
+            if (!t->copy)
+                return f(dtype, grad_dtype, grad_dtype);
+            return t->copy_dtype == TD_F16 ? f(dtype, grad_dtype, type<f16>())
+                                           : f(dtype, grad_dtype, type<bf16>());
+        } else {
+            return f(dtype, grad_dtype, dtype);
+        }
+    });
+}
+
+template <bool MOMENTS>
+cudaError_t by_moments(cudaStream_t stream, const td_sm_set *wanted, const void *hyper,
+                       const td_update_state *state, const td_update_tensors *t)
+{
+    return by_types(t, [&](auto dtype, auto grad_dtype, auto copy_dtype) {
+        return launch<typename decltype(dtype)::element, typename decltype(grad_dtype)::element,
+                      typename decltype(copy_dtype)::element, MOMENTS>(stream, wanted, hyper, state, t);
+    });
+}
+
+} // namespace
+
+bool td_cuda_update_sms_built(void)
+{
+    cudaFuncAttributes code;
+    const auto kernel = td_optimizer_sms<float, float, float, true>;
+
+    /* ptxVersion is the architecture that the code was compiled for, 10 major + minor. */
+    return cudaFuncGetAttributes(&code, kernel) == cudaSuccess && code.ptxVersion >= 90;
+}
+
+bool td_cuda_update_sms_fits(const td_update_tensors *t)
+{
+    return packs_fit(1, t->count, t->p, t->g, t->m, t->v, t->copy);
+}
+
+cudaError_t td_cuda_adamw_update_sms(cudaStream_t stream, const td_sm_set *wanted, const td_adamw *adamw,
+                                     const td_update_state *state, const td_update_tensors *tensors)
+{
+    return by_moments<true>(stream, wanted, adamw, state, tensors);
+}
+
+cudaError_t td_cuda_sgd_update_sms(cudaStream_t stream, const td_sm_set *wanted, const td_sgd *sgd,
+                                   const td_update_state *state, const td_update_tensors *tensors)
+{
+    return by_moments<false>(stream, wanted, sgd, state, tensors);
+}

@@ -1,0 +1,592 @@
+"""Fully sharded data parallelism for PyTorch modules, over libtandem's collectives.
+
+    model = FullyShardedDataParallel(model, torch.bfloat16)            # split among the ranks; computes in bf16
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)         # sees this rank's rows
+    ...
+    loss.backward()                                                    # gradients are averaged when it returns
+    model.clip_grad_norm_(1.0)
+    optimizer.step()
+    torch.save(model.full_state_dict(), "model.pt")                    # every rank calls it; the names of one process
+
+Each rank keeps a block of rows of each weight, with its gradient and its optimizer state. A weight is gathered right
+before its module runs, and once more right before its backward. At that moment the gather of the next weight begins.
+"""
+
+import contextlib
+import functools
+import weakref
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from parity.bridge import NAMES, SENT, DataParallel, _device_of, _Ranks, _ranks
+
+SPLIT = {"Linear", "Embedding"}  # classes, by name: the course has its own
+# MultiheadAttention reads the weight of this one and never calls it.
+WHOLE = {"NonDynamicallyQuantizableLinear"}
+COMPUTE = (None, torch.float32, torch.float16, torch.bfloat16)
+
+
+class _Call:
+    """A collective on its way. It holds the memory that the collective reads and writes until it is done."""
+
+    def __init__(self, ranks: _Ranks, name: str, result: Tensor, *arguments: Any):
+        self._device, self._arguments, self._work, self.result = ranks.device, arguments, None, result
+        with ranks.device.calls() as c:
+            work = c.ffi.new("td_work **")
+            getattr(c, name)(ranks.comm, *arguments, work)
+            self._work = work
+
+    def wait(self) -> Tensor:
+        """The result. Kernels that are queued from here on see all of it."""
+        work, self._work = self._work, None
+        if work is not None:
+            with self._device.calls() as c:
+                c.td_work_queue_wait(work[0])
+            self._arguments = None
+        return self.result
+
+    def __del__(self):
+        with contextlib.suppress(RuntimeError):  # the communicator's error is reported by its next call
+            self.wait()
+
+
+class _Unit:
+    """A weight that is split by rows. Rank r has `rows` of them from row r * rows on; the last ranks have fewer, or
+    none. `anchor` takes the weight's place in autograd's graph: it has the shape, and no memory."""
+
+    def __init__(
+        self, index: int, name: str, weight: nn.Parameter, ranks: _Ranks, compute: torch.dtype | None
+    ):
+        self.index, self.name, self.weight, self._ranks = index, name, weight, ranks
+        self.shape, self.dtype, self.compute = weight.shape, weight.dtype, compute or weight.dtype
+        self.rows = -(-len(weight) // ranks.ranks)
+        self.own = slice(ranks.rank * self.rows, (ranks.rank + 1) * self.rows)
+        self.anchor = weight.new_empty((), dtype=self.compute).expand(self.shape).requires_grad_()
+        weight.data = weight.data[self.own].clone(memory_format=torch.contiguous_format)
+        self._kept = weight.shape, weight.dtype, weight.device
+
+    def gather(self, dtype: torch.dtype) -> _Call:
+        """Begins to gather the whole weight. This rank's rows are cast first, so that only `dtype` is sent."""
+        mine = self.weight.detach()
+        if (mine.shape, mine.dtype, mine.device) != self._kept:
+            raise RuntimeError(
+                f"{self.name} was split as {self._words(*self._kept)} and is now "
+                f"{self._words(mine.shape, mine.dtype, mine.device)}: convert or load a module before it is wrapped"
+            )
+        rows = mine.new_empty((self._ranks.ranks * self.rows, *self.shape[1:]), dtype=dtype)
+        part = rows[self.own]
+        part[: len(mine)] = mine
+        return self._call("td_comm_all_gather", rows[: self.shape[0]], part, rows, part.numel(), NAMES[dtype])
+
+    def reduce(self, gradient: Tensor) -> _Call:
+        """Begins to average the whole weight's gradient; the result is this rank's rows. Sums are of the master's
+        type."""
+        rows = gradient.detach().to(self.dtype).contiguous()
+        if len(rows) < self._ranks.ranks * self.rows:
+            padded = rows.new_zeros((self._ranks.ranks * self.rows, *self.shape[1:]))
+            padded[: len(rows)] = rows
+            rows = padded
+        part = rows.new_empty((self.rows, *self.shape[1:]))
+        count, kind = part.numel(), NAMES[self.dtype]
+        result = part[: len(self.weight)]
+        return self._call("td_comm_reduce_scatter", result, rows, part, count, kind, "average")
+
+    def _call(self, name: str, *arguments: Any) -> _Call:
+        try:
+            return _Call(self._ranks, name, *arguments)
+        except RuntimeError as error:
+            error.add_note(f"in the collective of {self.name}")
+            raise
+
+    @staticmethod
+    def _words(shape, dtype, device) -> str:
+        return f"{[*shape]} of {dtype} on {device}"
+
+
+class _Use(torch.autograd.Function):
+    """The gathered weight, as a function of its anchor. Autograd adds up the gradients of all uses in the anchor."""
+
+    @staticmethod
+    def forward(ctx, anchor, box):
+        ctx.set_materialize_grads(False)
+        return box[0].detach()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class _Saved(NamedTuple):
+    """What autograd saves in place of a gathered weight, or of a view of it."""
+
+    unit: _Unit
+    version: int  # of the rank's rows
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class _Pass:
+    """The weights that a forward or backward pass has gathered: the one in use, and the next one. The next one is known
+    from the last pass of this kind."""
+
+    def __init__(self, model: "FullyShardedDataParallel", kind: str):
+        self._model, self._kind = model, kind
+        self._order: list[_Unit] = []
+        self._last = model._orders.get(kind, [])
+        self._held: dict[_Unit, _Call] = {}
+        self._reducing: tuple[_Unit, _Call] | None = None
+
+    def fetch(self, unit: _Unit) -> Tensor:
+        """The whole weight. Gathers of earlier weights are dropped first, then the next weight's gather begins."""
+        at = len(self._order)
+        self._order.append(unit)
+        if self._last[at : at + 1] != [unit]:
+            self._last = []
+        needed = [unit, *self._last[at + 1 : at + 2]]
+        self._held = {u: call for u, call in self._held.items() if u in needed}
+        for u in needed:
+            if u not in self._held:
+                self._held[u] = self._gather(u)
+        return self._held[unit].wait()
+
+    def _gather(self, unit: _Unit) -> _Call:
+        self._model._note(unit, "gather")
+        return unit.gather(unit.compute)
+
+    def reduce(self, unit: _Unit, gradient: Tensor) -> None:
+        """At most one reduction is on its way, next to the gradient that is being computed."""
+        self._settle()
+        self._model._note(unit, "reduce")
+        self._reducing = unit, unit.reduce(gradient)
+
+    def _settle(self) -> None:
+        if self._reducing is None:
+            return
+        (unit, call), self._reducing = self._reducing, None
+        part = call.wait()
+        if unit.weight.grad is None:
+            unit.weight.grad = part
+        else:
+            unit.weight.grad.add_(part)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """At the end of a backward pass. Autograd owns the pass until then, so one that fails is dropped at once."""
+        self._model._backward = _nothing
+        self.close(complete=True)
+        self._settle()
+        self._model._average()
+
+    def close(self, complete: bool = False) -> None:
+        """Drops what was gathered."""
+        self._held.clear()
+        if complete:
+            self._model._orders[self._kind] = self._order
+
+
+def _nothing() -> None:
+    """A weak reference to no pass."""
+
+
+class _Part(NamedTuple):
+    """What the wrapper knows of a module that has parameters of its own."""
+
+    model: "FullyShardedDataParallel"
+    forward: Callable
+    units: dict[str, _Unit]  # by the names that the module has for them
+    dtype: torch.dtype | None  # that it computes in; None: that of its inputs
+
+
+def _forward(module: nn.Module, *inputs: Any, **named: Any) -> Any:
+    return module._fsdp.model._run(module, inputs, named)
+
+
+def _parameter(name: str) -> property:
+    def get(module: nn.Module):
+        if name in module._gathered:
+            return module._gathered[name]
+        parameter, unit = module._parameters[name], module._fsdp.units.get(name)
+        running = unit and module._fsdp.model._pass()
+        return module._fsdp.model._use(running, unit) if running else parameter
+
+    return property(get)
+
+
+@functools.cache
+def _class_of(kind: type, names: tuple[str, ...]) -> type:
+    """The class with parameters that are whole while a module's forward runs, or where another module reads them."""
+    return type(kind.__name__, (kind,), {"forward": _forward} | {name: _parameter(name) for name in names})
+
+
+def _cast(tree: Any, dtype: torch.dtype) -> Any:
+    return tree_map(lambda x: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x, tree)
+
+
+class FullyShardedDataParallel(nn.Module):
+    """A module whose Linear and Embedding weights are split by rows among the ranks.
+
+    compute_dtype   of Linear and Embedding: their weights are cast to it, then sent, and their inputs are cast to it.
+                    All other modules compute in the type of their parameters, and return the type of their inputs.
+                    None: nothing is cast
+
+    Every rank gets rank 0's parameters and buffers. Parameters stay the same objects: `parameters()` are what an
+    optimizer takes, also one that was made before. Those that are split hold this rank's rows, in the type that the
+    module had, as does `.grad`; others are whole on every rank. An optimizer works on its rank's rows alone, so it is
+    one that treats each element by itself, as SGD and AdamW do.
+
+    loss.backward() averages gradients over all ranks, and adds them to those that are there: micro-batches need no
+    more than several backward passes. Every rank calls the same modules in the same order."""
+
+    def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None):
+        super().__init__()
+        self.module = module
+        if compute_dtype not in COMPUTE:
+            raise TypeError(f"compute_dtype is {compute_dtype}, needs one of {', '.join(map(str, COMPUTE))}")
+        parameters = dict(module.named_parameters())  # a shared one once
+        _check(module, parameters)
+        self._ranks = _ranks(_device_of(next(iter(parameters.values()))))
+        self._orders: dict[str, list[_Unit]] = {}
+        self._running: _Pass | None = None  # forward
+        self._backward: Callable[[], _Pass | None] = _nothing
+        self._calls = 0
+        self._compare(zlib.crc32(_description(parameters, compute_dtype).encode()), "has another module")
+        self._ranks.broadcast((tensor, 0) for tensor in (*parameters.values(), *module.buffers()))
+        split = {id(m.weight) for m in module.modules() if _is_split(m)}
+        self._units = {
+            name: _Unit(index, name, parameter, self._ranks, compute_dtype)
+            for index, (name, parameter) in enumerate(parameters.items())
+            if id(parameter) in split
+        }
+        self._whole = [parameter for name, parameter in parameters.items() if name not in self._units]
+        self._scaled = compute_dtype is torch.float16
+        self._hook()
+        self._take_over(module, compute_dtype)
+
+    def _hook(self) -> None:
+        model = weakref.ref(self)
+
+        def reduce(unit: _Unit, anchor: Tensor) -> None:
+            gradient, anchor.grad = anchor.grad, None
+            model()._backward_pass().reduce(unit, gradient)
+
+        def average(_: Tensor) -> None:
+            if model() is not None:
+                model()._backward_pass()  # at whose end it does
+
+        for unit in self._units.values():
+            unit.anchor.register_post_accumulate_grad_hook(functools.partial(reduce, unit))
+        for parameter in self._whole:
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(average)
+
+    def _take_over(self, module: nn.Module, compute: torch.dtype | None) -> bool:
+        """Modules with parameters of their own run through _run(). Returns whether one of them is split."""
+        inner = [self._take_over(child, compute) for child in module.children()]
+        own = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
+        units = {unit.weight: unit for unit in self._units.values()}
+        mine = {name: units[parameter] for name, parameter in own.items() if parameter in units}
+        known = "_fsdp" in module.__dict__  # a module that is used in two places is met twice
+        if (mine or (own and compute and not any(inner))) and not known:
+            types = [parameter.dtype for parameter in own.values() if parameter.is_floating_point()]
+            module._fsdp = _Part(
+                self, type(module).forward, mine, compute if mine else next(iter(types), None)
+            )
+            module._gathered = {}
+            module.__class__ = _class_of(type(module), tuple(own) if mine else ())
+        return bool(mine) or any(inner)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        before, self._running = self._running, _Pass(self, "forward")
+        complete = False
+        try:
+            result = self.module(*inputs, **named)
+            complete = True
+        finally:
+            self._running.close(complete)
+            self._running = before
+        return result
+
+    # ---- a module's forward ----
+
+    def _run(self, module: nn.Module, inputs: tuple, named: dict) -> Any:
+        _, forward, units, dtype = module._fsdp
+        kind = next((x.dtype for x in tree_leaves((inputs, named)) if _is_float(x)), None)
+        if dtype is not None:
+            inputs, named = _cast((inputs, named), dtype)
+        if not units:
+            result = forward(module, *inputs, **named)
+            return result if kind is None else _cast(result, kind)
+        before = module._gathered
+        module._gathered = gathered = {}
+        try:
+            with self._passing() as running:
+                for name, unit in units.items():
+                    if module._parameters[name] is not unit.weight:
+                        raise RuntimeError(f"{unit.name} was replaced after the module was wrapped")
+                    gathered[name] = self._use(running, unit)
+                saved = {_address(gathered[name]): unit for name, unit in units.items()}
+                for name, parameter in module._parameters.items():
+                    if dtype is not None and name not in units and _is_float(parameter):
+                        gathered[name] = parameter.to(dtype)
+                with self._saving(saved):
+                    return forward(module, *inputs, **named)
+        finally:
+            module._gathered = before
+            gathered.clear()
+
+    def _use(self, running: _Pass, unit: _Unit) -> Tensor:
+        whole = running.fetch(unit)
+        if torch.is_grad_enabled() and unit.weight.requires_grad:
+            return _Use.apply(unit.anchor, [whole])
+        return whole
+
+    def _saving(self, units: dict[int, _Unit]) -> contextlib.AbstractContextManager:
+        """Autograd saves which weight it needs, not the weight. Other tensors go to the hooks that are set around this
+        module, as checkpoint sets them, or are saved as they are."""
+        if not torch.is_grad_enabled():
+            return contextlib.nullcontext()
+        around = torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+        def pack(tensor: Tensor) -> Any:
+            unit = units.get(_address(tensor)) if tensor.layout is torch.strided else None
+            if unit is not None:
+                place = tensor.shape, tensor.stride(), tensor.storage_offset()
+                return _Saved(unit, unit.weight._version, *place)
+            return around[0](tensor) if around else (tensor, tensor._version)
+
+        def unpack(packed: Any) -> Tensor:
+            if isinstance(packed, _Saved):
+                return self._regather(packed)
+            if around:
+                return around[1](packed)
+            tensor, version = packed
+            if tensor._version != version:  # autograd leaves this check to hooks
+                raise RuntimeError(
+                    f"a tensor of shape {[*tensor.shape]} that backward needs was modified by an inplace operation: "
+                    f"it is at version {tensor._version}, expected version {version}"
+                )
+            return tensor
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+    def _regather(self, saved: _Saved) -> Tensor:
+        if saved.unit.weight._version != saved.version:
+            raise RuntimeError(f"{saved.unit.name} was changed between forward and backward")
+        with self._passing() as running:
+            whole = running.fetch(saved.unit)
+        return whole.as_strided(saved.shape, saved.stride, saved.offset)
+
+    # ---- passes ----
+
+    def _pass(self) -> _Pass | None:
+        """The pass that runs; None: a module is called by itself."""
+        in_backward = torch._C._current_graph_task_id() >= 0
+        return self._running or self._backward() or (self._backward_pass() if in_backward else None)
+
+    @contextlib.contextmanager
+    def _passing(self) -> Iterator[_Pass]:
+        running = self._pass()
+        if running is not None:
+            yield running
+            return
+        alone = _Pass(self, "alone")
+        try:
+            yield alone
+        finally:
+            alone.close()
+
+    def _backward_pass(self) -> _Pass:
+        running = self._backward()
+        if running is None:
+            running = _Pass(self, "backward")
+            self._backward = weakref.ref(running)
+            torch.autograd.Variable._execution_engine.queue_callback(running.finish)
+        return running
+
+    def _note(self, unit: _Unit, what: str) -> None:
+        self._calls = zlib.crc32(f"{what} {unit.index}".encode(), self._calls)
+
+    def _exchange(self, mine: bytes) -> list[bytes]:
+        with self._ranks.device.calls() as c:
+            everyone = c.ffi.new("char[]", len(mine) * self._ranks.ranks)
+            c.td_comm_exchange(self._ranks.comm, c.ffi.new("char[]", mine), len(mine), everyone)
+            raw = bytes(c.ffi.buffer(everyone))
+        return [raw[at : at + len(mine)] for at in range(0, len(raw), len(mine))]
+
+    def _compare(self, mine: int, words: str, more: bytes = b"") -> list[bytes]:
+        """Fails on every rank if a rank has another number than rank 0. Returns what the ranks gave as `more`."""
+        everyone = self._exchange(mine.to_bytes(4) + more)
+        other = next((rank for rank, theirs in enumerate(everyone) if theirs[:4] != everyone[0][:4]), None)
+        if other is not None:
+            raise RuntimeError(f"rank {other} {words} than rank 0")
+        return [theirs[4:] for theirs in everyone]
+
+    def _average(self) -> None:
+        """Averages the gradients of parameters that every rank has. One that no rank used has none."""
+        calls, self._calls = self._calls, 0
+        words = "called other modules, or in another order,"
+        used = self._compare(calls, words, bytes(p.grad is not None for p in self._whole))
+        parameters = [p for p, *flags in zip(self._whole, *used, strict=True) if any(flags)]
+        for dtype in dict.fromkeys(p.dtype for p in parameters):
+            alike = [p for p in parameters if p.dtype == dtype]
+            for p in alike:
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)
+            flat = torch.cat([p.grad.reshape(-1) for p in alike])
+            self._all_reduce(flat, "average")
+            for p, part in zip(alike, flat.split([p.numel() for p in alike]), strict=True):
+                p.grad.copy_(part.view_as(p))
+        if self._scaled:
+            self._spread()
+
+    def _spread(self) -> None:
+        """If a gradient is not finite on one rank, all become NaN on all ranks. So a GradScaler skips the step on each
+        rank."""
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        poison = sum((0 * g.sum(dtype=torch.float64) for g in gradients), self._zero())
+        self._all_reduce(poison, "sum")
+        for gradient in gradients:
+            gradient.add_(poison.to(gradient.dtype))
+
+    def _zero(self) -> Tensor:
+        return torch.zeros((), dtype=torch.float64, device=next(self.parameters()).device)
+
+    def _all_reduce(self, tensor: Tensor, how: str) -> None:
+        _Call(
+            self._ranks,
+            "td_comm_all_reduce",
+            tensor,
+            tensor,
+            tensor,
+            tensor.numel(),
+            NAMES[tensor.dtype],
+            how,
+        ).wait()
+
+    # ---- for the program ----
+
+    def finish_gradient_synchronization(self) -> None:
+        """Does nothing: gradients are complete when backward() returns. Programs for DataParallel call it."""
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """As torch.nn.utils.clip_grad_norm_, by the norm of all ranks' gradients. Every rank calls it."""
+        mine = [unit.weight.grad for unit in self._units.values() if unit.weight.grad is not None]
+        whole = [p.grad for p in self._whole if p.grad is not None]
+        power = float(norm_type)
+        parts, both = (
+            torch.stack(
+                [
+                    self._zero(),
+                    *(torch.linalg.vector_norm(g, power, dtype=torch.float64) for g in some if g.numel()),
+                ]
+            )
+            for some in (mine, whole)
+        )
+        if power == torch.inf:
+            total = parts.max()
+            self._all_reduce(total, "max")
+            norm = torch.maximum(total, both.max())
+        else:
+            total = parts.pow(power).sum()
+            self._all_reduce(total, "sum")
+            norm = (total + both.pow(power).sum()).pow(1 / power)
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1)
+        for gradient in (*mine, *whole):
+            gradient.mul_(factor.to(gradient.dtype))
+        return norm.float()
+
+    @torch.no_grad()
+    def gather_full_parameters(self) -> dict[str, Tensor]:
+        """Every parameter, whole, on every rank, by the names that the module had. Every rank calls it."""
+        return {
+            name: self._units[name].gather(p.dtype).wait().clone()
+            if name in self._units
+            else p.detach().clone()
+            for name, p in self.module.named_parameters()
+        }
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """The state_dict() that the module would have in one process, on every rank. Every rank calls it."""
+        whole = self.gather_full_parameters()
+        names = {parameter: name for name, parameter in self.module.named_parameters()}
+        return {
+            key: whole[names[value]] if isinstance(value, nn.Parameter) else value
+            for key, value in self.module.state_dict(keep_vars=True).items()
+        }
+
+    def load_full_state_dict(self, state: dict[str, Any], strict: bool = True) -> Any:
+        """Takes this rank's part of a full_state_dict(), or of the state_dict() of a module in one process."""
+        units = {unit.weight: unit for unit in self._units.values()}
+        mine = dict(state)
+        for key, value in self.module.state_dict(keep_vars=True).items():
+            unit = units.get(value) if isinstance(value, nn.Parameter) else None
+            if unit is None or key not in state:
+                continue
+            if state[key].shape != unit.shape:
+                raise ValueError(f"{key} is {[*state[key].shape]}, the module's is {[*unit.shape]}")
+            mine[key] = state[key][unit.own]
+        return self.module.load_state_dict(mine, strict)
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([self._ranks.rank, self._ranks.ranks])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        theirs, mine = state.tolist(), self.get_extra_state().tolist()
+        if theirs != mine:
+            raise ValueError(
+                f"this is the part of rank {theirs[0]} of {theirs[1]}, and rank {mine[0]} of {mine[1]} loads it: "
+                "full_state_dict() and load_full_state_dict() are for any number of ranks"
+            )
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _is_split(module: nn.Module) -> bool:
+    names = {kind.__name__ for kind in type(module).__mro__}
+    weight = module._parameters.get("weight")
+    if weight is None or not names & SPLIT or names & WHOLE:
+        return False
+    return weight.dim() > 1 and weight.numel() > 0 and NAMES.get(weight.dtype) in SENT[:4]
+
+
+def _check(module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+    if not parameters:
+        raise ValueError("the module has no parameters")
+    places = {parameter.device for parameter in parameters.values()}
+    if len(places) > 1:
+        raise ValueError(f"parameters on {len(places)} devices: {', '.join(sorted(map(str, places)))}")
+    for name, parameter in parameters.items():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ValueError(f"parameter {name} has no shape yet: run the module once before it is wrapped")
+        if parameter.requires_grad and NAMES.get(parameter.dtype) not in SENT[:4]:
+            raise TypeError(f"parameter {name} is of {parameter.dtype}, which is not sent")
+        if parameter.grad is not None:
+            raise ValueError(f"parameter {name} has a gradient: set it to None before the module is wrapped")
+    for name, inner in module.named_modules():
+        if isinstance(inner, FullyShardedDataParallel | DataParallel) or "_fsdp" in inner.__dict__:
+            raise ValueError(f"{name or 'the module'} is wrapped already")
+        if _is_split(inner):
+            if getattr(inner, "max_norm", None) is not None:
+                raise ValueError(f"{name}.weight: an Embedding with max_norm writes to its weight in forward")
+            if getattr(inner, "sparse", False):
+                raise ValueError(
+                    f"{name}.weight: sparse gradients cannot be split; make it with sparse=False"
+                )
+
+
+def _description(parameters: dict[str, nn.Parameter], compute: torch.dtype | None) -> str:
+    lines = [f"{name} {[*p.shape]} {p.dtype} {p.requires_grad}" for name, p in parameters.items()]
+    return "\n".join([str(compute), *lines])

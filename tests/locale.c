@@ -1,0 +1,232 @@
+/* Text for machines is the same bytes in every locale: each writer runs in the C locale and in one whose
+ * numbers have a comma, which localedef makes here of a few lines, for a fresh machine has none. */
+#include "base/record.h"
+#include "bench/bench.h"
+#include "jit/jit.h"
+#include "jit/kernels.h"
+#include "memory/memory.h"
+#include "trace/trace.h"
+
+#include "support/compare.h"
+
+#include <locale.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char folder[] = "/tmp/tandem-locale-XXXXXX";
+static td_device *dev;
+static td_trace *trace;
+static td_memory_recording *memory;
+
+static const td_transformer_config model = {
+    .size = {.d_model = 8, .d_ff = 12, .layers = 2, .heads = 2, .vocab = 11},
+    .batch = 1,
+    .context = 5,
+    .precision = TD_PRECISION_F32,
+    .attention = "naive",
+    .keep = TD_KEEP_ALL};
+
+static FILE *open_file(const char *name)
+{
+    char path[64];
+
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    return file;
+}
+
+/* localedef comes with the C library; the definitions that it usually reads come with another package. */
+static void make_comma_locale(void)
+{
+    char command[320];
+    FILE *file = open_file("characters");
+
+    fprintf(file, "<code_set_name> ANSI_X3.4-1968\n<escape_char> /\n<mb_cur_max> 1\nCHARMAP\n");
+    for (int i = 0; i < 128; i++)
+        fprintf(file, "<U%04X> /x%02x c\n", (unsigned)i, (unsigned)i);
+    fprintf(file, "END CHARMAP\n");
+    fclose(file);
+    file = open_file("definition");
+    fprintf(
+        file,
+        "LC_NUMERIC\ndecimal_point \"<U002C>\"\nthousands_sep \"<U002E>\"\ngrouping 3;3\nEND LC_NUMERIC\n");
+    fclose(file);
+    snprintf(command, sizeof command,
+             "localedef --no-archive -c -i %s/definition -f %s/characters %s/comma >%s/said 2>&1", folder,
+             folder, folder, folder);
+    (void)!system(command); /* it warns of what the definition leaves out, and ends with 1 */
+    assert_int_equal(setenv("LOCPATH", folder, 1), 0);
+}
+
+static void set_locale(bool comma)
+{
+    char text[16];
+
+    assert_non_null(setlocale(LC_ALL, comma ? "comma" : "C"));
+    snprintf(text, sizeof text, "%.1f", 0.5);
+    assert_string_equal(text, comma ? "0,5" : "0.5");
+}
+
+static int begin(void **unused)
+{
+    const td_bench_config bench = {.model = model, .mode = TD_BENCH_TRAIN, .warmup = 1, .steps = 2};
+    const td_memory_config recorded = {.model = model, .pass = TD_MEMORY_STEP};
+    td_bench_result *result = NULL;
+
+    (void)unused;
+    assert_non_null(mkdtemp(folder));
+    make_comma_locale();
+    td_assert_ok(td_device_open("cpu", &dev));
+    td_assert_ok(td_trace_begin(dev, &trace));
+    td_assert_ok(td_bench_run(dev, &bench, NULL, NULL, &result));
+    td_assert_ok(td_trace_end(trace));
+    td_bench_result_destroy(result);
+    td_assert_ok(td_memory_record(dev, &recorded, &memory));
+    return 0;
+}
+
+static int end(void **unused)
+{
+    char command[64];
+
+    (void)unused;
+    set_locale(false);
+    td_trace_destroy(trace);
+    td_memory_recording_destroy(memory);
+    td_device_close(dev);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    return system(command);
+}
+
+/* ---- the writers; each leaves its text at `path` ---- */
+
+static void write_trace(const char *path)
+{
+    td_assert_ok(td_trace_write_json(trace, path));
+}
+
+static void write_trace_picture(const char *path)
+{
+    td_assert_ok(td_trace_write_timeline(trace, path));
+}
+
+static void write_snapshot(const char *path)
+{
+    td_assert_ok(td_memory_write_snapshot(memory, path));
+}
+
+static void write_events(const char *path)
+{
+    td_assert_ok(td_memory_write_events(memory, path));
+}
+
+static void write_memory_picture(const char *path)
+{
+    td_assert_ok(td_memory_write_timeline(memory, path));
+}
+
+static void write_record(const char *path)
+{
+    static const double samples[] = {0.5, 1234567.125, 1e-9};
+    td_record *record;
+    char *text;
+
+    td_assert_ok(td_record_create("locale", "base", "c", &record));
+    td_assert_ok(td_record_set_number(record, "case.half", 0.5));
+    td_assert_ok(td_record_set_samples(record, "samples", samples, 3));
+    td_assert_ok(td_record_set_string(record, "time", "now"));
+    td_assert_ok(td_record_text(record, &text));
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fputs(text, file);
+    fclose(file);
+    td_record_text_free(text);
+    td_record_destroy(record);
+}
+
+/* head_dim 20 and 96: scales that no few digits hold. */
+static td_attention_shape shape_of(int64_t head_dim)
+{
+    return (td_attention_shape){.batch = 1,
+                                .heads = 1,
+                                .seq = 16,
+                                .seq_k = 16,
+                                .head_dim = head_dim,
+                                .dtype = TD_F32,
+                                .causal = head_dim == 20,
+                                .scale = 0.25f / (float)head_dim};
+}
+
+static void write_cuda_source(const char *path)
+{
+    FILE *file = fopen(path, "w");
+
+    assert_non_null(file);
+    for (int64_t head_dim = 20; head_dim <= 96; head_dim += 76) {
+        const td_attention_shape shape = shape_of(head_dim);
+        char *text = td_jit_kernels_source(&shape);
+
+        assert_non_null(text);
+        fputs(text, file);
+        free(text);
+    }
+    fclose(file);
+}
+
+static void text_is_the_same_in_every_locale(void **unused)
+{
+    static void (*const writers[])(const char *path) = {
+        write_trace,          write_trace_picture, write_snapshot,   write_events,
+        write_memory_picture, write_record,        write_cuda_source};
+    char command[160], path[2][64];
+
+    (void)unused;
+    for (int i = 0; i < (int)(sizeof writers / sizeof *writers); i++) {
+        for (int comma = 0; comma < 2; comma++) {
+            snprintf(path[comma], sizeof path[comma], "%s/text-%d-%d", folder, i, comma);
+            set_locale(comma);
+            writers[i](path[comma]);
+        }
+        set_locale(false);
+        snprintf(command, sizeof command, "cmp %s %s", path[0], path[1]);
+        if (system(command) != 0)
+            fail_msg("writer %d depends on the locale", i);
+    }
+}
+
+/* Code that is compiled in one locale is found in the other: its source and the key are the same. */
+static void code_of_the_cpu_is_found_in_every_locale(void **unused)
+{
+    const td_jit_options options = {.cache = folder};
+    td_jit_info info;
+
+    (void)unused;
+    for (int comma = 0; comma < 2; comma++) {
+        const td_attention_shape shape = shape_of(20);
+        td_device *jit;
+
+        set_locale(comma == 0); /* what a comma spoils does not compile */
+        td_assert_ok(td_device_open("cpu", &jit));
+        td_assert_ok(td_jit_configure(jit, &options));
+        td_assert_ok(td_jit_prepare(jit, &shape));
+        td_assert_ok(td_jit_info_of(jit, &info));
+        assert_int_equal(info.compiled, comma == 0);
+        assert_int_equal(info.loaded, comma);
+        td_device_close(jit);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(text_is_the_same_in_every_locale),
+                                       cmocka_unit_test(code_of_the_cpu_is_found_in_every_locale)};
+
+    return cmocka_run_group_tests_name("locale", tests, begin, end);
+}

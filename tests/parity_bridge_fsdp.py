@@ -1,0 +1,568 @@
+"""Fully sharded data parallelism of the bridge: the contract of the course's tests, and what programs do with FSDP.
+
+Four processes are started once. They run the cases of one, two, three and four ranks one after the other. A case is
+compared with one process that averages the gradients of all ranks' batches."""
+
+import contextlib
+import tempfile
+import unittest
+import unittest.mock
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from parity import bridge, bridge_fsdp
+from parity.bridge_fsdp import FullyShardedDataParallel
+
+VOCAB, SEQ, D, FF = 29, 6, 10, 21  # no number of ranks divides all of them
+
+
+# The course's adapters.
+def get_fsdp(module, compute_dtype=None):
+    return FullyShardedDataParallel(module, compute_dtype)
+
+
+def fsdp_on_after_backward(model, optimizer):
+    model.finish_gradient_synchronization()
+
+
+def fsdp_gather_full_params(model):
+    return model.gather_full_parameters()
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.qkv, self.out = nn.Linear(D, 3 * D, bias=False), nn.Linear(D, D)
+        self.up, self.down = nn.Linear(D, FF), nn.Linear(FF, D)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm1(x)).chunk(3, -1)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Gpt(nn.Module):
+    """The second block is used twice."""
+
+    def __init__(self, tied=False, frozen=False, reentrant=None):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCAB, D), nn.Embedding(SEQ, D)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.norm, self.head = nn.LayerNorm(D), nn.Linear(D, VOCAB, bias=False)
+        self.register_buffer("counted", torch.tensor([3, 1, 4]))
+        self.unused = nn.Parameter(torch.ones(3))
+        self.reentrant = reentrant
+        if tied:
+            self.head.weight = self.tokens.weight
+        if frozen:
+            self.places.weight.requires_grad_(False)
+            self.blocks[0].up.requires_grad_(False)
+            self.blocks[1].norm1.requires_grad_(False)
+
+    def forward(self, x):
+        x = (
+            self.tokens(x)
+            + self.places.weight.new_zeros(())
+            + self.places(torch.arange(SEQ, device=x.device))
+        )
+        for block in (self.blocks[0], self.blocks[1], self.blocks[1]):
+            again = self.reentrant is not None and torch.is_grad_enabled()
+            x = checkpoint(block, x, use_reentrant=self.reentrant) if again else block(x)
+        return self.head(self.norm(x))
+
+
+def seeded(make, seed=0):
+    torch.manual_seed(seed)
+    return make()
+
+
+def batch(step, rank):
+    make = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randint(VOCAB, (2, SEQ), generator=make), torch.randint(VOCAB, (2, SEQ), generator=make)
+
+
+def loss_of(model, step, rank):
+    x, y = batch(step, rank)
+    return F.cross_entropy(model(x).float().flatten(0, 1), y.flatten())
+
+
+def average_in_one_process(model, ranks, losses):
+    """Adds the average of all ranks' gradients to those that are there."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    sums = [None] * len(parameters)
+    for rank in range(ranks):
+        gradients = torch.autograd.grad(losses(rank), parameters, allow_unused=True)
+        for i, gradient in enumerate(gradients):
+            if gradient is not None:
+                sums[i] = gradient if sums[i] is None else sums[i] + gradient
+    for parameter, gradient in zip(parameters, sums, strict=True):
+        if gradient is not None:
+            gradient = gradient * torch.tensor(1 / ranks)
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+def check_same(model, alone, exact):
+    whole = fsdp_gather_full_params(model)
+    assert list(whole) == [name for name, _ in alone.named_parameters()]
+    for name, right in alone.named_parameters():
+        if exact:
+            assert torch.equal(whole[name], right), name
+        else:
+            torch.testing.assert_close(whole[name], right.detach(), rtol=1e-4, atol=1e-6, msg=name)
+
+
+def optimizers(*models, kind=torch.optim.AdamW):
+    return [kind([p for p in model.parameters() if p.requires_grad], lr=0.01) for model in models]
+
+
+class Watch:
+    """Counts gathers and reductions, and the gathered weights that are in memory."""
+
+    def __init__(self):
+        self.events, self._storages, self.most = [], [], 0
+
+    def __enter__(self):
+        gather, reduce = bridge_fsdp._Unit.gather, bridge_fsdp._Unit.reduce
+
+        def watched(unit, dtype):
+            call = gather(unit, dtype)
+            self._storages.append(StorageWeakRef(call.result.untyped_storage()))
+            self.look()
+            self.events.append(("gather", unit.name))
+            return call
+
+        def also(unit, gradient):
+            self.events.append(("reduce", unit.name))
+            self.look()
+            return reduce(unit, gradient)
+
+        self._patches = [
+            unittest.mock.patch.object(bridge_fsdp._Unit, name, function)
+            for name, function in (("gather", watched), ("reduce", also))
+        ]
+        for patch in self._patches:
+            patch.start()
+        return self
+
+    def __exit__(self, *_):
+        for patch in self._patches:
+            patch.stop()
+
+    def look(self):
+        self._storages = [storage for storage in self._storages if not storage.expired()]
+        self.most = max(self.most, len(self._storages))
+        return len(self._storages)
+
+    def count(self, what, name):
+        return self.events.count((what, name))
+
+
+def train(ranks, rank):
+    """Plain, and with all that makes a weight's path longer, with and without checkpoints."""
+    for options in (
+        {},
+        {"tied": True, "frozen": True, "reentrant": True},
+        {"tied": True, "frozen": True, "reentrant": False},
+    ):
+        alone = seeded(lambda options=options: Gpt(**{**options, "reentrant": None}))
+        model = get_fsdp(seeded(lambda options=options: Gpt(**options), rank))  # rank 0's weights go to all
+        assert torch.equal(fsdp_gather_full_params(model)["tokens.weight"], alone.tokens.weight)
+        one, other = optimizers(model, alone)
+        for step in range(3):
+            one.zero_grad()
+            other.zero_grad()
+            average_in_one_process(
+                alone, ranks, lambda rank, step=step, alone=alone: loss_of(alone, step, rank)
+            )
+            with Watch() as watch:
+                loss_of(model, step, rank).backward()
+                assert watch.look() == 0, "weights are freed"
+            fsdp_on_after_backward(model, one)
+            assert model.module.unused.grad is None
+            for optimizer in (one, other):
+                optimizer.step()
+            # Two ranks add in one order, more ranks in the backend's. A reentrant checkpoint runs a backward pass for
+            # each use of a block, and each is averaged by itself.
+            check_same(model, alone, exact=ranks <= 2 and not options.get("reentrant"))
+            with torch.no_grad(), Watch() as watch:
+                mine, right = loss_of(model, step, 99), loss_of(alone, step, 99)
+                assert watch.look() == 0
+            torch.testing.assert_close(mine, right, rtol=1e-5, atol=0)
+        assert watch.most <= 2
+        held = sum(p.numel() for p in model.parameters())
+        whole = sum(p.numel() for p in alone.parameters())
+        assert ranks == 1 or held < whole, (held, whole)
+        assert watch.count("gather", "tokens.weight") == (2 if "tied" in options else 1)
+
+
+def accumulate(ranks, rank):
+    """Micro-batches, clipping by the norm of all ranks, and both ways to drop gradients."""
+    alone, model = seeded(Gpt), get_fsdp(seeded(Gpt))
+    one, other = optimizers(model, alone)
+    for step in range(4):
+        for micro in range(2):
+            at = 10 * step + micro
+            loss_of(model, at, rank).backward()
+            average_in_one_process(alone, ranks, lambda rank, at=at: loss_of(alone, at, rank))
+        kind = float("inf") if step == 3 else 2.0
+        norms = model.clip_grad_norm_(0.1, kind), nn.utils.clip_grad_norm_(alone.parameters(), 0.1, kind)
+        torch.testing.assert_close(*norms, rtol=1e-5, atol=0)
+        assert norms[0] > 0.1
+        for optimizer in (one, other):
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+        check_same(model, alone, exact=False)
+
+
+def beside_data_parallel(ranks, rank):
+    naive, model = bridge.DataParallel(seeded(Gpt), "naive"), get_fsdp(seeded(Gpt))
+    naive.module.unused.requires_grad_(False)  # a gradient of 0 in DataParallel, none here
+    one, other = optimizers(model, naive)
+    for step in range(10):
+        for net, optimizer in ((model, one), (naive, other)):
+            optimizer.zero_grad()
+            loss_of(net, step, rank).backward()
+            fsdp_on_after_backward(net, optimizer)
+            optimizer.step()
+    check_same(model, naive.module, exact=True)
+    naive.close()
+
+
+class CourseLinear(nn.Module):
+    """The course's classes, by name."""
+
+    def __init__(self, ins, outs):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outs, ins) / ins**0.5)
+
+    def forward(self, x):
+        return torch.einsum("...i,oi->...o", x, self.weight)
+
+
+class CourseEmbedding(CourseLinear):
+    def forward(self, x):
+        return self.weight[x]
+
+
+CourseLinear.__name__, CourseEmbedding.__name__ = "Linear", "Embedding"
+
+
+class CourseNorm(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(d))
+
+    def forward(self, x):
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5) * self.weight).to(x.dtype)
+
+
+def course():
+    layers = CourseEmbedding(16, 100), CourseNorm(16), CourseLinear(16, 32), nn.ReLU(), CourseNorm(32)
+    return nn.Sequential(*layers, CourseLinear(32, 16), CourseLinear(16, 100))
+
+
+def contract(ranks, rank):
+    """As the course's tests: parameters after each step, then shapes, types and equality of gradients."""
+    for compute in (None, torch.float16):
+        alone, model = seeded(course), get_fsdp(seeded(course), compute)
+        one, other = optimizers(model, alone, kind=torch.optim.SGD)
+        make = torch.Generator().manual_seed(123)
+        x, y = (torch.randint(100, size, generator=make) for size in ((20, 8), (20,)))
+        part = slice(rank * 20 // ranks, (rank + 1) * 20 // ranks)
+        for _ in range(3):
+            for net, optimizer, at in ((model, one, part), (alone, other, slice(None))):
+                optimizer.zero_grad()
+                F.cross_entropy(net(x[at])[:, -1].float(), y[at]).backward()
+                if net is model:
+                    fsdp_on_after_backward(model, one)
+                optimizer.step()
+            for name, whole in fsdp_gather_full_params(model).items():
+                right = alone.get_parameter(name).detach()
+                torch.testing.assert_close(whole, right, rtol=1e-4, atol=1e-4 if compute else 1e-7)
+        one.zero_grad()
+        out = model(x[rank : rank + 4])
+        assert out.dtype == (compute or torch.float32)
+        out.sum().backward()
+        fsdp_on_after_backward(model, one)
+        for name, parameter in model.module.named_parameters():
+            assert parameter.grad.shape == parameter.data.shape and parameter.grad.dtype == torch.float32, (
+                name
+            )
+        for norm in (model.module[1], model.module[4]):
+            everyone = [torch.zeros_like(norm.weight.grad) for _ in range(ranks)]
+            dist.all_gather(everyone, norm.weight.grad)
+            assert all(torch.equal(theirs, everyone[0]) for theirs in everyone)
+
+
+def layers(count=6, size=8):
+    return nn.Sequential(*(nn.Linear(size, size, bias=False) for _ in range(count)))
+
+
+def prefetch_and_memory(ranks, rank):
+    """The next weight is gathered while this one is used, and not before the one before it was freed."""
+    model = get_fsdp(layers())
+    for step in range(2):
+        with Watch() as watch:
+            handles = [
+                layer.register_forward_hook(
+                    lambda m, i, o, at=at: watch.events.append(("ran", f"module.{at}.weight"))
+                )
+                for at, layer in enumerate(model.module)
+            ]
+            model(torch.ones(2, 8)).sum().backward()
+            for handle in handles:
+                handle.remove()
+        assert watch.most <= 2 and watch.look() == 0, (step, watch.most)
+    names = [f"{at}.weight" for at in range(6)]
+    forward = [("gather", names[0])]
+    for at, name in enumerate(names):
+        forward += [("gather", names[at + 1])] if at < 5 else []
+        forward += [("ran", "module." + name)]
+    assert watch.events[: len(forward)] == forward, watch.events
+    backward = [("gather", names[4]), ("reduce", names[5])]  # the first layer's input needs no gradient
+    for at in (4, 3, 2, 1):
+        backward += [("gather", names[at - 1])] if at > 1 else []
+        backward += [("reduce", names[at])]
+    assert watch.events[len(forward) :] == [("gather", names[5]), *backward, ("reduce", names[0])], (
+        watch.events
+    )
+
+
+class Boom(torch.autograd.Function):
+    """Fails in forward or in backward, where it is told to."""
+
+    where = None
+
+    @staticmethod
+    def forward(ctx, x):
+        if Boom.where == "forward":
+            raise OverflowError("boom")
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if Boom.where == "backward":
+            raise OverflowError("boom")
+        return gradient
+
+
+class Exploding(nn.Module):
+    def forward(self, x):
+        return Boom.apply(x)
+
+
+def fail(ranks, rank):
+    """A pass that fails leaves no weight behind, and the next step is right."""
+    make = lambda: nn.Sequential(*layers(3), Exploding(), *layers(3))  # noqa: E731
+    alone, model = seeded(make), get_fsdp(seeded(make))
+    one, other = optimizers(model, alone)
+    x = torch.ones(2, 8)
+    for Boom.where in ("forward", None, "backward", None):
+        one.zero_grad()
+        other.zero_grad()
+        with Watch() as watch:
+            if Boom.where:
+                out = None
+                with contextlib.suppress(OverflowError):
+                    out = model(x)
+                    out.sum().backward()
+                    raise AssertionError("no error")
+                assert watch.most > 0 and watch.look() == 0, Boom.where
+                continue
+            model(x).sum().backward()
+        alone(x).sum().backward()
+        one.step()
+        other.step()
+        check_same(model, alone, exact=True)
+
+
+def says(words, call):
+    try:
+        call()
+    except (TypeError, ValueError, RuntimeError) as error:
+        text = " ".join([str(error), *getattr(error, "__notes__", [])])
+        assert words in text, text
+    else:
+        raise AssertionError(f"no error with {words}")
+
+
+class Tail(nn.Module):
+    """Reads a weight of another module."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.wide = nn.Embedding(VOCAB, D), nn.Linear(D, D)
+        self.layer = nn.TransformerEncoderLayer(D, 2, FF, 0.0, batch_first=True)
+
+    def forward(self, x):
+        return F.linear(self.layer(self.wide(self.tokens(x))), self.tokens.weight)
+
+
+def read_weights_of_others(ranks, rank):
+    alone = seeded(Tail)
+    for compute, close in ((None, 1e-6), (torch.bfloat16, 0.1)):
+        model = get_fsdp(seeded(Tail), compute)
+        alone.zero_grad()
+        average_in_one_process(alone, ranks, lambda rank: loss_of(alone, 0, rank))
+        loss_of(model, 0, rank).backward()
+        for name, parameter in model.module.named_parameters():
+            unit = model._units.get(name)
+            right = alone.get_parameter(name).grad
+            torch.testing.assert_close(
+                parameter.grad, right[unit.own] if unit else right, rtol=close, atol=close
+            )
+    with torch.no_grad():  # in evaluation torch's layer reads the weights of all its modules at once
+        mine, right = (net.eval()(batch(0, 0)[0]) for net in (get_fsdp(seeded(Tail)), alone))
+    torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-6)
+
+
+def misuse(ranks, rank):
+    model = get_fsdp(seeded(layers))
+    x = torch.ones(2, 8, requires_grad=True)
+
+    def changed_in_between():
+        out = model(x).sum()
+        with torch.no_grad():
+            model.module[3].weight.mul_(2)
+        out.backward()
+
+    def changed_in_place():
+        y = x * 1
+        out = model.module[0](y)
+        y += 1
+        out.sum().backward()
+
+    says("3.weight was changed between forward and backward", changed_in_between)
+    says("was modified by an inplace operation", changed_in_place)
+    says(
+        "rank 1 called other modules, or in another order, than rank 0",
+        lambda: model.module[rank](x).sum().backward(),
+    )
+    model(x).sum().backward()
+    part = model.state_dict()
+    model.load_state_dict(part)
+    part["_extra_state"] = torch.tensor([1 - rank, 2])
+    says(
+        f"this is the part of rank {1 - rank} of 2, and rank {rank} of 2 loads it",
+        lambda: model.load_state_dict(part),
+    )
+    says(
+        "0.weight is [4, 8], the module's is [8, 8]",
+        lambda: model.load_full_state_dict(model.module.state_dict()),
+    )
+    model.module[2].weight = nn.Parameter(torch.ones(8, 8))
+    says("2.weight was replaced after the module was wrapped", lambda: model(x))
+    says(
+        "0.weight was split as [4, 8] of torch.float32 on cpu and is now [4, 8] of torch.float64",
+        lambda: model.double()(x),
+    )
+
+    says("no parameters", lambda: get_fsdp(nn.ReLU()))
+    says("compute_dtype is torch.int8", lambda: get_fsdp(layers(), torch.int8))
+    says("1 is wrapped already", lambda: get_fsdp(nn.Sequential(nn.ReLU(), get_fsdp(layers()))))
+    says(
+        "0.weight: an Embedding with max_norm",
+        lambda: get_fsdp(nn.Sequential(nn.Embedding(4, 4, max_norm=1))),
+    )
+    says("0.weight: sparse gradients", lambda: get_fsdp(nn.Sequential(nn.Embedding(4, 4, sparse=True))))
+    says("parameter 0.weight has no shape yet", lambda: get_fsdp(nn.Sequential(nn.LazyLinear(4))))
+    says("parameter weight is of torch.complex64", lambda: get_fsdp(nn.Linear(4, 4, dtype=torch.complex64)))
+    says("rank 1 has another module than rank 0", lambda: get_fsdp(layers(1 + rank)))
+    used = layers()
+    used(x).sum().backward()
+    says("parameter 0.weight has a gradient", lambda: get_fsdp(used))
+
+
+def overflow(ranks, rank):
+    """A gradient that overflows in the rows of one rank makes a GradScaler skip the step on every rank."""
+    model = get_fsdp(seeded(lambda: nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))), torch.float16)
+    (one,) = optimizers(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    for most, scale in ((1e6, 0.5), (1.0, 0.5)):
+        before = fsdp_gather_full_params(model)
+        one.zero_grad()
+        out = model(torch.arange(16.0).view(2, 8))
+        scaler.scale((out.float() * torch.tensor([most, *[1.0] * 7])).sum()).backward()
+        scaler.step(one)
+        scaler.update()
+        assert scaler.get_scale() == scale
+        moved = [not torch.equal(before[name], p) for name, p in fsdp_gather_full_params(model).items()]
+        assert all(moved) if most == 1 else not any(moved), moved
+
+
+def carry(ranks, rank, folder):
+    """A state that other numbers of ranks have written is loaded, with the same bits, and trained on."""
+    make = lambda: Gpt(tied=True)  # noqa: E731
+    model = get_fsdp(seeded(make, 5))
+    if ranks > 1:
+        state = torch.load(f"{folder}/state.pt")
+        missing = model.load_full_state_dict(state)
+        assert not missing.missing_keys and not missing.unexpected_keys
+        mine = model.full_state_dict()
+        assert list(mine) == list(state) and all(torch.equal(mine[key], state[key]) for key in state)
+        says(
+            "Missing key",
+            lambda: model.load_full_state_dict({k: v for k, v in state.items() if k != "norm.bias"}),
+        )
+    loss_of(model, ranks, rank).backward()
+    optimizers(model)[0].step()
+    state = model.full_state_dict()
+    make().load_state_dict(state)  # in one process
+    if rank == 0:
+        torch.save(state, f"{folder}/state.pt")
+    dist.barrier()
+
+
+TRAINING = [train, accumulate, carry]
+CASES = {
+    1: TRAINING,
+    2: [
+        *TRAINING,
+        beside_data_parallel,
+        contract,
+        prefetch_and_memory,
+        fail,
+        read_weights_of_others,
+        misuse,
+        overflow,
+    ],
+    3: TRAINING,
+    4: [train, carry],
+}
+
+
+def a_rank(rank, folder):
+    warnings.simplefilter("error")  # as the course's tests have it
+    torch.set_num_threads(1)
+    for ranks, cases in CASES.items():
+        if rank >= ranks:
+            continue
+        dist.init_process_group("gloo", init_method=f"file://{folder}/{ranks}", rank=rank, world_size=ranks)
+        for case in cases:
+            try:
+                case(ranks, rank, folder) if case is carry else case(ranks, rank)
+            except BaseException as error:
+                error.add_note(f"in {case.__name__} of rank {rank} of {ranks}")
+                raise
+        dist.barrier()
+        bridge._ranks.cache_clear()
+        dist.destroy_process_group()
+
+
+class FullySharded(unittest.TestCase):
+    def test_all_cases_on_one_to_four_ranks(self):
+        with tempfile.TemporaryDirectory(prefix="tandem-fsdp-") as folder:
+            torch.multiprocessing.spawn(a_rank, (folder,), max(CASES))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
