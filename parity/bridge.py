@@ -701,6 +701,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
     given, and added at any time. Owners are chosen by size, the largest first to the rank that has the least. Gradients
     are the same on every rank when step() is called, as DataParallel leaves them.
 
+    All ranks give the same parameters in the same order, and the same hyperparameters at each step; else the step is
+    refused on all of them.
+
     state_dict() is this rank's part. consolidate_state_dict() makes the state of all ranks, which any number of ranks
     and the plain optimizer load."""
 

@@ -78,6 +78,10 @@ class _Unit:
                 f"{self.name} was split as {self._words(*self._kept)} and is now "
                 f"{self._words(mine.shape, mine.dtype, mine.device)}: convert or load a module before it is wrapped"
             )
+        return self.gather_like(mine, dtype)
+
+    def gather_like(self, mine: Tensor, dtype: torch.dtype) -> _Call:
+        """Begins to gather what is split as the weight is, such as a moment of its optimizer."""
         rows = mine.new_empty((self._ranks.ranks * self.rows, *self.shape[1:]), dtype=dtype)
         part = rows[self.own]
         part[: len(mine)] = mine
@@ -211,17 +215,19 @@ def _parameter(name: str) -> property:
     def get(module: nn.Module):
         if name in module._gathered:
             return module._gathered[name]
-        parameter, unit = module._parameters[name], module._fsdp.units.get(name)
-        running = unit and module._fsdp.model._pass()
-        return module._fsdp.model._use(running, unit) if running else parameter
+        model, unit = module._fsdp.model, module._fsdp.units.get(name)
+        # A hook in a backward pass sees this rank's rows; what checkpoint runs again there has gradients enabled.
+        reads = unit and (model._running or torch.is_grad_enabled()) and model._pass()
+        return model._use(reads, unit) if reads else module._parameters[name]
 
-    return property(get)
+    return property(torch.compiler.disable(get))
 
 
 @functools.cache
 def _class_of(kind: type, names: tuple[str, ...]) -> type:
     """The class with parameters that are whole while a module's forward runs, or where another module reads them."""
-    return type(kind.__name__, (kind,), {"forward": _forward} | {name: _parameter(name) for name in names})
+    forward = torch.compiler.disable(_forward)  # collectives stay in the order of the program
+    return type(kind.__name__, (kind,), {"forward": forward} | {name: _parameter(name) for name in names})
 
 
 def _cast(tree: Any, dtype: torch.dtype) -> Any:
@@ -266,6 +272,7 @@ class FullyShardedDataParallel(nn.Module):
         self._whole = [parameter for name, parameter in parameters.items() if name not in self._units]
         self._scaled = compute_dtype is torch.float16
         self._hook()
+        self.forward = torch.compiler.disable(self.forward)
         self._take_over(module, compute_dtype)
 
     def _hook(self) -> None:
@@ -355,7 +362,7 @@ class FullyShardedDataParallel(nn.Module):
 
         def pack(tensor: Tensor) -> Any:
             unit = units.get(_address(tensor)) if tensor.layout is torch.strided else None
-            if unit is not None:
+            if unit is not None and tensor.dtype == unit.compute:
                 place = tensor.shape, tensor.stride(), tensor.storage_offset()
                 return _Saved(unit, unit.weight._version, *place)
             return around[0](tensor) if around else (tensor, tensor._version)
@@ -476,7 +483,8 @@ class FullyShardedDataParallel(nn.Module):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """As torch.nn.utils.clip_grad_norm_, by the norm of all ranks' gradients. Every rank calls it."""
+        """As torch.nn.utils.clip_grad_norm_, which would see one rank's rows, by the norm of the whole gradient. Every
+        rank calls it."""
         mine = [unit.weight.grad for unit in self._units.values() if unit.weight.grad is not None]
         whole = [p.grad for p in self._whole if p.grad is not None]
         power = float(norm_type)
@@ -533,6 +541,39 @@ class FullyShardedDataParallel(nn.Module):
                 raise ValueError(f"{key} is {[*state[key].shape]}, the module's is {[*unit.shape]}")
             mine[key] = state[key][unit.own]
         return self.module.load_state_dict(mine, strict)
+
+    @torch.no_grad()
+    def full_optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The state_dict() that the optimizer would have in one process, on every rank. Every rank calls it."""
+
+        def whole(unit: _Unit, part: Tensor) -> Tensor:
+            return unit.gather_like(part, part.dtype).wait().clone()
+
+        return self._map_state(optimizer, optimizer.state_dict(), lambda unit: unit.weight.shape, whole)
+
+    def load_full_optimizer_state_dict(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """Takes this rank's part of a full_optimizer_state_dict(), or of a state_dict() of one process."""
+        mine = self._map_state(
+            optimizer, state, lambda unit: unit.shape, lambda unit, whole: whole[unit.own].clone()
+        )
+        optimizer.load_state_dict(mine)
+
+    def _map_state(
+        self, optimizer: torch.optim.Optimizer, state: dict, shape_of: Callable, change: Callable
+    ) -> dict:
+        """The state with every tensor changed that is as large as its weight."""
+        units = {unit.weight: unit for unit in self._units.values()}
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        changed = {}
+        for at, entries in state["state"].items():
+            unit, changed[at] = units.get(parameters[at]), dict(entries)
+            for name, value in entries.items() if unit else ():
+                if isinstance(value, Tensor) and value.dim() > 0:
+                    if value.shape != shape_of(unit):
+                        words = f"is {[*value.shape]}, the weight is {[*shape_of(unit)]}"
+                        raise ValueError(f"the optimizer's {name} of {unit.name} {words}")
+                    changed[at][name] = change(unit, value)
+        return state | {"state": changed}
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor([self._ranks.rank, self._ranks.ranks])

@@ -577,6 +577,8 @@ static void arguments_are_checked(void **state)
                       "type is 5");
     td_assert_refused(td_comm_all_reduce(comm, a, b, 1, TD_COMM_F32, (td_reduction)3, NULL), TD_BAD_ARGUMENT,
                       "reduction is 3");
+    td_assert_refused(td_comm_all_reduce(comm, a, b, 1, TD_COMM_I64, TD_AVERAGE, NULL), TD_BAD_ARGUMENT,
+                      "reduction is average and type is i64");
     td_assert_refused(td_comm_all_reduce(comm, a, a + 1, 4, TD_COMM_F32, TD_SUM, NULL), TD_BAD_ARGUMENT,
                       "overlap");
     td_assert_refused(td_comm_reduce_scatter(comm, a + 1, a, 4, TD_COMM_F32, TD_SUM, NULL), TD_BAD_ARGUMENT,

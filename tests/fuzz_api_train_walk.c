@@ -7,6 +7,7 @@ typedef struct pair {
     td_device *dev[2];
     td_train *train[2];
     int64_t micros, turn, batch, seq;
+    int64_t step_batch, step_seq; /* of the step's first micro-batch */
     bool loaded, loss, final;
     bool any_loss;     /* there is one to be read */
     int64_t gradients; /* how often those of a whole step were formed since init */
@@ -61,7 +62,10 @@ static void draw_step(const pair *p, step *s)
         s->hyper = api_draw_set(&p->config);
     if ((s->kind == FORWARD || s->kind == BACKWARD) && !p->loaded)
         impossible(TD_BAD_STATE, "batch");
-    if (s->kind == BACKWARD && !(loss && p->loss))
+    if (s->kind == BACKWARD && p->loaded && p->turn > 0 &&
+        (p->batch != p->step_batch || p->seq != p->step_seq))
+        impossible(TD_BAD_ARGUMENT, "micro-batch");
+    else if (s->kind == BACKWARD && !(loss && p->loss))
         impossible(TD_BAD_STATE, "loss|gradients|inference");
     if (s->kind == UPDATE && !p->final)
         impossible(TD_BAD_STATE, "gradients|optimizer");
@@ -98,6 +102,8 @@ static void after_step(pair *p, const step *s)
         p->final = false;
         break;
     case BACKWARD:
+        if (p->turn == 0)
+            p->step_batch = p->batch, p->step_seq = p->seq;
         after_backward(p);
         break;
     case UPDATE:

@@ -417,6 +417,10 @@ static void gradients_are_held_for_one_update_and_dropped_by_a_failure_or_a_forw
     td_assert_ok(td_hooks_begin(hook, TD_PASS_FORWARD, false));
     td_assert_ok(td_hooks_end(hook, TD_PASS_FORWARD, TD_OK));
     td_assert_refused(td_optimizer_update(optimizer), TD_BAD_STATE, "no gradients became final");
+
+    td_assert_ok(pass_of(hook));
+    td_assert_ok(td_optimizer_reset(optimizer));
+    td_assert_refused(td_optimizer_update(optimizer), TD_BAD_STATE, "no gradients became final");
     td_optimizer_destroy(optimizer);
 
     optimizer = make(&b, 1, &whole, TD_UPDATE_ALONG);

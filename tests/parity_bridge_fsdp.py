@@ -4,10 +4,15 @@ Four processes are started once. They run the cases of one, two, three and four 
 compared with one process that averages the gradients of all ranks' batches."""
 
 import contextlib
+import copy
+import io
+import re
+import runpy
 import tempfile
 import unittest
 import unittest.mock
 import warnings
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -68,11 +73,7 @@ class Gpt(nn.Module):
             self.blocks[1].norm1.requires_grad_(False)
 
     def forward(self, x):
-        x = (
-            self.tokens(x)
-            + self.places.weight.new_zeros(())
-            + self.places(torch.arange(SEQ, device=x.device))
-        )
+        x = self.tokens(x) + self.places(torch.arange(SEQ, device=x.device))
         for block in (self.blocks[0], self.blocks[1], self.blocks[1]):
             again = self.reentrant is not None and torch.is_grad_enabled()
             x = checkpoint(block, x, use_reentrant=self.reentrant) if again else block(x)
@@ -127,7 +128,7 @@ class Watch:
     """Counts gathers and reductions, and the gathered weights that are in memory."""
 
     def __init__(self):
-        self.events, self._storages, self.most = [], [], 0
+        self.events, self._storages, self.most, self.sent = [], [], 0, set()
 
     def __enter__(self):
         gather, reduce = bridge_fsdp._Unit.gather, bridge_fsdp._Unit.reduce
@@ -136,6 +137,7 @@ class Watch:
             call = gather(unit, dtype)
             self._storages.append(StorageWeakRef(call.result.untyped_storage()))
             self.look()
+            self.sent.add(call.result.dtype)
             self.events.append(("gather", unit.name))
             return call
 
@@ -176,7 +178,7 @@ def train(ranks, rank):
         model = get_fsdp(seeded(lambda options=options: Gpt(**options), rank))  # rank 0's weights go to all
         assert torch.equal(fsdp_gather_full_params(model)["tokens.weight"], alone.tokens.weight)
         one, other = optimizers(model, alone)
-        for step in range(3):
+        for step in range(3 if ranks <= 2 else 2):
             one.zero_grad()
             other.zero_grad()
             average_in_one_process(
@@ -289,7 +291,9 @@ def contract(ranks, rank):
                 right = alone.get_parameter(name).detach()
                 torch.testing.assert_close(whole, right, rtol=1e-4, atol=1e-4 if compute else 1e-7)
         one.zero_grad()
-        out = model(x[rank : rank + 4])
+        with Watch() as watch:
+            out = model(x[rank : rank + 4])
+        assert watch.sent == {compute or torch.float32}
         assert out.dtype == (compute or torch.float32)
         out.sum().backward()
         fsdp_on_after_backward(model, one)
@@ -335,6 +339,23 @@ def prefetch_and_memory(ranks, rank):
     assert watch.events[len(forward) :] == [("gather", names[5]), *backward, ("reduce", names[0])], (
         watch.events
     )
+
+
+class Checkpointed(nn.Sequential):
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def checkpoint_and_memory(ranks, rank):
+    """A checkpoint saves nothing of its modules, and they run again. It begins when the last layer's backward has its
+    weight already, which is one more."""
+    model, runs = get_fsdp(Checkpointed(*layers())), []
+    model.module[0].register_forward_hook(lambda *_: runs.append(1))
+    for step in range(2):
+        with Watch() as watch:
+            model(torch.ones(2, 8)).sum().backward()
+            assert watch.most <= 3 and watch.look() == 0, (step, watch.most)
+        assert len(runs) == 2 * (step + 1), runs
 
 
 class Boom(torch.autograd.Function):
@@ -484,7 +505,7 @@ def misuse(ranks, rank):
 
 def overflow(ranks, rank):
     """A gradient that overflows in the rows of one rank makes a GradScaler skip the step on every rank."""
-    model = get_fsdp(seeded(lambda: nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))), torch.float16)
+    model = get_fsdp(seeded(lambda: layers(1)), torch.float16)
     (one,) = optimizers(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
     for most, scale in ((1e6, 0.5), (1.0, 0.5)):
@@ -500,26 +521,58 @@ def overflow(ranks, rank):
 
 
 def carry(ranks, rank, folder):
-    """A state that other numbers of ranks have written is loaded, with the same bits, and trained on."""
+    """States that another number of ranks has written are loaded with the same bits, and trained on."""
     make = lambda: Gpt(tied=True)  # noqa: E731
-    model = get_fsdp(seeded(make, 5))
+    model, alone = get_fsdp(seeded(make, 5)), seeded(make, 5)
+    one, other = (torch.optim.AdamW(net.parameters(), lr=0.01) for net in (model, alone))
     if ranks > 1:
-        state = torch.load(f"{folder}/state.pt")
-        missing = model.load_full_state_dict(state)
-        assert not missing.missing_keys and not missing.unexpected_keys
+        state, moments = torch.load(f"{folder}/state.pt")
+        taken = model.load_full_state_dict(state)
+        assert not taken.missing_keys and not taken.unexpected_keys
+        model.load_full_optimizer_state_dict(one, moments)
         mine = model.full_state_dict()
         assert list(mine) == list(state) and all(torch.equal(mine[key], state[key]) for key in state)
+        alone.load_state_dict(state)
+        other.load_state_dict(copy.deepcopy(moments))  # else the two share `step`
         says(
             "Missing key",
             lambda: model.load_full_state_dict({k: v for k, v in state.items() if k != "norm.bias"}),
         )
+        part = one.state_dict()
+        says("exp_avg of tokens.weight is [", lambda: model.load_full_optimizer_state_dict(one, part))
+    average_in_one_process(alone, ranks, lambda rank: loss_of(alone, ranks, rank))
     loss_of(model, ranks, rank).backward()
-    optimizers(model)[0].step()
-    state = model.full_state_dict()
-    make().load_state_dict(state)  # in one process
+    for optimizer in (one, other):
+        optimizer.step()
+    check_same(model, alone, exact=ranks <= 2)
+    states = model.full_state_dict(), model.full_optimizer_state_dict(one)
     if rank == 0:
-        torch.save(state, f"{folder}/state.pt")
+        torch.save(states, f"{folder}/state.pt")
     dist.barrier()
+
+
+def compiled(ranks, rank):
+    """torch.compile inside of the wrap, with Dynamo's own warnings let through."""
+    alone, inner = seeded(Tail), seeded(Tail)
+    inner.layer = torch.compile(inner.layer, backend="aot_eager")
+    model = get_fsdp(inner)
+    with warnings.catch_warnings(), Watch() as watch:
+        warnings.simplefilter("ignore")
+        torch.compile(model, backend="aot_eager")(batch(0, rank)[0]).sum().backward()
+    average_in_one_process(alone, ranks, lambda rank: alone(batch(0, rank)[0]).sum())
+    assert watch.look() == 0
+    for (name, parameter), right in zip(model.module.named_parameters(), alone.parameters(), strict=True):
+        unit = model._units.get(name)
+        right = right.grad[unit.own] if unit else right.grad
+        torch.testing.assert_close(parameter.grad, right, rtol=1e-4, atol=1e-5)
+
+
+def example(ranks, rank):
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        runpy.run_path(str(Path(__file__).parents[1] / "examples/bridge_fsdp.py"))
+    everyone = [None] * ranks
+    dist.all_gather_object(everyone, re.findall(r"loss \S+, weights sum to (\S+\d{6})\n", said.getvalue()))
+    assert len(everyone[0]) == 1 and all(theirs == everyone[0] for theirs in everyone), everyone
 
 
 TRAINING = [train, accumulate, carry]
@@ -530,10 +583,13 @@ CASES = {
         beside_data_parallel,
         contract,
         prefetch_and_memory,
+        checkpoint_and_memory,
+        compiled,
         fail,
         read_weights_of_others,
         misuse,
         overflow,
+        example,
     ],
     3: TRAINING,
     4: [train, carry],

@@ -152,7 +152,7 @@ class Files(unittest.TestCase):
                 self.c.td_train_save(train, str(self.path))
                 state = load_file(self.path)
                 with safe_open(self.path, framework="pt") as file:
-                    self.assertEqual(file.metadata(), {"format": "pt", "optimizer": kind})
+                    self.assertEqual(file.metadata(), {"format": "pt", "optimizer": kind, "update_sms": "0"})
                 self.assertEqual(state["optimizer.step"].item(), 3)
                 self.assertEqual(state["optimizer.step"].dtype, torch.int64)
                 weights = self.weights(self.c.td_train_model(train))

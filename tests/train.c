@@ -144,8 +144,11 @@ static void micro_batches_come_to_one_step_on_all_of_them(void **unused)
 {
     (void)unused;
     for (int time = TD_UPDATE_ALONG; time <= TD_UPDATE_AFTER; time++) {
-        td_train_config one = config_of(TD_PRECISION_F32, (td_update_time)time), three = one;
+        td_train_config one = config_of(TD_PRECISION_F32, (td_update_time)time), three;
 
+        if (time == TD_UPDATE_AFTER) /* AdamW's step does not depend on the gradients' size, SGD's does */
+            one.hyper = (td_hyperparameters){.kind = TD_OPTIMIZER_SGD, .sgd.lr = 0.5};
+        three = one;
         three.model.batch = BATCH / 3;
         three.micro_batches = 3;
         td_train *whole = make(&one), *parts = make(&three);

@@ -358,11 +358,12 @@ static const td_hyperparameters
 
 static td_hook callers; /* takes no part, but stands in the chain */
 
-/* A gather would read the new weights after this event. An update of the second stream is before it. */
+/* A gather would read the new weights after this event, or after what the device's stream has to do. An update
+ * of the second stream is before the event. */
 static td_status on_updated(td_hook *hook, td_range range, td_event *event)
 {
     (void)hook;
-    if ((event != NULL) != side.there || side.working || (side.there && !side.marked))
+    if (side.working || side.marked != (event != NULL))
         fail_msg("elements %" PRId64 " to %" PRId64 " were announced before their update", range.begin,
                  range.end);
     return TD_OK;

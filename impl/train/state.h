@@ -27,7 +27,7 @@ void td_train_listen(td_train *train, td_train_listener *listener);
 /** TD_BAD_ARGUMENT: the trainer was not made with the link in its chain. */
 td_status td_train_check_link(const td_train *train, const td_hook *link);
 
-enum { TD_TRAIN_SETTINGS = 13, TD_GROUP_SETTINGS = 9 };
+enum { TD_TRAIN_SETTINGS = 14, TD_GROUP_SETTINGS = 9 };
 
 /** What decides an update beside groups: model, precision, gain, clip, micro-batches, and how many steps
  * there were, for which it waits. */

@@ -558,6 +558,7 @@ td_status td_train_settings(td_train *train, td_setting out[TD_TRAIN_SETTINGS])
                           {"gain", (double)config->gain},
                           {"clip", (double)config->clip},
                           {"until", config->until},
+                          {"update_sms", train->setup.update_sms},
                           {"steps so far", (double)steps}},
            TD_TRAIN_SETTINGS * sizeof *out);
 cleanup:

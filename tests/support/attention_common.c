@@ -339,7 +339,8 @@ static void o_may_lie_as_the_projection_reads_it(void **state)
                                     .seq_k = extents[i / 4].seq_k,
                                     .head_dim = extents[i / 4].head_dim,
                                     .dtype = dtype,
-                                    .causal = i / 2 % 2};
+                                    .causal = i / 2 % 2,
+                                    .scale = i / 4 % 2 ? 0.3f : 0};
         td_attend_run *plain = td_attend_open(subject->impl, "layout", &shape);
         shape.o_bshd = true;
         td_attend_run *other = td_attend_open(subject->impl, "layout", &shape);
