@@ -216,7 +216,8 @@ def _parameter(name: str) -> property:
         if name in module._gathered:
             return module._gathered[name]
         model, unit = module._fsdp.model, module._fsdp.units.get(name)
-        # A hook in a backward pass sees this rank's rows; what checkpoint runs again there has gradients enabled.
+        # A hook in a backward pass sees this rank's rows. A forward that checkpoint runs again there has
+        # gradients enabled.
         reads = unit and (model._running or torch.is_grad_enabled()) and model._pass()
         return model._use(reads, unit) if reads else module._parameters[name]
 
@@ -419,16 +420,9 @@ class FullyShardedDataParallel(nn.Module):
     def _note(self, unit: _Unit, what: str) -> None:
         self._calls = zlib.crc32(f"{what} {unit.index}".encode(), self._calls)
 
-    def _exchange(self, mine: bytes) -> list[bytes]:
-        with self._ranks.device.calls() as c:
-            everyone = c.ffi.new("char[]", len(mine) * self._ranks.ranks)
-            c.td_comm_exchange(self._ranks.comm, c.ffi.new("char[]", mine), len(mine), everyone)
-            raw = bytes(c.ffi.buffer(everyone))
-        return [raw[at : at + len(mine)] for at in range(0, len(raw), len(mine))]
-
     def _compare(self, mine: int, words: str, more: bytes = b"") -> list[bytes]:
         """Fails on every rank if a rank has another number than rank 0. Returns what the ranks gave as `more`."""
-        everyone = self._exchange(mine.to_bytes(4) + more)
+        everyone = self._ranks.exchange(mine.to_bytes(4) + more)
         other = next((rank for rank, theirs in enumerate(everyone) if theirs[:4] != everyone[0][:4]), None)
         if other is not None:
             raise RuntimeError(f"rank {other} {words} than rank 0")

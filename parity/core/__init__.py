@@ -199,9 +199,19 @@ and parity/words/scale.j2:
     C is exact, and takes {{ slowest }} times PyTorch's time at most.
 """
 
+import importlib
+from typing import Any
+
 from parity.core.case import Case, Side, amid, equal, grid, parity, within
 from parity.core.draw import DTYPES, NAMES
-from parity.core.view import Records, geomean
+
+
+def __getattr__(name: str) -> Any:
+    """Views of records need pandas: parity.bridge, which imports from this package, does without."""
+    if name not in ("Records", "geomean"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("parity.core.view"), name)
+
 
 __all__ = [
     "DTYPES",
