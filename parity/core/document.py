@@ -11,7 +11,7 @@ from typing import Any
 from parity.core import plot
 from parity.core.escape import escape
 from parity.core.files import write_whole
-from parity.core.tables import PREAMBLE, Table, escape_latex
+from parity.core.tables import PREAMBLE, Table, breaking
 
 CODE = re.compile(r"`([^`]*)`")
 FOLDED = 24  # rows of a table from which on Markdown and HTML fold it
@@ -224,7 +224,7 @@ class Latex(Markdown):
 
     def _inline(self, words: str) -> str:
         parts = CODE.split(words)
-        found = [rf"\texttt{{{escape_latex(p)}}}" if i % 2 else escape_latex(p) for i, p in enumerate(parts)]
+        found = [rf"\texttt{{{breaking(p)}}}" if i % 2 else breaking(p) for i, p in enumerate(parts)]
         return "".join(found)
 
 

@@ -1,6 +1,5 @@
 """Text that others wrote, as records have it, in the languages of pages: one function."""
 
-import html
 import re
 
 # What no page can show: control characters, halves of surrogate pairs, and what XML forbids beside them.
@@ -14,6 +13,7 @@ LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "|": r"\textbar{}",
 }
 SPECIAL = {
+    "plain": re.compile(r"((?!))"),  # nothing
     "md": re.compile(
         r"([\\`*\[\]<>#|$~&]|(?<![^\W_])_|_(?![^\W_]))"
     ),  # a paragraph; an _ within a word is one
@@ -25,10 +25,8 @@ SPECIAL = {
 
 def escape(text: str, form: str) -> str:
     """The text on one line, so that a reader of `form` sees it as it is: "md", "cell", "mathtext", "latex", "typst",
-    "html"."""
+    "plain"."""
     text = UNSEEN.sub(" ", text)
-    if form == "html":
-        return html.escape(text)
     if form == "latex":
         return text.translate(str.maketrans(LATEX))
     return SPECIAL[form].sub(r"\\\1", text)

@@ -158,7 +158,7 @@ class Page:
         )
 
     def _head(self, title: str) -> dict[str, str]:
-        return {"title": title, "under": self.machine}
+        return {"title": title, "under": escape(self.machine, "mathtext")}
 
     def _picture(self, name: str, title: str, content: Mapping, draw: Callable[[], Any]) -> None:
         if content:
@@ -199,7 +199,7 @@ def pages_of(
         mine = [record for record in records if record["module"] == name]
         if not mine or (only and name not in only):
             continue
-        page = Page(name, machine_of(mine, "mathtext"), rates)
+        page = Page(name, machine_of(mine, "plain"), rates)
         try:
             module.report(page, Records(mine))
             pages[name] = page

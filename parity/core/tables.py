@@ -1,6 +1,7 @@
 """A DataFrame as a table in Markdown, LaTeX, Typst or CSV: pure functions of the values."""
 
 import csv
+import html
 import io
 import itertools
 import math
@@ -83,8 +84,11 @@ class Table:
             pairs = zip(marks, cells, strict=True)
             return "<tr>" + "".join(f'<{tag} class="{mark}">{cell}</{tag}>' for mark, cell in pairs) + "</tr>"
 
-        rows = [line("td", cells) for cells in self._cells("html")]
-        head = line("th", [escape(title, "html") for title in self.titles])
+        rows = [
+            line("td", cells)
+            for cells in [[html.escape(cell) for cell in row] for row in self._cells("plain")]
+        ]
+        head = line("th", [html.escape(title) for title in self.titles])
         return "\n".join(["<table>", f"<thead>{head}</thead>", *rows, "</table>"]) + "\n"
 
     def _latex(self, caption: str = "", label: str = "") -> str:
@@ -110,10 +114,8 @@ class Table:
             rf">{{\ragged{'left' if numeric else 'right'}\arraybackslash}}p{{{em * point * LATEX_EM * shrink:.1f}pt}}"
             for em, numeric in zip(ems, self.numeric, strict=True)
         )
-        head, *lines = [
-            " & ".join(escape_latex(cell) for cell in row) + r" \\" for row in [self.titles, *cells]
-        ]
-        named = [rf"\caption{{{escape_latex(caption)}}}" + (rf"\label{{{label}}}" if label else "") + r"\\"]
+        head, *lines = [" & ".join(breaking(cell) for cell in row) + r" \\" for row in [self.titles, *cells]]
+        named = [rf"\caption{{{breaking(caption)}}}" + (rf"\label{{{label}}}" if label else "") + r"\\"]
         body = [
             rf"\begin{{longtable}}{{{columns}}}",
             *(named if caption else []),
@@ -205,7 +207,6 @@ def _ems(title: str, cells: list[str], broken: bool) -> float:
     return max(longest, cell / 3 if broken else min(cell, 40), len(title) / 4, 2)
 
 
-def escape_latex(cell: str) -> str:
-    """A line may break after what joins the words of a name."""
-    escaped = escape(cell, "latex")
-    return re.sub(r"(\\_|[/,:(]|\\textless\{\})(?=\S)", r"\1\\allowbreak{}", escaped)
+def breaking(cell: str) -> str:
+    """LaTeX, in which a line may break after what joins the words of a name."""
+    return re.sub(r"(\\_|[/,:(]|\\textless\{\})(?=\S)", r"\1\\allowbreak{}", escape(cell, "latex"))

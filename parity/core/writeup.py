@@ -161,7 +161,7 @@ def write_head(document: Markdown, machines: Sequence[Machine]) -> None:
         rows.append(
             {
                 "folder": machine.name,
-                "machine": report.machine_of(records),
+                "machine": report.machine_of(records, "plain"),
                 "PyTorch": ", ".join(sorted({r["versions"]["torch"] for r in records if "versions" in r})),
                 "measured": " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "",
                 "results": len(records),
@@ -189,9 +189,10 @@ def write_section(document: Markdown, row: str, found: Found, reports: Path, pat
         f"python -m parity run --profile full --module {found.module} --case {deliverable_of(row)}{device}"
     )
     folder = machine.name.split(" and ")[-1]
+    form = "md" if document.form == "md" else "plain"
     target = f"{folder}/{found.module}.md#{report.anchor(report.heading_of(section))}"
     document.link(
-        f"{report.machine_of(mine)}; {builds_of(mine)}. Measured by {command}.",
+        f"{report.machine_of(mine, form)}; {builds_of(mine)}. Measured by {command}.",
         f"The page of {folder}",
         target,
     )
