@@ -10,7 +10,7 @@ from ref.transformer import SIZES
 DELIVERABLES = {
     "memory_accounting": "Parameters, FLOPs and bytes of the models",
     "attention_accounting": "What attention saves, and where it no longer fits",
-    "ddp_bucketed_benchmarking (b)": "Bucketed data parallel: the overhead model and its optimum",
+    "ddp_bucketed_benchmarking": "Bucketed data parallel: the overhead model and its optimum",
     "communication_accounting": "XXL: memory, devices, and the batch that hides communication",
     "alternate_ring_all_reduce": "A ring that passes whole buffers on",
     "data_parallel_calcs": "Data parallelism: when compute hides communication",
@@ -176,15 +176,101 @@ def both_strategies(case, c):
 
 
 def report(page, records):
-    report_models(page, records.only("memory_accounting"))
-    report_attention(page, records.only("attention_accounting"))
     report_ddp(page, records.only("ddp_bucketed_benchmarking"))
     report_xxl(page, records.only("communication_accounting"))
+    report_ring(page, records.only("alternate_ring_all_reduce"))
     report_parallel(page, records)
+    report_models(page, records.only("memory_accounting"))
+    report_attention(page, records.only("attention_accounting"))
+    page.method(
+        "C's formulas are compared with what PyTorch counts on a model that is never allocated. None of it is a time."
+    )
+
+
+def report_ddp(page, records):
+    page.section("ddp_bucketed_benchmarking (b)")
+    rows = valued(records)
+    for row in rows:
+        row |= {"w": row["bytes_per_second"] / 1e9, "o": row["seconds_per_call"] * 1e6}
+        row |= {"mb": row["bucket_bytes"] / 1e6, "ms": row["seconds"] * 1e3}
+        row |= {"one_ms": row["one"] * 1e3, "each_ms": row["each"] * 1e3, "gb": row["gradients"] / 1e9}
+    page.table(
+        pd.DataFrame(rows),
+        "ddp_buckets",
+        columns={"w": "bandwidth w", "o": "a call o", "buckets": "buckets", "mb": "bucket", "ms": "overhead"}
+        | {"one_ms": "one bucket", "each_ms": "a bucket a tensor"},
+        units={"w": "GB/s", "o": "us", "mb": "MB", "ms": "ms", "one_ms": "ms", "each_ms": "ms"},
+    )
+    page.say(rows=rows, first=rows[0] if rows else None, last=rows[-1] if rows else None)
+    page.working(first=rows[0] if rows else None)
+
+
+def report_xxl(page, records):
+    page.section("communication_accounting")
+    for row in valued(records):
+        told = row | MESH | {"gib": row["state_bytes"] / GIB}
+        told |= {"tb": row["state_bytes"] / 1e12, "terms": 2 * row["blocks"] * row["d_model"] * row["d_ff"]}
+        page.table(pd.DataFrame([
+            {"part": "(a)", "what": "parameters", "value": f"{row['parameters']:,}"},
+            {"part": "(a)", "what": "weights, gradients and moments in f32", "value": f"{told['tb']:.3f} TB"},
+            {"part": "(a)", "what": "H100s of 80 GB for them", "value": f"{row['devices_80gb']:.1f}"},
+            {"part": "(a)", "what": "saved for backward in bf16, a token",
+             "value": f"{row['saved_bytes_per_token']:,} bytes"},
+            {"part": "(b)", "what": "devices of 95 GB", "value": str(row["fsdp_devices"])},
+            {"part": "(c)", "what": "tokens a device, sharded weights hidden",
+             "value": f"{row['fsdp_tokens_per_device']:.0f}"},
+            {"part": "(c)", "what": "tokens a device, both on one wire",
+             "value": f"{row['shared_wire_tokens_per_device']:.0f}"},
+        ]), "xxl")  # fmt: skip
+        page.say(**told)
+        page.working(**told)
+
+
+def report_ring(page, records):
+    page.section("alternate_ring_all_reduce")
+    for row in valued(records):
+        told = {"ranks": row["ranks"], "gib": row["bytes"] / GIB}
+        told |= {"alternate": row["alternate"] * 1e3, "ring": row["ring"] * 1e3}
+        page.table(pd.DataFrame([{"way": "whole buffers", "formula": "(N - 1) S / W", "time": told["alternate"]},
+                                 {"way": "pieces", "formula": "2 (N - 1) / N S / W", "time": told["ring"]}]),
+                   "ring", units={"time": "ms"})  # fmt: skip
+        page.say(**told)
+        page.working(**told)
+
+
+def report_parallel(page, records):
+    """One feed-forward layer of three matrices, d_model x d_ff, on so many devices."""
+    names = ("forward_compute", "forward_comm", "backward_compute", "backward_comm")
+    for strategy, deliverable in STRATEGIES.items():
+        page.section(deliverable)
+        for row in valued(records.only(deliverable)):
+            row |= {name: row[name] * 1e3 for name in names}
+            row |= {name: "any" if row[name] is None else f"{row[name]:.0f}"
+                    for name in ("forward_devices", "backward_devices")}  # fmt: skip
+            page.table(
+                pd.DataFrame([row]),
+                f"parallelism_{strategy}",
+                columns=["strategy", *names, "forward_devices", "backward_devices"],
+                units=dict.fromkeys(names, "ms"),
+            )
+            page.say(**row, **LAYER)
+            page.working(**row, **LAYER, **RATES)
+    page.section("fsdp_tp_calcs")
+    for row in valued(records.only("fsdp_tp_calcs")):
+        page.table(
+            pd.DataFrame([row]),
+            "parallelism_both",
+            {"overlapped": "devices, overlapped", "shared": "one wire"},
+        )
+        page.say(**row)
+        page.working(**row, **LAYER, **RATES)
 
 
 def report_models(page, records):
-    page.question("How many parameters, bytes and FLOPs has each model (vocabulary 10,000, batch 4)?")
+    page.section(
+        "memory_accounting",
+        "How many parameters, bytes and FLOPs has each model (vocabulary 10,000, batch 4)?",
+    )
     rows = [row for row in valued(records) if row["context"] == 512]
     for row in rows:
         row |= {"f32": mib(4 * row["total"]), "state": row["training"] / GIB, "bf16": mib(row["copies"])}
@@ -198,32 +284,18 @@ def report_models(page, records):
         units={"f32": "MiB", "state": "GiB", "bf16": "MiB", "forward": "TFLOP", "backward": "TFLOP"},
         digits={"forward": 4, "backward": 4},
     )
-    by_size = {row["size"]: row for row in rows}
-    if "2.7B" in by_size:
-        row = by_size["2.7B"]
-        page.answer(
-            "memory_accounting",
-            f"The model called 2.7B has {row['total'] / 1e9:.2f} billion parameters, for SwiGLU has a third "
-            f"matrix, and "
-            f"takes {row['state']:.1f} GiB for weights, gradients and moments in f32 before any activation. Under bf16 "
-            f"autocast the low-precision copies of its weights add {row['bf16'] / 1024:.1f} GiB to inference, which is "
-            "why memory goes up there.",
-            f"2.7B: {row['state']:.1f} GiB of state",
-        )
-        page.text(
-            "Parameters are 2 V d + L (4 d^2 + 3 d d_ff + 2 d) + d in 9 L + 3 tensors. Training in f32 with "
-            "AdamW takes "
-            "16 bytes a parameter."
-        )
-
-    page.question(
-        "How large is one tensor of the residual stream, and which activation of 2.7B is the largest?"
+    largest = next((row for row in rows if row["size"] == "2.7B"), None)
+    page.say(
+        billions=largest["total"] / 1e9 if largest else None,
+        state=largest["state"] if largest else None,
+        copies=largest["bf16"] / 1024 if largest else None,
     )
     rows = []
     for row in valued(records, size="2.7B"):
         named = {name: row[name] for name in ("residual", "ffn", "scores", "logits")}
         largest = max(named, key=named.get)
         rows.append({"context": row["context"], **{n: mib(v) for n, v in named.items()}, "largest": largest})
+    page.note("2.7B, f32, tensors that are not joined with others:")
     page.table(
         pd.DataFrame(rows),
         "activations",
@@ -231,176 +303,23 @@ def report_models(page, records):
         | {"scores": "scores (B H S^2)", "logits": "logits (B S V)", "largest": "largest"},
         units=dict.fromkeys(("residual", "ffn", "scores", "logits"), "MiB"),
     )
-    page.text(
-        "All but the scores grow with S, the scores with S^2, so the answer changes with the context: the hidden "
-        "tensor of the feed-forward comes first for short ones, one layer's attention scores for long ones."
-    )
 
 
 def report_attention(page, records):
-    page.question(
-        "What does naive attention keep for its backward (batch 8, f32, no mask), and when does it not fit?"
+    page.section(
+        "attention_accounting",
+        "What does naive attention keep for backward (batch 8, f32), and when does it not fit?",
     )
     rows = valued(records, head_dim=64)
+    names = ("matrix", "saved_naive", "saved_flash", "forward_peak", "backward_peak")
     for row in rows:
-        row |= {
-            name: row[name] / MIB
-            for name in ("matrix", "saved_naive", "saved_flash", "forward_peak", "backward_peak")
-        }
+        row |= {name: row[name] / MIB for name in names}
     page.table(
         pd.DataFrame(rows),
         "attention",
-        columns={
-            "seq": "seq",
-            "matrix": "one score matrix",
-            "saved_naive": "saved, naive",
-            "saved_flash": "saved, flash",
-        }
-        | {"forward_peak": "forward peak", "backward_peak": "backward peak"},
-        units=dict.fromkeys(("matrix", "saved_naive", "saved_flash", "forward_peak", "backward_peak"), "MiB"),
+        columns={"seq": "seq", "matrix": "one score matrix", "saved_naive": "saved, naive"}
+        | {"saved_flash": "saved, flash", "forward_peak": "forward peak", "backward_peak": "backward peak"},
+        units=dict.fromkeys(names, "MiB"),
     )
-    if rows:
-        last = rows[-1]
-        ratio = last["forward_flops"] / last["softmax_flops"]
-        page.answer(
-            "attention_accounting",
-            f"At {last['seq']} tokens naive attention keeps {last['saved_naive']:.0f} MiB for its backward, and flash "
-            f"attention {last['saved_flash']:.0f}. The smallest power of two that does not fit is {last['oom_24']} in "
-            f"24 GiB and {last['oom_80']} in 80 GiB. The products of attention are {ratio:.0f} times the FLOPs of its "
-            "softmax (head_dim 64, 5 FLOPs an element), whose time is set by bytes.",
-            f"{last['saved_naive'] / 1024:.1f} GiB saved at {last['seq']}",
-        )
-        page.text(
-            "The course's softmax keeps its exponentials and their quotient, so 2 M + 4 B S d e bytes are saved for "
-            "q, k, v, o and two score-sized matrices, M = B S^2 e. PyTorch's own saved tensors, counted by hooks, "
-            "hold these two matrices to the byte; they have the row sums but not o, which no gradient needs: "
-            f"{last['torch_total'] / MIB:.1f} MiB in all at {last['seq']}. Doubling S multiplies M by 4. The remedy is "
-            "not to store S^2."
-        )
-
-
-def report_ddp(page, records):
-    page.question("How many buckets should data parallel training of xl use, and what is left exposed then?")
-    rows = valued(records)
-    for row in rows:
-        row |= {"w": row["bytes_per_second"] / 1e9, "o": row["seconds_per_call"] * 1e6}
-        row |= {"mb": row["bucket_bytes"] / 1e6, "ms": row["seconds"] * 1e3}
-        row |= {"one_ms": row["one"] * 1e3, "each_ms": row["each"] * 1e3}
-    page.table(
-        pd.DataFrame(rows),
-        "ddp_buckets",
-        columns={"w": "bandwidth w", "o": "a call o", "buckets": "buckets", "mb": "bucket", "ms": "overhead"}
-        | {"one_ms": "one bucket", "each_ms": "a bucket a tensor"},
-        units={"w": "GB/s", "o": "us", "mb": "MB", "ms": "ms", "one_ms": "ms", "each_ms": "ms"},
-    )
-    if rows:
-        best = "; ".join(
-            f"{row['buckets']:.0f} buckets of {row['mb']:.0f} MB leave {row['ms']:.1f} ms exposed at "
-            f"{row['w']:.0f} GB/s"
-            for row in rows
-        )
-        page.answer(
-            "ddp_bucketed_benchmarking (b)",
-            f"{best}. The overhead of n buckets is s / (n w) + n o, least at n = sqrt(s / (o w)), a bucket of "
-            "sqrt(s o w): 2 sqrt(s o / w).",
-            "; ".join(f"{row['buckets']:.0f} buckets, {row['ms']:.1f} ms" for row in rows),
-        )
-        page.text(
-            f"With s = {rows[0]['gradients'] / 1e9:.3f} GB of f32 gradients in {rows[0]['tensors']} tensors, and "
-            "compute that takes as long as the transfer, a step waits s / (n w) for the last of n buckets and n o "
-            "for the calls. The optimum was also searched for by trying every number of buckets."
-        )
-
-
-def report_xxl(page, records):
-    page.question("XXL: how much memory, how many devices, and which batch hides the communication?")
-    for row in valued(records):
-        page.answer(
-            "communication_accounting",
-            f"Weights, gradients and moments take {row['state_bytes'] / 1e12:.3f} TB, the memory of "
-            f"{row['devices_80gb']:.1f} devices of 80 GB; sharded, {row['fsdp_devices']} devices of 95 GB hold a step. "
-            f"The sharded weights are hidden from {row['fsdp_tokens_per_device']:.0f} tokens a device on, and from "
-            f"{row['shared_wire_tokens_per_device']:.0f} where both kinds of communication share the wire.",
-            f"{row['state_bytes'] / 1e12:.2f} TB; {row['fsdp_tokens_per_device']:.0f} tokens a device",
-        )
-        page.text(
-            f"(a) {row['blocks']} blocks of two linears, d_model {row['d_model']} and d_ff {row['d_ff']}, have "
-            f"{row['parameters']:,} parameters. Weights, gradients and AdamW's moments in f32 take "
-            f"{row['state_bytes'] / 1e12:.3f} TB = {row['state_bytes'] / GIB:.0f} GiB, the memory of "
-            f"{row['devices_80gb']:.1f} devices of 80 GB ({row['devices_80gib']:.1f} of 80 GiB). Saved for backward "
-            f"in bf16: {row['saved_bytes_per_token']:,} bytes a token, the inputs of both linears of every block."
-        )
-        page.text(
-            "(b) A device holds (16 P + A / 2) / N + A / 2 bytes, A the saved activations; as A goes to 0, "
-            f"{row['fsdp_devices']} devices are enough for 95 GB each."
-        )
-        page.text(
-            f"(c) With C = {MESH['flops_per_second']:g} FLOP/s and W = {MESH['bytes_per_second']:g} bytes/s of an "
-            f"axis, both ways (the assumption behind the figures), alpha = C / W = {row['alpha']:.0f}. On a mesh of "
-            f"{MESH['fsdp']} x {MESH['tensor']} ({MESH['fsdp_axes']} and {MESH['tensor_axes']} axes) the sharded "
-            f"weights are hidden from {row['fsdp_tokens']:,.0f} tokens on ({row['fsdp_tokens_per_device']:.0f} a "
-            f"device); tensor parallelism wants d_ff of at least {row['tensor_d_ff']:,.0f}, which "
-            f"{'holds' if row['tensor_met'] else 'does not hold'}. If both share the wire it takes "
-            f"{row['shared_wire_tokens']:,.0f} tokens ({row['shared_wire_tokens_per_device']:.0f} a device). The "
-            f"best mesh of any shape would need {row['optimum_tokens_per_device']:.0f} tokens a device."
-        )
-        page.text(
-            "(d) To shrink the batch further: recompute activations, fill a pipeline with micro-batches, communicate "
-            "in lower precision, accumulate gradients, and overlap what remains."
-        )
-
-
-# What each strategy sends, for a layer of three matrices.
-SENT = {
-    "data": "Forward sends nothing, backward all-reduces the gradients",
-    "fsdp": "Forward gathers the weights, backward gathers them again and reduce-scatters the gradients",
-    "tensor": "Both passes gather activations into the layer and reduce-scatter those that leave it",
-}
-
-
-def report_parallel(page, records):
-    page.question(
-        f"One feed-forward of {LAYER['d_model']:g} x {LAYER['d_ff']:g} on {LAYER['devices']:g} devices, "
-        f"{LAYER['tokens']:,.0f} tokens: which parallelism stays bound by compute, and up to how many devices?"
-    )
-    rows = valued(records.only(list(STRATEGIES.values())))
-    names = ("forward_compute", "forward_comm", "backward_compute", "backward_comm")
-    for row in rows:
-        row |= {name: row[name] * 1e3 for name in names}
-        row |= {
-            name: "any" if row[name] is None else f"{row[name]:.0f}"
-            for name in ("forward_devices", "backward_devices")
-        }
-        limits = [f"{row[f'{way}_devices']} devices in {way}" for way in ("forward", "backward")]
-        page.answer(
-            STRATEGIES[row["strategy"]],
-            f"{SENT[row['strategy']]}: {row['forward_comm']:.2f} and {row['backward_comm']:.2f} ms beside "
-            f"{row['forward_compute']:.2f} and {row['backward_compute']:.2f} ms of compute. It stays bound by compute "
-            f"up to {' and '.join(limits)}.",
-            f"{row['forward_devices']} and {row['backward_devices']} devices",
-        )
-    page.table(
-        pd.DataFrame(rows),
-        "parallelism",
-        columns=["strategy", *names, "forward_devices", "backward_devices"],
-        units=dict.fromkeys(names, "ms"),
-    )
-    page.text("The layer has three matrices; rates are those of the XXL answer.")
-    for row in valued(records.only("fsdp_tp_calcs")):
-        page.answer(
-            "fsdp_tp_calcs",
-            f"Together they stay bound by compute in forward up to {row['overlapped']:,.0f} devices where their "
-            f"communication overlaps, and up to about {row['shared']:,.0f} where it shares the wire.",
-            f"{row['overlapped']:,.0f} devices",
-        )
-    page.question("What does a ring that passes whole buffers on cost?")
-    for row in valued(records.only("alternate_ring_all_reduce")):
-        page.answer(
-            "alternate_ring_all_reduce",
-            f"Over {row['ranks']} ranks {row['bytes'] / GIB:g} GiB take {row['alternate'] * 1e3:.2f} ms, (N - "
-            f"1) S / W, "
-            f"and {row['ring'] * 1e3:.2f} ms in the ring that passes pieces, 2 (N - 1) / N S / W: "
-            f"{row['alternate'] / row['ring']:.1f} times as long.",
-            f"{row['alternate'] / row['ring']:.1f} x the ring's time",
-        )
-    page.text("S are the bytes, N the ranks, W the bytes/s of a link.")
+    last = rows[-1] if rows else {}
+    page.say(**last, products=last["forward_flops"] / last["softmax_flops"] if last else None)

@@ -6,17 +6,9 @@ import pandas as pd
 import torch
 
 from parity.core import Case, grid
+from parity.core.comparison import ms_of
 from parity.shared import attend
-from parity.shared.pages import (
-    error_answer,
-    errors_by,
-    launch_bound,
-    mib,
-    on_gpu,
-    ranged,
-    units_of,
-    valued,
-)
+from parity.shared.pages import errors_by, mark, mib, units_of, valued
 from ref import accounting
 from ref import attention as ref
 from ref.ops import tf32_matmul
@@ -159,56 +151,28 @@ def ends_by_arithmetic(case, c):
     }
 
 
-HOW_LONG = "How long do forward and backward take, and what is in memory before the backward pass?"
-
-
 def report(page, records):
     timed = type(records)(record for record in records.records if "pass" in record["case"])
-    page.question(HOW_LONG)
-    report_times(page, timed)
-    page.question("Where does it run out of memory, and does the arithmetic say so?")
+    page.section("pytorch_attention")
+    table = grid_table(page, timed)
+    page.note(f"Batch {BATCH}, no head dimension, no mask, f32. Memory is what is kept when backward begins.")
+    page.table(table, "times", units=units_of(table, TIMES, "ms"), expected=20)
     report_ends(page, timed)
-    page.question("How does the memory saved for backward grow, and what would remove it?")
-    growth = report_growth(page, timed)
-    page.question("Does attention, forward and backward, give PyTorch's answers?")
-    held, figure = error_answer(records)
-    page.text(held)
-    page.table(errors_by(records, ["causal", "dtype"]), "errors")
-    answer_all(page, timed, growth, figure)
-
-
-def answer_all(page, timed, growth, figure):
-    """Times, the length at which it ends, and what would help, in three sentences."""
-    sides = [timed.only(**{"pass": phase}).ratio("ms") for phase in ("forward", "backward")]
-    said = []
-    if all(map(len, sides)):
-        said.append(
-            f"Forward takes {ranged(sides[0])} and backward {ranged(sides[1])} times eager PyTorch's time."
-        )
-        figure = f"forward {ranged(sides[0])}, backward {ranged(sides[1])} x PyTorch's"
-    for arithmetic in valued(timed, "torch_eager", head_dim=64)[:1]:
-        ends = sorted(
-            {
-                r["case"]["seq"]
-                for r in timed.only(impl="torch_eager").records
-                if r["status"] in ("oom", "error")
-            }
-        )
-        limits = ", ".join(f"{arithmetic.get(f'end_{gib}_gib')} in {gib} GiB" for gib in BUDGETS_GIB)
-        longest = max(timed.values("seq"))
-        here = f"PyTorch ends at {ends[0]} tokens here" if ends else f"all lengths up to {longest} fit here"
-        said.append(
-            f"{here[0].upper()}{here[1:]}; by the arithmetic the first power of two that does not fit is {limits}."
-        )
-    page.answer("pytorch_attention", " ".join([*said, growth]), figure, HOW_LONG)
-
-
-def report_times(page, timed):
-    waiting = launch_bound(timed, "seq") if on_gpu(timed) else set()
-    table = grid_table(timed)
-    few = table[table["head_dim"] == HEAD_DIM].drop(columns="head_dim") if len(table) else table
-    page.table(few, "times", units=units_of(few, TIMES, "ms"))
-    page.table(table, "times_by_head_dim", units=units_of(table, TIMES, "ms"))
+    answer(page, timed)
+    forward = timed.only(**{"pass": "forward"})
+    page.plot(
+        "memory",
+        {
+            "c": curve(forward, "c", "values.saved_mib"),
+            "torch_eager": curve(forward, "torch_eager", "values.saved_mib"),
+            "c, arithmetic": curve(forward, "c", "values.account_mib"),
+            "torch_eager, arithmetic": curve(forward, "torch_eager", "values.account_mib"),
+            "flash, arithmetic": curve(forward, "c", "values.flash_mib"),
+        },
+        x="seq",
+        y="MiB",
+        title=f"Memory kept for backward, batch {BATCH}, head_dim {HEAD_DIM}, f32",
+    )
     page.plot(
         "time",
         {
@@ -217,27 +181,20 @@ def report_times(page, timed):
         },
         x="seq",
         y="ms",
-        title=f"Attention with its scores, batch {BATCH}, head_dim {HEAD_DIM}, f32",
+        title=f"Attention with its scores in memory, batch {BATCH}, head_dim {HEAD_DIM}, f32",
     )
+    page.table(errors_by(records, ["causal", "dtype"]), "errors", more=True)
     page.method(
-        f"Batch {BATCH}, one head, no mask, f32; the table on this page has head_dim {HEAD_DIM}. Memory before "
-        f"backward "
-        "is what forward leaves behind: q, k, v, o and the score-sized matrices, for PyTorch counted by hooks on the "
-        "tensors that autograd saves, for C the size of the block it asks for. Peaks are of the call alone, and "
-        "forward's for backward included. `oom` and `error` rows are results."
+        "Saved memory of PyTorch is counted by hooks on the tensors that autograd saves; C's is the size of "
+        "the block it "
+        "asks for. Peaks are of the call alone. `oom` and `error` rows are results."
     )
-    if waiting:
-        seqs = sorted({dict(case)["seq"] for case in waiting})
-        page.text(
-            f"torch_eager waits for the launch of its kernels at some head sizes of seq {', '.join(map(str, seqs))}: "
-            "a longer sequence takes hardly longer there."
-        )
 
 
 TIMES = ("c forward", "torch forward", "c backward", "torch backward")
 
 
-def grid_table(timed):
+def grid_table(page, timed):
     """A row a shape: times of both passes and both sides, memory before backward, and its arithmetic."""
     rows = {}
     for record in timed.records:
@@ -246,13 +203,17 @@ def grid_table(timed):
             (case["seq"], case["head_dim"]), {"seq": case["seq"], "head_dim": case["head_dim"]}
         )
         row[f"{side} {case['pass']}"] = record["ms"]["median"] if "ms" in record else record["status"]
+        row["noisy"] = row.get("noisy") or mark(record)
         if case["pass"] == "forward" and "values" in record:
             row[f"{side} before backward (MiB)"] = record["values"]["saved_mib"]
             row[f"{side} arithmetic (MiB)"] = record["values"]["account_mib"]
-    order = ["seq", "head_dim", *TIMES]
+        if (side, case["pass"]) == ("c", "forward"):
+            # Scores, exponentials and their quotient are each written once, and read: five passes at least.
+            row["c forward, % of the bound"] = page.rates.share(record, 5 * BATCH * case["seq"] ** 2 * 4)
+    order = ["seq", "head_dim", *TIMES, "c forward, % of the bound"]
     order += [f"{side} {what} (MiB)" for side in ("c", "torch") for what in ("before backward", "arithmetic")]
     table = pd.DataFrame([rows[key] for key in sorted(rows)])
-    return table[[name for name in order if name in table]] if len(table) else table
+    return table[[name for name in (*order, "noisy") if name in table]] if len(table) else table
 
 
 def curve(records, impl, name, head_dim=HEAD_DIM):
@@ -273,50 +234,36 @@ def report_ends(page, timed):
     for row in rows:
         row["peak / matrix"] = row["peak"] / row["matrix"] if row["peak"] and row["matrix"] else None
     frame = pd.DataFrame(sorted(rows, key=lambda row: (row["seq"], row["pass"] == "backward")))
+    page.note(f"Eager PyTorch, head_dim {HEAD_DIM}: the peak of a call, and what the arithmetic says.")
     page.table(frame, "ends", units=units_of(frame, ("peak", "predicted", "matrix"), "MiB"))
-    measured = [row for row in rows if row["peak"] and row["predicted"]]
-    if measured:
-        largest = max(measured, key=lambda row: row["predicted"])
-        page.text(
-            f"Eager PyTorch, head_dim {HEAD_DIM}. The arithmetic counts 4 score matrices at forward's peak and, as "
-            f"measured on a GPU, 8 at backward's; here seq {largest['seq']} {largest['pass']} needed "
-            f"{largest['peak / matrix']:.1f}, for PyTorch frees more of them early."
-        )
 
 
-def report_growth(page, timed):
-    """The table's plot, and the sentence of the answer."""
-    forward = timed.only(**{"pass": "forward"})
-    page.plot(
-        "memory",
-        {
-            "c": curve(forward, "c", "values.saved_mib"),
-            "torch_eager": curve(forward, "torch_eager", "values.saved_mib"),
-            "c, arithmetic": curve(forward, "c", "values.account_mib"),
-            "torch_eager, arithmetic": curve(forward, "torch_eager", "values.account_mib"),
-            "flash, arithmetic": curve(forward, "c", "values.flash_mib"),
-        },
-        x="seq",
-        y="MiB",
-        title=f"Memory kept for backward, batch {BATCH}, head_dim {HEAD_DIM}, f32",
+def answer(page, timed):
+    eager = timed.only(impl="torch_eager", head_dim=HEAD_DIM)
+    clean = {(r["case"]["seq"], r["case"]["pass"]): ms_of(r) for r in eager.records if ms_of(r)}
+    seqs = [seq for seq in timed.values("seq") if {(seq, "forward"), (seq, "backward")} <= set(clean)]
+    theirs = {
+        row["seq"]: row for row in valued(timed, "torch_eager", head_dim=HEAD_DIM, **{"pass": "forward"})
+    }
+    mine = {row["seq"]: row for row in valued(timed, head_dim=HEAD_DIM, **{"pass": "forward"})}
+    lost = sorted(
+        r["case"]["seq"] for r in timed.only(impl="torch_eager").records if r["status"] in ("oom", "error")
     )
-    kept = {row["seq"]: row for row in valued(forward, head_dim=HEAD_DIM)}
-    theirs = {row["seq"]: row for row in valued(forward, "torch_eager", head_dim=HEAD_DIM)}
-    both = sorted(set(kept) & set(theirs))
-    if len(both) < 2:
-        return ""
-    first, last = both[0], both[-1]
-    growth = theirs[last]["saved_mib"] / theirs[first]["saved_mib"]
-    off = max(abs(row["saved_mib"] / row["account_mib"] - 1) for row in [*kept.values(), *theirs.values()])
-    page.text(
-        f"From seq {first} to {last}, {last // first} times longer, PyTorch's saved memory grows {growth:.1f} "
-        f"times: with the square, once the matrices outweigh q, k, v and o. The arithmetic is within "
-        f"{100 * off:.1f} % of what was counted. C keeps only the probabilities, one matrix where the course's "
-        f"softmax keeps two."
+    last = max(set(theirs) & set(mine), default=None)
+    kept = theirs.get(last, {})
+    page.say(
+        seq=seqs[-1] if seqs else None,
+        forward=clean.get((seqs[-1], "forward")) if seqs else None,
+        backward=clean.get((seqs[-1], "backward")) if seqs else None,
+        lost=lost[0] if lost else 0,
+        end=kept.get("end_80_gib"),
+        last=last,
+        saved=kept.get("saved_mib"),
+        flash=mine.get(last, {}).get("flash_mib"),
     )
-    return (
-        f"Saved memory grows {growth:.0f} times over {last // first} times the length, to "
-        f"{theirs[last]['saved_mib']:.0f} "
-        f"MiB ({kept[last]['saved_mib']:.0f} in C): computing the probabilities again in backward, flash attention, "
-        f"would leave {kept[last]['flash_mib']:.1f}."
-    )
+    row = next((row for row in valued(timed, "torch_eager", head_dim=HEAD_DIM) if row["seq"] == last), None)
+    page.working(
+        batch=BATCH, seq=last, matrix=kept.get("matrix_mib"), saved=kept.get("saved_mib"), end=kept.get("end_80_gib"),
+        rows=BATCH * last * HEAD_DIM * 4 / 2**20 if row else None, head_dim=HEAD_DIM,
+        backward=kept.get("backward_peak_mib"),
+    )  # fmt: skip

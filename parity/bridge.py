@@ -28,7 +28,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ class _Device:
         self._lock = threading.RLock()
         self.limits: dict[str, float] = {}  # that callers named
         self.stopped: BaseException | None = None  # what ended a wait in C: KeyboardInterrupt, mostly
-        self.failed = False  # a call of C's has; its error was raised
+        self.failed = False  # the ranks have; the error was raised
         self._streams = {self._place.stream(): self.c._stream}
 
     @contextlib.contextmanager
@@ -90,7 +91,7 @@ class _Device:
             try:
                 yield self.c
             except TandemError as error:
-                self.failed = True
+                self.failed |= error.status == "TD_RANK_FAILED"
                 stopped, self.stopped = self.stopped, None
                 if stopped is not None:
                     raise stopped from None
@@ -145,6 +146,8 @@ def _check_attention(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
     if not q.device == k.device == v.device:
         raise ValueError(f"q, k and v are on one device, got {q.device}, {k.device} and {v.device}")
+    if q.numel() and not k.numel():
+        raise ValueError(f"k and v have no keys, for q {[*q.shape]}: the softmax of nothing is not defined")
 
 
 @torch.library.custom_op("tandem::flash_forward", mutates_args=())
@@ -153,6 +156,8 @@ def _flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tenso
     _check_attention(q, k, v)
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     o, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
+    if not q.numel():  # no sequence, or no query
+        return o, lse
     with _device_of(q).calls() as c:
         shape = _shape(c, q, k, causal)
         work = _scratch(q, c.value("td_flash_sizes", c.device, shape).forward_work)
@@ -170,6 +175,8 @@ def _flash_backward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, dout: Tensor, lse: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v, o, dout = (x.contiguous() for x in (q, k, v, o, dout))
+    if not q.numel():
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     with _device_of(q).calls() as c:
         shape = _shape(c, q, k, causal)
@@ -186,9 +193,10 @@ def _(q, k, v, o, dout, lse, causal):
 class FlashAttention(torch.autograd.Function):
     """softmax(q k^T / sqrt(d)) v, by tiles: `FlashAttention.apply(q, k, v, is_causal=False)`.
 
-    q [batch, queries, d], k and v [batch, keys, d], of any strides; f32 or bf16, on GPUs f16 too; d up to 256. Saved
-    are these, o, and L [batch, queries], the logsumexp of each query's scores. A causal mask is aligned top left. On a
-    GPU f32 is multiplied as f32, or as TF32 where torch.backends.cuda.matmul.allow_tf32 says so."""
+    q [batch, queries, d], k and v [batch, keys, d], of any strides; f32 or bf16, on GPUs f16 too; d up to 256. A batch
+    may have no sequence, and a sequence no query. Saved are these, o, and L [batch, queries], the logsumexp of each
+    query's scores. A causal mask is aligned top left. On a GPU f32 is multiplied as f32, or as TF32 where
+    torch.backends.cuda.matmul.allow_tf32 says so."""
 
     @staticmethod
     def forward(ctx, q, k, v, is_causal=False):
@@ -468,14 +476,49 @@ def _ranks_within(device: _Device, **limits: float | None) -> _Ranks:
 _models = itertools.count()  # a number for each DataParallel
 
 
+def _weakly(method: Callable, *first: Any) -> Callable:
+    """The method with its first arguments; nothing once its object is no more."""
+    found = weakref.WeakMethod(method)
+
+    def call(*rest: Any) -> Any:
+        living = found()
+        return None if living is None else living(*first, *rest)
+
+    return call
+
+
+def _memory_order(name: str, tensor: Tensor) -> list[int]:
+    """The dimensions as they lie in memory, the slowest first: of channels_last 0, 2, 3, 1."""
+    order = list(range(tensor.dim()))
+    if not tensor.is_contiguous():
+        order.sort(key=tensor.stride, reverse=True)
+    if not tensor.permute(order).is_contiguous():
+        raise ValueError(f"parameter {name} has strides {tensor.stride()}, which leave gaps or overlap")
+    return order
+
+
+def _release(device: _Device, ddp: Any, hooks: list, parameters: list, gradients: list) -> None:
+    """What a DataParallel holds, without the object itself: it may be gone."""
+    for hook in hooks:
+        hook.remove()
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None and parameter.grad is gradient:
+            parameter.grad = gradient.clone()
+    gradients[:] = [None] * len(gradients)
+    with device.calls() as c:
+        c.td_ddp_destroy(ddp)
+
+
 class DataParallel(nn.Module):
     """A module whose gradients are averaged over all ranks while backward runs.
 
     strategy   "naive": each gradient by itself behind the backward pass; "flat": all in one call then; "overlap": each
                as soon as it is there; "bucketed": buckets of bucket_mb, each as soon as its last gradient is there
     bucket_mb  of "bucketed", in 2^20 bytes; None: one bucket
+    broadcast_buffers   every forward pass with gradients begins with rank 0's buffers, outside of no_sync()
 
-    Every rank gets rank 0's parameters and buffers. Gradients live where they are sent from: `.grad` is a view of it,
+    Every rank gets rank 0's parameters and buffers. Parameters without elements take no part; others lie in memory in
+    any order of their dimensions, without gaps. Gradients live where they are sent from: `.grad` is a view of it,
     also behind zero_grad(set_to_none=True). A parameter that a pass did not use counts as a gradient of 0.
 
     Each backward pass ends the reduction that it began, so that several may follow each other, as with PyTorch's
@@ -484,7 +527,11 @@ class DataParallel(nn.Module):
     forward pass drops a backward pass that an exception ended.
 
     Parameters stay the same ones: if one was replaced, unfrozen or frozen since, or has another type, then the next
-    pass says so by its name."""
+    pass says so by its name.
+
+    A copy (copy.deepcopy, AveragedModel) and a saved one (torch.save) are of the module alone. They join the ranks in
+    their first forward pass with gradients, all ranks together. What this holds is given back by close(), or when
+    nobody refers to it."""
 
     def __init__(
         self,
@@ -492,23 +539,37 @@ class DataParallel(nn.Module):
         strategy: str = "overlap",
         bucket_mb: float | None = None,
         *,
+        broadcast_buffers: bool = True,
         open_seconds: float | None = None,
         seconds: float | None = None,
     ):
         super().__init__()
         self.module = module
-        parameters = dict(module.named_parameters())  # a shared one once
+        self._options = {"strategy": strategy, "bucket_mb": bucket_mb, "broadcast_buffers": broadcast_buffers}
+        self._limits = {"open_seconds": open_seconds, "seconds": seconds}
+        self._join()
+
+    def __getstate__(self) -> dict:
+        kept = {*vars(nn.Module()), "_options", "_limits"}
+        return {name: value for name, value in vars(self).items() if name in kept}
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self._ddp, self._last, self._joins = None, True, True
+
+    def _join(self) -> None:
+        """All ranks together."""
+        module = self.module
+        parameters = {name: p for name, p in module.named_parameters() if p.numel()}  # a shared one once
         if not parameters:
             raise ValueError("the module has no parameters")
         places = {parameter.device for parameter in parameters.values()}
         if len(places) > 1:
             raise ValueError(f"parameters on {len(places)} devices: {', '.join(sorted(map(str, places)))}")
-        for name, parameter in parameters.items():
-            if not parameter.is_contiguous():
-                raise ValueError(f"parameter {name} has strides {parameter.stride()}, needs a contiguous one")
+        self._orders = [_memory_order(name, parameter) for name, parameter in parameters.items()]
         self._parameters_of = list(parameters.values())
         device = _device_of(self._parameters_of[0])
-        self._ranks = _ranks_within(device, open_seconds=open_seconds, seconds=seconds)
+        self._ranks = _ranks_within(device, **self._limits)
         self._model = next(_models)
         self._passes = self._finishes = 0  # that ended, and calls of finish_gradient_synchronization()
         self._numbers = {parameter: index for index, parameter in enumerate(self._parameters_of)}
@@ -516,12 +577,10 @@ class DataParallel(nn.Module):
         self._running = False  # a backward pass has marked gradients
         self._ended = False  # one has since the last finish_gradient_synchronization()
         self._seen: set[int] = set()  # what it has marked
-        buffers = [(buffer, 0) for buffer in module.buffers()]
         with self._ranks.device.calls() as c:
             self._c = c
-            self._ddp = self._create(c, parameters, strategy, bucket_mb)
-        self._at_exit = Finalize(None, self.close, exitpriority=2)
-        self._ranks.broadcast(buffers)
+            self._ddp = self._create(c, parameters, self._options["strategy"], self._options["bucket_mb"])
+        self._send_buffers()
         self._gradients = [
             self._gradient(i, p) if p.requires_grad else None for i, p in enumerate(self._parameters_of)
         ]
@@ -532,21 +591,43 @@ class DataParallel(nn.Module):
         self._hooks = []
         for index, parameter in enumerate(self._parameters_of):
             if parameter.requires_grad:
-                before, after = (functools.partial(f, index) for f in (self._before_adding, self._ready))
+                before, after = (_weakly(f, index) for f in (self._before_adding, self._ready))
                 self._hooks.append(parameter.register_hook(before))
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(after))
+        held = (self._ranks.device, self._ddp, self._hooks, self._parameters_of, self._gradients)
+        self._at_exit = Finalize(self, _release, held, exitpriority=2)
+        self._compare_orders(list(parameters))
+        self._joins = False
         self._place_gradients()
+
+    def _compare_orders(self, names: list[str]) -> None:
+        """The library compares shapes, as they lie in memory: orders may differ where extents are alike."""
+        mine = torch.tensor(
+            [0, *(dim for order in self._orders for dim in order)], device=self._parameters_of[0].device
+        )
+        theirs = [mine.clone() for _ in range(self._ranks.ranks)]
+        self._ranks.broadcast((orders, rank) for rank, orders in enumerate(theirs))
+        for rank, orders in enumerate(theirs):
+            rest = orders.tolist()[1:]
+            for name, order in zip(names, self._orders, strict=True):
+                found, rest = rest[: len(order)], rest[len(order) :]
+                if found != order:
+                    raise ValueError(
+                        f"parameter {name} lies in memory by dimensions {order}, on rank {rank} by {found}"
+                    )
+
+    def _send_buffers(self) -> None:
+        self._ranks.broadcast((buffer, 0) for buffer in self.module.buffers() if buffer.numel())
 
     def _create(self, c: Session, parameters: dict, strategy: str, bucket_mb: float | None):
         tensors = c.ffi.new("td_ddp_tensor[]", len(parameters))
-        names = [c.ffi.new("char[]", name.encode()) for name in parameters]
-        for tensor, name, parameter in zip(tensors, names, parameters.values(), strict=True):
+        names = []
+        for tensor, (name, parameter), order in zip(tensors, parameters.items(), self._orders, strict=True):
             if NAMES.get(parameter.dtype) not in SENT[:4]:
-                raise TypeError(
-                    f"parameter {c.ffi.string(name).decode()} is of {parameter.dtype}, which is not sent"
-                )
-            tensor.name, tensor.dims = name, parameter.dim()
-            for dim, extent in enumerate(parameter.shape):
+                raise TypeError(f"parameter {name} is of {parameter.dtype}, which is not sent")
+            names.append(c.ffi.new("char[]", name.encode()))
+            tensor.name, tensor.dims = names[-1], parameter.dim()
+            for dim, extent in enumerate(parameter.permute(order).shape):
                 tensor.shape[dim] = extent
             tensor.dtype = tensor.grad_dtype = c.enum("td_dtype", NAMES[parameter.dtype])
             tensor.data = c.ffi.cast("void *", parameter.data_ptr())
@@ -559,7 +640,9 @@ class DataParallel(nn.Module):
     def _gradient(self, index: int, parameter: Tensor) -> Tensor:
         with self._ranks.device.calls() as c:
             address = c.value("td_ddp_gradient", self._ddp, index)
-            return c.tensor(address, parameter.shape, NAMES[parameter.dtype])
+            order = self._orders[index]
+            found = c.tensor(address, parameter.permute(order).shape, NAMES[parameter.dtype])
+            return found.permute([order.index(dim) for dim in range(len(order))])
 
     def _place_gradients(self) -> None:
         """Gradients come to where they are sent from, as 0 if zero_grad() dropped them."""
@@ -575,6 +658,8 @@ class DataParallel(nn.Module):
     def _check(self, ending: bool = False) -> None:
         """What all ranks agreed on still holds. A frozen parameter does no harm until a pass ends that used others."""
         for name, parameter in self.module.named_parameters():
+            if not parameter.numel():
+                continue
             index = self._numbers.get(parameter)
             gradient = None if index is None else self._gradients[index]
             change = None
@@ -598,6 +683,8 @@ class DataParallel(nn.Module):
         # Not if a backward pass calls this, to compute activations again.
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
             self.on_train_batch_start()
+            if self._ddp is not None and self._last and self._options["broadcast_buffers"]:
+                self._send_buffers()
         return self.module(*inputs, **named)
 
     def _before_adding(self, index: int, _: Tensor) -> None:
@@ -648,6 +735,8 @@ class DataParallel(nn.Module):
     def finish_gradient_synchronization(self) -> None:
         """After the backward pass, before the optimizer: takes part in the other ranks' reduction, if this rank's
         backward pass used no parameter."""
+        if self._joins:
+            self._join()
         self._check()
         if self._running or not self._ended:
             self._finish()
@@ -657,6 +746,10 @@ class DataParallel(nn.Module):
     def on_train_batch_start(self) -> None:
         """Before a batch: what an exception left of a backward pass is dropped, and gradients are where they are sent
         from. forward() does the same."""
+        if self._joins:
+            self._join()
+        if self._ddp is None:  # closed
+            return
         self._check()
         if self._running:
             with self._ranks.device.calls() as c:
@@ -676,18 +769,9 @@ class DataParallel(nn.Module):
 
     def close(self) -> None:
         """Gives back what the library holds; `.grad` becomes the module's own. All ranks together."""
-        if self._ddp is None:
-            return
-        for hook in self._hooks:
-            hook.remove()
-        for parameter, gradient in zip(self._parameters_of, self._gradients, strict=True):
-            if gradient is not None and parameter.grad is gradient:
-                parameter.grad = gradient.clone()
-        self._gradients = [None] * len(self._gradients)
-        with self._ranks.device.calls() as c:
-            c.td_ddp_destroy(self._ddp)
-        self._ddp = None
-        self._at_exit.cancel()
+        if self._ddp is not None:
+            self._ddp = None
+            self._at_exit()
 
 
 # ---- sharded optimizer ----

@@ -7,7 +7,8 @@ import pandas as pd
 import torch
 
 from parity.core import DTYPES, Case, Side, equal, grid, parity, within
-from parity.shared.pages import number
+from parity.core.comparison import ms_of
+from parity.shared.pages import mark, number
 from ref import comm as ref
 
 DELIVERABLES = {"distributed_communication_single_node": "All-reduce among ranks: time and bandwidth by size"}
@@ -261,142 +262,103 @@ def words(c, backend):
 
 # ---- the page ----
 
-HOW_LONG = "How long does an all-reduce take, by size and number of ranks?"
-BANDWIDTH = "What bandwidth does that come to, where one call follows another?"
-COUNTED = "Does the arithmetic of rings hold?"
-RIGHT = "Are the sums right, and the same on every rank?"
+JOINED = True  # the question asks for CPUs and GPUs: a write-up joins the machines
+SIDES = ("c_mpi", "c_gloo", "torch_gloo", "c_nccl", "torch_nccl")
 
 
 def report(page, records):
     times = type(records)(record for record in records.records if "bytes" in record["case"])
-    errors = type(records)(record for record in records.records if "count" in record["case"])
-    page.question(HOW_LONG)
-    single = report_single(page, times)
-    page.question(BANDWIDTH)
-    behind, figure = report_bandwidth(page, times)
-    page.question(COUNTED)
-    report_arithmetic(page, times)
-    page.question(RIGHT)
-    counted = report_errors(page, errors)
-    timed = " ".join(filter(None, [single, behind]))
-    page.answer(
-        NAME, timed or (f"{counted}." if counted else ""), figure or counted, HOW_LONG if timed else RIGHT
+    single, several = (
+        type(records)(
+            r
+            for r in times.only(collective="all_reduce", impl=list(SIDES)).records
+            if (r["case"]["calls"] > 1) == many
+        )
+        for many in (False, True)
     )
-    libraries = sorted({r["values"]["library"] for r in times.records if "library" in r.get("values", {})})
-    page.method(
-        "Every rank is a process of this host; all sides run in the same processes, call by call in turn. A sample "
-        "begins when all ranks have come and is the time of the slowest, by the host's clock; 5 calls of each size "
-        "are not timed. f32, in place, sums. Bus bandwidth is nccl-tests': bytes x 2 (ranks - 1) / ranks / time of an "
-        "all-reduce, half of it for the others. " + (f"C calls {', '.join(libraries)}." if libraries else "")
-    )
-
-
-def reductions(times, calls):
-    chosen = [r for r in times.only(collective="all_reduce").records if (r["case"]["calls"] > 1) == calls]
-    return type(times)(chosen)
-
-
-def tables(page, records, column, base, unit, name):
-    """One for each number of ranks, a row a size, a column an implementation."""
-    for ranks in records.values("ranks"):
-        frame = records.only(ranks=ranks).wide(["ranks", "bytes"], column, base)
-        if len(frame):
-            frame.insert(1, "MiB", frame.pop("bytes") // MIB)
-        units = {impl: f"{impl} ({unit})" for impl in records.impls()}
-        page.table(frame.rename(columns=units), f"{name}_{ranks}")
-
-
-def families(records):
-    """Sides that share their processes: those on GPUs, and those on the CPU."""
-    for on in BACKENDS:
-        impls = [*(f"c_{backend}" for backend in BACKENDS[on]), TORCH[on]]
-        chosen = records.only(impl=impls)
-        if len(chosen):
-            yield on, TORCH[on], chosen
-
-
-def report_single(page, times):
-    said = []
-    if not len(times):
-        page.table(pd.DataFrame(), "single")
-    for on, base, one in families(reductions(times, False)):
-        tables(page, one, "ms", base, "ms", f"single_{on}")
-        cores = {r["host"]["cores"] for r in one.records if "host" in r}
-        crowded = [ranks for ranks in one.values("ranks") if on == "cpu" and cores and ranks > min(cores)]
-        if crowded:
-            page.text(
-                f"Of {', '.join(map(str, crowded))} ranks on {min(cores)} cores the system's scheduler is measured "
-                "as much as the library."
-            )
-        said.append(single_sentence(on, base, one))
-    lacking = {r["message"] for r in reductions(times, False).records if r["status"] == "unsupported"}
-    if lacking:
-        page.text(f"Not measured: {'; '.join(sorted(lacking))}.")
-    return " ".join(filter(None, said))
-
-
-def single_sentence(on, base, one):
-    rows = []
-    for ranks in one.values("ranks"):
-        ratios = [
-            f"{r['ratio']['median']:.2f} at {r['case']['bytes'] // MIB} MiB"
-            + (f" ({r['impl'].removeprefix('c_')})" if on == "cpu" else "")
-            for r in one.only(ranks=ranks).records
-            if "ratio" in r and r["case"]["bytes"] in extremes(one, ranks)
-        ]
-        if ratios:
-            rows.append(f"on {ranks} ranks {', '.join(ratios)}")
-    spread = [r["ms"]["std"] / r["ms"]["mean"] for r in one.records if "ms" in r]
-    if not rows:
-        return ""
-    over = base.removeprefix("torch_").upper() if on == "cuda" else "Gloo"
-    return (
-        f"One all-reduce takes, times PyTorch's by {over}, {'; '.join(rows)} (std / mean up to "
-        f"{100 * max(spread):.0f} %)."
-    )
-
-
-def extremes(records, ranks):
-    """The smallest and the largest size that was measured."""
-    sizes = sorted({r["case"]["bytes"] for r in records.only(ranks=ranks).records if "ms" in r})
-    return {sizes[0], sizes[-1]} if sizes else set()
-
-
-def report_bandwidth(page, times):
-    rows = reductions(times, True)
-    if not len(rows):
-        page.table(pd.DataFrame(), "bandwidth")
-    for on, _base, few in families(rows):
-        tables(page, few, "gb_s", None, "GB/s", f"bandwidth_{on}")
+    page.section(NAME)
+    page.note("One all-reduce of f32 sums, in place: the time of the slowest rank.")
+    page.table(table_of(single, "ms", "ms"), "single", expected=12)
+    if not any("nccl" in impl for impl in single.impls()):
+        page.lacks("NCCL")
+    page.note("Calls that follow each other: bus bandwidth, bytes x 2 (ranks - 1) / ranks / time.")
+    page.table(table_of(several, "gb_s", "GB/s"), "bandwidth")
+    lacking = {r["message"] for r in times.records if r["status"] == "unsupported"}
+    for words in sorted(lacking):
+        page.lacks(words)
     panels = {}
-    for ranks in rows.values("ranks"):
-        mine = type(rows)(r for r in rows.only(ranks=ranks).records if "gb_s" in r)
-        sizes = mine.values("bytes")
-        curves = {
+    for ranks in single.values("ranks"):
+        mine = single.only(ranks=ranks)
+        panels[f"{ranks} ranks"] = {
             impl: (
-                [size / MIB for size in sizes],
-                [mine.value("gb_s", impl=impl, bytes=size) for size in sizes],
+                [b / MIB for b in mine.values("bytes")],
+                [time_of(mine, impl, b) for b in mine.values("bytes")],
             )
             for impl in mine.impls()
         }
-        if curves:
-            panels[f"{ranks} ranks"] = curves
-    page.plot("bandwidth", panels, x="MiB", y="GB/s on the bus", title="All-reduce of f32, call behind call")
-    said, figure = [], ""
-    for _on, base, few in families(rows):
-        measured = [r for r in few.records if "gb_s" in r]
-        mine = max((r for r in measured if r["impl"] != base), key=lambda r: r["gb_s"], default=None)
-        theirs = max((r["gb_s"] for r in measured if r["impl"] == base), default=None)
-        if mine is None or theirs is None:
-            continue
-        by, case = mine["impl"].removeprefix("c_"), mine["case"]
-        said.append(f"{mine['gb_s']:.3g} GB/s by {by} ({case['ranks']} ranks), PyTorch's {theirs:.3g}")
-        figure = figure or f"{mine['gb_s']:.3g} GB/s on the bus by {by}, PyTorch's {theirs:.3g}"
-    return (f"The most on the bus is {'; '.join(said)}." if said else ""), figure
+    page.plot("time", panels, x="MiB", y="ms", title="One all-reduce by size, number of ranks and backend")
+    report_answer(page, single)
+    report_arithmetic(page, times)
+    report_errors(page, type(records)(record for record in records.records if "count" in record["case"]))
+    libraries = sorted({r["values"]["library"] for r in times.records if "library" in r.get("values", {})})
+    page.method(
+        "Every rank is a process of one host; all sides run in the same processes, call by call in turn. A "
+        "sample begins "
+        "when all ranks have come. 5 calls of each size are not timed. "
+        + (f"C calls {', '.join(libraries)}." if libraries else "")
+    )
+
+
+def time_of(records, impl, nbytes):
+    value = records.value("ms", impl=impl, bytes=nbytes)
+    return None if value != value else value
+
+
+def table_of(records, column, unit):
+    """A row a number of ranks and a size, a column a side."""
+    if not len(records):
+        return pd.DataFrame()
+    frame = records.wide(["ranks", "bytes"], column)
+    frame.insert(1, "MiB", frame.pop("bytes") // MIB)
+    marks = {}
+    for record in records.records:
+        key = (record["case"]["ranks"], record["case"]["bytes"] // MIB)
+        marks[key] = marks.get(key) or mark(record)
+    frame["noisy"] = [marks.get(key, "") for key in zip(frame["ranks"], frame["MiB"], strict=True)]
+    names = {impl: f"{impl} ({unit})" for impl in records.impls()}
+    return frame[["ranks", "MiB", *(i for i in SIDES if i in frame), "noisy"]].rename(columns=names)
+
+
+def report_answer(page, single):
+    def ms(impl, ranks, mib):
+        found = single.only(impl=impl, ranks=ranks, bytes=mib * MIB).records
+        return ms_of(found[0]) if found else None
+
+    def side(gpu, cpu):
+        return gpu if any(gpu == impl for impl in single.impls()) else cpu
+
+    ranks = single.values("ranks")
+    few, many = (ranks[0], ranks[-1]) if ranks else (None, None)
+    mine, theirs = side("c_nccl", "c_mpi"), side("torch_nccl", "torch_gloo")
+    both = "c_nccl" in single.impls() and "torch_gloo" in single.impls()
+    page.say(
+        both=both or None,
+        gpu={mib: ms("torch_nccl", few, mib) for mib in (1, 100, 1024)},
+        cpu={mib: ms("torch_gloo", few, mib) for mib in (1, 100, 1024)},
+        mpi={mib: ms("c_mpi", few, mib) for mib in (1, 10, 100, 1024)},
+        gloo={mib: ms("c_gloo", few, mib) for mib in (1, 10, 100, 1024)},
+        mine=ms(mine, few, 100),
+        theirs=ms(theirs, few, 100),
+        few=few,
+        many=many if many != few else None,
+        slow=ms("torch_gloo", many, 10),
+        quick=ms("torch_gloo", few, 10),
+    )
 
 
 def report_arithmetic(page, times):
-    """Each collective of S bytes beside an all-reduce of S, as often as the arithmetic says."""
+    """Each collective of S bytes over an all-reduce of S, and what the arithmetic of rings says."""
+    page.question("Does the arithmetic of rings hold?")
     rows = {}
     several = [r for r in times.records if r["case"]["calls"] > 1 and "ms" in r]
     parts = {r["case"]["bytes"] for r in several if r["case"]["collective"] == "reduce_scatter"}
@@ -416,38 +378,28 @@ def report_arithmetic(page, times):
         counted = ranks / 2 if passed else 0.5
         row = rows.setdefault((what, ranks), {"what": what, "ranks": ranks, "arithmetic": counted})
         row[record["impl"]] = record["ms"]["median"] / base
-    page.table(pd.DataFrame(rows.values()), "arithmetic")
-    if not rows:
-        return
-    page.text(
-        f"Time over that of an all-reduce of {size // MIB} MiB. A reduce-scatter or an all-gather of as many bytes "
-        "moves half of what that moves, (N - 1) / N S. A ring that passes whole buffers on (alternate_ring_all_reduce) "
-        "moves (N - 1) S, N / 2 times what the ring of pieces does: an all-gather of every rank's whole buffer moves "
-        "the same, ahead of the additions."
-    )
+    page.table(pd.DataFrame(rows.values()), "arithmetic", more=True)
 
 
 def report_errors(page, errors):
-    """By collective and backend; how many hold, for the index."""
-    judged = [r for r in errors.records if r["impl"].startswith("c_") and r["status"] in ("ok", "failed")]
+    page.question("Are the sums right, and the same on every rank?")
     rows = {}
-    for record in judged:
-        case = record["case"]
-        key = (case["collective"], record["impl"].removeprefix("c_"))
-        row = rows.setdefault(key, {"collective": key[0], "by": key[1], "results": 0, "hold": 0, "used": []})
+    for record in errors.records:
+        if not record["impl"].startswith("c_") or record["status"] not in ("ok", "failed"):
+            continue
+        key = (record["case"]["collective"], record["impl"])
+        row = rows.setdefault(
+            key, {"collective": key[0], "side": key[1], "results": 0, "hold": 0, "used": []}
+        )
         row["results"] += 1
         row["hold"] += record["status"] == "ok"
         row["used"] += [share for share in [number(record, "used")] if share is not None]
     for row in rows.values():
         used = row.pop("used")
         row["allowance used"] = f"{100 * max(used):.0f} %" if used else "none: every bit is right"
-    held = sum(record["status"] == "ok" for record in judged)
-    if judged:
-        page.text(
-            f"{held} of {len(judged)} results hold. To the bit: what is only moved, whole numbers, the largest, and "
-            "sums of two ranks, which have one order. Other sums may be as far from float64 as PyTorch's, or as the "
-            "ranks' terms added one after the other in any order, rounded every time; all ranks must have the same "
-            "bits."
-        )
     page.table(pd.DataFrame(rows.values()), "errors")
-    return f"{held} of {len(judged)} results hold" if judged else ""
+    page.method(
+        "Moved bytes, whole numbers, maxima, and sums of two ranks must be right to the bit. Other sums may "
+        "be as far from "
+        "float64 as PyTorch's, or as the ranks' terms in any order. All ranks must have the same bits."
+    )

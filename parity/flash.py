@@ -7,21 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from parity.core import Case, geomean, grid, within
-from parity.core.tables import text
+from parity.core import Case, grid, within
+from parity.core.comparison import Comparison, geomean, ms_of
 from parity.shared import attend
-from parity.shared.pages import (
-    error_answer,
-    errors_by,
-    largest_spread,
-    launch_bound,
-    mib,
-    on_gpu,
-    peak_of,
-    ranged,
-    units_of,
-    without,
-)
+from parity.shared.pages import errors_by, held, mark, mib, on_gpu, peak_of, units_of
 from ref import attention as naive
 from ref import flash as ref
 from ref.ops import tf32_matmul
@@ -42,6 +31,7 @@ HEAD_DIMS = [16, 32, 64, 128]
 # The sequence lengths of the memory curves, and the head size of all curves.
 MEMORY_SEQS = {"cpu": [256, 512, 1024, 2048, 4096, 8192], "cuda": [1024, 2048, 4096, 8192, 16384, 32768]}
 HEAD_DIM = 64
+LONG = 1024  # tokens from which on no side waits for its launches
 
 
 def cases(profile, device):
@@ -262,217 +252,149 @@ def libraries(case, device):
 
 
 def report(page, records):
-    page.question("Does the fused forward give o and the logsumexp, at every edge of its tiles?")
-    report_errors(page, records.only("flash_forward"), "flash_forward")
-    page.question("Does the backward from o, dO and the logsumexp give PyTorch's gradients?")
-    report_errors(page, records.only("flash_backward"), "flash_backward")
-    page.method(
-        "Errors: sequences from 1 to 509 on both sides of tiles and vectors, unequal lengths, causal and not, both "
-        "masks. torch_tiled is the tiled algorithm in plain tensor code."
+    for deliverable in ("flash_forward", "flash_backward"):
+        page.section(deliverable)
+        errors = records.only(deliverable)
+        page.say(**held(errors))
+        page.table(errors_by(errors, ["dtype"]), f"{deliverable}_by_dtype")
+        page.table(errors_by(errors, ["head_dim", "dtype"]), deliverable, more=True)
+    timed = type(records)(
+        r for r in records.only("flash_benchmarking").records if r["case"]["pass"] != "memory"
     )
-    timed = type(records)(record for record in records.only("flash_benchmarking").records if "ms" in record or
-                          record["case"]["pass"] != "memory")  # fmt: skip
-    libraries = ""
-    if on_gpu(records):
-        report_leaderboard(page, records.only("leaderboard"))
-        libraries = report_gpu_headline(page, timed.only(heads=16))
-    else:
-        report_headline(page, timed.only(batch=8))
-    report_grid(page, timed.only(batch=1, heads=1), libraries)
+    report_grid(page, timed)
+    report_leaderboard(page, records.only("leaderboard"))
     report_memory(page, records.only("flash_benchmarking", **{"pass": "memory"}))
-
-
-def report_errors(page, records, deliverable):
-    answer, figure = error_answer(records)
-    tiled = records.ratio("rel_l2", "torch_eager", "torch_tiled")
-    if len(tiled):
-        answer += f" The tiled algorithm in plain tensor code has {geomean(tiled):.2f} times plain attention's error."
-    page.answer(deliverable, answer, figure)
-    page.table(errors_by(records, ["dtype"]), f"{deliverable}_by_dtype")
-    page.table(errors_by(records, ["head_dim", "dtype"]), deliverable)
-
-
-def report_headline(page, timed):
-    page.question(
-        "How fast is it where one change is compared with the next (batch 8, seq 2048, head_dim 64, f32)?"
+    page.method(
+        "Errors: sequences from 1 to 509 on both sides of tiles and vectors, unequal lengths, causal and "
+        "not, both masks. "
+        "Times: FLOPs of attention are 4 batch heads seq^2 head_dim, half of it when causal, and 2.5 times that for "
+        "backward. Backward is measured after an untimed forward pass; it is not the difference of two times. On GPUs "
+        "the second-level cache is overwritten before each call."
     )
-    frame = timed.wide(["pass"], "ms", base="torch_eager")
-    frame["c / torch_flash"] = timed.wide(["pass"], "ms", base="torch_flash").get("c / torch_flash")
-    page.table(frame, "headline", units=units_of(frame, timed.impls(), "ms"))
-    figures = {
-        (phase, over): timed.only(**{"pass": phase}).ratio("ms", over)
-        for phase in ("forward", "backward")
-        for over in ("torch_eager", "torch_flash")
-    }
-    if all(len(found) for found in figures.values()):
-        ratio = {key: found[0] for key, found in figures.items()}
-        page.answer(
-            "flash_benchmarking",
-            f"Causal forward takes {ratio['forward', 'torch_eager']:.2f} times plain attention's time and "
-            f"{ratio['forward', 'torch_flash']:.2f} times that of PyTorch's own fused attention "
-            f"(scaled_dot_product_attention); backward {ratio['backward', 'torch_eager']:.2f} and "
-            f"{ratio['backward', 'torch_flash']:.2f} times.",
-            f"forward {ratio['forward', 'torch_flash']:.2f}, backward {ratio['backward', 'torch_flash']:.2f} x "
-            "PyTorch's fused",
+
+
+def report_grid(page, timed):
+    """A row a shape, with the three passes of each side."""
+    page.section("flash_benchmarking")
+    fused = [impl for impl in timed.torches() if impl != "torch_eager"]
+    grid, rows, said = timed.only(batch=1, heads=1), {}, {}
+    for record in grid.records:
+        case, phase = record["case"], record["case"]["pass"]
+        key = tuple(case[name] for name in ("dtype", "head_dim", "seq"))
+        sides = rows.setdefault(key, {}).setdefault(phase, {})
+        sides[record["impl"]] = record
+    lines = []
+    for key in sorted(rows, key=lambda k: (k[0] != "bf16", *k)):
+        line, shown = dict(zip(("dtype", "head_dim", "seq"), key, strict=True)), []
+        for phase in PHASES:
+            sides = rows[key].get(phase, {})
+            quick = min((sides[i] for i in fused if "ms" in sides.get(i, {})), key=time_of, default=None)
+            for name, record in (
+                ("c", sides.get("c")),
+                ("eager", sides.get("torch_eager")),
+                ("fused", quick),
+            ):
+                line[f"{phase} {name}"] = record and (time_of(record) if "ms" in record else record["status"])
+                shown.append(record)
+            if quick and "ms" in sides.get("c", {}):
+                said[*key, phase] = {
+                    "c": ms_of(sides["c"]), "fused": Comparison.of(sides["c"], quick),
+                    "eager": Comparison.of(sides["c"], sides.get("torch_eager")),
+                }  # fmt: skip
+        moved = 2 if key[0] in ("bf16", "f16") else 4
+        nbytes = 8 * key[1] * key[2] * moved  # q, k, v, o and their gradients
+        line["% of the bound, both"] = page.rates.share(rows[key].get("both", {}).get("c"), nbytes)
+        lines.append(line | {"noisy": mark(*shown)})
+    page.note(
+        "Times in ms, causal, batch 1, one head. eager: plain attention; fused: the fastest fused attention "
+        "of PyTorch. "
+        "both: forward and backward in one call."
+    )
+    gpu = on_gpu(timed)
+    page.table(pd.DataFrame(lines), "lengths", expected=80)
+    if not lines and len(timed):
+        page.lacks("the grid of lengths")
+    headline = timed.only(batch=8) if not gpu else timed.only(heads=16)
+    keys = [] if not gpu else ["head_dim"]
+    frame = headline.wide([*keys, "pass"], "ms", base="torch_eager") if len(headline) else pd.DataFrame()
+    if len(frame):
+        if "torch_flash" in frame:
+            frame["c / torch_flash"] = headline.wide([*keys, "pass"], "ms", base="torch_flash").get(
+                "c / torch_flash"
+            )
+        shape = (
+            "batch 1, 16 heads, seq 16384, bf16" if gpu else "batch 8, one head, seq 2048, head_dim 64, f32"
         )
+        page.note(f"Causal, {shape}:")
+        page.table(frame, "headline", units=units_of(frame, headline.impls(), "ms"))
+    say_grid(page, said, headline, "bf16" if gpu else "f32")
+    plot_speeds(page, grid, "bf16" if gpu else "f32", gpu)
+    for phase in PHASES:
+        part = grid.only(**{"pass": phase})
+        frame = part.wide(["dtype", "head_dim", "seq"], "ms") if len(part) else pd.DataFrame()
+        page.table(frame, f"lengths_{phase}", units=units_of(frame, part.impls(), "ms"), more=True)
+
+
+def say_grid(page, said, headline, dtype):
+    """Of the longest length of head_dim 64 that plain attention has, and of the means over shapes."""
+    mine = {key: found for key, found in said.items() if key[1] == HEAD_DIM and key[3] == "both"}
+    usable = [key for key, found in mine.items() if found["eager"] and found["fused"]]
+    best = max(usable, key=lambda key: (key[0] == dtype, key[2]), default=None)
+    fused = [found["fused"].ratio for found in said.values() if found["fused"]]
+    long = [found["fused"].ratio for key, found in said.items() if found["fused"] and key[2] >= LONG]
+    eager = [found["eager"].ratio for key, found in said.items() if found["eager"] and key[2] >= LONG]
+    values = {}
+    if best:
+        values = {"dtype": best[0], "seq": best[2], **mine[best]}
+    elif len(headline):
+        sides = {r["impl"]: r for r in headline.only(**{"pass": "backward"}).records}
+        values = {"eager": Comparison.of(sides.get("c"), sides.get("torch_eager"))}
+        values |= {"fused": Comparison.of(sides.get("c"), sides.get("torch_flash"))}
+        values |= {"seq": 2048, "dtype": "f32"} | ({"c": ms_of(sides.get("c"))})
+    page.say(
+        grid=bool(best),
+        long=geomean(eager),
+        fused_mean=geomean(fused),
+        long_fused=geomean(long),
+        behind=sum(ratio > 1 for ratio in fused),
+        of=len(fused),
+        **values,
+    )
+
+
+def time_of(record):
+    return record["ms"]["median"]
 
 
 def report_leaderboard(page, records):
-    page.question("How long is one call at the leaderboard's shape, forward and backward?")
-    frame = records.wide(["pass"], "ms", base="torch_eager").drop(columns="pass", errors="ignore")
-    page.table(frame, "leaderboard", units=units_of(frame, records.impls(), "ms"))
-    mine = records.only(impl="c").records
-    if mine and "ms" in mine[0]:
-        ms, low, high = (mine[0]["ms"][name] for name in ("median", "min", "max"))
-        page.answer(
-            "leaderboard",
-            f"One call takes {ms:.3f} ms ({low:.3f} to {high:.3f}). The published "
-            f"record of 2025 is {PUBLISHED_MS} ms, in Triton on an H100: {ms / PUBLISHED_MS:.2f} times that.",
-            f"{ms:.3f} ms; published {PUBLISHED_MS}",
-        )
-
-
-def report_gpu_headline(page, timed):
-    page.question("How fast is it beside the libraries (batch 1, 16 heads, seq 16384, bf16, causal)?")
+    page.section("leaderboard")
     rows = []
-    for head_dim in timed.values("head_dim"):
-        for phase in ("forward", "backward"):
-            part = timed.only(head_dim=head_dim, **{"pass": phase})
-            if not len(part):
-                continue
-            row = {"head_dim": head_dim, "pass": phase}
-            row |= {r["impl"]: r["ms"]["median"] if "ms" in r else r["status"] for r in part.records}
-            mine = part.only(impl="c").records
-            speed = mine[0].get("tflops") if mine else None
-            row["TFLOP/s of c"] = speed
-            peak = peak_of(mine[0]) if mine else None
-            row["of the peak"] = f"{100 * speed / peak:.0f} %" if speed and peak else None
-            for other in ("torch_flash", "torch_cudnn", "torch_eager"):
-                ratio = part.ratio("ms", other)
-                row[f"c / {other}"] = ratio[0] if len(ratio) else None
-            rows.append(row | largest_spread(part.records))
-    frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
-    page.table(frame, "libraries", units=units_of(frame, timed.impls(), "ms"))
-    said = []
-    for other, words in (("torch_flash", "FlashAttention-2's"), ("torch_cudnn", "cuDNN's")):
-        found = [row[f"c / {other}"] for row in rows if row[f"c / {other}"]]
-        if found:
-            said.append(f"{ranged(found)} times {words}")
-    page.method(
-        "torch_flash is FlashAttention-2 and torch_cudnn cuDNN's kernel, as PyTorch has them, torch_efficient "
-        "PyTorch's "
-        "own for f32. With 16 heads torch_eager's score matrices may fill the GPU: there the sides ran one after the "
-        "other, not interleaved."
-    )
-    return f"With 16 heads and 16384 tokens it takes {' and '.join(said)} time." if said else ""
-
-
-def report_grid(page, timed, libraries=""):
-    gpu = on_gpu(timed)
-    keys = ["dtype", "head_dim", "seq"]
-    page.question("How does it compare over lengths, head sizes and dtypes (batch 1, one head, causal)?")
-    waiting = launch_bound(timed, "seq") if gpu else set()
-    working = without(timed, waiting)
-    fused = [impl for impl in timed.torches() if impl != "torch_eager"]
-    rows = []
-    for phase in PHASES:
-        for dtype in timed.values("dtype"):
-            part = timed.only(dtype=dtype, **{"pass": phase})
-            eager, library = part.ratio("ms"), part.ratio("ms", fused)
-            if not len(eager):
-                continue
-            busy = working.only(dtype=dtype, **{"pass": phase}).ratio("ms")
-            rows.append(
-                {
-                    "pass": phase,
-                    "dtype": dtype,
-                    "shapes": len(eager),
-                    "c / torch_eager": geomean(busy) if len(busy) else None,
-                    "c / fastest fused": geomean(library) if len(library) else None,
-                    "at worst": float(library.max()) if len(library) else None,
-                    "ahead of plain from seq": wins_from(part, ["torch_eager"]),
-                    "of fused from seq": wins_from(part, fused),
-                }
-            )
-    page.table(pd.DataFrame(rows).dropna(axis="columns", how="all"), "lengths_by_dtype")
-    page.text(
-        "Geometric means over lengths and head sizes. fastest fused is the fastest of PyTorch's fused "
-        "attentions in each "
-        "shape; the last two columns are the lengths from which on C is behind in no shape."
-        + (" Shapes in which torch_eager waits for its launches are not in its mean." if waiting else "")
-    )
-    for phase in PHASES:
-        part = timed.only(**{"pass": phase})
-        frame = part.wide(keys, "ms", base="torch_eager")
-        cells = frame[keys].to_dict("records") if len(frame) else []
-        fastest = [part.only(**cell).ratio("ms", part.torches()) for cell in cells]
-        if any(len(found) for found in fastest):
-            frame["c / fastest PyTorch"] = [found[0] if len(found) else None for found in fastest]
-        speed = part.wide(keys, "tflops")
-        if "c" in speed:
-            scale = 1 if gpu else 1e3
-            name = f"{'T' if gpu else 'G'}FLOP/s of c"
-            frame[name] = [scale * x if isinstance(x, float) else None for x in speed["c"]]
-        if gpu and len(frame):
-            bound = {
-                tuple(dict(case)[key] for key in keys) for case in waiting if dict(case)["pass"] == phase
-            }
-            frame["torch_eager waits for launches"] = [
-                tuple(cell[k] for k in keys) in bound for cell in cells
-            ]
-        page.table(frame, f"lengths_{phase}", units=units_of(frame, part.impls(), "ms"))
-    page.method(
-        "FLOPs of attention are 4 batch heads seq^2 head_dim, half of it when causal, and 2.5 times that for backward, "
-        "for both sides alike. Backward is measured, after an untimed forward, and not the difference of two times. "
-        + (
-            "The second-level cache is overwritten before each call. A side waits for its launches where a longer "
-            "sequence, alike in all else, takes hardly longer."
-            if gpu
-            else "The inputs may stay in the caches between calls: on a CPU nothing flushes them."
-        )
-    )
-    if gpu:
-        report_gpu_answer(page, timed, working, fused, libraries)
-    plot_speeds(page, timed, "bf16" if gpu else "f32")
-
-
-def report_gpu_answer(page, timed, working, fused, libraries):
-    eager, library = working.ratio("ms"), timed.ratio("ms", fused)
-    if not len(eager) or not len(library):
+    for record in records.records:
+        row = {"side": record["impl"]} | {name: record["ms"][name] for name in ("median", "min", "max", "n")
+                                           if "ms" in record}  # fmt: skip
+        row |= {"TFLOP/s": record.get("tflops"), "% of the bound": page.rates.share(record)}
+        rows.append(row | {"status": record["status"], "noisy": mark(record)})
+    page.table(pd.DataFrame(rows), "leaderboard", units=dict.fromkeys(("median", "min", "max"), "ms"))
+    found = {record["impl"]: ms_of(record) for record in records.records}
+    if not found:
         return
-    page.answer(
-        "flash_benchmarking",
-        f"C takes {geomean(eager):.2f} times plain attention's time in the geometric mean of {len(eager)} shapes in "
-        f"which that does not wait for launches, and {geomean(library):.2f} times that of PyTorch's fastest fused "
-        f"attention in {len(library)} (slower in {sum(ratio > 1 for ratio in library)}, {library.max():.2f} times at "
-        f"worst); ahead of plain attention it is from {wins_from(timed, ['torch_eager'])} tokens on. {libraries}",
-        f"{geomean(eager):.2f} x plain, {geomean(library):.2f} x the fastest fused",
-    )
+    h100 = "H100" in page.machine
+    if not h100:
+        page.lacks("a time on an H100, the leaderboard's GPU")
+    best = min(filter(None, (found.get("torch_flash"), found.get("torch_cudnn"))), default=None)
+    page.say(
+        **found, best=best, h100=h100, published=PUBLISHED_MS,
+        over=found["c"] / PUBLISHED_MS if found.get("c") and h100 else None, machine=page.machine,
+    )  # fmt: skip
 
 
-def wins_from(records, over):
-    """The length from which on C is behind the fastest of these sides in no shape; nothing where there is none."""
-    behind = {}
-    for seq in records.values("seq"):
-        ratios = records.only(seq=seq).ratio("ms", over)
-        if len(ratios):
-            behind[seq] = bool((ratios > 1).any())
-    since = None
-    for seq in sorted(behind, reverse=True):
-        if behind[seq]:
-            break
-        since = seq
-    return str(since) if since else "at none" if behind else None
-
-
-def plot_speeds(page, timed, dtype):
-    """TFLOP/s against the length, a panel a pass, below the peak of the data sheet."""
-    gpu = on_gpu(timed)
+def plot_speeds(page, grid, dtype, gpu):
+    """TFLOP/s on a linear axis, from 1,024 tokens on, and the data sheet's peak as a line."""
     panels, peaks = {}, []
-    for phase in ("forward", "backward"):
-        part = timed.only(head_dim=HEAD_DIM, dtype=dtype, **{"pass": phase})
+    for phase in ("forward", "backward", "both"):
+        part = grid.only(head_dim=HEAD_DIM, dtype=dtype, **{"pass": phase})
         for impl in part.impls():
-            seqs = part.only(impl=impl).values("seq")
+            seqs = [seq for seq in part.only(impl=impl).values("seq") if seq >= 1024 or not gpu]
             speeds = [known(part.value("tflops", impl=impl, seq=seq)) for seq in seqs]
             speeds = [speed * (1 if gpu else 1e3) if speed else None for speed in speeds]
             panels.setdefault(phase, {})[impl] = (seqs, speeds)
@@ -482,57 +404,23 @@ def plot_speeds(page, timed, dtype):
         panels,
         x="seq",
         y="TFLOP/s" if gpu else "GFLOP/s",
-        title=f"Causal attention, head_dim {HEAD_DIM}, {dtype}",
-        ceilings={"data sheet's peak": peaks[0]} if peaks else None,
+        title=f"Causal attention, one head, head_dim {HEAD_DIM}, {dtype}",
+        log="x",
+        ceilings={"peak of the data sheet": peaks[0]} if peaks else None,
     )
 
 
 def report_memory(page, records):
     page.question("How does memory grow with the sequence?")
-    rows, curves = [], {}
-    impls = dict.fromkeys(("c", "c_naive", "torch_eager", *records.impls()))
+    rows = []
     for seq in records.values("seq"):
         row = {"seq": seq}
-        for impl in impls:
+        for impl in records.impls():
             row[impl] = known(records.value("peak_mib", impl=impl, seq=seq))
             row[f"{impl} arithmetic"] = known(records.value("values.account_mib", impl=impl, seq=seq))
         rows.append(row)
-    frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
-    page.table(frame, "memory", units={name: "MiB" for name in frame if name != "seq"})
-    for impl in impls:
-        curves[impl] = ([row["seq"] for row in rows], [row[impl] for row in rows])
-    page.plot(
-        "memory",
-        curves,
-        x="seq",
-        y="MiB",
-        title=f"Forward's memory beyond its inputs, head_dim {HEAD_DIM}, f32",
-    )
-    whole = [row for row in rows if row["c"] and row["torch_eager"]]
-    if len(whole) < 2:
-        return
-    first, last = whole[0], whole[-1]
-    others = [impl for impl in impls if impl != "c" and last[impl]]
-    ratios = ", ".join(f"{last['c'] / last[impl]:.2g} times {impl}'s" for impl in others)
-    page.text(f"At seq {last['seq']} c takes {last['c']:.1f} MiB: {ratios} memory.")
-    said = [grown(impl, first, last) for impl in impls if first[impl] and last[impl]]
-    page.method(
-        f"Memory from seq {first['seq']} to {last['seq']}, {last['seq'] / first['seq']:g} times the length: "
-        f"{'; '.join(said)}. The arithmetic is that of o and the logsumexp for c, of o and one score matrix for "
-        "c_naive, and of what the operations of plain attention hold at once for torch_eager; c is flash attention, "
-        "c_naive plain attention in C."
-    )
-
-
-def grown(impl, first, last):
-    """A side's memory at both ends, how often the one is in the other, and how far it is from its arithmetic."""
-    words = f"{impl} {text(first[impl])} to {text(last[impl])} MiB, {text(last[impl] / first[impl])} times"
-    expected = last[f"{impl} arithmetic"]
-    if not expected:
-        return words
-    over = [text(row[impl] - row[f"{impl} arithmetic"]) for row in (first, last) if row[f"{impl} arithmetic"]]
-    share = text(100 * (last[impl] / expected - 1))
-    return f"{words} (over the arithmetic by {' and '.join(over)} MiB, at the end {share} %)"
+    frame = pd.DataFrame(rows)
+    page.table(frame, "memory", units={name: "MiB" for name in frame if name != "seq"}, more=True)
 
 
 def known(value):

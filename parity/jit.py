@@ -3,10 +3,11 @@
 import numpy as np
 import pandas as pd
 
-from parity.core import Case, geomean, grid
+from parity.core import Case, grid
+from parity.core.comparison import Comparison, geomean
 from parity.core.view import number
 from parity.shared import attend
-from parity.shared.pages import error_answer, errors_by, ranged, units_of, valued
+from parity.shared.pages import errors_by, mark, units_of, valued
 from ref import attention as ref
 from ref import jit
 
@@ -30,7 +31,6 @@ MATRICES = {
     "torch_eager": {"forward": 4, "backward": 6},
     "torch_compile": {"forward": 2, "backward": 4},
 }
-MOST = 1.1  # of torch.compile's time that any cell may take
 # A fused attention that the compiler recognises has its own arithmetic; every backward has a forward of its
 # own before it, untimed, so that buffers may be given away.
 CONFIG = {"torch_compile": {"mode": "default", "dynamic": False, "caches": False}}
@@ -151,31 +151,20 @@ def timed_sides(case, draw, c):
 
 # ---- the page ----
 
-HOW_LONG = "How long do forward and backward take, compiled for their shape?"
-FIRST = "What does the first call for a shape take?"
+SIDES = ("c", "torch_eager", "torch_compile")
 
 
 def report(page, records):
     timed = type(records)(record for record in records.records if "pass" in record["case"])
-    page.question(HOW_LONG)
-    faster, figure = report_times(page, timed)
-    page.question(FIRST)
-    first = report_first(page, timed)
-    page.question("Does compiled attention, forward and backward, give PyTorch's answers?")
-    held, errors = error_answer(records)
-    page.text(held)
-    page.table(errors_by(records, ["causal", "dtype"]), "errors")
-    said = [words for words in (faster, first) if words]
-    page.answer("torch_compile (a)", " ".join(said or [held]), figure or errors, HOW_LONG)
-
-
-def report_times(page, timed):
-    """The tables and the plot; the sentences of the answer, and its figure."""
+    page.section("torch_compile (a)")
     table = table_of(timed)
-    few = table[table["head_dim"] == HEAD_DIM].drop(columns="head_dim") if len(table) else table
-    sides = [f"{impl} {phase}" for phase in PASSES for impl in ("c", "torch_eager", "torch_compile")]
-    page.table(few, "times", units=units_of(few, sides, "ms"))
-    page.table(table, "times_by_head_dim", units=units_of(table, sides, "ms"))
+    columns = [f"{phase} {impl}" for phase in PASSES for impl in SIDES]
+    page.note(
+        f"Batch {BATCH}, no head dimension, no mask, f32; ms. `*` under `swapped`: torch.compile put a "
+        f"fused attention in "
+        "place of the formula."
+    )
+    page.table(table, "times", units=units_of(table, columns, "ms"), expected=20)
     page.plot(
         "time",
         {phase: curves_of(timed.only(head_dim=HEAD_DIM, **{"pass": phase})) for phase in PASSES},
@@ -183,33 +172,13 @@ def report_times(page, timed):
         y="ms",
         title=f"Attention, batch {BATCH}, head_dim {HEAD_DIM}, f32",
     )
-    swapped = swapped_cells(timed)
+    first = report_first(page, timed)
+    page.say(**answer(timed), **first)
+    page.table(errors_by(records, ["causal", "dtype"]), "errors", more=True)
     page.method(
-        f"Batch {BATCH}, one head, no mask, f32; the table on this page has head_dim {HEAD_DIM}. {calls_of(timed)} "
-        "`oom` is a side whose score matrices the machine has no room for. torch_eager and "
-        "torch_compile run the same formula with its scores in memory. Before each timed backward there is a forward "
-        "that is not timed, for compiled backward gives its buffers away. No time has compiling in it. "
-        + (
-            f"In {len(swapped)} cells, marked with *, torch.compile put a fused attention of PyTorch's in the "
-            "formula's place."
-            if swapped
-            else "Where torch.compile puts a fused attention in the formula's place a cell is marked with *: it did "
-            "nowhere."
-        )
+        "torch_eager and torch_compile run the same formula. Before each timed backward there is a forward that is not "
+        "timed, because compiled backward gives its buffers away. No time contains compiling."
     )
-    return times_answer(timed)
-
-
-def calls_of(timed):
-    """Of how many calls the numbers are the medians."""
-    seqs = {}
-    for record in timed.only(impl="c").records:
-        if "ms" in record:
-            seqs.setdefault(record["ms"]["n"], set()).add(record["case"]["seq"])
-    said = (
-        f"{n} (seq {', '.join(map(str, sorted(found)))})" for n, found in sorted(seqs.items(), reverse=True)
-    )
-    return f"Times are medians of so many calls: {', '.join(said)}." if seqs else ""
 
 
 def swapped_cells(timed):
@@ -219,25 +188,24 @@ def swapped_cells(timed):
 
 
 def table_of(timed):
-    """A row a shape: times of both passes and the sides, and C's over compiled PyTorch's."""
+    """A row a shape: times of both passes and all sides."""
     swapped, rows = swapped_cells(timed), {}
     for record in timed.records:
         case = record["case"]
         key = (case["seq"], case["head_dim"])
         row = rows.setdefault(key, {"seq": key[0], "head_dim": key[1]})
-        row[f"{record['impl']} {case['pass']}"] = (
-            record["ms"]["median"] if "ms" in record else record["status"]
-        )
+        name = f"{case['pass']} {record['impl']}"
+        row[name] = record["ms"]["median"] if "ms" in record else record["status"]
+        row["noisy"] = row.get("noisy") or mark(record)
         if (*key, case["pass"]) in swapped:
-            row[f"{case['pass']} swapped"] = "*"
-    order = ["seq", "head_dim"]
-    for phase in PASSES:
-        for row in rows.values():
-            mine, theirs = (row.get(f"{impl} {phase}") for impl in ("c", "torch_compile"))
-            if isinstance(mine, float) and isinstance(theirs, float) and theirs > 0:
-                row[f"c / torch_compile {phase}"] = mine / theirs
-        order += [f"{impl} {phase}" for impl in ("c", "torch_eager", "torch_compile")]
-        order += [f"c / torch_compile {phase}", f"{phase} swapped"]
+            row["swapped"] = "*"
+    order = [
+        "seq",
+        "head_dim",
+        *(f"{phase} {impl}" for phase in PASSES for impl in SIDES),
+        "swapped",
+        "noisy",
+    ]
     table = pd.DataFrame([rows[key] for key in sorted(rows)])
     return table[[name for name in order if name in table]] if len(table) else table
 
@@ -251,28 +219,21 @@ def curves_of(points):
     return curves
 
 
-def times_answer(timed):
-    ratios = {phase: timed.only(**{"pass": phase}).ratio("ms", "torch_compile") for phase in PASSES}
-    if not all(map(len, ratios.values())):
-        return "", ""
-    eager = [timed.only(**{"pass": phase}).ratio("ms", impl="torch_compile") for phase in PASSES]
-    together = np.concatenate(list(ratios.values()))
-    middle, above = float(np.median(together)), int((together > MOST).sum())
-    beyond = (
-        f"of {len(together)} cells {above} took more than {MOST}"
-        if above
-        else f"no cell took more than {MOST}"
-    )
-    gain = ""
-    if all(map(len, eager)):
-        gain = (
-            f" Compiling takes PyTorch's own to {geomean(eager[0]):.2f} of eager's time forward and "
-            f"{geomean(eager[1]):.2f} backward, in the geometric mean."
-        )
-    return (
-        f"C's compiled attention takes {ranged(ratios['forward'])} times torch.compile's time forward and "
-        f"{ranged(ratios['backward'])} backward, {middle:.2f} in the median cell, and {beyond}.{gain}"
-    ), f"{middle:.2f} x torch.compile's time in the median cell"
+def answer(timed):
+    """Of the longest length of one head size, and of all shapes in the mean."""
+    cells = {}
+    for record in timed.records:
+        key = tuple(record["case"][name] for name in ("seq", "head_dim", "pass"))
+        cells.setdefault(key, {})[record["impl"]] = record
+    gains, found = {phase: [] for phase in PASSES}, {}
+    for (seq, head_dim, phase), sides in sorted(cells.items()):
+        gain = Comparison.of(sides.get("torch_compile"), sides.get("torch_eager"))
+        mine = Comparison.of(sides.get("c"), sides.get("torch_compile"))
+        if gain:
+            gains[phase].append(gain.ratio)
+            if head_dim == HEAD_DIM and phase == "forward":
+                found = {"seq": seq, "gain": gain, "mine": mine}
+    return found | {f"{phase}_mean": geomean(ratios) for phase, ratios in gains.items()}
 
 
 def is_first(record):
@@ -288,7 +249,7 @@ def is_first(record):
 
 
 def report_first(page, timed):
-    """The first call of each side, compiling included; the sentence of the answer."""
+    """The first call of each side, compiling included: the table, and the medians in seconds."""
     rows, first = [], {}
     for impl in timed.impls():
         for phase in PASSES:
@@ -302,15 +263,8 @@ def report_first(page, timed):
             compiling = [ms for ms in (number(r, "values.compile_ms") for r in found) if ms is not None]
             rows.append(row | ({"of it compiling": float(np.median(compiling))} if compiling else {}))
     frame = pd.DataFrame(rows)
+    page.note("The first call for a shape, with compiling:")
     page.table(
-        frame, "first", units=units_of(frame, ("median", "shortest", "longest", "of it compiling"), "ms")
+        frame, "first", units=dict.fromkeys(("median", "shortest", "longest", "of it compiling"), "ms")
     )
-    page.text(
-        "The host's time of the very first call for a shape, where nothing was kept from another process; for the "
-        "backward pass with its forward. C compiles both passes together. A folder of compiled code, which "
-        "`tandem jit --cache` names, makes C's a load of some milliseconds."
-    )
-    if not first.get("c") or not first.get("torch_compile"):
-        return ""
-    mine, theirs = (float(np.median(first[impl])) / 1e3 for impl in ("c", "torch_compile"))
-    return f"The first call for a shape takes {mine:.1f} s in C and {theirs:.1f} s in PyTorch, in the median."
+    return {f"first_{impl}": float(np.median(calls)) / 1e3 for impl, calls in first.items()}

@@ -6,7 +6,7 @@ import torch
 
 from parity.core import DTYPES, Case, Side, equal, grid
 from parity.shared.model import autocast, c_switches, sizes_of, torch_switches
-from parity.shared.pages import ran_with, units_of
+from parity.shared.pages import ran_with
 from ref import memory as ref
 from ref.transformer import SIZES, Transformer
 
@@ -20,6 +20,7 @@ LONGEST = 2048  # of the handout of 2026, for the size that it calls xl
 MIB = 2**20
 POINTS = 200  # of a timeline in a record
 CONTRIBUTORS = 5
+PHASE_NAMES = ["create", "forward", "backward", "optimizer"]
 CATEGORIES = ["weights", "gradients", "optimizer state", "activations", "scratch"]
 # As the command `tandem memory` runs it, and with all that PyTorch's formula holds: the scores, and every
 # gradient until the update.
@@ -141,13 +142,24 @@ class Recording:
         return [Entry(self.c, found[i]) for i in range(count[0])]
 
     def timeline(self):
-        """MiB of the live tensors over the events, the fullest moment of each of POINTS stretches."""
+        """The fullest moment of each of POINTS stretches of the events, in MiB: all live tensors and each category; and
+        where the phases end, as shares of the events."""
         entries, count = self.c.ffi.new("td_memory_entry **"), self.c.ffi.new("int64_t *")
         self.c.td_memory_entries(self.handle, entries, count)
-        live = [entries[0][i].live_bytes / MIB for i in range(count[0])]
-        ends = [len(live) * (i + 1) // POINTS for i in range(POINTS)]
-        stretches = [live[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-        return [max(stretch) for stretch in stretches if stretch]
+        live, moments, ends = [0] * len(CATEGORIES), [], {}
+        signs = {self.c.TD_MEMORY_LIVE: 1, self.c.TD_MEMORY_DEAD: -1}
+        for i in range(count[0]):
+            entry = entries[0][i]
+            live[entry.category] += signs.get(entry.event.action, 0) * entry.event.bytes
+            moments.append((entry.live_bytes, *live))
+            ends[entry.phase] = (i + 1) / count[0]
+        stops = [len(moments) * (i + 1) // POINTS for i in range(POINTS)]
+        stretches = [moments[begin:end] for begin, end in zip([0, *stops], stops, strict=False)]
+        fullest = [[nbytes / MIB for nbytes in max(stretch)] for stretch in stretches if stretch]
+        columns = list(zip(*fullest, strict=True))
+        series = {"live_mib": list(columns[0])}
+        series |= {f"live {name}": list(columns[i]) for i, name in enumerate(CATEGORIES, 1)}
+        return series | {"phase ends": [ends.get(i, 0.0) for i in range(len(PHASE_NAMES))]}
 
     def values(self):
         """What a record says of it, in bytes but for names."""
@@ -192,7 +204,7 @@ def tandem_side(case, c, impl):
         recorded = Recording(case, session, case.config[impl], case["pass"])
         try:
             found["values"] = recorded.values()
-            found["series"] = {"live_mib": recorded.timeline()}
+            found["series"] = recorded.timeline()
         finally:
             recorded.close()
         return {}
@@ -247,203 +259,236 @@ def eager_side(case, draw):
 
 # ---- the page ----
 
-PEAKS = "What are the peaks of inference, forward and a whole step?"
-TIMELINE = "What does memory look like over a step?"
-SIZES_OF = "How large are the tensors, and which are the largest?"
-SAVED = "What does one block save for its backward pass?"
+# Where the code is that makes a tensor: of C's plan by its name, and of the reference by its shape's words.
+MADE_IN = {
+    "ffn.gate_up": "impl/transformer/forward.c, TD_STEP_GATE_UP: w1 x and w3 x, joined",
+    "ffn.hidden": "impl/transformer/forward.c, TD_STEP_SILU: silu(w1 x) * w3 x",
+    "attn.qkv": "impl/transformer/forward.c, TD_STEP_QKV: q, k and v, joined",
+    "attn.scores": "impl/attention/attention.c: softmax(Q K^T)",
+    "attn.work": "impl/attention/attention.c: scratch",
+    "logits": "impl/transformer/forward.c, TD_STEP_HEAD: lm_head",
+    "work": "impl/transformer/plan.c: scratch of GEMMs",
+}
+BOTH = ("c", "c_naive", "torch_eager")
 
 
 def report(page, records):
     measured = records.only(part="peaks")
-    page.question(PEAKS)
-    first = report_peaks(page, measured)
-    page.question(TIMELINE)
-    report_timeline(page, measured)
-    page.question(SIZES_OF)
-    second = report_sizes(page, measured, records.only(part="sizes"))
-    page.question(SAVED)
-    third = report_saved(page, measured)
-    said = [words for words in (first[0], second, third) if words]
-    page.answer("memory_profiling", " ".join(said), first[1], PEAKS)
-    page.method(
-        "One pass of the model at batch 4; of a step the moments are there before it. C's blocks are what the device "
-        "gave, and its tensors are what is alive in them from first write to last use, both by the device's own record "
-        "(impl/memory/). PyTorch's peak is its allocator's, with weights and moments. " + ran_with(measured)
+    f32, mixed = (measured.only(dtype=dtype) for dtype in ("f32", "bf16_mixed"))
+    report_timeline(page, f32)
+    page.section("memory_profiling (b)")
+    page.note(
+        "f32, batch 4, peaks in MiB. inference: nothing is kept; forward: everything that backward needs is kept."
     )
-
-
-def by_context(records):
-    return sorted(records.records, key=lambda r: (r["case"]["context"], r["case"]["dtype"], r["impl"]))
+    page.table(peaks_of(f32), "peaks_f32", expected=3)
+    page.say(**peak_values(f32))
+    page.section("memory_profiling (c)")
+    page.note("bf16 mixed precision, batch 4, peaks in MiB.")
+    page.table(peaks_of(mixed), "peaks_bf16_mixed", expected=3)
+    told = {"f32": peak_values(f32), "mixed": peak_values(mixed)}
+    page.say(**told)
+    report_residual(page, f32)
+    report_largest(page, measured)
+    report_saved(page, measured)
+    wrong = [r for r in records.only(part="sizes", impl="c").records if r["status"] != "ok"]
+    page.method(
+        "One pass of the model at batch 4; before a step the moments are there. C's peak is the device's "
+        "own record of its "
+        "blocks (impl/memory/). PyTorch's is its allocator's peak of allocated bytes. "
+        + ("The sizes of residual stream, scores, hidden tensor and logits are equal in C and PyTorch for "
+        "small models. "
+           if len(records.only(part="sizes")) and not wrong else "")
+        + ran_with(measured)
+    )  # fmt: skip
 
 
 def values_of(record):
-    return record.get("values", {})
+    return (record or {}).get("values", {})
 
 
-def report_peaks(page, measured):
-    """The table; the sentence of the answer, and its figure."""
+def longest(records, **keys):
+    """The record of the largest model and longest context of the handout's."""
+    found = [r for r in records.only(**keys).records if r["case"]["context"] <= CONTEXTS[-1]]
+    return max(
+        found, key=lambda r: (r["case"]["layers"] * r["case"]["d_model"], r["case"]["context"]), default=None
+    )
+
+
+def report_timeline(page, f32):
+    page.section("memory_profiling (a)")
+    panels, whole = {}, True
+    for what in ("forward", "step"):
+        record = longest(f32, impl="c", **{"pass": what})
+        series = (record or {}).get("series", {})
+        if not series:
+            continue
+        case, name = record["case"], "forward pass" if what == "forward" else "training step"
+        layers = {c: gib(series[f"live {c}"]) for c in CATEGORIES if f"live {c}" in series}
+        bands = dict(zip(PHASE_NAMES, series.get("phase ends", ()), strict=False))
+        whole = whole and bool(layers) and case["size"] == "2.7B"
+        title = f"{name}, {case['size']}, context {case['context']}"
+        panels[title] = (layers or {"live tensors": gib(series["live_mib"])}, bands)
+    page.stack(
+        "timeline",
+        panels,
+        x="% of the allocations and frees",
+        y="GiB of live tensors",
+        title="Memory over a forward pass and over a training step of C, f32",
+    )
+    if not panels or not whole:
+        page.lacks("the memory timeline of 2.7B with categories and phases: its records have totals alone")
+    record, step = (longest(f32, impl="c", **{"pass": what}) for what in ("forward", "step"))
+    live = values_of(step)
+    page.say(
+        size=step["case"]["size"] if step else None,
+        weights=live.get("live weights", 0) / MIB or None,
+        state=live.get("live optimizer state", 0) / MIB or None,
+        activations=live.get("live activations", 0) / MIB or None,
+        forward=values_of(record).get("live", 0) / MIB or None,
+        step=live.get("live", 0) / MIB or None,
+    )
+
+
+def gib(mib_values):
+    return [value / 1024 for value in mib_values]
+
+
+def peaks_of(records):
+    """A row a size and context, a column a pass and side."""
     rows = {}
-    for record in measured.records:
+    for record in records.records:
         case = record["case"]
         row = rows.setdefault(
-            (case["size"], case["dtype"], case["context"], case["pass"]),
-            {name: case[name] for name in ("size", "dtype", "context", "pass")},
+            (case["size"], case["context"]), {"size": case["size"], "context": case["context"]}
         )
-        impl, peak = record["impl"], record.get("peak_mib")
-        row[f"{impl} (MiB)" if not impl.startswith("c") else f"{impl} blocks (MiB)"] = (
-            peak if peak is not None else record["status"]
-        )
-        if "live" in values_of(record):
-            row[f"{impl} tensors (MiB)"] = values_of(record)["live"] / MIB
-    order = {what: rank for rank, what in enumerate(ref.PASSES)}
-    frame = pd.DataFrame(
-        [rows[key] for key in sorted(rows, key=lambda key: (key[0], key[1], key[2], order.get(key[3], 9)))]
-    )
-    page.table(frame, "peaks")
-    return peaks_sentence(measured)
+        row[f"{case['pass']} {record['impl']}"] = record.get("peak_mib") or record["status"]
+    frame = pd.DataFrame([rows[key] for key in sorted(rows)])
+    names = [f"{what} {impl}" for what in ref.PASSES for impl in BOTH]
+    return frame[["size", "context", *(n for n in names if n in frame)]] if rows else frame
 
 
-def peaks_sentence(measured):
-    """The peaks of the longest context that has them, by dtype: the sentence, and its figure."""
-
-    def peak(impl, what, dtype, case):
-        found = measured.only(
-            impl=impl, size=case["size"], context=case["context"], dtype=dtype, **{"pass": what}
-        )
-        return next((r["peak_mib"] for r in found.records if "peak_mib" in r), None)
-
-    steps = [r["case"] for r in measured.only(impl="c", **{"pass": "step"}).records if "peak_mib" in r]
-    both = [case for case in steps if peak("torch_eager", "step", case["dtype"], case) is not None]
-    if not steps:
-        return "", ""
-    case = max(both or steps, key=lambda case: case["context"])
-    words = []
-    for dtype in measured.values("dtype"):
-        mine = [peak("c", what, dtype, case) for what in ref.PASSES]
-        if None in mine:
-            continue
-        theirs = [peak("torch_eager", what, dtype, case) for what in ref.PASSES]
-        beside = "" if None in theirs else " (PyTorch " + ", ".join(f"{mib:,.0f}" for mib in theirs) + ")"
-        words.append(f"{', '.join(f'{mib:,.0f}' for mib in mine)} MiB in {dtype}{beside}")
-    return (
-        f"Inference, forward and a step of {case['size']} at context {case['context']} take {'; '.join(words)}.",
-        f"{case['size']}: {peak('c', 'step', case['dtype'], case):,.0f} MiB for a step",
-    )
+def peak_values(records):
+    """Peaks of the largest case by pass and side, for sentences."""
+    found = {}
+    for impl, name in (("c", "c"), ("torch_eager", "torch")):
+        for what in ref.PASSES:
+            record = longest(records, impl=impl, **{"pass": what})
+            if record:
+                found |= {"size": record["case"]["size"], "context": record["case"]["context"]}
+                found[f"{name}_{what}"] = record.get("peak_mib")
+    return found
 
 
-def report_timeline(page, measured):
-    curves = {}
-    for impl, case, live in measured.only(**{"pass": "step"}).series("live_mib"):
-        panel = f"{case['size']}, {case['dtype']}, context {case['context']}"
-        curves.setdefault(panel, {})[impl] = ([100 * i / len(live) for i in range(len(live))], live)
-    page.plot(
-        "timeline",
-        dict(list(curves.items())[-2:]),
-        x="% of the events",
-        y="MiB of live tensors",
-        title="Live tensors over a step, from the first block taken to the last update",
-        log=False,
-    )
-    page.text(
-        "`tandem memory --timeline FILE` draws the same stacked by category with the phases as bands, and `--snapshot "
-        "FILE` writes it for PyTorch's viewer."
-    )
-
-
-def report_sizes(page, measured, sizes):
+def report_residual(page, f32):
+    page.section("memory_profiling (d)")
     rows = []
-    for record in by_context(measured.only(impl="c_naive", **{"pass": "forward"})):
+    kept = [r for r in f32.only(impl="c", **{"pass": "forward"}).records if "residual" in values_of(r)]
+    for record in sorted(kept, key=lambda r: r["case"]["context"]):
+        case = record["case"]
+        rows.append(
+            {"size": case["size"], "context": case["context"]}
+            | {"batch x context x d_model x 4 bytes": "{batch} x {context} x {d_model} x 4".format(**case)}
+            | {"C": values_of(record).get("residual", 0) / MIB or None}
+            | {"PyTorch": values_of(twin(f32, record)).get("residual", 0) / MIB or None}
+        )
+    page.table(pd.DataFrame(rows), "residual", units={"C": "MiB", "PyTorch": "MiB"}, expected=1)
+    last = longest(f32, impl="c", **{"pass": "forward"})
+    if last:
+        nbytes = values_of(last).get("residual")
+        page.say(**last["case"], mib=nbytes / MIB if nbytes else None)
+        page.working(**last["case"], bytes=nbytes, mib=nbytes / MIB if nbytes else None)
+
+
+def twin(records, record, impl="torch_eager"):
+    """The same case of another side."""
+    return next((r for r in records.only(impl=impl).records if r["case"] == record["case"]), None)
+
+
+def report_largest(page, measured):
+    page.section("memory_profiling (e)")
+    rows, told = [], {}
+    plain = type(measured)(
+        r for r in measured.only(impl="c_naive", **{"pass": "forward"}).records if "largest 1" in values_of(r)
+    )
+    for record in sorted(plain.records, key=lambda r: (r["case"]["dtype"] != "f32", r["case"]["context"])):
         case, values = record["case"], values_of(record)
         for i in range(1, CONTRIBUTORS + 1):
             if f"largest {i}" in values:
+                name = values[f"largest {i} name"].replace("layers.*.", "")
                 rows.append(
-                    {
-                        "size": case["size"],
-                        "dtype": case["dtype"],
-                        "context": case["context"],
-                        "residual stream": values["residual"] / MIB,
-                        "scores": values["scores"] / MIB,
-                        "tensor": values[f"largest {i} name"],
-                        "each": values[f"largest {i}"] / MIB,
-                        "count": values[f"largest {i} count"],
-                        "first under": values[f"largest {i} label"],
-                    }
+                    {name: case[name] for name in ("size", "dtype", "context")}
+                    | {"tensor of C": values[f"largest {i} name"], "each": values[f"largest {i}"] / MIB}
+                    | {"count": values[f"largest {i} count"], "made in": MADE_IN.get(name, "")}
                 )
     frame = pd.DataFrame(rows)
-    page.table(frame, "largest", units=units_of(frame, ["residual stream", "scores", "each"], "MiB"))
-    wrong = [r for r in sizes.only(impl="c").records if r["status"] != "ok"]
-    if len(sizes) and not wrong:
-        page.text(
-            "Of small models every size (residual stream, scores, hidden tensor, logits) is the same number of bytes "
-            "in C and in PyTorch."
-        )
-    if not rows:
-        return ""
-    return sizes_sentence(pd.DataFrame(rows))
-
-
-def sizes_sentence(frame):
-    """Of f32, where it was measured: a tensor of the residual stream and the largest tensor, by context."""
-    frame = frame[frame["dtype"] == ("f32" if "f32" in set(frame["dtype"]) else frame["dtype"].iloc[0])]
-    firsts = frame.sort_values("each", ascending=False, kind="stable").drop_duplicates("context")
-    words = [
-        f"{row['residual stream']:.1f} and {row['each']:.1f} MiB ({row['tensor']}) at {row['context']}"
-        for _, row in firsts.sort_values("context").iterrows()
-    ]
-    return (
-        f"In {frame['dtype'].iloc[0]} a tensor of the residual stream and the largest of forward have "
-        f"{', '.join(words)} tokens."
-    )
+    f32 = frame[frame["dtype"] == "f32"] if len(frame) else frame
+    page.table(f32, "largest", units={"each": "MiB"}, expected=3)
+    page.table(frame, "largest_of_all", units={"each": "MiB"}, more=True)
+    theirs = []
+    for record in measured.only(impl="torch_eager", dtype="f32", **{"pass": "forward"}).records:
+        values, case = values_of(record), record["case"]
+        if "saved 1" in values:
+            shape = values["saved 1 name"]
+            scores = shape.endswith(f"x{case['context']}x{case['context']}")
+            what = "attention scores" if scores else "FFN hidden tensor"
+            line = (
+                "ref/attention.py: softmax(scores)" if scores else "ref/transformer.py: w2(silu(w1 x) * w3 x)"
+            )
+            theirs.append({"context": case["context"], "largest tensor of a block": shape, "what": what}
+                          | {"each": values["saved 1"] / MIB, "made in": line})  # fmt: skip
+    page.note("PyTorch, the largest tensor that a block keeps:")
+    theirs.sort(key=lambda row: row["context"])
+    page.table(pd.DataFrame(theirs), "largest_of_pytorch", units={"each": "MiB"})
+    last = longest(plain, dtype="f32")
+    if last:
+        values = values_of(last)
+        told = {
+            "size": last["case"]["size"],
+            "context": last["case"]["context"],
+            "mine": values["largest 1"] / MIB,
+        }
+        told["name"] = values["largest 1 name"].replace("layers.*.", "")
+        other = values_of(twin(measured, last))
+        told |= {"theirs": other["saved 1"] / MIB} if "saved 1" in other else {}
+        told["scores"] = values["scores"] / MIB if values.get("scores") else None
+        told["what"] = next((row["what"] for row in theirs if row["context"] == told["context"]), None)
+    page.say(**told)
 
 
 def report_saved(page, measured):
+    page.section("memory_profiling (f)")
     rows = []
-    for record in by_context(measured.only(**{"pass": "forward"})):
+    ordered = sorted(
+        measured.only(**{"pass": "forward"}).records, key=lambda r: (r["case"]["context"], r["impl"])
+    )
+    for record in ordered:
         case, values = record["case"], values_of(record)
         for i in range(1, CONTRIBUTORS + 1):
             if values.get("saved") and f"saved {i}" in values:
                 rows.append(
-                    {
-                        "size": case["size"],
-                        "dtype": case["dtype"],
-                        "context": case["context"],
-                        "side": record["impl"],
-                        "all of the block": values["saved"] / MIB,
-                        "tensor": values[f"saved {i} name"],
-                        "of it": values[f"saved {i}"] / MIB,
-                        "share": f"{100 * values[f'saved {i}'] / values['saved']:.1f} %",
-                    }
+                    {name: case[name] for name in ("size", "dtype", "context")}
+                    | {"side": record["impl"], "all of the block": values["saved"] / MIB}
+                    | {"tensor": values[f"saved {i} name"], "of it": values[f"saved {i}"] / MIB}
+                    | {"share": f"{100 * values[f'saved {i}'] / values['saved']:.1f} %"}
                 )
-    frame = pd.DataFrame(rows)
-    units = units_of(frame, ["all of the block", "of it"], "MiB")
-    longest = frame[frame["side"] == "c"] if rows else frame
-    if longest.empty:
-        page.table(frame, "saved", units=units)
-        return ""
-    longest = longest[longest["context"] == longest["context"].max()]
-    chosen = frame[
-        (frame["context"] == longest["context"].iloc[0]) & (frame["dtype"] == longest["dtype"].iloc[0])
-    ]
-    page.table(chosen[chosen["side"] != "c_naive"], "saved_at_the_longest", units=units)
-    page.table(frame, "saved", units=units)
-    return saved_sentence(measured, longest)
-
-
-def saved_sentence(measured, longest):
-    """What a block saves in C's fastest way, the largest of it, and the gradients of its weights."""
-    context, dtype = longest["context"].iloc[0], longest["dtype"].iloc[0]
-    tensors = [f"{row['tensor'].removeprefix('layers.0.')} {row['share']}" for _, row in longest.iterrows()]
-    tensors = tensors[:CONTRIBUTORS]
-    held = measured.only(impl="c_naive", context=int(context), dtype=dtype, **{"pass": "step"}).records
-    gradients = next(
-        (values_of(r)["block gradients"] for r in held if "block gradients" in values_of(r)), None
-    )
-    behind = (
-        ""
-        if gradients is None
-        else f"; in backward its weights' gradients are {gradients / MIB:.1f} MiB more"
-    )
-    return (
-        f"One block saves {longest['all of the block'].iloc[0]:.1f} MiB for backward at context {context} in {dtype} "
-        f"({', '.join(tensors)}){behind}."
+    frame, units = pd.DataFrame(rows), {"all of the block": "MiB", "of it": "MiB"}
+    if len(frame):
+        last = frame[frame["context"] == frame["context"].max()]
+        page.table(last[last["dtype"] == last["dtype"].iloc[0]], "saved_at_the_longest", units=units)
+    page.table(frame, "saved", units=units, more=True)
+    kept = [r for r in measured.only(impl="c", **{"pass": "forward"}).records if "saved" in values_of(r)]
+    record = max(kept, key=lambda r: r["case"]["context"], default=None)
+    if record is None:
+        return
+    values, other = values_of(record), values_of(twin(measured, record))
+    step = measured.only(impl="c_naive", context=record["case"]["context"], dtype=record["case"]["dtype"])
+    gradients = [values_of(r).get("block gradients") for r in step.only(**{"pass": "step"}).records]
+    page.say(
+        size=record["case"]["size"],
+        context=record["case"]["context"],
+        saved=values.get("saved", 0) / MIB or None,
+        theirs=other.get("saved", 0) / MIB or None,
+        first=values.get("saved 1 name", "").replace("layers.0.", "") or None,
+        share=values["saved 1"] / values["saved"] if values.get("saved") else None,
+        gradients=gradients[0] / MIB if gradients and gradients[0] else None,
     )

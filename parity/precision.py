@@ -9,7 +9,7 @@ from ref import precision as ref
 
 DELIVERABLES = {
     "mixed_precision_accumulation": "Adding 0.01 a thousand times in f32, f16 and between",
-    "benchmarking_mixed_precision (a, b)": "Dtypes of a model's components under autocast, and layer norm",
+    "benchmarking_mixed_precision": "Dtypes of a model's components under autocast, and layer norm",
 }
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
@@ -200,55 +200,36 @@ def square(case, c):
     }
 
 
-TOY_MODEL = "Which dtype has each component of the toy model under autocast (parameters f32)?"
-
-
 def report(page, records):
-    report_sums(page, records.only("mixed_precision_accumulation"))
+    report_sums(page, records)
     autocast = records.only("benchmarking_mixed_precision")
-    answer_autocast(
-        page, autocast, report_toy_model(page, autocast), report_layer_norm(page, autocast, records)
-    )
+    report_toy_model(page, autocast)
+    report_layer_norm(page, autocast, records)
     report_lists(page, autocast)
 
 
 def report_sums(page, records):
-    page.question(
-        "What do four ways to add 0.01 a thousand times come to, and where does each error come from?"
-    )
+    page.section("mixed_precision_accumulation")
     loops = [row for row in valued(records) if "loop" in row]
     for row in loops:
-        row["error"] = row["sum"] - row["exact"]
-        row["in full"] = repr(row["sum"])
-        row["printed"] = f"{row['sum']:.4f}"
+        row |= {
+            "in full": repr(row["sum"]),
+            "printed": f"{row['sum']:.4f}",
+            "error": row["sum"] - row["exact"],
+        }
         row["addend"] += ", cast before the addition" if row["cast_first"] else ""
+    names = {"loop": "loop", "accumulator": "accumulator", "addend": "addend", "in full": "sum"}
     page.table(
-        pd.DataFrame(loops),
-        "four_sums",
-        columns={name: name for name in ("loop", "accumulator", "addend")}
-        | {"in full": "sum", "printed": "printed", "error": "sum - 10"},
+        pd.DataFrame(loops), "four_sums", names | {"printed": "printed", "error": "sum - 10"}, expected=4
     )
-    if len(loops) == 4:
-        f32, f16, promoted, cast = (row["sum"] for row in loops)
-        page.text(
-            f"Every sum is PyTorch's, bit for bit. Loop 1 is off by {f32 - 10:.2g}, the rounding of a thousand f32 "
-            f"additions. Loops 3 and 4 are {'the same number' if promoted == cast else 'different numbers'}: the "
-            f"promotion inside the addition is the cast. Their error of {cast - 10:.2g} is not the accumulator's but "
-            f"the addend's, for f16 holds 0.01 as {(cast / 1000):.10f}, a thousand times. Loop 2 rounds its "
-            f"accumulator to f16 as well, and ends {10 - f16:.3g} short: the larger the sum, the coarser its steps."
-        )
-        page.answer(
-            "mixed_precision_accumulation",
-            f"The four sums are {', '.join(row['printed'] for row in loops)}, PyTorch's bit for bit. Loop 1 is "
-            f"off by the "
-            f"rounding of its additions, loops 3 and 4 by that of the addend, for the promotion inside an "
-            f"addition is the "
-            f"cast. Loop 2 rounds its accumulator to f16 as well and ends {10 - f16:.3g} short: the "
-            f"accumulator should be "
-            "wider than what is added to it.",
-            ", ".join(row["printed"] for row in loops),
-        )
-
+    printed = {f"loop{row['loop']}": row["printed"] for row in loops}
+    page.say(**printed, same=len({row["sum"] for row in loops[2:]}) == 1 and len(loops) == 4)
+    stalled = valued(records, count=1000, value=0.01, accumulator="bf16", method="sequential")
+    page.working(
+        exact={f"loop{row['loop']}": row["in full"] for row in loops},
+        f16=loops[-1]["sum"] / 1000 if loops else None,
+        bf16=stalled[0] if stalled else None,
+    )
     page.question("How do other dtypes, and two ways to add more carefully, do?")
     rows = {}
     for row in valued(records, count=1000, value=0.01):
@@ -258,67 +239,35 @@ def report_sums(page, records):
         line[row["method"]] = row["sum"]
         if row["method"] == "sequential":
             line["grew until"] = row["stalled"]
-    frame = pd.DataFrame(rows.values())
-    page.table(frame, "other_sums", digits={method: 8 for method in METHODS if method in frame})
-    for row in valued(records, count=1000, value=0.01, accumulator="bf16", method="sequential"):
-        page.text(
-            f"A bf16 accumulator stops growing at {row['sum']} after {row['stalled']} additions: there 0.01 is less "
-            "than half the distance to the next bf16 number, and every further addition rounds back. Kahan's "
-            "compensation carries what is lost to the next addition; pairwise summation adds numbers of like size. "
-            "The exact sum is 10 (for a low addend, a thousand times its rounded value)."
-        )
+    page.table(pd.DataFrame(rows.values()), "other_sums", digits=dict.fromkeys(METHODS, 8))
     longest = max((row["count"] for row in valued(records) if "method" in row), default=0)
     stalled = [row for row in valued(records, count=longest, method="sequential") if row["stalled"] < longest]
-    if stalled:
-        page.text(f"Sequential sums that stopped growing within {longest} additions:")
-        page.table(
-            pd.DataFrame(stalled),
-            "stalled_sums",
-            columns=["addend", "accumulator", "value", "sum", "stalled"],
-            digits={"sum": 8},
-        )
-
-
-def answer_autocast(page, records, dtypes, norm):
-    """Part (a) of the dtypes under f16 on a GPU, as the handout asks; part (b) of layer norm."""
-    named = ("parameters", "fc1", "ln", "logits", "loss", "gradients")
-    if dtypes and all(name in dtypes for name in named):
-        words = ", ".join(f"{name} {dtypes[name]}" for name in named)
-        page.answer(
-            "benchmarking_mixed_precision (a, b)",
-            f"Under f16 autocast on a GPU: {words}. {norm}",
-            f"{len(dtypes)} components as PyTorch has them",
-            TOY_MODEL,
-        )
+    names = ["addend", "accumulator", "value", "sum", "stalled"]
+    page.table(pd.DataFrame(stalled), "stalled_sums", names, digits={"sum": 8}, more=True)
 
 
 def report_toy_model(page, records):
-    """Also returns the dtypes under f16 on a GPU."""
-    page.question(TOY_MODEL)
+    page.section("benchmarking_mixed_precision (a)")
     columns = {}
     for record in records.only(part="toy_model", loss="cross_entropy_loss", impl="c").records:
         columns[f"{record['case']['device']}, {record['case']['low']}"] = record.get("dtypes", {})
-    page.table(pd.DataFrame([
-        {"component": name} | {title: dtypes.get(name, "") for title, dtypes in columns.items()}
-        for name in next(iter(columns.values()), {})
-    ]), "autocast_dtypes")  # fmt: skip
-    page.text(
-        "The first linear and the logits are products and run in the low precision. Cross entropy is promoted to f32, "
-        "and gradients have the dtype of their parameters. The devices differ in the norm: CUDA's list runs "
-        "layer_norm in f32, the CPU's does not name it, so that it keeps the low precision of its input."
-    )
+    names = next(iter(columns.values()), {})
+    rows = [
+        {"component": name} | {title: found.get(name, "") for title, found in columns.items()}
+        for name in names
+    ]
+    page.table(pd.DataFrame(rows), "autocast_dtypes", expected=6)
+    page.say(**columns.get("cuda, f16", {}))
     losses = {}
     for record in records.only(part="toy_model", low="f16", impl="c").records:
         row = losses.setdefault(record["case"]["loss"], {"loss": record["case"]["loss"]})
         row[f"{record['case']['device']}, f16"] = record.get("dtypes", {}).get("loss", "")
-    page.text("The loss is f32 only if it is one that autocast promotes:")
+    page.note("The dtype of the loss depends on whether autocast promotes it:")
     page.table(pd.DataFrame(losses.values()), "autocast_losses")
-    return columns.get("cuda, f16")
 
 
 def report_layer_norm(page, records, everything):
-    """Also returns the sentence of the answer."""
-    page.question("Which parts of layer norm are sensitive to the precision, and is bf16 enough?")
+    page.section("benchmarking_mixed_precision (b)")
     rows = valued(records, part="square")
     for row in rows:
         row["square"] = "overflows" if row["square"] is None else row["square"]  # JSON has no infinity
@@ -329,27 +278,16 @@ def report_layer_norm(page, records, everything):
         digits={"x": 4},
     )
     worst = {row["dtype"]: row for row in rows if row["x"] == 1000.0}
-    bf16 = next(
-        iter(valued(everything, count=1000, value=0.01, accumulator="bf16", method="sequential")), None
+    stops = valued(everything, count=1000, value=0.01, accumulator="bf16", method="sequential")
+    page.say(
+        overflows=worst.get("f16", {}).get("square") == "overflows" or None,
+        square=worst.get("bf16", {}).get("square"),
+        stops=stops[0]["sum"] if stops else None,
     )
-    if {"f16", "bf16"} <= set(worst) and bf16:
-        page.text(
-            f"The square, its mean and the reciprocal root: f16 ends at 65,504, so the square of x = 1000 "
-            f"{worst['f16']['square']}, and its reciprocal root is {worst['f16']['rsqrt']:g}. bf16 has the range of "
-            f"f32 ({worst['bf16']['square']:g} for the same square) but 8 significant bits: its sums still need an f32 "
-            f"accumulator (above, a bf16 one stopped at {bf16['sum']:g} of 10). So layer norm is kept in f32 for f16, "
-            "and under bf16 at least its reductions are."
-        )
-        return (
-            f"Layer norm's squares are what f16 cannot hold (that of 1000 {worst['f16']['square']}), and so it "
-            f"is kept in "
-            f"f32; bf16 has the range, but its sums still need an f32 accumulator."
-        )
-    return ""
 
 
 def report_lists(page, records):
-    page.question("Are the policies of both devices those of PyTorch?")
+    page.question("Does C have PyTorch's autocast policies?")
     rows = []
     for record in records.only(part="lists", impl="c").records:
         if "lists" in record:
@@ -360,25 +298,10 @@ def report_lists(page, records):
             rows.append(
                 {"device": record["case"]["device"], **counts, "same names as PyTorch's dispatcher": same}
             )
-    if not rows:
-        page.text(
-            f"C's are those of PyTorch {LISTED}: with another they are not compared here, but on the CPU's page."
-        )
-        return
     page.table(pd.DataFrame(rows), "autocast_lists")
-    called = [record for record in records.only(part="operations", impl="c").records if "dtypes" in record]
-    calls = sum(len(record["dtypes"]) for record in called)
-    found = {record["case"]["device"] for record in called}
-    places = [words for device, words in PLACES.items() if device in found]
-    wrong = sum(record["status"] != "ok" for record in called)
-    page.text(
-        "The names are compared with the operators for which PyTorch registers an autocast kernel, but for _cudnn_rnn, "
-        "which runs in f16 whatever the low precision is."
-    )
-    if not called:
-        return
-    page.text(
-        f"Beyond the names, {calls} calls of {len(ref.OPS)} operations were made under torch.autocast to f16 and bf16, "
-        f"with f32, low and mixed inputs, {' and '.join(places)}: "
-        f"{'every dtype agrees.' if not wrong else f'{wrong} of these tables disagree, see below.'}"
+    page.method(
+        f"The lists belong to PyTorch {LISTED}. They are compared with the operators for which PyTorch registers an "
+        f"autocast kernel, except _cudnn_rnn, which always runs in f16. {len(ref.OPS)} operations were also "
+        f"called under "
+        "torch.autocast, with f32, low and mixed inputs."
     )

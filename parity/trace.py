@@ -1,6 +1,7 @@
 """What runs in a training step, kernel by kernel, in C by its own trace and in PyTorch by its own profiler: the
 handout's nsys_profile. On a CPU the same by operations."""
 
+import re
 from collections import defaultdict, namedtuple
 from statistics import mean, median
 
@@ -9,7 +10,7 @@ import torch
 
 from parity.core import DTYPES, Case, Side, equal, grid
 from parity.shared.model import c_switches, initial_state, quick_start, sizes_of, torch_model, torch_switches
-from parity.shared.pages import on_gpu, ran_with
+from parity.shared.pages import by_case, on_gpu, ran_with
 from ref import trace as ref
 from ref.transformer import SIZES
 
@@ -18,6 +19,7 @@ DELIVERABLES = {"nsys_profile": "What runs in a step: kernels, their classes, an
 VOCAB, BATCH = 10_000, 4
 CONTEXTS = [128, 256, 512, 1024]
 RATES = {"cpu": 5e10, "f32": 5e13, "bf16_mixed": 2e14}  # FLOP/s to expect
+APART_MS = 0.02  # a gap that no picture shows
 KERNELS = 5  # of a record, for each of SCOPES
 PHASES = ("forward", "loss", "backward", "optimizer", "elsewhere")
 PASSES = {
@@ -199,6 +201,26 @@ class Traced:
         for row in list(rows)[: count[0]]:
             yield self.c.ffi.string(row.name).decode(), self.classes[row.op_class], row.share, row.per_pass
 
+    def series(self):
+        """Begin and end, in ms, of the last step's kernels by class; neighbours of a class that touch are one."""
+        rows, count = self.c.ffi.new("td_trace_activity **"), self.c.ffi.new("int64_t *")
+        self.c.td_trace_activities(self.trace, rows, count)
+        found, first = {}, None
+        for i in range(count[0]):
+            row = rows[0][i]
+            if row.step != self.info.steps - 1:
+                continue
+            first = row.begin_ns if first is None else first
+            name = self.classes[row.op_class]
+            begins, ends = (found.setdefault(f"{name} {what}", []) for what in ("begin", "end"))
+            begin, end = ((ns - first) / 1e6 for ns in (row.begin_ns, row.end_ns))
+            if ends and begin - ends[-1] < APART_MS:
+                ends[-1] = max(ends[-1], end)
+            else:
+                begins.append(begin)
+                ends.append(end)
+        return {name: [round(ms, 4) for ms in times] for name, times in found.items()}
+
     def values(self):
         info = self.info
         without = self.c.ffi.string(info.cupti).decode()
@@ -320,7 +342,7 @@ def tandem_side(case, c, impl, steps):
     def call():
         traced = Traced(case, session, case.config[impl], case.warmup, steps)
         try:
-            found["values"] = traced.values()
+            found["values"], found["series"] = traced.values(), traced.series()
         finally:
             traced.close()
         return {}
@@ -356,293 +378,273 @@ def eager_side(case, draw, c, steps):
 
 # ---- the page ----
 
-FORWARD = "(a) How long is the forward pass, and does the timer agree?"
-TOP = "(b) Which kernel takes the most time?"
-OTHERS = "(c) What else takes time in the forward pass?"
-SHARE = "(d) How much of the time is matrix products, in forward and in a whole step?"
-SOFTMAX = "(e) How does softmax compare with the products inside attention?"
+KEYS = ("size", "context")
+BOTH = ("c", "torch_eager")
+CLASSES = ("matmul", "attention", "softmax", "reduction", "elementwise", "optimizer", "memory", "other")
 
 
 def report(page, records):
-    measured = records.only(part="profile")
-    rows = [record for record in measured.records if "step busy" in record.get("values", {})]
-    said = []
-    for question, say, tables, shown_of in (
-        (FORWARD, say_times, report_times, measured),
-        (TOP, say_top, report_top, rows),
-        (OTHERS, say_others, report_others, rows),
-        (SHARE, say_share, report_share, rows),
-        (SOFTMAX, say_softmax, report_softmax, rows),
-    ):
-        page.question(question)
-        said.append(say(rows))
-        if said[-1]:
-            page.text(said[-1])
-        tables(page, shown_of)
-    answer = " ".join(words for words in (said[0], said[3], said[4]) if words)
-    page.answer("nsys_profile", answer, figure(rows), FORWARD)
-    method(page, records, measured)
+    profiled = records.only(part="profile")
+    found = [r for r in profiled.records if "step busy" in r.get("values", {})]
+    ended = type(records)(in_order(r for r in profiled.records if r["impl"] in BOTH))
+    asked = {dtype: by_case(ended.only(dtype=dtype), KEYS) for dtype in ("f32", "bf16_mixed")}
+    shown = [r for r in in_order(found) if r["case"]["dtype"] == "f32" and r["impl"] in BOTH]
+    last = by_case(type(records)(shown), KEYS)
+    last = last[max(last, key=lambda key: (list(SIZES).index(key[0]), key[1]))] if last else {}
+    mine, theirs = last.get("c"), last.get("torch_eager")
+    report_times(page, asked["f32"], mine, theirs)
+    report_top(page, shown, mine, theirs)
+    report_others(page, shown, mine, theirs)
+    report_share(page, asked["f32"], mine, theirs)
+    report_softmax(page, asked["f32"], mine, theirs)
+    rows = [case_of(r) | {"side": r["impl"]} | class_times(r, "step") for r in in_order(found)]
+    page.table(pd.DataFrame(rows), "classes", more=True)
+    wrong = [r for r in records.only(part="flops", impl="c").records if r["status"] != "ok"]
+    counted = len(records.only(part="flops")) and not wrong
+    tool = (
+        "C's kernels are records of CUPTI, also inside captured graphs"
+        if on_gpu(profiled)
+        else "C's operations are timed by the host's clock"
+    )
+    page.method(
+        f"Steps run without a trace and with it. {tool}; PyTorch's are its profiler's. A kernel belongs to "
+        f"the operation "
+        "that launched it in C, and is classified by its name in PyTorch. The clock waits for the device "
+        "after each phase; "
+        "a traced window goes from a phase's first kernel to its last. "
+        + ("The FLOPs of attention and of a step are those that PyTorch counts. " if counted else "")
+        + ran_with(profiled)
+    )
 
 
-def of(record):
-    return record["case"] | {"side": record["impl"]}
-
-
-KEYS = ("size", "dtype", "context", "side")
-
-
-def keyed(record):
-    case = of(record)
-    return {name: case[name] for name in KEYS}
-
-
-def ordered(rows):
+def in_order(records):
     order = {size: i for i, size in enumerate(SIZES)}
     return sorted(
-        rows, key=lambda row: (row["dtype"], order.get(row["size"], 9), row["context"], row["side"])
+        records, key=lambda r: (r["case"]["dtype"], order.get(r["case"]["size"], 9), r["case"]["context"])
     )
 
 
-def shown(records, impl="c"):
-    """The record that the sentences are about: the largest model and context of a side."""
-    mine = [record for record in records if record["impl"] == impl and record["case"]["dtype"] == "f32"]
-    order = {size: i for i, size in enumerate(SIZES)}
-    return max(
-        mine,
-        key=lambda r: (order.get(r["case"]["size"], 9) < 5, r["case"]["context"], r["case"]["d_model"]),
-        default=None,
-    )
+def case_of(record):
+    return {name: record["case"][name] for name in ("size", "dtype", "context")}
 
 
-def beside(records, record, impl):
-    """The same case of another side."""
-    return next((r for r in records if r["impl"] == impl and r["case"] == record["case"]), None)
+def values_of(record):
+    found = (record or {}).get("values", {})
+    return found if "step busy" in found else {}
 
 
-def where(record):
-    return f"{record['case']['size']} at context {record['case']['context']} in {record['case']['dtype']}"
-
-
-def what(record):
-    return "kernel" if record.get("device") == "cuda" else "operation"
-
-
-def report_times(page, measured):
+def rows_of(sides_of, cells):
+    """A row a case: what `cells` makes of each side's values, under "side what"."""
     rows = []
-    for record in measured.records:
-        row, values = keyed(record), record.get("values", {})
-        if "step busy" not in values:
-            rows.append(row | {"timer (ms)": record["status"]})
-            continue
-        row |= {"timer (ms)": values["forward timer"]}
-        if "step events" in values:
-            row |= {"events (ms)": values["forward events"], "traced events (ms)": values["forward traced"]}
-        row |= {"window (ms)": values["forward window"], "busy (ms)": values["forward busy"]}
-        row |= {
-            "sum (ms)": values["forward sum"],
-            "idle (ms)": values["forward window"] - values["forward busy"],
-        }
-        if "step events" in values:
-            row |= {"cost of the trace": f"{100 * cost(values):.1f} %"}
+    for key, sides in sides_of.items():
+        row = dict(zip(KEYS, key, strict=True))
+        for impl in BOTH:
+            values = values_of(sides.get(impl))
+            if values:
+                row |= {f"{impl} {name}": cell for name, cell in cells(sides[impl], values).items()}
+            elif impl in sides:
+                row[f"{impl} status"] = sides[impl]["status"]
         rows.append(row)
-    page.table(pd.DataFrame(ordered(rows)), "forward")
-    page.table(agreement(measured), "agreement")
-    if said := costs(measured):
-        page.text(said)
-    page.text(
-        "Agreement counts forward, backward and optimizer of every step: a trace's window, from the begin of the first "
-        "to the end of the last that was launched in it, beside the time between events on the device ahead of the "
-        "phase and behind it, in the same steps. The timer waits for the device behind every phase and so has the way "
-        "through the host in it as well. The forward of all has the loss in it."
+    frame = pd.DataFrame(rows)
+    firsts = [name for name in frame if not name.endswith(" status")]
+    return frame[[*firsts, *(name for name in frame if name.endswith(" status"))]]
+
+
+def report_times(page, cases, mine, theirs):
+    page.section("nsys_profile (a)")
+
+    def cells(_, values):
+        clock = values["forward timer"]
+        apart = 100 * (values["forward window"] / clock - 1)
+        return {
+            "clock (ms)": clock,
+            "profiler (ms)": values["forward window"],
+            "difference": f"{apart:+.1f} %",
+        }
+
+    page.note(
+        "f32, batch 4, the forward pass with its loss. clock: without a profiler, to the end of the device's work."
     )
-
-
-def agreement(measured):
-    """A row a side: how many phases' windows agree with the events beside the trace, and with the timer without."""
-    rows = []
-    for impl in measured.impls():
-        found = [
-            r["values"] for r in measured.only(impl=impl).records if "step events" in r.get("values", {})
-        ]
-        row = {"side": impl, "phases": sum(f"{name} window" in v for v in found for name in TIMED)}
-        for timer, words in (("traced mean", "events"), ("timer", "timer without a trace")):
-            apart = [
-                (v[f"{name} window"] - v[f"{name} {timer}"], v[f"{name} {timer}"])
-                for v in found
-                for name in TIMED
-                if v.get(f"{name} {timer}")
-            ]
-            row[f"within 3 %, {words}"] = sum(abs(ms) <= 0.03 * whole for ms, whole in apart)
-            ms, whole = max(apart, key=lambda pair: abs(pair[0]) / pair[1], default=(0.0, 0.0))
-            row[f"furthest, {words}"] = f"{ms:+.3f} of {whole:.3g} ms"
-        rows += [row] if found else []
-    return pd.DataFrame(rows)
-
-
-def cost(values):
-    """Of the trace, as a part of a whole step, by events."""
-    return values["step traced"] / values["step events"] - 1
-
-
-def costs(measured):
-    """What the trace costs C at the most, by size."""
-    found = defaultdict(list)
-    for record in ordered(
-        keyed(r) | r["values"] for r in measured.records if "step events" in r.get("values", {})
-    ):
-        if not record["side"].startswith("torch"):
-            found[record["size"]].append(100 * cost(record))
-    if not found:
-        return ""
-    order = [size for size in SIZES if size in found] + [size for size in found if size not in SIZES]
-    words = ", ".join(f"{max(found[size]):.1f} % ({size})" for size in order)
-    return f"By events, the trace makes a whole step of C's longer by {words} at the most."
-
-
-def say_times(records):
-    record = shown(records)
-    if record is None:
-        return ""
-    values = record["values"]
-    said = f"The forward pass of {where(record)} takes {values['forward timer']:.2f} ms by the timer"
-    if "forward events" not in values:
-        return f"{said} and {values['forward window']:.2f} by a trace of steps beside it."
-    apart = 100 * (values["forward window"] / values["forward traced mean"] - 1)
-    return (
-        f"{said}; in steps with a trace {values['forward traced mean']:.2f} ms by events and "
-        f"{values['forward window']:.2f} by the trace, {abs(apart):.1f} % {'less' if apart < 0 else 'more'}."
+    page.table(rows_of(cases, cells), "forward", expected=20)
+    sides = {"mine": values_of(mine), "theirs": values_of(theirs)}
+    page.say(
+        **(case_of(mine) if mine else {}),
+        **{
+            name: {"clock": v["forward timer"], "profiler": v["forward window"]}
+            for name, v in sides.items()
+            if v
+        },
+        most=max(
+            (abs(v["forward window"] / v["forward timer"] - 1) for v in sides.values() if v), default=None
+        ),
     )
+    lanes = series_of(mine)
+    if lanes:
+        title = (
+            f"Kernels of one training step, {mine['case']['size']}, context {mine['case']['context']}, f32"
+        )
+        page.timeline("timeline", {"C": lanes}, x="ms since the step began", title=title)
+    else:
+        page.lacks("a timeline of single kernels: records have sums by phase and class only")
+    parts = {}
+    for name, record in (("C", mine), ("PyTorch", theirs)):
+        if record:
+            for phase, times in by_phase(record).items():
+                parts[f"{name}, {phase}"] = {k: ms for k, ms in times.items() if ms > 0}
+    if parts:
+        case = (mine or theirs)["case"]
+        where = f"{case['size']}, context {case['context']}, f32"
+        page.bars("phases", parts, y="ms of kernels", title=f"Time of kernels by phase and class, {where}")
 
 
-def report_top(page, records):
-    largest = shown(records)
-    page.table(
-        pd.DataFrame(top_rows([r for r in records if largest and r["case"] == largest["case"]])), "largest"
-    )
-    page.table(pd.DataFrame(top_rows(records)), "top")
-    page.text(
-        "Nine products a layer, as one writes them, give 9 L + 1 in the forward pass; C forms q, k and v as one and "
-        "the gate and up projections as one."
-    )
-
-
-def top_rows(records):
-    rows = []
-    for record in records:
-        values = record["values"]
-        for scope in SCOPES:
-            if f"{scope} 1 name" in values:
-                rows.append(
-                    keyed(record)
-                    | {
-                        "of": scope,
-                        "name": values[f"{scope} 1 name"],
-                        "class": values[f"{scope} 1 class"],
-                        "share": f"{100 * values[f'{scope} 1 share']:.1f} %",
-                        "calls a pass": values[f"{scope} 1 calls"],
-                        "products of all names": values[f"{scope} products"],
-                    }
-                )
-    return ordered(rows)
-
-
-def say_top(records):
-    record = shown(records)
-    if record is None or "forward 1 name" not in record["values"]:
-        return ""
-    values = record["values"]
-    with_backward = values["forward and backward 1 name"]
-    same = values["forward 1 name"] == with_backward
-    return (
-        f"The {what(record)} with the most time of the forward pass is `{values['forward 1 name']}` "
-        f"({values['forward 1 class']}, {100 * values['forward 1 share']:.0f} %, {values['forward 1 calls']:g} calls a "
-        f"pass), and with backward it is {'the same' if same else f'`{with_backward}`'}."
-    )
-
-
-def report_others(page, records):
-    rows = []
-    for record in records:
-        values = record["values"]
-        total = sum(ms for name, ms in values.items() if name.startswith("forward ms "))
-        for name, ms in values.items():
-            op_class = name.removeprefix("forward ms ")
-            if op_class == name or op_class == "matmul" or ms < 0.01 * total:
-                continue
-            numbers = range(1, KERNELS + 1)
-            largest = next((i for i in numbers if values.get(f"forward {i} class") == op_class), None)
-            rows.append(
-                keyed(record)
-                | {
-                    "class": op_class,
-                    "ms": ms,
-                    "share": f"{100 * ms / total:.1f} %",
-                    "largest of the five first": values[f"forward {largest} name"] if largest else "",
-                }
-            )
-    page.table(pd.DataFrame(ordered(rows)), "others")
-
-
-def say_others(records):
-    record = shown(records)
-    if record is None:
-        return ""
-    mine, theirs = other_classes(record), beside(records, record, "torch_eager")
-    words = f" (PyTorch: {other_classes(theirs)})" if theirs and other_classes(theirs) else ""
-    return f"Beside products forward spends time in {mine}{words}." if mine else ""
-
-
-def other_classes(record):
-    """Those beside matrix products that have a hundredth of forward or more, with their shares."""
-    times = {
-        name.removeprefix("forward ms "): ms
-        for name, ms in record["values"].items()
-        if name.startswith("forward ms ")
-    }
-    total = sum(times.values())
-    others = sorted(((ms, name) for name, ms in times.items() if name != "matmul"), reverse=True)
-    return ", ".join(f"{name} {100 * ms / total:.1f} %" for ms, name in others if ms >= 0.01 * total)
-
-
-def shares(record):
-    """The share of matrix products in forward and in the step, in percent."""
-    found = []
-    for scope in ("forward", "step"):
-        total = sum(ms for name, ms in record["values"].items() if name.startswith(f"{scope} ms "))
-        found.append(100 * record["values"].get(f"{scope} ms matmul", 0) / total if total else 0)
+def by_phase(record):
+    """{phase: {class: ms}} from the sums of nested scopes."""
+    scopes = [class_times(record, scope) for scope in SCOPES]
+    names = ("forward", "backward", "optimizer")
+    found, before = {}, {}
+    for name, times in zip(names, scopes, strict=True):
+        found[name] = {k: ms - before.get(k, 0.0) for k, ms in times.items()}
+        before = times
     return found
 
 
-def report_share(page, records):
+def class_times(record, scope):
+    values = values_of(record)
+    return {name: values[f"{scope} ms {name}"] for name in CLASSES if f"{scope} ms {name}" in values}
+
+
+def series_of(record):
+    """{class: {fill: intervals}} of a step's kernels, where they were recorded."""
+    series = (record or {}).get("series", {})
+    return {
+        name: {name: list(zip(series[f"{name} begin"], series[f"{name} end"], strict=True))}
+        for name in CLASSES
+        if series.get(f"{name} begin")
+    }
+
+
+def short(name):
+    """A kernel's name that fits a table: without arguments, templates and what every GEMM's name has."""
+    functors = [found for found in re.findall(r"(\w+?)Functor", name) if found not in ("Binary", "Unary")]
+    name = re.sub(
+        r"^void |\(anonymous namespace\)::|at::native::|f32f32_f32f32_f32_|tilesize|_stage\d.*", "", name
+    )
+    inner = re.search(r"Kernel2?<(cutlass\w+)", name)
+    name = inner.group(1) if inner else re.split(r"[<(]", name)[0]
+    name = name if len(name) <= 44 else f"{name[:43]}…"
+    return f"{name} ({functors[0]})" if functors else name
+
+
+def report_top(page, shown, mine, theirs):
+    page.section("nsys_profile (b)")
     rows = []
-    for record in records:
-        forward, step = shares(record)
-        rows.append(
-            keyed(record)
-            | {
-                "in forward": f"{forward:.1f} %",
-                "in the step": f"{step:.1f} %",
-                "difference": f"{step - forward:+.1f} points",
-                "optimizer (ms)": record["values"]["optimizer busy"],
+    for record in shown:
+        values = values_of(record)
+        for scope in SCOPES:
+            if f"{scope} 1 name" in values:
+                rows.append(
+                    case_of(record)
+                    | {"side": record["impl"], "of": scope, "kernel": short(values[f"{scope} 1 name"])}
+                    | {
+                        "class": values[f"{scope} 1 class"],
+                        "share": f"{100 * values[f'{scope} 1 share']:.1f} %",
+                    }
+                    | {"calls a pass": values[f"{scope} 1 calls"]}
+                )
+    frame = pd.DataFrame(rows)
+    if len(frame):
+        longest = frame["context"].max()
+        page.note(f"f32, context {longest}: the kernel with the most time.")
+        page.table(frame[(frame["context"] == longest) & (frame["of"] != "step")], "top_kernel")
+    page.table(frame, "top_kernel_of_all", more=True)
+    five = []
+    for record in (mine, theirs):
+        values = values_of(record)
+        for i in range(1, KERNELS + 1):
+            if f"forward {i} name" in values:
+                five.append(
+                    {"side": record["impl"], "kernel": short(values[f"forward {i} name"])}
+                    | {
+                        "class": values[f"forward {i} class"],
+                        "share": f"{100 * values[f'forward {i} share']:.1f} %",
+                    }
+                    | {"calls a pass": values[f"forward {i} calls"]}
+                )
+    page.note("The five kernels with the most time in the forward pass of the largest case:")
+    page.table(pd.DataFrame(five), "five_kernels")
+    told = {}
+    for name, values in (("mine", values_of(mine)), ("theirs", values_of(theirs))):
+        if "forward 1 name" in values and "forward and backward 1 name" in values:
+            first, both = (short(values[f"{scope} 1 name"]) for scope in ("forward", "forward and backward"))
+            told[name] = {
+                "kernel": first,
+                "calls": values["forward 1 calls"],
+                "share": values["forward 1 share"],
             }
-        )
-    page.table(pd.DataFrame(ordered(rows)), "share")
-    page.text(
-        "Forward alone is inference but for what is kept. The class of a kernel is that of the operation that launched "
-        "it in C, and told by its name in PyTorch, where the loops of the optimizer are elementwise kernels."
-    )
+            told[name] |= {"both": both, "same": first == both, "class": values["forward 1 class"]}
+    page.say(**told, **(case_of(mine) if mine else {}))
 
 
-def say_share(records):
-    record = shown(records)
-    if record is None:
-        return ""
-    forward, step = shares(record)
-    theirs = beside(records, record, "torch_eager")
-    words = f" (PyTorch: {shares(theirs)[0]:.0f} and {shares(theirs)[1]:.0f} %)" if theirs else ""
-    return (
-        f"Matrix products are {forward:.0f} % of forward and {step:.0f} % of a whole step with AdamW{words}."
-    )
+def report_others(page, shown, mine, theirs):
+    page.section("nsys_profile (c)")
+    rows = []
+    for record in shown:
+        times = class_times(record, "forward")
+        total = sum(times.values())
+        for name, ms in times.items():
+            if name != "matmul" and total and ms >= 0.001 * total:
+                numbers = range(1, KERNELS + 1)
+                values = values_of(record)
+                largest = next((i for i in numbers if values.get(f"forward {i} class") == name), None)
+                kernel = short(values[f"forward {largest} name"]) if largest else ""
+                rows.append(
+                    case_of(record)
+                    | {"side": record["impl"], "class": name, "ms": ms, "share": f"{100 * ms / total:.1f} %"}
+                    | {"largest kernel of the five first": kernel}
+                )
+    frame = pd.DataFrame(rows)
+    if len(frame) and mine:
+        case = case_of(mine)
+        same = (frame["size"] == case["size"]) & (frame["context"] == case["context"])
+        page.note(f"{case['size']}, context {case['context']}, f32, the forward pass:")
+        page.table(frame[same], "others")
+    page.table(frame, "others_of_all", more=True)
+    told = {}
+    for name, record in (("mine", mine), ("theirs", theirs)):
+        times = class_times(record, "forward") if record else {}
+        total, others = sum(times.values()), {k: ms for k, ms in times.items() if k != "matmul"}
+        if others and total:
+            most = max(others, key=others.get)
+            told[name] = {"class": most, "ms": others[most], "share": others[most] / total}
+            told[name]["all"] = sum(others.values()) / total
+    page.say(**told)
+
+
+def shares(record):
+    """The share of matrix products in forward and in the step."""
+    found = []
+    for scope in ("forward", "step"):
+        total = sum(ms for name, ms in record["values"].items() if name.startswith(f"{scope} ms "))
+        found.append(record["values"].get(f"{scope} ms matmul", 0) / total if total else 0)
+    return found
+
+
+def report_share(page, cases, mine, theirs):
+    page.section("nsys_profile (d)")
+
+    def cells(record, values):
+        forward, step = shares(record)
+        words = {"in forward": f"{100 * forward:.1f} %", "in a step": f"{100 * step:.1f} %"}
+        return words | {"optimizer (ms)": values["optimizer busy"]}
+
+    page.note("f32: time of matrix products over the time of all kernels.")
+    page.table(rows_of(cases, cells), "share", expected=20)
+    told = {}
+    for name, record in (("mine", mine), ("theirs", theirs)):
+        if record:
+            forward, step = shares(record)
+            told[name] = {"forward": forward, "step": step, "optimizer": record["values"]["optimizer busy"]}
+    page.say(**told)
 
 
 def softmax_ratio(record):
@@ -657,74 +659,53 @@ def softmax_ratio(record):
     return parts[1] / (parts[0] + parts[2]), rows * (5 * case["context"] - 2) / products
 
 
-def report_softmax(page, records):
-    rows, curves = [], {}
-    for record in records:
-        values, ratio = record["values"], softmax_ratio(record)
-        row = keyed(record) | {f"{part} (ms)": values.get(f"attention ms {part}", "") for part in PARTS}
-        if ratio:
-            row |= {"time, softmax / products": ratio[0], "FLOPs, softmax / products": ratio[1]}
-            case = record["case"]
-            panel = curves.setdefault(f"{case['size']}, {case['dtype']}", {})
-            for impl, value in ((record["impl"], ratio[0]), ("c, arithmetic", ratio[1])):
-                points = panel.setdefault(impl, {})
-                points[case["context"]] = value
-        rows.append(row)
-    page.table(pd.DataFrame(ordered(rows)), "attention")
+def report_softmax(page, cases, mine, theirs):
+    page.section("nsys_profile (e)")
+
+    def cells(record, values):
+        found = {
+            f"{part} (ms)": values.get(f"attention ms {part}") for part in ("scores", "softmax", "values")
+        }
+        ratio = softmax_ratio(record)
+        return found | ({"softmax / products": ratio[0]} if ratio else {})
+
+    frame = rows_of(cases, cells)
+    flops = []
+    for sides in cases.values():
+        found = [softmax_ratio(r) for r in sides.values() if values_of(r) and softmax_ratio(r)]
+        flops.append(found[0][1] if found else None)
+    if len(frame):
+        frame["FLOPs, softmax / products"] = flops
+    page.note("f32, one forward pass. products: QK^T (scores) and PV (values).")
+    page.table(frame, "attention", expected=20)
+    panels = {}
+    for (size, context), sides in cases.items():
+        for impl in BOTH:
+            ratio = softmax_ratio(sides[impl]) if values_of(sides.get(impl)) else None
+            if ratio:
+                panel = panels.setdefault(size, {})
+                for name, value in ((impl, ratio[0]), ("FLOPs", ratio[1])):
+                    panel.setdefault(name, {})[context] = value
     drawn = {
-        name: {impl: tuple(zip(*sorted(points.items()), strict=True)) for impl, points in panel.items()}
-        for name, panel in curves.items()
+        size: {name: tuple(zip(*sorted(points.items()), strict=True)) for name, points in panel.items()}
+        for size, panel in panels.items()
         if any(len(points) > 1 for points in panel.values())
     }
+    chosen = [size for size in drawn if size in (next(iter(drawn)), list(drawn)[-1])]
     page.plot(
         "softmax",
-        dict(list(drawn.items())[-2:]),
+        {size: drawn[size] for size in chosen},
         x="context",
-        y="softmax / both products",
-        title="Softmax over both products inside attention, in time, and in FLOPs (dashed)",
+        y="softmax / (QK^T and PV)",
+        title="Softmax over both products of attention: time of C and PyTorch, and FLOPs",
     )
-
-
-def say_softmax(records):
-    record = shown(records)
-    ratio = softmax_ratio(record) if record else None
-    if not ratio:
-        return ""
-    return (
-        f"Inside attention softmax takes {ratio[0]:.2f} of the time of both products and {ratio[1]:.3f} of their "
-        "FLOPs."
-    )
-
-
-def figure(records):
-    record = shown(records)
-    return (
-        f"products are {shares(record)[0]:.0f} % of forward, {shares(record)[1]:.0f} % of a step"
-        if record
-        else ""
-    )
-
-
-def method(page, records, measured):
-    events = (
-        "Events on the device stand between C's phases, which follow each other, and around PyTorch's, which are "
-        "waited for"
-        if on_gpu(measured)
-        else "Events are the host's clock here as well, without a wait between C's phases"
-    )
-    tool = (
-        "C's kernels are CUPTI's records, by the operation that launched them, also inside captured graphs; PyTorch's "
-        "are its profiler's"
-        if on_gpu(measured)
-        else "C's operations are timed by the host's clock between their labels; PyTorch's are its profiler's"
-    )
-    wrong = [r for r in records.only(part="flops", impl="c").records if r["status"] != "ok"]
-    exact = (
-        " FLOPs of forward, of a step and of attention's products are PyTorch's own count to the last one."
-        if len(records.only(part="flops")) and not wrong
-        else ""
-    )
-    page.method(
-        f"Steps are run without a trace and with it; a trace's times are means of its steps, others medians. The timer "
-        f"waits for the device behind each phase. {events}. {tool}. {ran_with(measured)}{exact}"
-    )
+    told = {}
+    for name, record in (("mine", mine), ("theirs", theirs)):
+        ratio = softmax_ratio(record) if record else None
+        if ratio:
+            told |= {
+                name: ratio[0],
+                "flops": ratio[1],
+                f"{name}_ms": record["values"]["attention ms softmax"],
+            }
+    page.say(**told)

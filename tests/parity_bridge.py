@@ -3,7 +3,9 @@ are two, or ranks may share one (TD_SHARE_GPU): as a program it exits with 77 wh
 is set, it fails."""
 
 import contextlib
+import copy
 import functools
+import gc
 import io
 import json
 import os
@@ -13,6 +15,7 @@ import sys
 import tempfile
 import unittest
 import unittest.mock
+import weakref
 from multiprocessing.util import _run_finalizers
 from pathlib import Path
 
@@ -21,6 +24,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from parity import bridge
@@ -87,6 +91,19 @@ class Attention(unittest.TestCase):
             torch.testing.assert_close(o.double(), truth, rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(packed.grad.double(), wide.grad, rtol=1e-4, atol=1e-5)
 
+    def test_without_sequences_or_queries(self):
+        for device in DEVICES:
+            for batch, seq, seq_k in ((0, 4, 4), (2, 0, 4), (0, 4, 0)):
+                shapes = [(batch, n, 8) for n in (seq, seq_k, seq_k)]
+                sides = []
+                for apply in (bridge.FlashAttention.apply, F.scaled_dot_product_attention):
+                    inputs = [torch.ones(shape, device=device, requires_grad=True) for shape in shapes]
+                    o = apply(*inputs)
+                    o.sum().backward()
+                    sides.append([o, *(x.grad for x in inputs)])
+                for mine, theirs in zip(*sides, strict=True):
+                    self.assertTrue(torch.equal(mine, theirs), (batch, seq, seq_k))
+
     def test_within_what_is_compiled(self):
         for device in DEVICES:
 
@@ -114,6 +131,7 @@ class Attention(unittest.TestCase):
             ((x, x.bfloat16(), x), "got torch.float32, torch.bfloat16"),
             ((x.half(),) * 3, "TD_UNSUPPORTED"),
             ((torch.zeros(1, 4, 300),) * 3, "head_dim is 300"),
+            ((x, x[:, :0], x[:, :0]), r"k and v have no keys, for q \[2, 4, 8\]"),
         ):
             with self.assertRaisesRegex((TypeError, ValueError, RuntimeError), words):
                 bridge.FlashAttention.apply(*arguments)
@@ -363,6 +381,103 @@ def parameters_that_change(rank, device):
             model.close()
 
 
+class Picture(nn.Module):
+    """What PyTorch's DistributedDataParallel takes: another order in memory, buffers, and a parameter of nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.nothing, self.head = nn.Parameter(torch.zeros(0, 5)), nn.Linear(4, 2)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x):
+        x = self.norm(self.convolution(x)).relu().mean((2, 3))
+        return self.head(x) + self.nothing.sum()
+
+
+def step_of(model, x):
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(x).square().sum().backward()
+    if isinstance(model, bridge.DataParallel):
+        model.finish_gradient_synchronization()
+    sgd.step()
+    sgd.zero_grad()
+
+
+def same_state(a, b):
+    for (name, mine), theirs in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def beside_pytorchs(rank, device):
+    assert not {"pandas", "matplotlib", "rich", "jinja2"} & {*sys.modules}, "the bridge needs none of them"
+    xs = [
+        torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(10 * i + rank)).to(device)
+        for i in range(5)
+    ]
+    torch.manual_seed(rank)
+    mine = Picture().to(device)
+    mine.norm.running_mean += rank
+    theirs = copy.deepcopy(mine)
+    mine, theirs = bridge.DataParallel(mine, "bucketed"), DistributedDataParallel(theirs)
+    assert mine.module.convolution.weight.stride() == (27, 1, 9, 3)
+    for x in xs[:3]:
+        for model in (mine, theirs):
+            step_of(model, x)
+        same_state(mine.module, theirs.module)
+    averaged = torch.optim.swa_utils.AveragedModel(mine)
+    averaged.update_parameters(mine)
+    with torch.no_grad():
+        for model in (averaged, mine, theirs):  # before the other rank, which waits for nothing here
+            model.eval()(xs[3] if rank == 0 else xs[4])
+            model.train()
+    saved = io.BytesIO()
+    torch.save(mine, saved)
+    saved.seek(0)
+    copies = [copy.deepcopy(mine), torch.load(saved, weights_only=False)]
+    for x in xs[3:]:
+        for model in (theirs, mine, *copies):
+            step_of(model, x)
+        for model in (mine, *copies):
+            same_state(model.module, theirs.module)
+    for model in (mine, theirs):
+        model.eval()(xs[0][:0]).sum().backward()  # a batch of nothing
+    for a, b in zip(mine.module.parameters(), theirs.module.parameters(), strict=True):
+        assert a.numel() == 0 or torch.equal(a.grad, b.grad)
+    refused_or_freed(rank, device)
+
+
+def refused_or_freed(rank, device):
+    net = nn.Sequential(nn.Conv2d(4, 4, 4))  # of extents alike in any order
+    if rank == 0:
+        net.to(memory_format=torch.channels_last)
+    said("parameter 0.weight lies in memory by dimensions [", lambda: bridge.DataParallel(net.to(device)))
+    net = nn.Linear(6, 6).to(device)
+    net.weight = nn.Parameter(torch.zeros(6, 12, device=device)[:, ::2])
+    said("parameter weight has strides (12, 2), which leave gaps", lambda: bridge.DataParallel(net))
+    said("no parameters", lambda: bridge.DataParallel(nn.ParameterList([torch.zeros(0)])))
+
+    net = nn.Linear(6, 6).to(device)
+    device_of = bridge._device_of(net.weight)
+
+    def live():
+        gc.collect()
+        with device_of.calls() as c:
+            return c.value("td_device_memory", c.device).live_blocks
+
+    before = live()
+    model = bridge.DataParallel(net)
+    model(torch.ones(2, 6, device=device)).sum().backward()
+    model.finish_gradient_synchronization()
+    assert live() > before
+    gone = weakref.ref(model)
+    del model
+    assert live() == before and gone() is None
+    assert torch.equal(net.weight.grad, torch.full_like(net.weight, 2))  # the module's own by now
+    net(torch.ones(1, 6, device=device)).sum().backward()
+    assert torch.equal(net.weight.grad, torch.full_like(net.weight, 3))
+
+
 def shard_beside_the_whole(rank, device):
     name_limits(device)
     for model in (Toy, Tied):
@@ -603,6 +718,10 @@ def a_rank(rank, what, ranks, folder, cuda):
 
 
 def name_limits(device):
+    try:
+        bridge.FlashAttention.apply(*[torch.zeros(1, 4, 300, device=device)] * 3)
+    except RuntimeError as error:  # of this rank alone, which does not end the others
+        assert "head_dim is 300" in str(error)
     module = nn.Linear(2, 2).to(device)
     together = bridge.DataParallel(module, seconds=20.5, open_seconds=50)
     assert together._ranks.limits == {"open_seconds": 50, "seconds": 20.5}
@@ -705,6 +824,9 @@ class Ranks(unittest.TestCase):
 
     def test_each_backward_pass_ends_its_reduction(self):
         self.start(passes_that_end_by_themselves)
+
+    def test_what_pytorchs_takes_refuses_and_frees(self):
+        self.start(beside_pytorchs)
 
     def test_parameters_that_change(self):
         self.start(parameters_that_change)

@@ -191,8 +191,8 @@ def train(ranks, rank):
             assert model.module.unused.grad is None
             for optimizer in (one, other):
                 optimizer.step()
-            # Two ranks add in one order, more ranks in the backend's. A reentrant checkpoint runs a backward pass for
-            # each use of a block, and each is averaged by itself.
+            # Two ranks add in one order, more ranks in the backend's. A reentrant checkpoint runs a backward
+            # pass for each use of a block, and each is averaged by itself.
             check_same(model, alone, exact=ranks <= 2 and not options.get("reentrant"))
             with torch.no_grad(), Watch() as watch:
                 mine, right = loss_of(model, step, 99), loss_of(alone, step, 99)

@@ -253,8 +253,8 @@ class Lines(unittest.TestCase):
         keys = dict.fromkeys([*before["case"], *after["case"]])
         for key in keys:
             records.values(key)
-        report._provenance([after, before])
-        report._verdict([after, before])
+        report.provenance([after, before])
+        report.verdict([after, before])
         report._summary([after, before])
         list(report._gone([after, before]))
         report._troubles([after, before])

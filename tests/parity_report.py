@@ -22,7 +22,6 @@ from parity_core import BUILD, HOST
 from rich.console import Console
 
 from parity.core import compare, plot, report
-from parity.core.handouts import HANDOUTS
 from parity.core.record import FILE, RecordError
 from parity.core.tables import Spread, Table, text
 from parity.core.view import Records, geomean
@@ -53,8 +52,8 @@ class Tables(unittest.TestCase):
 
     def test_other_formats(self):
         table = Table(self.frame, ["dtype", "ms"])
-        self.assertIn("\\begin{tabular}{lr}\n\\toprule\ndtype & ms \\\\\n\\midrule\n", table.render("latex"))
-        self.assertIn("a\\textbar{}b\\_c & 0.0123 \\\\", table.render("latex"))
+        self.assertRegex(table.render("latex"), r"\\toprule\ndtype & ms \\\\\n\\midrule\n\\endfirsthead")
+        self.assertIn(r"a\textbar{}b\_\allowbreak{}c & 0.0123 \\", table.render("latex"))
         self.assertIn(
             "columns: 2,\n  align: (left, right,),\n  table.header([dtype], [ms]),", table.render("typst")
         )
@@ -159,21 +158,21 @@ class View(unittest.TestCase):
 class Pages(unittest.TestCase):
     def setUp(self):
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-        self.module = types.SimpleNamespace(
-            DELIVERABLES={"scaling": "Scaling", "else": "Something else"}, report=self.write_page
-        )
+        self.module = types.SimpleNamespace(DELIVERABLES={"scaling": "Scaling"}, report=self.write_page)
 
     @staticmethod
     def write_page(page, records):
-        page.question("How fast?")
-        page.answer("scaling", "It is fast.", "Fast")
+        page.section("scaling", "How fast?")
+        page.note("By size:")
         page.table(records.wide(["seq", "dtype"], "ms", base="torch_eager"), "times", units={"c": "ms"})
+        page.note("Nothing:")
         page.table(records.only("nothing").frame, "nothing")
         xs = records.values("seq")
         times = [records.value("ms", seq=x, dtype="f32") for x in xs]
         page.plot("time", {"c": (xs, times)}, x="seq", y="ms", title="Time, f32")
         page.plot("none", {"c": ([1, 2, 3], ["oom", math.nan, 0.0])}, x="seq", y="ms", title="None")
-        page.text("It is.")
+        page.question("What is empty?")
+        page.table(pd.DataFrame(), "empty")
         page.method("By the clock.")
 
     def write(self, form="md"):
@@ -184,55 +183,40 @@ class Pages(unittest.TestCase):
         self.assertEqual(names, ["scale.md", "scale_time.svg", "README.md"])
         page = (self.folder / "scale.md").read_text()
         self.assertIn(
-            "# scale\n\n*M; torch 2; measured 2026-11-21.*\n\n**[scaling](#how-fast)** It is fast.\n", page
+            "# scale\n\n*M; torch 2; measured 2026-11-21.*\n\n## scaling: How fast?\n\n*By size:*", page
         )
-        self.assertIn("## How fast?\n\n| seq | dtype | c (ms) | torch_eager | c / torch_eager |", page)
-        self.assertIn("*Not measured on this machine yet.*", page)
+        self.assertIn("\n\n| seq | dtype | c (ms) | torch_eager | c / torch_eager |", page)
+        self.assertIn("*Sides: `c`: C, one operation after the other; `torch_eager`: PyTorch", page)
+        self.assertNotIn("What is empty?", page)  # no heading without content
+        self.assertNotIn("Nothing:", page)
         self.assertIn("![Time, f32](scale_time.svg)", page)
-        self.assertIn("Time, f32 · M", (self.folder / "scale_time.svg").read_text())
+        self.assertIn(">M<", (self.folder / "scale_time.svg").read_text())
         self.assertIn(
             "## How it was measured\n\nBy the clock.\n\nMeasured 2026-11-21 on M; 2 threads on both", page
         )
-        self.assertIn("## What did not end with a number", page)
+        self.assertIn("## Results without a number or with a message", page)
         index = (self.folder / "README.md").read_text()
-        self.assertIn("| [scaling](scale.md#how-fast) | Scaling | holds (1 ok, 2 measured) | Fast |", index)
-        self.assertIn("| else | Something else | not measured |  |", index)
+        self.assertIn(
+            "| [scaling](scale.md#scaling-how-fast) | How fast? | holds (1 ok, 2 measured) |", index
+        )
 
-    def test_the_index_has_every_row_of_the_handouts(self):
-        self.module.DELIVERABLES |= {"torch_compile (b)": "The step"}
-        compiled = record(deliverable="torch_compile", case={"seq": 2048, "dtype": "f32"})
-        report.write({"scale": self.module}, [*View.records.records, compiled], self.folder)
-        lines = (self.folder / "README.md").read_text().splitlines()
-        rows = [row for rows in HANDOUTS.values() for row in rows]
-        found = [
-            line
-            for line in lines
-            if line.split("|")[1:2] and line.split("|")[1].strip("[] ").split("](")[0] in rows
-        ]
-        self.assertEqual([line.split("|")[1].strip("[] ").split("](")[0] for line in found], rows)
-        self.assertIn("| [torch_compile (b)](scale.md) | The step | measured (1) |  |", found)
-        self.assertIn("| torch_compile (a) |  | no module yet |  |", found)
-        self.assertLess(lines.index("## The handout of 2026"), lines.index("## Beyond the handouts"))
-
-    def test_long_tables_stand_on_a_page_of_their_own(self):
-        def page_of(rows):
+    def test_tables_that_nobody_asks_for_stand_on_a_page_of_their_own(self):
+        def page_of(**how):
             def write(page, records):
                 page.question("How many?")
-                page.table(pd.DataFrame({"n": range(rows)}), "counts")
+                page.table(pd.DataFrame({"n": range(30)}), "counts", **how)
 
             self.module.report = write
             self.write()
             return (self.folder / "scale.md").read_text()
 
-        self.assertIn("| 9 |", page_of(10))
+        self.assertIn("| 29 |", page_of())  # however long
         self.assertFalse((self.folder / "scale_tables.md").exists())
-        said = page_of(11)
-        self.assertNotIn("| 9 |", said)
-        self.assertIn("[All 11 rows: counts](scale_tables.md#counts-how-many)", said)
-        tables = (self.folder / "scale_tables.md").read_text()
-        self.assertIn("## counts: How many?\n\n| n |", tables)
-        self.assertIn("| 10 |", tables)
-        page_of(10)
+        said = page_of(more=True)
+        self.assertNotIn("| 29 |", said)
+        self.assertIn("- [counts](scale_tables.md#counts): How many?", said)
+        self.assertIn("## counts\n\nHow many?\n\n| n |", (self.folder / "scale_tables.md").read_text())
+        page_of()
         self.assertFalse((self.folder / "scale_tables.md").exists(), "nothing leads to it any more")
 
     def test_curves_look_like_their_implementation_and_like_no_other(self):
@@ -245,8 +229,7 @@ class Pages(unittest.TestCase):
             ({"c, saved": [(1, 1)], "c, arithmetic": [(1, 2)]}, "look the same"),
         ):
             with self.assertRaisesRegex(ValueError, words):
-                how = dict(x="x", y="y", log=False, title="t", ceilings={})
-                plot.write(self.folder / "p.svg", {"": curves}, **how)
+                plot.curves({"": curves}, x="x", y="y", log=False, title="t")
 
     def test_a_page_names_machine_and_builds(self):
         def page(*records):
@@ -281,7 +264,7 @@ class Pages(unittest.TestCase):
         self.assertIn("*CPU \\$\\\\frac{x\\$ \\# Heading \\*\\<b\\>\\* of 2_000; ", page)
         self.assertIn("| not judged: a\\\\\\|b \\|c\\<d> |\n", page)
         words = "".join(xml.etree.ElementTree.parse(self.folder / "scale_time.svg").getroot().itertext())
-        self.assertIn("Time, f32 · CPU $\\frac{x$ # Heading *<b>* of 2_000", words)
+        self.assertIn("CPU $\\frac{x$ # Heading *<b>* of 2_000", words)
 
     def test_the_same_records_give_the_same_bytes(self):
         first = {path: path.read_bytes() for path in self.write()}
@@ -291,25 +274,31 @@ class Pages(unittest.TestCase):
     def test_tables_as_files(self):
         names = [str(path.relative_to(self.folder)) for path in self.write("csv")]
         self.assertIn("tables/scale_times.csv", names)
+        self.assertIn("tables/scale_time.pdf", names)
         self.assertNotIn("tables/scale_nothing.csv", names)
-        lines = (self.folder / "tables/scale_times.csv").read_text().splitlines()
-        self.assertRegex(lines[0], "^# How fast[?] M, measured 2026-11-21[.] ")
-        self.assertIn("128,f32,0.25,1.0,0.25", lines)
-        self.assertEqual(
-            len(pd.read_csv(self.folder / "tables/scale_times.csv", comment="#")), len(lines) - 2
-        )
-        for form, start in (("latex", "% How fast? M, measured"), ("typst", "// How fast? M, measured")):
-            self.write(form)
-            suffix = {"latex": "tex", "typst": "typ"}[form]
-            self.assertTrue((self.folder / f"tables/scale_times.{suffix}").read_text().startswith(start))
+        frame = pd.read_csv(self.folder / "tables/scale_times.csv")
+        self.assertEqual(frame["c / torch_eager"].tolist()[0], 0.25)
+        listed = pd.read_csv(self.folder / "tables/tables.csv")
+        self.assertEqual(listed["file"].tolist(), ["scale_times.csv", "scale_time.pdf"])
+        self.assertEqual(listed["row"].tolist(), ["scaling", "scaling"])
+        self.write("latex")
+        table = (self.folder / "tables/scale_times.tex").read_text()
+        for words in (
+            r"\begin{longtable}",
+            r"\caption{How fast? M.}",
+            r"\label{tab:scale_times}",
+            r"\endhead",
+        ):
+            self.assertIn(words, table)
 
     def test_two_tables_of_a_name_are_refused(self):
         def twice(page, records):
+            page.question("Twice?")
             page.table(records.frame, "times")
             page.table(records.frame, "times")
 
         self.module.report = twice
-        with self.assertRaisesRegex(report.ReportError, "two tables of scale are called 'times'"):
+        with self.assertRaisesRegex(ValueError, "two tables of scale are called 'times'"):
             self.write("csv")
 
     def test_one_module_s_pages_without_the_index(self):
@@ -323,6 +312,7 @@ class Pages(unittest.TestCase):
         """The disk ends inside the first file that is larger than `room`."""
 
         def plain(page, records):
+            page.question("All?")
             page.table(records.frame, "all")
 
         sizes = {path.name: path.stat().st_size for path in self.write("csv")}
@@ -355,13 +345,14 @@ class Pages(unittest.TestCase):
         (self.folder / "README.md").symlink_to(target)
         self.write()
         self.assertEqual(target.read_text(), "as it was")
-        self.assertIn("[scaling](scale.md#how-fast)", (self.folder / "README.md").read_text())
+        self.assertIn("[scaling](scale.md#scaling-how-fast)", (self.folder / "README.md").read_text())
         self.assertEqual((self.folder / "scale.md").stat().st_mode & 0o777, 0o666 & ~UMASK)
 
     def test_pages_are_utf_8_in_every_locale(self):
         code = (
             "import sys, types; from pathlib import Path; from parity.core import report\n"
             "def write_page(page, records):\n"
+            "    page.question('q')\n"
             "    page.plot('times', {'c': ([1, 2], [3, 4])}, x='caf\\xe9', y='\\xb5s', title='t')\n"
             "    page.text('caf\\xe9')\n"
             "module = types.SimpleNamespace(DELIVERABLES={'d': 'D'}, report=write_page)\n"
@@ -393,7 +384,7 @@ class Pages(unittest.TestCase):
         ):
             report.write(modules, records, self.folder)
         self.assertIn("How fast?", (self.folder / "scale.md").read_text())
-        self.assertIn("| [scaling](scale.md#how-fast) |", (self.folder / "README.md").read_text())
+        self.assertIn("| [scaling](scale.md#scaling-how-fast) |", (self.folder / "README.md").read_text())
 
     def test_failures_show_in_the_verdict_and_on_the_page(self):
         records = [

@@ -358,8 +358,8 @@ static const td_hyperparameters
 
 static td_hook callers; /* takes no part, but stands in the chain */
 
-/* A gather would read the new weights after this event, or after what the device's stream has to do. An update
- * of the second stream is before the event. */
+/* A gather would read the new weights after this event, or after the work of the device's stream. An
+ * update of the second stream is before the event. */
 static td_status on_updated(td_hook *hook, td_range range, td_event *event)
 {
     (void)hook;

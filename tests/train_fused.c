@@ -341,8 +341,8 @@ static td_status on_updated(td_hook *hook, td_range range, td_event *event)
     return TD_OK;
 }
 
-/* The groups: up to the first layer's q, k and v; from its output to the second layer; the third layer; norms;
- * head. A launch has the products of one group. */
+/* The groups: up to the first layer's q, k and v; from its output to the second layer; the third layer; norms
+ * and head. A launch has the products of one group. */
 static void groups_are_fused_by_their_own_hyperparameters(void **state)
 {
     static const int64_t want[] = {1, 2, 2, 2, 2, 2, 1, 1};

@@ -293,8 +293,8 @@ static void assert_same_backward(td_trial *const trials[2], bool along)
  * behind. */
 static void what_is_kept_changes_no_number(void **state)
 {
-    /* Of more than one layer a checkpoint: the last one, which is not computed again, is cut short; the second one
-     * begins after layer 0 and has another layer. */
+    /* With more than one layer a checkpoint: the last one, which is not computed again, is cut short. The
+     * second one begins after layer 0 and has another layer. */
     static const struct {
         td_keep keep;
         int64_t checkpoint_layers, layers;

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import columns
 import floors
+import plain
 import readme
 import rooms
 
@@ -220,6 +221,19 @@ class Readme(unittest.TestCase):
 
     def test_no_quote_is_named(self) -> None:
         self.assertEqual(self.check("words"), ["README.md quotes nothing"])
+
+
+class Plain(unittest.TestCase):
+    def test_a_word_that_is_read_twice_is_named_with_a_plain_one(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            page = "# Ranks\n\n```\nbehind\n```\n\nIt ends behind backward.\n\n`beside` | x\n\n| beside |\n"
+            write(
+                root,
+                {"reports/m/x.md": page, "reports/local/x.md": page, "parity/words/x.j2": "A {{ behind }}."},
+            )
+            found = ["reports/m/x.md:7: 'behind': after, or hidden by"]
+            self.assertEqual(plain.problems(root), found)
 
 
 class Columns(unittest.TestCase):

@@ -73,7 +73,7 @@ def check_name(root: Path, name: str) -> None:
 def rooms(root: Path, name: str) -> dict[Path, str]:
     """The module's own files."""
     found = {}
-    for path in sorted(path for path in TEMPLATE.rglob("*") if path.suffix in (".c", ".h", ".py")):
+    for path in sorted(path for path in TEMPLATE.rglob("*") if path.suffix in (".c", ".h", ".py", ".j2")):
         place = str(path.relative_to(TEMPLATE)).replace(EXAMPLE, name)
         text = path.read_text()
         found[root / place] = text.replace(EXAMPLE, name).replace(EXAMPLE.upper(), name.upper())

@@ -133,6 +133,7 @@ static bool say_waiting(void *user, double seconds, const char *what)
 static const char *remedy(const char *error)
 {
     return strstr(error, "another run of that name is there") ? "; name this one with --run"
+           : strstr(error, "both say that they are rank")     ? "; two runs at a time need two names: --run"
            : strstr(error, "; open_seconds is")               ? " (--open-timeout)"
            : strstr(error, "; seconds is")                    ? " (--timeout)"
                                                               : "";

@@ -4,21 +4,23 @@ forward pass alone beside torch.compile's, on a CPU too."""
 
 import torch
 
-from parity.bench import checkpointing, cpu_page, gpu_page
+from parity.bench import checkpointing
 from parity.bench.drivers import CDriver, TorchDriver
+from parity.bench.page import report
 from parity.bench.steps import COLD_CONTEXT, LONG_S, LONGEST_S, WARMUPS, WHOLE_CONTEXT
 from parity.bench.timings import Parts, Phases, Whole, side_of
 from parity.core import Case, Side, grid
 from parity.core.clock import time_sides
 from parity.shared.model import c_switches, initial_state, torch_model, torch_switches
-from parity.shared.pages import on_gpu
 from ref import bench as ref
 from ref.transformer import SIZES, fused_attention
 
+__all__ = ["DELIVERABLES", "cases", "report", "run"]
+
 DELIVERABLES = {
     "benchmarking_script": "Forward, backward and optimizer of the models, and what warm-up changes",
-    "benchmarking_mixed_precision (c)": "bf16 against f32, by size",
-    "torch_compile (b)": "The whole model, captured and compiled",
+    "benchmarking_mixed_precision": "bf16 against f32, by size",
+    "torch_compile": "The whole model, captured and compiled",
     "gradient_checkpointing": "Activations computed again: time and memory of a step",
     "micro_batches": "Steps of many micro-batches: what is used of the GPU",
 }
@@ -346,9 +348,3 @@ def asked_flops(case, c):
     size = c.struct("td_account_model", case)
     counted = c.value("td_account_model_flops", size, case.batch, case.context, True, False)
     return 3 * counted.forward_matmul * case.get("micro_batches", 1)
-
-
-def report(page, records):
-    pages = gpu_page if on_gpu(records) else cpu_page
-    pages.report(page, records)
-    checkpointing.report(page, records)

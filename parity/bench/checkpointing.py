@@ -4,8 +4,9 @@ steps of many micro-batches, for which such a step is run."""
 import pandas as pd
 
 from parity.core import Case
+from parity.core.comparison import ms_of
 from parity.shared.model import AS_TIMED, c_switches, torch_switches
-from parity.shared.pages import peak_of, units_of
+from parity.shared.pages import MIB, mark, peak_of
 from ref.transformer import SIZES
 
 KEPT = {"c_keep_all": {"keep": "all"}, "c_keep_most": {"keep": "most"}, "c_checkpoint": {"keep": "inputs"}}
@@ -101,131 +102,73 @@ def report(page, records):
     report_micro_batches(page, records.only("micro_batches").records)
 
 
-def by_case(records):
-    found = {}
-    for record in sorted(records, key=lambda r: place(r["case"])):
-        found.setdefault(tuple(record["case"].items()), {})[record["impl"]] = record
-    return [(dict(keys), sides) for keys, sides in found.items()]
-
-
-def place(case):
+def place(record):
+    case = record["case"]
     return list(SIZES).index(case["size"]), case["context"], case.get("checkpoint_layers", 0)
 
 
 def report_checkpoints(page, records):
-    cases = by_case(records)
-    if not cases:
+    page.section("gradient_checkpointing")
+    rows, peaks = [], {}
+    for record in sorted(records, key=place):
+        case, impl = record["case"], record["impl"]
+        row = {name: case[name] for name in ("size", "context", "dtype")} | {"side": impl}
+        row["layers a checkpoint"] = str(case["checkpoint_layers"]) if "checkpoint" in impl else None
+        name = {"c_keep_all": "all_mib", "c_keep_most": "most_mib", "c_checkpoint": "inputs_mib"}.get(impl)
+        row |= {"time": ms_of(record), "peak": record.get("peak_mib"), "noisy": mark(record)}
+        row["activations by the arithmetic"] = record.get("values", {}).get(name)
+        rows.append(row | {"status": record["status"]})
+        if impl == "c_checkpoint" and record.get("peak_mib"):
+            peaks.setdefault((case["size"], case["context"]), {})[case["checkpoint_layers"]] = record
+    sizes = {"peak": "MiB", "activations by the arithmetic": "MiB"}
+    page.table(pd.DataFrame(rows), "checkpointing", units={"time": "ms"} | sizes)
+    chosen = max(peaks, key=lambda key: (len(peaks[key]), key[1]), default=None)
+    if chosen is None:
         return
-    page.question("What does activation checkpointing save, and what does it cost?")
-    rows, saved, added = [], [], []
-    for case, sides in cases:
-        key = {name: case[name] for name in ("size", "context", "dtype")}
-        base = sides.get("c_keep_all", {})
-        for impl, record in sides.items():
-            row = key | {"layers a checkpoint": None, "side": impl}
-            if "checkpoint" in impl:
-                row["layers a checkpoint"] = str(case["checkpoint_layers"])
-            if "ms" not in record:
-                rows.append(row | {"time": record["status"]})
-                continue
-            row |= {"time": record["ms"]["median"], "peak": record.get("peak_mib")}
-            name = {"c_keep_all": "all_mib", "c_keep_most": "most_mib", "c_checkpoint": "inputs_mib"}.get(
-                impl
-            )
-            row["activations by the arithmetic"] = record.get("values", {}).get(name)
-            rows.append(row)
-            if impl == "c_checkpoint" and "ms" in base:
-                if record.get("peak_mib") and base.get("peak_mib"):
-                    saved.append(1 - record["peak_mib"] / base["peak_mib"])
-                added.append(record["ms"]["median"] / base["ms"]["median"] - 1)
-    whole = pd.DataFrame(rows).dropna(axis="columns", how="all")
-    for size, context in dict.fromkeys((row["size"], row["context"]) for row in rows):
-        frame = whole[(whole["size"] == size) & (whole["context"] == context)]
-        sizes = units_of(frame, ["peak", "activations by the arithmetic"], "MiB")
-        page.table(frame, f"checkpointing_{size}_{context}", units=units_of(frame, ["time"], "ms") | sizes)
-    page.method(
-        "A whole training step, medians of three samples, and the peak of its memory. c_keep_all finds all of "
-        "forward's activations in backward, c_keep_most computes norms and silu(gate) up again, c_checkpoint keeps "
-        "the inputs of checkpoints and runs the layers of each but the last one forward again; their gradients are "
-        "the same bits where nothing is summed in another order. torch_checkpoint is the PyTorch side above it with "
-        "torch.utils.checkpoint around as many layers. Activations by the arithmetic are those of "
-        "td_account_block_activations and td_account_checkpointing; C's plan has them within a thousandth "
-        "(tests/transformer_memory.c). C's gradients share memory with activations."
+    found = {k: record["peak_mib"] for k, record in peaks[chosen].items()}
+    best, rest = min(found, key=found.get), sorted(set(found) - {min(found, key=found.get)})
+    one = peaks[chosen].get(1)
+    base = next((r for r in records if r["impl"] == "c_keep_all" and one and r["case"] == one["case"]), None)
+    told = {"size": chosen[0], "context": chosen[1], "best": best, "peak": found[best]}
+    if rest:
+        told |= {"other": rest[0], "other_peak": found[rest[0]]}
+    if base and ms_of(base) and ms_of(one):
+        told |= {"ms": ms_of(one), "more": ms_of(one) / ms_of(base) - 1}
+        told["less"] = 1 - one["peak_mib"] / base["peak_mib"]
+    page.say(**{"other": None} | told)
+    case = peaks[chosen][best]["case"]
+    each = case["batch"] * case["context"] * case["d_model"] * 4 / MIB
+    layer = peaks[chosen][best]["values"]["all_mib"] / case["layers"]
+    page.working(size=chosen[0], input=each, layer=layer, model=(case["layers"] * each / layer) ** 0.5)
+    bars = {f"k = {k}": {"activations": r["values"]["inputs_mib"]} for k, r in sorted(peaks[chosen].items())}
+    page.bars(
+        "checkpoints",
+        bars,
+        y="MiB",
+        title=f"Activations by layers a checkpoint, {chosen[0]}, context {chosen[1]}, by the arithmetic",
     )
-    best = best_spans(cases)
-    if best:
-        page.text(
-            "Checkpoints of k layers keep the inputs of N / k checkpoints and the activations of k layers. Without "
-            "regard to compute the least is recursive halving: backward of a half begins from a checkpoint in its "
-            "middle, and so on down to one layer. That keeps one layer's activations and about log2 N inputs, and runs "
-            "forward N log2 N times over instead of N."
-        )
-    if saved:
-        page.answer(
-            "gradient_checkpointing",
-            f"Checkpoints of one layer take {100 * min(saved):.0f} to {100 * max(saved):.0f} % less memory for "
-            f"{100 * min(added):.0f} to {100 * max(added):.0f} % more time than a step that keeps all."
-            + (f" Of one level, {best}." if best else "")
-            + " Without regard to compute the least is recursive halving: one layer's activations, log2 N inputs.",
-            f"{100 * min(saved):.0f} to {100 * max(saved):.0f} % less memory",
-        )
-
-
-def best_spans(cases):
-    """In words, the peaks of every model that has several."""
-    peaks = {}
-    for case, sides in cases:
-        record = sides.get("c_checkpoint", {})
-        if record.get("peak_mib"):
-            peaks.setdefault((case["size"], case["context"]), {})[case["checkpoint_layers"]] = record[
-                "peak_mib"
-            ]
-    said = []
-    for (size, context), found in peaks.items():
-        if len(found) > 1:
-            best = min(found, key=found.get)
-            figures = ", ".join(f"{peak:.0f} MiB (k = {span})" for span, peak in sorted(found.items()))
-            said.append(
-                f"{size} at context {context} has {figures}, so that k = {best} is the least measured"
-            )
-    return "; ".join(said)
+    page.method(
+        "Checkpoints: whole captured steps, medians of three, and the peak of all memory. c_checkpoint runs "
+        "the layers of "
+        "a checkpoint forward again in backward. The same weights give the same gradients."
+    )
 
 
 def report_micro_batches(page, records):
-    rows, shares = [], []
-    for case, sides in by_case(records):
-        for impl, record in sides.items():
-            row = {name: case[name] for name in ("size", "dtype", "batch", "context", "micro_batches")}
-            row["tokens a step"] = case["batch"] * case["context"] * case["micro_batches"]
-            row["side"] = impl
-            if "ms" not in record:
-                rows.append(row | {"time": record["status"]})
-                continue
-            seconds, peak = record["ms"]["median"] / 1e3, peak_of(record)
-            flops = record.get("values", {}).get("model_flops")
-            share = flops / seconds / 1e12 / peak if peak and flops else None
-            shares += [(case["size"], share)] if share else []
-            row |= {"time": 1e3 * seconds, "tokens/s": row["tokens a step"] / seconds}
-            row |= {"peak memory": record.get("peak_mib"), "MFU": f"{100 * share:.1f} %" if share else None}
-            rows.append(row)
-    if not rows:
-        return
-    page.question("What is used of the GPU where the optimizer comes once in 262,144 tokens?")
-    frame = pd.DataFrame(rows).dropna(axis="columns", how="all")
-    memory = units_of(frame, ["peak memory"], "MiB")
-    page.table(frame, "micro_batches", units=units_of(frame, ["time"], "ms") | memory)
-    page.method(
-        "Steps of many micro-batches, captured, whose gradients are added up in f32; medians of three. MFU: the "
-        "products that the model asks for, over time and the data sheet's peak of dense products. Of a step of T "
-        "tokens in batches of context S they are 6 T (L (4 d^2 + 3 d d_ff) + d V) for the linear layers and "
-        "6 T S d L for attention, of whose scores the masked half is not counted; nothing that is computed twice "
-        "counts twice."
-    )
-    if shares:
-        figure = ", ".join(f"{100 * share:.1f} % ({size})" for size, share in shares)
-        page.answer(
-            "micro_batches",
-            f"Where the optimizer comes once in {STEP_TOKENS:,} tokens, the MFU is {figure}, of the products that the "
-            "model asks for and the data sheet's peak.",
-            f"MFU {figure}",
-        )
+    page.section("micro_batches", "What is used of the GPU if the optimizer runs once in 262,144 tokens?")
+    rows, told = [], {}
+    for record in sorted(records, key=place):
+        case, peak = record["case"], peak_of(record)
+        row = {name: case[name] for name in ("size", "dtype", "batch", "context", "micro_batches")}
+        row |= {"side": record["impl"], "time": ms_of(record), "peak memory": record.get("peak_mib")}
+        flops = record.get("values", {}).get("model_flops")
+        tokens = case["batch"] * case["context"] * case["micro_batches"]
+        if ms_of(record):
+            row["tokens/s"] = 1e3 * tokens / ms_of(record)
+            share = flops / ms_of(record) / 1e9 / peak if peak and flops else None
+            row["MFU"] = f"{100 * share:.1f} %" if share else None
+            told = {"size": case["size"], "ms": ms_of(record), "micro": case["micro_batches"], "mfu": share}
+            told["tokens"] = tokens
+        rows.append(row)
+    page.table(pd.DataFrame(rows), "micro_batches", units={"time": "ms", "peak memory": "MiB"})
+    page.say(**told)

@@ -126,19 +126,21 @@ allocator's peak during the call, and of a side in its turn on a GPU also all th
 so that `holds` need not list it. A second C variant in one case works on a device of its own, c.side("c_naive"), so
 that its memory is its own.
 
-page             the report of one module: the answers at its head, questions, and at the end how it was measured
-    page.question(text)                     a heading: the deliverable's question in our words
-    page.answer(row, text, figure)          what it comes to, in at most three sentences with the figures and their
-                                            spread, and the one figure of its line in the index. `row` is a key of
-                                            DELIVERABLES: an id of core/handouts.py, or one beyond them
-    page.table(frame, name, columns={...}, units={...}, digits={...})   a DataFrame; columns selects, orders and
-                                            titles. One of more than ten rows stands in <module>_tables.md, and a link
-                                            to it on the page. `name` is that of its file, where tables are exported
+page             the report of one module
+    page.section(row, question="")          begins the answer to a row of core/handouts.py, or to a key of DELIVERABLES
+                                            with the question given. page.question(text): a section of no row
+    page.say(**values)                      the answer, by the template "## row" of parity/words/<module>.j2: a line is
+                                            a sentence, at most four of 25 words and 3 numbers. A sentence whose values
+                                            are missing or None is left out. page.working(**values): "## row working"
+    page.table(frame, name, columns={...}, units={...}, digits={...}, more=False, expected=0)   a DataFrame; columns
+                                            selects, orders and titles. `more`: nobody asks for it, it stands in
+                                            <module>_tables.md. `expected`: how many rows the question asks for
+    page.note(text)                         a line that explains the table or the picture that follows
     page.plot(name, curves, x=..., y=..., title=..., log=True, ceilings={...})   curves {impl: (xs, ys)} or {panel:
-                                            {impl: (xs, ys)}}, an SVG. core/plot.py knows what each impl looks like;
-                                            prefer what a reader compares, TFLOP/s below its ceiling, to milliseconds
-    page.text(text)                         a paragraph under the question
-    page.method(text)                       a paragraph of the last section: how it was measured, what a word means
+                                            {impl: (xs, ys)}}. core/plot.py knows what each impl looks like
+    page.timeline, page.stack, page.bars    other pictures, as core/plot.py has them
+    page.lacks(text)                        what the question asks for and nobody measured
+    page.method(text)                       a paragraph of the last section: how it was measured
 
 records          a Records object: the newest result of each (case, impl) of the module
     records.frame                           DataFrame, a row a (case, impl): deliverable, impl, status, message, a
@@ -185,19 +187,31 @@ A complete example, parity/scale.py, for an imaginary td_scale(dev, count, dtype
         }
 
     def report(page, records):
-        page.question("Does C scale as exactly as PyTorch, and how fast?")
+        page.section("scaling", "Does C scale as exactly as PyTorch, and how fast?")
         page.table(records.wide(["count", "dtype"], "rel_l2", base="torch_eager"), "errors")
-        timed = records.only(count=[2**20, 2**24]).wide(["count"], "ms", base="torch_eager")
-        page.table(timed, "times", units={"c": "ms", "torch_eager": "ms"})
-        ratios = records.ratio("ms")
-        if len(ratios):
-            slowest = f"{ratios.max():.2f} times PyTorch's time"
-            page.answer("scaling", f"C is exact, and takes {slowest} at most.", slowest)
+        timed = records.only(count=[2**20, 2**24])
+        page.table(timed.wide(["count"], "ms", base="torch_eager"), "times", units={"c": "ms", "torch_eager": "ms"})
+        page.say(slowest=max(timed.ratio("ms"), default=None))
+
+and parity/words/scale.j2:
+
+    ## scaling
+    C is exact, and takes {{ slowest }} times PyTorch's time at most.
 """
+
+import importlib
+from typing import Any
 
 from parity.core.case import Case, Side, amid, equal, grid, parity, within
 from parity.core.draw import DTYPES, NAMES
-from parity.core.view import Records, geomean
+
+
+def __getattr__(name: str) -> Any:
+    """Views of records need pandas: parity.bridge, which imports from this package, does without."""
+    if name not in ("Records", "geomean"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("parity.core.view"), name)
+
 
 __all__ = [
     "DTYPES",

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -31,6 +32,11 @@ class Timing:
 
     def stats(self) -> dict:
         return statistics(self.samples)
+
+
+def others_running() -> int:
+    """How many tasks of the machine run or wait for a processor now, without the one that asks."""
+    return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1
 
 
 def statistics(samples) -> dict:

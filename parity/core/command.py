@@ -1,4 +1,4 @@
-"""python -m parity run | report | compare | list | prune."""
+"""python -m parity run | report | writeup | compare | list | prune."""
 
 import argparse
 import io
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from parity.core import compare, report, sweep
+from parity.core import compare, document, report, sweep, writeup
 from parity.core.case import MEASURES
 from parity.core.device import kind_of
 from parity.core.library import HEADERS, ROOT, default_library
@@ -103,6 +103,15 @@ def write_report(package: str, options: argparse.Namespace, console: Console) ->
         raise sweep.SelectionError(f"no module {', '.join(unknown)}; there are: {', '.join(modules)}")
     out = options.out or _folder(options)
     for path in report.write(modules, records, out, options.format, options.module, gone):
+        console.print(str(path), markup=False, highlight=False)
+    return 0
+
+
+def write_up(package: str, options: argparse.Namespace, console: Console) -> int:
+    modules = sweep.discover(package)
+    for path in writeup.write(
+        modules, options.reports, options.out, options.format, options.id, options.machine
+    ):
         console.print(str(path), markup=False, highlight=False)
     return 0
 
@@ -259,6 +268,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--out", type=Path, metavar="FOLDER", help="write there, not beside the records")
     command.set_defaults(command=write_report)
+
+    command = commands.add_parser("writeup", help="every answer to the handouts in one document")
+    command.add_argument("--reports", type=Path, default=ROOT / "reports", help="where machines' folders are")
+    command.add_argument(
+        "--machine",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only the records of this folder; repeatable (default: all but local ones)",
+    )
+    command.add_argument(
+        "--format",
+        choices=list(document.FORMATS),
+        default="md",
+        help="of the document (default: %(default)s)",
+    )
+    command.add_argument(
+        "--id", action="append", default=[], metavar="ID", help="only this id of the handouts; repeatable"
+    )
+    command.add_argument("--out", type=Path, metavar="FILE", help="write there, not to reports/WRITEUP.md")
+    command.set_defaults(command=write_up)
 
     command = commands.add_parser(
         "compare", help="what moved between two runs; exits 1 if something got worse"

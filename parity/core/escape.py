@@ -13,6 +13,7 @@ LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "|": r"\textbar{}",
 }
 SPECIAL = {
+    "plain": re.compile(r"((?!))"),  # nothing
     "md": re.compile(
         r"([\\`*\[\]<>#|$~&]|(?<![^\W_])_|_(?![^\W_]))"
     ),  # a paragraph; an _ within a word is one
@@ -23,7 +24,8 @@ SPECIAL = {
 
 
 def escape(text: str, form: str) -> str:
-    """The text on one line, so that a reader of `form` sees it as it is: "md", "cell", "mathtext", "latex", "typst"."""
+    """The text on one line, so that a reader of `form` sees it as it is: "md", "cell", "mathtext", "latex", "typst",
+    "plain"."""
     text = UNSEEN.sub(" ", text)
     if form == "latex":
         return text.translate(str.maketrans(LATEX))

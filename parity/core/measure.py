@@ -70,6 +70,7 @@ class Measurement:
         self.case, self.draw, self.c, self.calling, self.dump = case, draw, c, calling, dump
         self.device = device or Cpu()
         self.measure = case.measure
+        self.others = 0
         plan = dict(plan)
         self.truth = plan.pop("truth", {})
         self.rules = plan.pop("rule", {})
@@ -226,6 +227,7 @@ class Measurement:
         if not sides:
             return {}
         options = {} if "warmup" not in self.case else {"warmup": self.case.warmup}
+        self.others = clock.others_running()
         timings = clock.time_sides(
             sides,
             repeats=self.case.repeats,
@@ -252,6 +254,8 @@ class Measurement:
                 continue
             measured = self.results[impl].measured
             measured["ms"] = timing.stats()
+            if self.case.get("ranks", 1) == 1:  # ranks are others to each other
+                measured["others"] = self.others
             if timing.first_ms is not None:
                 measured["first_ms"] = round(timing.first_ms, 3)
             if self.case.together > 1:

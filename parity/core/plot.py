@@ -1,9 +1,13 @@
-"""Curves as SVG files that depend on the values alone: the same records give the same bytes."""
+"""Pictures that depend on the values alone: the same records give the same bytes.
+
+A picture is a function that returns a figure; save() writes it as SVG or PDF. The title stands above the axes, the
+machine under it in grey, and the legend below the axes: none of them overlap (tests/parity_report.py).
+"""
 
 import io
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -11,8 +15,6 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib import ticker
-
-from parity.core.files import write_whole
 
 STYLE = {
     "svg.hashsalt": "tandem",  # else the ids of clip paths are random
@@ -22,8 +24,10 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
+    "legend.fontsize": 9,
 }
 # An implementation looks the same on every plot: colour and marker. C's are blue, eager PyTorch's red.
 LOOKS = {
@@ -41,119 +45,273 @@ LOOKS = {
     "torch_efficient": ("#5b8c5a", "v"),
     "torch_tiled": ("#777777", "x"),
     "flash": ("#444444", "*"),
+    "FLOPs": ("#111111", "*"),
     "c_mpi": ("#1c6fb8", "v"),
     "c_gloo": ("#62a5dd", "^"),
     "c_nccl": ("#0a4178", "s"),
     "torch_gloo": ("#da6474", "x"),
     "torch_nccl": ("#a3283b", "D"),
+    "torch_ddp": ("#d2566a", "D"),
 }
-# What fills a bar of a timeline.
-FILLS = {"forward": "#9ecae1", "backward": "#3182bd", "after": "#d9d9d9", "collective": "#d1495b"}
-METADATA = {"Date": None, "Creator": None}
+# What fills a bar or an area.
+FILLS = {
+    "forward": "#9ecae1",
+    "backward": "#3182bd",
+    "waiting and optimizer": "#d9d9d9",
+    "communication": "#d1495b",
+    "weights": "#08519c",
+    "parameters": "#08519c",
+    "gradients": "#6baed6",
+    "optimizer state": "#fd8d3c",
+    "activations": "#74c476",
+    "scratch": "#bdbdbd",
+    "buffers": "#bdbdbd",
+    "live tensors": "#74c476",
+    "matmul": "#08519c",
+    "attention": "#c77f0a",
+    "softmax": "#d1495b",
+    "elementwise": "#74c476",
+    "reduction": "#8b5fbf",
+    "optimizer": "#fd8d3c",
+    "memory": "#bdbdbd",
+    "other": "#777777",
+}
+SPARE = ("#5b8c5a", "#e58a97", "#62a5dd", "#444444")  # for what has no colour of its own
+METADATA = {
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
 
 
 def points(xs: Sequence, ys: Sequence, log: bool) -> list[tuple[float, float]]:
-    """The pairs that can be drawn: what is no number (an "oom", a gap) is left out, and on logarithmic axes what is
-    not above 0."""
+    """The pairs that can be drawn: without what is no number, and on logarithmic axes without what is not above 0."""
     numbers = [(x, y) for x, y in zip(xs, ys, strict=True) if _is_finite(x) and _is_finite(y)]
     return [(x, y) for x, y in numbers if not log or (x > 0 and y > 0)]
 
 
 def look(label: str) -> tuple[str, str | None, str]:
-    """Colour, marker and line of a curve: of an implementation, or dashed where a comma and a word follow its name."""
+    """Colour, marker and line of a curve. A comma and a word after the implementation's name make it open markers."""
     impl, _, what = label.partition(", ")
     if impl not in LOOKS:
         raise ValueError(f"no curve can be called {label!r}: it begins with no implementation of plot.LOOKS")
     colour, marker = LOOKS[impl]
-    return (colour, None, "--") if what else (colour, marker, "-")
+    return (colour, f"open {marker}", "") if what else (colour, marker, "-")
 
 
-def write(
-    path: Path,
+def fill(name: str) -> str:
+    """A colour that depends on the name alone."""
+    return FILLS.get(name, SPARE[sum(name.encode()) % len(SPARE)])
+
+
+def curves(
     panels: Mapping[str, Mapping[str, list[tuple[float, float]]]],
     *,
     x: str,
     y: str,
-    log: bool,
     title: str,
-    ceilings: Mapping[str, float],
-) -> None:
-    """Draws {panel: {curve: points}} side by side. `log` makes both axes logarithmic, the horizontal one to base 2.
-    `ceilings` are drawn across every panel, dotted."""
+    under: str = "",
+    log: bool | str = True,
+    ceilings: Mapping[str, float] | None = None,
+) -> Any:
+    """{panel: {curve: points}} side by side. log: both axes, "x" the horizontal one alone; it is of base 2. `ceilings`
+    are dotted lines across every panel."""
     with plt.rc_context(STYLE):
-        size = (3.0 + 3.4 * len(panels), 3.8) if len(panels) > 1 else (7.2, 4.0)
-        figure, found = plt.subplots(
-            1, len(panels), figsize=size, layout="constrained", sharey=True, squeeze=False
-        )
+        size = (3.0 + 3.4 * len(panels), 4.4) if len(panels) > 1 else (7.2, 4.6)
+        figure, found = _figure(1, len(panels), size, title, under, sharey=True)
         drawn = {}
-        for axes, (panel, curves) in zip(found[0], panels.items(), strict=True):
-            looks = [look(label) for label in curves]
+        for axes, (panel, lines) in zip(found[0], panels.items(), strict=True):
+            looks = [look(label) for label in lines]
             if len(set(looks)) < len(looks):
-                raise ValueError(f"two curves of {', '.join(curves)} look the same")
-            for (label, pairs), (colour, marker, line) in zip(curves.items(), looks, strict=True):
+                raise ValueError(f"two curves of {', '.join(lines)} look the same")
+            for (label, pairs), (colour, marker, line) in zip(lines.items(), looks, strict=True):
                 xs, ys = zip(*pairs, strict=True)
-                how = dict(color=colour, marker=marker if len(pairs) <= 40 else None, linestyle=line)
-                drawn.setdefault(label, axes.plot(xs, ys, markersize=4, linewidth=1.5, label=label, **how)[0])
-            for words, height in ceilings.items():
+                hollow = marker.startswith("open ")
+                how = dict(color=colour, marker=marker.removeprefix("open "), linestyle=line)
+                how |= {"markersize": 9, "fillstyle": "none"} if hollow else {"markersize": 4}
+                if len(pairs) > 40:
+                    how |= {"marker": None, "linestyle": ":" if hollow else "-"}
+                drawn.setdefault(label, axes.plot(xs, ys, linewidth=1.5, label=label, **how)[0])
+            for words, height in (ceilings or {}).items():
                 line = axes.axhline(height, color="#888888", linestyle=":", linewidth=1.2, label=words)
                 drawn.setdefault(words, line)
-            if log:
-                axes.set_xscale("log", base=2)
-                axes.set_yscale("log")
-                axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-                axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+            _scale(axes, log, sorted({at for pairs in lines.values() for at, _ in pairs}))
             axes.set_xlabel(x)
             axes.set_title(panel, fontsize=10)
         found[0][0].set_ylabel(y)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-        figure.legend(drawn.values(), drawn, loc="outside right upper", frameon=False)
-        _save(figure, path)
+        return _legend(figure, drawn)
+
+
+def _scale(axes: Any, log: bool | str, places: list[float]) -> None:
+    if log:
+        axes.set_xscale("log", base=2)
+        if len(places) <= 12:  # a tick where something was measured
+            axes.xaxis.set_major_locator(ticker.FixedLocator(places[:: 1 + (len(places) - 1) // 6]))
+            axes.xaxis.set_minor_locator(ticker.NullLocator())
+        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    if log is True:
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        low, high = axes.get_ylim()
+        if high < 20 * low:  # two powers of ten or none: name more
+            axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    elif axes.get_ylim()[0] >= 0 or not places:
+        axes.set_ylim(bottom=0)
 
 
 def timeline(
-    path: Path,
     panels: Mapping[str, Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]],
     *,
     x: str,
     title: str,
-) -> None:
-    """Draws {panel: {row: {fill: [(begin, end)]}}} one under the other, on one axis; fills are those of FILLS."""
+    under: str = "",
+) -> Any:
+    """{panel: {row: {fill: [(begin, end)]}}} one below the other, on one axis. The end of each row is written there."""
     with plt.rc_context(STYLE):
         lines = sum(len(rows) for rows in panels.values())
-        figure, found = plt.subplots(
-            len(panels),
-            1,
-            figsize=(9.6, 1.2 + 0.32 * lines),
-            layout="constrained",
-            sharex=True,
-            squeeze=False,
-        )
-        drawn = {}
+        size = (9.6, 1.9 + 0.3 * lines + 0.35 * len(panels))
+        figure, found = _figure(len(panels), 1, size, title, under, sharex=True)
+        drawn, last = {}, 0.0
         for axes, (panel, rows) in zip(found[:, 0], panels.items(), strict=True):
             for place, bars in enumerate(rows.values()):
-                for fill, intervals in bars.items():
+                ends = [end for intervals in bars.values() for _, end in intervals]
+                for name, intervals in bars.items():
                     spans = [(begin, end - begin) for begin, end in intervals]
-                    how = dict(facecolors=FILLS[fill], edgecolor="white", linewidth=0.2)
-                    drawn.setdefault(fill, axes.broken_barh(spans, (place - 0.4, 0.8), **how))
+                    drawn.setdefault(
+                        name, axes.broken_barh(spans, (place - 0.4, 0.8), facecolors=fill(name), linewidth=0)
+                    )
+                if ends:
+                    last = max(last, *ends)
+                    axes.text(max(ends), place, f" {max(ends):.3g} ms", va="center", fontsize=8)
             axes.set_yticks(range(len(rows)), list(rows))
             axes.invert_yaxis()
-            axes.set_axisbelow(True)
             axes.grid(visible=False, axis="y")
             axes.set_title(panel, fontsize=10, loc="left")
+        found[-1, 0].set_xlim(0, 1.1 * last or 1)
         found[-1, 0].set_xlabel(x)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-        figure.legend(drawn.values(), drawn, loc="outside right upper", frameon=False)
-        _save(figure, path)
+        return _legend(figure, drawn)
 
 
-def _save(figure: Any, path: Path) -> None:
-    drawing = io.StringIO()
+def stack(
+    panels: Mapping[str, tuple[Mapping[str, Sequence[float]], Mapping[str, float]]],
+    *,
+    x: str,
+    y: str,
+    title: str,
+    under: str = "",
+) -> Any:
+    """{panel: ({layer: values at equal distances}, {band: where it ends, 0 to 1})}: layers stacked, bands behind
+    them with their names on top, and the peak written."""
+    with plt.rc_context(STYLE):
+        size = (7.2, 4.8) if len(panels) == 1 else (2.0 + 4.0 * len(panels), 4.8)
+        figure, found = _figure(1, len(panels), size, title, under, sharey=True)
+        drawn = {}
+        for axes, (panel, (layers, bands)) in zip(found[0], panels.items(), strict=True):
+            count = len(next(iter(layers.values())))
+            places = [100 * (i + 0.5) / count for i in range(count)]
+            areas = axes.stackplot(places, *layers.values(), colors=[fill(name) for name in layers])
+            drawn |= dict(zip(layers, areas, strict=True))
+            begin = 0.0
+            for i, (band, end) in enumerate(bands.items()):
+                axes.axvspan(100 * begin, 100 * end, color="#f0f0f0" if i % 2 else "#ffffff", zorder=-2)
+                if end - begin > 0.04:
+                    axes.annotate(
+                        band,
+                        (50 * (begin + end), 1.0),
+                        xycoords=("data", "axes fraction"),
+                        ha="center",
+                        va="bottom",
+                        fontsize=8,
+                    )
+                begin = end
+            totals = [sum(values) for values in zip(*layers.values(), strict=True)]
+            peak = max(range(count), key=totals.__getitem__)
+            axes.annotate(
+                f"peak {totals[peak]:.3g}",
+                (places[peak], totals[peak]),
+                xytext=(0.5, 0.985),
+                textcoords="axes fraction",
+                arrowprops={"arrowstyle": "-", "color": "#444444"},
+                ha="center",
+                va="top",
+                fontsize=9,
+            )
+            axes.set_ylim(0, 1.15 * max(totals))
+            axes.set_xlim(0, 100)
+            axes.set_xlabel(x)
+            axes.set_title(panel, fontsize=10, pad=16)
+        found[0][0].set_ylabel(y)
+        return _legend(figure, drawn)
+
+
+def bars(
+    groups: Mapping[str, Mapping[str, float]], *, y: str, title: str, under: str = "", stacked: bool = True
+) -> Any:
+    """{bar: {part: height}}: parts stacked, and the sum written on top. Not stacked: bars beside each other."""
+    with plt.rc_context(STYLE):
+        figure, found = _figure(1, 1, (max(7.2, 1.6 + 1.1 * len(groups)), 4.6), title, under)
+        axes, drawn = found[0, 0], {}
+        parts = list(dict.fromkeys(part for heights in groups.values() for part in heights))
+        for place, heights in enumerate(groups.values()):
+            bottom = 0.0
+            for i, part in enumerate(parts):
+                height = heights.get(part, 0.0)
+                at = place if stacked else place + (i - (len(parts) - 1) / 2) * 0.8 / len(parts)
+                width = 0.6 if stacked else 0.8 / len(parts)
+                colour = LOOKS[part][0] if part in LOOKS else fill(part)
+                drawn.setdefault(
+                    part, axes.bar(at, height, width, bottom if stacked else 0.0, color=colour)[0]
+                )
+                if not stacked and height:
+                    axes.text(at, height, f" {height:.3g}", ha="center", va="bottom", fontsize=7, rotation=90)
+                bottom += height
+            if stacked:
+                axes.text(place, bottom, f"{bottom:,.0f}", ha="center", va="bottom", fontsize=9)
+        axes.set_xticks(range(len(groups)), [textwrap.fill(name, 14) for name in groups], fontsize=9)
+        axes.grid(visible=False, axis="x")
+        axes.margins(y=0.1)
+        axes.set_ylabel(y)
+        return _legend(figure, drawn)
+
+
+def _figure(rows: int, columns: int, size: tuple[float, float], title: str, under: str, **share) -> tuple:
+    """An empty figure with its title; long titles are wrapped, so that none is cut."""
+    wide = int(size[0] * 12)
+    lines = textwrap.wrap(title, wide)
+    height = 0.22 * len(lines) + (0.2 if under else 0) + 0.1
+    figure, found = plt.subplots(
+        rows, columns, figsize=(size[0], size[1] + height), layout="constrained", squeeze=False, **share
+    )
+    whole = size[1] + height
+    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - height / whole))
+    figure.text(0.01, 1 - 0.05 / whole, "\n".join(lines), fontsize=11, va="top", gid="title")
+    if under:
+        place = 1 - (0.22 * len(lines) + 0.06) / whole
+        figure.text(0.01, place, under, fontsize=8.5, color="#666666", va="top", gid="under")
+    return figure, found
+
+
+def _legend(figure: Any, drawn: Mapping[str, Any]) -> Any:
+    """Below the axes, in as many columns as fit."""
+    longest = max((len(name) for name in drawn), default=1)
+    columns = max(1, min(len(drawn), int(figure.get_figwidth() * 11 / (longest + 7))))
+    figure.legend(drawn.values(), drawn, loc="outside lower left", ncols=columns, frameon=False)
+    return figure
+
+
+def save(figure: Any, form: str = "svg") -> bytes:
+    """The figure's file; it is closed."""
+    drawing = io.BytesIO()
     try:
-        figure.savefig(drawing, format="svg", metadata=METADATA)
+        with plt.rc_context(STYLE):
+            figure.savefig(drawing, format=form, metadata=METADATA.get(form))
     finally:
         plt.close(figure)
+    if form != "svg":
+        return drawing.getvalue()
     # matplotlib ends some lines with blanks, which would show up in every diff check.
-    write_whole(path, "".join(line.rstrip() + "\n" for line in drawing.getvalue().splitlines()))
+    text = drawing.getvalue().decode()
+    return "".join(line.rstrip() + "\n" for line in text.splitlines()).encode()
 
 
 def _is_finite(value: Any) -> bool:

@@ -1,33 +1,38 @@
-"""Pages from records: reports/<machine>/<module>.md and <module>_tables.md, their plots and exported tables, and
-README.md, the index.
+"""Pages from records: reports/<machine>/<module>.md and <module>_tables.md, their pictures and exported tables, and
+README.md, the index of the machine.
 
 Nothing here runs, measures or looks at the clock: the same records give the same bytes.
 """
 
+import csv
+import io
+import re
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pandas as pd
 
-from parity.core import plot
+from parity.core import plot, words
 from parity.core.case import case_name
+from parity.core.comparison import Rates
+from parity.core.document import Figure, Markdown, Section, Tabled, Text, Working
 from parity.core.escape import escape
 from parity.core.files import write_whole
-from parity.core.handouts import HANDOUTS, deliverable_of
+from parity.core.handouts import QUESTIONS, deliverable_of
 from parity.core.identity import host_words
 from parity.core.judge import is_judged
 from parity.core.record import FILE, RecordError
+from parity.core.sides import SIDES, explained
 from parity.core.tables import SUFFIXES, Table
 from parity.core.view import Records
 
-NOTHING = "*Not measured on this machine yet.*\n"
-MOST_ROWS = 10  # of a table on a module's page
-GRIDS = "_tables.md"  # the module's second page, for longer ones
-COMMENTS = {"latex": "%", "typst": "//", "csv": "#"}  # how an exported table says what it is
+GRIDS = "_tables.md"  # the module's second page, for tables that no question asks for
+MOST_TROUBLES = 10  # rows on a module's page
+LIST = "tables.csv"  # which table and picture answers which question
 
 
 class ReportError(RuntimeError):
@@ -35,39 +40,53 @@ class ReportError(RuntimeError):
 
 
 class Page:
-    """What a module's report() writes to: answers first, then questions with small tables, at the end how it was
-    measured. Tables of more than MOST_ROWS rows stand on a second page."""
+    """What a module's report() writes to: sections, each with a question, an answer, tables and pictures. `rates`: what
+    the machine's GEMM and copy reach."""
 
-    def __init__(self, module: str, folder: Path, form: str, machine: str = ""):
-        self.module, self.folder, self.form, self.machine = module, folder, form, machine
-        self.answers: list[Answer] = []
-        self.blocks: list[str] = []
-        self.grids: list[str] = []  # blocks of the second page
+    def __init__(self, module: str, machine: str = "", rates: Rates | None = None):
+        self.module, self.machine = module, machine
+        self.rates = rates or Rates({}, 0.0)
+        self.sections: list[Section] = []
+        self.more: list[tuple[str, Tabled]] = []  # (question, table) of the second page
         self.methods: list[str] = []
-        self.files: dict[
-            str, tuple[str, str]
-        ] = {}  # tables beside the page: their question, and what is in them
-        self.plots: list[Path] = []
-        self._question = ""
+        self._names: set[str] = set()  # that the section has explained
+        self._notes: list[str] = []  # that wait for their table
+
+    def section(self, row: str, question: str = "") -> None:
+        """The answer to a row of core/handouts.py, or to one of the module's own, whose question is given."""
+        self.sections.append(Section(row, question or QUESTIONS[row]))
+        self._names, self._notes = set(), []
 
     def question(self, text: str) -> None:
-        """A deliverable's question, in our words: a heading."""
-        self._question = text
-        self.blocks.append(f"## {text}\n")
+        """A section that answers no row."""
+        self.section("", text)
 
-    def answer(self, row: str, text: str, figure: str = "", question: str = "") -> None:
-        """What the deliverable's question comes to, in at most three sentences, for the head of the page. `row` is
-        one of the module's DELIVERABLES; `figure` is the one figure of its line in the index. It leads to `question`,
-        else to the one before it."""
-        self.answers.append(Answer(row, text.strip(), figure, anchor(question or self._question)))
+    def say(self, **values: Any) -> None:
+        """The answer, from the templates of parity/words/<module>.j2 for the section's row."""
+        self._now.answer += words.sentences(self.module, self._now.row, values)
+
+    def working(self, **values: Any) -> None:
+        """The steps to the answer, from "## <row> working" of the same file."""
+        lines = words.working(self.module, self._now.row, values)
+        if lines:
+            self._now.blocks.append(Working(lines))
 
     def text(self, text: str) -> None:
-        """A paragraph under the question."""
-        self.blocks.append(f"{text.strip()}\n")
+        """A paragraph of the section."""
+        self._now.blocks.append(Text(text.strip()))
+
+    def note(self, text: str) -> None:
+        """A paragraph that explains the table or the picture that follows; without one it is not shown."""
+        self._notes.append(text.strip())
 
     def method(self, text: str) -> None:
-        """A paragraph of the page's last section: how something was measured, what a word means."""
+        """A paragraph of the page's last section: how something was measured."""
         self.methods.append(f"{text.strip()}\n")
+
+    def lacks(self, what: str) -> None:
+        """Something that the section's question asks for and that was not measured here."""
+        self._now.complete = False
+        self._now.lacks.append(what)
 
     def table(
         self,
@@ -76,21 +95,30 @@ class Page:
         columns: Mapping[str, str] | Sequence[str] | None = None,
         units: Mapping[str, str] | None = None,
         digits: Mapping[str, int] | None = None,
+        more: bool = False,
+        expected: int = 0,
     ) -> None:
-        """A table; without a row, a sentence that says so. `name` is that of its file where tables are exported. A
-        long one stands on the second page, under its question and its name, and a link to it here."""
+        """A table of the section. `name` is that of its file where tables are exported. `more`: nobody asks for it, and
+        it stands on the second page. `expected`: how many rows the question asks for. Columns and units that the frame
+        lacks, and columns without a value, are left out."""
+        frame = frame.dropna(axis="columns", how="all")
+        frame = frame[[column for column in frame if not (frame[column] == "").all()]]
+        if expected and len(frame) < expected:
+            self.lacks(f"{expected - len(frame)} of the {expected} rows that are asked for")
         if frame.empty:
-            if self.blocks[-1:] != [NOTHING]:
-                self.blocks.append(NOTHING)
+            self._notes = []
             return
-        table = Table(frame, columns, units, digits)
-        self._export(name, table)
-        if len(frame) <= MOST_ROWS:
-            self.blocks.append(table.render("md"))
+        units, digits = ({k: v for k, v in (of or {}).items() if k in frame} for of in (units, digits))
+        tabled = Tabled(name, Table(frame, columns, units, digits), asked=bool(self._now.row) and not more)
+        if more:
+            self.more.append((self._now.question, tabled))
+            self._notes = []
             return
-        title = f"{name}: {self._question}"
-        self.grids += [f"## {title}\n", table.render("md")]
-        self.blocks.append(f"[All {len(frame)} rows: {name}]({self.module}{GRIDS}#{anchor(title)})\n")
+        names = explained(tabled.table) - self._names
+        self._names |= names
+        if names:
+            self.note(sides_note(names))
+        self._add(tabled)
 
     def plot(
         self,
@@ -100,59 +128,84 @@ class Page:
         x: str,
         y: str,
         title: str,
-        log: bool = True,
+        log: bool | str = True,
         ceilings: Mapping[str, float] | None = None,
     ) -> None:
-        """An SVG beside the page, with its title as the text for those who do not see it; nothing where no curve has a
-        point. `curves`: {implementation: (xs, ys)}, or {panel: {implementation: (xs, ys)}}. An implementation may be
-        followed by a comma and a word, as "c, arithmetic", which is drawn dashed. `ceilings`: {words: y}."""
+        """{implementation: (xs, ys)}, or {panel: {implementation: (xs, ys)}}; nothing if none has a point. After an
+        implementation may come a comma and a word, as "c, arithmetic", which is drawn as open markers."""
         panels = curves if any(isinstance(found, Mapping) for found in curves.values()) else {"": curves}
         drawn = {}
         for panel, sides in panels.items():
-            found = {label: plot.points(xs, ys, log) for label, (xs, ys) in sides.items()}
+            found = {label: plot.points(xs, ys, log is True) for label, (xs, ys) in sides.items()}
             drawn[panel] = {label: pairs for label, pairs in found.items() if pairs}
         drawn = {panel: found for panel, found in drawn.items() if found}
-        if not drawn:
-            return
-        path, whole = self._plotted(name, title)
-        plot.write(path, drawn, x=x, y=y, log=log, title=whole, ceilings=ceilings or {})
+        self._picture(
+            name,
+            title,
+            drawn,
+            lambda: plot.curves(drawn, x=x, y=y, log=log, ceilings=ceilings, **self._head(title)),
+        )
 
     def timeline(self, name: str, panels: Mapping, *, x: str, title: str) -> None:
-        """An SVG of bars, as plot.timeline has its panels; nothing where there are none."""
-        if panels:
-            path, whole = self._plotted(name, title)
-            plot.timeline(path, panels, x=x, title=whole)
+        self._picture(name, title, panels, lambda: plot.timeline(panels, x=x, **self._head(title)))
 
-    def _plotted(self, name: str, title: str) -> tuple[Path, str]:
-        """Where the SVG of this name stands, and its title with the machine; the page shows it."""
-        path = self.folder / f"{self.module}_{name}.svg"
-        self.plots.append(path)
-        self.blocks.append(f"![{title}]({path.name})\n")
-        return path, f"{title} · {self.machine}" if self.machine else title
+    def stack(self, name: str, panels: Mapping, *, x: str, y: str, title: str) -> None:
+        self._picture(name, title, panels, lambda: plot.stack(panels, x=x, y=y, **self._head(title)))
 
-    def _export(self, name: str, table: Table) -> None:
-        if self.form == "md":
-            return
-        file = f"{self.module}_{name}{SUFFIXES[self.form]}"
-        if file in self.files:
-            raise ValueError(f"two tables of {self.module} are called {name!r}")
-        self.files[file] = self._question, table.render(self.form)
+    def bars(self, name: str, groups: Mapping, *, y: str, title: str, stacked: bool = True) -> None:
+        self._picture(
+            name, title, groups, lambda: plot.bars(groups, y=y, stacked=stacked, **self._head(title))
+        )
+
+    def _head(self, title: str) -> dict[str, str]:
+        return {"title": title, "under": escape(self.machine, "mathtext")}
+
+    def _picture(self, name: str, title: str, content: Mapping, draw: Callable[[], Any]) -> None:
+        if content:
+            self._add(Figure(f"{self.module}_{name}", title, draw))
+
+    def _add(self, block: Tabled | Figure) -> None:
+        self._now.blocks += [*(Text(words, small=True) for words in self._notes), block]
+        self._notes = []
+
+    @property
+    def _now(self) -> Section:
+        return self.sections[-1]
+
+    def shown(self) -> list[Section]:
+        return [section for section in self.sections if section.has_content()]
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A line at the head of a page, and the figure of the index."""
-
-    row: str
-    text: str
-    figure: str
-    anchor: str
+def sides_note(names: Iterable[str]) -> str:
+    return "Sides: " + "; ".join(f"`{name}`: {SIDES[name]}" for name in SIDES if name in names) + "."
 
 
 def anchor(heading: str) -> str:
     """Where a heading is found, as GitHub makes it."""
     kept = "".join(c for c in heading.lower() if c.isalnum() or c in " -_")
     return kept.replace(" ", "-")
+
+
+def heading_of(section: Section) -> str:
+    return f"{section.row}: {section.question}" if section.row else section.question
+
+
+def pages_of(
+    modules: Mapping[str, ModuleType], records: Sequence[Mapping], only: Sequence[str] = ()
+) -> tuple[dict[str, Page], list[str]]:
+    """The pages of the modules that have records, unwritten, and what went wrong."""
+    pages, broken, rates = {}, [], Rates.of(records)
+    for name, module in modules.items():
+        mine = [record for record in records if record["module"] == name]
+        if not mine or (only and name not in only):
+            continue
+        page = Page(name, machine_of(mine, "plain"), rates)
+        try:
+            module.report(page, Records(mine))
+            pages[name] = page
+        except Exception:  # one module's mistake must not cost the others their pages
+            broken.append(f"parity/{name}: report() failed\n{traceback.format_exc()}")
+    return pages, broken
 
 
 def write(
@@ -164,26 +217,18 @@ def write(
     gone: Sequence[Mapping] = (),
 ) -> list[Path]:
     """Rewrites every page, or those of the modules `only` without the index, and returns what was written. `gone`:
-    results of cases that are no more, which pages leave out and say so."""
+    results of cases that were removed, which pages leave out and say so."""
     written: list[Path] = []
-    broken: list[str] = []
+    pages, broken = pages_of(modules, records, only)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        pages: dict[str, Page] = {}
-        for name, module in modules.items():
+        for name, page in pages.items():
             mine = [record for record in records if record["module"] == name]
-            if not mine or (only and name not in only):
-                continue
-            page = Page(name, folder, form, _machine(mine, "mathtext"))
-            try:
-                module.report(page, Records(mine))
-            except OSError:  # a plot that the disk does not take is nobody's mistake
-                raise
-            except Exception:  # one module's mistake must not cost the others their pages
-                broken.append(f"parity/{name}: report() failed\n{traceback.format_exc()}")
-                continue
-            pages[name] = page
-            written += _write_page(page, mine, [record for record in gone if record["module"] == name])
+            written += _write_page(
+                page, folder, mine, [record for record in gone if record["module"] == name]
+            )
+        if form != "md":
+            written += export(pages.values(), folder / "tables", form)
         if not only:
             written.append(_write(folder / "README.md", _index(modules, pages, records)))
     except OSError as error:
@@ -195,77 +240,99 @@ def write(
     return written
 
 
-def _write_page(page: Page, records: Sequence[Mapping], gone: Sequence[Mapping]) -> list[Path]:
-    """The page, its second one if it has long tables, and its exported tables; the plots are written."""
-    folder, troubles = page.folder, _troubles(records)
-    head = [f"# {page.module}\n", _summary(records)]
-    head += [f"**[{found.row}](#{found.anchor})** {found.text}\n" for found in page.answers]
-    body = [*page.blocks, "## How it was measured\n", *page.methods, _provenance(records), *_gone(gone)]
-    grids = list(page.grids)
+def _write_page(page: Page, folder: Path, records: Sequence[Mapping], gone: Sequence[Mapping]) -> list[Path]:
+    """The page and its pictures, and the second page if it has tables."""
+    document, more = Markdown(folder, title=page.module), Markdown(folder)
+    document.parts.append(_summary(records))
+    for section in page.shown():
+        heading = heading_of(section)
+        document.heading(2, heading)
+        if section.answer:
+            document.text(" ".join(section.answer))
+        for block in section.blocks:
+            document.block(block, "", "")
+    if page.more:
+        document.heading(2, "Further tables")
+        links = (
+            f"- [{t.name}]({page.module}{GRIDS}#{anchor(t.name)}): {question}" for question, t in page.more
+        )
+        document.text("\n".join(links))
+    for question, tabled in page.more:
+        more.heading(2, tabled.name)
+        more.text(question)
+        more.table(tabled.table)
+    document.heading(2, "How it was measured")
+    document.parts += [*page.methods, provenance(records), *_gone(gone)]
+    troubles = _troubles(records)
     if troubles is not None:
-        table, title = Table(troubles).render("md"), "What did not end with a number"
-        if len(troubles) <= MOST_ROWS:
-            body += [f"## {title}\n", table]
-        else:
-            grids += [f"## {title}\n", table]
-            link = f"{page.module}{GRIDS}#{anchor(title)}"
-            body.append(f"[{title}: {len(troubles)} results]({link})\n")
-    written = [_write(folder / f"{page.module}.md", "\n".join([*head, *body]))]
-    if grids:
-        title = f"# {page.module}: the long tables\n\nThe answers are on [their page]({page.module}.md).\n"
-        written.append(_write(folder / f"{page.module}{GRIDS}", "\n".join([title, *grids])))
+        title, few = "Results without a number or with a message", len(troubles) <= MOST_TROUBLES
+        if not few:
+            document.text(f"[{title}: {len(troubles)}]({page.module}{GRIDS}#{anchor(title)})")
+        (document if few else more).heading(2, title)
+        (document if few else more).table(Table(troubles))
+    written = [_write(folder / f"{page.module}.md", document.whole()), *document.files]
+    second = folder / f"{page.module}{GRIDS}"
+    if more.parts:
+        title = f"# {page.module}: further tables\n\nThe answers are on [their page]({page.module}.md).\n"
+        written.append(_write(second, "\n".join([title, more.whole()])))
     else:
-        (folder / f"{page.module}{GRIDS}").unlink(missing_ok=True)
-    written += page.plots
-    whence = f"{_machine(records)}, measured {_when(records)}. {' '.join(_builds(records))}"
-    for file, (question, content) in page.files.items():
-        comment = f"{COMMENTS[page.form]} {question} {whence}"
-        written.append(_write(folder / "tables" / file, f"{comment}\n{content}"))
+        second.unlink(missing_ok=True)
+    for stale in set(folder.glob(f"{page.module}_*.svg")) - set(document.files):
+        stale.unlink()
     return written
 
 
+def export(pages: Iterable[Page], folder: Path, form: str) -> list[Path]:
+    """Each table as a file of the format, each picture as PDF, and the list of what answers which question."""
+    listed, written = [], []
+    for page in pages:
+        tables = [(s.row, s.question, b) for s in page.shown() for b in s.blocks if isinstance(b, Tabled)]
+        for row, question, tabled in [*tables, *(("", q, t) for q, t in page.more)]:
+            file = f"{page.module}_{tabled.name}{SUFFIXES[form]}"
+            if any(file == found[0] for found in listed):
+                raise ValueError(f"two tables of {page.module} are called {tabled.name!r}")
+            caption = f"{question} {page.machine}." if question else page.machine
+            content = tabled.table.render(form, caption, f"tab:{page.module}_{tabled.name}")
+            listed.append((file, "table", row, question, page.machine))
+            written.append(_write(folder / file, content))
+        for section in page.shown():
+            for figure in (block for block in section.blocks if isinstance(block, Figure)):
+                file = f"{figure.name}.pdf"
+                listed.append((file, "picture", section.row, figure.title, page.machine))
+                written.append(_write(folder / file, plot.save(figure.draw(), "pdf")))
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([("file", "kind", "row", "question", "machine"), *listed])
+    return [*written, _write(folder / LIST, out.getvalue())]
+
+
 def _index(modules: Mapping[str, ModuleType], pages: Mapping[str, Page], records: Sequence[Mapping]) -> str:
-    """A line a row of the handouts, in their order, and then of what modules answer beyond them."""
-    owners = {row: name for name, module in modules.items() for row in module.DELIVERABLES}
-    titles = {row: title for module in modules.values() for row, title in module.DELIVERABLES.items()}
-
-    def line(row: str) -> dict:
-        name = owners.get(row)
-        if name is None:
-            return {"deliverable": row, "question": "", "verdict": "no module yet", "figure": ""}
-        deliverable = deliverable_of(row)
-        mine = [r for r in records if r["module"] == name and r["deliverable"] == deliverable]
-        answers = [found for found in pages[name].answers if found.row == row] if name in pages else []
-        where = f"{name}.md#{answers[0].anchor}" if answers else f"{name}.md"
-        return {
-            "deliverable": f"[{row}]({where})" if name in pages and mine else row,
-            "question": titles[row],
-            "verdict": _verdict(mine),
-            "figure": answers[0].figure if answers and mine else "",
-        }
-
-    parts = []
-    for year, rows in HANDOUTS.items():
-        parts += [f"## The handout of {year}\n", Table(pd.DataFrame(map(line, rows))).render("md")]
-    further = [row for row in owners if not any(row in rows for rows in HANDOUTS.values())]
-    if further:
-        parts += ["## Beyond the handouts\n", Table(pd.DataFrame(map(line, further))).render("md")]
-    return "\n".join(
-        [
-            "# C against PyTorch\n",
-            _summary(records),
-            *parts,
-            'holds: C\'s answers obey the rule of parity/README.md ("Parity") in every judged case. measured: time or '
-            "memory alone, of so many results of C's sides, no answer being judged. no module yet: nothing of it is "
-            "built. "
-            "Times are ratios of medians, C's over PyTorch's: below 1, C is faster.\n",
-            _provenance(records),
-            f"Written by `python -m parity report` from [{FILE}]({FILE}).\n",
-        ]
+    """What was measured on the machine, a line a row."""
+    lines = []
+    for name, page in pages.items():
+        mine = [record for record in records if record["module"] == name]
+        for section in (section for section in page.shown() if section.row):
+            found = [r for r in mine if r["deliverable"] == deliverable_of(section.row)]
+            where = f"{name}.md#{anchor(heading_of(section))}"
+            lines.append(
+                {"row": f"[{section.row}]({where})", "question": section.question, "verdict": verdict(found)}
+            )
+    order = {row: i for i, row in enumerate(QUESTIONS)}
+    lines.sort(key=lambda line: order.get(re.sub(r"^\[(.*)\]\(.*$", r"\1", line["row"]), len(order)))
+    document = Markdown(Path(), title=f"C and PyTorch on {machine_of(records)}")
+    document.parts.append(_summary(records))
+    document.table(Table(pd.DataFrame(lines or [{"row": "", "question": "", "verdict": ""}])))
+    document.text("Pages: " + ", ".join(f"[{name}]({name}.md)" for name in pages) + ".")
+    document.text(
+        "holds: every judged case is as near to float64 as the rule of parity/README.md asks. measured: so "
+        "many results "
+        "are times or memory alone, which nobody judges."
     )
+    document.parts.append(provenance(records))
+    document.text(f"Written by `python -m parity report` from [{FILE}]({FILE}).")
+    return document.whole()
 
 
-def _verdict(records: Sequence[Mapping]) -> str:
+def verdict(records: Sequence[Mapping]) -> str:
     mine = [record for record in records if is_judged(record["impl"])]
     if not mine:
         return "not measured"
@@ -306,7 +373,7 @@ def _gone(records: Sequence[Mapping]) -> Iterable[str]:
     if not records:
         return
     bad = [record for record in records if record["status"] in ("failed", "error")]
-    words = f"{len(records)} results of cases that are no more are left out"
+    words = f"{len(records)} results of removed cases are left out"
     if bad:
         names = dict.fromkeys(f"{case_name(r['deliverable'], r['case'])} of {r['impl']}" for r in bad)
         words += f", {len(bad)} of them failed: {escape('; '.join(names), 'md')}"
@@ -317,7 +384,7 @@ def _distinct(values: Iterable, form: str = "md") -> str:
     return " and ".join(dict.fromkeys(escape(str(value), form) for value in values if value)) or "unknown"
 
 
-def _machine(records: Sequence[Mapping], form: str = "md") -> str:
+def machine_of(records: Sequence[Mapping], form: str = "md") -> str:
     """The machine's own name, short enough for a title."""
     return _distinct((record.get("machine") for record in records), form)
 
@@ -334,11 +401,11 @@ def _summary(records: Sequence[Mapping]) -> str:
         name: {r["versions"][name]: None for r in records if name in r.get("versions", {})} for name in names
     }
     words = [escape(f"{name} {'/'.join(found)}", "md") for name, found in versions.items() if found]
-    parts = [_machine(records), *([", ".join(words)] if words else []), f"measured {_when(records)}"]
+    parts = [machine_of(records), *([", ".join(words)] if words else []), f"measured {_when(records)}"]
     return f"*{'; '.join(parts)}.*\n"
 
 
-def _provenance(records: Sequence[Mapping]) -> str:
+def provenance(records: Sequence[Mapping]) -> str:
     """Where the numbers come from: machine, versions, builds."""
     versions: dict[str, dict] = {}
     for record in records:
@@ -349,7 +416,7 @@ def _provenance(records: Sequence[Mapping]) -> str:
     threads = f"{_distinct(r.get('threads') for r in records)} threads on both sides; " if on_cpu else ""
     return (
         f"Measured {_when(records)} on {_distinct(map(_place, records))}; {threads}{', '.join(words)}. "
-        f"{' '.join(_builds(records))}\n"
+        f"{' '.join(builds_of(records))}\n"
     )
 
 
@@ -361,7 +428,7 @@ def _place(record: Mapping) -> str | None:
     return f"{record.get('machine')} in {words}" if "device" in record else words
 
 
-def _builds(records: Sequence[Mapping]) -> Iterable[str]:
+def builds_of(records: Sequence[Mapping]) -> Iterable[str]:
     """Which builds of C the results are of: they may be several, and say so."""
     builds = Counter(_build(record["build"]) for record in records if "build" in record)
     if builds:

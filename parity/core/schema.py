@@ -113,6 +113,7 @@ RECORD = Keys(
         "config": Each(KEY),
         "host": HOST,
         "threads": COUNT,
+        "others": NUMBER,
         "sides": COUNT,
         "together": COUNT,
         "seconds": MEASURED,

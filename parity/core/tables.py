@@ -1,9 +1,11 @@
 """A DataFrame as a table in Markdown, LaTeX, Typst or CSV: pure functions of the values."""
 
 import csv
+import html
 import io
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +14,12 @@ import pandas as pd
 from parity.core.escape import escape
 
 FORMATS = ("md", "latex", "typst", "csv")
-SUFFIXES = {"md": ".md", "latex": ".tex", "typst": ".typ", "csv": ".csv"}
+SUFFIXES = {"md": ".md", "html": ".html", "latex": ".tex", "typst": ".typ", "csv": ".csv"}
+# What a document that includes a table of ours must load.
+PREAMBLE = r"\usepackage{longtable,booktabs,array,pdflscape,caption}"
+LATEX_SIZES = (("small", 9, 4), ("footnotesize", 8, 3), ("scriptsize", 7, 2.5), ("tiny", 5, 2))  # points, gap
+LATEX_WIDTH, LATEX_HEIGHT = 455, 670  # points between margins of 2.5 cm on A4
+LATEX_EM = 0.55  # of a letter's mean width to its size
 DIGITS = 3
 
 
@@ -46,10 +53,16 @@ class Table:
         self.rows = [
             [_plain(value) for value in row] for row in frame[names].itertuples(index=False, name=None)
         ]
-        self.numeric = [any(_is_number(row[i]) for row in self.rows) for i in range(len(names))]
+        self.numeric = [
+            any(_is_number(row[i]) or isinstance(row[i], Spread) for row in self.rows)
+            for i in range(len(names))
+        ]
 
-    def render(self, form: str) -> str:
-        return {"md": self._markdown, "latex": self._latex, "typst": self._typst, "csv": self._csv}[form]()
+    def render(self, form: str, caption: str = "", label: str = "") -> str:
+        """The table in a format; LaTeX's and Typst's have the caption."""
+        if form == "latex":
+            return self._latex(caption, label)
+        return {"md": self._markdown, "html": self._html, "typst": self._typst, "csv": self._csv}[form]()
 
     def _cells(self, form: str) -> list[list[str]]:
         return [
@@ -65,14 +78,56 @@ class Table:
         head = [escape(title, "cell") for title in self.titles]
         return "\n".join(line(cells) for cells in [head, rule, *self._cells("cell")]) + "\n"
 
-    def _latex(self) -> str:
-        alignment = "".join("r" if numeric else "l" for numeric in self.numeric)
-        head = [escape(title, "latex") for title in self.titles]
-        lines = [" & ".join(cells) + r" \\" for cells in [head, *self._cells("latex")]]
-        body = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
-        # The rules are those of booktabs, where a document loads it.
-        rules = [rf"\providecommand{{\{name}rule}}{{\hline}}" for name in ("top", "mid", "bottom")]
-        return "\n".join([*rules, rf"\begin{{tabular}}{{{alignment}}}", *body, r"\end{tabular}"]) + "\n"
+    def _html(self) -> str:
+        def line(tag, cells):
+            marks = ["r" if numeric else "l" for numeric in self.numeric]
+            pairs = zip(marks, cells, strict=True)
+            return "<tr>" + "".join(f'<{tag} class="{mark}">{cell}</{tag}>' for mark, cell in pairs) + "</tr>"
+
+        rows = [
+            line("td", cells)
+            for cells in [[html.escape(cell) for cell in row] for row in self._cells("plain")]
+        ]
+        head = line("th", [html.escape(title) for title in self.titles])
+        return "\n".join(["<table>", f"<thead>{head}</thead>", *rows, "</table>"]) + "\n"
+
+    def _latex(self, caption: str = "", label: str = "") -> str:
+        """A longtable that fits the width of a page: columns are as wide as their longest word, in the largest letters
+        in which all of them fit, and lie on their side where none is small enough."""
+        cells = [
+            [text(value, digits) for value, digits in zip(row, self.digits, strict=True)] for row in self.rows
+        ]
+        columns_of = list(zip(self.titles, map(list, zip(*cells, strict=True)), strict=True))
+        fits = (
+            (widths, size, point, aside)
+            for aside, wide in ((False, LATEX_WIDTH), (True, LATEX_HEIGHT))
+            for broken in (False, True)
+            for size, point, gap in LATEX_SIZES
+            for widths in [[_ems(title, column, broken) for title, column in columns_of]]
+            if sum(widths) * point * LATEX_EM + 2 * gap * len(widths) <= wide
+        )
+        narrowest = [_ems(title, column, True) for title, column in columns_of]
+        ems, size, point, aside = next(fits, (narrowest, *LATEX_SIZES[-1][:2], True))
+        most = (LATEX_HEIGHT if aside else LATEX_WIDTH) - 2 * LATEX_SIZES[-1][2] * len(ems)
+        shrink = min(1.0, most / (sum(ems) * point * LATEX_EM))
+        columns = "".join(
+            rf">{{\ragged{'left' if numeric else 'right'}\arraybackslash}}p{{{em * point * LATEX_EM * shrink:.1f}pt}}"
+            for em, numeric in zip(ems, self.numeric, strict=True)
+        )
+        head, *lines = [" & ".join(breaking(cell) for cell in row) + r" \\" for row in [self.titles, *cells]]
+        named = [rf"\caption{{{breaking(caption)}}}" + (rf"\label{{{label}}}" if label else "") + r"\\"]
+        body = [
+            rf"\begin{{longtable}}{{{columns}}}",
+            *(named if caption else []),
+            *(r"\toprule", head, r"\midrule", r"\endfirsthead", r"\toprule", head, r"\midrule", r"\endhead"),
+            *lines,
+            r"\bottomrule",
+            r"\end{longtable}",
+        ]
+        gap = next(gap for name, _, gap in LATEX_SIZES if name == size)
+        body = [rf"{{\{size}\setlength{{\tabcolsep}}{{{gap}pt}}", *body, "}"]
+        body = [r"\begin{landscape}", *body, r"\end{landscape}"] if aside else body
+        return "\n".join(body) + "\n"
 
     def _typst(self) -> str:
         alignment = ", ".join("right" if numeric else "left" for numeric in self.numeric)
@@ -142,3 +197,16 @@ def _plain(value: Any) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _ems(title: str, cells: list[str], broken: bool) -> float:
+    """Letters that a column needs. Titles may break; cells may if they are long texts, and all may if `broken`."""
+    joints = r"(?<=[_/,:<(]) *| +"
+    words = [word for cell in [title, *(cells if broken else [])] for word in re.split(joints, cell)]
+    longest, cell = (max(map(len, found), default=1) for found in (words, cells))
+    return max(longest, cell / 3 if broken else min(cell, 40), len(title) / 4, 2)
+
+
+def breaking(cell: str) -> str:
+    """LaTeX, in which a line may break after what joins the words of a name."""
+    return re.sub(r"(\\_|[/,:(]|\\textless\{\})(?=\S)", r"\1\\allowbreak{}", escape(cell, "latex"))

@@ -3,7 +3,6 @@
 import torch
 
 from parity.core import Case, Side, equal
-from parity.core.handouts import deliverable_of
 from parity.ddp import communication
 from parity.ddp.page import PROOFS, STRATEGIES, TIMES, report
 from parity.shared.ranked import configs, judged_step, sides_of, switches_of, timed_step
@@ -19,7 +18,7 @@ DELIVERABLES = {
     "ddp_overlap_individual_parameters": "Each gradient as soon as it is there: the weights of one process",
     "ddp_overlap_individual_parameters_benchmarking": "What overlap gains",
     "ddp_overlap_bucketed": "Buckets of gradients: the weights of one process",
-    "ddp_bucketed_benchmarking (a)": "Buckets of several sizes",
+    "ddp_bucketed_benchmarking": "Buckets of several sizes",
 }
 IMPL = "torch_ddp"
 TOY_MB = (0.0016, 0.0001, 0.01)  # the buckets of the course's tests
@@ -76,9 +75,7 @@ def timed_case(device, **keys):
         config |= at_its_best(device, keys["dtype"])
         how["seconds"] += 30.0 if device == "cuda" else 20.0  # of compiling
     warmup = 5 if device == "cuda" else 3
-    return Case(
-        deliverable_of(TIMES[keys["strategy"]]), measure="time", warmup=warmup, **keys, **how, config=config
-    )
+    return Case(TIMES[keys["strategy"]], measure="time", warmup=warmup, **keys, **how, config=config)
 
 
 def at_its_best(device, dtype):
@@ -95,7 +92,7 @@ def communication_case(device, **keys):
     """What communication takes of C's step."""
     how = dict(seconds=10.0, in_turn=True, needs_bytes=XL_BYTES) if device == "cuda" else dict(seconds=3.0)
     config = switches_of(torch.device(device), keys["dtype"])
-    return Case(deliverable_of(TIMES[keys["strategy"]]), part="communication", **keys, **how, config=config)
+    return Case(TIMES[keys["strategy"]], part="communication", **keys, **how, config=config)
 
 
 def toy_cases(ranks, strategies, sizes):

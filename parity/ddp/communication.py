@@ -21,14 +21,14 @@ def run(case, draw, c, usual_mb):
 
 
 def communication(case, draw, c, backend, usual_mb):
-    """Judged are the bytes of a step's collectives. Timelines of one by one, and of the usual bucket, are kept."""
+    """Judged are the bytes of a step's collectives. Kept are the timelines of naive, overlap and the usual bucket."""
     found = {}
 
     def call():
         run = BenchRanks(case, c, backend, STEPS[draw.device.type], WARMUP)
         try:
             found["values"] = run.values()
-            if case.strategy == "naive" or case.get("bucket_mb") == usual_mb:
+            if case.strategy in ("naive", "overlap") or case.get("bucket_mb") == usual_mb:
                 found["series"] = run.timelines()
             return {"bytes": float(found["values"]["bytes"])}
         finally:
@@ -127,25 +127,3 @@ def optimum(nbytes, backward_ms, o, w, most=4096):
 def handout_optimum(nbytes, o, w):
     """Bytes of the best bucket where a bucket is sent for as long as the next is computed."""
     return (nbytes * w * o) ** 0.5
-
-
-# ---- intervals ----
-
-
-def union(intervals):
-    """The intervals as few that do not touch, in order."""
-    found = []
-    for begin, end in sorted(intervals):
-        if found and begin <= found[-1][1]:
-            found[-1][1] = max(found[-1][1], end)
-        else:
-            found.append([begin, end])
-    return found
-
-
-def overlapped(series, rank):
-    """The share of the time in which a collective ran that lies ahead of the end of the backward pass."""
-    backward = series[f"{rank} passes"][1]
-    ran = union(zip(series[f"{rank} begin"], series[f"{rank} end"], strict=True))
-    whole = sum(end - begin for begin, end in ran)
-    return sum(max(0.0, min(end, backward) - begin) for begin, end in ran) / whole if whole > 0 else 0.0

@@ -1,12 +1,12 @@
-"""The page of data parallelism: answers, steps by strategy, what communication takes, overlap as a picture, and the
-model of buckets."""
+"""The page of data parallelism: proofs, steps by strategy, communication, overlap, buckets and their model."""
 
 import pandas as pd
 
-from parity.ddp.communication import behind, fitted, handout_optimum, optimum, overlapped, times_of
+from parity.core.comparison import Comparison, ms_of
+from parity.ddp.communication import behind, fitted, handout_optimum, optimum, times_of
 from parity.shared.bench_ranks import MIB
-from parity.shared.pages import on_gpu, ranged
-from parity.shared.ranked import NARROW, has_windows, ratio_of, spread_of, told_of, told_words, turns_of
+from parity.shared.pages import mark, on_gpu, ran_with
+from parity.shared.ranked import NARROW
 
 PROOFS = {
     "naive": "naive_ddp",
@@ -18,104 +18,50 @@ TIMES = {
     "naive": "naive_ddp_benchmarking",
     "flat": "minimal_ddp_flat_benchmarking",
     "overlap": "ddp_overlap_individual_parameters_benchmarking",
-    "bucketed": "ddp_bucketed_benchmarking (a)",
+    "bucketed": "ddp_bucketed_benchmarking",
 }
-STRATEGIES = tuple(PROOFS)
-
-RIGHT = "Are the weights those of one process?"
-HOW_LONG = "How long does a step take, by strategy?"
-TAKES = "What does communication take of a step?"
-OVERLAP = "How much of it lies beside the backward pass?"
-BUCKETS = "How large should a bucket be?"
-FLOOR = "How short could a step be?"
-WAY = ("size", "dtype", "optimizer", "ranks")  # what steps of one table may differ in
+STRATEGIES = tuple(TIMES)
+MINE = ("c_nccl", "c_mpi", "c_gloo")
+WAY = ("size", "dtype", "optimizer", "ranks")  # what steps of one comparison have in common
+ASKED_MB = (1, 10, 100, 1000)  # sizes of buckets that the handout asks for
 
 
 def report(page, records):
     errors = type(records)(r for r in records.records if "steps" in r["case"])
     times = type(records)(r for r in records.records if "warmup" in r["case"])
-    runs = [r for r in records.only(part="communication").records if "values" in r]
-    sides = records.impls()
-    runs.sort(key=lambda r: (sides.index(r["impl"]), *order_of(r["case"])))
-    links = links_of(records.only(part="fit").records)
-    page.question(RIGHT)
-    rows, held = proofs(errors)
-    page.table(rows, "proofs")
-    page.question(HOW_LONG)
-    frame, said = by_strategy(times)
-    fewest = frame[frame["ranks"] == frame["ranks"].min()] if len(frame) else frame
-    page.table(fewest, "steps")
-    if len(fewest) < len(frame):
-        page.table(frame, "steps_of_all_ranks")
-    for words in order_words(runs):
-        page.text(words)
-    if on_gpu(times) and len(frame):
-        page.text(
-            "C's steps are captured, PyTorch's queued, but for `torch_ddp_graph`. Queued steps wait for their host "
-            "where kernels are short: those that 16 bits do not shorten say more of this host than of the GPUs."
-        )
-        page.text(nccl_words(times, runs))
-    page.question(TAKES)
-    first = [r for strategy in STRATEGIES for r in alike(runs, runs[0], strategy)] if runs else []
-    page.table(pd.DataFrame([taken(r, links) for r in first]), "communication")
-    if len(first) < len(runs):
-        page.table(pd.DataFrame([taken(r, links) for r in runs]), "communication_of_all")
-    page.question(OVERLAP)
-    report_overlap(page, runs)
-    page.question(BUCKETS)
-    report_buckets(page, runs, links)
-    page.question(FLOOR)
-    report_floor(page, runs, links)
-    for strategy, row in PROOFS.items():
-        if strategy != "flat" and held.get(row):
-            page.answer(
-                row, f"{held[row]}: no further from float64 than PyTorch's.", held[row], question=RIGHT
-            )
-    more = words_of(runs, links)
-    for strategy, row in TIMES.items():
-        words, figure = [more.get(strategy, "")], ""
-        if said.get(strategy):
-            text, figure = spread_of(said[strategy])
-            compiled = compiled_words(frame) if strategy == "bucketed" else ""
-            text += f" ({varied(times, strategy)})"
-            words = [f"A step takes, times eager PyTorch's of the same strategy, {text}{compiled}.", *words]
-        if any(words):
-            page.answer(row, " ".join(filter(None, words)), figure, question=HOW_LONG)
-    captured = "; `torch_ddp_graph` is that step as one CUDA graph" if "torch_ddp_graph" in sides else ""
-    page.method(
-        f"Every rank is a process of this host; all sides run in the same processes, {turns_of(on_gpu(records))}, "
-        "and a sample is the time of the slowest rank. Each rank has its own batch. `torch_ddp` is the assignment's "
-        "own way for naive, flat and overlap, and PyTorch's DistributedDataParallel for buckets, over Gloo on the "
-        "CPU and NCCL on GPUs; `torch_ddp_compiled` compiles the blocks with fused attention, and in bf16_mixed "
-        f"sends bf16, as C and `torch_ddp_compressed` do{captured}. Toy models are the course's, one with a frozen "
-        "bias and one with a tied weight; ranks begin with other weights, and rank 0's count. All ranks must have the "
-        "same bits."
-    )
-    graphs = (
-        " On GPUs the steps of the first two series are captured as graphs, in which nothing is watched; those of "
-        "`tail`, `collectives` and `beside` are queued, so that `slowed` is of both kinds."
+    runs = [r for r in records.only(part="communication").records if "values" in r and r["status"] == "ok"]
+    runs.sort(key=lambda r: (MINE.index(r["impl"]), *order_of(r["case"])))
+    links = {(r["impl"], r["case"].get("dtype") in NARROW): r["series"] for r in records.records
+             if r["case"].get("part") == "fit" and "series" in r}  # fmt: skip
+    report_proofs(page, errors, "naive")
+    way = way_of(runs, times)
+    report_naive(page, times, runs, way)
+    report_flat(page, times, runs, way)
+    report_proofs(page, errors, "overlap")
+    report_overlap(page, times, runs, way)
+    report_traces(page, runs, way)
+    report_proofs(page, errors, "bucketed")
+    report_buckets(page, times, runs, links, way)
+    page.table(pd.DataFrame([taken(r, links) for r in runs]), "communication_of_all", more=True)
+    if len(times.values("ranks")) > 1:
+        page.table(pd.DataFrame(by_strategy(times)), "steps_of_all", more=True)
+    captured = (
+        " C's steps are captured as graphs; PyTorch's are queued, except torch_ddp_graph."
+        if on_gpu(times)
+        else ""
     )
     page.method(
-        "What communication takes is measured by C's own benchmark in three series of steps, in the mean of the "
-        "ranks' medians. `collectives` is how long a step's collectives ran, one after the other; `exposed` a step "
-        "less the same step without communication; `tail` the time from the end of the backward pass, for which the "
-        "device is waited, to the end of the last collective. `slowed`, exposed less tail, is what collectives take "
-        "from the passes beside them, less what waiting for the device itself costs. `beside` is the share of the "
-        "collectives' time ahead of the end of backward, `calls and bytes` what the fit below says of them. Times "
-        "of collectives are a rank's own, with what it waits for the others."
-        + (graphs if on_gpu(records) else "")
+        "Every rank is a process of one host; a sample is the time of the slowest rank, and each rank has "
+        "its own batch. "
+        "torch_ddp is the assignment's own way for naive, flat and overlap, and DistributedDataParallel for buckets."
+        f"{captured} Ranks begin with different weights, and rank 0's count. {ran_with(times)}"
     )
-
-
-def links_of(records):
-    """{(side, whether of 16 bits): times of all-reduces by size}."""
-    return {(r["impl"], r["case"].get("dtype") in NARROW): r["series"] for r in records if "series" in r}
-
-
-def link_of(links, record):
-    """Those that a step's collectives are as; f32's where there are no others; None without."""
-    impl = record["impl"]
-    return links.get((impl, record["case"]["dtype"] in NARROW), links.get((impl, False)))
+    page.method(
+        "Communication is measured by C's own benchmark. collectives: how long a step's collectives ran. "
+        "exposed: the step "
+        "less the same step without communication. tail: from the end of backward to the end of the last collective. "
+        "during backward: the share of the collectives' time before the end of backward."
+    )
 
 
 def order_of(case):
@@ -123,92 +69,176 @@ def order_of(case):
     return dtypes.index(case["dtype"]), STRATEGIES.index(case["strategy"]), case.get("bucket_mb", 0)
 
 
-def taken(record, links):
-    """A row of the three numbers, which are not the same."""
-    values = record["values"]
-    row = keyed(record) | {
-        "step (ms)": values["step"],
-        "without (ms)": values["without"],
-        "exposed (ms)": values["exposed"],
-        "tail (ms)": values["tail"],
-        "slowed (ms)": values["exposed"] - values["tail"],
-        "collectives (ms)": values["collectives"],
-        "beside": f"{100 * hidden(values):.0f} %",
-        "calls": values["calls"],
-        "MiB": values["bytes"] / MIB,
-    }
-    if link_of(links, record):
-        o, w = fitted(link_of(links, record))
-        row |= {"calls and bytes (ms)": 1e3 * (values["calls"] * o + values["bytes"] / w)}
-    return row
+def way_of(runs, times):
+    """The size, dtype, optimizer and number of ranks that the answers are of: f32, and the fewest ranks."""
+    found = [r["case"] for r in [*runs, *times.records]]
+    case = min(found, key=lambda case: (case["dtype"] != "f32", case["ranks"]), default=None)
+    return {name: case[name] for name in WAY} if case else {}
+
+
+def side_of(records):
+    return next((impl for impl in MINE if any(r["impl"] == impl for r in records)), None)
+
+
+def of(records, way, strategy=None, impl=None, **keys):
+    return [
+        r
+        for r in records
+        if all(r["case"].get(name) == value for name, value in {**way, **keys}.items())
+        and strategy in (None, r["case"]["strategy"])
+        and impl in (None, r["impl"])
+    ]
+
+
+# ---- proofs ----
+
+
+def report_proofs(page, errors, strategy):
+    page.section(PROOFS[strategy])
+    mine = errors.only(strategy=[strategy, "flat"] if strategy == "naive" else [strategy])
+    rows, worst = {}, []
+    for record in mine.records:
+        if not record["impl"].startswith("c_") or record["status"] == "unsupported":
+            continue
+        case = record["case"]
+        key = (case.get("model", case.get("size")), case["ranks"], case.get("dtype", "f32"), record["impl"])
+        row = rows.setdefault(key, dict(zip(("model", "ranks", "dtype", "side"), key, strict=True)))
+        row["results"] = row.get("results", 0) + 1
+        row["hold"] = row.get("hold", 0) + (record["status"] == "ok")
+        far = record.get("error", {}).get("max_abs")
+        if far is not None:
+            row["largest difference"] = max(far, row.get("largest difference", 0.0))
+            worst += [far] if case.get("dtype", "f32") == "f32" else []
+    frame = pd.DataFrame([rows[key] for key in sorted(rows, key=str)])
+    page.table(frame, f"proofs_{strategy}")
+    held, results = (sum(row[name] for row in rows.values()) for name in ("hold", "results"))
+    page.say(held=held, results=results or None, worst=max(worst, default=None))
+
+
+# ---- steps ----
+
+
+def steps_table(page, times, runs, way, strategies, name):
+    """A row a strategy and bucket: steps of C and PyTorch, and what communication takes in C."""
+    rows = {}
+    for record in of(times.records, way):
+        case = record["case"]
+        if case["strategy"] in strategies and "ms" in record:
+            row = rows.setdefault(order_of(case), row_of(case))
+            row[f"{record['impl']} (ms)"] = record["ms"]["median"]
+            row["noisy"] = row.get("noisy") or mark(record)
+    for record in of(runs, way, impl=side_of(runs)):
+        case, values = record["case"], record["values"]
+        if case["strategy"] in strategies:
+            row = rows.setdefault(order_of(case), row_of(case))
+            row |= {"step, watched (ms)": values["step"], "without communication (ms)": values["without"]}
+            row |= {
+                "exposed (ms)": values["exposed"],
+                "share": f"{100 * values['exposed'] / values['step']:.0f} %",
+            }
+            row |= {
+                "collectives (ms)": values["collectives"],
+                "during backward": f"{100 * hidden(values):.0f} %",
+            }
+            row |= {"calls": values["calls"], "MiB": values["bytes"] / MIB}
+    frame = pd.DataFrame([rows[key] for key in sorted(rows)])
+    if len(frame):
+        page.note(
+            "{size}, {dtype}, {optimizer}, {ranks} ranks".format(**way) + ", one sample: the slowest rank."
+        )
+        names = [n for n in frame if n != "noisy"]
+        frame = frame[[*names, *(["noisy"] if "noisy" in frame else [])]]
+    page.table(frame, name)
+    return frame
+
+
+def row_of(case):
+    return {"strategy": case["strategy"], "bucket (MiB)": case.get("bucket_mb")}
 
 
 def hidden(values):
     return values["beside"] / values["collectives"] if values["collectives"] else 0.0
 
 
-def keyed(record):
-    case = record["case"]
-    row = {"side": record["impl"]} | {name: case[name] for name in ("dtype", "optimizer", "strategy")}
-    return row | {"bucket (MiB)": case.get("bucket_mb")}
+def best(records):
+    return min(records, key=lambda r: r["values"]["step"], default=None)
 
 
-def where(record):
-    case = record["case"]
-    return f"{record['impl'].removeprefix('c_')}, {case['size']}, {case['dtype']}, {case['ranks']} ranks"
+def values_of(runs, way, strategy):
+    """What communication takes of C's step with a strategy, for sentences; of its best bucket."""
+    record = best(of(runs, way, strategy, side_of(runs)))
+    if record is None:
+        return None
+    values = record["values"]
+    found = {name: values[name] for name in ("step", "without", "exposed", "collectives", "calls", "tail")}
+    return found | {
+        "share": values["exposed"] / values["step"],
+        "hidden": hidden(values),
+        "bucket": record["case"].get("bucket_mb"),
+    }
 
 
-def alike(runs, record, strategy):
-    """Of the same side and way, by this strategy."""
-    case = record["case"]
-    return [
-        r
-        for r in runs
-        if r["impl"] == record["impl"]
-        and r["case"]["strategy"] == strategy
-        and all(r["case"][name] == case[name] for name in WAY)
-    ]
+def steps_of(times, way, strategy):
+    """C's step and PyTorch's with a strategy."""
+    records = of(times.records, way, strategy)
+    mine = [r for r in records if r["impl"] == side_of(records)]
+    theirs = [r for r in records if r["impl"] == "torch_ddp"]
+    mine, theirs = (min(found, key=lambda r: ms_of(r) or 1e30, default=None) for found in (mine, theirs))
+    return Comparison.of(mine, theirs)
 
 
-# ---- overlap ----
+def report_naive(page, times, runs, way):
+    page.section("naive_ddp_benchmarking")
+    steps_table(page, times, runs, way, ("naive",), "naive")
+    compared = steps_of(times, way, "naive")
+    if compared is None:
+        page.lacks("a step of PyTorch beside C's")
+    page.say(**way, naive=values_of(runs, way, "naive"), compared=compared)
 
 
-def drawn_pair(runs):
-    """The runs whose timelines are drawn: naive, and in buckets; None where there are none."""
-    for naive in runs:
-        if naive["case"]["strategy"] == "naive" and "series" in naive:
-            bucketed = [r for r in alike(runs, naive, "bucketed") if "series" in r]
-            if bucketed:
-                return naive, bucketed[0]
-    return None
+def report_flat(page, times, runs, way):
+    page.section("minimal_ddp_flat_benchmarking")
+    steps_table(page, times, runs, way, ("naive", "flat"), "flat")
+    compared = steps_of(times, way, "flat")
+    if compared is None:
+        page.lacks("a step of PyTorch beside C's")
+    page.say(**way, naive=values_of(runs, way, "naive"), flat=values_of(runs, way, "flat"), compared=compared)
 
 
-def report_overlap(page, runs):
-    rows = []
-    for record in runs:
-        if "series" in record:
-            shares = [overlapped(record["series"], rank) for rank in range(record["case"]["ranks"])]
-            rows.append(
-                keyed(record)
-                | {
-                    f"beside backward, rank {rank}": f"{100 * share:.0f} %"
-                    for rank, share in enumerate(shares)
-                }
-            )
-    page.table(pd.DataFrame(rows), "overlap")
-    pair = drawn_pair(runs)
-    if pair:
+def report_overlap(page, times, runs, way):
+    page.section("ddp_overlap_individual_parameters_benchmarking (a)")
+    strategies = {name: values_of(runs, way, name) for name in STRATEGIES}
+    steps_table(page, times, runs, way, STRATEGIES[:3], "overlap")
+    if not strategies["overlap"]:
+        page.lacks("steps with overlap of single gradients")
+    page.say(**way, **strategies, compared=steps_of(times, way, "overlap"))
+    page.note("All strategies and sizes of buckets with the fewest ranks, without a watch:")
+    fewest = min(times.values("ranks"), default=0)
+    page.table(pd.DataFrame(by_strategy(times.only(ranks=fewest))), "steps")
+
+
+def report_traces(page, runs, way):
+    """Passes and collectives of one step, rank 0: without overlap, of single gradients, and in buckets."""
+    page.section("ddp_overlap_individual_parameters_benchmarking (b)")
+    panels, found = {}, {}
+    for strategy in ("naive", "overlap", "bucketed"):
+        watched = [r for r in of(runs, way, strategy, side_of(runs)) if "series" in r]
+        if watched:
+            case = watched[0]["case"]
+            name = f"{strategy}, {case['bucket_mb']:g} MiB" if "bucket_mb" in case else strategy
+            panels[name] = bars_of(watched[0]["series"])
+            found[strategy] = hidden(watched[0]["values"])
+    if panels:
+        where = "{size}, {dtype}, {ranks} ranks".format(**way)
+        page.note("Each panel is one step: what a rank computes, and under it what it sends.")
         page.timeline(
-            "timeline",
-            {name_of(record["case"]): bars_of(record["series"]) for record in pair},
-            x="ms since the step began",
-            title=f"The last watched step of {where(pair[0])}: passes, and collectives under them",
+            "timeline", panels, x="ms since the step began", title=f"One training step by strategy, {where}"
         )
-        page.text("Table and picture are of one step, the last that was watched, by its intervals.")
-
-
-def name_of(case):
-    return f"{case['strategy']}, {case['bucket_mb']:g} MiB" if "bucket_mb" in case else case["strategy"]
+    if "overlap" not in panels:
+        page.lacks(
+            "the trace of a step with overlap of single gradients: records have naive and bucketed alone"
+        )
+    page.say(naive=values_of(runs, way, "naive"), overlap=values_of(runs, way, "overlap"), traced=found)
 
 
 def bars_of(series):
@@ -219,74 +249,160 @@ def bars_of(series):
         found[f"rank {rank}"] = {
             "forward": [(0.0, forward)],
             "backward": [(forward, backward)],
-            "after": [(backward, end)],
+            "waiting and optimizer": [(backward, end)],
         }
         calls = zip(series[f"{rank} begin"], series[f"{rank} end"], strict=True)
-        found[f"rank {rank}, sent"] = {"collective": list(calls)}
+        found[f"rank {rank} sends"] = {"communication": list(calls)}
     return found
 
 
 # ---- buckets ----
 
 
+def report_buckets(page, times, runs, links, way):
+    page.section("ddp_bucketed_benchmarking (a)")
+    frame = steps_table(page, times, runs, way, ("overlap", "bucketed"), "buckets")
+    sizes = {
+        r["case"].get("bucket_mb") for r in [*of(runs, way, "bucketed"), *of(times.records, way, "bucketed")]
+    }
+    missing = [mb for mb in ASKED_MB if mb not in sizes]
+    if missing:
+        page.lacks(f"buckets of {', '.join(map(str, missing))} MiB")
+    curves, chosen = {}, frame[frame["strategy"] == "bucketed"] if len(frame) else frame
+    for side in (side_of([*runs, *times.records]), "torch_ddp"):
+        names = [f"{side} (ms)"] if side == "torch_ddp" else [f"{side} (ms)", "step, watched (ms)"]
+        there = [name for name in names if name in chosen]
+        if there:
+            name = max(there, key=lambda name: chosen[name].count())
+            curves[side] = (list(chosen["bucket (MiB)"]), list(chosen[name]))
+    where = "{size}, {dtype}, {ranks} ranks".format(**way) if way else ""
+    page.plot(
+        "buckets",
+        curves,
+        x="MiB of a bucket",
+        y="ms a step",
+        title=f"A step by bucket size, {where}",
+        log="x",
+    )
+    mine = sorted(of(runs, way, "bucketed", side_of(runs)), key=lambda r: r["case"]["bucket_mb"])
+    found = best(mine)
+    spans = [r["values"]["step"] for r in mine]
+    without = values_of(runs, way, "naive")
+    modelled = next(iter(best_buckets(of(runs, way), links)), {})
+    page.say(
+        best=found["case"]["bucket_mb"] if found else None,
+        step=found["values"]["step"] if found else None,
+        least=mine[0] if mine else None,
+        smallest=mine[0]["case"]["bucket_mb"] if mine else None,
+        first=spans[0] if len(spans) > 1 else None,
+        largest=mine[-1]["case"]["bucket_mb"] if mine else None,
+        last=spans[-1] if len(spans) > 1 else None,
+        spread=max(spans) / min(spans) - 1 if len(spans) > 1 else None,
+        naive=without and without["step"],
+        model=modelled.get("best bucket (MiB)"),
+        hidden=hidden(found["values"]) if found else None,
+        exposed=found["values"]["exposed"] if found else None,
+    )
+    page.table(pd.DataFrame(fits(links)), "fit", more=True)
+    page.table(pd.DataFrame(best_buckets(runs, links)), "optimum", more=True)
+    page.table(pd.DataFrame(predictions(runs, links)), "buckets_by_the_model", more=True)
+    page.method(
+        "The model of buckets: s bytes in n buckets, each sent in c = s / (n w) + o, with w bytes/s and o "
+        "seconds a call "
+        "fitted to all-reduces alone. Buckets become final at equal distances of a backward pass of T and are sent one "
+        "after the other. The last ends max(c, T / n + n c - T) after backward. If a bucket is sent while the next is "
+        "computed, this is s / (n w) + n o, as the handout has it."
+    )
+
+
+def link_of(links, record):
+    """The all-reduces that a step's collectives are like; f32's if there are no others; None without."""
+    impl = record["impl"]
+    return links.get((impl, record["case"]["dtype"] in NARROW), links.get((impl, False)))
+
+
+def taken(record, links):
+    """A row of what communication takes."""
+    values, case = record["values"], record["case"]
+    row = {"side": record["impl"]} | {name: case[name] for name in WAY} | row_of(case)
+    row |= {f"{name} (ms)": values[name] for name in ("step", "without", "exposed", "tail", "collectives")}
+    row |= {
+        "during backward": f"{100 * hidden(values):.0f} %",
+        "calls": values["calls"],
+        "MiB": values["bytes"] / MIB,
+    }
+    if link_of(links, record):
+        o, w = fitted(link_of(links, record))
+        row["calls and bytes (ms)"] = 1e3 * (values["calls"] * o + values["bytes"] / w)
+    return row
+
+
+def by_strategy(times):
+    rows = {}
+    for record in times.records:
+        if "ms" in record:
+            case = record["case"]
+            way = {name: case[name] for name in WAY}
+            row = rows.setdefault((*way.values(), *order_of(case)), way | row_of(case))
+            row[f"{record['impl']} (ms)"] = record["ms"]["median"]
+    for row in rows.values():
+        for best, of_best in (
+            ("compiled", row.get("torch_ddp_compiled (ms)")),
+            ("graph", row.get("torch_ddp_graph (ms)")),
+        ):
+            for name in [
+                name for name in row if of_best and name.startswith("c_") and name.endswith(" (ms)")
+            ]:
+                row[f"{name.removesuffix(' (ms)')} / {best}"] = row[name] / of_best
+    return [rows[key] for key in sorted(rows)]
+
+
+def modelled(runs, links):
+    """(run in buckets, ms of backward, (o, w)), where the same way was run one by one."""
+    for record in runs:
+        way = {name: record["case"][name] for name in WAY}
+        naive = [r for r in of(runs, way, "naive", record["impl"]) if "series" in r]
+        if record["case"]["strategy"] == "bucketed" and naive and link_of(links, record):
+            ends = [values for name, values in naive[0]["series"].items() if name.endswith("passes")]
+            yield record, sum(e[1] - e[0] for e in ends) / len(ends), fitted(link_of(links, record))
+
+
 def predictions(runs, links):
-    """A row for each run in buckets of which model and floor are known."""
     rows = []
-    for record, (forward, backward, rest), sending, (o, w) in modelled(runs, links):
-        values = record["values"]
+    for record, backward, (o, w) in modelled(runs, links):
+        values, case = record["values"], record["case"]
         tail = behind(values["calls"], values["bytes"], backward, o, w)
-        floor = forward + max(backward, sending) + rest / values["calls"]
         rows.append(
-            {
-                "model": keyed(record)
-                | {
-                    "calls": values["calls"],
-                    "behind backward, model (ms)": tail,
-                    "exposed (ms)": values["exposed"],
-                    "step, model (ms)": values["without"] + tail,
-                    "step (ms)": values["step"],
-                    "model / step": (values["without"] + tail) / values["step"],
-                },
-                "floor": keyed(record)
-                | {
-                    "forward (ms)": forward,
-                    "backward (ms)": backward,
-                    "sending (ms)": sending,
-                    "last update (ms)": rest / values["calls"],
-                    "floor (ms)": floor,
-                    "step (ms)": values["step"],
-                    "step / floor": values["step"] / floor,
-                    "step / without": values["step"] / values["without"],
-                },
+            {"side": record["impl"]}
+            | {name: case[name] for name in ("dtype", "optimizer")}
+            | row_of(case)
+            | {
+                "calls": values["calls"],
+                "after backward, model (ms)": tail,
+                "exposed (ms)": values["exposed"],
             }
+            | {"step, model (ms)": values["without"] + tail, "step (ms)": values["step"]}
+            | {"model / step": (values["without"] + tail) / values["step"]}
         )
     return rows
 
 
-def modelled(runs, links):
-    """(run in buckets, its way's passes, ms of sending everything, (o, w)), where its way was run one by one."""
-    for record in runs:
-        naive = [r for r in alike(runs, record, "naive") if "series" in r]
-        if record["case"]["strategy"] == "bucketed" and naive and link_of(links, record):
-            o, w = fitted(link_of(links, record))
-            ran = [r["values"]["collectives"] for s in STRATEGIES for r in alike(runs, record, s)]
-            sending = min(1e3 * record["values"]["bytes"] / w, *ran)
-            yield record, passes(naive[0]), sending, (o, w)
+def best_buckets(runs, links):
+    """A row for each side and way: the model's best buckets, and the handout's."""
+    rows = {}
+    for record, backward, (o, w) in modelled(runs, links):
+        case, nbytes = record["case"], record["values"]["bytes"]
+        calls = optimum(nbytes, backward, o, w)
+        key = (record["impl"], *(case[name] for name in WAY))
+        rows[key] = {"side": record["impl"]} | {name: case[name] for name in ("dtype", "optimizer")}
+        rows[key] |= {"backward (ms)": backward, "s / w (ms)": 1e3 * nbytes / w, "best n": calls}
+        rows[key] |= {"best bucket (MiB)": nbytes / calls / MIB}
+        rows[key] |= {"after backward (ms)": behind(calls, nbytes, backward, o, w)}
+        rows[key]["by the handout's formula (MiB)"] = handout_optimum(nbytes, o, w) / MIB
+    return list(rows.values())
 
 
-def passes(naive):
-    """ms of forward, of backward and of the rest of a step without communication, in the mean of the ranks."""
-    ends = [values for name, values in naive["series"].items() if name.endswith("passes")]
-    forward, backward = (sum(e[0] for e in ends) / len(ends), sum(e[1] - e[0] for e in ends) / len(ends))
-    whole = naive["values"]["without"]
-    if forward + backward >= whole:  # a step that is watched is slower
-        fits = whole / (forward + backward)
-        return fits * forward, fits * backward, 0.0
-    return forward, backward, whole - forward - backward
-
-
-def report_buckets(page, runs, links):
-    page.table(pd.DataFrame([row["model"] for row in predictions(runs, links)]), "buckets")
+def fits(links):
     rows = []
     for (impl, narrow), series in links.items():
         o, w = fitted(series)
@@ -297,228 +413,7 @@ def report_buckets(page, runs, links):
             "w (GB/s)": w / 1e9,
         }
         for nbytes, ms in zip(series["bytes"], times_of(series), strict=True):
-            row |= {f"{nbytes / MIB:g} MiB (ms)": ms, "model / it": 1e3 * (o + nbytes / w) / ms}
-            row[f"model / it, {nbytes / MIB:g} MiB"] = row.pop("model / it")
+            row[f"{nbytes / MIB:g} MiB (ms)"] = ms
+            row[f"model / it, {nbytes / MIB:g} MiB"] = 1e3 * (o + nbytes / w) / ms
         rows.append(row)
-    page.table(pd.DataFrame(rows), "fit")
-    page.table(pd.DataFrame(best_buckets(runs, links)), "optimum")
-    if rows:
-        page.text(
-            "Of s bytes in n buckets each is sent in c = s / (n w) + o, with w bytes a second and o seconds a call. "
-            "Buckets become final at equal distances of the backward pass, which takes T, and are sent one after "
-            "the other: the first begins at T / n, so that the last ends max(c, T / n + n c - T) behind backward. "
-            "Where sending takes longer than backward, s / w > T, the second counts, T / n + s / w + n o - T, whose "
-            "derivative is zero at n = sqrt(T / o). Where a bucket is sent for as long as the next is computed, s / "
-            "w = T, it is s / (n w) + n o, as the handout has it, and least at n = sqrt(s / (o w)), buckets of "
-            "sqrt(s w o) bytes. Where backward takes longer, more buckets help until their calls no longer hide. "
-            f"{fit_words(links)} The model has nothing of what collectives take from the passes beside them: on a CPU "
-            "its cores, on a GPU its multiprocessors."
-        )
-
-
-def fit_words(links):
-    """What o and w are fitted to."""
-    said = "o and w are fitted to the all-reduces above, "
-    if any("device_ms" in series for series in links.values()):
-        return (
-            said + "by how long they ran, one behind the other: no host waits for those of a captured step."
-        )
-    return said + "each to its end, so that o has what a host waits for one."
-
-
-def best_buckets(runs, links):
-    """A row for each side and way: the model's best buckets, and the handout's."""
-    rows = {}
-    for record, (_, backward, _), _, (o, w) in modelled(runs, links):
-        case, nbytes = record["case"], record["values"]["bytes"]
-        calls = optimum(nbytes, backward, o, w)
-        key = (record["impl"], *(case[name] for name in WAY))
-        rows[key] = {"side": record["impl"]} | {name: case[name] for name in ("dtype", "optimizer")}
-        rows[key] |= {
-            "backward (ms)": backward,
-            "s / w (ms)": 1e3 * nbytes / w,
-            "best n": calls,
-            "best bucket (MiB)": nbytes / calls / MIB,
-            "behind backward (ms)": behind(calls, nbytes, backward, o, w),
-            "by the handout's formula (MiB)": handout_optimum(nbytes, o, w) / MIB,
-        }
-    return list(rows.values())
-
-
-def report_floor(page, runs, links):
-    rows = [row["floor"] for row in predictions(runs, links)]
-    page.table(pd.DataFrame(rows), "floor")
-    if rows:
-        page.text(
-            "The floor is forward, the longer of backward and sending all gradients, and the update of the last "
-            "bucket: as large a part of what follows backward without communication as the bucket is of all "
-            "gradients. Sending takes what the fit says, or the fewest ms that the collectives of a strategy ran. "
-            "Forward and backward are those of `naive`, whose collectives lie behind them, shortened in proportion "
-            "where they, being watched, took longer than a whole step without communication. Where updates take "
-            "longer than communication leaves them, as AdamW's in bf16_mixed, no step is shorter than one without "
-            "it, which the last column stands for."
-        )
-
-
-# ---- words ----
-
-
-def nccl_words(times, runs):
-    """What NCCL was told, and whether it goes between GPUs directly, where records say it."""
-    mine = [r for r in times.records if r["impl"].startswith("c_") and "ms" in r]
-    unsaid = (
-        "" if told_of(mine) else "Records do not say whether C told NCCL how many multiprocessors to take. "
-    )
-    return unsaid + told_words(mine, "`td_ddp_nccl_ctas`", "C's gradients", has_windows([*mine, *runs]))
-
-
-def order_words(runs):
-    """How strategies stand to each other, and what they send: a paragraph for each way of the first side."""
-    said = []
-    for first in firsts(runs):
-        best = {
-            strategy: min(alike(runs, first, strategy), key=step_of, default=None) for strategy in STRATEGIES
-        }
-        if None in best.values():
-            continue
-        by_step = sorted(best, key=lambda strategy: -step_of(best[strategy]))
-        words = " > ".join(f"{strategy} {step_of(best[strategy]):.1f}" for strategy in by_step)
-        said.append(
-            f"Longest first, in ms ({where(first)}, C's own benchmark, the best bucket): {words}; "
-            f"{' > '.join(STRATEGIES)} {'holds' if tuple(by_step) == STRATEGIES else 'does not hold'}: {sent(best)}."
-        )
-    return said
-
-
-def firsts(runs):
-    """The first side's first run of each way."""
-    found = {}
-    for record in runs:
-        if record["impl"] == runs[0]["impl"]:
-            found.setdefault(tuple(record["case"][name] for name in WAY), record)
-    return found.values()
-
-
-def step_of(record):
-    return record["values"]["step"]
-
-
-def sent(best):
-    """What each strategy sends, and what of it is exposed."""
-    each = []
-    for strategy, record in best.items():
-        v = record["values"]
-        calls = f"{v['calls']} call{'s' if v['calls'] > 1 else ''}"
-        if hidden(v) > 0:
-            calls += f", {100 * hidden(v):.0f} % of their time beside backward"
-        each.append(f"`{strategy}` sends {calls}, {v['exposed']:.1f} ms exposed")
-    return "; ".join(each)
-
-
-def words_of(runs, links):
-    """{strategy: one or two sentences} of the first side and way that was run."""
-    first = next(iter(runs), None)
-    if first is None:
-        return {}
-    by = {strategy: alike(runs, first, strategy) for strategy in STRATEGIES}
-    found, at = {}, where(first)
-    if by["naive"]:
-        v = by["naive"][0]["values"]
-        found["naive"] = (
-            f"Communication is exposed for {v['exposed']:.1f} of {v['step']:.1f} ms, "
-            f"{100 * v['exposed'] / v['step']:.0f} % of the step, in {v['calls']} calls ({at})."
-        )
-    if by["naive"] and by["flat"]:
-        one, all_in_one = by["naive"][0]["values"], by["flat"][0]["values"]
-        found["flat"] = (
-            f"One call instead of {one['calls']}: communication is exposed for {all_in_one['exposed']:.1f} ms where "
-            f"`naive` has {one['exposed']:.1f} ({at})."
-        )
-    if by["naive"] and by["overlap"]:
-        one, v = by["naive"][0]["values"], by["overlap"][0]["values"]
-        found["overlap"] = (
-            f"{100 * hidden(v):.0f} % of the collectives' time lies beside backward, and "
-            f"{v['exposed']:.1f} ms are exposed where `naive` has {one['exposed']:.1f} ({at})."
-        )
-    found_by_model = [row["model"] for row in predictions(by["naive"] + by["bucketed"], links)]
-    if by["bucketed"] and found_by_model:
-        best = min(by["bucketed"], key=lambda r: r["values"]["step"])
-        by_model = best_buckets(by["naive"] + by["bucketed"], links)[0]["best bucket (MiB)"]
-        found["bucketed"] = (
-            f"Buckets of {best['case']['bucket_mb']:g} MiB give the shortest step, {best['values']['step']:.1f} ms "
-            f"with {best['values']['exposed']:.1f} exposed ({at}). By the model the best has {by_model:.2g} MiB there, "
-            f"and steps are {ranged([row['model / step'] for row in found_by_model])} times those measured."
-        )
-    return found
-
-
-def varied(times, strategy):
-    """The largest std / mean of a strategy's steps, in words: PyTorch's may be the host's time, and vary with it."""
-    most = {"C": 0.0, "PyTorch": 0.0}
-    for record in times.records:
-        if record["case"]["strategy"] == strategy and "ms" in record:
-            who = "C" if record["impl"].startswith("c_") else "PyTorch"
-            most[who] = max(most[who], record["ms"]["std"] / record["ms"]["mean"])
-    return "std / mean up to " + ", ".join(f"{100 * share:.0f} % in {who}" for who, share in most.items())
-
-
-def compiled_words(frame):
-    """C's bucketed step over PyTorch's compiled ones, queued and captured."""
-    said = []
-    for best, words in (("compiled", "its compiled one"), ("graph", "that one captured as a graph")):
-        names = [name for name in frame if name.endswith(f" / {best}")]
-        ratios = [value for name in names for value in frame[name].dropna()]
-        if ratios:
-            said.append(f"{ranged(ratios)} times {words}")
-    return "".join(f", and {words}" for words in said)
-
-
-# ---- proofs and steps ----
-
-
-def proofs(errors):
-    """By strategy and side: how many results hold; and in words by deliverable."""
-    rows, held = {}, {}
-    for record in errors.records:
-        if not record["impl"].startswith("c_") or record["status"] == "unsupported":
-            continue
-        case = record["case"]
-        key = (case["strategy"], record["impl"])
-        row = rows.setdefault(key, {"strategy": key[0], "side": key[1], "results": 0, "hold": 0})
-        row["results"] += 1
-        row["hold"] += record["status"] == "ok"
-        count = held.setdefault(record["deliverable"], [0, 0])
-        count[0] += record["status"] == "ok"
-        count[1] += 1
-    ordered = [rows[key] for key in sorted(rows, key=lambda key: (STRATEGIES.index(key[0]), key[1]))]
-    return pd.DataFrame(ordered), {row: f"{ok} of {of} results hold" for row, (ok, of) in held.items()}
-
-
-def by_strategy(times):
-    """A row for each way and size of bucket; and by strategy C's step over PyTorch's, and of what."""
-    rows, said = {}, {}
-    for record in times.records:
-        if "ms" not in record:
-            continue
-        case = record["case"]
-        way = tuple(case[name] for name in WAY)
-        row = rows.setdefault(
-            (*way, STRATEGIES.index(case["strategy"]), case.get("bucket_mb", 0)),
-            dict(zip(WAY, way, strict=True))
-            | {"strategy": case["strategy"], "bucket (MiB)": case.get("bucket_mb")},
-        )
-        row[f"{record['impl']} (ms)"] = record["ms"]["median"]
-        ratio = ratio_of(record, times, "torch_ddp")
-        if ratio:
-            bucketed = f", buckets of {case['bucket_mb']:g} MiB" if "bucket_mb" in case else ""
-            words = (
-                f"{record['impl'].removeprefix('c_')} ({case['size']}, {case['dtype']}, "
-                f"{case['ranks']} ranks{bucketed})"
-            )
-            said.setdefault(case["strategy"], []).append((ratio, words))
-    for row in rows.values():
-        for best in ("compiled", "graph"):
-            ms = row.get(f"torch_ddp_{best} (ms)")
-            for name in [name for name in row if ms and name.startswith("c_") and name.endswith(" (ms)")]:
-                row[f"{name.removesuffix(' (ms)')} / {best}"] = row[name] / ms
-    return pd.DataFrame([rows[key] for key in sorted(rows)]), said
+    return rows

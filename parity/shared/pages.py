@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 
 from parity.core import geomean
+from parity.core.comparison import noisy
 from parity.core.view import number
 
 MIB = 2**20
-HARDLY = 1.3  # times as long, though the work is several times as much
 
 # Dense matrix products by the vendor's data sheets (SXM), TFLOP/s: the peaks by which utilisation is stated.
 PEAKS = {name: {"bf16": 989.4, "f16": 989.4, "tf32": 494.7, "f32": 66.9} for name in ("H100", "H200")}
@@ -75,69 +75,43 @@ def errors_by(records, keys: Sequence[str], base: str = "torch_eager") -> pd.Dat
     return pd.DataFrame(rows)
 
 
-def error_answer(records, base: str = "torch_eager") -> tuple[str, str]:
-    """How many cases hold, and which side is closer to float64: two sentences, and the figure of the index."""
+def held(records, base: str = "torch_eager") -> dict:
+    """What the sentences of an answer's errors need: how many cases hold, the share of their allowance that errors use,
+    the largest error of f32 outputs, and C's error over PyTorch's."""
     judged = [
         r
-        for r in records.only(impl="c").records
-        if "error" in r["measure"] and r["status"] in ("ok", "failed")
+        for r in records.records
+        if r["impl"].split("_")[0] == "c"
+        and "error" in r.get("measure", "error")
+        and r["status"] in ("ok", "failed")
     ]
-    held = sum(r["status"] == "ok" for r in judged)
-    ratios = [ratio for ratio in records.error_ratio(base) if np.isfinite(ratio)]
-    words, figure = f"The rule holds in {held} of {len(judged)} cases", f"{held} of {len(judged)} cases"
     used = [share for share in (number(r, "used") for r in judged) if share is not None]
-    if used:
-        words += f", with {100 * max(used):.0f} % of what an error may be at the most and "
-        words += f"{100 * float(np.median(used)):.0f} % in the median"
-    if not ratios:
-        return f"{words}.", figure
-    mean = geomean(ratios)
-    return (
-        f"{words}. C's relative L2 error against float64 is {mean:.2f} times that of the PyTorch side it is judged "
-        f"against, in the geometric mean ({max(ratios):.2f} times at the most)."
-    ), f"{figure}, error {mean:.2f} x PyTorch's"
+    plain = [
+        r["error"]["max_abs"]
+        for r in judged
+        if r["case"].get("dtype") == "f32" and number(r, "max_abs") is not None
+    ]
+    ratios = [ratio for ratio in records.error_ratio(base) if np.isfinite(ratio)]
+    return {
+        "held": sum(r["status"] == "ok" for r in judged),
+        "judged": len(judged) or None,
+        "used": max(used, default=None),
+        "furthest": max(plain, default=None),
+        "ratio": geomean(ratios) if ratios else None,
+    }
 
 
-def launch_bound(records, axis: str, impl: str = "torch_eager") -> set[tuple]:
-    """The cases in which a side waits for the launch of its kernels, as items of their keys: a case with a larger
-    `axis`, alike in all other keys, takes hardly longer."""
-    series: dict[tuple, list] = {}
-    for record in records.only(impl=impl).records:
-        if "ms" in record and axis in record["case"]:
-            case = record["case"]
-            rest = tuple(item for item in case.items() if item[0] not in (axis, "seq_k"))
-            series.setdefault(rest, []).append((case[axis], record["ms"]["median"], tuple(case.items())))
-    found = set()
-    for points in series.values():
-        for at, ms, case in points:
-            if any(other > at and theirs < HARDLY * ms for other, theirs, _ in points):
-                found.add(case)
+def mark(*records) -> str:
+    """ "*" where the samples of a row lie too far apart, or its machine was loaded."""
+    return "*" if any(noisy(record) for record in records if record) else ""
+
+
+def by_case(records, keys: Sequence[str]) -> dict[tuple, dict]:
+    """{case keys: {impl: record}} in order."""
+    found: dict[tuple, dict] = {}
+    for record in records.records:
+        found.setdefault(tuple(record["case"][key] for key in keys), {})[record["impl"]] = record
     return found
-
-
-def without(records, cases: set[tuple]):
-    """The records of all other cases."""
-    return type(records)(r for r in records.records if tuple(r["case"].items()) not in cases)
-
-
-def ranged(values, digits: int = 2) -> str:
-    """ "0.35 to 0.59", or one number where both are the same."""
-    low, high = (f"{value:.{digits}f}" for value in (min(values), max(values)))
-    return low if low == high else f"{low} to {high}"
-
-
-def spread(record) -> dict:
-    """A timed side's samples in columns; "slower process": the median there, of sides that were timed in two."""
-    row = {"side": record["impl"], **{name: record["ms"][name] for name in ("median", "min", "max", "n")}}
-    return row | ({"slower process": max(record["processes"])} if "processes" in record else {})
-
-
-def largest_spread(records) -> dict[str, str]:
-    """A column of results that stand side by side: the side whose samples lie furthest apart, by (max - min) /
-    median."""
-    apart = {r["impl"]: (r["ms"]["max"] - r["ms"]["min"]) / r["ms"]["median"] for r in records if "ms" in r}
-    impl = max(apart, key=apart.get, default=None)
-    return {"largest spread": f"{100 * apart[impl]:.1f} % ({impl})"} if impl else {}
 
 
 def mib(nbytes: float | None) -> float | None:

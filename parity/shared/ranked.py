@@ -45,48 +45,6 @@ def configs(device, impl, dtype="f32", queued=False, shard=None):
     return switches_of(device, dtype, queued, shard) | {impl: dict(compiled=False)}
 
 
-def told_of(records):
-    """How many multiprocessors NCCL was told to take in which steps, as "24 in bf16", where records say it."""
-    told = {}
-    for record in records:
-        count = record.get("config", {}).get("nccl_ctas")
-        told.setdefault(record["case"]["dtype"], []).append((count, record["case"]))
-    said = []
-    for dtype, of_dtype in told.items():
-        counts = {count for count, _ in of_dtype}
-        if len(counts) == 1:  # one for all
-            said += [f"{count} in {dtype}" for count in counts if count]
-        else:
-            said += [f"{count} in {dtype} {way_of(case)}" for count, case in of_dtype if count]
-    return said
-
-
-def told_words(records, chosen_by, what, direct):
-    """What NCCL was told of its multiprocessors, by which functions, and, where it goes between GPUs directly, that it
-    does so with `what`."""
-    said, words = told_of(records), []
-    if said:
-        words.append(
-            f"C tells NCCL to take at least so many multiprocessors: {', '.join(said)} ({chosen_by}); PyTorch "
-            "leaves it to NCCL."
-        )
-    if direct:
-        words.append(
-            f"{what} lie in windows (`td_comm_window_create`): NCCL reads and writes the other GPU's where they are, "
-            "without the buffers that it has in between for PyTorch's."
-        )
-    return " ".join(words)
-
-
-def has_windows(records):
-    return any(r.get("values", {}).get("windows") for r in records)
-
-
-def way_of(case):
-    way, mb = case.get("shard", case.get("strategy")), case.get("bucket_mb")
-    return way if mb is None else f"{way} with {mb:g} MiB"
-
-
 def comm_of(case, c, backend, side=None):
     """The communicator that the steps of a side have, of C's own if it is not named."""
     return c.ranks.comm(backend, case.config[side or f"c_{backend}"].get("nccl_ctas", 0))
@@ -405,32 +363,3 @@ def timed_step(case, draw, c, optimizer=None):
     unsplit = {whole_of(side): backend for side, backend in backends.items() if whole_of(side) in case.config}
     sides |= {side: tandem(backend, whole=True) for side, backend in unsplit.items()}
     return sides | {side: torch_side(switches) for side, switches in case.config.items() if side not in sides}
-
-
-# ---- pages ----
-
-
-def ratio_of(record, times, over):
-    """A C side's step over PyTorch's: sample by sample where sides took turns, else of the medians; None without."""
-    if not record["impl"].startswith("c_"):
-        return None
-    if "ratio" in record:
-        return record["ratio"]["median"]
-    theirs = [r for r in times.records if r["impl"] == over and r["case"] == record["case"] and "ms" in r]
-    return record["ms"]["median"] / theirs[0]["ms"]["median"] if theirs else None
-
-
-def turns_of(gpu):
-    """How sides were timed, in words."""
-    return "one side after the other" if gpu else "call by call in turn"
-
-
-def spread_of(ratios):
-    """The lowest of [(ratio, of what)] and the highest: in words, and as a figure."""
-    (low, low_of), (high, high_of) = min(ratios), max(ratios)
-    if len(ratios) == 1:
-        return f"{low:.2f} by {low_of}", f"{low:.2f} times PyTorch's step"
-    return (
-        f"{low:.2f} by {low_of} to {high:.2f} by {high_of}",
-        f"{low:.2f} to {high:.2f} times PyTorch's step",
-    )

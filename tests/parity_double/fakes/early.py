@@ -41,4 +41,5 @@ def run(case, draw, c):
 
 
 def report(page, records):
+    page.question("When?")
     page.text("Early.")

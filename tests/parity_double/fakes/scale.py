@@ -38,7 +38,7 @@ def run(case, draw, c):
 
 
 def report(page, records):
-    page.question("Does C scale as exactly as PyTorch?")
+    page.section("scaling", "Does C scale as exactly as PyTorch?")
     page.table(records.wide(["count"], "rel_l2", base="torch_eager"), "errors", units={"c": "relative L2"})
     timed = records.wide(["count"], "ms")
     if "c" in timed:
@@ -50,4 +50,3 @@ def report(page, records):
             title="Scaling, f32",
         )
         page.text(f"C takes {geomean(records.ratio('ms')):.2f} times as long.")
-    page.answer("scaling", "C is exact.", "exact")

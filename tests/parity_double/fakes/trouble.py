@@ -93,4 +93,5 @@ def other(way, ranks):
 
 
 def report(page, records):
+    page.question("What may go wrong?")
     page.table(records.frame, "ways", ["way", "impl", "status"])

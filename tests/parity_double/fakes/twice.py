@@ -35,4 +35,5 @@ def log(words):
 
 
 def report(page, records):
+    page.question("How often?")
     page.text("Twice.")

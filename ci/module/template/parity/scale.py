@@ -1,7 +1,7 @@
 """scale: an operation on each number alone, forward and backward."""
 
 from parity.core import Case, geomean, grid
-from parity.shared.pages import error_answer, errors_by
+from parity.shared.pages import errors_by, held
 from ref import scale as ref
 
 DELIVERABLES = {"scale": "scale, forward and backward"}
@@ -49,15 +49,10 @@ def run(case, draw, c):
 
 
 def report(page, records):
-    page.question("Is C as exact as PyTorch?")
+    page.section(*DELIVERABLES, "Is C as exact as PyTorch, and how fast is it?")
     judged = records.only(count=[count for count in records.values("count") if count not in TIMED])
-    answer, figure = error_answer(judged)
-    page.answer(*DELIVERABLES, answer, figure)
-    page.table(errors_by(judged, ["pass", "dtype"]), "errors")
-    page.question("How long does it take?")
     timed = records.only(count=TIMED)
+    page.say(**held(judged), time=geomean(timed.ratio("ms")) if len(timed.ratio("ms")) else None)
+    page.table(errors_by(judged, ["pass", "dtype"]), "errors")
     units = dict.fromkeys(timed.impls(), "ms")
     page.table(timed.wide(["pass", "count"], "ms", base="torch_eager"), "times", units=units)
-    ratios = timed.ratio("ms")
-    if len(ratios):
-        page.text(f"C takes {geomean(ratios):.2f} times PyTorch's time.")

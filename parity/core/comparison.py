@@ -1,0 +1,98 @@
+"""Records to a ratio, its range and a verdict; which records are too noisy for a sentence; and what a card can do."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+NOISY = 0.20  # std / mean from which on no sentence is formed
+# Bytes that AdamW moves for a parameter of f32: weight, gradient and two moments are read, three are written.
+ADAMW_BYTES = 28
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Of one side's time over another's."""
+
+    mine: float  # ms
+    theirs: float  # ms
+    low: float  # of the ratio, by the samples' spread
+    high: float
+
+    @property
+    def ratio(self) -> float:
+        return self.mine / self.theirs
+
+    @property
+    def verdict(self) -> str:
+        """A ratio whose range has 1 in it says nothing of who is faster."""
+        return "equal" if self.low <= 1 <= self.high else "faster" if self.ratio < 1 else "slower"
+
+    @classmethod
+    def of(cls, mine: Mapping | None, theirs: Mapping | None) -> "Comparison | None":
+        """Of two records; None unless both have a time that is not noisy. The range is that of the ratio's quartiles
+        where samples were paired, else from the fastest sample over the slowest to the slowest over the fastest."""
+        if not (clean(mine) and clean(theirs)):
+            return None
+        ms, other = mine["ms"], theirs["ms"]
+        paired = mine.get("ratio", {})
+        if paired.get("over") == theirs["impl"] and {"p25", "p75"} <= set(paired):
+            low, high = paired["p25"], paired["p75"]
+        else:
+            low, high = ms["min"] / other["max"], ms["max"] / other["min"]
+        return cls(ms["median"], other["median"], low, high)
+
+
+def noisy(record: Mapping) -> bool:
+    """Whether its samples lie too far apart, or others worked on the machine while it was measured."""
+    if "ms" not in record:
+        return False
+    cores = record.get("host", {}).get("cores", 1)
+    busy = record.get("device") != "cuda" and record.get("others", 0) > cores / 2
+    return busy or record["ms"]["std"] > NOISY * record["ms"]["mean"]
+
+
+def clean(record: Mapping | None) -> bool:
+    """Whether it has a time that a sentence may be formed of."""
+    return record is not None and "ms" in record and not noisy(record)
+
+
+def ms_of(record: Mapping | None) -> float | None:
+    return record["ms"]["median"] if clean(record) else None
+
+
+def geomean(values: Iterable[float]) -> float | None:
+    found = [value for value in values if value and value > 0]
+    return math.exp(sum(map(math.log, found)) / len(found)) if found else None
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The fastest that a machine was measured at: TFLOP/s of a GEMM by dtype, GB/s of a copy."""
+
+    gemm: Mapping[str, float]
+    copy: float
+
+    @classmethod
+    def of(cls, records: Iterable[Mapping]) -> "Rates":
+        gemm: dict[str, float] = {}
+        copy = 0.0
+        for record in records:
+            case, values = record["case"], record.get("values", {})
+            if case.get("op") == "gemm" and record.get("tflops"):
+                gemm[case["dtype"]] = max(gemm.get(case["dtype"], 0.0), record["tflops"])
+            if case.get("op") == "copy" and record.get("gb_s"):
+                copy = max(copy, record["gb_s"])
+            if values.get("product_tflops"):
+                gemm["bf16"] = max(gemm.get("bf16", 0.0), values["product_tflops"])
+                copy = max(copy, values["copy_gb_s"])
+        return cls(gemm, copy)
+
+    def share(self, record: Mapping | None, nbytes: float = 0.0) -> str | None:
+        """How much of the tighter bound a record reaches: its FLOPs at the GEMM rate, its bytes at the copy rate."""
+        if record is None or "ms" not in record:
+            return None
+        rate = self.gemm.get(record["case"].get("dtype", "").removesuffix("_mixed"))
+        shares = [record["tflops"] / rate] if rate and record.get("tflops") else []
+        if nbytes and self.copy:
+            shares.append(nbytes / record["ms"]["median"] / 1e6 / self.copy)
+        return f"{100 * max(shares):.0f} %" if shares else None

@@ -1,0 +1,47 @@
+"""The sides of a comparison by the names that tables have: what each one is."""
+
+import re
+
+from parity.core.tables import Table
+
+SIDES = {
+    "c": "C, one operation after the other",
+    "c_graph": "C, the step captured as one CUDA graph",
+    "c_graph_overlap": "C, captured, and each layer's weights are updated during the backward pass",
+    "c_naive": "C with attention scores in memory",
+    "c_keep_all": "C, all activations are kept",
+    "c_keep_most": "C, norms and gates are computed again in backward",
+    "c_checkpoint": "C, only the inputs of checkpoints are kept",
+    "c_mpi": "C over MPI",
+    "c_gloo": "C over Gloo",
+    "c_nccl": "C over NCCL",
+    "c_mpi_whole": "C over MPI without sharding",
+    "c_gloo_whole": "C over Gloo without sharding",
+    "c_nccl_whole": "C over NCCL without sharding",
+    "torch_eager": "PyTorch as the course writes it, eager",
+    "torch_eager_f32": "PyTorch, eager, in f32",
+    "torch_eager_seed": "PyTorch, eager, with another seed",
+    "torch_compile": "torch.compile",
+    "torch_compile_graph": "torch.compile, captured as one CUDA graph",
+    "torch_checkpoint": "PyTorch with torch.utils.checkpoint",
+    "torch_flash": "PyTorch's fused attention (on GPUs FlashAttention-2)",
+    "torch_cudnn": "cuDNN's attention, called by PyTorch",
+    "torch_efficient": "PyTorch's memory-efficient attention",
+    "torch_tiled": "the tiled algorithm in plain tensor code",
+    "torch_tf32": "PyTorch with TF32 products",
+    "torch_library": "PyTorch's own fused function",
+    "torch_gloo": "torch.distributed over Gloo",
+    "torch_nccl": "torch.distributed over NCCL",
+    "torch_ddp": "PyTorch: the assignment's strategy, and DistributedDataParallel for buckets",
+    "torch_ddp_compiled": "DistributedDataParallel with compiled blocks",
+    "torch_ddp_graph": "that step captured as one CUDA graph",
+    "torch_ddp_compressed": "DistributedDataParallel that sends bf16",
+    "torch_zero": "PyTorch's ZeroRedundancyOptimizer",
+}
+
+
+def explained(table: Table) -> set[str]:
+    """The names of sides that a table has in its head or its cells."""
+    cells = {cell for row in table.rows for cell in row if isinstance(cell, str)}
+    words = {word for title in table.titles for word in re.findall(r"\w+", title)}
+    return set(SIDES) & (cells | words)

@@ -1,0 +1,91 @@
+"""The sentences of answers: templates (Jinja2) in parity/words/, filled with numbers from records.
+
+A file has a heading "## row" for each answer, and "## row working" for its steps. A line of an answer is one sentence;
+one whose values are missing, because nothing was measured or because what was is noisy, is left out.
+"""
+
+import math
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+FOLDER = Path(__file__).resolve().parents[1] / "words"
+MOST_SENTENCES, MOST_WORDS, MOST_NUMBERS = 4, 25, 3
+# A number that stands alone: that of bf16, 2.7B or H100 is part of a name.
+NUMBER = re.compile(r"(?<![\w.,-])\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?!\w|\.\d)")
+
+
+class MissingError(ValueError):
+    """A sentence asks for a number that there is not."""
+
+
+def number(value: Any) -> Any:
+    """A float in three significant digits or as a whole number, with commas. MissingError for what is no number."""
+    if value is None or isinstance(value, jinja2.Undefined):
+        raise MissingError
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise MissingError
+        if value.is_integer():
+            return f"{value:,.0f}"
+        digits = 2 - math.floor(math.log10(abs(value)))
+        return f"{value:.1e}" if digits > 5 else f"{value:,.{max(0, digits)}f}"
+    return f"{value:,}" if isinstance(value, int) and abs(value) >= 10_000 else value
+
+
+def percent(value: float | None) -> str:
+    """0.283 becomes "28 %", and 0.0163 "1.6 %"."""
+    if value is None:
+        raise MissingError
+    shown = f"{100 * value:.0f}" if abs(value) >= 0.0995 or value == 0 else f"{100 * value:.2g}"
+    return f"{shown} %"
+
+
+ENVIRONMENT = jinja2.Environment(undefined=jinja2.StrictUndefined, finalize=number, autoescape=False)
+ENVIRONMENT.filters |= {"percent": percent, "n": number}
+
+
+@cache
+def templates(module: str) -> dict[str, list[str]]:
+    """{row: its lines}; none of a module without a file."""
+    path, found = FOLDER / f"{module}.j2", {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        if line.startswith("## "):
+            lines = found.setdefault(line.removeprefix("## "), [])
+        elif line or found:
+            lines.append(line)
+    return found
+
+
+def sentences(module: str, row: str, values: dict[str, Any]) -> list[str]:
+    """The answer's sentences, without those whose values are missing."""
+    lines = [line for line in templates(module).get(row, ()) if line]
+    found = {line: filled(line, values) for line in lines}
+    filled_in = [line for line in lines if "{" in line]
+    if filled_in and not any(found[line] for line in filled_in):
+        return []  # what always holds is no answer without a number
+    return [sentence for sentence in found.values() if sentence]
+
+
+def working(module: str, row: str, values: dict[str, Any]) -> str:
+    """The steps to an answer, line by line as they stand."""
+    lines = [filled(line, values) for line in templates(module).get(f"{row} working", ())]
+    return "\n".join(line for line in lines if line is not None).strip("\n")
+
+
+def filled(line: str, values: dict[str, Any]) -> str | None:
+    try:
+        return ENVIRONMENT.from_string(line).render(values).rstrip() if "{" in line else line
+    except (MissingError, jinja2.UndefinedError, TypeError):
+        return None
+
+
+def beyond_limits(sentence: str) -> str:
+    """What is too much of a sentence; nothing where it keeps to the limits."""
+    words = len(sentence.split())
+    numbers = len(NUMBER.findall(re.sub(r"`[^`]*`", "", sentence)))
+    too_much = [f"{words} words"] if words > MOST_WORDS else []
+    return ", ".join(too_much + ([f"{numbers} numbers"] if numbers > MOST_NUMBERS else []))

@@ -1,0 +1,269 @@
+"""The write-up: every question of the handouts in their order, each answered from the machine that answers it best.
+
+The machine of an answer: one that measured all that the question asks for, before one that did not, where the longer
+answer wins; then the handout's hardware first, H100, H200, another GPU, CPU; then the one with more rows. Ranks that
+share a GPU come after the CPU.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pandas as pd
+
+from parity.core import report, sweep
+from parity.core.document import FORMATS, Figure, Markdown, Section, Tabled
+from parity.core.files import write_whole
+from parity.core.handouts import HANDOUTS, QUESTIONS, deliverable_of
+from parity.core.record import FILE, RecordError, load
+from parity.core.tables import Table
+
+NAME = "WRITEUP"
+FIGURES = "figures"
+RULE = (
+    "The machine of an answer is chosen by a rule. A machine that measured everything the question asks for "
+    "comes first. If no machine did, the longer answer wins. Then the order is H100 (the handout's GPU), H200, "
+    "CPU. Then more rows win."
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A folder of reports/ and its records; `name` joins several folders where an answer needs all of them."""
+
+    name: str
+    records: Sequence[Mapping]
+
+    def rank(self) -> int:
+        order = ("_shared", "cpu", "", "h200", "h100")
+        found = [i for i, word in enumerate(order) if word and word in self.name]
+        return min(found) if found else order.index("")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A section of a machine's page."""
+
+    section: Section
+    machine: Machine
+    module: str
+
+    def key(self) -> tuple:
+        sentences = 0 if self.section.complete else len(self.section.answer)
+        return self.section.complete, sentences, self.machine.rank(), self.section.rows()
+
+
+def machines_of(reports: Path, names: Sequence[str], modules: Mapping[str, ModuleType]) -> list[Machine]:
+    """Those named, else all whose folder is not a local one."""
+    found, listed = [], sweep.listed(modules)
+    for folder in sorted(path.parent for path in reports.glob(f"*/{FILE}")):
+        if folder.name in names if names else not folder.name.startswith("local"):
+            newest = load(folder / FILE).newest()
+            found.append(Machine(folder.name, [r for r in newest if sweep.is_listed(r, listed)]))
+    if not found:
+        raise RecordError(f"no {FILE} in {reports}/{','.join(names) or '*'}: nothing to write of")
+    return found
+
+
+def sections_of(
+    machines: Sequence[Machine], modules: Mapping[str, ModuleType]
+) -> tuple[dict[str, list[Found]], list[str]]:
+    """{row: what each machine has of it}. A module with JOINED is also reported on the records of all machines."""
+    found: dict[str, list[Found]] = {}
+    broken: list[str] = []
+    for machine in machines:
+        pages, wrong = report.pages_of(modules, machine.records)
+        broken += wrong
+        collect(found, pages, machine)
+    for name, module in modules.items():
+        parts = [m for m in machines if any(r["module"] == name for r in m.records) and m.rank()]
+        if getattr(module, "JOINED", False) and len(parts) > 1:
+            whole = [r for m in parts for r in m.records if r["module"] == name]
+            joined = Machine(" and ".join(m.name for m in parts), whole)
+            pages, wrong = report.pages_of({name: module}, joined.records)
+            broken += wrong
+            collect(found, pages, joined)
+    return found, broken
+
+
+def collect(found: dict[str, list[Found]], pages: Mapping[str, report.Page], machine: Machine) -> None:
+    for name, page in pages.items():
+        for section in page.shown():
+            if section.row:
+                found.setdefault(section.row, []).append(Found(section, machine, name))
+
+
+def best_of(candidates: Iterable[Found]) -> Found | None:
+    """By the rule above; machines that are joined have all that either has."""
+    return max(candidates, key=lambda found: (" and " in found.machine.name, found.key()), default=None)
+
+
+def write(
+    modules: Mapping[str, ModuleType],
+    reports: Path,
+    out: Path | None,
+    form: str = "md",
+    only: Sequence[str] = (),
+    machines: Sequence[str] = (),
+) -> list[Path]:
+    """Writes the document, its pictures, and, of all rows as Markdown in reports/, the index of ids and machines."""
+    there = machines_of(reports, machines, modules)
+    found, broken = sections_of(there, modules)
+    rows = {year: [row for row in rows if wanted(row, only)] for year, rows in HANDOUTS.items()}
+    unknown = [name for name in only if not any(wanted(row, [name]) for row in QUESTIONS)]
+    if unknown:
+        raise report.ReportError(f"no id {', '.join(unknown)}; there are: {', '.join(QUESTIONS)}")
+    path = out or reports / f"{NAME}{FORMATS[form].suffix}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = FORMATS[form](path.parent, FIGURES, "The write-up: CS336 systems in C and in PyTorch")
+    whole = not only
+    if whole:
+        write_head(document, there)
+    chosen = {row: best_of(found.get(row, ())) for row in QUESTIONS}
+    for year, asked in rows.items():
+        if any(chosen[row] for row in asked):
+            document.heading(1, f"The handout of {year}")
+        for row in asked:
+            if chosen[row]:
+                write_section(document, row, chosen[row], reports, path)
+    if whole:
+        write_missing(document, chosen)
+    write_whole(path, document.whole())
+    written = [path, *document.files]
+    for stale in (
+        set((path.parent / FIGURES).glob("*.svg")) - set(document.files) if whole and form == "md" else ()
+    ):
+        stale.unlink()
+    if whole and form == "md" and out is None:
+        written += [write_index(reports, there, found), write_list(reports, chosen)]
+    if broken:
+        raise report.ReportError("\n".join(broken))
+    return written
+
+
+def wanted(row: str, only: Sequence[str]) -> bool:
+    return not only or row in only or deliverable_of(row) in only
+
+
+def write_head(document: Markdown, machines: Sequence[Machine]) -> None:
+    document.text(
+        "Every answer is formed from records by `python -m parity writeup`. Times are medians in ms, memory is in MiB "
+        f"(2^20 bytes). {RULE} Results whose samples spread by more than 20 % (std / mean) are marked `*` and "
+        "no sentence uses them."
+    )
+    rows = []
+    for machine in machines:
+        records = machine.records
+        dates = sorted(record["time"][:10] for record in records if "time" in record)
+        rows.append(
+            {
+                "folder": machine.name,
+                "machine": report.machine_of(records, "plain"),
+                "PyTorch": ", ".join(sorted({r["versions"]["torch"] for r in records if "versions" in r})),
+                "measured": " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "",
+                "results": len(records),
+            }
+        )
+    document.heading(2, "What ran where")
+    document.table(Table(pd.DataFrame(rows)))
+
+
+def write_section(document: Markdown, row: str, found: Found, reports: Path, path: Path) -> None:
+    section, machine = found.section, found.machine
+    document.heading(2, row)
+    document.text(f"*{section.question}*" if document.form == "md" else section.question)
+    if section.answer:
+        document.text(" ".join(section.answer))
+    label = f"{found.module}"
+    for block in section.blocks:
+        document.block(block, f"{row}: {section.question}", label, fold=True)
+    mine = [
+        r for r in machine.records if r["module"] == found.module and r["deliverable"] == deliverable_of(row)
+    ]
+    mine = mine or [r for r in machine.records if r["module"] == found.module]
+    device = " --device cuda" if any(r.get("device") == "cuda" for r in mine) else ""
+    command = (
+        f"python -m parity run --profile full --module {found.module} --case {deliverable_of(row)}{device}"
+    )
+    folder = machine.name.split(" and ")[-1]
+    form = "md" if document.form == "md" else "plain"
+    target = f"{folder}/{found.module}.md#{report.anchor(report.heading_of(section))}"
+    document.link(
+        f"{report.machine_of(mine, form)}; {builds_of(mine)}. Measured by {command}.",
+        f"The page of {folder}",
+        target,
+    )
+
+
+def builds_of(records: Sequence[Mapping]) -> str:
+    """The commits of C that the records are of, the newest last."""
+    commits = dict.fromkeys(
+        record["build"]["commit"][:10]
+        for record in sorted(records, key=lambda r: r.get("time", ""))
+        if "build" in record
+    )
+    return (
+        f"tandem {', '.join(list(commits)[-3:])}" if commits else "tandem from before records named a build"
+    )
+
+
+def write_missing(document: Markdown, chosen: Mapping[str, Found | None]) -> None:
+    rows = [
+        {"id": row, "what": "everything"}
+        if found is None
+        else {"id": row, "what": "; ".join(found.section.lacks)}
+        for row, found in chosen.items()
+        if found is None or found.section.lacks
+    ]
+    document.heading(1, "What no machine has measured")
+    if rows:
+        document.table(Table(pd.DataFrame(rows)), "What no machine has measured.", "missing")
+    else:
+        document.text("Nothing is missing.")
+
+
+def write_index(reports: Path, machines: Sequence[Machine], found: Mapping[str, Sequence[Found]]) -> Path:
+    """Ids and machines: a link where the machine has the answer."""
+    document = Markdown(reports, title="Results by question and machine")
+    document.text(
+        f"Start with [the write-up]({NAME}.md). A cell links to the machine's own page; `part` is a page that lacks "
+        "something the question asks for. An empty cell: that machine did not measure it."
+    )
+    for year, rows in HANDOUTS.items():
+        lines = []
+        for row in rows:
+            line = {"row": row}
+            for machine in machines:
+                of = [f for f in found.get(row, ()) if f.machine is machine]
+                words = "yes" if of and of[0].section.complete else "part"
+                link = (
+                    f"{machine.name}/{of[0].module}.md#{report.anchor(report.heading_of(of[0].section))}"
+                    if of
+                    else ""
+                )
+                line[f"[{machine.name}]({machine.name}/README.md)"] = f"[{words}]({link})" if of else ""
+            lines.append(line)
+        document.heading(2, f"The handout of {year}")
+        document.table(Table(pd.DataFrame(lines)))
+    path = reports / "README.md"
+    write_whole(path, document.whole())
+    return path
+
+
+def write_list(reports: Path, chosen: Mapping[str, Found | None]) -> Path:
+    """Which table and picture of the write-up answers which question: for those who export them."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("row", "kind", "name", "machine"))
+    for row, found in chosen.items():
+        for block in found.section.blocks if found else ():
+            if isinstance(block, Tabled):
+                writer.writerow((row, "table", f"{found.module}_{block.name}", found.machine.name))
+            elif isinstance(block, Figure):
+                writer.writerow((row, "picture", block.name, found.machine.name))
+    path = reports / report.LIST
+    write_whole(path, out.getvalue())
+    return path

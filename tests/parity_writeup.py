@@ -1,0 +1,295 @@
+"""The write-up: comparisons, sentences and their limits, the machine of an answer, and its formats."""
+
+import json
+import re
+import tempfile
+import types
+import unittest
+import unittest.mock
+from pathlib import Path
+
+import pandas as pd
+import typst
+
+from parity.core import handouts, report, sweep, words, writeup
+from parity.core.clock import statistics
+from parity.core.comparison import Comparison, Rates, clean, noisy
+from parity.core.record import FILE, RecordError
+from parity.core.report import Page
+from parity.core.view import Records
+from parity.ddp import page as ddp
+from parity.ddp.communication import behind, fitted, handout_optimum, optimum
+from parity.memory import report as report_memory
+from parity.shard import page as shard
+
+
+def timed(impl, samples, **more):
+    return {"impl": impl, "case": {}, "ms": statistics(samples)} | more
+
+
+class Comparisons(unittest.TestCase):
+    def test_ratio_range_and_verdict(self):
+        for mine, theirs, verdict in (
+            ([1.0, 1.1, 0.9], [2.0, 2.1, 1.9], "faster"),
+            ([2.0, 2.1, 1.9], [1.0, 1.1, 0.9], "slower"),
+            ([1.0, 1.1, 0.9], [1.05, 1.1, 1.0], "equal"),
+        ):
+            found = Comparison.of(timed("c", mine), timed("torch_eager", theirs))
+            self.assertEqual(found.verdict, verdict)
+            self.assertLessEqual(found.low, found.ratio)
+            self.assertLessEqual(found.ratio, found.high)
+        found = Comparison.of(timed("c", [1.0, 1.1, 0.9]), timed("torch_eager", [2.0, 2.2, 1.8]))
+        self.assertAlmostEqual(found.ratio, 0.5)
+        self.assertEqual((round(found.low, 3), round(found.high, 3)), (0.409, 0.611))
+
+    def test_the_range_of_pairs_is_that_of_their_ratios(self):
+        paired = timed("c", [1.0], ratio={"over": "torch_eager", "median": 0.5, "p25": 0.45, "p75": 0.55})
+        found = Comparison.of(paired, timed("torch_eager", [2.0]))
+        self.assertEqual((found.low, found.high), (0.45, 0.55))
+        self.assertEqual(Comparison.of(paired, timed("torch_compile", [2.0])).low, 0.5)
+
+    def test_nothing_is_compared_with_noise(self):
+        calm, wild = timed("c", [1.0, 1.1]), timed("torch_eager", [1.0, 3.0])
+        self.assertFalse(noisy(calm))
+        self.assertTrue(noisy(wild))
+        busy = calm | {"host": {"cores": 2}, "others": 2}
+        self.assertTrue(noisy(busy))
+        self.assertFalse(noisy(busy | {"device": "cuda"}))  # a GPU's times are the GPU's
+        self.assertFalse(noisy(busy | {"others": 1}))
+        for pair in ((calm, wild), (busy, calm), (calm, None), (calm, {"impl": "x", "status": "oom"})):
+            self.assertIsNone(Comparison.of(*pair))
+        self.assertFalse(clean({"impl": "c"}))
+
+    def test_the_bound_is_the_tighter_of_both_rates(self):
+        rates = Rates.of(
+            [
+                {"case": {"op": "gemm", "dtype": "bf16"}, "tflops": 800.0},
+                {"case": {"op": "gemm", "dtype": "bf16"}, "tflops": 400.0},
+                {"case": {"op": "copy", "dtype": "f32"}, "gb_s": 4000.0},
+            ]
+        )
+        record = timed("c", [1.0], tflops=400.0) | {"case": {"dtype": "bf16_mixed"}}
+        self.assertEqual(rates.share(record), "50 %")
+        self.assertEqual(rates.share(record, 3e9), "75 %")  # 3 GB in 1 ms
+        self.assertIsNone(Rates({}, 0.0).share(record))
+        self.assertIsNone(rates.share({"case": {}}))
+
+
+class Sentences(unittest.TestCase):
+    def test_a_sentence_without_its_value_is_left_out(self):
+        for values, want in (
+            ({"x": 1.0}, "It is 1."),
+            ({"x": None}, None),
+            ({}, None),
+            ({"x": float("nan")}, None),
+        ):
+            self.assertEqual(words.filled("It is {{ x }}.", values), want)
+        self.assertIsNone(words.filled("{% if a > 1 %}x{% endif %}", {"a": None}))
+        self.assertEqual(words.filled("Always.", {}), "Always.")
+
+    def test_what_always_holds_is_no_answer_without_a_number(self):
+        rows = {"row": ["It takes {{ ms }} ms.", "This is physics."]}
+        with unittest.mock.patch.object(words, "templates", return_value=rows):
+            self.assertEqual(words.sentences("m", "row", {"ms": 2.0}), ["It takes 2 ms.", "This is physics."])
+            self.assertEqual(words.sentences("m", "row", {}), [])
+
+    def test_numbers(self):
+        for value, want in (
+            (12.84, "12.8"),
+            (1095.3, "1,095"),
+            (0.0456, "0.0456"),
+            (3.2e-7, "3.2e-07"),
+            (97.0, "97"),
+            (1048576, "1,048,576"),
+            ("f32", "f32"),
+        ):
+            self.assertEqual(words.number(value), want)
+        self.assertEqual((words.percent(0.283), words.percent(0.0163)), ("28 %", "1.6 %"))
+
+    def test_limits(self):
+        self.assertEqual(words.beyond_limits("A step of 2.7B in bf16 takes 1, 2 or 3.5 ms on an H100."), "")
+        self.assertEqual(words.beyond_limits("1 and 2 and 3 and 4.1."), "4 numbers")
+        self.assertEqual(words.beyond_limits("`8 x 16 = 128` takes 1 ms."), "")
+        self.assertEqual(words.beyond_limits("word " * 26), "26 words")
+
+    def test_every_template_belongs_to_a_row(self):
+        modules = sweep.discover("parity")
+        for path in words.FOLDER.glob("*.j2"):
+            own = set(modules[path.stem].DELIVERABLES)
+            for row in words.templates(path.stem):
+                row = row.removesuffix(" working")
+                self.assertIn(row, own | set(handouts.QUESTIONS), path.name)
+                self.assertIn(handouts.deliverable_of(row), own | {handouts.deliverable_of(r) for r in own})
+
+
+class Answers(unittest.TestCase):
+    def answers(self, write, records):
+        page = Page("m", "M")
+        page.module = write.__module__.split(".")[1]
+        write(page, Records(records))
+        return {section.row: section for section in page.sections}
+
+    def test_memory_has_one_direction_in_words_and_numbers(self):
+        """The peaks of C's inference go up with bf16, and PyTorch's go down: both are said."""
+        peaks = {("c", "f32"): 100.0, ("c", "bf16_mixed"): 150.0}
+        peaks |= {("torch_eager", "f32"): 110.0, ("torch_eager", "bf16_mixed"): 108.0}
+        records = [
+            {
+                "deliverable": "memory_profiling",
+                "impl": impl,
+                "status": "ok",
+                "case": {"part": "peaks", "size": "2.7B", "layers": 32, "d_model": 2560, "context": 512}
+                | {"dtype": dtype, "pass": what, "batch": 4},
+                "peak_mib": mib,
+                "values": {},
+            }
+            for (impl, dtype), mib in peaks.items()
+            for what in ("inference", "forward", "step")
+        ]
+        said = " ".join(self.answers(report_memory, records)["memory_profiling (c)"].answer)
+        self.assertRegex(said, r"more, 150 instead of 100 MiB")
+        self.assertRegex(said, r"from 110 to 108 MiB")
+
+    def run_of(self, strategy, step, **more):
+        case = dict(
+            size="xl", dtype="f32", optimizer="adamw", ranks=2, strategy=strategy, part="communication"
+        )
+        values = dict(step=step, without=90.0, exposed=step - 90.0, tail=1.0, collectives=40.0)
+        values |= dict(beside=0.0 if strategy in ("naive", "flat") else 38.0, calls=435, bytes=2**22)
+        series = {f"{rank} {name}": ms for rank in (0, 1) for name, ms in
+                  (("passes", [10.0, 60.0, step]), ("begin", [60.0]), ("end", [80.0]))}  # fmt: skip
+        return dict(
+            deliverable="d", impl="c_nccl", status="ok", case=case | more, values=values, series=series
+        )
+
+    def test_strategies_are_compared_on_the_same_way(self):
+        runs = [self.run_of("naive", 130.0), self.run_of("flat", 120.0), self.run_of("overlap", 101.0)]
+        runs += [
+            self.run_of("bucketed", ms, bucket_mb=mb) for mb, ms in ((1, 103.0), (25, 99.0), (1000, 110.0))
+        ]
+        runs += [self.run_of("flat", 20.0, dtype="bf16", optimizer="sgd")]
+        runs += [self.run_of("naive", 1.0) | {"status": "failed", "impl": "c_gloo"}]  # says nothing
+        found = self.answers(ddp.report, runs)
+        said = " ".join(found["minimal_ddp_flat_benchmarking"].answer)
+        self.assertRegex(said, "from 130 ms to 120 ms")
+        best = " ".join(found["ddp_bucketed_benchmarking (a)"].answer)
+        self.assertRegex(best, "25 MiB.* 99 ms; the naive step takes 130 ms")
+        traces = found["ddp_overlap_individual_parameters_benchmarking (b)"]
+        self.assertTrue(traces.complete)  # a trace of the overlap was recorded
+        table = next(b.table for b in found["ddp_bucketed_benchmarking (a)"].blocks if hasattr(b, "table"))
+        self.assertEqual(len(table.rows), 4)
+
+    def test_a_row_that_spreads_is_marked_and_says_nothing(self):
+        case = dict(size="xl", dtype="f32", ranks=2, bucket_mb=25, shard="flat", warmup=5)
+        sides = {"c_nccl": [3.0, 3.1], "c_nccl_whole": [4.0, 9.0], "torch_zero": [6.0, 6.1]}
+        for wild in (True, False):
+            records = [
+                {"deliverable": "d", "impl": impl, "status": "ok", "case": case, "ms": statistics(samples)}
+                for impl, samples in (sides | ({} if wild else {"c_nccl_whole": [4.0, 4.1]})).items()
+            ]
+            section = self.answers(shard.report, records)["optimizer_state_sharding_accounting (b)"]
+            table = next(block.table for block in section.blocks if hasattr(block, "table"))
+            self.assertEqual("noisy" in table.titles, wild)
+            self.assertEqual(bool(section.answer), not wild)
+
+    def test_the_model_of_buckets(self):
+        o, w = fitted({"bytes": [10**5, 10**6, 10**7], "ms": [0.15, 1.05, 10.05]})
+        self.assertAlmostEqual(o, 5e-5, places=9)
+        self.assertAlmostEqual(w / 1e9, 1.0, places=6)
+        # One bucket comes after backward as a whole; many small ones hide, except the last.
+        self.assertAlmostEqual(behind(1, 10**7, 20.0, o, w), 10.05)
+        self.assertAlmostEqual(behind(10, 10**7, 20.0, o, w), 1.05)
+        # A bucket is sent for as long as the next is computed: s / (n w) + n o, as the handout has it.
+        self.assertAlmostEqual(behind(10, 10**7, 10.0, o, w), 1.0 + 10 * 0.05)
+        self.assertAlmostEqual(10**7 / handout_optimum(10**7, o, w), 200**0.5)
+        self.assertEqual(optimum(10**7, 10.0, o, w), 14)
+        # Sending takes longer than backward: n = sqrt(T / o).
+        self.assertAlmostEqual(behind(4, 10**7, 5.0, o, w), 5.0 / 4 + 10.0 + 4 * 0.05 - 5.0)
+        self.assertEqual(optimum(10**7, 5.0, o, w), 10)
+        # On GPUs the model is fitted to how long calls ran, without the host.
+        watched = {"ms": [0.2, 1.1, 10.1], "device_ms": [0.15, 1.05, 10.05]}
+        self.assertAlmostEqual(fitted({"bytes": [10**5, 10**6, 10**7]} | watched)[0], 5e-5, places=9)
+        self.assertEqual(fitted({"bytes": [10**6, 10**7], "ms": [0.5, 10.0]})[0], 0.0)  # else below 0
+
+
+def answering(page, records):
+    page.section("naive_ddp")
+    page.table(records.wide(["n"], "ms"), "times", expected=2)
+    xs = records.values("n")
+    page.plot("time", {"c": (xs, [records.value("ms", n=n) for n in xs])}, x="n", y="ms", title="Time")
+
+
+class Documents(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.modules = {"ddp": types.SimpleNamespace(DELIVERABLES={"naive_ddp": "x"}, report=answering)}
+        self.enterContext(unittest.mock.patch.object(sweep, "listed", lambda modules: None))
+        self.enterContext(unittest.mock.patch.object(sweep, "is_listed", lambda record, listed: True))
+
+    def machine(self, name, counts, module="ddp"):
+        (self.folder / name).mkdir()
+        records = [
+            dict(deliverable="naive_ddp", module=module, case={"n": n}, impl="c", status="ok", machine=name,
+                 ms=statistics([float(n)]), time="2026-11-21T10:00:00Z") for n in counts
+        ]  # fmt: skip
+        (self.folder / name / FILE).write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    def write(self, form="md", **how):
+        return writeup.write(self.modules, self.folder, None, form, **how)
+
+    def chosen(self):
+        self.write()
+        return pd.read_csv(self.folder / "tables.csv")["machine"][0]
+
+    def test_the_machine_of_an_answer(self):
+        self.machine("cpu", [1, 2, 3])
+        self.assertEqual(self.chosen(), "cpu")
+        self.machine("h200", [1, 2])
+        self.assertEqual(self.chosen(), "h200")
+        self.machine("h100", [1])  # not all that is asked for
+        self.assertEqual(self.chosen(), "h200")
+        self.machine("h100x2", [1, 2])
+        self.machine("h200_shared", [1, 2, 3, 4])
+        self.machine("local", [1, 2])
+        self.assertEqual(self.chosen(), "h100x2")
+        index = (self.folder / "README.md").read_text()
+        self.assertIn("| [part](h100/ddp.md#naive_ddp-", index)
+        self.assertIn("| [yes](h100x2/ddp.md#naive_ddp-", index)
+        self.assertNotIn("local", index)
+
+    def test_every_format(self):
+        self.machine("cpu", [1, 2])
+        for form in ("md", "html", "latex", "typst"):
+            path = self.write(form)[0]
+            text = path.read_text()
+            self.assertIn("naive", text)
+            if form == "html":
+                self.assertNotRegex(text, r"(src|href)=\"(?!data:)")
+            if form == "typst":
+                self.assertTrue(typst.compile(str(path)).startswith(b"%PDF"))
+            if form == "latex":
+                self.assertIn(r"\includegraphics", text)
+                self.assertTrue((self.folder / "figures/ddp_time.pdf").read_bytes().startswith(b"%PDF"))
+
+    def test_what_is_missing_is_one_list_at_the_end(self):
+        self.machine("cpu", [1])
+        text = self.write()[0].read_text()
+        end = text[text.index("# What no machine has measured") :]
+        self.assertIn("| naive_ddp | 1 of the 2 rows that are asked for |", end)
+        self.assertIn("| fsdp | everything |", end)
+        self.assertNotIn("## fsdp", text)
+
+    def test_one_id_and_another_place(self):
+        self.machine("cpu", [1, 2])
+        out = self.folder / "elsewhere" / "one.md"
+        writeup.write(self.modules, self.folder, out, only=["naive_ddp"])
+        self.assertEqual(re.findall("^## .*", out.read_text(), re.MULTILINE), ["## naive_ddp"])
+        self.assertFalse((self.folder / "README.md").exists())
+        with self.assertRaisesRegex(report.ReportError, "no id nothing; there are: benchmarking_script"):
+            self.write(only=["nothing"])
+        with self.assertRaisesRegex(RecordError, "nothing to write of"):
+            self.write(machines=["h300"])
+
+
+if __name__ == "__main__":
+    unittest.main()
