@@ -225,8 +225,9 @@ def accumulate(ranks, rank):
 
 
 def beside_data_parallel(ranks, rank):
-    naive, model = bridge.DataParallel(seeded(Gpt), "naive"), get_fsdp(seeded(Gpt))
-    naive.module.unused.requires_grad_(False)  # a gradient of 0 in DataParallel, none here
+    whole, model = seeded(Gpt), get_fsdp(seeded(Gpt))
+    whole.unused.requires_grad_(False)  # a gradient of 0 in DataParallel, none here
+    naive = bridge.DataParallel(whole, "naive")
     one, other = optimizers(model, naive)
     for step in range(10):
         for net, optimizer in ((model, one), (naive, other)):
