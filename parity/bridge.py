@@ -221,6 +221,7 @@ class _Ranks:
         self.device = device
         rank, ranks, run = _who()
         self.rank, self.ranks, self._told = rank, ranks, False
+        self.models = itertools.count()  # a number for each DataParallel among these ranks
         self.limits = {name: device.limits.get(name, _seconds_of(name)) for name in LIMITS}
         _signals()
         ffi = device.c.ffi
@@ -473,9 +474,6 @@ def _ranks_within(device: _Device, **limits: float | None) -> _Ranks:
 # ---- data parallelism ----
 
 
-_models = itertools.count()  # a number for each DataParallel
-
-
 def _weakly(method: Callable, *first: Any) -> Callable:
     """The method with its first arguments; nothing once its object is no more."""
     found = weakref.WeakMethod(method)
@@ -570,7 +568,7 @@ class DataParallel(nn.Module):
         self._parameters_of = list(parameters.values())
         device = _device_of(self._parameters_of[0])
         self._ranks = _ranks_within(device, **self._limits)
-        self._model = next(_models)
+        self._model = next(self._ranks.models)
         self._passes = self._finishes = 0  # that ended, and calls of finish_gradient_synchronization()
         self._numbers = {parameter: index for index, parameter in enumerate(self._parameters_of)}
         self._last = True

@@ -68,6 +68,17 @@ API(td_train_plan)
     return td_train_plan(dev(), pointer("config", &c), bytes);
 }
 
+API(td_train_update_sms)
+{
+    const td_train_config c = api_good_train();
+    int32_t *const sms = out("out", sizeof *sms);
+    const td_status status = td_train_update_sms(dev(), pointer("config", &c), sms);
+
+    if (status == TD_OK)
+        assert_int_equal(*sms, 0); /* a CPU has none */
+    return status;
+}
+
 API(td_train_create)
 {
     td_hook *const hooks = api_chain();

@@ -147,6 +147,12 @@ API(td_adamw_defaults)
     return td_adamw_check(&a);
 }
 
+API(td_update_has_sms)
+{
+    assert_false(td_update_has_sms(td_fuzz_chance(50) ? NULL : api_dev));
+    return TD_OK;
+}
+
 API(td_adamw_check)
 {
     const td_adamw a = draw_adamw();

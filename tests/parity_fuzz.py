@@ -24,7 +24,7 @@ from unittest import mock
 import parity_double
 import torch
 
-from parity.core import command, compare, plot, report, sweep, worker
+from parity.core import command, compare, document, report, sweep, worker
 from parity.core.case import Case
 from parity.core.record import ASIDE, FILE, Finished, RecordError, RecordFile, key_of, load
 from parity.core.schema import SchemaError, parse
@@ -280,7 +280,7 @@ class Files(unittest.TestCase):
             )
 
     def setUp(self):
-        self.enterContext(mock.patch.object(plot, "write"))
+        self.enterContext(mock.patch.object(document.Markdown, "picture"))
         for module in (sweep, command):
             self.enterContext(mock.patch.object(module, "Worker", self.answering, create=True))
 
