@@ -151,7 +151,9 @@ class Sweeps(unittest.TestCase):
         self.assertEqual(status, 0)
         self.assertIn("left out: 1 results of deleted cases", out)
         page = (self.reports / "local" / "scale.md").read_text()
-        self.assertRegex(page, r"1 results of removed cases .* 1 of them failed: scaling/count=3,dtype=f32 of c\.")
+        self.assertRegex(
+            page, r"1 results of removed cases .* 1 of them failed: scaling/count=3,dtype=f32 of c\."
+        )
         self.assertIn("holds (5 ok, 1 measured)", (self.reports / "local/README.md").read_text())
 
     def test_results_of_cases_that_are_no_more_are_pruned(self):

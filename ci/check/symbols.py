@@ -24,8 +24,8 @@ FORBIDDEN = set(
     stdout stderr stdin getenv secure_getenv setenv putenv unsetenv system popen signal sigaction setlocale""".split()
 )
 WRITABLE = re.compile(r"^\.(data(?!\.rel\.ro)|bss|tdata|tbss)")
-# One for each thread, documented in base/status.h; the one listener that CUPTI has in a process; and whether the
-# process is a child of fork(), where OpenMP's threads are gone.
+# One for each thread, documented in base/status.h; the one listener that CUPTI has in a process; and whether
+# the process is a child of fork(), where OpenMP's threads are gone.
 STATE_ALLOWED = {"last_error", "session", "forked", "once"}
 # NVTX is in headers: the file that includes them keeps its table, and asks the environment for a profiler.
 OF_NVTX = "nvtx.c.o"
