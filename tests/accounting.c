@@ -292,6 +292,12 @@ static void communication_accounting(void **state)
 
     td_assert_ok(td_account_xxl_devices(&xxl, 95e9, &devices));
     assert_int_equal(devices, 38);
+    /* As many as divide the state without a rest, and one more for a byte less. */
+    assert_int_equal(m.state_bytes % 8, 0);
+    td_assert_ok(td_account_xxl_devices(&xxl, (double)m.state_bytes / 8, &devices));
+    assert_int_equal(devices, 8);
+    td_assert_ok(td_account_xxl_devices(&xxl, (double)m.state_bytes / 8 - 1, &devices));
+    assert_int_equal(devices, 9);
     td_assert_ok(td_account_xxl_devices(&xxl, 1e30, &devices));
     assert_int_equal(devices, 1);
     /* One block of 2 x 3: 12 parameters, 192 bytes of state, 10 bytes a token. 4 tokens on 2 devices:

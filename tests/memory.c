@@ -505,6 +505,36 @@ static void a_recording_by_hand_is_replayed(void **unused)
     assert_int_equal(td_memory_snapshot_events(&recording), 1 + 3 + 2 + 2 * 3);
 }
 
+/* A tensor at the begin of the next block stays when the block before it is freed. */
+static void a_freed_block_leaves_its_neighbour(void **unused)
+{
+    static char memory[100];
+    td_memory_entry entries[] = {
+        {.event =
+             {.action = TD_MEMORY_ALLOC, .address = memory, .bytes = 60, .current_bytes = 60, .label = "a"}},
+        {.event = {.action = TD_MEMORY_ALLOC,
+                   .address = memory + 60,
+                   .bytes = 40,
+                   .current_bytes = 100,
+                   .label = "b"}},
+        {.event = {.action = TD_MEMORY_LIVE,
+                   .address = memory + 60,
+                   .bytes = 10,
+                   .current_bytes = 100,
+                   .label = "b/x"}},
+        {.event = {
+             .action = TD_MEMORY_FREE, .address = memory, .bytes = 60, .current_bytes = 40, .label = "a"}}};
+    enum { COUNT = sizeof entries / sizeof *entries };
+    td_memory_recording recording = {.entries = entries, .count = COUNT};
+
+    (void)unused;
+    for (int phase = 0; phase < TD_MEMORY_PHASES; phase++)
+        recording.summary.phases[phase] = (td_memory_span){.first = phase ? COUNT : 0, .end = COUNT};
+    td_assert_ok(td_memory_replay(&recording));
+    assert_int_equal(entries[COUNT - 1].live_bytes, 10);
+    assert_int_equal(entries[2].pair, -1);
+}
+
 /* A layer's number is a number. */
 static void layers_are_found_in_names(void **unused)
 {
@@ -532,6 +562,7 @@ int main(void)
         cmocka_unit_test(names_are_names),
         cmocka_unit_test(layers_are_found_in_names),
         cmocka_unit_test(a_recording_by_hand_is_replayed),
+        cmocka_unit_test(a_freed_block_leaves_its_neighbour),
         cmocka_unit_test_setup_teardown(others_blocks_do_not_count, open_device, close_device),
         cmocka_unit_test_setup_teardown(the_largest_come_first, open_device, close_device),
         cmocka_unit_test_setup_teardown(what_is_wrong_is_refused, open_device, close_device),
