@@ -258,9 +258,10 @@ static void links_that_differ_are_named(void **unused)
         config.model.transient_gradients = false;
         config.micro_batches = i == 1 && shard_info.rank == 1 ? 2 : 1;
         config.hyper.adamw.lr *= i == 0 && shard_info.rank == 1 ? 10 : 1;
+        config.hyper.sgd.lr = config.hyper.adamw.lr; /* more ranks than two have SGD */
         groups[0] = groups[1] = (td_optimizer_group){{0, 64}, config.hyper};
         groups[1].range = (td_range){64, 128};
-        groups[1].hyper.adamw.weight_decay = shard_info.rank == 1 ? 0.5 : 0.25;
+        groups[1].hyper.adamw.weight_decay = groups[1].hyper.sgd.lr = shard_info.rank == 1 ? 0.5 : 0.25;
         if (i == 2) {
             config.groups = groups;
             config.group_count = 2;
