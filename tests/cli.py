@@ -157,6 +157,7 @@ class Program(Cli):
                 "tandem bench: --update: 'along' needs --timed whole and --mode train",
             ),
             ("bench --update along --mode backward", "--update: 'along' needs --timed whole"),
+            ("bench --update-sms -1", "tandem bench: --update-sms: '-1' needs to be at least 0"),
             ("bench --update never", "tandem bench: --update: 'never' needs to be along or after"),
             ("bench --timed twice", "tandem bench: --timed: 'twice' needs to be phases, events or whole"),
             ("bench --keep some", "tandem bench: --keep: 'some' needs to be all, most or inputs"),
