@@ -55,7 +55,7 @@ cudaError_t td_cuda_gpcs(cudaStream_t stream, int sms, int gpcs[TD_SM_SET_MOST])
         error = cudaMalloc(&device, sizeof host);
     for (int i = 0; i < sms; i++)
         gpcs[i] = i;
-    /* Clusters of one size leave some SMs out; those of another size meet them. */
+    /* Clusters of one size leave some SMs out. Clusters of another size run on these SMs. */
     for (int size = 8; size >= 2 && error == cudaSuccess; size--) {
         const int blocks = sms / size * size;
 

@@ -1,4 +1,4 @@
-/** One measured result, one JSON line. The keys are those of every tandem record; see docs/parity.md,
+/** One measured result, one JSON line. Every tandem record has the same keys; see docs/parity.md,
  * "Records". */
 #ifndef TD_BASE_RECORD_H
 #define TD_BASE_RECORD_H

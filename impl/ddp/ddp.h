@@ -71,8 +71,8 @@ typedef struct td_ddp td_ddp;
 
 /** A container on dev, of all ranks of comm, which call this together; both outlive it. Compares the lists of
  * all ranks (their number, and of each tensor name, shape, dtypes, and whether it is frozen, how often used
- * and how roomy), and then sends rank 0's weights to all, those of frozen tensors too. With NCCL the block of
- * memory that has all gradients becomes a window (td_comm_window_create, whose rules then hold for the
+ * and how roomy), and then sends rank 0's weights to all, frozen tensors too. With NCCL the block of memory
+ * that has all gradients becomes a window (td_comm_window_create, whose rules then hold for the
  * caller's own calls there), unless one of them begins at no multiple of 16 bytes.
  *
  * While gradients are on their way matrix products on dev (td_gemm) are cut for the multiprocessors that

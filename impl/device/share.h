@@ -1,4 +1,4 @@
-/** Internal to impl/: who has which of a GPU's SMs (streaming multiprocessors).
+/** Internal to impl/: how many of a GPU's SMs (streaming multiprocessors) collectives and updates have.
  *
  * Work that overlaps with GEMMs takes SMs from them: collectives, and the optimizer's update. Each owner says
  * how many it has, the counts add up, and GEMMs that are queued from then on are made for the rest

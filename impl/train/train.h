@@ -72,7 +72,7 @@ typedef struct td_train td_train;
 
 /** A trainer on dev, which must outlive it. Its model has no weights yet. A link is in one trainer at a time.
  * Links of config->hooks are chained to the trainer's own, so that the last one's `next` changes until the
- * trainer is destroyed; those of config->behind are as they were.
+ * trainer is destroyed. The links of config->behind keep their `next`.
  *
  * TD_BAD_ARGUMENT: a NULL, an unknown `until` or `time`, a gain or clip that is negative or not finite,
  * micro_batches below 0, or above 1 beside transient gradients; as td_transformer_create,
