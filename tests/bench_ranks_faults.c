@@ -1,5 +1,5 @@
-/* The benchmark of ranks, and the links of ddp/ and shard/, when every call they make fails in turn: one rank,
- * which needs no library of collectives. */
+/* The benchmark of ranks, and the links of ddp/ and shard/, when every call they make fails in turn: one rank
+ * alone, which needs no library of collectives. */
 #include "bench/ranks.h"
 
 #include "base/rng.h"
