@@ -307,7 +307,7 @@ def report_first(page, timed):
     )
     page.text(
         "The host's time of the very first call for a shape, where nothing was kept from another process; for the "
-        "backward pass with its forward. C compiles both passes together. A folder of compiled code, which "
+        "backward pass with its forward. A folder of compiled code, which "
         "`tandem jit --cache` names, makes C's a load of some milliseconds."
     )
     if not first.get("c") or not first.get("torch_compile"):

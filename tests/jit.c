@@ -68,7 +68,7 @@ static void write_file(const char *path, const char *text, mode_t mode)
 static const char *false_compiler(const char *name, const char *instead)
 {
     static char path[160];
-    char text[512];
+    char text[700];
 
     snprintf(path, sizeof path, "%s/%s", folder, name);
     snprintf(text, sizeof text,
@@ -79,17 +79,17 @@ static const char *false_compiler(const char *name, const char *instead)
     return path;
 }
 
-/** Compiles the small problem once, and then makes the same at once. */
+/** Compiles each pass of the small problem once, and then makes the same at once. */
 static const char *quick(void)
 {
     static char path[160];
-    char text[320];
+    char text[400];
 
     if (path[0] == '\0') {
-        snprintf(
-            text, sizeof text,
-            "[ -f %s/made ] || cc -O1 -march=native -shared -fPIC -w -o %s/made \"$2\"\ncp %s/made \"$out\"",
-            folder, folder, folder);
+        snprintf(text, sizeof text,
+                 "made=%s/made$(grep -c '^#define BACKWARD 1' \"$2\")\n"
+                 "[ -f $made ] || cc -O1 -march=native -shared -fPIC -w -o $made \"$2\"\ncp $made \"$out\"",
+                 folder);
         snprintf(path, sizeof path, "%s", false_compiler("quick", text));
     }
     return path;
@@ -221,9 +221,10 @@ static td_status compile_nothing(void *state, const char *source, td_code *out)
     return TD_OK;
 }
 
-static td_status load_nothing(td_device *dev, const td_code *code, void **loaded)
+static td_status load_nothing(td_device *dev, const td_code *code, bool backward, void **loaded)
 {
     (void)dev;
+    (void)backward;
     *loaded = strdup((const char *)code->data);
     return TD_OK;
 }
@@ -234,8 +235,9 @@ static void unload_nothing(td_device *dev, void *loaded)
     free(loaded);
 }
 
-static char *write_nothing(const td_attention_shape *shape)
+static char *write_nothing(const td_attention_shape *shape, bool backward)
 {
+    (void)backward;
     written = *shape;
     return strdup("source");
 }
@@ -262,7 +264,7 @@ static void only_batch_heads_and_determinism_make_no_other_code(void **state)
     td_assert_ok(td_device_open("cpu", &dev));
     for (int i = 0; i < SHAPES; i++) {
         memset(&written, 0, sizeof written);
-        td_assert_ok(td_code_of(dev, &maker, &shapes[i], write_nothing, &loaded[i]));
+        td_assert_ok(td_code_of(dev, &maker, &shapes[i], false, write_nothing, &loaded[i]));
         if (i > 0 && i < ALIKE) {
             assert_ptr_equal(loaded[i], loaded[0]);
             continue;
@@ -274,6 +276,11 @@ static void only_batch_heads_and_determinism_make_no_other_code(void **state)
         for (int j = 0; j < i; j++)
             assert_true(loaded[i] != loaded[j]);
     }
+    void *backward; /* is compiled when it is asked for */
+    assert_int_equal(info_of(dev).compiled, SHAPES + 1 - ALIKE);
+    td_assert_ok(td_code_of(dev, &maker, &first, true, write_nothing, &backward));
+    assert_true(backward != loaded[0]);
+    assert_int_equal(info_of(dev).compiled, SHAPES + 2 - ALIKE);
     td_device_close(dev);
 }
 
@@ -522,7 +529,7 @@ static void processes_at_once_leave_one_whole_entry(void **state)
             if (status == TD_OK)
                 status = td_jit_configure(dev, &(td_jit_options){.compiler = quick(), .cache = cache});
             if (status == TD_OK)
-                status = td_jit_prepare(dev, &small);
+                status = attend(dev, &small);
             td_device_close(dev);
             _exit(status == TD_OK ? 0 : 1);
         }

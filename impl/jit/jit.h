@@ -7,8 +7,8 @@
  * sequences long, f32 products of such tiles gain nothing on a GPU: there cuBLASLt multiplies, and the
  * softmax between the products is what is compiled.
  *
- * Code is compiled when a shape is first met, which takes a tenth of a second or more: td_jit_prepare does
- * that ahead, and has to before a graph is captured. It stays in memory until the device is closed, and,
+ * A pass is compiled when it is first called for a shape, which takes a tenth of a second or more.
+ * td_jit_prepare compiles both before that, and has to before a graph is captured. It stays in memory until the device is closed, and,
  * where td_jit_configure names a folder, on disk with all that it follows from: source, options, processor or
  * GPU, the compiler's path and version. Batch and heads are no constants. */
 #ifndef TD_JIT_JIT_H
@@ -36,7 +36,7 @@ TD_API td_status td_jit_configure(td_device *dev, const td_jit_options *options)
 
 /** What has been compiled for a device so far. */
 typedef struct td_jit_info {
-    int64_t compiled;   /* shapes whose code came from the compiler */
+    int64_t compiled;   /* passes of shapes whose code came from the compiler */
     int64_t loaded;     /* and from the folder */
     int64_t rejected;   /* entries of the folder that were corrupt, of another key or another user's,
                          * or that others than their owner may write */
