@@ -171,11 +171,14 @@ static void write_cuda_source(const char *path)
     assert_non_null(file);
     for (int64_t head_dim = 20; head_dim <= 96; head_dim += 76) {
         const td_attention_shape shape = shape_of(head_dim);
-        char *text = td_jit_kernels_source(&shape);
 
-        assert_non_null(text);
-        fputs(text, file);
-        free(text);
+        for (int backward = 0; backward < 2; backward++) {
+            char *text = td_jit_kernels_source(&shape, backward);
+
+            assert_non_null(text);
+            fputs(text, file);
+            free(text);
+        }
     }
     fclose(file);
 }
