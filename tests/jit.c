@@ -576,7 +576,7 @@ static void a_compiler_that_fails_is_an_error_with_its_words(void **state)
 /* Until then forward works. Each pass is compiled once. */
 static void a_backward_that_did_not_compile_is_compiled_by_a_later_call(void **state)
 {
-    char script[400], fixed[160];
+    char script[512], fixed[160];
     td_attend_run *run = td_attend_open(&td_attention_jit, "later", &small);
 
     (void)state;
