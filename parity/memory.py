@@ -6,7 +6,7 @@ import torch
 
 from parity.core import DTYPES, Case, Side, equal, grid
 from parity.shared.model import autocast, c_switches, extents, sizes_of, torch_switches
-from parity.shared.pages import ran_with
+from parity.shared.pages import extent, ran_with
 from ref import memory as ref
 from ref.transformer import Transformer
 
@@ -59,7 +59,7 @@ def peaks_case(device, size, dtype, context, what):
         in_turn=True,
         alone=device == "cpu",
         config=config,
-        needs_bytes=numel * (20 if what == "step" else 8) + scores,
+        needs_bytes=numel * (18 if what == "step" else 8) + scores,
         part="peaks",
         size=size,
         **shape,
@@ -309,9 +309,7 @@ def values_of(record):
 def longest(records, **keys):
     """The record of the largest model and longest context of the handout's."""
     found = [r for r in records.only(**keys).records if r["case"]["context"] <= CONTEXTS[-1]]
-    return max(
-        found, key=lambda r: (r["case"]["layers"] * r["case"]["d_model"], r["case"]["context"]), default=None
-    )
+    return max(found, key=lambda r: extent(r["case"]), default=None)
 
 
 def report_timeline(page, f32):

@@ -68,21 +68,21 @@ class PagesTest(unittest.TestCase):
                 with self.subTest(module=name, trial=trial):
                     self.write(module, name, self.thinned(mine, random.Random(f"{name} {trial}")))
 
-    def test_every_page_is_written_from_a_gpu_s_records(self):
+    def test_every_page_is_written_from_the_records_of_every_profile(self):
         for name, module in sweep.discover("parity").items():
             if name in ("accounting", "precision"):
                 continue  # arithmetic, which has no device
-            for profile in ("quick", "full"):
+            for profile, device in (("quick", "cpu"), ("quick", "cuda"), ("full", "cuda")):
                 mine = [
-                    invented(name, case, impl)
-                    for case in module.cases(profile, "cuda")
+                    invented(name, case, impl, gpu=device == "cuda")
+                    for case in module.cases(profile, device)
                     for impl in IMPLS.get(name, case.config if name in RANKED and case.config else SIDES)
                 ]
                 if not mine:
-                    continue  # it has no cases for a GPU
+                    continue
                 self.write(module, name, mine)
                 for trial in range(TRIALS // 4):
-                    with self.subTest(module=name, profile=profile, trial=trial):
+                    with self.subTest(module=name, profile=profile, device=device, trial=trial):
                         self.write(module, name, self.thinned(mine, random.Random(f"{name} {trial}")))
 
     def thinned(self, records, rng):

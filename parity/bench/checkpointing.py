@@ -6,8 +6,7 @@ import pandas as pd
 from parity.core import Case
 from parity.core.comparison import ms_of
 from parity.shared.model import AS_TIMED, c_switches, torch_switches
-from parity.shared.pages import MIB, mark, peak_of
-from ref.transformer import SIZES
+from parity.shared.pages import MIB, extent, mark, peak_of
 
 KEPT = {"c_keep_all": {"keep": "all"}, "c_keep_most": {"keep": "most"}, "c_checkpoint": {"keep": "inputs"}}
 PEERS = {"cuda": "torch_compile_graph", "cpu": "torch_eager"}
@@ -104,7 +103,7 @@ def report(page, records):
 
 def place(record):
     case = record["case"]
-    return list(SIZES).index(case["size"]), case["context"], case.get("checkpoint_layers", 0)
+    return *extent(case), case.get("checkpoint_layers", 0)
 
 
 def report_checkpoints(page, records):

@@ -9,8 +9,7 @@ from parity.bench.steps import COLD_CONTEXT, PHASES, WARMUPS, WHOLE_CONTEXT
 from parity.core.clock import statistics
 from parity.core.comparison import ADAMW_BYTES, Comparison, clean, ms_of
 from parity.core.tables import Spread
-from parity.shared.pages import by_case, mark, peak_of, ran_with, units_of
-from ref.transformer import SIZES
+from parity.shared.pages import by_case, extent, mark, peak_of, ran_with, units_of
 
 COMPILED = ("torch_compile", "torch_compile_graph")
 ORDER = ("c", "c_graph", "c_graph_overlap", "torch_eager", *COMPILED)
@@ -59,7 +58,7 @@ def in_order(records):
         case, impl = record["case"], record["impl"]
         dtype = dtypes.index(case["dtype"]) if case["dtype"] in dtypes else len(dtypes)
         side = ORDER.index(impl) if impl in ORDER else len(ORDER)
-        return dtype, list(SIZES).index(case["size"]), case["context"], side
+        return dtype, *extent(case), side, -case["warmup"]
 
     return sorted(records, key=place)
 
@@ -85,8 +84,9 @@ def report_phases(page, warm):
     f32 = warm.only(dtype="f32", impl=list(BOTH), **{"pass": "step"})
     asked = f32.only(context=asked_context(f32))
     rows, fewer = [], {}
-    for record in asked.records:
-        case, row = record["case"], {"size": record["case"]["size"], "side": record["impl"]}
+    for size, impl in dict.fromkeys((r["case"]["size"], r["impl"]) for r in asked.records):
+        record, row = first(asked, impl, size), {"size": size, "side": impl}
+        case = record["case"]
         if "ms" not in record:
             rows.append(row | {"forward": record["status"]})
             continue
