@@ -26,7 +26,6 @@ struct td_transformer {
     int64_t batch, seq; /* of the last forward */
     struct {
         int64_t batch, seq;
-        int threads;
     } planned;    /* the step that was last found to have room */
     td_step step; /* being run, for the memory history */
     int64_t layer;

@@ -50,7 +50,6 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
     planned = &model->plan.config;
     model->planned.batch = planned->batch;
     model->planned.seq = planned->context;
-    model->planned.threads = td_cpu_threads();
 
     count = td_transformer_parameter_count(model);
     TD_TRY(host_array("parameters", count, sizeof *model->parameters, &block));
