@@ -1,10 +1,10 @@
 /* The updates of optimizers.cu on a few SMs of their own, so that they overlap with GEMMs on the others.
  *
  * A block fills an SM: it asks for so much shared memory that no other block fits next to it. One thread
- * loads chunks of weights, moments and gradients into a ring of stages and stores the results with bulk
- * copies; the other warps compute. An SM then moves 84 GB/s for up to 16 of them, and 80 GB/s for 32 (H100,
- * 25 November 2026). With a fixed share of the chunks for each block it moved 100 and 85: what the counter
- * costs is not understood yet.
+ * loads chunks of weights, moments and gradients into a ring of stages with bulk copies, one stores the
+ * results, and the other warps compute. Alone, 12 SMs move 89 GB/s each, 20 move 76 and 28 move 78 (H100,
+ * 25 November 2026). One thread for both directions moved 83, 73 and 74. The arithmetic is no limit: stores
+ * from registers, or loads without shared memory, made no step faster.
  *
  * The place of these SMs matters more than their number. A GEMM's clusters of 4 or 8 blocks need so many free
  * SMs in one GPC. Blocks that are spread over all GPCs leave each with too few: xl's GEMMs then take 38 ms
@@ -22,9 +22,10 @@ namespace
 
 using namespace tile;
 
-/* Threads that compute: groups of them take turns with the chunks. One group of all moves 79 GB/s an SM, two
- * move 80 to 84. */
-constexpr int GROUPS = 2, GROUP = 256, CONSUMERS = GROUPS * GROUP, THREADS = CONSUMERS + 32;
+/* Groups of threads that compute take turns with the chunks. Two more warps have one thread each that loads,
+ * and that stores. */
+constexpr int GROUPS = 2, GROUP = 256, CONSUMERS = GROUPS * GROUP, THREADS = CONSUMERS + 64;
+[[maybe_unused]] constexpr int LOADS = CONSUMERS, STORES = CONSUMERS + 32;
 [[maybe_unused]] constexpr int WIDTH = 4, CHUNK = 2048; /* elements of a thread's load, of a stage */
 constexpr int MOST_BYTES = 227 * 1024;                  /* shared memory of a block on Hopper */
 constexpr int LEAST_BYTES = 120 * 1024;                 /* with which a block is alone on its SM */
@@ -74,7 +75,7 @@ template <typename T, typename G, typename C, bool MOMENTS> struct layout {
     static constexpr int ASKED = BYTES > LEAST_BYTES ? BYTES : LEAST_BYTES;
 
     one stages[STAGES];
-    uint64_t full[STAGES], done[STAGES];
+    uint64_t full[STAGES], done[STAGES], empty[STAGES];
     int chunks[STAGES]; /* of the stages; END: no chunk is left */
     adamw_constants constants;
     bool stays; /* the block */
@@ -122,7 +123,7 @@ struct arrays {
 
 template <typename T, typename G, typename C, bool MOMENTS> struct update {
     using memory = layout<T, G, C, MOMENTS>;
-    static constexpr int STAGES = memory::STAGES, AHEAD = STAGES - 2;
+    static constexpr int STAGES = memory::STAGES;
 
     memory &shared;
     const arrays &a;
@@ -136,27 +137,28 @@ template <typename T, typename G, typename C, bool MOMENTS> struct update {
         return left < CHUNK ? (int)left : CHUNK;
     }
 
-    /* Tells every group that no chunk is left. */
-    __device__ void end(int turn)
+    __device__ void wait_for_empty(int turn)
     {
-        for (int i = turn; i < turn + GROUPS; i++) {
-            shared.chunks[i % STAGES] = END;
-            barrier_arrive(&shared.full[i % STAGES]);
-        }
+        if (turn >= STAGES)
+            barrier_wait(&shared.empty[turn % STAGES], (uint32_t)(turn / STAGES & 1) ^ 1);
     }
 
-    /* Loads a chunk into the stage of `turn`. */
+    /* Loads a chunk into the stage of `turn`, or tells every group that no chunk is left. */
     __device__ bool load(int turn, int chunk)
     {
         auto &s = shared.stages[turn % STAGES];
         uint64_t *const full = &shared.full[turn % STAGES];
 
-        if (chunk >= chunks) {
-            end(turn);
-            return false;
+        for (int i = turn; chunk >= chunks && i < turn + GROUPS; i++) {
+            wait_for_empty(i);
+            shared.chunks[i % STAGES] = END;
+            barrier_arrive(&shared.full[i % STAGES]);
         }
+        if (chunk >= chunks)
+            return false;
         const int64_t at = (int64_t)chunk * CHUNK;
         const uint32_t n = (uint32_t)size(chunk);
+        wait_for_empty(turn);
         shared.chunks[turn % STAGES] = chunk;
         barrier_expect(full, n * (uint32_t)(sizeof(T) + sizeof(G) + (MOMENTS ? 8 : 0)));
         if (n == 0)
@@ -189,31 +191,37 @@ template <typename T, typename G, typename C, bool MOMENTS> struct update {
         bulk_commit();
     }
 
-    /* The thread that moves chunks. When it loads into a stage again, it waits for that stage's store, which
-     * is the one before the last. The next chunks are taken while it uses those before. */
-    __device__ void move()
+    /* The thread that loads. It takes the next chunks while it uses the ones before. */
+    __device__ void load_all()
     {
         unsigned now = atomicAdd(&a.shared->chunks, TAKEN), next = atomicAdd(&a.shared->chunks, TAKEN);
-        int used = 0, end = 0;
+        int used = 0;
         bool more = true;
 
-        const auto take = [&]() {
+        for (int turn = 0; more; turn++) {
             if (used == TAKEN) {
                 now = next;
                 next = atomicAdd(&a.shared->chunks, TAKEN);
                 used = 0;
             }
-            return (int)now + used++;
-        };
-        for (; more && end < AHEAD; end++)
-            more = load(end, take());
-        for (int turn = 0; more || turn < end - 1; turn++) {
-            barrier_wait(&shared.done[turn % STAGES], (uint32_t)(turn / STAGES & 1));
+            more = load(turn, (int)now + used++);
+        }
+    }
+
+    /* The thread that stores. A stage is empty once its store has read it, which the next store waits for. */
+    __device__ void store_all()
+    {
+        for (int turn = 0;; turn++) {
+            const uint32_t parity = (uint32_t)(turn / STAGES & 1);
+
+            barrier_wait(&shared.full[turn % STAGES], parity);
+            if (shared.chunks[turn % STAGES] == END)
+                break;
+            barrier_wait(&shared.done[turn % STAGES], parity);
             store(turn);
-            if (more) {
-                bulk_wait_read<2>();
-                more = load(end++, take());
-            }
+            bulk_wait_read<1>();
+            if (turn > 0)
+                barrier_arrive(&shared.empty[(turn - 1) % STAGES]);
         }
         bulk_wait<0>();
     }
@@ -287,6 +295,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < mine.STAGES; i++) {
             barrier_init(&shared.full[i], 1);
             barrier_init(&shared.done[i], GROUP);
+            barrier_init(&shared.empty[i], 1);
         }
         barrier_init_done();
     }
@@ -296,8 +305,10 @@ __global__ void __launch_bounds__(THREADS, 1)
             leave(a);
         return;
     }
-    if (threadIdx.x == CONSUMERS) {
-        mine.move();
+    if (threadIdx.x == LOADS)
+        mine.load_all();
+    if (threadIdx.x == STORES) {
+        mine.store_all();
         leave(a);
     }
     if (threadIdx.x >= CONSUMERS)

@@ -5,6 +5,7 @@
 #include "device/share.h"
 #include "flash/flash.h"
 #include "kernels/embedding.h"
+#include "kernels/fills.h"
 #include "kernels/flash.h"
 #include "kernels/gpcs.h"
 #include "kernels/heads.h"
@@ -162,6 +163,7 @@ DOUBLE(cudaMemcpyAsync, void *dst, const void *src, size_t bytes, enum cudaMemcp
 DOUBLE(cudaMemsetAsync, void *dst, int value, size_t bytes, cudaStream_t stream)
 DOUBLE(cudaStreamBeginCapture, cudaStream_t stream, enum cudaStreamCaptureMode mode)
 DOUBLE(cudaStreamEndCapture, cudaStream_t stream, cudaGraph_t *graph)
+DOUBLE(td_cuda_fills_to_kernels, cudaGraph_t graph)
 DOUBLE(cudaGraphInstantiate, cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags)
 DOUBLE(cudaGraphUpload, cudaGraphExec_t exec, cudaStream_t stream)
 DOUBLE(cudaGraphLaunch, cudaGraphExec_t exec, cudaStream_t stream)
@@ -259,6 +261,8 @@ cudaError_t __wrap_td_cuda_sgd_update(cudaStream_t stream, const td_sgd *sgd, co
 /* GPCs of 8, 18, 18, 16, 18, 18 and 4 SMs. */
 static const int gpc_ends[] = {8, 26, 44, 60, 78, 96, 100};
 
+static cudaError_t gpcs_say;
+
 cudaError_t __wrap_td_cuda_gpcs(cudaStream_t stream, int sms, int gpcs[TD_SM_SET_MOST]);
 cudaError_t __wrap_td_cuda_gpcs(cudaStream_t stream, int sms, int gpcs[TD_SM_SET_MOST])
 {
@@ -267,7 +271,8 @@ cudaError_t __wrap_td_cuda_gpcs(cudaStream_t stream, int sms, int gpcs[TD_SM_SET
             begin = gpc_ends[gpc++];
         gpcs[sm] = begin;
     }
-    return on_gpu("td_cuda_gpcs");
+    (void)on_gpu("td_cuda_gpcs");
+    return gpcs_say;
 }
 
 static cudaError_t flash_says;
@@ -765,6 +770,23 @@ static void updates_leave_whole_clusters(void **state)
     }
 }
 
+static void updates_take_all_sms_if_no_gpcs_are_found(void **state)
+{
+    static _Alignas(16) float x[8];
+    const td_update_tensors given = {
+        .count = 4, .dtype = TD_F32, .p = x, .g = x, .m = x, .v = x, .sms = 20, .work = there};
+
+    (void)state;
+    sms_built = true;
+    gpcs_say = cudaErrorLaunchFailure;
+    for (int i = 0; i < 2; i++) {
+        launched_on = -1;
+        KEEPS_GPU(td_adamw_update(gpu, there, there, &given));
+        assert_int_equal(launched_on, 0);
+    }
+    gpcs_say = cudaSuccess;
+}
+
 /* Collectives have the highest priority of the GPU, and a device's own stream and the caller's are below
  * those of updates. */
 static void updates_go_between_collectives_and_gemms(void **state)
@@ -937,6 +959,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(updates_are_launched_with_their_types, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(updates_are_launched_on_their_sms, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(updates_leave_whole_clusters, open_gpu, close_gpu),
+        cmocka_unit_test_setup_teardown(updates_take_all_sms_if_no_gpcs_are_found, open_gpu, close_gpu),
         cmocka_unit_test(updates_go_between_collectives_and_gemms),
         cmocka_unit_test_setup_teardown(a_models_products_are_described_once, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(products_leave_room_for_others, open_gpu, close_gpu),

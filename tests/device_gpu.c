@@ -162,6 +162,42 @@ static void a_graph_replays_what_was_captured(void **state)
     }
     td_graph_destroy(graph);
 
+    /* Fills stay where they were between the copies, whatever their sizes and addresses. */
+    static const struct {
+        size_t at, bytes;
+    } fills[] = {{0, 4}, {6, 3}, {13, 1}, {16, 1000}, {2048, 100000}, {200001, 70001}};
+    const size_t all = 300000;
+    void *before = td_gpu_block(gpu, NULL, all), *block = td_gpu_block(gpu, NULL, all),
+         *after = td_gpu_block(gpu, NULL, all);
+    td_assert_ok(td_graph_begin(gpu));
+    for (size_t i = 0; i < sizeof fills / sizeof *fills; i++)
+        td_assert_ok(td_device_fill(gpu, (char *)block + fills[i].at, 20 + (int)i, fills[i].bytes));
+    td_assert_ok(td_device_copy(gpu, before, block, all));
+    for (size_t i = 0; i < sizeof fills / sizeof *fills; i++)
+        td_assert_ok(td_device_fill(gpu, (char *)block + fills[i].at, 40 + (int)i, fills[i].bytes));
+    td_assert_ok(td_device_copy(gpu, after, block, all));
+    td_assert_ok(td_graph_end(gpu, &graph));
+    for (int round = 1; round <= 2; round++) {
+        td_assert_ok(td_device_fill(gpu, block, round, all));
+        td_assert_ok(td_graph_launch(graph));
+        for (int which = 0; which < 2; which++) {
+            got = td_gpu_read(gpu, which ? after : before, all);
+            for (size_t i = 0; i < all; i++) {
+                int expected = round;
+
+                for (size_t f = 0; f < sizeof fills / sizeof *fills; f++)
+                    if (i >= fills[f].at && i < fills[f].at + fills[f].bytes)
+                        expected = 20 + 20 * which + (int)f;
+                assert_int_equal(got[i], expected);
+            }
+            free(got);
+        }
+    }
+    td_graph_destroy(graph);
+    td_assert_ok(td_device_free(gpu, before));
+    td_assert_ok(td_device_free(gpu, block));
+    td_assert_ok(td_device_free(gpu, after));
+
     /* Waiting is not allowed inside: the capture fails, and the device works on. */
     td_assert_ok(td_graph_begin(gpu));
     assert_int_not_equal(td_device_synchronize(gpu), TD_OK);

@@ -332,6 +332,41 @@ static void nodes_of_graphs_belong_to_the_range_that_they_were_captured_in(void 
     assert_int_equal(labels[1].activities, 4);
 }
 
+static void a_fill_that_became_a_kernel_belongs_to_what_its_stream_runs_next(void **unused)
+{
+    const td_trace_range *ranges;
+    int64_t count;
+
+    (void)unused;
+    begin();
+    push("warmup");
+    push("backward");
+    td_device_begin_operation(dev, &(td_operation){"gemm", TD_OP_MATMUL, 800, 80});
+    fake->node(101, 0);
+    td_device_end_operation(dev);
+    pop();
+    fake->node(102, 0); /* when the capture ends */
+    fake->node(103, 0);
+    pop();
+    push("step");
+    const uint64_t at = fake->now;
+    launch(50, CUPTI_RUNTIME_TRACE_CBID_cudaGraphLaunch_v10000);
+    pop();
+    kernel("td_fill", 50, at + 100, at + 101, 102);
+    kernel("td_fill", 50, at + 102, at + 103, 103);
+    kernel("first", 50, at + 104, at + 140, 101);
+    kernel("td_fill", 50, at + 150, at + 151, 103); /* nothing follows */
+    (void)end();
+    const td_trace_activity *a = activities(4);
+    td_assert_ok(td_trace_ranges(trace, &ranges, &count));
+    for (int i = 0; i < 3; i++) {
+        assert_string_equal(ranges[a[i].range].name, "gemm");
+        assert_int_equal(a[i].phase, TD_TRACE_BACKWARD);
+        assert_int_equal(a[i].op_class, i < 2 ? TD_OP_MEMORY : TD_OP_MATMUL);
+    }
+    assert_string_equal(ranges[a[3].range].name, "warmup");
+}
+
 static void copies_and_fills_are_there(void **unused)
 {
     CUpti_ActivityMemcpy6 copy = {.kind = CUPTI_ACTIVITY_KIND_MEMCPY,
@@ -673,6 +708,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(kernels_belong_to_the_range_that_launched_them),
         TEST(nodes_of_graphs_belong_to_the_range_that_they_were_captured_in),
+        TEST(a_fill_that_became_a_kernel_belongs_to_what_its_stream_runs_next),
         TEST(copies_and_fills_are_there),
         TEST(what_nobody_launched_in_a_range_is_counted),
         TEST(many_records_come_in_many_buffers),

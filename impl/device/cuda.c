@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "device/backend.h"
 #include "device/cuda_memory.h"
+#include "kernels/fills.h"
 #include "kernels/probe.h"
 
 #include <stdio.h>
@@ -315,6 +316,7 @@ static td_status cuda_graph_end(void *context, void **graph)
     td_status status = TD_OK;
 
     TD_TRY(td_cuda_status(cudaStreamEndCapture(cuda->origin, &captured), "ending a capture"));
+    TD_TRY(td_cuda_status(td_cuda_fills_to_kernels(captured), "replacing a graph's fills"));
     TD_TRY(td_cuda_status(cudaGraphInstantiate(&exec, captured, cudaGraphInstantiateFlagUseNodePriority),
                           "instantiating a graph"));
     TD_TRY(td_cuda_status(cudaGraphUpload(exec, cuda->stream), "uploading a graph"));

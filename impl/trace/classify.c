@@ -31,6 +31,7 @@ static const rule rules[] = {
     {"td_norm_", TD_OP_REDUCTION, true},
     {"td_reduce_", TD_OP_REDUCTION, true},
     {"td_elem_", TD_OP_ELEMENTWISE, true},
+    {"td_fill", TD_OP_MEMORY, true},
     {"fmha", TD_OP_ATTENTION, false},
     {"flash_fwd", TD_OP_ATTENTION, false},
     {"flash_bwd", TD_OP_ATTENTION, false},

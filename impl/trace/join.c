@@ -209,6 +209,26 @@ static void attribute(const td_trace *trace, const td_cupti_log *log, uint32_t o
         activity->op_class = range->op_class;
 }
 
+/** A fill of a graph that became a kernel (kernels/fills.h) was captured in no range. It gets the range of
+ * the next activity of its stream. */
+static void attribute_fills(td_trace *trace)
+{
+    for (int64_t i = trace->activity_count - 1; i >= 0; i--) {
+        td_trace_activity *const fill = &trace->activities[i];
+        int64_t next = i + 1;
+
+        if (fill->node == 0 || !strstr(fill->name, "td_fill"))
+            continue;
+        while (next < trace->activity_count && trace->activities[next].stream != fill->stream)
+            next++;
+        if (next < trace->activity_count) {
+            fill->range = trace->activities[next].range;
+            fill->phase = trace->activities[next].phase;
+            fill->part = trace->activities[next].part;
+        }
+    }
+}
+
 td_status td_trace_gpu_activities(td_trace *trace, td_cupti_log *log)
 {
     td_status status = TD_OK;
@@ -247,6 +267,7 @@ td_status td_trace_gpu_activities(td_trace *trace, td_cupti_log *log)
     }
     if (trace->activity_count > 0)
         qsort(trace->activities, (size_t)trace->activity_count, sizeof *trace->activities, by_begin);
+    attribute_fills(trace);
 cleanup:
     free(ids);
     return status;

@@ -9,11 +9,11 @@ static const struct {
     const char *card; /* how its name begins */
     int64_t d_model, d_ff, tokens;
     int32_t sms;
-} measured[] = {{"NVIDIA H100", 768, 3072, 2048, 14},
-                {"NVIDIA H100", 1024, 4096, 2048, 20},
+} measured[] = {{"NVIDIA H100", 768, 3072, 2048, 12},
+                {"NVIDIA H100", 1024, 4096, 2048, 16},
                 {"NVIDIA H100", 1280, 5120, 2048, 20},
-                {"NVIDIA H100", 1600, 6400, 2048, 22},
-                {"NVIDIA H100", 2560, 10240, 2048, 24}};
+                {"NVIDIA H100", 1600, 6400, 2048, 20},
+                {"NVIDIA H100", 2560, 10240, 2048, 22}};
 
 /* What an SM moves next to GEMMs, and what all SMs compute (H100). More SMs than MOST saturate the memory. */
 #define SM_BYTES  75e9

@@ -23,10 +23,13 @@ typedef struct linear {
     const void *dy, *x;
 } linear;
 
-/** Transient gradients leave between parameters what activations were; updates are to find 0 there. */
+/** Makes the elements between transient gradients 0 again where activations were, because updates read them.
+ * After the activations the arena has been 0 there since it was made: 97 fills for xl's norms would be
+ * superfluous, and take 0.5 ms on an H100. */
 static td_status clear_padding(td_transformer *model, int64_t begin, int64_t end)
 {
-    const size_t element = td_dtype_size(model->plan.grad_dtype);
+    const td_plan *const plan = &model->plan;
+    const size_t element = td_dtype_size(plan->grad_dtype);
     const int64_t count = td_transformer_parameter_count(model);
     td_status status = TD_OK;
 
@@ -35,8 +38,9 @@ static td_status clear_padding(td_transformer *model, int64_t begin, int64_t end
         const int64_t behind = parameter->offset + parameter->numel;
         const int64_t next = i + 1 < count ? model->parameters[model->by_offset[i + 1]].offset : end;
         const int64_t until = next < end ? next : end;
+        const bool activations = plan->gradient_offset + (size_t)behind * element < plan->total.activations;
 
-        if (parameter->offset >= begin && parameter->offset < end && until > behind)
+        if (parameter->offset >= begin && parameter->offset < end && until > behind && activations)
             TD_TRY(td_device_fill(model->dev, model->grads + (size_t)behind * element, 0,
                                   (size_t)(until - behind) * element));
     }

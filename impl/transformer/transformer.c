@@ -75,6 +75,8 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
     if (planned->use != TD_MODEL_INFERENCE && planned->transient_gradients) {
         model->grads = model->arena + model->plan.gradient_offset;
         model->grads_lost = true;
+        TD_TRY(td_device_fill(dev, model->arena + model->plan.total.activations, 0,
+                              model->plan.total.gradients));
     }
     td_parameters_fill(model);
     TD_TRY(td_whole_live(model));

@@ -11,11 +11,13 @@
 enum { CLUSTER = 8 };
 
 typedef struct gpcs {
+    bool found;
     int of[TD_SM_SET_MOST];   /* an SM's: its lowest SM */
     int size[TD_SM_SET_MOST]; /* of a GPC, by its lowest SM */
 } gpcs;
 
-/** They are looked for once a device, when no capture is running: the first steps of a trainer are queued. */
+/** They are looked for once a device, when no capture is running: the first steps of a trainer are queued.
+ * If CUDA fails, none are found. */
 static td_status gpcs_of(td_device *dev, const gpcs **out)
 {
     static const char key; /* whose address tells this state from that of others */
@@ -32,10 +34,10 @@ static td_status gpcs_of(td_device *dev, const gpcs **out)
         goto cleanup;
     }
     (void)td_cuda_enter(cuda);
-    const cudaError_t code = td_cuda_gpcs(cuda->stream, cuda->multiprocessors, made->of);
+    made->found = td_cuda_gpcs(cuda->stream, cuda->multiprocessors, made->of) == cudaSuccess;
+    (void)cudaGetLastError();
     td_cuda_leave(cuda);
-    TD_TRY(td_cuda_status(code, "looking for the GPCs"));
-    for (int i = 0; i < cuda->multiprocessors; i++)
+    for (int i = 0; i < cuda->multiprocessors && made->found; i++)
         made->size[made->of[i]]++;
     TD_TRY(td_device_keep(dev, &key, made, free));
     *out = made;
@@ -80,8 +82,11 @@ td_status td_cuda_sms_of(td_device *dev, int32_t count, td_sm_set *out)
     const gpcs *all;
     td_status status = TD_OK;
 
-    *out = (td_sm_set){.all = sms};
+    *out = (td_sm_set){0};
     TD_TRY(gpcs_of(dev, &all));
+    if (all && !all->found)
+        goto cleanup;
+    out->all = sms;
     if (all)
         choose(all, sms, count, out);
 cleanup:
