@@ -177,9 +177,8 @@ def timeline(
                 ends = [end for intervals in bars.values() for _, end in intervals]
                 for name, intervals in bars.items():
                     spans = [(begin, end - begin) for begin, end in intervals]
-                    how = dict(
-                        facecolors=fill(name), edgecolors=fill(name), linewidth=0.3
-                    )  # also a short one is seen
+                    # The edge shows bars that are too short for a pixel.
+                    how = dict(facecolors=fill(name), edgecolors=fill(name), linewidth=0.1)
                     drawn.setdefault(name, axes.broken_barh(spans, (place - 0.4, 0.8), **how))
                 if ends:
                     last = max(last, *ends)
