@@ -157,11 +157,8 @@ def report(page, records):
     page.section("torch_compile (a)")
     table = table_of(timed)
     columns = [f"{phase} {impl}" for phase in PASSES for impl in SIDES]
-    page.note(
-        f"Batch {BATCH}, no head dimension, no mask, f32; ms. `*` under `swapped`: torch.compile put a "
-        f"fused attention in "
-        "place of the formula."
-    )
+    swapped = " `*` under `swapped`: torch.compile put a fused attention in place of the formula."
+    page.note(f"Batch {BATCH}, no head dimension, no mask, f32; ms.{swapped if 'swapped' in table else ''}")
     page.table(table, "times", units=units_of(table, columns, "ms"), expected=20)
     page.plot(
         "time",
@@ -194,7 +191,7 @@ def table_of(timed):
         row = rows.setdefault(key, {"seq": key[0], "head_dim": key[1]})
         name = f"{case['pass']} {record['impl']}"
         row[name] = record["ms"]["median"] if "ms" in record else record["status"]
-        row["noisy"] = row.get("noisy") or mark(record)
+        mark(row, record)
         if (*key, case["pass"]) in swapped:
             row["swapped"] = "*"
     order = [

@@ -92,7 +92,8 @@ def report_phases(page, warm):
             continue
         row |= phases_of(record) | {"step": Spread(record["ms"]["mean"], record["ms"]["std"])}
         row |= {"std / mean": f"{100 * record['ms']['std'] / record['ms']['mean']:.2f} %"}
-        row |= {"warm-up steps": case["warmup"], "steps": record["ms"]["n"], "noisy": mark(record)}
+        row |= {"warm-up steps": case["warmup"], "steps": record["ms"]["n"]}
+        mark(row, record)
         numel = 2 * case["vocab"] * case["d_model"] + case["layers"] * (
             4 * case["d_model"] ** 2 + 3 * case["d_model"] * case["d_ff"]
         )
@@ -153,7 +154,7 @@ def report_warmup(page, grid):
                 found = statistics(steps[warmup : warmup + len(steps) - max(WARMUPS)])
                 row[f"w = {warmup}"] = Spread(found["mean"], found["std"])
             rows[key] = row | {"settled": settled, "first / settled": steps[0] / settled}
-            firsts.setdefault(record["impl"], []).append(steps[0] / settled)
+            firsts.setdefault(record["impl"], []).append((steps[0], settled, case))
         elif (
             case["context"] == 128
             and case["dtype"] == "f32"
@@ -164,7 +165,7 @@ def report_warmup(page, grid):
             row[f"w = {case['warmup']}"] = Spread(record["ms"]["mean"], record["ms"]["std"])
             if case["warmup"] == 0 and steps:
                 row |= {"first step": steps[0], "first / settled": steps[0] / record["ms"]["median"]}
-                firsts.setdefault(record["impl"], []).append(steps[0] / record["ms"]["median"])
+                firsts.setdefault(record["impl"], []).append((steps[0], record["ms"]["median"], case))
     frame = pd.DataFrame([row for row in rows.values() if "w = 0" in row])
     names = [
         "size",
@@ -175,13 +176,20 @@ def report_warmup(page, grid):
         "settled",
         "first / settled",
     ]
-    page.note("Mean ± standard deviation in ms of the ten steps after w warm-up steps.")
+    whose = next((case for found in firsts.values() for *_, case in found), None)
+    if whose:
+        page.note(
+            "{dtype}, batch {batch}, context {context}. Mean ± standard deviation in ms of the ten steps after w "
+            "warm-up steps.".format(**whose)
+        )
     page.table(frame, "warmup", names, dict.fromkeys(("first step", "settled"), "ms"), expected=2)
-    worst = {impl: max(found) for impl, found in firsts.items()}
-    slow = (
-        bool(firsts) and all(min(found) > SLOWER for found in firsts.values())
-    ) or None  # else it is noise
-    page.say(c=slow and worst.get("c"), torch=slow and worst.get("torch_eager"), gpu=slow and on_gpu_of(grid))
+    ratios = [first / settled for found in firsts.values() for first, settled, _ in found]
+    told = {}
+    if ratios and min(ratios) > SLOWER:  # else it is noise
+        for impl, found in firsts.items():
+            first, settled, case = max(found, key=lambda times: times[0] / times[1])
+            told[impl] = {"first": first, "settled": settled, "size": case["size"]}
+    page.say(**told, gpu=on_gpu_of(grid) if told else None)
 
 
 def on_gpu_of(records):
@@ -217,7 +225,12 @@ def report_precision(page, warm):
         found.setdefault((case["pass"], record["impl"]), []).append(row)
     frame = pd.DataFrame(rows)
     page.note(f"Batch 4, context {context}, in ms.")
-    columns = [f"{what} {dtype}" for what in ("forward", "backward", "whole") for dtype in ("f32", "bf16")]
+    passes = ("forward", "backward", "whole")
+    columns = [f"{what} {dtype}" for what in passes for dtype in ("f32", "bf16")]
+    order = [f"{what}{end}" for what in passes for end in (" f32", " bf16", ", f32 / bf16")]
+    frame = (
+        frame[["size", "pass", "side", *(name for name in order if name in frame)]] if len(frame) else frame
+    )
     steps = frame[frame["pass"] == "step"] if len(frame) else frame
     page.table(steps if len(steps) else frame, "precision", units=units_of(frame, columns, "ms"), expected=10)
     page.table(frame, "precision_of_passes", units=units_of(frame, columns, "ms"), more=True)
@@ -238,6 +251,7 @@ def report_compiled(page, compiled):
     page.section("torch_compile (b)")
     steps = compiled.only(**{"pass": "step"})
     wide = times_of(steps, ["dtype", "size"])
+    page.note(f"A training step, batch 4, context {WHOLE_CONTEXT}.")
     page.table(wide, "steps_bf16_mixed", units=units_of(wide, ORDER, "ms"), expected=5)
     forward = times_of(compiled.only(**{"pass": "inference"}), ["dtype", "size"])
     page.note("The forward pass alone, without gradients:")
