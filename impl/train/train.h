@@ -65,7 +65,8 @@ TD_API td_status td_train_plan(td_device *dev, const td_train_config *config, td
 /** The SMs that a trainer of this config updates on along its backward pass: config->update_sms, or if that
  * is 0, the best number by a table of measured cards and models, or by a formula for others. 0: updates run
  * on all SMs, because the device has no kernels for fewer, or because no GEMM is left when they begin
- * (clipping, TD_UPDATE_AFTER). TD_BAD_ARGUMENT: a NULL. TD_UNSUPPORTED: config->update_sms is above 0, and the
+ * (clipping; TD_UPDATE_AFTER, if the config has no number: with one, GEMMs leave the same SMs as along the
+ * pass, for the same bits). TD_BAD_ARGUMENT: a NULL. TD_UNSUPPORTED: config->update_sms is above 0, and the
  * device has no kernels for fewer SMs than all. */
 TD_API td_status td_train_update_sms(td_device *dev, const td_train_config *config, int32_t *out);
 
