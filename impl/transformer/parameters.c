@@ -152,8 +152,8 @@ cleanup:
     return status;
 }
 
-/** Numbers that pass through host memory at a time, on their way to the device. With fewer, all threads wait
- * for each other too often: a host that runs something else then takes minutes for xl. */
+/** Numbers that pass through host memory at a time, on their way to the device: so many that threads seldom
+ * wait for each other. */
 #define STAGED INT64_C(4194304)
 
 /** Fills the parameter with its initial numbers; `drawn` and `rounded` have room for `room` of them. */

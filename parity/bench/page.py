@@ -40,6 +40,7 @@ def report(page, records):
     report_precision(page, warm)
     report_compiled(page, type(records)(in_order(compiled.records)))
     report_parts(page, type(records)(in_order(compiled.only(**{"pass": "parts"}).records)))
+    report_update(page, compiled)
     checkpointing.report(page, records)
     page.method(
         "A step is forward, loss, backward and AdamW. Phases are timed with the device synchronized at their ends. C "
@@ -310,6 +311,27 @@ def times_of(records, keys):
 
 def fastest(sides):
     return min((sides[impl] for impl in COMPILED if clean(sides.get(impl))), key=ms_of, default=None)
+
+
+# ---- the update along the backward pass ----
+
+
+def report_update(page, compiled):
+    """Times of steps by the number of SMs on which the weights are updated."""
+    steps = {size: sides for (size,), sides in by_case(compiled.only(**{"pass": "step"}), ["size"]).items()}
+    rows: dict[str, dict] = {}
+    for record in filter(clean, compiled.only(**{"pass": "update"}).records):
+        size = record["case"]["size"]
+        after, best = (steps.get(size, {}).get(impl) for impl in ("c_graph", "c_graph_overlap"))
+        row = rows.setdefault(size, {"size": size, "after the pass": ms_of(after) if clean(after) else None})
+        row[f"{record['case']['update_sms']} SMs"] = ms_of(record)
+        row["SMs by default"] = (best or {}).get("update_sms")
+    page.question(
+        "On how many SMs is the update fastest, next to the GEMMs of the backward pass (bf16_mixed)?"
+    )
+    frame = pd.DataFrame(rows.values())
+    numbers = [name for name in frame if name not in ("size", "SMs by default")]
+    page.table(frame, "update_sms", units=units_of(frame, numbers, "ms"))
 
 
 # ---- parts ----
