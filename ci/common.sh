@@ -32,14 +32,14 @@ for cache in build/*/CMakeCache.txt; do
         die "$root/build was made for $home: this clone was copied or moved. Remove it (rm -rf $root/build) and try again"
 done
 
-# build PRESET [ARGUMENTS...] configures and builds one preset of CMakePresets.json.
+# build PRESET [OPTIONS...] configures one preset of CMakePresets.json, with cmake's options, and builds it.
 build() {
     local preset=$1
     shift
 
     say "build: preset $preset"
-    cmake --preset "$preset" -DTANDEM_PYTHON="$python"
-    cmake --build --preset "$preset" -j "$jobs" "$@"
+    cmake --preset "$preset" -DTANDEM_PYTHON="$python" "$@"
+    cmake --build --preset "$preset" -j "$jobs"
 }
 
 # test_preset PRESET ARGUMENTS... runs ctest on a preset's build. What failed, and the lines that say why,
@@ -50,7 +50,8 @@ test_preset() {
 
     say "test: preset $preset"
     rm -f "$logs/LastTestsFailed.log"
-    ctest --preset "$preset" -j "$jobs" "$@" || status=$?
+    # One more than processors, because many tests wait for most of their time.
+    ctest --preset "$preset" -j "$((jobs + 1))" "$@" || status=$?
     [ "$status" -ne 0 ] || return 0
     say "test: preset $preset failed; the lines that say why"
     grep -E '^\[ *(ERROR|LINE|FAILED) *\]|Error:|ERROR:|runtime error|^FAIL' "$logs/LastTest.log" | head -60 || true

@@ -112,6 +112,8 @@ function(td_add_test name)
   endif()
   add_executable(test_${name} ${ARG_SOURCES})
   target_link_libraries(test_${name} PRIVATE td_flags td_instrument td_support cmocka::cmocka ${ARG_LIBRARIES})
+  # What is tested is optimised; a test is compiled sooner so.
+  target_compile_options(test_${name} PRIVATE $<$<AND:$<CONFIG:RelWithDebInfo>,$<COMPILE_LANGUAGE:C>>:-O1>)
   foreach(used IN LISTS ARG_USES)
     target_link_libraries(test_${name} PRIVATE td_${used})
   endforeach()

@@ -96,7 +96,7 @@ def model(case, c):
     meta = ref.meta_model(*shape.values(), case.context)
     counted = ref.parameters(meta)
     theirs = {**counted, "ffn_parameters": counted["ffn"]}
-    total = ref.flops(meta, case.batch, case.context)
+    total = ref.flops_of_layers(**shape, batch=case.batch, context=case.context)
     theirs |= {"forward_flops": float(total["forward"]), "backward_flops": float(total["backward"])}
     heads = {name: shape[name] for name in ("d_model", "d_ff", "heads", "vocab")}
     theirs |= ref.activation_bytes(**heads, batch=case.batch, context=case.context)

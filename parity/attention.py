@@ -196,7 +196,7 @@ def grid_table(page, timed):
             (case["seq"], case["head_dim"]), {"seq": case["seq"], "head_dim": case["head_dim"]}
         )
         row[f"{side} {case['pass']}"] = record["ms"]["median"] if "ms" in record else record["status"]
-        row["noisy"] = row.get("noisy") or mark(record)
+        mark(row, record, side)
         if case["pass"] == "forward" and "values" in record:
             row[f"{side} before backward (MiB)"] = record["values"]["saved_mib"]
             row[f"{side} arithmetic (MiB)"] = record["values"]["account_mib"]

@@ -323,8 +323,10 @@ def table_of(records, column, unit):
     marks = {}
     for record in records.records:
         key = (record["case"]["ranks"], record["case"]["bytes"] // MIB)
-        marks[key] = marks.get(key) or mark(record)
-    frame["noisy"] = [marks.get(key, "") for key in zip(frame["ranks"], frame["MiB"], strict=True)]
+        mark(marks.setdefault(key, {}), record)
+    frame["noisy"] = [
+        marks.get(key, {}).get("noisy") for key in zip(frame["ranks"], frame["MiB"], strict=True)
+    ]
     names = {impl: f"{impl} ({unit})" for impl in records.impls()}
     return frame[["ranks", "MiB", *(i for i in SIDES if i in frame), "noisy"]].rename(columns=names)
 

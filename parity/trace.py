@@ -477,6 +477,7 @@ def report_times(page, cases, mine, theirs):
     )
     page.table(rows_of(cases, cells), "forward", expected=20)
     sides = {"mine": values_of(mine), "theirs": values_of(theirs)}
+    of_torch = [values_of(case.get("torch_eager")) for case in cases.values()]
     page.say(
         **(case_of(mine) if mine else {}),
         **{
@@ -487,6 +488,7 @@ def report_times(page, cases, mine, theirs):
         most=max(
             (abs(v["forward window"] / v["forward timer"] - 1) for v in sides.values() if v), default=None
         ),
+        slowed=max((v["forward window"] / v["forward timer"] - 1 for v in of_torch if v), default=0.0),
     )
     lanes = series_of(mine)
     if lanes:
@@ -610,7 +612,7 @@ def report_others(page, shown, mine, theirs):
                 rows.append(
                     case_of(record)
                     | {"side": record["impl"], "class": name, "ms": ms, "share": f"{100 * ms / total:.1f} %"}
-                    | {"largest kernel of the five first": kernel}
+                    | {"largest kernel among the first five": kernel}
                 )
     frame = pd.DataFrame(rows)
     if len(frame) and mine:

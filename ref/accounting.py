@@ -35,6 +35,16 @@ def flops(model: Transformer, batch: int, context: int) -> dict[str, int]:
     return {"forward": forward, "backward": counter.get_total_flops() - forward}
 
 
+def flops_of_layers(
+    d_model: int, d_ff: int, layers: int, heads: int, vocab: int, batch: int, context: int
+) -> dict[str, int]:
+    """flops() of a model of `layers` equal layers, from counts of one layer and of two."""
+    one, two = (
+        flops(meta_model(d_model, d_ff, count, heads, vocab, context), batch, context) for count in (1, 2)
+    )
+    return {way: one[way] + (layers - 1) * (two[way] - one[way]) for way in one}
+
+
 def saved_bytes(function, *inputs) -> list[tuple[tuple[int, ...], int]]:
     """(shape, bytes) of what autograd keeps for backward; a storage counts once."""
     kept = {}

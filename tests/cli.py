@@ -277,6 +277,8 @@ class Program(Cli):
         self.refuse(
             1, "more than the machine's", "bench", "--size", "10B", "--batch", "4096", "--context", "2048"
         )
+        self.refuse(1, "tandem bench: update_sms is 8, but cpu", "bench", *TINY, "--update-sms", "8")
+        self.refuse(1, "cpu cannot update on a part of its SMs", "bench", *TINY, "--update-sms", "auto")
         self.refuse(1, "tandem flash: dtype is f16", "flash", *SHORT, "--dtype", "f16")
         self.refuse(1, "tandem jit: no compiler '/no/cc'", "jit", *SHORT, "--compiler", "/no/cc")
         self.refuse(1, "more than the machine's", "allreduce", "--mib", "1000000")
@@ -406,15 +408,15 @@ class Program(Cli):
         cache = self.folder / "cache"
         call = ["jit", *SHORT, "--seq", "16", "--cache", str(cache)]
         self.assertRegex(
-            self.succeed(*call), r"\ncompiled 1 shape in \d+ ms, loaded 0 in [\d.]+ ms, found /\S+ .* in"
+            self.succeed(*call), r"\ncompiled 2 passes in \d+ ms, loaded 0 in [\d.]+ ms, found /\S+ .* in"
         )
-        self.assertRegex(self.succeed(*call), r"\ncompiled 0 shapes in 0 ms, loaded 1 in [\d.]+ ms")
-        [entry] = cache.iterdir()
+        self.assertRegex(self.succeed(*call), r"\ncompiled 0 passes in 0 ms, loaded 2 in [\d.]+ ms")
+        entry, _ = cache.iterdir()  # a pass each
         entry.write_text("no code")
         text = self.succeed(*call)
-        self.assertRegex(text, r"compiled 1 shape")
+        self.assertRegex(text, r"compiled 1 pass in")
         self.assertIn(f"note: '{entry}' is no compiled code, or was cut short", text)
-        self.assertIn("compiled 1 shape ", self.succeed(*call[:-1], "none"))
+        self.assertIn("compiled 2 passes ", self.succeed(*call[:-1], "none"))
         self.assertIn("note: cannot make", self.succeed(*call[:-1], str(entry / "below")))
         done = run(*call, "--compiler", "false")  # its table has begun
         self.assertEqual(done.returncode, 1)
@@ -433,7 +435,7 @@ class Program(Cli):
             self.assertEqual((done.returncode, done.stderr), (0, ""), variables)
             self.assertNotIn("note:", done.stdout)
             if kept:
-                self.assertEqual(len(list((self.folder / kept).iterdir())), 1)
+                self.assertEqual(len(list((self.folder / kept).iterdir())), 2)
 
     def test_a_model_attends_in_every_way(self):
         """By the same weights and tokens the loss is the same."""
@@ -441,7 +443,7 @@ class Program(Cli):
         for attention in ("naive", "flash", "jit"):
             text = self.succeed("bench", *TINY, "--attention", attention)
             losses.add(re.search(r"loss ([\d.]+ to [\d.]+)", text)[1])
-            self.assertEqual("\ncompiled 1 shape " in text, attention == "jit")
+            self.assertEqual("\ncompiled 2 passes " in text, attention == "jit")
         self.assertEqual(len(losses), 1)
         text = self.succeed("memory", *MODEL, "--attention", "jit")
         self.assertRegex(text, r"the scores of a layer +\| never in memory")

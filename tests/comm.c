@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/float16.h"
 #include "base/rng.h"
+#include "comm/agree.h"
 #include "support/compare.h"
 #include "support/fence.h"
 #include "support/ranks.h"
@@ -11,9 +12,12 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -23,6 +27,20 @@ static td_comm_info info;
 static const td_comm_type all_types[] = {TD_COMM_F64, TD_COMM_F32, TD_COMM_F16, TD_COMM_BF16, TD_COMM_I64};
 static const td_reduction all_reductions[] = {TD_SUM, TD_AVERAGE, TD_MAX};
 enum { TYPES = 5, REDUCTIONS = 3 };
+
+/* After each message of a slow rank the others have time. */
+static atomic_bool is_slow;
+
+ssize_t __real_send(int socket, const void *data, size_t bytes, int flags);
+ssize_t __wrap_send(int socket, const void *data, size_t bytes, int flags);
+ssize_t __wrap_send(int socket, const void *data, size_t bytes, int flags)
+{
+    const ssize_t sent = __real_send(socket, data, bytes, flags);
+
+    if (is_slow)
+        (void)usleep(2000);
+    return sent;
+}
 
 /* ---- the device's memory ---- */
 
@@ -490,6 +508,27 @@ static void ranks_know_each_other(void **state)
     free(theirs);
 }
 
+/* A rank that finds a difference and gives up at once does not end a slow one before that has found it. */
+static void every_rank_says_what_differs(void **state)
+{
+    (void)state;
+    for (int slow = 0; slow < info.ranks; slow++) {
+        const td_setting setting = {"layers", info.rank == 1 ? 3 : 2};
+        char name[16];
+
+        snprintf(name, sizeof name, "odd%d", slow);
+        td_comm *other = td_ranks_other(dev, comm, name);
+        if (!other)
+            return;
+        is_slow = slow == info.rank;
+        td_assert_refused(td_comm_agree(other, 1, &setting), TD_BAD_ARGUMENT,
+                          "layers: rank 1 has 3, where rank 0 has 2");
+        is_slow = false;
+        td_assert_ok(td_comm_abort(other, "its program failed"));
+        (void)td_comm_close(other);
+    }
+}
+
 /* Counts that do not fit an int, of which one asks by the environment: it takes gigabytes. */
 static void more_elements_than_an_int_counts(void **state)
 {
@@ -753,6 +792,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(spans_are_of_the_calls_in_order),
         cmocka_unit_test(there_are_1024_handles),
         cmocka_unit_test(ranks_know_each_other),
+        cmocka_unit_test(every_rank_says_what_differs),
         cmocka_unit_test(more_elements_than_an_int_counts),
         cmocka_unit_test(a_handle_orders_streams),
         cmocka_unit_test(collectives_are_captured),

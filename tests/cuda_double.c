@@ -262,6 +262,7 @@ cudaError_t __wrap_td_cuda_sgd_update(cudaStream_t stream, const td_sgd *sgd, co
 static const int gpc_ends[] = {8, 26, 44, 60, 78, 96, 100};
 
 static cudaError_t gpcs_say;
+static int gpcs_asked;
 
 cudaError_t __wrap_td_cuda_gpcs(cudaStream_t stream, int sms, int gpcs[TD_SM_SET_MOST]);
 cudaError_t __wrap_td_cuda_gpcs(cudaStream_t stream, int sms, int gpcs[TD_SM_SET_MOST])
@@ -272,6 +273,7 @@ cudaError_t __wrap_td_cuda_gpcs(cudaStream_t stream, int sms, int gpcs[TD_SM_SET
         gpcs[sm] = begin;
     }
     (void)on_gpu("td_cuda_gpcs");
+    gpcs_asked++;
     return gpcs_say;
 }
 
@@ -745,7 +747,7 @@ static void updates_leave_whole_clusters(void **state)
     static const struct {
         int32_t sms;
         int clusters; /* of 8 that are left; there are 11 */
-    } cases[] = {{2, 11}, {12, 11}, {13, 10}, {20, 10}, {28, 9}, {99, 0}};
+    } cases[] = {{1, 11}, {2, 11}, {12, 11}, {13, 10}, {28, 9}, {99, 0}, {20, 10}};
 
     (void)state;
     sms_built = true;
@@ -767,6 +769,33 @@ static void updates_leave_whole_clusters(void **state)
             taken += launched_wanted.bits[sm / 32] >> sm % 32 & 1;
         assert_int_equal(taken, cases[i].sms);
         assert_int_equal(clusters, cases[i].clusters);
+    }
+    assert_int_equal(launched_wanted.bits[0] & 0xFF, 0xFF); /* the smallest GPC of whole clusters is first */
+}
+
+/* Looking for GPCs launches and waits, which a capture forbids: until they are found, any SMs do. */
+static void gpcs_are_looked_for_once_and_in_no_capture(void **state)
+{
+    static _Alignas(16) float x[8];
+    const td_update_tensors given = {
+        .count = 4, .dtype = TD_F32, .p = x, .g = x, .m = x, .v = x, .sms = 20, .work = there};
+    td_graph *graph;
+
+    (void)state;
+    sms_built = true;
+    gpcs_asked = 0;
+    td_assert_ok(td_graph_begin(gpu));
+    td_assert_ok(td_adamw_update(gpu, there, there, &given));
+    td_assert_ok(td_graph_end(gpu, &graph));
+    td_graph_destroy(graph);
+    assert_int_equal(gpcs_asked, 0);
+    assert_int_equal(launched_on, 20);
+    assert_int_equal(launched_wanted.all, 100);
+    assert_int_equal(launched_wanted.bits[0], 0);
+    for (int i = 0; i < 2; i++) {
+        td_assert_ok(td_adamw_update(gpu, there, there, &given));
+        assert_int_equal(gpcs_asked, 1);
+        assert_int_not_equal(launched_wanted.bits[0], 0);
     }
 }
 
@@ -960,6 +989,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(updates_are_launched_on_their_sms, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(updates_leave_whole_clusters, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(updates_take_all_sms_if_no_gpcs_are_found, open_gpu, close_gpu),
+        cmocka_unit_test_setup_teardown(gpcs_are_looked_for_once_and_in_no_capture, open_gpu, close_gpu),
         cmocka_unit_test(updates_go_between_collectives_and_gemms),
         cmocka_unit_test_setup_teardown(a_models_products_are_described_once, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(products_leave_room_for_others, open_gpu, close_gpu),

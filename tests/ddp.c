@@ -1,6 +1,7 @@
 /* The container of data parallelism among processes, with the course's toy models: test_ddp BACKEND RANKS
  * starts the ranks itself; under mpirun it is one of them. Every rank computes what a single process would
  * have, so that each judges alone. */
+#include "base/float16.h"
 #include "ddp/reduce.h"
 #include "device/share.h"
 
@@ -434,6 +435,17 @@ static void marks_that_are_wrong_are_told(void **unused)
     td_assert_ok(td_ddp_begin(p.ddp, true));
     td_assert_refused(td_ddp_ready(p.ddp, 2), TD_BAD_ARGUMENT, "'fc2.bias' is frozen");
     td_ddp_destroy(p.ddp);
+    /* A gradient of an earlier pass counts in this step, and not in the next one. */
+    wrap(&p, TD_DDP_NAIVE, 0, true, NULL);
+    td_assert_ok(td_ddp_begin(p.ddp, false));
+    for (int i = 0; i < 3; i++)
+        td_assert_ok(td_ddp_ready(p.ddp, i == 2 ? 3 : i));
+    td_assert_ok(td_ddp_finish(p.ddp));
+    run_marks(&p, (const int[]){0}, 1);
+    td_assert_ok(td_ddp_begin(p.ddp, true));
+    td_assert_ok(td_ddp_ready(p.ddp, 0));
+    td_assert_refused(td_ddp_finish(p.ddp), TD_BAD_STATE, "'fc2.weight' never became ready: 0 of its 1");
+    td_ddp_destroy(p.ddp);
 }
 
 /* The last rank has another model: all ranks learn whose tensor differs. */
@@ -544,6 +556,50 @@ static void ranks_may_have_their_gradients_elsewhere(void **unused)
     td_ddp_destroy(ddp);
 }
 
+/* Gradients of two types touch: they are in one bucket, and in two calls. */
+static void neighbours_of_another_type_are_sent_apart(void **unused)
+{
+    enum { EACH = 8 };
+    static struct {
+        float one[EACH];
+        uint16_t other[EACH];
+    } grads;
+    static float data[EACH];
+    static uint16_t other_data[EACH];
+    const td_ddp_tensor tensors[] = {{.name = "one",
+                                      .dims = 1,
+                                      .shape = {EACH},
+                                      .dtype = TD_F32,
+                                      .grad_dtype = TD_F32,
+                                      .data = data,
+                                      .grad = grads.one},
+                                     {.name = "other",
+                                      .dims = 1,
+                                      .shape = {EACH},
+                                      .dtype = TD_BF16,
+                                      .grad_dtype = TD_BF16,
+                                      .data = other_data,
+                                      .grad = grads.other}};
+    const td_ddp_config config = {.count = 2, .tensors = tensors, .strategy = TD_DDP_FLAT};
+    td_ddp_info what;
+    td_ddp *ddp;
+
+    (void)unused;
+    for (int k = 0; k < EACH; k++) {
+        grads.one[k] = (float)info.rank;
+        grads.other[k] = td_bf16_from_f32((float)(2 * info.rank));
+    }
+    td_assert_ok(td_ddp_create(dev, comm, &config, &ddp));
+    td_assert_ok(td_ddp_describe(ddp, &what));
+    assert_int_equal(what.buckets * 10 + what.calls, 12);
+    run_marks(&(pair){.ddp = ddp}, (const int[]){0, 1}, 2);
+    for (int k = 0; k < EACH; k++) {
+        assert_true(grads.one[k] == (float)(info.ranks - 1) / 2);
+        assert_true(td_value_at(TD_BF16, grads.other, k) == info.ranks - 1);
+    }
+    td_ddp_destroy(ddp);
+}
+
 /* A rank that is killed in its backward pass is named on all others, in time. */
 static int killed(void)
 {
@@ -599,6 +655,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_nan_is_everybodys),
         cmocka_unit_test(more_tensors_than_handles_are_sent),
         cmocka_unit_test(ranks_may_have_their_gradients_elsewhere),
+        cmocka_unit_test(neighbours_of_another_type_are_sent_apart),
     };
     const bool kills = argc > 3 && strcmp(argv[3], "killed") == 0;
     td_memory_stats memory;

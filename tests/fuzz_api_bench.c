@@ -89,6 +89,18 @@ API(td_bench_run)
     return status;
 }
 
+API(td_bench_tune)
+{
+    td_bench_config c = {.model = api_good_model(), .mode = (td_bench_mode)choice("mode", 3)};
+    int32_t *const sms = out("out", sizeof *sms);
+    td_device *device = dev();
+
+    c.timed = (td_bench_timed)choice("timed", 3);
+    impossible_if(c.mode != TD_BENCH_TRAIN || c.timed != TD_TIMED_WHOLE, "needs train and whole");
+    impossible(TD_UNSUPPORTED, "a part of its SMs"); /* a CPU has none */
+    return td_bench_tune(device, pointer("config", &c), sms);
+}
+
 API(td_bench_train_config)
 {
     const td_bench_config c = {.model = api_good_model(), .mode = (td_bench_mode)choice("mode", 3)};

@@ -68,7 +68,7 @@ static void write_file(const char *path, const char *text, mode_t mode)
 static const char *false_compiler(const char *name, const char *instead)
 {
     static char path[160];
-    char text[512];
+    char text[700];
 
     snprintf(path, sizeof path, "%s/%s", folder, name);
     snprintf(text, sizeof text,
@@ -79,17 +79,17 @@ static const char *false_compiler(const char *name, const char *instead)
     return path;
 }
 
-/** Compiles the small problem once, and then makes the same at once. */
+/** Compiles each pass of the small problem once, and then makes the same at once. */
 static const char *quick(void)
 {
     static char path[160];
-    char text[320];
+    char text[400];
 
     if (path[0] == '\0') {
-        snprintf(
-            text, sizeof text,
-            "[ -f %s/made ] || cc -O1 -march=native -shared -fPIC -w -o %s/made \"$2\"\ncp %s/made \"$out\"",
-            folder, folder, folder);
+        snprintf(text, sizeof text,
+                 "made=%s/made$(grep -c '^#define BACKWARD 1' \"$2\")\n"
+                 "[ -f $made ] || cc -O1 -march=native -shared -fPIC -w -o $made \"$2\"\ncp $made \"$out\"",
+                 folder);
         snprintf(path, sizeof path, "%s", false_compiler("quick", text));
     }
     return path;
@@ -221,9 +221,10 @@ static td_status compile_nothing(void *state, const char *source, td_code *out)
     return TD_OK;
 }
 
-static td_status load_nothing(td_device *dev, const td_code *code, void **loaded)
+static td_status load_nothing(td_device *dev, const td_code *code, bool backward, void **loaded)
 {
     (void)dev;
+    (void)backward;
     *loaded = strdup((const char *)code->data);
     return TD_OK;
 }
@@ -234,8 +235,9 @@ static void unload_nothing(td_device *dev, void *loaded)
     free(loaded);
 }
 
-static char *write_nothing(const td_attention_shape *shape)
+static char *write_nothing(const td_attention_shape *shape, bool backward)
 {
+    (void)backward;
     written = *shape;
     return strdup("source");
 }
@@ -262,7 +264,7 @@ static void only_batch_heads_and_determinism_make_no_other_code(void **state)
     td_assert_ok(td_device_open("cpu", &dev));
     for (int i = 0; i < SHAPES; i++) {
         memset(&written, 0, sizeof written);
-        td_assert_ok(td_code_of(dev, &maker, &shapes[i], write_nothing, &loaded[i]));
+        td_assert_ok(td_code_of(dev, &maker, &shapes[i], false, write_nothing, &loaded[i]));
         if (i > 0 && i < ALIKE) {
             assert_ptr_equal(loaded[i], loaded[0]);
             continue;
@@ -274,6 +276,11 @@ static void only_batch_heads_and_determinism_make_no_other_code(void **state)
         for (int j = 0; j < i; j++)
             assert_true(loaded[i] != loaded[j]);
     }
+    void *backward; /* is compiled when it is asked for */
+    assert_int_equal(info_of(dev).compiled, SHAPES + 1 - ALIKE);
+    td_assert_ok(td_code_of(dev, &maker, &first, true, write_nothing, &backward));
+    assert_true(backward != loaded[0]);
+    assert_int_equal(info_of(dev).compiled, SHAPES + 2 - ALIKE);
     td_device_close(dev);
 }
 
@@ -522,7 +529,7 @@ static void processes_at_once_leave_one_whole_entry(void **state)
             if (status == TD_OK)
                 status = td_jit_configure(dev, &(td_jit_options){.compiler = quick(), .cache = cache});
             if (status == TD_OK)
-                status = td_jit_prepare(dev, &small);
+                status = attend(dev, &small);
             td_device_close(dev);
             _exit(status == TD_OK ? 0 : 1);
         }
@@ -564,6 +571,34 @@ static void a_compiler_that_fails_is_an_error_with_its_words(void **state)
         assert_words(info_of(dev).compiler, "of unknown version");
         td_device_close(dev);
     }
+}
+
+/* Until then forward works. Each pass is compiled once. */
+static void a_backward_that_did_not_compile_is_compiled_by_a_later_call(void **state)
+{
+    char script[512], fixed[160];
+    td_attend_run *run = td_attend_open(&td_attention_jit, "later", &small);
+
+    (void)state;
+    snprintf(fixed, sizeof fixed, "%s/fixed", folder);
+    snprintf(script, sizeof script,
+             "grep -q '^#define BACKWARD 1' \"$2\" && [ ! -f %s ] && echo error: no backward && exit 1\n"
+             "exec %s -o \"$out\" \"$@\"",
+             fixed, quick());
+    td_assert_ok(td_jit_configure(run->dev, &(td_jit_options){.compiler = false_compiler("later", script)}));
+    for (int call = 0; call < 2; call++) {
+        td_attend_go(run, true);
+        td_assert_refused(td_jit_backward(run->dev, &run->shape, run->q, run->k, run->v, run->o, run->dout,
+                                          run->saved, run->dq, run->dk, run->dv, run->backward_work),
+                          TD_LIBRARY_ERROR, "error: no backward");
+        assert_int_equal(info_of(run->dev).compiled, 1);
+    }
+    write_file(fixed, "", 0600);
+    for (int call = 0; call < 2; call++) {
+        td_attend_go(run, false);
+        assert_int_equal(info_of(run->dev).compiled, 2);
+    }
+    td_attend_close(run);
 }
 
 static void a_compiler_that_is_missing_is_an_error(void **state)
@@ -854,6 +889,7 @@ int main(void)
         cmocka_unit_test(a_full_disk_costs_the_cache_alone),
         cmocka_unit_test(processes_at_once_leave_one_whole_entry),
         cmocka_unit_test(a_compiler_that_fails_is_an_error_with_its_words),
+        cmocka_unit_test(a_backward_that_did_not_compile_is_compiled_by_a_later_call),
         cmocka_unit_test(a_compiler_that_is_missing_is_an_error),
         cmocka_unit_test(another_compiler_is_another_entry),
         cmocka_unit_test(a_compiler_may_be_a_link_to_a_program_of_another_name),

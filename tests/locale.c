@@ -171,11 +171,14 @@ static void write_cuda_source(const char *path)
     assert_non_null(file);
     for (int64_t head_dim = 20; head_dim <= 96; head_dim += 76) {
         const td_attention_shape shape = shape_of(head_dim);
-        char *text = td_jit_kernels_source(&shape);
 
-        assert_non_null(text);
-        fputs(text, file);
-        free(text);
+        for (int backward = 0; backward < 2; backward++) {
+            char *text = td_jit_kernels_source(&shape, backward);
+
+            assert_non_null(text);
+            fputs(text, file);
+            free(text);
+        }
     }
     fclose(file);
 }
@@ -217,8 +220,8 @@ static void code_of_the_cpu_is_found_in_every_locale(void **unused)
         td_assert_ok(td_jit_configure(jit, &options));
         td_assert_ok(td_jit_prepare(jit, &shape));
         td_assert_ok(td_jit_info_of(jit, &info));
-        assert_int_equal(info.compiled, comma == 0);
-        assert_int_equal(info.loaded, comma);
+        assert_int_equal(info.compiled, comma == 0 ? 2 : 0); /* passes */
+        assert_int_equal(info.loaded, comma == 0 ? 0 : 2);
         td_device_close(jit);
     }
 }

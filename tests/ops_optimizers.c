@@ -89,7 +89,8 @@ static void update_check(ops_case *c, const update *u)
 typedef struct adamw_case {
     char name[64];
     int64_t count, step;
-    double lr, weight_decay, eps, gradient; /* the last scales the gradients: near eps the variants part */
+    double lr, beta1, weight_decay, eps,
+        gradient; /* the last scales the gradients: near eps the variants part */
 } adamw_case;
 
 static void adamw_of(const adamw_case *row, int variant, const update_types *types, float gain)
@@ -99,7 +100,7 @@ static void adamw_of(const adamw_case *row, int variant, const update_types *typ
                            (int)(types - all_types), (double)gain);
     const td_adamw given = {.variant = (td_adamw_variant)variant,
                             .lr = row->lr,
-                            .beta1 = 0.9,
+                            .beta1 = row->beta1,
                             .beta2 = 0.999,
                             .eps = row->eps,
                             .weight_decay = row->weight_decay};
@@ -522,14 +523,15 @@ static void global_norm(void **state)
 }
 
 static const adamw_case cases[] = {
-    {"adamw one", 1, 1, 1e-3, 0.01, 1e-8, 1},
-    {"adamw below a vector", 15, 1, 1e-3, 0.01, 1e-8, 1},
-    {"adamw a vector", 16, 2, 1e-3, 0.01, 1e-8, 1},
-    {"adamw above a vector", 17, 3, 1e-3, 0.1, 1e-8, 1},
-    {"adamw two blocks", 4099, 1000, 1e-2, 0.01, 1e-8, 1},
-    {"adamw threads", 20011, 7, 1e-3, 0, 1e-8, 1},
-    {"adamw gradients near eps", 1009, 1, 0.1, 0.01, 1e-8, 1e-8},
-    {"adamw late step", 1009, 1000000, 0.1, 0.01, 1e-5, 1e-4},
+    {"adamw one", 1, 1, 1e-3, 0.9, 0.01, 1e-8, 1},
+    {"adamw below a vector", 15, 1, 1e-3, 0.9, 0.01, 1e-8, 1},
+    {"adamw a vector", 16, 2, 1e-3, 0.9, 0.01, 1e-8, 1},
+    {"adamw above a vector", 17, 3, 1e-3, 0.9, 0.1, 1e-8, 1},
+    {"adamw two blocks", 4099, 1000, 1e-2, 0.9, 0.01, 1e-8, 1},
+    {"adamw threads", 20011, 7, 1e-3, 0.9, 0, 1e-8, 1},
+    {"adamw gradients near eps", 1009, 1, 0.1, 0.9, 0.01, 1e-8, 1e-8},
+    {"adamw late step", 1009, 1000000, 0.1, 0.9, 0.01, 1e-5, 1e-4},
+    {"adamw without momentum", 1009, 7, 0.1, 0, 0.1, 1e-8, 1},
 };
 
 int ops_optimizers_group(void)

@@ -44,6 +44,17 @@ td_status __wrap_td_global_norm(td_device *dev, int64_t count, td_dtype dtype, c
     return __real_td_global_norm(dev, count, dtype, g, norm, work);
 }
 
+/* What streams wait for. */
+static const td_event *waits[8];
+static int64_t wait_count;
+
+td_status __wrap_td_event_wait(td_event *event);
+td_status __wrap_td_event_wait(td_event *event)
+{
+    waits[wait_count++] = event;
+    return TD_OK;
+}
+
 /* A block of mixed precision on the CPU, whose memory the tests look into, and what a step reads. */
 typedef struct block {
     td_device *dev;
@@ -451,6 +462,34 @@ static void many_ranges_in_any_order_are_one_set(void **unused)
     close_block(&b);
 }
 
+/* A link may pass on ranges of one event, which is recorded again, or of several. */
+static void every_event_of_a_pass_is_waited_for_once(void **unused)
+{
+    (void)unused;
+    const td_optimizer_group whole = {{0, ELEMENTS}, sgd_of(0.1)};
+    td_event *one, *other;
+    block b;
+
+    open_block(&b);
+    td_assert_ok(td_event_create(b.dev, &one));
+    td_assert_ok(td_event_create(b.dev, &other));
+    td_optimizer *optimizer = make(&b, 1, &whole, TD_UPDATE_AFTER);
+    td_hook *hook = td_optimizer_hook(optimizer);
+    td_event *const given[] = {NULL, one, one, other, NULL}, *const waited[] = {one, other, one};
+    wait_count = 0;
+    td_assert_ok(td_hooks_begin(hook, TD_PASS_BACKWARD, true));
+    for (int64_t i = 0; i < 5; i++)
+        td_assert_ok(td_hooks_final(hook, (td_range){10 * i, 10 * i + 10}, given[i]));
+    td_assert_ok(td_hooks_final(hook, (td_range){50, ELEMENTS}, one));
+    td_assert_ok(td_hooks_end(hook, TD_PASS_BACKWARD, TD_OK));
+    assert_int_equal(wait_count, 3);
+    assert_memory_equal(waits, waited, sizeof waited);
+    td_optimizer_destroy(optimizer);
+    td_event_destroy(one);
+    td_event_destroy(other);
+    close_block(&b);
+}
+
 /* ---- clipping ---- */
 
 static double norm_of(const block *b)
@@ -627,6 +666,7 @@ int main(void)
         cmocka_unit_test(bytes_are_as_planned),
         cmocka_unit_test(gradients_are_held_for_one_update_and_dropped_by_a_failure_or_a_forward_pass),
         cmocka_unit_test(many_ranges_in_any_order_are_one_set),
+        cmocka_unit_test(every_event_of_a_pass_is_waited_for_once),
         cmocka_unit_test(clipping_scales_by_the_norm_of_all_and_reads_gradients_once),
         cmocka_unit_test(a_failed_pass_is_not_clipped_and_passes_nothing_on),
         cmocka_unit_test(bad_configurations_are_refused_by_name),

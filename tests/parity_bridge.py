@@ -808,7 +808,8 @@ class Ranks(unittest.TestCase):
         for cuda in (False, True) if on_gpus else (False,):
             with self.subTest(cuda=cuda):
                 folder = self.enterContext(tempfile.TemporaryDirectory(prefix="tandem-bridge-"))
-                context = torch.multiprocessing.get_context("spawn")
+                context = torch.multiprocessing.get_context("forkserver")
+                context.set_forkserver_preload(["torch.nn.parallel", "parity.bridge"])
                 started = [
                     context.Process(target=a_rank, args=(rank, what, len(statuses), folder, cuda))
                     for rank in range(len(statuses))

@@ -506,7 +506,7 @@ def misuse(ranks, rank):
 
 def overflow(ranks, rank):
     """A gradient that overflows in the rows of one rank makes a GradScaler skip the step on every rank."""
-    model = get_fsdp(seeded(lambda: layers(1)), torch.float16)
+    model = get_fsdp(seeded(lambda: layers(2)), torch.float16)
     (one,) = optimizers(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
     for most, scale in ((1e6, 0.5), (1.0, 0.5)):
@@ -514,11 +514,33 @@ def overflow(ranks, rank):
         one.zero_grad()
         out = model(torch.arange(16.0).view(2, 8))
         scaler.scale((out.float() * torch.tensor([most, *[1.0] * 7])).sum()).backward()
+        assert all(p.grad.isnan().all() if most > 1 else p.grad.isfinite().all() for p in model.parameters())
         scaler.step(one)
         scaler.update()
         assert scaler.get_scale() == scale
         moved = [not torch.equal(before[name], p) for name, p in fsdp_gather_full_params(model).items()]
         assert all(moved) if most == 1 else not any(moved), moved
+
+
+class Parts(nn.Module):
+    """Reads one of the parameters that no unit has."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.parts = nn.Linear(8, 8), nn.ParameterList(torch.ones(8) for _ in range(3))
+
+    def forward(self, part):
+        return (self.layer(torch.ones(8)) * self.parts[part]).sum()
+
+
+def use_other_parameters(ranks, rank):
+    """A rank without a gradient counts as 0. Without one on any rank there is none."""
+    alone, model = seeded(Parts), get_fsdp(seeded(Parts))
+    model(rank).backward()
+    average_in_one_process(alone, ranks, alone)
+    gradients = [p.grad for p in model.module.parts]
+    assert all(torch.equal(mine, p.grad) for mine, p in zip(gradients[:ranks], alone.parts, strict=False))
+    assert gradients[ranks:] == [None]
 
 
 def carry(ranks, rank, folder):
@@ -590,6 +612,7 @@ CASES = {
         read_weights_of_others,
         misuse,
         overflow,
+        use_other_parameters,
         example,
     ],
     3: TRAINING,
@@ -618,7 +641,8 @@ def a_rank(rank, folder):
 class FullySharded(unittest.TestCase):
     def test_all_cases_on_one_to_four_ranks(self):
         with tempfile.TemporaryDirectory(prefix="tandem-fsdp-") as folder:
-            torch.multiprocessing.spawn(a_rank, (folder,), max(CASES))
+            torch.multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "parity.bridge_fsdp"])
+            torch.multiprocessing.start_processes(a_rank, (folder,), max(CASES), start_method="forkserver")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 import typst
 
-from parity import bench, jit, trace
+from parity import bench, jit, memory, trace
 from parity.bench import drivers
 from parity.bench.page import part_of
 from parity.core import grid, plot, report, sweep
@@ -35,11 +35,13 @@ MEASURED = """ms error peak_mib requested_mib tflops gb_s samples first_ms ratio
 parts""".split()
 TRIALS = 12
 EXPORTED = ("attention", "bench", "comm", "ddp", "memory", "shard", "trace")
+TIMELINES = ("ddp", "memory", "trace")
 RANKED = ("ddp", "shard")  # whose sides are those of each case
 COMMUNICATION = "step without exposed collectives beside tail".split()
 # Of every kind that some page reads, where those are more than C and PyTorch's formula.
 SIDES = ["c", "torch_eager"]
 IMPLS = {
+    "memory": ["c", "c_naive", "torch_eager"],
     "ops": ["c", "torch_eager", "torch_compile", "torch_library"],
     "flash": ["c", "c_naive", "torch_eager", "torch_flash", "torch_cudnn", "torch_efficient"],
     "jit": ["c", "torch_eager", "torch_compile"],
@@ -73,14 +75,13 @@ class PagesTest(unittest.TestCase):
             if name in ("accounting", "precision"):
                 continue  # arithmetic, which has no device
             for profile, device in (("quick", "cpu"), ("quick", "cuda"), ("full", "cuda")):
-                mine = [
-                    invented(name, case, impl, gpu=device == "cuda")
-                    for case in module.cases(profile, device)
-                    for impl in IMPLS.get(name, case.config if name in RANKED and case.config else SIDES)
-                ]
+                mine = all_invented(name, module, profile, device)
                 if not mine:
                     continue
-                self.write(module, name, mine)
+                page = self.write(module, name, mine)
+                if (profile, device) == ("full", "cuda") and name in ("bench", *TIMELINES):
+                    for section in page.sections:
+                        self.assertEqual(section.lacks, [], f"{name}, {section.row}")
                 for trial in range(TRIALS // 4):
                     with self.subTest(module=name, profile=profile, device=device, trial=trial):
                         self.write(module, name, self.thinned(mine, random.Random(f"{name} {trial}")))
@@ -97,7 +98,7 @@ class PagesTest(unittest.TestCase):
         return kept
 
     def write(self, module, name, records):
-        page = Page(name, "M")
+        page = Page(name, "NVIDIA H100")
         module.report(page, Records(records))
         for section in page.sections:
             if section.row not in QUESTIONS:
@@ -113,7 +114,55 @@ class PagesTest(unittest.TestCase):
         return page
 
 
-class Exports(unittest.TestCase):
+class Apart(unittest.TestCase):
+    def assert_apart(self, figure):
+        """The boxes of title, machine, legend and axes with their labels, as drawn."""
+        figure.canvas.draw()
+        renderer = figure.canvas.get_renderer()
+        boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in figure.texts]
+        boxes += [("legend", legend.get_window_extent(renderer)) for legend in figure.legends]
+        boxes += [(f"axes {i}", axes.get_tightbbox(renderer)) for i, axes in enumerate(figure.axes)]
+        width, height = figure.canvas.get_width_height()
+        for name, box in boxes:
+            self.assertTrue(box.x0 >= -1 and box.x1 <= width + 1, f"{name} is cut: {box}")
+            self.assertTrue(box.y0 >= -1 and box.y1 <= height + 1, f"{name} is cut: {box}")
+        self.assert_none_over_another(boxes)
+        for axes in figure.axes:
+            texts = [axes.title, axes._left_title, *axes.texts, *axes.get_xticklabels()]
+            drawn = [(text.get_text(), text.get_window_extent(renderer)) for text in texts if text.get_text()]
+            self.assert_none_over_another(drawn)
+        plot.plt.close(figure)
+
+    def assert_none_over_another(self, boxes):
+        for (one, a), (other, b) in itertools.combinations(boxes, 2):
+            wide, high = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
+            self.assertFalse(wide > 1 and high > 1, f"{one} lies over {other}")
+
+    def pictures(self, pages):
+        return [b for page in pages for s in page.shown() for b in s.blocks if isinstance(b, Figure)]
+
+
+class Timelines(Apart):
+    """Of a GPU that no run has recorded yet: memory by category, kernels, and ranks by strategy."""
+
+    def test_they_are_drawn(self):
+        modules = {name: module for name, module in sweep.discover("parity").items() if name in TIMELINES}
+        records = [r for name, module in modules.items() for r in all_invented(name, module, "full", "cuda")]
+        pages, broken = report.pages_of(modules, records)
+        self.assertEqual(broken, [])
+        drawn = {picture.name: picture for picture in self.pictures(pages.values())}
+        for name in TIMELINES:
+            self.assert_apart(drawn[f"{name}_timeline"].draw())
+
+    def test_a_phase_without_events_has_no_band(self):
+        bands = {"create": 0.25, "forward": 0.5, "backward": 1.0, "optimizer": 0.0}
+        figure = plot.stack({"": ({"weights": [1.0, 2.0, 1.0]}, bands)}, x="x", y="y", title="t")
+        boxes = [patch.get_bbox() for patch in figure.axes[0].patches]
+        self.assertEqual([(box.x0, box.x1) for box in boxes], [(0, 25), (25, 50), (50, 100)])
+        plot.plt.close(figure)
+
+
+class Exports(Apart):
     """The tables and pictures of committed records, as somebody takes them along."""
 
     @classmethod
@@ -164,31 +213,11 @@ class Exports(unittest.TestCase):
         self.assertLessEqual(rows, set(QUESTIONS))
 
     def test_nothing_of_a_picture_lies_over_something_else(self):
-        """The boxes of title, machine, legend and axes with their labels, as drawn."""
-        count = 0
-        for page in self.pages:
-            for section in page.shown():
-                for block in (block for block in section.blocks if isinstance(block, Figure)):
-                    with self.subTest(picture=block.name):
-                        figure = block.draw()
-                        figure.canvas.draw()
-                        self.assert_apart(figure)
-                        plot.plt.close(figure)
-                        count += 1
-        self.assertGreater(count, 8)
-
-    def assert_apart(self, figure):
-        renderer = figure.canvas.get_renderer()
-        boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in figure.texts]
-        boxes += [("legend", legend.get_window_extent(renderer)) for legend in figure.legends]
-        boxes += [(f"axes {i}", axes.get_tightbbox(renderer)) for i, axes in enumerate(figure.axes)]
-        width, height = figure.canvas.get_width_height()
-        for name, box in boxes:
-            self.assertTrue(box.x0 >= -1 and box.x1 <= width + 1, f"{name} is cut: {box}")
-            self.assertTrue(box.y0 >= -1 and box.y1 <= height + 1, f"{name} is cut: {box}")
-        for (one, a), (other, b) in itertools.combinations(boxes, 2):
-            wide, high = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
-            self.assertFalse(wide > 1 and high > 1, f"{one} lies over {other}")
+        found = self.pictures(self.pages)
+        self.assertGreater(len(found), 8)
+        for picture in found:
+            with self.subTest(picture=picture.name):
+                self.assert_apart(picture.draw())
 
 
 def sweep_rows(module):
@@ -354,17 +383,26 @@ def traced(rng):
     return values
 
 
+def all_invented(name, module, profile, device):
+    """Of every case of the profile and every side of it."""
+    return [
+        invented(name, case, impl, gpu=device == "cuda")
+        for case in module.cases(profile, device)
+        for impl in IMPLS.get(name, case.config if name in RANKED and case.config else SIDES)
+    ]
+
+
 def invented(module, case, impl, gpu=True):
     """A record with a number wherever a page may look for one."""
     rng = random.Random(f"{case.name} {impl}")
     found = dict(module=module, deliverable=case.deliverable, case=case.keys, impl=impl, status="ok")
     found |= dict(measure=" ".join(case.measure))
     if gpu:
-        found |= dict(machine="NVIDIA H200", device="cuda", versions={"cuda": "13.0"})
+        found |= dict(machine="NVIDIA H100", device="cuda", versions={"cuda": "13.0"})
     if "error" in case.measure:
         found["error"] = {"max_abs": rng.random(), "rel_l2": rng.random(), "ulp_max": 1.0, "truth": "float64"}
     if "time" in case.measure:
-        samples = [1 + rng.random() for _ in range(5)]
+        samples = [1 + 0.3 * rng.random() for _ in range(case.repeats or 5)]  # not noisy
         found |= {"ms": statistics(samples), "samples": samples, "first_ms": 30.0}
         if not case.in_turn or case.alternate:
             found["ratio"] = {"median": 1.0}
@@ -382,6 +420,16 @@ def invented(module, case, impl, gpu=True):
     }
     if case.deliverable == "nsys_profile":
         found["values"] |= traced(rng)
+        found["series"] = {f"{name} {end}": [1.0, 3.0] for name in trace.CLASSES for end in ("begin", "end")}
+    if case.deliverable == "memory_profiling":
+        layers = ["live_mib", *(f"live {name}" for name in memory.CATEGORIES)]
+        found["series"] = {name: [rng.random() for _ in range(20)] for name in layers}
+        found["series"]["phase ends"] = [0.2, 0.7, 1.0, 0.0]
+        found["values"] |= {"residual": 2**20, "scores": 2**20, "saved": 2**24}
+        for i in range(1, memory.CONTRIBUTORS + 1):
+            found["values"] |= {f"saved {i} name": "4x4", f"saved {i}": 2**20}
+            found["values"] |= {f"largest {i} name": "layers.*.ffn.hidden", f"largest {i} label": "w1"}
+            found["values"] |= {f"largest {i}": 2**20, f"largest {i} count": 4}
     if case.deliverable == "transformer_training":
         found["series"] = {"loss": [5.0 - rng.random() for _ in range(case.steps)]}
     if case.get("part") == "fit":

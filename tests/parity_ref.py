@@ -308,6 +308,9 @@ class RefTest(unittest.TestCase):
         counted = accounting.flops(model, 4, 512)
         self.assertAlmostEqual(counted["forward"] / 1e12, 0.534, delta=0.0005)
         self.assertEqual(counted["backward"], 2 * counted["forward"])
+        small = dict(zip(("d_model", "d_ff", "layers", "heads"), transformer.SIZES["small"], strict=True))
+        layers = accounting.flops_of_layers(**small, vocab=10_000, batch=4, context=512)
+        self.assertEqual(layers, counted)
         kept = accounting.attention_saved_bytes(8, 1024, 64)
         self.assertEqual(kept["matrices"], 2 * 8 * 1024**2 * 4)
 

@@ -50,6 +50,15 @@ class Tables(unittest.TestCase):
             "| f32 | 1235 | 3 | oom | yes |\n| a\\|b_c | 0.0123 | 4 |  | no |\n",
         )
 
+    def test_no_line_ends_within_a_number_and_its_unit(self):
+        frame = pd.DataFrame({"forward (ms)": [Spread(12.8, 0.016)], "share": ["67.2 %"]})
+        table = Table(frame)
+        for form in ("md", "html"):
+            self.assertRegex(table.render(form), "12.8\u00a0±\u00a00.016.*67.2\u00a0%")
+        found = table.render("latex")
+        self.assertIn("67.2~\\%", found)
+        self.assertIn(" (ms) &", found)
+
     def test_other_formats(self):
         table = Table(self.frame, ["dtype", "ms"])
         self.assertRegex(table.render("latex"), r"\\toprule\ndtype & ms \\\\\n\\midrule\n\\endfirsthead")
@@ -63,7 +72,7 @@ class Tables(unittest.TestCase):
     def test_a_mean_with_its_deviation_is_two_columns_of_numbers(self):
         frame = pd.DataFrame({"side": ["c", "d"], "forward": [Spread(834.4, 47.1), None]})
         table = Table(frame, units={"forward": "ms"})
-        self.assertIn("| c | 834 ± 47 |", table.render("md"))
+        self.assertIn("| c | 834\u00a0±\u00a047 |", table.render("md"))
         self.assertEqual(table.render("csv"), "side,forward mean (ms),forward std (ms)\nc,834.4,47.1\nd,,\n")
 
     def test_numbers(self):

@@ -432,7 +432,9 @@ static void what_nobody_launched_in_a_range_is_counted(void **unused)
     call_from(1, CUPTI_RUNTIME_TRACE_CBID___cudaLaunchKernel_v13000, 1);
     kernel("theirs", 1, fake->now, fake->now + 5, 0);
     kernel("of a call that is not known", 2, fake->now, fake->now + 5, 0);
+    push("forward");
     fake->now += 100;
+    pop();
     pop();
     kernel("after the step", 3, fake->now + 50, fake->now + 60, 0);
     kernel("without times", 4, 0, 0, 0);

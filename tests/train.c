@@ -447,6 +447,8 @@ static void bad_configurations_are_refused_by_name(void **unused)
     td_assert_refused(try_config(&bad), TD_BAD_ARGUMENT, "beta1 is 1");
     bad = good, bad.capture = true;
     td_assert_refused(try_config(&bad), TD_UNSUPPORTED, "no graphs");
+    bad = good, bad.update_sms = 8;
+    td_assert_refused(try_config(&bad), TD_UNSUPPORTED, "update_sms is 8, but cpu");
     bad = good, bad.model.attention = "none";
     td_assert_refused(try_config(&bad), TD_BAD_ARGUMENT, "attention is 'none'");
     bad = good, bad.model.context = INT64_MAX / 8;

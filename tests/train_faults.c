@@ -59,7 +59,7 @@ td_status __wrap_td_optimizer_create(td_device *dev, const td_optimizer_config *
 td_status __real_td_assign(td_device *dev, void *to, const void *from, size_t bytes);
 td_status __wrap_td_assign(td_device *dev, void *to, const void *from, size_t bytes);
 
-enum { MOST_SMS = 24 }; /* what the formula gives to so few tokens */
+enum { MOST_SMS = 28 }; /* what the formula gives to so few tokens */
 
 static struct {
     bool there;   /* the device has streams */
@@ -105,6 +105,15 @@ int32_t __wrap_td_device_sms(td_device *dev)
 {
     (void)dev;
     return side.there ? 132 : 0;
+}
+
+static const char *card; /* the device's model; NULL: a CPU */
+
+const char *__real_td_device_model(const td_device *dev);
+const char *__wrap_td_device_model(const td_device *dev);
+const char *__wrap_td_device_model(const td_device *dev)
+{
+    return card ? card : __real_td_device_model(dev);
 }
 
 bool __wrap_td_update_has_sms(td_device *dev);
@@ -682,11 +691,53 @@ static void creation_survives_every_fault(void **state)
     td_device_close(t.dev);
 }
 
+/* Fewer tokens, or more bytes a weight, need more SMs; a measured card and model have theirs. */
+static void update_sms_are_measured_or_follow_from_bytes_and_tokens(void **state)
+{
+    static const struct {
+        const char *card;
+        td_precision precision;
+        int64_t batch;
+        int32_t given, sms;
+    } cases[] = {{"NVIDIA H100 80GB HBM3", TD_PRECISION_BF16_MIXED, 4, 0, 12},
+                 {"NVIDIA H100 80GB HBM3", TD_PRECISION_BF16_MIXED, 4, 9, 9},
+                 {"NVIDIA H100 80GB HBM3", TD_PRECISION_BF16_MIXED, 4, TD_UPDATE_ALL_SMS, 0},
+                 {"another", TD_PRECISION_BF16_MIXED, 4, 0, 20},
+                 {"another", TD_PRECISION_BF16, 4, 0, 16},
+                 {"another", TD_PRECISION_BF16_MIXED, 8, 0, 12},
+                 {"another", TD_PRECISION_BF16_MIXED, 1, 0, MOST_SMS},
+                 {"another", TD_PRECISION_F32, 4, 0, 4}};
+    td_train_config config = {.model = {.size = {.d_model = 768, .d_ff = 3072}, .context = 512}};
+    td_device *dev;
+
+    (void)state;
+    td_assert_ok(td_device_open("cpu", &dev));
+    side.there = true;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int32_t sms = -1;
+
+        card = cases[i].card;
+        config.model.precision = cases[i].precision;
+        config.model.batch = cases[i].batch;
+        config.update_sms = cases[i].given;
+        config.time = TD_UPDATE_ALONG;
+        td_assert_ok(td_train_update_sms(dev, &config, &sms));
+        assert_int_equal(sms, cases[i].sms);
+        config.time = TD_UPDATE_AFTER;
+        td_assert_ok(td_train_update_sms(dev, &config, &sms));
+        assert_int_equal(sms, cases[i].given > 0 ? cases[i].given : 0);
+    }
+    side.there = false;
+    card = NULL;
+    td_device_close(dev);
+}
+
 int main(void)
 {
     enum { KINDS = sizeof kinds / sizeof *kinds };
-    struct CMUnitTest tests[3 * KINDS];
-    size_t count = 0;
+    struct CMUnitTest tests[3 * KINDS + 1] = {
+        cmocka_unit_test(update_sms_are_measured_or_follow_from_bytes_and_tokens)};
+    size_t count = 1;
 
     for (int i = 0; i < KINDS; i++) {
         const CMUnitTestFunction functions[] = {

@@ -488,7 +488,7 @@ static void scratch_is_reused(void **state)
     assert_in_range(naive.scratch, bytes.scratch, bytes.scratch + small_change);
 }
 
-/* No operation here takes more scratch with more threads, so the plan is made too small by hand. */
+/* On the CPU no smaller step takes more scratch, so the plan is made too small by hand. */
 static void scratch_that_is_too_small_is_noticed(void **state)
 {
     static const td_tensor scratch[] = {TD_T_WORK, TD_T_SAVED, TD_T_ATTEND_WORK, TD_T_ATTEND_GRAD_WORK};

@@ -82,6 +82,12 @@ typedef struct td_bench_summary {
     double model_flops_per_step;
 } td_bench_summary;
 
+/** Times steps of the config with the update after the backward pass and on 8, 12, ... 32 SMs along it, each
+ * with a trainer of its own. *out: the number of SMs of the fastest; 0: after the pass. TD_BAD_ARGUMENT: a
+ * NULL, a mode other than train, a way to time other than whole. TD_UNSUPPORTED: the device cannot update on
+ * a part of its SMs. Else as td_bench_run. */
+TD_API td_status td_bench_tune(td_device *dev, const td_bench_config *config, int32_t *out);
+
 /** Creates a model, runs warmup + steps steps on one random batch, and returns the times. Errors: those of
  * td_train_create and its step; TD_BAD_ARGUMENT for a NULL, steps below 1, warmup below 0, an unknown mode
  * or way to time, micro-batches or an overlap without whole steps, too many micro-batches;

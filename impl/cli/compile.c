@@ -64,8 +64,8 @@ td_status td_compile_print(td_device *dev, FILE *out)
     if (info.compiler[0] == '\0')
         goto cleanup;
     fprintf(out,
-            "compiled %" PRId64 " shape%s in %.0f ms, loaded %" PRId64 " in %.1f ms, found %s in %.0f ms\n",
-            info.compiled, info.compiled == 1 ? "" : "s", info.compile_ms, info.loaded, info.load_ms,
+            "compiled %" PRId64 " pass%s in %.0f ms, loaded %" PRId64 " in %.1f ms, found %s in %.0f ms\n",
+            info.compiled, info.compiled == 1 ? "" : "es", info.compile_ms, info.loaded, info.load_ms,
             info.compiler, info.find_ms);
     if (info.note[0] != '\0')
         fprintf(out, "note: %s\n", info.note);

@@ -4,6 +4,8 @@
 #include "cli/options.h"
 #include "cli/output.h"
 
+#include <string.h>
+
 enum {
     KEY_BATCH = TD_OPTION_KEY,
     KEY_CONTEXT,
@@ -42,8 +44,7 @@ static const struct argp_option options[] = {
      3},
     {"update-sms", KEY_UPDATE_SMS, "N", 0,
      "on a GPU weights are updated on N SMs, while the GEMMs of the backward pass have the others (the "
-     "default: "
-     "the best N); 0: after the pass, on all",
+     "default: a table and a formula); auto: the N that is fastest here; 0: after the pass, on all",
      3},
     {"keep", KEY_KEEP, "NAME", 0,
      "all (the default) that backward reads; most: norms and silu are computed again; or inputs of "
@@ -114,6 +115,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         args->update_given = true;
         return 0;
     case KEY_UPDATE_SMS:
+        args->tune = strcmp(arg, "auto") == 0;
+        if (args->tune)
+            return 0;
         args->config->update_sms = (int32_t)td_option_integer(state, "update-sms", arg, 0, INT32_MAX);
         if (args->config->update_sms == 0) {
             args->config->overlap = false;
@@ -230,7 +234,12 @@ td_status td_step_choose(td_step_options *args, td_device *dev)
 
     config->graph = !args->queued && td_device_kind_of(dev) != TD_DEVICE_CPU;
     TD_TRY(td_bench_train_config(config, &train));
-    TD_TRY(td_train_update_sms(dev, &train, &config->update_sms));
+    if (args->tune) {
+        TD_TRY(td_bench_tune(dev, config, &config->update_sms));
+        config->overlap = config->update_sms > 0;
+    } else {
+        TD_TRY(td_train_update_sms(dev, &train, &config->update_sms));
+    }
 cleanup:
     return status;
 }

@@ -10,7 +10,7 @@
 typedef struct td_step_options {
     td_bench_config *config; /* to be filled, partly by td_step_choose */
     td_model_options model;  /* of config->model */
-    bool queued, update_given, gradients_given;
+    bool queued, update_given, gradients_given, tune;
 } td_step_options;
 
 extern const struct argp td_step_argp;

@@ -27,28 +27,41 @@ static void send_all(int socket, const void *data, size_t bytes)
     }
 }
 
-void td_control_tell(td_control *control, const int *socket, kind what, int rank, const void *first,
-                     size_t first_bytes, const void *second, size_t second_bytes)
+/** The caller holds the lock of what is sent. */
+static void tell(int socket, kind what, int rank, const void *first, size_t first_bytes, const void *second,
+                 size_t second_bytes)
 {
     const header head = {
         .magic = MAGIC, .kind = what, .rank = rank, .bytes = (uint32_t)(first_bytes + second_bytes)};
 
+    if (socket < 0)
+        return;
+    send_all(socket, &head, sizeof head);
+    send_all(socket, first, first_bytes);
+    send_all(socket, second, second_bytes);
+}
+
+void td_control_tell(td_control *control, const int *socket, kind what, int rank, const void *first,
+                     size_t first_bytes, const void *second, size_t second_bytes)
+{
     pthread_mutex_lock(&control->send);
-    if (*socket >= 0) {
-        send_all(*socket, &head, sizeof head);
-        send_all(*socket, first, first_bytes);
-        send_all(*socket, second, second_bytes);
-    }
+    tell(*socket, what, rank, first, first_bytes, second, second_bytes);
     pthread_mutex_unlock(&control->send);
 }
 
+/* Every rank is sent a message before any rank is sent the next one: a rank that has all values may give up,
+ * and the others hear of that after they have the values. */
 void td_control_tell_others(td_control *control, kind what, int rank, int except, const void *first,
                             size_t first_bytes, const void *second, size_t second_bytes)
 {
-    for (int i = 0; i < control->connection_count; i++)
-        if (control->connections[i].rank >= 0 && control->connections[i].rank != except)
-            td_control_tell(control, &control->connections[i].socket, what, rank, first, first_bytes, second,
-                            second_bytes);
+    pthread_mutex_lock(&control->send);
+    for (int i = 0; i < control->connection_count; i++) {
+        const connection *c = &control->connections[i];
+
+        if (c->rank >= 0 && c->rank != except)
+            tell(c->socket, what, rank, first, first_bytes, second, second_bytes);
+    }
+    pthread_mutex_unlock(&control->send);
 }
 
 /* ---- faults ---- */

@@ -60,8 +60,8 @@ td_status td_history_push(td_history *history, const char *label)
     if (history->levels == TD_LABEL_LEVELS)
         return td_fail(TD_BAD_STATE, "label '%s' would be level %d, %d is the deepest", label,
                        TD_LABEL_LEVELS + 1, TD_LABEL_LEVELS);
-    if (start + length + 2 > history->path_room) { /* a slash before the label, a NUL after it */
-        size_t room = 2 * (start + length + 2) > FIRST_ROOM ? 2 * (start + length + 2) : FIRST_ROOM;
+    if (start + length + 1 > history->path_room) { /* a slash before the label */
+        size_t room = 2 * (start + length + 1) > FIRST_ROOM ? 2 * (start + length + 1) : FIRST_ROOM;
         char *path = calloc(room, 1);
 
         if (!path)
@@ -74,7 +74,7 @@ td_status td_history_push(td_history *history, const char *label)
     }
     if (history->levels > 0)
         history->path[start++] = '/';
-    memcpy(history->path + start, label, length + 1);
+    memcpy(history->path + start, label, length);
     history->ends[history->levels++] = start + length;
     return status;
 }
@@ -84,7 +84,6 @@ td_status td_history_pop(td_history *history)
     if (history->levels == 0)
         return td_fail(TD_BAD_STATE, "pop without a label in force");
     history->levels--;
-    history->path[path_length(history)] = '\0';
     return TD_OK;
 }
 

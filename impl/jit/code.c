@@ -11,9 +11,10 @@
 /* Beside a change of the source, which the key has in it, what its caller relies on. */
 #define GENERATOR "tandem jit 2"
 
-/** The code of one shape. */
+/** The code of one pass of a shape. */
 typedef struct entry {
     td_attention_shape shape; /* made from zeroed memory, to be compared as bytes; batch and heads are 0 */
+    bool backward;
     void *loaded;
     struct entry *next;
 } entry;
@@ -150,13 +151,13 @@ static void note(jit *j, const char *instead)
 }
 
 /** From the folder: whether it was there and could be loaded. */
-static bool load_entry(jit *j, const char *key, void **loaded)
+static bool load_entry(jit *j, const char *key, bool backward, void **loaded)
 {
     const int64_t start = td_clock_ns();
     td_code code = {NULL, 0};
     td_found found = td_store_read(j->cache, key, &code);
 
-    if (found == TD_FOUND && j->maker->load(j->dev, &code, loaded) != TD_OK)
+    if (found == TD_FOUND && j->maker->load(j->dev, &code, backward, loaded) != TD_OK)
         found = TD_FOUND_BAD;
     td_code_free(&code);
     if (found == TD_FOUND_BAD) {
@@ -168,14 +169,14 @@ static bool load_entry(jit *j, const char *key, void **loaded)
     return found == TD_FOUND;
 }
 
-static td_status compile(jit *j, const char *key, const char *source, void **loaded)
+static td_status compile(jit *j, const char *key, const char *source, bool backward, void **loaded)
 {
     const int64_t start = td_clock_ns();
     td_status status = TD_OK;
     td_code code = {NULL, 0};
 
     TD_TRY(j->maker->compile(j->state, source, &code));
-    TD_TRY(j->maker->load(j->dev, &code, loaded));
+    TD_TRY(j->maker->load(j->dev, &code, backward, loaded));
     j->info.compile_ms += ms_since(start);
     j->info.compiled++;
     if (j->cache && td_store_write(j->cache, key, &code) != TD_OK)
@@ -185,7 +186,7 @@ cleanup:
     return status;
 }
 
-static td_status make(jit *j, const char *source, void **loaded)
+static td_status make(jit *j, const char *source, bool backward, void **loaded)
 {
     td_status status = TD_OK;
     char *key = NULL;
@@ -195,8 +196,8 @@ static td_status make(jit *j, const char *source, void **loaded)
         status = td_fail(TD_NO_MEMORY, "no memory for the key of compiled code");
         goto cleanup;
     }
-    if (!j->cache || !load_entry(j, key, loaded))
-        TD_TRY(compile(j, key, source, loaded));
+    if (!j->cache || !load_entry(j, key, backward, loaded))
+        TD_TRY(compile(j, key, source, backward, loaded));
 cleanup:
     free(key);
     return status;
@@ -216,7 +217,7 @@ static td_attention_shape constants_of(const td_attention_shape *shape)
     return s;
 }
 
-td_status td_code_of(td_device *dev, const td_maker *maker, const td_attention_shape *shape,
+td_status td_code_of(td_device *dev, const td_maker *maker, const td_attention_shape *shape, bool backward,
                      td_write_source write, void **loaded)
 {
     const td_attention_shape constants = constants_of(shape);
@@ -227,7 +228,7 @@ td_status td_code_of(td_device *dev, const td_maker *maker, const td_attention_s
 
     TD_TRY(jit_of(dev, &j));
     for (link = &j->entries; *link; link = &(*link)->next)
-        if (memcmp(&(*link)->shape, &constants, sizeof constants) == 0)
+        if ((*link)->backward == backward && memcmp(&(*link)->shape, &constants, sizeof constants) == 0)
             break;
     if (*link) {
         found = *link;
@@ -235,13 +236,14 @@ td_status td_code_of(td_device *dev, const td_maker *maker, const td_attention_s
     } else {
         TD_TRY(open_maker(j, maker));
         found = calloc(1, sizeof *found);
-        source = write(&constants);
+        source = write(&constants, backward);
         if (!found || !source) {
             status = td_fail(TD_NO_MEMORY, "no memory for the source of compiled code");
             goto cleanup;
         }
         found->shape = constants;
-        TD_TRY(make(j, source, &found->loaded));
+        found->backward = backward;
+        TD_TRY(make(j, source, backward, &found->loaded));
     }
     found->next = j->entries;
     j->entries = found;

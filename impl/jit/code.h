@@ -14,16 +14,16 @@ typedef struct td_maker {
                       char description[160]);
     void (*close)(void *state);
     td_status (*compile)(void *state, const char *source, td_code *out);
-    td_status (*load)(td_device *dev, const td_code *code, void **loaded);
+    td_status (*load)(td_device *dev, const td_code *code, bool backward, void **loaded);
     void (*unload)(td_device *dev, void *loaded);
 } td_maker;
 
-/** What the code of a shape is made from, in memory of malloc: the constants of the shape and the
- * template. */
-typedef char *(*td_write_source)(const td_attention_shape *shape);
+/** What the code of a pass is made from, in memory of malloc: the constants of the shape and the template. */
+typedef char *(*td_write_source)(const td_attention_shape *shape, bool backward);
 
-/** *loaded = the code of a resolved shape, batch and heads aside; it is valid until the device is closed. */
-td_status td_code_of(td_device *dev, const td_maker *maker, const td_attention_shape *shape,
+/** *loaded = the code of a pass of a resolved shape, batch and heads aside; it is valid until the device is
+ * closed. */
+td_status td_code_of(td_device *dev, const td_maker *maker, const td_attention_shape *shape, bool backward,
                      td_write_source write, void **loaded);
 
 #endif

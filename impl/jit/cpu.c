@@ -42,7 +42,7 @@ typedef struct head {
 
 typedef void (*task)(const head *h, long long index, float *scratch);
 
-/** Code that is loaded. */
+/** Code that is loaded: forward, or the other three. */
 typedef struct library {
     void *handle;
     int file; /* what it was loaded from; open, so that its name is not that of another */
@@ -85,16 +85,16 @@ static layout layout_of(const td_attention_shape *s)
 
 /* ---- the source, the compiler, and loading ---- */
 
-static char *write_source(const td_attention_shape *s)
+static char *write_source(const td_attention_shape *s, bool backward)
 {
     const layout l = layout_of(s);
 
     return td_format("#define SEQ %" PRId64 "\n#define SEQ_K %" PRId64 "\n#define HEAD_DIM %" PRId64
                      "\n#define CAUSAL %d\n#define ADD_1E6 %d\n#define SCALE %a\n#define BF16 %d\n"
                      "#define TILE_Q %" PRId64 "\n#define TILE_K %" PRId64 "\n#define DEPTH %" PRId64
-                     "\n#line 1 \"cpu.c\"\n%s",
+                     "\n#define BACKWARD %d\n#line 1 \"cpu.c\"\n%s",
                      s->seq, s->seq_k, s->head_dim, s->causal, s->mask == TD_MASK_ADD_1E6, (double)s->scale,
-                     s->dtype == TD_BF16, l.tile_q, l.tile_k, l.depth, td_jit_template_cpu);
+                     s->dtype == TD_BF16, l.tile_q, l.tile_k, l.depth, backward, td_jit_template_cpu);
 }
 
 static void close_compiler(void *state)
@@ -149,7 +149,7 @@ static td_status find_task(library *l, const char *name, task *out)
 
 /** From memory: the file that it was checked in may be another by now, and one cut short would end the
  * program when it is read. */
-static td_status load(td_device *dev, const td_code *code, void **loaded)
+static td_status load(td_device *dev, const td_code *code, bool backward, void **loaded)
 {
     td_status status = TD_OK;
     library *l = calloc(1, sizeof *l);
@@ -172,10 +172,13 @@ static td_status load(td_device *dev, const td_code *code, void **loaded)
         status = td_fail(TD_LIBRARY_ERROR, "compiled code cannot be loaded: %s", dlerror());
         goto cleanup;
     }
-    TD_TRY(find_task(l, "td_jit_forward", &l->forward));
-    TD_TRY(find_task(l, "td_jit_prepare", &l->prepare));
-    TD_TRY(find_task(l, "td_jit_backward", &l->backward));
-    TD_TRY(find_task(l, "td_jit_finish", &l->finish));
+    if (backward) {
+        TD_TRY(find_task(l, "td_jit_prepare", &l->prepare));
+        TD_TRY(find_task(l, "td_jit_backward", &l->backward));
+        TD_TRY(find_task(l, "td_jit_finish", &l->finish));
+    } else {
+        TD_TRY(find_task(l, "td_jit_forward", &l->forward));
+    }
     *loaded = l;
     l = NULL;
 cleanup:
@@ -187,10 +190,10 @@ cleanup:
 static const td_maker maker = {
     .open = open_compiler, .close = close_compiler, .compile = compile, .load = load, .unload = unload};
 
-static td_status library_of(td_device *dev, const td_attention_shape *shape, library **out)
+static td_status library_of(td_device *dev, const td_attention_shape *shape, bool backward, library **out)
 {
     void *loaded = NULL;
-    const td_status status = td_code_of(dev, &maker, shape, write_source, &loaded);
+    const td_status status = td_code_of(dev, &maker, shape, backward, write_source, &loaded);
 
     *out = loaded;
     return status;
@@ -199,8 +202,9 @@ static td_status library_of(td_device *dev, const td_attention_shape *shape, lib
 static td_status prepare(td_device *dev, const td_attention_shape *shape)
 {
     library *ignored;
+    const td_status status = library_of(dev, shape, false, &ignored);
 
-    return library_of(dev, shape, &ignored);
+    return status == TD_OK ? library_of(dev, shape, true, &ignored) : status;
 }
 
 /* ---- the passes ---- */
@@ -331,7 +335,7 @@ static td_status forward(td_device *dev, const td_attention_shape *s, const void
     td_status status = TD_OK;
     library *code = NULL;
 
-    TD_TRY(library_of(dev, s, &code));
+    TD_TRY(library_of(dev, s, false, &code));
     c.d = deal_of(s, &c.l);
     TD_TRY(td_jit_begin(dev, s, false));
     run(&c, code->forward, c.l.query_tiles, c.l.forward, true);
@@ -359,7 +363,7 @@ static td_status backward(td_device *dev, const td_attention_shape *s, const voi
     td_status status = TD_OK;
     library *code = NULL;
 
-    TD_TRY(library_of(dev, s, &code));
+    TD_TRY(library_of(dev, s, true, &code));
     c.d = deal_of(s, &c.l);
     c.prepared = c.scratch + c.d.slots * c.l.backward;
     c.partial = c.prepared + c.d.heads * c.l.query_tiles * c.l.prepared;

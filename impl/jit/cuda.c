@@ -18,7 +18,7 @@ static const char *const names[KERNELS] = {
     "td_attention_jit_forward",       "td_attention_jit_prepare", "td_attention_jit_backward_queries",
     "td_attention_jit_backward_keys", "td_softmax_jit_forward",   "td_softmax_jit_backward"};
 
-/** Code that is loaded: the kernels of either template. */
+/** Code that is loaded: the kernels of a pass, of either template. */
 typedef struct library {
     cudaLibrary_t handle;
     cudaKernel_t kernels[KERNELS];
@@ -69,13 +69,16 @@ static void unload(td_device *dev, void *loaded)
     free(l);
 }
 
-/** Either all kernels of attention or all of the softmax. */
-static td_status find_kernels(library *l)
+/** A pass's kernels of attention, or of the softmax. */
+static td_status find_kernels(library *l, bool backward)
 {
-    cudaError_t code = cudaLibraryGetKernel(&l->kernels[FORWARD], l->handle, names[FORWARD]);
-    const int first = code == cudaSuccess ? FORWARD : SOFTMAX_FORWARD;
-    const int end = code == cudaSuccess ? SOFTMAX_FORWARD : KERNELS;
+    int first = backward ? PREPARE : FORWARD, end = backward ? SOFTMAX_FORWARD : PREPARE;
+    cudaError_t code = cudaLibraryGetKernel(&l->kernels[first], l->handle, names[first]);
 
+    if (code != cudaSuccess) {
+        first = backward ? SOFTMAX_BACKWARD : SOFTMAX_FORWARD;
+        end = first + 1;
+    }
     for (int i = first; i < end; i++) {
         code = cudaLibraryGetKernel(&l->kernels[i], l->handle, names[i]);
         if (code != cudaSuccess) {
@@ -87,7 +90,7 @@ static td_status find_kernels(library *l)
     return TD_OK;
 }
 
-static td_status load(td_device *dev, const td_code *code, void **loaded)
+static td_status load(td_device *dev, const td_code *code, bool backward, void **loaded)
 {
     td_cuda *const cuda = td_device_cuda(dev);
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed; /* for a graph that is being captured */
@@ -102,7 +105,7 @@ static td_status load(td_device *dev, const td_code *code, void **loaded)
     }
     TD_TRY(td_cuda_status(cudaLibraryLoadData(&l->handle, code->data, NULL, NULL, 0, NULL, NULL, 0),
                           "compiled code cannot be loaded"));
-    TD_TRY(find_kernels(l));
+    TD_TRY(find_kernels(l, backward));
     *loaded = l;
 cleanup:
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
@@ -115,10 +118,10 @@ cleanup:
 static const td_maker maker = {
     .open = open_compiler, .close = close_compiler, .compile = compile, .load = load, .unload = unload};
 
-static td_status library_of(td_device *dev, const td_attention_shape *shape, library **out)
+static td_status library_of(td_device *dev, const td_attention_shape *shape, bool backward, library **out)
 {
     void *loaded = NULL;
-    const td_status status = td_code_of(dev, &maker, shape, td_jit_kernels_source, &loaded);
+    const td_status status = td_code_of(dev, &maker, shape, backward, td_jit_kernels_source, &loaded);
 
     *out = loaded;
     return status;
@@ -127,8 +130,9 @@ static td_status library_of(td_device *dev, const td_attention_shape *shape, lib
 static td_status prepare(td_device *dev, const td_attention_shape *shape)
 {
     library *ignored;
+    const td_status status = library_of(dev, shape, false, &ignored);
 
-    return library_of(dev, shape, &ignored);
+    return status == TD_OK ? library_of(dev, shape, true, &ignored) : status;
 }
 
 /* ---- launches ---- */
@@ -148,17 +152,19 @@ static td_status launch(td_device *dev, const library *l, int kernel, int64_t bl
 }
 
 /** Once a library: more shared memory than the 48 KB that any kernel may use. */
-static td_status make_room(td_device *dev, library *l, const td_attention_shape *s, const td_jit_kernels *k)
+static td_status make_room(td_device *dev, library *l, const td_attention_shape *s, const td_jit_tiling *t,
+                           bool backward)
 {
+    const int first = backward ? PREPARE : FORWARD, last = backward ? KEYS : FORWARD;
     td_cuda *const cuda = td_device_cuda(dev);
     cudaError_t code = cudaSuccess;
 
     if (l->roomy)
         return TD_OK;
     (void)td_cuda_enter(cuda);
-    for (int i = FORWARD; i <= KEYS && code == cudaSuccess; i++)
+    for (int i = first; i <= last && code == cudaSuccess; i++)
         code = cudaFuncSetAttribute((const void *)l->kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    i == FORWARD ? k->forward.bytes : k->backward.bytes);
+                                    t->bytes);
     td_cuda_leave(cuda);
     if (code == cudaErrorInvalidValue) {
         (void)cudaGetLastError();
@@ -166,7 +172,7 @@ static td_status make_room(td_device *dev, library *l, const td_attention_shape 
                        "head_dim is %" PRId64
                        ", whose tiles need %d bytes of shared memory, more than a block "
                        "has on %s",
-                       s->head_dim, k->backward.bytes, cuda->model);
+                       s->head_dim, t->bytes, cuda->model);
     }
     l->roomy = code == cudaSuccess;
     return td_cuda_status(code, "shared memory of compiled code");
@@ -354,12 +360,12 @@ static td_status forward(td_device *dev, const td_attention_shape *s, const void
     td_status status = TD_OK;
     library *l = NULL;
 
-    TD_TRY(library_of(dev, s, &l));
+    TD_TRY(library_of(dev, s, false, &l));
     if (kernels.products) {
         TD_TRY(products_forward(dev, s, l, &kernels, q, k, v, o, saved, work));
         goto cleanup;
     }
-    TD_TRY(make_room(dev, l, s, &kernels));
+    TD_TRY(make_room(dev, l, s, t, false));
     TD_TRY(td_jit_begin(dev, s, false));
     TD_TRY(
         td_operation_done(dev, launch(dev, l, FORWARD, blocks_of(s, s->seq, t), t->threads, t->bytes, &a)));
@@ -390,12 +396,12 @@ static td_status backward(td_device *dev, const td_attention_shape *s, const voi
     td_status status = TD_OK;
     library *l = NULL;
 
-    TD_TRY(library_of(dev, s, &l));
+    TD_TRY(library_of(dev, s, true, &l));
     if (kernels.products) {
         TD_TRY(products_backward(dev, s, l, &kernels, &a, saved, work));
         goto cleanup;
     }
-    TD_TRY(make_room(dev, l, s, &kernels));
+    TD_TRY(make_room(dev, l, s, t, true));
     TD_TRY(td_jit_begin(dev, s, true));
     status = launch(dev, l, a.add_dq ? PREPARE : QUERIES, blocks_of(s, s->seq, t), t->threads, t->bytes, &a);
     if (status == TD_OK)

@@ -7,10 +7,11 @@
  * sequences long, f32 products of such tiles gain nothing on a GPU: there cuBLASLt multiplies, and the
  * softmax between the products is what is compiled.
  *
- * Code is compiled when a shape is first met, which takes a tenth of a second or more: td_jit_prepare does
- * that ahead, and has to before a graph is captured. It stays in memory until the device is closed, and,
- * where td_jit_configure names a folder, on disk with all that it follows from: source, options, processor or
- * GPU, the compiler's path and version. Batch and heads are no constants. */
+ * A pass is compiled when it is first called for a shape, also while a graph is captured. This takes a tenth of
+ * a second or more. If it fails, the call returns the error, and a later call compiles again. td_jit_prepare
+ * compiles both passes in advance. Compiled code stays in memory until the device is closed. If
+ * td_jit_configure names a folder, the code is also kept there, with all that it follows from: source, options,
+ * processor or GPU, the compiler's path and version. Batch and heads are no constants. */
 #ifndef TD_JIT_JIT_H
 #define TD_JIT_JIT_H
 
@@ -36,7 +37,7 @@ TD_API td_status td_jit_configure(td_device *dev, const td_jit_options *options)
 
 /** What has been compiled for a device so far. */
 typedef struct td_jit_info {
-    int64_t compiled;   /* shapes whose code came from the compiler */
+    int64_t compiled;   /* passes of shapes whose code came from the compiler */
     int64_t loaded;     /* and from the folder */
     int64_t rejected;   /* entries of the folder that were corrupt, of another key or another user's,
                          * or that others than their owner may write */
@@ -50,7 +51,7 @@ typedef struct td_jit_info {
 /** TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_jit_info_of(td_device *dev, td_jit_info *out);
 
-/** Compiles or loads what forward and backward of the shape need, if it is not in memory. TD_BAD_ARGUMENT and
+/** Compiles or loads both passes of the shape that are not in memory. TD_BAD_ARGUMENT and
  * TD_UNSUPPORTED as forward. TD_LIBRARY_ERROR: no compiler of that name, or it failed; the message has its
  * first words. TD_IO_ERROR: no room for its files. A folder that cannot be read or written is no error: the
  * code is compiled, and td_jit_info says so. */
@@ -69,13 +70,13 @@ TD_API td_status td_jit_sizes(td_device *dev, const td_attention_shape *shape, t
  *          it is scaled), and 1 / the sum of its exponentials relative to that; where cuBLASLt multiplies P,
  *          [batch, heads, seq, seq_k]
  *
- * The first call for a shape compiles, with the errors of td_jit_prepare. TD_UNSUPPORTED: head_dim above 256
+ * The first call for a shape compiles forward, with the errors of td_jit_prepare. TD_UNSUPPORTED: head_dim above 256
  * on the CPU or 128 on CUDA, a dtype other than f32 and bf16, tf32. Forward's bits are the same every time,
  * and on the CPU for any number of threads. work may be NULL where td_jit_sizes says 0. */
 TD_API td_status td_jit_forward(td_device *dev, const td_attention_shape *shape, const void *q, const void *k,
                                 const void *v, void *o, void *saved, void *work);
 
-/** Backward, with the formulas of attention.h. P is computed again from the scores, unless it was saved. On
+/** Backward, with the formulas of attention.h. The first call for a shape compiles backward. P is computed again from the scores, unless it was saved. On
  * CUDA in f32 dQ is added up in whatever order blocks come, unless the shape is deterministic. */
 TD_API td_status td_jit_backward(td_device *dev, const td_attention_shape *shape, const void *q,
                                  const void *k, const void *v, const void *o, const void *dout,

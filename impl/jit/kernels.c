@@ -86,31 +86,28 @@ static void split_scale(double scale, float *high, float *low)
     *low = (float)(whole - (double)*high);
 }
 
-static char *softmax_source(const td_attention_shape *s, const td_jit_kernels *k)
+static char *softmax_source(const td_attention_shape *s, const td_jit_kernels *k, bool backward)
 {
-
-    return td_format("#define SEQ_K %" PRId64 "\n#define HEAD_DIM %" PRId64
-                     "\n#define THREADS %d\n#define SCALE "
-                     "%a\n#line 1 \"softmax.cu\"\n%s",
-                     s->seq_k, s->head_dim, k->softmax_threads, (double)s->scale, td_jit_template_softmax);
+    return td_format(
+        "#define SEQ_K %" PRId64 "\n#define HEAD_DIM %" PRId64 "\n#define THREADS %d\n#define SCALE "
+        "%a\n#define BACKWARD %d\n#line 1 \"softmax.cu\"\n%s",
+        s->seq_k, s->head_dim, k->softmax_threads, (double)s->scale, backward, td_jit_template_softmax);
 }
 
-char *td_jit_kernels_source(const td_attention_shape *s)
+char *td_jit_kernels_source(const td_attention_shape *s, bool backward)
 {
     const td_jit_kernels k = td_jit_kernels_of(s);
+    const td_jit_tiling *const t = backward ? &k.backward : &k.forward;
     float high, low;
 
     if (k.products)
-        return softmax_source(s, &k);
+        return softmax_source(s, &k, backward);
     split_scale((double)s->scale, &high, &low);
     return td_format(
         "#define SEQ %" PRId64 "\n#define SEQ_K %" PRId64 "\n#define HEAD_DIM %" PRId64
         "\n#define CAUSAL %d\n#define ADD_1E6 %d\n#define SCALE %a\n#define HIGH %af\n#define LOW "
-        "%af\n#define BF16 %d\n#define DEPTH %d\n#define ROWS (BACKWARD ? %d : %d)\n#define OTHERS "
-        "(BACKWARD ? %d : %d)\n#define BACKWARD 0\nnamespace forward\n{\n#line 1 "
-        "\"cuda.cu\"\n%s}\n#undef BACKWARD\n#define BACKWARD 1\nnamespace backward\n{\n#line 1 "
-        "\"cuda.cu\"\n%s}\n",
+        "%af\n#define BF16 %d\n#define DEPTH %d\n#define ROWS %d\n#define OTHERS %d\n#define BACKWARD "
+        "%d\n#line 1 \"cuda.cu\"\n%s",
         s->seq, s->seq_k, s->head_dim, s->causal, s->mask == TD_MASK_ADD_1E6, (double)s->scale, (double)high,
-        (double)low, s->dtype == TD_BF16, depth_of(s), k.backward.rows, k.forward.rows, k.backward.others,
-        k.forward.others, td_jit_template_cuda, td_jit_template_cuda);
+        (double)low, s->dtype == TD_BF16, depth_of(s), t->rows, t->others, backward, td_jit_template_cuda);
 }

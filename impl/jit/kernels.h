@@ -27,8 +27,8 @@ enum { TD_JIT_CUDA_HEAD_DIM = 128 };
 /** Of a resolved shape that is not beyond these. */
 td_jit_kernels td_jit_kernels_of(const td_attention_shape *shape);
 
-/** The source, in memory of malloc; NULL: there was none. */
-char *td_jit_kernels_source(const td_attention_shape *shape);
+/** The source of a pass, in memory of malloc; NULL: there was none. */
+char *td_jit_kernels_source(const td_attention_shape *shape, bool backward);
 
 /** As templates/cuda.cu has them. */
 typedef struct td_jit_arguments {

@@ -65,7 +65,9 @@ TD_API td_status td_train_plan(td_device *dev, const td_train_config *config, td
 /** The SMs that a trainer of this config updates on along its backward pass: config->update_sms, or if that
  * is 0, the best number by a table of measured cards and models, or by a formula for others. 0: updates run
  * on all SMs, because the device has no kernels for fewer, or because no GEMM is left when they begin
- * (clipping, TD_UPDATE_AFTER). TD_BAD_ARGUMENT: a NULL. */
+ * (clipping; TD_UPDATE_AFTER, if the config has no number: with one, GEMMs leave the same SMs as along the
+ * pass, for the same bits). TD_BAD_ARGUMENT: a NULL. TD_UNSUPPORTED: config->update_sms is above 0, and the
+ * device has no kernels for fewer SMs than all. */
 TD_API td_status td_train_update_sms(td_device *dev, const td_train_config *config, int32_t *out);
 
 typedef struct td_train td_train;
@@ -77,7 +79,7 @@ typedef struct td_train td_train;
  * TD_BAD_ARGUMENT: a NULL, an unknown `until` or `time`, a gain or clip that is negative or not finite,
  * micro_batches below 0, or above 1 beside transient gradients; as td_transformer_create,
  * td_hyperparameters_check, and as td_optimizer_create of groups. TD_UNSUPPORTED: a capture on a device
- * without graphs; as td_transformer_create. TD_BAD_STATE: a link of hooks or behind is in another trainer.
+ * without graphs; as td_transformer_create and td_train_update_sms. TD_BAD_STATE: a link of hooks or behind is in another trainer.
  * TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_train_create(td_device *dev, const td_train_config *config, td_train **out);
 TD_API void td_train_destroy(td_train *train); /* accepts NULL */

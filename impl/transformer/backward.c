@@ -14,10 +14,7 @@ typedef struct pass {
     bool accumulate, last;
 } pass;
 
-/** Makes the elements between transient gradients 0 again where activations were, because updates read them.
- * After the activations the arena has been 0 there since it was made: 97 fills for xl's norms would be
- * superfluous, and take 0.5 ms on an H100. */
-static td_status clear_padding(td_transformer *model, int64_t begin, int64_t end)
+td_status td_clear_padding(td_transformer *model, td_range range, bool activations)
 {
     const td_plan *const plan = &model->plan;
     const size_t element = td_dtype_size(plan->grad_dtype);
@@ -27,11 +24,12 @@ static td_status clear_padding(td_transformer *model, int64_t begin, int64_t end
     for (int64_t i = 0; i < count; i++) {
         const td_parameter *parameter = &model->parameters[model->by_offset[i]];
         const int64_t behind = parameter->offset + parameter->numel;
-        const int64_t next = i + 1 < count ? model->parameters[model->by_offset[i + 1]].offset : end;
-        const int64_t until = next < end ? next : end;
-        const bool activations = plan->gradient_offset + (size_t)behind * element < plan->total.activations;
+        const int64_t next = i + 1 < count ? model->parameters[model->by_offset[i + 1]].offset : range.end;
+        const int64_t until = next < range.end ? next : range.end;
+        const bool here =
+            (plan->gradient_offset + (size_t)behind * element < plan->total.activations) == activations;
 
-        if (parameter->offset >= begin && parameter->offset < end && until > behind && activations)
+        if (parameter->offset >= range.begin && parameter->offset < range.end && until > behind && here)
             TD_TRY(td_device_fill(model->dev, model->grads + (size_t)behind * element, 0,
                                   (size_t)(until - behind) * element));
     }
@@ -46,7 +44,7 @@ static td_status final(const pass *p, td_range range)
     td_status status = TD_OK;
 
     if (model->plan.config.transient_gradients)
-        TD_TRY(clear_padding(model, range.begin, range.end));
+        TD_TRY(td_clear_padding(model, range, true));
     if (p->last)
         TD_TRY(td_hooks_final(model->hooks, range, NULL));
 cleanup:

@@ -191,19 +191,16 @@ cleanup:
     return status;
 }
 
-/** The plan has room for the step: asked once for steps of one shape, as long as the number of threads
- * stays. */
+/** The plan has room for the step: asked once for steps of one shape. */
 static td_status check_room(td_transformer *model, int64_t batch, int64_t seq)
 {
-    const int threads = td_cpu_threads();
     td_status status = TD_OK;
 
-    if (batch == model->planned.batch && seq == model->planned.seq && threads == model->planned.threads)
+    if (batch == model->planned.batch && seq == model->planned.seq)
         goto cleanup;
     TD_TRY(td_plan_check(model->dev, &model->plan, batch, seq));
     model->planned.batch = batch;
     model->planned.seq = seq;
-    model->planned.threads = threads;
 cleanup:
     return status;
 }

@@ -152,12 +152,13 @@ cleanup:
     return status;
 }
 
-/** Numbers that pass through host memory at a time, on their way to the device. */
-#define STAGED INT64_C(262144)
+/** Numbers that pass through host memory at a time, on their way to the device: so many that threads seldom
+ * wait for each other. */
+#define STAGED INT64_C(4194304)
 
-/** Fills the parameter with its initial numbers; `drawn` and `rounded` have room for STAGED of them. */
-static td_status init_parameter(td_transformer *model, int64_t index, uint64_t seed, float *drawn,
-                                void *rounded)
+/** Fills the parameter with its initial numbers; `drawn` and `rounded` have room for `room` of them. */
+static td_status init_parameter(td_transformer *model, int64_t index, uint64_t seed, int64_t room,
+                                float *drawn, void *rounded)
 {
     const td_parameter *parameter = &model->parameters[index];
     const td_dtype dtype = parameter->dtype;
@@ -167,8 +168,8 @@ static td_status init_parameter(td_transformer *model, int64_t index, uint64_t s
     const float std = index == TD_P_EMBEDDING ? 1.0f : (float)sqrt(variance);
     td_status status = TD_OK;
 
-    for (int64_t offset = 0; offset < parameter->numel; offset += STAGED) {
-        const int64_t count = parameter->numel - offset < STAGED ? parameter->numel - offset : STAGED;
+    for (int64_t offset = 0; offset < parameter->numel; offset += room) {
+        const int64_t count = parameter->numel - offset < room ? parameter->numel - offset : room;
         if (parameter->cols > 0)
             TD_TRY(td_rng_truncated_normal(&rng, offset, count, 0, std, -3 * std, 3 * std, drawn));
         else
@@ -198,19 +199,22 @@ td_status td_transformer_init(td_transformer *model, uint64_t seed)
 {
     td_status status = TD_OK;
     float *staged = NULL;
-    int64_t count;
+    int64_t count, room = 1;
 
     TD_CHECK(model, "model is NULL");
-    staged = calloc(2 * STAGED, sizeof *staged);
+    count = td_transformer_parameter_count(model);
+    for (int64_t i = 0; i < count; i++)
+        room = model->parameters[i].numel > room ? model->parameters[i].numel : room;
+    room = room < STAGED ? room : STAGED;
+    staged = calloc(2 * (size_t)room, sizeof *staged);
     if (!staged) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " initial weights", STAGED);
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " initial weights", room);
         goto cleanup;
     }
-    count = td_transformer_parameter_count(model);
     model->progress = TD_AT_START;
     model->weights_there = false;
     for (int64_t i = 0; i < count; i++)
-        TD_TRY(init_parameter(model, i, seed, staged, staged + STAGED));
+        TD_TRY(init_parameter(model, i, seed, room, staged, staged + room));
     TD_TRY(td_transformer_refresh(model)); /* last: from here on there are weights */
 cleanup:
     free(staged);

@@ -567,11 +567,10 @@ td_status td_plan_check(td_device *dev, const td_plan *plan, int64_t batch, int6
     if (work > plan->bytes[TD_T_WORK] || sizes.saved > plan->bytes[TD_T_SAVED] ||
         sizes.forward_work > plan->bytes[TD_T_ATTEND_WORK] ||
         (has_backward(plan) && sizes.backward_work > plan->bytes[TD_T_ATTEND_GRAD_WORK]))
-        status =
-            td_fail(TD_BAD_STATE,
-                    "batch %" PRId64 ", seq %" PRId64 " need more scratch than was planned: was the number "
-                    "of threads raised after the model was created?",
-                    batch, seq);
+        status = td_fail(TD_BAD_STATE,
+                         "batch %" PRId64 ", seq %" PRId64
+                         " need more scratch than was planned for batch %" PRId64 ", context %" PRId64,
+                         batch, seq, plan->config.batch, plan->config.context);
 cleanup:
     return status;
 }

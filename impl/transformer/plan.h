@@ -106,8 +106,8 @@ typedef struct td_plan {
 /** Checks the configuration and plans; allocates nothing. */
 td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_plan *out);
 
-/** Fails with TD_BAD_STATE if a step of that shape needs more scratch than was planned: operations may take
- * scratch by the thread, and the number of threads can be raised after creation. */
+/** Fails with TD_BAD_STATE if a step of that shape needs more scratch than was planned: operations on fewer
+ * rows may take more. */
 td_status td_plan_check(td_device *dev, const td_plan *plan, int64_t batch, int64_t seq);
 
 /** The tensor's name in the memory history, such as "layers.3.attn.q". */

@@ -49,7 +49,6 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
     planned = &model->plan.config;
     model->planned.batch = planned->batch;
     model->planned.seq = planned->context;
-    model->planned.threads = td_cpu_threads();
 
     count = td_transformer_parameter_count(model);
     TD_TRY(host_array("parameters", count, sizeof *model->parameters, &block));
@@ -74,10 +73,10 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
     if (planned->use != TD_MODEL_INFERENCE && planned->transient_gradients) {
         model->grads = model->arena + model->plan.gradient_offset;
         model->grads_lost = true;
-        TD_TRY(td_device_fill(dev, model->arena + model->plan.total.activations, 0,
-                              model->plan.total.gradients));
     }
     td_parameters_fill(model);
+    if (model->grads_lost)
+        TD_TRY(td_clear_padding(model, (td_range){0, model->plan.layout.elements}, false));
     TD_TRY(td_whole_live(model));
     TD_TRY(td_rope_table(dev, planned->context, planned->size.d_model / planned->size.heads,
                          planned->rope_theta, td_tensor_at(model, TD_T_COS, 0),

@@ -170,8 +170,7 @@ TD_API td_status td_transformer_set_hooks(td_transformer *model, td_hook *chain)
  *
  * ids may change once it returns. TD_BAD_ARGUMENT: a NULL, batch or seq below 1 or above the plan, an id
  * outside the vocabulary; the last forward is then as it was. TD_BAD_STATE: neither init nor refresh came
- * since creation. TD_BAD_STATE also where operations need more scratch than was planned, because the number
- * of threads was raised after creation. */
+ * since creation. TD_BAD_STATE also if this batch and seq need more scratch than the plan's largest. */
 TD_API td_status td_transformer_forward(td_transformer *model, const int64_t *ids, int64_t batch, int64_t seq,
                                         const void **logits);
 

@@ -33,6 +33,7 @@ RATES = {"cpu": 1e11, "f32": 4.5e13, "tf32": 2.5e14, "bf16": 4e14, "bf16_mixed":
 EAGER_LAYER_S = 7e-3  # a layer's operations, queued by PyTorch one by one, whatever their size
 LOW = ("bf16", "bf16_mixed")
 WHOLE_STEPS = 10
+UPDATE_SMS = (12, 16, 20, 24, 28)
 COLD_STEPS = max(WARMUPS) + 10
 GPU_SIZES = ["2.7B", "xl", "small", "large", "medium"]  # the ones that matter most first
 TIMINGS = {"phases": Phases, "whole": Whole}
@@ -85,6 +86,8 @@ def gpu_cases(profile):
         yield checkpoints("2.7B", 2048, layers, "cuda", stage=2)
     for size in ["2.7B", "small"]:
         yield whole(size, "bf16_mixed", mode="parts")
+    for keys in grid(size=GPU_SIZES, sms=UPDATE_SMS):
+        yield on_sms(**keys)
     asked = [gpu_step(size, WHOLE_CONTEXT, "f32", "step", stage=1, warmup=5) for size in GPU_SIZES]
     yield from asked  # with the handout's warm-up, however long a step is
     for keys in grid(dtype=["tf32", "bf16_mixed", "f32"], context=CONTEXTS, size=GPU_SIZES):
@@ -235,6 +238,29 @@ def whole(size, dtype, mode="step"):
         dtype=dtype,
         warmup=2,
         **{"pass": mode},
+    )
+
+
+def on_sms(size, sms):
+    """C's step in mixed precision with the weights' update on so many SMs."""
+    shape, numel = shape_of(size, WHOLE_CONTEXT)
+    how = switches("c_graph_overlap", "cuda", "bf16_mixed", "step", "whole") | {"update_sms": sms}
+    steps = 7 * WHOLE_STEPS + 8
+    return Case(
+        "torch_compile",
+        measure="time",
+        repeats=7,
+        together=WHOLE_STEPS,
+        config={"c_graph_overlap": how},
+        stage=3,
+        seconds=OVERHEAD_S + numel / 2e9 + steps * step_seconds(size, WHOLE_CONTEXT, "bf16_mixed")[0],
+        needs_bytes=numel * 20,
+        size=size,
+        **shape,
+        dtype="bf16_mixed",
+        update_sms=sms,
+        warmup=2,
+        **{"pass": "update"},
     )
 
 

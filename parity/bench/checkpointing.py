@@ -114,7 +114,8 @@ def report_checkpoints(page, records):
         row = {name: case[name] for name in ("size", "context", "dtype")} | {"side": impl}
         row["layers a checkpoint"] = str(case["checkpoint_layers"]) if "checkpoint" in impl else None
         name = {"c_keep_all": "all_mib", "c_keep_most": "most_mib", "c_checkpoint": "inputs_mib"}.get(impl)
-        row |= {"time": ms_of(record), "peak": record.get("peak_mib"), "noisy": mark(record)}
+        row |= {"time": ms_of(record), "peak": record.get("peak_mib")}
+        mark(row, record)
         row["activations by the arithmetic"] = record.get("values", {}).get(name)
         rows.append(row | {"status": record["status"]})
         if impl == "c_checkpoint" and record.get("peak_mib"):

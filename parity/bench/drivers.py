@@ -9,7 +9,7 @@ A timing calls open() or open_whole() first, close() last, and in between what i
     close()          gives everything back
     holds()          the tensors that live on between steps
     has_phases       whether phased() is there: not of a captured step, nor of one whose update comes along
-    peaks            keys of the record, of memory that open_whole() alone can see
+    peaks            keys of the record that open_whole() alone can tell
     on               the device
 """
 
@@ -38,6 +38,8 @@ class CDriver:
 
     def open(self):
         self.model.open().begin(self.state)
+        sms = self.model.update_sms() if self.training and self.on.torch.type == "cuda" else 0
+        self.peaks |= {"update_sms": sms} if sms else {}
 
     def open_whole(self):
         self.open()

@@ -177,9 +177,9 @@ def timeline(
                 ends = [end for intervals in bars.values() for _, end in intervals]
                 for name, intervals in bars.items():
                     spans = [(begin, end - begin) for begin, end in intervals]
-                    drawn.setdefault(
-                        name, axes.broken_barh(spans, (place - 0.4, 0.8), facecolors=fill(name), linewidth=0)
-                    )
+                    # The edge shows bars that are too short for a pixel.
+                    how = dict(facecolors=fill(name), edgecolors=fill(name), linewidth=0.1)
+                    drawn.setdefault(name, axes.broken_barh(spans, (place - 0.4, 0.8), **how))
                 if ends:
                     last = max(last, *ends)
                     axes.text(max(ends), place, f" {max(ends):.3g} ms", va="center", fontsize=8)
@@ -212,7 +212,8 @@ def stack(
             areas = axes.stackplot(places, *layers.values(), colors=[fill(name) for name in layers])
             drawn |= dict(zip(layers, areas, strict=True))
             begin = 0.0
-            for i, (band, end) in enumerate(bands.items()):
+            passed = {band: end for band, end in bands.items() if end > 0}
+            for i, (band, end) in enumerate(passed.items()):
                 axes.axvspan(100 * begin, 100 * end, color="#f0f0f0" if i % 2 else "#ffffff", zorder=-2)
                 if end - begin > 0.04:
                     axes.annotate(

@@ -6,7 +6,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -19,6 +19,8 @@ SUFFIXES = {"md": ".md", "html": ".html", "latex": ".tex", "typst": ".typ", "csv
 PREAMBLE = r"\usepackage{longtable,booktabs,array,pdflscape,caption}"
 LATEX_SIZES = (("small", 9, 4), ("footnotesize", 8, 3), ("scriptsize", 7, 2.5), ("tiny", 5, 2))  # points, gap
 LATEX_WIDTH, LATEX_HEIGHT = 455, 670  # points between margins of 2.5 cm on A4
+# A table that finds no room for its head and some rows begins on the next page.
+ROOM = r"\par\vspace{0pt plus 8\baselineskip}\penalty-100\vspace{0pt plus -8\baselineskip}"
 LATEX_EM = 0.55  # of a letter's mean width to its size
 DIGITS = 3
 
@@ -76,7 +78,7 @@ class Table:
 
         rule = ["---:" if numeric else "---" for numeric in self.numeric]
         head = [escape(title, "cell") for title in self.titles]
-        return "\n".join(line(cells) for cells in [head, rule, *self._cells("cell")]) + "\n"
+        return "\n".join(map(line, [head, rule, *map(unbroken, self._cells("cell"))])) + "\n"
 
     def _html(self) -> str:
         def line(tag, cells):
@@ -85,8 +87,7 @@ class Table:
             return "<tr>" + "".join(f'<{tag} class="{mark}">{cell}</{tag}>' for mark, cell in pairs) + "</tr>"
 
         rows = [
-            line("td", cells)
-            for cells in [[html.escape(cell) for cell in row] for row in self._cells("plain")]
+            line("td", cells) for cells in [unbroken(map(html.escape, row)) for row in self._cells("plain")]
         ]
         head = line("th", [html.escape(title) for title in self.titles])
         return "\n".join(["<table>", f"<thead>{head}</thead>", *rows, "</table>"]) + "\n"
@@ -117,6 +118,7 @@ class Table:
         head, *lines = [" & ".join(breaking(cell) for cell in row) + r" \\" for row in [self.titles, *cells]]
         named = [rf"\caption{{{breaking(caption)}}}" + (rf"\label{{{label}}}" if label else "") + r"\\"]
         body = [
+            ROOM,
             rf"\begin{{longtable}}{{{columns}}}",
             *(named if caption else []),
             *(r"\toprule", head, r"\midrule", r"\endfirsthead", r"\toprule", head, r"\midrule", r"\endhead"),
@@ -201,12 +203,23 @@ def _is_number(value: Any) -> bool:
 
 def _ems(title: str, cells: list[str], broken: bool) -> float:
     """Letters that a column needs. Titles may break; cells may if they are long texts, and all may if `broken`."""
-    joints = r"(?<=[_/,:<(]) *| +"
+    joints = r"(?<=[_/,:<]) *| +(?!%)"
     words = [word for cell in [title, *(cells if broken else [])] for word in re.split(joints, cell)]
-    longest, cell = (max(map(len, found), default=1) for found in (words, cells))
+    longest, cell = (max(map(_letters, found), default=1) for found in (words, cells))
     return max(longest, cell / 3 if broken else min(cell, 40), len(title) / 4, 2)
+
+
+def unbroken(cells: Iterable[str]) -> list[str]:
+    """Cells in which no line ends before a % or at a ±: with spaces that do not break."""
+    return [re.sub(r"(?<=\d) (?=[±%])|(?<=±) ", "\u00a0", cell) for cell in cells]
+
+
+def _letters(text: str) -> float:
+    """Its length in letters of the mean width."""
+    return len(text) + 0.3 * sum(letter in "mwMW" for letter in text)
 
 
 def breaking(cell: str) -> str:
     """LaTeX, in which a line may break after what joins the words of a name."""
-    return re.sub(r"(\\_|[/,:(]|\\textless\{\})(?=\S)", r"\1\\allowbreak{}", escape(cell, "latex"))
+    cell = escape(cell, "latex").replace(r" \%", r"~\%")
+    return re.sub(r"(\\_|[/,:]|\\textless\{\})(?=\S)", r"\1\\allowbreak{}", cell)

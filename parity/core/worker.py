@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from parity.core.case import Case
-from parity.core.device import DeviceLost, open_device
+from parity.core.device import DeviceLost, kind_of, open_device
 from parity.core.draw import Draw
 from parity.core.library import HEADERS, Library
 from parity.core.measure import measure_case
@@ -56,7 +56,7 @@ class Worker:
         self.surroundings: dict = {}
         self._context = _processes()
         self._process = None
-        self._group: Group | None = None
+        self._groups: dict[int, Group] = {}  # by their number of ranks
 
     def __enter__(self) -> "Worker":
         self._start()
@@ -64,7 +64,8 @@ class Worker:
 
     def __exit__(self, *_) -> None:
         self._stop()
-        self._end_group()
+        for ranks in [*self._groups]:
+            self._end_group(ranks)
 
     def run(self, module: str, case: Case) -> list[dict]:
         """The records of a case; sides that wait for the host are timed in a second process as well."""
@@ -113,27 +114,29 @@ class Worker:
         return records
 
     def _of_ranks(self, module: str, case: Case) -> list[dict]:
-        """The records of a case of several ranks, of a group that stays for the cases behind it."""
+        """The records of a case of several ranks, of a group that stays for later cases. On a CPU the group of two
+        stays when others come, because every module of ranks has cases of two."""
         ranks = case.ranks
         lacks = missing(case, self.settings.device)
         if lacks:
             return [self._dead(module, case, "c", "unsupported", lacks)]
         try:
-            if self._group is None or self._group.ranks != ranks:
-                self._end_group()
-                self._group = Group(ranks, self.settings)
-            records = combined(self._group.run(module, case))
+            for other in self._groups.keys() - {ranks}:
+                if other > 2 or kind_of(self.settings.device) != "cpu":
+                    self._end_group(other)
+            if ranks not in self._groups:
+                self._groups[ranks] = Group(ranks, self.settings)
+            records = combined(self._groups[ranks].run(module, case))
         except GroupError as error:
-            self._end_group()
+            self._end_group(ranks)
             return [self._dead(module, case, "c", "error", str(error))]
         if any(record["status"] == "error" for record in records):
-            self._end_group()  # what a call that failed has left behind is nobody's to know
+            self._end_group(ranks)  # what a call that failed has left behind is nobody's to know
         return records
 
-    def _end_group(self) -> None:
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+    def _end_group(self, ranks: int) -> None:
+        if ranks in self._groups:
+            self._groups.pop(ranks).close()
 
     def _dead(self, module: str, case: Case, impl: str, status: str, message: str) -> dict:
         """The record of a case that no process survives."""
@@ -264,7 +267,8 @@ def _processes():
     """A server that has imported PyTorch and done nothing else forks each process: as clean as a new one, and there at
     once."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "parity.core.measure"])
+    # Modules import pandas for their pages.
+    context.set_forkserver_preload(["torch", "pandas", "parity.core.worker"])
     return context
 
 

@@ -151,8 +151,8 @@ def wanted(row: str, only: Sequence[str]) -> bool:
 def write_head(document: Markdown, machines: Sequence[Machine]) -> None:
     document.text(
         "Every answer is formed from records by `python -m parity writeup`. Times are medians in ms, memory is in MiB "
-        f"(2^20 bytes). {RULE} Results whose samples spread by more than 20 % (std / mean) are marked `*` and "
-        "no sentence uses them."
+        f"(2^20 bytes). {RULE} A result whose samples spread by more than 20 % (std / mean) is named under "
+        "`noisy`, and no sentence uses it."
     )
     rows = []
     for machine in machines:

@@ -5,7 +5,7 @@ import pandas as pd
 from parity.core.comparison import Comparison, ms_of
 from parity.ddp.communication import behind, fitted, handout_optimum, optimum, times_of
 from parity.shared.bench_ranks import MIB
-from parity.shared.pages import mark, on_gpu, ran_with
+from parity.shared.pages import last, mark, on_gpu, ran_with
 from parity.shared.ranked import NARROW
 
 PROOFS = {
@@ -126,7 +126,7 @@ def steps_table(page, times, runs, way, strategies, name):
         if case["strategy"] in strategies and "ms" in record:
             row = rows.setdefault(order_of(case), row_of(case))
             row[f"{record['impl']} (ms)"] = record["ms"]["median"]
-            row["noisy"] = row.get("noisy") or mark(record)
+            mark(row, record)
     for record in of(runs, way, impl=side_of(runs)):
         case, values = record["case"], record["values"]
         if case["strategy"] in strategies:
@@ -144,11 +144,11 @@ def steps_table(page, times, runs, way, strategies, name):
     frame = pd.DataFrame([rows[key] for key in sorted(rows)])
     if len(frame):
         page.note(
-            "{size}, {dtype}, {optimizer}, {ranks} ranks".format(**way) + ", one sample: the slowest rank."
+            "{size}, {dtype}, {optimizer}, {ranks} ranks. A sample is the time of the slowest rank.".format(
+                **way
+            )
         )
-        names = [n for n in frame if n != "noisy"]
-        frame = frame[[*names, *(["noisy"] if "noisy" in frame else [])]]
-    page.table(frame, name)
+    page.table(last(frame, "noisy"), name)
     return frame
 
 

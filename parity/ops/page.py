@@ -77,7 +77,7 @@ def times_table(timed, copies):
         key = (case["op"], case["dtype"], shape)
         row = rows.setdefault(key, {"op": case["op"], "dtype": case["dtype"], "shape": shape})
         row[record["impl"]] = record["ms"]["median"]
-        row["noisy"] = row.get("noisy") or mark(record)
+        mark(row, record)
         if record["impl"] == "c" and record.get("gb_s"):
             row["GB/s"] = record["gb_s"]
             if copies:

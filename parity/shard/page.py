@@ -5,11 +5,11 @@ import pandas as pd
 from parity.core.comparison import Comparison, ms_of
 from parity.shard.memory import memory_of, on_the_wire, sent_of, state_bytes
 from parity.shared.bench_ranks import MIB, PARTS, POINTS, elements_of
-from parity.shared.pages import mark, ran_with
+from parity.shared.pages import last, mark, ran_with
 from parity.shared.ranked import whole_of
 
 STATES = ("whole", "tensors", "flat")
-WORDS = {"made": "made", "before_update": "before the update", "after_update": "after it"}
+WORDS = {"made": "after construction", "before_update": "before the update", "after_update": "after it"}
 NAMES = ("size", "dtype", "ranks")
 
 
@@ -172,7 +172,7 @@ def report_steps(page, times):
         key = (case["size"], case["dtype"], case["ranks"], case["bucket_mb"], case["shard"])
         row = rows.setdefault(key, dict(zip((*NAMES, "bucket (MiB)", "split"), key, strict=True)))
         row[f"{record['impl']} (ms)"] = record["ms"]["median"]
-        row["noisy"] = row.get("noisy") or mark(record)
+        mark(row, record)
         sides.setdefault(key, {})[record["impl"]] = record
     for key, found in sides.items():
         for impl, record in found.items():
@@ -181,9 +181,10 @@ def report_steps(page, times):
                 rows[key][f"{impl} / {whole_of(impl)}"] = record["ms"]["median"] / whole["ms"]["median"]
     frame = pd.DataFrame([rows[key] for key in sorted(rows)])
     if len(frame):
-        frame = frame[[*(name for name in frame if "_" not in name and name != "noisy"),
-                       *sorted(name for name in frame if "_" in name), "noisy"]]  # fmt: skip
-    page.table(frame, "steps", expected=2)
+        frame = frame[
+            [*(name for name in frame if "_" not in name), *sorted(name for name in frame if "_" in name)]
+        ]
+    page.table(last(frame, "noisy"), "steps", expected=2)
     if not any("whole" in impl for found in sides.values() for impl in found):
         page.lacks("steps without sharding")
     told = {}

@@ -49,6 +49,7 @@ def train_options(switches):
         "until": "backward" if update == "none" else "update",
         "time": "along" if update == "along" else "after",
         "capture": switches["graph"],
+        "update_sms": switches.get("update_sms", 0),
         "model": {
             "keep": switches.get("keep", "most"),
             "checkpoint_layers": switches.get("checkpoint_layers", 0),
@@ -117,6 +118,10 @@ class TandemTrainer:
         self.train = self.c.create("td_train_create", self.c.device, self.config)
         self.model = self.c.td_train_model(self.train)
         return self
+
+    def update_sms(self):
+        """The SMs of a GPU on which weights are updated along the backward pass; 0: all."""
+        return self.c.value("td_train_update_sms", self.c.device, self.config)
 
     def close(self):
         if self.train is not None:

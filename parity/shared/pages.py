@@ -106,9 +106,16 @@ def held(records, base: str = "torch_eager") -> dict:
     }
 
 
-def mark(*records) -> str:
-    """ "*" where the samples of a row lie too far apart, or its machine was loaded."""
-    return "*" if any(noisy(record) for record in records if record) else ""
+def mark(row, record, name: str = "") -> None:
+    """Names a side under the row's `noisy` if its samples lie too far apart, or its machine was loaded."""
+    if record and noisy(record):
+        names = row["noisy"].split(", ") if "noisy" in row else []
+        row["noisy"] = ", ".join(dict.fromkeys([*names, name or record["impl"]]))
+
+
+def last(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+    """With this column, if there is one, at the end."""
+    return frame[[*(other for other in frame if other != name), name]] if name in frame else frame
 
 
 def by_case(records, keys: Sequence[str]) -> dict[tuple, dict]:

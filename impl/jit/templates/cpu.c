@@ -5,6 +5,7 @@
  *   SCALE               of the scores      BF16            1: bf16, 0: f32
  *   TILE_Q TILE_K       rows of a tile of queries, a multiple of 16, and of keys
  *   DEPTH               HEAD_DIM rounded up to a multiple of 16
+ *   BACKWARD            0 or 1: which pass this is
  *
  * It needs no header, so that a compiler alone is enough.
  *
@@ -315,6 +316,7 @@ static __attribute__((noinline)) void online_softmax(float *scores, float *max, 
     }
 }
 
+#if !BACKWARD
 /** One tile of queries with all keys (Milakov and Gimelshein 2018, Dao 2023). */
 void td_jit_forward(const head *h, integer tile, float *scratch)
 {
@@ -348,6 +350,7 @@ void td_jit_forward(const head *h, integer tile, float *scratch)
     }
 }
 
+#else
 /* ---- backward ---- */
 
 /** A tile of queries as backward reads it. */
@@ -469,3 +472,4 @@ void td_jit_finish(const head *h, integer tile, float *scratch)
             h->dq[(first + r) * HEAD_DIM + i] = narrow((float)SCALE * sum);
         }
 }
+#endif

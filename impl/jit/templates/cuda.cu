@@ -1,5 +1,5 @@
-/* Attention of one shape on CUDA. impl/jit/cuda.c puts constants ahead of this text, once for each pass, and
- * gives it to NVRTC. It is C: constants take the place of templates, and a host's compiler takes it too, with
+/* Attention of one shape on CUDA. impl/jit/kernels.c puts the constants of a pass before this text, and NVRTC
+ * compiles it. It is C: constants take the place of templates, and a host's compiler takes it too, with
  * threads, barriers and tensor cores of its own.
  *
  *   SEQ SEQ_K HEAD_DIM  extents            CAUSAL ADD_1E6  0 or 1: masked, and how

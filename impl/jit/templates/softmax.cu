@@ -4,6 +4,7 @@
  *
  *   SEQ_K     columns, a multiple of 4      THREADS  of a block, a multiple of 32
  *   HEAD_DIM  columns of o and dout         SCALE    of the scores
+ *   BACKWARD  0 or 1: which pass this is
  *
  * A thread has COUNT times four columns in registers, so that a row is read once and written once. */
 
@@ -82,6 +83,7 @@ INLINE float of_block(float x, float *room, const int by_max)
     return x;
 }
 
+#if !BACKWARD
 KERNEL(td_softmax_jit_forward)
 {
     SHARED(memory);
@@ -117,6 +119,7 @@ KERNEL(td_softmax_jit_forward)
     }
 }
 
+#else
 /** dS = scale P (dP - rowsum(dO * O)). Each warp has the sum for itself, so that none waits for another. */
 KERNEL(td_softmax_jit_backward)
 {
@@ -153,3 +156,4 @@ KERNEL(td_softmax_jit_backward)
         }
     }
 }
+#endif
