@@ -7,11 +7,11 @@
  * sequences long, f32 products of such tiles gain nothing on a GPU: there cuBLASLt multiplies, and the
  * softmax between the products is what is compiled.
  *
- * A pass is compiled when it is first called for a shape, also while a graph is captured. This takes a tenth of
- * a second or more. If it fails, the call returns the error, and a later call compiles again. td_jit_prepare
- * compiles both passes in advance. Compiled code stays in memory until the device is closed. If
- * td_jit_configure names a folder, the code is also kept there, with all that it follows from: source, options,
- * processor or GPU, the compiler's path and version. Batch and heads are no constants. */
+ * A pass is compiled when it is first called for a shape, also while a graph is captured. This takes a tenth
+ * of a second or more. If it fails, the call returns the error, and a later call compiles again.
+ * td_jit_prepare compiles both passes in advance. Compiled code stays in memory until the device is closed.
+ * If td_jit_configure names a folder, the code is also kept there, with all that it follows from: source,
+ * options, processor or GPU, the compiler's path and version. Batch and heads are no constants. */
 #ifndef TD_JIT_JIT_H
 #define TD_JIT_JIT_H
 
@@ -70,14 +70,15 @@ TD_API td_status td_jit_sizes(td_device *dev, const td_attention_shape *shape, t
  *          it is scaled), and 1 / the sum of its exponentials relative to that; where cuBLASLt multiplies P,
  *          [batch, heads, seq, seq_k]
  *
- * The first call for a shape compiles forward, with the errors of td_jit_prepare. TD_UNSUPPORTED: head_dim above 256
- * on the CPU or 128 on CUDA, a dtype other than f32 and bf16, tf32. Forward's bits are the same every time,
- * and on the CPU for any number of threads. work may be NULL where td_jit_sizes says 0. */
+ * The first call for a shape compiles forward, with the errors of td_jit_prepare. TD_UNSUPPORTED: head_dim
+ * above 256 on the CPU or 128 on CUDA, a dtype other than f32 and bf16, tf32. Forward's bits are the same
+ * every time, and on the CPU for any number of threads. work may be NULL where td_jit_sizes says 0. */
 TD_API td_status td_jit_forward(td_device *dev, const td_attention_shape *shape, const void *q, const void *k,
                                 const void *v, void *o, void *saved, void *work);
 
-/** Backward, with the formulas of attention.h. The first call for a shape compiles backward. P is computed again from the scores, unless it was saved. On
- * CUDA in f32 dQ is added up in whatever order blocks come, unless the shape is deterministic. */
+/** Backward, with the formulas of attention.h. The first call for a shape compiles backward. P is computed
+ * again from the scores, unless it was saved. On CUDA in f32 dQ is added up in whatever order blocks come,
+ * unless the shape is deterministic. */
 TD_API td_status td_jit_backward(td_device *dev, const td_attention_shape *shape, const void *q,
                                  const void *k, const void *v, const void *o, const void *dout,
                                  const void *saved, void *dq, void *dk, void *dv, void *work);

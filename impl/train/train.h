@@ -79,8 +79,8 @@ typedef struct td_train td_train;
  * TD_BAD_ARGUMENT: a NULL, an unknown `until` or `time`, a gain or clip that is negative or not finite,
  * micro_batches below 0, or above 1 beside transient gradients; as td_transformer_create,
  * td_hyperparameters_check, and as td_optimizer_create of groups. TD_UNSUPPORTED: a capture on a device
- * without graphs; as td_transformer_create and td_train_update_sms. TD_BAD_STATE: a link of hooks or behind is in another trainer.
- * TD_NO_MEMORY. *out is then NULL. */
+ * without graphs; as td_transformer_create and td_train_update_sms. TD_BAD_STATE: a link of hooks or behind
+ * is in another trainer. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_train_create(td_device *dev, const td_train_config *config, td_train **out);
 TD_API void td_train_destroy(td_train *train); /* accepts NULL */
 

@@ -19,8 +19,8 @@ static const struct {
 #define FLOPS_16  480e12
 #define FLOPS_F32 45e12
 
-/* GEMMs of 16 bits run in clusters of blocks. Clusters of 8 leave 12 SMs of an H100 free, and a number that is
- * no multiple of 4 leaves SMs that nothing uses. With more than 28 SMs steps of 512 tokens are slower. */
+/* GEMMs of 16 bits run in clusters of blocks. Clusters of 8 leave 12 SMs of an H100 free, and a number that
+ * is no multiple of 4 leaves SMs that nothing uses. With more than 28 SMs steps of 512 tokens are slower. */
 enum { LEAST_16 = 12, MOST = 28, CLUSTER = 4 };
 
 /** The SMs with which the update takes as long as the GEMMs of the backward pass. Both times grow with the
