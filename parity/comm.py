@@ -338,6 +338,7 @@ def report_answer(page, single):
 
     ranks = single.values("ranks")
     few, many = (ranks[0], ranks[-1]) if ranks else (None, None)
+    oom = next((r["case"] for r in single.records if r["status"] == "oom"), None)
     both = "c_nccl" in single.impls() and "torch_gloo" in single.impls()
     page.say(
         both=both or None,
@@ -348,6 +349,8 @@ def report_answer(page, single):
         many=many if many != few else None,
         slow=ms("torch_gloo", many, 10),
         quick=ms("torch_gloo", few, 10),
+        gpus=max(single.only(impl="torch_nccl").values("ranks"), default=None),
+        oom=oom and {"mib": oom["bytes"] // MIB, "ranks": oom["ranks"]},
     )
 
 

@@ -321,16 +321,16 @@ def report_timeline(page, f32):
         if not series:
             continue
         case, name = record["case"], "forward pass" if what == "forward" else "training step"
-        layers = {c: gib(series[f"live {c}"]) for c in CATEGORIES if f"live {c}" in series}
+        layers = {c: series[f"live {c}"] for c in CATEGORIES if f"live {c}" in series}
         bands = dict(zip(PHASE_NAMES, series.get("phase ends", ()), strict=False))
         whole = whole and bool(layers) and case["size"] == "2.7B"
         title = f"{name}, {case['size']}, context {case['context']}"
-        panels[title] = (layers or {"live tensors": gib(series["live_mib"])}, bands)
+        panels[title] = (layers or {"live tensors": series["live_mib"]}, bands)
     page.stack(
         "timeline",
         panels,
         x="% of the allocations and frees",
-        y="GiB of live tensors",
+        y="MiB of live tensors",
         title="Memory over a forward pass and over a training step of C, f32",
     )
     if not panels or not whole:
@@ -344,10 +344,6 @@ def report_timeline(page, f32):
         forward=values_of(record).get("live", 0) / MIB or None,
         step=live.get("live", 0) / MIB or None,
     )
-
-
-def gib(mib_values):
-    return [value / 1024 for value in mib_values]
 
 
 def peaks_of(records):

@@ -73,6 +73,9 @@ FILLS = {
     "elementwise": "#74c476",
     "reduction": "#8b5fbf",
     "optimizer": "#fd8d3c",
+    "after construction": "#9ecae1",
+    "before the update": "#3182bd",
+    "after it": "#fd8d3c",
     "memory": "#bdbdbd",
     "other": "#777777",
 }
@@ -95,7 +98,8 @@ def look(label: str) -> tuple[str, str | None, str]:
     if impl not in LOOKS:
         raise ValueError(f"no curve can be called {label!r}: it begins with no implementation of plot.LOOKS")
     colour, marker = LOOKS[impl]
-    return (colour, f"open {marker}", "") if what else (colour, marker, "-")
+    line = "--" if impl.startswith("torch") else "-"  # both are seen if one lies on the other
+    return (colour, f"open {marker}", "") if what else (colour, marker, line)
 
 
 def fill(name: str) -> str:
@@ -153,7 +157,7 @@ def _scale(axes: Any, log: bool | str, places: list[float]) -> None:
         axes.yaxis.set_minor_formatter(ticker.NullFormatter())
         axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
         low, high = axes.get_ylim()
-        if high < 20 * low:  # two powers of ten or none: name more
+        if high < 200 * low:  # three powers of ten or fewer: name more
             axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     elif axes.get_ylim()[0] >= 0 or not places:
         axes.set_ylim(bottom=0)
@@ -228,7 +232,7 @@ def stack(
             totals = [sum(values) for values in zip(*layers.values(), strict=True)]
             peak = max(range(count), key=totals.__getitem__)
             axes.annotate(
-                f"peak {totals[peak]:.3g}",
+                f"peak {totals[peak]:,.0f}" if totals[peak] >= 100 else f"peak {totals[peak]:.3g}",
                 (places[peak], totals[peak]),
                 xytext=(0.5, 0.985),
                 textcoords="axes fraction",
@@ -264,7 +268,8 @@ def bars(
                     part, axes.bar(at, height, width, bottom if stacked else 0.0, color=colour)[0]
                 )
                 if not stacked and height:
-                    axes.text(at, height, f" {height:.3g}", ha="center", va="bottom", fontsize=7, rotation=90)
+                    shown = f"{height:,.0f}" if height >= 100 else f"{height:.3g}"
+                    axes.text(at, height, f" {shown}", ha="center", va="bottom", fontsize=7, rotation=90)
                 bottom += height
             if stacked:
                 axes.text(place, bottom, f"{bottom:,.0f}", ha="center", va="bottom", fontsize=9)

@@ -5,7 +5,7 @@ import pandas as pd
 from parity.core.comparison import Comparison, ms_of
 from parity.ddp.communication import behind, fitted, handout_optimum, optimum, times_of
 from parity.shared.bench_ranks import MIB
-from parity.shared.pages import last, mark, on_gpu, ran_with
+from parity.shared.pages import last, mark, on_gpu, ran_with, report_proofs, setup
 from parity.shared.ranked import NARROW
 
 PROOFS = {
@@ -33,14 +33,14 @@ def report(page, records):
     runs.sort(key=lambda r: (MINE.index(r["impl"]), *order_of(r["case"])))
     links = {(r["impl"], r["case"].get("dtype") in NARROW): r["series"] for r in records.records
              if r["case"].get("part") == "fit" and "series" in r}  # fmt: skip
-    report_proofs(page, errors, "naive")
+    proofs(page, errors, "naive")
     way = way_of(runs, times)
-    report_naive(page, times, runs, way)
-    report_flat(page, times, runs, way)
-    report_proofs(page, errors, "overlap")
+    report_one(page, times, runs, way, ("naive",))
+    report_one(page, times, runs, way, ("naive", "flat"))
+    proofs(page, errors, "overlap")
     report_overlap(page, times, runs, way)
-    report_traces(page, runs, way)
-    report_proofs(page, errors, "bucketed")
+    report_traces(page, times, runs, way)
+    proofs(page, errors, "bucketed")
     report_buckets(page, times, runs, links, way)
     page.table(pd.DataFrame([taken(r, links) for r in runs]), "communication_of_all", more=True)
     if len(times.values("ranks")) > 1:
@@ -73,7 +73,7 @@ def way_of(runs, times):
     """The size, dtype, optimizer and number of ranks that the answers are of: f32, and the fewest ranks."""
     found = [r["case"] for r in [*runs, *times.records]]
     case = min(found, key=lambda case: (case["dtype"] != "f32", case["ranks"]), default=None)
-    return {name: case[name] for name in WAY} if case else {}
+    return {name: case[name] for name in (*WAY, "batch", "context")} if case else {}
 
 
 def side_of(records):
@@ -90,29 +90,10 @@ def of(records, way, strategy=None, impl=None, **keys):
     ]
 
 
-# ---- proofs ----
-
-
-def report_proofs(page, errors, strategy):
+def proofs(page, errors, strategy):
     page.section(PROOFS[strategy])
     mine = errors.only(strategy=[strategy, "flat"] if strategy == "naive" else [strategy])
-    rows, worst = {}, []
-    for record in mine.records:
-        if not record["impl"].startswith("c_") or record["status"] == "unsupported":
-            continue
-        case = record["case"]
-        key = (case.get("model", case.get("size")), case["ranks"], case.get("dtype", "f32"), record["impl"])
-        row = rows.setdefault(key, dict(zip(("model", "ranks", "dtype", "side"), key, strict=True)))
-        row["results"] = row.get("results", 0) + 1
-        row["hold"] = row.get("hold", 0) + (record["status"] == "ok")
-        far = record.get("error", {}).get("max_abs")
-        if far is not None:
-            row["largest difference"] = max(far, row.get("largest difference", 0.0))
-            worst += [far] if case.get("dtype", "f32") == "f32" else []
-    frame = pd.DataFrame([rows[key] for key in sorted(rows, key=str)])
-    page.table(frame, f"proofs_{strategy}")
-    held, results = (sum(row[name] for row in rows.values()) for name in ("hold", "results"))
-    page.say(held=held, results=results or None, worst=max(worst, default=None))
+    report_proofs(page, mine.records, f"proofs_{strategy}", ("model", "ranks", "dtype"))
 
 
 # ---- steps ----
@@ -143,13 +124,8 @@ def steps_table(page, times, runs, way, strategies, name):
             row |= {"calls": values["calls"], "MiB": values["bytes"] / MIB}
     frame = pd.DataFrame([rows[key] for key in sorted(rows)])
     if len(frame):
-        page.note(
-            "{size}, {dtype}, {optimizer}, {ranks} ranks. A sample is the time of the slowest rank.".format(
-                **way
-            )
-        )
+        page.note(f"{setup(way)}, {way['optimizer']}. A sample is the time of the slowest rank.")
     page.table(last(frame, "noisy"), name)
-    return frame
 
 
 def row_of(case):
@@ -164,17 +140,18 @@ def best(records):
     return min(records, key=lambda r: r["values"]["step"], default=None)
 
 
-def values_of(runs, way, strategy):
-    """What communication takes of C's step with a strategy, for sentences; of its best bucket."""
+def values_of(times, runs, way, strategy):
+    """C's step with a strategy and what communication takes of it, for sentences; of its best bucket. The step is the
+    one without a watch, if it was measured and is not noisy."""
     record = best(of(runs, way, strategy, side_of(runs)))
     if record is None:
         return None
-    values = record["values"]
-    found = {name: values[name] for name in ("step", "without", "exposed", "collectives", "calls", "tail")}
-    return found | {
+    values, compared = record["values"], steps_of(times, way, strategy)
+    return values | {
+        "step": compared.mine if compared else values["step"],
         "share": values["exposed"] / values["step"],
         "hidden": hidden(values),
-        "bucket": record["case"].get("bucket_mb"),
+        "theirs": compared and compared.theirs,
     }
 
 
@@ -187,37 +164,31 @@ def steps_of(times, way, strategy):
     return Comparison.of(mine, theirs)
 
 
-def report_naive(page, times, runs, way):
-    page.section("naive_ddp_benchmarking")
-    steps_table(page, times, runs, way, ("naive",), "naive")
-    compared = steps_of(times, way, "naive")
-    if compared is None:
+def report_one(page, times, runs, way, strategies):
+    """The steps of the last of these strategies beside the others."""
+    page.section(TIMES[strategies[-1]])
+    steps_table(page, times, runs, way, strategies, strategies[-1])
+    if steps_of(times, way, strategies[-1]) is None:
         page.lacks("a step of PyTorch beside C's")
-    page.say(**way, naive=values_of(runs, way, "naive"), compared=compared)
-
-
-def report_flat(page, times, runs, way):
-    page.section("minimal_ddp_flat_benchmarking")
-    steps_table(page, times, runs, way, ("naive", "flat"), "flat")
-    compared = steps_of(times, way, "flat")
-    if compared is None:
-        page.lacks("a step of PyTorch beside C's")
-    page.say(**way, naive=values_of(runs, way, "naive"), flat=values_of(runs, way, "flat"), compared=compared)
+    page.say(**way, **{name: values_of(times, runs, way, name) for name in strategies})
 
 
 def report_overlap(page, times, runs, way):
     page.section("ddp_overlap_individual_parameters_benchmarking (a)")
-    strategies = {name: values_of(runs, way, name) for name in STRATEGIES}
+    strategies = {name: values_of(times, runs, way, name) for name in STRATEGIES}
     steps_table(page, times, runs, way, STRATEGIES[:3], "overlap")
     if not strategies["overlap"]:
         page.lacks("steps with overlap of single gradients")
-    page.say(**way, **strategies, compared=steps_of(times, way, "overlap"))
-    page.note("All strategies and sizes of buckets with the fewest ranks, without a watch:")
+    page.say(**way, **strategies)
+    page.note(
+        "All strategies and sizes of buckets with the fewest ranks, without a watch"
+        + (", batch {batch} a rank, context {context}:".format(**way) if way else ":")
+    )
     fewest = min(times.values("ranks"), default=0)
     page.table(pd.DataFrame(by_strategy(times.only(ranks=fewest))), "steps")
 
 
-def report_traces(page, runs, way):
+def report_traces(page, times, runs, way):
     """Passes and collectives of one step, rank 0: without overlap, of single gradients, and in buckets."""
     page.section("ddp_overlap_individual_parameters_benchmarking (b)")
     panels = {}
@@ -228,16 +199,25 @@ def report_traces(page, runs, way):
             name = f"{strategy}, {case['bucket_mb']:g} MiB" if "bucket_mb" in case else strategy
             panels[name] = bars_of(watched[0]["series"])
     if panels:
-        where = "{size}, {dtype}, {ranks} ranks".format(**way)
-        page.note("Each panel is one step: what a rank computes, and under it what it sends.")
+        page.note(
+            "Each panel is the last step of a run: what a rank computes, and under it what it sends. Tables have "
+            "medians of all steps."
+        )
         page.timeline(
-            "timeline", panels, x="ms since the step began", title=f"One training step by strategy, {where}"
+            "timeline",
+            panels,
+            x="ms since the step began",
+            title=f"One training step by strategy, {setup(way)}",
         )
     if "overlap" not in panels:
         page.lacks(
             "the trace of a step with overlap of single gradients: records have naive and bucketed alone"
         )
-    page.say(naive=values_of(runs, way, "naive"), overlap=values_of(runs, way, "overlap"))
+    page.say(
+        **{name: values_of(times, runs, way, name) for name in STRATEGIES[::2]},
+        drawn=" and ".join(f"`{name}`" for name in panels) if panels else None,
+        traced="overlap" in panels,
+    )
 
 
 def bars_of(series):
@@ -260,44 +240,42 @@ def bars_of(series):
 
 def report_buckets(page, times, runs, links, way):
     page.section("ddp_bucketed_benchmarking (a)")
-    frame = steps_table(page, times, runs, way, ("overlap", "bucketed"), "buckets")
+    steps_table(page, times, runs, way, ("overlap", "bucketed"), "buckets")
     sizes = {
         r["case"].get("bucket_mb") for r in [*of(runs, way, "bucketed"), *of(times.records, way, "bucketed")]
     }
     missing = [mb for mb in ASKED_MB if mb not in sizes]
     if missing:
         page.lacks(f"buckets of {', '.join(map(str, missing))} MiB")
-    curves, chosen = {}, frame[frame["strategy"] == "bucketed"] if len(frame) else frame
-    for side in (side_of([*runs, *times.records]), "torch_ddp"):
-        names = [f"{side} (ms)"] if side == "torch_ddp" else [f"{side} (ms)", "step, watched (ms)"]
-        there = [name for name in names if name in chosen]
-        if there:
-            name = max(there, key=lambda name: chosen[name].count())
-            curves[side] = (list(chosen["bucket (MiB)"]), list(chosen[name]))
-    where = "{size}, {dtype}, {ranks} ranks".format(**way) if way else ""
-    page.plot(
+    if not of([*runs, *times.records], way, "overlap"):
+        page.lacks("overlap without buckets, which buckets are compared with")
+    mine = side_of([*runs, *times.records])
+    bars = {}
+    for side in (mine, "torch_ddp"):
+        singles = steps_by_bucket(times, runs, way, side, "overlap")
+        for mb, ms in (singles | steps_by_bucket(times, runs, way, side)).items():
+            bars.setdefault(f"{mb:g} MiB" if mb else "no buckets", {})[side] = ms
+    page.bars(
         "buckets",
-        curves,
-        x="MiB of a bucket",
+        bars,
         y="ms a step",
-        title=f"A step by bucket size, {where}",
-        log="x",
+        title=f"A step by bucket size, {setup(way) if way else ''}",
+        stacked=False,
     )
-    mine = sorted(of(runs, way, "bucketed", side_of(runs)), key=lambda r: r["case"]["bucket_mb"])
-    found = best(mine)
-    spans = [r["values"]["step"] for r in mine]
-    without = values_of(runs, way, "naive")
-    page.say(
-        best=found["case"]["bucket_mb"] if found else None,
-        step=found["values"]["step"] if found else None,
-        smallest=mine[0]["case"]["bucket_mb"] if mine else None,
-        first=spans[0] if len(spans) > 1 else None,
-        largest=mine[-1]["case"]["bucket_mb"] if mine else None,
-        last=spans[-1] if len(spans) > 1 else None,
-        spread=max(spans) / min(spans) - 1 if len(spans) > 1 else None,
-        naive=without and without["step"],
-        hidden=hidden(found["values"]) if found else None,
+    steps = steps_by_bucket(times, runs, way, mine, pick=ms_of)
+    told = {"steps": len(steps) if len(steps) > 1 else None}
+    if steps:
+        best_mb, slowest = min(steps, key=steps.get), max(steps, key=steps.get)
+        told |= {"best": best_mb, "step": steps[best_mb], "slowest": slowest, "slow": steps[slowest]}
+        told |= {"first": steps[min(steps)], "last": steps[max(steps)]}
+        told |= {"smallest": min(steps), "largest": max(steps)}
+    told["hidden"] = min((hidden(r["values"]) for r in of(runs, way, "bucketed", mine)), default=None)
+    told["single"] = steps_by_bucket(times, runs, way, mine, "overlap", ms_of).get(0)
+    model = next(
+        (r for r in best_buckets(runs, links) if r["side"] == mine and r["dtype"] == way["dtype"]), {}
     )
+    told["model"] = model.get("best bucket (MiB)")
+    page.say(**told, formula=model.get("by the handout's formula (MiB)"))
     page.table(pd.DataFrame(fits(links)), "fit", more=True)
     page.table(pd.DataFrame(best_buckets(runs, links)), "optimum", more=True)
     page.table(pd.DataFrame(predictions(runs, links)), "buckets_by_the_model", more=True)
@@ -308,6 +286,16 @@ def report_buckets(page, times, runs, links, way):
         "after the other. The last ends max(c, T / n + n c - T) after backward. If a bucket is sent while the next is "
         "computed, this is s / (n w) + n o, as the handout has it."
     )
+
+
+def steps_by_bucket(times, runs, way, side, strategy="bucketed", pick=lambda record: record["ms"]["median"]):
+    """{MiB of a bucket, 0 without buckets: ms of a side's step}: without a watch, if more sizes were measured so."""
+    timed = {
+        r["case"].get("bucket_mb", 0): pick(r) for r in of(times.records, way, strategy, side) if "ms" in r
+    }
+    seen = {r["case"].get("bucket_mb", 0): r["values"]["step"] for r in of(runs, way, strategy, side)}
+    found = timed if len(timed) >= len(seen) else seen
+    return {mb: found[mb] for mb in sorted(found) if found[mb]}
 
 
 def link_of(links, record):

@@ -5,7 +5,7 @@ import pandas as pd
 from parity.core.comparison import Comparison, ms_of
 from parity.shard.memory import memory_of, on_the_wire, sent_of, state_bytes
 from parity.shared.bench_ranks import MIB, PARTS, POINTS, elements_of
-from parity.shared.pages import last, mark, ran_with
+from parity.shared.pages import last, mark, ran_with, report_proofs, setup
 from parity.shared.ranked import whole_of
 
 STATES = ("whole", "tensors", "flat")
@@ -17,7 +17,8 @@ def report(page, records):
     errors = type(records)(r for r in records.records if "steps" in r["case"])
     times = type(records)(r for r in records.records if "warmup" in r["case"])
     parts = of_states(records.only(part="memory"))
-    report_proofs(page, errors)
+    page.section("optimizer_state_sharding")
+    report_proofs(page, errors.records, "proofs", ("model", "shard", "ranks"))
     report_memory(page, parts)
     report_steps(page, times)
     report_sent(page, parts)
@@ -53,113 +54,59 @@ def of_states(parts):
     )  # fmt: skip
 
 
-def report_proofs(page, errors):
-    page.section("optimizer_state_sharding")
-    rows, worst = {}, []
-    for record in errors.records:
-        if record["status"] == "unsupported" or not record["impl"].startswith("c_"):
-            continue
-        case = record["case"]
-        key = (case.get("model", case.get("size")), case["shard"], case["ranks"], record["impl"])
-        row = rows.setdefault(key, dict(zip(("model", "split", "ranks", "side"), key, strict=True)))
-        row["results"] = row.get("results", 0) + 1
-        row["hold"] = row.get("hold", 0) + (record["status"] == "ok")
-        far = record.get("error", {}).get("max_abs")
-        if far is not None:
-            row["largest difference"] = max(far, row.get("largest difference", 0.0))
-            worst.append(far)
-        row["state of rank 0 (bytes)"] = record.get("values", {}).get("state_bytes")
-    page.table(pd.DataFrame([rows[key] for key in sorted(rows)]), "proofs")
-    held, results = (sum(row[name] for row in rows.values()) for name in ("hold", "results"))
-    page.say(held=held, results=results or None, worst=max(worst, default=None))
-
-
 def columns_of(memory, rank=None):
     """In MiB, of one rank or of the rank that has the most."""
-    found = {}
-    for name in (*PARTS, *POINTS, "peak"):
-        values = memory.get(f"{name}_mib")
-        if values:
-            title = f"{WORDS.get(name, name.replace('_', ' '))} (MiB)"
-            found[title] = max(values) if rank is None else values[rank]
-    return found
+    found = {name: memory.get(f"{name}_mib") for name in (*PARTS, *POINTS, "peak")}
+    return {name: max(of) if rank is None else of[rank] for name, of in found.items() if of}
 
 
-def mine_of(parts):
-    """The records of C's first side and of its first configuration."""
+def titled(columns):
+    return {f"{WORDS.get(name, name.replace('_', ' '))} (MiB)": mib for name, mib in columns.items()}
+
+
+def of_first(parts):
+    """The records of the first configuration: those of C's first side and of PyTorch."""
     first = next((r for r in parts if r["impl"].startswith("c_")), None)
+    sides = (first and first["impl"], "torch_ddp", "torch_zero")
     return [
         r
         for r in parts
-        if first and r["impl"] == first["impl"] and all(r["case"][n] == first["case"][n] for n in NAMES)
+        if first and r["impl"] in sides and all(r["case"][n] == first["case"][n] for n in NAMES)
     ]
 
 
 def report_memory(page, parts):
     page.section("optimizer_state_sharding_accounting (a)")
-    rows, every = [], []
-    mine = mine_of(parts)
+    rows, every, bars, told = [], [], {}, {"c": {}, "torch": {}}
     for record in parts:
-        case, memory = record["case"], record["memory"]
-        head = {name: case[name] for name in NAMES} | {"state": case["shard"]}
-        every += [
-            head | {"side": record["impl"], "rank": rank} | columns_of(memory, rank)
-            for rank in range(len(memory["peak_mib"]))
-        ]
-        if mine and all(case[name] == mine[0]["case"][name] for name in NAMES):
-            if record is next(r for r in parts if r["case"] == case):
-                arithmetic = {f"{part.replace('_', ' ')}_mib": [mib] for part, mib in memory_of(case).items()}
-                named = {k.removesuffix("_mib").replace(" ", "_") + "_mib": v for k, v in arithmetic.items()}
-                rows.append({"state": case["shard"], "side": "arithmetic"} | columns_of(named))
-            if record["impl"] == mine[0]["impl"] or record["impl"].startswith("torch"):
-                rows.append({"state": case["shard"], "side": record["impl"]} | columns_of(memory))
-    if mine:
-        page.note(
-            "{size}, {dtype}, {ranks} ranks; MiB of the rank with the most".format(**mine[0]["case"]) + "."
-        )
+        head = {name: record["case"][name] for name in NAMES} | {"state": record["case"]["shard"]}
+        for rank in range(len(record["memory"]["peak_mib"])):
+            of_rank = titled(columns_of(record["memory"], rank))
+            every.append(head | {"side": record["impl"], "rank": rank} | of_rank)
+    first = of_first(parts)
+    for record in first:
+        case, columns = record["case"], columns_of(record["memory"])
+        shard, arithmetic = case["shard"], memory_of(case)
+        if not any(row["state"] == shard for row in rows):
+            rows.append({"state": shard, "side": "arithmetic"} | titled(arithmetic))
+        rows.append({"state": shard, "side": record["impl"]} | titled(columns))
+        mine = record["impl"].startswith("c_")
+        name = f"{'C' if mine else 'PyTorch'}, {'not sharded' if shard == 'whole' else f'sharded, {shard}'}"
+        bars[name] = {WORDS[point]: columns[point] for point in POINTS if point in columns}
+        told["c" if mine else "torch"][shard] = columns | {
+            "exact": [round(mib * MIB) for mib in record["memory"].get("optimizer_state_mib", ())]
+            == state_bytes(case, elements_of(case)),
+            "every_gradient": arithmetic["gradients"],
+            "reused": arithmetic["gradients"] - columns.get("gradients", 0.0),
+        }
+    if first:
+        page.note(f"{setup(first[0]['case'])}; MiB of the rank with the most.")
     page.table(pd.DataFrame(rows), "memory", expected=3)
     page.table(pd.DataFrame(every), "memory_by_rank", more=True)
-    bars, told = {}, {}
-    for record in mine:
-        case, memory = record["case"], record["memory"]
-        shard = "not sharded" if case["shard"] == "whole" else f"sharded, {case['shard']}"
-        groups = {
-            part.replace("_", " "): max(memory[f"{part}_mib"]) for part in PARTS if memory.get(f"{part}_mib")
-        }
-        bars[f"C, {shard}"] = groups
-        told[case["shard"]] = {name: max(memory[f"{name}_mib"]) for name in (*PARTS, *POINTS, "peak")
-                               if memory.get(f"{name}_mib")}  # fmt: skip
-        predicted = state_bytes(case, elements_of(case))
-        told[case["shard"]]["exact"] = [
-            round(mib * MIB) for mib in memory["optimizer_state_mib"]
-        ] == predicted
-    for record in parts:
-        if (
-            mine
-            and record["impl"].startswith("torch")
-            and all(record["case"][n] == mine[0]["case"][n] for n in NAMES)
-        ):
-            memory = record["memory"]
-            shard = (
-                "not sharded" if record["case"]["shard"] == "whole" else f"sharded, {record['case']['shard']}"
-            )
-            bars[f"PyTorch, {shard}"] = {
-                part.replace("_", " "): max(memory[f"{part}_mib"])
-                for part in PARTS
-                if memory.get(f"{part}_mib")
-            }
-    where = "{size}, {dtype}, {ranks} ranks".format(**mine[0]["case"]) if mine else ""
-    page.bars(
-        "memory", bars, y="MiB of a rank", title=f"Memory with and without sharding of the optimizer, {where}"
-    )
-    theirs = {r["case"]["shard"]: r["memory"] for r in parts if r["impl"].startswith("torch") and mine
-              and all(r["case"][n] == mine[0]["case"][n] for n in NAMES)}  # fmt: skip
-    page.say(
-        **(mine[0]["case"] if mine else {}),
-        c=told,
-        torch={shard: {name: max(memory[f"{name}_mib"]) for name in (*POINTS, "peak") if memory.get(f"{name}_mib")}
-               for shard, memory in theirs.items()},
-    )  # fmt: skip
+    where = setup(first[0]["case"]) if first else ""
+    title = f"Memory at three points of a step, with and without sharding of the optimizer, {where}"
+    page.bars("memory", bars, y="MiB of a rank", title=title, stacked=False)
+    page.say(**(first[0]["case"] if first else {}), **told)
 
 
 def report_steps(page, times):
@@ -184,6 +131,8 @@ def report_steps(page, times):
         frame = frame[
             [*(name for name in frame if "_" not in name), *sorted(name for name in frame if "_" in name)]
         ]
+    if sides:
+        page.note("Batch {batch} a rank, context {context}.".format(**times.records[0]["case"]))
     page.table(last(frame, "noisy"), "steps", expected=2)
     if not any("whole" in impl for found in sides.values() for impl in found):
         page.lacks("steps without sharding")
@@ -232,5 +181,7 @@ def report_sent(page, parts):
             | {"sent (MiB)": measured / MIB, "times DDP's": ratio}
         )
         told.setdefault(case["shard"], {"ratio": ratio, "calls": record["collectives"]})
+    if rows:
+        page.note("Batch {batch} a rank, context {context}.".format(**parts[0]["case"]))
     page.table(pd.DataFrame(rows), "sent", expected=3)
     page.say(**told)

@@ -106,6 +106,40 @@ def held(records, base: str = "torch_eager") -> dict:
     }
 
 
+def setup(case) -> str:
+    """What every result of ranks was measured with, for captions and titles."""
+    return "{size}, {dtype}, batch {batch} a rank, context {context}, {ranks} ranks".format(**case)
+
+
+def report_proofs(page, records, name, columns) -> None:
+    """A row for each combination of these case keys and side of C: results that hold, and the largest difference from
+    float64, of C and of PyTorch. `worst` is that of C in f32."""
+    rows, theirs, worst = {}, {}, []
+    for record in records:
+        if record["status"] == "unsupported":
+            continue
+        case = {"model": record["case"].get("size"), "dtype": "f32"} | record["case"]
+        key, far = tuple(case[column] for column in columns), record.get("error", {}).get("max_abs")
+        if not record["impl"].startswith("c_"):
+            theirs[key] = max(far or 0.0, theirs.get(key, 0.0))
+            continue
+        key = (*key, record["impl"])
+        row = rows.setdefault(
+            key, dict(zip((*columns, "side"), key, strict=True)) | {"results": 0, "hold": 0}
+        )
+        row["results"] += 1
+        row["hold"] += record["status"] == "ok"
+        if far is not None:
+            row["largest difference"] = max(far, row.get("largest difference", 0.0))
+            worst += [far] if case["dtype"] == "f32" else []
+        if "state_bytes" in record.get("values", {}):
+            row["state of rank 0 (bytes)"] = record["values"]["state_bytes"]
+    found = [rows[key] | {"PyTorch's difference": theirs.get(key[:-1])} for key in sorted(rows, key=str)]
+    page.table(pd.DataFrame(found), name)
+    held, results = (sum(row[what] for row in found) for what in ("hold", "results"))
+    page.say(held=held, results=results or None, worst=max(worst, default=None))
+
+
 def mark(row, record, name: str = "") -> None:
     """Names a side under the row's `noisy` if its samples lie too far apart, or its machine was loaded."""
     if record and noisy(record):
