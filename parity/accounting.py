@@ -202,7 +202,7 @@ def report_ddp(page, records):
         | {"one_ms": "one bucket", "each_ms": "a bucket a tensor"},
         units={"w": "GB/s", "o": "us", "mb": "MB", "ms": "ms", "one_ms": "ms", "each_ms": "ms"},
     )
-    page.say(rows=rows, first=rows[0] if rows else None, last=rows[-1] if rows else None)
+    page.say(first=rows[0] if rows else None)
     page.working(first=rows[0] if rows else None)
 
 

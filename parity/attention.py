@@ -209,8 +209,8 @@ def grid_table(page, timed):
     return table[[name for name in (*order, "noisy") if name in table]] if len(table) else table
 
 
-def curve(records, impl, name, head_dim=HEAD_DIM):
-    points = records.only(impl=impl, head_dim=head_dim)
+def curve(records, impl, name):
+    points = records.only(impl=impl, head_dim=HEAD_DIM)
     seqs = points.values("seq")
     values = [points.value(name, impl=impl, seq=seq) for seq in seqs]
     return seqs, [None if value != value else value for value in values]
@@ -257,6 +257,5 @@ def answer(page, timed):
     row = next((row for row in valued(timed, "torch_eager", head_dim=HEAD_DIM) if row["seq"] == last), None)
     page.working(
         batch=BATCH, seq=last, matrix=kept.get("matrix_mib"), saved=kept.get("saved_mib"), end=kept.get("end_80_gib"),
-        rows=BATCH * last * HEAD_DIM * 4 / 2**20 if row else None, head_dim=HEAD_DIM,
-        backward=kept.get("backward_peak_mib"),
+        rows=BATCH * last * HEAD_DIM * 4 / 2**20 if row else None,
     )  # fmt: skip

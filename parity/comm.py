@@ -336,21 +336,14 @@ def report_answer(page, single):
         found = single.only(impl=impl, ranks=ranks, bytes=mib * MIB).records
         return ms_of(found[0]) if found else None
 
-    def side(gpu, cpu):
-        return gpu if any(gpu == impl for impl in single.impls()) else cpu
-
     ranks = single.values("ranks")
     few, many = (ranks[0], ranks[-1]) if ranks else (None, None)
-    mine, theirs = side("c_nccl", "c_mpi"), side("torch_nccl", "torch_gloo")
     both = "c_nccl" in single.impls() and "torch_gloo" in single.impls()
     page.say(
         both=both or None,
         gpu={mib: ms("torch_nccl", few, mib) for mib in (1, 100, 1024)},
         cpu={mib: ms("torch_gloo", few, mib) for mib in (1, 100, 1024)},
-        mpi={mib: ms("c_mpi", few, mib) for mib in (1, 10, 100, 1024)},
-        gloo={mib: ms("c_gloo", few, mib) for mib in (1, 10, 100, 1024)},
-        mine=ms(mine, few, 100),
-        theirs=ms(theirs, few, 100),
+        mpi={mib: ms("c_mpi", few, mib) for mib in (1, 100)},
         few=few,
         many=many if many != few else None,
         slow=ms("torch_gloo", many, 10),

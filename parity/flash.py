@@ -31,7 +31,6 @@ HEAD_DIMS = [16, 32, 64, 128]
 # The sequence lengths of the memory curves, and the head size of all curves.
 MEMORY_SEQS = {"cpu": [256, 512, 1024, 2048, 4096, 8192], "cuda": [1024, 2048, 4096, 8192, 16384, 32768]}
 HEAD_DIM = 64
-LONG = 1024  # tokens from which on no side waits for its launches
 
 
 def cases(profile, device):
@@ -353,8 +352,6 @@ def say_grid(page, said, headline, dtype):
     usable = [key for key, found in mine.items() if found["eager"] and found["fused"]]
     best = max(usable, key=lambda key: (key[0] == dtype, key[2]), default=None)
     fused = [found["fused"].ratio for found in said.values() if found["fused"]]
-    long = [found["fused"].ratio for key, found in said.items() if found["fused"] and key[2] >= LONG]
-    eager = [found["eager"].ratio for key, found in said.items() if found["eager"] and key[2] >= LONG]
     values = {}
     if best:
         values = {"what": "forward and backward take", "dtype": best[0], "seq": best[2], **mine[best]}
@@ -366,9 +363,7 @@ def say_grid(page, said, headline, dtype):
     page.say(
         grid=bool(best),
         head_dim=HEAD_DIM,
-        long=geomean(eager),
         fused_mean=geomean(fused),
-        long_fused=geomean(long),
         behind=sum(ratio > 1 for ratio in fused),
         of=len(fused),
         **values,

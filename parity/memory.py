@@ -281,12 +281,12 @@ def report(page, records):
         "f32, batch 4, peaks in MiB. inference: nothing is kept; forward: everything that backward needs is kept."
     )
     page.table(peaks_of(f32), "peaks_f32", expected=3)
-    page.say(**peak_values(f32))
+    page.say(**peak_values(f32, context_of_steps(f32)))
     page.section("memory_profiling (c)")
     page.note("bf16 mixed precision, batch 4, peaks in MiB.")
     page.table(peaks_of(mixed), "peaks_bf16_mixed", expected=3)
-    told = {"f32": peak_values(f32), "mixed": peak_values(mixed)}
-    page.say(**told)
+    context = context_of_steps(f32, mixed)
+    page.say(f32=peak_values(f32, context), mixed=peak_values(mixed, context))
     report_residual(page, f32)
     report_largest(page, measured)
     report_saved(page, measured)
@@ -341,7 +341,6 @@ def report_timeline(page, f32):
         size=step["case"]["size"] if step else None,
         weights=live.get("live weights", 0) / MIB or None,
         state=live.get("live optimizer state", 0) / MIB or None,
-        activations=live.get("live activations", 0) / MIB or None,
         forward=values_of(record).get("live", 0) / MIB or None,
         step=live.get("live", 0) / MIB or None,
     )
@@ -365,12 +364,19 @@ def peaks_of(records):
     return frame[["size", "context", *(n for n in names if n in frame)]] if rows else frame
 
 
-def peak_values(records):
-    """Peaks of the largest case by pass and side, for sentences."""
-    found = {}
+def context_of_steps(*parts):
+    """The longest of the handout's contexts at which C's step fits in every part; None if there is none."""
+    steps = [part.only(impl="c", **{"pass": "step"}).records for part in parts]
+    fits = [{r["case"]["context"] for r in records if r.get("peak_mib")} for records in steps]
+    return max((context for context in set.intersection(*fits) if context <= CONTEXTS[-1]), default=None)
+
+
+def peak_values(records, context):
+    """Peaks of the largest case of this context, or of the longest, by pass and side, for sentences."""
+    found, at = {}, {"context": context} if context else {}
     for impl, name in (("c", "c"), ("torch_eager", "torch")):
         for what in ref.PASSES:
-            record = longest(records, impl=impl, **{"pass": what})
+            record = longest(records, impl=impl, **at, **{"pass": what})
             if record:
                 found |= {"size": record["case"]["size"], "context": record["case"]["context"]}
                 found[f"{name}_{what}"] = record.get("peak_mib")
@@ -397,9 +403,9 @@ def report_residual(page, f32):
         page.working(**last["case"], bytes=nbytes, mib=nbytes / MIB if nbytes else None)
 
 
-def twin(records, record, impl="torch_eager"):
-    """The same case of another side."""
-    return next((r for r in records.only(impl=impl).records if r["case"] == record["case"]), None)
+def twin(records, record):
+    """The same case of PyTorch's side."""
+    return next((r for r in records.only(impl="torch_eager").records if r["case"] == record["case"]), None)
 
 
 def report_largest(page, measured):

@@ -15,7 +15,6 @@ DELIVERABLES = {
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LOW = ["f16", "bf16"]
-PLACES = {"cpu": "on the CPU", "cuda": "on CUDA, as fake tensors that go through the same dispatcher"}
 DEVICES = ["cpu", "cuda"]
 LOSSES = ["cross_entropy_loss", "mse_loss", "mean"]
 LISTED = "2.13"  # the PyTorch whose operator lists are C's

@@ -41,7 +41,6 @@ SCOPES = {
     "forward and backward": ("forward", "loss", "backward"),
     "step": PHASES,
 }
-TIMED = ("forward", "backward", "optimizer")  # phases that a timer has
 PARTS = ("scores", "softmax", "values", "fused")
 # Operations of PyTorch on a CPU, whose names are no kernels'.
 OPERATIONS = {

@@ -150,6 +150,30 @@ class Answers(unittest.TestCase):
         self.assertRegex(said, r"more, 150 instead of 100 MiB")
         self.assertRegex(said, r"from 110 to 108 MiB")
 
+    def test_memory_is_compared_at_a_context_that_both_dtypes_have(self):
+        peaks = {
+            ("f32", 256): 100.0,
+            ("f32", 512): 200.0,
+            ("bf16_mixed", 256): 103.0,
+            ("bf16_mixed", 512): None,
+        }
+        records = [
+            {
+                "deliverable": "memory_profiling",
+                "impl": impl,
+                "status": "ok" if mib else "oom",
+                "case": {"part": "peaks", "size": "2.7B", "layers": 32, "d_model": 2560, "context": context}
+                | {"dtype": dtype, "pass": "step", "batch": 4},
+                "peak_mib": mib,
+                "values": {},
+            }
+            for (dtype, context), mib in peaks.items()
+            for impl in ("c", "torch_eager")
+        ]
+        said = " ".join(self.answers(report_memory, records)["memory_profiling (c)"].answer)
+        self.assertRegex(said, r"context 256.* 103 MiB in C \(100 in f32\)")
+        self.assertNotRegex(said, "half as large")  # PyTorch's peak goes up
+
     def run_of(self, strategy, step, **more):
         case = dict(
             size="xl", dtype="f32", optimizer="adamw", ranks=2, strategy=strategy, part="communication"

@@ -57,10 +57,10 @@ def case(size, context, checkpoint_layers, device, *, shape, numel, seconds, sta
     )
 
 
-def micro_case(size, batch, *, shape, seconds, keep="all", stage=0):
+def micro_case(size, batch, *, shape, seconds, stage=0):
     """A step of STEP_TOKENS tokens in mixed precision on a GPU."""
     micro_batches = STEP_TOKENS // (batch * shape["context"])
-    switches = AS_TIMED | {"gradients": "held", "keep": keep}
+    switches = AS_TIMED | {"gradients": "held"}
     return Case(
         "micro_batches",
         measure="time memory",

@@ -119,9 +119,9 @@ def behind(calls, nbytes, backward_ms, o, w):
     return max(each, backward_ms / calls + calls * each - backward_ms)
 
 
-def optimum(nbytes, backward_ms, o, w, most=4096):
-    """The number of buckets, at most that many, of which least is behind."""
-    return min(range(1, most + 1), key=lambda calls: behind(calls, nbytes, backward_ms, o, w))
+def optimum(nbytes, backward_ms, o, w):
+    """The number of buckets, at most 4096, with which the least is sent after backward."""
+    return min(range(1, 4097), key=lambda calls: behind(calls, nbytes, backward_ms, o, w))
 
 
 def handout_optimum(nbytes, o, w):

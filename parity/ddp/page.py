@@ -220,14 +220,13 @@ def report_overlap(page, times, runs, way):
 def report_traces(page, runs, way):
     """Passes and collectives of one step, rank 0: without overlap, of single gradients, and in buckets."""
     page.section("ddp_overlap_individual_parameters_benchmarking (b)")
-    panels, found = {}, {}
+    panels = {}
     for strategy in ("naive", "overlap", "bucketed"):
         watched = [r for r in of(runs, way, strategy, side_of(runs)) if "series" in r]
         if watched:
             case = watched[0]["case"]
             name = f"{strategy}, {case['bucket_mb']:g} MiB" if "bucket_mb" in case else strategy
             panels[name] = bars_of(watched[0]["series"])
-            found[strategy] = hidden(watched[0]["values"])
     if panels:
         where = "{size}, {dtype}, {ranks} ranks".format(**way)
         page.note("Each panel is one step: what a rank computes, and under it what it sends.")
@@ -238,7 +237,7 @@ def report_traces(page, runs, way):
         page.lacks(
             "the trace of a step with overlap of single gradients: records have naive and bucketed alone"
         )
-    page.say(naive=values_of(runs, way, "naive"), overlap=values_of(runs, way, "overlap"), traced=found)
+    page.say(naive=values_of(runs, way, "naive"), overlap=values_of(runs, way, "overlap"))
 
 
 def bars_of(series):
@@ -288,20 +287,16 @@ def report_buckets(page, times, runs, links, way):
     found = best(mine)
     spans = [r["values"]["step"] for r in mine]
     without = values_of(runs, way, "naive")
-    modelled = next(iter(best_buckets(of(runs, way), links)), {})
     page.say(
         best=found["case"]["bucket_mb"] if found else None,
         step=found["values"]["step"] if found else None,
-        least=mine[0] if mine else None,
         smallest=mine[0]["case"]["bucket_mb"] if mine else None,
         first=spans[0] if len(spans) > 1 else None,
         largest=mine[-1]["case"]["bucket_mb"] if mine else None,
         last=spans[-1] if len(spans) > 1 else None,
         spread=max(spans) / min(spans) - 1 if len(spans) > 1 else None,
         naive=without and without["step"],
-        model=modelled.get("best bucket (MiB)"),
         hidden=hidden(found["values"]) if found else None,
-        exposed=found["values"]["exposed"] if found else None,
     )
     page.table(pd.DataFrame(fits(links)), "fit", more=True)
     page.table(pd.DataFrame(best_buckets(runs, links)), "optimum", more=True)
