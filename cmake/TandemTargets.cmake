@@ -44,7 +44,7 @@ if(TANDEM_COVERAGE)
 endif()
 
 if(TANDEM_HAVE_CUDA)
-  target_compile_definitions(td_flags INTERFACE TANDEM_HAVE_CUDA $<$<BOOL:${TANDEM_HAVE_SM90A}>:TANDEM_HAVE_SM90A>)
+  target_compile_definitions(td_flags INTERFACE TANDEM_HAVE_CUDA)
 endif()
 
 foreach(backend IN ITEMS MPI GLOO NCCL)

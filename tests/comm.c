@@ -512,7 +512,7 @@ static void ranks_know_each_other(void **state)
 static void every_rank_says_what_differs(void **state)
 {
     (void)state;
-    for (int slow = 0; slow < info.ranks; slow++) {
+    for (int slow = 0; slow < 2; slow++) { /* the hub, or another */
         const td_setting setting = {"layers", info.rank == 1 ? 3 : 2};
         char name[16];
 

@@ -1,12 +1,6 @@
 /* The functions of transformer.h and hooks.h, and random walks through a model's states. */
 #include "support/fuzz_api_model.h"
 
-static bool may_wait(const td_transformer_config *c)
-{
-    return c->use == TD_MODEL_GRADIENTS && c->keep == TD_KEEP_ALL &&
-           td_precision_weights(c->precision) != td_precision_dtype(c->precision);
-}
-
 td_transformer_config api_good_model(void)
 {
     static const char *const attentions[] = {"naive", "flash"};
@@ -29,25 +23,11 @@ td_transformer_config api_good_model(void)
 
     if (c.keep == TD_KEEP_INPUTS)
         c.checkpoint_layers = td_fuzz_below(c.size.layers + 1);
-    c.wait = td_fuzz_below(may_wait(&c) ? c.size.layers + 1 : 2);
     return c;
 }
 
 #define MODEL_PRODUCTS                                                                                       \
     "d_model|d_ff|layers|heads|vocab|batch|context|parameters|tokens|q|k|rows|cols|scores|size|extents"
-
-/* Only for some choices, and not above the layers. */
-static void draw_wait(td_transformer_config *c)
-{
-    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, 5};
-
-    if (wrong()) {
-        c->wait = TD_FUZZ_PICK(bad);
-        impossible(TD_BAD_ARGUMENT, "wait");
-    } else {
-        impossible_if(c->wait > 1 && !may_wait(c), "wait");
-    }
-}
 
 td_transformer_config api_draw_model(bool own)
 {
@@ -87,12 +67,8 @@ td_transformer_config api_draw_model(bool own)
         c.use = TD_FUZZ_PICK(bad_uses);
         impossible(TD_BAD_ARGUMENT, "use");
     }
-    if (own) {
-        draw_wait(&c);
-    } else {
+    if (!own)
         c.use = (td_model_use)td_fuzz_bits();
-        c.wait = (int64_t)td_fuzz_bits();
-    }
     if (wrong()) {
         c.rope_theta = TD_FUZZ_PICK(bad_theta);
         impossible(TD_BAD_ARGUMENT, "rope_theta");
@@ -216,13 +192,6 @@ static td_status pass_begins(td_hook *hook, td_pass pass, bool last)
     return TD_OK;
 }
 
-static td_status takes(td_hook *hook, const td_due *due, bool *taken)
-{
-    (void)hook;
-    *taken = due->count > 0;
-    return TD_OK;
-}
-
 static td_status passes_on(td_hook *hook, td_range range, td_event *event)
 {
     return td_hooks_final(hook->next, range, event);
@@ -236,7 +205,6 @@ td_hook *api_chain(void)
     for (int64_t i = td_fuzz_below(3) - 1; i >= 0; i--) {
         links[i] = (td_hook){.next = first,
                              .begin = td_fuzz_chance(50) ? pass_begins : NULL,
-                             .due = td_fuzz_chance(50) ? takes : NULL,
                              .final = td_fuzz_chance(50) ? passes_on : NULL};
         first = &links[i];
     }
@@ -267,14 +235,6 @@ API(td_hooks_done)
     static const td_need need = {{0, 4}, TD_READS_PARAMS};
 
     return td_hooks_done(api_chain(), any_pass(), pointer("need", &need));
-}
-
-API(td_hooks_due)
-{
-    static const td_due due = {.count = 1};
-    bool taken;
-
-    return td_hooks_due(api_chain(), pointer("due", &due), pointer("taken", &taken));
 }
 
 API(td_hooks_final)
@@ -414,14 +374,6 @@ API(td_transformer_loss_on_device)
     return close_model(model, TD_OK);
 }
 
-API(td_transformer_products)
-{
-    const td_model_size size = {.d_model = at_least_one("d_model"), .d_ff = at_least_one("d_ff")};
-
-    return td_transformer_products(in_copy("size", &size, sizeof size),
-                                   out("out", TD_DUE_MOST * sizeof(td_product_extent)));
-}
-
 API(td_transformer_backward)
 {
     impossible(TD_BAD_ARGUMENT, "model|micro");
@@ -446,7 +398,7 @@ typedef struct step {
     const int64_t *ids;
     int64_t batch, seq;
     td_micro micro;
-    enum { LISTEN, STOP, TAKE } hook;
+    bool stops;
     uint64_t seed;
 } step;
 
@@ -465,7 +417,7 @@ static td_status stop(td_hook *hook, td_range range, td_event *event)
 
 static td_status take(pair *p, int which, step *s, const void **logits, float *loss)
 {
-    td_hook links[] = {[LISTEN] = {.begin = pass_begins}, [STOP] = {.final = stop}, [TAKE] = {.due = takes}};
+    td_hook link = {.begin = pass_begins, .final = s->stops ? stop : NULL};
     td_transformer *model = p->model[which];
 
     switch (s->kind) {
@@ -474,7 +426,7 @@ static td_status take(pair *p, int which, step *s, const void **logits, float *l
     case LOSS:
         return td_transformer_loss(model, s->ids, loss);
     case BACKWARD:
-        td_assert_ok(td_transformer_set_hooks(model, &links[s->hook]));
+        td_assert_ok(td_transformer_set_hooks(model, &link));
         const td_status status = td_transformer_backward(model, s->micro);
         td_assert_ok(td_transformer_set_hooks(model, NULL));
         return status;
@@ -507,7 +459,7 @@ static void draw_backward(const pair *p, step *s)
 {
     const bool transient = p->config.transient_gradients;
 
-    s->hook = td_fuzz_chance(10) ? STOP : td_fuzz_chance(30) ? TAKE : LISTEN;
+    s->stops = td_fuzz_chance(10);
     s->micro = (td_micro)td_fuzz_below(4);
     if (adds(s) && p->gradients == NEVER && !transient)
         s->micro = TD_MICRO_FIRST; /* the header does not say what there is to add to */
@@ -541,8 +493,6 @@ static void draw_step(const pair *p, step *s)
 
 static void after_step(pair *p, const step *s, bool stopped)
 {
-    const bool last = s->micro == TD_MICRO_ONLY || s->micro == TD_MICRO_LAST;
-
     switch (s->kind) {
     case FORWARD:
         p->batch = s->batch, p->seq = s->seq;
@@ -554,8 +504,8 @@ static void after_step(pair *p, const step *s, bool stopped)
     case LOSS:
         p->loss = true;
         break;
-    case BACKWARD: /* products that are added, or to which others come, are offered to nobody */
-        p->gradients = stopped || (s->hook == TAKE && last && !adds(s)) ? GONE : WHOLE;
+    case BACKWARD:
+        p->gradients = stopped ? GONE : WHOLE;
         p->forward = p->loss = false;
         break;
     case INIT:
@@ -612,12 +562,12 @@ void api_walk_model(void)
         api_begin();
         draw_step(&p, &s);
         snprintf(walked + strlen(walked), sizeof walked - strlen(walked), " %s", step_names[s.kind]);
-        td_fuzz_describe("walk: %s%s%s%s use %d wait %d:%s", td_precision_name(p.config.precision),
+        td_fuzz_describe("walk: %s%s%s%s use %d:%s", td_precision_name(p.config.precision),
                          p.config.transient_gradients ? " transient" : "",
                          p.config.keep == TD_KEEP_ALL ? " keep_all " : " ", p.config.attention,
-                         (int)p.config.use, (int)p.config.wait, walked);
+                         (int)p.config.use, walked);
         const td_status status = take(&p, 0, &s, &logits[0], &loss[0]);
-        const bool stopped = s.hook == STOP && status == TD_IO_ERROR;
+        const bool stopped = s.stops && status == TD_IO_ERROR;
         if (!stopped)
             api_judge(step_names[s.kind], status);
         if (status == TD_OK || stopped) {

@@ -135,8 +135,7 @@ static void lay_out(bed *b)
     b->config = (td_optimizer_config){.weights = b->weights,
                                       .groups = b->groups,
                                       .state = b->state,
-                                      .time = td_fuzz_chance(50) ? TD_UPDATE_ALONG : TD_UPDATE_AFTER,
-                                      .product_dtype = b->weights.grad_dtype};
+                                      .time = td_fuzz_chance(50) ? TD_UPDATE_ALONG : TD_UPDATE_AFTER};
 }
 
 static bed open_bed(void)
@@ -168,21 +167,13 @@ static td_status close_bed(bed *b, td_status status)
 
 API(td_optimizer_create)
 {
-    static const td_product_extent together[TD_LINEAR_ADAMW_MOST] = {{8, 8}, {8, 16}};
-    td_optimizer *made = (td_optimizer *)together;
     bed b = {.block = NULL};
+    td_optimizer *made = (td_optimizer *)&b;
 
     lay_out(&b);
     b.config.groups = b.groups;
     b.config.count = or_bad_count(draw_groups(b.groups));
     b.config.time = (td_update_time)choice("time", 2);
-    b.config.together_count = td_fuzz_below(3);
-    b.config.together = b.config.together_count > 0 ? pointer("together", together) : NULL;
-    if (wrong()) {
-        b.config.together_count = td_fuzz_chance(50) ? -1 : TD_LINEAR_ADAMW_MOST + 1;
-        b.config.together = together;
-        impossible(TD_BAD_ARGUMENT, "together_count");
-    }
     b.config.weights.params = pointer("weights|params", b.weights.params);
     b.config.weights.grads = pointer("weights|gradients", b.weights.grads);
     b.config.state = pointer("state", b.state);
@@ -307,19 +298,6 @@ API(td_optimizer_update)
     }
     td_forget_error();
     return close_bed(&b, td_optimizer_update(pointer("optimizer", b.optimizer)));
-}
-
-API(td_optimizer_taken)
-{
-    bed b = open_bed();
-
-    td_optimizer *optimizer = pointer("optimizer", b.optimizer);
-    int64_t *taken = out("out", sizeof(int64_t));
-    const td_status status = td_optimizer_taken(optimizer, taken);
-
-    if (status == TD_OK)
-        assert_int_equal(*taken, 0);
-    return close_bed(&b, status);
 }
 
 /* ---- clipping and the schedule ---- */

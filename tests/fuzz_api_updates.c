@@ -1,4 +1,4 @@
-/* The functions of ops.h for gradients and updates: norm, clipping, AdamW, SGD and the fused update. */
+/* The functions of ops.h for gradients and updates: norm, clipping, AdamW and SGD. */
 #include "support/fuzz_api_kit.h"
 
 #include "ops/ops.h"
@@ -227,56 +227,4 @@ API(td_sgd_update)
 
     return td_sgd_update(dev(), in_copy("sgd", &sgd, sizeof sgd), in_copy("state", &state, sizeof state),
                          pointer("tensors", &t));
-}
-
-/* The CPU has no such kernel: the one good answer is that it says so. */
-static td_linear_adamw draw_linear(void)
-{
-    return (td_linear_adamw){.tokens = 1 + td_fuzz_below(3),
-                             .d_in = 8,
-                             .d_out = 8,
-                             .dtype = TD_BF16,
-                             .p_dtype = TD_F32,
-                             .x = in("x", 512),
-                             .dy = in("dy", 512),
-                             .p = in_out("p", 512),
-                             .m = in_out("m", 512),
-                             .v = in_out("v", 512)};
-}
-
-API(td_linear_adamw_update)
-{
-    const td_adamw a = draw_adamw();
-    const td_update_state state = draw_begun();
-    const td_linear_adamw layer = draw_linear();
-    int64_t count = 1;
-
-    if (wrong()) {
-        count = td_fuzz_chance(50) ? 0 : TD_LINEAR_ADAMW_MOST + 1;
-        impossible(TD_BAD_ARGUMENT, "count");
-    }
-    impossible(TD_UNSUPPORTED, "linear_adamw_update|linear_adamw|cpu");
-    return td_linear_adamw_update(dev(), in_copy("adamw", &a, sizeof a),
-                                  in_copy("state", &state, sizeof state), count, pointer("layers", &layer));
-}
-
-API(td_linear_adamw_pays)
-{
-    const td_linear_adamw layer = {.tokens = extent("tokens"),
-                                   .d_in = extent("d_in"),
-                                   .d_out = extent("d_out"),
-                                   .dtype = TD_BF16,
-                                   .p_dtype = TD_F32};
-    int64_t count = 1;
-    bool pays = true;
-
-    if (wrong()) {
-        count = td_fuzz_chance(50) ? 0 : TD_LINEAR_ADAMW_MOST + 1;
-        impossible(TD_BAD_ARGUMENT, "count");
-    }
-    const td_status status =
-        td_linear_adamw_pays(dev(), count, pointer("layers", &layer), pointer("out", &pays));
-    if (status == TD_OK)
-        assert_false(pays);
-    return status;
 }

@@ -28,7 +28,6 @@ TD_FAULT(td_transformer_weights, (const td_transformer *model, td_weights *out),
 TD_FAULT(td_optimizer_moments,
          (const td_optimizer *optimizer, int64_t index, float **exp_avg, float **exp_avg_sq),
          (optimizer, index, exp_avg, exp_avg_sq))
-TD_FAULT(td_hooks_due, (td_hook * chain, const td_due *due, bool *taken), (chain, due, taken))
 TD_FAULT(td_hooks_final, (td_hook * chain, td_range range, td_event *event), (chain, range, event))
 TD_FAULT(td_rng_tokens, (const td_rng *rng, int64_t offset, int64_t count, int64_t bound, int64_t *out),
          (rng, offset, count, bound, out))

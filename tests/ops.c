@@ -13,7 +13,6 @@ int main(void)
     failed += ops_softmax_group();
     failed += ops_cross_entropy_group();
     failed += ops_optimizers_group();
-    failed += ops_linear_adamw_group();
     failed += ops_refusals_group();
     td_device_close(ops_dev);
     return failed != 0;

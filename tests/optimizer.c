@@ -608,12 +608,6 @@ static void bad_configurations_are_refused_by_name(void **unused)
     config.time = (td_update_time)2;
     td_assert_refused(td_optimizer_create(b.dev, &config, &optimizer), TD_BAD_ARGUMENT, "time is 2");
     config.time = TD_UPDATE_ALONG;
-    config.together_count = TD_LINEAR_ADAMW_MOST + 1;
-    td_assert_refused(td_optimizer_create(b.dev, &config, &optimizer), TD_BAD_ARGUMENT,
-                      "together_count is 17");
-    config.together_count = 1;
-    td_assert_refused(td_optimizer_create(b.dev, &config, &optimizer), TD_BAD_ARGUMENT, "together is NULL");
-    config.together_count = 0;
     config.state = NULL;
     td_assert_refused(td_optimizer_create(b.dev, &config, &optimizer), TD_BAD_ARGUMENT, "state is NULL");
     config.state = &b.state;

@@ -305,7 +305,6 @@ static void kernels_are_classified_by_their_names(void **unused)
         {"ncclSymkDevKernel_AllGather_LL", TD_OP_COMMUNICATION},
         {"ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", TD_OP_COMMUNICATION},
         {"td_attention_flash_forward", TD_OP_ATTENTION},
-        {"td_linear_adamw_update", TD_OP_MATMUL},
         {"td_softmax_forward", TD_OP_SOFTMAX},
         {"td_optimizer_adamw", TD_OP_OPTIMIZER},
         {"td_norm_rmsnorm_forward", TD_OP_REDUCTION},

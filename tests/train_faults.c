@@ -269,41 +269,6 @@ void __wrap_td_graph_destroy(td_graph *graph)
     graphs.alive -= graph != NULL;
 }
 
-/* ---- updates with the gradients ---- */
-
-static bool fuses; /* in mixed precision */
-
-td_status __wrap_td_linear_adamw_pays(td_device *dev, int64_t count, const td_linear_adamw *layers,
-                                      bool *out);
-td_status __wrap_td_linear_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
-                                        int64_t count, const td_linear_adamw *layers);
-
-td_status __wrap_td_linear_adamw_pays(td_device *dev, int64_t count, const td_linear_adamw *layers, bool *out)
-{
-    assert_true(dev && count > 0);
-    *out = false;
-    if (td_fault("td_linear_adamw_pays"))
-        return td_fail(TD_IO_ERROR, "td_linear_adamw_pays was told to fail");
-    *out = fuses && layers->dtype != TD_F32;
-    return TD_OK;
-}
-
-/* No update, but one that every product has its part in. */
-td_status __wrap_td_linear_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
-                                        int64_t count, const td_linear_adamw *layers)
-{
-    assert_true(dev && adamw && state->step > 0);
-    if (td_fault("td_linear_adamw_update"))
-        return td_fail(TD_IO_ERROR, "td_linear_adamw_update was told to fail");
-    for (int64_t i = 0; i < count; i++) {
-        if (layers[i].p_dtype == TD_BF16)
-            *(uint16_t *)layers[i].p ^= 1;
-        else
-            *(float *)layers[i].p += 0.25f;
-    }
-    return TD_OK;
-}
-
 /* ---- trainers ---- */
 
 enum { BATCH = 1, SEQ = 3, LAYERS = 2, MICROS = 2, STEPS = 2 };
@@ -319,7 +284,7 @@ typedef struct kind {
     int64_t micros;
     float clip;
     bool all; /* kept for backward, and gradients share its memory where nothing is added to them */
-    bool parts, capture, streams, fused, sgd;
+    bool parts, capture, streams, sgd;
     td_train_until until;
     int64_t captures; /* in two steps */
 } kind;
@@ -341,8 +306,8 @@ static const kind kinds[] = {
     {"along, f32, two micro-batches, clipped", TD_UPDATE_ALONG, F32, "flash", 2, 0.1f, .all = true},
     {"along, mixed, by SGD, two micro-batches, in parts", TD_UPDATE_ALONG, MIXED, "flash", 2, 0, .sgd = true,
      .parts = true},
-    {"along, mixed, fused", TD_UPDATE_ALONG, MIXED, "flash", 1, 0, .all = true, .fused = true},
-    {"along, bf16, fused by halves", TD_UPDATE_ALONG, BF16, "flash", 1, 0, .fused = true},
+    {"along, mixed", TD_UPDATE_ALONG, MIXED, "flash", 1, 0, .all = true},
+    {"along, bf16", TD_UPDATE_ALONG, BF16, "flash", 1, 0, .all = false},
     {"beside, f32", TD_UPDATE_ALONG, F32, "flash", 1, 0, .streams = true},
     {"beside, mixed, clipped", TD_UPDATE_ALONG, MIXED, "flash", 1, 0.1f, .all = true, .streams = true},
     {"beside, f32, two micro-batches, in parts", TD_UPDATE_ALONG, F32, "naive", 2, 0, .streams = true,
@@ -354,8 +319,8 @@ static const kind kinds[] = {
      .streams = true, .captures = 2},
     {"captured, after, bf16, two micro-batches, in parts", TD_UPDATE_AFTER, BF16, "flash", 2, 0,
      .capture = true, .parts = true, .captures = 5},
-    {"captured, along, mixed, fused", TD_UPDATE_ALONG, MIXED, "flash", 1, 0, .all = true, .capture = true,
-     .fused = true, .captures = 1},
+    {"captured, along, mixed", TD_UPDATE_ALONG, MIXED, "flash", 1, 0, .all = true, .capture = true,
+     .captures = 1},
     {"no update, f32", TD_UPDATE_ALONG, F32, "flash", 2, 0, .until = TD_TRAIN_BACKWARD, .parts = true},
     {"inference, captured, bf16", TD_UPDATE_ALONG, BF16, "naive", 1, 0, .until = TD_TRAIN_FORWARD,
      .capture = true, .captures = 1},
@@ -406,7 +371,6 @@ static void pretend(const kind *k)
     memset(&side, 0, sizeof side);
     memset(&graphs, 0, sizeof graphs);
     side.there = k->streams;
-    fuses = k->fused;
     callers = (td_hook){.next = NULL};
 }
 

@@ -154,24 +154,6 @@ static void names_are_the_state_dicts(void **state)
     td_transformer_destroy(NULL);
 }
 
-/* [w1; w3], w2, [q; k; v] and output. */
-static void products_make_a_layers_matrices(void **state)
-{
-    static const td_product_extent expected[] = {{24, 2 * 37}, {37, 24}, {24, 3 * 24}, {24, 24}};
-    td_product_extent products[TD_DUE_MOST];
-
-    (void)state;
-    td_assert_ok(td_transformer_products(&tiny.size, products));
-    assert_memory_equal(products, expected, sizeof expected);
-    td_assert_refused(td_transformer_products(&(td_model_size){.d_model = 0, .d_ff = 1}, products),
-                      TD_BAD_ARGUMENT, "size.d_model is 0");
-    td_assert_refused(
-        td_transformer_products(&(td_model_size){.d_model = INT64_MAX / 2, .d_ff = 1}, products),
-        TD_BAD_ARGUMENT, "size.d_model is");
-    td_assert_refused(td_transformer_products(&(td_model_size){.d_model = 2, .d_ff = INT64_MAX}, products),
-                      TD_BAD_ARGUMENT, "size.d_ff is");
-}
-
 static int by_address(const void *a, const void *b)
 {
     const td_parameter *x = a, *y = b;
@@ -368,9 +350,6 @@ static void bad_configurations(void **state)
         {"tokens", TD_BAD_ARGUMENT, FIELD(batch), INT64_C(1) << 60},
         {"2^63", TD_BAD_ARGUMENT, FIELD(batch), INT64_C(1) << 55},
         {"2^63", TD_BAD_ARGUMENT, FIELD(context), INT64_C(1) << 56},
-        {"wait is -1 layers, needs 0 to all 2", TD_BAD_ARGUMENT, FIELD(wait), -1},
-        {"wait is 3 layers, needs 0 to all 2", TD_BAD_ARGUMENT, FIELD(wait), 3},
-        {"wait is 2 layers, which needs mixed precision", TD_BAD_ARGUMENT, FIELD(wait), 2},
     };
     td_device *dev = *state;
     td_transformer_config config;
@@ -392,16 +371,6 @@ static void bad_configurations(void **state)
     config = tiny;
     config.use = (td_model_use)2;
     td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "use is 2");
-    config = tiny;
-    config.wait = 2;
-    config.precision = TD_PRECISION_BF16_MIXED;
-    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "and TD_KEEP_ALL");
-    config.keep = TD_KEEP_ALL;
-    config.use = TD_MODEL_INFERENCE;
-    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "gradients and TD_KEEP_ALL");
-    config.use = TD_MODEL_GRADIENTS;
-    config.precision = TD_PRECISION_BF16;
-    td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT, "needs mixed precision");
     config = tiny;
     config.checkpoint_layers = 1;
     td_assert_refused(create_with(dev, config), TD_BAD_ARGUMENT,
@@ -446,7 +415,6 @@ static void bad_calls(void **state)
     const int64_t ids[18] = {0};
     td_transformer_config config = tiny;
     td_transformer *model, *inference;
-    td_product_extent products[TD_DUE_MOST];
     td_model_size size = tiny.size;
     td_weights weights;
     td_parameter p;
@@ -457,8 +425,6 @@ static void bad_calls(void **state)
     td_assert_refused(td_model_size_find("tiny", &size), TD_BAD_ARGUMENT,
                       "name is 'tiny', needs small, medium, large, xl, 2.7B or 10B");
     td_assert_refused(td_model_size_find("", &size), TD_BAD_ARGUMENT, "name is ''");
-    td_assert_refused(td_transformer_products(NULL, products), TD_BAD_ARGUMENT, "size is NULL");
-    td_assert_refused(td_transformer_products(&size, NULL), TD_BAD_ARGUMENT, "out is NULL");
     td_assert_refused(td_transformer_weights(NULL, &weights), TD_BAD_ARGUMENT, "model is NULL");
     td_assert_refused(td_transformer_set_hooks(NULL, NULL), TD_BAD_ARGUMENT, "model is NULL");
     assert_null(td_transformer_loss_on_device(NULL));
@@ -751,7 +717,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(sizes_are_the_handouts, open_device, close_device),
         cmocka_unit_test_setup_teardown(names_are_the_state_dicts, open_device, close_device),
-        cmocka_unit_test(products_make_a_layers_matrices),
         cmocka_unit_test_setup_teardown(parameters_stand_apart, open_device, close_device),
         cmocka_unit_test_setup_teardown(init_is_the_courses, open_device, close_device),
         cmocka_unit_test_setup_teardown(create_undoes_itself_at_every_allocation, open_device, close_device),

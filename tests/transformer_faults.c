@@ -22,7 +22,7 @@ typedef struct kind {
     const char *attention;
     bool transient;
     td_keep keep;
-    int64_t wait, checkpoint_layers;
+    int64_t checkpoint_layers;
     bool micros; /* a second micro-batch is added to the first */
 } kind;
 
@@ -35,12 +35,11 @@ static const kind kinds[] = {
      .micros = true},
     {.name = "f32 flash, transient", .precision = TD_PRECISION_F32, .attention = "flash", .transient = true},
     {.name = "bf16 naive, mixed", .precision = TD_PRECISION_BF16_MIXED, .attention = "naive", .micros = true},
-    {.name = "bf16 flash, mixed, transient, all kept, both layers wait",
+    {.name = "bf16 flash, mixed, transient, all kept",
      .precision = TD_PRECISION_BF16_MIXED,
      .attention = "flash",
      .transient = true,
-     .keep = TD_KEEP_ALL,
-     .wait = 2},
+     .keep = TD_KEEP_ALL},
     {.name = "bf16 flash", .precision = TD_PRECISION_BF16, .attention = "flash", .keep = TD_KEEP_ALL},
     {.name = "bf16 flash, mixed, checkpoints",
      .precision = TD_PRECISION_BF16_MIXED,
@@ -64,7 +63,6 @@ static td_transformer_config config_of(const kind *k)
         .use = k->inference ? TD_MODEL_INFERENCE : TD_MODEL_GRADIENTS,
         .transient_gradients = k->transient,
         .keep = k->keep,
-        .wait = k->wait,
         .checkpoint_layers = k->checkpoint_layers};
 }
 

@@ -129,7 +129,6 @@ static const td_range ranges[RANGES] = {{0, 3}, {3, 6}, {6, ELEMENTS}};
 typedef struct toy_model {
     double params[ELEMENTS], grads[ELEMENTS], sample[ELEMENTS], output;
     bool fails; /* in the middle of its backward pass */
-    int offered;
 } toy_model;
 
 static void draw(uint64_t stream, double out[ELEMENTS])
@@ -178,16 +177,7 @@ static td_status toy_backward(toy_model *model, td_hook *chain, bool first, bool
 
     for (int i = RANGES - 1; i >= 0 && status == TD_OK; i--) {
         const td_range range = ranges[i];
-        const td_weight_product product = {
-            .range = range, .tokens = 1, .d_in = 1, .d_out = range.end - range.begin};
-        bool taken = false;
 
-        if (first && last && i != EMBEDDING) {
-            model->offered++;
-            status = td_hooks_due(chain, &(td_due){.count = 1, .products = &product}, &taken);
-        }
-        if (taken || status != TD_OK)
-            continue;
         queue(MAIN, (toy_work){.run = first ? run_copy : run_add,
                                .out = model->grads + range.begin,
                                .in = model->sample + range.begin,
@@ -207,7 +197,7 @@ typedef struct optimizer {
     td_hook hook;
     toy_model *model;
     double minus_gain; /* in the device's memory */
-    int updates, taken;
+    int updates;
 } optimizer;
 
 static td_status optimizer_final(td_hook *hook, td_range range, td_event *event)
@@ -224,27 +214,9 @@ static td_status optimizer_final(td_hook *hook, td_range range, td_event *event)
     return TD_OK;
 }
 
-static td_status optimizer_due(td_hook *hook, const td_due *due, bool *taken)
-{
-    optimizer *o = (optimizer *)hook;
-
-    for (int64_t i = 0; i < due->count; i++) {
-        const td_range range = due->products[i].range;
-        queue(MAIN, (toy_work){.run = run_add,
-                               .out = o->model->params + range.begin,
-                               .in = o->model->sample + range.begin,
-                               .factor = &o->minus_gain,
-                               .count = range.end - range.begin});
-        o->taken++;
-    }
-    *taken = true;
-    return TD_OK;
-}
-
 static optimizer optimizer_of(toy_model *model)
 {
-    return (optimizer){
-        .hook = {.final = optimizer_final, .due = optimizer_due}, .model = model, .minus_gain = -1};
+    return (optimizer){.hook = {.final = optimizer_final}, .model = model, .minus_gain = -1};
 }
 
 /* grads += another rank's, on the side stream. */
@@ -358,8 +330,6 @@ static void clipping_by_global_norm_over_an_asynchronous_reduction(void **state)
             const double update = clipping.most / sqrt(squares) * (model.sample[i] + reducing.other[i]);
             expect_near(model.params[i], before[i] - (broken ? 0 : update));
         }
-        assert_int_equal(model.offered, broken ? 1 : 2); /* but the reduction needs gradients in memory */
-        assert_int_equal(last.taken, 0);
         assert_int_equal(last.updates, broken ? 0 : RANGES);
     }
 }
@@ -393,7 +363,6 @@ static void two_micro_batches_captured(void **state)
     for (int i = 0; i < ELEMENTS; i++)
         expect_near(model.params[i], want[i]);
     assert_int_equal(last.updates, RANGES); /* replays call no hook */
-    assert_int_equal(model.offered, 0);     /* a product alone is not the gradient of two micro-batches */
 }
 
 /* Weights in two shards, which are gathered into one of two slots before they are read. */
@@ -541,7 +510,7 @@ static void every_link_ends_what_it_began(void **state)
     }
 }
 
-static void due_goes_to_the_first_that_wants_gradients(void **state)
+static void final_goes_to_the_first_that_wants_gradients(void **state)
 {
     toy_model model = {0};
     optimizer last = optimizer_of(&model);
@@ -550,8 +519,7 @@ static void due_goes_to_the_first_that_wants_gradients(void **state)
     (void)state;
     reset();
     td_assert_ok(toy_backward(&model, &first.hook, true, true));
-    assert_int_equal(last.taken, 2); /* both blocks; the embedding's gradient is no product */
-    assert_int_equal(last.updates, 1);
+    assert_int_equal(last.updates, RANGES);
     td_assert_ok(toy_backward(&model, NULL, true, true));
     td_assert_ok(toy_forward(&model, NULL));
 }
@@ -563,7 +531,7 @@ int main(void)
         cmocka_unit_test(two_micro_batches_captured),
         cmocka_unit_test(a_gathered_range_is_read_in_f32),
         cmocka_unit_test(every_link_ends_what_it_began),
-        cmocka_unit_test(due_goes_to_the_first_that_wants_gradients),
+        cmocka_unit_test(final_goes_to_the_first_that_wants_gradients),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* What a model tells hooks: every range of a step is needed before it is read, done after, and final or taken
- * once; and it reads weights where hooks say. */
+/* What a model tells hooks: every range of a step is needed before it is read, done after, and final once;
+ * and it reads weights where hooks say. */
 #include "base/check.h"
 #include "support/compare.h"
 #include "support/transformer_cases.h"
@@ -39,17 +39,6 @@ static const td_case cases[] = {
      0,
      0,
      0},
-    {"even, bf16 mixed, all kept, two layers wait",
-     {EVEN, .attention = "naive", .precision = TD_PRECISION_BF16_MIXED, .keep = TD_KEEP_ALL, .wait = 2},
-     0,
-     0,
-     0},
-    {"odd, bf16 mixed, transient, all kept, all layers wait",
-     {ODD, .attention = "flash", .precision = TD_PRECISION_BF16_MIXED, .transient_gradients = true,
-      .keep = TD_KEEP_ALL, .wait = 2},
-     0,
-     0,
-     0},
     {"even, bf16 mixed, f32 gradients",
      {EVEN, .precision = TD_PRECISION_BF16_MIXED, .attention = "flash", .f32_gradients = true},
      0,
@@ -69,7 +58,7 @@ static const td_case cases[] = {
 };
 #define CASES ((int)(sizeof cases / sizeof *cases))
 
-typedef enum state { UNTOUCHED = 0, NEEDED, DONE, FINAL, TAKEN } state;
+typedef enum state { UNTOUCHED = 0, NEEDED, DONE, FINAL } state;
 
 typedef struct listener {
     td_hook hook;
@@ -79,12 +68,8 @@ typedef struct listener {
     char *grads;              /* the gradients as they were when they became final */
     td_need next;             /* as the last `needed` told; end 0: none */
     char *elsewhere; /* where the weights are read: masters, then copies; NULL: where the model has them */
-    bool takes, last;
+    bool last;
     int passes, calls, stop_at, recomputed;
-    td_weight_product waiting[64]; /* taken products, with the copies of their x and dy, */
-    char *x[64], *dy[64];
-    int64_t until[64]; /* and the call of due through which these stay */
-    int64_t taken, dues;
 } listener;
 
 static td_status heard(listener *l)
@@ -109,51 +94,6 @@ static void advance(const listener *l, td_pass pass, td_range range, state from,
     }
 }
 
-static size_t bytes_of(const td_weight_product *p, int64_t width)
-{
-    return (size_t)(p->tokens * width) * td_dtype_size(p->dtype);
-}
-
-/* What waits is as it was. */
-static void check_waiting(const listener *l)
-{
-    for (int64_t i = 0; i < l->taken; i++) {
-        const td_weight_product *p = &l->waiting[i];
-
-        if (l->until[i] < l->dues)
-            continue;
-        assert_memory_equal(l->x[i], p->x, bytes_of(p, p->d_in));
-        assert_memory_equal(l->dy[i], p->dy, bytes_of(p, p->d_out));
-    }
-}
-
-static char *copy_of(const void *block, size_t bytes)
-{
-    char *copy = malloc(bytes);
-
-    assert_non_null(copy);
-    memcpy(copy, block, bytes);
-    return copy;
-}
-
-static void hold(listener *l, const td_weight_product *p, int64_t wait)
-{
-    assert_true(l->taken < 64);
-    l->waiting[l->taken] = *p;
-    l->x[l->taken] = copy_of(p->x, bytes_of(p, p->d_in));
-    l->dy[l->taken] = copy_of(p->dy, bytes_of(p, p->d_out));
-    l->until[l->taken++] = l->dues + wait;
-}
-
-static void forget_waiting(listener *l)
-{
-    for (int64_t i = 0; i < l->taken; i++) {
-        free(l->x[i]);
-        free(l->dy[i]);
-    }
-    l->taken = l->dues = 0;
-}
-
 static td_status on_begin(td_hook *hook, td_pass pass, bool last)
 {
     listener *l = (listener *)hook;
@@ -167,7 +107,6 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
         return heard(l);
     }
     assert_int_equal(l->passes, 1);
-    forget_waiting(l);
     l->last = last;
     l->next = (td_need){0};
     l->recomputed = 0;
@@ -201,42 +140,6 @@ static td_status on_done(td_hook *hook, td_pass pass, const td_need *need)
     return heard((listener *)hook);
 }
 
-/* In mixed precision feed-forward's products wait for attention's, and those of layers for the lowest of
- * `wait`. */
-static int64_t wait_expected(const td_transformer_config *c, const td_weight_product *p, int64_t dues)
-{
-    const int64_t wait = c->wait > 1 ? c->wait : 1, layer = c->size.layers - dues / 2;
-
-    if (dues == 1 || td_precision_weights(c->precision) == td_precision_dtype(c->precision))
-        return 0;
-    assert_true(p->d_in * p->d_out > 0);
-    return 2 * (layer % wait) + (dues % 2 == 0);
-}
-
-static td_status on_due(td_hook *hook, const td_due *due, bool *taken)
-{
-    listener *l = (listener *)hook;
-
-    assert_in_range(due->count, 1, TD_DUE_MOST);
-    assert_true(l->last);
-    l->dues++;
-    assert_int_equal(due->wait, wait_expected(&l->trial->c.config, due->products, l->dues));
-    check_waiting(l);
-    for (int64_t i = 0; i < due->count; i++) {
-        const td_weight_product *p = &due->products[i];
-
-        assert_int_equal(p->range.end - p->range.begin, p->d_in * p->d_out);
-        assert_int_equal(p->tokens, l->trial->tokens);
-        assert_int_equal(p->dtype, l->weights.copy_dtype);
-        if (l->takes) {
-            advance(l, TD_PASS_BACKWARD, p->range, DONE, TAKEN);
-            hold(l, p, due->wait);
-        }
-    }
-    *taken = l->takes;
-    return heard(l);
-}
-
 static td_status on_final(td_hook *hook, td_range range, td_event *event)
 {
     listener *l = (listener *)hook;
@@ -245,7 +148,7 @@ static td_status on_final(td_hook *hook, td_range range, td_event *event)
     assert_true(l->last);
     assert_null(event);
     for (int64_t i = range.begin; i < range.end; i++) {
-        /* Backward does not read the embedding. What lies between weights that were taken is nobody's. */
+        /* Backward does not read the embedding. */
         assert_true(l->states[0][i] == DONE || (l->states[0][i] == UNTOUCHED && range.begin == 0));
         l->states[0][i] = FINAL;
     }
@@ -265,20 +168,15 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status status)
     return heard(l);
 }
 
-static listener *open_listener(td_trial *trial, bool takes)
+static listener *open_listener(td_trial *trial)
 {
     listener *l = calloc(1, sizeof *l);
 
     assert_non_null(l);
     td_assert_ok(td_transformer_weights(trial->model, &l->weights));
     l->trial = trial;
-    l->takes = takes;
-    l->hook = (td_hook){.begin = on_begin,
-                        .needed = on_needed,
-                        .done = on_done,
-                        .due = on_due,
-                        .final = on_final,
-                        .end = on_end};
+    l->hook =
+        (td_hook){.begin = on_begin, .needed = on_needed, .done = on_done, .final = on_final, .end = on_end};
     for (int i = 0; i < 2; i++)
         l->states[i] = malloc((size_t)l->weights.elements);
     l->grads = calloc((size_t)l->weights.elements, td_dtype_size(l->weights.grad_dtype));
@@ -290,7 +188,6 @@ static listener *open_listener(td_trial *trial, bool takes)
 static void close_listener(listener *l)
 {
     td_assert_ok(td_transformer_set_hooks(l->trial->model, NULL));
-    forget_waiting(l);
     free(l->states[0]);
     free(l->states[1]);
     free(l->grads);
@@ -326,7 +223,7 @@ static void expect_gradients(const listener *l, const char *clean)
 /* A copy of the block of gradients after a pass without hooks. */
 static char *clean_gradients(td_trial *trial)
 {
-    listener *l = open_listener(trial, false);
+    listener *l = open_listener(trial);
 
     td_assert_ok(step(trial, TD_MICRO_ONLY));
     char *clean = l->grads; /* as they became final: transient ones are gone afterwards */
@@ -348,27 +245,19 @@ static void every_range_of_a_step(void **state)
     td_trial *trial = td_trial_open(*state);
     char *clean = clean_gradients(trial);
 
-    for (int takes = 0; takes <= 1; takes++) {
-        listener *l = open_listener(trial, takes != 0);
-        bool any = false;
+    listener *l = open_listener(trial);
 
-        td_assert_ok(td_transformer_forward(trial->model, trial->ids, trial->c.batch, trial->c.seq, NULL));
-        for (int64_t i = 0; i < l->weights.elements; i++)
-            assert_int_equal(l->states[0][i], DONE);
-        td_assert_ok(td_transformer_loss(trial->model, trial->targets, NULL));
-        td_assert_ok(td_transformer_backward(trial->model, TD_MICRO_ONLY));
-        for (int64_t i = 0; i < trial->count; i++) {
-            const td_parameter p = td_trial_parameter(trial, i);
-            for (int64_t j = p.offset; j < p.offset + p.numel; j++)
-                assert_true(l->states[0][j] == (takes && p.cols > 0 && p.offset > 0 ? TAKEN : FINAL));
-            any |= l->states[0][p.offset] == TAKEN;
-        }
-        assert_true(any == (takes != 0));
-        assert_int_equal(l->passes, 0);
-        assert_int_equal(l->recomputed, recomputed_expected(&trial->c.config));
-        expect_gradients(l, clean);
-        close_listener(l);
-    }
+    td_assert_ok(td_transformer_forward(trial->model, trial->ids, trial->c.batch, trial->c.seq, NULL));
+    for (int64_t i = 0; i < l->weights.elements; i++)
+        assert_int_equal(l->states[0][i], DONE);
+    td_assert_ok(td_transformer_loss(trial->model, trial->targets, NULL));
+    td_assert_ok(td_transformer_backward(trial->model, TD_MICRO_ONLY));
+    for (int64_t i = 0; i < l->weights.elements; i++)
+        assert_int_equal(l->states[0][i], FINAL);
+    assert_int_equal(l->passes, 0);
+    assert_int_equal(l->recomputed, recomputed_expected(&trial->c.config));
+    expect_gradients(l, clean);
+    close_listener(l);
     free(clean);
     td_trial_close(trial);
 }
@@ -377,12 +266,12 @@ static void three_micro_batches_are_final_once(void **state)
 {
     static const td_micro micros[] = {TD_MICRO_FIRST, TD_MICRO_MIDDLE, TD_MICRO_LAST};
     td_trial *trial = td_trial_open(*state);
-    listener *l = open_listener(trial, true);
+    listener *l = open_listener(trial);
     const td_dtype dtype = l->weights.grad_dtype;
 
     for (int i = 0; i < 3; i++) {
         td_assert_ok(step(trial, micros[i]));
-        for (int64_t j = 0; j < l->weights.elements; j++) /* nor is anything taken: it would not be added */
+        for (int64_t j = 0; j < l->weights.elements; j++)
             if (micros[i] != TD_MICRO_LAST)
                 assert_true(l->states[0][j] == DONE || l->states[0][j] == UNTOUCHED);
             else
@@ -397,7 +286,7 @@ static void weights_are_read_where_hooks_say(void **state)
 {
     td_trial *trial = td_trial_open(*state);
     char *clean = clean_gradients(trial);
-    listener *l = open_listener(trial, false);
+    listener *l = open_listener(trial);
     const td_weights *w = &l->weights;
     const size_t masters = (size_t)w->elements * td_dtype_size(w->dtype),
                  copies = w->copies ? (size_t)w->elements * td_dtype_size(w->copy_dtype) : 0;
@@ -422,7 +311,7 @@ static void a_hook_may_end_any_pass(void **state)
 {
     td_trial *trial = td_trial_open(*state);
     char *clean = clean_gradients(trial);
-    listener *l = open_listener(trial, false);
+    listener *l = open_listener(trial);
 
     td_assert_ok(step(trial, TD_MICRO_ONLY));
     const int calls = l->calls;
@@ -449,43 +338,6 @@ static void a_hook_may_end_any_pass(void **state)
     td_trial_close(trial);
 }
 
-/* A hook that takes the products of the first calls of due alone. */
-typedef struct fickle {
-    td_hook hook;
-    int takes, dues;
-} fickle;
-
-static td_status takes_some(td_hook *hook, const td_due *due, bool *taken)
-{
-    fickle *f = (fickle *)hook;
-
-    (void)due;
-    *taken = f->dues++ < f->takes;
-    return TD_OK;
-}
-
-/* Who takes products of layers that wait for others takes those of all; else it may take or leave every
- * call's. */
-static void products_that_wait_are_taken_together(void **state)
-{
-    td_trial *trial = td_trial_open(*state);
-    const td_transformer_config *c = &trial->c.config;
-
-    for (int takes = 0; takes <= 1 + 2 * (int)c->size.layers; takes++) {
-        fickle some = {.hook.due = takes_some, .takes = takes};
-        const bool all = takes <= 1 || takes == 1 + 2 * c->size.layers;
-
-        td_assert_ok(td_transformer_set_hooks(trial->model, &some.hook));
-        if (c->wait <= 1 || all)
-            td_assert_ok(step(trial, TD_MICRO_ONLY));
-        else
-            td_assert_refused(step(trial, TD_MICRO_ONLY), TD_BAD_STATE, "layers that wait for others");
-    }
-    td_assert_ok(td_transformer_set_hooks(trial->model, NULL));
-    td_assert_ok(step(trial, TD_MICRO_ONLY));
-    td_trial_close(trial);
-}
-
 int td_run_hooks_tests(void)
 {
     static const struct {
@@ -497,7 +349,6 @@ int td_run_hooks_tests(void)
         {"three_micro_batches_are_final_once", three_micro_batches_are_final_once, true},
         {"weights_are_read_where_hooks_say", weights_are_read_where_hooks_say, false},
         {"a_hook_may_end_any_pass", a_hook_may_end_any_pass, false},
-        {"products_that_wait_are_taken_together", products_that_wait_are_taken_together, false},
     };
     enum { FUNCTIONS = sizeof functions / sizeof *functions };
     static struct CMUnitTest tests[FUNCTIONS * CASES];

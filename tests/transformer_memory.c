@@ -214,36 +214,6 @@ static void checkpoints_take_what_accounting_says(void **state)
             }
 }
 
-/* A layer more that waits has its own gradients of q, k and v and of both branches. The first one's also
- * cannot share their place with others. */
-static void layers_that_wait_take_what_they_say(void **state)
-{
-    const size_t row = 4 * 64 * 64 * 2; /* batch * context * d_model, of 16 bits */
-
-    for (int i = 0; i < 2; i++) {
-        td_transformer_config config = {
-            .size = {.d_model = 64, .d_ff = 256, .layers = 5, .heads = 4, .vocab = 64},
-            .batch = 4,
-            .context = 64,
-            .precision = TD_PRECISION_BF16_MIXED,
-            .attention = attentions[i],
-            .use = TD_MODEL_GRADIENTS,
-            .keep = TD_KEEP_ALL};
-        td_transformer_bytes none, one, waiting;
-
-        td_assert_ok(td_transformer_plan(*state, &config, &none));
-        config.wait = 1;
-        td_assert_ok(td_transformer_plan(*state, &config, &one));
-        assert_memory_equal(&none, &one, sizeof one);
-        for (config.wait = 2; config.wait <= 5; config.wait++) {
-            td_assert_ok(td_transformer_plan(*state, &config, &waiting));
-            assert_int_equal(waiting.activations, one.activations);
-            assert_in_range(waiting.scratch - one.scratch, 5 * row, 8 * row);
-            one.scratch += 5 * row;
-        }
-    }
-}
-
 static void steps_allocate_nothing(void **state)
 {
     static const td_hyperparameters adamw = {
@@ -400,10 +370,8 @@ enum { OF_USE, OF_ATTENTION, OF_PRECISION, OF_KEPT, OF_LAYERS, OF_WIDTH };
 static const struct kept {
     td_keep keep;
     int64_t checkpoint_layers;
-    bool half_waits; /* for hooks that take nothing over */
-} kept_ways[] = {{TD_KEEP_MOST, 0, false},   {TD_KEEP_ALL, 0, false},    {TD_KEEP_ALL, 0, true},
-                 {TD_KEEP_INPUTS, 0, false}, {TD_KEEP_INPUTS, 2, false}, {TD_KEEP_INPUTS, 3, false},
-                 {TD_KEEP_INPUTS, 4, false}};
+} kept_ways[] = {{TD_KEEP_MOST, 0},   {TD_KEEP_ALL, 0},    {TD_KEEP_INPUTS, 0},
+                 {TD_KEEP_INPUTS, 2}, {TD_KEEP_INPUTS, 3}, {TD_KEEP_INPUTS, 4}};
 
 static void live_tensors_never_overlap(void **state)
 {
@@ -421,7 +389,6 @@ static void live_tensors_never_overlap(void **state)
     config.checkpoint_layers = way->checkpoint_layers;
     config.size.layers = choice[OF_LAYERS] ? 6 : 2;
     config.size.d_ff = choice[OF_WIDTH] ? 37 : 400;
-    config.wait = way->half_waits ? config.size.layers / 2 : 0;
     td_assert_ok(td_device_history_begin(dev, 10000));
     const subject s = open_subject(dev, &config, along);
     run_steps(&s, config.use == TD_MODEL_GRADIENTS);
@@ -474,30 +441,27 @@ static void live_tensors_never_overlap(void **state)
     close_own_device(dev);
 }
 
-/* Layers wait in mixed precision alone, and for hooks of the test's own. Checkpoints of several layers need
- * several. Where the feed-forward takes more and where attention does alternate. */
+/* Checkpoints of several layers need several. Where the feed-forward takes more and where attention does
+ * alternate. */
 static bool no_case_of_history(const int *choice)
 {
     const struct kept *way = &kept_ways[choice[OF_KEPT]];
 
-    if (way->half_waits &&
-        (choice[OF_USE] != 1 || precisions[choice[OF_PRECISION]] != TD_PRECISION_BF16_MIXED))
-        return true;
     if (way->checkpoint_layers > 1 && choice[OF_LAYERS] == 0)
         return true;
     return choice[OF_WIDTH] != (choice[OF_USE] + choice[OF_ATTENTION]) % 2;
 }
 
-static const td_cases histories = {.group = "live tensors never overlap",
-                                   .test = live_tensors_never_overlap,
-                                   .axes = {{"inference", "gradients", "in a trainer"},
-                                            ATTENTIONS,
-                                            PRECISIONS,
-                                            {"most kept", "all kept", "all kept and half the layers wait",
-                                             "checkpoints of 1", "of 2", "of 3", "of 4"},
-                                            {"2 layers", "6 layers"},
-                                            {"d_ff 400", "d_ff 37"}},
-                                   .leaves_out = no_case_of_history};
+static const td_cases histories = {
+    .group = "live tensors never overlap",
+    .test = live_tensors_never_overlap,
+    .axes = {{"inference", "gradients", "in a trainer"},
+             ATTENTIONS,
+             PRECISIONS,
+             {"most kept", "all kept", "checkpoints of 1", "of 2", "of 3", "of 4"},
+             {"2 layers", "6 layers"},
+             {"d_ff 400", "d_ff 37"}},
+    .leaves_out = no_case_of_history};
 
 /* The scratch of `small` is what its neediest moment needs: logits, ln_final's output and its gradient, or
  * the feed-forward's tensors. Attention's scratch takes the place of the other operations'. */
@@ -595,7 +559,6 @@ int td_run_memory_tests(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(activations_grow_as_they_should, open_device, close_device),
-        cmocka_unit_test_setup_teardown(layers_that_wait_take_what_they_say, open_device, close_device),
         cmocka_unit_test_setup_teardown(checkpoints_take_what_accounting_says, open_device, close_device),
         cmocka_unit_test_setup_teardown(scratch_is_reused, open_device, close_device),
         cmocka_unit_test_setup_teardown(scratch_that_is_too_small_is_noticed, open_device, close_device),

@@ -44,7 +44,7 @@ typedef struct run {
     const td_bench_ranks_config *config;
     int64_t micro_batches;
     td_train_config trainer; /* with the links of now */
-    td_hook deaf;            /* what is in the links' place in silent steps */
+    bool silent;             /* it has none of them */
     probe probe;
     td_ddp_link *ddp;     /* NULL: none */
     td_shard_link *shard; /* NULL: none */
@@ -62,12 +62,6 @@ typedef struct run {
 } run;
 
 /* ---- trainers ---- */
-
-/** Takes what becomes final as a link that reduces does, so that products are formed in memory. */
-static td_status pass_on(td_hook *hook, td_range range, td_event *event)
-{
-    return td_hooks_final(hook->next, range, event);
-}
 
 static td_status probe_begin(td_hook *hook, td_pass pass, bool last)
 {
@@ -111,7 +105,7 @@ static td_status make_shard(td_comm *comm, const td_bench_ranks_config *config, 
                : td_shard_link_create(comm, kind, config->bucket_mb, trainer, out);
 }
 
-/** The trainer's config with its links; silent: with the shard's groups, and one link that does nothing. */
+/** The trainer's config with its links; silent: with the shard's groups alone. */
 static td_status make_links(run *r, bool silent)
 {
     td_status status = TD_OK;
@@ -123,11 +117,9 @@ static td_status make_links(run *r, bool silent)
         r->trainer.hooks = td_ddp_link_hook(r->ddp);
     }
     TD_TRY(make_shard(r->comm, r->config, &r->trainer, &r->shard));
-    if (silent) {
-        r->deaf = (td_hook){.final = pass_on};
-        r->trainer.hooks = &r->deaf;
-        r->trainer.behind = NULL;
-    }
+    r->silent = silent;
+    if (silent)
+        r->trainer.hooks = r->trainer.behind = NULL;
 cleanup:
     return status;
 }
@@ -225,7 +217,7 @@ static td_status line_up(run *r)
 {
     td_status status = TD_OK;
 
-    if (r->shard && r->deaf.final == NULL)
+    if (r->shard && !r->silent)
         TD_TRY(td_shard_link_finish(r->shard));
     TD_TRY(td_device_synchronize(r->dev));
     TD_TRY(td_comm_barrier(r->comm));
@@ -409,7 +401,6 @@ static td_status run_all(run *r)
     TD_TRY(make_trainer(r, true));
     TD_TRY(run_series(r, SILENT));
     drop_trainer(r);
-    r->deaf.final = NULL;
     TD_TRY(make_trainer(r, false));
     TD_TRY(run_series(r, STEP));
     if (r->config->graph) {
@@ -528,9 +519,7 @@ td_status td_bench_ranks_plan(td_device *dev, td_comm *comm, const td_bench_rank
     TD_TRY(td_comm_describe(comm, &info));
     td_train_config trainer = trainer_of(config, info.ranks);
     TD_TRY(make_shard(comm, config, &trainer, &shard));
-    td_hook deaf = {.final = pass_on};
-    trainer.hooks = &deaf;
-    trainer.behind = NULL;
+    trainer.hooks = trainer.behind = NULL;
     TD_TRY(td_train_plan(dev, &trainer, out));
 cleanup:
     td_shard_link_destroy(shard);

@@ -77,17 +77,10 @@ cleanup:
     return status;
 }
 
-/** Products that nobody takes over are formed next. */
-static td_status products_due(td_hook *hook, const td_due *due, bool *taken)
+/** In a backward pass the gradients of a range are formed after its weights were read for the last time. */
+static td_status weights_done(td_hook *hook, td_pass pass, const td_need *need)
 {
-    recorder *r = (recorder *)hook;
-    td_status status = TD_OK;
-
-    TD_TRY(td_hooks_due(hook->next, due, taken));
-    for (int64_t i = 0; !*taken && i < due->count; i++)
-        TD_TRY(note_gradients(r, due->products[i].range, true));
-cleanup:
-    return status;
+    return pass == TD_PASS_BACKWARD ? note_gradients((recorder *)hook, need->range, true) : TD_OK;
 }
 
 static td_status gradients_final(td_hook *hook, td_range range, td_event *event)
@@ -531,7 +524,7 @@ td_status td_memory_record(td_device *dev, const td_memory_config *config, td_me
 {
     td_memory_recording *recording = NULL;
     td_status status = TD_OK;
-    recorder r = {.hook = {.begin = begin_pass, .due = products_due, .final = gradients_final}};
+    recorder r = {.hook = {.begin = begin_pass, .done = weights_done, .final = gradients_final}};
 
     TD_CHECK(out, "out is NULL");
     *out = NULL;

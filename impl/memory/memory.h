@@ -10,7 +10,7 @@
  *
  * Weights and the optimizer's moments are a tensor for each parameter, alive throughout. A parameter's
  * gradient is alive from when its product is formed, or from when it is final (the embedding's), until its
- * update; one whose product the optimizer takes over is never there. */
+ * update. */
 #ifndef TD_MEMORY_MEMORY_H
 #define TD_MEMORY_MEMORY_H
 
@@ -58,7 +58,7 @@ typedef enum td_memory_phase {
 TD_API const char *td_memory_phase_name(td_memory_phase phase);
 
 typedef struct td_memory_config {
-    td_transformer_config model; /* `use`, `wait` and `f32_gradients` are the recording's */
+    td_transformer_config model; /* `use` and `f32_gradients` are the recording's */
     td_memory_pass pass;
     td_update_time time; /* of a step */
 } td_memory_config;

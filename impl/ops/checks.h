@@ -57,7 +57,6 @@ enum {
     CLASS_update_clip = TD_OP_OPTIMIZER,
     CLASS_assign = TD_OP_OPTIMIZER,
     CLASS_adamw_update = TD_OP_OPTIMIZER,
-    CLASS_linear_adamw_update = TD_OP_MATMUL, /* the product takes its time, the update comes beside it */
     CLASS_sgd_update = TD_OP_OPTIMIZER
 };
 

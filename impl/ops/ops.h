@@ -346,44 +346,6 @@ TD_API td_status td_adamw_update(td_device *dev, const td_adamw *adamw, const td
 /** Whether dev has kernels for updates on some of its SMs (td_update_tensors.sms). False for NULL. */
 TD_API bool td_update_has_sms(td_device *dev);
 
-/** A linear layer y = x w^T, its weight and what the end of a training step knows of it. */
-typedef struct td_linear_adamw {
-    int64_t tokens, d_in, d_out;
-    td_dtype dtype;   /* of x, dy and copy */
-    td_dtype p_dtype; /* dtype or TD_F32; 0: dtype */
-    const void *x;    /* [tokens, d_in] in */
-    const void *dy;   /* [tokens, d_out] in */
-    void *p;          /* [d_out, d_in] i/o, the weight */
-    float *m, *v;     /* [d_out, d_in] i/o, zero before the first step */
-    void *copy;       /* [d_out, d_in] out, p as it is then, rounded to dtype; NULL: not wanted */
-} td_linear_adamw;
-
-#define TD_LINEAR_ADAMW_MOST 16 /* layers of one call */
-
-/** The layers' weight gradients, rounded to dtype but never stored, and td_adamw_update with them, in one
- * pass:
- *
- *   g = dy^T x,   p, m, v, copy = adamw(g, p, m, v)
- *
- * adamw and state are as in td_adamw_update. The same numbers as td_gemm and td_adamw_update give, but for
- * the order in which g is summed. x and dy are read, p, m, v and copy read and written once; the memory's
- * share of the work runs beside the arithmetic's.
- *
- *   layers  [count], 1 to TD_LINEAR_ADAMW_MOST of one dtype and p_dtype; the outputs of one are no other's
- *
- * TD_BAD_ARGUMENT also for a count or types out of that, a copy where p_dtype is dtype, an address that is no
- * multiple of 16. TD_UNSUPPORTED but on a GPU of compute capability 9.0 with kernels built for 90a, for a
- * dtype of TD_F32, a d_in or d_out that is no multiple of 8, a d_in above 2^24, and another extent above
- * 2^30. */
-TD_API td_status td_linear_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
-                                        int64_t count, const td_linear_adamw *layers);
-
-/** Whether dev has that for layers of these extents and types, and is faster with it than with the two one
- * after the other: a GPU is where the layers are large together. Their pointers are not looked at. *out is
- * false after an error. */
-TD_API td_status td_linear_adamw_pays(td_device *dev, int64_t count, const td_linear_adamw *layers,
-                                      bool *out);
-
 typedef struct td_sgd {
     double lr;
 } td_sgd;

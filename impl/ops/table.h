@@ -54,10 +54,6 @@ typedef struct td_ops {
     td_status (*adamw_update)(td_device *, const td_adamw *, const td_update_state *,
                               const td_update_tensors *);
     bool (*update_has_sms)(td_device *); /* NULL: never */
-    bool (*linear_adamw_has)(td_device *, const td_linear_adamw *);
-    bool (*linear_adamw_pays)(td_device *, int, const td_linear_adamw *);
-    td_status (*linear_adamw_update)(td_device *, const td_adamw *, const td_update_state *, int,
-                                     const td_linear_adamw *);
     td_status (*sgd_update)(td_device *, const td_sgd *, const td_update_state *, const td_update_tensors *);
 } td_ops;
 

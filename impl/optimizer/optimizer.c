@@ -14,13 +14,6 @@ typedef struct group {
     void *work;        /* likewise, of its updates on a few SMs */
 } group;
 
-/* A product that waits for others, and the group that it belongs to. */
-typedef struct held {
-    const group *of;
-    td_range range;
-    td_linear_adamw product;
-} held;
-
 struct td_optimizer {
     td_hook hook;
     td_device *dev;
@@ -43,11 +36,6 @@ struct td_optimizer {
     int64_t left; /* elements of the groups that are not final in this pass */
 
     /* With TD_UPDATE_ALONG. */
-    td_linear_adamw together[TD_LINEAR_ADAMW_MOST];
-    int64_t together_count;
-    bool asked, takes; /* whether products that wait are taken over in this pass */
-    held held[TD_LINEAR_ADAMW_MOST];
-    int64_t held_count, taken;  /* products that are held, and of this pass */
     td_stream *side;            /* for updates next to backward's GEMMs; NULL: the device has no streams */
     td_event *ready, *finished; /* gradients for the side stream; the side stream's work */
     bool side_works;            /* has work that the device's stream has not waited for */
@@ -309,43 +297,6 @@ cleanup:
     return status;
 }
 
-static td_linear_adamw update_of(const td_optimizer *o, const group *g, const td_weight_product *product)
-{
-    const td_weights *w = &o->weights;
-    const int64_t begin = product->range.begin;
-
-    return (td_linear_adamw){.tokens = product->tokens,
-                             .d_in = product->d_in,
-                             .d_out = product->d_out,
-                             .dtype = product->dtype,
-                             .p_dtype = w->dtype,
-                             .x = product->x,
-                             .dy = product->dy,
-                             .p = element_at(w->params, w->dtype, begin),
-                             .m = moment_at(g, o->exp_avg, begin),
-                             .v = moment_at(g, o->exp_avg_sq, begin),
-                             .copy = element_at(w->copies, w->copy_dtype, begin)};
-}
-
-/** Forms the gradients of what is held and updates with them, one launch for each run of a group. */
-static td_status update_held(td_optimizer *o)
-{
-    td_linear_adamw products[TD_LINEAR_ADAMW_MOST];
-    const int64_t end = o->held_count;
-    td_status status = TD_OK;
-
-    o->held_count = 0;
-    for (int64_t begin = 0, count; begin < end; begin += count) {
-        for (count = 0; begin + count < end && o->held[begin + count].of == o->held[begin].of; count++)
-            products[count] = o->held[begin + count].product;
-        TD_TRY(td_linear_adamw_update(o->dev, o->held[begin].of->hyper, o->state, count, products));
-        for (int64_t i = begin; i < begin + count; i++)
-            TD_TRY(td_hooks_updated(o->hook.next, o->held[i].range, NULL));
-    }
-cleanup:
-    return status;
-}
-
 /* ---- the link ---- */
 
 static td_status on_begin(td_hook *hook, td_pass pass, bool last)
@@ -357,70 +308,10 @@ static td_status on_begin(td_hook *hook, td_pass pass, bool last)
         return TD_OK;
     o->final.count = 0;
     o->behind = NULL;
-    o->held_count = 0;
-    o->asked = o->takes = false;
     o->left = 0;
     for (int64_t i = 0; i < o->count; i++)
         o->left += o->groups[i].is.range.end - o->groups[i].is.range.begin;
-    if (pass == TD_PASS_BACKWARD)
-        o->taken = 0;
     return TD_OK;
-}
-
-/** Whether these products are to be taken over: with those that they come together with, once in a pass; or
- * alone. */
-static td_status asks(td_optimizer *o, const td_due *due, bool *takes)
-{
-    td_linear_adamw alone[TD_DUE_MOST];
-    td_status status = TD_OK;
-
-    *takes = false;
-    for (int64_t i = 0; i < due->count; i++) {
-        const group *g = group_of(o, due->products[i].range);
-
-        if (!g || g->is.hyper.kind != TD_OPTIMIZER_ADAMW ||
-            (o->weights.copies && o->weights.copy_dtype != due->products[i].dtype))
-            goto cleanup;
-        alone[i] = update_of(o, g, &due->products[i]);
-    }
-    if (due->wait > 0 || o->held_count > 0) {
-        for (int64_t i = 0; i < o->together_count && !o->asked; i++)
-            o->together[i].tokens = due->products->tokens;
-        if (!o->asked && o->together_count > 0)
-            TD_TRY(td_linear_adamw_pays(o->dev, o->together_count, o->together, &o->takes));
-        o->asked = true;
-        *takes = o->takes;
-    } else if (!o->asked) {
-        TD_TRY(td_linear_adamw_pays(o->dev, due->count, alone, takes));
-    }
-cleanup:
-    return status;
-}
-
-static td_status on_due(td_hook *hook, const td_due *due, bool *taken)
-{
-    td_optimizer *o = (td_optimizer *)hook;
-    td_status status = TD_OK;
-    bool takes;
-
-    if (o->time != TD_UPDATE_ALONG || o->sms > 0)
-        goto cleanup;
-    TD_TRY(asks(o, due, &takes));
-    if (!takes)
-        goto cleanup;
-    TD_CHECK(o->held_count + due->count <= TD_LINEAR_ADAMW_MOST, "more than %d products wait for each other",
-             TD_LINEAR_ADAMW_MOST);
-    *taken = true;
-    o->taken += due->count;
-    for (int64_t i = 0; i < due->count; i++) {
-        const group *g = group_of(o, due->products[i].range);
-
-        o->held[o->held_count++] = (held){g, due->products[i].range, update_of(o, g, &due->products[i])};
-    }
-    if (due->wait == 0)
-        TD_TRY(update_held(o));
-cleanup:
-    return status;
 }
 
 static td_status update_along(td_optimizer *o, td_range range, td_event *event)
@@ -517,17 +408,6 @@ cleanup:
     return status;
 }
 
-td_status td_optimizer_taken(const td_optimizer *optimizer, int64_t *out)
-{
-    td_status status = TD_OK;
-
-    TD_CHECK(optimizer, "optimizer is NULL");
-    TD_CHECK(out, "out is NULL");
-    *out = optimizer->taken;
-cleanup:
-    return status;
-}
-
 /* ---- creation ---- */
 
 static td_status check_config(td_device *dev, const td_optimizer_config *config)
@@ -543,9 +423,6 @@ static td_status check_config(td_device *dev, const td_optimizer_config *config)
     TD_CHECK(config->sms == 0 || (config->sms > 0 && config->sms < td_device_sms(dev)),
              "sms is %d, needs to be 0, or below the %d SMs of %s", (int)config->sms, (int)td_device_sms(dev),
              td_device_name(dev));
-    TD_CHECK(config->together_count >= 0 && config->together_count <= TD_LINEAR_ADAMW_MOST,
-             "together_count is %" PRId64 ", needs 0 to %d", config->together_count, TD_LINEAR_ADAMW_MOST);
-    TD_CHECK(config->together_count == 0 || config->together, "together is NULL");
     TD_TRY(check_groups(config->weights.elements, config->count, config->groups));
 cleanup:
     return status;
@@ -610,19 +487,12 @@ td_status td_optimizer_create(td_device *dev, const td_optimizer_config *config,
         status = td_fail(TD_NO_MEMORY, "no host memory for %zu bytes", sizeof *o);
         goto cleanup;
     }
-    o->hook = (td_hook){.begin = on_begin, .due = on_due, .final = on_final, .end = on_end};
+    o->hook = (td_hook){.begin = on_begin, .final = on_final, .end = on_end};
     o->dev = dev;
     o->weights = config->weights;
     o->state = config->state;
     o->time = config->time;
     o->sms = config->sms;
-    o->together_count = config->together_count;
-    for (int64_t i = 0; i < o->together_count; i++)
-        o->together[i] = (td_linear_adamw){.tokens = 1,
-                                           .d_in = config->together[i].d_in,
-                                           .d_out = config->together[i].d_out,
-                                           .dtype = config->product_dtype,
-                                           .p_dtype = o->weights.dtype};
     TD_TRY(make_groups(o, config));
     if (o->time == TD_UPDATE_ALONG)
         TD_TRY(make_side(o));

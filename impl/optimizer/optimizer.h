@@ -2,9 +2,7 @@
  *
  * An optimizer works on a list of groups, each a range of the block with hyperparameters of its own, and owns
  * the moments of these ranges and nothing else: a shard is a shorter list, or an empty one. It takes part in
- * a step as the last link of a chain of hooks that gradients come to (transformer/hooks.h): gradients that
- * are final come to it, and the products that make gradients of large weights where it can update those with
- * the kernel that forms the gradients (td_linear_adamw_update).
+ * a step as the last link of a chain of hooks that final gradients come to (transformer/hooks.h).
  *
  * What differs from step to step is in the device's memory, so that captured steps see it: hyperparameters,
  * which are the optimizer's, and the number of the step and `gain`, which are the caller's
@@ -36,7 +34,7 @@ typedef struct td_optimizer_group {
 
 /** When an update comes. */
 typedef enum td_update_time {
-    TD_UPDATE_ALONG = 0, /* along the backward pass, as soon as a gradient is final or its product is due */
+    TD_UPDATE_ALONG = 0, /* along the backward pass, as soon as a gradient is final */
     TD_UPDATE_AFTER /* when td_optimizer_update is called, for all gradients that became final until then */
 } td_update_time;
 
@@ -51,12 +49,6 @@ typedef struct td_optimizer_config {
      * and in the current stream's order unless gradients come with an event. With TD_UPDATE_AFTER updates run
      * on all SMs; the GEMMs still leave `sms` of them, so that both times give the same bits. */
     int32_t sms;
-    /* With TD_UPDATE_ALONG and no `sms`: the products that are there together when a due call comes whose
-     * `wait` is 0, at most TD_LINEAR_ADAMW_MOST. They are taken over where the device is faster with it.
-     * Products that never wait are taken over by themselves. 0: none waits. */
-    int64_t together_count;
-    const td_product_extent *together;
-    td_dtype product_dtype; /* of their dy and x */
 } td_optimizer_config;
 
 typedef struct td_optimizer td_optimizer;
@@ -69,8 +61,8 @@ TD_API td_status td_optimizer_plan(int64_t elements, int64_t count, const td_opt
 /** An optimizer on dev, whose moments are 0. dev and the weights outlive it.
  *
  * TD_BAD_ARGUMENT: a NULL, groups that are empty, overlap, descend or leave the block, hyperparameters as
- * their checks, too many products together, a time that is none, an sms below 0, or above 0 and not below the
- * number of the device's SMs. TD_NO_MEMORY. *out is then NULL. */
+ * their checks, a time that is none, an sms below 0, or above 0 and not below the number of the device's SMs.
+ * TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_optimizer_create(td_device *dev, const td_optimizer_config *config, td_optimizer **out);
 TD_API void td_optimizer_destroy(td_optimizer *optimizer); /* accepts NULL */
 
@@ -101,10 +93,6 @@ TD_API td_hook *td_optimizer_hook(td_optimizer *optimizer);
  * TD_BAD_STATE: nothing is final, because no backward pass ended since the last update or forward pass, or
  * because updates come along it; but without groups there is nothing to update at any time. */
 TD_API td_status td_optimizer_update(td_optimizer *optimizer);
-
-/** The products that were taken over in the last backward pass that was queued: how many weights were updated
- * by the kernel that forms their gradients. TD_BAD_ARGUMENT: a NULL. */
-TD_API td_status td_optimizer_taken(const td_optimizer *optimizer, int64_t *out);
 
 /** Clipping by the global norm of the gradients: a link that holds them back until all are final, and then
  * makes `gain` what torch.nn.utils.clip_grad_norm_ multiplies by. Each gradient is read once for it. */

@@ -24,7 +24,6 @@ static const rule rules[] = {
     {"ncclKernel", TD_OP_COMMUNICATION, true},
     {"td_attention_", TD_OP_ATTENTION, true},
     {"td_flash_", TD_OP_ATTENTION, true},
-    {"td_linear_", TD_OP_MATMUL, true},
     {"td_softmax_", TD_OP_SOFTMAX, true},
     {"td_optimizer_", TD_OP_OPTIMIZER, true},
     {"td_adamw_", TD_OP_OPTIMIZER, true},

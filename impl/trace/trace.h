@@ -54,7 +54,7 @@ TD_API td_status td_trace_info_of(const td_trace *trace, td_trace_info *out);
 typedef enum td_trace_phase {
     TD_TRACE_FORWARD = 0, /* "forward" */
     TD_TRACE_LOSS,        /* "loss" */
-    TD_TRACE_BACKWARD,    /* "backward"; with products whose kernel updates the weights as well */
+    TD_TRACE_BACKWARD,    /* "backward" */
     TD_TRACE_OPTIMIZER,   /* "optimizer"; also where updates come along the backward pass */
     TD_TRACE_ELSEWHERE    /* "elsewhere" in a step */
 } td_trace_phase;

@@ -9,13 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/** Blocks whose weights are updated in one launch of the kernel that forms their gradients, and their weights
- * at the most. Fewer launches gain what their ends take, and long ones lose it again
- * (kernels/linear_adamw.cu). Two or four blocks together, steps took of xl's 41 M weights a block 58.3 and
- * 58.2 ms for 59.1, of 2.7B's 105 M 87.8 and 89.4 for 87.5 (H200, November 2026). */
-#define TOGETHER_MOST    (TD_LINEAR_ADAMW_MOST / TD_DUE_MOST)
-#define TOGETHER_WEIGHTS ((int64_t)192 << 20)
-
 typedef enum part { FORWARD = 0, BACKWARD, UPDATE, STEP, PARTS } part;
 
 enum { MICROS = TD_MICRO_LAST + 1 };
@@ -23,10 +16,8 @@ enum { MICROS = TD_MICRO_LAST + 1 };
 /** How a step is going to run: what a plan and a trainer are made from. */
 typedef struct setup {
     td_train_config config; /* with defaults filled in, and what of the model is the trainer's */
-    td_product_extent together[TD_LINEAR_ADAMW_MOST];
-    int64_t together_count;
-    int64_t ranges;     /* that become final in a pass, at most */
-    int32_t update_sms; /* of the optimizer */
+    int64_t ranges;         /* that become final in a pass, at most */
+    int32_t update_sms;     /* of the optimizer */
     size_t loss, ids, targets,
         bytes; /* where they stand in the trainer's block, whose begin is the state, and its size */
     td_transformer_bytes model;
@@ -87,78 +78,6 @@ cleanup:
     return status;
 }
 
-/** Whether products that come due get to the optimizer, and it takes all of them. */
-static bool products_reach(const setup *s)
-{
-    const td_train_config *config = &s->config;
-
-    if (s->update_sms > 0)
-        return false;
-    for (const td_hook *hook = config->hooks; hook; hook = hook->next)
-        if (hook->final && !hook->due)
-            return false;
-    return has_update(config) && !config->groups && config->hyper.kind == TD_OPTIMIZER_ADAMW &&
-           config->time == TD_UPDATE_ALONG && config->clip == 0 && config->micro_batches == 1;
-}
-
-static td_status put_together(td_device *dev, setup *s, int64_t blocks, bool *pays)
-{
-    const td_transformer_config *model = &s->config.model;
-    td_linear_adamw all[TD_LINEAR_ADAMW_MOST];
-    td_product_extent block[TD_DUE_MOST];
-    td_status status = TD_OK;
-    int64_t tokens;
-
-    TD_TRY(td_transformer_products(&model->size, block));
-    TD_TRY(td_product("tokens (batch * context)", 2, (int64_t[]){model->batch, model->context}, &tokens));
-    s->together_count = blocks * TD_DUE_MOST;
-    for (int64_t i = 0; i < s->together_count; i++) {
-        s->together[i] = block[i % TD_DUE_MOST];
-        all[i] = (td_linear_adamw){.tokens = tokens,
-                                   .d_in = s->together[i].d_in,
-                                   .d_out = s->together[i].d_out,
-                                   .dtype = td_precision_dtype(model->precision),
-                                   .p_dtype = td_precision_weights(model->precision)};
-    }
-    TD_TRY(td_linear_adamw_pays(dev, s->together_count, all, pays));
-cleanup:
-    return status;
-}
-
-/** Decides how many blocks' products wait for each other. */
-static td_status choose_wait(td_device *dev, setup *s)
-{
-    td_transformer_config *const model = &s->config.model;
-    const int64_t layers = model->size.layers;
-    int64_t blocks = layers < TOGETHER_MOST ? layers : TOGETHER_MOST, room = 1;
-    td_product_extent block[TD_DUE_MOST];
-    td_status status = TD_OK;
-    bool pays = false;
-
-    model->wait = 0;
-    s->together_count = 0;
-    if (!products_reach(s) || td_precision_dtype(model->precision) == td_precision_weights(model->precision))
-        goto cleanup;
-    TD_TRY(td_transformer_products(&model->size, block));
-    double weights = 0; /* no product of them can overflow */
-    for (int i = 0; i < TD_DUE_MOST; i++)
-        weights += (double)block[i].d_in * (double)block[i].d_out;
-    if (weights > 0 && TOGETHER_WEIGHTS / weights > 1)
-        room = (int64_t)(TOGETHER_WEIGHTS / weights);
-    if (blocks > room)
-        blocks = room;
-    /* As many as need no more turns: the last ones would otherwise be few. */
-    blocks = (layers - 1) / ((layers - 1) / blocks + 1) + 1;
-    if (model->keep == TD_KEEP_ALL && blocks > 1)
-        TD_TRY(put_together(dev, s, blocks, &pays));
-    if (pays)
-        model->wait = blocks;
-    else
-        TD_TRY(put_together(dev, s, 1, &pays));
-cleanup:
-    return status;
-}
-
 /** The optimizer's groups, which may be *all; returns how many. */
 static int64_t groups_of(const setup *s, td_optimizer_group *all, const td_optimizer_group **out)
 {
@@ -191,15 +110,12 @@ static td_status prepare(td_device *dev, const td_train_config *config, setup *s
     if (config->gain == 0)
         s->config.gain = 1;
     s->config.model.use = config->until == TD_TRAIN_FORWARD ? TD_MODEL_INFERENCE : TD_MODEL_GRADIENTS;
-    s->config.model.wait = 0;
     s->config.model.f32_gradients = s->config.micro_batches > 1;
     TD_TRY(td_transformer_plan(dev, &s->config.model, &s->model)); /* checks it */
     TD_TRY(td_train_update_sms(dev, &s->config, &s->update_sms));
-    TD_TRY(choose_wait(dev, s));
-    TD_TRY(td_transformer_plan(dev, &s->config.model, &s->model));
     s->elements =
         (int64_t)(s->model.parameters / td_dtype_size(td_precision_weights(config->model.precision)));
-    s->ranges = 2 * config->model.size.layers + 3;
+    s->ranges = config->model.size.layers + 3;
     tokens = config->model.batch * config->model.context; /* as the plan checked */
     s->loss = TD_ALIGNMENT;
     s->ids = 2 * TD_ALIGNMENT;
@@ -362,10 +278,7 @@ static td_status make_optimizer(td_train *train)
                                   .groups = groups,
                                   .state = state_of(train),
                                   .time = s->config.time,
-                                  .sms = s->update_sms,
-                                  .together_count = s->together_count,
-                                  .together = s->together,
-                                  .product_dtype = td_precision_dtype(s->config.model.precision)};
+                                  .sms = s->update_sms};
     td_status status = TD_OK;
 
     TD_TRY(td_transformer_weights(train->model, &config.weights));

@@ -28,7 +28,7 @@ typedef enum td_train_until {
 } td_train_until;
 
 typedef struct td_train_config {
-    td_transformer_config model; /* `use`, `wait` and `f32_gradients` are the trainer's */
+    td_transformer_config model; /* `use` and `f32_gradients` are the trainer's */
     td_train_until until;
     td_hyperparameters hyper; /* of all weights */
     /* The weights that the optimizer updates, each group with hyperparameters of its own (then those above
@@ -38,9 +38,9 @@ typedef struct td_train_config {
     bool own_groups; /* groups are this rank's part of what all ranks update: td_shard_link_create says so */
     td_update_time time; /* along the backward pass, which is the faster, or after it */
     /* On how many SMs of a GPU updates along the backward pass run, while its GEMMs have the others
-     * (td_optimizer_config.sms); 0: what td_train_update_sms says; TD_UPDATE_ALL_SMS: in the GEMMs' stream,
-     * or in the kernels that form the gradients. The number can change the bits of the GEMMs in the backward
-     * pass, also of layers that it runs forward again: all ranks need the same. */
+     * (td_optimizer_config.sms); 0: what td_train_update_sms says; TD_UPDATE_ALL_SMS: on all, in the GEMMs'
+     * stream. The number can change the bits of the GEMMs in the backward pass, also of layers that it runs
+     * forward again: all ranks need the same. */
     int32_t update_sms;
     float
         gain; /* what gradients are multiplied by beside 1 / micro_batches: 1 / ranks where a hook sums those

@@ -12,16 +12,7 @@
 typedef struct pass {
     td_transformer *model;
     bool accumulate, last;
-    bool
-        taken[2]; /* whether a hook took the products of a layer's halves over: feed-forward's, attention's */
-    bool taken_any;
 } pass;
-
-/** A linear layer and the ends of its weight's gradient, dy^T x. */
-typedef struct linear {
-    int64_t parameter, d_in, d_out;
-    const void *dy, *x;
-} linear;
 
 td_status td_clear_padding(td_transformer *model, td_range range, bool activations)
 {
@@ -46,7 +37,7 @@ cleanup:
     return status;
 }
 
-/** The gradients of a range that is no hook's are complete. */
+/** The gradients of a range are complete. */
 static td_status final(const pass *p, td_range range)
 {
     td_transformer *model = p->model;
@@ -65,19 +56,10 @@ static void *grad(const pass *p, int64_t parameter)
     return p->model->parameters[parameter].grad;
 }
 
-/** The layer's instance of a gradient that may wait. */
-static void *waiting(const td_transformer *model, td_tensor tensor, int64_t layer)
-{
-    const size_t group = (size_t)model->plan.group;
-
-    return (char *)td_tensor_at(model, tensor, 0) +
-           (size_t)layer % group * (model->plan.bytes[tensor] / group);
-}
-
 /** The residual's gradient as the products behind a layer's branch read it. */
-static void *branch_grad(const td_transformer *model, td_tensor branch, int64_t layer)
+static void *branch_grad(const td_transformer *model)
 {
-    return model->plan.mixed ? waiting(model, branch, layer) : td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0);
+    return td_tensor_at(model, model->plan.mixed ? TD_T_BRANCH_GRAD : TD_T_RESIDUAL_GRAD, 0);
 }
 
 /** Where the weights' gradients behind a layer's norm find its output. */
@@ -110,14 +92,10 @@ static td_status norm_backward(const pass *p, int64_t layer, td_weight norm, con
     const int64_t parameter = td_norm_parameter(model, layer, norm);
     const bool begin = layer == model->plan.config.size.layers;
     const td_rmsnorm_shape shape = td_norm_shape(&model->plan, model->batch * model->seq);
-    const bool mixed = model->plan.mixed;
-    void *rounded = NULL;
+    const bool read = layer > 0 || norm == TD_W_LN2;
+    void *rounded = model->plan.mixed && read ? branch_grad(model) : NULL;
     td_status status = TD_OK;
 
-    if (mixed && norm == TD_W_LN2)
-        rounded = branch_grad(model, TD_T_ATTN_BRANCH_GRAD, layer);
-    else if (mixed && layer > 0)
-        rounded = branch_grad(model, TD_T_FFN_BRANCH_GRAD, layer - 1);
     TD_TRY(td_rmsnorm_backward(model->dev, &shape, x, td_norm_weight(model, layer, norm),
                                td_norm_rstd(model, layer, norm), dy, !begin,
                                td_tensor_at(model, TD_T_RESIDUAL_GRAD, 0), rounded, p->accumulate,
@@ -126,107 +104,14 @@ cleanup:
     return status;
 }
 
-/** The gradients of the weights of linear layers, unless a hook takes the products over. `wait`: how many
- * more calls of due the products outlive. */
-static td_status weight_grads(const pass *p, int64_t count, const linear *linears, int64_t wait, bool *taken)
+/** The gradient of a weight of a linear layer: dy^T x. */
+static td_status weight_grad(const pass *p, int64_t parameter, int64_t d_in, int64_t d_out, const void *dy,
+                             const void *x)
 {
-    td_transformer *model = p->model;
-    td_weight_product products[TD_DUE_MOST];
-    td_status status = TD_OK;
-
-    *taken = false;
-    for (int64_t i = 0; i < count; i++) {
-        const linear *l = &linears[i];
-        const int64_t begin = model->parameters[l->parameter].offset;
-
-        products[i] = (td_weight_product){.range = {begin, begin + l->d_in * l->d_out},
-                                          .tokens = model->batch * model->seq,
-                                          .d_in = l->d_in,
-                                          .d_out = l->d_out,
-                                          .dtype = model->plan.dtype,
-                                          .x = l->x,
-                                          .dy = l->dy};
-    }
-    if (p->last && !p->accumulate)
-        TD_TRY(td_hooks_due(model->hooks, &(td_due){count, products, wait}, taken));
-    for (int64_t i = 0; i < count && !*taken; i++) {
-        const linear *l = &linears[i];
-        TD_TRY(td_linear_weight_grad(model, l->d_in, l->d_out, l->dy, l->x, p->accumulate,
-                                     grad(p, l->parameter)));
-    }
-cleanup:
-    return status;
+    return td_linear_weight_grad(p->model, d_in, d_out, dy, x, p->accumulate, grad(p, parameter));
 }
 
-/** Where they find silu(gate) up. */
-static void *hidden_of(const td_transformer *model, int64_t layer)
-{
-    return td_tensor_at(model, model->plan.all_kept ? TD_T_HIDDEN : TD_T_HIDDEN_GRAD, layer);
-}
-
-enum { FFN = 0, ATTENTION = 2 }; /* the first of two each */
-
-/** The products of a layer's weights. */
-static void products_of(const td_transformer *model, int64_t layer, linear out[TD_DUE_MOST])
-{
-    static const td_weight weights[TD_DUE_MOST] = {TD_W_W1, TD_W_W2, TD_W_Q, TD_W_OUTPUT};
-    const void *const dy[TD_DUE_MOST] = {
-        td_tensor_at(model, TD_T_GATE_UP, layer), branch_grad(model, TD_T_FFN_BRANCH_GRAD, layer),
-        waiting(model, TD_T_QKV_GRAD, layer), branch_grad(model, TD_T_ATTN_BRANCH_GRAD, layer)};
-    const void *const x[TD_DUE_MOST] = {norm_output(model, layer, TD_W_LN2), hidden_of(model, layer),
-                                        norm_output(model, layer, TD_W_LN1),
-                                        td_tensor_at(model, TD_T_O, layer)};
-
-    td_product_extent extents[TD_DUE_MOST];
-
-    (void)td_transformer_products(&model->plan.config.size, extents); /* neither is NULL */
-    for (int i = 0; i < TD_DUE_MOST; i++)
-        out[i] = (linear){td_p_layer(layer, weights[i]), extents[i].d_in, extents[i].d_out, dy[i], x[i]};
-}
-
-/** Those of one of its halves. In mixed precision what they multiply outlives the half, and where layers wait
- * for others, the layers above the lowest of these. */
-static td_status layer_weight_grads(pass *p, int64_t layer, int half)
-{
-    td_transformer *model = p->model;
-    const int64_t behind = 2 * (layer % model->plan.group) + (half == FFN);
-    linear all[TD_DUE_MOST];
-    bool *taken = &p->taken[half == ATTENTION];
-    td_status status = TD_OK;
-
-    products_of(model, layer, all);
-    TD_TRY(weight_grads(p, 2, all + half, model->plan.mixed ? behind : 0, taken));
-    if (*taken)
-        model->group = model->plan.group;
-    if (model->group > 1 && !*taken) {
-        status = td_fail(
-            TD_BAD_STATE,
-            "a hook took over products of layers that wait for others, and not layer %" PRId64 "'s", layer);
-        goto cleanup;
-    }
-cleanup:
-    return status;
-}
-
-/** What of a layer's gradients no hook has made. */
-static td_status final_layer(const pass *p, int64_t layer)
-{
-    const td_layout *layout = &p->model->plan.layout;
-    const td_range attention = td_part_range(layout, TD_PART_ATTENTION, layer),
-                   ffn = td_part_range(layout, TD_PART_FFN, layer);
-    td_status status = TD_OK;
-
-    if (!p->taken[0] && !p->taken[1])
-        TD_TRY(final(p, (td_range){attention.begin, ffn.end}));
-    else if (!p->taken[0])
-        TD_TRY(final(p, ffn));
-    else if (!p->taken[1])
-        TD_TRY(final(p, attention));
-cleanup:
-    return status;
-}
-
-static td_status head_backward(pass *p)
+static td_status head_backward(const pass *p)
 {
     td_transformer *model = p->model;
     const td_model_size *size = &model->plan.config.size;
@@ -238,7 +123,6 @@ static td_status head_backward(pass *p)
     char *dnorm = td_tensor_at(model, TD_T_NORM_FINAL_GRAD, 0);  /* [B, S, d] */
     char *input = td_tensor_at(model, TD_T_INPUT, size->layers); /* [B, S, d] */
     td_status status = TD_OK;
-    bool taken;
 
     TD_TRY(td_needed(model, TD_PART_HEAD, 0));
     /* loss = cross_entropy(logits, targets) */
@@ -247,12 +131,10 @@ static td_status head_backward(pass *p)
                                      td_tensor_at(model, TD_T_LSE, 0), 1, dlogits));
     /* logits = norm lm_head^T */
     TD_TRY(td_linear_input_grad(model, d, size->vocab, dlogits, model->at[TD_PART_HEAD], dnorm));
-    TD_TRY(td_done(model, TD_PART_HEAD, 0));
     TD_TRY(td_step_enter(model, TD_STEP_HEAD_WEIGHT_GRAD, size->layers));
-    TD_TRY(weight_grads(p, 1, &(linear){lm_head, d, size->vocab, dlogits, norm}, 0, &taken));
-    p->taken_any |= taken;
-    if (!taken)
-        TD_TRY(final(p, td_part_range(&model->plan.layout, TD_PART_HEAD, 0)));
+    TD_TRY(td_done(model, TD_PART_HEAD, 0));
+    TD_TRY(weight_grad(p, lm_head, d, size->vocab, dlogits, norm));
+    TD_TRY(final(p, td_part_range(&model->plan.layout, TD_PART_HEAD, 0)));
 
     /* norm = ln_final(input) */
     TD_TRY(td_needed(model, TD_PART_NORMS, 0));
@@ -263,7 +145,7 @@ cleanup:
     return status;
 }
 
-static td_status feed_forward_backward(pass *p, int64_t layer)
+static td_status feed_forward_backward(const pass *p, int64_t layer)
 {
     td_transformer *model = p->model;
     td_device *dev = model->dev;
@@ -274,9 +156,11 @@ static td_status feed_forward_backward(pass *p, int64_t layer)
     char *middle = td_tensor_at(model, TD_T_MIDDLE, layer);   /* [B, S, d] */
     char *gate = td_tensor_at(model, TD_T_GATE_UP, layer);    /* [B, S, 2 f]; its gradient comes over it */
     char *up = gate + (size_t)f * td_dtype_size(plan->dtype); /* its second half */
-    char *dhidden = td_tensor_at(model, TD_T_HIDDEN_GRAD, layer);     /* [B, S, f] */
-    char *dnorm = td_tensor_at(model, TD_T_NORM2_GRAD, layer);        /* [B, S, d] */
-    const void *dx = branch_grad(model, TD_T_FFN_BRANCH_GRAD, layer); /* [B, S, d] */
+    char *dhidden = td_tensor_at(model, TD_T_HIDDEN_GRAD, layer); /* [B, S, f] */
+    char *dnorm = td_tensor_at(model, TD_T_NORM2_GRAD, layer);    /* [B, S, d] */
+    const void *hidden = td_tensor_at(model, plan->all_kept ? TD_T_HIDDEN : TD_T_HIDDEN_GRAD, layer);
+    const void *norm = norm_output(model, layer, TD_W_LN2); /* [B, S, d] */
+    const void *dx = branch_grad(model);                    /* [B, S, d] */
     td_status status = TD_OK;
 
     /* output = middle + hidden w2^T: dx is middle's gradient already. Unless it was kept, hidden itself comes
@@ -291,11 +175,11 @@ static td_status feed_forward_backward(pass *p, int64_t layer)
     TD_TRY(td_step_enter(model, TD_STEP_GATE_UP_GRAD, layer));
     TD_TRY(td_linear_input_grad(model, d, 2 * f, gate, td_matrix(model, TD_W_W1), dnorm));
 
-    TD_TRY(td_done(model, TD_PART_FFN, layer));
-
     TD_TRY(td_step_enter(model, TD_STEP_FFN_WEIGHT_GRAD, layer));
+    TD_TRY(td_done(model, TD_PART_FFN, layer));
     TD_TRY(norm_again(model, layer, TD_W_LN2, middle));
-    TD_TRY(layer_weight_grads(p, layer, FFN));
+    TD_TRY(weight_grad(p, td_p_layer(layer, TD_W_W1), d, 2 * f, gate, norm));
+    TD_TRY(weight_grad(p, td_p_layer(layer, TD_W_W2), f, d, dx, hidden));
 
     /* norm = ln2(middle) */
     TD_TRY(td_step_enter(model, TD_STEP_NORM2_GRAD, layer));
@@ -304,7 +188,7 @@ cleanup:
     return status;
 }
 
-static td_status attention_backward(pass *p, int64_t layer)
+static td_status attention_backward(const pass *p, int64_t layer)
 {
     td_transformer *model = p->model;
     td_device *dev = model->dev;
@@ -314,19 +198,20 @@ static td_status attention_backward(pass *p, int64_t layer)
     const td_heads_shape in_qkv = td_heads_shape_of(model, 3 * d);
     const float *cos = td_tensor_at(model, TD_T_COS, 0); /* [context, D / 2] */
     const float *sin = td_tensor_at(model, TD_T_SIN, 0);
-    char *input = td_tensor_at(model, TD_T_INPUT, layer);              /* [B, S, d] */
-    char *q = td_tensor_at(model, TD_T_Q, layer);                      /* [B, H, S, D] */
-    char *k = td_tensor_at(model, TD_T_K, layer);                      /* [B, H, S, D] */
-    char *v = td_tensor_at(model, TD_T_V, layer);                      /* [B, H, S, D] */
-    char *o = td_tensor_at(model, TD_T_O, layer);                      /* [B, S, H, D] */
-    char *saved = td_tensor_at(model, TD_T_SAVED, layer);              /* attention's own */
-    char *d_o = td_tensor_at(model, TD_T_O_GRAD, layer);               /* [B, S, H, D] */
-    char *dq = td_tensor_at(model, TD_T_Q_GRAD, layer);                /* [B, H, S, D] */
-    char *dk = td_tensor_at(model, TD_T_K_GRAD, layer);                /* [B, H, S, D] */
-    char *dv = td_tensor_at(model, TD_T_V_GRAD, layer);                /* [B, H, S, D] */
-    char *dqkv = waiting(model, TD_T_QKV_GRAD, layer);                 /* [B, S, 3 d] */
-    char *dnorm = td_tensor_at(model, TD_T_NORM1_GRAD, layer);         /* [B, S, d] */
-    const void *dx = branch_grad(model, TD_T_ATTN_BRANCH_GRAD, layer); /* [B, S, d] */
+    char *input = td_tensor_at(model, TD_T_INPUT, layer);      /* [B, S, d] */
+    char *q = td_tensor_at(model, TD_T_Q, layer);              /* [B, H, S, D] */
+    char *k = td_tensor_at(model, TD_T_K, layer);              /* [B, H, S, D] */
+    char *v = td_tensor_at(model, TD_T_V, layer);              /* [B, H, S, D] */
+    char *o = td_tensor_at(model, TD_T_O, layer);              /* [B, S, H, D] */
+    char *saved = td_tensor_at(model, TD_T_SAVED, layer);      /* attention's own */
+    char *d_o = td_tensor_at(model, TD_T_O_GRAD, layer);       /* [B, S, H, D] */
+    char *dq = td_tensor_at(model, TD_T_Q_GRAD, layer);        /* [B, H, S, D] */
+    char *dk = td_tensor_at(model, TD_T_K_GRAD, layer);        /* [B, H, S, D] */
+    char *dv = td_tensor_at(model, TD_T_V_GRAD, layer);        /* [B, H, S, D] */
+    char *dqkv = td_tensor_at(model, TD_T_QKV_GRAD, layer);    /* [B, S, 3 d] */
+    char *dnorm = td_tensor_at(model, TD_T_NORM1_GRAD, layer); /* [B, S, d] */
+    const void *norm = norm_output(model, layer, TD_W_LN1);    /* [B, S, d] */
+    const void *dx = branch_grad(model);                       /* [B, S, d] */
     td_status status = TD_OK;
 
     /* middle = input + o output_proj^T: dx is input's gradient already */
@@ -346,11 +231,11 @@ static td_status attention_backward(pass *p, int64_t layer)
     TD_TRY(td_step_enter(model, TD_STEP_QKV_GRAD, layer));
     TD_TRY(td_linear_input_grad(model, d, 3 * d, dqkv, td_matrix(model, TD_W_Q), dnorm));
 
-    TD_TRY(td_done(model, TD_PART_ATTENTION, layer));
-
     TD_TRY(td_step_enter(model, TD_STEP_ATTN_WEIGHT_GRAD, layer));
+    TD_TRY(td_done(model, TD_PART_ATTENTION, layer));
     TD_TRY(norm_again(model, layer, TD_W_LN1, input));
-    TD_TRY(layer_weight_grads(p, layer, ATTENTION));
+    TD_TRY(weight_grad(p, td_p_layer(layer, TD_W_Q), d, 3 * d, dqkv, norm));
+    TD_TRY(weight_grad(p, td_p_layer(layer, TD_W_OUTPUT), d, d, dx, o));
 
     /* norm = ln1(input) */
     TD_TRY(td_step_enter(model, TD_STEP_NORM1_GRAD, layer));
@@ -359,9 +244,10 @@ cleanup:
     return status;
 }
 
-static td_status layer_backward(pass *p, int64_t layer)
+static td_status layer_backward(const pass *p, int64_t layer)
 {
     td_device *dev = p->model->dev;
+    const td_layout *layout = &p->model->plan.layout;
     td_status status = TD_OK;
 
     TD_TRY(td_push_layer(dev, layer));
@@ -369,8 +255,8 @@ static td_status layer_backward(pass *p, int64_t layer)
     if (status == TD_OK)
         status = attention_backward(p, layer);
     TD_TRY(td_pop_after(dev, status));
-    p->taken_any |= p->taken[0] || p->taken[1];
-    TD_TRY(final_layer(p, layer));
+    TD_TRY(final(p, (td_range){td_part_range(layout, TD_PART_ATTENTION, layer).begin,
+                               td_part_range(layout, TD_PART_FFN, layer).end}));
 cleanup:
     return status;
 }
@@ -393,7 +279,7 @@ cleanup:
     return status;
 }
 
-static td_status run(pass *p)
+static td_status run(const pass *p)
 {
     td_transformer *model = p->model;
     const td_layout *layout = &model->plan.layout;
@@ -439,9 +325,7 @@ static td_status check_backward(const td_transformer *model, td_micro micro)
              "micro is %d, but the model's gradients are transient: nothing can be added to them",
              (int)micro);
     if (accumulate && model->grads_lost) {
-        status =
-            td_fail(TD_BAD_STATE, "the gradients to add to were used up by who took their products over, "
-                                  "or backward failed");
+        status = td_fail(TD_BAD_STATE, "there are no gradients to add to: backward failed");
         goto cleanup;
     }
 cleanup:
@@ -450,23 +334,22 @@ cleanup:
 
 td_status td_transformer_backward(td_transformer *model, td_micro micro)
 {
-    pass p = {.model = model,
-              .accumulate = micro == TD_MICRO_MIDDLE || micro == TD_MICRO_LAST,
-              .last = micro == TD_MICRO_ONLY || micro == TD_MICRO_LAST};
+    const pass p = {.model = model,
+                    .accumulate = micro == TD_MICRO_MIDDLE || micro == TD_MICRO_LAST,
+                    .last = micro == TD_MICRO_ONLY || micro == TD_MICRO_LAST};
     td_status status = TD_OK;
 
     TD_TRY(check_backward(model, micro));
     TD_TRY(td_device_push_label(model->dev, TD_LABEL_BACKWARD));
     model->progress = TD_AT_START; /* the activations are written over from here on */
     model->grads_lost = true;      /* until all are there */
-    model->group = 1;
     model->pass = TD_PASS_BACKWARD;
     status = td_hooks_begin(model->hooks, TD_PASS_BACKWARD, p.last);
     if (status == TD_OK)
         status = run(&p);
     status = td_hooks_end(model->hooks, TD_PASS_BACKWARD, status);
     TD_TRY(td_pop_after(model->dev, status));
-    model->grads_lost = p.taken_any;
+    model->grads_lost = false;
 cleanup:
     return status;
 }

@@ -88,21 +88,9 @@ td_status td_begin_passed(td_transformer *model, int64_t layer)
     return each_of_begin(model, layer, dead_unless_checkpoint);
 }
 
-int64_t td_group_end(const td_transformer *model, int64_t layer)
-{
-    const int64_t layers = model->plan.config.size.layers, end = layer + model->group;
-
-    if (layer % model->group != 0)
-        return layer;
-    return end < layers ? end : layers;
-}
-
 /** `from` of the model's layer ends, and `to` of `layer` begins. */
 static td_status note_step(td_transformer *model, td_step from, td_step to, int64_t layer)
 {
-    /* Of how many layers the step that ends here was the last. */
-    const int64_t end =
-        from == TD_STEP_ATTN_WEIGHT_GRAD ? td_group_end(model, model->layer) : model->layer + 1;
     const bool worked = td_step_works(from), works = td_step_works(to);
     td_status status = TD_OK;
 
@@ -113,8 +101,8 @@ static td_status note_step(td_transformer *model, td_step from, td_step to, int6
         if (model->plan.bytes[i] == 0)
             continue;
         td_tensor_life(&model->plan, (td_tensor)i, td_discards(model, model->layer), &first, &last);
-        for (int64_t done = model->layer; done < end && last == from; done++)
-            TD_TRY(td_tensor_dead(model, (td_tensor)i, done));
+        if (last == from)
+            TD_TRY(td_tensor_dead(model, (td_tensor)i, model->layer));
     }
     for (int i = TD_T_INPUT; i < TD_TENSORS && to != TD_STEP_NONE; i++) {
         td_step first, last;

@@ -31,8 +31,4 @@ td_status td_begin_passed(td_transformer *model, int64_t layer);
 /** Pushes "layers.<layer>", or "layers" where nobody listens. */
 td_status td_push_layer(td_device *dev, int64_t layer);
 
-/** The layers whose fused products come together in the step of their lowest one are those from it up to
- * this; where `layer` waits for a lower one, layer itself. */
-int64_t td_group_end(const td_transformer *model, int64_t layer);
-
 #endif

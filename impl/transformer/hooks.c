@@ -44,22 +44,6 @@ cleanup:
     return status;
 }
 
-td_status td_hooks_due(td_hook *chain, const td_due *due, bool *taken)
-{
-    td_hook *hook = chain;
-    td_status status = TD_OK;
-
-    TD_CHECK(due, "due is NULL");
-    TD_CHECK(taken, "taken is NULL");
-    *taken = false;
-    while (hook && !hook->due && !hook->final)
-        hook = hook->next;
-    if (hook && hook->due)
-        TD_TRY(hook->due(hook, due, taken));
-cleanup:
-    return status;
-}
-
 td_status td_hooks_final(td_hook *chain, td_range range, td_event *event)
 {
     td_hook *hook = chain;

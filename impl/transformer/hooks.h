@@ -9,23 +9,21 @@
  *     begin     a pass begins
  *     needed    a range of weights is about to be read
  *     done      the range was read for the last time in this pass
- *     due       the products that make gradients of a range can be formed: a hook may take them over
  *     final     gradients of a range are complete, the last micro-batch's added
  *     updated   weights of a range are new
  *     end       the pass ends, also after a failure
  *     settle    outside of passes: all weights are to be there
  *
- * Every element of the block is needed before it is read and done behind that; `done` comes before `due`,
- * because who takes products over may write the weights. In the backward pass of the last micro-batch every
- * element becomes final once, or its products are taken once, and never both. The stream has waited for what
- * hooks queued elsewhere when a pass has ended; where that concerns weights alone, when they are next needed.
+ * Every element of the block is needed before it is read and done after that. `done` comes before `final`,
+ * because the optimizer writes the weights of a range that is final. In the backward pass of the last
+ * micro-batch every element becomes final once. The stream has waited for what hooks queued elsewhere when a
+ * pass has ended; where that concerns weights alone, when they are next needed.
  *
- * The links of a chain hear begin, needed, done and end one after the other. due and final go to the first
- * link alone, and each link passes them on as it sees fit: a range is final for the next link when this one
- * has reduced it, clipped it or taken off its loss scale. The last of these is the optimizer, which tells the
- * links behind it what it has updated: who shares out new weights stands there. The calls below do this, and
- * a link leaves out the functions it has no use for: one with neither due nor final is passed by. One with
- * final alone ends the way of due, for it wants gradients in memory.
+ * The links of a chain hear begin, needed, done and end one after the other. final goes to the first link
+ * alone, and each link passes it on as it sees fit: a range is final for the next link when this one has
+ * reduced it, clipped it or taken off its loss scale. The last of these is the optimizer, which tells the
+ * links behind it what it has updated: a link that shares out new weights stands there. The calls below do
+ * this. A link leaves out the functions that it does not use: a link without final is passed by.
  *
  * Every function may fail: that ends the pass, and its status is what the pass returns. */
 #ifndef TD_TRANSFORMER_HOOKS_H
@@ -68,29 +66,6 @@ typedef struct td_need {
     td_reads reads;
 } td_need;
 
-/** The extents of a linear layer, y = x w^T with w [d_out, d_in]. */
-typedef struct td_product_extent {
-    int64_t d_in, d_out;
-} td_product_extent;
-
-/** A product that makes the gradient of a linear layer: g = dy^T x. */
-typedef struct td_weight_product {
-    td_range range; /* of the weight [d_out, d_in], row-major */
-    int64_t tokens, d_in, d_out;
-    td_dtype dtype;     /* of x and dy */
-    const void *x, *dy; /* [tokens, d_in], [tokens, d_out] */
-} td_weight_product;
-
-typedef struct td_due {
-    int64_t count; /* of products, at most TD_DUE_MOST */
-    const td_weight_product *products;
-    /* x and dy stay as they are through so many more calls of due in this pass. 0: who takes them over, and
-     * what was taken over before, queues the work before it returns. */
-    int64_t wait;
-} td_due;
-
-#define TD_DUE_MOST 4 /* [w1; w3], w2, [q; k; v] and output of one block */
-
 /** A link of a chain, the first member of what implements it. A function may be NULL. */
 typedef struct td_hook td_hook;
 struct td_hook {
@@ -108,11 +83,6 @@ struct td_hook {
                         const void **where);
 
     td_status (*done)(td_hook *hook, td_pass pass, const td_need *need);
-
-    /** Sets *taken, which is false, if this link or one behind it forms the products. Untaken, the model
-     * forms them itself, and the range becomes final. Comes where the products are whole gradients: in steps
-     * of one micro-batch. Who takes products that may wait takes all of the blocks' in that pass. */
-    td_status (*due)(td_hook *hook, const td_due *due, bool *taken);
 
     /** The gradients of the range are in the block behind `event`; NULL: behind what is queued on the
      * device's current stream. It is recorded again for later ranges at most until the pass has ended. A link
@@ -143,7 +113,6 @@ TD_API td_status td_hooks_begin(td_hook *chain, td_pass pass, bool last);
 TD_API td_status td_hooks_needed(td_hook *chain, td_pass pass, const td_need *need, const td_need *next,
                                  const void **where);
 TD_API td_status td_hooks_done(td_hook *chain, td_pass pass, const td_need *need);
-TD_API td_status td_hooks_due(td_hook *chain, const td_due *due, bool *taken);
 TD_API td_status td_hooks_final(td_hook *chain, td_range range, td_event *event);
 TD_API td_status td_hooks_updated(td_hook *chain, td_range range, td_event *event);
 TD_API td_status td_hooks_settle(td_hook *chain);

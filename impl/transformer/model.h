@@ -22,14 +22,13 @@ struct td_transformer {
     td_pass pass;             /* that runs, or ran last */
     const char *at[TD_PARTS]; /* where the pass reads the part that was needed last */
     td_progress progress;
-    bool grads_lost; /* some used up; or transient, and a forward came since backward, or no backward yet */
+    bool grads_lost; /* backward failed; or transient, and a forward came since backward, or there was none */
     int64_t batch, seq; /* of the last forward */
     struct {
         int64_t batch, seq;
     } planned;    /* the step that was last found to have room */
     td_step step; /* being run, for the memory history */
     int64_t layer;
-    int64_t group; /* layers whose weights' products backward brings together */
 };
 
 /** Fills model->parameters, model->names and model->by_offset from the layout. */

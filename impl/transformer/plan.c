@@ -63,7 +63,7 @@ static const struct {
     [TD_T_O] = {"attn.o", EXTENT_MODEL, TD_STEP_ATTEND, TD_STEP_OUTPUT, TD_STEP_ATTN_WEIGHT_GRAD},
     [TD_T_MIDDLE] = {"middle", EXTENT_STREAM, TD_STEP_NORM2, TD_STEP_ADD, TD_STEP_NORM2_GRAD},
     [TD_T_RSTD2] = {"ln2.rstd", EXTENT_ROWS, TD_STEP_NORM2, TD_STEP_NONE, TD_STEP_NORM2_GRAD},
-    [TD_T_GATE_UP] = {"ffn.gate_up", EXTENT_GATE_UP, TD_STEP_GATE_UP, TD_STEP_SILU, TD_STEP_ATTN_WEIGHT_GRAD},
+    [TD_T_GATE_UP] = {"ffn.gate_up", EXTENT_GATE_UP, TD_STEP_GATE_UP, TD_STEP_SILU, TD_STEP_FFN_WEIGHT_GRAD},
 
     [TD_T_NORM] = {"norm.output", EXTENT_MODEL, TD_STEP_NORM1, TD_STEP_HEAD, TD_STEP_HEAD_WEIGHT_GRAD},
     [TD_T_ATTN_BRANCH] = {"attn.output", EXTENT_MODEL, TD_STEP_OUTPUT, TD_STEP_NORM2, TD_STEP_NORM2},
@@ -78,14 +78,12 @@ static const struct {
                               TD_STEP_FINAL_GRAD},
     [TD_T_RESIDUAL_GRAD] = {"residual.grad", EXTENT_STREAM, TD_STEP_FINAL_GRAD, TD_STEP_NONE,
                             TD_STEP_EMBED_GRAD},
-    [TD_T_FFN_BRANCH_GRAD] = {"ffn.output.grad", EXTENT_ROUNDED, TD_STEP_FINAL_GRAD, TD_STEP_NONE,
-                              TD_STEP_EMBED_GRAD},
-    [TD_T_ATTN_BRANCH_GRAD] = {"attn.output.grad", EXTENT_ROUNDED, TD_STEP_NORM2_GRAD, TD_STEP_NONE,
-                               TD_STEP_ATTN_WEIGHT_GRAD},
+    [TD_T_BRANCH_GRAD] = {"residual.grad.rounded", EXTENT_ROUNDED, TD_STEP_FINAL_GRAD, TD_STEP_NONE,
+                          TD_STEP_EMBED_GRAD},
     [TD_T_HIDDEN_GRAD] = {"ffn.hidden.grad", EXTENT_FFN, TD_STEP_DOWN_GRAD, TD_STEP_NONE,
-                          TD_STEP_ATTN_WEIGHT_GRAD},
+                          TD_STEP_FFN_WEIGHT_GRAD},
     [TD_T_NORM2_AGAIN] = {"ln2.output.again", EXTENT_MODEL, TD_STEP_FFN_WEIGHT_GRAD, TD_STEP_NONE,
-                          TD_STEP_ATTN_WEIGHT_GRAD},
+                          TD_STEP_FFN_WEIGHT_GRAD},
     [TD_T_NORM2_GRAD] = {"ln2.output.grad", EXTENT_MODEL, TD_STEP_GATE_UP_GRAD, TD_STEP_NONE,
                          TD_STEP_NORM2_GRAD},
     [TD_T_O_GRAD] = {"attn.o.grad", EXTENT_MODEL, TD_STEP_OUTPUT_GRAD, TD_STEP_NONE, TD_STEP_ATTEND_GRAD},
@@ -112,14 +110,6 @@ static bool has_backward(const td_plan *plan)
     return plan->config.use != TD_MODEL_INFERENCE;
 }
 
-/** Scratch that a fused update's products read: where they wait for those of other layers there is an
- * instance for each of these, which together count as one tensor. */
-static bool waits(const td_plan *plan, td_tensor tensor)
-{
-    return plan->group > 1 &&
-           (tensor == TD_T_FFN_BRANCH_GRAD || tensor == TD_T_ATTN_BRANCH_GRAD || tensor == TD_T_QKV_GRAD);
-}
-
 void td_tensor_life(const td_plan *plan, td_tensor tensor, bool discarded, td_step *first, td_step *last)
 {
     const bool backward = has_backward(plan) && !discarded, keep = plan->all_kept && backward;
@@ -132,20 +122,12 @@ void td_tensor_life(const td_plan *plan, td_tensor tensor, bool discarded, td_st
     if (keep && tensor == TD_T_HIDDEN)
         until = TD_T_HIDDEN_GRAD; /* where hidden comes back without it */
     *last = backward ? tensors[until].last : tensors[until].last_inference;
-    /* Only in mixed precision do the feed-forward's weights wait for attention's. */
-    if (*last == TD_STEP_ATTN_WEIGHT_GRAD && !plan->mixed &&
-        (until == TD_T_GATE_UP || until == TD_T_HIDDEN_GRAD || until == TD_T_NORM2_AGAIN))
-        *last = TD_STEP_FFN_WEIGHT_GRAD;
     if (keep && tensor == TD_T_HIDDEN_GRAD)
         *last = TD_STEP_SILU_GRAD;
     if (keep ? tensor == TD_T_RSTD || tensor == TD_T_NORM1_AGAIN || tensor == TD_T_NORM2_AGAIN
              : tensor == TD_T_RSTD1 || tensor == TD_T_RSTD2)
         *last = TD_STEP_NONE;
     *first = *last == TD_STEP_NONE ? TD_STEP_NONE : tensors[tensor].first;
-    if (waits(plan, tensor)) { /* through the steps of all layers */
-        *first = TD_STEP_FINAL_GRAD;
-        *last = TD_STEP_EMBED_GRAD;
-    }
 }
 
 size_t td_tensor_offset(const td_plan *plan, td_tensor tensor, int64_t layer)
@@ -276,13 +258,6 @@ static td_status check_config(const td_transformer_config *config)
              "checkpoint_layers is %" PRId64 ", which needs TD_KEEP_INPUTS", config->checkpoint_layers);
     TD_CHECK(config->use == TD_MODEL_INFERENCE || config->use == TD_MODEL_GRADIENTS,
              "use is %d, needs TD_MODEL_INFERENCE or TD_MODEL_GRADIENTS", (int)config->use);
-    TD_CHECK(config->wait >= 0 && config->wait <= size->layers,
-             "wait is %" PRId64 " layers, needs 0 to all %" PRId64, config->wait, size->layers);
-    TD_CHECK(config->wait <= 1 ||
-                 (config->keep == TD_KEEP_ALL && config->use == TD_MODEL_GRADIENTS &&
-                  td_precision_weights(config->precision) != td_precision_dtype(config->precision)),
-             "wait is %" PRId64 " layers, which needs mixed precision, gradients and TD_KEEP_ALL",
-             config->wait);
     /* Written so that NaN is refused. */
     TD_CHECK(config->rope_theta >= 0 && config->rope_theta <= 1e300,
              "rope_theta is %g, needs to be above 0, or 0 for 10,000", config->rope_theta);
@@ -436,8 +411,7 @@ cleanup:
  * behind do not. So the block of gradients, whose layers stand in the same order, begins as low as that
  * allows. Norms' gradients stand behind all layers', and so does the head's: they are written while
  * everything matters. Before a checkpoint's activations those of others stood in the same place, so that
- * gradients of layers behind the first checkpoint stay clear of all of them. Layers that wait for others are
- * not done with, but then none writes there: their matrices' gradients are stored nowhere. */
+ * gradients of layers behind the first checkpoint stay clear of all of them. */
 static void place_gradients(td_plan *plan)
 {
     const size_t element = td_dtype_size(plan->grad_dtype);
@@ -543,7 +517,6 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     if (config->rope_theta == 0)
         plan.config.rope_theta = 10000;
     plan.config.keep = has_backward(&plan) ? config->keep : TD_KEEP_MOST;
-    plan.group = config->wait > 1 ? config->wait : 1;
     plan.all_kept = plan.config.keep != TD_KEEP_MOST;
     plan.span = config->size.layers;
     if (plan.config.keep == TD_KEEP_INPUTS)
@@ -571,8 +544,6 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
         td_step first, last;
         td_tensor_life(&plan, (td_tensor)i, false, &first, &last);
         plan.bytes[i] = last == TD_STEP_NONE ? 0 : bytes[tensors[i].extent];
-        for (int64_t more = 1; waits(&plan, (td_tensor)i) && more < plan.group; more++)
-            TD_TRY(add_bytes("gradients of a group", bytes[tensors[i].extent], &plan.bytes[i]));
     }
     choose_kept(&plan);
     TD_TRY(place_kept(&plan));

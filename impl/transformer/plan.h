@@ -26,14 +26,14 @@ typedef enum td_step {
     TD_STEP_DOWN_GRAD, /* backward of a layer, from here */
     TD_STEP_SILU_GRAD,
     TD_STEP_GATE_UP_GRAD,
-    TD_STEP_FFN_WEIGHT_GRAD, /* of its two products, where they are not fused with the update */
+    TD_STEP_FFN_WEIGHT_GRAD,
     TD_STEP_NORM2_GRAD,
     TD_STEP_OUTPUT_GRAD,
     TD_STEP_ATTEND_GRAD,
     TD_STEP_ROPE_GRAD,
     TD_STEP_QKV_GRAD,
-    TD_STEP_ATTN_WEIGHT_GRAD, /* of its two; fused, of all four and those of layers that waited */
-    TD_STEP_NORM1_GRAD,       /* to here */
+    TD_STEP_ATTN_WEIGHT_GRAD,
+    TD_STEP_NORM1_GRAD, /* to here */
     TD_STEP_EMBED_GRAD
 } td_step;
 
@@ -67,9 +67,8 @@ typedef enum td_tensor {
     TD_T_LOGITS, /* backward writes their gradient over them */
     TD_T_NORM_FINAL_GRAD,
     TD_T_RESIDUAL_GRAD,
-    TD_T_FFN_BRANCH_GRAD,  /* the residual's gradient in dtype, for the products of mixed precision: behind */
-    TD_T_ATTN_BRANCH_GRAD, /* feed-forward, and behind attention */
-    TD_T_HIDDEN_GRAD,      /* then hidden once more, over it, unless it is kept */
+    TD_T_BRANCH_GRAD, /* the residual's gradient in dtype, for the products of mixed precision */
+    TD_T_HIDDEN_GRAD, /* then hidden once more, over it, unless it is kept */
     TD_T_NORM2_AGAIN,
     TD_T_NORM2_GRAD,
     TD_T_O_GRAD,
@@ -92,7 +91,6 @@ typedef struct td_plan {
     bool mixed;                 /* they are two */
     td_dtype grad_dtype;        /* of the weights' gradients: dtype, or wide */
     td_layout layout;
-    int64_t group; /* layers whose products wait for each other: what they read is there until the last */
     int64_t span;  /* layers of a checkpoint, whose kept activations are there together; mostly all layers */
     int64_t last;  /* the first layer of the last checkpoint, which alone backward finds as forward left it */
     bool all_kept; /* of a checkpoint; else backward computes norms and silu(gate) up once more */
@@ -124,9 +122,7 @@ bool td_step_works(td_step step);
 size_t td_tensor_offset(const td_plan *plan, td_tensor tensor, int64_t layer);
 
 /** The steps between which the tensor's contents matter, first and last; TD_STEP_NONE: never. `discarded`: in
- * a forward pass through a layer that backward computes again. Where fused products wait for other
- * layers' their step is that of the layer that they wait for; gradients with an instance for each layer that
- * waits are alive through the layers' steps. */
+ * a forward pass through a layer that backward computes again. */
 void td_tensor_life(const td_plan *plan, td_tensor tensor, bool discarded, td_step *first, td_step *last);
 
 #endif

@@ -54,21 +54,3 @@ td_status td_keep_parse(const char *name, td_keep *out)
 cleanup:
     return status;
 }
-
-td_status td_transformer_products(const td_model_size *size, td_product_extent *out)
-{
-    td_status status = TD_OK;
-
-    TD_CHECK(size, "size is NULL");
-    TD_CHECK(out, "out is NULL");
-    TD_CHECK(size->d_model >= 1 && size->d_model <= INT64_MAX / 3,
-             "size.d_model is %" PRId64 ", needs 1 to %" PRId64, size->d_model, INT64_MAX / 3);
-    TD_CHECK(size->d_ff >= 1 && size->d_ff <= INT64_MAX / 2, "size.d_ff is %" PRId64 ", needs 1 to %" PRId64,
-             size->d_ff, INT64_MAX / 2);
-    out[0] = (td_product_extent){.d_in = size->d_model, .d_out = 2 * size->d_ff};
-    out[1] = (td_product_extent){.d_in = size->d_ff, .d_out = size->d_model};
-    out[2] = (td_product_extent){.d_in = size->d_model, .d_out = 3 * size->d_model};
-    out[3] = (td_product_extent){.d_in = size->d_model, .d_out = size->d_model};
-cleanup:
-    return status;
-}

@@ -45,7 +45,6 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
     TD_TRY(host_array("model", 1, sizeof *model, &block));
     model = block;
     model->dev = dev;
-    model->group = 1;
     TD_TRY(td_plan_make(dev, config, &model->plan));
     planned = &model->plan.config;
     model->planned.batch = planned->batch;

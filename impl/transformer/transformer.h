@@ -67,11 +67,6 @@ typedef struct td_transformer_config {
     td_keep keep;
     int64_t checkpoint_layers; /* of TD_KEEP_INPUTS: how many layers a checkpoint has; 0: 1 */
 
-    /* Layers whose due products wait for each other (td_due), so that a hook can take over those of all of
-     * them at once. 0 and 1: a layer's own. More need mixed precision and TD_KEEP_ALL, and for each layer
-     * more some 6 * batch * context * d_model elements of scratch. */
-    int64_t wait;
-
     /* Gradients are f32 where the weights are, also beside 16-bit products, as PyTorch's: those of many
      * micro-batches can be added up. */
     bool f32_gradients;
@@ -86,9 +81,9 @@ typedef struct td_transformer td_transformer;
 /** Plans and allocates a model on dev, which must outlive it; it has no weights until init or refresh.
  *
  * TD_BAD_ARGUMENT: a NULL, an extent below 1, heads that do not divide d_model, an odd head size, an unknown
- * attention, precision, keep or use, a wait or checkpoint_layers that the other choices do not allow, a
- * rope_theta that is negative or not finite, a product beyond 2^63 - 1. TD_UNSUPPORTED: a precision or head
- * size that dev cannot serve. TD_NO_MEMORY. *out is then NULL. */
+ * attention, precision, keep or use, checkpoint_layers that the other choices do not allow, a rope_theta
+ * that is negative or not finite, a product beyond 2^63 - 1. TD_UNSUPPORTED: a precision or head size that
+ * dev cannot serve. TD_NO_MEMORY. *out is then NULL. */
 TD_API td_status td_transformer_create(td_device *dev, const td_transformer_config *config,
                                        td_transformer **out);
 TD_API void td_transformer_destroy(td_transformer *model); /* accepts NULL */
@@ -151,10 +146,6 @@ TD_API td_status td_transformer_load(td_transformer *model, const char *path);
 /** The block that the parameters are parts of. TD_BAD_ARGUMENT: a NULL. */
 TD_API td_status td_transformer_weights(const td_transformer *model, td_weights *out);
 
-/** The products that make the gradients of a layer's matrices: [w1; w3], w2, [q; k; v] and output, out
- * [TD_DUE_MOST]. TD_BAD_ARGUMENT: a NULL, a d_model or d_ff below 1, extents beyond 2^63 - 1. */
-TD_API td_status td_transformer_products(const td_model_size *size, td_product_extent *out);
-
 /* ---- the step ---- */
 
 /** From now on the links of `chain` take part in the model's passes (hooks.h). They outlive the model, or are
@@ -198,11 +189,10 @@ TD_API const float *td_transformer_loss_on_device(const td_transformer *model);
  * that are there; ONLY and FIRST write over them. */
 typedef enum td_micro { TD_MICRO_ONLY = 0, TD_MICRO_FIRST, TD_MICRO_MIDDLE, TD_MICRO_LAST } td_micro;
 
-/** Gradients of the last loss for every parameter, but for those whose products a hook took over.
+/** Gradients of the last loss for every parameter.
  *
- * TD_BAD_STATE: no loss since the last forward, or a model for inference. Also an addition to gradients that
- * were used up, or whose backward failed. TD_BAD_ARGUMENT: a micro that is none; an addition to transient
- * gradients. */
+ * TD_BAD_STATE: no loss since the last forward, or a model for inference. Also an addition to gradients whose
+ * backward failed. TD_BAD_ARGUMENT: a micro that is none; an addition to transient gradients. */
 TD_API td_status td_transformer_backward(td_transformer *model, td_micro micro);
 
 /* ---- memory ---- */

@@ -1,5 +1,4 @@
-/** The AdamW step on parameters in registers, for the kernels that update a tensor and those that compute its
- * gradient too. */
+/** The AdamW step on parameters in registers, for updates on all SMs and on a few. */
 #ifndef TD_KERNELS_TILE_ADAMW_CUH
 #define TD_KERNELS_TILE_ADAMW_CUH
 

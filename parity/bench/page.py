@@ -17,7 +17,7 @@ BOTH = ("c", "torch_eager")
 STEPS, WARM = 10, 5  # that the handout asks for
 SLOWER = 1.1  # times a settled step: what a first step takes at least for a sentence
 # Kernels by name: ours are called td_<class>_<operation>, the libraries' as they please.
-FUSED = "products with AdamW"
+FUSED = "products with AdamW"  # of builds before 26 November 2026, in older records
 PARTS = {
     FUSED: r"td_linear_adamw",
     "optimizer": r"td_optimizer|[Aa]dam|multi_tensor_apply",

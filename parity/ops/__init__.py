@@ -20,10 +20,6 @@ def cases(profile, device):
         for shape in [dict(batch=1, m=128, n=192, k=64), dict(batch=3, m=37, n=53, k=80)]:
             for trans in grid(trans_a=[False, True], trans_b=[False, True]):
                 yield operation("gemm", **shape, **trans, dtype="tf32")
-        for dtype in ["bf16", "f16"]:
-            for keys in grid(p_dtype=["f32", dtype], step=[1, 3]):
-                yield linear_adamw(tokens=100, d_in=264, d_out=392, dtype=dtype, **keys)
-            yield linear_adamw(tokens=1, d_in=8, d_out=16, dtype=dtype, p_dtype="f32", step=3)
         yield from gpu_timed_cases(profile)
     else:
         yield from timed_cases(quick=profile == "quick")
@@ -218,20 +214,12 @@ def gpu_timed_cases(profile):
         yield operation("adamw_step", measure="time", seconds=6, needs_bytes=80 * SMALL_NUMEL, **keys)
     keys = dict(count=SMALL_NUMEL, dtype="f32", variant="torch", step=1, grad_dtype="bf16", on_device=True)
     yield operation("adamw_update", measure="time", seconds=6, needs_bytes=80 * SMALL_NUMEL, **keys)
-    for size in ["2.7B", "small"]:
-        d_model, d_ff, _, _ = SIZES[size]
-        keys = dict(tokens=tokens, d_in=d_model, d_out=2 * d_ff, dtype="bf16", p_dtype="f32", step=3)
-        yield linear_adamw(measure="time", seconds=3, needs_bytes=60 * d_model * 2 * d_ff, **keys)
     yield operation("global_norm", measure="error time", seconds=3, count=SMALL_NUMEL, dtype="bf16")
 
 
 def operation(op, measure="error", seconds=0.1, repeats=None, needs_bytes=0, **keys):
     how = dict(measure=measure, seconds=seconds, repeats=repeats, needs_bytes=needs_bytes)
     return Case("operations", **how, op=op, **keys)
-
-
-def linear_adamw(**keys):
-    return operation("linear_adamw_update", variant="torch", **keys)
 
 
 def timed(op, **keys):
@@ -274,7 +262,6 @@ def moved_bytes(case, c):
         "global_norm": count * size,
         # p, m and v are read and written, the gradient is read and the copy written.
         "adamw_update": count * (6 * 4 + 2 * 2),
-        "linear_adamw_update": get("d_in", 0) * get("d_out", 0) * (6 * 4 + 2),
         "embedding_forward": 2 * embedded * size,
         "embedding_backward": (embedded + get("vocab", 0) * get("d_model", 0)) * size,
         "rmsnorm_forward": elements * (wider + size),
@@ -314,7 +301,6 @@ OPERATIONS = {
     "round": fused.round_to,
     "adamw_step": optimizers.adamw_step,
     "adamw_update": optimizers.adamw_update,
-    "linear_adamw_update": optimizers.linear_adamw_update,
     "sgd_step": optimizers.sgd_step,
     "global_norm": optimizers.global_norm,
     "update_clip": optimizers.update_clip,

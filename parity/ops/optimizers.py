@@ -179,56 +179,14 @@ def adamw_update(case, draw, c):
     }
 
 
-def linear_adamw_update(case, draw, c):
-    """AdamW on the weight of a linear layer, from what its gradient is made of."""
-    x = draw.normal("x", (case.tokens, case.d_in), case.dtype)
-    dy = draw.normal("dy", (case.tokens, case.d_out), case.dtype, std=case.tokens**-0.5)
-    weight = (case.d_out, case.d_in)
-    p, m = draw.normal("p", weight, case.p_dtype), draw.normal("m", weight, "f32", std=0.3)
-    v = draw.uniform("v", weight, "f32")
-    ours = {name: value.clone() for name, value in zip("pmv", (p, m, v), strict=True)}
-    if case.p_dtype != case.dtype:
-        ours["copy"] = draw.poisoned(weight, case.dtype)
-    layer = c.struct("td_linear_adamw", case, **addresses(c, {**ours, "x": x, "dy": dy}))
-    adamw, state = placed(c, c.struct("td_adamw", case, **adamw_of(case))), placed(c, state_of(c, case.step))
-    timed = "time" in case.measure
-
-    def tandem():
-        if not timed:
-            for mine, before in zip(ours.values(), (p, m, v), strict=False):
-                mine.copy_(before)
-        c.td_linear_adamw_update(c.device, adamw, state, 1, layer)
-        return ours
-
-    def function(x, dy, p, m, v):
-        # The gradient of a layer in 16 bits is rounded to them.
-        g = rounded(dy.T @ x, DTYPES[case.dtype]).to(
-            torch.float64 if p.dtype == torch.float64 else torch.float32
-        )
-        found = ref.adamw_step(p, g, m, v, case.step, variant=case.variant, **adamw_of(case))
-        found = dict(zip("pmv", found, strict=True))
-        return found | ({"copy": rounded(found["p"], DTYPES[case.dtype])} if "copy" in ours else {})
-
-    if not timed:
-        return forward_sides(tandem, function, x, dy, p, m, v)
-    return {
-        "c": tandem,
-        "torch_eager": torch_step(p, dy.T @ x, lambda: dy.T @ x, foreach=True),
-        "torch_library": torch_step(p, dy.T @ x, lambda: dy.T @ x, fused=True),
-    }
-
-
-def torch_step(p, g, gradient=None, **how):
-    """PyTorch's optimizer on f32 weights and gradients, as under autocast, and the copy for the next forward; with
-    `gradient`, what computes the gradient too."""
+def torch_step(p, g, **how):
+    """PyTorch's optimizer on f32 weights and gradients, as under autocast, and the copy for the next forward."""
     weight = torch.nn.Parameter(p.clone())
     weight.grad = g.float()
     copy = torch.empty_like(g)
     adamw = torch.optim.AdamW([weight], **how)
 
     def step():
-        if gradient:
-            weight.grad = gradient().float()
         adamw.step()
         copy.copy_(weight.detach())
         return {"p": weight.detach(), "copy": copy}

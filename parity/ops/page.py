@@ -7,14 +7,13 @@ from parity.core.comparison import geomean
 from parity.shared.pages import errors_by, held, mark, on_gpu, units_of
 
 OPTIMIZERS = ("adamw_step", "adamw_update", "sgd_step")
-FUSED = "linear_adamw_update"
 SIDES = ("c", "torch_eager", "torch_compile", "torch_library")
 
 
 def report(page, records):
     page.section("operations", "Is every operation as exact as PyTorch's, and how fast is it?")
     timed = type(records)(record for record in records.records if "ms" in record)
-    between = [op for op in timed.values("op") if op not in ("gemm", "copy", FUSED, *OPTIMIZERS)]
+    between = [op for op in timed.values("op") if op not in ("gemm", "copy", *OPTIMIZERS)]
     ratios = {
         over: geomean(timed.only(op=between).ratio("ms", over=over))
         for over in SIDES[1:]
@@ -37,7 +36,6 @@ def report(page, records):
     for question, name, ops in (
         ("How fast is everything between the products?", "between", between),
         ("How fast are the optimizers?", "optimizers", list(OPTIMIZERS)),
-        ("How fast is the gradient of a weight with its AdamW step in one kernel?", "linear_adamw", FUSED),
     ):
         page.question(question)
         page.table(times_table(timed.only(op=ops), copies), name, units=dict.fromkeys(SIDES, "ms"))

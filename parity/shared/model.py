@@ -169,10 +169,6 @@ class TandemTrainer:
             self.c.td_device_copy(self.c.device, found[name], pointers[0], found[name].nbytes)
         return found
 
-    def taken(self):
-        """How many products of the last step updated their weights where they were formed."""
-        return self.c.value("td_optimizer_taken", self.c.td_train_optimizer(self.train))
-
     def loss(self):
         """Of the last step, or forward pass."""
         loss = self.c.value("td_train_loss", self.train)

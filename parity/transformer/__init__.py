@@ -247,7 +247,6 @@ def one_step(case, draw, c):
 
     def tandem(impl, session):
         model = TandemTrainer(case, session, case.attention, case.config[impl])
-        values = {}
 
         def call():
             model.begin(state)
@@ -256,10 +255,9 @@ def one_step(case, draw, c):
                 model.step(*batch)
             model.begin(state)
             model.step(*batch)
-            values["taken"] = model.taken()
             return outputs_of(logits, model.loss(), model.moments(), state_dict(session, model.model))
 
-        return Side(call, open=model.open, close=model.close, record=lambda: {"values": values})
+        return Side(call, open=model.open, close=model.close)
 
     def by_torch(dtype=None, context=None):
         model = torch_model(case, state, dtype)
@@ -414,7 +412,7 @@ def train(case, draw, c):
     starts = draw.integers("starts", (case.steps, case.batch), high=len(text) - case.context).cpu()
     windows = text[starts[:, :, None] + torch.arange(case.context + 1)].to(draw.device)
     batches = [(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in windows]
-    curves, taken = {}, {}
+    curves = {}
     mixed = case.dtype == "bf16_mixed"
 
     def side(impl, losses_of, **options):
@@ -430,7 +428,7 @@ def train(case, draw, c):
             return outputs
 
         def record():
-            values = {"bytes": len(text)} | ({"taken": taken[impl]} if impl in taken else {})
+            values = {"bytes": len(text)}
             if "torch_eager" in curves:
                 off = (curves[impl] - curves["torch_eager"]).abs()
                 values |= {"largest": off.max().item(), "mean": off.mean().item()}
@@ -444,7 +442,6 @@ def train(case, draw, c):
         for ids, targets in batches:
             model.step(ids, targets)
             found.append(model.loss())
-        taken[impl] = model.taken()
         return torch.cat(found)
 
     def by_torch(context, state):

@@ -10,24 +10,6 @@
 
 #include <cmocka.h>
 
-#if defined TANDEM_HAVE_CUDA && defined TANDEM_HAVE_SM90A
-#include <cuda_runtime_api.h>
-
-bool td_gpu_is_hopper(void)
-{
-    int major = 0, minor = 0;
-
-    return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
-           cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) == cudaSuccess &&
-           major == 9 && minor == 0;
-}
-#else
-bool td_gpu_is_hopper(void)
-{
-    return false;
-}
-#endif
-
 enum { FENCE = 4096, FENCE_BYTE = 0xA5, POISON = 0xFF };
 
 td_device *td_gpu_open(void)

@@ -21,8 +21,4 @@ void *td_gpu_read(td_device *dev, const void *block, size_t bytes);
 /** Gives such a block back. Accepts NULL. */
 void td_gpu_free(td_device *dev, void *block);
 
-/** Whether the build has the kernels of sm_90a and the first GPU is of compute capability 9.0: the fused
- * operations must be there. */
-bool td_gpu_is_hopper(void);
-
 #endif

@@ -31,7 +31,6 @@ int ops_rmsnorm_group(void);
 int ops_softmax_group(void);
 int ops_cross_entropy_group(void);
 int ops_optimizers_group(void);
-int ops_linear_adamw_group(void);
 int ops_refusals_group(void);
 
 /* The device, open from the first test to the last, and the types that it has kernels for, f32 first. */

@@ -5,7 +5,6 @@
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
 #include "kernels/heads.h"
-#include "kernels/linear_adamw.h"
 #include "kernels/norm.h"
 #include "kernels/optimizers.h"
 #include "kernels/residual.h"
@@ -320,30 +319,6 @@ cleanup:
     return status;
 }
 
-static bool linear_adamw_has(td_device *dev, const td_linear_adamw *l)
-{
-    /* What the kernel counts in 32 bits, the elements of 64 rows among it. */
-    const int64_t most = INT64_C(1) << 30;
-
-    return l->dtype != TD_F32 && l->d_in % 8 == 0 && l->d_out % 8 == 0 && l->tokens <= most &&
-           l->d_in <= most / 64 && l->d_out <= most &&
-           td_cuda_linear_adamw_built(td_device_cuda(dev)->capability);
-}
-
-static bool linear_adamw_pays(td_device *dev, int count, const td_linear_adamw *layers)
-{
-    return td_cuda_linear_adamw_pays(td_device_cuda(dev)->multiprocessors, count, layers);
-}
-
-static td_status linear_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
-                                     int count, const td_linear_adamw *layers)
-{
-    const int multiprocessors = td_device_cuda(dev)->multiprocessors;
-
-    return end(dev, td_cuda_linear_adamw(begin(dev), multiprocessors, adamw, state, count, layers),
-               "linear_adamw_update");
-}
-
 const td_ops td_ops_cuda = {
     .device = "cuda",
     .dtypes = TD_CUDA_DTYPES,
@@ -375,8 +350,5 @@ const td_ops td_ops_cuda = {
     .assign = assign,
     .adamw_update = adamw_update,
     .update_has_sms = update_has_sms,
-    .linear_adamw_has = linear_adamw_has,
-    .linear_adamw_pays = linear_adamw_pays,
-    .linear_adamw_update = linear_adamw_update,
     .sgd_update = sgd_update,
 };
