@@ -809,7 +809,7 @@ class Ranks(unittest.TestCase):
             with self.subTest(cuda=cuda):
                 folder = self.enterContext(tempfile.TemporaryDirectory(prefix="tandem-bridge-"))
                 context = torch.multiprocessing.get_context("forkserver")
-                context.set_forkserver_preload(["torch.nn.parallel", "parity.bridge"])
+                context.set_forkserver_preload(["torch._dynamo", "parity.bridge"])
                 started = [
                     context.Process(target=a_rank, args=(rank, what, len(statuses), folder, cuda))
                     for rank in range(len(statuses))

@@ -641,7 +641,7 @@ def a_rank(rank, folder):
 class FullySharded(unittest.TestCase):
     def test_all_cases_on_one_to_four_ranks(self):
         with tempfile.TemporaryDirectory(prefix="tandem-fsdp-") as folder:
-            torch.multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "parity.bridge_fsdp"])
+            torch.multiprocessing.set_forkserver_preload(["torch._dynamo", "parity.bridge_fsdp"])
             torch.multiprocessing.start_processes(a_rank, (folder,), max(CASES), start_method="forkserver")
 
 

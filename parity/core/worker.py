@@ -267,8 +267,8 @@ def _processes():
     """A server that has imported PyTorch and done nothing else forks each process: as clean as a new one, and there at
     once."""
     context = multiprocessing.get_context("forkserver")
-    # Modules import pandas for their pages.
-    context.set_forkserver_preload(["torch", "pandas", "parity.core.worker"])
+    # Modules import pandas for their pages, and parity.core.equals uses what imports torch._dynamo.
+    context.set_forkserver_preload(["torch._dynamo", "pandas", "parity.core.worker"])
     return context
 
 
