@@ -21,7 +21,7 @@ from parity.bench import drivers
 from parity.bench.page import part_of
 from parity.core import grid, plot, report, sweep
 from parity.core.clock import statistics
-from parity.core.document import Figure, Tabled
+from parity.core.document import Figure, Tabled, Text
 from parity.core.handouts import QUESTIONS
 from parity.core.record import FILE, load
 from parity.core.report import Page
@@ -211,6 +211,15 @@ class Exports(Apart):
         self.assertEqual(set(listed[listed["kind"] == "table"]["file"]), {path.name for path in paths})
         rows = set(listed["row"].dropna()) - {row for page in self.pages for row in sweep_rows(page.module)}
         self.assertLessEqual(rows, set(QUESTIONS))
+
+    def test_times_of_ranks_name_their_batch_and_context(self):
+        of_ranks = [section for page in self.pages if page.module in RANKED for section in page.sections]
+        timed = [section for section in of_ranks if re.search("benchmarking|accounting", section.row)]
+        self.assertGreater(len(timed), 6)
+        for section in timed:
+            if any(isinstance(block, Tabled) for block in section.blocks):
+                said = " ".join(block.words for block in section.blocks if isinstance(block, Text))
+                self.assertRegex(said, r"(?i)batch \d+ a rank, context \d+", section.row)
 
     def test_nothing_of_a_picture_lies_over_something_else(self):
         found = self.pictures(self.pages)
