@@ -51,10 +51,10 @@ def peaks_case(device, size, dtype, context, what):
     work = BATCH * context * 8 * numel / (2e13 if device == "cuda" else 1e11)
     # A side needs at most: in f32 C with scores, which it keeps, and 21 tensors of d_model columns a layer; in bf16
     # PyTorch's scores in both dtypes, and C's 22 tensors. Gradients or copies of weights are as large as weights.
-    columns = (6 * shape["heads"] * context + 44 * shape["d_model"]) if dtype == "bf16_mixed" else (
-        4 * shape["heads"] * context + 84 * shape["d_model"]
-    )  # fmt: skip
-    kept = 0 if what == "inference" else shape["layers"] * BATCH * context * columns
+    scores, columns = (6, 44) if dtype == "bf16_mixed" else (4, 84)
+    kept = (
+        shape["layers"] * BATCH * context * (scores * shape["heads"] * context + columns * shape["d_model"])
+    )
     config = WAYS | {"torch_eager": torch_switches(dtype) | {"attention": "scores", "optimizer": "loop"}}
     return Case(
         "memory_profiling",
@@ -63,7 +63,7 @@ def peaks_case(device, size, dtype, context, what):
         in_turn=True,
         alone=device == "cpu",
         config=config,
-        needs_bytes=numel * (16 if what == "step" else 8) + kept,
+        needs_bytes=numel * (16 if what == "step" else 8) + (kept if what != "inference" else 0),
         part="peaks",
         size=size,
         **shape,

@@ -245,16 +245,9 @@ def report_precision(page, warm):
     page.table(steps if len(steps) else frame, "precision", units=units_of(frame, columns, "ms"), expected=10)
     page.table(frame, "precision_of_passes", units=units_of(frame, columns, "ms"), more=True)
     mine = found.get(("step", "c")) or found.get(("inference", "c")) or []
-    gains = {
-        impl: [{"size": row["size"], "gain": row["whole, f32 / bf16"]} for row in (rows[0], rows[-1])]
-        for (what, impl), rows in found.items()
-        if what == "step" and len(rows) > 1
-    }
     page.say(
         **({key.replace(" ", "_"): value for key, value in mine[-1].items()} if mine else {}),
-        gain=mine[-1]["whole, f32 / bf16"] if mine else None,
-        times=mine[-1].get("backward, f32 / bf16") if mine else None,
-        ends=gains,
+        ends={impl: rows for (what, impl), rows in found.items() if what == "step" and len(rows) > 1},
         gpu=on_gpu_of(warm) if mine else None,
     )
 
