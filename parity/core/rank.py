@@ -30,7 +30,6 @@ from parity.core.worker import _die_with_listener
 
 MOST = 128  # ranks
 SPINS = 1000  # between two looks at the clock
-SPUN_S = 0.02  # that a rank waits without sleeping
 
 
 class Together:
@@ -47,25 +46,18 @@ class Together:
         self._values = words[1:, :, 0].view(np.float64)
 
     def barrier(self) -> None:
-        """Ranks that wait for long sleep for a part of that time that samples do not show: they would keep others from
-        coming where these share their processors."""
         self.count += 1
         self._arrived[self.rank] = self.count
-        begun = time.monotonic()
+        end = time.monotonic() + self.wait
         for rank in range(self.ranks):
             spins = 0
             while self._arrived[rank] < self.count:
                 os.sched_yield()
                 spins += 1
-                if spins % SPINS != 0:
-                    continue
-                waited = time.monotonic() - begun
-                if waited > self.wait:
+                if spins % SPINS == 0 and time.monotonic() > end:
                     raise TimeoutError(
                         f"rank {rank} of {self.ranks} did not come to a call in {self.wait:g} s"
                     )
-                if waited > SPUN_S:
-                    time.sleep(min(0.01, waited / 200))
 
     def largest(self, value: float) -> float:
         """Of all ranks. Two places take turns, so that no rank writes what another still reads."""
