@@ -471,7 +471,6 @@ def report_largest(page, measured):
         told["name"] = values["largest 1 name"].replace("layers.*.", "")
         other = values_of(twin(measured, last))
         told |= {"theirs": other["saved 1"] / MIB} if "saved 1" in other else {}
-        told["scores"] = values["scores"] / MIB if values.get("scores") else None
         told["what"] = next((row["what"] for row in theirs if row["context"] == told["context"]), None)
     page.say(**told)
 
