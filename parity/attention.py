@@ -254,8 +254,8 @@ def answer(page, timed):
         saved=kept.get("saved_mib"),
         flash=mine.get(last, {}).get("flash_mib"),
     )
-    row = next((row for row in valued(timed, "torch_eager", head_dim=HEAD_DIM) if row["seq"] == last), None)
+    peak = eager.value("peak_mib", impl="torch_eager", seq=last, **{"pass": "backward"}) if last else None
     page.working(
         batch=BATCH, seq=last, matrix=kept.get("matrix_mib"), saved=kept.get("saved_mib"), end=kept.get("end_80_gib"),
-        rows=BATCH * last * HEAD_DIM * 4 / 2**20 if row else None,
+        peak=peak, rows=BATCH * last * HEAD_DIM * 4 / 2**20 if last else None,
     )  # fmt: skip

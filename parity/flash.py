@@ -306,7 +306,7 @@ def report_grid(page, timed):
                 ("fused", quick),
             ):
                 line[f"{phase} {name}"] = record and (time_of(record) if "ms" in record else record["status"])
-                mark(line, record, name)
+                mark(line, record, f"{phase} {name}")
             if quick and "ms" in sides.get("c", {}):
                 said[*key, phase] = {
                     "c": ms_of(sides["c"]), "fused": Comparison.of(sides["c"], quick),
@@ -365,6 +365,7 @@ def say_grid(page, said, headline, dtype):
         head_dim=HEAD_DIM,
         fused_mean=geomean(fused),
         behind=sum(ratio > 1 for ratio in fused),
+        always=all(found["eager"].ratio < 1 for found in said.values() if found["eager"]),
         of=len(fused),
         **values,
     )

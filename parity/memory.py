@@ -49,8 +49,13 @@ def cases(profile, device):
 def peaks_case(device, size, dtype, context, what):
     shape, numel = extents(size)
     work = BATCH * context * 8 * numel / (2e13 if device == "cuda" else 1e11)
-    # Scores are kept twice a layer by the course's softmax, and there are as many again at the peak.
-    scores = 0 if what == "inference" else 16 * shape["layers"] * BATCH * shape["heads"] * context**2
+    # A side needs at most: in f32 C with scores, which it keeps, and 21 tensors of d_model columns a layer; in
+    # bf16 PyTorch's scores in both dtypes, and C's 22 tensors. Gradients or copies of weights are as large as
+    # weights.
+    scores, columns = (6, 44) if dtype == "bf16_mixed" else (4, 84)
+    kept = (
+        shape["layers"] * BATCH * context * (scores * shape["heads"] * context + columns * shape["d_model"])
+    )
     config = WAYS | {"torch_eager": torch_switches(dtype) | {"attention": "scores", "optimizer": "loop"}}
     return Case(
         "memory_profiling",
@@ -59,7 +64,7 @@ def peaks_case(device, size, dtype, context, what):
         in_turn=True,
         alone=device == "cpu",
         config=config,
-        needs_bytes=numel * (18 if what == "step" else 8) + scores,
+        needs_bytes=numel * (16 if what == "step" else 8) + (kept if what != "inference" else 0),
         part="peaks",
         size=size,
         **shape,
@@ -281,12 +286,13 @@ def report(page, records):
         "f32, batch 4, peaks in MiB. inference: nothing is kept; forward: everything that backward needs is kept."
     )
     page.table(peaks_of(f32), "peaks_f32", expected=3)
-    page.say(**peak_values(f32, context_of_steps(f32)))
+    page.say(**peak_values(f32, context_of_steps(f32)), short=ends_of(f32)[0])
     page.section("memory_profiling (c)")
     page.note("bf16 mixed precision, batch 4, peaks in MiB.")
     page.table(peaks_of(mixed), "peaks_bf16_mixed", expected=3)
     context = context_of_steps(f32, mixed)
-    page.say(f32=peak_values(f32, context), mixed=peak_values(mixed, context))
+    peaks = {"f32": peak_values(f32, context), "mixed": peak_values(mixed, context)}
+    page.say(**peaks, ends=list(zip(ends_of(f32), ends_of(mixed), strict=True)))
     report_residual(page, f32)
     report_largest(page, measured)
     report_saved(page, measured)
@@ -336,8 +342,13 @@ def report_timeline(page, f32):
     if not panels or not whole:
         page.lacks("the memory timeline of 2.7B with categories and phases: its records have totals alone")
     record, step = (longest(f32, impl="c", **{"pass": what}) for what in ("forward", "step"))
-    live = values_of(step)
+    live, series = values_of(step), (step or {}).get("series", {})
+    moments, ends = series.get("live_mib", []), series.get("phase ends", [])
+    peak = (moments.index(max(moments)) + 1) / len(moments) if moments else 2.0
     page.say(
+        context=step["case"]["context"] if step else None,
+        during=next((name for name, end in zip(PHASE_NAMES, ends, strict=False) if end >= peak), None),
+        gradients=max(series["live gradients"]) if "live gradients" in series else None,
         size=step["case"]["size"] if step else None,
         weights=live.get("live weights", 0) / MIB or None,
         state=live.get("live optimizer state", 0) / MIB or None,
@@ -376,7 +387,14 @@ def peak_values(records, context):
             if record:
                 found |= {"size": record["case"]["size"], "context": record["case"]["context"]}
                 found[f"{name}_{what}"] = record.get("peak_mib")
+                found[f"{name}_{what}_reserves"] = values_of(record).get("blocks gradients", 0)
     return found
+
+
+def ends_of(records):
+    """Peaks at the shortest and the longest context of the handout's."""
+    contexts = [c for c in records.values("context") if c <= CONTEXTS[-1]]
+    return [peak_values(records, end(contexts, default=None)) for end in (min, max)]
 
 
 def report_residual(page, f32):
@@ -417,7 +435,7 @@ def report_largest(page, measured):
                 name = values[f"largest {i} name"].replace("layers.*.", "")
                 rows.append(
                     {name: case[name] for name in ("size", "dtype", "context")}
-                    | {"tensor of C": values[f"largest {i} name"], "each": values[f"largest {i}"] / MIB}
+                    | {"tensor of c_naive": values[f"largest {i} name"], "each": values[f"largest {i}"] / MIB}
                     | {"count": values[f"largest {i} count"], "made in": MADE_IN.get(name, "")}
                 )
     frame = pd.DataFrame(rows)
@@ -450,7 +468,6 @@ def report_largest(page, measured):
         told["name"] = values["largest 1 name"].replace("layers.*.", "")
         other = values_of(twin(measured, last))
         told |= {"theirs": other["saved 1"] / MIB} if "saved 1" in other else {}
-        told["scores"] = values["scores"] / MIB if values.get("scores") else None
         told["what"] = next((row["what"] for row in theirs if row["context"] == told["context"]), None)
     page.say(**told)
 

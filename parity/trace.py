@@ -555,18 +555,23 @@ def report_top(page, shown, mine, theirs):
             if f"{scope} 1 name" in values:
                 rows.append(
                     case_of(record)
-                    | {"side": record["impl"], "of": scope, "kernel": short(values[f"{scope} 1 name"])}
+                    | {"side": record["impl"], "pass": scope, "kernel": short(values[f"{scope} 1 name"])}
                     | {
                         "class": values[f"{scope} 1 class"],
                         "share": f"{100 * values[f'{scope} 1 share']:.1f} %",
                     }
-                    | {"calls a pass": values[f"{scope} 1 calls"]}
+                    | {"calls a pass": round(values[f"{scope} 1 calls"])}
                 )
-    frame = pd.DataFrame(rows)
+    frame, stays = pd.DataFrame(rows), []
     if len(frame):
         longest = frame["context"].max()
         page.note(f"f32, context {longest}: the kernel with the most time.")
-        page.table(frame[(frame["context"] == longest) & (frame["of"] != "step")], "top_kernel")
+        top = frame[(frame["context"] == longest) & (frame["pass"] != "step")]
+        page.table(top, "top_kernel")
+        kernels = (
+            top.groupby(["size", "side"], sort=False)["kernel"].nunique().groupby("size", sort=False).max()
+        )
+        stays = list(kernels[kernels == 1].index)
     page.table(frame, "top_kernel_of_all", more=True)
     five = []
     for record in (mine, theirs):
@@ -579,7 +584,7 @@ def report_top(page, shown, mine, theirs):
                         "class": values[f"forward {i} class"],
                         "share": f"{100 * values[f'forward {i} share']:.1f} %",
                     }
-                    | {"calls a pass": values[f"forward {i} calls"]}
+                    | {"calls a pass": round(values[f"forward {i} calls"])}
                 )
     page.note("The five kernels with the most time in the forward pass of the largest case:")
     page.table(pd.DataFrame(five), "five_kernels")
@@ -592,8 +597,9 @@ def report_top(page, shown, mine, theirs):
                 "calls": values["forward 1 calls"],
                 "share": values["forward 1 share"],
             }
-            told[name] |= {"both": both, "same": first == both, "class": values["forward 1 class"]}
-    page.say(**told, **(case_of(mine) if mine else {}))
+            told[name] |= {"both": both, "class": values["forward 1 class"]}
+            told[name]["part"] = values["forward and backward 1 share"]
+    page.say(**told, stays=stays, **(case_of(mine) if mine else {}))
 
 
 def report_others(page, shown, mine, theirs):
@@ -655,7 +661,10 @@ def report_share(page, cases, mine, theirs):
         if record:
             forward, step = shares(record)
             told[name] = {"forward": forward, "step": step, "optimizer": record["values"]["optimizer busy"]}
-    page.say(**told)
+            key = min(key for key in cases if key[0] == record["case"]["size"])
+            least, told["least"] = cases[key].get(record["impl"]), key[1]
+            told[name]["short"] = shares(least) if values_of(least) else None
+    page.say(**told, **(case_of(mine) if mine else {}))
 
 
 def softmax_ratio(record):
@@ -714,9 +723,5 @@ def report_softmax(page, cases, mine, theirs):
     for name, record in (("mine", mine), ("theirs", theirs)):
         ratio = softmax_ratio(record) if record else None
         if ratio:
-            told |= {
-                name: ratio[0],
-                "flops": ratio[1],
-                f"{name}_ms": record["values"]["attention ms softmax"],
-            }
-    page.say(**told)
+            told |= {name: ratio[0], "flops": ratio[1]}
+    page.say(**told, **(case_of(mine) if mine else {}))

@@ -233,6 +233,20 @@ def sweep_rows(module):
     return sweep.discover("parity")[module].DELIVERABLES
 
 
+class Memory(unittest.TestCase):
+    def test_a_pass_needs_what_the_hungriest_side_was_seen_to_need(self):
+        peaks = {}
+        for record in load(COMMITTED.parents[1] / "h100" / FILE).newest():
+            case = record["case"]
+            if record["deliverable"] == "memory_profiling" and case.get("pass") in ("forward", "step"):
+                key = (case["size"], case["dtype"], case["context"], case["pass"])
+                peaks[key] = max(peaks.get(key, 0), record.get("peak_mib") or 0)
+        for key, peak in peaks.items():
+            if peak:
+                needs = memory.peaks_case("cuda", *key).needs_bytes / memory.MIB
+                self.assertTrue(peak <= needs <= 1.05 * peak, f"{key}: {needs:.0f} for {peak:.0f} MiB")
+
+
 class BenchOnAGpu(unittest.TestCase):
     def test_the_grid_is_whole_and_what_matters_most_comes_first(self):
         bench_grid = ("benchmarking_script", "benchmarking_mixed_precision")

@@ -7,7 +7,7 @@ import pandas as pd
 from parity.bench import checkpointing
 from parity.bench.steps import COLD_CONTEXT, PHASES, WARMUPS, WHOLE_CONTEXT
 from parity.core.clock import statistics
-from parity.core.comparison import ADAMW_BYTES, Comparison, clean, ms_of
+from parity.core.comparison import ADAMW_BYTES, Comparison, clean, geomean, ms_of
 from parity.core.tables import Spread
 from parity.shared.pages import by_case, extent, mark, peak_of, ran_with, units_of
 
@@ -84,7 +84,7 @@ def report_phases(page, warm):
     page.section("benchmarking_script (b)")
     f32 = warm.only(dtype="f32", impl=list(BOTH), **{"pass": "step"})
     asked = f32.only(context=asked_context(f32))
-    rows, fewer = [], {}
+    rows, fewer = [], {"warm-up": {}, "timed": {}}
     for size, impl in dict.fromkeys((r["case"]["size"], r["impl"]) for r in asked.records):
         record, row = first(asked, impl, size), {"size": size, "side": impl}
         case = record["case"]
@@ -99,24 +99,33 @@ def report_phases(page, warm):
             4 * case["d_model"] ** 2 + 3 * case["d_model"] * case["d_ff"]
         )
         rows.append(row | {"% of the bound": page.rates.share(record, ADAMW_BYTES * numel)})
-        if case["warmup"] < WARM or record["ms"]["n"] < STEPS:
-            fewer[case["size"]] = None
+        fewer["warm-up"] |= {case["size"]: WARM} if case["warmup"] < WARM else {}
+        fewer["timed"] |= {case["size"]: STEPS} if record["ms"]["n"] < STEPS else {}
     frame = pd.DataFrame(rows)
     page.note(f"f32, batch 4, context {asked_context(f32)}; means ± standard deviations in ms.")
     page.table(frame, "phases", units=dict.fromkeys((*PHASES, "step"), "ms"), expected=2 * 5)
-    if fewer:
-        page.lacks(f"{WARM} warm-up and {STEPS} timed steps of {', '.join(fewer)}: fewer were run")
+    for what, sizes in fewer.items():
+        if sizes:
+            page.lacks(f"{max(sizes.values())} {what} steps of {', '.join(sizes)}: fewer were run")
     sizes = [size for size in asked.values("size") if clean(first(asked, "c", size))]
-    ends = {}
+    ends, longer = {}, []
     for name, size in (("small", sizes[0]), ("large", sizes[-1])) if sizes else ():
         mine, theirs = (first(asked, impl, size) for impl in BOTH)
         forward = {impl: r["phases"]["forward"]["mean"] for impl, r in zip(BOTH, (mine, theirs), strict=True)
                    if clean(r) and "forward" in r.get("phases", {})}  # fmt: skip
         ends[name] = {"size": size, **forward, "comparison": Comparison.of(mine, theirs)}
-        if "backward" in mine.get("phases", {}):
-            ends[name]["backward"] = mine["phases"]["backward"]["mean"]
+    for phases in (first(asked, "c", size).get("phases", {}) for size in sizes):
+        if {"forward", "backward"} <= set(phases):
+            longer.append(phases["backward"]["mean"] / phases["forward"]["mean"])
     spreads = [r["ms"]["std"] / r["ms"]["mean"] for r in asked.records if clean(r)]
-    page.say(**ends, spread=max(spreads, default=None), several=len(sizes) > 1)
+    page.say(
+        **ends,
+        longer=geomean(longer),
+        spread=max(spreads, default=None),
+        several=len(sizes) > 1,
+        cold=list(fewer["warm-up"]),
+        asked=WARM,
+    )
     numbers = ["forward", "backward", "optimizer", "median", "n", "MFU", "peak", "status"]
     everything = pd.DataFrame([step_row(record) for record in warm.records])
     keys = ["dtype", "size", "context", "pass", "side"]
@@ -236,11 +245,9 @@ def report_precision(page, warm):
     page.table(steps if len(steps) else frame, "precision", units=units_of(frame, columns, "ms"), expected=10)
     page.table(frame, "precision_of_passes", units=units_of(frame, columns, "ms"), more=True)
     mine = found.get(("step", "c")) or found.get(("inference", "c")) or []
-    ends = dict(zip(("small", "large"), mine[:1] + mine[-1:], strict=False))
     page.say(
-        **{name: {key.replace(" ", "_"): value for key, value in row.items()} for name, row in ends.items()},
-        gain=mine[-1]["whole, f32 / bf16"] if mine else None,
-        least=mine[0]["whole, f32 / bf16"] if len(mine) > 1 else None,
+        **({key.replace(" ", "_"): value for key, value in mine[-1].items()} if mine else {}),
+        ends={impl: rows for (what, impl), rows in found.items() if what == "step" and len(rows) > 1},
         gpu=on_gpu_of(warm) if mine else None,
     )
 
@@ -252,7 +259,10 @@ def report_compiled(page, compiled):
     page.section("torch_compile (b)")
     steps = compiled.only(**{"pass": "step"})
     wide = times_of(steps, ["dtype", "size"])
-    page.note(f"A training step, batch 4, context {WHOLE_CONTEXT}.")
+    page.note(
+        f"A training step, batch 4, context {WHOLE_CONTEXT}. The clock waits for the device once a step; in "
+        "benchmarking_mixed_precision (c) it waits after each phase, so its times differ."
+    )
     page.table(wide, "steps_bf16_mixed", units=units_of(wide, ORDER, "ms"), expected=5)
     forward = times_of(compiled.only(**{"pass": "inference"}), ["dtype", "size"])
     page.note("The forward pass alone, without gradients:")
@@ -289,16 +299,11 @@ def report_compiled(page, compiled):
             best = fastest(sides)
             mine = min((sides[i] for i in ORDER[:3] if clean(sides.get(i))), key=ms_of, default=None)
             gains = [Comparison.of(s["torch_eager"], fastest(s)).ratio for s in usable.values()]
-            said[name] = {
-                "size": size,
-                "eager": ms_of(sides["torch_eager"]),
-                "best": ms_of(best),
-                "c": ms_of(mine),
-                "comparison": Comparison.of(mine, best),
-                "most": max(gains),
-                "least": min(gains),
-                "several": len(gains) > 1,
-            }
+            said[name] = {impl: ms_of(record) for impl, record in sides.items()} | {"c": ms_of(mine)}
+            said[name] |= {"size": size, "comparison": Comparison.of(mine, best), "small": None}
+            if gains[0] > gains[-1]:
+                least, sides = next(iter(usable.items()))
+                said[name]["small"] = {impl: ms_of(r) for impl, r in sides.items()} | {"size": least}
     page.say(**said)
     memory = steps.wide(["dtype", "size"], "peak_mib") if len(steps) else pd.DataFrame()
     page.table(memory, "step_memory", units=units_of(memory, ORDER, "MiB"), more=True)

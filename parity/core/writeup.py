@@ -1,8 +1,8 @@
 """The write-up: every question of the handouts in their order, each answered from the machine that answers it best.
 
-The machine of an answer: one that measured all that the question asks for, before one that did not, where the longer
-answer wins; then the handout's hardware first, H100, H200, another GPU, CPU; then the one with more rows. Ranks that
-share a GPU come after the CPU.
+The machine of an answer: one that measured all that the question asks for, before one that did not; if none did, one
+with more sentences; then the handout's hardware first, H100, H200, another GPU, CPU; then one with more rows. Ranks
+that share a GPU come after the CPU.
 """
 
 import csv
@@ -25,8 +25,8 @@ NAME = "WRITEUP"
 FIGURES = "figures"
 RULE = (
     "The machine of an answer is chosen by a rule. A machine that measured everything the question asks for "
-    "comes first. If no machine did, the longer answer wins. Then the order is H100 (the handout's GPU), H200, "
-    "CPU. Then more rows win."
+    "comes first. If none did, more sentences of the answer come first. Then the order is H100 (the handout's "
+    "GPU), H200, CPU. Then more rows win."
 )
 
 
@@ -150,9 +150,9 @@ def wanted(row: str, only: Sequence[str]) -> bool:
 
 def write_head(document: Markdown, machines: Sequence[Machine]) -> None:
     document.text(
-        "Every answer is formed from records by `python -m parity writeup`. Times are medians in ms, memory is in MiB "
-        f"(2^20 bytes). {RULE} A result whose samples spread by more than 20 % (std / mean) is named under "
-        "`noisy`, and no sentence uses it."
+        "Every answer is formed from records by `python -m parity writeup`. Times are in ms, and medians if the table "
+        f"does not say means; memory is in MiB (2^20 bytes). {RULE} A result whose samples spread by more than 20 % "
+        "(std / mean) is named under `noisy`, and no sentence uses it."
     )
     rows = []
     for machine in machines:
