@@ -49,9 +49,9 @@ def cases(profile, device):
 def peaks_case(device, size, dtype, context, what):
     shape, numel = extents(size)
     work = BATCH * context * 8 * numel / (2e13 if device == "cuda" else 1e11)
-    # A side needs at most: in f32 C with scores, which it keeps, and 21 tensors of d_model columns a layer; in
-    # bf16 PyTorch's scores in both dtypes, and C's 22 tensors. Gradients or copies of weights are as large as
-    # weights.
+    # A side needs at most: in f32 C with scores, which it keeps, and 21 tensors of d_model columns a layer;
+    # in bf16 PyTorch's scores in both dtypes, and C's 22 tensors. Gradients or copies of weights are as
+    # large as weights.
     scores, columns = (6, 44) if dtype == "bf16_mixed" else (4, 84)
     kept = (
         shape["layers"] * BATCH * context * (scores * shape["heads"] * context + columns * shape["d_model"])
