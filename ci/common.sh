@@ -8,6 +8,9 @@ venv=$root/build/venv
 python=$venv/bin/python
 jobs=$(nproc)
 export PATH="$venv/bin:$PATH"
+# Python keeps what it compiles of build/venv at the first import (ci/setup leaves it uncompiled). In an
+# environment that forbids it, each of hundreds of processes would compile PyTorch again.
+unset PYTHONDONTWRITEBYTECODE
 
 say() { printf '\n==> %s\n' "$*"; }
 die() {
