@@ -65,7 +65,7 @@ def titled(columns):
 
 
 def of_first(parts):
-    """The records of the first configuration: those of C's first side and of PyTorch."""
+    """The records of C's first side and of PyTorch, of the first configuration."""
     first = next((r for r in parts if r["impl"].startswith("c_")), None)
     sides = (first and first["impl"], "torch_ddp", "torch_zero")
     return [
