@@ -334,9 +334,9 @@ static void a_tied_tensor_is_sent_after_its_last_use(void **unused)
             td_assert_ok(td_ddp_begin(p.ddp, true));
             for (int k = 0; k < 5; k++) {
                 td_assert_ok(td_ddp_ready(p.ddp, marks[k]));
-                if (p.ddp->sent != cases[i].sent[k])
+                if (p.ddp->buckets.sent != cases[i].sent[k])
                     fail_msg("case %d: %" PRId64 " buckets were sent after mark %d, needs %d", (int)i,
-                             p.ddp->sent, k, cases[i].sent[k]);
+                             p.ddp->buckets.sent, k, cases[i].sent[k]);
             }
             td_assert_ok(td_ddp_finish(p.ddp));
         }

@@ -2,12 +2,8 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "shard/state.h"
-#include "train/state.h"
 
 #include <stdlib.h>
-
-/** Gatherings that are on their way at a time, at most: comm has 1024 handles for all of its callers. */
-enum { ON_THEIR_WAY = 512 };
 
 static td_shard_link *link_of(td_hook *hook)
 {
@@ -19,6 +15,24 @@ static bool touches(td_range a, td_range b)
     return a.begin < b.end && b.begin < a.end;
 }
 
+/** Whether weights are gathered when the next forward pass begins; else each piece is, once it is new. */
+static bool at_head(const td_shard_link *link)
+{
+    return link->captured || link->split.kind == TD_SHARD_TENSORS;
+}
+
+/** The state of pieces that were gathered. */
+static td_gather_state gathered(const td_shard_link *link)
+{
+    return link->weights.copies ? TD_GATHER_GATHERED : TD_GATHER_IDLE;
+}
+
+static void set_all(td_shard_link *link, td_gather_state state)
+{
+    for (int64_t i = 0; i < link->split.piece_count; i++)
+        link->split.pieces[i].state = state;
+}
+
 static td_status wait_piece(td_shard_link *link, td_shard_piece *piece)
 {
     td_work *const work = piece->work;
@@ -26,6 +40,8 @@ static td_status wait_piece(td_shard_link *link, td_shard_piece *piece)
     if (!work)
         return TD_OK;
     piece->work = NULL;
+    if (piece->state == TD_GATHER_GATHERING)
+        piece->state = gathered(link);
     link->issued--;
     td_shard_share(link);
     return td_work_queue_wait(work);
@@ -59,52 +75,57 @@ static td_status gather(td_shard_link *link, td_shard_piece *piece, bool copies,
     return td_comm_all_gather(link->comm, at + own, at, piece->part, (td_comm_type)dtype, work);
 }
 
-/** Begins to gather what is read of the piece, behind what is queued on the device's current stream. */
+/** Begins to gather what is read of the piece, after what is queued on the device's current stream. In a
+ * capture nothing is gathered yet, and the state stays: the launch sets it. */
 static td_status send(td_shard_link *link, td_shard_piece *piece)
 {
     td_status status = TD_OK;
 
-    if (link->issued == ON_THEIR_WAY)
+    if (link->issued == TD_FLIGHT_MOST)
         TD_TRY(td_shard_gather_all(link));
     TD_TRY(wait_piece(link, piece));
     TD_TRY(gather(link, piece, piece->copies, &piece->work));
     link->issued++;
     td_shard_share(link);
-    piece->stale = link->weights.copies != NULL;
+    if (td_graph_capture(link->dev) == 0)
+        piece->state = TD_GATHER_GATHERING;
 cleanup:
     return status;
 }
 
-/** Everything, in the order in which forward needs it but for the head, where all ranks are at the same
- * point. Pieces of buckets stand in the order of the backward pass. */
-static td_status send_all(td_shard_link *link)
+/** Sends the pieces that are updated, or all of them, in the order in which forward needs them but for the
+ * head. All ranks are at the same point here. Pieces of buckets are in the order of the backward pass. */
+static td_status send_pieces(td_shard_link *link, bool all)
 {
     const int64_t count = link->split.piece_count;
     const bool backwards = link->split.kind == TD_SHARD_FLAT;
     td_status status = TD_OK;
 
-    for (int64_t i = 0; i < count; i++)
-        TD_TRY(send(link, &link->split.pieces[backwards ? count - 1 - i : i]));
+    for (int64_t i = 0; i < count; i++) {
+        td_shard_piece *const piece = &link->split.pieces[backwards ? count - 1 - i : i];
+
+        if (all || piece->state == TD_GATHER_UPDATED)
+            TD_TRY(send(link, piece));
+    }
 cleanup:
     return status;
 }
 
-/** All have all weights; an update that is still to come makes others. */
-static void mark_gathered(td_shard_link *link)
-{
-    link->moved = link->moved && td_train_waits(link->train);
-}
-
-static td_status send_moved(td_shard_link *link)
+static td_status gather_updated(td_shard_link *link)
 {
     td_status status = TD_OK;
 
-    if (!link->moved)
-        goto cleanup;
-    mark_gathered(link);
-    TD_TRY(send_all(link));
+    TD_TRY(send_pieces(link, false));
+    TD_TRY(td_shard_gather_all(link));
 cleanup:
     return status;
+}
+
+/** An update that is still to come makes new weights, also if all ranks have all weights now. */
+static void expect_update(td_shard_link *link)
+{
+    if (at_head(link) && td_train_waits(link->train))
+        set_all(link, TD_GATHER_UPDATED);
 }
 
 td_status td_shard_link_finish(td_shard_link *link)
@@ -116,8 +137,8 @@ td_status td_shard_link_finish(td_shard_link *link)
         status = td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
         goto cleanup;
     }
-    TD_TRY(send_moved(link));
-    TD_TRY(td_shard_gather_all(link));
+    TD_TRY(gather_updated(link));
+    expect_update(link);
 cleanup:
     return status;
 }
@@ -140,7 +161,7 @@ static td_status on_launch(void *user)
 {
     const td_shard_graph *graph = user;
 
-    return graph->forward && !graph->gathers ? td_shard_link_finish(graph->link) : TD_OK;
+    return graph->forward && !graph->gathers ? gather_updated(graph->link) : TD_OK;
 }
 
 /** What a launch does to what is known of weights. */
@@ -149,14 +170,12 @@ static td_status on_launched(void *user)
     const td_shard_graph *graph = user;
     td_shard_link *link = graph->link;
 
-    for (int64_t i = 0; graph->gathers && i < link->split.piece_count; i++)
-        link->split.pieces[i].stale = link->weights.copies != NULL;
     if (graph->gathers)
-        mark_gathered(link);
-    if (graph->backward) {
-        link->moved = graph->last;
+        set_all(link, gathered(link));
+    if (graph->backward && graph->last)
+        set_all(link, TD_GATHER_UPDATED);
+    if (graph->backward)
         link->midway = !graph->last;
-    }
     return TD_OK;
 }
 
@@ -210,25 +229,18 @@ cleanup:
  * are cut also where it is queued, ahead of its capture: they are then made, with the bits that they keep. */
 static td_status begin_forward(td_shard_link *link, td_shard_graph *graph)
 {
-    td_status status = TD_OK;
-
-    link->forward = link->captured && !link->midway;
+    link->now = TD_SHARD_FORWARD;
     td_shard_share(link);
-    if (!graph) {
-        TD_TRY(send_moved(link));
-        goto cleanup;
-    }
+    if (!graph)
+        return send_pieces(link, false);
     graph->forward = true;
-    graph->gathers = link->moved || !link->midway;
-    if (graph->gathers)
-        TD_TRY(send_all(link));
-cleanup:
-    return status;
+    graph->gathers = link->split.pieces[0].state == TD_GATHER_UPDATED || !link->midway;
+    return graph->gathers ? send_pieces(link, true) : TD_OK;
 }
 
 static void begin_backward(td_shard_link *link, td_shard_graph *graph, bool last)
 {
-    link->last = last;
+    link->now = last ? TD_SHARD_LAST_BACKWARD : TD_SHARD_BACKWARD;
     if (graph) {
         graph->backward = true;
         graph->last = last;
@@ -281,11 +293,11 @@ static td_status on_updated(td_hook *hook, td_range range, td_event *event)
     td_stream *current = NULL;
     td_status status = TD_OK;
 
-    if (link->at_head)
+    if (at_head(link))
         goto cleanup;
     if (event) {
         current = td_device_stream(link->dev);
-        TD_TRY(td_device_set_stream(link->dev, link->side));
+        TD_TRY(td_device_set_stream(link->dev, link->split.buckets.flight.side));
         status = td_event_wait(event);
     }
     for (int64_t i = 0; i < link->split.piece_count && status == TD_OK; i++) {
@@ -308,12 +320,13 @@ cleanup:
 static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
 {
     td_shard_link *link = link_of(hook);
+    const bool last = link->now == TD_SHARD_LAST_BACKWARD;
     td_status status = TD_OK;
 
-    if (pass == TD_PASS_FORWARD && link->dev) {
-        link->forward = false;
+    if (pass != TD_PASS_RECOMPUTE)
+        link->now = TD_SHARD_NO_PASS;
+    if (pass == TD_PASS_FORWARD && link->dev)
         td_shard_share(link);
-    }
     if (ended != TD_OK) { /* nobody else may use what is on its way */
         /* But a capture that was refused cannot wait for what was queued ahead of it: the next pass does. */
         if (link->captured || !link->dev || td_graph_capture(link->dev) == 0)
@@ -323,8 +336,9 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
     if (pass == TD_PASS_FORWARD && link->captured)
         TD_TRY(td_shard_gather_all(link));
     if (pass == TD_PASS_BACKWARD && td_graph_capture(link->dev) == 0) {
-        link->moved = link->at_head && link->last;
-        link->midway = !link->last;
+        if (last && at_head(link))
+            set_all(link, TD_GATHER_UPDATED);
+        link->midway = !last;
     }
 cleanup:
     return status;
@@ -339,21 +353,21 @@ static td_status on_settle(td_hook *hook)
 
     if (!link->dev)
         goto cleanup;
-    TD_TRY(send_moved(link));
-    TD_TRY(td_shard_gather_all(link));
+    TD_TRY(gather_updated(link));
     for (int64_t i = 0; i < link->split.piece_count; i++) {
         td_shard_piece *const piece = &link->split.pieces[i];
 
-        stale |= piece->stale;
-        if (piece->stale && piece->copies) {
+        stale |= piece->state == TD_GATHER_GATHERED;
+        if (piece->state == TD_GATHER_GATHERED && piece->copies) {
             TD_TRY(gather(link, piece, false, &piece->work));
             link->issued++;
             TD_TRY(wait_piece(link, piece));
         }
-        piece->stale = false;
+        piece->state = TD_GATHER_IDLE;
     }
     if (stale)
         TD_TRY(td_transformer_refresh(link->model));
+    expect_update(link);
 cleanup:
     return status;
 }
