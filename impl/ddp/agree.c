@@ -43,13 +43,6 @@ cleanup:
 
 /* ---- lists of tensors ---- */
 
-/** What of a list and of how it is sent is the same on all ranks. */
-typedef struct outline {
-    int64_t count;
-    int32_t strategy, sum;
-    double bucket_mb;
-} outline;
-
 /** What of a tensor is; without gaps, so that it is compared as bytes. */
 typedef struct description {
     int64_t shape[TD_DDP_DIMS];
@@ -90,32 +83,6 @@ static void say(const description *d, char text[320])
                  td_dtype_name((td_dtype)d->grad_dtype), (int)d->uses, d->room);
 }
 
-static td_status outline_of(void *user, int64_t index, void *row)
-{
-    const td_ddp_config *const config = user;
-
-    (void)index;
-    *(outline *)row = (outline){config->count, (int32_t)config->strategy, config->sum, config->bucket_mb};
-    return TD_OK;
-}
-
-static td_status compare_outlines(void *user, int64_t index, int32_t rank, const void *first, const void *row)
-{
-    const outline *const usual = first, *const odd = row;
-    td_status status = TD_OK;
-
-    (void)user, (void)index;
-    TD_CHECK(odd->count == usual->count, "tensors: rank %d has %" PRId64 ", where rank 0 has %" PRId64,
-             (int)rank, odd->count, usual->count);
-    TD_CHECK(odd->strategy == usual->strategy && odd->sum == usual->sum && odd->bucket_mb == usual->bucket_mb,
-             "strategy: rank %d has %s, %g MB a bucket, %s, where rank 0 has %s, %g MB, %s", (int)rank,
-             td_ddp_strategy_name((td_ddp_strategy)odd->strategy), odd->bucket_mb,
-             odd->sum ? "sums" : "averages", td_ddp_strategy_name((td_ddp_strategy)usual->strategy),
-             usual->bucket_mb, usual->sum ? "sums" : "averages");
-cleanup:
-    return status;
-}
-
 static td_status compare(void *user, int64_t index, int32_t rank, const void *first, const void *row)
 {
     const char *const name = ((const td_ddp_config *)user)->tensors[index].name;
@@ -138,10 +105,14 @@ cleanup:
 
 td_status td_ddp_agree_lists(td_comm *comm, const td_ddp_config *config)
 {
+    const td_setting settings[] = {{"tensors", (double)config->count},
+                                   {"strategy (0 naive, 1 flat, 2 overlap, 3 bucketed)", config->strategy},
+                                   {"sum (0 averages)", config->sum},
+                                   {"bucket_mb", config->bucket_mb}};
     td_ddp_config list = *config;
     td_status status = TD_OK;
 
-    TD_TRY(td_rows_agree(comm, &(td_rows){1, sizeof(outline), outline_of, compare_outlines, &list}));
+    TD_TRY(td_comm_agree(comm, sizeof settings / sizeof *settings, settings));
     TD_TRY(td_rows_agree(comm, &(td_rows){list.count, sizeof(description), describe, compare, &list}));
 cleanup:
     return status;
@@ -261,14 +232,14 @@ cleanup:
     return status;
 }
 
-td_status td_link_agree(td_comm *comm, td_train *train, const td_setting groups[TD_GROUP_SETTINGS])
+td_status td_link_agree(td_comm *comm, td_train *train, int64_t count, const td_setting *own)
 {
-    td_setting settings[TD_TRAIN_SETTINGS + TD_GROUP_SETTINGS];
+    td_setting settings[TD_SETTINGS_MOST];
     td_status status = TD_OK;
 
     TD_TRY(td_train_settings(train, settings));
-    memcpy(settings + TD_TRAIN_SETTINGS, groups, TD_GROUP_SETTINGS * sizeof *groups);
-    TD_TRY(td_comm_agree(comm, TD_TRAIN_SETTINGS + TD_GROUP_SETTINGS, settings));
+    memcpy(settings + TD_TRAIN_SETTINGS, own, (size_t)count * sizeof *own);
+    TD_TRY(td_comm_agree(comm, TD_TRAIN_SETTINGS + count, settings));
 cleanup:
     return status;
 }

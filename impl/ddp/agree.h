@@ -38,8 +38,9 @@ td_status td_ddp_spread(td_comm *comm, int64_t count, const td_ddp_tensor *tenso
  * forward only or was made without the link. TD_BAD_STATE: the link is joined. */
 td_status td_link_check(const td_hook *link, bool joined, td_device *dev, td_train *train, td_weights *out);
 
-/** TD_BAD_ARGUMENT, naming a rank: its trainer or its groups differ from rank 0's. */
-td_status td_link_agree(td_comm *comm, td_train *train, const td_setting groups[TD_GROUP_SETTINGS]);
+/** TD_BAD_ARGUMENT, naming the first setting that differs from rank 0's: of the trainer, or of the link, which
+ * has up to 50 of its own. */
+td_status td_link_agree(td_comm *comm, td_train *train, int64_t count, const td_setting *own);
 
 /** From now on each step's first collective carries the trainer's state. */
 void td_link_listen(td_train_listener *listener, td_comm *comm, td_train *train);

@@ -241,7 +241,7 @@ td_status td_ddp_link_attach(td_ddp_link *link, td_device *dev, td_train *train)
     TD_CHECK(link, "link is NULL");
     TD_TRY(td_link_check(&link->hook, link->ddp != NULL, dev, train, &weights));
     TD_TRY(td_train_group_settings(train, groups));
-    TD_TRY(td_link_agree(link->comm, train, groups));
+    TD_TRY(td_link_agree(link->comm, train, TD_GROUP_SETTINGS, groups));
     TD_TRY(attach(link, dev, td_train_model(train), weights.elements));
     TD_TRY(td_transformer_refresh(td_train_model(train)));
     td_link_listen(&link->listener, link->comm, train);

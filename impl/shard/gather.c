@@ -3,11 +3,12 @@
 #include "base/dtype.h"
 #include "shard/state.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 
 static td_shard_link *link_of(td_hook *hook)
 {
-    return ((td_shard_gather *)hook)->link;
+    return (td_shard_link *)((char *)hook - offsetof(td_shard_link, gather));
 }
 
 static bool touches(td_range a, td_range b)
@@ -33,60 +34,61 @@ static void set_all(td_shard_link *link, td_gather_state state)
         link->split.pieces[i].state = state;
 }
 
-static td_status wait_piece(td_shard_link *link, td_shard_piece *piece)
+/** Waits for the first `until` gatherings. */
+static td_status wait_for(td_shard_link *link, int64_t until)
 {
-    td_work *const work = piece->work;
+    const td_status status = td_flight_wait(&link->gathers, until);
 
-    if (!work)
-        return TD_OK;
-    piece->work = NULL;
-    if (piece->state == TD_GATHER_GATHERING)
-        piece->state = gathered(link);
-    link->issued--;
-    td_shard_share(link);
-    return td_work_queue_wait(work);
+    for (int64_t i = 0; i < link->split.piece_count; i++) {
+        td_shard_piece *const piece = &link->split.pieces[i];
+
+        if (piece->state == TD_GATHER_GATHERING && piece->sent <= link->gathers.done)
+            piece->state = gathered(link);
+    }
+    if (link->dev)
+        td_shard_share(link);
+    return status;
 }
 
 td_status td_shard_gather_all(td_shard_link *link)
 {
-    td_status status = TD_OK;
-
-    for (int64_t i = 0; i < link->split.piece_count && link->issued > 0; i++) {
-        const td_status waited = wait_piece(link, &link->split.pieces[i]);
-
-        if (status == TD_OK)
-            status = waited;
-    }
-    return status;
+    return wait_for(link, link->gathers.sent);
 }
 
-/** Begins to gather the piece's copies, or its masters. */
-static td_status gather(td_shard_link *link, td_shard_piece *piece, bool copies, td_work **work)
+/** Begins to gather the piece's copies, or its masters, after what is queued on the device's current
+ * stream. */
+static td_status gather(td_shard_link *link, td_shard_piece *piece, bool copies)
 {
     const td_weights *w = &link->weights;
     const td_dtype dtype = copies ? w->copy_dtype : w->dtype;
     const size_t size = td_dtype_size(dtype);
-    char *const at = (char *)(copies ? w->copies : w->params) + (size_t)piece->range.begin * size;
-    const size_t own = (size_t)link->split.rank * (size_t)piece->part * size;
+    char *const block = copies ? w->copies : w->params, *const at = block + (size_t)piece->range.begin * size,
+                *const own = block + (size_t)piece->own.begin * size;
+    td_status status = TD_OK;
+    td_work **work;
 
+    TD_TRY(td_flight_place(&link->gathers, &work));
     if (link->split.kind == TD_SHARD_TENSORS)
-        return td_comm_broadcast(link->comm, at, piece->range.end - piece->range.begin, (td_comm_type)dtype,
-                                 piece->owner, work);
-    return td_comm_all_gather(link->comm, at + own, at, piece->part, (td_comm_type)dtype, work);
+        TD_TRY(td_comm_broadcast(link->comm, at, piece->range.end - piece->range.begin, (td_comm_type)dtype,
+                                 piece->owner, work));
+    else
+        TD_TRY(td_comm_all_gather(link->comm, own, at, piece->own.end - piece->own.begin, (td_comm_type)dtype,
+                                  work));
+    piece->sent = ++link->gathers.sent;
+    td_shard_share(link);
+cleanup:
+    return status;
 }
 
-/** Begins to gather what is read of the piece, after what is queued on the device's current stream. In a
- * capture nothing is gathered yet, and the state stays: the launch sets it. */
+/** Begins to gather what passes read of the piece. In a capture nothing is gathered yet, and the state stays:
+ * the launch sets it. */
 static td_status send(td_shard_link *link, td_shard_piece *piece)
 {
     td_status status = TD_OK;
 
-    if (link->issued == TD_FLIGHT_MOST)
-        TD_TRY(td_shard_gather_all(link));
-    TD_TRY(wait_piece(link, piece));
-    TD_TRY(gather(link, piece, piece->copies, &piece->work));
-    link->issued++;
-    td_shard_share(link);
+    if (piece->sent > link->gathers.done)
+        TD_TRY(wait_for(link, piece->sent));
+    TD_TRY(gather(link, piece, piece->copies));
     if (td_graph_capture(link->dev) == 0)
         piece->state = TD_GATHER_GATHERING;
 cleanup:
@@ -245,11 +247,8 @@ static void begin_backward(td_shard_link *link, td_shard_graph *graph, bool last
         graph->backward = true;
         graph->last = last;
     }
-    for (int64_t i = 0; i < link->split.piece_count; i++) {
-        const td_range own = td_shard_own(&link->split, &link->split.pieces[i]);
-
-        link->split.pieces[i].left = own.end - own.begin;
-    }
+    for (int64_t i = 0; i < link->split.piece_count; i++)
+        link->split.pieces[i].left = link->split.pieces[i].own.end - link->split.pieces[i].own.begin;
 }
 
 static td_status on_begin(td_hook *hook, td_pass pass, bool last)
@@ -275,14 +274,13 @@ static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, con
                            const void **where)
 {
     td_shard_link *link = link_of(hook);
-    td_status status = TD_OK;
+    int64_t until = 0;
 
     (void)pass, (void)next, (void)where;
-    for (int64_t i = 0; i < link->split.piece_count && link->issued > 0; i++)
-        if (touches(link->split.pieces[i].range, need->range))
-            TD_TRY(wait_piece(link, &link->split.pieces[i]));
-cleanup:
-    return status;
+    for (int64_t i = 0; i < link->split.piece_count && link->gathers.done < link->gathers.sent; i++)
+        if (touches(link->split.pieces[i].range, need->range) && link->split.pieces[i].sent > until)
+            until = link->split.pieces[i].sent;
+    return until > link->gathers.done ? wait_for(link, until) : TD_OK;
 }
 
 /** A part that is new as a whole is gathered at once: all ranks have parts of all pieces, and update them in
@@ -302,7 +300,7 @@ static td_status on_updated(td_hook *hook, td_range range, td_event *event)
     }
     for (int64_t i = 0; i < link->split.piece_count && status == TD_OK; i++) {
         td_shard_piece *const piece = &link->split.pieces[i];
-        const td_range own = td_shard_own(&link->split, piece);
+        const td_range own = piece->own;
 
         if (!touches(own, range))
             continue;
@@ -358,13 +356,11 @@ static td_status on_settle(td_hook *hook)
         td_shard_piece *const piece = &link->split.pieces[i];
 
         stale |= piece->state == TD_GATHER_GATHERED;
-        if (piece->state == TD_GATHER_GATHERED && piece->copies) {
-            TD_TRY(gather(link, piece, false, &piece->work));
-            link->issued++;
-            TD_TRY(wait_piece(link, piece));
-        }
+        if (piece->state == TD_GATHER_GATHERED && piece->copies)
+            TD_TRY(gather(link, piece, false));
         piece->state = TD_GATHER_IDLE;
     }
+    TD_TRY(td_shard_gather_all(link));
     if (stale)
         TD_TRY(td_transformer_refresh(link->model));
     expect_update(link);
@@ -374,10 +370,6 @@ cleanup:
 
 void td_shard_gather_hook(td_shard_link *link)
 {
-    link->gather = (td_shard_gather){.hook = {.begin = on_begin,
-                                              .needed = on_needed,
-                                              .updated = on_updated,
-                                              .end = on_end,
-                                              .settle = on_settle},
-                                     .link = link};
+    link->gather = (td_hook){
+        .begin = on_begin, .needed = on_needed, .updated = on_updated, .end = on_end, .settle = on_settle};
 }

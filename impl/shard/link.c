@@ -38,7 +38,7 @@ int32_t td_shard_nccl_ctas(td_dtype grad_dtype)
 void td_shard_share(const td_shard_link *link)
 {
     const bool gathers = link->now == TD_SHARD_FORWARD && link->captured && !link->midway;
-    const bool some = gathers || link->issued > 0 || link->split.buckets.sent > 0;
+    const bool some = gathers || link->gathers.done < link->gathers.sent || link->split.buckets.sent > 0;
 
     td_device_share(link->dev, TD_SMS_COLLECTIVES, some ? link->multiprocessors : 0);
 }
@@ -57,7 +57,12 @@ static td_status make(td_shard_link *link, td_shard_kind kind, const td_train_co
     td_shard_gather_hook(link);
     const td_optimizer_group all = {.range = {0, link->split.elements}, .hyper = config->hyper};
     td_group_settings(config->groups ? config->group_count : 1, config->groups ? config->groups : &all,
-                      link->groups);
+                      link->settings);
+    memcpy(link->settings + TD_GROUP_SETTINGS,
+           (td_setting[]){{"link: kind (0 tensors, 1 flat)", kind},
+                          {"link: pieces", (double)link->split.piece_count},
+                          {"link: buckets", (double)link->split.buckets.count}},
+           3 * sizeof *link->settings);
 cleanup:
     return status;
 }
@@ -93,8 +98,8 @@ td_status td_shard_link_create(td_comm *comm, td_shard_kind kind, double bucket_
         link->reduce.next = config->hooks;
         config->hooks = &link->reduce;
     }
-    link->gather.hook.next = config->behind;
-    config->behind = &link->gather.hook;
+    link->gather.next = config->behind;
+    config->behind = &link->gather;
     config->own_groups = true;
     config->groups = link->split.groups;
     config->group_count = link->split.group_count;
@@ -141,45 +146,6 @@ cleanup:
 
 /* ---- joining a trainer ---- */
 
-/** What links of all ranks have alike. */
-typedef struct outline {
-    int64_t elements, pieces, buckets;
-    int32_t kind, dtype, copy_dtype, grad_dtype;
-} outline;
-
-static td_status outline_of(void *user, int64_t index, void *row)
-{
-    const td_shard_link *const link = user;
-    const td_weights *w = &link->weights;
-
-    (void)index;
-    *(outline *)row = (outline){.elements = link->split.elements,
-                                .pieces = link->split.piece_count,
-                                .buckets = link->split.buckets.count,
-                                .kind = (int32_t)link->split.kind,
-                                .dtype = (int32_t)w->dtype,
-                                .copy_dtype = w->copies ? (int32_t)w->copy_dtype : -1,
-                                .grad_dtype = (int32_t)w->grad_dtype};
-    return TD_OK;
-}
-
-static td_status compare(void *user, int64_t index, int32_t rank, const void *first, const void *row)
-{
-    const outline *const usual = first, *const odd = row;
-    td_status status = TD_OK;
-
-    (void)user, (void)index;
-    TD_CHECK(memcmp(odd, usual, sizeof *odd) == 0,
-             "link: rank %d splits %" PRId64 " elements by %s into %" PRId64 " pieces of %" PRId64
-             " buckets, where rank 0 splits %" PRId64 " by %s into %" PRId64 " of %" PRId64
-             ", or their types differ",
-             (int)rank, odd->elements, td_shard_kind_name((td_shard_kind)odd->kind), odd->pieces,
-             odd->buckets, usual->elements, td_shard_kind_name((td_shard_kind)usual->kind), usual->pieces,
-             usual->buckets);
-cleanup:
-    return status;
-}
-
 /** What is reduced and gathered can go from GPU to GPU directly. */
 static td_status make_windows(td_shard_link *link)
 {
@@ -204,14 +170,13 @@ td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *tr
     td_weights weights;
 
     TD_CHECK(link, "link is NULL");
-    TD_TRY(td_link_check(&link->gather.hook, link->dev != NULL, dev, train, &weights));
+    TD_TRY(td_link_check(&link->gather, link->dev != NULL, dev, train, &weights));
     TD_CHECK(weights.elements == link->split.elements,
              "train has %" PRId64 " elements, the link is of %" PRId64, weights.elements,
              link->split.elements);
     link->model = td_train_model(train);
     link->weights = weights;
-    TD_TRY(td_rows_agree(link->comm, &(td_rows){1, sizeof(outline), outline_of, compare, link}));
-    TD_TRY(td_link_agree(link->comm, train, link->groups));
+    TD_TRY(td_link_agree(link->comm, train, TD_SHARD_SETTINGS, link->settings));
     if (link->split.kind == TD_SHARD_FLAT) {
         TD_TRY(td_flight_init(&link->split.buckets.flight, dev));
         TD_TRY(td_comm_broadcast(link->comm, weights.params, weights.elements, (td_comm_type)weights.dtype, 0,

@@ -8,7 +8,7 @@ static td_status send(void *user, int64_t stretch)
 {
     td_shard_link *const link = user;
     const td_shard_piece *const piece = &link->split.pieces[stretch];
-    const td_range own = td_shard_own(&link->split, piece), rest = td_shard_rest(&link->split, piece);
+    const td_range own = piece->own, rest = piece->rest;
     const size_t size = td_dtype_size(link->weights.grad_dtype);
     const td_comm_type type = (td_comm_type)link->weights.grad_dtype;
     char *const grads = link->weights.grads, *const end = grads + (size_t)rest.begin * size;
@@ -16,10 +16,11 @@ static td_status send(void *user, int64_t stretch)
     td_status status = TD_OK;
     td_work **work;
 
-    if (piece->part > 0) {
+    if (own.begin < own.end) {
         TD_TRY(td_flight_place(flight, &work));
         TD_TRY(td_comm_reduce_scatter(link->comm, grads + (size_t)piece->range.begin * size,
-                                      grads + (size_t)own.begin * size, piece->part, type, TD_SUM, work));
+                                      grads + (size_t)own.begin * size, own.end - own.begin, type, TD_SUM,
+                                      work));
         flight->sent++;
     }
     if (rest.begin < rest.end) {
@@ -44,11 +45,11 @@ static td_status pass_on(td_shard_link *link, int64_t keep)
         TD_TRY(td_buckets_wait(b, b->done + 1));
         for (int64_t i = 0; i < bucket->count; i++) {
             const td_shard_piece *const piece = &link->split.pieces[bucket->first + i];
-            const td_range parts[] = {td_shard_own(&link->split, piece), td_shard_rest(&link->split, piece)};
 
-            for (int part = 0; part < 2; part++)
-                if (parts[part].begin < parts[part].end)
-                    TD_TRY(td_hooks_final(link->reduce.next, parts[part], b->flight.event));
+            if (piece->own.begin < piece->own.end)
+                TD_TRY(td_hooks_final(link->reduce.next, piece->own, b->flight.event));
+            if (piece->rest.begin < piece->rest.end)
+                TD_TRY(td_hooks_final(link->reduce.next, piece->rest, b->flight.event));
         }
     }
 cleanup:

@@ -11,22 +11,6 @@
  * windows may, in the smallest type as well. */
 enum { PART_ELEMENTS = TD_COMM_WINDOW_ALIGNMENT / 2 };
 
-td_range td_shard_own(const td_shard_split *split, const td_shard_piece *piece)
-{
-    if (split->kind == TD_SHARD_TENSORS)
-        return piece->owner == split->rank ? piece->range
-                                           : (td_range){piece->range.begin, piece->range.begin};
-    const int64_t begin = piece->range.begin + split->rank * piece->part;
-    return (td_range){begin, begin + piece->part};
-}
-
-td_range td_shard_rest(const td_shard_split *split, const td_shard_piece *piece)
-{
-    if (split->kind == TD_SHARD_TENSORS)
-        return (td_range){piece->range.end, piece->range.end};
-    return (td_range){piece->range.begin + split->ranks * piece->part, piece->range.end};
-}
-
 /** Whether products read a parameter's 16-bit copies. */
 static bool reads_copies(const td_train_config *config, const td_placed *placed)
 {
@@ -41,8 +25,7 @@ static void piece_by_parameter(td_shard_split *split, const td_train_config *con
 {
     split->piece_count = split->parameters;
     for (int64_t i = 0; i < split->parameters; i++)
-        split->pieces[i] =
-            (td_shard_piece){.range = split->ranges[i], .copies = reads_copies(config, &all[i])};
+        split->pieces[i].range = split->ranges[i], split->pieces[i].copies = reads_copies(config, &all[i]);
 }
 
 /** A piece has the parameters of a bucket that touch and are read alike. */
@@ -65,10 +48,13 @@ static void piece_by_bucket(td_shard_split *split, const td_train_config *config
     for (int64_t i = 0; i < b->stretch_count; i++) {
         const td_stretch s = b->stretches[i];
         const td_range range = {split->ranges[s.first].begin, split->ranges[s.last].end};
+        const int64_t part = (range.end - range.begin) / whole * PART_ELEMENTS;
+        const int64_t own = range.begin + split->rank * part;
 
         split->pieces[i] = (td_shard_piece){.range = range,
                                             .copies = reads_copies(config, &all[s.first]),
-                                            .part = (range.end - range.begin) / whole * PART_ELEMENTS};
+                                            .own = {own, own + part},
+                                            .rest = {range.begin + split->ranks * part, range.end}};
     }
 }
 
@@ -86,8 +72,11 @@ static td_status own_tensors(td_shard_split *split)
     for (int64_t i = 0; i < split->piece_count; i++)
         elements[i] = split->pieces[i].range.end - split->pieces[i].range.begin;
     TD_TRY(td_shard_assign(split->piece_count, elements, split->ranks, loads, owners));
-    for (int64_t i = 0; i < split->piece_count; i++)
+    for (int64_t i = 0; i < split->piece_count; i++) {
         split->pieces[i].owner = owners[i];
+        if (owners[i] == split->rank)
+            split->pieces[i].own = split->pieces[i].range;
+    }
 cleanup:
     free(elements);
     free(owners);
@@ -133,9 +122,9 @@ static td_status make_groups(td_shard_split *split, const td_train_config *confi
         goto cleanup;
     }
     for (int64_t i = 0; i < split->piece_count; i++) {
-        add_groups(split, config, td_shard_own(split, &split->pieces[i]));
+        add_groups(split, config, split->pieces[i].own);
         const int64_t updated = split->updated;
-        add_groups(split, config, td_shard_rest(split, &split->pieces[i]));
+        add_groups(split, config, split->pieces[i].rest);
         split->repeated += split->updated - updated;
     }
     qsort(split->groups, (size_t)split->group_count, sizeof *split->groups, by_group);

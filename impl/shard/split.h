@@ -19,12 +19,14 @@ typedef struct td_shard_piece {
     td_range range;
     bool copies;   /* its 16-bit copies are read, where there are any; else its masters */
     int32_t owner; /* of TD_SHARD_TENSORS */
-    int64_t
-        part; /* of TD_SHARD_FLAT: elements of each rank, from the range's begin on, in the order of ranks */
+
+    /* What this rank updates: its part, which is as long on every rank with TD_SHARD_FLAT, and what every rank
+     * updates. Both may be empty. */
+    td_range own, rest;
 
     td_gather_state state;
-    int64_t left;  /* elements of this rank's part whose update is awaited */
-    td_work *work; /* of the gathering, until it was waited for; NULL: none */
+    int64_t left; /* elements of `own` whose update is awaited */
+    int64_t sent; /* its last gathering's number, from 1 on */
 } td_shard_piece;
 
 typedef struct td_shard_split {
@@ -46,11 +48,5 @@ typedef struct td_shard_split {
 td_status td_shard_split_make(td_shard_kind kind, const td_comm_info *info, double bucket_mb,
                               const td_train_config *config, td_shard_split *out);
 void td_shard_split_free(td_shard_split *split);
-
-/** This rank's part of a piece; empty where it has none. */
-td_range td_shard_own(const td_shard_split *split, const td_shard_piece *piece);
-
-/** What every rank updates of it; empty as a rule. */
-td_range td_shard_rest(const td_shard_split *split, const td_shard_piece *piece);
 
 #endif

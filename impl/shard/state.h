@@ -5,12 +5,6 @@
 #include "ddp/agree.h"
 #include "shard/split.h"
 
-/** A hook behind the optimizer, and whose it is. */
-typedef struct td_shard_gather {
-    td_hook hook;
-    td_shard_link *link;
-} td_shard_gather;
-
 /** What a graph has of a step, for its replays call no hook. */
 typedef struct td_shard_graph {
     td_shard_link *link;
@@ -26,16 +20,16 @@ typedef enum td_shard_now {
     TD_SHARD_LAST_BACKWARD /* of a step */
 } td_shard_now;
 
-enum { TD_SHARD_WINDOWS = 3 }; /* of parameters, copies and gradients */
+enum { TD_SHARD_SETTINGS = TD_GROUP_SETTINGS + 3, TD_SHARD_WINDOWS = 3 /* parameters, copies, gradients */ };
 
 struct td_shard_link {
     td_hook reduce; /* ahead of the optimizer, of TD_SHARD_FLAT */
-    td_shard_gather gather;
+    td_hook gather; /* after the optimizer */
     td_comm *comm;
     double bucket_mb;
     int32_t multiprocessors; /* that collectives take; 0: nobody knows */
     td_shard_split split;
-    td_setting groups[TD_GROUP_SETTINGS]; /* of the config, before they became this rank's */
+    td_setting settings[TD_SHARD_SETTINGS]; /* of the split, and of the config's groups as they were */
     td_train_listener listener;
     td_device *dev; /* NULL: not attached */
     td_train *train;
@@ -46,7 +40,7 @@ struct td_shard_link {
     td_shard_now now;
     bool captured;         /* the trainer's steps become graphs: none leaves a gathering on its way */
     bool midway;           /* more micro-batches of a step are to come, with the weights of those before */
-    int64_t issued;        /* gatherings that were not waited for */
+    td_flight gathers;     /* gatherings on their way, in the device's current stream */
     td_shard_graph *graph; /* the one that was captured last; NULL: it is gone */
 };
 
