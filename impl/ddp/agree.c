@@ -9,40 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_BYTES = 32768 };
-
-td_status td_rows_agree(td_comm *comm, const td_rows *rows)
-{
-    const int64_t most = MOST_BYTES / (int64_t)rows->size, room = rows->count < most ? rows->count : most;
-    td_status status = TD_OK;
-    td_comm_info info;
-    char *all = NULL;
-
-    TD_TRY(td_comm_describe(comm, &info));
-    all = calloc((size_t)(room * (info.ranks + 1)) + 1, rows->size);
-    if (!all) {
-        status = td_fail(TD_NO_MEMORY, "no host memory to compare %d ranks", (int)info.ranks);
-        goto cleanup;
-    }
-    char *const mine = all + (size_t)(room * info.ranks) * rows->size;
-    for (int64_t begin = 0; begin < rows->count; begin += room) {
-        const int64_t here = rows->count - begin < room ? rows->count - begin : room;
-
-        for (int64_t i = 0; i < here; i++)
-            TD_TRY(rows->make(rows->user, begin + i, mine + (size_t)i * rows->size));
-        TD_TRY(td_comm_exchange(comm, mine, (size_t)here * rows->size, all));
-        for (int64_t i = 0; i < here; i++)
-            for (int32_t rank = 1; rank < info.ranks; rank++)
-                TD_TRY(rows->look(rows->user, begin + i, rank, all + (size_t)i * rows->size,
-                                  all + (size_t)(rank * here + i) * rows->size));
-    }
-cleanup:
-    free(all);
-    return status;
-}
-
-/* ---- lists of tensors ---- */
-
 /** What of a tensor is; without gaps, so that it is compared as bytes. */
 typedef struct description {
     int64_t shape[TD_DDP_DIMS];
@@ -113,7 +79,7 @@ td_status td_ddp_agree_lists(td_comm *comm, const td_ddp_config *config)
     td_status status = TD_OK;
 
     TD_TRY(td_comm_agree(comm, sizeof settings / sizeof *settings, settings));
-    TD_TRY(td_rows_agree(comm, &(td_rows){list.count, sizeof(description), describe, compare, &list}));
+    TD_TRY(td_comm_compare(comm, &(td_rows){list.count, sizeof(description), describe, compare, &list}));
 cleanup:
     return status;
 }
@@ -135,7 +101,7 @@ static td_status take_first(void *user, int64_t index, int32_t rank, const void 
 
 td_status td_ddp_agree_order(td_comm *comm, int64_t members, int64_t *order)
 {
-    return td_rows_agree(comm, &(td_rows){members, sizeof *order, number_of, take_first, order});
+    return td_comm_compare(comm, &(td_rows){members, sizeof *order, number_of, take_first, order});
 }
 
 /** Where a tensor's gradient begins. */
@@ -190,7 +156,7 @@ td_status td_ddp_agree_touching(td_comm *comm, const td_ddp_config *config, int6
     td_status status = TD_OK;
 
     TD_TRY(find_touching(config, next));
-    TD_TRY(td_rows_agree(comm, &(td_rows){config->count, sizeof *next, number_of, keep_equal, next}));
+    TD_TRY(td_comm_compare(comm, &(td_rows){config->count, sizeof *next, number_of, keep_equal, next}));
 cleanup:
     return status;
 }
@@ -234,7 +200,7 @@ cleanup:
 
 td_status td_link_agree(td_comm *comm, td_train *train, int64_t count, const td_setting *own)
 {
-    td_setting settings[TD_SETTINGS_MOST];
+    td_setting settings[TD_TRAIN_SETTINGS + TD_LINK_SETTINGS];
     td_status status = TD_OK;
 
     TD_TRY(td_train_settings(train, settings));

@@ -3,21 +3,9 @@
 #ifndef TD_DDP_AGREE_H
 #define TD_DDP_AGREE_H
 
+#include "comm/agree.h"
 #include "ddp/reduce.h"
 #include "train/state.h"
-
-/** A list of rows that all ranks compare. */
-typedef struct td_rows {
-    int64_t count;
-    size_t size;                                             /* of a row: 1 to 32768 bytes */
-    td_status (*make)(void *user, int64_t index, void *row); /* this rank's row, in zeroed memory */
-    /* Is called for every rank but 0. first: rank 0's row; row: the rank's. */
-    td_status (*look)(void *user, int64_t index, int32_t rank, const void *first, const void *row);
-    void *user;
-} td_rows;
-
-/** Errors of the functions and of td_comm_exchange. TD_NO_MEMORY. */
-td_status td_rows_agree(td_comm *comm, const td_rows *rows);
 
 /** TD_BAD_ARGUMENT, naming the first rank and tensor that differ from rank 0's, unless all ranks have such a
  * list and send it alike. */
@@ -38,8 +26,10 @@ td_status td_ddp_spread(td_comm *comm, int64_t count, const td_ddp_tensor *tenso
  * forward only or was made without the link. TD_BAD_STATE: the link is joined. */
 td_status td_link_check(const td_hook *link, bool joined, td_device *dev, td_train *train, td_weights *out);
 
-/** TD_BAD_ARGUMENT, naming the first setting that differs from rank 0's: of the trainer, or of the link, which
- * has up to 50 of its own. */
+enum { TD_LINK_SETTINGS = TD_GROUP_SETTINGS + 3 };
+
+/** TD_BAD_ARGUMENT, naming the first setting that differs from rank 0's: of the trainer, or of the `count`
+ * ones of the link, at most TD_LINK_SETTINGS. */
 td_status td_link_agree(td_comm *comm, td_train *train, int64_t count, const td_setting *own);
 
 /** From now on each step's first collective carries the trainer's state. */

@@ -144,21 +144,20 @@ td_status td_buckets_settle(td_buckets *b)
 
 static int by_offset(const void *a, const void *b)
 {
-    const td_placed *x = a, *y = b;
+    const td_parameter *x = a, *y = b;
 
-    return x->parameter.offset < y->parameter.offset ? -1 : x->parameter.offset > y->parameter.offset;
+    return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-void td_place(int64_t count, td_placed *all, int64_t elements, td_range *ranges, int64_t *order)
+void td_place(int64_t count, td_parameter *all, int64_t elements, td_range *ranges, int64_t *order)
 {
     qsort(all, (size_t)count, sizeof *all, by_offset);
     for (int64_t i = 0; i < count; i++)
-        ranges[i] =
-            (td_range){all[i].parameter.offset, i + 1 < count ? all[i + 1].parameter.offset : elements};
+        ranges[i] = (td_range){all[i].offset, i + 1 < count ? all[i + 1].offset : elements};
     *order++ = count - 1;
     for (int vectors = 0; vectors < 2; vectors++)
         for (int64_t i = count - 2; i > 0; i--)
-            if ((all[i].parameter.cols == 0) == vectors)
+            if ((all[i].cols == 0) == vectors)
                 *order++ = i;
     *order = 0;
 }

@@ -14,7 +14,7 @@
 #ifndef TD_DDP_BUCKETS_H
 #define TD_DDP_BUCKETS_H
 
-#include "ddp/flight.h"
+#include "comm/flight.h"
 #include "train/train.h"
 
 typedef struct td_stretch {
@@ -47,7 +47,7 @@ typedef struct td_buckets {
     int64_t sent, done; /* buckets that were sent, and whose collectives were waited for */
 } td_buckets;
 
-/** Zeroed buckets of `most` members, without any bucket. TD_NO_MEMORY: td_buckets_free frees what there is. */
+/** Members in no bucket. TD_NO_MEMORY: td_buckets_free frees what there is. */
 td_status td_buckets_alloc(td_buckets *b, int64_t most);
 void td_buckets_free(td_buckets *b); /* waits for what is on its way */
 
@@ -71,17 +71,12 @@ td_status td_buckets_settle(td_buckets *b);
 
 /* ---- a model's parameters as members ---- */
 
-typedef struct td_placed {
-    td_parameter parameter;
-    int64_t index; /* in the model's list */
-} td_placed;
-
 /** Sorts a model's parameters by their place in its block of `elements`.
  *
  *   ranges  [count]  out  of each one, with the padding after it
  *   order   [count]  out  the order in which gradients become final, as td_transformer_set_hooks says: head,
  *                         layers from the last to the first, norms, embedding */
-void td_place(int64_t count, td_placed *all, int64_t elements, td_range *ranges, int64_t *order);
+void td_place(int64_t count, td_parameter *all, int64_t elements, td_range *ranges, int64_t *order);
 
 /** Which of these ranges a range has: [*first, *end). TD_BAD_ARGUMENT: part of one, or none. */
 td_status td_place_find(int64_t count, const td_range *ranges, td_range range, int64_t *first, int64_t *end);

@@ -170,33 +170,30 @@ static void begin_order(td_ddp *ddp, const int64_t *order)
 static td_status lay_out(td_ddp *ddp)
 {
     td_status status = TD_OK;
-    size_t bytes = 0;
+    size_t bytes = 0, at = 0;
     void *block;
 
-    for (int pass = 0; pass < 2; pass++) {
-        for (int64_t i = 0; i < ddp->members; i++) {
-            td_ddp_tensor *const tensor = &ddp->tensors[ddp->order[i]];
-            const size_t size = td_dtype_size(tensor->grad_dtype);
-            const size_t own =
-                ((size_t)td_ddp_room(tensor) * size + TD_ALIGNMENT - 1) / TD_ALIGNMENT * TD_ALIGNMENT;
+    for (int64_t i = 0; i < ddp->members; i++) {
+        td_ddp_tensor *const tensor = &ddp->tensors[ddp->order[i]];
+        const int64_t alignment = TD_ALIGNMENT / (int64_t)td_dtype_size(tensor->grad_dtype);
 
-            if (pass == 0 && !tensor->grad) {
-                ddp->states[ddp->order[i]].own = true;
-                bytes += own;
-            } else if (pass == 1 && ddp->states[ddp->order[i]].own) {
-                tensor->grad = ddp->block + bytes;
-                tensor->room = (int64_t)(own / size);
-                bytes += own;
-            }
-        }
-        if (bytes == 0)
-            break;
-        if (pass == 0) {
-            TD_TRY(td_device_alloc(ddp->dev, bytes, &block));
-            ddp->block = block;
-            TD_TRY(td_device_fill(ddp->dev, block, 0, bytes));
-            bytes = 0;
-        }
+        if (tensor->grad)
+            continue;
+        tensor->room = (td_ddp_room(tensor) + alignment - 1) / alignment * alignment;
+        bytes += (size_t)(tensor->room / alignment) * TD_ALIGNMENT;
+    }
+    if (bytes == 0)
+        goto cleanup;
+    TD_TRY(td_device_alloc(ddp->dev, bytes, &block));
+    ddp->block = block;
+    TD_TRY(td_device_fill(ddp->dev, block, 0, bytes));
+    for (int64_t i = 0; i < ddp->members; i++) {
+        td_ddp_tensor *const tensor = &ddp->tensors[ddp->order[i]];
+
+        if (tensor->grad)
+            continue;
+        tensor->grad = ddp->block + at;
+        at += (size_t)tensor->room * td_dtype_size(tensor->grad_dtype);
     }
 cleanup:
     return status;
@@ -305,22 +302,11 @@ void td_ddp_destroy(td_ddp *ddp)
 
 /* ---- what it is ---- */
 
-static td_status check_index(const td_ddp *ddp, int64_t index)
-{
-    td_status status = TD_OK;
-
-    TD_CHECK(ddp, "ddp is NULL");
-    TD_CHECK(index >= 0 && index < ddp->config.count, "index is %" PRId64 ", needs 0 to %" PRId64, index,
-             ddp->config.count - 1);
-cleanup:
-    return status;
-}
-
 td_status td_ddp_gradient(const td_ddp *ddp, int64_t index, void **out)
 {
     td_status status = TD_OK;
 
-    TD_TRY(check_index(ddp, index));
+    TD_TRY(td_ddp_check_index(ddp, index));
     TD_CHECK(out, "out is NULL");
     *out = ddp->tensors[index].grad;
 cleanup:
@@ -331,7 +317,7 @@ td_status td_ddp_bucket_of(const td_ddp *ddp, int64_t index, int64_t *out)
 {
     td_status status = TD_OK;
 
-    TD_TRY(check_index(ddp, index));
+    TD_TRY(td_ddp_check_index(ddp, index));
     TD_CHECK(out, "out is NULL");
     *out = ddp->buckets.of[index];
 cleanup:

@@ -15,9 +15,8 @@ struct td_ddp_link {
     td_comm *comm;
     td_ddp_strategy strategy;
     double bucket_mb;
-    td_ddp *ddp;         /* NULL: not attached */
-    td_range *ranges;    /* [count] of the parameters with their padding, in the order of the block */
-    int64_t *parameters; /* [count] their indices */
+    td_ddp *ddp;      /* NULL: not attached */
+    td_range *ranges; /* [count] of the parameters with their padding, in the order of the block */
     int64_t count;
     bool running; /* in a step's last backward pass */
     held *held;   /* [count] in the order in which they became final */
@@ -90,10 +89,10 @@ static td_status on_final(td_hook *hook, td_range range, td_event *event)
     TD_TRY(td_place_find(link->count, link->ranges, range, &first, &end));
     held->range = range;
     held->bucket = 0;
-    while (end > first) {
-        const int64_t parameter = link->parameters[--end], bucket = link->ddp->buckets.of[parameter];
+    while (end-- > first) {
+        const int64_t bucket = link->ddp->buckets.of[end];
 
-        TD_TRY(td_ddp_ready(link->ddp, parameter));
+        TD_TRY(td_ddp_ready(link->ddp, end));
         held->bucket = bucket > held->bucket ? bucket : held->bucket;
     }
     link->held_count++;
@@ -147,22 +146,13 @@ cleanup:
     return status;
 }
 
-static void forget(td_ddp_link *link)
-{
-    free(link->ranges);
-    free(link->parameters);
-    free(link->held);
-    link->ranges = NULL;
-    link->parameters = NULL;
-    link->held = NULL;
-}
-
 void td_ddp_link_destroy(td_ddp_link *link)
 {
     if (!link)
         return;
     td_ddp_destroy(link->ddp);
-    forget(link);
+    free(link->ranges);
+    free(link->held);
     free(link);
 }
 
@@ -176,19 +166,20 @@ td_ddp *td_ddp_link_container(const td_ddp_link *link)
     return link ? link->ddp : NULL;
 }
 
-static void fill_tensors(const td_placed *all, const td_range *ranges, int64_t count, td_ddp_tensor *tensors)
+static void fill_tensors(const td_parameter *all, const td_range *ranges, int64_t count,
+                         td_ddp_tensor *tensors)
 {
     for (int64_t i = 0; i < count; i++) {
-        const td_parameter *p = &all[i].parameter;
+        const td_parameter *p = &all[i];
 
-        tensors[all[i].index] = (td_ddp_tensor){.name = p->name,
-                                                .dims = p->cols > 0 ? 2 : 1,
-                                                .shape = {p->rows, p->cols},
-                                                .dtype = p->dtype,
-                                                .grad_dtype = p->grad_dtype,
-                                                .data = p->data,
-                                                .grad = p->grad,
-                                                .room = ranges[i].end - ranges[i].begin};
+        tensors[i] = (td_ddp_tensor){.name = p->name,
+                                     .dims = p->cols > 0 ? 2 : 1,
+                                     .shape = {p->rows, p->cols},
+                                     .dtype = p->dtype,
+                                     .grad_dtype = p->grad_dtype,
+                                     .data = p->data,
+                                     .grad = p->grad,
+                                     .room = ranges[i].end - ranges[i].begin};
     }
 }
 
@@ -197,28 +188,23 @@ static td_status attach(td_ddp_link *link, td_device *dev, const td_transformer 
     const int64_t count = td_transformer_parameter_count(model);
     td_ddp_config config = {
         .count = count, .strategy = link->strategy, .bucket_mb = link->bucket_mb, .sum = true};
-    td_placed *all = calloc((size_t)count, sizeof *all);
+    td_parameter *all = calloc((size_t)count, sizeof *all);
     td_ddp_tensor *tensors = calloc((size_t)count, sizeof *tensors);
     int64_t *order = calloc((size_t)count, sizeof *order);
     td_status status = TD_OK;
 
+    free(link->ranges); /* of an attach that failed */
+    free(link->held);
     link->count = count;
     link->ranges = calloc((size_t)count, sizeof *link->ranges);
-    link->parameters = calloc((size_t)count, sizeof *link->parameters);
     link->held = calloc((size_t)count, sizeof *link->held);
-    if (!all || !tensors || !order || !link->ranges || !link->parameters || !link->held) {
+    if (!all || !tensors || !order || !link->ranges || !link->held) {
         status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " parameters", count);
         goto cleanup;
     }
-    for (int64_t i = 0; i < count; i++) {
-        all[i].index = i;
-        TD_TRY(td_transformer_parameter(model, i, &all[i].parameter));
-    }
+    for (int64_t i = 0; i < count; i++)
+        TD_TRY(td_transformer_parameter(model, i, &all[i]));
     td_place(count, all, elements, link->ranges, order);
-    for (int64_t i = 0; i < count; i++) {
-        link->parameters[i] = all[i].index;
-        order[i] = all[order[i]].index;
-    }
     fill_tensors(all, link->ranges, count, tensors);
     config.tensors = tensors;
     config.order = order;
@@ -227,8 +213,6 @@ cleanup:
     free(all);
     free(tensors);
     free(order);
-    if (status != TD_OK)
-        forget(link);
     return status;
 }
 

@@ -66,6 +66,17 @@ td_status td_ddp_settle(td_ddp *ddp)
     return status;
 }
 
+td_status td_ddp_check_index(const td_ddp *ddp, int64_t index)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(ddp, "ddp is NULL");
+    TD_CHECK(index >= 0 && index < ddp->config.count, "index is %" PRId64 ", needs 0 to %" PRId64, index,
+             ddp->config.count - 1);
+cleanup:
+    return status;
+}
+
 td_status td_ddp_begin(td_ddp *ddp, bool last)
 {
     td_status status = TD_OK;
@@ -86,9 +97,7 @@ td_status td_ddp_ready(td_ddp *ddp, int64_t index)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(ddp, "ddp is NULL");
-    TD_CHECK(index >= 0 && index < ddp->config.count, "index is %" PRId64 ", needs 0 to %" PRId64, index,
-             ddp->config.count - 1);
+    TD_TRY(td_ddp_check_index(ddp, index));
     const td_ddp_tensor *const tensor = &ddp->tensors[index];
     td_ddp_state *const state = &ddp->states[index];
     const bool along = ddp->config.strategy == TD_DDP_OVERLAP || ddp->config.strategy == TD_DDP_BUCKETED;

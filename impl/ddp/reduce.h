@@ -8,7 +8,6 @@
 /** What has become of a tensor. */
 typedef struct td_ddp_state {
     char *name;    /* free(name) frees it */
-    bool own;      /* its gradient is in the container's memory */
     int32_t marks; /* of this pass */
     bool touched;  /* marked by all of its uses in a pass of this step */
 } td_ddp_state;
@@ -34,6 +33,9 @@ struct td_ddp {
 
 /** TD_BAD_ARGUMENT: a strategy or size that td_ddp_create does not take. */
 td_status td_ddp_check_strategy(td_ddp_strategy strategy, double bucket_mb);
+
+/** TD_BAD_ARGUMENT: a NULL, an index out of range. */
+td_status td_ddp_check_index(const td_ddp *ddp, int64_t index);
 
 /** Elements of a tensor, whose shape was checked, and of its gradient's memory. */
 int64_t td_ddp_elements(const td_ddp_tensor *tensor);

@@ -50,11 +50,6 @@ static td_status wait_for(td_shard_link *link, int64_t until)
     return status;
 }
 
-td_status td_shard_gather_all(td_shard_link *link)
-{
-    return wait_for(link, link->gathers.sent);
-}
-
 /** Begins to gather the piece's copies, or its masters, after what is queued on the device's current
  * stream. */
 static td_status gather(td_shard_link *link, td_shard_piece *piece, bool copies)
@@ -118,7 +113,7 @@ static td_status gather_updated(td_shard_link *link)
     td_status status = TD_OK;
 
     TD_TRY(send_pieces(link, false));
-    TD_TRY(td_shard_gather_all(link));
+    TD_TRY(wait_for(link, link->gathers.sent));
 cleanup:
     return status;
 }
@@ -150,7 +145,7 @@ td_status td_shard_link_wait(td_shard_link *link)
     td_status status = TD_OK;
 
     TD_CHECK(link, "link is NULL");
-    TD_TRY(td_shard_gather_all(link));
+    TD_TRY(wait_for(link, link->gathers.sent));
 cleanup:
     return status;
 }
@@ -328,11 +323,11 @@ static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
     if (ended != TD_OK) { /* nobody else may use what is on its way */
         /* But a capture that was refused cannot wait for what was queued ahead of it: the next pass does. */
         if (link->captured || !link->dev || td_graph_capture(link->dev) == 0)
-            (void)td_shard_gather_all(link);
+            (void)wait_for(link, link->gathers.sent);
         goto cleanup;
     }
     if (pass == TD_PASS_FORWARD && link->captured)
-        TD_TRY(td_shard_gather_all(link));
+        TD_TRY(wait_for(link, link->gathers.sent));
     if (pass == TD_PASS_BACKWARD && td_graph_capture(link->dev) == 0) {
         if (last && at_head(link))
             set_all(link, TD_GATHER_UPDATED);
@@ -360,7 +355,7 @@ static td_status on_settle(td_hook *hook)
             TD_TRY(gather(link, piece, false));
         piece->state = TD_GATHER_IDLE;
     }
-    TD_TRY(td_shard_gather_all(link));
+    TD_TRY(wait_for(link, link->gathers.sent));
     if (stale)
         TD_TRY(td_transformer_refresh(link->model));
     expect_update(link);

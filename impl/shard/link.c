@@ -123,7 +123,7 @@ void td_shard_link_destroy(td_shard_link *link)
     if (!link)
         return;
     (void)td_buckets_settle(&link->split.buckets);
-    (void)td_shard_gather_all(link);
+    td_flight_deinit(&link->gathers);
     drop_windows(link);
     td_shard_split_free(&link->split);
     free(link);
@@ -176,7 +176,7 @@ td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *tr
              link->split.elements);
     link->model = td_train_model(train);
     link->weights = weights;
-    TD_TRY(td_link_agree(link->comm, train, TD_SHARD_SETTINGS, link->settings));
+    TD_TRY(td_link_agree(link->comm, train, TD_LINK_SETTINGS, link->settings));
     if (link->split.kind == TD_SHARD_FLAT) {
         TD_TRY(td_flight_init(&link->split.buckets.flight, dev));
         TD_TRY(td_comm_broadcast(link->comm, weights.params, weights.elements, (td_comm_type)weights.dtype, 0,

@@ -313,21 +313,6 @@ cleanup:
     return status;
 }
 
-/** Before the first step of tensors: they are the same, in the same order, on all ranks. Tensors have no
- * names, but weights and gradients are the same bits on every rank by then. A capture cannot wait. */
-static td_status agree(td_shard_list *list)
-{
-    const int64_t count = list->count - list->agreed;
-    td_status status = TD_OK;
-
-    if (count == 0 || list->info.ranks == 1 || td_graph_capture(list->dev) > 0)
-        goto cleanup;
-    TD_TRY(td_rows_agree(list->comm, &(td_rows){count, sizeof(description), describe, compare, list}));
-    list->agreed = list->count;
-cleanup:
-    return status;
-}
-
 /** What decides this step, beside the tensors. */
 static uint64_t state_of(const td_shard_list *list, float gain)
 {
@@ -344,7 +329,13 @@ td_status td_shard_list_step(td_shard_list *list, float gain)
 
     TD_CHECK(list, "list is NULL");
     TD_CHECK(isfinite(gain), "gain is %g, needs to be finite", (double)gain);
-    TD_TRY(agree(list));
+    const int64_t count = list->count - list->agreed;
+    /* Tensors have no names, but before their first step weights and gradients have the same bits on every
+     * rank. A capture cannot wait for that. */
+    if (count > 0 && list->info.ranks > 1 && td_graph_capture(list->dev) == 0) {
+        TD_TRY(td_comm_compare(list->comm, &(td_rows){count, sizeof(description), describe, compare, list}));
+        list->agreed = list->count;
+    }
     TD_TRY(td_comm_carry(list->comm, state_of(list, gain)));
     TD_TRY(td_update_begin(list->dev, list->state, gain));
     for (int64_t i = 0; i < list->count; i++)

@@ -12,31 +12,23 @@
 enum { PART_ELEMENTS = TD_COMM_WINDOW_ALIGNMENT / 2 };
 
 /** Whether products read a parameter's 16-bit copies. */
-static bool reads_copies(const td_train_config *config, const td_placed *placed)
+static bool reads_copies(const td_train_config *config, const td_parameter *parameter)
 {
     const td_precision precision = config->model.precision;
     const bool mixed = td_precision_dtype(precision) != td_precision_weights(precision);
 
-    return mixed && placed->index > 0 && placed->parameter.cols > 0;
-}
-
-/** A piece is a parameter. */
-static void piece_by_parameter(td_shard_split *split, const td_train_config *config, const td_placed *all)
-{
-    split->piece_count = split->parameters;
-    for (int64_t i = 0; i < split->parameters; i++)
-        split->pieces[i].range = split->ranges[i], split->pieces[i].copies = reads_copies(config, &all[i]);
+    return mixed && parameter->offset > 0 && parameter->cols > 0;
 }
 
 /** A piece has the parameters of a bucket that touch and are read alike. */
-static void piece_by_bucket(td_shard_split *split, const td_train_config *config, const td_placed *all,
+static void piece_by_bucket(td_shard_split *split, const td_train_config *config, const td_parameter *all,
                             const int64_t *order, double bucket_mb)
 {
     const int64_t count = split->parameters, whole = (int64_t)split->ranks * PART_ELEMENTS;
     td_buckets *const b = &split->buckets;
 
     for (int64_t i = 0; i < count; i++) {
-        const td_parameter *p = &all[i].parameter;
+        const td_parameter *p = &all[i];
         const bool alike =
             i + 1 < count && reads_copies(config, &all[i]) == reads_copies(config, &all[i + 1]);
 
@@ -58,25 +50,28 @@ static void piece_by_bucket(td_shard_split *split, const td_train_config *config
     }
 }
 
-static td_status own_tensors(td_shard_split *split)
+/** A piece is a parameter, which one rank updates. */
+static td_status piece_by_parameter(td_shard_split *split, const td_train_config *config,
+                                    const td_parameter *all)
 {
-    int64_t loads[TD_COMM_MOST_RANKS] = {0};
-    int64_t *elements = calloc((size_t)split->piece_count, sizeof *elements);
-    int32_t *owners = calloc((size_t)split->piece_count, sizeof *owners);
+    const int64_t count = split->piece_count = split->parameters;
+    int64_t loads[TD_COMM_MOST_RANKS] = {0}, *elements = calloc((size_t)count, sizeof *elements);
+    int32_t *owners = calloc((size_t)count, sizeof *owners);
     td_status status = TD_OK;
 
     if (!elements || !owners) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " parameters", split->piece_count);
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " parameters", count);
         goto cleanup;
     }
-    for (int64_t i = 0; i < split->piece_count; i++)
-        elements[i] = split->pieces[i].range.end - split->pieces[i].range.begin;
-    TD_TRY(td_shard_assign(split->piece_count, elements, split->ranks, loads, owners));
-    for (int64_t i = 0; i < split->piece_count; i++) {
-        split->pieces[i].owner = owners[i];
-        if (owners[i] == split->rank)
-            split->pieces[i].own = split->pieces[i].range;
-    }
+    for (int64_t i = 0; i < count; i++)
+        elements[i] = split->ranges[i].end - split->ranges[i].begin;
+    TD_TRY(td_shard_assign(count, elements, split->ranks, loads, owners));
+    for (int64_t i = 0; i < count; i++)
+        split->pieces[i] =
+            (td_shard_piece){.range = split->ranges[i],
+                             .copies = reads_copies(config, &all[i]),
+                             .owner = owners[i],
+                             .own = owners[i] == split->rank ? split->ranges[i] : (td_range){0}};
 cleanup:
     free(elements);
     free(owners);
@@ -160,7 +155,7 @@ static bool has_all(const td_train_config *config, int64_t elements)
 }
 
 /** All parameters, and the elements of their block. */
-static td_status place_all(const td_transformer_config *model, int64_t count, td_placed *all,
+static td_status place_all(const td_transformer_config *model, int64_t count, td_parameter *all,
                            int64_t *elements)
 {
     const int64_t alignment = TD_ALIGNMENT / (int64_t)td_dtype_size(td_precision_dtype(model->precision));
@@ -168,9 +163,8 @@ static td_status place_all(const td_transformer_config *model, int64_t count, td
 
     *elements = 0;
     for (int64_t i = 0; i < count; i++) {
-        all[i].index = i;
-        TD_TRY(td_transformer_parameter_of(&model->size, model->precision, i, &all[i].parameter));
-        const int64_t end = all[i].parameter.offset + all[i].parameter.numel;
+        TD_TRY(td_transformer_parameter_of(&model->size, model->precision, i, &all[i]));
+        const int64_t end = all[i].offset + all[i].numel;
         *elements = end > *elements ? end : *elements;
     }
     *elements = (*elements + alignment - 1) / alignment * alignment;
@@ -182,7 +176,7 @@ td_status td_shard_split_make(td_shard_kind kind, const td_comm_info *info, doub
                               const td_train_config *config, td_shard_split *out)
 {
     td_status status = TD_OK;
-    td_placed *all = NULL;
+    td_parameter *all = NULL;
     int64_t *order = NULL;
     size_t unused;
 
@@ -213,8 +207,7 @@ td_status td_shard_split_make(td_shard_kind kind, const td_comm_info *info, doub
         TD_TRY(td_buckets_alloc(&out->buckets, count));
         piece_by_bucket(out, config, all, order, bucket_mb);
     } else {
-        piece_by_parameter(out, config, all);
-        TD_TRY(own_tensors(out));
+        TD_TRY(piece_by_parameter(out, config, all));
     }
     TD_TRY(make_groups(out, config));
 cleanup:

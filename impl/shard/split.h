@@ -20,8 +20,8 @@ typedef struct td_shard_piece {
     bool copies;   /* its 16-bit copies are read, where there are any; else its masters */
     int32_t owner; /* of TD_SHARD_TENSORS */
 
-    /* What this rank updates: its part, which is as long on every rank with TD_SHARD_FLAT, and what every rank
-     * updates. Both may be empty. */
+    /* This rank updates both, and either may be empty: `own` is its part, which with TD_SHARD_FLAT is as long
+     * on every rank; `rest` is updated by every rank. */
     td_range own, rest;
 
     td_gather_state state;

@@ -20,7 +20,7 @@ typedef enum td_shard_now {
     TD_SHARD_LAST_BACKWARD /* of a step */
 } td_shard_now;
 
-enum { TD_SHARD_SETTINGS = TD_GROUP_SETTINGS + 3, TD_SHARD_WINDOWS = 3 /* parameters, copies, gradients */ };
+enum { TD_SHARD_WINDOWS = 3 /* parameters, copies, gradients */ };
 
 struct td_shard_link {
     td_hook reduce; /* ahead of the optimizer, of TD_SHARD_FLAT */
@@ -29,7 +29,7 @@ struct td_shard_link {
     double bucket_mb;
     int32_t multiprocessors; /* that collectives take; 0: nobody knows */
     td_shard_split split;
-    td_setting settings[TD_SHARD_SETTINGS]; /* of the split, and of the config's groups as they were */
+    td_setting settings[TD_LINK_SETTINGS]; /* of the split, and of the config's groups as they were */
     td_train_listener listener;
     td_device *dev; /* NULL: not attached */
     td_train *train;
@@ -50,8 +50,5 @@ void td_shard_gather_hook(td_shard_link *link);
 
 /** Tells the device what collectives take of it, while there are some on their way, or will be. */
 void td_shard_share(const td_shard_link *link);
-
-/** Waits for all gatherings that are on their way. */
-td_status td_shard_gather_all(td_shard_link *link);
 
 #endif

@@ -1,4 +1,4 @@
-#include "ddp/flight.h"
+#include "comm/flight.h"
 
 #include "base/check.h"
 

@@ -1,4 +1,4 @@
-/** Internal to ddp/ and shard/: collectives that were sent and that nobody has waited for yet.
+/** Internal to impl/: collectives that were sent and that nobody has waited for yet.
  *
  *     td_work **work;
  *
@@ -9,8 +9,8 @@
  *
  * They are waited for in the order in which they were sent. A zeroed flight is ready: the device's current
  * stream then waits, or the host of a CPU. */
-#ifndef TD_DDP_FLIGHT_H
-#define TD_DDP_FLIGHT_H
+#ifndef TD_COMM_FLIGHT_H
+#define TD_COMM_FLIGHT_H
 
 #include "comm/comm.h"
 
