@@ -193,6 +193,7 @@ static void listen_to_steps(bool captured)
 
     td_assert_ok(td_shard_link_create(shard_comm, s.kind, s.bucket_mb, &config, &link));
     config.capture &= shard_on_gpu();
+    config.update_sms = TD_UPDATE_ALL_SMS; /* an update on some SMs shares the device too */
     link->multiprocessors = 5;
     ear.hook.next = config.hooks;
     config.hooks = &ear.hook;
