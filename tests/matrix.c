@@ -1,9 +1,9 @@
 /* The option matrix: steps of a trainer have the same bits, whatever the options are that only say how and
  * when. test_matrix BACKEND RANKS starts the ranks itself; under mpirun it is one of them.
  *
- * A cell is a value of each axis. Runs of test cells so that every pair of values occurs; one rank alone also
- * tests every cell without links. If TANDEM_FUZZ_SECONDS is set, as ci/fuzz does, every cell is tested, from
- * cell TANDEM_FUZZ_SEED on and for so many seconds at most.
+ * A cell is a value of each axis. Runs test cells so that every pair of values occurs; one rank alone also
+ * tests every cell without links. With a third argument every cell is tested, from cell TANDEM_FUZZ_SEED on,
+ * for TANDEM_FUZZ_SECONDS at most, or for as many seconds as the argument says: ci/fuzz sets both.
  *
  * What cells are compared with is computed in this one process: a trainer for each rank, whose gradients are
  * added up in the order of ranks. The bits are the same with 1 and 2 ranks, for an addition has no order. Not
@@ -601,6 +601,8 @@ static void every_pair_of_options_has_the_same_bits(void **unused)
     assert_true(count >= values_of(SPLIT) * values_of(MASTERS) / 2);
 }
 
+static int seconds; /* for which every cell is tested */
+
 /* All ranks agree on the end: rank 0 has the clock. */
 static bool time_is_left(int64_t deadline_ns)
 {
@@ -614,7 +616,7 @@ static bool time_is_left(int64_t deadline_ns)
 static void every_cell_has_the_same_bits(void **unused)
 {
     const char *const seed = getenv("TANDEM_FUZZ_SEED");
-    const int64_t deadline = td_clock_ns() + (int64_t)(atof(getenv("TANDEM_FUZZ_SECONDS")) * 1e9);
+    const int64_t deadline = td_clock_ns() + seconds * INT64_C(1000000000);
     int count = 0;
 
     (void)unused;
@@ -634,20 +636,23 @@ int main(int argc, char **argv)
         cmocka_unit_test_teardown(every_pair_of_options_has_the_same_bits, say_which),
         cmocka_unit_test_teardown(every_cell_has_the_same_bits, say_which),
     };
-    const char *const seconds = getenv("TANDEM_FUZZ_SECONDS");
+    const char *const drawn = getenv("TANDEM_FUZZ_SECONDS");
+    const bool all = argc > 3;
     td_comm_backend backend;
     td_memory_stats memory;
     int result;
 
+    if (all)
+        seconds = atoi(drawn ? drawn : argv[3]);
     td_as_if_graphs();
-    if (seconds && !td_ranks_inside() && td_ranks_possible(argc, argv, &backend, &result) && argc > 2)
-        return td_ranks_run(argc, argv, atoi(argv[2]), atoi(seconds) + 100);
+    if (all && !td_ranks_inside() && td_ranks_possible(argc, argv, &backend, &result))
+        return td_ranks_run(argc, argv, atoi(argv[2]), seconds + 100);
     if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
         return result;
     td_assert_ok(td_comm_describe(comm, &info));
     assert_true(info.ranks <= MOST_RANKS);
     td_assert_ok(td_cpu_set_threads(1)); /* as many ranks as processors */
-    const int failed = td_run_group(argv[1], 1, &tests[seconds != NULL], NULL, NULL);
+    const int failed = td_run_group(argv[1], 1, &tests[all], NULL, NULL);
     for (int i = 0; i < VALUES * 8; i++)
         for (int step = 0; step < STEPS; step++)
             free_arrays(&((truth *)truths)[i].after[step]);
