@@ -19,10 +19,9 @@ FOLDED = 24  # rows of a table from which on Markdown and HTML fold it
 
 @dataclass
 class Text:
-    """A paragraph; `small` is a note."""
+    """A note."""
 
     words: str
-    small: bool = False
 
 
 @dataclass
@@ -67,7 +66,7 @@ class Section:
         )
 
     def has_content(self) -> bool:
-        return bool(self.answer) or any(not (isinstance(b, Text) and b.small) for b in self.blocks)
+        return bool(self.answer) or any(not isinstance(block, Text) for block in self.blocks)
 
 
 class Markdown:
@@ -119,7 +118,7 @@ class Markdown:
         elif isinstance(block, Working):
             self.working(block.lines)
         else:
-            (self.small if block.small else self.text)(block.words)
+            self.small(block.words)
 
     def _drawn(self, figure: Figure, form: str) -> str:
         """The picture's path from the document."""

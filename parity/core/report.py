@@ -67,21 +67,18 @@ class Page:
 
     def working(self, **values: Any) -> None:
         """The steps to the answer, from "## <row> working" of the same file."""
-        lines = words.working(self.module, self._now.row, values)
-        if lines:
-            self._now.blocks.append(Working(lines))
-
-    def text(self, text: str) -> None:
-        """A paragraph of the section."""
-        self._now.blocks.append(Text(text.strip()))
+        lines = words.lines(self.module, f"{self._now.row} working", values)
+        if any(lines):
+            self._now.blocks.append(Working("\n".join(lines).strip("\n")))
 
     def note(self, text: str) -> None:
         """A paragraph that explains the table or the picture that follows; without one it is not shown."""
         self._notes.append(text.strip())
 
-    def method(self, text: str) -> None:
-        """A paragraph of the page's last section: how something was measured."""
-        self.methods.append(f"{text.strip()}\n")
+    def method(self, part: str = "", **values: Any) -> None:
+        """A paragraph of the page's last section, from "## method <part>": how something was measured."""
+        lines = words.lines(self.module, f"method {part}".strip(), values)
+        self.methods.append(f"{' '.join(filter(None, lines))}\n")
 
     def lacks(self, what: str) -> None:
         """Something that the section's question asks for and that was not measured here."""
@@ -90,7 +87,7 @@ class Page:
 
     def table(
         self,
-        frame: pd.DataFrame,
+        frame: pd.DataFrame | Iterable[Mapping],
         name: str,
         columns: Mapping[str, str] | Sequence[str] | None = None,
         units: Mapping[str, str] | None = None,
@@ -100,7 +97,8 @@ class Page:
     ) -> None:
         """A table of the section. `name` is that of its file where tables are exported. `more`: nobody asks for it, and
         it stands on the second page. `expected`: how many rows the question asks for. Columns and units that the frame
-        lacks, and columns without a value, are left out."""
+        lacks, and columns without a value, are left out. `noisy` comes last, named by `columns` or not."""
+        frame = pd.DataFrame(frame if isinstance(frame, pd.DataFrame) else list(frame))
         frame = frame.dropna(axis="columns", how="all")
         frame = frame[[column for column in frame if not (frame[column] == "").all()]]
         if expected and len(frame) < expected:
@@ -108,6 +106,10 @@ class Page:
         if frame.empty:
             self._notes = []
             return
+        if "noisy" in frame:
+            frame["noisy"] = frame.pop("noisy")
+            titles = columns if isinstance(columns, Mapping) else {name: name for name in columns or frame}
+            columns = {**titles, "noisy": "noisy"}
         units, digits = ({k: v for k, v in (of or {}).items() if k in frame} for of in (units, digits))
         tabled = Tabled(name, Table(frame, columns, units, digits), asked=bool(self._now.row) and not more)
         if more:
@@ -165,7 +167,7 @@ class Page:
             self._add(Figure(f"{self.module}_{name}", title, draw))
 
     def _add(self, block: Tabled | Figure) -> None:
-        self._now.blocks += [*(Text(words, small=True) for words in self._notes), block]
+        self._now.blocks += [*map(Text, self._notes), block]
         self._notes = []
 
     @property

@@ -18,10 +18,10 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
 from parity.core.case import MEASURES, Case
+from parity.core.comparison import geomean
 from parity.core.device import kind_of
 from parity.core.identity import build_for, host_words, same_machine
 from parity.core.record import Finished, RecordError, RecordFile, key_of, now
-from parity.core.view import geomean
 from parity.core.worker import Ahead, Settings, Worker
 
 PROFILES = ("quick", "standard", "full")

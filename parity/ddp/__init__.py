@@ -9,17 +9,8 @@ from parity.shared.model import extents
 from parity.shared.ranked import configs, judged_step, sides_of, switches_of, timed_step
 from ref import ddp as ref
 
-__all__ = ["DELIVERABLES", "cases", "report", "run"]
+__all__ = ["cases", "report", "run"]
 
-DELIVERABLES = {
-    "naive_ddp": "One all-reduce a gradient, behind the backward pass: the weights of one process",
-    "naive_ddp_benchmarking": "What naive data parallelism takes of a step",
-    "minimal_ddp_flat_benchmarking": "All gradients in one call",
-    "ddp_overlap_individual_parameters": "Each gradient as soon as it is there: the weights of one process",
-    "ddp_overlap_individual_parameters_benchmarking": "What overlap gains",
-    "ddp_overlap_bucketed": "Buckets of gradients: the weights of one process",
-    "ddp_bucketed_benchmarking": "Buckets of several sizes",
-}
 IMPL = "torch_ddp"
 TOY_MB = (0.0016, 0.0001, 0.01)  # the buckets of the course's tests
 TOY_STEPS, TOY_LR, SAMPLES = 5, 0.1, 24  # samples that 2, 4 and 6 ranks divide

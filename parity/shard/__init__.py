@@ -20,12 +20,8 @@ from parity.shared.ranked import (
 from ref import ddp as toys
 from ref import shard as ref
 
-__all__ = ["DELIVERABLES", "cases", "report", "run"]
+__all__ = ["cases", "report", "run"]
 
-DELIVERABLES = {
-    "optimizer_state_sharding": "Each rank updates a part of the weights: those of one optimizer",
-    "optimizer_state_sharding_accounting": "What it takes, and what it spares",
-}
 IMPL = "torch_zero"
 FUSED = {"fused": True}  # its AdamW
 KINDS = ("tensors", "flat")

@@ -8,7 +8,6 @@ import torch
 from parity.core import Case, Side
 from parity.core.memory import available_bytes
 
-DELIVERABLES = {"trouble": "What may go wrong"}
 WAYS = [
     *(
         "wrong",
