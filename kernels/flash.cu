@@ -449,9 +449,9 @@ bool td_cuda_flash_fits(const td_attention_shape *shape)
            heads * longest * shape->head_dim / THREADS <= MOST;
 }
 
-size_t td_cuda_flash_forward_bytes(int multiprocessors, const td_attention_shape *shape)
+size_t td_cuda_flash_forward_bytes(td_flash_gpu gpu, const td_attention_shape *shape)
 {
-    const cut blocks = cut_forward(multiprocessors, shape);
+    const cut blocks = cut_forward(gpu.multiprocessors, shape);
     const int64_t rows = shape->batch * shape->heads * shape->seq;
     scratch rest = {nullptr, 0};
 
@@ -462,12 +462,12 @@ size_t td_cuda_flash_forward_bytes(int multiprocessors, const td_attention_shape
     return rest.used;
 }
 
-size_t td_cuda_flash_backward_bytes(int multiprocessors, const td_attention_shape *shape)
+size_t td_cuda_flash_backward_bytes(td_flash_gpu gpu, const td_attention_shape *shape)
 {
-    return plan_backward(multiprocessors, shape, nullptr).bytes;
+    return plan_backward(gpu.multiprocessors, shape, nullptr).bytes;
 }
 
-cudaError_t td_cuda_flash_forward(cudaStream_t stream, int multiprocessors, const td_attention_shape *shape,
+cudaError_t td_cuda_flash_forward(cudaStream_t stream, td_flash_gpu gpu, const td_attention_shape *shape,
                                   const void *q, const void *k, const void *v, void *o, float *lse,
                                   void *work)
 {
@@ -480,7 +480,7 @@ cudaError_t td_cuda_flash_forward(cudaStream_t stream, int multiprocessors, cons
     args.v = v;
     args.o = o;
     args.lse = lse;
-    args.blocks = cut_forward(multiprocessors, shape);
+    args.blocks = cut_forward(gpu.multiprocessors, shape);
     args.heads = (int)(shape->batch * shape->heads);
     args.o_heads = shape->o_bshd ? (int)shape->heads : 1;
     args.seq = (int)shape->seq;
@@ -504,7 +504,7 @@ cudaError_t td_cuda_flash_forward(cudaStream_t stream, int multiprocessors, cons
     return run_forward<__half>(stream, shape, args);
 }
 
-cudaError_t td_cuda_flash_backward(cudaStream_t stream, int multiprocessors, const td_attention_shape *shape,
+cudaError_t td_cuda_flash_backward(cudaStream_t stream, td_flash_gpu gpu, const td_attention_shape *shape,
                                    const void *q, const void *k, const void *v, const void *o,
                                    const void *dout, const float *lse, void *dq, void *dk, void *dv,
                                    void *work)
@@ -512,7 +512,7 @@ cudaError_t td_cuda_flash_backward(cudaStream_t stream, int multiprocessors, con
     const void *const tensors[] = {q, k, v, o, dout, dq, dk, dv};
     backward_args args = {};
 
-    const backward_plan plan = plan_backward(multiprocessors, shape, work);
+    const backward_plan plan = plan_backward(gpu.multiprocessors, shape, work);
     args.q = q;
     args.k = k;
     args.v = v;
