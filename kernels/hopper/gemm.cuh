@@ -52,11 +52,11 @@ __device__ inline uint64_t further(uint64_t operand, uint32_t bytes)
 }
 
 /** Bytes from one 16-element step of the contraction to the next. ROWS is the number of rows of a panel. */
-template <int W, int ROWS> constexpr uint32_t rows_step(int step)
+template <int W, int ROWS> __host__ __device__ constexpr uint32_t rows_step(int step)
 {
     return (uint32_t)(step / (W / 32) * ROWS * W + step % (W / 32) * 32);
 }
-template <int W> constexpr uint32_t columns_step(int step)
+template <int W> __host__ __device__ constexpr uint32_t columns_step(int step)
 {
     return (uint32_t)(step * 16 * W);
 }
