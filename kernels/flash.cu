@@ -396,10 +396,10 @@ cudaError_t run_forward(cudaStream_t stream, const td_attention_shape *shape, co
 }
 
 /** Whether the kernel for Hopper's tensor cores computes the backward pass: widths 64, 80 and 128 of 16-bit
- * elements, if the copy engine can read the rows. It adds to dQ in the order in which blocks end, and does not
- * cut a sequence into parts. With fewer tiles than multiprocessors the portable kernel's parts win: one head of
- * 4096, head_dim 64, causal, takes 48 us in parts and 88 us on wgmma (H100, 2026-11-26). Without a mask half as
- * many tiles keep the multiprocessors as busy. */
+ * elements, if the copy engine can read the rows. It adds to dQ in the order in which blocks end, and does
+ * not cut a sequence into parts. With fewer tiles than multiprocessors the portable kernel's parts win: one
+ * head of 4096, head_dim 64, causal, takes 48 us in parts and 85 us on wgmma (H100, 2026-11-26). Without a
+ * mask half as many tiles keep the multiprocessors as busy. */
 bool backward_takes_hopper(td_flash_gpu gpu, kind k, const backward_args &args)
 {
     const int64_t tiles = whole(args.seq_k, ROWS_PADDING) * args.heads;

@@ -1,14 +1,21 @@
 /** Backward on Hopper's tensor cores. Included once per element type.
  *
- * The schedule is that of FlashAttention-3 (Shah et al. 2024) with the order of GEMMs of TLX (Triton pull
+ * The schedule starts from FlashAttention-3 (Shah et al. 2024) and the order of GEMMs of TLX (Triton pull
  * request 3465): dK starts before the kernel waits for dV.
  *
  * A block owns 128 keys. Two warpgroups have 64 keys each and compute S^T = K Q^T and dP^T = V dO^T for a tile
  * of queries. P^T and dS^T then are the left operands of dV += P^T dO and dK += dS^T Q as they lie in
  * registers. dS also goes to shared memory, because dQ = dS K sums over the keys of both warpgroups.
  *
+ * The warpgroups take turns: while one computes P and dS, the tensor cores work for the other. A turn is dV and
+ * dK of this tile, dQ of the tile before, and S^T of the next tile. dQ of this tile would need dS of the other
+ * warpgroup, and both would compute P at the same time. FlashAttention-3 does that. With turns 16 heads of
+ * 16384, causal, take 2.41 ms instead of 2.57 at head_dim 64, and 4.40 instead of 4.74 at 128 (H100, bf16,
+ * 2026-11-26). dQ one tile later alone brings nothing.
+ *
  * A third warpgroup gives its registers away. Its first warp loads tiles. Two more warps, one for each
- * warpgroup, add the tile's dQ to the sums in global memory (copies.cuh: bulk_add). */
+ * warpgroup, add the tile's dQ to the sums in global memory (copies.cuh: bulk_add). If each thread adds its own
+ * accumulators instead, the kernel takes 4 % longer. */
 #ifndef TD_KERNELS_FLASH_HOPPER_BACKWARD_CUH
 #define TD_KERNELS_FLASH_HOPPER_BACKWARD_CUH
 
@@ -38,7 +45,9 @@ struct backward_arguments {
 
 /** Sizes for a head size D, and where a block's memory lies, in bytes. */
 template <int D> struct shapes {
-    static constexpr int KEYS = 128, QUERIES = D <= 64 ? 128 : 64, STAGES = 2, DSCORES = 2;
+    static constexpr int KEYS = 128, QUERIES = D <= 64 ? 128 : 64, STAGES = 2;
+    /* A warpgroup writes dS while the other may still read its dS of two tiles before. */
+    static constexpr int DSCORES = 3;
     static constexpr int PANELS = (D + PANEL - 1) / PANEL;
     static constexpr int KEY_PANEL = KEYS * 128, QUERY_PANEL = QUERIES * 128;
     static constexpr int KEY_TILE = PANELS * KEY_PANEL, QUERY_TILE = PANELS * QUERY_PANEL;
@@ -53,8 +62,8 @@ template <int D> struct shapes {
     static constexpr int THREADS = 3 * GROUP;
 };
 
-/** Named barriers. FULL and EMPTY have one for each warpgroup. */
-enum { DSCORES_WRITTEN = 1, DQ_FULL = 2, DQ_EMPTY = 4, GROUP_WRITTEN = 6 };
+/** Named barriers. All but the last are two, one for each warpgroup. */
+enum { DQ_FULL = 1, DQ_EMPTY = 3, GROUP_WRITTEN = 5, TURN = 7, DSCORES_FULL = 9 };
 
 /** Barriers in shared memory. */
 template <int D> struct pipeline {
@@ -216,7 +225,27 @@ __device__ void multiply_tiles(const backward_arguments &args, unsigned char *me
         reinterpret_cast<float *>(memory + S::DQ + group * S::DQ_SHARE) + warp * 16 * NQ + lane * 4;
     float dk[D / 2] = {}, dv[D / 2] = {};
     ring<S::STAGES> stage;
-    int buffer = 0; /* of dS */
+    int buffer = 0, before = 0; /* of dS: of this tile, of the tile before */
+
+    /* dQ of the tile before, whose dS both warpgroups have written. */
+    float dq[NQ / 2];
+    const auto start_dq = [&] {
+#pragma unroll
+        for (int step = 0; step < S::KEYS / 16; step++)
+            gemm<T, NQ, false, true>(
+                dq, further(ds_rows, before * S::DSCORE_TILE + rows_step<128, QUERIES>(step)),
+                further(k_columns, columns_step<128>(step)), step > 0);
+        gemm_commit();
+    };
+    const auto stage_dq = [&] {
+        group_sync<GROUP + 32>(DQ_EMPTY + group);
+#pragma unroll
+        for (int n = 0; n < NQ / 8; n++)
+            *reinterpret_cast<float4 *>(dq_lane + n * 128) =
+                make_float4(dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3]);
+        bulk_fence();
+        group_arrive<GROUP + 32>(DQ_FULL + group);
+    };
 
     /* S^T of the next tile is under way while the loop starts again. */
     float s[QUERIES / 2];
@@ -234,17 +263,19 @@ __device__ void multiply_tiles(const backward_arguments &args, unsigned char *me
 
     pin(dk);
     pin(dv);
-    if (mine.begin < mine.end)
+    if (mine.begin < mine.end) {
         barrier_wait(barriers.keys, 0);
+        if (group == 1)
+            group_arrive<2 * GROUP>(TURN);
+    }
     start_scores(mine.begin < mine.end);
 #pragma unroll 1
-    for (int j = mine.begin; j < mine.end; j++, buffer ^= 1) {
+    for (int j = mine.begin; j < mine.end; j++) {
         const uint32_t at = stage.place * S::QUERY_TILE;
         const int first_query = j * QUERIES;
         const uint32_t stats = base + S::LSE + stage.place * S::STAT + 4 * t;
         float dp[QUERIES / 2];
         uint32_t p[QUERIES / 16][4], ds[QUERIES / 16][4];
-        float dq[NQ / 2];
 
         gemm_wait<0>();
         pin(s);
@@ -295,6 +326,8 @@ __device__ void multiply_tiles(const backward_arguments &args, unsigned char *me
         }
         bulk_fence();
 
+        /* The turn also says that the other warpgroup has written dS of the tile before. */
+        group_sync<2 * GROUP>(TURN + group);
         gemm_begin();
 #pragma unroll
         for (int c = 0; c < QUERIES / 16; c++)
@@ -304,13 +337,8 @@ __device__ void multiply_tiles(const backward_arguments &args, unsigned char *me
         for (int c = 0; c < QUERIES / 16; c++)
             gemm<T, D, true>(dk, ds[c], further(q_columns, at + columns_step<128>(c)), true);
         gemm_commit();
-        group_sync<2 * GROUP>(DSCORES_WRITTEN);
-#pragma unroll
-        for (int step = 0; step < S::KEYS / 16; step++)
-            gemm<T, NQ, false, true>(
-                dq, further(ds_rows, buffer * S::DSCORE_TILE + rows_step<128, QUERIES>(step)),
-                further(k_columns, columns_step<128>(step)), step > 0);
-        gemm_commit();
+        /* Before the first tile there is no dS: this dQ is of no use. */
+        start_dq();
 
         gemm_wait<2>();
         if (lane == 0)
@@ -330,18 +358,25 @@ __device__ void multiply_tiles(const backward_arguments &args, unsigned char *me
         start_scores(j + 1 < mine.end);
         gemm_wait<1>();
         pin(dq);
+        if (group == 0 || j + 1 < mine.end)
+            group_arrive<2 * GROUP>(TURN + (group ^ 1));
 
-        group_sync<GROUP + 32>(DQ_EMPTY + group);
-#pragma unroll
-        for (int n = 0; n < NQ / 8; n++)
-            *reinterpret_cast<float4 *>(dq_lane + n * 128) =
-                make_float4(dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3]);
-        bulk_fence();
-        group_arrive<GROUP + 32>(DQ_FULL + group);
+        if (j > mine.begin)
+            stage_dq();
+        before = buffer;
+        buffer = buffer + 1 == S::DSCORES ? 0 : buffer + 1;
     }
-
     gemm_wait<0>();
     pin(s);
+    if (mine.begin < mine.end) {
+        group_sync<2 * GROUP>(DSCORES_FULL);
+        gemm_begin();
+        start_dq();
+        gemm_wait<0>();
+        pin(dq);
+        stage_dq();
+    }
+
     /* dV takes the place of this warpgroup's rows of V, which no other warpgroup reads; dK that of its dQ. */
     const int row = mine.first_key + group * 64;
     store_gradient<T, D>(dv, 1.0f, memory + S::V + group * 64 * 128, S::KEY_PANEL, &args.dv, row, mine.head,
