@@ -1,6 +1,8 @@
 /** The launchers of flash attention: how a call is cut into blocks, and the small kernels before and after
  * the large ones. */
+#include "kernels/flash_hopper.h"
 #include "kernels/flash_plan.cuh"
+#include "kernels/hopper/maps.cuh"
 #include "kernels/tile/mma.cuh"
 
 #include <algorithm>
@@ -368,28 +370,22 @@ float hidden_of(const td_attention_shape *shape)
     return shape->mask == TD_MASK_INF ? -INFINITY : -1e6f / shape->scale;
 }
 
-template <typename T>
-cudaError_t run_forward(cudaStream_t stream, const td_attention_shape *shape, const forward_args &args)
+/** Cuts a forward pass into those blocks, and gives it the scratch of their parts. */
+void place_parts(const td_attention_shape *shape, cut blocks, scratch &rest, forward_args &args)
+{
+    const int64_t rows = shape->batch * shape->heads * shape->seq;
+
+    args.blocks = blocks;
+    if (blocks.parts > 1) {
+        args.part_o = rest.floats(blocks.parts * rows * shape->head_dim);
+        args.part_sums = reinterpret_cast<float2 *>(rest.floats(blocks.parts * rows * 2));
+    }
+}
+
+template <typename T> cudaError_t combine(cudaStream_t stream, const forward_args &args)
 {
     const int64_t rows = (int64_t)args.heads * args.seq;
-    cudaError_t error;
 
-    switch (kind_of_shape(shape)) {
-    case kind::bf16:
-        error = forward_bf16(stream, args);
-        break;
-    case kind::f16:
-        error = forward_f16(stream, args);
-        break;
-    case kind::tf32:
-        error = forward_tf32(stream, args);
-        break;
-    default:
-        error = forward_f32(stream, args);
-        break;
-    }
-    if (error != cudaSuccess || args.blocks.parts == 1)
-        return error;
     td_attention_flash_combine<T>
         <<<(unsigned)whole(rows, THREADS / 32), THREADS, 0, stream>>>(static_cast<T *>(args.o), args);
     return cudaGetLastError();
@@ -406,6 +402,29 @@ bool backward_takes_hopper(td_flash_gpu gpu, kind k, const backward_args &args)
 
     return gpu.capability == 90 && (k == kind::bf16 || k == kind::f16) && args.dq_sums && args.vectors &&
            args.width >= 64 && args.width <= 128 && (args.causal ? 1 : 2) * tiles >= gpu.multiprocessors;
+}
+
+cudaError_t combine_parts(cudaStream_t stream, const td_attention_shape *shape, const forward_args &args)
+{
+    if (args.blocks.parts == 1)
+        return cudaSuccess;
+    if (shape->dtype == TD_F32)
+        return combine<float>(stream, args);
+    return shape->dtype == TD_BF16 ? combine<__nv_bfloat16>(stream, args) : combine<__half>(stream, args);
+}
+
+cudaError_t run_forward(cudaStream_t stream, const td_attention_shape *shape, const forward_args &args)
+{
+    switch (kind_of_shape(shape)) {
+    case kind::bf16:
+        return forward_bf16(stream, args);
+    case kind::f16:
+        return forward_f16(stream, args);
+    case kind::tf32:
+        return forward_tf32(stream, args);
+    default:
+        return forward_f32(stream, args);
+    }
 }
 
 cudaError_t run_pass(cudaStream_t stream, kind k, const backward_args &args, bool by_keys)
@@ -504,6 +523,58 @@ cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, c
 
 } // namespace
 
+bool flash::hopper_runs(td_flash_gpu gpu)
+{
+#ifdef TANDEM_HAVE_SM90A
+    static const bool has_maps = hopper::find_map_encoder() != nullptr;
+
+    return gpu.capability == 90 && has_maps;
+#else
+    (void)gpu;
+    return false;
+#endif
+}
+
+/** The keys are cut into parts if the longest tile takes longer than the average SM. Times are in tiles of
+ * keys: a task has an overhead of 1.5, and the kernel that adds up the parts takes 4. */
+hopper_plan flash::plan_hopper_forward(td_flash_gpu gpu, const td_attention_shape *shape)
+{
+    constexpr int KEYS = 128;
+    constexpr double OVERHEAD = 1.5, COMBINE = 4;
+    const int64_t heads = shape->batch * shape->heads, steps = whole(shape->seq_k, KEYS);
+    hopper_plan plan = {};
+    double least = 0;
+
+    if (!hopper_runs(gpu) || shape->dtype == TD_F32 || shape->head_dim <= 16 || shape->head_dim > 128)
+        return plan;
+    plan.groups = shape->head_dim > 32 && shape->head_dim <= 64 && shape->seq > 1024 ? 3 : 2;
+    if (plan.groups == 3 && whole(shape->seq, 192) * heads < 2 * gpu.multiprocessors)
+        plan.groups = 2;
+    const int64_t tiles = whole(shape->seq, 64 * plan.groups);
+    /* 32 MB of keys and values stay in an H100's L2 cache of 50 MB. */
+    const int64_t section = ((int64_t)32 << 20) / (shape->seq_k * shape->head_dim * 4);
+    plan.blocks = {(int)tiles, 1, (int)steps, (int)std::clamp<int64_t>(section, 1, heads)};
+    const double work = (double)(heads * tiles) * (shape->causal ? (steps + 1) / 2.0 : steps);
+    for (const int parts : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}) {
+        const int64_t each = whole(steps, parts);
+        const double tasks =
+            shape->causal && parts > 1 ? work / each + heads * tiles / 2.0 : heads * tiles * parts;
+        const double longest = each + OVERHEAD, share = (work + tasks * OVERHEAD) / gpu.multiprocessors;
+        double time = tasks <= gpu.multiprocessors ? longest : std::max(longest, share + longest / 2);
+
+        if (parts > 1)
+            time += COMBINE;
+        if (parts == 1 || time < least) {
+            least = time;
+            plan.blocks.parts = (int)whole(steps, each);
+            plan.blocks.steps = (int)each;
+        }
+        if (parts == 1 && longest <= share)
+            break;
+    }
+    return plan;
+}
+
 bool td_cuda_flash_fits(const td_attention_shape *shape)
 {
     constexpr int64_t MOST = INT_MAX / 2;
@@ -514,17 +585,20 @@ bool td_cuda_flash_fits(const td_attention_shape *shape)
            heads * longest * shape->head_dim / THREADS <= MOST;
 }
 
+/* Tensors that do not start at 16 bytes take the portable kernels on any GPU, so there is scratch for both.
+ * */
 size_t td_cuda_flash_forward_bytes(td_flash_gpu gpu, const td_attention_shape *shape)
 {
-    const cut blocks = cut_forward(gpu.multiprocessors, shape);
-    const int64_t rows = shape->batch * shape->heads * shape->seq;
-    scratch rest = {nullptr, 0};
+    const hopper_plan plan = plan_hopper_forward(gpu, shape);
+    scratch portable = {nullptr, 0}, hopper = {nullptr, 0};
+    forward_args args = {};
 
-    if (blocks.parts > 1) {
-        rest.floats(blocks.parts * rows * shape->head_dim);
-        rest.floats(blocks.parts * rows * 2);
+    place_parts(shape, cut_forward(gpu.multiprocessors, shape), portable, args);
+    if (plan.groups) {
+        (void)hopper.floats(1);
+        place_parts(shape, plan.blocks, hopper, args);
     }
-    return rest.used;
+    return std::max(portable.used, hopper.used);
 }
 
 size_t td_cuda_flash_backward_bytes(td_flash_gpu gpu, const td_attention_shape *shape)
@@ -537,6 +611,7 @@ cudaError_t td_cuda_flash_forward(cudaStream_t stream, td_flash_gpu gpu, const t
                                   void *work)
 {
     const void *const tensors[] = {q, k, v, o};
+    const bool vectors = starts_rows_at_16_bytes(shape, tensors, 4);
     forward_args args = {};
     scratch rest = {static_cast<char *>(work), 0};
 
@@ -545,7 +620,6 @@ cudaError_t td_cuda_flash_forward(cudaStream_t stream, td_flash_gpu gpu, const t
     args.v = v;
     args.o = o;
     args.lse = lse;
-    args.blocks = cut_forward(gpu.multiprocessors, shape);
     args.heads = (int)(shape->batch * shape->heads);
     args.o_heads = shape->o_bshd ? (int)shape->heads : 1;
     args.seq = (int)shape->seq;
@@ -556,17 +630,22 @@ cudaError_t td_cuda_flash_forward(cudaStream_t stream, td_flash_gpu gpu, const t
     args.exponent = exponent_of(shape);
     args.hidden = hidden_of(shape);
     args.causal = shape->causal;
-    args.vectors = starts_rows_at_16_bytes(shape, tensors, 4);
-    if (args.blocks.parts > 1) {
-        const int64_t rows = (int64_t)args.heads * args.seq;
-        args.part_o = rest.floats(args.blocks.parts * rows * args.head_dim);
-        args.part_sums = reinterpret_cast<float2 *>(rest.floats(args.blocks.parts * rows * 2));
+    args.vectors = vectors;
+    const hopper_plan plan = vectors ? plan_hopper_forward(gpu, shape) : hopper_plan();
+    if (plan.groups) {
+        scratch pieces = {static_cast<char *>(work), 0};
+        int *const counter = reinterpret_cast<int *>(pieces.floats(1));
+        place_parts(shape, plan.blocks, pieces, args);
+        const cudaError_t code = (shape->dtype == TD_BF16 ? hopper_forward_bf16 : hopper_forward_f16)(
+            stream, gpu, args, plan.groups, counter);
+        if (code == cudaSuccess)
+            return combine_parts(stream, shape, args);
+        if (code != cudaErrorNotSupported)
+            return code;
     }
-    if (shape->dtype == TD_F32)
-        return run_forward<float>(stream, shape, args);
-    if (shape->dtype == TD_BF16)
-        return run_forward<__nv_bfloat16>(stream, shape, args);
-    return run_forward<__half>(stream, shape, args);
+    place_parts(shape, cut_forward(gpu.multiprocessors, shape), rest, args);
+    const cudaError_t code = run_forward(stream, shape, args);
+    return code == cudaSuccess ? combine_parts(stream, shape, args) : code;
 }
 
 cudaError_t td_cuda_flash_backward(cudaStream_t stream, td_flash_gpu gpu, const td_attention_shape *shape,

@@ -13,7 +13,8 @@
 
 TD_BEGIN_DECLS
 
-/** The GPU that a call runs on. `capability` is 10 major + minor; 80 asks for the portable kernels on any GPU. */
+/** The GPU that a call runs on. `capability` is 10 major + minor; 80 asks for the portable kernels on any
+ * GPU. */
 typedef struct td_flash_gpu {
     int multiprocessors, capability;
 } td_flash_gpu;

@@ -1,12 +1,14 @@
-/** Races flash attention's kernels on one GPU: flash_race [-o FILE.json] [-p forward|backward] [-w WORDS] [-t].
+/** Races flash attention's kernels on one GPU: flash_race [-o FILE.json] [-p forward|backward] [-w WORDS]
+ * [-t].
  *
- * Each row of the table is a shape. For each pass the portable kernels and, if the GPU has them, Hopper's run on
- * poisoned outputs and scratch. Their results are compared with each other and with float64 on sampled rows. The
- * time is the median of calls in a captured graph, with the clock and the power after it. -w: only rows whose
- * name contains WORDS, -t: no rows that are only checked.
+ * Each row of the table is a shape. For each pass the portable kernels and, if the GPU has them, Hopper's run
+ * on poisoned outputs and scratch. Their results are compared with each other and with float64 on sampled
+ * rows. The time is the median of calls in a captured graph, with the clock and the power after it. -w: only
+ * rows whose name contains WORDS, -t: no rows that are only checked.
  *
  * A child process does the work. If a row takes longer than 10 s, the parent ends the child, notes the row as
- * hung, and starts another child with the next row. The program needs no library but the static CUDA runtime. */
+ * hung, and starts another child with the next row. The program needs no library but the static CUDA runtime.
+ * */
 #include "kernels/flash.h"
 
 #include <cuda_bf16.h>
@@ -55,6 +57,10 @@ const row ROWS[] = {
     {1, 16, 128, 4096, 4096, B, true, false, true},
     {1, 1, 128, 16384, 16384, B, true, false, true},
     {1, 16, 64, 16384, 16384, H, true, false, true},
+    {1, 1, 64, 1024, 1024, B, true, false, true},
+    {1, 1, 32, 8192, 8192, B, true, false, true},
+    {1, 1, 16, 16384, 16384, B, true, false, true},
+    {1, 1, 128, 65536, 65536, B, true, false, true},
     /* edges of tiles, unequal lengths, layouts: checked */
     {1, 1, 64, 64, 64, B, true, false, false},
     {1, 1, 64, 128, 128, B, false, false, false},
@@ -74,6 +80,11 @@ const row ROWS[] = {
     {2, 3, 80, 333, 333, B, true, true, false},
     {2, 3, 96, 333, 200, B, true, false, false},
     {2, 3, 40, 333, 333, H, false, true, false},
+    {1, 2, 64, 1100, 1100, H, true, true, false},
+    {1, 1, 128, 300, 5000, B, false, false, false},
+    {1, 1, 128, 3001, 1500, B, true, true, false},
+    {2, 3, 24, 333, 200, B, true, false, false},
+    {3, 200, 64, 130, 130, B, true, true, false},
 };
 
 constexpr int PASSES = 2, WAYS = 2; /* forward, backward; portable, Hopper */
@@ -595,9 +606,9 @@ template <typename T> struct race {
     }
 };
 
-/** Whether an output is right: no element is not finite, and the error is at most 1.5 times the portable kernel's
- * or below the rounding of the type. Two calls of a forward pass give the same bits; a backward pass adds dq in
- * any order. */
+/** Whether an output is right: no element is not finite, and the error is at most 1.5 times the portable
+ * kernel's or below the rounding of the type. Two calls of a forward pass give the same bits; a backward pass
+ * adds dq in any order. */
 bool right(const result &x, const row &r)
 {
     const double rounding = x.name == "lse" ? 1e-6 : r.dtype == TD_BF16 ? 2e-3 : 3e-4;
@@ -763,6 +774,7 @@ int main(int argc, char **argv)
         close(ends[0]);
         kill(worker, SIGKILL);
         waitpid(worker, &status, 0);
+        failed += WIFEXITED(status) && WEXITSTATUS(status) != 0 && running < 0; /* no GPU, for one */
         next = UNITS;
         if (running >= 0) {
             failed++;

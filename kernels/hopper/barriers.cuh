@@ -1,9 +1,10 @@
 /** How the warps of a block wait for each other and for copies on Hopper, sm_90 and later (PTX ISA: mbarrier,
  * bar, setmaxnreg).
  *
- * A pipeline has a ring of stages in shared memory. Each stage has two barriers: `full` (the producer's copies
- * have arrived) and `empty` (all consumers have read them). Both sides keep a ring<STAGES>. The consumer waits
- * for full with `parity`, the producer for empty with `parity ^ 1`, which passes at once in the first round. */
+ * A pipeline has a ring of stages in shared memory. Each stage has two barriers: `full` (the producer's
+ * copies have arrived) and `empty` (all consumers have read them). Both sides keep a ring<STAGES>. The
+ * consumer waits for full with `parity`, the producer for empty with `parity ^ 1`, which passes at once in
+ * the first round. */
 #ifndef TD_KERNELS_HOPPER_BARRIERS_CUH
 #define TD_KERNELS_HOPPER_BARRIERS_CUH
 
@@ -44,8 +45,8 @@ __device__ inline void barrier_expect(uint64_t *barrier, uint32_t bytes)
                  : "memory");
 }
 
-/** Waits until the phase of that parity ends. The first phase has parity 0. Parity 1 passes at once on a fresh
- * barrier. */
+/** Waits until the phase of that parity ends. The first phase has parity 0. Parity 1 passes at once on a
+ * fresh barrier. */
 __device__ inline void barrier_wait(uint64_t *barrier, uint32_t parity)
 {
     asm volatile("{\n"

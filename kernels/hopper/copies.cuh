@@ -1,11 +1,13 @@
-/** Hopper's copy engine, sm_90 and later (PTX ISA: cp.async.bulk, cp.async.bulk.tensor, cp.reduce.async.bulk).
+/** Hopper's copy engine, sm_90 and later (PTX ISA: cp.async.bulk, cp.async.bulk.tensor,
+ * cp.reduce.async.bulk).
  *
- * One thread issues a copy. A load adds its bytes to a barrier (barrier_expect). Stores and reduce-adds belong
- * to groups: bulk_commit ends a group, bulk_wait_read and bulk_wait wait for groups of the same thread.
+ * One thread issues a copy. A load adds its bytes to a barrier (barrier_expect). Stores and reduce-adds
+ * belong to groups: bulk_commit ends a group, bulk_wait_read and bulk_wait wait for groups of the same
+ * thread.
  *
- * A tensor copy moves a box of a tensor map (maps.cuh). Coordinates count elements from the tensor's start, the
- * innermost first. Loads fill what lies outside the tensor with zeros, and always count the bytes of the whole
- * box. Stores and reduce-adds leave out what lies outside. */
+ * A tensor copy moves a box of a tensor map (maps.cuh). Coordinates count elements from the tensor's start,
+ * the innermost first. Loads fill what lies outside the tensor with zeros, and always count the bytes of the
+ * whole box. Stores and reduce-adds leave out what lies outside. */
 #ifndef TD_KERNELS_HOPPER_COPIES_CUH
 #define TD_KERNELS_HOPPER_COPIES_CUH
 
@@ -49,22 +51,22 @@ __device__ inline void bulk_commit()
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/** Waits until at most PENDING of the thread's latest groups have not read shared memory yet. The writes of the
- * other groups may still be under way. */
+/** Waits until at most PENDING of the thread's latest groups have not read shared memory yet. The writes of
+ * the other groups may still be under way. */
 template <int PENDING> __device__ inline void bulk_wait_read()
 {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
-/** Waits until at most PENDING of the thread's latest groups are under way. The writes of the other groups are
- * visible to this thread. */
+/** Waits until at most PENDING of the thread's latest groups are under way. The writes of the other groups
+ * are visible to this thread. */
 template <int PENDING> __device__ inline void bulk_wait()
 {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-/** Makes this thread's writes to shared memory visible to later copies and wgmmas. The writing thread calls it,
- * before the barrier that lets another thread issue the copy or the wgmma. */
+/** Makes this thread's writes to shared memory visible to later copies and wgmmas. The writing thread calls
+ * it, before the barrier that lets another thread issue the copy or the wgmma. */
 __device__ inline void bulk_fence()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -77,22 +79,16 @@ __device__ inline void prefetch_map(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/** A policy of the L2 cache for data that other blocks will read again: it is evicted last. */
+/** Policies of the L2 cache: data that other blocks will read again is evicted last, data that is read once
+ * first. The values are those of createpolicy.fractional with fraction 1, as CUTLASS has them. */
 __device__ inline uint64_t keep_policy()
 {
-    uint64_t policy;
-
-    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
+    return 0x14F0000000000000;
 }
 
-/** A policy of the L2 cache for data that is read once: it is evicted first. */
 __device__ inline uint64_t once_policy()
 {
-    uint64_t policy;
-
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
+    return 0x12F0000000000000;
 }
 
 __device__ inline void load_box(void *shared, const CUtensorMap *map, int x, int y, uint64_t *barrier,

@@ -1,16 +1,19 @@
 /** GEMMs of a warpgroup on Hopper, sm_90a only (PTX ISA: wgmma, stmatrix).
  *
- * A panel is the box that the copy engine writes with a swizzle of W = 128, 64 or 32 bytes: rows of W bytes, one
- * directly after the other, on a 1024-byte boundary. A tile with wider rows has several panels, each with all
- * rows. The same bytes serve as both kinds of operand:
+ * A panel is the box that the copy engine writes with a swizzle of W = 128, 64 or 32 bytes: rows of W bytes,
+ * one directly after the other, on a 1024-byte boundary. A tile with wider rows has several panels, each with
+ * all rows. The same bytes serve as both kinds of operand:
  *
- *   rows      the contraction runs along a row (K-major, trans 0). A step of 16 elements is 32 bytes further on
+ *   rows      the contraction runs along a row (K-major, trans 0). A step of 16 elements is 32 bytes further
+ * on
  *             in the panel, so Q, K, V and dO are operands of Q K^T and dO V^T
- *   columns   the contraction runs over the rows (MN-major, trans 1). A step is 16 rows further on, so V is an
+ *   columns   the contraction runs over the rows (MN-major, trans 1). A step is 16 rows further on, so V is
+ * an
  *             operand of P V
  *
- * gemm() only starts a wgmma. The order in a kernel: gemm_begin, gemm..., gemm_commit, gemm_wait<N>, pin. Before
- * gemm_wait has retired the group, no code may touch its accumulators, its A registers or its shared memory. */
+ * gemm() only starts a wgmma. The order in a kernel: gemm_begin, gemm..., gemm_commit, gemm_wait<N>, pin.
+ * Before gemm_wait has retired the group, no code may touch its accumulators, its A registers or its shared
+ * memory. */
 #ifndef TD_KERNELS_HOPPER_GEMM_CUH
 #define TD_KERNELS_HOPPER_GEMM_CUH
 
@@ -81,8 +84,8 @@ template <int PENDING> __device__ inline void gemm_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-/** Keeps the compiler from moving reads and writes of these registers across this place: gemm_wait does not name
- * the accumulators. */
+/** Keeps the compiler from moving reads and writes of these registers across this place: gemm_wait does not
+ * name the accumulators. */
 template <int N> __device__ inline void pin(float (&registers)[N])
 {
 #pragma unroll
@@ -163,8 +166,8 @@ template <int N> __device__ inline void pin(uint32_t (&registers)[N])
     if constexpr (N == n && !FROM_SHARED && !IS_BF16)                                                        \
         TD_REGISTERS_GEMM(n, "f16", i0, i1, i2, i3, i4, i5, i6);
 
-/** A is shared memory (a descriptor) or registers. A_COLUMNS, B_COLUMNS: the operand is a columns_operand. N is
- * a multiple of 16 up to 256. `add` false: c is overwritten. */
+/** A is shared memory (a descriptor) or registers. A_COLUMNS, B_COLUMNS: the operand is a columns_operand. N
+ * is a multiple of 16 up to 256. `add` false: c is overwritten. */
 template <typename T, int N, bool A_COLUMNS, bool B_COLUMNS, typename A>
 __device__ __forceinline__ void gemm_of(float (&c)[N / 2], const A &a, uint64_t b, bool add)
 {
@@ -238,8 +241,8 @@ __device__ __forceinline__ void gemm(float (&c)[N / 2], const uint32_t (&a)[4], 
 #undef TD_C_OF_256
 #undef TD_C_8
 
-/* ---- fragments of 16-bit elements to shared memory: four 8 x 8 matrices. Lane l gives the address of row l % 8
- * of matrix l / 8, and holds of its matrix row l / 4, elements 2 (l % 4) and the next ---- */
+/* ---- fragments of 16-bit elements to shared memory: four 8 x 8 matrices. Lane l gives the address of row l
+ * % 8 of matrix l / 8, and holds of its matrix row l / 4, elements 2 (l % 4) and the next ---- */
 
 __device__ inline void store_matrices(uint32_t address, const uint32_t (&x)[4])
 {

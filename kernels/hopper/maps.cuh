@@ -40,9 +40,9 @@ constexpr CUtensorMapSwizzle swizzle_of(int bytes)
                          : CU_TENSOR_MAP_SWIZZLE_NONE;
 }
 
-/** The map of a tensor of `RANK` extents, the innermost first, with strides[i] elements from one index of extent
- * i + 1 to the next. `swizzle`: 128, 64, 32 or 0 bytes; a row of the box is at most as long. The address and
- * all strides are multiples of 16 bytes. false: the driver refuses the map. */
+/** The map of a tensor of `RANK` extents, the innermost first, with strides[i] elements from one index of
+ * extent i + 1 to the next. `swizzle`: 128, 64, 32 or 0 bytes; a row of the box is at most as long. The
+ * address and all strides are multiples of 16 bytes. false: the driver refuses the map. */
 template <typename T, int RANK>
 bool make_map(map_encoder encode, CUtensorMap *map, const void *tensor, const int64_t (&extents)[RANK],
               const int64_t (&strides)[RANK - 1], const int (&box)[RANK], int swizzle)
