@@ -34,7 +34,6 @@ TD_FAULT(td_train_loss, (td_train * train, float *out), (train, out))
 TD_FAULT(td_transformer_parameter, (const td_transformer *model, int64_t index, td_parameter *out),
          (model, index, out))
 TD_FAULT(td_transformer_weights, (const td_transformer *model, td_weights *out), (model, out))
-TD_FAULT(td_transformer_refresh, (td_transformer * model), (model))
 TD_FAULT(td_stats_compute, (const double *samples, int64_t count, td_stats *out), (samples, count, out))
 TD_FAULT(td_rng_tokens, (const td_rng *rng, int64_t offset, int64_t count, int64_t bound, int64_t *out),
          (rng, offset, count, bound, out))

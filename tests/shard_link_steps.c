@@ -4,6 +4,7 @@
 #include "support/as_if_graphs.h"
 #include "support/draw.h"
 #include "support/shard_kit.h"
+#include "support/weights.h"
 
 #include <math.h>
 
@@ -46,26 +47,22 @@ static void assert_alike(const shard_setting *s, const shard_trainer *a, const s
 {
     const td_weights got = shard_weights_of(a->train), want = shard_weights_of(b->train);
     const size_t bytes = (size_t)got.elements * td_dtype_size(got.dtype);
-    const size_t copy_bytes = got.copies ? (size_t)got.elements * td_dtype_size(got.copy_dtype) : 0;
-    void *params = here(got.params, bytes), *want_params = here(want.params, bytes);
-    double *truth = td_as_f64(want.dtype, want_params, want.elements);
+    td_weights here_got = got, here_want = want;
 
+    here_got.params = here(got.params, bytes);
+    here_want.params = here(want.params, bytes);
+    void *numbers = td_numbers_in(&here_got, 0, got.elements),
+         *wanted = td_numbers_in(&here_want, 0, got.elements);
+    double *truth = td_as_f64(want.dtype, wanted, want.elements);
     if (exact(s))
-        td_assert_identical(s->name, got.dtype, params, want_params, got.elements);
-    td_assert_close(s->name, got.dtype, params, truth, got.elements,
+        td_assert_identical(s->name, got.dtype, here_got.params, here_want.params, got.elements);
+    td_assert_close(s->name, got.dtype, numbers, truth, got.elements,
                     s->precision == TD_PRECISION_F32 ? 1e-5 : 2e-2);
-    assert_same_everywhere(params, bytes);
-    if (got.copies) {
-        void *copies = here(got.copies, copy_bytes), *want_copies = here(want.copies, copy_bytes);
-
-        if (exact(s))
-            td_assert_identical(s->name, got.copy_dtype, copies, want_copies, got.elements);
-        assert_same_everywhere(copies, copy_bytes);
-        free(copies);
-        free(want_copies);
-    }
-    free(params);
-    free(want_params);
+    assert_same_everywhere(here_got.params, bytes);
+    free(here_got.params);
+    free(here_want.params);
+    free(numbers);
+    free(wanted);
     free(truth);
 }
 

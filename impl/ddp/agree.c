@@ -187,8 +187,11 @@ td_status td_ddp_spread(td_comm *comm, int64_t count, const td_ddp_tensor *tenso
     td_work *works[ON_THEIR_WAY] = {0};
     td_status status = TD_OK;
 
-    /* Behind the last all are waited for, and after a failure those that are on their way. */
-    for (int64_t i = 0; i < count + ON_THEIR_WAY; i++) {
+    /* A tensor's data, then its lower planes. After the last call all are waited for, and after a failure the
+     * ones that are on their way. */
+    for (int64_t i = 0; i < 2 * count + ON_THEIR_WAY; i++) {
+        const td_ddp_tensor *const t = i < 2 * count ? &tensors[i / 2] : NULL;
+        void *const at = t && i % 2 == 0 ? t->data : t ? t->low : NULL;
         td_work **const work = &works[i % ON_THEIR_WAY];
 
         if (*work) {
@@ -198,9 +201,9 @@ td_status td_ddp_spread(td_comm *comm, int64_t count, const td_ddp_tensor *tenso
             if (status == TD_OK)
                 status = ended;
         }
-        if (i < count && status == TD_OK)
-            status = td_comm_broadcast(comm, tensors[i].data, td_ddp_elements(&tensors[i]),
-                                       (td_comm_type)tensors[i].dtype, 0, work);
+        if (at && status == TD_OK)
+            status = td_comm_broadcast(comm, at, td_ddp_elements(t),
+                                       (td_comm_type)(t->low ? TD_BF16 : t->dtype), 0, work);
     }
     return status;
 }

@@ -3,6 +3,7 @@
 #include "comm/agree.h"
 #include "ddp/reduce.h"
 #include "train/state.h"
+#include "transformer/saving.h"
 
 #include <stdlib.h>
 
@@ -223,21 +224,29 @@ static void order_of(const placed *all, int64_t count, int64_t *order)
     *order = all[0].index;
 }
 
-static void fill_tensors(const placed *all, int64_t count, int64_t elements, td_ddp_tensor *tensors)
+static td_status fill_tensors(const placed *all, int64_t count, const td_weights *weights,
+                              td_ddp_tensor *tensors)
 {
+    td_status status = TD_OK;
+    td_master master;
+
     for (int64_t i = 0; i < count; i++) {
         const td_parameter *p = &all[i].parameter;
-        const int64_t next = i + 1 < count ? all[i + 1].parameter.offset : elements;
+        const int64_t next = i + 1 < count ? all[i + 1].parameter.offset : weights->elements;
 
+        TD_TRY(td_weights_master(weights, p->offset, &master));
         tensors[all[i].index] = (td_ddp_tensor){.name = p->name,
                                                 .dims = p->cols > 0 ? 2 : 1,
                                                 .shape = {p->rows, p->cols},
                                                 .dtype = p->dtype,
                                                 .grad_dtype = p->grad_dtype,
-                                                .data = p->data,
+                                                .data = master.at,
+                                                .low = master.low,
                                                 .grad = p->grad,
                                                 .room = next - p->offset};
     }
+cleanup:
+    return status;
 }
 
 static td_status attach(td_ddp_link *link, td_device *dev, const td_transformer *model)
@@ -272,7 +281,7 @@ static td_status attach(td_ddp_link *link, td_device *dev, const td_transformer 
     }
     link->count = count;
     order_of(all, count, order);
-    fill_tensors(all, count, weights.elements, tensors);
+    TD_TRY(fill_tensors(all, count, &weights, tensors));
     config.tensors = tensors;
     config.order = order;
     TD_TRY(td_ddp_create(dev, link->comm, &config, &link->ddp));
@@ -327,7 +336,7 @@ td_status td_ddp_link_attach(td_ddp_link *link, td_device *dev, td_train *train)
         link->held = NULL;
         goto cleanup;
     }
-    TD_TRY(td_transformer_refresh(td_train_model(train)));
+    td_weights_written(td_train_model(train), true);
     link->listener = (td_train_listener){.step = on_step, .user = link};
     td_train_listen(train, &link->listener);
 cleanup:

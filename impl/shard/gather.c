@@ -44,19 +44,23 @@ td_status td_shard_gather_all(td_shard_link *link)
     return status;
 }
 
-/** Begins to gather the piece's copies, or its masters. */
-static td_status gather(td_shard_link *link, td_shard_piece *piece, bool copies, td_work **work)
+/** Begins to gather the piece's masters: of planes the upper ones, or with `low` the lower ones. */
+static td_status gather(td_shard_link *link, const td_shard_piece *piece, bool low, td_work **work)
 {
-    const td_weights *w = &link->weights;
-    const td_dtype dtype = copies ? w->copy_dtype : w->dtype;
-    const size_t size = td_dtype_size(dtype);
-    char *const at = (char *)(copies ? w->copies : w->params) + (size_t)piece->range.begin * size;
-    const size_t own = (size_t)link->split.rank * (size_t)piece->part * size;
+    const td_dtype dtype = piece->planes ? TD_BF16 : link->weights.dtype;
+    const size_t own = (size_t)link->split.rank * (size_t)piece->part * td_dtype_size(dtype);
+    td_status status = TD_OK;
+    td_master master;
 
+    TD_TRY(td_weights_master(&link->weights, piece->range.begin, &master));
+    char *const at = low ? master.low : master.at;
     if (link->split.kind == TD_SHARD_TENSORS)
-        return td_comm_broadcast(link->comm, at, piece->range.end - piece->range.begin, (td_comm_type)dtype,
-                                 piece->owner, work);
-    return td_comm_all_gather(link->comm, at + own, at, piece->part, (td_comm_type)dtype, work);
+        TD_TRY(td_comm_broadcast(link->comm, at, piece->range.end - piece->range.begin, (td_comm_type)dtype,
+                                 piece->owner, work));
+    else
+        TD_TRY(td_comm_all_gather(link->comm, at + own, at, piece->part, (td_comm_type)dtype, work));
+cleanup:
+    return status;
 }
 
 /** Begins to gather what is read of the piece, behind what is queued on the device's current stream. */
@@ -67,10 +71,10 @@ static td_status send(td_shard_link *link, td_shard_piece *piece)
     if (link->issued == ON_THEIR_WAY)
         TD_TRY(td_shard_gather_all(link));
     TD_TRY(wait_piece(link, piece));
-    TD_TRY(gather(link, piece, piece->copies, &piece->work));
+    TD_TRY(gather(link, piece, false, &piece->work));
     link->issued++;
     td_shard_share(link);
-    piece->stale = link->weights.copies != NULL;
+    piece->stale = piece->planes;
 cleanup:
     return status;
 }
@@ -150,7 +154,7 @@ static td_status on_launched(void *user)
     td_shard_link *link = graph->link;
 
     for (int64_t i = 0; graph->gathers && i < link->split.piece_count; i++)
-        link->split.pieces[i].stale = link->weights.copies != NULL;
+        link->split.pieces[i].stale = link->split.pieces[i].planes;
     if (graph->gathers)
         mark_gathered(link);
     if (graph->backward) {
@@ -330,12 +334,11 @@ cleanup:
     return status;
 }
 
-/** Masters that only their owners have come to all, and copies that nobody reads are made from them. */
+/** Lower planes that only their owners have come to all. */
 static td_status on_settle(td_hook *hook)
 {
     td_shard_link *link = link_of(hook);
     td_status status = TD_OK;
-    bool stale = false;
 
     if (!link->dev)
         goto cleanup;
@@ -344,16 +347,13 @@ static td_status on_settle(td_hook *hook)
     for (int64_t i = 0; i < link->split.piece_count; i++) {
         td_shard_piece *const piece = &link->split.pieces[i];
 
-        stale |= piece->stale;
-        if (piece->stale && piece->copies) {
-            TD_TRY(gather(link, piece, false, &piece->work));
-            link->issued++;
-            TD_TRY(wait_piece(link, piece));
-        }
+        if (!piece->stale)
+            continue;
+        TD_TRY(gather(link, piece, true, &piece->work));
+        link->issued++;
+        TD_TRY(wait_piece(link, piece));
         piece->stale = false;
     }
-    if (stale)
-        TD_TRY(td_transformer_refresh(link->model));
 cleanup:
     return status;
 }

@@ -4,6 +4,7 @@
 #include "comm/agree.h"
 #include "device/share.h"
 #include "shard/state.h"
+#include "transformer/saving.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -157,7 +158,7 @@ cleanup:
 /** What links of all ranks have alike. */
 typedef struct outline {
     int64_t elements, pieces, buckets;
-    int32_t kind, dtype, copy_dtype, grad_dtype;
+    int32_t kind, dtype, planes, grad_dtype;
 } outline;
 
 static td_status compare(td_shard_link *link)
@@ -169,7 +170,7 @@ static td_status compare(td_shard_link *link)
                           .buckets = split->buckets,
                           .kind = (int32_t)split->kind,
                           .dtype = (int32_t)w->dtype,
-                          .copy_dtype = w->copies ? (int32_t)w->copy_dtype : -1,
+                          .planes = w->planes[0].end > 0,
                           .grad_dtype = (int32_t)w->grad_dtype};
     outline *all = calloc((size_t)split->ranks, sizeof *all);
     td_status status = TD_OK;
@@ -217,13 +218,12 @@ static td_status make_windows(td_shard_link *link)
     const struct {
         const void *at;
         td_dtype dtype;
-    } all[TD_SHARD_WINDOWS] = {{w->params, w->dtype}, {w->copies, w->copy_dtype}, {w->grads, w->grad_dtype}};
+    } all[TD_SHARD_WINDOWS] = {{w->params, w->dtype}, {w->grads, w->grad_dtype}};
     td_status status = TD_OK;
 
     for (int i = 0; i < TD_SHARD_WINDOWS; i++)
-        if (all[i].at)
-            TD_TRY(td_comm_window_create(
-                link->comm, all[i].at, (size_t)w->elements * td_dtype_size(all[i].dtype), &link->windows[i]));
+        TD_TRY(td_comm_window_create(link->comm, all[i].at, (size_t)w->elements * td_dtype_size(all[i].dtype),
+                                     &link->windows[i]));
 cleanup:
     return status;
 }
@@ -260,7 +260,7 @@ td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *tr
         TD_TRY(td_comm_broadcast(link->comm, weights.params, weights.elements, (td_comm_type)weights.dtype, 0,
                                  NULL));
         TD_TRY(make_windows(link));
-        TD_TRY(td_transformer_refresh(td_train_model(train)));
+        td_weights_written(td_train_model(train), true);
     }
     link->train = train;
     link->dev = dev;

@@ -15,7 +15,7 @@ enum { PART_ELEMENTS = TD_COMM_WINDOW_ALIGNMENT / 2 };
 typedef struct placed {
     td_parameter parameter;
     td_range range; /* with its padding */
-    bool copies;
+    bool planes;
 } placed;
 
 td_range td_shard_own(const td_shard_split *split, const td_shard_piece *piece)
@@ -52,7 +52,7 @@ static td_status place_all(const td_transformer_config *model, int64_t count, pl
         td_parameter *const p = &all[i].parameter;
 
         TD_TRY(td_transformer_parameter_of(&model->size, model->precision, i, p));
-        all[i].copies = mixed && i > 0 && p->cols > 0;
+        all[i].planes = mixed && i > 0 && p->cols > 0;
     }
     qsort(all, (size_t)count, sizeof *all, by_offset);
     for (int64_t i = 0; i < count; i++) {
@@ -82,7 +82,7 @@ static void piece_by_parameter(td_shard_split *split, const placed *all)
 {
     for (int64_t i = 0; i < split->parameters; i++)
         split->pieces[split->piece_count++] =
-            (td_shard_piece){.range = all[i].range, .copies = all[i].copies};
+            (td_shard_piece){.range = all[i].range, .planes = all[i].planes};
 }
 
 static int by_begin(const void *a, const void *b)
@@ -100,7 +100,7 @@ static void join(td_shard_split *split, int64_t first)
 
     qsort(pieces + first, (size_t)(split->piece_count - first), sizeof *pieces, by_begin);
     for (int64_t i = first + 1; i < split->piece_count; i++) {
-        if (pieces[last].range.end == pieces[i].range.begin && pieces[last].copies == pieces[i].copies)
+        if (pieces[last].range.end == pieces[i].range.begin && pieces[last].planes == pieces[i].planes)
             pieces[last].range.end = pieces[i].range.end;
         else
             pieces[++last] = pieces[i];
@@ -131,7 +131,7 @@ static void piece_by_bucket(td_shard_split *split, const placed *all, const int6
         bytes += more;
         split->bucket_of[order[i]] = split->buckets;
         split->pieces[split->piece_count++] =
-            (td_shard_piece){.range = p->range, .copies = p->copies, .bucket = split->buckets};
+            (td_shard_piece){.range = p->range, .planes = p->planes, .bucket = split->buckets};
     }
     join(split, first);
     split->buckets++;

@@ -7,7 +7,7 @@
 /** What is gathered in one call. */
 typedef struct td_shard_piece {
     td_range range;
-    bool copies;   /* its 16-bit copies are read, where there are any; else its masters */
+    bool planes;   /* its masters are planes, of which passes read the upper ones */
     int32_t owner; /* of TD_SHARD_TENSORS */
     int64_t
         part; /* of TD_SHARD_FLAT: elements of each rank, from the range's begin on, in the order of ranks */
@@ -15,7 +15,7 @@ typedef struct td_shard_piece {
 
     int64_t left;  /* elements of this rank's part whose update is awaited */
     td_work *work; /* of the gathering, until it was waited for; NULL: none */
-    bool stale;    /* in mixed precision: of other ranks' parts either the masters are old or the copies */
+    bool stale;    /* with planes: the lower ones of other ranks' parts are old */
 } td_shard_piece;
 
 typedef struct td_shard_split {

@@ -18,7 +18,7 @@ typedef struct td_shard_graph {
     bool forward, gathers, backward, last;
 } td_shard_graph;
 
-enum { TD_SHARD_WINDOWS = 3 }; /* of parameters, copies and gradients */
+enum { TD_SHARD_WINDOWS = 2 }; /* of masters and gradients */
 
 struct td_shard_link {
     td_hook reduce; /* ahead of the optimizer, of TD_SHARD_FLAT */

@@ -51,9 +51,10 @@ TD_FAULT(td_silu_mul_backward,
          (td_device * dev, const td_rows_shape *shape, const void *gate, const void *up, const void *dy,
           void *dgate, void *dup, void *y),
          (dev, shape, gate, up, dy, dgate, dup, y))
-TD_FAULT(td_round,
-         (td_device * dev, int64_t count, td_dtype src_dtype, const void *src, td_dtype dst_dtype, void *dst),
-         (dev, count, src_dtype, src, dst_dtype, dst))
+TD_FAULT(td_split, (td_device * dev, int64_t count, const float *numbers, void *high, void *low),
+         (dev, count, numbers, high, low))
+TD_FAULT(td_join, (td_device * dev, int64_t count, const void *high, const void *low, float *numbers),
+         (dev, count, high, low, numbers))
 TD_FAULT(td_softmax_forward, (td_device * dev, const td_softmax_shape *shape, const void *x, void *y),
          (dev, shape, x, y))
 TD_FAULT(td_softmax_backward,
