@@ -217,7 +217,7 @@ td_status td_transformer_forward(td_transformer *model, const int64_t *ids, int6
     TD_CHECK(seq >= 1 && seq <= model->plan.config.context, "seq is %" PRId64 ", needs 1 to %" PRId64, seq,
              model->plan.config.context);
     if (!model->weights_there) {
-        status = td_fail(TD_BAD_STATE, "the model has no weights: init it, or write them and call refresh");
+        status = td_fail(TD_BAD_STATE, "the model has no weights: init or load it, or write them");
         goto cleanup;
     }
     TD_TRY(check_room(model, batch, seq));
