@@ -375,16 +375,14 @@ API(td_transformer_write)
 API(td_weights_master)
 {
     td_transformer *model = open_model();
-    int64_t index = td_fuzz_below(400);
     td_weights weights;
 
     td_assert_ok(td_transformer_weights(model, &weights));
-    if (wrong()) {
-        index = td_fuzz_chance(50) ? -1 : weights.elements;
-        impossible(TD_BAD_ARGUMENT, "index");
-    }
-    void *master = out("out", sizeof(td_master));
-    return close_model(model, td_weights_master(pointer("weights", &weights), index, master));
+    const int64_t index = td_fuzz_below(weights.elements);
+    const td_master master = td_weights_master(&weights, index);
+    assert_true(master.at != NULL && master.end > index && master.end <= weights.elements);
+    assert_null(td_weights_master(td_fuzz_chance(50) ? NULL : &weights, weights.elements).at);
+    return close_model(model, TD_OK);
 }
 
 API(td_transformer_save)

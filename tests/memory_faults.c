@@ -15,7 +15,6 @@ TD_FAULT(td_train_plan, (td_device * dev, const td_train_config *config, td_trai
          (dev, config, out))
 TD_FAULT(td_train_create, (td_device * dev, const td_train_config *config, td_train **out),
          (dev, config, out))
-TD_FAULT(td_weights_master, (const td_weights *weights, int64_t index, td_master *out), (weights, index, out))
 TD_FAULT(td_train_load,
          (td_train * train, const int64_t *ids, const int64_t *targets, int64_t batch, int64_t seq),
          (train, ids, targets, batch, seq))

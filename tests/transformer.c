@@ -416,7 +416,6 @@ static void bad_calls(void **state)
     td_transformer *model, *inference;
     td_model_size size = tiny.size;
     td_weights weights = {.elements = 10};
-    td_master master;
     td_parameter p;
     float loss;
 
@@ -446,10 +445,9 @@ static void bad_calls(void **state)
     td_assert_refused(td_transformer_read(model, 0, NULL), TD_BAD_ARGUMENT, "numbers is NULL");
     td_assert_refused(td_transformer_write(model, -1, &p), TD_BAD_ARGUMENT, "index is -1");
     td_assert_refused(td_transformer_write(model, 0, NULL), TD_BAD_ARGUMENT, "numbers is NULL");
-    td_assert_refused(td_weights_master(NULL, 0, &master), TD_BAD_ARGUMENT, "weights is NULL");
-    td_assert_refused(td_weights_master(&weights, 0, NULL), TD_BAD_ARGUMENT, "out is NULL");
-    td_assert_refused(td_weights_master(&weights, -1, &master), TD_BAD_ARGUMENT, "index is -1, needs 0 to 9");
-    td_assert_refused(td_weights_master(&weights, 10, &master), TD_BAD_ARGUMENT, "index is 10");
+    assert_int_equal(td_weights_master(NULL, 0).end, 0);
+    assert_int_equal(td_weights_master(&weights, -1).end, 0);
+    assert_int_equal(td_weights_master(&weights, 10).end, 0);
     td_assert_refused(td_transformer_parameter_find(NULL, "x", &p), TD_BAD_ARGUMENT, "model is NULL");
     td_assert_refused(td_transformer_parameter_find(model, NULL, &p), TD_BAD_ARGUMENT, "name is NULL");
     td_assert_refused(td_transformer_parameter_find(model, "lm_head.weight", NULL), TD_BAD_ARGUMENT,

@@ -167,16 +167,13 @@ td_ddp *td_ddp_link_container(const td_ddp_link *link)
     return link ? link->ddp : NULL;
 }
 
-static td_status fill_tensors(const td_weights *weights, const td_parameter *all, const td_range *ranges,
-                              int64_t count, td_ddp_tensor *tensors)
+static void fill_tensors(const td_weights *weights, const td_parameter *all, const td_range *ranges,
+                         int64_t count, td_ddp_tensor *tensors)
 {
-    td_status status = TD_OK;
-    td_master master;
-
     for (int64_t i = 0; i < count; i++) {
         const td_parameter *p = &all[i];
 
-        TD_TRY(td_weights_master(weights, p->offset, &master));
+        const td_master master = td_weights_master(weights, p->offset);
         tensors[i] = (td_ddp_tensor){.name = p->name,
                                      .dims = p->cols > 0 ? 2 : 1,
                                      .shape = {p->rows, p->cols},
@@ -187,8 +184,6 @@ static td_status fill_tensors(const td_weights *weights, const td_parameter *all
                                      .grad = p->grad,
                                      .room = ranges[i].end - ranges[i].begin};
     }
-cleanup:
-    return status;
 }
 
 static td_status attach(td_ddp_link *link, td_device *dev, const td_transformer *model,
@@ -214,7 +209,7 @@ static td_status attach(td_ddp_link *link, td_device *dev, const td_transformer 
     for (int64_t i = 0; i < count; i++)
         TD_TRY(td_transformer_parameter(model, i, &all[i]));
     td_place(count, all, weights->elements, link->ranges, order);
-    TD_TRY(fill_tensors(weights, all, link->ranges, count, tensors));
+    fill_tensors(weights, all, link->ranges, count, tensors);
     config.tensors = tensors;
     config.order = order;
     TD_TRY(td_ddp_create(dev, link->comm, &config, &link->ddp));

@@ -112,13 +112,12 @@ static td_status note_weights(recorder *r)
 {
     td_status status = TD_OK;
     float *first, *second;
-    td_master master;
     td_parameter p;
 
     for (int64_t i = 0; i < r->parameters; i++) {
         TD_TRY(td_transformer_parameter(td_train_model(r->train), i, &p));
         const size_t numel = (size_t)p.numel;
-        TD_TRY(td_weights_master(&r->weights, p.offset, &master));
+        const td_master master = td_weights_master(&r->weights, p.offset);
         TD_TRY(note_part(r, p.name, master.low ? ".high" : "", master.at,
                          numel * (master.low ? sizeof(uint16_t) : td_dtype_size(p.dtype))));
         if (master.low)

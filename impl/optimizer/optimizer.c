@@ -216,7 +216,7 @@ static td_status update_in(const td_optimizer *o, const group *g, td_range range
     td_master master;
 
     for (int64_t at = range.begin; at < range.end; at = master.end) {
-        TD_TRY(td_weights_master(w, at, &master));
+        master = td_weights_master(w, at);
         const int64_t end = master.end < range.end ? master.end : range.end;
         td_update_tensors tensors = {.count = end - at,
                                      .dtype = w->dtype,

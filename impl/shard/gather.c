@@ -55,10 +55,9 @@ static td_status gather(td_shard_link *link, td_shard_piece *piece, bool lower)
 {
     const td_dtype dtype = piece->planes ? TD_BF16 : link->weights.dtype;
     td_status status = TD_OK;
-    td_master master;
     td_work **work;
 
-    TD_TRY(td_weights_master(&link->weights, piece->range.begin, &master));
+    const td_master master = td_weights_master(&link->weights, piece->range.begin);
     char *const at = lower ? master.low : master.at, *const own = at + (size_t)(piece->own.begin -
                                                                                 piece->range.begin) *
                                                                            td_dtype_size(dtype);

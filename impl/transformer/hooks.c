@@ -2,17 +2,13 @@
 
 #include "base/check.h"
 
-td_status td_weights_master(const td_weights *weights, int64_t index, td_master *out)
+td_master td_weights_master(const td_weights *weights, int64_t index)
 {
-    td_status status = TD_OK;
-
-    TD_CHECK(weights, "weights is NULL");
-    TD_CHECK(out, "out is NULL");
-    TD_CHECK(index >= 0 && index < weights->elements, "index is %" PRId64 ", needs 0 to %" PRId64, index,
-             weights->elements - 1);
+    if (!weights || index < 0 || index >= weights->elements)
+        return (td_master){.end = 0};
     char *const params = weights->params;
-    *out =
-        (td_master){.at = params + (size_t)index * td_dtype_size(weights->dtype), .end = weights->elements};
+    td_master master = {.at = params + (size_t)index * td_dtype_size(weights->dtype),
+                        .end = weights->elements};
     for (int i = TD_PLANES - 1; i >= 0; i--) {
         const td_range planes = weights->planes[i];
         char *const upper = params + (size_t)planes.begin * sizeof(float);
@@ -20,12 +16,11 @@ td_status td_weights_master(const td_weights *weights, int64_t index, td_master 
                      at = (size_t)(index - planes.begin) * sizeof(uint16_t);
 
         if (index < planes.begin)
-            out->end = planes.begin;
+            master.end = planes.begin;
         else if (index < planes.end)
-            *out = (td_master){.at = upper + at, .low = upper + bytes + at, .end = planes.end};
+            master = (td_master){.at = upper + at, .low = upper + bytes + at, .end = planes.end};
     }
-cleanup:
-    return status;
+    return master;
 }
 
 td_status td_hooks_begin(td_hook *chain, td_pass pass, bool last)

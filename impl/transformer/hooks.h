@@ -63,8 +63,8 @@ typedef struct td_master {
     int64_t end;
 } td_master;
 
-/** TD_BAD_ARGUMENT: a NULL, an index out of range. */
-TD_API td_status td_weights_master(const td_weights *weights, int64_t index, td_master *out);
+/** All are 0 for NULL and for an index out of range. */
+TD_API td_master td_weights_master(const td_weights *weights, int64_t index);
 
 typedef enum td_pass {
     TD_PASS_FORWARD = 0,

@@ -169,9 +169,8 @@ static td_status init_parameter(td_transformer *model, int64_t index, uint64_t s
     const double variance = 2.0 / ((double)parameter->rows + (double)parameter->cols);
     const float std = index == TD_P_EMBEDDING ? 1.0f : (float)sqrt(variance);
     td_status status = TD_OK;
-    td_master to;
 
-    TD_TRY(td_weights_master(&model->weights, parameter->offset, &to));
+    const td_master to = td_weights_master(&model->weights, parameter->offset);
     for (int64_t offset = 0; offset < parameter->numel; offset += room) {
         const int64_t count = parameter->numel - offset < room ? parameter->numel - offset : room;
         if (parameter->cols > 0)
@@ -220,11 +219,10 @@ cleanup:
 td_status td_transformer_read(td_transformer *model, int64_t index, void *numbers)
 {
     td_status status = TD_OK;
-    td_master master;
 
     TD_TRY(check_numbers(model, index, numbers));
     const td_parameter *p = &model->parameters[index];
-    TD_TRY(td_weights_master(&model->weights, p->offset, &master));
+    const td_master master = td_weights_master(&model->weights, p->offset);
     if (master.low)
         TD_TRY(td_join(model->dev, p->numel, master.at, master.low, numbers));
     else
@@ -236,11 +234,10 @@ cleanup:
 td_status td_transformer_write(td_transformer *model, int64_t index, const void *numbers)
 {
     td_status status = TD_OK;
-    td_master master;
 
     TD_TRY(check_numbers(model, index, numbers));
     const td_parameter *p = &model->parameters[index];
-    TD_TRY(td_weights_master(&model->weights, p->offset, &master));
+    const td_master master = td_weights_master(&model->weights, p->offset);
     if (master.low)
         TD_TRY(td_split(model->dev, p->numel, numbers, master.at, master.low));
     else

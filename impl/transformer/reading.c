@@ -49,9 +49,8 @@ td_status td_needed(td_transformer *model, td_part part, int64_t layer)
 {
     const td_need need = need_of(model, part, layer);
     td_status status = TD_OK;
-    td_master master;
 
-    TD_TRY(td_weights_master(&model->weights, need.range.begin, &master));
+    const td_master master = td_weights_master(&model->weights, need.range.begin);
     const void *where = master.at;
     if (model->hooks) {
         td_part next_part = part;

@@ -101,12 +101,11 @@ td_status td_saving_write_weights(td_transformer *model, td_safetensors_writer *
 {
     const int64_t count = td_transformer_parameter_count(model);
     td_status status = TD_OK;
-    td_master from;
 
     for (int64_t i = 0; i < count; i++) {
         const td_parameter *p = &model->parameters[i];
 
-        TD_TRY(td_weights_master(&model->weights, p->offset, &from));
+        const td_master from = td_weights_master(&model->weights, p->offset);
         TD_TRY(td_saving_write(model, writer, from, p->numel, p->dtype, buffer));
     }
 cleanup:
@@ -227,14 +226,13 @@ td_status td_saving_read_weights(td_transformer *model, const td_safetensors *fi
 {
     const int64_t count = td_transformer_parameter_count(model);
     td_status status = TD_OK;
-    td_master to;
 
     model->progress = TD_AT_START;
     td_weights_written(model, false);
     for (int64_t i = 0; i < count; i++) {
         const td_parameter *p = &model->parameters[i];
 
-        TD_TRY(td_weights_master(&model->weights, p->offset, &to));
+        const td_master to = td_weights_master(&model->weights, p->offset);
         TD_TRY(td_saving_read(model, file, td_safetensors_find(file, p->name), 0, p->numel, p->dtype, to,
                               buffer));
     }
