@@ -36,6 +36,8 @@ td_train_config shard_config_of(const shard_setting *s)
                   .transient_gradients = s->time == TD_UPDATE_ALONG && s->micro_batches <= 1},
         .hyper = {.kind = optimizer_kind(s), .adamw = td_adamw_defaults(TD_ADAMW_TORCH), .sgd.lr = 0.5},
         .time = s->time,
+        /* GEMMs of wide models have other bits on fewer SMs. */
+        .update_sms = s->wide ? TD_UPDATE_ALL_SMS : 0,
         .gain = 1.0f / (float)shard_info.ranks,
         .micro_batches = s->micro_batches,
         .capture = s->captured};
