@@ -14,10 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pandas as pd
-
 from parity.core import plot, sides, words
-from parity.core.case import case_name
+from parity.core.case import ParityError, case_name
 from parity.core.comparison import Rates
 from parity.core.document import Figure, Markdown, Section, Tabled, Text, Working
 from parity.core.escape import escape
@@ -26,7 +24,7 @@ from parity.core.handouts import QUESTIONS, deliverable_of
 from parity.core.identity import host_words
 from parity.core.judge import is_judged
 from parity.core.record import FILE, RecordError
-from parity.core.tables import SUFFIXES, Table
+from parity.core.tables import SUFFIXES, Table, framed
 from parity.core.view import Records
 
 GRIDS = "_tables.md"  # the module's second page, for tables that no question asks for
@@ -34,7 +32,7 @@ MOST_TROUBLES = 10  # rows on a module's page
 LIST = "tables.csv"  # which table and picture answers which question
 
 
-class ReportError(RuntimeError):
+class ReportError(ParityError):
     """A module could not write its page; every other page was written."""
 
 
@@ -86,7 +84,7 @@ class Page:
 
     def table(
         self,
-        frame: pd.DataFrame | Iterable[Mapping],
+        frame: Any,
         name: str,
         columns: Mapping[str, str] | Sequence[str] | None = None,
         units: Mapping[str, str] | None = None,
@@ -94,11 +92,11 @@ class Page:
         more: bool = False,
         expected: int = 0,
     ) -> None:
-        """A table of the section. `name` is that of its file where tables are exported. `more`: nobody asks for it, and
-        it stands on the second page. `expected`: how many rows the question asks for. Columns and units that the frame
-        lacks, and columns without a value, are left out. `noisy` comes last, named by `columns` or not."""
-        frame = pd.DataFrame(frame if isinstance(frame, pd.DataFrame) else list(frame))
-        frame = frame.dropna(axis="columns", how="all")
+        """A table of the section, of a DataFrame or of rows. `name` is that of its file where tables are exported.
+        `more`: nobody asks for it, and it stands on the second page. `expected`: how many rows the question asks for.
+        Columns and units that the frame lacks, and columns without a value, are left out. `noisy` comes last, named by
+        `columns` or not."""
+        frame = framed(frame).dropna(axis="columns", how="all")
         frame = frame[[column for column in frame if not (frame[column] == "").all()]]
         if expected and len(frame) < expected:
             self.lacks(f"{expected - len(frame)} of the {expected} rows that are asked for")
@@ -261,7 +259,7 @@ def _write_page(page: Page, folder: Path, records: Sequence[Mapping], gone: Sequ
     document.heading(2, "How it was measured")
     document.parts += [*page.methods, provenance(records), *_gone(gone)]
     troubles = _troubles(records)
-    if troubles is not None:
+    if troubles:
         title, few = "Results without a number or with a message", len(troubles) <= MOST_TROUBLES
         if not few:
             document.text(f"[{title}: {len(troubles)}]({page.module}{GRIDS}#{anchor(title)})")
@@ -317,7 +315,7 @@ def _index(modules: Mapping[str, ModuleType], pages: Mapping[str, Page], records
     lines.sort(key=lambda line: order.get(re.sub(r"^\[(.*)\]\(.*$", r"\1", line["row"]), len(order)))
     document = Markdown(Path(), title=f"C and PyTorch on {machine_of(records)}")
     document.parts.append(_summary(records))
-    document.table(Table(pd.DataFrame(lines or [{"row": "", "question": "", "verdict": ""}])))
+    document.table(Table(lines or [{"row": "", "question": "", "verdict": ""}]))
     document.text("Pages: " + ", ".join(f"[{name}]({name}.md)" for name in pages) + ".")
     document.text(
         "holds: every judged case is as near to float64 as the rule of parity/README.md asks. measured: so "
@@ -350,9 +348,9 @@ def verdict(records: Sequence[Mapping]) -> str:
     return f"holds ({', '.join([f'{held} ok', *words])})"
 
 
-def _troubles(records: Sequence[Mapping]) -> pd.DataFrame | None:
+def _troubles(records: Sequence[Mapping]) -> list[dict]:
     """Every result that is no number, with its reason: a page hides nothing."""
-    rows = [
+    return [
         {
             "case": ", ".join([record["deliverable"], *(f"{k} {v}" for k, v in record["case"].items())]),
             "impl": record["impl"],
@@ -362,7 +360,6 @@ def _troubles(records: Sequence[Mapping]) -> pd.DataFrame | None:
         for record in records
         if record["status"] != "ok" or record.get("message")
     ]
-    return pd.DataFrame(rows) if rows else None
 
 
 def _gone(records: Sequence[Mapping]) -> Iterable[str]:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 # Names of numbers that lie deeper in a record: `ms` alone is the median.
 MEASURED = {name: (name, "median") for name in ("ms", "ratio")}
@@ -60,9 +59,12 @@ class Records:
         ys = [self.value(name, impl=impl, **{x: at}) for at in xs]
         return xs, [None if y != y else y for y in ys]
 
-    def wide(self, keys: Sequence[str], value: str, base: str | None = None) -> pd.DataFrame:
-        """A row for each combination of the case keys, a column for each impl; where a number is missing, the status
-        in words. With `base`, a column "c / base" for every C impl. ValueError if two cases meet in a cell."""
+    def wide(self, keys: Sequence[str], value: str, base: str | None = None) -> Any:
+        """A DataFrame: a row for each combination of the case keys, a column for each impl; where a number is missing,
+        the status in words. With `base`, a column "c / base" for every C impl. ValueError if two cases meet in a
+        cell."""
+        import pandas as pd  # which only pages need
+
         cells: dict[tuple, dict[str, Any]] = {}
         for record in self.records:
             row = cells.setdefault(tuple(record["case"].get(key) for key in keys), {})

@@ -6,7 +6,7 @@ from parity.core import Case, Side, equal
 from parity.ddp import communication
 from parity.ddp.page import PROOFS, STRATEGIES, TIMES, report
 from parity.shared.model import extents
-from parity.shared.ranked import configs, judged_step, sides_of, switches_of, timed_step
+from parity.shared.ranked import by_turns, configs, judged_step, sides_of, switches_of, timed_step
 from ref import ddp as ref
 
 __all__ = ["cases", "report", "run"]
@@ -271,14 +271,14 @@ def toys(case, draw, c):
         losses = []
         for step in range(case.steps):
             by_rank = (loss_of(model, step, part, dtype) for part in range(case.ranks))
-            losses.append(ref.average_alone(model, by_rank)[rank])
+            losses.append(ref.average_alone(model, by_rank))
             ref.sgd(ref.trained(model), TOY_LR)
-        return outputs(model, losses, False, dtype)
+        return [outputs(model, of_rank, False, dtype) for of_rank in zip(*losses, strict=True)]
 
     sides = {side: Side(tandem(backend)) for side, backend in sides_of(draw.device).items()}
     return sides | {
         IMPL: eager,
-        "truth": lambda: in_one(torch.float64),
-        "equal": in_one,
+        "truth": lambda: in_one(torch.float64)[rank],
+        "equal": by_turns(draw, c, in_one),
         "rule": {"ranks_apart": equal("truth")},
     }

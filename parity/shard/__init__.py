@@ -9,6 +9,7 @@ from parity.shard import memory
 from parity.shard.page import report
 from parity.shared.model import extents
 from parity.shared.ranked import (
+    by_turns,
     configs,
     judged_step,
     sides_of,
@@ -228,6 +229,6 @@ def on_toys(case, draw, c):
     return sides | {
         IMPL: Side(zero, record=lambda: {"values": theirs}),
         "truth": lambda: in_one(torch.float64),
-        "equal": in_one,
+        "equal": by_turns(draw, c, lambda: [in_one()] * case.ranks),
         "rule": {"ranks_apart": equal("truth")},
     }
