@@ -3,8 +3,7 @@
  * flash/flash.h's; `work` is 256-byte aligned and has as many bytes as the function beside says for the same
  * arguments, may be NULL where that is 0.
  *
- * `multiprocessors` of the device decide how many blocks a sequence is cut into, and so in what order sums
- * run. */
+ * The GPU's multiprocessors decide how many blocks a sequence is cut into, and so in what order sums run. */
 #ifndef TD_KERNELS_FLASH_H
 #define TD_KERNELS_FLASH_H
 
@@ -14,16 +13,22 @@
 
 TD_BEGIN_DECLS
 
+/** The GPU that a call runs on. `capability` is 10 major + minor; 80 asks for the portable kernels on any
+ * GPU. */
+typedef struct td_flash_gpu {
+    int multiprocessors, capability;
+} td_flash_gpu;
+
 /** Whether a grid has blocks for all tiles of the shape; the functions below take no other. */
 bool td_cuda_flash_fits(const td_attention_shape *shape);
 
-size_t td_cuda_flash_forward_bytes(int multiprocessors, const td_attention_shape *shape);
-size_t td_cuda_flash_backward_bytes(int multiprocessors, const td_attention_shape *shape);
+size_t td_cuda_flash_forward_bytes(td_flash_gpu gpu, const td_attention_shape *shape);
+size_t td_cuda_flash_backward_bytes(td_flash_gpu gpu, const td_attention_shape *shape);
 
-cudaError_t td_cuda_flash_forward(cudaStream_t stream, int multiprocessors, const td_attention_shape *shape,
+cudaError_t td_cuda_flash_forward(cudaStream_t stream, td_flash_gpu gpu, const td_attention_shape *shape,
                                   const void *q, const void *k, const void *v, void *o, float *lse,
                                   void *work);
-cudaError_t td_cuda_flash_backward(cudaStream_t stream, int multiprocessors, const td_attention_shape *shape,
+cudaError_t td_cuda_flash_backward(cudaStream_t stream, td_flash_gpu gpu, const td_attention_shape *shape,
                                    const void *q, const void *k, const void *v, const void *o,
                                    const void *dout, const float *lse, void *dq, void *dk, void *dv,
                                    void *work);

@@ -14,12 +14,13 @@
  * wherever they are. */
 #include "kernels/optimizers.h"
 
+#include "kernels/hopper/copies.cuh"
 #include "kernels/tile/adamw.cuh"
-#include "kernels/tile/hopper.cuh"
 
 namespace
 {
 
+using namespace hopper;
 using namespace tile;
 
 /* Groups of threads that compute take turns with the chunks. Two more warps have one thread each that loads,

@@ -241,7 +241,7 @@ enum {
     EXTENTS = sizeof extents / sizeof *extents,
     HEAD_DIMS = sizeof head_dims / sizeof *head_dims,
     KINDS = sizeof kinds / sizeof *kinds,
-    TRIALS = (EXTENTS * HEAD_DIMS + 3) * KINDS * 2 + KINDS
+    TRIALS = (EXTENTS * HEAD_DIMS + 3) * KINDS * 2 + 2 * KINDS
 };
 
 static trial name_trial(td_attention_shape shape)
@@ -302,6 +302,13 @@ static int run_trials(void)
                                                           .causal = true,
                                                           .mask = TD_MASK_ADD_1E6,
                                                           .scale = 0.3f});
+        if (!small && kinds[kind].dtype != TD_F32) /* more than four tiles of queries for each SM */
+            trials[count++] = name_trial((td_attention_shape){.batch = 3,
+                                                              .heads = 120,
+                                                              .seq = 260,
+                                                              .head_dim = 64,
+                                                              .dtype = kinds[kind].dtype,
+                                                              .causal = true});
     }
     for (int i = 0; i < count; i++)
         tests[i] = (struct CMUnitTest){.name = trials[i].name,
@@ -313,7 +320,8 @@ static int run_trials(void)
 
 /* ---- properties ---- */
 
-/* Rows that do not start at 16 bytes are read element by element, in the same order of sums. */
+/* Rows that do not start at 16 bytes are read element by element. In f32 the order of sums is the same; with
+ * 16 bits the portable kernels take the place of Hopper's. */
 static void takes_tensors_at_any_address(void **state)
 {
     (void)state;
@@ -330,15 +338,26 @@ static void takes_tensors_at_any_address(void **state)
         td_attend_run run = inputs_of("addresses", &shape);
         results aligned = compute(&run, 0), shifted = compute(&run, 1);
 
-        /* rowsum(dO * O) is summed by other lanes, so what is made of it may differ in the last bit. */
-        td_assert_identical("o", shape.dtype, aligned.o, shifted.o, run.queries);
-        td_assert_identical("dv", shape.dtype, aligned.dv, shifted.dv, run.keys);
-        double *dq = td_as_f64(shape.dtype, aligned.dq, run.queries);
-        double *dk = td_as_f64(shape.dtype, aligned.dk, run.keys);
-        td_assert_close("dq", shape.dtype, shifted.dq, dq, run.queries, tolerance_of(&shape));
-        td_assert_close("dk", shape.dtype, shifted.dk, dk, run.keys, tolerance_of(&shape));
-        free(dq);
-        free(dk);
+        const struct {
+            const char *name;
+            const void *aligned, *shifted;
+            int64_t count;
+        } outputs[] = {{"o", aligned.o, shifted.o, run.queries},
+                       {"dv", aligned.dv, shifted.dv, run.keys},
+                       {"dq", aligned.dq, shifted.dq, run.queries},
+                       {"dk", aligned.dk, shifted.dk, run.keys}};
+        for (int i = 0; i < 4; i++) {
+            /* rowsum(dO * O) is summed by other lanes, so the last bits of dq and dk may differ. */
+            if (shape.dtype == TD_F32 && i < 2) {
+                td_assert_identical(outputs[i].name, shape.dtype, outputs[i].aligned, outputs[i].shifted,
+                                    outputs[i].count);
+                continue;
+            }
+            double *values = td_as_f64(shape.dtype, outputs[i].aligned, outputs[i].count);
+            td_assert_close(outputs[i].name, shape.dtype, outputs[i].shifted, values, outputs[i].count,
+                            tolerance_of(&shape));
+            free(values);
+        }
         free_results(&aligned);
         free_results(&shifted);
         free_inputs(&run);
@@ -711,7 +730,7 @@ static void memory_is_linear(void **state)
                 assert_true(sizes.forward_work <= 33 * row * (size_t)shape.seq + 4096);
                 assert_true(sizes.backward_work <= 66 * row * (size_t)shape.seq + 65536);
                 if (shape.seq >= 1 << 18) { /* tiles enough for every multiprocessor */
-                    assert_true(sizes.forward_work == 0);
+                    assert_true(sizes.forward_work <= 256);
                     assert_true(sizes.backward_work <= 2 * row * (size_t)shape.seq);
                 }
             }

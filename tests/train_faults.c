@@ -13,21 +13,7 @@
 
 #include <cmocka.h>
 
-/* ---- the doubles of what support/transformer_doubles.c has not ---- */
-
-TD_FAULT(td_device_alloc, (td_device * dev, size_t bytes, void **out), (dev, bytes, out))
-TD_FAULT(td_event_create, (td_device * dev, td_event **out), (dev, out))
-TD_FAULT(td_global_norm_work_bytes, (td_device * dev, int64_t count, td_dtype dtype, size_t *out),
-         (dev, count, dtype, out))
-TD_FAULT(td_global_norm,
-         (td_device * dev, int64_t count, td_dtype dtype, const void *g, float *norm, void *work),
-         (dev, count, dtype, g, norm, work))
-TD_FAULT(td_residual_add,
-         (td_device * dev, int64_t count, td_dtype dtype, const void *a, const void *b, void *y),
-         (dev, count, dtype, a, b, y))
-TD_FAULT(td_update_begin, (td_device * dev, td_update_state *state, float gain), (dev, state, gain))
-TD_FAULT(td_update_clip, (td_device * dev, float max_norm, const float *norm, td_update_state *state),
-         (dev, max_norm, norm, state))
+/* ---- the doubles that prototypes do not tell ---- */
 
 void *__real_calloc(size_t count, size_t size);
 void *__wrap_calloc(size_t count, size_t size);

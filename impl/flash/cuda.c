@@ -3,6 +3,11 @@
 #include "flash/passes.h"
 #include "kernels/flash.h"
 
+static td_flash_gpu gpu_of(const td_cuda *cuda)
+{
+    return (td_flash_gpu){.multiprocessors = cuda->multiprocessors, .capability = cuda->capability};
+}
+
 /** What only this device needs of a shape. */
 static td_status check(const td_attention_shape *shape)
 {
@@ -31,11 +36,11 @@ static td_status finish(td_cuda *cuda, cudaError_t code, const td_attention_shap
 static td_status sizes(td_device *dev, const td_attention_shape *shape, td_attention_sizes *out)
 {
     td_status status = TD_OK;
-    const int multiprocessors = td_device_cuda(dev)->multiprocessors;
+    const td_flash_gpu gpu = gpu_of(td_device_cuda(dev));
 
     TD_TRY(check(shape));
-    out->forward_work = td_cuda_flash_forward_bytes(multiprocessors, shape);
-    out->backward_work = td_cuda_flash_backward_bytes(multiprocessors, shape);
+    out->forward_work = td_cuda_flash_forward_bytes(gpu, shape);
+    out->backward_work = td_cuda_flash_backward_bytes(gpu, shape);
 cleanup:
     return status;
 }
@@ -46,8 +51,7 @@ static td_status forward(td_device *dev, const td_attention_shape *shape, const 
     td_cuda *const cuda = td_device_cuda(dev);
 
     (void)td_cuda_enter(cuda); /* where it fails, so does the launch */
-    const cudaError_t code =
-        td_cuda_flash_forward(cuda->stream, cuda->multiprocessors, shape, q, k, v, o, lse, work);
+    const cudaError_t code = td_cuda_flash_forward(cuda->stream, gpu_of(cuda), shape, q, k, v, o, lse, work);
     return finish(cuda, code, shape, "flash attention, forward");
 }
 
@@ -58,8 +62,8 @@ static td_status backward(td_device *dev, const td_attention_shape *shape, const
     td_cuda *const cuda = td_device_cuda(dev);
 
     (void)td_cuda_enter(cuda);
-    const cudaError_t code = td_cuda_flash_backward(cuda->stream, cuda->multiprocessors, shape, q, k, v, o,
-                                                    dout, lse, dq, dk, dv, work);
+    const cudaError_t code =
+        td_cuda_flash_backward(cuda->stream, gpu_of(cuda), shape, q, k, v, o, dout, lse, dq, dk, dv, work);
     return finish(cuda, code, shape, "flash attention, backward");
 }
 

@@ -1,0 +1,31 @@
+/** Flash attention on Hopper: the passes that kernels/flash.cu takes instead of the portable ones. Arguments
+ * are those of kernels/flash.h. Every tensor starts at a multiple of 16 bytes. */
+#ifndef TD_KERNELS_FLASH_HOPPER_H
+#define TD_KERNELS_FLASH_HOPPER_H
+
+#include "kernels/flash_plan.cuh"
+
+namespace flash
+{
+
+/** Whether this build, GPU and driver can run Hopper's kernels: code for sm_90a, and tensor maps. */
+bool hopper_runs(td_flash_gpu gpu);
+
+/** How the forward pass cuts a shape: a tile of queries has 64 rows for each of `groups` warpgroups. */
+struct hopper_plan {
+    int groups; /* 0: there is no kernel for this shape */
+    cut blocks;
+};
+
+hopper_plan plan_hopper_forward(td_flash_gpu gpu, const td_attention_shape *shape);
+
+/** The forward pass by a plan: args.blocks is its cut, and `counter` an int of scratch. Several parts leave
+ * part_o and part_sums. cudaErrorNotSupported: the driver refuses a tensor map, and nothing was launched. */
+cudaError_t hopper_forward_bf16(cudaStream_t stream, td_flash_gpu gpu, const forward_args &args, int groups,
+                                int *counter);
+cudaError_t hopper_forward_f16(cudaStream_t stream, td_flash_gpu gpu, const forward_args &args, int groups,
+                               int *counter);
+
+} // namespace flash
+
+#endif

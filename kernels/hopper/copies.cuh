@@ -1,0 +1,149 @@
+/** Hopper's copy engine, sm_90 and later (PTX ISA: cp.async.bulk, cp.async.bulk.tensor,
+ * cp.reduce.async.bulk).
+ *
+ * One thread issues a copy. A load adds its bytes to a barrier (barrier_expect). Stores and reduce-adds
+ * belong to groups: bulk_commit ends a group, bulk_wait_read and bulk_wait wait for groups of the same
+ * thread.
+ *
+ * A tensor copy moves a box of a tensor map (maps.cuh). Coordinates count elements from the tensor's start,
+ * the innermost first. Loads fill what lies outside the tensor with zeros, and always count the bytes of the
+ * whole box. Stores and reduce-adds leave out what lies outside. */
+#ifndef TD_KERNELS_HOPPER_COPIES_CUH
+#define TD_KERNELS_HOPPER_COPIES_CUH
+
+#include "kernels/hopper/barriers.cuh"
+
+#include <cuda.h>
+
+namespace hopper
+{
+
+/* ---- arrays: addresses and sizes are multiples of 16 bytes ---- */
+
+__device__ inline void bulk_load(void *shared, const void *from, uint32_t bytes, uint64_t *barrier)
+{
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_address(shared)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+
+__device__ inline void bulk_store(void *to, const void *shared, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_address(shared)), "r"(bytes)
+                 : "memory");
+}
+
+/** Adds an array of f32 to global memory. The order of adds from several blocks is not fixed. */
+__device__ inline void bulk_add(float *to, const float *shared, uint32_t bytes)
+{
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_address(shared)), "r"(bytes)
+                 : "memory");
+}
+
+/* ---- groups of stores and reduce-adds ---- */
+
+__device__ inline void bulk_commit()
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/** Waits until at most PENDING of the thread's latest groups have not read shared memory yet. The writes of
+ * the other groups may still be under way. */
+template <int PENDING> __device__ inline void bulk_wait_read()
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+/** Waits until at most PENDING of the thread's latest groups are under way. The writes of the other groups
+ * are visible to this thread. */
+template <int PENDING> __device__ inline void bulk_wait()
+{
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/** Makes this thread's writes to shared memory visible to later copies and wgmmas. The writing thread calls
+ * it, before the barrier that lets another thread issue the copy or the wgmma. */
+__device__ inline void bulk_fence()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* ---- tensors ---- */
+
+__device__ inline void prefetch_map(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/** Policies of the L2 cache: data that other blocks will read again is evicted last, data that is read once
+ * first. The values are those of createpolicy.fractional with fraction 1, as CUTLASS has them. */
+__device__ inline uint64_t keep_policy()
+{
+    return 0x14F0000000000000;
+}
+
+__device__ inline uint64_t once_policy()
+{
+    return 0x12F0000000000000;
+}
+
+__device__ inline void load_box(void *shared, const CUtensorMap *map, int x, int y, uint64_t *barrier,
+                                uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(shared)),
+                 "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier)), "l"(policy)
+                 : "memory");
+}
+
+__device__ inline void load_box(void *shared, const CUtensorMap *map, int x, int y, int z, uint64_t *barrier,
+                                uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)), "l"(policy)
+                 : "memory");
+}
+
+__device__ inline void load_box(void *shared, const CUtensorMap *map, int x, int y, int z, int w,
+                                uint64_t *barrier, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier)), "l"(policy)
+                 : "memory");
+}
+
+__device__ inline void store_box(const CUtensorMap *map, const void *shared, int x, int y, int z)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
+        "r"(x), "r"(y), "r"(z), "r"(shared_address(shared))
+        : "memory");
+}
+
+__device__ inline void store_box(const CUtensorMap *map, const void *shared, int x, int y, int z, int w)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
+        "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(shared))
+        : "memory");
+}
+
+/** Adds the box, of the map's type, to the tensor. */
+__device__ inline void add_box(const CUtensorMap *map, const void *shared, int x, int y, int z)
+{
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::
+            "l"(map),
+        "r"(x), "r"(y), "r"(z), "r"(shared_address(shared))
+        : "memory");
+}
+
+} // namespace hopper
+
+#endif

@@ -1,0 +1,28 @@
+# What ptxas says of Hopper's kernels (kernels/flash_hopper_*_bf16.cu): no spill, and no wgmma that it
+# serializes. The kernels of f16 differ in the type alone.
+#   cmake -DSOURCE=<of tandem> -DNVCC=<nvcc> -DWORK=<a folder> -P ptxas.cmake
+# Of the messages about wgmma (C75xx) only C7519 is harmless: ptxas has put in a wgmma.fence.
+cmake_minimum_required(VERSION 3.24)
+file(GLOB files "${SOURCE}/kernels/flash_hopper_*_bf16.cu")
+if(NOT files)
+  message(FATAL_ERROR "no kernels/flash_hopper_*_bf16.cu in ${SOURCE}")
+endif()
+file(MAKE_DIRECTORY "${WORK}")
+foreach(file IN LISTS files)
+  execute_process(COMMAND "${NVCC}" -std=c++17 -O3 "-I${SOURCE}" "-I${SOURCE}/impl" -arch=sm_90a -cubin -Xptxas=-v
+                          -o "${WORK}/kernels.cubin" "${file}"
+                  OUTPUT_VARIABLE said ERROR_VARIABLE said RESULT_VARIABLE failed)
+  if(failed)
+    message(FATAL_ERROR "${file} does not compile:\n${said}")
+  endif()
+  string(REGEX MATCHALL "[0-9]+ bytes spill stores, [0-9]+ bytes spill loads" spills "${said}")
+  string(REGEX MATCHALL "\\(C75[0-9][0-9]\\)[^\n]*" notes "${said}")
+  list(FILTER notes EXCLUDE REGEX "^\\(C7519\\)")
+  list(LENGTH spills kernels)
+  list(FILTER spills EXCLUDE REGEX "^0 bytes spill stores, 0 ")
+  message(STATUS "${file}: ${kernels} kernels")
+  if(kernels EQUAL 0 OR spills OR notes)
+    list(JOIN notes "\n" notes)
+    message(FATAL_ERROR "${file}: ${kernels} kernels; spills: ${spills}; wgmma:\n${notes}")
+  endif()
+endforeach()
