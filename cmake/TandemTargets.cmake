@@ -3,8 +3,9 @@
 #   kernels/ too, are left out of a build without CUDA.
 # td_add_kernels(SOURCES ...): kernels/ as objects.
 # td_add_engine(NAME SOURCES ... LIBRARIES ...): libtandem_NAME.so, which libtandem loads when it needs it.
-# td_add_test(NAME SOURCES ... USES ... [WRAP symbol ...] [LABELS ...] [TIMEOUT seconds] [ARGUMENTS ...]): a
-#   CMocka program that links the static modules (so that --wrap sees their calls) and tests/support.
+# td_add_test(NAME SOURCES ... USES ... [WRAP symbol ...] [FAULTS function ...] [LABELS ...] [TIMEOUT seconds]
+#   [ARGUMENTS ...]): a CMocka program that links the static modules (so that --wrap sees their calls) and
+#   tests/support. Doubles wrap the functions of FAULTS, and fail if told to (tests/support/fault.h).
 # td_add_run_path(TARGET FOLDER PATH): in the build tree TARGET looks for libraries in PATH and in
 #   CMAKE_BUILD_RPATH; once it is installed, into FOLDER, in PATH alone. To be called after install(TARGETS).
 # td_describe_build(OUT file TEMPLATE file MODULES ...): the source file of td_build_info(), written anew by
@@ -103,12 +104,23 @@ function(td_add_kernels)
 endfunction()
 
 function(td_add_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;USES;WRAP;LABELS;LIBRARIES;ARGUMENTS" ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;USES;WRAP;FAULTS;LABELS;LIBRARIES;ARGUMENTS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit cpu)
+  endif()
+  if(ARG_FAULTS)
+    set(doubles "${CMAKE_CURRENT_BINARY_DIR}/${name}_doubles.c")
+    list(JOIN ARG_FAULTS " " faults)
+    file(GLOB headers "${PROJECT_SOURCE_DIR}/impl/*/*.h")
+    add_custom_command(OUTPUT "${doubles}" VERBATIM
+      COMMAND "${CMAKE_COMMAND}" "-DNAMES=${faults}" "-DROOT=${PROJECT_SOURCE_DIR}/impl" "-DOUT=${doubles}"
+              -P "${PROJECT_SOURCE_DIR}/cmake/doubles.cmake"
+      DEPENDS ${headers} "${PROJECT_SOURCE_DIR}/cmake/doubles.cmake" COMMENT "Writing ${name}_doubles.c")
+    list(APPEND ARG_SOURCES "${doubles}")
+    list(APPEND ARG_WRAP ${ARG_FAULTS})
   endif()
   add_executable(test_${name} ${ARG_SOURCES})
   target_link_libraries(test_${name} PRIVATE td_flags td_instrument td_support cmocka::cmocka ${ARG_LIBRARIES})

@@ -4,6 +4,7 @@
 #define TD_KERNELS_FLASH_PLAN_CUH
 
 #include "kernels/flash.h"
+#include "kernels/tile/behind.cuh"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -178,6 +179,11 @@ cudaError_t backward_f16(cudaStream_t stream, const backward_args &args, bool by
 cudaError_t backward_tf32(cudaStream_t stream, const backward_args &args, bool by_keys);
 cudaError_t backward_f32(cudaStream_t stream, const backward_args &args, bool by_keys);
 
+/** By keys on Hopper's tensor cores: dK, dV, and dQ into dq_sums. Width 64, 80 or 128, with `vectors`.
+ * cudaErrorNotSupported: the driver has no tensor maps. */
+cudaError_t hopper_backward_bf16(cudaStream_t stream, const backward_args &args);
+cudaError_t hopper_backward_f16(cudaStream_t stream, const backward_args &args);
+
 #ifdef __CUDACC__
 
 /** A block's task: which head, which of its tiles, which part of the other side, which slice of the outputs'
@@ -289,19 +295,39 @@ __device__ inline int doublings_of(int query, int seq_k, bool causal)
     return 31 - __clz(causal ? min(seq_k, query + 1) : seq_k);
 }
 
-/** Lets a kernel use `bytes` of dynamic shared memory, and launches it. cudaErrorLaunchOutOfResources: a
- * block of this GPU has less. An H100's has 227 KB, an A100's 163, those of most other GPUs 99. */
+/** Lets a kernel use `bytes` of dynamic shared memory. cudaErrorLaunchOutOfResources: a block of this GPU has
+ * less. An H100's has 227 KB, an A100's 163, those of most other GPUs 99. */
+template <typename Args> inline cudaError_t allow(void (*kernel)(Args), int bytes)
+{
+    const cudaError_t error =
+        cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+
+    return error == cudaErrorInvalidValue ? cudaErrorLaunchOutOfResources : error;
+}
+
+/** Launches a kernel with `bytes` of dynamic shared memory. */
 template <typename Args>
 inline cudaError_t launch(void (*kernel)(Args), int64_t blocks, int threads, int bytes, cudaStream_t stream,
                           const Args &args)
 {
-    cudaError_t error =
-        cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    const cudaError_t error = allow(kernel, bytes);
 
     if (error != cudaSuccess)
-        return error == cudaErrorInvalidValue ? cudaErrorLaunchOutOfResources : error;
+        return error;
     kernel<<<(unsigned)blocks, threads, bytes, stream>>>(args);
     return cudaGetLastError();
+}
+
+/** The same for a kernel that waits for the one before it, see tile/behind.cuh. */
+template <typename Args>
+inline cudaError_t launch_behind(void (*kernel)(Args), int64_t blocks, int threads, int bytes,
+                                 cudaStream_t stream, const Args &args)
+{
+    const cudaError_t error = allow(kernel, bytes);
+
+    if (error != cudaSuccess)
+        return error;
+    return tile::launch_behind_with(stream, (unsigned)blocks, threads, bytes, kernel, args);
 }
 
 #endif

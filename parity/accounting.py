@@ -1,24 +1,10 @@
 """The arithmetic of the write-up: C's formulas beside what PyTorch counts on a model that is never allocated."""
 
-import pandas as pd
-
 from parity.core import Case, Side, equal, grid, within
 from parity.shared.model import extents
-from parity.shared.pages import MIB, mib, valued
+from parity.shared.pages import mib, valued
 from ref import accounting as ref
 from ref.transformer import SIZES
-
-DELIVERABLES = {
-    "memory_accounting": "Parameters, FLOPs and bytes of the models",
-    "attention_accounting": "What attention saves, and where it no longer fits",
-    "ddp_bucketed_benchmarking": "Bucketed data parallel: the overhead model and its optimum",
-    "communication_accounting": "XXL: memory, devices, and the batch that hides communication",
-    "alternate_ring_all_reduce": "A ring that passes whole buffers on",
-    "data_parallel_calcs": "Data parallelism: when compute hides communication",
-    "fsdp_calcs": "Sharded weights: when compute hides communication",
-    "tp_calcs": "Tensor parallelism: when compute hides communication",
-    "fsdp_tp_calcs": "Sharded weights and tensor parallelism together",
-}
 
 GIB = 2**30
 CONTEXTS = [128, 256, 512, 1024]
@@ -177,52 +163,51 @@ def both_strategies(case, c):
 
 
 def report(page, records):
-    report_ddp(page, records.only("ddp_bucketed_benchmarking"))
+    report_ddp(page, valued(records.only("ddp_bucketed_benchmarking")))
     report_xxl(page, records.only("communication_accounting"))
     report_ring(page, records.only("alternate_ring_all_reduce"))
     report_parallel(page, records)
     report_models(page, records.only("memory_accounting"))
-    report_attention(page, records.only("attention_accounting"))
-    page.method(
-        "C's formulas are compared with what PyTorch counts on a model that is never allocated. None of it is a time."
-    )
+    report_attention(page, valued(records.only("attention_accounting"), head_dim=64))
+    page.method()
 
 
-def report_ddp(page, records):
+def report_ddp(page, rows):
     page.section("ddp_bucketed_benchmarking (b)")
-    rows = valued(records)
     for row in rows:
         row |= {"w": row["bytes_per_second"] / 1e9, "o": row["seconds_per_call"] * 1e6}
-        row |= {"mb": row["bucket_bytes"] / 1e6, "ms": row["seconds"] * 1e3}
-        row |= {"one_ms": row["one"] * 1e3, "each_ms": row["each"] * 1e3, "gb": row["gradients"] / 1e9}
+        row |= {"mb": row["bucket_bytes"] / 1e6, "gb": row["gradients"] / 1e9}
+        row |= {
+            f"{name}ms": row[key] * 1e3 for name, key in (("", "seconds"), ("one_", "one"), ("each_", "each"))
+        }
     page.table(
-        pd.DataFrame(rows),
+        rows,
         "ddp_buckets",
         columns={"w": "bandwidth w", "o": "a call o", "buckets": "buckets", "mb": "bucket", "ms": "overhead"}
         | {"one_ms": "one bucket", "each_ms": "a bucket a tensor"},
         units={"w": "GB/s", "o": "us", "mb": "MB", "ms": "ms", "one_ms": "ms", "each_ms": "ms"},
     )
-    page.say(first=rows[0] if rows else None, second=rows[1] if len(rows) > 1 else None)
-    page.working(first=rows[0] if rows else None)
+    first, second = [*rows, None, None][:2]
+    page.say(first=first, second=second)
+    page.working(first=first)
 
 
 def report_xxl(page, records):
     page.section("communication_accounting")
     for row in valued(records):
-        told = row | MESH | {"gib": row["state_bytes"] / GIB}
-        told |= {"tb": row["state_bytes"] / 1e12, "terms": 2 * row["blocks"] * row["d_model"] * row["d_ff"]}
-        page.table(pd.DataFrame([
-            {"part": "(a)", "what": "parameters", "value": f"{row['parameters']:,}"},
-            {"part": "(a)", "what": "weights, gradients and moments in f32", "value": f"{told['tb']:.3f} TB"},
-            {"part": "(a)", "what": "H100s of 80 GB for them", "value": f"{row['devices_80gb']:.1f}"},
-            {"part": "(a)", "what": "saved for backward in bf16, a token",
-             "value": f"{row['saved_bytes_per_token']:,} bytes"},
-            {"part": "(b)", "what": "devices of 95 GB", "value": str(row["fsdp_devices"])},
-            {"part": "(c)", "what": "tokens a device, sharded weights hidden",
-             "value": f"{row['fsdp_tokens_per_device']:.0f}"},
-            {"part": "(c)", "what": "tokens a device, both on one wire",
-             "value": f"{row['shared_wire_tokens_per_device']:.0f}"},
-        ]), "xxl")  # fmt: skip
+        told = row | MESH | {"gib": row["state_bytes"] / GIB, "tb": row["state_bytes"] / 1e12}
+        values = (
+            ("(a)", "parameters", "{parameters:,}"),
+            ("(a)", "weights, gradients and moments in f32", "{tb:.3f} TB"),
+            ("(a)", "H100s of 80 GB for them", "{devices_80gb:.1f}"),
+            ("(a)", "saved for backward in bf16, a token", "{saved_bytes_per_token:,} bytes"),
+            ("(b)", "devices of 95 GB", "{fsdp_devices}"),
+            ("(c)", "tokens a device, sharded weights hidden", "{fsdp_tokens_per_device:.0f}"),
+            ("(c)", "tokens a device, both on one wire", "{shared_wire_tokens_per_device:.0f}"),
+        )
+        page.table(
+            [{"part": part, "what": what, "value": form.format(**told)} for part, what, form in values], "xxl"
+        )
         page.say(**told)
         page.working(**told)
 
@@ -232,9 +217,9 @@ def report_ring(page, records):
     for row in valued(records):
         told = {"ranks": row["ranks"], "gib": row["bytes"] / GIB}
         told |= {"alternate": row["alternate"] * 1e3, "ring": row["ring"] * 1e3}
-        page.table(pd.DataFrame([{"way": "whole buffers", "formula": "(N - 1) S / W", "time": told["alternate"]},
-                                 {"way": "pieces", "formula": "2 (N - 1) / N S / W", "time": told["ring"]}]),
-                   "ring", units={"time": "ms"})  # fmt: skip
+        ways = [{"way": "whole buffers", "formula": "(N - 1) S / W", "time": told["alternate"]}]
+        ways += [{"way": "pieces", "formula": "2 (N - 1) / N S / W", "time": told["ring"]}]
+        page.table(ways, "ring", units={"time": "ms"})
         page.say(**told)
         page.working(**told)
 
@@ -242,27 +227,19 @@ def report_ring(page, records):
 def report_parallel(page, records):
     """One feed-forward layer of three matrices, d_model x d_ff, on so many devices."""
     names = ("forward_compute", "forward_comm", "backward_compute", "backward_comm")
+    limits = ("forward_devices", "backward_devices")
     for strategy, deliverable in STRATEGIES.items():
         page.section(deliverable)
         for row in valued(records.only(deliverable)):
             row |= {name: row[name] * 1e3 for name in names}
-            row |= {name: "any" if row[name] is None else f"{row[name]:.0f}"
-                    for name in ("forward_devices", "backward_devices")}  # fmt: skip
-            page.table(
-                pd.DataFrame([row]),
-                f"parallelism_{strategy}",
-                columns=["strategy", *names, "forward_devices", "backward_devices"],
-                units=dict.fromkeys(names, "ms"),
-            )
+            row |= {name: "any" if row[name] is None else f"{row[name]:.0f}" for name in limits}
+            units = dict.fromkeys(names, "ms")
+            page.table([row], f"parallelism_{strategy}", ["strategy", *names, *limits], units)
             page.say(**row, **LAYER)
             page.working(**row, **LAYER, **RATES)
     page.section("fsdp_tp_calcs")
     for row in valued(records.only("fsdp_tp_calcs")):
-        page.table(
-            pd.DataFrame([row]),
-            "parallelism_both",
-            {"overlapped": "devices, overlapped", "shared": "one wire"},
-        )
+        page.table([row], "parallelism_both", {"overlapped": "devices, overlapped", "shared": "one wire"})
         page.say(**row)
         page.working(**row, **LAYER, **RATES)
 
@@ -272,12 +249,12 @@ def report_models(page, records):
         "memory_accounting",
         "How many parameters, bytes and FLOPs has each model (vocabulary 10,000, batch 4)?",
     )
-    rows = [row for row in valued(records) if row["context"] == 512]
+    rows = valued(records, context=512)
     for row in rows:
         row |= {"f32": mib(4 * row["total"]), "state": row["training"] / GIB, "bf16": mib(row["copies"])}
         row |= {"forward": row["forward_flops"] / 1e12, "backward": row["backward_flops"] / 1e12}
     page.table(
-        pd.DataFrame(rows),
+        rows,
         "models",
         columns={"size": "size", "total": "parameters", "tensors": "tensors", "f32": "f32 weights"}
         | {"state": "weights, gradients, moments", "bf16": "autocast copies"}
@@ -285,42 +262,34 @@ def report_models(page, records):
         units={"f32": "MiB", "state": "GiB", "bf16": "MiB", "forward": "TFLOP", "backward": "TFLOP"},
         digits={"forward": 4, "backward": 4},
     )
-    largest = next((row for row in rows if row["size"] == "2.7B"), None)
-    page.say(
-        billions=largest["total"] / 1e9 if largest else None,
-        state=largest["state"] if largest else None,
-        copies=largest["bf16"] / 1024 if largest else None,
-    )
-    rows = []
-    for row in valued(records, size="2.7B"):
-        named = {name: row[name] for name in ("residual", "ffn", "scores", "logits")}
-        largest = max(named, key=named.get)
-        rows.append({"context": row["context"], **{n: mib(v) for n, v in named.items()}, "largest": largest})
+    page.say(**next((row for row in rows if row["size"] == "2.7B"), {}))
+    names = ("residual", "ffn", "scores", "logits")
+    rows = valued(records, size="2.7B")
+    for row in rows:
+        row |= {"largest": max(names, key=row.get)} | {name: mib(row[name]) for name in names}
     page.note("2.7B, f32, tensors that are not joined with others:")
     page.table(
-        pd.DataFrame(rows),
+        rows,
         "activations",
         columns={"context": "context", "residual": "residual (B S d)", "ffn": "FFN hidden (B S d_ff)"}
         | {"scores": "scores (B H S^2)", "logits": "logits (B S V)", "largest": "largest"},
-        units=dict.fromkeys(("residual", "ffn", "scores", "logits"), "MiB"),
+        units=dict.fromkeys(names, "MiB"),
     )
 
 
-def report_attention(page, records):
+def report_attention(page, rows):
     page.section(
         "attention_accounting",
         "What does naive attention keep for backward (batch 8, f32), and when does it not fit?",
     )
-    rows = valued(records, head_dim=64)
     names = ("matrix", "saved_naive", "saved_flash", "forward_peak", "backward_peak")
     for row in rows:
-        row |= {name: row[name] / MIB for name in names}
+        row |= {name: mib(row[name]) for name in names}
     page.table(
-        pd.DataFrame(rows),
+        rows,
         "attention",
         columns={"seq": "seq", "matrix": "one score matrix", "saved_naive": "saved, naive"}
         | {"saved_flash": "saved, flash", "forward_peak": "forward peak", "backward_peak": "backward peak"},
         units=dict.fromkeys(names, "MiB"),
     )
-    last = rows[-1] if rows else {}
-    page.say(**last, products=last["forward_flops"] / last["softmax_flops"] if last else None)
+    page.say(**(rows[-1] if rows else {}))

@@ -2,20 +2,15 @@
 
 import itertools
 
-import pandas as pd
 import torch
 
 from parity.core import Case, grid
 from parity.core.comparison import ms_of
 from parity.shared import attend
-from parity.shared.pages import errors_by, mark, mib, units_of, valued
+from parity.shared.pages import errors_by, grid_rows, mib, valued
 from ref import accounting
 from ref import attention as ref
 from ref.ops import tf32_matmul
-
-DELIVERABLES = {
-    "pytorch_attention": "Attention with the scores materialised: time, memory, and where it ends"
-}
 
 DTYPES = {"cpu": ["f32", "bf16"], "cuda": ["f32", "tf32", "bf16", "f16"]}
 HEAD_DIM = 64  # of curves, and of tables of one head size
@@ -144,118 +139,98 @@ def ends_by_arithmetic(case, c):
     }
 
 
+SIDES = ("c", "torch_eager")
+PASSES = ("forward", "backward")
+
+
 def report(page, records):
-    timed = type(records)(record for record in records.records if "pass" in record["case"])
+    timed = records.where(lambda r: "pass" in r["case"])
     page.section("pytorch_attention")
-    table = grid_table(page, timed)
-    page.note(f"Batch {BATCH}, no head dimension, no mask, f32. Memory is what is kept when backward begins.")
-    page.table(table, "times", units=units_of(table, TIMES, "ms"), expected=20)
+    report_grid(page, timed)
     report_ends(page, timed)
     answer(page, timed)
-    forward = timed.only(**{"pass": "forward"})
+    curves = timed.only(head_dim=HEAD_DIM)
+    forward = curves.only(**{"pass": "forward"})
     page.plot(
         "memory",
         {
-            "c": curve(forward, "c", "values.saved_mib"),
-            "torch_eager": curve(forward, "torch_eager", "values.saved_mib"),
-            "c, arithmetic": curve(forward, "c", "values.account_mib"),
-            "torch_eager, arithmetic": curve(forward, "torch_eager", "values.account_mib"),
-            "flash, arithmetic": curve(forward, "c", "values.flash_mib"),
+            "c": forward.curve("seq", "values.saved_mib", "c"),
+            "torch_eager": forward.curve("seq", "values.saved_mib", "torch_eager"),
+            "c, arithmetic": forward.curve("seq", "values.account_mib", "c"),
+            "torch_eager, arithmetic": forward.curve("seq", "values.account_mib", "torch_eager"),
+            "flash, arithmetic": forward.curve("seq", "values.flash_mib", "c"),
         },
         x="seq",
         y="MiB",
         title=f"Memory kept for backward, batch {BATCH}, head_dim {HEAD_DIM}, f32",
     )
+    panels = {phase: curves.only(**{"pass": phase}) for phase in PASSES}
     page.plot(
         "time",
-        {
-            phase: {impl: curve(timed.only(**{"pass": phase}), impl, "ms") for impl in ("c", "torch_eager")}
-            for phase in ("forward", "backward")
-        },
+        {phase: {impl: of.curve("seq", "ms", impl) for impl in SIDES} for phase, of in panels.items()},
         x="seq",
         y="ms",
         title=f"Attention with its scores in memory, batch {BATCH}, head_dim {HEAD_DIM}, f32",
     )
     page.table(errors_by(records, ["causal", "dtype"]), "errors", more=True)
-    page.method(
-        "Saved memory of PyTorch is counted by hooks on the tensors that autograd saves; C's is the size of "
-        "the block it "
-        "asks for. Peaks are of the call alone. `oom` and `error` rows are results."
-    )
+    page.method()
 
 
-TIMES = ("c forward", "torch forward", "c backward", "torch backward")
+def report_grid(page, timed):
+    """Times of both passes and both sides, memory before backward, and its arithmetic."""
 
-
-def grid_table(page, timed):
-    """A row a shape: times of both passes and both sides, memory before backward, and its arithmetic."""
-    rows = {}
-    for record in timed.records:
-        case, side = record["case"], "c" if record["impl"] == "c" else "torch"
-        row = rows.setdefault(
-            (case["seq"], case["head_dim"]), {"seq": case["seq"], "head_dim": case["head_dim"]}
-        )
-        row[f"{side} {case['pass']}"] = record["ms"]["median"] if "ms" in record else record["status"]
-        mark(row, record, side)
-        if case["pass"] == "forward" and "values" in record:
-            row[f"{side} before backward (MiB)"] = record["values"]["saved_mib"]
-            row[f"{side} arithmetic (MiB)"] = record["values"]["account_mib"]
-        if (side, case["pass"]) == ("c", "forward"):
+    def more(record):
+        side, values = record["impl"], record.get("values")
+        if record["case"]["pass"] != "forward":
+            return {}
+        found = {f"{side} {what} (MiB)": values[key] for what, key in KEPT.items()} if values else {}
+        if side == "c":
             # Scores, exponentials and their quotient are each written once, and read: five passes at least.
-            row["c forward, % of the bound"] = page.rates.share(record, 5 * BATCH * case["seq"] ** 2 * 4)
-    order = ["seq", "head_dim", *TIMES, "c forward, % of the bound"]
-    order += [f"{side} {what} (MiB)" for side in ("c", "torch") for what in ("before backward", "arithmetic")]
-    table = pd.DataFrame([rows[key] for key in sorted(rows)])
-    return table[[name for name in (*order, "noisy") if name in table]] if len(table) else table
+            nbytes = 5 * BATCH * record["case"]["seq"] ** 2 * 4
+            found["forward c, % of the bound"] = page.rates.share(record, nbytes)
+        return found
+
+    times = [f"{phase} {impl}" for phase in PASSES for impl in SIDES]
+    order = ["seq", "head_dim", *times, "forward c, % of the bound"]
+    order += [f"{side} {what} (MiB)" for side in SIDES for what in KEPT]
+    page.note(f"Batch {BATCH}, no head dimension, no mask, f32. Memory is what is kept when backward begins.")
+    page.table(grid_rows(timed, more), "times", order, dict.fromkeys(times, "ms"), expected=20)
 
 
-def curve(records, impl, name):
-    points = records.only(impl=impl, head_dim=HEAD_DIM)
-    seqs = points.values("seq")
-    values = [points.value(name, impl=impl, seq=seq) for seq in seqs]
-    return seqs, [None if value != value else value for value in values]
+KEPT = {"before backward": "saved_mib", "arithmetic": "account_mib"}
 
 
 def report_ends(page, timed):
     rows = []
-    for record in timed.only(impl="torch_eager", head_dim=HEAD_DIM).records:
-        values = record.get("values", {})
-        phase = record["case"]["pass"]
-        rows.append({"seq": record["case"]["seq"], "pass": phase, "status": record["status"],
-                     "peak": record.get("peak_mib"), "predicted": values.get(f"{phase}_peak_mib"),
-                     "matrix": values.get("matrix_mib")})  # fmt: skip
-    for row in rows:
-        row["peak / matrix"] = row["peak"] / row["matrix"] if row["peak"] and row["matrix"] else None
-    frame = pd.DataFrame(sorted(rows, key=lambda row: (row["seq"], row["pass"] == "backward")))
+    eager = timed.only(impl="torch_eager", head_dim=HEAD_DIM).records
+    for record in sorted(eager, key=lambda r: (r["case"]["seq"], r["case"]["pass"] == "backward")):
+        values, phase, peak = record.get("values", {}), record["case"]["pass"], record.get("peak_mib")
+        matrix = values.get("matrix_mib")
+        row = {"seq": record["case"]["seq"], "pass": phase, "status": record["status"], "peak": peak}
+        row |= {"predicted": values.get(f"{phase}_peak_mib"), "matrix": matrix}
+        rows.append(row | {"peak / matrix": peak / matrix if peak and matrix else None})
     page.note(f"Eager PyTorch, head_dim {HEAD_DIM}: the peak of a call, and what the arithmetic says.")
-    page.table(frame, "ends", units=units_of(frame, ("peak", "predicted", "matrix"), "MiB"))
+    page.table(rows, "ends", units=dict.fromkeys(("peak", "predicted", "matrix"), "MiB"))
 
 
 def answer(page, timed):
     eager = timed.only(impl="torch_eager", head_dim=HEAD_DIM)
     clean = {(r["case"]["seq"], r["case"]["pass"]): ms_of(r) for r in eager.records if ms_of(r)}
-    seqs = [seq for seq in timed.values("seq") if {(seq, "forward"), (seq, "backward")} <= set(clean)]
-    theirs = {
-        row["seq"]: row for row in valued(timed, "torch_eager", head_dim=HEAD_DIM, **{"pass": "forward"})
-    }
-    mine = {row["seq"]: row for row in valued(timed, head_dim=HEAD_DIM, **{"pass": "forward"})}
-    lost = sorted(
-        r["case"]["seq"] for r in timed.only(impl="torch_eager").records if r["status"] in ("oom", "error")
-    )
+    seqs = [seq for seq in timed.values("seq") if {(seq, phase) for phase in PASSES} <= set(clean)]
+    forward = timed.only(head_dim=HEAD_DIM, **{"pass": "forward"})
+    theirs, mine = ({row["seq"]: row for row in valued(forward, impl)} for impl in SIDES[::-1])
+    ended = timed.only(impl="torch_eager").where(lambda r: r["status"] in ("oom", "error"))
     last = max(set(theirs) & set(mine), default=None)
     kept = theirs.get(last, {})
+    told = {name: kept.get(key) for name, key in (("end", "end_80_gib"), ("saved", "saved_mib"))}
     page.say(
+        **told,
+        **{phase: clean.get((seqs[-1], phase)) if seqs else None for phase in PASSES},
         seq=seqs[-1] if seqs else None,
-        forward=clean.get((seqs[-1], "forward")) if seqs else None,
-        backward=clean.get((seqs[-1], "backward")) if seqs else None,
-        lost=lost[0] if lost else 0,
-        end=kept.get("end_80_gib"),
+        lost=min(ended.values("seq"), default=0),
         last=last,
-        saved=kept.get("saved_mib"),
         flash=mine.get(last, {}).get("flash_mib"),
     )
     peak = eager.value("peak_mib", impl="torch_eager", seq=last, **{"pass": "backward"}) if last else None
-    page.working(
-        batch=BATCH, seq=last, matrix=kept.get("matrix_mib"), saved=kept.get("saved_mib"), end=kept.get("end_80_gib"),
-        peak=peak, rows=BATCH * last * HEAD_DIM * 4 / 2**20 if last else None,
-    )  # fmt: skip
+    rows = BATCH * last * HEAD_DIM * 4 / 2**20 if last else None
+    page.working(**told, batch=BATCH, seq=last, matrix=kept.get("matrix_mib"), peak=peak, rows=rows)

@@ -23,7 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from parity.bridge import NAMES, SENT, DataParallel, _device_of, _Ranks, _ranks
+from parity.bridge import DataParallel
+from parity.bridge.device import NAMES, SENT, device_of
+from parity.bridge.ranks import Ranks, ranks_of
 
 SPLIT = {"Linear", "Embedding"}  # classes, by name: the course has its own
 # MultiheadAttention reads the weight of this one and never calls it.
@@ -34,7 +36,7 @@ COMPUTE = (None, torch.float32, torch.float16, torch.bfloat16)
 class _Call:
     """A collective on its way. It holds the memory that the collective reads and writes until it is done."""
 
-    def __init__(self, ranks: _Ranks, name: str, result: Tensor, *arguments: Any):
+    def __init__(self, ranks: Ranks, name: str, result: Tensor, *arguments: Any):
         self._device, self._arguments, self._work, self.result = ranks.device, arguments, None, result
         with ranks.device.calls() as c:
             work = c.ffi.new("td_work **")
@@ -60,7 +62,7 @@ class _Unit:
     none. `anchor` takes the weight's place in autograd's graph: it has the shape, and no memory."""
 
     def __init__(
-        self, index: int, name: str, weight: nn.Parameter, ranks: _Ranks, compute: torch.dtype | None
+        self, index: int, name: str, weight: nn.Parameter, ranks: Ranks, compute: torch.dtype | None
     ):
         self.index, self.name, self.weight, self._ranks = index, name, weight, ranks
         self.shape, self.dtype, self.compute = weight.shape, weight.dtype, compute or weight.dtype
@@ -257,7 +259,7 @@ class FullyShardedDataParallel(nn.Module):
             raise TypeError(f"compute_dtype is {compute_dtype}, needs one of {', '.join(map(str, COMPUTE))}")
         parameters = dict(module.named_parameters())  # a shared one once
         _check(module, parameters)
-        self._ranks = _ranks(_device_of(next(iter(parameters.values()))))
+        self._ranks = ranks_of(device_of(next(iter(parameters.values()))))
         self._orders: dict[str, list[_Unit]] = {}
         self._running: _Pass | None = None  # forward
         self._backward: Callable[[], _Pass | None] = _nothing

@@ -3,15 +3,13 @@
 import functools
 import itertools
 
-import pandas as pd
 import torch
 
 from parity.core import DTYPES, Case, Side, equal, grid, parity, within
 from parity.core.comparison import ms_of
-from parity.shared.pages import mark, number
+from parity.shared.pages import number, tabled
 from ref import comm as ref
 
-DELIVERABLES = {"distributed_communication_single_node": "All-reduce among ranks: time and bandwidth by size"}
 NAME = "distributed_communication_single_node"
 
 MIB = 2**20
@@ -267,88 +265,62 @@ SIDES = ("c_mpi", "c_gloo", "torch_gloo", "c_nccl", "torch_nccl")
 
 
 def report(page, records):
-    times = type(records)(record for record in records.records if "bytes" in record["case"])
-    single, several = (
-        type(records)(
-            r
-            for r in times.only(collective="all_reduce", impl=list(SIDES)).records
-            if (r["case"]["calls"] > 1) == many
-        )
-        for many in (False, True)
-    )
+    times = records.where(lambda r: "bytes" in r["case"])
+    reduced = times.only(collective="all_reduce", impl=list(SIDES))
+    single = reduced.where(lambda r: r["case"]["calls"] == 1)
     page.section(NAME)
     page.note("One all-reduce of f32 sums, in place: the time of the slowest rank.")
-    page.table(table_of(single, "ms", "ms"), "single", expected=12)
+    report_sizes(page, single, "single", "ms", "ms", expected=12)
     if not any("nccl" in impl for impl in single.impls()):
         page.lacks("NCCL")
     page.note("Calls that follow each other: bus bandwidth, bytes x 2 (ranks - 1) / ranks / time.")
-    page.table(table_of(several, "gb_s", "GB/s"), "bandwidth")
-    lacking = {r["message"] for r in times.records if r["status"] == "unsupported"}
-    for words in sorted(lacking):
+    report_sizes(page, reduced.where(lambda r: r["case"]["calls"] > 1), "bandwidth", "gb_s", "GB/s")
+    for words in sorted({r["message"] for r in times.records if r["status"] == "unsupported"}):
         page.lacks(words)
     panels = {}
     for ranks in single.values("ranks"):
         mine = single.only(ranks=ranks)
-        panels[f"{ranks} ranks"] = {
-            impl: (
-                [b / MIB for b in mine.values("bytes")],
-                [time_of(mine, impl, b) for b in mine.values("bytes")],
-            )
-            for impl in mine.impls()
-        }
+        curves = {impl: mine.curve("bytes", "ms", impl) for impl in mine.impls()}
+        panels[f"{ranks} ranks"] = {impl: ([x / MIB for x in xs], ys) for impl, (xs, ys) in curves.items()}
     page.plot("time", panels, x="MiB", y="ms", title="One all-reduce by size, number of ranks and backend")
     report_answer(page, single)
     report_arithmetic(page, times)
-    report_errors(page, type(records)(record for record in records.records if "count" in record["case"]))
+    report_errors(page, records.where(lambda r: "count" in r["case"]))
     libraries = sorted({r["values"]["library"] for r in times.records if "library" in r.get("values", {})})
-    page.method(
-        "Every rank is a process of one host; all sides run in the same processes, call by call in turn. A "
-        "sample begins "
-        "when all ranks have come. 5 calls of each size are not timed. "
-        + (f"C calls {', '.join(libraries)}." if libraries else "")
-    )
+    page.method("errors")
+    page.method("times", libraries=", ".join(libraries) or None)
 
 
-def time_of(records, impl, nbytes):
-    value = records.value("ms", impl=impl, bytes=nbytes)
-    return None if value != value else value
-
-
-def table_of(records, column, unit):
+def report_sizes(page, records, name, column, unit, expected=0):
     """A row a number of ranks and a size, a column a side."""
-    if not len(records):
-        return pd.DataFrame()
-    frame = records.wide(["ranks", "bytes"], column)
-    frame.insert(1, "MiB", frame.pop("bytes") // MIB)
-    marks = {}
-    for record in records.records:
-        key = (record["case"]["ranks"], record["case"]["bytes"] // MIB)
-        mark(marks.setdefault(key, {}), record)
-    frame["noisy"] = [
-        marks.get(key, {}).get("noisy") for key in zip(frame["ranks"], frame["MiB"], strict=True)
-    ]
-    names = {impl: f"{impl} ({unit})" for impl in records.impls()}
-    return frame[["ranks", "MiB", *(i for i in SIDES if i in frame), "noisy"]].rename(columns=names)
+
+    def cells(record):
+        value = number(record, column)
+        words = record["status"] if record["status"] != "ok" else None
+        return {"MiB": record["case"]["bytes"] // MIB, record["impl"]: words if value is None else value}
+
+    rows = tabled(records.records, ("ranks", "bytes"), cells, order=lambda key: key)
+    page.table(rows, name, ["ranks", "MiB", *SIDES], dict.fromkeys(SIDES, unit), expected=expected)
 
 
 def report_answer(page, single):
-    def ms(impl, ranks, mib):
-        found = single.only(impl=impl, ranks=ranks, bytes=mib * MIB).records
-        return ms_of(found[0]) if found else None
+    def ms(impl, ranks, *sizes):
+        found = single.only(impl=impl, ranks=ranks)
+        return {mib: next(map(ms_of, found.only(bytes=mib * MIB).records), None) for mib in sizes}
 
-    ranks = single.values("ranks")
-    few, many = (ranks[0], ranks[-1]) if ranks else (None, None)
+    ranks = single.values("ranks") or [None]
+    few, many = ranks[0], ranks[-1]
     oom = next((r["case"] for r in single.records if r["status"] == "oom"), None)
-    both = "c_nccl" in single.impls() and "torch_gloo" in single.impls()
+    both = {"c_nccl", "torch_gloo"} <= set(single.impls())
     page.say(
         both=both or None,
-        gpu={mib: ms("torch_nccl", few, mib) for mib in (1, 100, 1024)},
-        cpu={mib: ms("torch_gloo", few, mib) for mib in (1, 100, 1024)},
-        mpi={mib: ms("c_mpi", few, mib) for mib in (1, 100)},
+        gpu=ms("torch_nccl", few, 1, 100, 1024),
+        cpu=ms("torch_gloo", few, 1, 100, 1024),
+        mpi=ms("c_mpi", few, 1, 100),
         few=few,
         many=many if many != few else None,
-        slow=ms("torch_gloo", many, 10),
-        quick=ms("torch_gloo", few, 10),
+        slow=ms("torch_gloo", many, 10)[10],
+        quick=ms("torch_gloo", few, 10)[10],
         gpus=max(single.only(impl="torch_nccl").values("ranks"), default=None),
         oom=oom and {"mib": oom["bytes"] // MIB, "ranks": oom["ranks"]},
     )
@@ -376,7 +348,7 @@ def report_arithmetic(page, times):
         counted = ranks / 2 if passed else 0.5
         row = rows.setdefault((what, ranks), {"what": what, "ranks": ranks, "arithmetic": counted})
         row[record["impl"]] = record["ms"]["median"] / base
-    page.table(pd.DataFrame(rows.values()), "arithmetic", more=True)
+    page.table(rows.values(), "arithmetic", more=True)
 
 
 def report_errors(page, errors):
@@ -386,18 +358,11 @@ def report_errors(page, errors):
         if not record["impl"].startswith("c_") or record["status"] not in ("ok", "failed"):
             continue
         key = (record["case"]["collective"], record["impl"])
-        row = rows.setdefault(
-            key, {"collective": key[0], "side": key[1], "results": 0, "hold": 0, "used": []}
-        )
+        row = rows.setdefault(key, {"collective": key[0], "side": key[1], "results": 0, "hold": 0})
         row["results"] += 1
         row["hold"] += record["status"] == "ok"
-        row["used"] += [share for share in [number(record, "used")] if share is not None]
+        row["allowance used"] = max(row.get("allowance used", 0.0), number(record, "used") or 0.0)
     for row in rows.values():
-        used = row.pop("used")
-        row["allowance used"] = f"{100 * max(used):.0f} %" if used else "none: every bit is right"
-    page.table(pd.DataFrame(rows.values()), "errors")
-    page.method(
-        "Moved bytes, whole numbers, maxima, and sums of two ranks must be right to the bit. Other sums may "
-        "be as far from "
-        "float64 as PyTorch's, or as the ranks' terms in any order. All ranks must have the same bits."
-    )
+        used = row["allowance used"]
+        row["allowance used"] = f"{100 * used:.0f} %" if used else "none: every bit is right"
+    page.table(rows.values(), "errors")

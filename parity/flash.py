@@ -2,25 +2,20 @@
 
 import itertools
 
-import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from parity.core import DTYPES as DTYPE_SIZES
 from parity.core import Case, grid, within
 from parity.core.comparison import Comparison, geomean, ms_of
+from parity.core.view import number
 from parity.shared import attend
-from parity.shared.pages import errors_by, held, last, mark, mib, on_gpu, peak_of, units_of
+from parity.shared.pages import by_case, errors_by, held, mark, mib, on_gpu, peak_of, tabled, time_of
 from ref import attention as naive
 from ref import flash as ref
 from ref.ops import tf32_matmul
 
-DELIVERABLES = {
-    "flash_forward": "Flash attention, forward: tiled, in plain tensor code and fused in C",
-    "flash_backward": "Flash attention, backward from the logsumexp",
-    "flash_benchmarking": "Flash attention beside plain attention: time and memory",
-    "leaderboard": "One call, forward and backward: 16 heads, 16384 tokens, head_dim 64, bf16",
-}
 PUBLISHED_MS = 5.364  # the leaderboard's verified record of 2025, on an H100
 
 DTYPES = {"cpu": ["f32", "bf16"], "cuda": ["f32", "tf32", "bf16", "f16"]}
@@ -164,16 +159,20 @@ def error_sides(case, draw, c):
         return {name: value for name, value in outputs.items() if is_output_of(case, name)}
 
     def plain(q, k, v, dout, matmul=torch.matmul):
-        outputs = attend.by_autograd(
-            lambda *qkv: naive.attention(*qkv, case.causal, case.mask, matmul=matmul), q, k, v, dout
-        )
+        def attention(*qkv):
+            return naive.attention(*qkv, case.causal, case.mask, matmul=matmul)
+
+        if not forward:
+            return of_deliverable(attend.by_autograd(attention, q, k, v, dout))
         wide = (x.double() if x.dtype.itemsize == 8 else x.float() for x in (q, k))
         lse = naive.logsumexp(*wide, case.causal, case.mask, matmul=matmul)
-        return of_deliverable(outputs | {"lse": lse})
+        return {"o": attention(q, k, v), "lse": lse}
 
     def tiled(q, k, v, dout):
-        outputs = attend.by_autograd(lambda *qkv: ref.flash(*qkv, case.causal, case.mask)[0], q, k, v, dout)
-        return of_deliverable(outputs | {"lse": ref.flash(q, k, v, case.causal, case.mask)[1]})
+        if forward:
+            return dict(zip(("o", "lse"), ref.flash(q, k, v, case.causal, case.mask), strict=True))
+        tiles = attend.by_autograd(lambda *qkv: ref.flash(*qkv, case.causal, case.mask)[0], q, k, v, dout)
+        return of_deliverable(tiles)
 
     call = attend.judged(case, draw, c, "flash", tensors, "lse", tensors[0].shape[:3], "f32")
     sides = {
@@ -269,122 +268,93 @@ def report(page, records):
         page.say(**held(errors))
         page.table(errors_by(errors, ["dtype"]), f"{deliverable}_by_dtype")
         page.table(errors_by(errors, ["head_dim", "dtype"]), deliverable, more=True)
-    timed = type(records)(
-        r for r in records.only("flash_benchmarking").records if r["case"]["pass"] != "memory"
-    )
-    report_grid(page, timed)
+    report_grid(page, records.only("flash_benchmarking", **{"pass": PHASES}))
     report_leaderboard(page, records.only("leaderboard"))
     report_memory(page, records.only("flash_benchmarking", **{"pass": "memory"}))
-    page.method(
-        "Errors: sequences from 1 to 509 on both sides of tiles and vectors, unequal lengths, causal and "
-        "not, both masks. "
-        "Times: FLOPs of attention are 4 batch heads seq^2 head_dim, half of it when causal, and 2.5 times that for "
-        "backward. Backward is measured after an untimed forward pass; it is not the difference of two times. On GPUs "
-        "the second-level cache is overwritten before each call."
-    )
+    page.method()
 
 
 def report_grid(page, timed):
     """A row a shape, with the three passes of each side."""
     page.section("flash_benchmarking")
-    fused = [impl for impl in timed.torches() if impl != "torch_eager"]
-    grid, rows, said = timed.only(batch=1, heads=1), {}, {}
-    for record in grid.records:
-        case, phase = record["case"], record["case"]["pass"]
-        key = tuple(case[name] for name in ("dtype", "head_dim", "seq"))
-        sides = rows.setdefault(key, {}).setdefault(phase, {})
-        sides[record["impl"]] = record
+    gpu = on_gpu(timed)
+    grid, keys = timed.only(batch=1, heads=1), ("dtype", "head_dim", "seq")
+    said, times = {}, {}
+    for (*shape, phase), sides in by_case(grid, (*keys, "pass")).items():
+        fused = [sides[i] for i in sides if i.startswith("torch") and i != "torch_eager" and "ms" in sides[i]]
+        chosen = {"c": sides.get("c"), "eager": sides.get("torch_eager")}
+        chosen["fused"] = min(fused, key=time_of, default=None)
+        times[*shape, phase] = chosen
+        if fused and "ms" in sides.get("c", {}):
+            said[*shape, phase] = {n: Comparison.of(chosen["c"], chosen[n]) for n in ("fused", "eager")}
     lines = []
-    for key in sorted(rows, key=lambda k: (k[0] != "bf16", *k)):
-        line = dict(zip(("dtype", "head_dim", "seq"), key, strict=True))
+    for shape in sorted({key[:3] for key in times}, key=lambda k: (k[0] != "bf16", *k)):
+        line = dict(zip(keys, shape, strict=True))
         for phase in PHASES:
-            sides = rows[key].get(phase, {})
-            quick = min((sides[i] for i in fused if "ms" in sides.get(i, {})), key=time_of, default=None)
-            for name, record in (
-                ("c", sides.get("c")),
-                ("eager", sides.get("torch_eager")),
-                ("fused", quick),
-            ):
-                line[f"{phase} {name}"] = record and (time_of(record) if "ms" in record else record["status"])
+            for name in ("c", "eager", "fused"):
+                record = times.get((*shape, phase), {}).get(name)
+                line[f"{phase} {name}"] = record and time_of(record)
                 mark(line, record, f"{phase} {name}")
-            if quick and "ms" in sides.get("c", {}):
-                said[*key, phase] = {
-                    "c": ms_of(sides["c"]), "fused": Comparison.of(sides["c"], quick),
-                    "eager": Comparison.of(sides["c"], sides.get("torch_eager")),
-                }  # fmt: skip
-        moved = 2 if key[0] in ("bf16", "f16") else 4
-        nbytes = 8 * key[1] * key[2] * moved  # q, k, v, o and their gradients
-        line["% of the bound, both"] = page.rates.share(rows[key].get("both", {}).get("c"), nbytes)
-        lines.append(line)
+        nbytes = 8 * shape[1] * shape[2] * DTYPE_SIZES[shape[0]].itemsize  # q, k, v, o and their gradients
+        both = times.get((*shape, "both"), {}).get("c")
+        lines.append(line | {"% of the bound, both": page.rates.share(both, nbytes)})
     page.note(
         "Times in ms, causal, batch 1, one head. eager: plain attention; fused: the fastest fused attention "
-        "of PyTorch. "
-        "both: forward and backward in one call."
+        "of PyTorch. both: forward and backward in one call."
     )
-    gpu = on_gpu(timed)
-    page.table(last(pd.DataFrame(lines), "noisy"), "lengths", expected=80)
+    page.table(lines, "lengths", expected=80)
     if not lines and len(timed):
         page.lacks("the grid of lengths")
-    headline = timed.only(batch=8) if not gpu else timed.only(heads=16)
-    keys = [] if not gpu else ["head_dim"]
-    frame = headline.wide([*keys, "pass"], "ms", base="torch_eager") if len(headline) else pd.DataFrame()
-    if len(frame):
-        if "torch_flash" in frame:
-            frame["c / torch_flash"] = headline.wide([*keys, "pass"], "ms", base="torch_flash").get(
-                "c / torch_flash"
-            )
-        shape = (
-            "batch 1, 16 heads, seq 16384, bf16" if gpu else "batch 8, one head, seq 2048, head_dim 64, f32"
-        )
-        page.note(f"Causal, {shape}:")
-        page.table(frame, "headline", units=units_of(frame, headline.impls(), "ms"))
+    headline, keys = (timed.only(heads=16), ["head_dim", "pass"]) if gpu else (timed.only(batch=8), ["pass"])
+    rows = headline.wide(keys, "ms", base="torch_eager")
+    ratio = headline.wide(keys, "ms", base="torch_flash").get("c / torch_flash")
+    if ratio is not None:
+        rows["c / torch_flash"] = ratio
+    shape = "batch 1, 16 heads, seq 16384, bf16" if gpu else "batch 8, one head, seq 2048, head_dim 64, f32"
+    page.note(f"Causal, {shape}:")
+    page.table(rows, "headline", units=dict.fromkeys(headline.impls(), "ms"))
     say_grid(page, said, headline, "bf16" if gpu else "f32")
     plot_speeds(page, grid, "bf16" if gpu else "f32", gpu)
     for phase in PHASES:
         part = grid.only(**{"pass": phase})
-        frame = part.wide(["dtype", "head_dim", "seq"], "ms") if len(part) else pd.DataFrame()
-        page.table(frame, f"lengths_{phase}", units=units_of(frame, part.impls(), "ms"), more=True)
+        units = dict.fromkeys(part.impls(), "ms")
+        page.table(part.wide(["dtype", "head_dim", "seq"], "ms"), f"lengths_{phase}", units=units, more=True)
 
 
 def say_grid(page, said, headline, dtype):
     """Of the longest length of head_dim 64 that plain attention has, and of the means over shapes."""
-    mine = {key: found for key, found in said.items() if key[1] == HEAD_DIM and key[3] == "both"}
-    usable = [key for key, found in mine.items() if found["eager"] and found["fused"]]
+    usable = [key for key in said if key[1] == HEAD_DIM and key[3] == "both" and all(said[key].values())]
     best = max(usable, key=lambda key: (key[0] == dtype, key[2]), default=None)
-    fused = [found["fused"].ratio for found in said.values() if found["fused"]]
+    fused, eager = ([found[n].ratio for found in said.values() if found[n]] for n in ("fused", "eager"))
     values = {}
     if best:
-        values = {"what": "forward and backward take", "dtype": best[0], "seq": best[2], **mine[best]}
+        values = {"what": "forward and backward take", "dtype": best[0], "seq": best[2], **said[best]}
     elif len(headline):
         sides = {r["impl"]: r for r in headline.only(**{"pass": "backward"}).records}
-        values = {"eager": Comparison.of(sides.get("c"), sides.get("torch_eager"))}
-        values |= {"fused": Comparison.of(sides.get("c"), sides.get("torch_flash"))}
+        for name, impl in (("eager", "torch_eager"), ("fused", "torch_flash")):
+            values[name] = Comparison.of(sides.get("c"), sides.get(impl))
         values |= {"what": "the backward pass takes", "seq": 2048, "dtype": "f32"}
     page.say(
         grid=bool(best),
         head_dim=HEAD_DIM,
         fused_mean=geomean(fused),
         behind=sum(ratio > 1 for ratio in fused),
-        always=all(found["eager"].ratio < 1 for found in said.values() if found["eager"]),
+        always=max(eager, default=0) < 1,
         of=len(fused),
         **values,
     )
 
 
-def time_of(record):
-    return record["ms"]["median"]
-
-
 def report_leaderboard(page, records):
     page.section("leaderboard")
-    rows = []
-    for record in records.records:
-        row = {"side": record["impl"]} | {name: record["ms"][name] for name in ("median", "min", "max", "n")
-                                           if "ms" in record}  # fmt: skip
+
+    def cells(record):
+        row = {name: record["ms"][name] for name in ("median", "min", "max", "n")} if "ms" in record else {}
         row |= {"TFLOP/s": record.get("tflops"), "% of the bound": page.rates.share(record)}
-        mark(row, record)
-        rows.append(row | {"status": record["status"]})
-    page.table(pd.DataFrame(rows), "leaderboard", units=dict.fromkeys(("median", "min", "max"), "ms"))
+        return {"side": record["impl"]} | row | {"status": record["status"]}
+
+    rows = [row for record in records.records for row in tabled([record], (), cells)]
+    page.table(rows, "leaderboard", units=dict.fromkeys(("median", "min", "max"), "ms"))
     found = {record["impl"]: ms_of(record) for record in records.records}
     if not found:
         return
@@ -392,23 +362,21 @@ def report_leaderboard(page, records):
     if not h100:
         page.lacks("a time on an H100, the leaderboard's GPU")
     best = min(filter(None, (found.get("torch_flash"), found.get("torch_cudnn"))), default=None)
-    page.say(
-        **found, best=best, h100=h100, published=PUBLISHED_MS,
-        over=found["c"] / PUBLISHED_MS if found.get("c") and h100 else None, machine=page.machine,
-    )  # fmt: skip
+    over = found["c"] / PUBLISHED_MS if found.get("c") and h100 else None
+    page.say(**found, best=best, h100=h100, published=PUBLISHED_MS, over=over, machine=page.machine)
 
 
 def plot_speeds(page, grid, dtype, gpu):
     """TFLOP/s on a linear axis, from 1,024 tokens on, and the data sheet's peak as a line."""
     panels, peaks = {}, []
-    for phase in ("forward", "backward", "both"):
+    for phase in PHASES:
         part = grid.only(head_dim=HEAD_DIM, dtype=dtype, **{"pass": phase})
+        peaks += filter(None, map(peak_of, part.records))
+        part = part.where(lambda r: r["case"]["seq"] >= 1024 or not gpu)
         for impl in part.impls():
-            seqs = [seq for seq in part.only(impl=impl).values("seq") if seq >= 1024 or not gpu]
-            speeds = [known(part.value("tflops", impl=impl, seq=seq)) for seq in seqs]
+            seqs, speeds = part.curve("seq", "tflops", impl)
             speeds = [speed * (1 if gpu else 1e3) if speed else None for speed in speeds]
             panels.setdefault(phase, {})[impl] = (seqs, speeds)
-        peaks += [peak_of(record) for record in part.records if peak_of(record)]
     page.plot(
         "speed",
         panels,
@@ -422,16 +390,11 @@ def plot_speeds(page, grid, dtype, gpu):
 
 def report_memory(page, records):
     page.question("How does memory grow with the sequence?")
-    rows = []
-    for seq in records.values("seq"):
-        row = {"seq": seq}
-        for impl in records.impls():
-            row[impl] = known(records.value("peak_mib", impl=impl, seq=seq))
-            row[f"{impl} arithmetic"] = known(records.value("values.account_mib", impl=impl, seq=seq))
-        rows.append(row)
-    frame = pd.DataFrame(rows)
-    page.table(frame, "memory", units={name: "MiB" for name in frame if name != "seq"}, more=True)
 
+    def cells(record):
+        impl = record["impl"]
+        return {impl: record.get("peak_mib"), f"{impl} arithmetic": number(record, "values.account_mib")}
 
-def known(value):
-    return None if value != value else value
+    rows = tabled(records.records, ("seq",), cells, order=lambda key: key)
+    names = [f"{impl}{end}" for impl in records.impls() for end in ("", " arithmetic")]
+    page.table(rows, "memory", ["seq", *names], dict.fromkeys(names, "MiB"), more=True)

@@ -1,17 +1,14 @@
 """Attention compiled at run time for its shape, in C and by torch.compile: answers, times, and the first call."""
 
-import numpy as np
-import pandas as pd
+from statistics import median
 
 from parity.core import Case, grid
 from parity.core.comparison import Comparison, geomean
 from parity.core.view import number
 from parity.shared import attend
-from parity.shared.pages import errors_by, mark, units_of, valued
+from parity.shared.pages import by_case, errors_by, grid_rows
 from ref import attention as ref
 from ref import jit
-
-DELIVERABLES = {"torch_compile (a)": "Attention compiled for its shape, and what compiling it takes"}
 
 DTYPES = ["f32", "bf16"]
 HEAD_DIM = 64  # of curves, and of tables of one head size
@@ -155,16 +152,14 @@ SIDES = ("c", "torch_eager", "torch_compile")
 
 
 def report(page, records):
-    timed = type(records)(record for record in records.records if "pass" in record["case"])
+    timed = records.where(lambda r: "pass" in r["case"])
     page.section("torch_compile (a)")
-    table = table_of(timed)
-    columns = [f"{phase} {impl}" for phase in PASSES for impl in SIDES]
-    swapped = " `*` under `swapped`: torch.compile put a fused attention in place of the formula."
-    page.note(f"Batch {BATCH}, no head dimension, no mask, f32; ms.{swapped if 'swapped' in table else ''}")
-    page.table(table, "times", units=units_of(table, columns, "ms"), expected=20)
+    report_grid(page, timed)
+    curves = timed.only(head_dim=HEAD_DIM)
+    panels = {phase: curves.only(**{"pass": phase}) for phase in PASSES}
     page.plot(
         "time",
-        {phase: curves_of(timed.only(head_dim=HEAD_DIM, **{"pass": phase})) for phase in PASSES},
+        {phase: {impl: of.curve("seq", "ms", impl) for impl in of.impls()} for phase, of in panels.items()},
         x="seq",
         y="ms",
         title=f"Attention, batch {BATCH}, head_dim {HEAD_DIM}, f32",
@@ -172,63 +167,32 @@ def report(page, records):
     first = report_first(page, timed)
     page.say(**answer(timed), **first)
     page.table(errors_by(records, ["causal", "dtype"]), "errors", more=True)
-    page.method(
-        "torch_eager and torch_compile run the same formula. Before each timed backward there is a forward that is not "
-        "timed, because compiled backward gives its buffers away. No time contains compiling."
-    )
+    page.method()
 
 
-def swapped_cells(timed):
-    """The cases, by their keys, in which the compiler swapped the formula for a fused attention."""
-    rows = valued(timed, "torch_compile")
-    return {(row["seq"], row["head_dim"], row["pass"]) for row in rows if row.get("swapped")}
+def report_grid(page, timed):
+    """Times of both passes and all sides, and where the compiler swapped the formula for a fused attention."""
 
+    def more(record):
+        return {"swapped": "*"} if record.get("values", {}).get("swapped") else {}
 
-def table_of(timed):
-    """A row a shape: times of both passes and all sides."""
-    swapped, rows = swapped_cells(timed), {}
-    for record in timed.records:
-        case = record["case"]
-        key = (case["seq"], case["head_dim"])
-        row = rows.setdefault(key, {"seq": key[0], "head_dim": key[1]})
-        name = f"{case['pass']} {record['impl']}"
-        row[name] = record["ms"]["median"] if "ms" in record else record["status"]
-        mark(row, record)
-        if (*key, case["pass"]) in swapped:
-            row["swapped"] = "*"
-    order = [
-        "seq",
-        "head_dim",
-        *(f"{phase} {impl}" for phase in PASSES for impl in SIDES),
-        "swapped",
-        "noisy",
-    ]
-    table = pd.DataFrame([rows[key] for key in sorted(rows)])
-    return table[[name for name in order if name in table]] if len(table) else table
-
-
-def curves_of(points):
-    curves = {}
-    for impl in points.impls():
-        seqs = points.only(impl=impl).values("seq")
-        values = [points.value("ms", impl=impl, seq=seq) for seq in seqs]
-        curves[impl] = (seqs, [None if value != value else value for value in values])
-    return curves
+    rows, times = grid_rows(timed, more), [f"{phase} {impl}" for phase in PASSES for impl in SIDES]
+    swapped = " `*` under `swapped`: torch.compile put a fused attention in place of the formula."
+    swapped = swapped if any("swapped" in row for row in rows) else ""
+    page.note(f"Batch {BATCH}, no head dimension, no mask, f32; ms.{swapped}")
+    order = ["seq", "head_dim", *times, "swapped"]
+    page.table(rows, "times", order, dict.fromkeys(times, "ms"), expected=20)
 
 
 def answer(timed):
     """Of the longest length of one head size, and of all shapes in the mean."""
-    cells = {}
-    for record in timed.records:
-        key = tuple(record["case"][name] for name in ("seq", "head_dim", "pass"))
-        cells.setdefault(key, {})[record["impl"]] = record
     gains, found = {phase: [] for phase in PASSES}, {}
-    for (seq, head_dim, phase), sides in sorted(cells.items()):
+    for (seq, head_dim, phase), sides in sorted(by_case(timed, ("seq", "head_dim", "pass")).items()):
         gain = Comparison.of(sides.get("torch_compile"), sides.get("torch_eager"))
-        mine = Comparison.of(sides.get("c"), sides.get("torch_compile"))
         if gain:
             gains[phase].append(gain.ratio)
             if head_dim == HEAD_DIM and phase == "forward":
+                mine = Comparison.of(sides.get("c"), sides.get("torch_compile"))
                 found = {"seq": seq, "gain": gain, "mine": mine}
     return found | {f"{phase}_mean": geomean(ratios) for phase, ratios in gains.items()}
 
@@ -250,18 +214,16 @@ def report_first(page, timed):
     rows, first = [], {}
     for impl in timed.impls():
         for phase in PASSES:
-            found = [r for r in timed.only(impl=impl, **{"pass": phase}).records if is_first(r)]
+            found = timed.only(impl=impl, **{"pass": phase}).where(is_first).records
             calls = [r["first_ms"] for r in found]
             if not calls:
                 continue
-            first.setdefault(f"first_{impl}", float(np.median(calls)))  # forward's comes first
-            row = {"side": impl, "pass": phase, "cells": len(calls), "median": float(np.median(calls))}
+            first.setdefault(f"first_{impl}", median(calls))  # forward's comes first
+            row = {"side": impl, "pass": phase, "cells": len(calls), "median": median(calls)}
             row |= {"shortest": min(calls), "longest": max(calls)}
             compiling = [ms for ms in (number(r, "values.compile_ms") for r in found) if ms is not None]
-            rows.append(row | ({"of it compiling": float(np.median(compiling))} if compiling else {}))
-    frame = pd.DataFrame(rows)
+            rows.append(row | ({"of it compiling": median(compiling)} if compiling else {}))
     page.note("The first call for a shape, with compiling; calls that found code in a cache are left out:")
-    page.table(
-        frame, "first", units=dict.fromkeys(("median", "shortest", "longest", "of it compiling"), "ms")
-    )
+    names = ("median", "shortest", "longest", "of it compiling")
+    page.table(rows, "first", units=dict.fromkeys(names, "ms"))
     return first

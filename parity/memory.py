@@ -1,18 +1,13 @@
 """Where the memory of a pass goes: peaks of inference, forward and a whole step in C and in PyTorch, sizes of tensors,
 and what one block saves for its backward."""
 
-import pandas as pd
 import torch
 
 from parity.core import DTYPES, Case, Side, equal, grid
 from parity.shared.model import autocast, c_switches, extents, sizes_of, torch_switches
-from parity.shared.pages import extent, ran_with
+from parity.shared.pages import extent, ran_with, tabled
 from ref import memory as ref
 from ref.transformer import Transformer
-
-DELIVERABLES = {
-    "memory_profiling": "Peaks, the timeline, the largest tensors, and what a block saves for backward"
-}
 
 BATCH = 4
 CONTEXTS = [128, 256, 512]
@@ -274,6 +269,10 @@ MADE_IN = {
     "logits": "impl/transformer/forward.c, TD_STEP_HEAD: lm_head",
     "work": "impl/transformer/plan.c: scratch of GEMMs",
 }
+MADE_BY_TORCH = {  # by whether the tensor is a matrix of scores
+    True: ("attention scores", "ref/attention.py: softmax(scores)"),
+    False: ("FFN hidden tensor", "ref/transformer.py: w2(silu(w1 x) * w3 x)"),
+}
 BOTH = ("c", "c_naive", "torch_eager")
 
 
@@ -285,31 +284,29 @@ def report(page, records):
     page.note(
         "f32, batch 4, peaks in MiB. inference: nothing is kept; forward: everything that backward needs is kept."
     )
-    page.table(peaks_of(f32), "peaks_f32", expected=3)
+    report_peaks(page, f32, "peaks_f32")
     page.say(**peak_values(f32, context_of_steps(f32)), short=ends_of(f32)[0])
     page.section("memory_profiling (c)")
     page.note("bf16 mixed precision, batch 4, peaks in MiB.")
-    page.table(peaks_of(mixed), "peaks_bf16_mixed", expected=3)
+    report_peaks(page, mixed, "peaks_bf16_mixed")
     context = context_of_steps(f32, mixed)
     peaks = {"f32": peak_values(f32, context), "mixed": peak_values(mixed, context)}
     page.say(**peaks, ends=list(zip(ends_of(f32), ends_of(mixed), strict=True)))
     report_residual(page, f32)
     report_largest(page, measured)
     report_saved(page, measured)
-    wrong = [r for r in records.only(part="sizes", impl="c").records if r["status"] != "ok"]
-    page.method(
-        "One pass of the model at batch 4; before a step the moments are there. C's peak is the device's "
-        "own record of its "
-        "blocks (impl/memory/). PyTorch's is its allocator's peak of allocated bytes. "
-        + ("The sizes of residual stream, scores, hidden tensor and logits are equal in C and PyTorch for "
-        "small models. "
-           if len(records.only(part="sizes")) and not wrong else "")
-        + ran_with(measured)
-    )  # fmt: skip
+    sizes = records.only(part="sizes", impl="c").records
+    same = bool(sizes) and all(record["status"] == "ok" for record in sizes)
+    page.method(same=same, switches=ran_with(measured))
 
 
 def values_of(record):
     return (record or {}).get("values", {})
+
+
+def in_mib(values, name):
+    """None of what is missing or 0."""
+    return values.get(name, 0) / MIB or None
 
 
 def longest(records, **keys):
@@ -321,16 +318,15 @@ def longest(records, **keys):
 def report_timeline(page, f32):
     page.section("memory_profiling (a)")
     panels, whole = {}, True
-    for what in ("forward", "step"):
-        record = longest(f32, impl="c", **{"pass": what})
+    forward, step = (longest(f32, impl="c", **{"pass": what}) for what in ("forward", "step"))
+    for name, record in (("forward pass", forward), ("training step", step)):
         series = (record or {}).get("series", {})
         if not series:
             continue
-        case, name = record["case"], "forward pass" if what == "forward" else "training step"
         layers = {c: series[f"live {c}"] for c in CATEGORIES if f"live {c}" in series}
         bands = dict(zip(PHASE_NAMES, series.get("phase ends", ()), strict=False))
-        whole = whole and bool(layers) and case["size"] == "2.7B"
-        title = f"{name}, {case['size']}, context {case['context']}"
+        whole = whole and bool(layers) and record["case"]["size"] == "2.7B"
+        title = "{}, {size}, context {context}".format(name, **record["case"])
         panels[title] = (layers or {"live tensors": series["live_mib"]}, bands)
     page.stack(
         "timeline",
@@ -341,41 +337,36 @@ def report_timeline(page, f32):
     )
     if not panels or not whole:
         page.lacks("the memory timeline of 2.7B with categories and phases: its records have totals alone")
-    record, step = (longest(f32, impl="c", **{"pass": what}) for what in ("forward", "step"))
     live, series = values_of(step), (step or {}).get("series", {})
     moments, ends = series.get("live_mib", []), series.get("phase ends", [])
     peak = (moments.index(max(moments)) + 1) / len(moments) if moments else 2.0
     page.say(
-        context=step["case"]["context"] if step else None,
+        **(step["case"] if step else {}),
         during=next((name for name, end in zip(PHASE_NAMES, ends, strict=False) if end >= peak), None),
-        gradients=max(series["live gradients"]) if "live gradients" in series else None,
-        size=step["case"]["size"] if step else None,
-        weights=live.get("live weights", 0) / MIB or None,
-        state=live.get("live optimizer state", 0) / MIB or None,
-        forward=values_of(record).get("live", 0) / MIB or None,
-        step=live.get("live", 0) / MIB or None,
+        gradients=max(series.get("live gradients", ()), default=None),
+        weights=in_mib(live, "live weights"),
+        state=in_mib(live, "live optimizer state"),
+        forward=in_mib(values_of(forward), "live"),
+        step=in_mib(live, "live"),
     )
 
 
-def peaks_of(records):
+def report_peaks(page, records, name):
     """A row a size and context, a column a pass and side."""
-    rows = {}
-    for record in records.records:
-        case = record["case"]
-        row = rows.setdefault(
-            (case["size"], case["context"]), {"size": case["size"], "context": case["context"]}
-        )
-        row[f"{case['pass']} {record['impl']}"] = record.get("peak_mib") or record["status"]
-    frame = pd.DataFrame([rows[key] for key in sorted(rows)])
-    names = [f"{what} {impl}" for what in ref.PASSES for impl in BOTH]
-    return frame[["size", "context", *(n for n in names if n in frame)]] if rows else frame
+
+    def cells(record):
+        return {f"{record['case']['pass']} {record['impl']}": record.get("peak_mib") or record["status"]}
+
+    rows = tabled(records.records, ("size", "context"), cells, order=lambda key: key)
+    order = [f"{what} {impl}" for what in ref.PASSES for impl in BOTH]
+    page.table(rows, name, ["size", "context", *order], expected=3)
 
 
 def context_of_steps(*parts):
     """The longest of the handout's contexts at which C's step fits in every part; None if there is none."""
-    steps = [part.only(impl="c", **{"pass": "step"}).records for part in parts]
-    fits = [{r["case"]["context"] for r in records if r.get("peak_mib")} for records in steps]
-    return max((context for context in set.intersection(*fits) if context <= CONTEXTS[-1]), default=None)
+    steps = [part.only(impl="c", context=CONTEXTS, **{"pass": "step"}) for part in parts]
+    fits = [set(of.where(lambda r: r.get("peak_mib")).values("context")) for of in steps]
+    return max(set.intersection(*fits), default=None)
 
 
 def peak_values(records, context):
@@ -400,21 +391,24 @@ def ends_of(records):
 def report_residual(page, f32):
     page.section("memory_profiling (d)")
     rows = []
-    kept = [r for r in f32.only(impl="c", **{"pass": "forward"}).records if "residual" in values_of(r)]
+    kept = f32.only(impl="c", **{"pass": "forward"}).where(lambda r: "residual" in values_of(r)).records
     for record in sorted(kept, key=lambda r: r["case"]["context"]):
-        case = record["case"]
-        rows.append(
-            {"size": case["size"], "context": case["context"]}
-            | {"batch x context x d_model x 4 bytes": "{batch} x {context} x {d_model} x 4".format(**case)}
-            | {"C": values_of(record).get("residual", 0) / MIB or None}
-            | {"PyTorch": values_of(twin(f32, record)).get("residual", 0) / MIB or None}
+        row = {name: record["case"][name] for name in ("size", "context")}
+        row["batch x context x d_model x 4 bytes"] = "{batch} x {context} x {d_model} x 4".format(
+            **record["case"]
         )
-    page.table(pd.DataFrame(rows), "residual", units={"C": "MiB", "PyTorch": "MiB"}, expected=1)
+        for side, of in (("C", record), ("PyTorch", twin(f32, record))):
+            row[side] = in_mib(values_of(of), "residual")
+        rows.append(row)
+    page.table(rows, "residual", units={"C": "MiB", "PyTorch": "MiB"}, expected=1)
     last = longest(f32, impl="c", **{"pass": "forward"})
     if last:
-        nbytes = values_of(last).get("residual")
-        page.say(**last["case"], mib=nbytes / MIB if nbytes else None)
-        page.working(**last["case"], bytes=nbytes, mib=nbytes / MIB if nbytes else None)
+        told = last["case"] | {
+            "bytes": values_of(last).get("residual"),
+            "mib": in_mib(values_of(last), "residual"),
+        }
+        page.say(**told)
+        page.working(**told)
 
 
 def twin(records, record):
@@ -422,90 +416,76 @@ def twin(records, record):
     return next((r for r in records.only(impl="torch_eager").records if r["case"] == record["case"]), None)
 
 
+def numbered(values, name, capacity=CONTRIBUTORS):
+    """(prefix of the keys, MiB) of each of the largest tensors."""
+    for i in range(1, capacity + 1):
+        if f"{name} {i}" in values:
+            yield f"{name} {i}", values[f"{name} {i}"] / MIB
+
+
 def report_largest(page, measured):
     page.section("memory_profiling (e)")
-    rows, told = [], {}
-    plain = type(measured)(
-        r for r in measured.only(impl="c_naive", **{"pass": "forward"}).records if "largest 1" in values_of(r)
-    )
+    rows, theirs = [], []
+    plain = measured.only(impl="c_naive", **{"pass": "forward"}).where(lambda r: "largest 1" in values_of(r))
     for record in sorted(plain.records, key=lambda r: (r["case"]["dtype"] != "f32", r["case"]["context"])):
         case, values = record["case"], values_of(record)
-        for i in range(1, CONTRIBUTORS + 1):
-            if f"largest {i}" in values:
-                name = values[f"largest {i} name"].replace("layers.*.", "")
-                rows.append(
-                    {name: case[name] for name in ("size", "dtype", "context")}
-                    | {"tensor of c_naive": values[f"largest {i} name"], "each": values[f"largest {i}"] / MIB}
-                    | {"count": values[f"largest {i} count"], "made in": MADE_IN.get(name, "")}
-                )
-    frame = pd.DataFrame(rows)
-    f32 = frame[frame["dtype"] == "f32"] if len(frame) else frame
-    page.table(f32, "largest", units={"each": "MiB"}, expected=3)
-    page.table(frame, "largest_of_all", units={"each": "MiB"}, more=True)
-    theirs = []
-    for record in measured.only(impl="torch_eager", dtype="f32", **{"pass": "forward"}).records:
-        values, case = values_of(record), record["case"]
-        if "saved 1" in values:
-            shape = values["saved 1 name"]
-            scores = shape.endswith(f"x{case['context']}x{case['context']}")
-            what = "attention scores" if scores else "FFN hidden tensor"
-            line = (
-                "ref/attention.py: softmax(scores)" if scores else "ref/transformer.py: w2(silu(w1 x) * w3 x)"
-            )
-            theirs.append({"context": case["context"], "largest tensor of a block": shape, "what": what}
-                          | {"each": values["saved 1"] / MIB, "made in": line})  # fmt: skip
+        for key, each in numbered(values, "largest"):
+            tensor = values[f"{key} name"]
+            row = {name: case[name] for name in ("size", "dtype", "context")} | {"tensor of c_naive": tensor}
+            row |= {"each": each, "count": values[f"{key} count"]}
+            rows.append(row | {"made in": MADE_IN.get(tensor.replace("layers.*.", ""), "")})
+    page.table([row for row in rows if row["dtype"] == "f32"], "largest", units={"each": "MiB"}, expected=3)
+    page.table(rows, "largest_of_all", units={"each": "MiB"}, more=True)
+    forward = measured.only(impl="torch_eager", dtype="f32", **{"pass": "forward"}).records
+    for record in sorted(forward, key=lambda r: r["case"]["context"]):
+        values, context = values_of(record), record["case"]["context"]
+        for key, each in numbered(values, "saved", 1):
+            shape = values[f"{key} name"]
+            what, line = MADE_BY_TORCH[shape.endswith(f"x{context}x{context}")]
+            row = {"context": context, "largest tensor of a block": shape, "what": what}
+            theirs.append(row | {"each": each, "made in": line})
     page.note("PyTorch, the largest tensor that a block keeps:")
-    theirs.sort(key=lambda row: row["context"])
-    page.table(pd.DataFrame(theirs), "largest_of_pytorch", units={"each": "MiB"})
-    last = longest(plain, dtype="f32")
+    page.table(theirs, "largest_of_pytorch", units={"each": "MiB"})
+    last, told = longest(plain, dtype="f32"), {}
     if last:
-        values = values_of(last)
-        told = {
-            "size": last["case"]["size"],
-            "context": last["case"]["context"],
-            "mine": values["largest 1"] / MIB,
-        }
-        told["name"] = values["largest 1 name"].replace("layers.*.", "")
         other = values_of(twin(measured, last))
-        told |= {"theirs": other["saved 1"] / MIB} if "saved 1" in other else {}
+        told = last["case"] | {"name": values_of(last)["largest 1 name"].replace("layers.*.", "")}
+        told |= {"mine": in_mib(values_of(last), "largest 1"), "theirs": in_mib(other, "saved 1")}
         told["what"] = next((row["what"] for row in theirs if row["context"] == told["context"]), None)
     page.say(**told)
 
 
 def report_saved(page, measured):
     page.section("memory_profiling (f)")
-    rows = []
-    ordered = sorted(
-        measured.only(**{"pass": "forward"}).records, key=lambda r: (r["case"]["context"], r["impl"])
-    )
-    for record in ordered:
+    rows, forward = [], measured.only(**{"pass": "forward"})
+    for record in sorted(forward.records, key=lambda r: (r["case"]["context"], r["impl"])):
         case, values = record["case"], values_of(record)
-        for i in range(1, CONTRIBUTORS + 1):
-            if values.get("saved") and f"saved {i}" in values:
-                rows.append(
-                    {name: case[name] for name in ("size", "dtype", "context")}
-                    | {"side": record["impl"], "all of the block": values["saved"] / MIB}
-                    | {"tensor": values[f"saved {i} name"], "of it": values[f"saved {i}"] / MIB}
-                    | {"share": f"{100 * values[f'saved {i}'] / values['saved']:.1f} %"}
-                )
-    frame, units = pd.DataFrame(rows), {"all of the block": "MiB", "of it": "MiB"}
-    if len(frame):
-        last = frame[frame["context"] == frame["context"].max()]
-        page.table(last[last["dtype"] == last["dtype"].iloc[0]], "saved_at_the_longest", units=units)
-    page.table(frame, "saved", units=units, more=True)
-    kept = [r for r in measured.only(impl="c", **{"pass": "forward"}).records if "saved" in values_of(r)]
+        for key, each in numbered(values, "saved") if values.get("saved") else ():
+            row = {name: case[name] for name in ("size", "dtype", "context")} | {"side": record["impl"]}
+            row |= {
+                "all of the block": in_mib(values, "saved"),
+                "tensor": values[f"{key} name"],
+                "of it": each,
+            }
+            rows.append(row | {"share": f"{100 * values[key] / values['saved']:.1f} %"})
+    units = {"all of the block": "MiB", "of it": "MiB"}
+    last = [row for row in rows if row["context"] == rows[-1]["context"]]
+    page.table([r for r in last if r["dtype"] == last[0]["dtype"]], "saved_at_the_longest", units=units)
+    page.table(rows, "saved", units=units, more=True)
+    kept = [r for r in forward.only(impl="c").records if "saved" in values_of(r)]
     record = max(kept, key=lambda r: r["case"]["context"], default=None)
     if record is None:
         return
-    values, other = values_of(record), values_of(twin(measured, record))
-    step = measured.only(impl="c_naive", context=record["case"]["context"], dtype=record["case"]["dtype"])
-    gradients = [values_of(r).get("block gradients") for r in step.only(**{"pass": "step"}).records]
+    case, values = record["case"], values_of(record)
+    step = measured.only(
+        impl="c_naive", context=case["context"], dtype=case["dtype"], **{"pass": "step"}
+    ).records
     page.say(
-        size=record["case"]["size"],
-        context=record["case"]["context"],
-        saved=values.get("saved", 0) / MIB or None,
-        theirs=other.get("saved", 0) / MIB or None,
+        size=case["size"],
+        context=case["context"],
+        saved=in_mib(values, "saved"),
+        theirs=in_mib(values_of(twin(measured, record)), "saved"),
         first=values.get("saved 1 name", "").replace("layers.0.", "") or None,
         share=values["saved 1"] / values["saved"] if values.get("saved") else None,
-        gradients=gradients[0] / MIB if gradients and gradients[0] else None,
+        gradients=in_mib(values_of(step[0]), "block gradients") if step else None,
     )

@@ -1,16 +1,10 @@
 """Accumulation in low precision, and which dtype each operation has under autocast."""
 
-import pandas as pd
 import torch
 
 from parity.core import Case, Side, equal, grid
-from parity.shared.pages import valued
+from parity.shared.pages import tabled, valued
 from ref import precision as ref
-
-DELIVERABLES = {
-    "mixed_precision_accumulation": "Adding 0.01 a thousand times in f32, f16 and between",
-    "benchmarking_mixed_precision": "Dtypes of a model's components under autocast, and layer norm",
-}
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -202,9 +196,15 @@ def square(case, c):
 def report(page, records):
     report_sums(page, records)
     autocast = records.only("benchmarking_mixed_precision")
-    report_toy_model(page, autocast)
+    report_toy_model(page, autocast.only(part="toy_model", impl="c"))
     report_layer_norm(page, autocast, records)
     report_lists(page, autocast)
+
+
+def stalled_in_bf16(records):
+    """A thousand additions of 0.01 with an accumulator in bf16."""
+    rows = valued(records, count=1000, value=0.01, accumulator="bf16", method="sequential")
+    return rows[0] if rows else None
 
 
 def report_sums(page, records):
@@ -218,51 +218,42 @@ def report_sums(page, records):
         }
         row["addend"] += ", cast before the addition" if row["cast_first"] else ""
     names = {"loop": "loop", "accumulator": "accumulator", "addend": "addend", "in full": "sum"}
-    page.table(
-        pd.DataFrame(loops), "four_sums", names | {"printed": "printed", "error": "sum - 10"}, expected=4
-    )
-    printed = {f"loop{row['loop']}": row["printed"] for row in loops}
+    page.table(loops, "four_sums", names | {"printed": "printed", "error": "sum - 10"}, expected=4)
+    printed, exact = ({f"loop{row['loop']}": row[name] for row in loops} for name in ("printed", "in full"))
     page.say(**printed, same=len({row["sum"] for row in loops[2:]}) == 1 and len(loops) == 4)
-    stalled = valued(records, count=1000, value=0.01, accumulator="bf16", method="sequential")
-    page.working(
-        exact={f"loop{row['loop']}": row["in full"] for row in loops},
-        f16=loops[-1]["sum"] / 1000 if loops else None,
-        bf16=stalled[0] if stalled else None,
-    )
+    page.working(exact=exact, f16=loops[-1]["sum"] / 1000 if loops else None, bf16=stalled_in_bf16(records))
     page.question("How do other dtypes, and two ways to add more carefully, do?")
-    rows = {}
-    for row in valued(records, count=1000, value=0.01):
-        line = rows.setdefault(
-            (row["addend"], row["accumulator"]), {k: row[k] for k in ("addend", "accumulator")}
-        )
-        line[row["method"]] = row["sum"]
-        if row["method"] == "sequential":
-            line["grew until"] = row["stalled"]
-    page.table(pd.DataFrame(rows.values()), "other_sums", digits=dict.fromkeys(METHODS, 8))
+
+    def cells(record):
+        case, values = record["case"], record["values"]
+        found = {case["method"]: values["sum"]}
+        return found | ({"grew until": values["stalled"]} if case["method"] == "sequential" else {})
+
+    added = records.only(impl="c", count=1000, value=0.01).where(lambda r: "values" in r).records
+    page.table(
+        tabled(added, ("addend", "accumulator"), cells), "other_sums", digits=dict.fromkeys(METHODS, 8)
+    )
     longest = max((row["count"] for row in valued(records) if "method" in row), default=0)
     stalled = [row for row in valued(records, count=longest, method="sequential") if row["stalled"] < longest]
     names = ["addend", "accumulator", "value", "sum", "stalled"]
-    page.table(pd.DataFrame(stalled), "stalled_sums", names, digits={"sum": 8}, more=True)
+    page.table(stalled, "stalled_sums", names, digits={"sum": 8}, more=True)
 
 
-def report_toy_model(page, records):
+def report_toy_model(page, toys):
     page.section("benchmarking_mixed_precision (a)")
     columns = {}
-    for record in records.only(part="toy_model", loss="cross_entropy_loss", impl="c").records:
+    for record in toys.only(loss="cross_entropy_loss").records:
         columns[f"{record['case']['device']}, {record['case']['low']}"] = record.get("dtypes", {})
     names = next(iter(columns.values()), {})
-    rows = [
-        {"component": name} | {title: found.get(name, "") for title, found in columns.items()}
-        for name in names
-    ]
-    page.table(pd.DataFrame(rows), "autocast_dtypes", expected=6)
+    rows = [{"component": n} | {title: found.get(n, "") for title, found in columns.items()} for n in names]
+    page.table(rows, "autocast_dtypes", expected=6)
     page.say(**columns.get("cuda, f16", {}))
-    losses = {}
-    for record in records.only(part="toy_model", low="f16", impl="c").records:
-        row = losses.setdefault(record["case"]["loss"], {"loss": record["case"]["loss"]})
-        row[f"{record['case']['device']}, f16"] = record.get("dtypes", {}).get("loss", "")
+
+    def cells(record):
+        return {f"{record['case']['device']}, f16": record.get("dtypes", {}).get("loss", "")}
+
     page.note("The dtype of the loss depends on whether autocast promotes it:")
-    page.table(pd.DataFrame(losses.values()), "autocast_losses")
+    page.table(tabled(toys.only(low="f16").records, ("loss",), cells), "autocast_losses")
 
 
 def report_layer_norm(page, records, everything):
@@ -270,37 +261,24 @@ def report_layer_norm(page, records, everything):
     rows = valued(records, part="square")
     for row in rows:
         row["square"] = "overflows" if row["square"] is None else row["square"]  # JSON has no infinity
-    page.table(
-        pd.DataFrame(rows),
-        "layer_norm",
-        columns={"dtype": "dtype", "x": "x", "square": "x^2", "rsqrt": "1 / sqrt(x^2)"},
-        digits={"x": 4},
-    )
-    worst = {row["dtype"]: row for row in rows if row["x"] == 1000.0}
-    stops = valued(everything, count=1000, value=0.01, accumulator="bf16", method="sequential")
+    columns = {"dtype": "dtype", "x": "x", "square": "x^2", "rsqrt": "1 / sqrt(x^2)"}
+    page.table(rows, "layer_norm", columns, digits={"x": 4})
+    squares = {row["dtype"]: row["square"] for row in rows if row["x"] == 1000.0}
     page.say(
-        overflows=worst.get("f16", {}).get("square") == "overflows" or None,
-        square=worst.get("bf16", {}).get("square"),
-        stops=stops[0]["sum"] if stops else None,
+        overflows=squares.get("f16") == "overflows" or None,
+        square=squares.get("bf16"),
+        stops=(stalled_in_bf16(everything) or {}).get("sum"),
     )
 
 
 def report_lists(page, records):
     page.question("Does C have PyTorch's autocast policies?")
     rows = []
-    for record in records.only(part="lists", impl="c").records:
-        if "lists" in record:
-            counts = {
-                rule: len(record["lists"].get(rule, [])) for rule in ("lower", "f32", "widest", "banned")
-            }
-            same = record["status"] == "ok"
-            rows.append(
-                {"device": record["case"]["device"], **counts, "same names as PyTorch's dispatcher": same}
-            )
-    page.table(pd.DataFrame(rows), "autocast_lists")
-    page.method(
-        f"The lists belong to PyTorch {LISTED}. They are compared with the operators for which PyTorch registers an "
-        f"autocast kernel, except _cudnn_rnn, which always runs in f16. {len(ref.OPS)} operations were also "
-        f"called under "
-        "torch.autocast, with f32, low and mixed inputs."
-    )
+    for record in records.only(part="lists", impl="c").where(lambda r: "lists" in r).records:
+        counts = {rule: len(record["lists"].get(rule, [])) for rule in ("lower", "f32", "widest", "banned")}
+        same = record["status"] == "ok"
+        rows.append(
+            {"device": record["case"]["device"], **counts, "same names as PyTorch's dispatcher": same}
+        )
+    page.table(rows, "autocast_lists")
+    page.method(listed=LISTED, operations=len(ref.OPS))

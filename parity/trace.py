@@ -5,7 +5,6 @@ import re
 from collections import defaultdict, namedtuple
 from statistics import mean, median
 
-import pandas as pd
 import torch
 
 from parity.core import DTYPES, Case, Side, equal, grid
@@ -21,8 +20,6 @@ from parity.shared.model import (
 from parity.shared.pages import by_case, extent, on_gpu, ran_with
 from ref import trace as ref
 from ref.transformer import SIZES
-
-DELIVERABLES = {"nsys_profile": "What runs in a step: kernels, their classes, and attention's parts"}
 
 BATCH = 4
 CONTEXTS = [128, 256, 512, 1024]
@@ -393,44 +390,33 @@ def eager_side(case, draw, c, steps):
 
 KEYS = ("size", "context")
 BOTH = ("c", "torch_eager")
+STATUSES = ("c status", "torch_eager status")
 CLASSES = ("matmul", "attention", "softmax", "reduction", "elementwise", "optimizer", "memory", "other")
 
 
 def report(page, records):
-    profiled = records.only(part="profile")
-    found = [r for r in profiled.records if "step busy" in r.get("values", {})]
-    ended = type(records)(in_order(r for r in profiled.records if r["impl"] in BOTH))
-    asked = {dtype: by_case(ended.only(dtype=dtype), KEYS) for dtype in ("f32", "bf16_mixed")}
-    shown = [r for r in in_order(found) if r["case"]["dtype"] == "f32" and r["impl"] in BOTH]
-    last = list(by_case(type(records)(shown), KEYS).values())[-1] if shown else {}
-    mine, theirs = last.get("c"), last.get("torch_eager")
-    report_times(page, asked["f32"], mine, theirs)
-    report_top(page, shown, mine, theirs)
-    report_others(page, shown, mine, theirs)
-    report_share(page, asked["f32"], mine, theirs)
-    report_softmax(page, asked["f32"], mine, theirs)
-    rows = [case_of(r) | {"side": r["impl"]} | class_times(r, "step") for r in in_order(found)]
-    page.table(pd.DataFrame(rows), "classes", more=True)
-    wrong = [r for r in records.only(part="flops", impl="c").records if r["status"] != "ok"]
-    counted = len(records.only(part="flops")) and not wrong
-    tool = (
-        "C's kernels are records of CUPTI, also inside captured graphs"
-        if on_gpu(profiled)
-        else "C's operations are timed by the host's clock"
-    )
-    page.method(
-        f"Steps run without a trace and with it. {tool}; PyTorch's are its profiler's. A kernel belongs to "
-        f"the operation "
-        "that launched it in C, and is classified by its name in PyTorch. The clock waits for the device "
-        "after each phase; "
-        "a traced window goes from a phase's first kernel to its last. "
-        + ("The FLOPs of attention and of a step are those that PyTorch counts. " if counted else "")
-        + ran_with(profiled)
-    )
+    profiled = in_order(records.only(part="profile"))
+    found = profiled.where(values_of)
+    cases = by_case(profiled.only(dtype="f32", impl=list(BOTH)), KEYS)
+    shown = found.only(dtype="f32", impl=list(BOTH))
+    last = [{}, *by_case(shown, KEYS).values()][-1]
+    both = {"mine": last.get("c"), "theirs": last.get("torch_eager")}
+    both = {name: record for name, record in both.items() if record}
+    case = case_of(last["c"]) if "c" in last else {}
+    report_times(page, cases, both, case)
+    report_top(page, shown.records, both, case)
+    report_others(page, shown.records, both, case)
+    report_share(page, cases, both, case)
+    report_softmax(page, cases, both, case)
+    rows = [case_of(r) | {"side": r["impl"]} | class_times(r, "step") for r in found.records]
+    page.table(rows, "classes", more=True)
+    counted = records.only(part="flops", impl="c").records
+    same = bool(counted) and all(record["status"] == "ok" for record in counted)
+    page.method(gpu=on_gpu(profiled), same=same, switches=ran_with(records.only(part="profile")))
 
 
 def in_order(records):
-    return sorted(records, key=lambda r: (r["case"]["dtype"], *extent(r["case"])))
+    return type(records)(sorted(records.records, key=lambda r: (r["case"]["dtype"], *extent(r["case"]))))
 
 
 def case_of(record):
@@ -442,78 +428,67 @@ def values_of(record):
     return found if "step busy" in found else {}
 
 
-def rows_of(sides_of, cells):
-    """A row a case: what `cells` makes of each side's values, under "side what"."""
+def rows_of(cases, cells):
+    """A row a case: what `cells` makes of each side, under "side what"."""
     rows = []
-    for key, sides in sides_of.items():
+    for key, sides in cases.items():
         row = dict(zip(KEYS, key, strict=True))
         for impl in BOTH:
-            values = values_of(sides.get(impl))
-            if values:
-                row |= {f"{impl} {name}": cell for name, cell in cells(sides[impl], values).items()}
+            if values_of(sides.get(impl)):
+                row |= {f"{impl} {name}": cell for name, cell in cells(sides[impl]).items()}
             elif impl in sides:
                 row[f"{impl} status"] = sides[impl]["status"]
         rows.append(row)
-    frame = pd.DataFrame(rows)
-    firsts = [name for name in frame if not name.endswith(" status")]
-    return frame[[*firsts, *(name for name in frame if name.endswith(" status"))]]
+    return rows
 
 
-def report_times(page, cases, mine, theirs):
+def percent(share):
+    return f"{100 * share:.1f} %"
+
+
+def report_times(page, cases, both, case):
     page.section("nsys_profile (a)")
 
-    def cells(_, values):
-        clock = values["forward timer"]
-        apart = 100 * (values["forward window"] / clock - 1)
-        return {
-            "clock (ms)": clock,
-            "profiler (ms)": values["forward window"],
-            "difference": f"{apart:+.1f} %",
-        }
+    def times(record):
+        return {"clock": record["values"]["forward timer"], "profiler": record["values"]["forward window"]}
+
+    def apart(record):
+        return times(record)["profiler"] / times(record)["clock"] - 1
+
+    def cells(record):
+        found = {f"{name} (ms)": ms for name, ms in times(record).items()}
+        return found | {"difference": f"{100 * apart(record):+.1f} %"}
 
     page.note(
         "f32, batch 4, the forward pass with its loss. clock: without a profiler, to the end of the device's work."
     )
-    page.table(rows_of(cases, cells), "forward", expected=20)
-    sides = {"mine": values_of(mine), "theirs": values_of(theirs)}
-    of_torch = [values_of(case.get("torch_eager")) for case in cases.values()]
+    order = [f"{impl} {what}" for impl in BOTH for what in ("clock (ms)", "profiler (ms)", "difference")]
+    page.table(rows_of(cases, cells), "forward", [*KEYS, *order, *STATUSES], expected=20)
+    theirs = [sides["torch_eager"] for sides in cases.values() if values_of(sides.get("torch_eager"))]
     page.say(
-        **(case_of(mine) if mine else {}),
-        **{
-            name: {"clock": v["forward timer"], "profiler": v["forward window"]}
-            for name, v in sides.items()
-            if v
-        },
-        most=max(
-            (abs(v["forward window"] / v["forward timer"] - 1) for v in sides.values() if v), default=None
-        ),
-        slowed=max((v["forward window"] / v["forward timer"] - 1 for v in of_torch if v), default=0.0),
+        **case,
+        **{name: times(record) for name, record in both.items()},
+        most=max((abs(apart(record)) for record in both.values()), default=None),
+        slowed=max(map(apart, theirs), default=0.0),
     )
-    lanes = series_of(mine)
-    if lanes:
-        title = (
-            f"Kernels of one training step, {mine['case']['size']}, context {mine['case']['context']}, f32"
-        )
-        page.timeline("timeline", {"C": lanes}, x="ms since the step began", title=title)
-    else:
+    lanes = series_of(both.get("mine"))
+    where = "{size}, context {context}, f32".format(**next(iter(both.values()))["case"]) if both else ""
+    title = f"Kernels of one training step, {where}"
+    page.timeline("timeline", {"C": lanes} if lanes else {}, x="ms since the step began", title=title)
+    if not lanes:
         page.lacks("a timeline of single kernels: records have sums by phase and class only")
     parts = {}
-    for name, record in (("C", mine), ("PyTorch", theirs)):
-        if record:
-            for phase, times in by_phase(record).items():
-                parts[f"{name}, {phase}"] = {k: ms for k, ms in times.items() if ms > 0}
-    if parts:
-        case = (mine or theirs)["case"]
-        where = f"{case['size']}, context {case['context']}, f32"
-        page.bars("phases", parts, y="ms of kernels", title=f"Time of kernels by phase and class, {where}")
+    for name, words in (("mine", "C"), ("theirs", "PyTorch")):
+        for phase, ms in by_phase(both[name]).items() if name in both else ():
+            parts[f"{words}, {phase}"] = {k: value for k, value in ms.items() if value > 0}
+    page.bars("phases", parts, y="ms of kernels", title=f"Time of kernels by phase and class, {where}")
 
 
 def by_phase(record):
     """{phase: {class: ms}} from the sums of nested scopes."""
-    scopes = [class_times(record, scope) for scope in SCOPES]
-    names = ("forward", "backward", "optimizer")
     found, before = {}, {}
-    for name, times in zip(names, scopes, strict=True):
+    for name, scope in zip(("forward", "backward", "optimizer"), SCOPES, strict=True):
+        times = class_times(record, scope)
         found[name] = {k: ms - before.get(k, 0.0) for k, ms in times.items()}
         before = times
     return found
@@ -546,89 +521,71 @@ def short(name):
     return f"{name} ({functors[0]})" if functors else name
 
 
-def report_top(page, shown, mine, theirs):
+def kernel_of(record, scope, i=1):
+    """The kernel with the most time of a scope, or the i-th; nothing if there is none."""
+    values = values_of(record)
+    found = {what: values.get(f"{scope} {i} {what}") for what in ("name", "class", "share", "calls")}
+    return found | {"kernel": short(found["name"])} if found["name"] else {}
+
+
+def kernel_cells(record, scope, i=1):
+    found = kernel_of(record, scope, i)
+    return {"kernel": found["kernel"], "class": found["class"], "share": percent(found["share"])} | {
+        "calls a pass": round(found["calls"])
+    }
+
+
+def report_top(page, shown, both, case):
     page.section("nsys_profile (b)")
-    rows = []
-    for record in shown:
-        values = values_of(record)
-        for scope in SCOPES:
-            if f"{scope} 1 name" in values:
-                rows.append(
-                    case_of(record)
-                    | {"side": record["impl"], "pass": scope, "kernel": short(values[f"{scope} 1 name"])}
-                    | {
-                        "class": values[f"{scope} 1 class"],
-                        "share": f"{100 * values[f'{scope} 1 share']:.1f} %",
-                    }
-                    | {"calls a pass": round(values[f"{scope} 1 calls"])}
-                )
-    frame, stays = pd.DataFrame(rows), []
-    if len(frame):
-        longest = frame["context"].max()
-        page.note(f"f32, context {longest}: the kernel with the most time.")
-        top = frame[(frame["context"] == longest) & (frame["pass"] != "step")]
-        page.table(top, "top_kernel")
-        kernels = (
-            top.groupby(["size", "side"], sort=False)["kernel"].nunique().groupby("size", sort=False).max()
-        )
-        stays = list(kernels[kernels == 1].index)
-    page.table(frame, "top_kernel_of_all", more=True)
-    five = []
-    for record in (mine, theirs):
-        values = values_of(record)
-        for i in range(1, KERNELS + 1):
-            if f"forward {i} name" in values:
-                five.append(
-                    {"side": record["impl"], "kernel": short(values[f"forward {i} name"])}
-                    | {
-                        "class": values[f"forward {i} class"],
-                        "share": f"{100 * values[f'forward {i} share']:.1f} %",
-                    }
-                    | {"calls a pass": round(values[f"forward {i} calls"])}
-                )
+    rows = [
+        case_of(record) | {"side": record["impl"], "pass": scope} | kernel_cells(record, scope)
+        for record in shown
+        for scope in SCOPES
+        if kernel_of(record, scope)
+    ]
+    longest, kernels = max((row["context"] for row in rows), default=None), {}
+    top = [row for row in rows if row["context"] == longest and row["pass"] != "step"]
+    for row in top:
+        kernels.setdefault(row["size"], set()).add((row["side"], row["kernel"]))
+    page.note(f"f32, context {longest}: the kernel with the most time.")
+    page.table(top, "top_kernel")
+    page.table(rows, "top_kernel_of_all", more=True)
     page.note("The five kernels with the most time in the forward pass of the largest case:")
-    page.table(pd.DataFrame(five), "five_kernels")
+    numbers = range(1, KERNELS + 1)
+    five = [(record, i) for record in both.values() for i in numbers if kernel_of(record, "forward", i)]
+    page.table(
+        [{"side": record["impl"]} | kernel_cells(record, "forward", i) for record, i in five], "five_kernels"
+    )
     told = {}
-    for name, values in (("mine", values_of(mine)), ("theirs", values_of(theirs))):
-        if "forward 1 name" in values and "forward and backward 1 name" in values:
-            first, both = (short(values[f"{scope} 1 name"]) for scope in ("forward", "forward and backward"))
-            told[name] = {
-                "kernel": first,
-                "calls": values["forward 1 calls"],
-                "share": values["forward 1 share"],
-            }
-            told[name] |= {"both": both, "class": values["forward 1 class"]}
-            told[name]["part"] = values["forward and backward 1 share"]
-    page.say(**told, stays=stays, **(case_of(mine) if mine else {}))
+    for name, record in both.items():
+        first, with_backward = (kernel_of(record, scope) for scope in ("forward", "forward and backward"))
+        if first and with_backward:
+            told[name] = first | {"both": with_backward["kernel"], "part": with_backward["share"]}
+    stays = [size for size, found in kernels.items() if len(found) == len({side for side, _ in found})]
+    page.say(**told, stays=stays, **case)
 
 
-def report_others(page, shown, mine, theirs):
+def report_others(page, shown, both, case):
     page.section("nsys_profile (c)")
     rows = []
     for record in shown:
         times = class_times(record, "forward")
-        total = sum(times.values())
+        total, first = sum(times.values()), {}
+        for i in range(KERNELS, 0, -1):
+            found = kernel_of(record, "forward", i)
+            first |= {found["class"]: found["kernel"]} if found else {}
         for name, ms in times.items():
             if name != "matmul" and total and ms >= 0.001 * total:
-                numbers = range(1, KERNELS + 1)
-                values = values_of(record)
-                largest = next((i for i in numbers if values.get(f"forward {i} class") == name), None)
-                kernel = short(values[f"forward {largest} name"]) if largest else ""
-                rows.append(
-                    case_of(record)
-                    | {"side": record["impl"], "class": name, "ms": ms, "share": f"{100 * ms / total:.1f} %"}
-                    | {"largest kernel among the first five": kernel}
-                )
-    frame = pd.DataFrame(rows)
-    if len(frame) and mine:
-        case = case_of(mine)
-        same = (frame["size"] == case["size"]) & (frame["context"] == case["context"])
-        page.note(f"{case['size']}, context {case['context']}, f32, the forward pass:")
-        page.table(frame[same], "others")
-    page.table(frame, "others_of_all", more=True)
+                row = case_of(record) | {"side": record["impl"], "class": name, "ms": ms}
+                row |= {"share": percent(ms / total)}
+                rows.append(row | {"largest kernel among the first five": first.get(name, "")})
+    if case:
+        page.note("{size}, context {context}, f32, the forward pass:".format(**case))
+        page.table([row for row in rows if row | case == row], "others")
+    page.table(rows, "others_of_all", more=True)
     told = {}
-    for name, record in (("mine", mine), ("theirs", theirs)):
-        times = class_times(record, "forward") if record else {}
+    for name, record in both.items():
+        times = class_times(record, "forward")
         total, others = sum(times.values()), {k: ms for k, ms in times.items() if k != "matmul"}
         if others and total:
             most = max(others, key=others.get)
@@ -646,31 +603,32 @@ def shares(record):
     return found
 
 
-def report_share(page, cases, mine, theirs):
+def report_share(page, cases, both, case):
     page.section("nsys_profile (d)")
+    names = ("in forward", "in a step", "optimizer (ms)")
 
-    def cells(record, values):
-        forward, step = shares(record)
-        words = {"in forward": f"{100 * forward:.1f} %", "in a step": f"{100 * step:.1f} %"}
-        return words | {"optimizer (ms)": values["optimizer busy"]}
+    def cells(record):
+        return dict(
+            zip(names, [*map(percent, shares(record)), record["values"]["optimizer busy"]], strict=True)
+        )
 
     page.note("f32: time of matrix products over the time of all kernels.")
-    page.table(rows_of(cases, cells), "share", expected=20)
+    order = [f"{impl} {name}" for impl in BOTH for name in names]
+    page.table(rows_of(cases, cells), "share", [*KEYS, *order, *STATUSES], expected=20)
     told = {}
-    for name, record in (("mine", mine), ("theirs", theirs)):
-        if record:
-            forward, step = shares(record)
-            told[name] = {"forward": forward, "step": step, "optimizer": record["values"]["optimizer busy"]}
-            key = min(key for key in cases if key[0] == record["case"]["size"])
-            least, told["least"] = cases[key].get(record["impl"]), key[1]
-            told[name]["short"] = shares(least) if values_of(least) else None
-    page.say(**told, **(case_of(mine) if mine else {}))
+    for name, record in both.items():
+        forward, step = shares(record)
+        told[name] = {"forward": forward, "step": step, "optimizer": record["values"]["optimizer busy"]}
+        key = min(key for key in cases if key[0] == record["case"]["size"])
+        least, told["least"] = cases[key].get(record["impl"]), key[1]
+        told[name]["short"] = shares(least) if values_of(least) else None
+    page.say(**told, **case)
 
 
 def softmax_ratio(record):
     """Softmax over both products, in time and in FLOPs; None where attention is one kernel."""
-    values = record["values"]
-    parts = [values.get(f"attention ms {part}") for part in ("scores", "softmax", "values")]
+    values = values_of(record)
+    parts = [values.get(f"attention ms {part}") for part in PARTS[:3]]
     if None in parts:
         return None
     case = record["case"]
@@ -679,49 +637,37 @@ def softmax_ratio(record):
     return parts[1] / (parts[0] + parts[2]), rows * (5 * case["context"] - 2) / products
 
 
-def report_softmax(page, cases, mine, theirs):
+def report_softmax(page, cases, both, case):
     page.section("nsys_profile (e)")
 
-    def cells(record, values):
-        found = {
-            f"{part} (ms)": values.get(f"attention ms {part}") for part in ("scores", "softmax", "values")
-        }
+    def cells(record):
+        found = {f"{part} (ms)": record["values"].get(f"attention ms {part}") for part in PARTS[:3]}
         ratio = softmax_ratio(record)
         return found | ({"softmax / products": ratio[0]} if ratio else {})
 
-    frame = rows_of(cases, cells)
-    flops = []
-    for sides in cases.values():
-        found = [softmax_ratio(r) for r in sides.values() if values_of(r) and softmax_ratio(r)]
-        flops.append(found[0][1] if found else None)
-    if len(frame):
-        frame["FLOPs, softmax / products"] = flops
-    page.note("f32, one forward pass. products: QK^T (scores) and PV (values).")
-    page.table(frame, "attention", expected=20)
-    panels = {}
-    for (size, context), sides in cases.items():
-        for impl in BOTH:
-            ratio = softmax_ratio(sides[impl]) if values_of(sides.get(impl)) else None
+    rows, panels = rows_of(cases, cells), {}
+    for row, ((size, context), sides) in zip(rows, cases.items(), strict=True):
+        for impl, ratio in ((impl, softmax_ratio(sides.get(impl))) for impl in BOTH):
             if ratio:
-                panel = panels.setdefault(size, {})
+                row["FLOPs, softmax / products"] = ratio[1]
                 for name, value in ((impl, ratio[0]), ("FLOPs", ratio[1])):
-                    panel.setdefault(name, {})[context] = value
+                    panels.setdefault(size, {}).setdefault(name, {})[context] = value
+    page.note("f32, one forward pass. products: QK^T (scores) and PV (values).")
+    names = (*(f"{part} (ms)" for part in PARTS[:3]), "softmax / products")
+    order = [f"{impl} {name}" for impl in BOTH for name in names]
+    page.table(rows, "attention", [*KEYS, *order, "FLOPs, softmax / products", *STATUSES], expected=20)
     drawn = {
         size: {name: tuple(zip(*sorted(points.items()), strict=True)) for name, points in panel.items()}
         for size, panel in panels.items()
         if any(len(points) > 1 for points in panel.values())
     }
-    chosen = [size for size in drawn if size in (next(iter(drawn)), list(drawn)[-1])]
     page.plot(
         "softmax",
-        {size: drawn[size] for size in chosen},
+        {size: drawn[size] for size in dict.fromkeys([*drawn][:1] + [*drawn][-1:])},
         x="context",
         y="softmax / (QK^T and PV)",
         title="Softmax over both products of attention: time of C and PyTorch, and FLOPs",
     )
-    told = {}
-    for name, record in (("mine", mine), ("theirs", theirs)):
-        ratio = softmax_ratio(record) if record else None
-        if ratio:
-            told |= {name: ratio[0], "flops": ratio[1]}
-    page.say(**told, **(case_of(mine) if mine else {}))
+    ratios = {name: softmax_ratio(record) for name, record in both.items() if softmax_ratio(record)}
+    flops = next((ratio[1] for ratio in ratios.values()), None)
+    page.say(**{name: ratio[0] for name, ratio in ratios.items()}, flops=flops, **case)

@@ -1,6 +1,4 @@
 /* The benchmark when every call it makes fails in turn. */
-#include "accounting/accounting.h"
-#include "base/rng.h"
 #include "bench/bench.h"
 #include "support/compare.h"
 #include "support/fault.h"
@@ -9,38 +7,6 @@
 #include <stdarg.h>
 
 #include <cmocka.h>
-
-/* ---- the doubles ---- */
-
-TD_FAULT(td_train_create, (td_device * dev, const td_train_config *config, td_train **out),
-         (dev, config, out))
-TD_FAULT(td_train_init, (td_train * train, uint64_t seed), (train, seed))
-TD_FAULT(td_train_load,
-         (td_train * train, const int64_t *ids, const int64_t *targets, int64_t batch, int64_t seq),
-         (train, ids, targets, batch, seq))
-TD_FAULT(td_train_forward, (td_train * train, const void **logits), (train, logits))
-TD_FAULT(td_train_backward, (td_train * train), (train))
-TD_FAULT(td_train_update, (td_train * train), (train))
-TD_FAULT(td_train_step,
-         (td_train * train, const int64_t *ids, const int64_t *targets, int64_t batch, int64_t seq),
-         (train, ids, targets, batch, seq))
-TD_FAULT(td_train_loss, (td_train * train, float *out), (train, out))
-TD_FAULT(td_stats_compute, (const double *samples, int64_t count, td_stats *out), (samples, count, out))
-TD_FAULT(td_rng_tokens, (const td_rng *rng, int64_t offset, int64_t count, int64_t bound, int64_t *out),
-         (rng, offset, count, bound, out))
-TD_FAULT(td_account_model_flops,
-         (const td_account_model *model, int64_t batch, int64_t context, bool causal_half, bool flash,
-          td_account_flops *out),
-         (model, batch, context, causal_half, flash, out))
-TD_FAULT(td_device_alloc, (td_device * dev, size_t bytes, void **out), (dev, bytes, out))
-TD_FAULT(td_device_upload, (td_device * dev, void *dst, const void *src, size_t bytes),
-         (dev, dst, src, bytes))
-TD_FAULT(td_device_synchronize, (td_device * dev), (dev))
-TD_FAULT(td_device_memory, (const td_device *dev, td_memory_stats *out), (dev, out))
-TD_FAULT(td_device_reset_peak, (td_device * dev), (dev))
-TD_FAULT(td_event_create, (td_device * dev, td_event **out), (dev, out))
-TD_FAULT(td_event_record, (td_event * event), (event))
-TD_FAULT(td_event_elapsed_ms, (td_event * start, td_event *stop, double *out), (start, stop, out))
 
 /* ---- the runs ---- */
 

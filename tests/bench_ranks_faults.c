@@ -14,62 +14,7 @@
 
 #include <cmocka.h>
 
-/* ---- the doubles ---- */
-
-TD_FAULT(td_train_create, (td_device * dev, const td_train_config *config, td_train **out),
-         (dev, config, out))
-TD_FAULT(td_train_plan, (td_device * dev, const td_train_config *config, td_train_bytes *out),
-         (dev, config, out))
-TD_FAULT(td_train_init, (td_train * train, uint64_t seed), (train, seed))
-TD_FAULT(td_train_load,
-         (td_train * train, const int64_t *ids, const int64_t *targets, int64_t batch, int64_t seq),
-         (train, ids, targets, batch, seq))
-TD_FAULT(td_train_forward, (td_train * train, const void **logits), (train, logits))
-TD_FAULT(td_train_backward, (td_train * train), (train))
-TD_FAULT(td_train_update, (td_train * train), (train))
-TD_FAULT(td_train_step,
-         (td_train * train, const int64_t *ids, const int64_t *targets, int64_t batch, int64_t seq),
-         (train, ids, targets, batch, seq))
-TD_FAULT(td_train_loss, (td_train * train, float *out), (train, out))
-TD_FAULT(td_transformer_parameter, (const td_transformer *model, int64_t index, td_parameter *out),
-         (model, index, out))
-TD_FAULT(td_transformer_weights, (const td_transformer *model, td_weights *out), (model, out))
-TD_FAULT(td_transformer_refresh, (td_transformer * model), (model))
-TD_FAULT(td_stats_compute, (const double *samples, int64_t count, td_stats *out), (samples, count, out))
-TD_FAULT(td_rng_tokens, (const td_rng *rng, int64_t offset, int64_t count, int64_t bound, int64_t *out),
-         (rng, offset, count, bound, out))
-TD_FAULT(td_device_alloc, (td_device * dev, size_t bytes, void **out), (dev, bytes, out))
-TD_FAULT(td_device_upload, (td_device * dev, void *dst, const void *src, size_t bytes),
-         (dev, dst, src, bytes))
-TD_FAULT(td_device_fill, (td_device * dev, void *dst, int value, size_t bytes), (dev, dst, value, bytes))
-TD_FAULT(td_device_synchronize, (td_device * dev), (dev))
-TD_FAULT(td_device_memory, (const td_device *dev, td_memory_stats *out), (dev, out))
-TD_FAULT(td_device_reset_peak, (td_device * dev), (dev))
-TD_FAULT(td_event_create, (td_device * dev, td_event **out), (dev, out))
-TD_FAULT(td_event_record, (td_event * event), (event))
-TD_FAULT(td_event_elapsed_ms, (td_event * start, td_event *stop, double *out), (start, stop, out))
-TD_FAULT(td_comm_describe, (const td_comm *comm, td_comm_info *out), (comm, out))
-TD_FAULT(td_comm_barrier, (td_comm * comm), (comm))
-TD_FAULT(td_comm_exchange, (td_comm * comm, const void *mine, size_t bytes, void *all),
-         (comm, mine, bytes, all))
-TD_FAULT(td_comm_agree, (td_comm * comm, int64_t count, const td_setting *settings), (comm, count, settings))
-TD_FAULT(td_comm_window_create, (td_comm * comm, const void *memory, size_t bytes, td_comm_window **out),
-         (comm, memory, bytes, out))
-TD_FAULT(td_comm_broadcast,
-         (td_comm * comm, void *buffer, int64_t count, td_comm_type type, int32_t root, td_work **work),
-         (comm, buffer, count, type, root, work))
-TD_FAULT(td_comm_all_reduce,
-         (td_comm * comm, const void *in, void *out, int64_t count, td_comm_type type, td_reduction reduction,
-          td_work **work),
-         (comm, in, out, count, type, reduction, work))
-TD_FAULT(td_comm_reduce_scatter,
-         (td_comm * comm, const void *in, void *out, int64_t count, td_comm_type type, td_reduction reduction,
-          td_work **work),
-         (comm, in, out, count, type, reduction, work))
-TD_FAULT(td_comm_all_gather,
-         (td_comm * comm, const void *in, void *out, int64_t count, td_comm_type type, td_work **work),
-         (comm, in, out, count, type, work))
-TD_FAULT(td_comm_watched, (td_comm * comm, const td_comm_span **spans, int64_t *count), (comm, spans, count))
+/* ---- the doubles that prototypes do not tell ---- */
 
 td_status __real_td_comm_watch(td_comm *comm, int64_t capacity);
 td_status __wrap_td_comm_watch(td_comm *comm, int64_t capacity);

@@ -1,6 +1,7 @@
 /* The CUDA device where there is no GPU: a double of CUDA's runtime, of our kernels' launchers and of
  * cuBLASLt stands behind it, and sees what it is asked for. It computes nothing. In this double a machine has
  * two GPUs. */
+#include "device/clock.h"
 #include "device/device.h"
 #include "device/share.h"
 #include "flash/flash.h"
@@ -467,10 +468,87 @@ static const struct {
                     {"cublasLtMatmulPreferenceDestroy", (function)lt_preference_forget},
                     {"cublasLtMatmulPreferenceSetAttribute", (function)lt_preference_set}};
 
+/* ---- NVML ---- */
+
+static int nvml_calls, nvml_fails; /* which call fails, from 1; 0: none */
+static unsigned long long nvml_reasons;
+
+static int nvml_says(void)
+{
+    return ++nvml_calls == nvml_fails ? 999 : 0;
+}
+
+static int nvml_init(void)
+{
+    return nvml_says();
+}
+
+static int nvml_shutdown(void)
+{
+    return 0;
+}
+
+static int nvml_handle(const char *pci, void **out)
+{
+    assert_string_equal(pci, "0000:01:00.0");
+    *out = &nvml_calls;
+    return nvml_says();
+}
+
+static int nvml_clock(void *handle, int which, unsigned *mhz)
+{
+    assert_ptr_equal(handle, &nvml_calls);
+    assert_int_equal(which, 1);
+    *mhz = 1755;
+    return nvml_says();
+}
+
+static int nvml_power(void *handle, unsigned *milliwatts)
+{
+    assert_ptr_equal(handle, &nvml_calls);
+    *milliwatts = 690500;
+    return nvml_says();
+}
+
+static int nvml_why(void *handle, unsigned long long *bits)
+{
+    assert_ptr_equal(handle, &nvml_calls);
+    *bits = nvml_reasons;
+    return nvml_says();
+}
+
+static const struct {
+    const char *name;
+    function function;
+} nvml_functions[] = {{"nvmlInit_v2", (function)nvml_init},
+                      {"nvmlShutdown", (function)nvml_shutdown},
+                      {"nvmlDeviceGetHandleByPciBusId_v2", (function)nvml_handle},
+                      {"nvmlDeviceGetClockInfo", (function)nvml_clock},
+                      {"nvmlDeviceGetPowerUsage", (function)nvml_power},
+                      {"nvmlDeviceGetCurrentClocksThrottleReasons", (function)nvml_why}};
+static const char *nvml_lacks; /* a function; NULL: none */
+static bool nvml_there;
+
+cudaError_t __wrap_cudaDeviceGetPCIBusId(char *id, int length, int device);
+cudaError_t __wrap_cudaDeviceGetPCIBusId(char *id, int length, int device)
+{
+    snprintf(id, (size_t)length, "0000:%02d:00.0", device);
+    return cudaSuccess;
+}
+
+int __real_dlclose(void *library);
+int __wrap_dlclose(void *library);
+int __wrap_dlclose(void *library)
+{
+    return library == (void *)nvml_functions ? 0 : __real_dlclose(library);
+}
+
 void *__real_dlopen(const char *name, int flags);
 void *__wrap_dlopen(const char *name, int flags);
 void *__wrap_dlopen(const char *name, int flags)
 {
+    if (name && strcmp(name, "libnvidia-ml.so.1") == 0)
+        return nvml_there ? (void *)nvml_functions : NULL;
     return name && strncmp(name, "libcublasLt.so", 14) == 0 ? (void *)lt_functions
                                                             : __real_dlopen(name, flags);
 }
@@ -481,6 +559,12 @@ void *__wrap_dlsym(void *library, const char *name)
 {
     void *address = NULL;
 
+    for (size_t i = 0; i < sizeof nvml_functions / sizeof *nvml_functions; i++)
+        if (library == (void *)nvml_functions && strcmp(nvml_functions[i].name, name) == 0 &&
+            nvml_functions[i].name != nvml_lacks)
+            memcpy(&address, &nvml_functions[i].function, sizeof address);
+    if (library == (void *)nvml_functions)
+        return address;
     if (library != (void *)lt_functions)
         return __real_dlsym(library, name);
     for (size_t i = 0; i < sizeof lt_functions / sizeof *lt_functions; i++)
@@ -977,12 +1061,39 @@ static void as_much_as_a_grid_holds_is_launched(void **state)
     assert_int_equal(calls, 2);
 }
 
+static void the_clock_is_nvmls_or_unknown(void **unused)
+{
+    (void)unused;
+    assert_int_equal(td_device_clock(gpu).mhz, 0); /* without a library */
+    nvml_there = true;
+    for (size_t i = 0; i < sizeof nvml_functions / sizeof *nvml_functions; i++) {
+        nvml_lacks = nvml_functions[i].name;
+        assert_int_equal(td_device_clock(gpu).mhz, 0);
+    }
+    nvml_lacks = NULL;
+    for (nvml_fails = 5; nvml_fails >= 0; nvml_fails--) {
+        const bool all = nvml_fails == 0 || nvml_fails > 2;
+
+        nvml_calls = 0;
+        nvml_reasons = 0x4; /* the power cap */
+        const td_gpu_clock clock = td_device_clock(gpu);
+        assert_int_equal(clock.mhz, all && nvml_fails != 3 ? 1755 : 0);
+        assert_true(clock.watts == (all && nvml_fails != 4 ? 690.5 : 0));
+        assert_int_equal(clock.slowed, all && nvml_fails != 5);
+    }
+    nvml_fails = 0;
+    nvml_reasons = 0x1 | 0x2; /* idle, or the clock that a user set */
+    assert_false(td_device_clock(gpu).slowed);
+    nvml_there = false;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(every_call_leaves_the_threads_gpu_current, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(a_refused_product_leaves_it_current_too, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(a_thread_on_the_same_gpu_is_left_alone, open_gpu, close_gpu),
+        cmocka_unit_test_setup_teardown(the_clock_is_nvmls_or_unknown, open_gpu, close_gpu),
         cmocka_unit_test(a_gpu_without_kernels_is_refused),
         cmocka_unit_test_setup_teardown(flash_tiles_beyond_a_blocks_memory_are_refused, open_gpu, close_gpu),
         cmocka_unit_test_setup_teardown(updates_are_launched_with_their_types, open_gpu, close_gpu),

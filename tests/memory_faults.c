@@ -1,5 +1,4 @@
 /* The recorder when every call it makes fails in turn. */
-#include "base/rng.h"
 #include "memory/memory.h"
 #include "support/compare.h"
 #include "support/fault.h"
@@ -9,45 +8,7 @@
 
 #include <cmocka.h>
 
-/* ---- the doubles ---- */
-
-TD_FAULT(td_train_plan, (td_device * dev, const td_train_config *config, td_train_bytes *out),
-         (dev, config, out))
-TD_FAULT(td_train_create, (td_device * dev, const td_train_config *config, td_train **out),
-         (dev, config, out))
-TD_FAULT(td_transformer_refresh, (td_transformer * model), (model))
-TD_FAULT(td_train_load,
-         (td_train * train, const int64_t *ids, const int64_t *targets, int64_t batch, int64_t seq),
-         (train, ids, targets, batch, seq))
-TD_FAULT(td_train_forward, (td_train * train, const void **logits), (train, logits))
-TD_FAULT(td_train_backward, (td_train * train), (train))
-TD_FAULT(td_train_update, (td_train * train), (train))
-TD_FAULT(td_transformer_parameter, (const td_transformer *model, int64_t index, td_parameter *out),
-         (model, index, out))
-TD_FAULT(td_transformer_weights, (const td_transformer *model, td_weights *out), (model, out))
-TD_FAULT(td_optimizer_moments,
-         (const td_optimizer *optimizer, int64_t index, float **exp_avg, float **exp_avg_sq),
-         (optimizer, index, exp_avg, exp_avg_sq))
-TD_FAULT(td_hooks_final, (td_hook * chain, td_range range, td_event *event), (chain, range, event))
-TD_FAULT(td_rng_tokens, (const td_rng *rng, int64_t offset, int64_t count, int64_t bound, int64_t *out),
-         (rng, offset, count, bound, out))
-TD_FAULT(td_device_alloc, (td_device * dev, size_t bytes, void **out), (dev, bytes, out))
-TD_FAULT(td_device_upload, (td_device * dev, void *dst, const void *src, size_t bytes),
-         (dev, dst, src, bytes))
-TD_FAULT(td_device_synchronize, (td_device * dev), (dev))
-TD_FAULT(td_device_memory, (const td_device *dev, td_memory_stats *out), (dev, out))
-TD_FAULT(td_device_reset_peak, (td_device * dev), (dev))
-TD_FAULT(td_device_push_label, (td_device * dev, const char *label), (dev, label))
-TD_FAULT(td_device_pop_label, (td_device * dev), (dev))
-TD_FAULT(td_device_history_begin, (td_device * dev, int64_t capacity), (dev, capacity))
-TD_FAULT(td_device_history_end, (td_device * dev), (dev))
-TD_FAULT(td_device_history,
-         (const td_device *dev, const td_memory_event **events, int64_t *count, int64_t *dropped),
-         (dev, events, count, dropped))
-TD_FAULT(td_device_note_live, (td_device * dev, const char *name, const void *address, size_t bytes),
-         (dev, name, address, bytes))
-TD_FAULT(td_device_note_dead, (td_device * dev, const char *name, const void *address, size_t bytes),
-         (dev, name, address, bytes))
+/* ---- the doubles that prototypes do not tell ---- */
 
 void *__real_calloc(size_t count, size_t size);
 void *__wrap_calloc(size_t count, size_t size);

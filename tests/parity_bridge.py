@@ -458,11 +458,11 @@ def refused_or_freed(rank, device):
     said("no parameters", lambda: bridge.DataParallel(nn.ParameterList([torch.zeros(0)])))
 
     net = nn.Linear(6, 6).to(device)
-    device_of = bridge._device_of(net.weight)
+    of_net = bridge.device.device_of(net.weight)
 
     def live():
         gc.collect()
-        with device_of.calls() as c:
+        with of_net.calls() as c:
             return c.value("td_device_memory", c.device).live_blocks
 
     before = live()
@@ -580,7 +580,7 @@ def ranks_of(folder, rank, ranks):
     yield
     dist.barrier()
     _run_finalizers(1)  # the bridge's: a process can then be a rank of other ranks
-    bridge._ranks.cache_clear()
+    bridge.ranks.ranks_of.cache_clear()
     dist.destroy_process_group()
 
 
@@ -677,7 +677,7 @@ def optimizers_that_differ(rank, device):
         said(words, call)
         with contextlib.redirect_stderr(io.StringIO()):  # the error again
             _run_finalizers(1)
-        bridge._ranks.cache_clear()
+        bridge.ranks.ranks_of.cache_clear()
 
 
 def refuse(rank, device):
@@ -850,7 +850,7 @@ class Ranks(unittest.TestCase):
             ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "RANK": "3"}, (0, 2)),
         ):
             with unittest.mock.patch.dict(os.environ, variables, clear=True):
-                rank, ranks, run = bridge._who()
+                rank, ranks, run = bridge.ranks.who()
                 self.assertEqual((rank, ranks), expected)
                 self.assertRegex(run, "^[0-9a-f]{16}$")
 
@@ -909,7 +909,7 @@ class Ranks(unittest.TestCase):
                     RuntimeError, "RANK and WORLD_SIZE belong together, and one is not set"
                 ),
             ):
-                bridge._who()
+                bridge.ranks.who()
 
     def test_no_ranks(self):
         with self.assertRaisesRegex(

@@ -634,7 +634,7 @@ def a_rank(rank, folder):
                 error.add_note(f"in {case.__name__} of rank {rank} of {ranks}")
                 raise
         dist.barrier()
-        bridge._ranks.cache_clear()
+        bridge.ranks.ranks_of.cache_clear()
         dist.destroy_process_group()
 
 

@@ -244,7 +244,6 @@ class Lines(unittest.TestCase):
         list(compare.moves({key_of(before): before}, pair, compare.Settings(0.1, 2), same_machine=True))
         common = compare.Settings(0.1, 2, common=True)
         list(compare.moves(pair, {key_of(after): before}, common, same_machine=False))
-        self.assertEqual(len(records.frame), 2)
         self.assertIn(len({record.get("machine") for record in (before, after)}), (1, 2))
         for name in MEASURED:
             records.ratio(name, ["torch_eager", "c"])

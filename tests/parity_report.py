@@ -14,6 +14,7 @@ import types
 import unittest
 import xml.etree.ElementTree
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -22,9 +23,10 @@ from parity_core import BUILD, HOST
 from rich.console import Console
 
 from parity.core import compare, plot, report
+from parity.core.comparison import geomean
 from parity.core.record import FILE, RecordError
 from parity.core.tables import Spread, Table, text
-from parity.core.view import Records, geomean
+from parity.core.view import Records
 
 torch.set_num_threads(1)  # the tensors are small
 UMASK = os.umask(0o022)
@@ -144,7 +146,7 @@ class View(unittest.TestCase):
             self.records.value("ms", seq=128)
         self.assertEqual(sorted(self.records.ratio("ms")), [0.25, 0.5])
         self.assertAlmostEqual(geomean(self.records.ratio("ms")), math.sqrt(0.125))
-        self.assertTrue(math.isnan(geomean([])))
+        self.assertIsNone(geomean([]))
 
     def test_ranks_are_a_key_like_others(self):
         records = Records(timed("c", 4.0 / ranks, case={"ranks": ranks}) for ranks in (4, 1, 2))
@@ -159,15 +161,18 @@ class View(unittest.TestCase):
         self.assertEqual(self.records.values("dtype"), ["f32", "bf16"])
         self.assertEqual(len(self.records.only("scaling", impl="c", dtype=["f32", "f16"])), 2)
         self.assertEqual(len(self.records.only("other")), 0)
-        self.assertEqual(self.records.series("loss"), [("c", {"seq": 1024, "dtype": "f32"}, [3.0, 2.0])])
-        self.assertEqual(self.records.frame.shape[0], 6)
-        self.assertEqual(self.records.frame["ms"].tolist()[:2], [4.0, 2.0])
+        self.assertEqual(len(self.records.where(lambda r: r["status"] == "oom")), 1)
+        f32 = self.records.only(dtype="f32")
+        self.assertEqual(f32.curve("seq", "ms", "c"), ([128, 1024], [0.25, 2.0]))
+        self.assertEqual(f32.curve("seq", "peak_mib", "c"), ([128, 1024], [None, 3.5]))
 
 
 class Pages(unittest.TestCase):
     def setUp(self):
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-        self.module = types.SimpleNamespace(DELIVERABLES={"scaling": "Scaling"}, report=self.write_page)
+        self.module = types.SimpleNamespace(report=self.write_page)
+        rows = {"method": ["By {{ clock }}.", "With {{ care }}."]}
+        self.enterContext(mock.patch("parity.core.words.templates", return_value=rows))
 
     @staticmethod
     def write_page(page, records):
@@ -175,14 +180,14 @@ class Pages(unittest.TestCase):
         page.note("By size:")
         page.table(records.wide(["seq", "dtype"], "ms", base="torch_eager"), "times", units={"c": "ms"})
         page.note("Nothing:")
-        page.table(records.only("nothing").frame, "nothing")
+        page.table(records.only("nothing").wide(["seq"], "ms"), "nothing")
         xs = records.values("seq")
         times = [records.value("ms", seq=x, dtype="f32") for x in xs]
         page.plot("time", {"c": (xs, times)}, x="seq", y="ms", title="Time, f32")
         page.plot("none", {"c": ([1, 2, 3], ["oom", math.nan, 0.0])}, x="seq", y="ms", title="None")
         page.question("What is empty?")
-        page.table(pd.DataFrame(), "empty")
-        page.method("By the clock.")
+        page.table([], "empty")
+        page.method(clock="the clock")
 
     def write(self, form="md"):
         return report.write({"scale": self.module}, View.records.records, self.folder, form)
@@ -303,8 +308,8 @@ class Pages(unittest.TestCase):
     def test_two_tables_of_a_name_are_refused(self):
         def twice(page, records):
             page.question("Twice?")
-            page.table(records.frame, "times")
-            page.table(records.frame, "times")
+            page.table([{"n": 1}], "times")
+            page.table([{"n": 2}], "times")
 
         self.module.report = twice
         with self.assertRaisesRegex(ValueError, "two tables of scale are called 'times'"):
@@ -322,7 +327,7 @@ class Pages(unittest.TestCase):
 
         def plain(page, records):
             page.question("All?")
-            page.table(records.frame, "all")
+            page.table(records.wide(["seq", "dtype"], "ms"), "all")
 
         sizes = {path.name: path.stat().st_size for path in self.write("csv")}
         self.assertGreater(sizes["scale_time.svg"], sizes["README.md"] + 100)
@@ -363,8 +368,9 @@ class Pages(unittest.TestCase):
             "def write_page(page, records):\n"
             "    page.question('q')\n"
             "    page.plot('times', {'c': ([1, 2], [3, 4])}, x='caf\\xe9', y='\\xb5s', title='t')\n"
-            "    page.text('caf\\xe9')\n"
-            "module = types.SimpleNamespace(DELIVERABLES={'d': 'D'}, report=write_page)\n"
+            "    page.note('caf\\xe9')\n"
+            "    page.table([{'n': 1}], 'n')\n"
+            "module = types.SimpleNamespace(report=write_page)\n"
             "record = dict(deliverable='d', module='m', case={}, impl='c', status='ok', machine='Zo\\xeb')\n"
             "report.write({'m': module}, [record], Path(sys.argv[1]))\n"
         )
@@ -384,7 +390,7 @@ class Pages(unittest.TestCase):
             raise KeyError("no such column")
 
         modules = {
-            "broken": types.SimpleNamespace(DELIVERABLES={"b": "B"}, report=fail),
+            "broken": types.SimpleNamespace(report=fail),
             "scale": self.module,
         }
         records = [record(module="broken", deliverable="b"), *View.records.records]

@@ -120,7 +120,7 @@ class Sweeps(unittest.TestCase):
         status, out, _ = self.main("report")
         self.assertEqual(status, 0)
         self.assertIn("holds (5 ok, 1 measured)", (self.reports / "local/README.md").read_text())
-        self.assertIn("C takes", (self.reports / "local/scale.md").read_text())
+        self.assertIn("| times |", (self.reports / "local/scale.md").read_text())
         status, out, _ = self.main("list", "--module", "scale", "--profile", "full")
         self.assertEqual(out.count("done"), 6)
         self.assertIn("(6 of them timed in earlier runs)\nto run: 0 cases", out)
@@ -375,6 +375,7 @@ class Sweeps(unittest.TestCase):
 
         class Worker:
             surroundings = types.MappingProxyType({"machine": "M", "build": {"library": "1"}})
+            settings = worker.Settings(Path(), 2, 1.0)
 
             def run(self, path, case):
                 log.append(case.n)
@@ -403,7 +404,7 @@ class Sweeps(unittest.TestCase):
             unittest.mock.patch.object(sweep.time, "monotonic", lambda: now[0]),
         ):
             status = sweep.run_sweep(
-                items, file, worker.Settings(Path(), 2, 1.0), Console(file=out), within=within
+                items, file, worker.Settings(Path(), 2, 1.0), Console(file=out), sweep.How(within=within)
             )
         return status, log
 

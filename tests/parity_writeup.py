@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import typst
 
-from parity.core import handouts, report, sweep, words, writeup
+from parity.core import report, sweep, words, writeup
 from parity.core.clock import statistics
 from parity.core.comparison import Comparison, Rates, clean, noisy
 from parity.core.record import FILE, RecordError
@@ -112,67 +112,61 @@ class Sentences(unittest.TestCase):
         self.assertEqual(words.beyond_limits("`8 x 16 = 128` takes 1 ms."), "")
         self.assertEqual(words.beyond_limits("word " * 26), "26 words")
 
-    def test_every_template_belongs_to_a_row(self):
-        modules = sweep.discover("parity")
-        for path in words.FOLDER.glob("*.j2"):
-            own = set(modules[path.stem].DELIVERABLES)
-            for row in words.templates(path.stem):
-                row = row.removesuffix(" working")
-                self.assertIn(row, own | set(handouts.QUESTIONS), path.name)
-                self.assertIn(handouts.deliverable_of(row), own | {handouts.deliverable_of(r) for r in own})
-
 
 class Answers(unittest.TestCase):
+    """What answers are made of: the values that their templates get, by the row."""
+
     def answers(self, write, records):
-        page = Page("m", "M")
+        page, values, original = Page("m", "M"), {}, words.sentences
         page.module = write.__module__.split(".")[1]
-        write(page, Records(records))
-        return {section.row: section for section in page.sections}
 
-    def test_memory_has_one_direction_in_words_and_numbers(self):
-        """The peaks of C's inference go up with bf16, and PyTorch's go down: both are said."""
-        peaks = {("c", "f32"): 100.0, ("c", "bf16_mixed"): 150.0}
-        peaks |= {("torch_eager", "f32"): 110.0, ("torch_eager", "bf16_mixed"): 108.0}
-        records = [
-            {
-                "deliverable": "memory_profiling",
-                "impl": impl,
-                "status": "ok",
-                "case": {"part": "peaks", "size": "2.7B", "layers": 32, "d_model": 2560, "context": 512}
-                | {"dtype": dtype, "pass": what, "batch": 4},
-                "peak_mib": mib,
-                "values": {},
-            }
-            for (impl, dtype), mib in peaks.items()
-            for what in ("inference", "forward", "step")
-        ]
-        said = " ".join(self.answers(report_memory, records)["memory_profiling (c)"].answer)
-        self.assertRegex(said, r"C's inference rises from 100 to 150 MiB")
-        self.assertRegex(said, r"PyTorch's step goes from 110 to 108 MiB")
-        self.assertNotRegex(said, "gradients save")  # C's step is larger
+        def sentences(module, row, given):
+            values[row] = given
+            return original(module, row, given)
 
-    def test_memory_is_compared_at_a_context_that_both_dtypes_have(self):
-        peaks = {
-            ("f32", 256): 100.0,
-            ("f32", 512): 200.0,
-            ("bf16_mixed", 256): 103.0,
-            ("bf16_mixed", 512): None,
-        }
-        records = [
+        with unittest.mock.patch.object(words, "sentences", sentences):
+            write(page, Records(records))
+        return {section.row: section for section in page.sections}, values
+
+    def peaks(self, peaks, passes):
+        """{(impl, dtype, context): MiB, or None where memory ended}."""
+        return [
             {
                 "deliverable": "memory_profiling",
                 "impl": impl,
                 "status": "ok" if mib else "oom",
                 "case": {"part": "peaks", "size": "2.7B", "layers": 32, "d_model": 2560, "context": context}
-                | {"dtype": dtype, "pass": "step", "batch": 4},
+                | {"dtype": dtype, "pass": what, "batch": 4},
                 "peak_mib": mib,
                 "values": {},
             }
-            for (dtype, context), mib in peaks.items()
-            for impl in ("c", "torch_eager")
+            for (impl, dtype, context), mib in peaks.items()
+            for what in passes
         ]
-        said = " ".join(self.answers(report_memory, records)["memory_profiling (c)"].answer)
-        self.assertRegex(said, r"context 256.* C's step from 100 to 103 MiB: bf16 gradients save")
+
+    def test_peaks_of_memory_are_those_of_their_side_and_dtype(self):
+        peaks = {("c", "f32", 512): 100.0, ("c", "bf16_mixed", 512): 150.0}
+        peaks |= {("torch_eager", "f32", 512): 110.0, ("torch_eager", "bf16_mixed", 512): 108.0}
+        records = self.peaks(peaks, ("inference", "forward", "step"))
+        _, values = self.answers(report_memory, records)
+        (f32, mixed) = values["memory_profiling (c)"]["ends"][-1]
+        self.assertEqual((f32["c_inference"], mixed["c_inference"]), (100.0, 150.0))
+        self.assertEqual((f32["torch_step"], mixed["torch_step"]), (110.0, 108.0))
+        self.assertEqual(values["memory_profiling (b)"]["c_step"], f32["c_step"])
+
+    def test_memory_is_compared_at_a_context_that_both_dtypes_have(self):
+        fits = {
+            ("f32", 256): 100.0,
+            ("f32", 512): 200.0,
+            ("bf16_mixed", 256): 103.0,
+            ("bf16_mixed", 512): None,
+        }
+        peaks = {(impl, *key): mib for key, mib in fits.items() for impl in ("c", "torch_eager")}
+        _, values = self.answers(report_memory, self.peaks(peaks, ("step",)))
+        found = {name: values["memory_profiling (c)"][name] for name in ("f32", "mixed")}
+        self.assertEqual({of["context"] for of in found.values()}, {256})
+        self.assertEqual([of["c_step"] for of in found.values()], [100.0, 103.0])
+        self.assertEqual(values["memory_profiling (b)"]["context"], 512)
 
     def run_of(self, strategy, step, **more):
         case = dict(size="xl", dtype="f32", optimizer="adamw", ranks=2, batch=2, context=128)
@@ -192,15 +186,23 @@ class Answers(unittest.TestCase):
         ]
         runs += [self.run_of("flat", 20.0, dtype="bf16", optimizer="sgd")]
         runs += [self.run_of("naive", 1.0) | {"status": "failed", "impl": "c_gloo"}]  # says nothing
-        found = self.answers(ddp.report, runs)
-        said = " ".join(found["minimal_ddp_flat_benchmarking"].answer)
-        self.assertRegex(said, "from 130 ms to 120 ms")
-        best = " ".join(found["ddp_bucketed_benchmarking (a)"].answer)
-        self.assertRegex(best, "25 MiB.* 99 ms.* 101 ms")
-        traces = found["ddp_overlap_individual_parameters_benchmarking (b)"]
+        sections, values = self.answers(ddp.report, runs)
+        flat = values["minimal_ddp_flat_benchmarking"]
+        self.assertEqual([flat[name]["step"] for name in ("naive", "flat")], [130.0, 120.0])
+        self.assertEqual(flat["dtype"], "f32")
+        buckets = values["ddp_bucketed_benchmarking (a)"]
+        self.assertEqual([buckets[name] for name in ("best", "step", "single")], [25, 99.0, 101.0])
+        self.assertEqual([buckets[name] for name in ("first", "last", "slow")], [103.0, 110.0, 110.0])
+        overlap = values["ddp_overlap_individual_parameters_benchmarking (a)"]
+        for strategy in ("naive", "flat", "overlap", "bucketed"):
+            found = overlap[strategy]
+            self.assertAlmostEqual(found["step"], found["without"] + found["exposed"])
+            self.assertAlmostEqual(found["share"], found["exposed"] / found["step"])
+        self.assertGreater(overlap["overlap"]["hidden"], overlap["naive"]["hidden"])
+        traces = sections["ddp_overlap_individual_parameters_benchmarking (b)"]
         self.assertTrue(traces.complete)  # a trace of the overlap was recorded
-        table = next(b.table for b in found["ddp_bucketed_benchmarking (a)"].blocks if hasattr(b, "table"))
-        self.assertEqual(len(table.rows), 4)
+        blocks = sections["ddp_bucketed_benchmarking (a)"].blocks
+        self.assertEqual(len(next(block.table for block in blocks if hasattr(block, "table")).rows), 4)
 
     def test_a_row_that_spreads_is_marked_and_says_nothing(self):
         case = dict(
@@ -212,10 +214,12 @@ class Answers(unittest.TestCase):
                 {"deliverable": "d", "impl": impl, "status": "ok", "case": case, "ms": statistics(samples)}
                 for impl, samples in (sides | ({} if wild else {"c_nccl_whole": [4.0, 4.1]})).items()
             ]
-            section = self.answers(shard.report, records)["optimizer_state_sharding_accounting (b)"]
+            row = "optimizer_state_sharding_accounting (b)"
+            section, values = (found[row] for found in self.answers(shard.report, records))
             table = next(block.table for block in section.blocks if hasattr(block, "table"))
             self.assertEqual("noisy" in table.titles, wild)
             self.assertEqual(bool(section.answer), not wild)
+            self.assertEqual(values["flat"] and values["flat"].verdict, None if wild else "faster")
 
     def test_the_model_of_buckets(self):
         o, w = fitted({"bytes": [10**5, 10**6, 10**7], "ms": [0.15, 1.05, 10.05]})
@@ -247,7 +251,7 @@ def answering(page, records):
 class Documents(unittest.TestCase):
     def setUp(self):
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-        self.modules = {"ddp": types.SimpleNamespace(DELIVERABLES={"naive_ddp": "x"}, report=answering)}
+        self.modules = {"ddp": types.SimpleNamespace(report=answering)}
         self.enterContext(unittest.mock.patch.object(sweep, "listed", lambda modules: None))
         self.enterContext(unittest.mock.patch.object(sweep, "is_listed", lambda record, listed: True))
 

@@ -284,9 +284,13 @@ static void nodes_of_graphs_belong_to_the_range_that_they_were_captured_in(void 
     pop();
     pop();
     pop();
-    /* Instantiation clones them, those that were never seen as well. */
+    /* Instantiation clones them, those that were never seen as well. CUPTI first tells of a new node. If the
+     * captured graph has lost a node, that id is lower than the clone's, and another clone may have it. */
+    fake->node(200, 0);
     fake->node(201, 101);
+    fake->node(201, 0);
     fake->node(202, 102);
+    fake->node(202, 0);
     fake->node(203, 99);
     fake->node(UINT64_MAX, 101); /* a node without an id */
     fake->node(204, UINT64_MAX);
@@ -347,15 +351,17 @@ static void a_fill_that_became_a_kernel_belongs_to_what_its_stream_runs_next(voi
     pop();
     fake->node(102, 0); /* when the capture ends */
     fake->node(103, 0);
+    for (uint64_t clone = 201; clone <= 203; clone++)
+        fake->node(clone, clone - 100);
     pop();
     push("step");
     const uint64_t at = fake->now;
     launch(50, CUPTI_RUNTIME_TRACE_CBID_cudaGraphLaunch_v10000);
     pop();
-    kernel("td_fill", 50, at + 100, at + 101, 102);
-    kernel("td_fill", 50, at + 102, at + 103, 103);
-    kernel("first", 50, at + 104, at + 140, 101);
-    kernel("td_fill", 50, at + 150, at + 151, 103); /* nothing follows */
+    kernel("td_fill", 50, at + 100, at + 101, 202);
+    kernel("td_fill", 50, at + 102, at + 103, 203);
+    kernel("first", 50, at + 104, at + 140, 201);
+    kernel("td_fill", 50, at + 150, at + 151, 203); /* nothing follows */
     (void)end();
     const td_trace_activity *a = activities(4);
     td_assert_ok(td_trace_ranges(trace, &ranges, &count));

@@ -109,37 +109,6 @@ static int64_t steps_of(td_train *train)
 
 static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
 
-static void a_step_is_its_parts_and_updates_come_to_the_same_along_backward_and_after_it(void **unused)
-{
-    (void)unused;
-    for (size_t i = 0; i < sizeof precisions / sizeof *precisions; i++)
-        for (int transient = 0; transient < 2; transient++) {
-            td_train_config along = config_of(precisions[i], TD_UPDATE_ALONG),
-                            after = config_of(precisions[i], TD_UPDATE_AFTER);
-
-            along.model.transient_gradients = transient;
-            after.model.transient_gradients = transient;
-            td_train *a = make(&along), *b = make(&after), *parts = make(&after);
-            for (int step = 1; step <= 3; step++) {
-                td_assert_ok(td_train_step(a, ids, targets, BATCH, CONTEXT));
-                td_assert_ok(td_train_step(b, ids, targets, BATCH, CONTEXT));
-                td_assert_ok(td_train_load(parts, ids, targets, BATCH, CONTEXT));
-                td_assert_ok(td_train_forward(parts, NULL));
-                td_assert_ok(td_train_backward(parts));
-                td_assert_ok(td_train_update(parts));
-                assert_true(loss_of(a) == loss_of(b) && loss_of(b) == loss_of(parts));
-                assert_int_equal(steps_of(a), step);
-                assert_int_equal(steps_of(b), step);
-                assert_int_equal(steps_of(parts), step);
-                assert_same_weights(a, b);
-                assert_same_weights(b, parts);
-            }
-            td_train_destroy(a);
-            td_train_destroy(b);
-            td_train_destroy(parts);
-        }
-}
-
 static void micro_batches_come_to_one_step_on_all_of_them(void **unused)
 {
     (void)unused;
@@ -532,7 +501,6 @@ static void a_trainer_without_an_update_has_what_it_needs_and_no_more(void **unu
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_step_is_its_parts_and_updates_come_to_the_same_along_backward_and_after_it),
         cmocka_unit_test(micro_batches_come_to_one_step_on_all_of_them),
         cmocka_unit_test(a_step_counts_what_went_backward_in_micro_batches_of_one_shape),
         cmocka_unit_test(clipping_makes_the_gradients_norm_the_largest_allowed),

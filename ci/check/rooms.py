@@ -3,8 +3,8 @@
 Every folder of impl/ is a module's, and must have: its public header and a source, its CMocka test, registered with
 CMake, its PyTorch reference, its parity file or package, its row in the map of docs/layout.md, and results: a page and
 records in some folder of reports/. Those of WITHOUT have fewer rooms. Every operation of ops.h must have a parity case.
-The top of parity/ shows the names of modules, and besides them only core, shared, the two files of the bridge and
-Python's own files; every program of tests/ stands in tests/CMakeLists.txt.
+The top of parity/ shows the names of modules, and besides them only core, shared, the bridge and Python's own files;
+every program of tests/ stands in tests/CMakeLists.txt.
 
 Results are of a machine, and whoever adds a module may have none whose figures belong into the repository: a module
 without results is no fault then, but its row in the map must say "not measured yet". So the reader learns of it where

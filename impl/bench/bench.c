@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/names.h"
 #include "base/rng.h"
+#include "device/clock.h"
 #include "device/listen.h"
 
 #include <math.h>
@@ -244,6 +245,15 @@ cleanup:
     return status;
 }
 
+static void note_clock(td_device *dev, td_bench_summary *out)
+{
+    const td_gpu_clock clock = td_device_clock(dev);
+
+    out->sm_mhz = clock.mhz;
+    out->watts = clock.watts;
+    out->slowed = clock.slowed;
+}
+
 /** All steps in one queue. On a CPU, whose steps are done when they were queued, each is taken at once. */
 static td_status run_queue(run *r, td_bench_progress progress, void *user, td_bench_result *result)
 {
@@ -274,8 +284,11 @@ static td_status run_queue(run *r, td_bench_progress progress, void *user, td_be
             TD_TRY(take_step(r, i, progress, user, result));
     }
     TD_TRY(relabel(r, NULL));
-    for (int64_t i = 0; i < count && !at_once; i++)
+    for (int64_t i = 0; i < count && !at_once; i++) {
         TD_TRY(take_step(r, i, progress, user, result));
+        if (i == warmup + (count - warmup) / 2)
+            note_clock(r->dev, &result->summary); /* the steps after this one run */
+    }
 cleanup:
     return status;
 }

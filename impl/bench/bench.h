@@ -75,7 +75,13 @@ typedef struct td_bench_summary {
     double tokens_per_second;     /* of all micro-batches / median step */
     double first_loss, last_loss; /* of all steps, warm-up included; NaN in the mode forward */
     size_t peak_bytes;            /* device memory, over the run */
-    double flops_per_step;        /* matrix products as they are run, by accounting.h */
+
+    /* Of a GPU, while the timed steps run: the clock of its SMs, its power, and whether the driver holds the
+     * clock down, because power or temperature is at its limit. 0 on a CPU, and where NVML is missing. */
+    int32_t sm_mhz;
+    double watts;
+    bool slowed;
+    double flops_per_step; /* matrix products as they are run, by accounting.h */
 
     /* What the model asks for, of which its utilisation is told (MFU): forward's products and twice as many
      * for backward, of attention those that the mask leaves; nothing that is computed twice. */

@@ -89,6 +89,7 @@ static td_train_config trainer_of(const td_bench_ranks_config *config, int32_t r
     return (td_train_config){.model = config->model,
                              .hyper = config->hyper,
                              .time = config->time,
+                             .update_sms = config->update_sms,
                              .gain = 1.0f / (float)ranks,
                              .micro_batches = config->micro_batches,
                              .capture = config->graph};
@@ -445,6 +446,7 @@ static td_status summarise(run *r, td_bench_ranks_result *result)
     td_bench_ranks_summary *const s = &result->summary;
     *s = (td_bench_ranks_summary){.ranks = ranks, .of = result->of, .samples = result->samples};
     TD_TRY(td_stats_compute(result->samples, steps, &s->step));
+    TD_TRY(td_train_update_sms(r->dev, &r->trainer, &s->update_sms));
     s->tokens_per_second =
         (double)(ranks * r->micro_batches * r->config->model.batch * r->config->model.context) /
         (s->step.median / 1e3);

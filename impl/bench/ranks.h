@@ -36,6 +36,7 @@ typedef struct td_bench_ranks_config {
     td_transformer_config model; /* batch: of a rank; `use` is the run's */
     td_hyperparameters hyper;
     td_update_time time;
+    int32_t update_sms;    /* as td_train_config has it */
     int64_t micro_batches; /* 0: 1 */
     td_ddp_strategy
         strategy;     /* of the reduction; not looked at with TD_BENCH_STATE_FLAT, which has its own */
@@ -107,6 +108,7 @@ typedef struct td_bench_ranks_summary {
     td_stats step;            /* ms of each step on the rank that was slowest in it */
     const double *samples;    /* [steps] of them; the result's */
     double tokens_per_second; /* of all ranks, by the median */
+    int32_t update_sms;       /* td_train_update_sms of the trainers */
 } td_bench_ranks_summary;
 
 /** Runs it, together with all ranks of comm, and leaves every rank with what all have measured.

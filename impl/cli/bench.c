@@ -115,6 +115,9 @@ static td_status print_passes(const arguments *args, const td_bench_summary *sum
     fprintf(out, "matrix products %.3f GFLOP a step, %.1f GFLOP/s; peak memory %.1f MiB",
             summary->flops_per_step / 1e9, summary->flops_per_step / seconds / 1e9,
             (double)summary->peak_bytes / 1048576.0);
+    if (summary->sm_mhz > 0)
+        fprintf(out, "; SMs at %d MHz, %.0f W%s", (int)summary->sm_mhz, summary->watts,
+                summary->slowed ? ", slowed by power or temperature" : "");
     if (args->peak_tflops > 0)
         fprintf(out, "; %.2f %% of %g TFLOP/s, of %.3f GFLOP that the model asks for",
                 100 * summary->model_flops_per_step / seconds / (args->peak_tflops * 1e12), args->peak_tflops,
@@ -149,6 +152,11 @@ static td_status append_record(const arguments *args, const td_bench_summary *su
         TD_TRY(td_record_set_samples(record, "samples", timed->phase.samples, timed->phase.ms.n));
         TD_TRY(td_record_set_number(record, "tokens_per_second", tokens / (timed->phase.ms.median / 1e3)));
         TD_TRY(td_record_set_number(record, "model_flops", summary->model_flops_per_step));
+        if (summary->sm_mhz > 0) {
+            TD_TRY(td_record_set_integer(record, "gpu.sm_mhz", summary->sm_mhz));
+            TD_TRY(td_record_set_number(record, "gpu.watts", summary->watts));
+            TD_TRY(td_record_set_bool(record, "gpu.slowed", summary->slowed));
+        }
         TD_TRY(td_record_set_number(record, "peak_mib", (double)summary->peak_bytes / 1048576.0));
     } else {
         TD_TRY(td_record_set_string(record, "status", "oom"));

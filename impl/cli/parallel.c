@@ -29,6 +29,7 @@ enum {
     KEY_STEPS,
     KEY_SEED,
     KEY_UPDATE,
+    KEY_UPDATE_SMS,
     KEY_KEEP,
     KEY_CHECKPOINT_LAYERS,
     KEY_GRADIENTS,
@@ -68,6 +69,13 @@ enum {
          "NAME",                                                                                             \
          0,                                                                                                  \
          "along (the default): weights are updated along the backward pass; or after it",                    \
+         4},                                                                                                 \
+        {"update-sms",                                                                                       \
+         KEY_UPDATE_SMS,                                                                                     \
+         "N",                                                                                                \
+         0,                                                                                                  \
+         "on a GPU weights are updated on N SMs, while the GEMMs of the backward pass have the others (the " \
+         "default: a formula); 0: after the pass, on all",                                                   \
          4},                                                                                                 \
         {"keep",                                                                                             \
          KEY_KEEP,                                                                                           \
@@ -197,6 +205,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_UPDATE:
         config->time =
             td_option_either(state, "update", arg, "along", "after") ? TD_UPDATE_ALONG : TD_UPDATE_AFTER;
+        return 0;
+    case KEY_UPDATE_SMS:
+        config->update_sms = (int32_t)td_option_integer(state, "update-sms", arg, 0, INT32_MAX);
+        if (config->update_sms == 0)
+            config->time = TD_UPDATE_AFTER;
         return 0;
     case KEY_KEEP:
         if (td_keep_parse(arg, &model->keep) != TD_OK)
@@ -378,9 +391,12 @@ static td_status print_all(const arguments *args, const td_ranks *ranks, const t
     fprintf(
         out,
         "the slowest rank's step: median %.3f ms, min %.3f, std %.3f; %.0f tokens/s of all ranks; %" PRId64
-        " collectives of %.2f MiB a step%s; loss %.4f to %.4f\n\n",
+        " collectives of %.2f MiB a step%s; loss %.4f to %.4f\n",
         s->step.median, s->step.min, s->step.std, s->tokens_per_second, s->of[0].calls,
         mib((size_t)s->of[0].bytes), s->of[0].windows > 0 ? ", from GPU to GPU directly" : "", first, last);
+    if (s->update_sms > 0)
+        fprintf(out, "weights were updated on %d SMs\n", (int)s->update_sms);
+    fprintf(out, "\n");
     TD_TRY(print_memory(s, out));
 cleanup:
     return status;
@@ -492,6 +508,8 @@ static td_status append_record(const arguments *args, const td_ranks *ranks, con
         TD_TRY(td_record_set_integer(record, "collective_bytes", s->of[0].bytes));
         if (s->of[0].windows > 0)
             TD_TRY(td_record_set_integer(record, "windows", s->of[0].windows));
+        if (s->update_sms > 0)
+            TD_TRY(td_record_set_integer(record, "config.update_sms", s->update_sms));
         TD_TRY(set_ranks(s, record));
     } else {
         TD_TRY(td_record_set_string(record, "status", "oom"));
@@ -538,6 +556,7 @@ static td_status agree(const arguments *args, const td_ranks *ranks)
         {"--steps", (double)c->steps},
         {"--seed", (double)c->seed},
         {"--update (0 along, 1 after)", c->time},
+        {"--update-sms", (double)c->update_sms},
         {"--keep (0 most, 1 all, 2 inputs)", c->model.keep},
         {"--checkpoint-layers", (double)c->model.checkpoint_layers},
         {"--gradients (0 held, 1 transient)", c->model.transient_gradients},

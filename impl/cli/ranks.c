@@ -170,17 +170,19 @@ cleanup:
     return status;
 }
 
-/** This rank's part of the processors; 0 where the launcher has divided them, or OpenMP was told. */
+/** This rank's part of the processors; 0 if the launcher has divided them, or OpenMP was told. A launcher
+ * that does not say how many ranks this host has may have started all of them here. */
 static int threads_of(const td_launch *launch)
 {
+    const int here = launch->local_ranks > 0 ? launch->local_ranks : (int)launch->ranks;
     const long online = sysconf(_SC_NPROCESSORS_ONLN);
     cpu_set_t mine;
 
     CPU_ZERO(&mine);
-    if (launch->local_ranks <= 1 || getenv("OMP_NUM_THREADS") ||
-        sched_getaffinity(0, sizeof mine, &mine) != 0 || CPU_COUNT(&mine) < online)
+    if (here <= 1 || getenv("OMP_NUM_THREADS") || sched_getaffinity(0, sizeof mine, &mine) != 0 ||
+        CPU_COUNT(&mine) < online)
         return 0;
-    return online > launch->local_ranks ? (int)(online / launch->local_ranks) : 1;
+    return online > here ? (int)(online / here) : 1;
 }
 
 td_status td_ranks_begin(const char *program, td_ranks_options *of, td_common *common, td_ranks *out)

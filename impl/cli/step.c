@@ -187,7 +187,8 @@ void td_step_print_way(const td_bench_config *config, FILE *out)
     if (config->mode == TD_BENCH_TRAIN)
         fprintf(out, "; weights updated %s the backward pass", config->overlap ? "along" : "after");
     if (config->update_sms > 0)
-        fprintf(out, ", on %d SMs", (int)config->update_sms);
+        fprintf(out, ", on %d SMs by bulk copies, from a stream that goes before the GEMMs",
+                (int)config->update_sms);
     if (config->mode != TD_BENCH_FORWARD)
         fprintf(out, "; backward finds %s of forward; gradients are %s", td_keep_name(config->model.keep),
                 config->model.transient_gradients ? "transient" : "held");

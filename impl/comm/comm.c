@@ -749,29 +749,6 @@ cleanup:
     return status;
 }
 
-td_status td_comm_agree(td_comm *comm, int64_t count, const td_setting *settings)
-{
-    double mine[TD_SETTINGS_MOST] = {0};
-    const int32_t ranks = comm->options.ranks;
-    double *all = calloc((size_t)(ranks * count), sizeof *all);
-    td_status status = TD_OK;
-
-    if (!all) {
-        status = td_fail(TD_NO_MEMORY, "no memory to compare %d ranks", (int)ranks);
-        goto cleanup;
-    }
-    for (int64_t i = 0; i < count; i++)
-        mine[i] = settings[i].value;
-    TD_TRY(td_comm_exchange(comm, mine, (size_t)count * sizeof *mine, all));
-    for (int64_t i = 0; i < count; i++)
-        for (int32_t rank = 1; rank < ranks; rank++)
-            TD_CHECK(all[rank * count + i] == all[i], "%s: rank %d has %.17g, where rank 0 has %.17g",
-                     settings[i].name, (int)rank, all[rank * count + i], all[i]);
-cleanup:
-    free(all);
-    return status;
-}
-
 td_status td_comm_finish_control(td_comm *comm, const td_work *work, int64_t deadline_ns)
 {
     td_status status = TD_OK;

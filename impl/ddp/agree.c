@@ -3,20 +3,11 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "base/setting.h"
-#include "ddp/buckets.h"
+#include "comm/agree.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { MOST_BYTES = 32768, ON_THEIR_WAY = 256 };
-
-/** What of a list and of how it is sent is the same on all ranks. */
-typedef struct outline {
-    int64_t count;
-    int32_t strategy, sum;
-    double bucket_mb;
-} outline;
 
 /** What of a tensor is; without gaps, so that it is compared as bytes. */
 typedef struct description {
@@ -26,19 +17,22 @@ typedef struct description {
     int32_t dims, dtype, grad_dtype, frozen, uses, unused;
 } description;
 
-static description describe(const td_ddp_tensor *tensor)
+static td_status describe(void *user, int64_t index, void *row)
 {
-    description d = {.name = td_hash(TD_HASH_BEGIN, tensor->name, strlen(tensor->name)),
-                     .dims = tensor->dims,
-                     .dtype = (int32_t)tensor->dtype,
-                     .grad_dtype = tensor->frozen ? 0 : (int32_t)tensor->grad_dtype,
-                     .frozen = tensor->frozen,
-                     .uses = tensor->frozen ? 0 : tensor->uses,
-                     .room = tensor->frozen ? 0 : td_ddp_room(tensor)};
+    const td_ddp_tensor *const tensor = &((const td_ddp_config *)user)->tensors[index];
+    description *const d = row;
+
+    *d = (description){.name = td_hash(TD_HASH_BEGIN, tensor->name, strlen(tensor->name)),
+                       .dims = tensor->dims,
+                       .dtype = (int32_t)tensor->dtype,
+                       .grad_dtype = tensor->frozen ? 0 : (int32_t)tensor->grad_dtype,
+                       .frozen = tensor->frozen,
+                       .uses = tensor->frozen ? 0 : tensor->uses,
+                       .room = tensor->frozen ? 0 : td_ddp_room(tensor)};
 
     for (int32_t i = 0; i < tensor->dims; i++)
-        d.shape[i] = tensor->shape[i];
-    return d;
+        d->shape[i] = tensor->shape[i];
+    return TD_OK;
 }
 
 /** "f32 [50, 10], frozen" */
@@ -55,152 +49,174 @@ static void say(const description *d, char text[320])
                  td_dtype_name((td_dtype)d->grad_dtype), (int)d->uses, d->room);
 }
 
-static td_status compare_outlines(td_comm *comm, const td_comm_info *info, const td_ddp_config *config)
+static td_status compare(void *user, int64_t index, int32_t rank, const void *first, const void *row)
 {
-    const outline mine = {config->count, (int32_t)config->strategy, config->sum, config->bucket_mb};
-    outline *all = calloc((size_t)info->ranks, sizeof *all);
+    const char *const name = ((const td_ddp_config *)user)->tensors[index].name;
+    const description *const d = row, *const is = first;
     td_status status = TD_OK;
+    char odd[320], usual[320];
 
-    if (!all) {
-        status = td_fail(TD_NO_MEMORY, "no host memory to compare %d ranks", (int)info->ranks);
-        goto cleanup;
-    }
-    TD_TRY(td_comm_exchange(comm, &mine, sizeof mine, all));
-    for (int32_t rank = 1; rank < info->ranks; rank++) {
-        TD_CHECK(all[rank].count == all[0].count,
-                 "tensors: rank %d has %" PRId64 ", where rank 0 has %" PRId64, (int)rank, all[rank].count,
-                 all[0].count);
-        TD_CHECK(all[rank].strategy == all[0].strategy && all[rank].sum == all[0].sum &&
-                     all[rank].bucket_mb == all[0].bucket_mb,
-                 "strategy: rank %d has %s, %g MB a bucket, %s, where rank 0 has %s, %g MB, %s", (int)rank,
-                 td_ddp_strategy_name((td_ddp_strategy)all[rank].strategy), all[rank].bucket_mb,
-                 all[rank].sum ? "sums" : "averages", td_ddp_strategy_name((td_ddp_strategy)all[0].strategy),
-                 all[0].bucket_mb, all[0].sum ? "sums" : "averages");
-    }
+    if (memcmp(d, is, sizeof *d) == 0)
+        return TD_OK;
+    TD_CHECK(d->name == is->name,
+             "tensors[%" PRId64 "], '%s' here: rank %d has one of another name than rank 0's", index, name,
+             (int)rank);
+    say(d, odd);
+    say(is, usual);
+    TD_CHECK(false, "tensors[%" PRId64 "], '%s' here: rank %d has %s, where rank 0 has %s", index, name,
+             (int)rank, odd, usual);
 cleanup:
-    free(all);
     return status;
 }
 
 td_status td_ddp_agree_lists(td_comm *comm, const td_ddp_config *config)
 {
-    const int64_t most = MOST_BYTES / (int64_t)sizeof(description);
+    const td_setting settings[] = {{"tensors", (double)config->count},
+                                   {"strategy (0 naive, 1 flat, 2 overlap, 3 bucketed)", config->strategy},
+                                   {"sum (0 averages)", config->sum},
+                                   {"bucket_mb", config->bucket_mb}};
+    td_ddp_config list = *config;
     td_status status = TD_OK;
-    td_comm_info info;
-    description *mine = NULL, *all = NULL;
-    char odd[320], usual[320];
 
-    TD_TRY(td_comm_describe(comm, &info));
-    TD_TRY(compare_outlines(comm, &info, config));
-    const int64_t room = config->count < most ? config->count : most;
-    mine = calloc((size_t)room, sizeof *mine);
-    all = calloc((size_t)(room * info.ranks), sizeof *all);
-    if (!mine || !all) {
-        status = td_fail(TD_NO_MEMORY, "no host memory to compare %d ranks", (int)info.ranks);
-        goto cleanup;
-    }
-    for (int64_t begin = 0; begin < config->count; begin += room) {
-        const int64_t here = config->count - begin < room ? config->count - begin : room;
-
-        for (int64_t i = 0; i < here; i++)
-            mine[i] = describe(&config->tensors[begin + i]);
-        TD_TRY(td_comm_exchange(comm, mine, (size_t)here * sizeof *mine, all));
-        for (int64_t i = 0; i < here; i++)
-            for (int32_t rank = 1; rank < info.ranks; rank++) {
-                const description *d = &all[rank * here + i];
-
-                if (memcmp(d, &all[i], sizeof *d) == 0)
-                    continue;
-                TD_CHECK(d->name == all[i].name,
-                         "tensors[%" PRId64 "], '%s' here: rank %d has one of another name than rank 0's",
-                         begin + i, config->tensors[begin + i].name, (int)rank);
-                say(d, odd);
-                say(&all[i], usual);
-                TD_CHECK(false, "tensors[%" PRId64 "], '%s' here: rank %d has %s, where rank 0 has %s",
-                         begin + i, config->tensors[begin + i].name, (int)rank, odd, usual);
-            }
-    }
+    TD_TRY(td_comm_agree(comm, sizeof settings / sizeof *settings, settings));
+    TD_TRY(td_comm_compare(comm, &(td_rows){list.count, sizeof(description), describe, compare, &list}));
 cleanup:
-    free(mine);
-    free(all);
     return status;
+}
+
+/* ---- orders ---- */
+
+static td_status number_of(void *user, int64_t index, void *row)
+{
+    *(int64_t *)row = ((int64_t *)user)[index];
+    return TD_OK;
+}
+
+static td_status take_first(void *user, int64_t index, int32_t rank, const void *first, const void *row)
+{
+    (void)rank, (void)row;
+    ((int64_t *)user)[index] = *(const int64_t *)first;
+    return TD_OK;
 }
 
 td_status td_ddp_agree_order(td_comm *comm, int64_t members, int64_t *order)
 {
-    const int64_t most = MOST_BYTES / (int64_t)sizeof *order;
-    const int64_t room = members < most ? members : most;
-    td_status status = TD_OK;
-    td_comm_info info;
-    int64_t *all = NULL;
-
-    TD_TRY(td_comm_describe(comm, &info));
-    all = calloc((size_t)(room * info.ranks) + 1, sizeof *all);
-    if (!all) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for the order of %d ranks", (int)info.ranks);
-        goto cleanup;
-    }
-    for (int64_t begin = 0; begin < members; begin += room) {
-        const int64_t here = members - begin < room ? members - begin : room;
-
-        TD_TRY(td_comm_exchange(comm, order + begin, (size_t)here * sizeof *order, all));
-        memcpy(order + begin, all, (size_t)here * sizeof *order);
-    }
-cleanup:
-    free(all);
-    return status;
+    return td_comm_compare(comm, &(td_rows){members, sizeof *order, number_of, take_first, order});
 }
 
-td_status td_ddp_agree_touching(td_comm *comm, int64_t count, int64_t *next, int64_t *previous)
+/** Where a tensor's gradient begins. */
+typedef struct begin {
+    const char *at;
+    int64_t index;
+} begin;
+
+static int by_address(const void *a, const void *b)
 {
-    const int64_t most = MOST_BYTES / (int64_t)sizeof *next, room = count < most ? count : most;
+    const begin *x = a, *y = b;
+
+    return x->at < y->at ? -1 : x->at > y->at;
+}
+
+/** Which gradients touch on this rank. */
+static td_status find_touching(const td_ddp_config *config, int64_t *next)
+{
+    begin *begins = calloc((size_t)config->count, sizeof *begins);
+    int64_t count = 0;
+
+    if (!begins)
+        return td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", config->count);
+    for (int64_t i = 0; i < config->count; i++) {
+        next[i] = -1;
+        if (!config->tensors[i].frozen)
+            begins[count++] = (begin){config->tensors[i].grad, i};
+    }
+    qsort(begins, (size_t)count, sizeof *begins, by_address);
+    for (int64_t i = 0; i + 1 < count; i++) {
+        const td_ddp_tensor *one = &config->tensors[begins[i].index];
+        const td_ddp_tensor *other = &config->tensors[begins[i + 1].index];
+        const char *end = begins[i].at + (size_t)td_ddp_room(one) * td_dtype_size(one->grad_dtype);
+
+        if (one->grad_dtype == other->grad_dtype && end == begins[i + 1].at)
+            next[begins[i].index] = begins[i + 1].index;
+    }
+    free(begins);
+    return TD_OK;
+}
+
+static td_status keep_equal(void *user, int64_t index, int32_t rank, const void *first, const void *row)
+{
+    (void)rank;
+    if (*(const int64_t *)row != *(const int64_t *)first)
+        ((int64_t *)user)[index] = -1;
+    return TD_OK;
+}
+
+td_status td_ddp_agree_touching(td_comm *comm, const td_ddp_config *config, int64_t *next)
+{
     td_status status = TD_OK;
-    td_comm_info info;
-    int64_t *all = NULL;
 
-    TD_TRY(td_comm_describe(comm, &info));
-    all = calloc((size_t)(room * info.ranks), sizeof *all);
-    if (!all) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for the gradients of %d ranks", (int)info.ranks);
-        goto cleanup;
-    }
-    for (int64_t begin = 0; begin < count; begin += room) {
-        const int64_t here = count - begin < room ? count - begin : room;
-
-        TD_TRY(td_comm_exchange(comm, next + begin, (size_t)here * sizeof *next, all));
-        for (int64_t i = 0; i < here * info.ranks; i++)
-            if (all[i] != all[i % here])
-                next[begin + i % here] = -1;
-    }
-    for (int64_t i = 0; i < count; i++)
-        previous[i] = -1;
-    for (int64_t i = 0; i < count; i++)
-        if (next[i] >= 0)
-            previous[next[i]] = i;
+    TD_TRY(find_touching(config, next));
+    TD_TRY(td_comm_compare(comm, &(td_rows){config->count, sizeof *next, number_of, keep_equal, next}));
 cleanup:
-    free(all);
     return status;
 }
 
 td_status td_ddp_spread(td_comm *comm, int64_t count, const td_ddp_tensor *tensors)
 {
-    td_work *works[ON_THEIR_WAY] = {0};
+    td_flight flight = {.host = true};
+    td_status status = TD_OK;
+    td_work **work;
+
+    for (int64_t i = 0; i < count; i++) {
+        TD_TRY(td_flight_place(&flight, &work));
+        TD_TRY(td_comm_broadcast(comm, tensors[i].data, td_ddp_elements(&tensors[i]),
+                                 (td_comm_type)tensors[i].dtype, 0, work));
+        flight.sent++;
+    }
+    TD_TRY(td_flight_wait(&flight, flight.sent));
+cleanup:
+    td_flight_deinit(&flight);
+    return status;
+}
+
+/* ---- links of trainers ---- */
+
+td_status td_link_check(const td_hook *link, bool joined, td_device *dev, td_train *train, td_weights *out)
+{
     td_status status = TD_OK;
 
-    /* Behind the last all are waited for, and after a failure those that are on their way. */
-    for (int64_t i = 0; i < count + ON_THEIR_WAY; i++) {
-        td_work **const work = &works[i % ON_THEIR_WAY];
-
-        if (*work) {
-            const td_status ended = td_work_wait(*work);
-
-            *work = NULL;
-            if (status == TD_OK)
-                status = ended;
-        }
-        if (i < count && status == TD_OK)
-            status = td_comm_broadcast(comm, tensors[i].data, td_ddp_elements(&tensors[i]),
-                                       (td_comm_type)tensors[i].dtype, 0, work);
+    TD_CHECK(dev, "dev is NULL");
+    TD_CHECK(train, "train is NULL");
+    if (joined) {
+        status = td_fail(TD_BAD_STATE, "the link is joined to a trainer already");
+        goto cleanup;
     }
+    TD_TRY(td_transformer_weights(td_train_model(train), out));
+    TD_CHECK(out->grads, "train goes forward only, without gradients");
+    TD_TRY(td_train_check_link(train, link));
+cleanup:
     return status;
+}
+
+td_status td_link_agree(td_comm *comm, td_train *train, int64_t count, const td_setting *own)
+{
+    td_setting settings[TD_TRAIN_SETTINGS + TD_LINK_SETTINGS];
+    td_status status = TD_OK;
+
+    TD_TRY(td_train_settings(train, settings));
+    memcpy(settings + TD_TRAIN_SETTINGS, own, (size_t)count * sizeof *own);
+    TD_TRY(td_comm_agree(comm, TD_TRAIN_SETTINGS + count, settings));
+cleanup:
+    return status;
+}
+
+static void on_step(void *user, uint64_t state)
+{
+    (void)td_comm_carry(user, state); /* which is no NULL */
+}
+
+void td_link_listen(td_train_listener *listener, td_comm *comm, td_train *train)
+{
+    *listener = (td_train_listener){.step = on_step, .user = comm};
+    td_train_listen(train, listener);
 }

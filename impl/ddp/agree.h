@@ -1,9 +1,11 @@
-/** Internal to ddp/: what all ranks have to have alike before gradients move. Every function is called by all
- * ranks together, and ends alike on all of them. */
+/** Internal to ddp/ and shard/: what all ranks must have alike before anything moves. All ranks call these
+ * functions together, and each ends alike on all of them. */
 #ifndef TD_DDP_AGREE_H
 #define TD_DDP_AGREE_H
 
-#include "ddp/ddp.h"
+#include "comm/agree.h"
+#include "ddp/reduce.h"
+#include "train/state.h"
 
 /** TD_BAD_ARGUMENT, naming the first rank and tensor that differ from rank 0's, unless all ranks have such a
  * list and send it alike. */
@@ -12,11 +14,25 @@ td_status td_ddp_agree_lists(td_comm *comm, const td_ddp_config *config);
 /** order [members] becomes rank 0's. */
 td_status td_ddp_agree_order(td_comm *comm, int64_t members, int64_t *order);
 
-/** Which gradients touch (td_ddp_touching) becomes what they do on every rank; `previous` [count] is the way
- * back. */
-td_status td_ddp_agree_touching(td_comm *comm, int64_t count, int64_t *next, int64_t *previous);
+/** Fills next [count]: tensors whose gradients touch on every rank (td_buckets.next). */
+td_status td_ddp_agree_touching(td_comm *comm, const td_ddp_config *config, int64_t *next);
 
 /** Rank 0's weights for all. */
 td_status td_ddp_spread(td_comm *comm, int64_t count, const td_ddp_tensor *tensors);
+
+/* ---- links of trainers ---- */
+
+/** What a link asks of a trainer. `joined`: the link has one. TD_BAD_ARGUMENT: a NULL, a trainer that goes
+ * forward only or was made without the link. TD_BAD_STATE: the link is joined. */
+td_status td_link_check(const td_hook *link, bool joined, td_device *dev, td_train *train, td_weights *out);
+
+enum { TD_LINK_SETTINGS = TD_GROUP_SETTINGS + 3 };
+
+/** TD_BAD_ARGUMENT, naming the first setting that differs from rank 0's: of the trainer, or of the `count`
+ * ones of the link, at most TD_LINK_SETTINGS. */
+td_status td_link_agree(td_comm *comm, td_train *train, int64_t count, const td_setting *own);
+
+/** From now on each step's first collective carries the trainer's state. */
+void td_link_listen(td_train_listener *listener, td_comm *comm, td_train *train);
 
 #endif

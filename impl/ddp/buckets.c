@@ -1,142 +1,181 @@
 #include "ddp/buckets.h"
 
 #include "base/check.h"
-#include "base/dtype.h"
 
 #include <stdlib.h>
-#include <string.h>
 
-int64_t td_ddp_elements(const td_ddp_tensor *tensor)
+td_status td_buckets_alloc(td_buckets *b, int64_t most)
 {
-    int64_t elements = 1;
+    const size_t count = (size_t)most;
 
-    for (int32_t i = 0; i < tensor->dims; i++)
-        elements *= tensor->shape[i];
-    return elements;
-}
-
-int64_t td_ddp_room(const td_ddp_tensor *tensor)
-{
-    return tensor->room > 0 ? tensor->room : td_ddp_elements(tensor);
-}
-
-td_status td_ddp_buckets_alloc(int64_t count, td_ddp_buckets *out)
-{
-    td_status status = TD_OK;
-
-    out->order = calloc((size_t)count, sizeof *out->order);
-    out->of = calloc((size_t)count, sizeof *out->of);
-    out->next = calloc((size_t)count, sizeof *out->next);
-    out->previous = calloc((size_t)count, sizeof *out->previous);
-    out->buckets = calloc((size_t)count, sizeof *out->buckets);
-    out->runs = calloc((size_t)count, sizeof *out->runs);
-    if (!out->order || !out->of || !out->next || !out->previous || !out->buckets || !out->runs)
-        status = td_fail(TD_NO_MEMORY, "no host memory for buckets of %" PRId64 " tensors", count);
-    return status;
-}
-
-void td_ddp_buckets_free(td_ddp_buckets *buckets)
-{
-    free(buckets->order);
-    free(buckets->of);
-    free(buckets->next);
-    free(buckets->previous);
-    free(buckets->buckets);
-    free(buckets->runs);
-    *buckets = (td_ddp_buckets){0};
-}
-
-/** Where a tensor's gradient begins. */
-typedef struct begin {
-    const char *at;
-    int64_t index;
-} begin;
-
-static int by_address(const void *a, const void *b)
-{
-    const begin *x = a, *y = b;
-
-    return x->at < y->at ? -1 : x->at > y->at;
-}
-
-td_status td_ddp_touching(const td_ddp_config *config, int64_t *next)
-{
-    begin *begins = calloc((size_t)config->count, sizeof *begins);
-    int64_t count = 0;
-
-    if (!begins)
-        return td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", config->count);
-    for (int64_t i = 0; i < config->count; i++) {
-        next[i] = -1;
-        if (!config->tensors[i].frozen)
-            begins[count++] = (begin){config->tensors[i].grad, i};
-    }
-    qsort(begins, (size_t)count, sizeof *begins, by_address);
-    for (int64_t i = 0; i + 1 < count; i++) {
-        const td_ddp_tensor *one = &config->tensors[begins[i].index];
-        const td_ddp_tensor *other = &config->tensors[begins[i + 1].index];
-        const char *end = begins[i].at + (size_t)td_ddp_room(one) * td_dtype_size(one->grad_dtype);
-
-        if (one->grad_dtype == other->grad_dtype && end == begins[i + 1].at)
-            next[begins[i].index] = begins[i + 1].index;
-    }
-    free(begins);
+    b->most = most;
+    b->bytes = calloc(count, sizeof *b->bytes);
+    b->next = calloc(count, sizeof *b->next);
+    b->previous = calloc(count, sizeof *b->previous);
+    b->of = calloc(count, sizeof *b->of);
+    b->ready = calloc(count, sizeof *b->ready);
+    b->buckets = calloc(count, sizeof *b->buckets);
+    b->stretches = calloc(count, sizeof *b->stretches);
+    if (!b->bytes || !b->next || !b->previous || !b->of || !b->ready || !b->buckets || !b->stretches)
+        return td_fail(TD_NO_MEMORY, "no host memory for buckets of %" PRId64 " tensors", most);
     return TD_OK;
 }
 
-/** Makes runs of a bucket's gradients, of those that touch one: the same ones in the same order on every
- * rank, wherever each of them has its memory. */
-static void fill_runs(td_ddp_buckets *buckets, int64_t number, const td_ddp_tensor *tensors)
+void td_buckets_free(td_buckets *b)
 {
-    td_ddp_bucket *const bucket = &buckets->buckets[number];
+    td_flight_deinit(&b->flight);
+    free(b->bytes);
+    free(b->next);
+    free(b->previous);
+    free(b->of);
+    free(b->ready);
+    free(b->buckets);
+    free(b->stretches);
+}
 
-    bucket->first_run = buckets->run_count;
-    for (int64_t i = 0; i < bucket->count; i++) {
-        const int64_t first = buckets->order[bucket->first + i], before = buckets->previous[first];
+/** Makes a stretch of each member that follows no other of its bucket. */
+static void fill_stretches(td_buckets *b, int64_t count, const int64_t *order)
+{
+    for (int64_t i = 0; i < b->most; i++)
+        b->previous[i] = -1;
+    for (int64_t i = 0; i < b->most; i++)
+        if (b->next[i] >= 0)
+            b->previous[b->next[i]] = i;
+    b->stretch_count = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t first = order[i], number = b->of[first], before = b->previous[first];
+        int64_t last = first;
 
-        if (before >= 0 && buckets->of[before] == number)
+        if (before >= 0 && b->of[before] == number)
             continue;
-        td_ddp_run *const run = &buckets->runs[buckets->run_count++];
-        *run = (td_ddp_run){.at = tensors[first].grad, .dtype = tensors[first].grad_dtype};
-        for (int64_t at = first; at >= 0 && buckets->of[at] == number; at = buckets->next[at])
-            run->count += td_ddp_room(&tensors[at]);
-    }
-    bucket->runs = buckets->run_count - bucket->first_run;
-}
-
-/** Whether the bucket takes no more when it has so many bytes. */
-static bool is_full(const td_ddp_config *config, double bytes)
-{
-    switch (config->strategy) {
-    case TD_DDP_FLAT:
-        return false;
-    case TD_DDP_BUCKETED:
-        return config->bucket_mb > 0 && bytes > config->bucket_mb * 1048576.0;
-    default:
-        return true;
+        while (b->next[last] >= 0 && b->of[b->next[last]] == number)
+            last = b->next[last];
+        if (b->buckets[number].count++ == 0)
+            b->buckets[number].first = b->stretch_count;
+        b->stretches[b->stretch_count++] = (td_stretch){first, last};
     }
 }
 
-void td_ddp_buckets_fill(td_ddp_buckets *buckets, const td_ddp_config *config, const int64_t *order)
+void td_buckets_fill(td_buckets *b, int64_t count, const int64_t *order, double most)
 {
-    double bytes = 0; /* of the bucket that is being filled */
+    double bytes = 0; /* of the last bucket */
 
-    memmove(buckets->order, order, (size_t)buckets->members * sizeof *order);
-    for (int64_t i = 0; i < config->count; i++)
-        buckets->of[i] = -1;
-    buckets->count = buckets->run_count = 0;
-    for (int64_t i = 0; i < buckets->members; i++) {
-        const td_ddp_tensor *tensor = &config->tensors[order[i]];
-        const double more = (double)td_ddp_elements(tensor) * (double)td_dtype_size(tensor->grad_dtype);
+    for (int64_t i = 0; i < b->most; i++)
+        b->of[i] = -1;
+    b->count = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const double more = b->bytes[order[i]];
 
-        if (i == 0 || is_full(config, bytes + more)) {
-            buckets->buckets[buckets->count++] = (td_ddp_bucket){.first = i};
+        if (i == 0 || bytes + more > most) {
+            b->buckets[b->count++] = (td_bucket){.members = 0};
             bytes = 0;
         }
         bytes += more;
-        buckets->buckets[buckets->count - 1].count++;
-        buckets->of[order[i]] = buckets->count - 1;
+        b->of[order[i]] = b->count - 1;
+        b->buckets[b->count - 1].members++;
     }
-    for (int64_t i = 0; i < buckets->count; i++)
-        fill_runs(buckets, i, config->tensors);
+    fill_stretches(b, count, order);
+}
+
+void td_buckets_begin(td_buckets *b)
+{
+    for (int64_t i = 0; i < b->most; i++)
+        b->ready[i] = false;
+    for (int64_t i = 0; i < b->count; i++)
+        b->buckets[i].pending = b->buckets[i].members;
+}
+
+bool td_buckets_mark(td_buckets *b, int64_t member)
+{
+    if (b->ready[member])
+        return false;
+    b->ready[member] = true;
+    b->buckets[b->of[member]].pending--;
+    return true;
+}
+
+bool td_buckets_due(const td_buckets *b)
+{
+    return b->sent < b->count && b->buckets[b->sent].pending == 0;
+}
+
+td_status td_buckets_send(td_buckets *b)
+{
+    td_bucket *const bucket = &b->buckets[b->sent];
+    td_status status = TD_OK;
+
+    for (int64_t i = 0; i < bucket->count; i++)
+        TD_TRY(b->send(b->user, bucket->first + i));
+    bucket->sent = b->flight.sent;
+    b->sent++;
+cleanup:
+    return status;
+}
+
+/** The buckets whose collectives have all been waited for are done. */
+static td_status count_done(td_buckets *b, td_status status)
+{
+    while (status == TD_OK && b->done < b->sent && b->buckets[b->done].sent <= b->flight.done)
+        b->done++;
+    return status;
+}
+
+td_status td_buckets_wait(td_buckets *b, int64_t count)
+{
+    return count_done(b, count > 0 ? td_flight_wait(&b->flight, b->buckets[count - 1].sent) : TD_OK);
+}
+
+td_status td_buckets_poll(td_buckets *b)
+{
+    return count_done(b, td_flight_poll(&b->flight));
+}
+
+td_status td_buckets_settle(td_buckets *b)
+{
+    td_status status = td_flight_wait(&b->flight, b->flight.sent);
+
+    if (status == TD_OK && b->flight.event && b->sent > 0)
+        status = td_event_wait(b->flight.event);
+    b->sent = b->done = 0;
+    return status;
+}
+
+/* ---- a model's parameters as members ---- */
+
+static int by_offset(const void *a, const void *b)
+{
+    const td_parameter *x = a, *y = b;
+
+    return x->offset < y->offset ? -1 : x->offset > y->offset;
+}
+
+void td_place(int64_t count, td_parameter *all, int64_t elements, td_range *ranges, int64_t *order)
+{
+    qsort(all, (size_t)count, sizeof *all, by_offset);
+    for (int64_t i = 0; i < count; i++)
+        ranges[i] = (td_range){all[i].offset, i + 1 < count ? all[i + 1].offset : elements};
+    *order++ = count - 1;
+    for (int vectors = 0; vectors < 2; vectors++)
+        for (int64_t i = count - 2; i > 0; i--)
+            if ((all[i].cols == 0) == vectors)
+                *order++ = i;
+    *order = 0;
+}
+
+td_status td_place_find(int64_t count, const td_range *ranges, td_range range, int64_t *first, int64_t *end)
+{
+    td_status status = TD_OK;
+    int64_t i = 0;
+
+    while (i < count && ranges[i].begin < range.begin)
+        i++;
+    *first = i;
+    while (i < count && ranges[i].end <= range.end)
+        i++;
+    *end = i;
+    TD_CHECK(*first < *end && ranges[*first].begin == range.begin && ranges[*end - 1].end == range.end,
+             "range %" PRId64 " to %" PRId64 " is not of whole parameters with their padding", range.begin,
+             range.end);
+cleanup:
+    return status;
 }

@@ -1,50 +1,84 @@
-/** Internal to ddp/: which gradients are sent together, and as which stretches of memory. */
+/** Internal to ddp/ and shard/: gradients in buckets, which collectives reduce.
+ *
+ * Members (tensors, parameters) become ready in any order, and buckets are sent in one order on all ranks: a
+ * bucket after all before it, and once the last of its members is ready. What is sent is a stretch: members
+ * of a bucket that touch each other in memory. Whoever has buckets says how a stretch is sent, and asks for
+ * each step of the way, so that its own work can be queued in between:
+ *
+ *     td_buckets_begin(b)            a backward pass begins: no member is ready
+ *     td_buckets_mark(b, member)     a member is ready
+ *     while (td_buckets_due(b))
+ *         td_buckets_send(b)         the next bucket
+ *     td_buckets_wait(b, b->sent)    members of the first `done` buckets are reduced after flight.event
+ *     td_buckets_settle(b)           all is waited for, and the next pass may begin */
 #ifndef TD_DDP_BUCKETS_H
 #define TD_DDP_BUCKETS_H
 
-#include "ddp/ddp.h"
+#include "comm/flight.h"
+#include "train/train.h"
 
-/** What a collective sends: gradients of one type without gaps in between. */
-typedef struct td_ddp_run {
-    char *at;
-    int64_t count;
-    td_dtype dtype;
-} td_ddp_run;
+typedef struct td_stretch {
+    int64_t first, last; /* members: `first`, next[first] and so on to `last` */
+} td_stretch;
 
-typedef struct td_ddp_bucket {
-    int64_t first, count;    /* of td_ddp_buckets.order */
-    int64_t first_run, runs; /* of td_ddp_buckets.runs */
-} td_ddp_bucket;
+typedef struct td_bucket {
+    int64_t first, count;     /* stretches */
+    int64_t members, pending; /* in all, and not ready in this pass */
+    int64_t sent;             /* flight.sent after it was sent */
+} td_bucket;
 
-typedef struct td_ddp_buckets {
-    int64_t members;          /* tensors with gradients */
-    int64_t *order;           /* [members] their indices, bucket after bucket */
-    int64_t *of;              /* [count of tensors] the bucket that each is in; -1: frozen */
-    int64_t *next, *previous; /* [count of tensors] whose gradient of the same type begins where this one's
-                               * ends, and ends where it begins, on every rank; -1: none */
-    int64_t count;
-    td_ddp_bucket *buckets;
-    int64_t run_count;
-    td_ddp_run *runs;
-} td_ddp_buckets;
+typedef struct td_buckets {
+    int64_t most; /* members at most, of which some may be in no bucket */
 
-/** Elements of a tensor, whose shape was checked. */
-int64_t td_ddp_elements(const td_ddp_tensor *tensor);
+    /* [most] of each member. The caller fills the first two. */
+    double *bytes;
+    int64_t *next; /* the member of the same type that begins where this one ends, on every rank; -1: none */
+    int64_t *previous;
+    int64_t *of; /* its bucket; -1: none */
+    bool *ready; /* in this pass */
 
-/** Elements of its gradient's memory. */
-int64_t td_ddp_room(const td_ddp_tensor *tensor);
+    int64_t count, stretch_count; /* at most `most` */
+    td_bucket *buckets;
+    td_stretch *stretches; /* bucket by bucket */
 
-/** Notes which gradients of `next` [count] touch on this rank; they are where they will be. TD_NO_MEMORY. */
-td_status td_ddp_touching(const td_ddp_config *config, int64_t *next);
+    td_status (*send)(void *user, int64_t stretch); /* the stretch's collectives, in the flight */
+    void *user;
+    td_flight flight;
+    int64_t sent, done; /* buckets that were sent, and whose collectives were waited for */
+} td_buckets;
 
-/** Room for the tensors' buckets, however they are filled. TD_NO_MEMORY; td_ddp_buckets_free frees what there
- * is. */
-td_status td_ddp_buckets_alloc(int64_t count, td_ddp_buckets *out);
-void td_ddp_buckets_free(td_ddp_buckets *buckets);
+/** Members in no bucket. TD_NO_MEMORY: td_buckets_free frees what there is. */
+td_status td_buckets_alloc(td_buckets *b, int64_t most);
+void td_buckets_free(td_buckets *b); /* waits for what is on its way */
 
-/** Fills them with the `buckets->members` tensors of `order`, which may be buckets->order, whose gradients
- * are where they will be; buckets->next is known. config's count, tensors, strategy and bucket_mb are looked
- * at. */
-void td_ddp_buckets_fill(td_ddp_buckets *buckets, const td_ddp_config *config, const int64_t *order);
+/** Fills buckets with `count` members in `order`: each with at most `most` bytes, or one member that has
+ * more. */
+void td_buckets_fill(td_buckets *b, int64_t count, const int64_t *order, double most);
+
+void td_buckets_begin(td_buckets *b);                /* after td_buckets_settle */
+bool td_buckets_mark(td_buckets *b, int64_t member); /* false: it was ready before */
+bool td_buckets_due(const td_buckets *b);
+td_status td_buckets_send(td_buckets *b);
+
+/** Waits for the first `count` buckets, which were sent; and as far as the host does not have to
+ * (td_flight_poll). */
+td_status td_buckets_wait(td_buckets *b, int64_t count);
+td_status td_buckets_poll(td_buckets *b);
+
+/** Waits for all that was sent, whatever becomes of it. What is queued on the device's current stream from
+ * here on sees the reduced gradients. */
+td_status td_buckets_settle(td_buckets *b);
+
+/* ---- a model's parameters as members ---- */
+
+/** Sorts a model's parameters by their place in its block of `elements`.
+ *
+ *   ranges  [count]  out  of each one, with the padding after it
+ *   order   [count]  out  the order in which gradients become final, as td_transformer_set_hooks says: head,
+ *                         layers from the last to the first, norms, embedding */
+void td_place(int64_t count, td_parameter *all, int64_t elements, td_range *ranges, int64_t *order);
+
+/** Which of these ranges a range has: [*first, *end). TD_BAD_ARGUMENT: part of one, or none. */
+td_status td_place_find(int64_t count, const td_range *ranges, td_range range, int64_t *first, int64_t *end);
 
 #endif

@@ -4,7 +4,6 @@
 #include "base/dtype.h"
 #include "base/names.h"
 #include "ddp/agree.h"
-#include "ddp/reduce.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -157,11 +156,11 @@ cleanup:
 static void begin_order(td_ddp *ddp, const int64_t *order)
 {
     const td_ddp_strategy strategy = ddp->config.strategy;
-    int64_t *next = ddp->buckets.order;
+    int64_t *next = ddp->order;
 
     ddp->ordered = order || strategy == TD_DDP_NAIVE || strategy == TD_DDP_FLAT;
     if (order)
-        memcpy(next, order, (size_t)ddp->buckets.members * sizeof *order);
+        memcpy(next, order, (size_t)ddp->members * sizeof *order);
     for (int64_t i = ddp->config.count - 1; i >= 0 && !order; i--)
         if (!ddp->tensors[i].frozen)
             *next++ = i;
@@ -171,33 +170,30 @@ static void begin_order(td_ddp *ddp, const int64_t *order)
 static td_status lay_out(td_ddp *ddp)
 {
     td_status status = TD_OK;
-    size_t bytes = 0;
+    size_t bytes = 0, at = 0;
     void *block;
 
-    for (int pass = 0; pass < 2; pass++) {
-        for (int64_t i = 0; i < ddp->buckets.members; i++) {
-            td_ddp_tensor *const tensor = &ddp->tensors[ddp->buckets.order[i]];
-            const size_t size = td_dtype_size(tensor->grad_dtype);
-            const size_t own =
-                ((size_t)td_ddp_room(tensor) * size + TD_ALIGNMENT - 1) / TD_ALIGNMENT * TD_ALIGNMENT;
+    for (int64_t i = 0; i < ddp->members; i++) {
+        td_ddp_tensor *const tensor = &ddp->tensors[ddp->order[i]];
+        const int64_t alignment = TD_ALIGNMENT / (int64_t)td_dtype_size(tensor->grad_dtype);
 
-            if (pass == 0 && !tensor->grad) {
-                ddp->states[ddp->buckets.order[i]].own = true;
-                bytes += own;
-            } else if (pass == 1 && ddp->states[ddp->buckets.order[i]].own) {
-                tensor->grad = ddp->block + bytes;
-                tensor->room = (int64_t)(own / size);
-                bytes += own;
-            }
-        }
-        if (bytes == 0)
-            break;
-        if (pass == 0) {
-            TD_TRY(td_device_alloc(ddp->dev, bytes, &block));
-            ddp->block = block;
-            TD_TRY(td_device_fill(ddp->dev, block, 0, bytes));
-            bytes = 0;
-        }
+        if (tensor->grad)
+            continue;
+        tensor->room = (td_ddp_room(tensor) + alignment - 1) / alignment * alignment;
+        bytes += (size_t)(tensor->room / alignment) * TD_ALIGNMENT;
+    }
+    if (bytes == 0)
+        goto cleanup;
+    TD_TRY(td_device_alloc(ddp->dev, bytes, &block));
+    ddp->block = block;
+    TD_TRY(td_device_fill(ddp->dev, block, 0, bytes));
+    for (int64_t i = 0; i < ddp->members; i++) {
+        td_ddp_tensor *const tensor = &ddp->tensors[ddp->order[i]];
+
+        if (tensor->grad)
+            continue;
+        tensor->grad = ddp->block + at;
+        at += (size_t)tensor->room * td_dtype_size(tensor->grad_dtype);
     }
 cleanup:
     return status;
@@ -233,27 +229,27 @@ static td_status make(td_ddp *ddp, const td_ddp_config *config, int64_t members)
     TD_TRY(td_comm_describe(ddp->comm, &info));
     ddp->multiprocessors = info.nccl_ctas;
     TD_TRY(copy_list(ddp, config));
-    TD_TRY(td_ddp_buckets_alloc(config->count, &ddp->buckets));
-    ddp->buckets.members = members;
-    ddp->works = calloc((size_t)config->count, sizeof *ddp->works);
-    ddp->pending = calloc((size_t)config->count, sizeof *ddp->pending);
+    TD_TRY(td_buckets_alloc(&ddp->buckets, config->count));
+    ddp->buckets.send = td_ddp_send_stretch;
+    ddp->buckets.user = ddp;
+    ddp->members = members;
+    ddp->order = calloc((size_t)config->count, sizeof *ddp->order);
     ddp->marked = calloc((size_t)config->count, sizeof *ddp->marked);
-    if (!ddp->works || !ddp->pending || !ddp->marked) {
+    if (!ddp->order || !ddp->marked) {
         status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", config->count);
         goto cleanup;
     }
     begin_order(ddp, config->order);
-    if (td_device_kind_of(ddp->dev) != TD_DEVICE_CPU) {
-        TD_TRY(td_stream_create(ddp->dev, &ddp->side));
-        TD_TRY(td_event_create(ddp->dev, &ddp->reduced));
-    }
+    TD_TRY(td_flight_init(&ddp->buckets.flight, ddp->dev));
     TD_TRY(td_ddp_agree_lists(ddp->comm, &ddp->config));
     if (ddp->ordered)
-        TD_TRY(td_ddp_agree_order(ddp->comm, members, ddp->buckets.order));
+        TD_TRY(td_ddp_agree_order(ddp->comm, members, ddp->order));
     TD_TRY(lay_out(ddp));
-    TD_TRY(td_ddp_touching(&ddp->config, ddp->buckets.next));
-    TD_TRY(td_ddp_agree_touching(ddp->comm, config->count, ddp->buckets.next, ddp->buckets.previous));
-    td_ddp_buckets_fill(&ddp->buckets, &ddp->config, ddp->buckets.order);
+    TD_TRY(td_ddp_agree_touching(ddp->comm, &ddp->config, ddp->buckets.next));
+    for (int64_t i = 0; i < config->count; i++)
+        ddp->buckets.bytes[i] =
+            (double)td_ddp_elements(&ddp->tensors[i]) * (double)td_dtype_size(ddp->tensors[i].grad_dtype);
+    td_ddp_fill(ddp);
     TD_TRY(make_window(ddp));
     TD_TRY(td_ddp_spread(ddp->comm, config->count, ddp->tensors));
 cleanup:
@@ -291,41 +287,26 @@ void td_ddp_destroy(td_ddp *ddp)
 {
     if (!ddp)
         return;
-    if (ddp->works)
-        (void)td_ddp_settle(ddp);
+    (void)td_ddp_settle(ddp);
     for (int64_t i = 0; ddp->states && i < ddp->config.count; i++)
         free(ddp->states[i].name);
     td_comm_window_destroy(ddp->window);
-    td_event_destroy(ddp->reduced);
-    td_stream_destroy(ddp->side);
     (void)td_device_free(ddp->dev, ddp->block); /* NULL or a live block of dev, which free accepts */
-    td_ddp_buckets_free(&ddp->buckets);
+    td_buckets_free(&ddp->buckets);
     free(ddp->tensors);
     free(ddp->states);
-    free(ddp->works);
-    free(ddp->pending);
+    free(ddp->order);
     free(ddp->marked);
     free(ddp);
 }
 
 /* ---- what it is ---- */
 
-static td_status check_index(const td_ddp *ddp, int64_t index)
-{
-    td_status status = TD_OK;
-
-    TD_CHECK(ddp, "ddp is NULL");
-    TD_CHECK(index >= 0 && index < ddp->config.count, "index is %" PRId64 ", needs 0 to %" PRId64, index,
-             ddp->config.count - 1);
-cleanup:
-    return status;
-}
-
 td_status td_ddp_gradient(const td_ddp *ddp, int64_t index, void **out)
 {
     td_status status = TD_OK;
 
-    TD_TRY(check_index(ddp, index));
+    TD_TRY(td_ddp_check_index(ddp, index));
     TD_CHECK(out, "out is NULL");
     *out = ddp->tensors[index].grad;
 cleanup:
@@ -336,7 +317,7 @@ td_status td_ddp_bucket_of(const td_ddp *ddp, int64_t index, int64_t *out)
 {
     td_status status = TD_OK;
 
-    TD_TRY(check_index(ddp, index));
+    TD_TRY(td_ddp_check_index(ddp, index));
     TD_CHECK(out, "out is NULL");
     *out = ddp->buckets.of[index];
 cleanup:
@@ -349,12 +330,15 @@ td_status td_ddp_describe(const td_ddp *ddp, td_ddp_info *out)
 
     TD_CHECK(ddp, "ddp is NULL");
     TD_CHECK(out, "out is NULL");
-    *out = (td_ddp_info){.tensors = ddp->buckets.members,
+    *out = (td_ddp_info){.tensors = ddp->members,
                          .buckets = ddp->buckets.count,
-                         .calls = ddp->buckets.run_count,
+                         .calls = ddp->buckets.stretch_count,
                          .ordered = ddp->ordered};
-    for (int64_t i = 0; i < ddp->buckets.run_count; i++)
-        out->bytes += ddp->buckets.runs[i].count * (int64_t)td_dtype_size(ddp->buckets.runs[i].dtype);
+    for (int64_t i = 0; i < ddp->buckets.stretch_count; i++) {
+        const td_ddp_tensor *const first = &ddp->tensors[ddp->buckets.stretches[i].first];
+
+        out->bytes += td_ddp_stretch(ddp, i) * (int64_t)td_dtype_size(first->grad_dtype);
+    }
 cleanup:
     return status;
 }

@@ -1,8 +1,6 @@
 /* The container in the steps of a trainer: what is final is marked ready, and goes on when it is reduced. */
 #include "base/check.h"
-#include "comm/agree.h"
-#include "ddp/reduce.h"
-#include "train/state.h"
+#include "ddp/agree.h"
 
 #include <stdlib.h>
 
@@ -17,9 +15,8 @@ struct td_ddp_link {
     td_comm *comm;
     td_ddp_strategy strategy;
     double bucket_mb;
-    td_ddp *ddp;         /* NULL: not attached */
-    td_range *ranges;    /* [count] of the parameters, in the order of the block */
-    int64_t *parameters; /* [count] their indices */
+    td_ddp *ddp;      /* NULL: not attached */
+    td_range *ranges; /* [count] of the parameters with their padding, in the order of the block */
     int64_t count;
     bool running; /* in a step's last backward pass */
     held *held;   /* [count] in the order in which they became final */
@@ -27,26 +24,15 @@ struct td_ddp_link {
     td_train_listener listener;
 };
 
-/** Passes on what is reduced, behind the reduction's event. */
-static td_status pass_on(td_ddp_link *link)
-{
-    td_status status = TD_OK;
-
-    while (link->passed < link->held_count && link->held[link->passed].bucket < link->ddp->done) {
-        const td_range range = link->held[link->passed++].range;
-
-        TD_TRY(td_hooks_final(link->hook.next, range, link->ddp->reduced));
-    }
-cleanup:
-    return status;
-}
-
+/** Passes on what is reduced: as far as the host does not have to wait, or all that was sent. */
 static td_status progress(td_ddp_link *link, bool all)
 {
+    td_buckets *const b = &link->ddp->buckets;
     td_status status = TD_OK;
 
-    TD_TRY(td_ddp_advance(link->ddp, all));
-    TD_TRY(pass_on(link));
+    TD_TRY(all ? td_buckets_wait(b, b->sent) : td_buckets_poll(b));
+    while (link->passed < link->held_count && link->held[link->passed].bucket < b->done)
+        TD_TRY(td_hooks_final(link->hook.next, link->held[link->passed++].range, b->flight.event));
 cleanup:
     return status;
 }
@@ -89,45 +75,27 @@ static td_status on_done(td_hook *hook, td_pass pass, const td_need *need)
     return on_read(hook);
 }
 
-/** The first parameter that begins at `end` or behind it; count: none. */
-static int64_t first_behind(const td_ddp_link *link, int64_t end)
-{
-    int64_t low = 0, high = link->count;
-
-    while (low < high) {
-        const int64_t middle = (low + high) / 2;
-
-        if (link->ranges[middle].begin < end)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 /** Marks the parameters of the range from its end to its begin: layers become final from the last to the
  * first, so that a bucket has them without gaps. */
 static td_status on_final(td_hook *hook, td_range range, td_event *event)
 {
     td_ddp_link *link = (td_ddp_link *)hook;
+    held *const held = &link->held[link->held_count];
     td_status status = TD_OK;
-    int64_t bucket = -1, i = first_behind(link, range.end);
+    int64_t first, end;
 
     if (event)
         TD_TRY(td_event_wait(event));
-    while (i > 0 && link->ranges[i - 1].begin >= range.begin) {
-        const int64_t parameter = link->parameters[--i];
+    TD_TRY(td_place_find(link->count, link->ranges, range, &first, &end));
+    held->range = range;
+    held->bucket = 0;
+    while (end-- > first) {
+        const int64_t bucket = link->ddp->buckets.of[end];
 
-        TD_CHECK(link->ranges[i].end <= range.end,
-                 "range %" PRId64 " to %" PRId64 " ends within a parameter of %" PRId64 " to %" PRId64,
-                 range.begin, range.end, link->ranges[i].begin, link->ranges[i].end);
-        if (link->ddp->buckets.of[parameter] > bucket)
-            bucket = link->ddp->buckets.of[parameter];
-        TD_TRY(td_ddp_ready(link->ddp, parameter));
+        TD_TRY(td_ddp_ready(link->ddp, end));
+        held->bucket = bucket > held->bucket ? bucket : held->bucket;
     }
-    TD_CHECK(bucket >= 0, "range %" PRId64 " to %" PRId64 " begins within a parameter, or has none",
-             range.begin, range.end);
-    link->held[link->held_count++] = (held){range, bucket};
+    link->held_count++;
     TD_TRY(progress(link, false));
 cleanup:
     return status;
@@ -184,7 +152,6 @@ void td_ddp_link_destroy(td_ddp_link *link)
         return;
     td_ddp_destroy(link->ddp);
     free(link->ranges);
-    free(link->parameters);
     free(link->held);
     free(link);
 }
@@ -199,80 +166,46 @@ td_ddp *td_ddp_link_container(const td_ddp_link *link)
     return link ? link->ddp : NULL;
 }
 
-typedef struct placed {
-    td_parameter parameter;
-    int64_t index;
-} placed;
-
-static int by_offset(const void *a, const void *b)
-{
-    const placed *x = a, *y = b;
-
-    return x->parameter.offset < y->parameter.offset ? -1 : x->parameter.offset > y->parameter.offset;
-}
-
-/** The order in which gradients become final, as td_transformer_set_hooks says: head, layers from the last to
- * the first, norms, embedding. */
-static void order_of(const placed *all, int64_t count, int64_t *order)
-{
-    *order++ = all[count - 1].index;
-    for (int vectors = 0; vectors < 2; vectors++)
-        for (int64_t i = count - 2; i > 0; i--)
-            if ((all[i].parameter.cols == 0) == vectors)
-                *order++ = all[i].index;
-    *order = all[0].index;
-}
-
-static void fill_tensors(const placed *all, int64_t count, int64_t elements, td_ddp_tensor *tensors)
+static void fill_tensors(const td_parameter *all, const td_range *ranges, int64_t count,
+                         td_ddp_tensor *tensors)
 {
     for (int64_t i = 0; i < count; i++) {
-        const td_parameter *p = &all[i].parameter;
-        const int64_t next = i + 1 < count ? all[i + 1].parameter.offset : elements;
+        const td_parameter *p = &all[i];
 
-        tensors[all[i].index] = (td_ddp_tensor){.name = p->name,
-                                                .dims = p->cols > 0 ? 2 : 1,
-                                                .shape = {p->rows, p->cols},
-                                                .dtype = p->dtype,
-                                                .grad_dtype = p->grad_dtype,
-                                                .data = p->data,
-                                                .grad = p->grad,
-                                                .room = next - p->offset};
+        tensors[i] = (td_ddp_tensor){.name = p->name,
+                                     .dims = p->cols > 0 ? 2 : 1,
+                                     .shape = {p->rows, p->cols},
+                                     .dtype = p->dtype,
+                                     .grad_dtype = p->grad_dtype,
+                                     .data = p->data,
+                                     .grad = p->grad,
+                                     .room = ranges[i].end - ranges[i].begin};
     }
 }
 
-static td_status attach(td_ddp_link *link, td_device *dev, const td_transformer *model)
+static td_status attach(td_ddp_link *link, td_device *dev, const td_transformer *model, int64_t elements)
 {
     const int64_t count = td_transformer_parameter_count(model);
     td_ddp_config config = {
         .count = count, .strategy = link->strategy, .bucket_mb = link->bucket_mb, .sum = true};
-    placed *all = calloc((size_t)count, sizeof *all);
+    td_parameter *all = calloc((size_t)count, sizeof *all);
     td_ddp_tensor *tensors = calloc((size_t)count, sizeof *tensors);
     int64_t *order = calloc((size_t)count, sizeof *order);
     td_status status = TD_OK;
-    td_weights weights;
 
+    free(link->ranges); /* of an attach that failed */
+    free(link->held);
+    link->count = count;
     link->ranges = calloc((size_t)count, sizeof *link->ranges);
-    link->parameters = calloc((size_t)count, sizeof *link->parameters);
     link->held = calloc((size_t)count, sizeof *link->held);
-    if (!all || !tensors || !order || !link->ranges || !link->parameters || !link->held) {
+    if (!all || !tensors || !order || !link->ranges || !link->held) {
         status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " parameters", count);
         goto cleanup;
     }
-    TD_TRY(td_transformer_weights(model, &weights));
-    for (int64_t i = 0; i < count; i++) {
-        all[i].index = i;
-        TD_TRY(td_transformer_parameter(model, i, &all[i].parameter));
-    }
-    qsort(all, (size_t)count, sizeof *all, by_offset);
-    for (int64_t i = 0; i < count; i++) {
-        const td_parameter *p = &all[i].parameter;
-
-        link->ranges[i] = (td_range){p->offset, p->offset + p->numel};
-        link->parameters[i] = all[i].index;
-    }
-    link->count = count;
-    order_of(all, count, order);
-    fill_tensors(all, count, weights.elements, tensors);
+    for (int64_t i = 0; i < count; i++)
+        TD_TRY(td_transformer_parameter(model, i, &all[i]));
+    td_place(count, all, elements, link->ranges, order);
+    fill_tensors(all, link->ranges, count, tensors);
     config.tensors = tensors;
     config.order = order;
     TD_TRY(td_ddp_create(dev, link->comm, &config, &link->ddp));
@@ -283,53 +216,19 @@ cleanup:
     return status;
 }
 
-/** All ranks' trainers do the same with the same gradients. */
-static td_status agree(const td_ddp_link *link, td_train *train)
-{
-    td_setting settings[TD_TRAIN_SETTINGS + TD_GROUP_SETTINGS];
-    td_status status = TD_OK;
-
-    TD_TRY(td_train_settings(train, settings));
-    TD_TRY(td_train_group_settings(train, settings + TD_TRAIN_SETTINGS));
-    TD_TRY(td_comm_agree(link->comm, TD_TRAIN_SETTINGS + TD_GROUP_SETTINGS, settings));
-cleanup:
-    return status;
-}
-
-static void on_step(void *user, uint64_t state)
-{
-    (void)td_comm_carry(((td_ddp_link *)user)->comm, state); /* which is no NULL */
-}
-
 td_status td_ddp_link_attach(td_ddp_link *link, td_device *dev, td_train *train)
 {
+    td_setting groups[TD_GROUP_SETTINGS];
     td_status status = TD_OK;
     td_weights weights;
 
     TD_CHECK(link, "link is NULL");
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(train, "train is NULL");
-    if (link->ddp) {
-        status = td_fail(TD_BAD_STATE, "the link is joined to a trainer already");
-        goto cleanup;
-    }
-    TD_TRY(td_transformer_weights(td_train_model(train), &weights));
-    TD_CHECK(weights.grads, "train goes forward only, without gradients");
-    TD_TRY(td_train_check_link(train, &link->hook));
-    TD_TRY(agree(link, train));
-    status = attach(link, dev, td_train_model(train));
-    if (status != TD_OK) {
-        free(link->ranges);
-        free(link->parameters);
-        free(link->held);
-        link->ranges = NULL;
-        link->parameters = NULL;
-        link->held = NULL;
-        goto cleanup;
-    }
+    TD_TRY(td_link_check(&link->hook, link->ddp != NULL, dev, train, &weights));
+    TD_TRY(td_train_group_settings(train, groups));
+    TD_TRY(td_link_agree(link->comm, train, TD_GROUP_SETTINGS, groups));
+    TD_TRY(attach(link, dev, td_train_model(train), weights.elements));
     TD_TRY(td_transformer_refresh(td_train_model(train)));
-    link->listener = (td_train_listener){.step = on_step, .user = link};
-    td_train_listen(train, &link->listener);
+    td_link_listen(&link->listener, link->comm, train);
 cleanup:
     return status;
 }

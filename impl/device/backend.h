@@ -3,6 +3,7 @@
 #ifndef TD_DEVICE_BACKEND_H
 #define TD_DEVICE_BACKEND_H
 
+#include "device/clock.h"
 #include "device/device.h"
 
 typedef struct td_backend {
@@ -14,7 +15,8 @@ typedef struct td_backend {
     td_status (*open)(int index, void **context);
     void (*close)(void *context);
     const char *(*model)(void *context);
-    int32_t (*sms)(void *context); /* NULL in a backend without SMs */
+    int32_t (*sms)(void *context);        /* NULL in a backend without SMs */
+    td_gpu_clock (*clock)(void *context); /* NULL in a backend without a GPU */
 
     /* 256-byte aligned, an address of its own also for 0 bytes; TD_NO_MEMORY without a message of its own. */
     td_status (*alloc)(void *context, size_t bytes, void **out);

@@ -398,6 +398,7 @@ const td_backend td_backend_cuda = {
     .close = cuda_close,
     .model = cuda_model,
     .sms = cuda_sms,
+    .clock = td_cuda_clock,
     .alloc = cuda_alloc,
     .free = cuda_free,
     .copy = cuda_copy,

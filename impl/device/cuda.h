@@ -2,6 +2,7 @@
 #ifndef TD_DEVICE_CUDA_H
 #define TD_DEVICE_CUDA_H
 
+#include "device/clock.h"
 #include "device/device.h"
 
 #include <cuda_runtime_api.h>
@@ -26,6 +27,9 @@ td_cuda *td_device_cuda(td_device *dev);
  * The two do not nest. */
 cudaError_t td_cuda_enter(td_cuda *cuda);
 void td_cuda_leave(td_cuda *cuda);
+
+/** td_device_clock, by NVML. */
+td_gpu_clock td_cuda_clock(void *context);
 
 /** TD_OK for cudaSuccess; TD_NO_MEMORY, or TD_LIBRARY_ERROR with CUDA's own text, naming what was tried. */
 td_status td_cuda_status(cudaError_t code, const char *what);

@@ -133,6 +133,11 @@ int32_t td_device_sms(td_device *dev)
     return dev->backend->sms ? dev->backend->sms(dev->context) : 0;
 }
 
+td_gpu_clock td_device_clock(td_device *dev)
+{
+    return dev->backend->clock ? dev->backend->clock(dev->context) : (td_gpu_clock){0};
+}
+
 void *td_device_state(const td_device *dev, const void *key)
 {
     for (const td_kept *one = dev->kept; one; one = one->before)

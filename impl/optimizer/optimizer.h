@@ -4,6 +4,17 @@
  * the moments of these ranges and nothing else: a shard is a shorter list, or an empty one. It takes part in
  * a step as the last link of a chain of hooks that final gradients come to (transformer/hooks.h).
  *
+ *     td_transformer_weights(model, &config.weights);
+ *     config.groups = &(td_optimizer_group){{0, config.weights.elements}, hyper}, config.count = 1;
+ *     config.state = state;                             // a zeroed td_update_state in the device's memory
+ *     td_optimizer_create(dev, &config, &optimizer);
+ *     td_transformer_set_hooks(model, td_optimizer_hook(optimizer));
+ *     td_update_begin(dev, state, gain);                // each step: counts it
+ *     td_transformer_backward(model, TD_MICRO_ONLY);    // after forward and loss; updates along the pass
+ *     td_optimizer_update(optimizer);                   // with TD_UPDATE_AFTER only
+ *
+ * td_train (train/train.h) makes all of these calls for you.
+ *
  * What differs from step to step is in the device's memory, so that captured steps see it: hyperparameters,
  * which are the optimizer's, and the number of the step and `gain`, which are the caller's
  * (td_update_state). */

@@ -2,16 +2,13 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "shard/state.h"
-#include "train/state.h"
 
+#include <stddef.h>
 #include <stdlib.h>
-
-/** Gatherings that are on their way at a time, at most: comm has 1024 handles for all of its callers. */
-enum { ON_THEIR_WAY = 512 };
 
 static td_shard_link *link_of(td_hook *hook)
 {
-    return ((td_shard_gather *)hook)->link;
+    return (td_shard_link *)((char *)hook - offsetof(td_shard_link, gather));
 }
 
 static bool touches(td_range a, td_range b)
@@ -19,92 +16,113 @@ static bool touches(td_range a, td_range b)
     return a.begin < b.end && b.begin < a.end;
 }
 
-static td_status wait_piece(td_shard_link *link, td_shard_piece *piece)
+/** Whether weights are gathered when the next forward pass begins; else each piece is, once it is new. */
+static bool at_head(const td_shard_link *link)
 {
-    td_work *const work = piece->work;
-
-    if (!work)
-        return TD_OK;
-    piece->work = NULL;
-    link->issued--;
-    td_shard_share(link);
-    return td_work_queue_wait(work);
+    return link->captured || link->split.kind == TD_SHARD_TENSORS;
 }
 
-td_status td_shard_gather_all(td_shard_link *link)
+/** The state of pieces that were gathered. */
+static td_gather_state gathered(const td_shard_link *link)
 {
-    td_status status = TD_OK;
+    return link->weights.copies ? TD_GATHER_GATHERED : TD_GATHER_IDLE;
+}
 
-    for (int64_t i = 0; i < link->split.piece_count && link->issued > 0; i++) {
-        const td_status waited = wait_piece(link, &link->split.pieces[i]);
+static void set_all(td_shard_link *link, td_gather_state state)
+{
+    for (int64_t i = 0; i < link->split.piece_count; i++)
+        link->split.pieces[i].state = state;
+}
 
-        if (status == TD_OK)
-            status = waited;
+/** Waits for the first `until` gatherings. */
+static td_status wait_for(td_shard_link *link, int64_t until)
+{
+    const td_status status = td_flight_wait(&link->gathers, until);
+
+    for (int64_t i = 0; i < link->split.piece_count; i++) {
+        td_shard_piece *const piece = &link->split.pieces[i];
+
+        if (piece->state == TD_GATHER_GATHERING && piece->sent <= link->gathers.done)
+            piece->state = gathered(link);
     }
+    if (link->dev)
+        td_shard_share(link);
     return status;
 }
 
-/** Begins to gather the piece's copies, or its masters. */
-static td_status gather(td_shard_link *link, td_shard_piece *piece, bool copies, td_work **work)
+/** Begins to gather the piece's copies, or its masters, after what is queued on the device's current
+ * stream. */
+static td_status gather(td_shard_link *link, td_shard_piece *piece, bool copies)
 {
     const td_weights *w = &link->weights;
     const td_dtype dtype = copies ? w->copy_dtype : w->dtype;
     const size_t size = td_dtype_size(dtype);
-    char *const at = (char *)(copies ? w->copies : w->params) + (size_t)piece->range.begin * size;
-    const size_t own = (size_t)link->split.rank * (size_t)piece->part * size;
-
-    if (link->split.kind == TD_SHARD_TENSORS)
-        return td_comm_broadcast(link->comm, at, piece->range.end - piece->range.begin, (td_comm_type)dtype,
-                                 piece->owner, work);
-    return td_comm_all_gather(link->comm, at + own, at, piece->part, (td_comm_type)dtype, work);
-}
-
-/** Begins to gather what is read of the piece, behind what is queued on the device's current stream. */
-static td_status send(td_shard_link *link, td_shard_piece *piece)
-{
+    char *const block = copies ? w->copies : w->params, *const at = block + (size_t)piece->range.begin * size,
+                *const own = block + (size_t)piece->own.begin * size;
     td_status status = TD_OK;
+    td_work **work;
 
-    if (link->issued == ON_THEIR_WAY)
-        TD_TRY(td_shard_gather_all(link));
-    TD_TRY(wait_piece(link, piece));
-    TD_TRY(gather(link, piece, piece->copies, &piece->work));
-    link->issued++;
+    TD_TRY(td_flight_place(&link->gathers, &work));
+    if (link->split.kind == TD_SHARD_TENSORS)
+        TD_TRY(td_comm_broadcast(link->comm, at, piece->range.end - piece->range.begin, (td_comm_type)dtype,
+                                 piece->owner, work));
+    else
+        TD_TRY(td_comm_all_gather(link->comm, own, at, piece->own.end - piece->own.begin, (td_comm_type)dtype,
+                                  work));
+    piece->sent = ++link->gathers.sent;
     td_shard_share(link);
-    piece->stale = link->weights.copies != NULL;
 cleanup:
     return status;
 }
 
-/** Everything, in the order in which forward needs it but for the head, where all ranks are at the same
- * point. Pieces of buckets stand in the order of the backward pass. */
-static td_status send_all(td_shard_link *link)
+/** Begins to gather what passes read of the piece. In a capture nothing is gathered yet, and the state stays:
+ * the launch sets it. */
+static td_status send(td_shard_link *link, td_shard_piece *piece)
+{
+    td_status status = TD_OK;
+
+    if (piece->sent > link->gathers.done)
+        TD_TRY(wait_for(link, piece->sent));
+    TD_TRY(gather(link, piece, piece->copies));
+    if (td_graph_capture(link->dev) == 0)
+        piece->state = TD_GATHER_GATHERING;
+cleanup:
+    return status;
+}
+
+/** Sends the pieces that are updated, or all of them, in the order in which forward needs them but for the
+ * head. All ranks are at the same point here. Pieces of buckets are in the order of the backward pass. */
+static td_status send_pieces(td_shard_link *link, bool all)
 {
     const int64_t count = link->split.piece_count;
     const bool backwards = link->split.kind == TD_SHARD_FLAT;
     td_status status = TD_OK;
 
-    for (int64_t i = 0; i < count; i++)
-        TD_TRY(send(link, &link->split.pieces[backwards ? count - 1 - i : i]));
+    for (int64_t i = 0; i < count; i++) {
+        td_shard_piece *const piece = &link->split.pieces[backwards ? count - 1 - i : i];
+
+        if (all || piece->state == TD_GATHER_UPDATED)
+            TD_TRY(send(link, piece));
+    }
 cleanup:
     return status;
 }
 
-/** All have all weights; an update that is still to come makes others. */
-static void mark_gathered(td_shard_link *link)
-{
-    link->moved = link->moved && td_train_waits(link->train);
-}
-
-static td_status send_moved(td_shard_link *link)
+static td_status gather_updated(td_shard_link *link)
 {
     td_status status = TD_OK;
 
-    if (!link->moved)
-        goto cleanup;
-    mark_gathered(link);
-    TD_TRY(send_all(link));
+    TD_TRY(send_pieces(link, false));
+    TD_TRY(wait_for(link, link->gathers.sent));
 cleanup:
     return status;
+}
+
+/** An update that is still to come makes new weights, also if all ranks have all weights now. */
+static void expect_update(td_shard_link *link)
+{
+    if (at_head(link) && td_train_waits(link->train))
+        set_all(link, TD_GATHER_UPDATED);
 }
 
 td_status td_shard_link_finish(td_shard_link *link)
@@ -116,8 +134,8 @@ td_status td_shard_link_finish(td_shard_link *link)
         status = td_fail(TD_BAD_STATE, "the link is joined to no trainer: td_shard_link_attach comes first");
         goto cleanup;
     }
-    TD_TRY(send_moved(link));
-    TD_TRY(td_shard_gather_all(link));
+    TD_TRY(gather_updated(link));
+    expect_update(link);
 cleanup:
     return status;
 }
@@ -127,7 +145,7 @@ td_status td_shard_link_wait(td_shard_link *link)
     td_status status = TD_OK;
 
     TD_CHECK(link, "link is NULL");
-    TD_TRY(td_shard_gather_all(link));
+    TD_TRY(wait_for(link, link->gathers.sent));
 cleanup:
     return status;
 }
@@ -140,7 +158,7 @@ static td_status on_launch(void *user)
 {
     const td_shard_graph *graph = user;
 
-    return graph->forward && !graph->gathers ? td_shard_link_finish(graph->link) : TD_OK;
+    return graph->forward && !graph->gathers ? gather_updated(graph->link) : TD_OK;
 }
 
 /** What a launch does to what is known of weights. */
@@ -149,14 +167,12 @@ static td_status on_launched(void *user)
     const td_shard_graph *graph = user;
     td_shard_link *link = graph->link;
 
-    for (int64_t i = 0; graph->gathers && i < link->split.piece_count; i++)
-        link->split.pieces[i].stale = link->weights.copies != NULL;
     if (graph->gathers)
-        mark_gathered(link);
-    if (graph->backward) {
-        link->moved = graph->last;
+        set_all(link, gathered(link));
+    if (graph->backward && graph->last)
+        set_all(link, TD_GATHER_UPDATED);
+    if (graph->backward)
         link->midway = !graph->last;
-    }
     return TD_OK;
 }
 
@@ -210,34 +226,24 @@ cleanup:
  * are cut also where it is queued, ahead of its capture: they are then made, with the bits that they keep. */
 static td_status begin_forward(td_shard_link *link, td_shard_graph *graph)
 {
-    td_status status = TD_OK;
-
-    link->forward = link->captured && !link->midway;
+    link->now = TD_SHARD_FORWARD;
     td_shard_share(link);
-    if (!graph) {
-        TD_TRY(send_moved(link));
-        goto cleanup;
-    }
+    if (!graph)
+        return send_pieces(link, false);
     graph->forward = true;
-    graph->gathers = link->moved || !link->midway;
-    if (graph->gathers)
-        TD_TRY(send_all(link));
-cleanup:
-    return status;
+    graph->gathers = link->split.pieces[0].state == TD_GATHER_UPDATED || !link->midway;
+    return graph->gathers ? send_pieces(link, true) : TD_OK;
 }
 
 static void begin_backward(td_shard_link *link, td_shard_graph *graph, bool last)
 {
-    link->last = last;
+    link->now = last ? TD_SHARD_LAST_BACKWARD : TD_SHARD_BACKWARD;
     if (graph) {
         graph->backward = true;
         graph->last = last;
     }
-    for (int64_t i = 0; i < link->split.piece_count; i++) {
-        const td_range own = td_shard_own(&link->split, &link->split.pieces[i]);
-
-        link->split.pieces[i].left = own.end - own.begin;
-    }
+    for (int64_t i = 0; i < link->split.piece_count; i++)
+        link->split.pieces[i].left = link->split.pieces[i].own.end - link->split.pieces[i].own.begin;
 }
 
 static td_status on_begin(td_hook *hook, td_pass pass, bool last)
@@ -263,14 +269,13 @@ static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, con
                            const void **where)
 {
     td_shard_link *link = link_of(hook);
-    td_status status = TD_OK;
+    int64_t until = 0;
 
     (void)pass, (void)next, (void)where;
-    for (int64_t i = 0; i < link->split.piece_count && link->issued > 0; i++)
-        if (touches(link->split.pieces[i].range, need->range))
-            TD_TRY(wait_piece(link, &link->split.pieces[i]));
-cleanup:
-    return status;
+    for (int64_t i = 0; i < link->split.piece_count && link->gathers.done < link->gathers.sent; i++)
+        if (touches(link->split.pieces[i].range, need->range) && link->split.pieces[i].sent > until)
+            until = link->split.pieces[i].sent;
+    return until > link->gathers.done ? wait_for(link, until) : TD_OK;
 }
 
 /** A part that is new as a whole is gathered at once: all ranks have parts of all pieces, and update them in
@@ -281,16 +286,16 @@ static td_status on_updated(td_hook *hook, td_range range, td_event *event)
     td_stream *current = NULL;
     td_status status = TD_OK;
 
-    if (link->at_head)
+    if (at_head(link))
         goto cleanup;
     if (event) {
         current = td_device_stream(link->dev);
-        TD_TRY(td_device_set_stream(link->dev, link->side));
+        TD_TRY(td_device_set_stream(link->dev, link->split.buckets.flight.side));
         status = td_event_wait(event);
     }
     for (int64_t i = 0; i < link->split.piece_count && status == TD_OK; i++) {
         td_shard_piece *const piece = &link->split.pieces[i];
-        const td_range own = td_shard_own(&link->split, piece);
+        const td_range own = piece->own;
 
         if (!touches(own, range))
             continue;
@@ -308,23 +313,25 @@ cleanup:
 static td_status on_end(td_hook *hook, td_pass pass, td_status ended)
 {
     td_shard_link *link = link_of(hook);
+    const bool last = link->now == TD_SHARD_LAST_BACKWARD;
     td_status status = TD_OK;
 
-    if (pass == TD_PASS_FORWARD && link->dev) {
-        link->forward = false;
+    if (pass != TD_PASS_RECOMPUTE)
+        link->now = TD_SHARD_NO_PASS;
+    if (pass == TD_PASS_FORWARD && link->dev)
         td_shard_share(link);
-    }
     if (ended != TD_OK) { /* nobody else may use what is on its way */
         /* But a capture that was refused cannot wait for what was queued ahead of it: the next pass does. */
         if (link->captured || !link->dev || td_graph_capture(link->dev) == 0)
-            (void)td_shard_gather_all(link);
+            (void)wait_for(link, link->gathers.sent);
         goto cleanup;
     }
     if (pass == TD_PASS_FORWARD && link->captured)
-        TD_TRY(td_shard_gather_all(link));
+        TD_TRY(wait_for(link, link->gathers.sent));
     if (pass == TD_PASS_BACKWARD && td_graph_capture(link->dev) == 0) {
-        link->moved = link->at_head && link->last;
-        link->midway = !link->last;
+        if (last && at_head(link))
+            set_all(link, TD_GATHER_UPDATED);
+        link->midway = !last;
     }
 cleanup:
     return status;
@@ -339,31 +346,25 @@ static td_status on_settle(td_hook *hook)
 
     if (!link->dev)
         goto cleanup;
-    TD_TRY(send_moved(link));
-    TD_TRY(td_shard_gather_all(link));
+    TD_TRY(gather_updated(link));
     for (int64_t i = 0; i < link->split.piece_count; i++) {
         td_shard_piece *const piece = &link->split.pieces[i];
 
-        stale |= piece->stale;
-        if (piece->stale && piece->copies) {
-            TD_TRY(gather(link, piece, false, &piece->work));
-            link->issued++;
-            TD_TRY(wait_piece(link, piece));
-        }
-        piece->stale = false;
+        stale |= piece->state == TD_GATHER_GATHERED;
+        if (piece->state == TD_GATHER_GATHERED && piece->copies)
+            TD_TRY(gather(link, piece, false));
+        piece->state = TD_GATHER_IDLE;
     }
+    TD_TRY(wait_for(link, link->gathers.sent));
     if (stale)
         TD_TRY(td_transformer_refresh(link->model));
+    expect_update(link);
 cleanup:
     return status;
 }
 
 void td_shard_gather_hook(td_shard_link *link)
 {
-    link->gather = (td_shard_gather){.hook = {.begin = on_begin,
-                                              .needed = on_needed,
-                                              .updated = on_updated,
-                                              .end = on_end,
-                                              .settle = on_settle},
-                                     .link = link};
+    link->gather = (td_hook){
+        .begin = on_begin, .needed = on_needed, .updated = on_updated, .end = on_end, .settle = on_settle};
 }

@@ -1,15 +1,12 @@
 /* An optimizer of any list of tensors, each of which one rank updates and sends to all. */
 #include "base/check.h"
 #include "base/dtype.h"
+#include "ddp/agree.h"
 #include "shard/shard.h"
-#include "train/state.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-/** Collectives that are on their way at a time: comm has 1024 handles for all of its callers. */
-enum { ON_THEIR_WAY = 256 };
 
 typedef struct group {
     td_optimizer_kind kind;
@@ -243,25 +240,23 @@ static td_status update(const td_shard_list *list, const tensor *t)
 /** Every tensor from its owner to all. */
 static td_status share(td_shard_list *list)
 {
-    td_work *works[ON_THEIR_WAY] = {0};
+    td_flight flight = {.dev = list->dev};
     td_status status = TD_OK;
+    td_work **work;
 
-    /* Behind the last all are waited for, and after a failure those that are on their way. */
-    for (int64_t i = 0; i < list->count + ON_THEIR_WAY; i++) {
-        const tensor *t = i < list->count ? &list->tensors[i] : NULL;
-        td_work **const work = &works[i % ON_THEIR_WAY];
+    for (int64_t i = 0; i < list->count; i++) {
+        const tensor *t = &list->tensors[i];
 
-        if (*work) {
-            const td_status ended = td_work_queue_wait(*work);
-
-            *work = NULL;
-            if (status == TD_OK)
-                status = ended;
-        }
-        if (t && t->is.grad && status == TD_OK)
-            status = td_comm_broadcast(list->comm, t->is.data, t->is.elements, (td_comm_type)t->is.dtype,
-                                       t->owner, work);
+        if (!t->is.grad)
+            continue;
+        TD_TRY(td_flight_place(&flight, &work));
+        TD_TRY(td_comm_broadcast(list->comm, t->is.data, t->is.elements, (td_comm_type)t->is.dtype, t->owner,
+                                 work));
+        flight.sent++;
     }
+    TD_TRY(td_flight_wait(&flight, flight.sent));
+cleanup:
+    td_flight_deinit(&flight);
     return status;
 }
 
@@ -272,7 +267,7 @@ typedef struct description {
     uint64_t data, grad; /* hashes; grad 0: it is frozen */
 } description;
 
-enum { SAMPLE = 2048, TOLD = 512 }; /* bytes of a tensor's begin and end; descriptions in an exchange */
+enum { SAMPLE = 2048 }; /* bytes of a tensor's begin and end */
 
 static td_status sample(td_device *dev, const void *from, int64_t elements, td_dtype dtype, uint64_t *hash)
 {
@@ -289,8 +284,11 @@ cleanup:
     return status;
 }
 
-static td_status describe(const td_shard_list *list, const tensor *t, description *out)
+static td_status describe(void *user, int64_t index, void *row)
 {
+    const td_shard_list *const list = user;
+    const tensor *const t = &list->tensors[list->agreed + index];
+    description *const out = row;
     td_status status = TD_OK;
 
     *out = (description){.elements = t->is.elements, .group = t->group, .dtype = (int32_t)t->is.dtype};
@@ -303,38 +301,15 @@ cleanup:
     return status;
 }
 
-/** Before the first step of tensors: they are the same, in the same order, on all ranks. Tensors have no
- * names, but weights and gradients are the same bits on every rank by then. A capture cannot wait. */
-static td_status agree(td_shard_list *list)
+static td_status compare(void *user, int64_t index, int32_t rank, const void *first, const void *row)
 {
-    const int32_t ranks = list->info.ranks;
-    description mine[TOLD], *all = NULL;
     td_status status = TD_OK;
 
-    if (list->agreed == list->count || ranks == 1 || td_graph_capture(list->dev) > 0)
-        goto cleanup;
-    all = calloc((size_t)ranks * TOLD, sizeof *all);
-    if (!all) {
-        status = td_fail(TD_NO_MEMORY, "no host memory to compare %d ranks", (int)ranks);
-        goto cleanup;
-    }
-    while (list->agreed < list->count) {
-        const int64_t first = list->agreed, left = list->count - first, count = left < TOLD ? left : TOLD;
-
-        for (int64_t i = 0; i < count; i++)
-            TD_TRY(describe(list, &list->tensors[first + i], &mine[i]));
-        TD_TRY(td_comm_exchange(list->comm, mine, (size_t)count * sizeof *mine, all));
-        for (int64_t i = 0; i < count; i++)
-            for (int32_t rank = 1; rank < ranks; rank++)
-                TD_CHECK(memcmp(&all[rank * count + i], &all[i], sizeof *all) == 0,
-                         "tensors[%" PRId64
-                         "]: rank %d added another than rank 0, or has other weights or gradients: "
-                         "every rank adds the same tensors in the same order",
-                         first + i, (int)rank);
-        list->agreed += count;
-    }
+    TD_CHECK(memcmp(row, first, sizeof(description)) == 0,
+             "tensors[%" PRId64 "]: rank %d added another than rank 0, or has other weights or gradients: "
+             "every rank adds the same tensors in the same order",
+             ((const td_shard_list *)user)->agreed + index, (int)rank);
 cleanup:
-    free(all);
     return status;
 }
 
@@ -354,7 +329,13 @@ td_status td_shard_list_step(td_shard_list *list, float gain)
 
     TD_CHECK(list, "list is NULL");
     TD_CHECK(isfinite(gain), "gain is %g, needs to be finite", (double)gain);
-    TD_TRY(agree(list));
+    const int64_t count = list->count - list->agreed;
+    /* Tensors have no names, but before their first step weights and gradients have the same bits on every
+     * rank. A capture cannot wait for that. */
+    if (count > 0 && list->info.ranks > 1 && td_graph_capture(list->dev) == 0) {
+        TD_TRY(td_comm_compare(list->comm, &(td_rows){count, sizeof(description), describe, compare, list}));
+        list->agreed = list->count;
+    }
     TD_TRY(td_comm_carry(list->comm, state_of(list, gain)));
     TD_TRY(td_update_begin(list->dev, list->state, gain));
     for (int64_t i = 0; i < list->count; i++)

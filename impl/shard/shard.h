@@ -1,16 +1,31 @@
-/** Optimizer state that is split among ranks: each updates some of the weights, and gets the others from
- * those who have updated them (Rajbhandari et al. 2020, ZeRO, stage 1).
+/** Optimizer state that is split among ranks: each rank updates some of the weights and gets the others from
+ * the ranks that update them (Rajbhandari et al. 2020, ZeRO, stage 1).
  *
- * Two ways to split. By tensors, as the assignment has it: a tensor's owner updates it and sends it to all,
- * behind whatever reduced the gradients (ddp/). Flat: each bucket of gradients is reduced and scattered as it
- * becomes final, each rank updates its part of it at once, and new weights are gathered beside the rest of
- * the step, until the next forward pass needs them. That moves two thirds of what the first does, and no rank
- * has more than its share.
+ *     config.gain = 1.0f / ranks;           // a td_train_config of all weights, the same on every rank
+ *     td_shard_link_create(comm, TD_SHARD_FLAT, 25, &config, &link);   // config is now this rank's
+ *     td_train_create(dev, &config, &train);
+ *     td_train_init(train, seed);
+ *     td_shard_link_attach(link, dev, train);                          // all ranks get rank 0's weights
+ *     td_train_step(train, ids, targets, batch, seq);                  // as often as you like
+ *     td_train_settle(train);               // all weights are here, to be saved or read
+ *     td_train_destroy(train), td_shard_link_destroy(link);
  *
- * td_shard_list does the first with any list of tensors; td_shard_link both, in the steps of a td_train. They
- * may be captured in graphs, which leave nothing on its way: new weights are then gathered at the head of the
- * next forward pass, by tensors as flat, and each layer waits for its own. Such a pass
- * gathers at every launch, also where nothing is new: all ranks launch it, or none. */
+ * All ranks make all of these calls. Two ways to split. TD_SHARD_TENSORS, as in the assignment: a tensor's
+ * owner updates it and sends it to all, after another link has reduced the gradients (td_ddp_link, whose hook
+ * goes into config.hooks first). TD_SHARD_FLAT: each bucket of gradients is reduced and scattered as it
+ * becomes final, each rank updates its part at once, and new weights are gathered during the rest of the
+ * step, until the next forward pass needs them. That moves two thirds of the bytes of the first way, and all
+ * ranks have equal shares.
+ *
+ * Three calls wait. td_train_settle brings everything to everybody. td_shard_link_finish brings only what
+ * forward reads, so that a step's time ends there. td_shard_link_wait sends nothing, and waits for what is on
+ * its way: before a trainer is destroyed that was neither settled nor finished.
+ *
+ * Steps may be captured. A captured step leaves no gathering on its way: both ways then gather new weights
+ * when the next forward pass begins, and each layer waits for its own weights. Such a pass gathers at every
+ * launch, also if nothing is new: all ranks launch it, or none.
+ *
+ * td_shard_list does the first way with any list of tensors, without a trainer. */
 #ifndef TD_SHARD_SHARD_H
 #define TD_SHARD_SHARD_H
 

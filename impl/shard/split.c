@@ -11,148 +11,67 @@
  * windows may, in the smallest type as well. */
 enum { PART_ELEMENTS = TD_COMM_WINDOW_ALIGNMENT / 2 };
 
-/** A parameter, and its place in the order of the block. */
-typedef struct placed {
-    td_parameter parameter;
-    td_range range; /* with its padding */
-    bool copies;
-} placed;
-
-td_range td_shard_own(const td_shard_split *split, const td_shard_piece *piece)
+/** Whether products read a parameter's 16-bit copies. */
+static bool reads_copies(const td_train_config *config, const td_parameter *parameter)
 {
-    if (split->kind == TD_SHARD_TENSORS)
-        return piece->owner == split->rank ? piece->range
-                                           : (td_range){piece->range.begin, piece->range.begin};
-    const int64_t begin = piece->range.begin + split->rank * piece->part;
-    return (td_range){begin, begin + piece->part};
+    const td_precision precision = config->model.precision;
+    const bool mixed = td_precision_dtype(precision) != td_precision_weights(precision);
+
+    return mixed && parameter->offset > 0 && parameter->cols > 0;
 }
 
-td_range td_shard_rest(const td_shard_split *split, const td_shard_piece *piece)
+/** A piece has the parameters of a bucket that touch and are read alike. */
+static void piece_by_bucket(td_shard_split *split, const td_train_config *config, const td_parameter *all,
+                            const int64_t *order, double bucket_mb)
 {
-    if (split->kind == TD_SHARD_TENSORS)
-        return (td_range){piece->range.end, piece->range.end};
-    return (td_range){piece->range.begin + split->ranks * piece->part, piece->range.end};
-}
-
-static int by_offset(const void *a, const void *b)
-{
-    const placed *x = a, *y = b;
-
-    return x->parameter.offset < y->parameter.offset ? -1 : x->parameter.offset > y->parameter.offset;
-}
-
-/** All parameters in the order of the block. */
-static td_status place_all(const td_transformer_config *model, int64_t count, placed *all, int64_t *elements)
-{
-    const int64_t alignment = TD_ALIGNMENT / (int64_t)td_dtype_size(td_precision_dtype(model->precision));
-    const bool mixed = td_precision_dtype(model->precision) != td_precision_weights(model->precision);
-    td_status status = TD_OK;
+    const int64_t count = split->parameters, whole = (int64_t)split->ranks * PART_ELEMENTS;
+    td_buckets *const b = &split->buckets;
 
     for (int64_t i = 0; i < count; i++) {
-        td_parameter *const p = &all[i].parameter;
+        const td_parameter *p = &all[i];
+        const bool alike =
+            i + 1 < count && reads_copies(config, &all[i]) == reads_copies(config, &all[i + 1]);
 
-        TD_TRY(td_transformer_parameter_of(&model->size, model->precision, i, p));
-        all[i].copies = mixed && i > 0 && p->cols > 0;
+        b->bytes[i] = (double)p->numel * (double)td_dtype_size(p->grad_dtype);
+        b->next[i] = alike ? i + 1 : -1;
     }
-    qsort(all, (size_t)count, sizeof *all, by_offset);
-    for (int64_t i = 0; i < count; i++) {
-        const td_parameter *p = &all[i].parameter;
-        const int64_t end = (p->offset + p->numel + alignment - 1) / alignment * alignment;
+    td_buckets_fill(b, count, order, bucket_mb > 0 ? bucket_mb * 1048576.0 : INFINITY);
+    split->piece_count = b->stretch_count;
+    for (int64_t i = 0; i < b->stretch_count; i++) {
+        const td_stretch s = b->stretches[i];
+        const td_range range = {split->ranges[s.first].begin, split->ranges[s.last].end};
+        const int64_t part = (range.end - range.begin) / whole * PART_ELEMENTS;
+        const int64_t own = range.begin + split->rank * part;
 
-        all[i].range = (td_range){p->offset, i + 1 < count ? all[i + 1].parameter.offset : end};
-    }
-    *elements = all[count - 1].range.end;
-cleanup:
-    return status;
-}
-
-/** Parameters in the order in which td_transformer_set_hooks says that gradients become final: head, layers
- * from the last to the first, norms, embedding. */
-static void order_of(const placed *all, int64_t count, int64_t *order)
-{
-    *order++ = count - 1;
-    for (int vectors = 0; vectors < 2; vectors++)
-        for (int64_t i = count - 2; i > 0; i--)
-            if ((all[i].parameter.cols == 0) == vectors)
-                *order++ = i;
-    *order = 0;
-}
-
-static void piece_by_parameter(td_shard_split *split, const placed *all)
-{
-    for (int64_t i = 0; i < split->parameters; i++)
-        split->pieces[split->piece_count++] =
-            (td_shard_piece){.range = all[i].range, .copies = all[i].copies};
-}
-
-static int by_begin(const void *a, const void *b)
-{
-    const td_shard_piece *x = a, *y = b;
-
-    return x->range.begin < y->range.begin ? -1 : x->range.begin > y->range.begin;
-}
-
-/** Joins the pieces of a bucket that touch and are read alike, from number `first` on. */
-static void join(td_shard_split *split, int64_t first)
-{
-    td_shard_piece *const pieces = split->pieces;
-    int64_t last = first;
-
-    qsort(pieces + first, (size_t)(split->piece_count - first), sizeof *pieces, by_begin);
-    for (int64_t i = first + 1; i < split->piece_count; i++) {
-        if (pieces[last].range.end == pieces[i].range.begin && pieces[last].copies == pieces[i].copies)
-            pieces[last].range.end = pieces[i].range.end;
-        else
-            pieces[++last] = pieces[i];
-    }
-    split->piece_count = last + 1;
-    for (int64_t i = first; i <= last; i++) {
-        const int64_t whole = (int64_t)split->ranks * PART_ELEMENTS;
-
-        pieces[i].part = (pieces[i].range.end - pieces[i].range.begin) / whole * PART_ELEMENTS;
+        split->pieces[i] = (td_shard_piece){.range = range,
+                                            .copies = reads_copies(config, &all[s.first]),
+                                            .own = {own, own + part},
+                                            .rest = {range.begin + split->ranks * part, range.end}};
     }
 }
 
-static void piece_by_bucket(td_shard_split *split, const placed *all, const int64_t *order, double bucket_mb)
+/** A piece is a parameter, which one rank updates. */
+static td_status piece_by_parameter(td_shard_split *split, const td_train_config *config,
+                                    const td_parameter *all)
 {
-    double bytes = 0;
-    int64_t first = 0;
-
-    for (int64_t i = 0; i < split->parameters; i++) {
-        const placed *p = &all[order[i]];
-        const double more = (double)p->parameter.numel * (double)td_dtype_size(p->parameter.grad_dtype);
-
-        if (i > 0 && bucket_mb > 0 && bytes + more > bucket_mb * 1048576.0) {
-            join(split, first);
-            first = split->piece_count;
-            split->buckets++;
-            bytes = 0;
-        }
-        bytes += more;
-        split->bucket_of[order[i]] = split->buckets;
-        split->pieces[split->piece_count++] =
-            (td_shard_piece){.range = p->range, .copies = p->copies, .bucket = split->buckets};
-    }
-    join(split, first);
-    split->buckets++;
-}
-
-static td_status own_tensors(td_shard_split *split)
-{
-    int64_t loads[TD_COMM_MOST_RANKS] = {0};
-    int64_t *elements = calloc((size_t)split->piece_count, sizeof *elements);
-    int32_t *owners = calloc((size_t)split->piece_count, sizeof *owners);
+    const int64_t count = split->piece_count = split->parameters;
+    int64_t loads[TD_COMM_MOST_RANKS] = {0}, *elements = calloc((size_t)count, sizeof *elements);
+    int32_t *owners = calloc((size_t)count, sizeof *owners);
     td_status status = TD_OK;
 
     if (!elements || !owners) {
-        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " parameters", split->piece_count);
+        status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " parameters", count);
         goto cleanup;
     }
-    for (int64_t i = 0; i < split->piece_count; i++)
-        elements[i] = split->pieces[i].range.end - split->pieces[i].range.begin;
-    TD_TRY(td_shard_assign(split->piece_count, elements, split->ranks, loads, owners));
-    for (int64_t i = 0; i < split->piece_count; i++)
-        split->pieces[i].owner = owners[i];
+    for (int64_t i = 0; i < count; i++)
+        elements[i] = split->ranges[i].end - split->ranges[i].begin;
+    TD_TRY(td_shard_assign(count, elements, split->ranks, loads, owners));
+    for (int64_t i = 0; i < count; i++)
+        split->pieces[i] =
+            (td_shard_piece){.range = split->ranges[i],
+                             .copies = reads_copies(config, &all[i]),
+                             .owner = owners[i],
+                             .own = owners[i] == split->rank ? split->ranges[i] : (td_range){0}};
 cleanup:
     free(elements);
     free(owners);
@@ -198,9 +117,9 @@ static td_status make_groups(td_shard_split *split, const td_train_config *confi
         goto cleanup;
     }
     for (int64_t i = 0; i < split->piece_count; i++) {
-        add_groups(split, config, td_shard_own(split, &split->pieces[i]));
+        add_groups(split, config, split->pieces[i].own);
         const int64_t updated = split->updated;
-        add_groups(split, config, td_shard_rest(split, &split->pieces[i]));
+        add_groups(split, config, split->pieces[i].rest);
         split->repeated += split->updated - updated;
     }
     qsort(split->groups, (size_t)split->group_count, sizeof *split->groups, by_group);
@@ -235,11 +154,29 @@ static bool has_all(const td_train_config *config, int64_t elements)
     return !config->groups || end == elements;
 }
 
+/** All parameters, and the elements of their block. */
+static td_status place_all(const td_transformer_config *model, int64_t count, td_parameter *all,
+                           int64_t *elements)
+{
+    const int64_t alignment = TD_ALIGNMENT / (int64_t)td_dtype_size(td_precision_dtype(model->precision));
+    td_status status = TD_OK;
+
+    *elements = 0;
+    for (int64_t i = 0; i < count; i++) {
+        TD_TRY(td_transformer_parameter_of(&model->size, model->precision, i, &all[i]));
+        const int64_t end = all[i].offset + all[i].numel;
+        *elements = end > *elements ? end : *elements;
+    }
+    *elements = (*elements + alignment - 1) / alignment * alignment;
+cleanup:
+    return status;
+}
+
 td_status td_shard_split_make(td_shard_kind kind, const td_comm_info *info, double bucket_mb,
                               const td_train_config *config, td_shard_split *out)
 {
     td_status status = TD_OK;
-    placed *all = NULL;
+    td_parameter *all = NULL;
     int64_t *order = NULL;
     size_t unused;
 
@@ -249,14 +186,14 @@ td_status td_shard_split_make(td_shard_kind kind, const td_comm_info *info, doub
     all = calloc((size_t)count, sizeof *all);
     order = calloc((size_t)count, sizeof *order);
     out->ranges = calloc((size_t)count, sizeof *out->ranges);
-    out->bucket_of = calloc((size_t)count, sizeof *out->bucket_of);
     out->pieces = calloc((size_t)count, sizeof *out->pieces);
-    if (!all || !order || !out->ranges || !out->bucket_of || !out->pieces) {
+    if (!all || !order || !out->ranges || !out->pieces) {
         status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " parameters", count);
         goto cleanup;
     }
     out->parameters = count;
     TD_TRY(place_all(&config->model, count, all, &out->elements));
+    td_place(count, all, out->elements, out->ranges, order);
     if (config->groups) /* as the trainer of all weights would check them */
         TD_TRY(td_optimizer_plan(out->elements, config->group_count, config->groups, &unused));
     if (kind == TD_SHARD_FLAT && !has_all(config, out->elements)) {
@@ -266,14 +203,11 @@ td_status td_shard_split_make(td_shard_kind kind, const td_comm_info *info, doub
                          out->elements);
         goto cleanup;
     }
-    for (int64_t i = 0; i < count; i++)
-        out->ranges[i] = all[i].range;
-    order_of(all, count, order);
     if (kind == TD_SHARD_FLAT) {
-        piece_by_bucket(out, all, order, bucket_mb);
+        TD_TRY(td_buckets_alloc(&out->buckets, count));
+        piece_by_bucket(out, config, all, order, bucket_mb);
     } else {
-        piece_by_parameter(out, all);
-        TD_TRY(own_tensors(out));
+        TD_TRY(piece_by_parameter(out, config, all));
     }
     TD_TRY(make_groups(out, config));
 cleanup:
@@ -284,8 +218,8 @@ cleanup:
 
 void td_shard_split_free(td_shard_split *split)
 {
+    td_buckets_free(&split->buckets);
     free(split->ranges);
-    free(split->bucket_of);
     free(split->pieces);
     free(split->groups);
     *split = (td_shard_split){.piece_count = 0};

@@ -2,20 +2,31 @@
 #ifndef TD_SHARD_SPLIT_H
 #define TD_SHARD_SPLIT_H
 
+#include "ddp/buckets.h"
 #include "shard/shard.h"
+
+/** What is known of a piece's weights outside of a capture. */
+typedef enum td_gather_state {
+    TD_GATHER_IDLE = 0,  /* all ranks have the same */
+    TD_GATHER_UPDATED,   /* its owners have new ones, or will have them after td_train_update */
+    TD_GATHER_GATHERING, /* what passes read is on its way to all ranks */
+    TD_GATHER_GATHERED   /* what passes read is there; in mixed precision either the masters of other ranks'
+                          * parts are old, or the copies */
+} td_gather_state;
 
 /** What is gathered in one call. */
 typedef struct td_shard_piece {
     td_range range;
     bool copies;   /* its 16-bit copies are read, where there are any; else its masters */
     int32_t owner; /* of TD_SHARD_TENSORS */
-    int64_t
-        part; /* of TD_SHARD_FLAT: elements of each rank, from the range's begin on, in the order of ranks */
-    int64_t bucket; /* likewise */
 
-    int64_t left;  /* elements of this rank's part whose update is awaited */
-    td_work *work; /* of the gathering, until it was waited for; NULL: none */
-    bool stale;    /* in mixed precision: of other ranks' parts either the masters are old or the copies */
+    /* This rank updates both, and either may be empty: `own` is its part, which with TD_SHARD_FLAT is as long
+     * on every rank; `rest` is updated by every rank. */
+    td_range own, rest;
+
+    td_gather_state state;
+    int64_t left; /* elements of `own` whose update is awaited */
+    int64_t sent; /* its last gathering's number, from 1 on */
 } td_shard_piece;
 
 typedef struct td_shard_split {
@@ -23,11 +34,9 @@ typedef struct td_shard_split {
     int32_t rank, ranks;
     int64_t elements; /* of the block */
     int64_t parameters;
-    td_range *ranges;   /* [parameters] with their padding, in the order of the block */
-    int64_t *bucket_of; /* [parameters] likewise; of TD_SHARD_FLAT */
-    int64_t buckets;
-    int64_t
-        piece_count; /* of TD_SHARD_TENSORS in the order of the block; of TD_SHARD_FLAT bucket by bucket */
+    td_range *ranges;    /* [parameters] with their padding, in the order of the block */
+    td_buckets buckets;  /* of TD_SHARD_FLAT, whose members are the parameters; else without any */
+    int64_t piece_count; /* of TD_SHARD_TENSORS the parameters; of TD_SHARD_FLAT the buckets' stretches */
     td_shard_piece *pieces;
     int64_t group_count;
     td_optimizer_group *groups; /* of this rank's optimizer */
@@ -39,11 +48,5 @@ typedef struct td_shard_split {
 td_status td_shard_split_make(td_shard_kind kind, const td_comm_info *info, double bucket_mb,
                               const td_train_config *config, td_shard_split *out);
 void td_shard_split_free(td_shard_split *split);
-
-/** This rank's part of a piece; empty where it has none. */
-td_range td_shard_own(const td_shard_split *split, const td_shard_piece *piece);
-
-/** What every rank updates of it; empty as a rule. */
-td_range td_shard_rest(const td_shard_split *split, const td_shard_piece *piece);
 
 #endif

@@ -53,7 +53,8 @@ struct td_cupti {
     pthread_t thread; /* whose ranges they are */
 
     pthread_mutex_t lock; /* of what follows */
-    table nodes;          /* by their ids */
+    table captured;       /* nodes as they were made, by their ids */
+    table nodes;          /* nodes that instantiation cloned, by the ids that records have */
     table launches;       /* by their correlation ids */
     int64_t lost;
 };
@@ -192,6 +193,17 @@ static td_cupti_node *slot_of(const table *t, uint64_t key)
 }
 
 /** Under the lock. */
+static bool look_up(const table *t, uint64_t key, int64_t *range)
+{
+    const td_cupti_node *slot = t->room > 0 ? slot_of(t, key) : NULL;
+
+    if (!slot || slot->node == 0)
+        return false;
+    *range = slot->range;
+    return true;
+}
+
+/** Under the lock. */
 static void put(td_cupti *cupti, table *t, uint64_t key, int64_t range)
 {
     if (2 * (t->count + 1) > t->room) {
@@ -213,8 +225,10 @@ static void put(td_cupti *cupti, table *t, uint64_t key, int64_t range)
     *slot = (td_cupti_node){key, range};
 }
 
-/** A node that is captured belongs to the range that is open; one that instantiation clones, to that of its
- * original. */
+/** A node that is captured belongs to the range that is open. A node that instantiation clones belongs to the
+ * range of its original. A clone is told twice: first as a new node, then as a clone. If the captured graph
+ * lost nodes, the first id is another clone's second id, so that the two have tables of their own. Records
+ * have the second id. */
 static void hear_node(td_cupti *cupti, bool cloned, const CUpti_GraphData *graph)
 {
     int64_t range = cloned ? -1 : atomic_load(&cupti->range);
@@ -226,14 +240,10 @@ static void hear_node(td_cupti *cupti, bool cloned, const CUpti_GraphData *graph
         (cupti->lib.GetGraphNodeId(graph->originalNode, &original) != CUPTI_SUCCESS || original == 0))
         return;
     pthread_mutex_lock(&cupti->lock);
-    if (cloned && cupti->nodes.room > 0) {
-        const td_cupti_node *slot = slot_of(&cupti->nodes, original);
-
-        if (slot->node != 0)
-            range = slot->range;
-    }
+    if (cloned && !look_up(&cupti->nodes, original, &range)) /* a clone's clone, or that of a captured node */
+        (void)look_up(&cupti->captured, original, &range);
     if (range >= 0)
-        put(cupti, &cupti->nodes, node, range);
+        put(cupti, cloned ? &cupti->nodes : &cupti->captured, node, range);
     pthread_mutex_unlock(&cupti->lock);
 }
 
@@ -375,6 +385,7 @@ static void destroy(td_cupti *cupti)
 {
     free_buffers(cupti);
     pthread_mutex_destroy(&cupti->lock);
+    free(cupti->captured.slots);
     free(cupti->nodes.slots);
     free(cupti->launches.slots);
     free(cupti);

@@ -31,10 +31,11 @@ __device__ inline void wait_for_first()
 }
 
 /** Launches a kernel that calls wait_for_first() behind the one that was launched last: early if the code
- * that the current GPU runs can wait, else in the stream's order. */
+ * that the current GPU runs can wait, else in the stream's order. Its blocks have `bytes` of dynamic shared
+ * memory. */
 template <typename... P, typename... A>
-cudaError_t launch_behind(cudaStream_t stream, dim3 blocks, dim3 threads, void (*kernel)(P...),
-                          A... arguments)
+cudaError_t launch_behind_with(cudaStream_t stream, dim3 blocks, dim3 threads, size_t bytes,
+                               void (*kernel)(P...), A... arguments)
 {
     cudaLaunchAttribute early = {};
     cudaLaunchConfig_t config = {};
@@ -47,11 +48,19 @@ cudaError_t launch_behind(cudaStream_t stream, dim3 blocks, dim3 threads, void (
     early.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = blocks;
     config.blockDim = threads;
+    config.dynamicSmemBytes = bytes;
     config.stream = stream;
     config.attrs = &early;
     config.numAttrs =
         code.ptxVersion >= 90 ? 1 : 0; /* the architecture it was compiled for, 10 major + minor */
     return cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...);
+}
+
+template <typename... P, typename... A>
+cudaError_t launch_behind(cudaStream_t stream, dim3 blocks, dim3 threads, void (*kernel)(P...),
+                          A... arguments)
+{
+    return launch_behind_with(stream, blocks, threads, 0, kernel, arguments...);
 }
 
 } // namespace tile

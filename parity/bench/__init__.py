@@ -15,15 +15,7 @@ from parity.shared.model import c_switches, extents, initial_state, torch_model,
 from ref import bench as ref
 from ref.transformer import SIZES, fused_attention
 
-__all__ = ["DELIVERABLES", "cases", "report", "run"]
-
-DELIVERABLES = {
-    "benchmarking_script": "Forward, backward and optimizer of the models, and what warm-up changes",
-    "benchmarking_mixed_precision": "bf16 against f32, by size",
-    "torch_compile": "The whole model, captured and compiled",
-    "gradient_checkpointing": "Activations computed again: time and memory of a step",
-    "micro_batches": "Steps of many micro-batches: what is used of the GPU",
-}
+__all__ = ["cases", "report", "run"]
 
 BATCH = 4
 OVERHEAD_S = 1.0  # of a case on a GPU: weights drawn and laid out for each side

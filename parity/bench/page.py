@@ -1,15 +1,14 @@
 """The page of bench: phases of the models' steps, warm-up, precision, compiling, checkpoints, and parts of a step."""
 
+import itertools
 import re
 
-import pandas as pd
-
-from parity.bench import checkpointing
 from parity.bench.steps import COLD_CONTEXT, PHASES, WARMUPS, WHOLE_CONTEXT
 from parity.core.clock import statistics
 from parity.core.comparison import ADAMW_BYTES, Comparison, clean, geomean, ms_of
 from parity.core.tables import Spread
-from parity.shared.pages import by_case, extent, mark, peak_of, ran_with, units_of
+from parity.shared.model import extents
+from parity.shared.pages import MIB, by_case, extent, mark, on_gpu, peak_of, ran_with, tabled
 
 COMPILED = ("torch_compile", "torch_compile_graph")
 ORDER = ("c", "c_graph", "c_graph_overlap", "torch_eager", *COMPILED)
@@ -28,27 +27,20 @@ BETWEEN = r"triton_(poi|red|per|for)_"  # what the compiler fuses between produc
 
 
 def report(page, records):
-    grid = records.only(["benchmarking_script", "benchmarking_mixed_precision"])
-    warm = type(records)(
-        in_order(r for r in grid.records if r["case"]["warmup"] > 0 and r["case"]["context"] != COLD_CONTEXT)
-    )
-    compiled = records.only("torch_compile")
+    grid = in_order(records.only(["benchmarking_script", "benchmarking_mixed_precision"]))
+    warm = grid.where(lambda r: r["case"]["warmup"] > 0 and r["case"]["context"] != COLD_CONTEXT)
+    compiled = in_order(records.only("torch_compile"))
     page.section("benchmarking_script (a)")
     page.say()
     report_phases(page, warm)
     report_warmup(page, grid)
     report_precision(page, warm)
-    report_compiled(page, type(records)(in_order(compiled.records)))
-    report_parts(page, type(records)(in_order(compiled.only(**{"pass": "parts"}).records)))
-    report_update(page, compiled)
-    checkpointing.report(page, records)
-    page.method(
-        "A step is forward, loss, backward and AdamW. Phases are timed with the device synchronized at their ends. C "
-        "attends with flash attention. torch_eager attends with scores in memory and updates in a Python loop, as the "
-        "course does. torch_compile compiles model and loss, attends with scaled_dot_product_attention, and "
-        "has the fused "
-        f"AdamW. No sample contains compiling. {ran_with(records)}"
-    )
+    report_compiled(page, compiled)
+    report_parts(page, compiled.only(**{"pass": "parts"}))
+    report_update(page, records.only("torch_compile"))
+    report_checkpoints(page, records.only("gradient_checkpointing").records)
+    report_micro_batches(page, records.only("micro_batches").records)
+    page.method("steps", switches=ran_with(records))
 
 
 def in_order(records):
@@ -61,23 +53,20 @@ def in_order(records):
         side = ORDER.index(impl) if impl in ORDER else len(ORDER)
         return dtype, *extent(case), side, -case["warmup"]
 
-    return sorted(records, key=place)
+    return type(records)(sorted(records.records, key=place))
 
 
 def phases_of(record):
-    return {
-        name: Spread(record["phases"][name]["mean"], record["phases"][name]["std"])
-        for name in PHASES
-        if name in record.get("phases", {})
-    }
+    phases = record.get("phases", {})
+    return {name: Spread(phases[name]["mean"], phases[name]["std"]) for name in PHASES if name in phases}
 
 
 def asked_context(records):
     """512, where it has as many sizes as another context."""
-    sizes = {}
-    for record in records.records:
-        sizes.setdefault(record["case"]["context"], set()).add(record["case"]["size"])
-    return max(sizes, key=lambda context: (len(sizes[context]), context == WHOLE_CONTEXT, context), default=0)
+    sizes = {
+        context: len(records.only(context=context).values("size")) for context in records.values("context")
+    }
+    return max(sizes, key=lambda context: (sizes[context], context == WHOLE_CONTEXT, context), default=0)
 
 
 def report_phases(page, warm):
@@ -87,36 +76,34 @@ def report_phases(page, warm):
     rows, fewer = [], {"warm-up": {}, "timed": {}}
     for size, impl in dict.fromkeys((r["case"]["size"], r["impl"]) for r in asked.records):
         record, row = first(asked, impl, size), {"size": size, "side": impl}
-        case = record["case"]
         if "ms" not in record:
             rows.append(row | {"forward": record["status"]})
             continue
-        row |= phases_of(record) | {"step": Spread(record["ms"]["mean"], record["ms"]["std"])}
-        row |= {"std / mean": f"{100 * record['ms']['std'] / record['ms']['mean']:.2f} %"}
-        row |= {"warm-up steps": case["warmup"], "steps": record["ms"]["n"]}
+        ms, warmup = record["ms"], record["case"]["warmup"]
+        row |= phases_of(record) | {"step": Spread(ms["mean"], ms["std"])}
+        row |= {
+            "std / mean": f"{100 * ms['std'] / ms['mean']:.2f} %",
+            "warm-up steps": warmup,
+            "steps": ms["n"],
+        }
         mark(row, record)
-        numel = 2 * case["vocab"] * case["d_model"] + case["layers"] * (
-            4 * case["d_model"] ** 2 + 3 * case["d_model"] * case["d_ff"]
-        )
-        rows.append(row | {"% of the bound": page.rates.share(record, ADAMW_BYTES * numel)})
-        fewer["warm-up"] |= {case["size"]: WARM} if case["warmup"] < WARM else {}
-        fewer["timed"] |= {case["size"]: STEPS} if record["ms"]["n"] < STEPS else {}
-    frame = pd.DataFrame(rows)
+        rows.append(row | {"% of the bound": page.rates.share(record, ADAMW_BYTES * extents(size)[1])})
+        fewer["warm-up"] |= {size: WARM} if warmup < WARM else {}
+        fewer["timed"] |= {size: STEPS} if ms["n"] < STEPS else {}
     page.note(f"f32, batch 4, context {asked_context(f32)}; means ± standard deviations in ms.")
-    page.table(frame, "phases", units=dict.fromkeys((*PHASES, "step"), "ms"), expected=2 * 5)
+    page.table(rows, "phases", units=dict.fromkeys((*PHASES, "step"), "ms"), expected=2 * 5)
     for what, sizes in fewer.items():
         if sizes:
             page.lacks(f"{max(sizes.values())} {what} steps of {', '.join(sizes)}: fewer were run")
     sizes = [size for size in asked.values("size") if clean(first(asked, "c", size))]
     ends, longer = {}, []
     for name, size in (("small", sizes[0]), ("large", sizes[-1])) if sizes else ():
-        mine, theirs = (first(asked, impl, size) for impl in BOTH)
-        forward = {impl: r["phases"]["forward"]["mean"] for impl, r in zip(BOTH, (mine, theirs), strict=True)
-                   if clean(r) and "forward" in r.get("phases", {})}  # fmt: skip
-        ends[name] = {"size": size, **forward, "comparison": Comparison.of(mine, theirs)}
-    for phases in (first(asked, "c", size).get("phases", {}) for size in sizes):
-        if {"forward", "backward"} <= set(phases):
-            longer.append(phases["backward"]["mean"] / phases["forward"]["mean"])
+        sides = {impl: first(asked, impl, size) for impl in BOTH}
+        forward = {impl: phase_ms(record, "forward") for impl, record in sides.items() if clean(record)}
+        ends[name] = {"size": size, **forward, "comparison": Comparison.of(*sides.values())}
+    for record in (first(asked, "c", size) for size in sizes):
+        forward, backward = (phase_ms(record, name) for name in ("forward", "backward"))
+        longer += [backward / forward] if forward and backward else []
     spreads = [r["ms"]["std"] / r["ms"]["mean"] for r in asked.records if clean(r)]
     page.say(
         **ends,
@@ -126,10 +113,13 @@ def report_phases(page, warm):
         cold=list(fewer["warm-up"]),
         asked=WARM,
     )
-    numbers = ["forward", "backward", "optimizer", "median", "n", "MFU", "peak", "status"]
-    everything = pd.DataFrame([step_row(record) for record in warm.records])
-    keys = ["dtype", "size", "context", "pass", "side"]
-    page.table(everything, "steps", [*keys, *numbers], {"median": "ms", "peak": "MiB"}, more=True)
+    order = ["dtype", "size", "context", "pass", "side", *PHASES, "median", "n", "MFU", "peak", "status"]
+    page.table(map(step_row, warm.records), "steps", order, {"median": "ms", "peak": "MiB"}, more=True)
+
+
+def phase_ms(record, phase):
+    """The mean of a phase; None if it was not timed."""
+    return record.get("phases", {}).get(phase, {}).get("mean")
 
 
 def step_row(record):
@@ -154,29 +144,22 @@ def report_warmup(page, grid):
     run of its own."""
     page.section("benchmarking_script (c)")
     rows, firsts = {}, {}
-    for record in in_order(grid.records):
+    for record in grid.records:
         case, steps = record["case"], record.get("samples", [])
-        key = (case["size"], case["pass"], record["impl"])
+        key = {"size": case["size"], "pass": case["pass"], "side": record["impl"]}
+        found, settled = {}, None
         if case["context"] == COLD_CONTEXT and len(steps) > max(WARMUPS) + 1:
-            settled = statistics(steps[max(WARMUPS) :])["median"]
-            row = {"size": key[0], "pass": key[1], "side": key[2], "first step": steps[0]}
             for warmup in WARMUPS:
-                found = statistics(steps[warmup : warmup + len(steps) - max(WARMUPS)])
-                row[f"w = {warmup}"] = Spread(found["mean"], found["std"])
-            rows[key] = row | {"settled": settled, "first / settled": steps[0] / settled}
-            firsts.setdefault(record["impl"], []).append((steps[0], settled, case))
-        elif (
-            case["context"] == 128
-            and case["dtype"] == "f32"
-            and "ms" in record
-            and record.get("device") != "cuda"
-        ):
-            row = rows.setdefault(key, {"size": key[0], "pass": key[1], "side": key[2]})
-            row[f"w = {case['warmup']}"] = Spread(record["ms"]["mean"], record["ms"]["std"])
-            if case["warmup"] == 0 and steps:
-                row |= {"first step": steps[0], "first / settled": steps[0] / record["ms"]["median"]}
-                firsts.setdefault(record["impl"], []).append((steps[0], record["ms"]["median"], case))
-    frame = pd.DataFrame([row for row in rows.values() if "w = 0" in row])
+                found[warmup] = statistics(steps[warmup : warmup + len(steps) - max(WARMUPS)])
+            settled = statistics(steps[max(WARMUPS) :])["median"]
+        elif (case["context"], case["dtype"]) == (128, "f32") and "ms" in record and "device" not in record:
+            found[case["warmup"]] = record["ms"]
+        row = rows.setdefault(tuple(key.values()), key)
+        row |= {f"w = {warmup}": Spread(ms["mean"], ms["std"]) for warmup, ms in found.items()}
+        if 0 in found and steps:
+            usual = settled or record["ms"]["median"]
+            row |= {"first step": steps[0], "settled": settled, "first / settled": steps[0] / usual}
+            firsts.setdefault(record["impl"], []).append((steps[0], usual, case))
     names = [
         "size",
         "pass",
@@ -186,24 +169,20 @@ def report_warmup(page, grid):
         "settled",
         "first / settled",
     ]
-    whose = next((case for found in firsts.values() for *_, case in found), None)
-    if whose:
+    for *_, case in itertools.islice(itertools.chain(*firsts.values()), 1):
         page.note(
             "{dtype}, batch {batch}, context {context}. Mean ± standard deviation in ms of the ten steps after w "
-            "warm-up steps.".format(**whose)
+            "warm-up steps.".format(**case)
         )
-    page.table(frame, "warmup", names, dict.fromkeys(("first step", "settled"), "ms"), expected=2)
+    shown = [row for row in rows.values() if "w = 0" in row]
+    page.table(shown, "warmup", names, dict.fromkeys(("first step", "settled"), "ms"), expected=2)
     ratios = [first / settled for found in firsts.values() for first, settled, _ in found]
     told = {}
     if ratios and min(ratios) > SLOWER:  # else it is noise
         for impl, found in firsts.items():
-            first, settled, case = max(found, key=lambda times: times[0] / times[1])
-            told[impl] = {"first": first, "settled": settled, "size": case["size"]}
-    page.say(**told, gpu=on_gpu_of(grid) if told else None)
-
-
-def on_gpu_of(records):
-    return any(record.get("device") == "cuda" for record in records.records)
+            start, settled, case = max(found, key=lambda times: times[0] / times[1])
+            told[impl] = {"first": start, "settled": settled, "size": case["size"]}
+    page.say(**told, gpu=on_gpu(grid) if told else None)
 
 
 # ---- precision ----
@@ -212,43 +191,33 @@ def on_gpu_of(records):
 def report_precision(page, warm):
     """Forward and backward with and without bf16; forward alone where no step was measured with it."""
     page.section("benchmarking_mixed_precision (c)")
-    low = {"bf16_mixed", "bf16"}
-    bf16 = type(warm)(r for r in warm.records if r["case"]["dtype"] in low)
-    context = asked_context(bf16)
+    bf16 = warm.only(dtype=["bf16_mixed", "bf16"])
+    context, passes = asked_context(bf16), ("forward", "backward", "whole")
     rows, found = [], {}
-    for record in bf16.only(context=context, impl=list(BOTH)).records:
-        case = record["case"]
-        base = first(
-            warm, record["impl"], case["size"], context=context, dtype="f32", **{"pass": case["pass"]}
-        )
-        if not (clean(record) and clean(base)):
+    for record in bf16.only(context=context, impl=list(BOTH)).where(clean).records:
+        case, impl = record["case"], record["impl"]
+        base = first(warm, impl, case["size"], context=context, dtype="f32", **{"pass": case["pass"]})
+        if not clean(base):
             continue
-        row = {"size": case["size"], "pass": case["pass"], "side": record["impl"]}
-        for phase in ("forward", "backward"):
-            pair = [r.get("phases", {}).get(phase) for r in (base, record)]
-            if all(pair):
-                row |= {f"{phase} f32": pair[0]["mean"], f"{phase} bf16": pair[1]["mean"]}
-                row[f"{phase}, f32 / bf16"] = pair[0]["mean"] / pair[1]["mean"]
-        row |= {"whole f32": ms_of(base), "whole bf16": ms_of(record)}
-        row["whole, f32 / bf16"] = ms_of(base) / ms_of(record)
+        row = {"size": case["size"], "pass": case["pass"], "side": impl}
+        for what in passes:
+            wide, low = (ms_of(r) if what == "whole" else phase_ms(r, what) for r in (base, record))
+            if wide and low:
+                row |= {f"{what} f32": wide, f"{what} bf16": low, f"{what}, f32 / bf16": wide / low}
         rows.append(row)
-        found.setdefault((case["pass"], record["impl"]), []).append(row)
-    frame = pd.DataFrame(rows)
+        found.setdefault((case["pass"], impl), []).append(row)
     page.note(f"Batch 4, context {context}, in ms.")
-    passes = ("forward", "backward", "whole")
-    columns = [f"{what} {dtype}" for what in passes for dtype in ("f32", "bf16")]
     order = [f"{what}{end}" for what in passes for end in (" f32", " bf16", ", f32 / bf16")]
-    frame = (
-        frame[["size", "pass", "side", *(name for name in order if name in frame)]] if len(frame) else frame
-    )
-    steps = frame[frame["pass"] == "step"] if len(frame) else frame
-    page.table(steps if len(steps) else frame, "precision", units=units_of(frame, columns, "ms"), expected=10)
-    page.table(frame, "precision_of_passes", units=units_of(frame, columns, "ms"), more=True)
+    units = {name: "ms" for name in order if "/" not in name}
+    order = ["size", "pass", "side", *order]
+    steps = [row for row in rows if row["pass"] == "step"]
+    page.table(steps or rows, "precision", order, units, expected=10)
+    page.table(rows, "precision_of_passes", order, units, more=True)
     mine = found.get(("step", "c")) or found.get(("inference", "c")) or []
     page.say(
         **({key.replace(" ", "_"): value for key, value in mine[-1].items()} if mine else {}),
         ends={impl: rows for (what, impl), rows in found.items() if what == "step" and len(rows) > 1},
-        gpu=on_gpu_of(warm) if mine else None,
+        gpu=on_gpu(warm) if mine else None,
     )
 
 
@@ -257,65 +226,59 @@ def report_precision(page, warm):
 
 def report_compiled(page, compiled):
     page.section("torch_compile (b)")
-    steps = compiled.only(**{"pass": "step"})
-    wide = times_of(steps, ["dtype", "size"])
+    steps, forward = (compiled.only(**{"pass": what}) for what in ("step", "inference"))
+    ms, order = dict.fromkeys(ORDER, "ms"), ["dtype", "size", *ORDER]
     page.note(
         f"A training step, batch 4, context {WHOLE_CONTEXT}. The clock waits for the device once a step; in "
         "benchmarking_mixed_precision (c) it waits after each phase, so its times differ."
     )
-    page.table(wide, "steps_bf16_mixed", units=units_of(wide, ORDER, "ms"), expected=5)
-    forward = times_of(compiled.only(**{"pass": "inference"}), ["dtype", "size"])
+    page.table(steps.wide(["dtype", "size"], "ms"), "steps_bf16_mixed", order, ms, expected=5)
     page.note("The forward pass alone, without gradients:")
-    page.table(forward, "forward", units=units_of(forward, ORDER, "ms"))
-    if not len(wide):
+    page.table(forward.wide(["dtype", "size"], "ms"), "forward", order, ms)
+    if not len(steps):
         page.lacks("whole steps: the forward pass alone was measured")
-    rows = []
-    for (size,), sides in by_case(steps, ["size"]).items():
-        shares = {impl: page.rates.share(record) for impl, record in sides.items()}
-        rows += [{"size": size} | shares] if any(shares.values()) else []
     page.note("The same steps: FLOPs of the matrix products in % of the GEMM rate measured on this card.")
-    page.table(pd.DataFrame(rows), "steps_of_the_bound")
-    speeds = {
-        size: {impl: record["tflops"] for impl, record in sides.items() if record.get("tflops")}
-        for (size,), sides in by_case(steps, ["size"]).items()
-    }
+    shares = tabled(steps.records, ["size"], lambda record: {record["impl"]: page.rates.share(record)})
+    page.table(
+        [row for row in shares if len({*row.values()} - {None}) > 1], "steps_of_the_bound", ["size", *ORDER]
+    )
+    sizes = {size: sides for (size,), sides in by_case(steps, ["size"]).items()}
     page.bars(
         "step",
-        speeds,
+        {
+            size: {impl: r["tflops"] for impl, r in sides.items() if r.get("tflops")}
+            for size, sides in sizes.items()
+        },
         y="TFLOP/s",
         title=f"A training step, batch 4, context {WHOLE_CONTEXT}, bf16 mixed precision",
         stacked=False,
     )
-    said = {}
-    for name, chosen in (("step", steps), ("forward", compiled.only(**{"pass": "inference"}))):
-        sizes = by_case(chosen, ["size"])
-        usable = {
-            size: sides
-            for (size,), sides in sizes.items()
-            if fastest(sides) and clean(sides.get("torch_eager"))
-        }
-        if usable:
-            size, sides = list(usable.items())[-1]
-            best = fastest(sides)
-            mine = min((sides[i] for i in ORDER[:3] if clean(sides.get(i))), key=ms_of, default=None)
-            gains = [Comparison.of(s["torch_eager"], fastest(s)).ratio for s in usable.values()]
-            said[name] = {impl: ms_of(record) for impl, record in sides.items()} | {"c": ms_of(mine)}
-            said[name] |= {"size": size, "comparison": Comparison.of(mine, best), "small": None}
-            if gains[0] > gains[-1]:
-                least, sides = next(iter(usable.items()))
-                said[name]["small"] = {impl: ms_of(r) for impl, r in sides.items()} | {"size": least}
-    page.say(**said)
-    memory = steps.wide(["dtype", "size"], "peak_mib") if len(steps) else pd.DataFrame()
-    page.table(memory, "step_memory", units=units_of(memory, ORDER, "MiB"), more=True)
+    page.say(step=said_of(steps), forward=said_of(forward))
+    page.table(
+        steps.wide(["dtype", "size"], "peak_mib"), "step_memory", units=dict.fromkeys(ORDER, "MiB"), more=True
+    )
 
 
-def times_of(records, keys):
-    wide = records.wide(keys, "ms") if len(records) else pd.DataFrame()
-    return wide[[*keys, *(impl for impl in ORDER if impl in wide)]] if len(wide) else wide
+def said_of(records):
+    """The largest size that eager and compiled PyTorch have clean times of; and the smallest, if it gains more."""
+    sizes = {size: sides for (size,), sides in by_case(records, ["size"]).items()}
+    usable = {
+        s: sides for s, sides in sizes.items() if fastest(sides, COMPILED) and clean(sides.get("torch_eager"))
+    }
+    if not usable:
+        return None
+    (least, *_), (*_, size) = usable, usable
+    gains = [
+        Comparison.of(usable[s]["torch_eager"], fastest(usable[s], COMPILED)).ratio for s in (least, size)
+    ]
+    told, small = ({impl: ms_of(r) for impl, r in usable[s].items()} | {"size": s} for s in (size, least))
+    mine, best = (fastest(usable[size], impls) for impls in (ORDER[:3], COMPILED))
+    told |= {"c": ms_of(mine), "comparison": Comparison.of(mine, best)}
+    return told | {"small": small if gains[0] > gains[1] else None}
 
 
-def fastest(sides):
-    return min((sides[impl] for impl in COMPILED if clean(sides.get(impl))), key=ms_of, default=None)
+def fastest(sides, impls):
+    return min((sides[impl] for impl in impls if clean(sides.get(impl))), key=ms_of, default=None)
 
 
 # ---- the update along the backward pass ----
@@ -323,20 +286,20 @@ def fastest(sides):
 
 def report_update(page, compiled):
     """Times of steps by the number of SMs on which the weights are updated."""
-    steps = {size: sides for (size,), sides in by_case(compiled.only(**{"pass": "step"}), ["size"]).items()}
-    rows: dict[str, dict] = {}
-    for record in filter(clean, compiled.only(**{"pass": "update"}).records):
-        size = record["case"]["size"]
-        after, best = (steps.get(size, {}).get(impl) for impl in ("c_graph", "c_graph_overlap"))
-        row = rows.setdefault(size, {"size": size, "after the pass": ms_of(after) if clean(after) else None})
-        row[f"{record['case']['update_sms']} SMs"] = ms_of(record)
-        row["SMs by default"] = (best or {}).get("update_sms")
+    steps = by_case(compiled.only(**{"pass": "step"}), ["size"])
+
+    def cells(record):
+        sides = steps.get((record["case"]["size"],), {})
+        found = {"after the pass": ms_of(sides.get("c_graph"))}
+        found[f"{record['case']['update_sms']} SMs"] = ms_of(record)
+        return found | {"SMs by default": sides.get("c_graph_overlap", {}).get("update_sms")}
+
     page.question(
         "On how many SMs is the update fastest, next to the GEMMs of the backward pass (bf16_mixed)?"
     )
-    frame = pd.DataFrame(rows.values())
-    numbers = [name for name in frame if name not in ("size", "SMs by default")]
-    page.table(frame, "update_sms", units=units_of(frame, numbers, "ms"))
+    rows = tabled(compiled.only(**{"pass": "update"}).where(clean).records, ["size"], cells)
+    units = {name: "ms" for row in rows for name in row if name not in ("size", "SMs by default")}
+    page.table(rows, "update_sms", units=units)
 
 
 # ---- parts ----
@@ -351,28 +314,88 @@ def part_of(kernel):
 def report_parts(page, records):
     """GPU time of the kernels of one step by part, and the least that each part can take."""
     page.question("Where does the time of a step go (bf16_mixed), and what is the least of each part?")
-    for (size,), sides in by_case(records, ["size"]).items():
-        taken = {}
+    for (size,), sides in by_case(records.where(lambda r: r.get("parts")), ["size"]).items():
+        rows = {part: {"part": part} for part in (*PARTS, "rest", "sum")}
         for impl, record in sides.items():
-            for kernel, ms in (record.get("parts") or {}).items():
-                sums = taken.setdefault(impl, {})
-                sums[part_of(kernel)] = sums.get(part_of(kernel), 0.0) + ms
-        values = next((record["values"] for record in sides.values() if record.get("parts")), None)
-        if values is None:
-            continue
-        rows = [
-            {"part": part}
-            | {impl: sums.get(part) for impl, sums in taken.items()}
-            | {"floor": values.get(f"floor_{part}")}
-            for part in (*PARTS, "rest")
-        ]
-        floors = [row["floor"] for row in rows if row["floor"]]
-        rows.append(
-            {"part": "sum", "floor": sum(floors)} | {i: sum(sums.values()) for i, sums in taken.items()}
-        )
-        frame = pd.DataFrame(rows)
-        page.table(frame, f"step_parts_{size}", units=units_of(frame, [*ORDER, "floor"], "ms"), more=True)
-    page.method(
-        "Parts of a step: sums of the GPU time of its kernels, told apart by their names. A floor is FLOPs at the GEMM "
-        "rate, or bytes at the copy rate, both measured in the same process."
+            for kernel, ms in record["parts"].items():
+                for part in (part_of(kernel), "sum"):
+                    rows[part][impl] = rows[part].get(impl, 0.0) + ms
+        values = next(iter(sides.values()))["values"]
+        for part, row in rows.items():
+            row["floor"] = values.get(f"floor_{part}")
+        rows["sum"]["floor"] = sum(row["floor"] for row in rows.values() if row["floor"])
+        units = dict.fromkeys((*ORDER, "floor"), "ms")
+        page.table(rows.values(), f"step_parts_{size}", ["part", *units], units, more=True)
+    page.method("parts")
+
+
+# ---- checkpoints and micro-batches ----
+
+
+def place(record):
+    case = record["case"]
+    return *extent(case), case.get("checkpoint_layers", 0)
+
+
+def report_checkpoints(page, records):
+    page.section("gradient_checkpointing")
+    rows, peaks = [], {}
+    activations = {"c_keep_all": "all_mib", "c_keep_most": "most_mib", "c_checkpoint": "inputs_mib"}
+    for record in sorted(records, key=place):
+        case, impl, peak = record["case"], record["impl"], record.get("peak_mib")
+        row = {name: case[name] for name in ("size", "context", "dtype")} | {"side": impl}
+        row["layers a checkpoint"] = str(case["checkpoint_layers"]) if "checkpoint" in impl else None
+        row |= {"time": ms_of(record), "peak": peak}
+        mark(row, record)
+        row["activations by the arithmetic"] = record.get("values", {}).get(activations.get(impl))
+        rows.append(row | {"status": record["status"]})
+        if impl == "c_checkpoint" and peak:
+            peaks.setdefault((case["size"], case["context"]), {})[case["checkpoint_layers"]] = record
+    sizes = {"peak": "MiB", "activations by the arithmetic": "MiB"}
+    page.table(rows, "checkpointing", units={"time": "ms"} | sizes)
+    chosen = max(peaks, key=lambda key: (len(peaks[key]), key[1]), default=None)
+    if chosen is None:
+        return
+    found = dict(sorted(peaks[chosen].items()))
+    best, *rest = sorted(found, key=lambda k: found[k]["peak_mib"])
+    one, case, values = found.get(1), found[best]["case"], found[best]["values"]
+    base = next((r for r in records if r["impl"] == "c_keep_all" and one and r["case"] == one["case"]), None)
+    told = {"size": chosen[0], "context": chosen[1], "best": best, "peak": found[best]["peak_mib"]}
+    if base and ms_of(base) and ms_of(one):
+        told |= {"ms": ms_of(one), "more": ms_of(one) / ms_of(base) - 1}
+        told["less"] = 1 - one["peak_mib"] / base["peak_mib"]
+    page.say(**told, other=bool(rest))
+    each = case["batch"] * case["context"] * case["d_model"] * 4 / MIB
+    layer = values["all_mib"] / case["layers"]
+    page.working(size=chosen[0], input=each, layer=layer, model=(case["layers"] * each / layer) ** 0.5)
+    page.bars(
+        "checkpoints",
+        {f"k = {k}": {"activations": record["values"]["inputs_mib"]} for k, record in found.items()},
+        y="MiB",
+        title=f"Activations by layers a checkpoint, {chosen[0]}, context {chosen[1]}, by the arithmetic",
     )
+    page.method("checkpoints")
+
+
+def report_micro_batches(page, records):
+    page.section("micro_batches", "What is used of the GPU if the optimizer runs once in 262,144 tokens?")
+    rows, told = [], {}
+    for record in sorted(records, key=place):
+        case, peak, ms = record["case"], peak_of(record), ms_of(record)
+        row = {name: case[name] for name in ("size", "dtype", "batch", "context", "micro_batches")}
+        row |= {"side": record["impl"], "time": ms, "peak memory": record.get("peak_mib")}
+        flops = record.get("values", {}).get("model_flops")
+        if ms:
+            tokens = case["batch"] * case["context"] * case["micro_batches"]
+            share = flops / ms / 1e9 / peak if peak and flops else None
+            row |= {"tokens/s": 1e3 * tokens / ms, "MFU": f"{100 * share:.1f} %" if share else None}
+            told = {
+                "size": case["size"],
+                "ms": ms,
+                "micro": case["micro_batches"],
+                "mfu": share,
+                "tokens": tokens,
+            }
+        rows.append(row)
+    page.table(rows, "micro_batches", units={"time": "ms", "peak memory": "MiB"})
+    page.say(**told)

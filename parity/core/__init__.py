@@ -1,12 +1,11 @@
 """What a module provides, and what it gets.
 
-A module is a file parity/<name>.py, or a package parity/<name>/, with four names. It imports torch, ref, what
+A module is a file parity/<name>.py, or a package parity/<name>/, with three names. It imports torch, ref, what
 modules share (parity/shared/) and this package. It has no path, clock or file of its own: drawing, calling C,
 judging, timing, recording and writing pages are core's. A package has its cases and run() in __init__.py, its
 tolerances and the bars that its figures are held against in rules.py, and its page in page.py; several pages end in
 _page.py. Pages may import from the rest. No result depends on them: an edit of a page has nothing measured again.
 
-    DELIVERABLES             {id of the deliverable, as in core/handouts.py: its question in the index}
     cases(profile, device)   yields Case objects for "quick" (5 minutes in all), "standard" (15 minutes; ci/test judges
                              their errors) or "full" (whole grids), for the "cpu" or for "cuda", one GPU
     run(case, draw, c)       computes one case on every side and returns {impl: side, ...}, described below
@@ -42,7 +41,7 @@ Case(deliverable, *, measure, seconds, repeats, alone, needs_bytes, in_turn, alt
     together     calls in a row that make up one timed sample, default 1: steps that nothing waits for in between. A
                  sample is their mean
     stage        cases of a lower stage run first, whatever their module; default 0. A sweep that is cut short has them
-    ahead        True: the module has a fifth name, ahead(case, draw), which does what is kept on disk from then on,
+    ahead        True: the module also has ahead(case, draw), which does what is kept on disk from then on,
                  such as compiling. It is called before the case is timed, in a process of its own, beside those of
                  other cases. Until all are done only cases whose errors alone are measured run, whatever their stage
     reference    the name that run() will give as its "reference", where this was not always so: only records that say
@@ -129,102 +128,39 @@ so that `holds` need not list it. A second C variant in one case works on a devi
 that its memory is its own.
 
 page             the report of one module
-    page.section(row, question="")          begins the answer to a row of core/handouts.py, or to a key of DELIVERABLES
-                                            with the question given. page.question(text): a section of no row
+    page.section(row, question="")          begins the answer to a row of core/handouts.py, or to a row of the module's
+                                            own with its question. page.question(text): a section of no row
     page.say(**values)                      the answer, by the template "## row" of parity/words/<module>.j2: a line is
                                             a sentence, at most four of 25 words and 3 numbers. A sentence whose values
                                             are missing or None is left out. page.working(**values): "## row working"
-    page.table(frame, name, columns={...}, units={...}, digits={...}, more=False, expected=0)   a DataFrame; columns
-                                            selects, orders and titles. `more`: nobody asks for it, it stands in
-                                            <module>_tables.md. `expected`: how many rows the question asks for
+    page.table(frame, name, columns={...}, units={...}, digits={...}, more=False, expected=0)   a DataFrame, or rows;
+                                            columns selects, orders and titles.
+                                            `more`: nobody asks for it, it stands in <module>_tables.md. `expected`:
+                                            how many rows the question asks for
     page.note(text)                         a line that explains the table or the picture that follows
     page.plot(name, curves, x=..., y=..., title=..., log=True, ceilings={...})   curves {impl: (xs, ys)} or {panel:
                                             {impl: (xs, ys)}}. core/plot.py knows what each impl looks like
     page.timeline, page.stack, page.bars    other pictures, as core/plot.py has them
     page.lacks(text)                        what the question asks for and nobody measured
-    page.method(text)                       a paragraph of the last section: how it was measured
+    page.method(part="", **values)          a paragraph of the last section, how it was measured, by "## method part"
 
 records          a Records object: the newest result of each (case, impl) of the module
-    records.frame                           DataFrame, a row a (case, impl): deliverable, impl, status, message, a
-                                            column a case key, and the measured columns of view.MEASURED: ms (the
-                                            median), ms_std, ..., ratio, tflops, peak_mib, max_abs, rel_l2, ulp_max
     records.only(deliverable, impl=..., **keys)   a Records with fewer rows; a list means any of its values
+    records.where(wanted)                   those records of which wanted(record) is true
     records.values(key)                     the values of a case key, in order;  records.impls() likewise
     records.value(column, impl="c", **keys) one number, NaN where nothing was measured
     records.wide(keys, column, base=None)   DataFrame, a row a case: the keys, one column an impl (oom and failures
                                             in words) and, with base="torch_eager", columns "c / torch_eager"
+    records.curve(x, column, impl)          (values of the case key x, the number at each), for a plot
     records.ratio(column, over="torch_eager", impl="c")    array of column(impl) / column(over) over the cases
-    records.series(name)                    [(impl, case keys, list)] of the records that hold series[name]
-    geomean(array), from this package
-    A column that is none of view.MEASURED is a key of the record, as "error.outputs.lse.rel_l2". Records may be few:
-    a page is written from whatever was measured so far.
+    A column is ms (the median), ratio, max_abs, rel_l2, ulp_max, used, or a key of the record, as "peak_mib" or
+    "error.outputs.lse.rel_l2". Records may be few: a page is written from whatever was measured so far.
 
-A complete example, parity/scale.py, for an imaginary td_scale(dev, count, dtype, factor, x, y):
-
-    from parity.core import Case, grid
-    from ref import scale as ref
-
-    DELIVERABLES = {"scaling": "Scaling a vector"}
-
-    def cases(profile, device):
-        # The loop is unrolled by 16: both sides of it, one element alone, and a long prime.
-        for keys in grid(count=[1, 15, 16, 17, 10007], dtype=["f32", "bf16"]):
-            yield Case("scaling", **keys)
-        if profile == "full":
-            for count in [2**20, 2**24]:
-                yield Case("scaling", measure="time memory", seconds=5, count=count, dtype="f32")
-
-    def run(case, draw, c):
-        x = draw.normal("x", (case.count,), case.dtype)
-        y = draw.poisoned((case.count,), case.dtype)
-
-        def tandem():
-            c.td_scale(c.device, case.count, c.enum("td_dtype", case.dtype), 0.5, x, y)
-            return {"y": y}
-
-        return {
-            "c": tandem,
-            "torch_eager": lambda: {"y": ref.forward(x, 0.5)},
-            "truth": lambda: {"y": ref.forward(x.double(), 0.5)},
-        }
-
-    def report(page, records):
-        page.section("scaling", "Does C scale as exactly as PyTorch, and how fast?")
-        page.table(records.wide(["count", "dtype"], "rel_l2", base="torch_eager"), "errors")
-        timed = records.only(count=[2**20, 2**24])
-        page.table(timed.wide(["count"], "ms", base="torch_eager"), "times", units={"c": "ms", "torch_eager": "ms"})
-        page.say(slowest=max(timed.ratio("ms"), default=None))
-
-and parity/words/scale.j2:
-
-    ## scaling
-    C is exact, and takes {{ slowest }} times PyTorch's time at most.
+A complete example is ci/module/template/: ci/new-module NAME makes a module of it, with its words in parity/words/.
 """
-
-import importlib
-from typing import Any
 
 from parity.core.case import Case, Side, amid, equal, grid, parity, within
 from parity.core.draw import DTYPES, NAMES
 
-
-def __getattr__(name: str) -> Any:
-    """Views of records need pandas: parity.bridge, which imports from this package, does without."""
-    if name not in ("Records", "geomean"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("parity.core.view"), name)
-
-
-__all__ = [
-    "DTYPES",
-    "NAMES",
-    "Case",
-    "Records",
-    "Side",
-    "amid",
-    "equal",
-    "geomean",
-    "grid",
-    "parity",
-    "within",
-]
+# Views of records need pandas: parity.bridge, which imports from this package, does without.
+__all__ = ["DTYPES", "NAMES", "Case", "Side", "amid", "equal", "grid", "parity", "within"]

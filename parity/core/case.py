@@ -10,6 +10,10 @@ from typing import Any
 MEASURES = ("error", "time", "memory")
 
 
+class ParityError(RuntimeError):
+    """What a user did, or a machine lacks: the message is all that is to be said."""
+
+
 def grid(**lists: list) -> Iterator[dict]:
     """Every combination of the listed values, the last name varying fastest."""
     for values in itertools.product(*lists.values()):

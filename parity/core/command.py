@@ -1,25 +1,27 @@
 """python -m parity run | report | writeup | compare | list | prune."""
 
 import argparse
+import dataclasses
 import io
 import math
 import re
 import sys
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from parity.core import compare, document, report, sweep, verdict, writeup
-from parity.core.case import MEASURES
+from parity.core import sweep, verdict
+from parity.core.case import MEASURES, ParityError
 from parity.core.device import kind_of
+from parity.core.escape import DOCUMENTS, TABLES
 from parity.core.library import HEADERS, ROOT, default_library
 from parity.core.record import FILE, Finished, RecordError, RecordFile, key_of, load, prune
-from parity.core.tables import FORMATS
 from parity.core.worker import Settings, Worker, WorkerError
 
-ERRORS = (sweep.SelectionError, RecordError, WorkerError, report.ReportError, compare.CompareError)
 MOST_THREADS = 4096  # as the program's --threads
 MOST_SECONDS = 86400
 BUDGETS = {"cpu": {"quick": 0.25, "standard": 0.5, "full": 2.0}, "cuda": dict.fromkeys(sweep.PROFILES, 0.1)}
@@ -38,23 +40,17 @@ def main(package: str, arguments: list[str] | None = None, headers: Path = HEADE
         status = options.command(package, options, console)
         sys.stdout.flush()  # here, where a full disk is still seen
         return status
-    except ERRORS as error:
+    except (ParityError, OSError) as error:  # OSError: standard output that is full or closed, for one
         print(f"error: {error}", file=sys.stderr)
-        return 2
     except SystemExit:  # how rich takes it that nobody reads standard output any more, with status 1
-        return 2
-    except OSError as error:  # standard output that is full or closed, for one
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        pass
     except Exception:  # 1 has a meaning: a case failed, something got worse
         traceback.print_exc()
-        return 2
     except KeyboardInterrupt:
-        print(
-            "interrupted: every finished case is recorded, the same command goes on from there",
-            file=sys.stderr,
-        )
+        words = "interrupted: every finished case is recorded, the same command goes on from there"
+        print(words, file=sys.stderr)
         return 130
+    return 2
 
 
 def run(package: str, options: argparse.Namespace, console: Console) -> int:
@@ -71,18 +67,8 @@ def run(package: str, options: argparse.Namespace, console: Console) -> int:
                 f"{file.path} holds records of {', '.join(sorted(others))}: name another --machine"
             )
         console.print(f"profile {options.profile}: {len(items)} cases")
-        status = sweep.run_sweep(
-            items,
-            file,
-            settings,
-            console,
-            redo=options.redo,
-            within=options.within,
-            keep=options.keep,
-            any_machine=options.any_machine,
-            fail_fast=options.fail_fast,
-            verbose=options.verbose,
-        )
+        how = sweep.How(**{name.name: getattr(options, name.name) for name in dataclasses.fields(sweep.How)})
+        status = sweep.run_sweep(items, file, settings, console, how)
     if options.report:
         whole = vars(options) | {"format": "md", "out": None, "module": []}
         write_report(package, argparse.Namespace(**whole), Console(quiet=True))
@@ -92,6 +78,8 @@ def run(package: str, options: argparse.Namespace, console: Console) -> int:
 
 
 def write_report(package: str, options: argparse.Namespace, console: Console) -> int:
+    from parity.core import report  # which draws pictures
+
     loaded = load(_folder(options) / FILE)
     _warn(loaded.warnings)
     if not loaded.records:
@@ -102,39 +90,34 @@ def write_report(package: str, options: argparse.Namespace, console: Console) ->
     gone = [record for record in newest if not sweep.is_listed(record, listed)]
     if gone:
         console.print(f"left out: {len(gone)} results of deleted cases (python -m parity prune removes them)")
-    unknown = [name for name in options.module if name not in modules]
-    if unknown:
-        raise sweep.SelectionError(f"no module {', '.join(unknown)}; there are: {', '.join(modules)}")
+    sweep.refuse_unknown(options.module, modules)
     out = options.out or _folder(options)
-    for path in report.write(modules, records, out, options.format, options.module, gone):
-        console.print(str(path), markup=False, highlight=False)
-    return 0
+    return _say(console, report.write(modules, records, out, options.format, options.module, gone))
 
 
 def write_up(package: str, options: argparse.Namespace, console: Console) -> int:
-    modules = sweep.discover(package)
-    for path in writeup.write(
-        modules, options.reports, options.out, options.format, options.id, options.machine
-    ):
-        console.print(str(path), markup=False, highlight=False)
-    return 0
+    from parity.core import writeup
+
+    how = (options.reports, options.out, options.format, options.id, options.machine)
+    return _say(console, writeup.write(sweep.discover(package), *how))
 
 
 def compare_records(package: str, options: argparse.Namespace, console: Console) -> int:
+    from parity.core import compare
+
     settings = compare.Settings(options.band, options.growth, options.common, options.module, options.missing)
     return compare.run(options.old, options.new, settings, console)
 
 
 def prune_records(package: str, options: argparse.Namespace, console: Console) -> int:
     listed = sweep.listed(sweep.discover(package))
-    dropped, stay = prune(
-        _folder(options), lambda record: sweep.is_listed(record, listed), write=not options.dry_run
-    )
-    verb = "would drop" if options.dry_run else "dropped"
+    wanted, write = lambda record: sweep.is_listed(record, listed), not options.dry_run
+    dropped, stay = prune(_folder(options), wanted, write=write)
+    verb = "dropped" if write else "would drop"
     counts = Counter((*key_of(record), record["status"]) for record in dropped)
-    for (module, case, impl, status), count in counts.items():
-        line = f"{verb}: {module}/{case} {impl}: {count} {status}"
-        console.print(line, markup=False, highlight=False)
+    _say(
+        console, (f"{verb}: {m}/{case} {impl}: {n} {status}" for (m, case, impl, status), n in counts.items())
+    )
     modules = Counter(record["module"] for record in dropped)
     words = ", ".join(f"{module} {count}" for module, count in sorted(modules.items()))
     console.print(f"{verb} {len(dropped)} records{f' ({words})' if words else ''}; {stay} stay")
@@ -146,9 +129,8 @@ def list_cases(package: str, options: argparse.Namespace, console: Console) -> i
     records = load(_folder(options) / FILE)
     _warn(records.warnings)
     finished = Finished(records.records)
-    settings = Settings(
-        options.library or default_library(), options.threads, 0.0, options.headers, options.device
-    )
+    library = options.library or default_library()
+    settings = Settings(library, options.threads, 0.0, options.headers, options.device)
     try:
         with Worker(settings) as worker:
             surroundings = worker.surroundings
@@ -160,22 +142,27 @@ def list_cases(package: str, options: argparse.Namespace, console: Console) -> i
         done = "done" if surroundings and sweep.is_done(item, finished, surroundings, settings) else "    "
         left += [item] if done == "    " else []
         seconds = sweep.expected_seconds(item, finished)
-        line = f"{done} {seconds:7.1f} s  {' '.join(item.case.measure):<18} {item.name}"
-        console.print(line, markup=False, highlight=False)
+        _say(console, [f"{done} {seconds:7.1f} s  {' '.join(item.case.measure):<18} {item.name}"])
     console.print(f"profile {options.profile}: {sweep.describe(items, finished)}")
     console.print(f"to run: {sweep.describe(left, finished)}")
     return 0
 
 
+def _say(console: Console, lines: Any) -> int:
+    for line in lines:
+        console.print(str(line), markup=False, highlight=False)
+    return 0
+
+
 def _selected(package: str, options: argparse.Namespace) -> list[sweep.Item]:
-    return sweep.select(
-        sweep.discover(package),
+    how = (
         options.profile,
         options.module,
         options.case,
         options.measure or MEASURES,
         kind_of(options.device),
     )
+    return sweep.select(sweep.discover(package), *how)
 
 
 def _folder(options: argparse.Namespace) -> Path:
@@ -194,13 +181,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    records = argparse.ArgumentParser(add_help=False)
-    records.add_argument(
+    def command(name: str, function: Callable, words: str, *parents: argparse.ArgumentParser) -> Callable:
+        made = commands.add_parser(name, parents=parents, help=words)
+        made.set_defaults(command=function)
+        return made.add_argument
+
+    def parent() -> argparse.ArgumentParser:
+        return argparse.ArgumentParser(add_help=False)
+
+    several = dict(action="append", default=[], metavar="NAME")
+    folders, machine, modules, cases = (parent() for _ in range(4))
+    folders.add_argument("--reports", type=Path, default=ROOT / "reports", help="where machines' folders are")
+    machine.add_argument(
         "--machine", help="the folder of reports/ to use (default: local, on a GPU local-cuda)"
     )
-    records.add_argument("--reports", type=Path, default=ROOT / "reports", help="where those folders are")
-
-    cases = argparse.ArgumentParser(add_help=False)
+    modules.add_argument("--module", **several, help="only this module; repeatable")
     cases.add_argument(
         "--profile",
         choices=sweep.PROFILES,
@@ -208,137 +203,106 @@ def _parser() -> argparse.ArgumentParser:
         help="quick: 5 minutes on two cores; standard: more shapes and the model `small`, 15 minutes; full: the "
         "handout's whole grids, hours (default: %(default)s). `list` and `run` print the expected time",
     )
-    cases.add_argument(
-        "--module", action="append", default=[], metavar="NAME", help="only this module; may be repeated"
-    )
     cases.add_argument("--case", default="", metavar="REGEX", help="only cases whose module/name this finds")
     cases.add_argument(
         "--measure",
         action="append",
         choices=MEASURES,
-        help="only this of each case, and its error; may be repeated",
+        help="only this of each case, and its error; repeatable",
     )
     cases.add_argument(
         "--device", type=_device, default="cpu", help="cpu, cuda or cuda:INDEX (default: %(default)s)"
     )
     cases.add_argument("--library", type=Path, help="libtandem.so (default: that of the preset)")
-    cases.add_argument("--threads", type=_threads, default=2, help="of both sides (default: %(default)s)")
-
-    command = commands.add_parser("run", parents=[cases, records], help="measure what is not measured yet")
-    command.add_argument(
-        "--redo", action="store_true", help="repeat finished cases; reports use the newest result"
+    cases.add_argument(
+        "--threads",
+        type=_number("1 to 4096", lambda n: 1 <= n <= MOST_THREADS, int),
+        default=2,
+        help="of both sides (default: %(default)s)",
     )
-    command.add_argument(
+
+    add = command("run", run, "measure what is not measured yet", cases, modules, machine, folders)
+    add("--redo", action="store_true", help="repeat finished cases; reports use the newest result")
+    add(
         "--keep",
         action="store_true",
         help="results of other builds count as finished too; pages name the builds that theirs are of",
     )
-    command.add_argument(
+    add(
         "--any-machine",
         action="store_true",
         help="append to a folder that holds results of another machine; pages name both",
     )
-    command.add_argument(
-        "--budget", type=_budget, metavar="SECONDS", help="of timing a side (default: by profile)"
+    add(
+        "--budget",
+        type=_number("to be above 0 and at most 86400, which is a day", lambda n: 0 < n <= MOST_SECONDS),
+        metavar="SECONDS",
+        help="of timing a side (default: by profile)",
     )
-    command.add_argument(
+    add(
         "--within",
-        type=_within,
+        type=_number("at least 0", lambda n: n >= 0),
         default=math.inf,
         metavar="SECONDS",
         help="start no case that is expected to end later; the exit status is 3 where cases are left",
     )
-    command.add_argument(
-        "--fail-fast", action="store_true", help="end after the first case that has a bad result"
-    )
-    command.add_argument("--verbose", action="store_true", help="print a line for every case")
-    command.add_argument("--report", action="store_true", help="write the pages after the run")
-    command.add_argument(
+    add("--fail-fast", action="store_true", help="end after the first case that has a bad result")
+    add("--verbose", action="store_true", help="print a line for every case")
+    add("--report", action="store_true", help="write the pages after the run")
+    add(
         "--dump",
         type=Path,
         metavar="FOLDER",
         help="save the tensors of each judged case there: inputs, every side's outputs and the truth, for torch.load",
     )
-    command.set_defaults(command=run)
 
-    command = commands.add_parser("report", parents=[records], help="rewrite every page from the records")
-    command.add_argument(
+    add = command("report", write_report, "rewrite every page from the records", modules, machine, folders)
+    add(
         "--format",
-        choices=FORMATS,
+        choices=TABLES,
         default="md",
         help="md writes the pages; latex, typst and csv write them and each table as a file (default: %(default)s)",
     )
-    command.add_argument(
-        "--module",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only this module's pages, and no index; repeatable",
-    )
-    command.add_argument("--out", type=Path, metavar="FOLDER", help="write there instead")
-    command.set_defaults(command=write_report)
+    add("--out", type=Path, metavar="FOLDER", help="write there instead")
 
-    command = commands.add_parser("writeup", help="every answer to the handouts in one document")
-    command.add_argument("--reports", type=Path, default=ROOT / "reports", help="where machines' folders are")
-    command.add_argument(
+    add = command("writeup", write_up, "every answer to the handouts in one document", folders)
+    add(
         "--machine",
-        action="append",
-        default=[],
-        metavar="NAME",
+        **several,
         help="only the records of this folder; repeatable (default: all but local ones)",
     )
-    command.add_argument(
-        "--format",
-        choices=list(document.FORMATS),
-        default="md",
-        help="of the document (default: %(default)s)",
-    )
-    command.add_argument(
-        "--id", action="append", default=[], metavar="ID", help="only this id of the handouts; repeatable"
-    )
-    command.add_argument("--out", type=Path, metavar="FILE", help="write there, not to reports/WRITEUP.md")
-    command.set_defaults(command=write_up)
+    add("--format", choices=DOCUMENTS, default="md", help="of the document (default: %(default)s)")
+    add("--id", **several | {"metavar": "ID"}, help="only this id of the handouts; repeatable")
+    add("--out", type=Path, metavar="FILE", help="write there, not to reports/WRITEUP.md")
 
-    command = commands.add_parser(
-        "compare", help="what moved between two runs; exits 1 if something got worse"
-    )
-    command.add_argument("old", type=Path, metavar="OLD", help="a folder of reports/ or a record file")
-    command.add_argument("new", type=Path, metavar="NEW")
-    command.add_argument(
+    words = "what moved between two runs; exits 1 if something got worse"
+    add = command("compare", compare_records, words, modules)
+    add("old", type=Path, metavar="OLD", help="a folder of reports/ or a record file")
+    add("new", type=Path, metavar="NEW")
+    add(
         "--band",
-        type=_band,
+        type=_number("at least 0, and to be finite", lambda n: 0 <= n < math.inf),
         default=0.15,
         help="noise: changes of time and memory up to this are none (default: %(default)s)",
     )
-    command.add_argument(
+    add(
         "--growth",
-        type=_growth,
+        type=_number("at least 1, and to be finite", lambda n: 1 <= n < math.inf),
         default=2.0,
         help="errors that grow by more are worse (default: %(default)s)",
     )
-    command.add_argument("--common", action="store_true", help="cases that NEW lacks are no matter")
-    command.add_argument(
+    add("--common", action="store_true", help="cases that NEW lacks are no matter")
+    add(
         "--missing",
         action="store_true",
         help="name the cases that NEW lacks, which are otherwise only counted",
     )
-    command.add_argument(
-        "--module", action="append", default=[], metavar="NAME", help="only this module; may be repeated"
-    )
-    command.set_defaults(command=compare_records)
 
-    command = commands.add_parser(
-        "prune",
-        parents=[records],
-        help="remove results of deleted cases from the records; pages leave them out anyway",
-    )
-    command.add_argument("--dry-run", action="store_true", help="name what would go, and write nothing")
-    command.set_defaults(command=prune_records)
+    words = "remove results of deleted cases from the records; pages leave them out anyway"
+    add = command("prune", prune_records, words, machine, folders)
+    add("--dry-run", action="store_true", help="name what would go, and write nothing")
 
-    command = commands.add_parser(
-        "list", parents=[cases, records], help="the cases of a profile and their time"
-    )
-    command.set_defaults(command=list_cases)
+    command("list", list_cases, "the cases of a profile and their time", cases, modules, machine, folders)
     return parser
 
 
@@ -348,51 +312,18 @@ def _device(text: str) -> str:
     return text
 
 
-def _threads(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
-    if not 1 <= value <= MOST_THREADS:
-        raise argparse.ArgumentTypeError(f"{value}, needs 1 to {MOST_THREADS}")
-    return value
+def _number(needs: str, fits: Callable[[Any], bool], kind: type = float) -> Callable[[str], Any]:
+    """What argparse calls for a number that has to fit."""
 
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if value != value:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {'whole ' if kind is int else ''}number")
+        if not fits(value):
+            raise argparse.ArgumentTypeError(f"{text}, needs {needs}")
+        return value
 
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if math.isnan(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number")
-    return value
-
-
-def _budget(text: str) -> float:
-    value = _number(text)
-    if not 0 < value <= MOST_SECONDS:
-        raise argparse.ArgumentTypeError(
-            f"{text}, needs to be above 0 and at most {MOST_SECONDS}, which is a day"
-        )
-    return value
-
-
-def _within(text: str) -> float:
-    value = _number(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text}, needs at least 0")
-    return value
-
-
-def _band(text: str) -> float:
-    value = _number(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}, needs at least 0, and to be finite")
-    return value
-
-
-def _growth(text: str) -> float:
-    value = _number(text)
-    if not 1 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}, needs at least 1, and to be finite")
-    return value
+    return parse

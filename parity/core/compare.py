@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from parity.core.case import ParityError
 from parity.core.judge import is_judged
 from parity.core.record import FILE, key_of, load
 from parity.core.view import number
@@ -21,7 +22,7 @@ KINDS = (
 SHOWN = 30  # rows of each kind; the rest is counted
 
 
-class CompareError(RuntimeError):
+class CompareError(ParityError):
     """What is to be compared is not there."""
 
 

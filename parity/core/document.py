@@ -19,10 +19,9 @@ FOLDED = 24  # rows of a table from which on Markdown and HTML fold it
 
 @dataclass
 class Text:
-    """A paragraph; `small` is a note."""
+    """A note."""
 
     words: str
-    small: bool = False
 
 
 @dataclass
@@ -67,16 +66,18 @@ class Section:
         )
 
     def has_content(self) -> bool:
-        return bool(self.answer) or any(not (isinstance(b, Text) and b.small) for b in self.blocks)
+        return bool(self.answer) or any(not isinstance(block, Text) for block in self.blocks)
 
 
 class Markdown:
     """`figures`: where pictures go, from the document's folder."""
 
     suffix, form = ".md", "md"
+    TEXT, SMALL, WORKING = "{}\n", "*{}*\n", "```text\n{}\n```\n"
+    FOLD = "<details><summary>The table: {} rows</summary>\n\n{}\n</details>\n"
 
     def __init__(self, folder: Path, figures: str = "", title: str = ""):
-        self.folder, self.figures = folder, figures
+        self.folder, self.figures, self.title = folder, figures, title
         self.parts: list[str] = []
         self.files: list[Path] = []  # pictures that were written
         if title:
@@ -85,31 +86,35 @@ class Markdown:
     def whole(self) -> str:
         return "\n".join(self.parts)
 
+    def inline(self, words: str) -> str:
+        """A text that may have `code`."""
+        return words
+
+    def verbatim(self, lines: str) -> str:
+        return lines
+
     def heading(self, level: int, words: str) -> None:
         self.parts.append(f"{'#' * level} {words}\n")
 
     def text(self, words: str) -> None:
-        self.parts.append(f"{words}\n")
+        self.parts.append(self.TEXT.format(self.inline(words)))
 
     def small(self, words: str) -> None:
-        self.parts.append(f"*{words}*\n")
+        self.parts.append(self.SMALL.format(self.inline(words)))
 
     def link(self, before: str, words: str, target: str) -> None:
         self.parts.append(f"<sub>{before} [{words}]({target})</sub>\n")
 
     def working(self, lines: str) -> None:
-        self.parts.append(f"```text\n{lines}\n```\n")
+        self.parts.append(self.WORKING.format(self.verbatim(lines)))
 
     def table(self, table: Table, caption: str = "", label: str = "", fold: bool = False) -> None:
-        drawn = table.render("md")
-        if fold and len(table.rows) > FOLDED:
-            head = f"<details><summary>The table: {len(table.rows)} rows</summary>"
-            drawn = f"{head}\n\n{drawn}\n</details>\n"
-        self.parts.append(drawn)
+        drawn = table.render(self.form)
+        folds = fold and len(table.rows) > FOLDED
+        self.parts.append(self.FOLD.format(len(table.rows), drawn) if folds else drawn)
 
     def picture(self, figure: Figure) -> None:
-        path = self._drawn(figure, "svg")
-        self.parts.append(f"![{figure.title}]({path})\n")
+        self.parts.append(f"![{figure.title}]({self.drawn(figure, 'svg')})\n")
 
     def block(self, block: Any, caption: str, label: str, fold: bool = False) -> None:
         if isinstance(block, Tabled):
@@ -119,22 +124,30 @@ class Markdown:
         elif isinstance(block, Working):
             self.working(block.lines)
         else:
-            (self.small if block.small else self.text)(block.words)
+            self.small(block.words)
 
-    def _drawn(self, figure: Figure, form: str) -> str:
+    def drawn(self, figure: Figure, form: str) -> str:
         """The picture's path from the document."""
-        name = f"{figure.name}.{form}"
-        path = self.folder / self.figures / name
+        path = self.folder / self.figures / f"{figure.name}.{form}"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, plot.save(figure.draw(), form))
         self.files.append(path)
-        return f"{self.figures}/{name}" if self.figures else name
+        return path.relative_to(self.folder).as_posix()
 
 
-class Html(Markdown):
+class Alone(Markdown):
+    """A document beside which there are no pages to link."""
+
+    def link(self, before: str, words: str, target: str) -> None:
+        self.small(before)
+
+
+class Html(Alone):
     """One file without outside references."""
 
     suffix, form = ".html", "html"
+    TEXT, SMALL, WORKING = "<p>{}</p>", '<p class="small">{}</p>', "<pre>{}</pre>"
+    FOLD = "<details><summary>The table: {} rows</summary>\n{}</details>"
     STYLE = """body{font:16px/1.5 sans-serif;max-width:62em;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;font-size:13px;margin:1em 0;display:block;overflow-x:auto}
 th,td{padding:2px 8px;border-bottom:1px solid #ddd;text-align:left}.r{text-align:right}
@@ -142,122 +155,85 @@ thead th{border-bottom:2px solid #888;background:#f6f6f6}pre{background:#f6f6f6;
 img{max-width:100%}h2{border-top:1px solid #ccc;padding-top:.7em;margin-top:2em}.small{color:#666;font-size:13px}
 code{background:#f2f2f2;padding:0 .2em}"""
 
-    def __init__(self, folder: Path, figures: str = "", title: str = ""):
-        self.title = title
-        super().__init__(folder, figures, title)
-
     def whole(self) -> str:
         head = f'<meta charset="utf-8"><title>{html.escape(self.title)}</title><style>{self.STYLE}</style>'
         opening = f'<!doctype html><html lang="en"><head>{head}</head><body>'
         return "\n".join([opening, *self.parts, "</body></html>", ""])
 
+    def inline(self, words: str) -> str:
+        return CODE.sub(r"<code>\1</code>", html.escape(words, quote=False))
+
+    def verbatim(self, lines: str) -> str:
+        return html.escape(lines)
+
     def heading(self, level: int, words: str) -> None:
-        self.parts.append(f"<h{level}>{self._inline(words)}</h{level}>")
-
-    def text(self, words: str) -> None:
-        self.parts.append(f"<p>{self._inline(words)}</p>")
-
-    def small(self, words: str) -> None:
-        self.parts.append(f'<p class="small">{self._inline(words)}</p>')
-
-    def link(self, before: str, words: str, target: str) -> None:
-        self.small(before)  # a page beside the file is an outside reference
-
-    def working(self, lines: str) -> None:
-        self.parts.append(f"<pre>{html.escape(lines)}</pre>")
-
-    def table(self, table: Table, caption: str = "", label: str = "", fold: bool = False) -> None:
-        drawn = table.render("html")
-        if fold and len(table.rows) > FOLDED:
-            drawn = f"<details><summary>The table: {len(table.rows)} rows</summary>\n{drawn}</details>"
-        self.parts.append(drawn)
+        self.parts.append(f"<h{level}>{self.inline(words)}</h{level}>")
 
     def picture(self, figure: Figure) -> None:
         data = base64.b64encode(plot.save(figure.draw(), "svg")).decode()
         title = html.escape(figure.title)
         self.parts.append(f'<p><img alt="{title}" src="data:image/svg+xml;base64,{data}"></p>')
 
-    def _inline(self, words: str) -> str:
-        return CODE.sub(r"<code>\1</code>", html.escape(words, quote=False))
 
-
-class Latex(Markdown):
+class Latex(Alone):
     suffix, form = ".tex", "latex"
+    SMALL = "{{\\footnotesize {}\\par}}\n"
+    WORKING = "{{\\scriptsize\\begin{{verbatim}}\n{}\n\\end{{verbatim}}}}\n"
+    HEAD = (
+        r"\documentclass[a4paper]{article}",
+        r"\usepackage[T1]{fontenc}\usepackage[utf8]{inputenc}\usepackage{lmodern,textcomp,amssymb}",
+        r"\usepackage[margin=2.5cm]{geometry}\usepackage{graphicx}\usepackage{float}",
+        PREAMBLE,
+        r"\setlength{\parindent}{0pt}\setlength{\parskip}{6pt}\emergencystretch=3em",
+        r"\begin{document}",
+    )
 
     def whole(self) -> str:
-        head = [
-            r"\documentclass[a4paper]{article}",
-            r"\usepackage[T1]{fontenc}\usepackage[utf8]{inputenc}\usepackage{lmodern,textcomp,amssymb}",
-            r"\usepackage[margin=2.5cm]{geometry}\usepackage{graphicx}\usepackage{float}",
-            PREAMBLE,
-            r"\setlength{\parindent}{0pt}\setlength{\parskip}{6pt}\emergencystretch=3em",
-            r"\begin{document}",
-        ]
-        return "\n".join([*head, *self.parts, r"\end{document}", ""])
+        return "\n".join([*self.HEAD, *self.parts, r"\end{document}", ""])
+
+    def inline(self, words: str) -> str:
+        parts = CODE.split(words)
+        found = [rf"\texttt{{{breaking(p)}}}" if i % 2 else breaking(p) for i, p in enumerate(parts)]
+        return "".join(found)
 
     def heading(self, level: int, words: str) -> None:
-        self.parts.append(f"\\{(level - 1) * 'sub'}section*{{{self._inline(words)}}}\n")
-
-    def text(self, words: str) -> None:
-        self.parts.append(f"{self._inline(words)}\n")
-
-    def small(self, words: str) -> None:
-        self.parts.append(f"{{\\footnotesize {self._inline(words)}\\par}}\n")
-
-    def link(self, before: str, words: str, target: str) -> None:
-        self.small(before)
-
-    def working(self, lines: str) -> None:
-        self.parts.append("{\\scriptsize\\begin{verbatim}\n" + lines + "\n\\end{verbatim}}\n")
+        self.parts.append(f"\\{(level - 1) * 'sub'}section*{{{self.inline(words)}}}\n")
 
     def table(self, table: Table, caption: str = "", label: str = "", fold: bool = False) -> None:
         self.parts.append(table.render("latex", caption, f"tab:{label}" if label else ""))
 
     def picture(self, figure: Figure) -> None:
-        path = self._drawn(figure, "pdf")
+        path = self.drawn(figure, "pdf")
         self.parts += [
             "\\begin{figure}[H]\\centering",
             f"\\includegraphics[width=\\linewidth,height=.42\\textheight,keepaspectratio]{{{path}}}",
-            f"\\caption{{{self._inline(figure.title)}}}\\label{{fig:{figure.name}}}",
+            f"\\caption{{{self.inline(figure.title)}}}\\label{{fig:{figure.name}}}",
             "\\end{figure}\n",
         ]
 
-    def _inline(self, words: str) -> str:
-        parts = CODE.split(words)
-        found = [rf"\texttt{{{breaking(p)}}}" if i % 2 else breaking(p) for i, p in enumerate(parts)]
-        return "".join(found)
 
-
-class Typst(Markdown):
+class Typst(Alone):
     suffix, form = ".typ", "typst"
+    SMALL = "#text(size: 8pt, fill: gray)[{}]\n"
 
     def whole(self) -> str:
         head = "#set page(margin: 2cm)\n#set text(size: 10pt)\n#show table: set text(size: 6.5pt)\n"
         # A table may break over pages, and so may a figure that has one.
         return "\n".join([head + "#show figure: set block(breakable: true)\n", *self.parts])
 
-    def heading(self, level: int, words: str) -> None:
-        self.parts.append(f"{'=' * level} {self._inline(words)}\n")
-
-    def text(self, words: str) -> None:
-        self.parts.append(f"{self._inline(words)}\n")
-
-    def small(self, words: str) -> None:
-        self.parts.append(f"#text(size: 8pt, fill: gray)[{self._inline(words)}]\n")
-
-    def link(self, before: str, words: str, target: str) -> None:
-        self.small(before)
-
-    def table(self, table: Table, caption: str = "", label: str = "", fold: bool = False) -> None:
-        self.parts.append(f"#figure(caption: [{self._inline(caption)}])[\n{table.render('typst')}]\n")
-
-    def picture(self, figure: Figure) -> None:
-        path = self._drawn(figure, "svg")
-        self.parts.append(f'#figure(image("{path}"), caption: [{self._inline(figure.title)}])\n')
-
-    def _inline(self, words: str) -> str:
+    def inline(self, words: str) -> str:
         parts = CODE.split(words)
         return "".join(f"`{part}`" if i % 2 else escape(part, "typst") for i, part in enumerate(parts))
+
+    def heading(self, level: int, words: str) -> None:
+        self.parts.append(f"{'=' * level} {self.inline(words)}\n")
+
+    def table(self, table: Table, caption: str = "", label: str = "", fold: bool = False) -> None:
+        self.parts.append(f"#figure(caption: [{self.inline(caption)}])[\n{table.render('typst')}]\n")
+
+    def picture(self, figure: Figure) -> None:
+        path = self.drawn(figure, "svg")
+        self.parts.append(f'#figure(image("{path}"), caption: [{self.inline(figure.title)}])\n')
 
 
 FORMATS = {found.form: found for found in (Markdown, Html, Latex, Typst)}

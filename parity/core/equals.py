@@ -42,6 +42,12 @@ class Sequential(TorchDispatchMode):
         self.tf32, self.truncates = tf32, truncates
         self.noise: torch.Generator | None = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch's question. To keep its compiler out of this mode it would import it first, for seconds in each
+        process, and nothing here is compiled."""
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         own = SUMS.get(func)

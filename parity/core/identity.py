@@ -155,11 +155,15 @@ def _measuring(tree: ast.Module) -> ast.Module:
             names = stored or ["run"]
         for name in names:
             bound.setdefault(name, []).append(node)
-    left, found = ["cases", "run", "runs", "ahead"], []
+    left, found, used = ["cases", "run", "runs", "ahead"], [], set()
     while left:
         for node in bound.pop(left.pop(), []):
             found.append(node)
             left += [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
+            used |= {*left}
+    for node in found:  # what only the page needs of an import
+        if isinstance(node, ast.ImportFrom):
+            node.names = [alias for alias in node.names if (alias.asname or alias.name) in used]
     return ast.Module([node for node in tree.body if node in found], [])
 
 

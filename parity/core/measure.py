@@ -215,8 +215,9 @@ class Measurement:
         numbers = sum(value.numel() for value in known.values() if isinstance(value, torch.Tensor))
         count = next(count for limit, count in EQUALS if numbers <= limit)
         found = []
+        names = [] if self.c.ranks is None else [f"rank {self.c.ranks.rank}"]
         for index in range(count):
-            seed = seed_of(self.case.name, f"equal {index}")
+            seed = seed_of(self.case.name, f"equal {index}", *names)
             tf32 = self.case.get("dtype") == "tf32" and self.reference != "torch_tf32"
             with Sequential(seed, tf32=tf32, truncates=self.device.torch.type == "cuda"):
                 found.append({name: _copy(value) for name, value in call().items()})

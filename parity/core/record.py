@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from parity.core.case import case_name
+from parity.core.case import ParityError, case_name
 from parity.core.device import Cpu, Device
 from parity.core.files import write_whole
 from parity.core.identity import build_of, commit, host, is_here
@@ -47,7 +47,7 @@ MEASURED = {
 OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_EMULATE_SINGLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
 
 
-class RecordError(RuntimeError):
+class RecordError(ParityError):
     """The record file cannot be read or written; what it held before is as it was."""
 
 

@@ -14,10 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pandas as pd
-
 from parity.core import plot, words
-from parity.core.case import case_name
+from parity.core.case import ParityError, case_name
 from parity.core.comparison import Rates
 from parity.core.document import Figure, Markdown, Section, Tabled, Text, Working
 from parity.core.escape import escape
@@ -27,7 +25,7 @@ from parity.core.identity import host_words
 from parity.core.judge import is_judged
 from parity.core.record import FILE, RecordError
 from parity.core.sides import SIDES, explained
-from parity.core.tables import SUFFIXES, Table
+from parity.core.tables import SUFFIXES, Table, framed
 from parity.core.view import Records
 
 GRIDS = "_tables.md"  # the module's second page, for tables that no question asks for
@@ -35,7 +33,7 @@ MOST_TROUBLES = 10  # rows on a module's page
 LIST = "tables.csv"  # which table and picture answers which question
 
 
-class ReportError(RuntimeError):
+class ReportError(ParityError):
     """A module could not write its page; every other page was written."""
 
 
@@ -67,21 +65,18 @@ class Page:
 
     def working(self, **values: Any) -> None:
         """The steps to the answer, from "## <row> working" of the same file."""
-        lines = words.working(self.module, self._now.row, values)
-        if lines:
-            self._now.blocks.append(Working(lines))
-
-    def text(self, text: str) -> None:
-        """A paragraph of the section."""
-        self._now.blocks.append(Text(text.strip()))
+        lines = words.lines(self.module, f"{self._now.row} working", values)
+        if any(lines):
+            self._now.blocks.append(Working("\n".join(lines).strip("\n")))
 
     def note(self, text: str) -> None:
         """A paragraph that explains the table or the picture that follows; without one it is not shown."""
         self._notes.append(text.strip())
 
-    def method(self, text: str) -> None:
-        """A paragraph of the page's last section: how something was measured."""
-        self.methods.append(f"{text.strip()}\n")
+    def method(self, part: str = "", **values: Any) -> None:
+        """A paragraph of the page's last section, from "## method <part>": how something was measured."""
+        lines = words.lines(self.module, f"method {part}".strip(), values)
+        self.methods.append(f"{' '.join(filter(None, lines))}\n")
 
     def lacks(self, what: str) -> None:
         """Something that the section's question asks for and that was not measured here."""
@@ -90,7 +85,7 @@ class Page:
 
     def table(
         self,
-        frame: pd.DataFrame,
+        frame: Any,
         name: str,
         columns: Mapping[str, str] | Sequence[str] | None = None,
         units: Mapping[str, str] | None = None,
@@ -98,16 +93,21 @@ class Page:
         more: bool = False,
         expected: int = 0,
     ) -> None:
-        """A table of the section. `name` is that of its file where tables are exported. `more`: nobody asks for it, and
-        it stands on the second page. `expected`: how many rows the question asks for. Columns and units that the frame
-        lacks, and columns without a value, are left out."""
-        frame = frame.dropna(axis="columns", how="all")
+        """A table of the section, of a DataFrame or of rows. `name` is that of its file where tables are exported.
+        `more`: nobody asks for it, and it stands on the second page. `expected`: how many rows the question asks for.
+        Columns and units that the frame lacks, and columns without a value, are left out. `noisy` comes last, named by
+        `columns` or not."""
+        frame = framed(frame).dropna(axis="columns", how="all")
         frame = frame[[column for column in frame if not (frame[column] == "").all()]]
         if expected and len(frame) < expected:
             self.lacks(f"{expected - len(frame)} of the {expected} rows that are asked for")
         if frame.empty:
             self._notes = []
             return
+        if "noisy" in frame:
+            frame["noisy"] = frame.pop("noisy")
+            titles = columns if isinstance(columns, Mapping) else {name: name for name in columns or frame}
+            columns = {**titles, "noisy": "noisy"}
         units, digits = ({k: v for k, v in (of or {}).items() if k in frame} for of in (units, digits))
         tabled = Tabled(name, Table(frame, columns, units, digits), asked=bool(self._now.row) and not more)
         if more:
@@ -165,7 +165,7 @@ class Page:
             self._add(Figure(f"{self.module}_{name}", title, draw))
 
     def _add(self, block: Tabled | Figure) -> None:
-        self._now.blocks += [*(Text(words, small=True) for words in self._notes), block]
+        self._now.blocks += [*map(Text, self._notes), block]
         self._notes = []
 
     @property
@@ -264,7 +264,7 @@ def _write_page(page: Page, folder: Path, records: Sequence[Mapping], gone: Sequ
     document.heading(2, "How it was measured")
     document.parts += [*page.methods, provenance(records), *_gone(gone)]
     troubles = _troubles(records)
-    if troubles is not None:
+    if troubles:
         title, few = "Results without a number or with a message", len(troubles) <= MOST_TROUBLES
         if not few:
             document.text(f"[{title}: {len(troubles)}]({page.module}{GRIDS}#{anchor(title)})")
@@ -320,7 +320,7 @@ def _index(modules: Mapping[str, ModuleType], pages: Mapping[str, Page], records
     lines.sort(key=lambda line: order.get(re.sub(r"^\[(.*)\]\(.*$", r"\1", line["row"]), len(order)))
     document = Markdown(Path(), title=f"C and PyTorch on {machine_of(records)}")
     document.parts.append(_summary(records))
-    document.table(Table(pd.DataFrame(lines or [{"row": "", "question": "", "verdict": ""}])))
+    document.table(Table(lines or [{"row": "", "question": "", "verdict": ""}]))
     document.text("Pages: " + ", ".join(f"[{name}]({name}.md)" for name in pages) + ".")
     document.text(
         "holds: every judged case is as near to float64 as the rule of parity/README.md asks. measured: so "
@@ -353,9 +353,9 @@ def verdict(records: Sequence[Mapping]) -> str:
     return f"holds ({', '.join([f'{held} ok', *words])})"
 
 
-def _troubles(records: Sequence[Mapping]) -> pd.DataFrame | None:
+def _troubles(records: Sequence[Mapping]) -> list[dict]:
     """Every result that is no number, with its reason: a page hides nothing."""
-    rows = [
+    return [
         {
             "case": ", ".join([record["deliverable"], *(f"{k} {v}" for k, v in record["case"].items())]),
             "impl": record["impl"],
@@ -365,7 +365,6 @@ def _troubles(records: Sequence[Mapping]) -> pd.DataFrame | None:
         for record in records
         if record["status"] != "ok" or record.get("message")
     ]
-    return pd.DataFrame(rows) if rows else None
 
 
 def _gone(records: Sequence[Mapping]) -> Iterable[str]:

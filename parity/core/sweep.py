@@ -17,11 +17,12 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
-from parity.core.case import MEASURES, Case
+from parity.core.case import MEASURES, Case, ParityError
+from parity.core.comparison import geomean
 from parity.core.device import kind_of
 from parity.core.identity import build_for, host_words, same_machine
+from parity.core.ranks import runs_ranks
 from parity.core.record import Finished, RecordError, RecordFile, key_of, now
-from parity.core.view import geomean
 from parity.core.worker import Ahead, Settings, Worker
 
 PROFILES = ("quick", "standard", "full")
@@ -32,7 +33,7 @@ MORE = 3  # exit status of a run that stopped in time, with cases left
 SMALL_BYTES = 2**34  # that a case may need beside what goes ahead of others
 
 
-class SelectionError(RuntimeError):
+class SelectionError(ParityError):
     """The command line asks for cases that do not exist."""
 
 
@@ -75,6 +76,12 @@ def is_listed(record: Mapping, listed: Mapping[tuple[str, str], dict]) -> bool:
     return listed.get(key_of(record)[:2]) == record["case"]
 
 
+def refuse_unknown(names: Iterable[str], modules: Iterable[str]) -> None:
+    unknown = [name for name in names if name not in modules]
+    if unknown:
+        raise SelectionError(f"no module {', '.join(unknown)}; there are: {', '.join(modules)}")
+
+
 def select(
     modules: dict[str, ModuleType],
     profile: str,
@@ -84,10 +91,9 @@ def select(
     device: str = "cpu",
 ) -> list[Item]:
     """The cases of a profile on a kind of device, of the named modules, whose name `regex` finds, cut down to what is
-    to be measured, in the order in which they run: of a stage the lowest module first."""
-    unknown = [name for name in only if name not in modules]
-    if unknown:
-        raise SelectionError(f"no module {', '.join(unknown)}; there are: {', '.join(modules)}")
+    to be measured, in the order in which they run: of a stage the lowest module first. Cases of more than two ranks
+    come after all others, so that so many ranks are started once."""
+    refuse_unknown(only, modules)
     try:
         pattern = re.compile(regex)
     except re.error as error:
@@ -106,7 +112,12 @@ def select(
     if not items:
         raise SelectionError(f"profile {profile} has no case that matches {regex!r}")
     place = places(items)
-    return sorted(items, key=lambda item: (item.case.stage, place(item.module)))
+    return sorted(items, key=lambda item: (item.case.stage, max(2, started_ranks(item)), place(item.module)))
+
+
+def started_ranks(item: Item) -> int:
+    """How many processes compute the case together."""
+    return item.case.ranks if runs_ranks(sys.modules.get(item.path), item.case) else 1
 
 
 def _asked(has: Sequence[str], measures: Sequence[str]) -> tuple[str, ...]:
@@ -139,33 +150,42 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
+@dataclass(frozen=True)
+class How:
+    """How a sweep runs."""
+
+    redo: bool = False  # finished cases as well
+    within: float = math.inf  # seconds, after which no case begins
+    keep: bool = False  # results of other builds are finished too
+    any_machine: bool = False  # the file may hold another machine's records
+    fail_fast: bool = False  # no case follows one that failed
+    verbose: bool = False  # a line for every case
+
+
 def run_sweep(
-    items: Sequence[Item],
-    file: RecordFile,
-    settings: Settings,
-    console: Console,
-    *,
-    redo: bool = False,
-    within: float = math.inf,
-    keep: bool = False,
-    any_machine: bool = False,
-    fail_fast: bool = False,
-    verbose: bool = False,
+    items: Sequence[Item], file: RecordFile, settings: Settings, console: Console, how: How | None = None
 ) -> int:
-    """Runs what is not finished and appends its records; 1 if a case failed, else MORE if the time `within` was up
-    before all were run, else 0. `keep`: results of other builds are finished too. `any_machine`: the file may hold
-    another machine's records. `fail_fast`: no case follows one that failed.
-    `verbose`: a line for every case."""
-    started = time.monotonic()
+    """Runs what is not finished and appends its records; 1 if a case failed, else MORE if the time was up before all
+    were run, else 0."""
+    how, started = how or How(), time.monotonic()
     finished = Finished(file.loaded.records)
-    with Worker(settings) as worker:
-        if not any_machine:
+    timed = any(_is_measured(item) for item in items)
+    with Worker(settings, timed) as worker:
+        if not how.any_machine:
             _refuse_others(file, worker.surroundings)
-        pending = (
-            list(items)
-            if redo
-            else _unfinished(items, finished, worker.surroundings, settings, keep, console)
-        )
+        pending = [
+            item
+            for item in items
+            if how.redo or not is_done(item, finished, worker.surroundings, settings, how.keep)
+        ]
+        if len(pending) < len(items):
+            console.print(f"{len(items) - len(pending)} cases are finished; --redo repeats them")
+        older = () if how.redo else pending
+        older = sum(is_done(item, finished, worker.surroundings, settings, keep=True) for item in older)
+        if older:
+            console.print(
+                f"{older} cases were measured with another build and are measured again; --keep keeps them"
+            )
         if not pending:
             return 0
         console.print(f"to run: {describe(pending, finished)}")
@@ -174,8 +194,7 @@ def run_sweep(
             console.print(
                 f"the machine is busy (load average {busy:.1f}): times will be noise", style="yellow"
             )
-        left = within - (time.monotonic() - started)
-        return _run_pending(pending, worker, file, settings, console, finished, left, fail_fast, verbose)
+        return _run_pending(pending, worker, file, console, finished, how, started)
 
 
 def here(item: Item, surroundings: Mapping, settings: Settings) -> dict:
@@ -194,68 +213,44 @@ def is_done(
     return finished.covers(item.module, item.case, settings.threads, now, keep)
 
 
-def _unfinished(
-    items: Sequence[Item],
-    finished: Finished,
-    surroundings: Mapping,
-    settings: Settings,
-    keep: bool,
-    console: Console,
-) -> list[Item]:
-    """Those that are to be run; says why the others are not."""
-    pending = [item for item in items if not is_done(item, finished, surroundings, settings, keep)]
-    if len(pending) < len(items):
-        console.print(f"{len(items) - len(pending)} cases are finished; --redo repeats them")
-    older = sum(is_done(item, finished, surroundings, settings, keep=True) for item in pending)
-    if older:
-        console.print(
-            f"{older} cases were measured with another build and are measured again; --keep keeps them"
-        )
-    return pending
-
-
 def _run_pending(
     pending: list[Item],
     worker: Worker,
     file: RecordFile,
-    settings: Settings,
     console: Console,
     finished: Finished,
-    within: float,
-    fail_fast: bool,
-    verbose: bool,
+    how: How,
+    started: float,
 ) -> int:
-    started = time.monotonic()
     counts: Counter = Counter()
     bad = False
     expected = {item.name: expected_seconds(item, finished) for item in pending}
     early = [(item.path, item.case) for item in pending if item.case.ahead and _is_measured(item)]
     if early:
         console.print(f"{len(early)} cases are being compiled, beside those whose errors alone are measured")
-    with Ahead(settings, early) as ahead, _progress(console) as progress:
-        watch = _Watch(progress, console, expected, pending, verbose)
+    with Ahead(worker.settings, early) as ahead, _progress(console) as progress:
+        watch = _Watch(progress, console, expected, pending, how.verbose)
 
         def left() -> float:
-            return within - (time.monotonic() - started)
+            return how.within - (time.monotonic() - started)
 
         def fits(item: Item) -> bool:
             # The first case is always tried: a time that fits none would otherwise never end.
             return not watch.done or expected[item.name] <= left()
 
-        while pending and not (fail_fast and bad):
+        while pending and not (how.fail_fast and bad):
             beside = (item for item in pending if not _waits(item) and fits(item))
             item = next(beside, None) if ahead.busy() else None
             if item is None:
                 for case in ahead.wait(left()):
-                    console.print(
-                        f"{case.name}: not compiled ahead of its turn", style="yellow", markup=False
-                    )
+                    words = f"{case.name}: not compiled ahead of its turn"
+                    console.print(words, style="yellow", markup=False)
                 item = pending[0]
                 if not fits(item):
                     break
             pending.remove(item)
             watch.begin(item)
-            common = here(item, worker.surroundings, settings) | {"time": now()}
+            common = here(item, worker.surroundings, worker.settings) | {"time": now()}
             records = [record | common for record in worker.run(item.path, item.case)]
             file.append(records)
             counts.update(record["status"] for record in records)
@@ -263,7 +258,7 @@ def _run_pending(
             watch.end(item, records)
     console.print(", ".join(f"{count} {status}" for status, count in counts.most_common()))
     if pending:
-        why = "a case before them is bad" if fail_fast and bad else "the time is up"
+        why = "a case before them is bad" if how.fail_fast and bad else "the time is up"
         console.print(f"{len(pending)} cases are left: {why}, the same command goes on from here")
     return 1 if bad else MORE if pending else 0
 

@@ -9,11 +9,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import pandas as pd
-
 from parity.core.escape import escape
 
-FORMATS = ("md", "latex", "typst", "csv")
 SUFFIXES = {"md": ".md", "html": ".html", "latex": ".tex", "typst": ".typ", "csv": ".csv"}
 # What a document that includes a table of ours must load.
 PREAMBLE = r"\usepackage{longtable,booktabs,array,pdflscape,caption}"
@@ -37,13 +34,15 @@ class Table:
 
     def __init__(
         self,
-        frame: pd.DataFrame,
+        frame: Any,
         columns: Mapping[str, str] | Sequence[str] | None = None,
         units: Mapping[str, str] | None = None,
         digits: Mapping[str, int] | None = None,
     ):
-        """columns selects, orders and (as a mapping) titles the frame's columns; one that the frame lacks, because
-        nothing was measured, is left out. units follow the title in brackets. digits are significant digits."""
+        """Of a DataFrame, or of rows. columns selects, orders and (as a mapping) titles the frame's columns; one that
+        the frame lacks, because nothing was measured, is left out. units follow the title in brackets. digits are
+        significant digits."""
+        frame = framed(frame)
         columns = columns if columns is not None else list(frame.columns)
         titles = columns if isinstance(columns, Mapping) else {str(name): str(name) for name in columns}
         unknown = (set(units or {}) | set(digits or {})) - set(titles) - set(frame.columns)
@@ -155,6 +154,13 @@ class Table:
         return out.getvalue()
 
 
+def framed(rows: Any) -> Any:
+    """Rows as a DataFrame; one as it is."""
+    import pandas as pd  # which only pages need
+
+    return rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(list(rows))
+
+
 def _two_titles(title: str) -> list[str]:
     """ "forward (ms)" becomes "forward mean (ms)" and "forward std (ms)"."""
     name, bracket, unit = title.partition(" (")
@@ -191,7 +197,7 @@ def _plain(value: Any) -> Any:
     """numpy's scalars as Python's, pandas' missing values as None."""
     if hasattr(value, "item"):
         value = value.item()
-    if value is pd.NA or (isinstance(value, float) and math.isnan(value)):
+    if isinstance(value, float) and math.isnan(value):
         return None
     # pandas turns a column of integers with a gap into floats.
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) >= 1e3 else value

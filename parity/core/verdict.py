@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from parity.core.comparison import geomean
 from parity.core.judge import is_judged
 from parity.core.record import key_of
 from parity.core.sweep import BAD, Item, lowest_floor, places
-from parity.core.view import geomean
 
 
 @dataclass

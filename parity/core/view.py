@@ -1,31 +1,13 @@
 """Records as a page looks at them: one row a (case, impl), sides next to each other, ratios."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-# Column of the frame -> where the record has it. `ms` alone is the median.
-MEASURED = {
-    "ms": ("ms", "median"),
-    "ms_mean": ("ms", "mean"),
-    "ms_std": ("ms", "std"),
-    "ms_min": ("ms", "min"),
-    "ms_max": ("ms", "max"),
-    "ms_p95": ("ms", "p95"),
-    "n": ("ms", "n"),
-    "ratio": ("ratio", "median"),
-    "ratio_p25": ("ratio", "p25"),
-    "ratio_p75": ("ratio", "p75"),
-    "tflops": ("tflops",),
-    "gb_s": ("gb_s",),
-    "peak_mib": ("peak_mib",),
-    "max_abs": ("error", "max_abs"),
-    "rel_l2": ("error", "rel_l2"),
-    "ulp_max": ("error", "ulp_max"),
-    "used": ("error", "used"),
-}
+# Names of numbers that lie deeper in a record: `ms` alone is the median.
+MEASURED = {name: (name, "median") for name in ("ms", "ratio")}
+MEASURED |= {name: ("error", name) for name in ("max_abs", "rel_l2", "ulp_max", "used")}
 
 
 class Records:
@@ -36,17 +18,6 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.records)
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        rows = []
-        for record in self.records:
-            row = {"deliverable": record["deliverable"], "impl": record["impl"], "status": record["status"]}
-            row |= {"message": record.get("message", "")}
-            row |= record["case"]
-            row |= {name: number(record, name) for name in MEASURED}
-            rows.append(row)
-        return pd.DataFrame(rows)
 
     def only(self, deliverable: str | None = None, impl: str | None = None, **keys: Any) -> "Records":
         """Those of a deliverable, of an impl, and with these case keys; a list means any of its values."""
@@ -59,6 +30,9 @@ class Records:
                 key in record["case"] and _matches(record["case"][key], want) for key, want in keys.items()
             )
         )
+
+    def where(self, wanted: Callable[[Mapping], bool]) -> "Records":
+        return Records(filter(wanted, self.records))
 
     def values(self, key: str) -> list:
         """The values of a case key: numbers ascending, words in the order in which they first ran."""
@@ -79,9 +53,18 @@ class Records:
             raise ValueError(f"{len(found)} records of {impl} have {keys}; name more keys")
         return number(found[0], name) if found else float("nan")
 
-    def wide(self, keys: Sequence[str], value: str, base: str | None = None) -> pd.DataFrame:
-        """A row for each combination of the case keys, a column for each impl; where a number is missing, the status
-        in words. With `base`, a column "c / base" for every C impl. ValueError if two cases meet in a cell."""
+    def curve(self, x: str, name: str, impl: str) -> tuple[list, list]:
+        """The values of a case key, and one number at each; None where there is none."""
+        xs = self.only(impl=impl).values(x)
+        ys = [self.value(name, impl=impl, **{x: at}) for at in xs]
+        return xs, [None if y != y else y for y in ys]
+
+    def wide(self, keys: Sequence[str], value: str, base: str | None = None) -> Any:
+        """A DataFrame: a row for each combination of the case keys, a column for each impl; where a number is missing,
+        the status in words. With `base`, a column "c / base" for every C impl. ValueError if two cases meet in a
+        cell."""
+        import pandas as pd  # which only pages need
+
         cells: dict[tuple, dict[str, Any]] = {}
         for record in self.records:
             row = cells.setdefault(tuple(record["case"].get(key) for key in keys), {})
@@ -140,34 +123,15 @@ class Records:
             sides.setdefault(case, {})[record["impl"]] = record
         return sides
 
-    def torches(self) -> list[str]:
-        """PyTorch's sides."""
-        return [impl for impl in self.impls() if impl.startswith("torch")]
-
-    def series(self, name: str) -> list[tuple[str, dict, list]]:
-        """(impl, case keys, values) of the records that hold the series."""
-        return [
-            (record["impl"], record["case"], record["series"][name])
-            for record in self.records
-            if name in record.get("series", {})
-        ]
-
 
 def number(record: Mapping, name: str) -> float | None:
-    """A measured number of a record by its column's name; any other name is looked up as a key of the record, with
-    dots for keys inside keys."""
+    """A number of a record by its name in MEASURED, else by its key, with dots for keys inside keys."""
     value: Any = record
     for key in MEASURED.get(name, tuple(name.split("."))):
         if not isinstance(value, Mapping) or key not in value:
             return None
         value = value[key]
     return value if _is_number(value) else None
-
-
-def geomean(values: Iterable[float]) -> float:
-    """The geometric mean of the positive values; NaN of none."""
-    positive = [value for value in values if value > 0]
-    return float(np.exp(np.mean(np.log(positive)))) if positive else float("nan")
 
 
 def _quotient(mine: Any, theirs: Any) -> float | None:

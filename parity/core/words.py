@@ -1,7 +1,8 @@
 """The sentences of answers: templates (Jinja2) in parity/words/, filled with numbers from records.
 
-A file has a heading "## row" for each answer, and "## row working" for its steps. A line of an answer is one sentence;
-one whose values are missing, because nothing was measured or because what was is noisy, is left out.
+A file has a heading "## row" for each answer, "## row working" for its steps, and "## method ..." for how it was
+measured. A line of an answer is one sentence; one whose values are missing, because nothing was measured or because
+what was is noisy, is left out.
 """
 
 import math
@@ -62,18 +63,18 @@ def templates(module: str) -> dict[str, list[str]]:
 
 def sentences(module: str, row: str, values: dict[str, Any]) -> list[str]:
     """The answer's sentences, without those whose values are missing."""
-    lines = [line for line in templates(module).get(row, ()) if line]
-    found = {line: filled(line, values) for line in lines}
-    filled_in = [line for line in lines if "{" in line]
+    found = {line: filled(line, values) for line in templates(module).get(row, ()) if line}
+    filled_in = [line for line in found if "{" in line]
     if filled_in and not any(found[line] for line in filled_in):
         return []  # what always holds is no answer without a number
     return [sentence for sentence in found.values() if sentence]
 
 
-def working(module: str, row: str, values: dict[str, Any]) -> str:
-    """The steps to an answer, line by line as they stand."""
-    lines = [filled(line, values) for line in templates(module).get(f"{row} working", ())]
-    return "\n".join(line for line in lines if line is not None).strip("\n")
+def lines(module: str, heading: str, values: dict[str, Any]) -> list[str]:
+    """The lines under a heading as they stand, such as the steps to an answer, without those whose values are
+    missing."""
+    found = (filled(line, values) for line in templates(module).get(heading, ()))
+    return [line for line in found if line is not None]
 
 
 def filled(line: str, values: dict[str, Any]) -> str | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from parity.core.case import Case
+from parity.core.case import Case, ParityError
 from parity.core.device import DeviceLost, kind_of, open_device
 from parity.core.draw import Draw
 from parity.core.library import HEADERS, Library
@@ -44,17 +44,18 @@ class Settings:
     wait: float = 60.0  # seconds that a rank waits for the others, in a call or before it
 
 
-class WorkerError(RuntimeError):
+class WorkerError(ParityError):
     """The worker could not start; the message says why."""
 
 
 class Worker:
     """Runs cases one after the other in a process of its own, which is replaced when it dies."""
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: Settings, timed: bool = False):
+        """timed: cases are timed or weighed, some of them in a process of their own."""
         self.settings = settings
         self.surroundings: dict = {}
-        self._context = _processes()
+        self._context = _processes(timed)
         self._process = None
         self._groups: dict[int, Group] = {}  # by their number of ranks
 
@@ -263,12 +264,11 @@ class Ahead:
         return failed
 
 
-def _processes():
+def _processes(timed: bool = True):
     """A server that has imported PyTorch and done nothing else forks each process: as clean as a new one, and there at
-    once."""
+    once. Where calls are timed it has PyTorch's compiler as well, which the first optimizer imports."""
     context = multiprocessing.get_context("forkserver")
-    # Modules import pandas for their pages, and parity.core.equals uses what imports torch._dynamo.
-    context.set_forkserver_preload(["torch._dynamo", "pandas", "parity.core.worker"])
+    context.set_forkserver_preload([*(["torch._dynamo"] if timed else []), "parity.core.worker"])
     return context
 
 

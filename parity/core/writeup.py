@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-import pandas as pd
-
 from parity.core import report, sweep
 from parity.core.document import FORMATS, Figure, Markdown, Section, Tabled
 from parity.core.files import write_whole
@@ -168,7 +166,7 @@ def write_head(document: Markdown, machines: Sequence[Machine]) -> None:
             }
         )
     document.heading(2, "What ran where")
-    document.table(Table(pd.DataFrame(rows)))
+    document.table(Table(rows))
 
 
 def write_section(document: Markdown, row: str, found: Found, reports: Path, path: Path) -> None:
@@ -220,7 +218,7 @@ def write_missing(document: Markdown, chosen: Mapping[str, Found | None]) -> Non
     ]
     document.heading(1, "What no machine has measured")
     if rows:
-        document.table(Table(pd.DataFrame(rows)), "What no machine has measured.", "missing")
+        document.table(Table(rows), "What no machine has measured.", "missing")
     else:
         document.text("Nothing is missing.")
 
@@ -247,7 +245,7 @@ def write_index(reports: Path, machines: Sequence[Machine], found: Mapping[str, 
                 line[f"[{machine.name}]({machine.name}/README.md)"] = f"[{words}]({link})" if of else ""
             lines.append(line)
         document.heading(2, f"The handout of {year}")
-        document.table(Table(pd.DataFrame(lines)))
+        document.table(Table(lines))
     path = reports / "README.md"
     write_whole(path, document.whole())
     return path

@@ -6,20 +6,11 @@ from parity.core import Case, Side, equal
 from parity.ddp import communication
 from parity.ddp.page import PROOFS, STRATEGIES, TIMES, report
 from parity.shared.model import extents
-from parity.shared.ranked import configs, judged_step, sides_of, switches_of, timed_step
+from parity.shared.ranked import by_turns, configs, judged_step, sides_of, switches_of, timed_step
 from ref import ddp as ref
 
-__all__ = ["DELIVERABLES", "cases", "report", "run"]
+__all__ = ["cases", "report", "run"]
 
-DELIVERABLES = {
-    "naive_ddp": "One all-reduce a gradient, behind the backward pass: the weights of one process",
-    "naive_ddp_benchmarking": "What naive data parallelism takes of a step",
-    "minimal_ddp_flat_benchmarking": "All gradients in one call",
-    "ddp_overlap_individual_parameters": "Each gradient as soon as it is there: the weights of one process",
-    "ddp_overlap_individual_parameters_benchmarking": "What overlap gains",
-    "ddp_overlap_bucketed": "Buckets of gradients: the weights of one process",
-    "ddp_bucketed_benchmarking": "Buckets of several sizes",
-}
 IMPL = "torch_ddp"
 TOY_MB = (0.0016, 0.0001, 0.01)  # the buckets of the course's tests
 TOY_STEPS, TOY_LR, SAMPLES = 5, 0.1, 24  # samples that 2, 4 and 6 ranks divide
@@ -280,14 +271,14 @@ def toys(case, draw, c):
         losses = []
         for step in range(case.steps):
             by_rank = (loss_of(model, step, part, dtype) for part in range(case.ranks))
-            losses.append(ref.average_alone(model, by_rank)[rank])
+            losses.append(ref.average_alone(model, by_rank))
             ref.sgd(ref.trained(model), TOY_LR)
-        return outputs(model, losses, False, dtype)
+        return [outputs(model, of_rank, False, dtype) for of_rank in zip(*losses, strict=True)]
 
     sides = {side: Side(tandem(backend)) for side, backend in sides_of(draw.device).items()}
     return sides | {
         IMPL: eager,
-        "truth": lambda: in_one(torch.float64),
-        "equal": in_one,
+        "truth": lambda: in_one(torch.float64)[rank],
+        "equal": by_turns(draw, c, in_one),
         "rule": {"ranks_apart": equal("truth")},
     }

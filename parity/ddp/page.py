@@ -1,11 +1,9 @@
 """The page of data parallelism: proofs, steps by strategy, communication, overlap, buckets and their model."""
 
-import pandas as pd
-
 from parity.core.comparison import Comparison, ms_of
 from parity.ddp.communication import behind, fitted, handout_optimum, optimum, times_of
 from parity.shared.bench_ranks import MIB
-from parity.shared.pages import last, mark, on_gpu, ran_with, report_proofs, setup
+from parity.shared.pages import on_gpu, ran_with, report_proofs, setup, tabled
 from parity.shared.ranked import NARROW
 
 PROOFS = {
@@ -23,16 +21,17 @@ TIMES = {
 STRATEGIES = tuple(TIMES)
 MINE = ("c_nccl", "c_mpi", "c_gloo")
 WAY = ("size", "dtype", "optimizer", "ranks")  # what steps of one comparison have in common
+DTYPES = ("f32", "bf16", "bf16_mixed")
 ASKED_MB = (1, 10, 100, 1000)  # sizes of buckets that the handout asks for
 
 
 def report(page, records):
-    errors = type(records)(r for r in records.records if "steps" in r["case"])
-    times = type(records)(r for r in records.records if "warmup" in r["case"])
+    errors = records.where(lambda r: "steps" in r["case"])
+    times = records.where(lambda r: "warmup" in r["case"])
     runs = [r for r in records.only(part="communication").records if "values" in r and r["status"] == "ok"]
     runs.sort(key=lambda r: (MINE.index(r["impl"]), *order_of(r["case"])))
-    links = {(r["impl"], r["case"].get("dtype") in NARROW): r["series"] for r in records.records
-             if r["case"].get("part") == "fit" and "series" in r}  # fmt: skip
+    fitted_to = records.only(part="fit").where(lambda r: "series" in r).records
+    links = {(r["impl"], r["case"].get("dtype") in NARROW): r["series"] for r in fitted_to}
     proofs(page, errors, "naive")
     way = way_of(runs, times)
     report_one(page, times, runs, way, ("naive",))
@@ -42,31 +41,15 @@ def report(page, records):
     report_traces(page, times, runs, way)
     proofs(page, errors, "bucketed")
     report_buckets(page, times, runs, links, way)
-    page.table(pd.DataFrame([taken(r, links) for r in runs]), "communication_of_all", more=True)
+    page.table([taken(r, links) for r in runs], "communication_of_all", more=True)
     if len(times.values("ranks")) > 1:
-        page.table(pd.DataFrame(by_strategy(times)), "steps_of_all", more=True)
-    captured = (
-        " C's steps are captured as graphs; PyTorch's are queued, except torch_ddp_graph."
-        if on_gpu(times)
-        else ""
-    )
-    page.method(
-        "Every rank is a process of one host; a sample is the time of the slowest rank, and each rank has "
-        "its own batch. "
-        "torch_ddp is the assignment's own way for naive, flat and overlap, and DistributedDataParallel for buckets."
-        f"{captured} Ranks begin with different weights, and rank 0's count. {ran_with(times)}"
-    )
-    page.method(
-        "Communication is measured by C's own benchmark. collectives: how long a step's collectives ran. "
-        "exposed: the step "
-        "less the same step without communication. tail: from the end of backward to the end of the last collective. "
-        "during backward: the share of the collectives' time before the end of backward."
-    )
+        page.table(by_strategy(times), "steps_of_all", more=True)
+    page.method("steps", gpu=on_gpu(times), switches=ran_with(times))
+    page.method("communication")
 
 
 def order_of(case):
-    dtypes = ("f32", "bf16", "bf16_mixed")
-    return dtypes.index(case["dtype"]), STRATEGIES.index(case["strategy"]), case.get("bucket_mb", 0)
+    return DTYPES.index(case["dtype"]), STRATEGIES.index(case["strategy"]), case.get("bucket_mb", 0)
 
 
 def way_of(runs, times):
@@ -80,11 +63,11 @@ def side_of(records):
     return next((impl for impl in MINE if any(r["impl"] == impl for r in records)), None)
 
 
-def of(records, way, strategy=None, impl=None, **keys):
+def of(records, way, strategy=None, impl=None):
     return [
         r
         for r in records
-        if all(r["case"].get(name) == value for name, value in {**way, **keys}.items())
+        if all(r["case"].get(name) == value for name, value in way.items())
         and strategy in (None, r["case"]["strategy"])
         and impl in (None, r["impl"])
     ]
@@ -98,55 +81,56 @@ def proofs(page, errors, strategy):
 
 # ---- steps ----
 
+STEP = {"strategy": "strategy", "bucket_mb": "bucket (MiB)"}
+
 
 def steps_table(page, times, runs, way, strategies, name):
     """A row a strategy and bucket: steps of C and PyTorch, and what communication takes in C."""
-    rows = {}
-    for record in of(times.records, way):
-        case = record["case"]
-        if case["strategy"] in strategies and "ms" in record:
-            row = rows.setdefault(order_of(case), row_of(case))
-            row[f"{record['impl']} (ms)"] = record["ms"]["median"]
-            mark(row, record)
-    for record in of(runs, way, impl=side_of(runs)):
-        case, values = record["case"], record["values"]
-        if case["strategy"] in strategies:
-            row = rows.setdefault(order_of(case), row_of(case))
-            row |= {"step, watched (ms)": values["step"], "without communication (ms)": values["without"]}
-            row |= {
+
+    def cells(record):
+        if "ms" in record:
+            return {f"{record['impl']} (ms)": record["ms"]["median"]}
+        values = record["values"]
+        return (
+            {"step, watched (ms)": values["step"], "without communication (ms)": values["without"]}
+            | {
                 "exposed (ms)": values["exposed"],
                 "share": f"{100 * values['exposed'] / values['step']:.0f} %",
             }
-            row |= {
-                "collectives (ms)": values["collectives"],
-                "during backward": f"{100 * hidden(values):.0f} %",
-            }
-            row |= {"calls": values["calls"], "MiB": values["bytes"] / MIB}
-    frame = pd.DataFrame([rows[key] for key in sorted(rows)])
-    if len(frame):
+            | sent(values)
+        )
+
+    records = [r for r in of(times.records, way) if "ms" in r] + of(runs, way, impl=side_of(runs))
+    found = [r for r in records if r["case"]["strategy"] in strategies]
+    rows = tabled(found, STEP, cells, lambda key: (STRATEGIES.index(key[0]), key[1] or 0))
+    if rows:
         page.note(f"{setup(way)}, {way['optimizer']}. A sample is the time of the slowest rank.")
-    page.table(last(frame, "noisy"), name)
+    page.table(rows, name)
 
 
-def row_of(case):
-    return {"strategy": case["strategy"], "bucket (MiB)": case.get("bucket_mb")}
+def sent(values):
+    return {
+        "collectives (ms)": values["collectives"],
+        "during backward": f"{100 * hidden(values):.0f} %",
+        "calls": values["calls"],
+        "MiB": values["bytes"] / MIB,
+    }
 
 
 def hidden(values):
     return values["beside"] / values["collectives"] if values["collectives"] else 0.0
 
 
-def best(records):
-    return min(records, key=lambda r: r["values"]["step"], default=None)
-
-
 def values_of(times, runs, way, strategy):
     """C's step with a strategy and what communication takes of it, for sentences; of its best bucket. The step is the
     one without a watch, if it was measured and is not noisy."""
-    record = best(of(runs, way, strategy, side_of(runs)))
-    if record is None:
+    found = of(runs, way, strategy, side_of(runs))
+    if not found:
         return None
-    values, compared = record["values"], steps_of(times, way, strategy)
+    values, compared = (
+        min((r["values"] for r in found), key=lambda v: v["step"]),
+        steps_of(times, way, strategy),
+    )
     return values | {
         "step": compared.mine if compared else values["step"],
         "share": values["exposed"] / values["step"],
@@ -158,10 +142,8 @@ def values_of(times, runs, way, strategy):
 def steps_of(times, way, strategy):
     """C's step and PyTorch's with a strategy."""
     records = of(times.records, way, strategy)
-    mine = [r for r in records if r["impl"] == side_of(records)]
-    theirs = [r for r in records if r["impl"] == "torch_ddp"]
-    mine, theirs = (min(found, key=lambda r: ms_of(r) or 1e30, default=None) for found in (mine, theirs))
-    return Comparison.of(mine, theirs)
+    sides = ([r for r in records if r["impl"] == impl] for impl in (side_of(records), "torch_ddp"))
+    return Comparison.of(*(min(found, key=lambda r: ms_of(r) or 1e30, default=None) for found in sides))
 
 
 def report_one(page, times, runs, way, strategies):
@@ -184,8 +166,7 @@ def report_overlap(page, times, runs, way):
         "All strategies and sizes of buckets with the fewest ranks, without a watch"
         + (", batch {batch} a rank, context {context}:".format(**way) if way else ":")
     )
-    fewest = min(times.values("ranks"), default=0)
-    page.table(pd.DataFrame(by_strategy(times.only(ranks=fewest))), "steps")
+    page.table(by_strategy(times.only(ranks=min(times.values("ranks"), default=0))), "steps")
 
 
 def report_traces(page, times, runs, way):
@@ -193,29 +174,23 @@ def report_traces(page, times, runs, way):
     page.section("ddp_overlap_individual_parameters_benchmarking (b)")
     panels = {}
     for strategy in ("naive", "overlap", "bucketed"):
-        watched = [r for r in of(runs, way, strategy, side_of(runs)) if "series" in r]
-        if watched:
-            case = watched[0]["case"]
-            name = f"{strategy}, {case['bucket_mb']:g} MiB" if "bucket_mb" in case else strategy
-            panels[name] = bars_of(watched[0]["series"])
+        for record in [r for r in of(runs, way, strategy, side_of(runs)) if "series" in r][:1]:
+            mb = record["case"].get("bucket_mb")
+            panels[f"{strategy}, {mb:g} MiB" if mb else strategy] = bars_of(record["series"])
     if panels:
         page.note(
             "Each panel is the last step of a run: what a rank computes, and under it what it sends. Tables have "
             "medians of all steps."
         )
-        page.timeline(
-            "timeline",
-            panels,
-            x="ms since the step began",
-            title=f"One training step by strategy, {setup(way)}",
-        )
+    title = f"One training step by strategy, {setup(way)}" if way else ""
+    page.timeline("timeline", panels, x="ms since the step began", title=title)
     if "overlap" not in panels:
         page.lacks(
             "the trace of a step with overlap of single gradients: records have naive and bucketed alone"
         )
     page.say(
         **{name: values_of(times, runs, way, name) for name in STRATEGIES[::2]},
-        drawn=" and ".join(f"`{name}`" for name in panels) if panels else None,
+        drawn=" and ".join(f"`{name}`" for name in panels) or None,
         traced="overlap" in panels,
     )
 
@@ -241,13 +216,12 @@ def bars_of(series):
 def report_buckets(page, times, runs, links, way):
     page.section("ddp_bucketed_benchmarking (a)")
     steps_table(page, times, runs, way, ("overlap", "bucketed"), "buckets")
-    sizes = {
-        r["case"].get("bucket_mb") for r in [*of(runs, way, "bucketed"), *of(times.records, way, "bucketed")]
-    }
-    missing = [mb for mb in ASKED_MB if mb not in sizes]
+    every = of([*runs, *times.records], way)
+    sizes = {r["case"].get("bucket_mb") for r in every if r["case"]["strategy"] == "bucketed"}
+    missing = [str(mb) for mb in ASKED_MB if mb not in sizes]
     if missing:
-        page.lacks(f"buckets of {', '.join(map(str, missing))} MiB")
-    if not of([*runs, *times.records], way, "overlap"):
+        page.lacks(f"buckets of {', '.join(missing)} MiB")
+    if not of(every, way, "overlap"):
         page.lacks("overlap without buckets, which buckets are compared with")
     mine = side_of([*runs, *times.records])
     bars = {}
@@ -255,37 +229,24 @@ def report_buckets(page, times, runs, links, way):
         singles = steps_by_bucket(times, runs, way, side, "overlap")
         for mb, ms in (singles | steps_by_bucket(times, runs, way, side)).items():
             bars.setdefault(f"{mb:g} MiB" if mb else "no buckets", {})[side] = ms
-    page.bars(
-        "buckets",
-        bars,
-        y="ms a step",
-        title=f"A step by bucket size, {setup(way) if way else ''}",
-        stacked=False,
-    )
+    title = f"A step by bucket size, {setup(way) if way else ''}"
+    page.bars("buckets", bars, y="ms a step", title=title, stacked=False)
     steps = steps_by_bucket(times, runs, way, mine, pick=ms_of)
     told = {"steps": len(steps) if len(steps) > 1 else None}
     if steps:
         best_mb, slowest = min(steps, key=steps.get), max(steps, key=steps.get)
         told |= {"best": best_mb, "step": steps[best_mb], "slowest": slowest, "slow": steps[slowest]}
         told |= {"first": steps[min(steps)], "last": steps[max(steps)]}
-        told |= {"smallest": min(steps), "largest": max(steps)}
     told["hidden"] = min((hidden(r["values"]) for r in of(runs, way, "bucketed", mine)), default=None)
     told["single"] = steps_by_bucket(times, runs, way, mine, "overlap", ms_of).get(0)
-    model = next(
-        (r for r in best_buckets(runs, links) if r["side"] == mine and r["dtype"] == way["dtype"]), {}
-    )
-    told["model"] = model.get("best bucket (MiB)")
-    page.say(**told, formula=model.get("by the handout's formula (MiB)"))
-    page.table(pd.DataFrame(fits(links)), "fit", more=True)
-    page.table(pd.DataFrame(best_buckets(runs, links)), "optimum", more=True)
-    page.table(pd.DataFrame(predictions(runs, links)), "buckets_by_the_model", more=True)
-    page.method(
-        "The model of buckets: s bytes in n buckets, each sent in c = s / (n w) + o, with w bytes/s and o "
-        "seconds a call "
-        "fitted to all-reduces alone. Buckets become final at equal distances of a backward pass of T and are sent one "
-        "after the other. The last ends max(c, T / n + n c - T) after backward. If a bucket is sent while the next is "
-        "computed, this is s / (n w) + n o, as the handout has it."
-    )
+    best = best_buckets(runs, links)
+    model = next((r for r in best if (r["side"], r["dtype"]) == (mine, way["dtype"])), {})
+    told |= {"model": model.get("best bucket (MiB)"), "formula": model.get("by the handout's formula (MiB)")}
+    page.say(**told)
+    page.table(fits(links), "fit", more=True)
+    page.table(best, "optimum", more=True)
+    page.table(predictions(runs, links), "buckets_by_the_model", more=True)
+    page.method("buckets")
 
 
 def steps_by_bucket(times, runs, way, side, strategy="bucketed", pick=lambda record: record["ms"]["median"]):
@@ -304,16 +265,17 @@ def link_of(links, record):
     return links.get((impl, record["case"]["dtype"] in NARROW), links.get((impl, False)))
 
 
+def head_of(record, names):
+    """The side, these case keys, strategy and bucket of a run."""
+    keys = dict(zip(names, names, strict=True)) | STEP
+    return {"side": record["impl"]} | {title: record["case"].get(key) for key, title in keys.items()}
+
+
 def taken(record, links):
     """A row of what communication takes."""
-    values, case = record["values"], record["case"]
-    row = {"side": record["impl"]} | {name: case[name] for name in WAY} | row_of(case)
-    row |= {f"{name} (ms)": values[name] for name in ("step", "without", "exposed", "tail", "collectives")}
-    row |= {
-        "during backward": f"{100 * hidden(values):.0f} %",
-        "calls": values["calls"],
-        "MiB": values["bytes"] / MIB,
-    }
+    values = record["values"]
+    row = head_of(record, WAY)
+    row |= {f"{name} (ms)": values[name] for name in ("step", "without", "exposed", "tail")} | sent(values)
     if link_of(links, record):
         o, w = fitted(link_of(links, record))
         row["calls and bytes (ms)"] = 1e3 * (values["calls"] * o + values["bytes"] / w)
@@ -321,23 +283,20 @@ def taken(record, links):
 
 
 def by_strategy(times):
-    rows = {}
-    for record in times.records:
-        if "ms" in record:
-            case = record["case"]
-            way = {name: case[name] for name in WAY}
-            row = rows.setdefault((*way.values(), *order_of(case)), way | row_of(case))
-            row[f"{record['impl']} (ms)"] = record["ms"]["median"]
-    for row in rows.values():
-        for best, of_best in (
-            ("compiled", row.get("torch_ddp_compiled (ms)")),
-            ("graph", row.get("torch_ddp_graph (ms)")),
-        ):
-            for name in [
-                name for name in row if of_best and name.startswith("c_") and name.endswith(" (ms)")
-            ]:
-                row[f"{name.removesuffix(' (ms)')} / {best}"] = row[name] / of_best
-    return [rows[key] for key in sorted(rows)]
+    def order(key):
+        return *key[:4], DTYPES.index(key[1]), STRATEGIES.index(key[4]), key[5] or 0
+
+    def cells(record):
+        return {f"{record['impl']} (ms)": record["ms"]["median"]}
+
+    keys = dict(zip(WAY, WAY, strict=True)) | STEP
+    rows = tabled(times.where(lambda r: "ms" in r).records, keys, cells, order)
+    for row in rows:
+        for best in ("compiled", "graph"):
+            theirs = row.get(f"torch_ddp_{best} (ms)")
+            for name in [name for name in row if theirs and name.startswith("c_") and name.endswith(" (ms)")]:
+                row[f"{name.removesuffix(' (ms)')} / {best}"] = row[name] / theirs
+    return rows
 
 
 def modelled(runs, links):
@@ -351,23 +310,19 @@ def modelled(runs, links):
 
 
 def predictions(runs, links):
-    rows = []
     for record, backward, (o, w) in modelled(runs, links):
-        values, case = record["values"], record["case"]
+        values = record["values"]
         tail = behind(values["calls"], values["bytes"], backward, o, w)
-        rows.append(
-            {"side": record["impl"]}
-            | {name: case[name] for name in ("dtype", "optimizer")}
-            | row_of(case)
+        step = values["without"] + tail
+        yield (
+            head_of(record, ("dtype", "optimizer"))
             | {
                 "calls": values["calls"],
                 "after backward, model (ms)": tail,
                 "exposed (ms)": values["exposed"],
             }
-            | {"step, model (ms)": values["without"] + tail, "step (ms)": values["step"]}
-            | {"model / step": (values["without"] + tail) / values["step"]}
+            | {"step, model (ms)": step, "step (ms)": values["step"], "model / step": step / values["step"]}
         )
-    return rows
 
 
 def best_buckets(runs, links):
@@ -376,27 +331,21 @@ def best_buckets(runs, links):
     for record, backward, (o, w) in modelled(runs, links):
         case, nbytes = record["case"], record["values"]["bytes"]
         calls = optimum(nbytes, backward, o, w)
-        key = (record["impl"], *(case[name] for name in WAY))
-        rows[key] = {"side": record["impl"]} | {name: case[name] for name in ("dtype", "optimizer")}
-        rows[key] |= {"backward (ms)": backward, "s / w (ms)": 1e3 * nbytes / w, "best n": calls}
-        rows[key] |= {"best bucket (MiB)": nbytes / calls / MIB}
-        rows[key] |= {"after backward (ms)": behind(calls, nbytes, backward, o, w)}
-        rows[key]["by the handout's formula (MiB)"] = handout_optimum(nbytes, o, w) / MIB
+        row = {"side": record["impl"]} | {name: case[name] for name in ("dtype", "optimizer")}
+        row |= {"backward (ms)": backward, "s / w (ms)": 1e3 * nbytes / w, "best n": calls}
+        row |= {"best bucket (MiB)": nbytes / calls / MIB}
+        row |= {"after backward (ms)": behind(calls, nbytes, backward, o, w)}
+        row["by the handout's formula (MiB)"] = handout_optimum(nbytes, o, w) / MIB
+        rows[record["impl"], *(case[name] for name in WAY)] = row
     return list(rows.values())
 
 
 def fits(links):
-    rows = []
     for (impl, narrow), series in links.items():
         o, w = fitted(series)
-        row = {
-            "side": impl,
-            "of": "16 bits" if narrow else "f32",
-            "o (ms a call)": 1e3 * o,
-            "w (GB/s)": w / 1e9,
-        }
+        row = {"side": impl, "of": "16 bits" if narrow else "f32"}
+        row |= {"o (ms a call)": 1e3 * o, "w (GB/s)": w / 1e9}
         for nbytes, ms in zip(series["bytes"], times_of(series), strict=True):
             row[f"{nbytes / MIB:g} MiB (ms)"] = ms
             row[f"model / it, {nbytes / MIB:g} MiB"] = 1e3 * (o + nbytes / w) / ms
-        rows.append(row)
-    return rows
+        yield row

@@ -9,6 +9,7 @@ from parity.shard import memory
 from parity.shard.page import report
 from parity.shared.model import extents
 from parity.shared.ranked import (
+    by_turns,
     configs,
     judged_step,
     sides_of,
@@ -20,12 +21,8 @@ from parity.shared.ranked import (
 from ref import ddp as toys
 from ref import shard as ref
 
-__all__ = ["DELIVERABLES", "cases", "report", "run"]
+__all__ = ["cases", "report", "run"]
 
-DELIVERABLES = {
-    "optimizer_state_sharding": "Each rank updates a part of the weights: those of one optimizer",
-    "optimizer_state_sharding_accounting": "What it takes, and what it spares",
-}
 IMPL = "torch_zero"
 FUSED = {"fused": True}  # its AdamW
 KINDS = ("tensors", "flat")
@@ -232,6 +229,6 @@ def on_toys(case, draw, c):
     return sides | {
         IMPL: Side(zero, record=lambda: {"values": theirs}),
         "truth": lambda: in_one(torch.float64),
-        "equal": in_one,
+        "equal": by_turns(draw, c, lambda: [in_one()] * case.ranks),
         "rule": {"ranks_apart": equal("truth")},
     }

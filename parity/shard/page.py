@@ -1,11 +1,9 @@
 """The page of sharded optimizer state: proofs, memory at three points, steps, and what is sent."""
 
-import pandas as pd
-
 from parity.core.comparison import Comparison, ms_of
 from parity.shard.memory import memory_of, on_the_wire, sent_of, state_bytes
 from parity.shared.bench_ranks import MIB, PARTS, POINTS, elements_of
-from parity.shared.pages import last, mark, ran_with, report_proofs, setup
+from parity.shared.pages import by_case, ran_with, report_proofs, setup, tabled
 from parity.shared.ranked import whole_of
 
 STATES = ("whole", "tensors", "flat")
@@ -14,44 +12,27 @@ NAMES = ("size", "dtype", "ranks")
 
 
 def report(page, records):
-    errors = type(records)(r for r in records.records if "steps" in r["case"])
-    times = type(records)(r for r in records.records if "warmup" in r["case"])
+    times = records.where(lambda r: "warmup" in r["case"])
     parts = of_states(records.only(part="memory"))
     page.section("optimizer_state_sharding")
-    report_proofs(page, errors.records, "proofs", ("model", "shard", "ranks"))
+    proofs = records.where(lambda r: "steps" in r["case"])
+    report_proofs(page, proofs.records, "proofs", ("model", "shard", "ranks"))
     report_memory(page, parts)
     report_steps(page, times)
     report_sent(page, parts)
-    page.method(
-        "Every rank is a process of one host; a sample is the time of the slowest rank. whole: every rank "
-        "has all of the "
-        "state. tensors: a parameter has an owner, which updates and broadcasts it, after gradients were "
-        "all-reduced in "
-        "buckets. flat: buckets are reduce-scattered and weights are all-gathered, as ZeRO stage 1 does. "
-        "PyTorch's side is "
-        f"ZeroRedundancyOptimizer with DistributedDataParallel. {ran_with(times)}"
-    )
-    page.method(
-        "Memory is that of the second step, because before the first one there are no moments. C takes all "
-        "of its memory "
-        "when a trainer is made, and its gradients share memory with activations. PyTorch's points are what "
-        "its allocator "
-        "has given. arithmetic: 4 bytes an element of weights and gradients and 8 of moments (6, 2 and 8 in "
-        "bf16_mixed). "
-        "Sent bytes are counted in rings: of S bytes an all-reduce sends 2 (ranks - 1) / ranks S, others half of it."
-    )
+    page.method("steps", switches=ran_with(times))
+    page.method("memory")
 
 
 def of_states(parts):
     """Records with memory: f32 first, the states in their order, C's sides first."""
     order = {impl: i for i, impl in enumerate(parts.impls())}
-    found = [r for r in parts.records if "memory" in r and r["status"] == "ok"]
-    return sorted(
-        found,
-        key=lambda r: (
-            r["case"]["ranks"], r["case"]["dtype"] != "f32", STATES.index(r["case"]["shard"]), order[r["impl"]],
-        ),
-    )  # fmt: skip
+
+    def place(record):
+        case = record["case"]
+        return case["ranks"], case["dtype"] != "f32", STATES.index(case["shard"]), order[record["impl"]]
+
+    return sorted((r for r in parts.records if "memory" in r and r["status"] == "ok"), key=place)
 
 
 def columns_of(memory, rank=None):
@@ -67,11 +48,12 @@ def titled(columns):
 def of_first(parts):
     """The records of C's first side and of PyTorch, of the first configuration."""
     first = next((r for r in parts if r["impl"].startswith("c_")), None)
-    sides = (first and first["impl"], "torch_ddp", "torch_zero")
     return [
         r
         for r in parts
-        if first and r["impl"] in sides and all(r["case"][n] == first["case"][n] for n in NAMES)
+        if first
+        and r["impl"] in (first["impl"], "torch_ddp", "torch_zero")
+        and all(r["case"][n] == first["case"][n] for n in NAMES)
     ]
 
 
@@ -93,17 +75,16 @@ def report_memory(page, parts):
         mine = record["impl"].startswith("c_")
         name = f"{'C' if mine else 'PyTorch'}, {'not sharded' if shard == 'whole' else f'sharded, {shard}'}"
         bars[name] = {WORDS[point]: columns[point] for point in POINTS if point in columns}
+        moments = [round(mib * MIB) for mib in record["memory"].get("optimizer_state_mib", ())]
         told["c" if mine else "torch"][shard] = columns | {
-            "exact": [round(mib * MIB) for mib in record["memory"].get("optimizer_state_mib", ())]
-            == state_bytes(case, elements_of(case)),
+            "exact": moments == state_bytes(case, elements_of(case)),
             "every_gradient": arithmetic["gradients"],
             "reused": arithmetic["gradients"] - columns.get("gradients", 0.0),
         }
-    if first:
-        page.note(f"{setup(first[0]['case'])}; MiB of the rank with the most.")
-    page.table(pd.DataFrame(rows), "memory", expected=3)
-    page.table(pd.DataFrame(every), "memory_by_rank", more=True)
     where = setup(first[0]["case"]) if first else ""
+    page.note(f"{where}; MiB of the rank with the most.")
+    page.table(rows, "memory", expected=3)
+    page.table(every, "memory_by_rank", more=True)
     title = f"Memory at three points of a step, with and without sharding of the optimizer, {where}"
     page.bars("memory", bars, y="MiB of a rank", title=title, stacked=False)
     page.say(**(first[0]["case"] if first else {}), **told)
@@ -111,40 +92,34 @@ def report_memory(page, parts):
 
 def report_steps(page, times):
     page.section("optimizer_state_sharding_accounting (b)")
-    rows, sides = {}, {}
-    for record in times.records:
-        if "ms" not in record:
-            continue
-        case = record["case"]
-        key = (case["size"], case["dtype"], case["ranks"], case["bucket_mb"], case["shard"])
-        row = rows.setdefault(key, dict(zip((*NAMES, "bucket (MiB)", "split"), key, strict=True)))
-        row[f"{record['impl']} (ms)"] = record["ms"]["median"]
-        mark(row, record)
-        sides.setdefault(key, {})[record["impl"]] = record
-    for key, found in sides.items():
-        for impl, record in found.items():
-            if whole_of(impl) in found:
-                whole = found[whole_of(impl)]
-                rows[key][f"{impl} / {whole_of(impl)}"] = record["ms"]["median"] / whole["ms"]["median"]
-    frame = pd.DataFrame([rows[key] for key in sorted(rows)])
-    if len(frame):
-        frame = frame[
-            [*(name for name in frame if "_" not in name), *sorted(name for name in frame if "_" in name)]
-        ]
-    if sides:
-        page.note("Batch {batch} a rank, context {context}.".format(**times.records[0]["case"]))
-    page.table(last(frame, "noisy"), "steps", expected=2)
-    if not any("whole" in impl for found in sides.values() for impl in found):
+    timed = times.where(lambda r: "ms" in r)
+    keys = dict(zip(NAMES, NAMES, strict=True)) | {"bucket_mb": "bucket (MiB)", "shard": "split"}
+    sides, impls = by_case(timed, keys), timed.impls()
+
+    def cells(record):
+        return {f"{record['impl']} (ms)": record["ms"]["median"]} | {
+            f"{impl} / {whole_of(impl)}": of[impl]["ms"]["median"] / of[whole_of(impl)]["ms"]["median"]
+            for of in [sides[tuple(record["case"][key] for key in keys)]]
+            for impl in of
+            if whole_of(impl) in of
+        }
+
+    rows = tabled(timed.records, keys, cells, order=lambda key: key)
+    for record in timed.records[:1]:
+        page.note("Batch {batch} a rank, context {context}.".format(**record["case"]))
+    columns = sorted({name for row in rows for name in row} - {*keys.values(), "noisy"})
+    page.table(rows, "steps", [*keys.values(), *columns], expected=2)
+    if not any("whole" in impl for impl in impls):
         page.lacks("steps without sharding")
     told = {}
     for key in sorted(sides, key=lambda key: (key[1] != "f32", key[2])):
         found = sides[key]
         mine = next((impl for impl in found if whole_of(impl) in found), None)
         if mine and key[-1] not in told:
+            told = dict(zip(NAMES, key, strict=False)) | told
             told[key[-1]] = Comparison.of(found[mine], found[whole_of(mine)])
-            told.setdefault("case", dict(zip(NAMES, key, strict=False)))
             told[f"torch_{key[-1]}"] = ms_of(found.get("torch_zero"))
-    page.say(**told.pop("case", {}), **told)
+    page.say(**told)
 
 
 def calls_of(case, buckets):
@@ -158,30 +133,23 @@ def report_sent(page, parts):
     page.section("optimizer_state_sharding_accounting (c)")
     rows, of_whole, told = [], {}, {}
     for record in parts:
-        if "collective_bytes" not in record:
-            continue
-        case = record["case"]
+        case, calls = record["case"], record.get("collectives")
         key = (*(case[name] for name in NAMES), record["impl"])
         if case["shard"] == "whole":
             of_whole[key] = record
         whole = of_whole.get(key)
-        if whole is None:
+        if whole is None or "collective_bytes" not in record:
             continue
         # All ways send as many bytes of gradients; the rest is new weights.
-        sent, (gradients, weights) = whole["collective_bytes"], sent_of(case)
+        sent = whole["collective_bytes"]
         measured = on_the_wire(case, sent, record["collective_bytes"] - sent)
         ratio = measured / on_the_wire(case | {"shard": "whole"}, sent, 0)
-        rows.append(
-            dict(zip((*NAMES, "side"), key, strict=True))
-            | {"state": case["shard"], "calls, formula": calls_of(case, whole["collectives"])}
-            | {
-                "calls": record["collectives"],
-                "sent, formula (MiB)": on_the_wire(case, gradients, weights) / MIB,
-            }
-            | {"sent (MiB)": measured / MIB, "times DDP's": ratio}
-        )
-        told.setdefault(case["shard"], {"ratio": ratio, "calls": record["collectives"]})
-    if rows:
-        page.note("Batch {batch} a rank, context {context}.".format(**parts[0]["case"]))
-    page.table(pd.DataFrame(rows), "sent", expected=3)
+        row = dict(zip((*NAMES, "side"), key, strict=True)) | {"state": case["shard"]}
+        row |= {"calls, formula": calls_of(case, whole["collectives"]), "calls": calls}
+        row |= {"sent, formula (MiB)": on_the_wire(case, *sent_of(case)) / MIB, "sent (MiB)": measured / MIB}
+        rows.append(row | {"times DDP's": ratio})
+        told.setdefault(case["shard"], {"ratio": ratio, "calls": calls})
+    for record in parts[:1]:
+        page.note("Batch {batch} a rank, context {context}.".format(**record["case"]))
+    page.table(rows, "sent", expected=3)
     page.say(**told)

@@ -1,12 +1,11 @@
 """What the pages of several modules have in common."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from parity.core import geomean
-from parity.core.comparison import noisy
+from parity.core.comparison import geomean, noisy
 from parity.core.view import number
 
 MIB = 2**20
@@ -55,7 +54,7 @@ def valued(records, impl="c", **keys) -> list[dict]:
     return [record["case"] | record["values"] for record in found if "values" in record]
 
 
-def errors_by(records, keys: Sequence[str], base: str = "torch_eager") -> pd.DataFrame:
+def errors_by(records, keys: Sequence[str], base: str = "torch_eager") -> list[dict]:
     """A row for each combination of the case keys: how many cases, the worst errors, the ratio of C's to those
     that it is judged against, and the largest share of its allowance that an error of C uses. C is judged
     against `base`, or another PyTorch side that the records name."""
@@ -75,9 +74,9 @@ def errors_by(records, keys: Sequence[str], base: str = "torch_eager") -> pd.Dat
         }
         row = dict(zip(keys, combination, strict=True)) | {"cases": len(subset.only(impl="c"))} | worst
         used = [number(r, "used") for r in group if number(r, "used") is not None]
-        row |= {"error ratio": geomean(ratios) if len(ratios) else None}
+        row |= {"error ratio": geomean(ratios)}
         rows.append(row | ({"allowance used": f"{100 * max(used):.0f} %"} if used else {}))
-    return pd.DataFrame(rows)
+    return rows
 
 
 def held(records, base: str = "torch_eager") -> dict:
@@ -96,13 +95,12 @@ def held(records, base: str = "torch_eager") -> dict:
         for r in judged
         if r["case"].get("dtype") == "f32" and number(r, "max_abs") is not None
     ]
-    ratios = [ratio for ratio in records.error_ratio(base) if np.isfinite(ratio)]
     return {
         "held": sum(r["status"] == "ok" for r in judged),
         "judged": len(judged) or None,
         "used": max(used, default=None),
         "furthest": max(plain, default=None),
-        "ratio": geomean(ratios) if ratios else None,
+        "ratio": geomean(ratio for ratio in records.error_ratio(base) if np.isfinite(ratio)),
     }
 
 
@@ -135,7 +133,7 @@ def report_proofs(page, records, name, columns) -> None:
         if "state_bytes" in record.get("values", {}):
             row["state of rank 0 (bytes)"] = record["values"]["state_bytes"]
     found = [rows[key] | {"PyTorch's difference": theirs.get(key[:-1])} for key in sorted(rows, key=str)]
-    page.table(pd.DataFrame(found), name)
+    page.table(found, name)
     held, results = (sum(row[what] for row in found) for what in ("hold", "results"))
     page.say(held=held, results=results or None, worst=max(worst, default=None))
 
@@ -147,23 +145,45 @@ def mark(row, record, name: str = "") -> None:
         row["noisy"] = ", ".join(dict.fromkeys([*names, name or record["impl"]]))
 
 
-def last(frame: pd.DataFrame, name: str) -> pd.DataFrame:
-    """With this column, if there is one, at the end."""
-    return frame[[*(other for other in frame if other != name), name]] if name in frame else frame
+def tabled(
+    records: Iterable[Mapping],
+    keys: Sequence[str] | Mapping[str, str],
+    cells: Callable[[Mapping], dict],
+    order: Any = None,
+) -> list[dict]:
+    """A row for each combination of these case keys, which may have titles: what `cells` makes of each of its records,
+    and which of them are noisy. `order`: sorts the rows by their keys; without it they stand as they first ran."""
+    titles = keys.values() if isinstance(keys, Mapping) else keys
+    rows: dict[tuple, dict] = {}
+    for record in records:
+        key = tuple(record["case"].get(name) for name in keys)
+        row = rows.setdefault(key, dict(zip(titles, key, strict=True)))
+        row |= cells(record)
+        mark(row, record)
+    return [rows[key] for key in (sorted(rows, key=order) if order else rows)]
+
+
+def time_of(record) -> float | str:
+    """The median, or why there is none."""
+    return record["ms"]["median"] if "ms" in record else record["status"]
+
+
+def grid_rows(timed, more: Callable[[Mapping], dict] = lambda record: {}) -> list[dict]:
+    """The handout's grid of attention: a row a shape, times of both passes and all sides."""
+
+    def cells(record):
+        return {f"{record['case']['pass']} {record['impl']}": time_of(record)} | more(record)
+
+    return tabled(timed.records, ("seq", "head_dim"), cells, order=lambda key: key)
 
 
 def by_case(records, keys: Sequence[str]) -> dict[tuple, dict]:
     """{case keys: {impl: record}} in order."""
     found: dict[tuple, dict] = {}
     for record in records.records:
-        found.setdefault(tuple(record["case"][key] for key in keys), {})[record["impl"]] = record
+        found.setdefault(tuple(record["case"].get(key) for key in keys), {})[record["impl"]] = record
     return found
 
 
 def mib(nbytes: float | None) -> float | None:
     return None if nbytes is None else nbytes / MIB
-
-
-def units_of(frame: pd.DataFrame, names, unit: str) -> dict[str, str]:
-    """The unit for those of the columns that the frame has: a side that measured nothing has none."""
-    return {name: unit for name in names if name in frame}

@@ -253,6 +253,20 @@ def draw_batches(case, draw, steps):
     return found
 
 
+def by_turns(draw, c, alone):
+    """A case's "equal", where one process computes the answers of all ranks: alone() lists them, on each rank with its
+    sums in another order. So each call of this is one of a rank's own turn, and all ranks get what it found."""
+    found = []
+
+    def equal():
+        if not found:
+            mine = [{name: torch.as_tensor(value).cpu() for name, value in of.items()} for of in alone()]
+            found.extend(of_ranks[c.ranks.rank] for of_ranks in c.ranks.gathered(mine))
+        return {name: value.to(draw.device) for name, value in found.pop().items()}
+
+    return equal
+
+
 def outputs_of(state, losses, weights, apart, dtype=torch.float32):
     """This rank's losses, how far each weight moved, and whether the ranks are apart."""
     moved = {f"update.{name}": (weights[name].double() - state[name].double()).to(dtype) for name in state}
@@ -294,13 +308,14 @@ def judged_step(case, draw, c, impl, rules, optimizer=None):
 
     def in_one(dtype=None):
         losses, weights = alone(case, state, batches, dtype)
-        return outputs_of(state, [step[rank] for step in losses], weights, False, dtype or torch.float32)
+        of_ranks = zip(*losses, strict=True)
+        return [outputs_of(state, found, weights, False, dtype or torch.float32) for found in of_ranks]
 
     sides = {side: tandem(backend) for side, backend in sides_of(draw.device).items()}
     return sides | {
         impl: eager,
-        "truth": lambda: in_one(torch.float64),
-        "equal": in_one,
+        "truth": lambda: in_one(torch.float64)[rank],
+        "equal": by_turns(draw, c, in_one),
         "rule": {"ranks_apart": equal("truth")} | rules,
     }
 

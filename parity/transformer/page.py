@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from parity.shared.pages import held, valued
+from parity.shared.pages import by_case, held, valued
 from parity.transformer.rules import LOSSES_WITHIN, OTHER_SEED, ROUNDING, SMALL_STEPS
 
 
@@ -13,56 +13,51 @@ def report(page, records):
     )
     rows = []
     for record in exact.only(impl="c").records:
-        case, outputs = record["case"], record.get("error", {}).get("outputs", {})
+        case = record["case"]
         if case.get("pass") == "steps":  # which has neither logits nor gradients
             continue
-        other = exact.only(impl="torch_eager", **case).records
-        theirs = other[0].get("error", {}).get("outputs", {}) if other else {}
         row = {key: case[key] for key in ("size", "d_model", "heads", "layers", "seq", "dtype", "attention")}
-        for name in ("logits", "loss"):
-            row[name] = outputs.get(name, {}).get("rel_l2")
-        mine, his = ({k: v for k, v in found.items() if k.startswith("grad.")} for found in (outputs, theirs))
-        row["gradients"] = outputs.get("gradients", {}).get("rel_l2")
-        row["PyTorch's"] = theirs.get("gradients", {}).get("rel_l2")
-        row["worst gradient"] = max((v["rel_l2"] for v in mine.values()), default=None)
-        row["PyTorch's worst"] = max((v["rel_l2"] for v in his.values()), default=None)
+        other = next(iter(exact.only(impl="torch_eager", **case).records), {})
+        mine, theirs = (of.get("error", {}).get("outputs", {}) for of in (record, other))
+        row |= {name: mine.get(name, {}).get("rel_l2") for name in ("logits", "loss")}
+        for what, worst, outputs in (
+            ("gradients", "worst gradient", mine),
+            ("PyTorch's", "PyTorch's worst", theirs),
+        ):
+            each = [found["rel_l2"] for name, found in outputs.items() if name.startswith("grad.")]
+            row |= {what: outputs.get("gradients", {}).get("rel_l2"), worst: max(each, default=None)}
         for what, title in (("grad", "gradient"), ("weight", "weight")):
             row[f"{title} from PyTorch's"] = record.get("values", {}).get(f"furthest_{what}_rel_l2")
         rows.append(row)
-    page.table(by_dtype(rows), "errors_by_dtype")
-    page.table(pd.DataFrame(rows), "errors", more=True)
+    report_errors(page, rows)
     after = next(iter(valued(exact, size="small", steps=SMALL_STEPS)), {})
     page.say(**held(exact), steps=SMALL_STEPS, far=after.get("furthest_weight_rel_l2"))
-    page.method(
-        "Errors of logits, loss and gradients are relative L2 errors against the same model in float64. Weights are "
-        f"compared with PyTorch's after the AdamW steps: one for the tiny models, {SMALL_STEPS} for `small`."
-    )
+    page.method("errors", steps=SMALL_STEPS)
     report_training(page, records.only("transformer_training"))
 
 
-def by_dtype(rows):
-    """The worst of each dtype, C's beside PyTorch's."""
-    frame = pd.DataFrame(rows)
-    if frame.empty:
-        return frame
+def report_errors(page, rows):
+    """All of them, and the worst of each dtype, C's beside PyTorch's."""
     worst = ["logits", "loss", "gradients", "PyTorch's", "worst gradient", "PyTorch's worst"]
-    found = frame.groupby("dtype", sort=False)
-    return found[worst].max().assign(cases=found.size()).reset_index()[["dtype", "cases", *worst]]
+    if rows:
+        found = pd.DataFrame(rows).groupby("dtype", sort=False)
+        frame = found[worst].max().assign(cases=found.size()).reset_index()
+        page.table(frame, "errors_by_dtype", ["dtype", "cases", *worst])
+    order = ["size", "d_model", "heads", "layers", "seq", "dtype", "attention", *worst]
+    order += ["gradient from PyTorch's", "weight from PyTorch's"]
+    page.table(rows, "errors", order, more=True)
 
 
 def report_training(page, records):
     page.section("transformer_training", "Does it learn the same as PyTorch, step by step?")
-    runs = {}  # the case's keys: {impl: its record with a curve}
-    for record in records.records:
-        if "series" in record:
-            runs.setdefault(tuple(record["case"].items()), {})[record["impl"]] = record
+    drawn = records.where(lambda r: "series" in r)
+    runs = list(by_case(drawn, list(dict.fromkeys(key for r in drawn.records for key in r["case"]))).values())
     rows, curves, apart = [], {}, {}
-    for keys, sides in runs.items():
-        case = dict(keys)
-        name = ", ".join([case["attention"], *([f"seed {case['seed']}"] if "seed" in case else [])])
+    for sides in runs:
         theirs = sides["torch_eager"]["series"]["loss"] if "torch_eager" in sides else []
         for impl, record in sides.items():
-            losses, values = record["series"]["loss"], record["values"]
+            case, losses, values = record["case"], record["series"]["loss"], record["values"]
+            name = ", ".join([case["attention"], *([f"seed {case['seed']}"] if "seed" in case else [])])
             steps = list(range(1, len(losses) + 1))
             curves.setdefault(name, {})[impl] = (steps, losses)
             row = {"run": name, "side": impl, "dtype": case["dtype"], "first": losses[0], "last": losses[-1]}
@@ -71,30 +66,25 @@ def report_training(page, records):
                 distances = [abs(mine - other) or None for mine, other in zip(losses, theirs, strict=True)]
                 apart.setdefault(name, {})[impl] = (steps, distances)
             rows.append(row)
-    page.table(pd.DataFrame(rows), "losses", digits={"first": 6, "last": 6})
+    page.table(rows, "losses", digits={"first": 6, "last": 6})
     dtype = rows[0]["dtype"] if rows else ""
     page.plot("loss", curves, x="step", y="loss", log=False, title=f"Loss of the byte-level model, {dtype}")
     page.plot("apart", apart, x="step", y="|loss - PyTorch's loss|", title=f"Losses minus PyTorch's, {dtype}")
-    exact = [row for row in valued(records, dtype="f32") if row.get("largest") is not None]
-    graphs = [sides for sides in runs.values() if {"c", "c_graph"} <= set(sides)]
-    noise = next((sides for sides in runs.values() if {"c", "torch_eager", OTHER_SEED} <= set(sides)), {})
+    exact = [row["largest"] for row in valued(records, dtype="f32") if row.get("largest") is not None]
+    graphs = [
+        [s[impl]["series"]["loss"] for impl in ("c", "c_graph")] for s in runs if {"c", "c_graph"} <= set(s)
+    ]
+    noise = next((sides for sides in runs if {"c", "torch_eager", OTHER_SEED} <= set(sides)), {})
     mean = {impl: record["values"].get("mean") for impl, record in noise.items()}
     page.say(
-        f32=max((row["largest"] for row in exact), default=None),
+        f32=max(exact, default=None),
         allowed=LOSSES_WITHIN,
         runs=len(exact) or None,
         mine=mean.get("c"),
         seed=mean.get(OTHER_SEED),
         rounding=mean.get(ROUNDING),
-        same=sum(s["c"]["series"]["loss"] == s["c_graph"]["series"]["loss"] for s in graphs)
-        if graphs
-        else None,
+        same=sum(queued == captured for queued, captured in graphs) if graphs else None,
         graphs=len(graphs),
     )
     for row in valued(records)[:1]:
-        page.method(
-            f"The byte-level model (vocab {row['vocab']}, d_model {row['d_model']}, {row['layers']} layers, context "
-            f"{row['context']}, batch {row['batch']}) is trained {row['steps']} steps on this repository's "
-            f"Markdown files, "
-            "from the same weights and with the same batches. torch_eager_seed has other weights and the same batches."
-        )
+        page.method("training", **row)

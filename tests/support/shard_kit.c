@@ -1,7 +1,6 @@
 #include "support/shard_kit.h"
 
 #include "ddp/reduce.h"
-#include "support/as_if_graphs.h"
 #include "support/draw.h"
 #include "support/fence.h"
 
@@ -36,6 +35,8 @@ td_train_config shard_config_of(const shard_setting *s)
                   .transient_gradients = s->time == TD_UPDATE_ALONG && s->micro_batches <= 1},
         .hyper = {.kind = optimizer_kind(s), .adamw = td_adamw_defaults(TD_ADAMW_TORCH), .sgd.lr = 0.5},
         .time = s->time,
+        /* GEMMs of wide models have other bits on fewer SMs. */
+        .update_sms = s->wide ? TD_UPDATE_ALL_SMS : 0,
         .gain = 1.0f / (float)shard_info.ranks,
         .micro_batches = s->micro_batches,
         .capture = s->captured};
@@ -91,9 +92,7 @@ shard_trainer shard_open_trainer(const shard_setting *s, bool sharded)
     config.capture &= sharded;
     if (sharded)
         td_assert_ok(td_shard_link_create(shard_comm, s->kind, s->bucket_mb, &config, &t.shard));
-    config.capture &= shard_on_gpu() || s->as_if; /* a link may gather as for graphs, where there are none */
-    if (s->as_if && config.capture)
-        td_as_if_gpu_once();
+    config.capture &= shard_on_gpu(); /* a link may gather as for graphs, where there are none */
     td_assert_ok(td_train_create(shard_dev, &config, &t.train));
     td_assert_ok(td_train_init(t.train, 7 + (uint64_t)shard_info.rank));
     if (t.ddp)

@@ -39,10 +39,10 @@ typedef struct shard_setting {
     double bucket_mb;
     td_precision precision;
     td_update_time time;
-    bool two_groups, captured, as_if; /* as if there were graphs on a CPU */
-    bool wide;                        /* weights that are large enough for windows */
-    bool sharing;                     /* products on a GPU are cut for what collectives leave: other bits */
-    int64_t micro_batches;            /* 0: 1 */
+    bool two_groups, captured;
+    bool wide;             /* weights that are large enough for windows */
+    bool sharing;          /* products on a GPU are cut for what collectives leave: other bits */
+    int64_t micro_batches; /* 0: 1 */
 } shard_setting;
 
 /* A trainer with its links. */

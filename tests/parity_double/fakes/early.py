@@ -6,8 +6,6 @@ import time
 
 from parity.core import Case
 
-DELIVERABLES = {"early": "Cases that run first, and what is done before them"}
-
 
 def cases(profile, device):
     yield Case("early", n=1, stage=1)
@@ -42,4 +40,4 @@ def run(case, draw, c):
 
 def report(page, records):
     page.question("When?")
-    page.text("Early.")
+    page.table([{"when": "early"}], "when")

@@ -3,9 +3,8 @@
 import os
 import time
 
-from parity.core import Case, Side, geomean, grid
-
-DELIVERABLES = {"scaling": "Scaling a vector", "unmeasured": "Something that no case covers"}
+from parity.core import Case, Side, grid
+from parity.core.comparison import geomean
 
 
 def cases(profile, device):
@@ -49,4 +48,4 @@ def report(page, records):
             y="ms",
             title="Scaling, f32",
         )
-        page.text(f"C takes {geomean(records.ratio('ms')):.2f} times as long.")
+        page.table([{"times": geomean(records.ratio("ms"))}], "ratio")

@@ -8,7 +8,6 @@ import torch
 from parity.core import Case, Side
 from parity.core.memory import available_bytes
 
-DELIVERABLES = {"trouble": "What may go wrong"}
 WAYS = [
     *(
         "wrong",
@@ -94,4 +93,4 @@ def other(way, ranks):
 
 def report(page, records):
     page.question("What may go wrong?")
-    page.table(records.frame, "ways", ["way", "impl", "status"])
+    page.table([r["case"] | r for r in records.records], "ways", ["way", "impl", "status"])

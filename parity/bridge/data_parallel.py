@@ -1,0 +1,312 @@
+"""Gradients that are averaged over all ranks while backward runs."""
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing.util import Finalize
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parity.bridge.device import NAMES, SENT, Device, device_of
+from parity.bridge.ranks import ranks_within
+from parity.core.library import Session
+
+
+def _weakly(method: Callable, *first: Any) -> Callable:
+    """The method with its first arguments; nothing once its object is no more."""
+    found = weakref.WeakMethod(method)
+
+    def call(*rest: Any) -> Any:
+        living = found()
+        return None if living is None else living(*first, *rest)
+
+    return call
+
+
+def _memory_order(name: str, tensor: Tensor) -> list[int]:
+    """The dimensions as they lie in memory, the slowest first: of channels_last 0, 2, 3, 1."""
+    order = list(range(tensor.dim()))
+    if not tensor.is_contiguous():
+        order.sort(key=tensor.stride, reverse=True)
+    if not tensor.permute(order).is_contiguous():
+        raise ValueError(f"parameter {name} has strides {tensor.stride()}, which leave gaps or overlap")
+    return order
+
+
+def _release(device: Device, ddp: Any, hooks: list, parameters: list, gradients: list) -> None:
+    """What a DataParallel holds, without the object itself: it may be gone."""
+    for hook in hooks:
+        hook.remove()
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None and parameter.grad is gradient:
+            parameter.grad = gradient.clone()
+    gradients[:] = [None] * len(gradients)
+    with device.calls() as c:
+        c.td_ddp_destroy(ddp)
+
+
+class DataParallel(nn.Module):
+    """A module whose gradients are averaged over all ranks while backward runs.
+
+    strategy   "naive": each gradient by itself behind the backward pass; "flat": all in one call then; "overlap": each
+               as soon as it is there; "bucketed": buckets of bucket_mb, each as soon as its last gradient is there
+    bucket_mb  of "bucketed", in 2^20 bytes; None: one bucket
+    broadcast_buffers   every forward pass with gradients begins with rank 0's buffers, outside of no_sync()
+
+    Every rank gets rank 0's parameters and buffers. Parameters without elements take no part; others lie in memory in
+    any order of their dimensions, without gaps. Gradients live where they are sent from: `.grad` is a view of it,
+    also behind zero_grad(set_to_none=True). A parameter that a pass did not use counts as a gradient of 0.
+
+    Each backward pass ends the reduction that it began, so that several may follow each other, as with PyTorch's
+    DistributedDataParallel. If this rank used no parameter in a pass, only finish_gradient_synchronization() takes part
+    in the other ranks' reduction; call it before the optimizer. Backward passes within no_sync() only add up. The next
+    forward pass drops a backward pass that an exception ended.
+
+    Parameters stay the same ones: if one was replaced, unfrozen or frozen since, or has another type, then the next
+    pass says so by its name.
+
+    A copy (copy.deepcopy, AveragedModel) and a saved one (torch.save) are of the module alone. They join the ranks in
+    their first forward pass with gradients, all ranks together. What this holds is given back by close(), or when
+    nobody refers to it."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        strategy: str = "overlap",
+        bucket_mb: float | None = None,
+        *,
+        broadcast_buffers: bool = True,
+        open_seconds: float | None = None,
+        seconds: float | None = None,
+    ):
+        super().__init__()
+        self.module = module
+        self._options = {"strategy": strategy, "bucket_mb": bucket_mb, "broadcast_buffers": broadcast_buffers}
+        self._limits = {"open_seconds": open_seconds, "seconds": seconds}
+        self._join()
+
+    def __getstate__(self) -> dict:
+        kept = {*vars(nn.Module()), "_options", "_limits"}
+        return {name: value for name, value in vars(self).items() if name in kept}
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self._ddp, self._last, self._joins = None, True, True
+
+    def _join(self) -> None:
+        """All ranks together."""
+        module = self.module
+        parameters = {name: p for name, p in module.named_parameters() if p.numel()}  # a shared one once
+        if not parameters:
+            raise ValueError("the module has no parameters")
+        places = {parameter.device for parameter in parameters.values()}
+        if len(places) > 1:
+            raise ValueError(f"parameters on {len(places)} devices: {', '.join(sorted(map(str, places)))}")
+        self._orders = [_memory_order(name, parameter) for name, parameter in parameters.items()]
+        self._parameters_of = list(parameters.values())
+        device = device_of(self._parameters_of[0])
+        self._ranks = ranks_within(device, **self._limits)
+        self._model = next(self._ranks.models)
+        self._passes = self._finishes = 0  # that ended, and calls of finish_gradient_synchronization()
+        self._numbers = {parameter: index for index, parameter in enumerate(self._parameters_of)}
+        self._last = True
+        self._running = False  # a backward pass has marked gradients
+        self._ended = False  # one has since the last finish_gradient_synchronization()
+        self._seen: set[int] = set()  # what it has marked
+        with self._ranks.device.calls() as c:
+            self._c = c
+            self._ddp = self._create(c, parameters, self._options["strategy"], self._options["bucket_mb"])
+        self._send_buffers()
+        self._gradients = [
+            self._gradient(i, p) if p.requires_grad else None for i, p in enumerate(self._parameters_of)
+        ]
+        self._agreed = [
+            (p.shape, p.dtype, p.device, None if g is None else g.data_ptr())
+            for p, g in zip(self._parameters_of, self._gradients, strict=True)
+        ]
+        self._hooks = []
+        for index, parameter in enumerate(self._parameters_of):
+            if parameter.requires_grad:
+                before, after = (_weakly(f, index) for f in (self._before_adding, self._ready))
+                self._hooks.append(parameter.register_hook(before))
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(after))
+        held = (self._ranks.device, self._ddp, self._hooks, self._parameters_of, self._gradients)
+        self._at_exit = Finalize(self, _release, held, exitpriority=2)
+        self._compare_orders(list(parameters))
+        self._joins = False
+        self._place_gradients()
+
+    def _compare_orders(self, names: list[str]) -> None:
+        """The library compares shapes, as they lie in memory: orders may differ where extents are alike."""
+        mine = torch.tensor(
+            [0, *(dim for order in self._orders for dim in order)], device=self._parameters_of[0].device
+        )
+        theirs = [mine.clone() for _ in range(self._ranks.ranks)]
+        self._ranks.broadcast((orders, rank) for rank, orders in enumerate(theirs))
+        for rank, orders in enumerate(theirs):
+            rest = orders.tolist()[1:]
+            for name, order in zip(names, self._orders, strict=True):
+                found, rest = rest[: len(order)], rest[len(order) :]
+                if found != order:
+                    raise ValueError(
+                        f"parameter {name} lies in memory by dimensions {order}, on rank {rank} by {found}"
+                    )
+
+    def _send_buffers(self) -> None:
+        self._ranks.broadcast((buffer, 0) for buffer in self.module.buffers() if buffer.numel())
+
+    def _create(self, c: Session, parameters: dict, strategy: str, bucket_mb: float | None):
+        tensors = c.ffi.new("td_ddp_tensor[]", len(parameters))
+        names = []
+        for tensor, (name, parameter), order in zip(tensors, parameters.items(), self._orders, strict=True):
+            if NAMES.get(parameter.dtype) not in SENT[:4]:
+                raise TypeError(f"parameter {name} is of {parameter.dtype}, which is not sent")
+            names.append(c.ffi.new("char[]", name.encode()))
+            tensor.name, tensor.dims = names[-1], parameter.dim()
+            for dim, extent in enumerate(parameter.permute(order).shape):
+                tensor.shape[dim] = extent
+            tensor.dtype = tensor.grad_dtype = c.enum("td_dtype", NAMES[parameter.dtype])
+            tensor.data = c.ffi.cast("void *", parameter.data_ptr())
+            tensor.frozen = not parameter.requires_grad
+        fields = {"bucket_mb": bucket_mb or 0.0, "strategy": c.value("td_ddp_strategy_parse", strategy)}
+        config = c.struct("td_ddp_config", {}, count=len(parameters), **fields)
+        config.tensors = tensors
+        return c.value("td_ddp_create", c.device, self._ranks.comm, config)
+
+    def _gradient(self, index: int, parameter: Tensor) -> Tensor:
+        with self._ranks.device.calls() as c:
+            address = c.value("td_ddp_gradient", self._ddp, index)
+            order = self._orders[index]
+            found = c.tensor(address, parameter.permute(order).shape, NAMES[parameter.dtype])
+            return found.permute([order.index(dim) for dim in range(len(order))])
+
+    def _place_gradients(self) -> None:
+        """Gradients come to where they are sent from, as 0 if zero_grad() dropped them."""
+        for parameter, gradient in zip(self._parameters_of, self._gradients, strict=True):
+            if gradient is None or parameter.grad is gradient or not parameter.requires_grad:
+                continue
+            if parameter.grad is None:
+                gradient.zero_()
+            else:
+                gradient.copy_(parameter.grad)
+            parameter.grad = gradient
+
+    def _check(self, ending: bool = False) -> None:
+        """What all ranks agreed on still holds. A frozen parameter does no harm until a pass ends that used others."""
+        for name, parameter in self.module.named_parameters():
+            if not parameter.numel():
+                continue
+            index = self._numbers.get(parameter)
+            gradient = None if index is None else self._gradients[index]
+            change = None
+            if parameter.requires_grad and gradient is None:
+                change = "is new, or has replaced another" if index is None else "was unfrozen"
+            elif gradient is not None:
+                now = (parameter.shape, parameter.dtype, parameter.device, gradient.data_ptr())
+                if ending and not parameter.requires_grad:
+                    change = "was frozen"
+                elif now != self._agreed[index]:
+                    change = (
+                        f"is another tensor now, {parameter.dtype} {[*parameter.shape]} on {parameter.device}"
+                    )
+            if change:
+                raise RuntimeError(
+                    f"parameter {name} {change} since DataParallel(...): its gradient stays on this rank; call close() "
+                    "and wrap the module again"
+                )
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        # Not if a backward pass calls this, to compute activations again.
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+            self.on_train_batch_start()
+            if self._ddp is not None and self._last and self._options["broadcast_buffers"]:
+                self._send_buffers()
+        return self.module(*inputs, **named)
+
+    def _before_adding(self, index: int, _: Tensor) -> None:
+        """Autograd is about to add to a gradient. If this pass has marked it already, as reentrant checkpointing may,
+        then its reduction ends first. To average again what is the same on all ranks changes nothing."""
+        if index in self._seen:
+            self._finish()
+
+    def _ready(self, index: int, parameter: Tensor) -> None:
+        """A gradient is complete. Autograd calls this within the backward pass."""
+        gradient = self._gradients[index]
+        if parameter.grad is not gradient:  # made outside of forward()
+            gradient.copy_(parameter.grad)
+            parameter.grad = gradient
+        with self._ranks.device.calls() as c:
+            if not self._running:
+                self._begin(c)
+                self._running = True
+                torch.autograd.Variable._execution_engine.queue_callback(self._end)
+            c.td_ddp_ready(self._ddp, index)
+        self._seen.add(index)
+
+    def _begin(self, c: Session) -> None:
+        c.td_ddp_begin(self._ddp, self._last)
+        if self._last:  # the first gradients that are sent name the pass, so that it meets no other
+            self._ranks.carry(self._model, self._passes, self._finishes)
+
+    def _end(self) -> None:
+        """A backward pass has come to its end."""
+        if self._running:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._check(ending=True)
+        self._place_gradients()
+        with self._ranks.device.calls() as c:
+            if not self._running:
+                self._begin(c)
+            self._running = False
+            for index, gradient in enumerate(self._gradients if self._last else ()):
+                if gradient is not None and index not in self._seen:
+                    c.td_ddp_ready(self._ddp, index)
+            self._seen.clear()
+            c.td_ddp_finish(self._ddp)
+        self._ended = self._last
+        self._passes += self._last
+
+    def finish_gradient_synchronization(self) -> None:
+        """After the backward pass, before the optimizer: takes part in the other ranks' reduction, if this rank's
+        backward pass used no parameter."""
+        if self._joins:
+            self._join()
+        self._check()
+        if self._running or not self._ended:
+            self._finish()
+        self._ended = False
+        self._finishes += 1
+
+    def on_train_batch_start(self) -> None:
+        """Before a batch: what an exception left of a backward pass is dropped, and gradients are where they are sent
+        from. forward() does the same."""
+        if self._joins:
+            self._join()
+        if self._ddp is None:  # closed
+            return
+        self._check()
+        if self._running:
+            with self._ranks.device.calls() as c:
+                c.td_ddp_begin(self._ddp, False)  # waits for what is on its way
+            self._running = False
+            self._seen.clear()
+        self._place_gradients()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in here are micro-batches before the last: their gradients add up, and nothing is sent."""
+        self._last = False
+        try:
+            yield
+        finally:
+            self._last = True
+
+    def close(self) -> None:
+        """Gives back what the library holds; `.grad` becomes the module's own. All ranks together."""
+        if self._ddp is not None:
+            self._ddp = None
+            self._at_exit()

@@ -1,0 +1,81 @@
+"""libtandem on a device of PyTorch, for programs that PyTorch runs."""
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from parity.core.draw import DTYPES
+from parity.core.library import Library, Session, TandemError
+
+NAMES = {kind: name for name, kind in DTYPES.items()}
+SENT = ("f64", "f32", "f16", "bf16", "i64")  # types that collectives know
+LIMITS = {"open_seconds": "TANDEM_OPEN_SECONDS", "seconds": "TANDEM_SECONDS"}
+
+
+class Place:
+    """A device of PyTorch, in the words that a Session asks for."""
+
+    def __init__(self, device: torch.device):
+        self.torch, self.kind = device, device.type
+        self.name = f"cuda:{device.index}" if self.kind == "cuda" else "cpu"
+
+    def stream(self) -> int | None:
+        return torch.cuda.current_stream(self.torch).cuda_stream if self.kind == "cuda" else None
+
+
+class Device:
+    """libtandem on a device of PyTorch: what is called is queued on PyTorch's current stream."""
+
+    def __init__(self, device: torch.device):
+        self._place = Place(device)
+        self.c = Session(library(), self._place)
+        self._lock = threading.RLock()
+        self.limits: dict[str, float] = {}  # that callers named
+        self.stopped: BaseException | None = None  # what ended a wait in C: KeyboardInterrupt, mostly
+        self.failed = False  # the ranks have; the error was raised
+        self._streams = {self._place.stream(): self.c._stream}
+
+    @contextlib.contextmanager
+    def calls(self) -> Iterator[Session]:
+        """One thread at a time, on that thread's stream."""
+        with self._lock:
+            native = self._place.stream()
+            if native is not None:
+                if native not in self._streams:
+                    pointer = self.c.ffi.cast("void *", native)
+                    self._streams[native] = self.c.value("td_stream_wrap", self.c.device, pointer)
+                self.c.td_device_set_stream(self.c.device, self._streams[native])
+            try:
+                yield self.c
+            except TandemError as error:
+                self.failed |= error.status == "TD_RANK_FAILED"
+                stopped, self.stopped = self.stopped, None
+                if stopped is not None:
+                    raise stopped from None
+                for name, variable in LIMITS.items():
+                    if f"; {name} is " in error.message:
+                        error.args = (f"{error} ({name}= or {variable} raises it)",)
+                raise
+
+
+@functools.cache
+def library() -> Library:
+    path = os.environ.get("TANDEM_LIBRARY")
+    return Library(Path(path) if path else None)
+
+
+@functools.cache
+def _device(device: torch.device) -> Device:
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"a tensor on {device}: libtandem has kernels for cpu and cuda")
+    return Device(device)
+
+
+def device_of(tensor: Tensor) -> Device:
+    return _device(torch.device("cpu") if tensor.device.type == "cpu" else tensor.device)

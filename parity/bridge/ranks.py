@@ -1,0 +1,287 @@
+"""The ranks of a program: who they are, how long they wait for each other, and what they send."""
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterable
+from multiprocessing.util import Finalize
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from parity.bridge.device import LIMITS, NAMES, SENT, Device
+from parity.core.library import Session
+
+# What mpirun, torchrun and srun set: the rank, how many there are, and what names the run.
+LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"),
+    ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_PORT"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+)
+MOST_CALLS = 512  # on their way at a time
+MOST_BYTES = 32768  # of an exchange
+
+
+class Ranks:
+    """A communicator of libtandem among all ranks, on one device."""
+
+    def __init__(self, device: Device):
+        self.device = device
+        rank, ranks, run = who()
+        self.rank, self.ranks, self._told = rank, ranks, False
+        self.models = itertools.count()  # a number for each DataParallel among these ranks
+        self.limits = {name: device.limits.get(name, _seconds_of(name)) for name in LIMITS}
+        _signals()
+        ffi = device.c.ffi
+        self._hears = ffi.callback("bool(void *, double, const char *)", self._hear, onerror=self._stop)
+        backend = os.environ.get("TANDEM_BACKEND") or _usual_backend(device)
+        with device.calls() as c:
+            options = c.struct(
+                "td_comm_options",
+                {},
+                backend=backend,
+                rank=rank,
+                ranks=ranks,
+                run=run,
+                directory=os.environ.get("TANDEM_DIRECTORY") or None,
+                address=os.environ.get("TANDEM_ADDRESS") or None,
+                token=_token(rank, run),
+                nccl_host=os.environ.get("NCCL_HOSTID"),
+                waiting=self._hears,
+                **{name: limit for name, limit in self.limits.items() if limit is not None},
+            )
+            self.comm = c.value("td_comm_open", c.device, options)
+
+    def _hear(self, _, seconds: float, what) -> bool:
+        """C's call waits. Python runs the handlers of signals in here; what they raise goes to _stop. On another
+        thread than the main one, as autograd's of a GPU, Python runs none: there an interrupt ends the wait."""
+        if seconds >= 2 and not self._told:
+            text = self.device.c.ffi.string(what).decode(errors="replace")
+            print(f"tandem: rank {self.rank} of {self.ranks} waits: {text}", file=sys.stderr, flush=True)
+        self._told = seconds >= 2
+        came = signal.SIGINT in _signals_so_far()
+        if came and seconds > 0.3 and threading.current_thread() is not threading.main_thread():
+            return signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        return True
+
+    def _stop(self, _, error: BaseException, trace) -> bool:
+        """The wait ends, and calls() raises this in the place of C's error."""
+        self.device.stopped = error
+        return False
+
+    def broadcast(self, tensors: Iterable[tuple[Tensor, int]]) -> None:
+        """Each tensor becomes that of its rank, whatever its type and strides."""
+        later, works = [], []
+        with self.device.calls() as c:
+            for tensor, root in tensors:
+                data = tensor.detach()
+                flat = data if data.is_contiguous() and NAMES.get(data.dtype) in SENT else _as_words(data)
+                work = c.ffi.new("td_work **")
+                count, kind = flat.numel(), NAMES[flat.dtype]
+                c.td_comm_broadcast(self.comm, flat, count, kind, root, work)
+                works.append(work)
+                if flat is not data:
+                    later.append((data, flat))
+                if len(works) == MOST_CALLS:
+                    _wait(c, works)
+            _wait(c, works)
+        for data, flat in later:
+            data.copy_(_from_words(flat, data))
+
+    def exchange(self, mine: bytes) -> list[bytes]:
+        """Each rank's bytes, as many on every rank, in the order of the ranks. All ranks together."""
+        parts = [b""] * self.ranks
+        with self.device.calls() as c:
+            for begin in range(0, len(mine), MOST_BYTES):
+                part = mine[begin : begin + MOST_BYTES]
+                got = c.ffi.new("char[]", self.ranks * len(part))
+                c.td_comm_exchange(self.comm, c.ffi.from_buffer(part), len(part), got)
+                for rank in range(self.ranks):
+                    parts[rank] += c.ffi.buffer(got + rank * len(part), len(part))[:]
+        return parts
+
+    def carry(self, *state: Any) -> None:
+        """The next call carries a hash of this, which ranks compare."""
+        with self.device.calls() as c:
+            c.td_comm_carry(self.comm, int.from_bytes(digest(repr(state).encode()), "little"))
+
+    def collect(self, mine: bytes, to: int) -> list[bytes]:
+        """On rank `to` each rank's bytes, in the order of the ranks; elsewhere an empty list. All ranks together."""
+        parts = []
+        for rank, size in enumerate(self.exchange(len(mine).to_bytes(8, "little"))):
+            size = int.from_bytes(size, "little")
+            words = torch.zeros(-(-size // 8), dtype=torch.int64)
+            if rank == self.rank:
+                words.view(torch.uint8)[:size] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+            words = words.to(self.device.c.on.torch)
+            self.broadcast([(words, rank)])
+            if self.rank == to:
+                parts.append(words.cpu().view(torch.uint8)[:size].numpy().tobytes())
+        return parts
+
+    def close(self) -> None:
+        """At the end of the process, which is a failure if this fails. A program that failed says so once: the others
+        hear of it, and nothing more is raised."""
+        failed = self.device.failed or sys.exc_info()[0] is not None or _has_died()
+        try:
+            with self.device.calls() as c:
+                if failed:
+                    c.td_comm_abort(self.comm, "its program failed")
+                c.td_comm_close(self.comm)
+        except BaseException:
+            if failed:
+                return
+            traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)  # what Finalize's functions raise does not count
+
+
+@functools.cache
+def _signals() -> int | None:
+    """A pipe with the numbers of signals as they come; None: somebody else has them, as an event loop."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    reads, writes = os.pipe()
+    os.set_blocking(reads, False)
+    os.set_blocking(writes, False)
+    former = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    if former == -1:
+        return reads
+    signal.set_wakeup_fd(former)
+    os.close(reads)
+    os.close(writes)
+    return None
+
+
+def _signals_so_far() -> bytes:
+    """Their numbers since the last call. The first call of a wait finds old ones, too."""
+    pipe = _signals()
+    with contextlib.suppress(BlockingIOError):
+        return os.read(pipe, 4096) if pipe is not None else b""
+    return b""
+
+
+def _has_died() -> bool:
+    """Whether the interpreter has printed the error that ends this program."""
+    return getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
+
+
+def _seconds_of(name: str) -> float | None:
+    """A limit of the environment's; None: the library's own."""
+    text = os.environ.get(LIMITS[name])
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise ValueError(f"{LIMITS[name]} is '{text}', needs a number of seconds") from None
+
+
+def digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=8).digest()
+
+
+def sampled(tensor: Tensor | None) -> bytes:
+    """A digest of a tensor's begin and end; of 0 where all of that is 0."""
+    if tensor is None:
+        return bytes(8)
+    flat = (tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()).flatten()
+    content = torch.cat([flat[:1024], flat[-1024:]]).contiguous().view(torch.uint8).cpu().numpy().tobytes()
+    return digest(content) if any(content) else bytes(8)
+
+
+def _wait(c: Session, works: list) -> None:
+    while works:
+        c.td_work_queue_wait(works.pop(0)[0])
+
+
+def _as_words(data: Tensor) -> Tensor:
+    """A copy as whole numbers of 8 bytes."""
+    raw = data.contiguous().view(-1).view(torch.uint8)
+    words = torch.zeros(-(-raw.numel() // 8), dtype=torch.int64, device=data.device)
+    words.view(torch.uint8)[: raw.numel()] = raw
+    return words
+
+
+def _from_words(words: Tensor, like: Tensor) -> Tensor:
+    raw = words.view(torch.uint8)[: like.numel() * like.element_size()]
+    return raw.view(like.dtype).view(like.shape)
+
+
+def who() -> tuple[int, int, str]:
+    """This rank, how many there are, and a name for this run that no other has."""
+    if dist.is_available() and dist.is_initialized():
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        names = [f"bridge-{os.getpid()}-{os.urandom(16).hex()}"]
+        dist.broadcast_object_list(names, src=0)
+        return rank, ranks, names[0]
+    for rank, ranks, *names in LAUNCHERS:
+        if rank in os.environ and ranks in os.environ:
+            run = ".".join(os.environ.get(name, "") for name in names)
+            return (
+                int(os.environ[rank]),
+                int(os.environ[ranks]),
+                hashlib.sha256(run.encode()).hexdigest()[:16],
+            )
+    for pair in (pair[:2] for pair in LAUNCHERS[:2] if set(pair[:2]) & set(os.environ)):
+        raise RuntimeError(f"no ranks: {' and '.join(pair)} belong together, and one is not set")
+    raise RuntimeError(
+        "no ranks: call torch.distributed.init_process_group first, or start with torchrun or mpirun"
+    )
+
+
+def _token(rank: int, run: str) -> str | None:
+    """What keeps strangers out of a run with an address: random, if torch.distributed spread the run's name, else
+    TANDEM_TOKEN's or of the file that TANDEM_TOKEN_FILE names. Rank 0 says if there is none."""
+    token, path = os.environ.get("TANDEM_TOKEN"), os.environ.get("TANDEM_TOKEN_FILE")
+    address = os.environ.get("TANDEM_ADDRESS")
+    if not address:
+        return None
+    if dist.is_available() and dist.is_initialized():
+        return hashlib.sha256(run.encode()).hexdigest()[:32]
+    if token is None and path is not None:
+        with open(path) as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise PermissionError(f"TANDEM_TOKEN_FILE '{path}' may be read by other users: chmod 600")
+            token = file.read().strip()
+    if token is None and rank == 0:
+        print(
+            f"tandem: {address} is not protected: whoever reaches the port can join or end this run; set TANDEM_TOKEN "
+            "or TANDEM_TOKEN_FILE",
+            file=sys.stderr,
+        )
+    return token
+
+
+def _usual_backend(device: Device) -> str:
+    if device.c.on.kind == "cuda":
+        return "nccl"
+    return "mpi" if "OMPI_COMM_WORLD_RANK" in os.environ else "gloo"
+
+
+@functools.cache
+def ranks_of(device: Device) -> Ranks:
+    """The communicator of a device; it ends with the process, together with the other ranks'."""
+    ranks = Ranks(device)
+    Finalize(None, ranks.close, exitpriority=1)  # behind what uses it
+    return ranks
+
+
+def ranks_within(device: Device, **limits: float | None) -> Ranks:
+    """The same; limits that are named are what the ranks meet with, and are refused if they have met with others."""
+    named = {name: limit for name, limit in limits.items() if limit is not None}
+    device.limits |= named
+    ranks = ranks_of(device)
+    for name, limit in named.items():
+        if limit != ranks.limits[name]:
+            raise ValueError(
+                f"{name} is {limit}: the ranks have met with {ranks.limits[name] or 'the default'}"
+            )
+    return ranks

@@ -1,0 +1,240 @@
+"""Any optimizer of PyTorch, with its state split among the ranks."""
+
+import io
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parity.bridge.device import device_of
+from parity.bridge.ranks import digest, ranks_within, sampled
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """Any optimizer of PyTorch, whose state is split among the ranks: each parameter has an owner, which updates it and
+    sends it to all.
+
+    `ShardedOptimizer(params, torch.optim.AdamW, lr=..., ...)`. Groups of parameters with options of their own may be
+    given, and added at any time. Owners are chosen by size, the largest first to the rank that has the least. Gradients
+    are the same on every rank when step() is called, as DataParallel leaves them.
+
+    All ranks give the same parameters in the same order, and the same hyperparameters at each step; else the step is
+    refused on all of them.
+
+    state_dict() is this rank's part. consolidate_state_dict() makes the state of all ranks, which any number of ranks
+    and the plain optimizer load."""
+
+    def __init__(
+        self,
+        params: Iterable,
+        optimizer_cls: type[torch.optim.Optimizer],
+        *,
+        open_seconds: float | None = None,
+        seconds: float | None = None,
+        **options: Any,
+    ):
+        self._class, self._options = optimizer_cls, options
+        self._limits = {"open_seconds": open_seconds, "seconds": seconds}
+        self._inner: torch.optim.Optimizer | None = None
+        self._owners: dict[Tensor, int] = {}  # in the order of all groups
+        self._loads = None
+        self._agreed = 0  # parameters that were compared among ranks
+        self._whole: dict | None = None  # what consolidate_state_dict() made, until the state changes
+        super().__init__(params, dict(options))
+
+    def add_param_group(self, param_group: dict) -> None:
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        params = group["params"]
+        if self._loads is None:
+            self._ranks = ranks_within(device_of(params[0]), **self._limits)
+            with self._ranks.device.calls() as c:
+                self._loads = c.ffi.new("int64_t[]", self._ranks.ranks)
+        with self._ranks.device.calls() as c:
+            bytes_of = [p.numel() * p.element_size() for p in params]
+            owners = c.ffi.new("int32_t[]", len(params))
+            c.td_shard_assign(
+                len(params), c.ffi.new("int64_t[]", bytes_of), self._ranks.ranks, self._loads, owners
+            )
+        self._owners |= dict(zip(params, owners, strict=True))
+        self._whole = None
+        part = self._part(group)
+        if self._inner is None:
+            self._inner = self._class([part], **self._options)
+            self.defaults = self._inner.defaults
+        else:
+            self._inner.add_param_group(part)
+        for name, value in self._inner.param_groups[-1].items():
+            group.setdefault(name, value)  # defaults of the class, for schedulers to see
+
+    def _part(self, group: dict) -> dict:
+        """A group with this rank's parameters alone. Hyperparameters are kept in self.param_groups only: the inner
+        optimizer gets them before each call, and what the call changes is taken back."""
+        return _hyper(group) | {"params": [p for p in group["params"] if self._is_mine(p)]}
+
+    def _is_mine(self, parameter: Tensor) -> bool:
+        return self._owners[parameter] == self._ranks.rank
+
+    @torch.no_grad()
+    def step(self, closure=None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._whole = None
+        self._agree()
+        groups = [
+            [(key, _plain(value)) for key, value in _hyper(group).items()] for group in self.param_groups
+        ]
+        self._ranks.carry(self._class.__qualname__, groups)
+        self._inner.param_groups = [self._part(group) for group in self.param_groups]
+        self._inner.step()
+        for part, group in zip(self._inner.param_groups, self.param_groups, strict=True):
+            group.update(_hyper(part))
+        updated = (p for group in self.param_groups for p in group["params"] if p.requires_grad)
+        self._ranks.broadcast((p, self._owners[p]) for p in updated)
+        return loss
+
+    def _agree(self) -> None:
+        """Before the first step of parameters: all ranks have the same ones, in the same order. If they have no names,
+        then their weights and gradients tell them apart."""
+        described = self._described()
+        if self._agreed == len(described):
+            return
+        first, self._agreed = self._agreed, len(described)
+        new = [*self._owners][first:]
+        words = [digest(repr(sorted(d.items())).encode()) for d in described[first:]]
+        data, grads = ([sampled(x) for x in xs] for xs in (new, [p.grad for p in new]))
+        counts = self._ranks.exchange(len(new).to_bytes(8, "little"))
+        if len(set(counts)) > 1:
+            found = [int.from_bytes(count, "little") for count in counts]
+            raise ValueError(f"ranks have other numbers of parameters: {found}")
+        every = self._ranks.exchange(b"".join(map(b"".join, zip(words, data, grads, strict=True))))
+        for i, described_here in enumerate(described[first:]):
+            of_rank_0 = every[0][24 * i : 24 * i + 24]
+            for rank, digests in enumerate(every):
+                of_rank = digests[24 * i : 24 * i + 24]
+                moved = any(of_rank[16:]) and of_rank[16:] in (
+                    every[0][24 * j + 16 : 24 * j + 24] for j in range(len(new)) if j != i
+                )
+                if of_rank[:16] != of_rank_0[:16] or (of_rank[16:] != of_rank_0[16:] and moved):
+                    raise ValueError(
+                        f"parameter {first + i}, {_say(described_here)} here: rank {rank} has another than rank 0, or "
+                        "other weights; every rank gives the same parameters in the same order"
+                    )
+
+    def owner(self, parameter: Tensor) -> int:
+        """The rank that updates a parameter."""
+        return self._owners[parameter]
+
+    # A saved state numbers parameters through all groups, as the plain optimizer's does, and "parameters"
+    # describes each. A part also has "rank" and "ranks", and its groups name this rank's parameters only.
+
+    def state_dict(self) -> dict:
+        """This rank's part, which only this rank among as many ranks can load. From consolidate_state_dict() to the
+        next step(), on the rank that it was for: the state of all ranks."""
+        return self._whole or self._saved(whole=False)
+
+    def _saved(self, whole: bool) -> dict:
+        numbers = {p: number for number, p in enumerate(self._owners)}
+        saved = {
+            "state": {numbers.get(key, key): value for key, value in self._inner.state.items()},
+            "param_groups": [],
+            "parameters": self._described(),
+        }
+        for group in self.param_groups:
+            kept = [whole or self._is_mine(p) for p in group["params"]]
+            some = {"params": [numbers[p] for p in itertools.compress(group["params"], kept)]}
+            if "param_names" in group:
+                some["param_names"] = [*itertools.compress(group["param_names"], kept)]
+            saved["param_groups"].append(_hyper(group) | some)
+        return saved if whole else saved | {"rank": self._ranks.rank, "ranks": self._ranks.ranks}
+
+    def _described(self) -> list[dict]:
+        return [
+            {"group": number, "name": name, "shape": [*p.shape], "dtype": str(p.dtype)}
+            for number, group in enumerate(self.param_groups)
+            for p, name in zip(group["params"], _names(group), strict=True)
+        ]
+
+    def consolidate_state_dict(self, to: int = 0) -> dict | None:
+        """The state of all ranks, in the CPU's memory on rank `to`; None elsewhere. All ranks call it together. Until
+        the next step(), state_dict() gives it too, as PyTorch's ZeroRedundancyOptimizer does."""
+        if not 0 <= to < self._ranks.ranks:
+            raise ValueError(f"to is rank {to} of {self._ranks.ranks}")
+        saved = self._saved(whole=True)
+        mine = io.BytesIO()
+        torch.save(saved["state"], mine)
+        self._whole = None
+        for part in self._ranks.collect(mine.getvalue(), to):
+            self._whole = self._whole or saved | {"state": {}}
+            # Pickled by the ranks of this run.
+            self._whole["state"] |= torch.load(io.BytesIO(part), map_location="cpu", weights_only=False)
+        return self._whole
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Loads this rank's part, or a state of all ranks: that of consolidate_state_dict() or of the plain optimizer.
+        Each rank loads by itself. ValueError: the part of another rank, of another number of ranks, or of other
+        parameters; nothing was loaded then."""
+        rank, ranks = self._ranks.rank, self._ranks.ranks
+        whole = state_dict.get("ranks", 1) == 1
+        if not whole and (state_dict["rank"], state_dict["ranks"]) != (rank, ranks):
+            raise ValueError(
+                f"the state is that of rank {state_dict['rank']} of {state_dict['ranks']}, this is rank {rank} of "
+                f"{ranks}: load this rank's own, or one that consolidate_state_dict() made"
+            )
+        self._check_parameters(state_dict, whole)
+        groups = []
+        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
+            kept = map(self._is_mine, group["params"]) if whole else itertools.repeat(True)
+            groups.append(_hyper(saved) | {"params": [*itertools.compress(saved["params"], kept)]})
+        mine = {key for group in groups for key in group["params"]}
+        state = {key: value for key, value in state_dict["state"].items() if key in mine}
+        self._inner.param_groups = [self._part(group) for group in self.param_groups]
+        self._inner.load_state_dict({"state": state, "param_groups": groups})
+        for part, group in zip(self._inner.param_groups, self.param_groups, strict=True):
+            for name in _hyper(group):
+                del group[name]
+            group.update(_hyper(part))
+        self._whole = None
+
+    def _check_parameters(self, state_dict: dict, whole: bool) -> None:
+        mine = self._described()
+        described = state_dict.get("parameters")
+        if described is not None:
+            if len(described) != len(mine):
+                raise ValueError(f"the state has {len(described)} parameters, the optimizer has {len(mine)}")
+            for number, (saved, here) in enumerate(zip(described, mine, strict=True)):
+                if not (saved["name"] and here["name"]):
+                    saved, here = saved | {"name": None}, here | {"name": None}
+                if saved != here:
+                    raise ValueError(f"parameter {number}: the state has {_say(saved)}, here is {_say(here)}")
+        sizes = [len(group["params"]) for group in state_dict["param_groups"]]
+        here = [len(group["params"] if whole else self._part(group)["params"]) for group in self.param_groups]
+        if sizes != here:
+            raise ValueError(f"the state's groups have {sizes} parameters, the optimizer's have {here}")
+
+
+def _hyper(group: dict) -> dict:
+    """What a group of an optimizer has beside its parameters."""
+    return {name: value for name, value in group.items() if name not in ("params", "param_names")}
+
+
+def _plain(value: Any) -> Any:
+    """A hyperparameter in words that are the same on every rank. One on a GPU is not looked at: that would wait."""
+    if isinstance(value, Tensor):
+        return value.tolist() if value.device.type == "cpu" else str(value.dtype)
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__qualname__
+
+
+def _names(group: dict) -> Iterable[str | None]:
+    return group.get("param_names") or [None] * len(group["params"])
+
+
+def _say(described: dict) -> str:
+    name = f"{described['name']!r}, " if described["name"] else ""
+    return f"{name}{described['dtype']} {described['shape']} of group {described['group']}"

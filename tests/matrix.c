@@ -1,0 +1,665 @@
+/* The option matrix: steps of a trainer have the same bits, whatever the options are that only say how and
+ * when. test_matrix BACKEND RANKS starts the ranks itself; under mpirun it is one of them.
+ *
+ * A cell is a value of each axis. Runs test cells so that every pair of values occurs; one rank alone also
+ * tests every cell without links. With a third argument every cell is tested, from cell TANDEM_FUZZ_SEED on,
+ * for TANDEM_FUZZ_SECONDS at most, or for as many seconds as the argument says: ci/fuzz sets both.
+ *
+ * What cells are compared with is computed in this one process: a trainer for each rank, whose gradients are
+ * added up in the order of ranks. The bits are the same with 1 and 2 ranks, for an addition has no order. Not
+ * here, because bits differ: clipping with sharding, one batch on 1 and 2 ranks, more than one reduction per
+ * step, and GEMMs on fewer SMs of a GPU. */
+#include "ddp/reduce.h"
+#include "shard/state.h"
+
+#include "base/clock.h"
+#include "base/float16.h"
+#include "support/as_if_graphs.h"
+#include "support/cases.h"
+#include "support/compare.h"
+#include "support/draw.h"
+#include "support/fence.h"
+#include "support/ranks.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum {
+    BATCH = 2,
+    CONTEXT = 8,
+    VOCAB = 29,
+    LAYERS = 3,
+    MICROS = 3,
+    STEPS = 3,
+    AS_IF_STEPS = 2,
+    MOST_RANKS = 2
+};
+
+static td_device *dev;
+static td_comm *comm;
+static td_comm_info info;
+
+/* ---- cells ---- */
+
+typedef enum axis {
+    KEEP,
+    MICRO,
+    TRANSIENT,
+    CAPTURED,
+    PARTS,
+    UPDATE,
+    OPTIMIZER,
+    GROUPS,
+    SPLIT,
+    MASTERS,
+    AXES
+} axis;
+
+enum { VALUES = 8 }; /* of an axis, at most */
+
+typedef enum split { NONE, NAIVE, FLAT, OVERLAP, BUCKETED, TENSORS, ONE_BUCKET, SMALL_BUCKETS } split;
+
+static const char *const names[AXES][VALUES] = {
+    [KEEP] = {"most", "all", "checkpoints of 1 layer", "checkpoints of 2 layers"},
+    [MICRO] = {"1 micro-batch", "3 micro-batches"},
+    [TRANSIENT] = {"gradients", "transient gradients"},
+    [CAPTURED] = {"queued", "captured"},
+    [PARTS] = {"whole", "in parts"},
+    [UPDATE] = {"update along", "update after"},
+    [OPTIMIZER] = {"adamw", "sgd"},
+    [GROUPS] = {"1 group", "2 groups"},
+    [SPLIT] = {"no link", "ddp naive", "ddp flat", "ddp overlap", "ddp bucketed", "shard tensors",
+               "shard flat, 1 bucket", "shard flat"},
+    [MASTERS] = {"f32", "bf16", "bf16_mixed of f32"}};
+
+/* Of masters. Another form of masters is a name, a line of config_of, and its arenas. */
+static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
+
+typedef struct cell {
+    int at[AXES]; /* the number of its value on each axis */
+} cell;
+
+static int values_of(axis a)
+{
+    int count = 0;
+
+    while (count < VALUES && names[a][count])
+        count++;
+    return count;
+}
+
+static int product(void)
+{
+    int all = 1;
+
+    for (axis a = KEEP; a < AXES; a++)
+        all *= values_of(a);
+    return all;
+}
+
+static cell cell_of(int number)
+{
+    cell c;
+
+    for (axis a = KEEP; a < AXES; a++) {
+        c.at[a] = number % values_of(a);
+        number /= values_of(a);
+    }
+    return c;
+}
+
+static int64_t micros_of(const cell *c)
+{
+    return c->at[MICRO] ? MICROS : 1;
+}
+
+static bool on_gpu(void)
+{
+    return td_device_kind_of(dev) != TD_DEVICE_CPU;
+}
+
+/* A CPU has graphs as if, which do not know the collectives of one rank. */
+static bool possible(const cell *c)
+{
+    return !(c->at[TRANSIENT] && c->at[MICRO] > 0) && !(c->at[SPLIT] == NONE && info.ranks > 1) &&
+           !(c->at[CAPTURED] && c->at[SPLIT] != NONE && info.ranks == 1 && !on_gpu());
+}
+
+static const char *name_of(const cell *c)
+{
+    static char name[256];
+    size_t at = 0;
+
+    for (axis a = KEEP; a < AXES; a++)
+        at += (size_t)snprintf(name + at, sizeof name - at, "%s%s", a ? ", " : "", names[a][c->at[a]]);
+    return name;
+}
+
+/* ---- pairs of values ---- */
+
+static bool seen[AXES][VALUES][AXES][VALUES];
+
+/* Pairs of the cell that no cell had before; with `mark` it has them now. */
+static int new_pairs(const cell *c, bool mark)
+{
+    int count = 0;
+
+    for (axis a = KEEP; a < AXES; a++)
+        for (axis b = KEEP; b < a; b++) {
+            bool *const had = &seen[a][c->at[a]][b][c->at[b]];
+
+            count += !*had;
+            *had |= mark;
+        }
+    return count;
+}
+
+/* The possible cell with the most new pairs; false: there are none left. */
+static bool next_by_pairs(cell *out)
+{
+    int most = 0;
+
+    for (int number = 0; number < product(); number++) {
+        const cell c = cell_of(number);
+        const int count = possible(&c) ? new_pairs(&c, false) : 0;
+
+        if (count > most) {
+            most = count;
+            *out = c;
+        }
+    }
+    return most > 0 && new_pairs(out, true) > 0;
+}
+
+/* ---- trainers ---- */
+
+typedef struct trainer {
+    td_train *train;
+    td_ddp_link *ddp;
+    td_shard_link *shard;
+} trainer;
+
+static td_train_config config_of(const cell *c)
+{
+    const td_model_size size =
+        on_gpu() ? (td_model_size){32, 64, LAYERS, 2, VOCAB} : (td_model_size){12, 20, LAYERS, 2, VOCAB};
+
+    return (td_train_config){.model = {.size = size,
+                                       .batch = BATCH,
+                                       .context = CONTEXT,
+                                       .precision = precisions[c->at[MASTERS]],
+                                       .attention = "flash",
+                                       .keep = c->at[KEEP] > 1 ? TD_KEEP_INPUTS : (td_keep)c->at[KEEP],
+                                       .checkpoint_layers = c->at[KEEP] > 1 ? c->at[KEEP] - 1 : 0,
+                                       .transient_gradients = c->at[TRANSIENT]},
+                             .hyper = {.kind = (td_optimizer_kind)c->at[OPTIMIZER],
+                                       .adamw = td_adamw_defaults(TD_ADAMW_TORCH),
+                                       .sgd.lr = 0.5},
+                             .time = c->at[UPDATE] ? TD_UPDATE_AFTER : TD_UPDATE_ALONG,
+                             .update_sms = TD_UPDATE_ALL_SMS,
+                             .gain = 1.0f / (float)info.ranks,
+                             .micro_batches = micros_of(c),
+                             .capture = c->at[CAPTURED]};
+}
+
+/* Other hyperparameters for the second half of the weights, which begins within one. */
+static void add_groups(const cell *c, int64_t elements, td_train_config *config, td_optimizer_group groups[2])
+{
+    if (!c->at[GROUPS])
+        return;
+    groups[0] = (td_optimizer_group){{0, elements / 2 + 5}, config->hyper};
+    groups[1] = (td_optimizer_group){{elements / 2 + 5, elements}, config->hyper};
+    groups[1].hyper.adamw.weight_decay = 0;
+    groups[1].hyper.sgd.lr = 0.1;
+    config->groups = groups;
+    config->group_count = 2;
+}
+
+static td_weights weights_of(const td_train *train)
+{
+    td_weights weights;
+
+    td_assert_ok(td_transformer_weights(td_train_model(train), &weights));
+    return weights;
+}
+
+static int64_t elements_of(const td_train_config *config)
+{
+    td_transformer_bytes bytes;
+
+    td_assert_ok(td_transformer_plan(dev, &config->model, &bytes));
+    return (int64_t)(bytes.parameters / td_dtype_size(td_precision_weights(config->model.precision)));
+}
+
+/* Arena bytes by masters, by what is kept, and by mode: one micro-batch, transient gradients, more
+ * micro-batches. They are the plan's gradients, activations and scratch for the model of a CPU. */
+static const size_t arenas[][4][3] = {
+    {{161280, 147712, 161280}, {172032, 157440, 172032}, {152064, 148736, 152064}, {162048, 153088, 162048}},
+    {{148224, 140800, 148224}, {155648, 147456, 155648}, {142848, 140800, 142848}, {149248, 144128, 149248}},
+    {{150784, 143104, 163328}, {158208, 149760, 170752}, {144896, 142592, 157440}, {151552, 146176, 164096}}};
+
+static int64_t allocations(void)
+{
+    td_memory_stats memory;
+
+    td_assert_ok(td_device_memory(dev, &memory));
+    return memory.allocations;
+}
+
+/* The device's memory is what the plan says, and the arena is no larger than recorded. */
+static void check_bytes(const cell *c, const td_train_config *config, size_t before)
+{
+    const int mode = c->at[TRANSIENT] ? 1 : c->at[MICRO] > 0 ? 2 : 0;
+    td_memory_stats memory;
+    td_train_bytes plan;
+    td_train_config as_queued = *config;
+
+    as_queued.capture = false; /* which a CPU refuses, but as if */
+    td_assert_ok(td_train_plan(dev, &as_queued, &plan));
+    td_assert_ok(td_device_memory(dev, &memory));
+    const size_t arena = plan.model.gradients + plan.model.activations + plan.model.scratch;
+    assert_int_equal(memory.current_bytes - before,
+                     plan.model.parameters + plan.model.copies + arena + plan.optimizer + plan.step);
+    if (!on_gpu() && arena > arenas[c->at[MASTERS]][c->at[KEEP]][mode])
+        fail_msg("the arena has %zu bytes, at most %zu", arena, arenas[c->at[MASTERS]][c->at[KEEP]][mode]);
+}
+
+static trainer open_trainer(const cell *c)
+{
+    static const double sizes[] = {[BUCKETED] = 0.004, [SMALL_BUCKETS] = 0.002};
+    const int split = c->at[SPLIT];
+    td_train_config config = config_of(c);
+    td_optimizer_group groups[2];
+    td_memory_stats memory;
+    trainer t = {.train = NULL};
+
+    add_groups(c, elements_of(&config), &config, groups);
+    if (split >= NAIVE && split <= TENSORS) {
+        const td_ddp_strategy strategy = split == TENSORS ? TD_DDP_FLAT : (td_ddp_strategy)(split - NAIVE);
+
+        td_assert_ok(td_ddp_link_create(comm, strategy, sizes[split], &t.ddp));
+        config.hooks = td_ddp_link_hook(t.ddp);
+    }
+    if (split >= TENSORS)
+        td_assert_ok(td_shard_link_create(comm, split == TENSORS ? TD_SHARD_TENSORS : TD_SHARD_FLAT,
+                                          sizes[split], &config, &t.shard));
+    td_assert_ok(td_device_memory(dev, &memory));
+    if (config.capture && !on_gpu())
+        td_as_if_gpu_once();
+    td_assert_ok(td_train_create(dev, &config, &t.train));
+    check_bytes(c, &config, memory.current_bytes);
+    td_assert_ok(td_train_init(t.train, 7 + (uint64_t)(split == NONE ? 0 : info.rank)));
+    if (t.ddp)
+        td_assert_ok(td_ddp_link_attach(t.ddp, dev, t.train));
+    if (t.shard)
+        td_assert_ok(td_shard_link_attach(t.shard, dev, t.train));
+    if (t.ddp)
+        td_ddp_link_container(t.ddp)->multiprocessors = 0; /* GEMMs have all SMs */
+    if (t.shard)
+        t.shard->multiprocessors = 0;
+    return t;
+}
+
+static void close_trainer(trainer *t)
+{
+    td_train_destroy(t->train);
+    td_ddp_link_destroy(t->ddp);
+    td_shard_link_destroy(t->shard);
+}
+
+/* A rank's tokens of a step's micro-batches on the device; td_device_free frees them. */
+static int64_t *tokens_of(const char *what, int step, int rank)
+{
+    const size_t bytes = MICROS * BATCH * CONTEXT * sizeof(int64_t);
+    char name[64];
+    void *block;
+
+    snprintf(name, sizeof name, "matrix %s %d", what, step);
+    int64_t *tokens = td_draw_tokens(name, (uint64_t)rank, MICROS * BATCH * CONTEXT, VOCAB);
+    td_assert_ok(td_device_alloc(dev, bytes, &block));
+    td_assert_ok(td_device_upload(dev, block, tokens, bytes));
+    td_fence_free(tokens);
+    return block;
+}
+
+static void backward_in_parts(const cell *c, td_train *train, const int64_t *ids, const int64_t *targets)
+{
+    for (int64_t micro = 0; micro < micros_of(c); micro++) {
+        const int64_t at = micro * BATCH * CONTEXT;
+
+        td_assert_ok(td_train_load(train, ids + at, targets + at, BATCH, CONTEXT));
+        td_assert_ok(td_train_forward(train, NULL));
+        td_assert_ok(td_train_backward(train));
+    }
+}
+
+static float loss_of(td_train *train)
+{
+    float loss = -1;
+
+    td_assert_ok(td_train_loss(train, &loss));
+    return loss;
+}
+
+/* ---- what cells are compared with ---- */
+
+typedef struct arrays {
+    void *params, *copies, *grads; /* on the host; copies NULL: there are none */
+} arrays;
+
+typedef struct truth {
+    bool known;
+    td_weights w;        /* types and elements */
+    float losses[STEPS]; /* this rank's */
+    void *logits;        /* of an evaluation after step 2 */
+    arrays after[STEPS];
+} truth;
+
+static truth truths[VALUES][2][2][2]; /* by masters, micro-batches, optimizer and groups */
+
+/* What the device has there, for the host. */
+static void *here(const void *data, int64_t elements, td_dtype dtype)
+{
+    const size_t bytes = (size_t)elements * td_dtype_size(dtype);
+    void *host = malloc(bytes);
+
+    assert_non_null(host);
+    td_assert_ok(td_device_download(dev, host, data, bytes));
+    return host;
+}
+
+/* The logits of a batch that all ranks have alike, without a step. */
+static void *evaluate(td_train *train, td_precision precision)
+{
+    int64_t *ids = tokens_of("evaluation", 0, 0);
+    const void *logits;
+
+    td_assert_ok(td_train_load(train, ids, ids, BATCH, CONTEXT));
+    td_assert_ok(td_train_forward(train, &logits));
+    td_assert_ok(td_device_free(dev, ids));
+    return here(logits, (int64_t)BATCH * CONTEXT * VOCAB, td_precision_dtype(precision));
+}
+
+static arrays read_arrays(const td_train *train)
+{
+    const td_weights w = weights_of(train);
+
+    return (arrays){.params = here(w.params, w.elements, w.dtype),
+                    .copies = w.copies ? here(w.copies, w.elements, w.copy_dtype) : NULL,
+                    .grads = here(w.grads, w.elements, w.grad_dtype)};
+}
+
+static void free_arrays(arrays *a)
+{
+    free(a->params);
+    free(a->copies);
+    free(a->grads);
+}
+
+/* sum += more, rounded to the type, as a collective does it. */
+static void add(td_dtype dtype, int64_t count, const void *more, void *sum)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (dtype == TD_BF16)
+            ((td_bf16 *)sum)[i] = td_bf16_from_f32(td_bf16_to_f32(((td_bf16 *)sum)[i]) +
+                                                   td_bf16_to_f32(((const td_bf16 *)more)[i]));
+        else
+            ((float *)sum)[i] += ((const float *)more)[i];
+}
+
+/* Gradients of all ranks' trainers become their sum. */
+static void add_up(td_train *trains[MOST_RANKS])
+{
+    const td_weights w = weights_of(trains[0]);
+    void *sum = here(w.grads, w.elements, w.grad_dtype);
+
+    for (int rank = 1; rank < info.ranks; rank++) {
+        void *more = here(weights_of(trains[rank]).grads, w.elements, w.grad_dtype);
+
+        add(w.grad_dtype, w.elements, more, sum);
+        free(more);
+    }
+    for (int rank = 0; rank < info.ranks; rank++)
+        td_assert_ok(td_device_upload(dev, weights_of(trains[rank]).grads, sum,
+                                      (size_t)w.elements * td_dtype_size(w.grad_dtype)));
+    free(sum);
+}
+
+static const truth *truth_of(const cell *c)
+{
+    truth *const t = &truths[c->at[MASTERS]][c->at[MICRO]][c->at[OPTIMIZER]][c->at[GROUPS]];
+    const cell plain = {.at = {[KEEP] = TD_KEEP_ALL,
+                               [MICRO] = c->at[MICRO],
+                               [PARTS] = 1,
+                               [UPDATE] = 1,
+                               [OPTIMIZER] = c->at[OPTIMIZER],
+                               [GROUPS] = c->at[GROUPS],
+                               [MASTERS] = c->at[MASTERS]}};
+    trainer all[MOST_RANKS];
+    td_train *trains[MOST_RANKS];
+
+    if (t->known)
+        return t;
+    for (int rank = 0; rank < info.ranks; rank++) {
+        all[rank] = open_trainer(&plain);
+        trains[rank] = all[rank].train;
+    }
+    t->w = weights_of(trains[0]);
+    for (int step = 0; step < STEPS; step++) {
+        for (int rank = 0; rank < info.ranks; rank++) {
+            int64_t *ids = tokens_of("ids", step, rank), *targets = tokens_of("targets", step, rank);
+
+            backward_in_parts(&plain, trains[rank], ids, targets);
+            td_assert_ok(td_device_free(dev, ids));
+            td_assert_ok(td_device_free(dev, targets));
+        }
+        t->losses[step] = loss_of(trains[info.rank]);
+        add_up(trains);
+        for (int rank = 0; rank < info.ranks; rank++)
+            td_assert_ok(td_train_update(trains[rank]));
+        t->after[step] = read_arrays(trains[0]);
+        if (step == 2)
+            t->logits = evaluate(trains[0], precisions[c->at[MASTERS]]);
+    }
+    for (int rank = 0; rank < info.ranks; rank++)
+        close_trainer(&all[rank]);
+    t->known = true;
+    return t;
+}
+
+/* ---- a cell ---- */
+
+/* Gradients that this rank has: a flat split has its parts and nothing more. */
+static void compare_gradients(const trainer *t, const truth *truth, const void *got, const void *want)
+{
+    const size_t size = td_dtype_size(truth->w.grad_dtype);
+    const td_range all = {0, truth->w.elements};
+    const bool flat = t->shard && t->shard->split.kind == TD_SHARD_FLAT;
+
+    for (int64_t i = 0; i < (flat ? t->shard->split.piece_count : 1); i++) {
+        const td_range ranges[] = {flat ? t->shard->split.pieces[i].own : all,
+                                   flat ? t->shard->split.pieces[i].rest : (td_range){0, 0}};
+
+        for (int r = 0; r < 2; r++)
+            if (ranges[r].begin < ranges[r].end)
+                td_assert_identical(
+                    "gradients", truth->w.grad_dtype, (const char *)got + (size_t)ranges[r].begin * size,
+                    (const char *)want + (size_t)ranges[r].begin * size, ranges[r].end - ranges[r].begin);
+    }
+}
+
+static void compare_with(const cell *c, const trainer *t, const truth *truth, int step)
+{
+    const arrays *const want = &truth->after[step];
+    td_assert_ok(td_train_settle(t->train));
+    arrays got = read_arrays(t->train);
+
+    td_assert_identical("weights", truth->w.dtype, got.params, want->params, truth->w.elements);
+    if (got.copies)
+        td_assert_identical("copies", truth->w.copy_dtype, got.copies, want->copies, truth->w.elements);
+    if (!c->at[TRANSIENT])
+        compare_gradients(t, truth, got.grads, want->grads);
+    free_arrays(&got);
+}
+
+/* Every second step in parts is settled before its update, which then makes weights that not all have. */
+static void run_step(const cell *c, td_train *train, int step)
+{
+    int64_t *ids = tokens_of("ids", step, info.rank), *targets = tokens_of("targets", step, info.rank);
+
+    if (c->at[PARTS]) {
+        backward_in_parts(c, train, ids, targets);
+        if (step % 2 == 1)
+            td_assert_ok(td_train_settle(train));
+        if (c->at[UPDATE])
+            td_assert_ok(td_train_update(train));
+    } else {
+        td_assert_ok(td_train_step(train, ids, targets, BATCH, CONTEXT));
+    }
+    td_assert_ok(td_device_free(dev, ids));
+    td_assert_ok(td_device_free(dev, targets));
+}
+
+/* As if there were graphs, a step is right when it is captured, and a replay does nothing. */
+static void run_cell(const cell *c)
+{
+    const int steps = c->at[CAPTURED] && !on_gpu() ? AS_IF_STEPS : STEPS;
+    const truth *const truth = truth_of(c);
+    trainer t = open_trainer(c);
+    int64_t first = 0, count;
+
+    (void)td_as_if_launches();
+    for (int step = 0; step < steps; step++) {
+        run_step(c, t.train, step);
+        if (loss_of(t.train) != truth->losses[step])
+            fail_msg("step %d: the loss is %.9g, needs to be %.9g", step, (double)loss_of(t.train),
+                     (double)truth->losses[step]);
+        td_assert_ok(td_train_steps(t.train, &count));
+        assert_int_equal(count, step + 1);
+        if (step == 0)
+            compare_with(c, &t, truth, step);
+        if (step == 1 && t.shard)
+            td_assert_ok(td_shard_link_finish(t.shard));
+        if (step == 1)
+            first = allocations();
+        if (step == 2) {
+            void *logits = evaluate(t.train, precisions[c->at[MASTERS]]);
+
+            td_assert_identical("logits", td_precision_dtype(precisions[c->at[MASTERS]]), logits,
+                                truth->logits, (int64_t)BATCH * CONTEXT * VOCAB);
+            free(logits);
+        }
+    }
+    compare_with(c, &t, truth, steps - 1);
+    if (c->at[CAPTURED] && !on_gpu())
+        assert_true(td_as_if_launches() >= micros_of(c));
+    /* Tokens of the third step and of the evaluation: the trainer allocates nothing. */
+    assert_int_equal(allocations() - first, steps == STEPS ? 2 + 1 : 0);
+    close_trainer(&t);
+}
+
+/* The cell that runs, or the one that failed. */
+static cell now;
+static bool failing;
+
+static int say_which(void **unused)
+{
+    (void)unused;
+    if (failing)
+        fprintf(stderr, "in the cell: %s\n", name_of(&now));
+    return 0;
+}
+
+static int run(const cell *c)
+{
+    now = *c;
+    failing = true; /* unless it returns */
+    run_cell(&now);
+    failing = false;
+    return 1;
+}
+
+static void every_pair_of_options_has_the_same_bits(void **unused)
+{
+    cell c;
+    int count = 0;
+
+    (void)unused;
+    while (next_by_pairs(&c))
+        count += run(&c);
+    for (int number = 0; number < product() && info.ranks == 1; number++) {
+        c = cell_of(number);
+        if (possible(&c) && c.at[SPLIT] == NONE && c.at[GROUPS] == 0)
+            count += run(&c);
+    }
+    printf("%d cells of %d\n", count, product());
+    assert_true(count >= values_of(SPLIT) * values_of(MASTERS) / 2);
+}
+
+static int seconds; /* for which every cell is tested */
+
+/* All ranks agree on the end: rank 0 has the clock. */
+static bool time_is_left(int64_t deadline_ns)
+{
+    const bool mine = td_clock_ns() < deadline_ns;
+    bool all[MOST_RANKS];
+
+    td_assert_ok(td_comm_exchange(comm, &mine, sizeof mine, all));
+    return all[0];
+}
+
+static void every_cell_has_the_same_bits(void **unused)
+{
+    const char *const seed = getenv("TANDEM_FUZZ_SEED");
+    const int64_t deadline = td_clock_ns() + seconds * INT64_C(1000000000);
+    int count = 0;
+
+    (void)unused;
+    const int first = (int)(strtoul(seed ? seed : "1", NULL, 10) % (unsigned)product());
+    for (int i = 0; i < product() && time_is_left(deadline); i++) {
+        const cell c = cell_of((int)(((int64_t)i * 7919 + first) % product())); /* a prime: all of them */
+
+        if (possible(&c))
+            count += run(&c);
+    }
+    printf("%d cells of %d\n", count, product());
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(every_pair_of_options_has_the_same_bits, say_which),
+        cmocka_unit_test_teardown(every_cell_has_the_same_bits, say_which),
+    };
+    const char *const drawn = getenv("TANDEM_FUZZ_SECONDS");
+    const bool all = argc > 3;
+    td_comm_backend backend;
+    td_memory_stats memory;
+    int result;
+
+    if (all)
+        seconds = atoi(drawn ? drawn : argv[3]);
+    td_as_if_graphs();
+    if (all && !td_ranks_inside() && td_ranks_possible(argc, argv, &backend, &result))
+        return td_ranks_run(argc, argv, atoi(argv[2]), seconds + 100);
+    if (!td_ranks_begin(argc, argv, &dev, &comm, &result))
+        return result;
+    td_assert_ok(td_comm_describe(comm, &info));
+    assert_true(info.ranks <= MOST_RANKS);
+    td_assert_ok(td_cpu_set_threads(1)); /* as many ranks as processors */
+    const int failed = td_run_group(argv[1], 1, &tests[all], NULL, NULL);
+    for (int i = 0; i < VALUES * 8; i++)
+        for (int step = 0; step < STEPS; step++)
+            free_arrays(&((truth *)truths)[i].after[step]);
+    for (int i = 0; i < VALUES * 8; i++)
+        free(((truth *)truths)[i].logits);
+    if (td_comm_close(comm) != TD_OK || td_device_memory(dev, &memory) != TD_OK || memory.current_bytes > 0)
+        return fprintf(stderr, "%s\n", td_last_error()), 1;
+    td_device_close(dev);
+    return failed;
+}
