@@ -46,7 +46,8 @@ typedef struct td_ddp_tensor {
     int64_t shape[TD_DDP_DIMS];
     td_dtype dtype;      /* of data */
     td_dtype grad_dtype; /* of grad */
-    void *data;
+    void *data;          /* with low the upper planes of its numbers (td_split), beside a dtype of f32 */
+    void *low;           /* their lower planes; NULL: data is the numbers */
     void *grad;   /* NULL: the container has memory for it (td_ddp_gradient). Not looked at if frozen */
     int64_t room; /* Elements of grad that are its own: those behind the tensor's are 0, and are sent with it,
                    * so that what the next tensor has in memory can follow in the same call. 0: its own */
