@@ -14,8 +14,8 @@
  * 2026-11-26). dQ one tile later alone brings nothing.
  *
  * A third warpgroup gives its registers away. Its first warp loads tiles. Two more warps, one for each
- * warpgroup, add the tile's dQ to the sums in global memory (copies.cuh: bulk_add). If each thread adds its own
- * accumulators instead, the kernel takes 4 % longer. */
+ * warpgroup, add the tile's dQ to the sums in global memory (copies.cuh: bulk_add). If each thread adds its
+ * own accumulators instead, the kernel takes 4 % longer. */
 #ifndef TD_KERNELS_FLASH_HOPPER_BACKWARD_CUH
 #define TD_KERNELS_FLASH_HOPPER_BACKWARD_CUH
 
