@@ -189,7 +189,7 @@ template <kind K, typename T> __device__ float as_operand(T x)
 }
 
 /** Sets `count` floats to 0; the blocks of the grid share them. */
-__device__ void clear(float *to, int64_t count)
+__device__ inline void clear(float *to, int64_t count)
 {
     const int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
     const int64_t packs = (uintptr_t)to % 16 == 0 ? count / 4 : 0;
@@ -547,7 +547,7 @@ cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, c
 bool flash::hopper_runs(td_flash_gpu gpu)
 {
 #ifdef TANDEM_HAVE_SM90A
-    static const bool has_maps = hopper::find_map_encoder() != nullptr;
+    const bool has_maps = hopper::find_map_encoder() != nullptr;
 
     return gpu.capability == 90 && has_maps;
 #else

@@ -589,7 +589,7 @@ template <typename T, int D>
 cudaError_t backward_of_width(cudaStream_t stream, const backward_args &args, int multiprocessors)
 {
     using S = shapes<D>;
-    static const map_encoder encode = find_map_encoder();
+    const map_encoder encode = find_map_encoder();
     const int64_t columns = args.head_dim, o_heads = args.o_heads, heads = args.heads;
     backward_arguments a = {};
     bool made = encode != nullptr;
