@@ -1,7 +1,9 @@
 """The records of a machine as a data frame."""
 
-from parity.core.record import load
-from parity.core.view import Records
+import pandas
 
-frame = Records(load("reports/cpu/records.jsonl").newest()).only("flash_benchmarking").frame
-print(frame[["impl", "seq", "pass", "ms"]].dropna().head())
+from parity.core.record import load
+
+frame = pandas.json_normalize(load("reports/cpu/records.jsonl").newest())
+frame = frame[frame.deliverable == "flash_benchmarking"]
+print(frame[["impl", "case.seq", "case.pass", "ms.median"]].dropna().head())

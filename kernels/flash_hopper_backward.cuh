@@ -3,14 +3,14 @@
  * The schedule starts from FlashAttention-3 (Shah et al. 2024) and the order of GEMMs of TLX (Triton pull
  * request 3465): dK starts before the kernel waits for dV.
  *
- * A block owns 128 keys. Two warpgroups have 64 keys each and compute S^T = K Q^T and dP^T = V dO^T for a tile
- * of queries. P^T and dS^T then are the left operands of dV += P^T dO and dK += dS^T Q as they lie in
+ * A block owns 128 keys. Two warpgroups have 64 keys each and compute S^T = K Q^T and dP^T = V dO^T for a
+ * tile of queries. P^T and dS^T then are the left operands of dV += P^T dO and dK += dS^T Q as they lie in
  * registers. dS also goes to shared memory, because dQ = dS K sums over the keys of both warpgroups.
  *
- * The warpgroups take turns: while one computes P and dS, the tensor cores work for the other. A turn is dV and
- * dK of this tile, dQ of the tile before, and S^T of the next tile. dQ of this tile would need dS of the other
- * warpgroup, and both would compute P at the same time. FlashAttention-3 does that. With turns 16 heads of
- * 16384, causal, take 2.41 ms instead of 2.57 at head_dim 64, and 4.40 instead of 4.74 at 128 (H100, bf16,
+ * The warpgroups take turns: while one computes P and dS, the tensor cores work for the other. A turn is dV
+ * and dK of this tile, dQ of the tile before, and S^T of the next tile. dQ of this tile would need dS of the
+ * other warpgroup, and both would compute P at the same time. FlashAttention-3 does that. With turns 16 heads
+ * of 16384, causal, take 2.41 ms instead of 2.57 at head_dim 64, and 4.40 instead of 4.74 at 128 (H100, bf16,
  * 2026-11-26). dQ one tile later alone brings nothing.
  *
  * A third warpgroup gives its registers away. Its first warp loads tiles. Two more warps, one for each

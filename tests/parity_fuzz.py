@@ -275,7 +275,9 @@ class Files(unittest.TestCase):
         with worker.Worker(settings) as measuring:
             answers = {item.case.name: measuring.run(item.path, item.case) for item in items}
             cls.worker = types.SimpleNamespace(
-                surroundings=measuring.surroundings, run=lambda path, case: answers[case.name]
+                surroundings=measuring.surroundings,
+                settings=settings,
+                run=lambda path, case: answers[case.name],
             )
 
     def setUp(self):
@@ -283,7 +285,7 @@ class Files(unittest.TestCase):
         for module in (sweep, command):
             self.enterContext(mock.patch.object(module, "Worker", self.answering, create=True))
 
-    def answering(self, _settings):
+    def answering(self, *_settings):
         return contextlib.nullcontext(self.worker)
 
     def main(self, *arguments):

@@ -145,6 +145,7 @@ page             the report of one module
     page.method(part="", **values)          a paragraph of the last section, how it was measured, by "## method part"
 
 records          a Records object: the newest result of each (case, impl) of the module
+    records.frame                           DataFrame, a row a (case, impl), for programs that look at records
     records.only(deliverable, impl=..., **keys)   a Records with fewer rows; a list means any of its values
     records.where(wanted)                   those records of which wanted(record) is true
     records.values(key)                     the values of a case key, in order;  records.impls() likewise
@@ -153,8 +154,8 @@ records          a Records object: the newest result of each (case, impl) of the
                                             in words) and, with base="torch_eager", columns "c / torch_eager"
     records.curve(x, column, impl)          (values of the case key x, the number at each), for a plot
     records.ratio(column, over="torch_eager", impl="c")    array of column(impl) / column(over) over the cases
-    A column is ms (the median), ratio, max_abs, rel_l2, ulp_max, used, or a key of the record, as "peak_mib" or
-    "error.outputs.lse.rel_l2". Records may be few: a page is written from whatever was measured so far.
+    A column is one of view.MEASURED, such as ms (the median), or a key of the record, as "error.outputs.lse.rel_l2".
+    Records may be few: a page is written from whatever was measured so far.
 
 A complete example is ci/module/template/: ci/new-module NAME makes a module of it, with its words in parity/words/.
 """

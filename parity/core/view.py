@@ -5,8 +5,11 @@ from typing import Any
 
 import numpy as np
 
-# Names of numbers that lie deeper in a record: `ms` alone is the median.
-MEASURED = {name: (name, "median") for name in ("ms", "ratio")}
+# Column of the frame -> where the record has it. `ms` alone is the median.
+MEASURED = {"ms": ("ms", "median")}
+MEASURED |= {f"ms_{name}": ("ms", name) for name in ("mean", "std", "min", "max", "p95")} | {"n": ("ms", "n")}
+MEASURED |= {"ratio": ("ratio", "median")} | {f"ratio_{name}": ("ratio", name) for name in ("p25", "p75")}
+MEASURED |= {name: (name,) for name in ("tflops", "gb_s", "peak_mib")}
 MEASURED |= {name: ("error", name) for name in ("max_abs", "rel_l2", "ulp_max", "used")}
 
 
@@ -18,6 +21,16 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.records)
+
+    @property
+    def frame(self) -> Any:
+        """A DataFrame with a row a record: what it is of, its case keys, and the numbers of MEASURED."""
+        import pandas as pd  # which only pages need
+
+        names = ("deliverable", "impl", "status")
+        heads = ({name: record[name] for name in names} | record["case"] for record in self.records)
+        numbers = ({name: number(record, name) for name in MEASURED} for record in self.records)
+        return pd.DataFrame([head | found for head, found in zip(heads, numbers, strict=True)])
 
     def only(self, deliverable: str | None = None, impl: str | None = None, **keys: Any) -> "Records":
         """Those of a deliverable, of an impl, and with these case keys; a list means any of its values."""
@@ -125,7 +138,7 @@ class Records:
 
 
 def number(record: Mapping, name: str) -> float | None:
-    """A number of a record by its name in MEASURED, else by its key, with dots for keys inside keys."""
+    """A number of a record by its column's name, else by its key, with dots for keys inside keys."""
     value: Any = record
     for key in MEASURED.get(name, tuple(name.split("."))):
         if not isinstance(value, Mapping) or key not in value:
