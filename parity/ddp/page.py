@@ -76,7 +76,8 @@ def of(records, way, strategy=None, impl=None):
 def proofs(page, errors, strategy):
     page.section(PROOFS[strategy])
     mine = errors.only(strategy=[strategy, "flat"] if strategy == "naive" else [strategy])
-    report_proofs(page, mine.records, f"proofs_{strategy}", ("model", "ranks", "dtype"))
+    keys = ("model", "ranks", "dtype", *(["bucket_mb"] if strategy == "bucketed" else []))
+    report_proofs(page, mine.records, f"proofs_{strategy}", keys)
 
 
 # ---- steps ----
@@ -89,7 +90,9 @@ def steps_table(page, times, runs, way, strategies, name):
     """Steps of C and PyTorch, a row a strategy and bucket; and what communication takes of C's."""
     timed = [r for r in of(times.records, way) if "ms" in r and r["case"]["strategy"] in strategies]
     if timed:
-        page.note(f"{setup(way)}, {way['optimizer']}. A sample is the time of the slowest rank, beside PyTorch's.")
+        page.note(
+            f"{setup(way)}, {way['optimizer']}. A sample is the time of the slowest rank, beside PyTorch's."
+        )
     page.table(by_strategy(timed, STEP), name)
     found = [r for r in of(runs, way, impl=side_of(runs)) if r["case"]["strategy"] in strategies]
     if found:
@@ -105,14 +108,26 @@ def split(record):
     """What communication takes of a step."""
     values = record["values"]
     row = {f"{title} (ms)": values[key] for title, key in SPLIT.items()}
-    row |= {f"{name} / step": f"{100 * values[name] / values['step']:.0f} %" for name in ("exposed", "collectives")}
-    return row | {"during backward": f"{100 * hidden(values):.0f} %", "calls": values["calls"]} | {
-        "MiB": values["bytes"] / MIB,
-        "tandem": build_of(record),
+    row |= {
+        f"{name} / step": f"{100 * values[name] / values['step']:.0f} %"
+        for name in ("exposed", "collectives")
     }
+    return (
+        row
+        | {"during backward": f"{100 * hidden(values):.0f} %", "calls": values["calls"]}
+        | {
+            "MiB": values["bytes"] / MIB,
+            "tandem": build_of(record),
+        }
+    )
 
 
-SPLIT = {"step": "step", "without communication": "without", "exposed": "exposed", "collectives": "collectives"}
+SPLIT = {
+    "step": "step",
+    "without communication": "without",
+    "exposed": "exposed",
+    "collectives": "collectives",
+}
 
 
 def build_of(record):
@@ -156,17 +171,20 @@ def report_overlap(page, times, runs, way):
     )
     rows = by_strategy(times.only(ranks=min(times.values("ranks"), default=0)).records, WAY_AND_STEP)
     page.table(rows, "steps")
-    single = {(row["dtype"], row["strategy"]): row for row in rows if "bucket (MiB)" not in row or not row["bucket (MiB)"]}
-    slower = [
-        dtype
-        for dtype in DTYPES
-        for pair in [[single.get((dtype, name), {}) for name in ("flat", "overlap")]]
-        if all(
-            impl in pair[0] and impl in pair[1] and pair[0][impl] < pair[1][impl]
-            for impl in (f"{side_of(runs)} (ms)", "torch_ddp (ms)")
-        )
-    ]
-    page.say(**way, **strategies, slower=slower or None)
+    page.say(
+        **way, **strategies, slower=[d for d in DTYPES if overlap_is_slower(rows, d, side_of(runs))] or None
+    )
+
+
+def overlap_is_slower(rows, dtype, mine):
+    """Than one all-reduce of all gradients, in C and in PyTorch, by these rows of one build."""
+    flat, overlap = (
+        next((row for row in rows if (row["dtype"], row["strategy"]) == (dtype, name)), {})
+        for name in ("flat", "overlap")
+    )
+    pairs = [(flat.get(f"{impl} (ms)"), overlap.get(f"{impl} (ms)")) for impl in (mine, "torch_ddp")]
+    same = flat.get("tandem") == overlap.get("tandem")
+    return same and all(one and other and one < other for one, other in pairs)
 
 
 def report_traces(page, times, runs, way):
@@ -243,7 +261,11 @@ def report_buckets(page, times, runs, links, way):
     told["single"] = steps_by_bucket(times, runs, way, mine, "overlap", ms_of).get(0)
     told["hidden"] = min((hidden(r["values"]) for r in of(runs, way, "bucketed", mine)), default=None)
     told["spread"] = max(
-        (r["ms"]["std"] / r["ms"]["mean"] for r in of(times.records, way, "bucketed", "torch_ddp") if "ms" in r),
+        (
+            r["ms"]["std"] / r["ms"]["mean"]
+            for r in of(times.records, way, "bucketed", "torch_ddp")
+            if "ms" in r
+        ),
         default=None,
     )
     page.say(**way, **told, timed=max((mb for mb in seen if mb), default=None))
