@@ -26,6 +26,17 @@ cudaError_t hopper_forward_bf16(cudaStream_t stream, td_flash_gpu gpu, const for
 cudaError_t hopper_forward_f16(cudaStream_t stream, td_flash_gpu gpu, const forward_args &args, int groups,
                                int *counter);
 
+/** A tile of queries of the backward pass, whose tiles of keys have 128 rows. */
+__host__ __device__ constexpr int hopper_queries(int width)
+{
+    return width <= 64 ? 128 : 64;
+}
+
+/** The backward pass by keys: dK and dV or their parts, and dQ into dq_sums. Width at most 128, with
+ * `vectors`; blocks.steps counts tiles of queries. cudaErrorNotSupported as above. */
+cudaError_t hopper_backward_bf16(cudaStream_t stream, const backward_args &args, int multiprocessors);
+cudaError_t hopper_backward_f16(cudaStream_t stream, const backward_args &args, int multiprocessors);
+
 } // namespace flash
 
 #endif

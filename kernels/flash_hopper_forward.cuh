@@ -491,7 +491,7 @@ cudaError_t launch_hopper(cudaStream_t stream, td_flash_gpu gpu, const forward_a
 {
     using L = layout<D, GROUPS>;
     constexpr int BYTES = (int)sizeof(typename L::memory);
-    static const map_encoder encode = find_map_encoder();
+    const map_encoder encode = find_map_encoder();
     const int64_t width = given.head_dim, heads = given.heads, o_heads = given.o_heads, seq = given.seq,
                   seq_k = given.seq_k;
     const int64_t key_extents[] = {width, seq_k, heads}, key_strides[] = {width, width * seq_k},

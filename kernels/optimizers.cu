@@ -11,20 +11,20 @@ namespace
 using namespace tile;
 
 /* N parameters as they lie in memory. */
-template <typename T, typename G, typename C, int N> struct parameters {
-    pack<T, N> weights;
+template <typename T, typename G, int N> struct parameters {
+    typename numbers<T>::template held<N> weights;
     pack<G, N> grads;
     pack<float, N> first, second;
 
-    __device__ void get(int64_t index, const T *p, const G *g, const float *m, const float *v)
+    __device__ void get(int64_t index, numbers<T> p, const G *g, const float *m, const float *v)
     {
-        weights = load<N>(p, index);
+        weights = p.template load<N>(index);
         grads = load<N>(g, index);
         first = load<N>(m, index);
         second = load<N>(v, index);
     }
 
-    __device__ void step(const adamw_constants &k, int64_t index, T *p, float *m, float *v, C *copy)
+    __device__ void step(const adamw_constants &k, int64_t index, numbers<T> p, float *m, float *v)
     {
         float result[N];
 #pragma unroll
@@ -34,9 +34,7 @@ template <typename T, typename G, typename C, int N> struct parameters {
         }
         store(m, index, first);
         store(v, index, second);
-        store(p, index, rounded<T>(result));
-        if (copy)
-            store(copy, index, rounded<C>(result));
+        p.store(index, result);
     }
 };
 
@@ -45,16 +43,16 @@ template <typename T, typename G, typename C, int N> struct parameters {
  * (H200, 21 November 2026).
  *
  * A thread of each block works the constants out while the block's loads are on their way. */
-template <typename T, typename G, typename C, int W>
+template <typename T, typename G, int W>
 __global__ void __launch_bounds__(FLAT_BLOCK)
-    td_optimizer_adamw(const td_adamw *adamw, const td_update_state *state, int64_t count, T *p, const G *g,
-                       float *m, float *v, C *copy)
+    td_optimizer_adamw(const td_adamw *adamw, const td_update_state *state, int64_t count, numbers<T> p,
+                       const G *g, float *m, float *v)
 {
     __shared__ adamw_constants shared;
     const int64_t thread = (int64_t)blockIdx.x * FLAT_BLOCK + threadIdx.x, packs = count / W;
     const int64_t left_over = packs * W + (thread - packs);
-    parameters<T, G, C, W> mine;
-    parameters<T, G, C, 1> one;
+    parameters<T, G, W> mine;
+    parameters<T, G, 1> one;
 
     if (thread < packs)
         mine.get(thread, p, g, m, v);
@@ -65,29 +63,26 @@ __global__ void __launch_bounds__(FLAT_BLOCK)
     __syncthreads();
     const adamw_constants k = shared;
     if (thread < packs)
-        mine.step(k, thread, p, m, v, copy);
+        mine.step(k, thread, p, m, v);
     else if (left_over < count)
-        one.step(k, left_over, p, m, v, copy);
+        one.step(k, left_over, p, m, v);
 }
 
-template <typename T, typename G, typename C, int W>
+template <typename T, typename G, int W>
 __global__ void __launch_bounds__(FLAT_BLOCK)
-    td_optimizer_sgd(const td_sgd *sgd, const td_update_state *state, int64_t count, T *p, const G *g,
-                     C *copy)
+    td_optimizer_sgd(const td_sgd *sgd, const td_update_state *state, int64_t count, numbers<T> p, const G *g)
 {
     const float lr = (float)sgd->lr, gain = state->gain;
 
     for_flat<W>(count, [&](auto width, int64_t index) {
         constexpr int N = decltype(width)::value;
-        const pack<T, N> weights = load<N>(p, index);
+        const auto weights = p.template load<N>(index);
         const pack<G, N> grads = load<N>(g, index);
         float result[N];
 #pragma unroll
         for (int i = 0; i < N; i++)
             result[i] = fmaf(-lr, __fmul_rn(gain, grads[i]), weights[i]);
-        store(p, index, rounded<T>(result));
-        if (copy)
-            store(copy, index, rounded<C>(result));
+        p.store(index, result);
     });
 }
 
@@ -116,36 +111,23 @@ __global__ void td_optimizer_assign(unsigned char *to, carried from, int bytes)
         to[threadIdx.x] = from.bytes[threadIdx.x];
 }
 
-/* Calls f with the types of weights, gradients and copies. Beside f32 weights the other two may be narrow;
- * narrow weights have gradients of their own type, and no copies. */
-template <typename F> cudaError_t by_types(const td_update_tensors *t, F f)
-{
-    return by_dtype_and_wide(t->grad_dtype, t->dtype, [&](auto grad_dtype, auto dtype) {
-        if constexpr (sizeof(typename decltype(dtype)::element) == sizeof(float))
-            return t->copy_dtype == TD_F16 ? f(dtype, grad_dtype, type<f16>())
-                                           : f(dtype, grad_dtype, type<bf16>());
-        else
-            return f(dtype, grad_dtype, dtype);
-    });
-}
-
-template <typename T, typename G, typename C, int W>
+template <typename T, typename G, int W>
 cudaError_t adamw(cudaStream_t stream, const td_adamw *adamw, const td_update_state *state,
                   const td_update_tensors *t)
 {
     const int64_t threads = t->count / W + t->count % W;
 
-    td_optimizer_adamw<T, G, C, W><<<(unsigned)((threads - 1) / FLAT_BLOCK + 1), FLAT_BLOCK, 0, stream>>>(
-        adamw, state, t->count, (T *)t->p, (const G *)t->g, t->m, t->v, (C *)t->copy);
+    td_optimizer_adamw<T, G, W><<<(unsigned)((threads - 1) / FLAT_BLOCK + 1), FLAT_BLOCK, 0, stream>>>(
+        adamw, state, t->count, numbers<T>(t->p, t->low), (const G *)t->g, t->m, t->v);
     return cudaGetLastError();
 }
 
-template <typename T, typename G, typename C, int W>
+template <typename T, typename G, int W>
 cudaError_t sgd(cudaStream_t stream, const td_sgd *sgd, const td_update_state *state,
                 const td_update_tensors *t)
 {
-    td_optimizer_sgd<T, G, C, W><<<flat_blocks(t->count, W, 1 << 24), FLAT_BLOCK, 0, stream>>>(
-        sgd, state, t->count, (T *)t->p, (const G *)t->g, (C *)t->copy);
+    td_optimizer_sgd<T, G, W><<<flat_blocks(t->count, W, 1 << 24), FLAT_BLOCK, 0, stream>>>(
+        sgd, state, t->count, numbers<T>(t->p, t->low), (const G *)t->g);
     return cudaGetLastError();
 }
 
@@ -154,26 +136,22 @@ cudaError_t sgd(cudaStream_t stream, const td_sgd *sgd, const td_update_state *s
 cudaError_t td_cuda_adamw_update(cudaStream_t stream, const td_adamw *a, const td_update_state *state,
                                  const td_update_tensors *t)
 {
-    return by_types(t, [&](auto dtype, auto grad_dtype, auto copy_dtype) {
-        using T = typename decltype(dtype)::element;
+    return by_update_types(t, [&](auto stored, auto grad_dtype) {
+        using T = typename decltype(stored)::element;
         using G = typename decltype(grad_dtype)::element;
-        using C = typename decltype(copy_dtype)::element;
-        return packs_fit(1, t->count, t->p, t->g, t->m, t->v, t->copy)
-                   ? adamw<T, G, C, 4>(stream, a, state, t)
-                   : adamw<T, G, C, 1>(stream, a, state, t);
+        return packs_fit(1, t->count, t->p, t->low, t->g, t->m, t->v) ? adamw<T, G, 4>(stream, a, state, t)
+                                                                      : adamw<T, G, 1>(stream, a, state, t);
     });
 }
 
 cudaError_t td_cuda_sgd_update(cudaStream_t stream, const td_sgd *s, const td_update_state *state,
                                const td_update_tensors *t)
 {
-    return by_types(t, [&](auto dtype, auto grad_dtype, auto copy_dtype) {
-        using T = typename decltype(dtype)::element;
+    return by_update_types(t, [&](auto stored, auto grad_dtype) {
+        using T = typename decltype(stored)::element;
         using G = typename decltype(grad_dtype)::element;
-        using C = typename decltype(copy_dtype)::element;
-        return packs_fit(1, t->count, t->p, t->g, t->copy)
-                   ? sgd<T, G, C, full_width<T, G>()>(stream, s, state, t)
-                   : sgd<T, G, C, 1>(stream, s, state, t);
+        return packs_fit(1, t->count, t->p, t->low, t->g) ? sgd<T, G, full_width<T, G>()>(stream, s, state, t)
+                                                          : sgd<T, G, 1>(stream, s, state, t);
     });
 }
 

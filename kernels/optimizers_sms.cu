@@ -31,21 +31,23 @@ constexpr int GROUPS = 2, GROUP = 256, CONSUMERS = GROUPS * GROUP, THREADS = CON
 constexpr int MOST_BYTES = 227 * 1024;                  /* shared memory of a block on Hopper */
 constexpr int LEAST_BYTES = 120 * 1024;                 /* with which a block is alone on its SM */
 
-/* What a stage holds: T weights, moments, G gradients, C copies. A copy stands where the gradients were if
- * both have the same size: a thread reads its own before it writes. Every array is on a multiple of 128
- * bytes: with stages of 28,688 bytes a step of 2.7B took 136 ms on 16 SMs, with 28,672 bytes 106. */
-template <typename T, typename G, typename C, bool MOMENTS> struct stage {
+/* What a stage holds: weights of type T, moments, G gradients. Every array is on a multiple of 128 bytes:
+ * with stages of 28,688 bytes a step of 2.7B took 136 ms on 16 SMs, with 28,672 bytes 106. */
+template <typename T, typename G, bool MOMENTS> struct stage {
     static constexpr int P_BYTES = CHUNK * sizeof(T), M_BYTES = MOMENTS ? CHUNK * sizeof(float) : 0,
-                         G_BYTES = CHUNK * sizeof(G),
-                         COPY =
-                             sizeof(G) == sizeof(C) ? P_BYTES + 2 * M_BYTES : P_BYTES + 2 * M_BYTES + G_BYTES,
-                         BYTES = COPY + CHUNK * (int)(sizeof(G) == sizeof(C) ? sizeof(G) : sizeof(C));
+                         BYTES = P_BYTES + 2 * M_BYTES + CHUNK * (int)sizeof(G);
 
     alignas(128) unsigned char bytes[BYTES];
 
-    __device__ T *p()
+    /* Of planes the upper one, and the lower one after it. */
+    __device__ unsigned char *p()
     {
-        return (T *)bytes;
+        return bytes;
+    }
+
+    __device__ unsigned char *low()
+    {
+        return bytes + P_BYTES / 2;
     }
 
     __device__ float *m()
@@ -62,15 +64,10 @@ template <typename T, typename G, typename C, bool MOMENTS> struct stage {
     {
         return (G *)(bytes + P_BYTES + 2 * M_BYTES);
     }
-
-    __device__ C *copy()
-    {
-        return (C *)(bytes + COPY);
-    }
 };
 
-template <typename T, typename G, typename C, bool MOMENTS> struct layout {
-    using one = stage<T, G, C, MOMENTS>;
+template <typename T, typename G, bool MOMENTS> struct layout {
+    using one = stage<T, G, MOMENTS>;
     static constexpr int FIT = (MOST_BYTES - 1024) / (int)sizeof(one), STAGES = FIT < 12 ? FIT : 12;
     static constexpr int BYTES = STAGES * (int)sizeof(one) + 1024;
     static constexpr int ASKED = BYTES > LEAST_BYTES ? BYTES : LEAST_BYTES;
@@ -93,10 +90,9 @@ static_assert(sizeof(turns) <= TD_UPDATE_WORK_BYTES);
 
 struct arrays {
     int64_t count;
-    void *p;
+    void *p, *low;
     const void *g;
     float *m, *v;
-    void *copy;
     turns *shared;
     int sms;
     td_sm_set wanted;
@@ -122,9 +118,11 @@ struct arrays {
         *a.shared = {};
 }
 
-template <typename T, typename G, typename C, bool MOMENTS> struct update {
-    using memory = layout<T, G, C, MOMENTS>;
+template <typename T, typename G, bool MOMENTS> struct update {
+    using memory = layout<T, G, MOMENTS>;
     static constexpr int STAGES = memory::STAGES;
+    static constexpr bool PLANES = std::is_same_v<T, planes>;
+    static constexpr int EACH = PLANES ? 2 : sizeof(T); /* bytes of a weight in an array */
 
     memory &shared;
     const arrays &a;
@@ -164,7 +162,9 @@ template <typename T, typename G, typename C, bool MOMENTS> struct update {
         barrier_expect(full, n * (uint32_t)(sizeof(T) + sizeof(G) + (MOMENTS ? 8 : 0)));
         if (n == 0)
             return true;
-        bulk_load(s.p(), (const T *)a.p + at, n * sizeof(T), full);
+        bulk_load(s.p(), (const char *)a.p + at * EACH, n * EACH, full);
+        if constexpr (PLANES)
+            bulk_load(s.low(), (const char *)a.low + at * EACH, n * EACH, full);
         bulk_load(s.g(), (const G *)a.g + at, n * sizeof(G), full);
         if constexpr (MOMENTS) {
             bulk_load(s.m(), a.m + at, n * sizeof(float), full);
@@ -181,13 +181,13 @@ template <typename T, typename G, typename C, bool MOMENTS> struct update {
         const uint32_t n = (uint32_t)size(chunk);
 
         if (n > 0) {
-            bulk_store((T *)a.p + at, s.p(), n * sizeof(T));
+            bulk_store((char *)a.p + at * EACH, s.p(), n * EACH);
+            if constexpr (PLANES)
+                bulk_store((char *)a.low + at * EACH, s.low(), n * EACH);
             if constexpr (MOMENTS) {
                 bulk_store(a.m + at, s.m(), n * sizeof(float));
                 bulk_store(a.v + at, s.v(), n * sizeof(float));
             }
-            if (a.copy)
-                bulk_store((C *)a.copy + at, s.copy(), n * sizeof(C));
         }
         bulk_commit();
     }
@@ -242,12 +242,13 @@ template <typename T, typename G, typename C, bool MOMENTS> struct update {
 #pragma unroll
             for (int at = thread * WIDTH; at < CHUNK; at += GROUP * WIDTH)
                 if (at < n)
-                    one<WIDTH>(step, s.p() + at, s.g() + at, s.m() + at, s.v() + at, s.copy() + at);
+                    one<WIDTH>(step, numbers<T>(s.p() + at * EACH, s.low() + at * EACH), s.g() + at,
+                               s.m() + at, s.v() + at);
             /* The few elements after the last 16 bytes. */
             const int64_t rest = whole + thread;
             if (chunk == chunks - 1 && rest < a.count)
-                one<1>(step, (T *)a.p + rest, (const G *)a.g + rest, a.m + rest, a.v + rest,
-                       a.copy ? (C *)a.copy + rest : nullptr);
+                one<1>(step, numbers<T>((char *)a.p + rest * EACH, (char *)a.low + rest * EACH),
+                       (const G *)a.g + rest, a.m + rest, a.v + rest);
             bulk_fence();
             barrier_arrive(&shared.done[turn % STAGES]);
         }
@@ -255,9 +256,9 @@ template <typename T, typename G, typename C, bool MOMENTS> struct update {
 
     /* N elements, in shared memory or, one by one, in the GPU's. */
     template <int N, typename F>
-    __device__ static void one(F step, T *p, const G *g, float *m, float *v, C *copy)
+    __device__ static void one(F step, numbers<T> p, const G *g, float *m, float *v)
     {
-        const pack<T, N> weights = tile::load<N>(p, 0);
+        const auto weights = p.template load<N>(0);
         const pack<G, N> grads = tile::load<N>(g, 0);
         pack<float, N> first = {}, second = {};
         float result[N];
@@ -275,21 +276,19 @@ template <typename T, typename G, typename C, bool MOMENTS> struct update {
             tile::store(m, 0, first);
             tile::store(v, 0, second);
         }
-        tile::store(p, 0, rounded<T>(result));
-        if (copy)
-            tile::store(copy, 0, rounded<C>(result));
+        p.store(0, result);
     }
 };
 
-template <typename T, typename G, typename C, bool MOMENTS>
+template <typename T, typename G, bool MOMENTS>
 __global__ void __launch_bounds__(THREADS, 1)
     td_optimizer_sms(const void *hyper, const td_update_state *state, const __grid_constant__ arrays a)
 {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) unsigned char memory[];
-    auto &shared = *reinterpret_cast<layout<T, G, C, MOMENTS> *>(memory);
+    auto &shared = *reinterpret_cast<layout<T, G, MOMENTS> *>(memory);
     const int64_t whole = a.count / 8 * 8;
-    update<T, G, C, MOMENTS> mine = {shared, a, whole, whole > 0 ? (int)((whole - 1) / CHUNK + 1) : 1};
+    update<T, G, MOMENTS> mine = {shared, a, whole, whole > 0 ? (int)((whole - 1) / CHUNK + 1) : 1};
 
     if (threadIdx.x == 0) {
         shared.stays = stays(a);
@@ -340,45 +339,29 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- on the host ---- */
 
-template <typename T, typename G, typename C, bool MOMENTS>
+template <typename T, typename G, bool MOMENTS>
 cudaError_t launch(cudaStream_t stream, const td_sm_set *wanted, const void *hyper,
                    const td_update_state *state, const td_update_tensors *t)
 {
-    constexpr int BYTES = layout<T, G, C, MOMENTS>::ASKED;
-    const auto kernel = td_optimizer_sms<T, G, C, MOMENTS>;
+    constexpr int BYTES = layout<T, G, MOMENTS>::ASKED;
+    const auto kernel = td_optimizer_sms<T, G, MOMENTS>;
     const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
 
     if (code != cudaSuccess)
         return code;
-    static_assert(sizeof(layout<T, G, C, MOMENTS>) <= BYTES && BYTES <= MOST_BYTES);
+    static_assert(sizeof(layout<T, G, MOMENTS>) <= BYTES && BYTES <= MOST_BYTES);
     kernel<<<(unsigned)(wanted->all + t->sms), THREADS, BYTES, stream>>>(
-        hyper, state, {t->count, t->p, t->g, t->m, t->v, t->copy, (turns *)t->work, t->sms, *wanted});
+        hyper, state, {t->count, t->p, t->low, t->g, t->m, t->v, (turns *)t->work, t->sms, *wanted});
     return cudaGetLastError();
-}
-
-/* Calls f with the types of weights, gradients and copies, as optimizers.cu does. Without copies their type
- * is the gradients', which takes no room of its own. */
-template <typename F> cudaError_t by_types(const td_update_tensors *t, F f)
-{
-    return by_dtype_and_wide(t->grad_dtype, t->dtype, [&](auto grad_dtype, auto dtype) {
-        if constexpr (sizeof(typename decltype(dtype)::element) == sizeof(float)) {
-            if (!t->copy)
-                return f(dtype, grad_dtype, grad_dtype);
-            return t->copy_dtype == TD_F16 ? f(dtype, grad_dtype, type<f16>())
-                                           : f(dtype, grad_dtype, type<bf16>());
-        } else {
-            return f(dtype, grad_dtype, dtype);
-        }
-    });
 }
 
 template <bool MOMENTS>
 cudaError_t by_moments(cudaStream_t stream, const td_sm_set *wanted, const void *hyper,
                        const td_update_state *state, const td_update_tensors *t)
 {
-    return by_types(t, [&](auto dtype, auto grad_dtype, auto copy_dtype) {
-        return launch<typename decltype(dtype)::element, typename decltype(grad_dtype)::element,
-                      typename decltype(copy_dtype)::element, MOMENTS>(stream, wanted, hyper, state, t);
+    return by_update_types(t, [&](auto stored, auto grad_dtype) {
+        return launch<typename decltype(stored)::element, typename decltype(grad_dtype)::element, MOMENTS>(
+            stream, wanted, hyper, state, t);
     });
 }
 
@@ -387,7 +370,7 @@ cudaError_t by_moments(cudaStream_t stream, const td_sm_set *wanted, const void 
 bool td_cuda_update_sms_built(void)
 {
     cudaFuncAttributes code;
-    const auto kernel = td_optimizer_sms<float, float, float, true>;
+    const auto kernel = td_optimizer_sms<float, float, true>;
 
     /* ptxVersion is the architecture that the code was compiled for, 10 major + minor. */
     return cudaFuncGetAttributes(&code, kernel) == cudaSuccess && code.ptxVersion >= 90;
@@ -395,7 +378,7 @@ bool td_cuda_update_sms_built(void)
 
 bool td_cuda_update_sms_fits(const td_update_tensors *t)
 {
-    return packs_fit(1, t->count, t->p, t->g, t->m, t->v, t->copy);
+    return packs_fit(1, t->count, t->p, t->low, t->g, t->m, t->v);
 }
 
 cudaError_t td_cuda_adamw_update_sms(cudaStream_t stream, const td_sm_set *wanted, const td_adamw *adamw,

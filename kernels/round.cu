@@ -1,6 +1,6 @@
 #include "kernels/round.h"
 
-#include "kernels/tile/elements.cuh"
+#include "kernels/tile/flat.cuh"
 
 namespace
 {
@@ -31,6 +31,28 @@ cudaError_t launch(cudaStream_t stream, int64_t count, const From *src, To *dst)
     return cudaGetLastError();
 }
 
+template <int W, typename From, typename To>
+__global__ void __launch_bounds__(FLAT_BLOCK)
+    td_elem_planes(int64_t count, numbers<From> src, numbers<To> dst)
+{
+    for_flat<W>(count, [&](auto width, int64_t index) {
+        constexpr int N = decltype(width)::value;
+        const auto held = src.template load<N>(index);
+        float values[N];
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            values[i] = held[i];
+        dst.store(index, values);
+    });
+}
+
+template <int W, typename From, typename To>
+cudaError_t launch_planes(cudaStream_t stream, int64_t count, numbers<From> src, numbers<To> dst)
+{
+    td_elem_planes<W><<<flat_blocks(count, W, 65536), FLAT_BLOCK, 0, stream>>>(count, src, dst);
+    return cudaGetLastError();
+}
+
 } // namespace
 
 cudaError_t td_cuda_round(cudaStream_t stream, int64_t count, td_dtype src_dtype, const void *src,
@@ -47,4 +69,22 @@ cudaError_t td_cuda_round(cudaStream_t stream, int64_t count, td_dtype src_dtype
                                                 : launch<From, To, 1>(stream, count, in, out);
         });
     });
+}
+
+cudaError_t td_cuda_split(cudaStream_t stream, int64_t count, const float *src, void *high, void *low)
+{
+    const numbers<float> from((float *)src, nullptr);
+    const numbers<planes> to(high, low);
+
+    return packs_fit(1, count, src, high, low) ? launch_planes<8>(stream, count, from, to)
+                                               : launch_planes<1>(stream, count, from, to);
+}
+
+cudaError_t td_cuda_join(cudaStream_t stream, int64_t count, const void *high, const void *low, float *dst)
+{
+    const numbers<planes> from((void *)high, (void *)low);
+    const numbers<float> to(dst, nullptr);
+
+    return packs_fit(1, count, high, low, dst) ? launch_planes<8>(stream, count, from, to)
+                                               : launch_planes<1>(stream, count, from, to);
 }

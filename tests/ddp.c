@@ -598,6 +598,11 @@ static void neighbours_of_another_type_are_sent_apart(void **unused)
         assert_true(td_value_at(TD_BF16, grads.other, k) == info.ranks - 1);
     }
     td_ddp_destroy(ddp);
+    td_ddp_tensor planes = tensors[1];
+    planes.low = other_data;
+    const td_ddp_config bad = {.count = 1, .tensors = &planes};
+    td_assert_refused(td_ddp_create(dev, comm, &bad, &ddp), TD_BAD_ARGUMENT,
+                      "tensors[0]: low is given, but dtype is bf16");
 }
 
 /* A rank that is killed in its backward pass is named on all others, in time. */

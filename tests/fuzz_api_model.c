@@ -1,5 +1,6 @@
 /* The functions of transformer.h and hooks.h, and random walks through a model's states. */
 #include "support/fuzz_api_model.h"
+#include "support/weights.h"
 
 td_transformer_config api_good_model(void)
 {
@@ -223,7 +224,7 @@ API(td_hooks_begin)
 
 API(td_hooks_needed)
 {
-    static const td_need need = {{0, 4}, TD_READS_COPIES};
+    static const td_need need = {{0, 4}, TD_READS_UPPER};
     const void *where = &need;
 
     return td_hooks_needed(api_chain(), any_pass(), pointer("need", &need), td_fuzz_chance(50) ? &need : NULL,
@@ -232,7 +233,7 @@ API(td_hooks_needed)
 
 API(td_hooks_done)
 {
-    static const td_need need = {{0, 4}, TD_READS_PARAMS};
+    static const td_need need = {{0, 4}, TD_READS_NUMBERS};
 
     return td_hooks_done(api_chain(), any_pass(), pointer("need", &need));
 }
@@ -328,8 +329,60 @@ API(td_transformer_parameter_find)
 API(td_transformer_refresh)
 {
     td_transformer *model = open_model();
+    td_weights w;
 
+    td_assert_ok(td_transformer_weights(model, &w));
+    if (w.planes[0].end > 0)
+        impossible(TD_BAD_STATE, "planes");
     return close_model(model, td_transformer_refresh(pointer("model", model)));
+}
+
+/* A parameter to read or write, and the bytes of its numbers. */
+static int64_t draw_parameter(const td_transformer *model, size_t *bytes)
+{
+    static const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, 1000};
+    const int64_t index = td_fuzz_below(12);
+    td_parameter p;
+
+    td_assert_ok(td_transformer_parameter(model, index, &p));
+    *bytes = (size_t)p.numel * td_dtype_size(p.dtype);
+    if (!wrong())
+        return index;
+    impossible(TD_BAD_ARGUMENT, "index");
+    return TD_FUZZ_PICK(bad);
+}
+
+API(td_transformer_read)
+{
+    td_transformer *model = open_model();
+    size_t bytes;
+    const int64_t index = draw_parameter(model, &bytes);
+    void *numbers = out("numbers", bytes);
+
+    return close_model(model, td_transformer_read(pointer("model", model), index, numbers));
+}
+
+API(td_transformer_write)
+{
+    td_transformer *model = open_model();
+    size_t bytes;
+    const int64_t index = draw_parameter(model, &bytes);
+    const void *numbers = in("numbers", bytes);
+
+    return close_model(model, td_transformer_write(pointer("model", model), index, numbers));
+}
+
+API(td_weights_master)
+{
+    td_transformer *model = open_model();
+    td_weights weights;
+
+    td_assert_ok(td_transformer_weights(model, &weights));
+    const int64_t index = td_fuzz_below(weights.elements);
+    const td_master master = td_weights_master(&weights, index);
+    assert_true(master.at != NULL && master.end > index && master.end <= weights.elements);
+    assert_null(td_weights_master(td_fuzz_chance(50) ? NULL : &weights, weights.elements).at);
+    return close_model(model, TD_OK);
 }
 
 API(td_transformer_save)
@@ -394,7 +447,7 @@ typedef struct pair {
 
 /* A step of the walk: drawn once, taken by the model and, if it was not refused, by its twin. */
 typedef struct step {
-    enum { FORWARD, LOSS, BACKWARD, INIT, REFRESH, STEPS } kind;
+    enum { FORWARD, LOSS, BACKWARD, INIT, WRITE, STEPS } kind;
     const int64_t *ids;
     int64_t batch, seq;
     td_micro micro;
@@ -402,7 +455,7 @@ typedef struct step {
     uint64_t seed;
 } step;
 
-static const char *const step_names[] = {"forward", "loss", "backward", "init", "refresh"};
+static const char *const step_names[] = {"forward", "loss", "backward", "init", "write"};
 
 static bool adds(const step *s)
 {
@@ -413,6 +466,21 @@ static td_status stop(td_hook *hook, td_range range, td_event *event)
 {
     (void)hook, (void)range, (void)event;
     return TD_IO_ERROR;
+}
+
+static td_status write_all(td_transformer *model)
+{
+    td_parameter p;
+
+    for (int64_t i = 0; i < td_transformer_parameter_count(model); i++) {
+        td_assert_ok(td_transformer_parameter(model, i, &p));
+        void *numbers = calloc((size_t)p.numel, sizeof(float));
+        assert_non_null(numbers);
+        memset(numbers, 0x3C, (size_t)p.numel * td_dtype_size(p.dtype));
+        td_assert_ok(td_transformer_write(model, i, numbers));
+        free(numbers);
+    }
+    return TD_OK;
 }
 
 static td_status take(pair *p, int which, step *s, const void **logits, float *loss)
@@ -433,7 +501,7 @@ static td_status take(pair *p, int which, step *s, const void **logits, float *l
     case INIT:
         return td_transformer_init(model, s->seed);
     default:
-        return td_transformer_refresh(model);
+        return write_all(model);
     }
 }
 
@@ -524,7 +592,10 @@ static void check_equal(const pair *p)
 
         td_assert_ok(td_transformer_parameter(p->model[0], i, &a));
         td_assert_ok(td_transformer_parameter(p->model[1], i, &b));
-        td_assert_identical(a.name, a.dtype, a.data, b.data, a.numel);
+        void *x = td_numbers_of(p->model[0], i), *y = td_numbers_of(p->model[1], i);
+        td_assert_identical(a.name, a.dtype, x, y, a.numel);
+        free(x);
+        free(y);
         if (p->gradients == WHOLE)
             td_assert_identical("grad", a.grad_dtype, a.grad, b.grad, a.numel);
     }
@@ -537,12 +608,6 @@ static void open_pair(pair *p)
     for (int i = 0; i < 2; i++) {
         td_assert_ok(td_device_open("cpu", &p->dev[i]));
         td_assert_ok(td_transformer_create(p->dev[i], &p->config, &p->model[i]));
-        for (int64_t n = 0; n < td_transformer_parameter_count(p->model[i]); n++) {
-            td_parameter weight; /* for a refresh that comes before init */
-
-            td_assert_ok(td_transformer_parameter(p->model[i], n, &weight));
-            memset(weight.data, 0x3C, (size_t)weight.numel * td_dtype_size(weight.dtype));
-        }
         if (p->weights)
             td_assert_ok(td_transformer_init(p->model[i], 3));
     }

@@ -289,6 +289,24 @@ API(td_round)
     return td_round(dev(), count, from, src, to, dst);
 }
 
+API(td_split)
+{
+    const int64_t count = extent("count");
+    const float *numbers = in("numbers", BYTES(TD_F32, count));
+    void *high = out("high", BYTES(TD_BF16, count)), *low = out("low", BYTES(TD_BF16, count));
+
+    return td_split(dev(), count, numbers, high, low);
+}
+
+API(td_join)
+{
+    const int64_t count = extent("count");
+    const void *high = in("high", BYTES(TD_BF16, count)), *low = in("low", BYTES(TD_BF16, count));
+    float *numbers = out("numbers", BYTES(TD_F32, count));
+
+    return td_join(dev(), count, high, low, numbers);
+}
+
 API(td_residual_add)
 {
     const int64_t count = extent("count");

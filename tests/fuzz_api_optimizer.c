@@ -121,17 +121,17 @@ static void lay_out(bed *b)
     const int64_t kind = td_fuzz_below(3);
     const size_t room = ELEMENTS * sizeof(float);
 
-    td_assert_ok(td_device_alloc(api_dev, 4 * room, &b->block));
-    memset(b->block, 0, 4 * room);
+    td_assert_ok(td_device_alloc(api_dev, 3 * room, &b->block));
+    memset(b->block, 0, 3 * room);
     b->state = b->block;
     *b->state = (td_update_state){.step = 1, .gain = 1};
     b->weights = (td_weights){.elements = ELEMENTS,
                               .dtype = kind == 1 ? TD_BF16 : TD_F32,
-                              .copy_dtype = kind > 0 ? TD_BF16 : TD_F32,
                               .grad_dtype = kind > 0 ? TD_BF16 : TD_F32,
                               .params = (char *)b->block + room,
-                              .copies = kind == 2 ? (char *)b->block + 2 * room : NULL,
-                              .grads = (char *)b->block + 3 * room};
+                              .grads = (char *)b->block + 2 * room};
+    if (kind == 2)
+        b->weights.planes[0] = (td_range){40, ELEMENTS};
     b->config = (td_optimizer_config){.weights = b->weights,
                                       .groups = b->groups,
                                       .state = b->state,

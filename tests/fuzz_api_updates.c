@@ -160,23 +160,6 @@ API(td_adamw_check)
     return td_adamw_check(in_copy("adamw", &a, sizeof a));
 }
 
-/* A copy beside f32, or one that cannot be. */
-static void draw_copy(td_update_tensors *t, td_dtype grad)
-{
-    static const td_dtype bad[] = {0, TD_F32, TD_BF16, TD_F16, (td_dtype)17, (td_dtype)-1};
-    const bool any = wrong();
-
-    if (!any && (t->dtype != TD_F32 || td_fuzz_chance(50)))
-        return;
-    t->copy_dtype = any ? TD_FUZZ_PICK(bad) : grad == TD_BF16 && td_fuzz_chance(50) ? 0 : TD_BF16;
-    const td_dtype type = one_of(t->copy_dtype, grad);
-    t->copy = out_or_null(BYTES(type, t->count));
-    if (t->copy && type == TD_F16)
-        impossible(TD_UNSUPPORTED, "copy_dtype");
-    impossible_if(t->copy && (t->dtype != TD_F32 || type == TD_F32 || td_dtype_size(type) == 0),
-                  "copy_dtype|copy");
-}
-
 static td_update_tensors draw_tensors(void)
 {
     td_update_tensors t = {.count = extent("count"), .dtype = dtype("dtype")};
@@ -184,8 +167,10 @@ static td_update_tensors draw_tensors(void)
     t.grad_dtype = second("grad_dtype", t.dtype, false);
     const td_dtype grad = one_of(t.grad_dtype, t.dtype);
     t.p = in_out("p", BYTES(t.dtype, t.count));
+    if (wrong() || (t.dtype == TD_F32 && td_fuzz_chance(50)))
+        t.low = out_or_null(BYTES(TD_BF16, t.count));
+    impossible_if(t.low && t.dtype != TD_F32, "low");
     t.g = in("g", BYTES(grad, t.count));
-    draw_copy(&t, grad);
     return t;
 }
 

@@ -628,12 +628,12 @@ static td_estimate scalar(double value)
     return td_rounded(value, 1);
 }
 
-/* An update of weights that are drawn: of one type, or of f32 with gradients and a copy of others. */
+/* An update of weights that are drawn: of one type, or of f32 with gradients of others. */
 typedef struct update {
     td_update_tensors t;
     td_dtype grad_dtype;
     td_update_state state;
-    fuzz_tensor *p, *g, *copy;
+    fuzz_tensor *p, *g;
     char text[128];
 } update;
 
@@ -642,23 +642,15 @@ static update draw_update(void)
     update u = {.t = {.count = fuzz_extent(3000), .dtype = fuzz_dtype()},
                 .state = {.step = 1 + td_fuzz_below(td_fuzz_chance(50) ? 3 : 100000),
                           .gain = td_fuzz_chance(40) ? 1 : (float)td_fuzz_uniform(-2, 2)}};
-    td_dtype copy_dtype = 0;
 
     if (u.t.dtype == TD_F32 && td_fuzz_chance(60))
         u.t.grad_dtype = fuzz_16bit();
     u.grad_dtype = u.t.grad_dtype ? u.t.grad_dtype : u.t.dtype;
-    if (u.t.dtype == TD_F32 && td_fuzz_chance(60)) {
-        if (u.grad_dtype == TD_F32 || td_fuzz_chance(50))
-            u.t.copy_dtype = fuzz_16bit();
-        copy_dtype = u.t.copy_dtype ? u.t.copy_dtype : u.grad_dtype;
-    }
-    snprintf(u.text, sizeof u.text, "count=%" PRId64 " %s, g %s, copy %s, step %" PRId64 " gain %.9g",
-             u.t.count, td_dtype_name(u.t.dtype), td_dtype_name(u.grad_dtype),
-             copy_dtype ? td_dtype_name(copy_dtype) : "none", u.state.step, (double)u.state.gain);
+    snprintf(u.text, sizeof u.text, "count=%" PRId64 " %s, g %s, step %" PRId64 " gain %.9g", u.t.count,
+             td_dtype_name(u.t.dtype), td_dtype_name(u.grad_dtype), u.state.step, (double)u.state.gain);
     u.p = fuzz_draw("p", u.t.dtype, u.t.count);
     u.g = fuzz_draw("g", u.grad_dtype, u.t.count);
-    u.copy = copy_dtype ? fuzz_room("copy", copy_dtype, u.t.count) : NULL;
-    u.t.p = at(u.p), u.t.g = at(u.g), u.t.copy = at(u.copy);
+    u.t.p = at(u.p), u.t.g = at(u.g);
     return u;
 }
 
@@ -690,7 +682,6 @@ void fuzz_sgd(void)
     td_assert_ok(td_device_free(fuzz_dev, there));
     for (int64_t i = 0; i < u.t.count; i++)
         fuzz_expect(u.p, i, td_minus(given(u.p, i), td_times(scalar(sgd.lr), grad_of(&u, i))));
-    expect_copy(u.copy, u.p);
 }
 
 static void expect_adamw(const td_adamw *a, const update *u, fuzz_tensor *m, fuzz_tensor *v)
@@ -753,5 +744,4 @@ void fuzz_adamw(void)
     td_assert_ok(td_device_free(fuzz_dev, state));
     td_assert_ok(td_device_free(fuzz_dev, there));
     expect_adamw(&a, &u, m, v);
-    expect_copy(u.copy, u.p);
 }

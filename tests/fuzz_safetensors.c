@@ -6,6 +6,7 @@
 #include "support/compare.h"
 #include "support/file_kit.h"
 #include "support/fuzz.h"
+#include "support/weights.h"
 #include "train/train.h"
 
 #include <setjmp.h>
@@ -66,8 +67,6 @@ static void make_source(source *s, td_precision precision, td_optimizer_kind kin
     s->steps = (int64_t)seed;
     td_assert_ok(td_transformer_weights(td_train_model(s->train), &s->weights));
     s->params = copy_of(s->weights.params, (size_t)s->weights.elements * td_dtype_size(s->weights.dtype));
-    if (s->weights.copies)
-        s->copies = copy_of(s->weights.copies, (size_t)s->weights.elements * 2);
     td_assert_ok(td_optimizer_moments(td_train_optimizer(s->train), 0, &moments[0], &moments[1]));
     for (int i = 0; i < 2 && moments[i]; i++)
         s->moments[i] = copy_of(moments[i], (size_t)s->weights.elements * sizeof(float));
@@ -80,8 +79,6 @@ static void assert_unchanged(const source *s)
     int64_t steps;
 
     td_assert_identical("weights", w->dtype, w->params, s->params, w->elements);
-    if (w->copies)
-        td_assert_identical("copies", w->copy_dtype, w->copies, s->copies, w->elements);
     td_assert_ok(td_optimizer_moments(td_train_optimizer(s->train), 0, &moments[0], &moments[1]));
     for (int i = 0; i < 2 && moments[i]; i++)
         td_assert_identical("moments", TD_F32, moments[i], s->moments[i], w->elements);
@@ -364,7 +361,16 @@ static void assert_weights_of_file(const source *s)
         assert_true(data && want);
         td_assert_ok(td_safetensors_read(file, index, 0, t.bytes, data));
         td_assert_ok(td_convert(p.numel, from, data, p.dtype, want));
-        td_assert_identical(p.name, p.dtype, p.data, want, p.numel);
+        if (!p.data) { /* planes keep no payload of a NaN */
+            uint16_t *planes = malloc((size_t)p.numel * 4);
+            assert_non_null(planes);
+            td_planes_split(p.numel, (float *)(void *)want, planes, planes + p.numel);
+            td_planes_join(p.numel, planes, planes + p.numel, (float *)(void *)want);
+            free(planes);
+        }
+        void *numbers = td_numbers_of(td_train_model(s->train), i);
+        td_assert_identical(p.name, p.dtype, numbers, want, p.numel);
+        free(numbers);
         free(data);
         free(want);
     }
@@ -421,7 +427,6 @@ static void hostile_files_are_refused_or_hold_together(void **state)
         td_train_destroy(sources[i].train);
         free(sources[i].bytes);
         free(sources[i].params);
-        free(sources[i].copies);
         free(sources[i].moments[0]);
         free(sources[i].moments[1]);
     }

@@ -75,7 +75,7 @@ static const char *const names[AXES][VALUES] = {
     [GROUPS] = {"1 group", "2 groups"},
     [SPLIT] = {"no link", "ddp naive", "ddp flat", "ddp overlap", "ddp bucketed", "shard tensors",
                "shard flat, 1 bucket", "shard flat"},
-    [MASTERS] = {"f32", "bf16", "bf16_mixed of f32"}};
+    [MASTERS] = {"f32", "bf16", "planes of bf16_mixed"}};
 
 /* Of masters. Another form of masters is a name, a line of config_of, and its arenas. */
 static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
@@ -264,7 +264,7 @@ static void check_bytes(const cell *c, const td_train_config *config, size_t bef
     td_assert_ok(td_device_memory(dev, &memory));
     const size_t arena = plan.model.gradients + plan.model.activations + plan.model.scratch;
     assert_int_equal(memory.current_bytes - before,
-                     plan.model.parameters + plan.model.copies + arena + plan.optimizer + plan.step);
+                     plan.model.parameters + arena + plan.optimizer + plan.step);
     if (!on_gpu() && arena > arenas[c->at[MASTERS]][c->at[KEEP]][mode])
         fail_msg("the arena has %zu bytes, at most %zu", arena, arenas[c->at[MASTERS]][c->at[KEEP]][mode]);
 }
@@ -349,7 +349,7 @@ static float loss_of(td_train *train)
 /* ---- what cells are compared with ---- */
 
 typedef struct arrays {
-    void *params, *copies, *grads; /* on the host; copies NULL: there are none */
+    void *params, *grads; /* on the host */
 } arrays;
 
 typedef struct truth {
@@ -390,14 +390,12 @@ static arrays read_arrays(const td_train *train)
     const td_weights w = weights_of(train);
 
     return (arrays){.params = here(w.params, w.elements, w.dtype),
-                    .copies = w.copies ? here(w.copies, w.elements, w.copy_dtype) : NULL,
                     .grads = here(w.grads, w.elements, w.grad_dtype)};
 }
 
 static void free_arrays(arrays *a)
 {
     free(a->params);
-    free(a->copies);
     free(a->grads);
 }
 
@@ -500,8 +498,6 @@ static void compare_with(const cell *c, const trainer *t, const truth *truth, in
     arrays got = read_arrays(t->train);
 
     td_assert_identical("weights", truth->w.dtype, got.params, want->params, truth->w.elements);
-    if (got.copies)
-        td_assert_identical("copies", truth->w.copy_dtype, got.copies, want->copies, truth->w.elements);
     if (!c->at[TRANSIENT])
         compare_gradients(t, truth, got.grads, want->grads);
     free_arrays(&got);

@@ -239,11 +239,10 @@ static void check_categories(const td_memory_recording *recording, const td_memo
     const int64_t created = summary.phases[TD_MEMORY_IN_CREATE].end,
                   forward = summary.phases[TD_MEMORY_IN_FORWARD].end,
                   backward = summary.phases[TD_MEMORY_IN_BACKWARD].end;
-    const bool step = config->pass == TD_MEMORY_STEP, mixed = product == 2,
-               held = step && config->time == TD_UPDATE_AFTER;
+    const bool step = config->pass == TD_MEMORY_STEP, held = step && config->time == TD_UPDATE_AFTER;
 
-    assert_int_equal(live_of(recording, TD_MEMORY_WEIGHTS, created), numel * (mixed ? 6 : 4));
-    assert_int_equal(live_of(recording, TD_MEMORY_WEIGHTS, summary.entries), numel * (mixed ? 6 : 4));
+    assert_int_equal(live_of(recording, TD_MEMORY_WEIGHTS, created), numel * 4);
+    assert_int_equal(live_of(recording, TD_MEMORY_WEIGHTS, summary.entries), numel * 4);
     assert_int_equal(live_of(recording, TD_MEMORY_OPTIMIZER_STATE, created), step ? numel * 8 : 0);
     assert_int_equal(live_of(recording, TD_MEMORY_ACTIVATIONS, created) > 0, true); /* loss and its rows */
     assert_int_equal(live_of(recording, TD_MEMORY_GRADIENTS, forward), 0);

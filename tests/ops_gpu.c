@@ -6,7 +6,6 @@ typedef struct trained {
     td_adamw *adamw;
     td_update_state *now;
     float *p, *m, *v, *norm;
-    uint16_t *copy;
     void *work;
 } trained;
 
@@ -19,7 +18,6 @@ static trained trained_make(ops_case *c, td_adamw adamw, const float *p, int64_t
     t.v = ops_room(c, TD_F32, count);
     memset(t.m, 0, (size_t)count * sizeof *t.m);
     memset(t.v, 0, (size_t)count * sizeof *t.v);
-    t.copy = ops_room(c, TD_BF16, count);
     t.norm = ops_room(c, TD_F32, 1);
     td_assert_ok(td_global_norm_work_bytes(ops_dev, count, TD_F32, &bytes));
     t.work = ops_bytes(c, bytes);
@@ -29,14 +27,8 @@ static trained trained_make(ops_case *c, td_adamw adamw, const float *p, int64_t
 /* A whole step: counted, its gradients averaged and clipped. */
 static void train(const trained *t, const float *g, int64_t count, float gain, float max_norm)
 {
-    const td_update_tensors tensors = {.count = count,
-                                       .dtype = TD_F32,
-                                       .copy_dtype = TD_BF16,
-                                       .p = on(t->p),
-                                       .g = on(g),
-                                       .m = on(t->m),
-                                       .v = on(t->v),
-                                       .copy = on(t->copy)};
+    const td_update_tensors tensors = {
+        .count = count, .dtype = TD_F32, .p = on(t->p), .g = on(g), .m = on(t->m), .v = on(t->v)};
 
     td_assert_ok(td_update_begin(ops_dev, on(t->now), gain));
     td_assert_ok(td_global_norm(ops_dev, count, TD_F32, on(g), on(t->norm), on(t->work)));
@@ -84,7 +76,6 @@ static void a_replayed_update_goes_on(void **state)
     assert_true(replayed.now->step == STEPS && plain.now->step == STEPS);
     assert_true(replayed.now->gain == gain && replayed.adamw->lr == given.lr);
     td_assert_identical("p", TD_F32, replayed.p, plain.p, N);
-    td_assert_identical("copy", TD_BF16, replayed.copy, plain.copy, N);
     ops_assert_close(&c, "p", TD_F32, replayed.p, truth, N, STEPS);
     td_graph_destroy(graph);
     ops_finish(&c);
@@ -179,52 +170,94 @@ static void tensors_may_begin_anywhere(void **state)
     }
 }
 
-/* The same for updates, in every combination of the types beside f32. */
+/* Weights of an update, and moments. */
+typedef struct updated {
+    void *p; /* numbers, or high planes */
+    uint16_t *low;
+    float *m, *v;
+} updated;
+
+/* `count` of them, drawn, and another `count` with the same bits from number `begin` on. */
+static void draw_updated(ops_case *c, td_dtype dtype, bool planes, int64_t count, int64_t begin, updated *x,
+                         updated *y)
+{
+    const td_dtype stored = planes ? TD_BF16 : dtype;
+    const size_t size = td_dtype_size(stored);
+
+    *x = (updated){.p = ops_draw_as(c, stored, count),
+                   .low = planes ? ops_draw_as(c, TD_BF16, count) : NULL,
+                   .m = ops_draw_as(c, TD_F32, count),
+                   .v = ops_draw_as(c, TD_F32, count)};
+    for (int64_t i = 0; i < count; i++)
+        x->v[i] *= x->v[i];
+    *y = (updated){.p = ops_copy(c, stored, (char *)x->p + (size_t)begin * size, count - begin),
+                   .low = planes ? ops_copy(c, TD_BF16, x->low + begin, count - begin) : NULL,
+                   .m = ops_copy(c, TD_F32, x->m + begin, count - begin),
+                   .v = ops_copy(c, TD_F32, x->v + begin, count - begin)};
+}
+
+static td_update_tensors tensors_of(td_dtype dtype, td_dtype grad, const updated *x, int64_t begin,
+                                    int64_t count, const void *g)
+{
+    return (td_update_tensors){.count = count,
+                               .dtype = dtype,
+                               .grad_dtype = grad,
+                               .p =
+                                   on((char *)x->p + (size_t)begin * td_dtype_size(x->low ? TD_BF16 : dtype)),
+                               .low = x->low ? on(x->low + begin) : NULL,
+                               .g = on(g),
+                               .m = on(x->m + begin),
+                               .v = on(x->v + begin)};
+}
+
+static void assert_updated(const ops_case *c, td_dtype dtype, const updated *x, int64_t begin,
+                           const updated *y, int64_t count)
+{
+    const td_dtype stored = x->low ? TD_BF16 : dtype;
+
+    td_assert_identical(c->name, stored, (char *)x->p + (size_t)begin * td_dtype_size(stored), y->p, count);
+    if (x->low)
+        td_assert_identical(c->name, TD_BF16, x->low + begin, y->low, count);
+    td_assert_identical(c->name, TD_F32, x->m + begin, y->m, count);
+    td_assert_identical(c->name, TD_F32, x->v + begin, y->v, count);
+}
+
+/* Every combination of the types of an update. */
+static const struct {
+    td_dtype dtype, grad;
+    bool planes;
+} update_types[] = {{TD_F32, TD_F32, false}, {TD_F32, TD_BF16, false}, {TD_F32, TD_F16, false},
+                    {TD_F32, TD_F32, true},  {TD_F32, TD_BF16, true},  {TD_F32, TD_F16, true},
+                    {TD_F16, TD_F16, false}, {TD_BF16, TD_BF16, false}};
+
+enum { UPDATE_TYPES = sizeof update_types / sizeof *update_types };
+
+/* The same for updates. */
 static void updates_may_begin_anywhere(void **state)
 {
-    static const td_dtype narrow[] = {TD_BF16, TD_F16};
     enum { ALL = 403 };
 
     (void)state;
-    for (int types = 0; types < 6; types++) {
-        const td_dtype grad = types < 2 ? TD_F32 : narrow[types / 2 - 1], copied = narrow[types % 2];
-        const size_t grad_size = td_dtype_size(grad), copy_size = td_dtype_size(copied);
-        ops_case c = ops_begin(TD_F32, "updates beside vectors %d", types);
+    for (int i = 0; i < 2 * UPDATE_TYPES; i++) {
+        const td_dtype dtype = update_types[i / 2].dtype, grad = update_types[i / 2].grad;
+        ops_case c = ops_begin(dtype, "updates beside vectors %d", i);
         const void *on_adamw = on(ops_adamw(&c, td_adamw_defaults(TD_ADAMW_COURSE2026))),
                    *on_sgd = on(ops_sgd(&c, 0.1)), *on_state = on(ops_state(&c, 2, 0.37f));
-        char *g = ops_draw_as(&c, grad, ALL + 1), *g_plain = ops_copy(&c, grad, g + grad_size, ALL);
+        char *g = ops_draw_as(&c, grad, ALL + 1), *later = g + td_dtype_size(grad);
+        const void *plain_g = ops_copy(&c, grad, later, ALL);
+        updated x, plain;
 
-        for (int sgd = 0; sgd < 2; sgd++) {
-            float *p = ops_draw(&c, ALL + 1), *m = ops_draw(&c, ALL + 1), *v = ops_draw(&c, ALL + 1);
-            char *copy = ops_room(&c, copied, ALL + 1), *copy_plain = ops_room(&c, copied, ALL);
+        draw_updated(&c, dtype, update_types[i / 2].planes, ALL + 1, 1, &x, &plain);
+        for (int beside = 0; beside < 2; beside++) {
+            const td_update_tensors t = beside ? tensors_of(dtype, grad, &x, 1, ALL, later)
+                                               : tensors_of(dtype, grad, &plain, 0, ALL, plain_g);
 
-            for (int i = 0; i <= ALL; i++)
-                v[i] *= v[i];
-            float *p_plain = ops_copy(&c, TD_F32, p + 1, ALL), *m_plain = ops_copy(&c, TD_F32, m + 1, ALL),
-                  *v_plain = ops_copy(&c, TD_F32, v + 1, ALL);
-            td_update_tensors t = {.count = ALL,
-                                   .dtype = TD_F32,
-                                   .grad_dtype = grad,
-                                   .copy_dtype = copied,
-                                   .p = on(p_plain),
-                                   .g = on(g_plain),
-                                   .m = on(m_plain),
-                                   .v = on(v_plain),
-                                   .copy = on(copy_plain)};
-
-            for (int beside = 0; beside < 2; beside++) {
-                if (sgd)
-                    OPS_CALL(td_sgd_update(ops_dev, on_sgd, on_state, &t));
-                else
-                    OPS_CALL(td_adamw_update(ops_dev, on_adamw, on_state, &t));
-                t.p = on(p + 1), t.g = on(g + grad_size), t.m = on(m + 1), t.v = on(v + 1),
-                t.copy = on(copy + copy_size);
-            }
-            td_assert_identical(c.name, TD_F32, p + 1, p_plain, ALL);
-            td_assert_identical(c.name, TD_F32, m + 1, m_plain, ALL);
-            td_assert_identical(c.name, TD_F32, v + 1, v_plain, ALL);
-            td_assert_identical(c.name, copied, copy + copy_size, copy_plain, ALL);
+            if (i % 2)
+                OPS_CALL(td_sgd_update(ops_dev, on_sgd, on_state, &t));
+            else
+                OPS_CALL(td_adamw_update(ops_dev, on_adamw, on_state, &t));
         }
+        assert_updated(&c, dtype, &x, 1, &plain, ALL);
         ops_finish(&c);
     }
 }
@@ -234,48 +267,29 @@ static void updates_may_begin_anywhere(void **state)
 static void updates_on_some_sms_have_the_same_bits(void **state)
 {
     static const int64_t counts[] = {1, 7, 8, 9, 2047, 2048, 2049, 12293, 200003};
-    static const struct {
-        td_dtype dtype, grad, copied;
-        bool copies;
-    } types[] = {{TD_F32, TD_F32, TD_BF16, false},  {TD_F32, TD_F32, TD_F16, true},
-                 {TD_F32, TD_BF16, TD_BF16, true},  {TD_F32, TD_F16, TD_BF16, true},
-                 {TD_F32, TD_BF16, TD_BF16, false}, {TD_BF16, TD_BF16, TD_BF16, false},
-                 {TD_F16, TD_F16, TD_F16, false}};
 
     (void)state;
     if (!td_update_has_sms(ops_dev))
         return; /* nothing but the plain kernels, which have tests of their own */
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+    for (int i = 0; i < UPDATE_TYPES; i++)
         for (size_t j = 0; j < sizeof counts / sizeof *counts; j++)
             for (int sgd = 0; sgd < 2; sgd++) {
                 const int64_t n = counts[j];
-                ops_case c = ops_begin(types[i].dtype, "updates on SMs, types %d, %d", (int)i, (int)n);
+                const td_dtype dtype = update_types[i].dtype, grad = update_types[i].grad;
+                ops_case c = ops_begin(dtype, "updates on SMs, types %d, %d", i, (int)n);
                 const void *on_adamw = on(ops_adamw(&c, td_adamw_defaults(TD_ADAMW_TORCH))),
                            *on_sgd = on(ops_sgd(&c, 0.1)), *on_state = on(ops_state(&c, 2, 0.37f));
-                char *g = ops_draw_as(&c, types[i].grad, n), *p = ops_draw_as(&c, types[i].dtype, n), *ps[2];
-                float *m = ops_draw_as(&c, TD_F32, n), *v = ops_draw_as(&c, TD_F32, n), *ms[2], *vs[2];
+                const void *g = ops_draw_as(&c, grad, n);
                 int64_t *work = ops_room(&c, TD_F32, TD_UPDATE_WORK_BYTES / 4);
-                void *copies[2];
+                updated x[2];
 
                 memset(work, 0, TD_UPDATE_WORK_BYTES);
-                for (int64_t k = 0; k < n; k++)
-                    v[k] *= v[k];
+                draw_updated(&c, dtype, update_types[i].planes, n, 0, &x[0], &x[1]);
                 for (int way = 0; way < 2; way++) {
-                    ps[way] = ops_copy(&c, types[i].dtype, p, n);
-                    ms[way] = ops_copy(&c, TD_F32, m, n);
-                    vs[way] = ops_copy(&c, TD_F32, v, n);
-                    copies[way] = ops_room(&c, types[i].copied, n);
-                    const td_update_tensors t = {.count = n,
-                                                 .dtype = types[i].dtype,
-                                                 .grad_dtype = types[i].grad,
-                                                 .copy_dtype = types[i].copied,
-                                                 .p = on(ps[way]),
-                                                 .g = on(g),
-                                                 .m = on(ms[way]),
-                                                 .v = on(vs[way]),
-                                                 .copy = types[i].copies ? on(copies[way]) : NULL,
-                                                 .sms = way ? 3 + (int)j * 4 : 0,
-                                                 .work = on(work)};
+                    td_update_tensors t = tensors_of(dtype, grad, &x[way], 0, n, g);
+
+                    t.sms = way ? 3 + (int)j * 4 : 0;
+                    t.work = on(work);
                     for (int turn = 0; turn < 2; turn++) {
                         if (sgd)
                             OPS_CALL(td_sgd_update(ops_dev, on_sgd, on_state, &t));
@@ -283,11 +297,7 @@ static void updates_on_some_sms_have_the_same_bits(void **state)
                             OPS_CALL(td_adamw_update(ops_dev, on_adamw, on_state, &t));
                     }
                 }
-                td_assert_identical(c.name, types[i].dtype, ps[1], ps[0], n);
-                td_assert_identical(c.name, TD_F32, ms[1], ms[0], n);
-                td_assert_identical(c.name, TD_F32, vs[1], vs[0], n);
-                if (types[i].copies)
-                    td_assert_identical(c.name, types[i].copied, copies[1], copies[0], n);
+                assert_updated(&c, dtype, &x[1], 0, &x[0], n);
                 for (size_t k = 0; k < TD_UPDATE_WORK_BYTES / sizeof *work; k++)
                     assert_int_equal(work[k], 0);
                 ops_finish(&c);

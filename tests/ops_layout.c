@@ -1,3 +1,4 @@
+#include "base/float16.h"
 #include "support/gpu.h"
 #include "support/ops_kit.h"
 
@@ -350,6 +351,55 @@ static void round_is_the_conversion(void **state)
     ops_finish(&c);
 }
 
+/* Whether `high` is the bf16 that is nearest to a number, of two as near the one further from zero. An
+ * infinite one counts as 2^128. */
+static bool is_nearest(uint32_t bits, uint16_t high)
+{
+    const double at = fabs((double)td_f32_from_bits(bits)),
+                 below = fabs((double)td_f32_from_bits(bits & 0xFFFF0000u)),
+                 next = fabs((double)td_f32_from_bits((bits & 0xFFFF0000u) + 0x10000u)),
+                 above = isinf(next) ? 0x1p128 : next;
+    const bool up = (bits & 0x7F800000u) != 0x7F800000u && above - at <= at - below;
+
+    return high == (uint16_t)((bits >> 16) + up);
+}
+
+/* Every upper half of an f32 with the lower halves around 0 and around a tie. */
+static void planes(void **state)
+{
+    static const uint16_t lower[] = {0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF};
+    enum { LOWER = sizeof lower / sizeof *lower, N = 65536 * LOWER };
+    ops_case c = ops_begin(TD_F32, "planes");
+    uint32_t *numbers = ops_room(&c, TD_F32, N), *joined = ops_room(&c, TD_F32, N);
+    uint16_t *high = ops_room(&c, TD_BF16, N), *low = ops_room(&c, TD_BF16, N);
+
+    (void)state;
+    for (int i = 0; i < N; i++)
+        numbers[i] = (uint32_t)(i / LOWER) << 16 | lower[i % LOWER];
+    for (int begin = 0; begin < 2; begin++) { /* from an address for vectors, and from the one after it */
+        const int64_t count = N - begin;
+
+        ops_upload();
+        td_assert_ok(td_split(ops_dev, count, on((float *)(void *)numbers + begin), on(high + begin),
+                              on(low + begin)));
+        td_assert_ok(
+            td_join(ops_dev, count, on(high + begin), on(low + begin), on((float *)(void *)joined + begin)));
+        ops_download();
+        for (int i = begin; i < N; i++) {
+            if ((numbers[i] & 0x7FFFFFFFu) > 0x7F800000u) {
+                assert_true((high[i] & 0x7FC0) == 0x7FC0 &&
+                            low[i] == 0); /* quiet: of both planes and of one */
+                assert_int_equal(joined[i], (numbers[i] | 0x00400000u) & 0xFFFF0000u);
+            } else {
+                assert_int_equal(joined[i], numbers[i]);
+                assert_true(is_nearest(numbers[i], high[i]));
+            }
+        }
+        memset(joined, 0xFF, N * sizeof *joined);
+    }
+    ops_finish(&c);
+}
+
 static void residual_adds_in_place_or_not(void **state)
 {
     static const int64_t counts[] = {1, 15, 16, 17, 1009, 4096, 20011};
@@ -430,6 +480,7 @@ int ops_layout_group(void)
         cmocka_unit_test(residual_adds_in_place_or_not),
         cmocka_unit_test(residual_keeps_nan_and_infinity),
         cmocka_unit_test(round_is_the_conversion),
+        cmocka_unit_test(planes),
         cmocka_unit_test(embedding_sums_many_tokens_of_one_row),
     };
     size_t heads = sizeof heads_cases / sizeof *heads_cases;

@@ -1,28 +1,22 @@
 #include "support/ops_kit.h"
 
+#include "base/float16.h"
+
+#include <float.h>
+
 static const char *const variant_names[] = {"course2025", "course2026", "torch"};
 
 static const float gains[] = {1, 0.37f};
 
-/* Of p, g and copy, 0 as in td_update_tensors. */
+/* Of p and g, 0 as in td_update_tensors; and whether p is planes. */
 typedef struct update_types {
-    td_dtype dtype, grad_dtype, copy_dtype;
-    bool copied;
+    td_dtype dtype, grad_dtype;
+    bool planes;
 } update_types;
 
 static const update_types all_types[] = {
-    {TD_F32, 0, 0, false},
-    {TD_BF16, 0, 0, false},
-    {TD_F16, TD_F16, 0, false},
-    /* The copy in the type of the gradients, or none. */
-    {TD_F32, TD_BF16, 0, false},
-    {TD_F32, TD_BF16, 0, true},
-    {TD_F32, TD_F16, TD_F16, true},
-    /* In another. */
-    {TD_F32, TD_F32, TD_BF16, true},
-    {TD_F32, 0, TD_F16, true},
-    {TD_F32, TD_BF16, TD_F16, true},
-    {TD_F32, TD_F16, TD_BF16, true},
+    {TD_F32, 0, false},      {TD_BF16, 0, false}, {TD_F16, TD_F16, false}, {TD_F32, TD_BF16, false},
+    {TD_F32, TD_F16, false}, {TD_F32, 0, true},   {TD_F32, TD_BF16, true}, {TD_F32, TD_F16, true},
 };
 
 enum { TYPES = sizeof all_types / sizeof *all_types, GAINS = sizeof gains / sizeof *gains };
@@ -38,8 +32,9 @@ static bool has_kernels(td_dtype dtype)
 /* What AdamW and SGD have in common: drawn weights and gradients, and what the truth is made of. */
 typedef struct update {
     td_update_tensors tensors;
-    td_dtype grad_dtype, copy_dtype; /* without a 0 */
-    void *p_before, *p, *g, *copy;
+    td_dtype grad_dtype; /* without a 0 */
+    void *p_before, *p, *g;
+    uint16_t *planes[2]; /* high and low, if p is planes */
     double *p_truth, *grad;
 } update;
 
@@ -48,7 +43,6 @@ static update update_make(ops_case *c, const update_types *types, int64_t count,
     update u = {.grad_dtype = types->grad_dtype ? types->grad_dtype : types->dtype};
     float *drawn = ops_draw_as(c, TD_F32, count);
 
-    u.copy_dtype = types->copy_dtype ? types->copy_dtype : u.grad_dtype;
     u.p_before = ops_draw(c, count);
     u.p = ops_room(c, c->dtype, count);
     u.g = ops_room(c, u.grad_dtype, count);
@@ -57,33 +51,36 @@ static update update_make(ops_case *c, const update_types *types, int64_t count,
     td_assert_ok(td_convert(count, TD_F32, drawn, u.grad_dtype, u.g));
     u.p_truth = ops_f64(c, c->dtype, u.p_before, count);
     u.grad = ops_f64(c, u.grad_dtype, u.g, count);
-    u.tensors = (td_update_tensors){.count = count,
-                                    .dtype = types->dtype,
-                                    .grad_dtype = types->grad_dtype,
-                                    .copy_dtype = types->copy_dtype,
-                                    .p = on(u.p),
-                                    .g = on(u.g)};
+    u.tensors = (td_update_tensors){
+        .count = count, .dtype = types->dtype, .grad_dtype = types->grad_dtype, .p = on(u.p), .g = on(u.g)};
     return u;
 }
 
-/* Before each call: poison for the copy. */
-static void update_clear(ops_case *c, update *u, bool copied)
+/* Before each call: planes of what p is. */
+static void update_split(ops_case *c, update *u, bool planes)
 {
-    u->copy = copied ? ops_room(c, u->copy_dtype, u->tensors.count) : NULL;
-    u->tensors.copy = on(u->copy);
+    uint16_t *halves[2];
+
+    if (!planes)
+        return;
+    for (int i = 0; i < 2; i++)
+        halves[i] = td_fence_alloc((size_t)u->tensors.count * sizeof(uint16_t));
+    td_planes_split(u->tensors.count, u->p, halves[0], halves[1]);
+    for (int i = 0; i < 2; i++) {
+        u->planes[i] = ops_copy(c, TD_BF16, halves[i], u->tensors.count);
+        td_fence_free(halves[i]);
+    }
+    u->tensors.p = on(u->planes[0]);
+    u->tensors.low = on(u->planes[1]);
 }
 
 static void update_check(ops_case *c, const update *u)
 {
     const int64_t count = u->tensors.count;
 
+    if (u->planes[0])
+        td_planes_join(count, u->planes[0], u->planes[1], u->p);
     ops_assert_close(c, "p", c->dtype, u->p, u->p_truth, count, 1);
-    if (u->copy) {
-        void *want = ops_room(c, u->copy_dtype, count);
-
-        td_assert_ok(td_convert(count, TD_F32, u->p, u->copy_dtype, want));
-        td_assert_identical("copy", u->copy_dtype, u->copy, want, count);
-    }
 }
 
 typedef struct adamw_case {
@@ -120,7 +117,7 @@ static void adamw_of(const adamw_case *row, int variant, const update_types *typ
     ops_adamw_truth(&given, now, n, u.p_truth, u.grad, m_truth, v_truth);
     OPS_RUN(&c, c.dtype, u.p, n, u.p_before,
             (m = ops_copy(&c, TD_F32, m_before, n), v = ops_copy(&c, TD_F32, v_before, n),
-             u.tensors.m = on(m), u.tensors.v = on(v), update_clear(&c, &u, types->copied),
+             u.tensors.m = on(m), u.tensors.v = on(v), update_split(&c, &u, types->planes),
              td_adamw_update(ops_dev, on(adamw), on(now), &u.tensors)));
     update_check(&c, &u);
     /* gain g is rounded, and twice in v. */
@@ -137,7 +134,7 @@ static void three_variants(void **state)
         for (int i = 0; i < TYPES * GAINS; i++) {
             const update_types *types = &all_types[i / GAINS];
 
-            if (has_kernels(types->dtype) && has_kernels(types->grad_dtype) && has_kernels(types->copy_dtype))
+            if (has_kernels(types->dtype) && has_kernels(types->grad_dtype))
                 adamw_of(*state, variant, types, gains[i % GAINS]);
         }
 }
@@ -153,7 +150,7 @@ static void sgd_of(int64_t n, const update_types *types, float gain)
     for (int64_t i = 0; i < n; i++)
         u.p_truth[i] -= lr * (double)gain * u.grad[i];
     OPS_RUN(&c, c.dtype, u.p, n, u.p_before,
-            (update_clear(&c, &u, types->copied), td_sgd_update(ops_dev, on(sgd), on(now), &u.tensors)));
+            (update_split(&c, &u, types->planes), td_sgd_update(ops_dev, on(sgd), on(now), &u.tensors)));
     update_check(&c, &u);
     assert_true(sgd->lr == lr && now->step == 1 && now->gain == gain);
     ops_finish(&c);
@@ -168,7 +165,7 @@ static void sgd(void **state)
         for (int j = 0; j < TYPES * GAINS; j++) {
             const update_types *types = &all_types[j / GAINS];
 
-            if (has_kernels(types->dtype) && has_kernels(types->grad_dtype) && has_kernels(types->copy_dtype))
+            if (has_kernels(types->dtype) && has_kernels(types->grad_dtype))
                 sgd_of(counts[i], types, gains[j % GAINS]);
         }
 
@@ -486,6 +483,60 @@ static void one_huge_gradient_freezes_no_weight(void **state)
     }
 }
 
+/* Ten steps of numbers and of planes, from the ends of the range on: the same bits after each. */
+static void planes_are_updated_as_numbers_are(void **state)
+{
+    static const float ends[] = {NAN, INFINITY, -INFINITY, FLT_MAX, -FLT_MAX, 1e-45f, -1e-39f, 0.0f, -0.0f};
+    enum { N = 20011, STEPS = 10, ENDS = sizeof ends / sizeof *ends };
+
+    (void)state;
+    for (int variant = 0; variant < 4; variant++) /* the last is SGD */
+        for (int narrow = 0; narrow < 2; narrow++) {
+            ops_case c = ops_begin(TD_F32, "planes %d", variant);
+            td_adamw *adamw = ops_adamw(&c, td_adamw_defaults((td_adamw_variant)(variant % 3)));
+            td_sgd *sgd = ops_sgd(&c, 0.1);
+            td_update_state *now = ops_state(&c, 1, 0.37f);
+            void *g = ops_draw_as(&c, narrow ? TD_BF16 : TD_F32, N);
+            float *p = ops_draw(&c, N), *joined = ops_room(&c, TD_F32, N), *m[2], *v[2];
+            uint16_t *high = ops_room(&c, TD_BF16, N), *low = ops_room(&c, TD_BF16, N);
+            td_update_tensors t[2];
+
+            memcpy(p, ends, sizeof ends);
+            td_planes_split(N, p, high, low);
+            for (int way = 0; way < 2; way++) {
+                m[way] = ops_room(&c, TD_F32, N);
+                v[way] = ops_room(&c, TD_F32, N);
+                memset(m[way], 0, N * sizeof *m[way]);
+                memset(v[way], 0, N * sizeof *v[way]);
+                t[way] = (td_update_tensors){.count = N,
+                                             .dtype = TD_F32,
+                                             .grad_dtype = narrow ? TD_BF16 : TD_F32,
+                                             .p = on(way ? (void *)high : p),
+                                             .low = on(way ? low : NULL),
+                                             .g = on(g),
+                                             .m = on(m[way]),
+                                             .v = on(v[way])};
+            }
+            for (; now->step <= STEPS; now->step++) {
+                for (int way = 0; way < 2; way++) {
+                    if (variant < 3)
+                        OPS_CALL(td_adamw_update(ops_dev, on(adamw), on(now), &t[way]));
+                    else
+                        OPS_CALL(td_sgd_update(ops_dev, on(sgd), on(now), &t[way]));
+                }
+                td_planes_join(N, high, low, joined);
+                for (int i = 0; i < ENDS; i++)
+                    assert_int_equal(isnan(p[i]), isnan(joined[i]));
+                for (int i = 0; i < N; i++)
+                    joined[i] = isnan(joined[i]) ? p[i] : joined[i];
+                td_assert_identical(c.name, TD_F32, joined, p, N);
+            }
+            td_assert_identical(c.name, TD_F32, m[1], m[0], N);
+            td_assert_identical(c.name, TD_F32, v[1], v[0], N);
+            ops_finish(&c);
+        }
+}
+
 static float norm_of(ops_case *c, td_dtype dtype, int64_t count, const void *g)
 {
     float *norm = ops_room(c, TD_F32, 1);
@@ -549,6 +600,7 @@ int ops_optimizers_group(void)
         cmocka_unit_test(decay_comes_first_or_last),
         cmocka_unit_test(nan_and_infinity_stay_in_their_element),
         cmocka_unit_test(one_huge_gradient_freezes_no_weight),
+        cmocka_unit_test(planes_are_updated_as_numbers_are),
         cmocka_unit_test(global_norm),
     };
     size_t count = sizeof cases / sizeof *cases;

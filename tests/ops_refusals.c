@@ -353,6 +353,18 @@ static void gate_and_residual(void **state)
     td_assert_refused(td_round(ops_dev, 3, TD_F32, in, (td_dtype)9, out), TD_BAD_ARGUMENT, "dst_dtype is 9");
     td_assert_refused(td_round(ops_dev, 3, TD_F32, NULL, TD_BF16, out), TD_BAD_ARGUMENT, "src is NULL");
     td_assert_refused(td_round(ops_dev, 3, TD_F32, in, TD_BF16, NULL), TD_BAD_ARGUMENT, "dst is NULL");
+    td_assert_refused(td_split(NULL, 3, in, out, out), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_split(ops_dev, 0, in, out, out), TD_BAD_ARGUMENT, "count is 0");
+    td_assert_refused(td_split(ops_dev, INT64_MAX, in, out, out), TD_BAD_ARGUMENT, "2^63 - 1");
+    td_assert_refused(td_split(ops_dev, 3, NULL, out, out), TD_BAD_ARGUMENT, "numbers is NULL");
+    td_assert_refused(td_split(ops_dev, 3, in, NULL, out), TD_BAD_ARGUMENT, "high is NULL");
+    td_assert_refused(td_split(ops_dev, 3, in, out, NULL), TD_BAD_ARGUMENT, "low is NULL");
+    td_assert_refused(td_join(NULL, 3, in, in, out), TD_BAD_ARGUMENT, "dev is NULL");
+    td_assert_refused(td_join(ops_dev, 0, in, in, out), TD_BAD_ARGUMENT, "count is 0");
+    td_assert_refused(td_join(ops_dev, INT64_MAX, in, in, out), TD_BAD_ARGUMENT, "2^63 - 1");
+    td_assert_refused(td_join(ops_dev, 3, NULL, in, out), TD_BAD_ARGUMENT, "high is NULL");
+    td_assert_refused(td_join(ops_dev, 3, in, NULL, out), TD_BAD_ARGUMENT, "low is NULL");
+    td_assert_refused(td_join(ops_dev, 3, in, in, NULL), TD_BAD_ARGUMENT, "numbers is NULL");
     td_assert_refused(td_residual_add(NULL, 3, TD_F32, in, in, out), TD_BAD_ARGUMENT, "dev is NULL");
     td_assert_refused(td_residual_add(ops_dev, 0, TD_F32, in, in, out), TD_BAD_ARGUMENT, "count is 0");
     td_assert_refused(td_residual_add(ops_dev, INT64_MAX, TD_F32, in, in, out), TD_BAD_ARGUMENT, "2^63 - 1");
@@ -573,16 +585,7 @@ static void updates(void **state)
     BOTH(grad_dtype, (td_dtype)17, TD_BAD_ARGUMENT, "grad_dtype is 17");
     BOTH(dtype, (t.grad_dtype = TD_F32, TD_BF16), TD_BAD_ARGUMENT,
          "grad_dtype is f32, needs to be dtype, bf16");
-    /* And of a copy. */
-    BOTH(copy, out, TD_BAD_ARGUMENT, "copy is wanted, but copy_dtype is dtype, f32: p is it");
-    BOTH(copy, (t.copy_dtype = TD_F32, out), TD_BAD_ARGUMENT, "copy_dtype is dtype, f32");
-    BOTH(copy, (t.grad_dtype = TD_BF16, t.copy_dtype = TD_F32, out), TD_BAD_ARGUMENT,
-         "copy_dtype is dtype, f32");
-    BOTH(copy, (t.copy_dtype = TD_F16, out), TD_UNSUPPORTED, "copy_dtype is f16: cpu");
-    BOTH(copy, (t.copy_dtype = (td_dtype)17, out), TD_BAD_ARGUMENT, "copy_dtype is 17");
-    BOTH(copy, (t.dtype = TD_BF16, out), TD_BAD_ARGUMENT, "copy_dtype is dtype, bf16");
-    BOTH(copy, (t.dtype = TD_BF16, t.copy_dtype = TD_F32, out), TD_BAD_ARGUMENT,
-         "copy_dtype is f32, needs to be dtype, bf16");
+    BOTH(low, (t.dtype = TD_BF16, out), TD_BAD_ARGUMENT, "low is given, but dtype is bf16");
 #undef BOTH
 #undef SGD
 #undef ADAMW
@@ -647,6 +650,8 @@ static void gaps_are_named(void **state)
     GAP(td_silu_mul_forward(d, &rows_shape, in, in, out), "silu_mul_forward");
     GAP(td_silu_mul_backward(d, &rows_shape, in, in, in, out, out, NULL), "silu_mul_backward");
     GAP(td_round(d, 1, TD_F32, in, TD_F16, out), "round");
+    GAP(td_split(d, 1, in, out, out), "split");
+    GAP(td_join(d, 1, in, in, out), "join");
     GAP(td_residual_add(d, 1, TD_F32, in, in, out), "residual_add");
     GAP(td_softmax_forward(d, &softmax_shape, in, out), "softmax_forward");
     GAP(td_softmax_backward(d, &softmax_shape, 1.0f, in, in, out), "softmax_backward");

@@ -7,6 +7,7 @@
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
+#include "support/weights.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -55,12 +56,12 @@ td_status __wrap_td_event_wait(td_event *event)
     return TD_OK;
 }
 
-/* A block of mixed precision on the CPU, whose memory the tests look into, and what a step reads. */
+/* A block of mixed precision on the CPU, some of whose masters are planes, and what a step reads. */
 typedef struct block {
     td_device *dev;
     td_weights weights;
     float *params;
-    uint16_t *copies, *grads;
+    uint16_t *grads;
     td_update_state state;
 } block;
 
@@ -70,22 +71,24 @@ static void open_block(block *b)
     uint16_t *grads = td_draw_normal("optimizer gradients", 1, TD_BF16, ELEMENTS);
 
     *b = (block){.params = malloc(ELEMENTS * sizeof(float)),
-                 .copies = malloc(ELEMENTS * sizeof(uint16_t)),
                  .grads = malloc(ELEMENTS * sizeof(uint16_t)),
                  .state = {.step = 1, .gain = 1}};
-    assert_true(b->params && b->copies && b->grads);
+    assert_true(b->params && b->grads);
     td_assert_ok(td_device_open("cpu", &b->dev));
-    for (int64_t i = 0; i < ELEMENTS; i++)
-        b->params[i] = drawn[i];
+    memcpy(b->params, drawn, ELEMENTS * sizeof(float));
     memcpy(b->grads, grads, ELEMENTS * sizeof(uint16_t));
-    memset(b->copies, 0xFF, ELEMENTS * sizeof(uint16_t));
     b->weights = (td_weights){.elements = ELEMENTS,
                               .dtype = TD_F32,
-                              .copy_dtype = TD_BF16,
                               .grad_dtype = TD_BF16,
+                              .planes = {{300, 700}, {900, ELEMENTS}},
                               .params = b->params,
-                              .copies = b->copies,
                               .grads = b->grads};
+    for (int i = 0; i < TD_PLANES; i++) {
+        const td_range range = b->weights.planes[i];
+        uint16_t *const high = (uint16_t *)(void *)(b->params + range.begin);
+
+        td_planes_split(range.end - range.begin, drawn + range.begin, high, high + (range.end - range.begin));
+    }
     td_fence_free(drawn);
     td_fence_free(grads);
 }
@@ -93,9 +96,16 @@ static void open_block(block *b)
 static void close_block(block *b)
 {
     free(b->params);
-    free(b->copies);
     free(b->grads);
     td_device_close(b->dev);
+}
+
+static void read_block(const block *b, float numbers[ELEMENTS])
+{
+    float *all = td_numbers_in(&b->weights, 0, ELEMENTS);
+
+    memcpy(numbers, all, ELEMENTS * sizeof *all);
+    free(all);
 }
 
 static td_hyperparameters adamw_of(td_adamw_variant variant, double lr)
@@ -167,7 +177,6 @@ static void fill_alike(td_optimizer_group groups[10])
 /* What a step makes of the block, by the operations themselves, group by group. */
 typedef struct expected {
     float p[ELEMENTS], m[ELEMENTS], v[ELEMENTS];
-    uint16_t copy[ELEMENTS];
 } expected;
 
 static void expect_step(const block *b, const td_optimizer_group *group, expected *e)
@@ -179,8 +188,7 @@ static void expect_step(const block *b, const td_optimizer_group *group, expecte
                                        .p = e->p + begin,
                                        .g = b->grads + begin,
                                        .m = e->m + begin,
-                                       .v = e->v + begin,
-                                       .copy = e->copy + begin};
+                                       .v = e->v + begin};
 
     if (group->hyper.kind == TD_OPTIMIZER_SGD)
         td_assert_ok(td_sgd_update(b->dev, &group->hyper.sgd, &b->state, &tensors));
@@ -202,8 +210,9 @@ static td_status on_updated(td_hook *hook, td_range range, td_event *event)
     const int64_t at = range.begin, count = range.end - at;
 
     assert_null(event);
-    td_assert_identical("params at `updated`", TD_F32, r->of->params + at, r->want->p + at, count);
-    td_assert_identical("copies at `updated`", TD_BF16, r->of->copies + at, r->want->copy + at, count);
+    float *now = td_numbers_in(&r->of->weights, at, range.end);
+    td_assert_identical("weights at `updated`", TD_F32, now, r->want->p + at, count);
+    free(now);
     r->read += count;
     return TD_OK;
 }
@@ -211,12 +220,12 @@ static td_status on_updated(td_hook *hook, td_range range, td_event *event)
 static void train_groups(int64_t count, const td_optimizer_group *groups, td_update_time time)
 {
     static expected e;
+    float now[ELEMENTS];
     block b;
 
     open_block(&b);
     e = (expected){.m = {0}};
-    memcpy(e.p, b.params, sizeof e.p);
-    memcpy(e.copy, b.copies, sizeof e.copy);
+    read_block(&b, e.p);
     td_optimizer *optimizer = make(&b, count, groups, time);
     reader after = {.hook = {.updated = on_updated}, .of = &b, .want = &e};
     td_optimizer_hook(optimizer)->next = &after.hook;
@@ -232,8 +241,8 @@ static void train_groups(int64_t count, const td_optimizer_group *groups, td_upd
         if (time == TD_UPDATE_AFTER)
             td_assert_ok(td_optimizer_update(optimizer));
         assert_int_equal(after.read, elements);
-        td_assert_identical("params", TD_F32, b.params, e.p, ELEMENTS);
-        td_assert_identical("copies", TD_BF16, b.copies, e.copy, ELEMENTS);
+        read_block(&b, now);
+        td_assert_identical("weights", TD_F32, now, e.p, ELEMENTS);
     }
     td_optimizer_destroy(optimizer);
     close_block(&b);
@@ -264,15 +273,18 @@ static void a_shard_updates_what_the_whole_list_would(void **unused)
     td_optimizer *all = make(&a, 1, &whole, TD_UPDATE_ALONG), *part = make(&b, 1, &shard, TD_UPDATE_ALONG);
     td_assert_ok(pass_of(td_optimizer_hook(all)));
     td_assert_ok(pass_of(td_optimizer_hook(part)));
-    td_assert_identical("shard", TD_F32, a.params + 300, b.params + 300, 300);
-    assert_memory_not_equal(a.params, b.params, 300 * sizeof(float));
+    float of_all[ELEMENTS], of_part[ELEMENTS];
+    read_block(&a, of_all);
+    read_block(&b, of_part);
+    td_assert_identical("shard", TD_F32, of_all + 300, of_part + 300, 300);
+    assert_memory_not_equal(of_all, of_part, 300 * sizeof(float));
     td_optimizer_destroy(all);
     td_optimizer_destroy(part);
     close_block(&a);
     close_block(&b);
 }
 
-static void after_the_pass_what_touches_is_updated_in_one_call(void **unused)
+static void after_the_pass_what_touches_and_is_stored_alike_is_updated_in_one_call(void **unused)
 {
     (void)unused;
     const td_optimizer_group whole = {{0, ELEMENTS}, adamw_of(TD_ADAMW_TORCH, 0.01)};
@@ -283,7 +295,7 @@ static void after_the_pass_what_touches_is_updated_in_one_call(void **unused)
     td_assert_ok(pass_of(td_optimizer_hook(optimizer)));
     updates = 0;
     td_assert_ok(td_optimizer_update(optimizer));
-    assert_int_equal(updates, 1);
+    assert_int_equal(updates, 4); /* numbers, planes, numbers, planes */
     td_optimizer_destroy(optimizer);
     close_block(&b);
 }
@@ -293,17 +305,18 @@ static void new_hyperparameters_count_from_the_next_update_on(void **unused)
     (void)unused;
     td_optimizer_group groups[3];
     td_hyperparameters hyper = sgd_of(0);
-    float before[ELEMENTS];
+    float before[ELEMENTS], after[ELEMENTS];
     block b;
 
     open_block(&b);
     fill_groups(groups);
     td_optimizer *optimizer = make(&b, 3, groups, TD_UPDATE_ALONG);
-    memcpy(before, b.params, sizeof before);
+    read_block(&b, before);
     td_assert_ok(td_optimizer_set(optimizer, 1, &hyper));
     td_assert_ok(pass_of(td_optimizer_hook(optimizer)));
-    td_assert_identical("SGD without a rate", TD_F32, before + 500, b.params + 500, 140);
-    assert_memory_not_equal(before, b.params, 450 * sizeof(float));
+    read_block(&b, after);
+    td_assert_identical("SGD without a rate", TD_F32, before + 500, after + 500, 140);
+    assert_memory_not_equal(before, after, 450 * sizeof(float));
 
     td_assert_refused(td_optimizer_set(optimizer, 3, &hyper), TD_BAD_ARGUMENT, "group is 3");
     td_assert_refused(td_optimizer_set(optimizer, -1, &hyper), TD_BAD_ARGUMENT, "group is -1");
@@ -457,7 +470,7 @@ static void many_ranges_in_any_order_are_one_set(void **unused)
     td_assert_ok(td_hooks_end(hook, TD_PASS_BACKWARD, TD_OK));
     updates = 0;
     td_assert_ok(td_optimizer_update(optimizer));
-    assert_int_equal(updates, 1);
+    assert_int_equal(updates, 4); /* numbers, planes, numbers, planes */
     td_optimizer_destroy(optimizer);
     close_block(&b);
 }
@@ -543,12 +556,12 @@ static void a_failed_pass_is_not_clipped_and_passes_nothing_on(void **unused)
 {
     (void)unused;
     const td_optimizer_group whole = {{0, ELEMENTS}, sgd_of(0.1)};
-    float before[ELEMENTS];
+    float before[ELEMENTS], after[ELEMENTS];
     td_clip *clip;
     block b;
 
     open_block(&b);
-    memcpy(before, b.params, sizeof before);
+    read_block(&b, before);
     td_optimizer *optimizer = make(&b, 1, &whole, TD_UPDATE_ALONG);
     td_assert_ok(td_clip_create(b.dev, &b.weights, 1e-3f, 1, &b.state, &clip));
     td_hook *hook = td_clip_hook(clip);
@@ -558,7 +571,8 @@ static void a_failed_pass_is_not_clipped_and_passes_nothing_on(void **unused)
     td_assert_refused(td_hooks_final(hook, (td_range){10, 20}, NULL), TD_BAD_STATE, "more than 1 ranges");
     assert_int_equal(td_hooks_end(hook, TD_PASS_BACKWARD, TD_BAD_STATE), TD_BAD_STATE);
     assert_true(b.state.gain == 1);
-    td_assert_identical("params", TD_F32, before, b.params, ELEMENTS);
+    read_block(&b, after);
+    td_assert_identical("weights", TD_F32, before, after, ELEMENTS);
     td_clip_destroy(clip);
     td_optimizer_destroy(optimizer);
     close_block(&b);
@@ -659,7 +673,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_group_is_updated_by_its_own_hyperparameters_and_no_other_element),
         cmocka_unit_test(a_shard_updates_what_the_whole_list_would),
-        cmocka_unit_test(after_the_pass_what_touches_is_updated_in_one_call),
+        cmocka_unit_test(after_the_pass_what_touches_and_is_stored_alike_is_updated_in_one_call),
         cmocka_unit_test(new_hyperparameters_count_from_the_next_update_on),
         cmocka_unit_test(groups_are_told_as_they_are_now),
         cmocka_unit_test(moments_belong_to_the_elements_of_adamw_groups_alone),

@@ -5,6 +5,7 @@
 #include "support/draw.h"
 #include "support/transformer_cases.h"
 #include "support/transformer_kit.h"
+#include "support/weights.h"
 #include "train/train.h"
 #include "transformer/model.h"
 
@@ -154,11 +155,11 @@ static void names_are_the_state_dicts(void **state)
     td_transformer_destroy(NULL);
 }
 
-static int by_address(const void *a, const void *b)
+static int by_offset(const void *a, const void *b)
 {
     const td_parameter *x = a, *y = b;
 
-    return (x->data > y->data) - (x->data < y->data);
+    return (x->offset > y->offset) - (x->offset < y->offset);
 }
 
 static bool is_zero(const char *from, const char *to)
@@ -169,22 +170,18 @@ static bool is_zero(const char *from, const char *to)
     return true;
 }
 
-/* Elements between a parameter and the next are 0 wherever they have a place. */
+/* Elements between a parameter and the next are 0, and gradients are too. */
 static int64_t assert_gap(const td_weights *w, const td_parameter *p, const td_parameter *next)
 {
-    const struct {
-        const char *block;
-        td_dtype dtype;
-    } blocks[] = {{w->params, w->dtype}, {w->copies, w->copy_dtype}, {w->grads, w->grad_dtype}};
     const int64_t end = p->offset + p->numel;
+    const size_t size = td_dtype_size(w->dtype), grad_size = td_dtype_size(w->grad_dtype);
+    const char *grads = w->grads;
 
     assert_true(next->offset >= end);
-    for (int i = 0; i < 3; i++) {
-        const size_t element = td_dtype_size(blocks[i].dtype);
-        if (blocks[i].block)
-            assert_true(is_zero(blocks[i].block + (size_t)end * element,
-                                blocks[i].block + (size_t)next->offset * element));
-    }
+    char *numbers = td_numbers_in(w, end, next->offset);
+    assert_true(is_zero(numbers, numbers + (size_t)(next->offset - end) * size));
+    free(numbers);
+    assert_true(is_zero(grads + (size_t)end * grad_size, grads + (size_t)next->offset * grad_size));
     return next->offset > end;
 }
 
@@ -208,10 +205,12 @@ static void parameters_stand_apart(void **state)
         td_assert_ok(td_transformer_weights(td_train_model(train), &w));
         for (int64_t j = 0; j < 21; j++)
             td_assert_ok(td_transformer_parameter(td_train_model(train), j, &p[j]));
-        qsort(p, 21, sizeof *p, by_address);
+        qsort(p, 21, sizeof *p, by_offset);
         for (int64_t j = 0; j < 21; j++) {
             float *m, *v, *first, *first_sq;
-            assert_ptr_equal(p[j].data, (char *)w.params + (size_t)p[j].offset * td_dtype_size(w.dtype));
+            const bool planes = i % 3 == 2 && p[j].cols > 0 && p[j].offset > 0;
+            char *const data = (char *)w.params + (size_t)p[j].offset * td_dtype_size(w.dtype);
+            assert_ptr_equal(p[j].data, planes ? NULL : data);
             assert_ptr_equal(p[j].grad, (char *)w.grads + (size_t)p[j].offset * td_dtype_size(w.grad_dtype));
             td_assert_ok(td_optimizer_moments(td_train_optimizer(train), 0, &first, &first_sq));
             td_assert_ok(td_optimizer_moments(td_train_optimizer(train), p[j].offset, &m, &v));
@@ -416,7 +415,7 @@ static void bad_calls(void **state)
     td_transformer_config config = tiny;
     td_transformer *model, *inference;
     td_model_size size = tiny.size;
-    td_weights weights;
+    td_weights weights = {.elements = 10};
     td_parameter p;
     float loss;
 
@@ -441,6 +440,14 @@ static void bad_calls(void **state)
     td_assert_refused(td_transformer_parameter(model, 0, NULL), TD_BAD_ARGUMENT, "out is NULL");
     td_assert_refused(td_transformer_parameter(model, -1, &p), TD_BAD_ARGUMENT, "index is -1, needs 0 to 20");
     td_assert_refused(td_transformer_parameter(model, 21, &p), TD_BAD_ARGUMENT, "index is 21");
+    td_assert_refused(td_transformer_read(NULL, 0, &p), TD_BAD_ARGUMENT, "model is NULL");
+    td_assert_refused(td_transformer_read(model, 21, &p), TD_BAD_ARGUMENT, "index is 21");
+    td_assert_refused(td_transformer_read(model, 0, NULL), TD_BAD_ARGUMENT, "numbers is NULL");
+    td_assert_refused(td_transformer_write(model, -1, &p), TD_BAD_ARGUMENT, "index is -1");
+    td_assert_refused(td_transformer_write(model, 0, NULL), TD_BAD_ARGUMENT, "numbers is NULL");
+    assert_int_equal(td_weights_master(NULL, 0).end, 0);
+    assert_int_equal(td_weights_master(&weights, -1).end, 0);
+    assert_int_equal(td_weights_master(&weights, 10).end, 0);
     td_assert_refused(td_transformer_parameter_find(NULL, "x", &p), TD_BAD_ARGUMENT, "model is NULL");
     td_assert_refused(td_transformer_parameter_find(model, NULL, &p), TD_BAD_ARGUMENT, "name is NULL");
     td_assert_refused(td_transformer_parameter_find(model, "lm_head.weight", NULL), TD_BAD_ARGUMENT,
@@ -522,10 +529,10 @@ static snapshot snapshot_of(td_train *train)
 
     td_assert_ok(td_optimizer_moments(td_train_optimizer(train), 0, &m, &v));
     td_assert_ok(td_train_steps(train, &s.steps));
-    s.params = copy_of(model->params, model->plan.total.parameters);
+    s.params = copy_of(model->weights.params, model->plan.total.parameters);
     s.exp_avg = copy_of(m, moment_bytes(model));
     s.exp_avg_sq = copy_of(v, moment_bytes(model));
-    s.grads = copy_of(model->grads, model->plan.gradient_bytes);
+    s.grads = copy_of(model->weights.grads, model->plan.gradient_bytes);
     return s;
 }
 
@@ -537,10 +544,10 @@ static void assert_untouched(snapshot *s, td_train *train)
 
     td_assert_ok(td_optimizer_moments(td_train_optimizer(train), 0, &m, &v));
     td_assert_ok(td_train_steps(train, &steps));
-    assert_memory_equal(s->params, model->params, model->plan.total.parameters);
+    assert_memory_equal(s->params, model->weights.params, model->plan.total.parameters);
     assert_memory_equal(s->exp_avg, m, moment_bytes(model));
     assert_memory_equal(s->exp_avg_sq, v, moment_bytes(model));
-    assert_memory_equal(s->grads, model->grads, model->plan.gradient_bytes);
+    assert_memory_equal(s->grads, model->weights.grads, model->plan.gradient_bytes);
     assert_int_equal(s->model.progress, model->progress);
     assert_int_equal(s->model.grads_lost, model->grads_lost);
     assert_int_equal(s->steps, steps);
@@ -629,7 +636,7 @@ static void refused_updates_change_nothing(void **state)
         td_assert_ok(update(twin, time));
         td_assert_ok(td_optimizer_moments(td_train_optimizer(train), 0, &moments[0], &moments[1]));
         td_assert_ok(td_optimizer_moments(td_train_optimizer(twin), 0, &moments[2], &moments[3]));
-        assert_memory_equal(model->params, other->params, model->plan.total.parameters);
+        assert_memory_equal(model->weights.params, other->weights.params, model->plan.total.parameters);
         assert_memory_equal(moments[0], moments[2], moment_bytes(model));
         assert_memory_equal(moments[1], moments[3], moment_bytes(model));
         ASSERT_REFUSED(train, update(train, time), TD_BAD_STATE, "no ");
@@ -663,9 +670,10 @@ static void steps_are_counted_from_init(void **state)
         td_train_destroy(train);
     }
 }
-/* Refresh says that weights are there, in every precision; an init that fails leaves none. */
+/* Refresh says that weights are there, unless they are planes. So do writes of all parameters. */
 static void forward_needs_weights(void **state)
 {
+    const float numbers[24 * 41] = {0};
     const int64_t ids[18] = {0};
 
     for (int mixed = 0; mixed < 2; mixed++) {
@@ -673,11 +681,22 @@ static void forward_needs_weights(void **state)
         td_transformer *model;
 
         config.precision = mixed ? TD_PRECISION_BF16_MIXED : TD_PRECISION_F32;
-        td_assert_ok(td_transformer_create(*state, &config, &model));
-        td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "no weights");
-        td_assert_ok(td_transformer_refresh(model));
-        td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
-        td_transformer_destroy(model);
+        for (int written = 0; written < 2; written++) {
+            td_assert_ok(td_transformer_create(*state, &config, &model));
+            for (int64_t i = 0; written && i < 21; i++) {
+                td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "no weights");
+                td_assert_ok(td_transformer_write(model, i, numbers));
+            }
+            if (!written)
+                td_assert_refused(td_transformer_forward(model, ids, 2, 9, NULL), TD_BAD_STATE, "no weights");
+            if (mixed)
+                td_assert_refused(td_transformer_refresh(model), TD_BAD_STATE, "planes in bf16_mixed");
+            else if (!written)
+                td_assert_ok(td_transformer_refresh(model));
+            if (written || !mixed)
+                td_assert_ok(td_transformer_forward(model, ids, 2, 9, NULL));
+            td_transformer_destroy(model);
+        }
     }
     td_assert_refused(td_transformer_refresh(NULL), TD_BAD_ARGUMENT, "model is NULL");
 }

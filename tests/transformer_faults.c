@@ -81,8 +81,13 @@ cleanup:
 
 static td_status step(td_transformer *model, const kind *k, float *loss)
 {
+    float numbers[32];
     td_status status = TD_OK;
 
+    for (int64_t i = 0; i < 2; i++) { /* the embedding, and q's matrix, which may be planes */
+        TD_TRY(td_transformer_read(model, i, numbers));
+        TD_TRY(td_transformer_write(model, i, numbers));
+    }
     TD_TRY(run_micro(model, k, k->micros ? TD_MICRO_FIRST : TD_MICRO_ONLY, loss));
     if (k->micros)
         TD_TRY(run_micro(model, k, TD_MICRO_LAST, loss));
@@ -102,7 +107,7 @@ static char *gradients_of(const td_transformer *model, size_t *bytes)
 
     assert_non_null(all);
     *bytes = 0;
-    for (int64_t i = 0; model->grads && i < td_transformer_parameter_count(model); i++) {
+    for (int64_t i = 0; model->weights.grads && i < td_transformer_parameter_count(model); i++) {
         const td_parameter *p = &model->parameters[i];
         const size_t size = (size_t)p->numel * td_dtype_size(p->grad_dtype);
         memcpy(all + *bytes, p->grad, size);

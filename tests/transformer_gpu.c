@@ -113,12 +113,14 @@ static twin twin_open(int shape, const td_train_config *train)
         void *rounded = malloc(bytes);
         assert_non_null(rounded);
         td_assert_ok(td_convert(to.numel, TD_F32, from.data, to.dtype, rounded));
-        td_assert_ok(td_device_upload(gpu, to.data, rounded, bytes));
+        td_assert_ok(td_device_alloc(gpu, bytes, &block));
+        td_assert_ok(td_device_upload(gpu, block, rounded, bytes));
+        td_assert_ok(td_transformer_write(t.model, i, block));
+        td_assert_ok(td_device_free(gpu, block));
         /* The reference multiplies what the GPU has. */
         td_assert_ok(td_convert(to.numel, to.dtype, rounded, TD_F32, from.data));
         free(rounded);
     }
-    td_assert_ok(td_transformer_refresh(t.model));
     const size_t bytes = (size_t)t.tokens * sizeof(int64_t);
     td_assert_ok(td_device_alloc(gpu, bytes, &block));
     t.ids = block;

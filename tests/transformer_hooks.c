@@ -148,7 +148,7 @@ static void run_dot(toy_work *w) /* *out += in sample, whose address is in facto
 
 static td_need need_of(int index)
 {
-    return (td_need){ranges[index], index == EMBEDDING ? TD_READS_PARAMS : TD_READS_COPIES};
+    return (td_need){ranges[index], index == EMBEDDING ? TD_READS_NUMBERS : TD_READS_UPPER};
 }
 
 static td_status toy_forward(toy_model *model, td_hook *chain)
@@ -368,7 +368,7 @@ static void two_micro_batches_captured(void **state)
 /* Weights in two shards, which are gathered into one of two slots before they are read. */
 typedef struct gather {
     td_hook hook;
-    double masters[ELEMENTS], copies[ELEMENTS]; /* the shards' */
+    double masters[ELEMENTS], upper[ELEMENTS]; /* the shards' */
     double slots[2][ELEMENTS];
     td_need there[2];
     toy_event *gathered[2];
@@ -378,7 +378,7 @@ typedef struct gather {
 
 static void fetch(gather *g, const td_need *need)
 {
-    const double *from = need->reads == TD_READS_PARAMS ? g->masters : g->copies;
+    const double *from = need->reads == TD_READS_NUMBERS ? g->masters : g->upper;
     const int64_t count = need->range.end - need->range.begin, half = count / 2;
 
     wait(SIDE, record(MAIN)); /* behind what read the slot before */
@@ -440,7 +440,7 @@ static void read_gathered(void)
     reset();
     draw(3, gathering.masters);
     for (int i = 0; i < ELEMENTS; i++)
-        gathering.copies[i] = nearbyint(64 * gathering.masters[i]) / 64;
+        gathering.upper[i] = nearbyint(64 * gathering.masters[i]) / 64;
     draw(1, model.sample);
     memset(model.params, 0xFF, sizeof model.params); /* nothing is there: all of it is gathered */
     memset(gathering.slots, 0xFF, sizeof gathering.slots);
@@ -448,7 +448,7 @@ static void read_gathered(void)
     assert_int_equal(streams[MAIN].ran + streams[SIDE].ran, 0);
     run_all();
     for (int i = 0; i < ELEMENTS; i++)
-        want += model.sample[i] * (i < ranges[EMBEDDING].end ? gathering.masters : gathering.copies)[i];
+        want += model.sample[i] * (i < ranges[EMBEDDING].end ? gathering.masters : gathering.upper)[i];
     expect_near(model.output, want);
     assert_int_equal(gathering.ahead,
                      RANGES - 1); /* all but the first were fetched beside the work before them */

@@ -117,20 +117,18 @@ static td_status on_needed(td_hook *hook, td_pass pass, const td_need *need, con
                            const void **where)
 {
     listener *l = (listener *)hook;
-    const td_weights *w = &l->weights;
-    const bool copies = need->reads == TD_READS_COPIES && w->copies;
-    const char *block = copies ? w->copies : w->params;
-    const size_t element = td_dtype_size(copies ? w->copy_dtype : w->dtype);
 
     if (l->next.range.end)
         assert_true(need->range.begin == l->next.range.begin && need->range.end == l->next.range.end &&
                     need->reads == l->next.reads);
     l->next = next ? *next : (td_need){0};
     advance(l, pass, need->range, UNTOUCHED, NEEDED);
-    assert_ptr_equal(*where, block + (size_t)need->range.begin * element);
+    const td_master master = td_weights_master(&l->weights, need->range.begin);
+    assert_ptr_equal(*where, master.at);
+    assert_true(master.end >= need->range.end);
+    assert_true(!master.low || need->reads == TD_READS_UPPER);
     if (l->elsewhere)
-        *where = l->elsewhere + (copies ? (size_t)w->elements * td_dtype_size(w->dtype) : 0) +
-                 (size_t)need->range.begin * element;
+        *where = l->elsewhere + ((char *)master.at - (char *)l->weights.params);
     return heard(l);
 }
 
@@ -288,17 +286,12 @@ static void weights_are_read_where_hooks_say(void **state)
     char *clean = clean_gradients(trial);
     listener *l = open_listener(trial);
     const td_weights *w = &l->weights;
-    const size_t masters = (size_t)w->elements * td_dtype_size(w->dtype),
-                 copies = w->copies ? (size_t)w->elements * td_dtype_size(w->copy_dtype) : 0;
+    const size_t masters = (size_t)w->elements * td_dtype_size(w->dtype);
 
-    l->elsewhere = malloc(masters + copies);
+    l->elsewhere = malloc(masters);
     assert_non_null(l->elsewhere);
     memcpy(l->elsewhere, w->params, masters);
     memset(w->params, 0xFF, masters);
-    if (copies) {
-        memcpy(l->elsewhere + masters, w->copies, copies);
-        memset(w->copies, 0xFF, copies);
-    }
     td_assert_ok(step(trial, TD_MICRO_ONLY));
     expect_gradients(l, clean);
     memcpy(w->params, l->elsewhere, masters);

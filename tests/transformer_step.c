@@ -4,6 +4,7 @@
 #include "support/fence.h"
 #include "support/transformer_cases.h"
 #include "support/transformer_reference.h"
+#include "support/weights.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -303,7 +304,9 @@ static double **as_f64(const td_trial *trial)
         float *m, *v;
 
         td_assert_ok(td_optimizer_moments(td_train_optimizer(trial->train), p.offset, &m, &v));
-        all[3 * i] = td_as_f64(p.dtype, p.data, p.numel);
+        void *numbers = td_numbers_of(trial->model, i);
+        all[3 * i] = td_as_f64(p.dtype, numbers, p.numel);
+        free(numbers);
         all[3 * i + 1] = m ? td_as_f64(TD_F32, m, p.numel) : NULL;
         all[3 * i + 2] = v ? td_as_f64(TD_F32, v, p.numel) : NULL;
     }
@@ -335,7 +338,9 @@ static void assert_adamw(const td_trial *trial, const td_adamw *a, int t, double
             x[j] -= a->lr * a->weight_decay * x[j];
         }
         td_assert_ok(td_optimizer_moments(td_train_optimizer(trial->train), p.offset, &exp_avg, &exp_avg_sq));
-        td_assert_close(p.name, p.dtype, p.data, x, p.numel, td_dtype_eps(p.dtype));
+        void *numbers = td_numbers_of(trial->model, i);
+        td_assert_close(p.name, p.dtype, numbers, x, p.numel, td_dtype_eps(p.dtype));
+        free(numbers);
         td_assert_close(p.name, TD_F32, exp_avg, m, p.numel, 1e-6);
         td_assert_close(p.name, TD_F32, exp_avg_sq, v, p.numel, 1e-6);
     }
@@ -387,7 +392,9 @@ static void sgd_is_the_formula(void **state)
             assert_null(truth[3 * i + 1]);
             for (int64_t j = 0; j < p.numel; j++)
                 truth[3 * i][j] -= config.hyper.sgd.lr * td_value_at(p.grad_dtype, p.grad, j);
-            td_assert_close(p.name, p.dtype, p.data, truth[3 * i], p.numel, td_dtype_eps(p.dtype));
+            void *numbers = td_numbers_of(trial->model, i);
+            td_assert_close(p.name, p.dtype, numbers, truth[3 * i], p.numel, td_dtype_eps(p.dtype));
+            free(numbers);
         }
         free_all(trial, truth);
     }

@@ -270,3 +270,17 @@ td_status td_convert(int64_t count, td_dtype src_dtype, const void *src, td_dtyp
 cleanup:
     return status;
 }
+
+void td_planes_split(int64_t count, const float *numbers, td_bf16 *high, uint16_t *low)
+{
+#pragma omp parallel for simd schedule(static) if (count >= PARALLEL_FROM)
+    for (int64_t i = 0; i < count; i++)
+        td_f32_split(numbers[i], &high[i], &low[i]);
+}
+
+void td_planes_join(int64_t count, const td_bf16 *high, const uint16_t *low, float *numbers)
+{
+#pragma omp parallel for simd schedule(static) if (count >= PARALLEL_FROM)
+    for (int64_t i = 0; i < count; i++)
+        numbers[i] = td_f32_join(high[i], low[i]);
+}

@@ -41,6 +41,22 @@ static inline td_bf16 td_bf16_from_f32(float value)
     return (td_bf16)((value != value ? quiet : rounded) >> 16);
 }
 
+/** An f32 as two planes of 16 bits, which td_split of ops/ops.h describes. NaN comes first: the addition
+ * would carry 0x7FFFFFFF over to -0. It becomes a quiet NaN of the same sign, with a low of 0. */
+static inline void td_f32_split(float value, td_bf16 *high, uint16_t *low)
+{
+    const uint32_t bits = td_f32_bits(value);
+    const uint32_t safe = (bits & 0x7FFFFFFFu) > 0x7F800000u ? (bits | 0x00400000u) & 0xFFFF0000u : bits;
+
+    *high = (td_bf16)((safe + 0x8000u) >> 16);
+    *low = (uint16_t)safe;
+}
+
+static inline float td_f32_join(td_bf16 high, uint16_t low)
+{
+    return td_f32_from_bits(((uint32_t)high << 16) + (uint32_t)(int32_t)(int16_t)low);
+}
+
 /** Exact; NaN becomes a quiet NaN of the same sign and payload. */
 static inline float td_f16_to_f32(td_f16 value)
 {
@@ -88,5 +104,9 @@ static inline float td_f32_to_odd(double value)
     bits |= back != value;
     return td_f32_from_bits(bits);
 }
+
+/** td_f32_split and td_f32_join of arrays [count] in the host's memory. */
+void td_planes_split(int64_t count, const float *numbers, td_bf16 *high, uint16_t *low);
+void td_planes_join(int64_t count, const td_bf16 *high, const uint16_t *low, float *numbers);
 
 #endif

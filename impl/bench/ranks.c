@@ -411,7 +411,7 @@ static td_status run_all(run *r)
     }
     TD_TRY(run_watched(r));
     TD_TRY(td_train_plan(r->dev, &r->trainer, &bytes));
-    r->rank.parameters = bytes.model.parameters + bytes.model.copies;
+    r->rank.parameters = bytes.model.parameters;
     r->rank.gradients = bytes.model.gradients;
     r->rank.optimizer_state = bytes.moments;
     r->rank.activations = bytes.model.activations;

@@ -77,7 +77,7 @@ typedef struct td_bench_rank {
     double first_loss, last_loss;    /* of the steps with communication that are timed, warm-up included */
     size_t current[TD_BENCH_POINTS]; /* at each point */
     size_t peak[TD_BENCH_POINTS];    /* up to it, since the one before */
-    size_t parameters;               /* masters, and 16-bit copies in mixed precision */
+    size_t parameters;               /* masters */
     size_t gradients;                /* 0 where they share memory with activations */
     size_t optimizer_state;          /* moments: 8 an element that this rank updates, with AdamW */
     size_t activations;

@@ -574,11 +574,10 @@ static td_status measure(const arguments *args, td_ranks *ranks, td_bench_ranks_
     TD_TRY(agree(args, ranks));
     TD_TRY(td_bench_ranks_plan(ranks->dev, ranks->comm, &args->config, &bytes));
     const td_transformer_bytes *model = &bytes.model;
-    TD_TRY(
-        td_common_fits(ranks->dev, ((double)model->parameters + (double)model->copies +
-                                    (double)model->gradients + (double)model->activations +
-                                    (double)model->scratch + (double)bytes.optimizer + (double)bytes.step) *
-                                       ranks->info.local_ranks));
+    TD_TRY(td_common_fits(ranks->dev,
+                          ((double)model->parameters + (double)model->gradients + (double)model->activations +
+                           (double)model->scratch + (double)bytes.optimizer + (double)bytes.step) *
+                              ranks->info.local_ranks));
     status = td_bench_ranks_run(ranks->dev, ranks->comm, &args->config, show_step, ranks, out);
     td_progress_end();
 cleanup:

@@ -261,7 +261,7 @@ td_status td_step_run(const td_bench_config *config, td_device *dev, td_bench_re
     TD_TRY(td_bench_train_config(config, &train));
     TD_TRY(td_train_plan(dev, &train, &bytes));
     const td_transformer_bytes *model = &bytes.model;
-    TD_TRY(td_common_fits(dev, (double)model->parameters + (double)model->copies + (double)model->gradients +
+    TD_TRY(td_common_fits(dev, (double)model->parameters + (double)model->gradients +
                                    (double)model->activations + (double)model->scratch +
                                    (double)bytes.optimizer + (double)bytes.step));
     status = td_bench_run(dev, config, show_step, NULL, out);

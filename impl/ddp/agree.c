@@ -167,10 +167,15 @@ td_status td_ddp_spread(td_comm *comm, int64_t count, const td_ddp_tensor *tenso
     td_status status = TD_OK;
     td_work **work;
 
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < 2 * count; i++) { /* a tensor's data, then its lower planes */
+        const td_ddp_tensor *const t = &tensors[i / 2];
+        void *const at = i % 2 == 0 ? t->data : t->low;
+
+        if (!at)
+            continue;
         TD_TRY(td_flight_place(&flight, &work));
-        TD_TRY(td_comm_broadcast(comm, tensors[i].data, td_ddp_elements(&tensors[i]),
-                                 (td_comm_type)tensors[i].dtype, 0, work));
+        TD_TRY(td_comm_broadcast(comm, at, td_ddp_elements(t), (td_comm_type)(t->low ? TD_BF16 : t->dtype), 0,
+                                 work));
         flight.sent++;
     }
     TD_TRY(td_flight_wait(&flight, flight.sent));

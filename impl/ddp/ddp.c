@@ -61,6 +61,9 @@ static td_status check_tensor(const td_ddp_tensor *tensor, int64_t index)
     TD_CHECK(td_dtype_size(tensor->dtype) > 0, "tensors[%" PRId64 "]: dtype is %d, needs to be a td_dtype",
              index, (int)tensor->dtype);
     TD_CHECK(tensor->data, "tensors[%" PRId64 "] has no data", index);
+    TD_CHECK(!tensor->low || tensor->dtype == TD_F32,
+             "tensors[%" PRId64 "]: low is given, but dtype is %s: numbers of f32 have two planes", index,
+             td_dtype_name(tensor->dtype));
     if (tensor->frozen)
         goto cleanup;
     TD_CHECK(td_dtype_size(tensor->grad_dtype) > 0,

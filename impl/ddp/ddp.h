@@ -46,7 +46,8 @@ typedef struct td_ddp_tensor {
     int64_t shape[TD_DDP_DIMS];
     td_dtype dtype;      /* of data */
     td_dtype grad_dtype; /* of grad */
-    void *data;
+    void *data;          /* with low the upper planes of its numbers (td_split), beside a dtype of f32 */
+    void *low;           /* their lower planes; NULL: data is the numbers */
     void *grad;   /* NULL: the container has memory for it (td_ddp_gradient). Not looked at if frozen */
     int64_t room; /* Elements of grad that are its own: those behind the tensor's are 0, and are sent with it,
                    * so that what the next tensor has in memory can follow in the same call. 0: its own */
@@ -157,7 +158,8 @@ TD_API td_hook *td_ddp_link_hook(td_ddp_link *link); /* NULL for NULL */
  * rank, naming rank and setting, trainers that differ; as td_ddp_create. TD_BAD_STATE: it was joined. */
 TD_API td_status td_ddp_link_attach(td_ddp_link *link, td_device *dev, td_train *train);
 
-/** The container beneath; NULL for NULL and before td_ddp_link_attach. */
+/** The container of the link; NULL for NULL and before td_ddp_link_attach. Its tensors are the model's
+ * parameters in the order of the block of weights. */
 TD_API td_ddp *td_ddp_link_container(const td_ddp_link *link);
 
 TD_END_DECLS

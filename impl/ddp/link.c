@@ -1,6 +1,7 @@
 /* The container in the steps of a trainer: what is final is marked ready, and goes on when it is reduced. */
 #include "base/check.h"
 #include "ddp/agree.h"
+#include "transformer/saving.h"
 
 #include <stdlib.h>
 
@@ -166,24 +167,27 @@ td_ddp *td_ddp_link_container(const td_ddp_link *link)
     return link ? link->ddp : NULL;
 }
 
-static void fill_tensors(const td_parameter *all, const td_range *ranges, int64_t count,
-                         td_ddp_tensor *tensors)
+static void fill_tensors(const td_weights *weights, const td_parameter *all, const td_range *ranges,
+                         int64_t count, td_ddp_tensor *tensors)
 {
     for (int64_t i = 0; i < count; i++) {
         const td_parameter *p = &all[i];
 
+        const td_master master = td_weights_master(weights, p->offset);
         tensors[i] = (td_ddp_tensor){.name = p->name,
                                      .dims = p->cols > 0 ? 2 : 1,
                                      .shape = {p->rows, p->cols},
                                      .dtype = p->dtype,
                                      .grad_dtype = p->grad_dtype,
-                                     .data = p->data,
+                                     .data = master.at,
+                                     .low = master.low,
                                      .grad = p->grad,
                                      .room = ranges[i].end - ranges[i].begin};
     }
 }
 
-static td_status attach(td_ddp_link *link, td_device *dev, const td_transformer *model, int64_t elements)
+static td_status attach(td_ddp_link *link, td_device *dev, const td_transformer *model,
+                        const td_weights *weights)
 {
     const int64_t count = td_transformer_parameter_count(model);
     td_ddp_config config = {
@@ -204,8 +208,8 @@ static td_status attach(td_ddp_link *link, td_device *dev, const td_transformer 
     }
     for (int64_t i = 0; i < count; i++)
         TD_TRY(td_transformer_parameter(model, i, &all[i]));
-    td_place(count, all, elements, link->ranges, order);
-    fill_tensors(all, link->ranges, count, tensors);
+    td_place(count, all, weights->elements, link->ranges, order);
+    fill_tensors(weights, all, link->ranges, count, tensors);
     config.tensors = tensors;
     config.order = order;
     TD_TRY(td_ddp_create(dev, link->comm, &config, &link->ddp));
@@ -226,8 +230,8 @@ td_status td_ddp_link_attach(td_ddp_link *link, td_device *dev, td_train *train)
     TD_TRY(td_link_check(&link->hook, link->ddp != NULL, dev, train, &weights));
     TD_TRY(td_train_group_settings(train, groups));
     TD_TRY(td_link_agree(link->comm, train, TD_GROUP_SETTINGS, groups));
-    TD_TRY(attach(link, dev, td_train_model(train), weights.elements));
-    TD_TRY(td_transformer_refresh(td_train_model(train)));
+    TD_TRY(attach(link, dev, td_train_model(train), &weights));
+    td_weights_written(td_train_model(train), true);
     td_link_listen(&link->listener, link->comm, train);
 cleanup:
     return status;

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/rng.h"
+#include "transformer/saving.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -109,7 +110,6 @@ static td_status note_part(recorder *r, const char *name, const char *suffix, co
 
 static td_status note_weights(recorder *r)
 {
-    const td_weights *w = &r->weights;
     td_status status = TD_OK;
     float *first, *second;
     td_parameter p;
@@ -117,12 +117,11 @@ static td_status note_weights(recorder *r)
     for (int64_t i = 0; i < r->parameters; i++) {
         TD_TRY(td_transformer_parameter(td_train_model(r->train), i, &p));
         const size_t numel = (size_t)p.numel;
-        TD_TRY(note_part(r, p.name, "", p.data, numel * td_dtype_size(p.dtype)));
-        if (w->copies) {
-            const size_t element = td_dtype_size(w->copy_dtype);
-            TD_TRY(note_part(r, p.name, ".copy", (char *)w->copies + (size_t)p.offset * element,
-                             numel * element));
-        }
+        const td_master master = td_weights_master(&r->weights, p.offset);
+        TD_TRY(note_part(r, p.name, master.low ? ".high" : "", master.at,
+                         numel * (master.low ? sizeof(uint16_t) : td_dtype_size(p.dtype))));
+        if (master.low)
+            TD_TRY(note_part(r, p.name, ".low", master.low, numel * sizeof(uint16_t)));
         if (td_train_optimizer(r->train)) {
             TD_TRY(td_optimizer_moments(td_train_optimizer(r->train), p.offset, &first, &second));
             TD_TRY(note_part(r, p.name, ".exp_avg", first, numel * sizeof *first));
@@ -143,7 +142,7 @@ static bool contains(const td_memory_event *block, const void *address)
 /** The block's category. What none of these addresses is in belongs to the step: ids, targets, its state. */
 static td_memory_category block_category(const recorder *r, const td_memory_event *block)
 {
-    if (contains(block, r->weights.params) || contains(block, r->weights.copies))
+    if (contains(block, r->weights.params))
         return TD_MEMORY_WEIGHTS;
     if (contains(block, td_transformer_loss_on_device(td_train_model(r->train))))
         return TD_MEMORY_ACTIVATIONS;
@@ -256,7 +255,7 @@ static td_status create(recorder *r)
     TD_TRY(note_weights(r));
     TD_TRY(note_step(r));
     /* They are 0, as creation left them: what weights are changes no byte, and drawing many takes a while. */
-    TD_TRY(td_transformer_refresh(td_train_model(r->train)));
+    td_weights_written(td_train_model(r->train), true);
     TD_TRY(draw_tokens(r));
 cleanup:
     return status;
@@ -345,7 +344,7 @@ static td_memory_category tensor_category(const char *name)
                                           "step"};
     const char *rest;
 
-    if (ends_in(name, ".weight") || ends_in(name, ".weight.copy"))
+    if (ends_in(name, ".weight") || ends_in(name, ".weight.high") || ends_in(name, ".weight.low"))
         return TD_MEMORY_WEIGHTS;
     if (ends_in(name, ".weight.grad"))
         return TD_MEMORY_GRADIENTS;
@@ -463,7 +462,7 @@ static td_status take_plan(recorder *r)
     train.hooks = &r->hook;
     TD_TRY(td_train_plan(r->dev, &train, &plan));
     const size_t tokens = (size_t)(model->batch * model->context) * sizeof *r->ids;
-    allocated[TD_MEMORY_WEIGHTS] = plan.model.parameters + plan.model.copies;
+    allocated[TD_MEMORY_WEIGHTS] = plan.model.parameters;
     allocated[TD_MEMORY_GRADIENTS] = plan.model.gradients;
     allocated[TD_MEMORY_OPTIMIZER_STATE] = plan.optimizer;
     allocated[TD_MEMORY_ACTIVATIONS] = plan.model.activations;

@@ -33,7 +33,7 @@ TD_API const char *td_memory_pass_name(td_memory_pass pass);
 
 /** What bytes are for. */
 typedef enum td_memory_category {
-    TD_MEMORY_WEIGHTS = 0,     /* "weights": masters and 16-bit copies */
+    TD_MEMORY_WEIGHTS = 0,     /* "weights": masters */
     TD_MEMORY_GRADIENTS,       /* "gradients": of the weights */
     TD_MEMORY_OPTIMIZER_STATE, /* "optimizer state": moments and hyperparameters */
     TD_MEMORY_ACTIVATIONS,     /* "activations": what forward computes, or computes again */

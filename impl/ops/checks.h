@@ -47,6 +47,8 @@ enum {
     CLASS_silu_mul_forward = TD_OP_ELEMENTWISE,
     CLASS_silu_mul_backward = TD_OP_ELEMENTWISE,
     CLASS_round = TD_OP_ELEMENTWISE,
+    CLASS_split = TD_OP_ELEMENTWISE,
+    CLASS_join = TD_OP_ELEMENTWISE,
     CLASS_residual_add = TD_OP_ELEMENTWISE,
     CLASS_softmax_forward = TD_OP_SOFTMAX,
     CLASS_softmax_backward = TD_OP_SOFTMAX,

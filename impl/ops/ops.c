@@ -394,6 +394,36 @@ cleanup:
     return status;
 }
 
+td_status td_split(td_device *dev, int64_t count, const float *numbers, void *high, void *low)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_TRY(check_extent("count", count));
+    TD_TRY(check_size("count", count, 1, 1));
+    TD_CHECK(numbers, "numbers is NULL");
+    TD_CHECK(high, "high is NULL");
+    TD_CHECK(low, "low is NULL");
+    TD_TRY(CALL(dev, split, count, numbers, high, low));
+cleanup:
+    return status;
+}
+
+td_status td_join(td_device *dev, int64_t count, const void *high, const void *low, float *numbers)
+{
+    td_status status = TD_OK;
+
+    TD_CHECK(dev, "dev is NULL");
+    TD_TRY(check_extent("count", count));
+    TD_TRY(check_size("count", count, 1, 1));
+    TD_CHECK(high, "high is NULL");
+    TD_CHECK(low, "low is NULL");
+    TD_CHECK(numbers, "numbers is NULL");
+    TD_TRY(CALL(dev, join, count, high, low, numbers));
+cleanup:
+    return status;
+}
+
 td_status td_residual_add(td_device *dev, int64_t count, td_dtype dtype, const void *a, const void *b,
                           void *y)
 {

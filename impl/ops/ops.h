@@ -199,11 +199,26 @@ TD_API td_status td_silu_mul_forward(td_device *dev, const td_rows_shape *shape,
 TD_API td_status td_silu_mul_backward(td_device *dev, const td_rows_shape *shape, const void *gate,
                                       const void *up, const void *dy, void *dgate, void *dup, void *y);
 
-/* ---- rounding, residual ---- */
+/* ---- rounding, planes, residual ---- */
 
 /** dst = src, rounded to nearest, ties to even, [count].   src in, src_dtype; dst out, dst_dtype. */
 TD_API td_status td_round(td_device *dev, int64_t count, td_dtype src_dtype, const void *src,
                           td_dtype dst_dtype, void *dst);
+
+/** An f32 number as two planes of 16 bits, so that GEMMs read bf16 weights where their masters are:
+ * the f32's bits = high * 2^16 + low, with low a signed number.
+ *
+ *   numbers  [count]  f32   in of td_split, out of td_join
+ *   high     [count]  bf16  out of td_split, in of td_join: the nearest bf16, ties away from zero
+ *   low      [count]        likewise, 16 bits
+ *
+ * td_join gives the bits that td_split was given; a NaN becomes a quiet NaN of the same sign. PyTorch's copy,
+ * and td_round's, rounds ties to even: it differs from high only if the f32 lies in the middle between two
+ * bf16 and the one nearer to zero is even. Ties to even cannot be stored in 32 bits: a tie would need a low
+ * of 2^15 where high was rounded down, and one of -2^15 where it was rounded up.
+ * TD_BAD_ARGUMENT: a NULL, a count below 1. */
+TD_API td_status td_split(td_device *dev, int64_t count, const float *numbers, void *high, void *low);
+TD_API td_status td_join(td_device *dev, int64_t count, const void *high, const void *low, float *numbers);
 
 /** y = a + b, [count], dtype; in place of a or b allowed. Its gradient is the identity for both. */
 TD_API td_status td_residual_add(td_device *dev, int64_t count, td_dtype dtype, const void *a, const void *b,
@@ -289,11 +304,10 @@ typedef struct td_update_tensors {
     int64_t count;
     td_dtype dtype;      /* of p */
     td_dtype grad_dtype; /* of g: dtype, or a 16-bit type beside a dtype of TD_F32; 0: dtype */
-    td_dtype copy_dtype; /* of copy: a 16-bit type beside a dtype of TD_F32; 0: grad_dtype */
-    void *p;             /* [count] i/o */
-    const void *g;       /* [count] in */
-    float *m, *v;        /* [count] i/o, zero before the first step; AdamW's alone */
-    void *copy;          /* [count] out, p as it is then, rounded to copy_dtype; NULL: not wanted */
+    void *p;       /* [count] i/o; with low the upper planes of these numbers, which td_split describes */
+    void *low;     /* [count] i/o, their lower planes, beside a dtype of TD_F32; NULL: p is the numbers */
+    const void *g; /* [count] in */
+    float *m, *v;  /* [count] i/o, zero before the first step; AdamW's alone */
     /* On how many SMs of a GPU the update runs, so that it overlaps with work on the others; 0: all. The bits
      * are the same. If there is no such kernel, for the device or for an address that is no multiple of 16
      * bytes, the update takes all SMs. */
@@ -338,8 +352,8 @@ TD_API td_status td_adamw_check(const td_adamw *adamw);
 /** One AdamW step. adamw and state are in dev's memory; where the host can look, on the CPU, they are
  * checked.
  *
- * TD_BAD_ARGUMENT: a NULL, types that do not go together, a copy of p's own type: p is it already; on the CPU
- * as td_adamw_check, a step below 1. */
+ * TD_BAD_ARGUMENT: a NULL, types that do not go together, planes of another type than f32; on the CPU as
+ * td_adamw_check, a step below 1. */
 TD_API td_status td_adamw_update(td_device *dev, const td_adamw *adamw, const td_update_state *state,
                                  const td_update_tensors *tensors);
 

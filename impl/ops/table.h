@@ -37,6 +37,8 @@ typedef struct td_ops {
     td_status (*silu_mul_backward)(td_device *, const td_rows_shape *, const void *, const void *,
                                    const void *, void *, void *, void *);
     td_status (*round)(td_device *, int64_t, td_dtype, const void *, td_dtype, void *);
+    td_status (*split)(td_device *, int64_t, const float *, void *, void *);
+    td_status (*join)(td_device *, int64_t, const void *, const void *, float *);
     td_status (*residual_add)(td_device *, int64_t, td_dtype, const void *, const void *, void *);
     td_status (*softmax_forward)(td_device *, const td_softmax_shape *, const void *, void *);
     td_status (*softmax_backward)(td_device *, const td_softmax_shape *, float, const void *, const void *,

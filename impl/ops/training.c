@@ -229,12 +229,7 @@ static td_status check_tensors(const td_device *dev, td_update_tensors *t)
     TD_CHECK(t->g, "g is NULL");
     TD_CHECK(t->sms >= 0, "sms is %d, needs at least 1, or 0 for all", (int)t->sms);
     TD_CHECK(t->sms == 0 || t->work, "work is NULL, and sms is %d", (int)t->sms);
-    if (t->copy_dtype == (td_dtype)0)
-        t->copy_dtype = t->grad_dtype;
-    if (!t->copy)
-        goto cleanup;
-    TD_TRY(check_second(dev, "copy_dtype", false, t->dtype, &t->copy_dtype));
-    TD_CHECK(t->copy_dtype != t->dtype, "copy is wanted, but copy_dtype is dtype, %s: p is it",
+    TD_CHECK(!t->low || t->dtype == TD_F32, "low is given, but dtype is %s: numbers of f32 have two planes",
              td_dtype_name(t->dtype));
 cleanup:
     return status;

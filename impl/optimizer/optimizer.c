@@ -207,29 +207,36 @@ cleanup:
 
 /* ---- updates ---- */
 
-static void *element_at(void *array, td_dtype dtype, int64_t index)
-{
-    return array ? (char *)array + (size_t)index * td_dtype_size(dtype) : NULL;
-}
-
+/** Each call is of weights that are stored alike. */
 static td_status update_in(const td_optimizer *o, const group *g, td_range range, int32_t sms)
 {
     const td_weights *w = &o->weights;
-    td_update_tensors tensors = {.count = range.end - range.begin,
-                                 .dtype = w->dtype,
-                                 .grad_dtype = w->grad_dtype,
-                                 .copy_dtype = w->copy_dtype,
-                                 .p = element_at(w->params, w->dtype, range.begin),
-                                 .g = element_at(w->grads, w->grad_dtype, range.begin),
-                                 .copy = element_at(w->copies, w->copy_dtype, range.begin),
-                                 .sms = sms,
-                                 .work = g->work};
+    const char *const grads = w->grads;
+    td_status status = TD_OK;
+    td_master master;
 
-    if (g->is.hyper.kind == TD_OPTIMIZER_SGD)
-        return td_sgd_update(o->dev, g->hyper, o->state, &tensors);
-    tensors.m = moment_at(g, o->exp_avg, range.begin);
-    tensors.v = moment_at(g, o->exp_avg_sq, range.begin);
-    return td_adamw_update(o->dev, g->hyper, o->state, &tensors);
+    for (int64_t at = range.begin; at < range.end; at = master.end) {
+        master = td_weights_master(w, at);
+        const int64_t end = master.end < range.end ? master.end : range.end;
+        td_update_tensors tensors = {.count = end - at,
+                                     .dtype = w->dtype,
+                                     .grad_dtype = w->grad_dtype,
+                                     .p = master.at,
+                                     .low = master.low,
+                                     .g = grads + (size_t)at * td_dtype_size(w->grad_dtype),
+                                     .sms = sms,
+                                     .work = g->work};
+
+        if (g->is.hyper.kind == TD_OPTIMIZER_ADAMW) {
+            tensors.m = moment_at(g, o->exp_avg, at);
+            tensors.v = moment_at(g, o->exp_avg_sq, at);
+            TD_TRY(td_adamw_update(o->dev, g->hyper, o->state, &tensors));
+        } else {
+            TD_TRY(td_sgd_update(o->dev, g->hyper, o->state, &tensors));
+        }
+    }
+cleanup:
+    return status;
 }
 
 /** What group `index` has of the range; nothing: its end is not above its begin. */

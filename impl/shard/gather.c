@@ -22,16 +22,15 @@ static bool at_head(const td_shard_link *link)
     return link->captured || link->split.kind == TD_SHARD_TENSORS;
 }
 
-/** The state of pieces that were gathered. */
-static td_gather_state gathered(const td_shard_link *link)
-{
-    return link->weights.copies ? TD_GATHER_GATHERED : TD_GATHER_IDLE;
-}
-
 static void set_all(td_shard_link *link, td_gather_state state)
 {
     for (int64_t i = 0; i < link->split.piece_count; i++)
         link->split.pieces[i].state = state;
+}
+
+static void set_gathered(td_shard_piece *piece)
+{
+    piece->state = piece->planes ? TD_GATHER_GATHERED : TD_GATHER_IDLE;
 }
 
 /** Waits for the first `until` gatherings. */
@@ -43,25 +42,25 @@ static td_status wait_for(td_shard_link *link, int64_t until)
         td_shard_piece *const piece = &link->split.pieces[i];
 
         if (piece->state == TD_GATHER_GATHERING && piece->sent <= link->gathers.done)
-            piece->state = gathered(link);
+            set_gathered(piece);
     }
     if (link->dev)
         td_shard_share(link);
     return status;
 }
 
-/** Begins to gather the piece's copies, or its masters, after what is queued on the device's current
- * stream. */
-static td_status gather(td_shard_link *link, td_shard_piece *piece, bool copies)
+/** Begins to gather the piece's masters, of planes the upper or the lower ones, after what is queued on the
+ * device's current stream. */
+static td_status gather(td_shard_link *link, td_shard_piece *piece, bool lower)
 {
-    const td_weights *w = &link->weights;
-    const td_dtype dtype = copies ? w->copy_dtype : w->dtype;
-    const size_t size = td_dtype_size(dtype);
-    char *const block = copies ? w->copies : w->params, *const at = block + (size_t)piece->range.begin * size,
-                *const own = block + (size_t)piece->own.begin * size;
+    const td_dtype dtype = piece->planes ? TD_BF16 : link->weights.dtype;
     td_status status = TD_OK;
     td_work **work;
 
+    const td_master master = td_weights_master(&link->weights, piece->range.begin);
+    char *const at = lower ? master.low : master.at, *const own = at + (size_t)(piece->own.begin -
+                                                                                piece->range.begin) *
+                                                                           td_dtype_size(dtype);
     TD_TRY(td_flight_place(&link->gathers, &work));
     if (link->split.kind == TD_SHARD_TENSORS)
         TD_TRY(td_comm_broadcast(link->comm, at, piece->range.end - piece->range.begin, (td_comm_type)dtype,
@@ -83,7 +82,7 @@ static td_status send(td_shard_link *link, td_shard_piece *piece)
 
     if (piece->sent > link->gathers.done)
         TD_TRY(wait_for(link, piece->sent));
-    TD_TRY(gather(link, piece, piece->copies));
+    TD_TRY(gather(link, piece, false));
     if (td_graph_capture(link->dev) == 0)
         piece->state = TD_GATHER_GATHERING;
 cleanup:
@@ -167,8 +166,8 @@ static td_status on_launched(void *user)
     const td_shard_graph *graph = user;
     td_shard_link *link = graph->link;
 
-    if (graph->gathers)
-        set_all(link, gathered(link));
+    for (int64_t i = 0; graph->gathers && i < link->split.piece_count; i++)
+        set_gathered(&link->split.pieces[i]);
     if (graph->backward && graph->last)
         set_all(link, TD_GATHER_UPDATED);
     if (graph->backward)
@@ -337,12 +336,11 @@ cleanup:
     return status;
 }
 
-/** Masters that only their owners have come to all, and copies that nobody reads are made from them. */
+/** Lower planes, which only their owners have, come to all ranks. */
 static td_status on_settle(td_hook *hook)
 {
     td_shard_link *link = link_of(hook);
     td_status status = TD_OK;
-    bool stale = false;
 
     if (!link->dev)
         goto cleanup;
@@ -350,14 +348,11 @@ static td_status on_settle(td_hook *hook)
     for (int64_t i = 0; i < link->split.piece_count; i++) {
         td_shard_piece *const piece = &link->split.pieces[i];
 
-        stale |= piece->state == TD_GATHER_GATHERED;
-        if (piece->state == TD_GATHER_GATHERED && piece->copies)
-            TD_TRY(gather(link, piece, false));
+        if (piece->state == TD_GATHER_GATHERED)
+            TD_TRY(gather(link, piece, true));
         piece->state = TD_GATHER_IDLE;
     }
     TD_TRY(wait_for(link, link->gathers.sent));
-    if (stale)
-        TD_TRY(td_transformer_refresh(link->model));
     expect_update(link);
 cleanup:
     return status;

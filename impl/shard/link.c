@@ -3,6 +3,7 @@
 #include "base/names.h"
 #include "device/share.h"
 #include "shard/state.h"
+#include "transformer/saving.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -153,13 +154,12 @@ static td_status make_windows(td_shard_link *link)
     const struct {
         const void *at;
         td_dtype dtype;
-    } all[TD_SHARD_WINDOWS] = {{w->params, w->dtype}, {w->copies, w->copy_dtype}, {w->grads, w->grad_dtype}};
+    } all[TD_SHARD_WINDOWS] = {{w->params, w->dtype}, {w->grads, w->grad_dtype}};
     td_status status = TD_OK;
 
     for (int i = 0; i < TD_SHARD_WINDOWS; i++)
-        if (all[i].at)
-            TD_TRY(td_comm_window_create(
-                link->comm, all[i].at, (size_t)w->elements * td_dtype_size(all[i].dtype), &link->windows[i]));
+        TD_TRY(td_comm_window_create(link->comm, all[i].at, (size_t)w->elements * td_dtype_size(all[i].dtype),
+                                     &link->windows[i]));
 cleanup:
     return status;
 }
@@ -174,7 +174,6 @@ td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *tr
     TD_CHECK(weights.elements == link->split.elements,
              "train has %" PRId64 " elements, the link is of %" PRId64, weights.elements,
              link->split.elements);
-    link->model = td_train_model(train);
     link->weights = weights;
     TD_TRY(td_link_agree(link->comm, train, TD_LINK_SETTINGS, link->settings));
     if (link->split.kind == TD_SHARD_FLAT) {
@@ -182,7 +181,7 @@ td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *tr
         TD_TRY(td_comm_broadcast(link->comm, weights.params, weights.elements, (td_comm_type)weights.dtype, 0,
                                  NULL));
         TD_TRY(make_windows(link));
-        TD_TRY(td_transformer_refresh(td_train_model(train)));
+        td_weights_written(td_train_model(train), true);
     }
     link->train = train;
     link->dev = dev;

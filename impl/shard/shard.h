@@ -144,8 +144,7 @@ TD_API void td_shard_link_destroy(td_shard_link *link); /* accepts NULL */
  * td_ddp_create does of gradients. While collectives are on their way products are cut, as td_ddp_create
  * says.
  *
- * From then on masters of weights that products read as 16-bit copies are their owner's alone, until
- * td_train_settle gathers them. */
+ * From then on lower planes of masters are their owner's alone, until td_train_settle gathers them. */
 TD_API td_status td_shard_link_attach(td_shard_link *link, td_device *dev, td_train *train);
 
 /** Brings new weights to this rank as the next forward pass reads them, so that a step ends here: what is on

@@ -11,8 +11,8 @@
  * windows may, in the smallest type as well. */
 enum { PART_ELEMENTS = TD_COMM_WINDOW_ALIGNMENT / 2 };
 
-/** Whether products read a parameter's 16-bit copies. */
-static bool reads_copies(const td_train_config *config, const td_parameter *parameter)
+/** Whether a parameter's masters are planes. */
+static bool has_planes(const td_train_config *config, const td_parameter *parameter)
 {
     const td_precision precision = config->model.precision;
     const bool mixed = td_precision_dtype(precision) != td_precision_weights(precision);
@@ -20,7 +20,7 @@ static bool reads_copies(const td_train_config *config, const td_parameter *para
     return mixed && parameter->offset > 0 && parameter->cols > 0;
 }
 
-/** A piece has the parameters of a bucket that touch and are read alike. */
+/** A piece has the parameters of a bucket that touch and are stored alike. */
 static void piece_by_bucket(td_shard_split *split, const td_train_config *config, const td_parameter *all,
                             const int64_t *order, double bucket_mb)
 {
@@ -29,8 +29,7 @@ static void piece_by_bucket(td_shard_split *split, const td_train_config *config
 
     for (int64_t i = 0; i < count; i++) {
         const td_parameter *p = &all[i];
-        const bool alike =
-            i + 1 < count && reads_copies(config, &all[i]) == reads_copies(config, &all[i + 1]);
+        const bool alike = i + 1 < count && has_planes(config, &all[i]) == has_planes(config, &all[i + 1]);
 
         b->bytes[i] = (double)p->numel * (double)td_dtype_size(p->grad_dtype);
         b->next[i] = alike ? i + 1 : -1;
@@ -44,7 +43,7 @@ static void piece_by_bucket(td_shard_split *split, const td_train_config *config
         const int64_t own = range.begin + split->rank * part;
 
         split->pieces[i] = (td_shard_piece){.range = range,
-                                            .copies = reads_copies(config, &all[s.first]),
+                                            .planes = has_planes(config, &all[s.first]),
                                             .own = {own, own + part},
                                             .rest = {range.begin + split->ranks * part, range.end}};
     }
@@ -69,7 +68,7 @@ static td_status piece_by_parameter(td_shard_split *split, const td_train_config
     for (int64_t i = 0; i < count; i++)
         split->pieces[i] =
             (td_shard_piece){.range = split->ranges[i],
-                             .copies = reads_copies(config, &all[i]),
+                             .planes = has_planes(config, &all[i]),
                              .owner = owners[i],
                              .own = owners[i] == split->rank ? split->ranges[i] : (td_range){0}};
 cleanup:

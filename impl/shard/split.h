@@ -10,14 +10,13 @@ typedef enum td_gather_state {
     TD_GATHER_IDLE = 0,  /* all ranks have the same */
     TD_GATHER_UPDATED,   /* its owners have new ones, or will have them after td_train_update */
     TD_GATHER_GATHERING, /* what passes read is on its way to all ranks */
-    TD_GATHER_GATHERED   /* what passes read is there; in mixed precision either the masters of other ranks'
-                          * parts are old, or the copies */
+    TD_GATHER_GATHERED   /* upper planes are there; the lower ones of other ranks' parts are old */
 } td_gather_state;
 
 /** What is gathered in one call. */
 typedef struct td_shard_piece {
     td_range range;
-    bool copies;   /* its 16-bit copies are read, where there are any; else its masters */
+    bool planes;   /* its masters are planes, of which passes read the upper ones */
     int32_t owner; /* of TD_SHARD_TENSORS */
 
     /* This rank updates both, and either may be empty: `own` is its part, which with TD_SHARD_FLAT is as long

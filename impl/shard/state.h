@@ -20,7 +20,7 @@ typedef enum td_shard_now {
     TD_SHARD_LAST_BACKWARD /* of a step */
 } td_shard_now;
 
-enum { TD_SHARD_WINDOWS = 3 /* parameters, copies, gradients */ };
+enum { TD_SHARD_WINDOWS = 2 /* masters, gradients */ };
 
 struct td_shard_link {
     td_hook reduce; /* ahead of the optimizer, of TD_SHARD_FLAT */
@@ -33,7 +33,6 @@ struct td_shard_link {
     td_train_listener listener;
     td_device *dev; /* NULL: not attached */
     td_train *train;
-    td_transformer *model;
     td_weights weights;
     td_comm_window *windows[TD_SHARD_WINDOWS]; /* of TD_SHARD_FLAT */
 

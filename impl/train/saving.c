@@ -122,8 +122,7 @@ cleanup:
 static td_status write_moment(const saved *s, void *writer, int64_t begin, int64_t count, float *numbers)
 {
     (void)begin; /* the end of what was written before */
-    return td_saving_write(s->model, writer, (const char *)numbers, count * (int64_t)sizeof *numbers,
-                           s->buffer);
+    return td_saving_write(s->model, writer, (td_master){.at = numbers}, count, TD_F32, s->buffer);
 }
 
 static td_status write_data(const saved *s, td_safetensors_writer *writer)
@@ -258,7 +257,7 @@ static td_status read_moment(const saved *s, void *context, int64_t begin, int64
 {
     const source *from = context;
 
-    return td_saving_read(s->model, from->file, from->index, begin, count, TD_F32, (char *)numbers,
+    return td_saving_read(s->model, from->file, from->index, begin, count, TD_F32, (td_master){.at = numbers},
                           s->buffer);
 }
 
@@ -305,7 +304,7 @@ td_status td_train_restore(td_train *train, const char *path)
     TD_TRY(td_train_reset(train));
     TD_TRY(read_moments(&s, file));
     TD_TRY(td_train_set_steps(train, steps));
-    TD_TRY(td_transformer_refresh(s.model)); /* last: from here on there are weights */
+    td_weights_written(s.model, true); /* last: from here on there are weights */
 cleanup:
     if (begun && status != TD_OK)
         (void)td_train_reset(train);

@@ -132,7 +132,7 @@ TD_API td_status td_train_backward(td_train *train);
 /** The update, with TD_UPDATE_AFTER. TD_BAD_STATE as td_optimizer_update, and where there is no optimizer. */
 TD_API td_status td_train_update(td_train *train);
 
-/** All weights come to the model's block, masters and copies, behind what is queued on the device's current
+/** All weights come to the model's block, with both planes, behind what is queued on the device's current
  * stream: to be called before they are read or written elsewhere than in a step, as by td_transformer_save.
  * Where hooks share weights out among ranks, all ranks call it together. TD_BAD_ARGUMENT: a NULL. Errors of
  * hooks. */

@@ -36,7 +36,7 @@ static int32_t by_formula(const td_transformer_config *model, int32_t parts)
 {
     const double wide = (double)td_dtype_size(td_precision_weights(model->precision)),
                  narrow = (double)td_dtype_size(td_precision_dtype(model->precision));
-    const double bytes = 2 * (wide + 2 * sizeof(float)) + narrow + (wide > narrow ? narrow : 0);
+    const double bytes = 2 * (wide + 2 * sizeof(float)) + narrow;
     const double tokens = (double)model->batch * (double)model->context;
     const double seconds = 4 * tokens / (narrow > 2 ? FLOPS_F32 : FLOPS_16);
     const double sms = bytes / seconds / SM_BYTES / parts;

@@ -30,7 +30,7 @@ td_status td_clear_padding(td_transformer *model, td_range range, bool activatio
             (plan->gradient_offset + (size_t)behind * element < plan->total.activations) == activations;
 
         if (parameter->offset >= range.begin && parameter->offset < range.end && until > behind && here)
-            TD_TRY(td_device_fill(model->dev, model->grads + (size_t)behind * element, 0,
+            TD_TRY(td_device_fill(model->dev, (char *)model->weights.grads + (size_t)behind * element, 0,
                                   (size_t)(until - behind) * element));
     }
 cleanup:
@@ -313,7 +313,7 @@ static td_status check_backward(const td_transformer *model, td_micro micro)
     TD_CHECK(model, "model is NULL");
     TD_CHECK(micro >= TD_MICRO_ONLY && micro <= TD_MICRO_LAST, "micro is %d, which is no td_micro",
              (int)micro);
-    if (!model->grads) {
+    if (!model->weights.grads) {
         status = td_fail(TD_BAD_STATE, "the model has no gradients: it was created for TD_MODEL_INFERENCE");
         goto cleanup;
     }

@@ -138,7 +138,7 @@ static td_status abandon(td_transformer *model)
     }
     if (model->plan.kept[TD_T_INPUT])
         TD_TRY(td_begin_dead(model, model->plan.config.size.layers));
-    if (model->grads && !model->plan.kept[TD_T_NORM])
+    if (model->weights.grads && !model->plan.kept[TD_T_NORM])
         TD_TRY(td_tensor_dead(model, TD_T_NORM, 0));
     TD_TRY(td_tensor_dead(model, TD_T_LOGITS, 0));
 cleanup:
@@ -163,7 +163,7 @@ static td_status begin(td_transformer *model, const int64_t *ids, int64_t batch,
     model->step = TD_STEP_NONE;
     model->grads_lost |= model->plan.config.transient_gradients;
     TD_TRY(td_step_enter(model, TD_STEP_EMBED, 0));
-    if (model->grads)
+    if (model->weights.grads)
         TD_TRY(td_device_copy(model->dev, td_tensor_at(model, TD_T_IDS, 0), ids,
                               (size_t)(batch * seq) * sizeof *ids));
     TD_TRY(td_needed(model, TD_PART_NORMS, 0));
@@ -217,7 +217,7 @@ td_status td_transformer_forward(td_transformer *model, const int64_t *ids, int6
     TD_CHECK(seq >= 1 && seq <= model->plan.config.context, "seq is %" PRId64 ", needs 1 to %" PRId64, seq,
              model->plan.config.context);
     if (!model->weights_there) {
-        status = td_fail(TD_BAD_STATE, "the model has no weights: init it, or write them and call refresh");
+        status = td_fail(TD_BAD_STATE, "the model has no weights: init or load it, or write them");
         goto cleanup;
     }
     TD_TRY(check_room(model, batch, seq));
@@ -253,7 +253,7 @@ static td_status queue_loss(td_transformer *model, const int64_t *targets, float
     TD_TRY(td_cross_entropy_forward(model->dev, &shape, td_tensor_at(model, TD_T_LOGITS, 0), targets,
                                     on_device, lse, td_tensor_at(model, TD_T_WORK, 0)));
     TD_TRY(td_work_dead(model));
-    if (model->grads)
+    if (model->weights.grads)
         TD_TRY(td_device_copy(model->dev, td_tensor_at(model, TD_T_TARGETS, 0), targets,
                               (size_t)shape.rows * sizeof *targets));
     model->progress = TD_AFTER_LOSS;

@@ -76,14 +76,14 @@ td_status td_begin_dead(td_transformer *model, int64_t layer)
 /** td_tensor_dead but for the input of a checkpoint. */
 static td_status dead_unless_checkpoint(td_transformer *model, td_tensor tensor, int64_t layer)
 {
-    if (tensor == TD_T_INPUT && model->grads && layer % model->plan.span == 0)
+    if (tensor == TD_T_INPUT && model->weights.grads && layer % model->plan.span == 0)
         return TD_OK;
     return td_tensor_dead(model, tensor, layer);
 }
 
 td_status td_begin_passed(td_transformer *model, int64_t layer)
 {
-    if (model->grads && !td_discards(model, layer))
+    if (model->weights.grads && !td_discards(model, layer))
         return TD_OK;
     return each_of_begin(model, layer, dead_unless_checkpoint);
 }

@@ -2,6 +2,27 @@
 
 #include "base/check.h"
 
+td_master td_weights_master(const td_weights *weights, int64_t index)
+{
+    if (!weights || index < 0 || index >= weights->elements)
+        return (td_master){.end = 0};
+    char *const params = weights->params;
+    td_master master = {.at = params + (size_t)index * td_dtype_size(weights->dtype),
+                        .end = weights->elements};
+    for (int i = TD_PLANES - 1; i >= 0; i--) {
+        const td_range planes = weights->planes[i];
+        char *const upper = params + (size_t)planes.begin * sizeof(float);
+        const size_t bytes = (size_t)(planes.end - planes.begin) * sizeof(uint16_t),
+                     at = (size_t)(index - planes.begin) * sizeof(uint16_t);
+
+        if (index < planes.begin)
+            master.end = planes.begin;
+        else if (index < planes.end)
+            master = (td_master){.at = upper + at, .low = upper + bytes + at, .end = planes.end};
+    }
+    return master;
+}
+
 td_status td_hooks_begin(td_hook *chain, td_pass pass, bool last)
 {
     td_status status = TD_OK, first = TD_OK;

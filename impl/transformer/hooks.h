@@ -39,16 +39,32 @@ typedef struct td_range {
     int64_t begin, end; /* elements of the block of weights: [begin, end) */
 } td_range;
 
-/** The block of weights. The range of a weight stands at the same elements in all of its arrays. */
+enum { TD_PLANES = 2 };
+
+/** The block of weights: masters, which the optimizer updates, and gradients. The range of a weight stands at
+ * the same elements in both.
+ *
+ * In mixed precision the masters of GEMM weights are planes (td_split): in the bytes of the elements
+ * [begin, end) the upper 16 bits of all come first, which GEMMs read as bf16, then the lower ones. All other
+ * masters are numbers of `dtype`. td_weights_master says where each is. */
 typedef struct td_weights {
     int64_t elements;
-    td_dtype dtype;      /* of params */
-    td_dtype copy_dtype; /* of copies */
-    td_dtype grad_dtype; /* of grads */
-    void *params;        /* the masters, which the optimizer updates */
-    void *copies;        /* what products read in mixed precision; NULL: products read params */
-    void *grads;         /* NULL: the model is for inference */
+    td_dtype dtype;             /* of masters */
+    td_dtype grad_dtype;        /* of grads */
+    td_range planes[TD_PLANES]; /* ascending; empty: there is none */
+    void *params;               /* [elements] masters */
+    void *grads;                /* [elements]; NULL: the model is for inference */
 } td_weights;
+
+/** Where masters are: of the elements from the one that was asked for up to `end`. */
+typedef struct td_master {
+    void *at;  /* numbers, or their upper planes */
+    void *low; /* lower planes; NULL: `at` has numbers */
+    int64_t end;
+} td_master;
+
+/** All are 0 for NULL and for an index out of range. */
+TD_API td_master td_weights_master(const td_weights *weights, int64_t index);
 
 typedef enum td_pass {
     TD_PASS_FORWARD = 0,
@@ -57,9 +73,9 @@ typedef enum td_pass {
     TD_PASS_BACKWARD
 } td_pass;
 
-/** What of a range is read. Embedding and norms read the masters; products read the copies, if there are
- * any. */
-typedef enum td_reads { TD_READS_PARAMS = 0, TD_READS_COPIES } td_reads;
+/** What of a range is read. Embedding and norms read masters, which are numbers; GEMMs read the upper planes,
+ * or masters if these are no planes. */
+typedef enum td_reads { TD_READS_NUMBERS = 0, TD_READS_UPPER } td_reads;
 
 typedef struct td_need {
     td_range range;
@@ -91,7 +107,7 @@ struct td_hook {
      * of a range: its shard. */
     td_status (*final)(td_hook *hook, td_range range, td_event *event);
 
-    /** New weights of the range, masters and copies, are in the block behind `event`; NULL: behind what is
+    /** New weights of the range are in the block behind `event`; NULL: behind what is
      * queued on the device's current stream. The optimizer tells the links behind it, one after the other:
      * along a backward pass, or in the update that comes after it. */
     td_status (*updated)(td_hook *hook, td_range range, td_event *event);

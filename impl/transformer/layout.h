@@ -25,8 +25,8 @@ typedef enum td_weight {
  * First comes the embedding, then the matrices of layer after layer, then all norms, then lm_head. q, k and v
  * are neighbours, and so are w1 and w3: each group is one matrix to the forward and backward products. Norms
  * are few and small; together they are one range to who updates, reduces or gathers them. Every group begins
- * on a 256-byte boundary; the padding before it is 0 in all four blocks, which AdamW and SGD leave at 0, so
- * that one call updates the whole block. */
+ * on a 256-byte boundary; the padding before it is 0 in masters, gradients and moments. AdamW and SGD leave
+ * it at 0, so that one call may update a range with padding. */
 typedef struct td_layout {
     int64_t embedding;
     int64_t layers, layer_stride, in_layer[TD_MATRICES];
@@ -62,5 +62,8 @@ typedef enum td_part {
 } td_part;
 
 td_range td_part_range(const td_layout *layout, td_part part, int64_t layer);
+
+/** The ranges of what GEMMs read: layers' matrices, and the head. */
+void td_layout_planes(const td_layout *layout, td_range out[TD_PLANES]);
 
 #endif

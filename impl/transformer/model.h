@@ -12,12 +12,13 @@ typedef enum td_progress { TD_AT_START = 0, TD_AFTER_FORWARD, TD_AFTER_LOSS } td
 struct td_transformer {
     td_device *dev;
     td_plan plan;
-    char *params, *grads, *arena; /* grads: NULL for inference */
-    char *copies;                 /* NULL unless mixed */
-    td_parameter *parameters;     /* in state-dict order */
-    int64_t *by_offset;           /* their indices, in the order of the block */
+    td_weights weights;
+    char *arena;
+    td_parameter *parameters; /* in state-dict order */
+    int64_t *by_offset;       /* their indices, in the order of the block */
     char (*names)[TD_PARAMETER_NAME_BYTES];
-    bool weights_there;       /* by init or refresh */
+    bool *written;            /* [parameters] by td_transformer_write, while there are no weights */
+    bool weights_there;       /* all parameters were written */
     td_hook *hooks;           /* NULL: none */
     td_pass pass;             /* that runs, or ran last */
     const char *at[TD_PARTS]; /* where the pass reads the part that was needed last */

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/rng.h"
+#include "transformer/saving.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -42,13 +43,15 @@ static td_parameter place(const td_model_size *size, const td_layout *layout, in
 static void fill(td_transformer *model, int64_t index)
 {
     const td_dtype dtype = model->plan.wide, grad_dtype = model->plan.grad_dtype;
+    const td_weights *weights = &model->weights;
     td_parameter p = place(&model->plan.config.size, &model->plan.layout, index);
+    const bool planes = model->plan.mixed && p.cols > 0 && index != TD_P_EMBEDDING;
 
     p.name = model->names[index];
     p.dtype = dtype;
     p.grad_dtype = grad_dtype;
-    p.data = model->params + (size_t)p.offset * td_dtype_size(dtype);
-    p.grad = model->grads ? model->grads + (size_t)p.offset * td_dtype_size(grad_dtype) : NULL;
+    p.data = planes ? NULL : (char *)weights->params + (size_t)p.offset * td_dtype_size(dtype);
+    p.grad = weights->grads ? (char *)weights->grads + (size_t)p.offset * td_dtype_size(grad_dtype) : NULL;
     model->parameters[index] = p;
 }
 
@@ -162,12 +165,12 @@ static td_status init_parameter(td_transformer *model, int64_t index, uint64_t s
 {
     const td_parameter *parameter = &model->parameters[index];
     const td_dtype dtype = parameter->dtype;
-    const size_t element = td_dtype_size(dtype);
     const td_rng rng = {.seed = seed, .stream = (uint64_t)index};
     const double variance = 2.0 / ((double)parameter->rows + (double)parameter->cols);
     const float std = index == TD_P_EMBEDDING ? 1.0f : (float)sqrt(variance);
     td_status status = TD_OK;
 
+    const td_master to = td_weights_master(&model->weights, parameter->offset);
     for (int64_t offset = 0; offset < parameter->numel; offset += room) {
         const int64_t count = parameter->numel - offset < room ? parameter->numel - offset : room;
         if (parameter->cols > 0)
@@ -175,11 +178,16 @@ static td_status init_parameter(td_transformer *model, int64_t index, uint64_t s
         else
             TD_TRY(td_rng_uniform(&rng, offset, count, 1, 1, drawn)); /* norms begin as 1 */
         TD_TRY(td_convert(count, TD_F32, drawn, dtype, rounded));
-        TD_TRY(td_device_upload(model->dev, (char *)parameter->data + (size_t)offset * element, rounded,
-                                (size_t)count * element));
+        TD_TRY(td_master_upload(model, to, offset, count, dtype, rounded, drawn));
     }
 cleanup:
     return status;
+}
+
+void td_weights_written(td_transformer *model, bool all)
+{
+    memset(model->written, all, (size_t)td_transformer_parameter_count(model));
+    model->weights_there = all;
 }
 
 td_status td_transformer_refresh(td_transformer *model)
@@ -187,10 +195,55 @@ td_status td_transformer_refresh(td_transformer *model)
     td_status status = TD_OK;
 
     TD_CHECK(model, "model is NULL");
-    if (model->copies)
-        TD_TRY(td_round(model->dev, model->plan.layout.elements, model->plan.wide, model->params,
-                        model->plan.dtype, model->copies));
-    model->weights_there = true;
+    if (model->plan.mixed) {
+        status = td_fail(TD_BAD_STATE, "parameters are planes in %s: td_transformer_write writes them",
+                         td_precision_name(model->plan.config.precision));
+        goto cleanup;
+    }
+    td_weights_written(model, true);
+cleanup:
+    return status;
+}
+
+static td_status check_numbers(const td_transformer *model, int64_t index, const void *numbers)
+{
+    td_status status = TD_OK;
+    td_parameter unused;
+
+    TD_TRY(td_transformer_parameter(model, index, &unused));
+    TD_CHECK(numbers, "numbers is NULL");
+cleanup:
+    return status;
+}
+
+td_status td_transformer_read(td_transformer *model, int64_t index, void *numbers)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_numbers(model, index, numbers));
+    const td_parameter *p = &model->parameters[index];
+    const td_master master = td_weights_master(&model->weights, p->offset);
+    if (master.low)
+        TD_TRY(td_join(model->dev, p->numel, master.at, master.low, numbers));
+    else
+        TD_TRY(td_device_copy(model->dev, numbers, master.at, (size_t)p->numel * td_dtype_size(p->dtype)));
+cleanup:
+    return status;
+}
+
+td_status td_transformer_write(td_transformer *model, int64_t index, const void *numbers)
+{
+    td_status status = TD_OK;
+
+    TD_TRY(check_numbers(model, index, numbers));
+    const td_parameter *p = &model->parameters[index];
+    const td_master master = td_weights_master(&model->weights, p->offset);
+    if (master.low)
+        TD_TRY(td_split(model->dev, p->numel, numbers, master.at, master.low));
+    else
+        TD_TRY(td_device_copy(model->dev, master.at, numbers, (size_t)p->numel * td_dtype_size(p->dtype)));
+    model->written[index] = true;
+    model->weights_there |= !memchr(model->written, false, (size_t)td_transformer_parameter_count(model));
 cleanup:
     return status;
 }
@@ -212,10 +265,10 @@ td_status td_transformer_init(td_transformer *model, uint64_t seed)
         goto cleanup;
     }
     model->progress = TD_AT_START;
-    model->weights_there = false;
+    td_weights_written(model, false);
     for (int64_t i = 0; i < count; i++)
         TD_TRY(init_parameter(model, i, seed, room, staged, staged + room));
-    TD_TRY(td_transformer_refresh(model)); /* last: from here on there are weights */
+    td_weights_written(model, true); /* last: from here on there are weights */
 cleanup:
     free(staged);
     return status;

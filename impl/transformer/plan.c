@@ -531,9 +531,6 @@ td_status td_plan_make(td_device *dev, const td_transformer_config *config, td_p
     TD_TRY(td_product("parameters", 2, (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(plan.wide)},
                       &block));
     plan.total.parameters = (size_t)block;
-    TD_TRY(td_product("copies", 2, (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(plan.dtype)},
-                      &block));
-    plan.total.copies = plan.mixed ? (size_t)block : 0;
     TD_TRY(td_product("gradients", 2,
                       (int64_t[]){plan.layout.elements, (int64_t)td_dtype_size(plan.grad_dtype)}, &block));
     plan.gradient_bytes = has_backward(&plan) ? (size_t)block : 0;

@@ -5,10 +5,10 @@
 
 static td_need need_of(const td_transformer *model, td_part part, int64_t layer)
 {
-    const bool masters = part == TD_PART_EMBEDDING || part == TD_PART_NORMS;
+    const bool numbers = part == TD_PART_EMBEDDING || part == TD_PART_NORMS;
 
     return (td_need){td_part_range(&model->plan.layout, part, layer),
-                     masters ? TD_READS_PARAMS : TD_READS_COPIES};
+                     numbers ? TD_READS_NUMBERS : TD_READS_UPPER};
 }
 
 /** Moves to what is needed next, also where another pass needs it; false behind the last. */
@@ -48,11 +48,10 @@ static bool next_of(const td_plan *plan, td_pass pass, td_part *part, int64_t *l
 td_status td_needed(td_transformer *model, td_part part, int64_t layer)
 {
     const td_need need = need_of(model, part, layer);
-    const bool copies = need.reads == TD_READS_COPIES && model->copies;
-    const size_t element = td_dtype_size(copies ? model->plan.dtype : model->plan.wide);
-    const void *where = (copies ? model->copies : model->params) + (size_t)need.range.begin * element;
     td_status status = TD_OK;
 
+    const td_master master = td_weights_master(&model->weights, need.range.begin);
+    const void *where = master.at;
     if (model->hooks) {
         td_part next_part = part;
         int64_t next_layer = layer;
@@ -101,7 +100,7 @@ float *td_norm_rstd(const td_transformer *model, int64_t layer, td_weight norm)
 {
     const td_tensor own = norm == TD_W_LN1 ? TD_T_RSTD1 : TD_T_RSTD2;
 
-    if (!model->grads || td_discards(model, layer))
+    if (!model->weights.grads || td_discards(model, layer))
         return NULL;
     return td_tensor_at(model, model->plan.all_kept ? own : TD_T_RSTD, layer);
 }

@@ -1,6 +1,7 @@
 #include "transformer/saving.h"
 
 #include "base/check.h"
+#include "base/float16.h"
 #include "transformer/model.h"
 
 #include <stdlib.h>
@@ -43,16 +44,54 @@ td_stored td_saved_tensor(const td_parameter *parameter, const char *name, td_dt
 
 /* ---- saving ---- */
 
-td_status td_saving_write(td_transformer *model, td_safetensors_writer *writer, const char *data,
-                          int64_t bytes, void *buffer)
+static void *moved(void *at, int64_t begin, size_t size)
 {
+    return (char *)at + (size_t)begin * size;
+}
+
+td_status td_master_upload(td_transformer *model, td_master to, int64_t begin, int64_t count, td_dtype dtype,
+                           const void *numbers, void *room)
+{
+    const size_t size = to.low ? sizeof(uint16_t) : td_dtype_size(dtype), bytes = (size_t)count * size;
     td_status status = TD_OK;
 
-    for (int64_t at = 0; at < bytes; at += BUFFER) {
-        const int64_t piece = bytes - at < BUFFER ? bytes - at : BUFFER;
+    if (to.low) {
+        td_planes_split(count, numbers, room, (uint16_t *)room + count);
+        TD_TRY(td_device_upload(model->dev, moved(to.low, begin, size), moved(room, count, size), bytes));
+        numbers = room;
+    }
+    TD_TRY(td_device_upload(model->dev, moved(to.at, begin, size), numbers, bytes));
+cleanup:
+    return status;
+}
 
-        TD_TRY(td_device_download(model->dev, buffer, data + at, (size_t)piece));
-        TD_TRY(td_safetensors_write(writer, buffer, piece));
+/** Reads them back. */
+static td_status download(td_transformer *model, td_master from, int64_t begin, int64_t count, td_dtype dtype,
+                          void *numbers, void *room)
+{
+    const size_t size = from.low ? sizeof(uint16_t) : td_dtype_size(dtype), bytes = (size_t)count * size;
+    td_status status = TD_OK;
+
+    TD_TRY(td_device_download(model->dev, from.low ? room : numbers, moved(from.at, begin, size), bytes));
+    if (from.low) {
+        TD_TRY(td_device_download(model->dev, moved(room, count, size), moved(from.low, begin, size), bytes));
+        td_planes_join(count, room, (uint16_t *)room + count, numbers);
+    }
+cleanup:
+    return status;
+}
+
+td_status td_saving_write(td_transformer *model, td_safetensors_writer *writer, td_master from, int64_t count,
+                          td_dtype dtype, void *buffer)
+{
+    const int64_t size = (int64_t)td_dtype_size(dtype), most = (from.low ? HALF : BUFFER) / size;
+    td_status status = TD_OK;
+
+    for (int64_t at = 0; at < count; at += most) {
+        const int64_t piece = count - at < most ? count - at : most;
+
+        TD_TRY(download(model, from, at, piece, dtype, buffer, (char *)buffer + HALF));
+        TD_TRY(td_safetensors_write(writer, buffer, piece * size));
     }
 cleanup:
     return status;
@@ -66,7 +105,8 @@ td_status td_saving_write_weights(td_transformer *model, td_safetensors_writer *
     for (int64_t i = 0; i < count; i++) {
         const td_parameter *p = &model->parameters[i];
 
-        TD_TRY(td_saving_write(model, writer, p->data, p->numel * (int64_t)td_dtype_size(p->dtype), buffer));
+        const td_master from = td_weights_master(&model->weights, p->offset);
+        TD_TRY(td_saving_write(model, writer, from, p->numel, p->dtype, buffer));
     }
 cleanup:
     return status;
@@ -159,7 +199,7 @@ cleanup:
 }
 
 td_status td_saving_read(td_transformer *model, const td_safetensors *file, int64_t index, int64_t begin,
-                         int64_t count, td_dtype dtype, char *dst, void *buffer)
+                         int64_t count, td_dtype dtype, td_master to, void *buffer)
 {
     const int64_t size = (int64_t)td_dtype_size(dtype), most = HALF / size;
     char *const as_stored = buffer, *const as_wanted = as_stored + HALF;
@@ -176,7 +216,7 @@ td_status td_saving_read(td_transformer *model, const td_safetensors *file, int6
 
         TD_TRY(td_safetensors_read(file, index, (begin + at) * stored_size, piece * stored_size, as_stored));
         TD_TRY(td_convert(piece, from, as_stored, dtype, as_wanted));
-        TD_TRY(td_device_upload(model->dev, dst + at * size, as_wanted, (size_t)(piece * size)));
+        TD_TRY(td_master_upload(model, to, at, piece, dtype, as_wanted, as_stored));
     }
 cleanup:
     return status;
@@ -188,11 +228,12 @@ td_status td_saving_read_weights(td_transformer *model, const td_safetensors *fi
     td_status status = TD_OK;
 
     model->progress = TD_AT_START;
-    model->weights_there = false;
+    td_weights_written(model, false);
     for (int64_t i = 0; i < count; i++) {
         const td_parameter *p = &model->parameters[i];
 
-        TD_TRY(td_saving_read(model, file, td_safetensors_find(file, p->name), 0, p->numel, p->dtype, p->data,
+        const td_master to = td_weights_master(&model->weights, p->offset);
+        TD_TRY(td_saving_read(model, file, td_safetensors_find(file, p->name), 0, p->numel, p->dtype, to,
                               buffer));
     }
 cleanup:
@@ -210,7 +251,7 @@ td_status td_transformer_load(td_transformer *model, const char *path)
     TD_TRY(td_saved_check_weights(path, model, file));
     TD_TRY(td_saving_buffer(model, &buffer));
     TD_TRY(td_saving_read_weights(model, file, buffer));
-    TD_TRY(td_transformer_refresh(model)); /* last: from here on there are weights */
+    td_weights_written(model, true); /* last: from here on there are weights */
 cleanup:
     td_saving_free(model, buffer);
     td_safetensors_close(file);

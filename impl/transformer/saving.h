@@ -19,9 +19,14 @@ void td_saving_free(td_transformer *model, void *buffer); /* accepts a NULL for 
 /** The tensor in which the numbers of a parameter are saved. */
 td_stored td_saved_tensor(const td_parameter *parameter, const char *name, td_dtype dtype);
 
-/** Writes `bytes` of the device's memory. */
-td_status td_saving_write(td_transformer *model, td_safetensors_writer *writer, const char *data,
-                          int64_t bytes, void *buffer);
+/** Writes `count` numbers of the host's memory to `to`, from its number `begin` on. `room` has as many bytes
+ * as the numbers. Waits for the device. */
+td_status td_master_upload(td_transformer *model, td_master to, int64_t begin, int64_t count, td_dtype dtype,
+                           const void *numbers, void *room);
+
+/** Writes `count` numbers from the master's first on. */
+td_status td_saving_write(td_transformer *model, td_safetensors_writer *writer, td_master from, int64_t count,
+                          td_dtype dtype, void *buffer);
 
 /** Writes all weights, which td_saved_tensor describes in state-dict order. */
 td_status td_saving_write_weights(td_transformer *model, td_safetensors_writer *writer, void *buffer);
@@ -31,16 +36,18 @@ td_status td_saving_write_weights(td_transformer *model, td_safetensors_writer *
 td_status td_saved_find(const char *path, const td_safetensors *file, const td_parameter *parameter,
                         const char *name, td_dtype dtype, int64_t *index);
 
-/** `count` numbers of a tensor that was found, from number `begin` on, become `dtype` at dst, on the
- * device. */
+/** `count` numbers of a tensor that was found, from number `begin` on, become `dtype` where `to` is. */
 td_status td_saving_read(td_transformer *model, const td_safetensors *file, int64_t index, int64_t begin,
-                         int64_t count, td_dtype dtype, char *dst, void *buffer);
+                         int64_t count, td_dtype dtype, td_master to, void *buffer);
 
 /** TD_BAD_ARGUMENT unless the file has the model's weights, and beside them nothing but TD_SAVED_STATE. */
 td_status td_saved_check_weights(const char *path, td_transformer *model, const td_safetensors *file);
 
-/** Reads the weights of a file that was checked. The model has none from here on, until
- * td_transformer_refresh comes. */
+/** All weights are in the model's block, or none is. */
+void td_weights_written(td_transformer *model, bool all);
+
+/** Reads the weights of a file that was checked. The model has none from here on, until td_weights_written
+ * comes. */
 td_status td_saving_read_weights(td_transformer *model, const td_safetensors *file, void *buffer);
 
 #endif

@@ -58,20 +58,20 @@ td_status td_transformer_create(td_device *dev, const td_transformer_config *con
     TD_TRY(host_array("parameters", count, sizeof *model->by_offset, &block));
     model->by_offset = block;
 
-    TD_TRY(device_block(dev, model->plan.total.parameters, &block));
-    model->params = block;
-    if (model->plan.mixed) {
-        TD_TRY(device_block(dev, model->plan.total.copies, &block));
-        model->copies = block;
-    }
-    if (planned->use != TD_MODEL_INFERENCE && !planned->transient_gradients) {
-        TD_TRY(device_block(dev, model->plan.gradient_bytes, &block));
-        model->grads = block;
-    }
+    TD_TRY(host_array("parameters", count, sizeof *model->written, &block));
+    model->written = block;
+    model->weights = (td_weights){.elements = model->plan.layout.elements,
+                                  .dtype = model->plan.wide,
+                                  .grad_dtype = model->plan.grad_dtype};
+    if (model->plan.mixed)
+        td_layout_planes(&model->plan.layout, model->weights.planes);
+    TD_TRY(device_block(dev, model->plan.total.parameters, &model->weights.params));
+    if (planned->use != TD_MODEL_INFERENCE && !planned->transient_gradients)
+        TD_TRY(device_block(dev, model->plan.gradient_bytes, &model->weights.grads));
     TD_TRY(td_device_alloc(dev, model->plan.arena_bytes, &block));
     model->arena = block;
     if (planned->use != TD_MODEL_INFERENCE && planned->transient_gradients) {
-        model->grads = model->arena + model->plan.gradient_offset;
+        model->weights.grads = model->arena + model->plan.gradient_offset;
         model->grads_lost = true;
     }
     td_parameters_fill(model);
@@ -94,14 +94,14 @@ void td_transformer_destroy(td_transformer *model)
     if (!model)
         return;
     /* Each is NULL or a live block of dev, which free accepts. */
-    (void)td_device_free(model->dev, model->params);
-    (void)td_device_free(model->dev, model->copies);
+    (void)td_device_free(model->dev, model->weights.params);
     if (!model->plan.config.transient_gradients)
-        (void)td_device_free(model->dev, model->grads);
+        (void)td_device_free(model->dev, model->weights.grads);
     (void)td_device_free(model->dev, model->arena);
     free(model->parameters);
     free(model->names);
     free(model->by_offset);
+    free(model->written);
     free(model);
 }
 
@@ -125,13 +125,7 @@ td_status td_transformer_weights(const td_transformer *model, td_weights *out)
 
     TD_CHECK(model, "model is NULL");
     TD_CHECK(out, "out is NULL");
-    *out = (td_weights){.elements = model->plan.layout.elements,
-                        .dtype = model->plan.wide,
-                        .copy_dtype = model->plan.dtype,
-                        .grad_dtype = model->plan.grad_dtype,
-                        .params = model->params,
-                        .copies = model->copies,
-                        .grads = model->grads};
+    *out = model->weights;
 cleanup:
     return status;
 }

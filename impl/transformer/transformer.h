@@ -78,7 +78,8 @@ typedef struct td_transformer_config {
 
 typedef struct td_transformer td_transformer;
 
-/** Plans and allocates a model on dev, which must outlive it; it has no weights until init or refresh.
+/** Plans and allocates a model on dev, which must outlive it; it has no weights until td_transformer_init,
+ * _load, _write of every parameter, or _refresh.
  *
  * TD_BAD_ARGUMENT: a NULL, an extent below 1, heads that do not divide d_model, an odd head size, an unknown
  * attention, precision, keep or use, checkpoint_layers that the other choices do not allow, a rope_theta
@@ -100,9 +101,10 @@ typedef struct td_parameter {
     int64_t rows, cols; /* cols is 0 for a vector */
     int64_t numel;
     int64_t offset;      /* of its first element in the block of weights */
-    td_dtype dtype;      /* of data: that of the precision's weights */
+    td_dtype dtype;      /* that of the precision's weights */
     td_dtype grad_dtype; /* of grad: that of its products, or of the weights (f32_gradients) */
-    void *data;          /* on the device, row-major; after writing there, call td_transformer_refresh */
+    void *data;          /* on the device, row-major; after writing there, call td_transformer_refresh. NULL:
+                          * its numbers are planes (td_weights), see td_transformer_read and _write */
     void *grad;          /* likewise; NULL for inference */
 } td_parameter;
 
@@ -123,8 +125,19 @@ TD_API td_status td_transformer_parameter_of(const td_model_size *size, td_preci
 TD_API td_status td_transformer_parameter_find(const td_transformer *model, const char *name,
                                                td_parameter *out);
 
-/** The caller has written the parameters. In mixed precision this rounds them to the copies that the products
- * read; init and optimizers do so themselves. */
+/** The numbers of parameter `index` in state-dict order, whether it is planes or not, to and from dev's
+ * memory. A model without weights has them once every parameter was written, or after td_transformer_init,
+ * _load or _refresh. Queued on dev's current stream. If hooks share weights out among ranks, td_train_settle
+ * comes before.
+ *
+ *   numbers  [rows, cols]  out of td_transformer_read, in of td_transformer_write; the parameter's dtype
+ *
+ * TD_BAD_ARGUMENT: a NULL, an index out of range. */
+TD_API td_status td_transformer_read(td_transformer *model, int64_t index, void *numbers);
+TD_API td_status td_transformer_write(td_transformer *model, int64_t index, const void *numbers);
+
+/** The caller has written all parameters where `data` is. TD_BAD_STATE: some parameters are planes, as in
+ * mixed precision: td_transformer_write writes these. TD_BAD_ARGUMENT: model is NULL. */
 TD_API td_status td_transformer_refresh(td_transformer *model);
 
 /** Writes the weights to a safetensors file, under their names and in their dtype: in mixed precision the f32
@@ -133,9 +146,9 @@ TD_API td_status td_transformer_refresh(td_transformer *model);
  * `path` does so still. */
 TD_API td_status td_transformer_save(td_transformer *model, const char *path);
 
-/** Reads the weights of such a file, and then does what td_transformer_refresh does. Tensors whose name
- * begins with "optimizer." are left alone. Weights of 16 bits become f32 where the model's are, exactly. The
- * next pass is a forward pass.
+/** Reads the weights of such a file. Tensors whose name begins with "optimizer." are left alone. Weights of
+ * 16 bits become f32 where the model's are, exactly. A NaN stays one; of planes it keeps no payload. The next
+ * pass is a forward pass.
  *
  * TD_BAD_ARGUMENT: a NULL; a tensor that is missing, unknown, of another shape, or of a dtype that the
  * model's cannot hold; as td_safetensors_open, as are TD_UNSUPPORTED and TD_IO_ERROR. TD_NO_MEMORY. The model
@@ -151,8 +164,8 @@ TD_API td_status td_transformer_weights(const td_transformer *model, td_weights 
 /** From now on the links of `chain` take part in the model's passes (hooks.h). They outlive the model, or are
  * taken off before; NULL: none. What is needed, in order:
  *
- *   forward   the embedding and all norms (as masters); then of each layer, from first to last, the
- *             matrices of attention and those of feed-forward; the head (as copies, where there are any)
+ *   forward   the embedding and all norms (as numbers); then of each layer, from first to last, the
+ *             matrices of attention and those of feed-forward; the head (as upper planes, if they are planes)
  *   backward  the head, all norms, and the layers' matrices from last to first, feed-forward's ahead of
  *             attention's
  *   recompute a checkpoint's matrices as in forward, within the backward pass, ahead of its last layer's
@@ -169,8 +182,8 @@ TD_API td_status td_transformer_set_hooks(td_transformer *model, td_hook *chain)
  *                                            (backward writes their gradient over them); NULL: not wanted
  *
  * ids may change once it returns. TD_BAD_ARGUMENT: a NULL, batch or seq below 1 or above the plan, an id
- * outside the vocabulary; the last forward is then as it was. TD_BAD_STATE: neither init nor refresh came
- * since creation. TD_BAD_STATE also if this batch and seq need more scratch than the plan's largest. */
+ * outside the vocabulary; the last forward is then as it was. TD_BAD_STATE: there are no weights.
+ * TD_BAD_STATE also if this batch and seq need more scratch than the plan's largest. */
 TD_API td_status td_transformer_forward(td_transformer *model, const int64_t *ids, int64_t batch, int64_t seq,
                                         const void **logits);
 
@@ -200,7 +213,6 @@ TD_API td_status td_transformer_backward(td_transformer *model, td_micro micro);
 /** What a model of that configuration allocates, without allocating it. */
 typedef struct td_transformer_bytes {
     size_t parameters;
-    size_t copies;      /* of the parameters, in mixed precision */
     size_t gradients;   /* transient ones: what they take beyond the activations */
     size_t activations; /* kept from forward for backward */
     size_t scratch;     /* reused within the step: work of the operations, gradients of activations, tables */

@@ -80,6 +80,20 @@ __device__ inline adamw_constants constants_of(const td_adamw &a, const td_updat
     return k;
 }
 
+/* ---- on the host ---- */
+
+/** Calls f with the types of weights and gradients. Beside f32 weights, whole or as planes, gradients may be
+ * narrow; narrow weights have gradients of their own type. */
+template <typename F> cudaError_t by_update_types(const td_update_tensors *t, F f)
+{
+    return by_dtype_and_wide(t->grad_dtype, t->dtype, [&](auto grad_dtype, auto dtype) {
+        if constexpr (std::is_same_v<decltype(dtype), type<float>>)
+            return t->low ? f(type<planes>(), grad_dtype) : f(dtype, grad_dtype);
+        else
+            return f(dtype, grad_dtype);
+    });
+}
+
 } // namespace tile
 
 #endif

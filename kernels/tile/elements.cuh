@@ -124,6 +124,90 @@ template <typename T, int W> __device__ inline pack<T, W> rounded(const float (&
     return result;
 }
 
+/** Where numbers of type T are stored. load gives an object whose [i] is the i-th number of a pack. */
+template <typename T> struct numbers {
+    T *at;
+
+    template <int W> using held = pack<T, W>;
+
+    __host__ __device__ numbers(void *first, void *) : at((T *)first)
+    {
+    }
+
+    template <int W> __device__ held<W> load(int64_t index) const
+    {
+        return tile::load<W>(at, index);
+    }
+
+    template <int W> __device__ void store(int64_t index, const float (&values)[W]) const
+    {
+        tile::store(at, index, rounded<T>(values));
+    }
+};
+
+/** The type of f32 numbers as two planes: td_split of ops/ops.h. */
+struct planes {
+    uint16_t high, low;
+};
+
+template <> struct numbers<planes> {
+    uint16_t *high, *low;
+
+    template <int W> struct held {
+        pack<uint16_t, W> high, low;
+
+        __device__ float operator[](int i) const
+        {
+            const uint32_t upper = bits_of(high, i), lower = bits_of(low, i);
+
+            return __uint_as_float((upper << 16) + (uint32_t)(int32_t)(int16_t)lower);
+        }
+
+        static __device__ uint32_t bits_of(const pack<uint16_t, W> &plane, int i)
+        {
+            if constexpr (W == 1)
+                return plane.at[0];
+            else
+                return i % 2 ? plane.at[i / 2] >> 16 : plane.at[i / 2] & 0xFFFFu;
+        }
+    };
+
+    __host__ __device__ numbers(void *first, void *second) : high((uint16_t *)first), low((uint16_t *)second)
+    {
+    }
+
+    template <int W> __device__ held<W> load(int64_t index) const
+    {
+        return {tile::load<W>(high, index), tile::load<W>(low, index)};
+    }
+
+    template <int W> __device__ void store(int64_t index, const float (&values)[W]) const
+    {
+        uint32_t bits[W];
+        pack<uint16_t, W> upper, lower;
+
+#pragma unroll
+        for (int i = 0; i < W; i++) {
+            bits[i] = __float_as_uint(values[i]);
+            /* NaN first: the addition would carry 0x7FFFFFFF over to -0. */
+            if ((bits[i] & 0x7FFFFFFFu) > 0x7F800000u)
+                bits[i] = (bits[i] | 0x00400000u) & 0xFFFF0000u;
+        }
+        if constexpr (W == 1) {
+            upper.at[0] = (uint16_t)((bits[0] + 0x8000u) >> 16);
+            lower.at[0] = (uint16_t)bits[0];
+        } else {
+#pragma unroll
+            for (int i = 0; i < W; i += 2) { /* the upper halves of both, and the lower ones */
+                upper.at[i / 2] = __byte_perm(bits[i] + 0x8000u, bits[i + 1] + 0x8000u, 0x7632);
+                lower.at[i / 2] = __byte_perm(bits[i], bits[i + 1], 0x5410);
+            }
+        }
+        tile::store(high, index, upper);
+        tile::store(low, index, lower);
+    }
+};
+
 /** exp(x) for results of type T: to the last bits for f32, where 16 bits would round them away by three
  * instructions (2^-22, results below 2^-126 become 0). */
 template <typename T> __device__ inline float exp_for(float x)

@@ -57,7 +57,8 @@ LOOKS = {
 FILLS = {
     "forward": "#9ecae1",
     "backward": "#3182bd",
-    "waiting and optimizer": "#d9d9d9",
+    "waiting for communication": "#d9d9d9",
+    "update of the weights": "#fd8d3c",
     "communication": "#d1495b",
     "weights": "#08519c",
     "parameters": "#08519c",
@@ -186,7 +187,7 @@ def timeline(
                     drawn.setdefault(name, axes.broken_barh(spans, (place - 0.4, 0.8), **how))
                 if ends:
                     last = max(last, *ends)
-                    axes.text(max(ends), place, f" {max(ends):.3g} ms", va="center", fontsize=8)
+                    axes.text(max(ends), place, f"  {max(ends):.3g} ms", va="center", fontsize=8)
             axes.set_yticks(range(len(rows)), list(rows))
             axes.invert_yaxis()
             axes.grid(visible=False, axis="y")

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from parity.core import plot, words
+from parity.core import plot, sides, words
 from parity.core.case import ParityError, case_name
 from parity.core.comparison import Rates
 from parity.core.document import Figure, Markdown, Section, Tabled, Text, Working
@@ -24,7 +24,6 @@ from parity.core.handouts import QUESTIONS, deliverable_of
 from parity.core.identity import host_words
 from parity.core.judge import is_judged
 from parity.core.record import FILE, RecordError
-from parity.core.sides import SIDES, explained
 from parity.core.tables import SUFFIXES, Table, framed
 from parity.core.view import Records
 
@@ -114,10 +113,10 @@ class Page:
             self.more.append((self._now.question, tabled))
             self._notes = []
             return
-        names = explained(tabled.table) - self._names
+        names = sides.explained(tabled.table) - self._names
         self._names |= names
         if names:
-            self.note(sides_note(names))
+            self.note(sides.note(names, self.module))
         self._add(tabled)
 
     def plot(
@@ -135,8 +134,8 @@ class Page:
         implementation may come a comma and a word, as "c, arithmetic", which is drawn as open markers."""
         panels = curves if any(isinstance(found, Mapping) for found in curves.values()) else {"": curves}
         drawn = {}
-        for panel, sides in panels.items():
-            found = {label: plot.points(xs, ys, log is True) for label, (xs, ys) in sides.items()}
+        for panel, curves_of in panels.items():
+            found = {label: plot.points(xs, ys, log is True) for label, (xs, ys) in curves_of.items()}
             drawn[panel] = {label: pairs for label, pairs in found.items() if pairs}
         drawn = {panel: found for panel, found in drawn.items() if found}
         self._picture(plot.curves, name, drawn, title, x=x, y=y, log=log, ceilings=ceilings)
@@ -166,10 +165,6 @@ class Page:
 
     def shown(self) -> list[Section]:
         return [section for section in self.sections if section.has_content()]
-
-
-def sides_note(names: Iterable[str]) -> str:
-    return "Sides: " + "; ".join(f"`{name}`: {SIDES[name]}" for name in SIDES if name in names) + "."
 
 
 def anchor(heading: str) -> str:

@@ -258,8 +258,8 @@ def moved_bytes(case, c):
         "residual_add": 3 * count * size,
         "sgd_step": 3 * count * size,
         "global_norm": count * size,
-        # p, m and v are read and written, the gradient is read and the copy written.
-        "adamw_update": count * (6 * 4 + 2 * 2),
+        # p, m and v are read and written, and the gradient is read.
+        "adamw_update": count * (6 * 4 + 2),
         "embedding_forward": 2 * embedded * size,
         "embedding_backward": (embedded + get("vocab", 0) * get("d_model", 0)) * size,
         "rmsnorm_forward": elements * (wider + size),

@@ -2,7 +2,6 @@
 
 import torch
 
-from parity.core import DTYPES
 from parity.ops.sides import Compiled, forward_sides, rounded
 from ref import ops as ref
 
@@ -146,29 +145,33 @@ def update_clip(case, draw, c):
 
 
 def adamw_update(case, draw, c):
-    """AdamW on f32 weights with gradients of 16 bits, which writes a copy of 16 bits along. With on_device the
-    device counts the steps, as in a graph that is replayed."""
+    """AdamW on f32 weights as two planes, the upper of which is the bf16 copy that GEMMs read, with gradients of 16
+    bits. With on_device the device counts the steps, as in a graph that is replayed."""
     p, g = draw.normal("p", (case.count,), "f32"), draw.normal("g", (case.count,), case.grad_dtype)
     m, v = draw.normal("m", (case.count,), "f32", std=0.3), draw.uniform("v", (case.count,), "f32")
     ours = {name: x.clone() for name, x in zip("pmv", (p, m, v), strict=True)}
-    ours["copy"] = draw.poisoned((case.count,), case.grad_dtype)
-    tensors = c.struct("td_update_tensors", case, **addresses(c, {**ours, "g": g}))
+    ours["copy"], low = draw.poisoned((case.count,), "bf16"), draw.poisoned((case.count,), "bf16")
+    there = {"p": ours["copy"], "low": low, "g": g, "m": ours["m"], "v": ours["v"]}
+    tensors = c.struct("td_update_tensors", case, **addresses(c, there))
     adamw = placed(c, c.struct("td_adamw", case, **adamw_of(case)))
     state = placed(c, state_of(c, case.step - 1 if case.on_device else case.step))
     timed = "time" in case.measure
 
     def tandem():
         if not timed:
-            for mine, before in zip(ours.values(), (p, m, v), strict=False):
-                mine.copy_(before)
+            ours["m"].copy_(m)
+            ours["v"].copy_(v)
+            c.td_split(c.device, case.count, p, ours["copy"], low)
         if case.on_device:
             c.td_update_begin(c.device, state, 1.0)
         c.td_adamw_update(c.device, adamw, state, tensors)
+        if not timed:
+            c.td_join(c.device, case.count, ours["copy"], low, ours["p"])
         return ours
 
     def function(p, g, m, v):
         found = ref.adamw_step(p, g, m, v, case.step, variant=case.variant, **adamw_of(case))
-        return {**dict(zip("pmv", found, strict=True)), "copy": rounded(found[0], DTYPES[case.grad_dtype])}
+        return {**dict(zip("pmv", found, strict=True)), "copy": rounded(found[0], torch.bfloat16)}
 
     if not timed:
         return forward_sides(tandem, function, p, g, m, v)
@@ -183,7 +186,7 @@ def torch_step(p, g, **how):
     """PyTorch's optimizer on f32 weights and gradients, as under autocast, and the copy for the next forward."""
     weight = torch.nn.Parameter(p.clone())
     weight.grad = g.float()
-    copy = torch.empty_like(g)
+    copy = torch.empty_like(g, dtype=torch.bfloat16)
     adamw = torch.optim.AdamW([weight], **how)
 
     def step():

@@ -79,23 +79,25 @@ def load_state_dict(c, model, state):
     mine = parameters(c, model)
     if list(mine) != list(state):
         raise ValueError(f"state dict has {len(state)} tensors, the model {len(mine)}, or other names")
-    for name, parameter in mine.items():
+    for index, (name, parameter) in enumerate(mine.items()):
         tensor = state[name].detach().contiguous()
         if tensor.shape != shape_of(parameter):
             raise ValueError(f"{name} is {list(tensor.shape)}, the model's {list(shape_of(parameter))}")
         if c.enum("td_dtype", NAMES[tensor.dtype]) != parameter.dtype:
             raise ValueError(f"{name} is {tensor.dtype}, the model's is another")
-        c.td_device_copy(c.device, parameter.data, tensor, tensor.nbytes)
-    c.td_transformer_refresh(model)
+        c.td_transformer_write(model, index, tensor)
 
 
 def state_dict(c, model, what="data"):
     """The model's parameters, or with what="grad" their gradients, as new tensors by name, as the model has them."""
     state = {}
-    for name, parameter in parameters(c, model).items():
+    for index, (name, parameter) in enumerate(parameters(c, model).items()):
         dtype = c.ffi.string(c.td_dtype_name(parameter.grad_dtype if what == "grad" else parameter.dtype))
         state[name] = torch.empty(shape_of(parameter), dtype=DTYPES[dtype.decode()], device=c.on.torch)
-        c.td_device_copy(c.device, state[name], getattr(parameter, what), state[name].nbytes)
+        if what == "grad":
+            c.td_device_copy(c.device, state[name], parameter.grad, state[name].nbytes)
+        else:
+            c.td_transformer_read(model, index, state[name])
     return state
 
 

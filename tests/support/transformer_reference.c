@@ -2,6 +2,7 @@
 
 #include "support/compare.h"
 #include "support/draw.h"
+#include "support/weights.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -209,7 +210,9 @@ td_reference *td_reference_of(const td_transformer *model, const td_transformer_
         td_parameter parameter;
         td_assert_ok(td_transformer_parameter(model, i, &parameter));
         r->numel[i] = parameter.numel;
-        r->weights[i] = td_as_f64(parameter.dtype, parameter.data, parameter.numel);
+        void *numbers = td_numbers_of(model, i);
+        r->weights[i] = td_as_f64(parameter.dtype, numbers, parameter.numel);
+        free(numbers);
         r->grads[i] = zeros(parameter.numel);
     }
     return r;

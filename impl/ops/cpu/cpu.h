@@ -43,6 +43,8 @@ td_status td_cpu_silu_mul_backward(td_device *dev, const td_rows_shape *shape, c
 
 td_status td_cpu_round(td_device *dev, int64_t count, td_dtype src_dtype, const void *src, td_dtype dst_dtype,
                        void *dst);
+td_status td_cpu_split(td_device *dev, int64_t count, const float *numbers, void *high, void *low);
+td_status td_cpu_join(td_device *dev, int64_t count, const void *high, const void *low, float *numbers);
 td_status td_cpu_residual_add(td_device *dev, int64_t count, td_dtype dtype, const void *a, const void *b,
                               void *y);
 

@@ -11,25 +11,38 @@ typedef struct adamw_constants {
     float gain, gain1, beta2, gain2, rate, root, eps, decay;
 } adamw_constants;
 
-TD_INLINE void copy_block(td_dtype dtype, td_dtype copy_dtype, const td_update_tensors *t, int64_t begin,
-                          int64_t end)
+/* How weights are stored: a td_dtype, or f32 as two planes. */
+enum { PLANES = TD_BF16 + 1 };
+
+#define BY_STORED(t, kernel, ...)                                                                            \
+    ((t)->low ? TD_BY_DTYPE((t)->grad_dtype, CURRY_PLANES, kernel, __VA_ARGS__)                              \
+              : TD_BY_DTYPES((t)->dtype, (t)->grad_dtype, kernel, __VA_ARGS__))
+#define CURRY_PLANES(grad_dtype, kernel, ...) kernel(PLANES, grad_dtype, __VA_ARGS__)
+
+TD_INLINE float load_weight(int stored, const td_update_tensors *t, int64_t i)
 {
-#pragma omp simd
-    for (int64_t i = begin; i < end; i++)
-        td_store(copy_dtype, t->copy, i, td_load(dtype, t->p, i));
+    return stored == PLANES ? td_f32_join(((const td_bf16 *)t->p)[i], ((const uint16_t *)t->low)[i])
+                            : td_load((td_dtype)stored, t->p, i);
 }
 
-TD_INLINE void adamw_block(td_dtype dtype, td_dtype grad_dtype, bool decay_last, adamw_constants k,
+TD_INLINE void store_weight(int stored, const td_update_tensors *t, int64_t i, float weight)
+{
+    if (stored == PLANES)
+        td_f32_split(weight, &((td_bf16 *)t->p)[i], &((uint16_t *)t->low)[i]);
+    else
+        td_store((td_dtype)stored, t->p, i, weight);
+}
+
+TD_INLINE void adamw_block(int stored, td_dtype grad_dtype, bool decay_last, adamw_constants k,
                            const td_update_tensors *t, int64_t begin, int64_t end)
 {
-    void *p = t->p;
     const void *g = t->g;
     float *m = t->m, *v = t->v;
 
 #pragma omp simd
     for (int64_t i = begin; i < end; i++) {
         float grad = k.gain * td_load(grad_dtype, g, i);
-        float weight = td_load(dtype, p, i);
+        float weight = load_weight(stored, t, i);
         float first = m[i] + k.gain1 * (grad - m[i]);
         float second = k.beta2 * v[i] + (k.gain2 * grad) * grad; /* its square alone may overflow */
 
@@ -40,7 +53,7 @@ TD_INLINE void adamw_block(td_dtype dtype, td_dtype grad_dtype, bool decay_last,
             weight -= k.decay * weight;
         m[i] = first;
         v[i] = second;
-        td_store(dtype, p, i, weight);
+        store_weight(stored, t, i, weight);
     }
 }
 
@@ -69,21 +82,19 @@ td_status td_cpu_adamw_update(td_device *dev, const td_adamw *adamw, const td_up
         int64_t begin = block * TD_BLOCK, end = td_block_end(count, begin);
 
         if (decay_last)
-            TD_BY_DTYPES(tensors->dtype, tensors->grad_dtype, adamw_block, true, k, tensors, begin, end);
+            BY_STORED(tensors, adamw_block, true, k, tensors, begin, end);
         else
-            TD_BY_DTYPES(tensors->dtype, tensors->grad_dtype, adamw_block, false, k, tensors, begin, end);
-        if (tensors->copy)
-            TD_BY_DTYPES(tensors->dtype, tensors->copy_dtype, copy_block, tensors, begin, end);
+            BY_STORED(tensors, adamw_block, false, k, tensors, begin, end);
     }
     return TD_OK;
 }
 
-TD_INLINE void sgd_block(td_dtype dtype, td_dtype grad_dtype, float lr, float gain,
-                         const td_update_tensors *t, int64_t begin, int64_t end)
+TD_INLINE void sgd_block(int stored, td_dtype grad_dtype, float lr, float gain, const td_update_tensors *t,
+                         int64_t begin, int64_t end)
 {
 #pragma omp simd
     for (int64_t i = begin; i < end; i++)
-        td_store(dtype, t->p, i, td_load(dtype, t->p, i) - lr * (gain * td_load(grad_dtype, t->g, i)));
+        store_weight(stored, t, i, load_weight(stored, t, i) - lr * (gain * td_load(grad_dtype, t->g, i)));
 }
 
 td_status td_cpu_sgd_update(td_device *dev, const td_sgd *sgd, const td_update_state *state,
@@ -96,10 +107,7 @@ td_status td_cpu_sgd_update(td_device *dev, const td_sgd *sgd, const td_update_s
     for (int64_t block = 0; block < blocks; block++) {
         int64_t begin = block * TD_BLOCK, end = td_block_end(count, begin);
 
-        TD_BY_DTYPES(tensors->dtype, tensors->grad_dtype, sgd_block, (float)sgd->lr, state->gain, tensors,
-                     begin, end);
-        if (tensors->copy)
-            TD_BY_DTYPES(tensors->dtype, tensors->copy_dtype, copy_block, tensors, begin, end);
+        BY_STORED(tensors, sgd_block, (float)sgd->lr, state->gain, tensors, begin, end);
     }
     return TD_OK;
 }

@@ -180,6 +180,16 @@ static td_status round_to(td_device *dev, int64_t count, td_dtype src_dtype, con
     return end(dev, td_cuda_round(begin(dev), count, src_dtype, src, dst_dtype, dst), "round");
 }
 
+static td_status split(td_device *dev, int64_t count, const float *numbers, void *high, void *low)
+{
+    return end(dev, td_cuda_split(begin(dev), count, numbers, high, low), "split");
+}
+
+static td_status join(td_device *dev, int64_t count, const void *high, const void *low, float *numbers)
+{
+    return end(dev, td_cuda_join(begin(dev), count, high, low, numbers), "join");
+}
+
 static td_status residual_add(td_device *dev, int64_t count, td_dtype dtype, const void *a, const void *b,
                               void *y)
 {
@@ -337,6 +347,8 @@ const td_ops td_ops_cuda = {
     .silu_mul_forward = silu_mul_forward,
     .silu_mul_backward = silu_mul_backward,
     .round = round_to,
+    .split = split,
+    .join = join,
     .residual_add = residual_add,
     .softmax_forward = softmax_forward,
     .softmax_backward = softmax_backward,

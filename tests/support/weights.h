@@ -1,0 +1,48 @@
+/** Weights of a model in the host's memory as numbers, whether their masters are planes or not. */
+#ifndef TD_TESTS_WEIGHTS_H
+#define TD_TESTS_WEIGHTS_H
+
+#include "base/float16.h"
+#include "support/compare.h"
+#include "transformer/transformer.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/** The numbers of a range, of w->dtype; free() gives them back. */
+static inline void *td_numbers_in(const td_weights *w, int64_t begin, int64_t end)
+{
+    const size_t size = td_dtype_size(w->dtype);
+    char *numbers = malloc((size_t)(end - begin) * size);
+    td_master from;
+
+    assert_non_null(numbers);
+    for (int64_t at = begin; at < end; at = from.end) {
+        from = td_weights_master(w, at);
+        const int64_t count = (from.end < end ? from.end : end) - at;
+        void *const to = numbers + (size_t)(at - begin) * size;
+
+        if (from.low)
+            td_planes_join(count, from.at, from.low, to);
+        else
+            memcpy(to, from.at, (size_t)count * size);
+    }
+    return numbers;
+}
+
+/** Of a parameter. */
+static inline void *td_numbers_of(const td_transformer *model, int64_t index)
+{
+    td_weights w;
+    td_parameter p;
+
+    td_assert_ok(td_transformer_weights(model, &w));
+    td_assert_ok(td_transformer_parameter(model, index, &p));
+    return td_numbers_in(&w, p.offset, p.offset + p.numel);
+}
+
+#endif
