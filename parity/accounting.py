@@ -228,7 +228,7 @@ def report_ring(page, records):
         ways += [{"way": "pieces", "formula": "2 (N - 1) / N S / W", "time": told["ring"]}]
         page.table(ways, "ring", units={"time": "ms"})
         page.say(**told)
-        page.working(**told)
+        page.working(**told, **RATES)
 
 
 def report_parallel(page, records):

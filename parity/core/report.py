@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from parity.core import plot, sides, words
+from parity.core import plot, words
 from parity.core.case import ParityError, case_name
 from parity.core.comparison import Rates
 from parity.core.document import Figure, Markdown, Section, Tabled, Text, Working
@@ -24,6 +24,7 @@ from parity.core.handouts import QUESTIONS, deliverable_of
 from parity.core.identity import host_words
 from parity.core.judge import is_judged
 from parity.core.record import FILE, RecordError
+from parity.core.sides import explained, sides_note
 from parity.core.tables import SUFFIXES, Table, framed
 from parity.core.view import Records
 
@@ -113,10 +114,10 @@ class Page:
             self.more.append((self._now.question, tabled))
             self._notes = []
             return
-        names = sides.explained(tabled.table) - self._names
+        names = explained(tabled.table) - self._names
         self._names |= names
         if names:
-            self.note(sides.note(names, self.module))
+            self.note(sides_note(names, self.module))
         self._add(tabled)
 
     def plot(

@@ -147,8 +147,10 @@ def wanted(row: str, only: Sequence[str]) -> bool:
 def write_head(document: Markdown, machines: Sequence[Machine]) -> None:
     document.text(
         "Every answer is formed from records by `python -m parity writeup`. Times are in ms, and medians if the table "
-        f"does not say means; memory is in MiB (2^20 bytes). {RULE} A result whose samples spread by more than 20 % "
-        "(std / mean) is named under `noisy`, and no sentence uses it."
+        f"does not say means; memory is in MiB (2^20 bytes). {RULE} A column `noisy` names results whose samples "
+        "spread by more than 20 % (std / mean); no sentence uses those, except where the spread is the subject, in "
+        "benchmarking_script (c). `% of the bound`: FLOPs at the GEMM rate, or bytes at the copy rate, that the "
+        "card was measured at, whichever takes longer, over the time."
     )
     rows = [
         {
@@ -186,7 +188,7 @@ def write_section(document: Markdown, row: str, found: Found, reports: Path, pat
     folder = machine.name.split(" and ")[-1]
     form = "md" if document.form == "md" else "plain"
     document.link(
-        f"{report.machine_of(mine, form)}; {builds_of(mine)}. Measured by {command}.",
+        f"{report.machine_of(mine, form)}; {builds_of(mine)}. {'Measured' if section.blocks else 'Run'} by {command}.",
         f"The page of {folder}",
         f"{folder}/{report.place_of(found.module, section)}",
     )
