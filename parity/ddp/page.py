@@ -91,7 +91,7 @@ def steps_table(page, times, runs, way, strategies, name):
     timed = [r for r in of(times.records, way) if "ms" in r and r["case"]["strategy"] in strategies]
     if timed:
         page.note(
-            f"{setup(way)}, {way['optimizer']}. A sample is the time of the slowest rank, beside PyTorch's."
+            f"{setup(way)}, {way['optimizer']}. A sample is the time of the slowest rank, next to PyTorch's."
         )
     page.table(by_strategy(timed, STEP), name)
     found = [r for r in of(runs, way, impl=side_of(runs)) if r["case"]["strategy"] in strategies]
