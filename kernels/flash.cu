@@ -102,6 +102,25 @@ cut cut_backward(int multiprocessors, const td_attention_shape *shape, bool by_k
                   (int64_t)multiprocessors * c.residents, shape->causal, shortest_backward(k));
 }
 
+/** Whether the kernel for Hopper's tensor cores computes the backward pass: widths up to 128 of 16-bit
+ * elements, if the copy engine can read the rows. It adds to dQ in the order in which blocks end. */
+bool backward_takes_hopper(td_flash_gpu gpu, const td_attention_shape *shape)
+{
+    const int width = width_of(shape->head_dim);
+
+    return hopper_runs(gpu) && shape->dtype != TD_F32 && !shape->deterministic && width <= 128 &&
+           shape->head_dim % 8 == 0;
+}
+
+/** The same for Hopper's kernel: tiles of 128 keys, one block a multiprocessor. */
+cut cut_backward_hopper(int multiprocessors, const td_attention_shape *shape)
+{
+    const int queries = hopper_queries(width_of(shape->head_dim));
+
+    return cut_of(whole(shape->seq_k, ROWS_PADDING), shape->batch * shape->heads, 1,
+                  whole(shape->seq, queries), multiprocessors, shape->causal, shortest_backward(kind::bf16));
+}
+
 /** Gives out 256-byte aligned pieces of the caller's scratch, or, without any, counts them. */
 struct scratch {
     char *base;
@@ -116,30 +135,40 @@ struct scratch {
 };
 
 struct backward_plan {
-    cut by_keys, by_queries;
+    cut by_keys, by_queries, on_hopper;
+    bool takes_hopper; /* if every row starts at 16 bytes */
     float *lse, *dot, *dq_sums, *parts;
+    int *counter;
     size_t bytes;
 };
 
-backward_plan plan_backward(int multiprocessors, const td_attention_shape *shape, void *work)
+backward_plan plan_backward(td_flash_gpu gpu, const td_attention_shape *shape, void *work)
 {
     backward_plan plan = {};
     scratch rest = {static_cast<char *>(work), 0};
     const int64_t heads = shape->batch * shape->heads;
     const int64_t rows_padded = whole(shape->seq, ROWS_PADDING) * ROWS_PADDING;
     int64_t parts = 0;
+    int most = 1; /* parts by keys */
 
-    plan.by_keys = cut_backward(multiprocessors, shape, true);
-    plan.by_queries = cut_backward(multiprocessors, shape, false);
+    plan.takes_hopper = backward_takes_hopper(gpu, shape);
+    if (plan.takes_hopper) {
+        plan.on_hopper = cut_backward_hopper(gpu.multiprocessors, shape);
+        most = plan.on_hopper.parts;
+    }
+    plan.by_keys = cut_backward(gpu.multiprocessors, shape, true);
+    plan.by_queries = cut_backward(gpu.multiprocessors, shape, false);
     plan.lse = rest.floats(heads * rows_padded);
     plan.dot = rest.floats(heads * rows_padded);
+    plan.counter = reinterpret_cast<int *>(rest.floats(1));
     if (!shape->deterministic) {
         if (kind_of_shape(shape) != kind::f32)
             plan.dq_sums = rest.floats(heads * rows_padded * width_of(shape->head_dim));
     } else if (plan.by_queries.parts > 1)
         parts = heads * shape->seq * shape->head_dim * plan.by_queries.parts;
-    if (plan.by_keys.parts > 1 && parts < 2 * heads * shape->seq_k * shape->head_dim * plan.by_keys.parts)
-        parts = 2 * heads * shape->seq_k * shape->head_dim * plan.by_keys.parts;
+    most = std::max(most, plan.by_keys.parts);
+    if (most > 1)
+        parts = std::max(parts, 2 * heads * shape->seq_k * shape->head_dim * most);
     if (parts > 0)
         plan.parts = rest.floats(parts); /* of dK and dV first, then of dQ */
     plan.bytes = rest.used;
@@ -160,7 +189,7 @@ template <kind K, typename T> __device__ float as_operand(T x)
 }
 
 /** Sets `count` floats to 0; the blocks of the grid share them. */
-__device__ void clear(float *to, int64_t count)
+__device__ inline void clear(float *to, int64_t count)
 {
     const int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
     const int64_t packs = (uintptr_t)to % 16 == 0 ? count / 4 : 0;
@@ -195,7 +224,7 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_prepare(const T *o
     unsigned batch[ROWS_AT_ONCE], query[ROWS_AT_ONCE], head[ROWS_AT_ONCE];
     int64_t start[ROWS_AT_ONCE];
     bool inside[ROWS_AT_ONCE];
-    float sum[ROWS_AT_ONCE] = {};
+    float sum[ROWS_AT_ONCE] = {}, sums_log[ROWS_AT_ONCE];
 
     tile::let_begin();
 #pragma unroll
@@ -206,6 +235,7 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_prepare(const T *o
         head[i] = batch[i] * o_heads + (after + i * step) % o_heads;
         inside[i] = batch[i] < batches && (int)query[i] < args.seq;
         start[i] = o_start(args, (int)head[i]) + query[i] * o_pitch(args);
+        sums_log[i] = lane == 0 && inside[i] ? lse[(int64_t)head[i] * args.seq + query[i]] : 0.0f;
     }
     if (args.vectors) {
         for (int c = lane * PER; c < head_dim; c += lanes * PER) {
@@ -231,6 +261,8 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_prepare(const T *o
                 sum[i] += to_float(o[start[i] + c]) * as_operand<K>(dout[start[i] + c]);
     }
     clear(args.dq_sums, zeros);
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        *args.counter = 0;
 #pragma unroll
     for (int i = 0; i < ROWS_AT_ONCE; i++)
         for (int distance = lanes / 2; distance > 0; distance /= 2)
@@ -243,8 +275,7 @@ __global__ __launch_bounds__(THREADS) void td_attention_flash_prepare(const T *o
             continue;
         const int less = K == kind::f32 ? doublings_of((int)query[i], args.seq_k, args.causal) : 0;
         const int64_t row = (int64_t)head[i] * rows_padded + query[i];
-        lse2[row] = inside[i] ? (float)((double)lse[(int64_t)head[i] * args.seq + query[i]] * LOG2E - less)
-                              : INFINITY;
+        lse2[row] = inside[i] ? (float)((double)sums_log[i] * LOG2E - less) : INFINITY;
         dot[row] = inside[i] ? sum[i] : 0.0f;
     }
 }
@@ -391,19 +422,6 @@ template <typename T> cudaError_t combine(cudaStream_t stream, const forward_arg
     return cudaGetLastError();
 }
 
-/** Whether the kernel for Hopper's tensor cores computes the backward pass: widths 64, 80 and 128 of 16-bit
- * elements, if the copy engine can read the rows. It adds to dQ in the order in which blocks end, and does
- * not cut a sequence into parts. With fewer tiles than multiprocessors the portable kernel's parts win: one
- * head of 4096, head_dim 64, causal, takes 48 us in parts and 85 us on wgmma (H100, 2026-11-26). Without a
- * mask half as many tiles keep the multiprocessors as busy. */
-bool backward_takes_hopper(td_flash_gpu gpu, kind k, const backward_args &args)
-{
-    const int64_t tiles = whole(args.seq_k, ROWS_PADDING) * args.heads;
-
-    return gpu.capability == 90 && (k == kind::bf16 || k == kind::f16) && args.dq_sums && args.vectors &&
-           args.width >= 64 && args.width <= 128 && (args.causal ? 1 : 2) * tiles >= gpu.multiprocessors;
-}
-
 cudaError_t combine_parts(cudaStream_t stream, const td_attention_shape *shape, const forward_args &args)
 {
     if (args.blocks.parts == 1)
@@ -497,14 +515,17 @@ cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, c
     if (error != cudaSuccess)
         return error;
     error = cudaErrorNotSupported;
-    if (backward_takes_hopper(gpu, k, args))
-        error = k == kind::bf16 ? hopper_backward_bf16(stream, args) : hopper_backward_f16(stream, args);
+    if (plan.takes_hopper && args.vectors) {
+        args.blocks = plan.on_hopper;
+        error = (k == kind::bf16 ? hopper_backward_bf16 : hopper_backward_f16)(stream, args,
+                                                                               free_multiprocessors(gpu));
+    }
     if (error == cudaErrorNotSupported) {
         args.blocks = plan.by_keys;
         error = run_pass(stream, k, args, true);
-        if (error == cudaSuccess && args.blocks.parts > 1)
-            error = add_parts<T>(stream, args, args.dk, args.dv, args.seq_k);
     }
+    if (error == cudaSuccess && args.blocks.parts > 1)
+        error = add_parts<T>(stream, args, args.dk, args.dv, args.seq_k);
     if (error != cudaSuccess || args.dq_sums == args.dq)
         return error;
 
@@ -526,9 +547,7 @@ cudaError_t run_backward(cudaStream_t stream, const td_attention_shape *shape, c
 bool flash::hopper_runs(td_flash_gpu gpu)
 {
 #ifdef TANDEM_HAVE_SM90A
-    static const bool has_maps = hopper::find_map_encoder() != nullptr;
-
-    return gpu.capability == 90 && has_maps;
+    return gpu.capability == 90 && hopper::find_map_encoder();
 #else
     (void)gpu;
     return false;
@@ -603,7 +622,7 @@ size_t td_cuda_flash_forward_bytes(td_flash_gpu gpu, const td_attention_shape *s
 
 size_t td_cuda_flash_backward_bytes(td_flash_gpu gpu, const td_attention_shape *shape)
 {
-    return plan_backward(gpu.multiprocessors, shape, nullptr).bytes;
+    return plan_backward(gpu, shape, nullptr).bytes;
 }
 
 cudaError_t td_cuda_flash_forward(cudaStream_t stream, td_flash_gpu gpu, const td_attention_shape *shape,
@@ -656,7 +675,7 @@ cudaError_t td_cuda_flash_backward(cudaStream_t stream, td_flash_gpu gpu, const 
     const void *const tensors[] = {q, k, v, o, dout, dq, dk, dv};
     backward_args args = {};
 
-    const backward_plan plan = plan_backward(gpu.multiprocessors, shape, work);
+    const backward_plan plan = plan_backward(gpu, shape, work);
     args.q = q;
     args.k = k;
     args.v = v;
@@ -666,6 +685,7 @@ cudaError_t td_cuda_flash_backward(cudaStream_t stream, td_flash_gpu gpu, const 
     args.dv = dv;
     args.lse = plan.lse;
     args.dot = plan.dot;
+    args.counter = plan.counter;
     args.dq_sums = plan.dq_sums;
     args.parts = plan.parts;
     args.heads = (int)(shape->batch * shape->heads);

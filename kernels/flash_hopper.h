@@ -11,6 +11,12 @@ namespace flash
 /** Whether this build, GPU and driver can run Hopper's kernels: code for sm_90a, and tensor maps. */
 bool hopper_runs(td_flash_gpu gpu);
 
+/** Blocks of a kernel whose blocks stay on their multiprocessor and take one task after the other. */
+constexpr int free_multiprocessors(td_flash_gpu gpu)
+{
+    return gpu.multiprocessors > gpu.owned ? gpu.multiprocessors - gpu.owned : 1;
+}
+
 /** How the forward pass cuts a shape: a tile of queries has 64 rows for each of `groups` warpgroups. */
 struct hopper_plan {
     int groups; /* 0: there is no kernel for this shape */
@@ -25,6 +31,17 @@ cudaError_t hopper_forward_bf16(cudaStream_t stream, td_flash_gpu gpu, const for
                                 int *counter);
 cudaError_t hopper_forward_f16(cudaStream_t stream, td_flash_gpu gpu, const forward_args &args, int groups,
                                int *counter);
+
+/** A tile of queries of the backward pass, whose tiles of keys have 128 rows. */
+__host__ __device__ constexpr int hopper_queries(int width)
+{
+    return width <= 64 ? 128 : 64;
+}
+
+/** The backward pass by keys: dK and dV or their parts, and dQ into dq_sums. Width at most 128, with
+ * `vectors`; blocks.steps counts tiles of queries. cudaErrorNotSupported as above. */
+cudaError_t hopper_backward_bf16(cudaStream_t stream, const backward_args &args, int multiprocessors);
+cudaError_t hopper_backward_f16(cudaStream_t stream, const backward_args &args, int multiprocessors);
 
 } // namespace flash
 

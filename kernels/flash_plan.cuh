@@ -156,6 +156,7 @@ struct backward_args {
         *dot;       /* [heads, rows_padded]: log2 of the row sums, in f32 less doublings_of; rowsum(dO * O) */
     float *dq_sums; /* where blocks by keys add their shares of dQ; NULL: nowhere. On tensor cores
                              * [heads, rows_padded, width] in the order of accumulators, in f32 dQ itself */
+    int *counter;   /* on Hopper, 0 after prepare */
     float *parts;   /* [parts, heads, rows, head_dim] of dK and then of dV, or of dQ; if blocks.parts > 1 */
     cut blocks;
     int heads, o_heads, seq, seq_k, head_dim, width;
@@ -178,11 +179,6 @@ cudaError_t backward_bf16(cudaStream_t stream, const backward_args &args, bool b
 cudaError_t backward_f16(cudaStream_t stream, const backward_args &args, bool by_keys);
 cudaError_t backward_tf32(cudaStream_t stream, const backward_args &args, bool by_keys);
 cudaError_t backward_f32(cudaStream_t stream, const backward_args &args, bool by_keys);
-
-/** By keys on Hopper's tensor cores: dK, dV, and dQ into dq_sums. Width 64, 80 or 128, with `vectors`.
- * cudaErrorNotSupported: the driver has no tensor maps. */
-cudaError_t hopper_backward_bf16(cudaStream_t stream, const backward_args &args);
-cudaError_t hopper_backward_f16(cudaStream_t stream, const backward_args &args);
 
 #ifdef __CUDACC__
 

@@ -1,5 +1,7 @@
 """The arithmetic of the write-up: C's formulas beside what PyTorch counts on a model that is never allocated."""
 
+import math
+
 from parity.core import Case, Side, equal, grid, within
 from parity.shared.model import extents
 from parity.shared.pages import mib, valued
@@ -202,8 +204,13 @@ def report_xxl(page, records):
             ("(a)", "H100s of 80 GB for them", "{devices_80gb:.1f}"),
             ("(a)", "saved for backward in bf16, a token", "{saved_bytes_per_token:,} bytes"),
             ("(b)", "devices of 95 GB", "{fsdp_devices}"),
-            ("(c)", "tokens a device, sharded weights hidden", "{fsdp_tokens_per_device:.0f}"),
-            ("(c)", "tokens a device, both on one wire", "{shared_wire_tokens_per_device:.0f}"),
+            (
+                "(c)",
+                "tokens a device, each kind of communication on its own links",
+                "{fsdp_tokens_per_device:.0f}",
+            ),
+            ("(c)", "tokens a device, both kinds share the links", "{shared_wire_tokens_per_device:.0f}"),
+            ("(d)", "tokens a device, the best shape of a mesh", "{optimum_tokens_per_device:.0f}"),
         )
         page.table(
             [{"part": part, "what": what, "value": form.format(**told)} for part, what, form in values], "xxl"
@@ -221,7 +228,7 @@ def report_ring(page, records):
         ways += [{"way": "pieces", "formula": "2 (N - 1) / N S / W", "time": told["ring"]}]
         page.table(ways, "ring", units={"time": "ms"})
         page.say(**told)
-        page.working(**told)
+        page.working(**told, **RATES)
 
 
 def report_parallel(page, records):
@@ -232,14 +239,16 @@ def report_parallel(page, records):
         page.section(deliverable)
         for row in valued(records.only(deliverable)):
             row |= {name: row[name] * 1e3 for name in names}
-            row |= {name: "any" if row[name] is None else f"{row[name]:.0f}" for name in limits}
+            row |= {name: "any" if row[name] is None else f"{math.floor(row[name]):,}" for name in limits}
             units = dict.fromkeys(names, "ms")
             page.table([row], f"parallelism_{strategy}", ["strategy", *names, *limits], units)
             page.say(**row, **LAYER)
             page.working(**row, **LAYER, **RATES)
     page.section("fsdp_tp_calcs")
     for row in valued(records.only("fsdp_tp_calcs")):
-        page.table([row], "parallelism_both", {"overlapped": "devices, overlapped", "shared": "one wire"})
+        limits = {name: math.floor(row[name]) for name in ("overlapped", "shared")}
+        titles = {"overlapped": "devices, overlapped", "shared": "devices, shared links"}
+        page.table([limits], "parallelism_both", titles)
         page.say(**row)
         page.working(**row, **LAYER, **RATES)
 

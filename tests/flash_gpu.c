@@ -289,7 +289,7 @@ static int run_trials(void)
                                          .dtype = kinds[kind].dtype,
                                          .tf32 = kinds[kind].tf32,
                                          .causal = i % 2,
-                                         .deterministic = i % 2};
+                                         .deterministic = i > 1 && i % 2};
             trials[count++] = name_trial(shape);
         }
         trials[count++] = name_trial((td_attention_shape){.batch = 2,
@@ -302,10 +302,10 @@ static int run_trials(void)
                                                           .causal = true,
                                                           .mask = TD_MASK_ADD_1E6,
                                                           .scale = 0.3f});
-        if (!small && kinds[kind].dtype != TD_F32) /* more than four tiles of queries for each SM */
+        if (!small && kinds[kind].dtype == TD_BF16) /* more than four tiles of queries for each SM */
             trials[count++] = name_trial((td_attention_shape){.batch = 3,
-                                                              .heads = 120,
-                                                              .seq = 260,
+                                                              .heads = 200,
+                                                              .seq = 130,
                                                               .head_dim = 64,
                                                               .dtype = kinds[kind].dtype,
                                                               .causal = true});
@@ -366,7 +366,7 @@ static void takes_tensors_at_any_address(void **state)
 
 /* With o_bshd o and dout lie elsewhere, and that is all: of our own kernels the bits are the same, of
  * cuBLASLt's, which take the products of a batch element in a call of its own, their values. 1100 queries of
- * few heads are cut into parts; rows of 33 elements are read one by one. */
+ * few heads are cut into parts; rows of 33 elements are read one by one. In f16 dq is summed by atomics. */
 static void o_may_lie_as_the_projection_reads_it(void **state)
 {
     const struct {
@@ -386,7 +386,7 @@ static void o_may_lie_as_the_projection_reads_it(void **state)
                                           .dtype = kinds[kind].dtype,
                                           .tf32 = kinds[kind].tf32,
                                           .causal = shapes[i / 2 / KINDS].seq > 1,
-                                          .deterministic = true};
+                                          .deterministic = kinds[kind].dtype != TD_F16};
         td_attend_run run = inputs_of("layout", &shape);
         void *dout = td_fence_alloc((size_t)run.queries * td_dtype_size(shape.dtype)), *const first =
                                                                                            run.dout;
@@ -400,7 +400,7 @@ static void o_may_lie_as_the_projection_reads_it(void **state)
         td_attend_exchange(&shape, false, other.o, dout);
         memcpy(other.o, dout, (size_t)run.queries * td_dtype_size(shape.dtype));
         if (i % 2 == 0) {
-            assert_identical_results(&run, &plain, &other, true);
+            assert_identical_results(&run, &plain, &other, shape.deterministic);
         } else {
             void *const got[] = {other.o, other.dq, other.dk, other.dv};
             void *const expected[] = {plain.o, plain.dq, plain.dk, plain.dv};

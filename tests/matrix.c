@@ -75,7 +75,7 @@ static const char *const names[AXES][VALUES] = {
     [GROUPS] = {"1 group", "2 groups"},
     [SPLIT] = {"no link", "ddp naive", "ddp flat", "ddp overlap", "ddp bucketed", "shard tensors",
                "shard flat, 1 bucket", "shard flat"},
-    [MASTERS] = {"f32", "bf16", "bf16_mixed of f32"}};
+    [MASTERS] = {"f32", "bf16", "planes of bf16_mixed"}};
 
 /* Of masters. Another form of masters is a name, a line of config_of, and its arenas. */
 static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};

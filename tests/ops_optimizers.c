@@ -59,11 +59,17 @@ static update update_make(ops_case *c, const update_types *types, int64_t count,
 /* Before each call: planes of what p is. */
 static void update_split(ops_case *c, update *u, bool planes)
 {
+    uint16_t *halves[2];
+
     if (!planes)
         return;
     for (int i = 0; i < 2; i++)
-        u->planes[i] = ops_room(c, TD_BF16, u->tensors.count);
-    td_planes_split(u->tensors.count, u->p, u->planes[0], u->planes[1]);
+        halves[i] = td_fence_alloc((size_t)u->tensors.count * sizeof(uint16_t));
+    td_planes_split(u->tensors.count, u->p, halves[0], halves[1]);
+    for (int i = 0; i < 2; i++) {
+        u->planes[i] = ops_copy(c, TD_BF16, halves[i], u->tensors.count);
+        td_fence_free(halves[i]);
+    }
     u->tensors.p = on(u->planes[0]);
     u->tensors.low = on(u->planes[1]);
 }

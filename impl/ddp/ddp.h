@@ -158,7 +158,8 @@ TD_API td_hook *td_ddp_link_hook(td_ddp_link *link); /* NULL for NULL */
  * rank, naming rank and setting, trainers that differ; as td_ddp_create. TD_BAD_STATE: it was joined. */
 TD_API td_status td_ddp_link_attach(td_ddp_link *link, td_device *dev, td_train *train);
 
-/** The container beneath; NULL for NULL and before td_ddp_link_attach. */
+/** The container of the link; NULL for NULL and before td_ddp_link_attach. Its tensors are the model's
+ * parameters in the order of the block of weights. */
 TD_API td_ddp *td_ddp_link_container(const td_ddp_link *link);
 
 TD_END_DECLS

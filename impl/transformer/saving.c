@@ -65,7 +65,7 @@ cleanup:
     return status;
 }
 
-/** The other way. */
+/** Reads them back. */
 static td_status download(td_transformer *model, td_master from, int64_t begin, int64_t count, td_dtype dtype,
                           void *numbers, void *room)
 {

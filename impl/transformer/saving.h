@@ -19,8 +19,8 @@ void td_saving_free(td_transformer *model, void *buffer); /* accepts a NULL for 
 /** The tensor in which the numbers of a parameter are saved. */
 td_stored td_saved_tensor(const td_parameter *parameter, const char *name, td_dtype dtype);
 
-/** `count` numbers of a parameter or moment, whose first is number `begin` behind the master, in the host's
- * memory; `room` has as many bytes. Waits for the device. */
+/** Writes `count` numbers of the host's memory to `to`, from its number `begin` on. `room` has as many bytes
+ * as the numbers. Waits for the device. */
 td_status td_master_upload(td_transformer *model, td_master to, int64_t begin, int64_t count, td_dtype dtype,
                            const void *numbers, void *room);
 

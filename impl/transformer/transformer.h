@@ -127,7 +127,8 @@ TD_API td_status td_transformer_parameter_find(const td_transformer *model, cons
 
 /** The numbers of parameter `index` in state-dict order, whether it is planes or not, to and from dev's
  * memory. A model without weights has them once every parameter was written, or after td_transformer_init,
- * _load or _refresh. Queued on dev's current stream.
+ * _load or _refresh. Queued on dev's current stream. If hooks share weights out among ranks, td_train_settle
+ * comes before.
  *
  *   numbers  [rows, cols]  out of td_transformer_read, in of td_transformer_write; the parameter's dtype
  *
@@ -145,9 +146,9 @@ TD_API td_status td_transformer_refresh(td_transformer *model);
  * `path` does so still. */
 TD_API td_status td_transformer_save(td_transformer *model, const char *path);
 
-/** Reads the weights of such a file. Tensors whose name
- * begins with "optimizer." are left alone. Weights of 16 bits become f32 where the model's are, exactly. The
- * next pass is a forward pass.
+/** Reads the weights of such a file. Tensors whose name begins with "optimizer." are left alone. Weights of
+ * 16 bits become f32 where the model's are, exactly. A NaN stays one; of planes it keeps no payload. The next
+ * pass is a forward pass.
  *
  * TD_BAD_ARGUMENT: a NULL; a tensor that is missing, unknown, of another shape, or of a dtype that the
  * model's cannot hold; as td_safetensors_open, as are TD_UNSUPPORTED and TD_IO_ERROR. TD_NO_MEMORY. The model
@@ -171,6 +172,7 @@ TD_API td_status td_transformer_weights(const td_transformer *model, td_weights 
  *
  * Norms are needed throughout a pass, and recompute reads those of its backward pass; the others are needed
  * one after the other. Gradients become final in the order head, layers, all norms, embedding.
+ * Room for them is asked for in that order, but for the norms, which come after the head.
  * TD_BAD_ARGUMENT: model is NULL. */
 TD_API td_status td_transformer_set_hooks(td_transformer *model, td_hook *chain);
 
@@ -181,8 +183,8 @@ TD_API td_status td_transformer_set_hooks(td_transformer *model, td_hook *chain)
  *                                            (backward writes their gradient over them); NULL: not wanted
  *
  * ids may change once it returns. TD_BAD_ARGUMENT: a NULL, batch or seq below 1 or above the plan, an id
- * outside the vocabulary; the last forward is then as it was. TD_BAD_STATE: neither init nor refresh came
- * since creation. TD_BAD_STATE also if this batch and seq need more scratch than the plan's largest. */
+ * outside the vocabulary; the last forward is then as it was. TD_BAD_STATE: there are no weights.
+ * TD_BAD_STATE also if this batch and seq need more scratch than the plan's largest. */
 TD_API td_status td_transformer_forward(td_transformer *model, const int64_t *ids, int64_t batch, int64_t seq,
                                         const void **logits);
 

@@ -124,7 +124,7 @@ template <typename T, int W> __device__ inline pack<T, W> rounded(const float (&
     return result;
 }
 
-/** Where numbers of type T lie. load gives what has them by [], and does not wait for memory. */
+/** Where numbers of type T are stored. load gives an object whose [i] is the i-th number of a pack. */
 template <typename T> struct numbers {
     T *at;
 

@@ -1,6 +1,7 @@
 """The sides of a comparison by the names that tables have: what each one is."""
 
 import re
+from collections.abc import Iterable
 
 from parity.core.tables import Table
 
@@ -38,6 +39,15 @@ SIDES = {
     "torch_ddp_compressed": "DistributedDataParallel that sends bf16",
     "torch_zero": "PyTorch's ZeroRedundancyOptimizer",
 }
+# Where C runs no model, or runs it in another way than step by step.
+SPECIAL = {
+    ("attention", "c"): "C, attention with its scores in memory",
+    ("flash", "c"): "C's fused attention",
+    ("jit", "c"): "C's attention, compiled at run time for the shape",
+    ("memory", "c"): "C with flash attention; each layer's weights are updated during backward",
+    ("memory", "c_naive"): "C with attention scores in memory; all weights are updated after backward",
+    ("ops", "c"): "C",
+}
 
 
 def explained(table: Table) -> set[str]:
@@ -45,3 +55,9 @@ def explained(table: Table) -> set[str]:
     cells = {cell for row in table.rows for cell in row if isinstance(cell, str)}
     words = {word for title in table.titles for word in re.findall(r"\w+", title)}
     return set(SIDES) & (cells | words)
+
+
+def sides_note(names: Iterable[str], module: str) -> str:
+    """What each of these sides is in a module."""
+    words = (f"`{name}`: {SPECIAL.get((module, name), SIDES[name])}" for name in SIDES if name in names)
+    return f"Sides: {'; '.join(words)}."

@@ -13,6 +13,8 @@ from typing import Any
 
 import jinja2
 
+from parity.core.tables import Spread, text
+
 FOLDER = Path(__file__).resolve().parents[1] / "words"
 MOST_SENTENCES, MOST_WORDS, MOST_NUMBERS = 4, 25, 3
 # A number that stands alone: that of bf16, 2.7B or H100 is part of a name.
@@ -27,13 +29,15 @@ def number(value: Any) -> Any:
     """A float in three significant digits or as a whole number, with commas. MissingError for what is no number."""
     if value is None or isinstance(value, jinja2.Undefined):
         raise MissingError
+    if isinstance(value, Spread):
+        return text(value)
     if isinstance(value, float):
         if not math.isfinite(value):
             raise MissingError
         if value.is_integer():
             return f"{value:,.0f}"
         digits = 2 - math.floor(math.log10(abs(value)))
-        return f"{value:.1e}" if digits > 5 else f"{value:,.{max(0, digits)}f}"
+        return f"{value:.2e}" if digits > 5 else f"{value:,.{max(0, digits)}f}"
     return f"{value:,}" if isinstance(value, int) and abs(value) >= 10_000 else value
 
 
@@ -47,6 +51,7 @@ def percent(value: float | None) -> str:
 
 ENVIRONMENT = jinja2.Environment(undefined=jinja2.StrictUndefined, finalize=number, autoescape=False)
 ENVIRONMENT.filters |= {"percent": percent, "n": number}
+ENVIRONMENT.filters |= {"whole": "{:,.0f}".format, "down": lambda value: f"{math.floor(value):,}"}  # a limit
 
 
 @cache
@@ -87,6 +92,6 @@ def filled(line: str, values: dict[str, Any]) -> str | None:
 def beyond_limits(sentence: str) -> str:
     """What is too much of a sentence; nothing where it keeps to the limits."""
     words = len(sentence.split())
-    numbers = len(NUMBER.findall(re.sub(r"`[^`]*`", "", sentence)))
+    numbers = len(NUMBER.findall(re.sub(r"`[^`]*`| ± [\d.]+", "", sentence)))
     too_much = [f"{words} words"] if words > MOST_WORDS else []
     return ", ".join(too_much + ([f"{numbers} numbers"] if numbers > MOST_NUMBERS else []))

@@ -55,8 +55,8 @@ def valued(records, impl="c", **keys) -> list[dict]:
 
 
 def errors_by(records, keys: Sequence[str], base: str = "torch_eager") -> list[dict]:
-    """A row for each combination of the case keys: how many cases, the worst errors, the ratio of C's to those
-    that it is judged against, and the largest share of its allowance that an error of C uses. C is judged
+    """A row for each combination of the case keys: how many cases, the largest relative errors, the ratio of C's to
+    those that it is judged against, and the largest share of its allowance that an error of C uses. C is judged
     against `base`, or another PyTorch side that the records name."""
     groups: dict[tuple, list[dict]] = {}
     for record in records.records:
@@ -66,10 +66,12 @@ def errors_by(records, keys: Sequence[str], base: str = "torch_eager") -> list[d
     for combination, group in groups.items():
         subset = type(records)(group)
         ratios = subset.error_ratio(base)
-        others = sorted({r["reference"] for r in group if r.get("reference")} - {base})
+        others = {r["reference"] for r in group if r.get("reference")} | (
+            {r["impl"] for r in group} & {"torch_tiled"}
+        )
         worst = {
-            f"worst {impl}": max(r["error"]["rel_l2"] or 0.0 for r in group if r["impl"] == impl)
-            for impl in ("c", base, *others)
+            f"relative error, {impl}": max(r["error"]["rel_l2"] or 0.0 for r in group if r["impl"] == impl)
+            for impl in ("c", base, *sorted(others - {base}))
             if any(r["impl"] == impl for r in group)
         }
         row = dict(zip(keys, combination, strict=True)) | {"cases": len(subset.only(impl="c"))} | worst
@@ -81,7 +83,7 @@ def errors_by(records, keys: Sequence[str], base: str = "torch_eager") -> list[d
 
 def held(records, base: str = "torch_eager") -> dict:
     """What the sentences of an answer's errors need: how many cases hold, the share of their allowance that errors use,
-    the largest error of f32 outputs, and C's error over PyTorch's."""
+    and C's error over PyTorch's."""
     judged = [
         r
         for r in records.records
@@ -90,16 +92,10 @@ def held(records, base: str = "torch_eager") -> dict:
         and r["status"] in ("ok", "failed")
     ]
     used = [share for share in (number(r, "used") for r in judged) if share is not None]
-    plain = [
-        r["error"]["max_abs"]
-        for r in judged
-        if r["case"].get("dtype") == "f32" and number(r, "max_abs") is not None
-    ]
     return {
         "held": sum(r["status"] == "ok" for r in judged),
         "judged": len(judged) or None,
         "used": max(used, default=None),
-        "furthest": max(plain, default=None),
         "ratio": geomean(ratio for ratio in records.error_ratio(base) if np.isfinite(ratio)),
     }
 
@@ -110,14 +106,15 @@ def setup(case) -> str:
 
 
 def report_proofs(page, records, name, columns) -> None:
-    """A row for each combination of these case keys and side of C: results that hold, and the largest difference from
-    float64, of C and of PyTorch. `worst` is that of C in f32."""
-    rows, theirs, worst = {}, {}, []
+    """A row for each combination of these case keys and side of C: results that hold, and how far the weights, or their
+    updates, are from float64's at most, of C and of PyTorch. `worst`: the row in f32 in which C's are furthest;
+    `behind`: rows in which PyTorch's are nearer."""
+    rows, theirs = {}, {}
     for record in records:
         if record["status"] == "unsupported":
             continue
         case = {"model": record["case"].get("size"), "dtype": "f32"} | record["case"]
-        key, far = tuple(case[column] for column in columns), record.get("error", {}).get("max_abs")
+        key, far = tuple(case[column] for column in columns), apart_of(record)
         if not record["impl"].startswith("c_"):
             theirs[key] = max(far or 0.0, theirs.get(key, 0.0))
             continue
@@ -128,14 +125,36 @@ def report_proofs(page, records, name, columns) -> None:
         row["results"] += 1
         row["hold"] += record["status"] == "ok"
         if far is not None:
-            row["largest difference"] = max(far, row.get("largest difference", 0.0))
-            worst += [far] if case["dtype"] == "f32" else []
+            row["weights, C"] = max(far, row.get("weights, C", 0.0))
         if "state_bytes" in record.get("values", {}):
             row["state of rank 0 (bytes)"] = record["values"]["state_bytes"]
-    found = [rows[key] | {"PyTorch's difference": theirs.get(key[:-1])} for key in sorted(rows, key=str)]
+    found = [rows[key] | {"weights, PyTorch": theirs.get(key[:-1])} for key in sorted(rows, key=str)]
+    page.note("weights: their largest absolute difference from training in float64.")
     page.table(found, name)
     held, results = (sum(row[what] for row in found) for what in ("hold", "results"))
-    page.say(held=held, results=results or None, worst=max(worst, default=None))
+    pairs = [
+        {"mine": row["weights, C"], "theirs": row["weights, PyTorch"]}
+        for row in found
+        if row.get("dtype", "f32") == "f32" and "weights, C" in row and row["weights, PyTorch"] is not None
+    ]
+    page.say(
+        held=held,
+        results=results or None,
+        rows=len(pairs),
+        worst=max(pairs, key=lambda pair: pair["mine"], default=None),
+        behind=sum(pair["mine"] > pair["theirs"] for pair in pairs),
+    )
+
+
+def apart_of(record) -> float | None:
+    """The largest difference of a weight or an update from float64's; losses, which are larger, do not count."""
+    outputs = record.get("error", {}).get("outputs", {})
+    found = [
+        error["max_abs"]
+        for name, error in outputs.items()
+        if name.startswith(("weight", "update")) and error["max_abs"] is not None
+    ]
+    return max(found, default=record.get("error", {}).get("max_abs"))
 
 
 def mark(row, record, name: str = "") -> None:
