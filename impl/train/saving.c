@@ -27,7 +27,7 @@ td_status td_saved_open(td_train *train, const char *path, td_saved *s)
 
     *s = (td_saved){
         .train = train, .model = td_train_model(train), .optimizer = optimizer, .path = path, .moments = -1};
-    TD_CHECK(train, "train is NULL");
+    TD_NOT_NULL(train);
     TD_CHECK(path && *path, "path is NULL or empty");
     if (!optimizer) {
         status = td_fail(TD_BAD_STATE, "the trainer has no optimizer: td_transformer_save and "

@@ -152,7 +152,8 @@ TD_API td_status td_train_settle(td_train *train);
  *
  * Hyperparameters are the caller's, who sets them. TD_BAD_ARGUMENT: a NULL. TD_BAD_STATE: there is no
  * optimizer; there are no weights; a step is under way, because micro-batches are added up, or gradients wait
- * for td_train_update. TD_UNSUPPORTED: groups of two kinds, or that leave out some weights, as a shard's do.
+ * for td_train_update. TD_UNSUPPORTED: groups of two kinds, or that leave out some weights, as a shard's do:
+ * td_shard_save is for those.
  * Otherwise as td_transformer_save. */
 TD_API td_status td_train_save(td_train *train, const char *path);
 
