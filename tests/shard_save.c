@@ -1,11 +1,12 @@
 /* Files that ranks write and read together: test_shard_save gloo RANKS starts the ranks itself. With 2 ranks
- * it runs all tests, with more those of several numbers of ranks. With "killed" after that, rank 1 is killed
- * while it writes. */
+ * it runs all tests, with more those of several numbers of ranks. With "killed RANK" after that, the rank is
+ * killed while it writes. */
 #include "support/draw.h"
 #include "support/shard_kit.h"
 #include "support/weights.h"
 
 #include <errno.h>
+#include <glob.h>
 #include <math.h>
 #include <signal.h>
 #include <unistd.h>
@@ -79,6 +80,16 @@ static bool file_is(const char *from, const char *bytes, size_t count)
     const bool is = got == count && memcmp(all, bytes, count) == 0;
 
     free(all);
+    return is;
+}
+
+/* Whether a file that was not finished is left. */
+static bool is_left(void)
+{
+    glob_t found;
+    const bool is = glob("shard-save*.partial", 0, NULL, &found) == 0;
+
+    globfree(&found);
     return is;
 }
 
@@ -274,6 +285,8 @@ static void a_failure_is_told_to_all_and_leaves_the_old_file(void **unused)
     td_assert_refused(td_shard_save(shard_comm, t.train, all_info.rank == 1 ? "elsewhere" : path),
                       TD_UNSUPPORTED, "rank 1: 'elsewhere.");
     assert_true(file_is(path, file, bytes));
+    td_assert_ok(td_comm_barrier(shard_comm)); /* after which rank 0 has removed what it began */
+    assert_false(is_left());
     td_assert_ok(td_comm_barrier(shard_comm));
     td_assert_ok(td_shard_save(shard_comm, t.train, path));
     assert_false(file_is(path, file, bytes));
@@ -371,20 +384,22 @@ static void after_a_failed_read_no_rank_has_weights(void **unused)
 /* ---- a rank that is killed ---- */
 
 /* All others name it, and the old file is there. */
-static int killed(void)
+static int killed(int rank)
 {
+    char name[32];
     shard_trainer t = open_trainer(3);
     size_t bytes;
 
     td_assert_ok(td_shard_save(shard_comm, t.train, path));
     char *file = file_read(path, &bytes);
     shard_step(&t, 0);
-    fails = shard_info.rank == 1 ? KILL : NONE;
+    fails = shard_info.rank == rank ? KILL : NONE;
+    snprintf(name, sizeof name, "rank %d (process", rank);
     const td_status status = td_shard_save(shard_comm, t.train, path);
-    const bool said = status == TD_RANK_FAILED && strstr(td_last_error(), "rank 1 (process") != NULL;
+    const bool said = status == TD_RANK_FAILED && strstr(td_last_error(), name) != NULL;
     if (!said)
         fprintf(stderr, "rank %d: %s\n", (int)shard_info.rank, td_last_error());
-    const bool kept = file_is(path, file, bytes);
+    const bool kept = file_is(path, file, bytes) && (shard_info.rank > 0 || !is_left());
     free(file);
     shard_close_trainer(&t);
     (void)td_comm_close(shard_comm);
@@ -392,7 +407,7 @@ static int killed(void)
     return said && kept ? 0 : 1;
 }
 
-static int check_killed(int argc, char **argv)
+static int check_killed(int argc, char **argv, int killed_rank)
 {
     int statuses[16] = {0}, wrong = 0, result;
     td_comm_backend backend;
@@ -402,7 +417,7 @@ static int check_killed(int argc, char **argv)
     const int ranks = atoi(argv[2]);
     td_ranks_run_each(argv, ranks, 60, statuses);
     for (int rank = 0; rank < ranks; rank++)
-        wrong += statuses[rank] != (rank == 1 ? 128 + SIGKILL : 0);
+        wrong += statuses[rank] != (rank == killed_rank ? 128 + SIGKILL : 0);
     return wrong;
 }
 
@@ -416,17 +431,17 @@ int main(int argc, char **argv)
         cmocka_unit_test(after_a_failed_read_no_rank_has_weights),
     };
     const struct CMUnitTest of_more[] = {cmocka_unit_test(any_number_of_ranks_reads_a_file)};
-    const bool kills = argc > 3 && strcmp(argv[3], "killed") == 0;
+    const bool kills = argc > 4 && strcmp(argv[3], "killed") == 0;
     int result;
 
     if (kills && !td_ranks_inside())
-        return check_killed(argc, argv);
+        return check_killed(argc, argv, atoi(argv[4]));
     if (!td_ranks_begin(argc, argv, &shard_dev, &shard_comm, &result))
         return result;
     td_assert_ok(td_comm_describe(shard_comm, &shard_info));
     td_assert_ok(td_cpu_set_threads(1)); /* more ranks than processors */
     if (kills)
-        return killed();
+        return killed(atoi(argv[4]));
     all_ranks = shard_comm;
     all_info = shard_info;
     result = all_info.ranks > 2 ? cmocka_run_group_tests_name("numbers of ranks", of_more, NULL, NULL)
