@@ -1,7 +1,7 @@
 """The page of data parallelism: proofs, steps by strategy, communication, overlap, buckets and their model."""
 
 from parity.core.comparison import ms_of
-from parity.ddp.communication import behind, fitted, handout_optimum, optimum, times_of
+from parity.ddp.communication import fitted, times_of
 from parity.shared.bench_ranks import MIB
 from parity.shared.pages import on_gpu, ran_with, report_proofs, setup, tabled
 from parity.shared.ranked import NARROW
@@ -91,7 +91,7 @@ def steps_table(page, times, runs, way, strategies, name):
     timed = [r for r in of(times.records, way) if "ms" in r and r["case"]["strategy"] in strategies]
     if timed:
         page.note(
-            f"{setup(way)}, {way['optimizer']}. A sample is the time of the slowest rank, beside PyTorch's."
+            f"{setup(way)}, {way['optimizer']}. A sample is the time of the slowest rank, next to PyTorch's."
         )
     page.table(by_strategy(timed, STEP), name)
     found = [r for r in of(runs, way, impl=side_of(runs)) if r["case"]["strategy"] in strategies]
@@ -270,8 +270,6 @@ def report_buckets(page, times, runs, links, way):
     )
     page.say(**way, **told, timed=max((mb for mb in seen if mb), default=None))
     page.table(fits(links), "fit", more=True)
-    page.table(best_buckets(runs, links), "optimum", more=True)
-    page.table(predictions(runs, links), "buckets_by_the_model", more=True)
     page.method("buckets")
 
 
@@ -330,47 +328,6 @@ def by_strategy(records, keys):
                 row[f"{name.removesuffix(' (ms)')} / {best}"] = row[name] / theirs
     builds = [row.pop("tandem", None) for row in rows]  # the last column
     return [row | {"tandem": build} for row, build in zip(rows, builds, strict=True)]
-
-
-def modelled(runs, links):
-    """(run in buckets, ms of backward, (o, w)), where the same way was run one by one."""
-    for record in runs:
-        way = {name: record["case"][name] for name in WAY}
-        naive = [r for r in of(runs, way, "naive", record["impl"]) if "series" in r]
-        if record["case"]["strategy"] == "bucketed" and naive and link_of(links, record):
-            ends = [values for name, values in naive[0]["series"].items() if name.endswith("passes")]
-            yield record, sum(e[1] - e[0] for e in ends) / len(ends), fitted(link_of(links, record))
-
-
-def predictions(runs, links):
-    for record, backward, (o, w) in modelled(runs, links):
-        values = record["values"]
-        tail = behind(values["calls"], values["bytes"], backward, o, w)
-        step = values["without"] + tail
-        yield (
-            head_of(record, ("dtype", "optimizer"))
-            | {
-                "calls": values["calls"],
-                "after backward, model (ms)": tail,
-                "exposed (ms)": values["exposed"],
-            }
-            | {"step, model (ms)": step, "step (ms)": values["step"], "model / step": step / values["step"]}
-        )
-
-
-def best_buckets(runs, links):
-    """A row for each side and way: the model's best buckets, and the handout's."""
-    rows = {}
-    for record, backward, (o, w) in modelled(runs, links):
-        case, nbytes = record["case"], record["values"]["bytes"]
-        calls = optimum(nbytes, backward, o, w)
-        row = {"side": record["impl"]} | {name: case[name] for name in ("dtype", "optimizer")}
-        row |= {"backward (ms)": backward, "s / w (ms)": 1e3 * nbytes / w, "best n": calls}
-        row |= {"best bucket (MiB)": nbytes / calls / MIB}
-        row |= {"after backward (ms)": behind(calls, nbytes, backward, o, w)}
-        row["by the handout's formula (MiB)"] = handout_optimum(nbytes, o, w) / MIB
-        rows[record["impl"], *(case[name] for name in WAY)] = row
-    return list(rows.values())
 
 
 def fits(links):
