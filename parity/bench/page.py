@@ -94,7 +94,7 @@ def report_phases(page, warm):
     page.table(rows, "phases", units=dict.fromkeys((*PHASES, "step"), "ms"), expected=2 * 5)
     lost = [r["case"]["size"] for r in asked.only(impl="torch_eager").records if r["status"] == "oom"]
     if lost:
-        page.lacks(f"PyTorch's {', '.join(lost)} in f32 on this machine: out of memory")
+        page.lacks(f"PyTorch's {', '.join(lost)} in f32 on {page.machine}: out of memory")
     for what, sizes in fewer.items():
         if sizes:
             page.lacks(f"{max(sizes.values())} {what} steps of {', '.join(sizes)}: fewer were run")
