@@ -1,14 +1,14 @@
-/** Races flash attention's kernels on one GPU: flash_race [-o FILE.json] [-p forward|backward] [-w WORDS]
- * [-t].
+/** Races flash attention's kernels on one GPU: flash_race [-o FILE.json] [-p forward|backward] [-w WORDS]...
+ * [-t] [-n].
  *
  * Each row of the table is a shape. For each pass the portable kernels and, if the GPU has them, Hopper's run
  * on poisoned outputs and scratch. Their results are compared with each other and with float64 on sampled
  * rows. The time is the median of calls in a captured graph, with the clock and the power after it. -w: only
- * rows whose name contains WORDS, -t: no rows that are only checked.
+ * rows whose name contains one of the WORDS, -t: no rows that are only checked, -n: no portable kernels.
  *
  * A child process does the work. If a row takes longer than 10 s, the parent ends the child, notes the row as
- * hung, and starts another child with the next row. The program needs no library but the static CUDA runtime.
- * */
+ * hung, and starts another child with the next row. The program needs no library but the static CUDA
+ * runtime. */
 #include "kernels/flash.h"
 
 #include <cuda_bf16.h>
@@ -85,6 +85,8 @@ const row ROWS[] = {
     {1, 1, 128, 3001, 1500, B, true, true, false},
     {2, 3, 24, 333, 200, B, true, false, false},
     {3, 200, 64, 130, 130, B, true, true, false},
+    {3, 40, 128, 1537, 1537, B, true, true, false},
+    {3, 40, 128, 1400, 300, H, false, true, false},
 };
 
 constexpr int PASSES = 2, WAYS = 2; /* forward, backward; portable, Hopper */
@@ -724,15 +726,20 @@ void run_unit(int unit, td_flash_gpu gpu, cudaStream_t stream)
 /* ---- the watchdog ---- */
 
 struct choice {
-    const char *out = nullptr, *pass = nullptr, *words = nullptr;
-    bool only_timed = false;
+    const char *out = nullptr, *pass = nullptr;
+    std::vector<const char *> words;
+    bool only_timed = false, only_hopper = false;
 
     bool takes(int unit) const
     {
         const row &r = ROWS[unit / (PASSES * WAYS)];
+        const std::string name = name_of(r);
+        const bool named = std::any_of(words.begin(), words.end(), [&](const char *some) {
+            return name.find(some) != std::string::npos;
+        });
 
-        return (!pass || strcmp(pass, PASS[unit / WAYS % PASSES]) == 0) && (r.timed || !only_timed) &&
-               (!words || name_of(r).find(words) != std::string::npos) && (r.timed || unit % WAYS == 1);
+        return (!pass || strcmp(pass, PASS[unit / WAYS % PASSES]) == 0) && (words.empty() || named) &&
+               (r.timed || !only_timed) && (unit % WAYS == 1 || (r.timed && !only_hopper));
     }
 };
 
@@ -743,7 +750,7 @@ void child(int first, const choice &chosen)
 
     check(cudaGetDeviceProperties(&properties, 0), "device");
     check(cudaStreamCreate(&stream), "stream");
-    const td_flash_gpu gpu = {properties.multiProcessorCount, 10 * properties.major + properties.minor};
+    const td_flash_gpu gpu = {properties.multiProcessorCount, 10 * properties.major + properties.minor, 0};
     for (int unit = first; unit < UNITS; unit++)
         if (chosen.takes(unit)) {
             printf("%d\n", unit);
@@ -761,7 +768,7 @@ int main(int argc, char **argv)
     FILE *json = nullptr;
     int failed = 0, lines = 0;
 
-    for (int option; (option = getopt(argc, argv, "o:p:w:t")) != -1;)
+    for (int option; (option = getopt(argc, argv, "o:p:w:tn")) != -1;)
         switch (option) {
         case 'o':
             chosen.out = optarg;
@@ -770,13 +777,17 @@ int main(int argc, char **argv)
             chosen.pass = optarg;
             break;
         case 'w':
-            chosen.words = optarg;
+            chosen.words.push_back(optarg);
             break;
         case 't':
             chosen.only_timed = true;
             break;
+        case 'n':
+            chosen.only_hopper = true;
+            break;
         default:
-            fprintf(stderr, "usage: flash_race [-o FILE.json] [-p forward|backward] [-w WORDS] [-t]\n");
+            fprintf(stderr,
+                    "usage: flash_race [-o FILE.json] [-p forward|backward] [-w WORDS]... [-t] [-n]\n");
             return 2;
         }
     if (chosen.out && !(json = fopen(chosen.out, "w"))) {

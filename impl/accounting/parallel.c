@@ -43,8 +43,7 @@ td_status td_account_xxl_memory_of(const td_account_xxl *model, td_account_xxl_m
     td_account_xxl_memory m = {0};
     int64_t inputs = 0;
 
-    TD_CHECK(model, "model is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(model, out);
     TD_TRY(td_account_extent("d_model", model->d_model));
     TD_TRY(td_account_extent("d_ff", model->d_ff));
     TD_TRY(td_account_extent("blocks", model->blocks));
@@ -96,9 +95,7 @@ td_status td_account_mesh_batch_of(const td_account_xxl *model, const td_account
     td_status status = TD_OK;
     td_account_mesh_batch b = {0};
 
-    TD_CHECK(model, "model is NULL");
-    TD_CHECK(mesh, "mesh is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(model, mesh, out);
     TD_TRY(td_account_extent("d_model", model->d_model));
     TD_TRY(td_account_extent("d_ff", model->d_ff));
     TD_TRY(td_account_extent("blocks", model->blocks));
@@ -197,8 +194,7 @@ td_status td_account_fsdp_tensor_devices(const td_account_parallel *parallel, do
 {
     td_status status = TD_OK;
 
-    TD_CHECK(overlapped, "overlapped is NULL");
-    TD_CHECK(shared_wire, "shared_wire is NULL");
+    TD_NOT_NULL(overlapped, shared_wire);
     TD_TRY(check_parallel(parallel));
     double ratio = parallel->bytes_per_second / parallel->flops_per_second;
     double fsdp = parallel->tokens * ratio;
@@ -214,8 +210,7 @@ td_status td_account_ring_all_reduce(double bytes, int64_t ranks, double bytes_p
 {
     td_status status = TD_OK;
 
-    TD_CHECK(ring, "ring is NULL");
-    TD_CHECK(alternate, "alternate is NULL");
+    TD_NOT_NULL(ring, alternate);
     TD_TRY(td_account_rate("bytes", bytes));
     TD_TRY(td_account_extent("ranks", ranks));
     TD_TRY(td_account_rate("bytes_per_second", bytes_per_second));
@@ -232,8 +227,7 @@ td_status td_account_all_reduce_bandwidth(double bytes, int64_t ranks, double se
 {
     td_status status = TD_OK;
 
-    TD_CHECK(algorithm, "algorithm is NULL");
-    TD_CHECK(bus, "bus is NULL");
+    TD_NOT_NULL(algorithm, bus);
     TD_TRY(td_account_rate("bytes", bytes));
     TD_TRY(td_account_extent("ranks", ranks));
     TD_TRY(td_account_rate("seconds", seconds));

@@ -212,11 +212,7 @@ td_status td_attention_naive_forward(td_device *dev, const td_attention_shape *s
     plan p;
 
     TD_TRY(make_plan(dev, shape, &p));
-    TD_CHECK(q, "q is NULL");
-    TD_CHECK(k, "k is NULL");
-    TD_CHECK(v, "v is NULL");
-    TD_CHECK(o, "o is NULL");
-    TD_CHECK(saved, "saved is NULL");
+    TD_NOT_NULL(q, k, v, o, saved);
     TD_CHECK(work || p.forward_gemm == 0, "work is NULL, needs %zu bytes", p.forward_gemm);
     TD_CHECK((uintptr_t)work % TD_ALIGNMENT == 0, "work is %p, needs a multiple of %d", work, TD_ALIGNMENT);
 
@@ -241,15 +237,7 @@ td_status td_attention_naive_backward(td_device *dev, const td_attention_shape *
     plan p;
 
     TD_TRY(make_plan(dev, shape, &p));
-    TD_CHECK(q, "q is NULL");
-    TD_CHECK(k, "k is NULL");
-    TD_CHECK(v, "v is NULL");
-    TD_CHECK(o, "o is NULL");
-    TD_CHECK(dout, "dout is NULL");
-    TD_CHECK(saved, "saved is NULL");
-    TD_CHECK(dq, "dq is NULL");
-    TD_CHECK(dk, "dk is NULL");
-    TD_CHECK(dv, "dv is NULL");
+    TD_NOT_NULL(q, k, v, o, dout, saved, dq, dk, dv);
     TD_CHECK(work, "work is NULL, needs %zu bytes", p.matrix_step + p.backward_gemm);
     TD_CHECK((uintptr_t)work % TD_ALIGNMENT == 0, "work is %p, needs a multiple of %d", work, TD_ALIGNMENT);
 

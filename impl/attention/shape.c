@@ -10,8 +10,7 @@ td_status td_attention_shape_resolve(const td_attention_shape *shape, td_attenti
     td_attention_shape resolved;
     int64_t bytes;
 
-    TD_CHECK(shape, "shape is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(shape, out);
     resolved = *shape;
     TD_CHECK(shape->batch >= 1, "batch is %" PRId64 ", needs at least 1", shape->batch);
     TD_CHECK(shape->heads >= 1, "heads is %" PRId64 ", needs at least 1", shape->heads);

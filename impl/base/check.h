@@ -1,7 +1,7 @@
 /** Internal to impl/: how a function refuses, and how it leaves.
  *
- * TD_CHECK (an argument) and TD_TRY (a call) are the only macros that hide a jump, and they jump to
- * `cleanup`, with the reason in the local variable `status`. */
+ * TD_CHECK (an argument), TD_NOT_NULL (pointers) and TD_TRY (a call) are the only macros that hide a jump.
+ * They jump to `cleanup`, with the reason in the local variable `status`. */
 #ifndef TD_BASE_CHECK_H
 #define TD_BASE_CHECK_H
 
@@ -26,6 +26,14 @@ td_status td_fail(td_status status, const char *format, ...) __attribute__((form
         if (status != TD_OK)                                                                                 \
             goto cleanup;                                                                                    \
     } while (0)
+
+/** TD_BAD_ARGUMENT, naming the first of `count` values that is NULL; `names` has their names between ", ". */
+td_status td_not_null(const char *names, size_t count, const void *const *values);
+
+/** TD_CHECK of several pointers, "NAME is NULL". Each is evaluated before the first is checked. */
+#define TD_NOT_NULL(...)                                                                                     \
+    TD_TRY(td_not_null(#__VA_ARGS__, sizeof((const void *const[]){__VA_ARGS__}) / sizeof(void *),            \
+                       (const void *const[]){__VA_ARGS__}))
 
 /** *out = the product of `count` extents. TD_BAD_ARGUMENT, naming `what`, if one is below 0 or the product is
  * beyond 2^63 - 1; *out is then as it was. */

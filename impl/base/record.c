@@ -211,9 +211,7 @@ td_status td_record_set_string(td_record *record, const char *path, const char *
 {
     td_status status = TD_OK;
 
-    TD_CHECK(record, "record is NULL");
-    TD_CHECK(path, "path is NULL");
-    TD_CHECK(value, "value is NULL");
+    TD_NOT_NULL(record, path, value);
     TD_TRY(check_utf8("value", value));
     TD_TRY(set_value(record, path, cJSON_CreateString(value)));
 cleanup:
@@ -224,8 +222,7 @@ td_status td_record_set_number(td_record *record, const char *path, double value
 {
     td_status status = TD_OK;
 
-    TD_CHECK(record, "record is NULL");
-    TD_CHECK(path, "path is NULL");
+    TD_NOT_NULL(record, path);
     TD_TRY(set_value(record, path, cJSON_CreateNumber(value)));
 cleanup:
     return status;
@@ -235,8 +232,7 @@ td_status td_record_set_integer(td_record *record, const char *path, int64_t val
 {
     td_status status = TD_OK;
 
-    TD_CHECK(record, "record is NULL");
-    TD_CHECK(path, "path is NULL");
+    TD_NOT_NULL(record, path);
     TD_TRY(set_value(record, path, integer_item(value)));
 cleanup:
     return status;
@@ -246,8 +242,7 @@ td_status td_record_set_bool(td_record *record, const char *path, bool value)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(record, "record is NULL");
-    TD_CHECK(path, "path is NULL");
+    TD_NOT_NULL(record, path);
     TD_TRY(set_value(record, path, cJSON_CreateBool(value)));
 cleanup:
     return status;
@@ -258,9 +253,7 @@ td_status td_record_set_stats(td_record *record, const char *path, const td_stat
     td_status status = TD_OK;
     cJSON *object = NULL;
 
-    TD_CHECK(record, "record is NULL");
-    TD_CHECK(path, "path is NULL");
-    TD_CHECK(stats, "stats is NULL");
+    TD_NOT_NULL(record, path, stats);
 
     object = cJSON_CreateObject();
     bool whole = object && cJSON_AddNumberToObject(object, "median", stats->median) &&
@@ -286,8 +279,7 @@ td_status td_record_set_samples(td_record *record, const char *path, const doubl
     td_status status = TD_OK;
     cJSON *array = NULL;
 
-    TD_CHECK(record, "record is NULL");
-    TD_CHECK(path, "path is NULL");
+    TD_NOT_NULL(record, path);
     TD_CHECK(count >= 0 && count <= INT32_MAX, "count is %" PRId64 ", needs 0 to 2^31 - 1", count);
     TD_CHECK(samples || count == 0, "samples is NULL, count is %" PRId64, count);
 

@@ -33,8 +33,7 @@ td_status td_stats_percentile(const double *sorted, int64_t count, double p, dou
 {
     td_status status = TD_OK;
 
-    TD_CHECK(sorted, "sorted is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(sorted, out);
     TD_CHECK(count >= 1, "count is %" PRId64 ", needs at least 1", count);
     TD_CHECK(p >= 0 && p <= 100, "p is %g, needs 0 to 100", p);
     *out = percentile(sorted, count, p);
@@ -49,8 +48,7 @@ td_status td_stats_compute(const double *samples, int64_t count, td_stats *out)
     double sum = 0, squares = 0;
     bool has_nan = false;
 
-    TD_CHECK(samples, "samples is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(samples, out);
     TD_CHECK(count >= 1, "count is %" PRId64 ", needs at least 1", count);
 
     for (int64_t i = 0; i < count; i++)

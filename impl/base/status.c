@@ -2,6 +2,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 static _Thread_local char last_error[512];
 
@@ -41,6 +42,18 @@ td_status td_fail(td_status status, const char *format, ...)
     vsnprintf(last_error, sizeof last_error, format, args);
     va_end(args);
     return status;
+}
+
+td_status td_not_null(const char *names, size_t count, const void *const *values)
+{
+    for (size_t i = 0; i < count; i++) {
+        const int length = (int)strcspn(names, ",");
+
+        if (!values[i])
+            return td_fail(TD_BAD_ARGUMENT, "%.*s is NULL", length, names);
+        names += length + 2;
+    }
+    return TD_OK;
 }
 
 td_status td_product(const char *what, int count, const int64_t *extents, int64_t *out)

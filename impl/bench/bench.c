@@ -383,8 +383,7 @@ td_status td_bench_train_config(const td_bench_config *config, td_train_config *
                                            [TD_BENCH_TRAIN] = TD_TRAIN_UPDATE};
     td_status status = TD_OK;
 
-    TD_CHECK(config, "config is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(config, out);
     TD_CHECK((unsigned)config->mode < MODES, "mode is %d, which is no td_bench_mode", (int)config->mode);
     *out = (td_train_config){.model = config->model,
                              .until = until[config->mode],
@@ -408,8 +407,7 @@ td_status td_bench_run(td_device *dev, const td_bench_config *config, td_bench_p
 
     TD_CHECK(out, "out is NULL");
     *out = NULL;
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(config, "config is NULL");
+    TD_NOT_NULL(dev, config);
     TD_TRY(td_bench_train_config(config, &train));
     TD_CHECK(config->warmup >= 0, "warmup is %" PRId64 ", needs at least 0", config->warmup);
     TD_CHECK(config->steps >= 1, "steps is %" PRId64 ", needs at least 1", config->steps);
@@ -465,8 +463,7 @@ td_status td_bench_summary_of(const td_bench_result *result, td_bench_summary *o
 {
     td_status status = TD_OK;
 
-    TD_CHECK(result, "result is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(result, out);
     *out = result->summary;
 cleanup:
     return status;

@@ -514,9 +514,7 @@ td_status td_bench_ranks_plan(td_device *dev, td_comm *comm, const td_bench_rank
     td_shard_link *shard = NULL;
     td_comm_info info;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(comm, "comm is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(dev, comm, out);
     TD_TRY(check_config(config));
     TD_TRY(td_comm_describe(comm, &info));
     td_train_config trainer = trainer_of(config, info.ranks);
@@ -539,8 +537,7 @@ td_status td_bench_ranks_run(td_device *dev, td_comm *comm, const td_bench_ranks
 
     TD_CHECK(out, "out is NULL");
     *out = NULL;
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(comm, "comm is NULL");
+    TD_NOT_NULL(dev, comm);
     TD_TRY(td_bench_ranks_plan(dev, comm, config, &bytes));
     TD_TRY(td_comm_describe(comm, &r.info));
     r.micro_batches = config->micro_batches > 1 ? config->micro_batches : 1;
@@ -589,8 +586,7 @@ td_status td_bench_ranks_summary_of(const td_bench_ranks_result *result, td_benc
 {
     td_status status = TD_OK;
 
-    TD_CHECK(result, "result is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(result, out);
     *out = result->summary;
 cleanup:
     return status;
@@ -601,8 +597,7 @@ td_status td_bench_ranks_timeline_of(const td_bench_ranks_result *result, int64_
 {
     td_status status = TD_OK;
 
-    TD_CHECK(result, "result is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(result, out);
     TD_CHECK(rank >= 0 && rank < result->summary.ranks, "rank is %" PRId64 ", needs 0 to %" PRId64, rank,
              result->summary.ranks - 1);
     *out = result->timelines[rank];

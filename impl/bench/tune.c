@@ -30,9 +30,7 @@ td_status td_bench_tune(td_device *dev, const td_bench_config *config, int32_t *
     double best, ms;
     int32_t fastest = 0;
 
-    TD_CHECK(out, "out is NULL");
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(config, "config is NULL");
+    TD_NOT_NULL(out, dev, config);
     TD_CHECK(config->mode == TD_BENCH_TRAIN && config->timed == TD_TIMED_WHOLE,
              "mode is %s and timed %s, needs train and whole: else no update comes along the backward pass",
              td_bench_mode_name(config->mode), td_bench_timed_name(config->timed));

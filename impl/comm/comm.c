@@ -226,8 +226,7 @@ td_status td_comm_open(td_device *dev, const td_comm_options *options, td_comm *
 
     TD_CHECK(out, "out is NULL");
     *out = NULL;
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(options, "options is NULL");
+    TD_NOT_NULL(dev, options);
     TD_TRY(check_options(dev, options));
     TD_TRY(td_comm_backend_check(options->backend));
 
@@ -300,8 +299,7 @@ td_status td_comm_abort(td_comm *comm, const char *reason)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(comm, "comm is NULL");
-    TD_CHECK(reason, "reason is NULL");
+    TD_NOT_NULL(comm, reason);
     if (comm->control) {
         td_control_fault(comm->control, NULL, "rank %d (process %lld on %s) gave up: %s",
                          (int)comm->options.rank,
@@ -332,8 +330,7 @@ td_status td_comm_describe(const td_comm *comm, td_comm_info *out)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(comm, "comm is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(comm, out);
     *out = (td_comm_info){.backend = comm->options.backend,
                           .rank = comm->options.rank,
                           .ranks = comm->options.ranks,
@@ -363,8 +360,7 @@ td_status td_comm_peer(const td_comm *comm, int32_t rank, const char **host, int
     TD_CHECK(comm, "comm is NULL");
     TD_CHECK(rank >= 0 && rank < comm->options.ranks, "rank is %d of %d", (int)rank,
              (int)comm->options.ranks);
-    TD_CHECK(host, "host is NULL");
-    TD_CHECK(process, "process is NULL");
+    TD_NOT_NULL(host, process);
     *host = comm->control ? td_control_peer(comm->control, rank)->name : comm->own_host;
     *process = comm->control ? td_control_peer(comm->control, rank)->process : comm->own_process;
 cleanup:
@@ -578,8 +574,7 @@ td_status td_work_test(td_work *work, bool *done)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(work, "work is NULL");
-    TD_CHECK(done, "done is NULL");
+    TD_NOT_NULL(work, done);
     if (work->captured) {
         status =
             td_fail(TD_BAD_STATE, "the collective is part of a graph: td_work_queue_wait waits within it");
@@ -730,9 +725,7 @@ td_status td_comm_exchange(td_comm *comm, const void *mine, size_t bytes, void *
 {
     td_status status = TD_OK;
 
-    TD_CHECK(comm, "comm is NULL");
-    TD_CHECK(mine, "mine is NULL");
-    TD_CHECK(all, "all is NULL");
+    TD_NOT_NULL(comm, mine, all);
     TD_CHECK(bytes >= 1 && bytes <= TD_CONTROL_VALUE, "bytes is %zu, needs 1 to %d", bytes, TD_CONTROL_VALUE);
     TD_TRY(run_sync(comm, &(td_signature){.kind = TD_CALL_EXCHANGE, .count = (int64_t)bytes}, mine, all));
 cleanup:

@@ -65,9 +65,7 @@ td_status td_comm_watched(td_comm *comm, const td_comm_span **spans, int64_t *co
 {
     td_status status = TD_OK;
 
-    TD_CHECK(comm, "comm is NULL");
-    TD_CHECK(spans, "spans is NULL");
-    TD_CHECK(count, "count is NULL");
+    TD_NOT_NULL(comm, spans, count);
     TD_TRY(check_idle(comm));
     if (comm->span_count > comm->span_room) {
         status = td_fail(TD_BAD_STATE, "%" PRId64 " collectives were made, %" PRId64 " were to be watched",

@@ -190,8 +190,7 @@ td_status td_link_check(const td_hook *link, bool joined, td_device *dev, td_tra
 {
     td_status status = TD_OK;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(train, "train is NULL");
+    TD_NOT_NULL(dev, train);
     if (joined) {
         status = td_fail(TD_BAD_STATE, "the link is joined to a trainer already");
         goto cleanup;

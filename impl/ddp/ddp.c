@@ -267,8 +267,7 @@ td_status td_ddp_create(td_device *dev, td_comm *comm, const td_ddp_config *conf
 
     TD_CHECK(out, "out is NULL");
     *out = NULL;
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(comm, "comm is NULL");
+    TD_NOT_NULL(dev, comm);
     TD_TRY(check_config(config, &members));
     ddp = calloc(1, sizeof *ddp);
     if (!ddp) {
@@ -331,8 +330,7 @@ td_status td_ddp_describe(const td_ddp *ddp, td_ddp_info *out)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(ddp, "ddp is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(ddp, out);
     *out = (td_ddp_info){.tensors = ddp->members,
                          .buckets = ddp->buckets.count,
                          .calls = ddp->buckets.stretch_count,

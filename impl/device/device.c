@@ -399,8 +399,7 @@ td_status td_device_memory(const td_device *dev, td_memory_stats *out)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(dev, out);
     *out = dev->memory;
 cleanup:
     return status;

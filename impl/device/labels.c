@@ -142,10 +142,7 @@ td_status td_device_history(const td_device *dev, const td_memory_event **events
 {
     td_status status = TD_OK;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(events, "events is NULL");
-    TD_CHECK(count, "count is NULL");
-    TD_CHECK(dropped, "dropped is NULL");
+    TD_NOT_NULL(dev, events, count, dropped);
     *events = dev->history.events;
     *count = dev->history.count;
     *dropped = dev->history.dropped;

@@ -112,8 +112,7 @@ td_status td_graph_join(td_device *dev, const td_graph_guest *guest)
     td_status status = TD_OK;
     td_guest **last, *made;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(guest, "guest is NULL");
+    TD_NOT_NULL(dev, guest);
     TD_CHECK(guest->launch, "guest->launch is NULL");
     if (!dev->capturing) {
         status = td_fail(TD_BAD_STATE, "no capture is running on %s", dev->name);
@@ -265,9 +264,7 @@ td_status td_event_elapsed_ms(td_event *start, td_event *stop, double *out)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(start, "start is NULL");
-    TD_CHECK(stop, "stop is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(start, stop, out);
     TD_CHECK(start->dev == stop->dev, "start is an event of %s, stop of another device", start->dev->name);
     if (!start->recorded || !stop->recorded) {
         status = td_fail(TD_BAD_STATE, "%s was never recorded", start->recorded ? "stop" : "start");

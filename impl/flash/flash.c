@@ -143,11 +143,7 @@ td_status td_flash_forward(td_device *dev, const td_attention_shape *shape, cons
     td_attention_shape s;
 
     TD_TRY(resolve(dev, shape, &s, &passes));
-    TD_CHECK(q, "q is NULL");
-    TD_CHECK(k, "k is NULL");
-    TD_CHECK(v, "v is NULL");
-    TD_CHECK(o, "o is NULL");
-    TD_CHECK(lse, "lse is NULL");
+    TD_NOT_NULL(q, k, v, o, lse);
     TD_TRY(passes->sizes(dev, &s, &sizes));
     TD_TRY(check_work(work, sizes.forward_work));
     TD_TRY(begin_operation(dev, "flash_forward", &s, false));
@@ -166,15 +162,7 @@ td_status td_flash_backward(td_device *dev, const td_attention_shape *shape, con
     td_attention_shape s;
 
     TD_TRY(resolve(dev, shape, &s, &passes));
-    TD_CHECK(q, "q is NULL");
-    TD_CHECK(k, "k is NULL");
-    TD_CHECK(v, "v is NULL");
-    TD_CHECK(o, "o is NULL");
-    TD_CHECK(dout, "dout is NULL");
-    TD_CHECK(lse, "lse is NULL");
-    TD_CHECK(dq, "dq is NULL");
-    TD_CHECK(dk, "dk is NULL");
-    TD_CHECK(dv, "dv is NULL");
+    TD_NOT_NULL(q, k, v, o, dout, lse, dq, dk, dv);
     TD_TRY(passes->sizes(dev, &s, &sizes));
     TD_TRY(check_work(work, sizes.backward_work));
     TD_TRY(begin_operation(dev, "flash_backward", &s, true));

@@ -79,8 +79,7 @@ td_status td_jit_configure(td_device *dev, const td_jit_options *options)
     char *compiler = NULL, *cache = NULL, *scratch = NULL;
     jit *j = NULL;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(options, "options is NULL");
+    TD_NOT_NULL(dev, options);
     TD_CHECK(!options->compiler || *options->compiler, "compiler is empty, needs a name, or NULL for cc");
     TD_CHECK(!options->cache || *options->cache, "cache is empty, needs a folder, or NULL for none");
     TD_CHECK(!options->scratch || *options->scratch, "scratch is empty, needs a folder, or NULL for /tmp");
@@ -116,8 +115,7 @@ td_status td_jit_info_of(td_device *dev, td_jit_info *out)
     td_status status = TD_OK;
     jit *j = NULL;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(dev, out);
     TD_TRY(jit_of(dev, &j));
     *out = j->info;
 cleanup:

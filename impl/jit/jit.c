@@ -120,11 +120,7 @@ td_status td_jit_forward(td_device *dev, const td_attention_shape *shape, const 
     td_attention_shape s;
 
     TD_TRY(resolve(dev, shape, &s, &passes, &sizes));
-    TD_CHECK(q, "q is NULL");
-    TD_CHECK(k, "k is NULL");
-    TD_CHECK(v, "v is NULL");
-    TD_CHECK(o, "o is NULL");
-    TD_CHECK(saved, "saved is NULL");
+    TD_NOT_NULL(q, k, v, o, saved);
     TD_TRY(check_work(work, sizes.forward_work));
     TD_TRY(passes->forward(dev, &s, q, k, v, o, saved, work));
 cleanup:
@@ -141,15 +137,7 @@ td_status td_jit_backward(td_device *dev, const td_attention_shape *shape, const
     td_attention_shape s;
 
     TD_TRY(resolve(dev, shape, &s, &passes, &sizes));
-    TD_CHECK(q, "q is NULL");
-    TD_CHECK(k, "k is NULL");
-    TD_CHECK(v, "v is NULL");
-    TD_CHECK(o, "o is NULL");
-    TD_CHECK(dout, "dout is NULL");
-    TD_CHECK(saved, "saved is NULL");
-    TD_CHECK(dq, "dq is NULL");
-    TD_CHECK(dk, "dk is NULL");
-    TD_CHECK(dv, "dv is NULL");
+    TD_NOT_NULL(q, k, v, o, dout, saved, dq, dk, dv);
     TD_TRY(check_work(work, sizes.backward_work));
     TD_TRY(passes->backward(dev, &s, q, k, v, o, dout, saved, dq, dk, dv, work));
 cleanup:

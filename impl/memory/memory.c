@@ -209,8 +209,7 @@ td_status td_memory_train_config(const td_memory_config *config, td_train_config
                                            [TD_MEMORY_STEP] = TD_TRAIN_UPDATE};
     td_status status = TD_OK;
 
-    TD_CHECK(config, "config is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(config, out);
     TD_CHECK(td_memory_pass_name(config->pass), "pass is %d, which is no td_memory_pass", (int)config->pass);
     *out = (td_train_config){.model = config->model,
                              .until = until[config->pass],
@@ -527,8 +526,7 @@ td_status td_memory_record(td_device *dev, const td_memory_config *config, td_me
 
     TD_CHECK(out, "out is NULL");
     *out = NULL;
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(config, "config is NULL");
+    TD_NOT_NULL(dev, config);
     TD_CHECK(td_memory_pass_name(config->pass), "pass is %d, which is no td_memory_pass", (int)config->pass);
     recording = calloc(1, sizeof *recording);
     if (!recording) {

@@ -164,9 +164,7 @@ td_status td_memory_entries(const td_memory_recording *recording, const td_memor
 {
     td_status status = TD_OK;
 
-    TD_CHECK(recording, "recording is NULL");
-    TD_CHECK(entries, "entries is NULL");
-    TD_CHECK(count, "count is NULL");
+    TD_NOT_NULL(recording, entries, count);
     *entries = recording->entries;
     *count = recording->count;
 cleanup:
@@ -177,8 +175,7 @@ td_status td_memory_summary_of(const td_memory_recording *recording, td_memory_s
 {
     td_status status = TD_OK;
 
-    TD_CHECK(recording, "recording is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(recording, out);
     *out = recording->summary;
 cleanup:
     return status;
@@ -269,8 +266,7 @@ td_status td_memory_largest(const td_memory_recording *recording, td_memory_phas
     TD_CHECK(recording, "recording is NULL");
     TD_CHECK(td_memory_phase_name(phase), "phase is %d, which is no td_memory_phase", (int)phase);
     TD_CHECK(capacity >= 1, "capacity is %" PRId64 ", needs at least 1", capacity);
-    TD_CHECK(largest, "largest is NULL");
-    TD_CHECK(count, "count is NULL");
+    TD_NOT_NULL(largest, count);
     chosen = calloc((size_t)recording->count + 1, sizeof *chosen);
     if (!chosen) {
         status = td_fail(TD_NO_MEMORY, "no host memory for %" PRId64 " tensors", recording->count);

@@ -24,8 +24,7 @@ static td_status resolve_gemm(const td_device *dev, const td_gemm_shape *shape, 
     td_status status = TD_OK;
     td_gemm_shape s;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(shape, "shape is NULL");
+    TD_NOT_NULL(dev, shape);
     s = *shape;
     TD_TRY(check_extent("batch", s.batch));
     TD_TRY(check_extent("m", s.m));
@@ -75,9 +74,7 @@ td_status td_gemm(td_device *dev, const td_gemm_shape *shape, const void *a, con
     size_t bytes = 0;
 
     TD_TRY(resolve_gemm(dev, shape, &resolved));
-    TD_CHECK(a, "a is NULL");
-    TD_CHECK(b, "b is NULL");
-    TD_CHECK(c, "c is NULL");
+    TD_NOT_NULL(a, b, c);
     TD_TRY(td_gemm_work_bytes(dev, shape, &bytes));
     TD_TRY(check_work(work, bytes));
     if (td_device_listened(dev))
@@ -95,8 +92,7 @@ static td_status resolve_embedding(const td_device *dev, const td_embedding_shap
     td_status status = TD_OK;
     td_embedding_shape s;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(shape, "shape is NULL");
+    TD_NOT_NULL(dev, shape);
     s = *shape;
     TD_TRY(check_extent("tokens", s.tokens));
     TD_TRY(check_extent("vocab", s.vocab));
@@ -117,9 +113,7 @@ td_status td_embedding_forward(td_device *dev, const td_embedding_shape *shape, 
     td_embedding_shape resolved;
 
     TD_TRY(resolve_embedding(dev, shape, &resolved));
-    TD_CHECK(ids, "ids is NULL");
-    TD_CHECK(weight, "weight is NULL");
-    TD_CHECK(y, "y is NULL");
+    TD_NOT_NULL(ids, weight, y);
     TD_TRY(CALL(dev, embedding_forward, &resolved, ids, weight, y));
 cleanup:
     return status;
@@ -146,9 +140,7 @@ td_status td_embedding_backward(td_device *dev, const td_embedding_shape *shape,
 
     TD_TRY(resolve_embedding(dev, shape, &resolved));
     TD_TRY(WORK_BYTES(dev, embedding_backward, &bytes, &resolved));
-    TD_CHECK(ids, "ids is NULL");
-    TD_CHECK(dy, "dy is NULL");
-    TD_CHECK(dweight, "dweight is NULL");
+    TD_NOT_NULL(ids, dy, dweight);
     TD_TRY(check_work(work, bytes));
     TD_TRY(CALL(dev, embedding_backward, &resolved, ids, dy, accumulate, dweight, work));
 cleanup:
@@ -162,8 +154,7 @@ static td_status resolve_rmsnorm(const td_device *dev, const td_rmsnorm_shape *s
     td_status status = TD_OK;
     td_rmsnorm_shape s;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(shape, "shape is NULL");
+    TD_NOT_NULL(dev, shape);
     s = *shape;
     TD_TRY(check_extent("rows", s.rows));
     TD_TRY(check_extent("cols", s.cols));
@@ -184,9 +175,7 @@ td_status td_rmsnorm_forward(td_device *dev, const td_rmsnorm_shape *shape, cons
     td_rmsnorm_shape resolved;
 
     TD_TRY(resolve_rmsnorm(dev, shape, &resolved));
-    TD_CHECK(x, "x is NULL");
-    TD_CHECK(weight, "weight is NULL");
-    TD_CHECK(y, "y is NULL");
+    TD_NOT_NULL(x, weight, y);
     TD_TRY(CALL(dev, rmsnorm_forward, &resolved, x, weight, y, rstd));
 cleanup:
     return status;
@@ -199,11 +188,7 @@ td_status td_residual_rmsnorm_forward(td_device *dev, const td_rmsnorm_shape *sh
     td_rmsnorm_shape resolved;
 
     TD_TRY(resolve_rmsnorm(dev, shape, &resolved));
-    TD_CHECK(a, "a is NULL");
-    TD_CHECK(b, "b is NULL");
-    TD_CHECK(weight, "weight is NULL");
-    TD_CHECK(sum, "sum is NULL");
-    TD_CHECK(y, "y is NULL");
+    TD_NOT_NULL(a, b, weight, sum, y);
     TD_TRY(CALL(dev, residual_rmsnorm_forward, &resolved, a, b, weight, sum, y, rstd));
 cleanup:
     return status;
@@ -231,11 +216,7 @@ td_status td_rmsnorm_backward(td_device *dev, const td_rmsnorm_shape *shape, con
 
     TD_TRY(resolve_rmsnorm(dev, shape, &resolved));
     TD_TRY(WORK_BYTES(dev, rmsnorm_backward, &bytes, &resolved));
-    TD_CHECK(x, "x is NULL");
-    TD_CHECK(weight, "weight is NULL");
-    TD_CHECK(rstd, "rstd is NULL");
-    TD_CHECK(dy, "dy is NULL");
-    TD_CHECK(dx, "dx is NULL");
+    TD_NOT_NULL(x, weight, rstd, dy, dx);
     TD_CHECK(!dx_rounded || resolved.x_dtype != resolved.dtype,
              "dx_rounded is wanted, but x_dtype is dtype, %s: dx is it", td_dtype_name(resolved.dtype));
     TD_CHECK(dweight, "dweight is NULL");
@@ -259,8 +240,7 @@ td_status td_rope_table(td_device *dev, int64_t positions, int64_t head_dim, dou
     TD_CHECK(head_dim % 2 == 0, "head_dim is %" PRId64 ", needs to be even", head_dim);
     TD_CHECK(isfinite(theta) && theta > 0.0, "theta is %g, needs to be finite and above 0", theta);
     TD_TRY(check_size("positions * head_dim", positions, head_dim, 1));
-    TD_CHECK(cos, "cos is NULL");
-    TD_CHECK(sin, "sin is NULL");
+    TD_NOT_NULL(cos, sin);
     TD_TRY(CALL(dev, rope_table, positions, head_dim, theta, cos, sin));
 cleanup:
     return status;
@@ -272,8 +252,7 @@ static td_status resolve_heads(const td_device *dev, const td_heads_shape *shape
     td_heads_shape s;
     int64_t row;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(shape, "shape is NULL");
+    TD_NOT_NULL(dev, shape);
     s = *shape;
     TD_TRY(check_extent("batch", s.batch));
     TD_TRY(check_extent("heads", s.heads));
@@ -296,12 +275,7 @@ td_status td_qkv_split_forward(td_device *dev, const td_heads_shape *shape, cons
     td_heads_shape resolved;
 
     TD_TRY(resolve_heads(dev, shape, &resolved));
-    TD_CHECK(qkv, "qkv is NULL");
-    TD_CHECK(cos, "cos is NULL");
-    TD_CHECK(sin, "sin is NULL");
-    TD_CHECK(q, "q is NULL");
-    TD_CHECK(k, "k is NULL");
-    TD_CHECK(v, "v is NULL");
+    TD_NOT_NULL(qkv, cos, sin, q, k, v);
     TD_TRY(CALL(dev, qkv_split_forward, &resolved, qkv, cos, sin, q, k, v));
 cleanup:
     return status;
@@ -314,12 +288,7 @@ td_status td_qkv_split_backward(td_device *dev, const td_heads_shape *shape, con
     td_heads_shape resolved;
 
     TD_TRY(resolve_heads(dev, shape, &resolved));
-    TD_CHECK(dq, "dq is NULL");
-    TD_CHECK(dk, "dk is NULL");
-    TD_CHECK(dv, "dv is NULL");
-    TD_CHECK(cos, "cos is NULL");
-    TD_CHECK(sin, "sin is NULL");
-    TD_CHECK(dqkv, "dqkv is NULL");
+    TD_NOT_NULL(dq, dk, dv, cos, sin, dqkv);
     TD_TRY(CALL(dev, qkv_split_backward, &resolved, dq, dk, dv, cos, sin, dqkv));
 cleanup:
     return status;
@@ -332,8 +301,7 @@ static td_status resolve_rows(const td_device *dev, const td_rows_shape *shape, 
     td_status status = TD_OK;
     td_rows_shape s;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(shape, "shape is NULL");
+    TD_NOT_NULL(dev, shape);
     s = *shape;
     TD_TRY(check_extent("rows", s.rows));
     TD_TRY(check_extent("cols", s.cols));
@@ -352,9 +320,7 @@ td_status td_silu_mul_forward(td_device *dev, const td_rows_shape *shape, const 
     td_rows_shape resolved;
 
     TD_TRY(resolve_rows(dev, shape, &resolved));
-    TD_CHECK(gate, "gate is NULL");
-    TD_CHECK(up, "up is NULL");
-    TD_CHECK(y, "y is NULL");
+    TD_NOT_NULL(gate, up, y);
     TD_TRY(CALL(dev, silu_mul_forward, &resolved, gate, up, y));
 cleanup:
     return status;
@@ -367,11 +333,7 @@ td_status td_silu_mul_backward(td_device *dev, const td_rows_shape *shape, const
     td_rows_shape resolved;
 
     TD_TRY(resolve_rows(dev, shape, &resolved));
-    TD_CHECK(gate, "gate is NULL");
-    TD_CHECK(up, "up is NULL");
-    TD_CHECK(dy, "dy is NULL");
-    TD_CHECK(dgate, "dgate is NULL");
-    TD_CHECK(dup, "dup is NULL");
+    TD_NOT_NULL(gate, up, dy, dgate, dup);
     TD_TRY(CALL(dev, silu_mul_backward, &resolved, gate, up, dy, dgate, dup, y));
 cleanup:
     return status;
@@ -387,8 +349,7 @@ td_status td_round(td_device *dev, int64_t count, td_dtype src_dtype, const void
     TD_TRY(check_dtype_of(dev, "src_dtype", src_dtype));
     TD_TRY(check_dtype_of(dev, "dst_dtype", dst_dtype));
     TD_TRY(check_size("count", count, 1, 1));
-    TD_CHECK(src, "src is NULL");
-    TD_CHECK(dst, "dst is NULL");
+    TD_NOT_NULL(src, dst);
     TD_TRY(CALL(dev, round, count, src_dtype, src, dst_dtype, dst));
 cleanup:
     return status;
@@ -401,9 +362,7 @@ td_status td_split(td_device *dev, int64_t count, const float *numbers, void *hi
     TD_CHECK(dev, "dev is NULL");
     TD_TRY(check_extent("count", count));
     TD_TRY(check_size("count", count, 1, 1));
-    TD_CHECK(numbers, "numbers is NULL");
-    TD_CHECK(high, "high is NULL");
-    TD_CHECK(low, "low is NULL");
+    TD_NOT_NULL(numbers, high, low);
     TD_TRY(CALL(dev, split, count, numbers, high, low));
 cleanup:
     return status;
@@ -416,9 +375,7 @@ td_status td_join(td_device *dev, int64_t count, const void *high, const void *l
     TD_CHECK(dev, "dev is NULL");
     TD_TRY(check_extent("count", count));
     TD_TRY(check_size("count", count, 1, 1));
-    TD_CHECK(high, "high is NULL");
-    TD_CHECK(low, "low is NULL");
-    TD_CHECK(numbers, "numbers is NULL");
+    TD_NOT_NULL(high, low, numbers);
     TD_TRY(CALL(dev, join, count, high, low, numbers));
 cleanup:
     return status;
@@ -433,9 +390,7 @@ td_status td_residual_add(td_device *dev, int64_t count, td_dtype dtype, const v
     TD_TRY(check_extent("count", count));
     TD_TRY(check_dtype(dev, dtype));
     TD_TRY(check_size("count", count, 1, 1));
-    TD_CHECK(a, "a is NULL");
-    TD_CHECK(b, "b is NULL");
-    TD_CHECK(y, "y is NULL");
+    TD_NOT_NULL(a, b, y);
     TD_TRY(CALL(dev, residual_add, count, dtype, a, b, y));
 cleanup:
     return status;
@@ -447,8 +402,7 @@ static td_status check_softmax(const td_device *dev, const td_softmax_shape *sha
 {
     td_status status = TD_OK;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(shape, "shape is NULL");
+    TD_NOT_NULL(dev, shape);
     TD_TRY(check_extent("rows", shape->rows));
     TD_TRY(check_extent("cols", shape->cols));
     TD_CHECK(shape->causal_seq >= 0, "causal_seq is %" PRId64 ", needs at least 0", shape->causal_seq);
@@ -464,8 +418,7 @@ td_status td_softmax_forward(td_device *dev, const td_softmax_shape *shape, cons
     td_cost cost = {0};
 
     TD_TRY(check_softmax(dev, shape));
-    TD_CHECK(x, "x is NULL");
-    TD_CHECK(y, "y is NULL");
+    TD_NOT_NULL(x, y);
     if (td_device_listened(dev))
         TD_TRY(td_softmax_cost(shape->rows, shape->cols, shape->dtype, &cost));
     TD_TRY(CALL_COSTS(dev, softmax_forward, cost, shape, x, y));
@@ -480,9 +433,7 @@ td_status td_softmax_backward(td_device *dev, const td_softmax_shape *shape, flo
 
     TD_TRY(check_softmax(dev, shape));
     TD_TRY(check_finite("scale", (double)scale));
-    TD_CHECK(y, "y is NULL");
-    TD_CHECK(dy, "dy is NULL");
-    TD_CHECK(dx, "dx is NULL");
+    TD_NOT_NULL(y, dy, dx);
     TD_TRY(CALL(dev, softmax_backward, shape, scale, y, dy, dx));
 cleanup:
     return status;

@@ -11,8 +11,7 @@ static td_status check_cross_entropy(const td_device *dev, const td_cross_entrop
 {
     td_status status = TD_OK;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(shape, "shape is NULL");
+    TD_NOT_NULL(dev, shape);
     TD_TRY(check_extent("rows", shape->rows));
     TD_TRY(check_extent("vocab", shape->vocab));
     TD_TRY(check_dtype(dev, shape->dtype));
@@ -40,10 +39,7 @@ td_status td_cross_entropy_forward(td_device *dev, const td_cross_entropy_shape 
 
     TD_TRY(check_cross_entropy(dev, shape));
     TD_TRY(WORK_BYTES(dev, cross_entropy, &bytes, shape));
-    TD_CHECK(logits, "logits is NULL");
-    TD_CHECK(targets, "targets is NULL");
-    TD_CHECK(loss, "loss is NULL");
-    TD_CHECK(lse, "lse is NULL");
+    TD_NOT_NULL(logits, targets, loss, lse);
     TD_TRY(check_work(work, bytes));
     TD_TRY(CALL(dev, cross_entropy_forward, shape, logits, targets, loss, lse, work));
 cleanup:
@@ -57,10 +53,7 @@ td_status td_cross_entropy_backward(td_device *dev, const td_cross_entropy_shape
 
     TD_TRY(check_cross_entropy(dev, shape));
     TD_TRY(check_finite("scale", (double)scale));
-    TD_CHECK(logits, "logits is NULL");
-    TD_CHECK(targets, "targets is NULL");
-    TD_CHECK(lse, "lse is NULL");
-    TD_CHECK(dlogits, "dlogits is NULL");
+    TD_NOT_NULL(logits, targets, lse, dlogits);
     TD_TRY(CALL(dev, cross_entropy_backward, shape, logits, targets, lse, scale, dlogits));
 cleanup:
     return status;
@@ -99,8 +92,7 @@ td_status td_global_norm(td_device *dev, int64_t count, td_dtype dtype, const vo
 
     TD_TRY(check_array(dev, count, dtype));
     TD_TRY(WORK_BYTES(dev, global_norm, &bytes, count, dtype));
-    TD_CHECK(g, "g is NULL");
-    TD_CHECK(norm, "norm is NULL");
+    TD_NOT_NULL(g, norm);
     TD_TRY(check_work(work, bytes));
     TD_TRY(CALL(dev, global_norm, count, dtype, g, norm, work));
 cleanup:
@@ -133,8 +125,7 @@ td_status td_update_begin(td_device *dev, td_update_state *state, float gain)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(state, "state is NULL");
+    TD_NOT_NULL(dev, state);
     TD_TRY(check_finite("gain", (double)gain));
     TD_TRY(CALL(dev, update_begin, state, gain));
 cleanup:
@@ -148,8 +139,7 @@ td_status td_update_clip(td_device *dev, float max_norm, const float *norm, td_u
     TD_CHECK(dev, "dev is NULL");
     TD_CHECK(isfinite(max_norm) && max_norm > 0, "max_norm is %g, needs to be above 0 and finite",
              (double)max_norm);
-    TD_CHECK(norm, "norm is NULL");
-    TD_CHECK(state, "state is NULL");
+    TD_NOT_NULL(norm, state);
     TD_TRY(CALL(dev, update_clip, max_norm, norm, state));
 cleanup:
     return status;
@@ -159,9 +149,7 @@ td_status td_assign(td_device *dev, void *to, const void *from, size_t bytes)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(to, "to is NULL");
-    TD_CHECK(from, "from is NULL");
+    TD_NOT_NULL(dev, to, from);
     TD_CHECK(bytes >= 1 && bytes <= TD_ASSIGN_MOST, "bytes is %zu, needs 1 to %d", bytes, TD_ASSIGN_MOST);
     TD_TRY(CALL(dev, assign, to, from, bytes));
 cleanup:
@@ -241,9 +229,7 @@ td_status td_adamw_update(td_device *dev, const td_adamw *adamw, const td_update
     td_status status = TD_OK;
     td_update_tensors t;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(adamw, "adamw is NULL");
-    TD_CHECK(tensors, "tensors is NULL");
+    TD_NOT_NULL(dev, adamw, tensors);
     t = *tensors;
     if (sees(dev))
         TD_TRY(td_adamw_check(adamw));
@@ -262,9 +248,7 @@ td_status td_sgd_update(td_device *dev, const td_sgd *sgd, const td_update_state
     td_status status = TD_OK;
     td_update_tensors t;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(sgd, "sgd is NULL");
-    TD_CHECK(tensors, "tensors is NULL");
+    TD_NOT_NULL(dev, sgd, tensors);
     t = *tensors;
     if (sees(dev))
         TD_TRY(td_sgd_check(sgd));

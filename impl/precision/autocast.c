@@ -73,8 +73,7 @@ td_status td_autocast_rule_find(td_autocast_device device, const char *op, td_au
     td_status status = TD_OK;
 
     TD_CHECK(is_device(device), "device is %d, needs a td_autocast_device", (int)device);
-    TD_CHECK(op, "op is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(op, out);
     *out = rule_of(device, op);
 cleanup:
     return status;
@@ -95,8 +94,7 @@ td_status td_autocast_list_entry(td_autocast_device device, int64_t index, const
     td_status status = TD_OK;
 
     TD_CHECK(is_device(device), "device is %d, needs a td_autocast_device", (int)device);
-    TD_CHECK(op, "op is NULL");
-    TD_CHECK(rule, "rule is NULL");
+    TD_NOT_NULL(op, rule);
     int64_t size = td_autocast_list_size(device);
     TD_CHECK(index >= 0 && index < size, "index is %" PRId64 ", needs 0 to %" PRId64, index, size - 1);
     const td_autocast_list *list = td_autocast_lists[device];
@@ -151,8 +149,7 @@ td_status td_autocast_result(td_autocast_device device, td_dtype low, const char
     TD_TRY(td_autocast_rule_find(device, op, &rule));
     TD_CHECK(is_low(low), "low is %s, needs f16 or bf16", td_dtype_name(low));
     TD_CHECK(count >= 1, "count is %" PRId64 ", needs at least 1", count);
-    TD_CHECK(inputs, "inputs is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(inputs, out);
     for (int64_t i = 0; i < count; i++)
         TD_CHECK(td_dtype_size(inputs[i]) > 0, "input %" PRId64 " is %d, needs a td_dtype", i,
                  (int)inputs[i]);
@@ -182,9 +179,7 @@ td_status td_autocast_toy_model(td_autocast_device device, td_dtype low, const c
     td_status status = TD_OK;
     td_dtype fc1, relu, ln, logits, result;
 
-    TD_CHECK(loss, "loss is NULL");
-    TD_CHECK(components, "components is NULL");
-    TD_CHECK(count, "count is NULL");
+    TD_NOT_NULL(loss, components, count);
     bool is_mse = strcmp(loss, "mse_loss") == 0;
     TD_CHECK(is_mse || strcmp(loss, "cross_entropy_loss") == 0 || strcmp(loss, "mean") == 0,
              "loss is '%s', needs cross_entropy_loss, mse_loss or mean", loss);

@@ -73,8 +73,7 @@ td_status td_precision_sum(const td_sum_case *sum_case, double *sum, int64_t *st
     td_status status = TD_OK;
     int64_t grown = 0;
 
-    TD_CHECK(sum_case, "sum_case is NULL");
-    TD_CHECK(sum, "sum is NULL");
+    TD_NOT_NULL(sum_case, sum);
     td_dtype addend = sum_case->addend, accumulator = sum_case->accumulator;
     TD_CHECK(sum_case->count >= 0, "count is %" PRId64 ", needs at least 0", sum_case->count);
     TD_CHECK(td_dtype_size(addend) > 0, "addend is %d, needs a td_dtype", (int)addend);

@@ -88,8 +88,7 @@ td_status td_trace_classify(const char *name, td_op_class *out)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(name, "name is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(name, out);
     *out = td_trace_class_of(name);
 cleanup:
     return status;

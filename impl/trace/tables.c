@@ -194,8 +194,7 @@ td_status td_trace_kernels(const td_trace *trace, unsigned phases, int64_t capac
     TD_TRY(td_trace_check(trace));
     TD_TRY(td_trace_check_phases(phases));
     TD_CHECK(capacity >= 1, "capacity is %" PRId64 ", needs at least 1", capacity);
-    TD_CHECK(rows, "rows is NULL");
-    TD_CHECK(count, "count is NULL");
+    TD_NOT_NULL(rows, count);
     samples = room_for(trace->activity_count, sizeof *samples, &status);
     TD_TRY(status);
     times = room_for(trace->activity_count, sizeof *times, &status);
@@ -320,8 +319,7 @@ td_status td_trace_labels(const td_trace *trace, int64_t capacity, td_trace_labe
 
     TD_TRY(td_trace_check(trace));
     TD_CHECK(capacity >= 1, "capacity is %" PRId64 ", needs at least 1", capacity);
-    TD_CHECK(rows, "rows is NULL");
-    TD_CHECK(count, "count is NULL");
+    TD_NOT_NULL(rows, count);
     of = room_for(trace->range_count, sizeof *of, &status);
     TD_TRY(status);
     activities = room_for(trace->range_count, sizeof *activities, &status);

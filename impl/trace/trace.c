@@ -216,8 +216,7 @@ td_status td_trace_ranges(const td_trace *trace, const td_trace_range **out, int
     td_status status = TD_OK;
 
     TD_TRY(td_trace_check(trace));
-    TD_CHECK(out, "out is NULL");
-    TD_CHECK(count, "count is NULL");
+    TD_NOT_NULL(out, count);
     *out = trace->ranges;
     *count = trace->range_count;
 cleanup:
@@ -229,8 +228,7 @@ td_status td_trace_activities(const td_trace *trace, const td_trace_activity **o
     td_status status = TD_OK;
 
     TD_TRY(td_trace_check(trace));
-    TD_CHECK(out, "out is NULL");
-    TD_CHECK(count, "count is NULL");
+    TD_NOT_NULL(out, count);
     *out = trace->activities;
     *count = trace->activity_count;
 cleanup:
@@ -242,8 +240,7 @@ td_status td_trace_calls(const td_trace *trace, const td_trace_call **out, int64
     td_status status = TD_OK;
 
     TD_TRY(td_trace_check(trace));
-    TD_CHECK(out, "out is NULL");
-    TD_CHECK(count, "count is NULL");
+    TD_NOT_NULL(out, count);
     *out = trace->calls;
     *count = trace->call_count;
 cleanup:

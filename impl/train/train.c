@@ -783,8 +783,7 @@ td_status td_train_loss(td_train *train, float *out)
 {
     td_status status = TD_OK;
 
-    TD_CHECK(train, "train is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(train, out);
     if (train->setup.config.until == TD_TRAIN_FORWARD) {
         status = td_fail(TD_BAD_STATE, "the trainer goes forward only, without a loss");
         goto cleanup;
@@ -803,8 +802,7 @@ td_status td_train_steps(td_train *train, int64_t *out)
     td_status status = TD_OK;
     td_update_state state;
 
-    TD_CHECK(train, "train is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(train, out);
     TD_TRY(td_device_download(train->dev, &state, state_of(train), sizeof state));
     *out = state.step;
 cleanup:

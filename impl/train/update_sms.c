@@ -67,9 +67,7 @@ td_status td_train_update_sms(td_device *dev, const td_train_config *config, int
 {
     td_status status = TD_OK;
 
-    TD_CHECK(dev, "dev is NULL");
-    TD_CHECK(config, "config is NULL");
-    TD_CHECK(out, "out is NULL");
+    TD_NOT_NULL(dev, config, out);
     const bool has_sms = td_update_has_sms(dev);
     if (config->update_sms > 0 && !has_sms) {
         status = td_fail(TD_UNSUPPORTED, "update_sms is %d, but %s cannot update on a part of its SMs",

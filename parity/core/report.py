@@ -135,8 +135,8 @@ class Page:
         implementation may come a comma and a word, as "c, arithmetic", which is drawn as open markers."""
         panels = curves if any(isinstance(found, Mapping) for found in curves.values()) else {"": curves}
         drawn = {}
-        for panel, sides in panels.items():
-            found = {label: plot.points(xs, ys, log is True) for label, (xs, ys) in sides.items()}
+        for panel, curves_of in panels.items():
+            found = {label: plot.points(xs, ys, log is True) for label, (xs, ys) in curves_of.items()}
             drawn[panel] = {label: pairs for label, pairs in found.items() if pairs}
         drawn = {panel: found for panel, found in drawn.items() if found}
         self._picture(plot.curves, name, drawn, title, x=x, y=y, log=log, ceilings=ceilings)

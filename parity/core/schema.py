@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -129,6 +130,7 @@ def check(record: Any) -> None:
     """SchemaError unless it is a record."""
     _sound("", record, MOST_DEPTH)
     _fits("", record, RECORD)
+    _agrees(record)
 
 
 def _sound(path: str, value: Any, deeper: int) -> None:
@@ -170,6 +172,25 @@ def _fits(path: str, value: Any, kind: Any) -> None:
     for key, wants in {**kind.must, **kind.may}.items():
         if key in value:
             _fits(_below(path, key), value[key], wants)
+
+
+def _agrees(record: Mapping) -> None:
+    """What its keys say of each other."""
+    status, ms, samples = record["status"], record.get("ms"), record.get("samples")
+    if status in ("failed", "error") and not record.get("message", "").strip():
+        raise SchemaError(f"message is missing, status {status} needs one")
+    if "ratio" in record and status not in ("ok", "failed"):
+        raise SchemaError(f"ratio is there, status {status} has none")
+    if record.get("ratio", {}).get("over") == record["impl"]:
+        raise SchemaError(f"ratio.over is {_shown(record['impl'])}, needs another side")
+    if ms and not ms["min"] <= ms["median"] <= ms["max"]:
+        raise SchemaError(f"ms.median is {ms['median']}, needs {ms['min']} to {ms['max']}")
+    if ms and samples and None not in samples:
+        if len(samples) != ms["n"]:
+            raise SchemaError(f"ms.n is {ms['n']}, there are {len(samples)} samples")
+        middle = statistics.median(samples)
+        if not math.isclose(ms["median"], middle, rel_tol=1e-3, abs_tol=1e-6):
+            raise SchemaError(f"ms.median is {ms['median']}, that of the samples {middle}")
 
 
 def _below(path: str, key: str | int) -> str:
