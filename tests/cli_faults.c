@@ -11,18 +11,12 @@
 #include "memory/memory.h"
 #include "precision/precision.h"
 #include "support/fault.h"
+#include "support/test.h"
 #include "trace/trace.h"
 
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* ---- the doubles that prototypes do not tell ---- */
 
@@ -72,232 +66,57 @@ static char others[3][64];
 typedef struct command {
     const char *name;
     td_status (*run)(int argc, char **argv);
-    const char
-        *words[MOST_WORDS]; /* NULL ends them; "FILE" is one for records, "OTHER1" to "OTHER3" others */
-    bool goes_on;           /* without memory for one length or some ranges, which is a result of its own */
+    const char *words; /* "FILE" is one for records, "OTHER1" to "OTHER3" others */
+    bool goes_on;      /* without memory for one length or some ranges, which is a result of its own */
 } command;
 
 static const command commands[] = {
-    {"account", td_command_account, {"tandem account"}, false},
-    {"account with records",
-     td_command_account,
-     {"tandem account", "flops", "training", "--json", "FILE"},
-     false},
-    {"precision", td_command_precision, {"tandem precision"}, false},
-    {"precision with records", td_command_precision, {"tandem precision", "--json", "FILE"}, false},
-    {"autocast to standard output",
-     td_command_precision,
-     {"tandem precision", "--ops", "--json", "-"},
-     false},
-    {"sizes", td_command_sizes, {"tandem sizes"}, false},
-    {"sizes with records", td_command_sizes, {"tandem sizes", "--json", "FILE"}, false},
-    {"attention",
-     td_command_attention,
-     {"tandem attention", "--seq", "3,5", "--head-dim", "4", "--warmup", "1", "--iters", "2", "--threads",
-      "1", "--json", "FILE"},
+    {"account", td_command_account, "", false},
+    {"account with records", td_command_account, "flops training --json FILE", false},
+    {"precision", td_command_precision, "", false},
+    {"precision with records", td_command_precision, "--json FILE", false},
+    {"autocast to standard output", td_command_precision, "--ops --json -", false},
+    {"sizes", td_command_sizes, "", false},
+    {"sizes with records", td_command_sizes, "--json FILE", false},
+    {"attention", td_command_attention, "--seq 3,5 --head-dim 4 --warmup 1 --iters 2 --threads 1 --json FILE",
      true},
-    {"flash to standard output",
-     td_command_flash,
-     {"tandem flash", "--seq", "3", "--head-dim", "4", "--dtype", "bf16", "--causal", "--warmup", "0",
-      "--iters", "2", "--json", "-"},
-     true},
-    {"bench",
-     td_command_bench,
-     {"tandem bench",
-      "--d-model",
-      "4",
-      "--d-ff",
-      "3",
-      "--layers",
-      "1",
-      "--heads",
-      "2",
-      "--vocab",
-      "5",
-      "--batch",
-      "1",
-      "--context",
-      "3",
-      "--warmup",
-      "1",
-      "--steps",
-      "2",
-      "--json",
-      "FILE"},
+    {"flash to standard output", td_command_flash,
+     "--seq 3 --head-dim 4 --dtype bf16 --causal --warmup 0 --iters 2 --json -", true},
+    {"bench", td_command_bench,
+     "--d-model 4 --d-ff 3 --layers 1 --heads 2 --vocab 5 --batch 1 --context 3 --warmup 1 "
+     "--steps 2 --json FILE",
      false},
 #ifdef TANDEM_HAVE_GLOO
-    {"allreduce",
-     td_command_allreduce,
-     {"tandem allreduce", "--backend", "gloo", "--bytes", "40,8", "--warmup", "1", "--iters", "2",
-      "--out-of-place", "--json", "FILE"},
-     false},
+    {"allreduce", td_command_allreduce,
+     "--backend gloo --bytes 40,8 --warmup 1 --iters 2 --out-of-place --json FILE", false},
 #endif
-    {"bench forward",
-     td_command_bench,
-     {"tandem bench",
-      "--d-model",
-      "4",
-      "--d-ff",
-      "3",
-      "--layers",
-      "1",
-      "--heads",
-      "2",
-      "--vocab",
-      "5",
-      "--batch",
-      "1",
-      "--context",
-      "3",
-      "--warmup",
-      "0",
-      "--steps",
-      "1",
-      "--mode",
-      "forward"},
+    {"bench forward", td_command_bench,
+     "--d-model 4 --d-ff 3 --layers 1 --heads 2 --vocab 5 --batch 1 --context 3 --warmup 0 "
+     "--steps 1 --mode forward",
      false},
-    {"memory",
-     td_command_memory,
-     {"tandem memory",
-      "--d-model",
-      "4",
-      "--d-ff",
-      "3",
-      "--layers",
-      "1",
-      "--heads",
-      "2",
-      "--vocab",
-      "5",
-      "--batch",
-      "1",
-      "--context",
-      "3",
-      "--attention",
-      "naive",
-      "--json",
-      "FILE",
-      "--snapshot",
-      "OTHER1",
-      "--events",
-      "OTHER2",
-      "--timeline",
-      "OTHER3"},
+    {"memory", td_command_memory,
+     "--d-model 4 --d-ff 3 --layers 1 --heads 2 --vocab 5 --batch 1 --context 3 --attention "
+     "naive --json FILE --snapshot OTHER1 --events OTHER2 --timeline OTHER3",
      false},
-    {"memory of checkpoints",
-     td_command_memory,
-     {"tandem memory",
-      "--d-model",
-      "4",
-      "--d-ff",
-      "3",
-      "--layers",
-      "2",
-      "--heads",
-      "2",
-      "--vocab",
-      "5",
-      "--batch",
-      "1",
-      "--context",
-      "3",
-      "--keep",
-      "inputs",
-      "--update",
-      "after",
-      "--gradients",
-      "held",
-      "--json",
-      "-"},
+    {"memory of checkpoints", td_command_memory,
+     "--d-model 4 --d-ff 3 --layers 2 --heads 2 --vocab 5 --batch 1 --context 3 --keep inputs "
+     "--update after --gradients held --json -",
      false},
-    {"trace",
-     td_command_trace,
-     {"tandem trace",
-      "--d-model",
-      "4",
-      "--d-ff",
-      "3",
-      "--layers",
-      "1",
-      "--heads",
-      "2",
-      "--vocab",
-      "5",
-      "--batch",
-      "1",
-      "--context",
-      "3",
-      "--attention",
-      "naive",
-      "--warmup",
-      "0",
-      "--steps",
-      "1",
-      "--top",
-      "2",
-      "--json",
-      "FILE",
-      "--trace",
-      "OTHER1",
-      "--timeline",
-      "OTHER2"},
+    {"trace", td_command_trace,
+     "--d-model 4 --d-ff 3 --layers 1 --heads 2 --vocab 5 --batch 1 --context 3 --attention "
+     "naive --warmup 0 --steps 1 --top 2 --json FILE --trace OTHER1 --timeline OTHER2",
      true},
-    {"trace of micro-batches, whole",
-     td_command_trace,
-     {"tandem trace",
-      "--d-model",
-      "4",
-      "--d-ff",
-      "3",
-      "--layers",
-      "1",
-      "--heads",
-      "2",
-      "--vocab",
-      "5",
-      "--batch",
-      "1",
-      "--context",
-      "3",
-      "--warmup",
-      "1",
-      "--steps",
-      "1",
-      "--timed",
-      "whole",
-      "--micro-batches",
-      "2",
-      "--json",
-      "FILE"},
+    {"trace of micro-batches, whole", td_command_trace,
+     "--d-model 4 --d-ff 3 --layers 1 --heads 2 --vocab 5 --batch 1 --context 3 --warmup 1 "
+     "--steps 1 --timed whole --micro-batches 2 --json FILE",
      true},
-    {"trace of inference",
-     td_command_trace,
-     {"tandem trace",
-      "--d-model",
-      "4",
-      "--d-ff",
-      "3",
-      "--layers",
-      "1",
-      "--heads",
-      "2",
-      "--vocab",
-      "5",
-      "--batch",
-      "1",
-      "--context",
-      "3",
-      "--mode",
-      "forward",
-      "--warmup",
-      "0",
-      "--steps",
-      "1"},
+    {"trace of inference", td_command_trace,
+     "--d-model 4 --d-ff 3 --layers 1 --heads 2 --vocab 5 --batch 1 --context 3 --mode forward "
+     "--warmup 0 --steps 1",
      true},
-    {"memory of inference",
-     td_command_memory,
-     {"tandem memory", "--d-model", "4", "--d-ff", "3", "--layers", "1", "--heads", "2", "--vocab", "5",
-      "--batch", "1", "--context", "3", "--pass", "inference", "--top", "2"},
+    {"memory of inference", td_command_memory,
+     "--d-model 4 --d-ff 3 --layers 1 --heads 2 --vocab 5 --batch 1 --context 3 --pass "
+     "inference --top 2",
      false},
 };
 
@@ -305,14 +124,15 @@ static const command commands[] = {
 static td_status run_quietly(const command *c)
 {
     static const int outputs[] = {STDOUT_FILENO, STDERR_FILENO};
-    char *argv[MOST_WORDS + 1] = {0};
-    int argc = 0, kept[2], nothing = open("/dev/null", O_WRONLY);
+    char program[] = "tandem", line[512], *argv[MOST_WORDS + 1] = {program};
+    int argc = 1, kept[2], nothing = open("/dev/null", O_WRONLY);
 
     assert_true(nothing >= 0);
-    for (; argc < MOST_WORDS && c->words[argc]; argc++)
-        argv[argc] = strcmp(c->words[argc], "FILE") == 0        ? json
-                     : strncmp(c->words[argc], "OTHER", 5) == 0 ? others[c->words[argc][5] - '1']
-                                                                : (char *)c->words[argc];
+    assert_in_range(snprintf(line, sizeof line, "%s", c->words), 0, sizeof line - 1);
+    for (char *word = strtok(line, " "); word && argc < MOST_WORDS; word = strtok(NULL, " "))
+        argv[argc++] = strcmp(word, "FILE") == 0        ? json
+                       : strncmp(word, "OTHER", 5) == 0 ? others[word[5] - '1']
+                                                        : word;
     fflush(stdout);
     for (int i = 0; i < 2; i++) {
         kept[i] = dup(outputs[i]);
@@ -363,7 +183,7 @@ static void each_rank_needs_a_gpu(void **state)
                  {"0", "1", "x", NULL, "LOCAL_RANK is 'x', needs a whole number"},
                  {"0", "1", "0", "x", "LOCAL_WORLD_SIZE is 'x', needs a whole number"},
                  {"0", "x", "0", "1", "WORLD_SIZE is 'x', needs a whole number"}};
-    const command c = {"allreduce", td_command_allreduce, {"tandem allreduce", "--device", "cuda"}, false};
+    const command c = {"allreduce", td_command_allreduce, "--device cuda", false};
 
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -6,60 +6,48 @@
 #include "cli/model.h"
 #include "cli/options.h"
 #include "cli/output.h"
+#include "cli/step.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    KEY_BATCH = TD_OPTION_KEY,
-    KEY_CONTEXT,
-    KEY_PASS,
-    KEY_UPDATE,
-    KEY_KEEP,
-    KEY_CHECKPOINT_LAYERS,
-    KEY_GRADIENTS,
-    KEY_TOP,
-    KEY_LAYER,
-    KEY_SNAPSHOT,
-    KEY_EVENTS,
-    KEY_TIMELINE
-};
+enum { KEY_PASS = TD_OPTION_KEY, KEY_TOP, KEY_LAYER, KEY_SNAPSHOT, KEY_EVENTS, KEY_TIMELINE };
+
+static const struct argp_option of_pass[] = {
+    {0, 0, 0, 0, "The pass:", 3},
+    {"batch", TD_KEY_BATCH, "N", 0, "sequences (4)", 3},
+    {0, 0, 0, 0, "How it runs; what is fastest is the default:", 4},
+    {"update", TD_KEY_UPDATE, "NAME", 0,
+     "along (the default): weights are updated along the backward pass; or after it", 4},
+    {"gradients", TD_KEY_GRADIENTS, "NAME", 0,
+     "transient (the default): they share memory with activations; or held", 4},
+    {0}};
+
+static const struct argp_child pass_child[] = {{&td_pass_argp, 0, NULL, 0}, {0}};
+static const struct argp argp_of_pass = {.options = of_pass, .parser = td_pass_parse, .children = pass_child};
 
 static const struct argp_option options[] = {
-    {0, 0, 0, 0, "The pass:", 2},
-    {"batch", KEY_BATCH, "N", 0, "sequences (4)", 2},
-    {"context", KEY_CONTEXT, "N", 0, "tokens a sequence (128)", 2},
     {"pass", KEY_PASS, "NAME", 0,
      "inference; forward, with the loss and what backward would read; or step (the default: with backward "
-     "and "
-     "AdamW)",
-     2},
-    {0, 0, 0, 0, "How it runs; what is fastest is the default:", 3},
-    {"update", KEY_UPDATE, "NAME", 0,
-     "along (the default): weights are updated along the backward pass; or after it", 3},
-    {"keep", KEY_KEEP, "NAME", 0,
-     "all (the default) that backward reads; most: norms and silu are computed again; or inputs of "
-     "checkpoints: the layers of a checkpoint run forward again before its backward pass",
+     "and AdamW)",
      3},
-    {"checkpoint-layers", KEY_CHECKPOINT_LAYERS, "N", 0, "of --keep inputs: layers of a checkpoint (1)", 3},
-    {"gradients", KEY_GRADIENTS, "NAME", 0,
-     "transient (the default): they share memory with activations; or held", 3},
-    {0, 0, 0, 0, "What is shown:", 4},
-    {"top", KEY_TOP, "N", 0, "largest tensors of each phase (5)", 4},
-    {"layer", KEY_LAYER, "N", 0, "block whose saved tensors are listed (0, the first)", 4},
+    {0, 0, 0, 0, "What is shown:", 5},
+    {"top", KEY_TOP, "N", 0, "largest tensors of each phase (5)", 5},
+    {"layer", KEY_LAYER, "N", 0, "block whose saved tensors are listed (0, the first)", 5},
     {"snapshot", KEY_SNAPSHOT, "FILE", 0,
      "write a snapshot that PyTorch's tools and its public viewer read: python -m torch.cuda._memory_viz "
      "trace_plot FILE",
-     4},
-    {"events", KEY_EVENTS, "FILE", 0, "write every event as JSON", 4},
-    {"timeline", KEY_TIMELINE, "FILE", 0, "write the live tensors over time as an SVG picture", 4},
+     5},
+    {"events", KEY_EVENTS, "FILE", 0, "write every event as JSON", 5},
+    {"timeline", KEY_TIMELINE, "FILE", 0, "write the live tensors over time as an SVG picture", 5},
     {0}};
 
 typedef struct arguments {
     td_common common;
     td_model_options model; /* of config.model */
     td_memory_config config;
+    td_pass_options pass;
     int64_t top, layer;
 } arguments;
 
@@ -68,36 +56,16 @@ enum { SNAPSHOT, EVENTS, TIMELINE }; /* of common.files */
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     arguments *args = state->input;
-    td_transformer_config *model = &args->config.model;
 
     switch (key) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &args->model;
         state->child_inputs[1] = &args->common;
-        return 0;
-    case KEY_BATCH:
-        model->batch = td_option_integer(state, "batch", arg, 1, INT32_MAX);
-        return 0;
-    case KEY_CONTEXT:
-        model->context = td_option_integer(state, "context", arg, 1, INT32_MAX);
+        state->child_inputs[2] = &args->pass;
         return 0;
     case KEY_PASS:
         if (td_memory_pass_parse(arg, &args->config.pass) != TD_OK)
             argp_error(state, "--pass: '%s' needs to be inference, forward or step", arg);
-        return 0;
-    case KEY_UPDATE:
-        args->config.time =
-            td_option_either(state, "update", arg, "along", "after") ? TD_UPDATE_ALONG : TD_UPDATE_AFTER;
-        return 0;
-    case KEY_KEEP:
-        if (td_keep_parse(arg, &model->keep) != TD_OK)
-            argp_error(state, "--keep: '%s' needs to be all, most or inputs", arg);
-        return 0;
-    case KEY_CHECKPOINT_LAYERS:
-        model->checkpoint_layers = td_option_integer(state, "checkpoint-layers", arg, 1, INT32_MAX);
-        return 0;
-    case KEY_GRADIENTS:
-        model->transient_gradients = td_option_either(state, "gradients", arg, "transient", "held");
         return 0;
     case KEY_TOP:
         args->top = td_option_integer(state, "top", arg, 1, 1000);
@@ -118,10 +86,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         td_option_no_argument(state, arg);
         return 0;
     case ARGP_KEY_END:
-        td_option_check_layers(state, model);
-        if (args->layer >= model->size.layers)
+        td_pass_check(state, &args->pass);
+        args->config.time = args->pass.time;
+        if (args->layer >= args->pass.model->size.layers)
             argp_error(state, "--layer: '%" PRId64 "' needs to be below the model's %" PRId64 " layers",
-                       args->layer, model->size.layers);
+                       args->layer, args->pass.model->size.layers);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -449,7 +418,7 @@ cleanup:
 td_status td_command_memory(int argc, char **argv)
 {
     static const struct argp_child children[] = {
-        {&td_model_argp, 0, NULL, 1}, {&td_common_argp, 0, NULL, 5}, {0}};
+        {&td_model_argp, 0, NULL, 1}, {&td_common_argp, 0, NULL, 5}, {&argp_of_pass, 0, NULL, 0}, {0}};
     static const struct argp argp = {
         .options = options,
         .parser = parse,
@@ -480,7 +449,7 @@ td_status td_command_memory(int argc, char **argv)
     td_memory_summary summary;
     td_memory_block block;
 
-    args.model.model = &args.config.model;
+    args.model.model = args.pass.model = &args.config.model;
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     TD_TRY(td_common_begin(&args.common, &dev));
     TD_TRY(td_compile_begin(&args.model.compile, dev));

@@ -5,6 +5,7 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/ranks.h"
+#include "cli/step.h"
 #include "comm/agree.h"
 
 #include <stdio.h>
@@ -17,24 +18,7 @@
  * program's own tables (two H100s, NCCL 2.28.3, November 2026). */
 enum { USUAL_MB = 25, NARROW_MB = 100 };
 
-enum {
-    KEY_STRATEGY = TD_OPTION_KEY,
-    KEY_KIND,
-    KEY_BUCKET_MB,
-    KEY_OPTIMIZER,
-    KEY_BATCH,
-    KEY_CONTEXT,
-    KEY_MICRO_BATCHES,
-    KEY_WARMUP,
-    KEY_STEPS,
-    KEY_SEED,
-    KEY_UPDATE,
-    KEY_UPDATE_SMS,
-    KEY_KEEP,
-    KEY_CHECKPOINT_LAYERS,
-    KEY_GRADIENTS,
-    KEY_QUEUED
-};
+enum { KEY_STRATEGY = TD_OPTION_KEY, KEY_KIND, KEY_BUCKET_MB, KEY_OPTIMIZER };
 
 #define STRATEGY_OPTION(more)                                                                                \
     {                                                                                                        \
@@ -44,7 +28,7 @@ enum {
                  "each as soon as it is final; or bucketed (the default)",                                   \
             2                                                                                                \
     }
-#define COMMON_OPTIONS                                                                                       \
+#define OWN_OPTIONS                                                                                          \
     {"bucket-mb",                                                                                            \
      KEY_BUCKET_MB,                                                                                          \
      "X",                                                                                                    \
@@ -52,62 +36,12 @@ enum {
      "at most so many MiB of gradients in a bucket; 0: all in one (25; of 16 bits on cuda 100)",             \
      2},                                                                                                     \
         {"optimizer", KEY_OPTIMIZER, "NAME", 0, "adamw (the default) or sgd", 2},                            \
-        {0, 0, 0, 0, "The measurement:", 3}, {"batch", KEY_BATCH, "N", 0, "sequences of a rank (2)", 3},     \
-        {"context", KEY_CONTEXT, "N", 0, "tokens a sequence (128)", 3},                                      \
-        {"micro-batches",                                                                                    \
-         KEY_MICRO_BATCHES,                                                                                  \
-         "N",                                                                                                \
-         0,                                                                                                  \
-         "batches of a rank's step, whose gradients are added up (1)",                                       \
-         3},                                                                                                 \
-        {"warmup", KEY_WARMUP, "N", 0, "untimed steps (5)", 3},                                              \
-        {"steps", KEY_STEPS, "N", 0, "timed steps (10)", 3},                                                 \
-        {"seed", KEY_SEED, "N", 0, "of weights and tokens (0)", 3},                                          \
-        {0, 0, 0, 0, "How the step runs; what is fastest is the default:", 4},                               \
-        {"update",                                                                                           \
-         KEY_UPDATE,                                                                                         \
-         "NAME",                                                                                             \
-         0,                                                                                                  \
-         "along (the default): weights are updated along the backward pass; or after it",                    \
-         4},                                                                                                 \
-        {"update-sms",                                                                                       \
-         KEY_UPDATE_SMS,                                                                                     \
-         "N",                                                                                                \
-         0,                                                                                                  \
-         "on a GPU weights are updated on N SMs, while the GEMMs of the backward pass have the others (the " \
-         "default: a formula); 0: after the pass, on all",                                                   \
-         4},                                                                                                 \
-        {"keep",                                                                                             \
-         KEY_KEEP,                                                                                           \
-         "NAME",                                                                                             \
-         0,                                                                                                  \
-         "all (the default) that backward reads; most: norms and silu are computed again; or inputs of "     \
-         "checkpoints: the layers of a checkpoint run forward again before its backward pass",               \
-         4},                                                                                                 \
-        {"checkpoint-layers",                                                                                \
-         KEY_CHECKPOINT_LAYERS,                                                                              \
-         "N",                                                                                                \
-         0,                                                                                                  \
-         "of --keep inputs: layers of a checkpoint (1)",                                                     \
-         4},                                                                                                 \
-        {"gradients",                                                                                        \
-         KEY_GRADIENTS,                                                                                      \
-         "NAME",                                                                                             \
-         0,                                                                                                  \
-         "transient (the default with one micro-batch): they share memory with activations; or held",        \
-         4},                                                                                                 \
-        {"queued",                                                                                           \
-         KEY_QUEUED,                                                                                         \
-         0,                                                                                                  \
-         0,                                                                                                  \
-         "queue each operation; by default a step is captured as a graph where the device has graphs",       \
-         4},                                                                                                 \
     {                                                                                                        \
         0                                                                                                    \
     }
 
 static const struct argp_option of_ddp[] = {
-    {0, 0, 0, 0, "What is communicated:", 2}, STRATEGY_OPTION(""), COMMON_OPTIONS};
+    {0, 0, 0, 0, "What is communicated:", 2}, STRATEGY_OPTION(""), OWN_OPTIONS};
 
 static const struct argp_option of_shard[] = {
     {0, 0, 0, 0, "What is communicated:", 2},
@@ -116,7 +50,27 @@ static const struct argp_option of_shard[] = {
      "part of every bucket, by reduce-scatter and all-gather",
      2},
     STRATEGY_OPTION("of --kind tensors, how gradients are reduced. "),
-    COMMON_OPTIONS};
+    OWN_OPTIONS};
+
+static const struct argp_option of_pass[] = {
+    {0, 0, 0, 0, "The measurement:", 3},
+    {"batch", TD_KEY_BATCH, "N", 0, "sequences of a rank (2)", 3},
+    {"micro-batches", TD_KEY_MICRO_BATCHES, "N", 0,
+     "batches of a rank's step, whose gradients are added up (1)", 3},
+    {0, 0, 0, 0, "How the step runs; what is fastest is the default:", 4},
+    {"update", TD_KEY_UPDATE, "NAME", 0,
+     "along (the default): weights are updated along the backward pass; or after it", 4},
+    {"update-sms", TD_KEY_UPDATE_SMS, "N", 0,
+     "on a GPU weights are updated on N SMs, while the GEMMs of the backward pass have the others (the "
+     "default: a formula); 0: after the pass, on all",
+     4},
+    {"queued", TD_KEY_QUEUED, 0, 0,
+     "queue each operation; by default a step is captured as a graph where the device has graphs", 4},
+    {0}};
+
+static const struct argp_child steps_child[] = {{&td_steps_argp, 0, NULL, 0}, {0}};
+static const struct argp argp_of_pass = {
+    .options = of_pass, .parser = td_pass_parse, .children = steps_child};
 
 typedef struct arguments {
     const td_parallel *parallel;
@@ -124,26 +78,28 @@ typedef struct arguments {
     td_ranks_options ranks;
     td_bench_ranks_config config;
     td_model_options model; /* of config.model */
-    bool bucket_given, strategy_given, gradients_given, queued;
+    td_pass_options pass;
+    bool bucket_given, strategy_given;
 } arguments;
 
 /* ---- arguments ---- */
 
-/** Choices that do not go together. */
-static void check_choices(const struct argp_state *state, arguments *args)
+/** Fills the configuration from the options of a pass, and refuses choices that do not go together. */
+static void take_pass(const struct argp_state *state, arguments *args)
 {
     td_bench_ranks_config *config = &args->config;
 
-    td_option_check_layers(state, &config->model);
+    td_pass_check(state, &args->pass);
+    config->micro_batches = args->pass.micro_batches;
+    config->warmup = args->pass.warmup;
+    config->steps = args->pass.steps;
+    config->seed = args->pass.seed;
+    config->time = args->pass.time;
+    config->update_sms = args->pass.update_sms;
     if (config->state == TD_BENCH_STATE_FLAT && args->strategy_given)
         argp_error(state, "--strategy: '%s' needs --kind tensors", td_ddp_strategy_name(config->strategy));
     if (config->state != TD_BENCH_STATE_FLAT && args->bucket_given && config->strategy != TD_DDP_BUCKETED)
         argp_error(state, "--bucket-mb: '%g' needs --strategy bucketed", config->bucket_mb);
-    if (config->micro_batches > 1 && args->gradients_given && config->model.transient_gradients)
-        argp_error(state, "--gradients: 'transient' cannot be added up over --micro-batches %" PRId64,
-                   config->micro_batches);
-    if (config->micro_batches > 1)
-        config->model.transient_gradients = false;
 }
 
 static void take_optimizer(const struct argp_state *state, const char *arg, td_hyperparameters *out)
@@ -158,13 +114,13 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 {
     arguments *args = state->input;
     td_bench_ranks_config *config = &args->config;
-    td_transformer_config *model = &config->model;
 
     switch (key) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &args->model;
         state->child_inputs[1] = &args->ranks;
         state->child_inputs[2] = &args->common;
+        state->child_inputs[3] = &args->pass;
         return 0;
     case KEY_STRATEGY:
         if (td_ddp_strategy_parse(arg, &config->strategy) != TD_OK)
@@ -184,52 +140,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_OPTIMIZER:
         take_optimizer(state, arg, &config->hyper);
         return 0;
-    case KEY_BATCH:
-        model->batch = td_option_integer(state, "batch", arg, 1, INT32_MAX);
-        return 0;
-    case KEY_CONTEXT:
-        model->context = td_option_integer(state, "context", arg, 1, INT32_MAX);
-        return 0;
-    case KEY_MICRO_BATCHES:
-        config->micro_batches = td_option_integer(state, "micro-batches", arg, 1, INT32_MAX);
-        return 0;
-    case KEY_WARMUP:
-        config->warmup = td_option_integer(state, "warmup", arg, 0, TD_BENCH_MOST_STEPS);
-        return 0;
-    case KEY_STEPS:
-        config->steps = td_option_integer(state, "steps", arg, 1, TD_BENCH_MOST_STEPS);
-        return 0;
-    case KEY_SEED:
-        config->seed = (uint64_t)td_option_integer(state, "seed", arg, 0, INT64_MAX);
-        return 0;
-    case KEY_UPDATE:
-        config->time =
-            td_option_either(state, "update", arg, "along", "after") ? TD_UPDATE_ALONG : TD_UPDATE_AFTER;
-        return 0;
-    case KEY_UPDATE_SMS:
-        config->update_sms = (int32_t)td_option_integer(state, "update-sms", arg, 0, INT32_MAX);
-        if (config->update_sms == 0)
-            config->time = TD_UPDATE_AFTER;
-        return 0;
-    case KEY_KEEP:
-        if (td_keep_parse(arg, &model->keep) != TD_OK)
-            argp_error(state, "--keep: '%s' needs to be all, most or inputs", arg);
-        return 0;
-    case KEY_CHECKPOINT_LAYERS:
-        model->checkpoint_layers = td_option_integer(state, "checkpoint-layers", arg, 1, INT32_MAX);
-        return 0;
-    case KEY_GRADIENTS:
-        model->transient_gradients = td_option_either(state, "gradients", arg, "transient", "held");
-        args->gradients_given = true;
-        return 0;
-    case KEY_QUEUED:
-        args->queued = true;
-        return 0;
     case ARGP_KEY_ARG:
         td_option_no_argument(state, arg);
         return 0;
     case ARGP_KEY_END:
-        check_choices(state, args);
+        take_pass(state, args);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -586,8 +501,11 @@ cleanup:
 
 td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv)
 {
-    const struct argp_child children[] = {
-        {&td_model_argp, 0, NULL, 1}, {&td_ranks_argp, 0, NULL, 5}, {&td_common_argp, 0, NULL, 6}, {0}};
+    const struct argp_child children[] = {{&td_model_argp, 0, NULL, 1},
+                                          {&td_ranks_argp, 0, NULL, 5},
+                                          {&td_common_argp, 0, NULL, 6},
+                                          {&argp_of_pass, 0, NULL, 0},
+                                          {0}};
     const struct argp argp = {.options = parallel->sharded ? of_shard : of_ddp,
                               .parser = parse,
                               .doc = parallel->doc,
@@ -603,15 +521,14 @@ td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv)
                                  .hyper = {.adamw = td_adamw_defaults(TD_ADAMW_COURSE2025)},
                                  .strategy = TD_DDP_BUCKETED,
                                  .bucket_mb = USUAL_MB,
-                                 .state = parallel->sharded ? TD_BENCH_STATE_FLAT : TD_BENCH_STATE_WHOLE,
-                                 .warmup = 5,
-                                 .steps = 10}};
+                                 .state = parallel->sharded ? TD_BENCH_STATE_FLAT : TD_BENCH_STATE_WHOLE},
+                      .pass = {.warmup = 5, .steps = 10, .most_steps = TD_BENCH_MOST_STEPS}};
     td_status status = TD_OK;
     td_ranks ranks = {.dev = NULL};
     td_bench_ranks_result *result = NULL;
     td_bench_ranks_summary summary;
 
-    args.model.model = &args.config.model;
+    args.model.model = args.pass.model = &args.config.model;
     argp_parse(&argp, argc, argv, 0, NULL, &args);
     const td_dtype grad_dtype = grad_dtype_of(&args.config);
     if (!args.ranks.ctas_given)
@@ -620,7 +537,7 @@ td_status td_parallel_run(const td_parallel *parallel, int argc, char **argv)
     TD_TRY(td_ranks_begin(argv[0], &args.ranks, &args.common, &ranks));
     TD_TRY(td_compile_begin(&args.model.compile, ranks.dev));
     const bool gpu = td_device_kind_of(ranks.dev) != TD_DEVICE_CPU;
-    args.config.graph = gpu && !args.queued;
+    args.config.graph = gpu && !args.pass.queued;
     if (gpu && !args.bucket_given && td_dtype_size(grad_dtype) == 2)
         args.config.bucket_mb = NARROW_MB;
     status = measure(&args, &ranks, &result);

@@ -6,101 +6,167 @@
 
 #include <string.h>
 
-enum {
-    KEY_BATCH = TD_OPTION_KEY,
-    KEY_CONTEXT,
-    KEY_MODE,
-    KEY_WARMUP,
-    KEY_STEPS,
-    KEY_SEED,
-    KEY_TIMED,
-    KEY_UPDATE,
-    KEY_UPDATE_SMS,
-    KEY_KEEP,
-    KEY_CHECKPOINT_LAYERS,
-    KEY_GRADIENTS,
-    KEY_QUEUED,
-    KEY_MICRO_BATCHES
-};
+enum { KEY_MODE = TD_OPTION_KEY, KEY_TIMED };
 
-static const struct argp_option options[] = {
-    {0, 0, 0, 0, "The measurement:", 2},
-    {"batch", KEY_BATCH, "N", 0, "sequences a step (4)", 2},
-    {"context", KEY_CONTEXT, "N", 0, "tokens a sequence (128)", 2},
-    {"micro-batches", KEY_MICRO_BATCHES, "N", 0, "batches of a step, whose gradients are added up (1)", 2},
-    {"mode", KEY_MODE, "NAME", 0, "forward, backward (and forward), or train (the default: AdamW too)", 2},
-    {"warmup", KEY_WARMUP, "N", 0, "untimed steps (5)", 2},
-    {"steps", KEY_STEPS, "N", 0, "timed steps (10)", 2},
-    {"seed", KEY_SEED, "N", 0, "of weights and tokens (0)", 2},
-    {0, 0, 0, 0, "How the step runs; what is fastest is the default:", 3},
-    {"timed", KEY_TIMED, "NAME", 0,
-     "whole (the default of bench): steps back to back, timed by events on the device; phases (the default "
-     "of "
-     "trace): forward, backward and optimizer separately, each until the device is done; or events: the "
-     "phases back to back, timed by events on the device",
-     3},
-    {"update", KEY_UPDATE, "NAME", 0,
-     "along (the default where steps are whole): weights are updated along the backward pass; or after it",
-     3},
-    {"update-sms", KEY_UPDATE_SMS, "N", 0,
-     "on a GPU weights are updated on N SMs, while the GEMMs of the backward pass have the others (the "
-     "default: a table and a formula); auto: the N that is fastest here; 0: after the pass, on all",
-     3},
-    {"keep", KEY_KEEP, "NAME", 0,
+/* ---- options of a pass ---- */
+
+static const struct argp_option pass_options[] = {
+    {"context", TD_KEY_CONTEXT, "N", 0, "tokens a sequence (128)", 3},
+    {"keep", TD_KEY_KEEP, "NAME", 0,
      "all (the default) that backward reads; most: norms and silu are computed again; or inputs of "
      "checkpoints: the layers of a checkpoint run forward again before its backward pass",
-     3},
-    {"checkpoint-layers", KEY_CHECKPOINT_LAYERS, "N", 0, "of --keep inputs: layers of a checkpoint (1)", 3},
-    {"gradients", KEY_GRADIENTS, "NAME", 0,
-     "transient (the default with one micro-batch): they share memory with activations; or held", 3},
-    {"queued", KEY_QUEUED, 0, 0,
-     "queue each operation; by default a step, or each phase, is captured as a graph where the device has "
-     "graphs",
-     3},
+     4},
+    {"checkpoint-layers", TD_KEY_CHECKPOINT_LAYERS, "N", 0, "of --keep inputs: layers of a checkpoint (1)",
+     4},
     {0}};
 
-/** Updates come along the backward pass unless something says otherwise. */
-static void take_update(const struct argp_state *state, td_step_options *args)
-{
-    td_bench_config *config = args->config;
-    const bool can = config->timed == TD_TIMED_WHOLE && config->mode == TD_BENCH_TRAIN;
+static const struct argp_option steps_options[] = {
+    {"warmup", TD_KEY_WARMUP, "N", 0, "untimed steps (5)", 3},
+    {"steps", TD_KEY_STEPS, "N", 0, "timed steps (10)", 3},
+    {"seed", TD_KEY_SEED, "N", 0, "of weights and tokens (0)", 3},
+    {"gradients", TD_KEY_GRADIENTS, "NAME", 0,
+     "transient (the default with one micro-batch): they share memory with activations; or held", 4},
+    {0}};
 
-    if (args->update_given && config->overlap && !can)
-        argp_error(state, "--update: 'along' needs --timed whole and --mode train");
-    if (!args->update_given)
-        config->overlap = can;
+static void take_update_sms(const struct argp_state *state, const char *arg, td_pass_options *pass)
+{
+    pass->tune = pass->may_tune && strcmp(arg, "auto") == 0;
+    if (pass->tune)
+        return;
+    pass->update_sms = (int32_t)td_option_integer(state, "update-sms", arg, 0, INT32_MAX);
+    if (pass->update_sms == 0) {
+        pass->time = TD_UPDATE_AFTER;
+        pass->update_given = true;
+    }
 }
 
-/** What is kept and added up, where choices do not go together. */
-static void take_memory(const struct argp_state *state, td_step_options *args)
+error_t td_pass_parse(int key, char *arg, struct argp_state *state)
 {
-    td_transformer_config *model = &args->config->model;
-    const int64_t micro_batches = args->config->micro_batches;
+    td_pass_options *pass = state->input;
+    td_transformer_config *model = pass->model;
 
-    td_option_check_layers(state, model);
-    if (micro_batches > 1 && args->config->timed != TD_TIMED_WHOLE)
-        argp_error(state, "--micro-batches: '%" PRId64 "' needs --timed whole", micro_batches);
-    if (micro_batches > 1 && args->gradients_given && model->transient_gradients)
+    switch (key) {
+    case ARGP_KEY_INIT:
+        if (state->child_inputs)
+            state->child_inputs[0] = pass;
+        return 0;
+    case TD_KEY_BATCH:
+        model->batch = td_option_integer(state, "batch", arg, 1, INT32_MAX);
+        return 0;
+    case TD_KEY_CONTEXT:
+        model->context = td_option_integer(state, "context", arg, 1, INT32_MAX);
+        return 0;
+    case TD_KEY_MICRO_BATCHES:
+        pass->micro_batches = td_option_integer(state, "micro-batches", arg, 1, INT32_MAX);
+        return 0;
+    case TD_KEY_WARMUP:
+        pass->warmup = td_option_integer(state, "warmup", arg, 0, pass->most_steps);
+        return 0;
+    case TD_KEY_STEPS:
+        pass->steps = td_option_integer(state, "steps", arg, 1, pass->most_steps);
+        return 0;
+    case TD_KEY_SEED:
+        pass->seed = (uint64_t)td_option_integer(state, "seed", arg, 0, INT64_MAX);
+        return 0;
+    case TD_KEY_UPDATE:
+        pass->time =
+            td_option_either(state, "update", arg, "along", "after") ? TD_UPDATE_ALONG : TD_UPDATE_AFTER;
+        pass->update_given = true;
+        return 0;
+    case TD_KEY_UPDATE_SMS:
+        take_update_sms(state, arg, pass);
+        return 0;
+    case TD_KEY_KEEP:
+        if (td_keep_parse(arg, &model->keep) != TD_OK)
+            argp_error(state, "--keep: '%s' needs to be all, most or inputs", arg);
+        return 0;
+    case TD_KEY_CHECKPOINT_LAYERS:
+        model->checkpoint_layers = td_option_integer(state, "checkpoint-layers", arg, 1, INT32_MAX);
+        return 0;
+    case TD_KEY_GRADIENTS:
+        model->transient_gradients = td_option_either(state, "gradients", arg, "transient", "held");
+        pass->gradients_given = true;
+        return 0;
+    case TD_KEY_QUEUED:
+        pass->queued = true;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+const struct argp td_pass_argp = {.options = pass_options, .parser = td_pass_parse};
+static const struct argp_child pass_child[] = {{&td_pass_argp, 0, NULL, 0}, {0}};
+const struct argp td_steps_argp = {.options = steps_options, .parser = td_pass_parse, .children = pass_child};
+
+void td_pass_check(const struct argp_state *state, td_pass_options *pass)
+{
+    td_option_check_layers(state, pass->model);
+    if (pass->micro_batches > 1 && pass->gradients_given && pass->model->transient_gradients)
         argp_error(state, "--gradients: 'transient' cannot be added up over --micro-batches %" PRId64,
-                   micro_batches);
-    if (micro_batches > 1)
-        model->transient_gradients = false;
+                   pass->micro_batches);
+    if (pass->micro_batches > 1)
+        pass->model->transient_gradients = false;
+}
+
+/* ---- options of bench and trace ---- */
+
+static const struct argp_option options[] = {
+    {"mode", KEY_MODE, "NAME", 0, "forward, backward (and forward), or train (the default: AdamW too)", 3},
+    {"timed", KEY_TIMED, "NAME", 0,
+     "whole (the default of bench): steps back to back, timed by events on the device; phases (the default "
+     "of trace): forward, backward and optimizer separately, each until the device is done; or events: the "
+     "phases back to back, timed by events on the device",
+     4},
+    {0}};
+
+static const struct argp_option options_of_pass[] = {
+    {0, 0, 0, 0, "The measurement:", 3},
+    {"batch", TD_KEY_BATCH, "N", 0, "sequences a step (4)", 3},
+    {"micro-batches", TD_KEY_MICRO_BATCHES, "N", 0, "batches of a step, whose gradients are added up (1)", 3},
+    {0, 0, 0, 0, "How the step runs; what is fastest is the default:", 4},
+    {"update", TD_KEY_UPDATE, "NAME", 0,
+     "along (the default where steps are whole): weights are updated along the backward pass; or after it",
+     4},
+    {"update-sms", TD_KEY_UPDATE_SMS, "N", 0,
+     "on a GPU weights are updated on N SMs, while the GEMMs of the backward pass have the others (the "
+     "default: a table and a formula); auto: the N that is fastest here; 0: after the pass, on all",
+     4},
+    {"queued", TD_KEY_QUEUED, 0, 0,
+     "queue each operation; by default a step, or each phase, is captured as a graph where the device has "
+     "graphs",
+     4},
+    {0}};
+
+/** Fills the configuration from the options of a pass, and refuses choices that do not go together. Updates
+ * come along the backward pass unless something says otherwise. */
+static void take_pass(const struct argp_state *state, td_step_options *args)
+{
+    td_bench_config *config = args->config;
+    td_pass_options *pass = &args->pass;
+    const bool can = config->timed == TD_TIMED_WHOLE && config->mode == TD_BENCH_TRAIN;
+
+    config->micro_batches = pass->micro_batches;
+    config->warmup = pass->warmup;
+    config->steps = pass->steps;
+    config->seed = pass->seed;
+    config->update_sms = pass->update_sms;
+    config->overlap = pass->update_given ? pass->time == TD_UPDATE_ALONG : can;
+    if (config->overlap && !can)
+        argp_error(state, "--update: 'along' needs --timed whole and --mode train");
+    if (pass->micro_batches > 1 && config->timed != TD_TIMED_WHOLE)
+        argp_error(state, "--micro-batches: '%" PRId64 "' needs --timed whole", pass->micro_batches);
+    td_pass_check(state, pass);
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     td_step_options *args = state->input;
-    td_transformer_config *model = &args->config->model;
 
     switch (key) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &args->model;
-        return 0;
-    case KEY_BATCH:
-        model->batch = td_option_integer(state, "batch", arg, 1, INT32_MAX);
-        return 0;
-    case KEY_CONTEXT:
-        model->context = td_option_integer(state, "context", arg, 1, INT32_MAX);
+        state->child_inputs[1] = &args->pass;
         return 0;
     case KEY_MODE:
         if (td_bench_mode_parse(arg, &args->config->mode) != TD_OK)
@@ -110,56 +176,18 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         if (td_bench_timed_parse(arg, &args->config->timed) != TD_OK)
             argp_error(state, "--timed: '%s' needs to be phases, events or whole", arg);
         return 0;
-    case KEY_UPDATE:
-        args->config->overlap = td_option_either(state, "update", arg, "along", "after");
-        args->update_given = true;
-        return 0;
-    case KEY_UPDATE_SMS:
-        args->tune = strcmp(arg, "auto") == 0;
-        if (args->tune)
-            return 0;
-        args->config->update_sms = (int32_t)td_option_integer(state, "update-sms", arg, 0, INT32_MAX);
-        if (args->config->update_sms == 0) {
-            args->config->overlap = false;
-            args->update_given = true;
-        }
-        return 0;
-    case KEY_KEEP:
-        if (td_keep_parse(arg, &model->keep) != TD_OK)
-            argp_error(state, "--keep: '%s' needs to be all, most or inputs", arg);
-        return 0;
-    case KEY_CHECKPOINT_LAYERS:
-        model->checkpoint_layers = td_option_integer(state, "checkpoint-layers", arg, 1, INT32_MAX);
-        return 0;
-    case KEY_MICRO_BATCHES:
-        args->config->micro_batches = td_option_integer(state, "micro-batches", arg, 1, INT32_MAX);
-        return 0;
-    case KEY_GRADIENTS:
-        model->transient_gradients = td_option_either(state, "gradients", arg, "transient", "held");
-        args->gradients_given = true;
-        return 0;
-    case KEY_QUEUED:
-        args->queued = true;
-        return 0;
-    case KEY_WARMUP:
-        args->config->warmup = td_option_integer(state, "warmup", arg, 0, INT32_MAX);
-        return 0;
-    case KEY_STEPS:
-        args->config->steps = td_option_integer(state, "steps", arg, 1, INT32_MAX);
-        return 0;
-    case KEY_SEED:
-        args->config->seed = (uint64_t)td_option_integer(state, "seed", arg, 0, INT64_MAX);
-        return 0;
     case ARGP_KEY_END:
-        take_update(state, args);
-        take_memory(state, args);
+        take_pass(state, args);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
     }
 }
 
-static const struct argp_child children[] = {{&td_model_argp, 0, NULL, 0}, {0}};
+static const struct argp_child steps_child[] = {{&td_steps_argp, 0, NULL, 0}, {0}};
+static const struct argp argp_of_pass = {
+    .options = options_of_pass, .parser = td_pass_parse, .children = steps_child};
+static const struct argp_child children[] = {{&td_model_argp, 0, NULL, 0}, {&argp_of_pass, 0, NULL, 0}, {0}};
 const struct argp td_step_argp = {.options = options, .parser = parse, .children = children};
 
 td_step_options td_step_defaults(td_bench_config *config)
@@ -170,10 +198,12 @@ td_step_options td_step_defaults(td_bench_config *config)
                                           .keep = TD_KEEP_ALL,
                                           .transient_gradients = true},
                                 .mode = TD_BENCH_TRAIN,
-                                .timed = TD_TIMED_WHOLE,
-                                .warmup = 5,
-                                .steps = 10};
-    return (td_step_options){.config = config, .model = {.model = &config->model, .option = "small"}};
+                                .timed = TD_TIMED_WHOLE};
+    return (td_step_options){
+        .config = config,
+        .model = {.model = &config->model, .option = "small"},
+        .pass = {
+            .model = &config->model, .warmup = 5, .steps = 10, .most_steps = INT32_MAX, .may_tune = true}};
 }
 
 void td_step_print_way(const td_bench_config *config, FILE *out)
@@ -233,9 +263,9 @@ td_status td_step_choose(td_step_options *args, td_device *dev)
     td_status status = TD_OK;
     td_train_config train;
 
-    config->graph = !args->queued && td_device_kind_of(dev) != TD_DEVICE_CPU;
+    config->graph = !args->pass.queued && td_device_kind_of(dev) != TD_DEVICE_CPU;
     TD_TRY(td_bench_train_config(config, &train));
-    if (args->tune) {
+    if (args->pass.tune) {
         TD_TRY(td_bench_tune(dev, config, &config->update_sms));
         config->overlap = config->update_sms > 0;
     } else {

@@ -5,12 +5,54 @@
 
 #include "bench/bench.h"
 #include "cli/model.h"
+#include "cli/options.h"
+
+/** Keys of the options of a pass. A command lists the ones whose help differs, and parses them with
+ * td_pass_parse. */
+enum {
+    TD_KEY_BATCH = 6 * TD_OPTION_KEY,
+    TD_KEY_CONTEXT,
+    TD_KEY_MICRO_BATCHES,
+    TD_KEY_WARMUP,
+    TD_KEY_STEPS,
+    TD_KEY_SEED,
+    TD_KEY_UPDATE,
+    TD_KEY_UPDATE_SMS,
+    TD_KEY_KEEP,
+    TD_KEY_CHECKPOINT_LAYERS,
+    TD_KEY_GRADIENTS,
+    TD_KEY_QUEUED
+};
+
+/** What the options of a pass say: the input of td_pass_argp, td_steps_argp and td_pass_parse. */
+typedef struct td_pass_options {
+    td_transformer_config *model; /* to be filled */
+    int64_t micro_batches, warmup, steps, most_steps;
+    uint64_t seed;
+    td_update_time time;
+    int32_t update_sms;
+    bool may_tune; /* --update-sms may be auto, which sets `tune` */
+    bool queued, update_given, gradients_given, tune;
+} td_pass_options;
+
+/** --context, --keep, --checkpoint-layers. Its options have groups 3 and 4. */
+extern const struct argp td_pass_argp;
+
+/** The options of td_pass_argp, and --warmup, --steps, --seed, --gradients. */
+extern const struct argp td_steps_argp;
+
+/** The parser of an argp whose options have the keys above, and whose only child, if any, is one of the two.
+ */
+error_t td_pass_parse(int key, char *arg, struct argp_state *state);
+
+/** Refuses choices that do not go together. Gradients that are added up are not transient. */
+void td_pass_check(const struct argp_state *state, td_pass_options *pass);
 
 /** The input of td_step_argp, a child of a command's argp, which has the options of a model as well. */
 typedef struct td_step_options {
     td_bench_config *config; /* to be filled, partly by td_step_choose */
     td_model_options model;  /* of config->model */
-    bool queued, update_given, gradients_given, tune;
+    td_pass_options pass;
 } td_step_options;
 
 extern const struct argp td_step_argp;
