@@ -5,14 +5,9 @@
 #include "accounting/accounting.h"
 
 #include "support/compare.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static const double mib = 1024.0 * 1024.0;
 static const double gib = 1024.0 * 1024.0 * 1024.0;

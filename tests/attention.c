@@ -3,12 +3,7 @@
 #include "accounting/accounting.h"
 #include "attention/shape.h"
 #include "support/compare.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
+#include "support/test.h"
 
 static int open_cpu(void **state)
 {

@@ -3,13 +3,9 @@
 #include "accounting/accounting.h"
 #include "support/cases.h"
 #include "support/compare.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
 
 static const td_bench_config tiny = {
     .model = {.size = {.d_model = 24, .d_ff = 40, .layers = 2, .heads = 3, .vocab = 41},

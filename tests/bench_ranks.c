@@ -6,15 +6,9 @@
 
 #include "support/compare.h"
 #include "support/ranks.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { LAYERS = 2, PARAMETERS = 9 * LAYERS + 3, WARMUP = 1, STEPS = 3 };
 

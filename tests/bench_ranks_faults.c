@@ -6,13 +6,8 @@
 #include "comm/agree.h"
 #include "support/compare.h"
 #include "support/fault.h"
+#include "support/test.h"
 #include "train/train.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
 
 /* ---- the doubles that prototypes do not tell ---- */
 

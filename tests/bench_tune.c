@@ -3,12 +3,7 @@
 #include "bench/bench.h"
 #include "ops/ops.h"
 #include "support/compare.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
+#include "support/test.h"
 
 static const td_bench_config config = {
     .mode = TD_BENCH_TRAIN, .timed = TD_TIMED_WHOLE, .warmup = 50, .steps = 500, .overlap = true};

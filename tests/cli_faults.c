@@ -11,18 +11,12 @@
 #include "memory/memory.h"
 #include "precision/precision.h"
 #include "support/fault.h"
+#include "support/test.h"
 #include "trace/trace.h"
 
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* ---- the doubles that prototypes do not tell ---- */
 

@@ -7,19 +7,13 @@
 #include "support/compare.h"
 #include "support/fence.h"
 #include "support/ranks.h"
+#include "support/test.h"
 
 #include <inttypes.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static td_device *dev;
 static td_comm *comm;

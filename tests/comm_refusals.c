@@ -7,21 +7,15 @@
 #include "support/fault.h"
 
 #include "base/clock.h"
+#include "support/test.h"
 
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* ---- doubles: each counts, and fails where it is told to ---- */
 

@@ -4,17 +4,11 @@
 #include "comm/comm.h"
 #include "stand_in/gpu.h"
 #include "support/compare.h"
+#include "support/test.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { RANKS = TD_STAND_IN_RANKS, COUNT = TD_STAND_IN_ELEMENTS };
 

@@ -4,6 +4,7 @@
 #include "comm/control.h"
 #include "comm/control_state.h"
 #include "support/compare.h"
+#include "support/test.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -11,20 +12,13 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define TOKEN "00112233445566778899aabbccddeeff"
 

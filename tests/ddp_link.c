@@ -9,16 +9,10 @@
 #include "support/draw.h"
 #include "support/fence.h"
 #include "support/ranks.h"
+#include "support/test.h"
 #include "support/weights.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { BATCH = 2, CONTEXT = 8, VOCAB = 29, STEPS = 10, MOST_RANKS = 8, MOST_MICRO = 2 };
 

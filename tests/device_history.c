@@ -4,14 +4,7 @@
 #include "base/clock.h"
 #include "device/listen.h"
 #include "support/compare.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "support/test.h"
 
 typedef struct history {
     const td_memory_event *events;

@@ -3,13 +3,7 @@
 #include "device/backend.h"
 #include "support/compare.h"
 #include "support/fault.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "support/test.h"
 
 /* ---- the double, which stands in place of the CPU's ---- */
 

@@ -5,15 +5,10 @@
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
+#include "support/test.h"
 
 #include <fenv.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 typedef struct narrow {
     td_dtype dtype;

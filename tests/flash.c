@@ -5,16 +5,11 @@
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
 #include <stdalign.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static int open_cpu(void **state)
 {

@@ -6,21 +6,15 @@
 #include "comm/control_state.h"
 #include "support/compare.h"
 #include "support/fuzz.h"
+#include "support/test.h"
 
 #include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static int arguments;
 static char **argument;

@@ -6,17 +6,11 @@
 #include "support/compare.h"
 #include "support/file_kit.h"
 #include "support/fuzz.h"
+#include "support/test.h"
 #include "support/weights.h"
 #include "train/train.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static int arguments;
 static char **argument;

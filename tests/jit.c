@@ -9,20 +9,14 @@
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
+#include "support/test.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static char folder[] = "/tmp/tandem-test-jit-XXXXXX"; /* of all that is written here */
 

@@ -8,19 +8,13 @@
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
+#include "support/test.h"
 
 #include <dlfcn.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static td_compiler compiler;
 static char script[64]; /* by which it is called */

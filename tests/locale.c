@@ -8,16 +8,10 @@
 #include "trace/trace.h"
 
 #include "support/compare.h"
+#include "support/test.h"
 
 #include <locale.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static char folder[] = "/tmp/tandem-locale-XXXXXX";
 static td_device *dev;

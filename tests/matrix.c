@@ -20,14 +20,7 @@
 #include "support/draw.h"
 #include "support/fence.h"
 #include "support/ranks.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "support/test.h"
 
 enum {
     BATCH = 2,

@@ -6,13 +6,7 @@
 #include "support/cases.h"
 #include "support/compare.h"
 #include "support/gpu.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "support/test.h"
 
 static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16_MIXED};
 static const char *const attentions[] = {"naive", "flash"};

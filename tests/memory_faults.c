@@ -2,11 +2,7 @@
 #include "memory/memory.h"
 #include "support/compare.h"
 #include "support/fault.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
+#include "support/test.h"
 
 /* ---- the doubles that prototypes do not tell ---- */
 

@@ -3,14 +3,9 @@
 #include "precision/precision.h"
 
 #include "support/compare.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define BAD(call, words) td_assert_refused(call, TD_BAD_ARGUMENT, words)
 

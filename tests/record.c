@@ -3,16 +3,11 @@
 
 #include "support/compare.h"
 #include "support/record_kit.h"
+#include "support/test.h"
 
 #include <cjson/cJSON.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 /* ---- what a record says ---- */
 

@@ -4,14 +4,9 @@
 
 #include "support/compare.h"
 #include "support/record_kit.h"
+#include "support/test.h"
 
 #include <cjson/cJSON.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 /* ---- the nth allocation fails, the library's own and cJSON's alike ---- */
 

@@ -3,16 +3,11 @@
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
+#include "support/test.h"
 
 #include <float.h>
 #include <math.h>
 #include <omp.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 /* Enough for the tests of distribution to see an error of a few thousandths. */
 enum { MANY = 1 << 19 };

@@ -5,20 +5,14 @@
 #include "support/compare.h"
 #include "support/fault.h"
 #include "support/file_kit.h"
+#include "support/test.h"
 
 #include <fcntl.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static td_safetensors *open_file(void)
 {

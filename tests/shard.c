@@ -4,15 +4,8 @@
 
 #include "support/compare.h"
 #include "support/ranks.h"
+#include "support/test.h"
 #include "support/toys.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static td_device *dev;
 static td_comm *comm;

@@ -6,15 +6,9 @@
 #include "support/cases.h"
 #include "support/compare.h"
 #include "support/fuzz.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static const td_bench_config tiny = {
     .model = {.size = {.d_model = 24, .d_ff = 40, .layers = 3, .heads = 3, .vocab = 41},

@@ -6,17 +6,13 @@
 #include "support/compare.h"
 #include "support/fake_cupti.h"
 #include "support/file_kit.h"
+#include "support/test.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include <cjson/cJSON.h>
-#include <cmocka.h>
 
 /* ---- the doubles ---- */
 

@@ -5,15 +5,9 @@
 #include "support/compare.h"
 #include "support/fault.h"
 #include "support/file_kit.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "support/test.h"
 
 #include <cjson/cJSON.h>
-#include <cmocka.h>
 
 static const td_bench_config tiny = {
     .model = {.size = {.d_model = 8, .d_ff = 12, .layers = 2, .heads = 2, .vocab = 11},

@@ -4,15 +4,9 @@
 #include "device/share.h"
 #include "support/compare.h"
 #include "support/fault.h"
+#include "support/test.h"
 #include "train/train.h"
 #include "transformer/saving.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 /* ---- the doubles that prototypes do not tell ---- */
 

@@ -9,19 +9,13 @@
 #include "support/file_kit.h"
 
 #include "base/safetensors.h"
+#include "support/test.h"
 #include "support/weights.h"
 #include "train/train.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* ---- calls of the device that fail (support/file_kit.c has those of the system) ---- */
 

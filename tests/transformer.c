@@ -3,6 +3,7 @@
 
 #include "support/compare.h"
 #include "support/draw.h"
+#include "support/test.h"
 #include "support/transformer_cases.h"
 #include "support/transformer_kit.h"
 #include "support/weights.h"
@@ -10,13 +11,6 @@
 #include "transformer/model.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 const td_transformer_config tiny = {.size = {.d_model = 24, .d_ff = 37, .layers = 2, .heads = 3, .vocab = 41},
                                     .batch = 2,

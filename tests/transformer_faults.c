@@ -2,14 +2,8 @@
  * else is disturbed, and the pass that follows is the one of a model that nothing ever happened to. */
 #include "support/compare.h"
 #include "support/fault.h"
+#include "support/test.h"
 #include "transformer/model.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 enum { BATCH = 1, SEQ = 3, LAYERS = 2 };
 

@@ -5,13 +5,9 @@
 #include "base/check.h"
 #include "base/rng.h"
 #include "support/compare.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 /* ---- a device: two streams, each a list of work that runs later, and graphs ---- */
 

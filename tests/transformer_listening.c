@@ -2,15 +2,8 @@
  * it reads weights and writes gradients where hooks say. */
 #include "base/check.h"
 #include "support/compare.h"
+#include "support/test.h"
 #include "support/transformer_cases.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define EVEN                                                                                                 \
     .size = {.d_model = 32, .d_ff = 48, .layers = 3, .heads = 2, .vocab = 50}, .batch = 2, .context = 16,    \

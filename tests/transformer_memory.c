@@ -4,16 +4,9 @@
 #include "accounting/accounting.h"
 #include "support/cases.h"
 #include "support/compare.h"
+#include "support/test.h"
 #include "train/train.h"
 #include "transformer/model.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static const td_precision precisions[] = {TD_PRECISION_F32, TD_PRECISION_BF16, TD_PRECISION_BF16_MIXED};
 static const char *const attentions[] = {"naive", "flash"};

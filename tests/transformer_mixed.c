@@ -4,18 +4,12 @@
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
+#include "support/test.h"
 #include "support/transformer_cases.h"
 #include "support/transformer_reference.h"
 #include "support/weights.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static const td_transformer_config base = {
     .size = {.d_model = 24, .d_ff = 37, .layers = 3, .heads = 3, .vocab = 41},

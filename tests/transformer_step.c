@@ -2,18 +2,12 @@
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
+#include "support/test.h"
 #include "support/transformer_cases.h"
 #include "support/transformer_reference.h"
 #include "support/weights.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 /* d_model, d_ff, layers, heads, vocabulary; the largest batch and context; precision, attention */
 #define CONFIG(d, f, l, h, v, b, c, type, attend)                                                            \

@@ -3,14 +3,9 @@
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 td_attend_run *td_attend_open(const td_attention_impl *impl, const char *name,
                               const td_attention_shape *shape)

@@ -1,13 +1,5 @@
 #include "support/cases.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "support/test.h"
 
 static int choices_of(const td_cases *cases, int axis)
 {

@@ -1,14 +1,9 @@
 #include "support/compare.h"
 
 #include "support/draw.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 double td_value_at(td_dtype dtype, const void *data, int64_t index)
 {

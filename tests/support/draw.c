@@ -3,12 +3,7 @@
 #include "base/rng.h"
 #include "support/compare.h"
 #include "support/fence.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
+#include "support/test.h"
 
 uint64_t td_seed(const char *name)
 {

@@ -1,12 +1,7 @@
 #include "support/fault.h"
+#include "support/test.h"
 
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static int64_t calls, fails_at;
 static const char *failed;

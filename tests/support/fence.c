@@ -1,13 +1,7 @@
 #include "support/fence.h"
 
 #include "support/asan.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "support/test.h"
 
 /* [ book-keeping | front fence | inside | back fence ]; the inside starts on a multiple of 256. Under
  * AddressSanitizer the fences are out of bounds, so that reading one fails as well as writing. */

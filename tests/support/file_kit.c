@@ -1,19 +1,13 @@
 #include "support/file_kit.h"
 
 #include "support/fault.h"
+#include "support/test.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 bool file_calls_fail;
 int file_interruptions, file_small_steps;

@@ -14,17 +14,11 @@
 #include "device/device.h"
 #include "support/compare.h"
 #include "support/fuzz.h"
+#include "support/test.h"
 
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define API(function)                                                                                        \
     static td_status call_##function(void);                                                                  \

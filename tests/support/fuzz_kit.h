@@ -12,16 +12,10 @@
 #include "support/draw.h"
 #include "support/estimate.h"
 #include "support/fuzz.h"
+#include "support/test.h"
 
 #include <inttypes.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 extern td_device *fuzz_dev;
 

@@ -1,14 +1,7 @@
 #include "support/gpu.h"
 
 #include "support/compare.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "support/test.h"
 
 enum { FENCE = 4096, FENCE_BYTE = 0xA5, POISON = 0xFF };
 

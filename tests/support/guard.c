@@ -1,15 +1,8 @@
 #include "support/guard.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { SLACK_BYTE = 0xA5, POISON_BYTE = 0xFF };
 

@@ -1,15 +1,9 @@
 #include "support/record_kit.h"
 
 #include "support/compare.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 char record_folder[] = "tandem-record-XXXXXX"; /* in the folder that the test runs in */
 char record_path[64];

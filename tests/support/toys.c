@@ -2,12 +2,7 @@
 
 #include "base/rng.h"
 #include "support/compare.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "support/test.h"
 
 enum { WIDEST = 50 };
 

@@ -3,14 +3,8 @@
 #include "support/compare.h"
 #include "support/draw.h"
 #include "support/fence.h"
+#include "support/test.h"
 #include "support/weights.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 td_parameter td_trial_parameter(const td_trial *trial, int64_t index)
 {

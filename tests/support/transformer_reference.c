@@ -2,15 +2,10 @@
 
 #include "support/compare.h"
 #include "support/draw.h"
+#include "support/test.h"
 #include "support/weights.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 /* State-dict order inside a layer. */
 enum { Q = 0, K, V, OUTPUT, W1, W2, W3, LN1, LN2, WEIGHTS };

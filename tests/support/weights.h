@@ -4,14 +4,8 @@
 
 #include "base/float16.h"
 #include "support/compare.h"
+#include "support/test.h"
 #include "transformer/transformer.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 /** The numbers of a range, of w->dtype; free() gives them back. */
 static inline void *td_numbers_in(const td_weights *w, int64_t begin, int64_t end)
