@@ -6,7 +6,8 @@
 #include "cli/output.h"
 
 /** Of what a table's rows are results. A row's first `keys` cells are its case, and so is what `more` has, in
- * "key=value" between tabs; NULL: nothing. The others are its values. A column's name is its head, in small
+ * "key=value" between tabs; NULL: nothing. The others are its values, with all digits of a number that the row's
+ * format prints alone. A column's name is its head, in small
  * letters and _. An empty cell is left out. */
 typedef struct td_rows {
     const char *deliverable, *module, *table;
